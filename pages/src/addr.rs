@@ -1,0 +1,734 @@
+//! Numbers of pages and bytes: [`Pfn`], [`PageCount`], [`PfnRange`], [`Order`], [`PageSize`], [`ByteLen`].
+//!
+//! An index, a count and a length are three things, and here they are three types. None of them
+//! has `+`: a step is checked and says what it was given when it does not fit. None of them is an
+//! address; [`Pfn::to_bytes`] is the way to one.
+//!
+//! Units: a count is of base pages of the region's [`PageSize`]; a [`ByteLen`] is bytes.
+//! Cost: every function here is a few instructions and none allocates.
+
+use core::fmt;
+use core::num::ParseIntError;
+use core::str::FromStr;
+
+/// A step, length or conversion between numbers of pages and bytes that does not fit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum AddrError {
+    /// The result would not fit in 64 bits.
+    #[error("{value:#x} {operation} {operand:#x} does not fit in 64 bits")]
+    Overflow {
+        /// The number that was stepped from.
+        value: u64,
+        /// What was done with it.
+        operation: &'static str,
+        /// The size of the step.
+        operand: u64,
+    },
+    /// A range or length of nothing, where something is needed.
+    #[error("an empty range at pfn {start:#x} describes no page")]
+    Empty {
+        /// Where the range would have started.
+        start: u64,
+    },
+    /// A number that should be a multiple of another and is not.
+    #[error("{value:#x} is not a multiple of {align:#x} {unit}")]
+    Unaligned {
+        /// The number that was given.
+        value: u64,
+        /// What it should be a multiple of.
+        align: u64,
+        /// The unit of both: bytes or pages.
+        unit: &'static str,
+    },
+    /// An order beyond [`Order::MAX`].
+    #[error("order {order} is beyond {max}, the largest that a folio may have", max = Order::MAX.get())]
+    OrderTooLarge {
+        /// The order that was given.
+        order: u8,
+    },
+    /// A page size that is no power of two, or smaller than 4096 bytes.
+    #[error("{bytes} bytes is no page size: a page size is a power of two of at least 4096 bytes")]
+    BadPageSize {
+        /// The size that was given.
+        bytes: u64,
+    },
+}
+
+/// A page frame number: the index of a base page, counted from the start of its address space.
+///
+/// A `Pfn` is not a byte address. [`Pfn::to_bytes`] is the way to one, and it asks for the page
+/// size, because the same number names different bytes on hosts with 4 KiB and 64 KiB pages.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(transparent)]
+pub struct Pfn(u64);
+
+impl Pfn {
+    /// Takes the number of a page frame.
+    #[must_use]
+    pub const fn new(number: u64) -> Self {
+        Self(number)
+    }
+
+    /// Returns the number of this page frame.
+    #[must_use]
+    pub const fn get(self) -> u64 {
+        self.0
+    }
+
+    /// Returns the frame `count` pages further on.
+    ///
+    /// # Errors
+    /// [`AddrError::Overflow`] past the last 64-bit frame number.
+    pub const fn checked_add(self, count: PageCount) -> Result<Self, AddrError> {
+        match self.0.checked_add(count.0) {
+            Some(sum) => Ok(Self(sum)),
+            None => Err(AddrError::Overflow {
+                value: self.0,
+                operation: "+",
+                operand: count.0,
+            }),
+        }
+    }
+
+    /// Returns how many pages lie from `earlier` to this frame, or `None` if it comes before.
+    #[must_use]
+    pub const fn checked_since(self, earlier: Self) -> Option<PageCount> {
+        match self.0.checked_sub(earlier.0) {
+            Some(distance) => Some(PageCount(distance)),
+            None => None,
+        }
+    }
+
+    /// Returns whether a folio of `order` may start at this frame.
+    #[must_use]
+    pub const fn is_aligned(self, order: Order) -> bool {
+        self.0 & order.offset_mask() == 0
+    }
+
+    /// Returns the first frame of the naturally aligned folio of `order` that holds this frame.
+    #[must_use]
+    pub const fn align_down(self, order: Order) -> Self {
+        Self(self.0 & !order.offset_mask())
+    }
+
+    /// Returns the first frame at or after this one at which a folio of `order` may start.
+    ///
+    /// # Errors
+    /// [`AddrError::Overflow`] past the last 64-bit frame number.
+    pub const fn align_up(self, order: Order) -> Result<Self, AddrError> {
+        match self.checked_add(PageCount(order.offset_mask())) {
+            Ok(sum) => Ok(sum.align_down(order)),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Returns the byte at which this frame starts, for pages of `size`.
+    ///
+    /// # Errors
+    /// [`AddrError::Overflow`] if that byte has no 64-bit number.
+    pub const fn to_bytes(self, size: PageSize) -> Result<u64, AddrError> {
+        if self.0 > u64::MAX >> size.shift() {
+            return Err(AddrError::Overflow {
+                value: self.0,
+                operation: "*",
+                operand: size.bytes(),
+            });
+        }
+        Ok(self.0 << size.shift())
+    }
+}
+
+impl fmt::Debug for Pfn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Pfn({:#x})", self.0)
+    }
+}
+
+impl fmt::Display for Pfn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}", self.0)
+    }
+}
+
+/// How many base pages.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+#[repr(transparent)]
+pub struct PageCount(u64);
+
+impl PageCount {
+    /// No page.
+    pub const ZERO: Self = Self(0);
+
+    /// Takes a number of base pages.
+    #[must_use]
+    pub const fn new(pages: u64) -> Self {
+        Self(pages)
+    }
+
+    /// Returns the number of base pages.
+    #[must_use]
+    pub const fn get(self) -> u64 {
+        self.0
+    }
+
+    /// Returns whether this is no page at all.
+    #[must_use]
+    pub const fn is_zero(self) -> bool {
+        self.0 == 0
+    }
+
+    /// Returns the bytes in that many pages of `size`.
+    ///
+    /// # Errors
+    /// [`AddrError::Overflow`] if that is not a 64-bit number.
+    pub const fn to_bytes(self, size: PageSize) -> Result<ByteLen, AddrError> {
+        match self.0.checked_mul(size.bytes()) {
+            Some(bytes) => Ok(ByteLen(bytes)),
+            None => Err(AddrError::Overflow {
+                value: self.0,
+                operation: "*",
+                operand: size.bytes(),
+            }),
+        }
+    }
+}
+
+impl fmt::Display for PageCount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.0, f)
+    }
+}
+
+/// Consecutive page frames, at least one: `start` up to, not including, `end`.
+///
+/// # Invariants
+/// `start < end`, so a range is never empty and `end - start` never wraps.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct PfnRange {
+    start: Pfn,
+    end: Pfn,
+}
+
+impl PfnRange {
+    /// Takes the first frame and how many there are.
+    ///
+    /// # Errors
+    /// [`AddrError::Empty`] for no page, [`AddrError::Overflow`] if the end has no 64-bit number.
+    pub const fn try_new(start: Pfn, pages: PageCount) -> Result<Self, AddrError> {
+        if pages.is_zero() {
+            return Err(AddrError::Empty { start: start.0 });
+        }
+        match start.checked_add(pages) {
+            Ok(end) => Ok(Self { start, end }),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Returns the first frame.
+    #[must_use]
+    pub const fn start(self) -> Pfn {
+        self.start
+    }
+
+    /// Returns the frame after the last.
+    #[must_use]
+    pub const fn end(self) -> Pfn {
+        self.end
+    }
+
+    /// Returns how many frames there are; never zero.
+    #[must_use]
+    pub const fn pages(self) -> PageCount {
+        PageCount(self.end.0 - self.start.0)
+    }
+
+    /// Returns whether `pfn` is one of these frames.
+    #[must_use]
+    pub const fn contains(self, pfn: Pfn) -> bool {
+        self.start.0 <= pfn.0 && pfn.0 < self.end.0
+    }
+
+    /// Returns whether every frame of `other` is one of these.
+    #[must_use]
+    pub const fn contains_range(self, other: Self) -> bool {
+        self.start.0 <= other.start.0 && other.end.0 <= self.end.0
+    }
+
+    /// Returns whether a frame belongs to both.
+    #[must_use]
+    pub const fn overlaps(self, other: Self) -> bool {
+        self.start.0 < other.end.0 && other.start.0 < self.end.0
+    }
+
+    /// Returns the frames, in ascending order.
+    pub fn iter(self) -> impl DoubleEndedIterator<Item = Pfn> {
+        (self.start.0..self.end.0).map(Pfn)
+    }
+}
+
+impl fmt::Display for PfnRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "pfns {:#x}..{:#x}", self.start.0, self.end.0)
+    }
+}
+
+/// The size of a folio as a power of two: a folio of order `n` is `1 << n` base pages.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+#[repr(transparent)]
+pub struct Order(u8);
+
+impl Order {
+    /// One base page.
+    pub const BASE: Self = Self(0);
+    /// What one entry of a page middle directory maps: 2 MiB of 4 KiB pages.
+    pub const PMD: Self = Self(9);
+    /// What one entry of a page upper directory maps: 1 GiB of 4 KiB pages.
+    pub const PUD: Self = Self(18);
+    /// The largest order: 4 TiB of 4 KiB pages.
+    pub const MAX: Self = Self(30);
+
+    /// Takes a base-2 logarithm of a number of pages.
+    ///
+    /// # Errors
+    /// [`AddrError::OrderTooLarge`] beyond [`Order::MAX`].
+    pub const fn try_new(order: u8) -> Result<Self, AddrError> {
+        if order > Self::MAX.0 {
+            return Err(AddrError::OrderTooLarge { order });
+        }
+        Ok(Self(order))
+    }
+
+    /// Takes a base-2 logarithm of a number of pages.
+    ///
+    /// # Panics
+    /// Beyond [`Order::MAX`].
+    #[must_use]
+    pub const fn new(order: u8) -> Self {
+        assert!(order <= Self::MAX.0, "an order beyond Order::MAX");
+        Self(order)
+    }
+
+    /// Returns the base-2 logarithm of the number of pages.
+    #[must_use]
+    pub const fn get(self) -> u8 {
+        self.0
+    }
+
+    /// Returns how many base pages a folio of this order has.
+    #[must_use]
+    pub const fn pages(self) -> PageCount {
+        PageCount(1 << self.0)
+    }
+
+    /// Returns the bits of a frame number that say where inside its folio the frame lies.
+    #[must_use]
+    pub const fn offset_mask(self) -> u64 {
+        (1 << self.0) - 1
+    }
+}
+
+impl fmt::Display for Order {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.0, f)
+    }
+}
+
+/// The size of a base page, a power of two of at least 4096 bytes.
+///
+/// It is a value: read from the system once and passed on. Linux runs with 4, 16 and 64 KiB pages.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[repr(transparent)]
+pub struct PageSize(u8);
+
+impl PageSize {
+    /// 4096 bytes.
+    pub const KIB_4: Self = Self(12);
+
+    /// Takes a size in bytes.
+    ///
+    /// # Errors
+    /// [`AddrError::BadPageSize`] unless it is a power of two of at least 4096.
+    pub const fn try_from_bytes(bytes: u64) -> Result<Self, AddrError> {
+        if bytes < 4096 || !bytes.is_power_of_two() {
+            return Err(AddrError::BadPageSize { bytes });
+        }
+        // A 64-bit number has at most 63 trailing zeroes, so nothing is lost.
+        #[expect(clippy::cast_possible_truncation, reason = "at most 63")]
+        Ok(Self(bytes.trailing_zeros() as u8))
+    }
+
+    /// Returns the base-2 logarithm of the size in bytes.
+    #[must_use]
+    pub const fn shift(self) -> u32 {
+        self.0 as u32
+    }
+
+    /// Returns the size in bytes.
+    #[must_use]
+    pub const fn bytes(self) -> u64 {
+        1 << self.0
+    }
+
+    /// Returns how many whole pages `len` has.
+    ///
+    /// # Errors
+    /// [`AddrError::Unaligned`] if it ends inside a page.
+    pub const fn pages_in(self, len: ByteLen) -> Result<PageCount, AddrError> {
+        if len.0 & (self.bytes() - 1) != 0 {
+            return Err(AddrError::Unaligned {
+                value: len.0,
+                align: self.bytes(),
+                unit: "bytes",
+            });
+        }
+        Ok(PageCount(len.0 >> self.0))
+    }
+
+    /// Returns the order of a folio of `bytes`, such as 9 for 2 MiB of 4 KiB pages.
+    ///
+    /// # Errors
+    /// [`AddrError::BadPageSize`] unless `bytes` is a power of two and at least a page,
+    /// [`AddrError::OrderTooLarge`] beyond [`Order::MAX`].
+    pub const fn order_of(self, bytes: u64) -> Result<Order, AddrError> {
+        if !bytes.is_power_of_two() || bytes < self.bytes() {
+            return Err(AddrError::BadPageSize { bytes });
+        }
+        #[expect(clippy::cast_possible_truncation, reason = "at most 63")]
+        Order::try_new(bytes.trailing_zeros() as u8 - self.0)
+    }
+}
+
+impl fmt::Display for PageSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        ByteLen(self.bytes()).fmt(f)
+    }
+}
+
+/// A length in bytes.
+///
+/// It is written and read in powers of two: `4096`, `4K`, `4KiB`, `2M`, `1G`, `16T`. Display gives
+/// IEC units, exact where the number is a whole multiple and with one decimal where it is not.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+#[repr(transparent)]
+pub struct ByteLen(u64);
+
+impl ByteLen {
+    /// No byte.
+    pub const ZERO: Self = Self(0);
+
+    /// Takes a number of bytes.
+    #[must_use]
+    pub const fn new(bytes: u64) -> Self {
+        Self(bytes)
+    }
+
+    /// Takes a number of KiB.
+    ///
+    /// # Panics
+    /// If that is not a 64-bit number of bytes.
+    #[must_use]
+    pub const fn kib(kib: u64) -> Self {
+        Self::scaled(kib, 10)
+    }
+
+    /// Takes a number of MiB.
+    ///
+    /// # Panics
+    /// If that is not a 64-bit number of bytes.
+    #[must_use]
+    pub const fn mib(mib: u64) -> Self {
+        Self::scaled(mib, 20)
+    }
+
+    /// Takes a number of GiB.
+    ///
+    /// # Panics
+    /// If that is not a 64-bit number of bytes.
+    #[must_use]
+    pub const fn gib(gib: u64) -> Self {
+        Self::scaled(gib, 30)
+    }
+
+    /// Takes a number of TiB.
+    ///
+    /// # Panics
+    /// If that is not a 64-bit number of bytes.
+    #[must_use]
+    pub const fn tib(tib: u64) -> Self {
+        Self::scaled(tib, 40)
+    }
+
+    const fn scaled(number: u64, shift: u32) -> Self {
+        assert!(number <= u64::MAX >> shift, "a length beyond 64 bits");
+        Self(number << shift)
+    }
+
+    /// Returns the number of bytes.
+    #[must_use]
+    pub const fn get(self) -> u64 {
+        self.0
+    }
+
+    /// Returns whether this is no byte at all.
+    #[must_use]
+    pub const fn is_zero(self) -> bool {
+        self.0 == 0
+    }
+
+    /// Returns this length as an index into memory of this process.
+    ///
+    /// # Errors
+    /// [`AddrError::Overflow`] where `usize` is too small for it.
+    pub fn to_usize(self) -> Result<usize, AddrError> {
+        usize::try_from(self.0).map_err(|_| AddrError::Overflow {
+            value: self.0,
+            operation: "as usize, at most",
+            operand: usize::MAX as u64,
+        })
+    }
+
+    /// Returns the sum of two lengths.
+    ///
+    /// # Errors
+    /// [`AddrError::Overflow`] beyond 64 bits.
+    pub const fn checked_add(self, other: Self) -> Result<Self, AddrError> {
+        match self.0.checked_add(other.0) {
+            Some(sum) => Ok(Self(sum)),
+            None => Err(AddrError::Overflow {
+                value: self.0,
+                operation: "+",
+                operand: other.0,
+            }),
+        }
+    }
+
+    /// Returns the smallest multiple of `align` that is at least this length.
+    ///
+    /// # Errors
+    /// [`AddrError::Overflow`] beyond 64 bits.
+    ///
+    /// # Panics
+    /// If `align` is no power of two.
+    pub const fn align_up(self, align: u64) -> Result<Self, AddrError> {
+        assert!(
+            align.is_power_of_two(),
+            "an alignment that is no power of two"
+        );
+        match self.checked_add(Self(align - 1)) {
+            Ok(sum) => Ok(Self(sum.0 & !(align - 1))),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// A unit of bytes: its power of two, and its names.
+const UNITS: [(u32, char, &str); 6] = [
+    (60, 'E', "EiB"),
+    (50, 'P', "PiB"),
+    (40, 'T', "TiB"),
+    (30, 'G', "GiB"),
+    (20, 'M', "MiB"),
+    (10, 'K', "KiB"),
+];
+
+impl fmt::Display for ByteLen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (shift, _, name) in UNITS {
+            if self.0 >> shift == 0 {
+                continue;
+            }
+            let whole = self.0 >> shift;
+            let rest = self.0 & ((1 << shift) - 1);
+            // The first decimal, rounded down: a length is never shown larger than it is.
+            let tenths = (u128::from(rest) * 10) >> shift;
+            return if tenths == 0 {
+                write!(f, "{whole} {name}")
+            } else {
+                write!(f, "{whole}.{tenths} {name}")
+            };
+        }
+        write!(f, "{} B", self.0)
+    }
+}
+
+/// A text that is no length in bytes.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ParseByteLenError {
+    /// There is no number in front of the unit.
+    #[error("a size is a whole number of bytes with an optional unit, such as 4096, 4K, 2M or 1G")]
+    Number(#[source] ParseIntError),
+    /// The unit is none of K, M, G, T, P, E, each also written as KiB and so on.
+    #[error("the unit of a size is one of K, M, G, T, P, E (powers of two)")]
+    Unit,
+    /// The number of bytes does not fit in 64 bits.
+    #[error("the size does not fit in 64 bits")]
+    TooLarge,
+}
+
+impl FromStr for ByteLen {
+    type Err = ParseByteLenError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let digits = text
+            .find(|c: char| !c.is_ascii_digit())
+            .unwrap_or(text.len());
+        let (number, unit) = text.split_at(digits);
+        let number: u64 = number.parse().map_err(ParseByteLenError::Number)?;
+        let shift = if unit.is_empty() || unit == "B" {
+            0
+        } else {
+            UNITS
+                .iter()
+                .find(|(_, letter, name)| {
+                    let mut chars = unit.chars();
+                    let is_letter = chars.next().is_some_and(|c| c.eq_ignore_ascii_case(letter))
+                        && chars.next().is_none();
+                    is_letter || unit == *name
+                })
+                .map(|(shift, ..)| *shift)
+                .ok_or(ParseByteLenError::Unit)?
+        };
+        if number > u64::MAX >> shift {
+            return Err(ParseByteLenError::TooLarge);
+        }
+        Ok(Self(number << shift))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use super::*;
+    use std::string::ToString;
+
+    #[test]
+    fn a_step_past_the_last_frame_is_an_error_that_holds_both_numbers() {
+        assert_eq!(
+            Pfn::new(u64::MAX).checked_add(PageCount::new(1)),
+            Err(AddrError::Overflow {
+                value: u64::MAX,
+                operation: "+",
+                operand: 1
+            })
+        );
+        assert_eq!(Pfn::new(3).checked_since(Pfn::new(4)), None);
+        assert_eq!(
+            Pfn::new(4).checked_since(Pfn::new(4)),
+            Some(PageCount::ZERO)
+        );
+        assert!(Pfn::new(1 << 52).to_bytes(PageSize::KIB_4).is_err());
+        assert_eq!(
+            Pfn::new((1 << 52) - 1).to_bytes(PageSize::KIB_4),
+            Ok(u64::MAX - 4095)
+        );
+        assert!(Pfn::new(u64::MAX).align_up(Order::new(1)).is_err());
+        assert_eq!(
+            Pfn::new(u64::MAX).align_down(Order::MAX),
+            Pfn::new(u64::MAX << 30)
+        );
+    }
+
+    #[test]
+    fn a_range_is_never_empty_and_never_wraps() {
+        assert_eq!(
+            PfnRange::try_new(Pfn::new(7), PageCount::ZERO),
+            Err(AddrError::Empty { start: 7 })
+        );
+        assert!(PfnRange::try_new(Pfn::new(u64::MAX), PageCount::new(1)).is_err());
+        let last = PfnRange::try_new(Pfn::new(u64::MAX - 1), PageCount::new(1)).unwrap();
+        assert!(last.contains(Pfn::new(u64::MAX - 1)));
+        assert!(!last.contains(Pfn::new(u64::MAX)));
+        assert_eq!(last.iter().count(), 1);
+    }
+
+    #[test]
+    fn ranges_that_only_touch_do_not_overlap() {
+        let at = |start, pages| PfnRange::try_new(Pfn::new(start), PageCount::new(pages)).unwrap();
+        assert!(!at(0, 4).overlaps(at(4, 4)));
+        assert!(!at(4, 4).overlaps(at(0, 4)));
+        assert!(at(0, 5).overlaps(at(4, 4)));
+        assert!(at(0, 5).contains_range(at(4, 1)));
+        assert!(!at(0, 5).contains_range(at(4, 2)));
+    }
+
+    #[test]
+    fn an_order_beyond_the_largest_is_refused() {
+        assert_eq!(
+            Order::try_new(31),
+            Err(AddrError::OrderTooLarge { order: 31 })
+        );
+        assert_eq!(Order::try_new(30).unwrap().pages(), PageCount::new(1 << 30));
+        assert_eq!(Order::PMD.offset_mask(), 511);
+        assert!(Pfn::new(1024).is_aligned(Order::PMD));
+        assert!(!Pfn::new(1025).is_aligned(Order::PMD));
+    }
+
+    #[test]
+    fn a_page_size_is_a_power_of_two_of_at_least_4096() {
+        for bad in [0, 1, 2048, 4095, 4097, 12288] {
+            assert_eq!(
+                PageSize::try_from_bytes(bad),
+                Err(AddrError::BadPageSize { bytes: bad })
+            );
+        }
+        let size = PageSize::try_from_bytes(65536).unwrap();
+        assert_eq!(size.pages_in(ByteLen::mib(1)), Ok(PageCount::new(16)));
+        assert_eq!(
+            size.pages_in(ByteLen::new(65537)),
+            Err(AddrError::Unaligned {
+                value: 65537,
+                align: 65536,
+                unit: "bytes"
+            })
+        );
+        assert_eq!(PageSize::KIB_4.order_of(2 << 20), Ok(Order::PMD));
+        assert!(PageSize::KIB_4.order_of(3 << 20).is_err());
+        assert!(PageSize::KIB_4.order_of(1 << 44).is_err());
+    }
+
+    #[test]
+    fn a_size_is_read_in_powers_of_two_and_written_in_iec_units() {
+        for (text, bytes) in [
+            ("0", 0),
+            ("4096", 4096),
+            ("4K", 4096),
+            ("4k", 4096),
+            ("4KiB", 4096),
+            ("2M", 2 << 20),
+            ("1G", 1 << 30),
+            ("16T", 16 << 40),
+            ("15E", 15 << 60),
+            ("7B", 7),
+        ] {
+            assert_eq!(text.parse(), Ok(ByteLen::new(bytes)), "{text}");
+        }
+        for text in [
+            "",
+            "K",
+            "-1",
+            "1.5G",
+            "1X",
+            "1KB",
+            "1KiBs",
+            "99999999999999999999",
+            "16E",
+        ] {
+            assert!(text.parse::<ByteLen>().is_err(), "{text}");
+        }
+        for (bytes, text) in [
+            (0, "0 B"),
+            (1023, "1023 B"),
+            (1024, "1 KiB"),
+            (1 << 30, "1 GiB"),
+            ((1 << 30) + (1 << 29), "1.5 GiB"),
+            ((1 << 30) - 1, "1023.9 MiB"),
+            (u64::MAX, "15.9 EiB"),
+        ] {
+            assert_eq!(ByteLen::new(bytes).to_string(), text);
+        }
+        assert!(ByteLen::new(u64::MAX).align_up(4096).is_err());
+        assert_eq!(ByteLen::new(1).align_up(4096), Ok(ByteLen::new(4096)));
+    }
+}
