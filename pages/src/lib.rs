@@ -1,7 +1,39 @@
 //! The model of uzone: frame numbers, page descriptors, folios and content states.
+//!
+//! `no_std`, without a system call, I/O or a clock: everything here is arithmetic and one atomic
+//! word a page, so it runs under Miri, under loom and in a kernel. The memory that descriptors lie
+//! in comes from the caller; the package `uzone` brings real regions.
+//!
+//! | module | mechanism |
+//! |---|---|
+//! | `addr` | numbers of pages and bytes |
+//! | `kind` | kinds of memory and their first references |
+//! | `content` | what is known about a page's bytes, and the legal steps |
+//! | `page` | the descriptor: one word, holds, freezing |
+//! | `payload` | what a caller adds to a descriptor, and the slow path that initialises it |
+//! | `layout` | which descriptor belongs to which page |
+//! | `memmap` | the descriptors of one region |
+//! | `linux` | a payload that makes a descriptor Linux's 64-byte `struct page` |
 #![no_std]
 #![forbid(unsafe_code)]
 
 mod addr;
+mod content;
+mod kind;
+mod layout;
+mod linux;
+mod memmap;
+mod page;
+mod payload;
+mod sync;
 
 pub use addr::{AddrError, ByteLen, Order, PageCount, PageSize, ParseByteLenError, Pfn, PfnRange};
+pub use content::Content;
+pub use kind::{MemoryKind, ParseMemoryKindError};
+pub use layout::{Class, Layout, LayoutError, Slot, Tails};
+pub use linux::{LinuxPage, LinuxRelease, LinuxSeed, SectionBits, StructPage};
+pub use memmap::{Memmap, MemmapError, PageRef};
+pub use page::{
+    AdvanceError, Folio, HoldError, MAX_HOLDS, MAX_OPTIMISTIC, NotHeld, Page, Released, Word,
+};
+pub use payload::{Payload, Plain, Refresh, Template};

@@ -1,0 +1,195 @@
+//! What the bytes of a page are: [`Content`], and which state may follow which.
+//!
+//! There is one state per page, in the page's own word, and everything that cares about bytes asks
+//! it: zeroing, hand-out, faults, poison and unbind. This file is the table; the atomic step that
+//! takes it is [`Folio::advance`](crate::Folio::advance).
+//!
+//! ```text
+//!   Unknown ──► Zeroing ──► Zero ──► Present ──► Zeroing …        memory that is handed out
+//!   Absent  ──► Filling ──► Present ──► Removed ──► Absent …      memory that is mapped lazily
+//!   any     ──► Poisoned ──► Unknown                              memory that went bad
+//! ```
+
+/// What is known about the bytes of a page.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(u8)]
+pub enum Content {
+    /// Nothing is known: somebody's old bytes may be there. It must not be handed out.
+    Unknown = 0,
+    /// There is no page yet: a fault has to produce it.
+    Absent = 1,
+    /// One owner is producing the bytes; readers wait.
+    Filling = 2,
+    /// The bytes are there and belong to whoever holds the page.
+    Present = 3,
+    /// One owner is clearing the bytes; they are neither old nor zero.
+    Zeroing = 4,
+    /// Every byte is zero. The only state from which a page is handed out.
+    Zero = 5,
+    /// The page was given back to the kernel: it reads as zeroes until it is filled again.
+    Removed = 6,
+    /// The bytes are lost. Nobody reads them, and nobody is given them.
+    Poisoned = 7,
+}
+
+impl Content {
+    /// Every state.
+    pub const ALL: [Self; 8] = [
+        Self::Unknown,
+        Self::Absent,
+        Self::Filling,
+        Self::Present,
+        Self::Zeroing,
+        Self::Zero,
+        Self::Removed,
+        Self::Poisoned,
+    ];
+
+    /// Returns the number of this state, 0 to 7, as it stands in the page's word.
+    #[must_use]
+    pub const fn to_bits(self) -> u64 {
+        self as u64
+    }
+
+    /// Takes the number of a state from the low three bits.
+    #[must_use]
+    pub const fn from_bits(bits: u64) -> Self {
+        match bits & 7 {
+            0 => Self::Unknown,
+            1 => Self::Absent,
+            2 => Self::Filling,
+            3 => Self::Present,
+            4 => Self::Zeroing,
+            5 => Self::Zero,
+            6 => Self::Removed,
+            _ => Self::Poisoned,
+        }
+    }
+
+    /// Returns whether a page in this state may be put in state `next`.
+    ///
+    /// A state never follows itself: a step has one owner, and the second who tries must see that
+    /// it came too late.
+    #[must_use]
+    pub const fn may_become(self, next: Self) -> bool {
+        use Content::{Absent, Filling, Poisoned, Present, Removed, Unknown, Zero, Zeroing};
+        match (self, next) {
+            // Memory that was just bound: clear it, take it as it is, or learn that it is empty.
+            (Unknown, Absent | Present | Zeroing | Zero) => true,
+            // A fault begins, or the kernel is known to supply zeroes.
+            (Absent, Filling | Zero) => true,
+            // A fault ends: bytes, zeroes, or a failure that leaves the page absent.
+            (Filling, Present | Zero | Absent) => true,
+            // Released, evicted, or given back by its user.
+            (Present, Zeroing | Absent | Removed | Unknown) => true,
+            // Cleared, or cancelled half-way: then nothing is known about the bytes.
+            (Zeroing, Zero | Unknown) => true,
+            // Handed out, evicted, or given back.
+            (Zero, Present | Absent | Removed) => true,
+            // Touched again, as zeroes or through a fault.
+            (Removed, Absent | Filling | Zero) => true,
+            // Mended: what is in it now is unknown.
+            (Poisoned, Unknown) => true,
+            (Poisoned, _) => false,
+            (_, Poisoned) => true,
+            _ => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_state_survives_the_way_through_its_bits() {
+        for content in Content::ALL {
+            assert_eq!(Content::from_bits(content.to_bits()), content);
+        }
+    }
+
+    #[test]
+    fn the_legal_steps_are_exactly_the_table() {
+        let rows: [(Content, &[Content]); 8] = [
+            (
+                Content::Unknown,
+                &[
+                    Content::Absent,
+                    Content::Present,
+                    Content::Zeroing,
+                    Content::Zero,
+                    Content::Poisoned,
+                ],
+            ),
+            (
+                Content::Absent,
+                &[Content::Filling, Content::Zero, Content::Poisoned],
+            ),
+            (
+                Content::Filling,
+                &[
+                    Content::Present,
+                    Content::Zero,
+                    Content::Absent,
+                    Content::Poisoned,
+                ],
+            ),
+            (
+                Content::Present,
+                &[
+                    Content::Zeroing,
+                    Content::Absent,
+                    Content::Removed,
+                    Content::Unknown,
+                    Content::Poisoned,
+                ],
+            ),
+            (
+                Content::Zeroing,
+                &[Content::Zero, Content::Unknown, Content::Poisoned],
+            ),
+            (
+                Content::Zero,
+                &[
+                    Content::Present,
+                    Content::Absent,
+                    Content::Removed,
+                    Content::Poisoned,
+                ],
+            ),
+            (
+                Content::Removed,
+                &[
+                    Content::Absent,
+                    Content::Filling,
+                    Content::Zero,
+                    Content::Poisoned,
+                ],
+            ),
+            (Content::Poisoned, &[Content::Unknown]),
+        ];
+        for (from, followers) in rows {
+            for next in Content::ALL {
+                assert_eq!(
+                    from.may_become(next),
+                    followers.contains(&next),
+                    "{from:?} to {next:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn old_bytes_reach_a_new_owner_only_through_zero() {
+        // Whoever holds a page sees it Present; from a page that somebody had used, the only way
+        // back to Present without saying so leads through Zero or a fill.
+        for via in Content::ALL {
+            if Content::Zeroing.may_become(via) && via.may_become(Content::Present) {
+                assert!(matches!(via, Content::Zero | Content::Unknown), "{via:?}");
+            }
+        }
+        assert!(!Content::Zeroing.may_become(Content::Present));
+        assert!(!Content::Removed.may_become(Content::Present));
+        assert!(!Content::Poisoned.may_become(Content::Present));
+    }
+}

@@ -1,0 +1,208 @@
+//! A payload that makes a descriptor Linux's `struct page`: [`LinuxPage`], 64 bytes.
+//!
+//! A fresh memmap of it is byte for byte what Linux 6.12 on x86-64 writes for a ZONE_DEVICE
+//! pagemap, so that our initialiser can be compared with the kernel's, and so that tools which
+//! know the kernel's layout can read ours. It is a picture of the initial state only: references
+//! and pins of a uzone page live in the word behind the payload, where Linux has its memory-cgroup
+//! pointer and leaves it null.
+//!
+//! ```text
+//!  word   base page or head        first tail                other tails
+//!  0      flags (head: bit 6)      flags, low byte = order   flags
+//!  1      pagemap                  head's address + 1        head's address + 1
+//!  2      0 (driver-private)       mapcounts, all ones       0
+//!  3      0 (mapping)              pages mapped, pins: 0     tail poison
+//!  4      0 (index)                number of pages           0
+//!  5      0 (private)              0                         0
+//!  6      refcount:mapcount        0:-1                      0:-1
+//!  7      the word of uzone        "                         "
+//! ```
+//!
+//! Descriptors of 56 to 96 bytes are [`StructPage`] with 6 to 11 payload words: without word 6, or
+//! with the address of the page's bytes as word 7 and zero words after it.
+//!
+//! Source: the values were read back from a running 6.12 kernel; the fields are described in the
+//! kernel's `mm_types.h` and the flag bits in `page-flags-layout.h`.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::addr::PageCount;
+use crate::kind::MemoryKind;
+use crate::layout::{Class, Slot};
+use crate::payload::{Payload, Refresh};
+
+/// The flag of a head page.
+const HEAD: u64 = 1 << 6;
+/// The flag of a page that no allocator owns.
+const RESERVED: u64 = 1 << 13;
+/// The zone of device memory.
+const ZONE_DEVICE: u64 = 4;
+/// What stands in a tail's mapping so that a use of it faults.
+const TAIL_MAPPING: u64 = 0xdead_0000_0000_0400;
+/// A mapcount of minus one: mapped nowhere.
+const NOT_MAPPED: u64 = 0xffff_ffff;
+/// Both mapcounts of a folio that is mapped nowhere.
+const FOLIO_NOT_MAPPED: u64 = u64::MAX;
+
+/// Which kernel's policy of first references is modelled.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum LinuxRelease {
+    /// 6.12: a page of a file system with direct access starts with one reference.
+    #[default]
+    V6_12,
+    /// 6.15 and later: it starts with none.
+    V6_15,
+}
+
+impl LinuxRelease {
+    /// Returns the reference count that a fresh base page or head has in this kernel.
+    #[must_use]
+    pub const fn initial_references(self, kind: MemoryKind) -> u32 {
+        match (self, kind) {
+            (Self::V6_12, MemoryKind::FsDax) => 1,
+            _ => kind.initial_references(),
+        }
+    }
+}
+
+/// Where a kernel without a virtual memmap keeps the section number: in the flags.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct SectionBits {
+    /// The lowest bit of the section number in the flags; the node moves below it.
+    pub shift: u32,
+    /// Pages in a section, a power of two; 32,768 on x86-64.
+    pub pages: PageCount,
+}
+
+impl SectionBits {
+    /// 19 bits at the top of the flags, sections of 128 MiB.
+    pub const X86_64: Self = Self {
+        shift: 45,
+        pages: PageCount::new(1 << 15),
+    };
+}
+
+/// What the descriptors of one Linux pagemap have in common.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct LinuxSeed {
+    /// The kind of memory.
+    pub kind: MemoryKind,
+    /// The kernel that is modelled.
+    pub release: LinuxRelease,
+    /// The number of the memory node, 0 to 1023.
+    pub node: u16,
+    /// The address of the pagemap's own structure.
+    pub pagemap_address: u64,
+    /// Where the section number is kept, for a kernel without a virtual memmap.
+    pub section: Option<SectionBits>,
+    /// The address of page frame 0's bytes, for a kernel that keeps each page's address.
+    /// It has effect in descriptors of 72 bytes and more.
+    pub virtual_base: Option<u64>,
+}
+
+impl LinuxSeed {
+    /// Takes the kind of memory; the rest as on a machine with one node and a virtual memmap.
+    #[must_use]
+    pub const fn new(kind: MemoryKind) -> Self {
+        Self {
+            kind,
+            release: LinuxRelease::V6_12,
+            node: 0,
+            pagemap_address: 0,
+            section: None,
+            virtual_base: None,
+        }
+    }
+}
+
+/// Linux's 64-byte `struct page`, the word of uzone included.
+pub type LinuxPage = StructPage<7>;
+
+const _: () = assert!(size_of::<crate::Page<LinuxPage>>() == 64 || cfg!(loom));
+
+/// A Linux page descriptor of `WORDS + 1` 64-bit words, the last of which is uzone's own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(C)]
+pub struct StructPage<const WORDS: usize> {
+    words: [u64; WORDS],
+}
+
+impl<const WORDS: usize> StructPage<WORDS> {
+    /// Returns the words, in memory order.
+    #[must_use]
+    pub const fn words(&self) -> &[u64; WORDS] {
+        &self.words
+    }
+
+    fn set(&mut self, index: usize, value: u64) {
+        if let Some(word) = self.words.get_mut(index) {
+            *word = value;
+        }
+    }
+
+    /// Links: the node, the zone, and the section where it stands in the flags; and no CPU has
+    /// touched the page yet, which is all ones.
+    fn set_links(&mut self, seed: &LinuxSeed, slot: &Slot) {
+        const LAST_CPUPID_SHIFT: u32 = 30;
+        const LAST_CPUPID: u64 = (1 << 21) - 1;
+        let node = u64::from(seed.node & 0x3ff);
+        self.words[0] |= match seed.section {
+            None => node << 54 | ZONE_DEVICE << 51 | LAST_CPUPID << LAST_CPUPID_SHIFT,
+            Some(section) => {
+                let number = slot.pfn.get() / section.pages.get().max(1);
+                let below = section.shift.saturating_sub(10);
+                number << section.shift | node << below | ZONE_DEVICE << below.saturating_sub(3)
+            }
+        };
+    }
+
+    fn set_counts(&mut self, refcount: u32) {
+        self.set(6, u64::from(refcount) << 32 | NOT_MAPPED);
+    }
+}
+
+impl<const WORDS: usize> Payload for StructPage<WORDS> {
+    type Seed = LinuxSeed;
+
+    /// In the order of the kernel's slow path: links, counts, reserved, pagemap; then what makes
+    /// it a head or a tail. What the kernel writes into the first tail after all tails, when it
+    /// prepares the head, is written here with the tail itself, so that nothing written is ever
+    /// patched.
+    fn init(&mut self, seed: &LinuxSeed, slot: &Slot) {
+        const { assert!(WORDS >= 6, "a struct page has at least 56 bytes") };
+        self.set_links(seed, slot);
+        self.set_counts(1);
+        self.words[0] |= RESERVED;
+        if let Some(base) = seed.virtual_base {
+            self.set(7, base.wrapping_add(slot.pfn.get() << 12));
+        }
+        match slot.class {
+            Class::Base => self.set(1, seed.pagemap_address),
+            Class::Head => {
+                self.words[0] |= HEAD;
+                self.set(1, seed.pagemap_address);
+            }
+            Class::FirstTail => {
+                self.words[0] |= u64::from(slot.order.get());
+                self.set(1, slot.head_address + 1);
+                self.set(2, FOLIO_NOT_MAPPED);
+                self.set(4, slot.order.pages().get());
+            }
+            Class::Tail => {
+                self.set(1, slot.head_address + 1);
+                self.set(3, TAIL_MAPPING);
+            }
+        }
+        self.set_counts(match slot.class {
+            Class::Base | Class::Head => seed.release.initial_references(seed.kind),
+            Class::FirstTail | Class::Tail => 0,
+        });
+    }
+
+    fn refresh(seed: &LinuxSeed) -> Refresh {
+        match seed.section {
+            None => Refresh::Linear,
+            Some(section) => Refresh::LinearWithin(section.pages),
+        }
+    }
+}

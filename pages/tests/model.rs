@@ -1,0 +1,261 @@
+//! Random operations on descriptors agree with a plain model that keeps each number by itself.
+#![cfg(not(loom))]
+
+use proptest::prelude::*;
+use uzone_pages::{
+    AdvanceError, Content, Folio, HoldError, Layout, MAX_HOLDS, Memmap, MemoryKind, Order, Page,
+    PageCount, Pfn, PfnRange, Released, Tails, Word,
+};
+
+/// One page as somebody would keep it who had all the room in the world.
+#[derive(Clone, Debug, PartialEq)]
+struct Plain {
+    references: u64,
+    pins: u64,
+    content: Content,
+    frozen: bool,
+    free: bool,
+}
+
+impl Plain {
+    fn fresh(kind: MemoryKind) -> Self {
+        let references = u64::from(kind.initial_references());
+        Self {
+            references,
+            pins: 0,
+            content: Content::Unknown,
+            frozen: false,
+            free: references == 0,
+        }
+    }
+
+    fn take(&mut self, is_pin: bool, count: u64) -> Result<(), HoldError> {
+        let held = if is_pin {
+            &mut self.pins
+        } else {
+            &mut self.references
+        };
+        if self.free {
+            Err(HoldError::Free)
+        } else if self.frozen {
+            Err(HoldError::Frozen)
+        } else if *held + count > u64::from(MAX_HOLDS) {
+            Err(HoldError::Overflow)
+        } else {
+            *held += count;
+            Ok(())
+        }
+    }
+
+    fn give_back(&mut self, is_pin: bool, count: u64) -> Option<Released> {
+        let held = if is_pin {
+            &mut self.pins
+        } else {
+            &mut self.references
+        };
+        if count == 0 {
+            return Some(Released::Held);
+        }
+        if self.frozen || *held < count {
+            return None;
+        }
+        *held -= count;
+        if self.references == 0 && self.pins == 0 {
+            self.free = true;
+            return Some(Released::Last);
+        }
+        Some(Released::Held)
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Take { is_pin: bool, count: u32 },
+    GiveBack { is_pin: bool, count: u32 },
+    TakeFirst,
+    Freeze { references: u32 },
+    Thaw,
+    Advance { from: Content, to: Content },
+}
+
+fn count() -> impl Strategy<Value = u32> {
+    prop_oneof![8 => 0..3_u32, 1 => 30..40_u32, 1 => MAX_HOLDS - 2..=MAX_HOLDS, 1 => Just(u32::MAX)]
+}
+
+fn content() -> impl Strategy<Value = Content> {
+    (0..8_u64).prop_map(Content::from_bits)
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        4 => (any::<bool>(), count()).prop_map(|(is_pin, count)| Step::Take { is_pin, count }),
+        4 => (any::<bool>(), count()).prop_map(|(is_pin, count)| Step::GiveBack { is_pin, count }),
+        2 => Just(Step::TakeFirst),
+        1 => (0..3_u32).prop_map(|references| Step::Freeze { references }),
+        2 => Just(Step::Thaw),
+        3 => (content(), content()).prop_map(|(from, to)| Step::Advance { from, to }),
+    ]
+}
+
+fn check(folio: Folio<'_>, plain: &Plain) {
+    let word = folio.word();
+    assert_eq!(u64::from(word.references()), plain.references);
+    assert_eq!(u64::from(word.pins()), plain.pins);
+    assert_eq!(word.content(), plain.content);
+    assert_eq!(word.is_frozen(), plain.frozen);
+    assert_eq!(word.is_free(), plain.free);
+    assert!(word.is_reserved());
+}
+
+fn apply(folio: Folio<'_>, plain: &mut Plain, step: &Step) {
+    match *step {
+        Step::Take { is_pin, count } => {
+            let taken = if is_pin {
+                folio.try_pin_many(count)
+            } else {
+                folio.try_get_many(count)
+            };
+            assert_eq!(taken, plain.take(is_pin, u64::from(count)));
+        }
+        Step::GiveBack { is_pin, count } => {
+            let back = if is_pin {
+                folio.unpin_many(count)
+            } else {
+                folio.put_many(count)
+            };
+            // Nothing of a frozen page can be given back, and giving nothing back is no error.
+            assert_eq!(back.ok(), plain.give_back(is_pin, u64::from(count)));
+        }
+        Step::TakeFirst => {
+            let first = plain.free && !plain.frozen;
+            assert_eq!(folio.take_first(), first);
+            if first {
+                plain.free = false;
+                plain.references = 1;
+            }
+        }
+        Step::Freeze { references } => {
+            let freezes =
+                !plain.frozen && plain.pins == 0 && plain.references == u64::from(references);
+            assert_eq!(folio.freeze(references), freezes);
+            plain.frozen |= freezes;
+        }
+        Step::Thaw => {
+            assert_eq!(folio.thaw(), plain.frozen);
+            plain.frozen = false;
+        }
+        Step::Advance { from, to } => {
+            let expected = if !from.may_become(to) {
+                Err(AdvanceError::Illegal { from, to })
+            } else if plain.content != from {
+                Err(AdvanceError::Found {
+                    expected: from,
+                    found: plain.content,
+                })
+            } else {
+                plain.content = to;
+                Ok(())
+            };
+            assert_eq!(folio.advance(from, to), expected);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: if cfg!(miri) { 8 } else { 512 },
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn random_operations_agree_with_a_plain_decoded_model(
+        kind in (0..5_usize).prop_map(|index| MemoryKind::ALL[index]),
+        order in prop_oneof![Just(0_u8), Just(2)],
+        tails in prop_oneof![Just(Tails::Derived), Just(Tails::Stored)],
+        steps in prop::collection::vec((0..16_u64, step()), 0..100),
+    ) {
+        let base = 0x40;
+        let range = PfnRange::try_new(Pfn::new(base), PageCount::new(16)).unwrap();
+        let layout = Layout::try_new(range, Order::new(order), tails).unwrap();
+        let descriptors: Vec<Page> = (0..layout.descriptors()).map(|_| Page::new(())).collect();
+        let memmap = Memmap::try_new(layout, kind, descriptors).unwrap();
+        let mut plain = vec![Plain::fresh(kind); 16 >> order];
+        for (offset, step) in &steps {
+            let page = memmap.page(Pfn::new(base + offset)).unwrap();
+            apply(page.folio(), &mut plain[usize::try_from(offset >> order).unwrap()], step);
+        }
+        for offset in 0..16_u64 {
+            let page = memmap.page(Pfn::new(base + offset)).unwrap();
+            check(page.folio(), &plain[usize::try_from(offset >> order).unwrap()]);
+            if page.is_tail() {
+                // Whatever happened to the folio, a tail is as it was.
+                prop_assert_eq!(page.word(), Word::tail());
+            }
+            prop_assert_eq!(page.head().get() + page.distance().get(), base + offset);
+        }
+    }
+
+    #[test]
+    fn giving_everything_back_leaves_the_word_as_it_was(
+        kind in (0..5_usize).prop_map(|index| MemoryKind::ALL[index]),
+        counts in prop::collection::vec((any::<bool>(), 1..50_u32), 0..20),
+    ) {
+        let page = Page::new(());
+        let folio = Folio::new(&page, Word::initial(kind));
+        let before = folio.word();
+        let is_first = folio.take_first();
+        for (is_pin, count) in &counts {
+            let taken =
+                if *is_pin { folio.try_pin_many(*count) } else { folio.try_get_many(*count) };
+            prop_assert_eq!(taken, Ok(()));
+        }
+        for (is_pin, count) in &counts {
+            let back = if *is_pin { folio.unpin_many(*count) } else { folio.put_many(*count) };
+            prop_assert_eq!(back, Ok(Released::Held));
+        }
+        if is_first {
+            prop_assert_eq!(folio.put(), Ok(Released::Last));
+        }
+        prop_assert_eq!(folio.word(), before);
+    }
+}
+
+#[test]
+fn a_generic_page_has_its_base_reference_again_after_the_last_put() {
+    let range = PfnRange::try_new(Pfn::new(0), PageCount::new(1)).unwrap();
+    let layout = Layout::try_new(range, Order::BASE, Tails::Derived).unwrap();
+    for kind in MemoryKind::ALL {
+        let memmap = Memmap::try_new(layout, kind, vec![Page::new(())]).unwrap();
+        let folio = memmap.folio(Pfn::new(0)).unwrap();
+        let _ = folio.take_first();
+        assert_eq!(memmap.put(folio), Ok(Released::Last));
+        assert_eq!(folio.word(), Word::initial(kind), "{kind}");
+    }
+}
+
+#[test]
+fn a_memmap_of_the_wrong_length_is_refused() {
+    let range = PfnRange::try_new(Pfn::new(0), PageCount::new(4)).unwrap();
+    let layout = Layout::try_new(range, Order::BASE, Tails::Derived).unwrap();
+    let descriptors: Vec<Page> = (0..3).map(|_| Page::new(())).collect();
+    let error = Memmap::try_new(layout, MemoryKind::Generic, descriptors).unwrap_err();
+    assert_eq!((error.given, error.needed), (3, 4));
+}
+
+#[test]
+fn a_page_outside_the_range_has_no_descriptor() {
+    let range = PfnRange::try_new(Pfn::new(8), PageCount::new(8)).unwrap();
+    let layout = Layout::try_new(range, Order::new(3), Tails::Derived).unwrap();
+    let memmap = Memmap::try_new(layout, MemoryKind::Generic, vec![Page::new(())]).unwrap();
+    for outside in [0, 7, 16, u64::MAX] {
+        assert!(memmap.page(Pfn::new(outside)).is_none());
+        assert!(memmap.folio(Pfn::new(outside)).is_none());
+    }
+    let tail = memmap.page(Pfn::new(15)).unwrap();
+    assert!(tail.is_tail() && tail.payload().is_none() && tail.descriptor().is_none());
+    assert_eq!(
+        (tail.head(), tail.distance().get(), tail.order().get()),
+        (Pfn::new(8), 7, 3)
+    );
+}
