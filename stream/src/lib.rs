@@ -1,1 +1,46 @@
-//! placeholder
+//! Streaming (non-temporal) copy, fill and zero: stores that go past the cache.
+//!
+//! A plain store to a line that is not in the cache moves the line twice: it is read in before it
+//! is changed and written back later. A streaming store that covers whole lines moves it once and
+//! leaves the cache to its other tenants. It pays for memory that is cold and is not read soon,
+//! and it costs a factor of several where the line was hot; so which of the two to use is the
+//! caller's knowledge plus a measurement ([`Calibration::choose`]).
+//!
+//! What is here:
+//! - [`Path`]: which store instruction; [`best`] is the one to use on this machine.
+//! - [`Streaming`]: a scope for any number of copies and fills with one fence at its end.
+//! - [`copy`], [`fill`], [`zero`]: one call, fenced before it returns.
+//! - [`Pattern`]: what a fill repeats, constant or counting up.
+//! - [`copy_flush`]: a copy for persistent memory.
+//! - [`calibration`]: cached or streaming, found by a short measurement.
+//!
+//! What is not here: system calls, threads, knowledge of what the bytes mean, and any way to read
+//! or write memory that is not a Rust slice.
+//!
+//! Units: every length is in bytes and every word is 8 bytes in the machine's byte order.
+//! Sharing: all functions may be called from any thread; a [`Streaming`] stays on its own.
+//! Unsafe: only `x86_64.rs`, which holds the instructions. Other architectures, Miri and builds
+//! with `--cfg uzone_sanitizer` have the portable path alone.
+
+#[cfg(not(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer))))]
+#[path = "other.rs"]
+mod arch;
+#[cfg(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer)))]
+#[path = "x86_64.rs"]
+mod arch;
+
+mod calibrate;
+mod flush;
+mod path;
+mod pattern;
+mod portable;
+mod streaming;
+
+pub use calibrate::{Basis, Calibration, Crossover, Next, Store, Was, calibration};
+pub use flush::{WriteBack, copy_flush, write_back};
+pub use path::{Choice, OVERRIDE, Path, PathError, Reason, best, chosen};
+pub use pattern::{Pattern, PatternError};
+pub use streaming::{Streaming, copy, copy_by, fill, fill_by, zero, zero_by};
+
+/// The length of a cache line, and of the widest store, in bytes.
+pub const LINE_BYTES: usize = 64;

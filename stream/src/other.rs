@@ -1,0 +1,51 @@
+//! What stands in for an architecture file where there are no streaming stores: another CPU, Miri,
+//! or a build with a sanitizer, whose instrumentation does not see such stores.
+//!
+//! Every function has the signature of its namesake in `x86_64.rs` and takes the portable way.
+//! Cost: that of `portable.rs`; there is never anything to drain.
+
+use crate::flush::WriteBack;
+use crate::path::{Path, Ready};
+use crate::pattern::Pattern;
+use crate::portable;
+
+/// Returns whether this build and CPU can take `path`: only the portable one.
+pub(crate) fn is_available(path: Path) -> bool {
+    path == Path::Portable
+}
+
+#[inline]
+pub(crate) fn copy(_: Ready, dst: &mut [u8], src: &[u8]) {
+    portable::copy(dst, src);
+}
+
+#[inline]
+pub(crate) fn zero(_: Ready, dst: &mut [u8]) {
+    portable::zero(dst);
+}
+
+#[inline]
+pub(crate) fn fill(_: Ready, dst: &mut [u8], pattern: &Pattern) {
+    portable::fill(dst, pattern);
+}
+
+/// Nothing streams here, so nothing is in flight.
+#[inline]
+pub(crate) fn drain() {}
+
+/// Returns which write-back instruction there is: none.
+pub(crate) fn write_back() -> Option<WriteBack> {
+    None
+}
+
+/// Writes lines back to memory: there is no instruction for it.
+pub(crate) fn write_back_lines(_: &mut [u8]) {}
+
+/// Drops lines from the cache: there is no instruction for it, so they stay as warm as they are.
+pub(crate) fn evict_lines(_: &mut [u8]) {}
+
+/// Copies 4, 8, 16, 32 or 64 naturally aligned bytes past the cache. Returns whether it did.
+#[inline]
+pub(crate) fn copy_small(_: &mut [u8], _: &[u8]) -> bool {
+    false
+}
