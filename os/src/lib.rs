@@ -1,1 +1,110 @@
-//! placeholder
+//! The Linux system calls that uzone needs and std does not wrap, one file per mechanism.
+//!
+//! Nothing here decides a policy. A call takes typed lengths and borrowed descriptors, and answers
+//! with a value, an outcome to act on, or an error that keeps what the call was given. No caller
+//! needs `unsafe`.
+//!
+//! ```
+//! use uzone_os::{Anonymous, Exclusive, HugeAdvice, Mapped};
+//! use uzone_pages::ByteLen;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let how = Anonymous { huge: HugeAdvice::Advise, ..Anonymous::default() };
+//! let mut memory = Exclusive::anonymous(ByteLen::mib(4), how)?;
+//! memory.populate(0..ByteLen::mib(4).get())?;
+//! assert_eq!(memory.resident()?, ByteLen::mib(4));
+//!
+//! let mut counters = Mapped::<u64>::try_new(memory, 1000)?;
+//! counters[999] += 1;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! | file | mechanism |
+//! |---|---|
+//! | `mapping` | [`Mapping`]: an owned range of memory of this process |
+//! | `create` | making one: anonymous, of a pool, of a memory file, of a file or device |
+//! | `options` | the words for it: access, sharing, advice, addresses |
+//! | `bytes` | copying in and out of memory that may change under us |
+//! | `exclusive` | [`Exclusive`]: a mapping that nobody else can change, so that it has slices |
+//! | `mapped` | [`Mapped`]: an owned `[T]` in such memory |
+//! | `hugefile` | [`HugeFile`]: huge pages that outlive their mapping |
+//! | `populate` | making memory present, by several threads |
+//! | `advise` | huge pages for what is mapped already, and giving pages back |
+//! | `resident` | how much of a mapping is present, and in huge pages |
+//! | `shortage` | why a mapping was refused, and what would help |
+//! | `memory` | how much memory this process may still take |
+//! | `hugepages` | transparent huge pages and the hugetlb pools |
+//! | `numa` | nodes and CPUs |
+//! | `probe` | what this kernel offers |
+//! | `root` | reading `/proc` and `/sys`, or a made-up tree |
+//! | `errno` | the one place that matches errno |
+
+#[cfg(not(target_os = "linux"))]
+compile_error!("uzone-os is the Linux layer of uzone: it has no port to another kernel");
+#[cfg(not(target_pointer_width = "64"))]
+compile_error!("uzone-os maps regions larger than a 32-bit address space");
+
+mod advise;
+mod bytes;
+mod create;
+mod errno;
+mod exclusive;
+mod hugefile;
+pub mod hugepages;
+mod mapped;
+mod mapping;
+pub mod memory;
+pub mod numa;
+mod options;
+mod populate;
+pub mod probe;
+mod resident;
+mod root;
+mod shortage;
+
+pub use advise::{AdviseError, Collapsed};
+pub use bytes::AccessError;
+pub use exclusive::{Exclusive, NotExclusive};
+pub use hugefile::HugeFile;
+pub use hugepages::HugeSize;
+pub use mapped::{Mapped, MappedError, NotMapped};
+pub use mapping::Mapping;
+pub use options::{Access, Addr, Anonymous, HugeAdvice, RangeError, Reserve, Sharing};
+pub use populate::{PopulateError, Populated, populate_slice};
+pub use resident::ResidentError;
+pub use root::{SysError, SystemRoot};
+pub use shortage::{FileKind, MapError, Shortage};
+
+/// Any failure of this package, for a caller that passes all of them on.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A range could not be mapped.
+    #[error(transparent)]
+    Map(#[from] MapError),
+    /// A mapping was not taken as a slice of values.
+    #[error(transparent)]
+    Mapped(#[from] MappedError),
+    /// Bytes could not be copied in or out.
+    #[error(transparent)]
+    Access(#[from] AccessError),
+    /// A range could not be made present.
+    #[error(transparent)]
+    Populate(#[from] PopulateError),
+    /// The kernel refused an advice.
+    #[error(transparent)]
+    Advise(#[from] AdviseError),
+    /// What is present could not be counted.
+    #[error(transparent)]
+    Resident(#[from] ResidentError),
+    /// A file of `/proc` or `/sys` could not be read or understood.
+    #[error(transparent)]
+    Sys(#[from] SysError),
+    /// A thread could not be bound to a CPU.
+    #[error(transparent)]
+    Affinity(#[from] numa::AffinityError),
+    /// The kernel could not be asked what it offers.
+    #[error(transparent)]
+    Probe(#[from] probe::ProbeError),
+}

@@ -83,11 +83,7 @@ impl Pfn {
     pub const fn checked_add(self, count: PageCount) -> Result<Self, AddrError> {
         match self.0.checked_add(count.0) {
             Some(sum) => Ok(Self(sum)),
-            None => Err(AddrError::Overflow {
-                value: self.0,
-                operation: "+",
-                operand: count.0,
-            }),
+            None => Err(AddrError::Overflow { value: self.0, operation: "+", operand: count.0 }),
         }
     }
 
@@ -185,11 +181,9 @@ impl PageCount {
     pub const fn to_bytes(self, size: PageSize) -> Result<ByteLen, AddrError> {
         match self.0.checked_mul(size.bytes()) {
             Some(bytes) => Ok(ByteLen(bytes)),
-            None => Err(AddrError::Overflow {
-                value: self.0,
-                operation: "*",
-                operand: size.bytes(),
-            }),
+            None => {
+                Err(AddrError::Overflow { value: self.0, operation: "*", operand: size.bytes() })
+            }
         }
     }
 }
@@ -376,11 +370,7 @@ impl PageSize {
     /// [`AddrError::Unaligned`] if it ends inside a page.
     pub const fn pages_in(self, len: ByteLen) -> Result<PageCount, AddrError> {
         if len.0 & (self.bytes() - 1) != 0 {
-            return Err(AddrError::Unaligned {
-                value: len.0,
-                align: self.bytes(),
-                unit: "bytes",
-            });
+            return Err(AddrError::Unaligned { value: len.0, align: self.bytes(), unit: "bytes" });
         }
         Ok(PageCount(len.0 >> self.0))
     }
@@ -495,11 +485,7 @@ impl ByteLen {
     pub const fn checked_add(self, other: Self) -> Result<Self, AddrError> {
         match self.0.checked_add(other.0) {
             Some(sum) => Ok(Self(sum)),
-            None => Err(AddrError::Overflow {
-                value: self.0,
-                operation: "+",
-                operand: other.0,
-            }),
+            None => Err(AddrError::Overflow { value: self.0, operation: "+", operand: other.0 }),
         }
     }
 
@@ -511,10 +497,7 @@ impl ByteLen {
     /// # Panics
     /// If `align` is no power of two.
     pub const fn align_up(self, align: u64) -> Result<Self, AddrError> {
-        assert!(
-            align.is_power_of_two(),
-            "an alignment that is no power of two"
-        );
+        assert!(align.is_power_of_two(), "an alignment that is no power of two");
         match self.checked_add(Self(align - 1)) {
             Ok(sum) => Ok(Self(sum.0 & !(align - 1))),
             Err(error) => Err(error),
@@ -571,9 +554,7 @@ impl FromStr for ByteLen {
     type Err = ParseByteLenError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let digits = text
-            .find(|c: char| !c.is_ascii_digit())
-            .unwrap_or(text.len());
+        let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
         let (number, unit) = text.split_at(digits);
         let number: u64 = number.parse().map_err(ParseByteLenError::Number)?;
         let shift = if unit.is_empty() || unit == "B" {
@@ -607,27 +588,14 @@ mod tests {
     fn a_step_past_the_last_frame_is_an_error_that_holds_both_numbers() {
         assert_eq!(
             Pfn::new(u64::MAX).checked_add(PageCount::new(1)),
-            Err(AddrError::Overflow {
-                value: u64::MAX,
-                operation: "+",
-                operand: 1
-            })
+            Err(AddrError::Overflow { value: u64::MAX, operation: "+", operand: 1 })
         );
         assert_eq!(Pfn::new(3).checked_since(Pfn::new(4)), None);
-        assert_eq!(
-            Pfn::new(4).checked_since(Pfn::new(4)),
-            Some(PageCount::ZERO)
-        );
+        assert_eq!(Pfn::new(4).checked_since(Pfn::new(4)), Some(PageCount::ZERO));
         assert!(Pfn::new(1 << 52).to_bytes(PageSize::KIB_4).is_err());
-        assert_eq!(
-            Pfn::new((1 << 52) - 1).to_bytes(PageSize::KIB_4),
-            Ok(u64::MAX - 4095)
-        );
+        assert_eq!(Pfn::new((1 << 52) - 1).to_bytes(PageSize::KIB_4), Ok(u64::MAX - 4095));
         assert!(Pfn::new(u64::MAX).align_up(Order::new(1)).is_err());
-        assert_eq!(
-            Pfn::new(u64::MAX).align_down(Order::MAX),
-            Pfn::new(u64::MAX << 30)
-        );
+        assert_eq!(Pfn::new(u64::MAX).align_down(Order::MAX), Pfn::new(u64::MAX << 30));
     }
 
     #[test]
@@ -655,10 +623,7 @@ mod tests {
 
     #[test]
     fn an_order_beyond_the_largest_is_refused() {
-        assert_eq!(
-            Order::try_new(31),
-            Err(AddrError::OrderTooLarge { order: 31 })
-        );
+        assert_eq!(Order::try_new(31), Err(AddrError::OrderTooLarge { order: 31 }));
         assert_eq!(Order::try_new(30).unwrap().pages(), PageCount::new(1 << 30));
         assert_eq!(Order::PMD.offset_mask(), 511);
         assert!(Pfn::new(1024).is_aligned(Order::PMD));
@@ -668,20 +633,13 @@ mod tests {
     #[test]
     fn a_page_size_is_a_power_of_two_of_at_least_4096() {
         for bad in [0, 1, 2048, 4095, 4097, 12288] {
-            assert_eq!(
-                PageSize::try_from_bytes(bad),
-                Err(AddrError::BadPageSize { bytes: bad })
-            );
+            assert_eq!(PageSize::try_from_bytes(bad), Err(AddrError::BadPageSize { bytes: bad }));
         }
         let size = PageSize::try_from_bytes(65536).unwrap();
         assert_eq!(size.pages_in(ByteLen::mib(1)), Ok(PageCount::new(16)));
         assert_eq!(
             size.pages_in(ByteLen::new(65537)),
-            Err(AddrError::Unaligned {
-                value: 65537,
-                align: 65536,
-                unit: "bytes"
-            })
+            Err(AddrError::Unaligned { value: 65537, align: 65536, unit: "bytes" })
         );
         assert_eq!(PageSize::KIB_4.order_of(2 << 20), Ok(Order::PMD));
         assert!(PageSize::KIB_4.order_of(3 << 20).is_err());
@@ -704,17 +662,7 @@ mod tests {
         ] {
             assert_eq!(text.parse(), Ok(ByteLen::new(bytes)), "{text}");
         }
-        for text in [
-            "",
-            "K",
-            "-1",
-            "1.5G",
-            "1X",
-            "1KB",
-            "1KiBs",
-            "99999999999999999999",
-            "16E",
-        ] {
+        for text in ["", "K", "-1", "1.5G", "1X", "1KB", "1KiBs", "99999999999999999999", "16E"] {
             assert!(text.parse::<ByteLen>().is_err(), "{text}");
         }
         for (bytes, text) in [

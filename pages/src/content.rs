@@ -121,18 +121,10 @@ mod tests {
                     Content::Poisoned,
                 ],
             ),
-            (
-                Content::Absent,
-                &[Content::Filling, Content::Zero, Content::Poisoned],
-            ),
+            (Content::Absent, &[Content::Filling, Content::Zero, Content::Poisoned]),
             (
                 Content::Filling,
-                &[
-                    Content::Present,
-                    Content::Zero,
-                    Content::Absent,
-                    Content::Poisoned,
-                ],
+                &[Content::Present, Content::Zero, Content::Absent, Content::Poisoned],
             ),
             (
                 Content::Present,
@@ -144,27 +136,14 @@ mod tests {
                     Content::Poisoned,
                 ],
             ),
-            (
-                Content::Zeroing,
-                &[Content::Zero, Content::Unknown, Content::Poisoned],
-            ),
+            (Content::Zeroing, &[Content::Zero, Content::Unknown, Content::Poisoned]),
             (
                 Content::Zero,
-                &[
-                    Content::Present,
-                    Content::Absent,
-                    Content::Removed,
-                    Content::Poisoned,
-                ],
+                &[Content::Present, Content::Absent, Content::Removed, Content::Poisoned],
             ),
             (
                 Content::Removed,
-                &[
-                    Content::Absent,
-                    Content::Filling,
-                    Content::Zero,
-                    Content::Poisoned,
-                ],
+                &[Content::Absent, Content::Filling, Content::Zero, Content::Poisoned],
             ),
             (Content::Poisoned, &[Content::Unknown]),
         ];

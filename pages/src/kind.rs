@@ -24,13 +24,8 @@ pub enum MemoryKind {
 
 impl MemoryKind {
     /// Every kind.
-    pub const ALL: [Self; 5] = [
-        Self::Private,
-        Self::Coherent,
-        Self::FsDax,
-        Self::PciP2pdma,
-        Self::Generic,
-    ];
+    pub const ALL: [Self; 5] =
+        [Self::Private, Self::Coherent, Self::FsDax, Self::PciP2pdma, Self::Generic];
 
     /// Returns how many references a page of this kind has before anybody takes one.
     ///
@@ -72,9 +67,6 @@ impl FromStr for MemoryKind {
     type Err = ParseMemoryKindError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        Self::ALL
-            .into_iter()
-            .find(|kind| kind.name() == text)
-            .ok_or(ParseMemoryKindError)
+        Self::ALL.into_iter().find(|kind| kind.name() == text).ok_or(ParseMemoryKindError)
     }
 }

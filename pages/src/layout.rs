@@ -99,11 +99,7 @@ impl Layout {
         if !range.end().is_aligned(order) {
             return Err(LayoutError::EndInsideFolio { range, align });
         }
-        Ok(Self {
-            range,
-            order,
-            tails,
-        })
+        Ok(Self { range, order, tails })
     }
 
     /// Returns the pages that are described.

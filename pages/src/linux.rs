@@ -76,10 +76,7 @@ pub struct SectionBits {
 
 impl SectionBits {
     /// 19 bits at the top of the flags, sections of 128 MiB.
-    pub const X86_64: Self = Self {
-        shift: 45,
-        pages: PageCount::new(1 << 15),
-    };
+    pub const X86_64: Self = Self { shift: 45, pages: PageCount::new(1 << 15) };
 }
 
 /// What the descriptors of one Linux pagemap have in common.

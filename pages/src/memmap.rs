@@ -50,12 +50,7 @@ impl<P, S: Deref<Target = [Page<P>]>> Memmap<P, S> {
         if given != needed {
             return Err(MemmapError { needed, given });
         }
-        Ok(Self {
-            layout,
-            kind,
-            descriptors,
-            payload: PhantomData,
-        })
+        Ok(Self { layout, kind, descriptors, payload: PhantomData })
     }
 
     /// Returns which descriptor belongs to which page.
@@ -73,6 +68,12 @@ impl<P, S: Deref<Target = [Page<P>]>> Memmap<P, S> {
     /// Returns the descriptors, in the order of their pages.
     #[must_use]
     pub fn descriptors(&self) -> &[Page<P>] {
+        &self.descriptors
+    }
+
+    /// Returns what holds the descriptors.
+    #[must_use]
+    pub fn memory(&self) -> &S {
         &self.descriptors
     }
 
@@ -141,10 +142,7 @@ impl<P, S: Deref<Target = [Page<P>]>> Memmap<P, S> {
 
 impl<P, S> fmt::Debug for Memmap<P, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Memmap")
-            .field("layout", &self.layout)
-            .field("kind", &self.kind)
-            .finish()
+        f.debug_struct("Memmap").field("layout", &self.layout).field("kind", &self.kind).finish()
     }
 }
 

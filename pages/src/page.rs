@@ -104,21 +104,13 @@ impl Word {
     /// Returns how many references there are, not counting takers that will be refused.
     #[must_use]
     pub const fn references(self) -> u32 {
-        if self.is_free() {
-            0
-        } else {
-            (self.0 & COUNT_MASK) as u32
-        }
+        if self.is_free() { 0 } else { (self.0 & COUNT_MASK) as u32 }
     }
 
     /// Returns how many pins there are, not counting takers that will be refused.
     #[must_use]
     pub const fn pins(self) -> u32 {
-        if self.is_free() {
-            0
-        } else {
-            ((self.0 >> PINS_SHIFT) & COUNT_MASK) as u32
-        }
+        if self.is_free() { 0 } else { ((self.0 >> PINS_SHIFT) & COUNT_MASK) as u32 }
     }
 
     /// Returns what is known about the page's bytes.
@@ -182,10 +174,7 @@ impl<P> Page<P> {
     /// Takes the caller's part of a descriptor that nobody has used.
     #[must_use]
     pub fn new(payload: P) -> Self {
-        Self {
-            payload,
-            stored: AtomicU64::new(0),
-        }
+        Self { payload, stored: AtomicU64::new(0) }
     }
 
     /// Returns what the caller added.
@@ -478,28 +467,16 @@ impl<'a, P> Folio<'a, P> {
         // last one out acquires as well, because it goes on to reuse what the others wrote.
         let (before, after) = self.update(Ordering::AcqRel, |word| {
             // Who freezes a page has all the holds there are, and thaws it before giving any back.
-            let held = if word.is_frozen() {
-                0
-            } else {
-                sort.count(word)
-            };
+            let held = if word.is_frozen() { 0 } else { sort.count(word) };
             if held < count {
-                return Err(NotHeld {
-                    what: sort.name(),
-                    given: count,
-                    held,
-                });
+                return Err(NotHeld { what: sort.name(), given: count, held });
             }
             let after = Word(word.0 - delta);
             let is_last = after.references() == 0 && after.pins() == 0 && count > 0;
             Ok(if is_last { Word(after.0 | FREE) } else { after })
         })?;
         let is_last = after.is_free() && !before.is_free();
-        Ok(if is_last {
-            Released::Last
-        } else {
-            Released::Held
-        })
+        Ok(if is_last { Released::Last } else { Released::Held })
     }
 
     /// Takes the first reference of a free page, as its owner does who hands it out.
@@ -562,10 +539,7 @@ impl<'a, P> Folio<'a, P> {
             if found == from {
                 Ok(word.with_content(to))
             } else {
-                Err(AdvanceError::Found {
-                    expected: from,
-                    found,
-                })
+                Err(AdvanceError::Found { expected: from, found })
             }
         })
         .map(|_| ())
@@ -679,33 +653,12 @@ mod tests {
     fn giving_back_what_is_not_held_is_an_error_and_changes_nothing() {
         with_folio(MemoryKind::Generic, |folio| {
             let before = folio.word();
-            assert_eq!(
-                folio.unpin(),
-                Err(NotHeld {
-                    what: "pins",
-                    given: 1,
-                    held: 0
-                })
-            );
-            assert_eq!(
-                folio.put_many(2),
-                Err(NotHeld {
-                    what: "references",
-                    given: 2,
-                    held: 1
-                })
-            );
+            assert_eq!(folio.unpin(), Err(NotHeld { what: "pins", given: 1, held: 0 }));
+            assert_eq!(folio.put_many(2), Err(NotHeld { what: "references", given: 2, held: 1 }));
             assert_eq!(folio.word(), before);
         });
         with_folio(MemoryKind::Coherent, |folio| {
-            assert_eq!(
-                folio.put(),
-                Err(NotHeld {
-                    what: "references",
-                    given: 1,
-                    held: 0
-                })
-            );
+            assert_eq!(folio.put(), Err(NotHeld { what: "references", given: 1, held: 0 }));
             assert!(folio.word().is_free());
         });
     }
@@ -729,10 +682,7 @@ mod tests {
         });
         with_folio(MemoryKind::Private, |folio| {
             assert!(folio.freeze(0), "a free page freezes");
-            assert!(
-                !folio.take_first(),
-                "and is not handed out while it is frozen"
-            );
+            assert!(!folio.take_first(), "and is not handed out while it is frozen");
             assert!(folio.thaw());
             assert!(folio.take_first());
         });
@@ -743,18 +693,12 @@ mod tests {
         with_folio(MemoryKind::Generic, |folio| {
             assert_eq!(
                 folio.advance(Content::Unknown, Content::Filling),
-                Err(AdvanceError::Illegal {
-                    from: Content::Unknown,
-                    to: Content::Filling
-                })
+                Err(AdvanceError::Illegal { from: Content::Unknown, to: Content::Filling })
             );
             assert_eq!(folio.advance(Content::Unknown, Content::Zeroing), Ok(()));
             assert_eq!(
                 folio.advance(Content::Unknown, Content::Zeroing),
-                Err(AdvanceError::Found {
-                    expected: Content::Unknown,
-                    found: Content::Zeroing
-                })
+                Err(AdvanceError::Found { expected: Content::Unknown, found: Content::Zeroing })
             );
             assert_eq!(folio.advance(Content::Zeroing, Content::Zero), Ok(()));
             assert_eq!(folio.word().content(), Content::Zero);

@@ -100,14 +100,8 @@ pub struct Template<P: Payload> {
 impl<P: Payload> Template<P> {
     /// Bytes in one descriptor.
     pub const DESCRIPTOR_BYTES: usize = {
-        assert!(
-            size_of::<P>().is_multiple_of(8),
-            "a payload's size is a multiple of 8 bytes"
-        );
-        assert!(
-            align_of::<P>() <= 8,
-            "a payload is aligned to at most 8 bytes"
-        );
+        assert!(size_of::<P>().is_multiple_of(8), "a payload's size is a multiple of 8 bytes");
+        assert!(align_of::<P>() <= 8, "a payload is aligned to at most 8 bytes");
         // Under a model checker the word is larger than the 8 bytes that it stands for.
         assert!(cfg!(loom) || size_of::<Page<P>>() == size_of::<P>() + 8);
         size_of::<P>() + 8
@@ -117,18 +111,19 @@ impl<P: Payload> Template<P> {
     /// them will lie.
     #[must_use]
     pub const fn new(layout: Layout, seed: P::Seed, memmap_address: u64) -> Self {
-        Self {
-            layout,
-            seed,
-            memmap_address,
-            payload: PhantomData,
-        }
+        Self { layout, seed, memmap_address, payload: PhantomData }
     }
 
     /// Returns the layout.
     #[must_use]
     pub const fn layout(&self) -> &Layout {
         &self.layout
+    }
+
+    /// Returns how the payload's fields depend on the pfn.
+    #[must_use]
+    pub fn refresh(&self) -> Refresh {
+        P::refresh(&self.seed)
     }
 
     /// Returns the place of the page `pfn`, which need not have a descriptor of its own.
@@ -175,7 +170,7 @@ impl<P: Payload> Template<P> {
         let folio = self.layout.order().pages().get();
         let first = range.start().get();
         let last = range.end().get() - 1;
-        matches!(P::refresh(&self.seed), Refresh::Linear)
+        self.refresh() == Refresh::Linear
             && [0, 1, 2, 3, folio, folio + 1, folio + 2, last - first]
                 .into_iter()
                 .filter_map(|offset| first.checked_add(offset))
@@ -193,15 +188,12 @@ impl<P: Payload> Template<P> {
     pub fn linear_until(&self, index: u64) -> u64 {
         let all = self.layout.descriptors();
         let pfn = self.layout.pfn(index).get();
-        match P::refresh(&self.seed) {
+        match self.refresh() {
             Refresh::Linear => all,
             Refresh::EachPage => index + 1,
             Refresh::LinearWithin(pages) => {
                 let block = pages.get();
-                debug_assert!(
-                    block.is_power_of_two(),
-                    "a block of pages is a power of two"
-                );
+                debug_assert!(block.is_power_of_two(), "a block of pages is a power of two");
                 // The first page of the next block; none if that is past the last 64-bit number.
                 let Some(next) = (pfn | (block - 1)).checked_add(1) else {
                     return all;
@@ -279,15 +271,9 @@ mod tests {
         assert_eq!(base.linear_until(8), 16);
         assert_eq!(base.linear_until(63), 64);
         // A descriptor for every four pages: two to a block.
-        assert_eq!(
-            template::<Blocks>(64, 2, Tails::Derived, ()).linear_until(0),
-            2
-        );
+        assert_eq!(template::<Blocks>(64, 2, Tails::Derived, ()).linear_until(0), 2);
         // A folio is larger than a block: one descriptor a run.
-        assert_eq!(
-            template::<Blocks>(64, 4, Tails::Derived, ()).linear_until(1),
-            2
-        );
+        assert_eq!(template::<Blocks>(64, 4, Tails::Derived, ()).linear_until(1), 2);
         assert_eq!(template::<()>(64, 4, Tails::Derived, ()).linear_until(1), 4);
     }
 
@@ -305,14 +291,8 @@ mod tests {
         for (index, run) in runs {
             assert_eq!(stored.class_until(index), run);
         }
-        assert_eq!(
-            template::<()>(16, 2, Tails::Derived, ()).class_until(1),
-            (Class::Head, 4)
-        );
-        assert_eq!(
-            template::<()>(16, 0, Tails::Stored, ()).class_until(1),
-            (Class::Base, 16)
-        );
+        assert_eq!(template::<()>(16, 2, Tails::Derived, ()).class_until(1), (Class::Head, 4));
+        assert_eq!(template::<()>(16, 0, Tails::Stored, ()).class_until(1), (Class::Base, 16));
     }
 
     #[test]

@@ -22,17 +22,11 @@ fn template<const WORDS: usize>(
 }
 
 fn seed() -> LinuxSeed {
-    LinuxSeed {
-        pagemap_address: PAGEMAP,
-        ..LinuxSeed::new(MemoryKind::Generic)
-    }
+    LinuxSeed { pagemap_address: PAGEMAP, ..LinuxSeed::new(MemoryKind::Generic) }
 }
 
 fn words(template: &Template<LinuxPage>, offset: u64) -> [u64; 7] {
-    *template
-        .fresh(Pfn::new(BASE + offset))
-        .expect("a page of the range")
-        .words()
+    *template.fresh(Pfn::new(BASE + offset)).expect("a page of the range").words()
 }
 
 #[test]
@@ -45,15 +39,7 @@ fn a_descriptor_has_the_size_of_linuxs() {
 
 #[test]
 fn a_base_page_is_linuxs_plain_page() {
-    let plain = [
-        0x0027_ffff_c000_2000,
-        PAGEMAP,
-        0,
-        0,
-        0,
-        0,
-        0x0000_0001_ffff_ffff,
-    ];
+    let plain = [0x0027_ffff_c000_2000, PAGEMAP, 0, 0, 0, 0, 0x0000_0001_ffff_ffff];
     for tails in [Tails::Derived, Tails::Stored] {
         let template = template::<7>(0, tails, seed());
         for offset in [0, 1, 511, 512, (1 << 19) - 1] {
@@ -71,27 +57,11 @@ fn a_compound_page_is_linuxs_head_first_tail_and_tails() {
             let head_plus_one = MEMMAP + head * 64 + 1;
             assert_eq!(
                 words(&template, head),
-                [
-                    0x0027_ffff_c000_2040,
-                    PAGEMAP,
-                    0,
-                    0,
-                    0,
-                    0,
-                    0x0000_0001_ffff_ffff
-                ]
+                [0x0027_ffff_c000_2040, PAGEMAP, 0, 0, 0, 0, 0x0000_0001_ffff_ffff]
             );
             assert_eq!(
                 words(&template, head + 1),
-                [
-                    first_tail_flags,
-                    head_plus_one,
-                    u64::MAX,
-                    0,
-                    1 << order,
-                    0,
-                    0xffff_ffff
-                ]
+                [first_tail_flags, head_plus_one, u64::MAX, 0, 1 << order, 0, 0xffff_ffff]
             );
             for tail in [2, 3, 63, 64, 128, (1 << order) - 1] {
                 assert_eq!(
@@ -130,11 +100,7 @@ fn a_derived_tail_answers_what_linux_stores() {
 fn first_references_follow_kind_and_release_and_tails_have_none() {
     for release in [LinuxRelease::V6_12, LinuxRelease::V6_15] {
         for kind in MemoryKind::ALL {
-            let seed = LinuxSeed {
-                kind,
-                release,
-                ..seed()
-            };
+            let seed = LinuxSeed { kind, release, ..seed() };
             let expected = match (kind, release) {
                 (MemoryKind::Generic, _) | (MemoryKind::FsDax, LinuxRelease::V6_12) => 1,
                 _ => 0,

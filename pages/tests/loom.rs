@@ -55,11 +55,7 @@ fn a_page_is_held_or_frozen_never_both() {
                 let page = page.clone();
                 thread::spawn(move || {
                     let folio = folio(&page, GENERIC);
-                    if is_pin {
-                        folio.try_pin()
-                    } else {
-                        folio.try_get()
-                    }
+                    if is_pin { folio.try_pin() } else { folio.try_get() }
                 })
             };
             let frozen = folio(&page, GENERIC).freeze(1);
@@ -72,10 +68,7 @@ fn a_page_is_held_or_frozen_never_both() {
                 mark(&marks, 1);
             }
             let word = folio(&page, GENERIC).word();
-            assert_eq!(
-                word.references() + word.pins(),
-                1 + u32::from(taken.is_ok())
-            );
+            assert_eq!(word.references() + word.pins(), 1 + u32::from(taken.is_ok()));
         });
     }
     seen.assert_all();
@@ -253,11 +246,7 @@ fn a_taker_that_does_not_look_again_loses_the_page() {
         word.fetch_add(1_u64.wrapping_sub(FREE), Ordering::AcqRel);
         put(&word);
         taker.join().unwrap();
-        assert_eq!(
-            word.load(Ordering::Relaxed),
-            FREE,
-            "nobody holds the page and it is not free"
-        );
+        assert_eq!(word.load(Ordering::Relaxed), FREE, "nobody holds the page and it is not free");
     });
 
     fn put(word: &AtomicU64) {

@@ -30,11 +30,7 @@ impl Plain {
     }
 
     fn take(&mut self, is_pin: bool, count: u64) -> Result<(), HoldError> {
-        let held = if is_pin {
-            &mut self.pins
-        } else {
-            &mut self.references
-        };
+        let held = if is_pin { &mut self.pins } else { &mut self.references };
         if self.free {
             Err(HoldError::Free)
         } else if self.frozen {
@@ -48,11 +44,7 @@ impl Plain {
     }
 
     fn give_back(&mut self, is_pin: bool, count: u64) -> Option<Released> {
-        let held = if is_pin {
-            &mut self.pins
-        } else {
-            &mut self.references
-        };
+        let held = if is_pin { &mut self.pins } else { &mut self.references };
         if count == 0 {
             return Some(Released::Held);
         }
@@ -110,19 +102,11 @@ fn check(folio: Folio<'_>, plain: &Plain) {
 fn apply(folio: Folio<'_>, plain: &mut Plain, step: &Step) {
     match *step {
         Step::Take { is_pin, count } => {
-            let taken = if is_pin {
-                folio.try_pin_many(count)
-            } else {
-                folio.try_get_many(count)
-            };
+            let taken = if is_pin { folio.try_pin_many(count) } else { folio.try_get_many(count) };
             assert_eq!(taken, plain.take(is_pin, u64::from(count)));
         }
         Step::GiveBack { is_pin, count } => {
-            let back = if is_pin {
-                folio.unpin_many(count)
-            } else {
-                folio.put_many(count)
-            };
+            let back = if is_pin { folio.unpin_many(count) } else { folio.put_many(count) };
             // Nothing of a frozen page can be given back, and giving nothing back is no error.
             assert_eq!(back.ok(), plain.give_back(is_pin, u64::from(count)));
         }
@@ -148,10 +132,7 @@ fn apply(folio: Folio<'_>, plain: &mut Plain, step: &Step) {
             let expected = if !from.may_become(to) {
                 Err(AdvanceError::Illegal { from, to })
             } else if plain.content != from {
-                Err(AdvanceError::Found {
-                    expected: from,
-                    found: plain.content,
-                })
+                Err(AdvanceError::Found { expected: from, found: plain.content })
             } else {
                 plain.content = to;
                 Ok(())
@@ -254,8 +235,5 @@ fn a_page_outside_the_range_has_no_descriptor() {
     }
     let tail = memmap.page(Pfn::new(15)).unwrap();
     assert!(tail.is_tail() && tail.payload().is_none() && tail.descriptor().is_none());
-    assert_eq!(
-        (tail.head(), tail.distance().get(), tail.order().get()),
-        (Pfn::new(8), 7, 3)
-    );
+    assert_eq!((tail.head(), tail.distance().get(), tail.order().get()), (Pfn::new(8), 7, 3));
 }

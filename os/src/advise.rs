@@ -1,0 +1,204 @@
+//! Huge pages for what is mapped already, and giving pages back: [`Mapping::advise_huge`],
+//! [`Mapping::collapse`], [`Mapping::discard`].
+//!
+//! Unsafe: calls of madvise(2), one of which drops pages.
+//! Source: madvise(2).
+
+use core::ops::Range;
+use std::io;
+
+use rustix::io::Errno;
+use rustix::mm::Advice;
+use uzone_pages::ByteLen;
+
+use crate::errno::{self, CollapseStep};
+use crate::hugepages;
+use crate::mapping::Mapping;
+use crate::options::RangeError;
+use crate::populate::PopulateError;
+use crate::probe;
+use crate::root::{SysError, SystemRoot};
+
+/// `MADV_COLLAPSE`, Linux 6.1.
+pub(crate) const MADV_COLLAPSE: libc::c_int = 25;
+const _: () = assert!(MADV_COLLAPSE.cast_unsigned() == linux_raw_sys::general::MADV_COLLAPSE);
+
+/// An advice that the kernel refused.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AdviseError {
+    /// The range is not inside the mapping, or cuts a page.
+    #[error(transparent)]
+    Range(#[from] RangeError),
+    /// The first pages of the range could not be made present.
+    #[error(transparent)]
+    Populate(#[from] PopulateError),
+    /// The kernel's settings could not be read.
+    #[error(transparent)]
+    Sys(#[from] SysError),
+    /// The kernel does not know the advice, or does not give it to this kind of memory.
+    #[error(
+        "the kernel refused {advice} for bytes {start:#x} to {end:#x}: it has no transparent huge pages, or not for this kind of memory"
+    )]
+    Refused {
+        /// The kernel's name of the advice.
+        advice: &'static str,
+        /// Where the range starts.
+        start: u64,
+        /// Where it ends.
+        end: u64,
+        /// What the kernel answered.
+        #[source]
+        cause: io::Error,
+    },
+}
+
+/// What collapsing did.
+#[derive(Debug)]
+#[must_use = "what is not collapsed is still in small pages"]
+pub enum Collapsed {
+    /// Every huge page that fits in the range is one now.
+    Whole {
+        /// How many bytes they are.
+        bytes: ByteLen,
+    },
+    /// No huge page fits in the range.
+    NothingFits {
+        /// How long one is.
+        huge: ByteLen,
+    },
+    /// Some are not huge, and it may work later: there was no free huge page, or pages were in
+    /// use. [`Mapping::huge_backed`] tells how many are.
+    NotNow {
+        /// What the kernel answered.
+        cause: io::Error,
+    },
+}
+
+impl Mapping {
+    /// Asks for transparent huge pages, from now on, wherever they fit (`MADV_HUGEPAGE`). Whether
+    /// that has an effect is a setting of the host, which [`hugepages::thp`] tells.
+    ///
+    /// # Errors
+    /// [`AdviseError::Refused`] if the kernel has none, or the memory is of a hugetlb pool.
+    pub fn advise_huge(&self) -> Result<(), AdviseError> {
+        self.advise(0..self.mapped_len(), Advice::LinuxHugepage, "MADV_HUGEPAGE")
+    }
+
+    /// Makes huge pages of a range (`MADV_COLLAPSE`), whatever the host is set to. No byte changes;
+    /// pages that were not present become so.
+    ///
+    /// # Errors
+    /// [`AdviseError`] if the range is not inside, or the kernel cannot do that with this memory.
+    pub fn collapse(&self, range: Range<u64>) -> Result<Collapsed, AdviseError> {
+        let part = self.widen(&range)?;
+        let refused = |cause| AdviseError::Refused {
+            advice: "MADV_COLLAPSE",
+            start: range.start,
+            end: range.end,
+            cause,
+        };
+        let Some(thp) = hugepages::thp(&SystemRoot::host())? else {
+            return Err(refused(Errno::NOTSUP.into()));
+        };
+        let huge = usize::try_from(thp.pmd_size.get()).unwrap_or(usize::MAX);
+        let Some(inside) = whole_huge(self.addr().get(), &part, huge) else {
+            return Ok(Collapsed::NothingFits { huge: thp.pmd_size });
+        };
+        // The kernel refuses a huge page of which nothing was ever present (EINVAL, as for memory
+        // that cannot be huge at all), so the first small page of each is made present.
+        let page = self.page_size().bytes();
+        if page != probe::page_size().bytes() {
+            return Err(refused(Errno::INVAL.into()));
+        }
+        for first in inside.clone().step_by(huge) {
+            let first = first as u64;
+            self.populate(first..first + page)?;
+        }
+        let start = self.at(inside.start).as_ptr();
+        // SAFETY: madvise(2) acts on `inside.len()` bytes from `start`, all of this mapping: they are
+        // inside of `part`, which `widen` checked. This advice moves bytes and changes none.
+        let answer = unsafe { libc::madvise(start.cast(), inside.len(), MADV_COLLAPSE) };
+        let answer = if answer == 0 {
+            Ok(())
+        } else {
+            Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::INVAL))
+        };
+        match (errno::collapse_step(answer), answer) {
+            (CollapseStep::Done, _) | (_, Ok(())) => {
+                Ok(Collapsed::Whole { bytes: ByteLen::new(inside.len() as u64) })
+            }
+            (CollapseStep::NotNow, Err(cause)) => Ok(Collapsed::NotNow { cause: cause.into() }),
+            (CollapseStep::Refused, Err(cause)) => Err(refused(cause.into())),
+        }
+    }
+
+    /// Gives the pages of a range back to the kernel (`MADV_DONTNEED`).
+    ///
+    /// Private anonymous bytes read as zero afterwards. Pages of a file or memory file stay in it
+    /// and only leave this mapping; private changes to them are lost. The range must start and end
+    /// at pages, or at the end of the mapping, because giving back half a page is not possible.
+    ///
+    /// # Errors
+    /// [`RangeError::CutsPage`] if it does not; then nothing is given back.
+    pub fn discard(&self, range: Range<u64>) -> Result<(), AdviseError> {
+        let part = self.widen(&range)?;
+        let ends_mapping = range.end == self.len().get();
+        if part.start as u64 != range.start || (part.end as u64 != range.end && !ends_mapping) {
+            return Err(RangeError::CutsPage {
+                start: range.start,
+                end: range.end,
+                page: self.page_size(),
+            }
+            .into());
+        }
+        self.advise(part, Advice::LinuxDontNeed, "MADV_DONTNEED")
+    }
+
+    /// `part` is inside the mapped pages; `advice` is one of the two above.
+    fn advise(
+        &self,
+        part: Range<usize>,
+        advice: Advice,
+        name: &'static str,
+    ) -> Result<(), AdviseError> {
+        let start = self.at(part.start).as_ptr();
+        // SAFETY: madvise(2) acts on `part.len()` bytes from `start`, all of this mapping. One advice
+        // sets a policy. The other replaces bytes: here nobody has borrowed them, because who lends
+        // slices of a mapping owns it and calls this from `&mut self`; atomic readers see the old
+        // word or the new.
+        let answer = unsafe { rustix::mm::madvise(start.cast(), part.len(), advice) };
+        answer.map_err(|cause| AdviseError::Refused {
+            advice: name,
+            start: part.start as u64,
+            end: part.end as u64,
+            cause: cause.into(),
+        })
+    }
+}
+
+/// Returns the largest part of `part` that is whole huge pages by address, if any.
+fn whole_huge(base: usize, part: &Range<usize>, huge: usize) -> Option<Range<usize>> {
+    let start = (base + part.start).checked_next_multiple_of(huge)?;
+    let end = (base + part.end) / huge * huge;
+    (start < end).then(|| start - base..end - base)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_whole_huge_pages_inside_the_range_are_collapsed() {
+        for (base, part, inside) in [
+            (0x20_0000, 0..0x20_0000, Some(0..0x20_0000)),
+            (0x20_0000, 0..0x1f_f000, None),
+            (0x20_1000, 0..0x20_0000, None),
+            (0x20_1000, 0..0x3f_f000, Some(0x1f_f000..0x3f_f000)),
+            (0x20_0000, 0x1000..0x60_0000, Some(0x20_0000..0x60_0000)),
+        ] {
+            assert_eq!(whole_huge(base, &part, 0x20_0000), inside, "{base:#x} {part:?}");
+        }
+        assert_eq!(whole_huge(4096, &(0..4096), usize::MAX), None);
+    }
+}

@@ -1,0 +1,311 @@
+//! Making a mapping: anonymous memory, huge pages of a pool, memory files, files and devices.
+//!
+//! Here a request is turned into flags, a file is inspected before it is mapped, and a refusal is
+//! explained. The one call that maps is in `mapping`.
+//!
+//! Cost: one mmap(2), 1 to 10 us at any length, because no page is touched; a memory file costs
+//! three calls more, a file two.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{FileType, MemfdFlags, SealFlags};
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags};
+use uzone_pages::{ByteLen, PageSize};
+
+use crate::errno::{self, MmapRefusal};
+use crate::hugefile::Lease;
+use crate::hugepages::HugeSize;
+use crate::mapping::{Backing, Mapping, Refused, Request};
+use crate::options::{Access, Anonymous, HugeAdvice, Reserve, Sharing};
+use crate::probe;
+use crate::root::SystemRoot;
+use crate::shortage::{FileKind, MapError};
+
+/// The largest alignment that can be asked for: what one entry of a page upper directory maps,
+/// times four.
+pub(crate) const MAX_ALIGN: u64 = 4 << 30;
+
+/// Where memory that should be huge starts, unless something else is asked for: a multiple of
+/// what x86-64 and AArch64 with 4 KiB pages map with one entry.
+const HUGE_ALIGN: u64 = 2 << 20;
+
+/// `HUGETLBFS_MAGIC`, from statfs(2).
+const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
+
+impl Mapping {
+    /// Maps private pages of no file, all zero.
+    ///
+    /// # Errors
+    /// [`MapError`] says which limit forbids it.
+    pub fn anonymous(len: ByteLen, how: Anonymous) -> Result<Self, MapError> {
+        let page = probe::page_size();
+        let wanted_align = match (how.align, how.huge) {
+            (Some(align), _) => align.get(),
+            (None, HugeAdvice::Advise) if len.get() >= HUGE_ALIGN => HUGE_ALIGN,
+            (None, _) => page.bytes(),
+        };
+        if !wanted_align.is_power_of_two() || wanted_align > MAX_ALIGN {
+            return Err(MapError::BadAlign { align_bytes: wanted_align });
+        }
+        let mut flags = MapFlags::PRIVATE;
+        if how.reserve == Reserve::Lazy {
+            flags |= MapFlags::NORESERVE;
+        }
+        let mapping = Self::map(
+            len,
+            &Request {
+                page,
+                align: wanted_align.max(page.bytes()),
+                access: Access::ReadWrite,
+                flags,
+                fd: None,
+            },
+        )
+        .map_err(|refused| {
+            refused.explain(|cause| MapError::memory(&SystemRoot::host(), len, true, cause))
+        })?;
+        let advice = match how.huge {
+            HugeAdvice::Default => return Ok(mapping),
+            HugeAdvice::Never => (Advice::LinuxNoHugepage, "MADV_NOHUGEPAGE"),
+            HugeAdvice::Advise => (Advice::LinuxHugepage, "MADV_HUGEPAGE"),
+        };
+        mapping.advise_new(advice.0, advice.1)?;
+        Ok(mapping)
+    }
+
+    /// Maps private huge pages of the pool of `size`, all zero. The pool promises them at once, so
+    /// no later touch fails; each is taken from it when touched.
+    ///
+    /// # Errors
+    /// [`MapError::HugePool`] with the numbers of the pool if it is too small.
+    pub fn hugetlb(len: ByteLen, size: HugeSize) -> Result<Self, MapError> {
+        let flags = MapFlags::PRIVATE
+            | MapFlags::HUGETLB
+            | MapFlags::from_bits_retain(size.encoded_in_flags());
+        Self::map(
+            len,
+            &Request {
+                page: size.page_size(),
+                align: size.page_size().bytes(),
+                access: Access::ReadWrite,
+                flags,
+                fd: None,
+            },
+        )
+        .map_err(|refused| refused.explain_huge(size, len))
+    }
+
+    /// Makes a memory file and maps it shared, so that it can be handed to other processes by
+    /// [`Mapping::fd`]. With `huge`, it is made of huge pages of the pool.
+    ///
+    /// The file is sealed against shrinking and growing: no holder of the descriptor can take
+    /// pages away by truncation. `name` is for people, in `/proc/self/maps`.
+    ///
+    /// # Errors
+    /// [`MapError`] says which limit forbids it.
+    pub fn memfd(name: &str, len: ByteLen, huge: Option<HugeSize>) -> Result<Self, MapError> {
+        let fd = create_memfd(name, len, huge)?;
+        let mapping = Self::map_memfd(fd.as_fd(), len, huge)?;
+        Ok(mapping.backed_by(Backing::File { fd }))
+    }
+
+    /// Maps the file of a [`crate::HugeFile`]; `lease` is what keeps it from being mapped twice.
+    pub(crate) fn kept(
+        fd: BorrowedFd<'_>,
+        len: ByteLen,
+        size: HugeSize,
+        lease: Lease,
+    ) -> Result<Self, MapError> {
+        let mapping = Self::map_memfd(fd, len, Some(size))?.backed_by(Backing::Kept { lease });
+        // A child of fork(2) would share these pages with us, and we lend them as ours alone. So a
+        // child gets none of them.
+        mapping.advise_new(Advice::LinuxDontFork, "MADV_DONTFORK")?;
+        Ok(mapping)
+    }
+
+    fn map_memfd(
+        fd: BorrowedFd<'_>,
+        len: ByteLen,
+        huge: Option<HugeSize>,
+    ) -> Result<Self, MapError> {
+        let page = huge.map_or_else(probe::page_size, HugeSize::page_size);
+        Self::map(
+            len,
+            &Request {
+                page,
+                align: page.bytes(),
+                access: Access::ReadWrite,
+                flags: MapFlags::SHARED,
+                fd: Some((fd, 0)),
+            },
+        )
+        .map_err(|refused| match huge {
+            Some(size) => refused.explain_huge(size, len),
+            None => {
+                refused.explain(|cause| MapError::memory(&SystemRoot::host(), len, false, cause))
+            }
+        })
+    }
+
+    /// Maps `len` bytes of a file or device, from `offset` on.
+    ///
+    /// Whoever may truncate the file can make a later access raise `SIGBUS`: the kernel has no
+    /// page to show for bytes behind the end of a file. A caller that maps files of others has
+    /// to keep them from shrinking (a sealed memory file, a lease, its own directory).
+    ///
+    /// # Errors
+    /// [`MapError`]: the offset cuts a page of the file ([`MapError::UnalignedOffset`]), the range
+    /// ends behind the file ([`MapError::BeyondEnd`]), it is a directory or another kind without
+    /// memory ([`MapError::NotMappable`]), or it is not open for `access`
+    /// ([`MapError::NotOpenFor`]).
+    pub fn file(
+        file: impl Into<OwnedFd>,
+        offset: u64,
+        len: ByteLen,
+        access: Access,
+        sharing: Sharing,
+    ) -> Result<Self, MapError> {
+        let fd = file.into();
+        if len.is_zero() {
+            return Err(MapError::Empty);
+        }
+        let page = inspect(fd.as_fd(), offset, len)?;
+        let flags = match sharing {
+            Sharing::Shared => MapFlags::SHARED,
+            Sharing::Private => MapFlags::PRIVATE,
+        };
+        let mapping = Self::map(
+            len,
+            &Request { page, align: page.bytes(), access, flags, fd: Some((fd.as_fd(), offset)) },
+        )
+        .map_err(|refused| {
+            let Refused::Kernel { len, cause } = refused else {
+                return refused.explain(|cause| MapError::Refused { len, cause });
+            };
+            let error = io::Error::from(cause);
+            match errno::mmap_refusal(cause, false) {
+                MmapRefusal::Memory => {
+                    let counted = access == Access::ReadWrite && sharing == Sharing::Private;
+                    MapError::memory(&SystemRoot::host(), len, counted, error)
+                }
+                MmapRefusal::Locked => MapError::locked(len, error),
+                MmapRefusal::Access => MapError::NotOpenFor { access, sharing, cause: error },
+                MmapRefusal::NotMappable => {
+                    MapError::NotMappable { kind: FileKind::Unmappable, cause: Some(error) }
+                }
+                MmapRefusal::HugeSize | MmapRefusal::Other => {
+                    MapError::Refused { len, cause: error }
+                }
+            }
+        })?;
+        Ok(mapping.backed_by(Backing::File { fd }))
+    }
+}
+
+impl Refused {
+    fn explain(self, memory: impl FnOnce(io::Error) -> MapError) -> MapError {
+        match self {
+            Self::Empty => MapError::Empty,
+            Self::TooLong { len_bytes } => MapError::TooLong { len_bytes },
+            Self::Kernel { len, cause } => match errno::mmap_refusal(cause, false) {
+                MmapRefusal::Memory => memory(cause.into()),
+                MmapRefusal::Locked => MapError::locked(len, cause.into()),
+                _ => MapError::Refused { len, cause: cause.into() },
+            },
+        }
+    }
+
+    fn explain_huge(self, size: HugeSize, len: ByteLen) -> MapError {
+        let Self::Kernel { cause, .. } = self else {
+            return self.explain(|cause| MapError::Refused { len, cause });
+        };
+        match errno::mmap_refusal(cause, true) {
+            MmapRefusal::Memory => {
+                MapError::huge_pool(&SystemRoot::host(), size, len, cause.into())
+            }
+            MmapRefusal::Locked => MapError::locked(len, cause.into()),
+            MmapRefusal::HugeSize => MapError::HugeSize { size, cause: cause.into() },
+            _ => MapError::Refused { len, cause: cause.into() },
+        }
+    }
+}
+
+/// Makes a memory file of `len` bytes, up to the next page, that can neither shrink nor grow.
+pub(crate) fn create_memfd(
+    name: &str,
+    len: ByteLen,
+    huge: Option<HugeSize>,
+) -> Result<OwnedFd, MapError> {
+    if len.is_zero() {
+        return Err(MapError::Empty);
+    }
+    let failed = |cause: Errno| match (huge, errno::mmap_refusal(cause, huge.is_some())) {
+        (Some(size), MmapRefusal::HugeSize) => MapError::HugeSize { size, cause: cause.into() },
+        _ => MapError::Create { name: name.to_owned(), len, cause: cause.into() },
+    };
+    let page = huge.map_or_else(probe::page_size, HugeSize::page_size);
+    let too_long = MapError::TooLong { len_bytes: len.get() };
+    let Ok(whole) = len.align_up(page.bytes()) else {
+        return Err(too_long);
+    };
+    if i64::try_from(whole.get()).is_err() {
+        return Err(too_long);
+    }
+    let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    if let Some(size) = huge {
+        flags |= MemfdFlags::HUGETLB | MemfdFlags::from_bits_retain(size.encoded_in_flags());
+    }
+    // A kernel since 6.3 wants to be told that memory is not a program; an older one knows no such
+    // flag.
+    let fd = match rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
+        Err(cause) if errno::flag_is_unknown(cause) => rustix::fs::memfd_create(name, flags),
+        answer => answer,
+    }
+    .map_err(failed)?;
+    rustix::fs::ftruncate(&fd, whole.get()).map_err(failed)?;
+    rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW).map_err(failed)?;
+    Ok(fd)
+}
+
+/// Returns the page size of a file's memory, if the range can be mapped as far as its kind, its
+/// length and its alignment go.
+fn inspect(fd: BorrowedFd<'_>, offset: u64, len: ByteLen) -> Result<PageSize, MapError> {
+    let inspected = |cause: Errno| MapError::Inspect { cause: cause.into() };
+    let stat = rustix::fs::fstat(fd).map_err(inspected)?;
+    let kind = match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile | FileType::CharacterDevice | FileType::BlockDevice => None,
+        FileType::Directory => Some(FileKind::Directory),
+        FileType::Fifo => Some(FileKind::Fifo),
+        FileType::Socket => Some(FileKind::Socket),
+        FileType::Symlink => Some(FileKind::Symlink),
+        FileType::Unknown => Some(FileKind::Other),
+    };
+    if let Some(kind) = kind {
+        return Err(MapError::NotMappable { kind, cause: None });
+    }
+    let is_regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+    let mut page = probe::page_size();
+    if is_regular {
+        let system = rustix::fs::fstatfs(fd).map_err(inspected)?;
+        // The width and sign of these fields differ between architectures; both are small.
+        let magic = u64::try_from(system.f_type).unwrap_or(0);
+        let block = u64::try_from(system.f_bsize).unwrap_or(0);
+        if magic == HUGETLBFS_MAGIC
+            && let Ok(huge) = PageSize::try_from_bytes(block)
+        {
+            page = huge;
+        }
+    }
+    if !offset.is_multiple_of(page.bytes()) {
+        return Err(MapError::UnalignedOffset { offset, page: ByteLen::new(page.bytes()) });
+    }
+    // A device says nothing about its length here; its driver refuses what it does not have.
+    let file_len = u64::try_from(stat.st_size).unwrap_or(0);
+    let is_inside = offset.checked_add(len.get()).is_some_and(|end| end <= file_len);
+    if is_regular && !is_inside {
+        return Err(MapError::BeyondEnd { offset, len_bytes: len.get(), file_len });
+    }
+    Ok(page)
+}

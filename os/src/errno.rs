@@ -1,0 +1,180 @@
+//! The one place that matches errno: what the kernel's answers mean to the calls of this package.
+//!
+//! Every function is pure: it takes a result of a system call and returns what to do about it.
+//! Source: mmap(2), madvise(2), memfd_create(2), ioctl_pagemap_scan(2), userfaultfd(2).
+
+use rustix::io::Errno;
+
+/// Why a mapping was refused, as far as errno alone says it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MmapRefusal {
+    /// Not enough of something; which of many is asked elsewhere.
+    Memory,
+    /// The process locks all that it maps, and may not lock as much.
+    Locked,
+    /// The descriptor is not open for this kind of access.
+    Access,
+    /// The file cannot be mapped at all.
+    NotMappable,
+    /// The kernel has no huge pages of that size.
+    HugeSize,
+    /// Something else.
+    Other,
+}
+
+/// Takes what mmap(2) or memfd_create(2) answered; `huge` when huge pages were asked for.
+pub(crate) fn mmap_refusal(errno: Errno, huge: bool) -> MmapRefusal {
+    match errno {
+        Errno::NOMEM => MmapRefusal::Memory,
+        Errno::AGAIN => MmapRefusal::Locked,
+        Errno::ACCESS => MmapRefusal::Access,
+        Errno::NODEV | Errno::INVAL if huge => MmapRefusal::HugeSize,
+        Errno::NODEV => MmapRefusal::NotMappable,
+        _ => MmapRefusal::Other,
+    }
+}
+
+/// What to do after a MADV_POPULATE_READ or MADV_POPULATE_WRITE.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PopulateStep {
+    /// The range is present.
+    Done,
+    /// Nothing is wrong; ask again.
+    Again,
+    /// The range was given back a wrong or impossible access: see the enum.
+    Failed(PopulateRefusal),
+}
+
+/// Why a range could not be made present.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PopulateRefusal {
+    /// There is no memory for it, or the range is not mapped.
+    Memory,
+    /// Touching it would have raised a signal: the file is shorter, or the hugetlb pool is empty.
+    Signal,
+    /// A page in it is broken.
+    Poisoned,
+    /// The mapping does not allow this access.
+    Incompatible,
+    /// Something else.
+    Other,
+}
+
+/// Decodes the answer to a populate.
+pub(crate) fn populate_step(answer: Result<(), Errno>) -> PopulateStep {
+    match answer {
+        Ok(()) => PopulateStep::Done,
+        Err(Errno::AGAIN | Errno::INTR) => PopulateStep::Again,
+        Err(Errno::NOMEM) => PopulateStep::Failed(PopulateRefusal::Memory),
+        Err(Errno::FAULT) => PopulateStep::Failed(PopulateRefusal::Signal),
+        Err(Errno::HWPOISON) => PopulateStep::Failed(PopulateRefusal::Poisoned),
+        Err(Errno::INVAL) => PopulateStep::Failed(PopulateRefusal::Incompatible),
+        Err(_) => PopulateStep::Failed(PopulateRefusal::Other),
+    }
+}
+
+/// What MADV_COLLAPSE did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CollapseStep {
+    /// Every huge page of the range is one now.
+    Done,
+    /// Some are not, for a reason that may pass: no free huge page, or pages in use.
+    NotNow,
+    /// It cannot work on this mapping or kernel.
+    Refused,
+}
+
+/// Decodes the answer to MADV_COLLAPSE.
+pub(crate) fn collapse_step(answer: Result<(), Errno>) -> CollapseStep {
+    match answer {
+        Ok(()) => CollapseStep::Done,
+        Err(Errno::AGAIN | Errno::BUSY | Errno::NOMEM | Errno::INTR) => CollapseStep::NotNow,
+        Err(_) => CollapseStep::Refused,
+    }
+}
+
+/// Returns whether an ioctl was refused because this kernel does not know it.
+pub(crate) fn ioctl_is_unknown(errno: Errno) -> bool {
+    matches!(errno, Errno::NOTTY | Errno::INVAL)
+}
+
+/// Returns whether memfd_create(2) was refused because it does not know a flag.
+pub(crate) fn flag_is_unknown(errno: Errno) -> bool {
+    errno == Errno::INVAL
+}
+
+/// Why a userfaultfd was not given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum UffdRefusal {
+    /// This process may not have one that sees faults of the kernel.
+    Permission,
+    /// The kernel was built without it, or a filter says so.
+    Absent,
+    /// Something else.
+    Other,
+}
+
+/// Decodes why userfaultfd(2), or opening its device, failed.
+pub(crate) fn uffd_refusal(errno: Errno) -> UffdRefusal {
+    match errno {
+        Errno::PERM | Errno::ACCESS => UffdRefusal::Permission,
+        Errno::NOSYS | Errno::NOENT | Errno::NODEV | Errno::NXIO => UffdRefusal::Absent,
+        _ => UffdRefusal::Other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_documented_answer_has_its_meaning() {
+        for (errno, huge, meaning) in [
+            (Errno::NOMEM, false, MmapRefusal::Memory),
+            (Errno::NOMEM, true, MmapRefusal::Memory),
+            (Errno::AGAIN, false, MmapRefusal::Locked),
+            (Errno::ACCESS, false, MmapRefusal::Access),
+            (Errno::NODEV, false, MmapRefusal::NotMappable),
+            (Errno::NODEV, true, MmapRefusal::HugeSize),
+            (Errno::INVAL, true, MmapRefusal::HugeSize),
+            (Errno::INVAL, false, MmapRefusal::Other),
+            (Errno::PERM, false, MmapRefusal::Other),
+        ] {
+            assert_eq!(mmap_refusal(errno, huge), meaning, "{errno:?}");
+        }
+        for (answer, step) in [
+            (Ok(()), PopulateStep::Done),
+            (Err(Errno::AGAIN), PopulateStep::Again),
+            (Err(Errno::INTR), PopulateStep::Again),
+            (Err(Errno::NOMEM), PopulateStep::Failed(PopulateRefusal::Memory)),
+            (Err(Errno::FAULT), PopulateStep::Failed(PopulateRefusal::Signal)),
+            (Err(Errno::HWPOISON), PopulateStep::Failed(PopulateRefusal::Poisoned)),
+            (Err(Errno::INVAL), PopulateStep::Failed(PopulateRefusal::Incompatible)),
+            (Err(Errno::IO), PopulateStep::Failed(PopulateRefusal::Other)),
+        ] {
+            assert_eq!(populate_step(answer), step, "{answer:?}");
+        }
+        for (answer, step) in [
+            (Ok(()), CollapseStep::Done),
+            (Err(Errno::AGAIN), CollapseStep::NotNow),
+            (Err(Errno::BUSY), CollapseStep::NotNow),
+            (Err(Errno::NOMEM), CollapseStep::NotNow),
+            (Err(Errno::INVAL), CollapseStep::Refused),
+        ] {
+            assert_eq!(collapse_step(answer), step, "{answer:?}");
+        }
+        for (errno, refusal) in [
+            (Errno::PERM, UffdRefusal::Permission),
+            (Errno::ACCESS, UffdRefusal::Permission),
+            (Errno::NOSYS, UffdRefusal::Absent),
+            (Errno::NOENT, UffdRefusal::Absent),
+            (Errno::MFILE, UffdRefusal::Other),
+        ] {
+            assert_eq!(uffd_refusal(errno), refusal, "{errno:?}");
+        }
+        assert!(ioctl_is_unknown(Errno::NOTTY));
+        assert!(!ioctl_is_unknown(Errno::PERM));
+        assert!(flag_is_unknown(Errno::INVAL));
+        assert!(!flag_is_unknown(Errno::MFILE));
+    }
+}

@@ -1,0 +1,225 @@
+//! A mapping that nobody else can change, so that it has slices: [`Exclusive`].
+//!
+//! Whether memory is ours alone is a fact of where it comes from: private anonymous pages are, and
+//! so is the file of a [`crate::HugeFile`], whose descriptor never leaves it. A memory file that
+//! [`Mapping::memfd`] made is not, for its descriptor is for handing out.
+//!
+//! What changes bytes takes `&mut self` here, where [`Mapping`] takes `&self`: a slice is lent by
+//! borrowing, and nothing may move under it.
+//! Unsafe: this is the file that makes a slice of bytes out of a mapping.
+
+use core::ops::Range;
+use core::sync::atomic::AtomicBool;
+use std::num::NonZeroUsize;
+
+use uzone_pages::{ByteLen, PageSize};
+
+use crate::advise::{AdviseError, Collapsed};
+use crate::hugepages::HugeSize;
+use crate::mapping::Mapping;
+use crate::options::{Addr, Anonymous};
+use crate::populate::{PopulateError, Populated};
+use crate::resident::ResidentError;
+use crate::shortage::MapError;
+
+/// Memory of this process that no other process and no other owner in this one can change.
+///
+/// # Invariants
+/// `0.is_exclusive()`, and the mapping is readable and writable.
+#[derive(Debug)]
+pub struct Exclusive(Mapping);
+
+/// A mapping that others may change, given back as it was.
+#[derive(Debug, thiserror::Error)]
+#[error("the mapping of {len} at {addr} is of a file that others may have: its bytes can be copied, and not lent", len = mapping.len(), addr = mapping.addr())]
+pub struct NotExclusive {
+    /// The mapping.
+    pub mapping: Mapping,
+}
+
+impl Exclusive {
+    /// Maps private pages of no file, all zero, as [`Mapping::anonymous`] does.
+    ///
+    /// # Errors
+    /// [`MapError`] says which limit forbids it.
+    pub fn anonymous(len: ByteLen, how: Anonymous) -> Result<Self, MapError> {
+        Mapping::anonymous(len, how).map(Self)
+    }
+
+    /// Maps private huge pages of the pool of `size`, all zero, as [`Mapping::hugetlb`] does.
+    ///
+    /// # Errors
+    /// [`MapError::HugePool`] with the numbers of the pool if it is too small.
+    pub fn hugetlb(len: ByteLen, size: HugeSize) -> Result<Self, MapError> {
+        Mapping::hugetlb(len, size).map(Self)
+    }
+
+    /// Takes a mapping if its memory is ours alone.
+    ///
+    /// # Errors
+    /// [`NotExclusive`] gives the mapping back.
+    pub fn try_from_mapping(mapping: Mapping) -> Result<Self, NotExclusive> {
+        if mapping.is_exclusive() { Ok(Self(mapping)) } else { Err(NotExclusive { mapping }) }
+    }
+
+    pub(crate) fn from_kept(mapping: Mapping) -> Self {
+        assert!(mapping.is_exclusive(), "a kept file lends itself once");
+        Self(mapping)
+    }
+
+    /// Returns the mapping, whose bytes are then copied and not lent.
+    #[must_use]
+    pub fn into_mapping(self) -> Mapping {
+        self.0
+    }
+
+    /// Returns the bytes.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8] {
+        let len = self.len_usize();
+        // SAFETY: `from_raw_parts` wants `len` initialised bytes in one allocation of at most
+        // `isize::MAX` bytes that nobody changes for the time of the borrow.
+        // 1. In bounds: invariants 2 and 3 of `Mapping`.
+        // 2. Initialised: the kernel fills a page before it shows it, and after values were written
+        //    through `Mapped`, whose padding has no bytes, `settle` was called.
+        // 3. Unchanged: nobody else has these pages (the invariant of `Exclusive`), and in this
+        //    process every method that changes them takes `&mut self`, which the borrow forbids.
+        unsafe { core::slice::from_raw_parts(self.0.start().as_ptr(), len) }
+    }
+
+    /// Returns the bytes, to be changed.
+    #[must_use]
+    pub fn as_bytes_mut(&mut self) -> &mut [u8] {
+        let len = self.len_usize();
+        // SAFETY: `from_raw_parts_mut` wants what `from_raw_parts` does above, and that the bytes
+        // are writable and reached by nobody else for the time of the borrow: `&mut self` is the
+        // only way to the only owner of the pages, and the mapping is writable by the invariant.
+        unsafe { core::slice::from_raw_parts_mut(self.0.start().as_ptr(), len) }
+    }
+
+    /// Makes bytes of whatever stands in the memory, also of padding that a value left there.
+    ///
+    /// The language says that padding has no bytes; the memory has. An opaque instruction that may
+    /// have written any of it ends that: what stands there from now on is bytes, whichever they are.
+    /// It costs nothing.
+    pub(crate) fn settle(&mut self) {
+        let start = self.0.start().as_ptr();
+        // SAFETY: no instruction is executed, so every demand of `asm` on registers, stack and flags
+        // is met. To the compiler it may write any memory that `start` leads to, which `&mut self`
+        // allows: nobody else reaches it, and any bytes are fine for whoever reads it next, bytes
+        // and `FromBytes` values alike. Pages here never lose their bytes on their own
+        // (`MADV_FREE` is not used), so what is read later is what stands there now.
+        unsafe {
+            core::arch::asm!("/* {0} */", in(reg) start, options(nostack, preserves_flags));
+        }
+    }
+
+    fn len_usize(&self) -> usize {
+        // It was a `usize` when it was mapped.
+        usize::try_from(self.0.len().get()).unwrap_or(self.0.mapped_len())
+    }
+
+    pub(crate) fn mapping(&self) -> &Mapping {
+        &self.0
+    }
+
+    /// Returns how long the memory is, as it was asked for; never zero.
+    #[must_use]
+    pub fn len(&self) -> ByteLen {
+        self.0.len()
+    }
+
+    /// Returns whether the memory has no byte, which never holds.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// Returns where the memory starts.
+    #[must_use]
+    pub fn addr(&self) -> Addr {
+        self.0.addr()
+    }
+
+    /// Returns the size of the pages behind it, as [`Mapping::page_size`] does.
+    #[must_use]
+    pub fn page_size(&self) -> PageSize {
+        self.0.page_size()
+    }
+
+    /// Makes a range present, as [`Mapping::populate`] does.
+    ///
+    /// # Errors
+    /// [`PopulateError`] says what there was not enough of.
+    pub fn populate(&mut self, range: Range<u64>) -> Result<ByteLen, PopulateError> {
+        self.0.populate(range)
+    }
+
+    /// Makes a range present by several threads, as [`Mapping::populate_by`] does.
+    ///
+    /// # Errors
+    /// [`PopulateError`] says what there was not enough of, and how much is present.
+    pub fn populate_by(
+        &mut self,
+        range: Range<u64>,
+        threads: NonZeroUsize,
+        progress: impl FnMut(ByteLen, ByteLen),
+        cancel: &AtomicBool,
+    ) -> Result<Populated, PopulateError> {
+        self.0.populate_by(range, threads, progress, cancel)
+    }
+
+    /// Asks for huge pages from now on, as [`Mapping::advise_huge`] does.
+    ///
+    /// # Errors
+    /// [`AdviseError`] if the kernel has none.
+    pub fn advise_huge(&mut self) -> Result<(), AdviseError> {
+        self.0.advise_huge()
+    }
+
+    /// Makes huge pages of what is present, as [`Mapping::collapse`] does.
+    ///
+    /// # Errors
+    /// [`AdviseError`] if the kernel cannot.
+    pub fn collapse(&mut self, range: Range<u64>) -> Result<Collapsed, AdviseError> {
+        self.0.collapse(range)
+    }
+
+    /// Gives the pages of a range back, as [`Mapping::discard`] does.
+    ///
+    /// # Errors
+    /// [`AdviseError`] if the range cuts a page.
+    pub fn discard(&mut self, range: Range<u64>) -> Result<(), AdviseError> {
+        self.0.discard(range)
+    }
+
+    /// Returns how many bytes are present, as [`Mapping::resident`] does.
+    ///
+    /// # Errors
+    /// [`ResidentError`] if the kernel does not say.
+    pub fn resident(&self) -> Result<ByteLen, ResidentError> {
+        self.0.resident()
+    }
+
+    /// Returns how many bytes of a range are present, as [`Mapping::resident_in`] does.
+    ///
+    /// # Errors
+    /// [`ResidentError`] if the kernel does not say.
+    pub fn resident_in(&self, range: Range<u64>) -> Result<ByteLen, ResidentError> {
+        self.0.resident_in(range)
+    }
+
+    /// Returns how many bytes are in huge pages, as [`Mapping::huge_backed`] does.
+    ///
+    /// # Errors
+    /// [`ResidentError`] if the kernel does not say.
+    pub fn huge_backed(&self) -> Result<ByteLen, ResidentError> {
+        self.0.huge_backed()
+    }
+}
+
+impl From<Exclusive> for Mapping {
+    fn from(exclusive: Exclusive) -> Self {
+        exclusive.into_mapping()
+    }
+}

@@ -1,0 +1,282 @@
+//! An owned row of values in mapped memory: [`Mapped`].
+//!
+//! It is to an [`Exclusive`] what a boxed slice is to the heap, and for the same values: plain data
+//! of which every pattern of bits is a value. Memory that was never touched reads as values of zero
+//! bits, and costs nothing until it is.
+//! Unsafe: this is the file that makes a slice of values out of exclusive memory.
+
+use core::fmt;
+use core::marker::PhantomData;
+use core::ops::{Deref, DerefMut, Range};
+use core::sync::atomic::AtomicBool;
+use std::num::NonZeroUsize;
+
+use uzone_pages::{ByteLen, PageSize};
+use zerocopy::FromBytes;
+
+use crate::advise::{AdviseError, Collapsed};
+use crate::exclusive::Exclusive;
+use crate::mapping::Mapping;
+use crate::options::Addr;
+use crate::populate::{PopulateError, Populated};
+use crate::resident::ResidentError;
+
+/// `count` values of `T` at the start of memory that is ours alone.
+///
+/// `T` is plain data: any bytes are a value (`FromBytes`). Atomics qualify. Values are not dropped,
+/// only their memory is unmapped. Where `T` has padding, what stands there afterwards is not
+/// specified.
+///
+/// # Invariants
+/// `count * size_of::<T>()` is not zero and at most the length of the memory, and the memory starts
+/// at a multiple of `align_of::<T>()`.
+pub struct Mapped<T> {
+    memory: Exclusive,
+    count: usize,
+    // Owning values of `T`: this makes `Mapped<T>` `Send` and `Sync` exactly when `[T]` is.
+    values: PhantomData<T>,
+}
+
+/// Why memory cannot be seen as so many values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum MappedError {
+    /// No value was asked for.
+    #[error("a row of no value describes nothing")]
+    Empty,
+    /// The memory is too short.
+    #[error("{count} values of {size_bytes} bytes do not fit in {len}")]
+    TooShort {
+        /// How many values were asked for.
+        count: usize,
+        /// How long each is.
+        size_bytes: usize,
+        /// How long the memory is.
+        len: ByteLen,
+    },
+    /// The values want more alignment than the memory has.
+    #[error("memory at {addr} is not a multiple of {align_bytes}, the alignment of the values")]
+    Unaligned {
+        /// Where the memory starts.
+        addr: Addr,
+        /// What the values want.
+        align_bytes: usize,
+    },
+    /// Others may change the memory.
+    #[error("memory of a file that others may have is not lent as values")]
+    NotExclusive,
+}
+
+/// Memory that was not taken as a row of values, given back with the reason.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot take the mapping of {len} at {addr} as a row of values", len = mapping.len(), addr = mapping.addr())]
+pub struct NotMapped {
+    /// The memory.
+    pub mapping: Mapping,
+    /// Why not.
+    #[source]
+    pub reason: MappedError,
+}
+
+impl<T: FromBytes> Mapped<T> {
+    const SIZE: usize = {
+        assert!(size_of::<T>() != 0, "values without a size need no memory");
+        size_of::<T>()
+    };
+
+    /// Takes memory, as `count` values from its start on.
+    ///
+    /// # Errors
+    /// [`NotMapped`] gives the memory back: it is too short, or not aligned for `T`.
+    pub fn try_new(memory: Exclusive, count: usize) -> Result<Self, NotMapped> {
+        match Self::check(&memory, count) {
+            Ok(()) => Ok(Self { memory, count, values: PhantomData }),
+            Err(reason) => Err(NotMapped { mapping: memory.into_mapping(), reason }),
+        }
+    }
+
+    /// Takes a mapping whose memory is ours alone, as `count` values from its start on.
+    ///
+    /// # Errors
+    /// [`NotMapped`] gives the mapping back: others may change it, it is too short, or it is not
+    /// aligned for `T`.
+    pub fn try_from_mapping(mapping: Mapping, count: usize) -> Result<Self, NotMapped> {
+        match Exclusive::try_from_mapping(mapping) {
+            Ok(memory) => Self::try_new(memory, count),
+            Err(refused) => {
+                Err(NotMapped { mapping: refused.mapping, reason: MappedError::NotExclusive })
+            }
+        }
+    }
+
+    fn check(memory: &Exclusive, count: usize) -> Result<(), MappedError> {
+        if count == 0 {
+            return Err(MappedError::Empty);
+        }
+        let fits =
+            count.checked_mul(Self::SIZE).is_some_and(|bytes| bytes as u64 <= memory.len().get());
+        if !fits {
+            return Err(MappedError::TooShort { count, size_bytes: Self::SIZE, len: memory.len() });
+        }
+        if !memory.addr().get().is_multiple_of(align_of::<T>()) {
+            return Err(MappedError::Unaligned {
+                addr: memory.addr(),
+                align_bytes: align_of::<T>(),
+            });
+        }
+        Ok(())
+    }
+
+    /// Returns all bytes of the memory, to be initialised by streaming stores. It includes what is
+    /// behind the last value.
+    #[must_use]
+    pub fn as_bytes_mut(&mut self) -> &mut [u8] {
+        self.memory.settle();
+        self.memory.as_bytes_mut()
+    }
+}
+
+impl<T> Mapped<T> {
+    /// Returns the memory, with the bytes that the values have.
+    #[must_use]
+    pub fn into_exclusive(self) -> Exclusive {
+        let mut memory = self.memory;
+        memory.settle();
+        memory
+    }
+
+    /// Returns the memory, with the bytes that the values have.
+    #[must_use]
+    pub fn into_mapping(self) -> Mapping {
+        self.into_exclusive().into_mapping()
+    }
+
+    /// Returns how long the memory is, which may be more than the values need.
+    #[must_use]
+    pub fn byte_len(&self) -> ByteLen {
+        self.memory.len()
+    }
+
+    /// Returns where the memory starts.
+    #[must_use]
+    pub fn addr(&self) -> Addr {
+        self.memory.addr()
+    }
+
+    /// Returns the size of the pages behind it, as [`Mapping::page_size`] does.
+    #[must_use]
+    pub fn page_size(&self) -> PageSize {
+        self.memory.page_size()
+    }
+
+    /// Makes a range of bytes present, as [`Mapping::populate`] does.
+    ///
+    /// # Errors
+    /// [`PopulateError`] says what there was not enough of.
+    pub fn populate(&mut self, range: Range<u64>) -> Result<ByteLen, PopulateError> {
+        self.memory.settle();
+        self.memory.populate(range)
+    }
+
+    /// Makes a range of bytes present by several threads, as [`Mapping::populate_by`] does.
+    ///
+    /// # Errors
+    /// [`PopulateError`] says what there was not enough of, and how much is present.
+    pub fn populate_by(
+        &mut self,
+        range: Range<u64>,
+        threads: NonZeroUsize,
+        progress: impl FnMut(ByteLen, ByteLen),
+        cancel: &AtomicBool,
+    ) -> Result<Populated, PopulateError> {
+        self.memory.settle();
+        self.memory.populate_by(range, threads, progress, cancel)
+    }
+
+    /// Asks for huge pages from now on, as [`Mapping::advise_huge`] does.
+    ///
+    /// # Errors
+    /// [`AdviseError`] if the kernel has none.
+    pub fn advise_huge(&mut self) -> Result<(), AdviseError> {
+        self.memory.advise_huge()
+    }
+
+    /// Makes huge pages of what is present, as [`Mapping::collapse`] does.
+    ///
+    /// # Errors
+    /// [`AdviseError`] if the kernel cannot.
+    pub fn collapse(&mut self, range: Range<u64>) -> Result<Collapsed, AdviseError> {
+        self.memory.settle();
+        self.memory.collapse(range)
+    }
+
+    /// Gives the pages of a range of bytes back, as [`Mapping::discard`] does: values in anonymous
+    /// memory become those of zero bits, values in a kept file stay as they are.
+    ///
+    /// # Errors
+    /// [`AdviseError`] if the range cuts a page.
+    pub fn discard(&mut self, range: Range<u64>) -> Result<(), AdviseError> {
+        self.memory.discard(range)
+    }
+
+    /// Returns how many bytes are present, as [`Mapping::resident`] does.
+    ///
+    /// # Errors
+    /// [`ResidentError`] if the kernel does not say.
+    pub fn resident(&self) -> Result<ByteLen, ResidentError> {
+        self.memory.resident()
+    }
+
+    /// Returns how many bytes of a range are present, as [`Mapping::resident_in`] does.
+    ///
+    /// # Errors
+    /// [`ResidentError`] if the kernel does not say.
+    pub fn resident_in(&self, range: Range<u64>) -> Result<ByteLen, ResidentError> {
+        self.memory.resident_in(range)
+    }
+
+    /// Returns how many bytes are in huge pages, as [`Mapping::huge_backed`] does.
+    ///
+    /// # Errors
+    /// [`ResidentError`] if the kernel does not say.
+    pub fn huge_backed(&self) -> Result<ByteLen, ResidentError> {
+        self.memory.huge_backed()
+    }
+}
+
+impl<T> Deref for Mapped<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        let start = self.memory.mapping().start().cast::<T>();
+        // SAFETY: `from_raw_parts` wants `count` initialised values, aligned, in one allocation,
+        // that nobody changes for the time of the borrow, except inside of an `UnsafeCell`.
+        // 1. In bounds and aligned: the invariants of `Mapped`, checked when it was made.
+        // 2. Initialised: any bytes are a `T` (`FromBytes`, demanded by every constructor), and
+        //    bytes of mapped memory are never uninitialised (see `Exclusive::as_bytes`).
+        // 3. Unchanged: the memory is ours alone, `self` owns it, and no method with `&self` lends
+        //    bytes of it or changes them: those take `&mut self`, which the borrow forbids.
+        unsafe { core::slice::from_raw_parts(start.as_ptr(), self.count) }
+    }
+}
+
+impl<T> DerefMut for Mapped<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        let start = self.memory.mapping().start().cast::<T>();
+        // SAFETY: as in `deref`, and `from_raw_parts_mut` wants that the values are writable and
+        // reached by nobody else: exclusive memory is writable, and `&mut self` is the only way
+        // to its only owner. Padding of what is written is not seen as bytes before
+        // `Exclusive::settle`, which every method of this file calls that leads to bytes.
+        unsafe { core::slice::from_raw_parts_mut(start.as_ptr(), self.count) }
+    }
+}
+
+impl<T> fmt::Debug for Mapped<T> {
+    /// Writes the memory and the number of values; the values may be millions.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mapped")
+            .field("memory", &self.memory)
+            .field("count", &self.count)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,373 @@
+//! An owned range of memory of this process: [`Mapping`].
+//!
+//! A `Mapping` is memory and where it comes from: anonymous pages, a memory file, a file or a
+//! device; `create` makes them. It is unmapped when dropped. Its bytes may change under us (another
+//! process, a page server, another thread of ours), so it lends no slice; [`Mapping::read_at`] and
+//! [`Mapping::write_at`] copy. Memory of which we are the only user is an
+//! [`Exclusive`](crate::Exclusive), and that has slices.
+//!
+//! Units: offsets and lengths are bytes from the start of the mapping; addresses are [`Addr`].
+//! Sharing: every method takes `&self`, from any thread.
+//! Unsafe: this is the file that turns an address into memory. The proof of everything in
+//! `exclusive`, `mapped`, `populate`, `advise` and `resident` rests on the invariants of `Mapping`,
+//! whose fields only this file can set.
+
+use core::fmt;
+use core::ops::Range;
+use core::ptr::NonNull;
+use core::sync::atomic::AtomicU64;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+use uzone_pages::{ByteLen, PageSize};
+
+use crate::bytes::{self, AccessError};
+use crate::hugefile::Lease;
+use crate::options::{Access, Addr, RangeError};
+use crate::shortage::MapError;
+
+/// What is behind a mapping.
+#[derive(Debug)]
+pub(crate) enum Backing {
+    /// Anonymous private pages, of the host's size or huge.
+    Anonymous,
+    /// A file of [`crate::HugeFile`], which lends it to one mapping at a time.
+    Kept { lease: Lease },
+    /// A file whose descriptor others may have.
+    File { fd: OwnedFd },
+}
+
+/// A range of memory of this process, unmapped when dropped.
+///
+/// # Invariants
+/// 1. `start` is the address that mmap(2) returned, or an address inside of what it returned with
+///    the rest unmapped; it is a multiple of `page`.
+/// 2. The `mapped_len` bytes from `start` are one mapping of ours, readable, and writable unless
+///    `access` is read-only, until this value is dropped. `mapped_len` is a multiple of `page`
+///    and at most `isize::MAX`.
+/// 3. `0 < len <= mapped_len`.
+/// 4. No reference to the bytes exists but those that a method of this crate lends, and a plain
+///    `&[u8]`, `&mut [u8]` or `[T]` is lent by `Exclusive` and `Mapped` alone, for the time of
+///    their borrow.
+pub struct Mapping {
+    start: NonNull<u8>,
+    len: usize,
+    mapped_len: usize,
+    page: PageSize,
+    access: Access,
+    backing: Backing,
+}
+
+// SAFETY: `Send` wants the value to be usable, and dropped, by another thread than its maker's.
+// A mapping belongs to the process, not to a thread; mmap, munmap and madvise take any thread.
+unsafe impl Send for Mapping {}
+
+// SAFETY: `Sync` wants that no two calls with `&self` race in a way that is undefined. `&self`
+// reaches the bytes only through the atomic words of `Mapping::words` and through the kernel.
+unsafe impl Sync for Mapping {}
+
+/// What one mmap(2) is asked for, besides the length.
+pub(crate) struct Request<'fd> {
+    pub(crate) page: PageSize,
+    pub(crate) align: u64,
+    pub(crate) access: Access,
+    pub(crate) flags: MapFlags,
+    pub(crate) fd: Option<(BorrowedFd<'fd>, u64)>,
+}
+
+impl Mapping {
+    /// Says what is behind a new mapping. It is anonymous until then, so whoever maps a file calls
+    /// this before anyone else sees the mapping.
+    pub(crate) fn backed_by(self, backing: Backing) -> Self {
+        let mut backed = self;
+        backed.backing = backing;
+        backed
+    }
+
+    /// Returns how long the mapping is, as it was asked for; never zero.
+    #[must_use]
+    pub fn len(&self) -> ByteLen {
+        ByteLen::new(self.len as u64)
+    }
+
+    /// Returns whether the mapping has no byte, which never holds.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// Returns where the mapping starts.
+    #[must_use]
+    pub fn addr(&self) -> Addr {
+        Addr::new(self.start.addr().get())
+    }
+
+    /// Returns the size of the pages behind the mapping: the host's, or of huge pages of a pool.
+    /// Transparent huge pages do not count, for they come and go.
+    #[must_use]
+    pub fn page_size(&self) -> PageSize {
+        self.page
+    }
+
+    /// Returns what the mapping allows.
+    #[must_use]
+    pub fn access(&self) -> Access {
+        self.access
+    }
+
+    /// Returns the file behind the mapping, or `None` for anonymous and kept memory.
+    #[must_use]
+    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
+        match &self.backing {
+            Backing::File { fd } => Some(fd.as_fd()),
+            Backing::Anonymous | Backing::Kept { .. } => None,
+        }
+    }
+
+    /// Returns whether nobody else can have these pages: they are private and anonymous, or of a
+    /// file whose descriptor never leaves [`crate::HugeFile`].
+    pub(crate) fn is_exclusive(&self) -> bool {
+        match self.backing {
+            Backing::Anonymous | Backing::Kept { .. } => true,
+            Backing::File { .. } => false,
+        }
+    }
+
+    /// Copies `out.len()` bytes from `offset` on out of the mapping.
+    ///
+    /// Bytes that someone writes meanwhile are seen as they were or as they are, in units of
+    /// aligned 8 bytes. Reading behind the end of a file that was truncated raises `SIGBUS`.
+    ///
+    /// # Errors
+    /// [`AccessError::Range`] unless all bytes are inside; then none is copied.
+    pub fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), AccessError> {
+        let Some(start) = self.check_copy(offset, out.len())? else {
+            return Ok(());
+        };
+        bytes::read(self.words(), start, out);
+        Ok(())
+    }
+
+    /// Copies `bytes` into the mapping, from `offset` on.
+    ///
+    /// Others see each aligned 8 bytes change at once, and the whole in any order. Writing behind
+    /// the end of a file that was truncated raises `SIGBUS`.
+    ///
+    /// # Errors
+    /// [`AccessError::Range`] unless all bytes fit, [`AccessError::ReadOnly`] if the mapping is;
+    /// then none is copied.
+    pub fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<(), AccessError> {
+        if self.access == Access::ReadOnly {
+            return Err(AccessError::ReadOnly { offset, len_bytes: bytes.len() });
+        }
+        let Some(start) = self.check_copy(offset, bytes.len())? else {
+            return Ok(());
+        };
+        bytes::write(self.words(), start, bytes);
+        Ok(())
+    }
+
+    /// Returns `offset` as an index if a copy of `len_bytes` from there is all inside, and `None`
+    /// if it is a copy of nothing at a place that exists.
+    fn check_copy(&self, offset: u64, len_bytes: usize) -> Result<Option<usize>, RangeError> {
+        let beyond = |end| RangeError::Beyond { start: offset, end, len_bytes: self.len as u64 };
+        let end = offset.checked_add(len_bytes as u64).ok_or_else(|| beyond(u64::MAX))?;
+        if end > self.len as u64 {
+            return Err(beyond(end));
+        }
+        let start = usize::try_from(offset).map_err(|_| beyond(end))?;
+        Ok((len_bytes != 0).then_some(start))
+    }
+
+    /// Returns `range` widened to whole pages of `page`, as indices into the mapping.
+    pub(crate) fn widen(&self, range: &Range<u64>) -> Result<Range<usize>, RangeError> {
+        let &Range { start, end } = range;
+        if start >= end {
+            return Err(RangeError::Empty { start, end });
+        }
+        let beyond = RangeError::Beyond { start, end, len_bytes: self.len as u64 };
+        if end > self.len as u64 {
+            return Err(beyond);
+        }
+        let (Ok(start), Ok(end), Ok(page)) =
+            (usize::try_from(start), usize::try_from(end), usize::try_from(self.page.bytes()))
+        else {
+            return Err(beyond);
+        };
+        // No overflow: `end` is at most `mapped_len`, which is a multiple of the page.
+        Ok(start & !(page - 1)..end.next_multiple_of(page))
+    }
+
+    /// Returns the whole mapping as a range of offsets.
+    pub(crate) fn whole(&self) -> Range<u64> {
+        0..self.len as u64
+    }
+
+    /// Returns where the byte at `offset` of the mapped pages lies.
+    ///
+    /// # Panics
+    /// If it is not one of them.
+    pub(crate) fn at(&self, offset: usize) -> NonNull<u8> {
+        assert!(offset < self.mapped_len, "an offset behind the mapping");
+        // SAFETY: `add` wants the result to be in the same allocation and the offset to fit an
+        // `isize`. Invariant 2: the mapping has `mapped_len` bytes, at most `isize::MAX`, and
+        // `offset` is less.
+        unsafe { self.start.add(offset) }
+    }
+
+    /// Returns the mapped pages as atomic words. They may be written only where `access` says so.
+    pub(crate) fn words(&self) -> &[AtomicU64] {
+        let words = self.start.cast::<AtomicU64>();
+        let count = self.mapped_len / size_of::<AtomicU64>();
+        // SAFETY: `from_raw_parts` wants `count` initialised words, aligned, in one allocation,
+        // that nobody changes for the time of the borrow except through the atomics.
+        // 1. In bounds and aligned: invariants 1 and 2; a page is a multiple of 8.
+        // 2. Initialised: the kernel fills every page before it shows it, and all numbers are
+        //    words. Padding of values written through `Mapped` is settled before anyone comes here.
+        // 3. Changes: by invariant 4 nobody of ours has plain access while `&self` lives:
+        //    `Exclusive` and `Mapped` own their `Mapping` and call this from `&mut self` alone,
+        //    through `populate`, and lend nothing meanwhile. Other processes and the kernel change
+        //    memory as atomics do. Loads of 64-bit atomics are loads on read-only pages too.
+        unsafe { core::slice::from_raw_parts(words.as_ptr(), count) }
+    }
+
+    /// Returns where the bytes are. Only `Exclusive` and `Mapped` make references of it.
+    pub(crate) fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+
+    /// Returns how many bytes are mapped: `len`, up to the next page.
+    pub(crate) fn mapped_len(&self) -> usize {
+        self.mapped_len
+    }
+
+    /// Gives an advice for a mapping that nobody has seen yet.
+    pub(crate) fn advise_new(&self, advice: Advice, name: &'static str) -> Result<(), MapError> {
+        // SAFETY: madvise(2) acts on `mapped_len` bytes from `start`, which are ours (invariant
+        // 2). The three advices given here change no byte: two set the policy of huge pages, one
+        // keeps the range from children of fork(2).
+        let answer =
+            unsafe { rustix::mm::madvise(self.start.as_ptr().cast(), self.mapped_len, advice) };
+        answer.map_err(|cause| MapError::Advice {
+            len: self.len(),
+            advice: name,
+            cause: cause.into(),
+        })
+    }
+
+    /// Maps what is asked for. `request` is for new memory or for a file that is open.
+    pub(crate) fn map(len: ByteLen, request: &Request<'_>) -> Result<Self, Refused> {
+        if len.is_zero() {
+            return Err(Refused::Empty);
+        }
+        let too_long = || Refused::TooLong { len_bytes: len.get() };
+        let fits = |bytes: ByteLen| -> Result<usize, Refused> {
+            let bytes = bytes.to_usize().map_err(|_| too_long())?;
+            if isize::try_from(bytes).is_err() {
+                return Err(too_long());
+            }
+            Ok(bytes)
+        };
+        let page = request.page.bytes();
+        let mapped = len.align_up(page).map_err(|_| too_long())?;
+        let mapped_len = fits(mapped)?;
+        // A little more is mapped where the address has to be a larger multiple than the kernel
+        // promises, and what is before and behind is unmapped again.
+        let slack = ByteLen::new(request.align - page);
+        let asked_len = fits(mapped.checked_add(slack).map_err(|_| too_long())?)?;
+        let slack = asked_len - mapped_len;
+        let kernel = |cause| Refused::Kernel { len, cause };
+        let first = mmap(asked_len, request).map_err(kernel)?;
+        // The distance to the next multiple of `align`, which is `slack` plus a page.
+        let align = fits(ByteLen::new(request.align))?;
+        let skipped = first.addr().get().wrapping_neg() & (align - 1);
+        // SAFETY: `add` wants to stay inside of what was mapped: `skipped` is less than `align` and
+        // a multiple of the page, so at most `slack`, and `asked_len` is `mapped_len + slack`.
+        let start = unsafe { first.add(skipped) };
+        // From here on dropping `mapping` unmaps what it covers, also when trimming fails.
+        let mapping = Self {
+            start,
+            len: fits(len)?,
+            mapped_len,
+            page: request.page,
+            access: request.access,
+            // Whoever maps a file says so next, in `backed_by`.
+            backing: Backing::Anonymous,
+        };
+        let behind = slack - skipped;
+        if skipped != 0 {
+            // SAFETY: munmap(2) ends the life of `skipped` bytes from `first`, which were mapped
+            // above, are before `start`, and were given to nobody.
+            unsafe { rustix::mm::munmap(first.as_ptr().cast(), skipped) }.map_err(kernel)?;
+        }
+        if behind != 0 {
+            let end = start.as_ptr().wrapping_add(mapped_len);
+            // SAFETY: munmap(2) ends the life of `behind` bytes from `end`, which were mapped above,
+            // are behind the mapping, and were given to nobody.
+            unsafe { rustix::mm::munmap(end.cast(), behind) }.map_err(kernel)?;
+        }
+        Ok(mapping)
+    }
+}
+
+/// Maps what is asked for, at an address of the kernel's choice.
+fn mmap(len: usize, request: &Request<'_>) -> Result<NonNull<u8>, Errno> {
+    let prot = match request.access {
+        Access::ReadOnly => ProtFlags::READ,
+        Access::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
+    };
+    let nowhere = core::ptr::null_mut();
+    let address = match request.fd {
+        // SAFETY: mmap(2) with an address of null and without `MAP_FIXED` makes new addresses
+        // ours and touches no memory that exists. The flags are those of
+        // `create`, which never has that one.
+        None => unsafe { rustix::mm::mmap_anonymous(nowhere, len, prot, request.flags) }?,
+        Some((fd, offset)) => {
+            // SAFETY: as above; the descriptor is open for the time of the call.
+            unsafe { rustix::mm::mmap(nowhere, len, prot, request.flags, fd, offset) }?
+        }
+    };
+    // The kernel gives no mapping at address zero unless asked for it.
+    NonNull::new(address.cast()).ok_or(Errno::NOMEM)
+}
+
+/// A mapping that was not made, before it is known what would have helped.
+pub(crate) enum Refused {
+    Empty,
+    TooLong { len_bytes: u64 },
+    Kernel { len: ByteLen, cause: Errno },
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: munmap(2) ends the life of `mapped_len` bytes from `start`. They are ours
+        // (invariant 2), and nobody can reach them any more: references borrow from this value
+        // (invariant 4), and it is being dropped.
+        let answer = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.mapped_len) };
+        if answer.is_ok() {
+            return;
+        }
+        // The kernel refuses to split a merged mapping when the process has as many as it may.
+        // The addresses are then lost; the memory is not.
+        // SAFETY: madvise(2) drops the pages of the same bytes, for which the same holds.
+        let _ = unsafe {
+            rustix::mm::madvise(self.start.as_ptr().cast(), self.mapped_len, Advice::LinuxDontNeed)
+        };
+        if let Backing::Kept { lease } = &mut self.backing {
+            lease.never_return();
+        }
+    }
+}
+
+impl fmt::Debug for Mapping {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mapping")
+            .field("addr", &self.addr())
+            .field("len", &self.len())
+            .field("page_size", &self.page)
+            .field("access", &self.access)
+            .field("fd", &self.fd())
+            .finish_non_exhaustive()
+    }
+}

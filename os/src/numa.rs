@@ -1,0 +1,230 @@
+//! Nodes and CPUs: which there are, which this thread may use, and binding it to one.
+//!
+//! Source: `/sys/devices/system/node`, sched_setaffinity(2).
+
+use std::io;
+
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use uzone_pages::ByteLen;
+
+use crate::root::{SysError, SystemRoot, kib_field};
+
+const NODES: &str = "sys/devices/system/node";
+
+/// The largest number that a list may hold: more CPUs than Linux can be built for.
+const MAX_LISTED: u32 = 1 << 16;
+
+/// One NUMA node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Node {
+    /// Its number.
+    pub number: u32,
+    /// Its CPUs; none on a node of memory alone.
+    pub cpus: Vec<u32>,
+    /// How much memory it has.
+    pub total: ByteLen,
+    /// How much of it is free.
+    pub free: ByteLen,
+}
+
+/// A thread that could not be bound to a CPU, or whose CPUs are not known.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AffinityError {
+    /// The kernel did not say which CPUs this thread may use.
+    #[error("cannot ask which CPUs this thread may use")]
+    Unknown {
+        /// What the kernel answered.
+        #[source]
+        cause: io::Error,
+    },
+    /// The kernel did not bind the thread.
+    #[error(
+        "cannot bind this thread to {cpus} CPUs, the first of them {first:?}: they are offline, or its control group does not have them"
+    )]
+    Refused {
+        /// How many CPUs it was to be bound to.
+        cpus: usize,
+        /// The first of them.
+        first: Option<u32>,
+        /// What the kernel answered.
+        #[source]
+        cause: io::Error,
+    },
+    /// A number that no CPU has here.
+    #[error("there is no CPU {cpu}: numbers are below {max}", max = CpuSet::MAX_CPU)]
+    NoSuchCpu {
+        /// The number that was given.
+        cpu: u32,
+    },
+}
+
+/// Returns the numbers of a list such as `0-3,8,10-11`, in the order in which they stand there, or
+/// `None` if it is no such list.
+#[must_use]
+pub fn parse_list(text: &str) -> Option<Vec<u32>> {
+    let text = text.trim();
+    if text.is_empty() {
+        return Some(Vec::new());
+    }
+    let mut numbers = Vec::new();
+    for part in text.split(',') {
+        let (first, last) = match part.split_once('-') {
+            Some((first, last)) => (first.parse().ok()?, last.parse().ok()?),
+            None => {
+                let number: u32 = part.parse().ok()?;
+                (number, number)
+            }
+        };
+        if first > last || last >= MAX_LISTED {
+            return None;
+        }
+        numbers.extend(first..=last);
+        if numbers.len() > MAX_LISTED as usize {
+            return None;
+        }
+    }
+    Some(numbers)
+}
+
+/// Returns the numbers of the nodes that are online; none on a kernel without nodes.
+///
+/// # Errors
+/// [`SysError`] names the file that could not be read or understood.
+pub fn node_numbers(root: &SystemRoot) -> Result<Vec<u32>, SysError> {
+    match root.parse(format!("{NODES}/online"), "a list of nodes", parse_list) {
+        Err(error) if error.is_absent() => Ok(Vec::new()),
+        answer => answer,
+    }
+}
+
+/// Returns the nodes that are online; none on a kernel without nodes.
+///
+/// # Errors
+/// [`SysError`] names the file that could not be read or understood.
+pub fn nodes(root: &SystemRoot) -> Result<Vec<Node>, SysError> {
+    let read = |number| {
+        let meminfo = format!("{NODES}/node{number}/meminfo");
+        let field = |wanted, name| root.parse(&meminfo, wanted, |text| kib_field(text, name));
+        Ok(Node {
+            number,
+            cpus: root.parse(
+                format!("{NODES}/node{number}/cpulist"),
+                "a list of CPUs",
+                parse_list,
+            )?,
+            total: ByteLen::new(field("a line MemTotal in kB", "MemTotal")?),
+            free: ByteLen::new(field("a line MemFree in kB", "MemFree")?),
+        })
+    };
+    node_numbers(root)?.into_iter().map(read).collect()
+}
+
+/// Returns the CPUs that this thread may use, in ascending order.
+///
+/// # Errors
+/// [`AffinityError::Unknown`] if the kernel does not say, as on a host with more than 1024 CPUs.
+pub fn current_cpus() -> Result<Vec<u32>, AffinityError> {
+    let set =
+        sched_getaffinity(None).map_err(|cause| AffinityError::Unknown { cause: cause.into() })?;
+    Ok((0..MAX_LISTED).take(CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu as usize)).collect())
+}
+
+/// Returns how many CPUs this thread may use. A quota of its control group is another matter, and
+/// `std::thread::available_parallelism` heeds it.
+///
+/// # Errors
+/// [`AffinityError::Unknown`] if the kernel does not say.
+pub fn current_cpu_count() -> Result<usize, AffinityError> {
+    current_cpus().map(|cpus| cpus.len())
+}
+
+/// Binds this thread to one CPU.
+///
+/// # Errors
+/// [`AffinityError`] if there is no such CPU or this process may not use it; then nothing changes.
+pub fn pin_current_thread(cpu: u32) -> Result<(), AffinityError> {
+    set_current_cpus(&[cpu])
+}
+
+/// Binds this thread to some CPUs, such as those that [`current_cpus`] returned before it was bound
+/// to one.
+///
+/// # Errors
+/// [`AffinityError`] if there is no such CPU or this process may not use any; then nothing changes.
+pub fn set_current_cpus(cpus: &[u32]) -> Result<(), AffinityError> {
+    let mut set = CpuSet::new();
+    for &cpu in cpus {
+        if cpu as usize >= CpuSet::MAX_CPU {
+            return Err(AffinityError::NoSuchCpu { cpu });
+        }
+        set.set(cpu as usize);
+    }
+    sched_setaffinity(None, &set).map_err(|cause| AffinityError::Refused {
+        cpus: cpus.len(),
+        first: cpus.first().copied(),
+        cause: cause.into(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::root::MadeUp;
+
+    #[test]
+    fn a_list_is_numbers_and_ranges_and_nothing_else() {
+        for (text, numbers) in [
+            ("0\n", Some(vec![0])),
+            ("0-3,8,10-11", Some(vec![0, 1, 2, 3, 8, 10, 11])),
+            ("\n", Some(vec![])),
+            ("5-5", Some(vec![5])),
+            ("3-0", None),
+            ("0-", None),
+            ("-1", None),
+            ("0,,1", None),
+            ("0-4294967295", None),
+            ("65535", Some(vec![65535])),
+            ("65536", None),
+            ("a", None),
+        ] {
+            assert_eq!(parse_list(text), numbers, "{text:?}");
+        }
+        // Ranges that overlap do not make it grow without an end.
+        let hostile = ["0-65535"; 64].join(",");
+        assert_eq!(parse_list(&hostile), None);
+    }
+
+    #[test]
+    fn a_made_up_host_has_the_nodes_that_stand_there() {
+        let tree = MadeUp::new(&[
+            ("sys/devices/system/node/online", "0,2\n"),
+            ("sys/devices/system/node/node0/cpulist", "0-1,4\n"),
+            (
+                "sys/devices/system/node/node0/meminfo",
+                "Node 0 MemTotal:  1024 kB\nNode 0 MemFree:  512 kB\n",
+            ),
+            ("sys/devices/system/node/node2/cpulist", "\n"),
+            (
+                "sys/devices/system/node/node2/meminfo",
+                "Node 2 MemTotal:  2048 kB\nNode 2 MemFree:  0 kB\n",
+            ),
+        ]);
+        assert_eq!(
+            nodes(&tree.root()).unwrap(),
+            [
+                Node {
+                    number: 0,
+                    cpus: vec![0, 1, 4],
+                    total: ByteLen::mib(1),
+                    free: ByteLen::kib(512)
+                },
+                Node { number: 2, cpus: vec![], total: ByteLen::mib(2), free: ByteLen::ZERO },
+            ]
+        );
+        let bare = MadeUp::new(&[("proc/version", "")]);
+        assert_eq!(nodes(&bare.root()).unwrap(), []);
+        let broken = MadeUp::new(&[("sys/devices/system/node/online", "0\n")]);
+        assert!(nodes(&broken.root()).unwrap_err().is_absent());
+    }
+}

@@ -1,0 +1,148 @@
+//! The words of a mapping: [`Addr`], [`Access`], [`Sharing`], [`Anonymous`], [`RangeError`].
+//!
+//! Plain values, without a system call.
+
+use core::fmt;
+
+use uzone_pages::{ByteLen, PageSize};
+
+/// An address in this process, for messages and for system calls. It gives no access.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(transparent)]
+pub struct Addr(usize);
+
+impl Addr {
+    pub(crate) const fn new(address: usize) -> Self {
+        Self(address)
+    }
+
+    /// Returns the number of the address.
+    #[must_use]
+    pub const fn get(self) -> usize {
+        self.0
+    }
+
+    /// Returns whether the address is a multiple of `align`; of zero there is none.
+    #[must_use]
+    pub const fn is_aligned(self, align: ByteLen) -> bool {
+        // A `usize` is 64 bits here: the crate compiles for nothing else.
+        !align.is_zero() && (self.0 as u64).is_multiple_of(align.get())
+    }
+}
+
+impl fmt::Debug for Addr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Addr({:#x})", self.0)
+    }
+}
+
+impl fmt::Display for Addr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}", self.0)
+    }
+}
+
+/// A range of bytes that is not inside a mapping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RangeError {
+    /// The range has no byte, or ends before it starts.
+    #[error("bytes {start:#x} to {end:#x} are none")]
+    Empty {
+        /// Where it starts.
+        start: u64,
+        /// Where it ends.
+        end: u64,
+    },
+    /// The range ends behind the mapping.
+    #[error("bytes {start:#x} to {end:#x} are not all inside a mapping of {len_bytes:#x} bytes")]
+    Beyond {
+        /// Where it starts.
+        start: u64,
+        /// Where it ends; the largest number if that has no 64-bit number.
+        end: u64,
+        /// How long the mapping is.
+        len_bytes: u64,
+    },
+    /// The range cuts a page.
+    #[error("bytes {start:#x} to {end:#x} do not start and end at multiples of {page}")]
+    CutsPage {
+        /// Where it starts.
+        start: u64,
+        /// Where it ends.
+        end: u64,
+        /// The size of a page of the mapping.
+        page: PageSize,
+    },
+}
+
+/// What the kernel is told about huge pages for an anonymous mapping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum HugeAdvice {
+    /// Nothing: the host's setting decides.
+    #[default]
+    Default,
+    /// Never use them (`MADV_NOHUGEPAGE`).
+    Never,
+    /// Use them (`MADV_HUGEPAGE`). Whether that has an effect is a setting of the host, which
+    /// [`hugepages::thp`](crate::hugepages::thp) tells.
+    Advise,
+}
+
+/// When the kernel counts the memory of an anonymous mapping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum Reserve {
+    /// When a page is touched (`MAP_NORESERVE`), so that terabytes can be laid out.
+    #[default]
+    Lazy,
+    /// When it is mapped, so that a host with strict accounting refuses then and not later.
+    Accounted,
+}
+
+/// How an anonymous mapping is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub struct Anonymous {
+    /// What the kernel is told about huge pages.
+    pub huge: HugeAdvice,
+    /// When the kernel counts the memory.
+    pub reserve: Reserve,
+    /// What the address is a multiple of: a power of two up to 4 GiB. `None` is a host page, or
+    /// 2 MiB for a mapping of at least that with [`HugeAdvice::Advise`].
+    pub align: Option<ByteLen>,
+}
+
+/// What a mapping of a file allows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Access {
+    /// Reading.
+    ReadOnly,
+    /// Reading and writing.
+    ReadWrite,
+}
+
+impl fmt::Display for Access {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::ReadOnly => "read-only",
+            Self::ReadWrite => "writable",
+        })
+    }
+}
+
+/// Who sees what is written to a mapping of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Sharing {
+    /// The file, and whoever maps it.
+    Shared,
+    /// Nobody else: the first write to a page makes a copy of it.
+    Private,
+}
+
+impl fmt::Display for Sharing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Shared => "shared",
+            Self::Private => "private",
+        })
+    }
+}

@@ -1,0 +1,434 @@
+//! Making memory present before it is touched: [`Mapping::populate`], [`Mapping::populate_by`],
+//! [`populate_slice`].
+//!
+//! A first touch of a small page costs an exception and 1.5 us; asking for a range costs half of
+//! that, and several threads share it. The work is cut into chunks of 64 MiB at multiples of that
+//! address, so that no huge page is asked for twice and a cancellation is answered within one.
+//!
+//! Starting a thread maps its stack, and mapping waits for every populate that is under way. So all
+//! threads are started, and have run, before the first of them asks for memory.
+//!
+//! Units: ranges are bytes from the start of the mapping, widened to whole pages.
+//! Unsafe: one call of madvise(2), for the advice that changes no byte.
+//! Source: madvise(2), MADV_POPULATE_READ and MADV_POPULATE_WRITE, Linux 5.14.
+
+use core::ops::Range;
+use core::ptr::NonNull;
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::io;
+use std::num::NonZeroUsize;
+use std::sync::{PoisonError, RwLock, mpsc};
+use std::thread;
+
+use rustix::io::Errno;
+use rustix::mm::Advice;
+use uzone_pages::ByteLen;
+
+use crate::bytes;
+use crate::errno::{self, PopulateRefusal, PopulateStep};
+use crate::mapping::Mapping;
+use crate::options::{Access, RangeError};
+use crate::probe;
+
+/// How much one call of the kernel is asked for.
+const CHUNK: usize = 64 << 20;
+
+/// How often a chunk that the kernel interrupted is asked for again.
+const TRIES: u32 = 1000;
+
+/// What became of a request that did not fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "a cancelled request leaves memory that is not present"]
+pub enum Populated {
+    /// Every byte is present.
+    Whole {
+        /// How many bytes, in whole pages.
+        bytes: ByteLen,
+    },
+    /// The caller cancelled. The first `done` bytes are present.
+    Cancelled {
+        /// How many bytes, in whole pages.
+        done: ByteLen,
+        /// How many there would have been.
+        of: ByteLen,
+    },
+}
+
+/// A range that could not be made present.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PopulateError {
+    /// The range is not inside the mapping.
+    #[error(transparent)]
+    Range(#[from] RangeError),
+    /// There was no memory for it.
+    #[error(
+        "no memory for bytes {start:#x} to {end:#x}, after {done} were present: free memory, or raise the limit of the control group"
+    )]
+    Memory {
+        /// Where the part that failed starts.
+        start: u64,
+        /// Where it ends.
+        end: u64,
+        /// How much of the request is present.
+        done: ByteLen,
+        /// What the kernel answered.
+        #[source]
+        cause: io::Error,
+    },
+    /// A touch would have raised `SIGBUS`: the file became shorter, or its pool is empty.
+    #[error(
+        "bytes {start:#x} to {end:#x} have nothing behind them: the file was truncated, or the pool of huge pages or its control group is exhausted"
+    )]
+    Fault {
+        /// Where the part that failed starts.
+        start: u64,
+        /// Where it ends.
+        end: u64,
+        /// How much of the request is present.
+        done: ByteLen,
+        /// What the kernel answered.
+        #[source]
+        cause: io::Error,
+    },
+    /// The hardware lost a page of the range.
+    #[error(
+        "a page between bytes {start:#x} and {end:#x} is broken: map other memory in its place"
+    )]
+    Poisoned {
+        /// Where the part that failed starts.
+        start: u64,
+        /// Where it ends.
+        end: u64,
+        /// How much of the request is present.
+        done: ByteLen,
+        /// What the kernel answered.
+        #[source]
+        cause: io::Error,
+    },
+    /// The kernel refused for a reason that has no case of its own, or was interrupted too often.
+    #[error("the kernel did not make bytes {start:#x} to {end:#x} present")]
+    Refused {
+        /// Where the part that failed starts.
+        start: u64,
+        /// Where it ends.
+        end: u64,
+        /// How much of the request is present.
+        done: ByteLen,
+        /// What the kernel answered.
+        #[source]
+        cause: io::Error,
+    },
+    /// Not all threads could be started. Nothing was populated.
+    #[error("started {started} of {asked} threads: raise `ulimit -u`, or ask for fewer")]
+    Threads {
+        /// How many were asked for.
+        asked: usize,
+        /// How many could be started.
+        started: usize,
+        /// What the system answered.
+        #[source]
+        cause: io::Error,
+    },
+}
+
+/// A chunk that failed.
+struct ChunkFailure {
+    chunk: Range<usize>,
+    refusal: PopulateRefusal,
+    cause: Errno,
+}
+
+impl ChunkFailure {
+    fn into_error(self, done: ByteLen) -> PopulateError {
+        let (start, end) = (self.chunk.start as u64, self.chunk.end as u64);
+        let cause = io::Error::from(self.cause);
+        match self.refusal {
+            PopulateRefusal::Memory => PopulateError::Memory { start, end, done, cause },
+            PopulateRefusal::Signal => PopulateError::Fault { start, end, done, cause },
+            PopulateRefusal::Poisoned => PopulateError::Poisoned { start, end, done, cause },
+            PopulateRefusal::Incompatible | PopulateRefusal::Other => {
+                PopulateError::Refused { start, end, done, cause }
+            }
+        }
+    }
+}
+
+/// Returns the part of `range` between the `index`-th and the next multiple of `size`, counted from
+/// the one at or before its start, or `None` behind the end. `base` is the address of byte 0.
+///
+/// `size` is a power of two.
+fn chunk(base: usize, range: &Range<usize>, size: usize, index: usize) -> Option<Range<usize>> {
+    let first = (base + range.start) & !(size - 1);
+    let start = first.checked_add(index.checked_mul(size)?)?;
+    let end = start.checked_add(size)?;
+    let part = start.saturating_sub(base).max(range.start)..(end - base).min(range.end);
+    (!part.is_empty()).then_some(part)
+}
+
+impl Mapping {
+    /// Makes a range present, on this thread, and returns how many bytes that were, in whole pages.
+    /// No byte changes. A writable mapping gets pages that can be written without another fault.
+    ///
+    /// # Errors
+    /// [`PopulateError`] says what there was not enough of, and how much is present.
+    pub fn populate(&self, range: Range<u64>) -> Result<ByteLen, PopulateError> {
+        let range = self.widen(&range)?;
+        let mut done = 0;
+        for index in 0.. {
+            let Some(part) = chunk(self.addr().get(), &range, self.chunk_size(), index) else {
+                break;
+            };
+            let bytes = part.len() as u64;
+            self.populate_chunk(part).map_err(|failed| failed.into_error(ByteLen::new(done)))?;
+            done += bytes;
+        }
+        Ok(ByteLen::new(done))
+    }
+
+    /// Makes a range present by `threads` threads, and returns when they are gone.
+    ///
+    /// `progress` is called on this thread with the bytes that are present and the bytes in all,
+    /// after each chunk, in ascending order. Storing `true` to `cancel` stops the work: chunks
+    /// that were begun are finished, at most one a thread.
+    ///
+    /// # Errors
+    /// [`PopulateError`] says what there was not enough of, and how much is present.
+    pub fn populate_by(
+        &self,
+        range: Range<u64>,
+        threads: NonZeroUsize,
+        mut progress: impl FnMut(ByteLen, ByteLen),
+        cancel: &AtomicBool,
+    ) -> Result<Populated, PopulateError> {
+        let range = self.widen(&range)?;
+        let of = ByteLen::new(range.len() as u64);
+        let chunks = range.len() / self.chunk_size() + 2;
+        let asked = threads.get().min(chunks);
+
+        // Written once, before it is opened: whether the threads are to begin.
+        let gate = RwLock::new(false);
+        let next = AtomicUsize::new(0);
+        let failed = AtomicBool::new(false);
+        let (send, receive) = mpsc::channel::<Message>();
+
+        let work = |send: mpsc::Sender<Message>| {
+            // Who cannot be heard need not work.
+            if send.send(Message::Arrived).is_err() {
+                return;
+            }
+            // A poisoned gate is one whose owner panicked: it says `false` then.
+            if !*gate.read().unwrap_or_else(PoisonError::into_inner) {
+                return;
+            }
+            // Relaxed: the flags only end the loop, and are seen one chunk later at the latest; the
+            // number of the next chunk has to be unique and publishes nothing. What was populated
+            // is published by the channel and by the end of the thread.
+            while !cancel.load(Ordering::Relaxed) && !failed.load(Ordering::Relaxed) {
+                let index = next.fetch_add(1, Ordering::Relaxed);
+                let Some(part) = chunk(self.addr().get(), &range, self.chunk_size(), index) else {
+                    return;
+                };
+                let bytes = part.len() as u64;
+                let message = match self.populate_chunk(part) {
+                    Ok(()) => Message::Done { bytes },
+                    Err(failure) => {
+                        failed.store(true, Ordering::Relaxed);
+                        Message::Failed(failure)
+                    }
+                };
+                if send.send(message).is_err() {
+                    return;
+                }
+            }
+        };
+
+        thread::scope(|scope| {
+            // Moved in, so that a panic of `progress` drops it and the threads stop.
+            let receive = receive;
+            let mut closed = gate.write().unwrap_or_else(PoisonError::into_inner);
+            for started in 0..asked {
+                let send = send.clone();
+                let spawned = thread::Builder::new()
+                    .name(format!("populate-{started}"))
+                    .spawn_scoped(scope, || work(send));
+                if let Err(cause) = spawned {
+                    return Err(PopulateError::Threads { asked, started, cause });
+                }
+            }
+            drop(send);
+            for _ in 0..asked {
+                // Each thread sends this first; an error means that one is gone already.
+                if receive.recv().is_err() {
+                    break;
+                }
+            }
+            *closed = true;
+            drop(closed);
+
+            let mut done = 0;
+            let mut failure = None;
+            for message in receive {
+                match message {
+                    Message::Arrived => {}
+                    Message::Done { bytes } => {
+                        done += bytes;
+                        progress(ByteLen::new(done), of);
+                    }
+                    Message::Failed(chunk) => failure = failure.or(Some(chunk)),
+                }
+            }
+            let done = ByteLen::new(done);
+            match failure {
+                Some(failure) => Err(failure.into_error(done)),
+                None if done == of => Ok(Populated::Whole { bytes: done }),
+                // Chunks are taken in ascending order and each one taken was finished, so what is
+                // present is the first part of the range.
+                None => Ok(Populated::Cancelled { done, of }),
+            }
+        })
+    }
+
+    /// Returns how much is populated at once: the chunk, or one page where pages are larger.
+    fn chunk_size(&self) -> usize {
+        usize::try_from(self.page_size().bytes()).map_or(CHUNK, |page| page.max(CHUNK))
+    }
+
+    /// Makes whole pages present. `part` is inside the mapping and starts and ends at pages.
+    fn populate_chunk(&self, part: Range<usize>) -> Result<(), ChunkFailure> {
+        let is_writable = self.access() == Access::ReadWrite;
+        if !probe::madvise_populate_is_known() {
+            self.touch(part, is_writable);
+            return Ok(());
+        }
+        let advice =
+            if is_writable { Advice::LinuxPopulateWrite } else { Advice::LinuxPopulateRead };
+        let start = self.at(part.start);
+        ask(start, part.len(), advice).map_err(|(refusal, cause)| ChunkFailure {
+            chunk: part,
+            refusal,
+            cause,
+        })
+    }
+
+    /// Makes pages present by touching each, for kernels before 5.14. What goes wrong there is a
+    /// signal and not an answer.
+    fn touch(&self, part: Range<usize>, is_writable: bool) {
+        let words = &self.words()[part.start / size_of::<u64>()..part.end / size_of::<u64>()];
+        // Transparent or not, a page is at least a host page.
+        let stride = usize::try_from(probe::page_size().bytes()).unwrap_or(4096);
+        if is_writable {
+            bytes::touch_for_write(words, stride);
+        } else {
+            bytes::touch_for_read(words, stride);
+        }
+    }
+}
+
+/// Asks for the pages of `len` bytes from `start`, which starts a page.
+fn ask(start: NonNull<u8>, len: usize, advice: Advice) -> Result<(), (PopulateRefusal, Errno)> {
+    let mut last = Errno::AGAIN;
+    for _ in 0..TRIES {
+        // SAFETY: madvise(2) acts on `len` bytes from `start`. Both advices given here, populating
+        // for reading and for writing, make pages present and change no byte that anyone could have
+        // read; where nothing is mapped they answer ENOMEM. So any address is sound.
+        let answer = unsafe { rustix::mm::madvise(start.as_ptr().cast(), len, advice) };
+        match errno::populate_step(answer) {
+            PopulateStep::Done => return Ok(()),
+            PopulateStep::Again => last = answer.err().unwrap_or(last),
+            PopulateStep::Failed(refusal) => return Err((refusal, answer.err().unwrap_or(last))),
+        }
+        thread::yield_now();
+    }
+    Err((PopulateRefusal::Other, last))
+}
+
+/// Makes the pages present that `bytes` lie in, to be written without a fault. No byte changes.
+///
+/// It is for a part of memory that several threads were given to initialise, each its own: asking
+/// for a part and writing it while it is in the cache is faster than asking for all first.
+///
+/// # Errors
+/// [`PopulateError`] says what there was not enough of; its offsets count from the start of `bytes`.
+pub fn populate_slice(bytes: &mut [u8]) -> Result<(), PopulateError> {
+    let len = bytes.len();
+    let page = usize::try_from(probe::page_size().bytes()).unwrap_or(4096);
+    let Some(first) = bytes.first_mut() else {
+        return Err(RangeError::Empty { start: 0, end: 0 }.into());
+    };
+    if !probe::madvise_populate_is_known() {
+        // The first byte of the slice, then the first of each page behind it.
+        let skipped = (&raw const *first).addr() % page;
+        let starts = core::iter::once(0).chain((page - skipped..len).step_by(page));
+        for index in starts {
+            // The compiler must not know that the byte is what it was.
+            bytes[index] = core::hint::black_box(bytes[index]);
+        }
+        return Ok(());
+    }
+    let first = NonNull::from(first);
+    let skipped = first.addr().get() % page;
+    // Wrapping down to the start of a page: the kernel gets the address, and nothing is read by it.
+    let start = first.as_ptr().wrapping_sub(skipped);
+    let Some(start) = NonNull::new(start) else {
+        return Err(RangeError::Empty { start: 0, end: 0 }.into());
+    };
+    ask(start, skipped + len, Advice::LinuxPopulateWrite).map_err(|(refusal, cause)| {
+        let chunk = 0..len;
+        ChunkFailure { chunk, refusal, cause }.into_error(ByteLen::ZERO)
+    })
+}
+
+/// What a populating thread says.
+enum Message {
+    Arrived,
+    Done { bytes: u64 },
+    Failed(ChunkFailure),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::options::Anonymous;
+
+    #[test]
+    fn chunks_cover_the_range_once_and_meet_at_multiples_of_their_size() {
+        const MIB: usize = 1 << 20;
+        for (base, start, end) in [
+            (0x7f00_0000_0000, 0, 64 * MIB),
+            (0x7f00_0000_0000, 0, 1),
+            (0x7f00_0000_1000, 0, 200 * MIB),
+            (0x7f00_0000_1000, 4096, 8192),
+            (0x7f00_03ff_f000, 0, 4096),
+            (0x7f00_03ff_f000, 0, 8192),
+            (0x7f00_03ff_f000, 4096, 8192),
+            (0x7f00_0020_0000, 63 * MIB, 129 * MIB),
+        ] {
+            let mut at = start;
+            let mut index = 0;
+            while let Some(part) = chunk(base, &(start..end), CHUNK, index) {
+                assert_eq!(part.start, at, "no gap and no overlap");
+                assert!(part.len() <= CHUNK);
+                assert!(part.start == start || (base + part.start) % CHUNK == 0);
+                at = part.end;
+                index += 1;
+            }
+            assert_eq!(at, end, "{base:#x} {start:#x}..{end:#x}");
+            assert_eq!(chunk(base, &(start..end), CHUNK, index + 1), None);
+            assert_eq!(chunk(base, &(start..end), CHUNK, usize::MAX), None);
+        }
+    }
+
+    #[test]
+    fn touching_makes_present_what_populating_does() {
+        let page = probe::page_size().bytes();
+        let mapping = Mapping::anonymous(ByteLen::new(64 * page), Anonymous::default()).unwrap();
+        mapping.write_at(9 * page, b"kept").unwrap();
+        let part = mapping.widen(&(8 * page..24 * page)).unwrap();
+        mapping.touch(part, true);
+        assert_eq!(mapping.resident().unwrap().get(), 16 * page);
+        let mut kept = [0; 4];
+        mapping.read_at(9 * page, &mut kept).unwrap();
+        assert_eq!(&kept, b"kept");
+    }
+}

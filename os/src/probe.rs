@@ -1,0 +1,465 @@
+//! What this kernel and host offer: one function for each fact.
+//!
+//! Each returns a typed value or the reason why not, and none changes anything. A caller asks once
+//! and passes the answer on as a value.
+//! Unsafe: the system calls of userfaultfd, and advice on no memory at all to learn its name.
+//! Source: uname(2), userfaultfd(2), ioctl_userfaultfd(2), madvise(2), getrlimit(2).
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+use std::sync::OnceLock;
+
+use rustix::io::Errno;
+use rustix::ioctl::{self, Ioctl, IoctlOutput, Opcode};
+use rustix::mm::{Advice, UserfaultfdFlags};
+use rustix::process::{Resource, getrlimit};
+use uzone_pages::{ByteLen, PageSize};
+
+use crate::errno::{self, UffdRefusal};
+use crate::resident;
+use crate::root::{SysError, SystemRoot};
+
+/// The device that gives userfaultfds, Linux 6.1.
+const UFFD_DEVICE: &str = "/dev/userfaultfd";
+
+/// A fact that the kernel did not tell.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ProbeError {
+    /// A file of `/proc` or `/sys` could not be read or understood.
+    #[error(transparent)]
+    Sys(#[from] SysError),
+    /// No userfaultfd could be had, so its features are not known.
+    #[error(
+        "no userfaultfd to be had: run as root, give access to {UFFD_DEVICE}, or set vm.unprivileged_userfaultfd to 1"
+    )]
+    NoUserfaultfd {
+        /// What userfaultfd(2) answered.
+        #[source]
+        cause: io::Error,
+    },
+    /// The kernel refused the handshake.
+    #[error("the kernel refused UFFDIO_API")]
+    Handshake {
+        /// What it answered.
+        #[source]
+        cause: io::Error,
+    },
+}
+
+/// Returns the kernel's release, such as `6.18.44`.
+#[must_use]
+pub fn kernel_release() -> String {
+    rustix::system::uname().release().to_string_lossy().into_owned()
+}
+
+/// Returns the first two numbers of a release: major and minor.
+#[must_use]
+pub fn parse_release(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+}
+
+/// Returns the size of a host page.
+///
+/// # Panics
+/// If the kernel says a size that no page has.
+#[must_use]
+pub fn page_size() -> PageSize {
+    static SIZE: OnceLock<PageSize> = OnceLock::new();
+    *SIZE.get_or_init(|| {
+        PageSize::try_from_bytes(rustix::param::page_size() as u64)
+            .expect("the kernel's page size is a power of two of at least 4096")
+    })
+}
+
+/// Returns the model name of the CPU as `/proc/cpuinfo` has it, or `None` where it has none, as on
+/// AArch64.
+///
+/// # Errors
+/// [`SysError`] if the file cannot be read.
+pub fn cpu_model(root: &SystemRoot) -> Result<Option<String>, SysError> {
+    let text = root.read("proc/cpuinfo")?;
+    Ok(text.lines().find_map(|line| {
+        let (name, value) = line.split_once(':')?;
+        (name.trim() == "model name").then(|| value.trim().to_owned())
+    }))
+}
+
+/// Returns how many mappings a process may have (`vm.max_map_count`).
+///
+/// # Errors
+/// [`SysError`] if the file cannot be read or understood.
+pub fn max_map_count(root: &SystemRoot) -> Result<u64, SysError> {
+    root.number("proc/sys/vm/max_map_count")
+}
+
+/// How the kernel promises memory (`vm.overcommit_memory`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Overcommit {
+    /// It refuses what is obviously too much.
+    Heuristic,
+    /// It refuses nothing.
+    Always,
+    /// It refuses what it could not give all at once; lazy reservation counts too.
+    Never,
+}
+
+/// Returns how the kernel promises memory.
+///
+/// # Errors
+/// [`SysError`] if the file cannot be read or understood.
+pub fn overcommit(root: &SystemRoot) -> Result<Overcommit, SysError> {
+    root.parse("proc/sys/vm/overcommit_memory", "0, 1 or 2", |text| {
+        Some(match text.trim() {
+            "0" => Overcommit::Heuristic,
+            "1" => Overcommit::Always,
+            "2" => Overcommit::Never,
+            _ => return None,
+        })
+    })
+}
+
+/// Returns how much memory this process may lock, or `None` if there is no limit. A process with
+/// `CAP_IPC_LOCK` is not bound by it.
+#[must_use]
+pub fn memlock_limit() -> Option<ByteLen> {
+    getrlimit(Resource::Memlock).current.map(ByteLen::new)
+}
+
+/// Returns whether the kernel knows an advice, by giving it for no memory.
+fn advice_is_known(advice: libc::c_int) -> bool {
+    // SAFETY: madvise(2) acts on the bytes from an address on; here they are none, so nothing is
+    // read or written. The kernel checks the advice first and answers EINVAL if it is unknown.
+    let answer = unsafe { libc::madvise(core::ptr::null_mut(), 0, advice) };
+    answer == 0
+}
+
+/// Returns whether the kernel knows `MADV_POPULATE_READ` and `MADV_POPULATE_WRITE` (Linux 5.14).
+#[must_use]
+pub fn madvise_populate_is_known() -> bool {
+    static KNOWN: OnceLock<bool> = OnceLock::new();
+    *KNOWN.get_or_init(|| {
+        // The two came together.
+        advice_is_known(Advice::LinuxPopulateWrite as libc::c_int)
+    })
+}
+
+/// Returns whether the kernel knows `MADV_COLLAPSE` (Linux 6.1, with transparent huge pages).
+#[must_use]
+pub fn madvise_collapse_is_known() -> bool {
+    advice_is_known(crate::advise::MADV_COLLAPSE)
+}
+
+/// Returns whether the procfs pagemap can be scanned in runs (`PAGEMAP_SCAN`, Linux 6.7).
+///
+/// # Errors
+/// [`SysError`] if `/proc/self/pagemap` cannot be opened or read.
+pub fn pagemap_scan_is_known() -> Result<bool, SysError> {
+    resident::scan_is_known()
+}
+
+/// What userfaultfd(2), or its device, gives this process.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum UffdAccess {
+    /// Faults of user code and of the kernel, as a page server needs.
+    Full,
+    /// Faults of user code alone: a system call that touches missing memory fails.
+    UserModeOnly,
+    /// Nothing, for want of permission.
+    Denied {
+        /// What the kernel answered.
+        cause: io::Error,
+    },
+    /// Nothing: this kernel does not have it, or a filter says so.
+    Absent {
+        /// What the kernel answered.
+        cause: io::Error,
+    },
+    /// Nothing, for another reason.
+    Failed {
+        /// What the kernel answered.
+        cause: io::Error,
+    },
+}
+
+impl UffdAccess {
+    fn refused(errno: Errno) -> Self {
+        let cause = errno.into();
+        match errno::uffd_refusal(errno) {
+            UffdRefusal::Permission => Self::Denied { cause },
+            UffdRefusal::Absent => Self::Absent { cause },
+            UffdRefusal::Other => Self::Failed { cause },
+        }
+    }
+}
+
+/// `UFFD_USER_MODE_ONLY`, Linux 5.11.
+const USER_MODE_ONLY: u32 = 1;
+const _: () = assert!(USER_MODE_ONLY == linux_raw_sys::general::UFFD_USER_MODE_ONLY);
+
+fn open_uffd(flags: UserfaultfdFlags) -> rustix::io::Result<OwnedFd> {
+    let flags = flags | UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK;
+    // SAFETY: what the descriptor can do is magical, and is done by ioctls alone. The only one
+    // given here is UFFDIO_API, which touches no memory but its argument.
+    unsafe { rustix::mm::userfaultfd(flags) }
+}
+
+/// Returns what the system call gives this process.
+#[must_use]
+pub fn uffd_syscall() -> UffdAccess {
+    match open_uffd(UserfaultfdFlags::empty()) {
+        Ok(_) => UffdAccess::Full,
+        Err(refused) if errno::uffd_refusal(refused) == UffdRefusal::Permission => {
+            match open_uffd(UserfaultfdFlags::from_bits_retain(USER_MODE_ONLY)) {
+                Ok(_) => UffdAccess::UserModeOnly,
+                Err(_) => UffdAccess::refused(refused),
+            }
+        }
+        Err(refused) => UffdAccess::refused(refused),
+    }
+}
+
+/// Returns what the device gives this process: full access, to whoever may open it.
+#[must_use]
+pub fn uffd_device() -> UffdAccess {
+    let opened = match File::options().read(true).write(true).open(UFFD_DEVICE) {
+        Ok(device) => uffd_from_device(&device),
+        Err(cause) => Err(Errno::from_io_error(&cause).unwrap_or(Errno::IO)),
+    };
+    match opened {
+        Ok(_) => UffdAccess::Full,
+        Err(refused) => UffdAccess::refused(refused),
+    }
+}
+
+/// Returns whether a process without privilege gets full access by the system call
+/// (`vm.unprivileged_userfaultfd`).
+///
+/// # Errors
+/// [`SysError`] if the file cannot be read or understood; it is absent without userfaultfd.
+pub fn uffd_is_unprivileged(root: &SystemRoot) -> Result<bool, SysError> {
+    root.parse("proc/sys/vm/unprivileged_userfaultfd", "0 or 1", |text| match text.trim() {
+        "0" => Some(false),
+        "1" => Some(true),
+        _ => None,
+    })
+}
+
+/// `USERFAULTFD_IOC_NEW`: a new userfaultfd, from the device. Its argument is the flags.
+const NEW: Opcode = ioctl::opcode::none(0xaa, 0);
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+const _: () = assert!(NEW == 0xaa00);
+
+struct NewUffd;
+
+// SAFETY: `Ioctl` wants the number, the argument and the result to be those of the kernel. The
+// argument is a number and no pointer: the kernel reads and writes no memory of ours. The result
+// is a new descriptor that nobody else has.
+unsafe impl Ioctl for NewUffd {
+    type Output = OwnedFd;
+    const IS_MUTATING: bool = false;
+
+    fn opcode(&self) -> Opcode {
+        NEW
+    }
+
+    fn as_ptr(&mut self) -> *mut core::ffi::c_void {
+        let flags = UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK;
+        core::ptr::without_provenance_mut(flags.bits() as usize)
+    }
+
+    unsafe fn output_from_ptr(
+        out: IoctlOutput,
+        _: *mut core::ffi::c_void,
+    ) -> rustix::io::Result<OwnedFd> {
+        // SAFETY: `from_raw_fd` wants an open descriptor that nobody else closes: the kernel made
+        // it by this call, which did not fail.
+        Ok(unsafe { OwnedFd::from_raw_fd(out) })
+    }
+}
+
+fn uffd_from_device(device: &File) -> rustix::io::Result<OwnedFd> {
+    // SAFETY: the descriptor is of the device that the number is for; another would answer ENOTTY.
+    // See the implementation for what the kernel touches, which is nothing.
+    unsafe { ioctl::ioctl(device, NewUffd) }
+}
+
+/// What is asked for and what is offered: `struct uffdio_api`.
+#[repr(C)]
+#[derive(Default)]
+struct UffdioApi {
+    api: u64,
+    features: u64,
+    ioctls: u64,
+}
+
+const _: () = assert!(size_of::<UffdioApi>() == 24);
+const _: () = assert!(size_of::<UffdioApi>() == size_of::<linux_raw_sys::general::uffdio_api>());
+
+/// `UFFD_API`, the one version of the interface there is.
+const UFFD_API: u64 = 0xaa;
+/// `UFFDIO_API`: the handshake.
+const UFFDIO_API: Opcode = ioctl::opcode::read_write::<UffdioApi>(0xaa, 0x3f);
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+const _: () = assert!(UFFDIO_API == 0xc018_aa3f);
+
+/// The names of the feature bits, from bit 0 on, without `UFFD_FEATURE_`.
+const FEATURES: [&str; 17] = [
+    "PAGEFAULT_FLAG_WP",
+    "EVENT_FORK",
+    "EVENT_REMAP",
+    "EVENT_REMOVE",
+    "MISSING_HUGETLBFS",
+    "MISSING_SHMEM",
+    "EVENT_UNMAP",
+    "SIGBUS",
+    "THREAD_ID",
+    "MINOR_HUGETLBFS",
+    "MINOR_SHMEM",
+    "EXACT_ADDRESS",
+    "WP_HUGETLBFS_SHMEM",
+    "WP_UNPOPULATED",
+    "POISON",
+    "WP_ASYNC",
+    "MOVE",
+];
+const _: () = assert!(1 << (FEATURES.len() - 1) == linux_raw_sys::general::UFFD_FEATURE_MOVE);
+
+/// The names of the bits of the ioctls, without `UFFDIO_`.
+const IOCTLS: [(u32, &str); 10] = [
+    (0, "REGISTER"),
+    (1, "UNREGISTER"),
+    (2, "WAKE"),
+    (3, "COPY"),
+    (4, "ZEROPAGE"),
+    (5, "MOVE"),
+    (6, "WRITEPROTECT"),
+    (7, "CONTINUE"),
+    (8, "POISON"),
+    (63, "API"),
+];
+
+/// What a userfaultfd of this kernel can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct UffdFeatures {
+    /// The bits of `UFFD_FEATURE_*`.
+    pub raw: u64,
+    /// The bits of the ioctls that every userfaultfd has. Those of a range are told when it is
+    /// registered.
+    pub ioctls: u64,
+}
+
+impl UffdFeatures {
+    /// Returns whether a feature is offered, by its name without `UFFD_FEATURE_`.
+    #[must_use]
+    pub fn has(&self, name: &str) -> bool {
+        self.names().any(|known| known == name)
+    }
+
+    /// Returns the names of the features that are offered, without `UFFD_FEATURE_`.
+    pub fn names(&self) -> impl Iterator<Item = &'static str> {
+        let raw = self.raw;
+        FEATURES
+            .into_iter()
+            .enumerate()
+            .filter(move |(bit, _)| raw & (1 << bit) != 0)
+            .map(|(_, name)| name)
+    }
+
+    /// Returns the bits that have no name here: features of a newer kernel.
+    #[must_use]
+    pub fn unnamed(&self) -> u64 {
+        self.raw & !((1 << FEATURES.len()) - 1)
+    }
+
+    /// Returns the names of the ioctls that are offered, without `UFFDIO_`.
+    pub fn ioctl_names(&self) -> impl Iterator<Item = &'static str> {
+        let ioctls = self.ioctls;
+        IOCTLS.into_iter().filter(move |(bit, _)| ioctls & (1 << bit) != 0).map(|(_, name)| name)
+    }
+}
+
+/// Returns what a userfaultfd of this kernel can do, asked of a new one.
+///
+/// # Errors
+/// [`ProbeError`] if none can be had, by the system call or the device, or the kernel refuses.
+pub fn uffd_features() -> Result<UffdFeatures, ProbeError> {
+    let uffd = open_uffd(UserfaultfdFlags::empty())
+        .or_else(|_| {
+            let device = File::options().read(true).write(true).open(UFFD_DEVICE);
+            let device = device.map_err(|_| Errno::NOENT)?;
+            uffd_from_device(&device)
+        })
+        .or_else(|_| open_uffd(UserfaultfdFlags::from_bits_retain(USER_MODE_ONLY)))
+        .map_err(|cause| ProbeError::NoUserfaultfd { cause: cause.into() })?;
+    let mut api = UffdioApi { api: UFFD_API, ..UffdioApi::default() };
+    // SAFETY: `Updater::new` wants the number to be of an ioctl that reads and writes the value. The
+    // kernel reads and writes 24 bytes, which is a `UffdioApi`, borrowed for the call.
+    let request = unsafe { ioctl::Updater::<UFFDIO_API, UffdioApi>::new(&mut api) };
+    // SAFETY: the descriptor is a userfaultfd, which is what the number is for.
+    let answer = unsafe { ioctl::ioctl(uffd.as_fd(), request) };
+    answer.map_err(|cause| ProbeError::Handshake { cause: cause.into() })?;
+    Ok(UffdFeatures { raw: api.features, ioctls: api.ioctls })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::root::MadeUp;
+
+    #[test]
+    fn a_release_starts_with_two_numbers() {
+        for (release, numbers) in [
+            ("6.18.44-fc-v657", Some((6, 18))),
+            ("6.7", Some((6, 7))),
+            ("7.0-rc1", Some((7, 0))),
+            ("6", None),
+            ("", None),
+            ("linux", None),
+        ] {
+            assert_eq!(parse_release(release), numbers, "{release}");
+        }
+        assert!(parse_release(&kernel_release()).is_some());
+    }
+
+    #[test]
+    fn features_have_names_and_new_ones_stay_bits() {
+        let features = UffdFeatures { raw: 1 | 1 << 16 | 1 << 40, ioctls: 1 << 63 | 0b11 };
+        assert_eq!(features.names().collect::<Vec<_>>(), ["PAGEFAULT_FLAG_WP", "MOVE"]);
+        assert!(features.has("MOVE"));
+        assert!(!features.has("POISON"));
+        assert_eq!(features.unnamed(), 1 << 40);
+        assert_eq!(features.ioctl_names().collect::<Vec<_>>(), ["REGISTER", "UNREGISTER", "API"]);
+    }
+
+    #[test]
+    fn settings_of_a_made_up_host_are_read_as_they_stand_there() {
+        let tree = MadeUp::new(&[
+            ("proc/cpuinfo", "processor\t: 0\nmodel\t\t: 2\nmodel name\t: A CPU: fast\n"),
+            ("proc/sys/vm/max_map_count", "65530\n"),
+            ("proc/sys/vm/overcommit_memory", "2\n"),
+            ("proc/sys/vm/unprivileged_userfaultfd", "1\n"),
+        ]);
+        let root = tree.root();
+        assert_eq!(cpu_model(&root).unwrap().as_deref(), Some("A CPU: fast"));
+        assert_eq!(max_map_count(&root).unwrap(), 65530);
+        assert_eq!(overcommit(&root).unwrap(), Overcommit::Never);
+        assert!(uffd_is_unprivileged(&root).unwrap());
+        let odd = MadeUp::new(&[
+            ("proc/cpuinfo", "CPU implementer : 0x41\n"),
+            ("proc/sys/vm/overcommit_memory", "3\n"),
+        ]);
+        assert_eq!(cpu_model(&odd.root()).unwrap(), None);
+        assert!(overcommit(&odd.root()).is_err());
+        assert!(max_map_count(&odd.root()).unwrap_err().is_absent());
+    }
+
+    #[test]
+    fn an_advice_that_no_kernel_has_is_not_known() {
+        assert!(!advice_is_known(9999));
+        assert!(advice_is_known(Advice::Normal as libc::c_int));
+    }
+}

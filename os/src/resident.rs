@@ -1,0 +1,386 @@
+//! How much of a mapping is present, and in huge pages: [`Mapping::resident`],
+//! [`Mapping::huge_backed`].
+//!
+//! The kernel is asked what its page tables of this process hold. It answers in runs of pages
+//! (`PAGEMAP_SCAN`, Linux 6.7) and walks only tables that exist, so a mapping of terabytes with
+//! nothing in it takes microseconds. An older kernel is read page by page, 8 bytes each, from
+//! the procfs pagemap; for huge pages its `smaps` is asked.
+//!
+//! mincore(2) is not used: for files and memory files it answers for the page cache, which is a
+//! different question, and for anonymous memory it counts the zero page as memory.
+//!
+//! Unsafe: the ioctl on the procfs pagemap, which fills a buffer of ours.
+//! Source: ioctl_pagemap_scan(2), "Examining Process Page Tables" in the Linux administrator's guide.
+
+use core::ops::Range;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader};
+use std::os::unix::fs::FileExt;
+
+use rustix::ioctl::{self, Ioctl, IoctlOutput, Opcode};
+use uzone_pages::ByteLen;
+
+use crate::errno;
+use crate::mapping::Mapping;
+use crate::options::RangeError;
+use crate::probe;
+use crate::root::{SysError, kib_field};
+
+const PAGEMAP: &str = "/proc/self/pagemap";
+const SMAPS: &str = "/proc/self/smaps";
+
+/// `PAGE_IS_PRESENT`, `PAGE_IS_PFNZERO`, `PAGE_IS_HUGE`.
+const PRESENT: u64 = 1 << 3;
+const ZERO_PAGE: u64 = 1 << 5;
+const HUGE: u64 = 1 << 6;
+const _: () = assert!(PRESENT == linux_raw_sys::general::PAGE_IS_PRESENT as u64);
+const _: () = assert!(ZERO_PAGE == linux_raw_sys::general::PAGE_IS_PFNZERO as u64);
+const _: () = assert!(HUGE == linux_raw_sys::general::PAGE_IS_HUGE as u64);
+
+/// Bit 63 of an entry of the procfs pagemap: the page is present.
+const ENTRY_PRESENT: u64 = 1 << 63;
+
+/// How many runs one scan may return.
+const RUNS: usize = 1024;
+
+/// How many bytes of the procfs pagemap are read at once.
+const ENTRIES: usize = 64 << 10;
+
+/// Memory whose presence the kernel did not tell.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ResidentError {
+    /// The range is not inside the mapping.
+    #[error(transparent)]
+    Range(#[from] RangeError),
+    /// A file of `/proc` could not be read.
+    #[error(transparent)]
+    Sys(#[from] SysError),
+    /// The scan failed.
+    #[error("cannot scan the page tables for bytes {start:#x} to {end:#x}")]
+    Scan {
+        /// Where the range starts.
+        start: u64,
+        /// Where it ends.
+        end: u64,
+        /// What the kernel answered.
+        #[source]
+        cause: io::Error,
+    },
+}
+
+/// A run of pages with the same properties: `struct page_region`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Run {
+    start: u64,
+    end: u64,
+    categories: u64,
+}
+
+/// What a scan is asked for, and where it ended: `struct pm_scan_arg`.
+#[repr(C)]
+#[derive(Default)]
+struct ScanArg {
+    size: u64,
+    flags: u64,
+    start: u64,
+    end: u64,
+    walk_end: u64,
+    vec: u64,
+    vec_len: u64,
+    max_pages: u64,
+    category_inverted: u64,
+    category_mask: u64,
+    category_anyof_mask: u64,
+    return_mask: u64,
+}
+
+const _: () = assert!(size_of::<Run>() == 24);
+const _: () = assert!(size_of::<Run>() == size_of::<linux_raw_sys::general::page_region>());
+const _: () = assert!(size_of::<ScanArg>() == 96);
+const _: () = assert!(size_of::<ScanArg>() == size_of::<linux_raw_sys::general::pm_scan_arg>());
+
+/// `PAGEMAP_SCAN`.
+const SCAN: Opcode = ioctl::opcode::read_write::<ScanArg>(b'f', 16);
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+const _: () = assert!(SCAN == 0xc060_6610);
+
+/// One scan, with the buffer that it fills.
+struct Scan<'a> {
+    arg: ScanArg,
+    runs: &'a mut [Run],
+}
+
+/// How many runs a scan filled, and the address at which it stopped.
+struct Scanned {
+    runs: usize,
+    walk_end: u64,
+}
+
+// SAFETY: `Ioctl` wants the number, the argument and what is written to be those of the kernel.
+// 1. The kernel reads and writes 96 bytes at `as_ptr`, which is a `ScanArg` of that size, borrowed
+//    for the call; it is mutable, and `IS_MUTATING` says so.
+// 2. It also writes up to `vec_len` runs of 24 bytes to `vec`: `as_ptr` sets both from the slice
+//    that this value borrows mutably, so they are writable and nobody else reads them.
+// 3. `flags` is zero: a scan without `PM_SCAN_WP_MATCHING` changes no page table.
+unsafe impl Ioctl for Scan<'_> {
+    type Output = Scanned;
+    const IS_MUTATING: bool = true;
+
+    fn opcode(&self) -> Opcode {
+        SCAN
+    }
+
+    fn as_ptr(&mut self) -> *mut core::ffi::c_void {
+        self.arg.size = size_of::<ScanArg>() as u64;
+        self.arg.flags = 0;
+        self.arg.vec = self.runs.as_mut_ptr().expose_provenance() as u64;
+        self.arg.vec_len = self.runs.len() as u64;
+        (&raw mut self.arg).cast()
+    }
+
+    unsafe fn output_from_ptr(
+        out: IoctlOutput,
+        arg: *mut core::ffi::c_void,
+    ) -> rustix::io::Result<Scanned> {
+        // SAFETY: `arg` is what `as_ptr` returned, a `ScanArg` that is alive and ours, after a call
+        // that did not fail.
+        let arg = unsafe { &*arg.cast::<ScanArg>() };
+        Ok(Scanned {
+            // Not negative after a call that did not fail.
+            runs: usize::try_from(out).unwrap_or(0),
+            walk_end: arg.walk_end,
+        })
+    }
+}
+
+/// Returns how many bytes of the page-aligned addresses `start..end` have all properties of
+/// `wanted` and are not the zero page, or `None` if this kernel has no such scan.
+fn scan(pagemap: &File, start: u64, end: u64, wanted: u64) -> rustix::io::Result<Option<u64>> {
+    let mut runs = vec![Run::default(); RUNS];
+    let mut bytes = 0;
+    let mut at = start;
+    while at < end {
+        let request = Scan {
+            arg: ScanArg {
+                start: at,
+                end,
+                category_inverted: ZERO_PAGE,
+                category_mask: wanted | ZERO_PAGE,
+                return_mask: wanted,
+                ..ScanArg::default()
+            },
+            runs: &mut runs,
+        };
+        // SAFETY: `ioctl` wants the descriptor to be of the driver that the argument is for. It is
+        // the procfs pagemap, and the number has a type of its own there; on any other file the
+        // kernel answers ENOTTY and reads nothing.
+        let scanned = match unsafe { ioctl::ioctl(pagemap, request) } {
+            Err(cause) if errno::ioctl_is_unknown(cause) => return Ok(None),
+            answer => answer?,
+        };
+        let found = runs.get(..scanned.runs).unwrap_or(&runs);
+        bytes += found.iter().map(|run| run.end - run.start).sum::<u64>();
+        // Each scan goes on where the last one stopped; one that stands still has said all.
+        if scanned.walk_end <= at {
+            break;
+        }
+        at = scanned.walk_end;
+    }
+    Ok(Some(bytes))
+}
+
+/// Returns whether this kernel has the scan, by scanning nothing but one page of our own.
+pub(crate) fn scan_is_known() -> Result<bool, SysError> {
+    let pagemap = open_pagemap()?;
+    let page = probe::page_size().bytes();
+    let here = (&raw const pagemap).addr() as u64 & !(page - 1);
+    scan(&pagemap, here, here + page, PRESENT)
+        .map(|found| found.is_some())
+        .map_err(|cause| SysError::Read { path: PAGEMAP.into(), cause: cause.into() })
+}
+
+fn open_pagemap() -> Result<File, SysError> {
+    File::open(PAGEMAP).map_err(|cause| SysError::Read { path: PAGEMAP.into(), cause })
+}
+
+/// Returns how many of the pages from `first` on, `pages` of them, an older kernel says are present.
+fn count_entries(pagemap: &File, first: u64, pages: u64) -> io::Result<u64> {
+    let mut buffer = vec![0; ENTRIES];
+    let mut present = 0;
+    let mut at = first * 8;
+    let end = (first + pages) * 8;
+    while at < end {
+        let len = usize::try_from(end - at).map_or(ENTRIES, |rest| rest.min(ENTRIES));
+        let (entries, _) = buffer.as_chunks_mut::<8>();
+        let part = entries[..len / 8].as_flattened_mut();
+        pagemap.read_exact_at(part, at)?;
+        let (entries, _) = part.as_chunks::<8>();
+        present += entries
+            .iter()
+            .map(|entry| u64::from(u64::from_ne_bytes(*entry) & ENTRY_PRESENT != 0))
+            .sum::<u64>();
+        at += len as u64;
+    }
+    Ok(present)
+}
+
+/// Returns how many bytes of huge pages the text of an `smaps` has in mappings that meet `range`.
+fn parse_smaps(text: impl BufRead, range: &Range<u64>) -> io::Result<u64> {
+    const FIELDS: [&str; 5] =
+        ["AnonHugePages", "ShmemPmdMapped", "FilePmdMapped", "Shared_Hugetlb", "Private_Hugetlb"];
+    let mut bytes: u64 = 0;
+    // How much of the mapping that the lines are about lies in the range, and its huge bytes.
+    let mut overlap: u64 = 0;
+    let mut huge: u64 = 0;
+    for line in text.lines() {
+        let line = line?;
+        if let Some(addresses) = parse_addresses(&line) {
+            bytes += huge.min(overlap);
+            huge = 0;
+            overlap = addresses.end.min(range.end).saturating_sub(addresses.start.max(range.start));
+        } else if overlap != 0 {
+            huge += FIELDS.iter().filter_map(|name| kib_field(&line, name)).sum::<u64>();
+        }
+    }
+    Ok(bytes + huge.min(overlap))
+}
+
+/// Returns the addresses of a line such as `7f00-7f10 rw-p 00000000 00:00 0 [heap]`.
+fn parse_addresses(line: &str) -> Option<Range<u64>> {
+    let (start, end) = line.split_whitespace().next()?.split_once('-')?;
+    let number = |digits| u64::from_str_radix(digits, 16).ok();
+    Some(number(start)?..number(end)?)
+}
+
+impl Mapping {
+    /// Returns how many bytes of the mapping are present in this process, in whole pages. The
+    /// kernel's zero page, which a read of untouched memory sees, does not count.
+    ///
+    /// # Errors
+    /// [`ResidentError`] if `/proc` is not there or the kernel refuses.
+    pub fn resident(&self) -> Result<ByteLen, ResidentError> {
+        self.resident_in(self.whole())
+    }
+
+    /// Returns how many bytes of a range, widened to whole pages, are present in this process.
+    ///
+    /// On a kernel before 6.7 a read of untouched memory counts, and a sparse terabyte takes
+    /// seconds.
+    ///
+    /// # Errors
+    /// [`ResidentError`] if the range is not inside, `/proc` is not there or the kernel refuses.
+    pub fn resident_in(&self, range: Range<u64>) -> Result<ByteLen, ResidentError> {
+        let part = self.widen(&range)?;
+        let pagemap = open_pagemap()?;
+        let base = self.addr().get();
+        let (start, end) = ((base + part.start) as u64, (base + part.end) as u64);
+        let failed = |cause| ResidentError::Scan { start: range.start, end: range.end, cause };
+        if let Some(bytes) =
+            scan(&pagemap, start, end, PRESENT).map_err(|cause| failed(cause.into()))?
+        {
+            return Ok(ByteLen::new(bytes));
+        }
+        let page = probe::page_size().bytes();
+        let present =
+            count_entries(&pagemap, start / page, (end - start) / page).map_err(failed)?;
+        Ok(ByteLen::new(present * page))
+    }
+
+    /// Returns how many bytes of the mapping are mapped by huge pages, transparent or of a pool.
+    ///
+    /// On a kernel before 6.7, `smaps` answers for whole kernel mappings; where ours was merged with
+    /// a neighbour, the answer is then an upper bound.
+    ///
+    /// # Errors
+    /// [`ResidentError`] if `/proc` is not there or the kernel refuses.
+    pub fn huge_backed(&self) -> Result<ByteLen, ResidentError> {
+        let pagemap = open_pagemap()?;
+        let start = self.addr().get() as u64;
+        let end = start + self.mapped_len() as u64;
+        let scanned = scan(&pagemap, start, end, PRESENT | HUGE).map_err(|cause| {
+            ResidentError::Scan { start: 0, end: self.len().get(), cause: cause.into() }
+        })?;
+        if let Some(bytes) = scanned {
+            return Ok(ByteLen::new(bytes));
+        }
+        self.huge_backed_by_smaps()
+    }
+
+    fn huge_backed_by_smaps(&self) -> Result<ByteLen, ResidentError> {
+        let start = self.addr().get() as u64;
+        let range = start..start + self.mapped_len() as u64;
+        let read = || parse_smaps(BufReader::new(File::open(SMAPS)?), &range);
+        let bytes = read().map_err(|cause| SysError::Read { path: SMAPS.into(), cause })?;
+        Ok(ByteLen::new(bytes))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::options::{Anonymous, HugeAdvice};
+
+    #[test]
+    fn smaps_counts_huge_bytes_of_mappings_that_meet_the_range() {
+        let text = "\
+00400000-00600000 rw-p 00000000 00:00 0 \nSize:               2048 kB\nAnonHugePages:      2048 kB
+7f0000000000-7f0000800000 rw-p 00000000 00:00 0 [anon]\nRss: 8192 kB\nAnonHugePages:      4096 kB\nShmemPmdMapped: 0 kB\nPrivate_Hugetlb: 0 kB\nVmFlags: rd wr
+7f0000800000-7f0000a00000 rw-s 00000000 00:0f 12 /memfd:x (deleted)\nShared_Hugetlb:     2048 kB\n";
+        for (range, bytes) in [
+            (0x7f00_0000_0000..0x7f00_0080_0000, 4 << 20),
+            (0x7f00_0000_0000..0x7f00_00a0_0000, 6 << 20),
+            // A part of a mapping: at most as much as the part.
+            (0x7f00_0000_0000..0x7f00_0020_0000, 2 << 20),
+            (0x7f00_0080_0000..0x7f00_00a0_0000, 2 << 20),
+            (0x1000..0x2000, 0),
+            (0x40_0000..0x60_0000, 2 << 20),
+        ] {
+            assert_eq!(parse_smaps(text.as_bytes(), &range).unwrap(), bytes, "{range:x?}");
+        }
+    }
+
+    #[test]
+    fn a_line_of_smaps_is_addresses_or_a_field() {
+        assert_eq!(parse_addresses("10-20 rw-p 0 0:0 0"), Some(0x10..0x20));
+        for line in ["AnonHugePages:      2048 kB", "VmFlags: rd wr", "", "x-y rw-p"] {
+            assert_eq!(parse_addresses(line), None, "{line}");
+        }
+    }
+
+    #[test]
+    fn every_way_to_count_gives_the_same_number() {
+        let page = probe::page_size().bytes();
+        let mapping = Mapping::anonymous(
+            ByteLen::new(300 * page),
+            Anonymous { huge: HugeAdvice::Never, ..Anonymous::default() },
+        )
+        .unwrap();
+        // Every other page: more runs than pages in a row.
+        for index in (0..300).step_by(2) {
+            mapping.write_at(index * page, &[1]).unwrap();
+        }
+        assert_eq!(mapping.resident().unwrap().get(), 150 * page);
+        let pagemap = open_pagemap().unwrap();
+        let first = mapping.addr().get() as u64 / page;
+        assert_eq!(count_entries(&pagemap, first, 300).unwrap(), 150);
+        assert_eq!(mapping.huge_backed().unwrap(), ByteLen::ZERO);
+        assert_eq!(mapping.huge_backed_by_smaps().unwrap(), ByteLen::ZERO);
+    }
+
+    #[test]
+    fn more_runs_than_the_buffer_holds_are_all_counted() {
+        let page = probe::page_size().bytes();
+        let pages = 2 * RUNS as u64 * 2 + 6;
+        let mapping = Mapping::anonymous(
+            ByteLen::new(pages * page),
+            Anonymous { huge: HugeAdvice::Never, ..Anonymous::default() },
+        )
+        .unwrap();
+        for index in (0..pages).step_by(2) {
+            mapping.write_at(index * page, &[1]).unwrap();
+        }
+        assert_eq!(mapping.resident().unwrap().get(), pages / 2 * page);
+    }
+}

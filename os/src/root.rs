@@ -1,0 +1,213 @@
+//! Reading `/proc` and `/sys`, of this host or of a made-up tree: [`SystemRoot`].
+//!
+//! What the files say is parsed by pure functions beside each mechanism. This file only finds and
+//! reads them, and gives every failure the path it belongs to.
+//!
+//! Cost: one open, read and close a call. None of it belongs in a fault path.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Where the kernel's files are found: `/` on a host, a directory of files in a test.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SystemRoot(PathBuf);
+
+/// A file of the kernel that could not be read, or that says something else than expected.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SysError {
+    /// The file could not be read.
+    #[error("cannot read {path}", path = path.display())]
+    Read {
+        /// Which file.
+        path: PathBuf,
+        /// What the kernel answered.
+        #[source]
+        cause: io::Error,
+    },
+    /// The file was read and does not hold what its name promises.
+    #[error("{path} should hold {wanted}, and holds {found:?}", path = path.display())]
+    Format {
+        /// Which file.
+        path: PathBuf,
+        /// What was looked for.
+        wanted: &'static str,
+        /// What stands there, shortened.
+        found: String,
+    },
+}
+
+impl SysError {
+    /// Returns whether the file is not there, which is how the kernel says that it lacks something.
+    #[must_use]
+    pub fn is_absent(&self) -> bool {
+        matches!(self, Self::Read { cause, .. } if cause.kind() == io::ErrorKind::NotFound)
+    }
+
+    pub(crate) fn format(path: &Path, wanted: &'static str, found: &str) -> Self {
+        Self::Format { path: path.to_path_buf(), wanted, found: found.chars().take(80).collect() }
+    }
+}
+
+impl SystemRoot {
+    /// Returns the root of this host.
+    #[must_use]
+    pub fn host() -> Self {
+        Self(PathBuf::from("/"))
+    }
+
+    /// Takes a directory that has a `proc` and a `sys` of its own.
+    #[must_use]
+    pub fn at(directory: impl Into<PathBuf>) -> Self {
+        Self(directory.into())
+    }
+
+    /// Returns where `path` is found under this root; a leading slash is ignored.
+    #[must_use]
+    pub fn path(&self, path: impl AsRef<Path>) -> PathBuf {
+        let path = path.as_ref();
+        self.0.join(path.strip_prefix("/").unwrap_or(path))
+    }
+
+    /// Returns the text of a file.
+    ///
+    /// # Errors
+    /// [`SysError::Read`] with the path.
+    pub fn read(&self, path: impl AsRef<Path>) -> Result<String, SysError> {
+        let path = self.path(path);
+        std::fs::read_to_string(&path).map_err(|cause| SysError::Read { path, cause })
+    }
+
+    /// Returns what `parse` makes of the text of a file.
+    ///
+    /// # Errors
+    /// [`SysError::Read`], or [`SysError::Format`] where `parse` returns `None`.
+    pub fn parse<T>(
+        &self,
+        path: impl AsRef<Path>,
+        wanted: &'static str,
+        parse: impl FnOnce(&str) -> Option<T>,
+    ) -> Result<T, SysError> {
+        let path = path.as_ref();
+        let text = self.read(path)?;
+        parse(&text).ok_or_else(|| SysError::format(&self.path(path), wanted, text.trim()))
+    }
+
+    /// Returns the number that is all a file holds.
+    ///
+    /// # Errors
+    /// As [`SystemRoot::parse`].
+    pub fn number(&self, path: impl AsRef<Path>) -> Result<u64, SysError> {
+        self.parse(path, "a whole number", |text| text.trim().parse().ok())
+    }
+
+    /// Returns the names in a directory, sorted.
+    ///
+    /// # Errors
+    /// [`SysError::Read`] with the path.
+    pub fn names(&self, path: impl AsRef<Path>) -> Result<Vec<String>, SysError> {
+        let path = self.path(path);
+        let read = || -> io::Result<Vec<String>> {
+            let mut names = Vec::new();
+            for entry in std::fs::read_dir(&path)? {
+                // The kernel's own names are ASCII; another is not one that we look for.
+                if let Ok(name) = entry?.file_name().into_string() {
+                    names.push(name);
+                }
+            }
+            names.sort();
+            Ok(names)
+        };
+        read().map_err(|cause| SysError::Read { path, cause })
+    }
+}
+
+impl Default for SystemRoot {
+    fn default() -> Self {
+        Self::host()
+    }
+}
+
+/// Returns the bytes of a field such as `MemTotal:  24684092 kB` in a text of such lines.
+///
+/// A line may have words in front, as in `Node 0 MemTotal: ...`.
+pub(crate) fn kib_field(text: &str, name: &str) -> Option<u64> {
+    text.lines().find_map(|line| {
+        let (left, right) = line.split_once(':')?;
+        if left.split_whitespace().next_back() != Some(name) {
+            return None;
+        }
+        let kib: u64 = right.trim().strip_suffix("kB")?.trim().parse().ok()?;
+        kib.checked_mul(1024)
+    })
+}
+
+/// A directory of made-up files that is removed when dropped.
+#[cfg(test)]
+pub(crate) struct MadeUp(PathBuf);
+
+#[cfg(test)]
+impl MadeUp {
+    pub(crate) fn new(files: &[(&str, &str)]) -> Self {
+        use std::sync::atomic::{AtomicU32, Ordering};
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        // Relaxed: only the number has to differ, nothing else is published by it.
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let directory =
+            std::env::temp_dir().join(format!("uzone-os-{}-{number}", std::process::id()));
+        let made_up = Self(directory);
+        for (path, text) in files {
+            let path = made_up.root().path(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        }
+        made_up
+    }
+
+    pub(crate) fn root(&self) -> SystemRoot {
+        SystemRoot::at(&self.0)
+    }
+}
+
+#[cfg(test)]
+impl Drop for MadeUp {
+    fn drop(&mut self) {
+        // A directory that stays behind is no reason to fail a test that passed.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_field_is_found_by_its_whole_name_and_read_as_bytes() {
+        let text = "MemTotalX: 1 kB\nMemTotal:       24684092 kB\nHugePages_Total: 3\n";
+        assert_eq!(kib_field(text, "MemTotal"), Some(24_684_092 * 1024));
+        assert_eq!(kib_field("Node 0 MemFree:   7 kB\n", "MemFree"), Some(7168));
+        for (text, name) in [
+            ("", "MemTotal"),
+            ("MemTotal: kB", "MemTotal"),
+            ("MemTotal: 18446744073709551615 kB", "MemTotal"),
+            ("MemTotal: -1 kB", "MemTotal"),
+            ("HugePages_Total: 3", "HugePages_Total"),
+        ] {
+            assert_eq!(kib_field(text, name), None, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_fails_is_named_with_what_it_should_hold() {
+        let tree = MadeUp::new(&[("proc/number", "12x\n")]);
+        let error = tree.root().number("/proc/number").unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .ends_with("proc/number should hold a whole number, and holds \"12x\"")
+        );
+        assert!(!error.is_absent());
+        let error = tree.root().number("proc/other").unwrap_err();
+        assert!(error.is_absent(), "{error}");
+    }
+}

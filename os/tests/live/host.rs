@@ -1,0 +1,107 @@
+//! The limits and the facts of this host.
+
+use std::fs;
+use std::num::NonZeroUsize;
+use std::os::fd::AsFd;
+use std::sync::atomic::AtomicBool;
+
+use rustix::process::{Resource, Rlimit, setrlimit};
+use uzone_os::{
+    Anonymous, MapError, Mapping, PopulateError, Populated, Shortage, SystemRoot, hugepages,
+    memory, numa, probe,
+};
+use uzone_pages::ByteLen;
+
+use crate::{file_of, is_alone, skip};
+
+#[test]
+fn a_limit_on_addresses_is_named_when_it_forbids_a_mapping() {
+    if !is_alone("host::a_limit_on_addresses_is_named_when_it_forbids_a_mapping") {
+        return;
+    }
+    let limit = Rlimit { current: Some(1 << 30), maximum: Some(1 << 30) };
+    setrlimit(Resource::As, limit).unwrap();
+    let error = Mapping::anonymous(ByteLen::gib(2), Anonymous::default()).unwrap_err();
+    let MapError::Memory { len, shortage, .. } = error else {
+        panic!("{error:?}");
+    };
+    assert_eq!(len, ByteLen::gib(2));
+    assert!(
+        matches!(shortage, Shortage::AddressSpace { limit, .. } if limit == ByteLen::gib(1)),
+        "{shortage}"
+    );
+    assert!(shortage.to_string().contains("RLIMIT_AS is 1 GiB"), "{shortage}");
+    let available = memory::available(&SystemRoot::host()).unwrap();
+    assert!(available.bytes < ByteLen::gib(1));
+    // What fits still works, and is populated by threads whose stacks fit too.
+    let mapping = Mapping::anonymous(ByteLen::mib(8), Anonymous::default()).unwrap();
+    let two = NonZeroUsize::new(2).unwrap();
+    let populated = mapping.populate_by(0..8 << 20, two, |_, _| (), &AtomicBool::new(false));
+    assert_eq!(populated.unwrap(), Populated::Whole { bytes: ByteLen::mib(8) });
+    // Where not even a stack fits, that is said, and nothing is left half done.
+    let left =
+        (1 << 30) - file_of(&fs::read_to_string("/proc/self/status").unwrap(), "VmSize:") * 1024;
+    let _filler = Mapping::anonymous(ByteLen::new(left - (1 << 20)), Anonymous::default()).unwrap();
+    let large = Mapping::memfd("large", ByteLen::kib(512), None).unwrap();
+    match large.populate_by(0..512 << 10, two, |_, _| (), &AtomicBool::new(false)) {
+        Err(PopulateError::Threads { asked, started, .. }) => {
+            assert!(started < asked);
+            assert_eq!(large.resident().unwrap(), ByteLen::ZERO);
+        }
+        // The stacks of the last time were still at hand.
+        other => assert_eq!(other.unwrap(), Populated::Whole { bytes: ByteLen::kib(512) }),
+    }
+}
+
+#[test]
+fn this_host_answers_every_probe() {
+    let root = SystemRoot::host();
+    assert!(probe::parse_release(&probe::kernel_release()).is_some());
+    probe::cpu_model(&root).unwrap();
+    assert!(probe::max_map_count(&root).unwrap() > 0);
+    probe::overcommit(&root).unwrap();
+    let _ = probe::memlock_limit();
+    let available = memory::available(&root).unwrap();
+    assert!(available.bytes <= memory::system(&root).unwrap().total);
+    hugepages::pools(&root).unwrap();
+    hugepages::node_pools(&root).unwrap();
+    let nodes = numa::nodes(&root).unwrap();
+    assert!(nodes.iter().all(|node| node.free <= node.total));
+    assert!(numa::current_cpu_count().unwrap() > 0);
+    let _ = (probe::uffd_syscall(), probe::uffd_device());
+    match probe::uffd_features() {
+        Ok(features) => {
+            assert!(features.ioctl_names().any(|name| name == "REGISTER"));
+            assert!(features.names().count() > 0);
+        }
+        Err(error) => skip("uffd_features", &error.to_string()),
+    }
+    assert!(mapping_fd_is_closed_on_exec());
+}
+
+fn mapping_fd_is_closed_on_exec() -> bool {
+    let mapping = Mapping::memfd("exec", ByteLen::new(1), None).unwrap();
+    let flags = rustix::io::fcntl_getfd(mapping.fd().unwrap().as_fd()).unwrap();
+    flags.contains(rustix::io::FdFlags::CLOEXEC)
+}
+
+#[test]
+fn a_thread_is_bound_to_a_cpu_and_freed_again() {
+    std::thread::spawn(|| {
+        let before = numa::current_cpus().unwrap();
+        let last = *before.last().unwrap();
+        numa::pin_current_thread(last).unwrap();
+        assert_eq!(numa::current_cpus().unwrap(), [last]);
+        assert_eq!(numa::current_cpu_count().unwrap(), 1);
+        assert!(matches!(
+            numa::pin_current_thread(1 << 20),
+            Err(numa::AffinityError::NoSuchCpu { cpu: 0x10_0000 })
+        ));
+        assert!(numa::set_current_cpus(&[]).is_err());
+        assert_eq!(numa::current_cpus().unwrap(), [last]);
+        numa::set_current_cpus(&before).unwrap();
+        assert_eq!(numa::current_cpus().unwrap(), before);
+    })
+    .join()
+    .unwrap();
+}

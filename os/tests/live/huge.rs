@@ -1,0 +1,224 @@
+//! Huge pages: of a pool, kept, advised and collapsed.
+
+use std::fs;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use uzone_os::hugepages::ThpEnabled;
+use uzone_os::{
+    Access, AdviseError, Anonymous, Collapsed, Exclusive, HugeAdvice, HugeFile, HugeSize, MapError,
+    Mapped, Mapping, RangeError, Sharing, SystemRoot, hugepages, probe,
+};
+use uzone_pages::ByteLen;
+
+use crate::{page, skip};
+
+/// A pool of 2 MiB pages that was made larger, and is made smaller again when dropped.
+struct Pool {
+    added: u64,
+    _alone: MutexGuard<'static, ()>,
+}
+
+/// Cases that change or count the pool take turns.
+fn pool_turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Pool {
+    fn try_grow(pages: u64) -> Result<Self, String> {
+        let alone = pool_turn();
+        let path = HugeSize::MIB_2.nr_path();
+        let read = || -> Result<u64, String> {
+            let text = fs::read_to_string(&path).map_err(|error| format!("{path}: {error}"))?;
+            text.trim().parse().map_err(|error| format!("{path}: {error}"))
+        };
+        let before = read()?;
+        fs::write(&path, (before + pages).to_string())
+            .map_err(|error| format!("{path}: {error}: run as root"))?;
+        // Made first, so that what was added is taken back also when it was not enough.
+        let pool = Self { added: read()?.saturating_sub(before), _alone: alone };
+        if pool.added < pages {
+            return Err(format!("the host gave {} of {pages} huge pages", pool.added));
+        }
+        Ok(pool)
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        let path = HugeSize::MIB_2.nr_path();
+        // By difference: someone else may have changed the pool meanwhile.
+        let restored = fs::read_to_string(&path)
+            .ok()
+            .and_then(|text| text.trim().parse::<u64>().ok())
+            .map(|now| fs::write(&path, now.saturating_sub(self.added).to_string()));
+        if !matches!(restored, Some(Ok(()))) {
+            eprintln!("{path} is larger by {} than before this test", self.added);
+        }
+    }
+}
+
+#[test]
+fn a_pool_that_is_too_small_is_reported_with_its_numbers() {
+    let _turn = pool_turn();
+    let root = SystemRoot::host();
+    let Some(pool) = hugepages::pool(&root, HugeSize::MIB_2).unwrap() else {
+        return skip("a_pool_that_is_too_small", "no pool of 2 MiB pages");
+    };
+    let more = pool.free - pool.reserved + pool.overcommit - pool.surplus + 800;
+    let len = ByteLen::mib(2 * more);
+    let file = HugeFile::create(len, HugeSize::MIB_2).unwrap();
+    for error in [
+        Mapping::hugetlb(len, HugeSize::MIB_2).unwrap_err(),
+        Mapping::memfd("pool", len, Some(HugeSize::MIB_2)).unwrap_err(),
+        file.map().unwrap_err(),
+    ] {
+        let MapError::HugePool { pages, free, total, .. } = error else {
+            panic!("{error:?}");
+        };
+        assert_eq!(pages, more);
+        assert_eq!((free, total), (pool.free - pool.reserved, pool.total));
+        let text = error.to_string();
+        assert!(text.starts_with(&format!("asked for {more} pages of 2 MiB, the pool has {free} free of {total}: `sysctl vm.nr_hugepages=")), "{text}");
+    }
+    assert!(!file.is_mapped(), "a mapping that failed holds no lease");
+}
+
+#[test]
+fn pages_of_a_size_that_no_kernel_has_are_refused_by_their_size() {
+    let odd = HugeSize::try_from_bytes(128 << 40).unwrap();
+    for error in [
+        Mapping::hugetlb(ByteLen::mib(1), odd).unwrap_err(),
+        Mapping::memfd("odd", ByteLen::mib(1), Some(HugeSize::try_from_bytes(8192).unwrap()))
+            .unwrap_err(),
+    ] {
+        assert!(
+            matches!(
+                error,
+                MapError::HugeSize { .. } | MapError::TooLong { .. } | MapError::HugePool { .. }
+            ),
+            "{error:?}"
+        );
+    }
+}
+
+#[test]
+fn a_kept_file_has_its_bytes_when_it_is_mapped_again() {
+    let _pool = match Pool::try_grow(16) {
+        Ok(pool) => pool,
+        Err(reason) => return skip("a_kept_file_has_its_bytes", &reason),
+    };
+    let file = HugeFile::create(ByteLen::mib(15), HugeSize::MIB_2).unwrap();
+    let mut memory = file.map().unwrap();
+    assert_eq!(memory.page_size().bytes(), 2 << 20);
+    assert!(matches!(file.map(), Err(MapError::AlreadyMapped { .. })));
+    assert!(file.is_mapped());
+    assert_eq!(memory.as_bytes().len(), 15 << 20);
+    memory.as_bytes_mut().fill(0xa5);
+    assert_eq!(memory.resident().unwrap(), ByteLen::mib(16));
+    assert_eq!(memory.huge_backed().unwrap(), ByteLen::mib(16));
+    // The lease goes with the memory, whatever it is seen as.
+    let values = Mapped::<u64>::try_new(memory, 100).unwrap();
+    assert_eq!(values[99], 0xa5a5_a5a5_a5a5_a5a5);
+    let mapping = values.into_mapping();
+    assert!(mapping.fd().is_none());
+    assert!(file.map().is_err());
+    drop(mapping);
+    assert_eq!(file.allocated().unwrap(), ByteLen::mib(16));
+
+    let again = file.map().unwrap();
+    assert!(again.as_bytes().iter().all(|&byte| byte == 0xa5));
+    // The mapping may outlive the file's owner.
+    drop(file);
+    assert!(again.as_bytes().iter().all(|&byte| byte == 0xa5));
+}
+
+#[test]
+fn huge_pages_of_the_pool_are_private_memory_and_memory_files() {
+    let _pool = match Pool::try_grow(8) {
+        Ok(pool) => pool,
+        Err(reason) => return skip("huge_pages_of_the_pool", &reason),
+    };
+    let mut memory = Exclusive::hugetlb(ByteLen::mib(3), HugeSize::MIB_2).unwrap();
+    assert_eq!(memory.resident().unwrap(), ByteLen::ZERO);
+    assert_eq!(memory.populate(0..1).unwrap(), ByteLen::mib(2));
+    assert_eq!(memory.huge_backed().unwrap(), ByteLen::mib(2));
+    assert!(memory.as_bytes().iter().all(|&byte| byte == 0));
+    assert!(matches!(
+        memory.discard(0..4096),
+        Err(AdviseError::Range(RangeError::CutsPage { .. }))
+    ));
+    let shared = Mapping::memfd("huge", ByteLen::mib(4), Some(HugeSize::MIB_2)).unwrap();
+    shared.write_at(3, b"shared").unwrap();
+    let fd = shared.fd().unwrap().try_clone_to_owned().unwrap();
+    let other = Mapping::file(fd, 0, ByteLen::mib(4), Access::ReadOnly, Sharing::Shared).unwrap();
+    assert_eq!(other.page_size().bytes(), 2 << 20);
+    let mut seen = [0; 6];
+    other.read_at(3, &mut seen).unwrap();
+    assert_eq!(&seen, b"shared");
+    let fd = shared.fd().unwrap().try_clone_to_owned().unwrap();
+    let error = Mapping::file(fd, 4096, ByteLen::mib(1), Access::ReadOnly, Sharing::Shared);
+    assert!(matches!(error, Err(MapError::UnalignedOffset { .. })), "{error:?}");
+}
+
+#[test]
+fn a_pool_that_was_raised_is_as_before_also_after_a_panic() {
+    let size = HugeSize::MIB_2;
+    let total = || hugepages::pool(&SystemRoot::host(), size).unwrap().unwrap().total;
+    if hugepages::pool(&SystemRoot::host(), size).unwrap().is_none() {
+        return skip("a_pool_that_was_raised", "no pool of 2 MiB pages");
+    }
+    let turn = pool_turn();
+    let before = total();
+    drop(turn);
+    let caught = std::panic::catch_unwind(|| {
+        let pool = Pool::try_grow(2);
+        let pool = pool.unwrap();
+        assert!(pool.added == 0, "as the test wants");
+    });
+    assert!(caught.is_err());
+    let _turn = pool_turn();
+    assert_eq!(total(), before);
+}
+
+#[test]
+fn huge_pages_are_there_where_they_were_advised_or_collapsed() {
+    let Some(thp) = hugepages::thp(&SystemRoot::host()).unwrap() else {
+        return skip("huge_pages_are_there", "the kernel has no transparent huge pages");
+    };
+    let huge = thp.pmd_size;
+    let how = Anonymous { huge: HugeAdvice::Advise, align: Some(huge), ..Anonymous::default() };
+    let two = 2 * huge.get();
+    let mut memory = Exclusive::anonymous(ByteLen::new(two), how).unwrap();
+    memory.populate(0..two).unwrap();
+    if thp.enabled == ThpEnabled::Never || memory.huge_backed().unwrap().get() != two {
+        return skip(
+            "huge_pages_are_there",
+            "no huge pages by advice: set enabled to madvise, or free memory",
+        );
+    }
+    memory.discard(huge.get()..two).unwrap();
+    assert_eq!(memory.huge_backed().unwrap(), huge);
+    assert!(matches!(
+        memory.discard(1..huge.get()),
+        Err(AdviseError::Range(RangeError::CutsPage { .. }))
+    ));
+
+    let mut small =
+        Exclusive::anonymous(ByteLen::new(two), Anonymous { huge: HugeAdvice::Default, ..how })
+            .unwrap();
+    small.as_bytes_mut()[5] = 5;
+    let nothing = small.collapse(0..huge.get() - 1 - page()).unwrap();
+    assert!(matches!(nothing, Collapsed::NothingFits { huge: size } if size == huge));
+    if !probe::madvise_collapse_is_known() {
+        return skip("collapse", "MADV_COLLAPSE needs Linux 6.1");
+    }
+    match small.collapse(0..two).unwrap() {
+        Collapsed::Whole { bytes } => {
+            assert_eq!(bytes.get(), two);
+            assert_eq!(small.huge_backed().unwrap().get(), two);
+        }
+        other => skip("collapse", &format!("{other:?}")),
+    }
+    assert_eq!(small.as_bytes()[5], 5);
+}

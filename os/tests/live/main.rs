@@ -1,0 +1,61 @@
+//! This kernel does what we think.
+//!
+//! A case that needs something the host may lack is skipped by name with the reason, and fails
+//! instead where `REQUIRE_ALL=1` is set. A case that looks at the whole process, or limits it, runs
+//! alone in a process of its own: this program, started again for that one test.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
+
+mod host;
+mod huge;
+mod mapping;
+mod populate;
+
+use std::process::Command;
+
+use uzone_os::{Anonymous, HugeAdvice, probe};
+
+const CHILD: &str = "UZONE_OS_TEST_CHILD";
+
+/// Says that a case could not run here.
+fn skip(name: &str, reason: &str) {
+    assert!(
+        std::env::var_os("REQUIRE_ALL").is_none_or(|value| value != "1"),
+        "{name} was to run, and cannot: {reason}"
+    );
+    eprintln!("skipped {name}: {reason}");
+}
+
+/// Returns whether this process is the one that is to run the case `name`, a path from the root of
+/// this program; if not, another is started that does, and this fails if that did.
+fn is_alone(name: &str) -> bool {
+    if std::env::var(CHILD).is_ok_and(|child| child == name) {
+        return true;
+    }
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args([name, "--exact", "--nocapture", "--test-threads=1"])
+        .env(CHILD, name)
+        .output()
+        .unwrap();
+    let (out, err) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{out}{err}");
+    assert!(out.contains("1 passed"), "{name} ran nothing: {out}{err}");
+    for line in err.lines().filter(|line| line.starts_with("skipped")) {
+        eprintln!("{line}");
+    }
+    false
+}
+
+fn page() -> u64 {
+    probe::page_size().bytes()
+}
+
+fn small_pages() -> Anonymous {
+    Anonymous { huge: HugeAdvice::Never, ..Anonymous::default() }
+}
+
+fn file_of(text: &str, field: &str) -> u64 {
+    let line = text.lines().find(|line| line.starts_with(field)).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
