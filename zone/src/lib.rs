@@ -1,0 +1,50 @@
+//! uzone: a memory manager for big memory, in user space.
+//!
+//! A [`Region`] is memory; a [`Zone`] describes it; a [`Pagemap`] is the description: a descriptor
+//! for every page of the region, at once, and for as long as the region stays bound.
+//!
+//! ```
+//! use uzone::{BindOptions, ByteLen, MemoryKind, Order, Region, Zone};
+//!
+//! let zone = Zone::new();
+//! let region = Region::anonymous(ByteLen::gib(100))?; // reserved: it costs no memory yet
+//! let options = BindOptions::new(MemoryKind::Generic).order(Order::PMD);
+//! let pagemap = zone.bind(region, options)?;
+//! println!("{}", pagemap.report()); // ... 26214400 pages in 12.3us: 51200 descriptors of 8 bytes
+//!
+//! let page = pagemap.page_at(5 << 20).expect("a page of the region");
+//! assert!(page.is_tail() && page.word().references() == 1);
+//!
+//! let region = pagemap.unbind();
+//! assert_eq!(region.len(), ByteLen::gib(100));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! The model that all of this rests on is re-exported from the package `uzone-pages`.
+#![forbid(unsafe_code)]
+
+mod bind;
+mod keep;
+mod options;
+mod pagemap;
+mod reference;
+mod region;
+mod report;
+mod runs;
+mod stamp;
+mod trace;
+mod zone;
+
+pub use bind::{BindError, BindFailure};
+pub use keep::{MemmapPages, Source};
+pub use options::{BindOptions, Cancel, Init, Owner, PagemapOps, Progress};
+pub use pagemap::{PageView, Pagemap};
+pub use reference::{Reference, ReferenceError};
+pub use region::{Backing, Region, RegionError};
+pub use report::BindReport;
+pub use stamp::Stamp;
+pub use uzone_os::AccessError;
+pub use uzone_os::hugepages::HugeSize;
+pub use uzone_pages::*;
+pub use uzone_stream::Path as StorePath;
+pub use zone::Zone;

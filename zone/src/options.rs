@@ -1,0 +1,252 @@
+//! What a bind is told: [`BindOptions`].
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use uzone_pages::{ByteLen, MemoryKind, Order, Payload, Pfn, Tails};
+
+use crate::stamp::Stamp;
+
+/// When descriptors are written.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Init {
+    /// Never: memory that was not touched is an initialised descriptor. The first use of 4 KiB of
+    /// descriptors takes a page fault. Only for payloads that start at zero.
+    OnTouch,
+    /// All of them before bind returns: no page fault later.
+    Eager,
+}
+
+/// How far a long operation is.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Progress {
+    /// Bytes of descriptors that are written.
+    pub done: ByteLen,
+    /// Bytes of descriptors that will be.
+    pub total: ByteLen,
+}
+
+/// A flag that stops a long operation from another thread, at its next section of 2 MiB.
+#[derive(Clone, Debug, Default)]
+pub struct Cancel(Arc<AtomicBool>);
+
+impl Cancel {
+    /// Stops the operations that were given a clone of this flag.
+    pub fn cancel(&self) {
+        // Relaxed: nothing is published by it, and a section later is early enough.
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns whether [`Cancel::cancel`] was called.
+    #[must_use]
+    pub fn is_cancelled(&self) -> bool {
+        self.0.load(Ordering::Relaxed) // as in `cancel`
+    }
+}
+
+/// Who owns a pagemap of private or coherent memory, so that a driver can tell its own pages.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Owner(pub u64);
+
+/// What a pagemap's owner is asked to do, after Linux's `dev_pagemap_ops`.
+#[derive(Clone, Default)]
+pub struct PagemapOps {
+    pub(crate) free: Option<Arc<dyn Fn(Pfn) + Send + Sync>>,
+    pub(crate) migrate_to_ram: Option<Arc<dyn Fn(Pfn) + Send + Sync>>,
+}
+
+impl PagemapOps {
+    /// Takes what is called with the head of a folio when its last hold has gone, by the thread
+    /// that gave it back.
+    #[must_use]
+    pub fn on_free(mut self, free: impl Fn(Pfn) + Send + Sync + 'static) -> Self {
+        self.free = Some(Arc::new(free));
+        self
+    }
+
+    /// Takes what is called with a page of private memory that the CPU has touched: it has to
+    /// bring the page's bytes to memory that the CPU reaches.
+    #[must_use]
+    pub fn on_migrate_to_ram(mut self, migrate: impl Fn(Pfn) + Send + Sync + 'static) -> Self {
+        self.migrate_to_ram = Some(Arc::new(migrate));
+        self
+    }
+}
+
+impl std::fmt::Debug for PagemapOps {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PagemapOps")
+            .field("free", &self.free.is_some())
+            .field("migrate_to_ram", &self.migrate_to_ram.is_some())
+            .finish()
+    }
+}
+
+/// How a region is bound.
+pub struct BindOptions<P: Payload = ()> {
+    pub(crate) kind: MemoryKind,
+    pub(crate) seed: P::Seed,
+    pub(crate) order: Order,
+    pub(crate) tails: Tails,
+    pub(crate) base: Option<Pfn>,
+    pub(crate) init: Option<Init>,
+    pub(crate) stamp: Option<Stamp>,
+    pub(crate) threads: Option<NonZeroUsize>,
+    pub(crate) owner: Option<Owner>,
+    pub(crate) ops: PagemapOps,
+    pub(crate) pageblock: Option<Arc<dyn Fn(crate::PageView<'_, P>) + Send + Sync>>,
+    pub(crate) progress: Option<Arc<dyn Fn(Progress) + Send + Sync>>,
+    pub(crate) cancel: Cancel,
+}
+
+impl BindOptions {
+    /// Takes the kind of memory; base pages, derived tails, and descriptors of 8 bytes that are
+    /// initialised on touch.
+    #[must_use]
+    pub fn new(kind: MemoryKind) -> Self {
+        Self::with_payload(kind, ())
+    }
+}
+
+impl<P: Payload> BindOptions<P> {
+    /// Takes the kind of memory and what fresh payloads have in common; base pages, derived tails,
+    /// and descriptors that are initialised on touch where the payload starts at zero.
+    #[must_use]
+    pub fn with_payload(kind: MemoryKind, seed: P::Seed) -> Self {
+        Self {
+            kind,
+            seed,
+            order: Order::BASE,
+            tails: Tails::Derived,
+            base: None,
+            init: None,
+            stamp: None,
+            threads: None,
+            owner: None,
+            ops: PagemapOps::default(),
+            pageblock: None,
+            progress: None,
+            cancel: Cancel::default(),
+        }
+    }
+
+    /// Makes the region one of folios of `order`, whose size the region's must be a multiple of.
+    #[must_use]
+    pub fn order(mut self, order: Order) -> Self {
+        self.order = order;
+        self
+    }
+
+    /// Says whether the tails of a folio have descriptors of their own.
+    #[must_use]
+    pub fn tails(mut self, tails: Tails) -> Self {
+        self.tails = tails;
+        self
+    }
+
+    /// Gives the region's first page this number, instead of the first that is free.
+    #[must_use]
+    pub fn base(mut self, base: Pfn) -> Self {
+        self.base = Some(base);
+        self
+    }
+
+    /// Says when descriptors are written. [`Init::OnTouch`] is refused for a payload that does not
+    /// start at zero.
+    #[must_use]
+    pub fn init(mut self, init: Init) -> Self {
+        self.init = Some(init);
+        self
+    }
+
+    /// Says how descriptors are written, instead of the way that calibration prefers.
+    #[must_use]
+    pub fn stamp(mut self, stamp: Stamp) -> Self {
+        self.stamp = Some(stamp);
+        self
+    }
+
+    /// Says how many threads write descriptors, instead of as many as the size pays for.
+    #[must_use]
+    pub fn threads(mut self, threads: NonZeroUsize) -> Self {
+        self.threads = Some(threads);
+        self
+    }
+
+    /// Says whose the memory is; private and coherent memory has to have an owner.
+    #[must_use]
+    pub fn owner(mut self, owner: Owner) -> Self {
+        self.owner = Some(owner);
+        self
+    }
+
+    /// Takes the owner's callbacks; private memory has to have both, coherent memory `on_free`.
+    #[must_use]
+    pub fn ops(mut self, ops: PagemapOps) -> Self {
+        self.ops = ops;
+        self
+    }
+
+    /// Takes what is called with the first page of every block of 512 pages, in ascending order,
+    /// after all descriptors are written.
+    #[must_use]
+    pub fn on_pageblock(
+        mut self,
+        pageblock: impl Fn(crate::PageView<'_, P>) + Send + Sync + 'static,
+    ) -> Self {
+        self.pageblock = Some(Arc::new(pageblock));
+        self
+    }
+
+    /// Takes what is called after every 2 MiB of descriptors, by the thread that wrote them.
+    #[must_use]
+    pub fn on_progress(mut self, progress: impl Fn(Progress) + Send + Sync + 'static) -> Self {
+        self.progress = Some(Arc::new(progress));
+        self
+    }
+
+    /// Takes a flag that stops the bind.
+    #[must_use]
+    pub fn cancel(mut self, cancel: Cancel) -> Self {
+        self.cancel = cancel;
+        self
+    }
+}
+
+// Derived, it would ask for a payload that is `Clone`.
+impl<P: Payload> Clone for BindOptions<P> {
+    fn clone(&self) -> Self {
+        Self {
+            kind: self.kind,
+            seed: self.seed.clone(),
+            order: self.order,
+            tails: self.tails,
+            base: self.base,
+            init: self.init,
+            stamp: self.stamp,
+            threads: self.threads,
+            owner: self.owner,
+            ops: self.ops.clone(),
+            pageblock: self.pageblock.clone(),
+            progress: self.progress.clone(),
+            cancel: self.cancel.clone(),
+        }
+    }
+}
+
+impl<P: Payload> std::fmt::Debug for BindOptions<P> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("BindOptions")
+            .field("kind", &self.kind)
+            .field("order", &self.order)
+            .field("tails", &self.tails)
+            .field("base", &self.base)
+            .field("init", &self.init)
+            .field("stamp", &self.stamp)
+            .field("threads", &self.threads)
+            .field("owner", &self.owner)
+            .field("ops", &self.ops)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,81 @@
+//! What a bind did: [`BindReport`], which prints like the kernel's line about a device memmap.
+
+use std::fmt;
+use std::time::Duration;
+
+use uzone_pages::{ByteLen, MemoryKind, Order, PageCount, PfnRange, Tails};
+
+use crate::keep::{MemmapPages, Source};
+use crate::options::Init;
+use crate::stamp::Stamp;
+
+/// What a bind did and what it cost.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct BindReport {
+    /// The kind of memory.
+    pub kind: MemoryKind,
+    /// The frame numbers of the region.
+    pub range: PfnRange,
+    /// The order of its folios.
+    pub order: Order,
+    /// Whether tails have descriptors.
+    pub tails: Tails,
+    /// How many base pages are described.
+    pub pages: PageCount,
+    /// How many descriptors there are.
+    pub descriptors: u64,
+    /// How long each is.
+    pub descriptor_bytes: usize,
+    /// When they are written.
+    pub init: Init,
+    /// How they were written; `None` if they were not.
+    pub stamp: Option<Stamp>,
+    /// What their memory is made of.
+    pub memmap_pages: MemmapPages,
+    /// Where their memory came from.
+    pub source: Source,
+    /// How many threads wrote them; none for [`Init::OnTouch`].
+    pub threads: usize,
+    /// How often streaming stores were drained.
+    pub drains: u64,
+    /// The memory that the descriptors span. What of it is resident, the kernel knows:
+    /// [`Pagemap::metadata_resident`](crate::Pagemap::metadata_resident).
+    pub metadata: ByteLen,
+    /// How long the bind took.
+    pub elapsed: Duration,
+}
+
+impl fmt::Display for BindReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let how = match self.init {
+            Init::OnTouch => "initialised on touch",
+            Init::Eager => "initialised",
+        };
+        write!(
+            f,
+            "{how} {} pages in {:.1?}: {} descriptors of {} bytes, {}",
+            self.pages, self.elapsed, self.descriptors, self.descriptor_bytes, self.metadata
+        )?;
+        if let Some(stamp) = self.stamp {
+            let source = match self.source {
+                Source::Fresh => "fresh",
+                Source::Kept => "kept",
+            };
+            write!(f, " of {source} {}, {stamp}", self.memmap_pages)?;
+            if self.threads > 1 {
+                write!(f, " by {} threads", self.threads)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Stamp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::FieldByField => f.write_str("field by field"),
+            Self::Template(path) => write!(f, "template by {path} stores"),
+        }
+    }
+}

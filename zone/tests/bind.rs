@@ -1,0 +1,480 @@
+//! Binding real memory: what is refused, what a bind leaves behind, and what rebinding costs.
+
+use std::num::NonZeroUsize;
+use std::process::Command;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use uzone::{
+    BindError, BindFailure, BindOptions, ByteLen, Cancel, Class, Content, Init, LayoutError,
+    LinuxPage, LinuxSeed, MemoryKind, Order, Owner, PagemapOps, Pfn, Plain, ReferenceError, Region,
+    RegionError, Source, Tails, Zone,
+};
+
+fn anonymous(bytes: u64) -> Region {
+    Region::anonymous(ByteLen::new(bytes)).expect("reserved memory")
+}
+
+fn generic() -> BindOptions {
+    BindOptions::new(MemoryKind::Generic)
+}
+
+fn linux() -> BindOptions<LinuxPage> {
+    BindOptions::with_payload(MemoryKind::Generic, LinuxSeed::new(MemoryKind::Generic))
+}
+
+fn cause<P: uzone::Payload>(bound: Result<uzone::Pagemap<P>, BindFailure>) -> BindError {
+    match bound {
+        Ok(pagemap) => panic!("bound: {}", pagemap.report()),
+        Err(failure) => failure.cause,
+    }
+}
+
+#[test]
+fn memory_of_the_wrong_setup_is_refused_with_a_reason_of_its_own() {
+    let zone = Zone::new();
+    let free = || PagemapOps::default().on_free(|_| {});
+    let both = || free().on_migrate_to_ram(|_| {});
+    let bind = |options: BindOptions| cause(zone.bind(anonymous(1 << 20), options));
+    let private = || BindOptions::new(MemoryKind::Private);
+    let coherent = || BindOptions::new(MemoryKind::Coherent);
+    assert!(matches!(bind(private()), BindError::NoMigrateToRam));
+    let migrate_only = PagemapOps::default().on_migrate_to_ram(|_| {});
+    assert!(matches!(
+        bind(private().ops(migrate_only)),
+        BindError::NoFree { kind: MemoryKind::Private }
+    ));
+    assert!(matches!(
+        bind(private().ops(both())),
+        BindError::NoOwner { kind: MemoryKind::Private }
+    ));
+    assert!(matches!(
+        bind(coherent().owner(Owner(1))),
+        BindError::NoFree { kind: MemoryKind::Coherent }
+    ));
+    assert!(matches!(
+        bind(coherent().ops(free())),
+        BindError::NoOwner { kind: MemoryKind::Coherent }
+    ));
+    assert!(matches!(bind(generic().order(Order::PMD)), BindError::FolioLargerThanRegion { .. }));
+    assert!(matches!(
+        cause(zone.bind(anonymous(3 << 20), generic().order(Order::PMD))),
+        BindError::Layout(LayoutError::EndInsideFolio { .. })
+    ));
+    assert!(matches!(
+        cause(zone.bind(anonymous(2 << 20), generic().order(Order::PMD).base(Pfn::new(7)))),
+        BindError::Layout(LayoutError::StartInsideFolio { .. })
+    ));
+    assert!(matches!(bind(generic().base(Pfn::new(u64::MAX))), BindError::Addr(_)));
+    let on_touch = BindOptions::<Plain<u64>>::with_payload(MemoryKind::Generic, 1);
+    assert!(matches!(
+        cause(zone.bind(anonymous(1 << 20), on_touch.init(Init::OnTouch))),
+        BindError::NotZero
+    ));
+    assert!(zone.bound().is_empty(), "a bind that fails claims nothing");
+    assert!(zone.bind(anonymous(1 << 20), private().ops(both()).owner(Owner(1))).is_ok());
+    assert!(zone.bind(anonymous(1 << 20), coherent().ops(free()).owner(Owner(1))).is_ok());
+}
+
+#[test]
+fn a_region_of_no_page_or_half_a_page_is_refused() {
+    assert!(matches!(Region::anonymous(ByteLen::ZERO), Err(RegionError::Map { .. })));
+    assert!(matches!(
+        Region::anonymous(ByteLen::new(4097)),
+        Err(RegionError::EndsInsidePage { len_bytes: 4097, .. })
+    ));
+    assert!(matches!(
+        Region::hugetlb(ByteLen::new(4096), uzone::HugeSize::MIB_2),
+        Err(RegionError::EndsInsidePage { .. })
+    ));
+}
+
+#[test]
+fn frame_numbers_that_are_taken_are_refused_and_free_again_after_unbind() {
+    let zone = Zone::new();
+    let base = Pfn::new(1 << 30);
+    let first = zone.bind(anonymous(1 << 20), generic().base(base)).unwrap();
+    for (offset, pages) in [(0, 256), (255, 1), (0, 1), (100, 500)] {
+        let at = Pfn::new(base.get() + offset);
+        let failure = zone.bind(anonymous(pages * 4096), generic().base(at)).unwrap_err();
+        assert!(
+            matches!(failure.cause, BindError::Overlaps { bound, .. } if bound == first.range())
+        );
+        assert_eq!(failure.region.len(), ByteLen::new(pages * 4096), "the region comes back");
+    }
+    let after = zone.bind(anonymous(4096), generic().base(Pfn::new(base.get() + 256))).unwrap();
+    assert_eq!(zone.bound().len(), 2);
+    let _region = first.unbind();
+    assert!(zone.bind(anonymous(1 << 20), generic().base(base)).is_ok());
+    drop(after);
+    assert!(zone.bound().is_empty());
+}
+
+#[test]
+fn the_same_bytes_of_a_file_are_not_described_twice() {
+    let directory = std::env::temp_dir().join(format!("uzone-bind-{}", std::process::id()));
+    std::fs::create_dir_all(&directory).unwrap();
+    let (path, other_name) = (directory.join("file"), directory.join("other-name"));
+    std::fs::write(&path, vec![0; 1 << 20]).unwrap();
+    std::fs::hard_link(&path, &other_name).unwrap();
+    let zone = Zone::new();
+    let region = |path, offset, len| Region::file(path, offset, ByteLen::new(len)).unwrap();
+    let whole = zone.bind(region(&path, 0, 1 << 19), generic()).unwrap();
+    assert!(matches!(
+        cause(zone.bind(region(&other_name, (1 << 19) - 4096, 8192), generic())),
+        BindError::SameBytes { bound } if bound == whole.range()
+    ));
+    assert!(zone.bind(region(&other_name, 1 << 19, 1 << 19), generic()).is_ok());
+    drop(whole);
+    assert!(zone.bind(region(&other_name, 0, 1 << 20), generic()).is_ok());
+    std::fs::remove_dir_all(&directory).unwrap();
+}
+
+#[test]
+fn bytes_of_a_region_outlive_bind_and_unbind() {
+    let zone = Zone::new();
+    let mut region = Region::memfd("uzone-test", ByteLen::mib(4)).unwrap();
+    region.write_at(4095, b"page").unwrap();
+    for _ in 0..3 {
+        let pagemap = zone.bind(region, generic()).unwrap();
+        let mut bytes = [0; 4];
+        pagemap.region().read_at(4095, &mut bytes).unwrap();
+        assert_eq!(&bytes, b"page");
+        region = pagemap.unbind();
+    }
+    assert!(region.write_at((4 << 20) - 3, b"page").is_err(), "one byte past the end");
+}
+
+#[test]
+fn a_tail_answers_from_its_number_alone() {
+    let zone = Zone::new();
+    let options = linux().order(Order::PMD);
+    let pagemap = zone.bind(anonymous(8 << 20), options).unwrap();
+    assert_eq!(pagemap.report().descriptors, 4);
+    let start = pagemap.range().start().get();
+    for offset in [0, 1, 2, 511, 512, 2047] {
+        let page = pagemap.page(Pfn::new(start + offset)).unwrap();
+        assert_eq!(page.is_tail(), offset % 512 != 0);
+        assert_eq!(page.head().get(), start + offset / 512 * 512);
+        assert_eq!(page.distance().get(), offset % 512);
+        assert_eq!(page.order(), Order::PMD);
+        assert_eq!(page.payload().is_none(), page.is_tail());
+        assert_eq!(page.word().references(), 1, "a tail's holds are its head's");
+        let class = match offset % 512 {
+            0 => Class::Head,
+            1 => Class::FirstTail,
+            _ => Class::Tail,
+        };
+        assert_eq!(page.class(), class);
+        // What Linux would have stored in the tail, from arithmetic.
+        let refcount = page.fresh_payload().unwrap().words()[6] >> 32;
+        assert_eq!(refcount, u64::from(!page.is_tail()));
+    }
+    assert!(pagemap.page(Pfn::new(start - 1)).is_none());
+    assert!(pagemap.page(Pfn::new(start + 2048)).is_none());
+    assert_eq!(pagemap.page_at((8 << 20) - 1).unwrap().pfn().get(), start + 2047);
+    assert!(pagemap.page_at(8 << 20).is_none());
+}
+
+#[test]
+fn the_last_reference_tells_the_owner_and_generic_memory_is_never_free() {
+    let zone = Zone::new();
+    let freed = Arc::new(Mutex::new(Vec::new()));
+    let ops = {
+        let freed = freed.clone();
+        PagemapOps::default()
+            .on_free(move |pfn| freed.lock().unwrap().push(pfn))
+            .on_migrate_to_ram(|_| {})
+    };
+    let options =
+        BindOptions::new(MemoryKind::Private).owner(Owner(7)).ops(ops).order(Order::new(2));
+    let pagemap = zone.bind(anonymous(1 << 20), options).unwrap();
+    assert_eq!(pagemap.owner(), Some(Owner(7)));
+    let head = pagemap.range().start();
+    let tail = Pfn::new(head.get() + 3);
+    assert!(matches!(pagemap.get(tail), Err(ReferenceError::Refused { .. })));
+    let first = pagemap.hand_out(tail).unwrap();
+    assert_eq!(first.head(), head);
+    assert!(matches!(pagemap.hand_out(head), Err(ReferenceError::NotFree { references: 1, .. })));
+    let second = pagemap.get(head).unwrap();
+    drop(first);
+    assert!(freed.lock().unwrap().is_empty());
+    drop(second);
+    assert_eq!(*freed.lock().unwrap(), [head]);
+    assert!(pagemap.page(head).unwrap().word().is_free());
+    assert!(matches!(pagemap.get(Pfn::new(0)), Err(ReferenceError::NotHere { .. })));
+    assert!(pagemap.migrate_to_ram(tail) && !pagemap.migrate_to_ram(Pfn::new(0)));
+
+    let pagemap = zone.bind(anonymous(4096), generic()).unwrap();
+    let pfn = pagemap.range().start();
+    drop(pagemap.get(pfn).unwrap());
+    assert_eq!(pagemap.page(pfn).unwrap().word().references(), 1);
+    assert!(!pagemap.migrate_to_ram(pfn));
+}
+
+#[test]
+fn a_pageblock_callback_sees_every_block_once_initialised_and_in_order() {
+    let zone = Zone::new();
+    for (init, pages, first, blocks) in [
+        (Init::Eager, 4096_u64, 0_u64, 8_usize),
+        (Init::Eager, 1024, 300, 2), // a region that starts and ends inside a block
+        (Init::OnTouch, 2048, 0, 4),
+    ] {
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let base = Pfn::new((1 << 21) + first);
+        let options = {
+            let seen = seen.clone();
+            generic().init(init).base(base).on_pageblock(move |page| {
+                assert_eq!(page.word().references(), 1);
+                assert_eq!(page.word().content(), Content::Unknown);
+                seen.lock().unwrap().push(page.pfn().get());
+            })
+        };
+        drop(zone.bind(anonymous(pages * 4096), options).unwrap());
+        let pfns = seen.lock().unwrap();
+        assert_eq!(pfns.len(), blocks);
+        assert!(pfns.iter().all(|pfn| pfn % 512 == 0));
+        assert!(pfns.is_sorted());
+    }
+    let sums = Arc::new(AtomicU64::new(0));
+    let options = {
+        let sums = sums.clone();
+        linux().on_pageblock(move |page| {
+            // Relaxed: read after the bind, by the thread that did it.
+            sums.fetch_add(page.payload().unwrap().words()[6] >> 32, Ordering::Relaxed);
+        })
+    };
+    drop(zone.bind(anonymous(4096 * 4096), options).unwrap());
+    assert_eq!(sums.load(Ordering::Relaxed), 8, "each block's first page has its reference");
+}
+
+#[test]
+fn streaming_stores_are_drained_once_a_section() {
+    let zone = Zone::with_keep_limit(ByteLen::gib(1));
+    let streaming = uzone::StorePath::ALL
+        .into_iter()
+        .filter(|path| path.is_available() && path.name() != "portable");
+    let mut region = anonymous(3 << 30); // 48 MiB of descriptors: 24 sections
+    for path in streaming {
+        for (order, threads) in [(Order::BASE, 1), (Order::PMD, 2)] {
+            let options = linux()
+                .order(order)
+                .tails(Tails::Stored)
+                .threads(NonZeroUsize::new(threads).unwrap())
+                .stamp(uzone::Stamp::Template(path));
+            let pagemap = zone.bind(region, options).unwrap();
+            assert_eq!(pagemap.report().drains, 24, "{path}, order {order}");
+            region = pagemap.unbind();
+        }
+    }
+}
+
+#[test]
+fn other_threads_see_every_descriptor_after_bind_returns() {
+    let zone = Zone::new();
+    let mut region = anonymous(256 << 20);
+    for _ in 0..20 {
+        let pagemap = zone.bind(region, linux().threads(NonZeroUsize::new(2).unwrap())).unwrap();
+        std::thread::scope(|scope| {
+            for part in 0..4 {
+                let pagemap = &pagemap;
+                scope.spawn(move || {
+                    let fresh = pagemap.pages().next().unwrap().fresh_payload().unwrap();
+                    for page in pagemap.pages().skip(part).step_by(4) {
+                        assert_eq!(page.payload().unwrap(), &fresh);
+                    }
+                });
+            }
+        });
+        region = pagemap.unbind();
+    }
+}
+
+#[test]
+fn descriptor_memory_is_kept_up_to_the_limit_and_trimmed() {
+    let zone = Zone::with_keep_limit(ByteLen::mib(20));
+    let bind = |gib: u64| zone.bind(anonymous(gib << 30), linux()).unwrap();
+    let first = bind(1);
+    assert_eq!(first.report().source, Source::Fresh);
+    assert_eq!(first.metadata_resident().unwrap(), ByteLen::mib(16));
+    drop(first);
+    assert_eq!(zone.kept(), ByteLen::mib(16));
+    let second = bind(1);
+    assert_eq!(second.report().source, Source::Kept);
+    assert_eq!(zone.kept(), ByteLen::ZERO);
+    let third = bind(1);
+    assert_eq!(third.report().source, Source::Fresh);
+    drop(second);
+    drop(third);
+    assert_eq!(zone.kept(), ByteLen::mib(16), "two would be more than the limit");
+    drop(bind(2));
+    assert_eq!(zone.kept(), ByteLen::mib(16), "one alone is more than the limit");
+    assert_eq!(zone.trim(), ByteLen::mib(16));
+    assert_eq!(zone.kept(), ByteLen::ZERO);
+    assert_eq!(bind(1).report().source, Source::Fresh);
+}
+
+#[test]
+fn on_touch_takes_memory_only_for_descriptors_that_are_touched() {
+    let zone = Zone::new();
+    let pagemap = zone.bind(anonymous(1 << 44), generic()).unwrap();
+    assert_eq!(pagemap.report().init, Init::OnTouch);
+    assert_eq!(pagemap.report().metadata, ByteLen::gib(32));
+    assert_eq!(pagemap.metadata_resident().unwrap(), ByteLen::ZERO);
+    let start = pagemap.range().start().get();
+    for page in [0, 1, 511, 1 << 20, (1 << 32) - 1] {
+        drop(pagemap.get(Pfn::new(start + page)).unwrap());
+    }
+    assert_eq!(pagemap.metadata_resident().unwrap(), ByteLen::kib(12));
+}
+
+#[test]
+fn a_cancelled_bind_gives_the_region_back_and_keeps_the_memory_it_had() {
+    let zone = Zone::with_keep_limit(ByteLen::gib(1));
+    drop(zone.bind(anonymous(1 << 30), linux()).unwrap());
+    assert_eq!(zone.kept(), ByteLen::mib(16));
+    let cancel = Cancel::default();
+    let options = {
+        let (stop, flag) = (cancel.clone(), cancel);
+        linux().threads(NonZeroUsize::MIN).cancel(flag).on_progress(move |progress| {
+            if progress.done >= ByteLen::mib(6) {
+                stop.cancel();
+            }
+        })
+    };
+    let failure = zone.bind(anonymous(1 << 30), options.clone()).unwrap_err();
+    assert!(matches!(
+        failure.cause,
+        BindError::Cancelled { done, total } if done == ByteLen::mib(6) && total == ByteLen::mib(16)
+    ));
+    assert_eq!(zone.kept(), ByteLen::mib(16));
+    assert!(zone.bound().is_empty());
+    let again = zone.bind(*failure.region, linux()).unwrap();
+    assert_eq!(again.report().source, Source::Kept);
+}
+
+#[test]
+fn progress_rises_to_the_total() {
+    let zone = Zone::new();
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let options = {
+        let seen = seen.clone();
+        linux().on_progress(move |progress| seen.lock().unwrap().push(progress))
+    };
+    drop(zone.bind(anonymous(1 << 30), options).unwrap());
+    let seen = seen.lock().unwrap();
+    assert_eq!(seen.len(), 8);
+    assert!(seen.iter().all(|progress| progress.total == ByteLen::mib(16)));
+    assert_eq!(seen.iter().map(|progress| progress.done).max(), Some(ByteLen::mib(16)));
+}
+
+#[test]
+fn a_thousand_rounds_leave_memory_and_mappings_as_they_were() {
+    let status = |field: &str| -> u64 {
+        let text = std::fs::read_to_string("/proc/self/status").unwrap();
+        let line = text.lines().find(|line| line.starts_with(field)).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse().unwrap()
+    };
+    let maps = || std::fs::read_to_string("/proc/self/maps").unwrap().lines().count();
+    let round = |zone: &Zone, index: u64| {
+        let size = (64 + index % 3 * 64) << 20;
+        drop(zone.bind(anonymous(size), linux()).unwrap());
+        drop(zone.bind(anonymous(size), generic().order(Order::PMD)).unwrap());
+        let on_touch = zone.bind(anonymous(size), generic()).unwrap();
+        drop(on_touch.get(on_touch.range().start()).unwrap());
+        let _region = on_touch.unbind();
+    };
+    // In a child: other tests of this binary map and touch memory meanwhile.
+    if std::env::var_os("UZONE_TEST_ROUNDS").is_none() {
+        let output = child("a_thousand_rounds_leave_memory_and_mappings_as_they_were")
+            .env("UZONE_TEST_ROUNDS", "1")
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        return;
+    }
+    let zone = Zone::with_keep_limit(ByteLen::mib(8));
+    for index in 0..20 {
+        round(&zone, index);
+    }
+    let (rss_before, maps_before) = (status("VmRSS:"), maps());
+    for index in 0..1000 {
+        round(&zone, index);
+    }
+    let (rss_after, maps_after) = (status("VmRSS:"), maps());
+    assert!(rss_after <= rss_before + 512, "{rss_before} KiB grew to {rss_after} KiB");
+    assert!(maps_after <= maps_before + 2, "{maps_before} mappings grew to {maps_after}");
+}
+
+/// Returns a command that runs one test of this binary alone.
+fn child(test: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args([test, "--exact", "--nocapture", "--test-threads=1"]);
+    command
+}
+
+#[test]
+fn a_bind_under_a_limit_that_is_too_small_fails_and_leaves_nothing() {
+    if std::env::var_os("UZONE_TEST_LIMIT").is_none() {
+        // 1 GiB of address space, for 1.6 GiB of descriptors.
+        let test = "a_bind_under_a_limit_that_is_too_small_fails_and_leaves_nothing";
+        let exe = std::env::current_exe().unwrap();
+        let output = Command::new("sh")
+            .arg("-c")
+            .arg(format!("ulimit -v 3145728; exec '{}' {test} --exact --nocapture", exe.display()))
+            .env("UZONE_TEST_LIMIT", "1")
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        return;
+    }
+    let zone = Zone::new();
+    // The region takes most of the address space, so its descriptors find no room.
+    let region = anonymous(2 << 30);
+    let big = zone.bind(region, linux().order(Order::BASE)).expect("32 MiB of descriptors fit");
+    let region = big.unbind();
+    zone.trim();
+    let mut filler = Vec::new();
+    while let Ok(region) = Region::anonymous(ByteLen::mib(16)) {
+        filler.push(region);
+    }
+    let failure = zone
+        .bind(
+            region,
+            BindOptions::<uzone::StructPage<11>>::with_payload(
+                MemoryKind::Generic,
+                LinuxSeed::new(MemoryKind::Generic),
+            ),
+        )
+        .unwrap_err();
+    assert!(
+        matches!(failure.cause, BindError::Map { .. } | BindError::TooLittleMemory { .. }),
+        "{:?}",
+        failure.cause
+    );
+    let text = format!("{}: {}", failure, failure.cause);
+    assert!(text.contains("MiB"), "{text}");
+    assert!(zone.bound().is_empty());
+    drop(filler);
+    let again = zone.bind(*failure.region, linux()).expect("there is room again");
+    assert_eq!(again.report().pages.get(), 1 << 19);
+}
+
+/// Binding on touch does not depend on the size. The bound is the promised 100 microseconds, for
+/// the best of many tries, since the machine may be busy.
+#[test]
+fn on_touch_costs_the_same_from_a_gibibyte_to_sixteen_tebibytes() {
+    let zone = Zone::new();
+    for shift in 30..=44 {
+        let mut region = anonymous(1 << shift);
+        let mut best = Duration::MAX;
+        for _ in 0..50 {
+            let started = Instant::now();
+            let pagemap = zone.bind(region, generic()).unwrap();
+            best = best.min(started.elapsed());
+            region = pagemap.unbind();
+        }
+        assert!(best < Duration::from_micros(100), "{best:?} for 2^{shift} bytes");
+    }
+}

@@ -1,0 +1,241 @@
+//! The fast path writes, bit for bit, what the slow path writes: for every kind of memory, folio
+//! size, descriptor size and store, with and without fields that depend on the pfn.
+
+use std::num::NonZeroUsize;
+
+use uzone::{
+    BindOptions, ByteLen, Init, LinuxSeed, MemoryKind, Order, Owner, PageCount, Pagemap,
+    PagemapOps, Payload, Plain, Refresh, Region, SectionBits, Slot, Stamp, StorePath, StructPage,
+    Tails, Word, Zone,
+};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+fn options<P: Payload>(kind: MemoryKind, seed: P::Seed) -> BindOptions<P> {
+    let ops = PagemapOps::default().on_free(|_| {}).on_migrate_to_ram(|_| {});
+    BindOptions::with_payload(kind, seed).owner(Owner(1)).ops(ops).init(Init::Eager)
+}
+
+fn linux_seed(kind: MemoryKind, is_refreshed: bool) -> LinuxSeed {
+    LinuxSeed {
+        pagemap_address: 0xffff_8881_0abc_d000,
+        section: is_refreshed.then_some(SectionBits::X86_64),
+        virtual_base: is_refreshed.then_some(0xffff_8880_0000_0000),
+        ..LinuxSeed::new(kind)
+    }
+}
+
+/// Binds twice, so that fresh and kept memory are both written, and checks every descriptor.
+fn check<P: Payload + Immutable>(zone: &Zone, pages: u64, options: &BindOptions<P>, case: &str) {
+    let mut region = Region::anonymous(ByteLen::new(pages * 4096)).expect("reserved memory");
+    for round in 0..2 {
+        let pagemap = zone.bind(region, options.clone()).expect("a bind");
+        assert_fresh(&pagemap, &format!("{case}, round {round}"));
+        region = pagemap.unbind();
+    }
+}
+
+fn assert_fresh<P: Payload + Immutable>(pagemap: &Pagemap<P>, case: &str) {
+    let mut descriptors = 0;
+    for page in pagemap.pages() {
+        let Some(written) = page.payload() else {
+            continue;
+        };
+        let expected = page.fresh_payload().expect("a page of the region");
+        let (written, expected) = (written.as_bytes(), expected.as_bytes());
+        assert!(written == expected, "{case}: {page:?} is {written:x?}, not {expected:x?}");
+        descriptors += 1;
+    }
+    assert_eq!(descriptors, pagemap.report().descriptors, "{case}");
+    for page in pagemap.pages().step_by(127) {
+        assert_eq!(page.word(), Word::initial(pagemap.kind()), "{case}: {page:?}");
+    }
+}
+
+fn available_stamps() -> Vec<Stamp> {
+    let mut stamps = vec![Stamp::FieldByField];
+    for path in StorePath::ALL {
+        if path.is_available() {
+            stamps.push(Stamp::Template(path));
+        } else {
+            eprintln!("skipped: {path}: this CPU does not offer it");
+        }
+    }
+    stamps
+}
+
+fn every_size<const WORDS: usize>() {
+    let zone = Zone::with_keep_limit(ByteLen::gib(1));
+    for order in [Order::BASE, Order::PMD, Order::PUD] {
+        for kind in MemoryKind::ALL {
+            for is_refreshed in [false, true] {
+                let options = options::<StructPage<WORDS>>(kind, linux_seed(kind, is_refreshed))
+                    .order(order)
+                    .tails(Tails::Stored);
+                // More than two sections of 2^15 pages, or one folio where that is more.
+                let pages = order.pages().get().max((1 << 16) + 1024);
+                let case =
+                    format!("{} bytes, order {order}, {kind}, {is_refreshed}", WORDS * 8 + 8);
+                check(&zone, pages, &options, &case);
+            }
+        }
+    }
+}
+
+#[test]
+fn descriptors_of_56_bytes_are_those_of_the_slow_path() {
+    every_size::<6>();
+}
+
+#[test]
+fn descriptors_of_64_bytes_are_those_of_the_slow_path() {
+    every_size::<7>();
+}
+
+#[test]
+fn descriptors_of_72_bytes_are_those_of_the_slow_path() {
+    every_size::<8>();
+}
+
+#[test]
+fn descriptors_of_80_bytes_are_those_of_the_slow_path() {
+    every_size::<9>();
+}
+
+#[test]
+fn descriptors_of_88_bytes_are_those_of_the_slow_path() {
+    every_size::<10>();
+}
+
+#[test]
+fn descriptors_of_96_bytes_are_those_of_the_slow_path() {
+    every_size::<11>();
+}
+
+#[test]
+fn every_store_writes_what_the_slow_path_writes() {
+    let zone = Zone::with_keep_limit(ByteLen::gib(1));
+    for stamp in available_stamps() {
+        for threads in [1, 3] {
+            for order in [Order::BASE, Order::new(1), Order::new(2), Order::PMD] {
+                let options = options::<StructPage<8>>(
+                    MemoryKind::Generic,
+                    linux_seed(MemoryKind::Generic, true),
+                )
+                .order(order)
+                .tails(Tails::Stored)
+                .threads(NonZeroUsize::new(threads).unwrap())
+                .stamp(stamp);
+                check(&zone, 3 << 15, &options, &format!("{stamp}, order {order}, {threads}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn heads_with_derived_tails_are_those_of_the_slow_path() {
+    let zone = Zone::with_keep_limit(ByteLen::gib(1));
+    for order in [Order::new(1), Order::PMD, Order::PUD] {
+        for is_refreshed in [false, true] {
+            let options = options::<StructPage<9>>(
+                MemoryKind::FsDax,
+                linux_seed(MemoryKind::FsDax, is_refreshed),
+            )
+            .order(order);
+            check(&zone, 1 << 19, &options, &format!("derived, order {order}, {is_refreshed}"));
+        }
+    }
+}
+
+/// A payload that no arithmetic progression describes, longer than any pattern.
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(C)]
+struct Scattered([u64; 15]);
+
+impl Payload for Scattered {
+    type Seed = u64;
+
+    fn init(&mut self, seed: &u64, slot: &Slot) {
+        for (place, word) in (0..).zip(&mut self.0) {
+            *word = (slot.pfn.get() ^ place).wrapping_mul(*seed).rotate_left(17);
+        }
+    }
+
+    fn refresh(_seed: &u64) -> Refresh {
+        Refresh::EachPage
+    }
+}
+
+#[test]
+fn a_payload_without_a_rule_is_refreshed_for_each_page() {
+    let zone = Zone::with_keep_limit(ByteLen::gib(1));
+    for stamp in available_stamps() {
+        let options = options::<Scattered>(MemoryKind::Generic, 0x9e37_79b9_7f4a_7c15).stamp(stamp);
+        check(&zone, 40_000, &options, &format!("scattered, {stamp}"));
+    }
+}
+
+/// A field that numbers blocks of pages which are smaller than a folio.
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[repr(C)]
+struct Blocks {
+    block: u64,
+    pfn: u64,
+}
+
+impl Payload for Blocks {
+    type Seed = ();
+
+    fn init(&mut self, _seed: &(), slot: &Slot) {
+        self.block = slot.pfn.get() >> 6;
+        self.pfn = slot.pfn.get();
+    }
+
+    fn refresh(_seed: &()) -> Refresh {
+        Refresh::LinearWithin(PageCount::new(64))
+    }
+}
+
+#[test]
+fn blocks_smaller_and_larger_than_a_folio_are_those_of_the_slow_path() {
+    let zone = Zone::with_keep_limit(ByteLen::gib(1));
+    for order in [0, 3, 6, 7, 9] {
+        for tails in [Tails::Derived, Tails::Stored] {
+            let options =
+                options::<Blocks>(MemoryKind::Generic, ()).order(Order::new(order)).tails(tails);
+            check(&zone, 1 << 15, &options, &format!("blocks, order {order}, {tails:?}"));
+        }
+    }
+}
+
+#[test]
+fn eight_bytes_written_eagerly_are_eight_bytes_never_written() {
+    let zone = Zone::with_keep_limit(ByteLen::gib(1));
+    for kind in MemoryKind::ALL {
+        check(&zone, 1 << 20, &options::<()>(kind, ()), &format!("8 bytes, {kind}"));
+        check(&zone, 5000, &options::<Plain<u64>>(kind, 7), &format!("16 bytes, {kind}"));
+    }
+}
+
+/// Memory that a memmap of one shape left behind serves one of any other shape: nothing of the old
+/// one shows through (the defect of CVE-2026-72172 was tails that nobody initialised).
+#[test]
+fn kept_memory_of_another_shape_leaves_nothing_behind() {
+    let zone = Zone::with_keep_limit(ByteLen::gib(1));
+    let shapes = [
+        (Order::BASE, Tails::Derived),
+        (Order::PMD, Tails::Stored),
+        (Order::PMD, Tails::Derived),
+        (Order::new(4), Tails::Stored),
+        (Order::BASE, Tails::Stored),
+    ];
+    for before in shapes {
+        for after in shapes {
+            for (order, tails) in [before, after] {
+                let seed = linux_seed(MemoryKind::Generic, true);
+                let options =
+                    options::<StructPage<8>>(MemoryKind::Generic, seed).order(order).tails(tails);
+                check(&zone, 1 << 15, &options, &format!("{before:?} then {after:?}"));
+            }
+        }
+    }
+}
