@@ -11,6 +11,7 @@
 //! Cost: a subtraction and a shift.
 
 use crate::addr::{AddrError, Order, PageCount, Pfn, PfnRange};
+use crate::kind::MemoryKind;
 
 /// Whether the tails of a folio have descriptors of their own.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -44,6 +45,8 @@ pub struct Slot {
     pub class: Class,
     /// The order of its folio.
     pub order: Order,
+    /// The kind of the memory.
+    pub kind: MemoryKind,
     /// The address of the head's descriptor in memory of this process; its own for a head.
     pub head_address: u64,
 }

@@ -34,6 +34,6 @@ pub use layout::{Class, Layout, LayoutError, Slot, Tails};
 pub use linux::{LinuxPage, LinuxRelease, LinuxSeed, SectionBits, StructPage};
 pub use memmap::{Memmap, MemmapError, PageRef};
 pub use page::{
-    AdvanceError, Folio, HoldError, MAX_HOLDS, MAX_OPTIMISTIC, NotHeld, Page, Released, Word,
+    AdvanceError, Folio, HoldError, MAX_HOLDS, MAX_OPTIMISTIC, Page, ReleaseError, Released, Word,
 };
-pub use payload::{Payload, Plain, Refresh, Template};
+pub use payload::{MAX_PAYLOAD_BYTES, Payload, Plain, Refresh, Template};

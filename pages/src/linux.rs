@@ -26,7 +26,7 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::addr::PageCount;
+use crate::addr::Order;
 use crate::kind::MemoryKind;
 use crate::layout::{Class, Slot};
 use crate::payload::{Payload, Refresh};
@@ -68,22 +68,28 @@ impl LinuxRelease {
 /// Where a kernel without a virtual memmap keeps the section number: in the flags.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct SectionBits {
-    /// The lowest bit of the section number in the flags; the node moves below it.
-    pub shift: u32,
-    /// Pages in a section, a power of two; 32,768 on x86-64.
-    pub pages: PageCount,
+    shift: u32,
+    order: Order,
 }
 
 impl SectionBits {
     /// 19 bits at the top of the flags, sections of 128 MiB.
-    pub const X86_64: Self = Self { shift: 45, pages: PageCount::new(1 << 15) };
+    pub const X86_64: Self = Self { shift: 45, order: Order::new(15) };
+
+    /// Takes the lowest bit of the section number in the flags, below which the node and the zone
+    /// need 13 bits and the low flags 14, and the order of a section's pages.
+    ///
+    /// Returns `None` for a bit below 27 or above 63.
+    #[must_use]
+    pub const fn try_new(shift: u32, order: Order) -> Option<Self> {
+        if shift < 27 || shift > 63 { None } else { Some(Self { shift, order }) }
+    }
 }
 
-/// What the descriptors of one Linux pagemap have in common.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+/// What the descriptors of one Linux pagemap have in common. By default: node 0 and a virtual
+/// memmap, as on most machines.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct LinuxSeed {
-    /// The kind of memory.
-    pub kind: MemoryKind,
     /// The kernel that is modelled.
     pub release: LinuxRelease,
     /// The number of the memory node, 0 to 1023.
@@ -95,21 +101,6 @@ pub struct LinuxSeed {
     /// The address of page frame 0's bytes, for a kernel that keeps each page's address.
     /// It has effect in descriptors of 72 bytes and more.
     pub virtual_base: Option<u64>,
-}
-
-impl LinuxSeed {
-    /// Takes the kind of memory; the rest as on a machine with one node and a virtual memmap.
-    #[must_use]
-    pub const fn new(kind: MemoryKind) -> Self {
-        Self {
-            kind,
-            release: LinuxRelease::V6_12,
-            node: 0,
-            pagemap_address: 0,
-            section: None,
-            virtual_base: None,
-        }
-    }
 }
 
 /// Linux's 64-byte `struct page`, the word of uzone included.
@@ -146,9 +137,9 @@ impl<const WORDS: usize> StructPage<WORDS> {
         self.words[0] |= match seed.section {
             None => node << 54 | ZONE_DEVICE << 51 | LAST_CPUPID << LAST_CPUPID_SHIFT,
             Some(section) => {
-                let number = slot.pfn.get() / section.pages.get().max(1);
-                let below = section.shift.saturating_sub(10);
-                number << section.shift | node << below | ZONE_DEVICE << below.saturating_sub(3)
+                let number = slot.pfn.get() >> section.order.get();
+                let node_shift = section.shift - 10;
+                number << section.shift | node << node_shift | ZONE_DEVICE << (node_shift - 3)
             }
         };
     }
@@ -191,7 +182,7 @@ impl<const WORDS: usize> Payload for StructPage<WORDS> {
             }
         }
         self.set_counts(match slot.class {
-            Class::Base | Class::Head => seed.release.initial_references(seed.kind),
+            Class::Base | Class::Head => seed.release.initial_references(slot.kind),
             Class::FirstTail | Class::Tail => 0,
         });
     }
@@ -199,7 +190,7 @@ impl<const WORDS: usize> Payload for StructPage<WORDS> {
     fn refresh(seed: &LinuxSeed) -> Refresh {
         match seed.section {
             None => Refresh::Linear,
-            Some(section) => Refresh::LinearWithin(section.pages),
+            Some(section) => Refresh::LinearWithin(section.order),
         }
     }
 }

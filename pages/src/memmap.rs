@@ -18,7 +18,7 @@ use core::ops::Deref;
 use crate::addr::{Order, PageCount, Pfn};
 use crate::kind::MemoryKind;
 use crate::layout::{Class, Layout};
-use crate::page::{Folio, NotHeld, Page, Released, Word};
+use crate::page::{Folio, Page, Word};
 
 /// An array of descriptors whose length does not fit its layout.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -108,35 +108,6 @@ impl<P, S: Deref<Target = [Page<P>]>> Memmap<P, S> {
             descriptor: (!is_derived).then_some(descriptor),
             folio: self.folio(pfn)?,
         })
-    }
-
-    /// Gives a reference on `folio` back, and restores the base reference where the kind of
-    /// memory has one: a generic page is never free, its last user leaves it with one reference.
-    ///
-    /// # Errors
-    /// [`NotHeld`] if there is none to give back.
-    pub fn put(&self, folio: Folio<'_, P>) -> Result<Released, NotHeld> {
-        let released = folio.put()?;
-        self.restore(folio, released);
-        Ok(released)
-    }
-
-    /// Gives a pin on `folio` back, and restores the base reference as [`Memmap::put`] does.
-    ///
-    /// # Errors
-    /// [`NotHeld`] if there is none to give back.
-    pub fn unpin(&self, folio: Folio<'_, P>) -> Result<Released, NotHeld> {
-        let released = folio.unpin()?;
-        self.restore(folio, released);
-        Ok(released)
-    }
-
-    fn restore(&self, folio: Folio<'_, P>, released: Released) {
-        if released == Released::Last && self.kind.initial_references() > 0 {
-            // `Last` is seen by one thread, and a page of this kind is never handed out by its
-            // owner: so nobody else takes the first reference, unless to freeze the page first.
-            let _ = folio.take_first();
-        }
     }
 }
 

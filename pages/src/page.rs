@@ -29,7 +29,7 @@
 //!
 //! *Free* is a flag of its own and not "no reference", because takers add before they look: two of
 //! them on a page without a reference would see each other's. Who gives the last hold back sets
-//! the flag in the same step. A taker that must take its addition back looks again in that very
+//! the flag in the same step, or puts back the base reference where memory of the kind has one. A taker that must take its addition back looks again in that very
 //! step: if the page was handed out meanwhile, the addition is in the count that its holders see,
 //! and the taker keeps it as its hold. (Taking it back blindly could remove the last hold of a
 //! page without anybody setting the flag.)
@@ -101,13 +101,15 @@ impl Word {
         self.0
     }
 
-    /// Returns how many references there are, not counting takers that will be refused.
+    /// Returns how many references there are. Of a page that is frozen or has the most it may
+    /// have, takers that are about to be refused are counted for a moment.
     #[must_use]
     pub const fn references(self) -> u32 {
         if self.is_free() { 0 } else { (self.0 & COUNT_MASK) as u32 }
     }
 
-    /// Returns how many pins there are, not counting takers that will be refused.
+    /// Returns how many pins there are. Of a page that is frozen or has the most it may have, takers
+    /// that are about to be refused are counted for a moment.
     #[must_use]
     pub const fn pins(self) -> u32 {
         if self.is_free() { 0 } else { ((self.0 >> PINS_SHIFT) & COUNT_MASK) as u32 }
@@ -202,16 +204,23 @@ pub enum HoldError {
     Overflow,
 }
 
-/// Why a hold could not be given back: there is none of that sort.
+/// Why a hold could not be given back.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, thiserror::Error)]
-#[error("gave back {given} {what}, where {held} are held")]
-pub struct NotHeld {
-    /// "references" or "pins".
-    pub what: &'static str,
-    /// How many were given back.
-    pub given: u32,
-    /// How many there were.
-    pub held: u32,
+#[non_exhaustive]
+pub enum ReleaseError {
+    /// There are not so many holds of that sort.
+    #[error("gave back {given} {what}, where {held} are held")]
+    NotHeld {
+        /// "references" or "pins".
+        what: &'static str,
+        /// How many were given back.
+        given: u32,
+        /// How many there were.
+        held: u32,
+    },
+    /// The page is frozen: whoever froze it has all the holds, and thaws it before giving any back.
+    #[error("the page is frozen, and whoever froze it has all its holds")]
+    Frozen,
 }
 
 /// What giving a hold back did.
@@ -220,7 +229,8 @@ pub struct NotHeld {
 pub enum Released {
     /// Others still hold the page.
     Held,
-    /// That was the last hold. The page is free, and whoever sees this is the only one who does.
+    /// That was the last hold, and whoever sees this is the only one who does. The page is free, or
+    /// where memory of its kind has a base reference, has that again.
     Last,
 }
 
@@ -432,51 +442,63 @@ impl<'a, P> Folio<'a, P> {
     /// Gives a reference back.
     ///
     /// # Errors
-    /// [`NotHeld`] if there is none; then nothing has changed.
-    pub fn put(self) -> Result<Released, NotHeld> {
+    /// [`ReleaseError`] if there is none; then nothing has changed.
+    pub fn put(self) -> Result<Released, ReleaseError> {
         self.give_back(Sort::Reference, 1)
     }
 
     /// Gives `count` references back at once.
     ///
     /// # Errors
-    /// [`NotHeld`] if there are fewer; then nothing has changed.
-    pub fn put_many(self, count: u32) -> Result<Released, NotHeld> {
+    /// [`ReleaseError`] if there are fewer; then nothing has changed.
+    pub fn put_many(self, count: u32) -> Result<Released, ReleaseError> {
         self.give_back(Sort::Reference, count)
     }
 
     /// Gives a pin back.
     ///
     /// # Errors
-    /// [`NotHeld`] if there is none; then nothing has changed.
-    pub fn unpin(self) -> Result<Released, NotHeld> {
+    /// [`ReleaseError`] if there is none; then nothing has changed.
+    pub fn unpin(self) -> Result<Released, ReleaseError> {
         self.give_back(Sort::Pin, 1)
     }
 
     /// Gives `count` pins back at once.
     ///
     /// # Errors
-    /// [`NotHeld`] if there are fewer; then nothing has changed.
-    pub fn unpin_many(self, count: u32) -> Result<Released, NotHeld> {
+    /// [`ReleaseError`] if there are fewer; then nothing has changed.
+    pub fn unpin_many(self, count: u32) -> Result<Released, ReleaseError> {
         self.give_back(Sort::Pin, count)
     }
 
-    fn give_back(self, sort: Sort, count: u32) -> Result<Released, NotHeld> {
+    fn give_back(self, sort: Sort, count: u32) -> Result<Released, ReleaseError> {
+        if count == 0 {
+            return Ok(Released::Held);
+        }
         let delta = sort.one() * u64::from(count);
+        let mut released = Released::Held;
         // Release pairs with the Acquire of the next taker, who sees what this holder wrote; the
         // last one out acquires as well, because it goes on to reuse what the others wrote.
-        let (before, after) = self.update(Ordering::AcqRel, |word| {
-            // Who freezes a page has all the holds there are, and thaws it before giving any back.
-            let held = if word.is_frozen() { 0 } else { sort.count(word) };
+        self.update(Ordering::AcqRel, |word| {
+            if word.is_frozen() {
+                return Err(ReleaseError::Frozen);
+            }
+            let held = sort.count(word);
             if held < count {
-                return Err(NotHeld { what: sort.name(), given: count, held });
+                return Err(ReleaseError::NotHeld { what: sort.name(), given: count, held });
             }
             let after = Word(word.0 - delta);
-            let is_last = after.references() == 0 && after.pins() == 0 && count > 0;
-            Ok(if is_last { Word(after.0 | FREE) } else { after })
+            if after.references() != 0 || after.pins() != 0 {
+                released = Released::Held;
+                return Ok(after);
+            }
+            // In the same step the page becomes what it was before anybody used it, so that there
+            // is no moment in which it has neither a hold nor a sign that it has none.
+            released = Released::Last;
+            let fresh = self.template.0 & (FREE | COUNT_MASK);
+            Ok(Word(after.0 | fresh))
         })?;
-        let is_last = after.is_free() && !before.is_free();
-        Ok(if is_last { Released::Last } else { Released::Held })
+        Ok(released)
     }
 
     /// Takes the first reference of a free page, as its owner does who hands it out.
@@ -497,7 +519,8 @@ impl<'a, P> Folio<'a, P> {
     }
 
     /// Stops new holds, if there are exactly `references` of them and no pin.
-    /// Returns whether it did; of several who try, one succeeds.
+    /// Returns whether it did; of several who try, one succeeds. Beside a taker that is about to be
+    /// refused because of [`MAX_HOLDS`] it may fail although the numbers are right.
     #[must_use = "it may not have happened"]
     pub fn freeze(self, references: u32) -> bool {
         // Acquire pairs with the Release in `give_back`: who tears down sees all that holders did.
@@ -646,6 +669,7 @@ mod tests {
             assert_eq!(folio.word().content(), Content::Unknown);
             assert_eq!(folio.unpin_many(MAX_HOLDS), Ok(Released::Held));
             assert_eq!(folio.put_many(MAX_HOLDS), Ok(Released::Last));
+            assert_eq!(folio.word(), Word::initial(MemoryKind::Generic), "its base reference");
         });
     }
 
@@ -653,12 +677,21 @@ mod tests {
     fn giving_back_what_is_not_held_is_an_error_and_changes_nothing() {
         with_folio(MemoryKind::Generic, |folio| {
             let before = folio.word();
-            assert_eq!(folio.unpin(), Err(NotHeld { what: "pins", given: 1, held: 0 }));
-            assert_eq!(folio.put_many(2), Err(NotHeld { what: "references", given: 2, held: 1 }));
+            assert_eq!(
+                folio.unpin(),
+                Err(ReleaseError::NotHeld { what: "pins", given: 1, held: 0 })
+            );
+            assert_eq!(
+                folio.put_many(2),
+                Err(ReleaseError::NotHeld { what: "references", given: 2, held: 1 })
+            );
             assert_eq!(folio.word(), before);
         });
         with_folio(MemoryKind::Coherent, |folio| {
-            assert_eq!(folio.put(), Err(NotHeld { what: "references", given: 1, held: 0 }));
+            assert_eq!(
+                folio.put(),
+                Err(ReleaseError::NotHeld { what: "references", given: 1, held: 0 })
+            );
             assert!(folio.word().is_free());
         });
     }
@@ -673,7 +706,7 @@ mod tests {
             assert_eq!(folio.try_get(), Err(HoldError::Frozen));
             assert_eq!(folio.try_pin(), Err(HoldError::Frozen));
             assert_eq!(folio.try_get_many(1000), Err(HoldError::Frozen));
-            assert!(folio.put().is_err(), "the freezer has the holds");
+            assert_eq!(folio.put(), Err(ReleaseError::Frozen), "the freezer has the holds");
             assert!(folio.thaw());
             assert!(!folio.thaw());
             assert_eq!(folio.word(), before);

@@ -9,7 +9,8 @@ use core::marker::PhantomData;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::addr::{PageCount, Pfn};
+use crate::addr::{Order, Pfn};
+use crate::kind::MemoryKind;
 use crate::layout::{Class, Layout, Slot};
 use crate::page::Page;
 
@@ -19,9 +20,9 @@ pub enum Refresh {
     /// Every 64-bit word changes by the same step from a page to the next page of its
     /// [`Class`] in the same folio, and from a folio to the next; a step of zero included.
     Linear,
-    /// The same, but only inside blocks of so many pages, aligned to their size: the number of the
-    /// block is a field itself. A power of two.
-    LinearWithin(PageCount),
+    /// The same, but only inside blocks of the pages of a folio of that order, aligned as such a
+    /// folio is: the number of the block is a field itself.
+    LinearWithin(Order),
     /// There is no such rule: the template is refreshed for each page.
     EachPage,
 }
@@ -85,6 +86,9 @@ where
     }
 }
 
+/// The largest payload, in bytes.
+pub const MAX_PAYLOAD_BYTES: usize = 4096;
+
 /// The initial descriptors of one memmap: the slow path, and what the fast path needs to know.
 ///
 /// It is arithmetic over a [`Layout`] and the address that the descriptors will have; it writes
@@ -92,6 +96,7 @@ where
 #[derive(Clone, Debug)]
 pub struct Template<P: Payload> {
     layout: Layout,
+    kind: MemoryKind,
     seed: P::Seed,
     memmap_address: u64,
     payload: PhantomData<fn() -> P>,
@@ -102,6 +107,7 @@ impl<P: Payload> Template<P> {
     pub const DESCRIPTOR_BYTES: usize = {
         assert!(size_of::<P>().is_multiple_of(8), "a payload's size is a multiple of 8 bytes");
         assert!(align_of::<P>() <= 8, "a payload is aligned to at most 8 bytes");
+        assert!(size_of::<P>() <= MAX_PAYLOAD_BYTES, "a payload has at most 4096 bytes");
         // Under a model checker the word is larger than the 8 bytes that it stands for.
         assert!(cfg!(loom) || size_of::<Page<P>>() == size_of::<P>() + 8);
         size_of::<P>() + 8
@@ -110,8 +116,8 @@ impl<P: Payload> Template<P> {
     /// Takes what the descriptors of one memmap depend on. `memmap_address` is where the first of
     /// them will lie.
     #[must_use]
-    pub const fn new(layout: Layout, seed: P::Seed, memmap_address: u64) -> Self {
-        Self { layout, seed, memmap_address, payload: PhantomData }
+    pub const fn new(layout: Layout, kind: MemoryKind, seed: P::Seed, memmap_address: u64) -> Self {
+        Self { layout, kind, seed, memmap_address, payload: PhantomData }
     }
 
     /// Returns the layout.
@@ -134,6 +140,7 @@ impl<P: Payload> Template<P> {
             pfn,
             class: self.layout.class(pfn),
             order: self.layout.order(),
+            kind: self.kind,
             // Wrapping: an address is only ever compared and stored here.
             head_address: self
                 .memmap_address
@@ -162,20 +169,19 @@ impl<P: Payload> Template<P> {
     }
 
     /// Returns whether a descriptor that was never written is already a fresh one.
+    ///
+    /// It may depend on the address of the memmap, where the payload does.
     #[must_use]
     pub fn is_zero(&self) -> bool {
-        // What is linear and zero in two pages of each class, one folio apart as well, is zero
-        // everywhere between the first page and the last.
-        let range = self.layout.range();
-        let folio = self.layout.order().pages().get();
-        let first = range.start().get();
-        let last = range.end().get() - 1;
+        // What is linear and zero in two descriptors of each class, one folio apart as well, is
+        // zero everywhere between the first and the last.
+        let folio = self.layout.descriptors_per_folio();
+        let last = self.layout.descriptors() - 1;
         self.refresh() == Refresh::Linear
-            && [0, 1, 2, 3, folio, folio + 1, folio + 2, last - first]
+            && [0, 1, 2, 3, folio, folio + 1, folio + 2, last]
                 .into_iter()
-                .filter_map(|offset| first.checked_add(offset))
-                .filter(|pfn| *pfn <= last)
-                .filter_map(|pfn| self.fresh(Pfn::new(pfn)))
+                .filter(|index| *index <= last)
+                .filter_map(|index| self.fresh(self.layout.pfn(index)))
                 .all(|mut fresh| fresh.as_mut_bytes().iter().all(|byte| *byte == 0))
     }
 
@@ -191,11 +197,9 @@ impl<P: Payload> Template<P> {
         match self.refresh() {
             Refresh::Linear => all,
             Refresh::EachPage => index + 1,
-            Refresh::LinearWithin(pages) => {
-                let block = pages.get();
-                debug_assert!(block.is_power_of_two(), "a block of pages is a power of two");
+            Refresh::LinearWithin(block) => {
                 // The first page of the next block; none if that is past the last 64-bit number.
-                let Some(next) = (pfn | (block - 1)).checked_add(1) else {
+                let Some(next) = (pfn | block.offset_mask()).checked_add(1) else {
                     return all;
                 };
                 let stride = self.layout.pages_per_descriptor().get();
@@ -229,13 +233,13 @@ impl<P: Payload> Template<P> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::addr::{Order, PfnRange};
+    use crate::addr::{PageCount, PfnRange};
     use crate::layout::Tails;
 
     fn template<P: Payload>(pages: u64, order: u8, tails: Tails, seed: P::Seed) -> Template<P> {
         let range = PfnRange::try_new(Pfn::new(1 << 20), PageCount::new(pages)).unwrap();
         let layout = Layout::try_new(range, Order::new(order), tails).unwrap();
-        Template::new(layout, seed, 0x7000_0000_0000)
+        Template::new(layout, MemoryKind::Generic, seed, 0x7000_0000_0000)
     }
 
     /// A payload that is linear only inside blocks of eight pages.
@@ -251,8 +255,41 @@ mod tests {
         }
 
         fn refresh(_seed: &()) -> Refresh {
-            Refresh::LinearWithin(PageCount::new(8))
+            Refresh::LinearWithin(Order::new(3))
         }
+    }
+
+    /// A payload that says something of derived tails alone, which have no descriptor.
+    #[derive(FromBytes, IntoBytes, KnownLayout)]
+    #[repr(C)]
+    struct OnlyTails(u64);
+
+    impl Payload for OnlyTails {
+        type Seed = ();
+
+        fn init(&mut self, _seed: &(), slot: &Slot) {
+            self.0 = u64::from(matches!(slot.class, Class::FirstTail | Class::Tail));
+        }
+    }
+
+    /// A payload that holds the high half of an address.
+    #[derive(FromBytes, IntoBytes, KnownLayout)]
+    #[repr(C)]
+    struct HighHalf(u64);
+
+    impl Payload for HighHalf {
+        type Seed = ();
+
+        fn init(&mut self, _seed: &(), slot: &Slot) {
+            self.0 = slot.head_address >> 32;
+        }
+    }
+
+    #[test]
+    fn whether_a_payload_starts_at_zero_is_asked_of_what_has_a_descriptor() {
+        assert!(template::<OnlyTails>(512, 9, Tails::Derived, ()).is_zero());
+        assert!(!template::<OnlyTails>(512, 9, Tails::Stored, ()).is_zero());
+        assert!(!template::<HighHalf>(512, 9, Tails::Derived, ()).is_zero());
     }
 
     #[test]

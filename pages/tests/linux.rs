@@ -16,13 +16,22 @@ fn template<const WORDS: usize>(
     tails: Tails,
     seed: LinuxSeed,
 ) -> Template<StructPage<WORDS>> {
+    template_of(MemoryKind::Generic, order, tails, seed)
+}
+
+fn template_of<const WORDS: usize>(
+    kind: MemoryKind,
+    order: u8,
+    tails: Tails,
+    seed: LinuxSeed,
+) -> Template<StructPage<WORDS>> {
     let range = PfnRange::try_new(Pfn::new(BASE), PageCount::new(1 << 19)).expect("2 GiB of pages");
     let layout = Layout::try_new(range, Order::new(order), tails).expect("an aligned range");
-    Template::new(layout, seed, MEMMAP)
+    Template::new(layout, kind, seed, MEMMAP)
 }
 
 fn seed() -> LinuxSeed {
-    LinuxSeed { pagemap_address: PAGEMAP, ..LinuxSeed::new(MemoryKind::Generic) }
+    LinuxSeed { pagemap_address: PAGEMAP, ..LinuxSeed::default() }
 }
 
 fn words(template: &Template<LinuxPage>, offset: u64) -> [u64; 7] {
@@ -100,12 +109,12 @@ fn a_derived_tail_answers_what_linux_stores() {
 fn first_references_follow_kind_and_release_and_tails_have_none() {
     for release in [LinuxRelease::V6_12, LinuxRelease::V6_15] {
         for kind in MemoryKind::ALL {
-            let seed = LinuxSeed { kind, release, ..seed() };
+            let seed = LinuxSeed { release, ..seed() };
             let expected = match (kind, release) {
                 (MemoryKind::Generic, _) | (MemoryKind::FsDax, LinuxRelease::V6_12) => 1,
                 _ => 0,
             };
-            let template = template::<7>(9, Tails::Stored, seed);
+            let template = template_of::<7>(kind, 9, Tails::Stored, seed);
             assert_eq!(words(&template, 0)[6] >> 32, expected, "{kind} {release:?}");
             for tail in [1, 2, 511] {
                 assert_eq!(words(&template, tail)[6], 0xffff_ffff);
@@ -140,5 +149,18 @@ fn the_order_fits_the_first_tail_for_every_folio_size() {
         let first_tail = words(&template, 1);
         assert_eq!(first_tail[0] & 0xff, u64::from(order));
         assert_eq!(first_tail[4], 1 << order);
+    }
+}
+
+#[test]
+fn section_bits_that_leave_no_room_for_the_flags_are_refused() {
+    assert_eq!(SectionBits::try_new(45, Order::new(15)), Some(SectionBits::X86_64));
+    for shift in [0, 26, 64, 70] {
+        assert_eq!(SectionBits::try_new(shift, Order::new(15)), None, "{shift}");
+    }
+    for shift in [27, 63] {
+        let section = SectionBits::try_new(shift, Order::new(15));
+        let seed = LinuxSeed { section, ..seed() };
+        assert!(words(&template::<7>(9, Tails::Stored, seed), 1)[0] & 1 << 13 != 0, "{shift}");
     }
 }

@@ -163,6 +163,32 @@ fn a_refused_taker_beside_a_thaw_leaves_no_trace() {
     seen.assert_all();
 }
 
+/// A generic page is never free: who gives the base reference back leaves it with that, and nobody
+/// who freezes or takes meanwhile sees it without.
+#[test]
+fn a_generic_page_is_never_seen_without_a_reference() {
+    loom::model(|| {
+        let page = Arc::new(Page::new(()));
+        let other = {
+            let page = page.clone();
+            thread::spawn(move || {
+                let folio = folio(&page, GENERIC);
+                assert!(!folio.word().is_free());
+                if folio.freeze(0) {
+                    assert!(folio.thaw());
+                }
+                assert_eq!(folio.try_get(), Ok(()));
+                folio.put().unwrap()
+            })
+        };
+        let mine = folio(&page, GENERIC).put();
+        let theirs = other.join().unwrap();
+        assert_eq!(folio(&page, GENERIC).word(), Word::initial(GENERIC));
+        // Each gave one back that was there: the base reference, and its own.
+        assert!(mine == Ok(Released::Last) || theirs == Released::Last);
+    });
+}
+
 #[test]
 fn who_takes_a_hold_sees_what_the_one_before_wrote() {
     loom::model(|| {

@@ -15,18 +15,15 @@ struct Plain {
     content: Content,
     frozen: bool,
     free: bool,
+    /// What a page that nobody holds has.
+    base: u64,
 }
 
 impl Plain {
     fn fresh(kind: MemoryKind) -> Self {
-        let references = u64::from(kind.initial_references());
-        Self {
-            references,
-            pins: 0,
-            content: Content::Unknown,
-            frozen: false,
-            free: references == 0,
-        }
+        let base = u64::from(kind.initial_references());
+        let free = base == 0;
+        Self { references: base, pins: 0, content: Content::Unknown, frozen: false, free, base }
     }
 
     fn take(&mut self, is_pin: bool, count: u64) -> Result<(), HoldError> {
@@ -53,7 +50,8 @@ impl Plain {
         }
         *held -= count;
         if self.references == 0 && self.pins == 0 {
-            self.free = true;
+            self.references = self.base;
+            self.free = self.base == 0;
             return Some(Released::Last);
         }
         Some(Released::Held)
@@ -204,13 +202,11 @@ proptest! {
 
 #[test]
 fn a_generic_page_has_its_base_reference_again_after_the_last_put() {
-    let range = PfnRange::try_new(Pfn::new(0), PageCount::new(1)).unwrap();
-    let layout = Layout::try_new(range, Order::BASE, Tails::Derived).unwrap();
     for kind in MemoryKind::ALL {
-        let memmap = Memmap::try_new(layout, kind, vec![Page::new(())]).unwrap();
-        let folio = memmap.folio(Pfn::new(0)).unwrap();
+        let page = Page::new(());
+        let folio = Folio::new(&page, Word::initial(kind));
         let _ = folio.take_first();
-        assert_eq!(memmap.put(folio), Ok(Released::Last));
+        assert_eq!(folio.put(), Ok(Released::Last));
         assert_eq!(folio.word(), Word::initial(kind), "{kind}");
     }
 }
