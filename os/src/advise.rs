@@ -77,10 +77,11 @@ pub enum Collapsed {
 
 impl Mapping {
     /// Asks for transparent huge pages, from now on, wherever they fit (`MADV_HUGEPAGE`). Whether
-    /// that has an effect is a setting of the host, which [`hugepages::thp`] tells.
+    /// that has an effect is a setting of the host, which [`hugepages::thp`] tells; on memory of a
+    /// hugetlb pool it has none.
     ///
     /// # Errors
-    /// [`AdviseError::Refused`] if the kernel has none, or the memory is of a hugetlb pool.
+    /// [`AdviseError::Refused`] if the kernel has no transparent huge pages.
     pub fn advise_huge(&self) -> Result<(), AdviseError> {
         self.advise(0..self.mapped_len(), Advice::LinuxHugepage, "MADV_HUGEPAGE")
     }

@@ -15,9 +15,8 @@ use rustix::mm::{Advice, MapFlags};
 use uzone_pages::{ByteLen, PageSize};
 
 use crate::errno::{self, MmapRefusal};
-use crate::hugefile::Lease;
 use crate::hugepages::HugeSize;
-use crate::mapping::{Backing, Mapping, Refused, Request};
+use crate::mapping::{Mapping, Refused, Request};
 use crate::options::{Access, Anonymous, HugeAdvice, Reserve, Sharing};
 use crate::probe;
 use crate::root::SystemRoot;
@@ -107,38 +106,15 @@ impl Mapping {
     /// [`MapError`] says which limit forbids it.
     pub fn memfd(name: &str, len: ByteLen, huge: Option<HugeSize>) -> Result<Self, MapError> {
         let fd = create_memfd(name, len, huge)?;
-        let mapping = Self::map_memfd(fd.as_fd(), len, huge)?;
-        Ok(mapping.backed_by(Backing::File { fd }))
-    }
-
-    /// Maps the file of a [`crate::HugeFile`]; `lease` is what keeps it from being mapped twice.
-    pub(crate) fn kept(
-        fd: BorrowedFd<'_>,
-        len: ByteLen,
-        size: HugeSize,
-        lease: Lease,
-    ) -> Result<Self, MapError> {
-        let mapping = Self::map_memfd(fd, len, Some(size))?.backed_by(Backing::Kept { lease });
-        // A child of fork(2) would share these pages with us, and we lend them as ours alone. So a
-        // child gets none of them.
-        mapping.advise_new(Advice::LinuxDontFork, "MADV_DONTFORK")?;
-        Ok(mapping)
-    }
-
-    fn map_memfd(
-        fd: BorrowedFd<'_>,
-        len: ByteLen,
-        huge: Option<HugeSize>,
-    ) -> Result<Self, MapError> {
         let page = huge.map_or_else(probe::page_size, HugeSize::page_size);
-        Self::map(
+        let mapping = Self::map(
             len,
             &Request {
                 page,
                 align: page.bytes(),
                 access: Access::ReadWrite,
                 flags: MapFlags::SHARED,
-                fd: Some((fd, 0)),
+                fd: Some((fd.as_fd(), 0)),
             },
         )
         .map_err(|refused| match huge {
@@ -146,7 +122,8 @@ impl Mapping {
             None => {
                 refused.explain(|cause| MapError::memory(&SystemRoot::host(), len, false, cause))
             }
-        })
+        })?;
+        Ok(mapping.backed_by(fd))
     }
 
     /// Maps `len` bytes of a file or device, from `offset` on.
@@ -200,7 +177,7 @@ impl Mapping {
                 }
             }
         })?;
-        Ok(mapping.backed_by(Backing::File { fd }))
+        Ok(mapping.backed_by(fd))
     }
 }
 
@@ -233,11 +210,7 @@ impl Refused {
 }
 
 /// Makes a memory file of `len` bytes, up to the next page, that can neither shrink nor grow.
-pub(crate) fn create_memfd(
-    name: &str,
-    len: ByteLen,
-    huge: Option<HugeSize>,
-) -> Result<OwnedFd, MapError> {
+fn create_memfd(name: &str, len: ByteLen, huge: Option<HugeSize>) -> Result<OwnedFd, MapError> {
     if len.is_zero() {
         return Err(MapError::Empty);
     }

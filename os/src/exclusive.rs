@@ -1,8 +1,8 @@
 //! A mapping that nobody else can change, so that it has slices: [`Exclusive`].
 //!
-//! Whether memory is ours alone is a fact of where it comes from: private anonymous pages are, and
-//! so is the file of a [`crate::HugeFile`], whose descriptor never leaves it. A memory file that
-//! [`Mapping::memfd`] made is not, for its descriptor is for handing out.
+//! Whether memory is ours alone is a fact of where it comes from: private anonymous pages are, of the
+//! host's size or of a hugetlb pool. A file is not, and neither is a memory file that
+//! [`Mapping::memfd`] made, for its descriptor is for handing out.
 //!
 //! What changes bytes takes `&mut self` here, where [`Mapping`] takes `&self`: a slice is lent by
 //! borrowing, and nothing may move under it.
@@ -60,11 +60,6 @@ impl Exclusive {
     /// [`NotExclusive`] gives the mapping back.
     pub fn try_from_mapping(mapping: Mapping) -> Result<Self, NotExclusive> {
         if mapping.is_exclusive() { Ok(Self(mapping)) } else { Err(NotExclusive { mapping }) }
-    }
-
-    pub(crate) fn from_kept(mapping: Mapping) -> Self {
-        assert!(mapping.is_exclusive(), "a kept file lends itself once");
-        Self(mapping)
     }
 
     /// Returns the mapping, whose bytes are then copied and not lent.
@@ -169,14 +164,6 @@ impl Exclusive {
         self.0.populate_by(range, threads, progress, cancel)
     }
 
-    /// Asks for huge pages from now on, as [`Mapping::advise_huge`] does.
-    ///
-    /// # Errors
-    /// [`AdviseError`] if the kernel has none.
-    pub fn advise_huge(&mut self) -> Result<(), AdviseError> {
-        self.0.advise_huge()
-    }
-
     /// Makes huge pages of what is present, as [`Mapping::collapse`] does.
     ///
     /// # Errors
@@ -215,11 +202,5 @@ impl Exclusive {
     /// [`ResidentError`] if the kernel does not say.
     pub fn huge_backed(&self) -> Result<ByteLen, ResidentError> {
         self.0.huge_backed()
-    }
-}
-
-impl From<Exclusive> for Mapping {
-    fn from(exclusive: Exclusive) -> Self {
-        exclusive.into_mapping()
     }
 }

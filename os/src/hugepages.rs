@@ -122,11 +122,39 @@ pub enum ThpShmem {
 }
 
 impl fmt::Display for ThpEnabled {
+    /// Writes the kernel's word for it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+        f.pad(match self {
             Self::Always => "always",
             Self::Madvise => "madvise",
             Self::Never => "never",
+        })
+    }
+}
+
+impl fmt::Display for ThpDefrag {
+    /// Writes the kernel's word for it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Always => "always",
+            Self::Defer => "defer",
+            Self::DeferMadvise => "defer+madvise",
+            Self::Madvise => "madvise",
+            Self::Never => "never",
+        })
+    }
+}
+
+impl fmt::Display for ThpShmem {
+    /// Writes the kernel's word for it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Always => "always",
+            Self::WithinSize => "within_size",
+            Self::Advise => "advise",
+            Self::Never => "never",
+            Self::Deny => "deny",
+            Self::Force => "force",
         })
     }
 }
@@ -332,6 +360,24 @@ mod tests {
             parse_shmem("always within_size advise never [deny] force"),
             Some(ThpShmem::Deny)
         );
+    }
+
+    #[test]
+    fn every_word_of_the_kernel_is_written_as_it_was_read() {
+        fn round_trip<T: fmt::Display>(line: &str, parse: impl Fn(&str) -> Option<T>) {
+            for word in line.split_whitespace() {
+                let text = line
+                    .split_whitespace()
+                    .map(|other| if other == word { format!("[{word}]") } else { other.into() })
+                    .collect::<Vec<String>>()
+                    .join(" ");
+                let setting = parse(&text).unwrap_or_else(|| panic!("{text}"));
+                assert_eq!(setting.to_string(), word, "{text}");
+            }
+        }
+        round_trip("always madvise never", parse_enabled);
+        round_trip("always defer defer+madvise madvise never", parse_defrag);
+        round_trip("always within_size advise never deny force", parse_shmem);
     }
 
     #[test]

@@ -28,7 +28,6 @@
 //! | `bytes` | copying in and out of memory that may change under us |
 //! | `exclusive` | [`Exclusive`]: a mapping that nobody else can change, so that it has slices |
 //! | `mapped` | [`Mapped`]: an owned `[T]` in such memory |
-//! | `hugefile` | [`HugeFile`]: huge pages that outlive their mapping |
 //! | `populate` | making memory present, by several threads |
 //! | `advise` | huge pages for what is mapped already, and giving pages back |
 //! | `resident` | how much of a mapping is present, and in huge pages |
@@ -50,7 +49,6 @@ mod bytes;
 mod create;
 mod errno;
 mod exclusive;
-mod hugefile;
 pub mod hugepages;
 mod mapped;
 mod mapping;
@@ -66,10 +64,9 @@ mod shortage;
 pub use advise::{AdviseError, Collapsed};
 pub use bytes::AccessError;
 pub use exclusive::{Exclusive, NotExclusive};
-pub use hugefile::HugeFile;
 pub use hugepages::HugeSize;
 pub use mapped::{Mapped, MappedError, NotMapped};
-pub use mapping::Mapping;
+pub use mapping::{FileId, Mapping};
 pub use options::{Access, Addr, Anonymous, HugeAdvice, RangeError, Reserve, Sharing};
 pub use populate::{PopulateError, Populated, populate_slice};
 pub use resident::ResidentError;
@@ -101,7 +98,7 @@ pub enum Error {
     /// A file of `/proc` or `/sys` could not be read or understood.
     #[error(transparent)]
     Sys(#[from] SysError),
-    /// A thread could not be bound to a CPU.
+    /// The kernel did not say which CPUs a thread may use.
     #[error(transparent)]
     Affinity(#[from] numa::AffinityError),
     /// The kernel could not be asked what it offers.

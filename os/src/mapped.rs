@@ -8,17 +8,12 @@
 use core::fmt;
 use core::marker::PhantomData;
 use core::ops::{Deref, DerefMut, Range};
-use core::sync::atomic::AtomicBool;
-use std::num::NonZeroUsize;
 
 use uzone_pages::{ByteLen, PageSize};
 use zerocopy::FromBytes;
 
-use crate::advise::{AdviseError, Collapsed};
 use crate::exclusive::Exclusive;
-use crate::mapping::Mapping;
 use crate::options::Addr;
-use crate::populate::{PopulateError, Populated};
 use crate::resident::ResidentError;
 
 /// `count` values of `T` at the start of memory that is ours alone.
@@ -62,17 +57,14 @@ pub enum MappedError {
         /// What the values want.
         align_bytes: usize,
     },
-    /// Others may change the memory.
-    #[error("memory of a file that others may have is not lent as values")]
-    NotExclusive,
 }
 
 /// Memory that was not taken as a row of values, given back with the reason.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot take the mapping of {len} at {addr} as a row of values", len = mapping.len(), addr = mapping.addr())]
+#[error("cannot take the mapping of {len} at {addr} as a row of values", len = memory.len(), addr = memory.addr())]
 pub struct NotMapped {
     /// The memory.
-    pub mapping: Mapping,
+    pub memory: Exclusive,
     /// Why not.
     #[source]
     pub reason: MappedError,
@@ -91,21 +83,7 @@ impl<T: FromBytes> Mapped<T> {
     pub fn try_new(memory: Exclusive, count: usize) -> Result<Self, NotMapped> {
         match Self::check(&memory, count) {
             Ok(()) => Ok(Self { memory, count, values: PhantomData }),
-            Err(reason) => Err(NotMapped { mapping: memory.into_mapping(), reason }),
-        }
-    }
-
-    /// Takes a mapping whose memory is ours alone, as `count` values from its start on.
-    ///
-    /// # Errors
-    /// [`NotMapped`] gives the mapping back: others may change it, it is too short, or it is not
-    /// aligned for `T`.
-    pub fn try_from_mapping(mapping: Mapping, count: usize) -> Result<Self, NotMapped> {
-        match Exclusive::try_from_mapping(mapping) {
-            Ok(memory) => Self::try_new(memory, count),
-            Err(refused) => {
-                Err(NotMapped { mapping: refused.mapping, reason: MappedError::NotExclusive })
-            }
+            Err(reason) => Err(NotMapped { memory, reason }),
         }
     }
 
@@ -145,12 +123,6 @@ impl<T> Mapped<T> {
         memory
     }
 
-    /// Returns the memory, with the bytes that the values have.
-    #[must_use]
-    pub fn into_mapping(self) -> Mapping {
-        self.into_exclusive().into_mapping()
-    }
-
     /// Returns how long the memory is, which may be more than the values need.
     #[must_use]
     pub fn byte_len(&self) -> ByteLen {
@@ -163,63 +135,13 @@ impl<T> Mapped<T> {
         self.memory.addr()
     }
 
-    /// Returns the size of the pages behind it, as [`Mapping::page_size`] does.
+    /// Returns the size of the pages behind it, as [`Exclusive::page_size`] does.
     #[must_use]
     pub fn page_size(&self) -> PageSize {
         self.memory.page_size()
     }
 
-    /// Makes a range of bytes present, as [`Mapping::populate`] does.
-    ///
-    /// # Errors
-    /// [`PopulateError`] says what there was not enough of.
-    pub fn populate(&mut self, range: Range<u64>) -> Result<ByteLen, PopulateError> {
-        self.memory.settle();
-        self.memory.populate(range)
-    }
-
-    /// Makes a range of bytes present by several threads, as [`Mapping::populate_by`] does.
-    ///
-    /// # Errors
-    /// [`PopulateError`] says what there was not enough of, and how much is present.
-    pub fn populate_by(
-        &mut self,
-        range: Range<u64>,
-        threads: NonZeroUsize,
-        progress: impl FnMut(ByteLen, ByteLen),
-        cancel: &AtomicBool,
-    ) -> Result<Populated, PopulateError> {
-        self.memory.settle();
-        self.memory.populate_by(range, threads, progress, cancel)
-    }
-
-    /// Asks for huge pages from now on, as [`Mapping::advise_huge`] does.
-    ///
-    /// # Errors
-    /// [`AdviseError`] if the kernel has none.
-    pub fn advise_huge(&mut self) -> Result<(), AdviseError> {
-        self.memory.advise_huge()
-    }
-
-    /// Makes huge pages of what is present, as [`Mapping::collapse`] does.
-    ///
-    /// # Errors
-    /// [`AdviseError`] if the kernel cannot.
-    pub fn collapse(&mut self, range: Range<u64>) -> Result<Collapsed, AdviseError> {
-        self.memory.settle();
-        self.memory.collapse(range)
-    }
-
-    /// Gives the pages of a range of bytes back, as [`Mapping::discard`] does: values in anonymous
-    /// memory become those of zero bits, values in a kept file stay as they are.
-    ///
-    /// # Errors
-    /// [`AdviseError`] if the range cuts a page.
-    pub fn discard(&mut self, range: Range<u64>) -> Result<(), AdviseError> {
-        self.memory.discard(range)
-    }
-
-    /// Returns how many bytes are present, as [`Mapping::resident`] does.
+    /// Returns how many bytes are present, as [`Exclusive::resident`] does.
     ///
     /// # Errors
     /// [`ResidentError`] if the kernel does not say.
@@ -227,7 +149,7 @@ impl<T> Mapped<T> {
         self.memory.resident()
     }
 
-    /// Returns how many bytes of a range are present, as [`Mapping::resident_in`] does.
+    /// Returns how many bytes of a range are present, as [`Exclusive::resident_in`] does.
     ///
     /// # Errors
     /// [`ResidentError`] if the kernel does not say.
@@ -235,7 +157,7 @@ impl<T> Mapped<T> {
         self.memory.resident_in(range)
     }
 
-    /// Returns how many bytes are in huge pages, as [`Mapping::huge_backed`] does.
+    /// Returns how many bytes are in huge pages, as [`Exclusive::huge_backed`] does.
     ///
     /// # Errors
     /// [`ResidentError`] if the kernel does not say.

@@ -18,24 +18,23 @@ use core::ptr::NonNull;
 use core::sync::atomic::AtomicU64;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use rustix::fs::FileType;
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use uzone_pages::{ByteLen, PageSize};
 
 use crate::bytes::{self, AccessError};
-use crate::hugefile::Lease;
 use crate::options::{Access, Addr, RangeError};
 use crate::shortage::MapError;
 
-/// What is behind a mapping.
-#[derive(Debug)]
-pub(crate) enum Backing {
-    /// Anonymous private pages, of the host's size or huge.
-    Anonymous,
-    /// A file of [`crate::HugeFile`], which lends it to one mapping at a time.
-    Kept { lease: Lease },
-    /// A file whose descriptor others may have.
-    File { fd: OwnedFd },
+/// Which file a mapping is of: two mappings with the same number share its bytes, by whatever path
+/// their files were opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FileId {
+    /// The device that the file is on, or that it is.
+    device: u64,
+    /// The number of the file on its device; `None` for a device itself.
+    inode: Option<u64>,
 }
 
 /// A range of memory of this process, unmapped when dropped.
@@ -56,7 +55,9 @@ pub struct Mapping {
     mapped_len: usize,
     page: PageSize,
     access: Access,
-    backing: Backing,
+    /// The file behind the mapping; none if its pages are private and anonymous, of the host's size
+    /// or huge.
+    file: Option<OwnedFd>,
 }
 
 // SAFETY: `Send` wants the value to be usable, and dropped, by another thread than its maker's.
@@ -77,11 +78,11 @@ pub(crate) struct Request<'fd> {
 }
 
 impl Mapping {
-    /// Says what is behind a new mapping. It is anonymous until then, so whoever maps a file calls
-    /// this before anyone else sees the mapping.
-    pub(crate) fn backed_by(self, backing: Backing) -> Self {
+    /// Says which file is behind a new mapping. It counts as anonymous until then, so whoever maps a
+    /// file calls this before anyone else sees the mapping.
+    pub(crate) fn backed_by(self, file: OwnedFd) -> Self {
         let mut backed = self;
-        backed.backing = backing;
+        backed.file = Some(file);
         backed
     }
 
@@ -116,22 +117,30 @@ impl Mapping {
         self.access
     }
 
-    /// Returns the file behind the mapping, or `None` for anonymous and kept memory.
+    /// Returns the file behind the mapping, or `None` for anonymous memory.
     #[must_use]
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
-        match &self.backing {
-            Backing::File { fd } => Some(fd.as_fd()),
-            Backing::Anonymous | Backing::Kept { .. } => None,
-        }
+        self.file.as_ref().map(AsFd::as_fd)
     }
 
-    /// Returns whether nobody else can have these pages: they are private and anonymous, or of a
-    /// file whose descriptor never leaves [`crate::HugeFile`].
+    /// Returns which file is behind the mapping, or `None` for anonymous memory, or if the kernel
+    /// does not say.
+    #[must_use]
+    pub fn file_id(&self) -> Option<FileId> {
+        let stat = rustix::fs::fstat(self.file.as_ref()?).ok()?;
+        Some(match FileType::from_raw_mode(stat.st_mode) {
+            // Several nodes may name one device: the device counts, not the node.
+            FileType::CharacterDevice | FileType::BlockDevice => {
+                FileId { device: stat.st_rdev, inode: None }
+            }
+            _ => FileId { device: stat.st_dev, inode: Some(stat.st_ino) },
+        })
+    }
+
+    /// Returns whether nobody else can have these pages: they are private and anonymous. A file may
+    /// be in other hands, also one that this process made.
     pub(crate) fn is_exclusive(&self) -> bool {
-        match self.backing {
-            Backing::Anonymous | Backing::Kept { .. } => true,
-            Backing::File { .. } => false,
-        }
+        self.file.is_none()
     }
 
     /// Copies `out.len()` bytes from `offset` on out of the mapping.
@@ -226,9 +235,10 @@ impl Mapping {
         // 2. Initialised: the kernel fills every page before it shows it, and all numbers are
         //    words. Padding of values written through `Mapped` is settled before anyone comes here.
         // 3. Changes: by invariant 4 nobody of ours has plain access while `&self` lives:
-        //    `Exclusive` and `Mapped` own their `Mapping` and call this from `&mut self` alone,
-        //    through `populate`, and lend nothing meanwhile. Other processes and the kernel change
-        //    memory as atomics do. Loads of 64-bit atomics are loads on read-only pages too.
+        //    `Exclusive` owns its `Mapping` and calls this from `&mut self` alone, through
+        //    `populate`, lending nothing meanwhile; `Mapped` never does. Other processes and the
+        //    kernel change memory as atomics do. Loads of 64-bit atomics are loads on read-only
+        //    pages too.
         unsafe { core::slice::from_raw_parts(words.as_ptr(), count) }
     }
 
@@ -245,8 +255,7 @@ impl Mapping {
     /// Gives an advice for a mapping that nobody has seen yet.
     pub(crate) fn advise_new(&self, advice: Advice, name: &'static str) -> Result<(), MapError> {
         // SAFETY: madvise(2) acts on `mapped_len` bytes from `start`, which are ours (invariant
-        // 2). The three advices given here change no byte: two set the policy of huge pages, one
-        // keeps the range from children of fork(2).
+        // 2). The two advices given here set the policy of huge pages and change no byte.
         let answer =
             unsafe { rustix::mm::madvise(self.start.as_ptr().cast(), self.mapped_len, advice) };
         answer.map_err(|cause| MapError::Advice {
@@ -293,7 +302,7 @@ impl Mapping {
             page: request.page,
             access: request.access,
             // Whoever maps a file says so next, in `backed_by`.
-            backing: Backing::Anonymous,
+            file: None,
         };
         let behind = slack - skipped;
         if skipped != 0 {
@@ -354,9 +363,6 @@ impl Drop for Mapping {
         let _ = unsafe {
             rustix::mm::madvise(self.start.as_ptr().cast(), self.mapped_len, Advice::LinuxDontNeed)
         };
-        if let Backing::Kept { lease } = &mut self.backing {
-            lease.never_return();
-        }
     }
 }
 

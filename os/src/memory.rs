@@ -2,6 +2,7 @@
 //!
 //! The answer is the smallest of what the host has, what each control group above the process
 //! leaves (version 1 and 2), and what the limits of the process leave. It says which one it was.
+//! File pages that the kernel can take back at once are available, in a group as on the host.
 //! It is a photograph: others take memory too, so a plan based on it still has to survive a refusal.
 //!
 //! Source: proc_meminfo(5), "Control Group v2" and "Memory Resource Controller" in the Linux
@@ -67,17 +68,16 @@ pub struct SystemMemory {
 
 /// The limits of a process that matter for memory. `None` is unlimited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ProcessLimits {
+struct ProcessLimits {
     /// `RLIMIT_AS`.
-    pub address_space: Option<ByteLen>,
+    address_space: Option<ByteLen>,
     /// `RLIMIT_DATA`.
-    pub data: Option<ByteLen>,
+    data: Option<ByteLen>,
 }
 
 impl ProcessLimits {
     /// Returns those of this process.
-    #[must_use]
-    pub fn current() -> Self {
+    fn current() -> Self {
         Self {
             address_space: getrlimit(Resource::As).current.map(ByteLen::new),
             data: getrlimit(Resource::Data).current.map(ByteLen::new),
@@ -85,22 +85,25 @@ impl ProcessLimits {
     }
 }
 
-/// A control group with a limit on memory.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CgroupMemory {
+/// A control group with a limit on memory. Numbers are bytes.
+#[derive(Debug, PartialEq, Eq)]
+struct CgroupMemory {
     /// The directory of its files.
-    pub path: PathBuf,
+    path: PathBuf,
     /// Its limit.
-    pub limit: ByteLen,
-    /// What it uses and cannot give back: without file pages that nobody used lately.
-    pub used: ByteLen,
+    limit: u64,
+    /// What its processes have, file pages included.
+    usage: u64,
+    /// File pages that nobody used lately. They count as usage, and the kernel takes them back
+    /// before it refuses anything; container tools leave them out for the same reason.
+    inactive_file: u64,
 }
 
 impl CgroupMemory {
-    /// Returns what it may still take.
-    #[must_use]
-    pub fn available(&self) -> ByteLen {
-        ByteLen::new(self.limit.get().saturating_sub(self.used.get()))
+    /// Returns what it may still take: `limit - (usage - inactive_file)`, and at least nothing and
+    /// at most the limit, because the numbers are not read at one moment.
+    fn available(&self) -> ByteLen {
+        ByteLen::new(self.limit.saturating_sub(self.usage.saturating_sub(self.inactive_file)))
     }
 }
 
@@ -128,10 +131,7 @@ pub fn available(root: &SystemRoot) -> Result<Available, SysError> {
 }
 
 /// As [`available`], for a process with the given limits.
-///
-/// # Errors
-/// As [`available`].
-pub fn available_under(root: &SystemRoot, limits: ProcessLimits) -> Result<Available, SysError> {
+fn available_under(root: &SystemRoot, limits: ProcessLimits) -> Result<Available, SysError> {
     let mut least = Available { bytes: system(root)?.available, limited_by: Limit::System };
     let mut offer = |bytes: ByteLen, limited_by: Limit| {
         if bytes < least.bytes {
@@ -158,10 +158,7 @@ pub fn available_under(root: &SystemRoot, limits: ProcessLimits) -> Result<Avail
 }
 
 /// Returns the control groups with a limit on memory that this process is in, innermost first.
-///
-/// # Errors
-/// [`SysError`] names the file that could not be read or understood.
-pub fn cgroups(root: &SystemRoot) -> Result<Vec<CgroupMemory>, SysError> {
+fn cgroups(root: &SystemRoot) -> Result<Vec<CgroupMemory>, SysError> {
     let memberships = match root.read("proc/self/cgroup") {
         // A kernel without control groups.
         Err(error) if error.is_absent() => return Ok(Vec::new()),
@@ -188,22 +185,22 @@ enum Version {
     Two,
 }
 
-/// The files of a control group: its limit, its use, and the line of `memory.stat` for what it can
-/// give back.
+/// The files of a control group: its limit, its usage, and the line of `memory.stat` for the inactive
+/// file pages of it and of the groups below.
 struct Files {
     limit: &'static str,
-    used: &'static str,
-    inactive: &'static str,
+    usage: &'static str,
+    inactive_file: &'static str,
 }
 
 const FILES_1: Files = Files {
     limit: "memory.limit_in_bytes",
-    used: "memory.usage_in_bytes",
-    inactive: "total_inactive_file",
+    usage: "memory.usage_in_bytes",
+    inactive_file: "total_inactive_file",
 };
 
 const FILES_2: Files =
-    Files { limit: "memory.max", used: "memory.current", inactive: "inactive_file" };
+    Files { limit: "memory.max", usage: "memory.current", inactive_file: "inactive_file" };
 
 /// Returns the group of the memory controller of a text such as `4:memory:/a/b` or `0::/a/b`.
 fn parse_membership(text: &str, version: Version) -> Option<&str> {
@@ -310,17 +307,13 @@ fn read_group(
     let Some(limit) = limit else {
         return Ok(None);
     };
-    let used = root.number(directory.join(files.used))?;
-    let inactive = match root.read(directory.join("memory.stat")) {
-        Ok(text) => parse_stat(&text, files.inactive).unwrap_or(0),
-        // Without it, all that is used counts: the answer is too small rather than too large.
+    let usage = root.number(directory.join(files.usage))?;
+    let inactive_file = match root.read(directory.join("memory.stat")) {
+        Ok(text) => parse_stat(&text, files.inactive_file).unwrap_or(0),
+        // Without it, all usage counts: the answer is too small rather than too large.
         Err(_) => 0,
     };
-    Ok(Some(CgroupMemory {
-        path: root.path(directory),
-        limit: ByteLen::new(limit),
-        used: ByteLen::new(used.saturating_sub(inactive)),
-    }))
+    Ok(Some(CgroupMemory { path: root.path(directory), limit, usage, inactive_file }))
 }
 
 #[cfg(test)]
@@ -360,6 +353,62 @@ mod tests {
             available_under(&tree.root(), ProcessLimits::default()).unwrap(),
             Available { bytes: ByteLen::gib(1), limited_by: Limit::Cgroup { path } }
         );
+    }
+
+    #[test]
+    fn inactive_file_pages_of_a_group_are_available() {
+        const GIB: u64 = 1 << 30;
+        // Usage and memory.stat of each version, and what is left of a limit of 3 GiB.
+        for (usage, stat_1, stat_2, left) in [
+            (GIB, "total_inactive_file 0\n", "inactive_file 0\n", 2 * GIB),
+            (
+                2 * GIB,
+                "inactive_file 5\ntotal_inactive_file 1610612736\n",
+                "anon 536870912\nfile 1610612736\ninactive_file 1610612736\n",
+                5 * GIB / 2,
+            ),
+            // Active pages, and those of a group alone in version 1, are no such thing.
+            (
+                GIB,
+                "inactive_file 4096\ntotal_active_file 4096\n",
+                "active_file 4096\nworkingset_inactive_file 4096\n",
+                2 * GIB,
+            ),
+            (GIB, "nonsense\n", "inactive_file many\n", 2 * GIB),
+            (3 * GIB, "total_inactive_file 4096\n", "inactive_file 4096\n", 4096),
+            // Read at different moments: usage shrank, or a limit was set below it.
+            (4096, "total_inactive_file 8192\n", "inactive_file 8192\n", 3 * GIB),
+            (5 * GIB, "total_inactive_file 4096\n", "inactive_file 4096\n", 0),
+        ] {
+            let usage = usage.to_string();
+            let group_1 = MadeUp::new(&[
+                MEMINFO,
+                ("proc/self/cgroup", "4:memory:/g\n"),
+                ("proc/self/mountinfo", MOUNT_1),
+                ("sys/fs/cgroup/memory/g/memory.limit_in_bytes", "3221225472\n"),
+                ("sys/fs/cgroup/memory/g/memory.usage_in_bytes", &usage),
+                ("sys/fs/cgroup/memory/g/memory.stat", stat_1),
+            ]);
+            let group_2 = MadeUp::new(&[
+                MEMINFO,
+                ("proc/self/cgroup", "0::/g\n"),
+                ("proc/self/mountinfo", MOUNT_2),
+                ("sys/fs/cgroup/g/memory.max", "3221225472\n"),
+                ("sys/fs/cgroup/g/memory.current", &usage),
+                ("sys/fs/cgroup/g/memory.stat", stat_2),
+            ]);
+            for (tree, path, stat) in [
+                (&group_1, "sys/fs/cgroup/memory/g", stat_1),
+                (&group_2, "sys/fs/cgroup/g", stat_2),
+            ] {
+                let path = tree.root().path(path);
+                assert_eq!(
+                    available_under(&tree.root(), ProcessLimits::default()).unwrap(),
+                    Available { bytes: ByteLen::new(left), limited_by: Limit::Cgroup { path } },
+                    "{usage} used, {stat:?}"
+                );
+            }
+        }
     }
 
     #[test]

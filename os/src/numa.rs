@@ -1,10 +1,10 @@
-//! Nodes and CPUs: which there are, which this thread may use, and binding it to one.
+//! Nodes and CPUs: which there are, and how many of them this thread may use.
 //!
-//! Source: `/sys/devices/system/node`, sched_setaffinity(2).
+//! Source: `/sys/devices/system/node`, sched_getaffinity(2).
 
 use std::io;
 
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use rustix::thread::sched_getaffinity;
 use uzone_pages::ByteLen;
 
 use crate::root::{SysError, SystemRoot, kib_field};
@@ -27,7 +27,7 @@ pub struct Node {
     pub free: ByteLen,
 }
 
-/// A thread that could not be bound to a CPU, or whose CPUs are not known.
+/// A thread whose CPUs are not known.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AffinityError {
@@ -38,31 +38,11 @@ pub enum AffinityError {
         #[source]
         cause: io::Error,
     },
-    /// The kernel did not bind the thread.
-    #[error(
-        "cannot bind this thread to {cpus} CPUs, the first of them {first:?}: they are offline, or its control group does not have them"
-    )]
-    Refused {
-        /// How many CPUs it was to be bound to.
-        cpus: usize,
-        /// The first of them.
-        first: Option<u32>,
-        /// What the kernel answered.
-        #[source]
-        cause: io::Error,
-    },
-    /// A number that no CPU has here.
-    #[error("there is no CPU {cpu}: numbers are below {max}", max = CpuSet::MAX_CPU)]
-    NoSuchCpu {
-        /// The number that was given.
-        cpu: u32,
-    },
 }
 
 /// Returns the numbers of a list such as `0-3,8,10-11`, in the order in which they stand there, or
 /// `None` if it is no such list.
-#[must_use]
-pub fn parse_list(text: &str) -> Option<Vec<u32>> {
+fn parse_list(text: &str) -> Option<Vec<u32>> {
     let text = text.trim();
     if text.is_empty() {
         return Some(Vec::new());
@@ -91,7 +71,7 @@ pub fn parse_list(text: &str) -> Option<Vec<u32>> {
 ///
 /// # Errors
 /// [`SysError`] names the file that could not be read or understood.
-pub fn node_numbers(root: &SystemRoot) -> Result<Vec<u32>, SysError> {
+pub(crate) fn node_numbers(root: &SystemRoot) -> Result<Vec<u32>, SysError> {
     match root.parse(format!("{NODES}/online"), "a list of nodes", parse_list) {
         Err(error) if error.is_absent() => Ok(Vec::new()),
         answer => answer,
@@ -120,51 +100,15 @@ pub fn nodes(root: &SystemRoot) -> Result<Vec<Node>, SysError> {
     node_numbers(root)?.into_iter().map(read).collect()
 }
 
-/// Returns the CPUs that this thread may use, in ascending order.
-///
-/// # Errors
-/// [`AffinityError::Unknown`] if the kernel does not say, as on a host with more than 1024 CPUs.
-pub fn current_cpus() -> Result<Vec<u32>, AffinityError> {
-    let set =
-        sched_getaffinity(None).map_err(|cause| AffinityError::Unknown { cause: cause.into() })?;
-    Ok((0..MAX_LISTED).take(CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu as usize)).collect())
-}
-
 /// Returns how many CPUs this thread may use. A quota of its control group is another matter, and
 /// `std::thread::available_parallelism` heeds it.
 ///
 /// # Errors
-/// [`AffinityError::Unknown`] if the kernel does not say.
+/// [`AffinityError::Unknown`] if the kernel does not say, as on a host with more than 1024 CPUs.
 pub fn current_cpu_count() -> Result<usize, AffinityError> {
-    current_cpus().map(|cpus| cpus.len())
-}
-
-/// Binds this thread to one CPU.
-///
-/// # Errors
-/// [`AffinityError`] if there is no such CPU or this process may not use it; then nothing changes.
-pub fn pin_current_thread(cpu: u32) -> Result<(), AffinityError> {
-    set_current_cpus(&[cpu])
-}
-
-/// Binds this thread to some CPUs, such as those that [`current_cpus`] returned before it was bound
-/// to one.
-///
-/// # Errors
-/// [`AffinityError`] if there is no such CPU or this process may not use any; then nothing changes.
-pub fn set_current_cpus(cpus: &[u32]) -> Result<(), AffinityError> {
-    let mut set = CpuSet::new();
-    for &cpu in cpus {
-        if cpu as usize >= CpuSet::MAX_CPU {
-            return Err(AffinityError::NoSuchCpu { cpu });
-        }
-        set.set(cpu as usize);
-    }
-    sched_setaffinity(None, &set).map_err(|cause| AffinityError::Refused {
-        cpus: cpus.len(),
-        first: cpus.first().copied(),
-        cause: cause.into(),
-    })
+    let set =
+        sched_getaffinity(None).map_err(|cause| AffinityError::Unknown { cause: cause.into() })?;
+    Ok(set.count() as usize) // a `u32` fits: the crate compiles for 64-bit targets alone
 }
 
 #[cfg(test)]

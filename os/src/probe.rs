@@ -54,13 +54,6 @@ pub fn kernel_release() -> String {
     rustix::system::uname().release().to_string_lossy().into_owned()
 }
 
-/// Returns the first two numbers of a release: major and minor.
-#[must_use]
-pub fn parse_release(release: &str) -> Option<(u32, u32)> {
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
-    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
-}
-
 /// Returns the size of a host page.
 ///
 /// # Panics
@@ -409,21 +402,6 @@ pub fn uffd_features() -> Result<UffdFeatures, ProbeError> {
 mod tests {
     use super::*;
     use crate::root::MadeUp;
-
-    #[test]
-    fn a_release_starts_with_two_numbers() {
-        for (release, numbers) in [
-            ("6.18.44-fc-v657", Some((6, 18))),
-            ("6.7", Some((6, 7))),
-            ("7.0-rc1", Some((7, 0))),
-            ("6", None),
-            ("", None),
-            ("linux", None),
-        ] {
-            assert_eq!(parse_release(release), numbers, "{release}");
-        }
-        assert!(parse_release(&kernel_release()).is_some());
-    }
 
     #[test]
     fn features_have_names_and_new_ones_stay_bits() {

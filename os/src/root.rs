@@ -105,7 +105,7 @@ impl SystemRoot {
     ///
     /// # Errors
     /// [`SysError::Read`] with the path.
-    pub fn names(&self, path: impl AsRef<Path>) -> Result<Vec<String>, SysError> {
+    pub(crate) fn names(&self, path: impl AsRef<Path>) -> Result<Vec<String>, SysError> {
         let path = self.path(path);
         let read = || -> io::Result<Vec<String>> {
             let mut names = Vec::new();
@@ -119,12 +119,6 @@ impl SystemRoot {
             Ok(names)
         };
         read().map_err(|cause| SysError::Read { path, cause })
-    }
-}
-
-impl Default for SystemRoot {
-    fn default() -> Self {
-        Self::host()
     }
 }
 

@@ -129,12 +129,6 @@ pub enum MapError {
         #[source]
         cause: io::Error,
     },
-    /// A kept file is mapped already, and two mappings would be two owners of the same bytes.
-    #[error("the kept file of {len} is mapped already: drop that mapping first")]
-    AlreadyMapped {
-        /// The length of the file.
-        len: ByteLen,
-    },
     /// The kernel refused the advice that the mapping should have been made with.
     #[error("the new mapping of {len} was refused {advice}")]
     Advice {

@@ -19,22 +19,24 @@
 //!
 //! Units: every length is in bytes and every word is 8 bytes in the machine's byte order.
 //! Sharing: all functions may be called from any thread; a [`Streaming`] stays on its own.
-//! Unsafe: only `x86_64.rs`, which holds the instructions. Other architectures, Miri and builds
-//! with `--cfg uzone_sanitizer` have the portable path alone.
-
-#[cfg(not(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer))))]
-#[path = "other.rs"]
-mod arch;
-#[cfg(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer)))]
-#[path = "x86_64.rs"]
-mod arch;
+//! Unsafe: only `x86_64.rs` and its folder, which hold the instructions. Other architectures, Miri
+//! and builds with `--cfg uzone_sanitizer` have the portable path alone.
 
 mod calibrate;
 mod flush;
+#[cfg(not(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer))))]
+mod other;
 mod path;
 mod pattern;
 mod portable;
 mod streaming;
+#[cfg(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer)))]
+mod x86_64;
+
+#[cfg(not(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer))))]
+use other as arch;
+#[cfg(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer)))]
+use x86_64 as arch;
 
 pub use calibrate::{Basis, Calibration, Crossover, Next, Store, Was, calibration};
 pub use flush::{WriteBack, copy_flush, write_back};

@@ -104,7 +104,11 @@ fn deltas_of_another_length_panic() {
 
 #[test]
 fn a_pattern_that_was_shifted_fills_the_same_on_every_path() {
-    for path in Path::ALL.into_iter().filter(|path| path.is_available()) {
+    for path in Path::ALL {
+        if !path.is_available() {
+            eprintln!("skipped: {path}: this CPU does not offer it");
+            continue;
+        }
         for words in [1, 2, 8, 9, 11] {
             let (base, steps) = element(words);
             let mut pattern = Pattern::linear(&base, &steps).unwrap();

@@ -6,17 +6,19 @@ use std::thread;
 
 use uzone_stream::{Path, Pattern, Streaming, zero_by};
 
-/// The paths that stream. What is skipped is said by name.
-fn streaming_paths() -> Vec<Path> {
-    let mut paths = Vec::new();
-    for path in Path::ALL.into_iter().filter(|path| *path != Path::Portable) {
-        if path.is_available() {
-            paths.push(path);
-        } else {
-            eprintln!("skipped: {path:?}: this CPU or build does not offer it");
-        }
+/// The paths to test. What is skipped is said by name, so a test asks once.
+fn paths() -> Vec<Path> {
+    let (available, absent): (Vec<_>, Vec<_>) =
+        Path::ALL.into_iter().partition(|path| path.is_available());
+    for path in absent {
+        eprintln!("skipped: {path}: this CPU does not offer it");
     }
-    paths
+    available
+}
+
+/// Those of them that stream.
+fn streaming_paths() -> impl Iterator<Item = Path> {
+    paths().into_iter().filter(|path| *path != Path::Portable)
 }
 
 #[test]
@@ -70,7 +72,7 @@ fn the_portable_path_has_nothing_to_fence() {
 
 #[test]
 fn a_scope_returns_what_its_closure_returns_and_knows_its_path() {
-    for path in Path::ALL.into_iter().filter(|path| path.is_available()) {
+    for path in paths() {
         assert_eq!(Streaming::scope(path, |stream| stream.path()), path);
     }
 }
@@ -90,8 +92,7 @@ fn scopes_may_be_nested() {
 #[test]
 fn another_thread_that_is_sent_the_memory_sees_all_of_it() {
     let rounds = if cfg!(miri) { 5 } else { 2000 };
-    let paths: Vec<Path> = Path::ALL.into_iter().filter(|path| path.is_available()).collect();
-    for path in paths {
+    for path in paths() {
         let (to_reader, from_writer) = mpsc::channel::<(u64, Vec<u8>)>();
         let (to_writer, from_reader) = mpsc::channel::<Vec<u8>>();
         let reader = thread::spawn(move || {
@@ -117,7 +118,7 @@ fn another_thread_that_is_sent_the_memory_sees_all_of_it() {
 #[test]
 fn a_release_store_after_the_scope_publishes_what_it_wrote() {
     let rounds = if cfg!(miri) { 3 } else { 5000 };
-    for path in Path::ALL.into_iter().filter(|path| path.is_available()) {
+    for path in paths() {
         // Memory of a round belongs to the writer until `published` exceeds the round's number.
         // There are locks only to say so to the compiler: the writer takes them all at first and
         // nobody ever waits for one.
@@ -153,7 +154,7 @@ fn expected(round: usize) -> u8 {
 
 #[test]
 fn one_shot_calls_are_visible_to_a_thread_started_after_them() {
-    for path in Path::ALL.into_iter().filter(|path| path.is_available()) {
+    for path in paths() {
         for _ in 0..if cfg!(miri) { 2 } else { 100 } {
             let mut bytes = [7; 512];
             zero_by(path, &mut bytes);

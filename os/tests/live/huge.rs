@@ -1,12 +1,12 @@
-//! Huge pages: of a pool, kept, advised and collapsed.
+//! Huge pages: of a pool, advised and collapsed.
 
 use std::fs;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use uzone_os::hugepages::ThpEnabled;
 use uzone_os::{
-    Access, AdviseError, Anonymous, Collapsed, Exclusive, HugeAdvice, HugeFile, HugeSize, MapError,
-    Mapped, Mapping, RangeError, Sharing, SystemRoot, hugepages, probe,
+    Access, AdviseError, Anonymous, Collapsed, Exclusive, HugeAdvice, HugeSize, MapError, Mapped,
+    Mapping, RangeError, Sharing, SystemRoot, hugepages, probe,
 };
 use uzone_pages::ByteLen;
 
@@ -67,11 +67,9 @@ fn a_pool_that_is_too_small_is_reported_with_its_numbers() {
     };
     let more = pool.free - pool.reserved + pool.overcommit - pool.surplus + 800;
     let len = ByteLen::mib(2 * more);
-    let file = HugeFile::create(len, HugeSize::MIB_2).unwrap();
     for error in [
         Mapping::hugetlb(len, HugeSize::MIB_2).unwrap_err(),
         Mapping::memfd("pool", len, Some(HugeSize::MIB_2)).unwrap_err(),
-        file.map().unwrap_err(),
     ] {
         let MapError::HugePool { pages, free, total, .. } = error else {
             panic!("{error:?}");
@@ -81,7 +79,6 @@ fn a_pool_that_is_too_small_is_reported_with_its_numbers() {
         let text = error.to_string();
         assert!(text.starts_with(&format!("asked for {more} pages of 2 MiB, the pool has {free} free of {total}: `sysctl vm.nr_hugepages=")), "{text}");
     }
-    assert!(!file.is_mapped(), "a mapping that failed holds no lease");
 }
 
 #[test]
@@ -103,37 +100,6 @@ fn pages_of_a_size_that_no_kernel_has_are_refused_by_their_size() {
 }
 
 #[test]
-fn a_kept_file_has_its_bytes_when_it_is_mapped_again() {
-    let _pool = match Pool::try_grow(16) {
-        Ok(pool) => pool,
-        Err(reason) => return skip("a_kept_file_has_its_bytes", &reason),
-    };
-    let file = HugeFile::create(ByteLen::mib(15), HugeSize::MIB_2).unwrap();
-    let mut memory = file.map().unwrap();
-    assert_eq!(memory.page_size().bytes(), 2 << 20);
-    assert!(matches!(file.map(), Err(MapError::AlreadyMapped { .. })));
-    assert!(file.is_mapped());
-    assert_eq!(memory.as_bytes().len(), 15 << 20);
-    memory.as_bytes_mut().fill(0xa5);
-    assert_eq!(memory.resident().unwrap(), ByteLen::mib(16));
-    assert_eq!(memory.huge_backed().unwrap(), ByteLen::mib(16));
-    // The lease goes with the memory, whatever it is seen as.
-    let values = Mapped::<u64>::try_new(memory, 100).unwrap();
-    assert_eq!(values[99], 0xa5a5_a5a5_a5a5_a5a5);
-    let mapping = values.into_mapping();
-    assert!(mapping.fd().is_none());
-    assert!(file.map().is_err());
-    drop(mapping);
-    assert_eq!(file.allocated().unwrap(), ByteLen::mib(16));
-
-    let again = file.map().unwrap();
-    assert!(again.as_bytes().iter().all(|&byte| byte == 0xa5));
-    // The mapping may outlive the file's owner.
-    drop(file);
-    assert!(again.as_bytes().iter().all(|&byte| byte == 0xa5));
-}
-
-#[test]
 fn huge_pages_of_the_pool_are_private_memory_and_memory_files() {
     let _pool = match Pool::try_grow(8) {
         Ok(pool) => pool,
@@ -148,6 +114,15 @@ fn huge_pages_of_the_pool_are_private_memory_and_memory_files() {
         memory.discard(0..4096),
         Err(AdviseError::Range(RangeError::CutsPage { .. }))
     ));
+    // The whole of it is lent, as bytes and as values, whose bytes stay.
+    memory.as_bytes_mut().fill(0xa5);
+    assert_eq!(memory.as_bytes().len(), 3 << 20);
+    assert_eq!(memory.page_size().bytes(), 2 << 20);
+    let values = Mapped::<u64>::try_new(memory, 100).unwrap();
+    assert_eq!(values[99], 0xa5a5_a5a5_a5a5_a5a5);
+    assert_eq!(values.huge_backed().unwrap(), ByteLen::mib(4));
+    let mapping = values.into_exclusive().into_mapping();
+    assert!(mapping.fd().is_none());
     let shared = Mapping::memfd("huge", ByteLen::mib(4), Some(HugeSize::MIB_2)).unwrap();
     shared.write_at(3, b"shared").unwrap();
     let fd = shared.fd().unwrap().try_clone_to_owned().unwrap();
@@ -187,6 +162,8 @@ fn huge_pages_are_there_where_they_were_advised_or_collapsed() {
         return skip("huge_pages_are_there", "the kernel has no transparent huge pages");
     };
     let huge = thp.pmd_size;
+    // A memory file takes the advice after it was made.
+    Mapping::memfd("advised", huge, None).unwrap().advise_huge().unwrap();
     let how = Anonymous { huge: HugeAdvice::Advise, align: Some(huge), ..Anonymous::default() };
     let two = 2 * huge.get();
     let mut memory = Exclusive::anonymous(ByteLen::new(two), how).unwrap();

@@ -6,11 +6,13 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
 
+mod cgroup;
 mod host;
 mod huge;
 mod mapping;
 mod populate;
 
+use std::ffi::OsStr;
 use std::process::Command;
 
 use uzone_os::{Anonymous, HugeAdvice, probe};
@@ -23,18 +25,31 @@ fn skip(name: &str, reason: &str) {
         std::env::var_os("REQUIRE_ALL").is_none_or(|value| value != "1"),
         "{name} was to run, and cannot: {reason}"
     );
-    eprintln!("skipped {name}: {reason}");
+    eprintln!("skipped: {name}: {reason}");
 }
 
 /// Returns whether this process is the one that is to run the case `name`, a path from the root of
 /// this program; if not, another is started that does, and this fails if that did.
 fn is_alone(name: &str) -> bool {
-    if std::env::var(CHILD).is_ok_and(|child| child == name) {
+    if is_child(name) {
         return true;
     }
+    run_alone(name, &[]);
+    false
+}
+
+/// Returns whether this process was started by [`run_alone`] for the case `name`.
+fn is_child(name: &str) -> bool {
+    std::env::var(CHILD).is_ok_and(|child| child == name)
+}
+
+/// Starts this program for the one case `name`, with more in its environment, and fails if that
+/// did.
+fn run_alone(name: &str, environment: &[(&str, &OsStr)]) {
     let output = Command::new(std::env::current_exe().unwrap())
         .args([name, "--exact", "--nocapture", "--test-threads=1"])
         .env(CHILD, name)
+        .envs(environment.iter().copied())
         .output()
         .unwrap();
     let (out, err) =
@@ -44,7 +59,6 @@ fn is_alone(name: &str) -> bool {
     for line in err.lines().filter(|line| line.starts_with("skipped")) {
         eprintln!("{line}");
     }
-    false
 }
 
 fn page() -> u64 {

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use uzone_os::{
-    Access, AccessError, Anonymous, Exclusive, HugeAdvice, HugeFile, HugeSize, MapError, Mapped,
-    MappedError, Mapping, RangeError, Reserve, Sharing, Shortage,
+    Access, AccessError, Anonymous, Exclusive, HugeAdvice, HugeSize, MapError, Mapped, MappedError,
+    Mapping, RangeError, Reserve, Sharing, Shortage,
 };
 use uzone_pages::ByteLen;
 
@@ -103,7 +103,6 @@ fn no_length_and_lengths_beyond_the_address_space_are_errors() {
     empty(Mapping::anonymous(ByteLen::ZERO, Anonymous::default()).unwrap_err());
     empty(Mapping::memfd("x", ByteLen::ZERO, None).unwrap_err());
     empty(Mapping::hugetlb(ByteLen::ZERO, HugeSize::MIB_2).unwrap_err());
-    empty(HugeFile::create(ByteLen::ZERO, HugeSize::MIB_2).unwrap_err());
     let scratch = Scratch::new("empty", b"x");
     empty(
         Mapping::file(scratch.open(), 0, ByteLen::ZERO, Access::ReadOnly, Sharing::Shared)
@@ -231,8 +230,6 @@ fn a_memory_file_shows_what_others_write_and_cannot_be_truncated() {
     assert!(maps.contains("/memfd:shared"), "{maps}");
     // Its bytes can be copied and not lent, and it comes back unharmed.
     let refused = Exclusive::try_from_mapping(mapping).unwrap_err();
-    let refused = Mapped::<u8>::try_from_mapping(refused.mapping, 1).unwrap_err();
-    assert_eq!(refused.reason, MappedError::NotExclusive);
     refused.mapping.read_at(5, &mut seen[..7]).unwrap();
     assert_eq!(&seen[..7], b"outside");
     assert!(Mapping::memfd("a\0b", ByteLen::new(1), None).is_err());
@@ -266,9 +263,9 @@ fn values_fit_the_memory_and_its_alignment_or_it_comes_back() {
     struct Wide([u8; 8192]);
 
     let len = ByteLen::new(page() + 7);
-    let map = || Mapping::anonymous(len, small_pages()).unwrap();
+    let map = || Exclusive::anonymous(len, small_pages()).unwrap();
     let fitting = usize::try_from(len.get() / 8).unwrap();
-    let mut values = Mapped::<u64>::try_from_mapping(map(), fitting).unwrap();
+    let mut values = Mapped::<u64>::try_new(map(), fitting).unwrap();
     assert_eq!(values.len(), fitting);
     assert!(values.iter().all(|&value| value == 0));
     values[fitting - 1] = 7;
@@ -276,7 +273,8 @@ fn values_fit_the_memory_and_its_alignment_or_it_comes_back() {
     assert_eq!(values[0].to_ne_bytes()[0], 1);
     assert_eq!(values.byte_len(), len);
     let mut seven = [0; 8];
-    values.into_mapping().read_at(8 * (fitting as u64 - 1), &mut seven).unwrap();
+    let memory = values.into_exclusive().into_mapping();
+    memory.read_at(8 * (fitting as u64 - 1), &mut seven).unwrap();
     assert_eq!(u64::from_ne_bytes(seven), 7);
 
     for (count, reason) in [
@@ -284,25 +282,26 @@ fn values_fit_the_memory_and_its_alignment_or_it_comes_back() {
         (fitting + 1, MappedError::TooShort { count: fitting + 1, size_bytes: 8, len }),
         (usize::MAX, MappedError::TooShort { count: usize::MAX, size_bytes: 8, len }),
     ] {
-        let refused = Mapped::<u64>::try_from_mapping(map(), count).unwrap_err();
+        let refused = Mapped::<u64>::try_new(map(), count).unwrap_err();
         assert_eq!(refused.reason, reason);
-        assert_eq!(refused.mapping.len(), len);
+        assert_eq!(refused.memory.len(), len);
     }
     let how = Anonymous { align: Some(ByteLen::kib(8)), ..small_pages() };
-    let aligned = Mapping::anonymous(ByteLen::kib(64), how).unwrap();
-    assert_eq!(Mapped::<Wide>::try_from_mapping(aligned, 8).unwrap().len(), 8);
+    let aligned = Exclusive::anonymous(ByteLen::kib(64), how).unwrap();
+    assert_eq!(Mapped::<Wide>::try_new(aligned, 8).unwrap().len(), 8);
     // A thousand mappings of a page: some of them start between two multiples of 8192.
     if page() == 4096 {
-        let some: Vec<_> =
-            (0..64).map(|_| Mapping::anonymous(ByteLen::kib(12), small_pages()).unwrap()).collect();
-        let odd = some.into_iter().find(|mapping| !mapping.addr().is_aligned(ByteLen::kib(8)));
+        let some: Vec<_> = (0..64)
+            .map(|_| Exclusive::anonymous(ByteLen::kib(12), small_pages()).unwrap())
+            .collect();
+        let odd = some.into_iter().find(|memory| !memory.addr().is_aligned(ByteLen::kib(8)));
         if let Some(odd) = odd {
-            let refused = Mapped::<Wide>::try_from_mapping(odd, 1).unwrap_err();
+            let refused = Mapped::<Wide>::try_new(odd, 1).unwrap_err();
             assert!(matches!(refused.reason, MappedError::Unaligned { align_bytes: 8192, .. }));
         }
     }
     // Atomics qualify, and threads share them.
-    let shared = Mapped::<AtomicU64>::try_from_mapping(map(), 1).unwrap();
+    let shared = Mapped::<AtomicU64>::try_new(map(), 1).unwrap();
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {

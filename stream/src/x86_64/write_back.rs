@@ -1,0 +1,72 @@
+//! Writing lines back to memory and dropping them from the cache: CLWB, CLFLUSHOPT and CLFLUSH.
+//!
+//! No byte changes here; what changes is which copy of it is the current one. The fence that
+//! completes it is the caller's.
+//!
+//! Why this file holds `unsafe`: the instructions. They want a mapped address, which the address of
+//! a byte of a slice is.
+//!
+//! Cost: an instruction for each line; those of CLFLUSH wait for each other, the others do not.
+//! Source: Intel SDM volume 2.
+
+use std::arch::asm;
+use std::arch::x86_64::_mm_clflush;
+
+use super::cut::split_at_boundary;
+use super::{Cpu, cpu};
+use crate::LINE_BYTES;
+use crate::flush::WriteBack;
+
+/// Returns the best write-back instruction of this CPU.
+pub(crate) fn write_back() -> Option<WriteBack> {
+    Some(match cpu() {
+        Cpu { clwb: true, .. } => WriteBack::Clwb,
+        Cpu { clflushopt: true, .. } => WriteBack::Clflushopt,
+        _ => WriteBack::Clflush, // came with SSE2
+    })
+}
+
+/// Starts writing back every line that holds a byte of `bytes`. A fence completes it.
+pub(crate) fn write_back_lines(bytes: &mut [u8]) {
+    match write_back() {
+        Some(WriteBack::Clwb) => each_line(bytes, |line| {
+            // SAFETY: CLWB wants the CPU feature, asked for above, and a mapped address. It changes
+            // no byte, no flags and no stack.
+            unsafe { asm!("clwb [{}]", in(reg) line, options(nostack, preserves_flags)) };
+        }),
+        Some(WriteBack::Clflushopt) => evict_lines(bytes),
+        Some(WriteBack::Clflush) | None => each_line(bytes, |line| {
+            // SAFETY: `_mm_clflush` wants a mapped address; it changes no byte.
+            unsafe { _mm_clflush(line) };
+        }),
+    }
+}
+
+/// Writes back and drops every line that holds a byte of `bytes`. A fence completes it.
+pub(crate) fn evict_lines(bytes: &mut [u8]) {
+    if cpu().clflushopt {
+        each_line(bytes, |line| {
+            // SAFETY: CLFLUSHOPT wants the CPU feature, asked for above, and a mapped address. It
+            // changes no byte, no flags and no stack.
+            unsafe { asm!("clflushopt [{}]", in(reg) line, options(nostack, preserves_flags)) };
+        });
+    } else {
+        each_line(bytes, |line| {
+            // SAFETY: `_mm_clflush` wants a mapped address; it changes no byte.
+            unsafe { _mm_clflush(line) };
+        });
+    }
+}
+
+/// Calls `act` with the address of one byte in each line that holds a byte of `bytes`: all of them
+/// lie within `bytes`, so they are mapped.
+#[inline(always)]
+fn each_line(bytes: &mut [u8], act: impl Fn(*const u8)) {
+    let (first, rest) = split_at_boundary(bytes, LINE_BYTES);
+    if !first.is_empty() {
+        act(first.as_ptr());
+    }
+    for line in rest.chunks(LINE_BYTES) {
+        act(line.as_ptr());
+    }
+}
