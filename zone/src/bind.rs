@@ -8,15 +8,17 @@
 //! A section of fresh memory is populated and then written with ordinary stores, while the lines
 //! that the kernel has just cleared are in the cache; a section of kept memory is streamed past it.
 
+use std::iter::Enumerate;
 use std::num::NonZeroUsize;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::slice::ChunksMut;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use uzone_os::{MapError, Mapped, MappedError, PopulateError, SystemRoot, memory};
 use uzone_pages::{
-    AddrError, ByteLen, Layout, LayoutError, Memmap, MemoryKind, Order, Page, PageCount, Payload,
-    Pfn, PfnRange, Template,
+    AddrError, ByteLen, Layout, LayoutError, Memmap, MemoryKind, Order, Page, PageCount, PageSize,
+    Payload, Pfn, PfnRange, Template,
 };
 use uzone_stream::{Next, Store, Was};
 
@@ -31,8 +33,18 @@ use crate::zone::Shared;
 /// A thread is started for every so many bytes of descriptors: some 200 microseconds of writing.
 const BYTES_PER_THREAD: u64 = 8 << 20;
 
-/// The order of a pageblock: the pages that one entry of a page middle directory maps.
-const PAGEBLOCK: Order = Order::PMD;
+/// How many shares of the work there are for each thread.
+const SHARES_PER_THREAD: usize = 8;
+
+/// Returns the order of a pageblock: the pages that one entry of a page middle directory maps. A
+/// table is one page of entries of 8 bytes.
+fn pageblock_order(page: PageSize) -> Order {
+    // At most 63 - 3 by the size of a page; no host has one that would not fit.
+    u8::try_from(page.shift() - 3)
+        .ok()
+        .and_then(|order| Order::try_new(order).ok())
+        .unwrap_or_default()
+}
 
 /// Why a region could not be bound.
 #[derive(Debug, thiserror::Error)]
@@ -86,6 +98,20 @@ pub enum BindError {
         /// The frame numbers that they have.
         bound: PfnRange,
     },
+    /// The region's pages have no frame numbers from there on.
+    #[error("the {pages} pages of the region do not fit behind page {base}: choose a smaller base")]
+    NoNumbers {
+        /// The first frame number that was asked for.
+        base: Pfn,
+        /// Pages in the region.
+        pages: PageCount,
+    },
+    /// The CPU does not have the store that was asked for.
+    #[error("this CPU has no {path} stores: leave the choice to bind, or see `uzone doctor`")]
+    NoStore {
+        /// What was asked for.
+        path: uzone_stream::Path,
+    },
     /// Descriptors that nobody writes start at zero, and those of this payload do not.
     #[error("a payload with an initial value cannot be initialised on touch: ask for Init::Eager")]
     NotZero,
@@ -120,7 +146,7 @@ pub enum BindError {
     /// The caller cancelled.
     #[error("the bind was cancelled after {done} of {total} of descriptors")]
     Cancelled {
-        /// Bytes of descriptors that had been written.
+        /// Bytes of descriptors that had been written, at least.
         done: ByteLen,
         /// Bytes of descriptors that should have been.
         total: ByteLen,
@@ -160,37 +186,31 @@ fn try_bind<P: Payload>(
     let claim = shared.claim(region.pages(), options.order, options.base, region.extent())?;
     let layout = Layout::try_new(claim.range(), options.order, options.tails)?;
     let len = descriptor_bytes::<P>(&layout)?;
-    // Whether the payload starts at zero does not depend on where the descriptors will lie, unless
-    // it holds their address, and then it does not start at zero.
-    let is_zero = Template::<P>::new(layout, options.seed.clone(), 1 << 20).is_zero();
-    let init = match options.init {
-        Some(Init::OnTouch) if !is_zero => return Err(BindError::NotZero),
-        Some(init) => init,
-        None if is_zero => Init::OnTouch,
-        None => Init::Eager,
+    let template =
+        |address| Template::<P>::new(layout, options.kind, options.seed.clone(), address);
+    let on_touch = match options.init {
+        Some(Init::Eager) => None,
+        _ => on_touch(len, template)?,
     };
-
-    let mut memory = match init {
-        Init::OnTouch => keep::fresh_sparse(len),
-        Init::Eager => shared.keep.take(len),
-    }
-    .map_err(|cause| BindError::Map { len, cause })?;
-    let address = memory.memory.addr().get() as u64; // an address is at most 64 bits
-    let template = Template::<P>::new(layout, options.seed.clone(), address);
-    let written = match init {
-        Init::OnTouch => Written::default(),
-        Init::Eager => match write(&template, &mut memory, len, &options) {
-            Ok(written) => written,
-            Err(error) => {
-                if memory.source == Source::Kept {
-                    shared.keep.give(memory);
+    let (memory, template, init, written) = match (on_touch, options.init) {
+        (Some((memory, template)), _) => (memory, template, Init::OnTouch, Written::default()),
+        (None, Some(Init::OnTouch)) => return Err(BindError::NotZero),
+        (None, _) => {
+            let mut memory = eager_memory(shared, len, &options)?;
+            let template = template(address_of(&memory));
+            match write(&template, &mut memory, len, &options) {
+                Ok(written) => (memory, template, Init::Eager, written),
+                Err(error) => {
+                    if memory.source == Source::Kept {
+                        shared.keep.give(memory);
+                    }
+                    return Err(error);
                 }
-                return Err(error);
             }
-        },
+        }
     };
 
-    let (pages, source) = (memory.pages, memory.source);
+    let (pages, source, held) = (memory.pages, memory.source, memory.held());
     let count = usize::try_from(layout.descriptors()).map_err(|_| AddrError::Overflow {
         value: layout.descriptors(),
         operation: "as usize, at most",
@@ -224,13 +244,15 @@ fn try_bind<P: Payload>(
             threads: written.threads,
             drains: written.drains,
             metadata: len,
+            memory: held,
             elapsed: started.elapsed(),
         },
     };
     if let Some(pageblock) = &options.pageblock {
         let range = layout.range();
-        let first = range.start().align_up(PAGEBLOCK).unwrap_or(range.end());
-        for pfn in (first.get()..range.end().get()).step_by(1 << PAGEBLOCK.get()) {
+        let block = pageblock_order(region.page_size());
+        let first = range.start().align_up(block).unwrap_or(range.end());
+        for pfn in (first.get()..range.end().get()).step_by(1 << block.get()) {
             if let Some(page) = parts.page(Pfn::new(pfn)) {
                 pageblock(page);
             }
@@ -238,6 +260,55 @@ fn try_bind<P: Payload>(
         parts.report.elapsed = started.elapsed();
     }
     Ok(parts)
+}
+
+/// Returns an address as the number that a payload may hold.
+fn address_of(memory: &MemmapMemory) -> u64 {
+    memory.memory.addr().get() as u64 // an address is at most 64 bits
+}
+
+/// Returns memory for descriptors that nobody writes, and their template, if a descriptor that was
+/// never written is a fresh one.
+fn on_touch<P: Payload>(
+    len: ByteLen,
+    template: impl Fn(u64) -> Template<P>,
+) -> Result<Option<(MemmapMemory, Template<P>)>, BindError> {
+    // The highest address has all the bits that any address may have: most payloads that are not
+    // zero somewhere are not zero there, and need no mapping to find out.
+    if !template(!0xfff).is_zero() {
+        return Ok(None);
+    }
+    let memory = keep::fresh_sparse(len).map_err(|cause| BindError::Map { len, cause })?;
+    let template = template(address_of(&memory));
+    Ok(template.is_zero().then_some((memory, template)))
+}
+
+/// Returns memory for descriptors that are all written: kept, or of the pool, or fresh.
+fn eager_memory<P: Payload>(
+    shared: &Shared,
+    len: ByteLen,
+    options: &BindOptions<P>,
+) -> Result<MemmapMemory, BindError> {
+    if let Some(kept) = shared.keep.take(len) {
+        return Ok(kept);
+    }
+    if options.uses_hugetlb_pool
+        && let Some(memory) = keep::fresh_from_pool(len)
+    {
+        return Ok(memory);
+    }
+    // Asked before minutes are spent, or the kernel's killer comes; and before the memory is
+    // mapped, for that counts against the limits of the process.
+    if let Ok(available) = memory::available(&SystemRoot::host())
+        && available.bytes < len
+    {
+        return Err(BindError::TooLittleMemory {
+            needed: len,
+            available: available.bytes,
+            limited_by: available.limited_by,
+        });
+    }
+    keep::fresh(len).map_err(|cause| BindError::Map { len, cause })
 }
 
 /// What Linux's `memremap_pages` refuses, and what a region adds to that.
@@ -253,6 +324,19 @@ fn check<P: Payload>(options: &BindOptions<P>, pages: PageCount) -> Result<(), B
         if options.owner.is_none() {
             return Err(BindError::NoOwner { kind });
         }
+    }
+    if let Some(Stamp::Template(path)) = options.stamp
+        && !path.is_available()
+    {
+        return Err(BindError::NoStore { path });
+    }
+    if let Some(base) = options.base
+        && PfnRange::try_new(base, pages).is_err()
+    {
+        return Err(BindError::NoNumbers { base, pages });
+    }
+    if options.cancel.is_cancelled() {
+        return Err(BindError::Cancelled { done: ByteLen::ZERO, total: ByteLen::ZERO });
     }
     let folio = options.order.pages();
     if folio > pages {
@@ -285,58 +369,50 @@ fn write<P: Payload>(
     options: &BindOptions<P>,
 ) -> Result<Written, BindError> {
     let is_fresh = memory.source == Source::Fresh;
-    if is_fresh {
-        // Asked before minutes are spent, or the kernel's killer comes.
-        if let Ok(available) = memory::available(&SystemRoot::host())
-            && available.bytes < len
-        {
-            return Err(BindError::TooLittleMemory {
-                needed: len,
-                available: available.bytes,
-                limited_by: available.limited_by,
-            });
-        }
-    }
     let stamp = choose_stamp(template, options, len, is_fresh);
-    let threads = options.threads.unwrap_or_else(|| threads_for(len)).get();
-    let size = Template::<P>::DESCRIPTOR_BYTES;
-    let section = section_bytes(size);
     let total = len.to_usize()?;
-    // No thread gets less than a section.
-    let threads = threads.min(total.div_ceil(section)).max(1);
-    let job = Job { template, stamp, is_fresh, options, done_bytes: AtomicU64::new(0), total: len };
-    let mut bytes = &mut memory.memory.as_bytes_mut()[..total];
+    let section = section_bytes(Template::<P>::DESCRIPTOR_BYTES);
     let sections = total.div_ceil(section);
-    let mut drains = 0;
-    let mut outcome = Ok(());
-    let job = &job;
-    std::thread::scope(|scope| {
-        let mut first = 0;
+    let threads = options.threads.unwrap_or_else(|| threads_for(len)).get().min(sections);
+    // Small enough that nobody waits long for the last, large enough that the queue costs nothing.
+    let share = sections.div_ceil(threads * SHARES_PER_THREAD) * section;
+    let job = Job {
+        template,
+        stamp,
+        is_fresh,
+        options,
+        section,
+        share,
+        queue: Mutex::new(memory.memory.as_bytes_mut()[..total].chunks_mut(share).enumerate()),
+        is_stopped: AtomicBool::new(false),
+        error: Mutex::new(None),
+        done_bytes: AtomicU64::new(0),
+        drains: AtomicU64::new(0),
+        total: len,
+    };
+    let threads = std::thread::scope(|scope| {
         let mut others = Vec::with_capacity(threads - 1);
-        for worker in 0..threads {
-            // Sections are dealt out as evenly as they go.
-            let share = (sections * (worker + 1) / threads - sections * worker / threads) * section;
-            let share = share.min(bytes.len());
-            let (mine, rest) = std::mem::take(&mut bytes).split_at_mut(share);
-            bytes = rest;
-            let start = first;
-            first += (mine.len() / size) as u64;
-            if worker + 1 < threads {
-                others.push(scope.spawn(move || job.run(start, mine, section)));
-            } else {
-                outcome = job.run(start, mine, section).map(|count| drains += count);
+        for _ in 1..threads {
+            let worker = std::thread::Builder::new().name("uzone-bind".to_owned());
+            match worker.spawn_scoped(scope, || job.work()) {
+                Ok(worker) => others.push(worker),
+                // A limit on threads or on memory: those that run do all of it.
+                Err(_) => break,
             }
         }
+        let threads = others.len() + 1;
+        job.work();
         for other in others {
-            match other.join() {
-                Ok(Ok(count)) => drains += count,
-                Ok(Err(error)) => outcome = Err(error),
-                Err(panic) => std::panic::resume_unwind(panic),
+            if let Err(panic) = other.join() {
+                std::panic::resume_unwind(panic);
             }
         }
+        threads
     });
-    outcome?;
-    Ok(Written { stamp: Some(stamp), threads, drains })
+    match job.error.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        Some(error) => Err(error),
+        None => Ok(Written { stamp: Some(stamp), threads, drains: job.drains.into_inner() }),
+    }
 }
 
 /// The bytes of a section: whole descriptors, and whole cache lines.
@@ -379,38 +455,79 @@ fn threads_for(len: ByteLen) -> NonZeroUsize {
     NonZeroUsize::new(paid.min(cpus)).unwrap_or(NonZeroUsize::MIN)
 }
 
-struct Job<'a, P: Payload> {
+/// Descriptors to be written by several threads, and how far they are.
+struct Job<'a, 'mem, P: Payload> {
     template: &'a Template<P>,
     stamp: Stamp,
     is_fresh: bool,
     options: &'a BindOptions<P>,
+    section: usize,
+    share: usize,
+    queue: Mutex<Enumerate<ChunksMut<'mem, u8>>>,
+    /// Whether the threads should stop: one failed or panicked, and its error is the answer.
+    is_stopped: AtomicBool,
+    error: Mutex<Option<BindError>>,
     done_bytes: AtomicU64,
+    drains: AtomicU64,
     total: ByteLen,
 }
 
-impl<P: Payload> Job<'_, P> {
-    /// Writes the descriptors from `first` on into `bytes`. Returns how often it drained.
-    fn run(&self, mut first: u64, bytes: &mut [u8], section: usize) -> Result<u64, BindError> {
-        let size = Template::<P>::DESCRIPTOR_BYTES;
-        let mut drains = 0;
-        for part in bytes.chunks_mut(section) {
+/// Stops the other threads if this one unwinds.
+struct StopOthers<'a>(&'a AtomicBool);
+
+impl Drop for StopOthers<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            // Relaxed: nothing is published by it, and a section later is early enough.
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+impl<P: Payload> Job<'_, '_, P> {
+    /// Writes shares until there is none left, or somebody fails.
+    fn work(&self) {
+        let _guard = StopOthers(&self.is_stopped);
+        loop {
+            // The lock is held for the step to the next share alone.
+            let next = self.queue.lock().unwrap_or_else(PoisonError::into_inner).next();
+            let Some((number, bytes)) = next else { return };
+            let first = (number * (self.share / Template::<P>::DESCRIPTOR_BYTES)) as u64;
+            if let Err(error) = self.write_share(first, bytes) {
+                self.is_stopped.store(true, Ordering::Relaxed); // as in `StopOthers`
+                let mut known = self.error.lock().unwrap_or_else(PoisonError::into_inner);
+                // A failure says more than that the caller cancelled.
+                if matches!(*known, None | Some(BindError::Cancelled { .. })) {
+                    *known = Some(error);
+                }
+                return;
+            }
+        }
+    }
+
+    /// Writes the descriptors from `first` on into `bytes`.
+    fn write_share(&self, mut first: u64, bytes: &mut [u8]) -> Result<(), BindError> {
+        for part in bytes.chunks_mut(self.section) {
+            if self.is_stopped.load(Ordering::Relaxed) {
+                return Ok(()); // whoever stopped us has said why
+            }
             if self.options.cancel.is_cancelled() {
-                // Relaxed: a number to report, nothing more.
+                // Relaxed, here and below: numbers to report, nothing more.
                 let done = ByteLen::new(self.done_bytes.load(Ordering::Relaxed));
                 return Err(BindError::Cancelled { done, total: self.total });
             }
             if self.is_fresh {
                 uzone_os::populate_slice(part).map_err(BindError::Populate)?;
             }
-            drains += stamp::stamp(self.template, self.options.kind, self.stamp, first, part);
-            first += (part.len() / size) as u64;
-            // Relaxed: a number to report, nothing more.
+            let drains = stamp::stamp(self.template, self.options.kind, self.stamp, first, part);
+            self.drains.fetch_add(drains, Ordering::Relaxed);
+            first += (part.len() / Template::<P>::DESCRIPTOR_BYTES) as u64;
             let before = self.done_bytes.fetch_add(part.len() as u64, Ordering::Relaxed);
             if let Some(progress) = &self.options.progress {
                 let done = ByteLen::new(before + part.len() as u64);
                 progress(Progress { done, total: self.total });
             }
         }
-        Ok(drains)
+        Ok(())
     }
 }

@@ -11,8 +11,7 @@
 //! the kernel's has that property for nothing.
 
 use std::fmt;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use uzone_os::hugepages::{self, HugeSize, ThpEnabled};
 use uzone_os::{Anonymous, Exclusive, HugeAdvice, MapError, SystemRoot};
@@ -58,34 +57,42 @@ pub(crate) struct MemmapMemory {
     pub(crate) source: Source,
 }
 
+impl MemmapMemory {
+    /// Returns how much it takes from the kernel once all of it is present.
+    pub(crate) fn held(&self) -> ByteLen {
+        let page = self.memory.page_size().bytes();
+        // It was mapped in whole pages, so there is such a number.
+        self.memory.len().align_up(page).unwrap_or(self.memory.len())
+    }
+}
+
 /// Memory of unbound regions, for the next bind.
 #[derive(Debug)]
 pub(crate) struct Keep {
-    limit_bytes: AtomicU64,
+    limit: ByteLen,
     kept: Mutex<Vec<MemmapMemory>>,
 }
 
+/// Less than this is not kept: the kernel has it at hand.
+const KEEP_FROM: ByteLen = ByteLen::mib(2);
+
+/// The most pieces of memory that are kept: each is a mapping, and those are limited as well.
+const KEEP_PIECES: usize = 64;
+
 impl Keep {
     pub(crate) fn new(limit: ByteLen) -> Self {
-        Self { limit_bytes: AtomicU64::new(limit.get()), kept: Mutex::new(Vec::new()) }
+        Self { limit, kept: Mutex::default() }
     }
 
-    /// Returns `len` bytes that hold old descriptors, or fresh ones that are huge where that can
-    /// be had.
-    pub(crate) fn take(&self, len: ByteLen) -> Result<MemmapMemory, MapError> {
-        match self.take_kept(len) {
-            Some(memory) => Ok(memory),
-            None => fresh_huge(len),
-        }
-    }
-
-    /// Returns the smallest kept memory that is long enough.
-    fn take_kept(&self, len: ByteLen) -> Option<MemmapMemory> {
+    /// Returns the smallest kept memory that is long enough, unless more than half of it and of a
+    /// huge page would be wasted.
+    pub(crate) fn take(&self, len: ByteLen) -> Option<MemmapMemory> {
+        let most = len.get().saturating_mul(2).saturating_add(KEEP_FROM.get());
         let mut kept = self.lock();
         let (index, _) = kept
             .iter()
             .enumerate()
-            .filter(|(_, memory)| memory.memory.len() >= len)
+            .filter(|(_, memory)| (len.get()..=most).contains(&memory.memory.len().get()))
             .min_by_key(|(_, memory)| memory.memory.len())?;
         Some(kept.swap_remove(index))
     }
@@ -93,15 +100,14 @@ impl Keep {
     /// Keeps memory whose every page is present, unless that would exceed the limit: then it goes
     /// back to the kernel, the smallest first, for the largest is the dearest to replace.
     pub(crate) fn give(&self, memory: MemmapMemory) {
-        let limit = self.limit_bytes.load(Ordering::Relaxed); // a setting, nothing hangs on it
-        if memory.memory.len().get() > limit {
-            return; // it alone is too much
+        if memory.held() < KEEP_FROM || memory.held() > self.limit {
+            return; // too little to care, or alone too much
         }
         let mut freed = Vec::new();
         {
             let mut kept = self.lock();
             kept.push(MemmapMemory { source: Source::Kept, ..memory });
-            while total(&kept) > limit {
+            while total(&kept) > self.limit.get() || kept.len() > KEEP_PIECES {
                 let smallest = kept
                     .iter()
                     .enumerate()
@@ -119,38 +125,33 @@ impl Keep {
     /// Gives kept memory back to the kernel until at most `limit` is left. Returns how much went.
     pub(crate) fn trim(&self, limit: ByteLen) -> ByteLen {
         let mut freed = Vec::new();
-        let mut bytes = 0;
         {
             let mut kept = self.lock();
             while total(&kept) > limit.get() {
                 match kept.pop() {
-                    Some(memory) => {
-                        bytes += memory.memory.len().get();
-                        freed.push(memory);
-                    }
+                    Some(memory) => freed.push(memory),
                     None => break,
                 }
             }
         }
-        drop(freed); // unmapped outside of the lock
-        ByteLen::new(bytes)
+        ByteLen::new(total(&freed)) // unmapped outside of the lock
     }
 
     pub(crate) fn kept(&self) -> ByteLen {
         ByteLen::new(total(&self.lock()))
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<MemmapMemory>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<MemmapMemory>> {
         // A panic elsewhere cannot leave the list half changed: each change is one call.
-        self.kept.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 fn total(kept: &[MemmapMemory]) -> u64 {
-    kept.iter().map(|memory| memory.memory.len().get()).sum()
+    kept.iter().map(|memory| memory.held().get()).sum()
 }
 
-/// Returns memory for descriptors of which few will be touched.
+/// Returns fresh memory for descriptors of which few will be touched.
 pub(crate) fn fresh_sparse(len: ByteLen) -> Result<MemmapMemory, MapError> {
     let how = Anonymous { huge: HugeAdvice::Never, ..Anonymous::default() };
     Ok(MemmapMemory {
@@ -160,37 +161,32 @@ pub(crate) fn fresh_sparse(len: ByteLen) -> Result<MemmapMemory, MapError> {
     })
 }
 
-/// Returns memory for descriptors that will all be written.
-fn fresh_huge(len: ByteLen) -> Result<MemmapMemory, MapError> {
-    let source = Source::Fresh;
-    if let Some(memory) = from_pool(len) {
-        return Ok(MemmapMemory { memory, pages: MemmapPages::Hugetlb(HugeSize::MIB_2), source });
-    }
-    // A host whose setting cannot be read gets the advice: it does no harm where it has no effect.
-    let thp = hugepages::thp(&SystemRoot::host()).ok().flatten();
-    let is_never = thp.is_some_and(|thp| thp.enabled == ThpEnabled::Never);
-    let huge = if is_never { HugeAdvice::Default } else { HugeAdvice::Advise };
-    Ok(MemmapMemory {
-        memory: Exclusive::anonymous(len, Anonymous { huge, ..Anonymous::default() })?,
-        pages: if is_never || len < ByteLen::mib(2) {
-            MemmapPages::Base
-        } else {
-            MemmapPages::Transparent
-        },
-        source,
-    })
-}
-
-/// Returns memory of the pool of 2 MiB pages if that has room for it now.
-fn from_pool(len: ByteLen) -> Option<Exclusive> {
-    if len < ByteLen::mib(2) {
+/// Returns fresh memory of the pool of 2 MiB pages, if that has room for it now.
+pub(crate) fn fresh_from_pool(len: ByteLen) -> Option<MemmapMemory> {
+    let size = HugeSize::MIB_2;
+    if len.get() < size.page_size().bytes() {
         return None;
     }
-    let pool = hugepages::pool(&SystemRoot::host(), HugeSize::MIB_2).ok()??;
-    let wanted = len.get().div_ceil(HugeSize::MIB_2.page_size().bytes());
+    let pool = hugepages::pool(&SystemRoot::host(), size).ok()??;
+    let wanted = len.get().div_ceil(size.page_size().bytes());
     if pool.free.saturating_sub(pool.reserved) < wanted {
         return None;
     }
     // Another process may be faster; then transparent huge pages serve.
-    Exclusive::hugetlb(len, HugeSize::MIB_2).ok()
+    let memory = Exclusive::hugetlb(len, size).ok()?;
+    Some(MemmapMemory { memory, pages: MemmapPages::Hugetlb(size), source: Source::Fresh })
+}
+
+/// Returns fresh memory, in transparent huge pages where the host makes any.
+pub(crate) fn fresh(len: ByteLen) -> Result<MemmapMemory, MapError> {
+    // A host whose setting cannot be read gets the advice: it does no harm where it has no effect.
+    let thp = hugepages::thp(&SystemRoot::host()).ok().flatten();
+    let is_never = thp.is_some_and(|thp| thp.enabled == ThpEnabled::Never);
+    let huge = if is_never { HugeAdvice::Default } else { HugeAdvice::Advise };
+    let is_base = is_never || len < ByteLen::mib(2);
+    Ok(MemmapMemory {
+        memory: Exclusive::anonymous(len, Anonymous { huge, ..Anonymous::default() })?,
+        pages: if is_base { MemmapPages::Base } else { MemmapPages::Transparent },
+        source: Source::Fresh,
+    })
 }

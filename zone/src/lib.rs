@@ -48,3 +48,8 @@ pub use uzone_os::hugepages::HugeSize;
 pub use uzone_pages::*;
 pub use uzone_stream::Path as StorePath;
 pub use zone::Zone;
+
+/// The example of the README, run as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use uzone_pages::{ByteLen, MemoryKind, Order, Payload, Pfn, Tails};
 
+use crate::pagemap::PageView;
 use crate::stamp::Stamp;
 
 /// When descriptors are written.
@@ -83,6 +84,9 @@ impl std::fmt::Debug for PagemapOps {
     }
 }
 
+/// What is called with the first page of a pageblock.
+type OnPageblock<P> = Arc<dyn Fn(PageView<'_, P>) + Send + Sync>;
+
 /// How a region is bound.
 pub struct BindOptions<P: Payload = ()> {
     pub(crate) kind: MemoryKind,
@@ -93,9 +97,10 @@ pub struct BindOptions<P: Payload = ()> {
     pub(crate) init: Option<Init>,
     pub(crate) stamp: Option<Stamp>,
     pub(crate) threads: Option<NonZeroUsize>,
+    pub(crate) uses_hugetlb_pool: bool,
     pub(crate) owner: Option<Owner>,
     pub(crate) ops: PagemapOps,
-    pub(crate) pageblock: Option<Arc<dyn Fn(crate::PageView<'_, P>) + Send + Sync>>,
+    pub(crate) pageblock: Option<OnPageblock<P>>,
     pub(crate) progress: Option<Arc<dyn Fn(Progress) + Send + Sync>>,
     pub(crate) cancel: Cancel,
 }
@@ -123,6 +128,7 @@ impl<P: Payload> BindOptions<P> {
             init: None,
             stamp: None,
             threads: None,
+            uses_hugetlb_pool: true,
             owner: None,
             ops: PagemapOps::default(),
             pageblock: None,
@@ -167,10 +173,20 @@ impl<P: Payload> BindOptions<P> {
         self
     }
 
-    /// Says how many threads write descriptors, instead of as many as the size pays for.
+    /// Says how many threads write descriptors, instead of as many as the size pays for. If the
+    /// system gives fewer, those do the work; the report says how many there were.
     #[must_use]
     pub fn threads(mut self, threads: NonZeroUsize) -> Self {
         self.threads = Some(threads);
+        self
+    }
+
+    /// Says whether descriptors may lie in pages of the host's 2 MiB hugetlb pool, where that has
+    /// room. They may, unless this says otherwise: a program that has sized the pool for its own
+    /// regions says `false`.
+    #[must_use]
+    pub fn uses_hugetlb_pool(mut self, uses: bool) -> Self {
+        self.uses_hugetlb_pool = uses;
         self
     }
 
@@ -188,18 +204,20 @@ impl<P: Payload> BindOptions<P> {
         self
     }
 
-    /// Takes what is called with the first page of every block of 512 pages, in ascending order,
-    /// after all descriptors are written.
+    /// Takes what is called with the first page of every pageblock (2 MiB of 4 KiB pages), in
+    /// ascending order, after all descriptors are written. Where they are initialised on touch, it
+    /// costs a page fault for every 4 KiB of descriptors.
     #[must_use]
     pub fn on_pageblock(
         mut self,
-        pageblock: impl Fn(crate::PageView<'_, P>) + Send + Sync + 'static,
+        pageblock: impl Fn(PageView<'_, P>) + Send + Sync + 'static,
     ) -> Self {
         self.pageblock = Some(Arc::new(pageblock));
         self
     }
 
-    /// Takes what is called after every 2 MiB of descriptors, by the thread that wrote them.
+    /// Takes what is called after every 2 MiB of descriptors, by the thread that wrote them; with
+    /// several threads the calls may come out of order.
     #[must_use]
     pub fn on_progress(mut self, progress: impl Fn(Progress) + Send + Sync + 'static) -> Self {
         self.progress = Some(Arc::new(progress));
@@ -226,6 +244,7 @@ impl<P: Payload> Clone for BindOptions<P> {
             init: self.init,
             stamp: self.stamp,
             threads: self.threads,
+            uses_hugetlb_pool: self.uses_hugetlb_pool,
             owner: self.owner,
             ops: self.ops.clone(),
             pageblock: self.pageblock.clone(),
@@ -245,6 +264,7 @@ impl<P: Payload> std::fmt::Debug for BindOptions<P> {
             .field("init", &self.init)
             .field("stamp", &self.stamp)
             .field("threads", &self.threads)
+            .field("uses_hugetlb_pool", &self.uses_hugetlb_pool)
             .field("owner", &self.owner)
             .field("ops", &self.ops)
             .finish_non_exhaustive()

@@ -1,7 +1,8 @@
 //! A bound region: [`Pagemap`], and its pages as [`PageView`].
 //!
 //! A pagemap owns the region and its descriptors until unbind. A [`Reference`] borrows the
-//! pagemap, so unbinding while one is held does not compile.
+//! pagemap, so unbinding while one is held does not compile. (`mem::forget` of a reference ends the
+//! borrow: whoever forgets one has given the protection up.)
 
 use std::fmt;
 use std::ops::Deref;
@@ -140,6 +141,9 @@ impl<P: Payload> Pagemap<P> {
     }
 
     /// Takes the first reference of a free folio, as the memory's owner does who hands it out.
+    /// Generic memory always has a reference, so there is no first one to take.
+    ///
+    /// This says nothing about the bytes: whoever hands memory to another tenant clears it first.
     ///
     /// # Errors
     /// [`ReferenceError`] if the page is not the region's, or has references.

@@ -16,8 +16,10 @@ pub enum ReferenceError {
         /// The page that was asked for.
         pfn: Pfn,
     },
-    /// The folio has references already, so it cannot be handed out.
-    #[error("the folio of page {pfn} is not free: it has {references} references")]
+    /// The folio cannot be handed out: it has been, or is frozen, or its memory is generic.
+    #[error(
+        "the folio of page {pfn} cannot be handed out: it is not free (references: {references})"
+    )]
     NotFree {
         /// The page that was asked for.
         pfn: Pfn,
@@ -88,7 +90,7 @@ fn find<P: Payload>(pagemap: &Pagemap<P>, pfn: Pfn) -> Result<(Folio<'_, P>, Pfn
 impl<P: Payload> Drop for Reference<'_, P> {
     fn drop(&mut self) {
         let parts = self.pagemap.parts();
-        let released = parts.memmap.put(self.folio);
+        let released = self.folio.put();
         debug_assert!(released.is_ok(), "a reference gives back what it took");
         if released == Ok(Released::Last)
             && let Some(free) = &parts.ops.free

@@ -12,10 +12,11 @@
 use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use uzone_os::{Access, AccessError, Anonymous, HugeAdvice, HugeSize, MapError, Mapping, Sharing};
+use uzone_os::{
+    Access, AccessError, Anonymous, FileId, HugeAdvice, HugeSize, MapError, Mapping, Sharing,
+};
 use uzone_pages::{AddrError, ByteLen, PageCount, PageSize};
 
 /// A region that could not be made.
@@ -84,23 +85,17 @@ impl fmt::Display for Backing {
     }
 }
 
-/// The bytes behind a region, as far as two regions may have the same.
-///
-/// Two mappings of one file share its bytes whatever path they were opened by, so a file is known
-/// by its device and inode.
+/// The bytes of a file that are behind a region, as far as two regions may have the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FileExtent {
-    device: u64,
-    inode: u64,
+    file: FileId,
     start: u64,
     end: u64,
 }
 
 impl FileExtent {
     pub(crate) fn overlaps(&self, other: &Self) -> bool {
-        (self.device, self.inode) == (other.device, other.inode)
-            && self.start < other.end
-            && other.start < self.end
+        self.file == other.file && self.start < other.end && other.start < self.end
     }
 }
 
@@ -109,7 +104,6 @@ impl FileExtent {
 pub struct Region {
     mapping: Mapping,
     backing: Backing,
-    extent: Option<FileExtent>,
     page_size: PageSize,
     pages: PageCount,
 }
@@ -122,7 +116,7 @@ impl Region {
     /// [`RegionError`] if `len` cuts a page, or names the limit that forbids the mapping.
     pub fn anonymous(len: ByteLen) -> Result<Self, RegionError> {
         let how = Anonymous { huge: HugeAdvice::Advise, ..Anonymous::default() };
-        Self::mapped(len, Backing::Anonymous, None, || Mapping::anonymous(len, how))
+        Self::mapped(len, Backing::Anonymous, || Mapping::anonymous(len, how))
     }
 
     /// Makes a memory file that [`Region::mapping`] can hand to other processes.
@@ -130,7 +124,7 @@ impl Region {
     /// # Errors
     /// [`RegionError`] if `len` cuts a page, or names the limit that forbids it.
     pub fn memfd(name: &str, len: ByteLen) -> Result<Self, RegionError> {
-        Self::mapped(len, Backing::Memfd, None, || Mapping::memfd(name, len, None))
+        Self::mapped(len, Backing::Memfd, || Mapping::memfd(name, len, None))
     }
 
     /// Takes huge pages from the pool of `size`; they are promised at once.
@@ -140,10 +134,10 @@ impl Region {
     /// small.
     pub fn hugetlb(len: ByteLen, size: HugeSize) -> Result<Self, RegionError> {
         let page = size.page_size();
-        if len.get() % page.bytes() != 0 {
+        if !len.get().is_multiple_of(page.bytes()) {
             return Err(RegionError::EndsInsidePage { len_bytes: len.get(), page });
         }
-        Self::mapped(len, Backing::Hugetlb(size), None, || Mapping::hugetlb(len, size))
+        Self::mapped(len, Backing::Hugetlb(size), || Mapping::hugetlb(len, size))
     }
 
     /// Maps `len` bytes of a file from `offset_bytes` on, shared with whoever else maps it: what
@@ -155,16 +149,8 @@ impl Region {
     pub fn file(path: &Path, offset_bytes: u64, len: ByteLen) -> Result<Self, RegionError> {
         let open = |cause| RegionError::Open { path: path.to_owned(), cause };
         let file: File = OpenOptions::new().read(true).write(true).open(path).map_err(open)?;
-        let metadata = file.metadata().map_err(open)?;
-        let extent = FileExtent {
-            device: metadata.dev(),
-            inode: metadata.ino(),
-            start: offset_bytes,
-            // A range past the last 64-bit byte is refused by the mapping below.
-            end: offset_bytes.saturating_add(len.get()),
-        };
         let backing = Backing::File { path: path.to_owned(), offset_bytes };
-        Self::mapped(len, backing, Some(extent), || {
+        Self::mapped(len, backing, || {
             Mapping::file(file, offset_bytes, len, Access::ReadWrite, Sharing::Shared)
         })
     }
@@ -172,7 +158,6 @@ impl Region {
     fn mapped(
         len: ByteLen,
         backing: Backing,
-        extent: Option<FileExtent>,
         map: impl FnOnce() -> Result<Mapping, MapError>,
     ) -> Result<Self, RegionError> {
         let page_size = uzone_os::probe::page_size();
@@ -180,7 +165,7 @@ impl Region {
             RegionError::EndsInsidePage { len_bytes: len.get(), page: page_size }
         })?;
         match map() {
-            Ok(mapping) => Ok(Self { mapping, backing, extent, page_size, pages }),
+            Ok(mapping) => Ok(Self { mapping, backing, page_size, pages }),
             Err(cause) => Err(RegionError::Map { len, backing, cause }),
         }
     }
@@ -221,11 +206,19 @@ impl Region {
         self.pages
     }
 
+    /// Returns the bytes of a file that are behind the region, if there is one.
     pub(crate) fn extent(&self) -> Option<FileExtent> {
-        self.extent
+        let start = match self.backing {
+            Backing::File { offset_bytes, .. } => offset_bytes,
+            _ => 0,
+        };
+        // The range was mapped, so it has an end.
+        let end = start.saturating_add(self.len().get());
+        Some(FileExtent { file: self.mapping.file_id()?, start, end })
     }
 
-    /// Copies bytes out of the region, from byte `offset_bytes` on.
+    /// Copies bytes out of the region, from byte `offset_bytes` on. What a file was truncated of
+    /// raises `SIGBUS`.
     ///
     /// # Errors
     /// [`AccessError`] unless all bytes are inside; then none is copied.
@@ -233,7 +226,8 @@ impl Region {
         self.mapping.read_at(offset_bytes, out)
     }
 
-    /// Copies bytes into the region, from byte `offset_bytes` on.
+    /// Copies bytes into the region, from byte `offset_bytes` on. What a file was truncated of
+    /// raises `SIGBUS`.
     ///
     /// # Errors
     /// [`AccessError`] unless all bytes are inside; then none is copied.

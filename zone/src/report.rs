@@ -42,6 +42,8 @@ pub struct BindReport {
     /// The memory that the descriptors span. What of it is resident, the kernel knows:
     /// [`Pagemap::metadata_resident`](crate::Pagemap::metadata_resident).
     pub metadata: ByteLen,
+    /// The memory that is held for them; more than they span where kept memory was longer.
+    pub memory: ByteLen,
     /// How long the bind took.
     pub elapsed: Duration,
 }

@@ -160,6 +160,10 @@ impl Zone {
     ///
     /// # Errors
     /// [`BindFailure`] gives the region back with the reason; nothing else is left of the attempt.
+    ///
+    /// # Panics
+    /// If a callback or the payload's `init` does. Then the region is unmapped and the frame numbers
+    /// are free again.
     pub fn bind<P: Payload>(
         &self,
         region: Region,

@@ -1,4 +1,5 @@
 //! Binding real memory: what is refused, what a bind leaves behind, and what rebinding costs.
+#![allow(clippy::unwrap_used, reason = "a test says what it could not do by panicking")]
 
 use std::num::NonZeroUsize;
 use std::process::Command;
@@ -21,7 +22,7 @@ fn generic() -> BindOptions {
 }
 
 fn linux() -> BindOptions<LinuxPage> {
-    BindOptions::with_payload(MemoryKind::Generic, LinuxSeed::new(MemoryKind::Generic))
+    BindOptions::with_payload(MemoryKind::Generic, LinuxSeed::default())
 }
 
 fn cause<P: uzone::Payload>(bound: Result<uzone::Pagemap<P>, BindFailure>) -> BindError {
@@ -66,7 +67,7 @@ fn memory_of_the_wrong_setup_is_refused_with_a_reason_of_its_own() {
         cause(zone.bind(anonymous(2 << 20), generic().order(Order::PMD).base(Pfn::new(7)))),
         BindError::Layout(LayoutError::StartInsideFolio { .. })
     ));
-    assert!(matches!(bind(generic().base(Pfn::new(u64::MAX))), BindError::Addr(_)));
+    assert!(matches!(bind(generic().base(Pfn::new(u64::MAX))), BindError::NoNumbers { .. }));
     let on_touch = BindOptions::<Plain<u64>>::with_payload(MemoryKind::Generic, 1);
     assert!(matches!(
         cause(zone.bind(anonymous(1 << 20), on_touch.init(Init::OnTouch))),
@@ -416,17 +417,8 @@ fn child(test: &str) -> Command {
 
 #[test]
 fn a_bind_under_a_limit_that_is_too_small_fails_and_leaves_nothing() {
-    if std::env::var_os("UZONE_TEST_LIMIT").is_none() {
-        // 1 GiB of address space, for 1.6 GiB of descriptors.
-        let test = "a_bind_under_a_limit_that_is_too_small_fails_and_leaves_nothing";
-        let exe = std::env::current_exe().unwrap();
-        let output = Command::new("sh")
-            .arg("-c")
-            .arg(format!("ulimit -v 3145728; exec '{}' {test} --exact --nocapture", exe.display()))
-            .env("UZONE_TEST_LIMIT", "1")
-            .output()
-            .unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let test = "a_bind_under_a_limit_that_is_too_small_fails_and_leaves_nothing";
+    if !is_child_under_limit(test, 3 << 20) {
         return;
     }
     let zone = Zone::new();
@@ -444,7 +436,7 @@ fn a_bind_under_a_limit_that_is_too_small_fails_and_leaves_nothing() {
             region,
             BindOptions::<uzone::StructPage<11>>::with_payload(
                 MemoryKind::Generic,
-                LinuxSeed::new(MemoryKind::Generic),
+                LinuxSeed::default(),
             ),
         )
         .unwrap_err();
@@ -459,6 +451,197 @@ fn a_bind_under_a_limit_that_is_too_small_fails_and_leaves_nothing() {
     drop(filler);
     let again = zone.bind(*failure.region, linux()).expect("there is room again");
     assert_eq!(again.report().pages.get(), 1 << 19);
+}
+
+/// Runs `test` alone in a child whose address space has at most `kib`. Returns whether this process
+/// is that child, which then runs the test.
+fn is_child_under_limit(test: &str, kib: u64) -> bool {
+    let variable = "UZONE_TEST_CHILD";
+    if std::env::var_os(variable).is_some_and(|name| name == test) {
+        return true;
+    }
+    let exe = std::env::current_exe().unwrap();
+    let output = Command::new("sh")
+        .arg("-c")
+        .arg(format!("ulimit -v {kib}; exec '{}' {test} --exact --nocapture", exe.display()))
+        .env(variable, test)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    false
+}
+
+/// Takes address space until at most about `mib` is left.
+fn fill_address_space(limit_kib: u64, mib: u64) -> Vec<Region> {
+    let text = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = text.lines().find(|line| line.starts_with("VmSize:")).unwrap();
+    let used_kib: u64 = line.split_whitespace().nth(1).unwrap().parse().unwrap();
+    let take_kib = limit_kib.saturating_sub(used_kib + mib * 1024) / 4 * 4;
+    vec![anonymous(take_kib * 1024)]
+}
+
+#[test]
+fn descriptors_that_just_fit_under_a_limit_are_not_refused() {
+    const LIMIT_KIB: u64 = 12 << 20;
+    let test = "descriptors_that_just_fit_under_a_limit_are_not_refused";
+    if !is_child_under_limit(test, LIMIT_KIB) {
+        return;
+    }
+    let zone = Zone::new();
+    drop(zone.bind(anonymous(1 << 20), linux()).unwrap()); // what is made once is made
+    let region = anonymous(8 << 30); // 128 MiB of descriptors
+    let _filler = fill_address_space(LIMIT_KIB, 200);
+    let pagemap = zone.bind(region, linux().threads(NonZeroUsize::MIN)).unwrap();
+    assert_eq!(pagemap.report().pages.get(), 2 << 20);
+}
+
+#[test]
+fn a_bind_does_with_the_threads_that_it_gets() {
+    const LIMIT_KIB: u64 = 12 << 20;
+    let test = "a_bind_does_with_the_threads_that_it_gets";
+    if !is_child_under_limit(test, LIMIT_KIB) {
+        return;
+    }
+    let zone = Zone::with_keep_limit(ByteLen::gib(1));
+    drop(zone.bind(anonymous(8 << 30), linux()).unwrap());
+    let region = anonymous(8 << 30);
+    let _filler = fill_address_space(LIMIT_KIB, 3); // less than 16 stacks
+    let threads = NonZeroUsize::new(16).unwrap();
+    let pagemap = zone.bind(region, linux().threads(threads)).unwrap();
+    let fresh = pagemap.pages().next().unwrap().fresh_payload().unwrap();
+    assert!(pagemap.pages().all(|page| page.payload() == Some(&fresh)));
+    assert!(pagemap.report().threads < 16, "{}", pagemap.report());
+}
+
+/// A payload that holds the high half of an address: zero at most addresses one would make up.
+#[derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::KnownLayout)]
+#[repr(C)]
+struct HighHalf(u64);
+
+impl uzone::Payload for HighHalf {
+    type Seed = ();
+
+    fn init(&mut self, _seed: &(), slot: &uzone::Slot) {
+        self.0 = slot.head_address >> 32;
+    }
+}
+
+#[test]
+fn a_payload_that_depends_on_its_address_is_written() {
+    let zone = Zone::new();
+    let options = BindOptions::<HighHalf>::with_payload(MemoryKind::Generic, ());
+    let pagemap = zone.bind(anonymous(1 << 20), options.clone()).unwrap();
+    assert_eq!(pagemap.report().init, Init::Eager);
+    for page in pagemap.pages() {
+        assert_eq!(page.payload().unwrap().0, page.fresh_payload().unwrap().0);
+    }
+    assert!(matches!(
+        cause(zone.bind(anonymous(1 << 20), options.init(Init::OnTouch))),
+        BindError::NotZero
+    ));
+}
+
+#[test]
+fn a_store_that_this_cpu_lacks_is_refused_before_anything_is_done() {
+    let zone = Zone::with_keep_limit(ByteLen::gib(1));
+    drop(zone.bind(anonymous(1 << 30), linux()).unwrap());
+    let missing = uzone::StorePath::ALL.into_iter().find(|path| !path.is_available());
+    let Some(path) = missing else {
+        eprintln!("skipped: a_store_that_this_cpu_lacks_is_refused: this CPU has them all");
+        return;
+    };
+    let failure =
+        zone.bind(anonymous(1 << 30), linux().stamp(uzone::Stamp::Template(path))).unwrap_err();
+    assert!(matches!(failure.cause, BindError::NoStore { path: refused } if refused == path));
+    assert_eq!(zone.kept(), ByteLen::mib(16));
+}
+
+#[test]
+fn frame_numbers_past_the_last_are_refused_with_what_was_asked() {
+    let failure =
+        Zone::new().bind(anonymous(2 << 20), generic().base(Pfn::new(u64::MAX - 10))).unwrap_err();
+    let BindError::NoNumbers { base, pages } = failure.cause else { panic!("{failure:?}") };
+    assert_eq!((base, pages.get()), (Pfn::new(u64::MAX - 10), 512));
+}
+
+#[test]
+fn a_memory_file_is_known_by_any_name() {
+    use std::os::fd::AsRawFd;
+    let zone = Zone::new();
+    let memfd = Region::memfd("uzone-test", ByteLen::mib(2)).unwrap();
+    let path = format!("/proc/self/fd/{}", memfd.mapping().fd().unwrap().as_raw_fd());
+    let other = Region::file(path.as_ref(), 0, ByteLen::mib(2)).unwrap();
+    let bound = zone.bind(memfd, generic()).unwrap();
+    assert!(matches!(
+        cause(zone.bind(other, generic())),
+        BindError::SameBytes { bound: range } if range == bound.range()
+    ));
+}
+
+#[test]
+fn a_small_bind_leaves_large_kept_memory_to_a_large_one() {
+    let zone = Zone::with_keep_limit(ByteLen::gib(1));
+    drop(zone.bind(anonymous(4 << 30), linux()).unwrap());
+    assert_eq!(zone.kept(), ByteLen::mib(64));
+    let small = zone.bind(anonymous(4096), linux()).unwrap();
+    assert_eq!(small.report().source, Source::Fresh);
+    assert_eq!(small.report().memory, ByteLen::kib(4));
+    let large = zone.bind(anonymous(4 << 30), linux()).unwrap();
+    assert_eq!(large.report().source, Source::Kept);
+}
+
+#[test]
+fn small_pieces_are_not_kept() {
+    let zone = Zone::with_keep_limit(ByteLen::mib(64));
+    let eager = || generic().init(Init::Eager);
+    let all: Vec<_> = (0..2000).map(|_| zone.bind(anonymous(4096), eager()).unwrap()).collect();
+    drop(all);
+    assert_eq!(zone.kept(), ByteLen::ZERO);
+    drop(zone.bind(anonymous((2 << 30) - 4096), eager()).unwrap());
+    assert_eq!(zone.kept(), ByteLen::mib(4), "whole pages are counted");
+}
+
+#[test]
+fn a_worker_that_panics_stops_the_others_and_leaves_no_claim() {
+    let zone = Zone::with_keep_limit(ByteLen::gib(1));
+    let calls = Arc::new(AtomicU64::new(0));
+    let options = {
+        let calls = calls.clone();
+        linux().threads(NonZeroUsize::new(2).unwrap()).on_progress(move |_| {
+            assert!(calls.fetch_add(1, Ordering::SeqCst) != 0, "the first call panics");
+        })
+    };
+    let bound = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        zone.bind(anonymous(8 << 30), options).map(drop).map_err(drop)
+    }));
+    assert!(bound.is_err());
+    assert!(calls.load(Ordering::SeqCst) < 64, "there are 64 sections");
+    assert!(zone.bound().is_empty());
+    assert!(zone.bind(anonymous(1 << 30), linux()).is_ok());
+}
+
+#[test]
+fn a_bind_that_is_cancelled_before_it_begins_does_nothing() {
+    let zone = Zone::new();
+    let cancel = Cancel::default();
+    cancel.cancel();
+    let failure = zone.bind(anonymous(1 << 20), generic().cancel(cancel)).unwrap_err();
+    assert!(matches!(failure.cause, BindError::Cancelled { .. }));
+    assert!(zone.bound().is_empty());
+}
+
+/// Callbacks run without a lock, so they may use the zone.
+#[test]
+fn a_callback_may_bind_and_unbind_in_the_same_zone() {
+    let zone = Zone::new();
+    let inner = zone.clone();
+    let options = linux().on_progress(move |_| {
+        drop(inner.bind(anonymous(1 << 20), generic()).unwrap());
+        assert!(!inner.bound().is_empty());
+        inner.trim();
+    });
+    drop(zone.bind(anonymous(1 << 30), options).unwrap());
+    assert!(zone.bound().is_empty());
 }
 
 /// Binding on touch does not depend on the size. The bound is the promised 100 microseconds, for

@@ -4,9 +4,8 @@
 use std::num::NonZeroUsize;
 
 use uzone::{
-    BindOptions, ByteLen, Init, LinuxSeed, MemoryKind, Order, Owner, PageCount, Pagemap,
-    PagemapOps, Payload, Plain, Refresh, Region, SectionBits, Slot, Stamp, StorePath, StructPage,
-    Tails, Word, Zone,
+    BindOptions, ByteLen, Init, LinuxSeed, MemoryKind, Order, Owner, Pagemap, PagemapOps, Payload,
+    Plain, Refresh, Region, SectionBits, Slot, Stamp, StorePath, StructPage, Tails, Word, Zone,
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -15,12 +14,12 @@ fn options<P: Payload>(kind: MemoryKind, seed: P::Seed) -> BindOptions<P> {
     BindOptions::with_payload(kind, seed).owner(Owner(1)).ops(ops).init(Init::Eager)
 }
 
-fn linux_seed(kind: MemoryKind, is_refreshed: bool) -> LinuxSeed {
+fn linux_seed(is_refreshed: bool) -> LinuxSeed {
     LinuxSeed {
         pagemap_address: 0xffff_8881_0abc_d000,
         section: is_refreshed.then_some(SectionBits::X86_64),
         virtual_base: is_refreshed.then_some(0xffff_8880_0000_0000),
-        ..LinuxSeed::new(kind)
+        ..LinuxSeed::default()
     }
 }
 
@@ -68,7 +67,7 @@ fn every_size<const WORDS: usize>() {
     for order in [Order::BASE, Order::PMD, Order::PUD] {
         for kind in MemoryKind::ALL {
             for is_refreshed in [false, true] {
-                let options = options::<StructPage<WORDS>>(kind, linux_seed(kind, is_refreshed))
+                let options = options::<StructPage<WORDS>>(kind, linux_seed(is_refreshed))
                     .order(order)
                     .tails(Tails::Stored);
                 // More than two sections of 2^15 pages, or one folio where that is more.
@@ -117,14 +116,11 @@ fn every_store_writes_what_the_slow_path_writes() {
     for stamp in available_stamps() {
         for threads in [1, 3] {
             for order in [Order::BASE, Order::new(1), Order::new(2), Order::PMD] {
-                let options = options::<StructPage<8>>(
-                    MemoryKind::Generic,
-                    linux_seed(MemoryKind::Generic, true),
-                )
-                .order(order)
-                .tails(Tails::Stored)
-                .threads(NonZeroUsize::new(threads).unwrap())
-                .stamp(stamp);
+                let options = options::<StructPage<8>>(MemoryKind::Generic, linux_seed(true))
+                    .order(order)
+                    .tails(Tails::Stored)
+                    .threads(NonZeroUsize::new(threads).unwrap())
+                    .stamp(stamp);
                 check(&zone, 3 << 15, &options, &format!("{stamp}, order {order}, {threads}"));
             }
         }
@@ -136,11 +132,8 @@ fn heads_with_derived_tails_are_those_of_the_slow_path() {
     let zone = Zone::with_keep_limit(ByteLen::gib(1));
     for order in [Order::new(1), Order::PMD, Order::PUD] {
         for is_refreshed in [false, true] {
-            let options = options::<StructPage<9>>(
-                MemoryKind::FsDax,
-                linux_seed(MemoryKind::FsDax, is_refreshed),
-            )
-            .order(order);
+            let options =
+                options::<StructPage<9>>(MemoryKind::FsDax, linux_seed(is_refreshed)).order(order);
             check(&zone, 1 << 19, &options, &format!("derived, order {order}, {is_refreshed}"));
         }
     }
@@ -191,7 +184,7 @@ impl Payload for Blocks {
     }
 
     fn refresh(_seed: &()) -> Refresh {
-        Refresh::LinearWithin(PageCount::new(64))
+        Refresh::LinearWithin(Order::new(6))
     }
 }
 
@@ -231,7 +224,7 @@ fn kept_memory_of_another_shape_leaves_nothing_behind() {
     for before in shapes {
         for after in shapes {
             for (order, tails) in [before, after] {
-                let seed = linux_seed(MemoryKind::Generic, true);
+                let seed = linux_seed(true);
                 let options =
                     options::<StructPage<8>>(MemoryKind::Generic, seed).order(order).tails(tails);
                 check(&zone, 1 << 15, &options, &format!("{before:?} then {after:?}"));

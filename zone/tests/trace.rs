@@ -4,6 +4,7 @@
 //! The listener is the kernel's own: a uprobe through `perf_event_open(2)` on the probe's address
 //! in this very binary, with the probe's semaphore, which the kernel raises while it listens.
 //! Needs: the `uprobe` event source and the right to open it (root, or `CAP_PERFMON`).
+#![allow(clippy::unwrap_used, reason = "a test says what it could not do by panicking")]
 
 use std::ffi::CString;
 use std::fs::File;
@@ -130,13 +131,10 @@ fn a_listener_hears_of_every_page_and_no_template_is_copied() {
     };
     let zone = Zone::new();
     let options = || {
-        BindOptions::<LinuxPage>::with_payload(
-            MemoryKind::Generic,
-            LinuxSeed::new(MemoryKind::Generic),
-        )
-        .order(Order::PMD)
-        .tails(Tails::Stored)
-        .stamp(Stamp::Template(uzone::StorePath::Portable))
+        BindOptions::<LinuxPage>::with_payload(MemoryKind::Generic, LinuxSeed::default())
+            .order(Order::PMD)
+            .tails(Tails::Stored)
+            .stamp(Stamp::Template(uzone::StorePath::Portable))
     };
     let region = Region::anonymous(ByteLen::mib(8)).unwrap();
     let pagemap = zone.bind(region, options()).unwrap();
