@@ -1,0 +1,673 @@
+//! `uzone bench bind`: the published experiment on this machine.
+//!
+//! The kernel series that initialises device memory by template and streaming stores was measured
+//! by binding a 100 GB namespace 30 times. Here a region of that size is reserved (its bytes are
+//! never touched) and bound as often, for base pages and for 2 MiB folios, in every way there is:
+//!
+//! | row | what it does |
+//! |---|---|
+//! | naive | a call for each page that sets field after field, as a port of the kernel's code would |
+//! | slow path | ours of that kind: the oracle of the tests, and what runs while a tracer listens |
+//! | template | a template for each run, by plain stores |
+//! | template, *store* | the same by each streaming store that this CPU has |
+//! | ours | what bind does when it is told nothing |
+//! | limit | a bare fill of the same number of bytes with a constant line, by the widest store |
+//!
+//! All of them write memory that is present, unless a row says cold.
+
+use std::cell::RefCell;
+use std::num::NonZeroUsize;
+use std::time::{Duration, Instant};
+
+use uzone::{
+    BindFailure, BindOptions, ByteLen, Init, Layout, LayoutError, LinuxPage, LinuxSeed, MemoryKind,
+    Order, PageCount, Pagemap, Payload, Pfn, PfnRange, Region, RegionError, Stamp, StorePath,
+    Tails, Template, Word, Zone,
+};
+use uzone_os::{
+    Addr, Anonymous, Exclusive, HugeAdvice, MapError, PopulateError, ResidentError, SystemRoot,
+    memory,
+};
+use uzone_stream::{Pattern, Streaming};
+use zerocopy::{FromBytes, Immutable};
+
+use crate::group::{self, Case, Watch};
+use crate::machine::Machine;
+use crate::naive::{self, NaivePage, NaiveZone};
+use crate::report::{Bench, Published, Row, RowSpec, SCHEMA, Skipped, Table};
+
+/// Every so many pages one is compared with the slow path before a row is timed.
+const CHECK_EVERY: usize = 31;
+
+/// What `uzone bench bind` is told.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// How much memory is described.
+    pub size: ByteLen,
+    /// How many rounds of rebinds.
+    pub rebinds: u32,
+    /// How many rounds of first binds, into memory fresh from the kernel.
+    pub first_binds: u32,
+    /// The most threads that rows with several have.
+    pub threads: NonZeroUsize,
+    /// Whether cost against size is measured as well.
+    pub growth: bool,
+}
+
+impl Settings {
+    /// The published experiment: 100 GiB, 30 rebinds.
+    #[must_use]
+    pub fn published() -> Self {
+        let threads = uzone_os::numa::current_cpu_count().unwrap_or(1);
+        Self {
+            size: ByteLen::gib(100),
+            rebinds: 30,
+            first_binds: 10,
+            threads: NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN),
+            growth: true,
+        }
+    }
+}
+
+/// A benchmark that could not be run.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BenchError {
+    /// The memory to describe could not be reserved.
+    #[error("cannot reserve the region to describe")]
+    Region(#[from] RegionError),
+    /// A bind failed.
+    #[error("a bind failed")]
+    Bind(#[source] BindFailure),
+    /// Memory could not be mapped.
+    #[error("cannot map memory for the limit")]
+    Map(#[from] MapError),
+    /// Memory could not be made present.
+    #[error("cannot make memory present")]
+    Populate(#[from] PopulateError),
+    /// The kernel does not say what is resident.
+    #[error("cannot measure resident memory")]
+    Resident(#[from] ResidentError),
+    /// There is not enough memory to measure with.
+    #[error("{needed} of memory are needed and {available} can be had: describe less with --size")]
+    TooLittleMemory {
+        /// For descriptors, and as much for the limit.
+        needed: ByteLen,
+        /// What this process may still take.
+        available: ByteLen,
+    },
+    /// The size is no multiple of the largest folio.
+    #[error("{size} is not a multiple of 1 GiB, the largest folio that is measured")]
+    Size {
+        /// What was asked for.
+        size: ByteLen,
+    },
+    /// A row wrote something else than the slow path. A defect of uzone.
+    #[error("the row {row} wrote a wrong descriptor for page {pfn}")]
+    Wrong {
+        /// The row.
+        row: String,
+        /// The page.
+        pfn: Pfn,
+    },
+}
+
+impl From<BindFailure> for BenchError {
+    fn from(failure: BindFailure) -> Self {
+        Self::Bind(failure)
+    }
+}
+
+const LI_ZHE_V3: &str = "Li Zhe, memmap template and streaming copy, v3, May 2026, Ice Lake VM";
+const LI_ZHE_V5: &str = "Li Zhe, memmap template and streaming copy, v5, July 2026, Ice Lake VM";
+
+/// One shape of the published experiment.
+struct Shape {
+    table: &'static str,
+    title: &'static str,
+    order: Order,
+    published_naive: Published,
+    published_ours: Published,
+}
+
+const SHAPES: [Shape; 2] = [
+    Shape {
+        table: "bind-4k",
+        title: "Rebind, base pages, 64-byte Linux descriptors",
+        order: Order::BASE,
+        published_naive: Published { ns: 273_520_000, source: LI_ZHE_V3 },
+        published_ours: Published { ns: 96_790_000, source: LI_ZHE_V5 },
+    },
+    Shape {
+        table: "bind-2m",
+        title: "Rebind, 2 MiB folios with stored tails, 64-byte Linux descriptors",
+        order: Order::PMD,
+        published_naive: Published { ns: 313_450_000, source: LI_ZHE_V3 },
+        published_ours: Published { ns: 99_370_000, source: LI_ZHE_V3 },
+    },
+];
+
+/// The published times are for this much memory; rows for another size show none.
+const PUBLISHED_SIZE: ByteLen = ByteLen::gib(100);
+
+/// Returns whether the table can be run: before minutes are spent.
+///
+/// # Errors
+/// [`BenchError`] if the size is none that is measured, or memory is short.
+pub fn check(settings: &Settings) -> Result<(), BenchError> {
+    let size = settings.size;
+    if size.is_zero() || !size.get().is_multiple_of(1 << 30) {
+        return Err(BenchError::Size { size });
+    }
+    // Descriptors of 64 bytes, twice: bound, and for the limit; and a fifth on top.
+    let needed = ByteLen::new((size.get() >> 12) * 64 / 5 * 12);
+    match memory::available(&SystemRoot::host()) {
+        Ok(available) if available.bytes < needed => {
+            Err(BenchError::TooLittleMemory { needed, available: available.bytes })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Runs the whole table.
+///
+/// # Errors
+/// [`BenchError`] if memory is short, or a row wrote something wrong.
+pub fn run(settings: Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
+    check(&settings)?;
+    let (size, pages) = (settings.size, settings.size.get() >> 12);
+    let mut bench = Bench {
+        schema: SCHEMA,
+        benchmark: "bind",
+        machine: Machine::here(),
+        settings: format!(
+            "{size} described ({pages} pages), {} rebinds, {} first binds, up to {} threads",
+            settings.rebinds, settings.first_binds, settings.threads
+        ),
+        tables: Vec::new(),
+        results: Vec::new(),
+        skipped: Vec::new(),
+    };
+    rebinds(&settings, watch, &mut bench)?;
+    first_binds(&settings, watch, &mut bench)?;
+    if settings.growth {
+        growth(&settings, watch, &mut bench)?;
+    }
+    Ok(bench)
+}
+
+fn seed() -> LinuxSeed {
+    LinuxSeed { pagemap_address: 0xffff_8881_0abc_d000, ..LinuxSeed::default() }
+}
+
+/// Options for Linux's 64-byte descriptors.
+fn linux(order: Order, tails: Tails, threads: usize) -> BindOptions<LinuxPage> {
+    eager(BindOptions::with_payload(MemoryKind::Generic, seed()), order, tails, threads)
+}
+
+fn small(order: Order, threads: usize) -> BindOptions {
+    eager(BindOptions::new(MemoryKind::Generic), order, Tails::Derived, threads)
+}
+
+fn eager<P: Payload>(
+    options: BindOptions<P>,
+    order: Order,
+    tails: Tails,
+    threads: usize,
+) -> BindOptions<P> {
+    let threads = NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN);
+    options.order(order).tails(tails).threads(threads).init(Init::Eager)
+}
+
+/// Cases that are measured together, and the rows that they will be.
+struct Suite<'a> {
+    size: ByteLen,
+    cases: Vec<Case<'a, BenchError>>,
+    specs: Vec<RowSpec>,
+}
+
+impl<'a> Suite<'a> {
+    fn new(size: ByteLen) -> Self {
+        Self { size, cases: Vec::new(), specs: Vec::new() }
+    }
+
+    fn pages(&self) -> u64 {
+        self.size.get() >> 12
+    }
+
+    /// Adds a case that does anything.
+    fn add(
+        &mut self,
+        id: &str,
+        name: impl Into<String>,
+        bytes: u64,
+        threads: usize,
+        run: impl FnMut() -> Result<Duration, BenchError> + 'a,
+    ) -> &mut RowSpec {
+        self.cases.push(Case { name: id.to_owned(), run: Box::new(run) });
+        self.specs.push(RowSpec {
+            id: id.to_owned(),
+            name: name.into(),
+            bytes,
+            pages: self.pages(),
+            threads,
+            naive: None,
+            limit: None,
+            cold: false,
+            published: None,
+            metadata_resident_bytes_per_tib: None,
+        });
+        let last = self.specs.len() - 1;
+        &mut self.specs[last]
+    }
+
+    /// Adds a case that binds and unbinds, after it was checked once.
+    fn bind<P: Payload + Immutable>(
+        &mut self,
+        id: &str,
+        name: impl Into<String>,
+        zone: &'a Zone,
+        options: BindOptions<P>,
+    ) -> Result<&mut RowSpec, BenchError> {
+        let pagemap = zone.bind(Region::anonymous(self.size)?, options.clone())?;
+        check_descriptors(&pagemap, id)?;
+        let resident = u128::from(pagemap.metadata_resident()?.get());
+        let per_tib = u64::try_from((resident << 40) / u128::from(self.size.get())).ok();
+        let bytes = pagemap.report().metadata.get();
+        let threads = pagemap.report().threads;
+        let mut region = Some(pagemap.unbind());
+        let spec = self.add(id, name, bytes, threads, move || {
+            // It is back at the end of every round that did not fail.
+            let Some(mine) = region.take() else { return Ok(Duration::ZERO) };
+            let options = options.clone();
+            let started = Instant::now();
+            let pagemap = zone.bind(mine, options)?;
+            let elapsed = started.elapsed();
+            region = Some(pagemap.unbind());
+            Ok(elapsed)
+        });
+        spec.metadata_resident_bytes_per_tib = per_tib;
+        Ok(spec)
+    }
+
+    fn run(
+        mut self,
+        what: &str,
+        rounds: u32,
+        watch: Watch<'_>,
+        results: &mut Vec<Row>,
+    ) -> Result<(), BenchError> {
+        let samples = group::run(what, rounds, &mut self.cases, watch)?;
+        results.extend(self.specs.into_iter().map(|spec| spec.row(&samples)));
+        Ok(())
+    }
+}
+
+/// Compares descriptors with the slow path.
+fn check_descriptors<P: Payload + Immutable>(
+    pagemap: &Pagemap<P>,
+    row: &str,
+) -> Result<(), BenchError> {
+    let report = pagemap.report();
+    let every = if report.init == Init::OnTouch { 1 << 20 } else { CHECK_EVERY };
+    for page in pagemap.pages().step_by(every) {
+        let is_right = match (page.payload(), page.fresh_payload()) {
+            (Some(written), Some(fresh)) => written.as_bytes() == fresh.as_bytes(),
+            (None, Some(_)) => page.is_tail(),
+            (_, None) => false,
+        };
+        if !is_right || page.word() != Word::initial(pagemap.kind()) {
+            return Err(BenchError::Wrong { row: row.to_owned(), pfn: page.pfn() });
+        }
+    }
+    Ok(())
+}
+
+/// What a bare fill writes.
+#[derive(Clone, Copy, PartialEq)]
+enum Fill {
+    /// A line of which no word is zero.
+    Line,
+    /// Zeroes, which some machines write faster than anything else.
+    Zeroes,
+}
+
+/// Fills memory by the best store, split among threads.
+fn bare_fill(bytes: &mut [u8], fill: Fill, threads: usize) -> Duration {
+    let line = match Pattern::constant(&[0x0027_ffff_c000_2000; 8]) {
+        Ok(line) => line,
+        Err(_) => unreachable!("a line has eight words"),
+    };
+    let write = |part: &mut [u8]| {
+        Streaming::scope(uzone_stream::best(), |stream| match fill {
+            Fill::Line => stream.fill(part, &line),
+            Fill::Zeroes => stream.zero(part),
+        });
+    };
+    let share = bytes.len().div_ceil(threads).next_multiple_of(4096);
+    let started = Instant::now();
+    std::thread::scope(|scope| {
+        let mut parts = bytes.chunks_mut(share);
+        let mine = parts.next();
+        for part in parts {
+            scope.spawn(|| write(part));
+        }
+        if let Some(mine) = mine {
+            write(mine);
+        }
+    });
+    started.elapsed()
+}
+
+/// Memory like that of descriptors, present.
+fn present(bytes: u64) -> Result<Exclusive, BenchError> {
+    let how = Anonymous { huge: HugeAdvice::Advise, ..Anonymous::default() };
+    let mut memory = Exclusive::anonymous(ByteLen::new(bytes), how)?;
+    memory.populate(0..bytes)?;
+    Ok(memory)
+}
+
+fn index(bytes: u64) -> usize {
+    usize::try_from(bytes).unwrap_or(usize::MAX)
+}
+
+fn rebinds(settings: &Settings, watch: Watch<'_>, bench: &mut Bench) -> Result<(), BenchError> {
+    let pages = settings.size.get() >> 12;
+    let (linux_bytes, small_bytes) = (pages * 64, pages * 8);
+    let threads = settings.threads.get();
+    let is_published_size = settings.size == PUBLISHED_SIZE;
+    // One zone for all: every row writes the same memory.
+    let zone = Zone::with_keep_limit(ByteLen::new(linux_bytes + small_bytes + (64 << 20)));
+    let limit = RefCell::new(present(linux_bytes)?);
+    let mut suite = Suite::new(settings.size);
+
+    let mut fills = vec![
+        ("bind-limit/line-1", "bare fill, 1 thread", Fill::Line, linux_bytes, 1),
+        ("bind-limit/zero-1", "bare fill with zeroes, 1 thread", Fill::Zeroes, small_bytes, 1),
+    ];
+    if threads > 1 {
+        fills.push((LINE_MANY, "bare fill, all threads", Fill::Line, linux_bytes, threads));
+    }
+    for (id, name, fill, bytes, threads) in fills {
+        let limit = &limit;
+        suite.add(id, name, bytes, threads, move || {
+            Ok(bare_fill(&mut limit.borrow_mut().as_bytes_mut()[..index(bytes)], fill, threads))
+        });
+    }
+
+    for shape in &SHAPES {
+        let id = |row: &str| format!("{}/{row}", shape.table);
+        let options = |threads| linux(shape.order, Tails::Stored, threads);
+        let naive = naive_template(settings.size, shape.order, Some(limit.borrow().addr()))?;
+        check_naive(&naive, &mut limit.borrow_mut(), shape)?;
+        let spec = suite.add(&id("naive"), "naive, field by field", linux_bytes, 1, {
+            let limit = &limit;
+            move || naive_rebind(&naive, &mut limit.borrow_mut())
+        });
+        spec.naive = Some(id("naive"));
+        spec.limit = Some(("bind-limit/line-1".to_owned(), linux_bytes));
+        spec.published = Some(shape.published_naive).filter(|_| is_published_size);
+        let mut rows = vec![(
+            id("slow-path"),
+            "slow path, the oracle".to_owned(),
+            options(1).stamp(Stamp::FieldByField),
+        )];
+        for path in StorePath::ALL {
+            let row = id(&format!("template-{path}"));
+            if !path.is_available() {
+                let reason = "this CPU does not offer it".to_owned();
+                bench.skipped.push(Skipped { id: row, reason });
+                continue;
+            }
+            let name = match path {
+                StorePath::Portable => "template, plain stores".to_owned(),
+                _ => format!("template, {path} stores"),
+            };
+            rows.push((row, name, options(1).stamp(Stamp::Template(path))));
+        }
+        rows.push((id("ours-1"), "ours".to_owned(), options(1)));
+        if threads > 1 {
+            rows.push((id("ours-all"), format!("ours, {threads} threads"), options(threads)));
+        }
+        for (row, name, options) in rows {
+            let is_all = row.ends_with("-all");
+            let published = row.ends_with("/ours-1").then_some(shape.published_ours);
+            let spec = suite.bind(&row, name, &zone, options)?;
+            spec.naive = Some(id("naive"));
+            let limit_id = if is_all { LINE_MANY } else { "bind-limit/line-1" };
+            spec.limit = Some((limit_id.to_owned(), linux_bytes));
+            spec.published = published.filter(|_| is_published_size);
+        }
+        bench.tables.push(Table {
+            id: shape.table.to_owned(),
+            title: shape.title.to_owned(),
+            note: "memory present; the limit is a bare fill of the same bytes".to_owned(),
+        });
+    }
+
+    let naive = Some("bind-4k/naive".to_owned());
+    let spec = suite.bind(
+        "bind-small/eager-8-bytes",
+        "8-byte descriptors, base pages, eager",
+        &zone,
+        small(Order::BASE, 1),
+    )?;
+    spec.naive.clone_from(&naive);
+    spec.limit = Some(("bind-limit/zero-1".to_owned(), small_bytes));
+    suite
+        .bind(
+            "bind-small/on-touch",
+            "8-byte descriptors, base pages, on touch",
+            &zone,
+            BindOptions::new(MemoryKind::Generic),
+        )?
+        .naive
+        .clone_from(&naive);
+    for (order, name) in [(Order::PMD, "2m"), (Order::PUD, "1g")] {
+        let folio = if order == Order::PMD { "2 MiB" } else { "1 GiB" };
+        let spec = suite.bind(
+            &format!("bind-small/derived-{name}-8-bytes"),
+            format!("8-byte descriptors, {folio} folios, derived tails, eager"),
+            &zone,
+            small(order, 1),
+        )?;
+        spec.naive.clone_from(&naive);
+        let spec = suite.bind(
+            &format!("bind-small/derived-{name}-64-bytes"),
+            format!("64-byte descriptors, {folio} folios, derived tails, eager"),
+            &zone,
+            linux(order, Tails::Derived, 1),
+        )?;
+        spec.naive.clone_from(&naive);
+    }
+    bench.tables.push(Table {
+        id: "bind-small".to_owned(),
+        title: "Rebind, fewer bytes for the same pages".to_owned(),
+        note: "naive is the 64-byte row of base pages".to_owned(),
+    });
+    bench.tables.push(Table {
+        id: "bind-limit".to_owned(),
+        title: "The limit of this machine".to_owned(),
+        note: "by the widest store that wins here".to_owned(),
+    });
+    suite.run("rebinds", settings.rebinds, watch, &mut bench.results)
+}
+
+const LINE_MANY: &str = "bind-limit/line-all";
+
+fn first_binds(settings: &Settings, watch: Watch<'_>, bench: &mut Bench) -> Result<(), BenchError> {
+    if settings.first_binds == 0 {
+        return Ok(());
+    }
+    let linux_bytes = (settings.size.get() >> 12) * 64;
+    let threads = settings.threads.get();
+    let kept = Zone::with_keep_limit(ByteLen::new(linux_bytes + (64 << 20)));
+    let fresh = Zone::with_keep_limit(ByteLen::ZERO);
+    let mut suite = Suite::new(settings.size);
+    let naive = Some("bind-first/naive".to_owned());
+    let clearing = Some(("bind-first/clearing".to_owned(), linux_bytes));
+
+    let template = naive_template(settings.size, Order::BASE, None)?;
+    suite
+        .add(
+            "bind-first/naive",
+            "naive, faulting 4 KiB pages as it goes",
+            linux_bytes,
+            1,
+            move || naive_first_bind(&template),
+        )
+        .cold = true;
+    let spec = suite.add(
+        "bind-first/clearing",
+        "the kernel's clearing alone, huge pages",
+        linux_bytes,
+        1,
+        move || {
+            let started = Instant::now();
+            let memory = present(linux_bytes)?;
+            let elapsed = started.elapsed();
+            drop(memory);
+            Ok(elapsed)
+        },
+    );
+    (spec.naive, spec.cold) = (naive.clone(), true);
+    let mut rows = vec![
+        ("bind-first/ours-1", "ours, fresh memory".to_owned(), &fresh, 1),
+        ("bind-first/ours-kept", "ours, memory that the zone had kept".to_owned(), &kept, 1),
+    ];
+    if threads > 1 {
+        let name = format!("ours, fresh memory, {threads} threads");
+        rows.push(("bind-first/ours-all", name, &fresh, threads));
+    }
+    for (id, name, zone, threads) in rows {
+        let spec = suite.bind(id, name, zone, linux(Order::BASE, Tails::Stored, threads))?;
+        spec.naive.clone_from(&naive);
+        spec.limit.clone_from(&clearing);
+        spec.cold = !id.ends_with("kept");
+    }
+    bench.tables.push(Table {
+        id: "bind-first".to_owned(),
+        title: "First bind, base pages, 64-byte Linux descriptors".to_owned(),
+        note:
+            "cold: memory fresh from the kernel, though the host may have it ready; the limit is \
+               the kernel's clearing of it"
+                .to_owned(),
+    });
+    suite.run("first binds", settings.first_binds, watch, &mut bench.results)
+}
+
+/// Returns what the naive way should write for descriptors that lie at `address`, if that is known.
+fn naive_template(
+    size: ByteLen,
+    order: Order,
+    address: Option<Addr>,
+) -> Result<Template<LinuxPage>, BenchError> {
+    let pages = PageCount::new(size.get() >> 12);
+    let laid_out = PfnRange::try_new(Pfn::new(1 << 20), pages)
+        .map_err(LayoutError::from)
+        .and_then(|range| Layout::try_new(range, order, Tails::Stored));
+    match laid_out {
+        Ok(layout) => {
+            // An address is at most 64 bits.
+            Ok(Template::new(
+                layout,
+                MemoryKind::Generic,
+                seed(),
+                address.map_or(0, |address| address.get() as u64),
+            ))
+        }
+        Err(_) => Err(BenchError::Size { size }),
+    }
+}
+
+/// Writes descriptors the naive way into memory that is present.
+fn naive_rebind(
+    template: &Template<LinuxPage>,
+    memory: &mut Exclusive,
+) -> Result<Duration, BenchError> {
+    let bytes = index(template.layout().descriptors() * 64);
+    let started = Instant::now();
+    naive_stamp(template, &mut memory.as_bytes_mut()[..bytes]);
+    Ok(started.elapsed())
+}
+
+fn naive_stamp(template: &Template<LinuxPage>, bytes: &mut [u8]) {
+    let address = bytes.as_ptr().addr() as u64;
+    if let Ok(pages) = <[NaivePage]>::mut_from_bytes(bytes) {
+        naive::stamp(pages, template.layout().order(), &NaiveZone::new(&seed()), address);
+    }
+}
+
+fn check_naive(
+    template: &Template<LinuxPage>,
+    memory: &mut Exclusive,
+    shape: &Shape,
+) -> Result<(), BenchError> {
+    naive_rebind(template, memory)?;
+    let bytes = index(template.layout().descriptors() * 64);
+    let wrong = match <[NaivePage]>::ref_from_bytes(&memory.as_bytes()[..bytes]) {
+        Ok(pages) => naive::first_wrong(pages, template),
+        Err(_) => Some(template.layout().range().start()),
+    };
+    match wrong {
+        None => Ok(()),
+        Some(pfn) => Err(BenchError::Wrong { row: format!("{}/naive", shape.table), pfn }),
+    }
+}
+
+/// Maps base pages and writes descriptors into them the naive way, without asking for a page
+/// before.
+fn naive_first_bind(template: &Template<LinuxPage>) -> Result<Duration, BenchError> {
+    let bytes = template.layout().descriptors() * 64;
+    let started = Instant::now();
+    let how = Anonymous { huge: HugeAdvice::Never, ..Anonymous::default() };
+    let mut memory = Exclusive::anonymous(ByteLen::new(bytes), how)?;
+    naive_stamp(template, &mut memory.as_bytes_mut()[..index(bytes)]);
+    let elapsed = started.elapsed();
+    drop(memory);
+    Ok(elapsed)
+}
+
+/// Cost against size: on touch up to 16 TiB, and eager as far as memory goes. All sizes are
+/// measured together, so that the machine's moods do not look like growth.
+fn growth(settings: &Settings, watch: Watch<'_>, bench: &mut Bench) -> Result<(), BenchError> {
+    let rounds = settings.rebinds.clamp(3, 10);
+    let on_touch = Zone::with_keep_limit(ByteLen::ZERO);
+    let available = memory::available(&SystemRoot::host()).map_or(0, |have| have.bytes.get());
+    let mut taken = 0;
+    let mut zones = Vec::new();
+    for gib in [1, 4, 16, 64, 100, 256, 512] {
+        let size = ByteLen::gib(gib);
+        let id = format!("bind-growth/eager-{gib}GiB");
+        let bytes = (size.get() >> 12) * 64;
+        if taken + bytes > available / 10 * 9 {
+            let reason = format!("{} of descriptors do not fit in memory", ByteLen::new(bytes));
+            bench.skipped.push(Skipped { id, reason });
+            continue;
+        }
+        taken += bytes;
+        zones.push((id, size, Zone::with_keep_limit(ByteLen::new(bytes + (64 << 20)))));
+    }
+    let mut suite = Suite::new(ByteLen::ZERO);
+    for shift in 30..=44 {
+        suite.size = ByteLen::new(1 << shift);
+        let size = suite.size;
+        suite.bind(
+            &format!("bind-growth/on-touch-{}", size.to_string().replace(' ', "")),
+            format!("on touch, {size}"),
+            &on_touch,
+            BindOptions::new(MemoryKind::Generic),
+        )?;
+    }
+    for (id, size, zone) in &zones {
+        suite.size = *size;
+        let options = linux(Order::BASE, Tails::Stored, 1);
+        suite.bind(id, format!("64-byte, eager, {size}"), zone, options)?;
+    }
+    bench.tables.push(Table {
+        id: "bind-growth".to_owned(),
+        title: "Rebind, cost against size".to_owned(),
+        note: "on touch writes nothing; eager writes 64 bytes a page, by one thread".to_owned(),
+    });
+    suite.run("growth", rounds, watch, &mut bench.results)
+}

@@ -1,0 +1,137 @@
+//! Running cases in interleaved rounds, and the numbers that come of it.
+
+use std::time::Duration;
+
+/// How far a benchmark is: what it does now, and how many rounds of how many are done.
+#[derive(Clone, Copy, Debug)]
+pub struct Phase<'a> {
+    /// What is measured now.
+    pub what: &'a str,
+    /// How many rounds are done.
+    pub done: u64,
+    /// How many there are.
+    pub total: u64,
+}
+
+/// Who is told how far a benchmark is.
+pub type Watch<'a> = &'a dyn Fn(Phase<'_>);
+
+/// One way of doing the work of a group.
+pub(crate) struct Case<'a, E> {
+    pub(crate) name: String,
+    /// Does the work once and returns how long that took.
+    pub(crate) run: Box<dyn FnMut() -> Result<Duration, E> + 'a>,
+}
+
+/// What the cases of one group took, in nanoseconds, round by round.
+#[derive(Debug, Default)]
+pub(crate) struct Samples {
+    names: Vec<String>,
+    rounds: Vec<Vec<u64>>,
+}
+
+/// Runs every case once a round, after one round that is not counted.
+pub(crate) fn run<E>(
+    what: &str,
+    rounds: u32,
+    cases: &mut [Case<'_, E>],
+    watch: Watch<'_>,
+) -> Result<Samples, E> {
+    let mut random = fastrand::Rng::with_seed(0x75_7a_6f_6e_65);
+    let mut order: Vec<usize> = (0..cases.len()).collect();
+    let mut samples =
+        Samples { names: cases.iter().map(|case| case.name.clone()).collect(), rounds: Vec::new() };
+    for round in 0..=rounds {
+        watch(Phase { what, done: u64::from(round), total: u64::from(rounds) + 1 });
+        random.shuffle(&mut order);
+        let mut times = vec![0; cases.len()];
+        for &index in &order {
+            // A round of more than five centuries would not fit.
+            times[index] = u64::try_from((cases[index].run)()?.as_nanos()).unwrap_or(u64::MAX);
+        }
+        if round > 0 {
+            samples.rounds.push(times);
+        }
+    }
+    watch(Phase { what, done: u64::from(rounds) + 1, total: u64::from(rounds) + 1 });
+    Ok(samples)
+}
+
+impl Samples {
+    fn index(&self, name: &str) -> Option<usize> {
+        self.names.iter().position(|known| known == name)
+    }
+
+    /// Returns what the case `name` took, in ascending order.
+    pub(crate) fn sorted(&self, name: &str) -> Vec<u64> {
+        let Some(index) = self.index(name) else { return Vec::new() };
+        let mut times: Vec<u64> = self.rounds.iter().map(|round| round[index]).collect();
+        times.sort_unstable();
+        times
+    }
+
+    /// Returns the median, over the rounds, of how many times longer `name` took than `other`.
+    pub(crate) fn ratio(&self, name: &str, other: &str) -> Option<f64> {
+        let (name, other) = (self.index(name)?, self.index(other)?);
+        let mut ratios: Vec<f64> = self
+            .rounds
+            .iter()
+            .map(|round| float(round[name]) / float(round[other].max(1)))
+            .collect();
+        ratios.sort_by(f64::total_cmp);
+        ratios.get(ratios.len() / 2).copied()
+    }
+}
+
+/// Returns a count as a float, for ratios and rates.
+#[expect(clippy::cast_precision_loss, reason = "exact below 2^53, and a rate needs no more")]
+pub(crate) fn float(count: u64) -> f64 {
+    count as f64
+}
+
+/// Returns the middle one of times in ascending order.
+pub(crate) fn median(sorted: &[u64]) -> u64 {
+    sorted.get(sorted.len() / 2).copied().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ratio_is_the_median_of_the_rounds_own_ratios() {
+        let samples = Samples {
+            names: vec!["slow".into(), "fast".into()],
+            rounds: vec![vec![100, 50], vec![900, 300], vec![200, 50]],
+        };
+        assert_eq!(samples.ratio("slow", "fast"), Some(3.0));
+        assert_eq!(samples.ratio("slow", "none"), None);
+        assert_eq!(samples.sorted("slow"), [100, 200, 900]);
+        assert_eq!(median(&samples.sorted("slow")), 200);
+        assert_eq!(median(&[]), 0);
+    }
+
+    #[test]
+    fn every_case_runs_once_a_round_and_once_before() {
+        let mut counts = [0; 3];
+        let seen = std::cell::RefCell::new(Vec::new());
+        {
+            let mut cases: Vec<Case<'_, ()>> = counts
+                .iter_mut()
+                .enumerate()
+                .map(|(index, count)| Case {
+                    name: index.to_string(),
+                    run: Box::new(move || {
+                        *count += 1;
+                        Ok(Duration::from_nanos(index as u64))
+                    }),
+                })
+                .collect();
+            let watch = |phase: Phase<'_>| seen.borrow_mut().push((phase.done, phase.total));
+            let samples = run("test", 4, &mut cases, &watch).unwrap();
+            assert_eq!(samples.sorted("2"), [2; 4]);
+        }
+        assert_eq!(counts, [5; 3]);
+        assert_eq!(seen.borrow().last(), Some(&(5, 5)));
+    }
+}

@@ -1,0 +1,16 @@
+//! Every benchmark of uzone, as a library that the command and the checks call.
+//!
+//! A benchmark is a *group* of cases that do the same work in different ways. Each round runs
+//! every case once, in a fresh random order, so that whatever the machine does meanwhile hits all
+//! of them; ratios are formed within a round, and the median of those is what is reported. The
+//! naive way and the limit of the machine are cases like the others. What a case wrote is checked
+//! before it is timed.
+#![forbid(unsafe_code)]
+
+pub mod bind;
+mod group;
+pub mod machine;
+mod naive;
+pub mod report;
+
+pub use group::{Phase, Watch};
