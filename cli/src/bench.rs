@@ -1,0 +1,193 @@
+//! `uzone bench`: the published experiments on this machine, each beside its limit.
+
+use std::cell::RefCell;
+use std::fmt::Write as _;
+use std::num::NonZeroUsize;
+use std::time::Duration;
+
+use clap::Subcommand;
+use uzone_bench::Phase;
+use uzone_bench::bind::{self, Settings};
+use uzone_bench::report::{Bench, Row, Table};
+use uzone_pages::ByteLen;
+
+use crate::exit::{self, Exit, Failure};
+use crate::output::{Output, Report, Style, human_duration, table};
+use crate::progress::Progress;
+
+/// Measure this machine: naive, ours, the limit, and the published figure
+#[derive(Debug, clap::Args)]
+#[command(after_help = exit::help("uzone bench bind --size 100G --json", &EXITS))]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    benchmark: Benchmark,
+}
+
+const EXITS: [Exit; 4] = [Exit::Ok, Exit::Usage, Exit::Os, Exit::Io];
+
+#[derive(Debug, Subcommand)]
+enum Benchmark {
+    Bind(BindArgs),
+}
+
+/// Describe every page of a region: first bind, rebinds, and cost against size
+///
+/// The region is only reserved; what is written are its descriptors, 64 bytes a page. Every row is
+/// measured once a round, in a random order, so that they all meet the same machine. `naive` is a
+/// call for each page that sets field after field; the limit is a bare fill of as many bytes.
+#[derive(Debug, clap::Args)]
+#[command(after_help = exit::help("uzone bench bind --size 100G --rebinds 30", &EXITS))]
+struct BindArgs {
+    /// How much memory is described, in whole GiB; its descriptors take 1/64 of that, twice
+    #[arg(long, default_value = "100G", value_name = "SIZE")]
+    size: ByteLen,
+    /// Rounds of rebinds
+    #[arg(long, default_value_t = 30, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    rebinds: u32,
+    /// Rounds of first binds, which take fresh memory from the kernel; 0 leaves them out
+    #[arg(long, default_value_t = 10, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=10_000))]
+    first_binds: u32,
+    /// The most threads of the rows that have several [default: as many as there are CPUs]
+    #[arg(long, value_name = "N")]
+    threads: Option<NonZeroUsize>,
+    /// Leave out cost against size
+    #[arg(long)]
+    no_growth: bool,
+}
+
+/// Runs a benchmark and prints what it found.
+///
+/// # Errors
+/// If memory is short, or the result cannot be written.
+pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
+    let Benchmark::Bind(args) = &args.benchmark;
+    let published = Settings::published();
+    let settings = Settings {
+        size: args.size,
+        rebinds: args.rebinds,
+        first_binds: args.first_binds,
+        threads: args.threads.unwrap_or(published.threads),
+        growth: !args.no_growth,
+    };
+    let bench = run_bind(settings, out)?;
+    out.print(&bench)?;
+    Ok(Exit::Ok)
+}
+
+/// Runs the bind benchmark with a progress bar for each of its parts.
+///
+/// # Errors
+/// If memory is short.
+pub(crate) fn run_bind(settings: Settings, out: &Output) -> Result<Bench, bind::BenchError> {
+    let shown: RefCell<Option<(String, Progress)>> = RefCell::new(None);
+    bind::run(settings, &|phase: Phase<'_>| {
+        let mut shown = shown.borrow_mut();
+        if shown.as_ref().is_none_or(|(what, _)| what != phase.what) {
+            let bar = Progress::new(out, phase.what.to_owned(), phase.total);
+            *shown = Some((phase.what.to_owned(), bar));
+        }
+        if let Some((_, bar)) = shown.as_ref() {
+            bar.set(phase.done);
+        }
+    })
+}
+
+impl Report for Bench {
+    fn text(&self, _style: Style) -> String {
+        let mut text = String::new();
+        // Writing to a String does not fail.
+        let _ = writeln!(text, "uzone bench {}: {}", self.benchmark, self.settings);
+        for table in &self.tables {
+            text.push('\n');
+            write_table(&mut text, table, &self.results);
+        }
+        if !self.skipped.is_empty() {
+            text.push_str("\nnot measured\n");
+            for skipped in &self.skipped {
+                let _ = writeln!(text, "  {}: {}", skipped.id, skipped.reason);
+            }
+        }
+        let _ = write!(text, "\n{}", foot(self));
+        text
+    }
+}
+
+fn write_table(text: &mut String, spec: &Table, rows: &[Row]) {
+    let _ = writeln!(text, "{}\n({})", spec.title, spec.note);
+    let mut cells = table(&[
+        "row",
+        "median",
+        "worst",
+        "ns/page",
+        "GB/s",
+        "of limit",
+        "x naive",
+        "resident/TiB",
+        "published",
+    ]);
+    let prefix = format!("{}/", spec.id);
+    for row in rows.iter().filter(|row| row.id.starts_with(&prefix)) {
+        cells.add_row(vec![
+            if row.cold { format!("{} (cold)", row.name) } else { row.name.clone() },
+            ns(row.median_ns),
+            ns(row.worst_ns),
+            number(row.ns_per_page),
+            if row.bytes == 0 || row.threads == 0 {
+                none()
+            } else {
+                number(row.gib_per_s * GIB_TO_GB)
+            },
+            row.share_of_limit.map_or_else(none, |share| format!("{:.0} %", share * 100.0)),
+            row.ratio_naive.map_or_else(none, number),
+            row.metadata_resident_bytes_per_tib
+                .map_or_else(none, |bytes| ByteLen::new(bytes).to_string()),
+            row.published.map_or_else(none, |published| ns(published.ns)),
+        ]);
+    }
+    let _ = writeln!(text, "{}", cells.trim_fmt());
+}
+
+/// Tables count in powers of ten, as those do that they are compared with.
+const GIB_TO_GB: f64 = 1.073_741_824;
+
+fn none() -> String {
+    String::from("-")
+}
+
+/// Returns a time with three digits, for a column of them.
+pub(crate) fn ns(ns: u64) -> String {
+    human_duration(Duration::from_nanos(ns))
+}
+
+/// Returns a ratio or rate with about three digits.
+pub(crate) fn number(value: f64) -> String {
+    match value {
+        value if value >= 100.0 => format!("{value:.0}"),
+        value if value >= 10.0 => format!("{value:.1}"),
+        value => format!("{value:.2}"),
+    }
+}
+
+/// Returns what was measured on, and what was published on what.
+fn foot(bench: &Bench) -> String {
+    let machine = &bench.machine;
+    let mut text = format!(
+        "{}, {} CPUs, {}, Linux {}, transparent huge pages {}; {} stores; uzone {}{}\n",
+        machine.cpu,
+        machine.cpus,
+        ByteLen::new(machine.memory_bytes),
+        machine.kernel,
+        machine.transparent_huge_pages,
+        machine.stream,
+        machine.version,
+        machine.commit.map(|commit| format!(" ({commit})")).unwrap_or_default(),
+    );
+    let mut sources: Vec<&str> =
+        bench.results.iter().filter_map(|row| Some(row.published?.source)).collect();
+    sources.sort_unstable();
+    sources.dedup();
+    for source in sources {
+        let _ = writeln!(text, "published: {source}");
+    }
+    text
+}

@@ -1,0 +1,194 @@
+//! `uzone doctor`: what this host offers, one line each, and how to mend what is missing.
+//!
+//! The way of a fact: `facts.rs` asks the host, `checks.rs` decides what that means, `figures.rs`
+//! has it raw for machines, and this file prints it. Nothing on the host is changed.
+
+mod checks;
+mod facts;
+mod figures;
+mod words;
+
+use std::fmt::Write as _;
+
+use serde::Serialize;
+use uzone_os::HugeSize;
+
+use crate::exit::{self, Exit, Failure};
+use crate::output::{Output, Report, Style, Tone, Verbosity, number_list, table};
+use checks::{Check, Status};
+use facts::Facts;
+use figures::Figures;
+
+/// Show what this host offers big memory, and how to mend what is missing
+///
+/// Each line is one check: `ok`; `note`, something only some programs want; `warn`, something that
+/// will be slow or fail when used; `FAIL`, something nothing works without. Only the last makes the
+/// exit code 1. A line that is not ok is followed by how to mend it. Nothing is changed.
+#[derive(Debug, clap::Args)]
+#[command(after_help = exit::help(
+    "uzone doctor --json | jq '.checks[] | select(.status != \"ok\")'",
+    &[Exit::Ok, Exit::No, Exit::Usage, Exit::Io],
+))]
+pub(crate) struct Args {}
+
+/// Asks the host and prints what it offers.
+///
+/// # Errors
+/// If the result cannot be written.
+pub(crate) fn run(_: &Args, out: &Output) -> Result<Exit, Failure> {
+    out.log("asking the kernel, and measuring the store instructions (20 ms at most)");
+    let facts = Facts::of_host();
+    let report = Doctor::of(&facts);
+    out.print(&report)?;
+    Ok(if report.is_ready { Exit::Ok } else { Exit::No })
+}
+
+/// How many checks came out how.
+#[derive(Debug, Default, PartialEq, Eq, Serialize)]
+struct Counts {
+    ok: usize,
+    note: usize,
+    warn: usize,
+    fail: usize,
+}
+
+/// `uzone.doctor/1`.
+#[derive(Debug, Serialize)]
+struct Doctor<'a> {
+    schema: &'static str,
+    uzone_version: &'static str,
+    is_ready: bool,
+    counts: Counts,
+    checks: Vec<Check>,
+    #[serde(flatten)]
+    figures: Figures<'a>,
+    #[serde(skip)]
+    facts: &'a Facts,
+}
+
+impl<'a> Doctor<'a> {
+    fn of(facts: &'a Facts) -> Self {
+        let checks = checks::checks(facts);
+        let count = |status| checks.iter().filter(|check| check.status == status).count();
+        let counts = Counts {
+            ok: count(Status::Ok),
+            note: count(Status::Note),
+            warn: count(Status::Warn),
+            fail: count(Status::Fail),
+        };
+        Self {
+            schema: "uzone.doctor/1",
+            uzone_version: env!("CARGO_PKG_VERSION"),
+            is_ready: counts.fail == 0,
+            counts,
+            checks,
+            figures: Figures::of(facts),
+            facts,
+        }
+    }
+}
+
+/// Columns that the status takes, the gap behind it included.
+const STATUS_WIDTH: usize = 6;
+
+impl Report for Doctor<'_> {
+    fn text(&self, style: Style) -> String {
+        let mut text = String::new();
+        let shown = |check: &&Check| match style.verbosity {
+            Verbosity::Quiet => check.status >= Status::Warn,
+            Verbosity::Normal | Verbosity::Verbose => true,
+        };
+        let checks: Vec<_> = self.checks.iter().filter(shown).collect();
+        let width = checks.iter().map(|check| check.name.chars().count()).max().unwrap_or(0);
+        for check in checks {
+            write_check(&mut text, check, width, style);
+        }
+        let nodes = self.facts.nodes.as_ref().map_or(0, Vec::len);
+        let wants_nodes = match style.verbosity {
+            Verbosity::Quiet => false,
+            Verbosity::Normal => nodes > 1,
+            Verbosity::Verbose => nodes > 0,
+        };
+        if wants_nodes {
+            let _ = write!(text, "\n{}\n\n", node_table(self.facts).trim_fmt());
+        }
+        text.push_str(&self.summary(style));
+        text
+    }
+}
+
+impl Doctor<'_> {
+    fn summary(&self, style: Style) -> String {
+        let Counts { ok, note, warn, fail } = self.counts;
+        let mut parts = vec![format!("{ok} ok")];
+        for (count, one, many) in
+            [(note, "note", "notes"), (warn, "warning", "warnings"), (fail, "failure", "failures")]
+        {
+            match count {
+                0 => {}
+                1 => parts.push(format!("1 {one}")),
+                count => parts.push(format!("{count} {many}")),
+            }
+        }
+        let verdict = match (self.is_ready, warn) {
+            (true, 0) => style.paint(Tone::Good, "ready"),
+            (true, _) => style.paint(Tone::Caution, "ready, with warnings"),
+            (false, _) => style.paint(Tone::Bad, "not ready"),
+        };
+        format!("{verdict}: {}\n", parts.join(", "))
+    }
+}
+
+/// Writes a check as one line, its fix below it, and with `--verbose` its details below that.
+fn write_check(text: &mut String, check: &Check, width: usize, style: Style) {
+    let (word, tone) = match check.status {
+        Status::Ok => ("ok", Tone::Good),
+        Status::Note => ("note", Tone::Hint),
+        Status::Warn => ("warn", Tone::Caution),
+        Status::Fail => ("FAIL", Tone::Bad),
+    };
+    // Padded outside of the colour, whose bytes would count.
+    let gap = STATUS_WIDTH - word.len();
+    let word = style.paint(tone, word);
+    // Writing to a String does not fail.
+    let _ = writeln!(text, "{word}{:gap$}{:width$}  {}", "", check.name, check.value);
+    let mut lead = "fix:";
+    for line in check.fix.iter().flat_map(|fix| fix.lines()) {
+        let _ = writeln!(text, "{:STATUS_WIDTH$}{lead} {line}", "");
+        lead = "    ";
+    }
+    if style.verbosity == Verbosity::Verbose {
+        for line in &check.details {
+            let line = style.paint(Tone::Faint, line);
+            let _ = writeln!(text, "{:STATUS_WIDTH$}{:width$}  {line}", "", "");
+        }
+    }
+}
+
+/// Returns the NUMA nodes as a table: where the memory and the huge pages are.
+fn node_table(facts: &Facts) -> comfy_table::Table {
+    let mut table = table(&["node", "CPUs", "memory", "free", "2 MiB pages", "1 GiB pages"]);
+    for node in facts.nodes.iter().flatten() {
+        let pages = |size: HugeSize| {
+            let pools = facts.node_pools.as_deref().unwrap_or_default();
+            let pool = pools.iter().find(|pool| pool.node == node.number && pool.size == size);
+            pool.map_or_else(
+                || "-".to_owned(),
+                |pool| format!("{} free of {}", pool.free, pool.total),
+            )
+        };
+        let cpus = if node.cpus.is_empty() { "-".to_owned() } else { number_list(&node.cpus) };
+        table.add_row([
+            node.number.to_string(),
+            cpus,
+            node.total.to_string(),
+            node.free.to_string(),
+            pages(HugeSize::MIB_2),
+            pages(HugeSize::GIB_1),
+        ]);
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests;

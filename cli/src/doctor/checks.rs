@@ -1,0 +1,659 @@
+//! From facts to checks: what is as it should be, what is not, and what to do about it.
+//!
+//! Everything here is a pure function of [`Facts`]. A check that is not ok says how to mend it: a
+//! command where there is one, else what has to change.
+
+use std::error::Error;
+
+use serde::Serialize;
+use uzone_os::HugeSize;
+use uzone_os::hugepages::{Pool, ThpDefrag, ThpEnabled, ThpShmem};
+use uzone_os::memory::{Available, Limit};
+use uzone_os::probe::{Overcommit, UffdAccess, UffdFeatures};
+use uzone_pages::ByteLen;
+use uzone_stream::{Basis, Crossover, OVERRIDE, Reason};
+
+use super::facts::{Facts, TRIAL};
+use crate::output::{human_duration, number_list};
+
+/// How a check came out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Status {
+    /// As it should be.
+    Ok,
+    /// Something is missing that only some programs want.
+    Note,
+    /// Something will be slow, or will fail when it is used.
+    Warn,
+    /// Something required is missing.
+    Fail,
+}
+
+/// One line of the report.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub(super) struct Check {
+    pub(super) name: String,
+    pub(super) status: Status,
+    /// Whether nothing works without it.
+    pub(super) required: bool,
+    pub(super) value: String,
+    pub(super) fix: Option<String>,
+    /// Lines for those who want to know more; machines read the figures instead.
+    #[serde(skip)]
+    pub(super) details: Vec<String>,
+}
+
+impl Check {
+    fn ok(name: impl Into<String>, value: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            status: Status::Ok,
+            required: false,
+            value: value.into(),
+            fix: None,
+            details: Vec::new(),
+        }
+    }
+
+    fn not_ok(
+        status: Status,
+        name: impl Into<String>,
+        value: impl Into<String>,
+        fix: impl Into<String>,
+    ) -> Self {
+        Self { status, fix: Some(fix.into()), ..Self::ok(name, value) }
+    }
+
+    fn note(name: impl Into<String>, value: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self::not_ok(Status::Note, name, value, fix)
+    }
+
+    fn warn(name: impl Into<String>, value: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self::not_ok(Status::Warn, name, value, fix)
+    }
+
+    /// A fact that could not be read.
+    fn unknown(name: impl Into<String>, error: &(dyn Error + 'static)) -> Self {
+        Self::note(
+            name,
+            format!("not known: {}", sentence(error)),
+            "let this process read /proc and /sys (a container may hide them)",
+        )
+    }
+
+    fn required(self) -> Self {
+        Self { required: true, ..self }
+    }
+
+    fn with_details(self, details: Vec<String>) -> Self {
+        Self { details, ..self }
+    }
+}
+
+/// Returns an error with its causes on one line.
+pub(super) fn sentence(error: &(dyn Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}
+
+/// Returns the checks of a host, in the order in which a person reads them.
+pub(super) fn checks(facts: &Facts) -> Vec<Check> {
+    let mut checks = vec![kernel(facts), page_size(facts), memory(facts), numa(facts)];
+    checks.extend([cpu(facts), stores(facts), streaming(facts)]);
+    checks.extend([thp(facts), thp_files(facts)]);
+    checks.extend(pools(facts));
+    checks.extend([populate(facts), collapse(facts), scan(facts)]);
+    checks.extend([uffd(facts), uffd_features(facts)]);
+    checks.extend([memlock(facts), mappings(facts), overcommit(facts)]);
+    checks
+}
+
+fn kernel(facts: &Facts) -> Check {
+    const NAME: &str = "kernel";
+    let system = if facts.system == "linux" { "Linux" } else { facts.system };
+    let value = format!("{system} {} on {}", facts.release, facts.machine);
+    let check = if system == "Linux" && facts.address_bits == 64 {
+        Check::ok(NAME, value)
+    } else {
+        Check::not_ok(
+            Status::Fail,
+            NAME,
+            format!("{value}, {} bits", facts.address_bits),
+            "64-bit Linux",
+        )
+    };
+    check.required()
+}
+
+fn page_size(facts: &Facts) -> Check {
+    Check::ok("page size", facts.page_size.to_string()).required()
+}
+
+/// Returns the limit in words, and how to raise it.
+fn limit(available: &Available) -> (String, String) {
+    match &available.limited_by {
+        Limit::System => (
+            "the host".to_owned(),
+            "stop what uses the memory (`ps aux --sort=-rss | head`), or add memory".to_owned(),
+        ),
+        Limit::Cgroup { path } => (
+            format!("the control group {}", path.display()),
+            format!("raise memory.max (version 1: memory.limit_in_bytes) in {}", path.display()),
+        ),
+        Limit::AddressSpace => {
+            ("the address space limit".to_owned(), "ulimit -v unlimited".to_owned())
+        }
+        Limit::Data => ("the data segment limit".to_owned(), "ulimit -d unlimited".to_owned()),
+        _ => (
+            "a limit this program has no name for".to_owned(),
+            "see `ulimit -a` and the control group of this process".to_owned(),
+        ),
+    }
+}
+
+fn memory(facts: &Facts) -> Check {
+    const NAME: &str = "memory";
+    let (value, fix) = match (&facts.available, &facts.memory) {
+        (Ok(available), host) => {
+            let (limit, fix) = limit(available);
+            let total = match host {
+                Ok(host) => format!(" of {}", host.total),
+                Err(_) => String::new(),
+            };
+            let bytes = available.bytes;
+            (format!("{bytes} available{total}, limited by {limit}"), fix)
+        }
+        (Err(error), _) => (
+            format!("available memory not known: {}", sentence(error)),
+            "let this process read /proc (a container may hide it)".to_owned(),
+        ),
+    };
+    let check = match (&facts.trial, &facts.available) {
+        (Err(error), _) => Check::not_ok(
+            Status::Fail,
+            NAME,
+            format!("{TRIAL} cannot be had: {}; {value}", sentence(error)),
+            fix,
+        ),
+        (Ok(()), Ok(_)) => Check::ok(NAME, value),
+        (Ok(()), Err(_)) => Check::note(NAME, value, fix),
+    };
+    check.required()
+}
+
+fn numa(facts: &Facts) -> Check {
+    const NAME: &str = "NUMA nodes";
+    let nodes = match &facts.nodes {
+        Ok(nodes) => nodes,
+        Err(error) => return Check::unknown(NAME, error),
+    };
+    let cpus = |cpus: &[u32]| match cpus {
+        [] => "no CPUs".to_owned(),
+        [cpu] => format!("CPU {cpu}"),
+        cpus => format!("CPUs {}", number_list(cpus)),
+    };
+    let total = nodes.iter().fold(0, |sum: u64, node| sum.saturating_add(node.total.get()));
+    let value = match nodes.as_slice() {
+        [] => return Check::ok(NAME, "this kernel knows none: all memory is equally near"),
+        [node] => format!("1: {}, {} free of {}", cpus(&node.cpus), node.free, node.total),
+        nodes => {
+            // The nodes themselves are a table below the checks.
+            let bare = match nodes.iter().filter(|node| node.cpus.is_empty()).count() {
+                0 => String::new(),
+                bare => format!(", {bare} of them without CPUs"),
+            };
+            format!("{}, {} in all{bare}", nodes.len(), ByteLen::new(total))
+        }
+    };
+    match &facts.memory {
+        Ok(host) if !are_close(total, host.total.get()) => Check::note(
+            NAME,
+            format!("{value}, but the host says {}", host.total),
+            "plan with the smaller figure: memory that was added later, or a balloon, is not\n\
+             counted in both places",
+        ),
+        _ => Check::ok(NAME, value),
+    }
+}
+
+/// Returns whether two lengths are within a tenth of the larger: what the kernel counts in one
+/// place and not in the other is much less.
+fn are_close(one: u64, other: u64) -> bool {
+    one.abs_diff(other) <= one.max(other) / 10
+}
+
+fn cpu(facts: &Facts) -> Check {
+    const NAME: &str = "CPU";
+    let model = match &facts.cpu_model {
+        Ok(Some(model)) => model.clone(),
+        // AArch64 has numbers in its place.
+        Ok(None) => format!("{} (the kernel gives no model name)", facts.machine),
+        Err(error) => return Check::unknown(NAME, error),
+    };
+    match &facts.usable_cpus {
+        Ok(1) => Check::ok(NAME, format!("{model}, 1 CPU for this process")),
+        Ok(count) => Check::ok(NAME, format!("{model}, {count} CPUs for this process")),
+        Err(error) => Check::unknown(NAME, error),
+    }
+}
+
+/// What is measured in memory, where there is none.
+fn not_measured(name: &str) -> Check {
+    Check::note(name, "not measured for want of memory", "see memory, above, and run again")
+}
+
+fn stores(facts: &Facts) -> Check {
+    const NAME: &str = "store instructions";
+    let Some(stores) = &facts.stores else {
+        return not_measured(NAME);
+    };
+    let others: Vec<_> = stores
+        .available
+        .iter()
+        .filter(|&&path| path != stores.chosen)
+        .map(|path| path.name())
+        .collect();
+    let others = if others.is_empty() {
+        String::new()
+    } else {
+        format!("; also here: {}", others.join(", "))
+    };
+    let reason = match stores.reason {
+        Reason::Override => format!("as {OVERRIDE} says"),
+        Reason::Calibrated => "measured as best here".to_owned(),
+        Reason::OnlyOne => "the only one here".to_owned(),
+        _ => "chosen".to_owned(),
+    };
+    let value = format!("{}, {reason}{others}", stores.chosen);
+    match &stores.problem {
+        None => Check::ok(NAME, value),
+        Some(problem) => Check::warn(
+            NAME,
+            format!("{value}; {OVERRIDE} is not followed: {problem}"),
+            format!("unset {OVERRIDE}"),
+        ),
+    }
+}
+
+fn streaming(facts: &Facts) -> Check {
+    const NAME: &str = "stores past the cache";
+    let Some(stores) = &facts.stores else {
+        return not_measured(NAME);
+    };
+    if stores.hot.basis == Basis::NoStreaming {
+        return Check::ok(NAME, "none on this architecture: plain stores do all the work");
+    }
+    let from = |crossover: &Crossover| ByteLen::new(crossover.bytes as u64);
+    let value = format!(
+        "from {} on; if read at once {}, if in cache {}",
+        from(&stores.cold_later),
+        from(&stores.cold_soon),
+        from(&stores.hot)
+    );
+    let elapsed = human_duration(stores.elapsed);
+    let details = vec![
+        format!("cold memory, read later:   {}", stores.cold_later),
+        format!("cold memory, read at once: {}", stores.cold_soon),
+        format!("memory in the cache:       {}", stores.hot),
+        format!("measured in {elapsed}, once a process"),
+    ];
+    let check = if stores.is_complete {
+        Check::ok(NAME, format!("{value}; measured in {elapsed}"))
+    } else {
+        Check::note(
+            NAME,
+            format!("{value}; time ran out after {elapsed}"),
+            "run again when the host is less busy: what was not measured is a default",
+        )
+    };
+    check.with_details(details)
+}
+
+const THP: &str = "/sys/kernel/mm/transparent_hugepage";
+
+fn thp(facts: &Facts) -> Check {
+    const NAME: &str = "transparent huge pages";
+    let thp = match &facts.thp {
+        Ok(Some(thp)) => thp,
+        Ok(None) => {
+            return Check::warn(
+                NAME,
+                "this kernel has none: big memory costs more page faults",
+                "a kernel built with CONFIG_TRANSPARENT_HUGEPAGE, or the huge page pools below",
+            );
+        }
+        Err(error) => return Check::unknown(NAME, error),
+    };
+    let (enabled, defrag) = (thp.enabled, thp.defrag);
+    let value = format!("{enabled} (defrag {defrag}, {} each)", thp.pmd_size);
+    match (thp.enabled, thp.defrag) {
+        (ThpEnabled::Never, _) => {
+            Check::warn(NAME, value, format!("as root: echo madvise > {THP}/enabled"))
+        }
+        (_, ThpDefrag::Never | ThpDefrag::Defer) => Check::note(
+            NAME,
+            format!("{value}: small pages when no huge one is free"),
+            format!("as root: echo madvise > {THP}/defrag"),
+        ),
+        _ => Check::ok(NAME, value),
+    }
+}
+
+fn thp_files(facts: &Facts) -> Check {
+    const NAME: &str = "huge pages for memfd";
+    let thp = match &facts.thp {
+        Ok(Some(thp)) => thp,
+        Ok(None) => {
+            return Check::note(
+                NAME,
+                "this kernel has none",
+                "a kernel built with CONFIG_TRANSPARENT_HUGEPAGE, or the huge page pools below",
+            );
+        }
+        Err(error) => return Check::unknown(NAME, error),
+    };
+    let word = thp.shmem.to_string();
+    if matches!(thp.shmem, ThpShmem::Never | ThpShmem::Deny) {
+        let fix = format!("as root: echo advise > {THP}/shmem_enabled");
+        Check::note(NAME, format!("{word}: memory files get small pages"), fix)
+    } else {
+        Check::ok(NAME, word)
+    }
+}
+
+/// The largest pool that a fix proposes for somebody who has none.
+const PROPOSED_POOL: [(HugeSize, u64); 2] = [(HugeSize::MIB_2, 512), (HugeSize::GIB_1, 4)];
+
+fn pools(facts: &Facts) -> Vec<Check> {
+    let pools = match &facts.pools {
+        Ok(pools) => pools,
+        Err(error) => return vec![Check::unknown("huge page pools", error)],
+    };
+    // A pool is the host's, whatever this process may take.
+    let available = facts.memory.as_ref().ok().map(|host| host.available);
+    let mut sizes: Vec<_> = PROPOSED_POOL.iter().map(|(size, _)| *size).collect();
+    sizes.extend(pools.iter().map(|pool| pool.size));
+    sizes.sort_unstable();
+    sizes.dedup();
+    let check = |size| match pools.iter().find(|pool| pool.size == size) {
+        Some(pool) => pool_check(pool, available),
+        None => Check::note(
+            pool_name(size),
+            "this kernel has no pages of this size",
+            if size == HugeSize::GIB_1 {
+                "a kernel with CONFIG_HUGETLBFS on a CPU with 1 GiB pages (flag pdpe1gb)"
+            } else {
+                "a kernel built with CONFIG_HUGETLBFS"
+            },
+        ),
+    };
+    sizes.into_iter().map(check).collect()
+}
+
+fn pool_name(size: HugeSize) -> String {
+    format!("huge page pool {size}")
+}
+
+fn pool_check(pool: &Pool, available: Option<ByteLen>) -> Check {
+    let name = pool_name(pool.size);
+    let on_demand = pool.overcommit.saturating_sub(pool.surplus);
+    let mut value = if pool.total == 0 {
+        "empty".to_owned()
+    } else {
+        format!("{} of {} pages free", pool.free, pool.total)
+    };
+    if pool.reserved != 0 {
+        value = format!("{value}, {} of them promised", pool.reserved);
+    }
+    if on_demand != 0 {
+        value = format!("{value}, up to {on_demand} more on demand");
+    }
+    if pool.free.saturating_sub(pool.reserved) != 0 || on_demand != 0 {
+        return Check::ok(name, value);
+    }
+    let more = proposed_pages(pool.size, available);
+    if more == 0 {
+        return Check::note(
+            name,
+            value,
+            format!("make room first: not even one page of {} is available", pool.size),
+        );
+    }
+    let bytes = ByteLen::new(more.saturating_mul(pool.size.page_size().bytes()));
+    let wanted = pool.total.saturating_add(more);
+    let file = pool.size.nr_path();
+    let fix = format!("as root: echo {wanted} > {file}   # takes {bytes}");
+    if pool.size == HugeSize::GIB_1 {
+        let boot = format!(
+            "or at boot, when memory is not in pieces yet: hugepagesz=1G hugepages={wanted}"
+        );
+        return Check::note(name, value, format!("{fix}\n{boot}"));
+    }
+    Check::note(name, value, fix)
+}
+
+/// Returns how many pages to propose: no more than a quarter of what is available.
+fn proposed_pages(size: HugeSize, available: Option<ByteLen>) -> u64 {
+    let most =
+        PROPOSED_POOL.iter().find(|(proposed, _)| *proposed == size).map_or(1, |(_, pages)| *pages);
+    let bytes = size.page_size().bytes();
+    match available.map(ByteLen::get) {
+        None => most,
+        Some(available) if available < bytes => 0,
+        Some(available) => (available / 4 / bytes).clamp(1, most),
+    }
+}
+
+fn populate(facts: &Facts) -> Check {
+    const NAME: &str = "make memory present";
+    let check = if facts.can_populate {
+        Check::ok(NAME, "in one call (MADV_POPULATE_WRITE)")
+    } else {
+        Check::note(NAME, "page by page: slower (no MADV_POPULATE_WRITE)", "Linux 5.14 or newer")
+    };
+    check.required()
+}
+
+fn collapse(facts: &Facts) -> Check {
+    const NAME: &str = "make pages huge later";
+    if facts.can_collapse {
+        Check::ok(NAME, "yes (MADV_COLLAPSE)")
+    } else {
+        Check::note(
+            NAME,
+            "no (no MADV_COLLAPSE)",
+            "Linux 6.1 or newer, built with CONFIG_TRANSPARENT_HUGEPAGE",
+        )
+    }
+}
+
+fn scan(facts: &Facts) -> Check {
+    const NAME: &str = "see what is present";
+    match &facts.can_scan {
+        Ok(true) => Check::ok(NAME, "in runs (PAGEMAP_SCAN)"),
+        Ok(false) => {
+            Check::note(NAME, "page by page: slower (no PAGEMAP_SCAN)", "Linux 6.7 or newer")
+        }
+        Err(error) => Check::unknown(NAME, error),
+    }
+}
+
+/// Returns an access on one line, with what the kernel said.
+fn access_line(access: &UffdAccess) -> String {
+    match access {
+        UffdAccess::Full => "full".to_owned(),
+        UffdAccess::UserModeOnly => "faults of user code only".to_owned(),
+        UffdAccess::Denied { cause }
+        | UffdAccess::Absent { cause }
+        | UffdAccess::Failed { cause } => cause.to_string(),
+        _ => "unknown".to_owned(),
+    }
+}
+
+fn uffd(facts: &Facts) -> Check {
+    const NAME: &str = "userfaultfd";
+    const GRANT: &str = "as root: sysctl vm.unprivileged_userfaultfd=1\n\
+        or for one user: setfacl -m u:NAME:rw /dev/userfaultfd";
+    const FILTER: &str = "in a container: a seccomp profile that allows userfaultfd";
+    let unprivileged = match &facts.uffd_unprivileged {
+        Ok(true) => "yes (vm.unprivileged_userfaultfd=1)".to_owned(),
+        Ok(false) => "no (vm.unprivileged_userfaultfd=0)".to_owned(),
+        Err(error) => format!("not known: {}", sentence(error)),
+    };
+    let check = match (&facts.uffd_syscall, &facts.uffd_device) {
+        (UffdAccess::Full, _) if matches!(facts.uffd_unprivileged, Ok(false)) => {
+            Check::ok(NAME, "full access, as root (vm.unprivileged_userfaultfd=0)")
+        }
+        (UffdAccess::Full, _) => Check::ok(NAME, "full access"),
+        (_, UffdAccess::Full) => Check::ok(NAME, "full access by /dev/userfaultfd"),
+        (UffdAccess::UserModeOnly, _) => Check::warn(
+            NAME,
+            "user mode only: a system call that touches memory not yet there fails",
+            GRANT,
+        ),
+        (UffdAccess::Denied { cause }, _) => Check::warn(
+            NAME,
+            format!("none: {cause}; memory cannot be filled on first touch"),
+            format!("{GRANT}\n{FILTER}"),
+        ),
+        (UffdAccess::Absent { cause }, _) => Check::warn(
+            NAME,
+            format!("none: {cause}; memory cannot be filled on first touch"),
+            format!("a kernel built with CONFIG_USERFAULTFD\n{FILTER}"),
+        ),
+        (other, _) => Check::warn(
+            NAME,
+            format!("none: {}; memory cannot be filled on first touch", access_line(other)),
+            "look at `dmesg` and at the limit of open files (`ulimit -n`)",
+        ),
+    };
+    check.with_details(vec![
+        format!("by system call:       {}", access_line(&facts.uffd_syscall)),
+        format!("by /dev/userfaultfd:  {}", access_line(&facts.uffd_device)),
+        format!("without privilege:    {unprivileged}"),
+    ])
+}
+
+/// The features that a page server makes use of, and the release that brought each (major, minor).
+const FEATURES: [(&str, (u32, u32)); 17] = [
+    ("EVENT_FORK", (4, 11)),
+    ("EVENT_REMAP", (4, 11)),
+    ("EVENT_REMOVE", (4, 11)),
+    ("EVENT_UNMAP", (4, 11)),
+    ("MISSING_HUGETLBFS", (4, 11)),
+    ("MISSING_SHMEM", (4, 11)),
+    ("SIGBUS", (4, 14)),
+    ("THREAD_ID", (4, 14)),
+    ("PAGEFAULT_FLAG_WP", (5, 7)),
+    ("MINOR_HUGETLBFS", (5, 13)),
+    ("MINOR_SHMEM", (5, 14)),
+    ("EXACT_ADDRESS", (5, 18)),
+    ("WP_HUGETLBFS_SHMEM", (5, 19)),
+    ("WP_UNPOPULATED", (6, 4)),
+    ("POISON", (6, 6)),
+    ("WP_ASYNC", (6, 7)),
+    ("MOVE", (6, 8)),
+];
+
+/// Returns the features that are missing, with the release that brought each.
+fn missing(features: &UffdFeatures) -> impl Iterator<Item = (&'static str, (u32, u32))> {
+    FEATURES.into_iter().filter(|(name, _)| !features.has(name))
+}
+
+/// Returns the names of the features that are missing.
+pub(super) fn missing_features(features: &UffdFeatures) -> Vec<&'static str> {
+    missing(features).map(|(name, _)| name).collect()
+}
+
+fn uffd_features(facts: &Facts) -> Check {
+    const NAME: &str = "userfaultfd features";
+    let features = match &facts.uffd_features {
+        Ok(features) => features,
+        Err(error) => {
+            return Check::note(
+                NAME,
+                format!("not known: {}", sentence(error)),
+                "mend userfaultfd, above, and run again",
+            );
+        }
+    };
+    let missing: Vec<_> = missing(features).collect();
+    let newer = match features.unnamed().count_ones() {
+        0 => String::new(),
+        newer => format!(", and {newer} newer than this program"),
+    };
+    let known = FEATURES.len();
+    let offered = known - missing.len();
+    let mut details = vec![format!("offered: {}", features.names().collect::<Vec<_>>().join(" "))];
+    details.push(format!("calls:   {}", features.ioctl_names().collect::<Vec<_>>().join(" ")));
+    let newest = missing.iter().map(|(_, since)| *since).max();
+    let check = match newest {
+        None => Check::ok(NAME, format!("all {known}{newer}")),
+        Some((major, minor)) => {
+            let names: Vec<_> = missing.iter().map(|(name, _)| *name).collect();
+            Check::note(
+                NAME,
+                format!("{offered} of {known}{newer}; missing: {}", names.join(" ")),
+                format!("Linux {major}.{minor} or newer, where the architecture supports it"),
+            )
+        }
+    };
+    check.with_details(details)
+}
+
+fn memlock(facts: &Facts) -> Check {
+    const NAME: &str = "locked memory";
+    let Some(limit) = facts.memlock else {
+        return Check::ok(NAME, "no limit");
+    };
+    if facts.is_memlock_exempt {
+        return Check::ok(NAME, format!("no limit for this process (others: {limit})"));
+    }
+    if facts.available.as_ref().is_ok_and(|available| limit >= available.bytes) {
+        return Check::ok(NAME, format!("up to {limit}: more than is available"));
+    }
+    Check::note(
+        NAME,
+        format!("up to {limit}: drivers and mlock can pin no more"),
+        "ulimit -l unlimited, before the start\n\
+         in a systemd unit: LimitMEMLOCK=infinity",
+    )
+}
+
+/// What Linux has by default. A program that maps many ranges wants more; one with less is in for
+/// surprises.
+const USUAL_MAPPINGS: u64 = 65530;
+
+fn mappings(facts: &Facts) -> Check {
+    const NAME: &str = "mappings per process";
+    match facts.max_map_count {
+        Ok(count) if count >= USUAL_MAPPINGS => Check::ok(NAME, count.to_string()),
+        Ok(count) => Check::warn(
+            NAME,
+            format!("{count}: fewer than usual, so a mapping may be refused"),
+            format!("as root: sysctl vm.max_map_count={USUAL_MAPPINGS}"),
+        ),
+        Err(ref error) => Check::unknown(NAME, error),
+    }
+}
+
+fn overcommit(facts: &Facts) -> Check {
+    const NAME: &str = "overcommit";
+    match &facts.overcommit {
+        Ok(Overcommit::Heuristic) => Check::ok(NAME, "heuristic (vm.overcommit_memory=0)"),
+        Ok(Overcommit::Always) => Check::ok(NAME, "always (vm.overcommit_memory=1)"),
+        Ok(Overcommit::Never) => Check::warn(
+            NAME,
+            "never (vm.overcommit_memory=2): every reserved byte counts as used",
+            "as root: sysctl vm.overcommit_memory=0\n\
+             or raise the share that may be promised: sysctl vm.overcommit_ratio=95",
+        ),
+        Err(error) => Check::unknown(NAME, error),
+    }
+}

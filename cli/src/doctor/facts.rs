@@ -1,0 +1,185 @@
+//! What the host says, as it says it: [`Facts`]. What that means is decided in `checks.rs`.
+//!
+//! A fact that could not be had stays an error, so that the report can say why.
+//! Cost: reading some forty small files, a mapping of [`TRIAL`], and the calibration of the stores
+//! (20 ms at most).
+
+use std::env::consts;
+use std::time::Duration;
+
+use uzone_os::hugepages::{self, NodePool, Pool, Thp};
+use uzone_os::memory::{self, Available, SystemMemory};
+use uzone_os::numa::{self, AffinityError, Node};
+use uzone_os::probe::{self, Overcommit, ProbeError, UffdAccess, UffdFeatures};
+use uzone_os::{Anonymous, Exclusive, SysError, SystemRoot};
+use uzone_pages::{ByteLen, PageSize};
+use uzone_stream::{Crossover, Path, PathError, Reason};
+
+/// How much is mapped and made present, to see whether memory can be had at all. It is more than the
+/// calibration takes, which ends the process where it has none.
+pub(super) const TRIAL: ByteLen = ByteLen::mib(16);
+
+/// `CAP_IPC_LOCK`: the holder may lock any amount of memory. See capabilities(7).
+const CAP_IPC_LOCK: u32 = 14;
+
+/// What the host says.
+#[derive(Debug)]
+pub(super) struct Facts {
+    /// The name of the kernel that this program is built for.
+    pub(super) system: &'static str,
+    /// The architecture.
+    pub(super) machine: &'static str,
+    /// The width of an address, in bits.
+    pub(super) address_bits: u32,
+    pub(super) release: String,
+    pub(super) page_size: PageSize,
+    pub(super) cpu_model: Result<Option<String>, SysError>,
+    /// How many CPUs this process may use.
+    pub(super) usable_cpus: Result<usize, AffinityError>,
+    /// Not measured where [`TRIAL`] could not be had.
+    pub(super) stores: Option<Stores>,
+    pub(super) thp: Result<Option<Thp>, SysError>,
+    pub(super) pools: Result<Vec<Pool>, SysError>,
+    pub(super) node_pools: Result<Vec<NodePool>, SysError>,
+    pub(super) uffd_syscall: UffdAccess,
+    pub(super) uffd_device: UffdAccess,
+    pub(super) uffd_unprivileged: Result<bool, SysError>,
+    pub(super) uffd_features: Result<UffdFeatures, ProbeError>,
+    /// Whether `MADV_POPULATE_WRITE` is known.
+    pub(super) can_populate: bool,
+    /// Whether `MADV_COLLAPSE` is known.
+    pub(super) can_collapse: bool,
+    /// Whether `PAGEMAP_SCAN` is known.
+    pub(super) can_scan: Result<bool, SysError>,
+    /// How much memory a process may lock; `None` is no limit.
+    pub(super) memlock: Option<ByteLen>,
+    /// Whether this process may lock more than that.
+    pub(super) is_memlock_exempt: bool,
+    pub(super) max_map_count: Result<u64, SysError>,
+    pub(super) overcommit: Result<Overcommit, SysError>,
+    pub(super) nodes: Result<Vec<Node>, SysError>,
+    pub(super) memory: Result<SystemMemory, SysError>,
+    pub(super) available: Result<Available, SysError>,
+    /// Whether [`TRIAL`] could be mapped and made present.
+    pub(super) trial: Result<(), uzone_os::Error>,
+}
+
+/// The store instructions, and from which length on streaming pays.
+#[derive(Debug)]
+pub(super) struct Stores {
+    pub(super) available: Vec<Path>,
+    pub(super) chosen: Path,
+    pub(super) reason: Reason,
+    /// Why `UZONE_STREAM` was not followed.
+    pub(super) problem: Option<PathError>,
+    /// For memory that is not in the cache and is not read soon.
+    pub(super) cold_later: Crossover,
+    /// For memory that is not in the cache and is read at once.
+    pub(super) cold_soon: Crossover,
+    /// For memory in the cache.
+    pub(super) hot: Crossover,
+    /// How long the measurement took.
+    pub(super) elapsed: Duration,
+    /// Whether the measurement came to its end.
+    pub(super) is_complete: bool,
+}
+
+impl Facts {
+    /// Asks the host.
+    pub(super) fn of_host() -> Self {
+        let root = &SystemRoot::host();
+        let trial = try_to_map();
+        Self {
+            system: consts::OS,
+            machine: consts::ARCH,
+            address_bits: usize::BITS,
+            release: probe::kernel_release(),
+            page_size: probe::page_size(),
+            cpu_model: probe::cpu_model(root),
+            usable_cpus: numa::current_cpu_count(),
+            stores: trial.is_ok().then(Stores::of_host),
+            thp: hugepages::thp(root),
+            pools: hugepages::pools(root),
+            node_pools: hugepages::node_pools(root),
+            uffd_syscall: probe::uffd_syscall(),
+            uffd_device: probe::uffd_device(),
+            uffd_unprivileged: probe::uffd_is_unprivileged(root),
+            uffd_features: probe::uffd_features(),
+            can_populate: probe::madvise_populate_is_known(),
+            can_collapse: probe::madvise_collapse_is_known(),
+            can_scan: probe::pagemap_scan_is_known(),
+            memlock: probe::memlock_limit(),
+            // Unread, it is not assumed: the report then shows the limit, which is on the safe side.
+            is_memlock_exempt: root
+                .read("proc/self/status")
+                .is_ok_and(|status| may_lock_any_amount(&status)),
+            max_map_count: probe::max_map_count(root),
+            overcommit: probe::overcommit(root),
+            nodes: numa::nodes(root),
+            memory: memory::system(root),
+            available: memory::available(root),
+            trial,
+        }
+    }
+}
+
+impl Stores {
+    fn of_host() -> Self {
+        let choice = uzone_stream::chosen();
+        let found = uzone_stream::calibration();
+        Self {
+            available: Path::ALL.into_iter().filter(|path| path.is_available()).collect(),
+            chosen: choice.path,
+            reason: choice.reason,
+            problem: choice.problem.clone(),
+            cold_later: found.cold_later,
+            cold_soon: found.cold_soon,
+            hot: found.hot,
+            elapsed: found.elapsed,
+            is_complete: found.complete,
+        }
+    }
+}
+
+fn try_to_map() -> Result<(), uzone_os::Error> {
+    let mut mapping = Exclusive::anonymous(TRIAL, Anonymous::default())?;
+    mapping.populate(0..TRIAL.get())?;
+    Ok(())
+}
+
+/// Returns whether the text of `/proc/self/status` has `CAP_IPC_LOCK` among the effective
+/// capabilities.
+fn may_lock_any_amount(status: &str) -> bool {
+    status
+        .lines()
+        .find_map(|line| line.strip_prefix("CapEff:"))
+        .and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok())
+        .is_some_and(|bits| bits & (1 << CAP_IPC_LOCK) != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_right_to_lock_memory_is_one_bit_of_the_effective_capabilities() {
+        for (status, may) in [
+            ("Name:\tx\nCapEff:\t0000000000004000\n", true),
+            ("CapEff:\t000001fffeffffff\n", true),
+            ("CapEff:\t0000000000000000\n", false),
+            ("CapPrm:\t0000000000004000\nCapEff:\t0000000000000001\n", false),
+            ("CapEff:\tx\n", false),
+            ("", false),
+        ] {
+            assert_eq!(may_lock_any_amount(status), may, "{status:?}");
+        }
+    }
+
+    #[test]
+    fn this_host_can_be_asked() {
+        let facts = Facts::of_host();
+        assert_eq!(facts.system, "linux");
+        let stores = facts.stores.expect("there is memory for the tests");
+        assert!(stores.available.contains(&stores.chosen));
+    }
+}

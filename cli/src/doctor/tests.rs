@@ -1,0 +1,586 @@
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use uzone_os::hugepages::{NodePool, Pool, Thp, ThpDefrag, ThpEnabled, ThpShmem};
+use uzone_os::memory::{Available, Limit, SystemMemory};
+use uzone_os::numa::Node;
+use uzone_os::probe::{Overcommit, ProbeError, UffdAccess, UffdFeatures};
+use uzone_os::{MapError, SysError};
+use uzone_pages::{ByteLen, PageSize};
+use uzone_stream::{Basis, Crossover, Path, PathError, Reason};
+
+use super::facts::{Stores, TRIAL};
+use super::*;
+
+fn at(bytes: usize, basis: Basis) -> Crossover {
+    Crossover { bytes, basis }
+}
+
+fn absent(path: &str) -> SysError {
+    SysError::Read { path: PathBuf::from(path), cause: io::ErrorKind::NotFound.into() }
+}
+
+fn denied() -> io::Error {
+    io::ErrorKind::PermissionDenied.into()
+}
+
+fn pool(size: HugeSize, total: u64) -> Pool {
+    Pool { size, total, free: total, reserved: 0, surplus: 0, overcommit: 0 }
+}
+
+/// A host with all there is.
+fn everything() -> Facts {
+    let all = Available { bytes: ByteLen::gib(60), limited_by: Limit::System };
+    Facts {
+        system: "linux",
+        machine: "x86_64",
+        address_bits: 64,
+        release: "6.18.1".into(),
+        page_size: PageSize::KIB_4,
+        cpu_model: Ok(Some("A CPU".into())),
+        usable_cpus: Ok(8),
+        stores: Some(Stores {
+            available: vec![Path::Portable, Path::Avx2],
+            chosen: Path::Avx2,
+            reason: Reason::Calibrated,
+            problem: None,
+            cold_later: at(4096, Basis::Measured),
+            cold_soon: at(2 << 20, Basis::Measured),
+            hot: at(32 << 20, Basis::Beyond),
+            elapsed: Duration::from_micros(9_800),
+            is_complete: true,
+        }),
+        thp: Ok(Some(Thp {
+            enabled: ThpEnabled::Madvise,
+            defrag: ThpDefrag::Madvise,
+            shmem: ThpShmem::Advise,
+            pmd_size: ByteLen::mib(2),
+        })),
+        pools: Ok(vec![pool(HugeSize::MIB_2, 512), pool(HugeSize::GIB_1, 4)]),
+        node_pools: Ok(vec![
+            NodePool { node: 0, size: HugeSize::MIB_2, total: 512, free: 512, surplus: 0 },
+            NodePool { node: 0, size: HugeSize::GIB_1, total: 4, free: 4, surplus: 0 },
+        ]),
+        uffd_syscall: UffdAccess::Full,
+        uffd_device: UffdAccess::Full,
+        uffd_unprivileged: Ok(true),
+        uffd_features: Ok(UffdFeatures { raw: (1 << 17) - 1, ioctls: 1 << 63 | 0b11 }),
+        can_populate: true,
+        can_collapse: true,
+        can_scan: Ok(true),
+        memlock: None,
+        is_memlock_exempt: false,
+        max_map_count: Ok(1_048_576),
+        overcommit: Ok(Overcommit::Heuristic),
+        nodes: Ok(vec![Node {
+            number: 0,
+            cpus: (0..8).collect(),
+            total: ByteLen::gib(63),
+            free: ByteLen::gib(50),
+        }]),
+        memory: Ok(SystemMemory { total: ByteLen::gib(64), available: ByteLen::gib(60) }),
+        available: Ok(all),
+        trial: Ok(()),
+    }
+}
+
+/// A host with nothing but memory: an old kernel, an old CPU, in a container that hides what it can.
+fn nothing() -> Facts {
+    let never = at(usize::MAX, Basis::NoStreaming);
+    Facts {
+        release: "5.4.0".into(),
+        machine: "riscv64",
+        cpu_model: Ok(None),
+        stores: Some(Stores {
+            available: vec![Path::Portable],
+            chosen: Path::Portable,
+            reason: Reason::OnlyOne,
+            problem: None,
+            cold_later: never,
+            cold_soon: never,
+            hot: never,
+            elapsed: Duration::ZERO,
+            is_complete: true,
+        }),
+        thp: Ok(None),
+        pools: Ok(vec![pool(HugeSize::MIB_2, 0)]),
+        node_pools: Ok(Vec::new()),
+        uffd_syscall: UffdAccess::Denied { cause: denied() },
+        uffd_device: UffdAccess::Absent { cause: io::ErrorKind::NotFound.into() },
+        uffd_unprivileged: Err(absent("/proc/sys/vm/unprivileged_userfaultfd")),
+        uffd_features: Err(ProbeError::NoUserfaultfd { cause: denied() }),
+        can_populate: false,
+        can_collapse: false,
+        can_scan: Ok(false),
+        memlock: Some(ByteLen::kib(64)),
+        max_map_count: Ok(1024),
+        overcommit: Ok(Overcommit::Never),
+        nodes: Ok(Vec::new()),
+        ..everything()
+    }
+}
+
+/// A host whose files cannot be read.
+fn hidden() -> Facts {
+    let unread = || absent("/proc/hidden");
+    Facts {
+        cpu_model: Err(unread()),
+        thp: Err(unread()),
+        pools: Err(unread()),
+        node_pools: Err(unread()),
+        uffd_unprivileged: Err(unread()),
+        can_scan: Err(unread()),
+        max_map_count: Err(unread()),
+        overcommit: Err(unread()),
+        nodes: Err(unread()),
+        memory: Err(unread()),
+        available: Err(unread()),
+        ..everything()
+    }
+}
+
+fn find(facts: &Facts, name: &str) -> Check {
+    let found = checks::checks(facts).into_iter().find(|check| check.name == name);
+    found.unwrap_or_else(|| panic!("no check is called {name}"))
+}
+
+/// Text without colour.
+fn text(facts: &Facts, verbosity: Verbosity) -> String {
+    Doctor::of(facts).text(Style::plain(verbosity))
+}
+
+#[test]
+fn a_host_with_everything_has_nothing_to_mend() {
+    let facts = everything();
+    let doctor = Doctor::of(&facts);
+    for check in &doctor.checks {
+        assert_eq!((check.status, &check.fix), (Status::Ok, &None), "{check:?}");
+    }
+    assert!(doctor.is_ready);
+    assert!(
+        text(&facts, Verbosity::Normal).ends_with(&format!("ready: {} ok\n", doctor.counts.ok))
+    );
+}
+
+#[test]
+fn a_host_with_nothing_but_memory_is_ready_and_told_how_to_mend_each_thing() {
+    let facts = nothing();
+    let doctor = Doctor::of(&facts);
+    assert!(doctor.is_ready, "{:#?}", doctor.checks);
+    assert_eq!(doctor.counts.fail, 0);
+    let not_ok: Vec<_> = doctor
+        .checks
+        .iter()
+        .filter(|check| check.status != Status::Ok)
+        .map(|check| (check.status, check.name.as_str()))
+        .collect();
+    assert_eq!(
+        not_ok,
+        [
+            (Status::Warn, "transparent huge pages"),
+            (Status::Note, "huge pages for memfd"),
+            (Status::Note, "huge page pool 2 MiB"),
+            (Status::Note, "huge page pool 1 GiB"),
+            (Status::Note, "make memory present"),
+            (Status::Note, "make pages huge later"),
+            (Status::Note, "see what is present"),
+            (Status::Warn, "userfaultfd"),
+            (Status::Note, "userfaultfd features"),
+            (Status::Note, "locked memory"),
+            (Status::Warn, "mappings per process"),
+            (Status::Warn, "overcommit"),
+        ]
+    );
+}
+
+#[test]
+fn whatever_is_not_ok_says_how_to_mend_it_and_whatever_is_ok_does_not() {
+    for facts in [everything(), nothing(), hidden()] {
+        for check in checks::checks(&facts) {
+            assert_eq!(check.fix.is_some(), check.status != Status::Ok, "{check:?}");
+            assert!(!check.value.contains('\n'), "a value is one line: {check:?}");
+            assert!(check.name.len() <= 24, "a long name widens every line: {check:?}");
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_read_is_named_and_is_no_failure() {
+    let facts = hidden();
+    let doctor = Doctor::of(&facts);
+    assert!(doctor.is_ready);
+    let overcommit = find(&facts, "overcommit");
+    assert_eq!(overcommit.status, Status::Note);
+    assert!(
+        overcommit.value.starts_with("not known: cannot read /proc/hidden: "),
+        "{overcommit:?}"
+    );
+}
+
+#[test]
+fn only_what_nothing_works_without_makes_a_host_not_ready() {
+    let no_memory = || {
+        let cause = io::ErrorKind::OutOfMemory.into();
+        Err(uzone_os::Error::Map(MapError::Refused { len: TRIAL, cause }))
+    };
+    for facts in [
+        Facts { system: "plan9", ..everything() },
+        Facts { address_bits: 32, ..everything() },
+        Facts { trial: no_memory(), ..everything() },
+        Facts { trial: no_memory(), stores: None, ..hidden() },
+    ] {
+        let doctor = Doctor::of(&facts);
+        assert!(!doctor.is_ready);
+        assert_eq!(doctor.counts.fail, 1);
+        let mut failed = doctor.checks.iter().filter(|check| check.status == Status::Fail);
+        assert!(failed.all(|check| check.required));
+        let text = text(&facts, Verbosity::Quiet);
+        assert!(text.starts_with("FAIL  "), "{text}");
+        assert!(text.contains("not ready: "), "{text}");
+    }
+}
+
+#[test]
+fn each_setting_is_judged_by_itself() {
+    type Change = fn(&mut Facts);
+    // What differs from a host with everything; the check; its status; part of its value, and of
+    // its fix.
+    let table: [(Change, &str, Status, &str, &str); 24] = [
+        (
+            |facts| {
+                set_stores(facts, |stores| {
+                    stores.problem = Some(PathError::Unknown { name: "bogus".into() });
+                });
+            },
+            "store instructions",
+            Status::Warn,
+            "UZONE_STREAM is not followed: no stream path is called \"bogus\"",
+            "unset UZONE_STREAM",
+        ),
+        (
+            |facts| set_stores(facts, |stores| stores.reason = Reason::Override),
+            "store instructions",
+            Status::Ok,
+            "avx2, as UZONE_STREAM says; also here: portable",
+            "",
+        ),
+        (
+            |facts| set_stores(facts, |stores| stores.is_complete = false),
+            "stores past the cache",
+            Status::Note,
+            "time ran out after 9.8 ms",
+            "run again",
+        ),
+        (
+            |facts| set_thp(facts, |thp| thp.enabled = ThpEnabled::Never),
+            "transparent huge pages",
+            Status::Warn,
+            "never (defrag madvise, 2 MiB each)",
+            "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
+        ),
+        (
+            |facts| set_thp(facts, |thp| thp.defrag = ThpDefrag::Never),
+            "transparent huge pages",
+            Status::Note,
+            "madvise (defrag never, 2 MiB each)",
+            "echo madvise > /sys/kernel/mm/transparent_hugepage/defrag",
+        ),
+        (
+            |facts| set_thp(facts, |thp| thp.shmem = ThpShmem::Deny),
+            "huge pages for memfd",
+            Status::Note,
+            "deny",
+            "echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled",
+        ),
+        (
+            |facts| facts.pools = Ok(vec![pool(HugeSize::MIB_2, 0)]),
+            "huge page pool 2 MiB",
+            Status::Note,
+            "empty",
+            "echo 512 > /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages   # takes 1 GiB",
+        ),
+        (
+            |facts| facts.pools = Ok(vec![pool(HugeSize::MIB_2, 0)]),
+            "huge page pool 1 GiB",
+            Status::Note,
+            "no pages of this size",
+            "pdpe1gb",
+        ),
+        (
+            |facts| facts.pools = Ok(vec![pool(HugeSize::GIB_1, 0)]),
+            "huge page pool 1 GiB",
+            Status::Note,
+            "empty",
+            "hugepagesz=1G hugepages=4",
+        ),
+        (
+            |facts| {
+                facts.pools = Ok(vec![Pool { free: 7, reserved: 7, ..pool(HugeSize::MIB_2, 512) }]);
+            },
+            "huge page pool 2 MiB",
+            Status::Note,
+            "7 of 512 pages free, 7 of them promised",
+            "echo 1024 > ",
+        ),
+        (
+            |facts| {
+                facts.pools = Ok(vec![Pool { overcommit: 64, ..pool(HugeSize::MIB_2, 0) }]);
+            },
+            "huge page pool 2 MiB",
+            Status::Ok,
+            "empty, up to 64 more on demand",
+            "",
+        ),
+        (
+            |facts| {
+                let (total, available) = (ByteLen::gib(64), ByteLen::mib(512));
+                facts.pools = Ok(vec![pool(HugeSize::GIB_1, 0)]);
+                facts.memory = Ok(SystemMemory { total, available });
+            },
+            "huge page pool 1 GiB",
+            Status::Note,
+            "empty",
+            "not even one page of 1 GiB is available",
+        ),
+        (
+            |facts| facts.uffd_syscall = UffdAccess::UserModeOnly,
+            "userfaultfd",
+            Status::Ok,
+            "full access by /dev/userfaultfd",
+            "",
+        ),
+        (
+            |facts| {
+                facts.uffd_syscall = UffdAccess::UserModeOnly;
+                facts.uffd_device = UffdAccess::Denied { cause: denied() };
+            },
+            "userfaultfd",
+            Status::Warn,
+            "user mode only: ",
+            "sysctl vm.unprivileged_userfaultfd=1",
+        ),
+        (
+            |facts| {
+                facts.uffd_syscall =
+                    UffdAccess::Absent { cause: io::ErrorKind::Unsupported.into() };
+                facts.uffd_device = UffdAccess::Absent { cause: io::ErrorKind::NotFound.into() };
+            },
+            "userfaultfd",
+            Status::Warn,
+            "none: ",
+            "CONFIG_USERFAULTFD",
+        ),
+        (
+            |facts| facts.uffd_unprivileged = Ok(false),
+            "userfaultfd",
+            Status::Ok,
+            "full access, as root (vm.unprivileged_userfaultfd=0)",
+            "",
+        ),
+        (
+            |facts| {
+                let raw = ((1 << 14) - 1) | (1 << 40);
+                facts.uffd_features = Ok(UffdFeatures { raw, ioctls: 0 });
+            },
+            "userfaultfd features",
+            Status::Note,
+            "14 of 17, and 1 newer than this program; missing: POISON WP_ASYNC MOVE",
+            "Linux 6.8 or newer",
+        ),
+        (
+            |facts| {
+                facts.memlock = Some(ByteLen::kib(64));
+                facts.is_memlock_exempt = true;
+            },
+            "locked memory",
+            Status::Ok,
+            "no limit for this process (others: 64 KiB)",
+            "",
+        ),
+        (
+            |facts| facts.memlock = Some(ByteLen::kib(64)),
+            "locked memory",
+            Status::Note,
+            "up to 64 KiB",
+            "LimitMEMLOCK=infinity",
+        ),
+        (
+            |facts| facts.memlock = Some(ByteLen::gib(60)),
+            "locked memory",
+            Status::Ok,
+            "more than is available",
+            "",
+        ),
+        (
+            |facts| facts.max_map_count = Ok(65529),
+            "mappings per process",
+            Status::Warn,
+            "65529",
+            "sysctl vm.max_map_count=65530",
+        ),
+        (
+            |facts| facts.overcommit = Ok(Overcommit::Never),
+            "overcommit",
+            Status::Warn,
+            "never (vm.overcommit_memory=2)",
+            "sysctl vm.overcommit_memory=0",
+        ),
+        (
+            |facts| {
+                let path = PathBuf::from("/sys/fs/cgroup/box");
+                let bytes = ByteLen::gib(2);
+                facts.available = Ok(Available { bytes, limited_by: Limit::Cgroup { path } });
+            },
+            "memory",
+            Status::Ok,
+            "2 GiB available of 64 GiB, limited by the control group /sys/fs/cgroup/box",
+            "",
+        ),
+        (
+            |facts| {
+                let total = ByteLen::gib(128);
+                facts.memory = Ok(SystemMemory { total, available: total });
+            },
+            "NUMA nodes",
+            Status::Note,
+            "1: CPUs 0-7, 50 GiB free of 63 GiB, but the host says 128 GiB",
+            "the smaller figure",
+        ),
+    ];
+    for (change, name, status, value, fix) in table {
+        let mut facts = everything();
+        change(&mut facts);
+        let check = find(&facts, name);
+        assert_eq!(check.status, status, "{check:?}");
+        assert!(check.value.contains(value), "{check:?} should say {value}");
+        let found = check.fix.as_deref().unwrap_or_default();
+        assert!(found.contains(fix), "{check:?} should be mended by {fix}");
+        assert_eq!(found.is_empty(), fix.is_empty(), "{check:?}");
+    }
+}
+
+fn set_stores(facts: &mut Facts, change: fn(&mut Stores)) {
+    if let Some(stores) = &mut facts.stores {
+        change(stores);
+    }
+}
+
+fn set_thp(facts: &mut Facts, change: fn(&mut Thp)) {
+    if let Ok(Some(thp)) = &mut facts.thp {
+        change(thp);
+    }
+}
+
+#[test]
+fn a_refused_trial_names_the_limit_that_stands_in_the_way() {
+    let table = [
+        (Limit::System, "add memory"),
+        (Limit::Cgroup { path: "/sys/fs/cgroup/box".into() }, "memory.max"),
+        (Limit::AddressSpace, "ulimit -v unlimited"),
+        (Limit::Data, "ulimit -d unlimited"),
+    ];
+    for (limited_by, fix) in table {
+        let cause = io::ErrorKind::OutOfMemory.into();
+        let facts = Facts {
+            available: Ok(Available { bytes: ByteLen::mib(1), limited_by }),
+            trial: Err(uzone_os::Error::Map(MapError::Refused { len: TRIAL, cause })),
+            ..everything()
+        };
+        let check = find(&facts, "memory");
+        assert_eq!(check.status, Status::Fail);
+        assert!(check.value.starts_with("16 MiB cannot be had: "), "{check:?}");
+        assert!(check.fix.as_deref().unwrap().contains(fix), "{check:?}");
+    }
+}
+
+#[test]
+fn each_check_is_one_aligned_line_with_its_fix_below() {
+    let mut facts = everything();
+    facts.overcommit = Ok(Overcommit::Never);
+    let text = text(&facts, Verbosity::Normal);
+    let lines: Vec<_> = text.lines().collect();
+    let mut values = Vec::new();
+    for check in checks::checks(&facts) {
+        let line = lines.iter().find(|line| line.ends_with(&check.value)).unwrap();
+        values.push(line.len() - check.value.len());
+        assert!(line[STATUS_WIDTH..].starts_with(&check.name), "{line}");
+    }
+    values.dedup();
+    assert_eq!(values.len(), 1, "{text}");
+    let warned = lines.iter().position(|line| line.starts_with("warn  overcommit")).unwrap();
+    assert_eq!(lines[warned + 1], "      fix: as root: sysctl vm.overcommit_memory=0");
+    assert!(lines[warned + 2].starts_with("           or raise"), "{text}");
+    assert_eq!(lines.last(), Some(&"ready, with warnings: 18 ok, 1 warning"));
+}
+
+#[test]
+fn quiet_shows_what_needs_attention_and_verbose_shows_the_details() {
+    let facts = nothing();
+    let quiet = text(&facts, Verbosity::Quiet);
+    assert!(!quiet.contains("note  ") && !quiet.contains("ok    "), "{quiet}");
+    assert!(quiet.contains("warn  userfaultfd"), "{quiet}");
+    let facts = everything();
+    assert!(!text(&facts, Verbosity::Normal).contains("WP_ASYNC"));
+    assert!(text(&facts, Verbosity::Verbose).contains("WP_ASYNC"));
+}
+
+#[test]
+fn several_nodes_are_a_table_below_the_checks() {
+    let mut facts = everything();
+    let node = |number, cpus: &[u32]| Node {
+        number,
+        cpus: cpus.to_vec(),
+        total: ByteLen::gib(32),
+        free: ByteLen::gib(8),
+    };
+    facts.nodes = Ok(vec![node(0, &[0, 1, 2, 3]), node(1, &[])]);
+    let text = text(&facts, Verbosity::Normal);
+    assert!(text.contains("2, 64 GiB in all, 1 of them without CPUs"), "{text}");
+    let rows: Vec<Vec<_>> = text
+        .lines()
+        .skip_while(|line| !line.starts_with("node"))
+        .take(3)
+        .map(|line| line.split_whitespace().collect())
+        .collect();
+    assert_eq!(rows[0][..3], ["node", "CPUs", "memory"]);
+    assert_eq!(rows[1].join(" "), "0 0-3 32 GiB 8 GiB 512 free of 512 4 free of 4");
+    assert_eq!(rows[2].join(" "), "1 - 32 GiB 8 GiB - -");
+}
+
+#[test]
+fn figures_are_raw_numbers_and_unknown_ones_are_null() {
+    let facts = everything();
+    let object = serde_json::to_value(Doctor::of(&facts)).unwrap();
+    assert_eq!(object["schema"], "uzone.doctor/1");
+    assert_eq!(object["kernel"]["page_size_bytes"], 4096);
+    assert_eq!(object["memory"]["available_bytes"], 60_u64 << 30);
+    assert_eq!(object["stores"]["cold_read_later"]["from_bytes"], 4096);
+    assert_eq!(object["stores"]["calibration_ns"], 9_800_000);
+    assert_eq!(object["huge_page_pools"][0]["total_pages"], 512);
+    let facts = hidden();
+    let object = serde_json::to_value(Doctor::of(&facts)).unwrap();
+    assert!(object["memory"]["available_bytes"].is_null());
+    assert!(object["huge_page_pools"].is_null());
+    let facts = nothing();
+    let object = serde_json::to_value(Doctor::of(&facts)).unwrap();
+    assert!(object["stores"]["in_cache"]["from_bytes"].is_null());
+    assert!(object["transparent_huge_pages"].is_null());
+}
+
+#[test]
+fn every_report_keeps_to_the_published_schema() {
+    let schema = include_str!("../../schema/uzone.doctor-1.schema.json");
+    let schema = serde_json::from_str(schema).unwrap();
+    let validator = jsonschema::validator_for(&schema).unwrap();
+    for facts in [everything(), nothing(), hidden()] {
+        let object = serde_json::to_value(Doctor::of(&facts)).unwrap();
+        let errors: Vec<_> =
+            validator.iter_errors(&object).map(|error| error.to_string()).collect();
+        assert!(errors.is_empty(), "{errors:#?}");
+    }
+    // A schema that accepts anything would pass all of the above.
+    let mut object = serde_json::to_value(Doctor::of(&everything())).unwrap();
+    object["memory"]["available_bytes"] = "60 GiB".into();
+    assert!(!validator.is_valid(&object));
+}

@@ -1,0 +1,398 @@
+//! Exit codes, and how an error becomes one: [`Exit`], [`Failure`].
+//!
+//! The numbers are those of sysexits.h where it has one, so that a script can tell what to do next
+//! without reading the message: try again, ask the administrator, or look at the data.
+
+use std::error::Error;
+use std::fmt::Write as _;
+use std::io;
+use std::iter;
+use std::process::ExitCode;
+
+use serde::Serialize;
+use uzone_bench::bind::BenchError;
+use uzone_os as os;
+
+/// How the command ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Exit {
+    /// All is well.
+    Ok = 0,
+    /// The command did its work, and what it checked is not as it should be.
+    No = 1,
+    /// The arguments make no sense.
+    Usage = 2,
+    /// The input is not what it should be (`EX_DATAERR`).
+    Data = 65,
+    /// The input is not there (`EX_NOINPUT`).
+    Input = 66,
+    /// The kernel lacks a feature (`EX_UNAVAILABLE`).
+    Feature = 69,
+    /// The system refused: out of memory, processes, descriptors (`EX_OSERR`).
+    Os = 71,
+    /// Reading or writing failed (`EX_IOERR`).
+    Io = 74,
+    /// It may work the next time (`EX_TEMPFAIL`).
+    Again = 75,
+    /// The other side does not keep to the protocol (`EX_PROTOCOL`).
+    Protocol = 76,
+    /// This user may not do that (`EX_NOPERM`).
+    Permission = 77,
+    /// The host or the command is set up in a way that cannot work (`EX_CONFIG`).
+    Config = 78,
+}
+
+impl Exit {
+    /// Every one, in ascending order.
+    pub(crate) const ALL: [Self; 12] = [
+        Self::Ok,
+        Self::No,
+        Self::Usage,
+        Self::Data,
+        Self::Input,
+        Self::Feature,
+        Self::Os,
+        Self::Io,
+        Self::Again,
+        Self::Protocol,
+        Self::Permission,
+        Self::Config,
+    ];
+
+    /// Returns the number that the shell sees.
+    pub(crate) const fn code(self) -> u8 {
+        // A fieldless enum of u8: the discriminant is the code.
+        self as u8
+    }
+
+    /// Returns the meaning in a few words, for the help.
+    const fn meaning(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::No => "the check says no",
+            Self::Usage => "wrong usage",
+            Self::Data => "the input is not valid",
+            Self::Input => "the input is missing",
+            Self::Feature => "the kernel lacks a feature",
+            Self::Os => "the system refused (out of memory, processes, descriptors)",
+            Self::Io => "reading or writing failed",
+            Self::Again => "try again",
+            Self::Protocol => "the other side broke the protocol",
+            Self::Permission => "no permission",
+            Self::Config => "the host is not set up for it",
+        }
+    }
+
+    /// Returns the code for an error: the first in its chain of causes that says which.
+    pub(crate) fn of(error: &(dyn Error + 'static)) -> Self {
+        chain(error).find_map(of_link).unwrap_or(Self::Os)
+    }
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        Self::from(exit.code())
+    }
+}
+
+/// Returns what stands at the end of a command's help: an example, and the codes it may exit with.
+pub(crate) fn help(example: &str, exits: &[Exit]) -> String {
+    let mut text = format!("Example:\n  {example}\n\nExit codes:\n");
+    for exit in exits {
+        // Writing to a String does not fail.
+        let _ = writeln!(text, "  {:>2}  {}", exit.code(), exit.meaning());
+    }
+    text.truncate(text.trim_end().len());
+    text
+}
+
+/// Returns an error and its causes, outermost first.
+fn chain<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
+    iter::successors(Some(error), |&error| error.source())
+}
+
+/// Returns the code of one error of a chain, or `None` if its cause has to tell.
+///
+/// An error type of a library that is new here gets a line. A wrapper whose Display is its inner
+/// error's (`#[error(transparent)]`) hides that from the chain, so wrappers are opened by variant.
+fn of_link(error: &(dyn Error + 'static)) -> Option<Exit> {
+    if let Some(error) = error.downcast_ref::<os::Error>() {
+        return match error {
+            os::Error::Map(inner) => of_chain(inner),
+            os::Error::Populate(inner) => of_chain(inner),
+            os::Error::Advise(inner) => of_chain(inner),
+            os::Error::Resident(inner) => of_chain(inner),
+            os::Error::Sys(inner) => of_chain(inner),
+            os::Error::Affinity(inner) => of_chain(inner),
+            os::Error::Probe(inner) => of_chain(inner),
+            _ => None,
+        };
+    }
+    if let Some(error) = error.downcast_ref::<os::MapError>() {
+        return of_map(error);
+    }
+    if let Some(error) = error.downcast_ref::<os::PopulateError>() {
+        return match error {
+            os::PopulateError::Memory { .. } => Some(Exit::Os),
+            os::PopulateError::Fault { .. } | os::PopulateError::Poisoned { .. } => Some(Exit::Io),
+            _ => None,
+        };
+    }
+    if let Some(error) = error.downcast_ref::<os::AdviseError>() {
+        return match error {
+            os::AdviseError::Refused { .. } => Some(Exit::Feature),
+            os::AdviseError::Sys(inner) => of_link(inner),
+            _ => None,
+        };
+    }
+    if let Some(os::ResidentError::Sys(inner)) = error.downcast_ref() {
+        return of_link(inner);
+    }
+    if let Some(error) = error.downcast_ref::<os::SysError>() {
+        // A file of the kernel that is not there is a feature that is not there.
+        return match error {
+            error if error.is_absent() => Some(Exit::Feature),
+            os::SysError::Format { .. } => Some(Exit::Os),
+            _ => None,
+        };
+    }
+    if let Some(os::probe::ProbeError::Sys(inner)) = error.downcast_ref() {
+        return of_link(inner);
+    }
+    if let Some(error) = error.downcast_ref::<uzone::RegionError>() {
+        return match error {
+            uzone::RegionError::EndsInsidePage { .. } => Some(Exit::Usage),
+            _ => None,
+        };
+    }
+    if let Some(error) = error.downcast_ref::<uzone::BindError>() {
+        return match error {
+            uzone::BindError::Layout(_)
+            | uzone::BindError::Addr(_)
+            | uzone::BindError::FolioLargerThanRegion { .. }
+            | uzone::BindError::NoNumbers { .. } => Some(Exit::Usage),
+            uzone::BindError::NoStore { .. } => Some(Exit::Config),
+            uzone::BindError::TooLittleMemory { .. } => Some(Exit::Os),
+            _ => None,
+        };
+    }
+    if let Some(error) = error.downcast_ref::<BenchError>() {
+        return match error {
+            BenchError::Size { .. } => Some(Exit::Usage),
+            BenchError::TooLittleMemory { .. } => Some(Exit::Os),
+            _ => None,
+        };
+    }
+    // Numbers that cannot be: they come from the arguments.
+    if error.is::<uzone::AddrError>() || error.is::<uzone::LayoutError>() {
+        return Some(Exit::Usage);
+    }
+    if error.is::<uzone_stream::PathError>() {
+        return Some(Exit::Config);
+    }
+    if error.is::<serde_json::Error>() {
+        return Some(Exit::Data);
+    }
+    error.downcast_ref::<io::Error>().map(of_io)
+}
+
+fn of_chain(error: &(dyn Error + 'static)) -> Option<Exit> {
+    chain(error).find_map(of_link)
+}
+
+fn of_map(error: &os::MapError) -> Option<Exit> {
+    use os::MapError;
+    match error {
+        MapError::Empty
+        | MapError::TooLong { .. }
+        | MapError::BadAlign { .. }
+        | MapError::UnalignedOffset { .. } => Some(Exit::Usage),
+        MapError::BeyondEnd { .. } | MapError::NotMappable { .. } => Some(Exit::Data),
+        MapError::NotOpenFor { .. } => Some(Exit::Permission),
+        MapError::HugePool { .. } => Some(Exit::Config),
+        MapError::HugeSize { .. } | MapError::Advice { .. } => Some(Exit::Feature),
+        MapError::Memory { .. } => Some(Exit::Os),
+        _ => None,
+    }
+}
+
+fn of_io(error: &io::Error) -> Exit {
+    match error.kind() {
+        io::ErrorKind::NotFound => Exit::Input,
+        io::ErrorKind::PermissionDenied => Exit::Permission,
+        io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof => Exit::Data,
+        io::ErrorKind::WouldBlock
+        | io::ErrorKind::TimedOut
+        | io::ErrorKind::Interrupted
+        | io::ErrorKind::ResourceBusy => Exit::Again,
+        io::ErrorKind::Unsupported => Exit::Feature,
+        io::ErrorKind::OutOfMemory => Exit::Os,
+        _ => Exit::Io,
+    }
+}
+
+/// A command that ended with an error.
+///
+/// Any error becomes one by `?`, with the code that [`Exit::of`] finds for it. It is no error
+/// itself: it is what `main` prints and exits with.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    exit: Exit,
+    error: Box<dyn Error + Send + Sync>,
+}
+
+/// `uzone.error/1`: a failure as an object.
+#[derive(Debug, Serialize)]
+pub(crate) struct ErrorObject {
+    schema: &'static str,
+    error: String,
+    causes: Vec<String>,
+    exit_code: u8,
+}
+
+impl ErrorObject {
+    pub(crate) fn new(error: String, causes: Vec<String>, exit: Exit) -> Self {
+        Self { schema: "uzone.error/1", error, causes, exit_code: exit.code() }
+    }
+}
+
+impl Failure {
+    /// Takes an error whose code the caller knows better than its type.
+    #[cfg_attr(not(test), allow(dead_code, reason = "for commands that take input"))]
+    pub(crate) fn new(exit: Exit, error: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        Self { exit, error: error.into() }
+    }
+
+    /// Returns the code to exit with.
+    pub(crate) fn exit(&self) -> Exit {
+        self.exit
+    }
+
+    /// Returns the error, and each of its causes.
+    fn causes(&self) -> impl Iterator<Item = String> {
+        let error: &(dyn Error + 'static) = self.error.as_ref();
+        chain(error).skip(1).map(ToString::to_string)
+    }
+
+    /// Returns the failure as `error: ...`, and a line `  caused by: ...` for each cause.
+    pub(crate) fn text(&self) -> String {
+        let mut text = format!("error: {}\n", self.error);
+        for cause in self.causes() {
+            let _ = writeln!(text, "  caused by: {cause}");
+        }
+        text
+    }
+
+    /// Returns the failure as an object.
+    pub(crate) fn object(&self) -> ErrorObject {
+        ErrorObject::new(self.error.to_string(), self.causes().collect(), self.exit)
+    }
+}
+
+impl<E: Error + Send + Sync + 'static> From<E> for Failure {
+    fn from(error: E) -> Self {
+        Self { exit: Exit::of(&error), error: Box::new(error) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::PathBuf;
+    use uzone_os::{HugeSize, MapError, SysError};
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("cannot do {what}")]
+    struct Outer {
+        what: &'static str,
+        #[source]
+        cause: SysError,
+    }
+
+    fn unread(kind: io::ErrorKind) -> SysError {
+        SysError::Read { path: PathBuf::from("/proc/made/up"), cause: kind.into() }
+    }
+
+    #[test]
+    fn codes_are_the_documented_ones_in_ascending_order() {
+        let codes = Exit::ALL.map(Exit::code);
+        assert_eq!(codes, [0, 1, 2, 65, 66, 69, 71, 74, 75, 76, 77, 78]);
+    }
+
+    #[test]
+    fn an_error_of_a_library_has_the_code_that_says_what_to_do() {
+        let refused = || io::Error::from(io::ErrorKind::PermissionDenied);
+        let pool = || MapError::HugePool {
+            size: HugeSize::MIB_2,
+            pages: 1,
+            free: 0,
+            total: 0,
+            wanted: 1,
+            cause: io::ErrorKind::OutOfMemory.into(),
+        };
+        let cut =
+            || uzone::RegionError::EndsInsidePage { len_bytes: 1, page: uzone::PageSize::KIB_4 };
+        let unmapped = uzone::RegionError::Map {
+            len: uzone::ByteLen::mib(2),
+            backing: uzone::Backing::Hugetlb(HugeSize::MIB_2),
+            cause: pool(),
+        };
+        let table: [(Box<dyn Error + Send + Sync>, Exit); 18] = [
+            (Box::new(cut()), Exit::Usage),
+            (Box::new(unmapped), Exit::Config),
+            (Box::new(uzone::BindError::NotZero), Exit::Os),
+            (Box::new(uzone::AddrError::BadPageSize { bytes: 3 }), Exit::Usage),
+            (Box::new(MapError::Empty), Exit::Usage),
+            (Box::new(pool()), Exit::Config),
+            (Box::new(os::Error::Map(MapError::Empty)), Exit::Usage),
+            (Box::new(unread(io::ErrorKind::NotFound)), Exit::Feature),
+            (Box::new(unread(io::ErrorKind::PermissionDenied)), Exit::Permission),
+            (Box::new(os::Error::Sys(unread(io::ErrorKind::NotFound))), Exit::Feature),
+            (
+                Box::new(Outer { what: "this", cause: unread(io::ErrorKind::NotFound) }),
+                Exit::Feature,
+            ),
+            (Box::new(os::probe::ProbeError::NoUserfaultfd { cause: refused() }), Exit::Permission),
+            (Box::new(uzone_stream::PathError::Unknown { name: "mmx".into() }), Exit::Config),
+            (Box::new(io::Error::from(io::ErrorKind::NotFound)), Exit::Input),
+            (Box::new(io::Error::from(io::ErrorKind::WouldBlock)), Exit::Again),
+            (Box::new(io::Error::from(io::ErrorKind::UnexpectedEof)), Exit::Data),
+            (Box::new(io::Error::from_raw_os_error(28)), Exit::Io),
+            (Box::new(std::fmt::Error), Exit::Os),
+        ];
+        for (error, exit) in table {
+            let error: &(dyn Error + 'static) = error.as_ref();
+            assert_eq!(Exit::of(error), exit, "{error:?}");
+        }
+    }
+
+    #[test]
+    fn a_failure_shows_every_cause_once_and_in_order() {
+        let failure = Failure::from(Outer { what: "this", cause: unread(io::ErrorKind::NotFound) });
+        assert_eq!(
+            failure.text(),
+            "error: cannot do this\n  caused by: cannot read /proc/made/up\n  caused by: entity not found\n"
+        );
+        let object = serde_json::to_value(failure.object()).unwrap();
+        assert_eq!(object["schema"], "uzone.error/1");
+        assert_eq!(object["error"], "cannot do this");
+        assert_eq!(object["causes"].as_array().unwrap().len(), 2);
+        assert_eq!(object["exit_code"], 69);
+    }
+
+    #[test]
+    fn a_caller_that_knows_better_names_the_code() {
+        let failure = Failure::new(Exit::Protocol, "the peer said nothing");
+        assert_eq!(failure.exit(), Exit::Protocol);
+        assert_eq!(failure.text(), "error: the peer said nothing\n");
+    }
+
+    #[test]
+    fn the_help_lists_each_code_with_its_meaning() {
+        assert_eq!(
+            help("uzone doctor", &[Exit::Ok, Exit::Data]),
+            "Example:\n  uzone doctor\n\nExit codes:\n   0  ok\n  65  the input is not valid"
+        );
+    }
+}

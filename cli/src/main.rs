@@ -1,0 +1,86 @@
+//! `uzone`: what this host offers big memory, and what the library makes of it.
+//!
+//! This file reads the arguments and turns a command's end into an exit code. A command is a module
+//! with `Args` and `run(&Args, &Output) -> Result<Exit, Failure>`; it prints through [`Output`].
+#![forbid(unsafe_code)]
+
+mod bench;
+mod demo;
+mod doctor;
+mod exit;
+mod output;
+mod progress;
+
+use std::env;
+use std::process::ExitCode;
+
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+
+use exit::{Exit, Failure};
+use output::{Flags, Output};
+
+/// A memory manager for big memory, in user space.
+#[derive(Debug, Parser)]
+#[command(
+    name = "uzone",
+    version,
+    arg_required_else_help = true,
+    subcommand_required = true,
+    after_help = exit::help("uzone doctor", &Exit::ALL)
+)]
+struct Arguments {
+    #[command(flatten)]
+    flags: Flags,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Doctor(doctor::Args),
+    Demo(demo::Args),
+    Bench(bench::Args),
+}
+
+impl Command {
+    fn run(&self, out: &Output) -> Result<Exit, Failure> {
+        match self {
+            Self::Doctor(args) => doctor::run(args, out),
+            Self::Demo(args) => demo::run(args, out),
+            Self::Bench(args) => bench::run(args, out),
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    let early = Output::new(Flags::peek(env::args_os().skip(1)));
+    let parsed = Arguments::command()
+        .color(early.clap_color())
+        .try_get_matches()
+        .and_then(|matches| Arguments::from_arg_matches(&matches));
+    let exit = match parsed {
+        Ok(Arguments { flags, command }) => {
+            let out = Output::new(flags);
+            command.run(&out).unwrap_or_else(|failure| out.fail(&failure))
+        }
+        Err(error) => early.usage(&error),
+    };
+    exit.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_arguments_hold_together_and_every_command_ends_its_help_with_an_example() {
+        let mut command = Arguments::command();
+        command.clone().debug_assert();
+        command.build();
+        for command in command.get_subcommands().filter(|command| command.get_name() != "help") {
+            let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            assert!(help.contains("Example:\n  uzone "), "{}: {help}", command.get_name());
+            assert!(help.contains("Exit codes:\n   0  ok"), "{}: {help}", command.get_name());
+        }
+    }
+}

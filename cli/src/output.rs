@@ -1,0 +1,398 @@
+//! What a command prints: [`Output`], and the small helpers for text.
+//!
+//! Results go to standard output, as text or as one JSON object; progress, logs and errors go to
+//! standard error. A reader that goes away (`uzone doctor | head -0`) is no error: the rest is not
+//! printed and the command keeps its exit code.
+
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::io::{self, IsTerminal, Write};
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use comfy_table::{CellAlignment, Table};
+use serde::Serialize;
+
+use crate::exit::{ErrorObject, Exit, Failure};
+
+/// The flags that every command has.
+#[derive(Args, Clone, Copy, Debug, Default)]
+#[command(next_help_heading = "Output")]
+pub(crate) struct Flags {
+    /// Print one JSON object instead of text
+    #[arg(long, global = true)]
+    json: bool,
+    /// Say less: no progress, and of a check only what needs attention
+    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    quiet: bool,
+    /// Say more: logs, and the details of a check
+    #[arg(short, long, global = true)]
+    verbose: bool,
+    /// When to use colour; with auto, on a terminal unless NO_COLOR is set
+    #[arg(long, global = true, value_enum, value_name = "WHEN", default_value_t)]
+    color: When,
+}
+
+/// When to use colour.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum When {
+    // A documentation comment on each would make the help of every command six lines longer.
+    #[default]
+    Auto,
+    Always,
+    Never,
+}
+
+impl Flags {
+    /// Returns what of `--json` and `--color` can be seen in arguments that are not parsed yet, or
+    /// that cannot be: wrong usage is reported in the form that was asked for.
+    pub(crate) fn peek(arguments: impl Iterator<Item = OsString>) -> Self {
+        let mut flags = Self::default();
+        let mut arguments = arguments.take_while(|argument| argument != "--");
+        while let Some(argument) = arguments.next() {
+            let Some(argument) = argument.to_str() else {
+                continue;
+            };
+            if argument == "--json" {
+                flags.json = true;
+            } else if argument == "--color" {
+                let value = arguments.next();
+                let value = value.as_deref().and_then(OsStr::to_str);
+                flags.color = value.and_then(When::of).unwrap_or_default();
+            } else if let Some(value) = argument.strip_prefix("--color=") {
+                flags.color = When::of(value).unwrap_or_default();
+            }
+        }
+        flags
+    }
+}
+
+impl When {
+    fn of(value: &str) -> Option<Self> {
+        Self::from_str(value, false).ok()
+    }
+
+    /// Returns whether to use colour, given the value of `NO_COLOR` and whether a terminal reads.
+    /// As no-color.org has it, an empty `NO_COLOR` says nothing, and an explicit flag wins.
+    fn is_wanted(self, no_color: Option<&OsStr>, is_terminal: bool) -> bool {
+        match self {
+            Self::Always => true,
+            Self::Never => false,
+            Self::Auto => is_terminal && no_color.is_none_or(OsStr::is_empty),
+        }
+    }
+}
+
+/// How much a command says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Verbosity {
+    /// Only what needs attention.
+    Quiet,
+    /// What most people want to see.
+    Normal,
+    /// The details as well.
+    Verbose,
+}
+
+/// A colour, named by what it says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Tone {
+    /// As it should be.
+    Good,
+    /// Worth knowing.
+    Hint,
+    /// It will hurt.
+    Caution,
+    /// It does not work.
+    Bad,
+    /// Of less weight than what stands around it.
+    Faint,
+}
+
+/// What a text may look like, and how much it may say.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Style {
+    /// How much to say.
+    pub(crate) verbosity: Verbosity,
+    color: bool,
+}
+
+impl Style {
+    /// Returns a style without colour, for a text that is compared or written to a file.
+    #[cfg(test)]
+    pub(crate) const fn plain(verbosity: Verbosity) -> Self {
+        Self { verbosity, color: false }
+    }
+
+    /// Returns `text` in the colour of `tone`, or as it is where there is no colour.
+    pub(crate) fn paint(self, tone: Tone, text: impl fmt::Display) -> String {
+        let code = match tone {
+            Tone::Good => "32",
+            Tone::Hint => "36",
+            Tone::Caution => "33",
+            Tone::Bad => "1;31",
+            Tone::Faint => "2",
+        };
+        if self.color { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_string() }
+    }
+}
+
+/// What a command found: an object by `Serialize`, with its `schema` as the first field, and a text
+/// by [`Report::text`].
+pub(crate) trait Report: Serialize {
+    /// Returns the result for people, each line ended.
+    fn text(&self, style: Style) -> String;
+}
+
+/// Where and how a command prints.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Output {
+    is_json: bool,
+    verbosity: Verbosity,
+    when: When,
+}
+
+impl Output {
+    /// Takes the flags that were given.
+    pub(crate) fn new(flags: Flags) -> Self {
+        Self {
+            is_json: flags.json,
+            verbosity: match (flags.quiet, flags.verbose) {
+                (true, _) => Verbosity::Quiet,
+                (false, true) => Verbosity::Verbose,
+                (false, false) => Verbosity::Normal,
+            },
+            when: flags.color,
+        }
+    }
+
+    /// Returns how much to say.
+    pub(crate) fn verbosity(&self) -> Verbosity {
+        self.verbosity
+    }
+
+    /// Returns whether what clap prints may have colour.
+    pub(crate) fn clap_color(&self) -> clap::ColorChoice {
+        match self.when {
+            When::Auto => clap::ColorChoice::Auto,
+            When::Always => clap::ColorChoice::Always,
+            When::Never => clap::ColorChoice::Never,
+        }
+    }
+
+    fn style(&self, is_terminal: bool) -> Style {
+        Style {
+            verbosity: self.verbosity,
+            color: self.when.is_wanted(env::var_os("NO_COLOR").as_deref(), is_terminal),
+        }
+    }
+
+    /// Prints a result to standard output, as text or JSON.
+    ///
+    /// # Errors
+    /// If standard output cannot be written, except that its reader went away.
+    pub(crate) fn print(&self, report: &impl Report) -> Result<(), Failure> {
+        if self.is_json {
+            return print_json(report);
+        }
+        let text = report.text(self.style(io::stdout().is_terminal()));
+        Ok(to_stdout(&text)?)
+    }
+
+    /// Prints a line to standard error, with `--verbose` only.
+    pub(crate) fn log(&self, line: impl fmt::Display) {
+        if self.verbosity == Verbosity::Verbose {
+            to_stderr(&format!("{line}\n"));
+        }
+    }
+
+    /// Prints a failure to standard error, and with `--json` as an object to standard output too.
+    /// Returns the code to exit with.
+    pub(crate) fn fail(&self, failure: &Failure) -> Exit {
+        let style = self.style(io::stderr().is_terminal());
+        let text = failure.text();
+        let (first, rest) = text.split_at("error:".len());
+        to_stderr(&format!("{}{rest}", style.paint(Tone::Bad, first)));
+        if self.is_json {
+            // It is on standard error already; there is nobody left to tell.
+            let _ = print_json(&failure.object());
+        }
+        failure.exit()
+    }
+
+    /// Prints what clap has to say: help and the version to standard output, wrong usage to
+    /// standard error, and with `--json` as an object to standard output too. Returns the code to
+    /// exit with.
+    pub(crate) fn usage(&self, error: &clap::Error) -> Exit {
+        // A reader that went away has seen enough, here as elsewhere.
+        let _ = error.print();
+        if !error.use_stderr() {
+            return Exit::Ok;
+        }
+        if self.is_json {
+            let text = error.render().to_string();
+            let first = text.lines().next().unwrap_or_default();
+            let first = first.strip_prefix("error: ").unwrap_or(first);
+            let _ = print_json(&ErrorObject::new(first.to_owned(), Vec::new(), Exit::Usage));
+        }
+        Exit::Usage
+    }
+}
+
+fn print_json(value: &impl Serialize) -> Result<(), Failure> {
+    let mut text = serde_json::to_string_pretty(value)?;
+    text.push('\n');
+    Ok(to_stdout(&text)?)
+}
+
+/// Standard output that could not be written.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot write the result to standard output")]
+struct StdoutError {
+    #[source]
+    cause: io::Error,
+}
+
+fn to_stdout(text: &str) -> Result<(), StdoutError> {
+    let mut stdout = io::stdout().lock();
+    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+        Err(cause) if cause.kind() != io::ErrorKind::BrokenPipe => Err(StdoutError { cause }),
+        _ => Ok(()),
+    }
+}
+
+fn to_stderr(text: &str) {
+    // Nowhere is left to say that this failed; `eprint!` would panic.
+    let _ = io::stderr().write_all(text.as_bytes());
+}
+
+/// Returns a duration with two or three digits that matter: `850 ns`, `41 us`, `9.8 ms`, `1.2 s`.
+pub(crate) fn human_duration(duration: Duration) -> String {
+    const UNITS: [(u128, &str); 3] = [(1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us")];
+    let ns = duration.as_nanos();
+    let secs = duration.as_secs();
+    if secs >= 60 {
+        return format!("{} min {} s", secs / 60, secs % 60);
+    }
+    for (unit, name) in UNITS {
+        if ns >= unit {
+            let (whole, tenth) = (ns / unit, ns % unit * 10 / unit);
+            return if whole >= 10 || tenth == 0 {
+                format!("{whole} {name}")
+            } else {
+                format!("{whole}.{tenth} {name}")
+            };
+        }
+    }
+    format!("{ns} ns")
+}
+
+/// Returns numbers in ascending order as a list of runs: `0-3,8,10-11`.
+pub(crate) fn number_list(numbers: &[u32]) -> String {
+    let mut runs: Vec<(u32, u32)> = Vec::new();
+    for &number in numbers {
+        match runs.last_mut() {
+            Some((_, last)) if last.checked_add(1) == Some(number) => *last = number,
+            _ => runs.push((number, number)),
+        }
+    }
+    let runs = runs.into_iter().map(|(first, last)| {
+        if first == last { first.to_string() } else { format!("{first}-{last}") }
+    });
+    runs.collect::<Vec<_>>().join(",")
+}
+
+/// Returns an empty table without rules, for text: the first column to the left, the others, which
+/// hold numbers, to the right. Print it with `trim_fmt`, which leaves no blanks at the ends of lines.
+pub(crate) fn table(header: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_style(comfy_table::presets::NOTHING);
+    table.set_header(header);
+    for (index, column) in table.column_iter_mut().enumerate() {
+        // The gap between columns.
+        column.set_padding((if index == 0 { 0 } else { 2 }, 0));
+        if index != 0 {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn colour_wants_a_terminal_and_no_veto_unless_a_flag_says_otherwise() {
+        let (set, empty) = (Some(OsStr::new("1")), Some(OsStr::new("")));
+        // The flag, NO_COLOR, whether a terminal reads, and whether there is colour.
+        let table = [
+            (When::Auto, None, true, true),
+            (When::Auto, None, false, false),
+            (When::Auto, set, true, false),
+            (When::Auto, empty, true, true),
+            (When::Always, set, false, true),
+            (When::Never, None, true, false),
+        ];
+        for (when, no_color, is_terminal, expected) in table {
+            let wanted = when.is_wanted(no_color, is_terminal);
+            assert_eq!(wanted, expected, "{when:?} {no_color:?} {is_terminal}");
+        }
+    }
+
+    #[test]
+    fn flags_are_seen_before_arguments_are_parsed_and_not_behind_two_dashes() {
+        let peek = |line: &str| Flags::peek(line.split(' ').map(OsString::from));
+        assert!(peek("uzone --json").json);
+        assert!(peek("uzone doctor --bogus --json").json);
+        assert!(!peek("uzone doctor -- --json").json);
+        assert_eq!(peek("uzone --color never doctor").color, When::Never);
+        assert_eq!(peek("uzone doctor --color=always").color, When::Always);
+        assert_eq!(peek("uzone doctor --color").color, When::Auto);
+        assert_eq!(peek("uzone doctor --color=red").color, When::Auto);
+    }
+
+    #[test]
+    fn durations_have_two_or_three_digits_and_a_unit() {
+        let table = [
+            (0, "0 ns"),
+            (999, "999 ns"),
+            (1_000, "1 us"),
+            (41_900, "41 us"),
+            (9_870_000, "9.8 ms"),
+            (999_999_999, "999 ms"),
+            (1_250_000_000, "1.2 s"),
+            (59_999_999_999, "59 s"),
+            (123_000_000_000, "2 min 3 s"),
+        ];
+        for (ns, text) in table {
+            assert_eq!(human_duration(Duration::from_nanos(ns)), text);
+        }
+    }
+
+    #[test]
+    fn a_list_of_numbers_names_runs_by_their_ends() {
+        assert_eq!(number_list(&[]), "");
+        assert_eq!(number_list(&[7]), "7");
+        assert_eq!(number_list(&[0, 1, 2, 3, 8, 10, 11]), "0-3,8,10-11");
+        assert_eq!(number_list(&[u32::MAX]), "4294967295");
+    }
+
+    #[test]
+    fn paint_without_colour_leaves_the_text_alone() {
+        let plain = Style::plain(Verbosity::Normal);
+        assert_eq!(plain.paint(Tone::Bad, "x"), "x");
+        let color = Style { color: true, ..plain };
+        assert_eq!(color.paint(Tone::Bad, "x"), "\x1b[1;31mx\x1b[0m");
+    }
+
+    #[test]
+    fn a_table_has_its_numbers_to_the_right_and_no_blanks_at_the_ends() {
+        let mut table = table(&["case", "time"]);
+        table.add_row(["zero", "9.8 ms"]);
+        table.add_row(["pin", "41 us"]);
+        let text = table.trim_fmt();
+        assert_eq!(text, "case    time\nzero  9.8 ms\npin    41 us");
+    }
+}

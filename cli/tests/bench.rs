@@ -1,0 +1,99 @@
+//! The commands that measure, on sizes that take a second.
+
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+fn run(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_uzone"))
+        .args(arguments)
+        .env("NO_COLOR", "1")
+        .stdin(Stdio::null())
+        .output()
+        .expect("the binary under test runs")
+}
+
+fn json(output: &Output) -> Value {
+    serde_json::from_slice(&output.stdout).expect("one JSON object")
+}
+
+fn keeps_to(schema: &str, object: &Value) {
+    let schema = serde_json::from_str(schema).expect("a schema is JSON");
+    let validator = jsonschema::validator_for(&schema).expect("a schema is a schema");
+    let errors: Vec<_> = validator.iter_errors(object).map(|error| error.to_string()).collect();
+    assert!(errors.is_empty(), "{errors:#?}");
+}
+
+const SMALL: [&str; 7] =
+    ["bench", "bind", "--size=1G", "--rebinds=2", "--first-binds=1", "--no-growth", "--threads=2"];
+
+#[test]
+fn the_bench_object_keeps_to_its_schema_and_every_table_has_rows() {
+    let output = run(&[&SMALL[..], &["--json"]].concat());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let bench = json(&output);
+    keeps_to(include_str!("../schema/uzone.bench-1.schema.json"), &bench);
+    let ids: Vec<&str> = bench["results"]
+        .as_array()
+        .expect("an array")
+        .iter()
+        .map(|row| row["id"].as_str().expect("a string"))
+        .collect();
+    for table in bench["tables"].as_array().expect("an array") {
+        let prefix = format!("{}/", table["id"].as_str().expect("a string"));
+        assert!(ids.iter().any(|id| id.starts_with(&prefix)), "{prefix}");
+    }
+    let mut unique = ids.clone();
+    unique.sort_unstable();
+    unique.dedup();
+    assert_eq!(unique.len(), ids.len(), "an id names one row");
+    for row in ["bind-4k/naive", "bind-4k/ours-1", "bind-2m/ours-all", "bind-first/ours-kept"] {
+        assert!(ids.contains(&row), "{row}");
+    }
+}
+
+#[test]
+fn the_bench_text_names_the_machine_and_shows_no_bar_where_no_terminal_reads() {
+    let output = run(&SMALL);
+    let text = String::from_utf8(output.stdout).expect("text");
+    for part in ["naive", "of limit", "published", "Linux", "resident/TiB"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn the_demo_finds_its_bytes_again_and_keeps_to_its_schema() {
+    let output = run(&["demo", "--size", "1G", "--json"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let demo = json(&output);
+    keeps_to(include_str!("../schema/uzone.demo-1.schema.json"), &demo);
+    assert_eq!(demo["is_intact"], true);
+    let text = run(&["demo", "--size", "1G", "--quiet"]);
+    let text = String::from_utf8(text.stdout).expect("text");
+    assert!(text.contains("64 of 64 marks are as they were written"), "{text}");
+    assert!(text.contains("nothing is left behind"), "{text}");
+}
+
+#[test]
+fn sizes_that_cannot_be_are_refused_with_what_would_help() {
+    for (arguments, code, part) in [
+        (&["demo", "--size", "1000"][..], 2, "multiple of 1 GiB"),
+        (&["demo", "--size", "0"], 2, "multiple of 1 GiB"),
+        (&["demo", "--size=-1"], 2, "a size is a whole number"),
+        (&["demo", "--size", "1X"], 2, "one of K, M, G"),
+        (&["demo", "--size", "16E"], 2, "does not fit in 64 bits"),
+        (&["demo", "--size", "64T"], 71, "describe less with --size"),
+        (&["demo", "--size", "1G", "--size", "2G"], 2, "cannot be used multiple times"),
+        (&["bench"], 2, "Usage"),
+        (&["bench", "bind", "--rebinds", "0"], 2, "0 is not in"),
+        (&["bench", "bind", "--threads", "0"], 2, "--threads"),
+        (&["bench", "bind", "--size", "5000G"], 71, "of memory are needed"),
+    ] {
+        let output = run(arguments);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {stderr}");
+        assert!(stderr.contains(part), "{arguments:?}: {stderr}");
+        assert!(output.stdout.is_empty());
+    }
+}

@@ -1,0 +1,118 @@
+//! `uzone doctor` on the host that runs the tests.
+
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+fn doctor(arguments: &[&str], variables: &[(&str, &str)]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_uzone"))
+        .arg("doctor")
+        .args(arguments)
+        .env_remove("NO_COLOR")
+        .env_remove("UZONE_STREAM")
+        .envs(variables.iter().copied())
+        .stdin(Stdio::null())
+        .output()
+        .expect("the binary under test runs")
+}
+
+fn object(output: &Output) -> Value {
+    serde_json::from_slice(&output.stdout).expect("one JSON object and nothing else")
+}
+
+fn text(output: &Output) -> &str {
+    str::from_utf8(&output.stdout).expect("output is UTF-8")
+}
+
+/// Returns the check of that name.
+fn check<'a>(report: &'a Value, name: &str) -> &'a Value {
+    let checks = report["checks"].as_array().expect("a list of checks");
+    checks.iter().find(|check| check["name"] == name).expect("a check of that name")
+}
+
+#[test]
+fn the_text_is_one_line_for_each_check_and_ends_with_the_sum() {
+    let output = doctor(&[], &[]);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    assert!(output.stderr.is_empty(), "{output:?}");
+    let text = text(&output);
+    for name in ["kernel", "memory", "transparent huge pages", "userfaultfd", "overcommit"] {
+        let lines = text.lines().filter(|line| {
+            let name_and_value = line.get(6..).unwrap_or_default();
+            name_and_value.starts_with(&format!("{name}  "))
+        });
+        assert_eq!(lines.count(), 1, "{name}: {text}");
+    }
+    let last = text.lines().last().unwrap_or_default();
+    assert!(last.starts_with("ready"), "{last}");
+    for line in text.lines() {
+        assert_eq!(line, line.trim_end(), "no blanks at the end of a line");
+    }
+}
+
+#[test]
+fn the_object_keeps_to_its_schema_and_agrees_with_itself() {
+    let output = doctor(&["--json"], &[]);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let report = object(&output);
+    let schema = include_str!("../schema/uzone.doctor-1.schema.json");
+    let schema = serde_json::from_str(schema).expect("a schema is JSON");
+    let validator = jsonschema::validator_for(&schema).expect("a schema is a schema");
+    let errors: Vec<_> = validator.iter_errors(&report).map(|error| error.to_string()).collect();
+    assert!(errors.is_empty(), "{errors:#?}");
+    assert_eq!(report["is_ready"], true);
+    let checks = report["checks"].as_array().expect("a list of checks");
+    for status in ["ok", "note", "warn", "fail"] {
+        let count = checks.iter().filter(|check| check["status"] == status).count();
+        assert_eq!(report["counts"][status], count, "{status}");
+    }
+}
+
+#[test]
+fn a_stream_path_that_does_not_exist_is_reported_and_not_followed() {
+    let output = doctor(&["--json"], &[("UZONE_STREAM", "bogus")]);
+    assert_eq!(output.status.code(), Some(0));
+    let report = object(&output);
+    let stores = check(&report, "store instructions");
+    assert_eq!(stores["status"], "warn");
+    assert_eq!(stores["fix"], "unset UZONE_STREAM");
+    assert!(report["stores"]["problem"].as_str().is_some_and(|text| text.contains("bogus")));
+    assert_ne!(report["stores"]["reason"], "override");
+    let output = doctor(&["--quiet"], &[("UZONE_STREAM", "bogus")]);
+    assert!(text(&output).contains("warn  store instructions"), "{output:?}");
+}
+
+#[test]
+fn a_stream_path_that_exists_is_followed_and_said_so() {
+    let report = object(&doctor(&["--json"], &[("UZONE_STREAM", "portable")]));
+    assert_eq!(report["stores"]["chosen"], "portable");
+    assert_eq!(report["stores"]["reason"], "override");
+    assert_eq!(check(&report, "store instructions")["status"], "ok");
+}
+
+#[test]
+fn no_memory_to_map_makes_the_host_not_ready() {
+    // Enough to start, and too little for the 16 MiB of the trial.
+    let script = format!("ulimit -v {} && exec \"$0\" doctor --json", 16 << 10);
+    let output = Command::new("sh")
+        .args(["-c", &script, env!("CARGO_BIN_EXE_uzone")])
+        .stdin(Stdio::null())
+        .output()
+        .expect("a shell runs");
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let report = object(&output);
+    let memory = check(&report, "memory");
+    assert_eq!(memory["status"], "fail");
+    assert_eq!(memory["fix"], "ulimit -v unlimited");
+    assert_eq!(report["memory"]["limited_by"], "address_space");
+    assert_eq!(report["is_ready"], false);
+    assert!(report["stores"].is_null());
+}
+
+#[test]
+fn quiet_has_fewer_lines_and_verbose_more() {
+    let lines = |arguments: &[&str]| text(&doctor(arguments, &[])).lines().count();
+    let normal = lines(&[]);
+    assert!(lines(&["--quiet"]) < normal);
+    assert!(lines(&["--verbose"]) > normal);
+}
