@@ -1,0 +1,161 @@
+#!/usr/bin/env bash
+# Runs every check of the project, here as in CI: format, Clippy, tests, documentation, loom, Miri,
+# each benchmark once at a small size, and the rules for dependencies. What is missing is installed.
+#
+#   ./check.sh            everything
+#   ./check.sh test doc   only these stages
+#
+# REQUIRE_ALL=1 makes a skipped test case a failure.
+# MIRI_TOOLCHAIN names the toolchain that has Miri (default: nightly).
+set -euo pipefail
+cd "$(dirname "$0")"
+
+STAGES=(format clippy test doc loom miri bench deny)
+MIRI_TOOLCHAIN=${MIRI_TOOLCHAIN:-nightly}
+LOGS=$(mktemp -d)
+trap 'rm -rf "$LOGS"' EXIT
+
+export RUST_BACKTRACE=${RUST_BACKTRACE:-0}
+export CARGO_TERM_COLOR=${CARGO_TERM_COLOR:-never}
+
+say() { printf '%s\n' "$*"; }
+die() { say "check.sh: $*" >&2; exit 1; }
+
+# Runs a stage; shows its log only if it fails.
+stage() {
+    local name=$1 log="$LOGS/$1" started=$SECONDS
+    printf '%-8s ' "$name"
+    # A subshell outside of any condition, or the first failing command would not end the stage.
+    local code
+    set +e
+    (
+        set -e
+        "stage_$name"
+    ) >"$log" 2>&1
+    code=$?
+    set -e
+    if [ "$code" -ne 0 ]; then
+        say "FAILED after $((SECONDS - started)) s"
+        cat "$log"
+        die "the stage '$name' failed; run it alone with: ./check.sh $name"
+    fi
+    local summary
+    summary=$(cat "$LOGS/$name.summary" 2>/dev/null || true)
+    say "ok    $((SECONDS - started)) s${summary:+   $summary}"
+    # A test that cannot run here says so by name.
+    { grep -hE '^skipped: ' "$log" || true; } | sort -u | sed 's/^/         /'
+}
+
+# Adds up what the test runner counted in a log; a stage that ran nothing fails.
+count_tests() {
+    local name=$1 log=$2 ran skips
+    ran=$(grep -oE '^test result: ok\. [0-9]+ passed' "$log" | awk '{sum += $4} END {print sum + 0}')
+    skips=$({ grep -hE '^skipped: ' "$log" || true; } | sort -u | wc -l)
+    if [ "$ran" -eq 0 ]; then
+        say "the stage '$name' ran no test"
+        return 1
+    fi
+    say "$ran tests, $skips skipped" >"$LOGS/$name.summary"
+    printf '%s %s\n' "$ran" "$skips" >>"$LOGS/counts"
+}
+
+need_component() {
+    local tool=$1 component=$2
+    cargo "$tool" --version >/dev/null 2>&1 && return
+    rustup component add "$component" || {
+        say "cannot install $component: run 'rustup component add $component'"
+        return 1
+    }
+}
+
+stage_format() {
+    need_component fmt rustfmt
+    cargo fmt --all -- --check
+}
+
+stage_clippy() {
+    need_component clippy clippy
+    cargo clippy --workspace --all-targets --locked -- -D warnings
+    RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom \
+        cargo clippy -p uzone-pages --test loom --locked -- -D warnings
+}
+
+stage_test() {
+    local log="$LOGS/test.out"
+    # --show-output, so that a skip of a passing test is seen.
+    cargo test --workspace --locked -- --show-output 2>&1 | tee "$log"
+    count_tests test "$log"
+}
+
+stage_doc() {
+    RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --document-private-items
+    local pages
+    pages=$(find target/doc -name index.html | wc -l)
+    [ "$pages" -gt 0 ] || { say "no documentation was written"; return 1; }
+}
+
+stage_loom() {
+    local log="$LOGS/loom.out"
+    # The bound on preemptions keeps the search finite; two find every known kind of race.
+    LOOM_MAX_PREEMPTIONS=3 RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom \
+        cargo test -p uzone-pages --test loom --release --locked 2>&1 | tee "$log"
+    count_tests loom "$log"
+}
+
+stage_miri() {
+    local log="$LOGS/miri.out"
+    if ! cargo "+$MIRI_TOOLCHAIN" miri --version >/dev/null 2>&1; then
+        rustup toolchain install "$MIRI_TOOLCHAIN" --profile minimal \
+            --component miri --component rust-src || {
+            say "cannot install Miri: run 'rustup toolchain install nightly --component miri,rust-src'"
+            return 1
+        }
+    fi
+    # The compiler of the toolchain may know lints that ours does not.
+    RUSTFLAGS="--cap-lints=warn" \
+        cargo "+$MIRI_TOOLCHAIN" miri test -p uzone-pages -p uzone-stream --locked 2>&1 | tee "$log"
+    count_tests miri "$log"
+}
+
+stage_bench() {
+    cargo build --release --locked
+    ./target/release/uzone demo --size 1G >"$LOGS/bench.demo"
+    ./target/release/uzone bench bind --size 1G --rebinds 3 --first-binds 2 --no-growth --json \
+        >"$LOGS/bench.json"
+    local rows
+    rows=$(grep -oE '"median_ns": ?[0-9]+' "$LOGS/bench.json" | grep -cvE ': ?0$')
+    [ "$rows" -gt 0 ] || { say "the benchmark measured nothing"; return 1; }
+    say "$rows rows measured" >"$LOGS/bench.summary"
+}
+
+stage_deny() {
+    if ! cargo deny --version >/dev/null 2>&1; then
+        cargo install cargo-deny --locked --version ^0.20 || {
+            say "cannot install cargo-deny: run 'cargo install cargo-deny --locked'"
+            return 1
+        }
+    fi
+    cargo deny --locked check bans licenses sources
+    # The list of known defects is fetched from the network, which a check must not depend on.
+    if timeout 60 cargo deny --locked check advisories; then
+        say "bans, licenses, sources, advisories" >"$LOGS/deny.summary"
+    elif timeout 60 cargo deny fetch db >/dev/null 2>&1; then
+        return 1
+    else
+        say "skipped: advisories: the advisory database cannot be reached from here"
+        say "bans, licenses, sources" >"$LOGS/deny.summary"
+    fi
+}
+
+command -v cargo >/dev/null || die "cargo is missing: install Rust from https://rustup.rs"
+[ $# -gt 0 ] || set -- "${STAGES[@]}"
+for name in "$@"; do
+    declare -F "stage_$name" >/dev/null || die "no stage '$name'; there are: ${STAGES[*]}"
+done
+for name in "$@"; do
+    stage "$name"
+done
+if [ -f "$LOGS/counts" ]; then
+    awk '{ran += $1; skips += $2} END {printf "%d passed, 0 failed, %d skipped\n", ran, skips}' \
+        "$LOGS/counts"
+fi
