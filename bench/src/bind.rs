@@ -261,13 +261,15 @@ impl<'a> Suite<'a> {
         &mut self.specs[last]
     }
 
-    /// Adds a case that binds and unbinds, after it was checked once.
-    fn bind<P: Payload + Immutable>(
+    /// Adds a case that binds a region and unbinds it, after it was checked once. `before` runs
+    /// before each bind and is not timed.
+    fn bind_after<P: Payload + Immutable>(
         &mut self,
         id: &str,
         name: impl Into<String>,
         zone: &'a Zone,
         options: BindOptions<P>,
+        before: impl Fn() -> Result<(), BenchError> + 'a,
     ) -> Result<&mut RowSpec, BenchError> {
         let pagemap = zone.bind(Region::anonymous(self.size)?, options.clone())?;
         check_descriptors(&pagemap, id)?;
@@ -280,6 +282,7 @@ impl<'a> Suite<'a> {
             // It is back at the end of every round that did not fail.
             let Some(mine) = region.take() else { return Ok(Duration::ZERO) };
             let options = options.clone();
+            before()?;
             let started = Instant::now();
             let pagemap = zone.bind(mine, options)?;
             let elapsed = started.elapsed();
@@ -288,6 +291,39 @@ impl<'a> Suite<'a> {
         });
         spec.metadata_resident_bytes_per_tib = per_tib;
         Ok(spec)
+    }
+
+    /// Adds a case that binds a region and unbinds it, again and again.
+    fn bind<P: Payload + Immutable>(
+        &mut self,
+        id: &str,
+        name: impl Into<String>,
+        zone: &'a Zone,
+        options: BindOptions<P>,
+    ) -> Result<&mut RowSpec, BenchError> {
+        self.bind_after(id, name, zone, options, || Ok(()))
+    }
+
+    /// Adds a case that binds another region each time: a first bind of it, into memory that the
+    /// zone has kept.
+    fn bind_another<P: Payload + Immutable>(
+        &mut self,
+        id: &str,
+        name: impl Into<String>,
+        zone: &'a Zone,
+        options: BindOptions<P>,
+    ) -> &mut RowSpec {
+        let size = self.size;
+        let bytes = self.pages() * Template::<P>::DESCRIPTOR_BYTES as u64;
+        self.add(id, name, bytes, 1, move || {
+            let region = Region::anonymous(size)?;
+            let options = options.clone();
+            let started = Instant::now();
+            let pagemap = zone.bind(region, options)?;
+            let elapsed = started.elapsed();
+            drop(pagemap);
+            Ok(elapsed)
+        })
     }
 
     fn run(
@@ -357,6 +393,12 @@ fn bare_fill(bytes: &mut [u8], fill: Fill, threads: usize) -> Duration {
         }
     });
     started.elapsed()
+}
+
+/// Takes memory and gives it back, so that the host of a virtual machine has it ready: the next who
+/// takes as much pays for this kernel's work and not for the host's.
+fn warm_host(bytes: u64) -> Result<(), BenchError> {
+    present(bytes).map(drop)
 }
 
 /// Memory like that of descriptors, present.
@@ -438,6 +480,14 @@ fn rebinds(settings: &Settings, watch: Watch<'_>, bench: &mut Bench) -> Result<(
             spec.limit = Some((limit_id.to_owned(), linux_bytes));
             spec.published = published.filter(|_| is_published_size);
         }
+        let spec = suite.bind_another(
+            &id("ours-first-kept"),
+            "ours, first bind of another region",
+            &zone,
+            options(1),
+        );
+        spec.naive = Some(id("naive"));
+        spec.limit = Some(("bind-limit/line-1".to_owned(), linux_bytes));
         bench.tables.push(Table {
             id: shape.table.to_owned(),
             title: shape.title.to_owned(),
@@ -523,6 +573,7 @@ fn first_binds(settings: &Settings, watch: Watch<'_>, bench: &mut Bench) -> Resu
         linux_bytes,
         1,
         move || {
+            warm_host(linux_bytes)?;
             let started = Instant::now();
             let memory = present(linux_bytes)?;
             let elapsed = started.elapsed();
@@ -531,27 +582,31 @@ fn first_binds(settings: &Settings, watch: Watch<'_>, bench: &mut Bench) -> Resu
         },
     );
     (spec.naive, spec.cold) = (naive.clone(), true);
-    let mut rows = vec![
-        ("bind-first/ours-1", "ours, fresh memory".to_owned(), &fresh, 1),
-        ("bind-first/ours-kept", "ours, memory that the zone had kept".to_owned(), &kept, 1),
-    ];
+    let mut rows = vec![("bind-first/ours-1", "ours, fresh memory".to_owned(), 1)];
     if threads > 1 {
         let name = format!("ours, fresh memory, {threads} threads");
-        rows.push(("bind-first/ours-all", name, &fresh, threads));
+        rows.push(("bind-first/ours-all", name, threads));
     }
-    for (id, name, zone, threads) in rows {
-        let spec = suite.bind(id, name, zone, linux(Order::BASE, Tails::Stored, threads))?;
+    for (id, name, threads) in rows {
+        let options = linux(Order::BASE, Tails::Stored, threads);
+        let warm = move || warm_host(linux_bytes);
+        let spec = suite.bind_after(id, name, &fresh, options, warm)?;
         spec.naive.clone_from(&naive);
         spec.limit.clone_from(&clearing);
-        spec.cold = !id.ends_with("kept");
+        spec.cold = true;
     }
+    let options = linux(Order::BASE, Tails::Stored, 1);
+    drop(kept.bind(Region::anonymous(settings.size)?, options.clone())?);
+    let name = "ours, memory that the zone had kept";
+    let spec = suite.bind_another("bind-first/ours-kept", name, &kept, options);
+    spec.naive.clone_from(&naive);
+    spec.limit.clone_from(&clearing);
     bench.tables.push(Table {
         id: "bind-first".to_owned(),
         title: "First bind, base pages, 64-byte Linux descriptors".to_owned(),
-        note:
-            "cold: memory fresh from the kernel, though the host may have it ready; the limit is \
-               the kernel's clearing of it"
-                .to_owned(),
+        note: "cold: memory fresh from the kernel, which a host below it was made to have ready; \
+             the limit is the kernel's clearing of it"
+            .to_owned(),
     });
     suite.run("first binds", settings.first_binds, watch, &mut bench.results)
 }
@@ -619,6 +674,7 @@ fn check_naive(
 /// before.
 fn naive_first_bind(template: &Template<LinuxPage>) -> Result<Duration, BenchError> {
     let bytes = template.layout().descriptors() * 64;
+    warm_host(bytes)?;
     let started = Instant::now();
     let how = Anonymous { huge: HugeAdvice::Never, ..Anonymous::default() };
     let mut memory = Exclusive::anonymous(ByteLen::new(bytes), how)?;
@@ -658,6 +714,12 @@ fn growth(settings: &Settings, watch: Watch<'_>, bench: &mut Bench) -> Result<()
             &on_touch,
             BindOptions::new(MemoryKind::Generic),
         )?;
+    }
+    suite.size = ByteLen::tib(1);
+    for (order, name) in [(Order::PMD, "2 MiB"), (Order::PUD, "1 GiB")] {
+        let id = format!("bind-growth/derived-{}-1TiB", name.replace(' ', ""));
+        let name = format!("8-byte, {name} folios, derived tails, eager, 1 TiB");
+        suite.bind(&id, name, &on_touch, small(order, 1))?;
     }
     for (id, size, zone) in &zones {
         suite.size = *size;

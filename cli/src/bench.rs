@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::fmt::Write as _;
 use std::num::NonZeroUsize;
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use clap::Subcommand;
 use uzone_bench::Phase;
@@ -154,7 +154,7 @@ fn none() -> String {
     String::from("-")
 }
 
-/// Returns a time with three digits, for a column of them.
+/// Returns a time for a column of them.
 pub(crate) fn ns(ns: u64) -> String {
     human_duration(Duration::from_nanos(ns))
 }
@@ -172,7 +172,8 @@ pub(crate) fn number(value: f64) -> String {
 fn foot(bench: &Bench) -> String {
     let machine = &bench.machine;
     let mut text = format!(
-        "{}, {} CPUs, {}, Linux {}, transparent huge pages {}; {} stores; uzone {}{}\n",
+        "{}: {}, {} CPUs, {}, Linux {}, transparent huge pages {}; {} stores; uzone {}{}\n",
+        humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_secs(machine.unix_seconds)),
         machine.cpu,
         machine.cpus,
         ByteLen::new(machine.memory_bytes),
@@ -190,4 +191,16 @@ fn foot(bench: &Bench) -> String {
         let _ = writeln!(text, "published: {source}");
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rate_or_ratio_has_about_three_digits() {
+        for (value, text) in [(0.004, "0.00"), (1.456, "1.46"), (24.51, "24.5"), (2039.4, "2039")] {
+            assert_eq!(number(value), text);
+        }
+    }
 }

@@ -267,21 +267,21 @@ fn to_stderr(text: &str) {
     let _ = io::stderr().write_all(text.as_bytes());
 }
 
-/// Returns a duration with two or three digits that matter: `850 ns`, `41 us`, `9.8 ms`, `1.2 s`.
+/// Returns a duration with three digits: `850 ns`, `41.2 us`, `9.82 ms`, `1.20 s`.
 pub(crate) fn human_duration(duration: Duration) -> String {
-    const UNITS: [(u128, &str); 3] = [(1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us")];
+    const UNITS: [(u128, &str); 3] = [(1_000_000_000, "s"), (1_000_000, "ms"), (1000, "us")];
     let ns = duration.as_nanos();
     let secs = duration.as_secs();
-    if secs >= 60 {
+    if secs >= 600 {
         return format!("{} min {} s", secs / 60, secs % 60);
     }
     for (unit, name) in UNITS {
         if ns >= unit {
-            let (whole, tenth) = (ns / unit, ns % unit * 10 / unit);
-            return if whole >= 10 || tenth == 0 {
-                format!("{whole} {name}")
-            } else {
-                format!("{whole}.{tenth} {name}")
+            let (whole, hundredths) = (ns / unit, ns % unit * 100 / unit);
+            return match whole {
+                0..10 => format!("{whole}.{hundredths:02} {name}"),
+                10..100 => format!("{whole}.{} {name}", hundredths / 10),
+                _ => format!("{whole} {name}"),
             };
         }
     }
@@ -354,17 +354,17 @@ mod tests {
     }
 
     #[test]
-    fn durations_have_two_or_three_digits_and_a_unit() {
+    fn durations_have_three_digits_and_a_unit() {
         let table = [
             (0, "0 ns"),
             (999, "999 ns"),
-            (1_000, "1 us"),
-            (41_900, "41 us"),
-            (9_870_000, "9.8 ms"),
+            (1_000, "1.00 us"),
+            (41_980, "41.9 us"),
+            (9_870_000, "9.87 ms"),
             (999_999_999, "999 ms"),
-            (1_250_000_000, "1.2 s"),
-            (59_999_999_999, "59 s"),
-            (123_000_000_000, "2 min 3 s"),
+            (1_250_000_000, "1.25 s"),
+            (61_000_000_000, "61.0 s"),
+            (723_000_000_000, "12 min 3 s"),
         ];
         for (ns, text) in table {
             assert_eq!(human_duration(Duration::from_nanos(ns)), text);

@@ -289,8 +289,13 @@ fn eager_memory<P: Payload>(
     len: ByteLen,
     options: &BindOptions<P>,
 ) -> Result<MemmapMemory, BindError> {
+    let map = |cause| BindError::Map { len, cause };
     if let Some(kept) = shared.keep.take(len) {
         return Ok(kept);
+    }
+    if len < keep::KEEP_FROM {
+        // Less than a huge page: asking the host what it has would cost more than taking it.
+        return keep::fresh_sparse(len).map_err(map);
     }
     if options.uses_hugetlb_pool
         && let Some(memory) = keep::fresh_from_pool(len)
@@ -308,7 +313,7 @@ fn eager_memory<P: Payload>(
             limited_by: available.limited_by,
         });
     }
-    keep::fresh(len).map_err(|cause| BindError::Map { len, cause })
+    keep::fresh_huge(len).map_err(map)
 }
 
 /// What Linux's `memremap_pages` refuses, and what a region adds to that.

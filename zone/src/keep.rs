@@ -74,7 +74,7 @@ pub(crate) struct Keep {
 }
 
 /// Less than this is not kept: the kernel has it at hand.
-const KEEP_FROM: ByteLen = ByteLen::mib(2);
+pub(crate) const KEEP_FROM: ByteLen = ByteLen::mib(2);
 
 /// The most pieces of memory that are kept: each is a mapping, and those are limited as well.
 const KEEP_PIECES: usize = 64;
@@ -151,7 +151,7 @@ fn total(kept: &[MemmapMemory]) -> u64 {
     kept.iter().map(|memory| memory.held().get()).sum()
 }
 
-/// Returns fresh memory for descriptors of which few will be touched.
+/// Returns fresh memory in base pages, for few descriptors, or for many of which few will be touched.
 pub(crate) fn fresh_sparse(len: ByteLen) -> Result<MemmapMemory, MapError> {
     let how = Anonymous { huge: HugeAdvice::Never, ..Anonymous::default() };
     Ok(MemmapMemory {
@@ -164,9 +164,6 @@ pub(crate) fn fresh_sparse(len: ByteLen) -> Result<MemmapMemory, MapError> {
 /// Returns fresh memory of the pool of 2 MiB pages, if that has room for it now.
 pub(crate) fn fresh_from_pool(len: ByteLen) -> Option<MemmapMemory> {
     let size = HugeSize::MIB_2;
-    if len.get() < size.page_size().bytes() {
-        return None;
-    }
     let pool = hugepages::pool(&SystemRoot::host(), size).ok()??;
     let wanted = len.get().div_ceil(size.page_size().bytes());
     if pool.free.saturating_sub(pool.reserved) < wanted {
@@ -178,15 +175,16 @@ pub(crate) fn fresh_from_pool(len: ByteLen) -> Option<MemmapMemory> {
 }
 
 /// Returns fresh memory, in transparent huge pages where the host makes any.
-pub(crate) fn fresh(len: ByteLen) -> Result<MemmapMemory, MapError> {
+pub(crate) fn fresh_huge(len: ByteLen) -> Result<MemmapMemory, MapError> {
     // A host whose setting cannot be read gets the advice: it does no harm where it has no effect.
     let thp = hugepages::thp(&SystemRoot::host()).ok().flatten();
-    let is_never = thp.is_some_and(|thp| thp.enabled == ThpEnabled::Never);
-    let huge = if is_never { HugeAdvice::Default } else { HugeAdvice::Advise };
-    let is_base = is_never || len < ByteLen::mib(2);
+    let (huge, pages) = match thp {
+        Some(thp) if thp.enabled == ThpEnabled::Never => (HugeAdvice::Default, MemmapPages::Base),
+        _ => (HugeAdvice::Advise, MemmapPages::Transparent),
+    };
     Ok(MemmapMemory {
         memory: Exclusive::anonymous(len, Anonymous { huge, ..Anonymous::default() })?,
-        pages: if is_base { MemmapPages::Base } else { MemmapPages::Transparent },
+        pages,
         source: Source::Fresh,
     })
 }

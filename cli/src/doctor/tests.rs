@@ -269,7 +269,7 @@ fn each_setting_is_judged_by_itself() {
             |facts| set_stores(facts, |stores| stores.is_complete = false),
             "stores past the cache",
             Status::Note,
-            "time ran out after 9.8 ms",
+            "time ran out after 9.80 ms",
             "run again",
         ),
         (
