@@ -1,0 +1,75 @@
+//! Descriptors in pages of a hugetlb pool. Alone in its binary: whoever binds while the pool is
+//! raised takes pages of it.
+//! Needs: root, and 32 MiB that can be had in huge pages.
+#![allow(clippy::unwrap_used, reason = "a test says what it could not do by panicking")]
+
+use uzone::{
+    BindOptions, ByteLen, HugeSize, LinuxPage, LinuxSeed, MemmapPages, MemoryKind, Region, Source,
+    Zone,
+};
+
+fn anonymous(bytes: u64) -> Region {
+    Region::anonymous(ByteLen::new(bytes)).expect("reserved memory")
+}
+
+fn linux() -> BindOptions<LinuxPage> {
+    BindOptions::with_payload(MemoryKind::Generic, LinuxSeed::default())
+}
+
+/// The pool of 2 MiB pages, made larger for a test and put back when that ends, also by a panic.
+struct Pool {
+    before: String,
+}
+
+impl Pool {
+    const FILE: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
+
+    fn raise(pages: u64) -> Result<Self, String> {
+        let read = || std::fs::read_to_string(Self::FILE).map_err(|error| error.to_string());
+        let before = read()?;
+        let total = before.trim().parse::<u64>().map_err(|error| error.to_string())? + pages;
+        std::fs::write(Self::FILE, total.to_string()).map_err(|error| error.to_string())?;
+        let pool = Self { before };
+        let got = read()?;
+        if got.trim().parse::<u64>().is_ok_and(|got| got >= total) {
+            Ok(pool)
+        } else {
+            Err(format!("asked for {total} huge pages and got {}", got.trim()))
+        }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        // Nobody is left to tell; the next run finds the pool as it is.
+        let _ = std::fs::write(Self::FILE, &self.before);
+    }
+}
+
+#[test]
+fn descriptors_lie_in_the_hugetlb_pool_where_it_has_room_and_may() {
+    let _pool = match Pool::raise(16) {
+        Ok(pool) => pool,
+        Err(reason) => {
+            assert!(std::env::var_os("REQUIRE_ALL").is_none(), "{reason}");
+            eprintln!("skipped: descriptors_lie_in_the_hugetlb_pool: {reason}");
+            return;
+        }
+    };
+    let pool = MemmapPages::Hugetlb(HugeSize::MIB_2);
+    let zone = Zone::with_keep_limit(ByteLen::mib(64));
+    for source in [Source::Fresh, Source::Kept] {
+        let pagemap = zone.bind(anonymous(1 << 30), linux()).unwrap();
+        assert_eq!((pagemap.report().memmap_pages, pagemap.report().source), (pool, source));
+        let fresh = pagemap.pages().next().unwrap().fresh_payload().unwrap();
+        assert!(pagemap.pages().all(|page| page.payload() == Some(&fresh)));
+        assert_eq!(pagemap.metadata_resident().unwrap(), ByteLen::mib(16));
+    }
+    zone.trim();
+    let without = zone.bind(anonymous(1 << 30), linux().uses_hugetlb_pool(false)).unwrap();
+    assert_ne!(without.report().memmap_pages, pool);
+    drop(without);
+    zone.trim();
+    let too_large = zone.bind(anonymous(4 << 30), linux()).unwrap();
+    assert_ne!(too_large.report().memmap_pages, pool, "16 pages are too few for 64 MiB");
+}
