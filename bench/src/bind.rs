@@ -79,6 +79,9 @@ pub enum BenchError {
     /// A bind failed.
     #[error("a bind failed")]
     Bind(#[source] BindFailure),
+    /// A region could not be unbound. A defect of uzone: nobody holds it.
+    #[error("cannot unbind: {0}")]
+    Unbind(String),
     /// Memory could not be mapped.
     #[error("cannot map memory for the limit")]
     Map(#[from] MapError),
@@ -277,7 +280,7 @@ impl<'a> Suite<'a> {
         let per_tib = u64::try_from((resident << 40) / u128::from(self.size.get())).ok();
         let bytes = pagemap.report().metadata.get();
         let threads = pagemap.report().threads;
-        let mut region = Some(pagemap.unbind());
+        let mut region = Some(unbind(pagemap)?);
         let spec = self.add(id, name, bytes, threads, move || {
             // It is back at the end of every round that did not fail.
             let Some(mine) = region.take() else { return Ok(Duration::ZERO) };
@@ -286,7 +289,7 @@ impl<'a> Suite<'a> {
             let started = Instant::now();
             let pagemap = zone.bind(mine, options)?;
             let elapsed = started.elapsed();
-            region = Some(pagemap.unbind());
+            region = Some(unbind(pagemap)?);
             Ok(elapsed)
         });
         spec.metadata_resident_bytes_per_tib = per_tib;
@@ -337,6 +340,10 @@ impl<'a> Suite<'a> {
         results.extend(self.specs.into_iter().map(|spec| spec.row(&samples)));
         Ok(())
     }
+}
+
+fn unbind<P: Payload>(pagemap: Pagemap<P>) -> Result<Region, BenchError> {
+    pagemap.unbind().map_err(|busy| BenchError::Unbind(busy.to_string()))
 }
 
 /// Compares descriptors with the slow path.

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::time::Instant;
 
 use serde::Serialize;
-use uzone::{BindOptions, MemoryKind, Order, Region, Zone};
+use uzone::{BindOptions, MemoryKind, Order, PfnRange, Region, Zone};
 use uzone_bench::bind::Settings;
 use uzone_bench::report::{Bench, Row};
 use uzone_os::{SystemRoot, memory};
@@ -113,7 +113,7 @@ fn steps(size: ByteLen) -> Result<(Vec<Step>, bool), Failure> {
     let started = Instant::now();
     let what = match pagemap.page_at(size.get() / 2 + 12345 * 4096) {
         Some(page) => {
-            let held = pagemap.get(page.pfn())?;
+            let held = pagemap.get(PfnRange::try_single(page.pfn())?)?;
             let references = held.word().references();
             drop(held);
             format!(
@@ -134,7 +134,7 @@ fn steps(size: ByteLen) -> Result<(Vec<Step>, bool), Failure> {
     step("account", started, format!("{resident} of descriptors are resident, says the kernel"));
 
     let started = Instant::now();
-    let region = pagemap.unbind();
+    let region = pagemap.unbind()?;
     step("unbind", started, String::from("the region is ours again"));
 
     let started = Instant::now();

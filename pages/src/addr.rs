@@ -219,6 +219,14 @@ impl PfnRange {
         }
     }
 
+    /// Takes one frame.
+    ///
+    /// # Errors
+    /// [`AddrError::Overflow`] for the last 64-bit number, behind which no range can end.
+    pub const fn try_single(pfn: Pfn) -> Result<Self, AddrError> {
+        Self::try_new(pfn, PageCount(1))
+    }
+
     /// Returns the first frame.
     #[must_use]
     pub const fn start(self) -> Pfn {

@@ -13,6 +13,7 @@
 //! | `payload` | what a caller adds to a descriptor, and the slow path that initialises it |
 //! | `layout` | which descriptor belongs to which page |
 //! | `memmap` | the descriptors of one region |
+//! | `ledger` | the guards on a whole pagemap, and whether it may go |
 //! | `linux` | a payload that makes a descriptor Linux's 64-byte `struct page` |
 #![no_std]
 #![forbid(unsafe_code)]
@@ -21,6 +22,7 @@ mod addr;
 mod content;
 mod kind;
 mod layout;
+mod ledger;
 mod linux;
 mod memmap;
 mod page;
@@ -31,6 +33,7 @@ pub use addr::{AddrError, ByteLen, Order, PageCount, PageSize, ParseByteLenError
 pub use content::Content;
 pub use kind::{MemoryKind, ParseMemoryKindError};
 pub use layout::{Class, Layout, LayoutError, Slot, Tails};
+pub use ledger::{EnterError, GuardSort, Guards, Ledger, MAX_GUARDS};
 pub use linux::{LinuxPage, LinuxRelease, LinuxSeed, SectionBits, StructPage};
 pub use memmap::{Memmap, MemmapError, PageRef};
 pub use page::{

@@ -94,6 +94,27 @@ impl<P, S: Deref<Target = [Page<P>]>> Memmap<P, S> {
         Some(Folio::new(head, Word::initial(self.kind)))
     }
 
+    /// Returns the folios that have pages from `start` up to `end`, each once, with their heads.
+    /// Pages that are not described have none.
+    pub fn folios(&self, start: Pfn, end: Pfn) -> impl Iterator<Item = (Pfn, Folio<'_, P>)> {
+        let range = self.layout.range();
+        let (start, end) = (start.max(range.start()), end.min(range.end()));
+        let first = self.layout.head_index(start).unwrap_or(0);
+        let stride = self.layout.descriptors_per_folio();
+        let order = self.layout.order();
+        // Empty where nothing is left of the pages.
+        let folios = end
+            .checked_since(start.align_down(order))
+            .filter(|_| start < end)
+            .map_or(0, |pages| pages.get().div_ceil(order.pages().get()));
+        let template = Word::initial(self.kind);
+        let head = start.align_down(order).get();
+        (0..folios).filter_map(move |folio| {
+            let descriptor = self.descriptor(first + folio * stride)?;
+            Some((Pfn::new(head + (folio << order.get())), Folio::new(descriptor, template)))
+        })
+    }
+
     /// Returns the page `pfn`, or `None` if it is not described.
     #[must_use]
     pub fn page(&self, pfn: Pfn) -> Option<PageRef<'_, P>> {

@@ -6,7 +6,7 @@
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use loom::thread;
-use uzone_pages::{Content, Folio, HoldError, MemoryKind, Page, Released, Word};
+use uzone_pages::{Content, Folio, GuardSort, HoldError, Ledger, MemoryKind, Page, Released, Word};
 
 /// The outcomes a model was seen to have, collected over all its interleavings.
 struct Seen(Vec<Mark>);
@@ -247,6 +247,69 @@ fn a_content_step_has_one_owner_whatever_the_counts_do() {
         assert_eq!(owners.filter(|owns| *owns).count(), 1);
         let word = folio(&page, GENERIC).word();
         assert_eq!((word.references(), word.content()), (2, Content::Zeroing));
+    });
+}
+
+/// A pagemap is unbound or held, never both: whoever finds its ledger closed and empty finds no
+/// hold on its folios, now and later, and sees what every guard wrote.
+#[test]
+fn a_pagemap_is_unbound_or_held_never_both() {
+    let seen = Seen::new(2);
+    let marks = seen.marks();
+    loom::model(move || {
+        let pagemap = Arc::new((Ledger::new(), Page::new(()), AtomicBool::new(false)));
+        let holder = {
+            let pagemap = pagemap.clone();
+            thread::spawn(move || {
+                let (ledger, page, written) = &*pagemap;
+                if ledger.enter(GuardSort::Pin).is_err() {
+                    return false;
+                }
+                assert_eq!(folio(page, GENERIC).try_pin(), Ok(()));
+                // Relaxed on purpose: only the ledger orders it.
+                written.store(true, Ordering::Relaxed);
+                assert_eq!(folio(page, GENERIC).unpin(), Ok(Released::Held));
+                let _ = ledger.leave(GuardSort::Pin);
+                true
+            })
+        };
+        let (ledger, page, written) = &*pagemap;
+        let is_closed = ledger.close().is_empty();
+        let pins = folio(page, GENERIC).word().pins();
+        let was_written = written.load(Ordering::Relaxed);
+        let held = holder.join().unwrap();
+        if is_closed {
+            assert_eq!(pins, 0);
+            assert_eq!(was_written, held, "a guard that came came before");
+            mark(&marks, 0);
+        } else {
+            ledger.reopen();
+            assert_eq!(ledger.enter(GuardSort::Reference), Ok(()));
+            mark(&marks, 1);
+        }
+    });
+    seen.assert_all();
+}
+
+/// Exactly one guard that leaves a closing ledger is told that it was the last, or whoever closes
+/// finds none: nobody waits for ever.
+#[test]
+fn who_waits_for_the_last_guard_is_told() {
+    loom::model(|| {
+        let ledger = Arc::new(Ledger::new());
+        assert_eq!(ledger.enter(GuardSort::Pin), Ok(()));
+        assert_eq!(ledger.enter(GuardSort::Reference), Ok(()));
+        let leavers: Vec<_> = [GuardSort::Pin, GuardSort::Reference]
+            .into_iter()
+            .map(|sort| {
+                let ledger = ledger.clone();
+                thread::spawn(move || ledger.leave(sort))
+            })
+            .collect();
+        let is_empty = ledger.close().is_empty();
+        let told = leavers.into_iter().map(|leaver| leaver.join().unwrap());
+        let told = told.filter(|is_last| *is_last).count();
+        assert_eq!(told, usize::from(!is_empty));
     });
 }
 

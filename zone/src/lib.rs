@@ -1,7 +1,8 @@
 //! uzone: a memory manager for big memory, in user space.
 //!
 //! A [`Region`] is memory; a [`Zone`] describes it; a [`Pagemap`] is the description: a descriptor
-//! for every page of the region, at once, and for as long as the region stays bound.
+//! for every page of the region, at once, and for as long as the region stays bound. [`Pinned`] and
+//! [`Referenced`] hold pages of it, and unbinding refuses while there are any.
 //!
 //! ```
 //! use uzone::{BindOptions, ByteLen, MemoryKind, Order, Region, Zone};
@@ -15,7 +16,7 @@
 //! let page = pagemap.page_at(5 << 20).expect("a page of the region");
 //! assert!(page.is_tail() && page.word().references() == 1);
 //!
-//! let region = pagemap.unbind();
+//! let region = pagemap.unbind()?;
 //! assert_eq!(region.len(), ByteLen::gib(100));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -24,10 +25,11 @@
 #![forbid(unsafe_code)]
 
 mod bind;
+mod guards;
+mod hold;
 mod keep;
 mod options;
 mod pagemap;
-mod reference;
 mod region;
 mod report;
 mod runs;
@@ -36,10 +38,11 @@ mod trace;
 mod zone;
 
 pub use bind::{BindError, BindFailure};
+pub use guards::Holder;
+pub use hold::{HoldFailure, Pinned, Referenced, Segment};
 pub use keep::{MemmapPages, Source};
 pub use options::{BindOptions, Cancel, Init, Owner, PagemapOps, Progress};
-pub use pagemap::{PageView, Pagemap};
-pub use reference::{Reference, ReferenceError};
+pub use pagemap::{Busy, PageView, Pagemap};
 pub use region::{Backing, Region, RegionError};
 pub use report::BindReport;
 pub use stamp::Stamp;

@@ -1,22 +1,24 @@
 //! A bound region: [`Pagemap`], and its pages as [`PageView`].
 //!
-//! A pagemap owns the region and its descriptors until unbind. A [`Reference`] borrows the
-//! pagemap, so unbinding while one is held does not compile. (`mem::forget` of a reference ends the
-//! borrow: whoever forgets one has given the protection up.)
+//! A pagemap owns the region and its descriptors until unbind, which refuses while a guard on any of
+//! its pages exists (see `hold.rs`), or waits for it until a deadline.
 
 use std::fmt;
 use std::ops::Deref;
+use std::panic::Location;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use uzone_os::{Mapped, ResidentError};
 use uzone_pages::{
-    ByteLen, Class, Memmap, MemoryKind, Order, Page, PageCount, PageRef, Payload, Pfn, Template,
-    Word,
+    AddrError, ByteLen, Class, Folio, GuardSort, Memmap, MemoryKind, Order, Page, PageCount,
+    PageRef, Payload, Pfn, PfnRange, Template, Word,
 };
 
+use crate::guards::{GuardBook, Holder};
+use crate::hold::{HoldFailure, Pinned, Referenced, Segment};
 use crate::keep::{MemmapMemory, MemmapPages, Source};
 use crate::options::{Owner, PagemapOps};
-use crate::reference::{Reference, ReferenceError};
 use crate::region::Region;
 use crate::report::BindReport;
 use crate::zone::{Claim, Shared};
@@ -79,53 +81,159 @@ impl<P: Payload> Parts<P> {
     }
 }
 
-/// A region every page of which is described.
-///
-/// Dropping it unbinds and unmaps the region; [`Pagemap::unbind`] gives the region back.
-pub struct Pagemap<P: Payload = ()> {
+/// What a pagemap and its guards share. The region comes first, so that it is unmapped before its
+/// frame numbers are free again.
+pub(crate) struct Inner<P: Payload> {
     region: Region,
     parts: Parts<P>,
+    guards: GuardBook,
+}
+
+impl<P: Payload> Inner<P> {
+    pub(crate) fn range(&self) -> PfnRange {
+        self.parts.claim.range()
+    }
+
+    pub(crate) fn order(&self) -> Order {
+        self.parts.memmap.layout().order()
+    }
+
+    pub(crate) fn page(&self, pfn: Pfn) -> Option<PageView<'_, P>> {
+        self.parts.page(pfn)
+    }
+
+    pub(crate) fn folio(&self, pfn: Pfn) -> Option<Folio<'_, P>> {
+        self.parts.memmap.folio(pfn)
+    }
+
+    /// Returns the folios that have pages from `start` up to `end`, with their heads.
+    pub(crate) fn folios(&self, start: Pfn, end: Pfn) -> impl Iterator<Item = (Pfn, Folio<'_, P>)> {
+        self.parts.memmap.folios(start, end)
+    }
+
+    /// Returns where a range of pages of the region lies in memory.
+    pub(crate) fn segment(&self, range: PfnRange) -> Option<Segment> {
+        let page = self.region.page_size();
+        let before = range.start().checked_since(self.range().start())?.to_bytes(page).ok()?;
+        Some(Segment {
+            address: self.region.mapping().addr().get() + before.to_usize().ok()?,
+            len_bytes: range.pages().to_bytes(page).ok()?.get(),
+            pfn: range.start(),
+        })
+    }
+
+    /// Tells the owner that nobody holds the folio at `head` any more.
+    pub(crate) fn freed(&self, head: Pfn) {
+        if let Some(free) = &self.parts.ops.free {
+            free(head);
+        }
+    }
+
+    pub(crate) fn enter(&self, sort: GuardSort) -> Result<(), HoldFailure> {
+        self.guards.enter(sort).map_err(HoldFailure::NotAdmitted)
+    }
+
+    pub(crate) fn leave(&self, sort: GuardSort) {
+        self.guards.leave(sort);
+    }
+
+    pub(crate) fn register(
+        &self,
+        range: PfnRange,
+        sort: GuardSort,
+        caller: &'static Location<'static>,
+    ) -> u64 {
+        self.guards.register(Holder { range, sort, caller })
+    }
+
+    pub(crate) fn unregister(&self, ticket: u64) {
+        self.guards.unregister(ticket);
+    }
+}
+
+/// A region that is still in use, given back bound as it was.
+#[derive(thiserror::Error)]
+#[error(
+    "the region at {range} is in use: {pins} pins and {references} references are not given back{who}",
+    who = first_holder(holders)
+)]
+pub struct Busy<P: Payload> {
+    /// The pagemap, in use as before.
+    // Boxed: a failure travels through many returns.
+    pub pagemap: Box<Pagemap<P>>,
+    /// The frame numbers of the region.
+    pub range: PfnRange,
+    /// How many guards of pins there are.
+    pub pins: u32,
+    /// How many guards of references there are.
+    pub references: u32,
+    /// Who has them, in debug builds, in ascending order of their pages; empty in others.
+    pub holders: Vec<Holder>,
+}
+
+// Derived, it would ask for a payload that is `Debug`.
+impl<P: Payload> fmt::Debug for Busy<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Busy")
+            .field("range", &self.range)
+            .field("pins", &self.pins)
+            .field("references", &self.references)
+            .field("holders", &self.holders)
+            .finish_non_exhaustive()
+    }
+}
+
+fn first_holder(holders: &[Holder]) -> String {
+    holders.first().map(|holder| format!(", the first {holder}")).unwrap_or_default()
+}
+
+/// A region every page of which is described.
+///
+/// Dropping it unbinds and unmaps the region, when the last guard on its pages has gone;
+/// [`Pagemap::unbind`] gives the region back.
+pub struct Pagemap<P: Payload = ()> {
+    inner: Arc<Inner<P>>,
 }
 
 impl<P: Payload> Pagemap<P> {
     pub(crate) fn new(region: Region, parts: Parts<P>) -> Self {
-        Self { region, parts }
+        Self { inner: Arc::new(Inner { region, parts, guards: GuardBook::default() }) }
     }
 
     /// Returns the memory that is described.
     #[must_use]
     pub fn region(&self) -> &Region {
-        &self.region
+        &self.inner.region
     }
 
     /// Returns what the bind did and what it cost.
     #[must_use]
     pub fn report(&self) -> &BindReport {
-        &self.parts.report
+        &self.inner.parts.report
     }
 
     /// Returns the kind of the memory.
     #[must_use]
     pub fn kind(&self) -> MemoryKind {
-        self.parts.memmap.kind()
+        self.inner.parts.memmap.kind()
     }
 
     /// Returns whose the memory is.
     #[must_use]
     pub fn owner(&self) -> Option<Owner> {
-        self.parts.owner
+        self.inner.parts.owner
     }
 
     /// Returns the frame numbers of the region.
     #[must_use]
-    pub fn range(&self) -> uzone_pages::PfnRange {
-        self.parts.claim.range()
+    pub fn range(&self) -> PfnRange {
+        self.inner.range()
     }
 
     /// Returns the page `pfn`, or `None` if it does not belong to the region.
     #[must_use]
     pub fn page(&self, pfn: Pfn) -> Option<PageView<'_, P>> {
-        self.parts.page(pfn)
+        self.inner.page(pfn)
     }
 
     /// Returns the pages of the region, in ascending order.
@@ -136,8 +244,24 @@ impl<P: Payload> Pagemap<P> {
     /// Returns the page that the byte `offset_bytes` of the region belongs to.
     #[must_use]
     pub fn page_at(&self, offset_bytes: u64) -> Option<PageView<'_, P>> {
-        let pages = PageCount::new(offset_bytes >> self.region.page_size().shift());
+        let pages = PageCount::new(offset_bytes >> self.region().page_size().shift());
         self.page(self.range().start().checked_add(pages).ok()?)
+    }
+
+    /// Returns the pages that `len` bytes from byte `offset_bytes` of the region on have a part of.
+    ///
+    /// # Errors
+    /// [`AddrError`] if there is no byte, or no such number; pages past the region are found out by
+    /// whoever is asked to hold them.
+    pub fn range_at(&self, offset_bytes: u64, len: ByteLen) -> Result<PfnRange, AddrError> {
+        let shift = self.region().page_size().shift();
+        let first = self.range().start().checked_add(PageCount::new(offset_bytes >> shift))?;
+        let end = ByteLen::new(offset_bytes).checked_add(len)?;
+        if len.is_zero() {
+            return Err(AddrError::Empty { start: first.get() });
+        }
+        let last = (end.get() - 1) >> shift;
+        PfnRange::try_new(first, PageCount::new(last - (offset_bytes >> shift) + 1))
     }
 
     /// Takes the first reference of a free folio, as the memory's owner does who hands it out.
@@ -146,25 +270,45 @@ impl<P: Payload> Pagemap<P> {
     /// This says nothing about the bytes: whoever hands memory to another tenant clears it first.
     ///
     /// # Errors
-    /// [`ReferenceError`] if the page is not the region's, or has references.
-    pub fn hand_out(&self, pfn: Pfn) -> Result<Reference<'_, P>, ReferenceError> {
-        Reference::hand_out(self, pfn)
+    /// [`HoldFailure`] if the page is not the region's, or has references.
+    #[track_caller]
+    pub fn hand_out(&self, pfn: Pfn) -> Result<Referenced<P>, HoldFailure> {
+        Referenced::hand_out(&self.inner, pfn)
     }
 
-    /// Takes a reference to the folio that `pfn` belongs to.
+    /// Takes references to the folios of `range`: one atomic step a folio.
     ///
     /// # Errors
-    /// [`ReferenceError`] if the page is not the region's, is free, or has the most references
-    /// that it may have.
-    pub fn get(&self, pfn: Pfn) -> Result<Reference<'_, P>, ReferenceError> {
-        Reference::get(self, pfn)
+    /// [`HoldFailure`] if a page is not the region's, or a folio is free or has the most references
+    /// that it may have; then none is taken.
+    #[track_caller]
+    pub fn get(&self, range: PfnRange) -> Result<Referenced<P>, HoldFailure> {
+        Referenced::take(&self.inner, range)
+    }
+
+    /// Pins the folios of `range`: one atomic step a folio.
+    ///
+    /// # Errors
+    /// [`HoldFailure`] if a page is not the region's, or a folio is free or has the most pins that
+    /// it may have; then none is pinned.
+    #[track_caller]
+    pub fn pin(&self, range: PfnRange) -> Result<Pinned<P>, HoldFailure> {
+        Pinned::take(&self.inner, range)
+    }
+
+    /// Returns whether the page `pfn` may be pinned by somebody. It is never `false` for a page that
+    /// was pinned before the call and still is; it may be `true` for one that is not, because a pin
+    /// on any page of a folio counts for all of them.
+    #[must_use]
+    pub fn maybe_pinned(&self, pfn: Pfn) -> bool {
+        self.page(pfn).is_some_and(|page| page.word().pins() > 0)
     }
 
     /// Tells the owner of private memory that the CPU touched `pfn`. Returns whether there was
     /// anything to tell: the page is the region's, and the memory private.
     #[must_use = "a page that nobody migrates stays out of reach"]
     pub fn migrate_to_ram(&self, pfn: Pfn) -> bool {
-        match &self.parts.ops.migrate_to_ram {
+        match &self.inner.parts.ops.migrate_to_ram {
             Some(migrate) if self.kind() == MemoryKind::Private && self.range().contains(pfn) => {
                 migrate(pfn);
                 true
@@ -179,28 +323,57 @@ impl<P: Payload> Pagemap<P> {
     /// # Errors
     /// [`ResidentError`] if the kernel does not say.
     pub fn metadata_resident(&self) -> Result<ByteLen, ResidentError> {
-        self.parts.memmap.memory().resident()
+        self.inner.parts.memmap.memory().resident()
     }
 
-    /// Ends the description and gives the region back. The descriptors' memory is kept for the
-    /// next bind of the zone if they were written eagerly.
-    #[must_use = "dropping the region unmaps it"]
-    pub fn unbind(self) -> Region {
-        let Self { region, parts } = self;
-        drop(parts);
-        region
+    /// Ends the description and gives the region back, if nobody holds a page of it. The
+    /// descriptors' memory is kept for the next bind of the zone if they were written eagerly.
+    ///
+    /// # Errors
+    /// [`Busy`] gives the pagemap back, in use as before, with the number of holders.
+    pub fn unbind(self) -> Result<Region, Busy<P>> {
+        self.unbind_within(Duration::ZERO)
     }
 
-    pub(crate) fn parts(&self) -> &Parts<P> {
-        &self.parts
+    /// Ends the description and gives the region back, waiting at most until `deadline` for those
+    /// who hold pages of it. Meanwhile nobody can take more.
+    ///
+    /// # Errors
+    /// [`Busy`] at the deadline: the pagemap, in use as before, and holds can be taken again.
+    pub fn unbind_by(self, deadline: Instant) -> Result<Region, Busy<P>> {
+        self.unbind_within(deadline.saturating_duration_since(Instant::now()))
+    }
+
+    fn unbind_within(self, patience: Duration) -> Result<Region, Busy<P>> {
+        if let Err(guards) = self.inner.guards.close_within(patience) {
+            return Err(Busy {
+                range: self.range(),
+                pins: guards.pins,
+                references: guards.references,
+                holders: self.inner.guards.holders(),
+                pagemap: Box::new(self),
+            });
+        }
+        let mut inner = self.inner;
+        loop {
+            match Arc::try_unwrap(inner) {
+                Ok(Inner { region, parts, .. }) => {
+                    drop(parts);
+                    return Ok(region);
+                }
+                // A guard that has left is about to drop its share, and does nothing else.
+                Err(shared) => inner = shared,
+            }
+            std::thread::yield_now();
+        }
     }
 }
 
 impl<P: Payload> fmt::Debug for Pagemap<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Pagemap")
-            .field("region", &self.region)
-            .field("report", &self.parts.report)
+            .field("region", self.region())
+            .field("report", self.report())
             .finish_non_exhaustive()
     }
 }

@@ -8,13 +8,17 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use uzone::{
-    BindError, BindFailure, BindOptions, ByteLen, Cancel, Class, Content, Init, LayoutError,
-    LinuxPage, LinuxSeed, MemoryKind, Order, Owner, PagemapOps, Pfn, Plain, ReferenceError, Region,
-    RegionError, Source, Tails, Zone,
+    BindError, BindFailure, BindOptions, ByteLen, Cancel, Class, Content, HoldFailure, Init,
+    LayoutError, LinuxPage, LinuxSeed, MemoryKind, Order, Owner, PagemapOps, Pfn, PfnRange, Plain,
+    Region, RegionError, Source, Tails, Zone,
 };
 
 fn anonymous(bytes: u64) -> Region {
     Region::anonymous(ByteLen::new(bytes)).expect("reserved memory")
+}
+
+fn one(pfn: Pfn) -> PfnRange {
+    PfnRange::try_single(pfn).expect("a page")
 }
 
 fn generic() -> BindOptions {
@@ -106,7 +110,7 @@ fn frame_numbers_that_are_taken_are_refused_and_free_again_after_unbind() {
     }
     let after = zone.bind(anonymous(4096), generic().base(Pfn::new(base.get() + 256))).unwrap();
     assert_eq!(zone.bound().len(), 2);
-    let _region = first.unbind();
+    let _region = first.unbind().expect("nobody holds it");
     assert!(zone.bind(anonymous(1 << 20), generic().base(base)).is_ok());
     drop(after);
     assert!(zone.bound().is_empty());
@@ -142,7 +146,7 @@ fn bytes_of_a_region_outlive_bind_and_unbind() {
         let mut bytes = [0; 4];
         pagemap.region().read_at(4095, &mut bytes).unwrap();
         assert_eq!(&bytes, b"page");
-        region = pagemap.unbind();
+        region = pagemap.unbind().expect("nobody holds it");
     }
     assert!(region.write_at((4 << 20) - 3, b"page").is_err(), "one byte past the end");
 }
@@ -194,22 +198,22 @@ fn the_last_reference_tells_the_owner_and_generic_memory_is_never_free() {
     assert_eq!(pagemap.owner(), Some(Owner(7)));
     let head = pagemap.range().start();
     let tail = Pfn::new(head.get() + 3);
-    assert!(matches!(pagemap.get(tail), Err(ReferenceError::Refused { .. })));
+    assert!(matches!(pagemap.get(one(tail)), Err(HoldFailure::Refused { .. })));
     let first = pagemap.hand_out(tail).unwrap();
-    assert_eq!(first.head(), head);
-    assert!(matches!(pagemap.hand_out(head), Err(ReferenceError::NotFree { references: 1, .. })));
-    let second = pagemap.get(head).unwrap();
+    assert_eq!(first.range(), one(tail));
+    assert!(matches!(pagemap.hand_out(head), Err(HoldFailure::NotFree { references: 1, .. })));
+    let second = pagemap.get(one(head)).unwrap();
     drop(first);
     assert!(freed.lock().unwrap().is_empty());
     drop(second);
     assert_eq!(*freed.lock().unwrap(), [head]);
     assert!(pagemap.page(head).unwrap().word().is_free());
-    assert!(matches!(pagemap.get(Pfn::new(0)), Err(ReferenceError::NotHere { .. })));
+    assert!(matches!(pagemap.get(one(Pfn::new(0))), Err(HoldFailure::NotHere { .. })));
     assert!(pagemap.migrate_to_ram(tail) && !pagemap.migrate_to_ram(Pfn::new(0)));
 
     let pagemap = zone.bind(anonymous(4096), generic()).unwrap();
     let pfn = pagemap.range().start();
-    drop(pagemap.get(pfn).unwrap());
+    drop(pagemap.get(one(pfn)).unwrap());
     assert_eq!(pagemap.page(pfn).unwrap().word().references(), 1);
     assert!(!pagemap.migrate_to_ram(pfn));
 }
@@ -266,7 +270,7 @@ fn streaming_stores_are_drained_once_a_section() {
                 .stamp(uzone::Stamp::Template(path));
             let pagemap = zone.bind(region, options).unwrap();
             assert_eq!(pagemap.report().drains, 24, "{path}, order {order}");
-            region = pagemap.unbind();
+            region = pagemap.unbind().expect("nobody holds it");
         }
     }
 }
@@ -288,7 +292,7 @@ fn other_threads_see_every_descriptor_after_bind_returns() {
                 });
             }
         });
-        region = pagemap.unbind();
+        region = pagemap.unbind().expect("nobody holds it");
     }
 }
 
@@ -325,7 +329,7 @@ fn on_touch_takes_memory_only_for_descriptors_that_are_touched() {
     assert_eq!(pagemap.metadata_resident().unwrap(), ByteLen::ZERO);
     let start = pagemap.range().start().get();
     for page in [0, 1, 511, 1 << 20, (1 << 32) - 1] {
-        drop(pagemap.get(Pfn::new(start + page)).unwrap());
+        drop(pagemap.get(one(Pfn::new(start + page))).unwrap());
     }
     assert_eq!(pagemap.metadata_resident().unwrap(), ByteLen::kib(12));
 }
@@ -383,8 +387,8 @@ fn a_thousand_rounds_leave_memory_and_mappings_as_they_were() {
         drop(zone.bind(anonymous(size), linux()).unwrap());
         drop(zone.bind(anonymous(size), generic().order(Order::PMD)).unwrap());
         let on_touch = zone.bind(anonymous(size), generic()).unwrap();
-        drop(on_touch.get(on_touch.range().start()).unwrap());
-        let _region = on_touch.unbind();
+        drop(on_touch.get(one(on_touch.range().start())).unwrap());
+        let _region = on_touch.unbind().expect("nobody holds it");
     };
     // In a child: other tests of this binary map and touch memory meanwhile.
     if std::env::var_os("UZONE_TEST_ROUNDS").is_none() {
@@ -425,7 +429,7 @@ fn a_bind_under_a_limit_that_is_too_small_fails_and_leaves_nothing() {
     // The region takes most of the address space, so its descriptors find no room.
     let region = anonymous(2 << 30);
     let big = zone.bind(region, linux().order(Order::BASE)).expect("32 MiB of descriptors fit");
-    let region = big.unbind();
+    let region = big.unbind().expect("nobody holds it");
     zone.trim();
     let mut filler = Vec::new();
     while let Ok(region) = Region::anonymous(ByteLen::mib(16)) {
@@ -656,7 +660,7 @@ fn on_touch_costs_the_same_from_a_gibibyte_to_sixteen_tebibytes() {
             let started = Instant::now();
             let pagemap = zone.bind(region, generic()).unwrap();
             best = best.min(started.elapsed());
-            region = pagemap.unbind();
+            region = pagemap.unbind().expect("nobody holds it");
         }
         assert!(best < Duration::from_micros(100), "{best:?} for 2^{shift} bytes");
     }

@@ -6,8 +6,8 @@ use std::num::NonZeroUsize;
 use proptest::prelude::*;
 use proptest::sample::select;
 use uzone::{
-    BindOptions, ByteLen, Init, MemoryKind, Order, Owner, PagemapOps, Payload, Pfn, Refresh,
-    Region, Slot, Stamp, StorePath, Tails, Word, Zone,
+    BindOptions, ByteLen, Init, MemoryKind, Order, Owner, PagemapOps, Payload, Pfn, PfnRange,
+    Refresh, Region, Slot, Stamp, StorePath, Tails, Word, Zone,
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -146,11 +146,6 @@ fn check<const COUNT: usize>(zone: &Zone, shape: &Shape) {
         descriptors += 1;
     }
     assert_eq!(descriptors, pagemap.report().descriptors);
-    // The next shape finds words that are not fresh.
-    for offset in (0..pages).step_by(97) {
-        std::mem::forget(pagemap.get(Pfn::new(shape.base + offset)));
-        std::mem::forget(pagemap.hand_out(Pfn::new(shape.base + offset)));
-    }
 }
 
 thread_local! {

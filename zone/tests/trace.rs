@@ -140,7 +140,7 @@ fn a_listener_hears_of_every_page_and_no_template_is_copied() {
     let pagemap = zone.bind(region, options()).unwrap();
     assert_eq!(count(&mut listener), 2048, "one event for each page");
     assert_eq!(pagemap.report().stamp, Some(Stamp::FieldByField));
-    let region = pagemap.unbind();
+    let region = pagemap.unbind().expect("nobody holds it");
 
     drop(listener);
     let pagemap = zone.bind(region, options()).unwrap();
