@@ -48,9 +48,9 @@ struct BindArgs {
     #[arg(long, default_value_t = 10, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=10_000))]
     first_binds: u32,
     /// The most threads of the rows that have several [default: as many as there are CPUs]
-    #[arg(long, value_name = "N")]
-    threads: Option<NonZeroUsize>,
-    /// Leave out cost against size
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+    /// Leave out cost against size, which takes up to three quarters of the available memory
     #[arg(long)]
     no_growth: bool,
 }
@@ -66,7 +66,10 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
         size: args.size,
         rebinds: args.rebinds,
         first_binds: args.first_binds,
-        threads: args.threads.unwrap_or(published.threads),
+        threads: args
+            .threads
+            .and_then(|threads| NonZeroUsize::new(usize::from(threads)))
+            .unwrap_or(published.threads),
         growth: !args.no_growth,
     };
     let bench = run_bind(settings, out)?;
@@ -79,6 +82,9 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
 /// # Errors
 /// If memory is short.
 pub(crate) fn run_bind(settings: Settings, out: &Output) -> Result<Bench, bind::BenchError> {
+    if let Some(problem) = &uzone_stream::chosen().problem {
+        out.warn(format_args!("{problem}; taking {} stores", uzone_stream::best()));
+    }
     let shown: RefCell<Option<(String, Progress)>> = RefCell::new(None);
     bind::run(settings, &|phase: Phase<'_>| {
         let mut shown = shown.borrow_mut();

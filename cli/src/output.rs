@@ -200,6 +200,14 @@ impl Output {
         Ok(to_stdout(&text)?)
     }
 
+    /// Prints a warning to standard error, unless `--quiet`.
+    pub(crate) fn warn(&self, line: impl fmt::Display) {
+        if self.verbosity != Verbosity::Quiet {
+            let style = self.style(io::stderr().is_terminal());
+            to_stderr(&format!("{} {line}\n", style.paint(Tone::Caution, "warning:")));
+        }
+    }
+
     /// Prints a line to standard error, with `--verbose` only.
     pub(crate) fn log(&self, line: impl fmt::Display) {
         if self.verbosity == Verbosity::Verbose {
@@ -277,11 +285,12 @@ pub(crate) fn human_duration(duration: Duration) -> String {
     }
     for (unit, name) in UNITS {
         if ns >= unit {
-            let (whole, hundredths) = (ns / unit, ns % unit * 100 / unit);
-            return match whole {
-                0..10 => format!("{whole}.{hundredths:02} {name}"),
-                10..100 => format!("{whole}.{} {name}", hundredths / 10),
-                _ => format!("{whole} {name}"),
+            // Rounded to the last digit that is shown; what rounds up past 9.99 shows one more.
+            let rounded = |digits: u128| (ns * digits + unit / 2) / unit;
+            return match ns / unit {
+                0..10 => format!("{}.{:02} {name}", rounded(100) / 100, rounded(100) % 100),
+                10..100 => format!("{}.{} {name}", rounded(10) / 10, rounded(10) % 10),
+                _ => format!("{} {name}", rounded(1)),
             };
         }
     }
@@ -359,9 +368,9 @@ mod tests {
             (0, "0 ns"),
             (999, "999 ns"),
             (1_000, "1.00 us"),
-            (41_980, "41.9 us"),
+            (41_980, "42.0 us"),
             (9_870_000, "9.87 ms"),
-            (999_999_999, "999 ms"),
+            (999_999_999, "1000 ms"),
             (1_250_000_000, "1.25 s"),
             (61_000_000_000, "61.0 s"),
             (723_000_000_000, "12 min 3 s"),

@@ -70,7 +70,11 @@ impl Mapping {
             HugeAdvice::Never => (Advice::LinuxNoHugepage, "MADV_NOHUGEPAGE"),
             HugeAdvice::Advise => (Advice::LinuxHugepage, "MADV_HUGEPAGE"),
         };
-        mapping.advise_new(advice.0, advice.1)?;
+        match mapping.advise_new(advice.0, advice.1) {
+            // A kernel without transparent huge pages: it is only advice, and there is none to make.
+            Err(MapError::Advice { cause, .. }) if cause.kind() == io::ErrorKind::InvalidInput => {}
+            other => other?,
+        }
         Ok(mapping)
     }
 

@@ -55,7 +55,6 @@ pub struct Guards {
 }
 
 impl Guards {
-    #[expect(clippy::cast_possible_truncation, reason = "masked to 31 bits")]
     const fn of(word: u64) -> Self {
         Self {
             references: (word & COUNT_MASK) as u32,

@@ -33,7 +33,7 @@ pub enum Refresh {
 ///
 /// ```
 /// use core::sync::atomic::AtomicU64;
-/// use uzone_pages::Payload;
+/// use uzone_pages::{Payload, Refresh};
 /// use zerocopy::{FromBytes, IntoBytes, KnownLayout};
 ///
 /// /// What a database keeps for each of its frames.
@@ -45,7 +45,11 @@ pub enum Refresh {
 /// }
 ///
 /// impl Payload for Frame {
-///     type Seed = (); // a fresh frame is all zero, so there is nothing to say
+///     type Seed = (); // a fresh frame is all zero, so there is nothing to say about it
+///
+///     fn refresh(_seed: &()) -> Refresh {
+///         Refresh::Linear // and zero is the same for every page
+///     }
 /// }
 /// ```
 pub trait Payload: FromBytes + IntoBytes + KnownLayout + Send + Sync + 'static {
@@ -60,14 +64,19 @@ pub trait Payload: FromBytes + IntoBytes + KnownLayout + Send + Sync + 'static {
     }
 
     /// Returns how what `init` sets depends on the pfn.
-    fn refresh(seed: &Self::Seed) -> Refresh {
-        let _ = seed;
-        Refresh::Linear
-    }
+    ///
+    /// It is relied on: a payload that says [`Refresh::Linear`] and is not gets wrong fields. A
+    /// payload whose `init` sets nothing is linear; one that is not sure says
+    /// [`Refresh::EachPage`], which is always right and only slower.
+    fn refresh(seed: &Self::Seed) -> Refresh;
 }
 
 impl Payload for () {
     type Seed = ();
+
+    fn refresh(_seed: &()) -> Refresh {
+        Refresh::Linear
+    }
 }
 
 /// A payload whose fresh value is the same for every page: the seed.
@@ -83,6 +92,10 @@ where
 
     fn init(&mut self, seed: &T, _slot: &Slot) {
         self.0 = *seed;
+    }
+
+    fn refresh(_seed: &T) -> Refresh {
+        Refresh::Linear
     }
 }
 
@@ -270,6 +283,10 @@ mod tests {
         fn init(&mut self, _seed: &(), slot: &Slot) {
             self.0 = u64::from(matches!(slot.class, Class::FirstTail | Class::Tail));
         }
+
+        fn refresh(_seed: &()) -> Refresh {
+            Refresh::Linear
+        }
     }
 
     /// A payload that holds the high half of an address.
@@ -282,6 +299,10 @@ mod tests {
 
         fn init(&mut self, _seed: &(), slot: &Slot) {
             self.0 = slot.head_address >> 32;
+        }
+
+        fn refresh(_seed: &()) -> Refresh {
+            Refresh::Linear
         }
     }
 

@@ -199,7 +199,12 @@ fn try_bind<P: Payload>(
             let mut memory = eager_memory(shared, len, &options)?;
             let template = template(address_of(&memory));
             match write(&template, &mut memory, len, &options) {
-                Ok(written) => (memory, template, Init::Eager, written),
+                Ok(written) => {
+                    if memory.source == Source::Fresh {
+                        memory.settle();
+                    }
+                    (memory, template, Init::Eager, written)
+                }
                 Err(error) => {
                     if memory.source == Source::Kept {
                         shared.keep.give(memory);
@@ -253,6 +258,9 @@ fn try_bind<P: Payload>(
         let block = pageblock_order(region.page_size());
         let first = range.start().align_up(block).unwrap_or(range.end());
         for pfn in (first.get()..range.end().get()).step_by(1 << block.get()) {
+            if options.cancel.is_cancelled() {
+                return Err(BindError::Cancelled { done: len, total: len });
+            }
             if let Some(page) = parts.page(Pfn::new(pfn)) {
                 pageblock(page);
             }
@@ -290,7 +298,7 @@ fn eager_memory<P: Payload>(
     options: &BindOptions<P>,
 ) -> Result<MemmapMemory, BindError> {
     let map = |cause| BindError::Map { len, cause };
-    if let Some(kept) = shared.keep.take(len) {
+    if let Some(kept) = shared.keep.take(len, options.uses_hugetlb_pool) {
         return Ok(kept);
     }
     if len < keep::KEEP_FROM {

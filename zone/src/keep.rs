@@ -23,10 +23,10 @@ use uzone_pages::ByteLen;
 pub enum MemmapPages {
     /// Pages of a hugetlb pool.
     Hugetlb(HugeSize),
-    /// Base pages that the kernel was asked to make huge ones of, and may.
+    /// Transparent huge pages; base pages in between where the kernel had no huge one.
     Transparent,
-    /// Base pages: the host has transparent huge pages switched off, or huge ones would waste
-    /// memory because only few descriptors will be touched.
+    /// Base pages: the host made no transparent huge page, or huge ones would waste memory because
+    /// only few descriptors will be touched.
     Base,
 }
 
@@ -58,6 +58,15 @@ pub(crate) struct MemmapMemory {
 }
 
 impl MemmapMemory {
+    /// Finds out what memory that was to be huge pages became, now that it is present.
+    pub(crate) fn settle(&mut self) {
+        if self.pages == MemmapPages::Transparent
+            && self.memory.huge_backed().is_ok_and(ByteLen::is_zero)
+        {
+            self.pages = MemmapPages::Base;
+        }
+    }
+
     /// Returns how much it takes from the kernel once all of it is present.
     pub(crate) fn held(&self) -> ByteLen {
         let page = self.memory.page_size().bytes();
@@ -86,19 +95,22 @@ impl Keep {
 
     /// Returns the smallest kept memory that is long enough, unless more than half of it and of a
     /// huge page would be wasted.
-    pub(crate) fn take(&self, len: ByteLen) -> Option<MemmapMemory> {
+    pub(crate) fn take(&self, len: ByteLen, may_be_of_pool: bool) -> Option<MemmapMemory> {
         let most = len.get().saturating_mul(2).saturating_add(KEEP_FROM.get());
         let mut kept = self.lock();
         let (index, _) = kept
             .iter()
             .enumerate()
             .filter(|(_, memory)| (len.get()..=most).contains(&memory.memory.len().get()))
+            .filter(|(_, memory)| {
+                may_be_of_pool || !matches!(memory.pages, MemmapPages::Hugetlb(_))
+            })
             .min_by_key(|(_, memory)| memory.memory.len())?;
         Some(kept.swap_remove(index))
     }
 
     /// Keeps memory whose every page is present, unless that would exceed the limit: then it goes
-    /// back to the kernel, the smallest first, for the largest is the dearest to replace.
+    /// back to the kernel, the smallest first.
     pub(crate) fn give(&self, memory: MemmapMemory) {
         if memory.held() < KEEP_FROM || memory.held() > self.limit {
             return; // too little to care, or alone too much
@@ -108,15 +120,7 @@ impl Keep {
             let mut kept = self.lock();
             kept.push(MemmapMemory { source: Source::Kept, ..memory });
             while total(&kept) > self.limit.get() || kept.len() > KEEP_PIECES {
-                let smallest = kept
-                    .iter()
-                    .enumerate()
-                    .min_by_key(|(_, memory)| memory.memory.len())
-                    .map(|(index, _)| index);
-                match smallest {
-                    Some(index) => freed.push(kept.swap_remove(index)),
-                    None => break,
-                }
+                freed.extend(take_smallest(&mut kept));
             }
         }
         drop(freed); // unmapped outside of the lock
@@ -128,10 +132,7 @@ impl Keep {
         {
             let mut kept = self.lock();
             while total(&kept) > limit.get() {
-                match kept.pop() {
-                    Some(memory) => freed.push(memory),
-                    None => break,
-                }
+                freed.extend(take_smallest(&mut kept));
             }
         }
         ByteLen::new(total(&freed)) // unmapped outside of the lock
@@ -145,6 +146,14 @@ impl Keep {
         // A panic elsewhere cannot leave the list half changed: each change is one call.
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Takes the smallest piece out, since the largest is the dearest to replace; none only if there is
+/// none.
+fn take_smallest(kept: &mut Vec<MemmapMemory>) -> Option<MemmapMemory> {
+    let sizes = kept.iter().map(|memory| memory.memory.len()).enumerate();
+    let (index, _) = sizes.min_by_key(|(_, len)| *len)?;
+    Some(kept.swap_remove(index))
 }
 
 fn total(kept: &[MemmapMemory]) -> u64 {
@@ -180,6 +189,7 @@ pub(crate) fn fresh_huge(len: ByteLen) -> Result<MemmapMemory, MapError> {
     let thp = hugepages::thp(&SystemRoot::host()).ok().flatten();
     let (huge, pages) = match thp {
         Some(thp) if thp.enabled == ThpEnabled::Never => (HugeAdvice::Default, MemmapPages::Base),
+        // Whether the advice had an effect is found out when the memory is present.
         _ => (HugeAdvice::Advise, MemmapPages::Transparent),
     };
     Ok(MemmapMemory {

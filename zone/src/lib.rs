@@ -46,8 +46,11 @@ pub use pagemap::{Busy, PageView, Pagemap};
 pub use region::{Backing, Region, RegionError};
 pub use report::BindReport;
 pub use stamp::Stamp;
-pub use uzone_os::AccessError;
 pub use uzone_os::hugepages::HugeSize;
+pub use uzone_os::memory::Limit;
+pub use uzone_os::{
+    AccessError, Addr, FileId, MapError, MappedError, Mapping, PopulateError, ResidentError,
+};
 pub use uzone_pages::*;
 pub use uzone_stream::Path as StorePath;
 pub use zone::Zone;

@@ -59,7 +59,7 @@ pub struct PagemapOps {
 
 impl PagemapOps {
     /// Takes what is called with the head of a folio when its last hold has gone, by the thread
-    /// that gave it back.
+    /// that gave it back. The folio is free by then: another thread may be handing it out already.
     #[must_use]
     pub fn on_free(mut self, free: impl Fn(Pfn) + Send + Sync + 'static) -> Self {
         self.free = Some(Arc::new(free));

@@ -323,7 +323,7 @@ impl<P: Payload> Pagemap<P> {
     /// # Errors
     /// [`ResidentError`] if the kernel does not say.
     pub fn metadata_resident(&self) -> Result<ByteLen, ResidentError> {
-        self.inner.parts.memmap.memory().resident()
+        self.inner.parts.memmap.memory().resident_in(0..self.report().metadata.get())
     }
 
     /// Ends the description and gives the region back, if nobody holds a page of it. The

@@ -81,8 +81,10 @@ impl<'a, P: Payload> Runs<'a, P> {
             .filter(|next| *next < self.linear_until)
             .map(difference);
         debug_assert!(
-            self.words(until - 1).iter().zip(words).zip(step).all(|((last, word), step)| {
-                *last == word.wrapping_add(step.wrapping_mul(until - 1 - index))
+            [index + (until - index) / 2, until - 1].into_iter().all(|other| {
+                self.words(other).iter().zip(words).zip(step).all(|((found, word), step)| {
+                    *found == word.wrapping_add(step.wrapping_mul(other - index))
+                })
             }),
             "a payload is linear over the run that it names"
         );

@@ -472,6 +472,8 @@ fn is_child_under_limit(test: &str, kib: u64) -> bool {
         .output()
         .unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    assert!(stdout.contains("1 passed"), "the child ran no test of that name: {stdout}");
     false
 }
 
@@ -527,6 +529,10 @@ impl uzone::Payload for HighHalf {
 
     fn init(&mut self, _seed: &(), slot: &uzone::Slot) {
         self.0 = slot.head_address >> 32;
+    }
+
+    fn refresh(_seed: &()) -> uzone::Refresh {
+        uzone::Refresh::Linear
     }
 }
 

@@ -65,7 +65,6 @@ fn descriptors_lie_in_the_hugetlb_pool_where_it_has_room_and_may() {
         assert!(pagemap.pages().all(|page| page.payload() == Some(&fresh)));
         assert_eq!(pagemap.metadata_resident().unwrap(), ByteLen::mib(16));
     }
-    zone.trim();
     let without = zone.bind(anonymous(1 << 30), linux().uses_hugetlb_pool(false)).unwrap();
     assert_ne!(without.report().memmap_pages, pool);
     drop(without);

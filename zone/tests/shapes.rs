@@ -6,8 +6,8 @@ use std::num::NonZeroUsize;
 use proptest::prelude::*;
 use proptest::sample::select;
 use uzone::{
-    BindOptions, ByteLen, Init, MemoryKind, Order, Owner, PagemapOps, Payload, Pfn, PfnRange,
-    Refresh, Region, Slot, Stamp, StorePath, Tails, Word, Zone,
+    BindOptions, ByteLen, Init, MemoryKind, Order, Owner, PagemapOps, Payload, Pfn, Refresh,
+    Region, Slot, Stamp, StorePath, Tails, Word, Zone,
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
