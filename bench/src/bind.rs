@@ -20,9 +20,9 @@ use std::num::NonZeroUsize;
 use std::time::{Duration, Instant};
 
 use uzone::{
-    BindFailure, BindOptions, ByteLen, Init, Layout, LayoutError, Limit, LinuxPage, LinuxSeed,
-    MemoryKind, Order, PageCount, Pagemap, Payload, Pfn, PfnRange, Region, RegionError, Source,
-    Stamp, StorePath, Tails, Template, Word, Zone,
+    BindFailure, BindOptions, ByteLen, HoldFailure, Init, Layout, LayoutError, Limit, LinuxPage,
+    LinuxSeed, MemoryKind, Order, PageCount, Pagemap, Payload, Pfn, PfnRange, Region, RegionError,
+    Source, Stamp, StorePath, Tails, Template, Word, Zone,
 };
 use uzone_os::{
     Addr, Anonymous, Exclusive, HugeAdvice, MapError, PopulateError, ResidentError, SystemRoot,
@@ -79,6 +79,9 @@ pub enum BenchError {
     /// A bind failed.
     #[error("a bind failed")]
     Bind(#[source] BindFailure),
+    /// Pages could not be held.
+    #[error("cannot hold the pages of the region")]
+    Hold(#[source] HoldFailure),
     /// A region could not be unbound. A defect of uzone: nobody holds it.
     #[error("cannot unbind: {0}")]
     Unbind(String),
@@ -238,14 +241,14 @@ fn eager<P: Payload>(
 }
 
 /// Cases that are measured together, and the rows that they will be.
-struct Suite<'a> {
+pub(crate) struct Suite<'a> {
     size: ByteLen,
     cases: Vec<Case<'a, BenchError>>,
     specs: Vec<RowSpec>,
 }
 
 impl<'a> Suite<'a> {
-    fn new(size: ByteLen) -> Self {
+    pub(crate) fn new(size: ByteLen) -> Self {
         Self { size, cases: Vec::new(), specs: Vec::new() }
     }
 
@@ -254,7 +257,7 @@ impl<'a> Suite<'a> {
     }
 
     /// Adds a case that does anything.
-    fn add(
+    pub(crate) fn add(
         &mut self,
         id: &str,
         name: impl Into<String>,
@@ -350,7 +353,12 @@ impl<'a> Suite<'a> {
         })
     }
 
-    fn run(
+    /// Returns what is known of a row that was added.
+    pub(crate) fn spec(&mut self, id: &str) -> Option<&mut RowSpec> {
+        self.specs.iter_mut().find(|spec| spec.id == id)
+    }
+
+    pub(crate) fn run(
         mut self,
         what: &str,
         rounds: u32,

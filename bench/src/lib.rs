@@ -11,6 +11,7 @@ pub mod bind;
 mod group;
 pub mod machine;
 mod naive;
+pub mod pin;
 pub mod report;
 
 pub use group::{Phase, Watch};

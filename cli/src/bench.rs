@@ -6,9 +6,10 @@ use std::num::NonZeroUsize;
 use std::time::{Duration, UNIX_EPOCH};
 
 use clap::Subcommand;
-use uzone_bench::Phase;
-use uzone_bench::bind::{self, Settings};
+use uzone_bench::bind::{self, BenchError, Settings};
+use uzone_bench::pin;
 use uzone_bench::report::{Bench, Row, Table};
+use uzone_bench::{Phase, Watch};
 use uzone_pages::ByteLen;
 
 use crate::exit::{self, Exit, Failure};
@@ -28,6 +29,21 @@ const EXITS: [Exit; 4] = [Exit::Ok, Exit::Usage, Exit::Os, Exit::Io];
 #[derive(Debug, Subcommand)]
 enum Benchmark {
     Bind(BindArgs),
+    Pin(PinArgs),
+}
+
+/// Pin a region and let it go: an atomic step a page, or one a folio
+///
+/// The region is reserved and described by 2 MiB folios; its bytes are never touched.
+#[derive(Debug, clap::Args)]
+#[command(after_help = exit::help("uzone bench pin --size 128G", &EXITS))]
+struct PinArgs {
+    /// How much memory is held, in whole GiB
+    #[arg(long, default_value = "16G", value_name = "SIZE")]
+    size: ByteLen,
+    /// Rounds
+    #[arg(long, default_value_t = 30, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    rounds: u32,
 }
 
 /// Describe every page of a region: first bind, rebinds, and cost against size
@@ -60,7 +76,18 @@ struct BindArgs {
 /// # Errors
 /// If memory is short, or the result cannot be written.
 pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
-    let Benchmark::Bind(args) = &args.benchmark;
+    let bench = match &args.benchmark {
+        Benchmark::Bind(args) => bind_table(args, out)?,
+        Benchmark::Pin(args) => {
+            let settings = pin::Settings { size: args.size, rounds: args.rounds };
+            with_progress(out, |watch| pin::run(settings, watch))?
+        }
+    };
+    out.print(&bench)?;
+    Ok(Exit::Ok)
+}
+
+fn bind_table(args: &BindArgs, out: &Output) -> Result<Bench, BenchError> {
     let published = Settings::published();
     let settings = Settings {
         size: args.size,
@@ -72,21 +99,27 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
             .unwrap_or(published.threads),
         growth: !args.no_growth,
     };
-    let bench = run_bind(settings, out)?;
-    out.print(&bench)?;
-    Ok(Exit::Ok)
+    run_bind(settings, out)
 }
 
 /// Runs the bind benchmark with a progress bar for each of its parts.
 ///
 /// # Errors
 /// If memory is short.
-pub(crate) fn run_bind(settings: Settings, out: &Output) -> Result<Bench, bind::BenchError> {
+pub(crate) fn run_bind(settings: Settings, out: &Output) -> Result<Bench, BenchError> {
     if let Some(problem) = &uzone_stream::chosen().problem {
         out.warn(format_args!("{problem}; taking {} stores", uzone_stream::best()));
     }
+    with_progress(out, |watch| bind::run(settings, watch))
+}
+
+/// Runs a benchmark with a progress bar for each of its parts.
+fn with_progress(
+    out: &Output,
+    run: impl FnOnce(Watch<'_>) -> Result<Bench, BenchError>,
+) -> Result<Bench, BenchError> {
     let shown: RefCell<Option<(String, Progress)>> = RefCell::new(None);
-    bind::run(settings, &|phase: Phase<'_>| {
+    run(&|phase: Phase<'_>| {
         let mut shown = shown.borrow_mut();
         if shown.as_ref().is_none_or(|(what, _)| what != phase.what) {
             let bar = Progress::new(out, phase.what.to_owned(), phase.total);
@@ -170,7 +203,8 @@ pub(crate) fn number(value: f64) -> String {
     match value {
         value if value >= 100.0 => format!("{value:.0}"),
         value if value >= 10.0 => format!("{value:.1}"),
-        value => format!("{value:.2}"),
+        value if value >= 0.1 || value == 0.0 => format!("{value:.2}"),
+        value => format!("{value:.4}"),
     }
 }
 
@@ -205,7 +239,9 @@ mod tests {
 
     #[test]
     fn a_rate_or_ratio_has_about_three_digits() {
-        for (value, text) in [(0.004, "0.00"), (1.456, "1.46"), (24.51, "24.5"), (2039.4, "2039")] {
+        for (value, text) in
+            [(0.0, "0.00"), (0.0042, "0.0042"), (1.456, "1.46"), (24.51, "24.5"), (2039.4, "2039")]
+        {
             assert_eq!(number(value), text);
         }
     }

@@ -63,6 +63,15 @@ fn the_bench_text_names_the_machine_and_shows_no_bar_where_no_terminal_reads() {
 }
 
 #[test]
+fn the_pin_object_keeps_to_the_same_schema() {
+    let output = run(&["bench", "pin", "--size=1G", "--rounds=2", "--json"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let bench = json(&output);
+    keeps_to(include_str!("../schema/uzone.bench-1.schema.json"), &bench);
+    assert_eq!(bench["results"].as_array().expect("an array").len(), 5);
+}
+
+#[test]
 fn the_demo_finds_its_bytes_again_and_keeps_to_its_schema() {
     let output = run(&["demo", "--size", "1G", "--json"]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -87,7 +96,8 @@ fn sizes_that_cannot_be_are_refused_with_what_would_help() {
         (&["demo", "--size", "1G", "--size", "2G"], 2, "cannot be used multiple times"),
         (&["bench"], 2, "Usage"),
         (&["bench", "bind", "--rebinds", "0"], 2, "0 is not in"),
-        (&["bench", "bind", "--threads", "0"], 2, "--threads"),
+        (&["bench", "bind", "--threads", "0"], 2, "0 is not in"),
+        (&["bench", "pin", "--size", "1M"], 2, "multiple of 1 GiB"),
         (&["bench", "bind", "--size", "5000G"], 71, "of memory are needed"),
     ] {
         let output = run(arguments);
