@@ -123,7 +123,7 @@ impl Mapping {
                 refused.explain(|cause| MapError::memory(&SystemRoot::host(), len, false, cause))
             }
         })?;
-        Ok(mapping.backed_by(fd))
+        Ok(mapping.backed_by(fd, 0))
     }
 
     /// Maps `len` bytes of a file or device, from `offset` on.
@@ -177,7 +177,7 @@ impl Mapping {
                 }
             }
         })?;
-        Ok(mapping.backed_by(fd))
+        Ok(mapping.backed_by(fd, offset))
     }
 }
 

@@ -9,10 +9,10 @@ use std::fmt;
 use std::io;
 
 use rustix::process::{Resource, getrlimit};
-use uzone_pages::ByteLen;
+use uzone_pages::{ByteLen, PageSize};
 
 use crate::hugepages::{self, HugeSize};
-use crate::options::{Access, Sharing};
+use crate::options::{Access, Addr, Sharing};
 use crate::root::{SystemRoot, kib_field};
 
 /// A range of memory that could not be mapped.
@@ -139,6 +139,34 @@ pub enum MapError {
         /// What the kernel answered.
         #[source]
         cause: io::Error,
+    },
+    /// Memory to be adopted whose pages are said to be smaller than the host's.
+    #[error("memory with pages of {page} cannot be adopted: a page of this host has {host}")]
+    AdoptedPage {
+        /// What was said.
+        page: PageSize,
+        /// The size of a page of the host.
+        host: PageSize,
+    },
+    /// Memory to be adopted that cuts a page.
+    #[error(
+        "{len} at {addr} cannot be adopted with pages of {page}: the start and the length have to be multiples of that"
+    )]
+    AdoptedCut {
+        /// Where the memory starts.
+        addr: Addr,
+        /// How long it is.
+        len: ByteLen,
+        /// The size of its pages.
+        page: PageSize,
+    },
+    /// Memory to be adopted that ends behind the last address.
+    #[error("{len} at {addr} cannot be adopted: they do not end inside of the address space")]
+    AdoptedWraps {
+        /// Where the memory starts.
+        addr: Addr,
+        /// How long it is.
+        len: ByteLen,
     },
     /// The kernel refused for a reason that has no case of its own.
     #[error("the kernel refused a mapping of {len}")]

@@ -6,6 +6,7 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
 
+mod adopt;
 mod cgroup;
 mod host;
 mod huge;
