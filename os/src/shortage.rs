@@ -11,6 +11,7 @@ use std::io;
 use rustix::process::{Resource, getrlimit};
 use uzone_pages::{ByteLen, PageSize};
 
+use crate::dax::DaxError;
 use crate::hugepages::{self, HugeSize};
 use crate::options::{Access, Addr, Sharing};
 use crate::root::{SystemRoot, kib_field};
@@ -140,6 +141,21 @@ pub enum MapError {
         #[source]
         cause: io::Error,
     },
+    /// A DAX device that is none, or a range of it that cannot be mapped.
+    #[error(transparent)]
+    Dax(#[from] DaxError),
+    /// A file of which only a copy in the page cache can be mapped.
+    #[error(
+        "the file system offers no synchronous DAX mapping of the file: on persistent memory, mount it with `-o dax=always`, or with `-o dax=inode` and `chattr +x` on the file while nobody has it open; or map it as an ordinary file"
+    )]
+    NoDax {
+        /// What the kernel answered.
+        #[source]
+        cause: io::Error,
+    },
+    /// A device where a file of a file system was asked for.
+    #[error("only a regular file has a file system to offer DAX: map a device as devdax")]
+    NotRegular,
     /// Memory to be adopted whose pages are said to be smaller than the host's.
     #[error("memory with pages of {page} cannot be adopted: a page of this host has {host}")]
     AdoptedPage {

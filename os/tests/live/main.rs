@@ -8,6 +8,7 @@
 
 mod adopt;
 mod cgroup;
+mod dax;
 mod host;
 mod huge;
 mod mapping;
