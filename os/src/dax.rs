@@ -87,7 +87,7 @@ pub enum DaxError {
         what: &'static str,
         /// Which file was read, and what was expected there.
         #[source]
-        cause: SysError,
+        cause: Box<SysError>,
     },
     /// The device has no memory.
     #[error("the DAX device {path} has no byte: give it memory with `daxctl create-device` or `daxctl reconfigure-device --size`", path = path.display())]
@@ -175,7 +175,7 @@ fn numbered(root: &SystemRoot, major: u32, minor: u32) -> Result<DaxDevice, DaxE
     }
     let attribute = |what| {
         let path = path.clone();
-        move |cause| DaxError::Attribute { path, what, cause }
+        move |cause| DaxError::Attribute { path, what, cause: Box::new(cause) }
     };
     let size = root.number(directory.join("size")).map_err(attribute("size"))?;
     let wanted = "a power of two of at least 4096, the alignment in bytes";
