@@ -127,7 +127,7 @@ impl Mapping {
                 refused.explain(|cause| MapError::memory(&SystemRoot::host(), len, false, cause))
             }
         })?;
-        Ok(mapping.backed_by(fd))
+        Ok(mapping.backed_by(fd, 0))
     }
 
     /// Maps `len` bytes of a file or device, from `offset` on.
@@ -161,27 +161,8 @@ impl Mapping {
             len,
             &Request { page, align: page.bytes(), access, flags, fd: Some((fd.as_fd(), offset)) },
         )
-        .map_err(|refused| {
-            let Refused::Kernel { len, cause } = refused else {
-                return refused.explain(|cause| MapError::Refused { len, cause });
-            };
-            let error = io::Error::from(cause);
-            match errno::mmap_refusal(cause, false) {
-                MmapRefusal::Memory => {
-                    let counted = access == Access::ReadWrite && sharing == Sharing::Private;
-                    MapError::memory(&SystemRoot::host(), len, counted, error)
-                }
-                MmapRefusal::Locked => MapError::locked(len, error),
-                MmapRefusal::Access => MapError::NotOpenFor { access, sharing, cause: error },
-                MmapRefusal::NotMappable => {
-                    MapError::NotMappable { kind: FileKind::Unmappable, cause: Some(error) }
-                }
-                MmapRefusal::HugeSize | MmapRefusal::Other => {
-                    MapError::Refused { len, cause: error }
-                }
-            }
-        })?;
-        Ok(mapping.backed_by(fd))
+        .map_err(|refused| refused.explain_file(access, sharing))?;
+        Ok(mapping.backed_by(fd, offset))
     }
 }
 
@@ -195,6 +176,28 @@ impl Refused {
                 MmapRefusal::Locked => MapError::locked(len, cause.into()),
                 _ => MapError::Refused { len, cause: cause.into() },
             },
+        }
+    }
+
+    /// Explains why a file or device was not mapped.
+    pub(crate) fn explain_file(self, access: Access, sharing: Sharing) -> MapError {
+        let (len, cause) = match self {
+            Self::Empty => return MapError::Empty,
+            Self::TooLong { len_bytes } => return MapError::TooLong { len_bytes },
+            Self::Kernel { len, cause } => (len, cause),
+        };
+        let error = io::Error::from(cause);
+        match errno::mmap_refusal(cause, false) {
+            MmapRefusal::Memory => {
+                let counted = access == Access::ReadWrite && sharing == Sharing::Private;
+                MapError::memory(&SystemRoot::host(), len, counted, error)
+            }
+            MmapRefusal::Locked => MapError::locked(len, error),
+            MmapRefusal::Access => MapError::NotOpenFor { access, sharing, cause: error },
+            MmapRefusal::NotMappable => {
+                MapError::NotMappable { kind: FileKind::Unmappable, cause: Some(error) }
+            }
+            MmapRefusal::HugeSize | MmapRefusal::Other => MapError::Refused { len, cause: error },
         }
     }
 
@@ -248,7 +251,7 @@ fn create_memfd(name: &str, len: ByteLen, huge: Option<HugeSize>) -> Result<Owne
 
 /// Returns the page size of a file's memory, if the range can be mapped as far as its kind, its
 /// length and its alignment go.
-fn inspect(fd: BorrowedFd<'_>, offset: u64, len: ByteLen) -> Result<PageSize, MapError> {
+pub(crate) fn inspect(fd: BorrowedFd<'_>, offset: u64, len: ByteLen) -> Result<PageSize, MapError> {
     let inspected = |cause: Errno| MapError::Inspect { cause: cause.into() };
     let stat = rustix::fs::fstat(fd).map_err(inspected)?;
     let kind = match FileType::from_raw_mode(stat.st_mode) {

@@ -103,6 +103,12 @@ pub(crate) fn flag_is_unknown(errno: Errno) -> bool {
     errno == Errno::INVAL
 }
 
+/// Returns whether mmap(2) was refused because the file, or the kernel, has no `MAP_SYNC`. One
+/// before Linux 4.15 does not know `MAP_SHARED_VALIDATE` either, and calls the request invalid.
+pub(crate) fn sync_is_unsupported(errno: Errno) -> bool {
+    matches!(errno, Errno::OPNOTSUPP | Errno::INVAL)
+}
+
 /// Why a userfaultfd was not given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum UffdRefusal {
@@ -174,6 +180,9 @@ mod tests {
         }
         assert!(ioctl_is_unknown(Errno::NOTTY));
         assert!(!ioctl_is_unknown(Errno::PERM));
+        assert!(sync_is_unsupported(Errno::OPNOTSUPP));
+        assert!(sync_is_unsupported(Errno::INVAL));
+        assert!(!sync_is_unsupported(Errno::ACCESS));
         assert!(flag_is_unknown(Errno::INVAL));
         assert!(!flag_is_unknown(Errno::MFILE));
     }

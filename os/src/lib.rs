@@ -24,6 +24,7 @@
 //! |---|---|
 //! | `mapping` | [`Mapping`]: an owned range of memory of this process |
 //! | `create` | making one: anonymous, of a pool, of a memory file, of a file or device |
+//! | `dax` | DAX devices and files on DAX mounts: what they are, and mapping them |
 //! | `options` | the words for it: access, sharing, advice, addresses |
 //! | `bytes` | copying in and out of memory that may change under us |
 //! | `exclusive` | [`Exclusive`]: a mapping that nobody else can change, so that it has slices |
@@ -47,6 +48,7 @@ compile_error!("uzone-os maps regions larger than a 32-bit address space");
 mod advise;
 mod bytes;
 mod create;
+pub mod dax;
 mod errno;
 mod exclusive;
 pub mod hugepages;
@@ -63,6 +65,7 @@ mod shortage;
 
 pub use advise::{AdviseError, Collapsed};
 pub use bytes::AccessError;
+pub use dax::{DaxDevice, DaxError};
 pub use exclusive::{Exclusive, NotExclusive};
 pub use hugepages::HugeSize;
 pub use mapped::{Mapped, MappedError, NotMapped};
@@ -95,6 +98,9 @@ pub enum Error {
     /// What is present could not be counted.
     #[error(transparent)]
     Resident(#[from] ResidentError),
+    /// A DAX device is none, or does not say what it is.
+    #[error(transparent)]
+    Dax(#[from] DaxError),
     /// A file of `/proc` or `/sys` could not be read or understood.
     #[error(transparent)]
     Sys(#[from] SysError),

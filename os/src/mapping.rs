@@ -1,7 +1,8 @@
 //! An owned range of memory of this process: [`Mapping`].
 //!
 //! A `Mapping` is memory and where it comes from: anonymous pages, a memory file, a file or a
-//! device; `create` makes them. It is unmapped when dropped. Its bytes may change under us (another
+//! device; `create` and `dax` make them, and they are unmapped when dropped. Memory that the caller
+//! mapped is adopted ([`Mapping::adopt`]) and stays mapped. Its bytes may change under us (another
 //! process, a page server, another thread of ours), so it lends no slice; [`Mapping::read_at`] and
 //! [`Mapping::write_at`] copy. Memory of which we are the only user is an
 //! [`Exclusive`](crate::Exclusive), and that has slices.
@@ -25,6 +26,7 @@ use uzone_pages::{ByteLen, PageSize};
 
 use crate::bytes::{self, AccessError};
 use crate::options::{Access, Addr, RangeError};
+use crate::probe;
 use crate::shortage::MapError;
 
 /// Which file a mapping is of: two mappings with the same number share its bytes, by whatever path
@@ -37,27 +39,36 @@ pub struct FileId {
     inode: Option<u64>,
 }
 
-/// A range of memory of this process, unmapped when dropped.
+/// What is behind a mapping, and with that who unmaps it.
+#[derive(Debug)]
+enum Behind {
+    /// Private pages of no file, of the host's size or huge. Ours to unmap.
+    Anonymous,
+    /// A file or device, from byte `offset` on. Ours to unmap.
+    File { fd: OwnedFd, offset: u64 },
+    /// Whatever the caller mapped, and unmaps.
+    Adopted,
+}
+
+/// A range of memory of this process, unmapped when dropped unless it was adopted.
 ///
 /// # Invariants
 /// 1. `start` is the address that mmap(2) returned, or an address inside of what it returned with
-///    the rest unmapped; it is a multiple of `page`.
-/// 2. The `mapped_len` bytes from `start` are one mapping of ours, readable, and writable unless
-///    `access` is read-only, until this value is dropped. `mapped_len` is a multiple of `page`
-///    and at most `isize::MAX`.
+///    the rest unmapped, or what the caller of `adopt` vouched for; it is a multiple of `page`.
+/// 2. The `mapped_len` bytes from `start` are mapped, readable, and writable unless `access` is
+///    read-only, until this value is dropped. They are one mapping of ours unless `behind` is
+///    `Adopted`. `mapped_len` is a multiple of `page` and at most `isize::MAX`.
 /// 3. `0 < len <= mapped_len`.
 /// 4. No reference to the bytes exists but those that a method of this crate lends, and a plain
 ///    `&[u8]`, `&mut [u8]` or `[T]` is lent by `Exclusive` and `Mapped` alone, for the time of
-///    their borrow.
+///    their borrow. Neither holds adopted memory.
 pub struct Mapping {
     start: NonNull<u8>,
     len: usize,
     mapped_len: usize,
     page: PageSize,
     access: Access,
-    /// The file behind the mapping; none if its pages are private and anonymous, of the host's size
-    /// or huge.
-    file: Option<OwnedFd>,
+    behind: Behind,
 }
 
 // SAFETY: `Send` wants the value to be usable, and dropped, by another thread than its maker's.
@@ -78,11 +89,77 @@ pub(crate) struct Request<'fd> {
 }
 
 impl Mapping {
-    /// Says which file is behind a new mapping. It counts as anonymous until then, so whoever maps a
-    /// file calls this before anyone else sees the mapping.
-    pub(crate) fn backed_by(self, file: OwnedFd) -> Self {
+    /// Takes `len` bytes from `start` on that the caller mapped and keeps. Dropping the `Mapping`
+    /// does not unmap them. It is never exclusive, so it lends no slice: whoever else has the bytes
+    /// may change them meanwhile, as described below.
+    ///
+    /// `page` is the size of the pages behind the memory, the host's or that of huge pages. The
+    /// start and the length are multiples of it. Costs no system call.
+    ///
+    /// # Errors
+    /// [`MapError::Empty`], [`MapError::TooLong`], [`MapError::AdoptedPage`] for a page smaller
+    /// than the host's, [`MapError::AdoptedCut`] if the range cuts a page, or
+    /// [`MapError::AdoptedWraps`] if it does not end before the last address.
+    ///
+    /// # Safety
+    /// From this call until the `Mapping` is dropped, all of the following holds for the `len`
+    /// bytes from `start`:
+    /// 1. They are mapped, readable and writable, and stay so: nobody unmaps, moves or protects
+    ///    them, and a file behind them is not truncated below them. They may consist of several
+    ///    mappings. `start` was derived from what mapped them and may be used for all of them.
+    /// 2. They hold bytes that were initialised: what the kernel mapped does, and so does memory
+    ///    into which only bytes without padding were written.
+    /// 3. No reference to any of them exists in this process, but to
+    ///    [`UnsafeCell`](core::cell::UnsafeCell) or to atomics.
+    /// 4. Nothing in this process reads or writes them but through mappings of this crate, through
+    ///    atomics of 8 aligned bytes, or through system calls. Another process and a device may
+    ///    write them at any time.
+    /// 5. The caller puts up with what the safe methods of a `Mapping` do to its own memory: bytes
+    ///    are written, pages are made present, and [`Mapping::discard`] gives them back to the
+    ///    kernel, after which private pages read as zero.
+    pub unsafe fn adopt(
+        start: NonNull<u8>,
+        len: ByteLen,
+        page: PageSize,
+    ) -> Result<Self, MapError> {
+        let addr = Addr::new(start.addr().get());
+        let host = probe::page_size();
+        if len.is_zero() {
+            return Err(MapError::Empty);
+        }
+        let too_long = MapError::TooLong { len_bytes: len.get() };
+        let Ok(len_usize) = len.to_usize() else {
+            return Err(too_long);
+        };
+        if isize::try_from(len_usize).is_err() {
+            return Err(too_long);
+        }
+        if page < host {
+            return Err(MapError::AdoptedPage { page, host });
+        }
+        let page_len = ByteLen::new(page.bytes());
+        if !addr.is_aligned(page_len) || !len.get().is_multiple_of(page.bytes()) {
+            return Err(MapError::AdoptedCut { addr, len, page });
+        }
+        if addr.get().checked_add(len_usize).is_none() {
+            return Err(MapError::AdoptedWraps { addr, len });
+        }
+        // The invariants: 1 and 3 were checked, 2 and 4 are what the caller vouches for.
+        Ok(Self {
+            start,
+            len: len_usize,
+            mapped_len: len_usize,
+            page,
+            access: Access::ReadWrite,
+            behind: Behind::Adopted,
+        })
+    }
+
+    /// Says which file is behind a new mapping, from byte `offset` on. It counts as anonymous until
+    /// then, so whoever maps a file calls this before anyone else sees the mapping.
+    pub(crate) fn backed_by(self, fd: OwnedFd, offset: u64) -> Self {
         let mut backed = self;
-        backed.file = Some(file);
+        backed.behind = Behind::File { fd, offset };
         backed
     }
 
@@ -104,8 +181,9 @@ impl Mapping {
         Addr::new(self.start.addr().get())
     }
 
-    /// Returns the size of the pages behind the mapping: the host's, or of huge pages of a pool.
-    /// Transparent huge pages do not count, for they come and go.
+    /// Returns the size of the pages behind the mapping: the host's, of huge pages of a pool, the
+    /// alignment of a DAX device, or what [`Mapping::adopt`] was told. Transparent huge pages do
+    /// not count, for they come and go.
     #[must_use]
     pub fn page_size(&self) -> PageSize {
         self.page
@@ -117,17 +195,36 @@ impl Mapping {
         self.access
     }
 
-    /// Returns the file behind the mapping, or `None` for anonymous memory.
+    /// Returns the file behind the mapping, or `None` for anonymous and adopted memory.
     #[must_use]
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
-        self.file.as_ref().map(AsFd::as_fd)
+        match &self.behind {
+            Behind::File { fd, .. } => Some(fd.as_fd()),
+            Behind::Anonymous | Behind::Adopted => None,
+        }
     }
 
-    /// Returns which file is behind the mapping, or `None` for anonymous memory, or if the kernel
-    /// does not say.
+    /// Returns at which byte of its file the mapping starts, or `None` where [`Mapping::fd`] is.
+    #[must_use]
+    pub fn file_offset(&self) -> Option<u64> {
+        match self.behind {
+            Behind::File { offset, .. } => Some(offset),
+            Behind::Anonymous | Behind::Adopted => None,
+        }
+    }
+
+    /// Returns whether the caller of [`Mapping::adopt`] owns the memory, so that it stays mapped
+    /// when this value is dropped.
+    #[must_use]
+    pub fn is_adopted(&self) -> bool {
+        matches!(self.behind, Behind::Adopted)
+    }
+
+    /// Returns which file is behind the mapping, or `None` for anonymous and adopted memory, or if
+    /// the kernel does not say.
     #[must_use]
     pub fn file_id(&self) -> Option<FileId> {
-        let stat = rustix::fs::fstat(self.file.as_ref()?).ok()?;
+        let stat = rustix::fs::fstat(self.fd()?).ok()?;
         Some(match FileType::from_raw_mode(stat.st_mode) {
             // Several nodes may name one device: the device counts, not the node.
             FileType::CharacterDevice | FileType::BlockDevice => {
@@ -138,9 +235,9 @@ impl Mapping {
     }
 
     /// Returns whether nobody else can have these pages: they are private and anonymous. A file may
-    /// be in other hands, also one that this process made.
+    /// be in other hands, also one that this process made, and adopted memory is in its owner's.
     pub(crate) fn is_exclusive(&self) -> bool {
-        self.file.is_none()
+        matches!(self.behind, Behind::Anonymous)
     }
 
     /// Copies `out.len()` bytes from `offset` on out of the mapping.
@@ -234,10 +331,12 @@ impl Mapping {
         // 1. In bounds and aligned: invariants 1 and 2; a page is a multiple of 8.
         // 2. Initialised: the kernel fills every page before it shows it, and all numbers are
         //    words. Padding of values written through `Mapped` is settled before anyone comes here.
+        //    Of adopted memory the caller of `adopt` said so.
         // 3. Changes: by invariant 4 nobody of ours has plain access while `&self` lives:
         //    `Exclusive` owns its `Mapping` and calls this from `&mut self` alone, through
         //    `populate`, lending nothing meanwhile; `Mapped` never does. Other processes and the
-        //    kernel change memory as atomics do. Loads of 64-bit atomics are loads on read-only
+        //    kernel change memory as atomics do, and so does whoever else has adopted memory, by the
+        //    contract of `adopt`. Loads of 64-bit atomics are loads on read-only
         //    pages too.
         unsafe { core::slice::from_raw_parts(words.as_ptr(), count) }
     }
@@ -291,8 +390,15 @@ impl Mapping {
         // The distance to the next multiple of `align`, which is `slack` plus a page.
         let align = fits(ByteLen::new(request.align))?;
         let skipped = first.addr().get().wrapping_neg() & (align - 1);
-        // SAFETY: `add` wants to stay inside of what was mapped: `skipped` is less than `align` and
-        // a multiple of the page, so at most `slack`, and `asked_len` is `mapped_len + slack`.
+        if skipped > slack {
+            // Not where the kernel keeps its word on where the pages of a pool or device start.
+            // SAFETY: munmap(2) ends the life of `asked_len` bytes from `first`, which were mapped
+            // above and given to nobody.
+            unsafe { rustix::mm::munmap(first.as_ptr().cast(), asked_len) }.map_err(kernel)?;
+            return Err(kernel(Errno::INVAL));
+        }
+        // SAFETY: `add` wants to stay inside of what was mapped: `skipped` is at most `slack`, and
+        // `asked_len` is `mapped_len + slack`.
         let start = unsafe { first.add(skipped) };
         // From here on dropping `mapping` unmaps what it covers, also when trimming fails.
         let mapping = Self {
@@ -302,7 +408,7 @@ impl Mapping {
             page: request.page,
             access: request.access,
             // Whoever maps a file says so next, in `backed_by`.
-            file: None,
+            behind: Behind::Anonymous,
         };
         let behind = slack - skipped;
         if skipped != 0 {
@@ -350,8 +456,11 @@ pub(crate) enum Refused {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        if self.is_adopted() {
+            return;
+        }
         // SAFETY: munmap(2) ends the life of `mapped_len` bytes from `start`. They are ours
-        // (invariant 2), and nobody can reach them any more: references borrow from this value
+        // (invariant 2, and not adopted), and nobody can reach them any more: references borrow from this value
         // (invariant 4), and it is being dropped.
         let answer = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.mapped_len) };
         if answer.is_ok() {
@@ -373,7 +482,7 @@ impl fmt::Debug for Mapping {
             .field("len", &self.len())
             .field("page_size", &self.page)
             .field("access", &self.access)
-            .field("fd", &self.fd())
+            .field("behind", &self.behind)
             .finish_non_exhaustive()
     }
 }

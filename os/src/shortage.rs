@@ -9,10 +9,11 @@ use std::fmt;
 use std::io;
 
 use rustix::process::{Resource, getrlimit};
-use uzone_pages::ByteLen;
+use uzone_pages::{ByteLen, PageSize};
 
+use crate::dax::DaxError;
 use crate::hugepages::{self, HugeSize};
-use crate::options::{Access, Sharing};
+use crate::options::{Access, Addr, Sharing};
 use crate::root::{SystemRoot, kib_field};
 
 /// A range of memory that could not be mapped.
@@ -139,6 +140,49 @@ pub enum MapError {
         /// What the kernel answered.
         #[source]
         cause: io::Error,
+    },
+    /// A DAX device that is none, or a range of it that cannot be mapped.
+    #[error(transparent)]
+    Dax(#[from] DaxError),
+    /// A file of which only a copy in the page cache can be mapped.
+    #[error(
+        "the file system offers no synchronous DAX mapping of the file: on persistent memory, mount it with `-o dax=always`, or with `-o dax=inode` and `chattr +x` on the file while nobody has it open; or map it as an ordinary file"
+    )]
+    NoDax {
+        /// What the kernel answered.
+        #[source]
+        cause: io::Error,
+    },
+    /// A device where a file of a file system was asked for.
+    #[error("only a regular file has a file system to offer DAX: map a device as devdax")]
+    NotRegular,
+    /// Memory to be adopted whose pages are said to be smaller than the host's.
+    #[error("memory with pages of {page} cannot be adopted: a page of this host has {host}")]
+    AdoptedPage {
+        /// What was said.
+        page: PageSize,
+        /// The size of a page of the host.
+        host: PageSize,
+    },
+    /// Memory to be adopted that cuts a page.
+    #[error(
+        "{len} at {addr} cannot be adopted with pages of {page}: the start and the length have to be multiples of that"
+    )]
+    AdoptedCut {
+        /// Where the memory starts.
+        addr: Addr,
+        /// How long it is.
+        len: ByteLen,
+        /// The size of its pages.
+        page: PageSize,
+    },
+    /// Memory to be adopted that ends behind the last address.
+    #[error("{len} at {addr} cannot be adopted: they do not end inside of the address space")]
+    AdoptedWraps {
+        /// Where the memory starts.
+        addr: Addr,
+        /// How long it is.
+        len: ByteLen,
     },
     /// The kernel refused for a reason that has no case of its own.
     #[error("the kernel refused a mapping of {len}")]

@@ -43,13 +43,14 @@ pub use hold::{HoldFailure, Pinned, Referenced, Segment};
 pub use keep::{MemmapPages, Source};
 pub use options::{BindOptions, Cancel, Init, Owner, PagemapOps, Progress};
 pub use pagemap::{Busy, PageView, Pagemap};
-pub use region::{Backing, Region, RegionError};
+pub use region::{Backing, NotAdopted, Region, RegionError};
 pub use report::BindReport;
 pub use stamp::Stamp;
 pub use uzone_os::hugepages::HugeSize;
 pub use uzone_os::memory::Limit;
 pub use uzone_os::{
-    AccessError, Addr, FileId, MapError, MappedError, Mapping, PopulateError, ResidentError,
+    AccessError, Addr, DaxError, FileId, MapError, MappedError, Mapping, PopulateError,
+    ResidentError,
 };
 pub use uzone_pages::*;
 pub use uzone_stream::Path as StorePath;

@@ -1,5 +1,9 @@
-//! Memory to be managed: [`Region`], an owned range of anonymous memory, a memory file, huge pages
-//! or a file.
+//! Memory to be managed: [`Region`], a range of anonymous memory, a memory file, huge pages, a file,
+//! a DAX device, or memory that the caller mapped.
+//!
+//! The memory of a CXL device is one of two things, and `daxctl reconfigure-device` changes which: a
+//! DAX device ([`Region::devdax`]), or system RAM. The latter is a NUMA node like any other, so
+//! what gets its memory there is an anonymous region.
 //!
 //! A region is bytes; what is known about its pages is a [`Pagemap`](crate::Pagemap), which takes
 //! the region in and gives it back at unbind. Its bytes may change under us (a device writes them,
@@ -15,9 +19,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use uzone_os::{
-    Access, AccessError, Anonymous, FileId, HugeAdvice, HugeSize, MapError, Mapping, Sharing,
+    Access, AccessError, Anonymous, DaxError, FileId, HugeAdvice, HugeSize, MapError, Mapping,
+    Sharing, SystemRoot, dax,
 };
-use uzone_pages::{AddrError, ByteLen, PageCount, PageSize};
+use uzone_pages::{AddrError, ByteLen, Order, PageCount, PageSize};
 
 /// A region that could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -42,6 +47,15 @@ pub enum RegionError {
         #[source]
         cause: MapError,
     },
+    /// The file is no DAX device, or the kernel does not say enough about it.
+    #[error("cannot make a region of {path} as a DAX device", path = path.display())]
+    Device {
+        /// The file.
+        path: PathBuf,
+        /// What was expected, and how it is had.
+        #[source]
+        cause: DaxError,
+    },
     /// A file could not be opened or read.
     #[error("cannot open {path} for reading and writing", path = path.display())]
     Open {
@@ -51,6 +65,17 @@ pub enum RegionError {
         #[source]
         cause: io::Error,
     },
+}
+
+/// A mapping that did not become a region, and why.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot adopt the mapping at {addr}", addr = mapping.addr())]
+pub struct NotAdopted {
+    /// The mapping, unchanged.
+    pub mapping: Mapping,
+    /// Why it is no region.
+    #[source]
+    pub cause: Box<RegionError>,
 }
 
 /// What is behind a region.
@@ -70,6 +95,20 @@ pub enum Backing {
         /// The first byte of the region in it.
         offset_bytes: u64,
     },
+    /// A DAX device, all of it.
+    Devdax {
+        /// Where it was opened.
+        path: PathBuf,
+    },
+    /// A file on a DAX mount, from an offset on, without a page cache between.
+    Fsdax {
+        /// Where it was opened.
+        path: PathBuf,
+        /// The first byte of the region in it.
+        offset_bytes: u64,
+    },
+    /// A mapping that the caller made.
+    Adopted,
 }
 
 impl fmt::Display for Backing {
@@ -81,14 +120,21 @@ impl fmt::Display for Backing {
             Self::File { path, offset_bytes } => {
                 write!(f, "{} from byte {offset_bytes} on", path.display())
             }
+            Self::Devdax { path } => write!(f, "the DAX device {}", path.display()),
+            Self::Fsdax { path, offset_bytes } => {
+                write!(f, "{} from byte {offset_bytes} on, by DAX", path.display())
+            }
+            Self::Adopted => f.write_str("adopted memory"),
         }
     }
 }
 
-/// The bytes of a file that are behind a region, as far as two regions may have the same.
+/// The bytes of a file that are behind a region, or its addresses if it is adopted, as far as two
+/// regions may have the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FileExtent {
-    file: FileId,
+    /// `None` where `start` and `end` are addresses of this process.
+    file: Option<FileId>,
     start: u64,
     end: u64,
 }
@@ -99,7 +145,7 @@ impl FileExtent {
     }
 }
 
-/// An owned range of memory, unmapped when dropped.
+/// A range of memory, unmapped when dropped unless the caller keeps it ([`Mapping::adopt`]).
 #[derive(Debug)]
 pub struct Region {
     mapping: Mapping,
@@ -147,12 +193,63 @@ impl Region {
     /// [`RegionError`] if the file cannot be opened for reading and writing, or is too short, or
     /// `offset_bytes` or `len` cut a page.
     pub fn file(path: &Path, offset_bytes: u64, len: ByteLen) -> Result<Self, RegionError> {
-        let open = |cause| RegionError::Open { path: path.to_owned(), cause };
-        let file: File = OpenOptions::new().read(true).write(true).open(path).map_err(open)?;
+        let file = open(path)?;
         let backing = Backing::File { path: path.to_owned(), offset_bytes };
         Self::mapped(len, backing, || {
             Mapping::file(file, offset_bytes, len, Access::ReadWrite, Sharing::Shared)
         })
+    }
+
+    /// Maps a DAX device, such as `/dev/dax0.0`, from its first byte to its last. What is written to
+    /// the region is written to the device, and lasts on persistent memory once its cache lines are
+    /// flushed.
+    ///
+    /// Costs one mmap(2) and the reading of a few files of sysfs, about 100 us at any size. The
+    /// device maps whole pages of its alignment, each at its first touch;
+    /// [`Region::folio_order`] is the order of one.
+    ///
+    /// # Errors
+    /// [`RegionError`] if the file cannot be opened for reading and writing, is no DAX device, or
+    /// the kernel refuses to map it.
+    pub fn devdax(path: &Path) -> Result<Self, RegionError> {
+        let file = open(path)?;
+        let device = dax::device(&SystemRoot::host(), &file)
+            .map_err(|cause| RegionError::Device { path: path.to_owned(), cause })?;
+        let backing = Backing::Devdax { path: path.to_owned() };
+        Self::mapped(device.size, backing, || Mapping::devdax(file, 0, device.size))
+    }
+
+    /// Maps `len` bytes of a file on a DAX mount from `offset_bytes` on: the memory of the file, and
+    /// no copy of it. What is written lasts once its cache lines are flushed.
+    ///
+    /// Costs a few system calls. There is no fallback: where the file system offers no DAX, this
+    /// fails, and [`Region::file`] is what works there.
+    ///
+    /// # Errors
+    /// [`RegionError`] as [`Region::file`], and with [`MapError::NoDax`] if the file system does
+    /// not offer it for this file.
+    pub fn fsdax(path: &Path, offset_bytes: u64, len: ByteLen) -> Result<Self, RegionError> {
+        let file = open(path)?;
+        let backing = Backing::Fsdax { path: path.to_owned(), offset_bytes };
+        Self::mapped(len, backing, || Mapping::fsdax(file, offset_bytes, len))
+    }
+
+    /// Takes a mapping that the caller made, of whatever is behind it. With
+    /// [`Mapping::adopt`], whose safety contract then holds until the region is dropped or taken
+    /// apart by [`Region::into_mapping`], memory that the caller mapped stays its own.
+    ///
+    /// A zone refuses to describe adopted addresses twice at a time, as it does for the bytes of a
+    /// file. A read-only mapping makes a region to which nothing can be written. Costs no system
+    /// call.
+    ///
+    /// # Errors
+    /// [`NotAdopted`] with the mapping if its length is no multiple of the host's page.
+    pub fn adopt(mapping: Mapping) -> Result<Self, NotAdopted> {
+        let page_size = uzone_os::probe::page_size();
+        match whole_pages(page_size, mapping.len()) {
+            Ok(pages) => Ok(Self { mapping, backing: Backing::Adopted, page_size, pages }),
+            Err(cause) => Err(NotAdopted { mapping, cause: Box::new(cause) }),
+        }
     }
 
     fn mapped(
@@ -161,9 +258,7 @@ impl Region {
         map: impl FnOnce() -> Result<Mapping, MapError>,
     ) -> Result<Self, RegionError> {
         let page_size = uzone_os::probe::page_size();
-        let pages = page_size.pages_in(len).map_err(|_: AddrError| {
-            RegionError::EndsInsidePage { len_bytes: len.get(), page: page_size }
-        })?;
+        let pages = whole_pages(page_size, len)?;
         match map() {
             Ok(mapping) => Ok(Self { mapping, backing, page_size, pages }),
             Err(cause) => Err(RegionError::Map { len, backing, cause }),
@@ -180,6 +275,21 @@ impl Region {
     #[must_use]
     pub fn mapping(&self) -> &Mapping {
         &self.mapping
+    }
+
+    /// Returns the memory and forgets that it was a region.
+    #[must_use = "dropping it unmaps the memory, unless that was adopted"]
+    pub fn into_mapping(self) -> Mapping {
+        self.mapping
+    }
+
+    /// Returns the order of the folios that the backing suggests: of the pages in which a DAX device
+    /// or a hugetlb pool maps, or that [`Mapping::adopt`] was told, and [`Order::BASE`] for what is
+    /// mapped in base pages. A bind may take another.
+    #[must_use]
+    pub fn folio_order(&self) -> Order {
+        // No page of a mapping is smaller than the host's; one beyond every order gets none.
+        self.page_size.order_of(self.mapping.page_size().bytes()).unwrap_or(Order::BASE)
     }
 
     /// Returns how long the region is; never zero.
@@ -206,15 +316,17 @@ impl Region {
         self.pages
     }
 
-    /// Returns the bytes of a file that are behind the region, if there is one.
+    /// Returns the bytes of a file that are behind the region, or the addresses that were adopted;
+    /// `None` for memory that nobody else can have.
     pub(crate) fn extent(&self) -> Option<FileExtent> {
-        let start = match self.backing {
-            Backing::File { offset_bytes, .. } => offset_bytes,
-            _ => 0,
+        let (file, start) = if self.mapping.is_adopted() {
+            // Addresses have 64 bits: the package below compiles for nothing else.
+            (None, self.mapping.addr().get() as u64)
+        } else {
+            (Some(self.mapping.file_id()?), self.mapping.file_offset()?)
         };
         // The range was mapped, so it has an end.
-        let end = start.saturating_add(self.len().get());
-        Some(FileExtent { file: self.mapping.file_id()?, start, end })
+        Some(FileExtent { file, start, end: start.saturating_add(self.len().get()) })
     }
 
     /// Copies bytes out of the region, from byte `offset_bytes` on. What a file was truncated of
@@ -234,4 +346,21 @@ impl Region {
     pub fn write_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), AccessError> {
         self.mapping.write_at(offset_bytes, bytes)
     }
+}
+
+/// Opens a file or device for what a region does with it.
+fn open(path: &Path) -> Result<File, RegionError> {
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(path)
+        .map_err(|cause| RegionError::Open { path: path.to_owned(), cause })
+}
+
+/// Returns how many base pages a length has, if it has whole ones.
+fn whole_pages(page_size: PageSize, len: ByteLen) -> Result<PageCount, RegionError> {
+    page_size.pages_in(len).map_err(|_: AddrError| RegionError::EndsInsidePage {
+        len_bytes: len.get(),
+        page: page_size,
+    })
 }

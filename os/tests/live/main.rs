@@ -6,7 +6,9 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
 
+mod adopt;
 mod cgroup;
+mod dax;
 mod host;
 mod huge;
 mod mapping;

@@ -1,0 +1,417 @@
+//! DAX: memory that is mapped without a page cache between. [`device`] is what the kernel says about
+//! a DAX device; [`Mapping::devdax`] and [`Mapping::fsdax`] map one, or a file on a DAX mount.
+//!
+//! Persistent memory, and the memory of a CXL device, comes to a program in one of two ways. As
+//! *devdax* it is a character device such as `/dev/dax0.0`: the driver maps it in pages of one size,
+//! the device's alignment, and keeps nothing else there. As *fsdax* it carries a file system, whose
+//! files are mapped. CXL memory that is not devdax is *system RAM*: a NUMA node whose memory any
+//! allocation may get, and then nothing here applies. `daxctl reconfigure-device` changes between
+//! devdax and system RAM.
+//!
+//! Units: sizes and offsets are bytes.
+//! Cost: what is said about a device is four files of sysfs, about 50 us.
+//! Source: `drivers/dax` of Linux and `Documentation/ABI/testing/sysfs-bus-dax`; `MAP_SYNC` in
+//! mmap(2).
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::FileType;
+use rustix::io::Errno;
+use rustix::mm::MapFlags;
+use uzone_pages::{ByteLen, PageSize};
+
+use crate::create;
+use crate::errno;
+use crate::mapping::{Mapping, Refused, Request};
+use crate::options::{Access, Sharing};
+use crate::root::{SysError, SystemRoot};
+use crate::shortage::MapError;
+
+/// The largest alignment that Linux gives a DAX device: what one entry of a page upper directory
+/// maps, on a kernel with the largest base pages.
+const MAX_ALIGN: u64 = 4 << 40;
+
+/// A DAX device, as the kernel describes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DaxDevice {
+    /// How many bytes it has: a multiple of `align`, never zero.
+    pub size: ByteLen,
+    /// The size of the pages in which it is mapped. Offsets, lengths and addresses of its mappings
+    /// are multiples of it.
+    pub align: PageSize,
+    /// The NUMA node that it is nearest to; `None` if the kernel knows of none.
+    pub node: Option<u32>,
+}
+
+/// A DAX device that cannot be used as one.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DaxError {
+    /// The file could not be asked for its kind.
+    #[error("cannot inspect the file that should be a DAX device")]
+    Inspect {
+        /// What the kernel answered.
+        #[source]
+        cause: io::Error,
+    },
+    /// The file is of a kind that no DAX device is.
+    #[error(
+        "the file is no character device, which a DAX device such as /dev/dax0.0 is: `daxctl list` shows those of this host, and a file on a DAX mount is mapped as fsdax"
+    )]
+    NotDevice,
+    /// The device belongs to another subsystem.
+    #[error("{path} is a device of {found:?}, expected \"dax\": `daxctl list` shows the DAX devices; one is made by `ndctl create-namespace --mode=devdax` of persistent memory, or by `daxctl reconfigure-device --mode=devdax` of system RAM", path = path.display())]
+    OtherSubsystem {
+        /// The device in sysfs.
+        path: PathBuf,
+        /// The subsystem that it has.
+        found: String,
+    },
+    /// The kernel says nothing about a device of this number.
+    #[error("{path} should lead to the subsystem of the device, and cannot be read: mount sysfs at /sys", path = path.display())]
+    Unknown {
+        /// The link in sysfs.
+        path: PathBuf,
+        /// What the kernel answered.
+        #[source]
+        cause: io::Error,
+    },
+    /// The device does not say how large it is, or what its pages are.
+    #[error("the DAX device {path} does not say its {what}: this needs Linux 5.10 or newer, and a device that `daxctl reconfigure-device --mode=devdax` has set up", path = path.display())]
+    Attribute {
+        /// The device in sysfs.
+        path: PathBuf,
+        /// Which of its properties.
+        what: &'static str,
+        /// Which file was read, and what was expected there.
+        #[source]
+        cause: Box<SysError>,
+    },
+    /// The device has no memory.
+    #[error("the DAX device {path} has no byte: give it memory with `daxctl create-device` or `daxctl reconfigure-device --size`", path = path.display())]
+    Empty {
+        /// The device in sysfs.
+        path: PathBuf,
+    },
+    /// The device ends inside one of its pages.
+    #[error("the DAX device {path} has {size_bytes} bytes, which is no multiple of its alignment, {align}: make it anew with `ndctl create-namespace --mode=devdax --align={align_bytes}` or `daxctl reconfigure-device --align={align_bytes}`", path = path.display(), align_bytes = align.bytes())]
+    EndsInsidePage {
+        /// The device in sysfs.
+        path: PathBuf,
+        /// Its size.
+        size_bytes: u64,
+        /// The size of its pages.
+        align: PageSize,
+    },
+    /// A range that cuts a page of the device.
+    #[error(
+        "bytes {offset:#x} and {len_bytes:#x} more cut a page of the DAX device: both have to be multiples of its alignment, {align}"
+    )]
+    CutsPage {
+        /// Where the mapping should have started in the device.
+        offset: u64,
+        /// How long it should have been.
+        len_bytes: u64,
+        /// The size of the device's pages.
+        align: PageSize,
+    },
+    /// A range that ends behind the device.
+    #[error("bytes {offset:#x} to {end:#x} are not all inside the DAX device, which has {size_bytes:#x}", end = u128::from(*offset) + u128::from(*len_bytes))]
+    BeyondEnd {
+        /// Where the mapping should have started in the device.
+        offset: u64,
+        /// How long it should have been.
+        len_bytes: u64,
+        /// How many bytes the device has.
+        size_bytes: u64,
+    },
+}
+
+impl DaxDevice {
+    /// Returns how a range of the device is refused, if it is: only whole pages can be mapped.
+    ///
+    /// # Errors
+    /// [`DaxError::CutsPage`], [`DaxError::BeyondEnd`].
+    pub fn check(&self, offset: u64, len: ByteLen) -> Result<(), DaxError> {
+        let len_bytes = len.get();
+        let align = self.align.bytes();
+        if !offset.is_multiple_of(align) || !len_bytes.is_multiple_of(align) {
+            return Err(DaxError::CutsPage { offset, len_bytes, align: self.align });
+        }
+        let size_bytes = self.size.get();
+        if offset.checked_add(len_bytes).is_none_or(|end| end > size_bytes) {
+            return Err(DaxError::BeyondEnd { offset, len_bytes, size_bytes });
+        }
+        Ok(())
+    }
+}
+
+/// Returns what the kernel says about the DAX device that is open as `file`.
+///
+/// # Errors
+/// [`DaxError`]: it is no DAX device, or `root` does not say enough about it.
+pub fn device(root: &SystemRoot, file: impl AsFd) -> Result<DaxDevice, DaxError> {
+    let inspect = |cause: Errno| DaxError::Inspect { cause: cause.into() };
+    let stat = rustix::fs::fstat(file).map_err(inspect)?;
+    if FileType::from_raw_mode(stat.st_mode) != FileType::CharacterDevice {
+        return Err(DaxError::NotDevice);
+    }
+    numbered(root, rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev))
+}
+
+/// Returns what the kernel says about the character device of a number.
+fn numbered(root: &SystemRoot, major: u32, minor: u32) -> Result<DaxDevice, DaxError> {
+    let directory = PathBuf::from(format!("sys/dev/char/{major}:{minor}"));
+    let path = root.path(&directory);
+    let link = path.join("subsystem");
+    let subsystem = match std::fs::read_link(&link) {
+        Ok(target) => target.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+        Err(cause) => return Err(DaxError::Unknown { path: link, cause }),
+    };
+    if subsystem != "dax" {
+        return Err(DaxError::OtherSubsystem { path, found: subsystem });
+    }
+    let attribute = |what| {
+        let path = path.clone();
+        move |cause| DaxError::Attribute { path, what, cause: Box::new(cause) }
+    };
+    let size = root.number(directory.join("size")).map_err(attribute("size"))?;
+    let wanted = "a power of two of at least 4096, the alignment in bytes";
+    let align =
+        root.parse(directory.join("align"), wanted, parse_align).map_err(attribute("alignment"))?;
+    let node = node(root, &directory).map_err(attribute("node"))?;
+    if size == 0 {
+        return Err(DaxError::Empty { path });
+    }
+    if !size.is_multiple_of(align.bytes()) {
+        return Err(DaxError::EndsInsidePage { path, size_bytes: size, align });
+    }
+    Ok(DaxDevice { size: ByteLen::new(size), align, node })
+}
+
+/// Returns the node of a device; a kernel that was built without nodes has no such file.
+fn node(root: &SystemRoot, directory: &Path) -> Result<Option<u32>, SysError> {
+    let wanted = "the number of a node, or -1 for none";
+    match root.parse(directory.join("numa_node"), wanted, parse_node) {
+        Err(error) if error.is_absent() => Ok(None),
+        answer => answer,
+    }
+}
+
+/// Returns the page size that an `align` file says.
+fn parse_align(text: &str) -> Option<PageSize> {
+    let bytes: u64 = text.trim().parse().ok()?;
+    PageSize::try_from_bytes(bytes).ok().filter(|align| align.bytes() <= MAX_ALIGN)
+}
+
+/// Returns what a `numa_node` file says; the outer `None` if that is no answer.
+fn parse_node(text: &str) -> Option<Option<u32>> {
+    match text.trim() {
+        "-1" => Some(None),
+        number => Some(Some(number.parse().ok()?)),
+    }
+}
+
+impl Mapping {
+    /// Maps `len` bytes of a DAX device, from `offset` on, shared and writable. Both are multiples of
+    /// the device's alignment, which is the [`Mapping::page_size`], and so is the address: the
+    /// driver chooses one, and maps nothing elsewhere.
+    ///
+    /// Stores reach persistent memory when their cache lines are flushed; there is no msync(2) to
+    /// wait for. A page is mapped when it is first touched. Costs one mmap(2) and what [`device`]
+    /// does.
+    ///
+    /// # Errors
+    /// [`MapError::Dax`] if `file` is no DAX device, or the range cuts a page of it or ends behind
+    /// it; [`MapError::NotOpenFor`] unless it is open for reading and writing; another
+    /// [`MapError`] says which limit forbids it.
+    pub fn devdax(file: impl Into<OwnedFd>, offset: u64, len: ByteLen) -> Result<Self, MapError> {
+        let fd = file.into();
+        if len.is_zero() {
+            return Err(MapError::Empty);
+        }
+        let device = device(&SystemRoot::host(), &fd)?;
+        device.check(offset, len)?;
+        map_shared(fd, offset, len, device.align, MapFlags::SHARED)
+            .map_err(|refused| refused.explain_file(Access::ReadWrite, Sharing::Shared))
+    }
+
+    /// Maps `len` bytes of a file on a DAX mount, from `offset` on, shared and writable, so that the
+    /// memory of the file is what is mapped and no copy of it (`MAP_SYNC`): a store lasts once its
+    /// cache lines are flushed, without fsync(2).
+    ///
+    /// What [`Mapping::file`] says about files that others truncate holds here too. Costs three
+    /// system calls.
+    ///
+    /// # Errors
+    /// [`MapError::NoDax`] if the file system does not offer that for this file; the file can still
+    /// be mapped by [`Mapping::file`], and then fsync(2) makes stores last. Otherwise as
+    /// [`Mapping::file`]; a DAX device is [`MapError::NotRegular`].
+    pub fn fsdax(file: impl Into<OwnedFd>, offset: u64, len: ByteLen) -> Result<Self, MapError> {
+        let fd = file.into();
+        if len.is_zero() {
+            return Err(MapError::Empty);
+        }
+        let page = create::inspect(fd.as_fd(), offset, len)?;
+        if !is_regular(fd.as_fd())? {
+            return Err(MapError::NotRegular);
+        }
+        let flags = MapFlags::SHARED_VALIDATE | MapFlags::SYNC;
+        map_shared(fd, offset, len, page, flags).map_err(|refused| match refused {
+            Refused::Kernel { cause, .. } if errno::sync_is_unsupported(cause) => {
+                MapError::NoDax { cause: cause.into() }
+            }
+            refused => refused.explain_file(Access::ReadWrite, Sharing::Shared),
+        })
+    }
+}
+
+/// Maps a file where the kernel likes to have it, readable and writable.
+fn map_shared(
+    fd: OwnedFd,
+    offset: u64,
+    len: ByteLen,
+    page: PageSize,
+    flags: MapFlags,
+) -> Result<Mapping, Refused> {
+    let request = Request {
+        page,
+        // No more is asked for than a page: the driver of a DAX device starts a mapping at a
+        // multiple of the device's alignment or refuses it, and a file system starts one where it
+        // can use huge pages.
+        align: page.bytes(),
+        access: Access::ReadWrite,
+        flags,
+        fd: Some((fd.as_fd(), offset)),
+    };
+    let mapping = Mapping::map(len, &request)?;
+    Ok(mapping.backed_by(fd, offset))
+}
+
+fn is_regular(fd: BorrowedFd<'_>) -> Result<bool, MapError> {
+    let inspect = |cause: Errno| MapError::Inspect { cause: cause.into() };
+    let stat = rustix::fs::fstat(fd).map_err(inspect)?;
+    Ok(FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+    use crate::root::MadeUp;
+
+    const DEVICE: &str = "sys/dev/char/252:0";
+
+    /// A tree with one device, of which `missing` names a file that is not there.
+    fn tree(subsystem: &str, size: &str, align: &str, node: &str, missing: &str) -> MadeUp {
+        let files = [("size", size), ("align", align), ("numa_node", node)];
+        let files: Vec<(String, &str)> = files
+            .into_iter()
+            .filter(|(name, _)| *name != missing)
+            .map(|(name, text)| (format!("{DEVICE}/{name}"), text))
+            .collect();
+        let files: Vec<(&str, &str)> =
+            files.iter().map(|(path, text)| (path.as_str(), *text)).collect();
+        let tree = MadeUp::new(&files);
+        if missing != "subsystem" {
+            let link = tree.root().path(DEVICE).join("subsystem");
+            symlink(format!("../../../bus/{subsystem}"), link).unwrap();
+        }
+        tree
+    }
+
+    #[test]
+    fn a_device_is_what_its_files_say() {
+        for (size, align, node, device) in [
+            ("4096\n", "4096\n", "0\n", (4096, 4096, Some(0))),
+            ("266338304\n", "2097152\n", "-1\n", (266_338_304, 2 << 20, None)),
+            ("34359738368\n", "1073741824\n", "3\n", (32 << 30, 1 << 30, Some(3))),
+        ] {
+            let tree = tree("dax", size, align, node, "");
+            let found = numbered(&tree.root(), 252, 0).unwrap();
+            let (size, align, node) = device;
+            assert_eq!((found.size.get(), found.align.bytes(), found.node), (size, align, node));
+        }
+        // A kernel without nodes has a device all the same.
+        let tree = tree("dax", "4096\n", "4096\n", "", "numa_node");
+        assert_eq!(numbered(&tree.root(), 252, 0).unwrap().node, None);
+    }
+
+    #[test]
+    fn a_file_that_is_missing_or_garbled_is_named_with_what_it_should_hold() {
+        for (size, align, node, missing, file, wanted) in [
+            ("", "4096", "0", "size", "size", "cannot read"),
+            ("4096", "", "0", "align", "align", "cannot read"),
+            ("0x1000", "4096", "0", "", "size", "a whole number"),
+            ("-1", "4096", "0", "", "size", "a whole number"),
+            ("18446744073709551616", "4096", "0", "", "size", "a whole number"),
+            ("4096", "", "0", "", "align", "a power of two"),
+            ("4096", "0", "0", "", "align", "a power of two"),
+            ("4096", "2048", "0", "", "align", "a power of two"),
+            ("4096", "4097", "0", "", "align", "a power of two"),
+            ("4096", "9223372036854775808", "0", "", "align", "a power of two"),
+            ("4096", "4096", "-2", "", "numa_node", "the number of a node"),
+            ("4096", "4096", "", "", "numa_node", "the number of a node"),
+        ] {
+            let tree = tree("dax", size, align, node, missing);
+            let error = numbered(&tree.root(), 252, 0).unwrap_err();
+            let text = error.to_string();
+            assert!(text.contains(DEVICE) && text.contains("daxctl"), "{text}");
+            let DaxError::Attribute { cause, .. } = error else {
+                panic!("{error:?}");
+            };
+            let cause = cause.to_string();
+            assert!(cause.contains(&format!("{DEVICE}/{file}")), "{cause}");
+            assert!(cause.contains(wanted), "{cause}");
+        }
+    }
+
+    #[test]
+    fn a_device_of_another_subsystem_or_of_no_number_is_refused_with_the_fix() {
+        let other = tree("misc", "4096", "4096", "0", "");
+        let error = numbered(&other.root(), 252, 0).unwrap_err();
+        let text = error.to_string();
+        assert!(matches!(&error, DaxError::OtherSubsystem { found, .. } if found == "misc"));
+        assert!(text.contains(DEVICE) && text.contains("ndctl create-namespace --mode=devdax"));
+        for (tree, minor) in [(&other, 1), (&tree("dax", "1", "1", "0", "subsystem"), 0)] {
+            let error = numbered(&tree.root(), 252, minor).unwrap_err();
+            assert!(matches!(error, DaxError::Unknown { .. }), "{error:?}");
+            assert!(error.to_string().contains(&format!("sys/dev/char/252:{minor}/subsystem")));
+        }
+    }
+
+    #[test]
+    fn a_device_without_a_whole_page_is_refused() {
+        let empty = tree("dax", "0", "2097152", "0", "");
+        let error = numbered(&empty.root(), 252, 0).unwrap_err();
+        assert!(matches!(error, DaxError::Empty { .. }), "{error:?}");
+        let cut = tree("dax", "2101248", "2097152", "0", "");
+        let error = numbered(&cut.root(), 252, 0).unwrap_err();
+        assert!(
+            matches!(error, DaxError::EndsInsidePage { size_bytes: 2_101_248, .. }),
+            "{error:?}"
+        );
+        assert!(error.to_string().contains("--align=2097152"), "{error}");
+    }
+
+    #[test]
+    fn a_range_of_a_device_is_whole_pages_inside_of_it() {
+        let align = PageSize::try_from_bytes(2 << 20).unwrap();
+        let device = DaxDevice { size: ByteLen::mib(8), align, node: None };
+        for (offset, len) in [(0, 8 << 20), (0, 2 << 20), (6 << 20, 2 << 20)] {
+            device.check(offset, ByteLen::new(len)).unwrap();
+        }
+        for (offset, len) in [(4096, 2 << 20), (0, 4096), (1, 1), (0, (8 << 20) + 1)] {
+            let error = device.check(offset, ByteLen::new(len)).unwrap_err();
+            assert!(matches!(error, DaxError::CutsPage { .. }), "{offset} {len}: {error}");
+        }
+        let last = u64::MAX - ((2 << 20) - 1);
+        for (offset, len) in [(0, 10 << 20), (8 << 20, 2 << 20), (last, 2 << 20), (last, last)] {
+            let error = device.check(offset, ByteLen::new(len)).unwrap_err();
+            assert!(matches!(error, DaxError::BeyondEnd { .. }), "{offset} {len}: {error}");
+        }
+    }
+}

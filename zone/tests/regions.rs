@@ -1,0 +1,275 @@
+//! Regions over memory that the caller mapped, over DAX devices and over files on DAX mounts.
+//!
+//! `REQUIRE_DAX=1` and `DAX_DIR` are explained in the live tests of `os`: where they are not set, the
+//! cases that need DAX are skipped by name.
+#![allow(clippy::unwrap_used, reason = "a test says what it could not do by panicking")]
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::ptr::{self, NonNull};
+
+use uzone::{
+    AccessError, Backing, BindError, BindOptions, ByteLen, DaxError, MapError, Mapping, MemoryKind,
+    Order, PageSize, Region, RegionError, Zone,
+};
+use uzone_os::{Access, Anonymous, Sharing, probe};
+
+const HUGE: u64 = 2 << 20;
+
+fn page() -> u64 {
+    probe::page_size().bytes()
+}
+
+fn options() -> BindOptions {
+    BindOptions::new(MemoryKind::Generic)
+}
+
+fn skip(name: &str, reason: &str) {
+    assert!(!is_required(), "{name} was to run, and cannot: {reason}");
+    eprintln!("skipped: {name}: {reason}");
+}
+
+fn is_required() -> bool {
+    std::env::var_os("REQUIRE_DAX").is_some_and(|value| value == "1")
+}
+
+/// Anonymous memory of this test that starts at a multiple of 2 MiB.
+struct Own {
+    mapped: *mut libc::c_void,
+    mapped_len: usize,
+    start: NonNull<u8>,
+    len: usize,
+}
+
+impl Own {
+    fn new(len: u64) -> Self {
+        let mapped_len = usize::try_from(len + HUGE).unwrap();
+        let prot = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: mmap(2) with a null address and no `MAP_FIXED` makes new addresses ours and
+        // touches no memory that exists.
+        let mapped = unsafe { libc::mmap(ptr::null_mut(), mapped_len, prot, flags, -1, 0) };
+        assert_ne!(mapped, libc::MAP_FAILED);
+        let start = mapped.map_addr(|addr| addr.next_multiple_of(usize::try_from(HUGE).unwrap()));
+        let start = NonNull::new(start.cast()).unwrap();
+        Self { mapped, mapped_len, start, len: usize::try_from(len).unwrap() }
+    }
+
+    /// Adopts the bytes from `offset` on. Every case drops what it adopts before `self`.
+    fn adopt(&self, offset: u64, len: u64, page_len: u64) -> Region {
+        let offset = usize::try_from(offset).unwrap();
+        assert!(offset + usize::try_from(len).unwrap() <= self.len);
+        let page = PageSize::try_from_bytes(page_len).unwrap();
+        // SAFETY: `add` wants to stay inside of what was mapped, which the assertion says.
+        let start = unsafe { self.start.add(offset) };
+        // SAFETY: `adopt` wants the memory mapped, initialised and reached by nothing but mappings
+        // until this one is dropped: it is anonymous, `self` outlives the mapping, and only `byte`
+        // looks at it otherwise, after that.
+        let mapping = unsafe { Mapping::adopt(start, ByteLen::new(len), page) };
+        Region::adopt(mapping.unwrap()).unwrap()
+    }
+
+    /// Returns a byte. No region of the memory may be alive.
+    fn byte(&self, offset: usize) -> u8 {
+        assert!(offset < self.len);
+        // SAFETY: `add` wants to stay inside of what was mapped, which has `len` bytes from `start`.
+        let at = unsafe { self.start.add(offset) };
+        // SAFETY: `read` wants an initialised byte that nobody writes meanwhile: it is anonymous,
+        // and this thread is the only one to know it.
+        unsafe { at.read() }
+    }
+
+    fn is_mapped(&self) -> bool {
+        let mut present = vec![0_u8; self.len.div_ceil(usize::try_from(page()).unwrap())];
+        // SAFETY: mincore(2) writes a byte for each page of the range to `present`, which has as
+        // many; it touches no byte of the range.
+        unsafe { libc::mincore(self.start.as_ptr().cast(), self.len, present.as_mut_ptr()) == 0 }
+    }
+}
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        // SAFETY: munmap(2) ends the life of memory that `new` mapped and that nobody borrows.
+        unsafe { libc::munmap(self.mapped, self.mapped_len) };
+    }
+}
+
+/// A file of zeroes that is removed when dropped.
+struct Temporary(PathBuf);
+
+impl Temporary {
+    fn new(directory: &Path, name: &str, len: u64) -> Self {
+        let path = directory.join(format!("uzone-{name}-{}", std::process::id()));
+        File::create(&path).unwrap().set_len(len).unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        // A file that stays behind is no reason to fail a test that passed.
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+#[test]
+fn adopted_memory_is_bound_written_unbound_and_still_mapped() {
+    let own = Own::new(4 * HUGE);
+    let region = own.adopt(0, 4 * HUGE, page());
+    assert_eq!(region.backing(), &Backing::Adopted);
+    assert_eq!(region.backing().to_string(), "adopted memory");
+    assert_eq!(region.pages().get(), 4 * HUGE / page());
+    let zone = Zone::new();
+    let pagemap = zone.bind(region, options()).unwrap();
+    pagemap.region().write_at(HUGE - 2, b"over").unwrap();
+    let mut seen = [0; 4];
+    pagemap.region().read_at(HUGE - 2, &mut seen).unwrap();
+    assert_eq!(&seen, b"over");
+    let beyond = pagemap.region().write_at(4 * HUGE - 1, b"xy").unwrap_err();
+    assert!(matches!(beyond, AccessError::Range(_)), "{beyond}");
+    let region = pagemap.unbind().expect("nobody holds it");
+    assert_eq!(region.len(), ByteLen::new(4 * HUGE));
+    let mapping = region.into_mapping();
+    assert!(mapping.is_adopted());
+    drop(mapping);
+    assert!(own.is_mapped());
+    let at = usize::try_from(HUGE).unwrap() - 2;
+    assert_eq!((own.byte(at - 1), own.byte(at), own.byte(at + 3)), (0, b'o', b'r'));
+    assert_eq!(own.byte(at + 4), 0);
+}
+
+#[test]
+fn adopted_addresses_are_bound_once_at_a_time() {
+    let own = Own::new(4 * HUGE);
+    let zone = Zone::new();
+    let first = zone.bind(own.adopt(0, 2 * HUGE, page()), options()).unwrap();
+    let refused = zone.bind(own.adopt(2 * HUGE - page(), HUGE, page()), options()).unwrap_err();
+    assert!(matches!(refused.cause, BindError::SameBytes { .. }), "{}", refused.cause);
+    // What is beside them is free, and so are they afterwards.
+    let second = zone.bind(own.adopt(2 * HUGE, HUGE, page()), options()).unwrap();
+    drop(first.unbind());
+    let again = zone.bind(*refused.region, options()).unwrap_err();
+    assert!(matches!(again.cause, BindError::SameBytes { .. }), "it overlaps the second");
+    drop(second.unbind());
+    drop(zone.bind(*again.region, options()).unwrap().unbind());
+}
+
+#[test]
+fn the_backing_suggests_the_order_of_its_pages() {
+    let own = Own::new(2 * HUGE);
+    let base = probe::page_size();
+    let huge = own.adopt(0, 2 * HUGE, HUGE);
+    assert_eq!(huge.folio_order(), base.order_of(HUGE).unwrap());
+    let zone = Zone::new();
+    let order = huge.folio_order();
+    let pagemap = zone.bind(huge, options().order(order)).unwrap();
+    assert!(pagemap.page_at(HUGE).is_some_and(|view| !view.is_tail()));
+    drop(pagemap.unbind());
+    for region in [
+        own.adopt(0, 2 * HUGE, page()),
+        Region::anonymous(ByteLen::mib(4)).unwrap(),
+        Region::memfd("order", ByteLen::mib(4)).unwrap(),
+    ] {
+        assert_eq!(region.folio_order(), Order::BASE, "{}", region.backing());
+    }
+}
+
+#[test]
+fn any_mapping_is_adopted_if_it_has_whole_pages_and_given_back_if_not() {
+    let cut = Mapping::anonymous(ByteLen::new(page() + 1), Anonymous::default()).unwrap();
+    let addr = cut.addr();
+    let refused = Region::adopt(cut).unwrap_err();
+    assert!(matches!(*refused.cause, RegionError::EndsInsidePage { .. }), "{}", refused.cause);
+    assert_eq!(refused.mapping.addr(), addr);
+
+    let file = Temporary::new(&std::env::temp_dir(), "adopt", 4 * page());
+    let map = |offset: u64, pages: u64, access| {
+        let opened = File::options().read(true).write(true).open(&file.0).unwrap();
+        let len = ByteLen::new(pages * page());
+        Mapping::file(opened, offset * page(), len, access, Sharing::Shared).unwrap()
+    };
+    let read_only = Region::adopt(map(0, 1, Access::ReadOnly)).unwrap();
+    let error = read_only.write_at(0, b"x").unwrap_err();
+    assert!(matches!(error, AccessError::ReadOnly { .. }), "{error}");
+    // A file is known by its bytes, however it came to be a region.
+    let zone = Zone::new();
+    let tail = zone.bind(Region::adopt(map(2, 2, Access::ReadWrite)).unwrap(), options()).unwrap();
+    let len = ByteLen::new(2 * page());
+    let refused = zone.bind(Region::file(&file.0, page(), len).unwrap(), options()).unwrap_err();
+    assert!(matches!(refused.cause, BindError::SameBytes { .. }), "{}", refused.cause);
+    let head = zone.bind(Region::file(&file.0, 0, len).unwrap(), options()).unwrap();
+    drop((head.unbind(), tail.unbind()));
+}
+
+#[test]
+fn what_is_no_dax_device_is_refused_by_its_path() {
+    let missing = Region::devdax(Path::new("/dev/dax-that-is-not")).unwrap_err();
+    assert!(matches!(&missing, RegionError::Open { .. }), "{missing}");
+    assert!(missing.to_string().contains("/dev/dax-that-is-not"), "{missing}");
+    let error = Region::devdax(Path::new("/dev/null")).unwrap_err();
+    let RegionError::Device { path, cause: DaxError::OtherSubsystem { .. } } = &error else {
+        panic!("{error:?}");
+    };
+    assert_eq!(path, Path::new("/dev/null"));
+    let file = Temporary::new(Path::new("/dev/shm"), "devdax", page());
+    let error = Region::devdax(&file.0).unwrap_err();
+    assert!(matches!(error, RegionError::Device { cause: DaxError::NotDevice, .. }), "{error}");
+}
+
+#[test]
+fn a_file_without_dax_is_refused_by_its_path() {
+    let file = Temporary::new(Path::new("/dev/shm"), "fsdax", 4 * page());
+    let error = Region::fsdax(&file.0, page(), ByteLen::new(2 * page())).unwrap_err();
+    let RegionError::Map { cause: MapError::NoDax { .. }, .. } = &error else {
+        panic!("{error:?}");
+    };
+    let text = error.to_string();
+    assert!(text.contains(&file.0.display().to_string()) && text.ends_with("by DAX"), "{text}");
+    let error = Region::fsdax(&file.0, 0, ByteLen::new(page() + 1)).unwrap_err();
+    assert!(matches!(error, RegionError::EndsInsidePage { .. }), "{error}");
+    let error = Region::fsdax(&file.0, 4 * page(), ByteLen::new(page())).unwrap_err();
+    assert!(matches!(error, RegionError::Map { cause: MapError::BeyondEnd { .. }, .. }), "{error}");
+    let error = Region::fsdax(Path::new("/dev/null"), 0, ByteLen::new(page())).unwrap_err();
+    assert!(matches!(error, RegionError::Map { cause: MapError::NotRegular, .. }), "{error}");
+}
+
+#[test]
+fn a_dax_device_is_bound_in_folios_of_its_alignment() {
+    let name = "a_dax_device_is_bound_in_folios_of_its_alignment";
+    let path = Path::new("/dev/dax0.0");
+    if !path.exists() {
+        return skip(name, "there is no /dev/dax0.0");
+    }
+    if !is_required() {
+        return skip(name, "it overwrites the device: set REQUIRE_DAX=1 to let it");
+    }
+    let region = Region::devdax(path).unwrap();
+    assert_eq!(region.backing().to_string(), "the DAX device /dev/dax0.0");
+    let (order, len) = (region.folio_order(), region.len());
+    assert_eq!(region.mapping().page_size().bytes(), order.pages().get() * page());
+    let zone = Zone::new();
+    let pagemap = zone.bind(region, options().order(order)).unwrap();
+    let twice = zone.bind(Region::devdax(path).unwrap(), options()).unwrap_err();
+    assert!(matches!(twice.cause, BindError::SameBytes { .. }), "{}", twice.cause);
+    pagemap.region().write_at(len.get() - 4, b"tail").unwrap();
+    drop(pagemap.unbind());
+    let mut seen = [0; 4];
+    twice.region.read_at(len.get() - 4, &mut seen).unwrap();
+    assert_eq!(&seen, b"tail");
+}
+
+#[test]
+fn a_file_on_a_dax_mount_is_a_region() {
+    let Some(directory) = std::env::var_os("DAX_DIR").map(PathBuf::from) else {
+        let reason = "DAX_DIR names no directory on a DAX mount";
+        return skip("a_file_on_a_dax_mount_is_a_region", reason);
+    };
+    let file = Temporary::new(&directory, "region", 4 * HUGE);
+    let region = Region::fsdax(&file.0, HUGE, ByteLen::new(2 * HUGE)).unwrap();
+    let pagemap = Zone::new().bind(region, options()).unwrap();
+    pagemap.region().write_at(3, b"lasting").unwrap();
+    drop(pagemap.unbind());
+    let bytes = std::fs::read(&file.0).unwrap();
+    let at = usize::try_from(HUGE).unwrap() + 3;
+    assert_eq!(&bytes[at..at + 7], b"lasting");
+}
