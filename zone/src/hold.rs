@@ -2,7 +2,7 @@
 //!
 //! A guard covers a range of pages and holds each of their folios once, by one atomic step a folio.
 //! It shares ownership of the pagemap, so it can be sent to another thread and outlive every
-//! borrow; while one exists, [`Pagemap::unbind`] answers `Busy`, and a pagemap that is dropped lives
+//! borrow; while one exists, [`Pagemap::unbind`](crate::Pagemap::unbind) answers `Busy`, and a pagemap that is dropped lives
 //! on until the last guard goes. Whoever forgets a guard (`mem::forget`) has pinned the pages for
 //! good.
 //!
