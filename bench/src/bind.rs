@@ -20,24 +20,18 @@ use std::num::NonZeroUsize;
 use std::time::{Duration, Instant};
 
 use uzone::{
-    BindFailure, BindOptions, ByteLen, HoldFailure, Init, Layout, LayoutError, Limit, LinuxPage,
-    LinuxSeed, MemoryKind, Order, PageCount, Pagemap, Payload, Pfn, PfnRange, Region, RegionError,
-    Source, Stamp, StorePath, Tails, Template, Word, Zone,
+    BindOptions, ByteLen, Init, Layout, LayoutError, LinuxPage, LinuxSeed, MemoryKind, Order,
+    PageCount, Payload, Pfn, PfnRange, Region, Stamp, StorePath, Tails, Template, Zone,
 };
-use uzone_os::{
-    Addr, Anonymous, Exclusive, HugeAdvice, MapError, PopulateError, ResidentError, SystemRoot,
-    memory,
-};
+use uzone_os::{Addr, Anonymous, Exclusive, HugeAdvice, SystemRoot, memory};
 use uzone_stream::{Pattern, Streaming};
-use zerocopy::{FromBytes, Immutable};
+use zerocopy::FromBytes;
 
-use crate::group::{self, Case, Watch};
+use crate::group::Watch;
 use crate::machine::Machine;
 use crate::naive::{self, NaivePage, NaiveZone};
-use crate::report::{Bench, Published, Row, RowSpec, SCHEMA, Skipped, Table};
-
-/// Every so many pages one is compared with the slow path before a row is timed.
-const CHECK_EVERY: usize = 31;
+use crate::report::{Bench, Published, SCHEMA, Skipped, Table};
+use crate::suite::{BenchError, Suite};
 
 /// What `uzone bench bind` is told.
 #[derive(Clone, Copy, Debug)]
@@ -66,74 +60,6 @@ impl Settings {
             threads: NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN),
             growth: true,
         }
-    }
-}
-
-/// A benchmark that could not be run.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum BenchError {
-    /// The memory to describe could not be reserved.
-    #[error("cannot reserve the region to describe")]
-    Region(#[from] RegionError),
-    /// A bind failed.
-    #[error("a bind failed")]
-    Bind(#[source] BindFailure),
-    /// Pages could not be held.
-    #[error("cannot hold the pages of the region")]
-    Hold(#[source] HoldFailure),
-    /// A region could not be unbound. A defect of uzone: nobody holds it.
-    #[error("cannot unbind: {0}")]
-    Unbind(String),
-    /// Memory could not be mapped.
-    #[error("cannot map memory for the limit")]
-    Map(#[from] MapError),
-    /// Memory could not be made present.
-    #[error("cannot make memory present")]
-    Populate(#[from] PopulateError),
-    /// The kernel does not say what is resident.
-    #[error("cannot measure resident memory")]
-    Resident(#[from] ResidentError),
-    /// There is not enough memory to measure with.
-    #[error(
-        "{needed} of memory are needed and {available} can be had, limited by {limited_by}: raise \
-         that limit, or describe less with --size, at least 1G"
-    )]
-    TooLittleMemory {
-        /// For descriptors, and as much for the limit.
-        needed: ByteLen,
-        /// What this process may still take.
-        available: ByteLen,
-        /// What the limit is.
-        limited_by: Limit,
-    },
-    /// Not as many threads could be started as the rows should have.
-    #[error("cannot start {threads} threads: ask for fewer with --threads, or raise `ulimit -u`")]
-    Threads {
-        /// How many were asked for.
-        threads: usize,
-    },
-    /// The size is no multiple of the largest folio.
-    #[error(
-        "{size} cannot be measured: a size is a multiple of 1 GiB, the largest folio, such as 1G"
-    )]
-    Size {
-        /// What was asked for.
-        size: ByteLen,
-    },
-    /// A row wrote something else than the slow path. A defect of uzone.
-    #[error("the row {row} wrote a wrong descriptor for page {pfn}")]
-    Wrong {
-        /// The row.
-        row: String,
-        /// The page.
-        pfn: Pfn,
-    },
-}
-
-impl From<BindFailure> for BenchError {
-    fn from(failure: BindFailure) -> Self {
-        Self::Bind(failure)
     }
 }
 
@@ -240,137 +166,6 @@ fn eager<P: Payload>(
     options.order(order).tails(tails).threads(threads).init(Init::Eager)
 }
 
-/// Cases that are measured together, and the rows that they will be.
-pub(crate) struct Suite<'a> {
-    size: ByteLen,
-    cases: Vec<Case<'a, BenchError>>,
-    specs: Vec<RowSpec>,
-}
-
-impl<'a> Suite<'a> {
-    pub(crate) fn new(size: ByteLen) -> Self {
-        Self { size, cases: Vec::new(), specs: Vec::new() }
-    }
-
-    fn pages(&self) -> u64 {
-        self.size.get() >> 12
-    }
-
-    /// Adds a case that does anything.
-    pub(crate) fn add(
-        &mut self,
-        id: &str,
-        name: impl Into<String>,
-        bytes: u64,
-        threads: usize,
-        run: impl FnMut() -> Result<Duration, BenchError> + 'a,
-    ) -> &mut RowSpec {
-        self.cases.push(Case { name: id.to_owned(), run: Box::new(run) });
-        self.specs.push(RowSpec {
-            id: id.to_owned(),
-            name: name.into(),
-            bytes,
-            pages: self.pages(),
-            threads,
-            naive: None,
-            limit: None,
-            cold: false,
-            published: None,
-            metadata_resident_bytes_per_tib: None,
-        });
-        let last = self.specs.len() - 1;
-        &mut self.specs[last]
-    }
-
-    /// Adds a case that binds a region and unbinds it, after it was checked once. `before` runs
-    /// before each bind and is not timed.
-    fn bind_after<P: Payload + Immutable>(
-        &mut self,
-        id: &str,
-        name: impl Into<String>,
-        zone: &'a Zone,
-        options: BindOptions<P>,
-        before: impl Fn() -> Result<(), BenchError> + 'a,
-    ) -> Result<&mut RowSpec, BenchError> {
-        let pagemap = zone.bind(Region::anonymous(self.size)?, options.clone())?;
-        check_descriptors(&pagemap, id)?;
-        let resident = u128::from(pagemap.metadata_resident()?.get());
-        let per_tib = u64::try_from((resident << 40) / u128::from(self.size.get())).ok();
-        // Twice: what a row finds kept, the first bind had to take fresh.
-        let pagemap = zone.bind(unbind(pagemap)?, options.clone())?;
-        let report = pagemap.report();
-        let is_written = report.init == Init::Eager;
-        let bytes = if is_written { report.metadata.get() } else { 0 };
-        let is_cold = is_written && report.source == Source::Fresh;
-        let threads = report.threads;
-        let mut region = Some(unbind(pagemap)?);
-        let spec = self.add(id, name, bytes, threads, move || {
-            // It is back at the end of every round that did not fail.
-            let Some(mine) = region.take() else { return Ok(Duration::ZERO) };
-            let options = options.clone();
-            before()?;
-            let started = Instant::now();
-            let pagemap = zone.bind(mine, options)?;
-            let elapsed = started.elapsed();
-            region = Some(unbind(pagemap)?);
-            Ok(elapsed)
-        });
-        spec.metadata_resident_bytes_per_tib = per_tib;
-        spec.cold = is_cold;
-        Ok(spec)
-    }
-
-    /// Adds a case that binds a region and unbinds it, again and again.
-    fn bind<P: Payload + Immutable>(
-        &mut self,
-        id: &str,
-        name: impl Into<String>,
-        zone: &'a Zone,
-        options: BindOptions<P>,
-    ) -> Result<&mut RowSpec, BenchError> {
-        self.bind_after(id, name, zone, options, || Ok(()))
-    }
-
-    /// Adds a case that binds another region each time: a first bind of it, into memory that the
-    /// zone has kept.
-    fn bind_another<P: Payload + Immutable>(
-        &mut self,
-        id: &str,
-        name: impl Into<String>,
-        zone: &'a Zone,
-        options: BindOptions<P>,
-    ) -> &mut RowSpec {
-        let size = self.size;
-        let bytes = self.pages() * Template::<P>::DESCRIPTOR_BYTES as u64;
-        self.add(id, name, bytes, 1, move || {
-            let region = Region::anonymous(size)?;
-            let options = options.clone();
-            let started = Instant::now();
-            let pagemap = zone.bind(region, options)?;
-            let elapsed = started.elapsed();
-            drop(pagemap);
-            Ok(elapsed)
-        })
-    }
-
-    /// Returns what is known of a row that was added.
-    pub(crate) fn spec(&mut self, id: &str) -> Option<&mut RowSpec> {
-        self.specs.iter_mut().find(|spec| spec.id == id)
-    }
-
-    pub(crate) fn run(
-        mut self,
-        what: &str,
-        rounds: u32,
-        watch: Watch<'_>,
-        results: &mut Vec<Row>,
-    ) -> Result<(), BenchError> {
-        let samples = group::run(what, rounds, &mut self.cases, watch)?;
-        results.extend(self.specs.into_iter().map(|spec| spec.row(&samples)));
-        Ok(())
-    }
-}
-
 /// Returns the innermost cause of an error.
 fn cause(error: &dyn std::error::Error) -> String {
     let mut cause = error;
@@ -378,32 +173,6 @@ fn cause(error: &dyn std::error::Error) -> String {
         cause = source;
     }
     cause.to_string()
-}
-
-fn unbind<P: Payload>(pagemap: Pagemap<P>) -> Result<Region, BenchError> {
-    pagemap.unbind().map_err(|busy| BenchError::Unbind(busy.to_string()))
-}
-
-/// Compares descriptors with the slow path.
-fn check_descriptors<P: Payload + Immutable>(
-    pagemap: &Pagemap<P>,
-    row: &str,
-) -> Result<(), BenchError> {
-    let report = pagemap.report();
-    let every = if report.init == Init::OnTouch { 1 << 20 } else { CHECK_EVERY };
-    let range = pagemap.range();
-    let pfns = (range.start().get()..range.end().get()).step_by(every);
-    for page in pfns.filter_map(|pfn| pagemap.page(Pfn::new(pfn))) {
-        let is_right = match (page.payload(), page.fresh_payload()) {
-            (Some(written), Some(fresh)) => written.as_bytes() == fresh.as_bytes(),
-            (None, Some(_)) => page.is_tail(),
-            (_, None) => false,
-        };
-        if !is_right || page.word() != Word::initial(pagemap.kind()) {
-            return Err(BenchError::Wrong { row: row.to_owned(), pfn: page.pfn() });
-        }
-    }
-    Ok(())
 }
 
 /// What a bare fill writes.

@@ -13,5 +13,7 @@ pub mod machine;
 mod naive;
 pub mod pin;
 pub mod report;
+mod suite;
 
 pub use group::{Phase, Watch};
+pub use suite::BenchError;

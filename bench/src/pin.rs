@@ -18,14 +18,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use uzone::{
-    BindOptions, ByteLen, HoldFailure, Init, Layout, Memmap, MemoryKind, Order, Page, PageCount,
-    Pagemap, Pfn, PfnRange, Region, Tails, Zone,
+    BindOptions, ByteLen, Init, Layout, Memmap, MemoryKind, Order, Page, PageCount, Pagemap, Pfn,
+    PfnRange, Region, Tails, Zone,
 };
 
-use crate::bind::{BenchError, Suite};
 use crate::group::Watch;
 use crate::machine::Machine;
 use crate::report::{Bench, Published, SCHEMA, Table};
+use crate::suite::{BenchError, Suite};
 
 const MARTINS: &str =
     "Joao Martins, compound pagemaps v2, June 2021: pin alone, 512 pages a call, pmem";
@@ -160,10 +160,4 @@ fn check(pagemap: &Pagemap) -> Result<(), BenchError> {
     pins(1)?;
     drop(pinned);
     pins(0)
-}
-
-impl From<HoldFailure> for BenchError {
-    fn from(failure: HoldFailure) -> Self {
-        Self::Hold(failure)
-    }
 }

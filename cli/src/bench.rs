@@ -6,10 +6,10 @@ use std::num::NonZeroUsize;
 use std::time::{Duration, UNIX_EPOCH};
 
 use clap::Subcommand;
-use uzone_bench::bind::{self, BenchError, Settings};
+use uzone_bench::bind::{self, Settings};
 use uzone_bench::pin;
 use uzone_bench::report::{Bench, Row, Table};
-use uzone_bench::{Phase, Watch};
+use uzone_bench::{BenchError, Phase, Watch};
 use uzone_pages::ByteLen;
 
 use crate::exit::{self, Exit, Failure};

@@ -10,7 +10,7 @@ use std::iter;
 use std::process::ExitCode;
 
 use serde::Serialize;
-use uzone_bench::bind::BenchError;
+use uzone_bench::BenchError;
 use uzone_os as os;
 
 /// How the command ended.

@@ -3,16 +3,8 @@
 //! The steps, in order: check the options, claim frame numbers, find memory for the descriptors,
 //! write them if they are to be written, call back for pageblocks. Each step's effect is undone by
 //! dropping what it returned, so an early return leaves nothing behind.
-//!
-//! Descriptors that have to be written are split among threads at multiples of a section of 2 MiB.
-//! A section of fresh memory is populated and then written with ordinary stores, while the lines
-//! that the kernel has just cleared are in the cache; a section of kept memory is streamed past it.
 
-use std::iter::Enumerate;
-use std::num::NonZeroUsize;
-use std::slice::ChunksMut;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use uzone_os::{MapError, Mapped, MappedError, PopulateError, SystemRoot, memory};
@@ -20,21 +12,15 @@ use uzone_pages::{
     AddrError, ByteLen, Layout, LayoutError, Memmap, MemoryKind, Order, Page, PageCount, PageSize,
     Payload, Pfn, PfnRange, Template,
 };
-use uzone_stream::{Next, Store, Was};
 
 use crate::keep::{self, MemmapMemory, Source};
-use crate::options::{BindOptions, Init, Progress};
+use crate::options::{BindOptions, Init};
 use crate::pagemap::{Leased, Pagemap, Parts};
 use crate::region::Region;
 use crate::report::BindReport;
-use crate::stamp::{self, SECTION_BYTES, Stamp};
+use crate::stamp::Stamp;
+use crate::write::{self, Written};
 use crate::zone::Shared;
-
-/// A thread is started for every so many bytes of descriptors: some 200 microseconds of writing.
-const BYTES_PER_THREAD: u64 = 8 << 20;
-
-/// How many shares of the work there are for each thread.
-const SHARES_PER_THREAD: usize = 8;
 
 /// Returns the order of a pageblock: the pages that one entry of a page middle directory maps. A
 /// table is one page of entries of 8 bytes.
@@ -198,7 +184,7 @@ fn try_bind<P: Payload>(
         (None, _) => {
             let mut memory = eager_memory(shared, len, &options)?;
             let template = template(address_of(&memory));
-            match write(&template, &mut memory, len, &options) {
+            match write::write(&template, &mut memory, len, &options) {
                 Ok(written) => {
                     if memory.source == Source::Fresh {
                         memory.settle();
@@ -365,182 +351,4 @@ fn descriptor_bytes<P: Payload>(layout: &Layout) -> Result<ByteLen, AddrError> {
         operation: "*",
         operand: size,
     })
-}
-
-/// What writing the descriptors came to.
-#[derive(Default)]
-struct Written {
-    stamp: Option<Stamp>,
-    threads: usize,
-    drains: u64,
-}
-
-fn write<P: Payload>(
-    template: &Template<P>,
-    memory: &mut MemmapMemory,
-    len: ByteLen,
-    options: &BindOptions<P>,
-) -> Result<Written, BindError> {
-    let is_fresh = memory.source == Source::Fresh;
-    let stamp = choose_stamp(template, options, len, is_fresh);
-    let total = len.to_usize()?;
-    let section = section_bytes(Template::<P>::DESCRIPTOR_BYTES);
-    let sections = total.div_ceil(section);
-    let threads = options.threads.unwrap_or_else(|| threads_for(len)).get().min(sections);
-    // Small enough that nobody waits long for the last, large enough that the queue costs nothing.
-    let share = sections.div_ceil(threads * SHARES_PER_THREAD) * section;
-    let job = Job {
-        template,
-        stamp,
-        is_fresh,
-        options,
-        section,
-        share,
-        queue: Mutex::new(memory.memory.as_bytes_mut()[..total].chunks_mut(share).enumerate()),
-        is_stopped: AtomicBool::new(false),
-        error: Mutex::new(None),
-        done_bytes: AtomicU64::new(0),
-        drains: AtomicU64::new(0),
-        total: len,
-    };
-    let threads = std::thread::scope(|scope| {
-        let mut others = Vec::with_capacity(threads - 1);
-        for _ in 1..threads {
-            let worker = std::thread::Builder::new().name("uzone-bind".to_owned());
-            match worker.spawn_scoped(scope, || job.work()) {
-                Ok(worker) => others.push(worker),
-                // A limit on threads or on memory: those that run do all of it.
-                Err(_) => break,
-            }
-        }
-        let threads = others.len() + 1;
-        job.work();
-        for other in others {
-            if let Err(panic) = other.join() {
-                std::panic::resume_unwind(panic);
-            }
-        }
-        threads
-    });
-    match job.error.into_inner().unwrap_or_else(PoisonError::into_inner) {
-        Some(error) => Err(error),
-        None => Ok(Written { stamp: Some(stamp), threads, drains: job.drains.into_inner() }),
-    }
-}
-
-/// The bytes of a section: whole descriptors, and whole cache lines.
-fn section_bytes(size: usize) -> usize {
-    let both = size * 64 / (1 << size.trailing_zeros().min(6));
-    SECTION_BYTES / both * both
-}
-
-fn choose_stamp<P: Payload>(
-    template: &Template<P>,
-    options: &BindOptions<P>,
-    len: ByteLen,
-    is_fresh: bool,
-) -> Stamp {
-    // A listener has to hear of every page, so every page is set by itself. The first page's own
-    // event is how a listener is found.
-    let has_listener = stamp::report(template, 0, options.kind);
-    if is_portable_build() || has_listener {
-        return Stamp::FieldByField;
-    }
-    if let Some(stamp) = options.stamp {
-        return stamp;
-    }
-    // Fresh sections are written while the kernel's clearing has left them in the cache.
-    let is_streaming = !is_fresh
-        && len.to_usize().is_ok_and(|len| {
-            uzone_stream::calibration().choose(len, Was::Cold, Next::Later) == Store::Streaming
-        });
-    Stamp::Template(if is_streaming { uzone_stream::best() } else { uzone_stream::Path::Portable })
-}
-
-/// Whether this build checks memory accesses, which streaming stores are invisible to.
-const fn is_portable_build() -> bool {
-    cfg!(miri) || cfg!(uzone_sanitizer)
-}
-
-fn threads_for(len: ByteLen) -> NonZeroUsize {
-    let paid = usize::try_from(len.get() / BYTES_PER_THREAD).unwrap_or(usize::MAX);
-    let cpus = uzone_os::numa::current_cpu_count().unwrap_or(1);
-    NonZeroUsize::new(paid.min(cpus)).unwrap_or(NonZeroUsize::MIN)
-}
-
-/// Descriptors to be written by several threads, and how far they are.
-struct Job<'a, 'mem, P: Payload> {
-    template: &'a Template<P>,
-    stamp: Stamp,
-    is_fresh: bool,
-    options: &'a BindOptions<P>,
-    section: usize,
-    share: usize,
-    queue: Mutex<Enumerate<ChunksMut<'mem, u8>>>,
-    /// Whether the threads should stop: one failed or panicked, and its error is the answer.
-    is_stopped: AtomicBool,
-    error: Mutex<Option<BindError>>,
-    done_bytes: AtomicU64,
-    drains: AtomicU64,
-    total: ByteLen,
-}
-
-/// Stops the other threads if this one unwinds.
-struct StopOthers<'a>(&'a AtomicBool);
-
-impl Drop for StopOthers<'_> {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            // Relaxed: nothing is published by it, and a section later is early enough.
-            self.0.store(true, Ordering::Relaxed);
-        }
-    }
-}
-
-impl<P: Payload> Job<'_, '_, P> {
-    /// Writes shares until there is none left, or somebody fails.
-    fn work(&self) {
-        let _guard = StopOthers(&self.is_stopped);
-        loop {
-            // The lock is held for the step to the next share alone.
-            let next = self.queue.lock().unwrap_or_else(PoisonError::into_inner).next();
-            let Some((number, bytes)) = next else { return };
-            let first = (number * (self.share / Template::<P>::DESCRIPTOR_BYTES)) as u64;
-            if let Err(error) = self.write_share(first, bytes) {
-                self.is_stopped.store(true, Ordering::Relaxed); // as in `StopOthers`
-                let mut known = self.error.lock().unwrap_or_else(PoisonError::into_inner);
-                // A failure says more than that the caller cancelled.
-                if matches!(*known, None | Some(BindError::Cancelled { .. })) {
-                    *known = Some(error);
-                }
-                return;
-            }
-        }
-    }
-
-    /// Writes the descriptors from `first` on into `bytes`.
-    fn write_share(&self, mut first: u64, bytes: &mut [u8]) -> Result<(), BindError> {
-        for part in bytes.chunks_mut(self.section) {
-            if self.is_stopped.load(Ordering::Relaxed) {
-                return Ok(()); // whoever stopped us has said why
-            }
-            if self.options.cancel.is_cancelled() {
-                // Relaxed, here and below: numbers to report, nothing more.
-                let done = ByteLen::new(self.done_bytes.load(Ordering::Relaxed));
-                return Err(BindError::Cancelled { done, total: self.total });
-            }
-            if self.is_fresh {
-                uzone_os::populate_slice(part).map_err(BindError::Populate)?;
-            }
-            let drains = stamp::stamp(self.template, self.options.kind, self.stamp, first, part);
-            self.drains.fetch_add(drains, Ordering::Relaxed);
-            first += (part.len() / Template::<P>::DESCRIPTOR_BYTES) as u64;
-            let before = self.done_bytes.fetch_add(part.len() as u64, Ordering::Relaxed);
-            if let Some(progress) = &self.options.progress {
-                let done = ByteLen::new(before + part.len() as u64);
-                progress(Progress { done, total: self.total });
-            }
-        }
-        Ok(())
-    }
 }

@@ -35,6 +35,7 @@ mod report;
 mod runs;
 mod stamp;
 mod trace;
+mod write;
 mod zone;
 
 pub use bind::{BindError, BindFailure};
