@@ -99,7 +99,7 @@ stage_doc() {
 
 stage_loom() {
     local log="$LOGS/loom.out"
-    # The bound on preemptions keeps the search finite; two find every known kind of race.
+    # The bound on preemptions keeps the search finite: more than three in one race are not tried.
     LOOM_MAX_PREEMPTIONS=3 RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom \
         cargo test -p uzone-pages --test loom --release --locked 2>&1 | tee "$log"
     count_tests loom "$log"

@@ -258,12 +258,6 @@ impl ErrorObject {
 }
 
 impl Failure {
-    /// Takes an error whose code the caller knows better than its type.
-    #[cfg_attr(not(test), allow(dead_code, reason = "for commands that take input"))]
-    pub(crate) fn new(exit: Exit, error: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
-        Self { exit, error: error.into() }
-    }
-
     /// Returns the code to exit with.
     pub(crate) fn exit(&self) -> Exit {
         self.exit
@@ -379,13 +373,6 @@ mod tests {
         assert_eq!(object["error"], "cannot do this");
         assert_eq!(object["causes"].as_array().unwrap().len(), 2);
         assert_eq!(object["exit_code"], 69);
-    }
-
-    #[test]
-    fn a_caller_that_knows_better_names_the_code() {
-        let failure = Failure::new(Exit::Protocol, "the peer said nothing");
-        assert_eq!(failure.exit(), Exit::Protocol);
-        assert_eq!(failure.text(), "error: the peer said nothing\n");
     }
 
     #[test]

@@ -60,6 +60,8 @@ pub struct PagemapOps {
 impl PagemapOps {
     /// Takes what is called with the head of a folio when its last hold has gone, by the thread
     /// that gave it back. The folio is free by then: another thread may be handing it out already.
+    /// It must not panic: a guard that is being dropped would keep what it had not given back yet,
+    /// and the region could not be unbound any more.
     #[must_use]
     pub fn on_free(mut self, free: impl Fn(Pfn) + Send + Sync + 'static) -> Self {
         self.free = Some(Arc::new(free));
