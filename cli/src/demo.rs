@@ -117,7 +117,7 @@ fn steps(size: ByteLen) -> Result<(Vec<Step>, bool), Failure> {
     let what = match pagemap.page_at(size.get() / 2 + 12345 * 4096) {
         Some(page) => {
             let held = pagemap.get(PfnRange::try_single(page.pfn())?)?;
-            let references = held.word().references();
+            let references = held.word(held.range().start()).references();
             drop(held);
             format!(
                 "page {} is {} pages into the 2 MiB folio at {}; {references} references while \

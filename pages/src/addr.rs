@@ -59,7 +59,18 @@ pub enum AddrError {
 ///
 /// A `Pfn` is not a byte address. [`Pfn::to_bytes`] is the way to one, and it asks for the page
 /// size, because the same number names different bytes on hosts with 4 KiB and 64 KiB pages.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    zerocopy::FromBytes,
+    zerocopy::IntoBytes,
+    zerocopy::Immutable,
+)]
 #[repr(transparent)]
 pub struct Pfn(u64);
 

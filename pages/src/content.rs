@@ -10,6 +10,8 @@
 //!   any     ──► Poisoned ──► Unknown                              memory that went bad
 //! ```
 
+use core::fmt;
+
 /// What is known about the bytes of a page.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
@@ -66,6 +68,13 @@ impl Content {
         }
     }
 
+    /// Returns whether a page in this state may be pinned: its bytes are there, and nobody is about
+    /// to replace them. A page that is pinned does not leave these states, except by going bad.
+    #[must_use]
+    pub const fn is_pinnable(self) -> bool {
+        matches!(self, Self::Unknown | Self::Present | Self::Zero)
+    }
+
     /// Returns whether a page in this state may be put in state `next`.
     ///
     /// A state never follows itself: a step has one owner, and the second who tries must see that
@@ -94,6 +103,21 @@ impl Content {
             (_, Poisoned) => true,
             _ => false,
         }
+    }
+}
+
+impl fmt::Display for Content {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Unknown => "unknown",
+            Self::Absent => "absent",
+            Self::Filling => "being filled",
+            Self::Present => "present",
+            Self::Zeroing => "being cleared",
+            Self::Zero => "zero",
+            Self::Removed => "removed",
+            Self::Poisoned => "poisoned",
+        })
     }
 }
 

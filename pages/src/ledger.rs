@@ -19,6 +19,7 @@
 //! counts stay below [`MAX_GUARDS`] by checking for half of what the fields hold.
 
 use crate::sync::{AtomicU64, Ordering};
+use crate::word::HoldSort;
 
 const COUNT_BITS: u32 = 31;
 const COUNT_MASK: u64 = (1 << COUNT_BITS) - 1;
@@ -27,21 +28,11 @@ const CLOSING: u64 = 1 << 63;
 /// The most guards of one sort that a pagemap may have.
 pub const MAX_GUARDS: u32 = 1 << (COUNT_BITS - 1);
 
-/// The two sorts of guard.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum GuardSort {
-    /// It keeps descriptors' meaning.
-    Reference,
-    /// It keeps pages in place.
-    Pin,
-}
-
-impl GuardSort {
-    const fn one(self) -> u64 {
-        match self {
-            Self::Reference => 1,
-            Self::Pin => 1 << COUNT_BITS,
-        }
+/// Returns one guard of `sort`, as it is added to the ledger.
+const fn one(sort: HoldSort) -> u64 {
+    match sort {
+        HoldSort::Reference => 1,
+        HoldSort::Pin => 1 << COUNT_BITS,
     }
 }
 
@@ -104,29 +95,29 @@ impl Ledger {
     /// [`EnterError`] if the pagemap is being unbound or has too many; then nothing has changed. On
     /// [`EnterError::Closing`] the caller wakes whoever waits for the last guard: the refused
     /// addition may have hidden from that one that it was the last.
-    pub fn enter(&self, sort: GuardSort) -> Result<(), EnterError> {
+    pub fn enter(&self, sort: HoldSort) -> Result<(), EnterError> {
         // Acquire pairs with the Release in `reopen`: who enters afterwards sees what was undone.
-        let before = self.0.fetch_add(sort.one(), Ordering::Acquire);
+        let before = self.0.fetch_add(one(sort), Ordering::Acquire);
         let refusal = if before & CLOSING != 0 {
             EnterError::Closing
-        } else if (before / sort.one()) & COUNT_MASK >= u64::from(MAX_GUARDS) {
+        } else if (before / one(sort)) & COUNT_MASK >= u64::from(MAX_GUARDS) {
             EnterError::Full
         } else {
             return Ok(());
         };
         // Relaxed: nothing was learnt or published by an addition that is taken back. Whoever
         // closes meanwhile counts it as a guard and finds it gone the next time it looks.
-        self.0.fetch_sub(sort.one(), Ordering::Relaxed);
+        self.0.fetch_sub(one(sort), Ordering::Relaxed);
         Err(refusal)
     }
 
     /// Lets a guard go that was admitted. Returns whether it was the last one of a ledger that is
     /// being closed: then whoever closes it can go on.
     #[must_use = "somebody may wait for it"]
-    pub fn leave(&self, sort: GuardSort) -> bool {
+    pub fn leave(&self, sort: HoldSort) -> bool {
         // Release pairs with the Acquire in `close`: who unbinds sees what every guard did.
-        let before = self.0.fetch_sub(sort.one(), Ordering::Release);
-        before & CLOSING != 0 && Guards::of(before - sort.one()).is_empty()
+        let before = self.0.fetch_sub(one(sort), Ordering::Release);
+        before & CLOSING != 0 && Guards::of(before - one(sort)).is_empty()
     }
 
     /// Admits no guard from now on. Returns those that there are, of whom some may be about to be
@@ -156,24 +147,24 @@ mod tests {
     #[test]
     fn a_closed_ledger_admits_nobody_until_it_is_opened_again() {
         let ledger = Ledger::new();
-        assert_eq!(ledger.enter(GuardSort::Pin), Ok(()));
-        assert_eq!(ledger.enter(GuardSort::Reference), Ok(()));
-        assert_eq!(ledger.enter(GuardSort::Reference), Ok(()));
+        assert_eq!(ledger.enter(HoldSort::Pin), Ok(()));
+        assert_eq!(ledger.enter(HoldSort::Reference), Ok(()));
+        assert_eq!(ledger.enter(HoldSort::Reference), Ok(()));
         assert_eq!(ledger.close(), Guards { references: 2, pins: 1 });
-        assert_eq!(ledger.enter(GuardSort::Pin), Err(EnterError::Closing));
-        assert!(!ledger.leave(GuardSort::Reference));
-        assert!(!ledger.leave(GuardSort::Pin));
-        assert!(ledger.leave(GuardSort::Reference), "the last one of a closing ledger");
+        assert_eq!(ledger.enter(HoldSort::Pin), Err(EnterError::Closing));
+        assert!(!ledger.leave(HoldSort::Reference));
+        assert!(!ledger.leave(HoldSort::Pin));
+        assert!(ledger.leave(HoldSort::Reference), "the last one of a closing ledger");
         assert!(ledger.close().is_empty());
         ledger.reopen();
-        assert_eq!(ledger.enter(GuardSort::Pin), Ok(()));
-        assert!(!ledger.leave(GuardSort::Pin), "nobody closes it");
+        assert_eq!(ledger.enter(HoldSort::Pin), Ok(()));
+        assert!(!ledger.leave(HoldSort::Pin), "nobody closes it");
     }
 
     #[test]
     fn guards_beyond_the_most_are_refused_and_change_nothing() {
-        for sort in [GuardSort::Reference, GuardSort::Pin] {
-            let ledger = Ledger(AtomicU64::new(sort.one() * u64::from(MAX_GUARDS)));
+        for sort in [HoldSort::Reference, HoldSort::Pin] {
+            let ledger = Ledger(AtomicU64::new(one(sort) * u64::from(MAX_GUARDS)));
             let before = ledger.guards();
             assert_eq!(ledger.enter(sort), Err(EnterError::Full));
             assert_eq!(ledger.guards(), before);

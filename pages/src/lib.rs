@@ -9,7 +9,11 @@
 //! | `addr` | numbers of pages and bytes |
 //! | `kind` | kinds of memory and their first references |
 //! | `content` | what is known about a page's bytes, and the legal steps |
-//! | `page` | the descriptor: one word, holds, freezing |
+//! | `page` | the descriptor: a word and what the caller adds |
+//! | `word` | the bits of the word |
+//! | `folio` | the atomic steps on a word: holds, freezing, content |
+//! | `block` | holds on 512 base pages at once |
+//! | `span` | holds on a range of pages |
 //! | `payload` | what a caller adds to a descriptor, and the slow path that initialises it |
 //! | `layout` | which descriptor belongs to which page |
 //! | `memmap` | the descriptors of one region |
@@ -19,7 +23,9 @@
 #![forbid(unsafe_code)]
 
 mod addr;
+mod block;
 mod content;
+mod folio;
 mod kind;
 mod layout;
 mod ledger;
@@ -27,16 +33,20 @@ mod linux;
 mod memmap;
 mod page;
 mod payload;
+mod span;
 mod sync;
+mod word;
 
 pub use addr::{AddrError, ByteLen, Order, PageCount, PageSize, ParseByteLenError, Pfn, PfnRange};
+pub use block::{BLOCK_ORDER, Block};
 pub use content::Content;
+pub use folio::{AdvanceError, Folio, HoldError, ReleaseError, Released};
 pub use kind::{MemoryKind, ParseMemoryKindError};
 pub use layout::{Class, Layout, LayoutError, Slot, Tails};
-pub use ledger::{EnterError, GuardSort, Guards, Ledger, MAX_GUARDS};
+pub use ledger::{EnterError, Guards, Ledger, MAX_GUARDS};
 pub use linux::{LinuxPage, LinuxRelease, LinuxSeed, SectionBits, StructPage};
-pub use memmap::{Memmap, MemmapError, PageRef};
-pub use page::{
-    AdvanceError, Folio, HoldError, MAX_HOLDS, MAX_OPTIMISTIC, Page, ReleaseError, Released, Word,
-};
+pub use memmap::{BlocksError, Memmap, MemmapError, PageRef};
+pub use page::Page;
 pub use payload::{MAX_PAYLOAD_BYTES, Payload, Plain, Refresh, Template};
+pub use span::{Span, SpanRefused};
+pub use word::{HoldSort, MAX_HOLDS, MAX_OPTIMISTIC, Word};

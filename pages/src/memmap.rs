@@ -16,9 +16,12 @@ use core::marker::PhantomData;
 use core::ops::Deref;
 
 use crate::addr::{Order, PageCount, Pfn};
+use crate::block::{BLOCK_ORDER, Block};
+use crate::folio::Folio;
 use crate::kind::MemoryKind;
 use crate::layout::{Class, Layout};
-use crate::page::{Folio, Page, Word};
+use crate::page::Page;
+use crate::word::Word;
 
 /// An array of descriptors whose length does not fit its layout.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -30,11 +33,31 @@ pub struct MemmapError {
     pub given: u64,
 }
 
-/// The descriptors of one region, in memory that `S` holds.
-pub struct Memmap<P, S> {
+/// Blocks that cannot be given to a memmap.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BlocksError {
+    /// There are more or fewer than the range has.
+    #[error("{given} blocks were given for a range that has {needed}")]
+    Count {
+        /// How many the range has.
+        needed: u64,
+        /// How many were given.
+        given: u64,
+    },
+    /// The memmap is one of folios, or its pages come and go: these are counted one by one.
+    #[error("only base pages of memory that always has a reference are held by the block")]
+    NotApplicable,
+}
+
+/// The descriptors of one region, in memory that `S` holds, and for base pages perhaps a word for
+/// each block of them, in memory that `B` holds.
+pub struct Memmap<P, S, B = &'static [Block]> {
     layout: Layout,
     kind: MemoryKind,
     descriptors: S,
+    /// Empty, or one for each block that the range has a part of.
+    blocks: B,
     payload: PhantomData<fn() -> P>,
 }
 
@@ -50,9 +73,44 @@ impl<P, S: Deref<Target = [Page<P>]>> Memmap<P, S> {
         if given != needed {
             return Err(MemmapError { needed, given });
         }
-        Ok(Self { layout, kind, descriptors, payload: PhantomData })
+        Ok(Self { layout, kind, descriptors, blocks: &[], payload: PhantomData })
     }
 
+    /// Returns whether base pages of memory of `kind`, laid out so, may be held by the block.
+    #[must_use]
+    pub fn takes_blocks(layout: &Layout, kind: MemoryKind) -> bool {
+        layout.order() == Order::BASE && kind.initial_references() != 0
+    }
+
+    /// Takes blocks that nobody holds, before anything was done to a page; or none at all.
+    ///
+    /// # Errors
+    /// [`BlocksError`] unless there are [`Block::count`] of them, and
+    /// [`Memmap::takes_blocks`] allows any.
+    pub fn with_blocks<B: Deref<Target = [Block]>>(
+        self,
+        blocks: B,
+    ) -> Result<Memmap<P, S, B>, BlocksError> {
+        let Self { layout, kind, descriptors, payload, .. } = self;
+        if blocks.is_empty() {
+            return Ok(Memmap { layout, kind, descriptors, blocks, payload });
+        }
+        if !Self::takes_blocks(&layout, kind) {
+            return Err(BlocksError::NotApplicable);
+        }
+        let (needed, given) = (Block::count(layout.range()).get(), blocks.len() as u64);
+        if given != needed {
+            return Err(BlocksError::Count { needed, given });
+        }
+        Ok(Memmap { layout, kind, descriptors, blocks, payload })
+    }
+}
+
+impl<P, S, B> Memmap<P, S, B>
+where
+    S: Deref<Target = [Page<P>]>,
+    B: Deref<Target = [Block]>,
+{
     /// Returns which descriptor belongs to which page.
     #[must_use]
     pub fn layout(&self) -> &Layout {
@@ -91,7 +149,34 @@ impl<P, S: Deref<Target = [Page<P>]>> Memmap<P, S> {
     #[must_use]
     pub fn folio(&self, pfn: Pfn) -> Option<Folio<'_, P>> {
         let head = self.descriptor(self.layout.head_index(pfn)?)?;
-        Some(Folio::new(head, Word::initial(self.kind)))
+        Some(Folio::new(head, Word::initial(self.kind)).with_block(self.block(pfn)))
+    }
+
+    /// Returns whether base pages are held by the block.
+    #[must_use]
+    pub fn has_blocks(&self) -> bool {
+        !self.blocks.is_empty()
+    }
+
+    /// Returns the block of the page `pfn`, which has to be described.
+    pub(crate) fn block(&self, pfn: Pfn) -> Option<&Block> {
+        if self.blocks.is_empty() {
+            return None;
+        }
+        self.blocks.get(usize::try_from(Block::index(self.layout.range(), pfn)).ok()?)
+    }
+
+    /// Returns the blocks from page `first` up to page `last`, both at the start of one, with the
+    /// numbers of their first pages.
+    pub(crate) fn blocks(&self, first: Pfn, last: Pfn) -> impl Iterator<Item = (Pfn, &Block)> {
+        let range = self.layout.range();
+        let blocks = (first.get() >> BLOCK_ORDER.get())..(last.get() >> BLOCK_ORDER.get());
+        blocks.filter_map(move |number| {
+            let start = Pfn::new(number << BLOCK_ORDER.get());
+            // The first block of the range may begin before it.
+            let index = Block::index(range, start.max(range.start()));
+            Some((start, self.blocks.get(usize::try_from(index).ok()?)?))
+        })
     }
 
     /// Returns the folios that have pages from `start` up to `end`, each once, with their heads.
@@ -111,7 +196,8 @@ impl<P, S: Deref<Target = [Page<P>]>> Memmap<P, S> {
         let head = start.align_down(order).get();
         (0..folios).filter_map(move |folio| {
             let descriptor = self.descriptor(first + folio * stride)?;
-            Some((Pfn::new(head + (folio << order.get())), Folio::new(descriptor, template)))
+            let pfn = Pfn::new(head + (folio << order.get()));
+            Some((pfn, Folio::new(descriptor, template).with_block(self.block(pfn))))
         })
     }
 
@@ -132,7 +218,7 @@ impl<P, S: Deref<Target = [Page<P>]>> Memmap<P, S> {
     }
 }
 
-impl<P, S> fmt::Debug for Memmap<P, S> {
+impl<P, S, B> fmt::Debug for Memmap<P, S, B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Memmap").field("layout", &self.layout).field("kind", &self.kind).finish()
     }

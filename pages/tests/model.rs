@@ -1,5 +1,6 @@
 //! Random operations on descriptors agree with a plain model that keeps each number by itself.
 #![cfg(not(loom))]
+#![allow(clippy::unwrap_used, reason = "a test says what it could not do by panicking")]
 
 use proptest::prelude::*;
 use uzone_pages::{
@@ -32,6 +33,8 @@ impl Plain {
             Err(HoldError::Free)
         } else if self.frozen {
             Err(HoldError::Frozen)
+        } else if is_pin && !self.content.is_pinnable() {
+            Err(HoldError::Content(self.content))
         } else if *held + count > u64::from(MAX_HOLDS) {
             Err(HoldError::Overflow)
         } else {
@@ -131,6 +134,12 @@ fn apply(folio: Folio<'_>, plain: &mut Plain, step: &Step) {
                 Err(AdvanceError::Illegal { from, to })
             } else if plain.content != from {
                 Err(AdvanceError::Found { expected: from, found: plain.content })
+            } else if plain.pins > 0
+                && from.is_pinnable()
+                && !to.is_pinnable()
+                && to != Content::Poisoned
+            {
+                Err(AdvanceError::Pinned { pins: u32::try_from(plain.pins).unwrap() })
             } else {
                 plain.content = to;
                 Ok(())

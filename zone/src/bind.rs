@@ -13,6 +13,7 @@ use uzone_pages::{
     Payload, Pfn, PfnRange, Template,
 };
 
+use crate::blocks::Blocks;
 use crate::keep::{self, MemmapMemory, Source};
 use crate::options::{BindOptions, Init};
 use crate::pagemap::{Leased, Pagemap, Parts};
@@ -156,8 +157,9 @@ pub(crate) fn bind<P: Payload>(
     region: Region,
     options: BindOptions<P>,
 ) -> Result<Pagemap<P>, BindFailure> {
+    let keeps_poison = options.keeps_poison;
     match try_bind(shared, &region, options) {
-        Ok(parts) => Ok(Pagemap::new(region, parts)),
+        Ok(parts) => Ok(Pagemap::new(region, parts, keeps_poison)),
         Err(cause) => Err(BindFailure { region: Box::new(region), cause }),
     }
 }
@@ -212,6 +214,12 @@ fn try_bind<P: Payload>(
     let memmap = match Memmap::try_new(layout, options.kind, descriptors) {
         Ok(memmap) => memmap,
         Err(_) => unreachable!("the row was made with as many descriptors as the layout has"),
+    };
+    let blocks =
+        Blocks::new(&layout, options.kind).map_err(|(len, cause)| BindError::Map { len, cause })?;
+    let memmap = match memmap.with_blocks(blocks) {
+        Ok(memmap) => memmap,
+        Err(_) => unreachable!("the blocks were made for the layout"),
     };
     let keeper = (init == Init::Eager).then(|| claim.shared().clone());
     let mut parts = Parts {

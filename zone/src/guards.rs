@@ -10,7 +10,7 @@ use std::panic::Location;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use uzone_pages::{EnterError, GuardSort, Guards, Ledger, PfnRange};
+use uzone_pages::{EnterError, Guards, HoldSort, Ledger, PfnRange};
 
 /// Somebody who holds pages, and where in the program the guard was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,7 +18,7 @@ pub struct Holder {
     /// The pages that are held.
     pub range: PfnRange,
     /// Whether they are pinned or referenced.
-    pub sort: GuardSort,
+    pub sort: HoldSort,
     /// Where the guard was taken.
     pub caller: &'static Location<'static>,
 }
@@ -26,8 +26,8 @@ pub struct Holder {
 impl fmt::Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let sort = match self.sort {
-            GuardSort::Reference => "a reference",
-            GuardSort::Pin => "a pin",
+            HoldSort::Reference => "a reference",
+            HoldSort::Pin => "a pin",
         };
         write!(f, "{sort} on {} taken at {}", self.range, self.caller)
     }
@@ -54,7 +54,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl GuardBook {
-    pub(crate) fn enter(&self, sort: GuardSort) -> Result<(), EnterError> {
+    pub(crate) fn enter(&self, sort: HoldSort) -> Result<(), EnterError> {
         let entered = self.ledger.enter(sort);
         if entered == Err(EnterError::Closing) {
             self.wake();
@@ -62,7 +62,7 @@ impl GuardBook {
         entered
     }
 
-    pub(crate) fn leave(&self, sort: GuardSort) {
+    pub(crate) fn leave(&self, sort: HoldSort) {
         if self.ledger.leave(sort) {
             self.wake();
         }
@@ -98,10 +98,16 @@ impl GuardBook {
     }
 
     /// Enters a holder into the list of a debug build. Returns its ticket.
-    pub(crate) fn register(&self, holder: Holder) -> u64 {
+    pub(crate) fn register(
+        &self,
+        range: PfnRange,
+        sort: HoldSort,
+        caller: &'static Location<'static>,
+    ) -> u64 {
         if !cfg!(debug_assertions) {
             return 0;
         }
+        let holder = Holder { range, sort, caller };
         let mut list = lock(&self.list);
         let ticket = list.next;
         list.next += 1;

@@ -1,28 +1,39 @@
-//! Guards over pages of a bound region: [`Pinned`] and [`Referenced`], given back when dropped.
+//! Guards on pages: [`Pinned`] and [`Referenced`], given back when they are dropped.
 //!
-//! A guard covers a range of pages and holds each of their folios once, by one atomic step a folio.
-//! It shares ownership of the pagemap, so it can be sent to another thread and outlive every
-//! borrow; while one exists, [`Pagemap::unbind`](crate::Pagemap::unbind) answers `Busy`, and a pagemap that is dropped lives
+//! A guard covers a range of pages and holds each of their folios once, by one atomic step a folio;
+//! of base pages, 512 at once where it covers them all. It shares ownership of the pagemap, so it
+//! can be sent to another thread and outlive every borrow; while one exists,
+//! [`Pagemap::unbind`](crate::Pagemap::unbind) answers `Busy`, and a pagemap that is dropped lives
 //! on until the last guard goes. Whoever forgets a guard (`mem::forget`) has pinned the pages for
-//! good.
+//! good; an I/O request that carries 64 bits carries a [`RawGuard`](crate::RawGuard) instead.
 //!
 //! Taking a guard is all or nothing: if a folio refuses, those before it are given back, and the
 //! error says how many pages from the start could have been had.
 //!
-//! Cost: two atomic steps for the guard, one for each folio it covers; no allocation.
+//! The order of things: the guard is entered in the pagemap's ledger, then the folios are held, and
+//! nothing of a descriptor is believed before that. A ledger that is closed admits nobody, so a
+//! guard that exists is on pages that belong to the pagemap, and they do until it is dropped.
+//!
+//! Cost: three atomic steps for the guard, one for each folio it covers; no allocation.
 
+use std::any::Any;
 use std::fmt;
 use std::panic::Location;
 use std::sync::Arc;
 
 use uzone_pages::{
-    EnterError, Folio, GuardSort, HoldError, PageCount, Payload, Pfn, PfnRange, Released, Word,
+    Content, EnterError, HoldError, HoldSort, Order, PageCount, Payload, Pfn, PfnRange, Span,
+    SpanRefused, Word,
 };
+use uzone_stream::{Next, Pattern, Store, Streaming, Was, best, calibration};
+use zerocopy::IntoBytes;
 
+use crate::guards::GuardBook;
 use crate::pagemap::{Inner, PageView};
+use crate::token::{RawGuard, Tokens};
 
 /// Why pages were not held.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HoldFailure {
     /// Not every page belongs to the region.
@@ -32,6 +43,26 @@ pub enum HoldFailure {
         asked: PfnRange,
         /// The pages of the region.
         region: PfnRange,
+    },
+    /// No region of the zone has this page.
+    #[error("no region of the zone has page {pfn}: bind it first")]
+    NoPage {
+        /// The first page that no region has.
+        pfn: Pfn,
+    },
+    /// No region of the zone has this address.
+    #[error("no region of the zone has the address {address:#x}: bind the memory there first")]
+    NoAddress {
+        /// The first address that no region has.
+        address: usize,
+    },
+    /// A range without a byte, or one that ends beyond every address.
+    #[error("{len_bytes} bytes from {address:#x} on are no range of addresses")]
+    NoRange {
+        /// The first address.
+        address: usize,
+        /// The length that was asked for.
+        len_bytes: u64,
     },
     /// A folio gives no hold. None is held.
     #[error("cannot hold the folio of page {pfn}; the {good} pages before it could be held")]
@@ -43,6 +74,32 @@ pub enum HoldFailure {
         /// Why not.
         #[source]
         cause: HoldError,
+    },
+    /// A page of the range is bad. None is pinned.
+    #[error("page {pfn} is bad; of the range, {good} good pieces can be pinned", good = good.len())]
+    Poisoned {
+        /// The first bad page.
+        pfn: Pfn,
+        /// The pieces of the range without a bad page, in ascending order.
+        good: Vec<PfnRange>,
+    },
+    /// The page is not there, and producing it failed.
+    #[error("cannot pin page {pfn}: it is not there, and could not be produced")]
+    Fault {
+        /// The page.
+        pfn: Pfn,
+        /// What [`Populate::fault`](crate::Populate::fault) answered.
+        #[source]
+        cause: crate::FaultError,
+    },
+    /// The memory may be pinned for a moment only.
+    #[error(
+        "{what} cannot be pinned for long: its owner has to be able to take pages away soon; pin it \
+         for the time of one request"
+    )]
+    NotForLong {
+        /// What kind of memory it is.
+        what: &'static str,
     },
     /// The folio cannot be handed out: it has been, or is frozen, or its memory is generic.
     #[error(
@@ -59,6 +116,31 @@ pub enum HoldFailure {
     NotAdmitted(#[source] EnterError),
 }
 
+/// How pages are pinned.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct PinOptions {
+    pub(crate) is_long_term: bool,
+    pub(crate) never_faults: bool,
+}
+
+impl PinOptions {
+    /// Pins for as long as it takes, as a device driver does that registers memory once. Memory
+    /// whose owner must be able to take pages away soon refuses: files on a DAX mount, and coherent
+    /// memory.
+    #[must_use]
+    pub fn long_term(mut self) -> Self {
+        self.is_long_term = true;
+        self
+    }
+
+    /// Takes only what is there: a page that would have to be produced first is refused.
+    #[must_use]
+    pub fn without_faults(mut self) -> Self {
+        self.never_faults = true;
+        self
+    }
+}
+
 /// One contiguous piece of what a guard holds, for a DMA engine or an I/O call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Segment {
@@ -70,69 +152,103 @@ pub struct Segment {
     pub pfn: Pfn,
 }
 
+/// A pagemap as its guards see it, whatever its payload.
+pub(crate) trait Holdable: Any + Send + Sync {
+    fn range(&self) -> PfnRange;
+    fn order(&self) -> Order;
+    fn guards(&self) -> &GuardBook;
+    fn tokens(&self) -> &Tokens;
+    /// Returns where a range of pages of the region lies in memory.
+    fn segment(&self, range: PfnRange) -> Option<Segment>;
+    fn hold(&self, range: PfnRange, sort: HoldSort) -> Result<Span, SpanRefused>;
+    fn release(&self, span: Span, sort: HoldSort);
+    fn split(
+        &self,
+        span: Span,
+        sort: HoldSort,
+        pages: PageCount,
+    ) -> Result<(Span, Span), Option<SpanRefused>>;
+    /// Makes the pages of a range that are not there be there. Returns whether it is worth trying
+    /// again.
+    fn produce(&self, range: PfnRange) -> Result<bool, HoldFailure>;
+    /// Returns what the memory is if it cannot be pinned for long.
+    fn not_for_long(&self) -> Option<&'static str>;
+    fn bad_pages(&self, range: PfnRange) -> Vec<Pfn>;
+    fn word(&self, pfn: Pfn) -> Word;
+}
+
+/// Returns the pieces of `range` between bad pages, which are in ascending order.
+pub(crate) fn good_pieces(range: PfnRange, bad: &[Pfn]) -> Vec<PfnRange> {
+    let mut start = range.start();
+    let mut pieces = Vec::new();
+    let ends = bad.iter().map(|pfn| (*pfn, pfn.checked_add(PageCount::new(1))));
+    for (end, next) in ends.chain([(range.end(), Ok(range.end()))]) {
+        let piece = end.checked_since(start).and_then(|pages| PfnRange::try_new(start, pages).ok());
+        pieces.extend(piece);
+        start = next.unwrap_or(range.end());
+    }
+    pieces
+}
+
 /// What both sorts of guard are.
-struct Hold<P: Payload> {
-    inner: Arc<Inner<P>>,
-    range: PfnRange,
-    sort: GuardSort,
+pub(crate) struct Hold {
+    inner: Arc<dyn Holdable>,
+    span: Span,
+    sort: HoldSort,
     /// What the registry of a debug build knows this guard by.
     ticket: u64,
 }
 
-fn take<P: Payload>(folio: Folio<'_, P>, sort: GuardSort) -> Result<(), HoldError> {
-    match sort {
-        GuardSort::Reference => folio.try_get(),
-        GuardSort::Pin => folio.try_pin(),
-    }
-}
+/// How often a range is tried again whose pages are taken away while others of it are produced.
+const ATTEMPTS: usize = 16;
+/// How often a range is tried again of which another thread is changing a page.
+const BUSY_ATTEMPTS: usize = 1000;
 
-/// Gives the folios of pages from `start` up to `end` back.
-fn give_back<P: Payload>(inner: &Inner<P>, sort: GuardSort, start: Pfn, end: Pfn) {
-    for (head, folio) in inner.folios(start, end) {
-        let released = match sort {
-            GuardSort::Reference => folio.put(),
-            GuardSort::Pin => folio.unpin(),
-        };
-        debug_assert!(released.is_ok(), "a guard gives back what it took");
-        if released == Ok(Released::Last) {
-            inner.freed(head);
-        }
-    }
-}
-
-impl<P: Payload> Hold<P> {
-    fn take(
-        inner: &Arc<Inner<P>>,
+impl Hold {
+    /// Holds a range of pages of the region that `inner` describes.
+    pub(crate) fn take(
+        inner: Arc<dyn Holdable>,
         range: PfnRange,
-        sort: GuardSort,
+        sort: HoldSort,
         caller: &'static Location<'static>,
     ) -> Result<Self, HoldFailure> {
-        let region = inner.range();
-        if !region.contains_range(range) {
-            return Err(HoldFailure::NotHere { asked: range, region });
+        match admit(&*inner, range, sort) {
+            Ok(span) => Ok(Self::admitted(inner, span, sort, caller)),
+            Err(failure) => Err(failure),
         }
-        inner.enter(sort)?;
-        for (head, folio) in inner.folios(range.start(), range.end()) {
-            if let Err(cause) = take(folio, sort) {
-                let pfn = head.max(range.start());
-                give_back(inner, sort, range.start(), pfn);
-                inner.leave(sort);
-                // It is in the range, so it is at or after its start.
-                let good = pfn.checked_since(range.start()).unwrap_or_default();
-                return Err(HoldFailure::Refused { pfn, good, cause });
-            }
-        }
-        Ok(Self::admitted(inner, range, sort, caller))
     }
 
-    fn admitted(
-        inner: &Arc<Inner<P>>,
+    /// Pins a range, after producing what of it is not there if the options allow it.
+    pub(crate) fn pin(
+        inner: Arc<dyn Holdable>,
         range: PfnRange,
-        sort: GuardSort,
+        options: PinOptions,
+        caller: &'static Location<'static>,
+    ) -> Result<Self, HoldFailure> {
+        if options.is_long_term
+            && let Some(what) = inner.not_for_long()
+        {
+            return Err(HoldFailure::NotForLong { what });
+        }
+        let span = match admit(&*inner, range, HoldSort::Pin) {
+            Ok(span) => span,
+            Err(failure) => pin_again(&*inner, range, options, failure)?,
+        };
+        Ok(Self::admitted(inner, span, HoldSort::Pin, caller))
+    }
+
+    pub(crate) fn admitted(
+        inner: Arc<dyn Holdable>,
+        span: Span,
+        sort: HoldSort,
         caller: &'static Location<'static>,
     ) -> Self {
-        let ticket = inner.register(range, sort, caller);
-        Self { inner: inner.clone(), range, sort, ticket }
+        let ticket = inner.guards().register(span.range(), sort, caller);
+        Self { inner, span, sort, ticket }
+    }
+
+    pub(crate) fn sort(&self) -> HoldSort {
+        self.sort
     }
 
     /// Splits the guard before the page that is `pages` behind its first.
@@ -141,104 +257,213 @@ impl<P: Payload> Hold<P> {
         pages: PageCount,
         caller: &'static Location<'static>,
     ) -> Result<(Self, Self), (Self, HoldFailure)> {
-        let (first, second) = match self.range.start().checked_add(pages).and_then(|middle| {
-            let rest = self.range.pages().get().saturating_sub(pages.get());
-            Ok((
-                PfnRange::try_new(self.range.start(), pages)?,
-                PfnRange::try_new(middle, PageCount::new(rest))?,
-            ))
-        }) {
-            Ok(halves) => halves,
-            Err(_) => {
-                let (asked, region) = (self.range, self.inner.range());
-                return Err((self, HoldFailure::NotHere { asked, region }));
-            }
-        };
-        if let Err(failure) = self.inner.enter(self.sort) {
-            return Err((self, failure));
+        if let Err(error) = self.inner.guards().enter(self.sort) {
+            return Err((self, HoldFailure::NotAdmitted(error)));
         }
-        // A folio that lies in both halves is held by both; its hold was one until now.
-        let middle = second.start();
-        if !middle.is_aligned(self.inner.order()) {
-            let again = match self.inner.folio(middle) {
-                Some(folio) => take(folio, self.sort),
-                None => Ok(()),
-            };
-            if let Err(cause) = again {
-                self.inner.leave(self.sort);
-                let failure = HoldFailure::Refused { pfn: middle, good: first.pages(), cause };
-                return Err((self, failure));
+        match self.inner.split(self.span, self.sort, pages) {
+            Ok((first, second)) => {
+                let other = Self::admitted(self.inner.clone(), second, self.sort, caller);
+                self.inner.guards().unregister(self.ticket);
+                self.span = first;
+                self.ticket = self.inner.guards().register(first.range(), self.sort, caller);
+                Ok((self, other))
+            }
+            Err(refused) => {
+                self.inner.guards().leave(self.sort);
+                let failure = match refused {
+                    Some(SpanRefused { pfn, cause }) => {
+                        HoldFailure::Refused { pfn, good: pages, cause }
+                    }
+                    None => HoldFailure::NotHere {
+                        asked: self.span.range(),
+                        region: self.inner.range(),
+                    },
+                };
+                Err((self, failure))
             }
         }
-        let other = Self::admitted(&self.inner, second, self.sort, caller);
-        self.inner.unregister(self.ticket);
-        self.range = first;
-        self.ticket = self.inner.register(first, self.sort, caller);
-        Ok((self, other))
     }
 
-    fn segments(&self) -> impl Iterator<Item = Segment> {
+    fn segments(&self) -> impl Iterator<Item = Segment> + use<> {
         // A region is one mapping, so what is held is one piece.
-        self.inner.segment(self.range).into_iter()
+        self.inner.segment(self.span.range()).into_iter()
     }
 }
 
-impl<P: Payload> Drop for Hold<P> {
-    fn drop(&mut self) {
-        self.inner.unregister(self.ticket);
-        give_back(&self.inner, self.sort, self.range.start(), self.range.end());
-        self.inner.leave(self.sort);
+/// Enters the ledger, then holds the folios of `range`.
+fn admit(inner: &dyn Holdable, range: PfnRange, sort: HoldSort) -> Result<Span, HoldFailure> {
+    let region = inner.range();
+    if !region.contains_range(range) {
+        return Err(HoldFailure::NotHere { asked: range, region });
     }
+    inner.guards().enter(sort).map_err(HoldFailure::NotAdmitted)?;
+    inner.hold(range, sort).map_err(|refused| {
+        inner.guards().leave(sort);
+        failure(inner, range, refused)
+    })
+}
+
+/// Tries a pin again that was refused, as long as there is something to wait for or to produce.
+#[cold]
+fn pin_again(
+    inner: &dyn Holdable,
+    range: PfnRange,
+    options: PinOptions,
+    mut refused: HoldFailure,
+) -> Result<Span, HoldFailure> {
+    let (mut faults, mut waits) = (0, 0);
+    loop {
+        match &refused {
+            HoldFailure::Refused { cause: HoldError::Busy, .. } if waits < BUSY_ATTEMPTS => {
+                waits += 1;
+                std::thread::yield_now();
+            }
+            HoldFailure::Refused { cause: HoldError::Content(_), .. }
+                if !options.never_faults && faults < ATTEMPTS =>
+            {
+                faults += 1;
+                if !inner.produce(range)? {
+                    return Err(refused);
+                }
+            }
+            _ => return Err(refused),
+        }
+        match admit(inner, range, HoldSort::Pin) {
+            Ok(span) => return Ok(span),
+            Err(again) => refused = again,
+        }
+    }
+}
+
+/// Says what a refused range means to the caller who asked for it.
+#[cold]
+fn failure(inner: &dyn Holdable, range: PfnRange, refused: SpanRefused) -> HoldFailure {
+    let SpanRefused { pfn, cause } = refused;
+    // A folio whose head lies before the range is in the way from its first page on.
+    let good = pfn.checked_since(range.start()).unwrap_or_default();
+    if cause != HoldError::Content(Content::Poisoned) {
+        return HoldFailure::Refused { pfn, good, cause };
+    }
+    let mut bad = inner.bad_pages(range);
+    if bad.is_empty() {
+        bad.push(pfn); // mended by now
+    }
+    HoldFailure::Poisoned { pfn, good: good_pieces(range, &bad) }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        self.inner.guards().unregister(self.ticket);
+        self.inner.release(self.span, self.sort);
+        self.inner.guards().leave(self.sort);
+    }
+}
+
+/// A list that is too short for the page frames of a guard.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("a list of {given} has no room for {needed} page frame numbers")]
+pub struct ListTooShort {
+    /// How many there are.
+    pub needed: u64,
+    /// How many the list has room for.
+    pub given: usize,
+}
+
+/// Writes the numbers of `range` to a list, past the cache if it is long.
+fn write_pfns(range: PfnRange, list: &mut [Pfn]) -> Result<usize, ListTooShort> {
+    let needed = range.pages().get();
+    let given = list.len();
+    let too_short = ListTooShort { needed, given };
+    let count = usize::try_from(needed).map_err(|_| too_short)?;
+    let list = list.get_mut(..count).ok_or(too_short)?;
+    let len_bytes = size_of_val(list);
+    let store = calibration().choose(len_bytes, Was::Cold, Next::Soon);
+    match (store, Pattern::linear(&[range.start().get()], &[1])) {
+        (Store::Streaming, Ok(pattern)) => {
+            Streaming::scope(best(), |stream| stream.fill(list.as_mut_bytes(), &pattern));
+        }
+        _ => {
+            for (entry, pfn) in list.iter_mut().zip(range.iter()) {
+                *entry = pfn;
+            }
+        }
+    }
+    Ok(count)
 }
 
 macro_rules! guard {
     ($(#[$doc:meta])* $name:ident, $sort:expr) => {
         $(#[$doc])*
-        pub struct $name<P: Payload = ()>(Hold<P>);
+        pub struct $name(pub(crate) Hold);
 
-        impl<P: Payload> $name<P> {
-            #[track_caller]
-            pub(crate) fn take(
-                inner: &Arc<Inner<P>>,
-                range: PfnRange,
-            ) -> Result<Self, HoldFailure> {
-                Hold::take(inner, range, $sort, Location::caller()).map(Self)
-            }
-
+        impl $name {
             /// Returns the pages that are held.
             #[must_use]
             pub fn range(&self) -> PfnRange {
-                self.0.range
+                self.0.span.range()
+            }
+
+            /// Returns the order of the folios that are held.
+            #[must_use]
+            pub fn order(&self) -> Order {
+                self.0.inner.order()
             }
 
             /// Returns the contiguous pieces of memory that are held, in ascending order.
-            pub fn segments(&self) -> impl Iterator<Item = Segment> {
+            pub fn segments(&self) -> impl Iterator<Item = Segment> + use<> {
                 self.0.segments()
             }
 
             /// Returns the page frames that are held, in ascending order.
-            pub fn pfns(&self) -> impl DoubleEndedIterator<Item = Pfn> {
-                self.0.range.iter()
+            pub fn pfns(&self) -> impl DoubleEndedIterator<Item = Pfn> + use<> {
+                self.range().iter()
             }
 
-            /// Returns a page of the region, held or not, to look at.
+            /// Writes the numbers of the page frames that are held to the start of `list`, for a
+            /// device or a call that wants each page by itself. Returns how many there are. A long
+            /// list is streamed past the cache: it costs 8 bytes a page at the rate of memory.
+            ///
+            /// # Errors
+            /// [`ListTooShort`] if there is no room for all; then nothing is written.
+            pub fn write_pfns(&self, list: &mut [Pfn]) -> Result<usize, ListTooShort> {
+                write_pfns(self.range(), list)
+            }
+
+            /// Returns a page of the region, held or not, to look at. `P` is the payload of the
+            /// region's descriptors; there is no page for another.
             #[must_use]
-            pub fn page(&self, pfn: Pfn) -> Option<PageView<'_, P>> {
-                self.0.inner.page(pfn)
+            pub fn page<P: Payload>(&self, pfn: Pfn) -> Option<PageView<'_, P>> {
+                let inner: &dyn Any = &*self.0.inner;
+                inner.downcast_ref::<Inner<P>>()?.page(pfn)
+            }
+
+            /// Returns the word of the folio of page `pfn` as it is now, or of a tail, which nobody
+            /// holds, for a page of another region.
+            #[must_use]
+            pub fn word(&self, pfn: Pfn) -> Word {
+                self.0.inner.word(pfn)
+            }
+
+            /// Returns the pages that are held and have gone bad, in ascending order: whoever reads
+            /// or writes them gets no data, or a signal.
+            #[must_use]
+            pub fn bad_pages(&self) -> Vec<Pfn> {
+                self.0.inner.bad_pages(self.range())
             }
 
             /// Takes the same pages once more, for another holder.
             ///
             /// # Errors
-            /// [`HoldFailure`] if a folio has the most holds it may have, or the pagemap is being
-            /// unbound.
+            /// [`HoldFailure`] if a folio has the most holds it may have, a page that is to be
+            /// pinned has gone bad, or the pagemap is being unbound.
             #[track_caller]
             pub fn try_clone(&self) -> Result<Self, HoldFailure> {
-                Self::take(&self.0.inner, self.0.range)
+                let caller = Location::caller();
+                Hold::take(self.0.inner.clone(), self.range(), $sort, caller).map(Self)
             }
 
             /// Splits the guard: the first `pages` pages, and the rest. A folio that both have a
-            /// part of is held once more.
+            /// part of is held once more, and so is a block of 512 base pages.
             ///
             /// # Errors
             /// The guard as it was, with the reason: one half would be empty, a folio has the most
@@ -250,11 +475,22 @@ macro_rules! guard {
                     Err((hold, failure)) => Err((Self(hold), failure)),
                 }
             }
+
+            /// Turns the guard into 64 bits that a completion or a C program carries. The pages stay
+            /// held until the guard is had again from [`Zone::redeem`](crate::Zone::redeem).
+            ///
+            /// Costs a lock of one of sixteen lists that no other thread needs at the moment, as a
+            /// rule.
+            #[must_use = "without it the pages stay held for good"]
+            pub fn into_raw(self) -> RawGuard {
+                let inner = self.0.inner.clone();
+                inner.tokens().park(self.0)
+            }
         }
 
-        impl<P: Payload> fmt::Debug for $name<P> {
+        impl fmt::Debug for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.debug_struct(stringify!($name)).field("range", &self.0.range).finish()
+                f.debug_struct(stringify!($name)).field("range", &self.range()).finish()
             }
         }
     };
@@ -263,35 +499,48 @@ macro_rules! guard {
 guard! {
     /// References to the folios of a range of pages: their descriptors keep their meaning until this
     /// is dropped. Who drops the last reference of a folio calls the owner's `on_free`.
-    Referenced, GuardSort::Reference
+    Referenced, HoldSort::Reference
 }
 
 guard! {
     /// Pins on the folios of a range of pages: until this is dropped, nobody moves the pages or takes
     /// them away, so that a device may read and write their bytes.
-    Pinned, GuardSort::Pin
+    Pinned, HoldSort::Pin
 }
 
-impl<P: Payload> Referenced<P> {
-    /// Takes the first reference of a free folio.
-    #[track_caller]
-    pub(crate) fn hand_out(inner: &Arc<Inner<P>>, pfn: Pfn) -> Result<Self, HoldFailure> {
-        let region = inner.range();
-        let (Ok(range), Some(folio)) = (PfnRange::try_single(pfn), inner.folio(pfn)) else {
-            let asked = PfnRange::try_single(pfn).unwrap_or(region);
-            return Err(HoldFailure::NotHere { asked, region });
-        };
-        inner.enter(GuardSort::Reference)?;
-        if !folio.take_first() {
-            inner.leave(GuardSort::Reference);
-            return Err(HoldFailure::NotFree { pfn, references: folio.word().references() });
-        }
-        Ok(Self(Hold::admitted(inner, range, GuardSort::Reference, Location::caller())))
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it could not do by panicking")]
+    use super::*;
+
+    fn range(start: u64, pages: u64) -> PfnRange {
+        PfnRange::try_new(Pfn::new(start), PageCount::new(pages)).unwrap()
     }
 
-    /// Returns the word of the first folio that is held, as it is now.
-    #[must_use]
-    pub fn word(&self) -> Word {
-        self.0.inner.folio(self.0.range.start()).map_or_else(Word::tail, Folio::word)
+    #[test]
+    fn good_pieces_are_what_lies_between_bad_pages() {
+        let pieces = |bad: &[u64]| {
+            let bad: Vec<Pfn> = bad.iter().copied().map(Pfn::new).collect();
+            good_pieces(range(10, 5), &bad)
+        };
+        assert_eq!(pieces(&[]), [range(10, 5)]);
+        assert_eq!(pieces(&[10]), [range(11, 4)]);
+        assert_eq!(pieces(&[14]), [range(10, 4)]);
+        assert_eq!(pieces(&[11, 12]), [range(10, 1), range(13, 2)]);
+        assert_eq!(pieces(&[10, 11, 12, 13, 14]), []);
+    }
+
+    #[test]
+    fn a_list_of_frames_is_the_same_however_it_is_written() {
+        for pages in [1_u64, 2, 511, 5000, 3 << 20] {
+            let range = range(77, pages);
+            let count = usize::try_from(pages).unwrap();
+            let mut list = vec![Pfn::new(0); count + 1];
+            assert_eq!(write_pfns(range, &mut list), Ok(count));
+            assert!(range.iter().eq(list[..count].iter().copied()));
+            assert_eq!(list[count], Pfn::new(0));
+            let short = write_pfns(range, &mut list[..count - 1]).unwrap_err();
+            assert_eq!((short.needed, short.given), (pages, count - 1));
+        }
     }
 }

@@ -24,29 +24,39 @@
 //! The model that all of this rests on is re-exported from the package `uzone-pages`.
 #![forbid(unsafe_code)]
 
+mod across;
 mod bind;
+mod blocks;
+mod directory;
 mod guards;
 mod hold;
 mod keep;
 mod options;
 mod pagemap;
+mod poison;
+mod produce;
 mod region;
 mod report;
 mod runs;
 mod stamp;
+mod token;
 mod trace;
 mod write;
 mod zone;
 
+pub use across::Across;
 pub use bind::{BindError, BindFailure};
 pub use guards::Holder;
-pub use hold::{HoldFailure, Pinned, Referenced, Segment};
+pub use hold::{HoldFailure, ListTooShort, PinOptions, Pinned, Referenced, Segment};
 pub use keep::{MemmapPages, Source};
 pub use options::{BindOptions, Cancel, Init, Owner, PagemapOps, Progress};
 pub use pagemap::{Busy, PageView, Pagemap};
+pub use poison::{PoisonFailure, Poisoned};
+pub use produce::{FaultError, Populate};
 pub use region::{Backing, NotAdopted, Region, RegionError};
 pub use report::BindReport;
 pub use stamp::Stamp;
+pub use token::{NotAGuard, RawGuard, Redeemed};
 pub use uzone_os::hugepages::HugeSize;
 pub use uzone_os::memory::Limit;
 pub use uzone_os::{

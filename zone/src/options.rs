@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use uzone_pages::{ByteLen, MemoryKind, Order, Payload, Pfn, Tails};
 
 use crate::pagemap::PageView;
+use crate::poison::Poisoned;
+use crate::produce::Populate;
 use crate::stamp::Stamp;
 
 /// When descriptors are written.
@@ -55,6 +57,8 @@ pub struct Owner(pub u64);
 pub struct PagemapOps {
     pub(crate) free: Option<Arc<dyn Fn(Pfn) + Send + Sync>>,
     pub(crate) migrate_to_ram: Option<Arc<dyn Fn(Pfn) + Send + Sync>>,
+    pub(crate) poison: Option<Arc<dyn Fn(Poisoned) + Send + Sync>>,
+    pub(crate) populate: Option<Arc<dyn Populate>>,
 }
 
 impl PagemapOps {
@@ -75,6 +79,21 @@ impl PagemapOps {
         self.migrate_to_ram = Some(Arc::new(migrate));
         self
     }
+
+    /// Takes what is called with every page that goes bad, by the thread that found out, after
+    /// nobody can pin the page any more. Those who had it pinned are counted in what it is given.
+    #[must_use]
+    pub fn on_poison(mut self, poison: impl Fn(Poisoned) + Send + Sync + 'static) -> Self {
+        self.poison = Some(Arc::new(poison));
+        self
+    }
+
+    /// Takes what produces pages that are not there when somebody pins them.
+    #[must_use]
+    pub fn populate(mut self, populate: impl Populate + 'static) -> Self {
+        self.populate = Some(Arc::new(populate));
+        self
+    }
 }
 
 impl std::fmt::Debug for PagemapOps {
@@ -82,6 +101,8 @@ impl std::fmt::Debug for PagemapOps {
         f.debug_struct("PagemapOps")
             .field("free", &self.free.is_some())
             .field("migrate_to_ram", &self.migrate_to_ram.is_some())
+            .field("poison", &self.poison.is_some())
+            .field("populate", &self.populate.is_some())
             .finish()
     }
 }
@@ -105,6 +126,7 @@ pub struct BindOptions<P: Payload = ()> {
     pub(crate) pageblock: Option<OnPageblock<P>>,
     pub(crate) progress: Option<Arc<dyn Fn(Progress) + Send + Sync>>,
     pub(crate) cancel: Cancel,
+    pub(crate) keeps_poison: bool,
 }
 
 impl BindOptions {
@@ -136,6 +158,7 @@ impl<P: Payload> BindOptions<P> {
             pageblock: None,
             progress: None,
             cancel: Cancel::default(),
+            keeps_poison: false,
         }
     }
 
@@ -226,6 +249,14 @@ impl<P: Payload> BindOptions<P> {
         self
     }
 
+    /// Says that pages which were bad when the region was unbound are bad from the start, and so are
+    /// not found out again by whoever reads them. Without it every page is taken for good.
+    #[must_use]
+    pub fn keep_poison(mut self) -> Self {
+        self.keeps_poison = true;
+        self
+    }
+
     /// Takes a flag that stops the bind.
     #[must_use]
     pub fn cancel(mut self, cancel: Cancel) -> Self {
@@ -252,6 +283,7 @@ impl<P: Payload> Clone for BindOptions<P> {
             pageblock: self.pageblock.clone(),
             progress: self.progress.clone(),
             cancel: self.cancel.clone(),
+            keeps_poison: self.keeps_poison,
         }
     }
 }

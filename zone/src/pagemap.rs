@@ -6,26 +6,30 @@
 use std::fmt;
 use std::ops::Deref;
 use std::panic::Location;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use uzone_os::{Mapped, ResidentError};
 use uzone_pages::{
-    AddrError, ByteLen, Class, Folio, GuardSort, Memmap, MemoryKind, Order, Page, PageCount,
-    PageRef, Payload, Pfn, PfnRange, Template, Word,
+    AddrError, ByteLen, Class, Content, Folio, HoldSort, Memmap, MemoryKind, Order, Page,
+    PageCount, PageRef, Payload, Pfn, PfnRange, Span, SpanRefused, Template, Word,
 };
 
+use crate::blocks::Blocks;
 use crate::guards::{GuardBook, Holder};
-use crate::hold::{HoldFailure, Pinned, Referenced, Segment};
+use crate::hold::{Hold, HoldFailure, Holdable, PinOptions, Pinned, Referenced, Segment};
 use crate::keep::{MemmapMemory, MemmapPages, Source};
 use crate::options::{Owner, PagemapOps};
-use crate::region::Region;
+use crate::poison::{BadPages, Poisoned};
+use crate::produce::produce;
+use crate::region::{Backing, Region};
 use crate::report::BindReport;
+use crate::token::Tokens;
 use crate::zone::{Claim, Shared};
 
 /// A memmap whose memory goes back to its zone when it is dropped, if that should keep it.
 pub(crate) struct Leased<P: Payload> {
-    memmap: Option<Memmap<P, Mapped<Page<P>>>>,
+    memmap: Option<Memmap<P, Mapped<Page<P>>, Blocks>>,
     keeper: Option<Arc<Shared>>,
     pages: MemmapPages,
 }
@@ -33,7 +37,7 @@ pub(crate) struct Leased<P: Payload> {
 impl<P: Payload> Leased<P> {
     /// Takes a memmap and, if every page of its memory is present, the zone that keeps it.
     pub(crate) fn new(
-        memmap: Memmap<P, Mapped<Page<P>>>,
+        memmap: Memmap<P, Mapped<Page<P>>, Blocks>,
         keeper: Option<Arc<Shared>>,
         pages: MemmapPages,
     ) -> Self {
@@ -42,7 +46,7 @@ impl<P: Payload> Leased<P> {
 }
 
 impl<P: Payload> Deref for Leased<P> {
-    type Target = Memmap<P, Mapped<Page<P>>>;
+    type Target = Memmap<P, Mapped<Page<P>>, Blocks>;
 
     fn deref(&self) -> &Self::Target {
         match &self.memmap {
@@ -87,17 +91,10 @@ pub(crate) struct Inner<P: Payload> {
     region: Region,
     parts: Parts<P>,
     guards: GuardBook,
+    pub(crate) bad: BadPages,
 }
 
 impl<P: Payload> Inner<P> {
-    pub(crate) fn range(&self) -> PfnRange {
-        self.parts.claim.range()
-    }
-
-    pub(crate) fn order(&self) -> Order {
-        self.parts.memmap.layout().order()
-    }
-
     pub(crate) fn page(&self, pfn: Pfn) -> Option<PageView<'_, P>> {
         self.parts.page(pfn)
     }
@@ -111,8 +108,39 @@ impl<P: Payload> Inner<P> {
         self.parts.memmap.folios(start, end)
     }
 
-    /// Returns where a range of pages of the region lies in memory.
-    pub(crate) fn segment(&self, range: PfnRange) -> Option<Segment> {
+    /// Tells the owner that nobody holds the folio at `head` any more.
+    fn freed(&self, head: Pfn) {
+        if let Some(free) = &self.parts.ops.free {
+            free(head);
+        }
+    }
+
+    /// Tells the owner that a page went bad.
+    pub(crate) fn tell(&self, poisoned: Poisoned) {
+        if let Some(tell) = &self.parts.ops.poison {
+            tell(poisoned);
+        }
+    }
+}
+
+impl<P: Payload> Holdable for Inner<P> {
+    fn range(&self) -> PfnRange {
+        self.parts.claim.range()
+    }
+
+    fn order(&self) -> Order {
+        self.parts.memmap.layout().order()
+    }
+
+    fn guards(&self) -> &GuardBook {
+        &self.guards
+    }
+
+    fn tokens(&self) -> &Tokens {
+        &self.parts.claim.shared().tokens
+    }
+
+    fn segment(&self, range: PfnRange) -> Option<Segment> {
         let page = self.region.page_size();
         let before = range.start().checked_since(self.range().start())?.to_bytes(page).ok()?;
         Some(Segment {
@@ -122,32 +150,46 @@ impl<P: Payload> Inner<P> {
         })
     }
 
-    /// Tells the owner that nobody holds the folio at `head` any more.
-    pub(crate) fn freed(&self, head: Pfn) {
-        if let Some(free) = &self.parts.ops.free {
-            free(head);
+    fn hold(&self, range: PfnRange, sort: HoldSort) -> Result<Span, SpanRefused> {
+        let bad = |part| self.bad.first_in(part);
+        self.parts.memmap.hold(range, sort, bad, |head| self.freed(head))
+    }
+
+    fn release(&self, span: Span, sort: HoldSort) {
+        self.parts.memmap.release(span, sort, |head| self.freed(head));
+    }
+
+    fn split(
+        &self,
+        span: Span,
+        sort: HoldSort,
+        pages: PageCount,
+    ) -> Result<(Span, Span), Option<SpanRefused>> {
+        self.parts.memmap.split(span, sort, pages)
+    }
+
+    fn produce(&self, range: PfnRange) -> Result<bool, HoldFailure> {
+        match &self.parts.ops.populate {
+            Some(populate) => produce(self, &**populate, range),
+            None => Ok(false),
         }
     }
 
-    pub(crate) fn enter(&self, sort: GuardSort) -> Result<(), HoldFailure> {
-        self.guards.enter(sort).map_err(HoldFailure::NotAdmitted)
+    fn not_for_long(&self) -> Option<&'static str> {
+        if self.parts.memmap.kind() == MemoryKind::Coherent {
+            return Some("coherent memory");
+        }
+        let is_fsdax = self.parts.memmap.kind() == MemoryKind::FsDax
+            || matches!(self.region.backing(), Backing::Fsdax { .. });
+        is_fsdax.then_some("a file on a DAX mount")
     }
 
-    pub(crate) fn leave(&self, sort: GuardSort) {
-        self.guards.leave(sort);
+    fn bad_pages(&self, range: PfnRange) -> Vec<Pfn> {
+        self.bad.in_range(range)
     }
 
-    pub(crate) fn register(
-        &self,
-        range: PfnRange,
-        sort: GuardSort,
-        caller: &'static Location<'static>,
-    ) -> u64 {
-        self.guards.register(Holder { range, sort, caller })
-    }
-
-    pub(crate) fn unregister(&self, ticket: u64) {
-        self.guards.unregister(ticket);
+    fn word(&self, pfn: Pfn) -> Word {
+        self.folio(pfn).map_or_else(Word::tail, Folio::word)
     }
 }
 
@@ -192,12 +234,30 @@ fn first_holder(holders: &[Holder]) -> String {
 /// Dropping it unbinds and unmaps the region, when the last guard on its pages has gone;
 /// [`Pagemap::unbind`] gives the region back.
 pub struct Pagemap<P: Payload = ()> {
-    inner: Arc<Inner<P>>,
+    pub(crate) inner: Arc<Inner<P>>,
 }
 
 impl<P: Payload> Pagemap<P> {
-    pub(crate) fn new(region: Region, parts: Parts<P>) -> Self {
-        Self { inner: Arc::new(Inner { region, parts, guards: GuardBook::default() }) }
+    pub(crate) fn new(region: Region, parts: Parts<P>, keeps_poison: bool) -> Self {
+        let (guards, bad) = (GuardBook::default(), BadPages::default());
+        let inner = Arc::new(Inner { region, parts, guards, bad });
+        let range = inner.range();
+        if keeps_poison {
+            for pages in inner.region.bad_pages() {
+                // A page of a region that has become shorter is not there any more.
+                let _ = range.start().checked_add(*pages).map(|pfn| inner.poison(pfn));
+            }
+        }
+        // From here on others find its pages.
+        if let Some(segment) = inner.segment(range) {
+            let weak: Weak<Inner<P>> = Arc::downgrade(&inner);
+            inner.parts.claim.publish(segment, inner.region.page_size(), weak);
+        }
+        Self { inner }
+    }
+
+    fn holdable(&self) -> Arc<dyn Holdable> {
+        self.inner.clone()
     }
 
     /// Returns the memory that is described.
@@ -272,28 +332,67 @@ impl<P: Payload> Pagemap<P> {
     /// # Errors
     /// [`HoldFailure`] if the page is not the region's, or has references.
     #[track_caller]
-    pub fn hand_out(&self, pfn: Pfn) -> Result<Referenced<P>, HoldFailure> {
-        Referenced::hand_out(&self.inner, pfn)
+    pub fn hand_out(&self, pfn: Pfn) -> Result<Referenced, HoldFailure> {
+        let region = self.range();
+        let (Ok(range), Some(folio)) = (PfnRange::try_single(pfn), self.inner.folio(pfn)) else {
+            let asked = PfnRange::try_single(pfn).unwrap_or(region);
+            return Err(HoldFailure::NotHere { asked, region });
+        };
+        let sort = HoldSort::Reference;
+        self.inner.guards.enter(sort).map_err(HoldFailure::NotAdmitted)?;
+        if !folio.take_first() {
+            self.inner.guards.leave(sort);
+            let word = folio.word();
+            if word.content() == Content::Poisoned {
+                return Err(HoldFailure::Poisoned { pfn, good: Vec::new() });
+            }
+            return Err(HoldFailure::NotFree { pfn, references: word.references() });
+        }
+        let (inner, span) = (self.holdable(), Span::of_folios(range));
+        Ok(Referenced(Hold::admitted(inner, span, sort, Location::caller())))
     }
 
-    /// Takes references to the folios of `range`: one atomic step a folio.
+    /// Takes references to the folios of `range`: one atomic step a folio, and of base pages one for
+    /// each 512 that the range covers together.
     ///
     /// # Errors
     /// [`HoldFailure`] if a page is not the region's, or a folio is free or has the most references
     /// that it may have; then none is taken.
     #[track_caller]
-    pub fn get(&self, range: PfnRange) -> Result<Referenced<P>, HoldFailure> {
-        Referenced::take(&self.inner, range)
+    pub fn get(&self, range: PfnRange) -> Result<Referenced, HoldFailure> {
+        let caller = Location::caller();
+        Hold::take(self.holdable(), range, HoldSort::Reference, caller).map(Referenced)
     }
 
-    /// Pins the folios of `range`: one atomic step a folio.
+    /// Pins the folios of `range`: one atomic step a folio, and of base pages one for each 512 that
+    /// the range covers together. Pages that are not there are produced first, if the region can
+    /// ([`PagemapOps::populate`]); the call may block for them.
     ///
     /// # Errors
-    /// [`HoldFailure`] if a page is not the region's, or a folio is free or has the most pins that
-    /// it may have; then none is pinned.
+    /// [`HoldFailure`] if a page is not the region's, is bad, is being cleared, or cannot be
+    /// produced, or a folio is free or has the most pins that it may have; then none is pinned.
     #[track_caller]
-    pub fn pin(&self, range: PfnRange) -> Result<Pinned<P>, HoldFailure> {
-        Pinned::take(&self.inner, range)
+    pub fn pin(&self, range: PfnRange) -> Result<Pinned, HoldFailure> {
+        self.pin_with(range, PinOptions::default())
+    }
+
+    /// As [`Pagemap::pin`], of what is there: a page that would have to be produced first is
+    /// refused, and nothing blocks.
+    ///
+    /// # Errors
+    /// As [`Pagemap::pin`].
+    #[track_caller]
+    pub fn try_pin(&self, range: PfnRange) -> Result<Pinned, HoldFailure> {
+        self.pin_with(range, PinOptions::default().without_faults())
+    }
+
+    /// As [`Pagemap::pin`], the way that `options` say.
+    ///
+    /// # Errors
+    /// As [`Pagemap::pin`], and for memory that cannot be pinned for long if that is asked for.
+    #[track_caller]
+    pub fn pin_with(&self, range: PfnRange, options: PinOptions) -> Result<Pinned, HoldFailure> {
+        Hold::pin(self.holdable(), range, options, Location::caller()).map(Pinned)
     }
 
     /// Returns whether the page `pfn` may be pinned by somebody. It is never `false` for a page that
@@ -357,7 +456,8 @@ impl<P: Payload> Pagemap<P> {
         let mut inner = self.inner;
         loop {
             match Arc::try_unwrap(inner) {
-                Ok(Inner { region, parts, .. }) => {
+                Ok(Inner { mut region, parts, bad, .. }) => {
+                    region.remember_bad(&bad.in_range(parts.claim.range()), parts.claim.range());
                     drop(parts);
                     return Ok(region);
                 }

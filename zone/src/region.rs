@@ -22,7 +22,7 @@ use uzone_os::{
     Access, AccessError, Anonymous, DaxError, FileId, HugeAdvice, HugeSize, MapError, Mapping,
     Sharing, SystemRoot, dax,
 };
-use uzone_pages::{AddrError, ByteLen, Order, PageCount, PageSize};
+use uzone_pages::{AddrError, ByteLen, Order, PageCount, PageSize, Pfn, PfnRange};
 
 /// A region that could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -152,6 +152,8 @@ pub struct Region {
     backing: Backing,
     page_size: PageSize,
     pages: PageCount,
+    /// The pages that were bad when the region was unbound last, counted from its first, ascending.
+    bad: Vec<PageCount>,
 }
 
 impl Region {
@@ -247,7 +249,10 @@ impl Region {
     pub fn adopt(mapping: Mapping) -> Result<Self, NotAdopted> {
         let page_size = uzone_os::probe::page_size();
         match whole_pages(page_size, mapping.len()) {
-            Ok(pages) => Ok(Self { mapping, backing: Backing::Adopted, page_size, pages }),
+            Ok(pages) => {
+                let (backing, bad) = (Backing::Adopted, Vec::new());
+                Ok(Self { mapping, backing, page_size, pages, bad })
+            }
             Err(cause) => Err(NotAdopted { mapping, cause: Box::new(cause) }),
         }
     }
@@ -260,9 +265,23 @@ impl Region {
         let page_size = uzone_os::probe::page_size();
         let pages = whole_pages(page_size, len)?;
         match map() {
-            Ok(mapping) => Ok(Self { mapping, backing, page_size, pages }),
+            Ok(mapping) => Ok(Self { mapping, backing, page_size, pages, bad: Vec::new() }),
             Err(cause) => Err(RegionError::Map { len, backing, cause }),
         }
+    }
+
+    /// Notes the pages that are bad, of a region whose pages have the numbers of `range`.
+    pub(crate) fn remember_bad(&mut self, bad: &[Pfn], range: PfnRange) {
+        self.bad.clear();
+        self.bad.extend(bad.iter().filter_map(|pfn| pfn.checked_since(range.start())));
+    }
+
+    /// Returns the pages that were bad when the region was unbound last, counted from its first, in
+    /// ascending order. [`BindOptions::keep_poison`](crate::BindOptions::keep_poison) makes them bad
+    /// again.
+    #[must_use]
+    pub fn bad_pages(&self) -> &[PageCount] {
+        &self.bad
     }
 
     /// Returns what is behind the region.

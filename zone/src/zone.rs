@@ -4,19 +4,22 @@
 //! same bytes twice, and keeps descriptor memory from an unbind to the next bind. It is cheap to
 //! clone and shared by the pagemaps that were bound in it.
 //!
-//! Locks: the list of claims and the list of kept memory have one each; neither is held while the
-//! other is taken, nor over a system call.
+//! Locks: the list of claims, the list of kept memory, the directory's writers and each list of raw
+//! guards have one; none is held while another is taken, nor over a system call.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use uzone_os::{SystemRoot, memory};
-use uzone_pages::{AddrError, ByteLen, Order, PageCount, Payload, Pfn, PfnRange};
+use uzone_pages::{AddrError, ByteLen, Order, PageCount, PageSize, Payload, Pfn, PfnRange};
 
 use crate::bind::{self, BindError, BindFailure};
+use crate::directory::Directory;
+use crate::hold::{Holdable, Segment};
 use crate::keep::Keep;
 use crate::options::BindOptions;
 use crate::pagemap::Pagemap;
 use crate::region::{FileExtent, Region};
+use crate::token::Tokens;
 
 /// The first frame number that is given to a region that asks for none: the one at 4 GiB of 4 KiB
 /// pages, so that no pfn is mistaken for a small index.
@@ -32,13 +35,15 @@ const KEEP_SHARE: u64 = 8;
 /// A set of bound regions.
 #[derive(Clone, Debug)]
 pub struct Zone {
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
 }
 
 #[derive(Debug)]
 pub(crate) struct Shared {
     claims: Mutex<Claims>,
     pub(crate) keep: Keep,
+    pub(crate) directory: Directory,
+    pub(crate) tokens: Tokens,
 }
 
 #[derive(Debug, Default)]
@@ -73,8 +78,16 @@ impl Claim {
     }
 }
 
+impl Claim {
+    /// Lets others find the pages of this claim, which lie at `segment`.
+    pub(crate) fn publish(&self, segment: Segment, page: PageSize, pagemap: Weak<dyn Holdable>) {
+        self.shared.directory.insert(self.id, segment, self.range, page, pagemap);
+    }
+}
+
 impl Drop for Claim {
     fn drop(&mut self) {
+        self.shared.directory.remove(self.id);
         self.shared.lock().list.retain(|entry| entry.id != self.id);
     }
 }
@@ -149,7 +162,14 @@ impl Zone {
     /// Makes an empty zone that keeps descriptor memory up to `limit`.
     #[must_use]
     pub fn with_keep_limit(limit: ByteLen) -> Self {
-        Self { shared: Arc::new(Shared { claims: Mutex::default(), keep: Keep::new(limit) }) }
+        Self {
+            shared: Arc::new(Shared {
+                claims: Mutex::default(),
+                keep: Keep::new(limit),
+                directory: Directory::default(),
+                tokens: Tokens::default(),
+            }),
+        }
     }
 
     /// Describes every page of `region`, at once.

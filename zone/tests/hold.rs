@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use uzone::{
-    BindOptions, ByteLen, GuardSort, HoldError, HoldFailure, MemoryKind, Order, Owner, PageCount,
+    BindOptions, ByteLen, HoldError, HoldFailure, HoldSort, MemoryKind, Order, Owner, PageCount,
     Pagemap, PagemapOps, Pfn, PfnRange, Region, Tails, Zone,
 };
 
@@ -156,7 +156,7 @@ fn unbind_says_who_holds_the_region_and_gives_it_back_in_use() {
     assert_eq!((busy.pins, busy.references), (2, 1));
     if cfg!(debug_assertions) {
         assert_eq!(busy.holders.len(), 3);
-        assert_eq!(busy.holders[0].sort, GuardSort::Reference);
+        assert_eq!(busy.holders[0].sort, HoldSort::Reference);
         assert!(busy.holders[0].caller.file().ends_with("hold.rs"));
         assert!(busy.to_string().contains("hold.rs"), "{busy}");
     }
@@ -222,7 +222,8 @@ fn memory_under_a_pin_outlives_a_pagemap_that_is_dropped() {
         (end()..end()).contains(&segment.address)
     });
     assert!(is_mapped, "{:#x} is not mapped any more", segment.address);
-    assert!(pinned.page(segment.pfn).unwrap().word().pins() == 1);
+    assert_eq!(pinned.page::<()>(segment.pfn).unwrap().word().pins(), 1);
+    assert!(pinned.page::<uzone::LinuxPage>(segment.pfn).is_none(), "another payload");
     drop(pinned);
     assert!(zone.bound().is_empty());
 }

@@ -1,0 +1,285 @@
+//! Holds on 512 base pages at once: [`Block`], one word for as many pages as a huge page has.
+//!
+//! A memmap of base pages has a word for each, and holding a terabyte of them page by page would
+//! cost 268 million atomic steps. So a hold that covers a block wholly is counted once, here, and
+//! only what a range cuts off at its ends is counted in the words of pages:
+//!
+//! ```text
+//!  63            54 53            44 43                  22 21                   0
+//! ┌────────────────┬────────────────┬──────────────────────┬──────────────────────┐
+//! │  bars (holds)  │  bars (pins)   │         pins         │      references      │
+//! └────────────────┴────────────────┴──────────────────────┴──────────────────────┘
+//! ```
+//!
+//! What must not happen to a page that is held (to be frozen, cleared, removed) then depends on two
+//! words. It is made to depend on one at a time by *bars*: whoever is about to make a page
+//! unavailable bars its block first, which fails while the block is held, and only then looks at the
+//! page; a barred block gives no hold until the page is available again. So of a holder of the block
+//! and a thread that freezes a page of it, one comes first in the order of the block's word, and the
+//! other is refused; `tests/loom.rs` searches that. A page that went bad bars its block as well, but
+//! without waiting for holders: they are told instead.
+//!
+//! Only for memory whose pages always have a reference. Where pages come and go, the last put of a
+//! page would have to wait for the holds on its block.
+//!
+//! Cost: 8 bytes for 512 pages; a hold is one compare-and-swap, and so is a bar. No count is ever too
+//! high, not even for a moment.
+
+use crate::addr::{Order, PageCount, Pfn, PfnRange};
+use crate::sync::{AtomicU64, Ordering};
+use crate::word::HoldSort;
+
+/// The order of a block: as many base pages as a table of page table entries maps, and two under
+/// the model checker.
+pub const BLOCK_ORDER: Order = if cfg!(loom) { Order::new(1) } else { Order::PMD };
+
+const COUNT_BITS: u32 = 22;
+const BAR_BITS: u32 = 10;
+const PIN_BARS_SHIFT: u32 = 2 * COUNT_BITS;
+const HOLD_BARS_SHIFT: u32 = PIN_BARS_SHIFT + BAR_BITS;
+const MAX_COUNT: u64 = (1 << COUNT_BITS) - 1;
+const MAX_BARS: u64 = (1 << BAR_BITS) - 1;
+
+const _: () = assert!(HOLD_BARS_SHIFT + BAR_BITS == 64);
+// Every page may have a bar of each sort, and half a thousand threads may be about to add one.
+const _: () = assert!(MAX_BARS > 1 << BLOCK_ORDER.get());
+
+/// What a bar keeps off.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Bar {
+    /// Every hold: a page is frozen.
+    Holds,
+    /// Pins: the bytes of a page are not there, or being replaced.
+    Pins,
+    /// Pins, although there may be some already: a page went bad.
+    NewPins,
+}
+
+impl Bar {
+    const fn one(self) -> u64 {
+        match self {
+            Self::Holds => 1 << HOLD_BARS_SHIFT,
+            Self::Pins | Self::NewPins => 1 << PIN_BARS_SHIFT,
+        }
+    }
+}
+
+/// Why a block was not held.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum BlockRefusal {
+    /// A page of it is not available: its own word says why.
+    Barred,
+    /// There are as many holders as can be counted.
+    Overflow,
+}
+
+#[derive(Clone, Copy)]
+struct Counts(u64);
+
+impl Counts {
+    const fn holds(self, sort: HoldSort) -> u32 {
+        match sort {
+            HoldSort::Reference => (self.0 & MAX_COUNT) as u32,
+            HoldSort::Pin => ((self.0 >> COUNT_BITS) & MAX_COUNT) as u32,
+        }
+    }
+
+    const fn bars(self, bar: Bar) -> u64 {
+        (self.0 / bar.one()) & MAX_BARS
+    }
+
+    const fn is_barred(self, sort: HoldSort) -> bool {
+        self.bars(Bar::Holds) != 0 || matches!(sort, HoldSort::Pin) && self.bars(Bar::Pins) != 0
+    }
+}
+
+const fn one(sort: HoldSort) -> u64 {
+    match sort {
+        HoldSort::Reference => 1,
+        HoldSort::Pin => 1 << COUNT_BITS,
+    }
+}
+
+/// The holds that cover a block of base pages wholly. All zero is a block that nobody holds.
+#[cfg_attr(not(loom), derive(zerocopy::FromBytes))]
+#[derive(Debug)]
+#[repr(transparent)]
+pub struct Block(AtomicU64);
+
+impl Default for Block {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Block {
+    /// Makes a block that nobody holds.
+    #[must_use]
+    pub fn new() -> Self {
+        Self(AtomicU64::new(0))
+    }
+
+    /// Returns how many blocks the pages of `range` have a part of.
+    #[must_use]
+    pub const fn count(range: PfnRange) -> PageCount {
+        let last = range.end().get() - 1; // a range has a page
+        PageCount::new((last >> BLOCK_ORDER.get()) - (range.start().get() >> BLOCK_ORDER.get()) + 1)
+    }
+
+    /// Returns which of the blocks of `range` the page `pfn` of it belongs to.
+    pub(crate) const fn index(range: PfnRange, pfn: Pfn) -> u64 {
+        (pfn.get() >> BLOCK_ORDER.get()) - (range.start().get() >> BLOCK_ORDER.get())
+    }
+
+    /// Returns the references and pins that there are on the whole block.
+    pub(crate) fn holds(&self) -> (u32, u32) {
+        // Relaxed: a report, as `Folio::word` is.
+        let counts = Counts(self.0.load(Ordering::Relaxed));
+        (counts.holds(HoldSort::Reference), counts.holds(HoldSort::Pin))
+    }
+
+    /// Holds every page of the block.
+    pub(crate) fn hold(&self, sort: HoldSort) -> Result<(), BlockRefusal> {
+        // Acquire pairs with the Release in `unbar`: who holds the block sees what was done to its
+        // pages while it was barred.
+        self.update(Ordering::Acquire, |counts| {
+            if counts.is_barred(sort) {
+                return Err(BlockRefusal::Barred);
+            }
+            add_hold(counts, sort)
+        })
+    }
+
+    /// Holds the block once more for a holder who holds it already, barred or not.
+    pub(crate) fn hold_again(&self, sort: HoldSort) -> Result<(), BlockRefusal> {
+        // Relaxed: the caller's own hold has acquired what there is to see.
+        self.update(Ordering::Relaxed, |counts| add_hold(counts, sort))
+    }
+
+    /// Gives a hold back. Returns whether there was one.
+    #[must_use]
+    pub(crate) fn give_back(&self, sort: HoldSort) -> bool {
+        // Release pairs with the Acquire in `bar`: who bars the block sees what its holders wrote.
+        self.update(Ordering::Release, |counts| {
+            if counts.holds(sort) == 0 {
+                return Err(());
+            }
+            Ok(Counts(counts.0 - one(sort)))
+        })
+        .is_ok()
+    }
+
+    /// Keeps new holds off, unless there are some that this bar has to wait for: then it returns how
+    /// many references and pins.
+    pub(crate) fn bar(&self, bar: Bar) -> Result<(), (u32, u32)> {
+        loop {
+            let barred = self.update(Ordering::Acquire, |counts| {
+                let references = counts.holds(HoldSort::Reference);
+                let pins = counts.holds(HoldSort::Pin);
+                let is_held = match bar {
+                    Bar::Holds => references != 0 || pins != 0,
+                    Bar::Pins => pins != 0,
+                    Bar::NewPins => false,
+                };
+                if is_held {
+                    Err(Some((references, pins)))
+                } else if counts.bars(bar) == MAX_BARS {
+                    Err(None)
+                } else {
+                    Ok(Counts(counts.0 + bar.one()))
+                }
+            });
+            match barred {
+                Ok(()) => return Ok(()),
+                Err(Some(held)) => return Err(held),
+                // Five hundred threads are between their bar and their page: one goes on.
+                Err(None) => core::hint::spin_loop(),
+            }
+        }
+    }
+
+    /// Takes a bar back.
+    pub(crate) fn unbar(&self, bar: Bar) {
+        // Release pairs with the Acquire in `hold`.
+        let before = Counts(self.0.fetch_sub(bar.one(), Ordering::Release));
+        debug_assert!(before.bars(bar) > 0, "a bar is taken back by whoever it is for");
+    }
+
+    fn update<E>(
+        &self,
+        success: Ordering,
+        mut next: impl FnMut(Counts) -> Result<Counts, E>,
+    ) -> Result<(), E> {
+        // Relaxed: what is read here is only a guess that the exchange below confirms.
+        let mut counts = self.0.load(Ordering::Relaxed);
+        loop {
+            let after = next(Counts(counts))?;
+            match self.0.compare_exchange_weak(counts, after.0, success, Ordering::Relaxed) {
+                Ok(_) => return Ok(()),
+                // It ends: each round fails only because another thread's step succeeded.
+                Err(found) => counts = found,
+            }
+        }
+    }
+}
+
+fn add_hold(counts: Counts, sort: HoldSort) -> Result<Counts, BlockRefusal> {
+    if u64::from(counts.holds(sort)) == MAX_COUNT {
+        return Err(BlockRefusal::Overflow);
+    }
+    Ok(Counts(counts.0 + one(sort)))
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bar_keeps_off_what_it_is_for_and_nothing_else() {
+        let block = Block::new();
+        assert_eq!(block.bar(Bar::Pins), Ok(()));
+        assert_eq!(block.hold(HoldSort::Pin), Err(BlockRefusal::Barred));
+        assert_eq!(block.hold(HoldSort::Reference), Ok(()));
+        assert_eq!(block.bar(Bar::Holds), Err((1, 0)));
+        assert!(block.give_back(HoldSort::Reference));
+        assert!(!block.give_back(HoldSort::Reference));
+        assert_eq!(block.bar(Bar::Holds), Ok(()));
+        assert_eq!(block.hold(HoldSort::Reference), Err(BlockRefusal::Barred));
+        block.unbar(Bar::Pins);
+        assert_eq!(block.hold(HoldSort::Pin), Err(BlockRefusal::Barred));
+        block.unbar(Bar::Holds);
+        assert_eq!(block.hold(HoldSort::Pin), Ok(()));
+        assert_eq!(block.bar(Bar::Pins), Err((0, 1)));
+        assert_eq!(block.bar(Bar::NewPins), Ok(()));
+        assert_eq!(block.hold_again(HoldSort::Pin), Ok(()));
+        assert_eq!(block.holds(), (0, 2));
+    }
+
+    #[test]
+    fn a_block_that_is_full_refuses_and_keeps_its_counts() {
+        for sort in [HoldSort::Reference, HoldSort::Pin] {
+            let block = Block(AtomicU64::new(one(sort) * MAX_COUNT));
+            let before = block.holds();
+            assert_eq!(block.hold(sort), Err(BlockRefusal::Overflow));
+            assert_eq!(block.hold_again(sort), Err(BlockRefusal::Overflow));
+            assert_eq!(block.holds(), before);
+            assert!(block.give_back(sort));
+            assert_eq!(block.hold(sort), Ok(()));
+        }
+    }
+
+    #[test]
+    fn blocks_are_counted_by_the_pages_that_they_have_a_part_of() {
+        let range =
+            |start, pages| PfnRange::try_new(Pfn::new(start), PageCount::new(pages)).unwrap();
+        for (start, pages, blocks) in
+            [(0, 1, 1), (0, 512, 1), (0, 513, 2), (511, 2, 2), (511, 1, 1), (512, 1024, 2)]
+        {
+            assert_eq!(Block::count(range(start, pages)).get(), blocks, "{start} {pages}");
+        }
+        let odd = range(500, 600);
+        assert_eq!(Block::index(odd, Pfn::new(500)), 0);
+        assert_eq!(Block::index(odd, Pfn::new(512)), 1);
+        assert_eq!(Block::index(odd, Pfn::new(1099)), 2);
+    }
+}

@@ -1,0 +1,744 @@
+//! What is done to a page's word by several threads at once: [`Folio`].
+//!
+//! A hold counts once a folio, whatever number of its pages it covers. Takers add first and look
+//! afterwards (one `lock xadd`). Givers compare first (`lock cmpxchg`), so a count never goes below
+//! zero, not even for a moment.
+//!
+//! *Free* is a flag of its own and not "no reference", because takers add before they look: two of
+//! them on a page without a reference would see each other's. Who gives the last hold back sets
+//! the flag in the same step, or puts back the base reference where memory of the kind has one. A
+//! taker that must take its addition back looks again in that very step: if there is no reason any
+//! more, because the page was handed out or cleared meanwhile, the addition is in the count that
+//! others see, and the taker keeps it as its hold. (Taking it back blindly could remove the last
+//! hold of a page without anybody setting the flag.)
+//!
+//! Pins and content exclude each other in the same word: a page that is pinned does not become
+//! unpinnable ([`Content::is_pinnable`]), and one that is unpinnable gives no pin. Bytes that go bad
+//! are the exception; nobody can forbid that. A folio of which some pages are bad is still pinned:
+//! its word says so ([`Word::is_partly_poisoned`]), and whoever pins looks which, and gives the pin
+//! back if it was for one of those.
+//!
+//! A base page whose memmap has blocks is held by two words: see `block.rs`.
+//!
+//! Orderings are argued where they are used and searched in `tests/loom.rs`.
+
+use core::fmt;
+
+use crate::block::{Bar, Block};
+use crate::content::Content;
+use crate::page::Page;
+use crate::sync::Ordering;
+use crate::word::{
+    COUNT_MASK, FREE, FROZEN, HoldSort, MAX_HOLDS, MAX_OPTIMISTIC, PARTLY_POISONED, Word,
+};
+
+/// Returns why a taker is refused whose addition makes the count `total`, if it is.
+const fn refusal(word: Word, sort: HoldSort, total: u64) -> Option<HoldError> {
+    if word.is_free() {
+        Some(HoldError::Free)
+    } else if word.is_frozen() {
+        Some(HoldError::Frozen)
+    } else if matches!(sort, HoldSort::Pin) && !word.content().is_pinnable() {
+        Some(HoldError::Content(word.content()))
+    } else if total > MAX_HOLDS as u64 {
+        Some(HoldError::Overflow)
+    } else {
+        None
+    }
+}
+
+/// Returns why a hold of `sort` would be refused by the page's word, if it would.
+pub(crate) const fn obstacle(word: Word, sort: HoldSort) -> Option<HoldError> {
+    refusal(word, sort, sort.raw_count(word) + 1)
+}
+
+/// Why a hold was not given.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum HoldError {
+    /// The page is free: only its owner may take the first reference.
+    #[error("the page is free: its owner has to hand it out first")]
+    Free,
+    /// The page is being torn down.
+    #[error("the page is frozen: it is being torn down")]
+    Frozen,
+    /// There are as many holders as can be counted: [`MAX_HOLDS`], or 2^22 - 1 on a whole block of
+    /// base pages.
+    #[error("the page has as many holders already as can be counted")]
+    Overflow,
+    /// The page's bytes are not there, being replaced, or lost: no pin.
+    #[error("the page's content is {0}")]
+    Content(Content),
+    /// Another thread is changing a page of the same block, and did not get on with it meanwhile.
+    #[error("another thread is changing a page of the same block: try again")]
+    Busy,
+}
+
+/// Why a hold could not be given back.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReleaseError {
+    /// There are not so many holds of that sort.
+    #[error("gave back {given} {what}, where {held} are held")]
+    NotHeld {
+        /// "references" or "pins".
+        what: &'static str,
+        /// How many were given back.
+        given: u32,
+        /// How many there were.
+        held: u32,
+    },
+    /// The page is frozen: whoever froze it has all the holds, and thaws it before giving any back.
+    #[error("the page is frozen, and whoever froze it has all its holds")]
+    Frozen,
+}
+
+/// What giving a hold back did.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[must_use]
+pub enum Released {
+    /// Others still hold the page.
+    Held,
+    /// That was the last hold, and whoever sees this is the only one who does. The page is free, or
+    /// where memory of its kind has a base reference, has that again.
+    Last,
+}
+
+/// Why a page's content could not be advanced.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AdvanceError {
+    /// The page is in another state than the caller thought: somebody else was first.
+    #[error("the content is {found:?}, not {expected:?}")]
+    Found {
+        /// The state the caller expected.
+        expected: Content,
+        /// The state the page is in.
+        found: Content,
+    },
+    /// Somebody has pinned the page: its bytes stay.
+    #[error("the page has {pins} pins: its bytes stay until those are given back")]
+    Pinned {
+        /// How many pins there were.
+        pins: u32,
+    },
+    /// There is no such step. A bug of the caller's, whatever state the page is in.
+    #[error("the content may not go from {from:?} to {to:?}")]
+    Illegal {
+        /// The state the caller would leave.
+        from: Content,
+        /// The state the caller asked for.
+        to: Content,
+    },
+}
+
+/// A folio: the word that its pages share, read through its memmap's template.
+///
+/// It is `Copy` and borrows the memmap; it is not a hold. What it returns may be out of date by
+/// the time the caller looks, unless the caller holds the folio.
+pub struct Folio<'a, P = ()> {
+    page: &'a Page<P>,
+    template: Word,
+    /// The block that the page belongs to, if it is a base page of a memmap with blocks.
+    block: Option<&'a Block>,
+}
+
+impl<P> Clone for Folio<'_, P> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<P> Copy for Folio<'_, P> {}
+
+impl<'a, P> Folio<'a, P> {
+    /// Takes the descriptor of a head and the template of the memmap that it belongs to.
+    #[must_use]
+    pub fn new(page: &'a Page<P>, template: Word) -> Self {
+        Self { page, template, block: None }
+    }
+
+    /// Takes the block that a base page belongs to.
+    pub(crate) fn with_block(self, block: Option<&'a Block>) -> Self {
+        Self { block, ..self }
+    }
+
+    /// Returns the caller's part of the head's descriptor.
+    #[must_use]
+    pub fn payload(self) -> &'a P {
+        self.page.payload()
+    }
+
+    const fn decode(self, stored: u64) -> Word {
+        Word(stored.wrapping_add(self.template.0))
+    }
+
+    const fn encode(self, word: Word) -> u64 {
+        word.0.wrapping_sub(self.template.0)
+    }
+
+    /// Returns the word as it is now, with the holds that lie on the block of a base page.
+    #[must_use]
+    pub fn word(self) -> Word {
+        let word = self.own_word();
+        match self.block.map(Block::holds) {
+            None | Some((0, 0)) => word,
+            Some((references, pins)) => word.with_more(references, pins),
+        }
+    }
+
+    /// Returns the word as it is now, without the holds on the block.
+    pub(crate) fn own_word(self) -> Word {
+        // Relaxed: a report of one word, by which nothing else is published. Who acts on it takes
+        // a hold or advances the content, and those have their own orderings.
+        self.decode(self.page.stored.load(Ordering::Relaxed))
+    }
+
+    /// Takes a hold of `sort`: [`Folio::try_get`] or [`Folio::try_pin`]. Returns the word before it,
+    /// by which the caller of a pin sees whether some page of the folio is bad.
+    ///
+    /// # Errors
+    /// [`HoldError`]; then nothing has changed.
+    pub fn try_hold(self, sort: HoldSort) -> Result<Word, HoldError> {
+        self.take(sort, 1)
+    }
+
+    /// Takes a hold of `sort` for a holder who has one already, whatever happened to the content
+    /// since.
+    ///
+    /// # Errors
+    /// [`HoldError::Overflow`], or [`HoldError::Free`] or [`HoldError::Frozen`] for a caller who has
+    /// none; then nothing has changed.
+    pub fn hold_again(self, sort: HoldSort) -> Result<(), HoldError> {
+        // Relaxed: the caller's own hold has acquired what there is to see.
+        self.update(Ordering::Relaxed, |word| {
+            let total = sort.raw_count(word) + 1;
+            match refusal(word, HoldSort::Reference, total) {
+                None => Ok(Word(word.0 + sort.one())),
+                Some(refusal) => Err(refusal),
+            }
+        })
+        .map(|_| ())
+    }
+
+    /// Gives a hold of `sort` back: [`Folio::put`] or [`Folio::unpin`].
+    ///
+    /// # Errors
+    /// [`ReleaseError`] if there is none; then nothing has changed.
+    pub fn release(self, sort: HoldSort) -> Result<Released, ReleaseError> {
+        self.give_back(sort, 1)
+    }
+
+    /// Takes a reference. It costs one locked addition.
+    ///
+    /// # Errors
+    /// The page is free, frozen or at [`MAX_HOLDS`]; then nothing has changed.
+    pub fn try_get(self) -> Result<(), HoldError> {
+        self.take(HoldSort::Reference, 1).map(|_| ())
+    }
+
+    /// Takes `count` references at once, for as many holders.
+    ///
+    /// # Errors
+    /// The page is free, frozen or would have more than [`MAX_HOLDS`]; then nothing has changed.
+    pub fn try_get_many(self, count: u32) -> Result<(), HoldError> {
+        self.take(HoldSort::Reference, count).map(|_| ())
+    }
+
+    /// Takes a pin: until it is given back, nobody may move, clear or take away the page's bytes.
+    /// It costs one locked addition.
+    ///
+    /// # Errors
+    /// The page is free, frozen or at [`MAX_HOLDS`], or its bytes are not there to be pinned; then
+    /// nothing has changed.
+    pub fn try_pin(self) -> Result<(), HoldError> {
+        self.take(HoldSort::Pin, 1).map(|_| ())
+    }
+
+    /// Takes `count` pins at once, for as many holders.
+    ///
+    /// # Errors
+    /// The page is free, frozen or would have more than [`MAX_HOLDS`], or its bytes are not there to
+    /// be pinned; then nothing has changed.
+    pub fn try_pin_many(self, count: u32) -> Result<(), HoldError> {
+        self.take(HoldSort::Pin, count).map(|_| ())
+    }
+
+    fn take(self, sort: HoldSort, count: u32) -> Result<Word, HoldError> {
+        if count > MAX_OPTIMISTIC {
+            return self.take_compared(sort, count);
+        }
+        let delta = sort.one() * u64::from(count);
+        // Acquire pairs with the Release in `give_back`, `take_first` and `thaw`: who takes a hold
+        // sees what the last holder, or whoever handed the page out, wrote.
+        let before = self.decode(self.page.stored.fetch_add(delta, Ordering::Acquire));
+        if refusal(before, sort, sort.raw_count(before) + u64::from(count)).is_none() {
+            return Ok(before);
+        }
+        self.take_back(sort, delta)
+    }
+
+    /// Takes the addition of a refused taker back, or keeps it if there is no reason any more.
+    #[cold]
+    fn take_back(self, sort: HoldSort, delta: u64) -> Result<Word, HoldError> {
+        // Acquire as in `take`, for the case that the addition is kept.
+        let mut stored = self.page.stored.load(Ordering::Acquire);
+        loop {
+            let word = self.decode(stored);
+            let Some(refusal) = refusal(word, sort, sort.raw_count(word)) else {
+                return Ok(word);
+            };
+            // Relaxed: nothing was learnt or published by an addition that is taken back.
+            match self.page.stored.compare_exchange_weak(
+                stored,
+                self.encode(Word(word.0 - delta)),
+                Ordering::Relaxed,
+                Ordering::Acquire,
+            ) {
+                Ok(_) => return Err(refusal),
+                // It ends: each round fails only because another thread's step succeeded.
+                Err(found) => stored = found,
+            }
+        }
+    }
+
+    fn take_compared(self, sort: HoldSort, count: u32) -> Result<Word, HoldError> {
+        self.update(Ordering::Acquire, |word| {
+            let total = sort.raw_count(word) + u64::from(count);
+            match refusal(word, sort, total) {
+                None => Ok(Word(word.0 + sort.one() * u64::from(count))),
+                Some(refusal) => Err(refusal),
+            }
+        })
+        .map(|(before, _)| before)
+    }
+
+    /// Gives a reference back.
+    ///
+    /// # Errors
+    /// [`ReleaseError`] if there is none; then nothing has changed.
+    pub fn put(self) -> Result<Released, ReleaseError> {
+        self.give_back(HoldSort::Reference, 1)
+    }
+
+    /// Gives `count` references back at once.
+    ///
+    /// # Errors
+    /// [`ReleaseError`] if there are fewer; then nothing has changed.
+    pub fn put_many(self, count: u32) -> Result<Released, ReleaseError> {
+        self.give_back(HoldSort::Reference, count)
+    }
+
+    /// Gives a pin back.
+    ///
+    /// # Errors
+    /// [`ReleaseError`] if there is none; then nothing has changed.
+    pub fn unpin(self) -> Result<Released, ReleaseError> {
+        self.give_back(HoldSort::Pin, 1)
+    }
+
+    /// Gives `count` pins back at once.
+    ///
+    /// # Errors
+    /// [`ReleaseError`] if there are fewer; then nothing has changed.
+    pub fn unpin_many(self, count: u32) -> Result<Released, ReleaseError> {
+        self.give_back(HoldSort::Pin, count)
+    }
+
+    fn give_back(self, sort: HoldSort, count: u32) -> Result<Released, ReleaseError> {
+        if count == 0 {
+            return Ok(Released::Held);
+        }
+        let delta = sort.one() * u64::from(count);
+        let mut released = Released::Held;
+        // Release pairs with the Acquire of the next taker, who sees what this holder wrote; the
+        // last one out acquires as well, because it goes on to reuse what the others wrote.
+        self.update(Ordering::AcqRel, |word| {
+            if word.is_frozen() {
+                return Err(ReleaseError::Frozen);
+            }
+            let held = sort.count(word);
+            if held < count {
+                return Err(ReleaseError::NotHeld { what: sort.name(), given: count, held });
+            }
+            let after = Word(word.0 - delta);
+            if after.references() != 0 || after.pins() != 0 {
+                released = Released::Held;
+                return Ok(after);
+            }
+            // In the same step the page becomes what it was before anybody used it, so that there
+            // is no moment in which it has neither a hold nor a sign that it has none.
+            released = Released::Last;
+            let fresh = self.template.0 & (FREE | COUNT_MASK);
+            Ok(Word(after.0 | fresh))
+        })?;
+        Ok(released)
+    }
+
+    /// Takes the first reference of a free page, as its owner does who hands it out.
+    /// Returns whether the page was free; of several who try, one succeeds.
+    #[must_use = "it may not have happened"]
+    pub fn take_first(self) -> bool {
+        // Release pairs with the Acquire in `take`: who takes the second reference sees what the
+        // owner prepared. Acquire pairs with the last `give_back`.
+        self.update(Ordering::AcqRel, |word| {
+            // A frozen page is being torn down, and a bad one is of no use: neither is handed out.
+            if !word.is_free() || word.is_frozen() || word.content() == Content::Poisoned {
+                return Err(());
+            }
+            // Takers that will be refused may be in the count; they take back what they added.
+            Ok(Word((word.0 & !FREE) + HoldSort::Reference.one()))
+        })
+        .is_ok()
+    }
+
+    /// Stops new holds, if there are exactly `references` of them and no pin; of a base page with a
+    /// block, none on the whole block either.
+    /// Returns whether it did; of several who try, one succeeds. Beside a taker that is about to be
+    /// refused because of [`MAX_HOLDS`] it may fail although the numbers are right.
+    #[must_use = "it may not have happened"]
+    pub fn freeze(self, references: u32) -> bool {
+        if self.block.is_some_and(|block| block.bar(Bar::Holds).is_err()) {
+            return false;
+        }
+        // Acquire pairs with the Release in `give_back`: who tears down sees all that holders did.
+        let is_frozen = self
+            .update(Ordering::Acquire, |word| {
+                if word.is_frozen() || word.references() != references || word.pins() != 0 {
+                    return Err(());
+                }
+                Ok(Word(word.0 | FROZEN))
+            })
+            .is_ok();
+        if !is_frozen {
+            self.unbar(Bar::Holds);
+        }
+        is_frozen
+    }
+
+    /// Lets holds be taken again. Returns whether the page was frozen.
+    #[must_use = "it may not have happened"]
+    pub fn thaw(self) -> bool {
+        // Release pairs with the Acquire in `take`: the next holder sees what was done meanwhile.
+        let is_thawed = self
+            .update(Ordering::Release, |word| {
+                if !word.is_frozen() {
+                    return Err(());
+                }
+                Ok(Word(word.0 & !FROZEN))
+            })
+            .is_ok();
+        if is_thawed {
+            self.unbar(Bar::Holds);
+        }
+        is_thawed
+    }
+
+    fn unbar(self, bar: Bar) {
+        if let Some(block) = self.block {
+            block.unbar(bar);
+        }
+    }
+
+    /// Puts the content from state `from` to state `to`. Of several who try, one succeeds. A page
+    /// that is pinned is not made unpinnable, except by poison. Beside a taker whose pin is about to
+    /// be refused it may be called pinned although it is not.
+    ///
+    /// # Errors
+    /// [`AdvanceError::Found`] if the page is in another state, [`AdvanceError::Pinned`] if somebody
+    /// needs its bytes to stay, [`AdvanceError::Illegal`] if [`Content::may_become`] knows no such
+    /// step; then nothing has changed.
+    pub fn advance(self, from: Content, to: Content) -> Result<(), AdvanceError> {
+        if !from.may_become(to) {
+            return Err(AdvanceError::Illegal { from, to });
+        }
+        let is_leaving = from.is_pinnable() && !to.is_pinnable();
+        let is_leaving_bytes = is_leaving && to != Content::Poisoned;
+        if is_leaving && let Some(block) = self.block {
+            let bar = if is_leaving_bytes { Bar::Pins } else { Bar::NewPins };
+            block.bar(bar).map_err(|(_, pins)| AdvanceError::Pinned { pins })?;
+        }
+        // Acquire and Release: who sees the new state sees the bytes behind it, and who leaves the
+        // old one has seen the bytes behind that.
+        let advanced = self.update(Ordering::AcqRel, |word| {
+            let found = word.content();
+            if found != from {
+                Err(AdvanceError::Found { expected: from, found })
+            } else if is_leaving_bytes && word.pins() != 0 {
+                Err(AdvanceError::Pinned { pins: word.pins() })
+            } else {
+                Ok(word.with_content(to))
+            }
+        });
+        let is_arriving = !from.is_pinnable() && to.is_pinnable();
+        if is_leaving && advanced.is_err() || is_arriving && advanced.is_ok() {
+            self.unbar(Bar::Pins);
+        }
+        advanced.map(|_| ())
+    }
+
+    /// Says that the page's bytes are lost, whatever they were and whoever holds it. Returns the
+    /// word afterwards, with the holders who were too early to be refused, or `None` if it was
+    /// known.
+    #[must_use = "holders are to be told"]
+    pub fn poison(self) -> Option<Word> {
+        loop {
+            let from = self.own_word().content();
+            if from == Content::Poisoned {
+                return None;
+            }
+            // It ends: a step fails only because another thread's step succeeded.
+            if self.advance(from, Content::Poisoned).is_ok() {
+                return Some(self.word());
+            }
+        }
+    }
+
+    /// Says whether some page of the folio is bad. Returns the word before; who has pinned the folio
+    /// by then was not warned, and who pins it later is.
+    #[expect(clippy::must_use_candidate, reason = "it is called for its effect")]
+    pub fn set_partly_poisoned(self, is_poisoned: bool) -> Word {
+        // Release pairs with the Acquire in `take`: who sees the flag finds the bad page listed.
+        // Acquire pairs with `give_back`, as `advance` does.
+        let flagged = self.update(Ordering::AcqRel, |word| {
+            let flag = if is_poisoned { PARTLY_POISONED } else { 0 };
+            Ok::<_, core::convert::Infallible>(Word(word.0 & !PARTLY_POISONED | flag))
+        });
+        match flagged {
+            Ok((before, _)) => before,
+            Err(never) => match never {},
+        }
+    }
+
+    /// Replaces the word by what `next` makes of it; returns the word before and after.
+    fn update<E>(
+        self,
+        success: Ordering,
+        mut next: impl FnMut(Word) -> Result<Word, E>,
+    ) -> Result<(Word, Word), E> {
+        // Relaxed: what is read here is only a guess that the exchange below confirms.
+        let mut stored = self.page.stored.load(Ordering::Relaxed);
+        loop {
+            let before = self.decode(stored);
+            let after = next(before)?;
+            match self.page.stored.compare_exchange_weak(
+                stored,
+                self.encode(after),
+                success,
+                Ordering::Relaxed,
+            ) {
+                Ok(_) => return Ok((before, after)),
+                // It ends: each round fails only because another thread's step succeeded.
+                Err(found) => stored = found,
+            }
+        }
+    }
+}
+
+impl<P> fmt::Debug for Folio<'_, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Folio").field(&self.word()).finish()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::kind::MemoryKind;
+
+    fn with_folio(kind: MemoryKind, check: impl FnOnce(Folio<'_>)) {
+        let page = Page::new(());
+        check(Folio::new(&page, Word::initial(kind)));
+    }
+
+    #[test]
+    fn memory_that_was_never_written_is_an_initialised_descriptor() {
+        for kind in MemoryKind::ALL {
+            with_folio(kind, |folio| {
+                let word = folio.word();
+                assert_eq!(word, Word::initial(kind));
+                assert_eq!(word.references(), kind.initial_references());
+                assert_eq!(word.pins(), 0);
+                assert_eq!(word.content(), Content::Unknown);
+                assert!(word.is_reserved() && !word.is_frozen());
+                assert_eq!(word.is_free(), kind != MemoryKind::Generic);
+            });
+        }
+    }
+
+    #[test]
+    fn a_free_page_gives_no_hold_until_its_owner_takes_the_first() {
+        with_folio(MemoryKind::Private, |folio| {
+            assert_eq!(folio.try_get(), Err(HoldError::Free));
+            assert_eq!(folio.try_pin(), Err(HoldError::Free));
+            assert_eq!(folio.try_get_many(MAX_HOLDS), Err(HoldError::Free));
+            assert!(folio.take_first());
+            assert!(!folio.take_first());
+            assert_eq!(folio.try_get(), Ok(()));
+            assert_eq!(folio.word().references(), 2);
+            assert_eq!(folio.put(), Ok(Released::Held));
+            assert_eq!(folio.put(), Ok(Released::Last));
+            assert_eq!(folio.word(), Word::initial(MemoryKind::Private));
+        });
+    }
+
+    #[test]
+    fn a_pin_outlives_the_last_reference_and_frees_the_page_when_it_goes() {
+        with_folio(MemoryKind::FsDax, |folio| {
+            assert!(folio.take_first());
+            assert_eq!(folio.try_pin(), Ok(()));
+            assert_eq!(folio.put(), Ok(Released::Held));
+            assert!(!folio.word().is_free());
+            assert_eq!(folio.unpin(), Ok(Released::Last));
+            assert!(folio.word().is_free());
+        });
+    }
+
+    #[test]
+    fn holds_beyond_the_most_are_refused_and_change_nothing() {
+        with_folio(MemoryKind::Generic, |folio| {
+            assert_eq!(folio.try_get_many(MAX_HOLDS), Err(HoldError::Overflow));
+            assert_eq!(folio.try_get_many(u32::MAX), Err(HoldError::Overflow));
+            assert_eq!(folio.try_get_many(MAX_HOLDS - 1), Ok(()));
+            let full = folio.word();
+            assert_eq!(full.references(), MAX_HOLDS);
+            assert_eq!(folio.try_get(), Err(HoldError::Overflow));
+            assert_eq!(folio.try_get_many(MAX_OPTIMISTIC), Err(HoldError::Overflow));
+            assert_eq!(folio.word(), full);
+            assert_eq!(folio.try_pin_many(MAX_HOLDS), Ok(()));
+            assert_eq!(folio.try_pin(), Err(HoldError::Overflow));
+            assert_eq!(folio.word().pins(), MAX_HOLDS);
+            assert_eq!(folio.word().references(), MAX_HOLDS);
+            assert_eq!(folio.word().content(), Content::Unknown);
+            assert_eq!(folio.unpin_many(MAX_HOLDS), Ok(Released::Held));
+            assert_eq!(folio.put_many(MAX_HOLDS), Ok(Released::Last));
+            assert_eq!(folio.word(), Word::initial(MemoryKind::Generic), "its base reference");
+        });
+    }
+
+    #[test]
+    fn giving_back_what_is_not_held_is_an_error_and_changes_nothing() {
+        with_folio(MemoryKind::Generic, |folio| {
+            let before = folio.word();
+            assert_eq!(
+                folio.unpin(),
+                Err(ReleaseError::NotHeld { what: "pins", given: 1, held: 0 })
+            );
+            assert_eq!(
+                folio.put_many(2),
+                Err(ReleaseError::NotHeld { what: "references", given: 2, held: 1 })
+            );
+            assert_eq!(folio.word(), before);
+        });
+        with_folio(MemoryKind::Coherent, |folio| {
+            assert_eq!(
+                folio.put(),
+                Err(ReleaseError::NotHeld { what: "references", given: 1, held: 0 })
+            );
+            assert!(folio.word().is_free());
+        });
+    }
+
+    #[test]
+    fn a_frozen_page_gives_no_hold_and_thaws_as_it_was() {
+        with_folio(MemoryKind::Generic, |folio| {
+            let before = folio.word();
+            assert!(!folio.freeze(0));
+            assert!(folio.freeze(1));
+            assert!(!folio.freeze(1));
+            assert_eq!(folio.try_get(), Err(HoldError::Frozen));
+            assert_eq!(folio.try_pin(), Err(HoldError::Frozen));
+            assert_eq!(folio.try_get_many(1000), Err(HoldError::Frozen));
+            assert_eq!(folio.put(), Err(ReleaseError::Frozen), "the freezer has the holds");
+            assert!(folio.thaw());
+            assert!(!folio.thaw());
+            assert_eq!(folio.word(), before);
+            assert_eq!(folio.try_pin(), Ok(()));
+            assert!(!folio.freeze(1), "a pinned page does not freeze");
+        });
+        with_folio(MemoryKind::Private, |folio| {
+            assert!(folio.freeze(0), "a free page freezes");
+            assert!(!folio.take_first(), "and is not handed out while it is frozen");
+            assert!(folio.thaw());
+            assert!(folio.take_first());
+        });
+    }
+
+    #[test]
+    fn a_content_step_succeeds_once_and_only_along_the_table() {
+        with_folio(MemoryKind::Generic, |folio| {
+            assert_eq!(
+                folio.advance(Content::Unknown, Content::Filling),
+                Err(AdvanceError::Illegal { from: Content::Unknown, to: Content::Filling })
+            );
+            assert_eq!(folio.advance(Content::Unknown, Content::Zeroing), Ok(()));
+            assert_eq!(
+                folio.advance(Content::Unknown, Content::Zeroing),
+                Err(AdvanceError::Found { expected: Content::Unknown, found: Content::Zeroing })
+            );
+            assert_eq!(folio.advance(Content::Zeroing, Content::Zero), Ok(()));
+            assert_eq!(folio.word().content(), Content::Zero);
+            assert_eq!(folio.word().references(), 1);
+        });
+    }
+
+    #[test]
+    fn a_pinned_page_keeps_its_bytes_and_one_without_bytes_gives_no_pin() {
+        with_folio(MemoryKind::Generic, |folio| {
+            assert_eq!(folio.try_pin(), Ok(()));
+            for to in [Content::Zeroing, Content::Absent] {
+                assert_eq!(
+                    folio.advance(Content::Unknown, to),
+                    Err(AdvanceError::Pinned { pins: 1 })
+                );
+            }
+            assert_eq!(folio.advance(Content::Unknown, Content::Present), Ok(()));
+            assert_eq!(folio.unpin(), Ok(Released::Held));
+            assert_eq!(folio.advance(Content::Present, Content::Zeroing), Ok(()));
+            let before = folio.word();
+            for count in [1, MAX_OPTIMISTIC + 1] {
+                assert_eq!(folio.try_pin_many(count), Err(HoldError::Content(Content::Zeroing)));
+            }
+            assert_eq!(folio.word(), before);
+            assert_eq!(folio.try_get(), Ok(()), "its descriptor means what it meant");
+            assert_eq!(folio.advance(Content::Zeroing, Content::Zero), Ok(()));
+            assert_eq!(folio.try_pin(), Ok(()));
+        });
+    }
+
+    #[test]
+    fn poison_waits_for_nobody_and_says_who_was_too_early() {
+        with_folio(MemoryKind::Generic, |folio| {
+            assert_eq!(folio.try_pin_many(3), Ok(()));
+            assert_eq!(folio.poison().map(Word::pins), Some(3));
+            assert_eq!(folio.poison(), None);
+            assert_eq!(folio.try_pin(), Err(HoldError::Content(Content::Poisoned)));
+            assert_eq!(folio.hold_again(HoldSort::Pin), Ok(()));
+            assert_eq!(folio.unpin_many(4), Ok(Released::Held));
+            assert_eq!(folio.advance(Content::Poisoned, Content::Unknown), Ok(()));
+            assert_eq!(folio.word(), Word::initial(MemoryKind::Generic));
+        });
+    }
+
+    #[test]
+    fn a_folio_with_a_bad_page_is_pinned_with_a_warning() {
+        with_folio(MemoryKind::Generic, |folio| {
+            assert_eq!(folio.set_partly_poisoned(true), Word::initial(MemoryKind::Generic));
+            let before = folio.try_hold(HoldSort::Pin).unwrap();
+            assert!(before.is_partly_poisoned() && before.pins() == 0);
+            assert_eq!(folio.set_partly_poisoned(false).pins(), 1);
+            assert_eq!(folio.release(HoldSort::Pin), Ok(Released::Held));
+            assert_eq!(folio.word(), Word::initial(MemoryKind::Generic));
+        });
+    }
+
+    #[test]
+    fn taking_or_giving_back_nothing_changes_nothing() {
+        with_folio(MemoryKind::Generic, |folio| {
+            let before = folio.word();
+            assert_eq!(folio.try_get_many(0), Ok(()));
+            assert_eq!(folio.put_many(0), Ok(Released::Held));
+            assert_eq!(folio.word(), before);
+        });
+    }
+}

@@ -1,0 +1,273 @@
+//! Holds on a range of pages: [`Span`], and how it is taken, split and given back.
+//!
+//! One atomic step for each folio, or for each block of base pages that the range covers wholly, and
+//! one for each page that it cuts off at its ends (`block.rs`). Taking is all or nothing: if a folio
+//! refuses, those before it are given back.
+//!
+//! When a range is split inside a folio or a block, both halves hold that once; so a span remembers
+//! at which end it holds a block that it does not cover.
+
+use core::ops::Deref;
+
+use crate::addr::{PageCount, Pfn, PfnRange};
+use crate::block::{BLOCK_ORDER, Block, BlockRefusal};
+use crate::content::Content;
+use crate::folio::{Folio, HoldError, Released, obstacle};
+use crate::memmap::Memmap;
+use crate::page::Page;
+use crate::word::HoldSort;
+
+/// How often a barred block is looked at before it is called busy: longer than a thread takes from
+/// its bar to its page, if it runs.
+const PATIENCE: u32 = if cfg!(loom) { 1 } else { 256 };
+
+/// A range of pages whose folios are held.
+///
+/// It is a note and not a guard: dropping it gives nothing back. [`Memmap::release`] does.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Span {
+    range: PfnRange,
+    /// Whether the block in which the range begins is held although the range begins inside it.
+    has_front_block: bool,
+    /// The same where it ends.
+    has_back_block: bool,
+}
+
+impl Span {
+    /// Takes a range whose folios the caller holds, each for itself.
+    #[must_use]
+    pub const fn of_folios(range: PfnRange) -> Self {
+        Self { range, has_front_block: false, has_back_block: false }
+    }
+
+    /// Returns the pages.
+    #[must_use]
+    pub const fn range(self) -> PfnRange {
+        self.range
+    }
+
+    /// Returns where the blocks begin and end that are held as such; the same where there are none.
+    fn blocks(self) -> (Pfn, Pfn) {
+        let (start, end) = (self.range.start(), self.range.end());
+        // The numbers of a range are at most 2^64 - 1, and the block at that end is not whole.
+        let up = |pfn: Pfn| pfn.align_up(BLOCK_ORDER).unwrap_or(end);
+        let first = if self.has_front_block { start.align_down(BLOCK_ORDER) } else { up(start) };
+        let last = if self.has_back_block { up(end) } else { end.align_down(BLOCK_ORDER) };
+        if first < last { (first, last) } else { (start, start) }
+    }
+}
+
+/// A range that was not held.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("cannot hold page {pfn}")]
+pub struct SpanRefused {
+    /// The first page in the way.
+    pub pfn: Pfn,
+    /// Why.
+    #[source]
+    pub cause: HoldError,
+}
+
+impl<P, S, B> Memmap<P, S, B>
+where
+    S: Deref<Target = [Page<P>]>,
+    B: Deref<Target = [Block]>,
+{
+    /// Holds the folios of `range`, which has to be of this memmap. `bad` is asked for the first bad
+    /// page among those of a folio of which some are; a pin for one of those is refused. `freed` is
+    /// told the heads of folios whose last hold turns out to be one that is given back.
+    ///
+    /// # Errors
+    /// [`SpanRefused`] with the first page in the way; then nothing is held.
+    pub fn hold(
+        &self,
+        range: PfnRange,
+        sort: HoldSort,
+        bad: impl Fn(PfnRange) -> Option<Pfn>,
+        mut freed: impl FnMut(Pfn),
+    ) -> Result<Span, SpanRefused> {
+        let span = Span::of_folios(range);
+        if !self.has_blocks() {
+            self.hold_folios(range.start(), range.end(), sort, &bad, &mut freed)?;
+            return Ok(span);
+        }
+        let (first, last) = span.blocks();
+        if first == last {
+            self.hold_folios(range.start(), range.end(), sort, &bad, &mut freed)?;
+            return Ok(span);
+        }
+        self.hold_folios(range.start(), first, sort, &bad, &mut freed)?;
+        if let Err(refused) = self.hold_blocks(first, last, sort) {
+            self.release_folios(range.start(), first, sort, &mut freed);
+            return Err(refused);
+        }
+        if let Err(refused) = self.hold_folios(last, range.end(), sort, &bad, &mut freed) {
+            self.release_blocks(first, last, sort);
+            self.release_folios(range.start(), first, sort, &mut freed);
+            return Err(refused);
+        }
+        Ok(span)
+    }
+
+    /// Gives back what a span holds. `freed` is told the heads of folios that nobody holds any more.
+    pub fn release(&self, span: Span, sort: HoldSort, mut freed: impl FnMut(Pfn)) {
+        let range = span.range;
+        if !self.has_blocks() {
+            return self.release_folios(range.start(), range.end(), sort, &mut freed);
+        }
+        let (first, last) = span.blocks();
+        if first == last {
+            return self.release_folios(range.start(), range.end(), sort, &mut freed);
+        }
+        if range.start() < first {
+            self.release_folios(range.start(), first, sort, &mut freed);
+        }
+        self.release_blocks(first, last, sort);
+        if last < range.end() {
+            self.release_folios(last, range.end(), sort, &mut freed);
+        }
+    }
+
+    /// Cuts a span before the page that is `pages` behind its first. A folio or block that lies in
+    /// both parts is held once more.
+    ///
+    /// # Errors
+    /// `None` if a part would be empty, or [`SpanRefused`] if the folio or block in the middle has as
+    /// many holders as can be counted; then the span holds what it held.
+    pub fn split(
+        &self,
+        span: Span,
+        sort: HoldSort,
+        pages: PageCount,
+    ) -> Result<(Span, Span), Option<SpanRefused>> {
+        let start = span.range.start();
+        let middle = start.checked_add(pages).map_err(|_| None)?;
+        let rest = span.range.pages().get().saturating_sub(pages.get());
+        let front = PfnRange::try_new(start, pages).map_err(|_| None)?;
+        let back = PfnRange::try_new(middle, PageCount::new(rest)).map_err(|_| None)?;
+        let mut first = Span { range: front, ..span };
+        let mut second = Span { range: back, ..span };
+        (first.has_back_block, second.has_front_block) = (false, false);
+        let refused = |cause| Some(SpanRefused { pfn: middle, cause });
+        if !self.has_blocks() {
+            if !middle.is_aligned(self.layout().order())
+                && let Some(folio) = self.folio(middle)
+            {
+                folio.hold_again(sort).map_err(refused)?;
+            }
+            return Ok((first, second));
+        }
+        let (first_block, last_block) = span.blocks();
+        if first_block < middle && middle < last_block && !middle.is_aligned(BLOCK_ORDER) {
+            if let Some(block) = self.block(middle) {
+                block.hold_again(sort).map_err(|_| refused(HoldError::Overflow))?;
+            }
+            (first.has_back_block, second.has_front_block) = (true, true);
+        }
+        Ok((first, second))
+    }
+
+    fn hold_folios(
+        &self,
+        start: Pfn,
+        end: Pfn,
+        sort: HoldSort,
+        bad: &impl Fn(PfnRange) -> Option<Pfn>,
+        freed: &mut impl FnMut(Pfn),
+    ) -> Result<(), SpanRefused> {
+        for (head, folio) in self.folios(start, end) {
+            let refused = match folio.try_hold(sort) {
+                Ok(before) => {
+                    if sort == HoldSort::Reference || !before.is_partly_poisoned() {
+                        continue;
+                    }
+                    let Some(pfn) = self.part(head, start, end).and_then(bad) else { continue };
+                    release(head, folio, sort, freed);
+                    SpanRefused { pfn, cause: HoldError::Content(Content::Poisoned) }
+                }
+                Err(cause) => SpanRefused { pfn: head.max(start), cause },
+            };
+            if start < head {
+                self.release_folios(start, head, sort, freed);
+            }
+            return Err(refused);
+        }
+        Ok(())
+    }
+
+    /// Returns the pages from `start` up to `end` of the folio at `head`.
+    fn part(&self, head: Pfn, start: Pfn, end: Pfn) -> Option<PfnRange> {
+        let first = head.max(start);
+        let last = head.checked_add(self.layout().order().pages()).unwrap_or(end).min(end);
+        PfnRange::try_new(first, last.checked_since(first)?).ok()
+    }
+
+    fn release_folios(&self, start: Pfn, end: Pfn, sort: HoldSort, freed: &mut impl FnMut(Pfn)) {
+        for (head, folio) in self.folios(start, end) {
+            release(head, folio, sort, freed);
+        }
+    }
+
+    fn hold_blocks(&self, first: Pfn, last: Pfn, sort: HoldSort) -> Result<(), SpanRefused> {
+        for (start, block) in self.blocks(first, last) {
+            if let Err(refusal) = block.hold(sort)
+                && let Err(refused) = self.hold_barred(start, block, sort, refusal)
+            {
+                self.release_blocks(first, start, sort);
+                return Err(refused);
+            }
+        }
+        Ok(())
+    }
+
+    /// Finds the page for which a block is barred; holds the block if the bar has gone meanwhile.
+    #[cold]
+    fn hold_barred(
+        &self,
+        start: Pfn,
+        block: &Block,
+        sort: HoldSort,
+        mut refusal: BlockRefusal,
+    ) -> Result<(), SpanRefused> {
+        for _ in 0..PATIENCE {
+            if refusal == BlockRefusal::Overflow {
+                return Err(SpanRefused { pfn: start, cause: HoldError::Overflow });
+            }
+            let end = start.checked_add(BLOCK_ORDER.pages()).unwrap_or(start);
+            for (pfn, folio) in self.folios(start, end) {
+                if let Some(cause) = obstacle(folio.own_word(), sort) {
+                    return Err(SpanRefused { pfn, cause });
+                }
+            }
+            // Whoever barred it is between the bar and the page, on one side of it or the other.
+            spin();
+            match block.hold(sort) {
+                Ok(()) => return Ok(()),
+                Err(again) => refusal = again,
+            }
+        }
+        Err(SpanRefused { pfn: start, cause: HoldError::Busy })
+    }
+
+    fn release_blocks(&self, first: Pfn, last: Pfn, sort: HoldSort) {
+        for (_, block) in self.blocks(first, last) {
+            let given = block.give_back(sort);
+            debug_assert!(given, "a span gives back what it took");
+        }
+    }
+}
+
+fn release<P>(head: Pfn, folio: Folio<'_, P>, sort: HoldSort, freed: &mut impl FnMut(Pfn)) {
+    let released = folio.release(sort);
+    debug_assert!(released.is_ok(), "a span gives back what it took");
+    if released == Ok(Released::Last) {
+        freed(head);
+    }
+}
+
+fn spin() {
+    #[cfg(loom)]
+    loom::thread::yield_now();
+    #[cfg(not(loom))]
+    core::hint::spin_loop();
+}

@@ -1,0 +1,312 @@
+//! Random operations on ranges of pages agree with a plain oracle that counts page by page, with
+//! blocks and without, and whatever is refused leaves no trace.
+#![cfg(not(loom))]
+#![allow(clippy::unwrap_used, reason = "a test says what it could not do by panicking")]
+#![allow(clippy::cast_possible_truncation, reason = "the ranges of the tests are small")]
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+
+use proptest::prelude::*;
+use uzone_pages::{
+    AdvanceError, BLOCK_ORDER, Block, BlocksError, Content, Folio, HoldError, HoldSort, Layout,
+    Memmap, MemoryKind, Order, Page, PageCount, Pfn, PfnRange, Span, Tails, Word,
+};
+
+type Blocked = Memmap<(), Vec<Page>, Vec<Block>>;
+
+fn range(start: u64, pages: u64) -> PfnRange {
+    PfnRange::try_new(Pfn::new(start), PageCount::new(pages)).unwrap()
+}
+
+fn memmap(range: PfnRange) -> Blocked {
+    let layout = Layout::try_new(range, Order::BASE, Tails::Derived).unwrap();
+    let descriptors: Vec<Page> = range.iter().map(|_| Page::new(())).collect();
+    let blocks = (0..Block::count(range).get()).map(|_| Block::new()).collect();
+    Memmap::try_new(layout, MemoryKind::Generic, descriptors).unwrap().with_blocks(blocks).unwrap()
+}
+
+fn hold(memmap: &Blocked, range: PfnRange, sort: HoldSort) -> Result<Span, (Pfn, HoldError)> {
+    let freed = |pfn| panic!("page {pfn} has its base reference");
+    memmap.hold(range, sort, |_| None, freed).map_err(|refused| (refused.pfn, refused.cause))
+}
+
+/// One page as it is counted alone.
+#[derive(Clone, Debug)]
+struct Plain {
+    references: u32,
+    pins: u32,
+    content: Content,
+    is_frozen: bool,
+}
+
+impl Plain {
+    const FRESH: Self =
+        Self { references: 1, pins: 0, content: Content::Unknown, is_frozen: false };
+
+    fn obstacle(&self, sort: HoldSort) -> Option<HoldError> {
+        if self.is_frozen {
+            Some(HoldError::Frozen)
+        } else if sort == HoldSort::Pin && !self.content.is_pinnable() {
+            Some(HoldError::Content(self.content))
+        } else {
+            None
+        }
+    }
+
+    fn count(&mut self, sort: HoldSort) -> &mut u32 {
+        match sort {
+            HoldSort::Reference => &mut self.references,
+            HoldSort::Pin => &mut self.pins,
+        }
+    }
+}
+
+/// What the machine does to a page or a range; numbers are taken modulo what there is.
+#[derive(Clone, Debug)]
+enum Step {
+    Hold { start: u64, pages: u64, sort: HoldSort },
+    Release { which: usize },
+    Split { which: usize, at: u64 },
+    Freeze { page: u64 },
+    Thaw { page: u64 },
+    Advance { page: u64, to: Content },
+    Poison { page: u64 },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let sort = prop_oneof![Just(HoldSort::Reference), Just(HoldSort::Pin)];
+    // Near the ends of blocks, or anywhere.
+    let place = prop_oneof![
+        (0..4_u64, 0..5_u64).prop_map(|(b, o)| (b * 512 + o).saturating_sub(2)),
+        any::<u64>()
+    ];
+    prop_oneof![
+        6 => (place.clone(), place.clone(), sort)
+            .prop_map(|(start, pages, sort)| Step::Hold { start, pages, sort }),
+        4 => any::<usize>().prop_map(|which| Step::Release { which }),
+        3 => (any::<usize>(), place.clone()).prop_map(|(which, at)| Step::Split { which, at }),
+        1 => place.clone().prop_map(|page| Step::Freeze { page }),
+        2 => place.clone().prop_map(|page| Step::Thaw { page }),
+        3 => (place.clone(), (0..8_u64).prop_map(Content::from_bits))
+            .prop_map(|(page, to)| Step::Advance { page, to }),
+        1 => place.prop_map(|page| Step::Poison { page }),
+    ]
+}
+
+const START: u64 = 1000;
+const PAGES: u64 = 1700;
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: if cfg!(miri) { 1 } else { 256 },
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
+
+    /// A range is held exactly if every page of it could be held alone; the first page in the way is
+    /// named; and the counts of a page are those that it would have without blocks, or, where a
+    /// split has cut a block, more, for as long as both parts live.
+    #[test]
+    fn ranges_of_base_pages_behave_as_if_each_page_were_held_alone(
+        steps in prop::collection::vec(step(), 1..if cfg!(miri) { 8 } else { 60 }),
+    ) {
+        let memmap = memmap(range(START, PAGES));
+        let mut plain = vec![Plain::FRESH; PAGES as usize];
+        let mut spans: Vec<(Span, HoldSort)> = Vec::new();
+        let at = |page: u64| (page % PAGES) as usize;
+        let folio = |page: usize| memmap.folio(Pfn::new(START + page as u64)).unwrap();
+        for step in &steps {
+            match *step {
+                Step::Hold { start, pages, sort } => {
+                    let start = start % PAGES;
+                    let pages = 1 + pages % (PAGES - start);
+                    let held = hold(&memmap, range(START + start, pages), sort);
+                    let pages = start as usize..(start + pages) as usize;
+                    let obstacle = pages.clone()
+                        .find_map(|page| plain[page].obstacle(sort).map(|cause| (page, cause)));
+                    match (held, obstacle) {
+                        (Ok(span), None) => {
+                            for page in pages {
+                                *plain[page].count(sort) += 1;
+                            }
+                            spans.push((span, sort));
+                        }
+                        (Err((pfn, cause)), Some((page, expected))) => {
+                            prop_assert_eq!(pfn, Pfn::new(START + page as u64));
+                            prop_assert_eq!(cause, expected);
+                        }
+                        (held, obstacle) => {
+                            return Err(TestCaseError::fail(format!("{held:?} but {obstacle:?}")));
+                        }
+                    }
+                }
+                Step::Release { which } if !spans.is_empty() => {
+                    let (span, sort) = spans.swap_remove(which % spans.len());
+                    memmap.release(span, sort, |pfn| panic!("page {pfn} has its base reference"));
+                    for pfn in span.range().iter() {
+                        *plain[(pfn.get() - START) as usize].count(sort) -= 1;
+                    }
+                }
+                Step::Split { which, at } if !spans.is_empty() => {
+                    let which = which % spans.len();
+                    let (span, sort) = spans[which];
+                    let at = at % (span.range().pages().get() + 1);
+                    match memmap.split(span, sort, PageCount::new(at)) {
+                        Ok((first, second)) => {
+                            prop_assert_eq!(first.range().pages().get(), at);
+                            prop_assert_eq!(second.range().start(), first.range().end());
+                            prop_assert_eq!(second.range().end(), span.range().end());
+                            spans[which] = (first, sort);
+                            spans.push((second, sort));
+                        }
+                        Err(refused) => {
+                            prop_assert!(refused.is_none());
+                            prop_assert!(at == 0 || at == span.range().pages().get());
+                        }
+                    }
+                }
+                Step::Freeze { page } => {
+                    let page = at(page);
+                    let is_frozen = folio(page).freeze(1);
+                    // A block that both parts of a split hold makes pages look held that are not.
+                    prop_assert!(!is_frozen || plain[page].references == 1 && plain[page].pins == 0);
+                    prop_assert!(!is_frozen || !plain[page].is_frozen);
+                    if spans.is_empty() {
+                        prop_assert_eq!(is_frozen, !plain[page].is_frozen);
+                    }
+                    plain[page].is_frozen |= is_frozen;
+                }
+                Step::Thaw { page } => {
+                    let page = at(page);
+                    let had_references = plain[page].is_frozen;
+                    prop_assert_eq!(folio(page).thaw(), had_references);
+                    plain[page].is_frozen = false;
+                }
+                Step::Advance { page, to } => {
+                    let page = at(page);
+                    let from = plain[page].content;
+                    match folio(page).advance(from, to) {
+                        Ok(()) => {
+                            prop_assert!(plain[page].pins == 0 || to.is_pinnable()
+                                || to == Content::Poisoned || !from.is_pinnable());
+                            plain[page].content = to;
+                        }
+                        Err(AdvanceError::Illegal { .. }) => prop_assert!(!from.may_become(to)),
+                        Err(AdvanceError::Pinned { pins }) => {
+                            prop_assert!(pins > 0 && !to.is_pinnable() && !spans.is_empty());
+                        }
+                        Err(other) => return Err(TestCaseError::fail(other.to_string())),
+                    }
+                }
+                Step::Poison { page } => {
+                    let page = at(page);
+                    let word = folio(page).poison();
+                    prop_assert_eq!(word.is_none(), plain[page].content == Content::Poisoned);
+                    if let Some(word) = word {
+                        prop_assert!(word.pins() >= plain[page].pins);
+                    }
+                    plain[page].content = Content::Poisoned;
+                }
+                _ => {}
+            }
+            for (page, plain) in plain.iter().enumerate() {
+                let word = folio(page).word();
+                prop_assert!(word.references() >= plain.references);
+                prop_assert!(word.pins() >= plain.pins);
+                prop_assert_eq!(word.content(), plain.content);
+            }
+        }
+        for (span, sort) in spans {
+            memmap.release(span, sort, |_| ());
+        }
+        for page in 0..PAGES as usize {
+            let _ = folio(page).thaw();
+            let word = folio(page).word();
+            prop_assert_eq!((word.references(), word.pins()), (1, 0));
+            let _ = folio(page).advance(Content::Poisoned, Content::Unknown);
+        }
+        // No bar is left behind either, where no page is unpinnable.
+        if plain.iter().all(|page| page.content.is_pinnable() || page.content == Content::Poisoned) {
+            for sort in [HoldSort::Reference, HoldSort::Pin] {
+                let span = hold(&memmap, range(START, PAGES), sort).unwrap();
+                memmap.release(span, sort, |_| ());
+            }
+        }
+    }
+
+    /// Of folios some of whose pages are bad, a pin for good pages is given and one for a bad page
+    /// refused with its number.
+    #[test]
+    fn a_bad_page_of_a_folio_spares_its_neighbours(
+        order in 1..5_u8,
+        bad in prop::collection::btree_set(0..64_u64, 0..6),
+        asks in prop::collection::vec((0..64_u64, 1..64_u64), 1..40),
+    ) {
+        let order = Order::new(order);
+        let layout = Layout::try_new(range(64, 64), order, Tails::Derived).unwrap();
+        let descriptors: Vec<Page> = (0..layout.descriptors()).map(|_| Page::new(())).collect();
+        let memmap = Memmap::try_new(layout, MemoryKind::Generic, descriptors).unwrap();
+        let bad: BTreeSet<Pfn> = bad.into_iter().map(|page| Pfn::new(64 + page)).collect();
+        for pfn in &bad {
+            let before = memmap.folio(*pfn).unwrap().set_partly_poisoned(true);
+            prop_assert_eq!(before.pins(), 0);
+        }
+        let first_bad = |range: PfnRange| bad.range(range.start()..range.end()).next().copied();
+        for (start, pages) in asks {
+            let asked = range(64 + start, pages.min(64 - start));
+            let freed = RefCell::new(0);
+            let held = memmap.hold(asked, HoldSort::Pin, first_bad, |_| *freed.borrow_mut() += 1);
+            match first_bad(asked) {
+                None => memmap.release(held.unwrap(), HoldSort::Pin, |_| ()),
+                Some(pfn) => {
+                    let refused = held.unwrap_err();
+                    prop_assert_eq!(refused.pfn, pfn);
+                    prop_assert_eq!(refused.cause, HoldError::Content(Content::Poisoned));
+                }
+            }
+            prop_assert_eq!(freed.into_inner(), 0);
+            // References do not care about bytes.
+            let span = memmap.hold(asked, HoldSort::Reference, first_bad, |_| ()).unwrap();
+            memmap.release(span, HoldSort::Reference, |_| ());
+            for (head, folio) in memmap.folios(Pfn::new(64), Pfn::new(128)) {
+                prop_assert_eq!(folio.word().pins(), 0, "{}", head);
+                prop_assert_eq!(folio.word().references(), 1, "{}", head);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_long_range_takes_one_step_a_block_and_one_for_each_page_at_its_ends() {
+    let memmap = memmap(range(START, PAGES));
+    let block = BLOCK_ORDER.pages().get();
+    let span = hold(&memmap, range(START, PAGES), HoldSort::Pin).unwrap();
+    let range = memmap.layout().range();
+    assert!(range.iter().all(|pfn| memmap.folio(pfn).unwrap().word().pins() == 1));
+    // The whole blocks of 1000..2700 are 1024..2560: what is cut off is counted page by page.
+    let cut = (1024 - START) + (START + PAGES - 2560);
+    assert_eq!(cut + 3 * block, PAGES);
+    let initial = Word::initial(MemoryKind::Generic);
+    let counted =
+        memmap.descriptors().iter().filter(|page| Folio::new(*page, initial).word().pins() == 1);
+    assert_eq!(counted.count() as u64, cut);
+    memmap.release(span, HoldSort::Pin, |_| ());
+    assert!(
+        memmap.folios(Pfn::new(START), Pfn::new(START + PAGES)).all(|(_, f)| f.word().pins() == 0)
+    );
+}
+
+#[test]
+fn blocks_are_refused_where_pages_come_and_go_and_where_there_are_folios() {
+    let make = |kind, order: u8, blocks: usize| {
+        let layout = Layout::try_new(range(1024, 1024), Order::new(order), Tails::Derived).unwrap();
+        let descriptors: Vec<Page> = (0..layout.descriptors()).map(|_| Page::new(())).collect();
+        let blocks: Vec<Block> = (0..blocks).map(|_| Block::new()).collect();
+        Memmap::try_new(layout, kind, descriptors).unwrap().with_blocks(blocks).map(|_| ())
+    };
+    assert_eq!(make(MemoryKind::Generic, 0, 2), Ok(()));
+    assert_eq!(make(MemoryKind::Generic, 0, 3), Err(BlocksError::Count { needed: 2, given: 3 }));
+    assert_eq!(make(MemoryKind::Generic, 9, 2), Err(BlocksError::NotApplicable));
+    assert_eq!(make(MemoryKind::Private, 0, 2), Err(BlocksError::NotApplicable));
+}

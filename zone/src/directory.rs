@@ -1,0 +1,167 @@
+//! From an address or a frame number to the region that has it, without a lock: [`Directory`].
+//!
+//! Readers load one pointer to a sorted table and search it; a bind or an unbind makes a new table.
+//! A table may be out of date by the time it has been searched, so it names regions by weak
+//! references only: whoever finds one takes part in its ownership first, then enters its ledger, and
+//! believes nothing before. A region that has been unbound meanwhile is then refused.
+//!
+//! Locks: writers take turns by one; no reader waits for it.
+//! Cost: a lookup is a protected load, a binary search, and one atomic step for the share of
+//! ownership that a guard needs anyway. A bind or unbind copies the table.
+
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use arc_swap::ArcSwap;
+use uzone_pages::{ByteLen, PageCount, PageSize, Pfn, PfnRange};
+
+use crate::hold::{HoldFailure, Holdable, Segment};
+
+#[derive(Debug, Default)]
+pub(crate) struct Directory {
+    table: ArcSwap<Table>,
+    writer: Mutex<()>,
+}
+
+#[derive(Clone, Default)]
+struct Table {
+    by_address: Vec<Entry>,
+    by_pfn: Vec<Entry>,
+}
+
+// Derived, it would ask for regions that are `Debug`.
+impl std::fmt::Debug for Table {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Table").field("regions", &self.by_pfn.len()).finish()
+    }
+}
+
+#[derive(Clone)]
+struct Entry {
+    /// The claim of the region.
+    id: u64,
+    /// The first address or page, and the one after the last.
+    start: u64,
+    end: u64,
+    range: PfnRange,
+    page: PageSize,
+    pagemap: Weak<dyn Holdable>,
+}
+
+/// Pages of one region, in which the caller shares ownership.
+pub(crate) struct Found {
+    pub(crate) pagemap: Arc<dyn Holdable>,
+    pub(crate) range: PfnRange,
+}
+
+impl Directory {
+    /// Enters a region that lies at `segment`.
+    pub(crate) fn insert(
+        &self,
+        id: u64,
+        segment: Segment,
+        range: PfnRange,
+        page: PageSize,
+        pagemap: Weak<dyn Holdable>,
+    ) {
+        let address = segment.address as u64; // an address is at most 64 bits
+        let by_pfn =
+            Entry { id, start: range.start().get(), end: range.end().get(), range, page, pagemap };
+        let by_address =
+            Entry { start: address, end: address + segment.len_bytes, ..by_pfn.clone() };
+        self.change(|table| {
+            for (list, entry) in [(&mut table.by_address, by_address), (&mut table.by_pfn, by_pfn)]
+            {
+                let at = list.partition_point(|other| other.start < entry.start);
+                list.insert(at, entry);
+            }
+        });
+    }
+
+    pub(crate) fn remove(&self, id: u64) {
+        self.change(|table| {
+            table.by_address.retain(|entry| entry.id != id);
+            table.by_pfn.retain(|entry| entry.id != id);
+        });
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Table)) {
+        // A panic elsewhere cannot leave the table half changed: it is replaced as a whole.
+        let _writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut table = Table::clone(&self.table.load());
+        change(&mut table);
+        self.table.store(Arc::new(table));
+    }
+
+    /// Calls `take` for the pages from address `address` on that `len` bytes have a part of, once for
+    /// each region that they lie in, in ascending order.
+    pub(crate) fn at_address(
+        &self,
+        address: usize,
+        len: ByteLen,
+        mut take: impl FnMut(Found) -> Result<(), HoldFailure>,
+    ) -> Result<(), HoldFailure> {
+        let start = address as u64; // as above
+        let no_range = HoldFailure::NoRange { address, len_bytes: len.get() };
+        let Some(end) = start.checked_add(len.get()).filter(|end| start < *end) else {
+            return Err(no_range);
+        };
+        let table = self.table.load();
+        let mut at = start;
+        while at < end {
+            let Some((entry, pagemap)) = find(&table.by_address, at) else {
+                // An address that was part of the range, so it is one.
+                let address = usize::try_from(at).unwrap_or(address);
+                return Err(HoldFailure::NoAddress { address });
+            };
+            let until = end.min(entry.end);
+            let shift = entry.page.shift();
+            let first = (at - entry.start) >> shift;
+            let last = (until - 1 - entry.start) >> shift;
+            let range = entry
+                .range
+                .start()
+                .checked_add(PageCount::new(first))
+                .and_then(|first_pfn| {
+                    PfnRange::try_new(first_pfn, PageCount::new(last - first + 1))
+                })
+                .map_err(|_| HoldFailure::NoAddress { address })?;
+            take(Found { pagemap, range })?;
+            at = until;
+        }
+        Ok(())
+    }
+
+    /// Calls `take` for the pages of `range`, once for each region that they lie in, in ascending
+    /// order.
+    pub(crate) fn at_pfn(
+        &self,
+        range: PfnRange,
+        mut take: impl FnMut(Found) -> Result<(), HoldFailure>,
+    ) -> Result<(), HoldFailure> {
+        let table = self.table.load();
+        let mut at = range.start();
+        while at < range.end() {
+            let no_page = HoldFailure::NoPage { pfn: at };
+            let Some((entry, pagemap)) = find(&table.by_pfn, at.get()) else {
+                return Err(no_page);
+            };
+            let until = range.end().min(Pfn::new(entry.end));
+            let part = until.checked_since(at).and_then(|pages| PfnRange::try_new(at, pages).ok());
+            let Some(range) = part else { return Err(no_page) };
+            take(Found { pagemap, range })?;
+            at = until;
+        }
+        Ok(())
+    }
+}
+
+/// Finds the entry that has `at`, and takes part in the ownership of its pagemap.
+fn find(list: &[Entry], at: u64) -> Option<(&Entry, Arc<dyn Holdable>)> {
+    let after = list.partition_point(|entry| entry.start <= at);
+    let entry = list.get(after.checked_sub(1)?)?;
+    if at >= entry.end {
+        return None;
+    }
+    // Gone if the region is being unmapped at the moment.
+    Some((entry, entry.pagemap.upgrade()?))
+}

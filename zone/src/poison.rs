@@ -1,0 +1,183 @@
+//! Pages whose bytes are lost: marking them, asking for them, and telling who holds them.
+//!
+//! A page that goes bad takes nothing else with it. Of base pages it is the page's own word that
+//! says so; of a larger folio the word says that some page is bad, and the list here says which, so
+//! the other 511 or 262,143 are pinned and used as before. Linux gives up the whole folio.
+//!
+//! A pin that comes later is refused if its range has a bad page. One that came earlier is told:
+//! the list is written before the word, so whoever pinned without being warned is counted in the
+//! word that [`Pagemap::poison`] returns, and the owner's callback hears of it
+//! (`pages/tests/loom.rs` searches that order).
+//!
+//! Locks: one for the list, held over the change of the word so that two threads who mark and mend
+//! pages of the same folio leave list and word in agreement. Readers ask the list only when a word
+//! says that there is something in it.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::ops::Bound;
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use uzone_pages::{Content, Order, Payload, Pfn, PfnRange};
+
+use crate::hold::{Holdable, good_pieces};
+use crate::pagemap::{Inner, Pagemap};
+
+/// A page that went bad, as its pagemap's owner is told.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub struct Poisoned {
+    /// The page.
+    pub pfn: Pfn,
+    /// How many pins its folio had: these holders were not refused, and whatever they read or write
+    /// there is lost. Takers that are about to be refused may be among them.
+    pub pins: u32,
+    /// How many references its folio had.
+    pub references: u32,
+}
+
+/// Why a page was not marked, or not mended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PoisonFailure {
+    /// The page does not belong to the region.
+    #[error("page {pfn} does not belong to the region, which has {region}")]
+    NotHere {
+        /// The page that was given.
+        pfn: Pfn,
+        /// The pages of the region.
+        region: PfnRange,
+    },
+    /// The page is bad already.
+    #[error("page {pfn} is known to be bad")]
+    Known {
+        /// The page that was given.
+        pfn: Pfn,
+    },
+    /// The page is good.
+    #[error("page {pfn} is not bad: there is nothing to mend")]
+    Good {
+        /// The page that was given.
+        pfn: Pfn,
+    },
+}
+
+/// The bad pages of a pagemap.
+#[derive(Default)]
+pub(crate) struct BadPages(RwLock<BTreeSet<Pfn>>);
+
+impl BadPages {
+    fn read(&self) -> RwLockReadGuard<'_, BTreeSet<Pfn>> {
+        // A panic elsewhere cannot leave the list half changed: each change is one call.
+        self.0.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, BTreeSet<Pfn>> {
+        self.0.write().unwrap_or_else(PoisonError::into_inner) // as above
+    }
+
+    /// Returns the first bad page of `range`.
+    pub(crate) fn first_in(&self, range: PfnRange) -> Option<Pfn> {
+        pages_in(&self.read(), range).next()
+    }
+
+    /// Returns the bad pages of `range`, in ascending order.
+    pub(crate) fn in_range(&self, range: PfnRange) -> Vec<Pfn> {
+        pages_in(&self.read(), range).collect()
+    }
+}
+
+impl fmt::Debug for BadPages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.read().iter()).finish()
+    }
+}
+
+fn pages_in(list: &BTreeSet<Pfn>, range: PfnRange) -> impl Iterator<Item = Pfn> {
+    list.range((Bound::Included(range.start()), Bound::Excluded(range.end()))).copied()
+}
+
+impl<P: Payload> Inner<P> {
+    pub(crate) fn poison(&self, pfn: Pfn) -> Result<Poisoned, PoisonFailure> {
+        let folio = self.described(pfn)?;
+        let poisoned = {
+            let mut list = self.bad.write();
+            if !list.insert(pfn) {
+                return Err(PoisonFailure::Known { pfn });
+            }
+            let word = if self.order() == Order::BASE {
+                folio.poison().unwrap_or_else(|| folio.word())
+            } else {
+                folio.set_partly_poisoned(true)
+            };
+            Poisoned { pfn, pins: word.pins(), references: word.references() }
+        };
+        self.tell(poisoned); // without the lock, so that it may ask
+        Ok(poisoned)
+    }
+
+    fn unpoison(&self, pfn: Pfn) -> Result<(), PoisonFailure> {
+        let folio = self.described(pfn)?;
+        let mut list = self.bad.write();
+        if !list.remove(&pfn) {
+            return Err(PoisonFailure::Good { pfn });
+        }
+        if self.order() == Order::BASE {
+            let mended = folio.advance(Content::Poisoned, Content::Unknown);
+            debug_assert!(mended.is_ok(), "what is listed is poisoned, and only here is it mended");
+        } else {
+            let head = pfn.align_down(self.order());
+            let folio_range = PfnRange::try_new(head, self.order().pages());
+            let is_rest_good =
+                folio_range.is_ok_and(|range| pages_in(&list, range).next().is_none());
+            if is_rest_good {
+                folio.set_partly_poisoned(false);
+            }
+        }
+        Ok(())
+    }
+
+    fn described(&self, pfn: Pfn) -> Result<uzone_pages::Folio<'_, P>, PoisonFailure> {
+        self.folio(pfn).ok_or(PoisonFailure::NotHere { pfn, region: self.range() })
+    }
+}
+
+impl<P: Payload> Pagemap<P> {
+    /// Says that the bytes of page `pfn` are lost: the page and no other. From now on it cannot be
+    /// pinned, handed out or cleared. The owner's
+    /// [`on_poison`](crate::PagemapOps::on_poison) hears of it, and what it returns says how many
+    /// had the page pinned already; their guards answer [`Pinned::bad_pages`](crate::Pinned::bad_pages).
+    ///
+    /// # Errors
+    /// [`PoisonFailure`] if the page is not the region's, or known to be bad.
+    pub fn poison(&self, pfn: Pfn) -> Result<Poisoned, PoisonFailure> {
+        self.inner.poison(pfn)
+    }
+
+    /// Says that page `pfn` is good again, as after its block was written or replaced. What is in it
+    /// is unknown.
+    ///
+    /// # Errors
+    /// [`PoisonFailure`] if the page is not the region's, or is not bad.
+    pub fn unpoison(&self, pfn: Pfn) -> Result<(), PoisonFailure> {
+        self.inner.unpoison(pfn)
+    }
+
+    /// Returns whether page `pfn` is known to be bad.
+    #[must_use]
+    pub fn is_poisoned(&self, pfn: Pfn) -> bool {
+        PfnRange::try_single(pfn).is_ok_and(|range| self.inner.bad.first_in(range).is_some())
+    }
+
+    /// Returns the pages of `range` that are known to be bad, in ascending order.
+    #[must_use]
+    pub fn bad_pages(&self, range: PfnRange) -> Vec<Pfn> {
+        self.inner.bad.in_range(range)
+    }
+
+    /// Returns the pieces of `range` without a bad page, in ascending order.
+    #[must_use]
+    pub fn good_ranges(&self, range: PfnRange) -> Vec<PfnRange> {
+        good_pieces(range, &self.inner.bad.in_range(range))
+    }
+}
