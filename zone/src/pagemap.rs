@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use uzone_os::{Mapped, ResidentError};
 use uzone_pages::{
-    AddrError, ByteLen, Class, Content, Folio, HoldSort, Memmap, MemoryKind, Order, Page,
-    PageCount, PageRef, Payload, Pfn, PfnRange, Span, SpanRefused, Template, Word,
+    AddrError, AdvanceError, ByteLen, Class, Content, Folio, HoldSort, Memmap, MemoryKind, Order,
+    Page, PageCount, PageRef, Payload, Pfn, PfnRange, Span, SpanRefused, Template, Word,
 };
 
 use crate::blocks::Blocks;
@@ -533,6 +533,16 @@ impl<'a, P: Payload> PageView<'a, P> {
     #[must_use]
     pub fn word(self) -> Word {
         self.page.folio().word()
+    }
+
+    /// Puts the content of the folio from state `from` to state `to`. Of several who try, one
+    /// succeeds. It says what the caller knows about the bytes, and does nothing to them.
+    ///
+    /// # Errors
+    /// [`AdvanceError`] if the folio is in another state, is pinned and the step would take its bytes
+    /// away, or there is no such step; then nothing has changed.
+    pub fn advance(self, from: Content, to: Content) -> Result<(), AdvanceError> {
+        self.page.folio().advance(from, to)
     }
 
     /// Returns what the caller added to the page, or `None` for a derived tail, which has no

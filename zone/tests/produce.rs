@@ -1,0 +1,195 @@
+//! Pins of pages that are not there: what is at hand is mapped, the rest produced, failures said.
+#![allow(clippy::unwrap_used, reason = "a test says what it could not do by panicking")]
+
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+
+use uzone::{
+    BindOptions, ByteLen, Content, FaultError, HoldError, HoldFailure, MemoryKind, Order,
+    PageCount, Pagemap, PagemapOps, Pfn, PfnRange, Populate, Region, Zone,
+};
+
+/// A source of pages: the even ones are at hand, the others have to be fetched.
+#[derive(Default)]
+struct Source {
+    pagemap: OnceLock<Weak<Pagemap>>,
+    calls: Mutex<Vec<Call>>,
+    /// The page that cannot be had.
+    broken: Option<Pfn>,
+    /// Whether what is fetched goes away again at once.
+    is_forgetful: bool,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Call {
+    MapPages(PfnRange),
+    Fault(Pfn),
+}
+
+impl Source {
+    fn make_present(&self, pfn: Pfn) {
+        let pagemap = self.pagemap.get().unwrap().upgrade().unwrap();
+        let page = pagemap.page(pfn).unwrap();
+        if page.advance(Content::Absent, Content::Filling).is_ok() {
+            let to = if self.is_forgetful { Content::Absent } else { Content::Present };
+            page.advance(Content::Filling, to).unwrap();
+        }
+    }
+}
+
+impl Populate for Source {
+    fn map_pages(&self, range: PfnRange) {
+        self.calls.lock().unwrap().push(Call::MapPages(range));
+        range.iter().filter(|pfn| pfn.get() % 2 == 0).for_each(|pfn| self.make_present(pfn));
+    }
+
+    fn fault(&self, pfn: Pfn) -> Result<(), FaultError> {
+        self.calls.lock().unwrap().push(Call::Fault(pfn));
+        if self.broken == Some(pfn) {
+            return Err(FaultError::new("the disk is gone"));
+        }
+        self.make_present(pfn);
+        Ok(())
+    }
+}
+
+/// Lends its source to the pagemap.
+struct Lent(Arc<Source>);
+
+impl Populate for Lent {
+    fn map_pages(&self, range: PfnRange) {
+        self.0.map_pages(range);
+    }
+
+    fn fault(&self, pfn: Pfn) -> Result<(), FaultError> {
+        self.0.fault(pfn)
+    }
+}
+
+fn lazy(source: Source) -> (Arc<Pagemap>, Arc<Source>) {
+    let source = Arc::new(source);
+    let region = Region::anonymous(ByteLen::mib(8)).unwrap();
+    let options = BindOptions::new(MemoryKind::Generic)
+        .base(Pfn::new(0x1000))
+        .order(Order::BASE)
+        .ops(PagemapOps::default().populate(Lent(source.clone())));
+    let pagemap = Arc::new(Zone::new().bind(region, options).unwrap());
+    source.pagemap.set(Arc::downgrade(&pagemap)).unwrap();
+    for page in pagemap.pages() {
+        page.advance(Content::Unknown, Content::Absent).unwrap();
+    }
+    (pagemap, source)
+}
+
+fn range(start: u64, pages: u64) -> PfnRange {
+    PfnRange::try_new(Pfn::new(start), PageCount::new(pages)).unwrap()
+}
+
+#[test]
+fn a_pin_maps_what_is_at_hand_and_faults_the_rest() {
+    let (pagemap, source) = lazy(Source::default());
+    let pinned = pagemap.pin(range(0x1003, 5)).unwrap();
+    assert_eq!(
+        *source.calls.lock().unwrap(),
+        [
+            Call::MapPages(range(0x1003, 5)),
+            Call::Fault(Pfn::new(0x1003)),
+            Call::Fault(Pfn::new(0x1005)),
+            Call::Fault(Pfn::new(0x1007)),
+        ]
+    );
+    source.calls.lock().unwrap().clear();
+    // What is there is asked for by nobody, also as part of a longer range.
+    drop(pagemap.pin(range(0x1003, 5)).unwrap());
+    assert!(source.calls.lock().unwrap().is_empty());
+    assert!(pagemap.pin(pagemap.range()).is_ok(), "whole blocks as well");
+    drop(pinned);
+    assert!(pagemap.pages().all(|page| page.word().pins() == 0));
+}
+
+#[test]
+fn a_pin_that_must_not_fault_is_refused_where_a_page_is_missing() {
+    let (pagemap, source) = lazy(Source::default());
+    drop(pagemap.pin(range(0x1000, 4)).unwrap());
+    source.calls.lock().unwrap().clear();
+    for asked in [range(0x1000, 6), pagemap.range()] {
+        assert_eq!(
+            pagemap.try_pin(asked).unwrap_err(),
+            HoldFailure::Refused {
+                pfn: Pfn::new(0x1004),
+                good: PageCount::new(4),
+                cause: HoldError::Content(Content::Absent),
+            }
+        );
+    }
+    assert!(pagemap.try_pin(range(0x1000, 4)).is_ok());
+    assert!(source.calls.lock().unwrap().is_empty());
+}
+
+#[test]
+fn a_page_that_cannot_be_had_is_named_with_the_reason() {
+    let broken = Some(Pfn::new(0x1005));
+    let (pagemap, _source) = lazy(Source { broken, ..Source::default() });
+    let failure = pagemap.pin(range(0x1000, 16)).unwrap_err();
+    let HoldFailure::Fault { pfn, cause } = &failure else { panic!("{failure}") };
+    assert_eq!((*pfn, cause.to_string()), (Pfn::new(0x1005), "the disk is gone".to_owned()));
+    assert!(pagemap.pages().all(|page| page.word().pins() == 0));
+    assert!(pagemap.pin(range(0x1006, 10)).is_ok());
+}
+
+#[test]
+fn a_source_that_takes_pages_away_at_once_is_given_up_on() {
+    let (pagemap, source) = lazy(Source { is_forgetful: true, ..Source::default() });
+    assert!(matches!(
+        pagemap.pin(range(0x1000, 2)),
+        Err(HoldFailure::Refused { cause: HoldError::Content(Content::Absent), .. })
+    ));
+    let calls = source.calls.lock().unwrap().len();
+    assert!((3..100).contains(&calls), "{calls} calls");
+}
+
+#[test]
+fn without_a_source_a_missing_page_is_refused() {
+    let region = Region::anonymous(ByteLen::mib(1)).unwrap();
+    let pagemap = Zone::new().bind(region, BindOptions::new(MemoryKind::Generic)).unwrap();
+    let first = pagemap.page_at(0).unwrap();
+    first.advance(Content::Unknown, Content::Absent).unwrap();
+    assert!(matches!(
+        pagemap.pin(pagemap.range()),
+        Err(HoldFailure::Refused { cause: HoldError::Content(Content::Absent), .. })
+    ));
+    assert!(first.advance(Content::Unknown, Content::Absent).is_err());
+}
+
+/// Threads pin absent pages of the same range at once: each page is produced, and nobody is refused.
+#[test]
+fn threads_that_pin_the_same_absent_pages_all_get_them() {
+    for _ in 0..20 {
+        let (pagemap, _source) = lazy(Source::default());
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    for start in (0x1000..0x1400).step_by(64) {
+                        let pinned = loop {
+                            match pagemap.pin(range(start, 64)) {
+                                Ok(pinned) => break pinned,
+                                // Somebody else is between two states; the source does not wait.
+                                Err(HoldFailure::Refused {
+                                    cause: HoldError::Content(Content::Filling | Content::Absent),
+                                    ..
+                                }) => std::thread::yield_now(),
+                                Err(other) => panic!("{other}"),
+                            }
+                        };
+                        assert!(pinned.pfns().all(|pfn| pinned.word(pfn).pins() > 0));
+                    }
+                });
+            }
+        });
+        let last = Pfn::new(0x1400);
+        assert!(
+            pagemap
+                .pages()
+                .all(|page| { page.word().content() == Content::Present || page.pfn() >= last })
+        );
+    }
+}
