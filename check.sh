@@ -84,8 +84,8 @@ stage_clippy() {
 
 stage_test() {
     local log="$LOGS/test.out"
-    # --show-output, so that a skip of a passing test is seen.
-    cargo test --workspace --locked -- --show-output 2>&1 | tee "$log"
+    # --show-output, so that a skip of a passing test is seen. The soak takes a minute.
+    SOAK_SECS=${SOAK_SECS:-60} cargo test --workspace --locked -- --show-output 2>&1 | tee "$log"
     count_tests test "$log"
 }
 

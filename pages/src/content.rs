@@ -75,6 +75,13 @@ impl Content {
         matches!(self, Self::Unknown | Self::Present | Self::Zero)
     }
 
+    /// Returns whether one owner is at work on the bytes of a page in this state, and nobody else
+    /// changes the state before that one has done.
+    #[must_use]
+    pub const fn is_owned(self) -> bool {
+        matches!(self, Self::Filling | Self::Zeroing)
+    }
+
     /// Returns whether a page in this state may be put in state `next`.
     ///
     /// A state never follows itself: a step has one owner, and the second who tries must see that

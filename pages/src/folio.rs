@@ -29,7 +29,7 @@ use crate::content::Content;
 use crate::page::Page;
 use crate::sync::Ordering;
 use crate::word::{
-    COUNT_MASK, FREE, FROZEN, HoldSort, MAX_HOLDS, MAX_OPTIMISTIC, PARTLY_POISONED, Word,
+    COUNT_MASK, DOOMED, FREE, FROZEN, HoldSort, MAX_HOLDS, MAX_OPTIMISTIC, PARTLY_POISONED, Word,
 };
 
 /// Returns why a taker is refused whose addition makes the count `total`, if it is.
@@ -445,9 +445,10 @@ impl<'a, P> Folio<'a, P> {
     /// be refused it may be called pinned although it is not.
     ///
     /// # Errors
-    /// [`AdvanceError::Found`] if the page is in another state, [`AdvanceError::Pinned`] if somebody
-    /// needs its bytes to stay, [`AdvanceError::Illegal`] if [`Content::may_become`] knows no such
-    /// step; then nothing has changed.
+    /// [`AdvanceError::Found`] if the page is in another state, or went bad before its owner had done
+    /// and is poisoned now; [`AdvanceError::Pinned`] if somebody needs its bytes to stay,
+    /// [`AdvanceError::Illegal`] if [`Content::may_become`] knows no such step; then nothing has
+    /// changed.
     pub fn advance(self, from: Content, to: Content) -> Result<(), AdvanceError> {
         if !from.may_become(to) {
             return Err(AdvanceError::Illegal { from, to });
@@ -464,6 +465,8 @@ impl<'a, P> Folio<'a, P> {
             let found = word.content();
             if found != from {
                 Err(AdvanceError::Found { expected: from, found })
+            } else if word.is_doomed() {
+                Ok(Word(word.0 & !DOOMED).with_content(Content::Poisoned))
             } else if is_leaving_bytes && word.pins() != 0 {
                 Err(AdvanceError::Pinned { pins: word.pins() })
             } else {
@@ -471,24 +474,42 @@ impl<'a, P> Folio<'a, P> {
             }
         });
         let is_arriving = !from.is_pinnable() && to.is_pinnable();
-        if is_leaving && advanced.is_err() || is_arriving && advanced.is_ok() {
-            self.unbar(Bar::Pins);
+        match advanced {
+            // Only an owned page is doomed, and that was unpinnable before as it is now.
+            Ok((before, _)) if before.is_doomed() => {
+                return Err(AdvanceError::Found { expected: from, found: Content::Poisoned });
+            }
+            Ok(_) if is_arriving => self.unbar(Bar::Pins),
+            Err(_) if is_leaving => self.unbar(Bar::Pins),
+            _ => {}
         }
         advanced.map(|_| ())
     }
 
-    /// Says that the page's bytes are lost, whatever they were and whoever holds it. Returns the
-    /// word afterwards, with the holders who were too early to be refused, or `None` if it was
-    /// known.
+    /// Says that the page's bytes are lost, whatever they were and whoever holds it. Of a page whose
+    /// bytes somebody is replacing, that one stays the owner until the next step, which makes the
+    /// page poisoned instead of what was asked for. Returns the word afterwards, with the holders
+    /// who were too early to be refused, or `None` if it was known.
     #[must_use = "holders are to be told"]
     pub fn poison(self) -> Option<Word> {
         loop {
-            let from = self.own_word().content();
-            if from == Content::Poisoned {
+            let before = self.own_word();
+            let from = before.content();
+            if from == Content::Poisoned || before.is_doomed() {
                 return None;
             }
+            let is_done = if from.is_owned() {
+                // Relaxed: the owner's next step orders what there is to order.
+                self.update(Ordering::Relaxed, |word| {
+                    let is_same = word.content() == from && !word.is_doomed();
+                    if is_same { Ok(Word(word.0 | DOOMED)) } else { Err(()) }
+                })
+                .is_ok()
+            } else {
+                self.advance(from, Content::Poisoned).is_ok()
+            };
             // It ends: a step fails only because another thread's step succeeded.
-            if self.advance(from, Content::Poisoned).is_ok() {
+            if is_done {
                 return Some(self.word());
             }
         }
@@ -717,6 +738,21 @@ mod tests {
             assert_eq!(folio.unpin_many(4), Ok(Released::Held));
             assert_eq!(folio.advance(Content::Poisoned, Content::Unknown), Ok(()));
             assert_eq!(folio.word(), Word::initial(MemoryKind::Generic));
+        });
+    }
+
+    #[test]
+    fn a_page_that_goes_bad_under_its_owner_is_poisoned_when_that_has_done() {
+        with_folio(MemoryKind::Generic, |folio| {
+            assert_eq!(folio.advance(Content::Unknown, Content::Zeroing), Ok(()));
+            assert!(folio.poison().is_some_and(Word::is_doomed));
+            assert_eq!(folio.poison(), None);
+            assert_eq!(folio.word().content(), Content::Zeroing, "it has an owner");
+            let poisoned =
+                AdvanceError::Found { expected: Content::Zeroing, found: Content::Poisoned };
+            assert_eq!(folio.advance(Content::Zeroing, Content::Zero), Err(poisoned));
+            assert_eq!(folio.word().content(), Content::Poisoned);
+            assert!(!folio.word().is_doomed());
         });
     }
 

@@ -1,11 +1,11 @@
 //! What can change about a page while several threads use it: [`Word`], 64 bits.
 //!
 //! ```text
-//!  63        60 59    56 55                     28 27                      0
-//! ┌────────────┬────────┬─────────────────────────┬─────────────────────────┐
-//! │   flags    │content │          pins           │       references        │
-//! └────────────┴────────┴─────────────────────────┴─────────────────────────┘
-//!   60 reserved   61 frozen   62 free   63 partly poisoned
+//!  63         59 58    56 55                     28 27                      0
+//! ┌─────────────┬────────┬─────────────────────────┬─────────────────────────┐
+//! │    flags    │content │          pins           │       references        │
+//! └─────────────┴────────┴─────────────────────────┴─────────────────────────┘
+//!   59 doomed   60 reserved   61 frozen   62 free   63 partly poisoned
 //! ```
 //!
 //! | references or pins | meaning |
@@ -29,8 +29,9 @@ const COUNT_BITS: u32 = 28;
 pub(crate) const COUNT_MASK: u64 = (1 << COUNT_BITS) - 1;
 const PINS_SHIFT: u32 = COUNT_BITS;
 const CONTENT_SHIFT: u32 = 2 * COUNT_BITS;
-const CONTENT_MASK: u64 = 0xf;
+const CONTENT_MASK: u64 = 0x7;
 
+pub(crate) const DOOMED: u64 = 1 << 59;
 const RESERVED: u64 = 1 << 60;
 pub(crate) const FROZEN: u64 = 1 << 61;
 pub(crate) const FREE: u64 = 1 << 62;
@@ -42,7 +43,7 @@ pub const MAX_HOLDS: u32 = (1 << (COUNT_BITS - 1)) - 1;
 /// The most holds that one taker adds before it looks: 2^22 threads of 2^5 stay inside the band.
 pub const MAX_OPTIMISTIC: u32 = 1 << 5;
 
-const _: () = assert!(CONTENT_SHIFT + 4 == 60);
+const _: () = assert!(CONTENT_SHIFT + CONTENT_MASK.count_ones() == DOOMED.trailing_zeros());
 const _: () = assert!((1_u64 << 22) * (MAX_OPTIMISTIC as u64) <= COUNT_MASK - MAX_HOLDS as u64);
 
 /// The two sorts of hold.
@@ -159,6 +160,13 @@ impl Word {
         self.0 & FREE != 0
     }
 
+    /// Returns whether the page went bad while somebody was replacing its bytes: it becomes poisoned
+    /// when they have done.
+    #[must_use]
+    pub const fn is_doomed(self) -> bool {
+        self.0 & DOOMED != 0
+    }
+
     /// Returns whether some page of the folio is bad, and which, has to be looked up.
     #[must_use]
     pub const fn is_partly_poisoned(self) -> bool {
@@ -196,6 +204,7 @@ impl fmt::Debug for Word {
             .field("reserved", &self.is_reserved())
             .field("frozen", &self.is_frozen())
             .field("free", &self.is_free())
+            .field("doomed", &self.is_doomed())
             .field("partly_poisoned", &self.is_partly_poisoned())
             .finish()
     }

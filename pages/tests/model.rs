@@ -112,7 +112,7 @@ fn apply(folio: Folio<'_>, plain: &mut Plain, step: &Step) {
             assert_eq!(back.ok(), plain.give_back(is_pin, u64::from(count)));
         }
         Step::TakeFirst => {
-            let first = plain.free && !plain.frozen;
+            let first = plain.free && !plain.frozen && plain.content != Content::Poisoned;
             assert_eq!(folio.take_first(), first);
             if first {
                 plain.free = false;

@@ -38,11 +38,17 @@ struct Plain {
     pins: u32,
     content: Content,
     is_frozen: bool,
+    is_doomed: bool,
 }
 
 impl Plain {
-    const FRESH: Self =
-        Self { references: 1, pins: 0, content: Content::Unknown, is_frozen: false };
+    const FRESH: Self = Self {
+        references: 1,
+        pins: 0,
+        content: Content::Unknown,
+        is_frozen: false,
+        is_doomed: false,
+    };
 
     fn obstacle(&self, sort: HoldSort) -> Option<HoldError> {
         if self.is_frozen {
@@ -187,7 +193,14 @@ proptest! {
                     let page = at(page);
                     let from = plain[page].content;
                     match folio(page).advance(from, to) {
+                        Err(AdvanceError::Found { found: Content::Poisoned, .. })
+                            if plain[page].is_doomed =>
+                        {
+                            plain[page].content = Content::Poisoned;
+                            plain[page].is_doomed = false;
+                        }
                         Ok(()) => {
+                            prop_assert!(!plain[page].is_doomed);
                             prop_assert!(plain[page].pins == 0 || to.is_pinnable()
                                 || to == Content::Poisoned || !from.is_pinnable());
                             plain[page].content = to;
@@ -202,11 +215,16 @@ proptest! {
                 Step::Poison { page } => {
                     let page = at(page);
                     let word = folio(page).poison();
-                    prop_assert_eq!(word.is_none(), plain[page].content == Content::Poisoned);
+                    let is_known = plain[page].content == Content::Poisoned || plain[page].is_doomed;
+                    prop_assert_eq!(word.is_none(), is_known);
                     if let Some(word) = word {
                         prop_assert!(word.pins() >= plain[page].pins);
                     }
-                    plain[page].content = Content::Poisoned;
+                    if plain[page].content.is_owned() {
+                        plain[page].is_doomed = true;
+                    } else {
+                        plain[page].content = Content::Poisoned;
+                    }
                 }
                 _ => {}
             }

@@ -54,6 +54,12 @@ pub enum PoisonFailure {
         /// The page that was given.
         pfn: Pfn,
     },
+    /// Somebody is clearing or filling the page, and has not heard yet that it is bad.
+    #[error("page {pfn} is being cleared or filled: mend it when that has ended")]
+    Owned {
+        /// The page that was given.
+        pfn: Pfn,
+    },
     /// The page is good.
     #[error("page {pfn} is not bad: there is nothing to mend")]
     Good {
@@ -119,9 +125,13 @@ impl<P: Payload> Inner<P> {
     fn unpoison(&self, pfn: Pfn) -> Result<(), PoisonFailure> {
         let folio = self.described(pfn)?;
         let mut list = self.bad.write();
-        if !list.remove(&pfn) {
+        if !list.contains(&pfn) {
             return Err(PoisonFailure::Good { pfn });
         }
+        if folio.word().is_doomed() {
+            return Err(PoisonFailure::Owned { pfn });
+        }
+        list.remove(&pfn);
         if self.order() == Order::BASE {
             let mended = folio.advance(Content::Poisoned, Content::Unknown);
             debug_assert!(mended.is_ok(), "what is listed is poisoned, and only here is it mended");
@@ -158,7 +168,8 @@ impl<P: Payload> Pagemap<P> {
     /// is unknown.
     ///
     /// # Errors
-    /// [`PoisonFailure`] if the page is not the region's, or is not bad.
+    /// [`PoisonFailure`] if the page is not the region's, is not bad, or somebody is still clearing or
+    /// filling it: what they write must not be taken for the new page's bytes.
     pub fn unpoison(&self, pfn: Pfn) -> Result<(), PoisonFailure> {
         self.inner.unpoison(pfn)
     }
