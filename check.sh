@@ -79,7 +79,7 @@ stage_clippy() {
     need_component clippy clippy
     cargo clippy --workspace --all-targets --locked -- -D warnings
     RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom \
-        cargo clippy -p uzone-pages --test loom --locked -- -D warnings
+        cargo clippy -p uzone-pages -p uzone-os --test loom --locked -- -D warnings
 }
 
 stage_test() {
@@ -101,7 +101,7 @@ stage_loom() {
     local log="$LOGS/loom.out"
     # The bound on preemptions keeps the search finite: more than three in one race are not tried.
     LOOM_MAX_PREEMPTIONS=3 RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom \
-        cargo test -p uzone-pages --test loom --release --locked 2>&1 | tee "$log"
+        cargo test -p uzone-pages -p uzone-os --test loom --release --locked 2>&1 | tee "$log"
     count_tests loom "$log"
 }
 

@@ -27,6 +27,7 @@
 //! | `dax` | DAX devices and files on DAX mounts: what they are, and mapping them |
 //! | `options` | the words for it: access, sharing, advice, addresses |
 //! | `bytes` | copying in and out of memory that may change under us |
+//! | `bus` | SIGBUS as an event and an error instead of the end of the process |
 //! | `exclusive` | [`Exclusive`]: a mapping that nobody else can change, so that it has slices |
 //! | `mapped` | [`Mapped`]: an owned `[T]` in such memory |
 //! | `populate` | making memory present, by several threads |
@@ -46,6 +47,7 @@ compile_error!("uzone-os is the Linux layer of uzone: it has no port to another 
 compile_error!("uzone-os maps regions larger than a 32-bit address space");
 
 mod advise;
+pub mod bus;
 mod bytes;
 mod create;
 pub mod dax;
@@ -64,7 +66,7 @@ mod root;
 mod shortage;
 
 pub use advise::{AdviseError, Collapsed};
-pub use bytes::AccessError;
+pub use bytes::{AccessError, CopyDirection};
 pub use dax::{DaxDevice, DaxError};
 pub use exclusive::{Exclusive, NotExclusive};
 pub use hugepages::HugeSize;
@@ -104,6 +106,12 @@ pub enum Error {
     /// A file of `/proc` or `/sys` could not be read or understood.
     #[error(transparent)]
     Sys(#[from] SysError),
+    /// The handler of SIGBUS could not be installed.
+    #[error(transparent)]
+    Install(#[from] bus::InstallError),
+    /// A range of addresses cannot be watched.
+    #[error(transparent)]
+    Watch(#[from] bus::WatchError),
     /// The kernel did not say which CPUs a thread may use.
     #[error(transparent)]
     Affinity(#[from] numa::AffinityError),

@@ -24,7 +24,8 @@ use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use uzone_pages::{ByteLen, PageSize};
 
-use crate::bytes::{self, AccessError};
+use crate::bus::BusError;
+use crate::bytes::{self, AccessError, CopyDirection, Fault};
 use crate::options::{Access, Addr, RangeError};
 use crate::probe;
 use crate::shortage::MapError;
@@ -243,26 +244,32 @@ impl Mapping {
     /// Copies `out.len()` bytes from `offset` on out of the mapping.
     ///
     /// Bytes that someone writes meanwhile are seen as they were or as they are, in units of
-    /// aligned 8 bytes. Reading behind the end of a file that was truncated raises `SIGBUS`.
+    /// aligned 8 bytes. Reading behind the end of a file that was truncated, or a broken page, raises
+    /// SIGBUS, of which the process dies unless [`bus::install`](crate::bus::install) was called.
     ///
     /// # Errors
-    /// [`AccessError::Range`] unless all bytes are inside; then none is copied.
+    /// [`AccessError::Range`] unless all bytes are inside; then none is copied. After
+    /// `bus::install`, [`AccessError::Bus`] if the memory is not there, with how many bytes are
+    /// copied; what stands behind them in `out` is not specified.
     pub fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), AccessError> {
         let Some(start) = self.check_copy(offset, out.len())? else {
             return Ok(());
         };
-        bytes::read(self.words(), start, out);
-        Ok(())
+        let len_bytes = out.len();
+        bytes::read::<bytes::Best>(self.words(), start, out)
+            .map_err(|fault| self.bus_error(CopyDirection::Read, start, len_bytes, fault))
     }
 
     /// Copies `bytes` into the mapping, from `offset` on.
     ///
     /// Others see each aligned 8 bytes change at once, and the whole in any order. Writing behind
-    /// the end of a file that was truncated raises `SIGBUS`.
+    /// the end of a file that was truncated, or to a broken page, raises SIGBUS, of which the process
+    /// dies unless [`bus::install`](crate::bus::install) was called.
     ///
     /// # Errors
     /// [`AccessError::Range`] unless all bytes fit, [`AccessError::ReadOnly`] if the mapping is;
-    /// then none is copied.
+    /// then none is copied. After `bus::install`, [`AccessError::Bus`] if the memory is not there,
+    /// with how many bytes are copied.
     pub fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<(), AccessError> {
         if self.access == Access::ReadOnly {
             return Err(AccessError::ReadOnly { offset, len_bytes: bytes.len() });
@@ -270,8 +277,31 @@ impl Mapping {
         let Some(start) = self.check_copy(offset, bytes.len())? else {
             return Ok(());
         };
-        bytes::write(self.words(), start, bytes);
-        Ok(())
+        bytes::write::<bytes::Best>(self.words(), start, bytes)
+            .map_err(|fault| self.bus_error(CopyDirection::Write, start, bytes.len(), fault))
+    }
+
+    /// Says where in the mapping a copy of `len_bytes` from the index `start` on came to an end.
+    #[cold]
+    fn bus_error(
+        &self,
+        direction: CopyDirection,
+        start: usize,
+        len_bytes: usize,
+        fault: Fault,
+    ) -> AccessError {
+        let error = BusError::of_info(fault.bad, fault.info);
+        // The word that is not there may start before the first byte that was asked for.
+        let offset = error.address.get().wrapping_sub(self.addr().get()).max(start);
+        AccessError::Bus {
+            direction,
+            address: Addr::new(self.addr().get() + offset),
+            offset: offset as u64,
+            copied_bytes: offset - start,
+            len_bytes,
+            kind: error.kind,
+            lsb: error.lsb,
+        }
     }
 
     /// Returns `offset` as an index if a copy of `len_bytes` from there is all inside, and `None`

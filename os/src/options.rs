@@ -12,7 +12,9 @@ use uzone_pages::{ByteLen, PageSize};
 pub struct Addr(usize);
 
 impl Addr {
-    pub(crate) const fn new(address: usize) -> Self {
+    /// Returns `address` as an address. Nothing need be there.
+    #[must_use]
+    pub const fn new(address: usize) -> Self {
         Self(address)
     }
 

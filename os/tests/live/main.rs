@@ -7,6 +7,7 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
 
 mod adopt;
+mod bus;
 mod cgroup;
 mod dax;
 mod host;
@@ -15,7 +16,7 @@ mod mapping;
 mod populate;
 
 use std::ffi::OsStr;
-use std::process::Command;
+use std::process::{Command, Output};
 
 use uzone_os::{Anonymous, HugeAdvice, probe};
 
@@ -48,12 +49,7 @@ fn is_child(name: &str) -> bool {
 /// Starts this program for the one case `name`, with more in its environment, and fails if that
 /// did.
 fn run_alone(name: &str, environment: &[(&str, &OsStr)]) {
-    let output = Command::new(std::env::current_exe().unwrap())
-        .args([name, "--exact", "--nocapture", "--test-threads=1"])
-        .env(CHILD, name)
-        .envs(environment.iter().copied())
-        .output()
-        .unwrap();
+    let output = run_child(name, environment);
     let (out, err) =
         (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{out}{err}");
@@ -61,6 +57,17 @@ fn run_alone(name: &str, environment: &[(&str, &OsStr)]) {
     for line in err.lines().filter(|line| line.starts_with("skipped")) {
         eprintln!("{line}");
     }
+}
+
+/// Starts this program for the one case `name`, with more in its environment, and returns how it
+/// ended.
+fn run_child(name: &str, environment: &[(&str, &OsStr)]) -> Output {
+    Command::new(std::env::current_exe().unwrap())
+        .args([name, "--exact", "--nocapture", "--test-threads=1"])
+        .env(CHILD, name)
+        .envs(environment.iter().copied())
+        .output()
+        .unwrap()
 }
 
 fn page() -> u64 {

@@ -1,0 +1,467 @@
+//! The watched ranges of addresses, and the events of each: a fixed table that a signal handler
+//! reads and writes without a lock.
+//!
+//! A handler interrupts any thread at any instruction, perhaps one that is in the middle of a call
+//! of this file. So nothing here locks, allocates or frees: slots and rings are there from the
+//! start and for good, and a handler can never look at memory that is gone. What is left to settle
+//! is that an event of one watch never lands in the ring of the next one that has its slot.
+//!
+//! # A slot and who is inside
+//!
+//! ```text
+//!    63      62     61                                        0
+//!  ┌────────┬───────┬──────────────────────────────────────────┐
+//!  │ active │ taken │ handlers that are inside                 │
+//!  └────────┴───────┴──────────────────────────────────────────┘
+//! ```
+//!
+//! | state | taken | active | what a handler does that enters |
+//! |---|---|---|---|
+//! | free | 0 | 0 | leaves |
+//! | being set up | 1 | 0 | leaves |
+//! | watched | 1 | 1 | looks at the range again, and pushes |
+//! | let go | 0 | 0 | leaves; who entered before may still push |
+//!
+//! A handler counts itself in, and the same step tells it whether the slot is active. A slot is
+//! taken by exchanging a state of *zero*: not taken, not active and nobody inside. So between the
+//! step with which a handler saw a slot active and the step with which it leaves, the slot may be
+//! let go and is not taken again. A handler that pushes into a slot that was let go meanwhile pushes
+//! into a ring that nobody reads any more, and whoever takes the slot next empties it first. Letting
+//! go waits for nobody: a handler that is stopped inside (by a debugger, say) keeps one slot from
+//! being used again, and that is all.
+//!
+//! The range is looked at before a handler enters, too, so that it enters hardly any slot for
+//! nothing. That first look may see halves of two ranges. It may then miss a slot only if that was
+//! being set up or let go at the same time, where missing it is one of the two right answers: who
+//! faults after `take` returned, in the order of the program, sees what it wrote.
+//!
+//! A process that forks while another thread is inside leaves that slot's count in the child, where
+//! the slot is not used again.
+//!
+//! # A ring
+//!
+//! Both ends are one word, so how many events there are is one load. A handler takes the next cell by
+//! moving the tail, fills it, and marks it with its turn; a reader takes a cell that has its turn
+//! by moving the head. A handler that is stopped between the two holds back what comes behind it
+//! and blocks nobody. The loops end: an exchange fails only because another thread's succeeded,
+//! and a ring that nobody reads is full after that many.
+//!
+//! Cost: nothing until there is a fault. Then two loads for each slot that was ever used, and four
+//! atomic steps for each watch that has the address.
+
+use super::sync::{AtomicU64, Ordering};
+
+const ACTIVE: u64 = 1 << 63;
+const TAKEN: u64 = 1 << 62;
+
+/// What is kept of an event: two words, of which this file reads none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Entry {
+    pub(crate) address: u64,
+    pub(crate) info: u64,
+}
+
+/// A range of addresses by its first and its last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Extent {
+    pub(crate) first: u64,
+    pub(crate) last: u64,
+}
+
+impl Extent {
+    /// Returns whether the two have an address in common.
+    pub(crate) fn overlaps(self, other: Self) -> bool {
+        self.first <= other.last && other.first <= self.last
+    }
+}
+
+/// `SLOTS` ranges with up to `EVENTS` events each, which is a power of two.
+pub(crate) struct Table<const SLOTS: usize, const EVENTS: usize> {
+    /// How many slots, from the first on, were ever taken. Relaxed is enough: who faults after
+    /// `take` returned sees what it wrote, and nobody else has to.
+    used: AtomicU64,
+    slots: [Slot<EVENTS>; SLOTS],
+}
+
+// A line of its own, so that counting in and out does not slow the neighbours.
+#[repr(align(64))]
+struct Slot<const EVENTS: usize> {
+    state: AtomicU64,
+    /// The range; one that has no address while nobody watches.
+    first: AtomicU64,
+    last: AtomicU64,
+    ring: Ring<EVENTS>,
+}
+
+struct Ring<const EVENTS: usize> {
+    /// The turn of the oldest event in the upper half, and of the next one in the lower.
+    ends: AtomicU64,
+    /// How many events found the ring full.
+    lost: AtomicU64,
+    cells: [Cell; EVENTS],
+}
+
+/// A place for an event.
+struct Cell {
+    /// One more than the turn whose event stands here, or zero before the first.
+    filled: AtomicU64,
+    address: AtomicU64,
+    info: AtomicU64,
+}
+
+#[cfg(not(loom))]
+impl<const SLOTS: usize, const EVENTS: usize> Table<SLOTS, EVENTS> {
+    /// Returns an empty table: zero memory, so that a static of it costs none before it is used.
+    pub(crate) const fn new() -> Self {
+        const { assert!(EVENTS.is_power_of_two() && EVENTS > 1 && EVENTS <= 1 << 16) };
+        Self {
+            used: AtomicU64::new(0),
+            slots: [const {
+                Slot {
+                    state: AtomicU64::new(0),
+                    first: AtomicU64::new(0),
+                    last: AtomicU64::new(0),
+                    ring: Ring {
+                        ends: AtomicU64::new(0),
+                        lost: AtomicU64::new(0),
+                        cells: [const {
+                            Cell {
+                                filled: AtomicU64::new(0),
+                                address: AtomicU64::new(0),
+                                info: AtomicU64::new(0),
+                            }
+                        }; EVENTS],
+                    },
+                }
+            }; SLOTS],
+        }
+    }
+}
+
+impl<const SLOTS: usize, const EVENTS: usize> Table<SLOTS, EVENTS> {
+    /// Takes a free slot for `extent` and returns its index, or `None` if there is none.
+    ///
+    /// Not to be called by a handler, though it would do no harm.
+    pub(crate) fn take(&self, extent: Extent) -> Option<usize> {
+        // Acquire pairs with the Releases of `leave` and `let_go`: all that handlers and the last
+        // owner did to the slot was before. They are steps of one word, each of which hands on what
+        // the one before published.
+        let index = self.slots.iter().position(|slot| {
+            slot.state.compare_exchange(0, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_ok()
+        })?;
+        self.set_up(index, extent);
+        Some(index)
+    }
+
+    /// Makes a slot that is taken a watched one.
+    fn set_up(&self, index: usize, extent: Extent) {
+        let slot = &self.slots[index];
+        slot.ring.reset();
+        slot.first.store(extent.first, Ordering::Relaxed);
+        slot.last.store(extent.last, Ordering::Relaxed);
+        self.used.fetch_max(index as u64 + 1, Ordering::Relaxed);
+        // Release pairs with the Acquire of `enter`: who sees the slot active sees its range and
+        // an empty ring.
+        slot.state.fetch_or(ACTIVE, Ordering::Release);
+    }
+
+    /// Lets a slot go that `take` returned. It never waits.
+    pub(crate) fn let_go(&self, index: usize) {
+        let slot = &self.slots[index];
+        // No address is between these two, so that handlers do not enter for nothing.
+        slot.first.store(u64::MAX, Ordering::Relaxed);
+        slot.last.store(0, Ordering::Relaxed);
+        // Release pairs with the Acquire of `take`: the two stores are before those of the next
+        // owner.
+        slot.state.fetch_and(!(ACTIVE | TAKEN), Ordering::Release);
+    }
+
+    /// Gives an event to every watch that has an address of `extent`, and returns to how many.
+    ///
+    /// For handlers: it takes no lock, allocates nothing and does not panic.
+    pub(crate) fn record(&self, extent: Extent, entry: Entry) -> usize {
+        let used = usize::try_from(self.used.load(Ordering::Relaxed)).unwrap_or(SLOTS);
+        let mut watches = 0;
+        for slot in self.slots.iter().take(used) {
+            if !slot.extent().overlaps(extent) {
+                continue;
+            }
+            if slot.enter() && slot.extent().overlaps(extent) {
+                slot.ring.push(entry);
+                watches += 1;
+            }
+            slot.leave();
+        }
+        watches
+    }
+
+    /// Returns how many events wait in a slot.
+    pub(crate) fn pending(&self, index: usize) -> usize {
+        self.slots[index].ring.pending()
+    }
+
+    /// Returns how many events found the ring of a slot full.
+    pub(crate) fn lost(&self, index: usize) -> u64 {
+        // Relaxed: a number for people.
+        self.slots[index].ring.lost.load(Ordering::Relaxed)
+    }
+
+    /// Takes the oldest event of a slot, or `None` if there is none that is whole.
+    pub(crate) fn pop(&self, index: usize) -> Option<Entry> {
+        self.slots[index].ring.pop()
+    }
+}
+
+impl<const EVENTS: usize> Slot<EVENTS> {
+    fn extent(&self) -> Extent {
+        // Relaxed: before `enter`, these are a hint; after it, they were published to us.
+        Extent {
+            first: self.first.load(Ordering::Relaxed),
+            last: self.last.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Counts a handler in, and returns whether the slot is watched. Whatever the answer, the
+    /// handler leaves again. The count cannot overflow: there are fewer threads.
+    fn enter(&self) -> bool {
+        // Acquire pairs with the Release of `set_up`.
+        self.state.fetch_add(1, Ordering::Acquire) & ACTIVE != 0
+    }
+
+    fn leave(&self) {
+        // Release pairs with the Acquire of `take`: what was pushed is there before the slot is
+        // somebody else's.
+        self.state.fetch_sub(1, Ordering::Release);
+    }
+}
+
+impl<const EVENTS: usize> Ring<EVENTS> {
+    /// Forgets what nobody read. No handler is inside.
+    fn reset(&self) {
+        // Relaxed: `set_up` publishes it.
+        let (_, tail) = halves(self.ends.load(Ordering::Relaxed));
+        self.ends.store(word(tail, tail), Ordering::Relaxed);
+        self.lost.store(0, Ordering::Relaxed);
+    }
+
+    fn pending(&self) -> usize {
+        // Relaxed: it is asked whether there is something. What it is, `pop` acquires.
+        let (head, tail) = halves(self.ends.load(Ordering::Relaxed));
+        tail.wrapping_sub(head) as usize
+    }
+
+    fn push(&self, entry: Entry) {
+        let mut seen = self.ends.load(Ordering::Relaxed);
+        let turn = loop {
+            let (head, tail) = halves(seen);
+            if tail.wrapping_sub(head) as usize >= EVENTS {
+                self.lost.fetch_add(1, Ordering::Relaxed);
+                return;
+            }
+            // Acquire pairs with the Release of `pop`: whoever had the cell before has read it.
+            match self.ends.compare_exchange_weak(
+                seen,
+                word(head, tail.wrapping_add(1)),
+                Ordering::Acquire,
+                Ordering::Relaxed,
+            ) {
+                Ok(_) => break tail,
+                Err(now) => seen = now,
+            }
+        };
+        let cell = self.cell(turn);
+        // Relaxed: the next store publishes the two.
+        cell.address.store(entry.address, Ordering::Relaxed);
+        cell.info.store(entry.info, Ordering::Relaxed);
+        // Release pairs with the Acquire of `pop`.
+        cell.filled.store(u64::from(turn) + 1, Ordering::Release);
+    }
+
+    fn pop(&self) -> Option<Entry> {
+        let mut seen = self.ends.load(Ordering::Relaxed);
+        loop {
+            let (head, tail) = halves(seen);
+            if head == tail {
+                return None;
+            }
+            let cell = self.cell(head);
+            // Acquire pairs with the Release of `push`: the event is whole.
+            if cell.filled.load(Ordering::Acquire) != u64::from(head) + 1 {
+                // Its handler is still writing, or another reader was faster.
+                return None;
+            }
+            let entry = Entry {
+                address: cell.address.load(Ordering::Relaxed),
+                info: cell.info.load(Ordering::Relaxed),
+            };
+            // Release pairs with the Acquire of `push`: we have read before the cell is reused. If
+            // another reader took the event, the head has moved and what was read counts for
+            // nothing. The same word can only come back after 2^32 events.
+            match self.ends.compare_exchange(
+                seen,
+                word(head.wrapping_add(1), tail),
+                Ordering::Release,
+                Ordering::Relaxed,
+            ) {
+                Ok(_) => return Some(entry),
+                Err(now) => seen = now,
+            }
+        }
+    }
+
+    fn cell(&self, turn: u32) -> &Cell {
+        // In bounds, and `EVENTS` divides 2^32, so that turns go round without a jump.
+        &self.cells[turn as usize % EVENTS]
+    }
+}
+
+/// Returns the turns of the oldest event and of the next one.
+#[expect(clippy::cast_possible_truncation, reason = "the halves of a word")]
+fn halves(ends: u64) -> (u32, u32) {
+    ((ends >> 32) as u32, ends as u32)
+}
+
+fn word(head: u32, tail: u32) -> u64 {
+    u64::from(head) << 32 | u64::from(tail)
+}
+
+/// What only the model checker needs.
+#[cfg(loom)]
+#[allow(dead_code, reason = "the library is compiled with it, and has no use for all of it")]
+impl<const SLOTS: usize, const EVENTS: usize> Table<SLOTS, EVENTS> {
+    /// Returns an empty table; loom's atomics are not made by constants.
+    pub(crate) fn new() -> Self {
+        let zero = || AtomicU64::new(0);
+        Self {
+            used: zero(),
+            slots: std::array::from_fn(|_| Slot {
+                state: zero(),
+                first: zero(),
+                last: zero(),
+                ring: Ring {
+                    ends: zero(),
+                    lost: zero(),
+                    cells: std::array::from_fn(|_| Cell {
+                        filled: zero(),
+                        address: zero(),
+                        info: zero(),
+                    }),
+                },
+            }),
+        }
+    }
+
+    /// Takes a slot whether or not a handler is inside: what must not be done.
+    pub(crate) fn take_without_looking(&self, extent: Extent) -> Option<usize> {
+        let index = self
+            .slots
+            .iter()
+            .position(|slot| slot.state.fetch_or(TAKEN, Ordering::Acquire) & TAKEN == 0)?;
+        self.set_up(index, extent);
+        Some(index)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    fn extent(first: u64, last: u64) -> Extent {
+        Extent { first, last }
+    }
+
+    fn entry(address: u64) -> Entry {
+        Entry { address, info: !address }
+    }
+
+    #[test]
+    fn an_event_goes_to_every_watch_that_has_its_address_and_to_no_other() {
+        let table = Table::<4, 4>::new();
+        let low = table.take(extent(100, 199)).unwrap();
+        let high = table.take(extent(200, 299)).unwrap();
+        let both = table.take(extent(150, u64::MAX)).unwrap();
+        for (at, watches, expected) in [
+            (extent(99, 99), 0, [false, false, false]),
+            (extent(100, 100), 1, [true, false, false]),
+            (extent(199, 199), 2, [true, false, true]),
+            (extent(200, 200), 2, [false, true, true]),
+            (extent(0, 149), 1, [true, false, false]),
+            (extent(199, 200), 3, [true, true, true]),
+            (extent(300, u64::MAX), 1, [false, false, true]),
+        ] {
+            assert_eq!(table.record(at, entry(at.first)), watches, "{at:?}");
+            let got = [low, high, both].map(|slot| {
+                let event = table.pop(slot);
+                assert!(event.is_none_or(|event| event == entry(at.first)));
+                event.is_some()
+            });
+            assert_eq!(got, expected, "{at:?}");
+        }
+    }
+
+    #[test]
+    fn a_full_ring_keeps_the_oldest_events_and_counts_the_others() {
+        let table = Table::<1, 4>::new();
+        let slot = table.take(extent(0, 9)).unwrap();
+        for round in 0..5_u64 {
+            for number in 0..7 {
+                table.record(extent(1, 1), entry(number));
+            }
+            assert_eq!(table.pending(slot), 4);
+            assert_eq!(table.lost(slot), 3 * (round + 1));
+            for number in 0..4 {
+                assert_eq!(table.pop(slot), Some(entry(number)));
+            }
+            assert_eq!(table.pop(slot), None);
+            assert_eq!(table.pending(slot), 0);
+        }
+    }
+
+    #[test]
+    fn turns_go_round_without_losing_an_event() {
+        let table = Table::<1, 2>::new();
+        let slot = table.take(extent(0, 9)).unwrap();
+        let ring = &table.slots[slot].ring;
+        // As after 2^32 - 3 events that were all read.
+        ring.ends.store(word(u32::MAX - 2, u32::MAX - 2), Ordering::Relaxed);
+        for number in 0..8 {
+            table.record(extent(1, 1), entry(number));
+            assert_eq!(table.pending(slot), 1);
+            assert_eq!(table.pop(slot), Some(entry(number)));
+        }
+        assert_eq!(table.lost(slot), 0);
+    }
+
+    #[test]
+    fn a_slot_is_used_again_empty_and_a_full_table_says_so() {
+        let table = Table::<2, 2>::new();
+        let one = table.take(extent(0, 9)).unwrap();
+        let two = table.take(extent(10, 19)).unwrap();
+        assert_ne!(one, two);
+        assert_eq!(table.take(extent(20, 29)), None);
+        for _ in 0..3 {
+            table.record(extent(5, 5), entry(5));
+        }
+        assert_eq!((table.pending(one), table.lost(one)), (2, 1));
+        table.let_go(one);
+        assert_eq!(table.record(extent(5, 5), entry(5)), 0);
+        let again = table.take(extent(20, 29)).unwrap();
+        assert_eq!(again, one);
+        assert_eq!((table.pending(again), table.lost(again)), (0, 0));
+        assert_eq!(table.pop(again), None);
+        assert_eq!(table.record(extent(5, 5), entry(5)), 0);
+        assert_eq!(table.record(extent(25, 25), entry(25)), 1);
+        assert_eq!(table.pop(again), Some(entry(25)));
+    }
+
+    #[test]
+    fn a_slot_with_a_handler_inside_is_not_taken_again() {
+        let table = Table::<1, 2>::new();
+        let slot = table.take(extent(0, 9)).unwrap();
+        assert!(table.slots[slot].enter());
+        table.let_go(slot);
+        assert_eq!(table.take(extent(0, 9)), None, "a handler is inside");
+        table.slots[slot].leave();
+        assert_eq!(table.take(extent(0, 9)), Some(slot));
+    }
+}

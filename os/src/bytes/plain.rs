@@ -1,0 +1,47 @@
+//! Copies by ordinary atomic loads and stores: the definition of what a copy does, and what is used
+//! where there is no [`guarded`](super::guarded) one. They never return an error: memory that is not
+//! there kills the process.
+
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use super::{Copier, Fault, WORD};
+
+pub(crate) struct Plain;
+
+// Relaxed is enough throughout: nothing else is published by these words, and whoever passes
+// messages through shared memory brings its own synchronisation.
+impl Copier for Plain {
+    #[inline]
+    fn load(word: &AtomicU64) -> Result<u64, Fault> {
+        Ok(word.load(Ordering::Relaxed))
+    }
+
+    #[inline]
+    fn copy_out(words: &[AtomicU64], out: &mut [[u8; WORD]]) -> Result<(), Fault> {
+        for (chunk, word) in out.iter_mut().zip(words) {
+            *chunk = word.load(Ordering::Relaxed).to_ne_bytes();
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn copy_in(words: &[AtomicU64], bytes: &[[u8; WORD]]) -> Result<(), Fault> {
+        for (chunk, word) in bytes.iter().zip(words) {
+            word.store(u64::from_ne_bytes(*chunk), Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn merge(word: &AtomicU64, keep: u64, bits: u64) -> Result<(), Fault> {
+        let mut old = word.load(Ordering::Relaxed);
+        loop {
+            let new = old & keep | bits;
+            // It ends: an exchange fails only because another thread's write succeeded.
+            match word.compare_exchange_weak(old, new, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => return Ok(()),
+                Err(seen) => old = seen,
+            }
+        }
+    }
+}
