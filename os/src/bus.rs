@@ -164,6 +164,12 @@ pub struct BusError {
 }
 
 impl BusError {
+    /// Takes what is wrong where; of `lsb`, at most 63 counts.
+    #[must_use]
+    pub fn new(address: Addr, lsb: u8, kind: BusKind) -> Self {
+        Self { address, lsb: lsb.min(63), kind }
+    }
+
     /// Takes `si_code`, `si_addr` and `si_addr_lsb` of a SIGBUS that the kernel raised.
     fn of_signal(code: i32, address: usize, lsb: i16) -> Self {
         let kind = BusKind::of_code(code);

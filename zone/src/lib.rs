@@ -41,6 +41,7 @@ mod runs;
 mod stamp;
 mod token;
 mod trace;
+mod watch;
 mod write;
 mod zone;
 
@@ -57,11 +58,12 @@ pub use region::{Backing, NotAdopted, Region, RegionError};
 pub use report::BindReport;
 pub use stamp::Stamp;
 pub use token::{NotAGuard, RawGuard, Redeemed};
+pub use uzone_os::bus;
 pub use uzone_os::hugepages::HugeSize;
 pub use uzone_os::memory::Limit;
 pub use uzone_os::{
-    AccessError, Addr, DaxError, FileId, MapError, MappedError, Mapping, PopulateError,
-    ResidentError,
+    AccessError, Addr, CopyDirection, DaxError, FileId, MapError, MappedError, Mapping,
+    PopulateError, ResidentError,
 };
 pub use uzone_pages::*;
 pub use uzone_stream::Path as StorePath;

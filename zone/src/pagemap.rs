@@ -6,9 +6,10 @@
 use std::fmt;
 use std::ops::Deref;
 use std::panic::Location;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
+use uzone_os::bus::Watch;
 use uzone_os::{Mapped, ResidentError};
 use uzone_pages::{
     AddrError, AdvanceError, ByteLen, Class, Content, Folio, HoldSort, Memmap, MemoryKind, Order,
@@ -88,6 +89,9 @@ impl<P: Payload> Parts<P> {
 /// What a pagemap and its guards share. The region comes first, so that it is unmapped before its
 /// frame numbers are free again.
 pub(crate) struct Inner<P: Payload> {
+    /// Who notes the bus errors of the region, if anybody asked. First, so that nothing is noted of
+    /// what is mapped there afterwards.
+    pub(crate) watch: OnceLock<Watch>,
     region: Region,
     parts: Parts<P>,
     guards: GuardBook,
@@ -95,6 +99,10 @@ pub(crate) struct Inner<P: Payload> {
 }
 
 impl<P: Payload> Inner<P> {
+    pub(crate) fn region(&self) -> &Region {
+        &self.region
+    }
+
     pub(crate) fn page(&self, pfn: Pfn) -> Option<PageView<'_, P>> {
         self.parts.page(pfn)
     }
@@ -151,6 +159,9 @@ impl<P: Payload> Holdable for Inner<P> {
     }
 
     fn hold(&self, range: PfnRange, sort: HoldSort) -> Result<Span, SpanRefused> {
+        if sort == HoldSort::Pin {
+            self.collect_bus_errors();
+        }
         let bad = |part| self.bad.first_in(part);
         self.parts.memmap.hold(range, sort, bad, |head| self.freed(head))
     }
@@ -185,6 +196,7 @@ impl<P: Payload> Holdable for Inner<P> {
     }
 
     fn bad_pages(&self, range: PfnRange) -> Vec<Pfn> {
+        self.collect_bus_errors();
         self.bad.in_range(range)
     }
 
@@ -240,7 +252,7 @@ pub struct Pagemap<P: Payload = ()> {
 impl<P: Payload> Pagemap<P> {
     pub(crate) fn new(region: Region, parts: Parts<P>, keeps_poison: bool) -> Self {
         let (guards, bad) = (GuardBook::default(), BadPages::default());
-        let inner = Arc::new(Inner { region, parts, guards, bad });
+        let inner = Arc::new(Inner { watch: OnceLock::new(), region, parts, guards, bad });
         let range = inner.range();
         if keeps_poison {
             for pages in inner.region.bad_pages() {
@@ -453,6 +465,7 @@ impl<P: Payload> Pagemap<P> {
                 pagemap: Box::new(self),
             });
         }
+        self.inner.collect_bus_errors();
         let mut inner = self.inner;
         loop {
             match Arc::try_unwrap(inner) {

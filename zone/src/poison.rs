@@ -174,21 +174,16 @@ impl<P: Payload> Pagemap<P> {
         self.inner.unpoison(pfn)
     }
 
-    /// Returns whether page `pfn` is known to be bad.
-    #[must_use]
-    pub fn is_poisoned(&self, pfn: Pfn) -> bool {
-        PfnRange::try_single(pfn).is_ok_and(|range| self.inner.bad.first_in(range).is_some())
-    }
-
     /// Returns the pages of `range` that are known to be bad, in ascending order.
     #[must_use]
     pub fn bad_pages(&self, range: PfnRange) -> Vec<Pfn> {
+        self.inner.collect_bus_errors();
         self.inner.bad.in_range(range)
     }
 
     /// Returns the pieces of `range` without a bad page, in ascending order.
     #[must_use]
     pub fn good_ranges(&self, range: PfnRange) -> Vec<PfnRange> {
-        good_pieces(range, &self.inner.bad.in_range(range))
+        good_pieces(range, &self.bad_pages(range))
     }
 }
