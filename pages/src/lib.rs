@@ -11,6 +11,8 @@
 //! | `content` | what is known about a page's bytes, and the legal steps |
 //! | `page` | the descriptor: one word, holds, freezing |
 //! | `payload` | what a caller adds to a descriptor, and the slow path that initialises it |
+//! | `clearing` | in which order, and in which batches, memory is cleared or copied |
+//! | `chunks` | a range cut at a limit and an alignment |
 //! | `layout` | which descriptor belongs to which page |
 //! | `memmap` | the descriptors of one region |
 //! | `ledger` | the guards on a whole pagemap, and whether it may go |
@@ -19,6 +21,8 @@
 #![forbid(unsafe_code)]
 
 mod addr;
+mod chunks;
+mod clearing;
 mod content;
 mod kind;
 mod layout;
@@ -30,6 +34,10 @@ mod payload;
 mod sync;
 
 pub use addr::{AddrError, ByteLen, Order, PageCount, PageSize, ParseByteLenError, Pfn, PfnRange};
+pub use chunks::{ChunkError, Chunks};
+pub use clearing::{
+    Batch, Batches, DEFAULT_PAUSE_NS, NEIGHBOUR_PAGES, Nearness, Pace, Plan, PlanError,
+};
 pub use content::Content;
 pub use kind::{MemoryKind, ParseMemoryKindError};
 pub use layout::{Class, Layout, LayoutError, Slot, Tails};
