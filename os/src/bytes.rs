@@ -6,8 +6,9 @@
 //! keep what someone else writes meanwhile. Racing calls may therefore see old and new words side
 //! by side; they never see a torn word, and nothing about them is undefined.
 //!
-//! This is not the way to move gigabytes: memory of which we are the only user has slices
-//! ([`crate::Exclusive`]), and slices go through the streaming stores of `uzone-stream`.
+//! Gigabytes move the same way, and faster: [`Mapping::as_words`](crate::Mapping::as_words) lends the
+//! words themselves, and `uzone-stream` clears and copies words by stores past the cache. Memory of
+//! which we are the only user has slices ([`crate::Exclusive`]).
 //!
 //! Cost: a load and a store for 8 bytes, so a fraction of a memcpy in cache and about the same from
 //! memory.
@@ -32,6 +33,14 @@ pub enum AccessError {
         offset: u64,
         /// How many bytes were given.
         len_bytes: usize,
+    },
+    /// The bytes are not whole words.
+    #[error("bytes {start:#x} to {end:#x} are no words: words start and end at multiples of 8")]
+    CutsWord {
+        /// Where they start.
+        start: u64,
+        /// Where they end.
+        end: u64,
     },
 }
 

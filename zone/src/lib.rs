@@ -24,7 +24,9 @@
 //! The model that all of this rests on is re-exported from the package `uzone-pages`.
 #![forbid(unsafe_code)]
 
+mod batches;
 mod bind;
+mod clear;
 mod guards;
 mod hold;
 mod keep;
@@ -38,7 +40,9 @@ mod trace;
 mod write;
 mod zone;
 
+pub use batches::Batched;
 pub use bind::{BindError, BindFailure};
+pub use clear::{Batching, ClearError, Cleared, CopyOptions, ZeroOptions};
 pub use guards::Holder;
 pub use hold::{HoldFailure, Pinned, Referenced, Segment};
 pub use keep::{MemmapPages, Source};
@@ -54,7 +58,7 @@ pub use uzone_os::{
     ResidentError,
 };
 pub use uzone_pages::*;
-pub use uzone_stream::Path as StorePath;
+pub use uzone_stream::{Next, Path as StorePath, Was, Way};
 pub use zone::Zone;
 
 /// The example of the README, run as a test.
