@@ -25,7 +25,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 use uzone_pages::{ByteLen, PageSize};
 
 use crate::bytes::{self, AccessError};
-use crate::options::{Access, Addr, RangeError};
+use crate::options::{Access, Addr, RangeError, Sharing};
 use crate::probe;
 use crate::shortage::MapError;
 
@@ -45,7 +45,7 @@ enum Behind {
     /// Private pages of no file, of the host's size or huge. Ours to unmap.
     Anonymous,
     /// A file or device, from byte `offset` on. Ours to unmap.
-    File { fd: OwnedFd, offset: u64 },
+    File { fd: OwnedFd, offset: u64, sharing: Sharing },
     /// Whatever the caller mapped, and unmaps.
     Adopted,
 }
@@ -157,9 +157,9 @@ impl Mapping {
 
     /// Says which file is behind a new mapping, from byte `offset` on. It counts as anonymous until
     /// then, so whoever maps a file calls this before anyone else sees the mapping.
-    pub(crate) fn backed_by(self, fd: OwnedFd, offset: u64) -> Self {
+    pub(crate) fn backed_by(self, fd: OwnedFd, offset: u64, sharing: Sharing) -> Self {
         let mut backed = self;
-        backed.behind = Behind::File { fd, offset };
+        backed.behind = Behind::File { fd, offset, sharing };
         backed
     }
 
@@ -209,6 +209,16 @@ impl Mapping {
     pub fn file_offset(&self) -> Option<u64> {
         match self.behind {
             Behind::File { offset, .. } => Some(offset),
+            Behind::Anonymous | Behind::Adopted => None,
+        }
+    }
+
+    /// Returns who sees what is written to the file behind the mapping, or `None` where
+    /// [`Mapping::fd`] is.
+    #[must_use]
+    pub fn sharing(&self) -> Option<Sharing> {
+        match self.behind {
+            Behind::File { sharing, .. } => Some(sharing),
             Behind::Anonymous | Behind::Adopted => None,
         }
     }

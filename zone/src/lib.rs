@@ -32,6 +32,7 @@ mod hold;
 mod keep;
 mod options;
 mod pagemap;
+mod populate;
 mod region;
 mod report;
 mod runs;
@@ -48,14 +49,15 @@ pub use hold::{HoldFailure, Pinned, Referenced, Segment};
 pub use keep::{MemmapPages, Source};
 pub use options::{BindOptions, Cancel, Init, Owner, PagemapOps, Progress};
 pub use pagemap::{Busy, PageView, Pagemap};
+pub use populate::{Huge, NotPopulated, PopulateOptions, PopulateReport};
 pub use region::{Backing, NotAdopted, Region, RegionError};
 pub use report::BindReport;
 pub use stamp::Stamp;
 pub use uzone_os::hugepages::HugeSize;
 pub use uzone_os::memory::Limit;
 pub use uzone_os::{
-    AccessError, Addr, DaxError, FileId, MapError, MappedError, Mapping, PopulateError,
-    ResidentError,
+    AccessError, Addr, AdviseError, DaxError, FileId, MapError, MappedError, Mapping,
+    PopulateError, Populated, ResidentError,
 };
 pub use uzone_pages::*;
 pub use uzone_stream::{Next, Path as StorePath, Was, Way};

@@ -45,6 +45,11 @@ impl Cancel {
     pub fn is_cancelled(&self) -> bool {
         self.0.load(Ordering::Relaxed) // as in `cancel`
     }
+
+    /// Returns the flag itself, for the packages below.
+    pub(crate) fn flag(&self) -> &AtomicBool {
+        &self.0
+    }
 }
 
 /// Who owns a pagemap of private or coherent memory, so that a driver can tell its own pages.

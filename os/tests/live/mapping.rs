@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use uzone_os::{
-    Access, AccessError, Anonymous, Exclusive, HugeAdvice, HugeSize, MapError, Mapped, MappedError,
-    Mapping, RangeError, Reserve, Sharing, Shortage,
+    Access, AccessError, AdviseError, Anonymous, Exclusive, HugeAdvice, HugeSize, MapError, Mapped,
+    MappedError, Mapping, RangeError, Reserve, Sharing, Shortage,
 };
 use uzone_pages::ByteLen;
 
@@ -393,4 +393,21 @@ fn words_are_lent_where_they_are_whole_and_may_be_written() {
         file.as_words(0..16).unwrap_err(),
         AccessError::ReadOnly { offset: 0, len_bytes: 16 }
     );
+}
+
+#[test]
+fn a_file_that_is_sealed_against_writing_keeps_its_bytes_when_it_is_to_have_a_hole() {
+    let mapping = Mapping::memfd("sealed", ByteLen::new(4 * page()), None).unwrap();
+    mapping.write_at(0, &[7; 8]).unwrap();
+    mapping.punch(page()..2 * page()).unwrap();
+    let seal = rustix::fs::SealFlags::FUTURE_WRITE;
+    if rustix::fs::fcntl_add_seals(mapping.fd().unwrap(), seal).is_err() {
+        return skip("a_file_that_is_sealed", "F_SEAL_FUTURE_WRITE needs Linux 5.1");
+    }
+    let error = mapping.punch(0..page()).unwrap_err();
+    assert!(matches!(error, AdviseError::Punch { .. }), "{error}");
+    let mut kept = [0; 8];
+    mapping.read_at(0, &mut kept).unwrap();
+    assert_eq!(kept, [7; 8]);
+    assert!(matches!(mapping.punch(1..page()), Err(AdviseError::Range(_))));
 }
