@@ -1,12 +1,13 @@
 //! Huge pages for what is mapped already, and giving pages back: [`Mapping::advise_huge`],
-//! [`Mapping::collapse`], [`Mapping::discard`].
+//! [`Mapping::collapse`], [`Mapping::discard`], [`Mapping::punch`].
 //!
 //! Unsafe: calls of madvise(2), one of which drops pages.
-//! Source: madvise(2).
+//! Source: madvise(2), fallocate(2).
 
 use core::ops::Range;
 use std::io;
 
+use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 use rustix::mm::Advice;
 use uzone_pages::ByteLen;
@@ -14,7 +15,7 @@ use uzone_pages::ByteLen;
 use crate::errno::{self, CollapseStep};
 use crate::hugepages;
 use crate::mapping::Mapping;
-use crate::options::RangeError;
+use crate::options::{Access, RangeError, Sharing};
 use crate::populate::PopulateError;
 use crate::probe;
 use crate::root::{SysError, SystemRoot};
@@ -43,6 +44,29 @@ pub enum AdviseError {
     Refused {
         /// The kernel's name of the advice.
         advice: &'static str,
+        /// Where the range starts.
+        start: u64,
+        /// Where it ends.
+        end: u64,
+        /// What the kernel answered.
+        #[source]
+        cause: io::Error,
+    },
+    /// Giving the pages back would not make the bytes zero.
+    #[error("cannot punch bytes {start:#x} to {end:#x}: {why}; clear them in place instead")]
+    NotPunchable {
+        /// Where the range starts.
+        start: u64,
+        /// Where it ends.
+        end: u64,
+        /// What the memory is.
+        why: &'static str,
+    },
+    /// The file's owner could not be asked for a hole.
+    #[error(
+        "cannot punch bytes {start:#x} to {end:#x} out of the file behind the mapping: its file system has no holes, or the file is sealed; clear them in place instead"
+    )]
+    Punch {
         /// Where the range starts.
         start: u64,
         /// Where it ends.
@@ -84,6 +108,14 @@ impl Mapping {
     /// [`AdviseError::Refused`] if the kernel has no transparent huge pages.
     pub fn advise_huge(&self) -> Result<(), AdviseError> {
         self.advise(0..self.mapped_len(), Advice::LinuxHugepage, "MADV_HUGEPAGE")
+    }
+
+    /// Asks for no transparent huge pages, from now on (`MADV_NOHUGEPAGE`). Those that are there stay.
+    ///
+    /// # Errors
+    /// [`AdviseError::Refused`] if the kernel has no transparent huge pages.
+    pub fn advise_no_huge(&self) -> Result<(), AdviseError> {
+        self.advise(0..self.mapped_len(), Advice::LinuxNoHugepage, "MADV_NOHUGEPAGE")
     }
 
     /// Makes huge pages of a range (`MADV_COLLAPSE`), whatever the host is set to. No byte changes;
@@ -143,20 +175,59 @@ impl Mapping {
     /// # Errors
     /// [`RangeError::CutsPage`] if it does not; then nothing is given back.
     pub fn discard(&self, range: Range<u64>) -> Result<(), AdviseError> {
-        let part = self.widen(&range)?;
+        let part = self.whole_pages(&range)?;
+        self.advise(part, Advice::LinuxDontNeed, "MADV_DONTNEED")
+    }
+
+    /// Gives the pages of a range back to the kernel, in such a way that its bytes read as zero
+    /// afterwards, for everybody: private anonymous memory as [`Mapping::discard`] does, and what is
+    /// shared by a hole in the file. The range must start and end at pages, as there.
+    ///
+    /// Others who have the file see zeroes at once, byte for byte of what they map.
+    ///
+    /// # Errors
+    /// [`RangeError::CutsPage`], [`AdviseError::NotPunchable`] for memory that has other bytes behind it
+    /// (a private mapping of a file), that the caller owns (adopted) or may not write, and
+    /// [`AdviseError::Punch`] if the file cannot have holes. Nothing is given back then.
+    pub fn punch(&self, range: Range<u64>) -> Result<(), AdviseError> {
+        let part = self.whole_pages(&range)?;
+        let (start, end) = (range.start, range.end);
+        let refused = |why| AdviseError::NotPunchable { start, end, why };
+        if self.is_exclusive() {
+            return self.advise(part, Advice::LinuxDontNeed, "MADV_DONTNEED");
+        }
+        let (Some(fd), Some(offset), Some(sharing)) =
+            (self.fd(), self.file_offset(), self.sharing())
+        else {
+            return Err(refused("its owner is the caller, who knows what is behind it"));
+        };
+        if sharing == Sharing::Private {
+            return Err(refused("behind a private mapping the bytes of the file would show"));
+        }
+        if self.access() == Access::ReadOnly {
+            return Err(refused("it is read-only"));
+        }
+        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        // Both fit: the range is mapped from there on.
+        rustix::fs::fallocate(fd, hole, offset + part.start as u64, part.len() as u64)
+            .map_err(|cause| AdviseError::Punch { start, end, cause: cause.into() })
+    }
+
+    /// Returns a range as indices if it is whole pages, or ends with the mapping.
+    fn whole_pages(&self, range: &Range<u64>) -> Result<Range<usize>, RangeError> {
+        let part = self.widen(range)?;
         let ends_mapping = range.end == self.len().get();
         if part.start as u64 != range.start || (part.end as u64 != range.end && !ends_mapping) {
             return Err(RangeError::CutsPage {
                 start: range.start,
                 end: range.end,
                 page: self.page_size(),
-            }
-            .into());
+            });
         }
-        self.advise(part, Advice::LinuxDontNeed, "MADV_DONTNEED")
+        Ok(part)
     }
 
-    /// `part` is inside the mapped pages; `advice` is one of the two above.
+    /// `part` is inside the mapped pages; `advice` is one of those above.
     fn advise(
         &self,
         part: Range<usize>,
@@ -164,8 +235,8 @@ impl Mapping {
         name: &'static str,
     ) -> Result<(), AdviseError> {
         let start = self.at(part.start).as_ptr();
-        // SAFETY: madvise(2) acts on `part.len()` bytes from `start`, all of this mapping. One advice
-        // sets a policy. The other replaces bytes: here nobody has borrowed them, because who lends
+        // SAFETY: madvise(2) acts on `part.len()` bytes from `start`, all of this mapping. Two advices
+        // set a policy. The other replaces bytes: here nobody has borrowed them, because who lends
         // slices of a mapping owns it and calls this from `&mut self`; atomic readers see the old
         // word or the new.
         let answer = unsafe { rustix::mm::madvise(start.cast(), part.len(), advice) };

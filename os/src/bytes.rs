@@ -11,8 +11,9 @@
 //! copy stops at the bad word and says so. How a copy is cut into words is written once, here, and
 //! what touches a word is a [`Copier`].
 //!
-//! This is not the way to move gigabytes: memory of which we are the only user has slices
-//! ([`crate::Exclusive`]), and slices go through the streaming stores of `uzone-stream`.
+//! Gigabytes move the same way, and faster: [`Mapping::as_words`](crate::Mapping::as_words) lends the
+//! words themselves, and `uzone-stream` clears and copies words by stores past the cache. Memory of
+//! which we are the only user has slices ([`crate::Exclusive`]).
 //!
 //! Cost: a load and a store for 8 bytes, so a fraction of a memcpy in cache and about the same from
 //! memory.
@@ -99,6 +100,14 @@ pub enum AccessError {
         kind: BusKind,
         /// How much is broken, as in [`BusError::lsb`](crate::bus::BusError::lsb).
         lsb: u8,
+    },
+    /// The bytes are not whole words.
+    #[error("bytes {start:#x} to {end:#x} are no words: words start and end at multiples of 8")]
+    CutsWord {
+        /// Where they start.
+        start: u64,
+        /// Where they end.
+        end: u64,
     },
 }
 

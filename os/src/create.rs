@@ -127,7 +127,7 @@ impl Mapping {
                 refused.explain(|cause| MapError::memory(&SystemRoot::host(), len, false, cause))
             }
         })?;
-        Ok(mapping.backed_by(fd, 0))
+        Ok(mapping.backed_by(fd, 0, Sharing::Shared))
     }
 
     /// Maps `len` bytes of a file or device, from `offset` on.
@@ -162,7 +162,7 @@ impl Mapping {
             &Request { page, align: page.bytes(), access, flags, fd: Some((fd.as_fd(), offset)) },
         )
         .map_err(|refused| refused.explain_file(access, sharing))?;
-        Ok(mapping.backed_by(fd, offset))
+        Ok(mapping.backed_by(fd, offset, sharing))
     }
 }
 

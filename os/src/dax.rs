@@ -287,7 +287,7 @@ fn map_shared(
         fd: Some((fd.as_fd(), offset)),
     };
     let mapping = Mapping::map(len, &request)?;
-    Ok(mapping.backed_by(fd, offset))
+    Ok(mapping.backed_by(fd, offset, Sharing::Shared))
 }
 
 fn is_regular(fd: BorrowedFd<'_>) -> Result<bool, MapError> {

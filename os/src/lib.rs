@@ -73,7 +73,7 @@ pub use hugepages::HugeSize;
 pub use mapped::{Mapped, MappedError, NotMapped};
 pub use mapping::{FileId, Mapping};
 pub use options::{Access, Addr, Anonymous, HugeAdvice, RangeError, Reserve, Sharing};
-pub use populate::{PopulateError, Populated, populate_slice};
+pub use populate::{PopulateError, PopulateHow, Populated, populate_slice};
 pub use resident::ResidentError;
 pub use root::{SysError, SystemRoot};
 pub use shortage::{FileKind, MapError, Shortage};

@@ -3,9 +3,9 @@
 //! A `Mapping` is memory and where it comes from: anonymous pages, a memory file, a file or a
 //! device; `create` and `dax` make them, and they are unmapped when dropped. Memory that the caller
 //! mapped is adopted ([`Mapping::adopt`]) and stays mapped. Its bytes may change under us (another
-//! process, a page server, another thread of ours), so it lends no slice; [`Mapping::read_at`] and
-//! [`Mapping::write_at`] copy. Memory of which we are the only user is an
-//! [`Exclusive`](crate::Exclusive), and that has slices.
+//! process, a page server, another thread of ours), so it lends no slice of bytes, but one of atomic
+//! words ([`Mapping::as_words`]); [`Mapping::read_at`] and [`Mapping::write_at`] copy. Memory of which we
+//! are the only user is an [`Exclusive`](crate::Exclusive), and that has slices of bytes.
 //!
 //! Units: offsets and lengths are bytes from the start of the mapping; addresses are [`Addr`].
 //! Sharing: every method takes `&self`, from any thread.
@@ -26,7 +26,7 @@ use uzone_pages::{ByteLen, PageSize};
 
 use crate::bus::BusError;
 use crate::bytes::{self, AccessError, CopyDirection, Fault};
-use crate::options::{Access, Addr, RangeError};
+use crate::options::{Access, Addr, RangeError, Sharing};
 use crate::probe;
 use crate::shortage::MapError;
 
@@ -46,7 +46,7 @@ enum Behind {
     /// Private pages of no file, of the host's size or huge. Ours to unmap.
     Anonymous,
     /// A file or device, from byte `offset` on. Ours to unmap.
-    File { fd: OwnedFd, offset: u64 },
+    File { fd: OwnedFd, offset: u64, sharing: Sharing },
     /// Whatever the caller mapped, and unmaps.
     Adopted,
 }
@@ -91,7 +91,7 @@ pub(crate) struct Request<'fd> {
 
 impl Mapping {
     /// Takes `len` bytes from `start` on that the caller mapped and keeps. Dropping the `Mapping`
-    /// does not unmap them. It is never exclusive, so it lends no slice: whoever else has the bytes
+    /// does not unmap them. It is never exclusive, so it lends no slice of bytes: whoever else has the bytes
     /// may change them meanwhile, as described below.
     ///
     /// `page` is the size of the pages behind the memory, the host's or that of huge pages. The
@@ -158,9 +158,9 @@ impl Mapping {
 
     /// Says which file is behind a new mapping, from byte `offset` on. It counts as anonymous until
     /// then, so whoever maps a file calls this before anyone else sees the mapping.
-    pub(crate) fn backed_by(self, fd: OwnedFd, offset: u64) -> Self {
+    pub(crate) fn backed_by(self, fd: OwnedFd, offset: u64, sharing: Sharing) -> Self {
         let mut backed = self;
-        backed.behind = Behind::File { fd, offset };
+        backed.behind = Behind::File { fd, offset, sharing };
         backed
     }
 
@@ -210,6 +210,16 @@ impl Mapping {
     pub fn file_offset(&self) -> Option<u64> {
         match self.behind {
             Behind::File { offset, .. } => Some(offset),
+            Behind::Anonymous | Behind::Adopted => None,
+        }
+    }
+
+    /// Returns who sees what is written to the file behind the mapping, or `None` where
+    /// [`Mapping::fd`] is.
+    #[must_use]
+    pub fn sharing(&self) -> Option<Sharing> {
+        match self.behind {
+            Behind::File { sharing, .. } => Some(sharing),
             Behind::Anonymous | Behind::Adopted => None,
         }
     }
@@ -302,6 +312,32 @@ impl Mapping {
             kind: error.kind,
             lsb: error.lsb,
         }
+    }
+
+    /// Returns the words of a range, to be read and written by whoever else may do so meanwhile: each
+    /// of them changes at once, and the row of them in any order. A touch behind the end of a file
+    /// that was truncated raises `SIGBUS`.
+    ///
+    /// # Errors
+    /// [`AccessError::Range`] unless all bytes are inside, [`AccessError::CutsWord`] unless they start
+    /// and end at multiples of 8, [`AccessError::ReadOnly`] if the mapping is: a store to it would be a
+    /// crash.
+    pub fn as_words(&self, range: Range<u64>) -> Result<&[AtomicU64], AccessError> {
+        let Range { start, end } = range;
+        if end < start {
+            return Err(RangeError::Empty { start, end }.into());
+        }
+        let beyond = RangeError::Beyond { start, end, len_bytes: self.len as u64 };
+        let len_bytes = usize::try_from(end - start).map_err(|_| beyond)?;
+        if self.access == Access::ReadOnly {
+            return Err(AccessError::ReadOnly { offset: start, len_bytes });
+        }
+        let Some(first) = self.check_copy(start, len_bytes)? else { return Ok(&[]) };
+        let word = size_of::<AtomicU64>();
+        if !first.is_multiple_of(word) || !len_bytes.is_multiple_of(word) {
+            return Err(AccessError::CutsWord { start, end });
+        }
+        Ok(&self.words()[first / word..][..len_bytes / word])
     }
 
     /// Returns `offset` as an index if a copy of `len_bytes` from there is all inside, and `None`

@@ -1,10 +1,10 @@
-//! Nodes and CPUs: which there are, and how many of them this thread may use.
+//! Nodes and CPUs: which there are, how many of them this thread may use, and keeping to some of them.
 //!
-//! Source: `/sys/devices/system/node`, sched_getaffinity(2).
+//! Source: `/sys/devices/system/node`, sched_getaffinity(2), sched_setaffinity(2).
 
 use std::io;
 
-use rustix::thread::sched_getaffinity;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use uzone_pages::ByteLen;
 
 use crate::root::{SysError, SystemRoot, kib_field};
@@ -34,6 +34,23 @@ pub enum AffinityError {
     /// The kernel did not say which CPUs this thread may use.
     #[error("cannot ask which CPUs this thread may use")]
     Unknown {
+        /// What the kernel answered.
+        #[source]
+        cause: io::Error,
+    },
+    /// This thread may use none of the CPUs that it was to keep to.
+    #[error(
+        "this thread may use none of the {asked} CPUs it was to keep to: widen its affinity, or the cpuset of its control group"
+    )]
+    Nowhere {
+        /// How many there were to choose from.
+        asked: usize,
+    },
+    /// The kernel did not let this thread keep to CPUs that it may use.
+    #[error("cannot keep this thread to {asked} CPUs")]
+    Refused {
+        /// How many they were.
+        asked: usize,
         /// What the kernel answered.
         #[source]
         cause: io::Error,
@@ -111,10 +128,61 @@ pub fn current_cpu_count() -> Result<usize, AffinityError> {
     Ok(set.count() as usize) // a `u32` fits: the crate compiles for 64-bit targets alone
 }
 
+/// Returns which of `cpus` this thread may use.
+///
+/// # Errors
+/// [`AffinityError::Unknown`] if the kernel does not say.
+pub fn usable(cpus: &[u32]) -> Result<Vec<u32>, AffinityError> {
+    let set =
+        sched_getaffinity(None).map_err(|cause| AffinityError::Unknown { cause: cause.into() })?;
+    Ok(cpus.iter().copied().filter(|cpu| is_in(&set, *cpu)).collect())
+}
+
+/// Keeps this thread to those of `cpus` that it may use, until its affinity is set again. Memory that
+/// it touches first then comes from their node, unless a policy says otherwise.
+///
+/// # Errors
+/// [`AffinityError::Nowhere`] if it may use none of them; then it goes on where it was.
+pub fn keep_thread_to(cpus: &[u32]) -> Result<(), AffinityError> {
+    let usable = usable(cpus)?;
+    let asked = cpus.len();
+    if usable.is_empty() {
+        return Err(AffinityError::Nowhere { asked });
+    }
+    let mut set = CpuSet::new();
+    for cpu in usable {
+        set.set(cpu as usize); // a `usize` has 64 bits: the crate compiles for nothing else
+    }
+    sched_setaffinity(None, &set)
+        .map_err(|cause| AffinityError::Refused { asked, cause: cause.into() })
+}
+
+fn is_in(set: &CpuSet, cpu: u32) -> bool {
+    let cpu = cpu as usize; // as in `keep_thread_to`
+    cpu < CpuSet::MAX_CPU && set.is_set(cpu)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::root::MadeUp;
+
+    #[test]
+    fn a_thread_keeps_to_the_cpus_it_may_use_and_to_no_others() {
+        let all: Vec<u32> = (0..1024).collect();
+        let mine = usable(&all).unwrap();
+        assert_eq!(mine.len(), current_cpu_count().unwrap());
+        std::thread::spawn(move || {
+            keep_thread_to(&[mine[0], 5000]).unwrap();
+            assert_eq!(usable(&(0..1024).collect::<Vec<_>>()).unwrap(), [mine[0]]);
+            let error = keep_thread_to(&[1023, 4000]).unwrap_err();
+            assert!(matches!(error, AffinityError::Nowhere { asked: 2 }), "{error}");
+            assert_eq!(current_cpu_count().unwrap(), 1);
+        })
+        .join()
+        .unwrap();
+        assert!(matches!(keep_thread_to(&[]), Err(AffinityError::Nowhere { asked: 0 })));
+    }
 
     #[test]
     fn a_list_is_numbers_and_ranges_and_nothing_else() {

@@ -1,5 +1,5 @@
 //! Making memory present before it is touched: [`Mapping::populate`], [`Mapping::populate_by`],
-//! [`populate_slice`].
+//! [`Mapping::populate_with`], [`populate_slice`].
 //!
 //! A first touch of a small page costs an exception and 1.5 us; asking for a range costs half of
 //! that, and several threads share it. The work is cut into chunks of 64 MiB at multiples of that
@@ -19,6 +19,7 @@ use std::io;
 use std::num::NonZeroUsize;
 use std::sync::{PoisonError, RwLock, mpsc};
 use std::thread;
+use std::time::Instant;
 
 use rustix::io::Errno;
 use rustix::mm::Advice;
@@ -27,11 +28,15 @@ use uzone_pages::ByteLen;
 use crate::bytes;
 use crate::errno::{self, PopulateRefusal, PopulateStep};
 use crate::mapping::Mapping;
+use crate::numa::{self, AffinityError};
 use crate::options::{Access, RangeError};
 use crate::probe;
 
 /// How much one call of the kernel is asked for.
 const CHUNK: usize = 64 << 20;
+
+/// The same where somebody waits for the end of the time.
+const TIMED_CHUNK: usize = 8 << 20;
 
 /// How often a chunk that the kernel interrupted is asked for again.
 const TRIES: u32 = 1000;
@@ -52,6 +57,25 @@ pub enum Populated {
         /// How many there would have been.
         of: ByteLen,
     },
+    /// The time was up. The first `done` bytes are present.
+    Expired {
+        /// How many bytes, in whole pages.
+        done: ByteLen,
+        /// How many there would have been.
+        of: ByteLen,
+    },
+}
+
+/// How a range is to be made present.
+#[derive(Clone, Copy, Debug)]
+pub struct PopulateHow<'a> {
+    /// How many threads there are at least; of nodes, each gets as many as the others.
+    pub threads: NonZeroUsize,
+    /// For each node the CPUs that its threads keep to; none, and they go where they like. Chunks
+    /// are taken in ascending order by whoever is free, so the range is spread over the nodes.
+    pub nodes: &'a [Vec<u32>],
+    /// When no chunk is begun any more.
+    pub deadline: Option<Instant>,
 }
 
 /// A range that could not be made present.
@@ -119,6 +143,13 @@ pub enum PopulateError {
         #[source]
         cause: io::Error,
     },
+    /// A thread may not run on the node that it should. Nothing was populated.
+    #[error("cannot populate from the nodes that were asked for")]
+    Node {
+        /// Why it may not.
+        #[source]
+        cause: AffinityError,
+    },
     /// Not all threads could be started. Nothing was populated.
     #[error("started {started} of {asked} threads: raise `ulimit -u`, or ask for fewer")]
     Threads {
@@ -176,7 +207,8 @@ impl Mapping {
         let range = self.widen(&range)?;
         let mut done = 0;
         for index in 0.. {
-            let Some(part) = chunk(self.addr().get(), &range, self.chunk_size(), index) else {
+            let size = self.chunk_size(CHUNK);
+            let Some(part) = chunk(self.addr().get(), &range, size, index) else {
                 break;
             };
             let bytes = part.len() as u64;
@@ -198,13 +230,33 @@ impl Mapping {
         &self,
         range: Range<u64>,
         threads: NonZeroUsize,
+        progress: impl FnMut(ByteLen, ByteLen),
+        cancel: &AtomicBool,
+    ) -> Result<Populated, PopulateError> {
+        let how = PopulateHow { threads, nodes: &[], deadline: None };
+        self.populate_with(range, how, progress, cancel)
+    }
+
+    /// Makes a range present as [`Mapping::populate_by`] does, by threads that keep to nodes, and for
+    /// so long at most. A chunk that was begun is finished: 8 MiB where there is a deadline.
+    ///
+    /// # Errors
+    /// [`PopulateError`] says what there was not enough of, and how much is present;
+    /// [`PopulateError::Node`] that a thread may not run where it should, before anything is present.
+    pub fn populate_with(
+        &self,
+        range: Range<u64>,
+        how: PopulateHow<'_>,
         mut progress: impl FnMut(ByteLen, ByteLen),
         cancel: &AtomicBool,
     ) -> Result<Populated, PopulateError> {
         let range = self.widen(&range)?;
         let of = ByteLen::new(range.len() as u64);
-        let chunks = range.len() / self.chunk_size() + 2;
-        let asked = threads.get().min(chunks);
+        let size = self.chunk_size(if how.deadline.is_some() { TIMED_CHUNK } else { CHUNK });
+        let chunks = range.len() / size + 2;
+        let nodes = how.nodes.len().max(1);
+        let asked = how.threads.get().next_multiple_of(nodes).min(chunks.max(nodes));
+        let is_late = || how.deadline.is_some_and(|deadline| Instant::now() >= deadline);
 
         // Written once, before it is opened: whether the threads are to begin.
         let gate = RwLock::new(false);
@@ -212,9 +264,13 @@ impl Mapping {
         let failed = AtomicBool::new(false);
         let (send, receive) = mpsc::channel::<Message>();
 
-        let work = |send: mpsc::Sender<Message>| {
-            // Who cannot be heard need not work.
-            if send.send(Message::Arrived).is_err() {
+        let work = &|number: usize, send: mpsc::Sender<Message>| {
+            let kept = match how.nodes.get(number % nodes) {
+                Some(cpus) => numa::keep_thread_to(cpus),
+                None => Ok(()),
+            };
+            // Who cannot be heard, or is where it should not be, need not work.
+            if send.send(Message::Arrived(kept)).is_err() {
                 return;
             }
             // A poisoned gate is one whose owner panicked: it says `false` then.
@@ -225,8 +281,11 @@ impl Mapping {
             // number of the next chunk has to be unique and publishes nothing. What was populated
             // is published by the channel and by the end of the thread.
             while !cancel.load(Ordering::Relaxed) && !failed.load(Ordering::Relaxed) {
+                if is_late() {
+                    return;
+                }
                 let index = next.fetch_add(1, Ordering::Relaxed);
-                let Some(part) = chunk(self.addr().get(), &range, self.chunk_size(), index) else {
+                let Some(part) = chunk(self.addr().get(), &range, size, index) else {
                     return;
                 };
                 let bytes = part.len() as u64;
@@ -251,7 +310,7 @@ impl Mapping {
                 let send = send.clone();
                 let spawned = thread::Builder::new()
                     .name(format!("populate-{started}"))
-                    .spawn_scoped(scope, || work(send));
+                    .spawn_scoped(scope, move || work(started, send));
                 if let Err(cause) = spawned {
                     return Err(PopulateError::Threads { asked, started, cause });
                 }
@@ -259,8 +318,13 @@ impl Mapping {
             drop(send);
             for _ in 0..asked {
                 // Each thread sends this first; an error means that one is gone already.
-                if receive.recv().is_err() {
-                    break;
+                match receive.recv() {
+                    Ok(Message::Arrived(Err(cause))) => {
+                        // The gate opens to nobody, and says so.
+                        return Err(PopulateError::Node { cause });
+                    }
+                    Ok(_) => {}
+                    Err(_) => break,
                 }
             }
             *closed = true;
@@ -270,7 +334,7 @@ impl Mapping {
             let mut failure = None;
             for message in receive {
                 match message {
-                    Message::Arrived => {}
+                    Message::Arrived(_) => {}
                     Message::Done { bytes } => {
                         done += bytes;
                         progress(ByteLen::new(done), of);
@@ -282,6 +346,10 @@ impl Mapping {
             match failure {
                 Some(failure) => Err(failure.into_error(done)),
                 None if done == of => Ok(Populated::Whole { bytes: done }),
+                // Relaxed, as above. Who cancels late is told that it was cancelled.
+                None if is_late() && !cancel.load(Ordering::Relaxed) => {
+                    Ok(Populated::Expired { done, of })
+                }
                 // Chunks are taken in ascending order and each one taken was finished, so what is
                 // present is the first part of the range.
                 None => Ok(Populated::Cancelled { done, of }),
@@ -290,8 +358,8 @@ impl Mapping {
     }
 
     /// Returns how much is populated at once: the chunk, or one page where pages are larger.
-    fn chunk_size(&self) -> usize {
-        usize::try_from(self.page_size().bytes()).map_or(CHUNK, |page| page.max(CHUNK))
+    fn chunk_size(&self, chunk: usize) -> usize {
+        usize::try_from(self.page_size().bytes()).map_or(chunk, |page| page.max(chunk))
     }
 
     /// Makes whole pages present. `part` is inside the mapping and starts and ends at pages.
@@ -381,7 +449,7 @@ pub fn populate_slice(bytes: &mut [u8]) -> Result<(), PopulateError> {
 
 /// What a populating thread says.
 enum Message {
-    Arrived,
+    Arrived(Result<(), AffinityError>),
     Done { bytes: u64 },
     Failed(ChunkFailure),
 }

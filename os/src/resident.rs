@@ -296,25 +296,35 @@ impl Mapping {
     /// # Errors
     /// [`ResidentError`] if `/proc` is not there or the kernel refuses.
     pub fn huge_backed(&self) -> Result<ByteLen, ResidentError> {
-        let pagemap = open_pagemap()?;
-        let start = self.addr().get() as u64;
-        let end = start + self.mapped_len() as u64;
-        let scanned = scan(&pagemap, start, end, PRESENT | HUGE).map_err(|cause| {
-            ResidentError::Scan { start: 0, end: self.len().get(), cause: cause.into() }
-        })?;
-        if let Some(bytes) = scanned {
-            return Ok(ByteLen::new(bytes));
-        }
-        self.huge_backed_by_smaps()
+        self.huge_backed_in(self.whole())
     }
 
-    fn huge_backed_by_smaps(&self) -> Result<ByteLen, ResidentError> {
-        let start = self.addr().get() as u64;
-        let range = start..start + self.mapped_len() as u64;
-        let read = || parse_smaps(BufReader::new(File::open(SMAPS)?), &range);
-        let bytes = read().map_err(|cause| SysError::Read { path: SMAPS.into(), cause })?;
-        Ok(ByteLen::new(bytes))
+    /// Returns how many bytes of a range, widened to whole pages, are mapped by huge pages, as
+    /// [`Mapping::huge_backed`] does. Of a huge page that begins or ends outside, the part inside counts.
+    ///
+    /// # Errors
+    /// [`ResidentError`] if the range is not inside, `/proc` is not there or the kernel refuses.
+    pub fn huge_backed_in(&self, range: Range<u64>) -> Result<ByteLen, ResidentError> {
+        let part = self.widen(&range)?;
+        let base = self.addr().get();
+        let addresses = (base + part.start) as u64..(base + part.end) as u64;
+        let pagemap = open_pagemap()?;
+        let scanned =
+            scan(&pagemap, addresses.start, addresses.end, PRESENT | HUGE).map_err(|cause| {
+                ResidentError::Scan { start: range.start, end: range.end, cause: cause.into() }
+            })?;
+        match scanned {
+            Some(bytes) => Ok(ByteLen::new(bytes)),
+            None => huge_backed_by_smaps(&addresses),
+        }
     }
+}
+
+/// Counts by `smaps`, for kernels that cannot scan. `range` is addresses.
+fn huge_backed_by_smaps(range: &Range<u64>) -> Result<ByteLen, ResidentError> {
+    let read = || parse_smaps(BufReader::new(File::open(SMAPS)?), range);
+    let bytes = read().map_err(|cause| SysError::Read { path: SMAPS.into(), cause })?;
+    Ok(ByteLen::new(bytes))
 }
 
 #[cfg(test)]
@@ -366,7 +376,8 @@ mod tests {
         let first = mapping.addr().get() as u64 / page;
         assert_eq!(count_entries(&pagemap, first, 300).unwrap(), 150);
         assert_eq!(mapping.huge_backed().unwrap(), ByteLen::ZERO);
-        assert_eq!(mapping.huge_backed_by_smaps().unwrap(), ByteLen::ZERO);
+        let addresses = first * page..(first + 300) * page;
+        assert_eq!(huge_backed_by_smaps(&addresses).unwrap(), ByteLen::ZERO);
     }
 
     #[test]

@@ -15,6 +15,8 @@
 //! | `block` | holds on 512 base pages at once |
 //! | `span` | holds on a range of pages |
 //! | `payload` | what a caller adds to a descriptor, and the slow path that initialises it |
+//! | `clearing` | in which order, and in which batches, memory is cleared or copied |
+//! | `chunks` | a range cut at a limit and an alignment |
 //! | `layout` | which descriptor belongs to which page |
 //! | `memmap` | the descriptors of one region |
 //! | `ledger` | the guards on a whole pagemap, and whether it may go |
@@ -24,6 +26,8 @@
 
 mod addr;
 mod block;
+mod chunks;
+mod clearing;
 mod content;
 mod folio;
 mod kind;
@@ -39,6 +43,10 @@ mod word;
 
 pub use addr::{AddrError, ByteLen, Order, PageCount, PageSize, ParseByteLenError, Pfn, PfnRange};
 pub use block::{BLOCK_ORDER, Block};
+pub use chunks::{ChunkError, Chunks};
+pub use clearing::{
+    Batch, Batches, DEFAULT_PAUSE_NS, NEIGHBOUR_PAGES, Nearness, Pace, Plan, PlanError,
+};
 pub use content::Content;
 pub use folio::{AdvanceError, Folio, HoldError, ReleaseError, Released};
 pub use kind::{MemoryKind, ParseMemoryKindError};

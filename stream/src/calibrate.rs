@@ -1,5 +1,8 @@
 //! Cached or streaming: which store is faster for how many bytes, found by a short measurement.
 //!
+//! This file is about patterned fills, and has the tools of the measurement; `ways.rs` measures
+//! clearing and copying with them.
+//!
 //! Size alone does not decide. A destination that is in the cache is written fastest through the
 //! cache; one that is not, and that nobody reads soon, is written fastest past it; one that is read
 //! at once pays for having been sent to memory. So the caller says what the destination was and
@@ -8,6 +11,10 @@
 //!
 //! Not here: what a bystander loses when its lines are pushed out of the cache (streaming spares
 //! them at any length), and two threads at once (the lengths are those of one).
+//!
+//! A length is looked for by bisection: below it cached stores won, from it on streaming ones did. A
+//! time that somebody else's work spoilt moves the answer by one step of two, where both are near
+//! each other anyway.
 //!
 //! Units: lengths in bytes. Cost: one measurement per process, 20 ms at most, 4 MiB of memory while
 //! it runs. No system call inside a timed part except what reading the clock is.
@@ -22,20 +29,35 @@ use crate::pattern::Pattern;
 use crate::{LINE_BYTES, arch};
 
 /// The memory measured on, and the longest length tried.
-const BUFFER_BYTES: usize = 4 << 20;
+pub(crate) const BUFFER_BYTES: usize = 4 << 20;
 /// The shortest length tried.
 const SHORTEST_BYTES: usize = 4 << 10;
 /// Short lengths are tried many times in a row, until they add up to this: one alone would be of
 /// the same order as reading the clock.
 const BATCH_BYTES: usize = 256 << 10;
+/// Every length tried, in ascending order.
+const LENGTHS: [usize; 11] = {
+    let mut lengths = [0; 11];
+    let mut index = 0;
+    while index < lengths.len() {
+        lengths[index] = SHORTEST_BYTES << index;
+        index += 1;
+    }
+    assert!(lengths[lengths.len() - 1] == BUFFER_BYTES);
+    lengths
+};
 /// How much the paths are compared on.
-const PATH_BYTES: usize = 1 << 20;
+const PATH_BYTES: usize = 512 << 10;
+/// The paths are compared for at most one so-manieth of the time.
+const PATH_PARTS: u32 = 3;
 /// How often each path is tried; the best counts, because noise only ever adds.
 const PATH_ROUNDS: usize = 16;
 /// How often each length is tried on either side; the best counts.
 const LENGTH_ROUNDS: usize = 2;
+/// Lengths from here on are tried once: they take long enough to be measured.
+const LONG_BYTES: usize = 2 << 20;
 /// No part begins after this much time. What is then under way (1 to 2 ms) ends well within 20 ms.
-const BUDGET: Duration = Duration::from_millis(14);
+pub(crate) const BUDGET: Duration = Duration::from_millis(14);
 /// A path is as good as the fastest if it takes at most this share more time, in percent.
 const TIE_PERCENT: u64 = 2;
 
@@ -81,6 +103,9 @@ pub enum Basis {
     Measured,
     /// Cached stores won at the longest length tried (4 MiB): the length is the documented default.
     Beyond,
+    /// Cached stores won at the longest length tried, by less than at half of it: the length is where
+    /// they would cease to.
+    Extrapolated,
     /// Time ran out: the length is the shortest at which streaming was seen to win, else the
     /// documented default.
     OutOfTime,
@@ -175,11 +200,13 @@ impl Calibration {
         };
         let mut bench = Bench::new(start, budget);
         found.path = bench.best_path().unwrap_or(widest);
-        // The longest lengths take the most time, so the cases with the fewest tries come first:
-        // each goes down from the longest length and stops where cached stores win.
-        found.hot = bench.crossover(found.path, Case::Hot, DEFAULT_HOT_BYTES);
-        found.cold_soon = bench.crossover(found.path, Case::ColdSoon, DEFAULT_COLD_SOON_BYTES);
-        found.cold_later = bench.crossover(found.path, Case::ColdLater, DEFAULT_COLD_LATER_BYTES);
+        let path = found.path;
+        let mut crossover =
+            |case: Case| bisect(case, |len_bytes| bench.streaming_wins(path, case, len_bytes));
+        // Those that are found soonest come first.
+        found.cold_later = crossover(Case::ColdLater);
+        found.hot = crossover(Case::Hot);
+        found.cold_soon = crossover(Case::ColdSoon);
         found.complete = !bench.ran_out;
         found.elapsed = start.elapsed();
         found
@@ -188,7 +215,8 @@ impl Calibration {
 
 /// The streaming paths, the one to take among equals first. Wider is better, and of two that are
 /// equally wide the one that needs no way through memory.
-const PREFERENCE: [Path; 5] = [Path::Avx512, Path::Movdir64b, Path::Avx2, Path::Sse2, Path::Movnti];
+pub(crate) const PREFERENCE: [Path; 5] =
+    [Path::Avx512, Path::Movdir64b, Path::Avx2, Path::Sse2, Path::Movnti];
 
 /// Returns the first path that takes at most [`TIE_PERCENT`] more time than the fastest.
 fn first_near_fastest(times: &[(Path, Duration)]) -> Option<Path> {
@@ -199,26 +227,70 @@ fn first_near_fastest(times: &[(Path, Duration)]) -> Option<Path> {
 
 /// A case that has a crossover of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Case {
+pub(crate) enum Case {
     ColdLater,
     ColdSoon,
     Hot,
 }
 
+impl Case {
+    /// Returns the length from which on streaming is taken to win, if that is not measured.
+    fn default_bytes(self) -> usize {
+        match self {
+            Self::ColdLater => DEFAULT_COLD_LATER_BYTES,
+            Self::ColdSoon => DEFAULT_COLD_SOON_BYTES,
+            Self::Hot => DEFAULT_HOT_BYTES,
+        }
+    }
+
+    /// Returns which of [`LENGTHS`] to try first: where most machines decide the case.
+    fn first(self) -> usize {
+        match self {
+            Self::ColdLater => 0,
+            Self::ColdSoon => LENGTHS.len() - 3,
+            Self::Hot => LENGTHS.len() - 1,
+        }
+    }
+}
+
+/// Returns the shortest length at which streaming wins, if it wins at every longer one as well.
+/// `streaming_wins` tries a length, and returns `None` if there is no time left for it.
+pub(crate) fn bisect(
+    case: Case,
+    mut streaming_wins: impl FnMut(usize) -> Option<bool>,
+) -> Crossover {
+    // Streaming loses below `lost` and wins from `won` on; where they meet is the answer.
+    let (mut lost, mut won) = (0, LENGTHS.len());
+    let mut next = case.first();
+    while lost < won {
+        let won_bytes = LENGTHS.get(won).copied().unwrap_or(case.default_bytes());
+        match streaming_wins(LENGTHS[next]) {
+            None => return Crossover { bytes: won_bytes, basis: Basis::OutOfTime },
+            Some(true) => won = next,
+            Some(false) => lost = next + 1,
+        }
+        next = lost.midpoint(won);
+    }
+    match LENGTHS.get(won) {
+        Some(bytes) => Crossover { bytes: *bytes, basis: Basis::Measured },
+        None => Crossover { bytes: case.default_bytes(), basis: Basis::Beyond },
+    }
+}
+
 /// The memory measured on, and the time left.
-struct Bench {
+pub(crate) struct Bench {
     buffer: Vec<u8>,
     /// Of the buffer, where the first line starts.
     first: usize,
     pattern: Pattern,
     start: Instant,
     budget: Duration,
-    ran_out: bool,
+    pub(crate) ran_out: bool,
 }
 
 impl Bench {
     /// Takes the memory from the system by writing to all of it once.
-    fn new(start: Instant, budget: Duration) -> Self {
+    pub(crate) fn new(start: Instant, budget: Duration) -> Self {
         // Neither zero nor the same word all over: some machines write such lines faster than
         // others, which says nothing about paths.
         let mut words = [0x0123_4567_89ab_cdef_u64; LINE_BYTES / 8];
@@ -246,9 +318,17 @@ impl Bench {
     }
 
     /// Returns whether another part may begin, and remembers if not.
-    fn has_time(&mut self) -> bool {
+    pub(crate) fn has_time(&mut self) -> bool {
         self.ran_out = self.ran_out || self.start.elapsed() > self.budget;
         !self.ran_out
+    }
+
+    /// Returns the memory measured on: whole lines, none if there was no memory to be had.
+    pub(crate) fn memory(&mut self) -> &mut [u8] {
+        match self.buffer.get_mut(self.first..) {
+            Some(memory) if memory.len() >= BUFFER_BYTES => &mut memory[..BUFFER_BYTES],
+            _ => &mut [],
+        }
     }
 
     /// Returns the path to prefer, or `None` if there was not the time to try each at least once.
@@ -269,6 +349,9 @@ impl Bench {
                 if !self.has_time() {
                     return if round == 0 { None } else { first_near_fastest(&times) };
                 }
+                if round > 0 && self.start.elapsed() > self.budget / PATH_PARTS {
+                    return first_near_fastest(&times); // the rest is for the lengths
+                }
                 let time = self.time(*path, Case::ColdLater, PATH_BYTES, PATH_BYTES);
                 *best = time.min(*best);
             }
@@ -276,31 +359,18 @@ impl Bench {
         first_near_fastest(&times)
     }
 
-    /// Goes down from the longest length until cached stores win.
-    fn crossover(&mut self, path: Path, case: Case, default_bytes: usize) -> Crossover {
-        let mut len_bytes = BUFFER_BYTES;
-        let mut shortest_won = None;
-        while len_bytes >= SHORTEST_BYTES {
-            let (mut cached, mut streaming) = (Duration::MAX, Duration::MAX);
-            let batch_bytes = len_bytes.max(BATCH_BYTES);
-            for _ in 0..LENGTH_ROUNDS {
-                if !self.has_time() {
-                    let bytes = shortest_won.unwrap_or(default_bytes);
-                    return Crossover { bytes, basis: Basis::OutOfTime };
-                }
-                cached = cached.min(self.time(Path::Portable, case, len_bytes, batch_bytes));
-                streaming = streaming.min(self.time(path, case, len_bytes, batch_bytes));
+    /// Returns whether streaming is faster at a length, or `None` if there is no time left to try.
+    fn streaming_wins(&mut self, path: Path, case: Case, len_bytes: usize) -> Option<bool> {
+        let (mut cached, mut streaming) = (Duration::MAX, Duration::MAX);
+        let batch_bytes = len_bytes.max(BATCH_BYTES);
+        for _ in 0..rounds(len_bytes) {
+            if !self.has_time() {
+                return None;
             }
-            if cached <= streaming {
-                break;
-            }
-            shortest_won = Some(len_bytes);
-            len_bytes /= 2;
+            cached = cached.min(self.time(Path::Portable, case, len_bytes, batch_bytes));
+            streaming = streaming.min(self.time(path, case, len_bytes, batch_bytes));
         }
-        match shortest_won {
-            Some(bytes) => Crossover { bytes, basis: Basis::Measured },
-            None => Crossover { bytes: default_bytes, basis: Basis::Beyond },
-        }
+        Some(streaming < cached)
     }
 
     /// Returns how long it takes to fill `batch_bytes` of the buffer in calls of `len_bytes`.
@@ -331,8 +401,13 @@ impl Bench {
     }
 }
 
+/// Returns how often a length is to be tried.
+pub(crate) fn rounds(len_bytes: usize) -> usize {
+    if len_bytes < LONG_BYTES { LENGTH_ROUNDS } else { 1 }
+}
+
 /// Reads every line of `bytes`.
-fn sum(bytes: &[u8]) -> u64 {
+pub(crate) fn sum(bytes: &[u8]) -> u64 {
     let (words, _) = bytes.as_chunks::<8>();
     words
         .iter()
@@ -347,6 +422,7 @@ impl fmt::Display for Crossover {
         match self.basis {
             Basis::Measured => write!(f, "{} KiB", self.bytes >> 10),
             Basis::Beyond => write!(f, "{} KiB (default; cached won at 4 MiB)", self.bytes >> 10),
+            Basis::Extrapolated => write!(f, "{} KiB (extrapolated)", self.bytes >> 10),
             Basis::OutOfTime => write!(f, "{} KiB (not measured to the end)", self.bytes >> 10),
             Basis::NoStreaming => f.write_str("never (no streaming stores)"),
         }
@@ -391,6 +467,33 @@ mod tests {
                 found.choose(bytes, Was::Hot, Next::Soon),
             ];
             assert_eq!(found, expected, "{bytes}");
+        }
+    }
+
+    #[test]
+    fn a_crossover_is_found_wherever_it_is_and_whatever_is_asked_first() {
+        for case in [Case::ColdLater, Case::ColdSoon, Case::Hot] {
+            for (index, expected) in LENGTHS.into_iter().enumerate() {
+                let mut tries = 0;
+                let found = bisect(case, |len_bytes| {
+                    tries += 1;
+                    Some(len_bytes >= LENGTHS[index])
+                });
+                assert_eq!(found, at(expected, Basis::Measured), "{case:?}");
+                assert!(tries <= 6, "{case:?}: {tries} tries for {expected}");
+            }
+            let never = bisect(case, |_| Some(false));
+            assert_eq!(never, at(case.default_bytes(), Basis::Beyond));
+            // Without time the answer is the last that was seen to win.
+            let none = bisect(case, |_| None);
+            assert_eq!(none, at(case.default_bytes(), Basis::OutOfTime));
+            let mut first = Some(true);
+            let one = bisect(case, |_| first.take());
+            let expected = match case {
+                Case::ColdLater => at(LENGTHS[0], Basis::Measured),
+                _ => at(LENGTHS[case.first()], Basis::OutOfTime),
+            };
+            assert_eq!(one, expected);
         }
     }
 

@@ -12,10 +12,13 @@
 //! - [`copy`], [`fill`], [`zero`]: one call, fenced before it returns.
 //! - [`Pattern`]: what a fill repeats, constant or counting up.
 //! - [`copy_flush`]: a copy for persistent memory.
-//! - [`calibration`]: cached or streaming, found by a short measurement.
+//! - [`zero_words`], [`copy_words`]: clearing and copying memory that others may touch meanwhile, by
+//!   each [`Way`] there is; [`zero_bytes`], [`copy_bytes`] the same for slices.
+//! - [`calibration`]: cached or streaming, found by a short measurement; [`zero_ways`] and
+//!   [`copy_ways`] the same for every way.
 //!
 //! What is not here: system calls, threads, knowledge of what the bytes mean, and any way to read
-//! or write memory that is not a Rust slice.
+//! or write memory that is not a Rust slice, of bytes or of atomic words.
 //!
 //! Units: every length is in bytes and every word is 8 bytes in the machine's byte order.
 //! Sharing: all functions may be called from any thread; a [`Streaming`] stays on its own.
@@ -30,6 +33,8 @@ mod path;
 mod pattern;
 mod portable;
 mod streaming;
+mod way;
+mod ways;
 #[cfg(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer)))]
 mod x86_64;
 
@@ -43,6 +48,8 @@ pub use flush::{WriteBack, copy_flush, write_back};
 pub use path::{Choice, OVERRIDE, Path, PathError, Reason, best, chosen};
 pub use pattern::{Pattern, PatternError};
 pub use streaming::{Streaming, copy, copy_by, fill, fill_by, zero, zero_by};
+pub use way::{Way, copy_bytes, copy_words, zero_bytes, zero_words};
+pub use ways::{Ways, copy_ways, zero_ways};
 
 /// The length of a cache line, and of the widest store, in bytes.
 pub const LINE_BYTES: usize = 64;

@@ -4,10 +4,13 @@
 //! Every function has the signature of its namesake in `x86_64.rs` and takes the portable way.
 //! Cost: that of `portable.rs`; there is never anything to drain.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use crate::flush::WriteBack;
 use crate::path::{Path, Ready};
 use crate::pattern::Pattern;
 use crate::portable;
+use crate::way::ReadyWay;
 
 /// Returns whether this build and CPU can take `path`: only the portable one.
 pub(crate) fn is_available(path: Path) -> bool {
@@ -48,4 +51,33 @@ pub(crate) fn evict_lines(_: &mut [u8]) {}
 #[inline]
 pub(crate) fn copy_small(_: &mut [u8], _: &[u8]) -> bool {
     false
+}
+
+/// Zeroes words that others may touch meanwhile.
+pub(crate) fn zero_words(_: ReadyWay, dst: &[AtomicU64]) {
+    for word in dst {
+        word.store(0, Ordering::Relaxed); // nothing is published by it
+    }
+}
+
+/// Copies words that others may touch meanwhile.
+///
+/// # Panics
+///
+/// If there are not as many of either.
+pub(crate) fn copy_words_shared(_: ReadyWay, dst: &[AtomicU64], src: &[AtomicU64]) {
+    assert!(dst.len() == src.len(), "a copy of {} words to {}", src.len(), dst.len());
+    for (dst, src) in dst.iter().zip(src) {
+        dst.store(src.load(Ordering::Relaxed), Ordering::Relaxed); // as above
+    }
+}
+
+/// Zeroes a slice.
+pub(crate) fn zero_bytes(_: ReadyWay, dst: &mut [u8]) {
+    portable::zero(dst);
+}
+
+/// Copies between slices of equal length.
+pub(crate) fn copy_bytes(_: ReadyWay, dst: &mut [u8], src: &[u8]) {
+    portable::copy(dst, src);
 }

@@ -8,6 +8,7 @@
 //! |---|---|
 //! | `line` | 64 bytes in the registers of one path |
 //! | `cut` | a destination as bytes, words and lines, and the loops over them |
+//! | `shared` | clearing and copying what others may touch meanwhile |
 //! | `write_back` | sending lines to memory, and out of the cache |
 //!
 //! Not here: fences after each call (the caller of this module drains, see `streaming.rs`), and the
@@ -23,10 +24,12 @@
 
 mod cut;
 mod line;
+mod shared;
 mod write_back;
 
 use std::arch::x86_64::{__cpuid, __cpuid_count, _mm_sfence, _mm_stream_si32};
 use std::sync::OnceLock;
+use std::sync::atomic::AtomicU64;
 
 pub(crate) use self::write_back::{evict_lines, write_back, write_back_lines};
 
@@ -35,10 +38,12 @@ use self::cut::{
     zero_with,
 };
 use self::line::{Direct, Words, Xmm, Ymm, Zmm};
+use self::shared::{Past, Through, copy_shared, copy_side_by_side, words_of, zero_shared};
 use crate::LINE_BYTES;
 use crate::path::{Path, Ready};
 use crate::pattern::Pattern;
 use crate::portable;
+use crate::way::ReadyWay;
 
 /// What the CPU offers beyond the baseline, asked once.
 struct Cpu {
@@ -168,8 +173,158 @@ macro_rules! path {
                 // SAFETY: `zero_with` asks for what this function asks for.
                 unsafe { zero_with::<$line>(dst) };
             }
+
+            /// [`zero_shared`] on this path, past the cache.
+            ///
+            /// # Safety
+            ///
+            /// The CPU has the path's features.
+            $(#[target_feature(enable = $feature)])?
+            pub(super) unsafe fn zero_past(dst: &[AtomicU64]) {
+                // SAFETY: `zero_shared` asks for what this function asks for.
+                unsafe { zero_shared::<$line, Past>(dst) };
+            }
+
+            /// [`zero_shared`] on this path, through the cache.
+            ///
+            /// # Safety
+            ///
+            /// The CPU has the path's features.
+            $(#[target_feature(enable = $feature)])?
+            pub(super) unsafe fn zero_through(dst: &[AtomicU64]) {
+                // SAFETY: `zero_shared` asks for what this function asks for.
+                unsafe { zero_shared::<$line, Through>(dst) };
+            }
+
+            /// [`copy_shared`] on this path, past the cache.
+            ///
+            /// # Safety
+            ///
+            /// The CPU has the path's features, and `src` has as many readable bytes, which change
+            /// meanwhile by whole aligned words at most.
+            $(#[target_feature(enable = $feature)])?
+            pub(super) unsafe fn copy_past(dst: &[AtomicU64], src: *const u8) {
+                // SAFETY: `copy_shared` asks for what this function asks for.
+                unsafe { copy_shared::<$line, Past>(dst, src) };
+            }
+
+            /// [`copy_shared`] on this path, through the cache.
+            ///
+            /// # Safety
+            ///
+            /// As `copy_past`.
+            $(#[target_feature(enable = $feature)])?
+            pub(super) unsafe fn copy_through(dst: &[AtomicU64], src: *const u8) {
+                // SAFETY: `copy_shared` asks for what this function asks for.
+                unsafe { copy_shared::<$line, Through>(dst, src) };
+            }
+
+            /// [`copy_side_by_side`] on this path.
+            ///
+            /// # Safety
+            ///
+            /// As `copy_past`.
+            $(#[target_feature(enable = $feature)])?
+            pub(super) unsafe fn copy_aside(dst: &[AtomicU64], src: *const u8) {
+                // SAFETY: `copy_side_by_side` asks for what this function asks for.
+                unsafe { copy_side_by_side::<$line>(dst, src) };
+            }
         }
     };
+}
+
+/// Calls the function of a path by its name, with arguments that satisfy it.
+macro_rules! on_path {
+    ($ready:expr, $name:ident($($argument:expr),*), $portable:expr) => {
+        match $ready.path() {
+            Path::Portable => $portable,
+            // SAFETY: the features are the baseline's; the rest is argued where this is used.
+            Path::Movnti => unsafe { movnti::$name($($argument),*) },
+            // SAFETY: as above.
+            Path::Sse2 => unsafe { sse2::$name($($argument),*) },
+            // SAFETY: the path proves AVX2; the rest is argued where this is used.
+            Path::Avx2 => unsafe { avx2::$name($($argument),*) },
+            // SAFETY: the path proves AVX-512F; the rest is argued where this is used.
+            Path::Avx512 => unsafe { avx512::$name($($argument),*) },
+            // SAFETY: the path proves MOVDIR64B; the rest is argued where this is used.
+            Path::Movdir64b => unsafe { movdir64b::$name($($argument),*) },
+        }
+    };
+}
+
+/// The path with the widest registers for stores through the cache.
+#[inline]
+fn widest() -> Ready {
+    let widths = [Path::Avx512, Path::Avx2];
+    Ready::new(widths.into_iter().find(|path| is_available(*path)).unwrap_or(Path::Sse2))
+}
+
+/// Zeroes words that others may touch meanwhile; the caller drains, as for [`copy`].
+pub(crate) fn zero_words(way: ReadyWay, dst: &[AtomicU64]) {
+    match way {
+        ReadyWay::String => shared::zero_string(dst),
+        ReadyWay::Wide => on_path!(widest(), zero_through(dst), shared::zero_string(dst)),
+        ReadyWay::Streaming(path) | ReadyWay::SideBySide(path) => {
+            on_path!(path, zero_past(dst), shared::zero_string(dst));
+        }
+    }
+}
+
+/// Copies words that others may touch meanwhile; the caller drains, as for [`copy`].
+///
+/// # Panics
+///
+/// If there are not as many of either.
+pub(crate) fn copy_words_shared(way: ReadyWay, dst: &[AtomicU64], src: &[AtomicU64]) {
+    assert!(dst.len() == src.len(), "a copy of {} words to {}", src.len(), dst.len());
+    // SAFETY: `copy_from` wants as many readable bytes: `src` is that many words, compared above, and
+    // whoever changes atomic words changes them whole.
+    unsafe { copy_from(way, dst, src.as_ptr().cast()) };
+}
+
+/// Copies to words from wherever the bytes are.
+///
+/// # Safety
+///
+/// `src` has as many readable bytes, which change meanwhile by whole aligned words at most.
+unsafe fn copy_from(way: ReadyWay, dst: &[AtomicU64], src: *const u8) {
+    // Of every function below, the safety is what the caller of this one promises.
+    match way {
+        // SAFETY: as said.
+        ReadyWay::String => unsafe { shared::copy_string(dst, src) },
+        ReadyWay::Wide => on_path!(widest(), copy_through(dst, src), {
+            // SAFETY: as said.
+            unsafe { shared::copy_string(dst, src) }
+        }),
+        ReadyWay::Streaming(path) => on_path!(path, copy_past(dst, src), {
+            // SAFETY: as said.
+            unsafe { shared::copy_string(dst, src) }
+        }),
+        ReadyWay::SideBySide(path) => on_path!(path, copy_aside(dst, src), {
+            // SAFETY: as said.
+            unsafe { shared::copy_string(dst, src) }
+        }),
+    }
+}
+
+/// Zeroes a slice; the caller drains, as for [`copy`].
+pub(crate) fn zero_bytes(way: ReadyWay, dst: &mut [u8]) {
+    let (head, words, tail) = words_of(dst);
+    head.fill(0);
+    zero_words(way, words);
+    tail.fill(0);
+}
+
+/// Copies between slices of equal length; the caller drains, as for [`copy`].
+pub(crate) fn copy_bytes(way: ReadyWay, dst: &mut [u8], src: &[u8]) {
+    assert!(dst.len() == src.len(), "a copy of {} bytes to {}", src.len(), dst.len());
+    let (head, words, tail) = words_of(dst);
+    let (head_src, rest) = src.split_at(head.len());
+    let (words_src, tail_src) = rest.split_at(size_of_val(words));
+    head.copy_from_slice(head_src);
+    // SAFETY: `copy_from` wants as many readable bytes, which do not change while they are borrowed.
+    unsafe { copy_from(way, words, words_src.as_ptr()) };
+    tail.copy_from_slice(tail_src);
 }
 
 path!(Words, movnti);

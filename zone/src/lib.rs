@@ -25,8 +25,10 @@
 #![forbid(unsafe_code)]
 
 mod across;
+mod batches;
 mod bind;
 mod blocks;
+mod clear;
 mod directory;
 mod guards;
 mod hold;
@@ -34,6 +36,7 @@ mod keep;
 mod options;
 mod pagemap;
 mod poison;
+mod populate;
 mod produce;
 mod region;
 mod report;
@@ -46,13 +49,16 @@ mod write;
 mod zone;
 
 pub use across::Across;
+pub use batches::Batched;
 pub use bind::{BindError, BindFailure};
+pub use clear::{Batching, ClearError, Cleared, CopyOptions, ZeroOptions};
 pub use guards::Holder;
 pub use hold::{HoldFailure, ListTooShort, PinOptions, Pinned, Referenced, Segment};
 pub use keep::{MemmapPages, Source};
 pub use options::{BindOptions, Cancel, Init, Owner, PagemapOps, Progress};
 pub use pagemap::{Busy, PageView, Pagemap};
 pub use poison::{PoisonFailure, Poisoned};
+pub use populate::{Huge, NotPopulated, PopulateOptions, PopulateReport};
 pub use produce::{FaultError, Populate};
 pub use region::{Backing, NotAdopted, Region, RegionError};
 pub use report::BindReport;
@@ -62,11 +68,11 @@ pub use uzone_os::bus;
 pub use uzone_os::hugepages::HugeSize;
 pub use uzone_os::memory::Limit;
 pub use uzone_os::{
-    AccessError, Addr, CopyDirection, DaxError, FileId, MapError, MappedError, Mapping,
-    PopulateError, ResidentError,
+    AccessError, Addr, AdviseError, CopyDirection, DaxError, FileId, MapError, MappedError,
+    Mapping, PopulateError, Populated, ResidentError,
 };
 pub use uzone_pages::*;
-pub use uzone_stream::Path as StorePath;
+pub use uzone_stream::{Next, Path as StorePath, Was, Way};
 pub use zone::Zone;
 
 /// The example of the README, run as a test.

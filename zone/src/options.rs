@@ -24,13 +24,14 @@ pub enum Init {
 /// How far a long operation is.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Progress {
-    /// Bytes of descriptors that are written.
+    /// Bytes that are done: of descriptors for a bind, else of the region.
     pub done: ByteLen,
-    /// Bytes of descriptors that will be.
+    /// Bytes that will be.
     pub total: ByteLen,
 }
 
-/// A flag that stops a long operation from another thread, at its next section of 2 MiB.
+/// A flag that stops a long operation from another thread: a bind at its next section of 2 MiB, what
+/// clears or copies after the batch under way.
 #[derive(Clone, Debug, Default)]
 pub struct Cancel(Arc<AtomicBool>);
 
@@ -45,6 +46,11 @@ impl Cancel {
     #[must_use]
     pub fn is_cancelled(&self) -> bool {
         self.0.load(Ordering::Relaxed) // as in `cancel`
+    }
+
+    /// Returns the flag itself, for the packages below.
+    pub(crate) fn flag(&self) -> &AtomicBool {
+        &self.0
     }
 }
 

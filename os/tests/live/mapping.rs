@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use uzone_os::{
-    Access, AccessError, Anonymous, Exclusive, HugeAdvice, HugeSize, MapError, Mapped, MappedError,
-    Mapping, RangeError, Reserve, Sharing, Shortage,
+    Access, AccessError, AdviseError, Anonymous, Exclusive, HugeAdvice, HugeSize, MapError, Mapped,
+    MappedError, Mapping, RangeError, Reserve, Sharing, Shortage,
 };
 use uzone_pages::ByteLen;
 
@@ -355,4 +355,59 @@ fn mappings_are_used_and_dropped_by_other_threads() {
         }
     });
     std::thread::spawn(move || drop(mapping)).join().unwrap();
+}
+
+#[test]
+fn words_are_lent_where_they_are_whole_and_may_be_written() {
+    let mapping = Mapping::anonymous(ByteLen::new(page() + 3), Anonymous::default()).unwrap();
+    mapping.write_at(8, &7_u64.to_ne_bytes()).unwrap();
+    let words = mapping.as_words(8..24).unwrap();
+    assert_eq!((words.len(), words[0].load(Ordering::Relaxed)), (2, 7));
+    words[1].store(u64::MAX, Ordering::Relaxed);
+    let mut seen = [0; 10];
+    mapping.read_at(15, &mut seen).unwrap();
+    assert_eq!(seen, [0, 255, 255, 255, 255, 255, 255, 255, 255, 0]);
+    assert!(mapping.as_words(page()..page()).unwrap().is_empty());
+    for (start, end) in [(4, 12), (8, 12), (page(), page() + 3)] {
+        assert_eq!(
+            mapping.as_words(start..end).unwrap_err(),
+            AccessError::CutsWord { start, end },
+            "{start}..{end}"
+        );
+    }
+    let len_bytes = page() + 3;
+    for (start, end) in [(0, page() + 8), (page() + 8, page() + 16), (0, u64::MAX)] {
+        assert_eq!(
+            mapping.as_words(start..end).unwrap_err(),
+            AccessError::Range(RangeError::Beyond { start, end, len_bytes })
+        );
+    }
+    #[expect(clippy::reversed_empty_ranges, reason = "that is the point")]
+    let backwards = mapping.as_words(16..8).unwrap_err();
+    assert_eq!(backwards, AccessError::Range(RangeError::Empty { start: 16, end: 8 }));
+
+    let scratch = Scratch::new("words", &vec![1; usize::try_from(page()).unwrap()]);
+    let len = ByteLen::new(page());
+    let file = Mapping::file(scratch.open(), 0, len, Access::ReadOnly, Sharing::Shared).unwrap();
+    assert_eq!(
+        file.as_words(0..16).unwrap_err(),
+        AccessError::ReadOnly { offset: 0, len_bytes: 16 }
+    );
+}
+
+#[test]
+fn a_file_that_is_sealed_against_writing_keeps_its_bytes_when_it_is_to_have_a_hole() {
+    let mapping = Mapping::memfd("sealed", ByteLen::new(4 * page()), None).unwrap();
+    mapping.write_at(0, &[7; 8]).unwrap();
+    mapping.punch(page()..2 * page()).unwrap();
+    let seal = rustix::fs::SealFlags::FUTURE_WRITE;
+    if rustix::fs::fcntl_add_seals(mapping.fd().unwrap(), seal).is_err() {
+        return skip("a_file_that_is_sealed", "F_SEAL_FUTURE_WRITE needs Linux 5.1");
+    }
+    let error = mapping.punch(0..page()).unwrap_err();
+    assert!(matches!(error, AdviseError::Punch { .. }), "{error}");
+    let mut kept = [0; 8];
+    mapping.read_at(0, &mut kept).unwrap();
+    assert_eq!(kept, [7; 8]);
+    assert!(matches!(mapping.punch(1..page()), Err(AdviseError::Range(_))));
 }

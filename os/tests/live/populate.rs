@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 use uzone_os::{
-    Anonymous, Exclusive, HugeAdvice, Mapping, PopulateError, Populated, RangeError,
+    Anonymous, Exclusive, HugeAdvice, Mapping, PopulateError, PopulateHow, Populated, RangeError,
     populate_slice, probe,
 };
 use uzone_pages::ByteLen;
@@ -171,4 +171,30 @@ fn a_slice_is_made_present_with_the_pages_it_lies_in_and_no_others() {
     let mut heap = vec![7_u8; 3];
     populate_slice(&mut heap).unwrap();
     assert_eq!(heap, [7; 3]);
+}
+
+#[test]
+fn threads_keep_to_their_nodes_and_nothing_is_begun_after_the_deadline() {
+    let mapping = Mapping::anonymous(ByteLen::mib(64), small_pages()).unwrap();
+    let all: Vec<u32> = (0..1024).collect();
+    let here = uzone_os::numa::usable(&all).unwrap();
+    let two = NonZeroUsize::new(2).unwrap();
+    let (range, never) = (0..64 << 20, AtomicBool::new(false));
+    // A thread for each of three nodes, which are all here.
+    let nodes = [here.clone(), here.clone(), here];
+    let how = PopulateHow { threads: two, nodes: &nodes, deadline: None };
+    let mut calls = 0;
+    let populated = mapping.populate_with(range.clone(), how, |_, _| calls += 1, &never).unwrap();
+    assert_eq!(populated, Populated::Whole { bytes: ByteLen::mib(64) });
+    assert!(calls >= 1);
+    mapping.discard(range.clone()).unwrap();
+
+    let past = PopulateHow { deadline: Some(Instant::now()), ..how };
+    let populated = mapping.populate_with(range.clone(), past, |_, _| (), &never).unwrap();
+    assert_eq!(populated, Populated::Expired { done: ByteLen::ZERO, of: ByteLen::mib(64) });
+    let nowhere = [vec![1023]];
+    let how = PopulateHow { threads: two, nodes: &nowhere, deadline: None };
+    let error = mapping.populate_with(range, how, |_, _| (), &never).unwrap_err();
+    assert!(matches!(error, PopulateError::Node { .. }), "{error}");
+    assert_eq!(mapping.resident().unwrap(), ByteLen::ZERO);
 }

@@ -4,11 +4,18 @@
 //! Not here: where a destination has lines (`cut.rs`), and whether the CPU has the instructions
 //! (`x86_64.rs`).
 //!
+//! Memory that others may touch meanwhile is reached by instructions that the compiler does not look
+//! into, as a device would reach it: to the language, an access in assembly that reads or writes whole
+//! aligned words is a row of relaxed atomic ones. The CPU splits no aligned 8 bytes of a vector.
+//!
+//! These methods name the feature that the compiler wants before it lets a register of that width
+//! into assembly; so they are not always inlined, but are where it counts.
+//!
 //! Why this file holds `unsafe`: the instructions. Bounds and alignment are argued from the 64
 //! bytes that the caller of each method promises.
 //!
 //! Source: AMD64 Architecture Programmer's Manual volume 1 (section 5.6.4, streaming stores); Intel
-//! SDM volume 2 for MOVDIR64B.
+//! SDM volume 2 for MOVDIR64B, volume 3 (section 10.1.1, guaranteed atomic operations).
 
 use std::arch::asm;
 use std::arch::x86_64::{
@@ -79,6 +86,30 @@ pub(super) trait Line: Copy {
     ///
     /// The path's features alone.
     unsafe fn zero() -> Self;
+
+    /// Loads 64 bytes that somebody else may write meanwhile, in words of 8 aligned bytes. Of each
+    /// such word it sees an old or a new value, as a relaxed atomic load does.
+    ///
+    /// # Safety
+    ///
+    /// `src` has 64 readable bytes, at any alignment.
+    unsafe fn load_shared(src: *const u8) -> Self;
+
+    /// [`Line::stream`] to bytes that somebody else may read or write meanwhile: each 8 aligned bytes
+    /// change at once, as by a relaxed atomic store that a fence makes visible.
+    ///
+    /// # Safety
+    ///
+    /// `dst` has 64 bytes, aligned to 64, that may be written through a shared reference.
+    unsafe fn stream_shared(self, dst: *mut u8);
+
+    /// [`Line::keep`] to bytes that somebody else may read or write meanwhile: each 8 aligned bytes
+    /// change at once, as by a relaxed atomic store.
+    ///
+    /// # Safety
+    ///
+    /// `dst` has 64 bytes, aligned to 64, that may be written through a shared reference.
+    unsafe fn keep_shared(self, dst: *mut u8);
 }
 
 /// A line in general registers, streamed by eight 8-byte stores.
@@ -131,6 +162,43 @@ impl Line for Words {
     #[inline(always)]
     unsafe fn zero() -> Self {
         Self([0; 8])
+    }
+
+    #[inline(always)]
+    unsafe fn load_shared(src: *const u8) -> Self {
+        let mut words = [0_u64; 8];
+        for (index, word) in words.iter_mut().enumerate() {
+            let src = src.wrapping_add(index * 8);
+            // SAFETY: MOV wants 8 readable bytes: `index` is at most 7, and the caller promises 64. It
+            // changes no byte, no flags and no stack.
+            unsafe {
+                asm!("mov {}, [{}]", lateout(reg) *word, in(reg) src, options(nostack, preserves_flags, readonly));
+            }
+        }
+        Self(words)
+    }
+
+    #[inline(always)]
+    unsafe fn stream_shared(self, dst: *mut u8) {
+        for (index, word) in self.0.into_iter().enumerate() {
+            let dst = dst.wrapping_add(index * 8);
+            // SAFETY: MOVNTI wants 8 writable bytes: `index` is at most 7, and the caller promises 64.
+            // It changes no flags and no stack.
+            unsafe {
+                asm!("movnti [{}], {}", in(reg) dst, in(reg) word, options(nostack, preserves_flags));
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn keep_shared(self, dst: *mut u8) {
+        for (index, word) in self.0.into_iter().enumerate() {
+            let dst = dst.wrapping_add(index * 8);
+            // SAFETY: as in `stream_shared`, for MOV.
+            unsafe {
+                asm!("mov [{}], {}", in(reg) dst, in(reg) word, options(nostack, preserves_flags));
+            }
+        }
     }
 }
 
@@ -198,6 +266,74 @@ impl Line for Xmm {
         // SAFETY: `_mm_setzero_si128` wants SSE2, which every x86-64 CPU has.
         Self([unsafe { _mm_setzero_si128() }; 4])
     }
+
+    #[inline(always)]
+    unsafe fn load_shared(src: *const u8) -> Self {
+        let a;
+        // SAFETY: MOVDQU wants SSE2 and 16 readable bytes at any alignment: the caller promises
+        // both, for 64 bytes. It changes no byte, no flags and no stack.
+        unsafe {
+            asm!("movdqu {}, [{}]", lateout(xmm_reg) a, in(reg) src, options(nostack, preserves_flags, readonly));
+        }
+        let b;
+        // SAFETY: as above, for the next bytes of the 64.
+        unsafe {
+            asm!("movdqu {}, [{}]", lateout(xmm_reg) b, in(reg) src.wrapping_add(16), options(nostack, preserves_flags, readonly));
+        }
+        let c;
+        // SAFETY: as above, for the next bytes of the 64.
+        unsafe {
+            asm!("movdqu {}, [{}]", lateout(xmm_reg) c, in(reg) src.wrapping_add(32), options(nostack, preserves_flags, readonly));
+        }
+        let d;
+        // SAFETY: as above, for the next bytes of the 64.
+        unsafe {
+            asm!("movdqu {}, [{}]", lateout(xmm_reg) d, in(reg) src.wrapping_add(48), options(nostack, preserves_flags, readonly));
+        }
+        Self([a, b, c, d])
+    }
+
+    #[inline(always)]
+    unsafe fn stream_shared(self, dst: *mut u8) {
+        // SAFETY: MOVNTDQ wants SSE2 and 16 writable bytes, aligned to as many: the caller
+        // promises both, for 64 bytes. It changes no flags and no stack.
+        unsafe {
+            asm!("movntdq [{}], {}", in(reg) dst, in(xmm_reg) self.0[0], options(nostack, preserves_flags));
+        }
+        // SAFETY: as above, for the next bytes of the 64.
+        unsafe {
+            asm!("movntdq [{}], {}", in(reg) dst.wrapping_add(16), in(xmm_reg) self.0[1], options(nostack, preserves_flags));
+        }
+        // SAFETY: as above, for the next bytes of the 64.
+        unsafe {
+            asm!("movntdq [{}], {}", in(reg) dst.wrapping_add(32), in(xmm_reg) self.0[2], options(nostack, preserves_flags));
+        }
+        // SAFETY: as above, for the next bytes of the 64.
+        unsafe {
+            asm!("movntdq [{}], {}", in(reg) dst.wrapping_add(48), in(xmm_reg) self.0[3], options(nostack, preserves_flags));
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn keep_shared(self, dst: *mut u8) {
+        // SAFETY: MOVDQA wants SSE2 and 16 writable bytes, aligned to as many: the caller
+        // promises both, for 64 bytes. It changes no flags and no stack.
+        unsafe {
+            asm!("movdqa [{}], {}", in(reg) dst, in(xmm_reg) self.0[0], options(nostack, preserves_flags));
+        }
+        // SAFETY: as above, for the next bytes of the 64.
+        unsafe {
+            asm!("movdqa [{}], {}", in(reg) dst.wrapping_add(16), in(xmm_reg) self.0[1], options(nostack, preserves_flags));
+        }
+        // SAFETY: as above, for the next bytes of the 64.
+        unsafe {
+            asm!("movdqa [{}], {}", in(reg) dst.wrapping_add(32), in(xmm_reg) self.0[2], options(nostack, preserves_flags));
+        }
+        // SAFETY: as above, for the next bytes of the 64.
+        unsafe {
+            asm!("movdqa [{}], {}", in(reg) dst.wrapping_add(48), in(xmm_reg) self.0[3], options(nostack, preserves_flags));
+        }
+    }
 }
 
 /// A line in two YMM registers.
@@ -258,6 +394,51 @@ impl Line for Ymm {
         let zero = unsafe { _mm256_setzero_si256() };
         Self(zero, zero)
     }
+
+    #[inline]
+    #[target_feature(enable = "avx")]
+    unsafe fn load_shared(src: *const u8) -> Self {
+        let a;
+        // SAFETY: VMOVDQU wants AVX and 32 readable bytes at any alignment: the caller promises
+        // both, for 64 bytes. It changes no byte, no flags and no stack.
+        unsafe {
+            asm!("vmovdqu {}, [{}]", lateout(ymm_reg) a, in(reg) src, options(nostack, preserves_flags, readonly));
+        }
+        let b;
+        // SAFETY: as above, for the next bytes of the 64.
+        unsafe {
+            asm!("vmovdqu {}, [{}]", lateout(ymm_reg) b, in(reg) src.wrapping_add(32), options(nostack, preserves_flags, readonly));
+        }
+        Self(a, b)
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx")]
+    unsafe fn stream_shared(self, dst: *mut u8) {
+        // SAFETY: VMOVNTDQ wants AVX and 32 writable bytes, aligned to as many: the caller
+        // promises both, for 64 bytes. It changes no flags and no stack.
+        unsafe {
+            asm!("vmovntdq [{}], {}", in(reg) dst, in(ymm_reg) self.0, options(nostack, preserves_flags));
+        }
+        // SAFETY: as above, for the next bytes of the 64.
+        unsafe {
+            asm!("vmovntdq [{}], {}", in(reg) dst.wrapping_add(32), in(ymm_reg) self.1, options(nostack, preserves_flags));
+        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx")]
+    unsafe fn keep_shared(self, dst: *mut u8) {
+        // SAFETY: VMOVDQA wants AVX and 32 writable bytes, aligned to as many: the caller
+        // promises both, for 64 bytes. It changes no flags and no stack.
+        unsafe {
+            asm!("vmovdqa [{}], {}", in(reg) dst, in(ymm_reg) self.0, options(nostack, preserves_flags));
+        }
+        // SAFETY: as above, for the next bytes of the 64.
+        unsafe {
+            asm!("vmovdqa [{}], {}", in(reg) dst.wrapping_add(32), in(ymm_reg) self.1, options(nostack, preserves_flags));
+        }
+    }
 }
 
 /// A line in one ZMM register.
@@ -303,6 +484,38 @@ impl Line for Zmm {
     unsafe fn zero() -> Self {
         // SAFETY: `_mm512_setzero_si512` wants AVX-512F, which the caller promises.
         Self(unsafe { _mm512_setzero_si512() })
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn load_shared(src: *const u8) -> Self {
+        let a;
+        // SAFETY: VMOVDQU64 wants AVX-512F and 64 readable bytes at any alignment: the caller promises
+        // both, for 64 bytes. It changes no byte, no flags and no stack.
+        unsafe {
+            asm!("vmovdqu64 {}, [{}]", lateout(zmm_reg) a, in(reg) src, options(nostack, preserves_flags, readonly));
+        }
+        Self(a)
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn stream_shared(self, dst: *mut u8) {
+        // SAFETY: VMOVNTDQ wants AVX-512F and 64 writable bytes, aligned to as many: the caller
+        // promises both, for 64 bytes. It changes no flags and no stack.
+        unsafe {
+            asm!("vmovntdq [{}], {}", in(reg) dst, in(zmm_reg) self.0, options(nostack, preserves_flags));
+        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn keep_shared(self, dst: *mut u8) {
+        // SAFETY: VMOVDQA64 wants AVX-512F and 64 writable bytes, aligned to as many: the caller
+        // promises both, for 64 bytes. It changes no flags and no stack.
+        unsafe {
+            asm!("vmovdqa64 [{}], {}", in(reg) dst, in(zmm_reg) self.0, options(nostack, preserves_flags));
+        }
     }
 }
 
@@ -357,6 +570,26 @@ impl Line for Direct {
     unsafe fn zero() -> Self {
         // SAFETY: `Words::zero` wants nothing of the CPU.
         Self(unsafe { Words::zero() })
+    }
+
+    #[inline(always)]
+    unsafe fn load_shared(src: *const u8) -> Self {
+        // SAFETY: `Words::load_shared` wants 64 readable bytes, which the caller promises.
+        Self(unsafe { Words::load_shared(src) })
+    }
+
+    #[inline(always)]
+    unsafe fn stream_shared(self, dst: *mut u8) {
+        // SAFETY: `stream` wants the features and 64 writable bytes, aligned, that nobody touches
+        // before a fence. The first two are the caller's promise. The last is for accesses that the
+        // compiler knows of; the store is an instruction that it does not look into.
+        unsafe { self.stream(dst) };
+    }
+
+    #[inline(always)]
+    unsafe fn keep_shared(self, dst: *mut u8) {
+        // SAFETY: `Words::keep_shared` wants what the caller promises.
+        unsafe { self.0.keep_shared(dst) };
     }
 }
 

@@ -1,0 +1,151 @@
+//! The ways of clearing and copying much memory at once: [`Way`], [`zero_words`], [`copy_words`].
+//!
+//! A [`Path`] is a kind of streaming store; a way is the whole means: through the cache by the CPU's
+//! own loop or by the widest registers, past it, or past it with several pages under way at a time.
+//! Which is fastest depends on how much, on whether the memory was in the cache, and on who reads it
+//! next; [`zero_ways`](crate::zero_ways) and [`copy_ways`](crate::copy_ways) say.
+//!
+//! Memory that somebody else may read or write meanwhile (another thread, a process that maps the
+//! same file, a device) is a row of atomic words, and each word changes at once. The stores are
+//! instructions that the compiler does not look into, so a race is what it is for a device: old or
+//! new, word by word. Every function here drains before it returns.
+//!
+//! Cost: a call costs a few nanoseconds and a fence beside the stores; a fence for each page halves
+//! the rate, so a call is for an extent.
+
+use std::fmt;
+use std::sync::atomic::AtomicU64;
+
+use crate::arch;
+use crate::path::{Path, Ready};
+
+/// A way of clearing or copying memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Way {
+    /// Through the cache, by the CPU's own loop (`REP STOS`, `REP MOVS`).
+    String,
+    /// Through the cache, by the widest registers there are.
+    Wide,
+    /// Past the cache, from the first line to the last.
+    Streaming(Path),
+    /// Past the cache, a line of each of eight pages in turn: the prefetchers that read the source
+    /// follow each page by itself. Clearing reads nothing, and does as [`Way::Streaming`].
+    SideBySide(Path),
+}
+
+impl Way {
+    /// Every way that this build and CPU can take.
+    pub fn all() -> impl Iterator<Item = Self> {
+        let streaming =
+            || Path::ALL.into_iter().filter(|path| *path != Path::Portable && path.is_available());
+        [Self::String, Self::Wide]
+            .into_iter()
+            .chain(streaming().map(Self::Streaming))
+            .chain(streaming().map(Self::SideBySide))
+    }
+
+    /// Returns whether the destination is left in the cache.
+    #[must_use]
+    pub fn is_cached(self) -> bool {
+        match self {
+            Self::String | Self::Wide => true,
+            Self::Streaming(path) | Self::SideBySide(path) => path == Path::Portable,
+        }
+    }
+
+    /// Returns whether this build, CPU and operating system offer the way.
+    #[must_use]
+    pub fn is_available(self) -> bool {
+        match self {
+            Self::String | Self::Wide => true,
+            Self::Streaming(path) | Self::SideBySide(path) => path.is_available(),
+        }
+    }
+}
+
+impl fmt::Display for Way {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::String => f.write_str("string"),
+            Self::Wide => f.write_str("wide"),
+            Self::Streaming(path) => write!(f, "{path}"),
+            Self::SideBySide(path) => write!(f, "{path}, side by side"),
+        }
+    }
+}
+
+/// A way that is available: what the architecture files ask for instead of checking again.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum ReadyWay {
+    String,
+    Wide,
+    Streaming(Ready),
+    SideBySide(Ready),
+}
+
+impl ReadyWay {
+    /// Takes an available way.
+    ///
+    /// # Panics
+    ///
+    /// If it is not available.
+    fn new(way: Way) -> Self {
+        match way {
+            Way::String => Self::String,
+            Way::Wide => Self::Wide,
+            Way::Streaming(path) => Self::Streaming(Ready::new(path)),
+            Way::SideBySide(path) => Self::SideBySide(Ready::new(path)),
+        }
+    }
+}
+
+/// Zeroes words that others may touch meanwhile. Each changes at once, the whole in any order; all of
+/// them are visible to whoever learns of the return.
+///
+/// # Panics
+///
+/// If the way is not available; nothing is written then.
+pub fn zero_words(way: Way, dst: &[AtomicU64]) {
+    arch::zero_words(ReadyWay::new(way), dst);
+    drain(way);
+}
+
+/// Copies words that others may touch meanwhile. Each is read at once and changes at once, the whole
+/// in any order; all of them are visible to whoever learns of the return.
+///
+/// Where the two overlap, words may arrive that were copied a moment before.
+///
+/// # Panics
+///
+/// If there are not as many of either, or the way is not available; nothing is written then.
+pub fn copy_words(way: Way, dst: &[AtomicU64], src: &[AtomicU64]) {
+    arch::copy_words_shared(ReadyWay::new(way), dst, src);
+    drain(way);
+}
+
+/// Zeroes a slice of any alignment.
+///
+/// # Panics
+///
+/// If the way is not available; nothing is written then.
+pub fn zero_bytes(way: Way, dst: &mut [u8]) {
+    arch::zero_bytes(ReadyWay::new(way), dst);
+    drain(way);
+}
+
+/// Copies between slices of any alignment.
+///
+/// # Panics
+///
+/// If the lengths differ, or the way is not available; nothing is written then.
+pub fn copy_bytes(way: Way, dst: &mut [u8], src: &[u8]) {
+    arch::copy_bytes(ReadyWay::new(way), dst, src);
+    drain(way);
+}
+
+/// Waits for streaming stores; what went through the cache needs no fence.
+fn drain(way: Way) {
+    if !way.is_cached() {
+        arch::drain();
+    }
+}

@@ -1,0 +1,267 @@
+//! Every way of clearing and copying against `fill` and `copy_from_slice`: lengths, alignments, the
+//! bytes beside, and others who touch the same words.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use uzone_stream::{
+    Basis, Path, Way, Ways, copy_bytes, copy_ways, copy_words, zero_bytes, zero_ways, zero_words,
+};
+
+/// What surrounds every destination, and has to be there afterwards.
+const GUARD: u8 = 0xc3;
+/// Lengths around everything that cuts an extent: words, lines, pages, groups of eight pages.
+const LENGTHS: [usize; 24] = [
+    511, 512, 520, 1000, 4031, 4032, 4095, 4096, 4097, 4160, 8192, 12_289, 28_672, 32_767, 32_768,
+    32_769, 32_832, 36_864, 40_000, 65_536, 69_632, 69_700, 98_304, 100_001,
+];
+const STRIDE: usize = if cfg!(miri) { 37 } else { 1 };
+
+fn noise(len_bytes: usize) -> Vec<u8> {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut bytes = Vec::with_capacity(len_bytes + 8);
+    while bytes.len() < len_bytes {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend_from_slice(&state.to_ne_bytes());
+    }
+    bytes.truncate(len_bytes);
+    bytes
+}
+
+/// Calls `write` with `expected.len()` bytes, `offset` after the start of a line, and asserts that they
+/// are as expected then and that nothing within a line on either side has changed.
+#[track_caller]
+fn check(
+    arena: &mut [u8],
+    way: Way,
+    offset: usize,
+    expected: &[u8],
+    write: impl FnOnce(&mut [u8]),
+) {
+    let first_line = arena.as_ptr().addr().wrapping_neg() % 64;
+    let arena = &mut arena[first_line..][..offset + expected.len() + 192];
+    arena.fill(GUARD);
+    let (before, rest) = arena.split_at_mut(64 + offset);
+    let (dst, after) = rest.split_at_mut(expected.len());
+    write(dst);
+    let len_bytes = expected.len();
+    assert!(dst == expected, "{way}: {len_bytes} bytes at {offset} are wrong");
+    for beside in [before, after] {
+        let is_whole = beside.iter().all(|byte| *byte == GUARD);
+        assert!(is_whole, "{way}: a byte beside {len_bytes} at {offset} changed");
+    }
+}
+
+#[test]
+fn every_way_clears_and_copies_every_short_length_at_every_alignment_and_nothing_beside_it() {
+    let longest = if cfg!(miri) { 150 } else { 330 };
+    let (mut arena, src) = (vec![0; longest + 512], noise(longest + 64));
+    let zeroes = vec![0; longest];
+    for way in Way::all() {
+        for len_bytes in (0..=longest).step_by(STRIDE) {
+            for offset in (0..64).step_by(STRIDE) {
+                check(&mut arena, way, offset, &zeroes[..len_bytes], |dst| zero_bytes(way, dst));
+                for from in [offset, (offset * 7 + len_bytes + 3) % 64] {
+                    let src = &src[from..][..len_bytes];
+                    check(&mut arena, way, offset, src, |dst| copy_bytes(way, dst, src));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn every_way_clears_and_copies_extents_of_many_pages() {
+    let longest = LENGTHS[LENGTHS.len() - 1];
+    let (mut arena, src) = (vec![0; longest + 8192], noise(longest + 64));
+    let zeroes = vec![0; longest];
+    let lengths = LENGTHS.into_iter().step_by(if cfg!(miri) { 11 } else { 1 });
+    for way in Way::all() {
+        for len_bytes in lengths.clone() {
+            for offset in [0, 8, 1, 56, 63] {
+                check(&mut arena, way, offset, &zeroes[..len_bytes], |dst| zero_bytes(way, dst));
+                for from in [offset, 0, 5] {
+                    let src = &src[from..][..len_bytes];
+                    check(&mut arena, way, offset, src, |dst| copy_bytes(way, dst, src));
+                }
+            }
+        }
+    }
+}
+
+fn words(count: usize) -> Vec<AtomicU64> {
+    (0..count as u64).map(|word| AtomicU64::new(word.wrapping_mul(0x9e37_79b9_7f4a_7c15))).collect()
+}
+
+fn values(words: &[AtomicU64]) -> Vec<u64> {
+    words.iter().map(|word| word.load(Ordering::Relaxed)).collect()
+}
+
+#[test]
+fn words_are_cleared_and_copied_wherever_they_begin_and_none_beside_them() {
+    let longest = if cfg!(miri) { 40 } else { 5000 };
+    let src = words(longest + 16);
+    for way in Way::all() {
+        for count in
+            [0, 1, 7, 8, 9, 30, 511, 512, 513, 4096, 4100].into_iter().filter(|n| *n < longest)
+        {
+            for (at, from) in [(0, 0), (1, 1), (3, 7), (8, 0), (7, 8)] {
+                let dst = words(longest + 16);
+                let mut expected = values(&dst);
+                zero_words(way, &dst[at..][..count]);
+                expected[at..][..count].fill(0);
+                assert_eq!(values(&dst), expected, "{way}: zero {count} at {at}");
+                copy_words(way, &dst[at..][..count], &src[from..][..count]);
+                expected[at..][..count].copy_from_slice(&values(&src[from..][..count]));
+                assert_eq!(values(&dst), expected, "{way}: copy {count} from {from} to {at}");
+            }
+        }
+    }
+}
+
+#[test]
+fn nobody_ever_sees_half_a_word() {
+    let rounds = if cfg!(miri) { 2 } else { 300 };
+    let count = if cfg!(miri) { 24 } else { 4096 + 24 };
+    let is_whole = |word: u64| [0, 0x1111_1111_1111_1111, u64::MAX].contains(&word);
+    let [ones, all] = [0x1111_1111_1111_1111, u64::MAX]
+        .map(|value| (0..count).map(|_| AtomicU64::new(value)).collect::<Vec<_>>());
+    for way in Way::all() {
+        let shared: Vec<AtomicU64> = (0..count).map(|_| AtomicU64::new(0)).collect();
+        let is_done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_done.load(Ordering::Relaxed) {
+                    for word in &shared {
+                        let seen = word.load(Ordering::Relaxed);
+                        assert!(is_whole(seen), "{way}: {seen:#x}");
+                    }
+                }
+            });
+            let racing = scope.spawn(|| {
+                for _ in 0..rounds {
+                    copy_words(way, &shared, &ones);
+                    zero_words(way, &shared[3..]);
+                }
+            });
+            for _ in 0..rounds {
+                copy_words(way, &shared, &all);
+                zero_words(way, &shared);
+            }
+            // A thread that panicked is reported by the scope, once the other has seen this.
+            let joined = racing.join();
+            is_done.store(true, Ordering::Relaxed);
+            assert!(joined.is_ok());
+        });
+        assert!(values(&shared).into_iter().all(is_whole));
+    }
+}
+
+#[test]
+fn what_was_cleared_past_the_cache_is_seen_by_whoever_learns_of_the_return() {
+    if cfg!(miri) {
+        eprintln!("skipped: visibility: Miri has no streaming stores");
+        return;
+    }
+    for way in Way::all() {
+        let (shared, turn) = (words(2048), AtomicU64::new(0));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for round in (1..400).step_by(2) {
+                    while turn.load(Ordering::Acquire) != round {
+                        std::thread::yield_now();
+                    }
+                    let left =
+                        shared.iter().filter(|word| word.load(Ordering::Relaxed) != 0).count();
+                    // Not an assertion: the other thread would wait forever.
+                    turn.store(if left == 0 { round + 1 } else { u64::MAX }, Ordering::Release);
+                }
+            });
+            for round in (1..400).step_by(2) {
+                shared.iter().for_each(|word| word.store(round, Ordering::Relaxed));
+                zero_words(way, &shared);
+                turn.store(round, Ordering::Release);
+                while turn.load(Ordering::Acquire) == round {
+                    std::thread::yield_now();
+                }
+                assert_eq!(turn.load(Ordering::Acquire), round + 1, "{way}: old words were seen");
+            }
+        });
+    }
+}
+
+#[test]
+fn unequal_lengths_and_ways_that_are_not_there_panic_and_write_nothing() {
+    for way in Way::all() {
+        let (mut bytes, row) = ([1; 64], words(8));
+        assert!(catch_unwind(AssertUnwindSafe(|| copy_bytes(way, &mut bytes, &[2; 63]))).is_err());
+        let other = words(7);
+        assert!(catch_unwind(AssertUnwindSafe(|| copy_words(way, &row, &other))).is_err());
+        assert_eq!((bytes, values(&row)), ([1; 64], values(&words(8))));
+    }
+    for path in Path::ALL.into_iter().filter(|path| !path.is_available()) {
+        for way in [Way::Streaming(path), Way::SideBySide(path)] {
+            assert!(!way.is_available() && Way::all().all(|there| there != way));
+            let mut bytes = [1; 64];
+            let result = catch_unwind(AssertUnwindSafe(|| zero_bytes(way, &mut bytes)));
+            assert!(result.is_err() && bytes == [1; 64], "{way}");
+        }
+    }
+}
+
+#[test]
+fn the_portable_path_is_a_way_that_leaves_bytes_in_the_cache() {
+    for way in [Way::Streaming(Path::Portable), Way::SideBySide(Path::Portable)] {
+        assert!(way.is_cached() && way.is_available());
+        let (mut bytes, src) = (noise(5000), noise(6000));
+        copy_bytes(way, &mut bytes, &src[1000..]);
+        assert_eq!(bytes, src[1000..]);
+        zero_bytes(way, &mut bytes);
+        assert!(bytes.iter().all(|byte| *byte == 0));
+    }
+}
+
+#[test]
+fn measuring_the_ways_takes_less_than_20_ms_for_each() {
+    if cfg!(debug_assertions) {
+        eprintln!("skipped: 20 ms for ways: a promise about release builds");
+        return;
+    }
+    let _ = uzone_stream::best(); // a measurement of its own
+    for measure in [Ways::measure_zero, Ways::measure_copy] {
+        // Of three, because other processes may take the core away in the middle.
+        let fastest = (0..3)
+            .map(|_| {
+                let start = Instant::now();
+                let found = measure();
+                let whole = start.elapsed();
+                assert!(found.elapsed <= whole);
+                whole
+            })
+            .min()
+            .expect("three");
+        assert!(fastest < Duration::from_millis(20), "the fastest of three took {fastest:?}");
+    }
+}
+
+#[test]
+fn the_ways_that_are_found_are_available_and_found_once() {
+    for ways in [zero_ways(), copy_ways()] {
+        let all = ways.cold.into_iter().chain(ways.warm).chain(ways.streaming);
+        assert!(all.into_iter().all(Way::is_available));
+        assert!(ways.cold.into_iter().chain(ways.warm).all(Way::is_cached));
+        for crossover in [ways.cold_later, ways.cold_soon, ways.hot] {
+            match crossover.basis {
+                Basis::Measured => assert!((4 << 10..=4 << 20).contains(&crossover.bytes)),
+                Basis::Extrapolated => assert!(crossover.bytes > 2 << 20),
+                Basis::NoStreaming => assert_eq!(crossover.bytes, usize::MAX),
+                _ => assert!(crossover.bytes >= 4 << 10),
+            }
+        }
+    }
+    assert!(std::ptr::eq(zero_ways(), zero_ways()));
+    assert!(!std::ptr::eq(zero_ways(), copy_ways()));
+}

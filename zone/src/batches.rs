@@ -1,0 +1,427 @@
+//! Doing the batches of a plan, one for each call or all by several threads: [`Batched`].
+//!
+//! All that could be refused is refused before the first batch, so that a batch cannot fail. What
+//! several threads take from is one plan under a lock that is held for the step to the next batch
+//! alone; the neighbourhood of a hint is left to the caller's own thread, whose cache it is for.
+
+use std::iter::FusedIterator;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use uzone_os::{Access, AccessError, Mapping};
+use uzone_pages::{Batch, ByteLen, Nearness, Pace, PageSize, Plan, PlanError};
+use uzone_stream::{Next, Way, copy_ways, copy_words, zero_ways, zero_words};
+
+use crate::clear::{Batching, ClearError, Cleared, ZeroOptions, check_inside};
+use crate::options::Progress;
+
+const WORD: u64 = 8;
+
+/// With several threads, an extent that is not cut is shared out in pieces of at least this.
+const LEAST_SHARE: u64 = 1 << 20;
+
+/// How many pieces there are for each thread.
+const SHARES_PER_THREAD: u64 = 8;
+
+/// How much goes through a buffer at a time, where words do not fit each other.
+const BUFFER_BYTES: usize = 16 << 10;
+
+/// What is written, and where from.
+#[derive(Clone, Copy, Debug)]
+struct Work<'a> {
+    dst: &'a Mapping,
+    /// The memory copied from, and the byte of it that goes to byte `start` of the destination.
+    src: Option<(&'a Mapping, u64)>,
+    start: u64,
+}
+
+/// Work that was checked and can be done.
+#[derive(Debug)]
+pub(crate) struct Job<'a, 'o> {
+    work: Work<'a>,
+    plan: Plan,
+    page: PageSize,
+    far: Way,
+    near: Way,
+    options: &'o ZeroOptions,
+}
+
+impl<'a, 'o> Job<'a, 'o> {
+    /// Checks a clearing.
+    pub(crate) fn zero(
+        dst: &'a Mapping,
+        page: PageSize,
+        start: u64,
+        len: ByteLen,
+        options: &'o ZeroOptions,
+    ) -> Result<Self, ClearError> {
+        Self::new(Work { dst, src: None, start }, page, len, options)
+    }
+
+    /// Checks a copy.
+    pub(crate) fn copy(
+        dst: &'a Mapping,
+        page: PageSize,
+        start: u64,
+        (src, src_start): (&'a Mapping, u64),
+        len: ByteLen,
+        options: &'o ZeroOptions,
+    ) -> Result<Self, ClearError> {
+        check_inside(src, src_start, len)?;
+        check_inside(dst, start, len)?;
+        // Both ranges are mapped, so neither address wraps. They have 64 bits: the package below
+        // compiles for nothing else.
+        let (to, from) = (dst.addr().get() as u64 + start, src.addr().get() as u64 + src_start);
+        if to < from.saturating_add(len.get()) && from < to.saturating_add(len.get()) {
+            return Err(ClearError::Overlap { from, to, len });
+        }
+        Self::new(Work { dst, src: Some((src, src_start)), start }, page, len, options)
+    }
+
+    fn new(
+        work: Work<'a>,
+        page: PageSize,
+        len: ByteLen,
+        options: &'o ZeroOptions,
+    ) -> Result<Self, ClearError> {
+        let bytes = check_inside(work.dst, work.start, len)?;
+        let plan = Plan::try_new(bytes, options.hint, page)?;
+        let len_bytes = len.to_usize().map_err(|_| PlanError::Empty { start: 0, end: 0 })?;
+        if work.dst.access() == Access::ReadOnly {
+            return Err(AccessError::ReadOnly { offset: work.start, len_bytes }.into());
+        }
+        if let Some(way) = options.way.filter(|way| !way.is_available()) {
+            return Err(ClearError::Unavailable { way });
+        }
+        let ways = || if work.src.is_some() { copy_ways() } else { zero_ways() };
+        let near_bytes = usize::try_from(page.bytes() * (2 * uzone_pages::NEIGHBOUR_PAGES + 1));
+        let choose =
+            |len, next| options.way.unwrap_or_else(|| ways().choose(len, options.was, next));
+        let near = choose(near_bytes.unwrap_or(len_bytes).min(len_bytes), Next::Soon);
+        Ok(Self { work, plan, page, far: choose(len_bytes, options.next), near, options })
+    }
+
+    /// Leaves the batches to the caller.
+    pub(crate) fn batched(self) -> Batched<'a> {
+        let cut = Cut::new(self.options.batching, self.page);
+        Batched { work: self.work, plan: self.plan, cut, far: self.far, near: self.near }
+    }
+
+    /// Does all of it.
+    pub(crate) fn run(self) -> Cleared {
+        let started = Instant::now();
+        let total = self.plan.left();
+        // A thread that has nothing to do is not started.
+        let most = usize::try_from(total.get().div_ceil(LEAST_SHARE)).unwrap_or(usize::MAX);
+        let threads = self.options.threads.get().min(most);
+        let tally = Tally { options: self.options, total, done: AtomicU64::new(0) };
+        let way = if self.plan.extents().count() == 1 && self.options.hint.is_some() {
+            self.near // the neighbourhood is all there is
+        } else {
+            self.far
+        };
+        let mut batched = Batched {
+            cut: Cut::new(self.options.batching, self.page).shared_by(threads, total, self.page),
+            ..self.batched()
+        };
+        let mut written = Written::default();
+        let mut used = 1;
+        if threads > 1 {
+            used = share_out(&mut batched, threads, &tally, &mut written);
+        }
+        // What is left is the neighbourhood, or all if there is one thread.
+        while !tally.options.cancel.is_cancelled() {
+            let begun = Instant::now();
+            let Some(batch) = batched.next() else { break };
+            written.add(batch, begun.elapsed(), &tally);
+        }
+        written.report(total, used, way, started.elapsed())
+    }
+}
+
+/// Has `threads` threads write all but the neighbourhood, and returns how many there were.
+fn share_out(
+    batched: &mut Batched<'_>,
+    threads: usize,
+    tally: &Tally<'_>,
+    written: &mut Written,
+) -> usize {
+    let Batched { work, cut, far, .. } = *batched;
+    let plan = Mutex::new(&mut batched.plan);
+    let is_stopped = AtomicBool::new(false);
+    let write = || {
+        let _guard = StopOthers(&is_stopped);
+        let (mut mine, mut cut) = (Written::default(), cut);
+        // Relaxed: nothing is published by it, and a batch later is early enough.
+        while !is_stopped.load(Ordering::Relaxed) && !tally.options.cancel.is_cancelled() {
+            let begun = Instant::now();
+            let batch = {
+                let mut plan = plan.lock().unwrap_or_else(PoisonError::into_inner);
+                let Some(batch) = plan.take_batch(cut.len()) else { break };
+                if batch.nearness == Nearness::Near {
+                    plan.put_back(&batch);
+                    break;
+                }
+                batch
+            };
+            let taken = Instant::now();
+            work.write(&batch.bytes, far);
+            cut.observe(batch.len(), taken.elapsed());
+            mine.add(batch, begun.elapsed(), tally);
+        }
+        mine
+    };
+    std::thread::scope(|scope| {
+        let mut others = Vec::with_capacity(threads - 1);
+        for _ in 1..threads {
+            let worker = std::thread::Builder::new().name("uzone-clear".to_owned());
+            match worker.spawn_scoped(scope, write) {
+                Ok(worker) => others.push(worker),
+                // A limit on threads or on memory: those that run do all of it.
+                Err(_) => break,
+            }
+        }
+        let used = others.len() + 1;
+        written.join(write());
+        for other in others {
+            match other.join() {
+                Ok(theirs) => written.join(theirs),
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        }
+        used
+    })
+}
+
+/// Stops the other threads if this one unwinds, out of a callback of the caller's.
+struct StopOthers<'a>(&'a AtomicBool);
+
+impl Drop for StopOthers<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.store(true, Ordering::Relaxed); // as where it is read
+        }
+    }
+}
+
+impl Work<'_> {
+    /// Writes a range of the destination that was checked.
+    fn write(&self, bytes: &Range<u64>, way: Way) {
+        let done = match self.src {
+            None => self.zero(bytes, way),
+            Some((src, src_start)) => {
+                self.copy(bytes, src, src_start + (bytes.start - self.start), way)
+            }
+        };
+        if let Err(error) = done {
+            unreachable!("it was checked before the first batch: {error}");
+        }
+    }
+
+    fn zero(&self, bytes: &Range<u64>, way: Way) -> Result<(), AccessError> {
+        let (head, words, tail) = cut_words(bytes);
+        self.dst.write_at(head.start, zeroes(&head))?;
+        zero_words(way, self.dst.as_words(words)?);
+        self.dst.write_at(tail.start, zeroes(&tail))
+    }
+
+    fn copy(
+        &self,
+        bytes: &Range<u64>,
+        src: &Mapping,
+        src_start: u64,
+        way: Way,
+    ) -> Result<(), AccessError> {
+        let at = |part: &Range<u64>| src_start + (part.start - bytes.start);
+        if !bytes.start.abs_diff(src_start).is_multiple_of(WORD) || src.access() == Access::ReadOnly
+        {
+            return self.copy_buffered(bytes, src, src_start);
+        }
+        let (head, words, tail) = cut_words(bytes);
+        self.copy_buffered(&head, src, at(&head))?;
+        let from = at(&words)..at(&words) + (words.end - words.start);
+        copy_words(way, self.dst.as_words(words)?, src.as_words(from)?);
+        self.copy_buffered(&tail, src, at(&tail))
+    }
+
+    /// Copies through a buffer, what is no whole words or does not fit word to word.
+    fn copy_buffered(
+        &self,
+        bytes: &Range<u64>,
+        src: &Mapping,
+        src_start: u64,
+    ) -> Result<(), AccessError> {
+        let mut buffer = [0; BUFFER_BYTES];
+        let mut at = bytes.start;
+        while at < bytes.end {
+            let len =
+                usize::try_from(bytes.end - at).map_or(BUFFER_BYTES, |len| len.min(BUFFER_BYTES));
+            src.read_at(src_start + (at - bytes.start), &mut buffer[..len])?;
+            self.dst.write_at(at, &buffer[..len])?;
+            at += len as u64;
+        }
+        Ok(())
+    }
+}
+
+/// Cuts a range into what comes before the first whole word, whole words, and what is behind.
+fn cut_words(bytes: &Range<u64>) -> (Range<u64>, Range<u64>, Range<u64>) {
+    let first = bytes.start.next_multiple_of(WORD).min(bytes.end);
+    let last = (bytes.end / WORD * WORD).max(first);
+    (bytes.start..first, first..last, last..bytes.end)
+}
+
+/// Returns as many zeroes as a range has bytes, which are fewer than a word has.
+fn zeroes(bytes: &Range<u64>) -> &'static [u8] {
+    let len = usize::try_from(bytes.end - bytes.start).unwrap_or(0);
+    &[0; 8][..len]
+}
+
+/// How long batches are.
+#[derive(Clone, Copy, Debug)]
+enum Cut {
+    Bytes(ByteLen),
+    Paced(Pace),
+}
+
+impl Cut {
+    fn new(batching: Batching, page: PageSize) -> Self {
+        match batching {
+            Batching::Whole => Self::Bytes(ByteLen::new(u64::MAX)),
+            Batching::Bytes(len) => Self::Bytes(len),
+            Batching::Pause(bound) => {
+                let bound_ns = u64::try_from(bound.as_nanos()).unwrap_or(u64::MAX);
+                Self::Paced(Pace::new(bound_ns, page))
+            }
+        }
+    }
+
+    /// Cuts extents for several threads, if nothing else does.
+    fn shared_by(self, threads: usize, total: ByteLen, page: PageSize) -> Self {
+        match self {
+            Self::Bytes(len) if threads > 1 => {
+                let threads = u64::try_from(threads).unwrap_or(u64::MAX);
+                let shares = threads.saturating_mul(SHARES_PER_THREAD);
+                let share = total.get().div_ceil(shares).max(LEAST_SHARE);
+                let share = share.next_multiple_of(page.bytes().max(LEAST_SHARE));
+                Self::Bytes(len.min(ByteLen::new(share)))
+            }
+            other => other,
+        }
+    }
+
+    fn len(&self) -> ByteLen {
+        match self {
+            Self::Bytes(len) => *len,
+            Self::Paced(pace) => pace.batch(),
+        }
+    }
+
+    fn observe(&mut self, len: ByteLen, elapsed: Duration) {
+        if let Self::Paced(pace) = self {
+            pace.observe(len, u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX));
+        }
+    }
+}
+
+/// Batches that are written one for each call of `next`.
+///
+/// What was not written yet is left alone when this is dropped.
+#[derive(Debug)]
+#[must_use = "batches are written when they are asked for"]
+pub struct Batched<'a> {
+    work: Work<'a>,
+    plan: Plan,
+    cut: Cut,
+    far: Way,
+    near: Way,
+}
+
+impl Batched<'_> {
+    /// Returns how many bytes are not written yet.
+    #[must_use]
+    pub fn left(&self) -> ByteLen {
+        self.plan.left()
+    }
+
+    /// Returns how long the next batch is at most.
+    #[must_use]
+    pub fn next_len(&self) -> ByteLen {
+        self.cut.len().min(self.plan.left())
+    }
+}
+
+impl Iterator for Batched<'_> {
+    type Item = Batch;
+
+    /// Writes the next batch and returns which bytes it was.
+    fn next(&mut self) -> Option<Batch> {
+        let batch = self.plan.take_batch(self.cut.len())?;
+        let way = match batch.nearness {
+            Nearness::Near => self.near,
+            Nearness::Far => self.far,
+        };
+        let started = Instant::now();
+        self.work.write(&batch.bytes, way);
+        self.cut.observe(batch.len(), started.elapsed());
+        Some(batch)
+    }
+}
+
+impl FusedIterator for Batched<'_> {}
+
+/// Who is told of a batch, and how much all threads have done.
+struct Tally<'a> {
+    options: &'a ZeroOptions,
+    total: ByteLen,
+    done: AtomicU64,
+}
+
+/// What a thread has written.
+#[derive(Default)]
+struct Written {
+    ranges: Vec<Range<u64>>,
+    batches: u64,
+    longest_pause: Duration,
+}
+
+impl Written {
+    /// Counts a batch, and yields.
+    fn add(&mut self, batch: Batch, pause: Duration, tally: &Tally<'_>) {
+        let len = batch.len().get();
+        self.batches += 1;
+        self.longest_pause = self.longest_pause.max(pause);
+        // Those that follow each other are kept as one, so that millions of batches take no memory.
+        match self.ranges.last_mut().filter(|last| last.end == batch.bytes.start) {
+            Some(last) => last.end = batch.bytes.end,
+            None => self.ranges.push(batch.bytes),
+        }
+        // Relaxed: a number to report, nothing more.
+        let before = tally.done.fetch_add(len, Ordering::Relaxed);
+        if let Some(progress) = &tally.options.progress {
+            progress(Progress { done: ByteLen::new(before + len), total: tally.total });
+        }
+    }
+
+    fn join(&mut self, other: Self) {
+        self.ranges.extend(other.ranges);
+        self.batches += other.batches;
+        self.longest_pause = self.longest_pause.max(other.longest_pause);
+    }
+
+    fn report(self, total: ByteLen, threads: usize, way: Way, elapsed: Duration) -> Cleared {
+        let Self { ranges: mut parts, batches, longest_pause } = self;
+        parts.sort_unstable_by_key(|part| part.start);
+        let mut ranges: Vec<Range<u64>> = Vec::new();
+        for range in parts {
+            match ranges.last_mut().filter(|last| last.end == range.start) {
+                Some(last) => last.end = range.end,
+                None => ranges.push(range),
+            }
+        }
+        let done = ByteLen::new(ranges.iter().map(|range| range.end - range.start).sum());
+        Cleared { ranges, done, total, batches, longest_pause, threads, way, elapsed }
+    }
+}

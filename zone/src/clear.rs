@@ -1,0 +1,332 @@
+//! Clearing and copying the plain memory of a region: [`Region::zero_range`], [`Region::copy_range`].
+//!
+//! Bytes are written by the largest contiguous extent, by the way that measurement prefers for its
+//! length and for what the caller says about both ends ([`Was`], [`Next`]). With a hint, somebody waits
+//! for the page there: its neighbourhood is written last and stays in the cache.
+//!
+//! Whoever has to let others run says so: batches of so many bytes, or a longest pause, with a yield
+//! point after each of them. A flag cancels between two batches. What was done is in the answer, byte
+//! for byte, whether it is all or not. [`Region::zero_batches`] leaves the loop to the caller, and with
+//! that to any executor: one batch for each call of `next`.
+//!
+//! Not here: what is known about the pages. This is for memory without descriptors; a bound region is
+//! cleared through its pagemap. Memory that was never touched is cleared by the kernel first, so that
+//! [`Region::populate`] or nothing at all is cheaper.
+//!
+//! Units: bytes from the start of the region. Cost: what the stores take, and once up to 20 ms for the
+//! measurement that chooses among them.
+
+use std::fmt;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::time::Duration;
+
+use uzone_os::{AccessError, Mapping, RangeError};
+use uzone_pages::{ByteLen, PlanError};
+use uzone_stream::{Next, Was, Way};
+
+use crate::batches::{Batched, Job};
+use crate::options::{Cancel, Progress};
+use crate::region::Region;
+
+/// Memory that was not cleared or copied. No byte was written.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ClearError {
+    /// There is no byte to write, or the hint is not among them.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// The bytes are not all inside of the region, or it is read-only.
+    #[error(transparent)]
+    Access(#[from] AccessError),
+    /// Source and destination share bytes.
+    #[error(
+        "cannot copy {len} from {from:#x} to {to:#x}: they overlap; copy in two steps, by way of other memory"
+    )]
+    Overlap {
+        /// The address of the first byte to read.
+        from: u64,
+        /// The address of the first byte to write.
+        to: u64,
+        /// How many.
+        len: ByteLen,
+    },
+    /// This CPU does not have the stores that were asked for.
+    #[error("stores of the kind '{way}' are not available here: leave the choice to measurement")]
+    Unavailable {
+        /// What was asked for.
+        way: Way,
+    },
+}
+
+/// How often a caller that shares its thread is let run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Batching {
+    /// Never in an extent: the kernel preempts this thread if somebody else has to run.
+    #[default]
+    Whole,
+    /// After every so many bytes.
+    Bytes(ByteLen),
+    /// As often as it takes for two yield points to be no farther apart than this. How many bytes that
+    /// is follows from what the batches before took.
+    Pause(Duration),
+}
+
+impl Batching {
+    /// A pause of at most one millisecond.
+    pub const COOPERATIVE: Self = Self::Pause(Duration::from_nanos(uzone_pages::DEFAULT_PAUSE_NS));
+}
+
+/// What clearing and copying are told.
+#[derive(Clone)]
+pub struct ZeroOptions {
+    pub(crate) was: Was,
+    pub(crate) next: Next,
+    pub(crate) hint: Option<u64>,
+    pub(crate) way: Option<Way>,
+    pub(crate) threads: NonZeroUsize,
+    pub(crate) batching: Batching,
+    pub(crate) progress: Option<Arc<dyn Fn(Progress) + Send + Sync>>,
+    pub(crate) cancel: Cancel,
+}
+
+/// What copying is told: the same as clearing.
+pub type CopyOptions = ZeroOptions;
+
+impl Default for ZeroOptions {
+    /// Cold memory that nobody reads soon, on one thread, in one extent.
+    fn default() -> Self {
+        Self {
+            was: Was::Cold,
+            next: Next::Later,
+            hint: None,
+            way: None,
+            threads: NonZeroUsize::MIN,
+            batching: Batching::Whole,
+            progress: None,
+            cancel: Cancel::default(),
+        }
+    }
+}
+
+impl ZeroOptions {
+    /// Says whether the destination is in the cache: wrong, it costs a factor of two to six.
+    #[must_use]
+    pub fn was(mut self, was: Was) -> Self {
+        self.was = was;
+        self
+    }
+
+    /// Says whether somebody reads the destination at once. Of a destination with a hint it says so
+    /// about the rest: the neighbourhood of the hint is always read soon.
+    #[must_use]
+    pub fn next(mut self, next: Next) -> Self {
+        self.next = next;
+        self
+    }
+
+    /// Says which byte of the region is read next: its page and two on either side are written last,
+    /// and stay in the cache.
+    #[must_use]
+    pub fn hint(mut self, offset_bytes: u64) -> Self {
+        self.hint = Some(offset_bytes);
+        self
+    }
+
+    /// Says how to store, instead of the way that measurement prefers.
+    #[must_use]
+    pub fn way(mut self, way: Way) -> Self {
+        self.way = Some(way);
+        self
+    }
+
+    /// Says how many threads write; one, the caller's, unless this says otherwise. If the system gives
+    /// fewer, those do the work; the report says how many there were. The neighbourhood of a hint is
+    /// written by the caller's own.
+    #[must_use]
+    pub fn threads(mut self, threads: NonZeroUsize) -> Self {
+        self.threads = threads;
+        self
+    }
+
+    /// Says where there are yield points.
+    #[must_use]
+    pub fn batching(mut self, batching: Batching) -> Self {
+        self.batching = batching;
+        self
+    }
+
+    /// Takes what is called after every batch, by the thread that wrote it: the yield point. With
+    /// several threads the calls may come out of order.
+    #[must_use]
+    pub fn on_batch(mut self, progress: impl Fn(Progress) + Send + Sync + 'static) -> Self {
+        self.progress = Some(Arc::new(progress));
+        self
+    }
+
+    /// Takes a flag that stops the work after the batch under way.
+    #[must_use]
+    pub fn cancel(mut self, cancel: Cancel) -> Self {
+        self.cancel = cancel;
+        self
+    }
+}
+
+impl fmt::Debug for ZeroOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ZeroOptions")
+            .field("was", &self.was)
+            .field("next", &self.next)
+            .field("hint", &self.hint)
+            .field("way", &self.way)
+            .field("threads", &self.threads)
+            .field("batching", &self.batching)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Region {
+    /// Zeroes `len` bytes from `offset_bytes` on.
+    ///
+    /// Others see each aligned 8 bytes change at once, and the whole in any order; all of it before
+    /// this returns. What a file was truncated of raises `SIGBUS`.
+    ///
+    /// # Errors
+    /// [`ClearError`] if the bytes are not all inside, the hint is none of them, or the region is
+    /// read-only. Nothing is written then. That it was cancelled is no error: the answer says what
+    /// was done.
+    pub fn zero_range(
+        &self,
+        offset_bytes: u64,
+        len: ByteLen,
+        options: &ZeroOptions,
+    ) -> Result<Cleared, ClearError> {
+        let job = Job::zero(self.mapping(), self.page_size(), offset_bytes, len, options)?;
+        Ok(job.run())
+    }
+
+    /// Zeroes `len` bytes from `offset_bytes` on, a batch for each call of `next` on what this returns.
+    /// Dropping that leaves the rest as it is. Threads, the flag and what is called after a batch are
+    /// the caller's own here, and those of the options are not looked at.
+    ///
+    /// ```
+    /// use uzone::{Batching, ByteLen, Region, ZeroOptions};
+    ///
+    /// let region = Region::anonymous(ByteLen::mib(64))?;
+    /// let options = ZeroOptions::default().batching(Batching::COOPERATIVE);
+    /// let mut done = 0;
+    /// for batch in region.zero_batches(0, ByteLen::mib(64), &options)? {
+    ///     done += batch.len().get(); // a runtime's `yield_now().await` goes here
+    /// }
+    /// assert_eq!(done, 64 << 20);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Region::zero_range`].
+    pub fn zero_batches(
+        &self,
+        offset_bytes: u64,
+        len: ByteLen,
+        options: &ZeroOptions,
+    ) -> Result<Batched<'_>, ClearError> {
+        let job = Job::zero(self.mapping(), self.page_size(), offset_bytes, len, options)?;
+        Ok(job.batched())
+    }
+
+    /// Copies `len` bytes from `from`, its byte `from_bytes` on, to byte `offset_bytes` of this region
+    /// and on. `from` may be this region.
+    ///
+    /// Bytes that somebody writes meanwhile arrive as they were or as they are, in units of aligned 8
+    /// bytes where both offsets are alike in their last three bits. Where they are not, or `from` is
+    /// read-only, the bytes go through a buffer, at a third of the rate.
+    ///
+    /// # Errors
+    /// [`ClearError`] as [`Region::zero_range`], and [`ClearError::Overlap`] if both share bytes by
+    /// their addresses. Two regions that map the same bytes of a file are not recognised.
+    pub fn copy_range(
+        &self,
+        offset_bytes: u64,
+        from: &Self,
+        from_bytes: u64,
+        len: ByteLen,
+        options: &CopyOptions,
+    ) -> Result<Cleared, ClearError> {
+        let from = (from.mapping(), from_bytes);
+        Ok(Job::copy(self.mapping(), self.page_size(), offset_bytes, from, len, options)?.run())
+    }
+
+    /// Copies as [`Region::copy_range`] does, a batch for each call of `next`, as
+    /// [`Region::zero_batches`] has it.
+    ///
+    /// # Errors
+    /// As [`Region::copy_range`].
+    pub fn copy_batches<'a>(
+        &'a self,
+        offset_bytes: u64,
+        from: &'a Self,
+        from_bytes: u64,
+        len: ByteLen,
+        options: &CopyOptions,
+    ) -> Result<Batched<'a>, ClearError> {
+        let from = (from.mapping(), from_bytes);
+        let job = Job::copy(self.mapping(), self.page_size(), offset_bytes, from, len, options)?;
+        Ok(job.batched())
+    }
+}
+
+/// What clearing or copying came to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use = "work that was cancelled leaves bytes as they were"]
+#[non_exhaustive]
+pub struct Cleared {
+    /// The bytes that are written, in ascending order; neighbours are one.
+    pub ranges: Vec<std::ops::Range<u64>>,
+    /// How many those are.
+    pub done: ByteLen,
+    /// How many there were to write.
+    pub total: ByteLen,
+    /// How many batches they were written in.
+    pub batches: u64,
+    /// The longest time between two yield points.
+    pub longest_pause: Duration,
+    /// How many threads wrote.
+    pub threads: usize,
+    /// How the bytes were stored, but for the neighbourhood of a hint.
+    pub way: Way,
+    /// How long it took.
+    pub elapsed: Duration,
+}
+
+impl Cleared {
+    /// Returns whether all bytes are written. If not, it was cancelled.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.done == self.total
+    }
+}
+
+impl fmt::Display for Cleared {
+    /// `64 MiB of 64 MiB in 4.1 ms by avx512, 1 batch, 1 thread`, without an end of line.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { done, total, elapsed, way, batches, threads, .. } = self;
+        write!(f, "{done} of {total} in {elapsed:.1?} by {way} stores, {batches} batches")?;
+        write!(f, ", {threads} threads, longest pause {:.1?}", self.longest_pause)
+    }
+}
+
+/// Refuses what is not inside of a mapping, before a byte is written.
+pub(crate) fn check_inside(
+    mapping: &Mapping,
+    start: u64,
+    len: ByteLen,
+) -> Result<std::ops::Range<u64>, ClearError> {
+    let len_bytes = mapping.len().get();
+    // No mapping ends at the last number, so an end that was cut is beyond.
+    let end = start.saturating_add(len.get());
+    if end > len_bytes {
+        return Err(AccessError::from(RangeError::Beyond { start, end, len_bytes }).into());
+    }
+    Ok(start..end)
+}

@@ -1,0 +1,491 @@
+//! Making a region present before it is touched, and giving it back: [`Region::populate`],
+//! [`Region::punch`].
+//!
+//! A first touch costs an exception for each page; asking for a range costs half of that, several
+//! threads share it, and a huge page costs no more faults than a small one. So several threads ask, on
+//! the node that each of them keeps to, for huge pages where there are any. What would fail after
+//! minutes is looked up before: a memory limit that leaves too little, a pool of huge pages that is too
+//! small, transparent huge pages that are switched off. Others take memory too, so a range may still
+//! be refused halfway; what is present then is in the error.
+//!
+//! Where huge pages are preferred, base pages fill in for those that there are not. The report says how
+//! much is which.
+//!
+//! Units: bytes from the start of the region. Cost: what the kernel takes to clear the pages; a few
+//! system calls and reads of `/proc` and `/sys` beside that.
+
+use std::fmt;
+use std::num::NonZeroUsize;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use uzone_os::hugepages::{self, ThpEnabled};
+use uzone_os::memory::{self, Limit};
+use uzone_os::numa::{self, AffinityError};
+use uzone_os::{
+    AdviseError, Collapsed, HugeSize, PopulateError, PopulateHow, Populated, ResidentError,
+    SysError, SystemRoot,
+};
+use uzone_pages::ByteLen;
+
+use crate::options::{Cancel, Progress};
+use crate::region::{Backing, Region};
+
+/// How much is asked for first where base pages will not do: a few huge pages of the common size.
+const TRIAL_BYTES: u64 = 8 << 20;
+
+/// A region that was not made present.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum NotPopulated {
+    /// The range is not inside of the region, or the kernel refused a part of it. The error says how
+    /// much is present.
+    #[error(transparent)]
+    Populate(#[from] PopulateError),
+    /// There is not enough memory. Nothing was populated.
+    #[error(
+        "{needed} are needed and {available} can be had, limited by {limited_by}: raise that limit, or populate less"
+    )]
+    TooLittleMemory {
+        /// What of the range is not present yet.
+        needed: ByteLen,
+        /// What this process may still take.
+        available: ByteLen,
+        /// What the limit is.
+        limited_by: Limit,
+    },
+    /// The pool of huge pages is too small. Nothing was populated.
+    #[error(
+        "{needed} are needed of the pool of {size} pages, of which {free} are free: write a larger number to {path}", path = size.nr_path()
+    )]
+    HugePool {
+        /// The size of its pages.
+        size: HugeSize,
+        /// What of the range is not present yet.
+        needed: ByteLen,
+        /// How many bytes its free pages are.
+        free: ByteLen,
+    },
+    /// Huge pages were required, and this memory gets none. Nothing was populated.
+    #[error("huge pages are required, and there are none for {backing}: {why}")]
+    NoHugePages {
+        /// What is behind the region.
+        backing: Backing,
+        /// Why not, and what would help.
+        why: &'static str,
+    },
+    /// Huge pages were required, and there were not enough. What is present stays so.
+    #[error(
+        "huge pages are required, and of {wanted} only {huge} are in them: free memory and write 1 to /proc/sys/vm/compact_memory, or use a hugetlb pool"
+    )]
+    TooFewHugePages {
+        /// How many bytes of the range can be in huge pages.
+        wanted: ByteLen,
+        /// How many are.
+        huge: ByteLen,
+    },
+    /// There is no such node.
+    #[error("there is no NUMA node {node} with CPUs: `uzone doctor` lists those that there are")]
+    Node {
+        /// What was asked for.
+        node: u32,
+    },
+    /// The kernel refused what was said about huge pages.
+    #[error("cannot say to the kernel whether to use huge pages")]
+    Advise(#[from] AdviseError),
+    /// What is present could not be counted.
+    #[error("cannot count what is present")]
+    Resident(#[from] ResidentError),
+    /// What the host has could not be read.
+    #[error("cannot ask the host what it has")]
+    Sys(#[from] SysError),
+    /// The kernel did not say which CPUs this thread may use.
+    #[error("cannot ask where threads may run")]
+    Affinity(#[from] AffinityError),
+}
+
+/// Whether memory is to be in huge pages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Huge {
+    /// It has to be, all of it that huge pages fit into; else it is an error.
+    Required,
+    /// As far as there are any. The report says how far that was.
+    #[default]
+    Preferred,
+    /// Not where that can be had: memory of a hugetlb pool or a DAX device is what it is.
+    Never,
+}
+
+/// What populating is told.
+#[derive(Clone)]
+pub struct PopulateOptions {
+    threads_per_node: Option<NonZeroUsize>,
+    node: Option<u32>,
+    huge: Huge,
+    within: Option<Duration>,
+    progress: Option<Arc<dyn Fn(Progress) + Send + Sync>>,
+    cancel: Cancel,
+}
+
+impl Default for PopulateOptions {
+    /// A thread for each CPU, on all nodes; huge pages if there are any; without an end of time.
+    fn default() -> Self {
+        Self {
+            threads_per_node: None,
+            node: None,
+            huge: Huge::Preferred,
+            within: None,
+            progress: None,
+            cancel: Cancel::default(),
+        }
+    }
+}
+
+impl PopulateOptions {
+    /// Says how many threads there are for each node, instead of one for each of its CPUs that this
+    /// process may use.
+    #[must_use]
+    pub fn threads_per_node(mut self, threads: NonZeroUsize) -> Self {
+        self.threads_per_node = Some(threads);
+        self
+    }
+
+    /// Takes memory from one node alone, as far as it has any: only its CPUs touch it.
+    #[must_use]
+    pub fn node(mut self, node: u32) -> Self {
+        self.node = Some(node);
+        self
+    }
+
+    /// Says whether memory is to be in huge pages.
+    #[must_use]
+    pub fn huge(mut self, huge: Huge) -> Self {
+        self.huge = huge;
+        self
+    }
+
+    /// Says after how long no more is begun. What each thread has begun, 8 MiB at most, it finishes.
+    #[must_use]
+    pub fn within(mut self, time: Duration) -> Self {
+        self.within = Some(time);
+        self
+    }
+
+    /// Takes what is called after every chunk, by the thread that called [`Region::populate`], in
+    /// ascending order.
+    #[must_use]
+    pub fn on_progress(mut self, progress: impl Fn(Progress) + Send + Sync + 'static) -> Self {
+        self.progress = Some(Arc::new(progress));
+        self
+    }
+
+    /// Takes a flag that stops the work, at most a chunk of each thread later.
+    #[must_use]
+    pub fn cancel(mut self, cancel: Cancel) -> Self {
+        self.cancel = cancel;
+        self
+    }
+}
+
+impl fmt::Debug for PopulateOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PopulateOptions")
+            .field("threads_per_node", &self.threads_per_node)
+            .field("node", &self.node)
+            .field("huge", &self.huge)
+            .field("within", &self.within)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What populating came to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use = "a request that was cancelled or out of time leaves memory that is not present"]
+#[non_exhaustive]
+pub struct PopulateReport {
+    /// How it ended, and how much is present from the start of the range on.
+    pub populated: Populated,
+    /// How many bytes of that are in huge pages.
+    pub huge: ByteLen,
+    /// How many are in base pages.
+    pub base: ByteLen,
+    /// On how many nodes threads ran; none on a host that has no nodes.
+    pub nodes: usize,
+    /// How many threads there were at most.
+    pub threads: usize,
+    /// How long it took.
+    pub elapsed: Duration,
+}
+
+impl PopulateReport {
+    /// Returns whether all of the range is present.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        matches!(self.populated, Populated::Whole { .. })
+    }
+
+    /// Returns how much is present, from the start of the range on.
+    #[must_use]
+    pub fn done(&self) -> ByteLen {
+        match self.populated {
+            Populated::Whole { bytes } => bytes,
+            Populated::Cancelled { done, .. } | Populated::Expired { done, .. } => done,
+        }
+    }
+}
+
+impl fmt::Display for PopulateReport {
+    /// `8 GiB present in 1.2s: 8 GiB in huge pages, 0 B in base pages; 2 threads`, without an end of
+    /// line.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { huge, base, threads, elapsed, .. } = self;
+        write!(f, "{} present", self.done())?;
+        match self.populated {
+            Populated::Whole { .. } => {}
+            Populated::Cancelled { of, .. } => write!(f, " of {of}, cancelled")?,
+            Populated::Expired { of, .. } => write!(f, " of {of}, out of time")?,
+        }
+        write!(
+            f,
+            " in {elapsed:.1?}: {huge} in huge pages, {base} in base pages; {threads} threads"
+        )
+    }
+}
+
+impl Region {
+    /// Makes a range present, widened to whole pages. No byte changes; memory that was never touched
+    /// is zero.
+    ///
+    /// # Errors
+    /// [`NotPopulated`] says what there was not enough of, with numbers; where that could be known
+    /// before, nothing is populated. That it was cancelled or out of time is no error.
+    pub fn populate(
+        &self,
+        range: Range<u64>,
+        options: &PopulateOptions,
+    ) -> Result<PopulateReport, NotPopulated> {
+        let started = Instant::now();
+        let (mapping, root) = (self.mapping(), SystemRoot::host());
+        let resident = mapping.resident_in(range.clone()).map_err(inside)?;
+        let page = mapping.page_size().bytes();
+        let (start, end) = (range.start / page * page, range.end.next_multiple_of(page));
+        let needed = ByteLen::new((end - start).saturating_sub(resident.get()));
+        self.check_memory(&root, needed)?;
+        let wanted = self.prepare_huge(&root, start..end, options.huge)?;
+        let (nodes, threads) = self.places(&root, options)?;
+
+        // Of huge pages that are required a few are tried first: without them, the minutes that the
+        // rest takes are saved.
+        if options.huge == Huge::Required && !wanted.is_zero() {
+            let trial = range.start..range.end.min(range.start.saturating_add(TRIAL_BYTES));
+            mapping.populate(trial.clone())?;
+            self.require_huge(&root, trial)?;
+        }
+        let how = PopulateHow {
+            threads,
+            nodes: &nodes,
+            deadline: options.within.and_then(|time| started.checked_add(time)),
+        };
+        let populated = mapping.populate_with(
+            range.clone(),
+            how,
+            |done, total| {
+                if let Some(progress) = &options.progress {
+                    progress(Progress { done, total });
+                }
+            },
+            options.cancel.flag(),
+        )?;
+        if options.huge == Huge::Required && matches!(populated, Populated::Whole { .. }) {
+            self.require_huge(&root, range.clone())?;
+        }
+        let mut report = PopulateReport {
+            populated,
+            huge: ByteLen::ZERO,
+            base: ByteLen::ZERO,
+            nodes: nodes.len(),
+            threads: threads.get(),
+            elapsed: started.elapsed(),
+        };
+        let done = report.done();
+        if !done.is_zero() {
+            let present = start..(start + done.get()).min(self.len().get());
+            let huge = mapping.huge_backed_in(present)?;
+            report.huge = huge.min(done);
+            report.base = ByteLen::new(done.get() - report.huge.get());
+        }
+        Ok(report)
+    }
+
+    /// Gives the pages of a range back to the kernel, after which its bytes read as zero, for whoever
+    /// else has them as well. The range starts and ends at pages of [`Mapping::page_size`].
+    ///
+    /// The next touch takes fresh pages, which costs more than clearing in place does: it is for memory
+    /// that is not needed for a while.
+    ///
+    /// # Errors
+    /// [`AdviseError`] if the range cuts a page, or the memory is of a kind that has other bytes behind
+    /// it, or that its owner does not give back: adopted memory, DAX devices, read-only files.
+    ///
+    /// [`Mapping::page_size`]: crate::Mapping::page_size
+    pub fn punch(&self, range: Range<u64>) -> Result<(), AdviseError> {
+        self.mapping().punch(range)
+    }
+
+    /// Refuses what there is not the memory for.
+    fn check_memory(&self, root: &SystemRoot, needed: ByteLen) -> Result<(), NotPopulated> {
+        let is_small = self.mapping().page_size() == uzone_os::probe::page_size();
+        match self.backing() {
+            Backing::Hugetlb(size) => {
+                let Some(pool) = hugepages::pool(root, *size)? else { return Ok(()) };
+                // Those that are promised to this region are free until they are touched.
+                let free = ByteLen::new(pool.free.saturating_mul(size.page_size().bytes()));
+                if free < needed {
+                    return Err(NotPopulated::HugePool { size: *size, needed, free });
+                }
+            }
+            Backing::Anonymous | Backing::Memfd | Backing::Adopted if is_small => {
+                let available = memory::available(root)?;
+                if available.bytes < needed {
+                    return Err(NotPopulated::TooLittleMemory {
+                        needed,
+                        available: available.bytes,
+                        limited_by: available.limited_by,
+                    });
+                }
+            }
+            // The memory of a file is its own, or the page cache, which the kernel takes back.
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Tells the kernel about huge pages, and returns how many bytes of a range fit in them.
+    fn prepare_huge(
+        &self,
+        root: &SystemRoot,
+        range: Range<u64>,
+        huge: Huge,
+    ) -> Result<ByteLen, NotPopulated> {
+        let mapping = self.mapping();
+        if mapping.page_size() != uzone_os::probe::page_size() {
+            return Ok(ByteLen::new(range.end - range.start)); // huge already
+        }
+        let none = |why| NotPopulated::NoHugePages { backing: self.backing().clone(), why };
+        let thp = hugepages::thp(root)?;
+        let is_anonymous = matches!(self.backing(), Backing::Anonymous | Backing::Adopted);
+        match (huge, thp) {
+            (Huge::Never, Some(_)) => {
+                mapping.advise_no_huge()?;
+                Ok(ByteLen::ZERO)
+            }
+            (Huge::Never | Huge::Preferred, None) => Ok(ByteLen::ZERO),
+            (Huge::Required, None) => {
+                Err(none("this kernel has no transparent huge pages; use a hugetlb pool"))
+            }
+            (Huge::Required, Some(thp)) if thp.enabled == ThpEnabled::Never && is_anonymous => {
+                Err(none(
+                    "they are switched off; write 'madvise' to /sys/kernel/mm/transparent_hugepage/enabled",
+                ))
+            }
+            (Huge::Required, Some(_))
+                if matches!(self.backing(), Backing::File { .. } | Backing::Fsdax { .. }) =>
+            {
+                Err(none(
+                    "files are mapped as their file system has them; use memory without a file",
+                ))
+            }
+            (Huge::Required | Huge::Preferred, Some(thp)) => {
+                if is_anonymous || *self.backing() == Backing::Memfd {
+                    mapping.advise_huge()?;
+                }
+                Ok(fitting(mapping.addr().get() as u64, &range, thp.pmd_size.get()))
+            }
+        }
+    }
+
+    /// Makes huge pages of what is in base pages, and refuses if that does not go.
+    fn require_huge(&self, root: &SystemRoot, range: Range<u64>) -> Result<(), NotPopulated> {
+        let mapping = self.mapping();
+        let Some(thp) = hugepages::thp(root)? else { return Ok(()) };
+        if mapping.page_size() != uzone_os::probe::page_size() {
+            return Ok(());
+        }
+        let wanted = fitting(mapping.addr().get() as u64, &range, thp.pmd_size.get());
+        if mapping.huge_backed_in(range.clone())? >= wanted {
+            return Ok(());
+        }
+        // It succeeds, or the count below says that it did not.
+        if let Collapsed::Whole { .. } = mapping.collapse(range.clone())? {
+            return Ok(());
+        }
+        let huge = mapping.huge_backed_in(range)?;
+        if huge >= wanted { Ok(()) } else { Err(NotPopulated::TooFewHugePages { wanted, huge }) }
+    }
+
+    /// Returns for each node the CPUs that its threads keep to, and how many threads there are.
+    fn places(
+        &self,
+        root: &SystemRoot,
+        options: &PopulateOptions,
+    ) -> Result<(Vec<Vec<u32>>, NonZeroUsize), NotPopulated> {
+        let mut nodes = Vec::new();
+        for node in numa::nodes(root)? {
+            let is_wanted = options.node.is_none_or(|wanted| wanted == node.number);
+            let usable = numa::usable(&node.cpus)?;
+            if is_wanted && !usable.is_empty() {
+                nodes.push(usable);
+            }
+        }
+        if let (Some(node), true) = (options.node, nodes.is_empty()) {
+            return Err(NotPopulated::Node { node });
+        }
+        let cpus = match nodes.iter().map(Vec::len).sum() {
+            0 => numa::current_cpu_count()?,
+            cpus => cpus,
+        };
+        let threads = match options.threads_per_node {
+            Some(threads) => threads.get().saturating_mul(nodes.len().max(1)),
+            None => cpus,
+        };
+        Ok((nodes, NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN)))
+    }
+}
+
+/// A range that is not inside is the caller's mistake, whoever found it.
+fn inside(error: ResidentError) -> NotPopulated {
+    match error {
+        ResidentError::Range(range) => PopulateError::from(range).into(),
+        other => other.into(),
+    }
+}
+
+/// Returns how many bytes of a range are whole huge pages by address.
+fn fitting(base: u64, range: &Range<u64>, huge: u64) -> ByteLen {
+    let Some(start) = (base + range.start).checked_next_multiple_of(huge) else {
+        return ByteLen::ZERO;
+    };
+    let end = (base + range.end) / huge * huge;
+    ByteLen::new(end.saturating_sub(start))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_whole_huge_pages_by_address_can_be_huge() {
+        const HUGE: u64 = 2 << 20;
+        for (base, range, expected) in [
+            (0, 0..HUGE, HUGE),
+            (0, 1..HUGE, 0),
+            (4096, 0..HUGE, 0),
+            (4096, 0..2 * HUGE, HUGE),
+            (HUGE, 4096..3 * HUGE + 5, 2 * HUGE),
+            (u64::MAX - HUGE - 9, 0..8, 0),
+        ] {
+            assert_eq!(fitting(base, &range, HUGE), ByteLen::new(expected), "{base:#x} {range:?}");
+        }
+    }
+}

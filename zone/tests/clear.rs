@@ -1,0 +1,357 @@
+//! Clearing and copying the plain memory of regions: exactly the bytes that were asked for, however
+//! they are cut, by whatever stores, also when somebody stops it.
+#![allow(clippy::single_range_in_vec_init, reason = "a list of ranges may have one")]
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use uzone::{
+    AccessError, Batching, ByteLen, Cancel, ClearError, Mapping, Next, PlanError, Progress, Region,
+    StorePath, Was, Way, ZeroOptions,
+};
+use uzone_os::{Access, Sharing};
+
+const PAGE: u64 = 4096;
+const MIB: u64 = 1 << 20;
+
+/// A region in which no byte is zero, and each differs from its neighbours.
+fn filled(len: u64) -> Region {
+    let region = Region::anonymous(ByteLen::new(len)).expect("memory for a test");
+    region.write_at(0, &pattern(0..len)).expect("inside");
+    region
+}
+
+fn pattern(bytes: std::ops::Range<u64>) -> Vec<u8> {
+    bytes
+        .map(|at| u8::try_from(at.wrapping_mul(0x9e37_79b9) >> 11 & 0x7f).map_or(1, |b| b | 0x80))
+        .collect()
+}
+
+fn bytes(region: &Region) -> Vec<u8> {
+    let mut all = vec![0; usize::try_from(region.len().get()).expect("small")];
+    region.read_at(0, &mut all).expect("inside");
+    all
+}
+
+/// Asserts that exactly `ranges` are zero.
+#[track_caller]
+fn only_these_are_zero(region: &Region, ranges: &[std::ops::Range<u64>], case: &str) {
+    let mut expected = pattern(0..region.len().get());
+    for range in ranges {
+        let range = usize::try_from(range.start).expect("small")
+            ..usize::try_from(range.end).expect("small");
+        expected[range].fill(0);
+    }
+    let found = bytes(region);
+    if let Some(at) = found.iter().zip(&expected).position(|(found, expected)| found != expected) {
+        panic!("{case}: byte {at:#x} is {:#x} and not {:#x}", found[at], expected[at]);
+    }
+}
+
+fn threads(count: usize) -> NonZeroUsize {
+    NonZeroUsize::new(count).expect("not zero")
+}
+
+#[test]
+fn every_byte_of_the_range_is_zero_and_none_beside_it_for_hints_batches_and_threads() {
+    let len = 2 * MIB + 16 * PAGE;
+    for (start, size) in [(0, len), (PAGE, 2 * MIB), (3, 5), (8, 8), (4095, 2), (17, 2 * MIB + 11)]
+    {
+        for hint in [None, Some(start), Some(start + size / 2), Some(start + size - 1)] {
+            for batching in [
+                Batching::Whole,
+                Batching::Bytes(ByteLen::new(PAGE)),
+                Batching::Bytes(ByteLen::new(100_001)),
+                Batching::COOPERATIVE,
+            ] {
+                for count in [1, 3] {
+                    let region = filled(len);
+                    let mut options =
+                        ZeroOptions::default().batching(batching).threads(threads(count));
+                    if let Some(hint) = hint {
+                        options = options.hint(hint);
+                    }
+                    let case = format!("{size:#x} at {start:#x}, {options:?}");
+                    let done = region.zero_range(start, ByteLen::new(size), &options).expect(&case);
+                    assert!(done.is_whole(), "{case}");
+                    assert_eq!(done.ranges, [start..start + size], "{case}");
+                    assert_eq!((done.done.get(), done.total.get()), (size, size));
+                    only_these_are_zero(&region, &done.ranges, &case);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn every_way_and_every_word_about_both_ends_clears_and_copies_the_same() {
+    let ways = Way::all().map(Some).chain([None]);
+    for way in ways {
+        for (was, next) in
+            [(Was::Hot, Next::Soon), (Was::Cold, Next::Later), (Was::Cold, Next::Soon)]
+        {
+            let mut options = ZeroOptions::default().was(was).next(next).hint(PAGE * 9);
+            if let Some(way) = way {
+                options = options.way(way);
+            }
+            let region = filled(MIB);
+            let case = format!("{options:?}");
+            let done = region.zero_range(PAGE, ByteLen::new(MIB / 2), &options).expect(&case);
+            assert!(way.is_none_or(|way| done.way == way), "{case}");
+            only_these_are_zero(&region, &done.ranges, &case);
+            let from = filled(MIB);
+            let done = region.copy_range(PAGE, &from, PAGE, ByteLen::new(MIB / 2), &options);
+            assert!(done.expect(&case).is_whole());
+            only_these_are_zero(&region, &[], &case);
+        }
+    }
+}
+
+#[test]
+fn a_copy_arrives_byte_for_byte_however_the_two_lie_to_each_other() {
+    let from = filled(MIB);
+    for (to, at, len) in [
+        (0, 0, MIB),
+        (PAGE, 8, 65_536),
+        (3, 11, 70_000),
+        (5, 8, 70_000),
+        (PAGE, 0, 3),
+        (0, 1, 0x20_001),
+    ] {
+        for batching in
+            [Batching::Whole, Batching::Bytes(ByteLen::new(10_007)), Batching::COOPERATIVE]
+        {
+            for count in [1, 2] {
+                let region = Region::anonymous(ByteLen::new(MIB)).expect("memory");
+                let options =
+                    ZeroOptions::default().batching(batching).threads(threads(count)).hint(to);
+                let done =
+                    region.copy_range(to, &from, at, ByteLen::new(len), &options).expect("inside");
+                assert_eq!(done.ranges, [to..to + len]);
+                let mut expected = vec![0; usize::try_from(MIB).expect("small")];
+                let source = pattern(at..at + len);
+                expected[usize::try_from(to).expect("small")..][..source.len()]
+                    .copy_from_slice(&source);
+                assert!(
+                    bytes(&region) == expected,
+                    "{len:#x} from {at:#x} to {to:#x}, {batching:?}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_copy_inside_of_one_region_is_done_unless_the_two_overlap() {
+    let region = filled(MIB);
+    let half = ByteLen::new(MIB / 2);
+    let done =
+        region.copy_range(0, &region, MIB / 2, half, &ZeroOptions::default()).expect("disjoint");
+    assert!(done.is_whole());
+    assert!(bytes(&region)[..1 << 19] == pattern(MIB / 2..MIB));
+    let error = region.copy_range(8, &region, MIB / 2, half, &ZeroOptions::default()).unwrap_err();
+    let start = region.mapping().addr().get() as u64;
+    assert_eq!(
+        error,
+        ClearError::Overlap { from: start + MIB / 2, to: start + 8, len: half },
+        "they share the last 8 bytes"
+    );
+    assert!(error.to_string().contains("they overlap"), "{error}");
+}
+
+#[test]
+fn a_preemptible_caller_gets_whole_extents_and_a_cooperative_one_a_yield_point_after_each_batch() {
+    let (region, len) = (filled(2 * MIB), ByteLen::mib(2));
+    let zero = |options: &ZeroOptions| region.zero_range(0, len, options).expect("inside").batches;
+    assert_eq!(zero(&ZeroOptions::default()), 1);
+    assert_eq!(zero(&ZeroOptions::default().hint(MIB)), 3, "right, left, and the neighbourhood");
+    let calls = Arc::new(AtomicU64::new(0));
+    let counted = Arc::clone(&calls);
+    let options = ZeroOptions::default()
+        .batching(Batching::Bytes(ByteLen::new(3 * PAGE)))
+        .on_batch(move |_| {
+            counted.fetch_add(1, Ordering::Relaxed);
+        });
+    assert_eq!(zero(&options), 171, "512 pages by 3");
+    assert_eq!(calls.load(Ordering::Relaxed), 171);
+    let single = ZeroOptions::default().batching(Batching::Bytes(ByteLen::new(PAGE)));
+    assert_eq!(zero(&single), 512, "as where several pages cannot be cleared at once");
+}
+
+#[test]
+fn the_neighbourhood_of_the_hint_is_written_last_also_by_several_threads() {
+    for count in [1, 2, 4] {
+        let region = filled(8 * MIB);
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let tell = Arc::clone(&seen);
+        let hint = 5 * MIB + 7;
+        let options = ZeroOptions::default()
+            .threads(threads(count))
+            .batching(Batching::Bytes(ByteLen::mib(1)))
+            .hint(hint)
+            .on_batch(move |progress: Progress| tell.lock().expect("alone").push(progress));
+        assert!(region.zero_range(0, ByteLen::mib(8), &options).expect("inside").is_whole());
+        let seen = seen.lock().expect("alone");
+        // The five pages come alone, and after them nothing.
+        let done: Vec<u64> = seen.iter().map(|progress| progress.done.get()).collect();
+        let last = done.len() - 1;
+        assert_eq!(done[last], 8 * MIB, "{done:?}");
+        assert!(done[..last].iter().all(|done| *done <= 8 * MIB - 5 * PAGE), "{done:?}");
+    }
+    let region = filled(MIB);
+    let batches: Vec<_> = region
+        .zero_batches(0, ByteLen::new(MIB), &ZeroOptions::default().hint(MIB / 2))
+        .expect("inside")
+        .map(|batch| batch.bytes.start / PAGE..batch.bytes.end / PAGE)
+        .collect();
+    assert_eq!(batches, [131..256, 0..126, 126..131]);
+}
+
+#[test]
+fn what_was_cancelled_says_exactly_what_is_cleared() {
+    for count in [1, 2] {
+        for stop_after in [1, 3, 10] {
+            let region = filled(4 * MIB);
+            let cancel = Cancel::default();
+            let (stop, calls) = (cancel.clone(), Arc::new(AtomicU64::new(0)));
+            let options = ZeroOptions::default()
+                .threads(threads(count))
+                .batching(Batching::Bytes(ByteLen::kib(64)))
+                .hint(MIB)
+                .cancel(cancel)
+                .on_batch(move |_| {
+                    if calls.fetch_add(1, Ordering::Relaxed) + 1 >= stop_after {
+                        stop.cancel();
+                    }
+                });
+            let done = region.zero_range(0, ByteLen::mib(4), &options).expect("inside");
+            assert!(!done.is_whole());
+            assert!(done.batches >= stop_after && done.batches < stop_after + 2, "{done:?}");
+            assert_eq!(done.done.get(), done.ranges.iter().map(|r| r.end - r.start).sum::<u64>());
+            only_these_are_zero(&region, &done.ranges, &format!("{done}"));
+        }
+    }
+    // Before the first batch.
+    let (region, cancel) = (filled(MIB), Cancel::default());
+    cancel.cancel();
+    let options = ZeroOptions::default().cancel(cancel);
+    let done = region.zero_range(0, ByteLen::mib(1), &options).expect("inside");
+    assert_eq!((done.done, done.ranges.len()), (ByteLen::ZERO, 0));
+    only_these_are_zero(&region, &[], "cancelled before it began");
+}
+
+#[test]
+fn batches_that_are_not_asked_for_are_not_written() {
+    let region = filled(MIB);
+    let options = ZeroOptions::default().batching(Batching::Bytes(ByteLen::new(3 * PAGE)));
+    let mut batches = region.zero_batches(PAGE, ByteLen::new(MIB / 2), &options).expect("inside");
+    assert_eq!(batches.next_len(), ByteLen::new(3 * PAGE));
+    let first = batches.next().expect("a batch");
+    assert_eq!(first.bytes, PAGE..4 * PAGE);
+    assert_eq!(batches.left(), ByteLen::new(MIB / 2 - 3 * PAGE));
+    drop(batches);
+    only_these_are_zero(&region, &[PAGE..4 * PAGE], "one batch");
+    let from = filled(MIB);
+    let copied: u64 = region
+        .copy_batches(0, &from, 0, ByteLen::new(MIB), &options)
+        .expect("inside")
+        .map(|batch| batch.len().get())
+        .sum();
+    assert_eq!(copied, MIB);
+    only_these_are_zero(&region, &[], "copied over");
+}
+
+#[test]
+fn the_pause_between_yield_points_follows_the_bound() {
+    let region = filled(64 * MIB);
+    let zero = |bound| {
+        let options = ZeroOptions::default().batching(Batching::Pause(bound));
+        region.zero_range(0, ByteLen::mib(64), &options).expect("inside")
+    };
+    let (short, long) = (zero(Duration::from_micros(20)), zero(Duration::from_millis(100)));
+    assert!(short.batches > 4 * long.batches, "{short}; {long}");
+    assert!(short.is_whole() && long.is_whole());
+    let batches = zero(Duration::ZERO).batches;
+    assert_eq!(batches, 64 * MIB / PAGE, "a page at a time is the least there is");
+}
+
+#[test]
+fn what_cannot_be_cleared_is_refused_and_nothing_is_written() {
+    let region = filled(MIB);
+    let zero = |start, len, options: &ZeroOptions| {
+        region.zero_range(start, ByteLen::new(len), options).unwrap_err()
+    };
+    let plain = ZeroOptions::default();
+    assert_eq!(zero(5, 0, &plain), ClearError::Plan(PlanError::Empty { start: 5, end: 5 }));
+    for (start, len) in [(0, MIB + 1), (MIB, 1), (u64::MAX, 2), (1, u64::MAX), (u64::MAX - 1, 1)] {
+        let error = zero(start, len, &plain);
+        assert!(matches!(error, ClearError::Access(AccessError::Range(_))), "{error:?}");
+    }
+    assert_eq!(
+        zero(PAGE, PAGE, &ZeroOptions::default().hint(0)),
+        ClearError::Plan(PlanError::HintOutside { hint: 0, start: PAGE, end: 2 * PAGE })
+    );
+    if let Some(path) = StorePath::ALL.into_iter().find(|path| !path.is_available()) {
+        let way = Way::Streaming(path);
+        assert_eq!(
+            zero(0, PAGE, &ZeroOptions::default().way(way)),
+            ClearError::Unavailable { way }
+        );
+    } else {
+        eprintln!("skipped: unavailable stores: this CPU offers every path");
+    }
+    let (from, len) = (filled(PAGE), ByteLen::new(2 * PAGE));
+    let error = region.copy_range(0, &from, 0, len, &plain).unwrap_err();
+    assert!(matches!(error, ClearError::Access(AccessError::Range(_))), "{error:?}");
+    only_these_are_zero(&region, &[], "refused");
+}
+
+/// A file of this test, removed when dropped.
+struct Scratch(PathBuf);
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+#[test]
+fn a_file_is_cleared_for_whoever_maps_it_and_a_read_only_one_is_only_read() {
+    let path = std::env::temp_dir().join(format!("uzone-clear-{}", std::process::id()));
+    std::fs::write(&path, pattern(0..MIB)).expect("a temporary file");
+    let scratch = Scratch(path);
+    let region = Region::file(&scratch.0, 0, ByteLen::new(MIB)).expect("a file");
+    let done =
+        region.zero_range(PAGE, ByteLen::new(PAGE), &ZeroOptions::default()).expect("inside");
+    assert!(done.is_whole());
+    only_these_are_zero(&region, &[PAGE..2 * PAGE], "by way of the region");
+    assert!(std::fs::read(&scratch.0).expect("the file") == bytes(&region));
+
+    let file = std::fs::File::open(&scratch.0).expect("the file");
+    let mapping = Mapping::file(file, 0, ByteLen::new(MIB), Access::ReadOnly, Sharing::Shared);
+    let read_only = Region::adopt(mapping.expect("a mapping")).expect("whole pages");
+    let error = read_only.zero_range(0, ByteLen::new(PAGE), &ZeroOptions::default()).unwrap_err();
+    assert_eq!(error, ClearError::Access(AccessError::ReadOnly { offset: 0, len_bytes: 4096 }));
+    let copy = filled(MIB);
+    let done = copy.copy_range(0, &read_only, 0, ByteLen::new(MIB), &ZeroOptions::default());
+    assert!(done.expect("inside").is_whole());
+    only_these_are_zero(&copy, &[PAGE..2 * PAGE], "copied from read-only memory");
+}
+
+#[test]
+fn a_callback_that_panics_stops_all_threads_and_comes_through() {
+    let region = filled(16 * MIB);
+    let options = ZeroOptions::default()
+        .threads(threads(2))
+        .batching(Batching::Bytes(ByteLen::kib(4)))
+        .on_batch(|_| panic!("on purpose"));
+    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        region.zero_range(0, ByteLen::mib(16), &options)
+    }));
+    assert!(result.is_err());
+    let left = bytes(&region).iter().filter(|byte| **byte != 0).count();
+    assert!(left > 15 << 20, "the other thread went on: {left} bytes are left");
+}

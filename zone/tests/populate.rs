@@ -1,0 +1,322 @@
+//! Populating and punching regions on this kernel: how much, of which pages, and what is refused before
+//! it costs time.
+//! Needs, for some: root, transparent huge pages, 32 MiB that can be had in huge pages.
+#![allow(clippy::unwrap_used, reason = "a test says what it could not do by panicking")]
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use uzone::{
+    AdviseError, Backing, ByteLen, Cancel, Huge, HugeSize, Mapping, NotPopulated, PopulateError,
+    PopulateOptions, Populated, Progress, Region,
+};
+use uzone_os::hugepages::{self, ThpEnabled};
+use uzone_os::{Access, Anonymous, HugeAdvice, Sharing, SystemRoot, probe};
+
+const MIB: u64 = 1 << 20;
+
+fn skip(name: &str, reason: &str) {
+    assert!(std::env::var_os("REQUIRE_ALL").is_none_or(|value| value != "1"), "{name}: {reason}");
+    eprintln!("skipped: {name}: {reason}");
+}
+
+fn anonymous(len: u64) -> Region {
+    Region::anonymous(ByteLen::new(len)).unwrap()
+}
+
+fn page() -> u64 {
+    probe::page_size().bytes()
+}
+
+fn has_thp() -> bool {
+    let thp = hugepages::thp(&SystemRoot::host()).unwrap();
+    thp.is_some_and(|thp| thp.enabled != ThpEnabled::Never)
+}
+
+fn all_zero(region: &Region, range: std::ops::Range<u64>) -> bool {
+    let mut bytes = vec![1; usize::try_from(range.end - range.start).unwrap()];
+    region.read_at(range.start, &mut bytes).unwrap();
+    bytes.iter().all(|byte| *byte == 0)
+}
+
+#[test]
+fn exactly_the_range_is_present_and_the_report_says_in_which_pages() {
+    for huge in [Huge::Preferred, Huge::Never] {
+        let region = anonymous(64 * MIB);
+        let seen = Arc::new(AtomicU64::new(0));
+        let told = Arc::clone(&seen);
+        let options =
+            PopulateOptions::default().huge(huge).on_progress(move |progress: Progress| {
+                assert!(progress.done <= progress.total);
+                told.store(progress.done.get(), Ordering::Relaxed);
+            });
+        let report = region.populate(8 * MIB..40 * MIB, &options).unwrap();
+        assert!(report.is_whole(), "{report}");
+        assert_eq!(report.done(), ByteLen::mib(32));
+        assert_eq!(seen.load(Ordering::Relaxed), 32 * MIB);
+        assert_eq!(report.huge.get() + report.base.get(), 32 * MIB, "{report}");
+        assert_eq!(report.huge, region.mapping().huge_backed().unwrap());
+        assert!(report.threads >= 1 && report.threads.is_multiple_of(report.nodes.max(1)));
+        if huge == Huge::Never {
+            assert_eq!(report.huge, ByteLen::ZERO);
+            assert_eq!(region.mapping().resident().unwrap(), ByteLen::mib(32));
+        }
+        assert_eq!(region.mapping().resident_in(8 * MIB..40 * MIB).unwrap(), ByteLen::mib(32));
+        assert!(all_zero(&region, 0..64 * MIB));
+        // Bytes that are there stay, and are not asked for again.
+        region.write_at(9 * MIB, b"kept").unwrap();
+        assert!(region.populate(0..64 * MIB, &options).unwrap().is_whole());
+        let mut kept = [0; 4];
+        region.read_at(9 * MIB, &mut kept).unwrap();
+        assert_eq!(&kept, b"kept");
+    }
+    // A byte is a page, as far as it goes.
+    let region = anonymous(MIB);
+    let options = PopulateOptions::default().huge(Huge::Never);
+    let report = region.populate(page() + 1..page() + 2, &options).unwrap();
+    assert_eq!((report.done().get(), report.base.get()), (page(), page()));
+}
+
+#[test]
+fn huge_pages_that_are_required_are_there_or_it_is_refused() {
+    let required = PopulateOptions::default().huge(Huge::Required);
+    if has_thp() {
+        let region = anonymous(32 * MIB);
+        match region.populate(0..32 * MIB, &required) {
+            Ok(report) => assert_eq!(report.huge, ByteLen::mib(32), "{report}"),
+            Err(NotPopulated::TooFewHugePages { wanted, huge }) => {
+                assert!(huge < wanted, "{huge} of {wanted}");
+                skip("huge_pages_that_are_required", "free memory is in pieces");
+            }
+            Err(error) => panic!("{error}"),
+        }
+        // Base pages that were there before become huge ones.
+        let region = anonymous(8 * MIB);
+        let small = PopulateOptions::default().huge(Huge::Never);
+        assert!(region.populate(0..8 * MIB, &small).unwrap().is_whole());
+        match region.populate(0..8 * MIB, &required) {
+            Ok(report) => assert_eq!(report.huge, ByteLen::mib(8), "{report}"),
+            Err(NotPopulated::TooFewHugePages { .. }) => {
+                skip("huge_pages_of_base_pages", "free memory is in pieces");
+            }
+            Err(error) => panic!("{error}"),
+        }
+    } else {
+        let error = anonymous(MIB).populate(0..MIB, &required).unwrap_err();
+        assert!(matches!(error, NotPopulated::NoHugePages { backing: Backing::Anonymous, .. }));
+    }
+    let file = Scratch::new("huge", MIB);
+    let region = Region::file(&file.0, 0, ByteLen::mib(1)).unwrap();
+    let error = region.populate(0..MIB, &required).unwrap_err();
+    assert!(matches!(error, NotPopulated::NoHugePages { .. }), "{error}");
+    assert!(error.to_string().contains("use memory without a file"), "{error}");
+    // What huge pages do not fit into needs none.
+    let report = anonymous(MIB).populate(0..MIB, &required);
+    if has_thp() {
+        assert_eq!(report.unwrap().base, ByteLen::mib(1));
+    }
+}
+
+#[test]
+fn what_was_cancelled_or_is_out_of_time_says_how_much_is_present() {
+    let region = anonymous(1 << 30);
+    let cancel = Cancel::default();
+    let stop = cancel.clone();
+    let options = PopulateOptions::default().cancel(cancel).on_progress(move |_| stop.cancel());
+    let report = region.populate(0..1 << 30, &options).unwrap();
+    let Populated::Cancelled { done, of } = report.populated else { panic!("{report}") };
+    assert_eq!(of, ByteLen::gib(1));
+    assert!(!done.is_zero() && done < of);
+    assert_eq!(region.mapping().resident_in(0..done.get()).unwrap(), done);
+    assert!(!report.is_whole() && report.to_string().contains("cancelled"), "{report}");
+
+    let region = anonymous(1 << 30);
+    let options = PopulateOptions::default().within(Duration::ZERO);
+    let report = region.populate(0..1 << 30, &options).unwrap();
+    assert_eq!(report.populated, Populated::Expired { done: ByteLen::ZERO, of: ByteLen::gib(1) });
+    assert_eq!(region.mapping().resident().unwrap(), ByteLen::ZERO);
+    assert!(report.to_string().contains("out of time"), "{report}");
+    let options = PopulateOptions::default().within(Duration::from_secs(3600));
+    assert!(region.populate(0..8 * MIB, &options).unwrap().is_whole());
+}
+
+#[test]
+fn a_shortage_of_memory_is_found_before_any_is_taken() {
+    let region = Region::anonymous(ByteLen::tib(16)).unwrap();
+    let started = Instant::now();
+    let error = region.populate(0..16 << 40, &PopulateOptions::default()).unwrap_err();
+    assert!(started.elapsed() < Duration::from_secs(5));
+    let NotPopulated::TooLittleMemory { needed, available, .. } = &error else {
+        panic!("{error}");
+    };
+    assert_eq!(*needed, ByteLen::tib(16));
+    assert!(available < needed);
+    assert!(error.to_string().contains("raise that limit"), "{error}");
+    assert_eq!(region.mapping().resident().unwrap(), ByteLen::ZERO);
+}
+
+#[test]
+fn a_range_that_is_not_inside_and_a_node_that_is_not_there_are_refused() {
+    let region = anonymous(MIB);
+    let options = PopulateOptions::default();
+    let backwards = std::ops::Range { start: 5, end: 4 };
+    for range in [0..MIB + 1, 0..0, backwards, u64::MAX - 1..u64::MAX] {
+        let error = region.populate(range, &options).unwrap_err();
+        assert!(matches!(error, NotPopulated::Populate(PopulateError::Range(_))), "{error}");
+    }
+    let error = region.populate(0..MIB, &options.clone().node(1000)).unwrap_err();
+    assert!(matches!(error, NotPopulated::Node { node: 1000 }), "{error}");
+    assert_eq!(region.mapping().resident().unwrap(), ByteLen::ZERO);
+}
+
+#[test]
+fn threads_keep_to_the_node_that_was_asked_for() {
+    let nodes = uzone_os::numa::nodes(&SystemRoot::host()).unwrap();
+    let Some(node) = nodes.iter().find(|node| !node.cpus.is_empty()) else {
+        return skip("threads_keep_to_the_node", "this kernel has no nodes");
+    };
+    let region = anonymous(16 * MIB);
+    let three = NonZeroUsize::new(3).unwrap();
+    let options = PopulateOptions::default().node(node.number).threads_per_node(three);
+    let before = uzone_os::numa::current_cpu_count().unwrap();
+    let report = region.populate(0..16 * MIB, &options).unwrap();
+    assert!(report.is_whole());
+    assert_eq!((report.nodes, report.threads), (1, 3));
+    // Of its own thread the caller hears nothing.
+    assert_eq!(uzone_os::numa::current_cpu_count().unwrap(), before);
+}
+
+/// A file of this test, removed when dropped.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str, len: u64) -> Self {
+        let path = std::env::temp_dir().join(format!("uzone-pop-{}-{name}", std::process::id()));
+        std::fs::write(&path, vec![7; usize::try_from(len).unwrap()]).unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+#[test]
+fn punched_bytes_are_zero_their_neighbours_stay_and_their_memory_is_given_back() {
+    let memfd = Region::memfd("punch", ByteLen::mib(4)).unwrap();
+    for region in [anonymous(4 * MIB), memfd] {
+        let all = vec![7; usize::try_from(4 * MIB).unwrap()];
+        region.write_at(0, &all).unwrap();
+        region.punch(MIB..3 * MIB).unwrap();
+        assert!(all_zero(&region, MIB..3 * MIB), "{}", region.backing());
+        let mut beside = [0; 2];
+        region.read_at(MIB - 1, &mut beside).unwrap();
+        assert_eq!(beside, [7, 0]);
+        region.read_at(3 * MIB - 1, &mut beside).unwrap();
+        assert_eq!(beside, [0, 7]);
+        region.punch(0..MIB).unwrap();
+        let resident = region.mapping().resident_in(0..MIB).unwrap();
+        assert_eq!(resident, ByteLen::ZERO);
+        let cut = region.punch(3 * MIB + 1..4 * MIB).unwrap_err();
+        assert!(matches!(cut, AdviseError::Range(_)), "{cut}");
+        region.read_at(3 * MIB, &mut beside).unwrap();
+        assert_eq!(beside, [7, 7], "nothing of a refused range is given back");
+    }
+}
+
+#[test]
+fn a_hole_in_a_file_is_seen_by_who_reads_it_and_what_is_not_shared_is_refused() {
+    let file = Scratch::new("hole", MIB);
+    let region = Region::file(&file.0, 0, ByteLen::mib(1)).unwrap();
+    match region.punch(4096 * 16..MIB / 2) {
+        Ok(()) => {
+            let bytes = std::fs::read(&file.0).unwrap();
+            let half = bytes.len() / 2;
+            assert!(bytes[65_536..half].iter().all(|byte| *byte == 0));
+            assert!(bytes[..65_536].iter().chain(&bytes[half..]).all(|byte| *byte == 7));
+        }
+        Err(AdviseError::Punch { .. }) => {
+            skip("a_hole_in_a_file", "the temporary directory's file system has no holes");
+        }
+        Err(error) => panic!("{error}"),
+    }
+    let map = |access, sharing| {
+        let file = std::fs::OpenOptions::new().read(true).write(true).open(&file.0).unwrap();
+        Region::adopt(Mapping::file(file, 0, ByteLen::mib(1), access, sharing).unwrap()).unwrap()
+    };
+    for (region, why) in [
+        (map(Access::ReadWrite, Sharing::Private), "private mapping"),
+        (map(Access::ReadOnly, Sharing::Shared), "read-only"),
+    ] {
+        let error = region.punch(0..MIB).unwrap_err();
+        assert!(matches!(error, AdviseError::NotPunchable { .. }), "{error}");
+        assert!(error.to_string().contains(why), "{error}");
+    }
+    let own = Anonymous { huge: HugeAdvice::Never, ..Anonymous::default() };
+    let adopted = Region::adopt(Mapping::anonymous(ByteLen::mib(1), own).unwrap()).unwrap();
+    adopted.write_at(0, &[7; 8]).unwrap();
+    adopted.punch(0..MIB).unwrap();
+    assert!(all_zero(&adopted, 0..MIB), "private memory that became a region");
+}
+
+/// The pool of 2 MiB pages, made larger for a test and put back when that ends, also by a panic.
+struct Pool {
+    before: String,
+}
+
+impl Pool {
+    const FILE: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
+
+    fn raise(pages: u64) -> Result<Self, String> {
+        let read = || std::fs::read_to_string(Self::FILE).map_err(|error| error.to_string());
+        let before = read()?;
+        let total = before.trim().parse::<u64>().map_err(|error| error.to_string())? + pages;
+        std::fs::write(Self::FILE, total.to_string()).map_err(|error| error.to_string())?;
+        let pool = Self { before };
+        let got = read()?;
+        if got.trim().parse::<u64>().is_ok_and(|got| got >= total) {
+            Ok(pool)
+        } else {
+            Err(format!("asked for {total} huge pages and got {}", got.trim()))
+        }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        // Nobody is left to tell; the next run finds the pool as it is.
+        let _ = std::fs::write(Self::FILE, &self.before);
+    }
+}
+
+#[test]
+fn a_region_of_a_pool_is_huge_may_be_punched_and_finds_an_empty_pool_at_once() {
+    let pool = match Pool::raise(8) {
+        Ok(pool) => pool,
+        Err(reason) => return skip("a_region_of_a_pool", &reason),
+    };
+    let region = Region::hugetlb(ByteLen::mib(16), HugeSize::MIB_2).unwrap();
+    for huge in [Huge::Preferred, Huge::Required, Huge::Never] {
+        let report = region.populate(0..16 * MIB, &PopulateOptions::default().huge(huge)).unwrap();
+        assert_eq!(report.huge, ByteLen::mib(16), "{report}");
+    }
+    region.write_at(3 * MIB, &[7; 100]).unwrap();
+    assert!(matches!(region.punch(MIB..4 * MIB), Err(AdviseError::Range(_))), "cuts a huge page");
+    region.punch(2 * MIB..4 * MIB).unwrap();
+    assert_eq!(region.mapping().resident().unwrap(), ByteLen::mib(14));
+    drop(pool); // the pool shrinks under the region
+    let free = hugepages::pool(&SystemRoot::host(), HugeSize::MIB_2).unwrap().unwrap().free;
+    match region.populate(0..16 * MIB, &PopulateOptions::default()) {
+        // The kernel has kept the page that was given back promised to us.
+        Ok(report) => assert!(free > 0 && report.huge == ByteLen::mib(16), "{free}: {report}"),
+        Err(NotPopulated::HugePool { needed, free, .. }) => {
+            assert_eq!((needed, free), (ByteLen::mib(2), ByteLen::ZERO));
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
