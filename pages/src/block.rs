@@ -198,11 +198,33 @@ impl Block {
         }
     }
 
+    /// Adds bars for `pages` pages to one that the caller has set, which keeps pins off meanwhile.
+    pub(crate) fn bar_more(&self, bar: Bar, pages: u64) {
+        loop {
+            let added = self.update(Ordering::Acquire, |counts| {
+                if counts.bars(bar) + pages > MAX_BARS {
+                    return Err(());
+                }
+                Ok(Counts(counts.0 + bar.one() * pages))
+            });
+            if added.is_ok() {
+                return;
+            }
+            // As in `bar`: at most one a page stays, so there is room again when others go on.
+            core::hint::spin_loop();
+        }
+    }
+
     /// Takes a bar back.
     pub(crate) fn unbar(&self, bar: Bar) {
+        self.unbar_many(bar, 1);
+    }
+
+    /// Takes the bars of `pages` pages back.
+    pub(crate) fn unbar_many(&self, bar: Bar, pages: u64) {
         // Release pairs with the Acquire in `hold`.
-        let before = Counts(self.0.fetch_sub(bar.one(), Ordering::Release));
-        debug_assert!(before.bars(bar) > 0, "a bar is taken back by whoever it is for");
+        let before = Counts(self.0.fetch_sub(bar.one() * pages, Ordering::Release));
+        debug_assert!(before.bars(bar) >= pages, "a bar is taken back by whoever it is for");
     }
 
     fn update<E>(

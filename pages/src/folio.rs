@@ -454,11 +454,23 @@ impl<'a, P> Folio<'a, P> {
             return Err(AdvanceError::Illegal { from, to });
         }
         let is_leaving = from.is_pinnable() && !to.is_pinnable();
-        let is_leaving_bytes = is_leaving && to != Content::Poisoned;
         if is_leaving && let Some(block) = self.block {
-            let bar = if is_leaving_bytes { Bar::Pins } else { Bar::NewPins };
+            let bar = if to == Content::Poisoned { Bar::NewPins } else { Bar::Pins };
             block.bar(bar).map_err(|(_, pins)| AdvanceError::Pinned { pins })?;
         }
+        let advanced = self.advance_barred(from, to);
+        let is_arriving = !from.is_pinnable() && to.is_pinnable();
+        if is_leaving && advanced.is_err() || is_arriving && advanced.is_ok() {
+            self.unbar(Bar::Pins);
+        }
+        advanced
+    }
+
+    /// Advances the content as [`Folio::advance`] does, along a legal step, while the caller answers
+    /// for the bars of the block: there is one from before a page becomes unpinnable until after it
+    /// is pinnable again.
+    pub(crate) fn advance_barred(self, from: Content, to: Content) -> Result<(), AdvanceError> {
+        let needs_no_pins = from.is_pinnable() && !to.is_pinnable() && to != Content::Poisoned;
         // Acquire and Release: who sees the new state sees the bytes behind it, and who leaves the
         // old one has seen the bytes behind that.
         let advanced = self.update(Ordering::AcqRel, |word| {
@@ -467,23 +479,20 @@ impl<'a, P> Folio<'a, P> {
                 Err(AdvanceError::Found { expected: from, found })
             } else if word.is_doomed() {
                 Ok(Word(word.0 & !DOOMED).with_content(Content::Poisoned))
-            } else if is_leaving_bytes && word.pins() != 0 {
+            } else if needs_no_pins && word.pins() != 0 {
                 Err(AdvanceError::Pinned { pins: word.pins() })
             } else {
                 Ok(word.with_content(to))
             }
         });
-        let is_arriving = !from.is_pinnable() && to.is_pinnable();
         match advanced {
             // Only an owned page is doomed, and that was unpinnable before as it is now.
             Ok((before, _)) if before.is_doomed() => {
-                return Err(AdvanceError::Found { expected: from, found: Content::Poisoned });
+                Err(AdvanceError::Found { expected: from, found: Content::Poisoned })
             }
-            Ok(_) if is_arriving => self.unbar(Bar::Pins),
-            Err(_) if is_leaving => self.unbar(Bar::Pins),
-            _ => {}
+            Ok(_) => Ok(()),
+            Err(error) => Err(error),
         }
-        advanced.map(|_| ())
     }
 
     /// Says that the page's bytes are lost, whatever they were and whoever holds it. Of a page whose

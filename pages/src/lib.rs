@@ -14,6 +14,7 @@
 //! | `folio` | the atomic steps on a word: holds, freezing, content |
 //! | `block` | holds on 512 base pages at once |
 //! | `span` | holds on a range of pages |
+//! | `claim` | steps of the content of a range of pages |
 //! | `payload` | what a caller adds to a descriptor, and the slow path that initialises it |
 //! | `clearing` | in which order, and in which batches, memory is cleared or copied |
 //! | `chunks` | a range cut at a limit and an alignment |
@@ -27,6 +28,7 @@
 mod addr;
 mod block;
 mod chunks;
+mod claim;
 mod clearing;
 mod content;
 mod folio;

@@ -17,6 +17,7 @@ use core::ops::Deref;
 
 use crate::addr::{Order, PageCount, Pfn};
 use crate::block::{BLOCK_ORDER, Block};
+use crate::content::Content;
 use crate::folio::Folio;
 use crate::kind::MemoryKind;
 use crate::layout::{Class, Layout};
@@ -55,6 +56,8 @@ pub enum BlocksError {
 pub struct Memmap<P, S, B = &'static [Block]> {
     layout: Layout,
     kind: MemoryKind,
+    /// What a word that was never written means.
+    template: Word,
     descriptors: S,
     /// Empty, or one for each block that the range has a part of.
     blocks: B,
@@ -73,7 +76,15 @@ impl<P, S: Deref<Target = [Page<P>]>> Memmap<P, S> {
         if given != needed {
             return Err(MemmapError { needed, given });
         }
-        Ok(Self { layout, kind, descriptors, blocks: &[], payload: PhantomData })
+        let template = Word::initial(kind);
+        Ok(Self { layout, kind, template, descriptors, blocks: &[], payload: PhantomData })
+    }
+
+    /// Says that every byte is known to be zero, before anything was done to a page: pages start with
+    /// that content, at no cost.
+    #[must_use]
+    pub fn known_zero(self) -> Self {
+        Self { template: self.template.with_content(Content::Zero), ..self }
     }
 
     /// Returns whether base pages of memory of `kind`, laid out so, may be held by the block.
@@ -91,9 +102,9 @@ impl<P, S: Deref<Target = [Page<P>]>> Memmap<P, S> {
         self,
         blocks: B,
     ) -> Result<Memmap<P, S, B>, BlocksError> {
-        let Self { layout, kind, descriptors, payload, .. } = self;
+        let Self { layout, kind, template, descriptors, payload, .. } = self;
         if blocks.is_empty() {
-            return Ok(Memmap { layout, kind, descriptors, blocks, payload });
+            return Ok(Memmap { layout, kind, template, descriptors, blocks, payload });
         }
         if !Self::takes_blocks(&layout, kind) {
             return Err(BlocksError::NotApplicable);
@@ -102,7 +113,7 @@ impl<P, S: Deref<Target = [Page<P>]>> Memmap<P, S> {
         if given != needed {
             return Err(BlocksError::Count { needed, given });
         }
-        Ok(Memmap { layout, kind, descriptors, blocks, payload })
+        Ok(Memmap { layout, kind, template, descriptors, blocks, payload })
     }
 }
 
@@ -149,7 +160,7 @@ where
     #[must_use]
     pub fn folio(&self, pfn: Pfn) -> Option<Folio<'_, P>> {
         let head = self.descriptor(self.layout.head_index(pfn)?)?;
-        Some(Folio::new(head, Word::initial(self.kind)).with_block(self.block(pfn)))
+        Some(Folio::new(head, self.template).with_block(self.block(pfn)))
     }
 
     /// Returns whether base pages are held by the block.
@@ -192,7 +203,7 @@ where
             .checked_since(start.align_down(order))
             .filter(|_| start < end)
             .map_or(0, |pages| pages.get().div_ceil(order.pages().get()));
-        let template = Word::initial(self.kind);
+        let template = self.template;
         let head = start.align_down(order).get();
         (0..folios).filter_map(move |folio| {
             let descriptor = self.descriptor(first + folio * stride)?;

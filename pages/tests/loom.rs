@@ -566,6 +566,45 @@ fn a_block_whose_guard_is_split_is_held_until_both_parts_are_gone() {
     seen.assert_all();
 }
 
+/// A run of pages is cleared beside a pin of the block: the bars of the run keep the pin off from
+/// before its first page to after its last.
+#[test]
+fn a_run_of_pages_is_cleared_or_its_block_pinned_never_both() {
+    let seen = Seen::new(2);
+    let marks = seen.marks();
+    loom::model(move || {
+        let blocked = Blocked::new();
+        let range = blocked.memmap.layout().range();
+        let pinner = {
+            let blocked = blocked.clone();
+            let marks = marks.clone();
+            thread::spawn(move || {
+                if let Ok(span) = blocked.hold(HoldSort::Pin) {
+                    for index in 0..BLOCK_ORDER.pages().get() {
+                        assert!(blocked.page(index).word().content().is_pinnable());
+                    }
+                    blocked.release(span, HoldSort::Pin);
+                    mark(&marks, 0);
+                } else {
+                    mark(&marks, 1);
+                }
+            })
+        };
+        let mut claimed = 0;
+        let from = [Content::Unknown];
+        blocked.memmap.advance_run(range, &from, Content::Zeroing, |_, advanced| {
+            claimed += u64::from(advanced.is_ok());
+        });
+        blocked.memmap.advance_run(range, &[Content::Zeroing], Content::Unknown, |_, back| {
+            claimed -= u64::from(back.is_ok());
+        });
+        assert_eq!(claimed, 0);
+        pinner.join().unwrap();
+        blocked.assert_fresh();
+    });
+    seen.assert_all();
+}
+
 /// What clearing would be if it looked for pins of the block and of the page without a bar: the
 /// search must find a page that is cleared under a pin.
 #[test]

@@ -78,6 +78,7 @@ enum Step {
     Thaw { page: u64 },
     Advance { page: u64, to: Content },
     Poison { page: u64 },
+    Run { start: u64, pages: u64, to_zeroing: bool },
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -96,7 +97,9 @@ fn step() -> impl Strategy<Value = Step> {
         2 => place.clone().prop_map(|page| Step::Thaw { page }),
         3 => (place.clone(), (0..8_u64).prop_map(Content::from_bits))
             .prop_map(|(page, to)| Step::Advance { page, to }),
-        1 => place.prop_map(|page| Step::Poison { page }),
+        1 => place.clone().prop_map(|page| Step::Poison { page }),
+        2 => (place.clone(), place, any::<bool>())
+            .prop_map(|(start, pages, to_zeroing)| Step::Run { start, pages, to_zeroing }),
     ]
 }
 
@@ -225,6 +228,45 @@ proptest! {
                     } else {
                         plain[page].content = Content::Poisoned;
                     }
+                }
+                Step::Run { start, pages, to_zeroing } => {
+                    let start = start % PAGES;
+                    let pages = 1 + pages % (PAGES - start);
+                    let (from, to): (&[Content], _) = if to_zeroing {
+                        (&[Content::Unknown, Content::Present], Content::Zeroing)
+                    } else {
+                        (&[Content::Zeroing], Content::Zero)
+                    };
+                    let mut next = start;
+                    memmap.advance_run(range(START + start, pages), from, to, |pfn, advanced| {
+                        assert_eq!(pfn.get(), START + next, "each page, in order");
+                        let plain = &mut plain[next as usize];
+                        next += 1;
+                        match advanced {
+                            Ok(was) => {
+                                assert_eq!(was, plain.content);
+                                assert!(from.contains(&was) && !plain.is_doomed);
+                                assert!(plain.pins == 0 || !to_zeroing);
+                                plain.content = to;
+                            }
+                            Err(AdvanceError::Pinned { pins }) => {
+                                assert!(pins > 0 && to_zeroing && from.contains(&plain.content));
+                            }
+                            Err(AdvanceError::Found { found, .. }) if plain.is_doomed => {
+                                if from.contains(&plain.content) {
+                                    assert_eq!(found, Content::Poisoned);
+                                    plain.content = found;
+                                    plain.is_doomed = false;
+                                }
+                            }
+                            Err(AdvanceError::Found { found, .. }) => {
+                                assert_eq!(found, plain.content);
+                                assert!(!from.contains(&found));
+                            }
+                            Err(other) => panic!("{other}"),
+                        }
+                    });
+                    prop_assert_eq!(next, start + pages);
                 }
                 _ => {}
             }
