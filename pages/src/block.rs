@@ -73,7 +73,7 @@ pub(crate) enum BlockRefusal {
     Overflow,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 struct Counts(u64);
 
 impl Counts {
@@ -130,16 +130,37 @@ impl Block {
     pub(crate) const fn index(range: PfnRange, pfn: Pfn) -> u64 {
         (pfn.get() >> BLOCK_ORDER.get()) - (range.start().get() >> BLOCK_ORDER.get())
     }
+}
+
+/// A block and what its word means where it was never written: as of a page's word, what is stored is
+/// the difference to a template.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BlockRef<'a> {
+    block: &'a Block,
+    template: Counts,
+}
+
+impl<'a> BlockRef<'a> {
+    /// Takes a block whose pages all start with bytes that may be pinned, or none of them. A block
+    /// that the memmap has a part of only counts as whole: it is never held as such.
+    pub(crate) fn new(block: &'a Block, starts_pinnable: bool) -> Self {
+        let bars = if starts_pinnable { 0 } else { BLOCK_ORDER.pages().get() };
+        Self { block, template: Counts(bars * Bar::Pins.one()) }
+    }
+
+    fn counts(self) -> Counts {
+        // Relaxed: a report, as `Folio::word` is; or a guess that an exchange confirms.
+        Counts(self.block.0.load(Ordering::Relaxed).wrapping_add(self.template.0))
+    }
 
     /// Returns the references and pins that there are on the whole block.
-    pub(crate) fn holds(&self) -> (u32, u32) {
-        // Relaxed: a report, as `Folio::word` is.
-        let counts = Counts(self.0.load(Ordering::Relaxed));
+    pub(crate) fn holds(self) -> (u32, u32) {
+        let counts = self.counts();
         (counts.holds(HoldSort::Reference), counts.holds(HoldSort::Pin))
     }
 
     /// Holds every page of the block.
-    pub(crate) fn hold(&self, sort: HoldSort) -> Result<(), BlockRefusal> {
+    pub(crate) fn hold(self, sort: HoldSort) -> Result<(), BlockRefusal> {
         // Acquire pairs with the Release in `unbar`: who holds the block sees what was done to its
         // pages while it was barred.
         self.update(Ordering::Acquire, |counts| {
@@ -151,14 +172,14 @@ impl Block {
     }
 
     /// Holds the block once more for a holder who holds it already, barred or not.
-    pub(crate) fn hold_again(&self, sort: HoldSort) -> Result<(), BlockRefusal> {
+    pub(crate) fn hold_again(self, sort: HoldSort) -> Result<(), BlockRefusal> {
         // Relaxed: the caller's own hold has acquired what there is to see.
         self.update(Ordering::Relaxed, |counts| add_hold(counts, sort))
     }
 
     /// Gives a hold back. Returns whether there was one.
     #[must_use]
-    pub(crate) fn give_back(&self, sort: HoldSort) -> bool {
+    pub(crate) fn give_back(self, sort: HoldSort) -> bool {
         // Release pairs with the Acquire in `bar`: who bars the block sees what its holders wrote.
         self.update(Ordering::Release, |counts| {
             if counts.holds(sort) == 0 {
@@ -171,7 +192,7 @@ impl Block {
 
     /// Keeps new holds off, unless there are some that this bar has to wait for: then it returns how
     /// many references and pins.
-    pub(crate) fn bar(&self, bar: Bar) -> Result<(), (u32, u32)> {
+    pub(crate) fn bar(self, bar: Bar) -> Result<(), (u32, u32)> {
         loop {
             let barred = self.update(Ordering::Acquire, |counts| {
                 let references = counts.holds(HoldSort::Reference);
@@ -199,7 +220,7 @@ impl Block {
     }
 
     /// Adds bars for `pages` pages to one that the caller has set, which keeps pins off meanwhile.
-    pub(crate) fn bar_more(&self, bar: Bar, pages: u64) {
+    pub(crate) fn bar_more(self, bar: Bar, pages: u64) {
         loop {
             let added = self.update(Ordering::Acquire, |counts| {
                 if counts.bars(bar) + pages > MAX_BARS {
@@ -216,30 +237,36 @@ impl Block {
     }
 
     /// Takes a bar back.
-    pub(crate) fn unbar(&self, bar: Bar) {
+    pub(crate) fn unbar(self, bar: Bar) {
         self.unbar_many(bar, 1);
     }
 
     /// Takes the bars of `pages` pages back.
-    pub(crate) fn unbar_many(&self, bar: Bar, pages: u64) {
-        // Release pairs with the Acquire in `hold`.
-        let before = Counts(self.0.fetch_sub(bar.one() * pages, Ordering::Release));
+    pub(crate) fn unbar_many(self, bar: Bar, pages: u64) {
+        // Release pairs with the Acquire in `hold`. Subtracting needs no decoding.
+        let before = self.block.0.fetch_sub(bar.one() * pages, Ordering::Release);
+        let before = Counts(before.wrapping_add(self.template.0));
         debug_assert!(before.bars(bar) >= pages, "a bar is taken back by whoever it is for");
     }
 
     fn update<E>(
-        &self,
+        self,
         success: Ordering,
         mut next: impl FnMut(Counts) -> Result<Counts, E>,
     ) -> Result<(), E> {
-        // Relaxed: what is read here is only a guess that the exchange below confirms.
-        let mut counts = self.0.load(Ordering::Relaxed);
+        let mut counts = self.counts();
         loop {
-            let after = next(Counts(counts))?;
-            match self.0.compare_exchange_weak(counts, after.0, success, Ordering::Relaxed) {
+            let after = next(counts)?;
+            let stored = |counts: Counts| counts.0.wrapping_sub(self.template.0);
+            match self.block.0.compare_exchange_weak(
+                stored(counts),
+                stored(after),
+                success,
+                Ordering::Relaxed,
+            ) {
                 Ok(_) => return Ok(()),
                 // It ends: each round fails only because another thread's step succeeded.
-                Err(found) => counts = found,
+                Err(found) => counts = Counts(found.wrapping_add(self.template.0)),
             }
         }
     }
@@ -259,6 +286,7 @@ mod tests {
     #[test]
     fn a_bar_keeps_off_what_it_is_for_and_nothing_else() {
         let block = Block::new();
+        let block = BlockRef::new(&block, true);
         assert_eq!(block.bar(Bar::Pins), Ok(()));
         assert_eq!(block.hold(HoldSort::Pin), Err(BlockRefusal::Barred));
         assert_eq!(block.hold(HoldSort::Reference), Ok(()));
@@ -278,9 +306,23 @@ mod tests {
     }
 
     #[test]
+    fn a_block_none_of_whose_pages_may_be_pinned_is_barred_until_all_may() {
+        let block = Block::new();
+        let block = BlockRef::new(&block, false);
+        assert_eq!(block.hold(HoldSort::Pin), Err(BlockRefusal::Barred));
+        assert_eq!(block.hold(HoldSort::Reference), Ok(()));
+        block.unbar_many(Bar::Pins, BLOCK_ORDER.pages().get() - 1);
+        assert_eq!(block.hold(HoldSort::Pin), Err(BlockRefusal::Barred));
+        block.unbar(Bar::Pins);
+        assert_eq!(block.hold(HoldSort::Pin), Ok(()));
+        assert_eq!(block.holds(), (1, 1));
+    }
+
+    #[test]
     fn a_block_that_is_full_refuses_and_keeps_its_counts() {
         for sort in [HoldSort::Reference, HoldSort::Pin] {
             let block = Block(AtomicU64::new(one(sort) * MAX_COUNT));
+            let block = BlockRef::new(&block, true);
             let before = block.holds();
             assert_eq!(block.hold(sort), Err(BlockRefusal::Overflow));
             assert_eq!(block.hold_again(sort), Err(BlockRefusal::Overflow));

@@ -68,11 +68,15 @@ impl Content {
         }
     }
 
-    /// Returns whether a page in this state may be pinned: its bytes are there, and nobody is about
-    /// to replace them. A page that is pinned does not leave these states, except by going bad.
+    /// Returns whether a page in this state may be pinned: its bytes are there and anybody's, and
+    /// nobody is about to replace them. A page that is pinned does not leave these states, except by
+    /// going bad.
+    ///
+    /// A page that is known to be zero is not among them: who pins it may write to it, so it is
+    /// *present* from before the first pin on.
     #[must_use]
     pub const fn is_pinnable(self) -> bool {
-        matches!(self, Self::Unknown | Self::Present | Self::Zero)
+        matches!(self, Self::Unknown | Self::Present)
     }
 
     /// Returns whether one owner is at work on the bytes of a page in this state, and nobody else

@@ -24,7 +24,7 @@
 
 use core::fmt;
 
-use crate::block::{Bar, Block};
+use crate::block::{Bar, BlockRef};
 use crate::content::Content;
 use crate::page::Page;
 use crate::sync::Ordering;
@@ -140,7 +140,7 @@ pub struct Folio<'a, P = ()> {
     page: &'a Page<P>,
     template: Word,
     /// The block that the page belongs to, if it is a base page of a memmap with blocks.
-    block: Option<&'a Block>,
+    block: Option<BlockRef<'a>>,
 }
 
 impl<P> Clone for Folio<'_, P> {
@@ -159,7 +159,7 @@ impl<'a, P> Folio<'a, P> {
     }
 
     /// Takes the block that a base page belongs to.
-    pub(crate) fn with_block(self, block: Option<&'a Block>) -> Self {
+    pub(crate) fn with_block(self, block: Option<BlockRef<'a>>) -> Self {
         Self { block, ..self }
     }
 
@@ -181,7 +181,7 @@ impl<'a, P> Folio<'a, P> {
     #[must_use]
     pub fn word(self) -> Word {
         let word = self.own_word();
-        match self.block.map(Block::holds) {
+        match self.block.map(BlockRef::holds) {
             None | Some((0, 0)) => word,
             Some((references, pins)) => word.with_more(references, pins),
         }
@@ -732,6 +732,12 @@ mod tests {
             assert_eq!(folio.word(), before);
             assert_eq!(folio.try_get(), Ok(()), "its descriptor means what it meant");
             assert_eq!(folio.advance(Content::Zeroing, Content::Zero), Ok(()));
+            assert_eq!(
+                folio.try_pin(),
+                Err(HoldError::Content(Content::Zero)),
+                "it may be written"
+            );
+            assert_eq!(folio.advance(Content::Zero, Content::Present), Ok(()));
             assert_eq!(folio.try_pin(), Ok(()));
         });
     }

@@ -16,7 +16,7 @@ use core::marker::PhantomData;
 use core::ops::Deref;
 
 use crate::addr::{Order, PageCount, Pfn};
-use crate::block::{BLOCK_ORDER, Block};
+use crate::block::{BLOCK_ORDER, Block, BlockRef};
 use crate::content::Content;
 use crate::folio::Folio;
 use crate::kind::MemoryKind;
@@ -170,23 +170,33 @@ where
     }
 
     /// Returns the block of the page `pfn`, which has to be described.
-    pub(crate) fn block(&self, pfn: Pfn) -> Option<&Block> {
+    pub(crate) fn block(&self, pfn: Pfn) -> Option<BlockRef<'_>> {
         if self.blocks.is_empty() {
             return None;
         }
-        self.blocks.get(usize::try_from(Block::index(self.layout.range(), pfn)).ok()?)
+        let index = usize::try_from(Block::index(self.layout.range(), pfn)).ok()?;
+        Some(self.block_ref(self.blocks.get(index)?))
+    }
+
+    fn block_ref<'a>(&self, block: &'a Block) -> BlockRef<'a> {
+        BlockRef::new(block, self.template.content().is_pinnable())
     }
 
     /// Returns the blocks from page `first` up to page `last`, both at the start of one, with the
     /// numbers of their first pages.
-    pub(crate) fn blocks(&self, first: Pfn, last: Pfn) -> impl Iterator<Item = (Pfn, &Block)> {
+    pub(crate) fn blocks(
+        &self,
+        first: Pfn,
+        last: Pfn,
+    ) -> impl Iterator<Item = (Pfn, BlockRef<'_>)> {
         let range = self.layout.range();
         let blocks = (first.get() >> BLOCK_ORDER.get())..(last.get() >> BLOCK_ORDER.get());
         blocks.filter_map(move |number| {
             let start = Pfn::new(number << BLOCK_ORDER.get());
             // The first block of the range may begin before it.
             let index = Block::index(range, start.max(range.start()));
-            Some((start, self.blocks.get(usize::try_from(index).ok()?)?))
+            let block = self.blocks.get(usize::try_from(index).ok()?)?;
+            Some((start, self.block_ref(block)))
         })
     }
 

@@ -10,7 +10,7 @@
 use core::ops::Deref;
 
 use crate::addr::{PageCount, Pfn, PfnRange};
-use crate::block::{BLOCK_ORDER, Block, BlockRefusal};
+use crate::block::{BLOCK_ORDER, Block, BlockRef, BlockRefusal};
 use crate::content::Content;
 use crate::folio::{Folio, HoldError, Released, obstacle};
 use crate::memmap::Memmap;
@@ -225,7 +225,7 @@ where
     fn hold_barred(
         &self,
         start: Pfn,
-        block: &Block,
+        block: BlockRef<'_>,
         sort: HoldSort,
         mut refusal: BlockRefusal,
     ) -> Result<(), SpanRefused> {

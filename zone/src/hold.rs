@@ -168,6 +168,8 @@ pub(crate) trait Holdable: Any + Send + Sync {
         sort: HoldSort,
         pages: PageCount,
     ) -> Result<(Span, Span), Option<SpanRefused>>;
+    /// Makes the pages of a range that are known to be zero somebody's, who may write to them.
+    fn take_zero(&self, range: PfnRange);
     /// Makes the pages of a range that are not there be there. Returns whether it is worth trying
     /// again.
     fn produce(&self, range: PfnRange) -> Result<bool, HoldFailure>;
@@ -318,6 +320,12 @@ fn pin_again(
                 waits += 1;
                 std::thread::yield_now();
             }
+            HoldFailure::Refused { cause: HoldError::Content(Content::Zero), .. }
+                if waits < BUSY_ATTEMPTS =>
+            {
+                waits += 1;
+                inner.take_zero(range);
+            }
             HoldFailure::Refused { cause: HoldError::Content(_), .. }
                 if !options.never_faults && faults < ATTEMPTS =>
             {
@@ -458,6 +466,7 @@ macro_rules! guard {
             /// pinned has gone bad, or the pagemap is being unbound.
             #[track_caller]
             pub fn try_clone(&self) -> Result<Self, HoldFailure> {
+                // What is held is not zero, absent or being replaced, so there is nothing to wait for.
                 let caller = Location::caller();
                 Hold::take(self.0.inner.clone(), self.range(), $sort, caller).map(Self)
             }

@@ -46,6 +46,7 @@ mod token;
 mod trace;
 mod watch;
 mod write;
+mod zero;
 mod zone;
 
 pub use across::Across;
@@ -73,6 +74,7 @@ pub use uzone_os::{
 };
 pub use uzone_pages::*;
 pub use uzone_stream::{Next, Path as StorePath, Was, Way};
+pub use zero::{Unclearable, ZeroFailure, Zeroed};
 pub use zone::Zone;
 
 /// The example of the README, run as a test.

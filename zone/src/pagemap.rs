@@ -116,6 +116,17 @@ impl<P: Payload> Inner<P> {
         self.parts.memmap.folios(start, end)
     }
 
+    /// Advances the content of the folios of `range`: see [`Memmap::advance_run`].
+    pub(crate) fn advance_run(
+        &self,
+        range: PfnRange,
+        from: &[Content],
+        to: Content,
+        each: impl FnMut(Pfn, Result<Content, AdvanceError>),
+    ) {
+        self.parts.memmap.advance_run(range, from, to, each);
+    }
+
     /// Tells the owner that nobody holds the folio at `head` any more.
     fn freed(&self, head: Pfn) {
         if let Some(free) = &self.parts.ops.free {
@@ -177,6 +188,10 @@ impl<P: Payload> Holdable for Inner<P> {
         pages: PageCount,
     ) -> Result<(Span, Span), Option<SpanRefused>> {
         self.parts.memmap.split(span, sort, pages)
+    }
+
+    fn take_zero(&self, range: PfnRange) {
+        self.advance_run(range, &[Content::Zero], Content::Present, |_, _| ());
     }
 
     fn produce(&self, range: PfnRange) -> Result<bool, HoldFailure> {

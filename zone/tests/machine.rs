@@ -135,12 +135,28 @@ impl Machine {
     fn obstacle(&self, asked: PfnRange) -> Option<(u64, Option<Content>)> {
         asked.iter().map(Pfn::get).find_map(|page| {
             let content = self.content(page);
+            if content == Content::Zero {
+                return self.bad.contains(&page).then_some((page, None));
+            }
             if content != Content::Poisoned && !content.is_pinnable() {
                 // A folio is refused from the first page of it that is asked for.
                 return Some((page, Some(content)));
             }
             self.bad.contains(&page).then_some((page, None))
         })
+    }
+
+    /// What a pin does to pages that are known to be zero: if it is given, they are somebody's. If it
+    /// is refused for another page, they may be or not.
+    fn take_zero(&mut self, asked: PfnRange, is_given: bool) {
+        let pagemap = self.pagemap.as_ref().unwrap();
+        for (page, content) in &mut self.contents {
+            let pages = PfnRange::try_new(Pfn::new(*page), self.order.pages()).unwrap();
+            if *content == Content::Zero && pages.overlaps(asked) {
+                *content = pagemap.page(Pfn::new(*page)).unwrap().word().content();
+                assert!(*content == Content::Present || *content == Content::Zero && !is_given);
+            }
+        }
     }
 
     fn hold(&mut self, asked: PfnRange, is_pin: bool, by: u8) {
@@ -174,6 +190,9 @@ impl Machine {
 
     fn check_held(&mut self, asked: PfnRange, is_pin: bool, guard: Result<Guard, HoldFailure>) {
         let obstacle = if is_pin { self.obstacle(asked) } else { None };
+        if is_pin {
+            self.take_zero(asked, guard.is_ok());
+        }
         match (guard, obstacle) {
             (Ok(guard), None) => {
                 assert_eq!(guard.range(), asked);

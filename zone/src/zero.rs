@@ -1,0 +1,533 @@
+//! Clearing, copying and giving back pages of a bound region, with their content kept true:
+//! [`Pagemap::zero`], [`Pagemap::copy_folio`], [`Pagemap::punch`].
+//!
+//! A page that is cleared belongs to whoever clears it from before its first byte changes until after
+//! its last one has: its content is *zeroing* meanwhile, no pin is given, and nobody else clears it.
+//! Afterwards it is *zero*, and stays that until somebody pins it or is given it, who may write to it. What is zero already, because
+//! the kernel or an earlier call has cleared it, is left alone: clearing twice costs as much as
+//! clearing once.
+//!
+//! What cannot be cleared is no error of the call: pages that are pinned, bad, or somebody else's at
+//! the moment are in the answer with the reason, and all others are done. Cancelling is no error
+//! either; a page of which a byte is left is *unknown* afterwards.
+//!
+//! Units: pages. Cost: what the stores take ([`Region::zero_range`](crate::Region::zero_range)), and
+//! two atomic steps a folio.
+
+use std::fmt;
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use uzone_os::AdviseError;
+use uzone_pages::{AdvanceError, ByteLen, Content, Order, PageCount, Payload, Pfn, PfnRange};
+
+use crate::batches::Job;
+use crate::clear::{ClearError, Cleared, CopyOptions, ZeroOptions};
+use crate::hold::Holdable;
+use crate::pagemap::{Inner, Pagemap};
+
+/// How much is claimed at a time: others find the rest as it is, and batches need not be larger.
+const CLAIM: ByteLen = ByteLen::gib(1);
+
+/// Pages that were not cleared, copied or given back. No byte has changed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ZeroFailure {
+    /// Not every page belongs to the region.
+    #[error("{asked} do not all belong to the region, which has {region}")]
+    NotHere {
+        /// The pages that were asked for.
+        asked: PfnRange,
+        /// The pages of the region.
+        region: PfnRange,
+    },
+    /// The range starts or ends inside a folio, whose content is one.
+    #[error("{asked} cut a folio of order {order}: content is a folio's, so take whole ones")]
+    CutsFolio {
+        /// The pages that were asked for.
+        asked: PfnRange,
+        /// The order of the region's folios.
+        order: Order,
+    },
+    /// The page that is to be read next is not among them.
+    #[error("page {hint} is not among {asked}, so nobody waits for it there")]
+    HintOutside {
+        /// The page of the hint.
+        hint: u64,
+        /// The pages that were asked for.
+        asked: PfnRange,
+    },
+    /// The memory cannot be written, or the stores are not available.
+    #[error(transparent)]
+    Clear(#[from] ClearError),
+    /// The kernel does not take the pages back.
+    #[error("cannot give pages back")]
+    Punch(#[from] AdviseError),
+    /// A folio of a copy is not to be had: its bytes have to be there, and those of the destination
+    /// nobody's.
+    #[error("cannot copy the folio of page {pfn}")]
+    Copy {
+        /// The page.
+        pfn: Pfn,
+        /// Why not.
+        #[source]
+        cause: Unclearable,
+    },
+}
+
+/// Why a page was not cleared.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Unclearable {
+    /// Somebody has pinned it: a device may be writing to it.
+    #[error("it has {pins} pins")]
+    Pinned {
+        /// How many.
+        pins: u32,
+    },
+    /// Its bytes are lost.
+    #[error("it is bad")]
+    Poisoned,
+    /// It is not there, or somebody is at work on its bytes.
+    #[error("its content is {0}")]
+    Content(Content),
+}
+
+impl Unclearable {
+    fn of(error: AdvanceError) -> Self {
+        match error {
+            AdvanceError::Pinned { pins } => Self::Pinned { pins },
+            AdvanceError::Found { found: Content::Poisoned, .. } => Self::Poisoned,
+            AdvanceError::Found { found, .. } => Self::Content(found),
+            AdvanceError::Illegal { from, .. } => Self::Content(from),
+            _ => Self::Content(Content::Unknown),
+        }
+    }
+}
+
+/// What clearing pages came to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[must_use = "pages that are pinned, bad or somebody else's are left as they were"]
+#[non_exhaustive]
+pub struct Zeroed {
+    /// The pages that were cleared, in ascending order; neighbours are one range. A folio with bad
+    /// pages is among them, and those pages of it are not cleared.
+    pub ranges: Vec<PfnRange>,
+    /// How many pages were cleared.
+    pub pages: PageCount,
+    /// How many were zero already, and left alone.
+    pub known: PageCount,
+    /// The folios that were left as they were, by their heads, and why, in ascending order.
+    pub left: Vec<(Pfn, Unclearable)>,
+    /// The bad pages that were left out, in ascending order.
+    pub bad: Vec<Pfn>,
+    /// How many pages were not begun, or not finished, because it was cancelled; of the latter nothing
+    /// is known.
+    pub cancelled: PageCount,
+    /// The longest time between two yield points.
+    pub longest_pause: Duration,
+    /// How long it took.
+    pub elapsed: Duration,
+}
+
+impl Zeroed {
+    /// Returns whether every page of the range is zero now.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.left.is_empty() && self.bad.is_empty() && self.cancelled == PageCount::default()
+    }
+
+    fn add(&mut self, range: PfnRange) {
+        self.pages = PageCount::new(self.pages.get() + range.pages().get());
+        push(&mut self.ranges, range);
+    }
+}
+
+impl fmt::Display for Zeroed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} pages cleared in {:.1?}", self.pages, self.elapsed)?;
+        for (count, what) in [
+            (self.known.get(), "known to be zero"),
+            (self.left.len() as u64, "left"),
+            (self.bad.len() as u64, "bad"),
+            (self.cancelled.get(), "cancelled"),
+        ] {
+            if count > 0 {
+                write!(f, ", {count} {what}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Adds a range to a list in ascending order.
+fn push(ranges: &mut Vec<PfnRange>, range: PfnRange) {
+    let joined = ranges.last().filter(|last| last.end() == range.start()).and_then(|last| {
+        let pages = PageCount::new(last.pages().get() + range.pages().get());
+        PfnRange::try_new(last.start(), pages).ok()
+    });
+    match (joined, ranges.last_mut()) {
+        (Some(joined), Some(last)) => *last = joined,
+        _ => ranges.push(range),
+    }
+}
+
+/// The folios of one claim.
+#[derive(Default)]
+struct Claimed {
+    ranges: Vec<PfnRange>,
+}
+
+impl<P: Payload> Inner<P> {
+    /// Refuses ranges that are not of whole folios of this region.
+    fn check_folios(&self, asked: PfnRange) -> Result<(), ZeroFailure> {
+        let (region, order) = (self.range(), self.order());
+        if !region.contains_range(asked) {
+            return Err(ZeroFailure::NotHere { asked, region });
+        }
+        if !asked.start().is_aligned(order) || !asked.end().is_aligned(order) {
+            return Err(ZeroFailure::CutsFolio { asked, order });
+        }
+        Ok(())
+    }
+
+    /// Returns the bytes of the region that pages of it are.
+    fn bytes_of(&self, range: PfnRange) -> Range<u64> {
+        let shift = self.region().page_size().shift();
+        // Pages of the region, whose bytes were mapped.
+        let offset = |pfn: Pfn| {
+            pfn.checked_since(self.range().start()).map_or(0, |pages| pages.get() << shift)
+        };
+        offset(range.start())..offset(range.end())
+    }
+
+    /// Takes the folios of a range for clearing, as far as they are to be had.
+    fn claim(&self, range: PfnRange, from: &[Content], zeroed: &mut Zeroed) -> Claimed {
+        let folio_pages = self.order().pages();
+        let mut claimed = Claimed::default();
+        self.advance_run(range, from, Content::Zeroing, |head, advanced| {
+            let Ok(folio) = PfnRange::try_new(head, folio_pages) else { return };
+            match advanced {
+                Ok(_) => push(&mut claimed.ranges, folio),
+                Err(AdvanceError::Found { found: Content::Zero, .. }) => {
+                    zeroed.known = PageCount::new(zeroed.known.get() + folio_pages.get());
+                }
+                Err(AdvanceError::Found { found: Content::Poisoned, .. }) => zeroed.bad.push(head),
+                Err(error) => zeroed.left.push((head, Unclearable::of(error))),
+            }
+        });
+        claimed
+    }
+
+    /// Lets folios that were taken for clearing go, as zero or as unknown.
+    fn finish(&self, range: PfnRange, to: Content, zeroed: &mut Zeroed) {
+        let folio_pages = self.order().pages();
+        self.advance_run(range, &[Content::Zeroing], to, |head, advanced| {
+            let Ok(folio) = PfnRange::try_new(head, folio_pages) else { return };
+            match (advanced, to) {
+                (Ok(_), Content::Zero) => zeroed.add(folio),
+                (Ok(_), _) => {
+                    let pages = zeroed.cancelled.get() + folio_pages.get();
+                    zeroed.cancelled = PageCount::new(pages);
+                }
+                // It went bad meanwhile, and is poisoned now.
+                (Err(_), _) => zeroed.bad.push(head),
+            }
+        });
+    }
+
+    /// Clears what was claimed, around bad pages.
+    fn clear(
+        &self,
+        claimed: &Claimed,
+        options: &ZeroOptions,
+        zeroed: &mut Zeroed,
+    ) -> Result<(), ClearError> {
+        let shift = self.region().page_size().shift();
+        for (index, range) in claimed.ranges.iter().enumerate() {
+            let cleared = self.clear_range(*range, options, zeroed);
+            let (done, rest) = match cleared {
+                Ok(None) => (Some(*range), None),
+                Ok(Some(until)) => {
+                    // Whole folios up to the first byte that is left.
+                    let pages = PageCount::new((until - self.bytes_of(*range).start) >> shift);
+                    split_at(*range, pages, self.order())
+                }
+                Err(error) => {
+                    for range in &claimed.ranges[index..] {
+                        self.finish(*range, Content::Unknown, zeroed);
+                    }
+                    return Err(error);
+                }
+            };
+            if let Some(done) = done {
+                self.finish(done, Content::Zero, zeroed);
+            }
+            if let Some(rest) = rest {
+                self.finish(rest, Content::Unknown, zeroed);
+            }
+        }
+        Ok(())
+    }
+
+    /// Clears a range that was claimed. Returns the first byte that is left if it was cancelled.
+    fn clear_range(
+        &self,
+        range: PfnRange,
+        options: &ZeroOptions,
+        zeroed: &mut Zeroed,
+    ) -> Result<Option<u64>, ClearError> {
+        let bad = if self.order() == Order::BASE { Vec::new() } else { self.bad.in_range(range) };
+        for piece in crate::hold::good_pieces(range, &bad) {
+            let bytes = self.bytes_of(piece);
+            let hint = options.hint.filter(|hint| bytes.contains(hint));
+            let options = ZeroOptions { hint, ..options.clone() };
+            let len = ByteLen::new(bytes.end - bytes.start);
+            let (mapping, page) = (self.region().mapping(), self.region().page_size());
+            let cleared: Cleared = Job::zero(mapping, page, bytes.start, len, &options)?.run();
+            zeroed.longest_pause = zeroed.longest_pause.max(cleared.longest_pause);
+            if !cleared.is_whole() {
+                // With a hint or several threads the bytes that are done may be in several pieces:
+                // what counts is the first that follows from the start.
+                let first = cleared.ranges.first().filter(|first| first.start == bytes.start);
+                return Ok(Some(first.map_or(bytes.start, |first| first.end)));
+            }
+        }
+        zeroed.bad.extend(bad);
+        Ok(None)
+    }
+}
+
+/// Cuts a range behind the whole folios among its first `pages`.
+fn split_at(
+    range: PfnRange,
+    pages: PageCount,
+    order: Order,
+) -> (Option<PfnRange>, Option<PfnRange>) {
+    let whole = PageCount::new(pages.get() & !order.offset_mask());
+    let done = PfnRange::try_new(range.start(), whole).ok();
+    let rest = range
+        .start()
+        .checked_add(whole)
+        .ok()
+        .and_then(|start| PfnRange::try_new(start, range.end().checked_since(start)?).ok());
+    (done, rest)
+}
+
+/// The states whose bytes may be cleared: somebody's old ones, and nobody's.
+const CLEARABLE: [Content; 2] = [Content::Unknown, Content::Present];
+
+impl<P: Payload> Pagemap<P> {
+    /// Clears the folios of `range`, but for those that are zero already. Those that are pinned, bad,
+    /// absent or somebody else's at the moment are left as they were, and the answer says so.
+    ///
+    /// A hint of the options is a byte of the region, as of
+    /// [`Region::zero_range`](crate::Region::zero_range): its folio is cleared last, and the page that
+    /// is read next at the end of that.
+    ///
+    /// # Errors
+    /// [`ZeroFailure`] if the range is not of whole folios of the region, or its memory cannot be
+    /// written; then what was cleared before is zero, and of what was begun nothing is known.
+    pub fn zero(&self, range: PfnRange, options: &ZeroOptions) -> Result<Zeroed, ZeroFailure> {
+        let started = Instant::now();
+        self.inner.check_folios(range)?;
+        self.inner.collect_bus_errors();
+        let mut zeroed = Zeroed::default();
+        let hinted = match options.hint {
+            None => None,
+            Some(hint) => Some(self.hinted_folio(range, hint)?),
+        };
+        for piece in self.claims(range) {
+            for piece in without(piece, hinted) {
+                self.zero_piece(piece, options, &mut zeroed)?;
+            }
+        }
+        if let Some(folio) = hinted {
+            self.zero_piece(folio, options, &mut zeroed)?;
+            sort(&mut zeroed);
+        }
+        zeroed.elapsed = started.elapsed();
+        Ok(zeroed)
+    }
+
+    fn zero_piece(
+        &self,
+        piece: PfnRange,
+        options: &ZeroOptions,
+        zeroed: &mut Zeroed,
+    ) -> Result<(), ZeroFailure> {
+        if options.cancel.is_cancelled() {
+            zeroed.cancelled = PageCount::new(zeroed.cancelled.get() + piece.pages().get());
+            return Ok(());
+        }
+        let claimed = self.inner.claim(piece, &CLEARABLE, zeroed);
+        Ok(self.inner.clear(&claimed, options, zeroed)?)
+    }
+
+    /// Returns the folio that the hint is in.
+    fn hinted_folio(&self, asked: PfnRange, hint: u64) -> Result<PfnRange, ZeroFailure> {
+        let page = hint >> self.region().page_size().shift();
+        let order = self.inner.order();
+        let pfn = self.range().start().checked_add(PageCount::new(page)).ok();
+        pfn.filter(|pfn| asked.contains(*pfn))
+            .and_then(|pfn| PfnRange::try_new(pfn.align_down(order), order.pages()).ok())
+            .ok_or(ZeroFailure::HintOutside { hint: page, asked })
+    }
+
+    /// Cuts a range of whole folios in pieces that are claimed at once.
+    fn claims(&self, range: PfnRange) -> impl Iterator<Item = PfnRange> + use<P> {
+        let shift = self.region().page_size().shift();
+        let step = (CLAIM.get() >> shift).max(self.inner.order().pages().get());
+        let (start, end) = (range.start().get(), range.end().get());
+        // A region need not start at a multiple of the step.
+        (0..(end - start).div_ceil(step)).filter_map(move |piece| {
+            let first = start + piece * step;
+            PfnRange::try_new(Pfn::new(first), PageCount::new(step.min(end - first))).ok()
+        })
+    }
+
+    /// Copies the folio at `from` to the one at `to`, by the largest extent and past the cache where
+    /// that is faster, instead of page by page. Both may be of different regions. The source is held
+    /// for the time, and the destination nobody else's; it is *present* afterwards.
+    ///
+    /// # Errors
+    /// [`ZeroFailure`] if a page is not the region's, the folios are not of the same order, the
+    /// source's bytes are not there or have bad ones among them, or the destination is pinned, bad
+    /// or somebody else's. If it was cancelled, the destination's content is unknown, and the answer
+    /// says how much was copied.
+    pub fn copy_folio<Q: Payload>(
+        &self,
+        to: Pfn,
+        source: &Pagemap<Q>,
+        from: Pfn,
+        options: &CopyOptions,
+    ) -> Result<Cleared, ZeroFailure> {
+        let (order, other) = (self.inner.order(), source.inner.order());
+        let folio = |pfn: Pfn, order: Order, region: PfnRange| {
+            let asked = PfnRange::try_new(pfn, order.pages()).unwrap_or(region);
+            if !region.contains_range(asked) {
+                return Err(ZeroFailure::NotHere { asked, region });
+            }
+            if !pfn.is_aligned(order) {
+                return Err(ZeroFailure::CutsFolio { asked, order });
+            }
+            Ok(asked)
+        };
+        let to = folio(to, order, self.range())?;
+        let from = folio(from, other, source.range())?;
+        if order != other {
+            return Err(ZeroFailure::CutsFolio { asked: from, order });
+        }
+        // A pin: while it lasts, the bytes are there and stay.
+        let held = source.try_pin(from).map_err(|failure| ZeroFailure::Copy {
+            pfn: from.start(),
+            cause: match failure {
+                crate::HoldFailure::Refused {
+                    cause: uzone_pages::HoldError::Content(content),
+                    ..
+                } => Unclearable::Content(content),
+                _ => Unclearable::Poisoned,
+            },
+        })?;
+        let cause = self.take_for_copy(to);
+        if let Some(cause) = cause {
+            return Err(ZeroFailure::Copy { pfn: to.start(), cause });
+        }
+        let bytes = self.inner.bytes_of(to);
+        let source_bytes = (source.region().mapping(), source.inner.bytes_of(from).start);
+        let len = ByteLen::new(bytes.end - bytes.start);
+        let (mapping, page) = (self.region().mapping(), self.region().page_size());
+        let copied =
+            Job::copy(mapping, page, bytes.start, source_bytes, len, options).map(Job::run);
+        drop(held);
+        let mut zeroed = Zeroed::default();
+        self.inner.finish(to, Content::Unknown, &mut zeroed);
+        let copied = copied?;
+        if !zeroed.bad.is_empty() {
+            let cause = Unclearable::Poisoned;
+            return Err(ZeroFailure::Copy { pfn: to.start(), cause });
+        }
+        if copied.is_whole() {
+            // Whoever was faster has taken it over as it is.
+            self.inner.advance_run(to, &[Content::Unknown], Content::Present, |_, _| ());
+        }
+        Ok(copied)
+    }
+
+    /// Takes a folio whose bytes are about to be replaced. Returns why it is not to be had, if it is
+    /// not.
+    fn take_for_copy(&self, folio: PfnRange) -> Option<Unclearable> {
+        if self.inner.bad.first_in(folio).is_some() {
+            return Some(Unclearable::Poisoned);
+        }
+        // Zero is what nobody has; whoever replaces it has it.
+        self.inner.advance_run(folio, &[Content::Zero], Content::Present, |_, _| ());
+        let mut zeroed = Zeroed::default();
+        let claimed = self.inner.claim(folio, &CLEARABLE, &mut zeroed);
+        if claimed.ranges.is_empty() {
+            let left = zeroed.left.first().map(|(_, cause)| *cause);
+            return Some(left.unwrap_or(Unclearable::Poisoned));
+        }
+        None
+    }
+
+    /// Gives the pages of `range` back to the kernel, which answers the next touch with zeroes: their
+    /// content is zero afterwards. Folios that are pinned, bad, absent or somebody else's at the moment
+    /// are left as they were, and the answer says so.
+    ///
+    /// The next touch of such a page takes longer than clearing it in place would have:
+    /// it is for memory that is not needed for a while.
+    ///
+    /// # Errors
+    /// [`ZeroFailure`] if the range is not of whole folios of the region, cuts a page of what is
+    /// behind it, or the memory is of a kind that is not given back. Of what was begun nothing is
+    /// known then.
+    pub fn punch(&self, range: PfnRange) -> Result<Zeroed, ZeroFailure> {
+        let started = Instant::now();
+        self.inner.check_folios(range)?;
+        self.inner.collect_bus_errors();
+        let mut zeroed = Zeroed::default();
+        // Zero pages are given back as well: that is what is asked for.
+        self.inner.advance_run(range, &[Content::Zero], Content::Present, |_, _| ());
+        let claimed = self.inner.claim(range, &CLEARABLE, &mut zeroed);
+        for (index, range) in claimed.ranges.iter().enumerate() {
+            if let Err(error) = self.region().punch(self.inner.bytes_of(*range)) {
+                for range in &claimed.ranges[index..] {
+                    self.inner.finish(*range, Content::Unknown, &mut zeroed);
+                }
+                return Err(error.into());
+            }
+            self.inner.finish(*range, Content::Zero, &mut zeroed);
+            // The kernel has taken bad pages with the others; whether it gives good ones is its
+            // business, and `unpoison` the caller's.
+            if self.inner.order() != Order::BASE {
+                zeroed.bad.extend(self.inner.bad.in_range(*range));
+            }
+        }
+        zeroed.elapsed = started.elapsed();
+        Ok(zeroed)
+    }
+}
+
+/// Returns what is left of `range` without `hole`, which is inside or beside it.
+fn without(range: PfnRange, hole: Option<PfnRange>) -> impl Iterator<Item = PfnRange> {
+    let piece = |start: Pfn, end: Pfn| {
+        end.checked_since(start).and_then(|pages| PfnRange::try_new(start, pages).ok())
+    };
+    let pieces = match hole.filter(|hole| range.overlaps(*hole)) {
+        None => [Some(range), None],
+        Some(hole) => [piece(range.start(), hole.start()), piece(hole.end(), range.end())],
+    };
+    pieces.into_iter().flatten()
+}
+
+/// Puts what was found in two passes in ascending order.
+fn sort(zeroed: &mut Zeroed) {
+    let mut ranges = std::mem::take(&mut zeroed.ranges);
+    ranges.sort_unstable_by_key(|range| range.start());
+    for range in ranges {
+        push(&mut zeroed.ranges, range);
+    }
+    zeroed.left.sort_unstable_by_key(|(pfn, _)| *pfn);
+    zeroed.bad.sort_unstable();
+}
