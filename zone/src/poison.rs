@@ -128,7 +128,8 @@ impl<P: Payload> Inner<P> {
         if !list.contains(&pfn) {
             return Err(PoisonFailure::Good { pfn });
         }
-        if folio.word().is_doomed() {
+        let word = folio.word();
+        if word.is_doomed() || self.order() != Order::BASE && word.content().is_owned() {
             return Err(PoisonFailure::Owned { pfn });
         }
         list.remove(&pfn);
@@ -140,6 +141,11 @@ impl<P: Payload> Inner<P> {
             let folio_range = PfnRange::try_new(head, self.order().pages());
             let is_rest_good =
                 folio_range.is_ok_and(|range| pages_in(&list, range).next().is_none());
+            // The page that was left out when the folio was cleared is not zero. While the flag
+            // stands, nobody pins it; who pins its neighbours has made the folio present before.
+            let _ = folio
+                .advance(Content::Zero, Content::Present)
+                .and_then(|()| folio.advance(Content::Present, Content::Unknown));
             if is_rest_good {
                 folio.set_partly_poisoned(false);
             }

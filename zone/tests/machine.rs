@@ -303,13 +303,15 @@ impl Machine {
             Step::Unpoison { page } => {
                 let page = BASE + page;
                 let mended = self.pagemap().unpoison(Pfn::new(page));
-                if self.order == Order::BASE
-                    && self.bad.contains(&page)
-                    && self.content(page).is_owned()
-                {
+                let is_owned =
+                    self.contents.get(&self.head(page)).is_some_and(|content| content.is_owned());
+                if self.bad.contains(&page) && is_owned {
                     assert_eq!(mended, Err(PoisonFailure::Owned { pfn: Pfn::new(page) }));
                 } else {
                     assert_eq!(mended.is_ok(), self.bad.remove(&page));
+                    if mended.is_ok() && self.content(page) == Content::Zero {
+                        self.contents.remove(&self.head(page));
+                    }
                 }
             }
             Step::Advance { page, to } => {
@@ -395,7 +397,7 @@ impl Machine {
 
 proptest! {
     #![proptest_config(ProptestConfig {
-        cases: 192,
+        cases: 512,
         failure_persistence: None,
         ..ProptestConfig::default()
     })]

@@ -1,0 +1,297 @@
+//! Clearing, copying and giving back pages of a bound region: what is cleared is zero, what is not is
+//! said, and content is true at any time.
+#![allow(clippy::unwrap_used, reason = "a test says what it could not do by panicking")]
+#![allow(clippy::cast_possible_truncation, reason = "the ranges of the tests are small")]
+
+use std::num::NonZeroUsize;
+
+use uzone::{
+    Batching, BindOptions, ByteLen, Cancel, Content, HoldFailure, MemoryKind, Order, PageCount,
+    Pagemap, Pfn, PfnRange, Region, Unclearable, ZeroFailure, ZeroOptions, Zone,
+};
+
+const BASE: u64 = 0x1000;
+const PAGES: u64 = 2048;
+const PAGE: u64 = 4096;
+
+fn range(start: u64, pages: u64) -> PfnRange {
+    PfnRange::try_new(Pfn::new(BASE + start), PageCount::new(pages)).unwrap()
+}
+
+fn pfn(page: u64) -> Pfn {
+    Pfn::new(BASE + page)
+}
+
+/// A region full of bytes that somebody else left.
+fn used(order: u8) -> Pagemap {
+    let region = Region::anonymous(ByteLen::new(PAGES * PAGE)).unwrap();
+    region.write_at(0, &vec![0xa5; (PAGES * PAGE) as usize]).unwrap();
+    let options =
+        BindOptions::new(MemoryKind::Generic).order(Order::new(order)).base(Pfn::new(BASE));
+    Zone::new().bind(region, options).unwrap()
+}
+
+/// Whether the page has old bytes, and whether it has zeroes.
+fn bytes(pagemap: &Pagemap, page: u64) -> (bool, bool) {
+    let mut bytes = vec![1; PAGE as usize];
+    pagemap.region().read_at(page * PAGE, &mut bytes).unwrap();
+    (bytes.contains(&0xa5), bytes.contains(&0))
+}
+
+fn is_zero(pagemap: &Pagemap, page: u64) -> bool {
+    bytes(pagemap, page) == (false, true)
+}
+
+fn is_old(pagemap: &Pagemap, page: u64) -> bool {
+    bytes(pagemap, page) == (true, false)
+}
+
+fn content(pagemap: &Pagemap, page: u64) -> Content {
+    pagemap.page(pfn(page)).unwrap().word().content()
+}
+
+#[test]
+fn what_is_cleared_is_zero_and_nothing_else_is_touched() {
+    for order in [0, 2, 9] {
+        let pagemap = used(order);
+        let middle = range(512, 512);
+        let zeroed = pagemap.zero(middle, &ZeroOptions::default()).unwrap();
+        assert!(zeroed.is_whole() && zeroed.ranges == [middle], "{zeroed}");
+        assert_eq!((zeroed.pages.get(), zeroed.known.get()), (512, 0));
+        for page in 0..PAGES {
+            let is_inside = (512..1024).contains(&page);
+            assert_eq!(is_zero(&pagemap, page), is_inside, "page {page} of order {order}");
+            assert_eq!(is_old(&pagemap, page), !is_inside);
+            let expected = if is_inside { Content::Zero } else { Content::Unknown };
+            assert_eq!(content(&pagemap, page), expected);
+        }
+        // What is zero is not cleared again.
+        let again = pagemap.zero(pagemap.range(), &ZeroOptions::default()).unwrap();
+        assert!(again.is_whole());
+        assert_eq!(again.ranges, [range(0, 512), range(1024, 1024)]);
+        assert_eq!((again.pages.get(), again.known.get()), (1536, 512));
+        assert!(again.to_string().contains("512 known to be zero"), "{again}");
+    }
+}
+
+#[test]
+fn a_page_that_was_pinned_is_not_taken_for_zero_any_more() {
+    for order in [0, 9] {
+        let pagemap = used(order);
+        pagemap.zero(pagemap.range(), &ZeroOptions::default()).unwrap();
+        let pinned = pagemap.pin(range(0, 600)).unwrap();
+        assert_eq!(content(&pagemap, 0), Content::Present);
+        pagemap.region().write_at(PAGE * 599, &[0xa5; PAGE as usize]).unwrap();
+        drop(pinned);
+        let again = pagemap.zero(pagemap.range(), &ZeroOptions::default()).unwrap();
+        let held = if order == 0 { 600 } else { 1024 };
+        assert_eq!((again.pages.get(), again.known.get()), (held, PAGES - held));
+        assert!(is_zero(&pagemap, 599));
+        // The same for one that asks by try_pin, and for a split whole.
+        assert!(pagemap.try_pin(pagemap.range()).is_ok());
+        assert_eq!(content(&pagemap, 2047), Content::Present);
+    }
+}
+
+#[test]
+fn pinned_pages_are_refused_and_bad_ones_left_out() {
+    for order in [0_u8, 3] {
+        let pagemap = used(order);
+        let pinned = pagemap.pin(range(800, 8)).unwrap();
+        let whole = pagemap.pin(range(512 * 3, 512)).unwrap();
+        pagemap.poison(pfn(21)).unwrap();
+        let zeroed = pagemap.zero(pagemap.range(), &ZeroOptions::default()).unwrap();
+        assert!(!zeroed.is_whole());
+        assert_eq!(zeroed.bad, [pfn(21)]);
+        let left: Vec<Pfn> = zeroed.left.iter().map(|(pfn, _)| *pfn).collect();
+        let step = 1 << order;
+        let expected = (800..808).chain(1536..2048).step_by(step).map(pfn);
+        assert!(expected.eq(left.iter().copied()), "{left:?}");
+        assert!(zeroed.left.iter().all(|(_, why)| *why == Unclearable::Pinned { pins: 1 }));
+        for page in 0..PAGES {
+            let is_kept = page == 21 || (800..808).contains(&page) || page >= 1536;
+            assert_eq!(is_old(&pagemap, page), is_kept, "page {page}");
+            assert_eq!(is_zero(&pagemap, page), !is_kept, "page {page}");
+        }
+        drop((pinned, whole));
+        pagemap.unpoison(pfn(21)).unwrap();
+        if order != 0 {
+            // The folio was called zero with a bad page in it; what replaced the page is unknown.
+            assert_eq!(content(&pagemap, 21), Content::Unknown);
+        }
+        assert!(pagemap.zero(pagemap.range(), &ZeroOptions::default()).unwrap().is_whole());
+        assert!((0..PAGES).all(|page| is_zero(&pagemap, page)));
+    }
+}
+
+#[test]
+fn a_cancelled_clearing_leaves_the_truth_behind() {
+    for (order, threads) in [(0, 1), (2, 1), (2, 2)] {
+        let pagemap = used(order);
+        let cancel = Cancel::default();
+        let flag = cancel.clone();
+        let options = ZeroOptions::default()
+            .batching(Batching::Bytes(ByteLen::new(3 * PAGE)))
+            .threads(NonZeroUsize::new(threads).unwrap())
+            .on_batch(move |progress| {
+                if progress.done.get() > 100 * PAGE {
+                    flag.cancel();
+                }
+            })
+            .cancel(cancel);
+        let zeroed = pagemap.zero(pagemap.range(), &options).unwrap();
+        assert!(!zeroed.is_whole());
+        assert_eq!(zeroed.pages.get() + zeroed.cancelled.get(), PAGES);
+        assert!(zeroed.pages.get() > 0 || threads > 1);
+        for page in 0..PAGES {
+            match content(&pagemap, page) {
+                Content::Zero => assert!(is_zero(&pagemap, page)),
+                Content::Unknown => {}
+                other => panic!("page {page} is {other}"),
+            }
+        }
+        assert!(pagemap.zero(pagemap.range(), &options).unwrap().cancelled.get() > 0, "still set");
+        let rest = pagemap.zero(pagemap.range(), &ZeroOptions::default()).unwrap();
+        assert!(rest.is_whole() && (0..PAGES).all(|page| is_zero(&pagemap, page)));
+        assert!(pagemap.pin(pagemap.range()).is_ok());
+    }
+}
+
+#[test]
+fn a_hint_is_cleared_last_and_has_to_be_among_the_pages() {
+    for order in [0, 9] {
+        let pagemap = used(order);
+        let hint = 700 * PAGE + 5;
+        let zeroed = pagemap.zero(pagemap.range(), &ZeroOptions::default().hint(hint)).unwrap();
+        assert!(zeroed.is_whole() && zeroed.ranges == [pagemap.range()], "{zeroed}");
+        assert!((0..PAGES).all(|page| is_zero(&pagemap, page)));
+        let failure = pagemap.zero(range(0, 512), &ZeroOptions::default().hint(hint)).unwrap_err();
+        assert!(matches!(failure, ZeroFailure::HintOutside { hint: 700, .. }), "{failure}");
+    }
+}
+
+#[test]
+fn ranges_that_cut_a_folio_or_leave_the_region_are_refused() {
+    let pagemap = used(9);
+    let options = ZeroOptions::default();
+    for asked in [range(0, 511), range(1, 511), range(100, 512)] {
+        for failure in
+            [pagemap.zero(asked, &options).unwrap_err(), pagemap.punch(asked).unwrap_err()]
+        {
+            assert!(matches!(failure, ZeroFailure::CutsFolio { .. }), "{failure}");
+        }
+    }
+    let outside = PfnRange::try_new(Pfn::new(BASE + 1536), PageCount::new(1024)).unwrap();
+    for failure in
+        [pagemap.zero(outside, &options).unwrap_err(), pagemap.punch(outside).unwrap_err()]
+    {
+        assert!(matches!(failure, ZeroFailure::NotHere { .. }), "{failure}");
+    }
+    assert!((0..PAGES).step_by(100).all(|page| is_old(&pagemap, page)));
+}
+
+#[test]
+fn a_folio_is_copied_whole_and_belongs_to_its_new_owner() {
+    for order in [0_u8, 2, 9] {
+        let (source, target) = (used(order), used(order));
+        let pages = 1_u64 << order;
+        let options = ZeroOptions::default();
+        target.zero(target.range(), &options).unwrap();
+        for page in 0..pages {
+            source
+                .region()
+                .write_at((512 + page) * PAGE, &[page as u8 | 1; PAGE as usize])
+                .unwrap();
+        }
+        let copied = target.copy_folio(pfn(1024), &source, pfn(512), &options).unwrap();
+        assert!(copied.is_whole());
+        for page in 0..pages {
+            let mut bytes = vec![0; PAGE as usize];
+            target.region().read_at((1024 + page) * PAGE, &mut bytes).unwrap();
+            assert!(bytes.iter().all(|byte| *byte == page as u8 | 1), "page {page}");
+        }
+        assert_eq!(content(&target, 1024), Content::Present);
+        assert!(is_zero(&target, 1023) && is_zero(&target, 1024 + pages));
+        // Over itself again, now that it is somebody's.
+        assert!(target.copy_folio(pfn(1024), &source, pfn(512), &options).unwrap().is_whole());
+        let pinned = target.pin(range(1024, 1)).unwrap();
+        let failure = target.copy_folio(pfn(1024), &source, pfn(512), &options).unwrap_err();
+        assert!(
+            matches!(failure, ZeroFailure::Copy { cause: Unclearable::Pinned { .. }, .. }),
+            "{failure}"
+        );
+        drop(pinned);
+        source.poison(pfn(512)).unwrap();
+        let failure = target.copy_folio(pfn(1024), &source, pfn(512), &options).unwrap_err();
+        assert!(matches!(failure, ZeroFailure::Copy { cause: Unclearable::Poisoned, .. }));
+        target.poison(pfn(1024)).unwrap();
+        assert!(target.copy_folio(pfn(1024), &source, pfn(0), &options).is_err());
+        if order > 0 {
+            let cut = target.copy_folio(pfn(1), &source, pfn(0), &options).unwrap_err();
+            assert!(matches!(cut, ZeroFailure::CutsFolio { .. }));
+            let other = used(0);
+            assert!(target.copy_folio(pfn(0), &other, pfn(0), &options).is_err());
+        }
+        let outside = target.copy_folio(pfn(PAGES), &source, pfn(0), &options).unwrap_err();
+        assert!(matches!(outside, ZeroFailure::NotHere { .. }));
+        assert!(source.pages().all(|page| page.word().pins() == 0));
+    }
+}
+
+#[test]
+fn pages_that_are_given_back_are_zero_and_take_no_memory() {
+    for order in [0_u8, 9] {
+        let pagemap = used(order);
+        let pinned = pagemap.pin(range(0, 1)).unwrap();
+        let resident = || pagemap.region().mapping().resident().unwrap().get();
+        assert_eq!(resident(), PAGES * PAGE);
+        let zeroed = pagemap.punch(pagemap.range()).unwrap();
+        let kept = 1_u64 << order;
+        assert_eq!((zeroed.pages.get(), zeroed.left.len()), (PAGES - kept, 1));
+        assert_eq!(resident(), kept * PAGE);
+        assert!(is_old(&pagemap, 0) && (kept..PAGES).all(|page| is_zero(&pagemap, page)));
+        assert_eq!(content(&pagemap, 2047), Content::Zero);
+        drop(pinned);
+        let zeroed = pagemap.zero(pagemap.range(), &ZeroOptions::default()).unwrap();
+        assert_eq!((zeroed.pages.get(), zeroed.known.get()), (kept, PAGES - kept));
+    }
+}
+
+/// Threads clear, pin and write at once: who pinned a page finds in it what it wrote, until it lets
+/// go, and what is called zero is zero.
+#[test]
+fn nobody_clears_a_page_under_its_pin() {
+    for order in [0_u8, 3] {
+        let pagemap = used(order);
+        std::thread::scope(|scope| {
+            for thread in 0..2_u64 {
+                let pagemap = &pagemap;
+                scope.spawn(move || {
+                    for step in 0..400_u64 {
+                        let page = (step * 131 + thread * 1024) % (PAGES - 8);
+                        let pinned = match pagemap.pin(range(page, 8)) {
+                            Ok(pinned) => pinned,
+                            Err(HoldFailure::Refused { .. }) => continue,
+                            Err(other) => panic!("{other}"),
+                        };
+                        let stamp = [thread as u8 + 1; 64];
+                        // The middle of the page, which the other thread does not write.
+                        let at = page * PAGE + 64 * thread;
+                        pagemap.region().write_at(at, &stamp).unwrap();
+                        std::thread::yield_now();
+                        let mut found = [0; 64];
+                        pagemap.region().read_at(at, &mut found).unwrap();
+                        assert_eq!(found, stamp);
+                        drop(pinned);
+                    }
+                });
+            }
+            for _ in 0..60 {
+                let zeroed = pagemap.zero(pagemap.range(), &ZeroOptions::default()).unwrap();
+                assert!(zeroed.bad.is_empty());
+            }
+        });
+        assert!(pagemap.zero(pagemap.range(), &ZeroOptions::default()).unwrap().is_whole());
+        assert!((0..PAGES).all(|page| is_zero(&pagemap, page)));
+    }
+}
