@@ -78,7 +78,7 @@ fn what_is_cleared_is_zero_and_nothing_else_is_touched() {
 fn a_page_that_was_pinned_is_not_taken_for_zero_any_more() {
     for order in [0, 9] {
         let pagemap = used(order);
-        pagemap.zero(pagemap.range(), &ZeroOptions::default()).unwrap();
+        assert!(pagemap.zero(pagemap.range(), &ZeroOptions::default()).unwrap().is_whole());
         let pinned = pagemap.pin(range(0, 600)).unwrap();
         assert_eq!(content(&pagemap, 0), Content::Present);
         pagemap.region().write_at(PAGE * 599, &[0xa5; PAGE as usize]).unwrap();
@@ -196,7 +196,7 @@ fn a_folio_is_copied_whole_and_belongs_to_its_new_owner() {
         let (source, target) = (used(order), used(order));
         let pages = 1_u64 << order;
         let options = ZeroOptions::default();
-        target.zero(target.range(), &options).unwrap();
+        assert!(target.zero(target.range(), &options).unwrap().is_whole());
         for page in 0..pages {
             source
                 .region()
