@@ -29,7 +29,7 @@ use crate::shortage::MapError;
 /// Memory of this process that no other process and no other owner in this one can change.
 ///
 /// # Invariants
-/// `0.is_exclusive()`, or somebody vouched for its bytes with an [`Exclusivity`]; and the mapping is
+/// `0.is_private()`, or somebody vouched for its bytes with an [`Exclusivity`]; and the mapping is
 /// readable and writable.
 #[derive(Debug)]
 pub struct Exclusive(Mapping);
@@ -114,7 +114,7 @@ impl Exclusive {
     /// # Errors
     /// [`NotExclusive`] gives the mapping back.
     pub fn try_from_mapping(mapping: Mapping) -> Result<Self, NotExclusive> {
-        if mapping.is_exclusive() { Ok(Self(mapping)) } else { Err(NotExclusive { mapping }) }
+        if mapping.is_private() { Ok(Self(mapping)) } else { Err(NotExclusive { mapping }) }
     }
 
     /// Takes a mapping that somebody promised to be ours alone.
@@ -194,7 +194,7 @@ impl Exclusive {
     /// kernel reads as zero afterwards.
     #[must_use]
     pub fn is_private(&self) -> bool {
-        self.0.is_exclusive()
+        self.0.is_private()
     }
 
     /// Returns how long the memory is, as it was asked for; never zero.
@@ -273,6 +273,14 @@ impl Exclusive {
     /// [`ResidentError`] if the kernel does not say.
     pub fn resident_in(&self, range: Range<u64>) -> Result<ByteLen, ResidentError> {
         self.0.resident_in(range)
+    }
+
+    /// Returns whether no page of a range has memory, as [`Mapping::is_untouched`] does.
+    ///
+    /// # Errors
+    /// [`ResidentError`] if the kernel does not say.
+    pub fn is_untouched(&self, range: Range<u64>) -> Result<bool, ResidentError> {
+        self.0.is_untouched(range)
     }
 
     /// Returns how many bytes are in huge pages, as [`Mapping::huge_backed`] does.

@@ -274,7 +274,8 @@ impl Mapping {
 
     /// Returns whether nobody else can have these pages: they are private and anonymous. A file may
     /// be in other hands, also one that this process made, and adopted memory is in its owner's.
-    pub(crate) fn is_exclusive(&self) -> bool {
+    #[must_use]
+    pub fn is_private(&self) -> bool {
         matches!(self.behind, Behind::Anonymous)
     }
 
