@@ -126,6 +126,7 @@ stage_bench() {
     ./target/release/uzone demo --size 1G >"$LOGS/bench.demo"
     ./target/release/uzone bench bind --size 1G --rebinds 3 --first-binds 2 --no-growth --json \
         >"$LOGS/bench.json"
+    ./target/release/uzone bench bind --metadata --max-memory 64M >"$LOGS/bench.metadata"
     ./target/release/uzone bench pin --size 1G --rounds 3 --json >>"$LOGS/bench.json"
     local rows nothing
     rows=$(grep -cE '"median_ns": ?[0-9]+' "$LOGS/bench.json" || true)

@@ -10,6 +10,7 @@
 pub mod bind;
 mod group;
 pub mod machine;
+pub mod metadata;
 mod naive;
 pub mod pin;
 pub mod report;

@@ -6,7 +6,7 @@ use uzone::{
     BindFailure, BindOptions, ByteLen, HoldFailure, Init, Limit, Pagemap, Payload, Pfn, Region,
     RegionError, Source, Template, Word, Zone,
 };
-use uzone_os::{MapError, PopulateError, ResidentError};
+use uzone_os::{MapError, PopulateError, ResidentError, SysError};
 use zerocopy::Immutable;
 
 use crate::group::{self, Case, Watch};
@@ -40,6 +40,9 @@ pub enum BenchError {
     /// The kernel does not say what is resident.
     #[error("cannot measure resident memory")]
     Resident(#[from] ResidentError),
+    /// The kernel does not say what this process has.
+    #[error("cannot measure what this process has")]
+    Sys(#[from] SysError),
     /// There is not enough memory to measure with.
     #[error(
         "{needed} of memory are needed and {available} can be had, limited by {limited_by}: raise \
@@ -221,7 +224,7 @@ impl<'a> Suite<'a> {
     }
 }
 
-fn unbind<P: Payload>(pagemap: Pagemap<P>) -> Result<Region, BenchError> {
+pub(crate) fn unbind<P: Payload>(pagemap: Pagemap<P>) -> Result<Region, BenchError> {
     pagemap.unbind().map_err(|busy| BenchError::Unbind(busy.to_string()))
 }
 
@@ -230,8 +233,16 @@ fn check_descriptors<P: Payload + Immutable>(
     pagemap: &Pagemap<P>,
     row: &str,
 ) -> Result<(), BenchError> {
-    let report = pagemap.report();
-    let every = if report.init == Init::OnTouch { 1 << 20 } else { CHECK_EVERY };
+    let is_on_touch = pagemap.report().init == Init::OnTouch;
+    check_every(pagemap, row, if is_on_touch { 1 << 20 } else { CHECK_EVERY })
+}
+
+/// Compares the descriptor of every so many pages with the slow path.
+pub(crate) fn check_every<P: Payload + Immutable>(
+    pagemap: &Pagemap<P>,
+    row: &str,
+    every: usize,
+) -> Result<(), BenchError> {
     let range = pagemap.range();
     let pfns = (range.start().get()..range.end().get()).step_by(every);
     for page in pfns.filter_map(|pfn| pagemap.page(Pfn::new(pfn))) {

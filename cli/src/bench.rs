@@ -7,6 +7,8 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use clap::Subcommand;
 use uzone_bench::bind::{self, Settings};
+use uzone_bench::machine::Machine;
+use uzone_bench::metadata::{self, Metadata, Origin};
 use uzone_bench::pin;
 use uzone_bench::report::{Bench, Row, Table};
 use uzone_bench::{BenchError, Phase, Watch};
@@ -69,6 +71,13 @@ struct BindArgs {
     /// Leave out cost against size, which takes up to three quarters of the available memory
     #[arg(long)]
     no_growth: bool,
+    /// Instead of times, show how many bytes the descriptors of 1 TiB take, Linux's and ours
+    #[arg(long, conflicts_with_all = ["size", "rebinds", "first_binds", "threads", "no_growth"])]
+    metadata: bool,
+    /// With --metadata, the most memory that the descriptors of a row may take [default: half of
+    /// what can be had]
+    #[arg(long, requires = "metadata", value_name = "SIZE")]
+    max_memory: Option<ByteLen>,
 }
 
 /// Runs a benchmark and prints what it found.
@@ -77,6 +86,11 @@ struct BindArgs {
 /// If memory is short, or the result cannot be written.
 pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     let bench = match &args.benchmark {
+        Benchmark::Bind(BindArgs { metadata: true, max_memory, .. }) => {
+            let settings = metadata::Settings { most: *max_memory };
+            out.print(&with_progress(out, |watch| metadata::run(settings, watch))?)?;
+            return Ok(Exit::Ok);
+        }
         Benchmark::Bind(args) => bind_table(args, out)?,
         Benchmark::Pin(args) => {
             let settings = pin::Settings { size: args.size, rounds: args.rounds };
@@ -114,10 +128,10 @@ pub(crate) fn run_bind(settings: Settings, out: &Output) -> Result<Bench, BenchE
 }
 
 /// Runs a benchmark with a progress bar for each of its parts.
-fn with_progress(
+fn with_progress<T>(
     out: &Output,
-    run: impl FnOnce(Watch<'_>) -> Result<Bench, BenchError>,
-) -> Result<Bench, BenchError> {
+    run: impl FnOnce(Watch<'_>) -> Result<T, BenchError>,
+) -> Result<T, BenchError> {
     let shown: RefCell<Option<(String, Progress)>> = RefCell::new(None);
     run(&|phase: Phase<'_>| {
         let mut shown = shown.borrow_mut();
@@ -146,7 +160,59 @@ impl Report for Bench {
                 let _ = writeln!(text, "  {}: {}", skipped.id, skipped.reason);
             }
         }
-        let _ = write!(text, "\n{}", foot(self));
+        let sources = self.results.iter().filter_map(|row| Some(row.published?.source)).collect();
+        let _ = write!(text, "\n{}", foot(&self.machine, sources));
+        text
+    }
+}
+
+impl Report for Metadata {
+    fn text(&self, _style: Style) -> String {
+        let mut text = String::new();
+        // Writing to a String does not fail.
+        let _ = writeln!(text, "uzone bench bind --metadata: {}", self.settings);
+        for spec in &self.tables {
+            let _ = writeln!(text, "\n{}\n({})", spec.title, spec.note);
+            let header = [
+                "row",
+                "bytes each",
+                "mapped",
+                "resident",
+                "page tables",
+                "of the region",
+                "bind",
+                "figures",
+            ];
+            let mut cells = table(&header);
+            let prefix = format!("{}/", spec.id);
+            for row in self.results.iter().filter(|row| row.id.starts_with(&prefix)) {
+                let bytes = |bytes: u64| ByteLen::new(bytes).to_string();
+                cells.add_row(vec![
+                    row.name.clone(),
+                    row.descriptor_bytes.to_string(),
+                    row.virtual_bytes_per_tib.map_or_else(none, bytes),
+                    bytes(row.resident_bytes_per_tib),
+                    row.page_table_bytes_per_tib.map_or_else(none, bytes),
+                    bytes(row.region_bytes_per_tib),
+                    row.bind_ns.map_or_else(none, ns),
+                    match row.origin {
+                        Origin::Measured => "measured",
+                        Origin::Published => "published",
+                        Origin::Derived => "derived",
+                    }
+                    .to_owned(),
+                ]);
+            }
+            let _ = writeln!(text, "{}", cells.trim_fmt());
+        }
+        if !self.skipped.is_empty() {
+            text.push_str("\nnot measured\n");
+            for skipped in &self.skipped {
+                let _ = writeln!(text, "  {}: {}", skipped.id, skipped.reason);
+            }
+        }
+        let sources = self.results.iter().filter_map(|row| row.source).collect();
+        let _ = write!(text, "\n{}", foot(&self.machine, sources));
         text
     }
 }
@@ -209,8 +275,7 @@ pub(crate) fn number(value: f64) -> String {
 }
 
 /// Returns what was measured on, and what was published on what.
-fn foot(bench: &Bench) -> String {
-    let machine = &bench.machine;
+fn foot(machine: &Machine, mut sources: Vec<&str>) -> String {
     let mut text = format!(
         "{}: {}, {} CPUs, {}, Linux {}, transparent huge pages {}; {} stores; uzone {}{}\n",
         humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_secs(machine.unix_seconds)),
@@ -223,8 +288,6 @@ fn foot(bench: &Bench) -> String {
         machine.version,
         machine.commit.map(|commit| format!(" ({commit})")).unwrap_or_default(),
     );
-    let mut sources: Vec<&str> =
-        bench.results.iter().filter_map(|row| Some(row.published?.source)).collect();
     sources.sort_unstable();
     sources.dedup();
     for source in sources {

@@ -71,6 +71,63 @@ fn the_pin_object_keeps_to_the_same_schema() {
     assert_eq!(bench["results"].as_array().expect("an array").len(), 5);
 }
 
+const METADATA: [&str; 4] = ["bench", "bind", "--metadata", "--max-memory=64M"];
+
+#[test]
+fn the_metadata_object_keeps_to_its_schema_and_says_where_each_figure_comes_from() {
+    let output = run(&[&METADATA[..], &["--json"]].concat());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let object = json(&output);
+    keeps_to(include_str!("../schema/uzone.bench-metadata-1.schema.json"), &object);
+    let rows = object["results"].as_array().expect("an array");
+    let row = |id: &str| -> &Value {
+        rows.iter().find(|row| row["id"] == id).unwrap_or_else(|| panic!("no row {id}"))
+    };
+    let number = |id: &str, key: &str| row(id)[key].as_u64().expect("a number");
+    let (mapped, resident, region) =
+        ("virtual_bytes_per_tib", "resident_bytes_per_tib", "region_bytes_per_tib");
+    // Base pages: the kernel counts 2 GiB of addresses for 2^28 descriptors, and no memory.
+    assert_eq!(number("metadata-4k/on-touch", mapped), 2 << 30);
+    assert_eq!(number("metadata-4k/on-touch", resident), 0);
+    assert_eq!(number("metadata-2m/on-touch", mapped), 4 << 20);
+    // At least a page of 4 KiB for each 512 descriptors, or huge ones where the host gives them.
+    for id in ["on-touch-touched", "eager", "altmap-eager"] {
+        let found = number(&format!("metadata-2m/{id}"), resident);
+        assert!((4 << 20..=6 << 20).contains(&found), "{id}: {found}");
+    }
+    for table in ["metadata-4k", "metadata-2m", "metadata-1g"] {
+        let id = format!("{table}/altmap-on-touch");
+        assert_eq!((number(&id, mapped), number(&id, resident)), (0, 0), "{id}");
+        assert!(number(&id, region) > 0);
+        assert_eq!(number(&format!("{table}/linux-all"), resident), 16 << 30);
+    }
+    assert_eq!(row("metadata-2m/linux-dedup")["origin"], "published");
+    assert_eq!(row("metadata-2m/eager")["origin"], "measured");
+    // What does not fit is said, and never made up.
+    let skipped = object["skipped"].as_array().expect("an array");
+    for id in ["metadata-4k/eager", "metadata-4k/altmap-eager", "metadata-4k/on-touch-touched"] {
+        assert!(skipped.iter().any(|left_out| left_out["id"] == id), "{id}");
+        assert!(rows.iter().all(|row| row["id"] != id), "{id}");
+    }
+}
+
+#[test]
+fn the_metadata_text_puts_linux_beside_ours() {
+    let output = run(&METADATA);
+    let text = String::from_utf8(output.stdout).expect("text");
+    for part in [
+        "Descriptors of 1 TiB, folios of 1 GiB",
+        "Linux, shared tails (HugeTLB)",
+        "uzone, in the region, on touch",
+        "published: Joao Martins",
+        "not measured",
+        "raise --max-memory",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
 #[test]
 fn the_demo_finds_its_bytes_again_and_keeps_to_its_schema() {
     let output = run(&["demo", "--size", "1G", "--json"]);
@@ -97,6 +154,8 @@ fn sizes_that_cannot_be_are_refused_with_what_would_help() {
         (&["bench"], 2, "Usage"),
         (&["bench", "bind", "--rebinds", "0"], 2, "0 is not in"),
         (&["bench", "bind", "--threads", "0"], 2, "0 is not in"),
+        (&["bench", "bind", "--metadata", "--size", "1G"], 2, "cannot be used with"),
+        (&["bench", "bind", "--max-memory", "1G"], 2, "--metadata"),
         (&["bench", "pin", "--size", "1M"], 2, "multiple of 1 GiB"),
         (&["bench", "bind", "--size", "5000G"], 71, "of memory are needed"),
     ] {

@@ -193,7 +193,7 @@ impl Mapping {
         let part = self.whole_pages(&range)?;
         let (start, end) = (range.start, range.end);
         let refused = |why| AdviseError::NotPunchable { start, end, why };
-        if self.is_exclusive() {
+        if self.is_private() {
             return self.advise(part, Advice::LinuxDontNeed, "MADV_DONTNEED");
         }
         let (Some(fd), Some(offset), Some(sharing)) =

@@ -2,7 +2,11 @@
 //!
 //! Whether memory is ours alone is a fact of where it comes from: private anonymous pages are, of the
 //! host's size or of a hugetlb pool. A file is not, and neither is a memory file that
-//! [`Mapping::memfd`] made, for its descriptor is for handing out.
+//! [`Mapping::memfd`] made, for its descriptor is for handing out. Of those the caller may know more
+//! than we: that no other process has mapped the file, or that all of them keep away from some of
+//! its bytes. It says so by an [`Exclusivity`], which is `unsafe` to make and names one mapping. What
+//! could go wrong without it is a data race, also where every word would be atomic on our side: an
+//! initialiser needs a slice, and a slice must not change under it.
 //!
 //! What changes bytes takes `&mut self` here, where [`Mapping`] takes `&self`: a slice is lent by
 //! borrowing, and nothing may move under it.
@@ -17,7 +21,7 @@ use uzone_pages::{ByteLen, PageSize};
 use crate::advise::{AdviseError, Collapsed};
 use crate::hugepages::HugeSize;
 use crate::mapping::Mapping;
-use crate::options::{Addr, Anonymous};
+use crate::options::{Access, Addr, Anonymous};
 use crate::populate::{PopulateError, Populated};
 use crate::resident::ResidentError;
 use crate::shortage::MapError;
@@ -25,9 +29,60 @@ use crate::shortage::MapError;
 /// Memory of this process that no other process and no other owner in this one can change.
 ///
 /// # Invariants
-/// `0.is_exclusive()`, and the mapping is readable and writable.
+/// `0.is_private()`, or somebody vouched for its bytes with an [`Exclusivity`]; and the mapping is
+/// readable and writable.
 #[derive(Debug)]
 pub struct Exclusive(Mapping);
+
+/// A promise about one mapping and the parts that are cut from it: whoever makes an [`Exclusive`] of
+/// them is the only user of its bytes.
+///
+/// It is good for that mapping alone, whatever is mapped at the same addresses later, so that it
+/// can be copied and passed on without care.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Exclusivity {
+    origin: u64,
+}
+
+impl Exclusivity {
+    /// Promises that `mapping` can be taken as exclusive memory, or those parts of it that will be.
+    ///
+    /// # Safety
+    /// As long as an [`Exclusive`] exists that was made of `mapping`, or of a part that was cut from
+    /// it, by means of this value or a copy, all of the following holds for the bytes that this
+    /// `Exclusive` has:
+    /// 1. Nobody else changes them: no other process, no device, no page server, and nothing in this
+    ///    process, be it through another mapping, a file descriptor or a raw pointer.
+    /// 2. Nothing else in this process reads them but by system calls.
+    /// 3. What is behind them stays: a file is not truncated below them, and no hole is punched.
+    #[must_use]
+    pub unsafe fn assert(mapping: &Mapping) -> Self {
+        Self { origin: mapping.origin() }
+    }
+}
+
+/// Why a promise does not make a mapping exclusive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ExclusivityError {
+    /// It was made for another mapping.
+    #[error("the promise was made for another mapping than this one")]
+    AnotherMapping,
+    /// Nothing can be written to the mapping.
+    #[error("the mapping is read-only")]
+    ReadOnly,
+}
+
+/// A mapping that a promise does not make exclusive, given back as it was.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot take the mapping of {len} at {addr} as exclusive", len = mapping.len(), addr = mapping.addr())]
+pub struct NotPromised {
+    /// The mapping.
+    pub mapping: Box<Mapping>,
+    /// Why not.
+    #[source]
+    pub cause: ExclusivityError,
+}
 
 /// A mapping that others may change, given back as it was.
 #[derive(Debug, thiserror::Error)]
@@ -59,7 +114,24 @@ impl Exclusive {
     /// # Errors
     /// [`NotExclusive`] gives the mapping back.
     pub fn try_from_mapping(mapping: Mapping) -> Result<Self, NotExclusive> {
-        if mapping.is_exclusive() { Ok(Self(mapping)) } else { Err(NotExclusive { mapping }) }
+        if mapping.is_private() { Ok(Self(mapping)) } else { Err(NotExclusive { mapping }) }
+    }
+
+    /// Takes a mapping that somebody promised to be ours alone.
+    ///
+    /// # Errors
+    /// [`NotPromised`] gives the mapping back: the promise is about another one, or nothing can be
+    /// written to it.
+    pub fn try_from_promised(mapping: Mapping, promise: Exclusivity) -> Result<Self, NotPromised> {
+        let cause = if promise.origin != mapping.origin() {
+            ExclusivityError::AnotherMapping
+        } else if mapping.access() == Access::ReadOnly {
+            ExclusivityError::ReadOnly
+        } else {
+            // The invariant: whoever made the promise vouches for the bytes.
+            return Ok(Self(mapping));
+        };
+        Err(NotPromised { mapping: Box::new(mapping), cause })
     }
 
     /// Returns the mapping, whose bytes are then copied and not lent.
@@ -77,8 +149,8 @@ impl Exclusive {
         // 1. In bounds: invariants 2 and 3 of `Mapping`.
         // 2. Initialised: the kernel fills a page before it shows it, and after values were written
         //    through `Mapped`, whose padding has no bytes, `settle` was called.
-        // 3. Unchanged: nobody else has these pages (the invariant of `Exclusive`), and in this
-        //    process every method that changes them takes `&mut self`, which the borrow forbids.
+        // 3. Unchanged: nobody else has these pages, or changes them (the invariant of `Exclusive`),
+        //    and in this process every method that changes them takes `&mut self`, which the borrow forbids.
         unsafe { core::slice::from_raw_parts(self.0.start().as_ptr(), len) }
     }
 
@@ -116,6 +188,13 @@ impl Exclusive {
 
     pub(crate) fn mapping(&self) -> &Mapping {
         &self.0
+    }
+
+    /// Returns whether the memory is private and of no file, so that what is given back to the
+    /// kernel reads as zero afterwards.
+    #[must_use]
+    pub fn is_private(&self) -> bool {
+        self.0.is_private()
     }
 
     /// Returns how long the memory is, as it was asked for; never zero.
@@ -194,6 +273,14 @@ impl Exclusive {
     /// [`ResidentError`] if the kernel does not say.
     pub fn resident_in(&self, range: Range<u64>) -> Result<ByteLen, ResidentError> {
         self.0.resident_in(range)
+    }
+
+    /// Returns whether no page of a range has memory, as [`Mapping::is_untouched`] does.
+    ///
+    /// # Errors
+    /// [`ResidentError`] if the kernel does not say.
+    pub fn is_untouched(&self, range: Range<u64>) -> Result<bool, ResidentError> {
+        self.0.is_untouched(range)
     }
 
     /// Returns how many bytes are in huge pages, as [`Mapping::huge_backed`] does.

@@ -2,7 +2,8 @@
 //!
 //! Nothing here decides a policy. A call takes typed lengths and borrowed descriptors, and answers
 //! with a value, an outcome to act on, or an error that keeps what the call was given. No caller
-//! needs `unsafe`.
+//! needs `unsafe`, but to vouch for memory that others have as well: [`Mapping::adopt`],
+//! [`Exclusivity::assert`].
 //!
 //! ```
 //! use uzone_os::{Anonymous, Exclusive, HugeAdvice, Mapped};
@@ -23,6 +24,7 @@
 //! | file | mechanism |
 //! |---|---|
 //! | `mapping` | [`Mapping`]: an owned range of memory of this process |
+//! | `mapping/cut` | one mapping as two, and two as one again |
 //! | `create` | making one: anonymous, of a pool, of a memory file, of a file or device |
 //! | `dax` | DAX devices and files on DAX mounts: what they are, and mapping them |
 //! | `options` | the words for it: access, sharing, advice, addresses |
@@ -68,10 +70,10 @@ mod shortage;
 pub use advise::{AdviseError, Collapsed};
 pub use bytes::{AccessError, CopyDirection};
 pub use dax::{DaxDevice, DaxError};
-pub use exclusive::{Exclusive, NotExclusive};
+pub use exclusive::{Exclusive, Exclusivity, ExclusivityError, NotExclusive, NotPromised};
 pub use hugepages::HugeSize;
 pub use mapped::{Mapped, MappedError, NotMapped};
-pub use mapping::{FileId, Mapping};
+pub use mapping::{FileId, JoinError, Mapping, NotCut, NotJoined};
 pub use options::{Access, Addr, Anonymous, HugeAdvice, RangeError, Reserve, Sharing};
 pub use populate::{PopulateError, PopulateHow, Populated, populate_slice};
 pub use resident::ResidentError;

@@ -11,13 +11,14 @@
 //! Sharing: every method takes `&self`, from any thread.
 //! Unsafe: this is the file that turns an address into memory. The proof of everything in
 //! `exclusive`, `mapped`, `populate`, `advise` and `resident` rests on the invariants of `Mapping`,
-//! whose fields only this file can set.
+//! whose fields only this file and `cut` below it can set.
 
 use core::fmt;
 use core::ops::Range;
 use core::ptr::NonNull;
-use core::sync::atomic::AtomicU64;
+use core::sync::atomic::{AtomicU64, Ordering};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use rustix::fs::FileType;
 use rustix::io::Errno;
@@ -29,6 +30,19 @@ use crate::bytes::{self, AccessError, CopyDirection, Fault};
 use crate::options::{Access, Addr, RangeError, Sharing};
 use crate::probe;
 use crate::shortage::MapError;
+
+mod cut;
+
+pub use cut::{JoinError, NotCut, NotJoined};
+
+/// The number of the next mapping: no two of them have the same, so memory that was cut is known
+/// again.
+static NEXT_ORIGIN: AtomicU64 = AtomicU64::new(0);
+
+fn next_origin() -> u64 {
+    // Relaxed: the number is only compared, and every call gets another.
+    NEXT_ORIGIN.fetch_add(1, Ordering::Relaxed)
+}
 
 /// Which file a mapping is of: two mappings with the same number share its bytes, by whatever path
 /// their files were opened.
@@ -45,8 +59,9 @@ pub struct FileId {
 enum Behind {
     /// Private pages of no file, of the host's size or huge. Ours to unmap.
     Anonymous,
-    /// A file or device, from byte `offset` on. Ours to unmap.
-    File { fd: OwnedFd, offset: u64, sharing: Sharing },
+    /// A file or device, from byte `offset` on. Ours to unmap. Parts of one mapping share the
+    /// descriptor.
+    File { fd: Arc<OwnedFd>, offset: u64, sharing: Sharing },
     /// Whatever the caller mapped, and unmaps.
     Adopted,
 }
@@ -55,14 +70,19 @@ enum Behind {
 ///
 /// # Invariants
 /// 1. `start` is the address that mmap(2) returned, or an address inside of what it returned with
-///    the rest unmapped, or what the caller of `adopt` vouched for; it is a multiple of `page`.
+///    the rest unmapped or in other parts that were cut from it, or what the caller of `adopt`
+///    vouched for; it is a multiple of `page`.
 /// 2. The `mapped_len` bytes from `start` are mapped, readable, and writable unless `access` is
 ///    read-only, until this value is dropped. They are one mapping of ours unless `behind` is
-///    `Adopted`. `mapped_len` is a multiple of `page` and at most `isize::MAX`.
+///    `Adopted`. `mapped_len` is a multiple of `page` and at most `isize::MAX`. No other `Mapping`
+///    with the same `origin` has any of them.
 /// 3. `0 < len <= mapped_len`.
 /// 4. No reference to the bytes exists but those that a method of this crate lends, and a plain
 ///    `&[u8]`, `&mut [u8]` or `[T]` is lent by `Exclusive` and `Mapped` alone, for the time of
-///    their borrow. Neither holds adopted memory.
+///    their borrow. They hold private memory of no file, or memory that somebody vouched for with
+///    an `Exclusivity`.
+/// 5. Two values have the same `origin` only if they were cut from one, whose `start` was good for
+///    the bytes of both.
 pub struct Mapping {
     start: NonNull<u8>,
     len: usize,
@@ -70,6 +90,7 @@ pub struct Mapping {
     page: PageSize,
     access: Access,
     behind: Behind,
+    origin: u64,
 }
 
 // SAFETY: `Send` wants the value to be usable, and dropped, by another thread than its maker's.
@@ -103,8 +124,8 @@ impl Mapping {
     /// [`MapError::AdoptedWraps`] if it does not end before the last address.
     ///
     /// # Safety
-    /// From this call until the `Mapping` is dropped, all of the following holds for the `len`
-    /// bytes from `start`:
+    /// From this call until the `Mapping`, or every part that was cut from it, is dropped, all of
+    /// the following holds for the `len` bytes from `start`:
     /// 1. They are mapped, readable and writable, and stay so: nobody unmaps, moves or protects
     ///    them, and a file behind them is not truncated below them. They may consist of several
     ///    mappings. `start` was derived from what mapped them and may be used for all of them.
@@ -153,6 +174,7 @@ impl Mapping {
             page,
             access: Access::ReadWrite,
             behind: Behind::Adopted,
+            origin: next_origin(),
         })
     }
 
@@ -160,7 +182,7 @@ impl Mapping {
     /// then, so whoever maps a file calls this before anyone else sees the mapping.
     pub(crate) fn backed_by(self, fd: OwnedFd, offset: u64, sharing: Sharing) -> Self {
         let mut backed = self;
-        backed.behind = Behind::File { fd, offset, sharing };
+        backed.behind = Behind::File { fd: Arc::new(fd), offset, sharing };
         backed
     }
 
@@ -245,9 +267,15 @@ impl Mapping {
         })
     }
 
+    /// Returns the number that only parts of the same mapping share.
+    pub(crate) fn origin(&self) -> u64 {
+        self.origin
+    }
+
     /// Returns whether nobody else can have these pages: they are private and anonymous. A file may
     /// be in other hands, also one that this process made, and adopted memory is in its owner's.
-    pub(crate) fn is_exclusive(&self) -> bool {
+    #[must_use]
+    pub fn is_private(&self) -> bool {
         matches!(self.behind, Behind::Anonymous)
     }
 
@@ -402,7 +430,8 @@ impl Mapping {
         //    `Exclusive` owns its `Mapping` and calls this from `&mut self` alone, through
         //    `populate`, lending nothing meanwhile; `Mapped` never does. Other processes and the
         //    kernel change memory as atomics do, and so does whoever else has adopted memory, by the
-        //    contract of `adopt`. Loads of 64-bit atomics are loads on read-only
+        //    contract of `adopt`. Where the same bytes are lent through another mapping of a file,
+        //    whoever vouched for that keeps this process away from them here. Loads of 64-bit atomics are loads on read-only
         //    pages too.
         unsafe { core::slice::from_raw_parts(words.as_ptr(), count) }
     }
@@ -475,6 +504,7 @@ impl Mapping {
             access: request.access,
             // Whoever maps a file says so next, in `backed_by`.
             behind: Behind::Anonymous,
+            origin: next_origin(),
         };
         let behind = slack - skipped;
         if skipped != 0 {

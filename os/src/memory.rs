@@ -121,6 +121,28 @@ pub fn system(root: &SystemRoot) -> Result<SystemMemory, SysError> {
     })
 }
 
+/// What this process has, by the kernel's account.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProcessMemory {
+    /// The addresses that are mapped, with or without memory.
+    pub address_space: ByteLen,
+    /// The page tables for them, of every level; they are memory of the kernel.
+    pub page_tables: ByteLen,
+}
+
+/// Returns what this process has.
+///
+/// # Errors
+/// [`SysError`] if `/proc/self/status` cannot be read or understood.
+pub fn of_this_process(root: &SystemRoot) -> Result<ProcessMemory, SysError> {
+    root.parse("proc/self/status", "lines VmSize and VmPTE in kB", |text| {
+        Some(ProcessMemory {
+            address_space: ByteLen::new(kib_field(text, "VmSize")?),
+            page_tables: ByteLen::new(kib_field(text, "VmPTE")?),
+        })
+    })
+}
+
 /// Returns how much memory this process may still take, and what limits it.
 ///
 /// # Errors
@@ -444,6 +466,17 @@ mod tests {
             available_under(&tree.root(), limits).unwrap(),
             Available { bytes: ByteLen::kib(512), limited_by: Limit::Data }
         );
+    }
+
+    #[test]
+    fn what_a_process_has_is_read_from_its_status() {
+        let tree = MadeUp::new(&[("proc/self/status", "VmSize:\t 8 kB\nVmPTE:\t  4 kB\n")]);
+        let expected =
+            ProcessMemory { address_space: ByteLen::kib(8), page_tables: ByteLen::kib(4) };
+        assert_eq!(of_this_process(&tree.root()).unwrap(), expected);
+        let without = MadeUp::new(&[("proc/self/status", "VmSize: 8 kB\n")]);
+        assert!(of_this_process(&without.root()).is_err());
+        assert!(of_this_process(&SystemRoot::host()).unwrap().page_tables > ByteLen::ZERO);
     }
 
     #[test]

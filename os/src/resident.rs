@@ -29,16 +29,20 @@ use crate::root::{SysError, kib_field};
 const PAGEMAP: &str = "/proc/self/pagemap";
 const SMAPS: &str = "/proc/self/smaps";
 
-/// `PAGE_IS_PRESENT`, `PAGE_IS_PFNZERO`, `PAGE_IS_HUGE`.
+/// `PAGE_IS_PRESENT`, `PAGE_IS_SWAPPED`, `PAGE_IS_PFNZERO`, `PAGE_IS_HUGE`. A page that is being
+/// moved counts as swapped.
 const PRESENT: u64 = 1 << 3;
+const SWAPPED: u64 = 1 << 4;
 const ZERO_PAGE: u64 = 1 << 5;
 const HUGE: u64 = 1 << 6;
 const _: () = assert!(PRESENT == linux_raw_sys::general::PAGE_IS_PRESENT as u64);
+const _: () = assert!(SWAPPED == linux_raw_sys::general::PAGE_IS_SWAPPED as u64);
 const _: () = assert!(ZERO_PAGE == linux_raw_sys::general::PAGE_IS_PFNZERO as u64);
 const _: () = assert!(HUGE == linux_raw_sys::general::PAGE_IS_HUGE as u64);
 
-/// Bit 63 of an entry of the procfs pagemap: the page is present.
+/// Bits 63 and 62 of an entry of the procfs pagemap: the page is present, or in swap.
 const ENTRY_PRESENT: u64 = 1 << 63;
+const ENTRY_SWAPPED: u64 = 1 << 62;
 
 /// How many runs one scan may return.
 const RUNS: usize = 1024;
@@ -155,9 +159,17 @@ unsafe impl Ioctl for Scan<'_> {
     }
 }
 
-/// Returns how many bytes of the page-aligned addresses `start..end` have all properties of
-/// `wanted` and are not the zero page, or `None` if this kernel has no such scan.
-fn scan(pagemap: &File, start: u64, end: u64, wanted: u64) -> rustix::io::Result<Option<u64>> {
+/// Which pages a scan counts: those with all properties of the one, and with any of the other if
+/// that names some. The zero page is never counted.
+#[derive(Clone, Copy)]
+struct Wanted {
+    all: u64,
+    any: u64,
+}
+
+/// Returns how many bytes of the page-aligned addresses `start..end` are `wanted`, or `None` if this
+/// kernel has no such scan.
+fn scan(pagemap: &File, start: u64, end: u64, wanted: Wanted) -> rustix::io::Result<Option<u64>> {
     let mut runs = vec![Run::default(); RUNS];
     let mut bytes = 0;
     let mut at = start;
@@ -167,8 +179,9 @@ fn scan(pagemap: &File, start: u64, end: u64, wanted: u64) -> rustix::io::Result
                 start: at,
                 end,
                 category_inverted: ZERO_PAGE,
-                category_mask: wanted | ZERO_PAGE,
-                return_mask: wanted,
+                category_mask: wanted.all | ZERO_PAGE,
+                category_anyof_mask: wanted.any,
+                return_mask: wanted.all | wanted.any,
                 ..ScanArg::default()
             },
             runs: &mut runs,
@@ -196,7 +209,7 @@ pub(crate) fn scan_is_known() -> Result<bool, SysError> {
     let pagemap = open_pagemap()?;
     let page = probe::page_size().bytes();
     let here = (&raw const pagemap).addr() as u64 & !(page - 1);
-    scan(&pagemap, here, here + page, PRESENT)
+    scan(&pagemap, here, here + page, Wanted { all: PRESENT, any: 0 })
         .map(|found| found.is_some())
         .map_err(|cause| SysError::Read { path: PAGEMAP.into(), cause: cause.into() })
 }
@@ -205,8 +218,9 @@ fn open_pagemap() -> Result<File, SysError> {
     File::open(PAGEMAP).map_err(|cause| SysError::Read { path: PAGEMAP.into(), cause })
 }
 
-/// Returns how many of the pages from `first` on, `pages` of them, an older kernel says are present.
-fn count_entries(pagemap: &File, first: u64, pages: u64) -> io::Result<u64> {
+/// Returns how many of the pages from `first` on, `pages` of them, an older kernel gives any of the
+/// bits `wanted`.
+fn count_entries(pagemap: &File, first: u64, pages: u64, wanted: u64) -> io::Result<u64> {
     let mut buffer = vec![0; ENTRIES];
     let mut present = 0;
     let mut at = first * 8;
@@ -219,7 +233,7 @@ fn count_entries(pagemap: &File, first: u64, pages: u64) -> io::Result<u64> {
         let (entries, _) = part.as_chunks::<8>();
         present += entries
             .iter()
-            .map(|entry| u64::from(u64::from_ne_bytes(*entry) & ENTRY_PRESENT != 0))
+            .map(|entry| u64::from(u64::from_ne_bytes(*entry) & wanted != 0))
             .sum::<u64>();
         at += len as u64;
     }
@@ -272,20 +286,43 @@ impl Mapping {
     /// # Errors
     /// [`ResidentError`] if the range is not inside, `/proc` is not there or the kernel refuses.
     pub fn resident_in(&self, range: Range<u64>) -> Result<ByteLen, ResidentError> {
-        let part = self.widen(&range)?;
+        self.count(&range, Wanted { all: PRESENT, any: 0 }, ENTRY_PRESENT)
+    }
+
+    /// Returns whether no page of a range, widened to whole pages, was ever given memory by this
+    /// mapping, or all of it was given back: none is present, nor swapped out. Private memory of no
+    /// file reads as zero where that holds. A page server that fills such pages is not asked.
+    ///
+    /// # Errors
+    /// [`ResidentError`] if the range is not inside, `/proc` is not there or the kernel refuses.
+    pub fn is_untouched(&self, range: Range<u64>) -> Result<bool, ResidentError> {
+        // One look at each page, for a page that is being moved is in one of the two states.
+        let wanted = Wanted { all: 0, any: PRESENT | SWAPPED };
+        let touched = self.count(&range, wanted, ENTRY_PRESENT | ENTRY_SWAPPED)?;
+        Ok(touched.is_zero())
+    }
+
+    /// Returns how many bytes of a range are `wanted`, or on an older kernel have one of `entries`.
+    fn count(
+        &self,
+        range: &Range<u64>,
+        wanted: Wanted,
+        entries: u64,
+    ) -> Result<ByteLen, ResidentError> {
+        let part = self.widen(range)?;
         let pagemap = open_pagemap()?;
         let base = self.addr().get();
         let (start, end) = ((base + part.start) as u64, (base + part.end) as u64);
         let failed = |cause| ResidentError::Scan { start: range.start, end: range.end, cause };
         if let Some(bytes) =
-            scan(&pagemap, start, end, PRESENT).map_err(|cause| failed(cause.into()))?
+            scan(&pagemap, start, end, wanted).map_err(|cause| failed(cause.into()))?
         {
             return Ok(ByteLen::new(bytes));
         }
         let page = probe::page_size().bytes();
-        let present =
-            count_entries(&pagemap, start / page, (end - start) / page).map_err(failed)?;
-        Ok(ByteLen::new(present * page))
+        let counted =
+            count_entries(&pagemap, start / page, (end - start) / page, entries).map_err(failed)?;
+        Ok(ByteLen::new(counted * page))
     }
 
     /// Returns how many bytes of the mapping are mapped by huge pages, transparent or of a pool.
@@ -310,9 +347,12 @@ impl Mapping {
         let addresses = (base + part.start) as u64..(base + part.end) as u64;
         let pagemap = open_pagemap()?;
         let scanned =
-            scan(&pagemap, addresses.start, addresses.end, PRESENT | HUGE).map_err(|cause| {
-                ResidentError::Scan { start: range.start, end: range.end, cause: cause.into() }
-            })?;
+            scan(&pagemap, addresses.start, addresses.end, Wanted { all: PRESENT | HUGE, any: 0 })
+                .map_err(|cause| ResidentError::Scan {
+                    start: range.start,
+                    end: range.end,
+                    cause: cause.into(),
+                })?;
         match scanned {
             Some(bytes) => Ok(ByteLen::new(bytes)),
             None => huge_backed_by_smaps(&addresses),
@@ -374,10 +414,31 @@ mod tests {
         assert_eq!(mapping.resident().unwrap().get(), 150 * page);
         let pagemap = open_pagemap().unwrap();
         let first = mapping.addr().get() as u64 / page;
-        assert_eq!(count_entries(&pagemap, first, 300).unwrap(), 150);
+        assert_eq!(count_entries(&pagemap, first, 300, ENTRY_PRESENT).unwrap(), 150);
         assert_eq!(mapping.huge_backed().unwrap(), ByteLen::ZERO);
         let addresses = first * page..(first + 300) * page;
         assert_eq!(huge_backed_by_smaps(&addresses).unwrap(), ByteLen::ZERO);
+    }
+
+    #[test]
+    fn memory_is_untouched_until_a_byte_is_written_and_again_when_it_is_given_back() {
+        let page = probe::page_size().bytes();
+        let how = Anonymous { huge: HugeAdvice::Never, ..Anonymous::default() };
+        let mapping = Mapping::anonymous(ByteLen::new(8 * page), how).unwrap();
+        assert!(mapping.is_untouched(0..8 * page).unwrap());
+        // A read gets the zero page, which is no memory.
+        mapping.read_at(5 * page, &mut [0; 8]).unwrap();
+        assert!(mapping.is_untouched(0..8 * page).unwrap());
+        mapping.write_at(5 * page, &[0]).unwrap();
+        assert!(!mapping.is_untouched(0..8 * page).unwrap());
+        assert!(mapping.is_untouched(0..5 * page).unwrap());
+        assert!(!mapping.is_untouched(5 * page + 7..5 * page + 8).unwrap());
+        let (pagemap, first) = (open_pagemap().unwrap(), mapping.addr().get() as u64 / page);
+        let entries = ENTRY_PRESENT | ENTRY_SWAPPED;
+        assert_eq!(count_entries(&pagemap, first + 5, 3, entries).unwrap(), 1);
+        mapping.discard(0..8 * page).unwrap();
+        assert!(mapping.is_untouched(0..8 * page).unwrap());
+        assert!(mapping.is_untouched(0..8 * page + 1).is_err());
     }
 
     #[test]

@@ -19,6 +19,8 @@
 //! | `clearing` | in which order, and in which batches, memory is cleared or copied |
 //! | `chunks` | a range cut at a limit and an alignment |
 //! | `layout` | which descriptor belongs to which page |
+//! | `altmap` | room for descriptors taken from the region that they describe |
+//! | `placement` | where in a region that room ends and the described pages begin |
 //! | `memmap` | the descriptors of one region |
 //! | `ledger` | the guards on a whole pagemap, and whether it may go |
 //! | `linux` | a payload that makes a descriptor Linux's 64-byte `struct page` |
@@ -26,6 +28,7 @@
 #![forbid(unsafe_code)]
 
 mod addr;
+mod altmap;
 mod block;
 mod chunks;
 mod claim;
@@ -39,11 +42,13 @@ mod linux;
 mod memmap;
 mod page;
 mod payload;
+mod placement;
 mod span;
 mod sync;
 mod word;
 
 pub use addr::{AddrError, ByteLen, Order, PageCount, PageSize, ParseByteLenError, Pfn, PfnRange};
+pub use altmap::{Altmap, AltmapError};
 pub use block::{BLOCK_ORDER, Block};
 pub use chunks::{ChunkError, Chunks};
 pub use clearing::{
@@ -58,5 +63,6 @@ pub use linux::{LinuxPage, LinuxRelease, LinuxSeed, SectionBits, StructPage};
 pub use memmap::{BlocksError, Memmap, MemmapError, PageRef};
 pub use page::Page;
 pub use payload::{MAX_PAYLOAD_BYTES, Payload, Plain, Refresh, Template};
+pub use placement::{Placement, PlacementError, PlacementSpec};
 pub use span::{Span, SpanRefused};
 pub use word::{HoldSort, MAX_HOLDS, MAX_OPTIMISTIC, Word};

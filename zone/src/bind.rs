@@ -7,12 +7,15 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use uzone_os::{MapError, Mapped, MappedError, PopulateError, SystemRoot, memory};
+use uzone_os::{
+    Exclusive, ExclusivityError, MapError, Mapped, MappedError, PopulateError, SystemRoot, memory,
+};
 use uzone_pages::{
     AddrError, ByteLen, Layout, LayoutError, Memmap, MemoryKind, Order, Page, PageCount, PageSize,
-    Payload, Pfn, PfnRange, Template,
+    Payload, Pfn, PfnRange, Placement, PlacementError, Template,
 };
 
+use crate::altmap::{self, AltmapOptions, Cut};
 use crate::blocks::Blocks;
 use crate::keep::{self, MemmapMemory, Source};
 use crate::options::{BindOptions, Init};
@@ -21,11 +24,11 @@ use crate::region::Region;
 use crate::report::BindReport;
 use crate::stamp::Stamp;
 use crate::write::{self, Written};
-use crate::zone::Shared;
+use crate::zone::{Claim, Shared};
 
 /// Returns the order of a pageblock: the pages that one entry of a page middle directory maps. A
 /// table is one page of entries of 8 bytes.
-fn pageblock_order(page: PageSize) -> Order {
+pub(crate) fn pageblock_order(page: PageSize) -> Order {
     // At most 63 - 3 by the size of a page; no host has one that would not fit.
     u8::try_from(page.shift() - 3)
         .ok()
@@ -102,6 +105,37 @@ pub enum BindError {
     /// Descriptors that nobody writes start at zero, and those of this payload do not.
     #[error("a payload with an initial value cannot be initialised on touch: ask for Init::Eager")]
     NotZero,
+    /// The descriptors are to lie in the region, and to be initialised on touch, and its first pages
+    /// may have old bytes.
+    #[error(
+        "descriptors in the region itself can be initialised on touch only where its memory is \
+         private, of no file and reads as zero: ask for Init::Eager, or leave the choice to bind"
+    )]
+    OldBytes,
+    /// The descriptors do not fit in the region.
+    #[error(transparent)]
+    Placement(#[from] PlacementError),
+    /// Others may have the memory that the descriptors are to lie in.
+    #[error(
+        "the descriptors cannot lie in memory that others may change: vouch for it with \
+         AltmapOptions::exclusive, or bind without an altmap"
+    )]
+    NoPromise,
+    /// What was promised about the memory for the descriptors does not help.
+    #[error("the descriptors cannot lie in the region")]
+    Promise(#[source] ExclusivityError),
+    /// A page that the descriptors are to lie in is known to be bad.
+    #[error(
+        "page {page} of the region was bad when it was unbound, and would hold descriptors: bind \
+         without an altmap, or with another reserve"
+    )]
+    BadPage {
+        /// The page, counted from the region's first.
+        page: PageCount,
+    },
+    /// The region was not cut for its descriptors. A bug of this crate's.
+    #[error("the region was not cut for its descriptors")]
+    NotCut,
     /// There is not enough memory for descriptors that are all written.
     #[error(
         "the descriptors need {needed} of memory, and {available} can be had ({limited_by}): \
@@ -157,35 +191,114 @@ pub(crate) fn bind<P: Payload>(
     region: Region,
     options: BindOptions<P>,
 ) -> Result<Pagemap<P>, BindFailure> {
+    let started = Instant::now();
     let keeps_poison = options.keeps_poison;
-    match try_bind(shared, &region, options) {
-        Ok(parts) => Ok(Pagemap::new(region, parts, keeps_poison)),
-        Err(cause) => Err(BindFailure { region: Box::new(region), cause }),
+    let failed = |region, cause| BindFailure { region: Box::new(region), cause };
+    let (claim, placed) = match claim(shared, &region, &options) {
+        Ok(claimed) => claimed,
+        Err(cause) => return Err(failed(region, cause)),
+    };
+    let range = claim.range();
+    let (layout, report) = match &placed {
+        Placed::Elsewhere(layout) => (*layout, None),
+        Placed::InRegion(_, placement) => (*placement.layout(), altmap::report(placement, range)),
+    };
+    let (front, mut own, data) = match placed {
+        Placed::Elsewhere(_) => (None, None, region),
+        Placed::InRegion(altmap, placement) => match Cut::new(region, range, &placement, &altmap) {
+            Ok(Cut { front, memory, data }) => (Some(front), Some(memory), data),
+            Err((region, cause)) => return Err(failed(region, cause)),
+        },
+    };
+    match describe(shared, claim, layout, &mut own, data.page_size(), options, started) {
+        Ok(mut parts) => {
+            if let Some(altmap) = &report {
+                // Not what is skipped behind the descriptors.
+                let held = altmap.descriptors.to_bytes(data.page_size());
+                parts.report.memory = held.unwrap_or(parts.report.memory);
+            }
+            parts.front = front;
+            parts.report.altmap = report;
+            Ok(Pagemap::new(data, parts, keeps_poison))
+        }
+        Err(cause) => {
+            let region = match (front, own) {
+                (Some(front), Some(memory)) => {
+                    // As many bytes as the layout's descriptors have were perhaps written.
+                    let len = descriptor_bytes::<P>(&layout)
+                        .and_then(ByteLen::to_usize)
+                        .unwrap_or(usize::MAX);
+                    let most = memory.as_bytes().len();
+                    front.join_cleared(memory, len.min(most), data)
+                }
+                _ => data,
+            };
+            Err(failed(region, cause))
+        }
     }
 }
 
-fn try_bind<P: Payload>(
+/// Where the descriptors will lie, and with that which pages they describe.
+enum Placed {
+    /// In memory of their own.
+    Elsewhere(Layout),
+    /// In the region's first pages.
+    InRegion(AltmapOptions, Placement),
+}
+
+/// Checks the options, takes frame numbers, and lays the region out.
+fn claim<P: Payload>(
     shared: &Arc<Shared>,
     region: &Region,
+    options: &BindOptions<P>,
+) -> Result<(Claim, Placed), BindError> {
+    check(options, region.pages())?;
+    let align = match &options.altmap {
+        Some(_) => options.order.max(altmap::backing_order(region)),
+        None => options.order,
+    };
+    let claim = shared.claim(region.pages(), align, options.base, region.extent())?;
+    let placed = match options.altmap {
+        Some(altmap) => {
+            let placement = altmap::place(region, claim.range(), &altmap, options)?;
+            Placed::InRegion(altmap, placement)
+        }
+        None => Placed::Elsewhere(Layout::try_new(claim.range(), options.order, options.tails)?),
+    };
+    Ok((claim, placed))
+}
+
+/// Makes the descriptors of the pages of `layout`, in the memory `own` if there is some. Where it
+/// fails, that memory is in `own` again.
+fn describe<P: Payload>(
+    shared: &Arc<Shared>,
+    claim: Claim,
+    layout: Layout,
+    own: &mut Option<Exclusive>,
+    page: PageSize,
     options: BindOptions<P>,
+    started: Instant,
 ) -> Result<Parts<P>, BindError> {
-    let started = Instant::now();
-    check(&options, region.pages())?;
-    let claim = shared.claim(region.pages(), options.order, options.base, region.extent())?;
-    let layout = Layout::try_new(claim.range(), options.order, options.tails)?;
     let len = descriptor_bytes::<P>(&layout)?;
+    let count = usize::try_from(layout.descriptors()).map_err(|_| AddrError::Overflow {
+        value: layout.descriptors(),
+        operation: "as usize, at most",
+        operand: usize::MAX as u64,
+    })?;
+    let blocks =
+        Blocks::new(&layout, options.kind).map_err(|(len, cause)| BindError::Map { len, cause })?;
     let template =
         |address| Template::<P>::new(layout, options.kind, options.seed.clone(), address);
     let on_touch = match options.init {
         Some(Init::Eager) => None,
-        _ => on_touch(len, template)?,
+        _ => on_touch(len, own, template, options.init)?,
     };
     let (memory, template, init, written) = match (on_touch, options.init) {
         (Some((memory, template)), _) => (memory, template, Init::OnTouch, Written::default()),
         (None, Some(Init::OnTouch)) => return Err(BindError::NotZero),
         (None, _) => {
-            let mut memory = eager_memory(shared, len, &options)?;
-            let template = template(address_of(&memory));
+            let mut memory = eager_memory(shared, len, own, &options)?;
+            let template = template(address_of(&memory.memory));
             match write::write(&template, &mut memory, len, &options) {
                 Ok(written) => {
                     if memory.source == Source::Fresh {
@@ -194,8 +307,10 @@ fn try_bind<P: Payload>(
                     (memory, template, Init::Eager, written)
                 }
                 Err(error) => {
-                    if memory.source == Source::Kept {
-                        shared.keep.give(memory);
+                    match memory.source {
+                        Source::Kept => shared.keep.give(memory),
+                        Source::Region => *own = Some(memory.memory),
+                        Source::Fresh => {}
                     }
                     return Err(error);
                 }
@@ -204,24 +319,24 @@ fn try_bind<P: Payload>(
     };
 
     let (pages, source, held) = (memory.pages, memory.source, memory.held());
-    let count = usize::try_from(layout.descriptors()).map_err(|_| AddrError::Overflow {
-        value: layout.descriptors(),
-        operation: "as usize, at most",
-        operand: usize::MAX as u64,
-    })?;
-    let descriptors = Mapped::<Page<P>>::try_new(memory.memory, count)
-        .map_err(|refused| BindError::Mapped(refused.reason))?;
+    let descriptors = match Mapped::<Page<P>>::try_new(memory.memory, count) {
+        Ok(descriptors) => descriptors,
+        Err(refused) => {
+            if source == Source::Region {
+                *own = Some(refused.memory);
+            }
+            return Err(BindError::Mapped(refused.reason));
+        }
+    };
     let memmap = match Memmap::try_new(layout, options.kind, descriptors) {
         Ok(memmap) => memmap,
         Err(_) => unreachable!("the row was made with as many descriptors as the layout has"),
     };
-    let blocks =
-        Blocks::new(&layout, options.kind).map_err(|(len, cause)| BindError::Map { len, cause })?;
     let memmap = match memmap.with_blocks(blocks) {
         Ok(memmap) => memmap,
         Err(_) => unreachable!("the blocks were made for the layout"),
     };
-    let keeper = (init == Init::Eager).then(|| claim.shared().clone());
+    let keeper = (init == Init::Eager && source != Source::Region).then(|| claim.shared().clone());
     let mut parts = Parts {
         memmap: Leased::new(memmap, keeper, pages),
         template,
@@ -244,15 +359,20 @@ fn try_bind<P: Payload>(
             drains: written.drains,
             metadata: len,
             memory: held,
+            altmap: None,
             elapsed: started.elapsed(),
         },
+        front: None,
     };
     if let Some(pageblock) = &options.pageblock {
         let range = layout.range();
-        let block = pageblock_order(region.page_size());
+        let block = pageblock_order(page);
         let first = range.start().align_up(block).unwrap_or(range.end());
         for pfn in (first.get()..range.end().get()).step_by(1 << block.get()) {
             if options.cancel.is_cancelled() {
+                if source == Source::Region {
+                    *own = Some(parts.memmap.into_exclusive().0);
+                }
                 return Err(BindError::Cancelled { done: len, total: len });
             }
             if let Some(page) = parts.page(Pfn::new(pfn)) {
@@ -265,32 +385,59 @@ fn try_bind<P: Payload>(
 }
 
 /// Returns an address as the number that a payload may hold.
-fn address_of(memory: &MemmapMemory) -> u64 {
-    memory.memory.addr().get() as u64 // an address is at most 64 bits
+fn address_of(memory: &Exclusive) -> u64 {
+    memory.addr().get() as u64 // an address is at most 64 bits
 }
 
 /// Returns memory for descriptors that nobody writes, and their template, if a descriptor that was
-/// never written is a fresh one.
+/// never written is a fresh one. It takes `own` if there is some and it reads as zero.
+///
+/// # Errors
+/// If memory cannot be mapped, or `own` has old bytes and the caller insists.
 fn on_touch<P: Payload>(
     len: ByteLen,
+    own: &mut Option<Exclusive>,
     template: impl Fn(u64) -> Template<P>,
+    asked: Option<Init>,
 ) -> Result<Option<(MemmapMemory, Template<P>)>, BindError> {
     // The highest address has all the bits that any address may have: most payloads that are not
     // zero somewhere are not zero there, and need no mapping to find out.
     if !template(!0xfff).is_zero() {
         return Ok(None);
     }
+    if let Some(memory) = own.take() {
+        let template = template(address_of(&memory));
+        if !template.is_zero() {
+            *own = Some(memory);
+            return Ok(None);
+        }
+        return match altmap::on_touch(memory) {
+            Ok(memory) => Ok(Some((memory, template))),
+            Err(memory) => {
+                *own = Some(memory);
+                if asked == Some(Init::OnTouch) { Err(BindError::OldBytes) } else { Ok(None) }
+            }
+        };
+    }
     let memory = keep::fresh_sparse(len).map_err(|cause| BindError::Map { len, cause })?;
-    let template = template(address_of(&memory));
+    let template = template(address_of(&memory.memory));
     Ok(template.is_zero().then_some((memory, template)))
 }
 
-/// Returns memory for descriptors that are all written: kept, or of the pool, or fresh.
+/// Returns memory for descriptors that are all written: the region's own, or kept, or of the pool, or
+/// fresh.
 fn eager_memory<P: Payload>(
     shared: &Shared,
     len: ByteLen,
+    own: &mut Option<Exclusive>,
     options: &BindOptions<P>,
 ) -> Result<MemmapMemory, BindError> {
+    if let Some(memory) = own {
+        altmap::check_memory(memory, len)?;
+    }
+    if let Some(memory) = own.take() {
+        return Ok(altmap::own(memory));
+    }
     let map = |cause| BindError::Map { len, cause };
     if let Some(kept) = shared.keep.take(len, options.uses_hugetlb_pool) {
         return Ok(kept);

@@ -28,6 +28,7 @@ use uzone_pages::{
 use uzone_stream::{Next, Pattern, Store, Streaming, Was, best, calibration};
 use zerocopy::IntoBytes;
 
+use crate::altmap;
 use crate::guards::GuardBook;
 use crate::pagemap::{Inner, PageView};
 use crate::token::{RawGuard, Tokens};
@@ -63,6 +64,14 @@ pub enum HoldFailure {
         address: usize,
         /// The length that was asked for.
         len_bytes: u64,
+    },
+    /// A page is not described: it holds the descriptors of the region, or is kept for its owner.
+    #[error("page {pfn} holds the descriptors of the region: nobody can hold one of {metadata}")]
+    Metadata {
+        /// The first such page that was asked for.
+        pfn: Pfn,
+        /// All such pages of the region.
+        metadata: PfnRange,
     },
     /// A folio gives no hold. None is held.
     #[error("cannot hold the folio of page {pfn}; the {good} pages before it could be held")]
@@ -155,6 +164,8 @@ pub struct Segment {
 /// A pagemap as its guards see it, whatever its payload.
 pub(crate) trait Holdable: Any + Send + Sync {
     fn range(&self) -> PfnRange;
+    /// Returns the pages of the region that are not described, if its descriptors lie in it.
+    fn metadata_range(&self) -> Option<PfnRange>;
     fn order(&self) -> Order;
     fn guards(&self) -> &GuardBook;
     fn tokens(&self) -> &Tokens;
@@ -294,9 +305,8 @@ impl Hold {
 
 /// Enters the ledger, then holds the folios of `range`.
 fn admit(inner: &dyn Holdable, range: PfnRange, sort: HoldSort) -> Result<Span, HoldFailure> {
-    let region = inner.range();
-    if !region.contains_range(range) {
-        return Err(HoldFailure::NotHere { asked: range, region });
+    if !inner.range().contains_range(range) {
+        return Err(altmap::not_here(inner, range));
     }
     inner.guards().enter(sort).map_err(HoldFailure::NotAdmitted)?;
     inner.hold(range, sort).map_err(|refused| {

@@ -25,6 +25,8 @@ pub enum MemmapPages {
     Hugetlb(HugeSize),
     /// Transparent huge pages; base pages in between where the kernel had no huge one.
     Transparent,
+    /// The first pages of the region itself, whatever is behind them.
+    Region,
     /// Base pages: the host made no transparent huge page, or huge ones would waste memory because
     /// only few descriptors will be touched.
     Base,
@@ -35,6 +37,7 @@ impl fmt::Display for MemmapPages {
         match self {
             Self::Hugetlb(size) => write!(f, "hugetlb pages of {size}"),
             Self::Transparent => f.write_str("transparent huge pages"),
+            Self::Region => f.write_str("pages of the region"),
             Self::Base => f.write_str("base pages"),
         }
     }
@@ -47,6 +50,8 @@ pub enum Source {
     Fresh,
     /// From an earlier bind of the same zone, present and with old descriptors in it.
     Kept,
+    /// From the region that is described, with whatever stood there before.
+    Region,
 }
 
 /// Memory for the descriptors of one region.

@@ -25,6 +25,7 @@
 #![forbid(unsafe_code)]
 
 mod across;
+mod altmap;
 mod batches;
 mod bind;
 mod blocks;
@@ -50,6 +51,7 @@ mod zero;
 mod zone;
 
 pub use across::Across;
+pub use altmap::AltmapOptions;
 pub use batches::Batched;
 pub use bind::{BindError, BindFailure};
 pub use clear::{Batching, ClearError, Cleared, CopyOptions, ZeroOptions};
@@ -62,15 +64,15 @@ pub use poison::{PoisonFailure, Poisoned};
 pub use populate::{Huge, NotPopulated, PopulateOptions, PopulateReport};
 pub use produce::{FaultError, Populate};
 pub use region::{Backing, NotAdopted, Region, RegionError};
-pub use report::BindReport;
+pub use report::{AltmapReport, BindReport};
 pub use stamp::Stamp;
 pub use token::{NotAGuard, RawGuard, Redeemed};
 pub use uzone_os::bus;
 pub use uzone_os::hugepages::HugeSize;
 pub use uzone_os::memory::Limit;
 pub use uzone_os::{
-    AccessError, Addr, AdviseError, CopyDirection, DaxError, FileId, MapError, MappedError,
-    Mapping, PopulateError, Populated, ResidentError,
+    AccessError, Addr, AdviseError, CopyDirection, DaxError, Exclusivity, ExclusivityError, FileId,
+    MapError, MappedError, Mapping, PopulateError, Populated, ResidentError,
 };
 pub use uzone_pages::*;
 pub use uzone_stream::{Next, Path as StorePath, Was, Way};

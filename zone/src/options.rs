@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use uzone_pages::{ByteLen, MemoryKind, Order, Payload, Pfn, Tails};
 
+use crate::altmap::AltmapOptions;
 use crate::pagemap::PageView;
 use crate::poison::Poisoned;
 use crate::produce::Populate;
@@ -127,6 +128,7 @@ pub struct BindOptions<P: Payload = ()> {
     pub(crate) stamp: Option<Stamp>,
     pub(crate) threads: Option<NonZeroUsize>,
     pub(crate) uses_hugetlb_pool: bool,
+    pub(crate) altmap: Option<AltmapOptions>,
     pub(crate) owner: Option<Owner>,
     pub(crate) ops: PagemapOps,
     pub(crate) pageblock: Option<OnPageblock<P>>,
@@ -159,6 +161,7 @@ impl<P: Payload> BindOptions<P> {
             stamp: None,
             threads: None,
             uses_hugetlb_pool: true,
+            altmap: None,
             owner: None,
             ops: PagemapOps::default(),
             pageblock: None,
@@ -218,6 +221,23 @@ impl<P: Payload> BindOptions<P> {
     #[must_use]
     pub fn uses_hugetlb_pool(mut self, uses: bool) -> Self {
         self.uses_hugetlb_pool = uses;
+        self
+    }
+
+    /// Puts the descriptors into the region's own first pages. Only the pages behind them are
+    /// described; [`Pagemap::range`](crate::Pagemap::range) has those, and
+    /// [`Pagemap::metadata_range`](crate::Pagemap::metadata_range) the others, which nobody can hold.
+    ///
+    /// Memory that others may have as well needs [`AltmapOptions::exclusive`]. Whatever stands in the
+    /// metadata pages behind the reserve is lost; at unbind and when the pagemap is dropped,
+    /// descriptors are cleared there, so that the next user finds none. Where the options do not say
+    /// when to write them, descriptors are initialised on touch if the payload starts at zero and the
+    /// memory is private, of no file and reads as zero, and eagerly otherwise.
+    ///
+    /// A region is one mapping, so there is no altmap for several ranges, which Linux refuses.
+    #[must_use]
+    pub fn altmap(mut self, altmap: AltmapOptions) -> Self {
+        self.altmap = Some(altmap);
         self
     }
 
@@ -284,6 +304,7 @@ impl<P: Payload> Clone for BindOptions<P> {
             stamp: self.stamp,
             threads: self.threads,
             uses_hugetlb_pool: self.uses_hugetlb_pool,
+            altmap: self.altmap,
             owner: self.owner,
             ops: self.ops.clone(),
             pageblock: self.pageblock.clone(),
@@ -305,6 +326,7 @@ impl<P: Payload> std::fmt::Debug for BindOptions<P> {
             .field("stamp", &self.stamp)
             .field("threads", &self.threads)
             .field("uses_hugetlb_pool", &self.uses_hugetlb_pool)
+            .field("altmap", &self.altmap)
             .field("owner", &self.owner)
             .field("ops", &self.ops)
             .finish_non_exhaustive()

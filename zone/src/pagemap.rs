@@ -10,12 +10,13 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use uzone_os::bus::Watch;
-use uzone_os::{Mapped, ResidentError};
+use uzone_os::{Exclusive, Mapped, Mapping, ResidentError};
 use uzone_pages::{
     AddrError, AdvanceError, ByteLen, Class, Content, Folio, HoldSort, Memmap, MemoryKind, Order,
     Page, PageCount, PageRef, Payload, Pfn, PfnRange, Span, SpanRefused, Template, Word,
 };
 
+use crate::altmap::{self, Front};
 use crate::blocks::Blocks;
 use crate::guards::{GuardBook, Holder};
 use crate::hold::{Hold, HoldFailure, Holdable, PinOptions, Pinned, Referenced, Segment};
@@ -52,14 +53,36 @@ impl<P: Payload> Deref for Leased<P> {
     fn deref(&self) -> &Self::Target {
         match &self.memmap {
             Some(memmap) => memmap,
-            None => unreachable!("only drop takes the memmap out"),
+            None => unreachable!("only drop and `into_exclusive` take the memmap out"),
+        }
+    }
+}
+
+impl<P: Payload> Leased<P> {
+    /// Returns the memory of the descriptors, which does not go back to the zone, and how many bytes
+    /// of it they have.
+    pub(crate) fn into_exclusive(mut self) -> (Exclusive, usize) {
+        match self.memmap.take() {
+            Some(memmap) => {
+                let len = size_of_val(memmap.descriptors());
+                (memmap.into_descriptors().into_exclusive(), len)
+            }
+            None => unreachable!("only this and drop take the memmap out"),
         }
     }
 }
 
 impl<P: Payload> Drop for Leased<P> {
     fn drop(&mut self) {
-        if let (Some(memmap), Some(keeper)) = (self.memmap.take(), &self.keeper) {
+        let Some(memmap) = self.memmap.take() else { return };
+        if self.pages == MemmapPages::Region {
+            let len = size_of_val(memmap.descriptors());
+            let mut memory = memmap.into_descriptors().into_exclusive();
+            // Private memory is unmapped in a moment; what others may have outlives us.
+            if !memory.is_private() {
+                altmap::clear(&mut memory, len);
+            }
+        } else if let Some(keeper) = &self.keeper {
             keeper.keep.give(MemmapMemory {
                 memory: memmap.into_descriptors().into_exclusive(),
                 pages: self.pages,
@@ -76,11 +99,24 @@ pub(crate) struct Parts<P: Payload> {
     pub(crate) owner: Option<Owner>,
     pub(crate) ops: PagemapOps,
     pub(crate) report: BindReport,
+    /// The parts of the region before its descriptors, if those lie in it.
+    pub(crate) front: Option<Front>,
     // Dropped last: the frame numbers are free again when the descriptors are gone.
     pub(crate) claim: Claim,
 }
 
 impl<P: Payload> Parts<P> {
+    /// Ends the description and returns the whole region.
+    fn into_region(self, data: Region) -> Region {
+        match self.front {
+            Some(front) => {
+                let (memory, len) = self.memmap.into_exclusive();
+                front.join_cleared(memory, len, data)
+            }
+            None => data,
+        }
+    }
+
     pub(crate) fn page(&self, pfn: Pfn) -> Option<PageView<'_, P>> {
         Some(PageView { page: self.memmap.page(pfn)?, template: &self.template })
     }
@@ -144,7 +180,14 @@ impl<P: Payload> Inner<P> {
 
 impl<P: Payload> Holdable for Inner<P> {
     fn range(&self) -> PfnRange {
-        self.parts.claim.range()
+        self.parts.memmap.layout().range()
+    }
+
+    fn metadata_range(&self) -> Option<PfnRange> {
+        let whole = self.parts.claim.range();
+        let before = self.range().start().checked_since(whole.start())?;
+        // No page, no range: without an altmap every page is described.
+        PfnRange::try_new(whole.start(), before).ok()
     }
 
     fn order(&self) -> Order {
@@ -287,7 +330,7 @@ impl<P: Payload> Pagemap<P> {
         self.inner.clone()
     }
 
-    /// Returns the memory that is described.
+    /// Returns the memory that is described: with an altmap, what is behind the descriptors.
     #[must_use]
     pub fn region(&self) -> &Region {
         &self.inner.region
@@ -311,10 +354,24 @@ impl<P: Payload> Pagemap<P> {
         self.inner.parts.owner
     }
 
-    /// Returns the frame numbers of the region.
+    /// Returns the frame numbers of the region: with an altmap, of what is behind the descriptors.
     #[must_use]
     pub fn range(&self) -> PfnRange {
         self.inner.range()
+    }
+
+    /// Returns the frame numbers before those, of the pages that the owner keeps, that hold
+    /// descriptors and that were skipped; `None` if the descriptors lie elsewhere. They are the
+    /// region's, and nobody can hold them.
+    #[must_use]
+    pub fn metadata_range(&self) -> Option<PfnRange> {
+        self.inner.metadata_range()
+    }
+
+    /// Returns the pages that an altmap keeps for the region's owner; `None` if there are none.
+    #[must_use]
+    pub fn reserve(&self) -> Option<&Mapping> {
+        self.inner.parts.front.as_ref()?.reserve()
     }
 
     /// Returns the page `pfn`, or `None` if it does not belong to the region.
@@ -328,14 +385,15 @@ impl<P: Payload> Pagemap<P> {
         self.range().iter().filter_map(|pfn| self.page(pfn))
     }
 
-    /// Returns the page that the byte `offset_bytes` of the region belongs to.
+    /// Returns the page that the byte `offset_bytes` of [`Pagemap::region`] belongs to.
     #[must_use]
     pub fn page_at(&self, offset_bytes: u64) -> Option<PageView<'_, P>> {
         let pages = PageCount::new(offset_bytes >> self.region().page_size().shift());
         self.page(self.range().start().checked_add(pages).ok()?)
     }
 
-    /// Returns the pages that `len` bytes from byte `offset_bytes` of the region on have a part of.
+    /// Returns the pages that `len` bytes from byte `offset_bytes` of [`Pagemap::region`] on have a part
+    /// of.
     ///
     /// # Errors
     /// [`AddrError`] if there is no byte, or no such number; pages past the region are found out by
@@ -363,7 +421,7 @@ impl<P: Payload> Pagemap<P> {
         let region = self.range();
         let (Ok(range), Some(folio)) = (PfnRange::try_single(pfn), self.inner.folio(pfn)) else {
             let asked = PfnRange::try_single(pfn).unwrap_or(region);
-            return Err(HoldFailure::NotHere { asked, region });
+            return Err(altmap::not_here(&*self.inner, asked));
         };
         let sort = HoldSort::Reference;
         self.inner.guards.enter(sort).map_err(HoldFailure::NotAdmitted)?;
@@ -453,7 +511,9 @@ impl<P: Payload> Pagemap<P> {
     }
 
     /// Ends the description and gives the region back, if nobody holds a page of it. The
-    /// descriptors' memory is kept for the next bind of the zone if they were written eagerly.
+    /// descriptors' memory is kept for the next bind of the zone if they were written eagerly. With an
+    /// altmap the region is whole again and the descriptors in it are cleared: private memory of base
+    /// pages is given back to the kernel, other memory is overwritten.
     ///
     /// # Errors
     /// [`Busy`] gives the pagemap back, in use as before, with the number of holders.
@@ -485,9 +545,9 @@ impl<P: Payload> Pagemap<P> {
         loop {
             match Arc::try_unwrap(inner) {
                 Ok(Inner { mut region, parts, bad, .. }) => {
-                    region.remember_bad(&bad.in_range(parts.claim.range()), parts.claim.range());
-                    drop(parts);
-                    return Ok(region);
+                    let range = parts.memmap.layout().range();
+                    region.remember_bad(&bad.in_range(range), range);
+                    return Ok(parts.into_region(region));
                 }
                 // A guard that has left is about to drop its share, and does nothing else.
                 Err(shared) => inner = shared,

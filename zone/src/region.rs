@@ -111,6 +111,21 @@ pub enum Backing {
     Adopted,
 }
 
+impl Backing {
+    /// Returns the backing of another part of the same file.
+    fn moved(self, offset: impl FnOnce(u64) -> u64) -> Self {
+        match self {
+            Self::File { path, offset_bytes } => {
+                Self::File { path, offset_bytes: offset(offset_bytes) }
+            }
+            Self::Fsdax { path, offset_bytes } => {
+                Self::Fsdax { path, offset_bytes: offset(offset_bytes) }
+            }
+            other => other,
+        }
+    }
+}
+
 impl fmt::Display for Backing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -276,6 +291,11 @@ impl Region {
         self.bad.extend(bad.iter().filter_map(|pfn| pfn.checked_since(range.start())));
     }
 
+    /// Notes pages that are bad before all that are known to be.
+    pub(crate) fn remember_bad_front(&mut self, bad: Vec<PageCount>) {
+        self.bad.splice(0..0, bad);
+    }
+
     /// Returns the pages that were bad when the region was unbound last, counted from its first, in
     /// ascending order. [`BindOptions::keep_poison`](crate::BindOptions::keep_poison) makes them bad
     /// again.
@@ -346,6 +366,48 @@ impl Region {
         };
         // The range was mapped, so it has an end.
         Some(FileExtent { file, start, end: start.saturating_add(self.len().get()) })
+    }
+
+    /// Cuts the first `pages` off, as a mapping.
+    ///
+    /// # Errors
+    /// The region as it was, if nothing would be left of one part, or a page of the backing would
+    /// be cut.
+    pub(crate) fn cut_front(self, pages: PageCount) -> Result<(Mapping, Self), Self> {
+        let Self { mapping, backing, page_size, pages: all, bad } = self;
+        let whole = |mapping, backing, bad| Self { mapping, backing, page_size, pages: all, bad };
+        let Ok(len) = pages.to_bytes(page_size) else {
+            return Err(whole(mapping, backing, bad));
+        };
+        match mapping.cut(len) {
+            Ok((front, behind)) => {
+                let backing = backing.moved(|offset| offset.saturating_add(len.get()));
+                // It was cut, so it has more than `pages`.
+                let rest = PageCount::new(all.get() - pages.get());
+                let before = pages.get();
+                let bad = bad.iter().filter_map(|page| page.get().checked_sub(before));
+                let bad = bad.map(PageCount::new).collect();
+                Ok((front, Self { mapping: behind, backing, page_size, pages: rest, bad }))
+            }
+            Err(refused) => Err(whole(*refused.mapping, backing, bad)),
+        }
+    }
+
+    /// Puts back what [`Region::cut_front`] cut off, but for its bad pages.
+    pub(crate) fn join_front(self, front: Mapping) -> Self {
+        let Self { mapping, backing, page_size, pages, bad } = self;
+        let len = front.len();
+        let front_pages = len.get() >> page_size.shift();
+        match front.join(mapping) {
+            Ok(mapping) => Self {
+                mapping,
+                backing: backing.moved(|offset| offset.saturating_sub(len.get())),
+                page_size,
+                pages: PageCount::new(pages.get() + front_pages),
+                bad: bad.iter().map(|page| PageCount::new(page.get() + front_pages)).collect(),
+            },
+            Err(refused) => unreachable!("parts of one region: {}", refused.cause),
+        }
     }
 
     /// Copies bytes out of the region, from byte `offset_bytes` on. What a file was truncated of

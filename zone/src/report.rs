@@ -15,7 +15,8 @@ use crate::stamp::Stamp;
 pub struct BindReport {
     /// The kind of memory.
     pub kind: MemoryKind,
-    /// The frame numbers of the region.
+    /// The frame numbers that are described: of the whole region, or with an altmap of what is behind
+    /// the descriptors.
     pub range: PfnRange,
     /// The order of its folios.
     pub order: Order,
@@ -44,8 +45,34 @@ pub struct BindReport {
     pub metadata: ByteLen,
     /// The memory that is held for them; more than they span where kept memory was longer.
     pub memory: ByteLen,
+    /// What was taken from the region itself; `None` where the descriptors lie elsewhere.
+    pub altmap: Option<AltmapReport>,
     /// How long the bind took.
     pub elapsed: Duration,
+}
+
+/// The pages at the start of a region that are not described.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct AltmapReport {
+    /// All of them: `reserve + descriptors + lost` pages.
+    pub range: PfnRange,
+    /// How many the owner keeps.
+    pub reserve: PageCount,
+    /// How many hold descriptors.
+    pub descriptors: PageCount,
+    /// How many were skipped so that descriptors and folios start where they may.
+    pub lost: PageCount,
+}
+
+impl fmt::Display for AltmapReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} pages of the region hold them, {} are reserved and {} lost to alignment",
+            self.descriptors, self.reserve, self.lost
+        )
+    }
 }
 
 impl fmt::Display for BindReport {
@@ -63,11 +90,15 @@ impl fmt::Display for BindReport {
             let source = match self.source {
                 Source::Fresh => "fresh",
                 Source::Kept => "kept",
+                Source::Region => "the first",
             };
             write!(f, " of {source} {}, {stamp}", self.memmap_pages)?;
             if self.threads > 1 {
                 write!(f, " by {} threads", self.threads)?;
             }
+        }
+        if let Some(altmap) = &self.altmap {
+            write!(f, "; {altmap}")?;
         }
         Ok(())
     }

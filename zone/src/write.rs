@@ -3,7 +3,8 @@
 //! They are cut at multiples of a section of 2 MiB and shared out through a queue, so that a thread
 //! that cannot be started is not missed, and one that fails or panics stops the others. A section of
 //! fresh memory is populated and then written with ordinary stores, while the lines that the kernel
-//! has just cleared are in the cache; a section of kept memory is streamed past it.
+//! has just cleared are in the cache; a section of kept memory is streamed past it. Of the region's
+//! own memory it is not known whether it is present, so it is populated and then streamed.
 
 use std::iter::Enumerate;
 use std::num::NonZeroUsize;
@@ -40,7 +41,13 @@ pub(crate) fn write<P: Payload>(
     len: ByteLen,
     options: &BindOptions<P>,
 ) -> Result<Written, BindError> {
-    let is_fresh = memory.source == Source::Fresh;
+    let is_fresh = match memory.source {
+        Source::Fresh => true,
+        Source::Kept => false,
+        // How it is written is only a matter of speed here: a kernel that does not say is no error.
+        Source::Region => memory.memory.resident().is_ok_and(ByteLen::is_zero),
+    };
+    let is_present = memory.source == Source::Kept;
     let stamp = choose_stamp(template, options, len, is_fresh);
     let total = len.to_usize()?;
     let section = section_bytes(Template::<P>::DESCRIPTOR_BYTES);
@@ -51,7 +58,7 @@ pub(crate) fn write<P: Payload>(
     let job = Job {
         template,
         stamp,
-        is_fresh,
+        is_present,
         options,
         section,
         share,
@@ -131,7 +138,7 @@ fn threads_for(len: ByteLen) -> NonZeroUsize {
 struct Job<'a, 'mem, P: Payload> {
     template: &'a Template<P>,
     stamp: Stamp,
-    is_fresh: bool,
+    is_present: bool,
     options: &'a BindOptions<P>,
     section: usize,
     share: usize,
@@ -188,7 +195,7 @@ impl<P: Payload> Job<'_, '_, P> {
                 let done = ByteLen::new(self.done_bytes.load(Ordering::Relaxed));
                 return Err(BindError::Cancelled { done, total: self.total });
             }
-            if self.is_fresh {
+            if !self.is_present {
                 uzone_os::populate_slice(part).map_err(BindError::Populate)?;
             }
             let drains = stamp::stamp(self.template, self.options.kind, self.stamp, first, part);

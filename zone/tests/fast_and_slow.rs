@@ -4,8 +4,9 @@
 use std::num::NonZeroUsize;
 
 use uzone::{
-    BindOptions, ByteLen, Init, LinuxSeed, MemoryKind, Order, Owner, Pagemap, PagemapOps, Payload,
-    Plain, Refresh, Region, SectionBits, Slot, Stamp, StorePath, StructPage, Tails, Word, Zone,
+    AltmapOptions, BindOptions, ByteLen, Init, LinuxSeed, MemoryKind, Order, Owner, PageCount,
+    Pagemap, PagemapOps, Payload, Plain, Refresh, Region, SectionBits, Slot, Stamp, StorePath,
+    StructPage, Tails, Word, Zone,
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -30,6 +31,29 @@ fn check<P: Payload + Immutable>(zone: &Zone, pages: u64, options: &BindOptions<
         let pagemap = zone.bind(region, options.clone()).expect("a bind");
         assert_fresh(&pagemap, &format!("{case}, round {round}"));
         region = pagemap.unbind().expect("nobody holds it");
+    }
+}
+
+/// Binds with the descriptors in the region itself, over old bytes and over memory that was never
+/// touched, and checks every descriptor. `pages` of folios of `order` and one more leave room.
+fn check_altmap<P: Payload + Immutable>(
+    zone: &Zone,
+    pages: u64,
+    order: Order,
+    options: &BindOptions<P>,
+    case: &str,
+) {
+    let pages = pages + order.pages().get();
+    for is_dirty in [false, true] {
+        let region = Region::anonymous(ByteLen::new(pages * 4096)).expect("reserved memory");
+        if is_dirty {
+            for offset in 0..4 {
+                region.write_at(offset << 20, &[0xff; 1 << 20]).expect("writable memory");
+            }
+        }
+        let altmap = AltmapOptions::new().reserve(PageCount::new(3));
+        let pagemap = zone.bind(region, options.clone().altmap(altmap)).expect("a bind");
+        assert_fresh(&pagemap, &format!("{case}, altmap, dirty: {is_dirty}"));
     }
 }
 
@@ -75,6 +99,9 @@ fn every_size<const WORDS: usize>() {
                 let case =
                     format!("{} bytes, order {order}, {kind}, {is_refreshed}", WORDS * 8 + 8);
                 check(&zone, pages, &options, &case);
+                if kind == MemoryKind::Generic {
+                    check_altmap(&zone, pages, order, &options, &case);
+                }
             }
         }
     }
@@ -121,7 +148,9 @@ fn every_store_writes_what_the_slow_path_writes() {
                     .tails(Tails::Stored)
                     .threads(NonZeroUsize::new(threads).unwrap())
                     .stamp(stamp);
-                check(&zone, 3 << 15, &options, &format!("{stamp}, order {order}, {threads}"));
+                let case = format!("{stamp}, order {order}, {threads}");
+                check(&zone, 3 << 15, &options, &case);
+                check_altmap(&zone, 3 << 15, order, &options, &case);
             }
         }
     }
@@ -134,7 +163,9 @@ fn heads_with_derived_tails_are_those_of_the_slow_path() {
         for is_refreshed in [false, true] {
             let options =
                 options::<StructPage<9>>(MemoryKind::FsDax, linux_seed(is_refreshed)).order(order);
-            check(&zone, 1 << 19, &options, &format!("derived, order {order}, {is_refreshed}"));
+            let case = format!("derived, order {order}, {is_refreshed}");
+            check(&zone, 1 << 19, &options, &case);
+            check_altmap(&zone, 1 << 19, order, &options, &case);
         }
     }
 }
@@ -164,6 +195,7 @@ fn a_payload_without_a_rule_is_refreshed_for_each_page() {
     for stamp in available_stamps() {
         let options = options::<Scattered>(MemoryKind::Generic, 0x9e37_79b9_7f4a_7c15).stamp(stamp);
         check(&zone, 40_000, &options, &format!("scattered, {stamp}"));
+        check_altmap(&zone, 40_000, Order::BASE, &options, &format!("scattered, {stamp}"));
     }
 }
 
@@ -193,9 +225,11 @@ fn blocks_smaller_and_larger_than_a_folio_are_those_of_the_slow_path() {
     let zone = Zone::with_keep_limit(ByteLen::gib(1));
     for order in [0, 3, 6, 7, 9] {
         for tails in [Tails::Derived, Tails::Stored] {
-            let options =
-                options::<Blocks>(MemoryKind::Generic, ()).order(Order::new(order)).tails(tails);
-            check(&zone, 1 << 15, &options, &format!("blocks, order {order}, {tails:?}"));
+            let order = Order::new(order);
+            let options = options::<Blocks>(MemoryKind::Generic, ()).order(order).tails(tails);
+            let case = format!("blocks, order {order}, {tails:?}");
+            check(&zone, 1 << 15, &options, &case);
+            check_altmap(&zone, 1 << 15, order, &options, &case);
         }
     }
 }
@@ -205,6 +239,13 @@ fn eight_bytes_written_eagerly_are_eight_bytes_never_written() {
     let zone = Zone::with_keep_limit(ByteLen::gib(1));
     for kind in MemoryKind::ALL {
         check(&zone, 1 << 20, &options::<()>(kind, ()), &format!("8 bytes, {kind}"));
+        check_altmap(
+            &zone,
+            1 << 20,
+            Order::BASE,
+            &options::<()>(kind, ()),
+            &format!("8 bytes, {kind}"),
+        );
         check(&zone, 5000, &options::<Plain<u64>>(kind, 7), &format!("16 bytes, {kind}"));
     }
 }

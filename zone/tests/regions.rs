@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use std::ptr::{self, NonNull};
 
 use uzone::{
-    AccessError, Backing, BindError, BindOptions, ByteLen, DaxError, MapError, Mapping, MemoryKind,
-    Order, PageSize, Region, RegionError, Zone,
+    AccessError, AltmapOptions, Backing, BindError, BindOptions, ByteLen, DaxError, Exclusivity,
+    MapError, Mapping, MemoryKind, Order, PageSize, Region, RegionError, Word, Zone,
 };
 use uzone_os::{Access, Anonymous, Sharing, probe};
 
@@ -136,6 +136,30 @@ fn adopted_memory_is_bound_written_unbound_and_still_mapped() {
     let at = usize::try_from(HUGE).unwrap() - 2;
     assert_eq!((own.byte(at - 1), own.byte(at), own.byte(at + 3)), (0, b'o', b'r'));
     assert_eq!(own.byte(at + 4), 0);
+}
+
+#[test]
+fn adopted_memory_holds_its_own_descriptors_and_has_none_of_them_afterwards() {
+    let own = Own::new(4 * HUGE);
+    let zone = Zone::new();
+    let order = probe::page_size().order_of(HUGE).unwrap();
+    let region = own.adopt(0, 4 * HUGE, HUGE);
+    region.write_at(0, b"label").unwrap();
+    region.write_at(HUGE, &[0xff; 64]).unwrap();
+    // SAFETY: the memory is this test's, and nothing else looks at it before the region is dropped.
+    let promise = unsafe { Exclusivity::assert(region.mapping()) };
+    let altmap = AltmapOptions::new().reserve(order.pages()).exclusive(promise);
+    let pagemap = zone.bind(region, options().altmap(altmap)).unwrap();
+    // A huge page to the owner, one to the descriptors, two to describe.
+    assert_eq!(pagemap.region().len(), ByteLen::new(2 * HUGE));
+    assert!(pagemap.pages().all(|page| page.word() == Word::initial(MemoryKind::Generic)));
+    let pinned = pagemap.pin(pagemap.range()).unwrap();
+    assert!(pagemap.pages().all(|page| page.word().pins() == 1));
+    drop((pinned, pagemap));
+    assert!(own.is_mapped());
+    let huge = usize::try_from(HUGE).unwrap();
+    assert_eq!((own.byte(0), own.byte(4)), (b'l', b'l'));
+    assert!((huge..huge + 2 * huge / 4096 * 8).all(|at| own.byte(at) == 0));
 }
 
 #[test]

@@ -1,13 +1,14 @@
 //! Random shapes of memmap: whatever the payload, the order, the tails, the frame numbers, the store
-//! and the threads, every descriptor is the slow path's, also in memory that another shape left dirty.
+//! and the threads, every descriptor is the slow path's, also in memory that another shape left dirty,
+//! and in the region itself over bytes that stood there.
 
 use std::num::NonZeroUsize;
 
 use proptest::prelude::*;
 use proptest::sample::select;
 use uzone::{
-    BindOptions, ByteLen, Init, MemoryKind, Order, Owner, PagemapOps, Payload, Pfn, Refresh,
-    Region, Slot, Stamp, StorePath, Tails, Word, Zone,
+    AltmapOptions, BindOptions, ByteLen, Init, MemoryKind, Order, Owner, PageCount, PagemapOps,
+    Payload, Pfn, Refresh, Region, Slot, Stamp, StorePath, Tails, Word, Zone,
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -74,6 +75,8 @@ struct Shape {
     base: u64,
     stamp: Option<Stamp>,
     threads: usize,
+    /// The reserve of an altmap, if the descriptors are to lie in the region.
+    altmap: Option<u64>,
 }
 
 fn number() -> impl Strategy<Value = u64> {
@@ -109,15 +112,20 @@ fn shape() -> impl Strategy<Value = Shape> {
         prop_oneof![4 => 0..1_u64 << 40, 1 => Just((1_u64 << 52) - 1), 1 => Just(u64::MAX)],
         stamp(),
         1..5_usize,
+        prop::option::weighted(0.4, prop_oneof![1 => Just(0), 1 => 0..600_u64]),
     )
-        .prop_map(|(words, seed, kind, order, tails, folios, base, stamp, threads)| {
+        .prop_map(|(words, seed, kind, order, tails, folios, base, stamp, threads, altmap)| {
             let most = if tails == Tails::Stored { (1 << 14) >> order } else { 1 << 14 };
             let folios = 1 + folios % most;
             let pages = folios << order;
             // The frame numbers end before the last 64-bit number.
             let base = base.min(u64::MAX - pages) >> order << order;
-            Shape { words, seed, kind, order, tails, folios, base, stamp, threads }
+            Shape { words, seed, kind, order, tails, folios, base, stamp, threads, altmap }
         })
+}
+
+fn descriptors(shape: &Shape, pages: u64) -> u64 {
+    if shape.tails == Tails::Stored { pages } else { shape.folios }
 }
 
 fn check<const COUNT: usize>(zone: &Zone, shape: &Shape) {
@@ -133,12 +141,30 @@ fn check<const COUNT: usize>(zone: &Zone, shape: &Shape) {
     if let Some(stamp) = shape.stamp {
         options = options.stamp(stamp);
     }
-    let region = Region::anonymous(ByteLen::new(pages * 4096)).expect("reserved memory");
+    let mut total = pages;
+    if let Some(reserve) = shape.altmap {
+        // So many more that at least as many as without are described.
+        let size = (COUNT as u64 + 1) * 8;
+        let room = reserve + 1024 + descriptors(shape, pages) * size / 4096 * 2;
+        total += room.next_multiple_of(1 << shape.order);
+        let base = shape.base.min((u64::MAX - total) >> shape.order << shape.order);
+        let altmap = AltmapOptions::new().reserve(PageCount::new(reserve));
+        options = options.base(Pfn::new(base)).altmap(altmap);
+    }
+    let region = Region::anonymous(ByteLen::new(total * 4096)).expect("reserved memory");
+    if shape.altmap.is_some() {
+        let dirt = vec![0xa5; region.len().get().min(1 << 20).try_into().expect("a length")];
+        region.write_at(0, &dirt).expect("writable memory");
+    }
     let pagemap = zone.bind(region, options).expect("a bind");
+    let described = pagemap.range().pages().get();
+    assert!(described >= pages && (described == pages || shape.altmap.is_some()));
+    assert_eq!(pagemap.metadata_range().map_or(0, |range| range.pages().get()), total - described);
     let stride = if shape.tails == Tails::Stored { 1 } else { 1 << shape.order };
+    let start = pagemap.range().start().get();
     let mut descriptors = 0;
-    for offset in (0..pages).step_by(stride) {
-        let page = pagemap.page(Pfn::new(shape.base + offset)).expect("a page of the region");
+    for offset in (0..described).step_by(stride) {
+        let page = pagemap.page(Pfn::new(start + offset)).expect("a page of the region");
         let written = page.payload().expect("a descriptor");
         let fresh = page.fresh_payload().expect("a page of the region");
         assert!(written.as_bytes() == fresh.as_bytes(), "page {offset}: {:x?}", written.0);

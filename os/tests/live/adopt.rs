@@ -2,7 +2,7 @@
 
 use std::ptr::{self, NonNull};
 
-use uzone_os::{Access, Exclusive, MapError, Mapping, probe};
+use uzone_os::{Access, Exclusive, Exclusivity, MapError, Mapping, probe};
 use uzone_pages::{ByteLen, PageSize};
 
 use crate::page;
@@ -85,6 +85,26 @@ fn adopted_memory_is_read_and_written_and_outlives_its_mapping() {
     again.discard(0..page()).unwrap();
     again.read_at(page() - 2, &mut seen).unwrap();
     assert_eq!(&seen, b"\0\0er");
+}
+
+#[test]
+fn parts_of_adopted_memory_join_again_and_leave_it_mapped() {
+    let own = Own::new(4);
+    let (front, behind) = own.adopt().cut(ByteLen::new(page())).unwrap();
+    assert!(front.is_adopted() && behind.is_adopted());
+    behind.write_at(0, b"part").unwrap();
+    let whole = front.join(behind).unwrap();
+    let mut seen = [0; 4];
+    whole.read_at(page(), &mut seen).unwrap();
+    assert_eq!(&seen, b"part");
+    let (front, behind) = whole.cut(ByteLen::new(3 * page())).unwrap();
+    // SAFETY: the memory is this test's, and nothing else looks at it before `exclusive` is dropped.
+    let promise = unsafe { Exclusivity::assert(&front) };
+    let mut exclusive = Exclusive::try_from_promised(front, promise).unwrap();
+    exclusive.as_bytes_mut()[7] = 7;
+    drop((exclusive, behind));
+    assert!(own.is_mapped());
+    assert_eq!(own.byte(7), 7);
 }
 
 #[test]

@@ -13,7 +13,7 @@ use uzone_pages::ByteLen;
 use crate::{page, skip};
 
 /// A pool of 2 MiB pages that was made larger, and is made smaller again when dropped.
-struct Pool {
+pub(crate) struct Pool {
     added: u64,
     _alone: MutexGuard<'static, ()>,
 }
@@ -25,7 +25,7 @@ fn pool_turn() -> MutexGuard<'static, ()> {
 }
 
 impl Pool {
-    fn try_grow(pages: u64) -> Result<Self, String> {
+    pub(crate) fn try_grow(pages: u64) -> Result<Self, String> {
         let alone = pool_turn();
         let path = HugeSize::MIB_2.nr_path();
         let read = || -> Result<u64, String> {

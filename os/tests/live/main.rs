@@ -9,6 +9,7 @@
 mod adopt;
 mod bus;
 mod cgroup;
+mod cut;
 mod dax;
 mod host;
 mod huge;

@@ -1,0 +1,157 @@
+//! One mapping as two, and two as one again: [`Mapping::cut`], [`Mapping::join`].
+//!
+//! The kernel is not told: it has one mapping as before, and each part unmaps its own bytes when it
+//! is dropped. So a part may be lent as a slice ([`crate::Exclusive`]) or be given to somebody
+//! else while the other is copied in and out of. What is behind a part of a page cannot be unmapped
+//! alone, so a mapping of huge pages is cut between them.
+//!
+//! Parts know from which mapping they were cut, by a number that no other one ever has. Two mappings
+//! that only happen to lie side by side are not joined: the pointer to the first may not be used for
+//! the second.
+//!
+//! Cost: no system call.
+
+use uzone_pages::ByteLen;
+
+use super::{Behind, Mapping};
+use crate::options::{Addr, RangeError};
+
+/// A mapping that was not cut, given back as it was.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot cut the mapping of {len} at {addr}", len = mapping.len(), addr = mapping.addr())]
+pub struct NotCut {
+    /// The mapping.
+    // Boxed, here and below: a failure travels through many returns.
+    pub mapping: Box<Mapping>,
+    /// Why not: one of the parts would have no byte, or a page would be cut.
+    #[source]
+    pub cause: RangeError,
+}
+
+/// Why two mappings were not joined.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum JoinError {
+    /// They were never one.
+    #[error("the mappings at {front} and {behind} were not cut from one: only such can be joined")]
+    Strangers {
+        /// Where the first starts.
+        front: Addr,
+        /// Where the second starts.
+        behind: Addr,
+    },
+    /// The second does not start where the first ends.
+    #[error("the first part has {len} from {front} on, and the second starts at {behind}")]
+    Apart {
+        /// Where the first starts.
+        front: Addr,
+        /// How long the first is.
+        len: ByteLen,
+        /// Where the second starts.
+        behind: Addr,
+    },
+}
+
+/// Two mappings that were not joined, given back as they were.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot join two mappings")]
+pub struct NotJoined {
+    /// The one that should have come first.
+    pub front: Box<Mapping>,
+    /// The one that should have come behind it.
+    pub behind: Box<Mapping>,
+    /// Why not.
+    #[source]
+    pub cause: JoinError,
+}
+
+impl Mapping {
+    /// Cuts the mapping in two: the first `front` bytes, and the rest. Each part is a mapping in its
+    /// own right: it counts offsets from its own start, unmaps only its own bytes, and where it is
+    /// of a file, starts at its own offset of that.
+    ///
+    /// # Errors
+    /// [`NotCut`] with the mapping: [`RangeError::CutsPage`] unless `front` is a multiple of
+    /// [`Mapping::page_size`], [`RangeError::Empty`] or [`RangeError::Beyond`] unless both parts
+    /// would have a byte.
+    pub fn cut(self, front: ByteLen) -> Result<(Self, Self), NotCut> {
+        let at = match self.check_cut(front.get()) {
+            Ok(at) => at,
+            Err(cause) => return Err(NotCut { mapping: Box::new(self), cause }),
+        };
+        let behind = Self {
+            start: self.at(at),
+            len: self.len - at,
+            mapped_len: self.mapped_len - at,
+            page: self.page,
+            access: self.access,
+            behind: self.behind.from(front.get()),
+            origin: self.origin,
+        };
+        // Invariants 1 to 3 hold for both: `at` is a multiple of the page and inside of `len`. No
+        // byte belongs to two mappings from here on.
+        let mut front = self;
+        front.len = at;
+        front.mapped_len = at;
+        Ok((front, behind))
+    }
+
+    fn check_cut(&self, at: u64) -> Result<usize, RangeError> {
+        let len_bytes = self.len as u64;
+        if at == 0 {
+            return Err(RangeError::Empty { start: 0, end: 0 });
+        }
+        if at == len_bytes {
+            return Err(RangeError::Empty { start: at, end: len_bytes });
+        }
+        let beyond = RangeError::Beyond { start: 0, end: at, len_bytes };
+        if at > len_bytes {
+            return Err(beyond);
+        }
+        if !at.is_multiple_of(self.page.bytes()) {
+            return Err(RangeError::CutsPage { start: 0, end: at, page: self.page });
+        }
+        usize::try_from(at).map_err(|_| beyond)
+    }
+
+    /// Joins two parts that [`Mapping::cut`] made of one, of which `behind` starts where this one
+    /// ends.
+    ///
+    /// # Errors
+    /// [`NotJoined`] with both.
+    pub fn join(self, behind: Self) -> Result<Self, NotJoined> {
+        let (start, next) = (self.addr(), behind.addr());
+        let cause = if self.origin != behind.origin {
+            Some(JoinError::Strangers { front: start, behind: next })
+        } else if start.get() + self.mapped_len != next.get() {
+            Some(JoinError::Apart { front: start, len: self.len(), behind: next })
+        } else {
+            None
+        };
+        if let Some(cause) = cause {
+            return Err(NotJoined { front: Box::new(self), behind: Box::new(behind), cause });
+        }
+        let (mut front, mut behind) = (self, behind);
+        // From here on dropping `behind` unmaps nothing, and `front` has its bytes. They are of the
+        // same mmap(2), or of the same adopted memory, so `start` is good for all of them. A part
+        // that another one follows ends at a page, so its length is all that it has mapped.
+        behind.behind = Behind::Adopted;
+        front.len = front.mapped_len + behind.len;
+        front.mapped_len += behind.mapped_len;
+        Ok(front)
+    }
+}
+
+impl Behind {
+    /// Returns what is behind the bytes from `offset` on.
+    fn from(&self, skipped: u64) -> Self {
+        match self {
+            Self::Anonymous => Self::Anonymous,
+            // No overflow: the range was mapped, so its end has a number.
+            Self::File { fd, offset, sharing } => {
+                Self::File { fd: fd.clone(), offset: offset + skipped, sharing: *sharing }
+            }
+            Self::Adopted => Self::Adopted,
+        }
+    }
+}

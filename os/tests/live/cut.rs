@@ -1,0 +1,239 @@
+//! One mapping as two, two as one again, and promises about parts of it.
+
+use std::ffi::c_void;
+use std::fs::OpenOptions;
+
+use uzone_os::{
+    Access, Exclusive, Exclusivity, ExclusivityError, HugeSize, JoinError, Mapped, Mapping,
+    RangeError, Sharing,
+};
+use uzone_pages::ByteLen;
+
+use crate::huge::Pool;
+use crate::{is_alone, page, skip, small_pages};
+
+fn anonymous(pages: u64) -> Mapping {
+    Mapping::anonymous(ByteLen::new(pages * page()), small_pages()).unwrap()
+}
+
+fn pages(count: u64) -> ByteLen {
+    ByteLen::new(count * page())
+}
+
+/// Returns whether the kernel has anything mapped at every page of the range.
+fn is_mapped(start: usize, count: u64) -> bool {
+    let mut present = vec![0_u8; usize::try_from(count).unwrap()];
+    let len = usize::try_from(count * page()).unwrap();
+    let address = std::ptr::without_provenance_mut::<c_void>(start);
+    // SAFETY: mincore(2) writes a byte for each page of the range to `present`, which has as many; it
+    // touches no byte of the range.
+    unsafe { libc::mincore(address, len, present.as_mut_ptr()) == 0 }
+}
+
+#[test]
+fn each_part_of_a_cut_mapping_has_its_own_bytes_and_unmaps_only_those() {
+    // Alone: another case could map something where this one has unmapped.
+    if !is_alone("cut::each_part_of_a_cut_mapping_has_its_own_bytes_and_unmaps_only_those") {
+        return;
+    }
+    let whole = anonymous(9);
+    let start = whole.addr().get();
+    let step = usize::try_from(page()).unwrap();
+    whole.write_at(3 * page() - 2, b"over").unwrap();
+    let (front, behind) = whole.cut(pages(3)).unwrap();
+    assert_eq!((front.addr().get(), front.len()), (start, pages(3)));
+    assert_eq!((behind.addr().get(), behind.len()), (start + 3 * step, pages(6)));
+    let (mut left, mut right) = ([0; 2], [0; 2]);
+    front.read_at(3 * page() - 2, &mut left).unwrap();
+    behind.read_at(0, &mut right).unwrap();
+    assert_eq!((&left, &right), (b"ov", b"er"));
+    assert!(front.read_at(3 * page() - 1, &mut left).is_err(), "the next byte is the other's");
+    assert!(front.write_at(3 * page(), b"x").is_err());
+    assert!(front.populate(0..4 * page()).is_err());
+    let (middle, last) = behind.cut(pages(2)).unwrap();
+    drop(middle);
+    assert!(is_mapped(start, 3) && is_mapped(start + 5 * step, 4));
+    assert!(!is_mapped(start + 3 * step, 1) && !is_mapped(start + 4 * step, 1));
+    front.write_at(0, b"alive").unwrap();
+    last.write_at(4 * page() - 5, b"alive").unwrap();
+    drop(front);
+    assert!(!is_mapped(start, 1) && is_mapped(start + 5 * step, 4));
+    drop(last);
+    assert!(!is_mapped(start + 5 * step, 1));
+}
+
+#[test]
+fn parts_that_are_joined_are_what_was_cut() {
+    // Alone: another case could map something where this one has unmapped.
+    if !is_alone("cut::parts_that_are_joined_are_what_was_cut") {
+        return;
+    }
+    for order in [[0, 1], [1, 0]] {
+        // A length inside of a page: the last part has it.
+        let whole = Mapping::anonymous(ByteLen::new(8 * page() + 5), small_pages()).unwrap();
+        let (addr, len) = (whole.addr(), whole.len());
+        let (front, behind) = whole.cut(pages(2)).unwrap();
+        let (middle, last) = behind.cut(pages(5)).unwrap();
+        assert_eq!(last.len(), ByteLen::new(page() + 5));
+        middle.write_at(7, b"kept").unwrap();
+        // Whichever two are joined first.
+        let joined = if order == [0, 1] {
+            front.join(middle).unwrap().join(last).unwrap()
+        } else {
+            front.join(middle.join(last).unwrap()).unwrap()
+        };
+        assert_eq!((joined.addr(), joined.len()), (addr, len));
+        let mut kept = [0; 4];
+        joined.read_at(2 * page() + 7, &mut kept).unwrap();
+        assert_eq!(&kept, b"kept");
+        joined.write_at(8 * page() + 4, b"x").unwrap();
+        assert!(joined.write_at(8 * page() + 5, b"x").is_err());
+        drop(joined);
+        assert!(!is_mapped(addr.get(), 1), "all of it is unmapped");
+    }
+}
+
+#[test]
+fn a_cut_that_leaves_nothing_or_half_a_page_is_refused_and_gives_the_mapping_back() {
+    let mut whole = anonymous(4);
+    let len_bytes = 4 * page();
+    for (at, expected) in [
+        (0, RangeError::Empty { start: 0, end: 0 }),
+        (len_bytes, RangeError::Empty { start: len_bytes, end: len_bytes }),
+        (5 * page(), RangeError::Beyond { start: 0, end: 5 * page(), len_bytes }),
+        (u64::MAX, RangeError::Beyond { start: 0, end: u64::MAX, len_bytes }),
+        (page() + 1, RangeError::CutsPage { start: 0, end: page() + 1, page: whole.page_size() }),
+    ] {
+        let refused = whole.cut(ByteLen::new(at)).unwrap_err();
+        assert_eq!(refused.cause, expected);
+        whole = *refused.mapping;
+        assert_eq!(whole.len(), pages(4));
+    }
+    assert!(whole.cut(pages(1)).is_ok());
+}
+
+#[test]
+fn mappings_that_were_never_one_are_not_joined() {
+    let (front, behind) = anonymous(4).cut(pages(1)).unwrap();
+    let (middle, last) = behind.cut(pages(1)).unwrap();
+    // Of one mapping, but the wrong way round or with a gap.
+    let refused = front.join(last).unwrap_err();
+    assert!(matches!(refused.cause, JoinError::Apart { len, .. } if len == pages(1)));
+    let (front, last) = (*refused.front, *refused.behind);
+    let refused = middle.join(front).unwrap_err();
+    assert!(matches!(refused.cause, JoinError::Apart { .. }));
+    let (middle, front) = (*refused.front, *refused.behind);
+    // What comes to lie where a part was is another mapping, wherever that is.
+    let refused = last.join(anonymous(1)).unwrap_err();
+    assert!(matches!(refused.cause, JoinError::Strangers { .. }));
+    let last = *refused.front;
+    drop(middle);
+    let stranger = anonymous(1);
+    let refused = front.join(stranger).unwrap_err();
+    assert!(matches!(refused.cause, JoinError::Strangers { .. }), "{}", refused.cause);
+    drop(last);
+}
+
+#[test]
+fn parts_of_a_file_know_their_offset_and_share_its_descriptor() {
+    let whole = Mapping::memfd("cut", pages(6), None).unwrap();
+    let id = whole.file_id();
+    let (front, behind) = whole.cut(pages(2)).unwrap();
+    assert_eq!((front.file_offset(), behind.file_offset()), (Some(0), Some(2 * page())));
+    assert_eq!((front.file_id(), behind.file_id()), (id, id));
+    let file = behind.fd().unwrap().try_clone_to_owned().unwrap();
+    drop(front);
+    // The descriptor is the other part's as well.
+    assert!(behind.fd().is_some() && behind.file_id() == id);
+    behind.write_at(1, b"through").unwrap();
+    let again =
+        Mapping::file(file, 2 * page(), pages(1), Access::ReadOnly, Sharing::Shared).unwrap();
+    let mut seen = [0; 7];
+    again.read_at(1, &mut seen).unwrap();
+    assert_eq!(&seen, b"through");
+    let (first, second) = behind.cut(pages(1)).unwrap();
+    assert_eq!(second.file_offset(), Some(3 * page()));
+    assert_eq!(first.join(second).unwrap().file_offset(), Some(2 * page()));
+}
+
+#[test]
+fn a_cut_inside_a_huge_page_is_refused_with_its_size() {
+    let size = HugeSize::MIB_2;
+    let huge = size.page_size();
+    let pool = match Pool::try_grow(4) {
+        Ok(pool) => pool,
+        Err(reason) => return skip("a_cut_inside_a_huge_page_is_refused_with_its_size", &reason),
+    };
+    for mapping in [
+        Mapping::hugetlb(ByteLen::mib(4), size).unwrap(),
+        Mapping::memfd("cut", ByteLen::mib(4), Some(size)).unwrap(),
+    ] {
+        let refused = mapping.cut(pages(1)).unwrap_err();
+        assert_eq!(refused.cause, RangeError::CutsPage { start: 0, end: page(), page: huge });
+        let (front, behind) = refused.mapping.cut(ByteLen::mib(2)).unwrap();
+        front.write_at(0, b"front").unwrap();
+        behind.write_at(0, b"behind").unwrap();
+        drop(front);
+        let mut seen = [0; 6];
+        behind.read_at(0, &mut seen).unwrap();
+        assert_eq!(&seen, b"behind");
+    }
+    drop(pool);
+}
+
+#[test]
+fn the_front_of_anonymous_memory_is_exclusive_and_comes_back() {
+    let (front, behind) = anonymous(4).cut(pages(1)).unwrap();
+    let exclusive = Exclusive::try_from_mapping(front).unwrap();
+    assert!(exclusive.is_private());
+    let mut values = Mapped::<u64>::try_new(exclusive, 3).unwrap();
+    values[2] = u64::from_ne_bytes(*b"in front");
+    behind.write_at(0, b"behind").unwrap();
+    let front = values.into_exclusive().into_mapping();
+    let whole = front.join(behind).unwrap();
+    let mut seen = [0; 8];
+    whole.read_at(16, &mut seen).unwrap();
+    assert_eq!(&seen, b"in front");
+}
+
+#[test]
+fn a_promise_is_good_for_its_mapping_and_the_parts_of_it() {
+    let whole = Mapping::memfd("promise", pages(4), None).unwrap();
+    // SAFETY: the descriptor is given to nobody and the memory to no other process; this test reads
+    // it through the parts of this mapping alone.
+    let promise = unsafe { Exclusivity::assert(&whole) };
+    let whole = Exclusive::try_from_mapping(whole).unwrap_err().mapping;
+    let (front, behind) = whole.cut(pages(1)).unwrap();
+    let mut exclusive = Exclusive::try_from_promised(front, promise).unwrap();
+    assert!(!exclusive.is_private());
+    exclusive.as_bytes_mut()[..4].copy_from_slice(b"ours");
+    behind.write_at(0, b"shared").unwrap();
+    let whole = exclusive.into_mapping().join(behind).unwrap();
+    let mut seen = [0; 4];
+    whole.read_at(0, &mut seen).unwrap();
+    assert_eq!(&seen, b"ours");
+
+    let other = Mapping::memfd("other", pages(1), None).unwrap();
+    let refused = Exclusive::try_from_promised(other, promise).unwrap_err();
+    assert_eq!(refused.cause, ExclusivityError::AnotherMapping);
+    // Not even for what is mapped of the same file.
+    let file = whole.fd().unwrap().try_clone_to_owned().unwrap();
+    drop(whole);
+    let again = Mapping::file(file, 0, pages(4), Access::ReadWrite, Sharing::Shared).unwrap();
+    let refused = Exclusive::try_from_promised(again, promise).unwrap_err();
+    assert_eq!(refused.cause, ExclusivityError::AnotherMapping);
+}
+
+#[test]
+fn a_promise_makes_no_read_only_mapping_exclusive() {
+    let path = std::env::temp_dir().join(format!("uzone-os-live-{}-promise", std::process::id()));
+    std::fs::write(&path, vec![1; usize::try_from(page()).unwrap()]).unwrap();
+    let file = OpenOptions::new().read(true).open(&path).unwrap();
+    let mapping = Mapping::file(file, 0, pages(1), Access::ReadOnly, Sharing::Shared).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    // SAFETY: the file has no name any more and no other descriptor.
+    let promise = unsafe { Exclusivity::assert(&mapping) };
+    let refused = Exclusive::try_from_promised(mapping, promise).unwrap_err();
+    assert_eq!(refused.cause, ExclusivityError::ReadOnly);
+    assert_eq!(refused.mapping.len(), pages(1));
+}

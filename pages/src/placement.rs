@@ -1,0 +1,349 @@
+//! Where the descriptors of a region lie in the region itself: [`Placement`].
+//!
+//! ```text
+//! base          metadata                      data
+//!  │ reserve │ skip │ descriptors │ skip │ folio │ folio │ ... │
+//!  └───────────── altmap.offset() ───────┘
+//! ```
+//!
+//! Only the pages behind the room are described, so the room depends on how many they are, and they
+//! on the room. The first page to describe is the lowest at which a folio may start and before which
+//! the descriptors of all that follow fit: moving it up shrinks the need and grows the room, so it is
+//! found by halving.
+//!
+//! Descriptors are requested as Linux populates a vmemmap: in blocks of a huge page, which start at
+//! a multiple of one, and what is less than a block page by page. A block never shares a huge page
+//! with the reserve, and the loss is less than one block.
+//!
+//! Where the region is backed by huge pages, everything starts at a multiple of those: a part of one
+//! cannot be given to another owner.
+//!
+//! Cost: a few dozen divisions, whatever the size.
+
+use crate::addr::{AddrError, Order, PageCount, PageSize, Pfn, PfnRange};
+use crate::altmap::{Altmap, AltmapError};
+use crate::layout::{Layout, LayoutError, Tails};
+
+/// What a region whose descriptors lie in itself looks like.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PlacementSpec {
+    /// All pages of the region.
+    pub range: PfnRange,
+    /// How many of them, from the first on, the owner keeps.
+    pub reserve: PageCount,
+    /// The order of the pages behind the region: [`Order::BASE`] unless it is made of huge pages.
+    pub backing: Order,
+    /// The order of a block of descriptors: of what one entry of a page middle directory maps.
+    pub block: Order,
+    /// The size of a base page.
+    pub page: PageSize,
+    /// The order of the folios.
+    pub order: Order,
+    /// Whether tails have descriptors.
+    pub tails: Tails,
+    /// Bytes in one descriptor.
+    pub descriptor_bytes: u64,
+}
+
+/// Why the descriptors of a region cannot lie in it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PlacementError {
+    /// The region starts inside a page of its backing.
+    #[error(
+        "{range} start inside a huge page of {align} base pages that is behind the region: its \
+         descriptors can lie in it only if the first number is a multiple of that"
+    )]
+    StartInsidePage {
+        /// The pages of the region.
+        range: PfnRange,
+        /// Base pages in a page of the backing.
+        align: PageCount,
+    },
+    /// The reserve ends inside a page of the backing.
+    #[error(
+        "a reserve of {reserve} pages ends inside a huge page of {align} base pages that is behind \
+         the region: reserve a multiple of that"
+    )]
+    ReserveInsidePage {
+        /// What was asked for.
+        reserve: PageCount,
+        /// Base pages in a page of the backing.
+        align: PageCount,
+    },
+    /// No folio is left behind the reserve and the descriptors.
+    #[error(
+        "a region of {pages} pages has no folio of {folio} pages left behind a reserve of {reserve} \
+         and {metadata} pages with the descriptor of that folio: bind a larger region, smaller \
+         folios, or without an altmap"
+    )]
+    NoFolioLeft {
+        /// Pages in the region.
+        pages: PageCount,
+        /// How many the owner keeps.
+        reserve: PageCount,
+        /// How many the descriptors of one folio take.
+        metadata: PageCount,
+        /// Pages in a folio, or in a huge page of the backing where that is more.
+        folio: PageCount,
+    },
+    /// The region ends inside a folio.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+    /// A number that does not fit.
+    #[error(transparent)]
+    Addr(#[from] AddrError),
+}
+
+/// Which pages of a region hold its descriptors, and which are described.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Placement {
+    altmap: Altmap,
+    descriptors: PfnRange,
+    layout: Layout,
+}
+
+impl Placement {
+    /// Finds the lowest page of a region from which on all can be described by descriptors that lie
+    /// before it.
+    ///
+    /// # Errors
+    /// [`PlacementError`] with the numbers.
+    pub fn try_new(spec: &PlacementSpec) -> Result<Self, PlacementError> {
+        let &PlacementSpec { range, reserve, backing, order, .. } = spec;
+        let align = backing.pages();
+        if !range.start().is_aligned(backing) {
+            return Err(PlacementError::StartInsidePage { range, align });
+        }
+        if !reserve.get().is_multiple_of(align.get()) {
+            return Err(PlacementError::ReserveInsidePage { reserve, align });
+        }
+        if !range.end().is_aligned(order) {
+            return Err(LayoutError::EndInsideFolio { range, align: order.pages() }.into());
+        }
+        let step = order.max(backing);
+        let first = range.start().checked_add(reserve)?.align_up(step)?;
+        // The last start that leaves a folio and cuts no page; none if that is before the first.
+        let last = range
+            .end()
+            .get()
+            .checked_sub(step.pages().get())
+            .map(|start| Pfn::new(start).align_down(step));
+        let starts = last
+            .and_then(|last| last.checked_since(first))
+            .map_or(0, |pages| (pages.get() >> step.get()) + 1);
+        let start = |index: u64| Pfn::new(first.get() + (index << step.get()));
+        // The lowest index that works is in `low..=high`, and `starts` stands for none.
+        let (mut low, mut high) = (0, starts);
+        while low < high {
+            let middle = low + (high - low) / 2;
+            match Self::with_data_at(spec, start(middle))? {
+                Some(_) => high = middle,
+                None => low = middle + 1,
+            }
+        }
+        if low < starts
+            && let Some(placement) = Self::with_data_at(spec, start(low))?
+        {
+            return Ok(placement);
+        }
+        Err(PlacementError::NoFolioLeft {
+            pages: range.pages(),
+            reserve,
+            metadata: spec.metadata(step.pages())?,
+            folio: step.pages(),
+        })
+    }
+
+    /// Lays the region out with `data` as its first described page, if there is room before it.
+    fn with_data_at(spec: &PlacementSpec, data: Pfn) -> Result<Option<Self>, PlacementError> {
+        let &PlacementSpec { range, reserve, backing, block, order, tails, .. } = spec;
+        let base = range.start();
+        // It is at or behind the end of the reserve, and before the end of the region.
+        let (room, pages) =
+            (data.get() - base.get() - reserve.get(), range.end().get() - data.get());
+        let metadata = spec.metadata(PageCount::new(pages))?.get();
+        let mut altmap = Altmap::try_new(base, reserve, PageCount::new(room))?;
+        let block = block.max(backing);
+        let (blocks, rest) = (metadata >> block.get(), metadata & block.offset_mask());
+        let mut descriptors: Option<PfnRange> = None;
+        for (unit, count) in [(block, blocks), (backing, rest >> backing.get())] {
+            if count == 0 {
+                continue;
+            }
+            match altmap.take_blocks(unit.pages(), count) {
+                // The second part starts where the first ended, which is a multiple of its unit.
+                Ok(part) => {
+                    let start = descriptors.map_or(part.start(), PfnRange::start);
+                    let pages = PageCount::new(part.end().get() - start.get());
+                    descriptors = Some(PfnRange::try_new(start, pages)?);
+                }
+                Err(AltmapError::Addr(error)) => return Err(error.into()),
+                Err(_) => return Ok(None),
+            }
+        }
+        let layout =
+            Layout::try_new(PfnRange::try_new(data, PageCount::new(pages))?, order, tails)?;
+        Ok(descriptors.map(|descriptors| Self { altmap, descriptors, layout }))
+    }
+
+    /// Returns what was taken from the region, and what of it was lost.
+    #[must_use]
+    pub const fn altmap(&self) -> &Altmap {
+        &self.altmap
+    }
+
+    /// Returns the pages that the descriptors lie in.
+    #[must_use]
+    pub const fn descriptors(&self) -> PfnRange {
+        self.descriptors
+    }
+
+    /// Returns which descriptor belongs to which of the pages that are described.
+    #[must_use]
+    pub const fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Returns how many pages are neither reserved nor described, nor hold descriptors: what was
+    /// skipped before these and before the first folio.
+    #[must_use]
+    pub const fn lost(&self) -> PageCount {
+        PageCount::new(self.altmap.align().get() + self.altmap.left().get())
+    }
+}
+
+impl PlacementSpec {
+    /// Returns how many pages the descriptors of `pages` take, in whole pages of the backing.
+    fn metadata(&self, pages: PageCount) -> Result<PageCount, AddrError> {
+        let per_descriptor = match self.tails {
+            Tails::Derived => self.order,
+            Tails::Stored => Order::BASE,
+        };
+        let count = pages.get() >> per_descriptor.get();
+        let overflow =
+            AddrError::Overflow { value: count, operation: "*", operand: self.descriptor_bytes };
+        let bytes = count.checked_mul(self.descriptor_bytes).ok_or(overflow)?;
+        let base_pages = bytes.div_ceil(self.page.bytes());
+        let unit = self.backing.pages().get();
+        let whole = base_pages.checked_next_multiple_of(unit).ok_or(overflow)?;
+        Ok(PageCount::new(whole))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(start: u64, pages: u64, order: u8) -> PlacementSpec {
+        PlacementSpec {
+            range: PfnRange::try_new(Pfn::new(start), PageCount::new(pages)).unwrap(),
+            reserve: PageCount::ZERO,
+            backing: Order::BASE,
+            block: Order::PMD,
+            page: PageSize::KIB_4,
+            order: Order::new(order),
+            tails: Tails::Derived,
+            descriptor_bytes: 8,
+        }
+    }
+
+    #[test]
+    fn the_pages_of_known_regions_lie_where_they_were_calculated_by_hand() {
+        // Pages, order, reserve, descriptor bytes, tails; first descriptor page, how many, first data
+        // page, lost; all from the region's first page on.
+        for (pages, order, reserve, bytes, tails, expected) in [
+            // 1 GiB of base pages: 261632 need 511 pages; one more would need a 512th.
+            (1 << 18, 0, 0, 8, Tails::Derived, (0, 511, 512, 1)),
+            (1 << 18, 0, 2, 8, Tails::Derived, (2, 511, 513, 0)),
+            // 64 bytes a page: 64 pages in each page of descriptors.
+            (1 << 18, 0, 0, 64, Tails::Derived, (0, 4033, 4033, 0)),
+            // The reserve moves the first block to the next huge page.
+            (1 << 18, 0, 1, 64, Tails::Derived, (512, 4026, 4538, 511)),
+            // 1 TiB of 1 GiB folios: 1023 of them in two pages, the rest of the first GiB is lost.
+            (1 << 28, 18, 0, 8, Tails::Derived, (0, 2, 1 << 18, (1 << 18) - 2)),
+            // 2 MiB folios, tails stored: 64 bytes a page are 8 pages a folio.
+            (512 * 64, 9, 0, 64, Tails::Stored, (0, 504, 512, 8)),
+            (512 * 65, 9, 0, 64, Tails::Stored, (0, 512, 512, 0)),
+            (512 * 66, 9, 0, 64, Tails::Stored, (0, 512, 1024, 512)),
+            (2, 0, 0, 8, Tails::Derived, (0, 1, 1, 0)),
+        ] {
+            let spec = PlacementSpec {
+                reserve: PageCount::new(reserve),
+                descriptor_bytes: bytes,
+                tails,
+                ..spec(1 << 20, pages, order)
+            };
+            let placement = Placement::try_new(&spec).unwrap();
+            let found = (
+                placement.descriptors().start().get() - (1 << 20),
+                placement.descriptors().pages().get(),
+                placement.layout().range().start().get() - (1 << 20),
+                placement.lost().get(),
+            );
+            assert_eq!(found, expected, "{spec:?}");
+            assert_eq!(placement.altmap().reserve().get(), reserve);
+            assert_eq!(placement.layout().range().end(), spec.range.end());
+        }
+    }
+
+    #[test]
+    fn a_region_without_room_for_a_folio_is_refused_with_its_numbers() {
+        for (pages, order, reserve, metadata) in [
+            (1, 0, 0, 1),
+            (2, 0, 1, 1),
+            (2, 0, 1 << 60, 1),
+            (512, 9, 0, 1),
+            (1024, 9, 512, 1),
+            (1 << 18, 18, 0, 1),
+        ] {
+            let spec =
+                PlacementSpec { reserve: PageCount::new(reserve), ..spec(1 << 20, pages, order) };
+            assert_eq!(
+                Placement::try_new(&spec),
+                Err(PlacementError::NoFolioLeft {
+                    pages: PageCount::new(pages),
+                    reserve: PageCount::new(reserve),
+                    metadata: PageCount::new(metadata),
+                    folio: PageCount::new(1 << order),
+                })
+            );
+        }
+    }
+
+    #[test]
+    fn what_cuts_a_page_of_the_backing_or_a_folio_is_refused() {
+        let huge = |start, pages, reserve| PlacementSpec {
+            backing: Order::PMD,
+            reserve: PageCount::new(reserve),
+            ..spec(start, pages, 0)
+        };
+        let align = Order::PMD.pages();
+        assert!(matches!(
+            Placement::try_new(&huge(7, 4096, 0)),
+            Err(PlacementError::StartInsidePage { align: found, .. }) if found == align
+        ));
+        assert_eq!(
+            Placement::try_new(&huge(0, 4096, 2)),
+            Err(PlacementError::ReserveInsidePage { reserve: PageCount::new(2), align })
+        );
+        assert!(matches!(
+            Placement::try_new(&spec(0, 1000, 9)),
+            Err(PlacementError::Layout(LayoutError::EndInsideFolio { .. }))
+        ));
+        let long = PlacementSpec { reserve: PageCount::new(u64::MAX), ..spec(1, 8, 0) };
+        assert!(matches!(Placement::try_new(&long), Err(PlacementError::Addr(_))));
+        // Base pages over huge ones: the descriptors have a huge page of their own.
+        let placement = Placement::try_new(&huge(512, 4096, 512)).unwrap();
+        assert_eq!(placement.descriptors().start(), Pfn::new(1024));
+        assert_eq!(placement.layout().range().start(), Pfn::new(1536));
+    }
+
+    #[test]
+    fn a_region_may_start_inside_a_folio_and_the_descriptors_fill_that_part() {
+        let placement = Placement::try_new(&spec(7, 1017, 9)).unwrap();
+        assert_eq!(placement.descriptors().start(), Pfn::new(7));
+        assert_eq!(placement.layout().range().start(), Pfn::new(512));
+        assert_eq!(placement.lost(), PageCount::new(504));
+    }
+}

@@ -1,0 +1,326 @@
+//! Descriptors in the region's own first pages: [`AltmapOptions`], cutting them off and putting them
+//! back.
+//!
+//! A bind with an altmap cuts the region into up to four parts: what the owner keeps, what alignment
+//! skips, the descriptors, and the data. The pagemap has all of them, so dropping it unmaps every
+//! byte; unbinding joins them again. Which page belongs to which part is decided by
+//! [`Placement`].
+//!
+//! What is left of descriptors is cleared, by whichever way the pagemap ends, before anybody else can
+//! see it. Private memory of no file is given back to the kernel, or unmapped; other memory is
+//! overwritten, at the rate at which this machine streams. A process that is killed clears nothing.
+//! No later bind takes the bytes for descriptors: memory is initialised on touch only where it was
+//! just given back, or was never touched.
+
+use std::ops::Range;
+
+use uzone_os::{Exclusive, Exclusivity, Mapping, SystemRoot, memory};
+use uzone_pages::{
+    ByteLen, Order, PageCount, Payload, Pfn, PfnRange, Placement, PlacementSpec, Template,
+};
+
+use crate::bind::{self, BindError};
+use crate::hold::{HoldFailure, Holdable};
+use crate::keep::{MemmapMemory, MemmapPages, Source};
+use crate::options::BindOptions;
+use crate::region::Region;
+use crate::report::AltmapReport;
+use crate::stamp::SECTION_BYTES;
+
+/// How descriptors lie in the region itself; see [`BindOptions::altmap`].
+#[derive(Clone, Copy, Debug, Default)]
+pub struct AltmapOptions {
+    pub(crate) reserve: PageCount,
+    pub(crate) promise: Option<Exclusivity>,
+}
+
+impl AltmapOptions {
+    /// Takes nothing: no reserve, and memory that is private.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Keeps the first `pages` of the region for its owner, who reaches them by
+    /// [`Pagemap::reserve`](crate::Pagemap::reserve): a label, a superblock. Where huge pages are
+    /// behind the region it is a multiple of theirs.
+    #[must_use]
+    pub fn reserve(mut self, pages: PageCount) -> Self {
+        self.reserve = pages;
+        self
+    }
+
+    /// Takes the caller's promise that nobody else changes the metadata pages behind the reserve, for
+    /// as long as the region is bound. It is asked for where others may have the memory: memory
+    /// files, files, DAX, adopted memory.
+    #[must_use]
+    pub fn exclusive(mut self, promise: Exclusivity) -> Self {
+        self.promise = Some(promise);
+        self
+    }
+}
+
+/// The parts of a region before its descriptors.
+#[derive(Debug)]
+pub(crate) struct Front {
+    reserve: Option<Mapping>,
+    /// What was skipped before the descriptors.
+    gap: Option<Mapping>,
+    /// The pages of the front that were bad when the region was unbound last.
+    bad: Vec<PageCount>,
+}
+
+/// A region in parts.
+pub(crate) struct Cut {
+    pub(crate) front: Front,
+    /// The pages of the descriptors, and what is skipped behind them.
+    pub(crate) memory: Exclusive,
+    /// The pages that will be described.
+    pub(crate) data: Region,
+}
+
+/// Returns the order of the pages behind a region whose descriptors lie in it: what starts or ends a
+/// part of it is a multiple of those.
+pub(crate) fn backing_order(region: &Region) -> Order {
+    region.folio_order()
+}
+
+/// Finds out which pages of a region will be what.
+pub(crate) fn place<P: Payload>(
+    region: &Region,
+    range: PfnRange,
+    altmap: &AltmapOptions,
+    options: &BindOptions<P>,
+) -> Result<Placement, BindError> {
+    let page = region.page_size();
+    Ok(Placement::try_new(&PlacementSpec {
+        range,
+        reserve: altmap.reserve,
+        backing: backing_order(region),
+        block: bind::pageblock_order(page),
+        page,
+        order: options.order,
+        tails: options.tails,
+        descriptor_bytes: Template::<P>::DESCRIPTOR_BYTES as u64,
+    })?)
+}
+
+/// Returns what a report says about the pages of `range` that are not described.
+pub(crate) fn report(placement: &Placement, range: PfnRange) -> Option<AltmapReport> {
+    Some(AltmapReport {
+        range: PfnRange::try_new(range.start(), placement.altmap().offset()).ok()?,
+        reserve: placement.altmap().reserve(),
+        descriptors: placement.descriptors().pages(),
+        lost: placement.lost(),
+    })
+}
+
+impl Cut {
+    /// Cuts a region of the pages `range` as `placement` says.
+    ///
+    /// # Errors
+    /// The region as it was, with the reason.
+    #[expect(
+        clippy::result_large_err,
+        reason = "the error is a region and travels through one return"
+    )]
+    pub(crate) fn new(
+        region: Region,
+        range: PfnRange,
+        placement: &Placement,
+        altmap: &AltmapOptions,
+    ) -> Result<Self, (Region, BindError)> {
+        let reserve = placement.altmap().reserve();
+        let data_at = placement.altmap().offset().get();
+        // The descriptors start behind the reserve, which is behind the region's start.
+        let descriptors_at = placement.descriptors().start().get() - range.start().get();
+        let gap = descriptors_at - reserve.get();
+        let bad: Vec<PageCount> =
+            region.bad_pages().iter().copied().filter(|page| page.get() < data_at).collect();
+        let descriptors_end = descriptors_at + placement.descriptors().pages().get();
+        if let Some(page) =
+            bad.iter().find(|page| (descriptors_at..descriptors_end).contains(&page.get()))
+        {
+            return Err((region, BindError::BadPage { page: *page }));
+        }
+        let parts = [reserve.get(), gap, data_at - descriptors_at];
+        // A placement has descriptors and data, and cuts no page of the backing.
+        let (parts, data) = match cut_off(region, parts) {
+            Ok(parts) => parts,
+            Err(region) => return Err((region, BindError::NotCut)),
+        };
+        let [reserve, gap, memory] = parts;
+        let front = Front { reserve, gap, bad };
+        let Some(memory) = memory else {
+            return Err((front.join(None, data), BindError::NotCut));
+        };
+        let taken = match altmap.promise {
+            _ if memory.is_private() => {
+                Exclusive::try_from_mapping(memory).map_err(|refused| (refused.mapping, None))
+            }
+            Some(promise) => Exclusive::try_from_promised(memory, promise)
+                .map_err(|refused| (*refused.mapping, Some(refused.cause))),
+            None => Err((memory, None)),
+        };
+        match taken {
+            Ok(memory) => Ok(Self { front, memory, data }),
+            Err((memory, cause)) => {
+                let region = front.join(Some(memory), data);
+                let cause = cause.map_or(BindError::NoPromise, BindError::Promise);
+                Err((region, cause))
+            }
+        }
+    }
+}
+
+/// Cuts parts of so many pages off a region, one behind the other; those of no page are none.
+///
+/// # Errors
+/// The region as it was, if one of them cannot be cut.
+fn cut_off<const COUNT: usize>(
+    region: Region,
+    pages: [u64; COUNT],
+) -> Result<([Option<Mapping>; COUNT], Region), Region> {
+    let mut parts = [const { None }; COUNT];
+    let mut rest = region;
+    for (index, pages) in pages.into_iter().enumerate() {
+        if pages == 0 {
+            continue;
+        }
+        match rest.cut_front(PageCount::new(pages)) {
+            Ok((part, behind)) => {
+                parts[index] = Some(part);
+                rest = behind;
+            }
+            Err(rest) => return Err(join(parts, rest)),
+        }
+    }
+    Ok((parts, rest))
+}
+
+/// Joins what [`cut_off`] cut off.
+fn join<const COUNT: usize>(parts: [Option<Mapping>; COUNT], rest: Region) -> Region {
+    parts.into_iter().rev().flatten().fold(rest, Region::join_front)
+}
+
+impl Front {
+    /// Returns the pages that the owner keeps.
+    pub(crate) fn reserve(&self) -> Option<&Mapping> {
+        self.reserve.as_ref()
+    }
+
+    /// Joins the parts of a region.
+    pub(crate) fn join(self, memory: Option<Mapping>, data: Region) -> Region {
+        let mut region = join([self.reserve, self.gap, memory], data);
+        region.remember_bad_front(self.bad);
+        region
+    }
+
+    /// Joins the parts of a region of whose descriptors nobody must see anything.
+    pub(crate) fn join_cleared(self, mut memory: Exclusive, len: usize, data: Region) -> Region {
+        clear(&mut memory, len);
+        self.join(Some(memory.into_mapping()), data)
+    }
+}
+
+/// Returns the region's own memory for descriptors, to be initialised on touch.
+///
+/// # Errors
+/// The memory, if it may have old bytes.
+pub(crate) fn on_touch(mut memory: Exclusive) -> Result<MemmapMemory, Exclusive> {
+    if is_known_zero(&mut memory) { Ok(own(memory)) } else { Err(memory) }
+}
+
+/// Finds out, before they are written, whether there is memory for descriptors in the region.
+///
+/// # Errors
+/// [`BindError::TooLittleMemory`].
+pub(crate) fn check_memory(memory: &Exclusive, len: ByteLen) -> Result<(), BindError> {
+    // Pages of a file, a device or a pool are not taken from what this process may have.
+    if !memory.is_private() || memory.page_size() != uzone_os::probe::page_size() {
+        return Ok(());
+    }
+    let resident = memory.resident_in(0..len.get()).unwrap_or_default();
+    let needed = ByteLen::new(len.get().saturating_sub(resident.get()));
+    match memory::available(&SystemRoot::host()) {
+        Ok(available) if available.bytes < needed => Err(BindError::TooLittleMemory {
+            needed,
+            available: available.bytes,
+            limited_by: available.limited_by,
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// Returns the region's own memory as memory for descriptors.
+pub(crate) fn own(memory: Exclusive) -> MemmapMemory {
+    MemmapMemory { memory, pages: MemmapPages::Region, source: Source::Region }
+}
+
+/// Returns whether memory reads as zero, after an attempt to make it so that costs next to nothing.
+fn is_known_zero(memory: &mut Exclusive) -> bool {
+    let whole = 0..memory.len().get();
+    if !memory.is_private() {
+        false
+    } else if memory.page_size() == uzone_os::probe::page_size() {
+        memory.discard(whole).is_ok()
+    } else {
+        // Giving pages of a pool back gives up the promise to have them again (Linux before 6.9).
+        memory.is_untouched(whole).unwrap_or(false)
+    }
+}
+
+/// Clears the first `len` bytes of memory that had descriptors, as far as it is there.
+pub(crate) fn clear(memory: &mut Exclusive, len: usize) {
+    let is_huge = memory.page_size() != uzone_os::probe::page_size();
+    if memory.is_private() && !is_huge && memory.discard(0..memory.len().get()).is_ok() {
+        return;
+    }
+    // At most a page less than a page of the pool, so whole ones.
+    let step =
+        usize::try_from(memory.page_size().bytes()).map_or(len, |page| page.max(SECTION_BYTES));
+    for start in (0..len).step_by(step.max(1)) {
+        let part = start..len.min(start + step);
+        if memory.is_private() && is_untouched(memory, &part) {
+            continue;
+        }
+        clear_part(&mut memory.as_bytes_mut()[part]);
+    }
+}
+
+fn is_untouched(memory: &Exclusive, part: &Range<usize>) -> bool {
+    memory.is_untouched(part.start as u64..part.end as u64).unwrap_or(false)
+}
+
+/// Clears bytes. What cannot be made present (a file system that is full) was never written, and a
+/// write to it would be a signal.
+fn clear_part(bytes: &mut [u8]) {
+    if uzone_os::populate_slice(bytes).is_ok() {
+        uzone_stream::zero(bytes);
+        return;
+    }
+    let page = usize::try_from(uzone_os::probe::page_size().bytes()).unwrap_or(4096);
+    for page in bytes.chunks_mut(page) {
+        if uzone_os::populate_slice(page).is_ok() {
+            page.fill(0);
+        }
+    }
+}
+
+/// Returns whether `pfn` is a page of the region that is not described: it holds descriptors, or is
+/// reserved, or skipped.
+pub(crate) fn is_metadata(inner: &dyn Holdable, pfn: Pfn) -> bool {
+    inner.metadata_range().is_some_and(|metadata| metadata.contains(pfn))
+}
+
+/// Returns why pages that are not all described cannot be held.
+pub(crate) fn not_here(inner: &dyn Holdable, asked: PfnRange) -> HoldFailure {
+    if let Some(metadata) = inner.metadata_range() {
+        // The first of those that were asked for, if there is one.
+        let pfn = asked.start().max(metadata.start());
+        if is_metadata(inner, pfn) && asked.contains(pfn) {
+            return HoldFailure::Metadata { pfn, metadata };
+        }
+    }
+    HoldFailure::NotHere { asked, region: inner.range() }
+}
