@@ -152,6 +152,18 @@ impl<P: Payload> Inner<P> {
         self.parts.memmap.folios(start, end)
     }
 
+    /// Returns where all pages lie that are claimed, those of the descriptors in front included.
+    fn whole_segment(&self) -> Option<Segment> {
+        let data = self.segment(self.range())?;
+        let Some(metadata) = self.metadata_range() else { return Some(data) };
+        let front = metadata.pages().to_bytes(self.region.page_size()).ok()?;
+        Some(Segment {
+            address: data.address.checked_sub(front.to_usize().ok()?)?,
+            len_bytes: data.len_bytes + front.get(),
+            pfn: metadata.start(),
+        })
+    }
+
     /// Advances the content of the folios of `range`: see [`Memmap::advance_run`].
     pub(crate) fn advance_run(
         &self,
@@ -319,7 +331,7 @@ impl<P: Payload> Pagemap<P> {
             }
         }
         // From here on others find its pages.
-        if let Some(segment) = inner.segment(range) {
+        if let Some(segment) = inner.whole_segment() {
             let weak: Weak<Inner<P>> = Arc::downgrade(&inner);
             inner.parts.claim.publish(segment, inner.region.page_size(), weak);
         }

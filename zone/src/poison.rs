@@ -48,6 +48,16 @@ pub enum PoisonFailure {
         /// The pages of the region.
         region: PfnRange,
     },
+    /// The page holds the descriptors of the region, or is kept for its owner.
+    #[error(
+        "page {pfn} holds the descriptors of the region: nothing can tell what is left of {metadata};          unbind the region, and bind it without that page"
+    )]
+    Metadata {
+        /// The page that was given.
+        pfn: Pfn,
+        /// All such pages of the region.
+        metadata: PfnRange,
+    },
     /// The page is bad already.
     #[error("page {pfn} is known to be bad")]
     Known {
@@ -154,7 +164,10 @@ impl<P: Payload> Inner<P> {
     }
 
     fn described(&self, pfn: Pfn) -> Result<uzone_pages::Folio<'_, P>, PoisonFailure> {
-        self.folio(pfn).ok_or(PoisonFailure::NotHere { pfn, region: self.range() })
+        self.folio(pfn).ok_or_else(|| match self.metadata_range() {
+            Some(metadata) if metadata.contains(pfn) => PoisonFailure::Metadata { pfn, metadata },
+            _ => PoisonFailure::NotHere { pfn, region: self.range() },
+        })
     }
 }
 

@@ -373,11 +373,11 @@ impl Region {
     /// # Errors
     /// The region as it was, if nothing would be left of one part, or a page of the backing would
     /// be cut.
-    pub(crate) fn cut_front(self, pages: PageCount) -> Result<(Mapping, Self), Self> {
+    pub(crate) fn cut_front(self, pages: PageCount) -> Result<(Mapping, Self), Box<Self>> {
         let Self { mapping, backing, page_size, pages: all, bad } = self;
         let whole = |mapping, backing, bad| Self { mapping, backing, page_size, pages: all, bad };
         let Ok(len) = pages.to_bytes(page_size) else {
-            return Err(whole(mapping, backing, bad));
+            return Err(Box::new(whole(mapping, backing, bad)));
         };
         match mapping.cut(len) {
             Ok((front, behind)) => {
@@ -389,7 +389,7 @@ impl Region {
                 let bad = bad.map(PageCount::new).collect();
                 Ok((front, Self { mapping: behind, backing, page_size, pages: rest, bad }))
             }
-            Err(refused) => Err(whole(*refused.mapping, backing, bad)),
+            Err(refused) => Err(Box::new(whole(*refused.mapping, backing, bad))),
         }
     }
 

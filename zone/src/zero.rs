@@ -41,6 +41,14 @@ pub enum ZeroFailure {
         /// The pages of the region.
         region: PfnRange,
     },
+    /// A page holds the descriptors of the region, or is kept for its owner.
+    #[error("{asked} have pages that hold the descriptors of the region, which are {metadata}")]
+    Metadata {
+        /// The pages that were asked for.
+        asked: PfnRange,
+        /// Those that have no descriptor.
+        metadata: PfnRange,
+    },
     /// The range starts or ends inside a folio, whose content is one.
     #[error("{asked} cut a folio of order {order}: content is a folio's, so take whole ones")]
     CutsFolio {
@@ -183,7 +191,12 @@ impl<P: Payload> Inner<P> {
     fn check_folios(&self, asked: PfnRange) -> Result<(), ZeroFailure> {
         let (region, order) = (self.range(), self.order());
         if !region.contains_range(asked) {
-            return Err(ZeroFailure::NotHere { asked, region });
+            return Err(match self.metadata_range() {
+                Some(metadata) if metadata.overlaps(asked) => {
+                    ZeroFailure::Metadata { asked, metadata }
+                }
+                _ => ZeroFailure::NotHere { asked, region },
+            });
         }
         if !asked.start().is_aligned(order) || !asked.end().is_aligned(order) {
             return Err(ZeroFailure::CutsFolio { asked, order });

@@ -15,7 +15,7 @@ use uzone::{
     AltmapOptions, Backing, BindError, BindFailure, BindOptions, ByteLen, Cancel, Exclusivity,
     ExclusivityError, HoldFailure, HugeSize, Init, LayoutError, LinuxPage, LinuxSeed, MemmapPages,
     MemoryKind, Order, PageCount, PageView, Pagemap, Payload, Pfn, PfnRange, PlacementError,
-    Refresh, Region, Slot, Source, Tails, Word, Zone,
+    PoisonFailure, Refresh, Region, Slot, Source, Tails, Word, ZeroFailure, ZeroOptions, Zone,
 };
 use zerocopy::{FromBytes, IntoBytes, KnownLayout};
 
@@ -730,4 +730,50 @@ fn binds_over_old_bytes(mut region: Region, kept: u64) {
     let mut label = [0; 5];
     region.read_at(0, &mut label).unwrap();
     assert_eq!(&label, b"label");
+}
+
+/// Pins by address or number find the data pages where they are, and refuse those in front; so do
+/// poison and clearing.
+#[test]
+fn pages_in_front_are_refused_by_whoever_asks_and_the_others_found() {
+    for order in [0_u8, 9] {
+        let zone = Zone::new();
+        let region = anonymous(16 << 10);
+        let start = region.mapping().addr().get();
+        let options = generic().altmap(reserve(3)).order(Order::new(order)).base(Pfn::new(0x4000));
+        let pagemap = zone.bind(region, options).unwrap();
+        let metadata = pagemap.metadata_range().unwrap();
+        assert_eq!(metadata.start(), Pfn::new(0x4000));
+        let address = |pfn: Pfn| start + usize::try_from((pfn.get() - 0x4000) * 4096).unwrap();
+        let data = pagemap.range().start();
+        for pfn in [data, Pfn::new(data.get() + 700), Pfn::new(pagemap.range().end().get() - 1)] {
+            let pinned = zone.pin(address(pfn), ByteLen::new(4096)).unwrap();
+            let pinned = pinned.into_single().unwrap();
+            assert_eq!(pinned.range(), PfnRange::try_single(pfn).unwrap());
+            assert_eq!(pinned.segments().next().unwrap().address, address(pfn));
+            pagemap.region().write_at((pfn.get() - data.get()) * 4096, &[9]).unwrap();
+        }
+        let last = Pfn::new(metadata.end().get() - 1);
+        for pfn in [metadata.start(), last] {
+            let single = PfnRange::try_single(pfn).unwrap();
+            for failure in [
+                zone.pin(address(pfn), ByteLen::new(1)).unwrap_err(),
+                zone.get_range(single).unwrap_err(),
+                pagemap.pin(single).unwrap_err(),
+            ] {
+                assert!(matches!(failure, HoldFailure::Metadata { .. }), "{failure}");
+            }
+            assert_eq!(pagemap.poison(pfn), Err(PoisonFailure::Metadata { pfn, metadata }));
+            assert!(!pagemap.is_poisoned(pfn));
+        }
+        let all = PfnRange::try_new(metadata.start(), PageCount::new(16 << 10)).unwrap();
+        let failure = pagemap.zero(all, &ZeroOptions::default()).unwrap_err();
+        assert!(matches!(failure, ZeroFailure::Metadata { .. }), "{failure}");
+        assert!(pagemap.zero(pagemap.range(), &ZeroOptions::default()).unwrap().is_whole());
+        // Long ranges, by the block where there are any.
+        let pinned = pagemap.pin(pagemap.range()).unwrap();
+        assert!(pinned.pfns().all(|pfn| pinned.word(pfn).pins() == 1));
+        drop(pinned);
+        assert!(pagemap.unbind().is_ok());
+    }
 }
