@@ -147,7 +147,7 @@ impl Cut {
         // A placement has descriptors and data, and cuts no page of the backing.
         let (parts, data) = match cut_off(region, parts) {
             Ok(parts) => parts,
-            Err(region) => return Err((region, BindError::NotCut)),
+            Err(region) => return Err((*region, BindError::NotCut)),
         };
         let [reserve, gap, memory] = parts;
         let front = Front { reserve, gap, bad };
@@ -180,7 +180,7 @@ impl Cut {
 fn cut_off<const COUNT: usize>(
     region: Region,
     pages: [u64; COUNT],
-) -> Result<([Option<Mapping>; COUNT], Region), Region> {
+) -> Result<([Option<Mapping>; COUNT], Region), Box<Region>> {
     let mut parts = [const { None }; COUNT];
     let mut rest = region;
     for (index, pages) in pages.into_iter().enumerate() {
@@ -192,7 +192,7 @@ fn cut_off<const COUNT: usize>(
                 parts[index] = Some(part);
                 rest = behind;
             }
-            Err(rest) => return Err(join(parts, rest)),
+            Err(rest) => return Err(Box::new(join(parts, *rest))),
         }
     }
     Ok((parts, rest))

@@ -373,9 +373,10 @@ impl Region {
     /// # Errors
     /// The region as it was, if nothing would be left of one part, or a page of the backing would
     /// be cut.
-    pub(crate) fn cut_front(self, pages: PageCount) -> Result<(Mapping, Self), Self> {
+    pub(crate) fn cut_front(self, pages: PageCount) -> Result<(Mapping, Self), Box<Self>> {
         let Self { mapping, backing, page_size, pages: all, bad } = self;
-        let whole = |mapping, backing, bad| Self { mapping, backing, page_size, pages: all, bad };
+        let whole =
+            |mapping, backing, bad| Box::new(Self { mapping, backing, page_size, pages: all, bad });
         let Ok(len) = pages.to_bytes(page_size) else {
             return Err(whole(mapping, backing, bad));
         };
