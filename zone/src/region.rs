@@ -375,7 +375,8 @@ impl Region {
     /// be cut.
     pub(crate) fn cut_front(self, pages: PageCount) -> Result<(Mapping, Self), Box<Self>> {
         let Self { mapping, backing, page_size, pages: all, bad } = self;
-        let whole = |mapping, backing, bad| Self { mapping, backing, page_size, pages: all, bad };
+        let whole =
+            |mapping, backing, bad| Box::new(Self { mapping, backing, page_size, pages: all, bad });
         let Ok(len) = pages.to_bytes(page_size) else {
             return Err(Box::new(whole(mapping, backing, bad)));
         };

@@ -478,6 +478,32 @@ fn unbinding_waits_for_guards_and_gives_the_pagemap_back_as_it_was() {
 }
 
 #[test]
+fn bad_pages_are_counted_from_the_regions_first_page_and_hold_no_descriptors() {
+    let zone = Zone::new();
+    let pagemap = zone.bind(anonymous(1 << 12), generic()).unwrap();
+    let start = pagemap.metadata_range().unwrap().start();
+    let bad = Pfn::new(start.get() + 100);
+    pagemap.poison(bad).unwrap();
+    let region = pagemap.unbind().unwrap();
+    assert_eq!(region.bad_pages(), [PageCount::new(100)]);
+    // A reserve of 99 pages would put the descriptors on pages 99 to 106.
+    let refused = zone.bind(region, generic().altmap(reserve(99))).unwrap_err();
+    assert!(
+        matches!(refused.cause, BindError::BadPage { page } if page.get() == 100),
+        "{}",
+        refused.cause
+    );
+    // In the reserve it is its owner's business, and still known.
+    let pagemap = zone.bind(*refused.region, generic().altmap(reserve(101))).unwrap();
+    let region = pagemap.unbind().unwrap();
+    assert_eq!(region.bad_pages(), [PageCount::new(100)]);
+    let options = generic().keep_poison();
+    let pagemap = zone.bind(region, options).unwrap();
+    let first = pagemap.metadata_range().unwrap().start();
+    assert!(pagemap.is_poisoned(Pfn::new(first.get() + 100)));
+}
+
+#[test]
 fn frame_numbers_inside_a_folio_are_filled_with_descriptors() {
     let zone = Zone::new();
     let options = generic().order(Order::PMD).base(Pfn::new((1 << 20) + 7));
