@@ -39,6 +39,7 @@
 //! | `memory` | how much memory this process may still take |
 //! | `hugepages` | transparent huge pages and the hugetlb pools |
 //! | `numa` | nodes and CPUs |
+//! | `priority` | a thread that runs when no other wants to |
 //! | `probe` | what this kernel offers |
 //! | `root` | reading `/proc` and `/sys`, or a made-up tree |
 //! | `errno` | the one place that matches errno |
@@ -62,6 +63,7 @@ pub mod memory;
 pub mod numa;
 mod options;
 mod populate;
+pub mod priority;
 pub mod probe;
 mod resident;
 mod root;

@@ -164,6 +164,11 @@ pub enum BindError {
     /// The memory for the descriptors does not fit them. A bug of this crate's.
     #[error("the memory for the descriptors does not fit them")]
     Mapped(#[source] MappedError),
+    /// Somebody may have written to the memory that is to be known as zero.
+    #[error(
+        "the memory is not known to be zero: somebody has had its address, or has written to it;          leave out BindOptions::known_zero, and clear what is handed out"
+    )]
+    NotZeroMemory,
     /// The caller cancelled.
     #[error("the bind was cancelled after {done} of {total} of descriptors")]
     Cancelled {
@@ -253,6 +258,9 @@ fn claim<P: Payload>(
     options: &BindOptions<P>,
 ) -> Result<(Claim, Placed), BindError> {
     check(options, region.pages())?;
+    if options.is_known_zero && !region.is_untouched() {
+        return Err(BindError::NotZeroMemory);
+    }
     let align = match &options.altmap {
         Some(_) => options.order.max(altmap::backing_order(region)),
         None => options.order,
@@ -332,6 +340,7 @@ fn describe<P: Payload>(
         Ok(memmap) => memmap,
         Err(_) => unreachable!("the row was made with as many descriptors as the layout has"),
     };
+    let memmap = if options.is_known_zero { memmap.known_zero() } else { memmap };
     let memmap = match memmap.with_blocks(blocks) {
         Ok(memmap) => memmap,
         Err(_) => unreachable!("the blocks were made for the layout"),

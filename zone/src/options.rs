@@ -135,6 +135,7 @@ pub struct BindOptions<P: Payload = ()> {
     pub(crate) progress: Option<Arc<dyn Fn(Progress) + Send + Sync>>,
     pub(crate) cancel: Cancel,
     pub(crate) keeps_poison: bool,
+    pub(crate) is_known_zero: bool,
 }
 
 impl BindOptions {
@@ -168,6 +169,7 @@ impl<P: Payload> BindOptions<P> {
             progress: None,
             cancel: Cancel::default(),
             keeps_poison: false,
+            is_known_zero: false,
         }
     }
 
@@ -275,6 +277,15 @@ impl<P: Payload> BindOptions<P> {
         self
     }
 
+    /// Says that every page starts out as known to be zero, and so need not be cleared before it is
+    /// handed out. Only a region that nobody can have written to is bound so
+    /// ([`Region::is_untouched`](crate::Region::is_untouched)); it costs nothing at any size.
+    #[must_use]
+    pub fn known_zero(mut self) -> Self {
+        self.is_known_zero = true;
+        self
+    }
+
     /// Says that pages which were bad when the region was unbound are bad from the start, and so are
     /// not found out again by whoever reads them. Without it every page is taken for good.
     #[must_use]
@@ -311,6 +322,7 @@ impl<P: Payload> Clone for BindOptions<P> {
             progress: self.progress.clone(),
             cancel: self.cancel.clone(),
             keeps_poison: self.keeps_poison,
+            is_known_zero: self.is_known_zero,
         }
     }
 }

@@ -330,6 +330,7 @@ impl<P: Payload> Pagemap<P> {
                 let _ = range.start().checked_add(*pages).map(|pfn| inner.poison(pfn));
             }
         }
+        inner.region.touch();
         // From here on others find its pages.
         if let Some(segment) = inner.whole_segment() {
             let weak: Weak<Inner<P>> = Arc::downgrade(&inner);

@@ -266,7 +266,7 @@ impl Region {
         options: &PopulateOptions,
     ) -> Result<PopulateReport, NotPopulated> {
         let started = Instant::now();
-        let (mapping, root) = (self.mapping(), SystemRoot::host());
+        let (mapping, root) = (self.memory(), SystemRoot::host());
         let resident = mapping.resident_in(range.clone()).map_err(inside)?;
         let page = mapping.page_size().bytes();
         let (start, end) = (range.start / page * page, range.end.next_multiple_of(page));
@@ -330,12 +330,12 @@ impl Region {
     ///
     /// [`Mapping::page_size`]: crate::Mapping::page_size
     pub fn punch(&self, range: Range<u64>) -> Result<(), AdviseError> {
-        self.mapping().punch(range)
+        self.memory().punch(range)
     }
 
     /// Refuses what there is not the memory for.
     fn check_memory(&self, root: &SystemRoot, needed: ByteLen) -> Result<(), NotPopulated> {
-        let is_small = self.mapping().page_size() == uzone_os::probe::page_size();
+        let is_small = self.memory().page_size() == uzone_os::probe::page_size();
         match self.backing() {
             Backing::Hugetlb(size) => {
                 let Some(pool) = hugepages::pool(root, *size)? else { return Ok(()) };
@@ -368,7 +368,7 @@ impl Region {
         range: Range<u64>,
         huge: Huge,
     ) -> Result<ByteLen, NotPopulated> {
-        let mapping = self.mapping();
+        let mapping = self.memory();
         if mapping.page_size() != uzone_os::probe::page_size() {
             return Ok(ByteLen::new(range.end - range.start)); // huge already
         }
@@ -407,7 +407,7 @@ impl Region {
 
     /// Makes huge pages of what is in base pages, and refuses if that does not go.
     fn require_huge(&self, root: &SystemRoot, range: Range<u64>) -> Result<(), NotPopulated> {
-        let mapping = self.mapping();
+        let mapping = self.memory();
         let Some(thp) = hugepages::thp(root)? else { return Ok(()) };
         if mapping.page_size() != uzone_os::probe::page_size() {
             return Ok(());

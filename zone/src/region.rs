@@ -17,6 +17,7 @@ use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use uzone_os::{
     Access, AccessError, Anonymous, DaxError, FileId, HugeAdvice, HugeSize, MapError, Mapping,
@@ -169,6 +170,25 @@ pub struct Region {
     pages: PageCount,
     /// The pages that were bad when the region was unbound last, counted from its first, ascending.
     bad: Vec<PageCount>,
+    /// Whether nobody can have written a byte since the kernel made the memory.
+    untouched: Untouched,
+}
+
+/// Whether memory is as the kernel made it, until somebody gets at its addresses.
+#[derive(Debug)]
+struct Untouched(AtomicBool);
+
+impl Untouched {
+    /// What the kernel has just made is zero; anything else may be anything.
+    fn of(backing: &Backing) -> Self {
+        let is_ours = matches!(backing, Backing::Anonymous | Backing::Memfd | Backing::Hugetlb(_));
+        Self(AtomicBool::new(is_ours))
+    }
+
+    fn end(&self) {
+        // Relaxed: whoever binds the region has it alone, and so has seen all that was done to it.
+        self.0.store(false, Ordering::Relaxed);
+    }
 }
 
 impl Region {
@@ -266,7 +286,8 @@ impl Region {
         match whole_pages(page_size, mapping.len()) {
             Ok(pages) => {
                 let (backing, bad) = (Backing::Adopted, Vec::new());
-                Ok(Self { mapping, backing, page_size, pages, bad })
+                let untouched = Untouched::of(&backing);
+                Ok(Self { mapping, backing, page_size, pages, bad, untouched })
             }
             Err(cause) => Err(NotAdopted { mapping, cause: Box::new(cause) }),
         }
@@ -280,7 +301,10 @@ impl Region {
         let page_size = uzone_os::probe::page_size();
         let pages = whole_pages(page_size, len)?;
         match map() {
-            Ok(mapping) => Ok(Self { mapping, backing, page_size, pages, bad: Vec::new() }),
+            Ok(mapping) => {
+                let (bad, untouched) = (Vec::new(), Untouched::of(&backing));
+                Ok(Self { mapping, backing, page_size, pages, bad, untouched })
+            }
             Err(cause) => Err(RegionError::Map { len, backing, cause }),
         }
     }
@@ -313,7 +337,26 @@ impl Region {
     /// Returns the memory, for its address, its descriptor and its kernel accounting.
     #[must_use]
     pub fn mapping(&self) -> &Mapping {
+        self.untouched.end(); // who has the address may write
         &self.mapping
+    }
+
+    /// Returns the memory, for what changes no byte.
+    pub(crate) fn memory(&self) -> &Mapping {
+        &self.mapping
+    }
+
+    /// Returns whether every byte is zero because the kernel made it so, and nobody has had the
+    /// memory's address or written to it since. Populating a region does not change that; binding it
+    /// does, for what it hands out is written to.
+    #[must_use]
+    pub fn is_untouched(&self) -> bool {
+        self.untouched.0.load(Ordering::Relaxed) // as in `Untouched::end`
+    }
+
+    /// Takes note that pages are about to be handed out.
+    pub(crate) fn touch(&self) {
+        self.untouched.end();
     }
 
     /// Returns the memory and forgets that it was a region.
@@ -374,11 +417,12 @@ impl Region {
     /// The region as it was, if nothing would be left of one part, or a page of the backing would
     /// be cut.
     pub(crate) fn cut_front(self, pages: PageCount) -> Result<(Mapping, Self), Box<Self>> {
-        let Self { mapping, backing, page_size, pages: all, bad } = self;
-        let whole =
-            |mapping, backing, bad| Box::new(Self { mapping, backing, page_size, pages: all, bad });
+        let Self { mapping, backing, page_size, pages: all, bad, untouched } = self;
+        let whole = |mapping, backing, bad, untouched| {
+            Box::new(Self { mapping, backing, page_size, pages: all, bad, untouched })
+        };
         let Ok(len) = pages.to_bytes(page_size) else {
-            return Err(Box::new(whole(mapping, backing, bad)));
+            return Err(whole(mapping, backing, bad, untouched));
         };
         match mapping.cut(len) {
             Ok((front, behind)) => {
@@ -388,15 +432,17 @@ impl Region {
                 let before = pages.get();
                 let bad = bad.iter().filter_map(|page| page.get().checked_sub(before));
                 let bad = bad.map(PageCount::new).collect();
-                Ok((front, Self { mapping: behind, backing, page_size, pages: rest, bad }))
+                let rest =
+                    Self { mapping: behind, backing, page_size, pages: rest, bad, untouched };
+                Ok((front, rest))
             }
-            Err(refused) => Err(Box::new(whole(*refused.mapping, backing, bad))),
+            Err(refused) => Err(whole(*refused.mapping, backing, bad, untouched)),
         }
     }
 
     /// Puts back what [`Region::cut_front`] cut off, but for its bad pages.
     pub(crate) fn join_front(self, front: Mapping) -> Self {
-        let Self { mapping, backing, page_size, pages, bad } = self;
+        let Self { mapping, backing, page_size, pages, bad, untouched } = self;
         let len = front.len();
         let front_pages = len.get() >> page_size.shift();
         match front.join(mapping) {
@@ -406,6 +452,7 @@ impl Region {
                 page_size,
                 pages: PageCount::new(pages.get() + front_pages),
                 bad: bad.iter().map(|page| PageCount::new(page.get() + front_pages)).collect(),
+                untouched,
             },
             Err(refused) => unreachable!("parts of one region: {}", refused.cause),
         }
@@ -426,6 +473,7 @@ impl Region {
     /// # Errors
     /// [`AccessError`] unless all bytes are inside; then none is copied.
     pub fn write_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), AccessError> {
+        self.untouched.end();
         self.mapping.write_at(offset_bytes, bytes)
     }
 }

@@ -1,0 +1,38 @@
+//! The priority of a thread: [`idle`].
+//!
+//! Unsafe: this is the file that calls sched_setscheduler(2), which rustix does not wrap.
+
+use std::io;
+
+/// Lets this thread run only when no other one wants to, on any CPU it may use: `SCHED_IDLE`. It needs
+/// no privilege. Threads that it starts run the same way.
+///
+/// # Errors
+/// What the kernel answered; a seccomp filter may forbid it. Then the thread runs as before.
+pub fn idle() -> io::Result<()> {
+    let parameters = libc::sched_param { sched_priority: 0 };
+    // SAFETY: the structure lives over the call, and 0 names this thread.
+    let result = unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &raw const parameters) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_that_is_idle_says_so() {
+        std::thread::spawn(|| {
+            if let Err(error) = idle() {
+                assert!(std::env::var_os("REQUIRE_ALL").is_none(), "{error}");
+                println!("skipped: a thread that is idle: the kernel refuses ({error})");
+                return;
+            }
+            // SAFETY: 0 names this thread, and nothing is passed.
+            let policy = unsafe { libc::sched_getscheduler(0) };
+            assert_eq!(policy, libc::SCHED_IDLE);
+        })
+        .join()
+        .expect("the thread's own assertions");
+    }
+}

@@ -1,0 +1,653 @@
+//! Pages handed out and taken back: [`Pool`]. Nothing that one owner wrote reaches the next.
+//!
+//! A pool hands out folios of one pagemap, alone or several in a row, and only ones whose every byte is
+//! zero; what comes back is dirty until it has been cleared. A worker clears dirty folios ahead of
+//! need, at the lowest priority and within a share of one CPU; whoever finds none that is zero does
+//! not wait for it and clears their own.
+//!
+//! The pagemap's words are the truth about bytes, and the pool's sets only say where to look: a folio
+//! is handed out by the step from *zero* to *present*, which one taker can make. Whoever else pins a
+//! free page makes it present as well, so it is cleared again before it is handed out; a folio that is
+//! still pinned when it comes back is refused, and one that is pinned behind the pool's back is set
+//! aside until it no longer is.
+//!
+//! Locks: one for the sets, held for a few steps and never while memory is cleared. The worker and
+//! those who wait for it sleep on it.
+//!
+//! Cost: a folio from the zero set is a lock, a few words of a bit set and one atomic step.
+
+use std::fmt;
+use std::num::NonZeroU8;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use uzone_pages::{ByteLen, Content, Order, PageCount, Payload, Pfn, PfnRange};
+
+use crate::bits::Bits;
+use crate::clear::{Batching, ZeroOptions};
+use crate::hold::{Holdable, Segment};
+use crate::options::Cancel;
+use crate::pagemap::Pagemap;
+use crate::zero::ZeroFailure;
+
+/// How much the worker takes at a time, so that a taker who has to wait for it does not for long.
+const WORKER_BYTES: u64 = 2 << 20;
+
+/// How a pool is run.
+#[derive(Clone, Copy, Debug)]
+pub struct PoolOptions {
+    worker_percent: Option<NonZeroU8>,
+    clears_on_release: bool,
+}
+
+impl Default for PoolOptions {
+    /// A worker that takes at most half of a CPU that nobody else wants.
+    fn default() -> Self {
+        Self { worker_percent: NonZeroU8::new(50), clears_on_release: false }
+    }
+}
+
+impl PoolOptions {
+    /// Says how much of one CPU the worker may take, in percent; what is more than 100 is 100. It runs
+    /// when no other thread of the host wants to.
+    #[must_use]
+    pub fn worker(mut self, percent: NonZeroU8) -> Self {
+        self.worker_percent = Some(percent);
+        self
+    }
+
+    /// Has no worker: folios are cleared when they are handed out, or when they come back.
+    #[must_use]
+    pub fn without_worker(mut self) -> Self {
+        self.worker_percent = None;
+        self
+    }
+
+    /// Clears a folio when it comes back, on the thread that gives it back.
+    #[must_use]
+    pub fn clear_on_release(mut self) -> Self {
+        self.clears_on_release = true;
+        self
+    }
+}
+
+/// Why no folio was handed out.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TakeFailure {
+    /// There are not as many free folios in a row.
+    #[error("no {folios} free folios in a row: {free} of {all} are free, {pinned} of these pinned")]
+    Exhausted {
+        /// How many were asked for.
+        folios: usize,
+        /// How many are free at all.
+        free: usize,
+        /// How many of the free ones somebody has pinned behind the pool's back.
+        pinned: usize,
+        /// How many the pool has.
+        all: usize,
+    },
+    /// None were asked for.
+    #[error("no folio was asked for")]
+    Nothing,
+    /// The memory cannot be cleared.
+    #[error("cannot clear the folio")]
+    Clear(#[from] ZeroFailure),
+}
+
+/// Why folios were not taken back. They are whose they were.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FreeFailure {
+    /// The range is not of whole folios of the pool.
+    #[error("{given} are no whole folios of the pool, which has {pool}")]
+    Foreign {
+        /// What was given back.
+        given: PfnRange,
+        /// The pages of the pool.
+        pool: PfnRange,
+    },
+    /// A folio is free already.
+    #[error("the folio of page {pfn} is free already")]
+    Free {
+        /// Its head.
+        pfn: Pfn,
+    },
+    /// Somebody has pinned a folio, and may still write to it.
+    #[error("the folio of page {pfn} has {pins} pins: give those back first")]
+    Pinned {
+        /// Its head.
+        pfn: Pfn,
+        /// How many pins.
+        pins: u32,
+    },
+}
+
+/// What a pool has and has done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PoolStats {
+    /// How many folios it has.
+    pub folios: usize,
+    /// How many are handed out.
+    pub used: usize,
+    /// How many are free and zero.
+    pub zero: usize,
+    /// How many are free and wait to be cleared: the worker's queue.
+    pub dirty: usize,
+    /// How many are free and pinned behind the pool's back.
+    pub pinned: usize,
+    /// How many are free and bad, and never handed out.
+    pub bad: usize,
+    /// How many folios the worker has cleared.
+    pub cleared_ahead: u64,
+    /// How many folios a taker had to clear.
+    pub cleared_on_demand: u64,
+    /// How many bytes both have.
+    pub cleared: ByteLen,
+}
+
+/// Which folios are what, by their numbers in the pool.
+#[derive(Debug)]
+struct Sets {
+    used: Bits,
+    zero: Bits,
+    dirty: Bits,
+    /// Free, but somebody has them pinned.
+    pinned: Bits,
+    /// Free, but bad.
+    bad: Bits,
+    /// How many are in no set because they are being cleared.
+    in_work: usize,
+    is_closing: bool,
+}
+
+struct Shared<P: Payload> {
+    pagemap: Pagemap<P>,
+    options: PoolOptions,
+    sets: Mutex<Sets>,
+    /// Signalled when folios become dirty, when some have been cleared, and when it ends.
+    changed: Condvar,
+    ahead: AtomicU64,
+    on_demand: AtomicU64,
+    cancel: Cancel,
+}
+
+/// Folios of a pagemap that are handed out and taken back.
+pub struct Pool<P: Payload = ()> {
+    shared: Arc<Shared<P>>,
+    worker: Option<JoinHandle<()>>,
+}
+
+/// Folios that were handed out; given back when this is dropped. Every byte was zero.
+#[must_use = "dropping it gives the folios back"]
+pub struct Pooled<P: Payload = ()> {
+    shared: Arc<Shared<P>>,
+    range: PfnRange,
+    /// Whether the folios are still this value's to give back.
+    is_ours: bool,
+}
+
+impl<P: Payload> Shared<P> {
+    fn lock(&self) -> MutexGuard<'_, Sets> {
+        // A panic elsewhere cannot leave the sets half changed: nothing between the changes panics.
+        self.sets.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn order(&self) -> Order {
+        self.pagemap.inner.order()
+    }
+
+    /// Returns the pages of `folios` folios from the one with the number `first` on.
+    fn pages(&self, first: usize, folios: usize) -> PfnRange {
+        let order = self.order().get();
+        let start = self.pagemap.range().start().get() + ((first as u64) << order);
+        match PfnRange::try_new(Pfn::new(start), PageCount::new((folios as u64) << order)) {
+            Ok(range) => range,
+            Err(_) => unreachable!("folios of the pool are pages of its region"),
+        }
+    }
+
+    /// Puts folios that are in no set where their content says, and wakes whoever waits.
+    fn sort(&self, first: usize, folios: usize) {
+        let mut sets = self.lock();
+        for number in first..first + folios {
+            let pfn = self.pages(number, 1).start();
+            let word = self.pagemap.inner.word(pfn);
+            let set = if word.content() == Content::Zero && !word.is_partly_poisoned() {
+                &mut sets.zero
+            } else if word.content() == Content::Poisoned || word.is_partly_poisoned() {
+                &mut sets.bad
+            } else if word.pins() > 0 {
+                &mut sets.pinned
+            } else {
+                &mut sets.dirty
+            };
+            set.insert(number);
+        }
+        sets.in_work -= folios;
+        drop(sets);
+        self.changed.notify_all();
+    }
+
+    /// Takes folios that are in no set for a caller: clears those that are not zero, and makes all of
+    /// them the caller's. Returns whether that succeeded; if not, they are in sets again.
+    fn claim(&self, first: usize, folios: usize) -> Result<bool, ZeroFailure> {
+        let range = self.pages(first, folios);
+        // Of one folio it is known whether it is zero; of several, those that are not are cleared first.
+        let mut count = if folios == 1 { self.become_present(range) } else { 0 };
+        if count != folios {
+            let cleared = self.pagemap.zero(range, &ZeroOptions::default());
+            match cleared {
+                Ok(zeroed) => {
+                    let on_demand = zeroed.pages.get() >> self.order().get();
+                    self.on_demand.fetch_add(on_demand, Ordering::Relaxed);
+                }
+                Err(error) => {
+                    self.sort(first, folios);
+                    return Err(error);
+                }
+            }
+            count = self.become_present(range);
+        }
+        if count != folios {
+            self.sort(first, folios);
+            return Ok(false);
+        }
+        let mut sets = self.lock();
+        for number in first..first + folios {
+            sets.used.insert(number);
+        }
+        sets.in_work -= folios;
+        Ok(true)
+    }
+
+    /// Makes zero folios somebody's, if none is bad. Returns how many.
+    fn become_present(&self, range: PfnRange) -> usize {
+        let inner = &self.pagemap.inner;
+        inner.collect_bus_errors();
+        if inner.bad.first_in(range).is_some() {
+            return 0;
+        }
+        let mut count = 0;
+        inner.advance_run(range, &[Content::Zero], Content::Present, |_, advanced| {
+            count += usize::from(advanced.is_ok());
+        });
+        count
+    }
+
+    /// Clears dirty folios until the pool ends.
+    fn work(&self, percent: NonZeroU8) {
+        // Where the host does not allow it, the share is still kept.
+        let _ = uzone_os::priority::idle();
+        let batch = usize::try_from(WORKER_BYTES >> self.pagemap.region().page_size().shift());
+        let batch = (batch.unwrap_or(1) >> self.order().get()).max(1);
+        let options =
+            ZeroOptions::default().batching(Batching::COOPERATIVE).cancel(self.cancel.clone());
+        let mut sets = self.lock();
+        loop {
+            let Some(first) = sets.dirty.first().filter(|_| !sets.is_closing) else {
+                if sets.is_closing {
+                    return;
+                }
+                sets = self.changed.wait(sets).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            let mut folios = 0;
+            while folios < batch && sets.dirty.remove(first + folios) {
+                folios += 1;
+            }
+            sets.in_work += folios;
+            drop(sets);
+            let started = Instant::now();
+            let zeroed = self.pagemap.zero(self.pages(first, folios), &options);
+            let elapsed = started.elapsed();
+            self.sort(first, folios);
+            let Ok(zeroed) = zeroed else {
+                return; // memory that cannot be written: takers say so
+            };
+            let ahead = zeroed.pages.get() >> self.order().get();
+            self.ahead.fetch_add(ahead, Ordering::Relaxed);
+            sets = self.rest(elapsed, percent);
+        }
+    }
+
+    /// Leaves the CPU to others for as long as the worker's share wants, or until the pool ends.
+    fn rest(&self, worked: Duration, percent: NonZeroU8) -> MutexGuard<'_, Sets> {
+        let percent = u32::from(percent.get().min(100));
+        let until = Instant::now() + worked * (100 - percent) / percent;
+        let mut sets = self.lock();
+        while !sets.is_closing {
+            let Some(left) = until.checked_duration_since(Instant::now()) else { break };
+            if left.is_zero() {
+                break;
+            }
+            sets = self
+                .changed
+                .wait_timeout(sets, left)
+                .map_or_else(|error| error.into_inner().0, |(sets, _)| sets);
+        }
+        sets
+    }
+
+    /// Takes `folios` free folios in a row out of their sets. Returns the number of the first.
+    fn pick(&self, sets: &mut Sets, folios: usize) -> Option<usize> {
+        let first = if folios == 1 {
+            sets.zero.first().or_else(|| sets.dirty.first())?
+        } else {
+            run(&sets.zero, &sets.dirty, folios)?
+        };
+        for number in first..first + folios {
+            let was_free = sets.zero.remove(number) || sets.dirty.remove(number);
+            debug_assert!(was_free, "it was just looked up");
+        }
+        sets.in_work += folios;
+        Some(first)
+    }
+
+    fn take(self: &Arc<Self>, folios: usize) -> Result<Pooled<P>, TakeFailure> {
+        if folios == 0 {
+            return Err(TakeFailure::Nothing);
+        }
+        let mut has_tried_all = false;
+        let mut sets = self.lock();
+        loop {
+            if let Some(first) = self.pick(&mut sets, folios) {
+                drop(sets);
+                if self.claim(first, folios)? {
+                    let range = self.pages(first, folios);
+                    return Ok(Pooled { shared: self.clone(), range, is_ours: true });
+                }
+                sets = self.lock();
+            } else if sets.in_work > 0 {
+                // Somebody clears what may be the last ones.
+                sets = self.changed.wait(sets).unwrap_or_else(PoisonError::into_inner);
+            } else if !has_tried_all && sets.pinned.len() + sets.bad.len() > 0 {
+                // They may have been given back, or mended, meanwhile.
+                has_tried_all = true;
+                while let Some(number) = sets.pinned.first().or_else(|| sets.bad.first()) {
+                    let _ = sets.pinned.remove(number) || sets.bad.remove(number);
+                    sets.dirty.insert(number);
+                }
+            } else {
+                let (zero, dirty, pinned) = (sets.zero.len(), sets.dirty.len(), sets.pinned.len());
+                let all = self.folios();
+                return Err(TakeFailure::Exhausted {
+                    folios,
+                    free: zero + dirty + pinned,
+                    pinned,
+                    all,
+                });
+            }
+        }
+    }
+
+    fn folios(&self) -> usize {
+        let folios = self.pagemap.range().pages().get() >> self.order().get();
+        usize::try_from(folios).unwrap_or(usize::MAX)
+    }
+
+    fn free(&self, given: PfnRange) -> Result<(), FreeFailure> {
+        let (pool, order) = (self.pagemap.range(), self.order());
+        let is_whole = given.start().is_aligned(order) && given.end().is_aligned(order);
+        let before = given.start().checked_since(pool.start());
+        let (Some(before), true) = (before, is_whole && pool.contains_range(given)) else {
+            return Err(FreeFailure::Foreign { given, pool });
+        };
+        // Numbers of folios of the pool, which has sets of so many.
+        let number = |pages: u64| usize::try_from(pages >> order.get()).unwrap_or(usize::MAX);
+        let (first, folios) = (number(before.get()), number(given.pages().get()));
+        let sets = self.lock();
+        for number in first..first + folios {
+            let pfn = self.pages(number, 1).start();
+            if !sets.used.contains(number) {
+                return Err(FreeFailure::Free { pfn });
+            }
+            let pins = self.pagemap.inner.word(pfn).pins();
+            if pins > 0 {
+                return Err(FreeFailure::Pinned { pfn, pins });
+            }
+        }
+        self.take_back(sets, first, folios);
+        Ok(())
+    }
+
+    /// Takes folios back that are handed out.
+    fn take_back(&self, mut sets: MutexGuard<'_, Sets>, first: usize, folios: usize) {
+        for number in first..first + folios {
+            sets.used.remove(number);
+        }
+        sets.in_work += folios;
+        drop(sets);
+        if self.options.clears_on_release {
+            // What it could not clear is dirty, and whoever takes it finds out why.
+            let _ = self.pagemap.zero(self.pages(first, folios), &ZeroOptions::default());
+        }
+        self.sort(first, folios);
+    }
+}
+
+/// Finds `folios` numbers in a row that are members of one set or the other.
+fn run(zero: &Bits, dirty: &Bits, folios: usize) -> Option<usize> {
+    let next = |from| match (zero.first_from(from), dirty.first_from(from)) {
+        (Some(zero), Some(dirty)) => Some(zero.min(dirty)),
+        (zero, dirty) => zero.or(dirty),
+    };
+    let mut first = next(0)?;
+    loop {
+        let end = (first..first + folios)
+            .find(|number| !zero.contains(*number) && !dirty.contains(*number));
+        match end {
+            None => return Some(first),
+            Some(end) => first = next(end + 1)?,
+        }
+    }
+}
+
+impl<P: Payload> Pool<P> {
+    /// Takes a pagemap whose folios nobody uses. Those that are known to be zero
+    /// ([`BindOptions::known_zero`](crate::BindOptions::known_zero)) need not be cleared, all others
+    /// are before they are handed out.
+    ///
+    /// Costs a look at every folio's word.
+    ///
+    /// # Errors
+    /// The pagemap with what the system answered if the worker's thread cannot be started.
+    pub fn new(
+        pagemap: Pagemap<P>,
+        options: PoolOptions,
+    ) -> Result<Self, (Pagemap<P>, std::io::Error)>
+    where
+        P: Send + Sync + 'static,
+    {
+        let folios = pagemap.range().pages().get() >> pagemap.inner.order().get();
+        let folios = usize::try_from(folios).unwrap_or(usize::MAX);
+        let sets = Sets {
+            used: Bits::new(folios),
+            zero: Bits::new(folios),
+            dirty: Bits::new(folios),
+            pinned: Bits::new(folios),
+            bad: Bits::new(folios),
+            in_work: folios,
+            is_closing: false,
+        };
+        let shared = Arc::new(Shared {
+            pagemap,
+            options,
+            sets: Mutex::new(sets),
+            changed: Condvar::new(),
+            ahead: AtomicU64::new(0),
+            on_demand: AtomicU64::new(0),
+            cancel: Cancel::default(),
+        });
+        shared.sort(0, folios);
+        let mut pool = Self { shared, worker: None };
+        if let Some(percent) = options.worker_percent {
+            let shared = pool.shared.clone();
+            let thread = std::thread::Builder::new().name("uzone-zero".to_owned());
+            match thread.spawn(move || shared.work(percent)) {
+                Ok(worker) => pool.worker = Some(worker),
+                Err(error) => match pool.into_pagemap() {
+                    Ok(pagemap) => return Err((pagemap, error)),
+                    Err(_) => unreachable!("nothing was handed out"),
+                },
+            }
+        }
+        Ok(pool)
+    }
+
+    /// Hands out a folio, every byte of which is zero.
+    ///
+    /// # Errors
+    /// [`TakeFailure`] if none is free.
+    pub fn take(&self) -> Result<Pooled<P>, TakeFailure> {
+        self.shared.take(1)
+    }
+
+    /// Hands out several folios in a row, every byte of which is zero.
+    ///
+    /// # Errors
+    /// [`TakeFailure`] if there are not so many in a row.
+    pub fn take_run(&self, folios: usize) -> Result<Pooled<P>, TakeFailure> {
+        self.shared.take(folios)
+    }
+
+    /// Takes folios back that [`Pooled::into_range`] named; some of them, or all.
+    ///
+    /// # Errors
+    /// [`FreeFailure`] if they are not the pool's, free already, or pinned by somebody; then none is
+    /// taken back.
+    pub fn free(&self, range: PfnRange) -> Result<(), FreeFailure> {
+        self.shared.free(range)
+    }
+
+    /// Returns the pagemap whose folios these are.
+    #[must_use]
+    pub fn pagemap(&self) -> &Pagemap<P> {
+        &self.shared.pagemap
+    }
+
+    /// Returns what the pool has and has done.
+    #[must_use]
+    pub fn stats(&self) -> PoolStats {
+        let sets = self.shared.lock();
+        let ahead = self.shared.ahead.load(Ordering::Relaxed);
+        let on_demand = self.shared.on_demand.load(Ordering::Relaxed);
+        let folio =
+            self.shared.order().pages().get() << self.pagemap().region().page_size().shift();
+        PoolStats {
+            folios: self.shared.folios(),
+            used: sets.used.len(),
+            zero: sets.zero.len(),
+            dirty: sets.dirty.len(),
+            pinned: sets.pinned.len(),
+            bad: sets.bad.len(),
+            cleared_ahead: ahead,
+            cleared_on_demand: on_demand,
+            cleared: ByteLen::new((ahead + on_demand).saturating_mul(folio)),
+        }
+    }
+
+    /// Ends the pool and returns its pagemap, if nothing is handed out.
+    ///
+    /// # Errors
+    /// The pool as it was, if something is.
+    pub fn into_pagemap(mut self) -> Result<Pagemap<P>, Self> {
+        if self.shared.lock().used.len() > 0 {
+            return Err(self);
+        }
+        self.stop();
+        // What is left is this share, unless a guard that was given back is about to let go of its.
+        let mut shared = self.shared.clone();
+        drop(self);
+        loop {
+            match Arc::try_unwrap(shared) {
+                Ok(shared) => return Ok(shared.pagemap),
+                Err(again) => shared = again,
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    fn stop(&mut self) {
+        let Some(worker) = self.worker.take() else { return };
+        self.shared.lock().is_closing = true;
+        self.shared.cancel.cancel();
+        self.shared.changed.notify_all();
+        // A worker that panicked has said so, and left folios in no set.
+        let _ = worker.join();
+    }
+}
+
+impl<P: Payload> Drop for Pool<P> {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl<P: Payload> fmt::Debug for Pool<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pool").field("stats", &self.stats()).finish_non_exhaustive()
+    }
+}
+
+impl<P: Payload> Pooled<P> {
+    /// Returns the pages.
+    #[must_use]
+    pub fn range(&self) -> PfnRange {
+        self.range
+    }
+
+    /// Returns where they lie in memory.
+    #[must_use]
+    pub fn segment(&self) -> Segment {
+        match self.shared.pagemap.inner.segment(self.range) {
+            Some(segment) => segment,
+            None => unreachable!("what is handed out is of the region"),
+        }
+    }
+
+    /// Gives the folios back.
+    ///
+    /// # Errors
+    /// The folios, still handed out, if somebody has one of them pinned.
+    pub fn free(mut self) -> Result<(), (Self, FreeFailure)> {
+        match self.shared.free(self.range) {
+            Ok(()) => {
+                self.is_ours = false;
+                Ok(())
+            }
+            Err(failure) => Err((self, failure)),
+        }
+    }
+
+    /// Keeps the folios handed out, for [`Pool::free`] to take back.
+    #[must_use = "they stay handed out until they are given to Pool::free"]
+    pub fn into_range(mut self) -> PfnRange {
+        self.is_ours = false;
+        self.range
+    }
+}
+
+impl<P: Payload> Drop for Pooled<P> {
+    /// Gives the folios back. Those that are pinned are set aside until they are not.
+    fn drop(&mut self) {
+        if !self.is_ours {
+            return;
+        }
+        let (pool, order) = (self.shared.pagemap.range(), self.shared.order());
+        let pages = self.range.start().checked_since(pool.start()).unwrap_or_default();
+        let first = usize::try_from(pages.get() >> order.get()).unwrap_or(usize::MAX);
+        let folios = usize::try_from(self.range.pages().get() >> order.get()).unwrap_or(0);
+        let sets = self.shared.lock();
+        self.shared.take_back(sets, first, folios);
+    }
+}
+
+impl<P: Payload> fmt::Debug for Pooled<P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Pooled").field(&self.range).finish()
+    }
+}

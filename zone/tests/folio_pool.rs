@@ -1,0 +1,299 @@
+//! A pool hands out zeroes and nothing else, whoever had the memory before, and refuses what is not
+//! its own.
+#![allow(clippy::unwrap_used, reason = "a test says what it could not do by panicking")]
+#![allow(clippy::cast_possible_truncation, reason = "the ranges of the tests are small")]
+
+use std::num::NonZeroU8;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use uzone::{
+    BindError, BindOptions, ByteLen, FreeFailure, MemoryKind, Order, PageCount, Pagemap, Pfn,
+    PfnRange, Pool, PoolOptions, Pooled, Region, TakeFailure, Zone,
+};
+
+const BASE: u64 = 0x1000;
+const PAGES: u64 = 1024;
+const PAGE: u64 = 4096;
+
+fn options(order: u8) -> BindOptions {
+    BindOptions::new(MemoryKind::Generic).order(Order::new(order)).base(Pfn::new(BASE))
+}
+
+/// A region in which somebody left bytes.
+fn used(order: u8) -> Pagemap {
+    let region = Region::anonymous(ByteLen::new(PAGES * PAGE)).unwrap();
+    region.write_at(0, &vec![0xa5; (PAGES * PAGE) as usize]).unwrap();
+    Zone::new().bind(region, options(order)).unwrap()
+}
+
+fn range(start: u64, pages: u64) -> PfnRange {
+    PfnRange::try_new(Pfn::new(BASE + start), PageCount::new(pages)).unwrap()
+}
+
+/// Reads every byte that was handed out, and writes a secret over it.
+fn assert_zero_and_use(pool: &Pool, pooled: &Pooled, secret: u8) {
+    let offset = (pooled.range().start().get() - BASE) * PAGE;
+    let mut bytes = vec![1; (pooled.range().pages().get() * PAGE) as usize];
+    pool.pagemap().region().read_at(offset, &mut bytes).unwrap();
+    let leak = bytes.iter().position(|byte| *byte != 0);
+    assert_eq!(leak, None, "{pooled:?} has bytes of somebody else");
+    pool.pagemap().region().write_at(offset, &vec![secret; bytes.len()]).unwrap();
+}
+
+fn every_kind() -> [PoolOptions; 3] {
+    let fast = NonZeroU8::new(100).unwrap();
+    [
+        PoolOptions::default().worker(fast),
+        PoolOptions::default().without_worker(),
+        PoolOptions::default().without_worker().clear_on_release(),
+    ]
+}
+
+#[test]
+fn nothing_of_one_owner_reaches_the_next() {
+    for order in [0, 2, 9] {
+        for options in every_kind() {
+            let pool = Pool::new(used(order), options).unwrap();
+            let folios = PAGES as usize >> order;
+            let mut handed = Vec::new();
+            for round in 0..6_u8 {
+                while let Ok(pooled) = pool.take() {
+                    assert_zero_and_use(&pool, &pooled, round + 1);
+                    handed.push(pooled);
+                }
+                assert_eq!(handed.len(), folios);
+                // Some in a row, some here and there.
+                let keep = handed.len() / 3;
+                if round % 2 == 0 {
+                    handed.truncate(keep);
+                } else {
+                    let mut index = 0;
+                    handed.retain(|_| {
+                        index += 1;
+                        index % 3 == 0
+                    });
+                }
+            }
+            let stats = pool.stats();
+            assert_eq!(stats.used, handed.len());
+            assert!(stats.cleared_ahead + stats.cleared_on_demand > 0 || options_clear(&stats));
+            drop(handed);
+            assert!(pool.into_pagemap().unwrap().unbind().is_ok());
+        }
+    }
+}
+
+/// Clearing on release is counted by nobody else.
+fn options_clear(stats: &uzone::PoolStats) -> bool {
+    stats.cleared_ahead == 0 && stats.cleared_on_demand < stats.folios as u64
+}
+
+#[test]
+fn runs_are_in_a_row_and_zero_and_found_between_others() {
+    for order in [0_u8, 2] {
+        let pool = Pool::new(used(order), PoolOptions::default().without_worker()).unwrap();
+        let folios = PAGES as usize >> order;
+        let all: Vec<Pooled> = (0..folios).map(|_| pool.take().unwrap()).collect();
+        // Every fourth stays out but for a gap of twenty.
+        let mut kept = Vec::new();
+        for (index, pooled) in all.into_iter().enumerate() {
+            assert_zero_and_use(&pool, &pooled, 7);
+            if index % 4 == 0 && !(100..120).contains(&index) {
+                kept.push(pooled);
+            }
+        }
+        assert!(matches!(pool.take_run(0), Err(TakeFailure::Nothing)));
+        let run = pool.take_run(20).unwrap();
+        assert_eq!(run.range().pages().get(), 20 << order);
+        assert_eq!(run.range().start().get() - BASE, 97 << order, "the only place");
+        assert_zero_and_use(&pool, &run, 9);
+        let failure = pool.take_run(20).unwrap_err();
+        assert!(matches!(failure, TakeFailure::Exhausted { folios: 20, .. }), "{failure}");
+        let three = pool.take_run(3).unwrap();
+        assert_zero_and_use(&pool, &three, 9);
+        assert_eq!(three.segment().len_bytes, (3 << order) * PAGE);
+        drop((run, three, kept));
+        assert!(pool.take_run(folios).is_ok(), "all of it");
+        assert!(matches!(pool.take_run(folios + 1), Err(TakeFailure::Exhausted { .. })));
+    }
+}
+
+#[test]
+fn what_is_not_handed_out_is_not_taken_back() {
+    let pool = Pool::new(used(2), PoolOptions::default().without_worker()).unwrap();
+    let whole = pool.pagemap().range();
+    for given in [range(1, 4), range(0, 3), range(PAGES, 4), range(PAGES - 4, 8)] {
+        assert_eq!(pool.free(given), Err(FreeFailure::Foreign { given, pool: whole }));
+    }
+    assert_eq!(pool.free(range(8, 4)), Err(FreeFailure::Free { pfn: Pfn::new(BASE + 8) }));
+    let run = pool.take_run(4).unwrap().into_range();
+    assert_eq!(pool.stats().used, 4);
+    let pool = pool.into_pagemap().unwrap_err();
+    let second = PfnRange::try_new(Pfn::new(run.start().get() + 4), PageCount::new(4)).unwrap();
+    pool.free(second).unwrap();
+    assert_eq!(pool.free(second), Err(FreeFailure::Free { pfn: second.start() }), "twice");
+    assert_eq!(pool.free(run), Err(FreeFailure::Free { pfn: second.start() }), "in part");
+    assert_eq!(pool.stats().used, 3, "and then nothing was taken back");
+    let rest = PfnRange::try_new(Pfn::new(run.start().get() + 8), PageCount::new(8)).unwrap();
+    pool.free(rest).unwrap();
+    pool.free(PfnRange::try_new(run.start(), PageCount::new(4)).unwrap()).unwrap();
+    assert!(pool.into_pagemap().is_ok());
+}
+
+#[test]
+fn what_somebody_has_pinned_comes_back_when_they_let_go() {
+    for options in every_kind() {
+        let pool = Pool::new(used(2), options).unwrap();
+        let pooled = pool.take().unwrap();
+        let pinned = pool.pagemap().pin(pooled.range()).unwrap();
+        let (pooled, failure) = pooled.free().unwrap_err();
+        assert_eq!(failure, FreeFailure::Pinned { pfn: pooled.range().start(), pins: 1 });
+        assert_zero_and_use(&pool, &pooled, 3);
+        let range = pooled.range();
+        // Dropped, it is set aside: the others are handed out, this one is not.
+        drop(pooled);
+        let others: Vec<Pooled> = std::iter::from_fn(|| pool.take().ok()).collect();
+        assert_eq!(others.len(), PAGES as usize / 4 - 1);
+        assert!(others.iter().all(|other| !other.range().overlaps(range)));
+        assert!(matches!(pool.take(), Err(TakeFailure::Exhausted { free: 1, pinned: 1, .. })));
+        drop(pinned);
+        let again = pool.take().unwrap();
+        assert_eq!(again.range(), range);
+        assert_zero_and_use(&pool, &again, 4);
+    }
+}
+
+#[test]
+fn a_free_page_that_somebody_pins_behind_the_pools_back_is_cleared_again() {
+    let pool = Pool::new(used(0), PoolOptions::default().without_worker()).unwrap();
+    let pooled = pool.take().unwrap();
+    let first = pooled.range();
+    drop(pooled);
+    // It is free and dirty, then zero, then written to by somebody who had no business with it.
+    let cleared = pool.pagemap().zero(first, &uzone::ZeroOptions::default()).unwrap();
+    assert!(cleared.is_whole());
+    let pinned = pool.pagemap().pin(first).unwrap();
+    pool.pagemap().region().write_at(0, &[0x77; PAGE as usize]).unwrap();
+    drop(pinned);
+    let all: Vec<Pooled> = std::iter::from_fn(|| pool.take().ok()).collect();
+    assert_eq!(all.len(), PAGES as usize);
+    for pooled in &all {
+        assert_zero_and_use(&pool, pooled, 1);
+    }
+}
+
+#[test]
+fn a_bad_page_is_never_handed_out_and_a_mended_one_is() {
+    for order in [0_u8, 2] {
+        for options in every_kind() {
+            let pagemap = used(order);
+            let bad = Pfn::new(BASE + 13);
+            pagemap.poison(bad).unwrap();
+            let pool = Pool::new(pagemap, options).unwrap();
+            let mut all: Vec<Pooled> = std::iter::from_fn(|| pool.take().ok()).collect();
+            assert_eq!(all.len(), (PAGES as usize >> order) - 1);
+            assert!(all.iter().all(|pooled| !pooled.range().contains(bad)));
+            assert_eq!(pool.stats().bad, 1);
+            // One that goes bad while it is out does not come back either.
+            let second = all[5].range().start();
+            pool.pagemap().poison(second).unwrap();
+            drop(all.remove(5));
+            assert!(pool.take().is_err());
+            assert_eq!(pool.stats().bad, 2);
+            pool.pagemap().unpoison(bad).unwrap();
+            let mended = pool.take().unwrap();
+            assert!(mended.range().contains(bad));
+            assert_zero_and_use(&pool, &mended, 1);
+        }
+    }
+}
+
+#[test]
+fn memory_that_the_kernel_has_cleared_is_not_cleared_again() {
+    let zone = Zone::new();
+    let region = Region::anonymous(ByteLen::new(PAGES * PAGE)).unwrap();
+    assert!(region.is_untouched());
+    let pagemap = zone.bind(region, options(0).known_zero()).unwrap();
+    let pool = Pool::new(pagemap, PoolOptions::default().without_worker()).unwrap();
+    assert_eq!(pool.stats().zero, PAGES as usize);
+    let all: Vec<Pooled> = std::iter::from_fn(|| pool.take().ok()).collect();
+    for pooled in &all {
+        assert_zero_and_use(&pool, pooled, 1);
+    }
+    assert_eq!((all.len(), pool.stats().cleared_on_demand), (PAGES as usize, 0));
+    drop(all);
+    assert_eq!(pool.stats().dirty, PAGES as usize);
+    assert!(pool.take_run(PAGES as usize).is_ok());
+    let region = pool.into_pagemap().unwrap().unbind().unwrap();
+    assert!(!region.is_untouched());
+    let failure = zone.bind(region, options(0).known_zero()).unwrap_err();
+    assert!(matches!(failure.cause, BindError::NotZeroMemory), "{failure}");
+    for touch in [(|region: &Region| region.write_at(0, &[1]).unwrap()) as fn(&Region), |region| {
+        let _ = region.mapping();
+    }] {
+        let region = Region::anonymous(ByteLen::new(PAGES * PAGE)).unwrap();
+        touch(&region);
+        assert!(!region.is_untouched());
+        assert!(zone.bind(region, options(0).known_zero()).is_err());
+    }
+    // Long ranges are pinned by the block, which starts barred and must not stay so.
+    let region = Region::anonymous(ByteLen::new(PAGES * PAGE)).unwrap();
+    let pagemap = zone.bind(region, options(0).known_zero()).unwrap();
+    drop(pagemap.pin(range(3, 700)).unwrap());
+    drop(pagemap.pin(pagemap.range()).unwrap());
+    assert!(pagemap.pages().all(|page| page.word().pins() == 0));
+    assert!(!pagemap.pages().any(|page| page.word().content() == uzone::Content::Zero));
+}
+
+#[test]
+fn the_worker_clears_ahead_of_need() {
+    let pool = Pool::new(used(2), PoolOptions::default().worker(NonZeroU8::MAX)).unwrap();
+    let until = Instant::now() + Duration::from_secs(60);
+    while pool.stats().zero < PAGES as usize / 4 {
+        assert!(Instant::now() < until, "{pool:?}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let stats = pool.stats();
+    assert_eq!((stats.cleared_ahead, stats.cleared_on_demand), (PAGES / 4, 0));
+    assert_eq!(stats.cleared, ByteLen::new(PAGES * PAGE));
+    assert_zero_and_use(&pool, &pool.take().unwrap(), 1);
+}
+
+/// Tenants take and give back at once while the worker clears, is stopped in the middle, and comes
+/// again: each reads every byte that it is given.
+#[test]
+fn tenants_at_once_beside_a_worker_that_is_stopped_never_see_each_others_bytes() {
+    let mut pagemap = used(1);
+    for round in 0..8_u8 {
+        let percent = NonZeroU8::new(20 + 10 * round).unwrap();
+        let pool = Pool::new(pagemap, PoolOptions::default().worker(percent)).unwrap();
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for tenant in 0..3_u8 {
+                let (pool, stop) = (&pool, &stop);
+                scope.spawn(move || {
+                    let mut held = Vec::new();
+                    let mut step = usize::from(tenant);
+                    while !stop.load(Ordering::Relaxed) {
+                        step += 1;
+                        let taken =
+                            if step % 5 == 0 { pool.take_run(1 + step % 7) } else { pool.take() };
+                        if let Ok(pooled) = taken {
+                            assert_zero_and_use(pool, &pooled, 0x10 + tenant);
+                            held.push(pooled);
+                        }
+                        if held.len() > 100 || step % 3 == 0 && !held.is_empty() {
+                            drop(held.swap_remove(step % held.len()));
+                        }
+                    }
+                });
+            }
+            std::thread::sleep(Duration::from_millis(60));
+            stop.store(true, Ordering::Relaxed);
+        });
+        assert_eq!(pool.stats().used, 0);
+        pagemap = pool.into_pagemap().unwrap();
+    }
+    assert!(pagemap.unbind().is_ok());
+}
