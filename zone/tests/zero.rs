@@ -295,3 +295,32 @@ fn nobody_clears_a_page_under_its_pin() {
         assert!((0..PAGES).all(|page| is_zero(&pagemap, page)));
     }
 }
+
+/// Memory that is mapped read-only can be bound and pinned, and not cleared, copied to or given back.
+#[test]
+fn memory_that_cannot_be_written_is_refused_and_its_content_stays_true() {
+    use uzone::{ClearError, Pool, PoolOptions, TakeFailure};
+    use uzone_os::{Access, Mapping, Sharing};
+
+    let path = std::env::temp_dir().join(format!("uzone-read-only-{}", std::process::id()));
+    std::fs::write(&path, vec![0xa5; (PAGES * PAGE) as usize]).unwrap();
+    let file = std::fs::File::open(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    let len = ByteLen::new(PAGES * PAGE);
+    let mapping = Mapping::file(file, 0, len, Access::ReadOnly, Sharing::Shared).unwrap();
+    let region = Region::adopt(mapping).unwrap();
+    let options = BindOptions::new(MemoryKind::Generic).base(Pfn::new(BASE));
+    let pagemap = Zone::new().bind(region, options).unwrap();
+    let options = ZeroOptions::default();
+    let failure = pagemap.zero(range(0, 600), &options).unwrap_err();
+    assert!(matches!(failure, ZeroFailure::Clear(ClearError::Access(_))), "{failure}");
+    let failure = pagemap.copy_folio(pfn(5), &used(0), pfn(0), &options).unwrap_err();
+    assert!(matches!(failure, ZeroFailure::Clear(ClearError::Access(_))), "{failure}");
+    assert!(matches!(pagemap.punch(range(0, 600)), Err(ZeroFailure::Punch(_))));
+    assert!(pagemap.pages().all(|page| page.word().content() == Content::Unknown));
+    assert!(pagemap.pin(pagemap.range()).is_ok());
+    let pool = Pool::new(pagemap, PoolOptions::default().without_worker()).unwrap();
+    assert!(matches!(pool.take(), Err(TakeFailure::Clear(_))));
+    assert_eq!(pool.stats().used, 0);
+    assert!(pool.into_pagemap().is_ok());
+}
