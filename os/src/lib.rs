@@ -75,7 +75,6 @@ pub use advise::{AdviseError, Collapsed};
 pub use bytes::{AccessError, CopyDirection};
 pub use dax::{DaxDevice, DaxError};
 pub use exclusive::{Exclusive, Exclusivity, ExclusivityError, NotExclusive, NotPromised};
-pub use exclusive::{Exclusive, NotExclusive};
 pub use fixed_buffers::{FixedBuffers, FixedBuffersError};
 pub use hugepages::HugeSize;
 pub use mapped::{Mapped, MappedError, NotMapped};
