@@ -102,16 +102,17 @@ fn bind(zone: &Zone, size: ByteLen, order: Order) -> Result<Pagemap, BenchError>
     Ok(zone.bind(Region::anonymous(size)?, options)?)
 }
 
-/// Where a region lies, cut into what one call holds.
-fn calls(pagemap: &Pagemap) -> (Vec<PfnRange>, Vec<usize>) {
+/// The pages of a region, cut into what one call holds, by their numbers and by their addresses.
+fn calls(pagemap: &Pagemap) -> Result<(Vec<PfnRange>, Vec<usize>), BenchError> {
     let range = pagemap.range();
     let starts = (range.start().get()..range.end().get()).step_by(CALL_ENTRIES);
     let pieces: Vec<PfnRange> = starts
         .filter_map(|start| PfnRange::try_new(Pfn::new(start), PageCount::new(CALL_PAGES)).ok())
         .collect();
-    let base = pagemap.region().mapping().addr().get();
+    // One piece of memory, which need not begin where the region does.
+    let base = pagemap.get(range)?.segments().map(|segment| segment.address).min().unwrap_or(0);
     let addresses = (0..pieces.len()).map(|call| base + call * CALL_BYTES).collect();
-    (pieces, addresses)
+    Ok((pieces, addresses))
 }
 
 const CALL_BYTES: usize = CALL_ENTRIES << 12;

@@ -74,6 +74,7 @@ fn the_pin_object_keeps_to_the_same_schema() {
     for id in [
         "pin-2m/naive-pin",
         "pin-2m/call-raw",
+        "pin-2m-altmap/call-pin",
         "pin-list/ours",
         "pin-list/ours-window",
         "pin-4k/cut-both",

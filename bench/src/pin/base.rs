@@ -30,7 +30,7 @@ pub(super) fn run(
         .checked_add(PageCount::new(1))
         .and_then(|start| PfnRange::try_new(start, PageCount::new(pages - 2)))
         .unwrap_or(range);
-    let (pieces, _) = calls(&base);
+    let (pieces, _) = calls(&base)?;
     let naive = Naive::new(pages, 1)?;
     let words = words(size)?;
 

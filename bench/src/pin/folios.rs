@@ -4,7 +4,10 @@ use std::cell::{Cell, RefCell};
 use std::hint::black_box;
 use std::time::Duration;
 
-use uzone::{Across, ByteLen, Order, Pagemap, Pinned, RawGuard, Redeemed, Referenced, Zone};
+use uzone::{
+    Across, AltmapOptions, BindOptions, ByteLen, Init, MemoryKind, Order, Pagemap, Pinned,
+    RawGuard, Redeemed, Referenced, Region, Zone,
+};
 
 use super::naive::Naive;
 use super::{
@@ -44,6 +47,21 @@ pub(super) fn run(
         get: published(size, 6_100, 49_000),
         pin: published(size, 6_200, 50_000),
     };
+    table(&shape, settings, &zone, &folios, watch, bench)?;
+    drop(folios);
+    let options = BindOptions::new(MemoryKind::Generic)
+        .order(Order::PMD)
+        .init(Init::Eager)
+        .altmap(AltmapOptions::new());
+    let folios = zone.bind(Region::anonymous(size)?, options)?;
+    let shape = Shape {
+        table: "pin-2m-altmap",
+        title: "2 MiB folios, 8-byte descriptors inside of the region (altmap)",
+        naive_get: published(size, 494_000, 3_910_000),
+        naive_pin: published(size, 494_000, 3_970_000),
+        get: published(size, 9_000, 70_000),
+        pin: published(size, 10_000, 74_000),
+    };
     table(&shape, settings, &zone, &folios, watch, bench)
 }
 
@@ -78,7 +96,7 @@ fn table(
     check_pins(folios, &id("whole-pin"))?;
     let range = folios.range();
     let pages = range.pages().get();
-    let (pieces, addresses) = calls(folios);
+    let (pieces, addresses) = calls(folios)?;
     let naive = Naive::new(pages, CALL_ENTRIES)?;
     check_naive(&naive, &id("naive-pin"), folios)?;
     let words = words(settings.size)?;

@@ -26,7 +26,7 @@ pub(super) fn run(
     let folios = bind(&zone, size, Order::PMD)?;
     let range = folios.range();
     let pages = range.pages().get();
-    let (_, addresses) = calls(&folios);
+    let (_, addresses) = calls(&folios)?;
     let naive = Naive::new(pages, CALL_ENTRIES)?;
     // One list for all, touched before: each row writes the same memory.
     let list = RefCell::new(present::<Pfn>(pages)?);
