@@ -31,7 +31,7 @@ use crate::group::Watch;
 use crate::machine::Machine;
 use crate::naive::{self, NaivePage, NaiveZone};
 use crate::report::{Bench, Published, SCHEMA, Skipped, Table};
-use crate::suite::{BenchError, Suite};
+use crate::suite::{BenchError, Suite, cause};
 
 /// What `uzone bench bind` is told.
 #[derive(Clone, Copy, Debug)]
@@ -164,15 +164,6 @@ fn eager<P: Payload>(
 ) -> BindOptions<P> {
     let threads = NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN);
     options.order(order).tails(tails).threads(threads).init(Init::Eager)
-}
-
-/// Returns the innermost cause of an error.
-fn cause(error: &dyn std::error::Error) -> String {
-    let mut cause = error;
-    while let Some(source) = cause.source() {
-        cause = source;
-    }
-    cause.to_string()
 }
 
 /// What a bare fill writes.

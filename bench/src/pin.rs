@@ -2,33 +2,43 @@
 //!
 //! The published experiment pinned 16 GiB and 128 GiB of 2 MiB pages, 512 base pages a call, before
 //! and after the kernel learnt to take one reference for each group of pages. Here a region of that
-//! size is reserved and described by 2 MiB folios, and held:
+//! size is reserved and described, and held in every way there is; its bytes are never touched.
 //!
-//! | row | what it does |
+//! | file | table |
 //! |---|---|
-//! | naive | an atomic step for every base page, on its folio's word |
-//! | ours, whole range | one guard: an atomic step for every folio |
-//! | ours, 512 pages a call | a guard for every folio |
-//! | ours, base pages | one guard over a memmap of base pages: an atomic step for every page |
-//! | limit | bare atomic additions to as many neighbouring words |
+//! | `folios` | 2 MiB folios: the whole region as one guard, and 512 pages a call |
+//! | `list` | the same with a list of page frames, as a driver wants it that knows no ranges |
+//! | `base` | base pages |
+//! | `threads` | two threads, on halves of the region and on all of it |
+//! | `kernel` | what the kernel itself takes to pin memory that is present |
+//! | `naive` | the yardstick of all: an atomic step for each base page |
 //!
-//! Every row takes and gives back; what is shown is both together.
+//! A row either holds alone (its guards are dropped when the clock has stopped), or holds and gives
+//! back; its name says which. The limit of a row is bare atomics, or bare stores, on as many words.
+
+mod base;
+mod folios;
+mod kernel;
+mod list;
+mod naive;
+mod threads;
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use uzone::{
-    BindOptions, ByteLen, Init, Layout, Memmap, MemoryKind, Order, Page, PageCount, Pagemap, Pfn,
-    PfnRange, Region, Tails, Zone,
+    BindOptions, ByteLen, Init, MemoryKind, Order, PageCount, Pagemap, Pfn, PfnRange, Region, Zone,
 };
+use uzone_os::{Anonymous, Exclusive, HugeAdvice, Mapped, SystemRoot, memory};
+use zerocopy::FromBytes;
 
 use crate::group::Watch;
 use crate::machine::Machine;
-use crate::report::{Bench, Published, SCHEMA, Table};
-use crate::suite::{BenchError, Suite};
+use crate::report::{Bench, Published, SCHEMA};
+use crate::suite::BenchError;
 
-const MARTINS: &str =
-    "Joao Martins, compound pagemaps v2, June 2021: pin alone, 512 pages a call, pmem";
+const MARTINS: &str = "Joao Martins, compound pagemaps v2, June 2021: 2 MiB pages of persistent \
+     memory, 512 pages a call with their list, holding alone; naive before, ours after";
 
 /// What `uzone bench pin` is told.
 #[derive(Clone, Copy, Debug)]
@@ -39,121 +49,141 @@ pub struct Settings {
     pub rounds: u32,
 }
 
-/// Runs the table.
+/// How many base pages one call holds: a 2 MiB folio's, as in the published experiment.
+const CALL_PAGES: u64 = CALL_ENTRIES as u64;
+/// As many, as the length of a list.
+const CALL_ENTRIES: usize = 512;
+
+/// Runs the tables.
 ///
 /// # Errors
-/// [`BenchError`] if the size is none that is measured, or a hold was refused.
+/// [`BenchError`] if the size is none that is measured, memory is short, or a hold was refused.
 pub fn run(settings: Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
+    check(settings)?;
     let Settings { size, rounds } = settings;
-    if size.is_zero() || !size.get().is_multiple_of(1 << 30) {
-        return Err(BenchError::Size { size });
-    }
-    let pages = size.get() >> 12;
-    let zone = Zone::with_keep_limit(ByteLen::ZERO);
-    let bind = |order| -> Result<Pagemap, BenchError> {
-        let options = BindOptions::new(MemoryKind::Generic).order(order).init(Init::Eager);
-        Ok(zone.bind(Region::anonymous(size)?, options)?)
-    };
-    let folios = bind(Order::PMD)?;
-    let base_pages = bind(Order::BASE)?;
-    let naive = naive_memmap(pages);
-    let words: Vec<AtomicU64> = (0..pages >> 9).map(|_| AtomicU64::new(0)).collect();
-    check(&folios)?;
-
-    let mut suite = Suite::new(size);
-    suite.add("pin/naive", "naive, an atomic a base page", 0, 1, || {
-        let started = Instant::now();
-        for pfn in naive.layout().range().iter() {
-            // Every page of the range has a folio, and nothing else holds it.
-            let taken = naive.folio(pfn).is_some_and(|folio| folio.try_pin().is_ok());
-            debug_assert!(taken);
-        }
-        for pfn in naive.layout().range().iter() {
-            let given = naive.folio(pfn).is_some_and(|folio| folio.unpin().is_ok());
-            debug_assert!(given);
-        }
-        Ok(started.elapsed())
-    });
-    let whole = |pagemap: &Pagemap| {
-        let started = Instant::now();
-        drop(pagemap.pin(pagemap.range())?);
-        Ok(started.elapsed())
-    };
-    suite.add("pin/ours-whole", "ours, whole range", 0, 1, || whole(&folios));
-    suite.add("pin/ours-512", "ours, 512 pages a call", 0, 1, || {
-        let range = folios.range();
-        let started = Instant::now();
-        for start in (range.start().get()..range.end().get()).step_by(512) {
-            let piece = PfnRange::try_new(Pfn::new(start), PageCount::new(512));
-            drop(folios.pin(piece.unwrap_or(range))?);
-        }
-        Ok(started.elapsed())
-    });
-    suite.add("pin/ours-base", "ours, base pages, whole range", 0, 1, || whole(&base_pages));
-    suite.add("pin/limit", "bare atomics, a word a folio", 0, 1, || {
-        let started = Instant::now();
-        for word in &words {
-            word.fetch_add(1, Ordering::Relaxed);
-        }
-        for word in &words {
-            word.fetch_sub(1, Ordering::Relaxed);
-        }
-        Ok(started.elapsed())
-    });
-    let published = match size.get() >> 30 {
-        16 => Some(Published { ns: 6_200_000, source: MARTINS }),
-        128 => Some(Published { ns: 50_000_000, source: MARTINS }),
-        _ => None,
-    };
-    for id in ["pin/naive", "pin/ours-whole", "pin/ours-512", "pin/ours-base"] {
-        if let Some(spec) = suite.spec(id) {
-            spec.naive = Some("pin/naive".to_owned());
-            spec.published = published.filter(|_| id == "pin/ours-512");
-        }
-    }
-    let mut results = Vec::new();
-    suite.run("pins", rounds, watch, &mut results)?;
-    Ok(Bench {
+    let mut bench = Bench {
         schema: SCHEMA,
         benchmark: "pin",
         machine: Machine::here(),
-        settings: format!("{size} held ({pages} pages), {rounds} rounds"),
-        tables: vec![Table {
-            id: "pin".to_owned(),
-            title: "Pin and unpin, 2 MiB folios, 8-byte descriptors".to_owned(),
-            note: "both together; one thread; the limit writes as many words as there are folios"
-                .to_owned(),
-        }],
-        results,
+        settings: format!("{size} held ({} pages), {rounds} rounds", size.get() >> 12),
+        tables: Vec::new(),
+        results: Vec::new(),
         skipped: Vec::new(),
-    })
+    };
+    folios::run(settings, watch, &mut bench)?;
+    list::run(settings, watch, &mut bench)?;
+    base::run(settings, watch, &mut bench)?;
+    threads::run(settings, watch, &mut bench)?;
+    kernel::run(settings, watch, &mut bench)?;
+    Ok(bench)
 }
 
-/// A memmap of 2 MiB folios on the heap, to be held page by page.
-fn naive_memmap(pages: u64) -> Memmap<(), Vec<Page>> {
-    let laid_out = PfnRange::try_new(Pfn::new(1 << 20), PageCount::new(pages))
-        .map_err(uzone::LayoutError::from)
-        .and_then(|range| Layout::try_new(range, Order::PMD, Tails::Derived));
-    let Ok(layout) = laid_out else { unreachable!("a whole number of GiB has whole folios") };
-    let descriptors = (0..layout.descriptors()).map(|_| Page::new(())).collect();
-    match Memmap::try_new(layout, MemoryKind::Generic, descriptors) {
-        Ok(memmap) => memmap,
-        Err(_) => unreachable!("there are as many descriptors as the layout has"),
+/// Returns whether the tables can be run: before minutes are spent.
+fn check(settings: Settings) -> Result<(), BenchError> {
+    let size = settings.size;
+    if size.is_zero() || !size.get().is_multiple_of(1 << 30) {
+        return Err(BenchError::Size { size });
+    }
+    // The naive way's 64 bytes a page, a list of 8, and our descriptors of 8; and a fifth on top.
+    let needed = ByteLen::new((size.get() >> 12) * 80 / 5 * 6);
+    match memory::available(&SystemRoot::host()) {
+        Ok(available) if available.bytes < needed => Err(BenchError::TooLittleMemory {
+            needed,
+            available: available.bytes,
+            limited_by: available.limited_by,
+        }),
+        _ => Ok(()),
     }
 }
 
-/// Checks that a guard over the whole range holds every folio once, and none afterwards.
-fn check(pagemap: &Pagemap) -> Result<(), BenchError> {
+/// A region of `size`, described by folios of `order` whose descriptors are all present.
+fn bind(zone: &Zone, size: ByteLen, order: Order) -> Result<Pagemap, BenchError> {
+    let options = BindOptions::new(MemoryKind::Generic).order(order).init(Init::Eager);
+    Ok(zone.bind(Region::anonymous(size)?, options)?)
+}
+
+/// The pages of a region, cut into what one call holds, by their numbers and by their addresses.
+fn calls(pagemap: &Pagemap) -> Result<(Vec<PfnRange>, Vec<usize>), BenchError> {
+    let range = pagemap.range();
+    let starts = (range.start().get()..range.end().get()).step_by(CALL_ENTRIES);
+    let pieces: Vec<PfnRange> = starts
+        .filter_map(|start| PfnRange::try_new(Pfn::new(start), PageCount::new(CALL_PAGES)).ok())
+        .collect();
+    // One piece of memory, which need not begin where the region does.
+    let base = pagemap.get(range)?.segments().map(|segment| segment.address).min().unwrap_or(0);
+    let addresses = (0..pieces.len()).map(|call| base + call * CALL_BYTES).collect();
+    Ok((pieces, addresses))
+}
+
+const CALL_BYTES: usize = CALL_ENTRIES << 12;
+
+/// Memory for `count` values of plain data, present, in huge pages where the host has them.
+fn present<T: FromBytes>(count: u64) -> Result<Mapped<T>, BenchError> {
+    let bytes = count * size_of::<T>() as u64;
+    let how = Anonymous { huge: HugeAdvice::Advise, ..Anonymous::default() };
+    let mut memory = Exclusive::anonymous(ByteLen::new(bytes), how)?;
+    memory.populate(0..bytes)?;
+    // The memory was made for that count, and pages are aligned to more than any value is.
+    let count = usize::try_from(count).unwrap_or(usize::MAX);
+    Mapped::try_new(memory, count).map_err(|_| BenchError::Size { size: ByteLen::new(bytes) })
+}
+
+/// As many neighbouring words as there are folios, or blocks of base pages: the limit writes them.
+fn words(size: ByteLen) -> Result<Mapped<AtomicU64>, BenchError> {
+    present((size.get() >> 12) / CALL_PAGES)
+}
+
+fn bare_add(words: &[AtomicU64]) {
+    for word in words {
+        word.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+fn bare_sub(words: &[AtomicU64]) {
+    for word in words {
+        word.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Runs `work`, and what it returns is dropped when the clock has stopped.
+fn timed<T>(work: impl FnOnce() -> Result<T, BenchError>) -> Result<Duration, BenchError> {
+    let started = Instant::now();
+    let done = work()?;
+    let elapsed = started.elapsed();
+    drop(done);
+    Ok(elapsed)
+}
+
+/// Runs `work` alone, and then what takes it back.
+fn timed_alone(work: impl FnOnce(), undo: impl FnOnce()) -> Result<Duration, BenchError> {
+    let started = Instant::now();
+    work();
+    let elapsed = started.elapsed();
+    undo();
+    Ok(elapsed)
+}
+
+/// A published time in microseconds, if it is for this much memory.
+fn published(size: ByteLen, us_16: u64, us_128: u64) -> Option<Published> {
+    let us = match size.get() >> 30 {
+        16 => us_16,
+        128 => us_128,
+        _ => return None,
+    };
+    Some(Published { ns: us * 1000, source: MARTINS })
+}
+
+/// Checks that a guard over the whole region pins every folio once, and none afterwards.
+fn check_pins(pagemap: &Pagemap, row: &str) -> Result<(), BenchError> {
     let range = pagemap.range();
     let pins = |expected: u32| {
-        let wrong = (range.start().get()..range.end().get()).step_by(512).find(|pfn| {
-            pagemap.page(Pfn::new(*pfn)).is_none_or(|page| page.word().pins() != expected)
-        });
+        let wrong = range
+            .iter()
+            .step_by(1 << pagemap.report().order.get())
+            .find(|pfn| pagemap.page(*pfn).is_none_or(|page| page.word().pins() != expected));
         match wrong {
             None => Ok(()),
-            Some(pfn) => {
-                Err(BenchError::Wrong { row: "pin/ours-whole".to_owned(), pfn: Pfn::new(pfn) })
-            }
+            Some(pfn) => Err(BenchError::Wrong { row: row.to_owned(), pfn }),
         }
     };
     let pinned = pagemap.pin(range)?;

@@ -73,15 +73,24 @@ pub struct Row {
     pub rounds: usize,
     /// How many bytes were written.
     pub bytes: u64,
-    /// How many pages were described.
+    /// How many pages were described, or held; over all passes.
     pub items: u64,
     /// Bytes by the median.
     pub gib_per_s: f64,
     /// Nanoseconds for each page described, by the median.
     pub ns_per_page: f64,
+    /// How many calls did it, where the row counts them.
+    pub calls: Option<u64>,
+    /// Nanoseconds for each call, by the median.
+    pub ns_per_call: Option<f64>,
+    /// How many folios the pages are in, where the row counts them.
+    pub folios: Option<u64>,
+    /// Nanoseconds for each folio, by the median.
+    pub ns_per_folio: Option<f64>,
     /// How many times the naive row took this one's time; the median of the rounds' ratios.
     pub ratio_naive: Option<f64>,
-    /// The limit's rate divides this one's; the median of the rounds' ratios. It may pass 1 by
+    /// The limit's rate divides this one's, or where neither writes bytes, this one's time the
+    /// limit's; the median of the rounds' ratios. It may pass 1 by
     /// what the machine varies.
     pub share_of_limit: Option<f64>,
     /// Whether the memory had never been touched.
@@ -101,10 +110,12 @@ pub(crate) struct RowSpec {
     pub(crate) name: String,
     pub(crate) bytes: u64,
     pub(crate) pages: u64,
+    pub(crate) calls: Option<u64>,
+    pub(crate) folios: Option<u64>,
     pub(crate) threads: usize,
     /// The id of the naive row.
     pub(crate) naive: Option<String>,
-    /// The id of the limit, and how many bytes that writes.
+    /// The id of the limit, and how many bytes that writes; none if both do the same work.
     pub(crate) limit: Option<(String, u64)>,
     pub(crate) cold: bool,
     pub(crate) published: Option<Published>,
@@ -116,6 +127,7 @@ impl RowSpec {
         let times = samples.sorted(&self.id);
         let median_ns = median(&times);
         let seconds = float(median_ns.max(1)) / 1e9;
+        let per = |count: Option<u64>| count.map(|count| float(median_ns) / float(count.max(1)));
         Row {
             name: self.name,
             median_ns,
@@ -126,10 +138,17 @@ impl RowSpec {
             items: self.pages,
             gib_per_s: float(self.bytes) / seconds / float(1 << 30),
             ns_per_page: float(median_ns) / float(self.pages.max(1)),
+            calls: self.calls,
+            ns_per_call: per(self.calls),
+            folios: self.folios,
+            ns_per_folio: per(self.folios),
             ratio_naive: self.naive.and_then(|naive| samples.ratio(&naive, &self.id)),
             share_of_limit: self.limit.and_then(|(limit, limit_bytes)| {
                 let times = samples.ratio(&limit, &self.id)?;
-                Some(times * float(self.bytes) / float(limit_bytes.max(1)))
+                match limit_bytes {
+                    0 => Some(times),
+                    _ => Some(times * float(self.bytes) / float(limit_bytes)),
+                }
             }),
             cold: self.cold,
             published: self.published,

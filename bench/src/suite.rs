@@ -3,10 +3,10 @@
 use std::time::{Duration, Instant};
 
 use uzone::{
-    BindFailure, BindOptions, ByteLen, HoldFailure, Init, Limit, Pagemap, Payload, Pfn, Region,
-    RegionError, Source, Template, Word, Zone,
+    BindFailure, BindOptions, ByteLen, HoldFailure, Init, Limit, ListTooShort, NotAGuard, Pagemap,
+    Payload, Pfn, Region, RegionError, Source, Template, Word, Zone,
 };
-use uzone_os::{MapError, PopulateError, ResidentError, SysError};
+use uzone_os::{FixedBuffersError, MapError, PopulateError, ResidentError, SysError};
 use zerocopy::Immutable;
 
 use crate::group::{self, Case, Watch};
@@ -28,6 +28,15 @@ pub enum BenchError {
     /// Pages could not be held.
     #[error("cannot hold the pages of the region")]
     Hold(#[source] HoldFailure),
+    /// A list had no room for the pages of a guard. A defect of the benchmark.
+    #[error("cannot list the pages of a guard")]
+    List(#[from] ListTooShort),
+    /// A guard was not had again from its bits. A defect of uzone.
+    #[error("cannot redeem a guard")]
+    Redeem(#[from] NotAGuard),
+    /// The kernel did not pin memory that it had pinned before.
+    #[error("the kernel did not pin memory")]
+    FixedBuffers(#[from] FixedBuffersError),
     /// A region could not be unbound. A defect of uzone: nobody holds it.
     #[error("cannot unbind: {0}")]
     Unbind(String),
@@ -124,6 +133,8 @@ impl<'a> Suite<'a> {
             name: name.into(),
             bytes,
             pages: self.pages(),
+            calls: None,
+            folios: None,
             threads,
             naive: None,
             limit: None,
@@ -222,6 +233,15 @@ impl<'a> Suite<'a> {
         results.extend(self.specs.into_iter().map(|spec| spec.row(&samples)));
         Ok(())
     }
+}
+
+/// Returns the innermost cause of an error.
+pub(crate) fn cause(error: &dyn std::error::Error) -> String {
+    let mut cause = error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    cause.to_string()
 }
 
 pub(crate) fn unbind<P: Payload>(pagemap: Pagemap<P>) -> Result<Region, BenchError> {

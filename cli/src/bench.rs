@@ -34,9 +34,12 @@ enum Benchmark {
     Pin(PinArgs),
 }
 
-/// Pin a region and let it go: an atomic step a page, or one a folio
+/// Pin a region and let it go: 2 MiB folios, lists, base pages, threads, and the kernel
 ///
-/// The region is reserved and described by 2 MiB folios; its bytes are never touched.
+/// The region is reserved and described; its bytes are never touched. `naive` is an atomic step for
+/// each base page, on 64-byte descriptors as Linux has them; they take 1/64 of the size. The kernel's
+/// own pins are measured as buffers of an io_uring, of memory that is present: up to 1 GiB of base
+/// pages, of transparent huge pages, and of the pool's if that has as many free.
 #[derive(Debug, clap::Args)]
 #[command(after_help = exit::help("uzone bench pin --size 128G", &EXITS))]
 struct PinArgs {
@@ -219,38 +222,61 @@ impl Report for Metadata {
 
 fn write_table(text: &mut String, spec: &Table, rows: &[Row]) {
     let _ = writeln!(text, "{}\n({})", spec.title, spec.note);
-    let mut cells = table(&[
-        "row",
-        "median",
-        "worst",
-        "ns/page",
-        "GB/s",
-        "of limit",
-        "x naive",
-        "resident/TiB",
-        "published",
-    ]);
     let prefix = format!("{}/", spec.id);
-    for row in rows.iter().filter(|row| row.id.starts_with(&prefix)) {
-        cells.add_row(vec![
-            if row.cold { format!("{} (cold)", row.name) } else { row.name.clone() },
-            ns(row.median_ns),
-            ns(row.worst_ns),
-            number(row.ns_per_page),
-            if row.bytes == 0 || row.threads == 0 {
-                none()
-            } else {
-                number(row.gib_per_s * GIB_TO_GB)
-            },
-            row.share_of_limit.map_or_else(none, |share| format!("{:.0} %", share * 100.0)),
-            row.ratio_naive.map_or_else(none, number),
-            row.metadata_resident_bytes_per_tib
-                .map_or_else(none, |bytes| ByteLen::new(bytes).to_string()),
-            row.published.map_or_else(none, |published| ns(published.ns)),
-        ]);
+    let rows: Vec<&Row> = rows.iter().filter(|row| row.id.starts_with(&prefix)).collect();
+    // A column of which no row of the table has anything is left out.
+    let columns: Vec<&Column> = COLUMNS
+        .iter()
+        .filter(|column| rows.iter().any(|row| (column.cell)(row).is_some()))
+        .collect();
+    let mut cells = table(&columns.iter().map(|column| column.heading).collect::<Vec<_>>());
+    for row in rows {
+        let cell = |column: &&Column| (column.cell)(row).unwrap_or_else(none);
+        cells.add_row(columns.iter().map(cell).collect::<Vec<_>>());
     }
     let _ = writeln!(text, "{}", cells.trim_fmt());
 }
+
+struct Column {
+    heading: &'static str,
+    cell: fn(&Row) -> Option<String>,
+}
+
+const COLUMNS: [Column; 11] = [
+    Column {
+        heading: "row",
+        cell: |row| Some(if row.cold { format!("{} (cold)", row.name) } else { row.name.clone() }),
+    },
+    Column { heading: "median", cell: |row| Some(ns(row.median_ns)) },
+    Column { heading: "worst", cell: |row| Some(ns(row.worst_ns)) },
+    Column { heading: "ns/page", cell: |row| Some(number(row.ns_per_page)) },
+    Column { heading: "ns/folio", cell: |row| row.ns_per_folio.map(number) },
+    Column {
+        // The time of the only call is the median.
+        heading: "ns/call",
+        cell: |row| row.ns_per_call.filter(|_| row.calls > Some(1)).map(number),
+    },
+    Column {
+        heading: "GB/s",
+        cell: |row| {
+            let is_rate = row.bytes != 0 && row.threads != 0;
+            is_rate.then(|| number(row.gib_per_s * GIB_TO_GB))
+        },
+    },
+    Column {
+        heading: "of limit",
+        cell: |row| row.share_of_limit.map(|share| format!("{:.0} %", share * 100.0)),
+    },
+    Column { heading: "x naive", cell: |row| row.ratio_naive.map(number) },
+    Column {
+        heading: "resident/TiB",
+        cell: |row| {
+            let bytes = row.metadata_resident_bytes_per_tib?;
+            Some(ByteLen::new(bytes).to_string())
+        },
+    },
+    Column { heading: "published", cell: |row| row.published.map(|published| ns(published.ns)) },
+];
 
 /// Tables count in powers of ten, as those do that they are compared with.
 const GIB_TO_GB: f64 = 1.073_741_824;

@@ -1,7 +1,8 @@
 //! The one place that matches errno: what the kernel's answers mean to the calls of this package.
 //!
 //! Every function is pure: it takes a result of a system call and returns what to do about it.
-//! Source: mmap(2), madvise(2), memfd_create(2), ioctl_pagemap_scan(2), userfaultfd(2).
+//! Source: mmap(2), madvise(2), memfd_create(2), ioctl_pagemap_scan(2), userfaultfd(2),
+//! io_uring_setup(2), io_uring_register(2).
 
 use rustix::io::Errno;
 
@@ -129,6 +130,46 @@ pub(crate) fn uffd_refusal(errno: Errno) -> UffdRefusal {
     }
 }
 
+/// Why an io_uring was not given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RingRefusal {
+    /// A setting of the host or a filter says no.
+    Disabled,
+    /// The kernel was built without it.
+    Absent,
+    /// Something else.
+    Other,
+}
+
+/// Decodes why io_uring_setup(2) failed.
+pub(crate) fn ring_refusal(errno: Errno) -> RingRefusal {
+    match errno {
+        Errno::PERM | Errno::ACCESS => RingRefusal::Disabled,
+        Errno::NOSYS => RingRefusal::Absent,
+        _ => RingRefusal::Other,
+    }
+}
+
+/// Why buffers were not registered with an io_uring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum BufferRefusal {
+    /// More than the limit on locked memory; or there is none left for the list of pages.
+    Memory,
+    /// A page cannot be written, or not be made present.
+    NotWritable,
+    /// Something else.
+    Other,
+}
+
+/// Decodes why io_uring_register(2) did not take buffers.
+pub(crate) fn buffer_refusal(errno: Errno) -> BufferRefusal {
+    match errno {
+        Errno::NOMEM => BufferRefusal::Memory,
+        Errno::FAULT => BufferRefusal::NotWritable,
+        _ => BufferRefusal::Other,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -177,6 +218,21 @@ mod tests {
             (Errno::MFILE, UffdRefusal::Other),
         ] {
             assert_eq!(uffd_refusal(errno), refusal, "{errno:?}");
+        }
+        for (errno, refusal) in [
+            (Errno::PERM, RingRefusal::Disabled),
+            (Errno::ACCESS, RingRefusal::Disabled),
+            (Errno::NOSYS, RingRefusal::Absent),
+            (Errno::MFILE, RingRefusal::Other),
+        ] {
+            assert_eq!(ring_refusal(errno), refusal, "{errno:?}");
+        }
+        for (errno, refusal) in [
+            (Errno::NOMEM, BufferRefusal::Memory),
+            (Errno::FAULT, BufferRefusal::NotWritable),
+            (Errno::OPNOTSUPP, BufferRefusal::Other),
+        ] {
+            assert_eq!(buffer_refusal(errno), refusal, "{errno:?}");
         }
         assert!(ioctl_is_unknown(Errno::NOTTY));
         assert!(!ioctl_is_unknown(Errno::PERM));

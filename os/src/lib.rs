@@ -34,6 +34,7 @@
 //! | `mapped` | [`Mapped`]: an owned `[T]` in such memory |
 //! | `populate` | making memory present, by several threads |
 //! | `advise` | huge pages for what is mapped already, and giving pages back |
+//! | `fixed_buffers` | having the kernel itself pin a mapping, by an io_uring |
 //! | `resident` | how much of a mapping is present, and in huge pages |
 //! | `shortage` | why a mapping was refused, and what would help |
 //! | `memory` | how much memory this process may still take |
@@ -56,6 +57,7 @@ mod create;
 pub mod dax;
 mod errno;
 mod exclusive;
+pub mod fixed_buffers;
 pub mod hugepages;
 mod mapped;
 mod mapping;
@@ -73,6 +75,7 @@ pub use advise::{AdviseError, Collapsed};
 pub use bytes::{AccessError, CopyDirection};
 pub use dax::{DaxDevice, DaxError};
 pub use exclusive::{Exclusive, Exclusivity, ExclusivityError, NotExclusive, NotPromised};
+pub use fixed_buffers::{FixedBuffers, FixedBuffersError};
 pub use hugepages::HugeSize;
 pub use mapped::{Mapped, MappedError, NotMapped};
 pub use mapping::{FileId, JoinError, Mapping, NotCut, NotJoined};
@@ -104,6 +107,9 @@ pub enum Error {
     /// What is present could not be counted.
     #[error(transparent)]
     Resident(#[from] ResidentError),
+    /// The kernel did not pin a mapping.
+    #[error(transparent)]
+    FixedBuffers(#[from] FixedBuffersError),
     /// A DAX device is none, or does not say what it is.
     #[error(transparent)]
     Dax(#[from] DaxError),

@@ -160,6 +160,7 @@ impl<'a> BlockRef<'a> {
     }
 
     /// Holds every page of the block.
+    #[inline]
     pub(crate) fn hold(self, sort: HoldSort) -> Result<(), BlockRefusal> {
         // Acquire pairs with the Release in `unbar`: who holds the block sees what was done to its
         // pages while it was barred.
@@ -178,6 +179,7 @@ impl<'a> BlockRef<'a> {
     }
 
     /// Gives a hold back. Returns whether there was one.
+    #[inline]
     #[must_use]
     pub(crate) fn give_back(self, sort: HoldSort) -> bool {
         // Release pairs with the Acquire in `bar`: who bars the block sees what its holders wrote.
@@ -249,6 +251,7 @@ impl<'a> BlockRef<'a> {
         debug_assert!(before.bars(bar) >= pages, "a bar is taken back by whoever it is for");
     }
 
+    #[inline]
     fn update<E>(
         self,
         success: Ordering,
@@ -272,6 +275,7 @@ impl<'a> BlockRef<'a> {
     }
 }
 
+#[inline]
 fn add_hold(counts: Counts, sort: HoldSort) -> Result<Counts, BlockRefusal> {
     if u64::from(counts.holds(sort)) == MAX_COUNT {
         return Err(BlockRefusal::Overflow);

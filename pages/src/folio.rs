@@ -33,6 +33,7 @@ use crate::word::{
 };
 
 /// Returns why a taker is refused whose addition makes the count `total`, if it is.
+#[inline]
 const fn refusal(word: Word, sort: HoldSort, total: u64) -> Option<HoldError> {
     if word.is_free() {
         Some(HoldError::Free)
@@ -153,12 +154,14 @@ impl<P> Copy for Folio<'_, P> {}
 
 impl<'a, P> Folio<'a, P> {
     /// Takes the descriptor of a head and the template of the memmap that it belongs to.
+    #[inline]
     #[must_use]
     pub fn new(page: &'a Page<P>, template: Word) -> Self {
         Self { page, template, block: None }
     }
 
     /// Takes the block that a base page belongs to.
+    #[inline]
     pub(crate) fn with_block(self, block: Option<BlockRef<'a>>) -> Self {
         Self { block, ..self }
     }
@@ -169,10 +172,12 @@ impl<'a, P> Folio<'a, P> {
         self.page.payload()
     }
 
+    #[inline]
     const fn decode(self, stored: u64) -> Word {
         Word(stored.wrapping_add(self.template.0))
     }
 
+    #[inline]
     const fn encode(self, word: Word) -> u64 {
         word.0.wrapping_sub(self.template.0)
     }
@@ -188,6 +193,7 @@ impl<'a, P> Folio<'a, P> {
     }
 
     /// Returns the word as it is now, without the holds on the block.
+    #[inline]
     pub(crate) fn own_word(self) -> Word {
         // Relaxed: a report of one word, by which nothing else is published. Who acts on it takes
         // a hold or advances the content, and those have their own orderings.
@@ -199,6 +205,7 @@ impl<'a, P> Folio<'a, P> {
     ///
     /// # Errors
     /// [`HoldError`]; then nothing has changed.
+    #[inline]
     pub fn try_hold(self, sort: HoldSort) -> Result<Word, HoldError> {
         self.take(sort, 1)
     }
@@ -225,6 +232,7 @@ impl<'a, P> Folio<'a, P> {
     ///
     /// # Errors
     /// [`ReleaseError`] if there is none; then nothing has changed.
+    #[inline]
     pub fn release(self, sort: HoldSort) -> Result<Released, ReleaseError> {
         self.give_back(sort, 1)
     }
@@ -264,6 +272,7 @@ impl<'a, P> Folio<'a, P> {
         self.take(HoldSort::Pin, count).map(|_| ())
     }
 
+    #[inline]
     fn take(self, sort: HoldSort, count: u32) -> Result<Word, HoldError> {
         if count > MAX_OPTIMISTIC {
             return self.take_compared(sort, count);
@@ -275,23 +284,30 @@ impl<'a, P> Folio<'a, P> {
         if refusal(before, sort, sort.raw_count(before) + u64::from(count)).is_none() {
             return Ok(before);
         }
-        self.take_back(sort, delta)
+        Self::take_back(self.page, self.template, sort, delta)
     }
 
     /// Takes the addition of a refused taker back, or keeps it if there is no reason any more.
+    // By its parts: were it passed as a whole, takers would have to build it in memory first.
     #[cold]
-    fn take_back(self, sort: HoldSort, delta: u64) -> Result<Word, HoldError> {
+    fn take_back(
+        page: &Page<P>,
+        template: Word,
+        sort: HoldSort,
+        delta: u64,
+    ) -> Result<Word, HoldError> {
+        let folio = Folio::new(page, template);
         // Acquire as in `take`, for the case that the addition is kept.
-        let mut stored = self.page.stored.load(Ordering::Acquire);
+        let mut stored = page.stored.load(Ordering::Acquire);
         loop {
-            let word = self.decode(stored);
+            let word = folio.decode(stored);
             let Some(refusal) = refusal(word, sort, sort.raw_count(word)) else {
                 return Ok(word);
             };
             // Relaxed: nothing was learnt or published by an addition that is taken back.
-            match self.page.stored.compare_exchange_weak(
+            match page.stored.compare_exchange_weak(
                 stored,
-                self.encode(Word(word.0 - delta)),
+                folio.encode(Word(word.0 - delta)),
                 Ordering::Relaxed,
                 Ordering::Acquire,
             ) {
@@ -345,6 +361,7 @@ impl<'a, P> Folio<'a, P> {
         self.give_back(HoldSort::Pin, count)
     }
 
+    #[inline]
     fn give_back(self, sort: HoldSort, count: u32) -> Result<Released, ReleaseError> {
         if count == 0 {
             return Ok(Released::Held);
@@ -541,6 +558,7 @@ impl<'a, P> Folio<'a, P> {
     }
 
     /// Replaces the word by what `next` makes of it; returns the word before and after.
+    #[inline]
     fn update<E>(
         self,
         success: Ordering,

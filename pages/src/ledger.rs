@@ -95,6 +95,7 @@ impl Ledger {
     /// [`EnterError`] if the pagemap is being unbound or has too many; then nothing has changed. On
     /// [`EnterError::Closing`] the caller wakes whoever waits for the last guard: the refused
     /// addition may have hidden from that one that it was the last.
+    #[inline]
     pub fn enter(&self, sort: HoldSort) -> Result<(), EnterError> {
         // Acquire pairs with the Release in `reopen`: who enters afterwards sees what was undone.
         let before = self.0.fetch_add(one(sort), Ordering::Acquire);
@@ -105,14 +106,20 @@ impl Ledger {
         } else {
             return Ok(());
         };
+        self.take_back(sort);
+        Err(refusal)
+    }
+
+    #[cold]
+    fn take_back(&self, sort: HoldSort) {
         // Relaxed: nothing was learnt or published by an addition that is taken back. Whoever
         // closes meanwhile counts it as a guard and finds it gone the next time it looks.
         self.0.fetch_sub(one(sort), Ordering::Relaxed);
-        Err(refusal)
     }
 
     /// Lets a guard go that was admitted. Returns whether it was the last one of a ledger that is
     /// being closed: then whoever closes it can go on.
+    #[inline]
     #[must_use = "somebody may wait for it"]
     pub fn leave(&self, sort: HoldSort) -> bool {
         // Release pairs with the Acquire in `close`: who unbinds sees what every guard did.

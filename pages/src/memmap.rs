@@ -15,7 +15,7 @@ use core::fmt;
 use core::marker::PhantomData;
 use core::ops::Deref;
 
-use crate::addr::{Order, PageCount, Pfn};
+use crate::addr::{Order, PageCount, Pfn, PfnRange};
 use crate::block::{BLOCK_ORDER, Block, BlockRef};
 use crate::content::Content;
 use crate::folio::Folio;
@@ -170,56 +170,81 @@ where
     }
 
     /// Returns the block of the page `pfn`, which has to be described.
+    #[inline]
     pub(crate) fn block(&self, pfn: Pfn) -> Option<BlockRef<'_>> {
-        if self.blocks.is_empty() {
-            return None;
-        }
-        let index = usize::try_from(Block::index(self.layout.range(), pfn)).ok()?;
-        Some(self.block_ref(self.blocks.get(index)?))
+        block_of(&self.blocks, self.layout.range(), pfn, self.starts_pinnable())
     }
 
-    fn block_ref<'a>(&self, block: &'a Block) -> BlockRef<'a> {
-        BlockRef::new(block, self.template.content().is_pinnable())
+    fn starts_pinnable(&self) -> bool {
+        self.template.content().is_pinnable()
     }
 
     /// Returns the blocks from page `first` up to page `last`, both at the start of one, with the
     /// numbers of their first pages.
+    #[inline]
     pub(crate) fn blocks(
         &self,
         first: Pfn,
         last: Pfn,
     ) -> impl Iterator<Item = (Pfn, BlockRef<'_>)> {
         let range = self.layout.range();
-        let blocks = (first.get() >> BLOCK_ORDER.get())..(last.get() >> BLOCK_ORDER.get());
-        blocks.filter_map(move |number| {
-            let start = Pfn::new(number << BLOCK_ORDER.get());
-            // The first block of the range may begin before it.
-            let index = Block::index(range, start.max(range.start()));
-            let block = self.blocks.get(usize::try_from(index).ok()?)?;
-            Some((start, self.block_ref(block)))
+        // The first block of the range may begin before it.
+        let index = |pfn: Pfn| usize::try_from(Block::index(range, pfn.max(range.start()))).ok();
+        let blocks = match (index(first), index(last)) {
+            (Some(first), Some(last)) => self.blocks.get(first..last).unwrap_or(&[]),
+            _ => &[],
+        };
+        let starts_pinnable = self.starts_pinnable();
+        blocks.iter().zip(0_u64..).map(move |(block, number)| {
+            let start = Pfn::new(first.get() + (number << BLOCK_ORDER.get()));
+            (start, BlockRef::new(block, starts_pinnable))
         })
     }
 
     /// Returns the folios that have pages from `start` up to `end`, each once, with their heads.
     /// Pages that are not described have none.
     pub fn folios(&self, start: Pfn, end: Pfn) -> impl Iterator<Item = (Pfn, Folio<'_, P>)> {
+        let (range, blocks) = (self.layout.range(), &*self.blocks);
+        let starts_pinnable = self.starts_pinnable();
+        self.bare_folios(start, end).map(move |(head, folio)| {
+            (head, folio.with_block(block_of(blocks, range, head, starts_pinnable)))
+        })
+    }
+
+    /// As [`Memmap::folios`], of what only a folio's own word is asked for: they do not know their
+    /// blocks.
+    #[inline]
+    pub(crate) fn bare_folios(
+        &self,
+        start: Pfn,
+        end: Pfn,
+    ) -> impl Iterator<Item = (Pfn, Folio<'_, P>)> {
         let range = self.layout.range();
         let (start, end) = (start.max(range.start()), end.min(range.end()));
-        let first = self.layout.head_index(start).unwrap_or(0);
-        let stride = self.layout.descriptors_per_folio();
         let order = self.layout.order();
-        // Empty where nothing is left of the pages.
-        let folios = end
-            .checked_since(start.align_down(order))
-            .filter(|_| start < end)
-            .map_or(0, |pages| pages.get().div_ceil(order.pages().get()));
+        // What each step needs is taken here: a load behind an atomic step would wait for that.
+        let descriptors = self.heads(start, end);
+        let stride = usize::try_from(self.layout.descriptors_per_folio()).unwrap_or(usize::MAX);
         let template = self.template;
         let head = start.align_down(order).get();
-        (0..folios).filter_map(move |folio| {
-            let descriptor = self.descriptor(first + folio * stride)?;
-            let pfn = Pfn::new(head + (folio << order.get()));
-            Some((pfn, Folio::new(descriptor, template).with_block(self.block(pfn))))
+        descriptors.iter().step_by(stride).zip(0_u64..).map(move |(descriptor, folio)| {
+            (Pfn::new(head + (folio << order.get())), Folio::new(descriptor, template))
         })
+    }
+
+    /// Returns the descriptors from that of the folio that `start` is in up to that of the last that
+    /// has a page before `end`, both pages of the range; none if there is no page between.
+    #[inline]
+    fn heads(&self, start: Pfn, end: Pfn) -> &[Page<P>] {
+        if start >= end {
+            return &[];
+        }
+        let last = Pfn::new(end.get() - 1); // there is a page before it
+        let index = |pfn| usize::try_from(self.layout.head_index(pfn)?).ok();
+        match (index(start), index(last)) {
+            (Some(first), Some(last)) => self.descriptors.get(first..=last).unwrap_or(&[]),
+            _ => &[],
+        }
     }
 
     /// Returns the page `pfn`, or `None` if it is not described.
@@ -237,6 +262,21 @@ where
             folio: self.folio(pfn)?,
         })
     }
+}
+
+/// Returns the block of a page of `range`, if there are any.
+#[inline]
+fn block_of(
+    blocks: &[Block],
+    range: PfnRange,
+    pfn: Pfn,
+    starts_pinnable: bool,
+) -> Option<BlockRef<'_>> {
+    if blocks.is_empty() {
+        return None;
+    }
+    let block = blocks.get(usize::try_from(Block::index(range, pfn)).ok()?)?;
+    Some(BlockRef::new(block, starts_pinnable))
 }
 
 impl<P, S, B> fmt::Debug for Memmap<P, S, B> {

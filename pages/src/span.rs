@@ -47,6 +47,7 @@ impl Span {
     }
 
     /// Returns where the blocks begin and end that are held as such; the same where there are none.
+    #[inline]
     fn blocks(self) -> (Pfn, Pfn) {
         let (start, end) = (self.range.start(), self.range.end());
         // The numbers of a range are at most 2^64 - 1, and the block at that end is not whole.
@@ -79,6 +80,7 @@ where
     ///
     /// # Errors
     /// [`SpanRefused`] with the first page in the way; then nothing is held.
+    #[inline]
     pub fn hold(
         &self,
         range: PfnRange,
@@ -110,6 +112,7 @@ where
     }
 
     /// Gives back what a span holds. `freed` is told the heads of folios that nobody holds any more.
+    #[inline]
     pub fn release(&self, span: Span, sort: HoldSort, mut freed: impl FnMut(Pfn)) {
         let range = span.range;
         if !self.has_blocks() {
@@ -167,6 +170,7 @@ where
         Ok((first, second))
     }
 
+    #[inline]
     fn hold_folios(
         &self,
         start: Pfn,
@@ -175,7 +179,7 @@ where
         bad: &impl Fn(PfnRange) -> Option<Pfn>,
         freed: &mut impl FnMut(Pfn),
     ) -> Result<(), SpanRefused> {
-        for (head, folio) in self.folios(start, end) {
+        for (head, folio) in self.bare_folios(start, end) {
             let refused = match folio.try_hold(sort) {
                 Ok(before) => {
                     if sort == HoldSort::Reference || !before.is_partly_poisoned() {
@@ -187,27 +191,35 @@ where
                 }
                 Err(cause) => SpanRefused { pfn: head.max(start), cause },
             };
-            if start < head {
-                self.release_folios(start, head, sort, freed);
-            }
+            self.undo_folios(start, head, sort, freed);
             return Err(refused);
         }
         Ok(())
     }
 
+    #[cold]
+    fn undo_folios(&self, start: Pfn, head: Pfn, sort: HoldSort, freed: &mut impl FnMut(Pfn)) {
+        if start < head {
+            self.release_folios(start, head, sort, freed);
+        }
+    }
+
     /// Returns the pages from `start` up to `end` of the folio at `head`.
+    #[cold]
     fn part(&self, head: Pfn, start: Pfn, end: Pfn) -> Option<PfnRange> {
         let first = head.max(start);
         let last = head.checked_add(self.layout().order().pages()).unwrap_or(end).min(end);
         PfnRange::try_new(first, last.checked_since(first)?).ok()
     }
 
+    #[inline]
     fn release_folios(&self, start: Pfn, end: Pfn, sort: HoldSort, freed: &mut impl FnMut(Pfn)) {
-        for (head, folio) in self.folios(start, end) {
+        for (head, folio) in self.bare_folios(start, end) {
             release(head, folio, sort, freed);
         }
     }
 
+    #[inline]
     fn hold_blocks(&self, first: Pfn, last: Pfn, sort: HoldSort) -> Result<(), SpanRefused> {
         for (start, block) in self.blocks(first, last) {
             if let Err(refusal) = block.hold(sort)
@@ -249,6 +261,7 @@ where
         Err(SpanRefused { pfn: start, cause: HoldError::Busy })
     }
 
+    #[inline]
     fn release_blocks(&self, first: Pfn, last: Pfn, sort: HoldSort) {
         for (_, block) in self.blocks(first, last) {
             let given = block.give_back(sort);
@@ -257,6 +270,7 @@ where
     }
 }
 
+#[inline]
 fn release<P>(head: Pfn, folio: Folio<'_, P>, sort: HoldSort, freed: &mut impl FnMut(Pfn)) {
     let released = folio.release(sort);
     debug_assert!(released.is_ok(), "a span gives back what it took");

@@ -60,9 +60,15 @@ struct Collector<G> {
 impl<G> Collector<G> {
     const EMPTY: Self = Self { guards: None };
 
+    /// What a range in one region gives.
+    #[inline]
+    const fn single(first: G) -> Across<G> {
+        Across { first, rest: Vec::new() }
+    }
+
     fn add(&mut self, guard: G) {
         match &mut self.guards {
-            None => self.guards = Some(Across { first: guard, rest: Vec::new() }),
+            None => self.guards = Some(Self::single(guard)),
             Some(guards) => guards.rest.push(guard),
         }
     }
@@ -84,6 +90,7 @@ impl Zone {
     ///
     /// # Errors
     /// [`HoldFailure`] if no region has an address, or a folio refuses; then nothing is pinned.
+    #[inline]
     #[track_caller]
     pub fn pin(&self, address: usize, len: ByteLen) -> Result<Across<Pinned>, HoldFailure> {
         self.pin_with(address, len, PinOptions::default())
@@ -93,6 +100,7 @@ impl Zone {
     ///
     /// # Errors
     /// As [`Zone::pin`].
+    #[inline]
     #[track_caller]
     pub fn try_pin(&self, address: usize, len: ByteLen) -> Result<Across<Pinned>, HoldFailure> {
         self.pin_with(address, len, PinOptions::default().without_faults())
@@ -110,6 +118,9 @@ impl Zone {
         options: PinOptions,
     ) -> Result<Across<Pinned>, HoldFailure> {
         let caller = Location::caller();
+        if let Some(Found { pagemap, range }) = self.shared.directory.one_at_address(address, len) {
+            return Ok(Collector::single(Pinned(Hold::pin(pagemap, range, options, caller)?)));
+        }
         let mut guards = Collector::EMPTY;
         self.shared.directory.at_address(address, len, |Found { pagemap, range }| {
             guards.add(Pinned(Hold::pin(pagemap, range, options, caller)?));
@@ -145,6 +156,10 @@ impl Zone {
     #[track_caller]
     pub fn get(&self, address: usize, len: ByteLen) -> Result<Across<Referenced>, HoldFailure> {
         let caller = Location::caller();
+        if let Some(Found { pagemap, range }) = self.shared.directory.one_at_address(address, len) {
+            let hold = Hold::take(pagemap, range, HoldSort::Reference, caller)?;
+            return Ok(Collector::single(Referenced(hold)));
+        }
         let mut guards = Collector::EMPTY;
         self.shared.directory.at_address(address, len, |Found { pagemap, range }| {
             guards.add(Referenced(Hold::take(pagemap, range, HoldSort::Reference, caller)?));

@@ -309,12 +309,13 @@ fn clear_part(bytes: &mut [u8]) {
 
 /// Returns whether `pfn` is a page of the region that is not described: it holds descriptors, or is
 /// reserved, or skipped.
-pub(crate) fn is_metadata(inner: &dyn Holdable, pfn: Pfn) -> bool {
+pub(crate) fn is_metadata(inner: &(impl Holdable + ?Sized), pfn: Pfn) -> bool {
     inner.metadata_range().is_some_and(|metadata| metadata.contains(pfn))
 }
 
 /// Returns why pages that are not all described cannot be held.
-pub(crate) fn not_here(inner: &dyn Holdable, asked: PfnRange) -> HoldFailure {
+#[cold]
+pub(crate) fn not_here(inner: &(impl Holdable + ?Sized), asked: PfnRange) -> HoldFailure {
     if let Some(metadata) = inner.metadata_range() {
         // The first of those that were asked for, if there is one.
         let pfn = asked.start().max(metadata.start());

@@ -5,10 +5,17 @@
 //! references only: whoever finds one takes part in its ownership first, then enters its ledger, and
 //! believes nothing before. A region that has been unbound meanwhile is then refused.
 //!
+//! Each thread keeps the table that it used last, with the version by which it sees that there is a
+//! newer one; to protect the load of a shared pointer would cost two atomic steps more, a third of a
+//! pin. What a thread keeps that looks no more is a table and the empty shells of its regions, never
+//! their memory.
+//!
 //! Locks: writers take turns by one; no reader waits for it.
-//! Cost: a lookup is a protected load, a binary search, and one atomic step for the share of
+//! Cost: a lookup is a load of the version, a binary search, and one atomic step for the share of
 //! ownership that a guard needs anyway. A bind or unbind copies the table.
 
+use std::cell::RefCell;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use arc_swap::ArcSwap;
@@ -16,10 +23,38 @@ use uzone_pages::{ByteLen, PageCount, PageSize, Pfn, PfnRange};
 
 use crate::hold::{HoldFailure, Holdable, Segment};
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Directory {
     table: ArcSwap<Table>,
+    /// The number of the newest table, which no other table of any directory has.
+    version: AtomicU64,
     writer: Mutex<()>,
+}
+
+/// The table that a thread used last.
+struct Kept {
+    version: u64,
+    table: Arc<Table>,
+}
+
+fn next_version() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    // Relaxed: a number of its own is all that is asked for.
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+impl Default for Directory {
+    fn default() -> Self {
+        Self {
+            table: ArcSwap::default(),
+            version: AtomicU64::new(next_version()),
+            writer: Mutex::default(),
+        }
+    }
+}
+
+thread_local! {
+    static KEPT: RefCell<Option<Kept>> = const { RefCell::new(None) };
 }
 
 #[derive(Clone, Default)]
@@ -45,6 +80,31 @@ struct Entry {
     range: PfnRange,
     page: PageSize,
     pagemap: Weak<dyn Holdable>,
+}
+
+impl Table {
+    // Always: what it returns would go through memory, and be waited for.
+    #[inline(always)]
+    fn one_at_address(&self, start: u64, end: u64) -> Option<Found> {
+        let (entry, pagemap) = find(&self.by_address, start)?;
+        if end > entry.end {
+            return None;
+        }
+        Some(Found { pagemap, range: entry.pages(start, end)? })
+    }
+}
+
+impl Entry {
+    /// Returns the pages that the bytes from address `start` up to `end` have a part of, both in the
+    /// region and not the same.
+    #[inline]
+    fn pages(&self, start: u64, end: u64) -> Option<PfnRange> {
+        let shift = self.page.shift();
+        let first = (start - self.start) >> shift;
+        let last = (end - 1 - self.start) >> shift;
+        let first_pfn = self.range.start().checked_add(PageCount::new(first)).ok()?;
+        PfnRange::try_new(first_pfn, PageCount::new(last - first + 1)).ok()
+    }
 }
 
 /// Pages of one region, in which the caller shares ownership.
@@ -90,6 +150,39 @@ impl Directory {
         let mut table = Table::clone(&self.table.load());
         change(&mut table);
         self.table.store(Arc::new(table));
+        // Release pairs with the Acquire in `one_at_address`: who sees the number finds this table, or
+        // a newer one.
+        self.version.store(next_version(), Ordering::Release);
+    }
+
+    /// Returns the pages from address `address` on that `len` bytes have a part of, if one region has
+    /// them all. If none is returned, [`Directory::at_address`] says why.
+    #[inline]
+    pub(crate) fn one_at_address(&self, address: usize, len: ByteLen) -> Option<Found> {
+        let start = address as u64; // an address is at most 64 bits
+        let end = start.checked_add(len.get()).filter(|end| start < *end)?;
+        let version = self.version.load(Ordering::Acquire);
+        // Nothing is called while the table is borrowed. A thread that is ending has none any more.
+        KEPT.try_with(|kept| {
+            if let Some(kept) = &*kept.borrow()
+                && kept.version == version
+            {
+                return kept.table.one_at_address(start, end);
+            }
+            let table = self.keep(kept, version);
+            table.one_at_address(start, end)
+        })
+        .ok()?
+    }
+
+    /// Makes the newest table the one that the thread keeps.
+    #[cold]
+    fn keep(&self, kept: &RefCell<Option<Kept>>, version: u64) -> Arc<Table> {
+        // As new as `version` or newer; if newer, the next lookup sees another number and comes here.
+        let table = self.table.load_full();
+        // Dropped when the borrow has ended: it may be the last that keeps its entries.
+        let _before = kept.replace(Some(Kept { version, table: table.clone() }));
+        table
     }
 
     /// Calls `take` for the pages from address `address` on that `len` bytes have a part of, once for
@@ -114,17 +207,7 @@ impl Directory {
                 return Err(HoldFailure::NoAddress { address });
             };
             let until = end.min(entry.end);
-            let shift = entry.page.shift();
-            let first = (at - entry.start) >> shift;
-            let last = (until - 1 - entry.start) >> shift;
-            let range = entry
-                .range
-                .start()
-                .checked_add(PageCount::new(first))
-                .and_then(|first_pfn| {
-                    PfnRange::try_new(first_pfn, PageCount::new(last - first + 1))
-                })
-                .map_err(|_| HoldFailure::NoAddress { address })?;
+            let range = entry.pages(at, until).ok_or(HoldFailure::NoAddress { address })?;
             take(Found { pagemap, range })?;
             at = until;
         }
@@ -156,6 +239,7 @@ impl Directory {
 }
 
 /// Finds the entry that has `at`, and takes part in the ownership of its pagemap.
+#[inline]
 fn find(list: &[Entry], at: u64) -> Option<(&Entry, Arc<dyn Holdable>)> {
     let after = list.partition_point(|entry| entry.start <= at);
     let entry = list.get(after.checked_sub(1)?)?;

@@ -44,6 +44,7 @@ pub(crate) struct GuardBook {
 /// The holders of a debug build, by ticket.
 #[derive(Debug, Default)]
 struct List {
+    #[cfg(debug_assertions)]
     next: u64,
     holders: BTreeMap<u64, Holder>,
 }
@@ -54,6 +55,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl GuardBook {
+    #[inline]
     pub(crate) fn enter(&self, sort: HoldSort) -> Result<(), EnterError> {
         let entered = self.ledger.enter(sort);
         if entered == Err(EnterError::Closing) {
@@ -62,12 +64,14 @@ impl GuardBook {
         entered
     }
 
+    #[inline]
     pub(crate) fn leave(&self, sort: HoldSort) {
         if self.ledger.leave(sort) {
             self.wake();
         }
     }
 
+    #[cold]
     fn wake(&self) {
         // Under the lock, or the wake-up could fall between the last look and the wait.
         let _closing = lock(&self.closing);
@@ -98,15 +102,13 @@ impl GuardBook {
     }
 
     /// Enters a holder into the list of a debug build. Returns its ticket.
+    #[cfg(debug_assertions)]
     pub(crate) fn register(
         &self,
         range: PfnRange,
         sort: HoldSort,
         caller: &'static Location<'static>,
     ) -> u64 {
-        if !cfg!(debug_assertions) {
-            return 0;
-        }
         let holder = Holder { range, sort, caller };
         let mut list = lock(&self.list);
         let ticket = list.next;
@@ -115,10 +117,9 @@ impl GuardBook {
         ticket
     }
 
+    #[cfg(debug_assertions)]
     pub(crate) fn unregister(&self, ticket: u64) {
-        if cfg!(debug_assertions) {
-            lock(&self.list).holders.remove(&ticket);
-        }
+        lock(&self.list).holders.remove(&ticket);
     }
 
     /// Returns the holders that a debug build knows, in ascending order of their pages.

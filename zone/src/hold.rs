@@ -188,6 +188,40 @@ pub(crate) trait Holdable: Any + Send + Sync {
     fn not_for_long(&self) -> Option<&'static str>;
     fn bad_pages(&self, range: PfnRange) -> Vec<Pfn>;
     fn word(&self, pfn: Pfn) -> Word;
+
+    // Two methods in one each, so that a guard costs one call of a table and not five.
+
+    /// Enters the ledger, then holds the folios of `range`, so that what is held is
+    /// [`Span::of_folios`] of it. The failure is boxed so that its absence is a register.
+    fn admit(&self, range: PfnRange, sort: HoldSort) -> Result<(), Box<HoldFailure>> {
+        if !self.range().contains_range(range) {
+            return Err(Box::new(altmap::not_here(self, range)));
+        }
+        if let Err(error) = self.guards().enter(sort) {
+            return Err(not_admitted(error));
+        }
+        match self.hold(range, sort) {
+            Ok(span) => {
+                debug_assert_eq!(span, Span::of_folios(range), "nothing was split yet");
+                Ok(())
+            }
+            Err(refused) => {
+                self.guards().leave(sort);
+                Err(Box::new(failure(self, range, refused)))
+            }
+        }
+    }
+
+    /// Gives the folios of a span back, then leaves the ledger.
+    fn dismiss(&self, span: Span, sort: HoldSort) {
+        self.release(span, sort);
+        self.guards().leave(sort);
+    }
+}
+
+#[cold]
+fn not_admitted(error: EnterError) -> Box<HoldFailure> {
+    Box::new(HoldFailure::NotAdmitted(error))
 }
 
 /// Returns the pieces of `range` between bad pages, which are in ascending order.
@@ -209,6 +243,7 @@ pub(crate) struct Hold {
     span: Span,
     sort: HoldSort,
     /// What the registry of a debug build knows this guard by.
+    #[cfg(debug_assertions)]
     ticket: u64,
 }
 
@@ -219,19 +254,21 @@ const BUSY_ATTEMPTS: usize = 1000;
 
 impl Hold {
     /// Holds a range of pages of the region that `inner` describes.
+    #[inline]
     pub(crate) fn take(
         inner: Arc<dyn Holdable>,
         range: PfnRange,
         sort: HoldSort,
         caller: &'static Location<'static>,
     ) -> Result<Self, HoldFailure> {
-        match admit(&*inner, range, sort) {
-            Ok(span) => Ok(Self::admitted(inner, span, sort, caller)),
-            Err(failure) => Err(failure),
+        match inner.admit(range, sort) {
+            Ok(()) => Ok(Self::admitted(inner, Span::of_folios(range), sort, caller)),
+            Err(failure) => Err(*failure),
         }
     }
 
     /// Pins a range, after producing what of it is not there if the options allow it.
+    #[inline]
     pub(crate) fn pin(
         inner: Arc<dyn Holdable>,
         range: PfnRange,
@@ -243,21 +280,30 @@ impl Hold {
         {
             return Err(HoldFailure::NotForLong { what });
         }
-        let span = match admit(&*inner, range, HoldSort::Pin) {
-            Ok(span) => span,
-            Err(failure) => pin_again(&*inner, range, options, failure)?,
-        };
-        Ok(Self::admitted(inner, span, HoldSort::Pin, caller))
+        if let Err(failure) = inner.admit(range, HoldSort::Pin) {
+            pin_again(&*inner, range, options, *failure)?;
+        }
+        Ok(Self::admitted(inner, Span::of_folios(range), HoldSort::Pin, caller))
     }
 
+    #[inline]
     pub(crate) fn admitted(
         inner: Arc<dyn Holdable>,
         span: Span,
         sort: HoldSort,
         caller: &'static Location<'static>,
     ) -> Self {
+        #[cfg(debug_assertions)]
         let ticket = inner.guards().register(span.range(), sort, caller);
-        Self { inner, span, sort, ticket }
+        #[cfg(not(debug_assertions))]
+        let _ = caller;
+        Self {
+            inner,
+            span,
+            sort,
+            #[cfg(debug_assertions)]
+            ticket,
+        }
     }
 
     pub(crate) fn sort(&self) -> HoldSort {
@@ -276,9 +322,12 @@ impl Hold {
         match self.inner.split(self.span, self.sort, pages) {
             Ok((first, second)) => {
                 let other = Self::admitted(self.inner.clone(), second, self.sort, caller);
-                self.inner.guards().unregister(self.ticket);
                 self.span = first;
-                self.ticket = self.inner.guards().register(first.range(), self.sort, caller);
+                #[cfg(debug_assertions)]
+                {
+                    self.inner.guards().unregister(self.ticket);
+                    self.ticket = self.inner.guards().register(first.range(), self.sort, caller);
+                }
                 Ok((self, other))
             }
             Err(refused) => {
@@ -303,18 +352,6 @@ impl Hold {
     }
 }
 
-/// Enters the ledger, then holds the folios of `range`.
-fn admit(inner: &dyn Holdable, range: PfnRange, sort: HoldSort) -> Result<Span, HoldFailure> {
-    if !inner.range().contains_range(range) {
-        return Err(altmap::not_here(inner, range));
-    }
-    inner.guards().enter(sort).map_err(HoldFailure::NotAdmitted)?;
-    inner.hold(range, sort).map_err(|refused| {
-        inner.guards().leave(sort);
-        failure(inner, range, refused)
-    })
-}
-
 /// Tries a pin again that was refused, as long as there is something to wait for or to produce.
 #[cold]
 fn pin_again(
@@ -322,7 +359,7 @@ fn pin_again(
     range: PfnRange,
     options: PinOptions,
     mut refused: HoldFailure,
-) -> Result<Span, HoldFailure> {
+) -> Result<(), HoldFailure> {
     let (mut faults, mut waits) = (0, 0);
     loop {
         match &refused {
@@ -346,16 +383,16 @@ fn pin_again(
             }
             _ => return Err(refused),
         }
-        match admit(inner, range, HoldSort::Pin) {
-            Ok(span) => return Ok(span),
-            Err(again) => refused = again,
+        match inner.admit(range, HoldSort::Pin) {
+            Ok(()) => return Ok(()),
+            Err(again) => refused = *again,
         }
     }
 }
 
 /// Says what a refused range means to the caller who asked for it.
 #[cold]
-fn failure(inner: &dyn Holdable, range: PfnRange, refused: SpanRefused) -> HoldFailure {
+fn failure(inner: &(impl Holdable + ?Sized), range: PfnRange, refused: SpanRefused) -> HoldFailure {
     let SpanRefused { pfn, cause } = refused;
     // A folio whose head lies before the range is in the way from its first page on.
     let good = pfn.checked_since(range.start()).unwrap_or_default();
@@ -370,10 +407,11 @@ fn failure(inner: &dyn Holdable, range: PfnRange, refused: SpanRefused) -> HoldF
 }
 
 impl Drop for Hold {
+    #[inline]
     fn drop(&mut self) {
+        #[cfg(debug_assertions)]
         self.inner.guards().unregister(self.ticket);
-        self.inner.release(self.span, self.sort);
-        self.inner.guards().leave(self.sort);
+        self.inner.dismiss(self.span, self.sort);
     }
 }
 

@@ -11,6 +11,7 @@ mod bus;
 mod cgroup;
 mod cut;
 mod dax;
+mod fixed_buffers;
 mod host;
 mod huge;
 mod mapping;

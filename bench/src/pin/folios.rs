@@ -1,0 +1,301 @@
+//! 2 MiB folios: the whole region as one guard, and the published experiment's 512 pages a call.
+
+use std::cell::{Cell, RefCell};
+use std::hint::black_box;
+use std::time::Duration;
+
+use uzone::{
+    Across, AltmapOptions, BindOptions, ByteLen, Init, MemoryKind, Order, Pagemap, Pinned,
+    RawGuard, Redeemed, Referenced, Region, Zone,
+};
+
+use super::naive::Naive;
+use super::{
+    CALL_BYTES, CALL_ENTRIES, CALL_PAGES, Settings, bare_add, bare_sub, bind, calls, check_pins,
+    published, timed, timed_alone, words,
+};
+use crate::group::Watch;
+use crate::report::{Bench, Published, Table};
+use crate::suite::{BenchError, Suite};
+
+/// One table: a way of describing the region, and what was published of it.
+struct Shape {
+    table: &'static str,
+    title: &'static str,
+    naive_get: Option<Published>,
+    naive_pin: Option<Published>,
+    get: Option<Published>,
+    pin: Option<Published>,
+}
+
+const NOTE: &str = "one thread; the guards of a row that pins alone are dropped when the clock has \
+     stopped; naive is of the same kind of row; the limit is bare atomics on a word for each folio";
+
+pub(super) fn run(
+    settings: Settings,
+    watch: Watch<'_>,
+    bench: &mut Bench,
+) -> Result<(), BenchError> {
+    let size = settings.size;
+    let zone = Zone::with_keep_limit(ByteLen::ZERO);
+    let folios = bind(&zone, size, Order::PMD)?;
+    let shape = Shape {
+        table: "pin-2m",
+        title: "2 MiB folios, 8-byte descriptors",
+        naive_get: published(size, 59_000, 492_000),
+        naive_pin: published(size, 87_000, 493_000),
+        get: published(size, 6_100, 49_000),
+        pin: published(size, 6_200, 50_000),
+    };
+    table(&shape, settings, &zone, &folios, watch, bench)?;
+    drop(folios);
+    let options = BindOptions::new(MemoryKind::Generic)
+        .order(Order::PMD)
+        .init(Init::Eager)
+        .altmap(AltmapOptions::new());
+    let folios = zone.bind(Region::anonymous(size)?, options)?;
+    let shape = Shape {
+        table: "pin-2m-altmap",
+        title: "2 MiB folios, 8-byte descriptors inside of the region (altmap)",
+        naive_get: published(size, 494_000, 3_910_000),
+        naive_pin: published(size, 494_000, 3_970_000),
+        get: published(size, 9_000, 70_000),
+        pin: published(size, 10_000, 74_000),
+    };
+    table(&shape, settings, &zone, &folios, watch, bench)
+}
+
+/// Guards that were taken while the clock ran, and will be dropped when it has stopped.
+type Kept<G> = RefCell<Vec<G>>;
+
+fn keep<G>(calls: usize) -> Kept<G> {
+    RefCell::new(Vec::with_capacity(calls))
+}
+
+/// Has `take` fill the list of guards, and drops them when the clock has stopped.
+fn fill<G>(
+    kept: &Kept<G>,
+    take: impl FnOnce(&mut Vec<G>) -> Result<(), BenchError>,
+) -> Result<Duration, BenchError> {
+    let mut kept = kept.borrow_mut();
+    let elapsed = timed(|| take(&mut kept));
+    kept.clear();
+    elapsed
+}
+
+#[expect(clippy::too_many_lines, reason = "a list of rows, each a few lines")]
+fn table(
+    shape: &Shape,
+    settings: Settings,
+    zone: &Zone,
+    folios: &Pagemap,
+    watch: Watch<'_>,
+    bench: &mut Bench,
+) -> Result<(), BenchError> {
+    let id = |row: &str| format!("{}/{row}", shape.table);
+    check_pins(folios, &id("whole-pin"))?;
+    let range = folios.range();
+    let pages = range.pages().get();
+    let (pieces, addresses) = calls(folios)?;
+    let naive = Naive::new(pages, CALL_ENTRIES)?;
+    check_naive(&naive, &id("naive-pin"), folios)?;
+    let words = words(settings.size)?;
+    let pinned: Kept<Pinned> = keep(pieces.len());
+    let across: Kept<Across<Pinned>> = keep(pieces.len());
+    let referenced: Kept<Across<Referenced>> = keep(pieces.len());
+    let raw: RefCell<Vec<RawGuard>> = RefCell::new(Vec::with_capacity(pieces.len()));
+    let len = ByteLen::new(CALL_BYTES as u64);
+    let segments = Cell::new(0);
+
+    let mut suite = Suite::new(ByteLen::new(pages << 12));
+    let mut row = Rows { suite: &mut suite, shape, calls: pieces.len() as u64 };
+    // Getting and pinning cost the same: the naive way has one sort of count.
+    row.add("naive-get", "naive, get", Kind::Naive(shape.naive_get), || {
+        timed_alone(
+            || {
+                black_box(naive.hold());
+            },
+            || naive.give_back(),
+        )
+    });
+    row.add("naive-pin", "naive, pin", Kind::Naive(shape.naive_pin), || {
+        timed_alone(
+            || {
+                black_box(naive.hold());
+            },
+            || naive.give_back(),
+        )
+    });
+    row.add("naive-both", "naive, pin and unpin", Kind::Naive(None), || {
+        timed(|| {
+            black_box(naive.hold());
+            naive.give_back();
+            Ok(())
+        })
+    });
+    row.add("whole-get", "whole region, get", Kind::Whole, || {
+        timed(|| {
+            let referenced = folios.get(range)?;
+            segments.set(referenced.segments().count());
+            Ok(referenced)
+        })
+    });
+    row.add("whole-pin", "whole region, pin", Kind::Whole, || {
+        timed(|| {
+            let pinned = folios.pin(range)?;
+            segments.set(pinned.segments().count());
+            Ok(pinned)
+        })
+    });
+    row.add("whole-both", "whole region, pin and unpin", Kind::Whole, || {
+        timed(|| {
+            drop(folios.pin(range)?);
+            Ok(())
+        })
+    });
+    row.add("call-get", "512 pages a call by address, get", Kind::Call(shape.get), || {
+        fill(&referenced, |kept| {
+            for &address in &addresses {
+                kept.push(zone.get(address, len)?);
+            }
+            Ok(())
+        })
+    });
+    row.add("call-pin", "512 pages a call by address, pin", Kind::Call(shape.pin), || {
+        fill(&across, |kept| {
+            for &address in &addresses {
+                kept.push(zone.pin(address, len)?);
+            }
+            Ok(())
+        })
+    });
+    row.add("call-both", "512 pages a call by address, pin and unpin", Kind::Call(None), || {
+        timed(|| {
+            for &address in &addresses {
+                drop(zone.pin(address, len)?);
+            }
+            Ok(())
+        })
+    });
+    row.add("call-pfn-pin", "512 pages a call by pfn, pin", Kind::Call(shape.pin), || {
+        fill(&pinned, |kept| {
+            for &piece in &pieces {
+                kept.push(folios.pin(piece)?);
+            }
+            Ok(())
+        })
+    });
+    row.add("call-pfn-both", "512 pages a call by pfn, pin and unpin", Kind::Call(None), || {
+        timed(|| {
+            for &piece in &pieces {
+                drop(folios.pin(piece)?);
+            }
+            Ok(())
+        })
+    });
+    row.add("call-raw", "a guard of 512 pages to 64 bits and back", Kind::Token, || {
+        let mut kept = pinned.borrow_mut();
+        for &piece in &pieces {
+            kept.push(folios.pin(piece)?);
+        }
+        let mut raw = raw.borrow_mut();
+        let elapsed = timed(|| {
+            raw.extend(kept.drain(..).map(Pinned::into_raw));
+            for raw in raw.drain(..) {
+                if let Redeemed::Pinned(pinned) = zone.redeem(raw)? {
+                    kept.push(pinned);
+                }
+            }
+            Ok(())
+        });
+        let is_whole = kept.len() == pieces.len();
+        kept.clear();
+        let wrong = || BenchError::Wrong { row: id("call-raw"), pfn: range.start() };
+        if is_whole { elapsed } else { Err(wrong()) }
+    });
+    row.add("limit-one", "bare atomics, one a folio", Kind::Limit, || {
+        timed_alone(|| bare_add(&words), || bare_sub(&words))
+    });
+    row.add("limit-both", "bare atomics, two a folio", Kind::Limit, || {
+        timed(|| {
+            bare_add(&words);
+            bare_sub(&words);
+            Ok(())
+        })
+    });
+    bench.tables.push(Table {
+        id: shape.table.to_owned(),
+        title: shape.title.to_owned(),
+        note: NOTE.to_owned(),
+    });
+    suite.run(shape.title, settings.rounds, watch, &mut bench.results)
+}
+
+/// What a row is compared with.
+#[derive(Clone, Copy)]
+enum Kind {
+    Naive(Option<Published>),
+    Whole,
+    Call(Option<Published>),
+    Token,
+    Limit,
+}
+
+struct Rows<'s, 'a> {
+    suite: &'s mut Suite<'a>,
+    shape: &'s Shape,
+    calls: u64,
+}
+
+impl<'a> Rows<'_, 'a> {
+    fn add(
+        &mut self,
+        row: &str,
+        name: &str,
+        kind: Kind,
+        run: impl FnMut() -> Result<Duration, BenchError> + 'a,
+    ) {
+        let table = self.shape.table;
+        let is_get = row.ends_with("-get");
+        let is_both = row.ends_with("-both");
+        let naive = match (is_get, is_both) {
+            (true, _) => "naive-get",
+            (_, true) => "naive-both",
+            _ => "naive-pin",
+        };
+        let limit = if is_both { "limit-both" } else { "limit-one" };
+        let spec = self.suite.add(&format!("{table}/{row}"), name, 0, 1, run);
+        spec.folios = Some(self.calls);
+        if !matches!(kind, Kind::Token | Kind::Limit) {
+            spec.naive = Some(format!("{table}/{naive}"));
+        }
+        if matches!(kind, Kind::Whole | Kind::Call(_)) {
+            spec.limit = Some((format!("{table}/{limit}"), 0));
+        }
+        match kind {
+            Kind::Naive(published) => {
+                spec.calls = Some(spec.pages);
+                spec.published = published;
+            }
+            Kind::Whole => spec.calls = Some(1),
+            Kind::Call(published) => {
+                spec.calls = Some(self.calls);
+                spec.published = published;
+            }
+            Kind::Token => spec.calls = Some(self.calls),
+            Kind::Limit => {}
+        }
+    }
+}
+
+/// Checks that the naive way holds every page once, and none afterwards.
+fn check_naive(naive: &Naive, row: &str, pagemap: &Pagemap) -> Result<(), BenchError> {
+    let range = pagemap.range();
+    let wrong = || BenchError::Wrong { row: row.to_owned(), pfn: range.start() };
+    let held = naive.hold();
+    if held as u64 != range.pages().get() || !naive.is_held(CALL_PAGES) {
+        return Err(wrong());
+    }
+    naive.give_back();
+    if naive.is_held(0) { Ok(()) } else { Err(wrong()) }
+}

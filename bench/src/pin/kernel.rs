@@ -1,0 +1,157 @@
+//! What the kernel itself takes to pin memory that is present: the buffers of an io_uring, which are
+//! pinned when they are registered and let go when they are not any more.
+//!
+//! It has more to do than we have, since it finds the pages by the tables of the process; it is the
+//! way to the same end on this host, and not a baseline.
+
+use std::cell::RefCell;
+use std::time::Instant;
+
+use uzone::{ByteLen, HugeSize, Mapping, PopulateError, ResidentError};
+use uzone_os::{Anonymous, FixedBuffers, FixedBuffersError, HugeAdvice, MapError};
+
+use super::Settings;
+use crate::group::Watch;
+use crate::report::{Bench, Skipped, Table};
+use crate::suite::{BenchError, Suite};
+
+/// Makes memory of one kind, present.
+type Make = fn(ByteLen) -> Result<Mapping, Refused>;
+
+/// One kind of memory.
+struct Memory {
+    row: &'static str,
+    name: &'static str,
+    mapping: Mapping,
+    folio_bytes: u64,
+}
+
+pub(super) fn run(
+    settings: Settings,
+    watch: Watch<'_>,
+    bench: &mut Bench,
+) -> Result<(), BenchError> {
+    // A sixteenth, which is what the machine can have present of a region that is only reserved.
+    let len = ByteLen::new((settings.size.get() / 16).min(1 << 30));
+    let ring = match FixedBuffers::new() {
+        Ok(ring) => RefCell::new(ring),
+        Err(error) => {
+            let reason = error.to_string();
+            bench.skipped.push(Skipped { id: "pin-kernel".to_owned(), reason });
+            return Ok(());
+        }
+    };
+    let kinds: [(_, _, Make, _); 3] = [
+        ("4k", "base pages", base_pages, 4096),
+        ("thp", "transparent huge pages", transparent, 2 << 20),
+        ("hugetlb", "huge pages of the pool", of_the_pool, 2 << 20),
+    ];
+    let mut memories = Vec::new();
+    for (row, name, make, folio_bytes) in kinds {
+        let made = make(len).and_then(|mapping| {
+            // Once before: what is refused is refused for a reason, and the rows after it go on.
+            drop(
+                ring.borrow_mut()
+                    .register(&mapping)
+                    .map_err(|error| Refused::by_the_kernel(&error))?,
+            );
+            Ok(mapping)
+        });
+        match made {
+            Ok(mapping) => memories.push(Memory { row, name, mapping, folio_bytes }),
+            Err(Refused::Here(reason)) => {
+                bench.skipped.push(Skipped { id: format!("pin-kernel/{row}-pin"), reason });
+            }
+            Err(Refused::Broken(error)) => return Err(error),
+        }
+    }
+    if memories.is_empty() {
+        return Ok(());
+    }
+    let mut suite = Suite::new(len);
+    for memory in &memories {
+        let (ring, mapping) = (&ring, &memory.mapping);
+        for is_both in [false, true] {
+            let (kind, what) = if is_both { ("both", "pin and unpin") } else { ("pin", "pin") };
+            let id = format!("pin-kernel/{}-{kind}", memory.row);
+            let spec = suite.add(&id, format!("{}, {what}", memory.name), 0, 1, move || {
+                let mut ring = ring.borrow_mut();
+                let started = Instant::now();
+                let registered = ring.register(mapping)?;
+                let pinned = started.elapsed();
+                drop(registered);
+                Ok(if is_both { started.elapsed() } else { pinned })
+            });
+            spec.folios = Some(len.get() / memory.folio_bytes);
+            spec.calls = Some(1);
+        }
+    }
+    bench.tables.push(Table {
+        id: "pin-kernel".to_owned(),
+        title: format!("The kernel's own pins: {len} registered as a buffer of an io_uring"),
+        note: "memory present, one thread; the kernel finds the pages in the page tables"
+            .to_owned(),
+    });
+    suite.run("the kernel's pins", settings.rounds, watch, &mut bench.results)
+}
+
+/// Why there is no row.
+enum Refused {
+    /// This host does not have it.
+    Here(String),
+    /// Something went wrong.
+    Broken(BenchError),
+}
+
+impl Refused {
+    fn by_the_kernel(error: &FixedBuffersError) -> Self {
+        Self::Here(format!("{error}: {}", crate::suite::cause(error)))
+    }
+}
+
+macro_rules! broken {
+    ($($error:ty),*) => {$(
+        impl From<$error> for Refused {
+            fn from(error: $error) -> Self {
+                Self::Broken(error.into())
+            }
+        }
+    )*};
+}
+
+broken!(MapError, PopulateError, ResidentError);
+
+fn base_pages(len: ByteLen) -> Result<Mapping, Refused> {
+    let how = Anonymous { huge: HugeAdvice::Never, ..Anonymous::default() };
+    let mapping = Mapping::anonymous(len, how)?;
+    mapping.populate(0..len.get())?;
+    Ok(mapping)
+}
+
+fn transparent(len: ByteLen) -> Result<Mapping, Refused> {
+    let how = Anonymous { huge: HugeAdvice::Advise, ..Anonymous::default() };
+    let mapping = Mapping::anonymous(len, how)?;
+    mapping.populate(0..len.get())?;
+    let huge = mapping.huge_backed()?;
+    if huge != len {
+        return Err(Refused::Here(format!(
+            "{huge} of {len} came in transparent huge pages: `echo madvise > \
+             /sys/kernel/mm/transparent_hugepage/enabled`, and free memory that is not in pieces"
+        )));
+    }
+    Ok(mapping)
+}
+
+fn of_the_pool(len: ByteLen) -> Result<Mapping, Refused> {
+    match Mapping::hugetlb(len, HugeSize::MIB_2) {
+        Ok(mapping) => {
+            mapping.populate(0..len.get())?;
+            Ok(mapping)
+        }
+        // Its text says what the pool has, and the command that fills it.
+        Err(error @ (MapError::HugePool { .. } | MapError::HugeSize { .. })) => {
+            Err(Refused::Here(error.to_string()))
+        }
+        Err(error) => Err(error.into()),
+    }
+}

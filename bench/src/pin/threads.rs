@@ -1,0 +1,234 @@
+//! Two threads that hold at once: halves of the region, which share no word but the pagemap's, and
+//! all of it, where they meet on every word.
+//!
+//! The second thread is started once and meets the first at a barrier, before and after a sample;
+//! a sample is as many passes as make that small beside it.
+
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use uzone::{ByteLen, HoldSort, Order, PageCount, Pagemap, PfnRange, Zone};
+
+use super::{Settings, bare_add, bare_sub, bind, words};
+use crate::group::Watch;
+use crate::report::{Bench, Skipped, Table};
+use crate::suite::{BenchError, Suite};
+
+/// How many pages' worth of passes a sample is: milliseconds.
+const SAMPLE_PAGES: u64 = 1 << 28;
+
+/// What both threads do in one sample.
+#[derive(Clone, Copy)]
+enum Work<'a> {
+    Hold(&'a Pagemap, HoldSort, [PfnRange; 2]),
+    Bare([&'a [AtomicU64]; 2]),
+}
+
+impl Work<'_> {
+    /// Does one thread's part `passes` times.
+    fn run(self, thread: usize, passes: u64) -> Result<(), BenchError> {
+        for _ in 0..passes {
+            match self {
+                Work::Hold(pagemap, HoldSort::Pin, ranges) => drop(pagemap.pin(ranges[thread])?),
+                Work::Hold(pagemap, HoldSort::Reference, ranges) => {
+                    drop(pagemap.get(ranges[thread])?);
+                }
+                Work::Bare(words) => {
+                    bare_add(words[thread]);
+                    bare_sub(words[thread]);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// One row.
+struct Sample<'a> {
+    row: &'static str,
+    name: &'static str,
+    work: Work<'a>,
+    /// How many threads run it.
+    threads: usize,
+    /// What it is compared with.
+    one: &'static str,
+    /// How many times the region is held in a pass of all threads together.
+    times: u64,
+}
+
+/// The second thread: what it is to do, and where it meets the first.
+struct Second {
+    start: Barrier,
+    end: Barrier,
+    sample: AtomicU64,
+    has_failed: AtomicBool,
+}
+
+const STOP: u64 = u64::MAX;
+
+impl Second {
+    /// Does samples of `work` until it is told to stop.
+    fn run(&self, work: &[Work<'_>], passes: u64) {
+        loop {
+            self.start.wait();
+            // Relaxed, as the flag below: the barriers order it.
+            let Ok(sample) = usize::try_from(self.sample.load(Ordering::Relaxed)) else { return };
+            let Some(work) = work.get(sample) else { return };
+            if work.run(1, passes).is_err() {
+                self.has_failed.store(true, Ordering::Relaxed);
+            }
+            self.end.wait();
+        }
+    }
+
+    /// Does a sample by both threads.
+    fn sample(&self, number: u64, work: Work<'_>, passes: u64) -> Result<Duration, BenchError> {
+        self.sample.store(number, Ordering::Relaxed);
+        self.start.wait();
+        let started = Instant::now();
+        let mine = work.run(0, passes);
+        self.end.wait();
+        let elapsed = started.elapsed();
+        mine?;
+        if self.has_failed.load(Ordering::Relaxed) {
+            // The first thread's error would have said what; the second had one alone.
+            return Err(BenchError::Threads { threads: 2 });
+        }
+        Ok(elapsed)
+    }
+}
+
+pub(super) fn run(
+    settings: Settings,
+    watch: Watch<'_>,
+    bench: &mut Bench,
+) -> Result<(), BenchError> {
+    if bench.machine.cpus < 2 {
+        let reason = "this process may use one CPU only".to_owned();
+        bench.skipped.push(Skipped { id: "pin-threads".to_owned(), reason });
+        return Ok(());
+    }
+    let size = settings.size;
+    let zone = Zone::with_keep_limit(ByteLen::ZERO);
+    let folios = bind(&zone, size, Order::PMD)?;
+    let range = folios.range();
+    let pages = range.pages().get();
+    // The size is whole GiB, so that the middle is at a folio.
+    let half = PageCount::new(pages / 2);
+    let halves = range
+        .start()
+        .checked_add(half)
+        .and_then(|middle| {
+            Ok([PfnRange::try_new(range.start(), half)?, PfnRange::try_new(middle, half)?])
+        })
+        .unwrap_or([range; 2]);
+    let words = words(size)?;
+    let (front, back) = words.split_at(words.len() / 2);
+    let passes = (SAMPLE_PAGES / pages).max(1);
+
+    let mut samples = Vec::new();
+    for (sort, one, disjoint, same, names) in [
+        (HoldSort::Pin, "pin-one", "pin-halves", "pin-same", PIN_NAMES),
+        (HoldSort::Reference, "get-one", "get-halves", "get-same", GET_NAMES),
+    ] {
+        let work = |ranges| Work::Hold(&folios, sort, ranges);
+        let [one_name, disjoint_name, same_name] = names;
+        let whole = [range; 2];
+        samples.extend([
+            Sample { row: one, name: one_name, work: work(whole), threads: 1, one, times: 1 },
+            Sample {
+                row: disjoint,
+                name: disjoint_name,
+                work: work(halves),
+                threads: 2,
+                one,
+                times: 1,
+            },
+            Sample { row: same, name: same_name, work: work(whole), threads: 2, one, times: 2 },
+        ]);
+    }
+    let one = "limit-one";
+    let (bare, same) = (Work::Bare([front, back]), Work::Bare([&words[..], &words[..]]));
+    samples.extend([
+        Sample {
+            row: one,
+            name: "bare atomics, one thread",
+            work: same,
+            threads: 1,
+            one,
+            times: 1,
+        },
+        Sample {
+            row: "limit-halves",
+            name: "bare atomics, halves",
+            work: bare,
+            threads: 2,
+            one,
+            times: 1,
+        },
+        Sample {
+            row: "limit-same",
+            name: "bare atomics, same words",
+            work: same,
+            threads: 2,
+            one,
+            times: 2,
+        },
+    ]);
+    bench.tables.push(Table {
+        id: "pin-threads".to_owned(),
+        title: "2 MiB folios, two threads".to_owned(),
+        note: format!(
+            "taking and giving back, {passes} times a sample; naive is one thread, for the same work; \
+             on the same range each thread holds all of it, so that the work is twice as much"
+        ),
+    });
+
+    let second = Second {
+        start: Barrier::new(2),
+        end: Barrier::new(2),
+        sample: AtomicU64::new(STOP),
+        has_failed: AtomicBool::new(false),
+    };
+    let work: Vec<Work<'_>> = samples.iter().map(|sample| sample.work).collect();
+    std::thread::scope(|scope| {
+        let builder = std::thread::Builder::new().name("second".to_owned());
+        if builder.spawn_scoped(scope, || second.run(&work, passes)).is_err() {
+            return Err(BenchError::Threads { threads: 2 });
+        }
+        let mut suite = Suite::new(size);
+        for (number, sample) in (0..).zip(&samples) {
+            let (second, work, threads) = (&second, sample.work, sample.threads);
+            let spec = suite.add(
+                &format!("pin-threads/{}", sample.row),
+                sample.name,
+                0,
+                threads,
+                move || match threads {
+                    1 => super::timed(|| work.run(0, passes)),
+                    _ => second.sample(number, work, passes),
+                },
+            );
+            spec.pages = pages * passes * sample.times;
+            spec.folios = Some(spec.pages / super::CALL_PAGES);
+            spec.naive = Some(format!("pin-threads/{}", sample.one));
+        }
+        let done = suite.run("threads", settings.rounds, watch, &mut bench.results);
+        // Also after a failure, or the scope would wait for a thread that waits for us.
+        second.sample.store(STOP, Ordering::Relaxed);
+        second.start.wait();
+        done
+    })
+}
+
+const PIN_NAMES: [&str; 3] = [
+    "pin and unpin, one thread",
+    "pin and unpin, two threads, a half each",
+    "pin and unpin, two threads, the same range",
+];
+const GET_NAMES: [&str; 3] = [
+    "get and put, one thread",
+    "get and put, two threads, a half each",
+    "get and put, two threads, the same range",
+];

@@ -1,0 +1,116 @@
+//! Memory that the kernel pins for an io_uring.
+
+use std::fs;
+
+use rustix::process::{Resource, Rlimit, setrlimit};
+use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+use uzone_os::{Access, Anonymous, FixedBuffers, FixedBuffersError, HugeAdvice, Mapping, Sharing};
+use uzone_pages::ByteLen;
+
+use crate::{file_of, is_alone, page, skip, small_pages};
+
+/// Makes a ring, or skips the case `name`.
+fn ring(name: &str) -> Option<FixedBuffers> {
+    match FixedBuffers::new() {
+        Ok(ring) => Some(ring),
+        Err(error @ (FixedBuffersError::Disabled { .. } | FixedBuffersError::Absent { .. })) => {
+            skip(name, &error.to_string());
+            None
+        }
+        Err(error) => panic!("{error:?}"),
+    }
+}
+
+/// Returns how many KiB of this process the kernel has pinned, by its own accounting.
+fn pinned_kib() -> u64 {
+    file_of(&fs::read_to_string("/proc/self/status").unwrap(), "VmPin:")
+}
+
+#[test]
+fn registered_memory_is_pinned_until_the_registration_is_dropped() {
+    const NAME: &str = "registered_memory_is_pinned_until_the_registration_is_dropped";
+    // Alone, because it looks at what the whole process has pinned.
+    if !is_alone(&format!("fixed_buffers::{NAME}")) {
+        return;
+    }
+    let Some(mut ring) = ring(NAME) else { return };
+    let small = Mapping::anonymous(ByteLen::mib(3), small_pages()).unwrap();
+    let advised = Anonymous { huge: HugeAdvice::Advise, ..Anonymous::default() };
+    let large = Mapping::anonymous(ByteLen::mib(4), advised).unwrap();
+    let before = pinned_kib();
+    for mapping in [&small, &large, &small] {
+        mapping.write_at(5, &[7]).unwrap();
+        let registered = ring.register(mapping).unwrap();
+        assert_eq!(pinned_kib() - before, mapping.len().get() >> 10);
+        assert_eq!(registered.mapping().resident().unwrap(), mapping.len(), "all present");
+        drop(registered);
+        assert_eq!(pinned_kib(), before);
+        let mut byte = [0];
+        mapping.read_at(5, &mut byte).unwrap();
+        assert_eq!(byte, [7]);
+    }
+}
+
+#[test]
+fn memory_that_cannot_be_written_is_not_registered() {
+    let Some(mut ring) = ring("memory_that_cannot_be_written") else { return };
+    let file = tempfile(page());
+    let mapping =
+        Mapping::file(file, 0, ByteLen::new(page()), Access::ReadOnly, Sharing::Shared).unwrap();
+    let error = ring.register(&mapping).unwrap_err();
+    assert!(matches!(error, FixedBuffersError::NotWritable { .. }), "{error:?}");
+    let text = error.to_string();
+    assert!(text.contains("map it writable"), "{text}");
+}
+
+#[test]
+fn more_than_a_ring_has_buffers_for_is_refused_before_the_kernel_is_asked() {
+    let Some(mut ring) = ring("more_than_a_ring_has_buffers_for") else { return };
+    match Mapping::anonymous(ByteLen::tib(17), small_pages()) {
+        Ok(mapping) => {
+            let error = ring.register(&mapping).unwrap_err();
+            assert!(matches!(error, FixedBuffersError::TooLong { .. }), "{error:?}");
+            assert!(error.to_string().contains("at most 16 TiB"), "{error}");
+        }
+        Err(error) => skip("more_than_a_ring_has_buffers_for", &error.to_string()),
+    }
+}
+
+#[test]
+fn more_than_may_be_locked_is_refused_by_the_limit() {
+    const NAME: &str = "more_than_may_be_locked_is_refused_by_the_limit";
+    // Alone, because it limits the process.
+    if !is_alone(&format!("fixed_buffers::{NAME}")) {
+        return;
+    }
+    let limit = Rlimit { current: Some(64 << 10), maximum: Some(64 << 10) };
+    setrlimit(Resource::Memlock, limit).unwrap();
+    let mut sets = capabilities(None).unwrap();
+    sets.effective.remove(CapabilitySet::IPC_LOCK);
+    set_capabilities(None, sets).unwrap();
+    let Some(mut ring) = ring(NAME) else { return };
+    let mapping = Mapping::anonymous(ByteLen::mib(1), small_pages()).unwrap();
+    let error = ring.register(&mapping).unwrap_err();
+    assert!(
+        matches!(error, FixedBuffersError::Locked { limit, .. } if limit == ByteLen::kib(64)),
+        "{error:?}"
+    );
+    let text = error.to_string();
+    assert!(text.contains("RLIMIT_MEMLOCK is 64 KiB") && text.contains("ulimit -l"), "{text}");
+    let little = Mapping::anonymous(ByteLen::new(page()), small_pages()).unwrap();
+    match ring.register(&little) {
+        Ok(registered) => assert_eq!(registered.mapping().len(), ByteLen::new(page())),
+        // Others of this user have as much pinned.
+        Err(error) => assert!(matches!(error, FixedBuffersError::Locked { .. }), "{error:?}"),
+    }
+}
+
+/// Returns a file of `len_bytes` without a name.
+fn tempfile(len_bytes: u64) -> fs::File {
+    let path = std::env::temp_dir().join(format!("uzone-fixed-{}", std::process::id()));
+    let file = fs::File::create_new(&path).unwrap();
+    file.set_len(len_bytes).unwrap();
+    let reopened = fs::File::open(&path).unwrap();
+    fs::remove_file(&path).unwrap();
+    reopened
+}
