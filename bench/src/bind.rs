@@ -167,7 +167,7 @@ fn eager<P: Payload>(
 }
 
 /// Returns the innermost cause of an error.
-fn cause(error: &dyn std::error::Error) -> String {
+pub(crate) fn cause(error: &dyn std::error::Error) -> String {
     let mut cause = error;
     while let Some(source) = cause.source() {
         cause = source;

@@ -68,6 +68,7 @@ pub struct Ways {
 ///
 /// Cost: up to 20 ms once, then a load. Threads that call at the same time wait for the one that
 /// measures.
+#[inline]
 pub fn zero_ways() -> &'static Ways {
     static WAYS: OnceLock<Ways> = OnceLock::new();
     WAYS.get_or_init(|| Ways::measure(Work::Zero, best(), BUDGET))
@@ -76,6 +77,7 @@ pub fn zero_ways() -> &'static Ways {
 /// Returns this process's ways of copying; the first call measures.
 ///
 /// Cost: as [`zero_ways`].
+#[inline]
 pub fn copy_ways() -> &'static Ways {
     static WAYS: OnceLock<Ways> = OnceLock::new();
     WAYS.get_or_init(|| Ways::measure(Work::Copy, best(), BUDGET))
