@@ -128,6 +128,9 @@ stage_bench() {
         >"$LOGS/bench.json"
     ./target/release/uzone bench bind --metadata --max-memory 64M >"$LOGS/bench.metadata"
     ./target/release/uzone bench pin --size 1G --rounds 3 --json >>"$LOGS/bench.json"
+    ./target/release/uzone bench zero --size 64K --rounds 2 --populate-size 256M --first-touches 1 \
+        --json >>"$LOGS/bench.json"
+    ./target/release/uzone bench copy --size 64K --rounds 2 --json >>"$LOGS/bench.json"
     local rows nothing
     rows=$(grep -cE '"median_ns": ?[0-9]+' "$LOGS/bench.json" || true)
     nothing=$(grep -cE '"median_ns": ?0\b' "$LOGS/bench.json" || true)

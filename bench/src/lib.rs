@@ -8,6 +8,9 @@
 #![forbid(unsafe_code)]
 
 pub mod bind;
+pub mod copy;
+mod extents;
+mod first_touch;
 mod group;
 pub mod machine;
 pub mod metadata;
@@ -15,6 +18,7 @@ mod naive;
 pub mod pin;
 pub mod report;
 mod suite;
+pub mod zero;
 
 pub use group::{Phase, Watch};
 pub use suite::BenchError;

@@ -1,5 +1,8 @@
 //! What a benchmark found, in the shape that `uzone bench --json` prints.
 
+use std::cell::RefCell;
+use std::rc::Rc;
+
 use serde::Serialize;
 
 use crate::group::{Samples, float, median};
@@ -101,6 +104,35 @@ pub struct Row {
     pub threads: usize,
     /// What the kernel says that the descriptors of one TiB take, from what those of this row do.
     pub metadata_resident_bytes_per_tib: Option<u64>,
+    /// This row's time divided by that of the fastest row that does the same work; the median of the
+    /// rounds' ratios. 1 for the fastest, and below by what the machine varies.
+    pub ratio_best: Option<f64>,
+    /// How long others had to wait, where the row lets them run now and then.
+    pub pauses: Option<Pauses>,
+}
+
+/// The times between two yield points, of all rounds together.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Pauses {
+    /// The median.
+    pub p50_ns: u64,
+    /// What one in a thousand exceeds.
+    pub p999_ns: u64,
+    /// The longest.
+    pub worst_ns: u64,
+    /// How many there were.
+    pub count: usize,
+}
+
+impl Pauses {
+    /// Takes pauses in any order; `None` if there was none.
+    pub(crate) fn of(mut ns: Vec<u64>) -> Option<Self> {
+        ns.sort_unstable();
+        let (count, worst_ns) = (ns.len(), *ns.last()?);
+        // The smallest that at least 999 of 1000 do not exceed.
+        let p999_ns = ns[(count - 1).min((count * 999).div_ceil(1000).max(1) - 1)];
+        Some(Self { p50_ns: median(&ns), p999_ns, worst_ns, count })
+    }
 }
 
 /// What is known of a row before its case runs.
@@ -120,10 +152,15 @@ pub(crate) struct RowSpec {
     pub(crate) cold: bool,
     pub(crate) published: Option<Published>,
     pub(crate) metadata_resident_bytes_per_tib: Option<u64>,
+    /// Whether it does the same work as the other rivals of its suite.
+    pub(crate) is_rival: bool,
+    /// Where the case puts its pauses.
+    pub(crate) pauses: Option<Rc<RefCell<Vec<u64>>>>,
 }
 
 impl RowSpec {
-    pub(crate) fn row(self, samples: &Samples) -> Row {
+    /// `best` is the id of the fastest rival.
+    pub(crate) fn row(self, samples: &Samples, best: Option<&str>) -> Row {
         let times = samples.sorted(&self.id);
         let median_ns = median(&times);
         let seconds = float(median_ns.max(1)) / 1e9;
@@ -154,7 +191,28 @@ impl RowSpec {
             published: self.published,
             threads: self.threads,
             metadata_resident_bytes_per_tib: self.metadata_resident_bytes_per_tib,
+            ratio_best: best
+                .filter(|_| self.is_rival)
+                .and_then(|best| samples.ratio(&self.id, best)),
+            pauses: self.pauses.and_then(|pauses| Pauses::of(pauses.take())),
             id: self.id,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_are_told_by_their_quantiles() {
+        assert!(Pauses::of(Vec::new()).is_none());
+        let pauses = Pauses::of((1..=1000).rev().collect()).expect("some");
+        assert_eq!(
+            (pauses.p50_ns, pauses.p999_ns, pauses.worst_ns, pauses.count),
+            (501, 999, 1000, 1000)
+        );
+        let one = Pauses::of(vec![7]).expect("one");
+        assert_eq!((one.p50_ns, one.p999_ns, one.worst_ns), (7, 7, 7));
     }
 }

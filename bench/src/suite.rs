@@ -3,8 +3,9 @@
 use std::time::{Duration, Instant};
 
 use uzone::{
-    BindFailure, BindOptions, ByteLen, HoldFailure, Init, Limit, ListTooShort, NotAGuard, Pagemap,
-    Payload, Pfn, Region, RegionError, Source, Template, Word, Zone,
+    AdviseError, BindFailure, BindOptions, ByteLen, ClearError, HoldFailure, Init, Limit,
+    ListTooShort, NotAGuard, NotPopulated, Pagemap, Payload, Pfn, Region, RegionError, Source,
+    Template, Word, Zone,
 };
 use uzone_os::{FixedBuffersError, MapError, PopulateError, ResidentError, SysError};
 use zerocopy::Immutable;
@@ -79,6 +80,31 @@ pub enum BenchError {
         /// What was asked for.
         size: ByteLen,
     },
+    /// The largest extent is none of those that are measured.
+    #[error(
+        "extents up to {size} cannot be measured: the largest is one of 4K, 16K, 64K, 256K, 1M, 2M, 8M, 32M, 128M and 1G"
+    )]
+    Extent {
+        /// What was asked for.
+        size: ByteLen,
+    },
+    /// A range of a region could not be cleared or copied.
+    #[error("cannot clear or copy the memory of a region")]
+    Clear(#[from] ClearError),
+    /// A region could not be made present.
+    #[error("cannot make a region present")]
+    NotPopulated(#[from] NotPopulated),
+    /// Pages could not be given back.
+    #[error("cannot give pages back")]
+    Advise(#[from] AdviseError),
+    /// A row left bytes that are not what they should be. A defect of uzone, or of its rival.
+    #[error("the row {row} left a wrong byte at {offset:#x}")]
+    WrongByte {
+        /// The row.
+        row: String,
+        /// Where in the extent.
+        offset: usize,
+    },
     /// A row wrote something else than the slow path. A defect of uzone.
     #[error("the row {row} wrote a wrong descriptor for page {pfn}")]
     Wrong {
@@ -141,6 +167,8 @@ impl<'a> Suite<'a> {
             cold: false,
             published: None,
             metadata_resident_bytes_per_tib: None,
+            is_rival: false,
+            pauses: None,
         });
         let last = self.specs.len() - 1;
         &mut self.specs[last]
@@ -222,6 +250,11 @@ impl<'a> Suite<'a> {
         self.specs.iter_mut().find(|spec| spec.id == id)
     }
 
+    /// Says something about every row that was added.
+    pub(crate) fn each_spec(&mut self, say: impl FnMut(&mut RowSpec)) {
+        self.specs.iter_mut().for_each(say);
+    }
+
     pub(crate) fn run(
         mut self,
         what: &str,
@@ -230,7 +263,10 @@ impl<'a> Suite<'a> {
         results: &mut Vec<Row>,
     ) -> Result<(), BenchError> {
         let samples = group::run(what, rounds, &mut self.cases, watch)?;
-        results.extend(self.specs.into_iter().map(|spec| spec.row(&samples)));
+        let median = |spec: &&RowSpec| group::median(&samples.sorted(&spec.id));
+        let best = self.specs.iter().filter(|spec| spec.is_rival).min_by_key(median);
+        let best = best.map(|spec| spec.id.clone());
+        results.extend(self.specs.into_iter().map(|spec| spec.row(&samples, best.as_deref())));
         Ok(())
     }
 }

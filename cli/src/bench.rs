@@ -9,9 +9,9 @@ use clap::Subcommand;
 use uzone_bench::bind::{self, Settings};
 use uzone_bench::machine::Machine;
 use uzone_bench::metadata::{self, Metadata, Origin};
-use uzone_bench::pin;
 use uzone_bench::report::{Bench, Row, Table};
 use uzone_bench::{BenchError, Phase, Watch};
+use uzone_bench::{copy, pin, zero};
 use uzone_pages::ByteLen;
 
 use crate::exit::{self, Exit, Failure};
@@ -32,6 +32,48 @@ const EXITS: [Exit; 4] = [Exit::Ok, Exit::Usage, Exit::Os, Exit::Io];
 enum Benchmark {
     Bind(BindArgs),
     Pin(PinArgs),
+    Zero(ZeroArgs),
+    Copy(CopyArgs),
+}
+
+/// Clear memory: every size, hot and cold, read at once or not, beside the kernel and the C library
+///
+/// Extents from 4 KiB on, by every store there is; a folio of which one page is read at once; what a
+/// bystander loses; batches and pauses; the kernel's own clearing; and first touch. With root, 256 MiB
+/// of huge pages are put into the host's pool for the run. libpmem is measured if it is installed.
+#[derive(Debug, clap::Args)]
+#[command(after_help = exit::help("uzone bench zero --size 32M --populate-size 0", &EXITS))]
+struct ZeroArgs {
+    /// The largest extent
+    #[arg(long, default_value = "1G", value_name = "SIZE")]
+    size: ByteLen,
+    /// Rounds
+    #[arg(long, default_value_t = 11, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    rounds: u32,
+    /// How much memory is touched for the first time; 0 leaves that out
+    #[arg(long, default_value = "8G", value_name = "SIZE")]
+    populate_size: ByteLen,
+    /// Rounds of first touch
+    #[arg(long, default_value_t = 3, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    first_touches: u32,
+    /// The threads of the rows that have several [default: as many as there are CPUs]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+}
+
+/// Copy memory: every size, hot and cold, read at once or not, beside the C library and libpmem
+///
+/// Extents from 4 KiB on, by every store there is, several pages side by side among them. libpmem is
+/// measured if it is installed.
+#[derive(Debug, clap::Args)]
+#[command(after_help = exit::help("uzone bench copy --size 32M", &EXITS))]
+struct CopyArgs {
+    /// The largest extent; the memory taken is four times that, at least 2 GiB
+    #[arg(long, default_value = "1G", value_name = "SIZE")]
+    size: ByteLen,
+    /// Rounds
+    #[arg(long, default_value_t = 11, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    rounds: u32,
 }
 
 /// Pin a region and let it go: 2 MiB folios, lists, base pages, threads, and the kernel
@@ -99,9 +141,32 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
             let settings = pin::Settings { size: args.size, rounds: args.rounds };
             with_progress(out, |watch| pin::run(settings, watch))?
         }
+        Benchmark::Zero(args) => {
+            warn_of_stores(out);
+            with_progress(out, |watch| zero::run(zero_settings(args), watch))?
+        }
+        Benchmark::Copy(args) => {
+            warn_of_stores(out);
+            let settings = copy::Settings { size: args.size, rounds: args.rounds };
+            with_progress(out, |watch| copy::run(settings, watch))?
+        }
     };
     out.print(&bench)?;
     Ok(Exit::Ok)
+}
+
+fn zero_settings(args: &ZeroArgs) -> zero::Settings {
+    let published = zero::Settings::published();
+    zero::Settings {
+        size: args.size,
+        rounds: args.rounds,
+        first_touches: args.first_touches,
+        populate: args.populate_size,
+        threads: args
+            .threads
+            .and_then(|threads| NonZeroUsize::new(usize::from(threads)))
+            .unwrap_or(published.threads),
+    }
 }
 
 fn bind_table(args: &BindArgs, out: &Output) -> Result<Bench, BenchError> {
@@ -124,10 +189,15 @@ fn bind_table(args: &BindArgs, out: &Output) -> Result<Bench, BenchError> {
 /// # Errors
 /// If memory is short.
 pub(crate) fn run_bind(settings: Settings, out: &Output) -> Result<Bench, BenchError> {
+    warn_of_stores(out);
+    with_progress(out, |watch| bind::run(settings, watch))
+}
+
+/// Says so if the stores that the environment asked for are not taken.
+fn warn_of_stores(out: &Output) {
     if let Some(problem) = &uzone_stream::chosen().problem {
         out.warn(format_args!("{problem}; taking {} stores", uzone_stream::best()));
     }
-    with_progress(out, |watch| bind::run(settings, watch))
 }
 
 /// Runs a benchmark with a progress bar for each of its parts.
@@ -224,11 +294,11 @@ fn write_table(text: &mut String, spec: &Table, rows: &[Row]) {
     let _ = writeln!(text, "{}\n({})", spec.title, spec.note);
     let prefix = format!("{}/", spec.id);
     let rows: Vec<&Row> = rows.iter().filter(|row| row.id.starts_with(&prefix)).collect();
-    // A column of which no row of the table has anything is left out.
-    let columns: Vec<&Column> = COLUMNS
-        .iter()
-        .filter(|column| rows.iter().any(|row| (column.cell)(row).is_some()))
-        .collect();
+    // A column that no row of the table has anything for is not shown; that nothing was published is
+    // worth knowing.
+    let has_any = |column: &&Column| rows.iter().any(|row| (column.cell)(row).is_some());
+    let columns: Vec<&Column> =
+        COLUMNS.iter().filter(|column| column.heading == "published" || has_any(column)).collect();
     let mut cells = table(&columns.iter().map(|column| column.heading).collect::<Vec<_>>());
     for row in rows {
         let cell = |column: &&Column| (column.cell)(row).unwrap_or_else(none);
@@ -242,7 +312,7 @@ struct Column {
     cell: fn(&Row) -> Option<String>,
 }
 
-const COLUMNS: [Column; 11] = [
+const COLUMNS: [Column; 13] = [
     Column {
         heading: "row",
         cell: |row| Some(if row.cold { format!("{} (cold)", row.name) } else { row.name.clone() }),
@@ -268,6 +338,14 @@ const COLUMNS: [Column; 11] = [
         cell: |row| row.share_of_limit.map(|share| format!("{:.0} %", share * 100.0)),
     },
     Column { heading: "x naive", cell: |row| row.ratio_naive.map(number) },
+    Column { heading: "x best", cell: |row| row.ratio_best.map(number) },
+    Column {
+        heading: "pause p50, p99.9, worst",
+        cell: |row| {
+            let pauses = row.pauses?;
+            Some(format!("{}, {}, {}", ns(pauses.p50_ns), ns(pauses.p999_ns), ns(pauses.worst_ns)))
+        },
+    },
     Column {
         heading: "resident/TiB",
         cell: |row| {

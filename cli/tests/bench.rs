@@ -164,6 +164,55 @@ fn the_metadata_text_puts_linux_beside_ours() {
 }
 
 #[test]
+fn the_zero_and_copy_objects_keep_to_the_same_schema_and_every_table_has_rows() {
+    let runs: [&[&str]; 2] = [
+        &["bench", "zero", "--size=64K", "--rounds=1", "--populate-size=64M", "--first-touches=1"],
+        &["bench", "copy", "--size=64K", "--rounds=1"],
+    ];
+    for arguments in runs {
+        let output = run(&[arguments, &["--json"]].concat());
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let bench = json(&output);
+        keeps_to(include_str!("../schema/uzone.bench-1.schema.json"), &bench);
+        let rows = bench["results"].as_array().expect("an array");
+        let ids: Vec<&str> = rows.iter().map(|row| row["id"].as_str().expect("a string")).collect();
+        for table in bench["tables"].as_array().expect("an array") {
+            let prefix = format!("{}/", table["id"].as_str().expect("a string"));
+            assert!(ids.iter().any(|id| id.starts_with(&prefix)), "{prefix}");
+        }
+        let mut unique = ids.clone();
+        unique.sort_unstable();
+        unique.dedup();
+        assert_eq!(unique.len(), ids.len(), "an id names one row");
+        let work = arguments[1];
+        for case in ["cold-later", "cold-soon", "hot-later", "hot-soon"] {
+            for row in ["page-at-a-time", "libc", "string", "wide", "ours", "limit"] {
+                let id = format!("{work}-{case}/64K-{row}");
+                assert!(ids.contains(&id.as_str()), "{id}");
+            }
+            // Of the rows that do the same work, the fastest is the measure of all.
+            let best = rows
+                .iter()
+                .filter(|row| {
+                    row["id"].as_str().is_some_and(|id| id.contains(&format!("{case}/4K")))
+                })
+                .filter_map(|row| row["ratio_best"].as_f64())
+                .fold(f64::MAX, f64::min);
+            assert!((best - 1.0).abs() < 1e-9, "{case}: {best}");
+        }
+        if work == "zero" {
+            for id in
+                ["zero-hint/ours", "zero-bystander/ours", "zero-threads/ours-1", "populate/naive"]
+            {
+                assert!(ids.contains(&id), "{id}");
+            }
+            let paused = rows.iter().find(|row| row["id"] == "zero-pause/1M").expect("a row");
+            assert!(paused["pauses"]["count"].as_u64().expect("a number") > 100);
+        }
+    }
+}
+
+#[test]
 fn the_demo_finds_its_bytes_again_and_keeps_to_its_schema() {
     let output = run(&["demo", "--size", "1G", "--json"]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -192,6 +241,10 @@ fn sizes_that_cannot_be_are_refused_with_what_would_help() {
         (&["bench", "bind", "--metadata", "--size", "1G"], 2, "cannot be used with"),
         (&["bench", "bind", "--max-memory", "1G"], 2, "--metadata"),
         (&["bench", "pin", "--size", "1M"], 2, "multiple of 1 GiB"),
+        (&["bench", "zero", "--size", "3M"], 2, "the largest is one of 4K"),
+        (&["bench", "copy", "--size", "3M"], 2, "the largest is one of 4K"),
+        (&["bench", "zero", "--size", "4K", "--populate-size", "64T"], 71, "of memory are needed"),
+        (&["bench", "copy", "--rounds", "0"], 2, "0 is not in"),
         (&["bench", "bind", "--size", "5000G"], 71, "of memory are needed"),
     ] {
         let output = run(arguments);

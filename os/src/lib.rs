@@ -39,8 +39,9 @@
 //! | `shortage` | why a mapping was refused, and what would help |
 //! | `memory` | how much memory this process may still take |
 //! | `hugepages` | transparent huge pages and the hugetlb pools |
-//! | `numa` | nodes and CPUs |
+//! | `numa` | nodes and CPUs, and keeping a thread to some |
 //! | `priority` | a thread that runs when no other wants to |
+//! | `libpmem` | another library's clearing and copying, for benchmarks to compare with |
 //! | `probe` | what this kernel offers |
 //! | `root` | reading `/proc` and `/sys`, or a made-up tree |
 //! | `errno` | the one place that matches errno |
@@ -59,6 +60,7 @@ mod errno;
 mod exclusive;
 pub mod fixed_buffers;
 pub mod hugepages;
+mod libpmem;
 mod mapped;
 mod mapping;
 pub mod memory;
@@ -77,6 +79,7 @@ pub use dax::{DaxDevice, DaxError};
 pub use exclusive::{Exclusive, Exclusivity, ExclusivityError, NotExclusive, NotPromised};
 pub use fixed_buffers::{FixedBuffers, FixedBuffersError};
 pub use hugepages::HugeSize;
+pub use libpmem::{LibPmem, LibPmemError};
 pub use mapped::{Mapped, MappedError, NotMapped};
 pub use mapping::{FileId, JoinError, Mapping, NotCut, NotJoined};
 pub use options::{Access, Addr, Anonymous, HugeAdvice, RangeError, Reserve, Sharing};

@@ -45,6 +45,7 @@ impl Way {
     }
 
     /// Returns whether the destination is left in the cache.
+    #[inline]
     #[must_use]
     pub fn is_cached(self) -> bool {
         match self {
@@ -89,6 +90,7 @@ impl ReadyWay {
     /// # Panics
     ///
     /// If it is not available.
+    #[inline]
     fn new(way: Way) -> Self {
         match way {
             Way::String => Self::String,
@@ -105,6 +107,7 @@ impl ReadyWay {
 /// # Panics
 ///
 /// If the way is not available; nothing is written then.
+#[inline]
 pub fn zero_words(way: Way, dst: &[AtomicU64]) {
     arch::zero_words(ReadyWay::new(way), dst);
     drain(way);
@@ -118,6 +121,7 @@ pub fn zero_words(way: Way, dst: &[AtomicU64]) {
 /// # Panics
 ///
 /// If there are not as many of either, or the way is not available; nothing is written then.
+#[inline]
 pub fn copy_words(way: Way, dst: &[AtomicU64], src: &[AtomicU64]) {
     arch::copy_words_shared(ReadyWay::new(way), dst, src);
     drain(way);
@@ -128,6 +132,7 @@ pub fn copy_words(way: Way, dst: &[AtomicU64], src: &[AtomicU64]) {
 /// # Panics
 ///
 /// If the way is not available; nothing is written then.
+#[inline]
 pub fn zero_bytes(way: Way, dst: &mut [u8]) {
     arch::zero_bytes(ReadyWay::new(way), dst);
     drain(way);
@@ -138,12 +143,14 @@ pub fn zero_bytes(way: Way, dst: &mut [u8]) {
 /// # Panics
 ///
 /// If the lengths differ, or the way is not available; nothing is written then.
+#[inline]
 pub fn copy_bytes(way: Way, dst: &mut [u8], src: &[u8]) {
     arch::copy_bytes(ReadyWay::new(way), dst, src);
     drain(way);
 }
 
 /// Waits for streaming stores; what went through the cache needs no fence.
+#[inline]
 fn drain(way: Way) {
     if !way.is_cached() {
         arch::drain();

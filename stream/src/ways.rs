@@ -8,7 +8,8 @@
 //! A destination that is hot may be longer than what can be tried in the time there is. Then the
 //! advantage of the cached way at the two longest lengths says where it would end.
 //!
-//! Not here: the source of a copy. Reading what is in the cache helps every way alike.
+//! Not here: the source of a copy, which is taken to be cold. Reading what is in the cache helps every
+//! way alike.
 //!
 //! Units: lengths in bytes. Cost: one measurement per process for clearing and one for copying, 20 ms
 //! at most for each, and what [`best`](crate::best) costs; 4 MiB of memory meanwhile.
@@ -24,12 +25,14 @@ use crate::calibrate::{
 use crate::path::{Path, best};
 use crate::way::{Way, copy_bytes, zero_bytes};
 
-/// From here on an extent is long: it has several pages, of any size that is common.
-const LONG_BYTES: usize = 32 << 10;
+/// From here on an extent is long: it has several pages of the smallest size.
+const LONG_BYTES: usize = 16 << 10;
 /// The two lengths at which cached ways are compared, below and above [`LONG_BYTES`].
 const CACHED_BYTES: [usize; 2] = [4 << 10, 64 << 10];
 /// The length at which a copy of pages side by side is compared with one of page after page.
 const PAGES_BYTES: usize = 256 << 10;
+/// How often cached ways are compared: they are near each other, and short.
+const CACHED_ROUNDS: usize = 6;
 /// Short lengths are tried many times in a row, until they add up to this.
 const BATCH_BYTES: usize = 128 << 10;
 /// The longest length that an extrapolation goes to: 64 times the longest that is tried.
@@ -46,11 +49,11 @@ enum Work {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Ways {
-    /// The cached ways for a cold destination: below 32 KiB, and from there on.
+    /// The cached ways for a cold destination: below 16 KiB, and from there on.
     pub cold: [Way; 2],
-    /// The cached ways for a destination in the cache: below 32 KiB, and from there on.
+    /// The cached ways for a destination in the cache: below 16 KiB, and from there on.
     pub warm: [Way; 2],
-    /// The ways past the cache: below 32 KiB, and from there on.
+    /// The ways past the cache: below 16 KiB, and from there on.
     pub streaming: [Way; 2],
     /// From which length on streaming wins for [`Was::Cold`] and [`Next::Later`].
     pub cold_later: Crossover,
@@ -68,6 +71,7 @@ pub struct Ways {
 ///
 /// Cost: up to 20 ms once, then a load. Threads that call at the same time wait for the one that
 /// measures.
+#[inline]
 pub fn zero_ways() -> &'static Ways {
     static WAYS: OnceLock<Ways> = OnceLock::new();
     WAYS.get_or_init(|| Ways::measure(Work::Zero, best(), BUDGET))
@@ -76,6 +80,7 @@ pub fn zero_ways() -> &'static Ways {
 /// Returns this process's ways of copying; the first call measures.
 ///
 /// Cost: as [`zero_ways`].
+#[inline]
 pub fn copy_ways() -> &'static Ways {
     static WAYS: OnceLock<Ways> = OnceLock::new();
     WAYS.get_or_init(|| Ways::measure(Work::Copy, best(), BUDGET))
@@ -131,7 +136,7 @@ impl Ways {
         let mut trial = Trial { work, bench: Bench::new(start, budget) };
         for (case, ways) in [(Case::ColdSoon, &mut found.cold), (Case::Hot, &mut found.warm)] {
             for (way, len_bytes) in ways.iter_mut().zip(CACHED_BYTES) {
-                let times = trial.times(case, len_bytes, Way::Wide, Way::String);
+                let times = trial.times(case, len_bytes, CACHED_ROUNDS, Way::Wide, Way::String);
                 if times.is_some_and(|(wide, string)| wide < string) {
                     *way = Way::Wide;
                 }
@@ -140,7 +145,8 @@ impl Ways {
         if path != Path::Portable {
             if work == Work::Copy {
                 let [one, several] = found.streaming;
-                let times = trial.times(Case::ColdLater, PAGES_BYTES, one, several);
+                let times =
+                    trial.times(Case::ColdLater, PAGES_BYTES, rounds(PAGES_BYTES), one, several);
                 if times.is_some_and(|(one, several)| one < several) {
                     found.streaming[1] = one;
                 }
@@ -200,7 +206,7 @@ impl Trial {
     ) -> Option<(Duration, Duration)> {
         let length = usize::from(len_bytes >= LONG_BYTES);
         let cached = if case == Case::Hot { found.warm } else { found.cold };
-        self.times(case, len_bytes, cached[length], found.streaming[length])
+        self.times(case, len_bytes, rounds(len_bytes), cached[length], found.streaming[length])
     }
 
     /// Returns how long two ways take, or `None` if there is no time left to try them.
@@ -208,11 +214,12 @@ impl Trial {
         &mut self,
         case: Case,
         len_bytes: usize,
+        rounds: usize,
         one: Way,
         other: Way,
     ) -> Option<(Duration, Duration)> {
         let (mut first, mut second) = (Duration::MAX, Duration::MAX);
-        for _ in 0..rounds(len_bytes) {
+        for _ in 0..rounds {
             if !self.bench.has_time() {
                 return None;
             }
@@ -232,15 +239,10 @@ impl Trial {
             Work::Copy => &mut src[..batch_bytes],
         };
         match case {
-            Case::Hot => {
-                src.fill(0x3c);
-                dst.fill(0xa5);
-            }
-            Case::ColdLater | Case::ColdSoon => {
-                arch::evict_lines(dst);
-                arch::evict_lines(src);
-            }
+            Case::Hot => dst.fill(0xa5),
+            Case::ColdLater | Case::ColdSoon => arch::evict_lines(dst),
         }
+        arch::evict_lines(src);
         arch::drain();
         let start = Instant::now();
         for (index, extent) in dst.chunks_mut(len_bytes).enumerate() {

@@ -260,6 +260,7 @@ fn widest() -> Ready {
 }
 
 /// Zeroes words that others may touch meanwhile; the caller drains, as for [`copy`].
+#[inline]
 pub(crate) fn zero_words(way: ReadyWay, dst: &[AtomicU64]) {
     match way {
         ReadyWay::String => shared::zero_string(dst),
@@ -275,6 +276,7 @@ pub(crate) fn zero_words(way: ReadyWay, dst: &[AtomicU64]) {
 /// # Panics
 ///
 /// If there are not as many of either.
+#[inline]
 pub(crate) fn copy_words_shared(way: ReadyWay, dst: &[AtomicU64], src: &[AtomicU64]) {
     assert!(dst.len() == src.len(), "a copy of {} words to {}", src.len(), dst.len());
     // SAFETY: `copy_from` wants as many readable bytes: `src` is that many words, compared above, and
@@ -287,6 +289,7 @@ pub(crate) fn copy_words_shared(way: ReadyWay, dst: &[AtomicU64], src: &[AtomicU
 /// # Safety
 ///
 /// `src` has as many readable bytes, which change meanwhile by whole aligned words at most.
+#[inline]
 unsafe fn copy_from(way: ReadyWay, dst: &[AtomicU64], src: *const u8) {
     // Of every function below, the safety is what the caller of this one promises.
     match way {
@@ -308,6 +311,7 @@ unsafe fn copy_from(way: ReadyWay, dst: &[AtomicU64], src: *const u8) {
 }
 
 /// Zeroes a slice; the caller drains, as for [`copy`].
+#[inline]
 pub(crate) fn zero_bytes(way: ReadyWay, dst: &mut [u8]) {
     let (head, words, tail) = words_of(dst);
     head.fill(0);
@@ -316,6 +320,7 @@ pub(crate) fn zero_bytes(way: ReadyWay, dst: &mut [u8]) {
 }
 
 /// Copies between slices of equal length; the caller drains, as for [`copy`].
+#[inline]
 pub(crate) fn copy_bytes(way: ReadyWay, dst: &mut [u8], src: &[u8]) {
     assert!(dst.len() == src.len(), "a copy of {} bytes to {}", src.len(), dst.len());
     let (head, words, tail) = words_of(dst);

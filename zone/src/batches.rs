@@ -1,7 +1,8 @@
 //! Doing the batches of a plan, one for each call or all by several threads: [`Batched`].
 //!
-//! All that could be refused is refused before the first batch, so that a batch cannot fail. What
-//! several threads take from is one plan under a lock that is held for the step to the next batch
+//! All that could be refused is refused before the first batch. What can still end the work is memory
+//! that turns out not to be there, where a handler of SIGBUS is installed; the batch that met it counts
+//! as not written. What several threads take from is one plan under a lock that is held for the step to the next batch
 //! alone; the neighbourhood of a hint is left to the caller's own thread, whose cache it is for.
 
 use std::iter::FusedIterator;
@@ -106,7 +107,8 @@ impl<'a, 'o> Job<'a, 'o> {
     /// Leaves the batches to the caller.
     pub(crate) fn batched(self) -> Batched<'a> {
         let cut = Cut::new(self.options.batching, self.page);
-        Batched { work: self.work, plan: self.plan, cut, far: self.far, near: self.near }
+        let (far, near) = (self.far, self.near);
+        Batched { work: self.work, plan: self.plan, cut, far, near, error: None }
     }
 
     /// Does all of it.
@@ -132,11 +134,13 @@ impl<'a, 'o> Job<'a, 'o> {
             used = share_out(&mut batched, threads, &tally, &mut written);
         }
         // What is left is the neighbourhood, or all if there is one thread.
+        batched.error = written.error;
         while !tally.options.cancel.is_cancelled() {
             let begun = Instant::now();
             let Some(batch) = batched.next() else { break };
             written.add(batch, begun.elapsed(), &tally);
         }
+        written.error = batched.error;
         written.report(total, used, way, started.elapsed())
     }
 }
@@ -167,7 +171,11 @@ fn share_out(
                 batch
             };
             let taken = Instant::now();
-            work.write(&batch.bytes, far);
+            if let Err(error) = work.write(&batch.bytes, far) {
+                mine.error = Some(error);
+                is_stopped.store(true, Ordering::Relaxed); // as in `StopOthers`
+                break;
+            }
             cut.observe(batch.len(), taken.elapsed());
             mine.add(batch, begun.elapsed(), tally);
         }
@@ -207,16 +215,13 @@ impl Drop for StopOthers<'_> {
 }
 
 impl Work<'_> {
-    /// Writes a range of the destination that was checked.
-    fn write(&self, bytes: &Range<u64>, way: Way) {
-        let done = match self.src {
+    /// Writes a range of the destination that was checked. An error is one of the memory itself.
+    fn write(&self, bytes: &Range<u64>, way: Way) -> Result<(), AccessError> {
+        match self.src {
             None => self.zero(bytes, way),
             Some((src, src_start)) => {
                 self.copy(bytes, src, src_start + (bytes.start - self.start), way)
             }
-        };
-        if let Err(error) = done {
-            unreachable!("it was checked before the first batch: {error}");
         }
     }
 
@@ -337,9 +342,17 @@ pub struct Batched<'a> {
     cut: Cut,
     far: Way,
     near: Way,
+    error: Option<AccessError>,
 }
 
 impl Batched<'_> {
+    /// Returns what ended the batches early: memory that turned out not to be there, as far as a handler
+    /// of SIGBUS is installed. The batch that met it counts as not written, and no more come.
+    #[must_use]
+    pub fn error(&self) -> Option<AccessError> {
+        self.error
+    }
+
     /// Returns how many bytes are not written yet.
     #[must_use]
     pub fn left(&self) -> ByteLen {
@@ -358,13 +371,20 @@ impl Iterator for Batched<'_> {
 
     /// Writes the next batch and returns which bytes it was.
     fn next(&mut self) -> Option<Batch> {
+        if self.error.is_some() {
+            return None;
+        }
         let batch = self.plan.take_batch(self.cut.len())?;
         let way = match batch.nearness {
             Nearness::Near => self.near,
             Nearness::Far => self.far,
         };
         let started = Instant::now();
-        self.work.write(&batch.bytes, way);
+        if let Err(error) = self.work.write(&batch.bytes, way) {
+            self.plan.put_back(&batch);
+            self.error = Some(error);
+            return None;
+        }
         self.cut.observe(batch.len(), started.elapsed());
         Some(batch)
     }
@@ -385,6 +405,7 @@ struct Written {
     ranges: Vec<Range<u64>>,
     batches: u64,
     longest_pause: Duration,
+    error: Option<AccessError>,
 }
 
 impl Written {
@@ -409,10 +430,11 @@ impl Written {
         self.ranges.extend(other.ranges);
         self.batches += other.batches;
         self.longest_pause = self.longest_pause.max(other.longest_pause);
+        self.error = self.error.or(other.error);
     }
 
     fn report(self, total: ByteLen, threads: usize, way: Way, elapsed: Duration) -> Cleared {
-        let Self { ranges: mut parts, batches, longest_pause } = self;
+        let Self { ranges: mut parts, batches, longest_pause, error } = self;
         parts.sort_unstable_by_key(|part| part.start);
         let mut ranges: Vec<Range<u64>> = Vec::new();
         for range in parts {
@@ -422,6 +444,6 @@ impl Written {
             }
         }
         let done = ByteLen::new(ranges.iter().map(|range| range.end - range.start).sum());
-        Cleared { ranges, done, total, batches, longest_pause, threads, way, elapsed }
+        Cleared { ranges, done, total, batches, longest_pause, threads, way, elapsed, error }
     }
 }

@@ -190,7 +190,8 @@ impl Region {
     /// Zeroes `len` bytes from `offset_bytes` on.
     ///
     /// Others see each aligned 8 bytes change at once, and the whole in any order; all of it before
-    /// this returns. What a file was truncated of raises `SIGBUS`.
+    /// this returns. What a file was truncated of raises `SIGBUS`, which is not survived here: only
+    /// where less than a word is copied does a handler that is installed make an error of it.
     ///
     /// # Errors
     /// [`ClearError`] if the bytes are not all inside, the hint is none of them, or the region is
@@ -297,10 +298,13 @@ pub struct Cleared {
     pub way: Way,
     /// How long it took.
     pub elapsed: Duration,
+    /// What ended it early, if that was not the caller: memory that turned out not to be there. The
+    /// batch that met it counts as not written.
+    pub error: Option<AccessError>,
 }
 
 impl Cleared {
-    /// Returns whether all bytes are written. If not, it was cancelled.
+    /// Returns whether all bytes are written. If not, it was cancelled, or [`Cleared::error`] says why.
     #[must_use]
     pub fn is_whole(&self) -> bool {
         self.done == self.total

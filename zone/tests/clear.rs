@@ -342,6 +342,44 @@ fn a_file_is_cleared_for_whoever_maps_it_and_a_read_only_one_is_only_read() {
 }
 
 #[test]
+fn memory_that_is_not_there_ends_a_copy_with_what_was_copied_before() {
+    use uzone_os::bus;
+    if !bus::recovers_copies() {
+        eprintln!("skipped: memory_that_is_not_there: copies are not recovered on this machine");
+        return;
+    }
+    bus::install().expect("a handler of SIGBUS");
+    let path = std::env::temp_dir().join(format!("uzone-clear-bus-{}", std::process::id()));
+    std::fs::write(&path, pattern(0..16 * PAGE)).expect("a temporary file");
+    let scratch = Scratch(path);
+    let from = Region::file(&scratch.0, 0, ByteLen::new(16 * PAGE)).expect("a file");
+    let file = std::fs::OpenOptions::new().write(true).open(&scratch.0).expect("the file");
+    file.set_len(8 * PAGE).expect("a shorter file");
+    for count in [1, 2] {
+        let region = Region::anonymous(ByteLen::new(32 * PAGE)).expect("memory");
+        // Words that do not fit each other go through a buffer, whose copies are recovered.
+        let options = ZeroOptions::default()
+            .threads(threads(count))
+            .batching(Batching::Bytes(ByteLen::new(PAGE)));
+        let len = ByteLen::new(16 * PAGE);
+        let done = region.copy_range(3, &from, 0, len, &options).expect("inside");
+        assert!(matches!(done.error, Some(AccessError::Bus { .. })), "{:?}", done.error);
+        assert!(!done.is_whole());
+        assert_eq!(done.ranges, [3..3 + 8 * PAGE], "{done:?}");
+        let mut copied = vec![0; usize::try_from(8 * PAGE).expect("small")];
+        region.read_at(3, &mut copied).expect("inside");
+        assert!(copied == pattern(0..8 * PAGE));
+    }
+    let region = Region::anonymous(ByteLen::new(32 * PAGE)).expect("memory");
+    let options = ZeroOptions::default().batching(Batching::Bytes(ByteLen::new(PAGE)));
+    let mut batches =
+        region.copy_batches(3, &from, 0, ByteLen::new(16 * PAGE), &options).expect("inside");
+    assert_eq!(batches.by_ref().count(), 8);
+    assert!(matches!(batches.error(), Some(AccessError::Bus { .. })));
+    assert_eq!((batches.left().get(), batches.next()), (8 * PAGE, None));
+}
+
+#[test]
 fn a_callback_that_panics_stops_all_threads_and_comes_through() {
     let region = filled(16 * MIB);
     let options = ZeroOptions::default()

@@ -29,6 +29,7 @@ const WORD_BYTES: usize = size_of::<AtomicU64>();
 const LINE_WORDS: usize = LINE_BYTES / WORD_BYTES;
 
 /// Cuts a row of words into those before the first whole line, whole lines, and those behind.
+#[inline]
 fn cut(words: &[AtomicU64]) -> (&[AtomicU64], &[AtomicU64], &[AtomicU64]) {
     let before = (words.as_ptr().addr().wrapping_neg() & (LINE_BYTES - 1)) / WORD_BYTES;
     let (head, rest) = words.split_at(before.min(words.len()));
@@ -37,6 +38,7 @@ fn cut(words: &[AtomicU64]) -> (&[AtomicU64], &[AtomicU64], &[AtomicU64]) {
 }
 
 /// Zeroes words one by one.
+#[inline]
 fn zero_each(words: &[AtomicU64]) {
     for word in words {
         word.store(0, Ordering::Relaxed); // ordered by the caller's fence, if at all
@@ -62,6 +64,7 @@ unsafe fn copy_each(dst: &[AtomicU64], src: *const u8) {
 }
 
 /// Zeroes by the CPU's own loop.
+#[inline]
 pub(super) fn zero_string(dst: &[AtomicU64]) {
     // SAFETY: REP STOSQ wants as many writable words at RDI as RCX says and a clear direction flag,
     // which it has in every Rust function. `dst` is these words; they may change through a shared
@@ -82,6 +85,7 @@ pub(super) fn zero_string(dst: &[AtomicU64]) {
 /// # Safety
 ///
 /// `src` has as many readable bytes, which change meanwhile by whole aligned words at most.
+#[inline]
 pub(super) unsafe fn copy_string(dst: &[AtomicU64], src: *const u8) {
     // SAFETY: REP MOVSQ wants as many writable words at RDI and readable ones at RSI as RCX says, and a
     // clear direction flag. `dst` is the former, as in `zero_string`, and the caller promises the
@@ -240,6 +244,7 @@ pub(super) unsafe fn copy_side_by_side<L: Line>(dst: &[AtomicU64], src: *const u
 }
 
 /// Cuts a plain slice into bytes before the first aligned word, words, and bytes behind.
+#[inline]
 pub(super) fn words_of(bytes: &mut [u8]) -> (&mut [u8], &[AtomicU64], &mut [u8]) {
     let before = (bytes.as_ptr().addr().wrapping_neg() & (WORD_BYTES - 1)).min(bytes.len());
     let (head, rest) = bytes.split_at_mut(before);

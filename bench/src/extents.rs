@@ -1,0 +1,450 @@
+//! Extents of every size, cleared or copied in every way there is: what `bench zero` and `bench copy`
+//! have in common.
+//!
+//! A table for each case of what the destination was and what comes next; in it, for each size:
+//!
+//! | row | what it does |
+//! |---|---|
+//! | page at a time | a call for every 4 KiB, by the CPU's own loop: what a straightforward port does |
+//! | libc | `memset` or `memcpy`, whatever the C library makes of the length |
+//! | string, wide | the whole extent through the cache |
+//! | *store* | the whole extent past the cache, by each store that this CPU has |
+//! | libpmem | its non-temporal functions, if it is installed |
+//! | ours | the way that calibration prefers for the length and the case |
+//! | ours, by a region | the same by `Region::zero_range` or `copy_range`, out of cache and from 64 KiB on |
+//! | limit | a bare streaming fill of as many bytes |
+//!
+//! Cold extents are taken in turn from memory that is longer than the caches; hot ones were written a
+//! moment before. Where the case says that somebody reads at once, that is part of the time.
+
+use std::cell::{Cell, RefCell};
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use uzone::{
+    ByteLen, CopyOptions, Next, PopulateOptions, Region, StorePath, Was, Way, ZeroOptions,
+};
+use uzone_os::{Anonymous, Exclusive, HugeAdvice, LibPmem, SystemRoot, memory};
+use uzone_stream::{Streaming, copy_bytes, copy_ways, zero_bytes, zero_ways};
+
+use crate::group::Watch;
+use crate::report::{Bench, Published, Skipped, Table};
+use crate::suite::{BenchError, Suite};
+
+/// What a page at a time takes at a time.
+const PAGE: usize = 4096;
+/// Memory that cold extents are taken from in turn is at least this, and the largest extent.
+const LEAST_ARENA: u64 = 512 << 20;
+/// A row handles at least this much in a round, for the clock's sake.
+const COLD_BATCH: usize = 1 << 20;
+/// The same where it has to stay in the cache.
+const HOT_BATCH: usize = 256 << 10;
+/// From here on a region is measured as well: below, its checks and its report are a part of the time
+/// that no store can be blamed for.
+const REGION_BYTES: usize = 64 << 10;
+
+/// The sizes, up to the largest that was asked for.
+const SIZES: [u64; 10] = [
+    4 << 10,
+    16 << 10,
+    64 << 10,
+    256 << 10,
+    1 << 20,
+    2 << 20,
+    8 << 20,
+    32 << 20,
+    128 << 20,
+    1 << 30,
+];
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Work {
+    Zero,
+    Copy,
+}
+
+impl Work {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Zero => "zero",
+            Self::Copy => "copy",
+        }
+    }
+}
+
+/// What is done to an extent, and from where.
+type Op<'a> = Box<dyn Fn(&mut [u8], &[u8]) + 'a>;
+
+/// Memory of which extents are taken in turn, so that each is cold when its turn comes.
+pub(crate) struct Arena {
+    dst: RefCell<Exclusive>,
+    src: Option<Exclusive>,
+    pub(crate) region: Region,
+    from: Option<Region>,
+    pub(crate) len: usize,
+    at: Cell<usize>,
+}
+
+impl Arena {
+    /// Takes memory for extents of up to `largest`, present, and in huge pages if there are any.
+    pub(crate) fn new(work: Work, largest: ByteLen) -> Result<Self, BenchError> {
+        let len = largest.get().max(LEAST_ARENA);
+        let parts = if work == Work::Copy { 4 } else { 2 };
+        let needed = ByteLen::new(len.saturating_mul(parts) / 10 * 11);
+        if let Ok(available) = memory::available(&SystemRoot::host())
+            && available.bytes < needed
+        {
+            return Err(BenchError::TooLittleMemory {
+                needed,
+                available: available.bytes,
+                limited_by: available.limited_by,
+            });
+        }
+        let how = Anonymous { huge: HugeAdvice::Advise, ..Anonymous::default() };
+        let memory = |byte| -> Result<Exclusive, BenchError> {
+            let mut memory = Exclusive::anonymous(ByteLen::new(len), how)?;
+            memory.populate(0..len)?;
+            memory.as_bytes_mut().fill(byte);
+            Ok(memory)
+        };
+        let region = || -> Result<Region, BenchError> {
+            let region = Region::anonymous(ByteLen::new(len))?;
+            let populated = region.populate(0..len, &PopulateOptions::default())?;
+            debug_assert!(populated.is_whole());
+            Ok(region)
+        };
+        let is_copy = work == Work::Copy;
+        Ok(Self {
+            dst: RefCell::new(memory(1)?),
+            src: if is_copy { Some(memory(2)?) } else { None },
+            region: region()?,
+            from: if is_copy { Some(region()?) } else { None },
+            len: usize::try_from(len).unwrap_or(usize::MAX),
+            at: Cell::new(0),
+        })
+    }
+
+    /// Returns where the next `bytes` lie: somewhere else than the last ones did.
+    pub(crate) fn next(&self, bytes: usize) -> usize {
+        let at = if self.at.get() + bytes > self.len { 0 } else { self.at.get() };
+        // Not the next byte, so that the prefetchers do not know it already.
+        self.at.set(at + bytes + PAGE);
+        at
+    }
+
+    /// Calls `f` with bytes of the destination that the next turn is at.
+    pub(crate) fn with_next<R>(&self, bytes: usize, f: impl FnOnce(&mut [u8]) -> R) -> R {
+        let at = self.next(bytes);
+        f(&mut self.dst.borrow_mut().as_bytes_mut()[at..][..bytes])
+    }
+
+    /// Returns how long `op` takes for extents of `size`, `calls` of them.
+    fn time(&self, op: &Op<'_>, size: usize, calls: usize, was: Was, next: Next) -> Duration {
+        let at = self.next(size * calls);
+        let mut dst = self.dst.borrow_mut();
+        let dst = &mut dst.as_bytes_mut()[at..][..size * calls];
+        let src = self.src.as_ref().map_or(&[][..], |src| &src.as_bytes()[at..][..size * calls]);
+        if was == Was::Hot {
+            dst.fill(3);
+        }
+        let started = Instant::now();
+        for (index, extent) in dst.chunks_mut(size).enumerate() {
+            let src = src.get(index * size..).map_or(&[][..], |rest| &rest[..size.min(rest.len())]);
+            op(extent, src);
+            if next == Next::Soon {
+                black_box(read(black_box(extent)));
+            }
+        }
+        black_box(dst);
+        started.elapsed()
+    }
+}
+
+/// Reads every line of `bytes`.
+pub(crate) fn read(bytes: &[u8]) -> u64 {
+    let (words, _) = bytes.as_chunks::<8>();
+    words.iter().step_by(8).map(|word| u64::from_ne_bytes(*word)).fold(0, u64::wrapping_add)
+}
+
+/// Returns a size as it is in the id of a row.
+pub(crate) fn label(bytes: u64) -> String {
+    match bytes {
+        bytes if bytes >= 1 << 30 => format!("{}G", bytes >> 30),
+        bytes if bytes >= 1 << 20 => format!("{}M", bytes >> 20),
+        bytes => format!("{}K", bytes >> 10),
+    }
+}
+
+/// A table of extents.
+struct Case {
+    was: Was,
+    next: Next,
+    name: &'static str,
+    title: &'static str,
+}
+
+const CASES: [Case; 4] = [
+    Case {
+        was: Was::Cold,
+        next: Next::Later,
+        name: "cold-later",
+        title: "out of cache, not used afterwards",
+    },
+    Case {
+        was: Was::Cold,
+        next: Next::Soon,
+        name: "cold-soon",
+        title: "out of cache, read at once",
+    },
+    Case {
+        was: Was::Hot,
+        next: Next::Later,
+        name: "hot-later",
+        title: "in the cache, not used afterwards",
+    },
+    Case { was: Was::Hot, next: Next::Soon, name: "hot-soon", title: "in the cache, read at once" },
+];
+
+const ARORA: &str =
+    "Ankur Arora, contiguous page clearing v9, November 2025, EPYC 7J13: by demand faults";
+
+/// What was published for a row, as the time for its bytes.
+fn published(work: Work, case: &Case, size: u64, row: &str) -> Option<Published> {
+    let hundredths = match (work, case.name, size, row) {
+        (Work::Zero, "cold-later", 0x20_0000, "page-at-a-time") => 1292,
+        (Work::Zero, "cold-later", 0x20_0000, "ours") => 1703,
+        (Work::Zero, "cold-later", 0x4000_0000, "page-at-a-time") => 1726,
+        (Work::Zero, "cold-later", 0x4000_0000, "ours") => 4217,
+        _ => return None,
+    };
+    // Hundredths of a GB/s, so bytes by these is a hundredth of the nanoseconds.
+    Some(Published { ns: size * 100 / hundredths, source: ARORA })
+}
+
+/// Refuses a largest extent that is no size of the tables.
+pub(crate) fn check_size(largest: ByteLen) -> Result<(), BenchError> {
+    if SIZES.contains(&largest.get()) { Ok(()) } else { Err(BenchError::Extent { size: largest }) }
+}
+
+/// Measures every size and case.
+pub(crate) fn run(
+    work: Work,
+    largest: ByteLen,
+    rounds: u32,
+    arena: &Arena,
+    watch: Watch<'_>,
+    bench: &mut Bench,
+) -> Result<(), BenchError> {
+    let peer = match LibPmem::load() {
+        Ok(peer) => Some(peer),
+        Err(error) => {
+            let id = format!("{}-cold-later/libpmem", work.name());
+            bench.skipped.push(Skipped { id, reason: error.to_string() });
+            None
+        }
+    };
+    for path in StorePath::ALL.into_iter().filter(|path| !path.is_available()) {
+        let id = format!("{}-cold-later/{path}", work.name());
+        bench.skipped.push(Skipped { id, reason: "this CPU does not offer it".to_owned() });
+    }
+    for case in &CASES {
+        let table = format!("{}-{}", work.name(), case.name);
+        for size in SIZES.into_iter().filter(|size| *size <= largest.get()) {
+            let mut suite = Suite::new(ByteLen::new(size));
+            let extents = Extents { work, case, size, table: &table, arena, peer };
+            extents.add(&mut suite)?;
+            let what = format!("{}, {}", label(size), case.title);
+            suite.run(&what, rounds, watch, &mut bench.results)?;
+        }
+        let verb = if work == Work::Zero { "Clearing" } else { "Copying" };
+        bench.tables.push(Table {
+            id: table,
+            title: format!("{verb} memory that is {}", case.title),
+            note:
+                "one thread; naive is a page at a time; the limit is a bare streaming fill of the \
+                   same bytes, out of cache and read by nobody"
+                    .to_owned(),
+        });
+    }
+    Ok(())
+}
+
+/// The rows of one size in one case.
+struct Extents<'a> {
+    work: Work,
+    case: &'a Case,
+    size: u64,
+    table: &'a str,
+    arena: &'a Arena,
+    peer: Option<LibPmem>,
+}
+
+impl<'a> Extents<'a> {
+    /// Adds all rows, after each of them was checked.
+    fn add(&self, suite: &mut Suite<'a>) -> Result<(), BenchError> {
+        let Self { work, case, arena, .. } = *self;
+        let Case { was, next, .. } = *case;
+        let size = usize::try_from(self.size).unwrap_or(usize::MAX);
+        let batch = if was == Was::Hot { HOT_BATCH } else { COLD_BATCH };
+        let calls = (batch / size).max(1);
+        let bytes = self.size * u64::try_from(calls).unwrap_or(1);
+        let id = |row: &str| format!("{}/{}-{row}", self.table, label(self.size));
+        let (naive, limit) = (id("page-at-a-time"), id("limit"));
+
+        for (row, name, op) in self.ops() {
+            self.check(&id(&row), size, &op)?;
+            let spec = suite.add(&id(&row), self.name(&name), bytes, 1, move || {
+                Ok(arena.time(&op, size, calls, was, next))
+            });
+            spec.is_rival = true;
+            spec.published = published(work, case, self.size, &row);
+        }
+        if size >= REGION_BYTES && (was, next) == (Was::Cold, Next::Later) {
+            let options = ZeroOptions::default().was(was).next(next);
+            let row = id("region");
+            self.check_region(&row, &options)?;
+            suite.add(&row, self.name("ours, by a region"), bytes, 1, move || {
+                region_time(arena, &options, size, calls)
+            });
+        }
+        suite.add(&limit, self.name("limit"), bytes, 1, move || {
+            let at = arena.next(size * calls);
+            let mut dst = arena.dst.borrow_mut();
+            let dst = &mut dst.as_bytes_mut()[at..][..size * calls];
+            let started = Instant::now();
+            Streaming::scope(uzone_stream::best(), |stream| stream.zero(dst));
+            Ok(started.elapsed())
+        });
+        suite.each_spec(|spec| {
+            spec.naive = Some(naive.clone());
+            spec.limit = Some((limit.clone(), bytes));
+        });
+        Ok(())
+    }
+
+    fn name(&self, row: &str) -> String {
+        format!("{}, {row}", ByteLen::new(self.size))
+    }
+
+    /// Every way there is, with the id and the name of its row.
+    fn ops(&self) -> Vec<(String, String, Op<'a>)> {
+        let Case { was, next, .. } = *self.case;
+        let mut ops: Vec<(String, String, Op<'a>)> = Vec::new();
+        let mut add = |row: &str, name: &str, op: Op<'a>| {
+            ops.push((row.to_owned(), name.to_owned(), op));
+        };
+        let is_copy = self.work == Work::Copy;
+        let by = move |way: Way| -> Op<'a> {
+            if is_copy {
+                Box::new(move |dst, src| copy_bytes(way, dst, src))
+            } else {
+                Box::new(move |dst, _| zero_bytes(way, dst))
+            }
+        };
+        add("page-at-a-time", "a page at a time", {
+            let by = by(Way::String);
+            Box::new(move |dst, src| {
+                for (index, page) in dst.chunks_mut(PAGE).enumerate() {
+                    let src =
+                        src.get(index * PAGE..).map_or(src, |rest| &rest[..rest.len().min(PAGE)]);
+                    by(page, src);
+                }
+            })
+        });
+        if is_copy {
+            add("libc", "memcpy of the C library", Box::new(|dst, src| dst.copy_from_slice(src)));
+        } else {
+            add("libc", "memset of the C library", Box::new(|dst, _| dst.fill(0)));
+        }
+        for way in Way::all().filter(|way| is_copy || !matches!(way, Way::SideBySide(_))) {
+            let row = way.to_string().replace(", side by side", "-aside");
+            add(&row, &way.to_string(), by(way));
+        }
+        if let Some(peer) = self.peer {
+            let op: Op<'a> = if is_copy {
+                Box::new(move |dst, src| peer.copy(dst, src))
+            } else {
+                Box::new(move |dst, _| peer.zero(dst))
+            };
+            add("libpmem", "libpmem, non-temporal", op);
+        }
+        let ours: Op<'a> = if is_copy {
+            Box::new(move |dst, src| {
+                copy_bytes(copy_ways().choose(dst.len(), was, next), dst, src);
+            })
+        } else {
+            Box::new(move |dst, _| zero_bytes(zero_ways().choose(dst.len(), was, next), dst))
+        };
+        add("ours", "ours", ours);
+        ops
+    }
+
+    /// Checks that a row writes what it should before it is timed.
+    fn check(&self, row: &str, size: usize, op: &Op<'_>) -> Result<(), BenchError> {
+        let wrong = |offset| BenchError::WrongByte { row: row.to_owned(), offset };
+        let at = self.arena.next(size);
+        let mut dst = self.arena.dst.borrow_mut();
+        let dst = &mut dst.as_bytes_mut()[at..][..size];
+        dst.fill(9);
+        let src = self.arena.src.as_ref().map_or(&[][..], |src| &src.as_bytes()[at..][..size]);
+        op(dst, src);
+        // Compared as words, and by the compiler's best: this is most of a run's time otherwise.
+        let is_right = if src.is_empty() {
+            dst.as_chunks::<64>().0.iter().all(|line| *line == [0; 64])
+        } else {
+            dst == src
+        };
+        if is_right {
+            return Ok(());
+        }
+        let expected = |offset| src.get(offset).copied().unwrap_or(0);
+        Err(wrong(
+            dst.iter().enumerate().position(|(at, byte)| *byte != expected(at)).unwrap_or(size),
+        ))
+    }
+
+    /// Checks the same of a region, at both ends of the extent and in its middle.
+    fn check_region(&self, row: &str, options: &ZeroOptions) -> Result<(), BenchError> {
+        let (region, len) = (&self.arena.region, ByteLen::new(self.size));
+        let places = [0, self.size / 2, self.size - 64];
+        for at in places {
+            region.write_at(at, &[9; 64]).map_err(uzone::ClearError::from)?;
+        }
+        let done = match &self.arena.from {
+            None => region.zero_range(0, len, options)?,
+            Some(from) => region.copy_range(0, from, 0, len, options)?,
+        };
+        for at in places {
+            let mut bytes = [9; 64];
+            region.read_at(at, &mut bytes).map_err(uzone::ClearError::from)?;
+            // Regions that are copied from were never written, so they are zero as well.
+            if bytes != [0; 64] || !done.is_whole() {
+                let offset = usize::try_from(at).unwrap_or(usize::MAX);
+                return Err(BenchError::WrongByte { row: row.to_owned(), offset });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Returns how long a region takes for `calls` extents.
+fn region_time(
+    arena: &Arena,
+    options: &CopyOptions,
+    size: usize,
+    calls: usize,
+) -> Result<Duration, BenchError> {
+    let at = arena.next(size * calls);
+    let number = |bytes: usize| u64::try_from(bytes).unwrap_or(u64::MAX);
+    let started = Instant::now();
+    for call in 0..calls {
+        let (offset, len) = (number(at + call * size), ByteLen::new(number(size)));
+        let done = match &arena.from {
+            None => arena.region.zero_range(offset, len, options)?,
+            Some(from) => arena.region.copy_range(offset, from, offset, len, options)?,
+        };
+        let _ = black_box(done);
+    }
+    Ok(started.elapsed())
+}

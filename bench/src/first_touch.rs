@@ -1,0 +1,238 @@
+//! Clearing in place beside the kernel's own clearing, and first touch: `zero-kernel`, `populate`.
+//!
+//! Whoever gives pages back and touches them again has the kernel clear them. That is measured for base
+//! pages, transparent huge pages and a hugetlb pool; for the last, pages are put into the pool for the
+//! time of the run and taken out again, which takes root.
+
+use std::hint::black_box;
+use std::num::NonZeroUsize;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use uzone::{Backing, ByteLen, ClearError, Huge, HugeSize, PopulateOptions, Region, ZeroOptions};
+use uzone_os::{SystemRoot, memory};
+
+use crate::extents::Arena;
+use crate::group::Watch;
+use crate::report::{Bench, Skipped, Table};
+use crate::suite::{BenchError, Suite};
+use crate::zero::{bytes, fill};
+
+/// How much is given back and touched again.
+const TOUCHED: ByteLen = ByteLen::mib(256);
+const PAGE: u64 = 4096;
+
+/// Refuses what there is not the memory for, before minutes are spent.
+pub(crate) fn check(populate: ByteLen) -> Result<(), BenchError> {
+    // Of what is there, a tenth is left to others.
+    let needed = ByteLen::new(populate.get() / 10 * 11);
+    match memory::available(&SystemRoot::host()) {
+        Ok(available) if available.bytes < needed => Err(BenchError::TooLittleMemory {
+            needed,
+            available: available.bytes,
+            limited_by: available.limited_by,
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// The pool of 2 MiB pages, made larger for a run and put back when that ends.
+struct Pool {
+    path: String,
+    before: String,
+}
+
+impl Pool {
+    fn raise(pages: u64) -> Result<Self, String> {
+        let path = HugeSize::MIB_2.nr_path();
+        let said = |error: std::io::Error| format!("{path}: {error}: run as root");
+        let before = std::fs::read_to_string(&path).map_err(said)?;
+        let total = before.trim().parse::<u64>().map_err(|error| error.to_string())? + pages;
+        std::fs::write(&path, total.to_string()).map_err(said)?;
+        let pool = Self { path: path.clone(), before };
+        let got = std::fs::read_to_string(&path).map_err(said)?;
+        if got.trim().parse::<u64>().is_ok_and(|got| got >= total) {
+            Ok(pool)
+        } else {
+            Err(format!("asked for {total} huge pages and got {}: free memory", got.trim()))
+        }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        // Nobody is left to tell; `uzone doctor` shows the pool as it is.
+        let _ = std::fs::write(&self.path, &self.before);
+    }
+}
+
+/// Writes a byte to every page of a region, by one thread.
+fn touch(region: &Region) -> Result<(), BenchError> {
+    let words = region.mapping().as_words(0..region.len().get()).map_err(ClearError::from)?;
+    for word in words.iter().step_by(usize::try_from(PAGE / 8).unwrap_or(512)) {
+        word.store(1, Ordering::Relaxed); // nobody else looks
+    }
+    Ok(())
+}
+
+/// Clears in place, and by giving pages back.
+pub(crate) fn kernel(
+    arena: &Arena,
+    rounds: u32,
+    watch: Watch<'_>,
+    bench: &mut Bench,
+) -> Result<(), BenchError> {
+    let len = TOUCHED;
+    let whole = || 0..len.get();
+    // Given back in the reverse order, the pages of the pool after the region that has them.
+    let pool = Pool::raise(len.get() >> 21);
+    let mut regions = Vec::new();
+    for (row, huge) in [("thp", Huge::Preferred), ("4k", Huge::Never)] {
+        let region = Region::anonymous(len)?;
+        let report = region.populate(whole(), &PopulateOptions::default().huge(huge))?;
+        let is_as_named = (huge == Huge::Never) == report.huge.is_zero();
+        if is_as_named {
+            regions.push((row, region));
+        } else {
+            let reason = format!("{report}");
+            bench.skipped.push(Skipped { id: format!("zero-kernel/{row}-touch"), reason });
+        }
+    }
+    match &pool {
+        Ok(_) => match Region::hugetlb(len, HugeSize::MIB_2) {
+            Ok(region) => regions.push(("hugetlb", region)),
+            Err(error) => bench.skipped.push(Skipped {
+                id: "zero-kernel/hugetlb-touch".to_owned(),
+                reason: crate::suite::cause(&error),
+            }),
+        },
+        Err(reason) => bench
+            .skipped
+            .push(Skipped { id: "zero-kernel/hugetlb-touch".to_owned(), reason: reason.clone() }),
+    }
+    let mut suite = Suite::new(len);
+    let limit = "zero-kernel/limit".to_owned();
+    let part = usize::try_from(len.get()).unwrap_or(arena.len).min(arena.len);
+    suite.add(&limit, "limit", bytes(part).get(), 1, || arena.with_next(part, |dst| fill(dst, 1)));
+    for (row, region) in &regions {
+        let name = match region.backing() {
+            Backing::Hugetlb(_) => "hugetlb 2 MiB pages",
+            _ if *row == "thp" => "transparent huge pages",
+            _ => "base pages",
+        };
+        let id = |what: &str| format!("zero-kernel/{row}-{what}");
+        suite.add(&id("ours"), format!("{name}: ours, in place"), len.get(), 1, || {
+            touch(region)?; // whatever the row before left
+            let started = Instant::now();
+            let done = region.zero_range(0, len, &ZeroOptions::default())?;
+            let _ = black_box(done);
+            Ok(started.elapsed())
+        });
+        suite.add(&id("touch"), format!("{name}: given back and touched"), len.get(), 1, || {
+            touch(region)?;
+            let started = Instant::now();
+            region.punch(whole())?;
+            touch(region)?;
+            Ok(started.elapsed())
+        });
+        let populate = PopulateOptions::default().threads_per_node(NonZeroUsize::MIN);
+        suite.add(&id("populate"), format!("{name}: given back, populated"), len.get(), 1, {
+            let populate = populate.huge(if *row == "4k" { Huge::Never } else { Huge::Preferred });
+            move || {
+                touch(region)?;
+                let started = Instant::now();
+                region.punch(whole())?;
+                let _ = black_box(region.populate(whole(), &populate)?);
+                Ok(started.elapsed())
+            }
+        });
+    }
+    suite.each_spec(|spec| {
+        spec.limit = Some((limit.clone(), bytes(part).get()));
+        // Each against its own pages given back and touched.
+        spec.naive = spec
+            .id
+            .rsplit_once('-')
+            .filter(|_| spec.id != limit)
+            .map(|(row, _)| format!("{row}-touch"));
+    });
+    suite.run("the kernel's own clearing", rounds, watch, &mut bench.results)?;
+    bench.tables.push(Table {
+        id: "zero-kernel".to_owned(),
+        title: format!("Clearing {len} in place, and by giving the pages back to the kernel"),
+        note: "one thread; naive is to give the same pages back and touch them".to_owned(),
+    });
+    Ok(())
+}
+
+/// Touches memory for the first time.
+pub(crate) fn populate(
+    arena: &Arena,
+    size: ByteLen,
+    rounds: u32,
+    threads: NonZeroUsize,
+    watch: Watch<'_>,
+    bench: &mut Bench,
+) -> Result<(), BenchError> {
+    let mut suite = Suite::new(size);
+    let limit = "populate/limit".to_owned();
+    let written = bytes(arena.len).get();
+    suite.add(&limit, format!("limit, {} again", bytes(arena.len)), written, 1, || {
+        arena.with_next(arena.len, |dst| fill(dst, 1))
+    });
+    // Each time a region of its own, which is given back outside of the time.
+    let timed = |advise: Huge,
+                 touch: fn(&Region, &PopulateOptions) -> Result<(), BenchError>,
+                 options: PopulateOptions| {
+        move || -> Result<Duration, BenchError> {
+            let region = Region::anonymous(size)?;
+            if advise == Huge::Never {
+                region.mapping().advise_no_huge()?;
+            }
+            let started = Instant::now();
+            touch(&region, &options)?;
+            let elapsed = started.elapsed();
+            drop(region);
+            Ok(elapsed)
+        }
+    };
+    let by_touch: fn(&Region, &PopulateOptions) -> Result<(), BenchError> =
+        |region, _| touch(region);
+    let by_populate: fn(&Region, &PopulateOptions) -> Result<(), BenchError> = |region, options| {
+        let report = region.populate(0..region.len().get(), options)?;
+        if report.is_whole() { Ok(()) } else { Err(BenchError::Size { size: region.len() }) }
+    };
+    let one = |huge| PopulateOptions::default().threads_per_node(NonZeroUsize::MIN).huge(huge);
+    let all = PopulateOptions::default().threads_per_node(threads);
+    let (never, preferred) = (Huge::Never, Huge::Preferred);
+    let mut rows = vec![
+        ("naive", "naive, base pages touched", 1, timed(never, by_touch, one(never))),
+        ("base-1", "base pages populated", 1, timed(never, by_populate, one(never))),
+        (
+            "touch-1",
+            "transparent huge pages touched",
+            1,
+            timed(preferred, by_touch, one(preferred)),
+        ),
+        ("ours-1", "ours", 1, timed(preferred, by_populate, one(preferred))),
+    ];
+    if threads.get() > 1 {
+        let row = timed(preferred, by_populate, all);
+        rows.push(("ours-all", "ours, all threads", threads.get(), row));
+    }
+    for (row, name, threads, run) in rows {
+        let spec = suite.add(&format!("populate/{row}"), name, size.get(), threads, run);
+        spec.cold = true;
+        spec.naive = Some("populate/naive".to_owned());
+        spec.limit = Some((limit.clone(), written));
+    }
+    suite.run("first touch", rounds, watch, &mut bench.results)?;
+    bench.tables.push(Table {
+        id: "populate".to_owned(),
+        title: format!("First touch of {size}"),
+        note: "naive is a byte a page by one thread; the limit is a bare streaming fill by one thread \
+               of memory that is present; a virtual machine's host may have to find the memory"
+            .to_owned(),
+    });
+    Ok(())
+}

@@ -1,0 +1,327 @@
+//! `uzone bench zero`: clearing extents of every size, and what it does to those around.
+//!
+//! The extents are those of `extents.rs`. Beside them:
+//!
+//! | table | asks |
+//! |---|---|
+//! | `zero-hint` | a 2 MiB folio is cleared and one page of it read at once: who is fastest together |
+//! | `zero-bystander` | 1 MiB that somebody works with is read again after 2 MiB were cleared |
+//! | `zero-pause` | what batches cost, and how long others wait for one |
+//! | `zero-threads` | what a second thread brings |
+//! | `zero-kernel`, `populate` | clearing in place beside the kernel's own, and first touch |
+//!
+//! The latter two are in `first_touch.rs`.
+
+use std::cell::RefCell;
+use std::hint::black_box;
+use std::num::NonZeroUsize;
+use std::rc::Rc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use uzone::{Batching, ByteLen, ClearError, Region, Was, Way, ZeroOptions};
+use uzone_stream::{Next, Streaming, zero_bytes, zero_ways};
+
+use crate::extents::{self, Arena, Work, label, read};
+use crate::first_touch;
+use crate::group::Watch;
+use crate::machine::Machine;
+use crate::report::{Bench, SCHEMA, Table};
+use crate::suite::{BenchError, Suite};
+
+/// A folio.
+const FOLIO: usize = 2 << 20;
+const PAGE: usize = 4096;
+/// What the bystander works with.
+const WORKING_SET: usize = 1 << 20;
+/// How often the small tables do their work in a round.
+const CALLS: usize = 8;
+
+/// What `uzone bench zero` is told.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// The largest extent.
+    pub size: ByteLen,
+    /// How many rounds.
+    pub rounds: u32,
+    /// How many rounds of first touch.
+    pub first_touches: u32,
+    /// How much memory is touched for the first time; none leaves that out.
+    pub populate: ByteLen,
+    /// How many threads the rows with several have.
+    pub threads: NonZeroUsize,
+}
+
+impl Settings {
+    /// Extents up to 1 GiB, and a first touch of 8 GiB.
+    #[must_use]
+    pub fn published() -> Self {
+        let threads = uzone_os::numa::current_cpu_count().unwrap_or(1);
+        Self {
+            size: ByteLen::gib(1),
+            rounds: 11,
+            first_touches: 3,
+            populate: ByteLen::gib(8),
+            threads: NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN),
+        }
+    }
+}
+
+/// Runs the tables.
+///
+/// # Errors
+/// [`BenchError`] if memory is short, or a row left a wrong byte.
+pub fn run(settings: Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
+    let Settings { size, rounds, threads, populate, first_touches } = settings;
+    extents::check_size(size)?;
+    first_touch::check(populate)?;
+    let mut bench = Bench {
+        schema: SCHEMA,
+        benchmark: "zero",
+        machine: Machine::here(),
+        settings: format!(
+            "extents up to {size}, {rounds} rounds; {populate} touched first, {first_touches} \
+             rounds; up to {threads} threads"
+        ),
+        tables: Vec::new(),
+        results: Vec::new(),
+        skipped: Vec::new(),
+    };
+    let arena = Arena::new(Work::Zero, size)?;
+    extents::run(Work::Zero, size, rounds, &arena, watch, &mut bench)?;
+    hint(&arena, rounds, watch, &mut bench)?;
+    bystander(&arena, rounds, watch, &mut bench)?;
+    pauses(&arena, rounds, watch, &mut bench)?;
+    several(&arena, threads, rounds, watch, &mut bench)?;
+    first_touch::kernel(&arena, rounds, watch, &mut bench)?;
+    if !populate.is_zero() {
+        first_touch::populate(&arena, populate, first_touches, threads, watch, &mut bench)?;
+    }
+    Ok(bench)
+}
+
+/// Clears 2 MiB and reads the page in its middle at once.
+fn hint(arena: &Arena, rounds: u32, watch: Watch<'_>, bench: &mut Bench) -> Result<(), BenchError> {
+    let page = FOLIO / 2..FOLIO / 2 + PAGE;
+    let mut suite = Suite::new(bytes(FOLIO));
+    let total = bytes(FOLIO * CALLS).get();
+    let mut add = |row: &str, name: &str, clear: fn(&mut [u8])| {
+        let page = page.clone();
+        let spec = suite.add(&format!("zero-hint/{row}"), name, total, 1, move || {
+            let mut elapsed = Duration::ZERO;
+            for _ in 0..CALLS {
+                elapsed += arena.with_next(FOLIO, |folio| {
+                    let started = Instant::now();
+                    clear(folio);
+                    black_box(read(black_box(&folio[page.clone()])));
+                    started.elapsed()
+                });
+            }
+            Ok(elapsed)
+        });
+        spec.is_rival = true;
+    };
+    add("page-at-a-time", "a page at a time, then read", |folio| {
+        folio.chunks_mut(PAGE).for_each(|page| zero_bytes(Way::String, page));
+    });
+    add("libc", "memset, then read", |folio| folio.fill(0));
+    add("streaming", "streaming without a hint, then read", |folio| {
+        zero_bytes(zero_ways().choose(FOLIO, Was::Cold, Next::Later), folio);
+    });
+    let options = |at: usize| ZeroOptions::default().hint(bytes(at + FOLIO / 2).get());
+    let spec = suite.add("zero-hint/ours", "ours with a hint, then read", total, 1, || {
+        let mut elapsed = Duration::ZERO;
+        for _ in 0..CALLS {
+            let at = arena.next(FOLIO);
+            let options = options(at);
+            let read_at = bytes(at + FOLIO / 2).get();
+            let started = Instant::now();
+            let _ = black_box(arena.region.zero_range(bytes(at).get(), bytes(FOLIO), &options)?);
+            black_box(read_words(&arena.region, read_at)?);
+            elapsed += started.elapsed();
+        }
+        Ok(elapsed)
+    });
+    spec.is_rival = true;
+    suite.each_spec(|spec| spec.naive = Some("zero-hint/page-at-a-time".to_owned()));
+    suite.run("a folio of which a page is read at once", rounds, watch, &mut bench.results)?;
+    bench.tables.push(Table {
+        id: "zero-hint".to_owned(),
+        title: "A 2 MiB folio is cleared, and one page of it read at once".to_owned(),
+        note: "both together, eight times; out of cache; naive is a page at a time".to_owned(),
+    });
+    Ok(())
+}
+
+/// Reads every line of a page of a region.
+fn read_words(region: &Region, at: u64) -> Result<u64, BenchError> {
+    let words = region.mapping().as_words(at..at + bytes(PAGE).get()).map_err(ClearError::from)?;
+    let lines = words.iter().step_by(8).map(|word| word.load(Ordering::Relaxed));
+    Ok(lines.fold(0, u64::wrapping_add))
+}
+
+/// The id and the name of a row, and how it clears.
+type ClearRow = (&'static str, &'static str, fn(&mut [u8]));
+
+/// Reads 1 MiB again after somebody cleared 2 MiB.
+fn bystander(
+    arena: &Arena,
+    rounds: u32,
+    watch: Watch<'_>,
+    bench: &mut Bench,
+) -> Result<(), BenchError> {
+    let own = vec![1_u8; WORKING_SET];
+    let mut suite = Suite::new(bytes(WORKING_SET));
+    let total = bytes(WORKING_SET * CALLS).get();
+    let rows: [ClearRow; 5] = [
+        ("undisturbed", "undisturbed", |_| {}),
+        ("page-at-a-time", "after a page at a time", |folio| {
+            folio.chunks_mut(PAGE).for_each(|page| zero_bytes(Way::String, page));
+        }),
+        ("libc", "after memset", |folio| folio.fill(0)),
+        ("string", "after one string store", |folio| zero_bytes(Way::String, folio)),
+        ("ours", "after ours", |folio| {
+            zero_bytes(zero_ways().choose(FOLIO, Was::Cold, Next::Later), folio);
+        }),
+    ];
+    for (row, name, clear) in rows {
+        let own = &own;
+        suite.add(&format!("zero-bystander/{row}"), name, total, 1, move || {
+            let mut elapsed = Duration::ZERO;
+            for _ in 0..CALLS {
+                // Twice, so that it is in the cache as well as it can be.
+                black_box(read(black_box(own)));
+                black_box(read(black_box(own)));
+                arena.with_next(FOLIO, clear);
+                let started = Instant::now();
+                black_box(read(black_box(own)));
+                elapsed += started.elapsed();
+            }
+            Ok(elapsed)
+        });
+    }
+    suite.each_spec(|spec| {
+        spec.naive = Some("zero-bystander/libc".to_owned());
+        spec.limit = Some(("zero-bystander/undisturbed".to_owned(), spec.bytes));
+    });
+    suite.run("a bystander", rounds, watch, &mut bench.results)?;
+    bench.tables.push(Table {
+        id: "zero-bystander".to_owned(),
+        title: "1 MiB that somebody works with is read again after 2 MiB were cleared".to_owned(),
+        note: "the reading alone, eight times; naive is after memset, the limit is undisturbed"
+            .to_owned(),
+    });
+    Ok(())
+}
+
+/// Clears the largest extent in batches of several sizes.
+fn pauses(
+    arena: &Arena,
+    rounds: u32,
+    watch: Watch<'_>,
+    bench: &mut Bench,
+) -> Result<(), BenchError> {
+    let len = bytes(arena.len);
+    let mut suite = Suite::new(len);
+    let batch = |shift: u32| Batching::Bytes(ByteLen::new(1 << shift));
+    let mut cases: Vec<(String, String, Batching)> = [16, 18, 20, 21, 23, 25]
+        .into_iter()
+        .map(|shift| {
+            let label = label(1 << shift);
+            (label.clone(), format!("batches of {label}"), batch(shift))
+        })
+        .collect();
+    cases.push(("default".to_owned(), "pauses of 1 ms at most".to_owned(), Batching::COOPERATIVE));
+    cases.push(("whole".to_owned(), "in one go".to_owned(), Batching::Whole));
+    for (row, name, batching) in cases {
+        let seen = Rc::new(RefCell::new(Vec::new()));
+        let pauses = Rc::clone(&seen);
+        let spec = suite.add(&format!("zero-pause/{row}"), name, len.get(), 1, move || {
+            let options = ZeroOptions::default().batching(batching);
+            let started = Instant::now();
+            let mut last = started;
+            for batch in arena.region.zero_batches(0, len, &options)? {
+                black_box(batch);
+                let now = Instant::now();
+                let pause = now.duration_since(last).as_nanos();
+                pauses.borrow_mut().push(u64::try_from(pause).unwrap_or(u64::MAX));
+                last = now;
+            }
+            Ok(started.elapsed())
+        });
+        spec.naive = Some("zero-pause/whole".to_owned());
+        spec.pauses = Some(seen);
+    }
+    suite.run("batches", rounds, watch, &mut bench.results)?;
+    bench.tables.push(Table {
+        id: "zero-pause".to_owned(),
+        title: format!("Clearing {len} in batches, and how long others wait for one"),
+        note: "one thread, out of cache; naive is one go; pauses of all rounds, the first included"
+            .to_owned(),
+    });
+    Ok(())
+}
+
+/// Clears the largest extent by several threads.
+fn several(
+    arena: &Arena,
+    threads: NonZeroUsize,
+    rounds: u32,
+    watch: Watch<'_>,
+    bench: &mut Bench,
+) -> Result<(), BenchError> {
+    let len = bytes(arena.len);
+    let mut suite = Suite::new(len);
+    let mut counts = vec![NonZeroUsize::MIN, threads];
+    counts.dedup();
+    for count in counts {
+        let limit = format!("zero-threads/limit-{count}");
+        suite.add(&limit, format!("limit, threads: {count}"), len.get(), count.get(), move || {
+            arena.with_next(arena.len, |dst| fill(dst, count.get()))
+        });
+        let row = format!("zero-threads/ours-{count}");
+        let spec =
+            suite.add(&row, format!("ours, threads: {count}"), len.get(), count.get(), move || {
+                let options = ZeroOptions::default().threads(count);
+                let started = Instant::now();
+                let _ = black_box(arena.region.zero_range(0, len, &options)?);
+                Ok(started.elapsed())
+            });
+        spec.limit = Some((limit, len.get()));
+        spec.naive = Some("zero-threads/ours-1".to_owned());
+    }
+    suite.run("threads", rounds, watch, &mut bench.results)?;
+    bench.tables.push(Table {
+        id: "zero-threads".to_owned(),
+        title: format!("Clearing {len} by several threads"),
+        note: "out of cache; naive is ours on one thread; the limit has as many threads".to_owned(),
+    });
+    Ok(())
+}
+
+/// Fills memory with zeroes past the cache, split among threads.
+pub(crate) fn fill(dst: &mut [u8], threads: usize) -> Result<Duration, BenchError> {
+    let share = dst.len().div_ceil(threads).next_multiple_of(PAGE);
+    let zero = |part: &mut [u8]| {
+        Streaming::scope(uzone_stream::best(), |stream| stream.zero(part));
+    };
+    let mut is_whole = true;
+    let started = Instant::now();
+    std::thread::scope(|scope| {
+        let mut parts = dst.chunks_mut(share);
+        let mine = parts.next();
+        for part in parts {
+            let worker = std::thread::Builder::new().name("fill".to_owned());
+            // A part whose thread cannot be started stays as it is, so the row would lie.
+            is_whole &= worker.spawn_scoped(scope, || zero(part)).is_ok();
+        }
+        mine.map(zero);
+    });
+    let elapsed = started.elapsed();
+    if is_whole { Ok(elapsed) } else { Err(BenchError::Threads { threads }) }
+}
+
+/// A length of memory of ours as a number of bytes.
+pub(crate) fn bytes(len: usize) -> ByteLen {
+    ByteLen::new(u64::try_from(len).unwrap_or(u64::MAX))
+}
