@@ -23,6 +23,7 @@
 //! | `placement` | where in a region that room ends and the described pages begin |
 //! | `memmap` | the descriptors of one region |
 //! | `ledger` | the guards on a whole pagemap, and whether it may go |
+//! | `window` | which pages a fault maps, and how that adapts |
 //! | `linux` | a payload that makes a descriptor Linux's 64-byte `struct page` |
 #![no_std]
 #![forbid(unsafe_code)]
@@ -46,6 +47,7 @@ mod placement;
 mod span;
 mod sync;
 mod word;
+mod window;
 
 pub use addr::{AddrError, ByteLen, Order, PageCount, PageSize, ParseByteLenError, Pfn, PfnRange};
 pub use altmap::{Altmap, AltmapError};
@@ -66,3 +68,4 @@ pub use payload::{MAX_PAYLOAD_BYTES, Payload, Plain, Refresh, Template};
 pub use placement::{Placement, PlacementError, PlacementSpec};
 pub use span::{Span, SpanRefused};
 pub use word::{HoldSort, MAX_HOLDS, MAX_OPTIMISTIC, Word};
+pub use window::{Advice, FaultAround, FaultAroundError, FaultPattern, FaultPlan, Touch};
