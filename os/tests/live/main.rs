@@ -14,7 +14,9 @@ mod dax;
 mod host;
 mod huge;
 mod mapping;
+mod page_cache;
 mod populate;
+mod uffd;
 
 use std::ffi::OsStr;
 use std::process::{Command, Output};
