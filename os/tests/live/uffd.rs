@@ -56,13 +56,16 @@ fn next_fault(uffd: &Uffd) -> PageFault {
 }
 
 fn next_event(uffd: &Uffd) -> Event {
-    let bell = Doorbell::new().unwrap();
-    let mut buffer = EventBuffer::new(1);
+    next_event_with(uffd, &Doorbell::new().unwrap(), &mut EventBuffer::new(1))
+}
+
+/// Waits for the next event without allocating.
+fn next_event_with(uffd: &Uffd, bell: &Doorbell, buffer: &mut EventBuffer) -> Event {
     loop {
-        if uffd.read(&mut buffer).unwrap() > 0 {
+        if uffd.read(buffer).unwrap() > 0 {
             return buffer.next().unwrap();
         }
-        assert!(wait(uffd, &bell, Some(Duration::from_secs(20))).unwrap().events, "no event came");
+        assert!(wait(uffd, bell, Some(Duration::from_secs(20))).unwrap().events, "no event came");
     }
 }
 
@@ -316,6 +319,8 @@ fn a_child_by_fork_comes_with_a_userfaultfd_of_its_own() {
         Err(error) => return skip("a_child_by_fork", &error.to_string()),
     };
     let memory = Registered::new(uffd, anonymous(4), Modes::MISSING).unwrap();
+    // A thread that forks holds the allocator's locks until the event of it was read.
+    let (bell, mut buffer) = (Doorbell::new().unwrap(), EventBuffer::new(1));
     thread::scope(|scope| {
         let forker = scope.spawn(|| {
             let mut command = Command::new("/bin/true");
@@ -324,7 +329,8 @@ fn a_child_by_fork_comes_with_a_userfaultfd_of_its_own() {
             unsafe { command.pre_exec(|| Ok(())) };
             command.status().unwrap()
         });
-        let Event::Forked(child) = next_event(memory.uffd()) else { panic!("no fork") };
+        let event = next_event_with(memory.uffd(), &bell, &mut buffer);
+        let Event::Forked(child) = event else { panic!("no fork") };
         assert!(format!("{child:?}").contains("Remote"));
         // Before exec(2) the child has a copy of the memory, and answers reach the copy. Whether
         // it is still there is a race; that it is not ours is not.
