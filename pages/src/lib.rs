@@ -46,8 +46,8 @@ mod payload;
 mod placement;
 mod span;
 mod sync;
-mod word;
 mod window;
+mod word;
 
 pub use addr::{AddrError, ByteLen, Order, PageCount, PageSize, ParseByteLenError, Pfn, PfnRange};
 pub use altmap::{Altmap, AltmapError};
@@ -67,5 +67,5 @@ pub use page::Page;
 pub use payload::{MAX_PAYLOAD_BYTES, Payload, Plain, Refresh, Template};
 pub use placement::{Placement, PlacementError, PlacementSpec};
 pub use span::{Span, SpanRefused};
-pub use word::{HoldSort, MAX_HOLDS, MAX_OPTIMISTIC, Word};
 pub use window::{Advice, FaultAround, FaultAroundError, FaultPattern, FaultPlan, Touch};
+pub use word::{HoldSort, MAX_HOLDS, MAX_OPTIMISTIC, Word};
