@@ -66,6 +66,29 @@ pub(crate) enum Outcome {
     Answered,
     /// The page is owned and has to be produced by [`Core::produce`], which may block.
     Produce,
+    /// The kernel put it off, and nobody owns the page: wake its waiters a little later.
+    Later,
+}
+
+/// What came of an attempt to produce a page.
+#[derive(Debug)]
+pub(crate) enum Produced {
+    /// It is there, or nobody can want it any more.
+    Done,
+    /// The kernel put it off; the caller owns it still.
+    PutOff,
+    /// It cannot be had; the caller owns it still.
+    Failed(BackingError),
+}
+
+/// What differs between memories.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Policy {
+    /// Whether the kernel has no zero page for this memory.
+    pub(crate) zeroes_by_copy: bool,
+    /// Whether a page that was removed is zero from then on, because whoever uses the memory gave
+    /// it back; otherwise it was evicted here and is produced anew.
+    pub(crate) removed_is_zero: bool,
 }
 
 /// What one thread needs to answer faults.
@@ -105,7 +128,7 @@ pub(crate) struct Core {
     backing: Arc<dyn Backing>,
     contents: Contents,
     page: PageSize,
-    zeroes_by_copy: bool,
+    policy: Policy,
     // Held for a few instructions, by the thread that reads faults and whoever changes the advice.
     pattern: Mutex<FaultPattern>,
     counters: Counters,
@@ -117,11 +140,11 @@ impl Core {
         backing: Arc<dyn Backing>,
         contents: Contents,
         page: PageSize,
-        zeroes_by_copy: bool,
+        policy: Policy,
         pattern: FaultPattern,
     ) -> Self {
         let (pattern, counters) = (Mutex::new(pattern), Counters::default());
-        Self { kernel, backing, contents, page, zeroes_by_copy, pattern, counters }
+        Self { kernel, backing, contents, page, policy, pattern, counters }
     }
 
     pub(crate) fn kernel(&self) -> &dyn Kernel {
@@ -141,7 +164,7 @@ impl Core {
     }
 
     pub(crate) fn zeroes_by_copy(&self) -> bool {
-        self.zeroes_by_copy
+        self.policy.zeroes_by_copy
     }
 
     pub(crate) fn pattern(&self) -> MutexGuard<'_, FaultPattern> {
@@ -163,13 +186,16 @@ impl Core {
                 return Outcome::Answered;
             }
             // Who gives it back wakes all who wait when the page can be had again.
-            Content::Removed => return Outcome::Answered,
+            Content::Removed if !self.policy.removed_is_zero => return Outcome::Answered,
+            Content::Removed | Content::Zero if self.policy.removed_is_zero => {
+                return self.zero_removed(page, hands);
+            }
             Content::Poisoned => {
                 let _ = self.kernel.poison(self.bytes(one.clone()));
                 self.kernel.wake(self.bytes(one));
                 return Outcome::Answered;
             }
-            found @ (Content::Present | Content::Zero) => {
+            found @ (Content::Present | Content::Zero | Content::Removed) => {
                 Counters::add(&self.counters.retouched, 1);
                 // Mostly the page came between the fault and its being read. If the same page is
                 // told again, it is not there, whoever took it away.
@@ -191,6 +217,30 @@ impl Core {
         let plan = self.pattern().plan(Pfn::new(page), touch, self.contents.area(), self.page);
         let plan = plan.unwrap_or_else(|| unreachable!("the caller asks for pages of the area"));
         self.map_window(page, plan, hands)
+    }
+
+    /// Fills a page with zeroes that whoever uses the memory gave back. Its word stays as it is: it
+    /// says what the page is filled with, also if it was filled a moment before the kernel took it.
+    fn zero_removed(&self, page: u64, hands: &mut Hands) -> Outcome {
+        let mut window = Window::new(self, page..page + 1, None, &mut hands.staging);
+        let answer = window.zero(self.bytes(page..page + 1));
+        Counters::add(&self.counters.demand, window.state.filled);
+        if answer.is_err() || window.state.deferred { Outcome::Later } else { Outcome::Answered }
+    }
+
+    /// Takes that whoever uses the memory gives pages back: they are zero from now on. Called by the
+    /// one thread that reads events and answers, before it answers what it read along with it.
+    pub(crate) fn removed(&self, pages: Range<u64>) {
+        for page in pages {
+            let found = self.contents.get(page);
+            let next = match found {
+                Content::Unknown | Content::Absent => Content::Zero,
+                Content::Present => Content::Removed,
+                // Zero already, or bad for good. Nobody else is at work on such memory.
+                _ => continue,
+            };
+            let _ = self.contents.advance(page, found, next);
+        }
     }
 
     /// Offers the owned page `page` and the window around it.
@@ -240,27 +290,13 @@ impl Core {
     pub(crate) fn produce(&self, page: u64, hands: &mut Hands) -> Result<(), BackingError> {
         let give_up = Instant::now() + PATIENCE;
         let error = loop {
-            let mut window = Window::new(self, page..page + 1, Some(page), &mut hands.staging);
-            let answer = catch_unwind(AssertUnwindSafe(|| self.backing.fault(&mut window)));
-            let progress = window.state;
-            if progress.owned_is_done {
-                return Ok(());
-            }
-            if progress.gone {
-                // The memory is gone, and nobody waits for a page of it any more.
-                let _ = self.contents.advance(page, Content::Filling, Content::Absent);
-                return Ok(());
-            }
-            match answer {
-                Ok(Err(error)) => break error,
-                Err(_) => break BackingError::Other("the backing panicked".into()),
-                Ok(Ok(())) if !progress.deferred => {
-                    break BackingError::Other("the backing left the page out".into());
-                }
-                Ok(Ok(())) if Instant::now() >= give_up => {
+            match self.try_produce(page, hands) {
+                Produced::Done => return Ok(()),
+                Produced::Failed(error) => break error,
+                Produced::PutOff if Instant::now() >= give_up => {
                     break BackingError::Other("the kernel put the page off for too long".into());
                 }
-                Ok(Ok(())) => {
+                Produced::PutOff => {
                     Counters::add(&self.counters.put_off, 1);
                     std::thread::sleep(PAUSE);
                 }
@@ -268,6 +304,29 @@ impl Core {
         };
         self.spoil(page);
         Err(error)
+    }
+
+    /// Tries once to produce a page that the caller owns.
+    pub(crate) fn try_produce(&self, page: u64, hands: &mut Hands) -> Produced {
+        let mut window = Window::new(self, page..page + 1, Some(page), &mut hands.staging);
+        let answer = catch_unwind(AssertUnwindSafe(|| self.backing.fault(&mut window)));
+        let progress = window.state;
+        if progress.owned_is_done {
+            return Produced::Done;
+        }
+        if progress.gone {
+            // The memory is gone, and nobody waits for a page of it any more.
+            self.release(page);
+            return Produced::Done;
+        }
+        match answer {
+            Ok(Err(error)) => Produced::Failed(error),
+            Err(_) => Produced::Failed(BackingError::Other("the backing panicked".into())),
+            Ok(Ok(())) if progress.deferred => Produced::PutOff,
+            Ok(Ok(())) => {
+                Produced::Failed(BackingError::Other("the backing left the page out".into()))
+            }
+        }
     }
 
     /// Makes a page that the caller owns a bad one: whoever touches it gets a signal.

@@ -17,13 +17,14 @@ use uzone_pages::{Advice, ByteLen, Content, FaultAround, FaultPattern, PageSize}
 
 use crate::backing::{Backing, Memory};
 use crate::contents::Contents;
-use crate::core::{Core, Counters, Hands};
+use crate::core::{Core, Counters, Hands, Policy};
 use crate::error::{LazyError, MapError};
 use crate::pool::Pool;
 use crate::reader::{Control, Reader};
+use crate::told::Told;
 
 /// How many bytes are read from a backing at once.
-const STAGING: u64 = 256 << 10;
+pub(crate) const STAGING: u64 = 256 << 10;
 /// How long [`LazyMapping::populate`] waits for a page that another thread is producing.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -105,15 +106,15 @@ impl Engine {
             backing.largest_window(),
         );
         let zeroes_by_copy = !memory.calls().takes(UffdCall::ZeroPage);
-        let core =
-            Arc::new(Core::new(memory.clone(), backing, contents, page, zeroes_by_copy, pattern));
+        let policy = Policy { zeroes_by_copy, removed_is_zero: false };
+        let core = Arc::new(Core::new(memory.clone(), backing, contents, page, policy, pattern));
         let room = ByteLen::new(STAGING.max(page.bytes())).to_usize()?;
         let bell = Doorbell::new().map_err(MapError::Thread)?;
         let control = Arc::new(Control { bell, stop: AtomicBool::new(false) });
         let reader = Reader {
-            memory: memory.clone(),
+            told: Told::Own(memory.clone()),
             core: core.clone(),
-            pool: self.pool.clone(),
+            pool: Some(self.pool.clone()),
             control: control.clone(),
             spin: options.spin,
             room,
@@ -205,6 +206,27 @@ pub struct FaultStats {
     pub evicted: u64,
 }
 
+impl FaultStats {
+    pub(crate) fn of(core: &Core) -> Self {
+        let counters = core.counters();
+        // Relaxed: each is a statistic of its own.
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Self {
+            faults: get(&counters.faults),
+            minor: get(&counters.minor),
+            coalesced: get(&counters.coalesced),
+            retouched: get(&counters.retouched),
+            demand: get(&counters.demand),
+            around: get(&counters.around),
+            populated: get(&counters.populated),
+            queued: get(&counters.queued),
+            put_off: get(&counters.put_off),
+            poisoned: get(&counters.poisoned),
+            evicted: get(&counters.evicted),
+        }
+    }
+}
+
 /// Memory of this process whose pages come from a backing when they are touched.
 ///
 /// Dropping it unmaps it. A thread of foreign code that still waits in it then gets a signal, and
@@ -292,22 +314,7 @@ impl LazyMapping {
     /// Returns what happened so far.
     #[must_use]
     pub fn stats(&self) -> FaultStats {
-        let counters = self.core.counters();
-        // Relaxed: each is a statistic of its own.
-        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        FaultStats {
-            faults: get(&counters.faults),
-            minor: get(&counters.minor),
-            coalesced: get(&counters.coalesced),
-            retouched: get(&counters.retouched),
-            demand: get(&counters.demand),
-            around: get(&counters.around),
-            populated: get(&counters.populated),
-            queued: get(&counters.queued),
-            put_off: get(&counters.put_off),
-            poisoned: get(&counters.poisoned),
-            evicted: get(&counters.evicted),
-        }
+        FaultStats::of(&self.core)
     }
 
     /// Returns the pages of a range of bytes that starts and ends at pages.

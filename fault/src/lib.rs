@@ -38,15 +38,18 @@
 //! | file | mechanism |
 //! |---|---|
 //! | `lazy` | [`Engine`], [`LazyMapping`]: what a caller has |
+//! | `adopted` | [`AdoptedMemory`]: memory of another process |
 //! | `backing` | [`Backing`] and the back ends |
 //! | `window` | [`Window`]: what a backing is offered, and what the kernel's replies do to it |
 //! | `core` | what becomes of a fault |
 //! | `contents` | the state of each page |
 //! | `reader` | the thread that answers |
 //! | `pool` | the threads that wait for devices |
+//! | `told` | where faults are told and answered |
 //! | `kernel` | the answers, so that tests can make up a kernel |
 #![forbid(unsafe_code)]
 
+mod adopted;
 mod backing;
 mod contents;
 mod core;
@@ -55,12 +58,15 @@ mod kernel;
 mod lazy;
 mod pool;
 mod reader;
+mod told;
 mod window;
 
 #[cfg(test)]
 mod tests;
 
+pub use adopted::AdoptedMemory;
 pub use backing::{Backing, FileBacking, FunctionBacking, Memory, MemoryBacking, ZeroBacking};
 pub use error::{BackingError, LazyError, MapError};
 pub use lazy::{Engine, FaultStats, LazyMapping, LazyOptions, Populate};
+pub use told::RemoteRegion;
 pub use window::{Filled, Window};

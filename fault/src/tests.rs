@@ -14,13 +14,14 @@ use uzone_pages::{
 
 use crate::backing::Backing;
 use crate::contents::Contents;
-use crate::core::{Core, Hands, Outcome};
+use crate::core::{Core, Hands, Outcome, Policy, Produced};
 use crate::error::BackingError;
 use crate::kernel::Kernel;
 use crate::window::Window;
 
 const PAGES: u64 = 96;
 const PAGE: usize = 4096;
+const POLICY: Policy = Policy { zeroes_by_copy: false, removed_is_zero: false };
 
 /// What the made-up kernel has, and who waits in it.
 #[derive(Default)]
@@ -234,7 +235,7 @@ fn core(whims: Vec<u8>, kinds: Vec<Kind>, advice: Advice, window: u64) -> (Arc<F
     let size = FaultAround::try_new(ByteLen::new(window * 4096)).unwrap();
     let pattern = FaultPattern::new(contents.area(), advice, size, FaultAround::MAX);
     let backing = Arc::new(FakeBacking(kinds));
-    let core = Core::new(kernel.clone(), backing, contents, PageSize::KIB_4, false, pattern);
+    let core = Core::new(kernel.clone(), backing, contents, PageSize::KIB_4, POLICY, pattern);
     (kernel, core)
 }
 
@@ -291,7 +292,9 @@ fn touch(
             return;
         }
         kernel.lock().waiting.insert(page);
-        if core.fault(page, touch, hands) == Outcome::Produce {
+        let outcome = core.fault(page, touch, hands);
+        assert_ne!(outcome, Outcome::Later, "only what others remove is put off");
+        if outcome == Outcome::Produce {
             assert_eq!(core.contents().get(page), Content::Filling, "who queues a page owns it");
             assert!(!queue.contains(&page), "a page has one owner");
             queue.push(page);
@@ -482,4 +485,88 @@ fn what_is_not_a_page_of_the_window_is_refused() {
     assert!(window.zero(backwards).is_err());
     assert!(format!("{window:?}").contains("Window"));
     assert_eq!(window.state.filled, 0);
+}
+
+/// A kernel that agrees to everything at once, so that what is left is ours.
+struct AgreeingKernel;
+
+impl Kernel for AgreeingKernel {
+    fn copy(&self, _: u64, _: &[u8]) -> Result<Answered, AnswerError> {
+        Ok(Answered::All)
+    }
+
+    fn zero(&self, _: Range<u64>) -> Result<Answered, AnswerError> {
+        Ok(Answered::All)
+    }
+
+    fn continue_mapping(&self, _: Range<u64>) -> Result<Answered, AnswerError> {
+        Ok(Answered::All)
+    }
+
+    fn poison(&self, _: Range<u64>) -> Result<Answered, AnswerError> {
+        Ok(Answered::All)
+    }
+
+    fn wake(&self, _: Range<u64>) {}
+}
+
+/// Prints what a fault costs besides the kernel; the bound is loose enough for a busy machine and a
+/// build without optimisation.
+#[test]
+fn the_bookkeeping_of_a_fault_is_small() {
+    let pages = 1 << 16;
+    for (window, bound_ns) in [(1_u64, 20_000), (16, 40_000)] {
+        let mut best = u128::MAX;
+        for _ in 0..5 {
+            let contents = Contents::new(PageCount::new(pages)).unwrap();
+            let size = FaultAround::try_new(ByteLen::new(window * 4096)).unwrap();
+            let pattern =
+                FaultPattern::new(contents.area(), Advice::Normal, size, FaultAround::MAX);
+            let backing = Arc::new(crate::ZeroBacking);
+            let kernel = Arc::new(AgreeingKernel);
+            let core = Core::new(kernel, backing, contents, PageSize::KIB_4, POLICY, pattern);
+            let mut hands = Hands::new(PAGE);
+            let begin = std::time::Instant::now();
+            for page in (0..pages).step_by(usize_of(window)) {
+                assert_eq!(core.fault(page, Touch::Read, &mut hands), Outcome::Answered);
+            }
+            best = best.min(begin.elapsed().as_nanos() / u128::from(pages / window));
+        }
+        eprintln!("bookkeeping of a fault with a window of {window}: {best} ns");
+        assert!(best < bound_ns, "{best} ns");
+    }
+}
+
+#[test]
+fn what_others_removed_is_zero_and_never_what_it_was() {
+    let machine = Machine { whims: vec![3], ..Machine::default() };
+    let kernel = Arc::new(FakeKernel(Mutex::new(machine)));
+    let contents = Contents::new(PageCount::new(PAGES)).unwrap();
+    let pattern =
+        FaultPattern::new(contents.area(), Advice::Normal, FaultAround::DEFAULT, FaultAround::MAX);
+    let backing = Arc::new(FakeBacking(all(Kind::Ready)));
+    let policy = Policy { zeroes_by_copy: false, removed_is_zero: true };
+    let core = Core::new(kernel.clone(), backing, contents, PageSize::KIB_4, policy, pattern);
+    let mut hands = Hands::new(16 * PAGE);
+    assert_eq!(core.fault(0, Touch::Read, &mut hands), Outcome::Answered);
+    // Pages that are there, and pages that never were.
+    core.removed(10..20);
+    for page in 10..16 {
+        kernel.lock().pages.remove(&page);
+    }
+    for page in [12, 18, 12] {
+        assert_eq!(core.fault(page, Touch::Read, &mut hands), Outcome::Answered);
+        assert_eq!(kernel.lock().pages.remove(&page), Some(Some(0)), "page {page}");
+    }
+    // A neighbour's window leaves them alone.
+    assert_eq!(core.fault(22, Touch::Read, &mut hands), Outcome::Answered);
+    assert!((10..20).all(|page| !kernel.lock().pages.contains_key(&page)));
+    assert_eq!(kernel.lock().pages[&20], Some(right(20)));
+    // While the removal is under way, the answer is put off and the page is as it was.
+    kernel.lock().whims = vec![8];
+    assert_eq!(core.fault(13, Touch::Read, &mut hands), Outcome::Later);
+    assert_eq!(core.fault(40, Touch::Read, &mut hands), Outcome::Produce);
+    assert!(matches!(core.try_produce(40, &mut hands), Produced::PutOff));
+    core.release(40);
+    assert_eq!(core.contents().get(40), Content::Absent);
 }
