@@ -9,10 +9,13 @@
 
 use uzone_os::{Anonymous, Exclusive, HugeAdvice, Mapped};
 use uzone_pages::{
-    Content, Layout, Memmap, MemoryKind, Order, Page, PageCount, Pfn, PfnRange, Tails,
+    Content, Folio, Layout, Memmap, MemoryKind, Order, Page, PageCount, Pfn, PfnRange, Tails, Word,
 };
 
 use crate::error::MapError;
+
+/// What the words start as: no kind says more about bytes that nobody has asked for.
+const KIND: MemoryKind = MemoryKind::Generic;
 
 /// The states of the pages of one mapping, numbered from its start.
 pub(crate) struct Contents {
@@ -32,7 +35,7 @@ impl Contents {
         let memory = Exclusive::anonymous(bytes, how)?;
         let count = bytes.to_usize()? / size_of::<Page>();
         let words = Mapped::try_new(memory, count).map_err(|refused| refused.reason)?;
-        let memmap = Memmap::try_new(layout, MemoryKind::Generic, words)?;
+        let memmap = Memmap::try_new(layout, KIND, words)?;
         Ok(Self { memmap, area })
     }
 
@@ -41,21 +44,30 @@ impl Contents {
         self.area
     }
 
+    /// Returns the word of a page. A page is its own folio, and the first has the number 0, so the
+    /// way to its descriptor is one index: this is done for every page of every window.
+    fn folio(&self, page: u64) -> Option<Folio<'_>> {
+        let descriptor = self.memmap.descriptors().get(usize::try_from(page).ok()?)?;
+        Some(Folio::new(descriptor, Word::initial(KIND)))
+    }
+
     /// Returns the state of a page of the area.
     pub(crate) fn get(&self, page: u64) -> Content {
         // A page that is not described is nobody's to fill.
-        self.memmap.folio(Pfn::new(page)).map_or(Content::Poisoned, |folio| folio.word().content())
+        self.folio(page).map_or(Content::Poisoned, |folio| folio.word().content())
     }
 
     /// Puts a page from one state to another. Returns whether it was in the first, and could be.
     pub(crate) fn advance(&self, page: u64, from: Content, to: Content) -> bool {
-        self.memmap.folio(Pfn::new(page)).is_some_and(|folio| folio.advance(from, to).is_ok())
+        self.folio(page).is_some_and(|folio| folio.advance(from, to).is_ok())
     }
 
     /// Makes the caller the owner of a page that nobody has filled. Returns whether it is.
     pub(crate) fn claim(&self, page: u64) -> bool {
-        // Nothing is known about a page that nobody has asked for: it is absent.
-        let _ = self.advance(page, Content::Unknown, Content::Absent);
+        if self.get(page) == Content::Unknown {
+            // Nothing is known about a page that nobody has asked for: it is absent.
+            let _ = self.advance(page, Content::Unknown, Content::Absent);
+        }
         self.advance(page, Content::Absent, Content::Filling)
     }
 
