@@ -35,6 +35,13 @@ const PAUSE: Duration = Duration::from_millis(1);
 /// How many pages that were woken lately are remembered.
 const RECENT: usize = 8;
 
+/// How many neighbours are put in place before faults are looked for again: as many as delay the next
+/// fault by less than its own way through the kernel.
+const AROUND_AT_ONCE: u64 = 8;
+
+/// How many runs of neighbours may wait until there is no fault; more are left out.
+const TAILS: usize = 64;
+
 /// Counts of what happened to a mapping, from its start.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
@@ -49,12 +56,15 @@ pub(crate) struct Counters {
     pub(crate) put_off: AtomicU64,
     pub(crate) poisoned: AtomicU64,
     pub(crate) evicted: AtomicU64,
+    pub(crate) left_out: AtomicU64,
 }
 
 impl Counters {
     pub(crate) fn add(counter: &AtomicU64, count: u64) {
-        // Relaxed: a statistic, by which nothing is published.
-        counter.fetch_add(count, Ordering::Relaxed);
+        if count != 0 {
+            // Relaxed: a statistic, by which nothing is published.
+            counter.fetch_add(count, Ordering::Relaxed);
+        }
     }
 }
 
@@ -96,11 +106,14 @@ pub(crate) struct Hands {
     pub(crate) staging: Vec<u8>,
     recent: [u64; RECENT],
     oldest: usize,
+    /// Neighbours of pages that were faulted on, the latest last.
+    tails: Vec<Range<u64>>,
 }
 
 impl Hands {
     pub(crate) fn new(room: usize) -> Self {
-        Self { staging: vec![0; room], recent: [u64::MAX; RECENT], oldest: 0 }
+        let tails = Vec::with_capacity(TAILS);
+        Self { staging: vec![0; room], recent: [u64::MAX; RECENT], oldest: 0, tails }
     }
 
     /// Remembers a page. Returns whether it was remembered already.
@@ -252,16 +265,32 @@ impl Core {
         }
         let progress = self.offer(page..page + 1, Some(page), hands);
         let outcome = self.demanded(&progress);
-        // The neighbours, when whoever faulted is on its way.
+        // The neighbours, when whoever faulted is on its way and nobody else waits. Those behind the
+        // page are wanted sooner than those before it, and are taken first.
         if !progress.deferred && !progress.gone {
-            for part in [page + 1..window.end, window.start..page] {
-                if !part.is_empty() {
-                    let around = self.offer(part, None, hands);
-                    Counters::add(&self.counters.around, around.filled);
+            for part in [window.start..page, page + 1..window.end] {
+                if hands.tails.len() == TAILS {
+                    Counters::add(&self.counters.left_out, part.end - part.start);
+                } else if !part.is_empty() {
+                    hands.tails.push(part);
                 }
             }
         }
         outcome
+    }
+
+    /// Puts some neighbours of a page in place that was faulted on. Returns whether there were any.
+    pub(crate) fn map_around(&self, hands: &mut Hands) -> bool {
+        let Some(mut part) = hands.tails.pop() else { return false };
+        let end = part.end.min(part.start + AROUND_AT_ONCE);
+        let now = part.start..end;
+        part.start = end;
+        if !part.is_empty() {
+            hands.tails.push(part);
+        }
+        let progress = self.offer(now, None, hands);
+        Counters::add(&self.counters.around, progress.filled);
+        true
     }
 
     fn demanded(&self, progress: &Progress) -> Outcome {

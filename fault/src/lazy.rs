@@ -204,6 +204,8 @@ pub struct FaultStats {
     pub poisoned: u64,
     /// Pages that were given back.
     pub evicted: u64,
+    /// Neighbours that were not put in place because too many faults came at once.
+    pub left_out: u64,
 }
 
 impl FaultStats {
@@ -223,6 +225,7 @@ impl FaultStats {
             put_off: get(&counters.put_off),
             poisoned: get(&counters.poisoned),
             evicted: get(&counters.evicted),
+            left_out: get(&counters.left_out),
         }
     }
 }

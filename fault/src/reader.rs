@@ -72,6 +72,11 @@ impl Reader {
                 break;
             }
             parked.wake(&self.core);
+            // Nobody waits: time for neighbours, a few at a time.
+            if self.core.map_around(&mut hands) {
+                idle_since = Instant::now();
+                continue;
+            }
             if idle_since.elapsed() < self.spin {
                 std::hint::spin_loop();
                 continue;

@@ -245,6 +245,8 @@ enum Step {
     Touch { page: u64, is_write: bool },
     /// A worker takes the oldest page of the queue.
     Work,
+    /// There is no fault, so some neighbours are put in place.
+    Around,
     /// A page is given back through the engine.
     Evict { page: u64 },
     /// A page is taken away behind the engine's back.
@@ -258,6 +260,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         6 => (page.clone(), any::<bool>()).prop_map(|(page, is_write)| Step::Touch { page, is_write }),
         3 => Just(Step::Work),
+        4 => Just(Step::Around),
         1 => page.clone().prop_map(|page| Step::Evict { page }),
         1 => page.clone().prop_map(|page| Step::Lose { page }),
         1 => (page, 1_u64..40).prop_map(|(page, pages)| Step::Ready { page, pages }),
@@ -364,6 +367,9 @@ proptest! {
                         prop_assert!(answer.is_err());
                     }
                 }
+                Step::Around => {
+                    core.map_around(&mut hands);
+                }
                 Step::Evict { page } => {
                     if core.contents().advance(page, Content::Present, Content::Removed) {
                         kernel.lock().pages.remove(&page);
@@ -422,6 +428,7 @@ fn a_page_that_is_not_ready_is_produced_once_and_its_neighbours_are_mapped() {
     let (kernel, core) = plain(kinds, Advice::Normal, 16);
     let mut hands = Hands::new(16 * PAGE);
     assert_eq!(core.fault(20, Touch::Read, &mut hands), Outcome::Produce);
+    while core.map_around(&mut hands) {}
     let neighbours: Vec<u64> = (16..32).filter(|page| ![20, 22].contains(page)).collect();
     assert_eq!(present(&kernel), neighbours);
     // Another thread touches it meanwhile: it has an owner, who wakes them both.
@@ -448,6 +455,8 @@ fn the_faulting_page_goes_first_unless_it_is_read_in_order() {
         let (kernel, core) = plain(all(Kind::Ready), Advice::Normal, 16);
         let mut hands = Hands::new(16 * PAGE);
         assert_eq!(core.fault(page, Touch::Read, &mut hands), Outcome::Answered);
+        assert!(kernel.lock().pages.contains_key(&page));
+        while core.map_around(&mut hands) {}
         assert_eq!(present(&kernel).len(), 16);
         assert_eq!(kernel.lock().next, replies, "page {page}");
     }
@@ -461,6 +470,7 @@ fn a_failing_page_is_a_signal_and_its_neighbours_are_not() {
         let (kernel, core) = plain(kinds, Advice::Normal, 16);
         let mut hands = Hands::new(16 * PAGE);
         assert_eq!(core.fault(16, Touch::Read, &mut hands), Outcome::Produce);
+        while core.map_around(&mut hands) {}
         let error = core.produce(16, &mut hands).unwrap_err();
         assert!(!error.to_string().is_empty());
         assert_eq!(core.contents().get(16), Content::Poisoned);
@@ -560,6 +570,7 @@ fn what_others_removed_is_zero_and_never_what_it_was() {
     }
     // A neighbour's window leaves them alone.
     assert_eq!(core.fault(22, Touch::Read, &mut hands), Outcome::Answered);
+    while core.map_around(&mut hands) {}
     assert!((10..20).all(|page| !kernel.lock().pages.contains_key(&page)));
     assert_eq!(kernel.lock().pages[&20], Some(right(20)));
     // While the removal is under way, the answer is put off and the page is as it was.
@@ -569,4 +580,32 @@ fn what_others_removed_is_zero_and_never_what_it_was() {
     assert!(matches!(core.try_produce(40, &mut hands), Produced::PutOff));
     core.release(40);
     assert_eq!(core.contents().get(40), Content::Absent);
+}
+
+#[test]
+fn neighbours_wait_until_there_is_no_fault_and_too_many_are_left_out() {
+    let (kernel, core) = plain(all(Kind::Ready), Advice::Normal, 4);
+    let mut hands = Hands::new(16 * PAGE);
+    // Each fault is in the middle of a window: two runs of neighbours.
+    let faults: Vec<u64> = (0..PAGES).filter(|page| page % 4 == 2).collect();
+    for &page in &faults {
+        assert_eq!(core.fault(page, Touch::Read, &mut hands), Outcome::Answered);
+    }
+    assert_eq!(present(&kernel), faults);
+    assert!(core.map_around(&mut hands));
+    let last = *faults.last().unwrap();
+    assert!(kernel.lock().pages.contains_key(&(last + 1)), "the latest come first");
+    while core.map_around(&mut hands) {}
+    assert_eq!(present(&kernel).len() as u64, PAGES);
+    // More than there is room for: the same pages again and again, as if they were lost.
+    for _ in 0..4 {
+        for &page in &faults {
+            let _ = core.contents().advance(page, Content::Present, Content::Absent);
+            kernel.lock().pages.remove(&page);
+            assert_eq!(core.fault(page, Touch::Read, &mut hands), Outcome::Answered);
+        }
+    }
+    assert!(core.counters().left_out.load(std::sync::atomic::Ordering::Relaxed) > 0);
+    while core.map_around(&mut hands) {}
+    assert_eq!(present(&kernel).len() as u64, PAGES);
 }
