@@ -41,6 +41,11 @@ const AROUND_AT_ONCE: u64 = 8;
 
 /// How many runs of neighbours may wait until there is no fault; more are left out.
 const TAILS: usize = 64;
+/// How many of them may wait where neighbours are known to be wanted: those of one fault.
+const TAILS_WANTED: usize = 2;
+
+/// For how many faults a sign lasts that neighbours are wanted.
+const WANTED_FOR: u32 = 64;
 
 /// Counts of what happened to a mapping, from its start.
 #[derive(Debug, Default)]
@@ -108,12 +113,14 @@ pub(crate) struct Hands {
     oldest: usize,
     /// Neighbours of pages that were faulted on, the latest last.
     tails: Vec<Range<u64>>,
+    /// For how many faults more the neighbours do not wait until there is none.
+    wanted: u32,
 }
 
 impl Hands {
     pub(crate) fn new(room: usize) -> Self {
         let tails = Vec::with_capacity(TAILS);
-        Self { staging: vec![0; room], recent: [u64::MAX; RECENT], oldest: 0, tails }
+        Self { staging: vec![0; room], recent: [u64::MAX; RECENT], oldest: 0, tails, wanted: 0 }
     }
 
     /// Remembers a page. Returns whether it was remembered already.
@@ -263,6 +270,16 @@ impl Core {
             let progress = self.offer(window, Some(page), hands);
             return self.demanded(&progress);
         }
+        if !hands.tails.is_empty() {
+            // Faults come faster than neighbours are put in place. If this one is in a window where
+            // a page is there already, a neighbour that waited too long was wanted.
+            let mut others = window.clone().filter(|&other| other != page);
+            hands.wanted = if others.any(|other| self.contents.get(other) == Content::Present) {
+                WANTED_FOR
+            } else {
+                hands.wanted.saturating_sub(1)
+            };
+        }
         let progress = self.offer(page..page + 1, Some(page), hands);
         let outcome = self.demanded(&progress);
         // The neighbours, when whoever faulted is on its way and nobody else waits. Those behind the
@@ -275,6 +292,9 @@ impl Core {
                     hands.tails.push(part);
                 }
             }
+        }
+        while hands.wanted > 0 && hands.tails.len() > TAILS_WANTED {
+            self.map_around(hands);
         }
         outcome
     }

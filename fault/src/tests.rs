@@ -598,6 +598,7 @@ fn neighbours_wait_until_there_is_no_fault_and_too_many_are_left_out() {
     while core.map_around(&mut hands) {}
     assert_eq!(present(&kernel).len() as u64, PAGES);
     // More than there is room for: the same pages again and again, as if they were lost.
+    let (kernel, core) = plain(all(Kind::Ready), Advice::Normal, 4);
     for _ in 0..4 {
         for &page in &faults {
             let _ = core.contents().advance(page, Content::Present, Content::Absent);
@@ -608,4 +609,21 @@ fn neighbours_wait_until_there_is_no_fault_and_too_many_are_left_out() {
     assert!(core.counters().left_out.load(std::sync::atomic::Ordering::Relaxed) > 0);
     while core.map_around(&mut hands) {}
     assert_eq!(present(&kernel).len() as u64, PAGES);
+}
+
+#[test]
+fn neighbours_do_not_wait_where_they_turn_out_to_be_wanted() {
+    let (kernel, core) = plain(all(Kind::Ready), Advice::Normal, 16);
+    let mut hands = Hands::new(16 * PAGE);
+    // No fault comes back to a window: what is around waits.
+    for page in [8, 24, 40, 56] {
+        assert_eq!(core.fault(page, Touch::Read, &mut hands), Outcome::Answered);
+    }
+    assert_eq!(present(&kernel), [8, 24, 40, 56]);
+    // One does: from now on at most the neighbours of one fault wait.
+    assert_eq!(core.fault(60, Touch::Read, &mut hands), Outcome::Answered);
+    assert!(present(&kernel).len() >= 5 + 30, "{:?}", present(&kernel));
+    assert_eq!(core.fault(88, Touch::Read, &mut hands), Outcome::Answered);
+    while core.map_around(&mut hands) {}
+    assert_eq!(present(&kernel).len(), 5 * 16);
 }
