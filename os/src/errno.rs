@@ -170,6 +170,86 @@ pub(crate) fn buffer_refusal(errno: Errno) -> BufferRefusal {
     }
 }
 
+/// Why a range was not registered with a userfaultfd.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RegisterRefusal {
+    /// This memory does not have such faults, or the modes do not go together.
+    Unsupported,
+    /// Another userfaultfd has it.
+    Taken,
+    /// It is shared memory that this process may not write.
+    NotPermitted,
+    /// Something else.
+    Other,
+}
+
+/// Decodes why `UFFDIO_REGISTER` failed.
+pub(crate) fn register_refusal(errno: Errno) -> RegisterRefusal {
+    match errno {
+        Errno::INVAL => RegisterRefusal::Unsupported,
+        Errno::BUSY => RegisterRefusal::Taken,
+        Errno::PERM => RegisterRefusal::NotPermitted,
+        _ => RegisterRefusal::Other,
+    }
+}
+
+/// What an errno of an answer to a fault says; with which ioctl it came decides the rest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum UffdErrno {
+    Again,
+    Exists,
+    NoEntry,
+    NoProcess,
+    Fault,
+    Busy,
+    Invalid,
+    NoMemory,
+    NoSpace,
+    BadPage,
+    NotPermitted,
+    Unknown,
+    Other,
+}
+
+/// Sorts the errno of an answer to a fault.
+pub(crate) fn uffd_errno(errno: Errno) -> UffdErrno {
+    match errno {
+        Errno::AGAIN => UffdErrno::Again,
+        Errno::EXIST => UffdErrno::Exists,
+        Errno::NOENT => UffdErrno::NoEntry,
+        Errno::SRCH => UffdErrno::NoProcess,
+        Errno::FAULT => UffdErrno::Fault,
+        Errno::BUSY => UffdErrno::Busy,
+        Errno::INVAL => UffdErrno::Invalid,
+        Errno::NOMEM => UffdErrno::NoMemory,
+        Errno::NOSPC => UffdErrno::NoSpace,
+        Errno::IO | Errno::HWPOISON => UffdErrno::BadPage,
+        Errno::PERM | Errno::ACCESS => UffdErrno::NotPermitted,
+        Errno::NOTTY => UffdErrno::Unknown,
+        _ => UffdErrno::Other,
+    }
+}
+
+/// Returns whether a call on a descriptor that never waits would have had to.
+pub(crate) fn would_wait(errno: Errno) -> bool {
+    errno == Errno::AGAIN
+}
+
+/// Returns whether a call was interrupted by a signal.
+pub(crate) fn is_interrupted(errno: Errno) -> bool {
+    errno == Errno::INTR
+}
+
+/// Returns whether a request was refused for want of a privilege.
+pub(crate) fn is_unprivileged(errno: Errno) -> bool {
+    errno == Errno::PERM
+}
+
+/// Returns whether a system call is not there, or not for this file or with these flags.
+pub(crate) fn call_is_unsupported(errno: Errno) -> bool {
+    matches!(errno, Errno::NOSYS | Errno::OPNOTSUPP | Errno::INVAL)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -234,6 +314,18 @@ mod tests {
         ] {
             assert_eq!(buffer_refusal(errno), refusal, "{errno:?}");
         }
+        for (errno, refusal) in [
+            (Errno::INVAL, RegisterRefusal::Unsupported),
+            (Errno::BUSY, RegisterRefusal::Taken),
+            (Errno::PERM, RegisterRefusal::NotPermitted),
+            (Errno::NOMEM, RegisterRefusal::Other),
+        ] {
+            assert_eq!(register_refusal(errno), refusal, "{errno:?}");
+        }
+        assert!(would_wait(Errno::AGAIN) && !would_wait(Errno::INTR));
+        assert!(is_interrupted(Errno::INTR) && !is_interrupted(Errno::AGAIN));
+        assert!(is_unprivileged(Errno::PERM) && !is_unprivileged(Errno::INVAL));
+        assert!(call_is_unsupported(Errno::NOSYS) && !call_is_unsupported(Errno::AGAIN));
         assert!(ioctl_is_unknown(Errno::NOTTY));
         assert!(!ioctl_is_unknown(Errno::PERM));
         assert!(sync_is_unsupported(Errno::OPNOTSUPP));

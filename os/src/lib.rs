@@ -32,6 +32,7 @@
 //! | `bus` | SIGBUS as an event and an error instead of the end of the process |
 //! | `exclusive` | [`Exclusive`]: a mapping that nobody else can change, so that it has slices |
 //! | `mapped` | [`Mapped`]: an owned `[T]` in such memory |
+//! | `page_cache` | what the page cache has of a file |
 //! | `populate` | making memory present, by several threads |
 //! | `advise` | huge pages for what is mapped already, and giving pages back |
 //! | `fixed_buffers` | having the kernel itself pin a mapping, by an io_uring |
@@ -43,6 +44,7 @@
 //! | `priority` | a thread that runs when no other wants to |
 //! | `libpmem` | another library's clearing and copying, for benchmarks to compare with |
 //! | `probe` | what this kernel offers |
+//! | `uffd` | page faults as events, and the answers to them |
 //! | `root` | reading `/proc` and `/sys`, or a made-up tree |
 //! | `errno` | the one place that matches errno |
 
@@ -66,12 +68,14 @@ mod mapping;
 pub mod memory;
 pub mod numa;
 mod options;
+pub mod page_cache;
 mod populate;
 pub mod priority;
 pub mod probe;
 mod resident;
 mod root;
 mod shortage;
+pub mod uffd;
 
 pub use advise::{AdviseError, Collapsed};
 pub use bytes::{AccessError, CopyDirection};
@@ -82,7 +86,7 @@ pub use hugepages::HugeSize;
 pub use libpmem::{LibPmem, LibPmemError};
 pub use mapped::{Mapped, MappedError, NotMapped};
 pub use mapping::{FileId, JoinError, Mapping, NotCut, NotJoined};
-pub use options::{Access, Addr, Anonymous, HugeAdvice, RangeError, Reserve, Sharing};
+pub use options::{Access, Addr, Anonymous, HugeAdvice, RangeError, Reserve, Sharing, Vaddr};
 pub use populate::{PopulateError, PopulateHow, Populated, populate_slice};
 pub use resident::ResidentError;
 pub use root::{SysError, SystemRoot};
@@ -128,6 +132,18 @@ pub enum Error {
     /// The kernel did not say which CPUs a thread may use.
     #[error(transparent)]
     Affinity(#[from] numa::AffinityError),
+    /// There is no userfaultfd to be had.
+    #[error(transparent)]
+    Uffd(#[from] uffd::OpenError),
+    /// Memory could not be registered with a userfaultfd.
+    #[error(transparent)]
+    Register(#[from] uffd::RegisterError),
+    /// Memory could not be taken from its userfaultfd.
+    #[error(transparent)]
+    Unregister(#[from] uffd::UnregisterError),
+    /// The kernel refused the answer to a fault.
+    #[error(transparent)]
+    Answer(#[from] uffd::AnswerError),
     /// The kernel could not be asked what it offers.
     #[error(transparent)]
     Probe(#[from] probe::ProbeError),

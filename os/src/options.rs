@@ -1,4 +1,4 @@
-//! The words of a mapping: [`Addr`], [`Access`], [`Sharing`], [`Anonymous`], [`RangeError`].
+//! The words of a mapping: [`Addr`], [`Vaddr`], [`Access`], [`Sharing`], [`Anonymous`], [`RangeError`].
 //!
 //! Plain values, without a system call.
 
@@ -39,6 +39,43 @@ impl fmt::Debug for Addr {
 }
 
 impl fmt::Display for Addr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}", self.0)
+    }
+}
+
+/// An address as the kernel tells it, in this process or another: a number, and no access.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(transparent)]
+pub struct Vaddr(u64);
+
+impl Vaddr {
+    /// Takes the number of an address.
+    #[must_use]
+    pub const fn new(address: u64) -> Self {
+        Self(address)
+    }
+
+    /// Returns the number of the address.
+    #[must_use]
+    pub const fn get(self) -> u64 {
+        self.0
+    }
+}
+
+impl From<Addr> for Vaddr {
+    fn from(address: Addr) -> Self {
+        Self(address.0 as u64)
+    }
+}
+
+impl fmt::Debug for Vaddr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Vaddr({:#x})", self.0)
+    }
+}
+
+impl fmt::Display for Vaddr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:#x}", self.0)
     }

@@ -2,26 +2,22 @@
 //!
 //! Each returns a typed value or the reason why not, and none changes anything. A caller asks once
 //! and passes the answer on as a value.
-//! Unsafe: the system calls of userfaultfd, and advice on no memory at all to learn its name.
+//! Unsafe: advice on no memory at all, to learn its name.
 //! Source: uname(2), userfaultfd(2), ioctl_userfaultfd(2), madvise(2), getrlimit(2).
 
-use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::OnceLock;
 
 use rustix::io::Errno;
-use rustix::ioctl::{self, Ioctl, IoctlOutput, Opcode};
-use rustix::mm::{Advice, UserfaultfdFlags};
+use rustix::mm::Advice;
 use rustix::process::{Resource, getrlimit};
 use uzone_pages::{ByteLen, PageSize};
 
 use crate::errno::{self, UffdRefusal};
 use crate::resident;
 use crate::root::{SysError, SystemRoot};
-
-/// The device that gives userfaultfds, Linux 6.1.
-const UFFD_DEVICE: &str = "/dev/userfaultfd";
+use crate::uffd::{Features, abi, open};
 
 /// A fact that the kernel did not tell.
 #[derive(Debug, thiserror::Error)]
@@ -32,7 +28,8 @@ pub enum ProbeError {
     Sys(#[from] SysError),
     /// No userfaultfd could be had, so its features are not known.
     #[error(
-        "no userfaultfd to be had: run as root, give access to {UFFD_DEVICE}, or set vm.unprivileged_userfaultfd to 1"
+        "no userfaultfd to be had: run as root, give access to {device}, or set vm.unprivileged_userfaultfd to 1",
+        device = open::DEVICE
     )]
     NoUserfaultfd {
         /// What userfaultfd(2) answered.
@@ -189,24 +186,13 @@ impl UffdAccess {
     }
 }
 
-/// `UFFD_USER_MODE_ONLY`, Linux 5.11.
-const USER_MODE_ONLY: u32 = 1;
-const _: () = assert!(USER_MODE_ONLY == linux_raw_sys::general::UFFD_USER_MODE_ONLY);
-
-fn open_uffd(flags: UserfaultfdFlags) -> rustix::io::Result<OwnedFd> {
-    let flags = flags | UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK;
-    // SAFETY: what the descriptor can do is magical, and is done by ioctls alone. The only one
-    // given here is UFFDIO_API, which touches no memory but its argument.
-    unsafe { rustix::mm::userfaultfd(flags) }
-}
-
 /// Returns what the system call gives this process.
 #[must_use]
 pub fn uffd_syscall() -> UffdAccess {
-    match open_uffd(UserfaultfdFlags::empty()) {
+    match open::by_syscall() {
         Ok(_) => UffdAccess::Full,
         Err(refused) if errno::uffd_refusal(refused) == UffdRefusal::Permission => {
-            match open_uffd(UserfaultfdFlags::from_bits_retain(USER_MODE_ONLY)) {
+            match open::user_mode_only() {
                 Ok(_) => UffdAccess::UserModeOnly,
                 Err(_) => UffdAccess::refused(refused),
             }
@@ -218,11 +204,7 @@ pub fn uffd_syscall() -> UffdAccess {
 /// Returns what the device gives this process: full access, to whoever may open it.
 #[must_use]
 pub fn uffd_device() -> UffdAccess {
-    let opened = match File::options().read(true).write(true).open(UFFD_DEVICE) {
-        Ok(device) => uffd_from_device(&device),
-        Err(cause) => Err(Errno::from_io_error(&cause).unwrap_or(Errno::IO)),
-    };
-    match opened {
+    match open::by_device() {
         Ok(_) => UffdAccess::Full,
         Err(refused) => UffdAccess::refused(refused),
     }
@@ -240,86 +222,6 @@ pub fn uffd_is_unprivileged(root: &SystemRoot) -> Result<bool, SysError> {
         _ => None,
     })
 }
-
-/// `USERFAULTFD_IOC_NEW`: a new userfaultfd, from the device. Its argument is the flags.
-const NEW: Opcode = ioctl::opcode::none(0xaa, 0);
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-const _: () = assert!(NEW == 0xaa00);
-
-struct NewUffd;
-
-// SAFETY: `Ioctl` wants the number, the argument and the result to be those of the kernel. The
-// argument is a number and no pointer: the kernel reads and writes no memory of ours. The result
-// is a new descriptor that nobody else has.
-unsafe impl Ioctl for NewUffd {
-    type Output = OwnedFd;
-    const IS_MUTATING: bool = false;
-
-    fn opcode(&self) -> Opcode {
-        NEW
-    }
-
-    fn as_ptr(&mut self) -> *mut core::ffi::c_void {
-        let flags = UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK;
-        core::ptr::without_provenance_mut(flags.bits() as usize)
-    }
-
-    unsafe fn output_from_ptr(
-        out: IoctlOutput,
-        _: *mut core::ffi::c_void,
-    ) -> rustix::io::Result<OwnedFd> {
-        // SAFETY: `from_raw_fd` wants an open descriptor that nobody else closes: the kernel made
-        // it by this call, which did not fail.
-        Ok(unsafe { OwnedFd::from_raw_fd(out) })
-    }
-}
-
-fn uffd_from_device(device: &File) -> rustix::io::Result<OwnedFd> {
-    // SAFETY: the descriptor is of the device that the number is for; another would answer ENOTTY.
-    // See the implementation for what the kernel touches, which is nothing.
-    unsafe { ioctl::ioctl(device, NewUffd) }
-}
-
-/// What is asked for and what is offered: `struct uffdio_api`.
-#[repr(C)]
-#[derive(Default)]
-struct UffdioApi {
-    api: u64,
-    features: u64,
-    ioctls: u64,
-}
-
-const _: () = assert!(size_of::<UffdioApi>() == 24);
-const _: () = assert!(size_of::<UffdioApi>() == size_of::<linux_raw_sys::general::uffdio_api>());
-
-/// `UFFD_API`, the one version of the interface there is.
-const UFFD_API: u64 = 0xaa;
-/// `UFFDIO_API`: the handshake.
-const UFFDIO_API: Opcode = ioctl::opcode::read_write::<UffdioApi>(0xaa, 0x3f);
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-const _: () = assert!(UFFDIO_API == 0xc018_aa3f);
-
-/// The names of the feature bits, from bit 0 on, without `UFFD_FEATURE_`.
-const FEATURES: [&str; 17] = [
-    "PAGEFAULT_FLAG_WP",
-    "EVENT_FORK",
-    "EVENT_REMAP",
-    "EVENT_REMOVE",
-    "MISSING_HUGETLBFS",
-    "MISSING_SHMEM",
-    "EVENT_UNMAP",
-    "SIGBUS",
-    "THREAD_ID",
-    "MINOR_HUGETLBFS",
-    "MINOR_SHMEM",
-    "EXACT_ADDRESS",
-    "WP_HUGETLBFS_SHMEM",
-    "WP_UNPOPULATED",
-    "POISON",
-    "WP_ASYNC",
-    "MOVE",
-];
-const _: () = assert!(1 << (FEATURES.len() - 1) == linux_raw_sys::general::UFFD_FEATURE_MOVE);
 
 /// The names of the bits of the ioctls, without `UFFDIO_`.
 const IOCTLS: [(u32, &str); 10] = [
@@ -346,6 +248,12 @@ pub struct UffdFeatures {
 }
 
 impl UffdFeatures {
+    /// Returns the features as a set.
+    #[must_use]
+    pub const fn features(&self) -> Features {
+        Features::from_bits(self.raw)
+    }
+
     /// Returns whether a feature is offered, by its name without `UFFD_FEATURE_`.
     #[must_use]
     pub fn has(&self, name: &str) -> bool {
@@ -354,18 +262,13 @@ impl UffdFeatures {
 
     /// Returns the names of the features that are offered, without `UFFD_FEATURE_`.
     pub fn names(&self) -> impl Iterator<Item = &'static str> {
-        let raw = self.raw;
-        FEATURES
-            .into_iter()
-            .enumerate()
-            .filter(move |(bit, _)| raw & (1 << bit) != 0)
-            .map(|(_, name)| name)
+        self.features().names()
     }
 
     /// Returns the bits that have no name here: features of a newer kernel.
     #[must_use]
     pub fn unnamed(&self) -> u64 {
-        self.raw & !((1 << FEATURES.len()) - 1)
+        self.features().unnamed().bits()
     }
 
     /// Returns the names of the ioctls that are offered, without `UFFDIO_`.
@@ -380,22 +283,12 @@ impl UffdFeatures {
 /// # Errors
 /// [`ProbeError`] if none can be had, by the system call or the device, or the kernel refuses.
 pub fn uffd_features() -> Result<UffdFeatures, ProbeError> {
-    let uffd = open_uffd(UserfaultfdFlags::empty())
-        .or_else(|_| {
-            let device = File::options().read(true).write(true).open(UFFD_DEVICE);
-            let device = device.map_err(|_| Errno::NOENT)?;
-            uffd_from_device(&device)
-        })
-        .or_else(|_| open_uffd(UserfaultfdFlags::from_bits_retain(USER_MODE_ONLY)))
+    let uffd = open::full()
+        .or_else(|refused| open::user_mode_only().map_err(|_| refused))
         .map_err(|cause| ProbeError::NoUserfaultfd { cause: cause.into() })?;
-    let mut api = UffdioApi { api: UFFD_API, ..UffdioApi::default() };
-    // SAFETY: `Updater::new` wants the number to be of an ioctl that reads and writes the value. The
-    // kernel reads and writes 24 bytes, which is a `UffdioApi`, borrowed for the call.
-    let request = unsafe { ioctl::Updater::<UFFDIO_API, UffdioApi>::new(&mut api) };
-    // SAFETY: the descriptor is a userfaultfd, which is what the number is for.
-    let answer = unsafe { ioctl::ioctl(uffd.as_fd(), request) };
-    answer.map_err(|cause| ProbeError::Handshake { cause: cause.into() })?;
-    Ok(UffdFeatures { raw: api.features, ioctls: api.ioctls })
+    let (raw, ioctls) = abi::handshake(uffd.as_fd(), 0)
+        .map_err(|cause| ProbeError::Handshake { cause: cause.into() })?;
+    Ok(UffdFeatures { raw, ioctls })
 }
 
 #[cfg(test)]

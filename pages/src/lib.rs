@@ -23,6 +23,7 @@
 //! | `placement` | where in a region that room ends and the described pages begin |
 //! | `memmap` | the descriptors of one region |
 //! | `ledger` | the guards on a whole pagemap, and whether it may go |
+//! | `window` | which pages a fault maps, and how that adapts |
 //! | `linux` | a payload that makes a descriptor Linux's 64-byte `struct page` |
 #![no_std]
 #![forbid(unsafe_code)]
@@ -45,6 +46,7 @@ mod payload;
 mod placement;
 mod span;
 mod sync;
+mod window;
 mod word;
 
 pub use addr::{AddrError, ByteLen, Order, PageCount, PageSize, ParseByteLenError, Pfn, PfnRange};
@@ -65,4 +67,5 @@ pub use page::Page;
 pub use payload::{MAX_PAYLOAD_BYTES, Payload, Plain, Refresh, Template};
 pub use placement::{Placement, PlacementError, PlacementSpec};
 pub use span::{Span, SpanRefused};
+pub use window::{Advice, FaultAround, FaultAroundError, FaultPattern, FaultPlan, Touch};
 pub use word::{HoldSort, MAX_HOLDS, MAX_OPTIMISTIC, Word};

@@ -15,7 +15,9 @@ mod fixed_buffers;
 mod host;
 mod huge;
 mod mapping;
+mod page_cache;
 mod populate;
+mod uffd;
 
 use std::ffi::OsStr;
 use std::process::{Command, Output};

@@ -1,0 +1,76 @@
+//! Where pages come from: [`Backing`], and the back ends there are.
+//!
+//! A backing has Linux's two hooks. `map_pages` is offered a window and fills what is at hand; it
+//! never blocks, for the thread that calls it answers all faults of the mapping. `fault` must
+//! produce one page and may block; it is called by a worker, or by whoever populates.
+
+mod file;
+mod function;
+mod memory;
+mod zero;
+
+use std::os::fd::OwnedFd;
+
+use uzone_os::Sharing;
+use uzone_pages::{ByteLen, FaultAround};
+
+use crate::error::BackingError;
+use crate::window::Window;
+
+pub use file::FileBacking;
+pub use function::FunctionBacking;
+pub use memory::MemoryBacking;
+pub use zero::ZeroBacking;
+
+/// What the pages of a mapping are made of.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Memory {
+    /// Pages of its own, or huge pages of a pool, into which bytes are copied.
+    Own,
+    /// The pages of a memory file, from its start on, which are mapped and not copied.
+    File {
+        /// The file.
+        fd: OwnedFd,
+        /// Whether writes reach the file.
+        sharing: Sharing,
+    },
+}
+
+/// What produces the pages of a mapping.
+pub trait Backing: Send + Sync {
+    /// Fills what of `window` is at hand. It never blocks, and may do nothing. What it skips or
+    /// fails to fill stays open; if somebody waits for it, [`Backing::fault`] is called.
+    ///
+    /// It must not touch the mapping itself, whose faults the calling thread answers.
+    fn map_pages(&self, window: &mut Window<'_>);
+
+    /// Fills the one page of `window`. It may block.
+    ///
+    /// # Errors
+    /// [`BackingError`] if the page cannot be had: then whoever touches it gets `SIGBUS`.
+    fn fault(&self, window: &mut Window<'_>) -> Result<(), BackingError>;
+
+    /// Returns how many bytes there are, or `None` for as many as are asked for.
+    fn byte_len(&self) -> Option<ByteLen>;
+
+    /// Returns what the mapping is made of.
+    ///
+    /// # Errors
+    /// What the system says if that is a file and its descriptor cannot be shared.
+    fn memory(&self) -> std::io::Result<Memory> {
+        Ok(Memory::Own)
+    }
+
+    /// Returns how large windows may grow: where a page costs a copy, longer windows than 512 KiB
+    /// gain nothing and hold the page tables longer.
+    fn largest_window(&self) -> FaultAround {
+        LARGEST_COPY
+    }
+}
+
+/// 512 KiB.
+const LARGEST_COPY: FaultAround = match FaultAround::try_new(ByteLen::kib(512)) {
+    Ok(size) => size,
+    Err(_) => FaultAround::DEFAULT,
+};

@@ -1,0 +1,81 @@
+//! Memory that a function fills: [`FunctionBacking`].
+
+use std::fmt;
+
+use uzone_pages::ByteLen;
+
+use crate::backing::Backing;
+use crate::error::BackingError;
+use crate::window::Window;
+
+/// Pages that a closure of the caller's fills: it is given an offset and whole pages to write to.
+///
+/// The bytes it is given hold anything; it writes every one of them.
+pub struct FunctionBacking<F> {
+    fill: F,
+    len: Option<ByteLen>,
+    is_quick: bool,
+}
+
+impl<F> FunctionBacking<F>
+where
+    F: Fn(u64, &mut [u8]) -> Result<(), BackingError> + Send + Sync,
+{
+    /// Takes a closure that never blocks: it fills whole windows, in the thread that answers
+    /// faults.
+    #[must_use]
+    pub fn quick(fill: F) -> Self {
+        Self { fill, len: None, is_quick: true }
+    }
+
+    /// Takes a closure that may block: it fills the pages that somebody waits for, in a thread of
+    /// its own.
+    #[must_use]
+    pub fn slow(fill: F) -> Self {
+        Self { fill, len: None, is_quick: false }
+    }
+}
+
+impl<F> Backing for FunctionBacking<F>
+where
+    F: Fn(u64, &mut [u8]) -> Result<(), BackingError> + Send + Sync,
+{
+    fn map_pages(&self, window: &mut Window<'_>) {
+        if !self.is_quick {
+            return;
+        }
+        while let Some(run) = window.next_run() {
+            let mut at = run.start;
+            while at < run.end {
+                let end = run.end.min(at + window.room());
+                let filled =
+                    window.copy_with(at..end, |bytes| (self.fill)(at, bytes).map(|()| bytes.len()));
+                // If somebody waits for a page that fails, it fails again in `fault`, and counts.
+                if filled.is_err() {
+                    return;
+                }
+                at = end;
+            }
+        }
+    }
+
+    fn fault(&self, window: &mut Window<'_>) -> Result<(), BackingError> {
+        let range = window.range();
+        let start = range.start;
+        let _ = window.copy_with(range, |bytes| (self.fill)(start, bytes).map(|()| bytes.len()))?;
+        Ok(())
+    }
+
+    fn byte_len(&self) -> Option<ByteLen> {
+        self.len
+    }
+}
+
+impl<F> fmt::Debug for FunctionBacking<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FunctionBacking")
+            .field("len", &self.len)
+            .field("is_quick", &self.is_quick)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,74 @@
+//! Memory of a memory file: [`MemoryBacking`]. Its pages are mapped where they are missing, and
+//! never copied.
+//!
+//! Several mappings of one file share its pages; private ones copy what they write, page by page.
+//! A hole of the file is zero, as it is for whoever reads the file.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use uzone_os::{Mapping, Sharing};
+use uzone_pages::{ByteLen, FaultAround};
+
+use crate::backing::{Backing, Memory};
+use crate::error::{BackingError, MapError};
+use crate::window::{Filled, Window};
+
+/// The pages of a memory file, of the host's size or huge.
+#[derive(Debug)]
+pub struct MemoryBacking {
+    file: Arc<Mapping>,
+    sharing: Sharing,
+}
+
+impl MemoryBacking {
+    /// Takes a memory file by a mapping of it ([`Mapping::memfd`]), and whether writes reach it.
+    ///
+    /// # Errors
+    /// [`MapError::Backing`] if it is anonymous memory, or does not start at the file's start.
+    pub fn new(file: Arc<Mapping>, sharing: Sharing) -> Result<Self, MapError> {
+        match file.file_offset() {
+            Some(0) => Ok(Self { file, sharing }),
+            Some(_) => Err(MapError::Backing { reason: "it starts inside of its file" }),
+            None => Err(MapError::Backing { reason: "it is no memory file" }),
+        }
+    }
+}
+
+impl Backing for MemoryBacking {
+    fn map_pages(&self, window: &mut Window<'_>) {
+        while let Some(run) = window.next_run() {
+            // A hole stays open; if somebody waits for it, `fault` knows that it is zero.
+            if window.continue_mapping(run).is_err() {
+                return;
+            }
+        }
+    }
+
+    fn fault(&self, window: &mut Window<'_>) -> Result<(), BackingError> {
+        let range = window.range();
+        if window.continue_mapping(range.clone())? == Filled::Some {
+            let _ = window.zero(range)?;
+        }
+        Ok(())
+    }
+
+    fn byte_len(&self) -> Option<ByteLen> {
+        Some(self.file.len())
+    }
+
+    fn memory(&self) -> io::Result<Memory> {
+        match self.file.fd() {
+            Some(fd) => {
+                let fd = fd.as_fd().try_clone_to_owned()?;
+                Ok(Memory::File { fd, sharing: self.sharing })
+            }
+            None => Err(io::ErrorKind::Unsupported.into()),
+        }
+    }
+
+    fn largest_window(&self) -> FaultAround {
+        FaultAround::MAX
+    }
+}

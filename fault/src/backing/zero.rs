@@ -1,0 +1,35 @@
+//! Memory that is zero: [`ZeroBacking`].
+
+use uzone_pages::{ByteLen, FaultAround};
+
+use crate::backing::Backing;
+use crate::error::BackingError;
+use crate::window::Window;
+
+/// Pages of zeroes, as many as are asked for.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ZeroBacking;
+
+impl Backing for ZeroBacking {
+    fn map_pages(&self, window: &mut Window<'_>) {
+        while let Some(run) = window.next_run() {
+            if window.zero(run).is_err() {
+                return;
+            }
+        }
+    }
+
+    fn fault(&self, window: &mut Window<'_>) -> Result<(), BackingError> {
+        let range = window.range();
+        let _ = window.zero(range)?;
+        Ok(())
+    }
+
+    fn byte_len(&self) -> Option<ByteLen> {
+        None
+    }
+
+    fn largest_window(&self) -> FaultAround {
+        FaultAround::MAX
+    }
+}

@@ -1,0 +1,410 @@
+//! What becomes of a fault: [`Core`], the decisions of one mapping.
+//!
+//! No thread and no descriptor is here: a fault comes in as a page number, the answers go out
+//! through a [`Kernel`], and what takes time is handed back to be queued. So the same code runs
+//! against the kernel and against one that tests make up.
+//!
+//! | state of the page | what a fault does |
+//! |---|---|
+//! | unknown, absent | own it; offer it to the backing, with its window; queue it if that had nothing |
+//! | filling | nothing: its owner wakes all who wait |
+//! | present | wake: it was filled after the fault was told. Twice in a row: fill it again |
+//! | removed | nothing: who gives it back wakes all who wait when that is done |
+//! | poisoned | say so again |
+
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use uzone_os::uffd::Answered;
+use uzone_pages::{Content, FaultPattern, FaultPlan, PageSize, Pfn, Touch};
+
+use crate::backing::Backing;
+use crate::contents::Contents;
+use crate::error::BackingError;
+use crate::kernel::Kernel;
+use crate::window::{Progress, Window};
+
+/// How long a page is asked for that the kernel puts off, before it is given up.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// How long to wait before the kernel is asked again.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// How many pages that were woken lately are remembered.
+const RECENT: usize = 8;
+
+/// How many neighbours are put in place before faults are looked for again: as many as delay the next
+/// fault by less than its own way through the kernel.
+const AROUND_AT_ONCE: u64 = 8;
+
+/// How many runs of neighbours may wait until there is no fault; more are left out.
+const TAILS: usize = 64;
+/// How many of them may wait where neighbours are known to be wanted: those of one fault.
+const TAILS_WANTED: usize = 2;
+
+/// For how many faults a sign lasts that neighbours are wanted.
+const WANTED_FOR: u32 = 64;
+
+/// Counts of what happened to a mapping, from its start.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) faults: AtomicU64,
+    pub(crate) minor: AtomicU64,
+    pub(crate) coalesced: AtomicU64,
+    pub(crate) retouched: AtomicU64,
+    pub(crate) demand: AtomicU64,
+    pub(crate) around: AtomicU64,
+    pub(crate) populated: AtomicU64,
+    pub(crate) queued: AtomicU64,
+    pub(crate) put_off: AtomicU64,
+    pub(crate) poisoned: AtomicU64,
+    pub(crate) evicted: AtomicU64,
+    pub(crate) left_out: AtomicU64,
+}
+
+impl Counters {
+    pub(crate) fn add(counter: &AtomicU64, count: u64) {
+        if count != 0 {
+            // Relaxed: a statistic, by which nothing is published.
+            counter.fetch_add(count, Ordering::Relaxed);
+        }
+    }
+}
+
+/// What is left to do about a fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub(crate) enum Outcome {
+    /// Nothing: whoever waits is awake, or will be woken by who owns the page.
+    Answered,
+    /// The page is owned and has to be produced by [`Core::produce`], which may block.
+    Produce,
+    /// The kernel put it off, and nobody owns the page: wake its waiters a little later.
+    Later,
+}
+
+/// What came of an attempt to produce a page.
+#[derive(Debug)]
+pub(crate) enum Produced {
+    /// It is there, or nobody can want it any more.
+    Done,
+    /// The kernel put it off; the caller owns it still.
+    PutOff,
+    /// It cannot be had; the caller owns it still.
+    Failed(BackingError),
+}
+
+/// What differs between memories.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Policy {
+    /// Whether the kernel has no zero page for this memory.
+    pub(crate) zeroes_by_copy: bool,
+    /// Whether a page that was removed is zero from then on, because whoever uses the memory gave
+    /// it back; otherwise it was evicted here and is produced anew.
+    pub(crate) removed_is_zero: bool,
+}
+
+/// What one thread needs to answer faults.
+pub(crate) struct Hands {
+    pub(crate) staging: Vec<u8>,
+    recent: [u64; RECENT],
+    oldest: usize,
+    /// Neighbours of pages that were faulted on, the latest last.
+    tails: Vec<Range<u64>>,
+    /// For how many faults more the neighbours do not wait until there is none.
+    wanted: u32,
+}
+
+impl Hands {
+    pub(crate) fn new(room: usize) -> Self {
+        let tails = Vec::with_capacity(TAILS);
+        Self { staging: vec![0; room], recent: [u64::MAX; RECENT], oldest: 0, tails, wanted: 0 }
+    }
+
+    /// Remembers a page. Returns whether it was remembered already.
+    fn remember(&mut self, page: u64) -> bool {
+        if self.recent.contains(&page) {
+            return true;
+        }
+        self.recent[self.oldest] = page;
+        self.oldest = (self.oldest + 1) % RECENT;
+        false
+    }
+
+    fn forget(&mut self, page: u64) {
+        for recent in &mut self.recent {
+            if *recent == page {
+                *recent = u64::MAX;
+            }
+        }
+    }
+}
+
+/// One mapping: its pages, who produces them, and who is told.
+pub(crate) struct Core {
+    kernel: Arc<dyn Kernel>,
+    backing: Arc<dyn Backing>,
+    contents: Contents,
+    page: PageSize,
+    policy: Policy,
+    // Held for a few instructions, by the thread that reads faults and whoever changes the advice.
+    pattern: Mutex<FaultPattern>,
+    counters: Counters,
+}
+
+impl Core {
+    pub(crate) fn new(
+        kernel: Arc<dyn Kernel>,
+        backing: Arc<dyn Backing>,
+        contents: Contents,
+        page: PageSize,
+        policy: Policy,
+        pattern: FaultPattern,
+    ) -> Self {
+        let (pattern, counters) = (Mutex::new(pattern), Counters::default());
+        Self { kernel, backing, contents, page, policy, pattern, counters }
+    }
+
+    pub(crate) fn kernel(&self) -> &dyn Kernel {
+        &*self.kernel
+    }
+
+    pub(crate) fn contents(&self) -> &Contents {
+        &self.contents
+    }
+
+    pub(crate) fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    pub(crate) fn page_size(&self) -> PageSize {
+        self.page
+    }
+
+    pub(crate) fn zeroes_by_copy(&self) -> bool {
+        self.policy.zeroes_by_copy
+    }
+
+    pub(crate) fn pattern(&self) -> MutexGuard<'_, FaultPattern> {
+        self.pattern.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn bytes(&self, pages: Range<u64>) -> Range<u64> {
+        pages.start << self.page.shift()..pages.end << self.page.shift()
+    }
+
+    /// Takes a fault on a page of the area.
+    pub(crate) fn fault(&self, page: u64, touch: Touch, hands: &mut Hands) -> Outcome {
+        Counters::add(&self.counters.faults, 1);
+        let one = page..page + 1;
+        match self.contents.get(page) {
+            Content::Unknown | Content::Absent => {}
+            Content::Filling | Content::Zeroing => {
+                Counters::add(&self.counters.coalesced, 1);
+                return Outcome::Answered;
+            }
+            // Who gives it back wakes all who wait when the page can be had again.
+            Content::Removed if !self.policy.removed_is_zero => return Outcome::Answered,
+            Content::Removed | Content::Zero if self.policy.removed_is_zero => {
+                return self.zero_removed(page, hands);
+            }
+            Content::Poisoned => {
+                let _ = self.kernel.poison(self.bytes(one.clone()));
+                self.kernel.wake(self.bytes(one));
+                return Outcome::Answered;
+            }
+            found @ (Content::Present | Content::Zero | Content::Removed) => {
+                Counters::add(&self.counters.retouched, 1);
+                // Mostly the page came between the fault and its being read. If the same page is
+                // told again, it is not there, whoever took it away.
+                let is_lost = hands.remember(page) && {
+                    hands.forget(page);
+                    self.contents.advance(page, found, Content::Absent)
+                };
+                if !is_lost {
+                    self.kernel.wake(self.bytes(one));
+                    return Outcome::Answered;
+                }
+            }
+        }
+        if !self.contents.claim(page) {
+            // Another thread was first, and wakes this waiter too.
+            Counters::add(&self.counters.coalesced, 1);
+            return Outcome::Answered;
+        }
+        let plan = self.pattern().plan(Pfn::new(page), touch, self.contents.area(), self.page);
+        let plan = plan.unwrap_or_else(|| unreachable!("the caller asks for pages of the area"));
+        self.map_window(page, plan, hands)
+    }
+
+    /// Fills a page with zeroes that whoever uses the memory gave back. Its word stays as it is: it
+    /// says what the page is filled with, also if it was filled a moment before the kernel took it.
+    fn zero_removed(&self, page: u64, hands: &mut Hands) -> Outcome {
+        let mut window = Window::new(self, page..page + 1, None, &mut hands.staging);
+        let answer = window.zero(self.bytes(page..page + 1));
+        Counters::add(&self.counters.demand, window.state.filled);
+        if answer.is_err() || window.state.deferred { Outcome::Later } else { Outcome::Answered }
+    }
+
+    /// Takes that whoever uses the memory gives pages back: they are zero from now on. Called by the
+    /// one thread that reads events and answers, before it answers what it read along with it.
+    pub(crate) fn removed(&self, pages: Range<u64>) {
+        for page in pages {
+            let found = self.contents.get(page);
+            let next = match found {
+                Content::Unknown | Content::Absent => Content::Zero,
+                Content::Present => Content::Removed,
+                // Zero already, or bad for good. Nobody else is at work on such memory.
+                _ => continue,
+            };
+            let _ = self.contents.advance(page, found, next);
+        }
+    }
+
+    /// Offers the owned page `page` and the window around it.
+    fn map_window(&self, page: u64, plan: FaultPlan, hands: &mut Hands) -> Outcome {
+        let window = plan.window.start().get()..plan.window.end().get();
+        if plan.follows {
+            let progress = self.offer(window, Some(page), hands);
+            return self.demanded(&progress);
+        }
+        if !hands.tails.is_empty() {
+            // Faults come faster than neighbours are put in place. If this one is in a window where
+            // a page is there already, a neighbour that waited too long was wanted.
+            let mut others = window.clone().filter(|&other| other != page);
+            hands.wanted = if others.any(|other| self.contents.get(other) == Content::Present) {
+                WANTED_FOR
+            } else {
+                hands.wanted.saturating_sub(1)
+            };
+        }
+        let progress = self.offer(page..page + 1, Some(page), hands);
+        let outcome = self.demanded(&progress);
+        // The neighbours, when whoever faulted is on its way and nobody else waits. Those behind the
+        // page are wanted sooner than those before it, and are taken first.
+        if !progress.deferred && !progress.gone {
+            for part in [window.start..page, page + 1..window.end] {
+                if hands.tails.len() == TAILS {
+                    Counters::add(&self.counters.left_out, part.end - part.start);
+                } else if !part.is_empty() {
+                    hands.tails.push(part);
+                }
+            }
+        }
+        while hands.wanted > 0 && hands.tails.len() > TAILS_WANTED {
+            self.map_around(hands);
+        }
+        outcome
+    }
+
+    /// Puts some neighbours of a page in place that was faulted on. Returns whether there were any.
+    pub(crate) fn map_around(&self, hands: &mut Hands) -> bool {
+        let Some(mut part) = hands.tails.pop() else { return false };
+        let end = part.end.min(part.start + AROUND_AT_ONCE);
+        let now = part.start..end;
+        part.start = end;
+        if !part.is_empty() {
+            hands.tails.push(part);
+        }
+        let progress = self.offer(now, None, hands);
+        Counters::add(&self.counters.around, progress.filled);
+        true
+    }
+
+    fn demanded(&self, progress: &Progress) -> Outcome {
+        let done = u64::from(progress.owned_is_done);
+        Counters::add(&self.counters.demand, done);
+        Counters::add(&self.counters.around, progress.filled - done);
+        if progress.owned_is_done { Outcome::Answered } else { Outcome::Produce }
+    }
+
+    fn offer(&self, pages: Range<u64>, owned: Option<u64>, hands: &mut Hands) -> Progress {
+        let mut window = Window::new(self, pages, owned, &mut hands.staging);
+        // A closure of the caller's may panic; nothing of ours is left half done by that.
+        let _ = catch_unwind(AssertUnwindSafe(|| self.backing.map_pages(&mut window)));
+        window.state
+    }
+
+    /// Offers pages that nobody waits for. Returns how many were put in place.
+    pub(crate) fn map_ready(&self, pages: Range<u64>, hands: &mut Hands) -> u64 {
+        self.offer(pages, None, hands).filled
+    }
+
+    /// Produces a page that the caller owns, however long it takes, or makes it a bad one.
+    ///
+    /// # Errors
+    /// Why it is bad.
+    pub(crate) fn produce(&self, page: u64, hands: &mut Hands) -> Result<(), BackingError> {
+        let give_up = Instant::now() + PATIENCE;
+        let error = loop {
+            match self.try_produce(page, hands) {
+                Produced::Done => return Ok(()),
+                Produced::Failed(error) => break error,
+                Produced::PutOff if Instant::now() >= give_up => {
+                    break BackingError::Other("the kernel put the page off for too long".into());
+                }
+                Produced::PutOff => {
+                    Counters::add(&self.counters.put_off, 1);
+                    std::thread::sleep(PAUSE);
+                }
+            }
+        };
+        self.spoil(page);
+        Err(error)
+    }
+
+    /// Tries once to produce a page that the caller owns.
+    pub(crate) fn try_produce(&self, page: u64, hands: &mut Hands) -> Produced {
+        let mut window = Window::new(self, page..page + 1, Some(page), &mut hands.staging);
+        let answer = catch_unwind(AssertUnwindSafe(|| self.backing.fault(&mut window)));
+        let progress = window.state;
+        if progress.owned_is_done {
+            return Produced::Done;
+        }
+        if progress.gone {
+            // The memory is gone, and nobody waits for a page of it any more.
+            self.release(page);
+            return Produced::Done;
+        }
+        match answer {
+            Ok(Err(error)) => Produced::Failed(error),
+            Err(_) => Produced::Failed(BackingError::Other("the backing panicked".into())),
+            Ok(Ok(())) if progress.deferred => Produced::PutOff,
+            Ok(Ok(())) => {
+                Produced::Failed(BackingError::Other("the backing left the page out".into()))
+            }
+        }
+    }
+
+    /// Makes a page that the caller owns a bad one: whoever touches it gets a signal.
+    pub(crate) fn spoil(&self, page: u64) {
+        let give_up = Instant::now() + PATIENCE;
+        let range = self.bytes(page..page + 1);
+        loop {
+            let next = match self.kernel.poison(range.clone()) {
+                Ok(Answered::All) | Err(_) => Content::Poisoned,
+                // It is there after all.
+                Ok(Answered::Present) => Content::Present,
+                Ok(Answered::NotRegistered | Answered::Gone) => Content::Absent,
+                Ok(_) if Instant::now() >= give_up => Content::Poisoned,
+                Ok(_) => {
+                    std::thread::sleep(PAUSE);
+                    continue;
+                }
+            };
+            if next == Content::Poisoned {
+                Counters::add(&self.counters.poisoned, 1);
+            }
+            let _ = self.contents.advance(page, Content::Filling, next);
+            self.kernel.wake(range);
+            return;
+        }
+    }
+
+    /// Gives up a page that the caller owns and could not even queue.
+    pub(crate) fn release(&self, page: u64) {
+        let _ = self.contents.advance(page, Content::Filling, Content::Absent);
+    }
+}

@@ -1,0 +1,131 @@
+//! What can go wrong with lazily mapped memory.
+
+use std::io;
+
+use uzone_os::uffd::{AnswerError, OpenError, RegisterError};
+use uzone_os::{AccessError, AdviseError, MappedError, RangeError};
+use uzone_pages::{AddrError, ByteLen, FaultAroundError, LayoutError, MemmapError};
+
+/// Memory that was not mapped lazily.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MapError {
+    /// There is no userfaultfd, or it lacks something.
+    #[error("faults cannot be told")]
+    Open(#[from] OpenError),
+    /// The memory does not tell of its faults.
+    #[error("faults of the memory cannot be told")]
+    Register(#[from] RegisterError),
+    /// No memory was mapped, for the caller's pages or for their descriptors.
+    #[error("no memory for the mapping")]
+    Map(#[from] uzone_os::MapError),
+    /// The descriptors have no room.
+    #[error("no room for the descriptors")]
+    Mapped(#[from] MappedError),
+    /// The length has no such number of pages.
+    #[error(transparent)]
+    Addr(#[from] AddrError),
+    /// The pages cannot be described.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+    /// The descriptors do not fit the pages.
+    #[error(transparent)]
+    Memmap(#[from] MemmapError),
+    /// The window size was refused.
+    #[error(transparent)]
+    FaultAround(#[from] FaultAroundError),
+    /// The backing is shorter than what was to be mapped.
+    #[error("cannot map {asked} of a backing that has {has}")]
+    TooShort {
+        /// What was asked for.
+        asked: ByteLen,
+        /// How long the backing is.
+        has: ByteLen,
+    },
+    /// The length cuts a page.
+    #[error("{len} cannot be mapped in pages of {page}: the length has to be a multiple of that")]
+    CutsPage {
+        /// What was asked for.
+        len: ByteLen,
+        /// The size of a page.
+        page: ByteLen,
+    },
+    /// The backing cannot be used in this way.
+    #[error("the backing cannot be mapped: {reason}")]
+    Backing {
+        /// Why not.
+        reason: &'static str,
+    },
+    /// A thread was not started, or what wakes it was not made.
+    #[error("cannot start the threads of the mapping")]
+    Thread(#[source] io::Error),
+}
+
+/// A page that a backing could not produce. Whoever touches it gets `SIGBUS`.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BackingError {
+    /// Reading it failed.
+    #[error("cannot read {len_bytes} bytes at {offset:#x}")]
+    Read {
+        /// Where in the backing.
+        offset: u64,
+        /// How many.
+        len_bytes: u64,
+        /// What the system answered.
+        #[source]
+        cause: io::Error,
+    },
+    /// The backing ends before it.
+    #[error("the backing ends at {end:#x}, before the {len_bytes} bytes at {offset:#x} do")]
+    Short {
+        /// Where in the backing.
+        offset: u64,
+        /// How many.
+        len_bytes: u64,
+        /// Where it ends.
+        end: u64,
+    },
+    /// The kernel refused the page.
+    #[error("the kernel refused the page")]
+    Answer(#[from] AnswerError),
+    /// Whatever else a backing says.
+    #[error(transparent)]
+    Other(#[from] Box<dyn std::error::Error + Send + Sync>),
+}
+
+/// A request that failed on memory that is mapped lazily.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LazyError {
+    /// The range is not inside the mapping, or cuts a page.
+    #[error(transparent)]
+    Range(#[from] RangeError),
+    /// The bytes cannot be copied.
+    #[error(transparent)]
+    Access(#[from] AccessError),
+    /// The pages cannot be given back.
+    #[error(transparent)]
+    Advise(#[from] AdviseError),
+    /// A page is bad: its backing failed.
+    #[error("the page at {offset:#x} is bad: its backing failed")]
+    Poisoned {
+        /// Where it is in the mapping.
+        offset: u64,
+    },
+    /// A page could not be produced.
+    #[error("the page at {offset:#x} cannot be produced")]
+    Backing {
+        /// Where it is in the mapping.
+        offset: u64,
+        /// Why.
+        #[source]
+        cause: BackingError,
+    },
+    /// A page was not there when the deadline was over.
+    #[error("the page at {offset:#x} was not produced in time")]
+    TimedOut {
+        /// Where it is in the mapping.
+        offset: u64,
+    },
+}

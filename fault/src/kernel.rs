@@ -1,0 +1,40 @@
+//! What answers faults: [`Kernel`], by offsets into one mapping.
+//!
+//! The engine asks through this so that a kernel that was made up can take the real one's place in
+//! tests, and answer whatever a kernel may answer in any order.
+
+use std::ops::Range;
+
+use uzone_os::uffd::{AnswerError, Answered, Install, Registered};
+
+/// The answers to faults of one mapping. Offsets are bytes from its start, multiples of its pages.
+pub(crate) trait Kernel: Send + Sync {
+    fn copy(&self, offset: u64, bytes: &[u8]) -> Result<Answered, AnswerError>;
+    fn zero(&self, range: Range<u64>) -> Result<Answered, AnswerError>;
+    fn continue_mapping(&self, range: Range<u64>) -> Result<Answered, AnswerError>;
+    fn poison(&self, range: Range<u64>) -> Result<Answered, AnswerError>;
+    fn wake(&self, range: Range<u64>);
+}
+
+impl Kernel for Registered {
+    fn copy(&self, offset: u64, bytes: &[u8]) -> Result<Answered, AnswerError> {
+        Self::copy(self, offset, bytes, Install::default())
+    }
+
+    fn zero(&self, range: Range<u64>) -> Result<Answered, AnswerError> {
+        Self::zero(self, range, Install::default())
+    }
+
+    fn continue_mapping(&self, range: Range<u64>) -> Result<Answered, AnswerError> {
+        Self::continue_mapping(self, range, Install::default())
+    }
+
+    fn poison(&self, range: Range<u64>) -> Result<Answered, AnswerError> {
+        Self::poison(self, range, Install::default())
+    }
+
+    fn wake(&self, range: Range<u64>) {
+        // A refusal means that the range is gone, and with it whoever waited.
+        let _ = Self::wake(self, range);
+    }
+}

@@ -1,0 +1,72 @@
+//! Lazily mapped memory: a page comes from a [`Backing`] when it is touched, and its neighbours
+//! come along if they are at hand.
+//!
+//! ```
+//! use std::num::NonZeroUsize;
+//! use std::sync::Arc;
+//! use uzone_fault::{Engine, FunctionBacking, LazyOptions};
+//! use uzone_pages::ByteLen;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let engine = Engine::new(NonZeroUsize::MIN)?;
+//! // Page n is full of n.
+//! let backing = FunctionBacking::quick(|offset, pages: &mut [u8]| {
+//!     for (index, byte) in pages.iter_mut().enumerate() {
+//!         *byte = ((offset as usize + index) / 4096) as u8;
+//!     }
+//!     Ok(())
+//! });
+//! match engine.map(ByteLen::gib(1), Arc::new(backing), &LazyOptions::default()) {
+//!     Ok(memory) => {
+//!         let mut bytes = [0; 4];
+//!         memory.read_at(200 * 4096, &mut bytes)?;
+//!         assert_eq!(bytes, [200; 4]);
+//!         assert_eq!(memory.stats().faults, 1);
+//!     }
+//!     Err(error) => println!("not on this host: {error}"),
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! A fault goes down and back: the kernel tells the thread of the mapping (`reader`), which asks
+//! what its page is (`contents`) and which window belongs to it
+//! ([`FaultPattern`](uzone_pages::FaultPattern)), offers that to the backing (`core`, `window`), and
+//! queues the page if it was not at hand (`pool`). Whoever reads in order gets the whole window
+//! before it goes on; anyone else gets the one page, and the neighbours follow.
+//!
+//! | file | mechanism |
+//! |---|---|
+//! | `lazy` | [`Engine`], [`LazyMapping`]: what a caller has |
+//! | `adopted` | [`AdoptedMemory`]: memory of another process |
+//! | `backing` | [`Backing`] and the back ends |
+//! | `window` | [`Window`]: what a backing is offered, and what the kernel's replies do to it |
+//! | `core` | what becomes of a fault |
+//! | `contents` | the state of each page |
+//! | `reader` | the thread that answers |
+//! | `pool` | the threads that wait for devices |
+//! | `told` | where faults are told and answered |
+//! | `kernel` | the answers, so that tests can make up a kernel |
+#![forbid(unsafe_code)]
+
+mod adopted;
+mod backing;
+mod contents;
+mod core;
+mod error;
+mod kernel;
+mod lazy;
+mod pool;
+mod reader;
+mod told;
+mod window;
+
+#[cfg(test)]
+mod tests;
+
+pub use adopted::AdoptedMemory;
+pub use backing::{Backing, FileBacking, FunctionBacking, Memory, MemoryBacking, ZeroBacking};
+pub use error::{BackingError, LazyError, MapError};
+pub use lazy::{Engine, FaultStats, LazyMapping, LazyOptions, Populate};
+pub use told::RemoteRegion;
+pub use window::{Filled, Window};

@@ -1,0 +1,629 @@
+//! The engine against a kernel that answers whatever a kernel may answer, in random order, with a
+//! plain map as the oracle of what each page must hold.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use proptest::prelude::*;
+use uzone_os::Vaddr;
+use uzone_os::uffd::{AnswerError, Answered, Refusal, UffdCall};
+use uzone_pages::{
+    Advice, ByteLen, Content, FaultAround, FaultPattern, PageCount, PageSize, Touch,
+};
+
+use crate::backing::Backing;
+use crate::contents::Contents;
+use crate::core::{Core, Hands, Outcome, Policy, Produced};
+use crate::error::BackingError;
+use crate::kernel::Kernel;
+use crate::window::Window;
+
+const PAGES: u64 = 96;
+const PAGE: usize = 4096;
+const POLICY: Policy = Policy { zeroes_by_copy: false, removed_is_zero: false };
+
+/// What the made-up kernel has, and who waits in it.
+#[derive(Default)]
+struct Machine {
+    /// The first byte of each page that is there; `None` for one that raises a signal.
+    pages: BTreeMap<u64, Option<u8>>,
+    waiting: BTreeSet<u64>,
+    /// Numbers that decide what is answered next, used in turn.
+    whims: Vec<u8>,
+    next: usize,
+    /// How often in a row the layout was changing.
+    changing: u32,
+    /// Pages of requests that were refused, which may therefore be bad.
+    refused: BTreeSet<u64>,
+    /// Pages that were taken away behind the engine's back, and have not come back.
+    lost: BTreeSet<u64>,
+}
+
+impl Machine {
+    fn whim(&mut self) -> u8 {
+        let whim = self.whims[self.next % self.whims.len()];
+        self.next += 1;
+        whim
+    }
+}
+
+struct FakeKernel(Mutex<Machine>);
+
+impl FakeKernel {
+    fn lock(&self) -> MutexGuard<'_, Machine> {
+        self.0.lock().unwrap()
+    }
+
+    /// Puts pages in place as the kernel does: up to the first that is there, and as far as it
+    /// likes.
+    fn fill(
+        &self,
+        range: Range<u64>,
+        call: UffdCall,
+        byte: impl Fn(u64) -> Option<u8>,
+    ) -> Result<Answered, AnswerError> {
+        let mut machine = self.lock();
+        let (start, end) = (range.start >> 12, range.end >> 12);
+        assert!(start < end && end <= PAGES && (range.start | range.end).is_multiple_of(4096));
+        let whim = machine.whim();
+        if whim.is_multiple_of(8) && machine.changing < 3 {
+            machine.changing += 1;
+            return Ok(Answered::LayoutChanging);
+        }
+        machine.changing = 0;
+        if whim % 31 == 1 && call != UffdCall::Poison {
+            machine.refused.extend(start..end);
+            return Err(AnswerError::Refused {
+                call,
+                start: Vaddr::new(range.start),
+                len_bytes: range.end - range.start,
+                refusal: Refusal::NoMemory,
+                cause: std::io::ErrorKind::OutOfMemory.into(),
+            });
+        }
+        // A copy replaces a signal; a signal replaces nothing.
+        let is_there = |machine: &Machine, page: u64| match machine.pages.get(&page) {
+            None => false,
+            Some(None) => call == UffdCall::Poison,
+            Some(Some(_)) => true,
+        };
+        if is_there(&machine, start) {
+            return Ok(Answered::Present);
+        }
+        if whim % 13 == 4 {
+            // Another thread was first, and did not wake whoever waits.
+            machine.pages.insert(start, Some(right(start)));
+            machine.lost.remove(&start);
+            return Ok(Answered::Present);
+        }
+        let mut stop = (start..end).find(|&page| is_there(&machine, page)).unwrap_or(end);
+        if whim % 5 == 2 && stop - start > 1 {
+            stop = start + 1 + u64::from(whim) % (stop - start - 1);
+        }
+        for page in start..stop {
+            machine.pages.insert(page, byte(page));
+            machine.lost.remove(&page);
+            machine.waiting.remove(&page);
+        }
+        Ok(if stop == end { Answered::All } else { Answered::Part { bytes: (stop - start) << 12 } })
+    }
+}
+
+impl Kernel for FakeKernel {
+    fn copy(&self, offset: u64, bytes: &[u8]) -> Result<Answered, AnswerError> {
+        let range = offset..offset + bytes.len() as u64;
+        self.fill(range, UffdCall::Copy, |page| {
+            let at = usize::try_from((page << 12) - offset).unwrap();
+            let whole = &bytes[at..at + PAGE];
+            assert!(whole.iter().all(|&byte| byte == whole[0]), "a page torn from two");
+            Some(whole[0])
+        })
+    }
+
+    fn zero(&self, range: Range<u64>) -> Result<Answered, AnswerError> {
+        self.fill(range, UffdCall::ZeroPage, |_| Some(0))
+    }
+
+    fn continue_mapping(&self, range: Range<u64>) -> Result<Answered, AnswerError> {
+        self.fill(range, UffdCall::Continue, |page| Some(right(page)))
+    }
+
+    fn poison(&self, range: Range<u64>) -> Result<Answered, AnswerError> {
+        self.fill(range, UffdCall::Poison, |_| None)
+    }
+
+    fn wake(&self, range: Range<u64>) {
+        let mut machine = self.lock();
+        for page in range.start >> 12..range.end >> 12 {
+            machine.waiting.remove(&page);
+        }
+    }
+}
+
+/// The oracle: what a page must hold.
+fn right(page: u64) -> u8 {
+    if page % 11 == 5 { 0 } else { u8::try_from(page % 250 + 1).unwrap() }
+}
+
+/// What a page is to its backing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Ready,
+    Slow,
+    Failing,
+    Panicking,
+    LeftOut,
+}
+
+struct FakeBacking(Vec<Kind>);
+
+impl FakeBacking {
+    fn kind(&self, offset: u64) -> Kind {
+        self.0[usize::try_from(offset >> 12).unwrap()]
+    }
+
+    fn fill(&self, window: &mut Window<'_>, page: u64) -> Result<(), BackingError> {
+        let range = page << 12..(page + 1) << 12;
+        let filled = match page % 3 {
+            0 if right(page) == 0 => window.zero(range)?,
+            1 => window.continue_mapping(range)?,
+            _ => window.copy_with(range, |out| {
+                out.fill(right(page));
+                Ok::<_, AnswerError>(out.len())
+            })?,
+        };
+        let _ = filled;
+        Ok(())
+    }
+}
+
+impl Backing for FakeBacking {
+    fn map_pages(&self, window: &mut Window<'_>) {
+        while let Some(run) = window.next_run() {
+            let mut at = run.start;
+            while at < run.end {
+                // Whole runs of ready pages at once, as a real one does.
+                let end = (at..run.end)
+                    .step_by(PAGE)
+                    .find(|&at| self.kind(at) != Kind::Ready)
+                    .unwrap_or(run.end);
+                if end == at {
+                    assert!(
+                        self.kind(at) != Kind::Panicking || at % 8192 == 0,
+                        "as the test wants"
+                    );
+                    at += 4096;
+                    continue;
+                }
+                let room = window.room();
+                let end = end.min(at + room);
+                let filled = window.copy_with(at..end, |out| {
+                    for (index, page) in out.chunks_mut(PAGE).enumerate() {
+                        page.fill(right((at >> 12) + index as u64));
+                    }
+                    Ok::<_, AnswerError>(out.len())
+                });
+                if filled.is_err() {
+                    return;
+                }
+                at = end;
+            }
+        }
+    }
+
+    fn fault(&self, window: &mut Window<'_>) -> Result<(), BackingError> {
+        let page = window.range().start >> 12;
+        match self.kind(window.range().start) {
+            Kind::Ready | Kind::Slow => self.fill(window, page),
+            Kind::Failing => Err(BackingError::Other("it fails".into())),
+            // Without the hook that prints where.
+            Kind::Panicking => std::panic::resume_unwind(Box::new("as the test wants")),
+            Kind::LeftOut => Ok(()),
+        }
+    }
+
+    fn byte_len(&self) -> Option<ByteLen> {
+        None
+    }
+}
+
+fn core(whims: Vec<u8>, kinds: Vec<Kind>, advice: Advice, window: u64) -> (Arc<FakeKernel>, Core) {
+    let machine = Machine { whims, ..Machine::default() };
+    let kernel = Arc::new(FakeKernel(Mutex::new(machine)));
+    let contents = Contents::new(PageCount::new(PAGES)).unwrap();
+    let size = FaultAround::try_new(ByteLen::new(window * 4096)).unwrap();
+    let pattern = FaultPattern::new(contents.area(), advice, size, FaultAround::MAX);
+    let backing = Arc::new(FakeBacking(kinds));
+    let core = Core::new(kernel.clone(), backing, contents, PageSize::KIB_4, POLICY, pattern);
+    (kernel, core)
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    /// A thread touches a page.
+    Touch { page: u64, is_write: bool },
+    /// A worker takes the oldest page of the queue.
+    Work,
+    /// There is no fault, so some neighbours are put in place.
+    Around,
+    /// A page is given back through the engine.
+    Evict { page: u64 },
+    /// A page is taken away behind the engine's back.
+    Lose { page: u64 },
+    /// Pages are mapped that nobody waits for.
+    Ready { page: u64, pages: u64 },
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let page = 0..PAGES;
+    let step = prop_oneof![
+        6 => (page.clone(), any::<bool>()).prop_map(|(page, is_write)| Step::Touch { page, is_write }),
+        3 => Just(Step::Work),
+        4 => Just(Step::Around),
+        1 => page.clone().prop_map(|page| Step::Evict { page }),
+        1 => page.clone().prop_map(|page| Step::Lose { page }),
+        1 => (page, 1_u64..40).prop_map(|(page, pages)| Step::Ready { page, pages }),
+    ];
+    prop::collection::vec(step, 1..120)
+}
+
+fn kinds() -> impl Strategy<Value = Vec<Kind>> {
+    let kind = prop_oneof![
+        6 => Just(Kind::Ready),
+        3 => Just(Kind::Slow),
+        1 => Just(Kind::Failing),
+        1 => Just(Kind::Panicking),
+        1 => Just(Kind::LeftOut),
+    ];
+    prop::collection::vec(kind, usize::try_from(PAGES).unwrap())
+}
+
+/// A thread touches a page, and goes on touching it until it is there: as the kernel does.
+fn touch(
+    kernel: &FakeKernel,
+    core: &Core,
+    page: u64,
+    is_write: bool,
+    hands: &mut Hands,
+    queue: &mut Vec<u64>,
+) {
+    let touch = if is_write { Touch::Write } else { Touch::Read };
+    for _ in 0..50 {
+        if kernel.lock().pages.contains_key(&page) {
+            kernel.lock().waiting.remove(&page);
+            return;
+        }
+        kernel.lock().waiting.insert(page);
+        let outcome = core.fault(page, touch, hands);
+        assert_ne!(outcome, Outcome::Later, "only what others remove is put off");
+        if outcome == Outcome::Produce {
+            assert_eq!(core.contents().get(page), Content::Filling, "who queues a page owns it");
+            assert!(!queue.contains(&page), "a page has one owner");
+            queue.push(page);
+        }
+        if kernel.lock().waiting.contains(&page) {
+            let content = core.contents().get(page);
+            assert_eq!(content, Content::Filling, "page {page} waits and nobody is at it");
+            return;
+        }
+    }
+    panic!("page {page} is woken again and again and never comes");
+}
+
+/// Compares with the oracle: what a page holds, which may be bad, and what the engine thinks of it.
+fn check(kernel: &FakeKernel, core: &Core, kinds: &[Kind]) {
+    let machine = kernel.lock();
+    for page in 0..PAGES {
+        let content = core.contents().get(page);
+        match machine.pages.get(&page) {
+            Some(Some(byte)) => assert_eq!(*byte, right(page), "page {page}"),
+            Some(None) => {
+                assert_eq!(content, Content::Poisoned, "page {page}");
+                let may_fail = !matches!(kinds[usize_of(page)], Kind::Ready | Kind::Slow);
+                assert!(may_fail || machine.refused.contains(&page), "page {page} was given up");
+            }
+            None => assert!(
+                content != Content::Present || machine.lost.contains(&page),
+                "page {page} is said to be there"
+            ),
+        }
+    }
+}
+
+fn usize_of(number: u64) -> usize {
+    usize::try_from(number).unwrap()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn whatever_the_kernel_answers_a_reader_gets_the_right_page_or_a_signal(
+        whims in prop::collection::vec(any::<u8>(), 1..200),
+        kinds in kinds(),
+        steps in steps(),
+        advice in prop::sample::select(vec![Advice::Normal, Advice::Random, Advice::Sequential, Advice::Auto]),
+        window in prop::sample::select(vec![1_u64, 4, 16, 64]),
+    ) {
+        let (kernel, core) = core(whims, kinds.clone(), advice, window);
+        let mut hands = Hands::new(16 * PAGE);
+        let mut worker = Hands::new(PAGE);
+        let mut queue: Vec<u64> = Vec::new();
+        let mut touched = BTreeSet::new();
+        for step in steps {
+            match step {
+                Step::Touch { page, is_write } => {
+                    touched.insert((page, is_write));
+                    touch(&kernel, &core, page, is_write, &mut hands, &mut queue);
+                }
+                Step::Work if queue.is_empty() => {}
+                Step::Work => {
+                    let page = queue.remove(0);
+                    let answer = core.produce(page, &mut worker);
+                    prop_assert!(kernel.lock().pages.contains_key(&page));
+                    prop_assert!(!kernel.lock().waiting.contains(&page), "nobody woke {page}");
+                    if kinds[usize_of(page)] == Kind::Failing {
+                        prop_assert!(answer.is_err());
+                    }
+                }
+                Step::Around => {
+                    core.map_around(&mut hands);
+                }
+                Step::Evict { page } => {
+                    if core.contents().advance(page, Content::Present, Content::Removed) {
+                        kernel.lock().pages.remove(&page);
+                        prop_assert!(core.contents().advance(page, Content::Removed, Content::Absent));
+                        kernel.wake(page << 12..(page + 1) << 12);
+                    }
+                }
+                Step::Lose { page } => {
+                    // A signal stays until it is mended, and an owned page was never there.
+                    let mut machine = kernel.lock();
+                    if matches!(machine.pages.get(&page), Some(Some(_))) {
+                        machine.pages.remove(&page);
+                        machine.lost.insert(page);
+                    }
+                }
+                Step::Ready { page, pages } => {
+                    core.map_ready(page..(page + pages).min(PAGES), &mut worker);
+                }
+            }
+            check(&kernel, &core, &kinds);
+        }
+        // In the end every thread that touched a page has it, or a signal.
+        for page in queue.drain(..) {
+            let _ = core.produce(page, &mut worker);
+        }
+        for (page, is_write) in touched {
+            touch(&kernel, &core, page, is_write, &mut hands, &mut queue);
+            for page in queue.drain(..) {
+                let _ = core.produce(page, &mut worker);
+            }
+            touch(&kernel, &core, page, is_write, &mut hands, &mut queue);
+            prop_assert!(kernel.lock().pages.contains_key(&page));
+        }
+        check(&kernel, &core, &kinds);
+        prop_assert!(kernel.lock().waiting.is_empty());
+    }
+}
+
+/// A kernel that has no whims.
+fn plain(kinds: Vec<Kind>, advice: Advice, window: u64) -> (Arc<FakeKernel>, Core) {
+    core(vec![3], kinds, advice, window)
+}
+
+fn all(kind: Kind) -> Vec<Kind> {
+    vec![kind; usize::try_from(PAGES).unwrap()]
+}
+
+fn present(kernel: &FakeKernel) -> Vec<u64> {
+    kernel.lock().pages.keys().copied().collect()
+}
+
+#[test]
+fn a_page_that_is_not_ready_is_produced_once_and_its_neighbours_are_mapped() {
+    let mut kinds = all(Kind::Ready);
+    (kinds[20], kinds[22]) = (Kind::Slow, Kind::Slow);
+    let (kernel, core) = plain(kinds, Advice::Normal, 16);
+    let mut hands = Hands::new(16 * PAGE);
+    assert_eq!(core.fault(20, Touch::Read, &mut hands), Outcome::Produce);
+    while core.map_around(&mut hands) {}
+    let neighbours: Vec<u64> = (16..32).filter(|page| ![20, 22].contains(page)).collect();
+    assert_eq!(present(&kernel), neighbours);
+    // Another thread touches it meanwhile: it has an owner, who wakes them both.
+    assert_eq!(core.fault(20, Touch::Read, &mut hands), Outcome::Answered);
+    core.produce(20, &mut hands).unwrap();
+    assert_eq!(core.contents().get(20), Content::Present);
+    assert_eq!(core.contents().get(22), Content::Unknown);
+    assert_eq!(kernel.lock().pages[&20], Some(right(20)));
+}
+
+#[test]
+fn a_write_fault_maps_exactly_its_page() {
+    let (kernel, core) = plain(all(Kind::Ready), Advice::Auto, 16);
+    let mut hands = Hands::new(16 * PAGE);
+    assert_eq!(core.fault(0, Touch::Write, &mut hands), Outcome::Answered);
+    assert_eq!(core.fault(50, Touch::Write, &mut hands), Outcome::Answered);
+    assert_eq!(present(&kernel), [0, 50]);
+}
+
+#[test]
+fn the_faulting_page_goes_first_unless_it_is_read_in_order() {
+    // The kernel's replies are counted: one for the page alone, one for each side of it.
+    for (page, replies) in [(40, 3), (0, 1)] {
+        let (kernel, core) = plain(all(Kind::Ready), Advice::Normal, 16);
+        let mut hands = Hands::new(16 * PAGE);
+        assert_eq!(core.fault(page, Touch::Read, &mut hands), Outcome::Answered);
+        assert!(kernel.lock().pages.contains_key(&page));
+        while core.map_around(&mut hands) {}
+        assert_eq!(present(&kernel).len(), 16);
+        assert_eq!(kernel.lock().next, replies, "page {page}");
+    }
+}
+
+#[test]
+fn a_failing_page_is_a_signal_and_its_neighbours_are_not() {
+    for kind in [Kind::Failing, Kind::Panicking, Kind::LeftOut] {
+        let mut kinds = all(Kind::Ready);
+        kinds[16] = kind;
+        let (kernel, core) = plain(kinds, Advice::Normal, 16);
+        let mut hands = Hands::new(16 * PAGE);
+        assert_eq!(core.fault(16, Touch::Read, &mut hands), Outcome::Produce);
+        while core.map_around(&mut hands) {}
+        let error = core.produce(16, &mut hands).unwrap_err();
+        assert!(!error.to_string().is_empty());
+        assert_eq!(core.contents().get(16), Content::Poisoned);
+        assert_eq!(kernel.lock().pages[&16], None);
+        assert!((17..32).all(|page| kernel.lock().pages[&page] == Some(right(page))));
+        // Who comes later gets it too.
+        assert_eq!(core.fault(16, Touch::Read, &mut hands), Outcome::Answered);
+    }
+}
+
+#[test]
+fn what_is_not_a_page_of_the_window_is_refused() {
+    let (_, core) = plain(all(Kind::Ready), Advice::Normal, 16);
+    let mut staging = vec![0; 4 * PAGE];
+    let mut window = Window::new(&core, 4..8, None, &mut staging);
+    assert_eq!((window.range(), window.wanted()), (4 << 12..8 << 12, None));
+    assert!(window.zero(3 << 12..5 << 12).is_err());
+    assert!(window.zero(7 << 12..9 << 12).is_err());
+    assert!(window.copy(4 << 12, &[0; 100]).is_err());
+    assert!(window.zero((4 << 12) + 1..5 << 12).is_err());
+    let backwards = Range { start: 6 << 12, end: 5 << 12 };
+    assert!(window.zero(backwards).is_err());
+    assert!(format!("{window:?}").contains("Window"));
+    assert_eq!(window.state.filled, 0);
+}
+
+/// A kernel that agrees to everything at once, so that what is left is ours.
+struct AgreeingKernel;
+
+impl Kernel for AgreeingKernel {
+    fn copy(&self, _: u64, _: &[u8]) -> Result<Answered, AnswerError> {
+        Ok(Answered::All)
+    }
+
+    fn zero(&self, _: Range<u64>) -> Result<Answered, AnswerError> {
+        Ok(Answered::All)
+    }
+
+    fn continue_mapping(&self, _: Range<u64>) -> Result<Answered, AnswerError> {
+        Ok(Answered::All)
+    }
+
+    fn poison(&self, _: Range<u64>) -> Result<Answered, AnswerError> {
+        Ok(Answered::All)
+    }
+
+    fn wake(&self, _: Range<u64>) {}
+}
+
+/// Prints what a fault costs besides the kernel; the bound is loose enough for a busy machine and a
+/// build without optimisation.
+#[test]
+fn the_bookkeeping_of_a_fault_is_small() {
+    let pages = 1 << 16;
+    for (window, bound_ns) in [(1_u64, 20_000), (16, 40_000)] {
+        let mut best = u128::MAX;
+        for _ in 0..5 {
+            let contents = Contents::new(PageCount::new(pages)).unwrap();
+            let size = FaultAround::try_new(ByteLen::new(window * 4096)).unwrap();
+            let pattern =
+                FaultPattern::new(contents.area(), Advice::Normal, size, FaultAround::MAX);
+            let backing = Arc::new(crate::ZeroBacking);
+            let kernel = Arc::new(AgreeingKernel);
+            let core = Core::new(kernel, backing, contents, PageSize::KIB_4, POLICY, pattern);
+            let mut hands = Hands::new(PAGE);
+            let begin = std::time::Instant::now();
+            for page in (0..pages).step_by(usize_of(window)) {
+                assert_eq!(core.fault(page, Touch::Read, &mut hands), Outcome::Answered);
+            }
+            best = best.min(begin.elapsed().as_nanos() / u128::from(pages / window));
+        }
+        eprintln!("bookkeeping of a fault with a window of {window}: {best} ns");
+        assert!(best < bound_ns, "{best} ns");
+    }
+}
+
+#[test]
+fn what_others_removed_is_zero_and_never_what_it_was() {
+    let machine = Machine { whims: vec![3], ..Machine::default() };
+    let kernel = Arc::new(FakeKernel(Mutex::new(machine)));
+    let contents = Contents::new(PageCount::new(PAGES)).unwrap();
+    let pattern =
+        FaultPattern::new(contents.area(), Advice::Normal, FaultAround::DEFAULT, FaultAround::MAX);
+    let backing = Arc::new(FakeBacking(all(Kind::Ready)));
+    let policy = Policy { zeroes_by_copy: false, removed_is_zero: true };
+    let core = Core::new(kernel.clone(), backing, contents, PageSize::KIB_4, policy, pattern);
+    let mut hands = Hands::new(16 * PAGE);
+    assert_eq!(core.fault(0, Touch::Read, &mut hands), Outcome::Answered);
+    // Pages that are there, and pages that never were.
+    core.removed(10..20);
+    for page in 10..16 {
+        kernel.lock().pages.remove(&page);
+    }
+    for page in [12, 18, 12] {
+        assert_eq!(core.fault(page, Touch::Read, &mut hands), Outcome::Answered);
+        assert_eq!(kernel.lock().pages.remove(&page), Some(Some(0)), "page {page}");
+    }
+    // A neighbour's window leaves them alone.
+    assert_eq!(core.fault(22, Touch::Read, &mut hands), Outcome::Answered);
+    while core.map_around(&mut hands) {}
+    assert!((10..20).all(|page| !kernel.lock().pages.contains_key(&page)));
+    assert_eq!(kernel.lock().pages[&20], Some(right(20)));
+    // While the removal is under way, the answer is put off and the page is as it was.
+    kernel.lock().whims = vec![8];
+    assert_eq!(core.fault(13, Touch::Read, &mut hands), Outcome::Later);
+    assert_eq!(core.fault(40, Touch::Read, &mut hands), Outcome::Produce);
+    assert!(matches!(core.try_produce(40, &mut hands), Produced::PutOff));
+    core.release(40);
+    assert_eq!(core.contents().get(40), Content::Absent);
+}
+
+#[test]
+fn neighbours_wait_until_there_is_no_fault_and_too_many_are_left_out() {
+    let (kernel, core) = plain(all(Kind::Ready), Advice::Normal, 4);
+    let mut hands = Hands::new(16 * PAGE);
+    // Each fault is in the middle of a window: two runs of neighbours.
+    let faults: Vec<u64> = (0..PAGES).filter(|page| page % 4 == 2).collect();
+    for &page in &faults {
+        assert_eq!(core.fault(page, Touch::Read, &mut hands), Outcome::Answered);
+    }
+    assert_eq!(present(&kernel), faults);
+    assert!(core.map_around(&mut hands));
+    let last = *faults.last().unwrap();
+    assert!(kernel.lock().pages.contains_key(&(last + 1)), "the latest come first");
+    while core.map_around(&mut hands) {}
+    assert_eq!(present(&kernel).len() as u64, PAGES);
+    // More than there is room for: the same pages again and again, as if they were lost.
+    let (kernel, core) = plain(all(Kind::Ready), Advice::Normal, 4);
+    for _ in 0..4 {
+        for &page in &faults {
+            let _ = core.contents().advance(page, Content::Present, Content::Absent);
+            kernel.lock().pages.remove(&page);
+            assert_eq!(core.fault(page, Touch::Read, &mut hands), Outcome::Answered);
+        }
+    }
+    assert!(core.counters().left_out.load(std::sync::atomic::Ordering::Relaxed) > 0);
+    while core.map_around(&mut hands) {}
+    assert_eq!(present(&kernel).len() as u64, PAGES);
+}
+
+#[test]
+fn neighbours_do_not_wait_where_they_turn_out_to_be_wanted() {
+    let (kernel, core) = plain(all(Kind::Ready), Advice::Normal, 16);
+    let mut hands = Hands::new(16 * PAGE);
+    // No fault comes back to a window: what is around waits.
+    for page in [8, 24, 40, 56] {
+        assert_eq!(core.fault(page, Touch::Read, &mut hands), Outcome::Answered);
+    }
+    assert_eq!(present(&kernel), [8, 24, 40, 56]);
+    // One does: from now on at most the neighbours of one fault wait.
+    assert_eq!(core.fault(60, Touch::Read, &mut hands), Outcome::Answered);
+    assert!(present(&kernel).len() >= 5 + 30, "{:?}", present(&kernel));
+    assert_eq!(core.fault(88, Touch::Read, &mut hands), Outcome::Answered);
+    while core.map_around(&mut hands) {}
+    assert_eq!(present(&kernel).len(), 5 * 16);
+}

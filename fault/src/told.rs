@@ -1,0 +1,163 @@
+//! Where faults are told and answered: [`Told`], memory of this process or of another.
+//!
+//! A page is known by its offset in the backing. Memory of this process has one range of
+//! addresses for it; memory of another process may have several, which the other side names
+//! ([`RemoteRegion`]).
+
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+
+use uzone_os::Vaddr;
+use uzone_os::uffd::{
+    AnswerError, Answered, Doorbell, EventBuffer, Install, Ready, Registered, Remote, wait,
+};
+use uzone_pages::ByteLen;
+
+use crate::kernel::Kernel;
+
+/// Some memory of another process, and which bytes of the backing it holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RemoteRegion {
+    /// Where it starts, as the other process sees it.
+    pub start: Vaddr,
+    /// How long it is.
+    pub len: ByteLen,
+    /// Which byte of the backing it starts with.
+    pub offset: u64,
+}
+
+impl RemoteRegion {
+    fn end_offset(&self) -> u64 {
+        self.offset.saturating_add(self.len.get())
+    }
+}
+
+/// Memory of another process that is answered for.
+#[derive(Debug)]
+pub(crate) struct RemoteMemory {
+    pub(crate) remote: Remote,
+    pub(crate) regions: Vec<RemoteRegion>,
+}
+
+impl RemoteMemory {
+    /// Returns the addresses that a range of the backing has, up to the end of its region, and how
+    /// many bytes those are.
+    fn address(&self, range: &Range<u64>) -> Option<(Vaddr, u64)> {
+        let region = self
+            .regions
+            .iter()
+            .find(|region| (region.offset..region.end_offset()).contains(&range.start))?;
+        let address = region.start.get() + (range.start - region.offset);
+        Some((Vaddr::new(address), range.end.min(region.end_offset()) - range.start))
+    }
+
+    /// Asks for as much of a range as is in one region.
+    fn ask(
+        &self,
+        range: &Range<u64>,
+        call: impl FnOnce(Vaddr, u64) -> Result<Answered, AnswerError>,
+    ) -> Result<Answered, AnswerError> {
+        // What no region has is nobody's to fill.
+        let Some((address, bytes)) = self.address(range) else { return Ok(Answered::Hole) };
+        let answer = call(address, bytes)?;
+        let is_all = bytes == range.end - range.start;
+        Ok(if answer == Answered::All && !is_all { Answered::Part { bytes } } else { answer })
+    }
+
+    fn offset_of(&self, address: Vaddr) -> Option<u64> {
+        self.regions.iter().find_map(|region| {
+            let inside = address.get().checked_sub(region.start.get())?;
+            (inside < region.len.get()).then(|| region.offset + inside)
+        })
+    }
+}
+
+impl Kernel for RemoteMemory {
+    fn copy(&self, offset: u64, bytes: &[u8]) -> Result<Answered, AnswerError> {
+        self.ask(&(offset..offset + bytes.len() as u64), |address, len| {
+            let len = usize::try_from(len).unwrap_or(bytes.len());
+            self.remote.copy(address, &bytes[..len], Install::default())
+        })
+    }
+
+    fn zero(&self, range: Range<u64>) -> Result<Answered, AnswerError> {
+        self.ask(&range, |address, len| {
+            self.remote.zero(address, ByteLen::new(len), Install::default())
+        })
+    }
+
+    fn continue_mapping(&self, range: Range<u64>) -> Result<Answered, AnswerError> {
+        self.ask(&range, |address, len| {
+            self.remote.continue_mapping(address, ByteLen::new(len), Install::default())
+        })
+    }
+
+    fn poison(&self, range: Range<u64>) -> Result<Answered, AnswerError> {
+        self.ask(&range, |address, len| {
+            self.remote.poison(address, ByteLen::new(len), Install::default())
+        })
+    }
+
+    fn wake(&self, range: Range<u64>) {
+        let mut at = range.start;
+        while at < range.end {
+            let Some((address, bytes)) = self.address(&(at..range.end)) else { return };
+            // A refusal means that the process is gone, and with it whoever waited.
+            let _ = self.remote.wake(address, ByteLen::new(bytes));
+            at += bytes;
+        }
+    }
+}
+
+/// Where the faults of a mapping are told.
+#[derive(Clone)]
+pub(crate) enum Told {
+    /// Memory of this process.
+    Own(Arc<Registered>),
+    /// Memory of another one.
+    Remote(Arc<RemoteMemory>),
+}
+
+impl Told {
+    pub(crate) fn read(&self, buffer: &mut EventBuffer) -> io::Result<usize> {
+        match self {
+            Self::Own(memory) => memory.uffd().read(buffer),
+            Self::Remote(memory) => memory.remote.read(buffer),
+        }
+    }
+
+    pub(crate) fn wait(
+        &self,
+        bell: &Doorbell,
+        timeout: Option<std::time::Duration>,
+    ) -> io::Result<Ready> {
+        match self {
+            Self::Own(memory) => wait(&**memory.uffd(), bell, timeout),
+            Self::Remote(memory) => wait(&memory.remote, bell, timeout),
+        }
+    }
+
+    /// Returns at which byte of the backing an address is.
+    pub(crate) fn offset_of(&self, address: Vaddr) -> Option<u64> {
+        match self {
+            Self::Own(memory) => memory.offset_of(address),
+            Self::Remote(memory) => memory.offset_of(address),
+        }
+    }
+
+    /// Returns which pages of the backing the addresses of a removal are, region by region.
+    pub(crate) fn offsets(&self, start: Vaddr, end: Vaddr) -> impl Iterator<Item = Range<u64>> {
+        let regions: &[RemoteRegion] = match self {
+            // Nobody else gives pages of ours back.
+            Self::Own(_) => &[],
+            Self::Remote(memory) => &memory.regions,
+        };
+        regions.iter().filter_map(move |region| {
+            let from = start.get().max(region.start.get()) - region.start.get();
+            let to = end.get().min(region.start.get() + region.len.get());
+            let to = to.checked_sub(region.start.get())?;
+            (from < to).then(|| region.offset + from..region.offset + to)
+        })
+    }
+}

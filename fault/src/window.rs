@@ -1,0 +1,274 @@
+//! The pages that a backing is offered: [`Window`], by which it puts them in place.
+//!
+//! A window knows which of its pages are still open, hands the kernel's answers over, and notes in
+//! the pages' words what came of them. A backing reads runs of open pages from it and fills them;
+//! a page that it skips stays as it was.
+//!
+//! Every reply of the kernel ends here: progress is noted and the rest asked for again, a page that
+//! was there already is noted and its waiters are woken, a layout that changes ends the window
+//! until somebody asks again.
+
+use std::ops::Range;
+
+use uzone_os::RangeError;
+use uzone_os::uffd::{AnswerError, Answered};
+use uzone_pages::{Content, PageSize};
+
+use crate::core::Core;
+
+/// Pages of a mapping, offered to its backing.
+///
+/// Offsets are bytes from where the backing starts.
+pub struct Window<'a> {
+    core: &'a Core,
+    pages: Range<u64>,
+    /// The page that somebody waits for, which whoever made the window owns.
+    owned: Option<u64>,
+    staging: &'a mut [u8],
+    /// The page at which the next run is looked for.
+    next: u64,
+    pub(crate) state: Progress,
+}
+
+/// What came of a window so far.
+#[derive(Debug, Default)]
+pub(crate) struct Progress {
+    /// How many pages were put in place.
+    pub(crate) filled: u64,
+    /// Whether the owned page is in place.
+    pub(crate) owned_is_done: bool,
+    /// Whether the kernel asked to be asked later.
+    pub(crate) deferred: bool,
+    /// Whether there is nothing to fill any more.
+    pub(crate) gone: bool,
+}
+
+/// What became of pages that were offered to the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Filled {
+    /// Each is in place.
+    All,
+    /// Some are not, for now or for good: this window has done what it could with them.
+    Some,
+}
+
+impl<'a> Window<'a> {
+    pub(crate) fn new(
+        core: &'a Core,
+        pages: Range<u64>,
+        owned: Option<u64>,
+        staging: &'a mut [u8],
+    ) -> Self {
+        let next = pages.start;
+        Self { core, pages, owned, staging, next, state: Progress::default() }
+    }
+
+    /// Returns the offsets of the pages.
+    #[must_use]
+    pub fn range(&self) -> Range<u64> {
+        self.bytes(&self.pages)
+    }
+
+    /// Returns the size of a page.
+    #[must_use]
+    pub fn page_size(&self) -> PageSize {
+        self.core.page_size()
+    }
+
+    /// Returns the offsets of the page that somebody waits for, if it is one of these and is not
+    /// in place yet.
+    #[must_use]
+    pub fn wanted(&self) -> Option<Range<u64>> {
+        let page = self.owned.filter(|_| !self.state.owned_is_done)?;
+        Some(self.bytes(&(page..page + 1)))
+    }
+
+    /// Returns how many bytes [`Window::copy_with`] takes at once.
+    #[must_use]
+    pub fn room(&self) -> u64 {
+        self.staging.len() as u64
+    }
+
+    fn bytes(&self, pages: &Range<u64>) -> Range<u64> {
+        let shift = self.page_size().shift();
+        pages.start << shift..pages.end << shift
+    }
+
+    fn is_open(&self, page: u64) -> bool {
+        if self.owned == Some(page) {
+            return !self.state.owned_is_done;
+        }
+        self.core.contents().is_open(page)
+    }
+
+    /// Returns the offsets of the next run of pages that are open: nobody has filled them, or is at
+    /// it. Each page is in one run.
+    #[must_use]
+    pub fn next_run(&mut self) -> Option<Range<u64>> {
+        if self.state.gone || self.state.deferred {
+            return None;
+        }
+        let start = (self.next..self.pages.end).find(|&page| self.is_open(page))?;
+        let end = (start + 1..self.pages.end).find(|&page| !self.is_open(page));
+        let end = end.unwrap_or(self.pages.end);
+        self.next = end;
+        Some(self.bytes(&(start..end)))
+    }
+
+    /// Fills pages from `offset` on with `bytes`, which are whole pages.
+    ///
+    /// # Errors
+    /// [`AnswerError`] if they are not all in the window, or the kernel refuses.
+    pub fn copy(&mut self, offset: u64, bytes: &[u8]) -> Result<Filled, AnswerError> {
+        let range = offset..offset.saturating_add(bytes.len() as u64);
+        let core = self.core;
+        self.install(range, |part| {
+            let skipped = usize::try_from(part.start - offset).unwrap_or(bytes.len());
+            core.kernel().copy(part.start, &bytes[skipped..])
+        })
+    }
+
+    /// Fills pages of `range` with what `produce` writes into a buffer of that length, or of
+    /// [`Window::room`] if that is less. It returns how many of those bytes it wrote; the whole
+    /// pages among them are put in place.
+    ///
+    /// # Errors
+    /// What `produce` says, or [`AnswerError`] as for [`Window::copy`].
+    pub fn copy_with<E: From<AnswerError>>(
+        &mut self,
+        range: Range<u64>,
+        produce: impl FnOnce(&mut [u8]) -> Result<usize, E>,
+    ) -> Result<Filled, E> {
+        let len = usize::try_from(range.end.saturating_sub(range.start)).unwrap_or(usize::MAX);
+        // Taken out, so that the window can be changed while the bytes are in it.
+        let staging = std::mem::take(&mut self.staging);
+        let room = len.min(staging.len());
+        let answer = produce(&mut staging[..room]).and_then(|written| {
+            let page = self.page_size().bytes();
+            let whole = (written.min(room) as u64) / page * page;
+            if whole == 0 {
+                return Ok(Filled::Some);
+            }
+            let whole = usize::try_from(whole).unwrap_or(room);
+            let filled = self.copy(range.start, &staging[..whole])?;
+            Ok(if whole == len { filled } else { Filled::Some })
+        });
+        self.staging = staging;
+        answer
+    }
+
+    /// Fills pages with zeroes.
+    ///
+    /// # Errors
+    /// As for [`Window::copy`].
+    pub fn zero(&mut self, range: Range<u64>) -> Result<Filled, AnswerError> {
+        let core = self.core;
+        if core.zeroes_by_copy() {
+            let mut at = range.start;
+            let mut all = Filled::All;
+            while at < range.end {
+                let end = range.end.min(at + self.room());
+                let filled = self.copy_with(at..end, |bytes| {
+                    bytes.fill(0);
+                    Ok::<_, AnswerError>(bytes.len())
+                })?;
+                if filled == Filled::Some {
+                    all = Filled::Some;
+                }
+                at = end;
+            }
+            return Ok(all);
+        }
+        self.install(range, |part| core.kernel().zero(part))
+    }
+
+    /// Maps pages that the page cache has: of a memory file. Those that it does not have stay open.
+    ///
+    /// # Errors
+    /// As for [`Window::copy`].
+    pub fn continue_mapping(&mut self, range: Range<u64>) -> Result<Filled, AnswerError> {
+        let core = self.core;
+        self.install(range, |part| core.kernel().continue_mapping(part))
+    }
+
+    /// Asks the kernel for `range`, and for what is left of it as long as it gets on.
+    fn install(
+        &mut self,
+        range: Range<u64>,
+        ask: impl Fn(Range<u64>) -> Result<Answered, AnswerError>,
+    ) -> Result<Filled, AnswerError> {
+        let inside = self.range();
+        let page = self.page_size();
+        if range.start < inside.start || range.end > inside.end {
+            let Range { start, end } = range;
+            return Err(RangeError::Beyond { start, end, len_bytes: inside.end }.into());
+        }
+        if range.start >= range.end || (range.start | range.end) & (page.bytes() - 1) != 0 {
+            let Range { start, end } = range;
+            return Err(RangeError::CutsPage { start, end, page }.into());
+        }
+        let mut at = range.start;
+        let mut all = Filled::All;
+        // It ends: every round but the last goes at least a page further.
+        while at < range.end {
+            let step = match ask(at..range.end)? {
+                Answered::All => {
+                    self.settle(at..range.end);
+                    range.end - at
+                }
+                Answered::Part { bytes } if bytes >= page.bytes() => {
+                    let whole = bytes / page.bytes() * page.bytes();
+                    self.settle(at..at + whole);
+                    whole
+                }
+                Answered::Present => {
+                    // Nobody was woken, and somebody may have come between our look and this.
+                    self.settle(at..at + page.bytes());
+                    self.core.kernel().wake(at..at + page.bytes());
+                    page.bytes()
+                }
+                Answered::Hole => {
+                    all = Filled::Some;
+                    page.bytes()
+                }
+                Answered::NotRegistered | Answered::Gone => {
+                    self.state.gone = true;
+                    return Ok(Filled::Some);
+                }
+                // Part of a page is no progress: as if nothing was done.
+                Answered::LayoutChanging | Answered::Busy | Answered::Part { .. } => {
+                    self.state.deferred = true;
+                    return Ok(Filled::Some);
+                }
+            };
+            at += step;
+        }
+        Ok(all)
+    }
+
+    /// Notes that the kernel has the pages of `range`.
+    fn settle(&mut self, range: Range<u64>) {
+        let shift = self.page_size().shift();
+        for page in range.start >> shift..range.end >> shift {
+            self.state.filled += 1;
+            if self.owned == Some(page) {
+                self.state.owned_is_done = true;
+                // Only its owner takes a page from this state, but for a deadline that made it bad.
+                let _ = self.core.contents().advance(page, Content::Filling, Content::Present);
+            } else {
+                self.core.contents().settle(page);
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for Window<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Window")
+            .field("range", &self.range())
+            .field("owned", &self.owned)
+            .field("state", &self.state)
+            .finish_non_exhaustive()
+    }
+}

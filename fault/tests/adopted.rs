@@ -1,0 +1,269 @@
+//! Memory of another process: its threads get the bytes of the backing, what they give back is
+//! zero, and a server that goes is followed by the next.
+//!
+//! The other process is this program, started again for the one test.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
+
+use std::io::{BufRead, BufReader, Write};
+use std::num::NonZeroUsize;
+use std::os::fd::{AsFd, AsRawFd};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::thread;
+
+use uzone_fault::{
+    AdoptedMemory, BackingError, Engine, FunctionBacking, LazyOptions, MapError, RemoteRegion,
+    ZeroBacking,
+};
+use uzone_os::uffd::{Features, KernelFaults, Modes, Registered, Remote, Uffd};
+use uzone_os::{Anonymous, Mapping, Vaddr, probe};
+use uzone_pages::{Advice, ByteLen, Content, PageSize};
+
+const CHILD: &str = "UZONE_FAULT_TEST_OTHER";
+const PAGES: u64 = 1024;
+
+fn skip(name: &str, reason: &str) {
+    assert!(
+        std::env::var_os("REQUIRE_ALL").is_none_or(|value| value != "1"),
+        "{name} was to run, and cannot: {reason}"
+    );
+    eprintln!("skipped: {name}: {reason}");
+}
+
+fn page() -> u64 {
+    probe::page_size().bytes()
+}
+
+fn fill(offset: u64, out: &mut [u8]) {
+    for (index, chunk) in out.chunks_exact_mut(8).enumerate() {
+        let word = (offset / 8 + index as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        chunk.copy_from_slice(&word.to_ne_bytes());
+    }
+}
+
+fn check(memory: &Registered, at: u64, offset: u64, is_zero: bool) {
+    let size = usize::try_from(page()).unwrap();
+    let (mut seen, mut expected) = (vec![1; size], vec![0; size]);
+    memory.mapping().read_at(at * page(), &mut seen).unwrap();
+    if !is_zero {
+        fill(offset + at * page(), &mut expected);
+    }
+    assert!(seen == expected, "wrong bytes in page {at}");
+}
+
+/// What the other process does: two regions with backing offsets in the other order, and a line to
+/// and fro before each step.
+fn be_the_other_process() {
+    let features = Features::EVENT_REMOVE;
+    let uffd = Arc::new(Uffd::open(features, Features::NONE, KernelFaults::IfAllowed).unwrap());
+    let len = ByteLen::new(PAGES / 2 * page());
+    let region = || {
+        let mapping = Mapping::anonymous(len, Anonymous::default()).unwrap();
+        Registered::new(uffd.clone(), mapping, Modes::MISSING).unwrap()
+    };
+    let (first, second) = (region(), region());
+    let (low, high) = (0, PAGES / 2 * page());
+    let mut lines = std::io::stdin().lock().lines();
+    let mut turn = |say: &str| {
+        println!("{say}");
+        std::io::stdout().flush().unwrap();
+        lines.next().unwrap().unwrap();
+    };
+    turn(&format!(
+        "ready {} {} {}",
+        uffd.as_fd().as_raw_fd(),
+        first.mapping().addr().get(),
+        second.mapping().addr().get()
+    ));
+    // Threads that touch both regions at once.
+    thread::scope(|scope| {
+        for seed in 0..4 {
+            let (first, second) = (&first, &second);
+            scope.spawn(move || {
+                for step in 0..PAGES / 4 {
+                    let at = (step * 37 + seed * 101) % (PAGES / 2);
+                    check(first, at, high, false);
+                    check(second, at, low, false);
+                }
+            });
+        }
+    });
+    // What is given back is zero, whether it was there or not, also while others go on.
+    let half = PAGES / 4 * page();
+    thread::scope(|scope| {
+        scope.spawn(|| first.mapping().discard(0..half).unwrap());
+        scope.spawn(|| (0..PAGES / 2).for_each(|at| check(&second, at, low, false)));
+    });
+    (0..PAGES / 4).for_each(|at| check(&first, at, high, true));
+    (PAGES / 4..PAGES / 2).for_each(|at| check(&first, at, high, false));
+    second.mapping().discard(0..page()).unwrap();
+    check(&second, 0, low, true);
+    turn("checked");
+    // The server has gone; a touch waits for the next one.
+    first.mapping().discard(half..2 * half).unwrap_or(());
+    turn("waited");
+    check(&first, PAGES / 2 - 1, high, true);
+    turn("done");
+}
+
+struct Other {
+    child: Child,
+    lines: std::io::Lines<BufReader<std::process::ChildStdout>>,
+}
+
+impl Other {
+    fn line(&mut self) -> String {
+        loop {
+            let line = self.lines.next().expect("the other process ended").unwrap();
+            if let Some(at) =
+                ["ready", "checked", "waited", "done"].iter().find_map(|word| line.find(word))
+            {
+                return line[at..].to_owned();
+            }
+        }
+    }
+
+    fn go_on(&mut self) {
+        writeln!(self.child.stdin.as_mut().unwrap(), "go on").unwrap();
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        // If it ended well this finds nobody.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn backing() -> Arc<dyn uzone_fault::Backing> {
+    Arc::new(FunctionBacking::quick(|offset, out: &mut [u8]| {
+        fill(offset, out);
+        Ok::<_, BackingError>(())
+    }))
+}
+
+#[test]
+fn another_process_gets_its_bytes_and_its_zeroes_and_a_second_server() {
+    let name = "another_process_gets_its_bytes_and_its_zeroes_and_a_second_server";
+    if std::env::var_os(CHILD).is_some() {
+        return be_the_other_process();
+    }
+    if let Err(error) = Uffd::open(Features::EVENT_REMOVE, Features::NONE, KernelFaults::IfAllowed)
+    {
+        return skip(name, &error.to_string());
+    }
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args([name, "--exact", "--nocapture", "--test-threads=1"])
+        .env(CHILD, "1")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let mut other = Other { child, lines };
+    let line = other.line();
+    let numbers: Vec<u64> =
+        line.split_whitespace().skip(1).map(|number| number.parse().unwrap()).collect();
+    let [fd, first, second] = numbers[..] else { panic!("{line}") };
+
+    // Its descriptor, as a server gets it that takes over from one that died.
+    let pid = rustix::process::Pid::from_child(&other.child);
+    let pidfd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).unwrap();
+    let fd = rustix::process::pidfd_getfd(
+        &pidfd,
+        i32::try_from(fd).unwrap(),
+        rustix::process::PidfdGetfdFlags::empty(),
+    );
+    let fd = match fd {
+        Ok(fd) => fd,
+        Err(error) => return skip(name, &format!("pidfd_getfd: {error}: run as root")),
+    };
+    let remote = Remote::adopt(fd).unwrap();
+    let len = ByteLen::new(PAGES / 2 * page());
+    let regions = vec![
+        RemoteRegion { start: Vaddr::new(first), len, offset: len.get() },
+        RemoteRegion { start: Vaddr::new(second), len, offset: 0 },
+    ];
+    let engine = Engine::new(NonZeroUsize::MIN).unwrap();
+    let options = LazyOptions { advice: Advice::Auto, ..LazyOptions::default() };
+    let adopt = |remote: Remote| -> AdoptedMemory {
+        engine.adopt(remote, regions.clone(), probe::page_size(), backing(), &options).unwrap()
+    };
+    let memory = adopt(remote);
+    other.go_on();
+    assert_eq!(other.line(), "checked");
+    let stats = memory.stats();
+    assert!(stats.faults > 0 && stats.around > 0 && stats.poisoned == 0, "{stats:?}");
+    assert_eq!(memory.content(0), Some(Content::Removed));
+    assert_eq!(memory.content(len.get() * 2), None);
+    assert!(format!("{memory:?}").contains("AdoptedMemory"));
+
+    // This server goes, and with it what it knew; the next one is told what was removed since.
+    let remote = memory.stop().unwrap();
+    other.go_on();
+    let memory = adopt(remote);
+    assert_eq!(other.line(), "waited");
+    other.go_on();
+    assert_eq!(other.line(), "done");
+    other.go_on();
+    assert!(other.child.wait().unwrap().success());
+    drop(memory);
+}
+
+#[test]
+fn regions_that_do_not_fit_are_refused() {
+    let engine = Engine::new(NonZeroUsize::MIN).unwrap();
+    let Ok(uffd) = Uffd::open(Features::NONE, Features::NONE, KernelFaults::IfAllowed) else {
+        return skip("regions_that_do_not_fit", "no userfaultfd");
+    };
+    let remote = || Remote::adopt(uffd.as_fd().try_clone_to_owned().unwrap()).unwrap();
+    let whole = RemoteRegion { start: Vaddr::new(1 << 30), len: ByteLen::mib(1), offset: 0 };
+    for region in [
+        RemoteRegion { start: Vaddr::new((1 << 30) + 1), ..whole },
+        RemoteRegion { len: ByteLen::new(100), ..whole },
+        RemoteRegion { len: ByteLen::ZERO, ..whole },
+        RemoteRegion { offset: 8, ..whole },
+    ] {
+        let answer = engine.adopt(
+            remote(),
+            vec![whole, region],
+            PageSize::KIB_4,
+            Arc::new(ZeroBacking),
+            &LazyOptions::default(),
+        );
+        assert!(matches!(answer, Err(MapError::CutsPage { .. })), "{region:?}");
+    }
+    for region in [
+        RemoteRegion { offset: !0xfff, ..whole },
+        RemoteRegion { start: Vaddr::new(!0xfff), ..whole },
+    ] {
+        let answer = engine.adopt(
+            remote(),
+            vec![region],
+            PageSize::KIB_4,
+            Arc::new(ZeroBacking),
+            &LazyOptions::default(),
+        );
+        assert!(matches!(answer, Err(MapError::Addr(_))), "{region:?}");
+    }
+    let none = engine.adopt(
+        remote(),
+        Vec::new(),
+        PageSize::KIB_4,
+        Arc::new(ZeroBacking),
+        &LazyOptions::default(),
+    );
+    assert!(none.is_err());
+    // `/dev/null` has no byte.
+    let empty = uzone_fault::FileBacking::new(std::fs::File::open("/dev/null").unwrap()).unwrap();
+    let answer = engine.adopt(
+        remote(),
+        vec![whole],
+        PageSize::KIB_4,
+        Arc::new(empty),
+        &LazyOptions::default(),
+    );
+    assert!(matches!(answer, Err(MapError::TooShort { .. })));
+}

@@ -1,0 +1,675 @@
+//! Faulting threads on this kernel get the bytes of the backing, and what the engine says happened
+//! did.
+//!
+//! A case that needs something the host lacks is skipped by name with the reason, and fails instead
+//! where `REQUIRE_ALL=1` is set.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
+
+use std::fs::File;
+use std::io::Write;
+use std::num::{NonZeroU64, NonZeroUsize};
+use std::os::unix::process::ExitStatusExt;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use uzone_fault::{
+    Backing, BackingError, Engine, FaultStats, FileBacking, FunctionBacking, LazyError,
+    LazyMapping, LazyOptions, MapError, MemoryBacking, Populate, Window, ZeroBacking,
+};
+use uzone_os::uffd::OpenError;
+use uzone_os::{HugeSize, Mapping, Sharing, page_cache, probe};
+use uzone_pages::{Advice, ByteLen, Content, FaultAround};
+
+const CHILD: &str = "UZONE_FAULT_TEST_CHILD";
+
+fn skip(name: &str, reason: &str) {
+    assert!(
+        std::env::var_os("REQUIRE_ALL").is_none_or(|value| value != "1"),
+        "{name} was to run, and cannot: {reason}"
+    );
+    eprintln!("skipped: {name}: {reason}");
+}
+
+fn engine() -> Engine {
+    Engine::new(NonZeroUsize::new(2).unwrap()).unwrap()
+}
+
+/// Maps, or says that the case cannot run.
+fn map(
+    name: &str,
+    len: u64,
+    backing: impl Backing + 'static,
+    options: &LazyOptions,
+) -> Option<LazyMapping> {
+    map_with(name, &engine(), len, backing, options)
+}
+
+fn map_with(
+    name: &str,
+    engine: &Engine,
+    len: u64,
+    backing: impl Backing + 'static,
+    options: &LazyOptions,
+) -> Option<LazyMapping> {
+    match engine.map(ByteLen::new(len), Arc::new(backing), options) {
+        Ok(memory) => Some(memory),
+        Err(MapError::Open(error @ (OpenError::Missing { .. } | OpenError::Probe(_)))) => {
+            skip(name, &error.to_string());
+            None
+        }
+        Err(error) => panic!("{name}: {error:?}"),
+    }
+}
+
+fn page() -> u64 {
+    probe::page_size().bytes()
+}
+
+fn usize_of(number: u64) -> usize {
+    usize::try_from(number).unwrap()
+}
+
+/// The oracle: the 8 bytes at an offset.
+fn word(offset: u64) -> u64 {
+    (offset / 8 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
+fn write_words(offset: u64, out: &mut [u8]) {
+    for (index, chunk) in out.chunks_mut(8).enumerate() {
+        let bytes = word(offset + index as u64 * 8).to_ne_bytes();
+        chunk.copy_from_slice(&bytes[..chunk.len()]);
+    }
+}
+
+fn words(len: u64) -> Vec<u8> {
+    let mut bytes = vec![0; usize_of(len)];
+    write_words(0, &mut bytes);
+    bytes
+}
+
+fn function() -> impl Backing + 'static {
+    FunctionBacking::quick(|offset, out: &mut [u8]| {
+        write_words(offset, out);
+        Ok(())
+    })
+}
+
+fn check_page(memory: &LazyMapping, offset: u64, len: u64) {
+    let mut seen = vec![0; usize_of(len)];
+    memory.read_at(offset, &mut seen).unwrap();
+    let mut expected = vec![0; usize_of(len)];
+    write_words(offset, &mut expected);
+    assert!(seen == expected, "wrong bytes at {offset:#x}");
+}
+
+/// Compares every byte, from the first page to the last.
+fn check_all(memory: &LazyMapping) {
+    for offset in (0..memory.len().get()).step_by(usize_of(page())) {
+        check_page(memory, offset, page().min(memory.len().get() - offset));
+    }
+}
+
+/// Numbers below `end` that look random, the same in every run.
+fn scattered(seed: u64, end: u64) -> impl Iterator<Item = u64> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    std::iter::repeat_with(move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state % end
+    })
+}
+
+/// A file with the words in it, beside this program: where temporary files go may be memory.
+fn file_of(len: u64) -> File {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let name = format!("lazy-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+    let path = std::env::current_exe().unwrap().parent().unwrap().join(name);
+    let mut file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    file.write_all(&words(len)).unwrap();
+    file.sync_all().unwrap();
+    file
+}
+
+fn window(pages: u64) -> FaultAround {
+    FaultAround::try_new(ByteLen::new(pages * page())).unwrap()
+}
+
+fn options(advice: Advice, pages: u64) -> LazyOptions {
+    LazyOptions { advice, fault_around: window(pages), ..LazyOptions::default() }
+}
+
+/// Waits until the counts are as expected: what is counted after a waiter was woken may come a
+/// little later.
+fn settles(memory: &LazyMapping, expected: impl Fn(&FaultStats) -> bool) {
+    let patience = Instant::now() + Duration::from_secs(20);
+    while !expected(&memory.stats()) {
+        assert!(Instant::now() < patience, "{:?}", memory.stats());
+        thread::yield_now();
+    }
+}
+
+/// Huge pages that were added to the pool, and are taken back when dropped.
+struct Pool(u64);
+
+const POOL: &str = "/proc/sys/vm/nr_hugepages";
+
+impl Pool {
+    fn size() -> Option<u64> {
+        std::fs::read_to_string(POOL).ok()?.trim().parse().ok()
+    }
+
+    fn try_grow(pages: u64) -> Result<Self, String> {
+        let before = Self::size().ok_or_else(|| format!("{POOL} cannot be read"))?;
+        std::fs::write(POOL, (before + pages).to_string())
+            .map_err(|error| format!("{POOL}: {error}: run as root"))?;
+        let pool = Self(Self::size().unwrap_or(before).saturating_sub(before));
+        if pool.0 < pages { Err(format!("the host gave {} huge pages", pool.0)) } else { Ok(pool) }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        if let Some(now) = Self::size() {
+            let _ = std::fs::write(POOL, now.saturating_sub(self.0).to_string());
+        }
+    }
+}
+
+#[test]
+fn threads_that_touch_at_random_see_the_bytes_of_the_function() {
+    let len = 16 << 20;
+    for advice in [Advice::Auto, Advice::Normal, Advice::Random, Advice::Sequential] {
+        let Some(memory) = map("threads_at_random", len, function(), &options(advice, 16)) else {
+            return;
+        };
+        thread::scope(|scope| {
+            for seed in 0..4 {
+                let memory = &memory;
+                scope.spawn(move || {
+                    for at in scattered(seed + 1, len / page()).take(3000) {
+                        check_page(memory, at * page(), page());
+                    }
+                });
+            }
+        });
+        check_all(&memory);
+        let stats = memory.stats();
+        assert_eq!(stats.poisoned, 0);
+        settles(&memory, |stats| stats.demand + stats.around >= len / page());
+        if advice == Advice::Random {
+            assert_eq!(stats.around, 0, "{stats:?}");
+        }
+    }
+}
+
+#[test]
+fn a_warm_scan_faults_once_a_window_at_every_order() {
+    let name = "a_warm_scan_faults_once_a_window";
+    let len = (8 << 20) + 5 * page();
+    let file = file_of(len);
+    for order in 0..=9 {
+        let size = 1 << order;
+        let backing = FileBacking::new(file.try_clone().unwrap()).unwrap();
+        let options = options(Advice::Normal, size);
+        let Some(memory) = map(name, len, backing, &options) else { return };
+        check_all(&memory);
+        let stats = memory.stats();
+        assert_eq!(stats.queued, 0, "the file is cached: {stats:?}");
+        assert_eq!(stats.faults, (len / page()).div_ceil(size), "order {order}: {stats:?}");
+    }
+}
+
+#[test]
+fn a_cold_file_is_read_where_it_is_touched() {
+    let name = "a_cold_file_is_read_where_it_is_touched";
+    let len = 32 << 20;
+    let file = file_of(len);
+    page_cache::forget(&file, 0, NonZeroU64::new(len).unwrap()).unwrap();
+    let cached = page_cache::cached(&file, 0, NonZeroU64::new(len).unwrap()).unwrap();
+    if cached != Some(0) {
+        return skip(name, "this file system keeps what it was told to forget");
+    }
+    let backing = FileBacking::new(file.try_clone().unwrap()).unwrap();
+    let Some(memory) = map(name, len, backing, &LazyOptions::default()) else { return };
+    for at in scattered(3, len / page()).take(200) {
+        check_page(&memory, at * page(), page());
+    }
+    let stats = memory.stats();
+    assert_eq!(stats.poisoned, 0, "{stats:?}");
+    check_all(&memory);
+}
+
+#[test]
+fn a_last_page_that_the_file_fills_in_part_ends_in_zeroes() {
+    let len = 5 * page() + 100;
+    let backing = FileBacking::new(file_of(len)).unwrap();
+    let Some(memory) = map("a_last_page", 6 * page(), backing, &LazyOptions::default()) else {
+        return;
+    };
+    check_page(&memory, 0, 5 * page());
+    check_page(&memory, 5 * page(), 96);
+    let mut rest = vec![1; usize_of(page() - 100)];
+    memory.read_at(len, &mut rest).unwrap();
+    assert!(rest.iter().all(|&byte| byte == 0));
+}
+
+#[test]
+fn a_file_that_became_shorter_is_an_error_and_never_zero() {
+    let name = "a_file_that_became_shorter";
+    let file = file_of(64 * page());
+    let backing = FileBacking::new(file.try_clone().unwrap()).unwrap();
+    let Some(memory) = map(name, 64 * page(), backing, &options(Advice::Normal, 16)) else {
+        return;
+    };
+    file.set_len(32 * page()).unwrap();
+    check_page(&memory, 31 * page(), page());
+    let error = memory.populate(40 * page()..41 * page(), Populate::All).unwrap_err();
+    let LazyError::Backing { cause: BackingError::Short { end, .. }, offset } = &error else {
+        panic!("{error:?}");
+    };
+    assert_eq!((*end, *offset), (32 * page(), 40 * page()));
+    assert_eq!(memory.content(40 * page()), Some(Content::Poisoned));
+    let again = memory.populate(40 * page()..41 * page(), Populate::All).unwrap_err();
+    assert!(matches!(again, LazyError::Poisoned { .. }), "{again}");
+    assert_eq!(memory.stats().poisoned, 1);
+}
+
+#[test]
+fn clones_of_a_memory_file_share_it_until_they_write() {
+    let name = "clones_of_a_memory_file";
+    let len = 8 << 20;
+    let file = Arc::new(Mapping::memfd("clones", ByteLen::new(len), None).unwrap());
+    file.write_at(0, &words(len)).unwrap();
+    let engine = engine();
+    let clone = || {
+        let backing = MemoryBacking::new(file.clone(), Sharing::Private).unwrap();
+        map_with(name, &engine, len, backing, &options(Advice::Auto, 16))
+    };
+    let (Some(first), Some(second)) = (clone(), clone()) else { return };
+    thread::scope(|scope| {
+        for memory in [&first, &second] {
+            scope.spawn(|| check_all(memory));
+        }
+    });
+    // A write to a page that is there, and to one that is not.
+    first.write_at(5 * page(), &[9; 8]).unwrap();
+    let Some(third) = clone() else { return };
+    third.write_at(6 * page(), &[8; 8]).unwrap();
+    let mut seen = [0; 8];
+    first.read_at(5 * page(), &mut seen).unwrap();
+    assert_eq!(seen, [9; 8]);
+    third.read_at(6 * page(), &mut seen).unwrap();
+    assert_eq!(seen, [8; 8]);
+    third.read_at(6 * page() + 8, &mut seen).unwrap();
+    assert_eq!(seen, word(6 * page() + 8).to_ne_bytes());
+    check_all(&second);
+    let mut bytes = vec![0; usize_of(len)];
+    file.read_at(0, &mut bytes).unwrap();
+    assert!(bytes == words(len), "the file itself is as it was");
+    let stats = second.stats();
+    assert!(stats.minor > 0 && stats.queued == 0, "{stats:?}");
+    // It grows: 16, 16, 32, 64 and so on, up to 512 at a time.
+    assert!(stats.faults < 30, "{stats:?}");
+}
+
+#[test]
+fn a_hole_of_a_memory_file_is_zero_and_what_is_shared_is_seen() {
+    let name = "a_hole_of_a_memory_file";
+    let len = 64 * page();
+    let file = Arc::new(Mapping::memfd("holes", ByteLen::new(len), None).unwrap());
+    for at in (0..64).filter(|at| at % 3 != 0) {
+        let mut bytes = vec![0; usize_of(page())];
+        write_words(at * page(), &mut bytes);
+        file.write_at(at * page(), &bytes).unwrap();
+    }
+    let backing = MemoryBacking::new(file.clone(), Sharing::Shared).unwrap();
+    let Some(memory) = map(name, len, backing, &options(Advice::Normal, 16)) else { return };
+    let zeroes = vec![0; usize_of(page())];
+    for at in 0..64 {
+        if at % 3 != 0 {
+            check_page(&memory, at * page(), page());
+            continue;
+        }
+        let mut seen = vec![1; usize_of(page())];
+        memory.read_at(at * page(), &mut seen).unwrap();
+        assert!(seen == zeroes, "page {at}");
+    }
+    memory.write_at(page(), &[7; 8]).unwrap();
+    let mut seen = [0; 8];
+    file.read_at(page(), &mut seen).unwrap();
+    assert_eq!(seen, [7; 8]);
+}
+
+#[test]
+fn huge_pages_are_filled_whole() {
+    let name = "huge_pages_are_filled_whole";
+    let (size, huge) = (HugeSize::MIB_2, 2 << 20);
+    let options = LazyOptions { huge: Some(size), ..LazyOptions::default() };
+    let engine = engine();
+    let _pool = match Pool::try_grow(4) {
+        Ok(pool) => pool,
+        Err(reason) => return skip(name, &reason),
+    };
+    let Some(function) = map_with(name, &engine, 2 * huge, function(), &options) else { return };
+    assert_eq!(function.page_size().bytes(), huge);
+    check_all(&function);
+    settles(&function, |stats| (stats.faults, stats.demand) == (2, 2));
+    assert_eq!(function.evict(0..huge).unwrap(), 1);
+    check_all(&function);
+    drop(function);
+    let Some(zero) = map_with(name, &engine, huge, ZeroBacking, &options) else { return };
+    let mut seen = vec![1; usize_of(huge)];
+    zero.read_at(0, &mut seen).unwrap();
+    assert!(seen.iter().all(|&byte| byte == 0));
+    assert!(matches!(
+        engine.map(ByteLen::new(huge + page()), Arc::new(ZeroBacking), &options),
+        Err(MapError::CutsPage { .. } | MapError::Map(_))
+    ));
+}
+
+#[test]
+fn a_write_fault_fills_its_page_alone() {
+    let options = options(Advice::Normal, 16);
+    let Some(memory) = map("a_write_fault", 64 * page(), function(), &options) else { return };
+    memory.write_at(20 * page(), &[1; 8]).unwrap();
+    settles(&memory, |stats| (stats.faults, stats.demand, stats.around) == (1, 1, 0));
+    let mut seen = [0; 16];
+    memory.read_at(20 * page(), &mut seen).unwrap();
+    assert_eq!(seen[..8], [1; 8]);
+    assert_eq!(seen[8..], word(20 * page() + 8).to_ne_bytes());
+    // Its neighbours come with the next read, and it stays as it was written.
+    check_page(&memory, 21 * page(), page());
+    memory.read_at(20 * page(), &mut seen).unwrap();
+    assert_eq!(seen[..8], [1; 8]);
+    settles(&memory, |stats| stats.demand + stats.around == 16);
+}
+
+/// Fills like the function, but holds up whoever asks for one page until it is let go.
+struct Stalling {
+    stalled: u64,
+    gate: Arc<(Mutex<bool>, Condvar)>,
+}
+
+impl Backing for Stalling {
+    fn map_pages(&self, window: &mut Window<'_>) {
+        while let Some(run) = window.next_run() {
+            for at in (run.start..run.end).step_by(usize_of(page())) {
+                if at == self.stalled {
+                    continue;
+                }
+                let _ = window.copy_with(at..at + page(), |out| {
+                    write_words(at, out);
+                    Ok::<_, BackingError>(out.len())
+                });
+            }
+        }
+    }
+
+    fn fault(&self, window: &mut Window<'_>) -> Result<(), BackingError> {
+        let (open, changed) = &*self.gate;
+        let is_open = open.lock().unwrap();
+        drop(changed.wait_while(is_open, |is_open| !*is_open).unwrap());
+        let range = window.range();
+        let start = range.start;
+        let _ = window.copy_with(range, |out| {
+            write_words(start, out);
+            Ok::<_, BackingError>(out.len())
+        })?;
+        Ok(())
+    }
+
+    fn byte_len(&self) -> Option<ByteLen> {
+        None
+    }
+}
+
+#[test]
+fn a_backing_that_stalls_holds_up_no_other_page() {
+    let gate = Arc::new((Mutex::new(false), Condvar::new()));
+    let stalled = 100 * page();
+    let backing = Stalling { stalled, gate: gate.clone() };
+    let len = 4 << 20;
+    let Some(memory) = map("a_backing_that_stalls", len, backing, &LazyOptions::default()) else {
+        return;
+    };
+    thread::scope(|scope| {
+        let waiters: Vec<_> =
+            (0..3).map(|_| scope.spawn(|| check_page(&memory, stalled, page()))).collect();
+        while memory.stats().queued == 0 {
+            thread::yield_now();
+        }
+        for at in (0..len).step_by(usize_of(page())).filter(|&at| at != stalled) {
+            check_page(&memory, at, page());
+        }
+        assert_eq!(memory.content(stalled), Some(Content::Filling));
+        assert!(waiters.iter().all(|waiter| !waiter.is_finished()));
+        *gate.0.lock().unwrap() = true;
+        gate.1.notify_all();
+        for waiter in waiters {
+            waiter.join().unwrap();
+        }
+    });
+    // Its waiters are woken a moment before that is noted.
+    settles(&memory, |_| memory.content(stalled) == Some(Content::Present));
+}
+
+#[test]
+fn a_page_that_fails_raises_a_signal_in_its_reader_and_nowhere_else() {
+    let name = "a_page_that_fails_raises_a_signal_in_its_reader_and_nowhere_else";
+    let is_child = std::env::var(CHILD).is_ok_and(|child| child == name);
+    let backing = FunctionBacking::quick(|offset, out: &mut [u8]| {
+        let bad = 20 * page();
+        if (offset..offset + out.len() as u64).contains(&bad) {
+            return Err(BackingError::Other("this page is lost".into()));
+        }
+        write_words(offset, out);
+        Ok(())
+    });
+    let Some(memory) = map(name, 64 * page(), backing, &options(Advice::Normal, 16)) else {
+        return;
+    };
+    check_page(&memory, 0, 16 * page());
+    if is_child {
+        check_page(&memory, 20 * page(), page());
+        println!("no signal came");
+        return;
+    }
+    check_page(&memory, 21 * page(), page());
+    check_page(&memory, 19 * page(), page());
+    let error = memory.populate(16 * page()..32 * page(), Populate::All).unwrap_err();
+    assert!(matches!(error, LazyError::Backing { offset, .. } if offset == 20 * page()), "{error}");
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args([name, "--exact", "--nocapture", "--test-threads=1"])
+        .env(CHILD, name)
+        .output()
+        .unwrap();
+    let bus = 7;
+    assert_eq!(output.status.signal(), Some(bus), "{output:?}");
+}
+
+#[test]
+fn a_closure_that_panics_makes_its_page_bad_and_the_engine_goes_on() {
+    let slow = FunctionBacking::slow(|offset, out: &mut [u8]| {
+        if offset == 3 * page() {
+            // Without the hook that prints where.
+            std::panic::resume_unwind(Box::new("as the test wants"));
+        }
+        write_words(offset, out);
+        Ok(())
+    });
+    let Some(memory) = map("a_closure_that_panics", 8 * page(), slow, &LazyOptions::default())
+    else {
+        return;
+    };
+    assert!(memory.populate(3 * page()..4 * page(), Populate::All).is_err());
+    for at in [0, 1, 2, 4, 5, 6, 7] {
+        check_page(&memory, at * page(), page());
+    }
+    assert_eq!(memory.stats().queued, 7, "a slow closure runs in a thread of its own");
+}
+
+#[test]
+fn what_is_evicted_comes_back_under_readers_that_never_see_anything_else() {
+    let name = "what_is_evicted_comes_back";
+    let len = 4 << 20;
+    let file = Arc::new(Mapping::memfd("evict", ByteLen::new(len), None).unwrap());
+    file.write_at(0, &words(len)).unwrap();
+    let engine = engine();
+    let options = options(Advice::Auto, 16);
+    let copied = map_with(name, &engine, len, function(), &options);
+    let shared = MemoryBacking::new(file.clone(), Sharing::Shared).unwrap();
+    let private = MemoryBacking::new(file, Sharing::Private).unwrap();
+    let shared = map_with(name, &engine, len, shared, &options);
+    let private = map_with(name, &engine, len, private, &options);
+    for memory in [copied, shared, private] {
+        let Some(memory) = memory else { return };
+        let stop = AtomicBool::new(false);
+        thread::scope(|scope| {
+            for seed in 0..3 {
+                let (memory, stop) = (&memory, &stop);
+                scope.spawn(move || {
+                    for at in scattered(seed + 7, len / page()) {
+                        check_page(memory, at * page(), page());
+                        if stop.load(Ordering::Relaxed) {
+                            return;
+                        }
+                    }
+                });
+            }
+            let until = Instant::now() + Duration::from_millis(300);
+            let mut evicted = 0;
+            for at in scattered(99, len / page()) {
+                let end = (at + 1 + at % 40).min(len / page());
+                evicted += memory.evict(at * page()..end * page()).unwrap();
+                if at % 7 == 0 {
+                    memory.populate(at * page()..end * page(), Populate::All).unwrap();
+                }
+                if Instant::now() > until {
+                    break;
+                }
+            }
+            stop.store(true, Ordering::Relaxed);
+            assert!(evicted > 0);
+            assert_eq!(memory.stats().evicted, evicted);
+        });
+        check_all(&memory);
+        assert_eq!(memory.stats().poisoned, 0);
+    }
+}
+
+#[test]
+fn populating_what_is_at_hand_maps_that_and_no_more() {
+    let gate = Arc::new((Mutex::new(false), Condvar::new()));
+    let backing = Stalling { stalled: 5 * page(), gate: gate.clone() };
+    let Some(memory) = map("populating", 1024 * page(), backing, &LazyOptions::default()) else {
+        return;
+    };
+    assert_eq!(memory.populate(0..1024 * page(), Populate::Cached).unwrap(), 1023);
+    assert_eq!(memory.content(5 * page()), Some(Content::Unknown));
+    assert_eq!(memory.populate(0..1024 * page(), Populate::Cached).unwrap(), 0);
+    *gate.0.lock().unwrap() = true;
+    assert_eq!(memory.populate(0..1024 * page(), Populate::All).unwrap(), 1);
+    check_all(&memory);
+    let stats = memory.stats();
+    assert_eq!((stats.faults, stats.populated), (0, 1024));
+    // Threads that populate at once, and readers, agree on who filled what.
+    assert_eq!(memory.evict(0..1024 * page()).unwrap(), 1024);
+    thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| memory.populate(0..1024 * page(), Populate::All).unwrap());
+            scope.spawn(|| check_all(&memory));
+        }
+    });
+}
+
+#[test]
+fn the_window_can_be_changed_while_it_is_used() {
+    let options = options(Advice::Normal, 16);
+    let Some(memory) = map("the_window", 4096 * page(), function(), &options) else { return };
+    check_page(&memory, 0, page());
+    settles(&memory, |stats| stats.around == 15);
+    assert_eq!(memory.fault_around(), window(16));
+    memory.advise(Advice::Random, window(16));
+    check_page(&memory, 1000 * page(), page());
+    assert_eq!((memory.fault_around(), memory.stats().around), (FaultAround::MIN, 15));
+    memory.advise(Advice::Normal, window(128));
+    check_page(&memory, 2048 * page(), page());
+    // The neighbours follow the page, so they may come a little later.
+    settles(&memory, |stats| stats.around == 15 + 127);
+    assert_eq!(memory.content(2048 * page() + 127 * page()), Some(Content::Present));
+    assert_eq!(memory.content(2048 * page() + 128 * page()), Some(Content::Unknown));
+    assert_eq!(memory.content(4096 * page()), None);
+}
+
+#[test]
+fn a_wrong_request_is_refused_with_what_it_was_given() {
+    let engine = engine();
+    let options = LazyOptions::default();
+    let backing = || Arc::new(FileBacking::new(file_of(2 * page())).unwrap());
+    let error = engine.map(ByteLen::new(3 * page()), backing(), &options).unwrap_err();
+    assert!(error.to_string().starts_with("cannot map 12 KiB"), "{error}");
+    for len in [page() + 1, page() / 2] {
+        assert!(matches!(
+            engine.map(ByteLen::new(len), backing(), &options),
+            Err(MapError::CutsPage { .. } | MapError::Open(_))
+        ));
+    }
+    assert!(matches!(engine.map(ByteLen::ZERO, backing(), &options), Err(MapError::Map(_))));
+    let file = Arc::new(Mapping::memfd("x", ByteLen::new(page()), None).unwrap());
+    let memory = MemoryBacking::new(file, Sharing::Shared).unwrap();
+    let huge = LazyOptions { huge: Some(HugeSize::MIB_2), ..LazyOptions::default() };
+    assert!(matches!(
+        engine.map(ByteLen::new(page()), Arc::new(memory), &huge),
+        Err(MapError::Backing { .. })
+    ));
+    let anonymous = Mapping::anonymous(ByteLen::new(page()), uzone_os::Anonymous::default());
+    assert!(matches!(
+        MemoryBacking::new(Arc::new(anonymous.unwrap()), Sharing::Shared),
+        Err(MapError::Backing { .. })
+    ));
+    let Some(memory) = map_with("a_wrong_request", &engine, 4 * page(), ZeroBacking, &options)
+    else {
+        return;
+    };
+    let backwards = std::ops::Range { start: page(), end: 0 };
+    for range in [0..0, backwards, 0..5 * page(), 1..page(), 0..page() + 1] {
+        assert!(matches!(memory.evict(range.clone()), Err(LazyError::Range(_))), "{range:?}");
+        assert!(memory.populate(range.clone(), Populate::All).is_err(), "{range:?}");
+    }
+    assert!(memory.read_at(4 * page(), &mut [0]).is_err());
+    assert!(memory.write_at(4 * page() - 1, &[0, 0]).is_err());
+    assert!(format!("{memory:?} {engine:?}").contains("LazyMapping"));
+}
+
+#[test]
+fn many_mappings_come_and_go_while_their_pages_are_produced() {
+    let engine = engine();
+    for round in 0..30 {
+        let slow = FunctionBacking::slow(|offset, out: &mut [u8]| {
+            thread::sleep(Duration::from_micros(300));
+            write_words(offset, out);
+            Ok(())
+        });
+        let len = 64 * page();
+        let name = "many_mappings";
+        let Some(memory) = map_with(name, &engine, len, slow, &LazyOptions::default()) else {
+            return;
+        };
+        thread::scope(|scope| {
+            for seed in 0..4 {
+                let memory = &memory;
+                scope.spawn(move || {
+                    for at in scattered(seed + round * 4 + 1, 64).take(8) {
+                        check_page(memory, at * page(), page());
+                    }
+                });
+            }
+        });
+    }
+}

@@ -1,0 +1,114 @@
+//! What the page cache has of a file, and reading that without waiting for a device.
+//!
+//! [`cached`] asks and changes nothing; [`read_cached`] reads what is there, and what is not is
+//! asked of the device and not waited for, so it is no cheap way to ask. What is there may be gone
+//! a moment later.
+//!
+//! Cost: [`cached`] is a fraction of a microsecond for a window of pages.
+//! Unsafe: cachestat(2), which rustix lacks.
+//! Source: cachestat(2), preadv2(2), posix_fadvise(2).
+
+use std::io::{self, IoSliceMut};
+use std::num::NonZeroU64;
+use std::os::fd::{AsFd, AsRawFd};
+
+use rustix::fs::Advice;
+use rustix::io::{Errno, ReadWriteFlags};
+
+use crate::errno;
+
+/// `struct cachestat_range`.
+#[repr(C)]
+struct Bytes {
+    start: u64,
+    len: u64,
+}
+
+/// `struct cachestat`.
+#[repr(C)]
+#[derive(Default)]
+struct Counts {
+    cached: u64,
+    dirty: u64,
+    writeback: u64,
+    evicted: u64,
+    recently_evicted: u64,
+}
+
+const _: () = assert!(size_of::<Bytes>() == 16);
+const _: () = assert!(size_of::<Bytes>() == size_of::<linux_raw_sys::general::cachestat_range>());
+const _: () = assert!(size_of::<Counts>() == 40);
+const _: () = assert!(size_of::<Counts>() == size_of::<linux_raw_sys::general::cachestat>());
+
+/// Returns how many host pages of `len_bytes` from byte `start` of a file on the page cache has, also
+/// those that it has asked the device for and that cannot be read yet, or
+/// `None` if this kernel or file does not tell (cachestat(2), Linux 6.5; not for hugetlb files).
+///
+/// # Errors
+/// What cachestat(2) says.
+pub fn cached(file: impl AsFd, start: u64, len_bytes: NonZeroU64) -> io::Result<Option<u64>> {
+    let range = Bytes { start, len: len_bytes.get() };
+    let mut counts = Counts::default();
+    let number = libc::c_long::from(linux_raw_sys::general::__NR_cachestat.cast_signed());
+    // SAFETY: cachestat(2) takes a descriptor, which is borrowed for the call, reads 16 bytes at
+    // its second argument and writes 40 at its third: a `Bytes` and a `Counts`, both ours.
+    let answer = unsafe {
+        libc::syscall(number, file.as_fd().as_raw_fd(), &raw const range, &raw mut counts, 0_u32)
+    };
+    if answer == 0 {
+        return Ok(Some(counts.cached));
+    }
+    let cause = io::Error::last_os_error();
+    match Errno::from_io_error(&cause) {
+        Some(errno) if errno::call_is_unsupported(errno) => Ok(None),
+        _ => Err(cause),
+    }
+}
+
+/// What reading without waiting did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CachedRead {
+    /// The first `bytes` were read; the file ends there, or the cache has no more.
+    Read {
+        /// How many.
+        bytes: usize,
+    },
+    /// The cache does not have the first byte. The device has been asked for it.
+    WouldWait,
+    /// This file cannot be read in this way.
+    Unsupported,
+}
+
+/// Reads bytes of a file from `offset` on as far as the page cache has them (`RWF_NOWAIT`).
+///
+/// # Errors
+/// What preadv2(2) says.
+pub fn read_cached(file: impl AsFd, offset: u64, out: &mut [u8]) -> io::Result<CachedRead> {
+    let mut slices = [IoSliceMut::new(out)];
+    loop {
+        return match rustix::io::preadv2(&file, &mut slices, offset, ReadWriteFlags::NOWAIT) {
+            Ok(bytes) => Ok(CachedRead::Read { bytes }),
+            Err(cause) if errno::would_wait(cause) => Ok(CachedRead::WouldWait),
+            Err(cause) if errno::is_interrupted(cause) => continue,
+            Err(cause) if errno::call_is_unsupported(cause) => Ok(CachedRead::Unsupported),
+            Err(cause) => Err(cause.into()),
+        };
+    }
+}
+
+/// Asks the device for bytes of a file, and does not wait for them (`POSIX_FADV_WILLNEED`).
+///
+/// # Errors
+/// What posix_fadvise(2) says.
+pub fn read_ahead(file: impl AsFd, start: u64, len_bytes: NonZeroU64) -> io::Result<()> {
+    Ok(rustix::fs::fadvise(file, start, Some(len_bytes), Advice::WillNeed)?)
+}
+
+/// Asks the kernel to forget what the page cache has of a range and the device has too
+/// (`POSIX_FADV_DONTNEED`). Pages that are mapped or dirty stay.
+///
+/// # Errors
+/// What posix_fadvise(2) says.
+pub fn forget(file: impl AsFd, start: u64, len_bytes: NonZeroU64) -> io::Result<()> {
+    Ok(rustix::fs::fadvise(file, start, Some(len_bytes), Advice::DontNeed)?)
+}

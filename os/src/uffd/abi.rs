@@ -1,0 +1,258 @@
+//! The ioctls of a userfaultfd: their structures, their numbers, and the calls.
+//!
+//! Layouts and numbers are ours; the compiler checks them against the kernel's. What a reply means
+//! is not decided here: see `reply`.
+//!
+//! Unsafe: every call hands the kernel a structure, and some of them let it write memory that the
+//! structure names. The calls here say what that is; `registered` and `remote` argue whose it is.
+//! Source: ioctl_userfaultfd(2) and its pages UFFDIO_*(2const).
+
+use std::os::fd::BorrowedFd;
+
+use rustix::io::Errno;
+use rustix::ioctl::{self, Opcode};
+
+macro_rules! layouts {
+    ($($(#[$doc:meta])* $name:ident = $kernel:ident, $size:literal { $($field:ident: $type:ty),* $(,)? })*) => {$(
+        $(#[$doc])*
+        #[repr(C)]
+        #[derive(Clone, Copy, Debug, Default)]
+        pub(crate) struct $name {
+            $(pub(crate) $field: $type,)*
+        }
+        const _: () = assert!(size_of::<$name>() == $size);
+        const _: () = assert!(size_of::<$name>() == size_of::<linux_raw_sys::general::$kernel>());
+    )*};
+}
+
+layouts! {
+    /// The handshake: what is asked for and what is offered.
+    Api = uffdio_api, 24 { api: u64, features: u64, ioctls: u64 }
+    /// Some addresses.
+    Addresses = uffdio_range, 16 { start: u64, len: u64 }
+    /// Which faults of which addresses are told; `ioctls` is the answer.
+    Register = uffdio_register, 32 { range: Addresses, mode: u64, ioctls: u64 }
+    /// Bytes for missing pages. `copy` is the answer: how many, or a negated errno.
+    CopyPages = uffdio_copy, 40 { dst: u64, src: u64, len: u64, mode: u64, copy: i64 }
+    /// Zeroes for missing pages.
+    ZeroPage = uffdio_zeropage, 32 { range: Addresses, mode: u64, zeropage: i64 }
+    /// Protection against writing.
+    WriteProtect = uffdio_writeprotect, 24 { range: Addresses, mode: u64 }
+    /// Pages of the page cache for a mapping of it.
+    Continue = uffdio_continue, 32 { range: Addresses, mode: u64, mapped: i64 }
+    /// Signals instead of missing pages.
+    Poison = uffdio_poison, 32 { range: Addresses, mode: u64, updated: i64 }
+    /// Pages that are taken from elsewhere in the process.
+    MovePages = uffdio_move, 40 { dst: u64, src: u64, len: u64, mode: u64, moved: i64 }
+}
+
+// The fields that the kernel reads and answers in are where it has them.
+const _: () = {
+    use core::mem::offset_of;
+    use linux_raw_sys::general as kernel;
+    assert!(offset_of!(Api, ioctls) == offset_of!(kernel::uffdio_api, ioctls));
+    assert!(offset_of!(Register, ioctls) == offset_of!(kernel::uffdio_register, ioctls));
+    assert!(offset_of!(CopyPages, src) == offset_of!(kernel::uffdio_copy, src));
+    assert!(offset_of!(CopyPages, copy) == offset_of!(kernel::uffdio_copy, copy));
+    assert!(offset_of!(ZeroPage, zeropage) == offset_of!(kernel::uffdio_zeropage, zeropage));
+    assert!(offset_of!(WriteProtect, mode) == offset_of!(kernel::uffdio_writeprotect, mode));
+    assert!(offset_of!(Continue, mapped) == offset_of!(kernel::uffdio_continue, mapped));
+    assert!(offset_of!(Poison, updated) == offset_of!(kernel::uffdio_poison, updated));
+    assert!(offset_of!(MovePages, src) == offset_of!(kernel::uffdio_move, src));
+    assert!(offset_of!(MovePages, moved) == offset_of!(kernel::uffdio_move, move_));
+};
+
+/// `UFFD_API`, the one version of the interface there is.
+const UFFD_API: u64 = 0xaa;
+const TYPE: u8 = 0xaa;
+
+/// `USERFAULTFD_IOC_NEW`: a new userfaultfd, from the device. Its argument is the flags.
+pub(crate) const NEW: Opcode = ioctl::opcode::none(TYPE, 0);
+const API: Opcode = ioctl::opcode::read_write::<Api>(TYPE, 0x3f);
+const REGISTER: Opcode = ioctl::opcode::read_write::<Register>(TYPE, 0);
+const UNREGISTER: Opcode = ioctl::opcode::read::<Addresses>(TYPE, 1);
+const WAKE: Opcode = ioctl::opcode::read::<Addresses>(TYPE, 2);
+const COPY: Opcode = ioctl::opcode::read_write::<CopyPages>(TYPE, 3);
+const ZEROPAGE: Opcode = ioctl::opcode::read_write::<ZeroPage>(TYPE, 4);
+const MOVE: Opcode = ioctl::opcode::read_write::<MovePages>(TYPE, 5);
+const WRITEPROTECT: Opcode = ioctl::opcode::read_write::<WriteProtect>(TYPE, 6);
+const CONTINUE: Opcode = ioctl::opcode::read_write::<Continue>(TYPE, 7);
+const POISON: Opcode = ioctl::opcode::read_write::<Poison>(TYPE, 8);
+
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+const _: () = {
+    assert!(NEW == 0xaa00);
+    assert!(API == 0xc018_aa3f);
+    assert!(REGISTER == 0xc020_aa00);
+    assert!(UNREGISTER == 0x8010_aa01);
+    assert!(WAKE == 0x8010_aa02);
+    assert!(COPY == 0xc028_aa03);
+    assert!(ZEROPAGE == 0xc020_aa04);
+    assert!(MOVE == 0xc028_aa05);
+    assert!(WRITEPROTECT == 0xc018_aa06);
+    assert!(CONTINUE == 0xc020_aa07);
+    assert!(POISON == 0xc020_aa08);
+};
+
+/// Which faults are told: `UFFDIO_REGISTER_MODE_*`.
+pub(crate) const MODE_MISSING: u64 = 1;
+pub(crate) const MODE_WP: u64 = 1 << 1;
+pub(crate) const MODE_MINOR: u64 = 1 << 2;
+
+/// `UFFDIO_*_MODE_DONTWAKE` of every answer but write-protect, of which waking is the point.
+pub(crate) const DONTWAKE: u64 = 1;
+/// `UFFDIO_COPY_MODE_WP` and `UFFDIO_CONTINUE_MODE_WP`.
+pub(crate) const INSTALL_WP: u64 = 1 << 1;
+/// `UFFDIO_WRITEPROTECT_MODE_WP`.
+pub(crate) const PROTECT: u64 = 1;
+/// `UFFDIO_MOVE_MODE_ALLOW_SRC_HOLES`.
+pub(crate) const MOVE_HOLES: u64 = 1 << 1;
+
+/// Gives the kernel the structure of an ioctl, and takes what it writes into it.
+///
+/// # Safety
+/// `NUMBER` is of a userfaultfd's ioctl on a `T`. Whatever else of this process' memory the
+/// kernel reads or writes because of what `value` says, the caller has the right to.
+unsafe fn call<const NUMBER: Opcode, T>(fd: BorrowedFd<'_>, value: &mut T) -> Result<(), Errno> {
+    // SAFETY: `Updater::new` wants the number to be of an ioctl that reads and writes a `T`: the
+    // caller's first point. Those that only read it leave it as it is.
+    let request = unsafe { ioctl::Updater::<NUMBER, T>::new(value) };
+    // SAFETY: the kernel reads and writes the structure, which is borrowed for the call. On a
+    // descriptor that is no userfaultfd the number is unknown. The rest is the caller's second point.
+    unsafe { ioctl::ioctl(fd, request) }
+}
+
+/// Asks for `features` (bits of `UFFD_FEATURE_*`). Returns the features and the ioctls that a
+/// userfaultfd of this kernel offers.
+pub(crate) fn handshake(fd: BorrowedFd<'_>, features: u64) -> Result<(u64, u64), Errno> {
+    let mut api = Api { api: UFFD_API, features, ioctls: 0 };
+    // SAFETY: `API` is on an `Api`, and names no memory.
+    unsafe { call::<API, _>(fd, &mut api) }?;
+    Ok((api.features, api.ioctls))
+}
+
+/// Starts to tell of faults. Returns the bits of the ioctls that the range takes.
+///
+/// # Safety
+/// Of memory of this process: from now on whoever touches a page that is missing there waits, and
+/// whoever holds the descriptor decides what becomes of it. Nobody may rely on such pages being
+/// zero, or on reaching them at once.
+pub(crate) unsafe fn register(
+    fd: BorrowedFd<'_>,
+    start: u64,
+    len: u64,
+    mode: u64,
+) -> Result<u64, Errno> {
+    let mut value = Register { range: Addresses { start, len }, mode, ioctls: 0 };
+    // SAFETY: `REGISTER` is on a `Register`; it reads and writes no memory, and what it makes of
+    // later touches is what the caller agreed to.
+    unsafe { call::<REGISTER, _>(fd, &mut value) }?;
+    Ok(value.ioctls)
+}
+
+/// Stops telling of faults, and wakes who waits: missing pages are the kernel's again.
+pub(crate) fn unregister(fd: BorrowedFd<'_>, start: u64, len: u64) -> Result<(), Errno> {
+    let mut value = Addresses { start, len };
+    // SAFETY: `UNREGISTER` is on an `Addresses`; it changes no byte that anybody has seen.
+    unsafe { call::<UNREGISTER, _>(fd, &mut value) }
+}
+
+/// Wakes who waits for pages of the range; they look again.
+pub(crate) fn wake(fd: BorrowedFd<'_>, start: u64, len: u64) -> Result<(), Errno> {
+    let mut value = Addresses { start, len };
+    // SAFETY: `WAKE` is on an `Addresses`; it changes no memory.
+    unsafe { call::<WAKE, _>(fd, &mut value) }
+}
+
+/// Fills missing pages from `dst` on with `len` bytes from the address `src` of this process. Returns
+/// the reply, and the field that belongs to it.
+///
+/// # Safety
+/// The kernel may read `len` bytes at `src`. If the descriptor is of this process: `dst` and the
+/// `len` bytes from there are memory that may be written as atomics write it.
+pub(crate) unsafe fn copy(
+    fd: BorrowedFd<'_>,
+    dst: u64,
+    src: u64,
+    len: u64,
+    mode: u64,
+) -> (Result<(), Errno>, i64) {
+    let mut value = CopyPages { dst, src, len, mode, copy: 0 };
+    // SAFETY: `COPY` is on a `CopyPages`; both ranges are the caller's to give.
+    let answer = unsafe { call::<COPY, _>(fd, &mut value) };
+    (answer, value.copy)
+}
+
+/// Fills missing pages with zeroes.
+///
+/// # Safety
+/// As for `dst` of [`copy`].
+pub(crate) unsafe fn zero_page(
+    fd: BorrowedFd<'_>,
+    start: u64,
+    len: u64,
+    mode: u64,
+) -> (Result<(), Errno>, i64) {
+    let mut value = ZeroPage { range: Addresses { start, len }, mode, zeropage: 0 };
+    // SAFETY: `ZEROPAGE` is on a `ZeroPage`; the range is the caller's to give.
+    let answer = unsafe { call::<ZEROPAGE, _>(fd, &mut value) };
+    (answer, value.zeropage)
+}
+
+/// Maps pages that are in the page cache already.
+///
+/// # Safety
+/// As for `dst` of [`copy`].
+pub(crate) unsafe fn continue_mapping(
+    fd: BorrowedFd<'_>,
+    start: u64,
+    len: u64,
+    mode: u64,
+) -> (Result<(), Errno>, i64) {
+    let mut value = Continue { range: Addresses { start, len }, mode, mapped: 0 };
+    // SAFETY: `CONTINUE` is on a `Continue`; the range is the caller's to give.
+    let answer = unsafe { call::<CONTINUE, _>(fd, &mut value) };
+    (answer, value.mapped)
+}
+
+/// Makes touching missing pages raise `SIGBUS`. No byte that could be read changes.
+pub(crate) fn poison(
+    fd: BorrowedFd<'_>,
+    start: u64,
+    len: u64,
+    mode: u64,
+) -> (Result<(), Errno>, i64) {
+    let mut value = Poison { range: Addresses { start, len }, mode, updated: 0 };
+    // SAFETY: `POISON` is on a `Poison`; pages that are there stay, and the others have no bytes.
+    let answer = unsafe { call::<POISON, _>(fd, &mut value) };
+    (answer, value.updated)
+}
+
+/// Starts or stops to tell of writes. No byte changes.
+pub(crate) fn write_protect(
+    fd: BorrowedFd<'_>,
+    start: u64,
+    len: u64,
+    mode: u64,
+) -> Result<(), Errno> {
+    let mut value = WriteProtect { range: Addresses { start, len }, mode };
+    // SAFETY: `WRITEPROTECT` is on a `WriteProtect`; it changes how pages may be reached, no byte.
+    unsafe { call::<WRITEPROTECT, _>(fd, &mut value) }
+}
+
+/// Takes pages from `src` and makes them those of `dst`.
+///
+/// # Safety
+/// As for `dst` of [`copy`], and `len` bytes at `src` are the caller's to lose.
+pub(crate) unsafe fn move_pages(
+    fd: BorrowedFd<'_>,
+    dst: u64,
+    src: u64,
+    len: u64,
+    mode: u64,
+) -> (Result<(), Errno>, i64) {
+    let mut value = MovePages { dst, src, len, mode, moved: 0 };
+    // SAFETY: `MOVE` is on a `MovePages`; both ranges are the caller's to give.
+    let answer = unsafe { call::<MOVE, _>(fd, &mut value) };
+    (answer, value.moved)
+}

@@ -1,0 +1,87 @@
+//! Getting a userfaultfd: the device, the system call, and the handshake. Shared with `probe`.
+//!
+//! Unsafe: the system call that makes one, and the ioctl of its device.
+//! Source: userfaultfd(2), "Userfaultfd" in the Linux administrator's guide.
+
+use std::fs::File;
+use std::os::fd::{FromRawFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::ioctl::{self, Ioctl, IoctlOutput, Opcode};
+use rustix::mm::UserfaultfdFlags;
+
+use crate::errno::{self, UffdRefusal};
+use crate::uffd::abi;
+
+/// The device that gives userfaultfds, Linux 6.1.
+pub(crate) const DEVICE: &str = "/dev/userfaultfd";
+
+/// `UFFD_USER_MODE_ONLY`, Linux 5.11.
+const USER_MODE_ONLY: u32 = 1;
+const _: () = assert!(USER_MODE_ONLY == linux_raw_sys::general::UFFD_USER_MODE_ONLY);
+
+const FLAGS: UserfaultfdFlags = UserfaultfdFlags::CLOEXEC.union(UserfaultfdFlags::NONBLOCK);
+
+/// Returns a new userfaultfd by the system call, for faults of user code and of the kernel.
+pub(crate) fn by_syscall() -> rustix::io::Result<OwnedFd> {
+    syscall(FLAGS)
+}
+
+/// Returns a new userfaultfd by the system call, for faults of user code alone.
+pub(crate) fn user_mode_only() -> rustix::io::Result<OwnedFd> {
+    syscall(FLAGS | UserfaultfdFlags::from_bits_retain(USER_MODE_ONLY))
+}
+
+fn syscall(flags: UserfaultfdFlags) -> rustix::io::Result<OwnedFd> {
+    // SAFETY: what the descriptor can do is magical, and is done by ioctls alone, each of which
+    // argues for itself.
+    unsafe { rustix::mm::userfaultfd(flags) }
+}
+
+/// Returns a new userfaultfd from the device, for all faults.
+pub(crate) fn by_device() -> rustix::io::Result<OwnedFd> {
+    let device = File::options().read(true).write(true).open(DEVICE);
+    let device = device.map_err(|cause| Errno::from_io_error(&cause).unwrap_or(Errno::IO))?;
+    // SAFETY: the descriptor is of the device that the number is for; another would answer ENOTTY.
+    // See the implementation for what the kernel touches, which is nothing.
+    unsafe { ioctl::ioctl(&device, NewUffd) }
+}
+
+/// Returns a new userfaultfd for all faults, by whichever way there is. If there is none, the
+/// refusal that says most.
+pub(crate) fn full() -> rustix::io::Result<OwnedFd> {
+    by_device().or_else(|at_device| {
+        by_syscall().map_err(|by_call| match errno::uffd_refusal(by_call) {
+            // A filter may hide the call, and the device be there and closed to us.
+            UffdRefusal::Absent => at_device,
+            UffdRefusal::Permission | UffdRefusal::Other => by_call,
+        })
+    })
+}
+
+struct NewUffd;
+
+// SAFETY: `Ioctl` wants the number, the argument and the result to be those of the kernel. The
+// argument is a number and no pointer: the kernel reads and writes no memory of ours. The result
+// is a new descriptor that nobody else has.
+unsafe impl Ioctl for NewUffd {
+    type Output = OwnedFd;
+    const IS_MUTATING: bool = false;
+
+    fn opcode(&self) -> Opcode {
+        abi::NEW
+    }
+
+    fn as_ptr(&mut self) -> *mut core::ffi::c_void {
+        core::ptr::without_provenance_mut(FLAGS.bits() as usize)
+    }
+
+    unsafe fn output_from_ptr(
+        out: IoctlOutput,
+        _: *mut core::ffi::c_void,
+    ) -> rustix::io::Result<OwnedFd> {
+        // SAFETY: `from_raw_fd` wants an open descriptor that nobody else closes: the kernel made
+        // it by this call, which did not fail.
+        Ok(unsafe { OwnedFd::from_raw_fd(out) })
+    }
+}

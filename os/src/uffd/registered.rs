@@ -1,0 +1,517 @@
+//! Memory of this process whose faults are told: [`Registered`].
+//!
+//! A `Registered` owns its [`Mapping`], so the answers here reach nothing else: an offset that is
+//! not inside is refused before the kernel is asked.
+//!
+//! A mapping that is dropped while threads of foreign code wait in it is unmapped first and its
+//! waiters are woken then: they get `SIGSEGV`, never a page of zeroes that nobody meant.
+//!
+//! Units: offsets and lengths are bytes from the start of the mapping, multiples of its page size.
+//! Unsafe: the answers, by which the kernel writes pages of the mapping.
+//! Source: ioctl_userfaultfd(2).
+
+use core::fmt;
+use core::ops::Range;
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use uzone_pages::ByteLen;
+
+use crate::errno::{self, RegisterRefusal};
+use crate::exclusive::Exclusive;
+use crate::mapping::Mapping;
+use crate::options::{RangeError, Vaddr};
+use crate::uffd::reply::{self, Answered, Refusal, UffdCall};
+use crate::uffd::{Uffd, abi};
+
+/// Which faults of a range are told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub struct Modes {
+    /// Pages that are missing.
+    pub missing: bool,
+    /// Pages that the page cache has and that are not mapped.
+    pub minor: bool,
+    /// Writes to pages that are protected.
+    pub write_protect: bool,
+}
+
+impl Modes {
+    /// Missing pages alone.
+    pub const MISSING: Self = Self { missing: true, minor: false, write_protect: false };
+    /// Pages of the page cache that are not mapped, alone.
+    pub const MINOR: Self = Self { missing: false, minor: true, write_protect: false };
+
+    const fn bits(self) -> u64 {
+        let mut bits = 0;
+        if self.missing {
+            bits |= abi::MODE_MISSING;
+        }
+        if self.minor {
+            bits |= abi::MODE_MINOR;
+        }
+        if self.write_protect {
+            bits |= abi::MODE_WP;
+        }
+        bits
+    }
+}
+
+impl fmt::Display for Modes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = [
+            (self.missing, "missing"),
+            (self.minor, "minor"),
+            (self.write_protect, "write-protect"),
+        ];
+        let mut is_first = true;
+        for (_, name) in names.into_iter().filter(|(is_set, _)| *is_set) {
+            f.write_str(if is_first { "" } else { " and " })?;
+            f.write_str(name)?;
+            is_first = false;
+        }
+        f.write_str(if is_first { "no" } else { "" })
+    }
+}
+
+/// How pages are put in place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Install {
+    /// Whether those who wait for the pages are woken; otherwise [`Registered::wake`] does so.
+    pub wake: bool,
+    /// Whether the first write to the pages is told, where that was registered.
+    pub write_protect: bool,
+}
+
+impl Default for Install {
+    fn default() -> Self {
+        Self { wake: true, write_protect: false }
+    }
+}
+
+impl Install {
+    pub(crate) const fn bits(self) -> u64 {
+        let mut bits = 0;
+        if !self.wake {
+            bits |= abi::DONTWAKE;
+        }
+        if self.write_protect {
+            bits |= abi::INSTALL_WP;
+        }
+        bits
+    }
+}
+
+/// The bits of the ioctls that a range takes, by what came back when it was registered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Calls(u64);
+
+impl Calls {
+    /// Returns whether the range takes an answer.
+    #[must_use]
+    pub const fn takes(self, call: UffdCall) -> bool {
+        let bit = match call {
+            UffdCall::Unregister => return true,
+            UffdCall::Wake => 2,
+            UffdCall::Copy => 3,
+            UffdCall::ZeroPage => 4,
+            UffdCall::Move => 5,
+            UffdCall::WriteProtect => 6,
+            UffdCall::Continue => 7,
+            UffdCall::Poison => 8,
+        };
+        self.0 & 1 << bit != 0
+    }
+}
+
+/// Memory that was not registered, given back as it was.
+#[derive(Debug, thiserror::Error)]
+#[error("{len} at {addr} cannot tell of {modes} faults: {fix}", len = mapping.len(), addr = mapping.addr())]
+pub struct RegisterError {
+    /// The memory.
+    pub mapping: Mapping,
+    /// Which faults were asked for.
+    pub modes: Modes,
+    /// What would help.
+    pub fix: &'static str,
+    /// What the kernel answered.
+    #[source]
+    pub cause: io::Error,
+}
+
+/// An answer that failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AnswerError {
+    /// The range is not inside the mapping, or cuts a page.
+    #[error(transparent)]
+    Range(#[from] RangeError),
+    /// The kernel refused.
+    #[error("UFFDIO_{} of {len_bytes} bytes at {start} was refused: {}", call.name(), refusal.fix())]
+    Refused {
+        /// Which answer.
+        call: UffdCall,
+        /// Where it starts.
+        start: Vaddr,
+        /// How long it is.
+        len_bytes: u64,
+        /// Why.
+        refusal: Refusal,
+        /// What the kernel answered.
+        #[source]
+        cause: io::Error,
+    },
+}
+
+/// Decodes a reply, and keeps what the call was given if it failed.
+pub(crate) fn answered(
+    call: UffdCall,
+    start: u64,
+    len_bytes: u64,
+    (result, count): (Result<(), Errno>, Option<i64>),
+) -> Result<Answered, AnswerError> {
+    reply::decode(call, result, count, len_bytes).map_err(|refusal| AnswerError::Refused {
+        call,
+        start: Vaddr::new(start),
+        len_bytes,
+        refusal,
+        // A reply that contradicts itself may have no errno.
+        cause: result.err().map_or_else(|| io::ErrorKind::InvalidData.into(), Into::into),
+    })
+}
+
+/// Makes a pair of a result and a field one with an optional field.
+pub(crate) fn counted(
+    (result, count): (Result<(), Errno>, i64),
+) -> (Result<(), Errno>, Option<i64>) {
+    (result, Some(count))
+}
+
+/// Memory of this process whose faults are told to a [`Uffd`].
+///
+/// # Invariants
+/// `mapping` is `Some` but while this value is taken apart, and all its mapped bytes are
+/// registered with `uffd`.
+pub struct Registered {
+    uffd: Arc<Uffd>,
+    mapping: Option<Mapping>,
+    modes: Modes,
+    calls: Calls,
+}
+
+impl Registered {
+    /// Registers all of `mapping` with `uffd`. From now on a thread that touches a page of it that
+    /// is missing (or not mapped, or protected) waits for an answer.
+    ///
+    /// # Errors
+    /// [`RegisterError`] gives the mapping back.
+    pub fn new(uffd: Arc<Uffd>, mapping: Mapping, modes: Modes) -> Result<Self, RegisterError> {
+        let (start, len) = (mapping.addr().get() as u64, mapping.mapped_len() as u64);
+        // SAFETY: `register` wants nobody to rely on pages of the range being zero, or there. It is
+        // a mapping that was given to us as a whole, so that no slice of it is lent, and its bytes
+        // are read by atomics or by the kernel, for which waiting is nothing special.
+        let answer = unsafe { abi::register(uffd.as_fd(), start, len, modes.bits()) };
+        match answer {
+            Ok(calls) => Ok(Self { uffd, mapping: Some(mapping), modes, calls: Calls(calls) }),
+            Err(cause) => {
+                let fix = match errno::register_refusal(cause) {
+                    RegisterRefusal::Unsupported => {
+                        "only anonymous memory, memory files and hugetlb pages have them, each kind as the kernel's features say"
+                    }
+                    RegisterRefusal::Taken => "another userfaultfd has it already",
+                    RegisterRefusal::NotPermitted => "it is of a file that is not open for writing",
+                    RegisterRefusal::Other => "the kernel gave no reason that is known here",
+                };
+                Err(RegisterError { mapping, modes, fix, cause: cause.into() })
+            }
+        }
+    }
+
+    /// Returns the memory.
+    #[must_use]
+    pub fn mapping(&self) -> &Mapping {
+        match &self.mapping {
+            Some(mapping) => mapping,
+            None => unreachable!("only what ends this value takes the mapping out"),
+        }
+    }
+
+    /// Returns where the faults are told.
+    #[must_use]
+    pub fn uffd(&self) -> &Arc<Uffd> {
+        &self.uffd
+    }
+
+    /// Returns which faults are told.
+    #[must_use]
+    pub fn modes(&self) -> Modes {
+        self.modes
+    }
+
+    /// Returns which answers the memory takes.
+    #[must_use]
+    pub fn calls(&self) -> Calls {
+        self.calls
+    }
+
+    /// Returns at which byte of the memory an address is, or `None` if at none.
+    #[must_use]
+    pub fn offset_of(&self, address: Vaddr) -> Option<u64> {
+        let mapping = self.mapping();
+        let offset = address.get().checked_sub(mapping.addr().get() as u64)?;
+        (offset < mapping.mapped_len() as u64).then_some(offset)
+    }
+
+    /// Returns the address of `range`, if it is whole pages of the memory.
+    fn address(&self, range: &Range<u64>) -> Result<u64, RangeError> {
+        let &Range { start, end } = range;
+        let mapping = self.mapping();
+        let (page, len_bytes) = (mapping.page_size(), mapping.mapped_len() as u64);
+        if start >= end {
+            return Err(RangeError::Empty { start, end });
+        }
+        if end > len_bytes {
+            return Err(RangeError::Beyond { start, end, len_bytes });
+        }
+        if (start | end) & (page.bytes() - 1) != 0 {
+            return Err(RangeError::CutsPage { start, end, page });
+        }
+        Ok(mapping.addr().get() as u64 + start)
+    }
+
+    /// Returns `len` bytes from `offset` on as a range.
+    fn range(&self, offset: u64, len: u64) -> Result<Range<u64>, RangeError> {
+        let len_bytes = self.mapping().mapped_len() as u64;
+        let end = offset.checked_add(len);
+        let end = end.ok_or(RangeError::Beyond { start: offset, end: u64::MAX, len_bytes })?;
+        Ok(offset..end)
+    }
+
+    /// Fills missing pages from byte `offset` on with `bytes`, which are whole pages.
+    ///
+    /// # Errors
+    /// [`AnswerError`] if the pages are not inside, or the kernel refuses.
+    pub fn copy(&self, offset: u64, bytes: &[u8], how: Install) -> Result<Answered, AnswerError> {
+        let len = bytes.len() as u64;
+        let dst = self.address(&self.range(offset, len)?)?;
+        let src = bytes.as_ptr().expose_provenance() as u64;
+        // SAFETY: `copy` wants `src` to be readable: it is a slice, borrowed for the call; and
+        // `dst` to be writable as atomics write: it is `len` bytes of a `Mapping` that we own
+        // (`address` checked), of which nobody has a slice.
+        let reply = unsafe { abi::copy(self.uffd.as_fd(), dst, src, len, how.bits()) };
+        answered(UffdCall::Copy, dst, len, counted(reply))
+    }
+
+    /// Fills missing pages from byte `offset` on with `len` bytes of another mapping, from its byte
+    /// `source_offset` on, without reading them here. If they are not present they are made so
+    /// first, which may block; a source behind the end of its file is refused.
+    ///
+    /// # Errors
+    /// [`AnswerError`] if one of the two ranges is not inside its mapping, or the kernel refuses.
+    pub fn copy_from(
+        &self,
+        offset: u64,
+        source: &Mapping,
+        source_offset: u64,
+        len: ByteLen,
+        how: Install,
+    ) -> Result<Answered, AnswerError> {
+        let len = len.get();
+        let dst = self.address(&self.range(offset, len)?)?;
+        let source_len = source.mapped_len() as u64;
+        let source_end = source_offset.checked_add(len).filter(|&end| end <= source_len);
+        if source_end.is_none() {
+            return Err(RangeError::Beyond {
+                start: source_offset,
+                end: source_offset.saturating_add(len),
+                len_bytes: source_len,
+            }
+            .into());
+        }
+        let src = source.addr().get() as u64 + source_offset;
+        // SAFETY: `copy` wants `src` to be readable: it is inside of a mapping that is borrowed,
+        // whose bytes the kernel reads as any thread may; and `dst` as above.
+        let reply = unsafe { abi::copy(self.uffd.as_fd(), dst, src, len, how.bits()) };
+        answered(UffdCall::Copy, dst, len, counted(reply))
+    }
+
+    /// Fills missing pages of a range with zeroes. Huge pages of a pool do not take it.
+    ///
+    /// # Errors
+    /// [`AnswerError`] if the range is not inside, or the kernel refuses.
+    pub fn zero(&self, range: Range<u64>, how: Install) -> Result<Answered, AnswerError> {
+        let (start, len) = (self.address(&range)?, range.end - range.start);
+        let mode = how.bits() & abi::DONTWAKE;
+        // SAFETY: as for `copy`: the pages are those of a `Mapping` that we own.
+        let reply = unsafe { abi::zero_page(self.uffd.as_fd(), start, len, mode) };
+        answered(UffdCall::ZeroPage, start, len, counted(reply))
+    }
+
+    /// Maps the pages of a range that the page cache has already: the answer to a minor fault.
+    ///
+    /// # Errors
+    /// [`AnswerError`] if the range is not inside, or the kernel refuses.
+    pub fn continue_mapping(
+        &self,
+        range: Range<u64>,
+        how: Install,
+    ) -> Result<Answered, AnswerError> {
+        let (start, len) = (self.address(&range)?, range.end - range.start);
+        // SAFETY: as for `copy`.
+        let reply = unsafe { abi::continue_mapping(self.uffd.as_fd(), start, len, how.bits()) };
+        answered(UffdCall::Continue, start, len, counted(reply))
+    }
+
+    /// Makes touching missing pages of a range raise `SIGBUS`, until they are filled after all.
+    ///
+    /// # Errors
+    /// [`AnswerError`] if the range is not inside, or the kernel refuses.
+    pub fn poison(&self, range: Range<u64>, how: Install) -> Result<Answered, AnswerError> {
+        let (start, len) = (self.address(&range)?, range.end - range.start);
+        let reply = abi::poison(self.uffd.as_fd(), start, len, how.bits() & abi::DONTWAKE);
+        answered(UffdCall::Poison, start, len, counted(reply))
+    }
+
+    /// Moves pages of `source`, from its byte `source_offset` on, to where they are missing here,
+    /// without a copy. Both are private anonymous memory. The source's pages are missing
+    /// afterwards, that is zero.
+    ///
+    /// # Errors
+    /// [`AnswerError`] if one of the two ranges is not inside, or the kernel refuses.
+    pub fn move_pages(
+        &self,
+        offset: u64,
+        source: &mut Exclusive,
+        source_offset: u64,
+        len: ByteLen,
+        how: Install,
+    ) -> Result<Answered, AnswerError> {
+        let len = len.get();
+        let dst = self.address(&self.range(offset, len)?)?;
+        let mapping = source.mapping();
+        let source_len = mapping.mapped_len() as u64;
+        if source_offset.checked_add(len).is_none_or(|end| end > source_len) {
+            return Err(RangeError::Beyond {
+                start: source_offset,
+                end: source_offset.saturating_add(len),
+                len_bytes: source_len,
+            }
+            .into());
+        }
+        let src = mapping.addr().get() as u64 + source_offset;
+        let mode = how.bits() & abi::DONTWAKE | abi::MOVE_HOLES;
+        // SAFETY: `move_pages` wants `dst` as `copy` does, and the source to be the caller's to
+        // lose: it is borrowed mutably, so nobody has a slice of it, and zero is what missing
+        // pages of such memory are.
+        let reply = unsafe { abi::move_pages(self.uffd.as_fd(), dst, src, len, mode) };
+        answered(UffdCall::Move, dst, len, counted(reply))
+    }
+
+    /// Starts (`protected`) or stops to tell of writes to a range. Stopping wakes those who wait to
+    /// write.
+    ///
+    /// # Errors
+    /// [`AnswerError`] if the range is not inside, or the kernel refuses.
+    pub fn write_protect(
+        &self,
+        range: Range<u64>,
+        protected: bool,
+    ) -> Result<Answered, AnswerError> {
+        let (start, len) = (self.address(&range)?, range.end - range.start);
+        let mode = if protected { abi::PROTECT } else { 0 };
+        let result = abi::write_protect(self.uffd.as_fd(), start, len, mode);
+        answered(UffdCall::WriteProtect, start, len, (result, None))
+    }
+
+    /// Wakes who waits for pages of a range. They look again, and if there is still no page, that
+    /// is told again.
+    ///
+    /// # Errors
+    /// [`AnswerError`] if the range is not inside, or the kernel refuses.
+    pub fn wake(&self, range: Range<u64>) -> Result<Answered, AnswerError> {
+        let (start, len) = (self.address(&range)?, range.end - range.start);
+        let result = abi::wake(self.uffd.as_fd(), start, len);
+        answered(UffdCall::Wake, start, len, (result, None))
+    }
+
+    /// Ends the telling and gives the memory back. Who waits in it is woken, and what is missing is
+    /// zero from then on: fill what has to be there before.
+    ///
+    /// # Errors
+    /// [`UnregisterError`] gives it back as it was, registered still.
+    pub fn into_mapping(mut self) -> Result<Mapping, UnregisterError> {
+        let range = 0..self.mapping().mapped_len() as u64;
+        let (start, len) = (self.mapping().addr().get() as u64, range.end);
+        match abi::unregister(self.uffd.as_fd(), start, len) {
+            Ok(()) => match self.mapping.take() {
+                Some(mapping) => Ok(mapping),
+                None => unreachable!("only what ends this value takes the mapping out"),
+            },
+            Err(cause) => Err(UnregisterError { registered: self, cause: cause.into() }),
+        }
+    }
+}
+
+/// Memory that is registered still.
+#[derive(Debug, thiserror::Error)]
+#[error("{len} at {addr} cannot be taken from its userfaultfd", len = registered.mapping().len(), addr = registered.mapping().addr())]
+pub struct UnregisterError {
+    /// The memory, as it was.
+    pub registered: Registered,
+    /// What the kernel answered.
+    #[source]
+    pub cause: io::Error,
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        let Some(mapping) = self.mapping.take() else {
+            return;
+        };
+        let (start, len) = (mapping.addr().get() as u64, mapping.mapped_len() as u64);
+        if mapping.is_adopted() {
+            // The memory stays, and whoever owns it did without our answers before. A refusal
+            // means that there is nothing left to unregister.
+            let _ = abi::unregister(self.uffd.as_fd(), start, len);
+            return;
+        }
+        drop(mapping);
+        // Waiters are not woken by unmapping what they wait for. Addresses that somebody else got
+        // meanwhile are only looked at once more.
+        let _ = abi::wake(self.uffd.as_fd(), start, len);
+    }
+}
+
+impl fmt::Debug for Registered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Registered")
+            .field("mapping", &self.mapping)
+            .field("modes", &self.modes)
+            .field("calls", &self.calls)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modes_and_answers_have_the_kernels_bits() {
+        use linux_raw_sys::general as kernel;
+        let all = Modes { missing: true, minor: true, write_protect: true };
+        assert_eq!(Modes::MISSING.bits(), u64::from(kernel::UFFDIO_REGISTER_MODE_MISSING));
+        assert_eq!(Modes::MINOR.bits(), u64::from(kernel::UFFDIO_REGISTER_MODE_MINOR));
+        assert_eq!(all.bits(), 7);
+        assert_eq!(all.to_string(), "missing and minor and write-protect");
+        assert_eq!(Modes::default().to_string(), "no");
+        assert_eq!(Install::default().bits(), 0);
+        let both = Install { wake: false, write_protect: true };
+        let bits = kernel::UFFDIO_COPY_MODE_DONTWAKE | kernel::UFFDIO_COPY_MODE_WP;
+        assert_eq!(both.bits(), u64::from(bits));
+        let calls = Calls(1 << 3 | 1 << 7);
+        assert!(calls.takes(UffdCall::Copy) && calls.takes(UffdCall::Continue));
+        assert!(calls.takes(UffdCall::Unregister) && !calls.takes(UffdCall::Poison));
+    }
+}

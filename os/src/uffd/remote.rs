@@ -1,0 +1,187 @@
+//! A userfaultfd of another process' memory: [`Remote`].
+//!
+//! Whoever maps the memory registers it and hands the descriptor over; a `Remote` answers the
+//! faults and never registers anything. That is what makes it safe: the kernel fills pages of
+//! registered memory alone, and memory of this process is registered only through
+//! [`Registered`](crate::uffd::Registered), whose bytes may change at any time anyhow. So even a
+//! `Remote` that turns out to be of this process reaches nothing that must not change.
+//!
+//! Units: addresses are those of the process that the memory belongs to.
+//! Unsafe: the answers.
+//! Source: ioctl_userfaultfd(2), proc_pid_fd(5).
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::OFlags;
+use uzone_pages::ByteLen;
+
+use crate::options::Vaddr;
+use crate::uffd::registered::{AnswerError, Install, answered, counted};
+use crate::uffd::reply::{Answered, UffdCall};
+use crate::uffd::{EventBuffer, abi};
+
+/// What the name of a userfaultfd among the descriptors of a process is.
+const LINK: &str = "anon_inode:[userfaultfd]";
+
+/// A descriptor that is no userfaultfd, given back.
+#[derive(Debug, thiserror::Error)]
+#[error("descriptor {} is {what}, where a userfaultfd was expected", fd.as_raw_fd())]
+pub struct NotUffd {
+    /// The descriptor.
+    pub fd: OwnedFd,
+    /// What `/proc/self/fd` says it is, or that it says nothing.
+    pub what: String,
+}
+
+/// A userfaultfd that another process made and registered memory with.
+#[derive(Debug)]
+pub struct Remote {
+    fd: OwnedFd,
+}
+
+impl Remote {
+    /// Takes a descriptor that another process made, and makes it one that never waits.
+    ///
+    /// # Errors
+    /// [`NotUffd`] gives it back if it is something else, or `/proc` is not there to say so.
+    pub fn adopt(fd: OwnedFd) -> Result<Self, NotUffd> {
+        let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
+        match link {
+            Ok(link) if link.as_os_str() == LINK => {}
+            Ok(link) => return Err(NotUffd { fd, what: link.display().to_string() }),
+            Err(cause) => return Err(NotUffd { fd, what: format!("unknown ({cause})") }),
+        }
+        // A userfaultfd that waits cannot be polled. The flag is the descriptor's, also for its
+        // maker, who needs it as well.
+        let flags = rustix::fs::fcntl_getfl(&fd)
+            .and_then(|flags| rustix::fs::fcntl_setfl(&fd, flags | OFlags::NONBLOCK));
+        match flags {
+            Ok(()) => Ok(Self { fd }),
+            Err(cause) => Err(NotUffd { fd, what: format!("stuck ({cause})") }),
+        }
+    }
+
+    /// Takes the descriptor that came with a fork.
+    pub(crate) fn of_child(fd: OwnedFd) -> Self {
+        Self { fd }
+    }
+
+    /// Gives the descriptor back. If it is the last one, what is missing in the other process reads
+    /// as zero from then on.
+    #[must_use]
+    pub fn into_fd(self) -> OwnedFd {
+        self.fd
+    }
+
+    /// Reads pending events into `buffer`, as many as there is room for. Returns how many there
+    /// are; none means that nothing was pending.
+    ///
+    /// # Errors
+    /// What read(2) says.
+    pub fn read(&self, buffer: &mut EventBuffer) -> io::Result<usize> {
+        buffer.fill(self.fd.as_fd())
+    }
+
+    /// Fills missing pages from `start` on with `bytes`, which are whole pages.
+    ///
+    /// # Errors
+    /// [`AnswerError`] if the kernel refuses.
+    pub fn copy(&self, start: Vaddr, bytes: &[u8], how: Install) -> Result<Answered, AnswerError> {
+        let (dst, len) = (start.get(), bytes.len() as u64);
+        let src = bytes.as_ptr().expose_provenance() as u64;
+        // SAFETY: `copy` wants `src` to be readable: it is a slice, borrowed for the call; and `dst`,
+        // if it is of this process, to be memory that may be written as atomics write it. The
+        // kernel fills registered pages alone, and those are, by the contract of `Registered`.
+        let reply = unsafe { abi::copy(self.fd.as_fd(), dst, src, len, how.bits()) };
+        answered(UffdCall::Copy, dst, len, counted(reply))
+    }
+
+    /// Fills missing pages with zeroes.
+    ///
+    /// # Errors
+    /// [`AnswerError`] if the kernel refuses.
+    pub fn zero(&self, start: Vaddr, len: ByteLen, how: Install) -> Result<Answered, AnswerError> {
+        let (start, len, mode) = (start.get(), len.get(), how.bits() & abi::DONTWAKE);
+        // SAFETY: as for `copy`.
+        let reply = unsafe { abi::zero_page(self.fd.as_fd(), start, len, mode) };
+        answered(UffdCall::ZeroPage, start, len, counted(reply))
+    }
+
+    /// Maps pages that the page cache has already: the answer to a minor fault.
+    ///
+    /// # Errors
+    /// [`AnswerError`] if the kernel refuses.
+    pub fn continue_mapping(
+        &self,
+        start: Vaddr,
+        len: ByteLen,
+        how: Install,
+    ) -> Result<Answered, AnswerError> {
+        let (start, len) = (start.get(), len.get());
+        // SAFETY: as for `copy`.
+        let reply = unsafe { abi::continue_mapping(self.fd.as_fd(), start, len, how.bits()) };
+        answered(UffdCall::Continue, start, len, counted(reply))
+    }
+
+    /// Makes touching missing pages raise `SIGBUS`, until they are filled after all. In a virtual
+    /// machine the signal may be an input or output of the guest instead, which its monitor answers
+    /// with zeroes: for those, end the process.
+    ///
+    /// # Errors
+    /// [`AnswerError`] if the kernel refuses.
+    pub fn poison(
+        &self,
+        start: Vaddr,
+        len: ByteLen,
+        how: Install,
+    ) -> Result<Answered, AnswerError> {
+        let (start, len) = (start.get(), len.get());
+        let reply = abi::poison(self.fd.as_fd(), start, len, how.bits() & abi::DONTWAKE);
+        answered(UffdCall::Poison, start, len, counted(reply))
+    }
+
+    /// Starts (`protected`) or stops to tell of writes.
+    ///
+    /// # Errors
+    /// [`AnswerError`] if the kernel refuses.
+    pub fn write_protect(
+        &self,
+        start: Vaddr,
+        len: ByteLen,
+        protected: bool,
+    ) -> Result<Answered, AnswerError> {
+        let (start, len) = (start.get(), len.get());
+        let mode = if protected { abi::PROTECT } else { 0 };
+        let result = abi::write_protect(self.fd.as_fd(), start, len, mode);
+        answered(UffdCall::WriteProtect, start, len, (result, None))
+    }
+
+    /// Wakes who waits for pages of a range. They look again, and if there is still no page, that
+    /// is told again: also what another reader had read and never answered.
+    ///
+    /// # Errors
+    /// [`AnswerError`] if the kernel refuses.
+    pub fn wake(&self, start: Vaddr, len: ByteLen) -> Result<Answered, AnswerError> {
+        let (start, len) = (start.get(), len.get());
+        let result = abi::wake(self.fd.as_fd(), start, len);
+        answered(UffdCall::Wake, start, len, (result, None))
+    }
+
+    /// Leaves a range to the kernel, and wakes who waits in it: what is missing there is zero from
+    /// then on.
+    ///
+    /// # Errors
+    /// [`AnswerError`] if the kernel refuses.
+    pub fn unregister(&self, start: Vaddr, len: ByteLen) -> Result<Answered, AnswerError> {
+        let (start, len) = (start.get(), len.get());
+        let result = abi::unregister(self.fd.as_fd(), start, len);
+        answered(UffdCall::Unregister, start, len, (result, None))
+    }
+}
+
+impl AsFd for Remote {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}

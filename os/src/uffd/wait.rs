@@ -1,0 +1,86 @@
+//! Waiting for events without missing a call to stop: [`wait`], [`Doorbell`].
+//!
+//! Source: poll(2), eventfd(2).
+
+use core::time::Duration;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
+
+use crate::errno;
+
+/// Something that another thread rings to be noticed by [`wait`].
+#[derive(Debug)]
+pub struct Doorbell(OwnedFd);
+
+impl Doorbell {
+    /// Makes one that is silent.
+    ///
+    /// # Errors
+    /// What eventfd(2) says: the process has as many descriptors as it may.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
+    }
+
+    /// Rings, until [`Doorbell::silence`] is called.
+    ///
+    /// # Errors
+    /// What write(2) says.
+    pub fn ring(&self) -> io::Result<()> {
+        match rustix::io::write(&self.0, &1_u64.to_ne_bytes()) {
+            // It rings as much as it can.
+            Err(cause) if errno::would_wait(cause) => Ok(()),
+            answer => Ok(answer.map(drop)?),
+        }
+    }
+
+    /// Silences it.
+    ///
+    /// # Errors
+    /// What read(2) says.
+    pub fn silence(&self) -> io::Result<()> {
+        match rustix::io::read(&self.0, &mut [0_u8; 8]) {
+            Err(cause) if errno::would_wait(cause) => Ok(()),
+            answer => Ok(answer.map(drop)?),
+        }
+    }
+}
+
+/// What a wait ended with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ready {
+    /// There are events to read.
+    pub events: bool,
+    /// Somebody rang.
+    pub rung: bool,
+    /// The descriptor is of no use any more.
+    pub hung_up: bool,
+}
+
+/// Waits until `uffd` has events, `bell` rings, or `timeout` is over; without one, for as long as
+/// it takes.
+///
+/// # Errors
+/// What poll(2) says.
+pub fn wait(uffd: impl AsFd, bell: &Doorbell, timeout: Option<Duration>) -> io::Result<Ready> {
+    let timeout = timeout.map(|timeout| Timespec {
+        tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: timeout.subsec_nanos().into(),
+    });
+    let mut fds = [PollFd::new(&uffd, PollFlags::IN), PollFd::new(&bell.0, PollFlags::IN)];
+    match rustix::event::poll(&mut fds, timeout.as_ref()) {
+        Ok(_) => {}
+        // The caller looks around and waits again.
+        Err(cause) if errno::is_interrupted(cause) => {
+            return Ok(Ready { events: false, rung: false, hung_up: false });
+        }
+        Err(cause) => return Err(cause.into()),
+    }
+    let events = fds[0].revents();
+    Ok(Ready {
+        events: events.contains(PollFlags::IN),
+        rung: fds[1].revents().contains(PollFlags::IN),
+        hung_up: events.intersects(PollFlags::ERR | PollFlags::HUP | PollFlags::NVAL),
+    })
+}

@@ -1,0 +1,572 @@
+//! Page faults as events: every kind of fault, every answer, and what a reader is told.
+
+use std::fs::File;
+use std::io::Write;
+use std::num::NonZeroU32;
+use std::os::fd::AsFd;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::Command;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use uzone_os::uffd::{
+    AnswerError, Answered, Doorbell, Event, EventBuffer, FaultKind, Features, Install,
+    KernelFaults, Modes, OpenError, PageFault, Refusal, Registered, Remote, Uffd, UffdCall, wait,
+};
+use uzone_os::{Access, Exclusive, HugeSize, Mapping, RangeError, Sharing, Vaddr};
+use uzone_pages::ByteLen;
+
+use crate::huge::Pool;
+use crate::{CHILD, is_alone, is_child, page, skip, small_pages};
+
+/// Opens a userfaultfd with `features`, or says that the case `name` cannot run.
+fn open(name: &str, features: Features) -> Option<Arc<Uffd>> {
+    match Uffd::open(features, Features::NONE, KernelFaults::IfAllowed) {
+        Ok(uffd) => {
+            assert!(uffd.features().contains(features));
+            Some(Arc::new(uffd))
+        }
+        Err(error @ (OpenError::Missing { .. } | OpenError::Probe(_) | OpenError::None { .. })) => {
+            skip(name, &error.to_string());
+            None
+        }
+        Err(error) => panic!("{name}: {error}"),
+    }
+}
+
+fn anonymous(pages: u64) -> Mapping {
+    Mapping::anonymous(ByteLen::new(pages * page()), small_pages()).unwrap()
+}
+
+fn bytes(byte: u8, pages: u64) -> Vec<u8> {
+    vec![byte; usize::try_from(pages * page()).unwrap()]
+}
+
+fn pages(range: std::ops::Range<u64>) -> std::ops::Range<u64> {
+    range.start * page()..range.end * page()
+}
+
+/// Waits for the next fault. Other events are none here.
+fn next_fault(uffd: &Uffd) -> PageFault {
+    match next_event(uffd) {
+        Event::PageFault(fault) => fault,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn next_event(uffd: &Uffd) -> Event {
+    next_event_with(uffd, &Doorbell::new().unwrap(), &mut EventBuffer::new(1))
+}
+
+/// Waits for the next event without allocating.
+fn next_event_with(uffd: &Uffd, bell: &Doorbell, buffer: &mut EventBuffer) -> Event {
+    loop {
+        if uffd.read(buffer).unwrap() > 0 {
+            return buffer.next().unwrap();
+        }
+        assert!(wait(uffd, bell, Some(Duration::from_secs(20))).unwrap().events, "no event came");
+    }
+}
+
+fn byte_at(memory: &Registered, page_index: u64) -> u8 {
+    let mut byte = [0];
+    memory.mapping().read_at(page_index * page() + 77, &mut byte).unwrap();
+    byte[0]
+}
+
+#[test]
+fn a_thread_that_touches_a_missing_page_waits_and_gets_the_bytes() {
+    let name = "a_thread_that_touches_a_missing_page";
+    let Some(uffd) = open(name, Features::THREAD_ID) else { return };
+    let memory = Registered::new(uffd, anonymous(4), Modes::MISSING).unwrap();
+    assert!(memory.calls().takes(UffdCall::Copy) && memory.calls().takes(UffdCall::Wake));
+    let base = memory.mapping().addr().get() as u64;
+    thread::scope(|scope| {
+        let reader =
+            scope.spawn(|| (rustix::thread::gettid().as_raw_nonzero().get(), byte_at(&memory, 2)));
+        let fault = next_fault(memory.uffd());
+        assert_eq!(fault.address, Vaddr::new(base + 2 * page()));
+        assert_eq!((fault.kind, fault.is_write), (FaultKind::Missing, false));
+        assert_eq!(memory.offset_of(fault.address), Some(2 * page()));
+        let answer = memory.copy(2 * page(), &bytes(42, 1), Install::default());
+        assert_eq!(answer.unwrap(), Answered::All);
+        let (thread, byte) = reader.join().unwrap();
+        assert_eq!(byte, 42);
+        assert_eq!(fault.thread, NonZeroU32::new(thread.cast_unsigned()));
+
+        // A write fault says so, and a page of zeroes is an answer too.
+        // (Part of a word would be read first.)
+        let writer = scope.spawn(|| memory.mapping().write_at(3 * page(), &[9; 8]).unwrap());
+        let is_write = next_fault(memory.uffd()).is_write;
+        assert_eq!(memory.zero(pages(3..4), Install::default()).unwrap(), Answered::All);
+        writer.join().unwrap();
+        assert!(is_write);
+    });
+    assert_eq!(byte_at(&memory, 3), 0);
+    assert_eq!(memory.offset_of(Vaddr::new(base + 4 * page())), None);
+    assert_eq!(memory.offset_of(Vaddr::new(base - 1)), None);
+}
+
+#[test]
+fn a_copy_that_meets_a_page_says_how_far_it_got() {
+    let Some(uffd) = open("a_copy_that_meets_a_page", Features::NONE) else { return };
+    let memory = Registered::new(uffd, anonymous(8), Modes::MISSING).unwrap();
+    let how = Install::default();
+    assert_eq!(memory.copy(3 * page(), &bytes(3, 1), how).unwrap(), Answered::All);
+    let eight = bytes(8, 8);
+    let answer = memory.copy(0, &eight, how).unwrap();
+    assert_eq!(answer, Answered::Part { bytes: 3 * page() });
+    let rest = &eight[..usize::try_from(5 * page()).unwrap()];
+    assert_eq!(memory.copy(3 * page(), rest, how).unwrap(), Answered::Present);
+    let rest = &eight[..usize::try_from(4 * page()).unwrap()];
+    assert_eq!(memory.copy(4 * page(), rest, how).unwrap(), Answered::All);
+    assert_eq!((0..8).map(|at| byte_at(&memory, at)).collect::<Vec<_>>(), [8, 8, 8, 3, 8, 8, 8, 8]);
+    // Zeroes do not replace what is there.
+    assert_eq!(memory.zero(pages(0..8), how).unwrap(), Answered::Present);
+    assert_eq!(byte_at(&memory, 0), 8);
+}
+
+#[test]
+fn an_answer_that_wakes_nobody_leaves_the_waiter_to_a_wake() {
+    let Some(uffd) = open("an_answer_that_wakes_nobody", Features::NONE) else { return };
+    let memory = Registered::new(uffd, anonymous(2), Modes::MISSING).unwrap();
+    thread::scope(|scope| {
+        let reader = scope.spawn(|| byte_at(&memory, 0));
+        next_fault(memory.uffd());
+        let later = Install { wake: false, ..Install::default() };
+        assert_eq!(memory.copy(0, &bytes(5, 1), later).unwrap(), Answered::All);
+        thread::sleep(Duration::from_millis(20));
+        assert!(!reader.is_finished(), "nobody has woken it");
+        assert_eq!(memory.wake(pages(0..1)).unwrap(), Answered::All);
+        assert_eq!(reader.join().unwrap(), 5);
+
+        // Who is woken without a page asks again.
+        let reader = scope.spawn(|| byte_at(&memory, 1));
+        let first = next_fault(memory.uffd());
+        assert_eq!(memory.wake(pages(0..2)).unwrap(), Answered::All);
+        assert_eq!(next_fault(memory.uffd()).address, first.address);
+        assert_eq!(memory.copy(page(), &bytes(6, 1), Install::default()).unwrap(), Answered::All);
+        assert_eq!(reader.join().unwrap(), 6);
+    });
+}
+
+#[test]
+fn a_page_of_a_memory_file_is_mapped_without_a_copy_by_continue() {
+    let features = Features::MINOR_SHMEM | Features::MISSING_SHMEM;
+    for sharing in [Sharing::Shared, Sharing::Private] {
+        let Some(uffd) = open("a_page_of_a_memory_file", features) else { return };
+        let file = Mapping::memfd("minor", ByteLen::new(8 * page()), None).unwrap();
+        for at in [0, 1, 2, 5] {
+            file.write_at(at * page() + 77, &[u8::try_from(at).unwrap() + 10]).unwrap();
+        }
+        let fd = file.fd().unwrap().try_clone_to_owned().unwrap();
+        let other = Mapping::file(fd, 0, file.len(), Access::ReadWrite, sharing).unwrap();
+        let modes = Modes { missing: true, minor: true, write_protect: false };
+        let memory = Registered::new(uffd, other, modes).unwrap();
+        assert!(memory.calls().takes(UffdCall::Continue), "{sharing}");
+        thread::scope(|scope| {
+            let reader = scope.spawn(|| byte_at(&memory, 1));
+            let fault = next_fault(memory.uffd());
+            assert_eq!(fault.kind, FaultKind::Minor);
+            let answer = memory.continue_mapping(pages(1..2), Install::default());
+            assert_eq!(answer.unwrap(), Answered::All);
+            assert_eq!(reader.join().unwrap(), 11);
+            // Page 3 is a hole: what is before it is mapped, and it is not.
+            let answer = memory.continue_mapping(pages(2..6), Install::default()).unwrap();
+            assert_eq!(answer, Answered::Part { bytes: page() });
+            let answer = memory.continue_mapping(pages(3..6), Install::default()).unwrap();
+            assert_eq!(answer, Answered::Hole);
+            let reader = scope.spawn(|| byte_at(&memory, 3));
+            assert_eq!(next_fault(memory.uffd()).kind, FaultKind::Missing);
+            assert_eq!(memory.zero(pages(3..4), Install::default()).unwrap(), Answered::All);
+            assert_eq!(reader.join().unwrap(), 0);
+        });
+        // What is written to a private mapping stays there.
+        memory.mapping().write_at(page() + 77, &[99]).unwrap();
+        let mut byte = [0];
+        file.read_at(page() + 77, &mut byte).unwrap();
+        assert_eq!(byte[0], if sharing == Sharing::Shared { 99 } else { 11 });
+    }
+}
+
+#[test]
+fn a_huge_page_of_a_pool_is_filled_as_a_whole() {
+    let name = "a_huge_page_of_a_pool";
+    let size = HugeSize::MIB_2;
+    let _pool = match Pool::try_grow(2) {
+        Ok(pool) => pool,
+        Err(reason) => return skip(name, &reason),
+    };
+    let Some(uffd) = open(name, Features::MISSING_HUGETLB) else { return };
+    let huge = size.page_size().bytes();
+    let memory = Mapping::hugetlb(ByteLen::new(2 * huge), size).unwrap();
+    let memory = Registered::new(uffd, memory, Modes::MISSING).unwrap();
+    assert!(!memory.calls().takes(UffdCall::ZeroPage), "huge pages take copies alone");
+    let filled = vec![3; usize::try_from(huge).unwrap()];
+    thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let mut byte = [0];
+            memory.mapping().read_at(huge + 12345, &mut byte).unwrap();
+            byte[0]
+        });
+        let fault = next_fault(memory.uffd());
+        assert_eq!(memory.offset_of(fault.address), Some(huge));
+        let part = &filled[..usize::try_from(page()).unwrap()];
+        assert!(matches!(
+            memory.copy(huge, part, Install::default()),
+            Err(AnswerError::Range(RangeError::CutsPage { .. }))
+        ));
+        assert_eq!(memory.copy(huge, &filled, Install::default()).unwrap(), Answered::All);
+        assert_eq!(reader.join().unwrap(), 3);
+    });
+}
+
+#[test]
+fn a_write_to_a_protected_page_is_told() {
+    let Some(uffd) = open("a_write_to_a_protected_page", Features::WRITE_PROTECT) else { return };
+    let modes = Modes { missing: true, minor: false, write_protect: true };
+    let memory = Registered::new(uffd, anonymous(2), modes).unwrap();
+    let protect = Install { wake: true, write_protect: true };
+    assert_eq!(memory.copy(0, &bytes(1, 1), protect).unwrap(), Answered::All);
+    assert_eq!(byte_at(&memory, 0), 1);
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            let writer = scope.spawn(|| memory.mapping().write_at(77, &[2]).unwrap());
+            let fault = next_fault(memory.uffd());
+            assert_eq!((fault.kind, fault.is_write), (FaultKind::WriteProtect, true));
+            assert_eq!(memory.write_protect(pages(0..1), false).unwrap(), Answered::All);
+            writer.join().unwrap();
+            assert_eq!(byte_at(&memory, 0), 2);
+            assert_eq!(memory.write_protect(pages(0..1), true).unwrap(), Answered::All);
+        }
+    });
+}
+
+#[test]
+fn pages_are_moved_without_a_copy_and_leave_zeroes_behind() {
+    let Some(uffd) = open("pages_are_moved", Features::MOVE) else { return };
+    let memory = Registered::new(uffd, anonymous(8), Modes::MISSING).unwrap();
+    let mut source = Exclusive::anonymous(ByteLen::new(8 * page()), small_pages()).unwrap();
+    source.as_bytes_mut().fill(7);
+    let len = ByteLen::new(4 * page());
+    let how = Install::default();
+    assert_eq!(
+        memory.move_pages(2 * page(), &mut source, page(), len, how).unwrap(),
+        Answered::All
+    );
+    assert!((2..6).all(|at| byte_at(&memory, at) == 7));
+    let size = usize::try_from(page()).unwrap();
+    assert!(source.as_bytes()[size..5 * size].iter().all(|&byte| byte == 0));
+    assert!(source.as_bytes()[..size].iter().all(|&byte| byte == 7));
+    assert_eq!(memory.move_pages(2 * page(), &mut source, 0, len, how).unwrap(), Answered::Present);
+    for (offset, source_offset) in [(6 * page(), 0), (0, 6 * page()), (0, u64::MAX)] {
+        assert!(matches!(
+            memory.move_pages(offset, &mut source, source_offset, len, how),
+            Err(AnswerError::Range(RangeError::Beyond { .. }))
+        ));
+    }
+}
+
+#[test]
+fn nothing_is_filled_while_a_removal_is_unread() {
+    let Some(uffd) = open("nothing_is_filled", Features::EVENT_REMOVE) else { return };
+    let memory = Registered::new(uffd, anonymous(4), Modes::MISSING).unwrap();
+    let how = Install::default();
+    assert_eq!(memory.copy(0, &bytes(4, 4), how).unwrap(), Answered::All);
+    thread::scope(|scope| {
+        let remover = scope.spawn(|| memory.mapping().discard(pages(1..3)).unwrap());
+        // The event is pending when the answers are refused, and not read by asking.
+        let mut refused = Answered::Present;
+        for _ in 0..2000 {
+            refused = memory.copy(page(), &bytes(9, 1), how).unwrap();
+            if refused == Answered::LayoutChanging {
+                break;
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(refused, Answered::LayoutChanging);
+        assert_eq!(memory.zero(pages(1..2), how).unwrap(), Answered::LayoutChanging);
+        assert!(!remover.is_finished());
+        let Event::Removed { start, end } = next_event(memory.uffd()) else { panic!("no removal") };
+        assert_eq!(memory.offset_of(start), Some(page()));
+        assert_eq!(end.get() - start.get(), 2 * page());
+        remover.join().unwrap();
+        assert_eq!(memory.zero(pages(1..3), how).unwrap(), Answered::All);
+        assert_eq!((0..4).map(|at| byte_at(&memory, at)).collect::<Vec<_>>(), [4, 0, 0, 4]);
+    });
+}
+
+#[test]
+fn unmapping_is_told_and_goes_on_when_it_was_read() {
+    let Some(uffd) = open("unmapping_is_told", Features::EVENT_UNMAP) else { return };
+    let memory = Registered::new(uffd.clone(), anonymous(4), Modes::MISSING).unwrap();
+    let base = memory.mapping().addr();
+    let dropper = thread::spawn(move || drop(memory));
+    let Event::Unmapped { start, end } = next_event(&uffd) else { panic!("not unmapped") };
+    assert_eq!((start, end.get()), (base.into(), base.get() as u64 + 4 * page()));
+    dropper.join().unwrap();
+}
+
+#[test]
+fn a_child_by_fork_comes_with_a_userfaultfd_of_its_own() {
+    let name = "uffd::a_child_by_fork_comes_with_a_userfaultfd_of_its_own";
+    if !is_alone(name) {
+        return;
+    }
+    let uffd = match Uffd::open(Features::EVENT_FORK, Features::NONE, KernelFaults::IfAllowed) {
+        Ok(uffd) => Arc::new(uffd),
+        Err(error) => return skip("a_child_by_fork", &error.to_string()),
+    };
+    let memory = Registered::new(uffd, anonymous(4), Modes::MISSING).unwrap();
+    // A thread that forks holds the allocator's locks until the event of it was read.
+    let (bell, mut buffer) = (Doorbell::new().unwrap(), EventBuffer::new(1));
+    thread::scope(|scope| {
+        let forker = scope.spawn(|| {
+            let mut command = Command::new("/bin/true");
+            // SAFETY: `pre_exec` wants what runs in the child to be safe after fork(2) in a process
+            // with threads: it does nothing. It is there because std forks only then.
+            unsafe { command.pre_exec(|| Ok(())) };
+            command.status().unwrap()
+        });
+        let event = next_event_with(memory.uffd(), &bell, &mut buffer);
+        let Event::Forked(child) = event else { panic!("no fork") };
+        assert!(format!("{child:?}").contains("Remote"));
+        // Before exec(2) the child has a copy of the memory, and answers reach the copy. Whether
+        // it is still there is a race; that it is not ours is not.
+        let _ = child.copy(memory.mapping().addr().into(), &bytes(1, 1), Install::default());
+        assert!(forker.join().unwrap().success());
+        assert_eq!(
+            child
+                .zero(memory.mapping().addr().into(), ByteLen::new(page()), Install::default())
+                .unwrap(),
+            Answered::Gone
+        );
+        assert_eq!(memory.zero(pages(0..1), Install::default()).unwrap(), Answered::All);
+        assert_eq!(byte_at(&memory, 0), 0);
+    });
+}
+
+#[test]
+fn a_poisoned_page_raises_a_signal_until_it_is_filled() {
+    let name = "uffd::a_poisoned_page_raises_a_signal_until_it_is_filled";
+    let child = is_child(name);
+    let Some(uffd) = open("a_poisoned_page", Features::POISON) else { return };
+    let memory = Registered::new(uffd, anonymous(2), Modes::MISSING).unwrap();
+    assert_eq!(memory.poison(pages(0..2), Install::default()).unwrap(), Answered::All);
+    assert_eq!(memory.poison(pages(0..1), Install::default()).unwrap(), Answered::Present);
+    if child {
+        println!("read {}", byte_at(&memory, 1));
+        return;
+    }
+    assert_eq!(memory.copy(page(), &bytes(8, 1), Install::default()).unwrap(), Answered::All);
+    assert_eq!(byte_at(&memory, 1), 8);
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args([name, "--exact", "--nocapture", "--test-threads=1"])
+        .env(CHILD, name)
+        .output()
+        .unwrap();
+    assert_eq!(output.status.signal(), Some(rustix::process::Signal::BUS.as_raw()), "{output:?}");
+}
+
+#[test]
+fn a_userfaultfd_of_user_mode_is_had_without_privilege() {
+    let name = "uffd::a_userfaultfd_of_user_mode_is_had_without_privilege";
+    if !is_child(name) {
+        let nobody = 65534;
+        let command = |exe: &std::path::Path| {
+            let mut command = Command::new(exe);
+            command
+                .args([name, "--exact", "--nocapture", "--test-threads=1"])
+                .env(CHILD, name)
+                .current_dir("/");
+            if rustix::process::geteuid().is_root() {
+                command.uid(nobody).gid(nobody);
+            }
+            command
+        };
+        // A copy where everybody may run it: the build may be in a directory that is closed to them.
+        let copy = std::env::temp_dir().join(format!("uzone-uffd-{}", std::process::id()));
+        std::fs::copy(std::env::current_exe().unwrap(), &copy).unwrap();
+        let output = command(&copy).output();
+        std::fs::remove_file(&copy).unwrap();
+        let output = match output {
+            Ok(output) => output,
+            Err(error) => return skip(name, &format!("cannot start as another user: {error}")),
+        };
+        let (out, err) =
+            (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success() && out.contains("1 passed"), "{out}{err}");
+        for line in err.lines().filter(|line| line.starts_with("skipped")) {
+            eprintln!("{line}");
+        }
+        return;
+    }
+    let uffd = match Uffd::open(Features::NONE, Features::POISON, KernelFaults::Never) {
+        Ok(uffd) => Arc::new(uffd),
+        Err(error) => return skip(name, &error.to_string()),
+    };
+    assert!(!uffd.sees_kernel_faults());
+    match Uffd::open(Features::NONE, Features::NONE, KernelFaults::Required) {
+        Ok(uffd) => assert!(uffd.sees_kernel_faults(), "this host allows it"),
+        Err(OpenError::NotForKernel { .. }) => {
+            let either = Uffd::open(Features::NONE, Features::NONE, KernelFaults::IfAllowed);
+            assert!(!either.unwrap().sees_kernel_faults());
+        }
+        Err(error) => panic!("{error}"),
+    }
+    // Features that need a privilege are left out if they are only wished for.
+    let wished = Uffd::open(Features::NONE, Features::EVENT_FORK, KernelFaults::Never).unwrap();
+    assert!(!wished.features().contains(Features::EVENT_FORK));
+    assert!(matches!(
+        Uffd::open(Features::EVENT_FORK, Features::NONE, KernelFaults::Never),
+        Err(OpenError::Handshake { .. })
+    ));
+    let memory = Registered::new(uffd, anonymous(1), Modes::MISSING).unwrap();
+    thread::scope(|scope| {
+        let reader = scope.spawn(|| byte_at(&memory, 0));
+        next_fault(memory.uffd());
+        assert_eq!(memory.copy(0, &bytes(6, 1), Install::default()).unwrap(), Answered::All);
+        assert_eq!(reader.join().unwrap(), 6);
+    });
+}
+
+#[test]
+fn a_wrong_use_is_refused_with_what_it_was_given() {
+    let name = "a_wrong_use_is_refused";
+    let newer = Features::from_bits(1 << 50);
+    let error = Uffd::open(newer, Features::NONE, KernelFaults::IfAllowed);
+    assert!(matches!(error, Err(OpenError::Missing { missing }) if missing == newer));
+    let Some(uffd) = open(name, Features::NONE) else { return };
+
+    // A file of a file system has no such faults.
+    let path = std::env::temp_dir().join(format!("uzone-uffd-file-{}", std::process::id()));
+    let mut file = File::create_new(&path).unwrap();
+    file.write_all(&bytes(1, 2)).unwrap();
+    let file = File::options().read(true).write(true).open(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    let len = ByteLen::new(2 * page());
+    let mapping = Mapping::file(file, 0, len, Access::ReadWrite, Sharing::Shared).unwrap();
+    match Registered::new(uffd.clone(), mapping, Modes::MISSING) {
+        Err(error) => {
+            assert!(error.to_string().contains("cannot tell of missing faults"), "{error}");
+            assert_eq!(error.mapping.len(), len);
+        }
+        // The directory for temporary files may be of memory, and then it works.
+        Ok(memory) => drop(memory),
+    }
+    // No mode at all.
+    let error = Registered::new(uffd.clone(), anonymous(1), Modes::default()).unwrap_err();
+    assert!(error.to_string().contains("cannot tell of no faults"), "{error}");
+
+    let memory = Registered::new(uffd.clone(), anonymous(4), Modes::MISSING).unwrap();
+    let how = Install::default();
+    let (short, two) = (vec![0; 100], bytes(0, 2));
+    assert!(matches!(
+        memory.copy(0, &short, how),
+        Err(AnswerError::Range(RangeError::CutsPage { .. }))
+    ));
+    assert!(matches!(memory.copy(0, &[], how), Err(AnswerError::Range(RangeError::Empty { .. }))));
+    for offset in [3 * page(), 4 * page(), !(page() - 1)] {
+        let answer = memory.copy(offset, &two, how);
+        assert!(
+            matches!(answer, Err(AnswerError::Range(RangeError::Beyond { .. }))),
+            "{offset:#x}"
+        );
+    }
+    assert!(memory.zero(pages(0..5), how).is_err() && memory.wake(pages(4..5)).is_err());
+    assert!(memory.poison(1..2, how).is_err() && memory.write_protect(0..1, true).is_err());
+    // Anonymous memory has no page cache, so there is nothing to continue with.
+    let error = memory.continue_mapping(pages(0..1), how).unwrap_err();
+    let AnswerError::Refused { call, refusal, .. } = &error else { panic!("{error}") };
+    assert_eq!((*call, *refusal), (UffdCall::Continue, Refusal::Invalid));
+    assert!(error.to_string().starts_with("UFFDIO_CONTINUE of"), "{error}");
+    let source = anonymous(1);
+    let one = ByteLen::new(page());
+    assert_eq!(memory.copy_from(0, &source, 0, one, how).unwrap(), Answered::All);
+    assert!(memory.copy_from(page(), &source, page(), one, how).is_err());
+    assert!(memory.copy_from(page(), &source, u64::MAX, one, how).is_err());
+
+    // Another userfaultfd does not take it, and gets it when the first has let go.
+    let Some(second) = open(name, Features::NONE) else { return };
+    let shared = memory.into_mapping().unwrap();
+    let memory = Registered::new(uffd, shared, Modes::MISSING).unwrap();
+    let addr = memory.mapping().addr();
+    // SAFETY: `adopt` wants memory that stays mapped while the new value lives, to which no
+    // reference exists, and which is reached through mappings of this crate alone: `memory` owns
+    // it and outlives `twice`, which is dropped with the refusal.
+    let twice = unsafe {
+        Mapping::adopt(
+            std::ptr::NonNull::new(std::ptr::with_exposed_provenance_mut(addr.get())).unwrap(),
+            memory.mapping().len(),
+            memory.mapping().page_size(),
+        )
+    }
+    .unwrap();
+    let error = Registered::new(second, twice, Modes::MISSING).unwrap_err();
+    assert!(error.to_string().contains("another userfaultfd"), "{error}");
+}
+
+#[test]
+fn a_descriptor_from_elsewhere_answers_for_registered_memory_alone() {
+    let Some(uffd) = open("a_descriptor_from_elsewhere", Features::NONE) else { return };
+    let file = File::open("/dev/null").unwrap();
+    let error = Remote::adopt(file.into()).unwrap_err();
+    assert!(error.to_string().contains("/dev/null"), "{error}");
+
+    let memory = Registered::new(uffd.clone(), anonymous(4), Modes::MISSING).unwrap();
+    let remote = Remote::adopt(uffd.as_fd().try_clone_to_owned().unwrap()).unwrap();
+    let (base, how) = (memory.mapping().addr().get() as u64, Install::default());
+    let (at, one) = (|index: u64| Vaddr::new(base + index * page()), ByteLen::new(page()));
+    thread::scope(|scope| {
+        let reader = scope.spawn(|| byte_at(&memory, 1));
+        let mut buffer = EventBuffer::new(8);
+        while remote.read(&mut buffer).unwrap() == 0 {
+            thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!((buffer.len(), buffer.capacity()), (1, 8));
+        assert!(matches!(buffer.next(), Some(Event::PageFault(fault)) if fault.address == at(1)));
+        assert!(buffer.next().is_none());
+        // A fault that was read and not answered comes again after a wake.
+        assert_eq!(remote.wake(at(0), ByteLen::new(4 * page())).unwrap(), Answered::All);
+        while remote.read(&mut buffer).unwrap() == 0 {
+            thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(remote.copy(at(1), &bytes(3, 1), how).unwrap(), Answered::All);
+        assert_eq!(reader.join().unwrap(), 3);
+    });
+    assert_eq!(remote.zero(at(0), one, how).unwrap(), Answered::All);
+    assert_eq!(remote.copy(at(0), &bytes(3, 1), how).unwrap(), Answered::Present);
+    // Memory that nobody registered is out of reach.
+    let private = anonymous(1);
+    let elsewhere = Vaddr::from(private.addr());
+    assert_eq!(remote.copy(elsewhere, &bytes(3, 1), how).unwrap(), Answered::NotRegistered);
+    assert_eq!(remote.zero(elsewhere, one, how).unwrap(), Answered::NotRegistered);
+    assert!(remote.copy(at(2), &[1, 2, 3], how).is_err());
+    assert!(remote.continue_mapping(at(2), one, how).is_err());
+    assert!(remote.write_protect(elsewhere, one, true).is_ok_and(|answer| answer != Answered::All));
+    assert_eq!(remote.unregister(at(2), one).unwrap(), Answered::All);
+    assert_eq!(remote.copy(at(2), &bytes(3, 1), how).unwrap(), Answered::NotRegistered);
+    assert_eq!(byte_at(&memory, 2), 0);
+    if let Ok(poisoned) = remote.poison(at(3), one, how) {
+        assert_eq!(poisoned, Answered::All);
+    }
+    drop(remote.into_fd());
+}
+
+#[test]
+fn a_bell_ends_a_wait_until_it_is_silenced() {
+    let Some(uffd) = open("a_bell_ends_a_wait", Features::NONE) else { return };
+    let bell = Doorbell::new().unwrap();
+    let none = Some(Duration::ZERO);
+    assert!(!wait(&uffd, &bell, none).unwrap().rung);
+    thread::scope(|scope| {
+        scope.spawn(|| bell.ring().unwrap());
+        let ready = wait(&uffd, &bell, None).unwrap();
+        assert!(ready.rung && !ready.events && !ready.hung_up);
+    });
+    assert!(wait(&uffd, &bell, none).unwrap().rung);
+    bell.silence().unwrap();
+    bell.silence().unwrap();
+    assert!(!wait(&uffd, &bell, Some(Duration::from_millis(1))).unwrap().rung);
+}

@@ -1,0 +1,509 @@
+//! Which pages a fault maps: the window around the faulting page, and how its size adapts.
+//!
+//! [`FaultAround`] is a size and the arithmetic that places a window of it: naturally aligned,
+//! inside of its area, inside of one page table. [`FaultPattern`] remembers where the last faults
+//! were and says for the next one which window to offer and whether somebody is reading in order.
+//! Both are pure: no clock, no system call, no memory but their own.
+//!
+//! What of a window is mapped is not decided here: each page may be skipped.
+//!
+//! Units: pages are base pages of the area's [`PageSize`]; a [`FaultAround`] is bytes.
+//! Cost: a window is about ten instructions; a pattern looks at eight numbers besides.
+//! Source: "Fault-around" of Linux since 3.15, whose default, limits and clamping are reproduced.
+
+use core::fmt;
+
+use crate::addr::{ByteLen, PageCount, PageSize, Pfn, PfnRange};
+
+/// How much a read fault maps: a power of two from 4 KiB, which is the faulting page alone, to
+/// 2 MiB.
+///
+/// It is a length, so that it means the same on hosts with pages of 4 KiB and of 64 KiB; a window
+/// never has less than a page.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(transparent)]
+pub struct FaultAround(u8);
+
+/// A fault-around size that is more than a page table maps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{asked} cannot be mapped around a fault: at most {max}, which is what a page table maps", max = FaultAround::MAX.len())]
+pub struct FaultAroundError {
+    /// What was asked for.
+    pub asked: ByteLen,
+}
+
+impl FaultAround {
+    /// One page of 4 KiB: nothing is mapped around a fault.
+    pub const MIN: Self = Self(12);
+    /// 64 KiB, what Linux does unless told otherwise.
+    pub const DEFAULT: Self = Self(16);
+    /// 2 MiB, what a page table of 4 KiB pages maps.
+    pub const MAX: Self = Self(21);
+
+    /// Takes a length, rounded down to a power of two, and up to 4 KiB.
+    ///
+    /// # Errors
+    /// [`FaultAroundError`] for 2 MiB and a page or more. Linux counts in whole pages too, so it
+    /// takes 2 MiB and a part of a page for 2 MiB.
+    pub const fn try_new(len: ByteLen) -> Result<Self, FaultAroundError> {
+        let page = PageSize::KIB_4;
+        if len.get() >> page.shift() > 1 << (Self::MAX.0 as u32 - page.shift()) {
+            return Err(FaultAroundError { asked: len });
+        }
+        if len.get() < page.bytes() {
+            return Ok(Self::MIN);
+        }
+        #[expect(clippy::cast_possible_truncation, reason = "at most 21 after the check above")]
+        Ok(Self(len.get().ilog2() as u8))
+    }
+
+    /// Returns the length.
+    #[must_use]
+    pub const fn len(self) -> ByteLen {
+        ByteLen::new(1 << self.0)
+    }
+
+    /// Returns whether it is no byte, which never holds.
+    #[must_use]
+    pub const fn is_empty(self) -> bool {
+        false
+    }
+
+    /// Returns how many pages of `page` that is: at least one, a power of two.
+    #[must_use]
+    pub const fn pages(self, page: PageSize) -> PageCount {
+        PageCount::new(1 << (self.0 as u32).saturating_sub(page.shift()))
+    }
+
+    /// Returns twice the length, or `most` if that is less.
+    #[must_use]
+    pub fn doubled(self, most: Self) -> Self {
+        Self((self.0 + 1).min(most.0.max(Self::MIN.0)))
+    }
+
+    /// Returns half the length, or [`FaultAround::MIN`].
+    #[must_use]
+    pub fn halved(self) -> Self {
+        Self((self.0 - 1).max(Self::MIN.0))
+    }
+
+    /// Returns the pages to offer for a fault on the page `fault` of `area`, or `None` if it is none
+    /// of its pages.
+    ///
+    /// The window holds the faulting page, lies in the area and in one page table, and has at most
+    /// [`FaultAround::pages`] pages. It is naturally aligned, unless the area starts in it: then it
+    /// starts where the area does and ends as much later.
+    #[must_use]
+    pub fn window(self, fault: Pfn, area: PfnRange, page: PageSize) -> Option<PfnRange> {
+        if !area.contains(fault) {
+            return None;
+        }
+        let (fault, pages) = (fault.get(), self.pages(page).get());
+        // A page table has an entry of 8 bytes for each of its pages, and is a page itself.
+        let table = (page.bytes() / 8).max(pages);
+        // `table` and `pages` are powers of two, so clearing low bits is aligning.
+        let start = (fault & !(pages - 1)).max(area.start().get());
+        let table_end = (fault & !(table - 1)).saturating_add(table);
+        let end = start.saturating_add(pages).min(table_end).min(area.end().get());
+        PfnRange::try_new(Pfn::new(start), PageCount::new(end - start)).ok()
+    }
+}
+
+impl Default for FaultAround {
+    fn default() -> Self {
+        Self::DEFAULT
+    }
+}
+
+impl fmt::Debug for FaultAround {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "FaultAround({})", self.len())
+    }
+}
+
+impl fmt::Display for FaultAround {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.len().fmt(f)
+    }
+}
+
+/// What the owner of lazily mapped memory says about how it will be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+pub enum Advice {
+    /// Nothing: every window has the size that was set.
+    Normal,
+    /// Here and there: every fault maps its page and no other.
+    Random,
+    /// In order: windows double from the size that was set, as long as faults follow each other.
+    Sequential,
+    /// Find out: windows grow while faults follow each other, and the size that others start with
+    /// is halved when too few of the pages mapped around a fault turn out to be used.
+    #[default]
+    Auto,
+}
+
+/// How a fault touched its page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Touch {
+    /// It reads: its neighbours may be mapped along.
+    Read,
+    /// It writes: it gets its page, and no other.
+    Write,
+}
+
+/// What to do about one fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FaultPlan {
+    /// The pages to offer.
+    pub window: PfnRange,
+    /// Whether the fault is where an earlier window ended. Whoever reads in order wants the
+    /// neighbours next and is best served with the whole window at once; anyone else waits for
+    /// the one page, which then goes first.
+    pub follows: bool,
+}
+
+/// How many readers in order are told apart.
+const STREAMS: usize = 8;
+
+/// After so many faults in order a window grows.
+const GROWS_AFTER: u8 = 2;
+
+/// Somebody who may be reading in order: the page after the last window, and how it went so far.
+#[derive(Clone, Copy, Debug)]
+struct Stream {
+    next: Pfn,
+    size: FaultAround,
+    streak: u8,
+}
+
+/// Where the last faults of an area were, and the window that follows from it.
+///
+/// Faults of several threads that each read in order are told apart. An area that nobody has
+/// touched counts as read up to its start, so the first fault of a scan is in order.
+#[derive(Clone, Debug)]
+pub struct FaultPattern {
+    advice: Advice,
+    /// What was set.
+    size: FaultAround,
+    /// What a window starts with: `size`, or less after waste was measured.
+    start: FaultAround,
+    most: FaultAround,
+    streams: [Stream; STREAMS],
+    /// Which of the streams is forgotten next.
+    oldest: usize,
+}
+
+impl FaultPattern {
+    /// Takes what is known about an area before its first fault. Windows that grow do so up to
+    /// `most`.
+    #[must_use]
+    pub fn new(area: PfnRange, advice: Advice, size: FaultAround, most: FaultAround) -> Self {
+        let stream = Stream { next: area.start(), size, streak: 0 };
+        Self {
+            advice,
+            size,
+            start: size,
+            most: most.max(size),
+            streams: [stream; STREAMS],
+            oldest: 0,
+        }
+    }
+
+    /// Returns the advice.
+    #[must_use]
+    pub fn advice(&self) -> Advice {
+        self.advice
+    }
+
+    /// Returns the size that a window starts with now.
+    #[must_use]
+    pub fn size(&self) -> FaultAround {
+        match self.advice {
+            Advice::Random => FaultAround::MIN,
+            Advice::Normal | Advice::Sequential | Advice::Auto => self.start,
+        }
+    }
+
+    /// Changes what was said at first. What was measured is forgotten.
+    pub fn set(&mut self, advice: Advice, size: FaultAround) {
+        (self.advice, self.size, self.start) = (advice, size, size);
+        self.most = self.most.max(size);
+        for stream in &mut self.streams {
+            (stream.size, stream.streak) = (size, 0);
+        }
+    }
+
+    /// Returns what to do about a fault on the page `fault` of `area`, or `None` if it is none of
+    /// its pages.
+    pub fn plan(
+        &mut self,
+        fault: Pfn,
+        touch: Touch,
+        area: PfnRange,
+        page: PageSize,
+    ) -> Option<FaultPlan> {
+        if touch == Touch::Write || self.advice == Advice::Random {
+            let window = FaultAround::MIN.window(fault, area, page)?;
+            return Some(FaultPlan { window, follows: false });
+        }
+        let known = self.streams.iter().position(|stream| stream.next == fault);
+        let size = match known {
+            Some(index) => self.grown(self.streams[index]),
+            None => self.start,
+        };
+        let window = size.window(fault, area, page)?;
+        let index = known.unwrap_or_else(|| {
+            let oldest = self.oldest;
+            self.oldest = (oldest + 1) % STREAMS;
+            oldest
+        });
+        let streak = known.map_or(0, |index| self.streams[index].streak.saturating_add(1));
+        self.streams[index] = Stream { next: window.end(), size, streak };
+        Some(FaultPlan { window, follows: known.is_some() })
+    }
+
+    /// Returns the size of the window for a fault that goes on where `stream` ended.
+    fn grown(&self, stream: Stream) -> FaultAround {
+        let grows = match self.advice {
+            Advice::Normal | Advice::Random => false,
+            Advice::Sequential => true,
+            Advice::Auto => stream.streak >= GROWS_AFTER,
+        };
+        if grows { stream.size.doubled(self.most) } else { stream.size }
+    }
+
+    /// Takes a measurement: of `around` pages that were mapped along with a faulting one, `used`
+    /// were touched since. Only [`Advice::Auto`] learns from it.
+    ///
+    /// A window of 16 pages pays for itself when about four of them are used, by the times that
+    /// were published with fault-around; below that it is halved, and at half of them it grows
+    /// again up to what was set.
+    pub fn measured(&mut self, around: PageCount, used: PageCount) {
+        if self.advice != Advice::Auto || around.is_zero() {
+            return;
+        }
+        let (around, used) = (around.get(), used.get());
+        let start = if used < around / 4 {
+            self.start.halved()
+        } else if used >= around.div_ceil(2) {
+            self.start.doubled(self.size)
+        } else {
+            return;
+        };
+        self.start = start;
+        for stream in &mut self.streams {
+            if stream.streak == 0 {
+                stream.size = start;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn area(start: u64, end: u64) -> PfnRange {
+        PfnRange::try_new(Pfn::new(start), PageCount::new(end - start)).unwrap()
+    }
+
+    fn pages(pages: u64) -> FaultAround {
+        FaultAround::try_new(ByteLen::new(pages * 4096)).unwrap()
+    }
+
+    #[test]
+    fn windows_are_those_of_the_kernel() {
+        // Fault, area, pages of a window; first and last entry of the page table, first and last
+        // page of the area.
+        for (fault, start, end, nr, from, to, first, last) in [
+            (1000, 0, 4096, 16, 480, 495, 992, 1007),
+            (1003, 1000, 4096, 16, 488, 503, 0, 15),
+            (1003, 1001, 1005, 16, 489, 492, 0, 3),
+            (1023, 1000, 4096, 16, 496, 511, 8, 23),
+            (511, 0, 4096, 16, 496, 511, 496, 511),
+            (510, 505, 600, 16, 505, 511, 0, 6),
+            (512, 505, 600, 16, 0, 15, 7, 22),
+            (520, 515, 528, 16, 3, 15, 0, 12),
+            (5, 5, 6, 16, 5, 5, 0, 0),
+            (700, 690, 4096, 512, 178, 511, 0, 333),
+            (1003, 1000, 4096, 1, 491, 491, 3, 3),
+        ] {
+            let window =
+                pages(nr).window(Pfn::new(fault), area(start, end), PageSize::KIB_4).unwrap();
+            let (begin, stop) = (window.start().get(), window.end().get() - 1);
+            assert_eq!((begin % 512, stop % 512), (from, to), "entries for {fault} of {nr}");
+            assert_eq!((begin - start, stop - start), (first, last), "pages for {fault} of {nr}");
+        }
+    }
+
+    #[test]
+    fn a_page_that_is_not_in_the_area_has_no_window() {
+        let area = area(100, 200);
+        for fault in [0, 99, 200, u64::MAX] {
+            assert_eq!(pages(16).window(Pfn::new(fault), area, PageSize::KIB_4), None, "{fault}");
+        }
+        let mut pattern = FaultPattern::new(area, Advice::Auto, pages(16), FaultAround::MAX);
+        assert_eq!(pattern.plan(Pfn::new(99), Touch::Read, area, PageSize::KIB_4), None);
+        assert_eq!(pattern.plan(Pfn::new(200), Touch::Write, area, PageSize::KIB_4), None);
+    }
+
+    #[test]
+    fn a_window_at_the_last_frames_there_are_does_not_wrap() {
+        let area = area(u64::MAX - 10, u64::MAX);
+        for size in [FaultAround::MIN, FaultAround::DEFAULT, FaultAround::MAX] {
+            let window = size.window(Pfn::new(u64::MAX - 1), area, PageSize::KIB_4).unwrap();
+            assert!(area.contains_range(window), "{window}");
+            assert!(window.contains(Pfn::new(u64::MAX - 1)));
+        }
+    }
+
+    #[test]
+    fn a_size_is_rounded_down_and_refused_where_the_kernel_refuses_it() {
+        for (bytes, size) in [
+            (0, Some(4096)),
+            (1, Some(4096)),
+            (4096, Some(4096)),
+            (8191, Some(4096)),
+            (8192, Some(8192)),
+            (65535, Some(32768)),
+            (65536, Some(65536)),
+            (100_000, Some(65536)),
+            (2 << 20, Some(2 << 20)),
+            ((2 << 20) + 4095, Some(2 << 20)),
+            ((2 << 20) + 4096, None),
+            (u64::MAX, None),
+        ] {
+            let asked = ByteLen::new(bytes);
+            match size {
+                Some(size) => {
+                    assert_eq!(FaultAround::try_new(asked).unwrap().len(), ByteLen::new(size));
+                }
+                None => {
+                    let error = FaultAround::try_new(asked).unwrap_err();
+                    assert_eq!(error, FaultAroundError { asked });
+                }
+            }
+        }
+        assert_eq!(FaultAround::default().len(), ByteLen::kib(64));
+        assert_eq!(FaultAround::MIN.halved(), FaultAround::MIN);
+        assert_eq!(FaultAround::MAX.doubled(FaultAround::MAX), FaultAround::MAX);
+    }
+
+    #[test]
+    fn a_window_has_at_least_one_page_of_whatever_size() {
+        for (page_bytes, size, count) in [
+            (4096, FaultAround::DEFAULT, 16),
+            (16 << 10, FaultAround::DEFAULT, 4),
+            (64 << 10, FaultAround::DEFAULT, 1),
+            (64 << 10, FaultAround::MIN, 1),
+            (64 << 10, FaultAround::MAX, 32),
+            (2 << 20, FaultAround::MAX, 1),
+            (1 << 30, FaultAround::MAX, 1),
+        ] {
+            let page = PageSize::try_from_bytes(page_bytes).unwrap();
+            assert_eq!(size.pages(page).get(), count, "{size} of {page}");
+            let window = size.window(Pfn::new(77), area(0, 1000), page).unwrap();
+            assert!(window.pages().get() <= count && window.contains(Pfn::new(77)));
+        }
+    }
+
+    /// Faults on the first page that is not mapped, as a scan does, and counts the faults.
+    fn scan(pattern: &mut FaultPattern, area: PfnRange) -> u64 {
+        let mut faults = 0;
+        let mut at = area.start();
+        while area.contains(at) {
+            let plan = pattern.plan(at, Touch::Read, area, PageSize::KIB_4).unwrap();
+            assert!(plan.window.contains(at));
+            faults += 1;
+            at = plan.window.end();
+        }
+        faults
+    }
+
+    #[test]
+    fn a_scan_of_an_aligned_area_faults_once_a_window() {
+        let area = area(0, 4096 + 5);
+        for order in 0..=9 {
+            let size = pages(1 << order);
+            let mut pattern = FaultPattern::new(area, Advice::Normal, size, FaultAround::MAX);
+            assert_eq!(scan(&mut pattern, area), 4101_u64.div_ceil(1 << order), "order {order}");
+        }
+    }
+
+    #[test]
+    fn windows_of_a_scan_grow_if_that_is_advised_or_found_out() {
+        let area = area(0, 1 << 16);
+        let faults =
+            |advice| scan(&mut FaultPattern::new(area, advice, pages(16), FaultAround::MAX), area);
+        assert_eq!(faults(Advice::Normal), 4096);
+        assert_eq!(faults(Advice::Random), 65536);
+        // 16, 32, 64, 128, 256 from 0, each up to an aligned end, and then 512 at a time.
+        assert!(faults(Advice::Sequential) <= 128 + 8, "{}", faults(Advice::Sequential));
+        assert!(faults(Advice::Auto) <= 128 + 16, "{}", faults(Advice::Auto));
+    }
+
+    #[test]
+    fn eight_scans_at_once_are_told_apart() {
+        let area = area(0, 1 << 20);
+        let mut pattern = FaultPattern::new(area, Advice::Auto, pages(16), FaultAround::MAX);
+        let mut at: [u64; STREAMS] = core::array::from_fn(|index| index as u64 * (1 << 17) + 512);
+        for round in 0..20 {
+            for next in &mut at {
+                let plan =
+                    pattern.plan(Pfn::new(*next), Touch::Read, area, PageSize::KIB_4).unwrap();
+                assert_eq!(plan.follows, round > 0);
+                *next = plan.window.end().get();
+            }
+        }
+        assert!(at.iter().enumerate().all(|(index, at)| at - index as u64 * (1 << 17) > 4096));
+    }
+
+    #[test]
+    fn a_write_gets_its_page_and_changes_no_pattern() {
+        let area = area(0, 4096);
+        let mut pattern = FaultPattern::new(area, Advice::Auto, pages(16), FaultAround::MAX);
+        let plan = pattern.plan(Pfn::new(0), Touch::Write, area, PageSize::KIB_4).unwrap();
+        assert_eq!((plan.window.pages().get(), plan.follows), (1, false));
+        let plan = pattern.plan(Pfn::new(0), Touch::Read, area, PageSize::KIB_4).unwrap();
+        assert_eq!((plan.window.pages().get(), plan.follows), (16, true));
+    }
+
+    #[test]
+    fn the_size_shrinks_with_waste_and_comes_back_with_use() {
+        let area = area(0, 1 << 16);
+        let (around, none, half) = (PageCount::new(150), PageCount::ZERO, PageCount::new(75));
+        let mut pattern = FaultPattern::new(area, Advice::Auto, pages(16), FaultAround::MAX);
+        for left in [8, 4, 2, 1, 1] {
+            pattern.measured(around, none);
+            assert_eq!(pattern.size(), pages(left));
+        }
+        let plan = pattern.plan(Pfn::new(5000), Touch::Read, area, PageSize::KIB_4).unwrap();
+        assert_eq!(plan.window.pages().get(), 1);
+        // Between a quarter and a half nothing changes.
+        pattern.measured(around, PageCount::new(50));
+        assert_eq!(pattern.size(), pages(1));
+        for left in [2, 4, 8, 16, 16] {
+            pattern.measured(around, half);
+            assert_eq!(pattern.size(), pages(left));
+        }
+        pattern.measured(PageCount::ZERO, none);
+        assert_eq!(pattern.size(), pages(16));
+        // Who said what to do is not overruled.
+        for advice in [Advice::Normal, Advice::Sequential, Advice::Random] {
+            let mut told = FaultPattern::new(area, advice, pages(16), FaultAround::MAX);
+            let before = told.size();
+            told.measured(around, none);
+            assert_eq!(told.size(), before);
+        }
+    }
+
+    #[test]
+    fn what_was_set_can_be_changed() {
+        let area = area(0, 1 << 16);
+        let mut pattern = FaultPattern::new(area, Advice::Random, pages(16), FaultAround::MAX);
+        assert_eq!(pattern.size(), FaultAround::MIN);
+        pattern.set(Advice::Normal, pages(32));
+        assert_eq!((pattern.advice(), pattern.size()), (Advice::Normal, pages(32)));
+        assert_eq!(scan(&mut pattern, area), 2048);
+    }
+}

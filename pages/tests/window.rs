@@ -1,0 +1,79 @@
+//! Random faults, areas and sizes: what holds for every window, and the formula that Linux uses as
+//! the oracle.
+#![cfg(not(loom))]
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
+
+use proptest::prelude::*;
+use uzone_pages::{
+    Advice, ByteLen, FaultAround, FaultPattern, PageCount, PageSize, Pfn, PfnRange, Touch,
+};
+
+fn range(start: u64, end: u64) -> PfnRange {
+    PfnRange::try_new(Pfn::new(start), PageCount::new(end - start)).unwrap()
+}
+
+/// The kernel's way to say it: entries of a page table, first and last, from the index of the
+/// faulting page in its table, its distance from the area's start, and the area's length.
+fn by_entries(fault: u64, start: u64, end: u64, nr: u64) -> (u64, u64) {
+    let (pte, voff, n) = (fault % 512, fault - start, end - start);
+    let from = (pte / nr * nr).max(pte - pte.min(voff));
+    let to = (from + nr).min(512).min(pte + n - voff) - 1;
+    (fault - pte + from, fault - pte + to)
+}
+
+/// An area, a fault in it, and log2 of a window.
+fn cases() -> impl Strategy<Value = (u64, u64, u64, u32)> {
+    (0_u64..1 << 40, 1_u64..5000, 0_u32..=9).prop_flat_map(|(start, len, order)| {
+        (Just(start), Just(start + len), start..start + len, Just(order))
+    })
+}
+
+fn sized(order: u32) -> FaultAround {
+    FaultAround::try_new(ByteLen::new(4096 << order)).unwrap()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 20 } else { 20_000 }, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_window_never_crosses_its_area_or_a_page_table((start, end, fault, order) in cases()) {
+        let area = range(start, end);
+        let window = sized(order).window(Pfn::new(fault), area, PageSize::KIB_4).unwrap();
+        prop_assert!(window.contains(Pfn::new(fault)));
+        prop_assert!(window.pages().get() <= 1 << order);
+        prop_assert!(area.contains_range(window));
+        prop_assert_eq!(window.start().get() / 512, (window.end().get() - 1) / 512);
+        // It is aligned, unless the area starts in it.
+        prop_assert!(window.start().get().is_multiple_of(1 << order) || window.start() == area.start());
+        let expected = by_entries(fault, start, end, 1 << order);
+        prop_assert_eq!((window.start().get(), window.end().get() - 1), expected);
+    }
+
+    #[test]
+    fn whatever_was_seen_a_plan_is_a_window_of_the_area(
+        (start, end, _, order) in cases(),
+        faults in prop::collection::vec((any::<prop::sample::Index>(), any::<bool>(), 0_u64..40), 1..60),
+        advice in prop::sample::select(vec![Advice::Normal, Advice::Random, Advice::Sequential, Advice::Auto]),
+    ) {
+        let area = range(start, end);
+        let len = usize::try_from(end - start).unwrap();
+        let mut pattern = FaultPattern::new(area, advice, sized(order), FaultAround::MAX);
+        let mut next = Pfn::new(start);
+        for (index, is_write, used) in faults {
+            // Half of the faults go on where the last window ended.
+            let at = if used % 2 == 0 && area.contains(next) { next } else {
+                Pfn::new(start + index.index(len) as u64)
+            };
+            let touch = if is_write { Touch::Write } else { Touch::Read };
+            let plan = pattern.plan(at, touch, area, PageSize::KIB_4).unwrap();
+            prop_assert!(plan.window.contains(at));
+            prop_assert!(area.contains_range(plan.window));
+            prop_assert!(!(is_write || advice == Advice::Random) || plan.window.pages().get() == 1);
+            prop_assert!(advice != Advice::Normal || plan.window.pages() <= sized(order).pages(PageSize::KIB_4));
+            prop_assert!(!is_write || !plan.follows);
+            next = plan.window.end();
+            pattern.measured(PageCount::new(40), PageCount::new(used));
+            prop_assert!(pattern.size() <= sized(order));
+        }
+    }
+}
