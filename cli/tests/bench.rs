@@ -133,7 +133,10 @@ fn the_metadata_object_keeps_to_its_schema_and_says_where_each_figure_comes_from
     }
     for table in ["metadata-4k", "metadata-2m", "metadata-1g"] {
         let id = format!("{table}/altmap-on-touch");
-        assert_eq!((number(&id, mapped), number(&id, resident)), (0, 0), "{id}");
+        assert_eq!(number(&id, resident), 0, "{id}");
+        // Beside the region there are only the addresses for blocks of base pages.
+        let most = if table == "metadata-4k" { 4 << 20 } else { 0 };
+        assert!(number(&id, mapped) <= most, "{id}: {}", number(&id, mapped));
         assert!(number(&id, region) > 0);
         assert_eq!(number(&format!("{table}/linux-all"), resident), 16 << 30);
     }
