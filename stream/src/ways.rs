@@ -12,7 +12,7 @@
 //! way alike.
 //!
 //! Units: lengths in bytes. Cost: one measurement per process for clearing and one for copying, 20 ms
-//! at most for each, and what [`best`](crate::best) costs; 4 MiB of memory meanwhile.
+//! at most for each, and what [`best`] costs; 4 MiB of memory meanwhile.
 
 use std::hint::black_box;
 use std::sync::OnceLock;

@@ -5,7 +5,7 @@
 //! can be sent to another thread and outlive every borrow; while one exists,
 //! [`Pagemap::unbind`](crate::Pagemap::unbind) answers `Busy`, and a pagemap that is dropped lives
 //! on until the last guard goes. Whoever forgets a guard (`mem::forget`) has pinned the pages for
-//! good; an I/O request that carries 64 bits carries a [`RawGuard`](crate::RawGuard) instead.
+//! good; an I/O request that carries 64 bits carries a [`RawGuard`] instead.
 //!
 //! Taking a guard is all or nothing: if a folio refuses, those before it are given back, and the
 //! error says how many pages from the start could have been had.

@@ -1,7 +1,7 @@
 //! Bus errors of a region as bad pages: what the kernel says to whoever touched a page first, the
 //! pagemap then knows for everybody.
 //!
-//! Opt-in twice: the program installs the handler ([`bus::install`](uzone_os::bus::install)), and asks
+//! Opt-in twice: the program installs the handler ([`bus::install`]), and asks
 //! for each pagemap. The handler only notes; here the notes become poison, before the next pin is
 //! given or when somebody asks. Without a bus error a pin pays one load for that.
 
@@ -65,7 +65,7 @@ impl<P: Payload> Pagemap<P> {
     /// is no error.
     ///
     /// # Errors
-    /// [`WatchError`] if the handler is not installed ([`bus::install`](uzone_os::bus::install)), or
+    /// [`WatchError`] if the handler is not installed ([`bus::install`]), or
     /// there are too many watches.
     pub fn watch_bus_errors(&self) -> Result<(), WatchError> {
         if self.inner.watch.get().is_none() {
