@@ -352,6 +352,10 @@ mod tests {
 
     #[test]
     fn without_any_time_the_answers_are_the_defaults_and_say_so() {
+        if cfg!(miri) {
+            println!("skipped: ways without any time: Miri takes minutes to make the buffers");
+            return;
+        }
         for work in [Work::Zero, Work::Copy] {
             let found = Ways::measure(work, Path::Portable, Duration::ZERO);
             assert_eq!(found.hot.basis, Basis::NoStreaming);
