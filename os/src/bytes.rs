@@ -366,40 +366,6 @@ mod tests {
         });
     }
 
-    /// The time of copies by each way, in turns. Run with `--release -- --ignored --nocapture`.
-    #[test]
-    #[ignore = "it measures, and what it measures depends on the machine"]
-    fn guarded_copies_take_about_as_long_as_plain_ones() {
-        fn time(rounds: u32, mut copy: impl FnMut()) -> f64 {
-            let start = std::time::Instant::now();
-            (0..rounds).for_each(|_| copy());
-            start.elapsed().as_secs_f64() * 1e9 / f64::from(rounds)
-        }
-        fn median(mut times: Vec<f64>) -> f64 {
-            times.sort_by(f64::total_cmp);
-            times[times.len() / 2]
-        }
-        for (len, rounds) in [(3, 200_000), (64, 200_000), (4096, 20_000), (1 << 20, 100)] {
-            let words: Vec<_> = (0..(len / 8 + 2) as u64).map(AtomicU64::new).collect();
-            let mut bytes = vec![0x5a; len];
-            for offset in [0, 3] {
-                let mut times: [Vec<f64>; 4] = Default::default();
-                for _ in 0..41 {
-                    let words = std::hint::black_box(&words[..]);
-                    let out = std::hint::black_box(&mut bytes[..]);
-                    times[0].push(time(rounds, || read::<Plain>(words, offset, out).unwrap()));
-                    times[1].push(time(rounds, || read::<Best>(words, offset, out).unwrap()));
-                    times[2].push(time(rounds, || write::<Plain>(words, offset, out).unwrap()));
-                    times[3].push(time(rounds, || write::<Best>(words, offset, out).unwrap()));
-                }
-                let [read_plain, read_best, write_plain, write_best] = times.map(median);
-                println!(
-                    "{len:>8} bytes at {offset}: read {read_plain:.1} ns plain, {read_best:.1} ns guarded; write {write_plain:.1} ns plain, {write_best:.1} ns guarded"
-                );
-            }
-        }
-    }
-
     #[test]
     fn touching_changes_no_byte() {
         let words = words();
