@@ -53,7 +53,7 @@ impl Engine {
         {
             return Err(MapError::TooShort { asked, has });
         }
-        let contents = Contents::new(page.pages_in(asked)?)?;
+        let contents = Contents::reserve(page.pages_in(asked)?, page)?;
         let pattern = FaultPattern::new(
             contents.area(),
             options.advice,

@@ -6,7 +6,7 @@
 //!
 //! | state of the page | what a fault does |
 //! |---|---|
-//! | unknown, absent | own it; offer it to the backing, with its window; queue it if that had nothing |
+//! | absent | own it; offer it to the backing, with its window; queue it if that had nothing |
 //! | filling | nothing: its owner wakes all who wait |
 //! | present | wake: it was filled after the fault was told. Twice in a row: fill it again |
 //! | removed | nothing: who gives it back wakes all who wait when that is done |
@@ -200,7 +200,7 @@ impl Core {
         Counters::add(&self.counters.faults, 1);
         let one = page..page + 1;
         match self.contents.get(page) {
-            Content::Unknown | Content::Absent => {}
+            Content::Absent => {}
             Content::Filling | Content::Zeroing => {
                 Counters::add(&self.counters.coalesced, 1);
                 return Outcome::Answered;
@@ -215,17 +215,22 @@ impl Core {
                 self.kernel.wake(self.bytes(one));
                 return Outcome::Answered;
             }
-            found @ (Content::Present | Content::Zero | Content::Removed) => {
+            // A page of this memory is never unknown: it starts absent, and is that again when mended.
+            found @ (Content::Present | Content::Zero | Content::Removed | Content::Unknown) => {
                 Counters::add(&self.counters.retouched, 1);
                 // Mostly the page came between the fault and its being read. If the same page is
                 // told again, it is not there, whoever took it away.
-                let is_lost = hands.remember(page) && {
-                    hands.forget(page);
-                    self.contents.advance(page, found, Content::Absent)
-                };
-                if !is_lost {
+                if !hands.remember(page) {
                     self.kernel.wake(self.bytes(one));
                     return Outcome::Answered;
+                }
+                hands.forget(page);
+                if !self.contents.advance(page, found, Content::Absent)
+                    && self.contents.get(page) == found
+                {
+                    // It is pinned, and so does not become absent: it is filled as it is.
+                    let progress = self.offer(one, Some(page), hands);
+                    return self.demanded(&progress);
                 }
             }
         }
@@ -254,7 +259,7 @@ impl Core {
         for page in pages {
             let found = self.contents.get(page);
             let next = match found {
-                Content::Unknown | Content::Absent => Content::Zero,
+                Content::Absent => Content::Zero,
                 Content::Present => Content::Removed,
                 // Zero already, or bad for good. Nobody else is at work on such memory.
                 _ => continue,
@@ -397,7 +402,11 @@ impl Core {
             if next == Content::Poisoned {
                 Counters::add(&self.counters.poisoned, 1);
             }
-            let _ = self.contents.advance(page, Content::Filling, next);
+            if next == Content::Poisoned {
+                self.contents.spoil(page);
+            } else {
+                let _ = self.contents.advance(page, Content::Filling, next);
+            }
             self.kernel.wake(range);
             return;
         }

@@ -9,8 +9,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{Builder, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use uzone::{PagemapOps, Pinned, Zone};
 use uzone_os::uffd::{Doorbell, Features, KernelFaults, Modes, Registered, Uffd, UffdCall};
 use uzone_os::{Access, Addr, Anonymous, HugeAdvice, HugeSize, Mapping, RangeError};
 use uzone_pages::{Advice, ByteLen, Content, FaultAround, FaultPattern, PageSize};
@@ -20,13 +21,12 @@ use crate::contents::Contents;
 use crate::core::{Core, Counters, Hands, Policy};
 use crate::error::{LazyError, MapError};
 use crate::pool::Pool;
+use crate::populate::{Populate, Producer, populate};
 use crate::reader::{Control, Reader};
 use crate::told::Told;
 
 /// How many bytes are read from a backing at once.
 pub(crate) const STAGING: u64 = 256 << 10;
-/// How long [`LazyMapping::populate`] waits for a page that another thread is producing.
-const PATIENCE: Duration = Duration::from_secs(30);
 
 /// How memory is mapped lazily.
 #[derive(Clone, Debug)]
@@ -59,6 +59,7 @@ impl Default for LazyOptions {
 /// What makes lazy mappings and produces their pages: threads that wait for devices, shared by all
 /// mappings.
 pub struct Engine {
+    zone: Zone,
     pool: Arc<Pool>,
 }
 
@@ -69,7 +70,14 @@ impl Engine {
     /// [`MapError::Thread`] if one is refused.
     pub fn new(threads: NonZeroUsize) -> Result<Self, MapError> {
         let pool = Pool::start(threads).map_err(MapError::Thread)?;
-        Ok(Self { pool: Arc::new(pool) })
+        Ok(Self { zone: Zone::new(), pool: Arc::new(pool) })
+    }
+
+    /// Returns the zone that lazily mapped memory is bound in: pages are pinned there by address
+    /// ([`Zone::pin`]), and those that are absent are produced first.
+    #[must_use]
+    pub fn zone(&self) -> &Zone {
+        &self.zone
     }
 
     /// Maps `len` bytes of `backing`. Nothing is read before somebody touches it.
@@ -97,8 +105,11 @@ impl Engine {
             .pages_in(len)
             .map_err(|_| MapError::CutsPage { len, page: ByteLen::new(page.bytes()) })?;
         let uffd = Uffd::open(required, Features::THREAD_ID, options.kernel_faults)?;
-        let contents = Contents::new(pages)?;
         let memory = Arc::new(Registered::new(Arc::new(uffd), mapping, modes)?);
+        let producer = Producer::default();
+        let ops = PagemapOps::default().populate(producer.clone());
+        let contents = Contents::bind(&self.zone, Mapping::lent(memory.clone()), page, ops)?;
+        debug_assert_eq!(contents.area().pages(), pages);
         let pattern = FaultPattern::new(
             contents.area(),
             options.advice,
@@ -109,6 +120,7 @@ impl Engine {
         let policy = Policy { zeroes_by_copy, removed_is_zero: false };
         let core = Arc::new(Core::new(memory.clone(), backing, contents, page, policy, pattern));
         let room = ByteLen::new(STAGING.max(page.bytes())).to_usize()?;
+        producer.serves(&core, room);
         let bell = Doorbell::new().map_err(MapError::Thread)?;
         let control = Arc::new(Control { bell, stop: AtomicBool::new(false) });
         let reader = Reader {
@@ -167,15 +179,6 @@ fn map_memory(
             Ok((mapping, modes, features))
         }
     }
-}
-
-/// What [`LazyMapping::populate`] makes present.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Populate {
-    /// What is at hand. It never blocks.
-    Cached,
-    /// Every page.
-    All,
 }
 
 /// Counts of what happened to a mapping.
@@ -336,6 +339,25 @@ impl LazyMapping {
         Ok(start >> page.shift()..end >> page.shift())
     }
 
+    /// Pins the pages that hold bytes of a range: what is absent is produced first, and until the guard
+    /// is dropped nothing of it is given back. The memory stays mapped as long, also if this value is
+    /// dropped; then a page of it that is not there is never produced, and who touches one waits for
+    /// the last guard to go and gets a signal.
+    ///
+    /// # Errors
+    /// [`LazyError::Hold`] if a page cannot be had or is bad, [`LazyError::Range`] if one is not of the
+    /// mapping.
+    pub fn pin(&self, range: Range<u64>) -> Result<Pinned, LazyError> {
+        let Range { start, end } = range;
+        if start >= end {
+            return Err(RangeError::Empty { start, end }.into());
+        }
+        let page = self.page_size().bytes();
+        let end = end.checked_next_multiple_of(page).unwrap_or(u64::MAX);
+        let whole = self.pages(&(start / page * page..end))?;
+        Ok(self.core.contents().pin(whole)?)
+    }
+
     /// Makes pages of a range present before anybody touches them, in the calling thread. Returns how
     /// many pages were put in place.
     ///
@@ -345,47 +367,7 @@ impl LazyMapping {
     /// are present. [`LazyError::Range`] if the range is not inside, or cuts a page.
     pub fn populate(&self, range: Range<u64>, what: Populate) -> Result<u64, LazyError> {
         let pages = self.pages(&range)?;
-        let mut hands = Hands::new(self.room);
-        let step = FaultAround::MAX.pages(self.page_size()).get();
-        let mut filled = 0;
-        let mut at = pages.start;
-        while at < pages.end {
-            let window = at..pages.end.min(at + step);
-            at = window.end;
-            filled += self.core.map_ready(window.clone(), &mut hands);
-            if what == Populate::All {
-                for page in window {
-                    filled += self.produce(page, &mut hands)?;
-                }
-            }
-        }
-        Counters::add(&self.core.counters().populated, filled);
-        Ok(filled)
-    }
-
-    /// Makes one page present, or waits until somebody has. Returns whether it did itself.
-    fn produce(&self, page: u64, hands: &mut Hands) -> Result<u64, LazyError> {
-        let offset = page << self.page_size().shift();
-        let give_up = Instant::now() + PATIENCE;
-        loop {
-            match self.core.contents().get(page) {
-                Content::Present | Content::Zero => return Ok(0),
-                Content::Poisoned => return Err(LazyError::Poisoned { offset }),
-                Content::Unknown | Content::Absent => {
-                    if self.core.contents().claim(page) {
-                        return match self.core.produce(page, hands) {
-                            Ok(()) => Ok(1),
-                            Err(cause) => Err(LazyError::Backing { offset, cause }),
-                        };
-                    }
-                }
-                Content::Filling | Content::Zeroing | Content::Removed => {}
-            }
-            if Instant::now() >= give_up {
-                return Err(LazyError::TimedOut { offset });
-            }
-            std::thread::yield_now();
-        }
+        populate(&self.core, pages, what, &mut Hands::new(self.room))
     }
 
     /// Gives the pages of a range back. What was written to them is lost, unless it went to a

@@ -44,6 +44,7 @@
 //! | `core` | what becomes of a fault |
 //! | `contents` | the state of each page |
 //! | `reader` | the thread that answers |
+//! | `populate` | pages made present before they are touched, and for pins |
 //! | `pool` | the threads that wait for devices |
 //! | `told` | where faults are told and answered |
 //! | `kernel` | the answers, so that tests can make up a kernel |
@@ -57,6 +58,7 @@ mod error;
 mod kernel;
 mod lazy;
 mod pool;
+mod populate;
 mod reader;
 mod told;
 mod window;
@@ -67,6 +69,7 @@ mod tests;
 pub use adopted::AdoptedMemory;
 pub use backing::{Backing, FileBacking, FunctionBacking, Memory, MemoryBacking, ZeroBacking};
 pub use error::{BackingError, LazyError, MapError};
-pub use lazy::{Engine, FaultStats, LazyMapping, LazyOptions, Populate};
+pub use lazy::{Engine, FaultStats, LazyMapping, LazyOptions};
+pub use populate::Populate;
 pub use told::RemoteRegion;
 pub use window::{Filled, Window};

@@ -231,7 +231,7 @@ impl Backing for FakeBacking {
 fn core(whims: Vec<u8>, kinds: Vec<Kind>, advice: Advice, window: u64) -> (Arc<FakeKernel>, Core) {
     let machine = Machine { whims, ..Machine::default() };
     let kernel = Arc::new(FakeKernel(Mutex::new(machine)));
-    let contents = Contents::new(PageCount::new(PAGES)).unwrap();
+    let contents = Contents::reserve(PageCount::new(PAGES), PageSize::KIB_4).unwrap();
     let size = FaultAround::try_new(ByteLen::new(window * 4096)).unwrap();
     let pattern = FaultPattern::new(contents.area(), advice, size, FaultAround::MAX);
     let backing = Arc::new(FakeBacking(kinds));
@@ -435,7 +435,7 @@ fn a_page_that_is_not_ready_is_produced_once_and_its_neighbours_are_mapped() {
     assert_eq!(core.fault(20, Touch::Read, &mut hands), Outcome::Answered);
     core.produce(20, &mut hands).unwrap();
     assert_eq!(core.contents().get(20), Content::Present);
-    assert_eq!(core.contents().get(22), Content::Unknown);
+    assert_eq!(core.contents().get(22), Content::Absent);
     assert_eq!(kernel.lock().pages[&20], Some(right(20)));
 }
 
@@ -528,7 +528,7 @@ fn the_bookkeeping_of_a_fault_is_small() {
     for (window, bound_ns) in [(1_u64, 20_000), (16, 40_000)] {
         let mut best = u128::MAX;
         for _ in 0..5 {
-            let contents = Contents::new(PageCount::new(pages)).unwrap();
+            let contents = Contents::reserve(PageCount::new(pages), PageSize::KIB_4).unwrap();
             let size = FaultAround::try_new(ByteLen::new(window * 4096)).unwrap();
             let pattern =
                 FaultPattern::new(contents.area(), Advice::Normal, size, FaultAround::MAX);
@@ -551,7 +551,7 @@ fn the_bookkeeping_of_a_fault_is_small() {
 fn what_others_removed_is_zero_and_never_what_it_was() {
     let machine = Machine { whims: vec![3], ..Machine::default() };
     let kernel = Arc::new(FakeKernel(Mutex::new(machine)));
-    let contents = Contents::new(PageCount::new(PAGES)).unwrap();
+    let contents = Contents::reserve(PageCount::new(PAGES), PageSize::KIB_4).unwrap();
     let pattern =
         FaultPattern::new(contents.area(), Advice::Normal, FaultAround::DEFAULT, FaultAround::MAX);
     let backing = Arc::new(FakeBacking(all(Kind::Ready)));

@@ -250,16 +250,17 @@ impl<'a> Window<'a> {
     /// Notes that the kernel has the pages of `range`.
     fn settle(&mut self, range: Range<u64>) {
         let shift = self.page_size().shift();
-        for page in range.start >> shift..range.end >> shift {
-            self.state.filled += 1;
-            if self.owned == Some(page) {
-                self.state.owned_is_done = true;
-                // Only its owner takes a page from this state, but for a deadline that made it bad.
-                let _ = self.core.contents().advance(page, Content::Filling, Content::Present);
-            } else {
-                self.core.contents().settle(page);
-            }
+        let mut pages = range.start >> shift..range.end >> shift;
+        let contents = self.core.contents();
+        self.state.filled += pages.end - pages.start;
+        if let Some(owned) = self.owned.filter(|owned| pages.contains(owned)) {
+            contents.settle(pages.start..owned);
+            self.state.owned_is_done = true;
+            // Only its owner takes a page from this state, but for a deadline that made it bad.
+            let _ = contents.advance(owned, Content::Filling, Content::Present);
+            pages.start = owned + 1;
         }
+        contents.settle(pages);
     }
 }
 
