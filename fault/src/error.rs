@@ -92,6 +92,28 @@ pub enum BackingError {
     Other(#[from] Box<dyn std::error::Error + Send + Sync>),
 }
 
+/// A page that is bad, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Failure {
+    /// Where it is in the backing.
+    pub offset: u64,
+    /// What the backing said, with the causes of that.
+    pub reason: String,
+}
+
+/// Returns what an error says, with its causes.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        cause = error.source();
+    }
+    text
+}
+
 /// A request that failed on memory that is mapped lazily.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

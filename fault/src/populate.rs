@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 use uzone::FaultError;
 use uzone_pages::{Content, FaultAround, PageCount, Pfn, PfnRange};
 
-use crate::core::{Core, Counters, Hands};
+use crate::core::{Core, Hands};
 use crate::error::LazyError;
+use crate::stats::Counters;
 
 /// How long to wait for a page that another thread is producing.
 const PATIENCE: Duration = Duration::from_secs(30);

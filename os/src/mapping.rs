@@ -195,7 +195,7 @@ impl Mapping {
             mapped_len: of.mapped_len,
             page: of.page,
             access: of.access,
-            behind: Behind::Lent { owner: owner },
+            behind: Behind::Lent { owner },
             origin: next_origin(),
         }
     }
