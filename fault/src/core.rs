@@ -62,6 +62,7 @@ pub(crate) struct Counters {
     pub(crate) poisoned: AtomicU64,
     pub(crate) evicted: AtomicU64,
     pub(crate) left_out: AtomicU64,
+    pub(crate) zeroes: AtomicU64,
 }
 
 impl Counters {

@@ -96,6 +96,11 @@ impl Engine {
         let pages = page
             .pages_in(len)
             .map_err(|_| MapError::CutsPage { len, page: ByteLen::new(page.bytes()) })?;
+        if !backing.takes_pages_of(page) {
+            return Err(MapError::Backing {
+                reason: "its parts start or end inside of such a page",
+            });
+        }
         let uffd = Uffd::open(required, Features::THREAD_ID, options.kernel_faults)?;
         let contents = Contents::new(pages)?;
         let memory = Arc::new(Registered::new(Arc::new(uffd), mapping, modes)?);
@@ -206,6 +211,9 @@ pub struct FaultStats {
     pub evicted: u64,
     /// Neighbours that were not put in place because too many faults came at once.
     pub left_out: u64,
+    /// Pages that were put in place as zeroes by the kernel, and take no memory until they are
+    /// written, where the kernel has a zero page for the memory.
+    pub zeroes: u64,
 }
 
 impl FaultStats {
@@ -226,6 +234,7 @@ impl FaultStats {
             poisoned: get(&counters.poisoned),
             evicted: get(&counters.evicted),
             left_out: get(&counters.left_out),
+            zeroes: get(&counters.zeroes),
         }
     }
 }

@@ -65,7 +65,10 @@ mod window;
 mod tests;
 
 pub use adopted::AdoptedMemory;
-pub use backing::{Backing, FileBacking, FunctionBacking, Memory, MemoryBacking, ZeroBacking};
+pub use backing::{
+    Backing, CompositeBacking, CompositeBuilder, CompositeError, FileBacking, FunctionBacking,
+    Memory, MemoryBacking, ZeroBacking,
+};
 pub use error::{BackingError, LazyError, MapError};
 pub use lazy::{Engine, FaultStats, LazyMapping, LazyOptions, Populate};
 pub use told::RemoteRegion;
