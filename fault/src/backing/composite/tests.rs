@@ -215,7 +215,7 @@ fn a_part_reaches_no_page_of_its_neighbours_also_when_it_panics() {
     impl Backing for Greedy {
         fn map_pages(&self, window: &mut Window<'_>) {
             let Range { start, end } = window.range();
-            for range in [start.wrapping_sub(PAGE)..end, start..end + PAGE, 0..u64::MAX & !4095] {
+            for range in [start.wrapping_sub(PAGE)..end, start..end + PAGE, 0..u64::MAX - 4095] {
                 assert!(range == (start..end) || window.zero(range).is_err());
             }
             assert!(window.part(start..end + PAGE, 0, |_| ()).is_err());
