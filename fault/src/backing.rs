@@ -64,6 +64,18 @@ pub trait Backing: Send + Sync {
         Ok(Memory::Own)
     }
 
+    /// Takes bytes that were written to the mapping, whole pages from `offset` on. It is called by
+    /// whoever asks for it, and may block. What is behind the end of the backing is left out.
+    ///
+    /// It must not touch the mapping itself.
+    ///
+    /// # Errors
+    /// [`BackingError`] if the bytes are not all taken. Then all of them are offered again later.
+    fn write_back(&self, offset: u64, bytes: &[u8]) -> Result<(), BackingError> {
+        let reason = "this backing takes no bytes";
+        Err(BackingError::ReadOnly { offset, len_bytes: bytes.len() as u64, reason })
+    }
+
     /// Returns whether pages of that size can be filled. One that is made of parts cannot fill a
     /// page that is in two of them.
     fn takes_pages_of(&self, page: PageSize) -> bool {

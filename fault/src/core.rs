@@ -63,6 +63,7 @@ pub(crate) struct Counters {
     pub(crate) evicted: AtomicU64,
     pub(crate) left_out: AtomicU64,
     pub(crate) zeroes: AtomicU64,
+    pub(crate) write_protect: AtomicU64,
 }
 
 impl Counters {
@@ -172,6 +173,10 @@ impl Core {
         &*self.kernel
     }
 
+    pub(crate) fn backing(&self) -> &dyn Backing {
+        &*self.backing
+    }
+
     pub(crate) fn contents(&self) -> &Contents {
         &self.contents
     }
@@ -194,6 +199,13 @@ impl Core {
 
     pub(crate) fn bytes(&self, pages: Range<u64>) -> Range<u64> {
         pages.start << self.page.shift()..pages.end << self.page.shift()
+    }
+
+    /// Takes that somebody waits to write to a page that is protected. Returns whether that is done;
+    /// otherwise wake the page a little later.
+    pub(crate) fn write_fault(&self, page: u64) -> bool {
+        Counters::add(&self.counters.write_protect, 1);
+        self.kernel.written(page, &|other| self.contents.get(other) == Content::Present)
     }
 
     /// Takes a fault on a page of the area.

@@ -3,7 +3,7 @@
 use std::io;
 
 use uzone_os::uffd::{AnswerError, OpenError, RegisterError};
-use uzone_os::{AccessError, AdviseError, MappedError, RangeError};
+use uzone_os::{AccessError, AdviseError, MappedError, RangeError, ResidentError, SysError};
 use uzone_pages::{AddrError, ByteLen, FaultAroundError, LayoutError, MemmapError};
 
 /// Memory that was not mapped lazily.
@@ -22,6 +22,9 @@ pub enum MapError {
     /// The descriptors have no room.
     #[error("no room for the descriptors")]
     Mapped(#[from] MappedError),
+    /// What the page tables say about writes cannot be read.
+    #[error("writes cannot be tracked")]
+    Scan(#[from] SysError),
     /// The length has no such number of pages.
     #[error(transparent)]
     Addr(#[from] AddrError),
@@ -86,6 +89,27 @@ pub enum BackingError {
         /// Where it ends.
         end: u64,
     },
+    /// It takes no bytes.
+    #[error("cannot write {len_bytes} bytes at {offset:#x}: {reason}")]
+    ReadOnly {
+        /// Where in the backing.
+        offset: u64,
+        /// How many.
+        len_bytes: u64,
+        /// Why not, and what would help.
+        reason: &'static str,
+    },
+    /// Writing to it failed.
+    #[error("cannot write {len_bytes} bytes at {offset:#x}")]
+    Write {
+        /// Where in the backing.
+        offset: u64,
+        /// How many.
+        len_bytes: u64,
+        /// What the system answered.
+        #[source]
+        cause: io::Error,
+    },
     /// The kernel refused the page.
     #[error("the kernel refused the page")]
     Answer(#[from] AnswerError),
@@ -127,5 +151,29 @@ pub enum LazyError {
     TimedOut {
         /// Where it is in the mapping.
         offset: u64,
+    },
+    /// Writes are not tracked.
+    #[error("writes to this mapping are not tracked: map it with LazyOptions::track_writes")]
+    NotTracked,
+    /// Whether a page was written cannot be known while it is given back.
+    #[error("cannot give pages back whose writes are tracked: {reason}")]
+    CannotEvict {
+        /// Why not, and what would help.
+        reason: &'static str,
+    },
+    /// Which pages were written is not known.
+    #[error(transparent)]
+    Resident(#[from] ResidentError),
+    /// The kernel refused to protect pages against writing.
+    #[error(transparent)]
+    Answer(#[from] AnswerError),
+    /// The backing did not take what was written.
+    #[error("what was written at {offset:#x} cannot be brought back")]
+    WriteBack {
+        /// Where it is in the mapping.
+        offset: u64,
+        /// Why.
+        #[source]
+        cause: BackingError,
     },
 }

@@ -18,7 +18,9 @@ use uzone_pages::{Advice, ByteLen, Content, FaultAround, FaultPattern, PageSize}
 use crate::backing::{Backing, Memory};
 use crate::contents::Contents;
 use crate::core::{Core, Counters, Hands, Policy};
+use crate::dirty::{Tracker, WriteTracking};
 use crate::error::{LazyError, MapError};
+use crate::kernel::Kernel;
 use crate::pool::Pool;
 use crate::reader::{Control, Reader};
 use crate::told::Told;
@@ -42,6 +44,8 @@ pub struct LazyOptions {
     pub spin: Duration,
     /// Whether faults of system calls have to be answered too.
     pub kernel_faults: KernelFaults,
+    /// Whether writes are tracked, and how.
+    pub track_writes: Option<WriteTracking>,
 }
 
 impl Default for LazyOptions {
@@ -52,6 +56,7 @@ impl Default for LazyOptions {
             huge: None,
             spin: Duration::from_micros(20),
             kernel_faults: KernelFaults::IfAllowed,
+            track_writes: None,
         }
     }
 }
@@ -91,7 +96,10 @@ impl Engine {
             }
         }
         let memory = backing.memory().map_err(MapError::Thread)?;
-        let (mapping, modes, required) = map_memory(len, memory, options)?;
+        let (mapping, mut modes, mut required) = map_memory(len, memory, options)?;
+        if let Some(tracking) = options.track_writes {
+            (modes, required) = tracking.needs(&mapping, modes, required)?;
+        }
         let page = mapping.page_size();
         let pages = page
             .pages_in(len)
@@ -110,9 +118,18 @@ impl Engine {
             options.fault_around,
             backing.largest_window(),
         );
-        let zeroes_by_copy = !memory.calls().takes(UffdCall::ZeroPage);
+        let tracker = match options.track_writes {
+            Some(tracking) => Some(Arc::new(Tracker::new(tracking, memory.clone(), pages)?)),
+            None => None,
+        };
+        let zeroes_by_copy = !memory.calls().takes(UffdCall::ZeroPage)
+            || tracker.as_ref().is_some_and(|tracker| tracker.copies_zeroes());
         let policy = Policy { zeroes_by_copy, removed_is_zero: false };
-        let core = Arc::new(Core::new(memory.clone(), backing, contents, page, policy, pattern));
+        let kernel: Arc<dyn Kernel> = match &tracker {
+            Some(tracker) => tracker.clone(),
+            None => memory.clone(),
+        };
+        let core = Arc::new(Core::new(kernel, backing, contents, page, policy, pattern));
         let room = ByteLen::new(STAGING.max(page.bytes())).to_usize()?;
         let bell = Doorbell::new().map_err(MapError::Thread)?;
         let control = Arc::new(Control { bell, stop: AtomicBool::new(false) });
@@ -129,7 +146,8 @@ impl Engine {
             .spawn(move || reader.run())
             .map_err(MapError::Thread)?;
         let sees_kernel_faults = memory.uffd().sees_kernel_faults();
-        Ok(LazyMapping { memory, core, control, thread: Some(thread), room, sees_kernel_faults })
+        let thread = Some(thread);
+        Ok(LazyMapping { memory, core, control, thread, room, sees_kernel_faults, tracker })
     }
 }
 
@@ -214,6 +232,8 @@ pub struct FaultStats {
     /// Pages that were put in place as zeroes by the kernel, and take no memory until they are
     /// written, where the kernel has a zero page for the memory.
     pub zeroes: u64,
+    /// Writes to pages that were protected, that were told; they are not among the faults.
+    pub write_protect: u64,
 }
 
 impl FaultStats {
@@ -235,6 +255,7 @@ impl FaultStats {
             evicted: get(&counters.evicted),
             left_out: get(&counters.left_out),
             zeroes: get(&counters.zeroes),
+            write_protect: get(&counters.write_protect),
         }
     }
 }
@@ -250,11 +271,25 @@ pub struct LazyMapping {
     thread: Option<JoinHandle<()>>,
     room: usize,
     sees_kernel_faults: bool,
+    tracker: Option<Arc<Tracker>>,
 }
 
 impl LazyMapping {
     fn mapping(&self) -> &Mapping {
         self.memory.mapping()
+    }
+
+    pub(crate) fn core(&self) -> &Core {
+        &self.core
+    }
+
+    /// Returns how many bytes are read from a backing at once, or written to it.
+    pub(crate) fn room(&self) -> usize {
+        self.room
+    }
+
+    pub(crate) fn tracking(&self) -> Option<&Tracker> {
+        self.tracker.as_deref()
     }
 
     /// Returns where it starts, for foreign code that reads it.
@@ -330,7 +365,7 @@ impl LazyMapping {
     }
 
     /// Returns the pages of a range of bytes that starts and ends at pages.
-    fn pages(&self, range: &Range<u64>) -> Result<Range<u64>, RangeError> {
+    pub(crate) fn pages(&self, range: &Range<u64>) -> Result<Range<u64>, RangeError> {
         let &Range { start, end } = range;
         let (page, len_bytes) = (self.page_size(), self.len().get());
         if start >= end {
@@ -397,14 +432,28 @@ impl LazyMapping {
         }
     }
 
-    /// Gives the pages of a range back. What was written to them is lost, unless it went to a
-    /// memory file; they are produced anew when somebody touches them. Pages that are being produced
-    /// stay, and so may one that was touched a moment ago. Returns how many were given back.
+    /// Gives the pages of a range back; they are produced anew when somebody touches them. Pages that
+    /// are being produced stay, and so may one that was touched a moment ago. Returns how many were
+    /// given back.
+    ///
+    /// Without [`LazyOptions::track_writes`], what was written to them is lost, unless it went to a
+    /// memory file. With it, pages that were written stay, and [`LazyMapping::dirty`] says which those
+    /// are; [`LazyMapping::write_back`] makes them clean, [`LazyMapping::evict_all`] drops them.
     ///
     /// # Errors
-    /// [`LazyError`] if the range is not inside, cuts a page, or the kernel refuses.
+    /// [`LazyError`] if the range is not inside, cuts a page, or the kernel refuses;
+    /// [`LazyError::CannotEvict`] where writes are tracked asynchronously and a page that is written
+    /// meanwhile could be lost.
     pub fn evict(&self, range: Range<u64>) -> Result<u64, LazyError> {
         let pages = self.pages(&range)?;
+        match self.tracking() {
+            Some(tracker) => self.evict_clean(tracker, pages),
+            None => self.evict_pages(pages),
+        }
+    }
+
+    /// Gives pages back, whatever is in them.
+    pub(crate) fn evict_pages(&self, pages: Range<u64>) -> Result<u64, LazyError> {
         let contents = self.core.contents();
         let mut evicted = 0;
         let mut at = pages.start;
@@ -422,6 +471,9 @@ impl LazyMapping {
             }
             let run = self.core.bytes(start..at);
             answer = self.mapping().discard(run.clone());
+            if let (Ok(()), Some(tracker)) = (&answer, self.tracking()) {
+                tracker.evicted(&(start..at));
+            }
             let next = if answer.is_ok() { Content::Absent } else { Content::Filling };
             for page in start..at {
                 if contents.advance(page, Content::Removed, next) && next == Content::Filling {

@@ -46,6 +46,9 @@
 //! | `reader` | the thread that answers |
 //! | `pool` | the threads that wait for devices |
 //! | `told` | where faults are told and answered |
+//! | `dirty` | which pages were written; `dirty/states` where each first write is an event |
+//! | `write_back` | bringing what was written back to the backing |
+//! | `evict` | giving pages back that were not written |
 //! | `kernel` | the answers, so that tests can make up a kernel |
 #![forbid(unsafe_code)]
 
@@ -53,13 +56,16 @@ mod adopted;
 mod backing;
 mod contents;
 mod core;
+mod dirty;
 mod error;
+mod evict;
 mod kernel;
 mod lazy;
 mod pool;
 mod reader;
 mod told;
 mod window;
+mod write_back;
 
 #[cfg(test)]
 mod tests;
@@ -69,6 +75,7 @@ pub use backing::{
     Backing, CompositeBacking, CompositeBuilder, CompositeError, FileBacking, FunctionBacking,
     Memory, MemoryBacking, ZeroBacking,
 };
+pub use dirty::WriteTracking;
 pub use error::{BackingError, LazyError, MapError};
 pub use lazy::{Engine, FaultStats, LazyMapping, LazyOptions, Populate};
 pub use told::RemoteRegion;

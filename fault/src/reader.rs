@@ -161,6 +161,13 @@ impl Reader {
         if fault.kind == FaultKind::Minor {
             Counters::add(&self.core.counters().minor, 1);
         }
+        if fault.kind == FaultKind::WriteProtect {
+            if !self.core.write_fault(page) {
+                Counters::add(&self.core.counters().put_off, 1);
+                parked.push(page);
+            }
+            return;
+        }
         let touch = if fault.is_write { Touch::Write } else { Touch::Read };
         match self.core.fault(page, touch, hands) {
             Outcome::Answered => return,

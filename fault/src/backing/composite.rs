@@ -241,6 +241,14 @@ impl Backing for CompositeBacking {
         self.parts.last().map(|last| ByteLen::new(last.range.end))
     }
 
+    fn write_back(&self, offset: u64, bytes: &[u8]) -> Result<(), BackingError> {
+        for (part, inside, at) in self.parts(offset..offset.saturating_add(bytes.len() as u64)) {
+            let index = |of: u64| usize::try_from(of - offset).unwrap_or(bytes.len());
+            part.backing.write_back(at, &bytes[index(inside.start)..index(inside.end)])?;
+        }
+        Ok(())
+    }
+
     fn takes_pages_of(&self, page: PageSize) -> bool {
         page <= self.page && self.parts.iter().all(|part| part.backing.takes_pages_of(page))
     }
