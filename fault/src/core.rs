@@ -64,9 +64,17 @@ pub(crate) struct Counters {
     pub(crate) left_out: AtomicU64,
     pub(crate) zeroes: AtomicU64,
     pub(crate) write_protect: AtomicU64,
+    pub(crate) collapsed: AtomicU64,
 }
 
 impl Counters {
+    /// Returns how many pages were put in place or given back: a number that changes when that does.
+    pub(crate) fn filled(&self) -> u64 {
+        let counters = [&self.demand, &self.around, &self.populated, &self.queued, &self.evicted];
+        // Relaxed: a statistic, by which nothing is published.
+        counters.iter().map(|counter| counter.load(Ordering::Relaxed)).sum()
+    }
+
     pub(crate) fn add(counter: &AtomicU64, count: u64) {
         if count != 0 {
             // Relaxed: a statistic, by which nothing is published.

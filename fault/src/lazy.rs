@@ -16,6 +16,7 @@ use uzone_os::{Access, Addr, Anonymous, HugeAdvice, HugeSize, Mapping, RangeErro
 use uzone_pages::{Advice, ByteLen, Content, FaultAround, FaultPattern, PageSize};
 
 use crate::backing::{Backing, Memory};
+use crate::collapse::{Collapser, Settler};
 use crate::contents::Contents;
 use crate::core::{Core, Counters, Hands, Policy};
 use crate::dirty::{Tracker, WriteTracking};
@@ -46,6 +47,9 @@ pub struct LazyOptions {
     pub kernel_faults: KernelFaults,
     /// Whether writes are tracked, and how.
     pub track_writes: Option<WriteTracking>,
+    /// After how long without a page that was filled a thread of low priority makes huge pages of what
+    /// is there, as [`LazyMapping::collapse`] does; `None` for never.
+    pub collapse_when_settled: Option<Duration>,
 }
 
 impl Default for LazyOptions {
@@ -57,6 +61,7 @@ impl Default for LazyOptions {
             spin: Duration::from_micros(20),
             kernel_faults: KernelFaults::IfAllowed,
             track_writes: None,
+            collapse_when_settled: None,
         }
     }
 }
@@ -147,7 +152,21 @@ impl Engine {
             .map_err(MapError::Thread)?;
         let sees_kernel_faults = memory.uffd().sees_kernel_faults();
         let thread = Some(thread);
-        Ok(LazyMapping { memory, core, control, thread, room, sees_kernel_faults, tracker })
+        let mut mapping = LazyMapping {
+            memory,
+            core,
+            control,
+            thread,
+            room,
+            sees_kernel_faults,
+            tracker,
+            settler: None,
+        };
+        if let Some(quiet) = options.collapse_when_settled {
+            let settler = Settler::start(mapping.collapser(), quiet).map_err(MapError::Thread)?;
+            mapping.settler = Some(settler);
+        }
+        Ok(mapping)
     }
 }
 
@@ -234,6 +253,8 @@ pub struct FaultStats {
     pub zeroes: u64,
     /// Writes to pages that were protected, that were told; they are not among the faults.
     pub write_protect: u64,
+    /// Huge pages that were made of small ones.
+    pub collapsed: u64,
 }
 
 impl FaultStats {
@@ -256,6 +277,7 @@ impl FaultStats {
             left_out: get(&counters.left_out),
             zeroes: get(&counters.zeroes),
             write_protect: get(&counters.write_protect),
+            collapsed: get(&counters.collapsed),
         }
     }
 }
@@ -272,6 +294,7 @@ pub struct LazyMapping {
     room: usize,
     sees_kernel_faults: bool,
     tracker: Option<Arc<Tracker>>,
+    settler: Option<Settler>,
 }
 
 impl LazyMapping {
@@ -286,6 +309,11 @@ impl LazyMapping {
     /// Returns how many bytes are read from a backing at once, or written to it.
     pub(crate) fn room(&self) -> usize {
         self.room
+    }
+
+    pub(crate) fn collapser(&self) -> Collapser {
+        let (core, memory) = (self.core.clone(), self.memory.clone());
+        Collapser { core, memory, is_tracked: self.tracker.is_some() }
     }
 
     pub(crate) fn tracking(&self) -> Option<&Tracker> {
@@ -494,6 +522,8 @@ impl LazyMapping {
 
 impl Drop for LazyMapping {
     fn drop(&mut self) {
+        // It may touch pages, which somebody has to fill until it has stopped.
+        self.settler = None;
         // Release pairs with the Acquire of the reader.
         self.control.stop.store(true, Ordering::Release);
         if self.control.bell.ring().is_err() {

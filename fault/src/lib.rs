@@ -49,11 +49,13 @@
 //! | `dirty` | which pages were written; `dirty/states` where each first write is an event |
 //! | `write_back` | bringing what was written back to the backing |
 //! | `evict` | giving pages back that were not written |
+//! | `collapse` | huge pages for what is filled |
 //! | `kernel` | the answers, so that tests can make up a kernel |
 #![forbid(unsafe_code)]
 
 mod adopted;
 mod backing;
+mod collapse;
 mod contents;
 mod core;
 mod dirty;
@@ -75,6 +77,7 @@ pub use backing::{
     Backing, CompositeBacking, CompositeBuilder, CompositeError, FileBacking, FunctionBacking,
     Memory, MemoryBacking, ZeroBacking,
 };
+pub use collapse::{Collapsed, Uncollapsed};
 pub use dirty::WriteTracking;
 pub use error::{BackingError, LazyError, MapError};
 pub use lazy::{Engine, FaultStats, LazyMapping, LazyOptions, Populate};
