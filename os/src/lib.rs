@@ -32,7 +32,9 @@
 //! | `bus` | SIGBUS as an event and an error instead of the end of the process |
 //! | `exclusive` | [`Exclusive`]: a mapping that nobody else can change, so that it has slices |
 //! | `mapped` | [`Mapped`]: an owned `[T]` in such memory |
+//! | `file_writes` | where writes to a file go |
 //! | `page_cache` | what the page cache has of a file |
+//! | `pagemap_scan` | what the page tables say, and which pages were written |
 //! | `populate` | making memory present, by several threads |
 //! | `advise` | huge pages for what is mapped already, and giving pages back |
 //! | `fixed_buffers` | having the kernel itself pin a mapping, by an io_uring |
@@ -60,6 +62,7 @@ mod create;
 pub mod dax;
 mod errno;
 mod exclusive;
+mod file_writes;
 pub mod fixed_buffers;
 pub mod hugepages;
 mod libpmem;
@@ -69,6 +72,7 @@ pub mod memory;
 pub mod numa;
 mod options;
 pub mod page_cache;
+mod pagemap_scan;
 mod populate;
 pub mod priority;
 pub mod probe;
@@ -81,12 +85,14 @@ pub use advise::{AdviseError, Collapsed};
 pub use bytes::{AccessError, CopyDirection};
 pub use dax::{DaxDevice, DaxError};
 pub use exclusive::{Exclusive, Exclusivity, ExclusivityError, NotExclusive, NotPromised};
+pub use file_writes::{FileWrites, file_writes};
 pub use fixed_buffers::{FixedBuffers, FixedBuffersError};
 pub use hugepages::HugeSize;
 pub use libpmem::{LibPmem, LibPmemError};
 pub use mapped::{Mapped, MappedError, NotMapped};
 pub use mapping::{FileId, JoinError, Mapping, NotCut, NotJoined};
 pub use options::{Access, Addr, Anonymous, HugeAdvice, RangeError, Reserve, Sharing, Vaddr};
+pub use pagemap_scan::WriteScan;
 pub use populate::{PopulateError, PopulateHow, Populated, populate_slice};
 pub use resident::ResidentError;
 pub use root::{SysError, SystemRoot};
