@@ -13,7 +13,7 @@
 //! | a memory file | not: its bytes would have to start at a multiple of a huge page, in the file and in memory alike, which mappings of it do not; one that is made of huge pages has them |
 //! | whose writes are tracked | not: a huge page is protected as a whole |
 //!
-//! Cost: a millisecond for each huge page, for which the kernel holds the layout of the process. The
+//! Cost: one to four milliseconds for each huge page, for which the kernel holds the layout of the process. The
 //! thread therefore has a low priority and not the lowest: one that hardly ever ran would hold up
 //! everybody who faults. Source: madvise(2) `MADV_COLLAPSE`, Linux 6.1.
 

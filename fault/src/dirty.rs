@@ -7,11 +7,16 @@
 //! |---|---|---|
 //! | a first write | the kernel takes the protection away and goes on | an event, and the thread that answers lets the writer in |
 //! | who knows | the page tables, by a scan | a byte a page ([`States`]) |
-//! | cost of a first write | below a microsecond | as a fault |
+//! | first write, at random | 3 us | 17 us |
+//! | first write, in order | 2.3 us | 1.6 us: up to 16 pages at once |
+//! | taking a dirty page | 0.15 us | 2.7 us where they are scattered |
 //! | from | Linux 6.7 | 5.7; memory files 6.4 |
 //! | memory | private: anonymous, huge pages, a memory file mapped privately | all |
 //! | zeroes | the zero page | copied, since the zero page cannot be protected |
 //! | evicting clean pages | refused: a write could come in between | yes |
+//!
+//! The times are medians of 64 MiB of base pages in a virtual machine with two busy CPUs on Linux 6.18,
+//! where a write without tracking takes 0.1 to 0.3 us.
 //!
 //! Shared memory files can lose pages from the page tables, and with them what was noted there, so
 //! asynchronous tracking is refused for them.

@@ -11,7 +11,8 @@
 //! What is written past the page tables is not noted: by a device into memory that was pinned before,
 //! or by others through a mapping of their own.
 //!
-//! Cost: a scan walks tables that exist, 512 pages in about a microsecond, and answers in runs.
+//! Cost: a scan walks tables that exist and answers in runs; 18 us for 512 pages of which a fifth was
+//! written here and there, in a virtual machine.
 //! Unsafe: the ioctl on the procfs pagemap, which fills a buffer of ours.
 //! Source: ioctl_pagemap_scan(2), Linux 6.7.
 
