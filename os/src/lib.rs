@@ -32,6 +32,7 @@
 //! | `bus` | SIGBUS as an event and an error instead of the end of the process |
 //! | `exclusive` | [`Exclusive`]: a mapping that nobody else can change, so that it has slices |
 //! | `mapped` | [`Mapped`]: an owned `[T]` in such memory |
+//! | `counted` | [`Owned`]: a value that guards keep in place, counted once |
 //! | `page_cache` | what the page cache has of a file |
 //! | `populate` | making memory present, by several threads |
 //! | `advise` | huge pages for what is mapped already, and giving pages back |
@@ -56,6 +57,7 @@ compile_error!("uzone-os maps regions larger than a 32-bit address space");
 mod advise;
 pub mod bus;
 mod bytes;
+mod counted;
 mod create;
 pub mod dax;
 mod errno;
@@ -75,10 +77,12 @@ pub mod probe;
 mod resident;
 mod root;
 mod shortage;
+mod sync;
 pub mod uffd;
 
 pub use advise::{AdviseError, Collapsed};
 pub use bytes::{AccessError, CopyDirection};
+pub use counted::{Counted, Entered, Owned, Pins, References, Sort};
 pub use dax::{DaxDevice, DaxError};
 pub use exclusive::{Exclusive, Exclusivity, ExclusivityError, NotExclusive, NotPromised};
 pub use fixed_buffers::{FixedBuffers, FixedBuffersError};
