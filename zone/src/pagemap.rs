@@ -14,7 +14,7 @@ use uzone_os::{
     Counted, Entered, Exclusive, Mapped, Mapping, Owned, References, ResidentError, Sort,
 };
 use uzone_pages::{
-    AddrError, AdvanceError, ByteLen, Class, Content, Folio, HoldSort, Memmap, MemoryKind,
+    AddrError, AdvanceError, ByteLen, Class, Content, Folio, Guards, HoldSort, Memmap, MemoryKind,
     Order, Page, PageCount, PageRef, Payload, Pfn, PfnRange, Span, SpanRefused, Template, Word,
 };
 
@@ -316,16 +316,48 @@ fn first_holder(holders: &[Holder]) -> String {
 
 /// A region every page of which is described.
 ///
-/// Dropping it unbinds and unmaps the region, when the last guard on its pages has gone;
-/// [`Pagemap::unbind`] gives the region back.
+/// Dropping it unbinds and unmaps the region, when the last guard on its pages has gone: if there are
+/// any, that is logged as an error (`tracing`), with their number and in debug builds who has the
+/// first. [`Pagemap::unbind`] gives the region back.
 pub struct Pagemap<P: Payload = ()> {
     // Dropped first.
     door: Door,
     pub(crate) inner: Owned<Inner<P>>,
 }
 
-/// Where guards enter a pagemap, whatever its payload.
+/// Where guards enter a pagemap, whatever its payload. Whoever drops a pagemap drops this first, which
+/// says so if there are guards: the memory that was to go stays until the last of them does.
 struct Door(Arc<Place>);
+
+impl Drop for Door {
+    fn drop(&mut self) {
+        // Of a pagemap that was unbound there are none, and nobody enters it.
+        if self.0.guards().is_empty() {
+            return;
+        }
+        let Ok(pagemap) = Counted::enter::<References>(&self.0) else { return };
+        // But for this one.
+        let Guards { pins, references } = self.0.guards();
+        let references = references.saturating_sub(1);
+        if pins == 0 && references == 0 {
+            return;
+        }
+        #[cfg(debug_assertions)]
+        let holders = pagemap.guards().holders();
+        #[cfg(not(debug_assertions))]
+        let holders: [Holder; 0] = [];
+        tracing::error!(
+            pins,
+            references,
+            first_pfn = pagemap.range().start().get(),
+            pages = pagemap.range().pages().get(),
+            // Left out where nobody knows.
+            who = holders.first().map(tracing::field::display),
+            "a pagemap was dropped while its pages are held: its memory stays mapped until the last \
+             guard is dropped; drop the guards first, or use Pagemap::unbind_by"
+        );
+    }
+}
 
 impl<P: Payload> Pagemap<P> {
     pub(crate) fn new(region: Region, parts: Parts<P>, keeps_poison: bool) -> Self {
