@@ -52,8 +52,7 @@ impl Visit for Fields {
 fn logged(act: impl FnOnce()) -> Vec<(Level, BTreeMap<&'static str, String>)> {
     let events = Events::default();
     subscriber::with_default(Collect(events.clone()), act);
-    let events = std::mem::take(&mut *events.lock().unwrap());
-    events
+    std::mem::take(&mut *events.lock().unwrap())
 }
 
 fn bound() -> Pagemap {
