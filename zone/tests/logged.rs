@@ -55,6 +55,9 @@ fn logged(act: impl FnOnce()) -> Vec<(Level, BTreeMap<&'static str, String>)> {
     std::mem::take(&mut *events.lock().unwrap())
 }
 
+/// Held by each test: one asks whether an address is mapped, and the other would map there.
+static ALONE: Mutex<()> = Mutex::new(());
+
 fn bound() -> Pagemap {
     let region = Region::anonymous(ByteLen::mib(1)).unwrap();
     Zone::new().bind(region, BindOptions::new(MemoryKind::Generic)).unwrap()
@@ -62,6 +65,7 @@ fn bound() -> Pagemap {
 
 #[test]
 fn a_pagemap_that_is_dropped_while_its_pages_are_held_is_an_error_in_the_log() {
+    let _alone = ALONE.lock();
     let pagemap = bound();
     let range = pagemap.range();
     let pinned = pagemap.pin(range).unwrap();
@@ -94,6 +98,7 @@ fn a_pagemap_that_is_dropped_while_its_pages_are_held_is_an_error_in_the_log() {
 
 #[test]
 fn a_pagemap_that_is_unbound_or_not_held_is_not_logged() {
+    let _alone = ALONE.lock();
     let events = logged(|| {
         drop(bound());
         drop(bound().unbind().unwrap());
