@@ -32,6 +32,7 @@
 //! | `bus` | SIGBUS as an event and an error instead of the end of the process |
 //! | `exclusive` | [`Exclusive`]: a mapping that nobody else can change, so that it has slices |
 //! | `mapped` | [`Mapped`]: an owned `[T]` in such memory |
+//! | `counted` | [`Owned`]: a value that guards keep in place, counted once |
 //! | `file_writes` | where writes to a file go |
 //! | `page_cache` | what the page cache has of a file |
 //! | `pagemap_scan` | what the page tables say, and which pages were written |
@@ -58,6 +59,7 @@ compile_error!("uzone-os maps regions larger than a 32-bit address space");
 mod advise;
 pub mod bus;
 mod bytes;
+mod counted;
 mod create;
 pub mod dax;
 mod errno;
@@ -79,10 +81,12 @@ pub mod probe;
 mod resident;
 mod root;
 mod shortage;
+mod sync;
 pub mod uffd;
 
 pub use advise::{AdviseError, Collapsed};
 pub use bytes::{AccessError, CopyDirection};
+pub use counted::{Counted, Entered, Owned, Pins, References, Sort};
 pub use dax::{DaxDevice, DaxError};
 pub use exclusive::{Exclusive, Exclusivity, ExclusivityError, NotExclusive, NotPromised};
 pub use file_writes::{FileWrites, file_writes};

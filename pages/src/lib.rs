@@ -60,7 +60,7 @@ pub use content::Content;
 pub use folio::{AdvanceError, Folio, HoldError, ReleaseError, Released};
 pub use kind::{MemoryKind, ParseMemoryKindError};
 pub use layout::{Class, Layout, LayoutError, Slot, Tails};
-pub use ledger::{EnterError, Guards, Ledger, MAX_GUARDS};
+pub use ledger::{EnterError, Guards, Ledger, Left, MAX_GUARDS};
 pub use linux::{LinuxPage, LinuxRelease, LinuxSeed, SectionBits, StructPage};
 pub use memmap::{BlocksError, Memmap, MemmapError, PageRef};
 pub use page::Page;

@@ -3,12 +3,16 @@
 //! Needs, for some: root, transparent huge pages, 32 MiB that can be had in huge pages.
 #![allow(clippy::unwrap_used, reason = "a test says what it could not do by panicking")]
 
+#[path = "common/hugetlb.rs"]
+mod hugetlb;
+
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use hugetlb::RaisedPool;
 use uzone::{
     AdviseError, Backing, ByteLen, Cancel, Huge, HugeSize, Mapping, NotPopulated, PopulateError,
     PopulateOptions, Populated, Progress, Region,
@@ -264,39 +268,9 @@ fn a_hole_in_a_file_is_seen_by_who_reads_it_and_what_is_not_shared_is_refused() 
     assert!(all_zero(&adopted, 0..MIB), "private memory that became a region");
 }
 
-/// The pool of 2 MiB pages, made larger for a test and put back when that ends, also by a panic.
-struct Pool {
-    before: String,
-}
-
-impl Pool {
-    const FILE: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
-
-    fn raise(pages: u64) -> Result<Self, String> {
-        let read = || std::fs::read_to_string(Self::FILE).map_err(|error| error.to_string());
-        let before = read()?;
-        let total = before.trim().parse::<u64>().map_err(|error| error.to_string())? + pages;
-        std::fs::write(Self::FILE, total.to_string()).map_err(|error| error.to_string())?;
-        let pool = Self { before };
-        let got = read()?;
-        if got.trim().parse::<u64>().is_ok_and(|got| got >= total) {
-            Ok(pool)
-        } else {
-            Err(format!("asked for {total} huge pages and got {}", got.trim()))
-        }
-    }
-}
-
-impl Drop for Pool {
-    fn drop(&mut self) {
-        // Nobody is left to tell; the next run finds the pool as it is.
-        let _ = std::fs::write(Self::FILE, &self.before);
-    }
-}
-
 #[test]
 fn a_region_of_a_pool_is_huge_may_be_punched_and_finds_an_empty_pool_at_once() {
-    let pool = match Pool::raise(8) {
+    let pool = match RaisedPool::raise(8) {
         Ok(pool) => pool,
         Err(reason) => return skip("a_region_of_a_pool", &reason),
     };
