@@ -1,4 +1,5 @@
-//! Every interleaving of two or three threads on one page's word, searched by loom.
+//! Every interleaving of two or three threads on one page's word, and on a pool's (`loom/pool.rs`),
+//! searched by loom.
 //!
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p uzone-pages --test loom --release`.
 #![cfg(loom)]
@@ -11,6 +12,9 @@ use uzone_pages::{
     BLOCK_ORDER, Block, Content, Folio, HoldError, HoldSort, Layout, Ledger, Memmap, MemoryKind,
     Order, Page, Pfn, PfnRange, Released, Span, SpanRefused, Tails, Word,
 };
+
+#[path = "loom/pool.rs"]
+mod pool;
 
 /// The outcomes a model was seen to have, collected over all its interleavings.
 struct Seen(Vec<Mark>);
