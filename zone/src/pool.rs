@@ -13,8 +13,7 @@
 //!
 //! The steps are those of [`uzone_pages::Stock`], which the model checker searches.
 //!
-//! Locks: one for the sets, held for a few steps and never while memory is cleared; under it, that of
-//! the list of bad pages. The workers and those who wait for them sleep on it. Whoever finds every
+//! Locks: one for the sets, held for a few steps and never while memory is cleared. The worker and those who wait for them sleep on it. Whoever finds every
 //! folio handed out but the ones that a worker has in hand waits for it: it has 2 MiB, or a folio, and
 //! its priority.
 //!
@@ -30,7 +29,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use uzone_pages::{
-    ByteLen, Content, Depot, Order, PageCount, Payload, Pfn, PfnRange, Refusal, Standing, Stock,
+    ByteLen, Content, Depot, Folio, Order, PageCount, Payload, Pfn, PfnRange, Refusal, Standing,
+    Stock,
 };
 
 use crate::clear::{Batching, ZeroOptions};
@@ -389,15 +389,11 @@ impl<P: Payload> Depot for Shared<P> {
     }
 
     fn own(&self, first: usize, folios: usize) -> usize {
-        let (inner, range) = (&self.pagemap.inner, self.pages(first, folios));
-        if inner.bad.first_in(range).is_some() {
-            return 0;
-        }
-        let mut count = 0;
-        inner.advance_run(range, &[Content::Zero], Content::Present, |_, advanced| {
-            count += usize::from(advanced.is_ok());
-        });
-        count
+        let is_owned = |number: &usize| {
+            let head = self.pages(*number, 1).start();
+            self.pagemap.inner.folio(head).is_some_and(Folio::take_zero)
+        };
+        (first..first + folios).filter(is_owned).count()
     }
 
     fn clear(&self, first: usize, folios: usize) -> Result<usize, ZeroFailure> {
