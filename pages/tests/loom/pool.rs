@@ -248,7 +248,7 @@ fn pin_behind_the_pools_back(defect: Defect) {
                         folios.bytes[0].store(5, Ordering::Relaxed);
                     }
                     drop(stock);
-                    folio.unpin().unwrap();
+                    let _ = folio.unpin().unwrap();
                 }
             })
         };
@@ -299,7 +299,7 @@ fn a_folio_that_comes_back_pinned_is_handed_out_when_it_is_not() {
                 let (folios, turn) = (folios.clone(), turn.clone());
                 thread::spawn(move || {
                     folios.bytes[number].store(5, Ordering::Relaxed);
-                    folios.folio(number).unpin().unwrap();
+                    let _ = folios.folio(number).unpin().unwrap();
                     turn.fetch_add(1, Ordering::Relaxed);
                 })
             };
