@@ -12,6 +12,7 @@ pub mod copy;
 mod extents;
 mod first_touch;
 mod group;
+mod hand_out;
 pub mod machine;
 pub mod metadata;
 mod naive;

@@ -109,6 +109,36 @@ pub struct Row {
     pub ratio_best: Option<f64>,
     /// How long others had to wait, where the row lets them run now and then.
     pub pauses: Option<Pauses>,
+    /// How long its calls took one by one, where the row measures them.
+    pub latency: Option<Latency>,
+}
+
+/// How long calls took, of all rounds together.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Latency {
+    /// The median.
+    pub p50_ns: u64,
+    /// What one in a hundred exceeds.
+    pub p99_ns: u64,
+    /// The longest.
+    pub worst_ns: u64,
+    /// How many there were.
+    pub count: usize,
+}
+
+impl Latency {
+    /// Takes times in any order; `None` if there was none.
+    pub(crate) fn of(mut ns: Vec<u64>) -> Option<Self> {
+        ns.sort_unstable();
+        let (count, worst_ns) = (ns.len(), *ns.last()?);
+        Some(Self { p50_ns: median(&ns), p99_ns: not_exceeded(&ns, 990), worst_ns, count })
+    }
+}
+
+/// Returns the smallest of times in ascending order that at least so many of 1000 do not exceed.
+fn not_exceeded(sorted: &[u64], of_1000: usize) -> u64 {
+    let rank = (sorted.len() * of_1000).div_ceil(1000).max(1);
+    sorted.get(rank - 1).copied().unwrap_or(0)
 }
 
 /// The times between two yield points, of all rounds together.
@@ -129,9 +159,8 @@ impl Pauses {
     pub(crate) fn of(mut ns: Vec<u64>) -> Option<Self> {
         ns.sort_unstable();
         let (count, worst_ns) = (ns.len(), *ns.last()?);
-        // The smallest that at least 999 of 1000 do not exceed.
-        let p999_ns = ns[(count - 1).min((count * 999).div_ceil(1000).max(1) - 1)];
-        Some(Self { p50_ns: median(&ns), p999_ns, worst_ns, count })
+        let (p50_ns, p999_ns) = (median(&ns), not_exceeded(&ns, 999));
+        Some(Self { p50_ns, p999_ns, worst_ns, count })
     }
 }
 
@@ -156,6 +185,8 @@ pub(crate) struct RowSpec {
     pub(crate) is_rival: bool,
     /// Where the case puts its pauses.
     pub(crate) pauses: Option<Rc<RefCell<Vec<u64>>>>,
+    /// Where the case puts the times of its calls.
+    pub(crate) latencies: Option<Rc<RefCell<Vec<u64>>>>,
 }
 
 impl RowSpec {
@@ -195,6 +226,7 @@ impl RowSpec {
                 .filter(|_| self.is_rival)
                 .and_then(|best| samples.ratio(&self.id, best)),
             pauses: self.pauses.and_then(|pauses| Pauses::of(pauses.take())),
+            latency: self.latencies.and_then(|times| Latency::of(times.take())),
             id: self.id,
         }
     }
@@ -214,5 +246,11 @@ mod tests {
         );
         let one = Pauses::of(vec![7]).expect("one");
         assert_eq!((one.p50_ns, one.p999_ns, one.worst_ns), (7, 7, 7));
+        let latency = Latency::of((1..=1000).rev().collect()).expect("some");
+        assert_eq!(
+            (latency.p50_ns, latency.p99_ns, latency.worst_ns, latency.count),
+            (501, 990, 1000, 1000)
+        );
+        assert!(Latency::of(Vec::new()).is_none());
     }
 }

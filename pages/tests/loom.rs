@@ -1,4 +1,5 @@
-//! Every interleaving of two or three threads on one page's word, searched by loom.
+//! Every interleaving of two or three threads on one page's word, and on a pool's (`loom/pool.rs`),
+//! searched by loom.
 //!
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p uzone-pages --test loom --release`.
 #![cfg(loom)]
@@ -11,6 +12,9 @@ use uzone_pages::{
     BLOCK_ORDER, Block, Content, Folio, HoldError, HoldSort, Layout, Ledger, Left, Memmap,
     MemoryKind, Order, Page, Pfn, PfnRange, Released, Span, SpanRefused, Tails, Word,
 };
+
+#[path = "loom/pool.rs"]
+mod pool;
 
 /// The outcomes a model was seen to have, collected over all its interleavings.
 struct Seen(Vec<Mark>);
@@ -729,4 +733,43 @@ fn a_taker_that_does_not_look_again_loses_the_page() {
             Some(if before == 1 { FREE } else { before - 1 })
         });
     }
+}
+
+/// A bad page was left out when its folio was cleared, and is mended while somebody takes the folio:
+/// whoever gets it as zero gets no folio of which a page was left out.
+#[test]
+fn a_folio_with_a_page_that_was_left_out_is_never_taken_for_zero() {
+    let marks = Seen::new(2);
+    let seen = marks.marks();
+    loom::model(move || {
+        let page = Arc::new(Page::new(()));
+        let head = folio(&page, GENERIC);
+        head.set_partly_poisoned(true);
+        head.advance(Content::Unknown, Content::Zeroing).unwrap();
+        head.advance(Content::Zeroing, Content::Zero).unwrap();
+        // A taker that is refused only reads, and loom tries the orders of reads sparingly; of exchanges
+        // it tries all.
+        let turn = Arc::new(AtomicUsize::new(0));
+        let mender = {
+            let (page, turn) = (page.clone(), turn.clone());
+            thread::spawn(move || {
+                let folio = folio(&page, GENERIC);
+                // As the list of bad pages is emptied.
+                let mended = folio.advance(Content::Zero, Content::Present).and_then(|()| {
+                    turn.fetch_add(1, Ordering::Relaxed);
+                    folio.advance(Content::Present, Content::Unknown)
+                });
+                turn.fetch_add(1, Ordering::Relaxed);
+                folio.set_partly_poisoned(false);
+                turn.fetch_add(1, Ordering::Relaxed);
+                mended.is_ok()
+            })
+        };
+        turn.fetch_add(1, Ordering::Relaxed);
+        assert!(!head.take_zero(), "a page was left out");
+        turn.fetch_add(1, Ordering::Relaxed);
+        mark(&seen, usize::from(head.word().is_partly_poisoned()));
+        assert!(mender.join().unwrap());
+    });
+    marks.assert_all();
 }
