@@ -2,23 +2,22 @@
 //!
 //! The other process made the userfaultfd, registered its memory and handed the descriptor over.
 //! What it gives back ([`Event::Removed`](uzone_os::uffd::Event::Removed)) is zero from then on, as
-//! it would be without us. Since only the thread that reads the removals knows what may be filled,
-//! that thread fills everything, and a backing that blocks holds up the other faults of the memory.
+//! it would be without us. Only the thread that reads the removals knows what may be filled, so that
+//! thread puts all pages in place, also those that others had to wait for.
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::{Builder, JoinHandle};
 
-use uzone_os::uffd::{Doorbell, Remote};
-use uzone_pages::{Advice, ByteLen, Content, FaultAround, FaultPattern, PageSize};
+use uzone_os::uffd::Remote;
+use uzone_pages::{Advice, ByteLen, Content, FaultAround, PageSize};
 
 use crate::backing::Backing;
 use crate::contents::Contents;
 use crate::core::{Core, Policy};
-use crate::error::MapError;
-use crate::lazy::{Engine, FaultStats, LazyOptions, STAGING};
-use crate::reader::{Control, Reader};
+use crate::engine::{Engine, LazyOptions, pattern, room};
+use crate::error::{Failure, MapError};
+use crate::event_loop::Attached;
+use crate::stats::FaultStats;
 use crate::told::{RemoteMemory, RemoteRegion, Told};
 
 impl Engine {
@@ -53,32 +52,15 @@ impl Engine {
         {
             return Err(MapError::TooShort { asked, has });
         }
-        let contents = Contents::new(page.pages_in(asked)?)?;
-        let pattern = FaultPattern::new(
-            contents.area(),
-            options.advice,
-            options.fault_around,
-            backing.largest_window(),
-        );
+        let contents = Contents::reserve(page.pages_in(asked)?, page)?;
+        let pattern = pattern(&contents, &*backing, options);
         let zeroes_by_copy = page > uzone_os::probe::page_size();
         let memory = Arc::new(RemoteMemory { remote, regions });
         let policy = Policy { zeroes_by_copy, removed_is_zero: true };
         let core = Arc::new(Core::new(memory.clone(), backing, contents, page, policy, pattern));
-        let bell = Doorbell::new().map_err(MapError::Thread)?;
-        let control = Arc::new(Control { bell, stop: AtomicBool::new(false) });
-        let reader = Reader {
-            told: Told::Remote(memory.clone()),
-            core: core.clone(),
-            pool: None,
-            control: control.clone(),
-            spin: options.spin,
-            room: ByteLen::new(STAGING.max(page.bytes())).to_usize()?,
-        };
-        let thread = Builder::new()
-            .name("uzone-fault".to_owned())
-            .spawn(move || reader.run())
-            .map_err(MapError::Thread)?;
-        Ok(AdoptedMemory { memory, core, control, thread: Some(thread) })
+        let told = Told::Remote(memory.clone());
+        let attached = self.attach(told, core.clone(), options, room(page)?)?;
+        Ok(AdoptedMemory { attached: Some(attached), memory, core })
     }
 }
 
@@ -88,10 +70,10 @@ impl Engine {
 /// reads as zero from then on, so a server that goes while the other process lives hands the
 /// descriptor on ([`AdoptedMemory::stop`]).
 pub struct AdoptedMemory {
+    // Dropped first: nobody reads the descriptor from then on.
+    attached: Option<Attached>,
     memory: Arc<RemoteMemory>,
     core: Arc<Core>,
-    control: Arc<Control>,
-    thread: Option<JoinHandle<()>>,
 }
 
 impl AdoptedMemory {
@@ -99,6 +81,12 @@ impl AdoptedMemory {
     #[must_use]
     pub fn stats(&self) -> FaultStats {
         FaultStats::of(&self.core)
+    }
+
+    /// Returns which page went bad last, and why, if one did that somebody waited for.
+    #[must_use]
+    pub fn last_failure(&self) -> Option<Failure> {
+        self.core.last_failure()
     }
 
     /// Changes how faults are answered from now on.
@@ -114,30 +102,13 @@ impl AdoptedMemory {
         (page < self.core.contents().area().end().get()).then(|| self.core.contents().get(page))
     }
 
-    fn stop_reader(&mut self) {
-        // Release pairs with the Acquire of the reader.
-        self.control.stop.store(true, Ordering::Release);
-        if self.control.bell.ring().is_ok()
-            && let Some(thread) = self.thread.take()
-        {
-            // A panic of it was printed when it happened.
-            let _ = thread.join();
-        }
-    }
-
     /// Stops answering and returns the descriptor, for who answers next. Who waits meanwhile goes on
-    /// waiting. `None` if the thread that answers cannot be stopped.
+    /// waiting. `None` if the process has as many descriptors as it may.
     #[must_use]
     pub fn stop(mut self) -> Option<Remote> {
-        self.stop_reader();
+        drop(self.attached.take());
         let fd = std::os::fd::AsFd::as_fd(&self.memory.remote).try_clone_to_owned().ok()?;
         Remote::adopt(fd).ok()
-    }
-}
-
-impl Drop for AdoptedMemory {
-    fn drop(&mut self) {
-        self.stop_reader();
     }
 }
 

@@ -51,6 +51,12 @@ pub trait Backing: Send + Sync {
     /// [`BackingError`] if the page cannot be had: then whoever touches it gets `SIGBUS`.
     fn fault(&self, window: &mut Window<'_>) -> Result<(), BackingError>;
 
+    /// Is told that the bytes of `range` will be wanted soon, so that a device can be started on them.
+    /// A hint, from a thread that waits for devices: it may do nothing, and should not take long.
+    fn read_ahead(&self, range: std::ops::Range<u64>) {
+        let _ = range;
+    }
+
     /// Returns how many bytes there are, or `None` for as many as are asked for.
     fn byte_len(&self) -> Option<ByteLen>;
 

@@ -1,42 +1,54 @@
-//! The content state of every page: [`Contents`], a descriptor word a page.
+//! The content state of every page: [`Contents`], the words of a [`Pagemap`].
 //!
 //! A word is the only truth about a page here; what the kernel says about it (it was there
-//! already) confirms it. A page that nobody has asked for is `Unknown` or `Absent`, and its word is
-//! memory that was never touched. Who puts it to `Filling` is its owner, and the only one who says
-//! how that ended.
+//! already) confirms it. A page that nobody has asked for is `Absent`, and its word is memory that
+//! was never touched. Who puts it to `Filling` is its owner, and the only one who says how that
+//! ended. Because pins are in the same words, a page that is pinned is not given back, and one that
+//! is not there gives no pin.
+//!
+//! Pages have the numbers of the mapping here, from 0 on; a huge page is one of them, and one folio
+//! of the pagemap.
 //!
 //! Cost: 8 bytes a page, and a locked exchange a step.
 
-use uzone_os::{Anonymous, Exclusive, HugeAdvice, Mapped};
-use uzone_pages::{
-    Content, Folio, Layout, Memmap, MemoryKind, Order, Page, PageCount, Pfn, PfnRange, Tails, Word,
-};
+use std::ops::Range;
+
+use uzone::{BindOptions, HoldFailure, Pagemap, PagemapOps, Pinned, Region, Zone};
+use uzone_os::{Anonymous, Mapping};
+use uzone_pages::{ByteLen, Content, MemoryKind, Order, PageCount, PageSize, Pfn, PfnRange};
 
 use crate::error::MapError;
 
-/// What the words start as: no kind says more about bytes that nobody has asked for.
-const KIND: MemoryKind = MemoryKind::Generic;
-
 /// The states of the pages of one mapping, numbered from its start.
 pub(crate) struct Contents {
-    memmap: Memmap<(), Mapped<Page>>,
+    pagemap: Pagemap,
+    order: Order,
     area: PfnRange,
 }
 
 impl Contents {
-    /// Takes the number of pages; none of them has been asked for.
-    pub(crate) fn new(pages: PageCount) -> Result<Self, MapError> {
-        let area = PfnRange::try_new(Pfn::new(0), pages)?;
-        let layout = Layout::try_new(area, Order::BASE, Tails::Derived)?;
-        let count = PageCount::new(layout.descriptors());
-        let bytes = uzone_pages::ByteLen::new(count.get() * size_of::<Page>() as u64);
-        // In huge pages the words of a window of any size are in one translation.
-        let how = Anonymous { huge: HugeAdvice::Advise, ..Anonymous::default() };
-        let memory = Exclusive::anonymous(bytes, how)?;
-        let count = bytes.to_usize()? / size_of::<Page>();
-        let words = Mapped::try_new(memory, count).map_err(|refused| refused.reason)?;
-        let memmap = Memmap::try_new(layout, KIND, words)?;
-        Ok(Self { memmap, area })
+    /// Describes `memory` in `zone`, in pages of `page`; none of them has been asked for. `ops` says
+    /// who produces pages that somebody pins.
+    pub(crate) fn bind(
+        zone: &Zone,
+        memory: Mapping,
+        page: PageSize,
+        ops: PagemapOps,
+    ) -> Result<Self, MapError> {
+        let region = Region::adopt(memory).map_err(|refused| refused.cause)?;
+        let order = region.page_size().order_of(page.bytes())?;
+        let folios = region.pages().get() >> order.get();
+        let area = PfnRange::try_new(Pfn::new(0), PageCount::new(folios))?;
+        let options = BindOptions::new(MemoryKind::Generic).order(order).ops(ops).absent();
+        let pagemap = zone.bind(region, options).map_err(|refused| refused.cause)?;
+        Ok(Self { pagemap, order, area })
+    }
+
+    /// Describes pages that are not of this process, by address space that nobody uses.
+    pub(crate) fn reserve(pages: PageCount, page: PageSize) -> Result<Self, MapError> {
+        let zone = Zone::with_keep_limit(ByteLen::ZERO);
+        let place = Mapping::anonymous(pages.to_bytes(page)?, Anonymous::default())?;
+        Self::bind(&zone, place, page, PagemapOps::default())
     }
 
     /// Returns the numbers of the pages.
@@ -44,46 +56,69 @@ impl Contents {
         self.area
     }
 
-    /// Returns the word of a page. A page is its own folio, and the first has the number 0, so the
-    /// way to its descriptor is one index: this is done for every page of every window.
-    fn folio(&self, page: u64) -> Option<Folio<'_>> {
-        let descriptor = self.memmap.descriptors().get(usize::try_from(page).ok()?)?;
-        Some(Folio::new(descriptor, Word::initial(KIND)))
+    fn pfn(&self, page: u64) -> Pfn {
+        // No overflow for pages of the area, which the pagemap has; others are no page of it.
+        Pfn::new(self.pagemap.range().start().get().wrapping_add(page << self.order.get()))
+    }
+
+    fn range(&self, pages: &Range<u64>) -> Option<PfnRange> {
+        let count = pages.end.checked_sub(pages.start)?.checked_shl(self.order.get().into())?;
+        PfnRange::try_new(self.pfn(pages.start), PageCount::new(count)).ok()
+    }
+
+    /// Pins pages of the area, of which there is one.
+    pub(crate) fn pin(&self, pages: Range<u64>) -> Result<Pinned, HoldFailure> {
+        let range = self.range(&pages);
+        self.pagemap
+            .pin(range.unwrap_or_else(|| unreachable!("the caller names pages of the area")))
+    }
+
+    /// Returns the pages that have a part of `range`, which is of the pagemap.
+    pub(crate) fn pages_of(&self, range: PfnRange) -> Range<u64> {
+        let first = self.pagemap.range().start().get();
+        let page = |pfn: Pfn| (pfn.get() - first) >> self.order.get();
+        let last = Pfn::new(range.end().get() - 1); // a range has a page
+        page(range.start())..page(last) + 1
     }
 
     /// Returns the state of a page of the area.
+    #[inline]
     pub(crate) fn get(&self, page: u64) -> Content {
         // A page that is not described is nobody's to fill.
-        self.folio(page).map_or(Content::Poisoned, |folio| folio.word().content())
+        self.pagemap.content(self.pfn(page)).unwrap_or(Content::Poisoned)
     }
 
     /// Puts a page from one state to another. Returns whether it was in the first, and could be.
     pub(crate) fn advance(&self, page: u64, from: Content, to: Content) -> bool {
-        self.folio(page).is_some_and(|folio| folio.advance(from, to).is_ok())
+        self.pagemap.page(self.pfn(page)).is_some_and(|page| page.advance(from, to).is_ok())
     }
 
     /// Makes the caller the owner of a page that nobody has filled. Returns whether it is.
     pub(crate) fn claim(&self, page: u64) -> bool {
-        if self.get(page) == Content::Unknown {
-            // Nothing is known about a page that nobody has asked for: it is absent.
-            let _ = self.advance(page, Content::Unknown, Content::Absent);
-        }
         self.advance(page, Content::Absent, Content::Filling)
     }
 
-    /// Notes that the kernel has a page now, which nobody owned when it was offered.
-    pub(crate) fn settle(&self, page: u64) {
-        if self.advance(page, Content::Unknown, Content::Present) {
-            return;
+    /// Notes that the kernel has pages now, which nobody owned when they were offered. Those that
+    /// have an owner by now stay his, who will be told that they are there.
+    pub(crate) fn settle(&self, pages: Range<u64>) {
+        if let Some(range) = self.range(&pages) {
+            self.pagemap.advance_range(range, &[Content::Absent], Content::Present, |_, _| ());
         }
-        if self.advance(page, Content::Absent, Content::Filling) {
-            let _ = self.advance(page, Content::Filling, Content::Present);
+    }
+
+    /// Makes a page that the caller owns a bad one.
+    pub(crate) fn spoil(&self, page: u64) {
+        if self.order == Order::BASE {
+            // It is listed, its owner is told, and the owner's next step says that it is bad.
+            let _ = self.pagemap.poison(self.pfn(page));
         }
-        // Otherwise it has an owner, who will be told that it is there.
+        // Of a huge page no part can be had, so it is bad as a whole.
+        let _ = self.advance(page, Content::Filling, Content::Poisoned);
     }
 
     /// Returns whether a page may be offered to a backing: nobody has filled it or is at it.
+    #[inline]
     pub(crate) fn is_open(&self, page: u64) -> bool {
-        matches!(self.get(page), Content::Unknown | Content::Absent)
+        self.get(page) == Content::Absent
     }
 }

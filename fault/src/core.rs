@@ -6,7 +6,7 @@
 //!
 //! | state of the page | what a fault does |
 //! |---|---|
-//! | unknown, absent | own it; offer it to the backing, with its window; queue it if that had nothing |
+//! | absent | own it; offer it to the backing, with its window; queue it if that had nothing |
 //! | filling | nothing: its owner wakes all who wait |
 //! | present | wake: it was filled after the fault was told. Twice in a row: fill it again |
 //! | removed | nothing: who gives it back wakes all who wait when that is done |
@@ -14,7 +14,6 @@
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -23,14 +22,20 @@ use uzone_pages::{Content, FaultPattern, FaultPlan, PageSize, Pfn, Touch};
 
 use crate::backing::Backing;
 use crate::contents::Contents;
-use crate::error::BackingError;
+use crate::error::{BackingError, Failure, chain};
 use crate::kernel::Kernel;
+use crate::pending::Pending;
+use crate::staged::{NoteTaker, Staged};
+use crate::stats::Counters;
 use crate::window::{Progress, Window};
 
 /// How long a page is asked for that the kernel puts off, before it is given up.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// How long to wait before the kernel is asked again.
 const PAUSE: Duration = Duration::from_millis(1);
+
+const PANICKED: &str = "the backing panicked";
+const LEFT_OUT: &str = "the backing left the page out";
 
 /// How many pages that were woken lately are remembered.
 const RECENT: usize = 8;
@@ -47,40 +52,17 @@ const TAILS_WANTED: usize = 2;
 /// For how many faults a sign lasts that neighbours are wanted.
 const WANTED_FOR: u32 = 64;
 
-/// Counts of what happened to a mapping, from its start.
-#[derive(Debug, Default)]
-pub(crate) struct Counters {
-    pub(crate) faults: AtomicU64,
-    pub(crate) minor: AtomicU64,
-    pub(crate) coalesced: AtomicU64,
-    pub(crate) retouched: AtomicU64,
-    pub(crate) demand: AtomicU64,
-    pub(crate) around: AtomicU64,
-    pub(crate) populated: AtomicU64,
-    pub(crate) queued: AtomicU64,
-    pub(crate) put_off: AtomicU64,
-    pub(crate) poisoned: AtomicU64,
-    pub(crate) evicted: AtomicU64,
-    pub(crate) left_out: AtomicU64,
-}
-
-impl Counters {
-    pub(crate) fn add(counter: &AtomicU64, count: u64) {
-        if count != 0 {
-            // Relaxed: a statistic, by which nothing is published.
-            counter.fetch_add(count, Ordering::Relaxed);
-        }
-    }
-}
-
 /// What is left to do about a fault.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub(crate) enum Outcome {
     /// Nothing: whoever waits is awake, or will be woken by who owns the page.
     Answered,
     /// The page is owned and has to be produced by [`Core::produce`], which may block.
-    Produce,
+    Produce {
+        /// What to read ahead of it, if it is read in order.
+        ahead: Option<Range<u64>>,
+    },
     /// The kernel put it off, and nobody owns the page: wake its waiters a little later.
     Later,
 }
@@ -102,7 +84,8 @@ pub(crate) struct Policy {
     /// Whether the kernel has no zero page for this memory.
     pub(crate) zeroes_by_copy: bool,
     /// Whether a page that was removed is zero from then on, because whoever uses the memory gave
-    /// it back; otherwise it was evicted here and is produced anew.
+    /// it back; otherwise it was evicted here and is produced anew. Then one thread puts all pages
+    /// in place: the one that reads the removals.
     pub(crate) removed_is_zero: bool,
 }
 
@@ -152,6 +135,9 @@ pub(crate) struct Core {
     // Held for a few instructions, by the thread that reads faults and whoever changes the advice.
     pattern: Mutex<FaultPattern>,
     counters: Counters,
+    pending: Pending,
+    // Held for an assignment.
+    last_failure: Mutex<Option<Failure>>,
 }
 
 impl Core {
@@ -164,7 +150,8 @@ impl Core {
         pattern: FaultPattern,
     ) -> Self {
         let (pattern, counters) = (Mutex::new(pattern), Counters::default());
-        Self { kernel, backing, contents, page, policy, pattern, counters }
+        let (pending, last_failure) = (Pending::new(), Mutex::default());
+        Self { kernel, backing, contents, page, policy, pattern, counters, pending, last_failure }
     }
 
     pub(crate) fn kernel(&self) -> &dyn Kernel {
@@ -177,6 +164,15 @@ impl Core {
 
     pub(crate) fn counters(&self) -> &Counters {
         &self.counters
+    }
+
+    pub(crate) fn pending(&self) -> &Pending {
+        &self.pending
+    }
+
+    /// Returns whether only the thread that reads the removals puts pages in place.
+    pub(crate) fn has_one_filler(&self) -> bool {
+        self.policy.removed_is_zero
     }
 
     pub(crate) fn page_size(&self) -> PageSize {
@@ -200,7 +196,7 @@ impl Core {
         Counters::add(&self.counters.faults, 1);
         let one = page..page + 1;
         match self.contents.get(page) {
-            Content::Unknown | Content::Absent => {}
+            Content::Absent => {}
             Content::Filling | Content::Zeroing => {
                 Counters::add(&self.counters.coalesced, 1);
                 return Outcome::Answered;
@@ -215,17 +211,22 @@ impl Core {
                 self.kernel.wake(self.bytes(one));
                 return Outcome::Answered;
             }
-            found @ (Content::Present | Content::Zero | Content::Removed) => {
+            // A page of this memory is never unknown: it starts absent, and is that again when mended.
+            found @ (Content::Present | Content::Zero | Content::Removed | Content::Unknown) => {
                 Counters::add(&self.counters.retouched, 1);
                 // Mostly the page came between the fault and its being read. If the same page is
                 // told again, it is not there, whoever took it away.
-                let is_lost = hands.remember(page) && {
-                    hands.forget(page);
-                    self.contents.advance(page, found, Content::Absent)
-                };
-                if !is_lost {
+                if !hands.remember(page) {
                     self.kernel.wake(self.bytes(one));
                     return Outcome::Answered;
+                }
+                hands.forget(page);
+                if !self.contents.advance(page, found, Content::Absent)
+                    && self.contents.get(page) == found
+                {
+                    // It is pinned, and so does not become absent: it is filled as it is.
+                    let progress = self.offer(one, Some(page), hands);
+                    return self.demanded(&progress, None);
                 }
             }
         }
@@ -254,12 +255,17 @@ impl Core {
         for page in pages {
             let found = self.contents.get(page);
             let next = match found {
-                Content::Unknown | Content::Absent => Content::Zero,
+                // Its producer comes too late, and who waits is told again, and gets zeroes.
+                Content::Absent | Content::Filling => Content::Zero,
                 Content::Present => Content::Removed,
-                // Zero already, or bad for good. Nobody else is at work on such memory.
+                // Zero already, or bad for good. Nobody else puts pages in place here.
                 _ => continue,
             };
             let _ = self.contents.advance(page, found, next);
+            if found == Content::Filling {
+                let _ = self.pending.remove(page);
+                self.kernel.wake(self.bytes(page..page + 1));
+            }
         }
     }
 
@@ -267,8 +273,11 @@ impl Core {
     fn map_window(&self, page: u64, plan: FaultPlan, hands: &mut Hands) -> Outcome {
         let window = plan.window.start().get()..plan.window.end().get();
         if plan.follows {
+            // Whoever reads in order wants the rest of the window next, and one more.
+            let next = window.end + (window.end - window.start);
+            let ahead = page + 1..next.min(self.contents.area().end().get());
             let progress = self.offer(window, Some(page), hands);
-            return self.demanded(&progress);
+            return self.demanded(&progress, Some(ahead));
         }
         if !hands.tails.is_empty() {
             // Faults come faster than neighbours are put in place. If this one is in a window where
@@ -281,7 +290,7 @@ impl Core {
             };
         }
         let progress = self.offer(page..page + 1, Some(page), hands);
-        let outcome = self.demanded(&progress);
+        let outcome = self.demanded(&progress, None);
         // The neighbours, when whoever faulted is on its way and nobody else waits. Those behind the
         // page are wanted sooner than those before it, and are taken first.
         if !progress.deferred && !progress.gone {
@@ -313,11 +322,11 @@ impl Core {
         true
     }
 
-    fn demanded(&self, progress: &Progress) -> Outcome {
+    fn demanded(&self, progress: &Progress, ahead: Option<Range<u64>>) -> Outcome {
         let done = u64::from(progress.owned_is_done);
         Counters::add(&self.counters.demand, done);
         Counters::add(&self.counters.around, progress.filled - done);
-        if progress.owned_is_done { Outcome::Answered } else { Outcome::Produce }
+        if progress.owned_is_done { Outcome::Answered } else { Outcome::Produce { ahead } }
     }
 
     fn offer(&self, pages: Range<u64>, owned: Option<u64>, hands: &mut Hands) -> Progress {
@@ -351,6 +360,7 @@ impl Core {
                 }
             }
         };
+        self.note_failure(page, &error);
         self.spoil(page);
         Err(error)
     }
@@ -370,12 +380,20 @@ impl Core {
         }
         match answer {
             Ok(Err(error)) => Produced::Failed(error),
-            Err(_) => Produced::Failed(BackingError::Other("the backing panicked".into())),
+            Err(_) => Produced::Failed(BackingError::Other(PANICKED.into())),
             Ok(Ok(())) if progress.deferred => Produced::PutOff,
-            Ok(Ok(())) => {
-                Produced::Failed(BackingError::Other("the backing left the page out".into()))
-            }
+            Ok(Ok(())) => Produced::Failed(BackingError::Other(LEFT_OUT.into())),
         }
+    }
+
+    /// Keeps why a page is bad, for whoever asks.
+    pub(crate) fn note_failure(&self, page: u64, error: &BackingError) {
+        let failure = Failure { offset: self.bytes(page..page + 1).start, reason: chain(error) };
+        *self.last_failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(failure);
+    }
+
+    pub(crate) fn last_failure(&self) -> Option<Failure> {
+        self.last_failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Makes a page that the caller owns a bad one: whoever touches it gets a signal.
@@ -397,10 +415,90 @@ impl Core {
             if next == Content::Poisoned {
                 Counters::add(&self.counters.poisoned, 1);
             }
-            let _ = self.contents.advance(page, Content::Filling, next);
+            if next == Content::Poisoned {
+                self.contents.spoil(page);
+            } else {
+                let _ = self.contents.advance(page, Content::Filling, next);
+            }
             self.kernel.wake(range);
             return;
         }
+    }
+
+    /// Produces a page that the caller owns, however long it takes, for the thread that puts it in
+    /// place.
+    pub(crate) fn stage(&self, page: u64, hands: &mut Hands) -> Staged {
+        let notes = NoteTaker::default();
+        let mut window = Window::noted(self, page, &notes, &mut hands.staging);
+        let answer = catch_unwind(AssertUnwindSafe(|| self.backing.fault(&mut window)));
+        match (answer, notes.into_note()) {
+            (Ok(Ok(())), Some(staged)) => staged,
+            (Ok(Err(error)), _) => Staged::Failed(error),
+            (Err(_), _) => Staged::Failed(BackingError::Other(PANICKED.into())),
+            (Ok(Ok(())), None) => Staged::Failed(BackingError::Other(LEFT_OUT.into())),
+        }
+    }
+
+    /// Puts a page in place that was produced for this thread, if it is still wanted. Returns what
+    /// the kernel put off.
+    pub(crate) fn put_in_place(&self, page: u64, staged: Staged) -> Option<Staged> {
+        if self.contents.get(page) != Content::Filling {
+            // It was removed or given up meanwhile, and whoever waited has been told.
+            return None;
+        }
+        let range = self.bytes(page..page + 1);
+        let mut window = Window::new(self, page..page + 1, Some(page), &mut []);
+        let answer = match &staged {
+            Staged::Bytes(bytes) => window.copy(range.start, bytes),
+            Staged::Zero => window.zero(range),
+            Staged::Cached => window.continue_mapping(range),
+            Staged::Failed(error) => {
+                self.note_failure(page, error);
+                self.give_up(page);
+                return None;
+            }
+        };
+        let progress = window.state;
+        if progress.owned_is_done {
+            Counters::add(&self.counters.demand, 1);
+        } else if progress.deferred {
+            Counters::add(&self.counters.put_off, 1);
+            return Some(staged);
+        } else if progress.gone {
+            self.release(page);
+        } else {
+            let why = match answer {
+                Err(error) => error.into(),
+                Ok(_) => BackingError::Other(LEFT_OUT.into()),
+            };
+            self.note_failure(page, &why);
+            self.spoil(page);
+        }
+        let _ = self.pending.remove(page);
+        None
+    }
+
+    /// Offers to read pages ahead of those that somebody waits for.
+    pub(crate) fn read_ahead(&self, pages: Range<u64>) {
+        // A closure of the caller's may panic; it is a hint.
+        let _ = catch_unwind(AssertUnwindSafe(|| self.backing.read_ahead(self.bytes(pages))));
+    }
+
+    /// Makes a page a bad one whose producer failed, or takes too long.
+    pub(crate) fn give_up(&self, page: u64) {
+        let _ = self.pending.remove(page);
+        if self.contents.get(page) == Content::Filling {
+            self.spoil(page);
+        }
+    }
+
+    /// Gives up a page that its backing did not produce within `after`.
+    pub(crate) fn time_out(&self, page: u64, after: Duration) {
+        if self.contents.get(page) == Content::Filling {
+            let text = format!("the backing did not produce the page within {after:?}");
+            self.note_failure(page, &BackingError::Other(text.into()));
+        }
+        self.give_up(page);
     }
 
     /// Gives up a page that the caller owns and could not even queue.

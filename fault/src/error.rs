@@ -2,9 +2,10 @@
 
 use std::io;
 
+use uzone::{BindError, HoldFailure, RegionError};
 use uzone_os::uffd::{AnswerError, OpenError, RegisterError};
-use uzone_os::{AccessError, AdviseError, MappedError, RangeError};
-use uzone_pages::{AddrError, ByteLen, FaultAroundError, LayoutError, MemmapError};
+use uzone_os::{AccessError, AdviseError, RangeError};
+use uzone_pages::{AddrError, ByteLen, FaultAroundError};
 
 /// Memory that was not mapped lazily.
 #[derive(Debug, thiserror::Error)]
@@ -19,18 +20,15 @@ pub enum MapError {
     /// No memory was mapped, for the caller's pages or for their descriptors.
     #[error("no memory for the mapping")]
     Map(#[from] uzone_os::MapError),
-    /// The descriptors have no room.
-    #[error("no room for the descriptors")]
-    Mapped(#[from] MappedError),
     /// The length has no such number of pages.
     #[error(transparent)]
     Addr(#[from] AddrError),
+    /// The memory is no region.
+    #[error(transparent)]
+    Region(#[from] Box<RegionError>),
     /// The pages cannot be described.
-    #[error(transparent)]
-    Layout(#[from] LayoutError),
-    /// The descriptors do not fit the pages.
-    #[error(transparent)]
-    Memmap(#[from] MemmapError),
+    #[error("the pages cannot be described")]
+    Bind(#[from] BindError),
     /// The window size was refused.
     #[error(transparent)]
     FaultAround(#[from] FaultAroundError),
@@ -94,6 +92,28 @@ pub enum BackingError {
     Other(#[from] Box<dyn std::error::Error + Send + Sync>),
 }
 
+/// A page that is bad, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Failure {
+    /// Where it is in the backing.
+    pub offset: u64,
+    /// What the backing said, with the causes of that.
+    pub reason: String,
+}
+
+/// Returns what an error says, with its causes.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        cause = error.source();
+    }
+    text
+}
+
 /// A request that failed on memory that is mapped lazily.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -122,6 +142,9 @@ pub enum LazyError {
         #[source]
         cause: BackingError,
     },
+    /// Pages cannot be pinned.
+    #[error(transparent)]
+    Hold(#[from] HoldFailure),
     /// A page was not there when the deadline was over.
     #[error("the page at {offset:#x} was not produced in time")]
     TimedOut {

@@ -1,249 +1,42 @@
-//! Memory of this process that is mapped lazily: [`Engine`], [`LazyMapping`].
-//!
-//! Cost: a mapping is one userfaultfd, one thread, and 8 bytes of descriptor a page, of which only
-//! those are written whose page was touched.
+//! Memory of this process that is mapped lazily: [`LazyMapping`].
 
 use std::fmt;
-use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread::{Builder, JoinHandle};
-use std::time::{Duration, Instant};
 
-use uzone_os::uffd::{Doorbell, Features, KernelFaults, Modes, Registered, Uffd, UffdCall};
-use uzone_os::{Access, Addr, Anonymous, HugeAdvice, HugeSize, Mapping, RangeError};
-use uzone_pages::{Advice, ByteLen, Content, FaultAround, FaultPattern, PageSize};
+use uzone::Pinned;
+use uzone_os::uffd::Registered;
+use uzone_os::{Addr, Mapping, RangeError};
+use uzone_pages::{Advice, ByteLen, Content, FaultAround, PageSize};
 
-use crate::backing::{Backing, Memory};
-use crate::contents::Contents;
-use crate::core::{Core, Counters, Hands, Policy};
-use crate::error::{LazyError, MapError};
-use crate::pool::Pool;
-use crate::reader::{Control, Reader};
-use crate::told::Told;
-
-/// How many bytes are read from a backing at once.
-pub(crate) const STAGING: u64 = 256 << 10;
-/// How long [`LazyMapping::populate`] waits for a page that another thread is producing.
-const PATIENCE: Duration = Duration::from_secs(30);
-
-/// How memory is mapped lazily.
-#[derive(Clone, Debug)]
-pub struct LazyOptions {
-    /// How it will be read.
-    pub advice: Advice,
-    /// How much a read fault maps, or starts with where windows grow.
-    pub fault_around: FaultAround,
-    /// Whether pages are huge, of the pool of that size. Only memory of its own can be told so.
-    pub huge: Option<HugeSize>,
-    /// For how long the thread that answers looks for more before it sleeps. It burns that much of
-    /// a processor after each burst of faults, and saves a wake-up.
-    pub spin: Duration,
-    /// Whether faults of system calls have to be answered too.
-    pub kernel_faults: KernelFaults,
-}
-
-impl Default for LazyOptions {
-    fn default() -> Self {
-        Self {
-            advice: Advice::default(),
-            fault_around: FaultAround::default(),
-            huge: None,
-            spin: Duration::from_micros(20),
-            kernel_faults: KernelFaults::IfAllowed,
-        }
-    }
-}
-
-/// What makes lazy mappings and produces their pages: threads that wait for devices, shared by all
-/// mappings.
-pub struct Engine {
-    pool: Arc<Pool>,
-}
-
-impl Engine {
-    /// Starts `threads` threads that produce pages which are not at hand.
-    ///
-    /// # Errors
-    /// [`MapError::Thread`] if one is refused.
-    pub fn new(threads: NonZeroUsize) -> Result<Self, MapError> {
-        let pool = Pool::start(threads).map_err(MapError::Thread)?;
-        Ok(Self { pool: Arc::new(pool) })
-    }
-
-    /// Maps `len` bytes of `backing`. Nothing is read before somebody touches it.
-    ///
-    /// # Errors
-    /// [`MapError`]: there is no userfaultfd or it lacks something, the backing is shorter, or there
-    /// is no memory to be had.
-    pub fn map(
-        &self,
-        len: ByteLen,
-        backing: Arc<dyn Backing>,
-        options: &LazyOptions,
-    ) -> Result<LazyMapping, MapError> {
-        let host = uzone_os::probe::page_size();
-        if let Some(has) = backing.byte_len() {
-            // The last page may be filled in part.
-            if len > has.align_up(host.bytes())? {
-                return Err(MapError::TooShort { asked: len, has });
-            }
-        }
-        let memory = backing.memory().map_err(MapError::Thread)?;
-        let (mapping, modes, required) = map_memory(len, memory, options)?;
-        let page = mapping.page_size();
-        let pages = page
-            .pages_in(len)
-            .map_err(|_| MapError::CutsPage { len, page: ByteLen::new(page.bytes()) })?;
-        let uffd = Uffd::open(required, Features::THREAD_ID, options.kernel_faults)?;
-        let contents = Contents::new(pages)?;
-        let memory = Arc::new(Registered::new(Arc::new(uffd), mapping, modes)?);
-        let pattern = FaultPattern::new(
-            contents.area(),
-            options.advice,
-            options.fault_around,
-            backing.largest_window(),
-        );
-        let zeroes_by_copy = !memory.calls().takes(UffdCall::ZeroPage);
-        let policy = Policy { zeroes_by_copy, removed_is_zero: false };
-        let core = Arc::new(Core::new(memory.clone(), backing, contents, page, policy, pattern));
-        let room = ByteLen::new(STAGING.max(page.bytes())).to_usize()?;
-        let bell = Doorbell::new().map_err(MapError::Thread)?;
-        let control = Arc::new(Control { bell, stop: AtomicBool::new(false) });
-        let reader = Reader {
-            told: Told::Own(memory.clone()),
-            core: core.clone(),
-            pool: Some(self.pool.clone()),
-            control: control.clone(),
-            spin: options.spin,
-            room,
-        };
-        let thread = Builder::new()
-            .name("uzone-fault".to_owned())
-            .spawn(move || reader.run())
-            .map_err(MapError::Thread)?;
-        let sees_kernel_faults = memory.uffd().sees_kernel_faults();
-        Ok(LazyMapping { memory, core, control, thread: Some(thread), room, sees_kernel_faults })
-    }
-}
-
-impl fmt::Debug for Engine {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Engine").finish_non_exhaustive()
-    }
-}
-
-/// Maps the addresses, and says which faults they have to tell of.
-fn map_memory(
-    len: ByteLen,
-    memory: Memory,
-    options: &LazyOptions,
-) -> Result<(Mapping, Modes, Features), MapError> {
-    match (memory, options.huge) {
-        (Memory::Own, None) => {
-            // A window of any size is then one range of one page table.
-            let align = (len.get() >= 2 << 20).then_some(ByteLen::mib(2));
-            let how = Anonymous { huge: HugeAdvice::Default, align, ..Anonymous::default() };
-            Ok((Mapping::anonymous(len, how)?, Modes::MISSING, Features::POISON))
-        }
-        (Memory::Own, Some(size)) => {
-            let features = Features::POISON | Features::MISSING_HUGETLB;
-            Ok((Mapping::hugetlb(len, size)?, Modes::MISSING, features))
-        }
-        (Memory::File { .. }, Some(_)) => {
-            Err(MapError::Backing { reason: "a memory file has the pages that it was made of" })
-        }
-        (Memory::File { fd, sharing }, None) => {
-            let mapping = Mapping::file(fd, 0, len, Access::ReadWrite, sharing)?;
-            let is_huge = mapping.page_size() != uzone_os::probe::page_size();
-            let features = Features::POISON
-                | if is_huge {
-                    Features::MINOR_HUGETLB | Features::MISSING_HUGETLB
-                } else {
-                    Features::MINOR_SHMEM | Features::MISSING_SHMEM
-                };
-            let modes = Modes { missing: true, minor: true, write_protect: false };
-            Ok((mapping, modes, features))
-        }
-    }
-}
-
-/// What [`LazyMapping::populate`] makes present.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Populate {
-    /// What is at hand. It never blocks.
-    Cached,
-    /// Every page.
-    All,
-}
-
-/// Counts of what happened to a mapping.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct FaultStats {
-    /// Faults that were told.
-    pub faults: u64,
-    /// Those of them for pages that the page cache had.
-    pub minor: u64,
-    /// Those for a page that somebody was producing already.
-    pub coalesced: u64,
-    /// Those for a page that was there by the time they were read.
-    pub retouched: u64,
-    /// Pages that were put in place at once because somebody waited for them.
-    pub demand: u64,
-    /// Pages that were put in place around those.
-    pub around: u64,
-    /// Pages that were put in place by [`LazyMapping::populate`].
-    pub populated: u64,
-    /// Pages that were not at hand and went to the threads that wait for devices.
-    pub queued: u64,
-    /// How often the kernel or a full queue put a page off.
-    pub put_off: u64,
-    /// Pages that are bad.
-    pub poisoned: u64,
-    /// Pages that were given back.
-    pub evicted: u64,
-    /// Neighbours that were not put in place because too many faults came at once.
-    pub left_out: u64,
-}
-
-impl FaultStats {
-    pub(crate) fn of(core: &Core) -> Self {
-        let counters = core.counters();
-        // Relaxed: each is a statistic of its own.
-        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        Self {
-            faults: get(&counters.faults),
-            minor: get(&counters.minor),
-            coalesced: get(&counters.coalesced),
-            retouched: get(&counters.retouched),
-            demand: get(&counters.demand),
-            around: get(&counters.around),
-            populated: get(&counters.populated),
-            queued: get(&counters.queued),
-            put_off: get(&counters.put_off),
-            poisoned: get(&counters.poisoned),
-            evicted: get(&counters.evicted),
-            left_out: get(&counters.left_out),
-        }
-    }
-}
+use crate::core::{Core, Hands};
+use crate::error::{Failure, LazyError};
+use crate::event_loop::Attached;
+use crate::populate::{Populate, populate};
+use crate::stats::{Counters, FaultStats};
 
 /// Memory of this process whose pages come from a backing when they are touched.
 ///
 /// Dropping it unmaps it. A thread of foreign code that still waits in it then gets a signal, and
 /// never a page of zeroes.
 pub struct LazyMapping {
+    // Dropped first: nobody answers from then on, and who waits gets a signal.
+    _attached: Attached,
     memory: Arc<Registered>,
     core: Arc<Core>,
-    control: Arc<Control>,
-    thread: Option<JoinHandle<()>>,
     room: usize,
-    sees_kernel_faults: bool,
 }
 
 impl LazyMapping {
+    pub(crate) fn new(
+        attached: Attached,
+        memory: Arc<Registered>,
+        core: Arc<Core>,
+        room: usize,
+    ) -> Self {
+        Self { _attached: attached, memory, core, room }
+    }
+
     fn mapping(&self) -> &Mapping {
         self.memory.mapping()
     }
@@ -276,7 +69,7 @@ impl LazyMapping {
     /// `EFAULT` there.
     #[must_use]
     pub fn sees_kernel_faults(&self) -> bool {
-        self.sees_kernel_faults
+        self.memory.uffd().sees_kernel_faults()
     }
 
     /// Copies bytes out. What is missing is produced, and the call waits for it; a page that is
@@ -294,6 +87,12 @@ impl LazyMapping {
     /// [`LazyError::Access`] unless all bytes are inside.
     pub fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<(), LazyError> {
         Ok(self.mapping().write_at(offset, bytes)?)
+    }
+
+    /// Returns which page went bad last, and why, if one did that somebody waited for.
+    #[must_use]
+    pub fn last_failure(&self) -> Option<Failure> {
+        self.core.last_failure()
     }
 
     /// Changes how faults are answered from now on.
@@ -336,6 +135,25 @@ impl LazyMapping {
         Ok(start >> page.shift()..end >> page.shift())
     }
 
+    /// Pins the pages that hold bytes of a range: what is absent is produced first, and until the guard
+    /// is dropped nothing of it is given back. The memory stays mapped as long, also if this value is
+    /// dropped; then a page of it that is not there is never produced, and who touches one waits for
+    /// the last guard to go and gets a signal.
+    ///
+    /// # Errors
+    /// [`LazyError::Hold`] if a page cannot be had or is bad, [`LazyError::Range`] if one is not of the
+    /// mapping.
+    pub fn pin(&self, range: Range<u64>) -> Result<Pinned, LazyError> {
+        let Range { start, end } = range;
+        if start >= end {
+            return Err(RangeError::Empty { start, end }.into());
+        }
+        let page = self.page_size().bytes();
+        let end = end.checked_next_multiple_of(page).unwrap_or(u64::MAX);
+        let whole = self.pages(&(start / page * page..end))?;
+        Ok(self.core.contents().pin(whole)?)
+    }
+
     /// Makes pages of a range present before anybody touches them, in the calling thread. Returns how
     /// many pages were put in place.
     ///
@@ -345,47 +163,7 @@ impl LazyMapping {
     /// are present. [`LazyError::Range`] if the range is not inside, or cuts a page.
     pub fn populate(&self, range: Range<u64>, what: Populate) -> Result<u64, LazyError> {
         let pages = self.pages(&range)?;
-        let mut hands = Hands::new(self.room);
-        let step = FaultAround::MAX.pages(self.page_size()).get();
-        let mut filled = 0;
-        let mut at = pages.start;
-        while at < pages.end {
-            let window = at..pages.end.min(at + step);
-            at = window.end;
-            filled += self.core.map_ready(window.clone(), &mut hands);
-            if what == Populate::All {
-                for page in window {
-                    filled += self.produce(page, &mut hands)?;
-                }
-            }
-        }
-        Counters::add(&self.core.counters().populated, filled);
-        Ok(filled)
-    }
-
-    /// Makes one page present, or waits until somebody has. Returns whether it did itself.
-    fn produce(&self, page: u64, hands: &mut Hands) -> Result<u64, LazyError> {
-        let offset = page << self.page_size().shift();
-        let give_up = Instant::now() + PATIENCE;
-        loop {
-            match self.core.contents().get(page) {
-                Content::Present | Content::Zero => return Ok(0),
-                Content::Poisoned => return Err(LazyError::Poisoned { offset }),
-                Content::Unknown | Content::Absent => {
-                    if self.core.contents().claim(page) {
-                        return match self.core.produce(page, hands) {
-                            Ok(()) => Ok(1),
-                            Err(cause) => Err(LazyError::Backing { offset, cause }),
-                        };
-                    }
-                }
-                Content::Filling | Content::Zeroing | Content::Removed => {}
-            }
-            if Instant::now() >= give_up {
-                return Err(LazyError::TimedOut { offset });
-            }
-            std::thread::yield_now();
-        }
+        populate(&self.core, pages, what, &mut Hands::new(self.room))
     }
 
     /// Gives the pages of a range back. What was written to them is lost, unless it went to a
@@ -428,22 +206,6 @@ impl LazyMapping {
         Counters::add(&self.core.counters().evicted, evicted);
         answer?;
         Ok(evicted)
-    }
-}
-
-impl Drop for LazyMapping {
-    fn drop(&mut self) {
-        // Release pairs with the Acquire of the reader.
-        self.control.stop.store(true, Ordering::Release);
-        if self.control.bell.ring().is_err() {
-            // The reader would never stop, and the memory would never be given back; that leaks,
-            // and harms nobody.
-            return;
-        }
-        if let Some(thread) = self.thread.take() {
-            // It was printed when it happened.
-            let _ = thread.join();
-        }
     }
 }
 

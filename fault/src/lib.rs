@@ -29,7 +29,7 @@
 //! # }
 //! ```
 //!
-//! A fault goes down and back: the kernel tells the thread of the mapping (`reader`), which asks
+//! A fault goes down and back: the kernel tells the thread of the mapping (`event_loop`, `source`), which asks
 //! what its page is (`contents`) and which window belongs to it
 //! ([`FaultPattern`](uzone_pages::FaultPattern)), offers that to the backing (`core`, `window`), and
 //! queues the page if it was not at hand (`pool`). Whoever reads in order gets the whole window
@@ -37,14 +37,20 @@
 //!
 //! | file | mechanism |
 //! |---|---|
-//! | `lazy` | [`Engine`], [`LazyMapping`]: what a caller has |
+//! | `engine` | [`Engine`]: makes mappings, and has the threads |
+//! | `lazy` | [`LazyMapping`]: memory of this process |
 //! | `adopted` | [`AdoptedMemory`]: memory of another process |
 //! | `backing` | [`Backing`] and the back ends |
 //! | `window` | [`Window`]: what a backing is offered, and what the kernel's replies do to it |
 //! | `core` | what becomes of a fault |
 //! | `contents` | the state of each page |
-//! | `reader` | the thread that answers |
+//! | `event_loop` | the threads that answer |
+//! | `source` | one mapping as such a thread sees it |
 //! | `pool` | the threads that wait for devices |
+//! | `pending` | the pages that are waited for |
+//! | `staged` | pages that one thread produces and another puts in place |
+//! | `populate` | pages made present before they are touched, and for pins |
+//! | `stats` | what happened, in numbers |
 //! | `told` | where faults are told and answered |
 //! | `kernel` | the answers, so that tests can make up a kernel |
 #![forbid(unsafe_code)]
@@ -53,11 +59,17 @@ mod adopted;
 mod backing;
 mod contents;
 mod core;
+mod engine;
 mod error;
+mod event_loop;
 mod kernel;
 mod lazy;
+mod pending;
 mod pool;
-mod reader;
+mod populate;
+mod source;
+mod staged;
+mod stats;
 mod told;
 mod window;
 
@@ -66,7 +78,10 @@ mod tests;
 
 pub use adopted::AdoptedMemory;
 pub use backing::{Backing, FileBacking, FunctionBacking, Memory, MemoryBacking, ZeroBacking};
-pub use error::{BackingError, LazyError, MapError};
-pub use lazy::{Engine, FaultStats, LazyMapping, LazyOptions, Populate};
+pub use engine::{Engine, EngineOptions, LazyOptions, Reader};
+pub use error::{BackingError, Failure, LazyError, MapError};
+pub use lazy::LazyMapping;
+pub use populate::Populate;
+pub use stats::FaultStats;
 pub use told::RemoteRegion;
 pub use window::{Filled, Window};

@@ -9,9 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use uzone_os::Vaddr;
-use uzone_os::uffd::{
-    AnswerError, Answered, Doorbell, EventBuffer, Install, Ready, Registered, Remote, wait,
-};
+use uzone_os::uffd::{AnswerError, Answered, EventBuffer, EventSet, Install, Registered, Remote};
 use uzone_pages::ByteLen;
 
 use crate::kernel::Kernel;
@@ -127,14 +125,18 @@ impl Told {
         }
     }
 
-    pub(crate) fn wait(
-        &self,
-        bell: &Doorbell,
-        timeout: Option<std::time::Duration>,
-    ) -> io::Result<Ready> {
+    /// Lets `set` wait for it, by the key `key`.
+    pub(crate) fn join(&self, set: &EventSet, key: u64) -> io::Result<()> {
         match self {
-            Self::Own(memory) => wait(&**memory.uffd(), bell, timeout),
-            Self::Remote(memory) => wait(&memory.remote, bell, timeout),
+            Self::Own(memory) => set.add(&**memory.uffd(), key),
+            Self::Remote(memory) => set.add(&memory.remote, key),
+        }
+    }
+
+    pub(crate) fn leave(&self, set: &EventSet) -> io::Result<()> {
+        match self {
+            Self::Own(memory) => set.remove(&**memory.uffd()),
+            Self::Remote(memory) => set.remove(&memory.remote),
         }
     }
 

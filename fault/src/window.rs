@@ -15,12 +15,16 @@ use uzone_os::uffd::{AnswerError, Answered};
 use uzone_pages::{Content, PageSize};
 
 use crate::core::Core;
+use crate::kernel::Kernel;
+use crate::staged::NoteTaker;
 
 /// Pages of a mapping, offered to its backing.
 ///
 /// Offsets are bytes from where the backing starts.
 pub struct Window<'a> {
     core: &'a Core,
+    /// Who puts pages in place: the mapping's kernel, or one that takes notes.
+    kernel: &'a dyn Kernel,
     pages: Range<u64>,
     /// The page that somebody waits for, which whoever made the window owns.
     owned: Option<u64>,
@@ -61,7 +65,22 @@ impl<'a> Window<'a> {
         staging: &'a mut [u8],
     ) -> Self {
         let next = pages.start;
-        Self { core, pages, owned, staging, next, state: Progress::default() }
+        let kernel = core.kernel();
+        Self { core, kernel, pages, owned, staging, next, state: Progress::default() }
+    }
+
+    /// Makes a window of one owned page that is not put in place: `notes` has it afterwards.
+    pub(crate) fn noted(
+        core: &'a Core,
+        page: u64,
+        notes: &'a NoteTaker,
+        staging: &'a mut [u8],
+    ) -> Self {
+        Self { kernel: notes, ..Self::new(core, page..page + 1, Some(page), staging) }
+    }
+
+    fn is_noted(&self) -> bool {
+        !std::ptr::addr_eq(self.kernel, self.core.kernel())
     }
 
     /// Returns the offsets of the pages.
@@ -122,10 +141,10 @@ impl<'a> Window<'a> {
     /// [`AnswerError`] if they are not all in the window, or the kernel refuses.
     pub fn copy(&mut self, offset: u64, bytes: &[u8]) -> Result<Filled, AnswerError> {
         let range = offset..offset.saturating_add(bytes.len() as u64);
-        let core = self.core;
+        let kernel = self.kernel;
         self.install(range, |part| {
             let skipped = usize::try_from(part.start - offset).unwrap_or(bytes.len());
-            core.kernel().copy(part.start, &bytes[skipped..])
+            kernel.copy(part.start, &bytes[skipped..])
         })
     }
 
@@ -163,8 +182,8 @@ impl<'a> Window<'a> {
     /// # Errors
     /// As for [`Window::copy`].
     pub fn zero(&mut self, range: Range<u64>) -> Result<Filled, AnswerError> {
-        let core = self.core;
-        if core.zeroes_by_copy() {
+        let kernel = self.kernel;
+        if self.core.zeroes_by_copy() {
             let mut at = range.start;
             let mut all = Filled::All;
             while at < range.end {
@@ -180,7 +199,7 @@ impl<'a> Window<'a> {
             }
             return Ok(all);
         }
-        self.install(range, |part| core.kernel().zero(part))
+        self.install(range, |part| kernel.zero(part))
     }
 
     /// Maps pages that the page cache has: of a memory file. Those that it does not have stay open.
@@ -188,8 +207,8 @@ impl<'a> Window<'a> {
     /// # Errors
     /// As for [`Window::copy`].
     pub fn continue_mapping(&mut self, range: Range<u64>) -> Result<Filled, AnswerError> {
-        let core = self.core;
-        self.install(range, |part| core.kernel().continue_mapping(part))
+        let kernel = self.kernel;
+        self.install(range, |part| kernel.continue_mapping(part))
     }
 
     /// Asks the kernel for `range`, and for what is left of it as long as it gets on.
@@ -225,7 +244,7 @@ impl<'a> Window<'a> {
                 Answered::Present => {
                     // Nobody was woken, and somebody may have come between our look and this.
                     self.settle(at..at + page.bytes());
-                    self.core.kernel().wake(at..at + page.bytes());
+                    self.kernel.wake(at..at + page.bytes());
                     page.bytes()
                 }
                 Answered::Hole => {
@@ -249,17 +268,23 @@ impl<'a> Window<'a> {
 
     /// Notes that the kernel has the pages of `range`.
     fn settle(&mut self, range: Range<u64>) {
-        let shift = self.page_size().shift();
-        for page in range.start >> shift..range.end >> shift {
-            self.state.filled += 1;
-            if self.owned == Some(page) {
-                self.state.owned_is_done = true;
-                // Only its owner takes a page from this state, but for a deadline that made it bad.
-                let _ = self.core.contents().advance(page, Content::Filling, Content::Present);
-            } else {
-                self.core.contents().settle(page);
-            }
+        if self.is_noted() {
+            // Whoever puts it in place says so.
+            self.state.owned_is_done = true;
+            return;
         }
+        let shift = self.page_size().shift();
+        let mut pages = range.start >> shift..range.end >> shift;
+        let contents = self.core.contents();
+        self.state.filled += pages.end - pages.start;
+        if let Some(owned) = self.owned.filter(|owned| pages.contains(owned)) {
+            contents.settle(pages.start..owned);
+            self.state.owned_is_done = true;
+            // Only its owner takes a page from this state, but for a deadline that made it bad.
+            let _ = contents.advance(owned, Content::Filling, Content::Present);
+            pages.start = owned + 1;
+        }
+        contents.settle(pages);
     }
 }
 

@@ -571,7 +571,7 @@ fn populating_what_is_at_hand_maps_that_and_no_more() {
         return;
     };
     assert_eq!(memory.populate(0..1024 * page(), Populate::Cached).unwrap(), 1023);
-    assert_eq!(memory.content(5 * page()), Some(Content::Unknown));
+    assert_eq!(memory.content(5 * page()), Some(Content::Absent));
     assert_eq!(memory.populate(0..1024 * page(), Populate::Cached).unwrap(), 0);
     *gate.0.lock().unwrap() = true;
     assert_eq!(memory.populate(0..1024 * page(), Populate::All).unwrap(), 1);
@@ -603,7 +603,7 @@ fn the_window_can_be_changed_while_it_is_used() {
     // The neighbours follow the page, so they may come a little later.
     settles(&memory, |stats| stats.around == 15 + 127);
     assert_eq!(memory.content(2048 * page() + 127 * page()), Some(Content::Present));
-    assert_eq!(memory.content(2048 * page() + 128 * page()), Some(Content::Unknown));
+    assert_eq!(memory.content(2048 * page() + 128 * page()), Some(Content::Absent));
     assert_eq!(memory.content(4096 * page()), None);
 }
 
@@ -672,4 +672,61 @@ fn many_mappings_come_and_go_while_their_pages_are_produced() {
             }
         });
     }
+}
+
+#[test]
+fn a_pin_produces_what_is_missing_and_keeps_it_until_it_goes() {
+    let name = "a pin of absent pages";
+    let Some(memory) = map(name, 64 * page(), function(), &LazyOptions::default()) else { return };
+    let pinned = memory.pin(3 * page() + 5..7 * page()).unwrap();
+    assert_eq!(pinned.pfns().count(), 4);
+    for at in 3..7 {
+        assert_eq!(memory.content(at * page()), Some(Content::Present), "page {at}");
+    }
+    let segment = pinned.segments().next().unwrap();
+    assert_eq!(segment.address, memory.addr().get() + usize_of(3 * page()));
+    // What is pinned is not given back, and what is beside it is.
+    memory.populate(0..64 * page(), Populate::All).unwrap();
+    assert_eq!(memory.evict(0..64 * page()).unwrap(), 60);
+    assert_eq!(memory.stats().faults, 0);
+    check_all(&memory);
+    // By address, through the zone.
+    let other = engine();
+    let mapped = other.map(ByteLen::new(8 * page()), Arc::new(function()), &LazyOptions::default());
+    let mapped = mapped.unwrap();
+    let address = mapped.addr().get();
+    let by_address = other.zone().pin(address, ByteLen::new(2 * page())).unwrap();
+    assert_eq!(mapped.stats().populated, 2);
+    // The memory outlives the mapping as long as somebody has it pinned.
+    drop(mapped);
+    drop(by_address);
+    assert!(matches!(memory.pin(64 * page()..65 * page()), Err(LazyError::Range(_))));
+    assert!(matches!(memory.pin(5..5), Err(LazyError::Range(_))));
+    drop((pinned, memory));
+}
+
+#[test]
+fn a_pin_of_a_page_that_cannot_be_had_is_refused_with_the_reason() {
+    let name = "a pin of a failing page";
+    let failing = FunctionBacking::quick(|offset, out: &mut [u8]| {
+        if offset == 5 * page() || (offset..offset + out.len() as u64).contains(&(5 * page())) {
+            return Err(BackingError::Other("as the test wants".into()));
+        }
+        write_words(offset, out);
+        Ok(())
+    });
+    let Some(memory) = map(name, 16 * page(), failing, &LazyOptions::default()) else { return };
+    let error = memory.pin(4 * page()..8 * page()).unwrap_err();
+    let text =
+        std::iter::successors(Some(&error as &dyn std::error::Error), |error| error.source())
+            .map(ToString::to_string)
+            .collect::<Vec<_>>()
+            .join(": ");
+    assert!(text.contains("as the test wants"), "{text}");
+    assert_eq!(memory.content(5 * page()), Some(Content::Poisoned));
+    // The good pieces are pinned as before.
+    drop(memory.pin(4 * page()..5 * page()).unwrap());
+    drop(memory.pin(6 * page()..16 * page()).unwrap());
+    let error = memory.pin(5 * page()..6 * page()).unwrap_err();
+    assert!(matches!(error, LazyError::Hold(_)), "{error}");
 }

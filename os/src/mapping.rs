@@ -30,6 +30,7 @@ use crate::bytes::{self, AccessError, CopyDirection, Fault};
 use crate::options::{Access, Addr, RangeError, Sharing};
 use crate::probe;
 use crate::shortage::MapError;
+use crate::uffd::Registered;
 
 mod cut;
 
@@ -64,6 +65,8 @@ enum Behind {
     File { fd: Arc<OwnedFd>, offset: u64, sharing: Sharing },
     /// Whatever the caller mapped, and unmaps.
     Adopted,
+    /// The mapping of another value, which unmaps it when nobody has this any more.
+    Lent { owner: Arc<Registered> },
 }
 
 /// A range of memory of this process, unmapped when dropped unless it was adopted.
@@ -74,7 +77,7 @@ enum Behind {
 ///    vouched for; it is a multiple of `page`.
 /// 2. The `mapped_len` bytes from `start` are mapped, readable, and writable unless `access` is
 ///    read-only, until this value is dropped. They are one mapping of ours unless `behind` is
-///    `Adopted`. `mapped_len` is a multiple of `page` and at most `isize::MAX`. No other `Mapping`
+///    `Adopted` or `Lent`. `mapped_len` is a multiple of `page` and at most `isize::MAX`. No other `Mapping`
 ///    with the same `origin` has any of them.
 /// 3. `0 < len <= mapped_len`.
 /// 4. No reference to the bytes exists but those that a method of this crate lends, and a plain
@@ -178,6 +181,25 @@ impl Mapping {
         })
     }
 
+    /// Takes the memory of `owner`, which stays mapped, and tells of its faults, until this value and
+    /// all others that have a part of it are dropped. Costs no system call.
+    #[must_use]
+    pub fn lent(owner: Arc<Registered>) -> Self {
+        let of = owner.mapping();
+        // The invariants: the owner's mapping has 1 to 3 by its own, for as long as the owner lives,
+        // since it gives its mapping away only where it is consumed. 4: what lends plain slices is
+        // private memory, and this is not.
+        Self {
+            start: of.start,
+            len: of.len,
+            mapped_len: of.mapped_len,
+            page: of.page,
+            access: of.access,
+            behind: Behind::Lent { owner },
+            origin: next_origin(),
+        }
+    }
+
     /// Says which file is behind a new mapping, from byte `offset` on. It counts as anonymous until
     /// then, so whoever maps a file calls this before anyone else sees the mapping.
     pub(crate) fn backed_by(self, fd: OwnedFd, offset: u64, sharing: Sharing) -> Self {
@@ -223,7 +245,7 @@ impl Mapping {
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         match &self.behind {
             Behind::File { fd, .. } => Some(fd.as_fd()),
-            Behind::Anonymous | Behind::Adopted => None,
+            Behind::Anonymous | Behind::Adopted | Behind::Lent { .. } => None,
         }
     }
 
@@ -232,7 +254,7 @@ impl Mapping {
     pub fn file_offset(&self) -> Option<u64> {
         match self.behind {
             Behind::File { offset, .. } => Some(offset),
-            Behind::Anonymous | Behind::Adopted => None,
+            Behind::Anonymous | Behind::Adopted | Behind::Lent { .. } => None,
         }
     }
 
@@ -242,15 +264,15 @@ impl Mapping {
     pub fn sharing(&self) -> Option<Sharing> {
         match self.behind {
             Behind::File { sharing, .. } => Some(sharing),
-            Behind::Anonymous | Behind::Adopted => None,
+            Behind::Anonymous | Behind::Adopted | Behind::Lent { .. } => None,
         }
     }
 
-    /// Returns whether the caller of [`Mapping::adopt`] owns the memory, so that it stays mapped
-    /// when this value is dropped.
+    /// Returns whether somebody else owns the memory, so that it stays mapped when this value is
+    /// dropped: the caller of [`Mapping::adopt`], or what lent it ([`Mapping::lent`]).
     #[must_use]
     pub fn is_adopted(&self) -> bool {
-        matches!(self.behind, Behind::Adopted)
+        matches!(self.behind, Behind::Adopted | Behind::Lent { .. })
     }
 
     /// Returns which file is behind the mapping, or `None` for anonymous and adopted memory, or if

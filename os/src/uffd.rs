@@ -34,6 +34,7 @@
 
 pub(crate) mod abi;
 mod event;
+mod event_set;
 mod features;
 pub(crate) mod open;
 mod registered;
@@ -48,6 +49,7 @@ use crate::errno;
 use crate::probe::{self, ProbeError};
 
 pub use event::{Event, EventBuffer, FaultKind, PageFault};
+pub use event_set::{EventSet, ReadyKeys};
 pub use features::Features;
 pub use registered::{
     AnswerError, Calls, Install, Modes, RegisterError, Registered, UnregisterError,

@@ -7,7 +7,7 @@
 //! ```text
 //!   Unknown ──► Zeroing ──► Zero ──► Present ──► Zeroing …        memory that is handed out
 //!   Absent  ──► Filling ──► Present ──► Removed ──► Absent …      memory that is mapped lazily
-//!   any     ──► Poisoned ──► Unknown                              memory that went bad
+//!   any     ──► Poisoned ──► Unknown, Absent                      memory that went bad
 //! ```
 
 use core::fmt;
@@ -96,8 +96,9 @@ impl Content {
         match (self, next) {
             // Memory that was just bound: clear it, take it as it is, or learn that it is empty.
             (Unknown, Absent | Present | Zeroing | Zero) => true,
-            // A fault begins, or the kernel is known to supply zeroes.
-            (Absent, Filling | Zero) => true,
+            // A fault begins, or nobody's fault did and the kernel took the bytes anyhow; or the
+            // kernel is known to supply zeroes.
+            (Absent, Filling | Present | Zero) => true,
             // A fault ends: bytes, zeroes, or a failure that leaves the page absent.
             (Filling, Present | Zero | Absent) => true,
             // Released, evicted, or given back by its user.
@@ -108,8 +109,8 @@ impl Content {
             (Zero, Present | Absent | Removed) => true,
             // Touched again, as zeroes or through a fault.
             (Removed, Absent | Filling | Zero) => true,
-            // Mended: what is in it now is unknown.
-            (Poisoned, Unknown) => true,
+            // Mended: what is in it now is unknown, or has to be produced anew.
+            (Poisoned, Unknown | Absent) => true,
             (Poisoned, _) => false,
             (_, Poisoned) => true,
             _ => false,
@@ -156,7 +157,10 @@ mod tests {
                     Content::Poisoned,
                 ],
             ),
-            (Content::Absent, &[Content::Filling, Content::Zero, Content::Poisoned]),
+            (
+                Content::Absent,
+                &[Content::Filling, Content::Present, Content::Zero, Content::Poisoned],
+            ),
             (
                 Content::Filling,
                 &[Content::Present, Content::Zero, Content::Absent, Content::Poisoned],
@@ -180,7 +184,7 @@ mod tests {
                 Content::Removed,
                 &[Content::Absent, Content::Filling, Content::Zero, Content::Poisoned],
             ),
-            (Content::Poisoned, &[Content::Unknown]),
+            (Content::Poisoned, &[Content::Unknown, Content::Absent]),
         ];
         for (from, followers) in rows {
             for next in Content::ALL {

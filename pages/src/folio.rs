@@ -192,6 +192,13 @@ impl<'a, P> Folio<'a, P> {
         }
     }
 
+    /// Returns what is known about the bytes, as it is now: one load.
+    #[must_use]
+    #[inline]
+    pub fn content(self) -> Content {
+        self.own_word().content()
+    }
+
     /// Returns the word as it is now, without the holds on the block.
     #[inline]
     pub(crate) fn own_word(self) -> Word {

@@ -80,11 +80,11 @@ impl<P, S: Deref<Target = [Page<P>]>> Memmap<P, S> {
         Ok(Self { layout, kind, template, descriptors, blocks: &[], payload: PhantomData })
     }
 
-    /// Says that every byte is known to be zero, before anything was done to a page: pages start with
-    /// that content, at no cost.
+    /// Says what the bytes of every page are, before anything was done to one: pages start with that
+    /// content, at no cost.
     #[must_use]
-    pub fn known_zero(self) -> Self {
-        Self { template: self.template.with_content(Content::Zero), ..self }
+    pub fn starting_as(self, content: Content) -> Self {
+        Self { template: self.template.with_content(content), ..self }
     }
 
     /// Returns whether base pages of memory of `kind`, laid out so, may be held by the block.
@@ -132,6 +132,12 @@ where
     #[must_use]
     pub fn kind(&self) -> MemoryKind {
         self.kind
+    }
+
+    /// Returns what the bytes of every page were before anything was done to one.
+    #[must_use]
+    pub fn started_as(&self) -> Content {
+        self.template.content()
     }
 
     /// Returns the descriptors, in the order of their pages.

@@ -11,8 +11,8 @@ use uzone_os::{
     Exclusive, ExclusivityError, MapError, Mapped, MappedError, PopulateError, SystemRoot, memory,
 };
 use uzone_pages::{
-    AddrError, ByteLen, Layout, LayoutError, Memmap, MemoryKind, Order, Page, PageCount, PageSize,
-    Payload, Pfn, PfnRange, Placement, PlacementError, Template,
+    AddrError, ByteLen, Content, Layout, LayoutError, Memmap, MemoryKind, Order, Page, PageCount,
+    PageSize, Payload, Pfn, PfnRange, Placement, PlacementError, Template,
 };
 
 use crate::altmap::{self, AltmapOptions, Cut};
@@ -258,7 +258,7 @@ fn claim<P: Payload>(
     options: &BindOptions<P>,
 ) -> Result<(Claim, Placed), BindError> {
     check(options, region.pages())?;
-    if options.is_known_zero && !region.is_untouched() {
+    if options.content == Content::Zero && !region.is_untouched() {
         return Err(BindError::NotZeroMemory);
     }
     let align = match &options.altmap {
@@ -340,7 +340,7 @@ fn describe<P: Payload>(
         Ok(memmap) => memmap,
         Err(_) => unreachable!("the row was made with as many descriptors as the layout has"),
     };
-    let memmap = if options.is_known_zero { memmap.known_zero() } else { memmap };
+    let memmap = memmap.starting_as(options.content);
     let memmap = match memmap.with_blocks(blocks) {
         Ok(memmap) => memmap,
         Err(_) => unreachable!("the blocks were made for the layout"),

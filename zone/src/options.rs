@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use uzone_pages::{ByteLen, MemoryKind, Order, Payload, Pfn, Tails};
+use uzone_pages::{ByteLen, Content, MemoryKind, Order, Payload, Pfn, Tails};
 
 use crate::altmap::AltmapOptions;
 use crate::pagemap::PageView;
@@ -135,7 +135,8 @@ pub struct BindOptions<P: Payload = ()> {
     pub(crate) progress: Option<Arc<dyn Fn(Progress) + Send + Sync>>,
     pub(crate) cancel: Cancel,
     pub(crate) keeps_poison: bool,
-    pub(crate) is_known_zero: bool,
+    /// What the bytes of every page are at first.
+    pub(crate) content: Content,
 }
 
 impl BindOptions {
@@ -169,7 +170,7 @@ impl<P: Payload> BindOptions<P> {
             progress: None,
             cancel: Cancel::default(),
             keeps_poison: false,
-            is_known_zero: false,
+            content: Content::Unknown,
         }
     }
 
@@ -282,7 +283,15 @@ impl<P: Payload> BindOptions<P> {
     /// ([`Region::is_untouched`](crate::Region::is_untouched)); it costs nothing at any size.
     #[must_use]
     pub fn known_zero(mut self) -> Self {
-        self.is_known_zero = true;
+        self.content = Content::Zero;
+        self
+    }
+
+    /// Says that no page is there yet: each is absent until somebody fills it, and a pin asks
+    /// [`PagemapOps::populate`] for it first. Costs nothing at any size.
+    #[must_use]
+    pub fn absent(mut self) -> Self {
+        self.content = Content::Absent;
         self
     }
 
@@ -322,7 +331,7 @@ impl<P: Payload> Clone for BindOptions<P> {
             progress: self.progress.clone(),
             cancel: self.cancel.clone(),
             keeps_poison: self.keeps_poison,
-            is_known_zero: self.is_known_zero,
+            content: self.content,
         }
     }
 }

@@ -175,6 +175,14 @@ impl<P: Payload> Inner<P> {
         self.parts.memmap.advance_run(range, from, to, each);
     }
 
+    /// Returns what a page is when it is good again.
+    pub(crate) fn mended_as(&self) -> Content {
+        match self.parts.memmap.started_as() {
+            Content::Absent => Content::Absent,
+            _ => Content::Unknown,
+        }
+    }
+
     /// Tells the owner that nobody holds the folio at `head` any more.
     fn freed(&self, head: Pfn) {
         if let Some(free) = &self.parts.ops.free {
@@ -391,6 +399,30 @@ impl<P: Payload> Pagemap<P> {
     #[must_use]
     pub fn page(&self, pfn: Pfn) -> Option<PageView<'_, P>> {
         self.inner.page(pfn)
+    }
+
+    /// Returns what is known about the bytes of page `pfn`, or `None` if it does not belong to the
+    /// region. Costs one load.
+    #[must_use]
+    #[inline]
+    pub fn content(&self, pfn: Pfn) -> Option<Content> {
+        Some(self.inner.folio(pfn)?.content())
+    }
+
+    /// Puts the content of every folio with a page in `range` to state `to`, from whichever of the
+    /// states `from` it is in, and tells `each` its head and how that went, in ascending order. One
+    /// atomic step a folio, and two for each block of 512 base pages: see [`PageView::advance`].
+    ///
+    /// # Panics
+    /// If a step from one of `from` to `to` is none, or would poison: that is for one page.
+    pub fn advance_range(
+        &self,
+        range: PfnRange,
+        from: &[Content],
+        to: Content,
+        each: impl FnMut(Pfn, Result<Content, AdvanceError>),
+    ) {
+        self.inner.advance_run(range, from, to, each);
     }
 
     /// Returns the pages of the region, in ascending order.

@@ -144,7 +144,7 @@ impl<P: Payload> Inner<P> {
         }
         list.remove(&pfn);
         if self.order() == Order::BASE {
-            let mended = folio.advance(Content::Poisoned, Content::Unknown);
+            let mended = folio.advance(Content::Poisoned, self.mended_as());
             debug_assert!(mended.is_ok(), "what is listed is poisoned, and only here is it mended");
         } else {
             let head = pfn.align_down(self.order());
@@ -184,7 +184,8 @@ impl<P: Payload> Pagemap<P> {
     }
 
     /// Says that page `pfn` is good again, as after its block was written or replaced. What is in it
-    /// is unknown.
+    /// is unknown; where pages were absent to begin with
+    /// ([`BindOptions::absent`](crate::BindOptions::absent)), it is that again.
     ///
     /// # Errors
     /// [`PoisonFailure`] if the page is not the region's, is not bad, or somebody is still clearing or

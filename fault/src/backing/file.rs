@@ -140,6 +140,14 @@ impl Backing for FileBacking {
         Ok(())
     }
 
+    fn read_ahead(&self, range: Range<u64>) {
+        let end = range.end.min(self.len);
+        if let Some(len) = end.checked_sub(range.start).and_then(NonZeroU64::new) {
+            // It is a hint, and what is wrong with the file is found out by who reads it.
+            let _ = page_cache::read_ahead(&self.file, range.start, len);
+        }
+    }
+
     fn byte_len(&self) -> Option<ByteLen> {
         Some(ByteLen::new(self.len))
     }

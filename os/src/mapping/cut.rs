@@ -152,6 +152,7 @@ impl Behind {
                 Self::File { fd: fd.clone(), offset: offset + skipped, sharing: *sharing }
             }
             Self::Adopted => Self::Adopted,
+            Self::Lent { owner } => Self::Lent { owner: owner.clone() },
         }
     }
 }

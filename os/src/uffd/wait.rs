@@ -4,7 +4,7 @@
 
 use core::time::Duration;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 
@@ -44,6 +44,12 @@ impl Doorbell {
             Err(cause) if errno::would_wait(cause) => Ok(()),
             answer => Ok(answer.map(drop)?),
         }
+    }
+}
+
+impl AsFd for Doorbell {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }
 

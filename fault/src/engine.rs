@@ -1,0 +1,265 @@
+//! What makes lazy mappings: [`Engine`].
+//!
+//! Cost: a mapping is one userfaultfd, about 40 KiB, and 8 bytes of descriptor a page, of which only
+//! those are written whose page was touched.
+
+use std::fmt;
+use std::io;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::time::Duration;
+
+use uzone::{PagemapOps, Zone};
+use uzone_os::uffd::{Features, KernelFaults, Modes, Registered, Uffd, UffdCall};
+use uzone_os::{Access, Anonymous, HugeAdvice, HugeSize, Mapping};
+use uzone_pages::{Advice, ByteLen, FaultAround, FaultPattern, PageSize};
+
+use crate::backing::{Backing, Memory};
+use crate::contents::Contents;
+use crate::core::{Core, Policy};
+use crate::error::MapError;
+use crate::event_loop::{Attached, EventLoop};
+use crate::lazy::LazyMapping;
+use crate::pool::Pool;
+use crate::populate::Producer;
+use crate::source::{Source, SourceParts};
+use crate::told::Told;
+
+/// How many bytes are read from a backing at once.
+const STAGING: u64 = 256 << 10;
+/// How many threads answer faults at most, unless the engine is told otherwise.
+const READERS: usize = 4;
+
+/// Who answers the faults of a mapping.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Reader {
+    /// One of the engine's threads, which it shares with other mappings: the one with the fewest.
+    #[default]
+    Shared,
+    /// A thread of its own.
+    Own {
+        /// The CPUs that it may run on; all, if there is none.
+        cpus: Vec<u32>,
+    },
+}
+
+/// How memory is mapped lazily.
+#[derive(Clone, Debug)]
+pub struct LazyOptions {
+    /// How it will be read.
+    pub advice: Advice,
+    /// How much a read fault maps, or starts with where windows grow.
+    pub fault_around: FaultAround,
+    /// Whether pages are huge, of the pool of that size. Only memory of its own can be told so.
+    pub huge: Option<HugeSize>,
+    /// For how long the thread that answers looks for more before it sleeps. It burns that much of
+    /// a processor after each burst of faults, and saves a wake-up.
+    ///
+    /// A thread that looks in vain a few times in a row sleeps at once, until a fault comes that it
+    /// would have met.
+    pub spin: Duration,
+    /// Who answers.
+    pub reader: Reader,
+    /// After how long a page that is being produced is given up: it is bad then, and who waits for it
+    /// gets `SIGBUS`. Without one it is waited for as long as its backing takes.
+    pub deadline: Option<Duration>,
+    /// Whether faults of system calls have to be answered too.
+    pub kernel_faults: KernelFaults,
+}
+
+impl Default for LazyOptions {
+    fn default() -> Self {
+        Self {
+            advice: Advice::default(),
+            fault_around: FaultAround::default(),
+            huge: None,
+            spin: Duration::from_micros(20),
+            reader: Reader::Shared,
+            deadline: None,
+            kernel_faults: KernelFaults::IfAllowed,
+        }
+    }
+}
+
+/// What an engine is made of.
+#[derive(Clone, Debug)]
+pub struct EngineOptions {
+    /// The zone that memory is bound in: one of its own unless this says otherwise.
+    pub zone: Option<Zone>,
+    /// How many threads produce pages that are not at hand. They wait for devices.
+    pub producers: NonZeroUsize,
+    /// How many threads answer faults, each for its share of the mappings.
+    pub readers: NonZeroUsize,
+    /// The CPUs that those may run on; all, if there is none. See
+    /// [`Placement`](crate::Placement) for what it is worth.
+    pub cpus: Vec<u32>,
+}
+
+impl Default for EngineOptions {
+    fn default() -> Self {
+        let cpus = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+        Self {
+            zone: None,
+            producers: cpus.max(NonZeroUsize::MIN.saturating_add(1)),
+            readers: cpus.min(NonZeroUsize::MIN.saturating_add(READERS - 1)),
+            cpus: Vec::new(),
+        }
+    }
+}
+
+/// What makes lazy mappings and answers their faults: threads that answer, and threads that wait for
+/// devices, shared by all mappings. They end when the engine and all mappings are dropped.
+pub struct Engine {
+    zone: Zone,
+    pool: Arc<Pool>,
+    readers: Vec<Arc<EventLoop>>,
+}
+
+impl Engine {
+    /// Starts an engine with `producers` threads that produce pages which are not at hand.
+    ///
+    /// # Errors
+    /// [`MapError::Thread`] if a thread is refused.
+    pub fn new(producers: NonZeroUsize) -> Result<Self, MapError> {
+        Self::with(EngineOptions { producers, ..EngineOptions::default() })
+    }
+
+    /// Starts an engine.
+    ///
+    /// # Errors
+    /// [`MapError::Thread`] if a thread is refused, or may not run on those CPUs.
+    pub fn with(options: EngineOptions) -> Result<Self, MapError> {
+        let EngineOptions { zone, producers, readers, cpus } = options;
+        let pool = Arc::new(Pool::start(producers).map_err(MapError::Thread)?);
+        let start = |index| EventLoop::start(&format!("uzone-fault-{index}"), &cpus).map(Arc::new);
+        let readers: io::Result<Vec<_>> = (0..readers.get()).map(start).collect();
+        let readers = readers.map_err(MapError::Thread)?;
+        Ok(Self { zone: zone.unwrap_or_default(), pool, readers })
+    }
+
+    /// Returns the zone that lazily mapped memory is bound in: pages are pinned there by address
+    /// ([`Zone::pin`]), and those that are absent are produced first.
+    #[must_use]
+    pub fn zone(&self) -> &Zone {
+        &self.zone
+    }
+
+    /// Maps `len` bytes of `backing`. Nothing is read before somebody touches it.
+    ///
+    /// # Errors
+    /// [`MapError`]: there is no userfaultfd or it lacks something, the backing is shorter, or there
+    /// is no memory to be had.
+    pub fn map(
+        &self,
+        len: ByteLen,
+        backing: Arc<dyn Backing>,
+        options: &LazyOptions,
+    ) -> Result<LazyMapping, MapError> {
+        let host = uzone_os::probe::page_size();
+        if let Some(has) = backing.byte_len() {
+            // The last page may be filled in part.
+            if len > has.align_up(host.bytes())? {
+                return Err(MapError::TooShort { asked: len, has });
+            }
+        }
+        let memory = backing.memory().map_err(MapError::Thread)?;
+        let (mapping, modes, required) = map_memory(len, memory, options)?;
+        let page = mapping.page_size();
+        page.pages_in(len)
+            .map_err(|_| MapError::CutsPage { len, page: ByteLen::new(page.bytes()) })?;
+        let uffd = Uffd::open(required, Features::THREAD_ID, options.kernel_faults)?;
+        let memory = Arc::new(Registered::new(Arc::new(uffd), mapping, modes)?);
+        let producer = Producer::default();
+        let ops = PagemapOps::default().populate(producer.clone());
+        let contents = Contents::bind(&self.zone, Mapping::lent(memory.clone()), page, ops)?;
+        let zeroes_by_copy = !memory.calls().takes(UffdCall::ZeroPage);
+        let policy = Policy { zeroes_by_copy, removed_is_zero: false };
+        let pattern = pattern(&contents, &*backing, options);
+        let core = Arc::new(Core::new(memory.clone(), backing, contents, page, policy, pattern));
+        let room = room(page)?;
+        producer.serves(&core, room);
+        let attached = self.attach(Told::Own(memory.clone()), core.clone(), options, room)?;
+        Ok(LazyMapping::new(attached, memory, core, room))
+    }
+
+    /// Lets a thread answer the faults of a mapping.
+    pub(crate) fn attach(
+        &self,
+        told: Told,
+        core: Arc<Core>,
+        options: &LazyOptions,
+        room: usize,
+    ) -> Result<Attached, MapError> {
+        let &LazyOptions { spin, deadline, .. } = options;
+        let pool = self.pool.clone();
+        let source = Source::new(SourceParts { told, core, pool, spin, deadline, room });
+        let reader = match &options.reader {
+            Reader::Shared => self.readers.iter().min_by_key(|reader| reader.sources()).cloned(),
+            Reader::Own { cpus } => {
+                let own = EventLoop::start("uzone-fault", cpus).map_err(MapError::Thread)?;
+                Some(Arc::new(own))
+            }
+        };
+        let reader = reader.unwrap_or_else(|| unreachable!("an engine has a reader"));
+        reader.join(source).map_err(MapError::Thread)
+    }
+}
+
+/// Returns what is known about how the pages of a mapping will be touched.
+pub(crate) fn pattern(
+    contents: &Contents,
+    backing: &dyn Backing,
+    options: &LazyOptions,
+) -> FaultPattern {
+    let most = backing.largest_window();
+    FaultPattern::new(contents.area(), options.advice, options.fault_around, most)
+}
+
+/// Returns how many bytes are read from a backing at once, for pages of `page`.
+pub(crate) fn room(page: PageSize) -> Result<usize, MapError> {
+    Ok(ByteLen::new(STAGING.max(page.bytes())).to_usize()?)
+}
+
+impl fmt::Debug for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Engine")
+            .field("zone", &self.zone)
+            .field("readers", &self.readers.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Maps the addresses, and says which faults they have to tell of.
+fn map_memory(
+    len: ByteLen,
+    memory: Memory,
+    options: &LazyOptions,
+) -> Result<(Mapping, Modes, Features), MapError> {
+    match (memory, options.huge) {
+        (Memory::Own, None) => {
+            // A window of any size is then one range of one page table.
+            let align = (len.get() >= 2 << 20).then_some(ByteLen::mib(2));
+            let how = Anonymous { huge: HugeAdvice::Default, align, ..Anonymous::default() };
+            Ok((Mapping::anonymous(len, how)?, Modes::MISSING, Features::POISON))
+        }
+        (Memory::Own, Some(size)) => {
+            let features = Features::POISON | Features::MISSING_HUGETLB;
+            Ok((Mapping::hugetlb(len, size)?, Modes::MISSING, features))
+        }
+        (Memory::File { .. }, Some(_)) => {
+            Err(MapError::Backing { reason: "a memory file has the pages that it was made of" })
+        }
+        (Memory::File { fd, sharing }, None) => {
+            let mapping = Mapping::file(fd, 0, len, Access::ReadWrite, sharing)?;
+            let is_huge = mapping.page_size() != uzone_os::probe::page_size();
+            let features = Features::POISON
+                | if is_huge {
+                    Features::MINOR_HUGETLB | Features::MISSING_HUGETLB
+                } else {
+                    Features::MINOR_SHMEM | Features::MISSING_SHMEM
+                };
+            let modes = Modes { missing: true, minor: true, write_protect: false };
+            Ok((mapping, modes, features))
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! Pages made present before anybody touches them: by [`LazyMapping::populate`], and for those who
+//! pin them ([`Producer`], the hook of the pagemap).
+//!
+//! [`LazyMapping::populate`]: crate::LazyMapping::populate
+
+use std::ops::Range;
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, Instant};
+
+use uzone::FaultError;
+use uzone_pages::{Content, FaultAround, PageCount, Pfn, PfnRange};
+
+use crate::core::{Core, Hands};
+use crate::error::LazyError;
+use crate::stats::Counters;
+
+/// How long to wait for a page that another thread is producing.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What is made present.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Populate {
+    /// What is at hand. It never blocks.
+    Cached,
+    /// Every page.
+    All,
+}
+
+/// Makes pages present, in the calling thread. Returns how many it put in place itself.
+pub(crate) fn populate(
+    core: &Core,
+    pages: Range<u64>,
+    what: Populate,
+    hands: &mut Hands,
+) -> Result<u64, LazyError> {
+    let step = FaultAround::MAX.pages(core.page_size()).get();
+    let mut filled = 0;
+    let mut answer = Ok(());
+    let mut at = pages.start;
+    while at < pages.end && answer.is_ok() {
+        let mut window = at..pages.end.min(at + step);
+        at = window.end;
+        filled += core.map_ready(window.clone(), hands);
+        if what == Populate::All {
+            answer = window.try_for_each(|page| {
+                filled += produce(core, page, hands)?;
+                Ok(())
+            });
+        }
+    }
+    Counters::add(&core.counters().populated, filled);
+    answer.map(|()| filled)
+}
+
+/// Makes one page present, or waits until somebody has. Returns whether it did itself.
+fn produce(core: &Core, page: u64, hands: &mut Hands) -> Result<u64, LazyError> {
+    let offset = core.bytes(page..page + 1).start;
+    let give_up = Instant::now() + PATIENCE;
+    loop {
+        match core.contents().get(page) {
+            Content::Present | Content::Zero | Content::Unknown => return Ok(0),
+            Content::Poisoned => return Err(LazyError::Poisoned { offset }),
+            Content::Absent => {
+                if core.contents().claim(page) {
+                    return match core.produce(page, hands) {
+                        Ok(()) => Ok(1),
+                        Err(cause) => Err(LazyError::Backing { offset, cause }),
+                    };
+                }
+            }
+            Content::Filling | Content::Zeroing | Content::Removed => {}
+        }
+        if Instant::now() >= give_up {
+            return Err(LazyError::TimedOut { offset });
+        }
+        std::thread::yield_now();
+    }
+}
+
+/// What makes pages present that somebody pins.
+///
+/// It knows the mapping weakly: the mapping owns the pagemap that owns this.
+#[derive(Clone, Default)]
+pub(crate) struct Producer(Arc<OnceLock<(Weak<Core>, usize)>>);
+
+impl Producer {
+    /// Says for which mapping, and how much is read at once.
+    pub(crate) fn serves(&self, core: &Arc<Core>, room: usize) {
+        let is_first = self.0.set((Arc::downgrade(core), room)).is_ok();
+        debug_assert!(is_first, "a mapping has a producer of its own");
+    }
+
+    fn populate(&self, range: PfnRange, what: Populate) -> Result<(), FaultError> {
+        let core = self.0.get().and_then(|(core, room)| Some((core.upgrade()?, *room)));
+        let Some((core, room)) = core else {
+            return Err(FaultError::new("the mapping is being dropped"));
+        };
+        let pages = core.contents().pages_of(range);
+        let answer = populate(&core, pages, what, &mut Hands::new(room));
+        answer.map(drop).map_err(FaultError::new)
+    }
+}
+
+impl uzone::Populate for Producer {
+    fn map_pages(&self, range: PfnRange) {
+        // What is missing afterwards is asked for page by page.
+        let _ = self.populate(range, Populate::Cached);
+    }
+
+    fn fault(&self, pfn: Pfn) -> Result<(), FaultError> {
+        let page = PfnRange::try_new(pfn, PageCount::new(1)).map_err(FaultError::new)?;
+        self.populate(page, Populate::All)
+    }
+}

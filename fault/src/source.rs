@@ -1,0 +1,373 @@
+//! One mapping as the thread sees it that answers its faults: [`Source`].
+//!
+//! A step reads what is pending and answers it; if nothing is, it sees to what was put off, and puts
+//! neighbours in place. It never blocks on a backing, and once it runs it allocates nothing.
+//!
+//! Everything pending is read before anything is answered: a fault is given out before a removal
+//! that is older than it.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use uzone_os::uffd::{Event, EventBuffer, EventSet, FaultKind, PageFault, Remote};
+use uzone_pages::{Content, Touch};
+
+use crate::core::{Core, Hands, Outcome};
+use crate::pool::{Pool, Submit};
+use crate::staged::Staged;
+use crate::stats::Counters;
+use crate::told::Told;
+
+/// How many events are read at once.
+const EVENTS: usize = 64;
+/// How many faults are answered before more are read.
+const FAULTS: usize = 1024;
+/// How many pages may wait for room in the queue; more are told again all at once.
+const PARKED: usize = 256;
+/// After how long what was put off is tried again.
+const RETRY: Duration = Duration::from_millis(1);
+/// After so many looks in vain no more are taken, until a fault comes that one would have met.
+const VAIN: u8 = 4;
+
+/// What a thread needs to answer, whichever of its sources has faults.
+pub(crate) struct Scratch {
+    buffer: EventBuffer,
+    faults: Vec<PageFault>,
+    pub(crate) staging: Vec<u8>,
+}
+
+impl Scratch {
+    pub(crate) fn new() -> Self {
+        let faults = Vec::with_capacity(FAULTS);
+        Self { buffer: EventBuffer::new(EVENTS), faults, staging: Vec::new() }
+    }
+}
+
+/// Whether it pays to look for the next fault instead of sleeping: a sleep and a wake-up cost more
+/// than most answers, and looking costs a processor.
+struct Look {
+    /// For how long at most.
+    most: Duration,
+    since: Instant,
+    in_vain: u8,
+    is_looking: bool,
+}
+
+impl Look {
+    fn new(most: Duration) -> Self {
+        Self { most, since: Instant::now(), in_vain: 0, is_looking: false }
+    }
+
+    /// Takes that there was something to do.
+    fn found(&mut self, now: Instant) {
+        if self.is_looking || now.saturating_duration_since(self.since) < self.most {
+            self.in_vain = 0;
+        }
+        (self.since, self.is_looking) = (now, true);
+    }
+
+    /// Takes that there was not. Returns whether to look again.
+    fn again(&mut self, now: Instant) -> bool {
+        if self.is_looking && self.in_vain < VAIN && now.duration_since(self.since) < self.most {
+            return true;
+        }
+        if self.is_looking {
+            (self.is_looking, self.since) = (false, now);
+            self.in_vain = self.in_vain.saturating_add(1);
+        }
+        false
+    }
+}
+
+/// One mapping, and what is being done about its faults.
+pub(crate) struct Source {
+    told: Told,
+    core: Arc<Core>,
+    /// Who produces what is not at hand.
+    pool: Arc<Pool>,
+    hands: Hands,
+    parked: Parked,
+    look: Look,
+    /// Pages of [`Fills::OneThread`](crate::core::Fills) that were produced, and that the kernel put
+    /// off.
+    late: VecDeque<(u64, Staged)>,
+    late_since: Instant,
+    /// Where children tell of their faults. Nobody answers; closing these would give them zeroes.
+    children: Vec<Remote>,
+    looked: Instant,
+    /// Whether the descriptor cannot be read, so that it is not waited for.
+    pub(crate) is_deaf: bool,
+    pub(crate) is_active: bool,
+    pub(crate) is_timed: bool,
+    deadline: Option<Duration>,
+    room: usize,
+}
+
+/// What a source is made of.
+pub(crate) struct SourceParts {
+    pub(crate) told: Told,
+    pub(crate) core: Arc<Core>,
+    pub(crate) pool: Arc<Pool>,
+    pub(crate) spin: Duration,
+    pub(crate) deadline: Option<Duration>,
+    pub(crate) room: usize,
+}
+
+impl Source {
+    pub(crate) fn new(parts: SourceParts) -> Self {
+        let SourceParts { told, core, pool, spin, deadline, room } = parts;
+        Self {
+            told,
+            core,
+            pool,
+            hands: Hands::new(0),
+            parked: Parked::new(),
+            look: Look::new(spin),
+            late: VecDeque::new(),
+            late_since: Instant::now(),
+            children: Vec::new(),
+            looked: Instant::now(),
+            is_deaf: false,
+            is_active: false,
+            is_timed: false,
+            deadline,
+            room,
+        }
+    }
+
+    /// Returns how many bytes are read from its backing at once.
+    pub(crate) fn room(&self) -> usize {
+        self.room
+    }
+
+    pub(crate) fn join(&self, set: &EventSet, key: u64) -> io::Result<()> {
+        self.told.join(set, key)
+    }
+
+    pub(crate) fn leave(&self, set: &EventSet) {
+        // It was not waited for, if its descriptor cannot be read.
+        let _ = self.told.leave(set);
+    }
+
+    /// Answers what is pending, or else does what can wait. Returns whether there was anything.
+    /// `submit` is where what the pool produced comes back.
+    pub(crate) fn step(&mut self, scratch: &mut Scratch, submit: &Submit<'_>) -> bool {
+        std::mem::swap(&mut scratch.staging, &mut self.hands.staging);
+        let is_read = self.drain(&mut scratch.buffer, &mut scratch.faults);
+        self.looked = Instant::now();
+        let read_at = self.looked;
+        let mut is_busy = !scratch.faults.is_empty();
+        for fault in scratch.faults.drain(..) {
+            self.answer(&fault, submit, read_at);
+        }
+        if !is_busy {
+            self.is_deaf = !is_read;
+            self.see_to_what_waits();
+            // Nobody waits: time for neighbours, a few at a time.
+            is_busy = self.core.map_around(&mut self.hands);
+        }
+        if is_busy {
+            self.look.found(read_at);
+        }
+        std::mem::swap(&mut scratch.staging, &mut self.hands.staging);
+        is_busy
+    }
+
+    /// Returns whether to look for faults again at once, after a step that found none.
+    pub(crate) fn looks_again(&mut self) -> bool {
+        self.look.again(Instant::now())
+    }
+
+    /// Returns when to look at what was put off, if anything was.
+    pub(crate) fn due(&self) -> Option<Instant> {
+        let parked = self.parked.is_waiting().then_some(self.parked.since + RETRY);
+        let late = (!self.late.is_empty()).then_some(self.late_since + RETRY);
+        let deaf = self.is_deaf.then(|| self.looked + RETRY);
+        let deadline = self.deadline.and_then(|after| Some(self.core.pending().oldest()? + after));
+        [parked, late, deaf, deadline].into_iter().flatten().min()
+    }
+
+    fn see_to_what_waits(&mut self) {
+        self.parked.wake(&self.core);
+        if !self.late.is_empty() && self.late_since.elapsed() >= RETRY {
+            for _ in 0..self.late.len() {
+                if let Some((page, staged)) = self.late.pop_front() {
+                    self.put_in_place(page, staged);
+                }
+            }
+        }
+        if let Some(after) = self.deadline {
+            while let Some(page) = self.core.pending().take_older_than(after) {
+                self.core.time_out(page, after);
+            }
+        }
+    }
+
+    /// Puts a page in place that the pool produced for this thread.
+    pub(crate) fn put_in_place(&mut self, page: u64, staged: Staged) {
+        if let Some(staged) = self.core.put_in_place(page, staged) {
+            self.late_since = Instant::now();
+            self.late.push_back((page, staged));
+        }
+    }
+
+    /// Ends the answering. Who waits now gets a signal, not zeroes; those of another process wait
+    /// for who answers next.
+    pub(crate) fn finish(mut self, scratch: &mut Scratch) {
+        match &self.told {
+            Told::Own(_) => self.refuse(&mut scratch.buffer),
+            // What was read and not answered is told again to who comes next.
+            Told::Remote(_) => {
+                for page in self.core.pending().drain() {
+                    self.core.release(page);
+                    self.parked.push(page);
+                }
+                for (page, _) in std::mem::take(&mut self.late) {
+                    self.core.release(page);
+                    self.parked.push(page);
+                }
+                self.parked.wake_now(&self.core);
+            }
+        }
+    }
+
+    /// Reads what is pending: faults into `faults`, removals at once into the pages' words. Returns
+    /// whether that worked.
+    fn drain(&mut self, buffer: &mut EventBuffer, faults: &mut Vec<PageFault>) -> bool {
+        loop {
+            let read = match self.told.read(buffer) {
+                Ok(0) => return true,
+                Ok(read) => read,
+                Err(_) => return false,
+            };
+            for event in &mut *buffer {
+                match event {
+                    Event::PageFault(fault) if faults.len() < FAULTS => faults.push(fault),
+                    // It is told again after the next wake.
+                    Event::PageFault(_) => {
+                        Counters::add(&self.core.counters().put_off, 1);
+                        self.parked.push_all();
+                    }
+                    Event::Removed { start, end } | Event::Unmapped { start, end } => {
+                        for bytes in self.told.offsets(start, end) {
+                            let shift = self.core.page_size().shift();
+                            let end = self.core.contents().area().end().get();
+                            let pages = bytes.start >> shift..bytes.end >> shift;
+                            self.core.removed(pages.start..pages.end.min(end));
+                        }
+                    }
+                    Event::Forked(child) => self.children.push(child),
+                    _ => {}
+                }
+            }
+            // Fewer than there is room for were all there were, unless a removal came meanwhile.
+            if read < buffer.capacity() && matches!(self.told, Told::Own(_)) {
+                return true;
+            }
+        }
+    }
+
+    /// Makes the pages bad that somebody waits for.
+    fn refuse(&self, buffer: &mut EventBuffer) {
+        while matches!(self.told.read(buffer), Ok(1..)) {
+            for event in &mut *buffer {
+                if let Event::PageFault(fault) = event
+                    && let Some(page) = self.page(fault.address)
+                    && self.core.contents().claim(page)
+                {
+                    self.core.spoil(page);
+                }
+            }
+        }
+    }
+
+    fn page(&self, address: uzone_os::Vaddr) -> Option<u64> {
+        let page = self.told.offset_of(address)? >> self.core.page_size().shift();
+        (page < self.core.contents().area().end().get()).then_some(page)
+    }
+
+    fn answer(&mut self, fault: &PageFault, submit: &Submit<'_>, read_at: Instant) {
+        let Some(page) = self.page(fault.address) else { return };
+        if fault.kind == FaultKind::Minor {
+            Counters::add(&self.core.counters().minor, 1);
+        }
+        let touch = if fault.is_write { Touch::Write } else { Touch::Read };
+        match self.core.fault(page, touch, &mut self.hands) {
+            Outcome::Answered => return,
+            Outcome::Later => {}
+            Outcome::Produce { ahead } => {
+                Counters::add(&self.core.counters().queued, 1);
+                if self.core.pending().push(read_at, page) {
+                    if submit.demand(&self.pool, &self.core, page, self.room) {
+                        if let Some(ahead) = ahead {
+                            self.pool.read_ahead(&self.core, ahead);
+                        }
+                        return;
+                    }
+                    self.core.pending().remove(page);
+                }
+                self.core.release(page);
+            }
+        }
+        Counters::add(&self.core.counters().put_off, 1);
+        self.parked.push(page);
+    }
+}
+
+/// Pages for which there was no room in the queue.
+struct Parked {
+    pages: Vec<u64>,
+    /// More than there is room for: whoever waits anywhere is woken.
+    all: bool,
+    since: Instant,
+}
+
+impl Parked {
+    fn new() -> Self {
+        Self { pages: Vec::with_capacity(PARKED), all: false, since: Instant::now() }
+    }
+
+    fn push(&mut self, page: u64) {
+        if !self.is_waiting() {
+            self.since = Instant::now();
+        }
+        if self.pages.len() == PARKED {
+            self.all = true;
+        } else {
+            self.pages.push(page);
+        }
+    }
+
+    fn push_all(&mut self) {
+        if !self.is_waiting() {
+            self.since = Instant::now();
+        }
+        self.all = true;
+    }
+
+    fn is_waiting(&self) -> bool {
+        self.all || !self.pages.is_empty()
+    }
+
+    /// Wakes who waits for the pages, if it is time: they fault again, and that is told again.
+    fn wake(&mut self, core: &Core) {
+        if self.is_waiting() && self.since.elapsed() >= RETRY {
+            self.wake_now(core);
+        }
+    }
+
+    fn wake_now(&mut self, core: &Core) {
+        if self.all {
+            let area = core.contents().area();
+            core.kernel().wake(core.bytes(area.start().get()..area.end().get()));
+        }
+        for page in self.pages.drain(..) {
+            if core.contents().get(page) != Content::Filling {
+                core.kernel().wake(core.bytes(page..page + 1));
+            }
+        }
+        self.all = false;
+    }
+}

@@ -1,0 +1,94 @@
+//! What happened to a mapping, in numbers: [`FaultStats`].
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use crate::core::Core;
+
+/// Counts of what happened to a mapping, from its start.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) faults: AtomicU64,
+    pub(crate) minor: AtomicU64,
+    pub(crate) coalesced: AtomicU64,
+    pub(crate) retouched: AtomicU64,
+    pub(crate) demand: AtomicU64,
+    pub(crate) around: AtomicU64,
+    pub(crate) populated: AtomicU64,
+    pub(crate) queued: AtomicU64,
+    pub(crate) put_off: AtomicU64,
+    pub(crate) poisoned: AtomicU64,
+    pub(crate) evicted: AtomicU64,
+    pub(crate) left_out: AtomicU64,
+    pub(crate) read_ahead: AtomicU64,
+}
+
+impl Counters {
+    pub(crate) fn add(counter: &AtomicU64, count: u64) {
+        if count != 0 {
+            // Relaxed: a statistic, by which nothing is published.
+            counter.fetch_add(count, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Counts of what happened to a mapping.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct FaultStats {
+    /// Faults that were told.
+    pub faults: u64,
+    /// Those of them for pages that the page cache had.
+    pub minor: u64,
+    /// Those for a page that somebody was producing already.
+    pub coalesced: u64,
+    /// Those for a page that was there by the time they were read.
+    pub retouched: u64,
+    /// Pages that were put in place at once because somebody waited for them.
+    pub demand: u64,
+    /// Pages that were put in place around those.
+    pub around: u64,
+    /// Pages that were put in place by [`LazyMapping::populate`].
+    pub populated: u64,
+    /// Pages that were not at hand and went to the threads that wait for devices.
+    pub queued: u64,
+    /// How often the kernel or a full queue put a page off.
+    pub put_off: u64,
+    /// Pages that are bad.
+    pub poisoned: u64,
+    /// Pages that were given back.
+    pub evicted: u64,
+    /// Neighbours that were not put in place because too many faults came at once.
+    pub left_out: u64,
+    /// Pages that a device was asked for before anybody waited for them.
+    pub read_ahead: u64,
+    /// Pages that somebody waits for now, and that are being produced.
+    pub pending: u64,
+    /// For how long the oldest of them is waited for.
+    pub oldest_pending: Option<Duration>,
+}
+
+impl FaultStats {
+    pub(crate) fn of(core: &Core) -> Self {
+        let counters = core.counters();
+        // Relaxed: each is a statistic of its own.
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Self {
+            faults: get(&counters.faults),
+            minor: get(&counters.minor),
+            coalesced: get(&counters.coalesced),
+            retouched: get(&counters.retouched),
+            demand: get(&counters.demand),
+            around: get(&counters.around),
+            populated: get(&counters.populated),
+            queued: get(&counters.queued),
+            put_off: get(&counters.put_off),
+            poisoned: get(&counters.poisoned),
+            evicted: get(&counters.evicted),
+            left_out: get(&counters.left_out),
+            read_ahead: get(&counters.read_ahead),
+            pending: core.pending().len() as u64,
+            oldest_pending: core.pending().oldest().map(|since| since.elapsed()),
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! Waiting for many descriptors at once: [`EventSet`], an epoll set.
+//!
+//! Each descriptor has a key, which a wait returns for those with something to read. It is level-triggered:
+//! what is not read is returned again.
+//!
+//! Source: epoll(7).
+
+use core::fmt;
+use core::time::Duration;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::event::Timespec;
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+
+use crate::errno;
+
+/// How many keys a wait returns at most; the others are returned by the next.
+const MOST: usize = 64;
+
+/// Descriptors that are waited for.
+#[derive(Debug)]
+pub struct EventSet(OwnedFd);
+
+/// The keys that a wait returned, in a buffer that is made once.
+pub struct ReadyKeys {
+    events: Box<[MaybeUninit<Event>; MOST]>,
+    keys: Vec<u64>,
+}
+
+impl ReadyKeys {
+    /// Makes room.
+    #[must_use]
+    pub fn new() -> Self {
+        Self { events: Box::new([MaybeUninit::uninit(); MOST]), keys: Vec::with_capacity(MOST) }
+    }
+
+    /// Returns the keys of the last wait.
+    #[must_use]
+    pub fn keys(&self) -> &[u64] {
+        &self.keys
+    }
+}
+
+impl Default for ReadyKeys {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for ReadyKeys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("ReadyKeys").field(&self.keys).finish()
+    }
+}
+
+impl EventSet {
+    /// Makes an empty one.
+    ///
+    /// # Errors
+    /// What `epoll_create1(2)` says: the process has as many descriptors as it may.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self(epoll::create(CreateFlags::CLOEXEC)?))
+    }
+
+    /// Waits for `fd` too from now on, by the key `key`.
+    ///
+    /// # Errors
+    /// What `epoll_ctl(2)` says: there is no memory, or the user watches as many as he may.
+    pub fn add(&self, fd: impl AsFd, key: u64) -> io::Result<()> {
+        Ok(epoll::add(&self.0, fd, EventData::new_u64(key), EventFlags::IN)?)
+    }
+
+    /// Waits for `fd` no longer.
+    ///
+    /// # Errors
+    /// What `epoll_ctl(2)` says: it is not waited for.
+    pub fn remove(&self, fd: impl AsFd) -> io::Result<()> {
+        Ok(epoll::delete(&self.0, fd)?)
+    }
+
+    /// Waits until one of the descriptors has something to read, hung up, or `timeout` is over;
+    /// without one, for as long as it takes. A signal may end it with no key.
+    ///
+    /// # Errors
+    /// What `epoll_wait(2)` says.
+    pub fn wait(&self, ready: &mut ReadyKeys, timeout: Option<Duration>) -> io::Result<()> {
+        ready.keys.clear();
+        let timeout = timeout.map(|timeout| Timespec {
+            tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: timeout.subsec_nanos().into(),
+        });
+        match epoll::wait(&self.0, &mut ready.events[..], timeout.as_ref()) {
+            Ok((events, _)) => {
+                ready.keys.extend(events.iter().map(|event| event.data.u64()));
+                Ok(())
+            }
+            // The caller looks around and waits again.
+            Err(cause) if errno::is_interrupted(cause) => Ok(()),
+            Err(cause) => Err(cause.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::uffd::Doorbell;
+
+    #[test]
+    fn the_keys_of_those_that_ring_are_returned() {
+        let set = EventSet::new().unwrap();
+        let bells = [Doorbell::new().unwrap(), Doorbell::new().unwrap(), Doorbell::new().unwrap()];
+        for (bell, key) in bells.iter().zip([7, u64::MAX, 0]) {
+            set.add(bell, key).unwrap();
+        }
+        let mut ready = ReadyKeys::new();
+        set.wait(&mut ready, Some(Duration::ZERO)).unwrap();
+        assert_eq!(ready.keys(), []);
+        bells[0].ring().unwrap();
+        bells[1].ring().unwrap();
+        for _ in 0..2 {
+            set.wait(&mut ready, None).unwrap();
+            let mut keys = ready.keys().to_vec();
+            keys.sort_unstable();
+            assert_eq!(keys, [7, u64::MAX], "what is not read is returned again");
+        }
+        bells[0].silence().unwrap();
+        set.remove(&bells[1]).unwrap();
+        assert!(set.remove(&bells[1]).is_err(), "it is not waited for");
+        set.wait(&mut ready, Some(Duration::from_millis(1))).unwrap();
+        assert_eq!(ready.keys(), []);
+    }
+}
