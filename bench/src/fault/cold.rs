@@ -1,12 +1,9 @@
 //! A file that the page cache has forgotten, touched here and there.
 
 use std::fs::File;
-use std::num::NonZeroUsize;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::Duration;
-
-use uzone_fault::Engine;
 
 use super::bare::{Answer, Bare, Waiting};
 use super::scan::{Way, file_backing, placed, settled, way};
@@ -73,7 +70,7 @@ pub(super) fn table(run: &mut Run<'_>, file: &Source) -> Result<(), BenchError> 
     let touched = parts[0].len() as u64;
     let (parts, placement) = (&parts, &placement);
     let shared = Arc::new(file.again()?);
-    let engine = Engine::new(NonZeroUsize::MIN)?;
+    let engine = placement.engine()?;
 
     let mut cases = vec![
         case("kernel", "the kernel's own mapping", |row, log| {

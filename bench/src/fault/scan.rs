@@ -1,7 +1,6 @@
 //! Touching all pages, in order and at random, and one per page table: the published tables.
 
 use std::fmt::Write as _;
-use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -164,7 +163,7 @@ pub(super) fn table(
     let naive = format!("{table}/naive");
     let limit = format!("{table}/populate");
     let naive_log = Log::default();
-    let engine = placement.by_handler(|| Ok(Engine::new(NonZeroUsize::MIN)?))?;
+    let engine = placement.engine()?;
     let (engine, parts) = (&engine, &parts);
 
     let mut suite = Suite::new(len);

@@ -4,10 +4,9 @@
 //! by a copy, or by continuing; ours does the same with a backing that does next to nothing. What
 //! ours takes beyond that is its bookkeeping.
 
-use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use uzone_fault::{Backing, Engine, FunctionBacking, MemoryBacking, ZeroBacking};
+use uzone_fault::{Backing, FunctionBacking, MemoryBacking, ZeroBacking};
 use uzone_os::{Access, Mapping, Sharing};
 use uzone_pages::ByteLen;
 
@@ -59,7 +58,7 @@ pub(super) fn table(
     let spin = options.spin;
     let waiting = if spin.is_zero() { Waiting::Poll } else { Waiting::Spin(spin) };
     let logs: [Log; 4] = Default::default();
-    let engine = placement.by_handler(|| Ok(Engine::new(NonZeroUsize::MIN)?))?;
+    let engine = placement.engine()?;
     let mut suite = Suite::new(len);
 
     let bare: [BareRow; 3] = [

@@ -1,11 +1,10 @@
 //! What a page that does not come does to the others: touches of cached pages are timed, with and
 //! without one page whose backing stalls until they are done.
 
-use std::num::NonZeroUsize;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use uzone_fault::{Backing, BackingError, Engine, FileBacking, Window};
+use uzone_fault::{Backing, BackingError, FileBacking, Window};
 use uzone_pages::ByteLen;
 
 use super::scan::{Way, file_backing, placed, settled, way};
@@ -79,7 +78,7 @@ pub(super) fn table(
     let parts = Pattern::Random.parts(rest, PAGE, 1);
     let touched: u64 = parts.iter().map(|part| part.len() as u64).sum();
     let stalled = len.get() - PAGE;
-    let engine = placement.by_handler(|| Ok(Engine::new(NonZeroUsize::MIN)?))?;
+    let engine = placement.engine()?;
     let (engine, parts) = (&engine, &parts);
     let mut suite = Suite::new(rest);
     for order in [Some(0), Some(4), None] {

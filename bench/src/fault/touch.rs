@@ -1,8 +1,10 @@
 //! Which pages are touched, by which threads, and on which CPUs these and the handler run.
 
+use std::num::NonZeroUsize;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
+use uzone_fault::{Engine, EngineOptions};
 use uzone_os::numa;
 use uzone_pages::ByteLen;
 
@@ -126,6 +128,14 @@ impl Placement {
             handler: cpus,
             spin: None,
         })
+    }
+
+    /// Starts an engine whose threads run where the handler does.
+    pub(super) fn engine(&self) -> Result<Engine, BenchError> {
+        let one = NonZeroUsize::MIN;
+        let cpus = self.handler.clone();
+        let options = EngineOptions { producers: one, readers: one, cpus, ..Default::default() };
+        self.by_handler(|| Ok(Engine::with(options)?))
     }
 
     /// Does something from which threads come that shall run where the handler does: a thread
