@@ -116,9 +116,14 @@ impl Contents {
         let _ = self.advance(page, Content::Filling, Content::Poisoned);
     }
 
-    /// Returns whether a page may be offered to a backing: nobody has filled it or is at it.
+    /// Returns the first pages of `pages`, one after the other, that may be offered to a backing:
+    /// nobody has filled them or is at it, or they are the page `owned`.
     #[inline]
-    pub(crate) fn is_open(&self, page: u64) -> bool {
-        self.get(page) == Content::Absent
+    pub(crate) fn open_run(&self, pages: Range<u64>, owned: Option<u64>) -> Option<Range<u64>> {
+        let mut contents = self.pagemap.contents(self.range(&pages)?).zip(pages.clone());
+        let is_open = |content, page| content == Content::Absent || owned == Some(page);
+        let (_, start) = contents.find(|&(content, page)| is_open(content, page))?;
+        let end = contents.find(|&(content, page)| !is_open(content, page));
+        Some(start..end.map_or(pages.end, |(_, end)| end))
     }
 }

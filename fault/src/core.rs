@@ -135,6 +135,8 @@ pub(crate) struct Core {
     // Held for a few instructions, by the thread that reads faults and whoever changes the advice.
     pattern: Mutex<FaultPattern>,
     counters: Counters,
+    /// Counts of the one thread that answers faults.
+    by_reader: Counters,
     pending: Pending,
     // Held for an assignment.
     last_failure: Mutex<Option<Failure>>,
@@ -150,8 +152,20 @@ impl Core {
         pattern: FaultPattern,
     ) -> Self {
         let (pattern, counters) = (Mutex::new(pattern), Counters::default());
+        let by_reader = Counters::default();
         let (pending, last_failure) = (Pending::new(), Mutex::default());
-        Self { kernel, backing, contents, page, policy, pattern, counters, pending, last_failure }
+        Self {
+            kernel,
+            backing,
+            contents,
+            page,
+            policy,
+            pattern,
+            counters,
+            by_reader,
+            pending,
+            last_failure,
+        }
     }
 
     pub(crate) fn kernel(&self) -> &dyn Kernel {
@@ -164,6 +178,11 @@ impl Core {
 
     pub(crate) fn counters(&self) -> &Counters {
         &self.counters
+    }
+
+    /// Returns the counts of the one thread that answers faults.
+    pub(crate) fn by_reader(&self) -> &Counters {
+        &self.by_reader
     }
 
     pub(crate) fn pending(&self) -> &Pending {
@@ -193,12 +212,12 @@ impl Core {
 
     /// Takes a fault on a page of the area.
     pub(crate) fn fault(&self, page: u64, touch: Touch, hands: &mut Hands) -> Outcome {
-        Counters::add(&self.counters.faults, 1);
+        Counters::bump(&self.by_reader.faults, 1);
         let one = page..page + 1;
         match self.contents.get(page) {
             Content::Absent => {}
             Content::Filling | Content::Zeroing => {
-                Counters::add(&self.counters.coalesced, 1);
+                Counters::bump(&self.by_reader.coalesced, 1);
                 return Outcome::Answered;
             }
             // Who gives it back wakes all who wait when the page can be had again.
@@ -213,7 +232,7 @@ impl Core {
             }
             // A page of this memory is never unknown: it starts absent, and is that again when mended.
             found @ (Content::Present | Content::Zero | Content::Removed | Content::Unknown) => {
-                Counters::add(&self.counters.retouched, 1);
+                Counters::bump(&self.by_reader.retouched, 1);
                 // Mostly the page came between the fault and its being read. If the same page is
                 // told again, it is not there, whoever took it away.
                 if !hands.remember(page) {
@@ -225,15 +244,9 @@ impl Core {
                     && self.contents.get(page) == found
                 {
                     // It is pinned, and so does not become absent: it is filled as it is.
-                    let progress = self.offer(one, Some(page), hands);
-                    return self.demanded(&progress, None);
+                    return Outcome::Produce { ahead: None };
                 }
             }
-        }
-        if !self.contents.claim(page) {
-            // Another thread was first, and wakes this waiter too.
-            Counters::add(&self.counters.coalesced, 1);
-            return Outcome::Answered;
         }
         let plan = self.pattern().plan(Pfn::new(page), touch, self.contents.area(), self.page);
         let plan = plan.unwrap_or_else(|| unreachable!("the caller asks for pages of the area"));
@@ -245,7 +258,7 @@ impl Core {
     fn zero_removed(&self, page: u64, hands: &mut Hands) -> Outcome {
         let mut window = Window::new(self, page..page + 1, None, &mut hands.staging);
         let answer = window.zero(self.bytes(page..page + 1));
-        Counters::add(&self.counters.demand, window.state.filled);
+        Counters::bump(&self.by_reader.demand, window.state.filled);
         if answer.is_err() || window.state.deferred { Outcome::Later } else { Outcome::Answered }
     }
 
@@ -269,7 +282,7 @@ impl Core {
         }
     }
 
-    /// Offers the owned page `page` and the window around it.
+    /// Offers the page `page` and the window around it.
     fn map_window(&self, page: u64, plan: FaultPlan, hands: &mut Hands) -> Outcome {
         let window = plan.window.start().get()..plan.window.end().get();
         if plan.follows {
@@ -277,7 +290,7 @@ impl Core {
             let next = window.end + (window.end - window.start);
             let ahead = page + 1..next.min(self.contents.area().end().get());
             let progress = self.offer(window, Some(page), hands);
-            return self.demanded(&progress, Some(ahead));
+            return self.demanded(page, &progress, Some(ahead));
         }
         if !hands.tails.is_empty() {
             // Faults come faster than neighbours are put in place. If this one is in a window where
@@ -290,13 +303,13 @@ impl Core {
             };
         }
         let progress = self.offer(page..page + 1, Some(page), hands);
-        let outcome = self.demanded(&progress, None);
+        let outcome = self.demanded(page, &progress, None);
         // The neighbours, when whoever faulted is on its way and nobody else waits. Those behind the
         // page are wanted sooner than those before it, and are taken first.
         if !progress.deferred && !progress.gone {
             for part in [window.start..page, page + 1..window.end] {
                 if hands.tails.len() == TAILS {
-                    Counters::add(&self.counters.left_out, part.end - part.start);
+                    Counters::bump(&self.by_reader.left_out, part.end - part.start);
                 } else if !part.is_empty() {
                     hands.tails.push(part);
                 }
@@ -318,19 +331,29 @@ impl Core {
             hands.tails.push(part);
         }
         let progress = self.offer(now, None, hands);
-        Counters::add(&self.counters.around, progress.filled);
+        Counters::bump(&self.by_reader.around, progress.filled);
         true
     }
 
-    fn demanded(&self, progress: &Progress, ahead: Option<Range<u64>>) -> Outcome {
-        let done = u64::from(progress.owned_is_done);
-        Counters::add(&self.counters.demand, done);
-        Counters::add(&self.counters.around, progress.filled - done);
-        if progress.owned_is_done { Outcome::Answered } else { Outcome::Produce { ahead } }
+    /// Says what is left to do about a page that was offered. It has an owner from here on if its
+    /// backing has to be waited for.
+    fn demanded(&self, page: u64, progress: &Progress, ahead: Option<Range<u64>>) -> Outcome {
+        let done = u64::from(progress.wanted_is_done);
+        Counters::bump(&self.by_reader.demand, done);
+        Counters::bump(&self.by_reader.around, progress.filled - done);
+        if progress.wanted_is_done {
+            Outcome::Answered
+        } else if self.contents.claim(page) {
+            Outcome::Produce { ahead }
+        } else {
+            // Another thread was first, and wakes this waiter too.
+            Counters::bump(&self.by_reader.coalesced, 1);
+            Outcome::Answered
+        }
     }
 
-    fn offer(&self, pages: Range<u64>, owned: Option<u64>, hands: &mut Hands) -> Progress {
-        let mut window = Window::new(self, pages, owned, &mut hands.staging);
+    fn offer(&self, pages: Range<u64>, wanted: Option<u64>, hands: &mut Hands) -> Progress {
+        let mut window = Window::new(self, pages, wanted, &mut hands.staging);
         // A closure of the caller's may panic; nothing of ours is left half done by that.
         let _ = catch_unwind(AssertUnwindSafe(|| self.backing.map_pages(&mut window)));
         window.state
@@ -367,10 +390,10 @@ impl Core {
 
     /// Tries once to produce a page that the caller owns.
     pub(crate) fn try_produce(&self, page: u64, hands: &mut Hands) -> Produced {
-        let mut window = Window::new(self, page..page + 1, Some(page), &mut hands.staging);
+        let mut window = Window::owned(self, page, &mut hands.staging);
         let answer = catch_unwind(AssertUnwindSafe(|| self.backing.fault(&mut window)));
         let progress = window.state;
-        if progress.owned_is_done {
+        if progress.wanted_is_done {
             return Produced::Done;
         }
         if progress.gone {
@@ -447,7 +470,7 @@ impl Core {
             return None;
         }
         let range = self.bytes(page..page + 1);
-        let mut window = Window::new(self, page..page + 1, Some(page), &mut []);
+        let mut window = Window::owned(self, page, &mut []);
         let answer = match &staged {
             Staged::Bytes(bytes) => window.copy(range.start, bytes),
             Staged::Zero => window.zero(range),
@@ -459,7 +482,7 @@ impl Core {
             }
         };
         let progress = window.state;
-        if progress.owned_is_done {
+        if progress.wanted_is_done {
             Counters::add(&self.counters.demand, 1);
         } else if progress.deferred {
             Counters::add(&self.counters.put_off, 1);

@@ -12,9 +12,13 @@ pub(crate) trait Kernel: Send + Sync {
     fn copy(&self, offset: u64, bytes: &[u8]) -> Result<Answered, AnswerError>;
     fn zero(&self, range: Range<u64>) -> Result<Answered, AnswerError>;
     fn continue_mapping(&self, range: Range<u64>) -> Result<Answered, AnswerError>;
+    /// Makes pages bad that are missing, and wakes nobody: that is done when it is noted.
     fn poison(&self, range: Range<u64>) -> Result<Answered, AnswerError>;
     fn wake(&self, range: Range<u64>);
 }
+
+/// Nobody is woken.
+pub(crate) const QUIETLY: Install = Install { wake: false, write_protect: false };
 
 impl Kernel for Registered {
     fn copy(&self, offset: u64, bytes: &[u8]) -> Result<Answered, AnswerError> {
@@ -30,7 +34,7 @@ impl Kernel for Registered {
     }
 
     fn poison(&self, range: Range<u64>) -> Result<Answered, AnswerError> {
-        Self::poison(self, range, Install::default())
+        Self::poison(self, range, QUIETLY)
     }
 
     fn wake(&self, range: Range<u64>) {

@@ -13,7 +13,7 @@ use std::io;
 use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::{Builder, JoinHandle};
+use std::thread::Builder;
 
 use crate::core::{Core, Hands};
 use crate::event_loop::LoopHandle;
@@ -79,7 +79,6 @@ impl Shared {
 /// Threads that produce pages, and the queues to them.
 pub(crate) struct Pool {
     shared: Arc<Shared>,
-    threads: Vec<JoinHandle<()>>,
 }
 
 /// By which way the pages of one source are produced.
@@ -107,13 +106,11 @@ impl Pool {
             queues.demand.reserve_exact(LIMIT);
             queues.ahead.reserve_exact(AHEAD);
         }
-        let mut pool = Self { shared, threads: Vec::new() };
+        let pool = Self { shared };
         for index in 0..threads.get() {
             let shared = pool.shared.clone();
-            let thread =
-                Builder::new().name(format!("uzone-io-{index}")).spawn(move || work(&shared))?;
-            // If a later one is refused, dropping the pool stops those that run.
-            pool.threads.push(thread);
+            // If a later one is refused, dropping the pool ends those that run.
+            Builder::new().name(format!("uzone-io-{index}")).spawn(move || work(&shared))?;
         }
         Ok(pool)
     }
@@ -174,15 +171,9 @@ fn work(shared: &Shared) {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        // What is queued is produced first: somebody waits for it.
+        // What is queued is produced first: somebody waits for it. Nobody waits for the threads: one
+        // may be in a backing that never returns.
         self.shared.lock().is_closed = true;
         self.shared.ready.notify_all();
-        for thread in self.threads.drain(..) {
-            // The last mapping may be dropped by a thread of the pool itself.
-            if thread.thread().id() != std::thread::current().id() {
-                // A panic of a backing was caught; one of ours was printed when it happened.
-                let _ = thread.join();
-            }
-        }
     }
 }

@@ -247,7 +247,7 @@ impl Source {
                     Event::PageFault(fault) if faults.len() < FAULTS => faults.push(fault),
                     // It is told again after the next wake.
                     Event::PageFault(_) => {
-                        Counters::add(&self.core.counters().put_off, 1);
+                        Counters::bump(&self.core.by_reader().put_off, 1);
                         self.parked.push_all();
                     }
                     Event::Removed { start, end } | Event::Unmapped { start, end } => {
@@ -291,14 +291,14 @@ impl Source {
     fn answer(&mut self, fault: &PageFault, submit: &Submit<'_>, read_at: Instant) {
         let Some(page) = self.page(fault.address) else { return };
         if fault.kind == FaultKind::Minor {
-            Counters::add(&self.core.counters().minor, 1);
+            Counters::bump(&self.core.by_reader().minor, 1);
         }
         let touch = if fault.is_write { Touch::Write } else { Touch::Read };
         match self.core.fault(page, touch, &mut self.hands) {
             Outcome::Answered => return,
             Outcome::Later => {}
             Outcome::Produce { ahead } => {
-                Counters::add(&self.core.counters().queued, 1);
+                Counters::bump(&self.core.by_reader().queued, 1);
                 if self.core.pending().push(read_at, page) {
                     if submit.demand(&self.pool, &self.core, page, self.room) {
                         if let Some(ahead) = ahead {
@@ -311,7 +311,7 @@ impl Source {
                 self.core.release(page);
             }
         }
-        Counters::add(&self.core.counters().put_off, 1);
+        Counters::bump(&self.core.by_reader().put_off, 1);
         self.parked.push(page);
     }
 }

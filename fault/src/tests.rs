@@ -606,7 +606,7 @@ fn neighbours_wait_until_there_is_no_fault_and_too_many_are_left_out() {
             assert_eq!(core.fault(page, Touch::Read, &mut hands), Outcome::Answered);
         }
     }
-    assert!(core.counters().left_out.load(std::sync::atomic::Ordering::Relaxed) > 0);
+    assert!(core.by_reader().left_out.load(std::sync::atomic::Ordering::Relaxed) > 0);
     while core.map_around(&mut hands) {}
     assert_eq!(present(&kernel).len() as u64, PAGES);
 }

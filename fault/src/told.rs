@@ -12,7 +12,7 @@ use uzone_os::Vaddr;
 use uzone_os::uffd::{AnswerError, Answered, EventBuffer, EventSet, Install, Registered, Remote};
 use uzone_pages::ByteLen;
 
-use crate::kernel::Kernel;
+use crate::kernel::{Kernel, QUIETLY};
 
 /// Some memory of another process, and which bytes of the backing it holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,9 +92,7 @@ impl Kernel for RemoteMemory {
     }
 
     fn poison(&self, range: Range<u64>) -> Result<Answered, AnswerError> {
-        self.ask(&range, |address, len| {
-            self.remote.poison(address, ByteLen::new(len), Install::default())
-        })
+        self.ask(&range, |address, len| self.remote.poison(address, ByteLen::new(len), QUIETLY))
     }
 
     fn wake(&self, range: Range<u64>) {

@@ -26,8 +26,11 @@ pub struct Window<'a> {
     /// Who puts pages in place: the mapping's kernel, or one that takes notes.
     kernel: &'a dyn Kernel,
     pages: Range<u64>,
-    /// The page that somebody waits for, which whoever made the window owns.
-    owned: Option<u64>,
+    /// The page that somebody waits for.
+    wanted: Option<u64>,
+    /// Whether whoever made the window owns that page. Without an owner it is like its neighbours:
+    /// the kernel decides who was first.
+    is_owned: bool,
     staging: &'a mut [u8],
     /// The page at which the next run is looked for.
     next: u64,
@@ -39,8 +42,8 @@ pub struct Window<'a> {
 pub(crate) struct Progress {
     /// How many pages were put in place.
     pub(crate) filled: u64,
-    /// Whether the owned page is in place.
-    pub(crate) owned_is_done: bool,
+    /// Whether the page that somebody waits for is in place.
+    pub(crate) wanted_is_done: bool,
     /// Whether the kernel asked to be asked later.
     pub(crate) deferred: bool,
     /// Whether there is nothing to fill any more.
@@ -61,12 +64,16 @@ impl<'a> Window<'a> {
     pub(crate) fn new(
         core: &'a Core,
         pages: Range<u64>,
-        owned: Option<u64>,
+        wanted: Option<u64>,
         staging: &'a mut [u8],
     ) -> Self {
-        let next = pages.start;
-        let kernel = core.kernel();
-        Self { core, kernel, pages, owned, staging, next, state: Progress::default() }
+        let (next, kernel, state) = (pages.start, core.kernel(), Progress::default());
+        Self { core, kernel, pages, wanted, is_owned: false, staging, next, state }
+    }
+
+    /// Makes a window of one page that the caller owns.
+    pub(crate) fn owned(core: &'a Core, page: u64, staging: &'a mut [u8]) -> Self {
+        Self { is_owned: true, ..Self::new(core, page..page + 1, Some(page), staging) }
     }
 
     /// Makes a window of one owned page that is not put in place: `notes` has it afterwards.
@@ -76,7 +83,7 @@ impl<'a> Window<'a> {
         notes: &'a NoteTaker,
         staging: &'a mut [u8],
     ) -> Self {
-        Self { kernel: notes, ..Self::new(core, page..page + 1, Some(page), staging) }
+        Self { kernel: notes, ..Self::owned(core, page, staging) }
     }
 
     fn is_noted(&self) -> bool {
@@ -99,7 +106,7 @@ impl<'a> Window<'a> {
     /// in place yet.
     #[must_use]
     pub fn wanted(&self) -> Option<Range<u64>> {
-        let page = self.owned.filter(|_| !self.state.owned_is_done)?;
+        let page = self.wanted.filter(|_| !self.state.wanted_is_done)?;
         Some(self.bytes(&(page..page + 1)))
     }
 
@@ -114,13 +121,6 @@ impl<'a> Window<'a> {
         pages.start << shift..pages.end << shift
     }
 
-    fn is_open(&self, page: u64) -> bool {
-        if self.owned == Some(page) {
-            return !self.state.owned_is_done;
-        }
-        self.core.contents().is_open(page)
-    }
-
     /// Returns the offsets of the next run of pages that are open: nobody has filled them, or is at
     /// it. Each page is in one run.
     #[must_use]
@@ -128,11 +128,10 @@ impl<'a> Window<'a> {
         if self.state.gone || self.state.deferred {
             return None;
         }
-        let start = (self.next..self.pages.end).find(|&page| self.is_open(page))?;
-        let end = (start + 1..self.pages.end).find(|&page| !self.is_open(page));
-        let end = end.unwrap_or(self.pages.end);
-        self.next = end;
-        Some(self.bytes(&(start..end)))
+        let owned = self.wanted.filter(|_| self.is_owned && !self.state.wanted_is_done);
+        let run = self.core.contents().open_run(self.next..self.pages.end, owned)?;
+        self.next = run.end;
+        Some(self.bytes(&run))
     }
 
     /// Fills pages from `offset` on with `bytes`, which are whole pages.
@@ -270,16 +269,17 @@ impl<'a> Window<'a> {
     fn settle(&mut self, range: Range<u64>) {
         if self.is_noted() {
             // Whoever puts it in place says so.
-            self.state.owned_is_done = true;
+            self.state.wanted_is_done = true;
             return;
         }
         let shift = self.page_size().shift();
         let mut pages = range.start >> shift..range.end >> shift;
         let contents = self.core.contents();
         self.state.filled += pages.end - pages.start;
-        if let Some(owned) = self.owned.filter(|owned| pages.contains(owned)) {
+        let wanted = self.wanted.filter(|wanted| pages.contains(wanted));
+        self.state.wanted_is_done |= wanted.is_some();
+        if let Some(owned) = wanted.filter(|_| self.is_owned) {
             contents.settle(pages.start..owned);
-            self.state.owned_is_done = true;
             // Only its owner takes a page from this state, but for a deadline that made it bad.
             let _ = contents.advance(owned, Content::Filling, Content::Present);
             pages.start = owned + 1;
@@ -292,7 +292,7 @@ impl std::fmt::Debug for Window<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Window")
             .field("range", &self.range())
-            .field("owned", &self.owned)
+            .field("wanted", &self.wanted)
             .field("state", &self.state)
             .finish_non_exhaustive()
     }

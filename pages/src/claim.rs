@@ -77,7 +77,8 @@ where
             return;
         }
         let (mut left, mut arrived) = (0_u64, 0_u64);
-        for (pfn, folio) in self.folios(start, end) {
+        // Without their blocks: those are barred here for all of them.
+        for (pfn, folio) in self.bare_folios(start, end) {
             let advanced = advance(folio, from, to);
             if let Ok(from) = advanced {
                 left += u64::from(from.is_pinnable() && !to.is_pinnable());

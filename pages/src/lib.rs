@@ -67,5 +67,5 @@ pub use page::Page;
 pub use payload::{MAX_PAYLOAD_BYTES, Payload, Plain, Refresh, Template};
 pub use placement::{Placement, PlacementError, PlacementSpec};
 pub use span::{Span, SpanRefused};
-pub use window::{Advice, FaultAround, FaultAroundError, FaultPattern, FaultPlan, Touch};
+pub use window::{Advice, FaultAround, FaultAroundError, FaultPattern, FaultPlan, Sampled, Touch};
 pub use word::{HoldSort, MAX_HOLDS, MAX_OPTIMISTIC, Word};

@@ -217,6 +217,13 @@ where
         })
     }
 
+    /// Returns what is known about the bytes of the folios that have pages in `range`, each once, in
+    /// ascending order: a load each.
+    #[inline]
+    pub fn contents(&self, range: PfnRange) -> impl Iterator<Item = Content> {
+        self.bare_folios(range.start(), range.end()).map(|(_, folio)| folio.content())
+    }
+
     /// As [`Memmap::folios`], of what only a folio's own word is asked for: they do not know their
     /// blocks.
     #[inline]

@@ -176,6 +176,59 @@ struct Stream {
     streak: u8,
 }
 
+/// Every so many windows that nobody follows, one is left out, as a sample.
+const SAMPLE_EVERY: u32 = 16;
+/// How many samples there are at once.
+const SAMPLES: usize = 8;
+/// After so long a page of a sample that was not touched counts as one that nobody wanted.
+const SAMPLE_AGE_MS: u64 = 1000;
+/// So many samples are judged together.
+const SAMPLE_BATCH: u32 = 4;
+
+/// A window of which only the faulting page was mapped, to see which others are touched: a page that
+/// is mapped does not tell.
+#[derive(Clone, Copy, Debug)]
+struct Sample {
+    window: PfnRange,
+    /// A bit for each page that was touched, or was mapped for who reads in order.
+    used: [u64; 8],
+    opened_ms: u64,
+}
+
+impl Sample {
+    fn open(window: PfnRange, fault: Pfn, opened_ms: u64) -> Self {
+        let mut sample = Self { window, used: [0; 8], opened_ms };
+        sample.note(fault);
+        sample
+    }
+
+    fn note(&mut self, pfn: Pfn) {
+        if self.window.contains(pfn)
+            && let Some(at) = pfn.checked_since(self.window.start())
+            && let Some(bits) =
+                usize::try_from(at.get() / 64).ok().and_then(|word| self.used.get_mut(word))
+        {
+            *bits |= 1 << (at.get() % 64);
+        }
+    }
+
+    /// Returns how many pages it has besides the one that it was opened for, and how many of those
+    /// were touched.
+    fn judge(&self) -> (u64, u64) {
+        let used: u32 = self.used.iter().map(|bits| bits.count_ones()).sum();
+        (self.window.pages().get() - 1, u64::from(used).saturating_sub(1))
+    }
+}
+
+/// What the samples of an area showed so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sampled {
+    /// How many pages would have been mapped around faults.
+    pub around: PageCount,
+    /// How many of them were touched.
+    pub used: PageCount,
+}
+
 /// Where the last faults of an area were, and the window that follows from it.
 ///
 /// Faults of several threads that each read in order are told apart. An area that nobody has
@@ -191,6 +244,13 @@ pub struct FaultPattern {
     streams: [Stream; STREAMS],
     /// Which of the streams is forgotten next.
     oldest: usize,
+    samples: [Option<Sample>; SAMPLES],
+    /// How many windows nobody followed since the last sample.
+    since_sample: u32,
+    now_ms: u64,
+    sampled: Sampled,
+    /// What samples showed that were not judged yet, and how many those are.
+    unjudged: (u64, u64, u32),
 }
 
 impl FaultPattern {
@@ -206,6 +266,11 @@ impl FaultPattern {
             most: most.max(size),
             streams: [stream; STREAMS],
             oldest: 0,
+            samples: [None; SAMPLES],
+            since_sample: 0,
+            now_ms: 0,
+            sampled: Sampled::default(),
+            unjudged: (0, 0, 0),
         }
     }
 
@@ -231,6 +296,8 @@ impl FaultPattern {
         for stream in &mut self.streams {
             (stream.size, stream.streak) = (size, 0);
         }
+        self.samples = [None; SAMPLES];
+        self.unjudged = (0, 0, 0);
     }
 
     /// Returns what to do about a fault on the page `fault` of `area`, or `None` if it is none of
@@ -251,7 +318,10 @@ impl FaultPattern {
             Some(index) => self.grown(self.streams[index]),
             None => self.start,
         };
-        let window = size.window(fault, area, page)?;
+        let mut window = size.window(fault, area, page)?;
+        if self.advice == Advice::Auto && self.leaves_out(fault, window, known.is_some()) {
+            window = FaultAround::MIN.window(fault, area, page)?;
+        }
         let index = known.unwrap_or_else(|| {
             let oldest = self.oldest;
             self.oldest = (oldest + 1) % STREAMS;
@@ -270,6 +340,70 @@ impl FaultPattern {
             Advice::Auto => stream.streak >= GROWS_AFTER,
         };
         if grows { stream.size.doubled(self.most) } else { stream.size }
+    }
+
+    /// Returns whether the neighbours of a fault are left out, because its window is a sample or
+    /// becomes one.
+    fn leaves_out(&mut self, fault: Pfn, window: PfnRange, is_known: bool) -> bool {
+        let mut is_sampled = false;
+        for sample in self.samples.iter_mut().flatten() {
+            if !sample.window.overlaps(window) {
+                continue;
+            }
+            if is_known {
+                // Who reads in order wants what is mapped for him.
+                window.iter().for_each(|pfn| sample.note(pfn));
+            } else if sample.window.contains(fault) {
+                sample.note(fault);
+                is_sampled = true;
+            }
+        }
+        if is_known || is_sampled || window.pages().get() == 1 {
+            return is_sampled;
+        }
+        self.since_sample += 1;
+        if self.since_sample < SAMPLE_EVERY {
+            return false;
+        }
+        let now = self.now_ms;
+        match self.samples.iter_mut().find(|sample| sample.is_none()) {
+            Some(free) => {
+                *free = Some(Sample::open(window, fault, now));
+                self.since_sample = 0;
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Says what time it is, in milliseconds since any moment, and takes what old samples showed for
+    /// a measurement. Called every now and then; only [`Advice::Auto`] has samples.
+    pub fn tick(&mut self, now_ms: u64) {
+        self.now_ms = now_ms;
+        for slot in &mut self.samples {
+            if let Some(sample) = slot
+                && now_ms.saturating_sub(sample.opened_ms) >= SAMPLE_AGE_MS
+            {
+                let (around, used) = sample.judge();
+                *slot = None;
+                let total = &mut self.sampled;
+                total.around = PageCount::new(total.around.get() + around);
+                total.used = PageCount::new(total.used.get() + used);
+                let (all_around, all_used, samples) = self.unjudged;
+                self.unjudged = (all_around + around, all_used + used, samples + 1);
+            }
+        }
+        let (around, used, samples) = self.unjudged;
+        if samples >= SAMPLE_BATCH {
+            self.unjudged = (0, 0, 0);
+            self.measured(PageCount::new(around), PageCount::new(used));
+        }
+    }
+
+    /// Returns what samples showed so far.
+    #[must_use]
+    pub fn sampled(&self) -> Sampled {
+        self.sampled
     }
 
     /// Takes a measurement: of `around` pages that were mapped along with a faulting one, `used`

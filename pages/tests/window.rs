@@ -3,9 +3,11 @@
 #![cfg(not(loom))]
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
 
+use std::collections::HashSet;
+
 use proptest::prelude::*;
 use uzone_pages::{
-    Advice, ByteLen, FaultAround, FaultPattern, PageCount, PageSize, Pfn, PfnRange, Touch,
+    Advice, ByteLen, FaultAround, FaultPattern, PageCount, PageSize, Pfn, PfnRange, Sampled, Touch,
 };
 
 fn range(start: u64, end: u64) -> PfnRange {
@@ -76,4 +78,60 @@ proptest! {
             prop_assert!(pattern.size() <= sized(order));
         }
     }
+}
+
+/// Touches pages at random for some seconds, of which `in_window` of each window of 16 are used.
+fn touch_scattered(pattern: &mut FaultPattern, area: PfnRange, in_window: u64) {
+    let mut mapped = HashSet::new();
+    let mut state = 88_172_645_463_325_252_u64;
+    for now_ms in 0..8000 {
+        pattern.tick(now_ms);
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        let window = state % (area.pages().get() / 16) * 16;
+        for at in 0..in_window {
+            // Neither in order nor next to each other.
+            let fault = Pfn::new(window + (at * 7 + 3) % 16);
+            if mapped.contains(&fault) {
+                continue;
+            }
+            let plan = pattern.plan(fault, Touch::Read, area, PageSize::KIB_4).unwrap();
+            assert!(plan.window.contains(fault));
+            mapped.extend(plan.window.iter());
+        }
+    }
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "arithmetic, and long")]
+fn a_window_shrinks_where_samples_show_that_nobody_wants_its_neighbours() {
+    let area = range(0, 1 << 20);
+    for (in_window, shrinks) in [(1, true), (12, false)] {
+        let mut pattern = FaultPattern::new(area, Advice::Auto, sized(4), FaultAround::MAX);
+        touch_scattered(&mut pattern, area, in_window);
+        let sampled = pattern.sampled();
+        assert!(sampled.around.get() >= 60, "{sampled:?}");
+        let is_small = pattern.size() < sized(4);
+        assert_eq!(is_small, shrinks, "{in_window} of 16 used: {sampled:?}");
+    }
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "arithmetic, and long")]
+fn only_auto_has_samples_and_who_reads_in_order_is_none() {
+    let area = range(0, 1 << 20);
+    let mut pattern = FaultPattern::new(area, Advice::Normal, sized(4), FaultAround::MAX);
+    touch_scattered(&mut pattern, area, 1);
+    assert_eq!(pattern.sampled(), Sampled::default());
+    assert_eq!(pattern.size(), sized(4));
+    let mut pattern = FaultPattern::new(area, Advice::Auto, sized(4), FaultAround::MAX);
+    let (mut faults, mut at) = (0, area.start());
+    while area.contains(at) {
+        at = pattern.plan(at, Touch::Read, area, PageSize::KIB_4).unwrap().window.end();
+        faults += 1;
+    }
+    pattern.tick(10_000);
+    assert_eq!(pattern.sampled(), Sampled::default());
+    assert!(faults < 1 << 12);
 }

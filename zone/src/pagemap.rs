@@ -164,6 +164,12 @@ impl<P: Payload> Inner<P> {
         })
     }
 
+    /// Returns the content of the folios of `range`, one after the other.
+    #[inline]
+    pub(crate) fn contents(&self, range: PfnRange) -> impl Iterator<Item = Content> {
+        self.parts.memmap.contents(range)
+    }
+
     /// Advances the content of the folios of `range`: see [`Memmap::advance_run`].
     pub(crate) fn advance_run(
         &self,
@@ -407,6 +413,13 @@ impl<P: Payload> Pagemap<P> {
     #[inline]
     pub fn content(&self, pfn: Pfn) -> Option<Content> {
         Some(self.inner.folio(pfn)?.content())
+    }
+
+    /// Returns what is known about the bytes of the folios that have pages in `range`, each once, in
+    /// ascending order; pages that do not belong to the region have none. Costs a load each.
+    #[inline]
+    pub fn contents(&self, range: PfnRange) -> impl Iterator<Item = Content> {
+        self.inner.contents(range)
     }
 
     /// Puts the content of every folio with a page in `range` to state `to`, from whichever of the

@@ -1,0 +1,393 @@
+//! Pages that are not at hand: who waits for them holds up nobody else, and does not wait for ever.
+//!
+//! A case that needs something the host lacks is skipped by name with the reason, and fails instead
+//! where `REQUIRE_ALL=1` is set.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
+
+use std::fs::File;
+use std::num::NonZeroUsize;
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use uzone_fault::{
+    Backing, BackingError, Engine, EngineOptions, FileBacking, FunctionBacking, LazyMapping,
+    LazyOptions, MapError, Reader, RemoteRegion, Window,
+};
+use uzone_os::uffd::{Features, KernelFaults, Modes, OpenError, Registered, Remote, Uffd};
+use uzone_os::{AccessError, Anonymous, Mapping, Vaddr, bus, page_cache, probe};
+use uzone_pages::{Advice, ByteLen, Content, FaultAround};
+
+fn skip(name: &str, reason: &str) {
+    assert!(
+        std::env::var_os("REQUIRE_ALL").is_none_or(|value| value != "1"),
+        "{name} was to run, and cannot: {reason}"
+    );
+    eprintln!("skipped: {name}: {reason}");
+}
+
+fn page() -> u64 {
+    probe::page_size().bytes()
+}
+
+fn size() -> usize {
+    usize::try_from(page()).unwrap()
+}
+
+/// Fills whole pages with the number of each, which is never zero.
+fn number(offset: u64, out: &mut [u8]) {
+    for (index, out) in out.chunks_mut(size()).enumerate() {
+        out.fill(u8::try_from((offset / page() + index as u64) % 251 + 1).unwrap());
+    }
+}
+
+fn is_right(memory: &Mapping, at: u64) -> bool {
+    let (mut seen, mut right) = (vec![0; size()], vec![0; size()]);
+    memory.read_at(at * page(), &mut seen).unwrap();
+    number(at * page(), &mut right);
+    seen == right
+}
+
+/// A door that pages wait behind.
+#[derive(Clone, Default)]
+struct Gate(Arc<(Mutex<bool>, Condvar)>);
+
+impl Gate {
+    fn open(&self) {
+        *self.0.0.lock().unwrap() = true;
+        self.0.1.notify_all();
+    }
+
+    fn pass(&self) {
+        let is_open = self.0.0.lock().unwrap();
+        drop(self.0.1.wait_while(is_open, |is_open| !*is_open).unwrap());
+    }
+}
+
+/// Pages at hand, but for some that wait behind a gate.
+struct Gated {
+    is_slow: fn(u64) -> bool,
+    gate: Gate,
+    asked: Arc<AtomicU64>,
+}
+
+impl Gated {
+    fn new(is_slow: fn(u64) -> bool) -> Self {
+        Self { is_slow, gate: Gate::default(), asked: Arc::default() }
+    }
+}
+
+impl Backing for Gated {
+    fn map_pages(&self, window: &mut Window<'_>) {
+        while let Some(run) = window.next_run() {
+            for at in (run.start..run.end).step_by(size()) {
+                if (self.is_slow)(at / page()) {
+                    continue;
+                }
+                let _ = window.copy_with(at..at + page(), |out| {
+                    number(at, out);
+                    Ok::<_, BackingError>(out.len())
+                });
+            }
+        }
+    }
+
+    fn fault(&self, window: &mut Window<'_>) -> Result<(), BackingError> {
+        self.asked.fetch_add(1, Ordering::SeqCst);
+        self.gate.pass();
+        let range = window.range();
+        let start = range.start;
+        let _ = window.copy_with(range, |out| {
+            number(start, out);
+            Ok::<_, BackingError>(out.len())
+        })?;
+        Ok(())
+    }
+
+    fn byte_len(&self) -> Option<ByteLen> {
+        None
+    }
+}
+
+fn engine(options: EngineOptions) -> Engine {
+    Engine::with(options).unwrap()
+}
+
+fn two() -> NonZeroUsize {
+    NonZeroUsize::new(2).unwrap()
+}
+
+fn mapped(name: &str, answer: Result<LazyMapping, MapError>) -> Option<LazyMapping> {
+    match answer {
+        Ok(memory) => Some(memory),
+        Err(MapError::Open(error @ (OpenError::Missing { .. } | OpenError::Probe(_)))) => {
+            skip(name, &error.to_string());
+            None
+        }
+        Err(error) => panic!("{name}: {error:?}"),
+    }
+}
+
+/// Waits until something holds.
+fn until(what: &str, holds: impl Fn() -> bool) {
+    let give_up = Instant::now() + Duration::from_secs(20);
+    while !holds() {
+        assert!(Instant::now() < give_up, "it does not come to this: {what}");
+        thread::sleep(Duration::from_micros(200));
+    }
+}
+
+#[test]
+fn a_page_that_misses_its_deadline_raises_a_signal_and_says_why() {
+    bus::install().unwrap();
+    let engine = engine(EngineOptions { producers: two(), ..EngineOptions::default() });
+    let backing = Gated::new(|page| page == 5);
+    let gate = backing.gate.clone();
+    let deadline = Duration::from_millis(30);
+    let options = LazyOptions { deadline: Some(deadline), ..LazyOptions::default() };
+    let answer = engine.map(ByteLen::new(16 * page()), Arc::new(backing), &options);
+    let Some(memory) = mapped("a deadline", answer) else { return };
+    let begin = Instant::now();
+    let refused = memory.read_at(5 * page(), &mut [0; 8]).unwrap_err();
+    assert!(begin.elapsed() >= deadline, "it was given up too early");
+    let uzone_fault::LazyError::Access(AccessError::Bus { .. }) = refused else {
+        panic!("{refused:?}");
+    };
+    assert_eq!(memory.content(5 * page()), Some(Content::Poisoned));
+    let failure = memory.last_failure().unwrap();
+    assert_eq!(failure.offset, 5 * page());
+    assert!(failure.reason.contains("30ms"), "{}", failure.reason);
+    let stats = memory.stats();
+    assert_eq!((stats.pending, stats.oldest_pending, stats.poisoned), (0, None, 1));
+    memory.read_at(4 * page(), &mut [0; 8]).unwrap();
+    gate.open();
+}
+
+#[test]
+fn what_is_waited_for_is_counted_and_its_age_told() {
+    let engine = engine(EngineOptions { producers: two(), ..EngineOptions::default() });
+    let backing = Gated::new(|page| page == 3 || page == 9);
+    let gate = backing.gate.clone();
+    let len = ByteLen::new(16 * page());
+    let answer = engine.map(len, Arc::new(backing), &LazyOptions::default());
+    let Some(memory) = mapped("pending pages", answer) else { return };
+    thread::scope(|scope| {
+        for at in [3, 9] {
+            let memory = &memory;
+            scope.spawn(move || memory.read_at(at * page(), &mut [0; 8]).unwrap());
+        }
+        until("two pages are pending", || memory.stats().pending == 2);
+        thread::sleep(Duration::from_millis(2));
+        assert!(memory.stats().oldest_pending.unwrap() >= Duration::from_millis(2));
+        gate.open();
+    });
+    until("none is", || memory.stats().pending == 0);
+    assert_eq!(memory.stats().oldest_pending, None);
+}
+
+#[test]
+fn one_loop_answers_many_mappings_while_some_come_and_go() {
+    const MAPPINGS: u64 = 40;
+    let one = NonZeroUsize::MIN;
+    let engine =
+        engine(EngineOptions { producers: two(), readers: one, ..EngineOptions::default() });
+    let len = ByteLen::new(64 * page());
+    let map = || {
+        let backing = FunctionBacking::quick(|offset, out: &mut [u8]| {
+            number(offset, out);
+            Ok(())
+        });
+        engine.map(len, Arc::new(backing), &LazyOptions::default())
+    };
+    let Some(first) = mapped("many mappings", map()) else { return };
+    let mut memories: Vec<_> = (1..MAPPINGS).map(|_| map().unwrap()).collect();
+    memories.push(first);
+    thread::scope(|scope| {
+        for part in memories.chunks(10) {
+            scope.spawn(move || {
+                let mut out = vec![0; size()];
+                let mut right = vec![0; size()];
+                for at in 0..64 {
+                    for memory in part {
+                        memory.read_at((at * 37 % 64) * page(), &mut out).unwrap();
+                        number((at * 37 % 64) * page(), &mut right);
+                        assert!(out == right);
+                    }
+                }
+            });
+        }
+        // Others come and go on the same thread meanwhile.
+        for _ in 0..50 {
+            let memory = map().unwrap();
+            memory.read_at(7 * page(), &mut [0; 8]).unwrap();
+        }
+    });
+    for memory in &memories {
+        // A page is counted a moment after its waiter is woken.
+        until("every page is counted once", || {
+            let stats = memory.stats();
+            stats.faults >= 1 && stats.demand + stats.around == 64
+        });
+    }
+}
+
+#[test]
+fn a_reader_of_its_own_answers_where_it_is_told_to() {
+    let engine = engine(EngineOptions { producers: two(), ..EngineOptions::default() });
+    let backing = || Arc::new(Gated::new(|_| false));
+    let len = ByteLen::new(16 * page());
+    let cpu = uzone_os::numa::usable(&(0..64).collect::<Vec<_>>()).unwrap()[0];
+    let options = LazyOptions { reader: Reader::Own { cpus: vec![cpu] }, ..LazyOptions::default() };
+    let Some(memory) = mapped("a reader of its own", engine.map(len, backing(), &options)) else {
+        return;
+    };
+    for at in 0..16 {
+        memory.read_at(at * page(), &mut [0; 8]).unwrap();
+    }
+    let nowhere =
+        LazyOptions { reader: Reader::Own { cpus: vec![99_999] }, ..LazyOptions::default() };
+    let refused = engine.map(len, backing(), &nowhere).unwrap_err();
+    assert!(matches!(refused, MapError::Thread(_)), "{refused:?}");
+}
+
+#[test]
+fn what_is_read_in_order_and_not_cached_is_read_ahead() {
+    let path = std::env::temp_dir().join(format!("uzone-ahead-{}", std::process::id()));
+    let len = 8 << 20;
+    let mut bytes = vec![0; len];
+    number(0, &mut bytes);
+    std::fs::write(&path, &bytes).unwrap();
+    let file = File::open(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    file.sync_all().unwrap();
+    let whole = std::num::NonZeroU64::new(len as u64).unwrap();
+    page_cache::forget(&file, 0, whole).unwrap();
+    if page_cache::cached(&file, 0, whole).unwrap() != Some(0) {
+        return skip("reading ahead", "the file cannot be taken out of the page cache");
+    }
+    let engine = engine(EngineOptions { producers: two(), ..EngineOptions::default() });
+    let options = LazyOptions {
+        advice: Advice::Sequential,
+        fault_around: FaultAround::DEFAULT,
+        ..LazyOptions::default()
+    };
+    let backing = Arc::new(FileBacking::new(file).unwrap());
+    let answer = engine.map(ByteLen::new(len as u64), backing, &options);
+    let Some(memory) = mapped("reading ahead", answer) else { return };
+    let mut out = vec![0; size()];
+    for (at, right) in (0..).zip(bytes.chunks(size())) {
+        memory.read_at(at * page(), &mut out).unwrap();
+        assert!(out == right, "page {at}");
+    }
+    let stats = memory.stats();
+    assert!(stats.read_ahead > 0, "{stats:?}");
+    assert!(stats.queued < len as u64 / page() / 16, "each window waited for a device: {stats:?}");
+}
+
+/// Memory of this process that is answered for as if it were another's.
+struct Adopted {
+    memory: Arc<Registered>,
+    server: uzone_fault::AdoptedMemory,
+    gate: Gate,
+    asked: Arc<AtomicU64>,
+}
+
+fn adopted(name: &str, pages: u64, is_slow: fn(u64) -> bool) -> Option<Adopted> {
+    let wanted = Features::EVENT_REMOVE | Features::POISON;
+    let uffd = match Uffd::open(wanted, Features::NONE, KernelFaults::IfAllowed) {
+        Ok(uffd) => Arc::new(uffd),
+        Err(error) => {
+            skip(name, &error.to_string());
+            return None;
+        }
+    };
+    let len = ByteLen::new(pages * page());
+    let mapping = Mapping::anonymous(len, Anonymous::default()).unwrap();
+    let memory = Arc::new(Registered::new(uffd.clone(), mapping, Modes::MISSING).unwrap());
+    let remote = Remote::adopt(uffd.as_fd().try_clone_to_owned().unwrap()).unwrap();
+    let start = Vaddr::new(memory.mapping().addr().get() as u64);
+    let backing = Gated::new(is_slow);
+    let (gate, asked) = (backing.gate.clone(), backing.asked.clone());
+    let engine = engine(EngineOptions { producers: two(), ..EngineOptions::default() });
+    let server = engine
+        .adopt(
+            remote,
+            vec![RemoteRegion { start, len, offset: 0 }],
+            probe::page_size(),
+            Arc::new(backing),
+            &LazyOptions { fault_around: FaultAround::MIN, ..LazyOptions::default() },
+        )
+        .unwrap();
+    Some(Adopted { memory, server, gate, asked })
+}
+
+#[test]
+fn a_slow_page_of_another_process_holds_up_no_other() {
+    let Some(adopted) = adopted("a slow page", 64, |page| page == 10) else { return };
+    thread::scope(|scope| {
+        let memory = adopted.memory.clone();
+        let waiter = scope.spawn(move || is_right(memory.mapping(), 10));
+        until("the page is asked for", || adopted.asked.load(Ordering::SeqCst) == 1);
+        for at in (0..64).filter(|&at| at != 10) {
+            assert!(is_right(adopted.memory.mapping(), at), "page {at}");
+        }
+        assert!(!waiter.is_finished());
+        assert_eq!(adopted.server.stats().pending, 1);
+        adopted.gate.open();
+        assert!(waiter.join().unwrap());
+    });
+}
+
+#[test]
+fn a_page_that_is_given_back_while_it_is_produced_is_zero() {
+    let Some(adopted) = adopted("a removed page", 64, |page| page == 10) else { return };
+    thread::scope(|scope| {
+        let memory = adopted.memory.clone();
+        let waiter = scope.spawn(move || {
+            let mut seen = vec![1; size()];
+            memory.mapping().read_at(10 * page(), &mut seen).unwrap();
+            seen
+        });
+        until("the page is asked for", || adopted.asked.load(Ordering::SeqCst) == 1);
+        adopted.memory.mapping().discard(8 * page()..12 * page()).unwrap();
+        // Who waited need not wait for the old bytes any more.
+        assert!(waiter.join().unwrap().iter().all(|&byte| byte == 0));
+        adopted.gate.open();
+    });
+    let mut seen = vec![1; size()];
+    for at in 8..12 {
+        adopted.memory.mapping().read_at(at * page(), &mut seen).unwrap();
+        assert!(seen.iter().all(|&byte| byte == 0), "page {at} has come back");
+    }
+    assert!(is_right(adopted.memory.mapping(), 12));
+    assert_eq!(adopted.server.stats().pending, 0);
+}
+
+#[test]
+fn a_server_that_stops_leaves_what_is_pending_to_the_next() {
+    let Some(adopted) = adopted("a second server", 16, |page| page == 10) else { return };
+    let Adopted { memory, server, gate, asked } = adopted;
+    thread::scope(|scope| {
+        let waiting = memory.clone();
+        let waiter = scope.spawn(move || is_right(waiting.mapping(), 10));
+        until("the page is asked for", || asked.load(Ordering::SeqCst) == 1);
+        let remote = server.stop().unwrap();
+        let engine = engine(EngineOptions { producers: two(), ..EngineOptions::default() });
+        let start = Vaddr::new(memory.mapping().addr().get() as u64);
+        let next = engine
+            .adopt(
+                remote,
+                vec![RemoteRegion { start, len: ByteLen::new(16 * page()), offset: 0 }],
+                probe::page_size(),
+                Arc::new(Gated::new(|_| false)),
+                &LazyOptions::default(),
+            )
+            .unwrap();
+        assert!(waiter.join().unwrap());
+        assert!(next.stats().faults >= 1);
+        gate.open();
+    });
+}
