@@ -235,7 +235,8 @@ impl Backing for Stalling {
 /// This test program again, for one case.
 pub(crate) fn again(name: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args([name, "--exact", "--nocapture", "--test-threads=1"]).env(CHILD, name);
+    command.args([name, "--exact", "--nocapture", "--include-ignored", "--test-threads=1"]);
+    command.env(CHILD, name);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
