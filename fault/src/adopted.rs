@@ -17,6 +17,7 @@ use crate::core::{Core, Policy};
 use crate::engine::{Engine, LazyOptions, pattern, room};
 use crate::error::{Failure, MapError};
 use crate::event_loop::Attached;
+use crate::record::{FaultTrace, Latency, Recorder};
 use crate::stats::FaultStats;
 use crate::told::{RemoteMemory, RemoteRegion, Told};
 
@@ -57,7 +58,9 @@ impl Engine {
         let zeroes_by_copy = page > uzone_os::probe::page_size();
         let memory = Arc::new(RemoteMemory { remote, regions });
         let policy = Policy { zeroes_by_copy, removed_is_zero: true };
-        let core = Arc::new(Core::new(memory.clone(), backing, contents, page, policy, pattern));
+        let recorder = Recorder::new(options.trace);
+        let core = Core::new(memory.clone(), backing, contents, page, policy, pattern, recorder);
+        let core = Arc::new(core);
         let told = Told::Remote(memory.clone());
         let attached = self.attach(told, core.clone(), options, room(page)?)?;
         Ok(AdoptedMemory { attached: Some(attached), memory, core })
@@ -81,6 +84,19 @@ impl AdoptedMemory {
     #[must_use]
     pub fn stats(&self) -> FaultStats {
         FaultStats::of(&self.core)
+    }
+
+    /// Returns how long faults took so far, by class and outcome.
+    #[must_use]
+    pub fn latencies(&self) -> Vec<Latency> {
+        self.core.recorder().latencies()
+    }
+
+    /// Takes the faults out that were remembered since the last call: as many as
+    /// [`LazyOptions::trace`](crate::LazyOptions::trace) says, the last ones.
+    #[must_use]
+    pub fn take_trace(&self) -> FaultTrace {
+        self.core.recorder().take_trace()
     }
 
     /// Returns which page went bad last, and why, if one did that somebody waited for.

@@ -25,6 +25,7 @@ use crate::contents::Contents;
 use crate::error::{BackingError, Failure, chain};
 use crate::kernel::Kernel;
 use crate::pending::Pending;
+use crate::record::{FaultOutcome, FaultRecord, Recorder};
 use crate::staged::{NoteTaker, Staged};
 use crate::stats::Counters;
 use crate::window::{Progress, Window};
@@ -56,8 +57,10 @@ const WANTED_FOR: u32 = 64;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub(crate) enum Outcome {
-    /// Nothing: whoever waits is awake, or will be woken by who owns the page.
+    /// Nothing: whoever waits is awake.
     Answered,
+    /// Nothing: somebody is at work on the page, who wakes all who wait for it.
+    Coalesced,
     /// The page is owned and has to be produced by [`Core::produce`], which may block.
     Produce {
         /// What to read ahead of it, if it is read in order.
@@ -137,6 +140,7 @@ pub(crate) struct Core {
     counters: Counters,
     /// Counts of the one thread that answers faults.
     by_reader: Counters,
+    recorder: Recorder,
     pending: Pending,
     // Held for an assignment.
     last_failure: Mutex<Option<Failure>>,
@@ -150,6 +154,7 @@ impl Core {
         page: PageSize,
         policy: Policy,
         pattern: FaultPattern,
+        recorder: Recorder,
     ) -> Self {
         let (pattern, counters) = (Mutex::new(pattern), Counters::default());
         let by_reader = Counters::default();
@@ -163,6 +168,7 @@ impl Core {
             pattern,
             counters,
             by_reader,
+            recorder,
             pending,
             last_failure,
         }
@@ -183,6 +189,10 @@ impl Core {
     /// Returns the counts of the one thread that answers faults.
     pub(crate) fn by_reader(&self) -> &Counters {
         &self.by_reader
+    }
+
+    pub(crate) fn recorder(&self) -> &Recorder {
+        &self.recorder
     }
 
     pub(crate) fn pending(&self) -> &Pending {
@@ -218,10 +228,10 @@ impl Core {
             Content::Absent => {}
             Content::Filling | Content::Zeroing => {
                 Counters::bump(&self.by_reader.coalesced, 1);
-                return Outcome::Answered;
+                return Outcome::Coalesced;
             }
             // Who gives it back wakes all who wait when the page can be had again.
-            Content::Removed if !self.policy.removed_is_zero => return Outcome::Answered,
+            Content::Removed if !self.policy.removed_is_zero => return Outcome::Coalesced,
             Content::Removed | Content::Zero if self.policy.removed_is_zero => {
                 return self.zero_removed(page, hands);
             }
@@ -276,7 +286,7 @@ impl Core {
             };
             let _ = self.contents.advance(page, found, next);
             if found == Content::Filling {
-                let _ = self.pending.remove(page);
+                self.finish(page, FaultOutcome::PutOff);
                 self.kernel.wake(self.bytes(page..page + 1));
             }
         }
@@ -348,7 +358,7 @@ impl Core {
         } else {
             // Another thread was first, and wakes this waiter too.
             Counters::bump(&self.by_reader.coalesced, 1);
-            Outcome::Answered
+            Outcome::Coalesced
         }
     }
 
@@ -482,8 +492,10 @@ impl Core {
             }
         };
         let progress = window.state;
+        let mut outcome = FaultOutcome::Failed;
         if progress.wanted_is_done {
             Counters::add(&self.counters.demand, 1);
+            outcome = FaultOutcome::Produced;
         } else if progress.deferred {
             Counters::add(&self.counters.put_off, 1);
             return Some(staged);
@@ -497,7 +509,7 @@ impl Core {
             self.note_failure(page, &why);
             self.spoil(page);
         }
-        let _ = self.pending.remove(page);
+        self.finish(page, outcome);
         None
     }
 
@@ -507,9 +519,22 @@ impl Core {
         let _ = catch_unwind(AssertUnwindSafe(|| self.backing.read_ahead(self.bytes(pages))));
     }
 
+    /// Takes that a page which somebody waits for is not being produced any more, if it was.
+    pub(crate) fn finish(&self, page: u64, outcome: FaultOutcome) {
+        let Some(awaited) = self.pending.remove(page) else { return };
+        self.recorder.note(&[FaultRecord {
+            at: self.recorder.since_start(awaited.since),
+            offset: self.bytes(page..page + 1).start,
+            class: awaited.class,
+            is_write: awaited.is_write,
+            outcome,
+            latency: awaited.since.elapsed(),
+        }]);
+    }
+
     /// Makes a page a bad one whose producer failed, or takes too long.
     pub(crate) fn give_up(&self, page: u64) {
-        let _ = self.pending.remove(page);
+        self.finish(page, FaultOutcome::Failed);
         if self.contents.get(page) == Content::Filling {
             self.spoil(page);
         }

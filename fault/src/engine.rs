@@ -22,6 +22,7 @@ use crate::event_loop::{Attached, EventLoop};
 use crate::lazy::LazyMapping;
 use crate::pool::Pool;
 use crate::populate::Producer;
+use crate::record::Recorder;
 use crate::source::{Source, SourceParts};
 use crate::told::Told;
 
@@ -63,6 +64,9 @@ pub struct LazyOptions {
     /// After how long a page that is being produced is given up: it is bad then, and who waits for it
     /// gets `SIGBUS`. Without one it is waited for as long as its backing takes.
     pub deadline: Option<Duration>,
+    /// How many of the last faults are remembered one by one, each in 56 bytes, for
+    /// [`LazyMapping::take_trace`].
+    pub trace: usize,
     /// Whether faults of system calls have to be answered too.
     pub kernel_faults: KernelFaults,
 }
@@ -76,6 +80,7 @@ impl Default for LazyOptions {
             spin: Duration::from_micros(20),
             reader: Reader::Shared,
             deadline: None,
+            trace: 0,
             kernel_faults: KernelFaults::IfAllowed,
         }
     }
@@ -175,7 +180,9 @@ impl Engine {
         let zeroes_by_copy = !memory.calls().takes(UffdCall::ZeroPage);
         let policy = Policy { zeroes_by_copy, removed_is_zero: false };
         let pattern = pattern(&contents, &*backing, options);
-        let core = Arc::new(Core::new(memory.clone(), backing, contents, page, policy, pattern));
+        let recorder = Recorder::new(options.trace);
+        let core = Core::new(memory.clone(), backing, contents, page, policy, pattern, recorder);
+        let core = Arc::new(core);
         let room = room(page)?;
         producer.serves(&core, room);
         let attached = self.attach(Told::Own(memory.clone()), core.clone(), options, room)?;

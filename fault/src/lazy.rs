@@ -13,6 +13,7 @@ use crate::core::{Core, Hands};
 use crate::error::{Failure, LazyError};
 use crate::event_loop::Attached;
 use crate::populate::{Populate, populate};
+use crate::record::{FaultTrace, Latency};
 use crate::stats::{Counters, FaultStats};
 
 /// Memory of this process whose pages come from a backing when they are touched.
@@ -87,6 +88,19 @@ impl LazyMapping {
     /// [`LazyError::Access`] unless all bytes are inside.
     pub fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<(), LazyError> {
         Ok(self.mapping().write_at(offset, bytes)?)
+    }
+
+    /// Returns how long faults took so far, by class and outcome.
+    #[must_use]
+    pub fn latencies(&self) -> Vec<Latency> {
+        self.core.recorder().latencies()
+    }
+
+    /// Takes the faults out that were remembered since the last call: as many as
+    /// [`LazyOptions::trace`](crate::LazyOptions::trace) says, the last ones.
+    #[must_use]
+    pub fn take_trace(&self) -> FaultTrace {
+        self.core.recorder().take_trace()
     }
 
     /// Returns which page went bad last, and why, if one did that somebody waited for.

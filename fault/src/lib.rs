@@ -51,6 +51,7 @@
 //! | `staged` | pages that one thread produces and another puts in place |
 //! | `populate` | pages made present before they are touched, and for pins |
 //! | `stats` | what happened, in numbers |
+//! | `record` | latencies, a trace, and a USDT probe |
 //! | `told` | where faults are told and answered |
 //! | `kernel` | the answers, so that tests can make up a kernel |
 #![forbid(unsafe_code)]
@@ -67,6 +68,7 @@ mod lazy;
 mod pending;
 mod pool;
 mod populate;
+mod record;
 mod source;
 mod staged;
 mod stats;
@@ -82,6 +84,7 @@ pub use engine::{Engine, EngineOptions, LazyOptions, Reader};
 pub use error::{BackingError, Failure, LazyError, MapError};
 pub use lazy::LazyMapping;
 pub use populate::Populate;
+pub use record::{FaultClass, FaultOutcome, FaultRecord, FaultTrace, Latency};
 pub use stats::FaultStats;
 pub use told::RemoteRegion;
 pub use window::{Filled, Window};

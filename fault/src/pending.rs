@@ -6,41 +6,52 @@ use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::record::FaultClass;
+
 /// How many pages of one mapping may be waited for.
 const LIMIT: usize = 1024;
 
+/// A page that is being produced, and the fault that asked for it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Awaited {
+    pub(crate) page: u64,
+    pub(crate) since: Instant,
+    pub(crate) class: FaultClass,
+    pub(crate) is_write: bool,
+}
+
 /// The pages of one mapping that are being produced, the oldest first.
-pub(crate) struct Pending(Mutex<VecDeque<(Instant, u64)>>);
+pub(crate) struct Pending(Mutex<VecDeque<Awaited>>);
 
 impl Pending {
     pub(crate) fn new() -> Self {
         Self(Mutex::new(VecDeque::with_capacity(LIMIT)))
     }
 
-    fn lock(&self) -> MutexGuard<'_, VecDeque<(Instant, u64)>> {
+    fn lock(&self) -> MutexGuard<'_, VecDeque<Awaited>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a page that somebody waits for since `since`. Returns whether there was room.
-    pub(crate) fn push(&self, since: Instant, page: u64) -> bool {
+    /// Takes a page. Returns whether there was room.
+    pub(crate) fn push(&self, awaited: Awaited) -> bool {
         let mut list = self.lock();
         let has_room = list.len() < LIMIT;
         if has_room {
-            list.push_back((since, page));
+            list.push_back(awaited);
         }
         has_room
     }
 
-    /// Takes that a page is produced, or given up. Returns since when it was waited for.
-    pub(crate) fn remove(&self, page: u64) -> Option<Instant> {
+    /// Takes that a page is produced, or given up. Returns what is known about the fault.
+    pub(crate) fn remove(&self, page: u64) -> Option<Awaited> {
         let mut list = self.lock();
-        let at = list.iter().position(|&(_, pending)| pending == page)?;
-        list.remove(at).map(|(since, _)| since)
+        let at = list.iter().position(|awaited| awaited.page == page)?;
+        list.remove(at)
     }
 
     /// Returns since when the oldest is waited for.
     pub(crate) fn oldest(&self) -> Option<Instant> {
-        self.lock().front().map(|&(since, _)| since)
+        self.lock().front().map(|awaited| awaited.since)
     }
 
     /// Returns how many there are.
@@ -48,15 +59,14 @@ impl Pending {
         self.lock().len()
     }
 
-    /// Takes a page out that is waited for since longer than `age`, if there is one.
-    pub(crate) fn take_older_than(&self, age: Duration) -> Option<u64> {
-        let mut list = self.lock();
-        let is_old = list.front().is_some_and(|(since, _)| since.elapsed() >= age);
-        if is_old { list.pop_front().map(|(_, page)| page) } else { None }
+    /// Returns the oldest page, if it is waited for since longer than `age`.
+    pub(crate) fn older_than(&self, age: Duration) -> Option<u64> {
+        let list = self.lock();
+        list.front().filter(|awaited| awaited.since.elapsed() >= age).map(|awaited| awaited.page)
     }
 
     /// Takes all out.
     pub(crate) fn drain(&self) -> Vec<u64> {
-        self.lock().drain(..).map(|(_, page)| page).collect()
+        self.lock().drain(..).map(|awaited| awaited.page).collect()
     }
 }

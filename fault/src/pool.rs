@@ -17,6 +17,7 @@ use std::thread::Builder;
 
 use crate::core::{Core, Hands};
 use crate::event_loop::LoopHandle;
+use crate::record::FaultOutcome;
 use crate::stats::Counters;
 
 /// How many pages may wait to be produced.
@@ -45,8 +46,11 @@ impl Job {
             }
             None => {
                 // A failure has made the page bad and was counted; whoever touches it hears of it.
-                let _ = self.core.produce(self.page, hands);
-                let _ = self.core.pending().remove(self.page);
+                let outcome = match self.core.produce(self.page, hands) {
+                    Ok(()) => FaultOutcome::Produced,
+                    Err(_) => FaultOutcome::Failed,
+                };
+                self.core.finish(self.page, outcome);
             }
         }
     }

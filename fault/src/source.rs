@@ -15,7 +15,9 @@ use uzone_os::uffd::{Event, EventBuffer, EventSet, FaultKind, PageFault, Remote}
 use uzone_pages::{Content, Touch};
 
 use crate::core::{Core, Hands, Outcome};
+use crate::pending::Awaited;
 use crate::pool::{Pool, Submit};
+use crate::record::{FaultClass, FaultOutcome, FaultRecord};
 use crate::staged::Staged;
 use crate::stats::Counters;
 use crate::told::Told;
@@ -28,6 +30,8 @@ const FAULTS: usize = 1024;
 const PARKED: usize = 256;
 /// After how long what was put off is tried again.
 const RETRY: Duration = Duration::from_millis(1);
+/// How often the pattern of faults is told the time, at most.
+const TICK: Duration = Duration::from_millis(50);
 /// After so many looks in vain no more are taken, until a fault comes that one would have met.
 const VAIN: u8 = 4;
 
@@ -35,13 +39,19 @@ const VAIN: u8 = 4;
 pub(crate) struct Scratch {
     buffer: EventBuffer,
     faults: Vec<PageFault>,
+    /// What became of them.
+    records: Vec<FaultRecord>,
     pub(crate) staging: Vec<u8>,
 }
 
 impl Scratch {
     pub(crate) fn new() -> Self {
-        let faults = Vec::with_capacity(FAULTS);
-        Self { buffer: EventBuffer::new(EVENTS), faults, staging: Vec::new() }
+        Self {
+            buffer: EventBuffer::new(EVENTS),
+            faults: Vec::with_capacity(FAULTS),
+            records: Vec::with_capacity(FAULTS),
+            staging: Vec::new(),
+        }
     }
 }
 
@@ -97,6 +107,8 @@ pub(crate) struct Source {
     /// Where children tell of their faults. Nobody answers; closing these would give them zeroes.
     children: Vec<Remote>,
     looked: Instant,
+    /// When the pattern of faults is told the time, since the mapping was made.
+    next_tick: Duration,
     /// Whether the descriptor cannot be read, so that it is not waited for.
     pub(crate) is_deaf: bool,
     pub(crate) is_active: bool,
@@ -129,6 +141,7 @@ impl Source {
             late_since: Instant::now(),
             children: Vec::new(),
             looked: Instant::now(),
+            next_tick: Duration::ZERO,
             is_deaf: false,
             is_active: false,
             is_timed: false,
@@ -160,9 +173,13 @@ impl Source {
         let read_at = self.looked;
         let mut is_busy = !scratch.faults.is_empty();
         for fault in scratch.faults.drain(..) {
-            self.answer(&fault, submit, read_at);
+            scratch.records.extend(self.answer(&fault, submit, read_at));
         }
-        if !is_busy {
+        if is_busy {
+            self.core.recorder().note(&scratch.records);
+            scratch.records.clear();
+            self.tick(read_at);
+        } else {
             self.is_deaf = !is_read;
             self.see_to_what_waits();
             // Nobody waits: time for neighbours, a few at a time.
@@ -189,6 +206,15 @@ impl Source {
         [parked, late, deaf, deadline].into_iter().flatten().min()
     }
 
+    /// Tells the pattern of faults the time, now and then.
+    fn tick(&mut self, now: Instant) {
+        let now = self.core.recorder().since_start(now);
+        if now >= self.next_tick {
+            self.next_tick = now + TICK;
+            self.core.pattern().tick(u64::try_from(now.as_millis()).unwrap_or(u64::MAX));
+        }
+    }
+
     fn see_to_what_waits(&mut self) {
         self.parked.wake(&self.core);
         if !self.late.is_empty() && self.late_since.elapsed() >= RETRY {
@@ -199,7 +225,7 @@ impl Source {
             }
         }
         if let Some(after) = self.deadline {
-            while let Some(page) = self.core.pending().take_older_than(after) {
+            while let Some(page) = self.core.pending().older_than(after) {
                 self.core.time_out(page, after);
             }
         }
@@ -288,23 +314,54 @@ impl Source {
         (page < self.core.contents().area().end().get()).then_some(page)
     }
 
-    fn answer(&mut self, fault: &PageFault, submit: &Submit<'_>, read_at: Instant) {
-        let Some(page) = self.page(fault.address) else { return };
-        if fault.kind == FaultKind::Minor {
+    /// Answers a fault. Returns what became of it, unless that turns out later.
+    fn answer(
+        &mut self,
+        fault: &PageFault,
+        submit: &Submit<'_>,
+        read_at: Instant,
+    ) -> Option<FaultRecord> {
+        let page = self.page(fault.address)?;
+        let class = match fault.kind {
+            FaultKind::Missing => FaultClass::Missing,
+            FaultKind::Minor => FaultClass::Minor,
+            FaultKind::WriteProtect => FaultClass::WriteProtect,
+        };
+        if class == FaultClass::Minor {
             Counters::bump(&self.core.by_reader().minor, 1);
         }
-        let touch = if fault.is_write { Touch::Write } else { Touch::Read };
+        let outcome = self.answer_page(page, class, fault.is_write, submit, read_at)?;
+        Some(FaultRecord {
+            at: self.core.recorder().since_start(read_at),
+            offset: self.core.bytes(page..page + 1).start,
+            class,
+            is_write: fault.is_write,
+            outcome,
+            latency: read_at.elapsed(),
+        })
+    }
+
+    fn answer_page(
+        &mut self,
+        page: u64,
+        class: FaultClass,
+        is_write: bool,
+        submit: &Submit<'_>,
+        read_at: Instant,
+    ) -> Option<FaultOutcome> {
+        let touch = if is_write { Touch::Write } else { Touch::Read };
         match self.core.fault(page, touch, &mut self.hands) {
-            Outcome::Answered => return,
+            Outcome::Answered => return Some(FaultOutcome::AtHand),
+            Outcome::Coalesced => return Some(FaultOutcome::Coalesced),
             Outcome::Later => {}
             Outcome::Produce { ahead } => {
                 Counters::bump(&self.core.by_reader().queued, 1);
-                if self.core.pending().push(read_at, page) {
+                if self.core.pending().push(Awaited { page, since: read_at, class, is_write }) {
                     if submit.demand(&self.pool, &self.core, page, self.room) {
                         if let Some(ahead) = ahead {
                             self.pool.read_ahead(&self.core, ahead);
                         }
-                        return;
+                        return None;
                     }
                     self.core.pending().remove(page);
                 }
@@ -313,6 +370,7 @@ impl Source {
         }
         Counters::bump(&self.core.by_reader().put_off, 1);
         self.parked.push(page);
+        Some(FaultOutcome::PutOff)
     }
 }
 

@@ -68,6 +68,12 @@ pub struct FaultStats {
     pub left_out: u64,
     /// Pages that a device was asked for before anybody waited for them.
     pub read_ahead: u64,
+    /// Pages that would have been mapped around a fault and were left out, to see whether they are
+    /// wanted: [`Advice::Auto`](uzone_pages::Advice::Auto) samples that.
+    pub sampled: u64,
+    /// Those of them that were touched within a second. The others are what windows of that size
+    /// waste.
+    pub sampled_used: u64,
     /// Pages that somebody waits for now, and that are being produced.
     pub pending: u64,
     /// For how long the oldest of them is waited for.
@@ -76,6 +82,7 @@ pub struct FaultStats {
 
 impl FaultStats {
     pub(crate) fn of(core: &Core) -> Self {
+        let sampled = core.pattern().sampled();
         let (all, reader) = (core.counters(), core.by_reader());
         // Relaxed: each is a statistic of its own.
         let get = |of: fn(&Counters) -> &AtomicU64| {
@@ -95,6 +102,8 @@ impl FaultStats {
             evicted: get(|counters| &counters.evicted),
             left_out: get(|counters| &counters.left_out),
             read_ahead: get(|counters| &counters.read_ahead),
+            sampled: sampled.around.get(),
+            sampled_used: sampled.used.get(),
             pending: core.pending().len() as u64,
             oldest_pending: core.pending().oldest().map(|since| since.elapsed()),
         }

@@ -17,6 +17,7 @@ use crate::contents::Contents;
 use crate::core::{Core, Hands, Outcome, Policy, Produced};
 use crate::error::BackingError;
 use crate::kernel::Kernel;
+use crate::record::Recorder;
 use crate::window::Window;
 
 const PAGES: u64 = 96;
@@ -235,7 +236,15 @@ fn core(whims: Vec<u8>, kinds: Vec<Kind>, advice: Advice, window: u64) -> (Arc<F
     let size = FaultAround::try_new(ByteLen::new(window * 4096)).unwrap();
     let pattern = FaultPattern::new(contents.area(), advice, size, FaultAround::MAX);
     let backing = Arc::new(FakeBacking(kinds));
-    let core = Core::new(kernel.clone(), backing, contents, PageSize::KIB_4, POLICY, pattern);
+    let core = Core::new(
+        kernel.clone(),
+        backing,
+        contents,
+        PageSize::KIB_4,
+        POLICY,
+        pattern,
+        Recorder::new(0),
+    );
     (kernel, core)
 }
 
@@ -432,7 +441,7 @@ fn a_page_that_is_not_ready_is_produced_once_and_its_neighbours_are_mapped() {
     let neighbours: Vec<u64> = (16..32).filter(|page| ![20, 22].contains(page)).collect();
     assert_eq!(present(&kernel), neighbours);
     // Another thread touches it meanwhile: it has an owner, who wakes them both.
-    assert_eq!(core.fault(20, Touch::Read, &mut hands), Outcome::Answered);
+    assert_eq!(core.fault(20, Touch::Read, &mut hands), Outcome::Coalesced);
     core.produce(20, &mut hands).unwrap();
     assert_eq!(core.contents().get(20), Content::Present);
     assert_eq!(core.contents().get(22), Content::Absent);
@@ -534,7 +543,15 @@ fn the_bookkeeping_of_a_fault_is_small() {
                 FaultPattern::new(contents.area(), Advice::Normal, size, FaultAround::MAX);
             let backing = Arc::new(crate::ZeroBacking);
             let kernel = Arc::new(AgreeingKernel);
-            let core = Core::new(kernel, backing, contents, PageSize::KIB_4, POLICY, pattern);
+            let core = Core::new(
+                kernel,
+                backing,
+                contents,
+                PageSize::KIB_4,
+                POLICY,
+                pattern,
+                Recorder::new(0),
+            );
             let mut hands = Hands::new(PAGE);
             let begin = std::time::Instant::now();
             for page in (0..pages).step_by(usize_of(window)) {
@@ -556,7 +573,15 @@ fn what_others_removed_is_zero_and_never_what_it_was() {
         FaultPattern::new(contents.area(), Advice::Normal, FaultAround::DEFAULT, FaultAround::MAX);
     let backing = Arc::new(FakeBacking(all(Kind::Ready)));
     let policy = Policy { zeroes_by_copy: false, removed_is_zero: true };
-    let core = Core::new(kernel.clone(), backing, contents, PageSize::KIB_4, policy, pattern);
+    let core = Core::new(
+        kernel.clone(),
+        backing,
+        contents,
+        PageSize::KIB_4,
+        policy,
+        pattern,
+        Recorder::new(0),
+    );
     let mut hands = Hands::new(16 * PAGE);
     assert_eq!(core.fault(0, Touch::Read, &mut hands), Outcome::Answered);
     // Pages that are there, and pages that never were.

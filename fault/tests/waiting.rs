@@ -14,8 +14,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use uzone_fault::{
-    Backing, BackingError, Engine, EngineOptions, FileBacking, FunctionBacking, LazyMapping,
-    LazyOptions, MapError, Reader, RemoteRegion, Window,
+    Backing, BackingError, Engine, EngineOptions, FaultClass, FaultOutcome, FileBacking,
+    FunctionBacking, LazyMapping, LazyOptions, MapError, Reader, RemoteRegion, Window,
 };
 use uzone_os::uffd::{Features, KernelFaults, Modes, OpenError, Registered, Remote, Uffd};
 use uzone_os::{AccessError, Anonymous, Mapping, Vaddr, bus, page_cache, probe};
@@ -186,6 +186,44 @@ fn what_is_waited_for_is_counted_and_its_age_told() {
     });
     until("none is", || memory.stats().pending == 0);
     assert_eq!(memory.stats().oldest_pending, None);
+    until("both are timed", || {
+        memory.latencies().iter().any(|latency| {
+            latency.outcome == FaultOutcome::Produced
+                && latency.count == 2
+                && latency.p50 >= Duration::from_millis(2)
+        })
+    });
+}
+
+#[test]
+fn a_trace_has_every_fault_with_its_page_and_outcome() {
+    let engine = engine(EngineOptions { producers: two(), ..EngineOptions::default() });
+    let backing = Gated::new(|page| page == 6);
+    backing.gate.open();
+    let options = LazyOptions { advice: Advice::Random, trace: 100, ..LazyOptions::default() };
+    let answer = engine.map(ByteLen::new(16 * page()), Arc::new(backing), &options);
+    let Some(memory) = mapped("a trace", answer) else { return };
+    let pages = [3, 6, 1, 15];
+    for at in pages {
+        memory.read_at(at * page(), &mut [0; 8]).unwrap();
+    }
+    memory.write_at(2 * page(), &[1; 8]).unwrap();
+    until("all are noted", || {
+        memory.stats().faults == 5 && memory.latencies().iter().map(|it| it.count).sum::<u64>() == 5
+    });
+    let trace = memory.take_trace();
+    assert_eq!(trace.lost, 0);
+    let records = trace.records;
+    let mut seen: Vec<_> = records.iter().map(|it| (it.offset / page(), it.is_write)).collect();
+    seen.sort_unstable();
+    assert_eq!(seen, [(1, false), (2, true), (3, false), (6, false), (15, false)]);
+    for record in &records {
+        let right =
+            if record.offset == 6 * page() { FaultOutcome::Produced } else { FaultOutcome::AtHand };
+        assert_eq!((record.class, record.outcome), (FaultClass::Missing, right));
+        assert!(record.latency > Duration::ZERO && record.at < Duration::from_secs(60));
+    }
+    assert!(memory.take_trace().records.is_empty());
 }
 
 #[test]

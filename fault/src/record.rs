@@ -1,0 +1,309 @@
+//! What became of each fault: latencies by class ([`Latency`]), a trace of the last ones
+//! ([`FaultRecord`]), and a USDT probe.
+//!
+//! A latency is the time from when the thread that answers had read the fault to when the page was in
+//! place; what the kernel took before that is not in it. The thread notes its faults when it has
+//! answered all that it read, so nobody waits for it.
+//!
+//! The probe is `uzone:fault`, with the offset in the backing, the latency in nanoseconds, and the
+//! numbers of class and outcome; `bpftrace` and `perf probe` see it. Without a listener it costs a load.
+//!
+//! Locks: one, held while some numbers are noted or copied, over nothing else.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
+
+/// The longest latency that is told apart from longer ones.
+const LONGEST: Duration = Duration::from_secs(60);
+/// The shortest.
+const SHORTEST: Duration = Duration::from_nanos(64);
+
+/// The kinds of fault that are told apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum FaultClass {
+    /// There was no page.
+    Missing,
+    /// The page cache had the page, and it was not mapped.
+    Minor,
+    /// The page was protected against the write.
+    WriteProtect,
+}
+
+/// What became of a fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum FaultOutcome {
+    /// The page was at hand, or there already: the thread that answers put it in place.
+    AtHand,
+    /// Somebody was producing the page already, and woke its waiter when it was done.
+    Coalesced,
+    /// The page was produced by a thread that waits for devices.
+    Produced,
+    /// The page could not be had, and is bad.
+    Failed,
+    /// The kernel or a full queue put it off: the fault is told again.
+    PutOff,
+}
+
+/// One fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct FaultRecord {
+    /// When it had been read, since the mapping was made.
+    pub at: Duration,
+    /// Where the page starts in the backing.
+    pub offset: u64,
+    /// What kind of fault it was.
+    pub class: FaultClass,
+    /// Whether it was a write.
+    pub is_write: bool,
+    /// What became of it.
+    pub outcome: FaultOutcome,
+    /// How long that took. Of a page that others produced, how long it took to find that out.
+    pub latency: Duration,
+}
+
+/// How long faults of one class took that ended in one way.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Latency {
+    /// The kind of fault.
+    pub class: FaultClass,
+    /// How they ended.
+    pub outcome: FaultOutcome,
+    /// How many there were.
+    pub count: u64,
+    /// Half of them took at most so long.
+    pub p50: Duration,
+    /// 99 of 100 did.
+    pub p99: Duration,
+    /// 999 of 1000 did.
+    pub p999: Duration,
+    /// All did.
+    pub max: Duration,
+    /// How many took at most so long and longer than those before, in ascending order, within 1 %; where
+    /// there are none, there is no entry.
+    pub buckets: Vec<(Duration, u64)>,
+}
+
+struct Series {
+    class: FaultClass,
+    outcome: FaultOutcome,
+    nanoseconds: Histogram<u32>,
+}
+
+struct Records {
+    series: Vec<Series>,
+    trace: VecDeque<FaultRecord>,
+    /// How many records the trace keeps.
+    keeps: usize,
+    /// How many it had no room for.
+    lost: u64,
+}
+
+/// The faults of one mapping.
+pub(crate) struct Recorder {
+    started: Instant,
+    records: Mutex<Records>,
+}
+
+/// A trace of the faults of a mapping.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct FaultTrace {
+    /// The last faults, in the order in which they were answered.
+    pub records: Vec<FaultRecord>,
+    /// How many were forgotten before them.
+    pub lost: u64,
+}
+
+fn histogram() -> Histogram<u32> {
+    let bounds = (nanoseconds(SHORTEST), nanoseconds(LONGEST));
+    match Histogram::new_with_bounds(bounds.0, bounds.1, 2) {
+        Ok(histogram) => histogram,
+        Err(_) => unreachable!("the bounds are constants that it takes"),
+    }
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+impl Recorder {
+    /// Starts with no fault, and keeps a trace of the last `keeps`.
+    pub(crate) fn new(keeps: usize) -> Self {
+        // Those that are common are made here: noting a fault allocates nothing then.
+        let common = [
+            (FaultClass::Missing, FaultOutcome::AtHand),
+            (FaultClass::Missing, FaultOutcome::Produced),
+        ];
+        let series =
+            common.map(|(class, outcome)| Series { class, outcome, nanoseconds: histogram() });
+        let records = Records {
+            series: series.into(),
+            trace: VecDeque::with_capacity(keeps),
+            keeps,
+            lost: 0,
+        };
+        Self { started: Instant::now(), records: Mutex::new(records) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Records> {
+        self.records.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Says when a moment was, since the mapping was made.
+    pub(crate) fn since_start(&self, moment: Instant) -> Duration {
+        moment.saturating_duration_since(self.started)
+    }
+
+    /// Takes faults that were answered.
+    pub(crate) fn note(&self, faults: &[FaultRecord]) {
+        for fault in faults {
+            fire(fault);
+        }
+        let mut records = self.lock();
+        for fault in faults {
+            records.note(fault);
+        }
+    }
+
+    /// Returns how long faults took, by class and outcome.
+    pub(crate) fn latencies(&self) -> Vec<Latency> {
+        let records = self.lock();
+        let mut latencies: Vec<_> = records
+            .series
+            .iter()
+            .filter(|series| !series.nanoseconds.is_empty())
+            .map(latency)
+            .collect();
+        latencies.sort_by_key(|latency| (latency.class, latency.outcome));
+        latencies
+    }
+
+    /// Takes the trace out.
+    pub(crate) fn take_trace(&self) -> FaultTrace {
+        let mut records = self.lock();
+        let keeps = records.keeps;
+        let trace = std::mem::replace(&mut records.trace, VecDeque::with_capacity(keeps));
+        FaultTrace { records: trace.into(), lost: std::mem::take(&mut records.lost) }
+    }
+}
+
+impl Records {
+    fn note(&mut self, fault: &FaultRecord) {
+        let is_of =
+            |series: &&mut Series| (series.class, series.outcome) == (fault.class, fault.outcome);
+        let series = match self.series.iter_mut().find(is_of) {
+            Some(series) => series,
+            None => {
+                let (class, outcome) = (fault.class, fault.outcome);
+                self.series.push(Series { class, outcome, nanoseconds: histogram() });
+                let last = self.series.len() - 1;
+                &mut self.series[last]
+            }
+        };
+        series.nanoseconds.saturating_record(nanoseconds(fault.latency));
+        if self.keeps == 0 {
+            return;
+        }
+        if self.trace.len() == self.keeps {
+            self.trace.pop_front();
+            self.lost += 1;
+        }
+        self.trace.push_back(*fault);
+    }
+}
+
+fn latency(series: &Series) -> Latency {
+    let &Series { class, outcome, ref nanoseconds } = series;
+    let at = |quantile| Duration::from_nanos(nanoseconds.value_at_quantile(quantile));
+    Latency {
+        class,
+        outcome,
+        count: nanoseconds.len(),
+        p50: at(0.5),
+        p99: at(0.99),
+        p999: at(0.999),
+        max: Duration::from_nanos(nanoseconds.max()),
+        buckets: nanoseconds
+            .iter_recorded()
+            .map(|step| {
+                (Duration::from_nanos(step.value_iterated_to()), step.count_since_last_iteration())
+            })
+            .collect(),
+    }
+}
+
+// Never inlined: each expansion of the probe would be a probe with a semaphore of its own.
+#[inline(never)]
+fn fire(fault: &FaultRecord) {
+    probe::probe_lazy!(
+        uzone,
+        fault,
+        fault.offset,
+        nanoseconds(fault.latency),
+        fault.class as u64,
+        fault.outcome as u64
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fault(offset: u64, outcome: FaultOutcome, micros: u64) -> FaultRecord {
+        FaultRecord {
+            at: Duration::from_secs(offset),
+            offset,
+            class: FaultClass::Missing,
+            is_write: false,
+            outcome,
+            latency: Duration::from_micros(micros),
+        }
+    }
+
+    #[test]
+    fn latencies_are_kept_by_class_and_outcome() {
+        let recorder = Recorder::new(0);
+        for at in 0..1000 {
+            recorder.note(&[fault(at, FaultOutcome::AtHand, at + 1)]);
+        }
+        recorder.note(&[fault(1, FaultOutcome::Failed, u64::MAX / 2000)]);
+        let latencies = recorder.latencies();
+        let [at_hand, failed] = &latencies[..] else { panic!("{latencies:?}") };
+        assert_eq!((at_hand.outcome, at_hand.count), (FaultOutcome::AtHand, 1000));
+        let near = |seen: Duration, micros: u64| {
+            let right = Duration::from_micros(micros);
+            assert!(
+                seen >= right.mul_f64(0.98) && seen <= right.mul_f64(1.02),
+                "{seen:?}, {right:?}"
+            );
+        };
+        near(at_hand.p50, 500);
+        near(at_hand.p99, 990);
+        near(at_hand.max, 1000);
+        assert_eq!(at_hand.buckets.iter().map(|(_, count)| count).sum::<u64>(), 1000);
+        assert!(at_hand.buckets.is_sorted());
+        // Longer than there is a number for.
+        assert_eq!(failed.count, 1);
+        assert!(failed.max >= LONGEST.mul_f64(0.98));
+        assert_eq!(recorder.take_trace(), FaultTrace::default());
+    }
+
+    #[test]
+    fn a_trace_keeps_the_last_and_says_how_many_are_lost() {
+        let recorder = Recorder::new(3);
+        let faults: Vec<_> = (0..5).map(|at| fault(at, FaultOutcome::AtHand, 1)).collect();
+        recorder.note(&faults);
+        let trace = recorder.take_trace();
+        assert_eq!((trace.lost, &trace.records[..]), (2, &faults[2..]));
+        assert_eq!(recorder.take_trace(), FaultTrace::default(), "it was taken");
+        recorder.note(&faults[..1]);
+        assert_eq!(recorder.take_trace().records, faults[..1]);
+    }
+}
