@@ -13,6 +13,7 @@ mod extents;
 pub mod fault;
 mod first_touch;
 mod group;
+mod hand_out;
 pub mod machine;
 pub mod metadata;
 mod naive;

@@ -109,6 +109,8 @@ pub struct Row {
     pub ratio_best: Option<f64>,
     /// How long others had to wait, where the row lets them run now and then.
     pub pauses: Option<Pauses>,
+    /// How long its calls took one by one, where the row measures them.
+    pub latency: Option<Quantiles>,
     /// What became of page faults, where the row takes them.
     pub faults: Option<Faults>,
 }
@@ -150,11 +152,9 @@ pub struct Quantiles {
 
 impl Quantiles {
     /// Takes times in ascending order; `None` if there is none.
-    fn of(sorted: &[u64]) -> Option<Self> {
+    pub(crate) fn of(sorted: &[u64]) -> Option<Self> {
         let (count, worst_ns) = (sorted.len(), *sorted.last()?);
-        // The smallest that at least 99 of 100 do not exceed.
-        let p99_ns = sorted[(count - 1).min((count * 99).div_ceil(100).max(1) - 1)];
-        Some(Self { p50_ns: median(sorted), p99_ns, worst_ns, count })
+        Some(Self { p50_ns: median(sorted), p99_ns: not_exceeded(sorted, 990), worst_ns, count })
     }
 }
 
@@ -245,6 +245,18 @@ impl FaultSpec {
     }
 }
 
+/// Returns times in ascending order.
+fn sorted(mut ns: Vec<u64>) -> Vec<u64> {
+    ns.sort_unstable();
+    ns
+}
+
+/// Returns the smallest of times in ascending order that at least so many of 1000 do not exceed.
+fn not_exceeded(sorted: &[u64], of_1000: usize) -> u64 {
+    let rank = (sorted.len() * of_1000).div_ceil(1000).max(1);
+    sorted.get(rank - 1).copied().unwrap_or(0)
+}
+
 /// The times between two yield points, of all rounds together.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Pauses {
@@ -263,9 +275,8 @@ impl Pauses {
     pub(crate) fn of(mut ns: Vec<u64>) -> Option<Self> {
         ns.sort_unstable();
         let (count, worst_ns) = (ns.len(), *ns.last()?);
-        // The smallest that at least 999 of 1000 do not exceed.
-        let p999_ns = ns[(count - 1).min((count * 999).div_ceil(1000).max(1) - 1)];
-        Some(Self { p50_ns: median(&ns), p999_ns, worst_ns, count })
+        let (p50_ns, p999_ns) = (median(&ns), not_exceeded(&ns, 999));
+        Some(Self { p50_ns, p999_ns, worst_ns, count })
     }
 }
 
@@ -290,6 +301,8 @@ pub(crate) struct RowSpec {
     pub(crate) is_rival: bool,
     /// Where the case puts its pauses.
     pub(crate) pauses: Option<Rc<RefCell<Vec<u64>>>>,
+    /// Where the case puts the times of its calls.
+    pub(crate) latencies: Option<Rc<RefCell<Vec<u64>>>>,
     pub(crate) faults: Option<FaultSpec>,
 }
 
@@ -333,6 +346,7 @@ impl RowSpec {
                 .filter(|_| self.is_rival)
                 .and_then(|best| samples.ratio(&self.id, best)),
             pauses: self.pauses.and_then(|pauses| Pauses::of(pauses.take())),
+            latency: self.latencies.and_then(|times| Quantiles::of(&sorted(times.take()))),
             id: self.id,
         }
     }
@@ -377,5 +391,11 @@ mod tests {
         );
         let one = Pauses::of(vec![7]).expect("one");
         assert_eq!((one.p50_ns, one.p999_ns, one.worst_ns), (7, 7, 7));
+        let latency = Quantiles::of(&sorted((1..=1000).rev().collect())).expect("some");
+        assert_eq!(
+            (latency.p50_ns, latency.p99_ns, latency.worst_ns, latency.count),
+            (501, 990, 1000, 1000)
+        );
+        assert!(Quantiles::of(&[]).is_none());
     }
 }

@@ -5,13 +5,13 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use uzone::{
-    AdviseError, BindFailure, BindOptions, ByteLen, ClearError, HoldFailure, Init, Limit,
-    ListTooShort, NotAGuard, NotPopulated, Pagemap, Payload, Pfn, Region, RegionError, Source,
-    Template, Word, Zone,
+    AccessError, AdviseError, BindFailure, BindOptions, ByteLen, ClearError, HoldFailure, Init,
+    Limit, ListTooShort, NotAGuard, NotPopulated, Pagemap, Payload, Pfn, Region, RegionError,
+    Source, TakeFailure, Template, Word, Zone,
 };
 use uzone_os::numa::AffinityError;
 use uzone_os::uffd::{OpenError, RegisterError};
-use uzone_os::{AccessError, FixedBuffersError, MapError, PopulateError, ResidentError, SysError};
+use uzone_os::{FixedBuffersError, MapError, PopulateError, ResidentError, SysError};
 use zerocopy::Immutable;
 
 use crate::group::{self, Case, Watch};
@@ -163,6 +163,15 @@ pub enum BenchError {
     /// Pages could not be given back.
     #[error("cannot give pages back")]
     Advise(#[from] AdviseError),
+    /// No folio of a pool could be had.
+    #[error("cannot take a folio of a pool")]
+    Take(#[from] TakeFailure),
+    /// The worker of a pool was not let run: it has the lowest priority.
+    #[error("the worker of a pool did not clear its folios in {waited:?}: leave it a CPU")]
+    Worker {
+        /// How long it was waited for.
+        waited: Duration,
+    },
     /// A row left bytes that are not what they should be. A defect of uzone, or of its rival.
     #[error("the row {row} left a wrong byte at {offset:#x}")]
     WrongByte {
@@ -235,6 +244,7 @@ impl<'a> Suite<'a> {
             metadata_resident_bytes_per_tib: None,
             is_rival: false,
             pauses: None,
+            latencies: None,
             faults: None,
         });
         let last = self.specs.len() - 1;

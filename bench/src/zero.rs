@@ -8,9 +8,10 @@
 //! | `zero-bystander` | 1 MiB that somebody works with is read again after 2 MiB were cleared |
 //! | `zero-pause` | what batches cost, and how long others wait for one |
 //! | `zero-threads` | what a second thread brings |
+//! | `pool-take` | how long a taker waits for a zero folio, by who has cleared it |
 //! | `zero-kernel`, `populate` | clearing in place beside the kernel's own, and first touch |
 //!
-//! The latter two are in `first_touch.rs`.
+//! `pool-take` is in `hand_out.rs`, and the last two in `first_touch.rs`.
 
 use std::cell::RefCell;
 use std::hint::black_box;
@@ -25,6 +26,7 @@ use uzone_stream::{Next, Streaming, zero_bytes, zero_ways};
 use crate::extents::{self, Arena, Work, label, read};
 use crate::first_touch;
 use crate::group::Watch;
+use crate::hand_out;
 use crate::machine::Machine;
 use crate::report::{Bench, SCHEMA, Table};
 use crate::suite::{BenchError, Suite};
@@ -93,6 +95,7 @@ pub fn run(settings: Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
     bystander(&arena, rounds, watch, &mut bench)?;
     pauses(&arena, rounds, watch, &mut bench)?;
     several(&arena, threads, rounds, watch, &mut bench)?;
+    hand_out::run(size, rounds, watch, &mut bench)?;
     first_touch::kernel(&arena, rounds, watch, &mut bench)?;
     if !populate.is_zero() {
         first_touch::populate(&arena, populate, first_touches, threads, watch, &mut bench)?;

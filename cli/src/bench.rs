@@ -70,8 +70,8 @@ const FAULT_EXITS: [Exit; 6] =
 /// Clear memory: every size, hot and cold, read at once or not, beside the kernel and the C library
 ///
 /// Extents from 4 KiB on, by every store there is; a folio of which one page is read at once; what a
-/// bystander loses; batches and pauses; the kernel's own clearing; and first touch. With root, 256 MiB
-/// of huge pages are put into the host's pool for the run. libpmem is measured if it is installed.
+/// bystander loses; batches and pauses; how long a taker waits for a folio of a pool; the kernel's own
+/// clearing; and first touch. With root, 256 MiB of huge pages are put into the host's pool for the run. libpmem is measured if it is installed.
 #[derive(Debug, clap::Args)]
 #[command(after_help = exit::help("uzone bench zero --size 32M --populate-size 0", &EXITS))]
 struct ZeroArgs {
@@ -353,7 +353,7 @@ struct Column {
     cell: fn(&Row) -> Option<String>,
 }
 
-const COLUMNS: [Column; 19] = [
+const COLUMNS: [Column; 20] = [
     Column {
         heading: "row",
         cell: |row| Some(if row.cold { format!("{} (cold)", row.name) } else { row.name.clone() }),
@@ -400,6 +400,14 @@ const COLUMNS: [Column; 19] = [
         cell: |row| {
             let pauses = row.pauses?;
             Some(format!("{}, {}, {}", ns(pauses.p50_ns), ns(pauses.p999_ns), ns(pauses.worst_ns)))
+        },
+    },
+    Column {
+        heading: "call p50, p99, worst",
+        cell: |row| {
+            let latency = row.latency?;
+            let (p50, p99) = (ns(latency.p50_ns), ns(latency.p99_ns));
+            Some(format!("{p50}, {p99}, {}", ns(latency.worst_ns)))
         },
     },
     Column {

@@ -212,6 +212,15 @@ fn the_zero_and_copy_objects_keep_to_the_same_schema_and_every_table_has_rows() 
             }
             let paused = rows.iter().find(|row| row["id"] == "zero-pause/1M").expect("a row");
             assert!(paused["pauses"]["count"].as_u64().expect("a number") > 100);
+            for row in ["naive", "worker-idle", "worker-busy", "cleared-on-release", "on-demand"] {
+                let id = format!("pool-take/{row}");
+                let taken = rows.iter().find(|row| row["id"] == id).expect("a row");
+                let latency = &taken["latency"];
+                let of = |key: &str| latency[key].as_u64().expect("a number");
+                // A round that is not counted comes first.
+                assert_eq!(of("count") % taken["calls"].as_u64().expect("a number"), 0, "{id}");
+                assert!(of("p50_ns") <= of("p99_ns") && of("p99_ns") <= of("worst_ns"), "{id}");
+            }
         }
     }
 }

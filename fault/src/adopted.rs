@@ -53,6 +53,11 @@ impl Engine {
         {
             return Err(MapError::TooShort { asked, has });
         }
+        if !backing.takes_pages_of(page) {
+            return Err(MapError::Backing {
+                reason: "its parts start or end inside of such a page",
+            });
+        }
         let contents = Contents::reserve(page.pages_in(asked)?, page)?;
         let pattern = pattern(&contents, &*backing, options);
         let zeroes_by_copy = page > uzone_os::probe::page_size();

@@ -4,6 +4,7 @@
 //! never blocks, for the thread that calls it answers all faults of the mapping. `fault` must
 //! produce one page and may block; it is called by a worker, or by whoever populates.
 
+mod composite;
 mod file;
 mod function;
 mod memory;
@@ -12,11 +13,12 @@ mod zero;
 use std::os::fd::OwnedFd;
 
 use uzone_os::Sharing;
-use uzone_pages::{ByteLen, FaultAround};
+use uzone_pages::{ByteLen, FaultAround, PageSize};
 
 use crate::error::BackingError;
 use crate::window::Window;
 
+pub use composite::{CompositeBacking, CompositeBuilder, CompositeError};
 pub use file::FileBacking;
 pub use function::FunctionBacking;
 pub use memory::MemoryBacking;
@@ -66,6 +68,25 @@ pub trait Backing: Send + Sync {
     /// What the system says if that is a file and its descriptor cannot be shared.
     fn memory(&self) -> std::io::Result<Memory> {
         Ok(Memory::Own)
+    }
+
+    /// Takes bytes that were written to the mapping, whole pages from `offset` on. It is called by
+    /// whoever asks for it, and may block. What is behind the end of the backing is left out.
+    ///
+    /// It must not touch the mapping itself.
+    ///
+    /// # Errors
+    /// [`BackingError`] if the bytes are not all taken. Then all of them are offered again later.
+    fn write_back(&self, offset: u64, bytes: &[u8]) -> Result<(), BackingError> {
+        let reason = "this backing takes no bytes";
+        Err(BackingError::ReadOnly { offset, len_bytes: bytes.len() as u64, reason })
+    }
+
+    /// Returns whether pages of that size can be filled. One that is made of parts cannot fill a
+    /// page that is in two of them.
+    fn takes_pages_of(&self, page: PageSize) -> bool {
+        let _ = page;
+        true
     }
 
     /// Returns how large windows may grow: where a page costs a copy, longer windows than 512 KiB

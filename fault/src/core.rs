@@ -178,6 +178,10 @@ impl Core {
         &*self.kernel
     }
 
+    pub(crate) fn backing(&self) -> &dyn Backing {
+        &*self.backing
+    }
+
     pub(crate) fn contents(&self) -> &Contents {
         &self.contents
     }
@@ -218,6 +222,18 @@ impl Core {
 
     pub(crate) fn bytes(&self, pages: Range<u64>) -> Range<u64> {
         pages.start << self.page.shift()..pages.end << self.page.shift()
+    }
+
+    /// Returns how many pages were put in place or given back: a number that changes when that does.
+    pub(crate) fn filled(&self) -> u64 {
+        self.counters.filled() + self.by_reader.filled()
+    }
+
+    /// Takes that somebody waits to write to a page that is protected. Returns whether that is done;
+    /// otherwise wake the page a little later.
+    pub(crate) fn write_fault(&self, page: u64) -> bool {
+        Counters::bump(&self.by_reader.write_protect, 1);
+        self.kernel.written(page, &|other| self.contents.get(other) == Content::Present)
     }
 
     /// Takes a fault on a page of the area.

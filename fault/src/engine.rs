@@ -17,8 +17,10 @@ use uzone_pages::{Advice, ByteLen, FaultAround, FaultPattern, PageSize};
 use crate::backing::{Backing, Memory};
 use crate::contents::Contents;
 use crate::core::{Core, Policy};
+use crate::dirty::{Tracker, WriteTracking};
 use crate::error::MapError;
 use crate::event_loop::{Attached, EventLoop};
+use crate::kernel::Kernel;
 use crate::lazy::LazyMapping;
 use crate::pool::Pool;
 use crate::populate::Producer;
@@ -69,6 +71,11 @@ pub struct LazyOptions {
     pub trace: usize,
     /// Whether faults of system calls have to be answered too.
     pub kernel_faults: KernelFaults,
+    /// Whether writes are tracked, and how.
+    pub track_writes: Option<WriteTracking>,
+    /// After how long without a page that was filled a thread of low priority makes huge pages of what
+    /// is there, as [`LazyMapping::collapse`] does; `None` for never.
+    pub collapse_when_settled: Option<Duration>,
 }
 
 impl Default for LazyOptions {
@@ -82,6 +89,8 @@ impl Default for LazyOptions {
             deadline: None,
             trace: 0,
             kernel_faults: KernelFaults::IfAllowed,
+            track_writes: None,
+            collapse_when_settled: None,
         }
     }
 }
@@ -168,25 +177,47 @@ impl Engine {
             }
         }
         let memory = backing.memory().map_err(MapError::Thread)?;
-        let (mapping, modes, required) = map_memory(len, memory, options)?;
+        let (mapping, mut modes, mut required) = map_memory(len, memory, options)?;
+        if let Some(tracking) = options.track_writes {
+            (modes, required) = tracking.needs(&mapping, modes, required)?;
+        }
         let page = mapping.page_size();
-        page.pages_in(len)
+        let pages = page
+            .pages_in(len)
             .map_err(|_| MapError::CutsPage { len, page: ByteLen::new(page.bytes()) })?;
+        if !backing.takes_pages_of(page) {
+            return Err(MapError::Backing {
+                reason: "its parts start or end inside of such a page",
+            });
+        }
         let uffd = Uffd::open(required, Features::THREAD_ID, options.kernel_faults)?;
         let memory = Arc::new(Registered::new(Arc::new(uffd), mapping, modes)?);
         let producer = Producer::default();
         let ops = PagemapOps::default().populate(producer.clone());
         let contents = Contents::bind(&self.zone, Mapping::lent(memory.clone()), page, ops)?;
-        let zeroes_by_copy = !memory.calls().takes(UffdCall::ZeroPage);
+        let tracker = match options.track_writes {
+            Some(tracking) => Some(Arc::new(Tracker::new(tracking, memory.clone(), pages)?)),
+            None => None,
+        };
+        let zeroes_by_copy = !memory.calls().takes(UffdCall::ZeroPage)
+            || tracker.as_ref().is_some_and(|tracker| tracker.copies_zeroes());
+        let kernel: Arc<dyn Kernel> = match &tracker {
+            Some(tracker) => tracker.clone(),
+            None => memory.clone(),
+        };
         let policy = Policy { zeroes_by_copy, removed_is_zero: false };
         let pattern = pattern(&contents, &*backing, options);
         let recorder = Recorder::new(options.trace);
-        let core = Core::new(memory.clone(), backing, contents, page, policy, pattern, recorder);
+        let core = Core::new(kernel, backing, contents, page, policy, pattern, recorder);
         let core = Arc::new(core);
         let room = room(page)?;
         producer.serves(&core, room);
         let attached = self.attach(Told::Own(memory.clone()), core.clone(), options, room)?;
-        Ok(LazyMapping::new(attached, memory, core, room))
+        let mut mapping = LazyMapping::new(attached, memory, core, room, tracker);
+        if let Some(quiet) = options.collapse_when_settled {
+            mapping.collapse_when_settled(quiet).map_err(MapError::Thread)?;
+        }
+        Ok(mapping)
     }
 
     /// Lets a thread answer the faults of a mapping.

@@ -4,7 +4,7 @@ use std::io;
 
 use uzone::{BindError, HoldFailure, RegionError};
 use uzone_os::uffd::{AnswerError, OpenError, RegisterError};
-use uzone_os::{AccessError, AdviseError, RangeError};
+use uzone_os::{AccessError, AdviseError, MappedError, RangeError, ResidentError, SysError};
 use uzone_pages::{AddrError, ByteLen, FaultAroundError};
 
 /// Memory that was not mapped lazily.
@@ -20,6 +20,12 @@ pub enum MapError {
     /// No memory was mapped, for the caller's pages or for their descriptors.
     #[error("no memory for the mapping")]
     Map(#[from] uzone_os::MapError),
+    /// The states of pages whose writes are events have no room.
+    #[error("no room for the states of the pages")]
+    Mapped(#[from] MappedError),
+    /// What the page tables say about writes cannot be read.
+    #[error("writes cannot be tracked")]
+    Scan(#[from] SysError),
     /// The length has no such number of pages.
     #[error(transparent)]
     Addr(#[from] AddrError),
@@ -83,6 +89,27 @@ pub enum BackingError {
         len_bytes: u64,
         /// Where it ends.
         end: u64,
+    },
+    /// It takes no bytes.
+    #[error("cannot write {len_bytes} bytes at {offset:#x}: {reason}")]
+    ReadOnly {
+        /// Where in the backing.
+        offset: u64,
+        /// How many.
+        len_bytes: u64,
+        /// Why not, and what would help.
+        reason: &'static str,
+    },
+    /// Writing to it failed.
+    #[error("cannot write {len_bytes} bytes at {offset:#x}")]
+    Write {
+        /// Where in the backing.
+        offset: u64,
+        /// How many.
+        len_bytes: u64,
+        /// What the system answered.
+        #[source]
+        cause: io::Error,
     },
     /// The kernel refused the page.
     #[error("the kernel refused the page")]
@@ -150,5 +177,29 @@ pub enum LazyError {
     TimedOut {
         /// Where it is in the mapping.
         offset: u64,
+    },
+    /// Writes are not tracked.
+    #[error("writes to this mapping are not tracked: map it with LazyOptions::track_writes")]
+    NotTracked,
+    /// Whether a page was written cannot be known while it is given back.
+    #[error("cannot give pages back whose writes are tracked: {reason}")]
+    CannotEvict {
+        /// Why not, and what would help.
+        reason: &'static str,
+    },
+    /// Which pages were written is not known.
+    #[error(transparent)]
+    Resident(#[from] ResidentError),
+    /// The kernel refused to protect pages against writing.
+    #[error(transparent)]
+    Answer(#[from] AnswerError),
+    /// The backing did not take what was written.
+    #[error("what was written at {offset:#x} cannot be brought back")]
+    WriteBack {
+        /// Where it is in the mapping.
+        offset: u64,
+        /// Why.
+        #[source]
+        cause: BackingError,
     },
 }

@@ -15,6 +15,15 @@ pub(crate) trait Kernel: Send + Sync {
     /// Makes pages bad that are missing, and wakes nobody: that is done when it is noted.
     fn poison(&self, range: Range<u64>) -> Result<Answered, AnswerError>;
     fn wake(&self, range: Range<u64>);
+
+    /// Lets whoever waits to write to a page do so, and perhaps to pages behind it, of which
+    /// `is_there` says whether they may be written. Returns whether that is done, or somebody else
+    /// does it; otherwise ask again.
+    fn written(&self, page: u64, is_there: &dyn Fn(u64) -> bool) -> bool {
+        // Nothing is protected against writing.
+        let _ = (page, is_there);
+        true
+    }
 }
 
 /// Nobody is woken.

@@ -1,15 +1,19 @@
 //! Memory of this process that is mapped lazily: [`LazyMapping`].
 
 use std::fmt;
+use std::io;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use uzone::Pinned;
 use uzone_os::uffd::Registered;
 use uzone_os::{Addr, Mapping, RangeError};
 use uzone_pages::{Advice, ByteLen, Content, FaultAround, PageSize};
 
+use crate::collapse::{Collapser, Settler};
 use crate::core::{Core, Hands};
+use crate::dirty::Tracker;
 use crate::error::{Failure, LazyError};
 use crate::event_loop::Attached;
 use crate::populate::{Populate, populate};
@@ -21,11 +25,14 @@ use crate::stats::{Counters, FaultStats};
 /// Dropping it unmaps it. A thread of foreign code that still waits in it then gets a signal, and
 /// never a page of zeroes.
 pub struct LazyMapping {
-    // Dropped first: nobody answers from then on, and who waits gets a signal.
+    // Dropped first: it may touch pages, which somebody has to fill until it has stopped.
+    _settler: Option<Settler>,
+    // Then this: nobody answers from then on, and who waits gets a signal.
     _attached: Attached,
     memory: Arc<Registered>,
     core: Arc<Core>,
     room: usize,
+    tracker: Option<Arc<Tracker>>,
 }
 
 impl LazyMapping {
@@ -34,8 +41,33 @@ impl LazyMapping {
         memory: Arc<Registered>,
         core: Arc<Core>,
         room: usize,
+        tracker: Option<Arc<Tracker>>,
     ) -> Self {
-        Self { _attached: attached, memory, core, room }
+        Self { _settler: None, _attached: attached, memory, core, room, tracker }
+    }
+
+    /// Lets a thread make huge pages of what is there when no page was filled for `quiet`.
+    pub(crate) fn collapse_when_settled(&mut self, quiet: Duration) -> io::Result<()> {
+        self._settler = Some(Settler::start(self.collapser(), quiet)?);
+        Ok(())
+    }
+
+    pub(crate) fn core(&self) -> &Core {
+        &self.core
+    }
+
+    /// Returns how many bytes are read from a backing at once, or written to it.
+    pub(crate) fn room(&self) -> usize {
+        self.room
+    }
+
+    pub(crate) fn collapser(&self) -> Collapser {
+        let (core, memory) = (self.core.clone(), self.memory.clone());
+        Collapser { core, memory, is_tracked: self.tracker.is_some() }
+    }
+
+    pub(crate) fn tracking(&self) -> Option<&Tracker> {
+        self.tracker.as_deref()
     }
 
     fn mapping(&self) -> &Mapping {
@@ -134,7 +166,7 @@ impl LazyMapping {
     }
 
     /// Returns the pages of a range of bytes that starts and ends at pages.
-    fn pages(&self, range: &Range<u64>) -> Result<Range<u64>, RangeError> {
+    pub(crate) fn pages(&self, range: &Range<u64>) -> Result<Range<u64>, RangeError> {
         let &Range { start, end } = range;
         let (page, len_bytes) = (self.page_size(), self.len().get());
         if start >= end {
@@ -180,14 +212,29 @@ impl LazyMapping {
         populate(&self.core, pages, what, &mut Hands::new(self.room))
     }
 
-    /// Gives the pages of a range back. What was written to them is lost, unless it went to a
-    /// memory file; they are produced anew when somebody touches them. Pages that are being produced
-    /// stay, and so may one that was touched a moment ago. Returns how many were given back.
+    /// Gives the pages of a range back; they are produced anew when somebody touches them. Pages that
+    /// are pinned or being produced stay, and so may one that was touched a moment ago. Returns how
+    /// many were given back.
+    ///
+    /// Without [`LazyOptions::track_writes`](crate::LazyOptions::track_writes), what was written to
+    /// them is lost, unless it went to a memory file. With it, pages that were written stay, and
+    /// [`LazyMapping::dirty`] says which those are; [`LazyMapping::write_back`] makes them clean,
+    /// [`LazyMapping::evict_all`] drops them.
     ///
     /// # Errors
-    /// [`LazyError`] if the range is not inside, cuts a page, or the kernel refuses.
+    /// [`LazyError`] if the range is not inside, cuts a page, or the kernel refuses;
+    /// [`LazyError::CannotEvict`] where writes are tracked asynchronously and a page that is written
+    /// meanwhile could be lost.
     pub fn evict(&self, range: Range<u64>) -> Result<u64, LazyError> {
         let pages = self.pages(&range)?;
+        match self.tracking() {
+            Some(tracker) => self.evict_clean(tracker, pages),
+            None => self.evict_pages(pages),
+        }
+    }
+
+    /// Gives pages back, whatever is in them.
+    pub(crate) fn evict_pages(&self, pages: Range<u64>) -> Result<u64, LazyError> {
         let contents = self.core.contents();
         let mut evicted = 0;
         let mut at = pages.start;
@@ -205,6 +252,9 @@ impl LazyMapping {
             }
             let run = self.core.bytes(start..at);
             answer = self.mapping().discard(run.clone());
+            if let (Ok(()), Some(tracker)) = (&answer, self.tracking()) {
+                tracker.evicted(&(start..at));
+            }
             let next = if answer.is_ok() { Content::Absent } else { Content::Filling };
             for page in start..at {
                 if contents.advance(page, Content::Removed, next) && next == Content::Filling {

@@ -53,16 +53,23 @@
 //! | `stats` | what happened, in numbers |
 //! | `record` | latencies, a trace, and a USDT probe |
 //! | `told` | where faults are told and answered |
+//! | `dirty` | which pages were written; `dirty/states` where each first write is an event |
+//! | `write_back` | bringing what was written back to the backing |
+//! | `evict` | giving pages back that were not written |
+//! | `collapse` | huge pages for what is filled |
 //! | `kernel` | the answers, so that tests can make up a kernel |
 #![forbid(unsafe_code)]
 
 mod adopted;
 mod backing;
+mod collapse;
 mod contents;
 mod core;
+mod dirty;
 mod engine;
 mod error;
 mod event_loop;
+mod evict;
 mod kernel;
 mod lazy;
 mod pending;
@@ -74,12 +81,18 @@ mod staged;
 mod stats;
 mod told;
 mod window;
+mod write_back;
 
 #[cfg(test)]
 mod tests;
 
 pub use adopted::AdoptedMemory;
-pub use backing::{Backing, FileBacking, FunctionBacking, Memory, MemoryBacking, ZeroBacking};
+pub use backing::{
+    Backing, CompositeBacking, CompositeBuilder, CompositeError, FileBacking, FunctionBacking,
+    Memory, MemoryBacking, ZeroBacking,
+};
+pub use collapse::{Collapsed, Uncollapsed};
+pub use dirty::WriteTracking;
 pub use engine::{Engine, EngineOptions, LazyOptions, Reader};
 pub use error::{BackingError, Failure, LazyError, MapError};
 pub use lazy::LazyMapping;

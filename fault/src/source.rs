@@ -349,6 +349,12 @@ impl Source {
         submit: &Submit<'_>,
         read_at: Instant,
     ) -> Option<FaultOutcome> {
+        if class == FaultClass::WriteProtect {
+            if self.core.write_fault(page) {
+                return Some(FaultOutcome::AtHand);
+            }
+            return Some(self.put_off(page));
+        }
         let touch = if is_write { Touch::Write } else { Touch::Read };
         match self.core.fault(page, touch, &mut self.hands) {
             Outcome::Answered => return Some(FaultOutcome::AtHand),
@@ -368,9 +374,13 @@ impl Source {
                 self.core.release(page);
             }
         }
+        Some(self.put_off(page))
+    }
+
+    fn put_off(&mut self, page: u64) -> FaultOutcome {
         Counters::bump(&self.core.by_reader().put_off, 1);
         self.parked.push(page);
-        Some(FaultOutcome::PutOff)
+        FaultOutcome::PutOff
     }
 }
 

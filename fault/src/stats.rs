@@ -21,9 +21,19 @@ pub(crate) struct Counters {
     pub(crate) evicted: AtomicU64,
     pub(crate) left_out: AtomicU64,
     pub(crate) read_ahead: AtomicU64,
+    pub(crate) zeroes: AtomicU64,
+    pub(crate) write_protect: AtomicU64,
+    pub(crate) collapsed: AtomicU64,
 }
 
 impl Counters {
+    /// Returns how many pages were put in place or given back: a number that changes when that does.
+    pub(crate) fn filled(&self) -> u64 {
+        let counters = [&self.demand, &self.around, &self.populated, &self.queued, &self.evicted];
+        // Relaxed: a statistic, by which nothing is published.
+        counters.iter().map(|counter| counter.load(Ordering::Relaxed)).sum()
+    }
+
     /// Adds to a counter of which the caller is the only writer: no step of its own for the CPU.
     pub(crate) fn bump(counter: &AtomicU64, count: u64) {
         // Relaxed: as above.
@@ -66,6 +76,13 @@ pub struct FaultStats {
     pub evicted: u64,
     /// Neighbours that were not put in place because too many faults came at once.
     pub left_out: u64,
+    /// Pages that were put in place as zeroes by the kernel, and take no memory until they are
+    /// written, where the kernel has a zero page for the memory.
+    pub zeroes: u64,
+    /// Writes to pages that were protected, that were told; they are not among the faults.
+    pub write_protect: u64,
+    /// Huge pages that were made of small ones.
+    pub collapsed: u64,
     /// Pages that a device was asked for before anybody waited for them.
     pub read_ahead: u64,
     /// Pages that would have been mapped around a fault and were left out, to see whether they are
@@ -101,6 +118,9 @@ impl FaultStats {
             poisoned: get(|counters| &counters.poisoned),
             evicted: get(|counters| &counters.evicted),
             left_out: get(|counters| &counters.left_out),
+            zeroes: get(|counters| &counters.zeroes),
+            write_protect: get(|counters| &counters.write_protect),
+            collapsed: get(|counters| &counters.collapsed),
             read_ahead: get(|counters| &counters.read_ahead),
             sampled: sampled.around.get(),
             sampled_used: sampled.used.get(),

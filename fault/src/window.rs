@@ -17,6 +17,7 @@ use uzone_pages::{Content, PageSize};
 use crate::core::Core;
 use crate::kernel::Kernel;
 use crate::staged::NoteTaker;
+use crate::stats::Counters;
 
 /// Pages of a mapping, offered to its backing.
 ///
@@ -26,6 +27,9 @@ pub struct Window<'a> {
     /// Who puts pages in place: the mapping's kernel, or one that takes notes.
     kernel: &'a dyn Kernel,
     pages: Range<u64>,
+    /// What is taken from an offset in the mapping to get the offset that the backing is told,
+    /// wrapping around: it may have more before its part than the mapping has.
+    base: u64,
     /// The page that somebody waits for.
     wanted: Option<u64>,
     /// Whether whoever made the window owns that page. Without an owner it is like its neighbours:
@@ -68,7 +72,7 @@ impl<'a> Window<'a> {
         staging: &'a mut [u8],
     ) -> Self {
         let (next, kernel, state) = (pages.start, core.kernel(), Progress::default());
-        Self { core, kernel, pages, wanted, is_owned: false, staging, next, state }
+        Self { core, kernel, pages, base: 0, wanted, is_owned: false, staging, next, state }
     }
 
     /// Makes a window of one page that the caller owns.
@@ -106,8 +110,8 @@ impl<'a> Window<'a> {
     /// in place yet.
     #[must_use]
     pub fn wanted(&self) -> Option<Range<u64>> {
-        let page = self.wanted.filter(|_| !self.state.wanted_is_done)?;
-        Some(self.bytes(&(page..page + 1)))
+        let page = self.wanted.filter(|page| self.pages.contains(page))?;
+        (!self.state.wanted_is_done).then(|| self.bytes(&(page..page + 1)))
     }
 
     /// Returns how many bytes [`Window::copy_with`] takes at once.
@@ -118,7 +122,49 @@ impl<'a> Window<'a> {
 
     fn bytes(&self, pages: &Range<u64>) -> Range<u64> {
         let shift = self.page_size().shift();
-        pages.start << shift..pages.end << shift
+        let seen = |page: u64| (page << shift).wrapping_sub(self.base);
+        seen(pages.start)..seen(pages.end)
+    }
+
+    /// Offers the pages of `range` to another backing, which knows the first of them by `offset`:
+    /// until `offered` returns, this window is that part alone, and offsets are the other's.
+    ///
+    /// # Errors
+    /// [`RangeError`] if the range is not in the window, or one of the offsets cuts a page.
+    pub fn part<R>(
+        &mut self,
+        range: Range<u64>,
+        offset: u64,
+        offered: impl FnOnce(&mut Window<'_>) -> R,
+    ) -> Result<R, RangeError> {
+        self.check(&range)?;
+        let page = self.page_size();
+        let end = offset.checked_add(range.end - range.start);
+        let Some(end) = end.filter(|_| offset & (page.bytes() - 1) == 0) else {
+            let end = offset.saturating_add(range.end - range.start);
+            return Err(RangeError::CutsPage { start: offset, end, page });
+        };
+        let start = range.start.wrapping_add(self.base);
+        let first = start >> page.shift();
+        let pages = first..first + ((end - offset) >> page.shift());
+        // Also if the other one panics, whoever asks this window what came of it has to be told.
+        let whole = Whole { pages: self.pages.clone(), base: self.base, next: self.next };
+        (self.pages, self.base, self.next) = (pages, start.wrapping_sub(offset), first);
+        let narrowed = Narrowed { window: self, whole };
+        Ok(offered(&mut *narrowed.window))
+    }
+
+    /// Returns whether `range` is whole pages of the window.
+    fn check(&self, range: &Range<u64>) -> Result<(), RangeError> {
+        let &Range { start, end } = range;
+        let (inside, page) = (self.range(), self.page_size());
+        if start < inside.start || end > inside.end {
+            return Err(RangeError::Beyond { start, end, len_bytes: inside.end });
+        }
+        if start >= end || (start | end) & (page.bytes() - 1) != 0 {
+            return Err(RangeError::CutsPage { start, end, page });
+        }
+        Ok(())
     }
 
     /// Returns the offsets of the next run of pages that are open: nobody has filled them, or is at
@@ -141,8 +187,9 @@ impl<'a> Window<'a> {
     pub fn copy(&mut self, offset: u64, bytes: &[u8]) -> Result<Filled, AnswerError> {
         let range = offset..offset.saturating_add(bytes.len() as u64);
         let kernel = self.kernel;
+        let first = offset.wrapping_add(self.base);
         self.install(range, |part| {
-            let skipped = usize::try_from(part.start - offset).unwrap_or(bytes.len());
+            let skipped = usize::try_from(part.start - first).unwrap_or(bytes.len());
             kernel.copy(part.start, &bytes[skipped..])
         })
     }
@@ -198,7 +245,10 @@ impl<'a> Window<'a> {
             }
             return Ok(all);
         }
-        self.install(range, |part| kernel.zero(part))
+        let before = self.state.filled;
+        let answer = self.install(range, |part| kernel.zero(part));
+        Counters::add(&self.core.counters().zeroes, self.state.filled - before);
+        answer
     }
 
     /// Maps pages that the page cache has: of a memory file. Those that it does not have stay open.
@@ -210,22 +260,17 @@ impl<'a> Window<'a> {
         self.install(range, |part| kernel.continue_mapping(part))
     }
 
-    /// Asks the kernel for `range`, and for what is left of it as long as it gets on.
+    /// Asks the kernel for `range`, and for what is left of it as long as it gets on. `ask` is given
+    /// offsets in the mapping.
     fn install(
         &mut self,
         range: Range<u64>,
         ask: impl Fn(Range<u64>) -> Result<Answered, AnswerError>,
     ) -> Result<Filled, AnswerError> {
-        let inside = self.range();
+        self.check(&range)?;
         let page = self.page_size();
-        if range.start < inside.start || range.end > inside.end {
-            let Range { start, end } = range;
-            return Err(RangeError::Beyond { start, end, len_bytes: inside.end }.into());
-        }
-        if range.start >= range.end || (range.start | range.end) & (page.bytes() - 1) != 0 {
-            let Range { start, end } = range;
-            return Err(RangeError::CutsPage { start, end, page }.into());
-        }
+        // From here on offsets are the mapping's.
+        let range = range.start.wrapping_add(self.base)..range.end.wrapping_add(self.base);
         let mut at = range.start;
         let mut all = Filled::All;
         // It ends: every round but the last goes at least a page further.
@@ -285,6 +330,26 @@ impl<'a> Window<'a> {
             pages.start = owned + 1;
         }
         contents.settle(pages);
+    }
+}
+
+/// What a window is when no part of it is offered.
+struct Whole {
+    pages: Range<u64>,
+    base: u64,
+    next: u64,
+}
+
+/// A window that is a part of itself, until this is dropped.
+struct Narrowed<'w, 'a> {
+    window: &'w mut Window<'a>,
+    whole: Whole,
+}
+
+impl Drop for Narrowed<'_, '_> {
+    fn drop(&mut self) {
+        self.window.pages = self.whole.pages.clone();
+        (self.window.base, self.window.next) = (self.whole.base, self.whole.next);
     }
 }
 

@@ -7,7 +7,8 @@
 //!
 //! - [`Mapping::read_at`](crate::Mapping::read_at) and [`write_at`](crate::Mapping::write_at)
 //!   return [`AccessError::Bus`](crate::AccessError::Bus) with the address, the kind of error and how
-//!   much was copied. No watch is needed for that.
+//!   much was copied, and so do [`zero_by`](crate::Mapping::zero_by) and
+//!   [`copy_by`](crate::Mapping::copy_by). No watch is needed for that.
 //! - A [`Watch`] tells of every error in a range of addresses, whoever touched it: also of one in
 //!   code that is not ours, and of one that nobody has touched yet ([`BusKind::ActionOptional`]).
 //! - Everything else goes to the action that SIGBUS had before, and does what it would have done.

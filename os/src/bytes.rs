@@ -11,8 +11,9 @@
 //! copy stops at the bad word and says so. How a copy is cut into words is written once, here, and
 //! what touches a word is a [`Copier`].
 //!
-//! Gigabytes move the same way, and faster: [`Mapping::as_words`](crate::Mapping::as_words) lends the
-//! words themselves, and `uzone-stream` clears and copies words by stores past the cache. Memory of
+//! Gigabytes move the same way, and faster: [`Mapping::zero_by`](crate::Mapping::zero_by) and
+//! [`copy_by`](crate::Mapping::copy_by) take the stores of `uzone-stream`, of which many go past the
+//! cache, and say as well that memory is not there. Memory of
 //! which we are the only user has slices ([`crate::Exclusive`]).
 //!
 //! Cost: a load and a store for 8 bytes, so a fraction of a memcpy in cache and about the same from
@@ -22,11 +23,19 @@
 //! |---|---|
 //! | `guarded` | words touched by code that the handler knows |
 //! | `plain` | words touched by the atomics of the language |
+//! | `scope` | the stores of `uzone-stream`, which the handler can end |
 
 #[cfg(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer)))]
 pub(crate) mod guarded;
 #[cfg(any(test, not(target_arch = "x86_64"), miri, uzone_sanitizer))]
 mod plain;
+#[cfg(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer)))]
+pub(crate) mod scope;
+
+#[cfg(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer)))]
+pub(crate) use scope::{copy_words, zero_words};
+#[cfg(not(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer))))]
+pub(crate) use unguarded::{copy_words, zero_words};
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -43,6 +52,26 @@ pub(crate) type Best = plain::Plain;
 /// Whether copies by [`Best`] survive memory that is not there.
 pub(crate) const IS_GUARDED: bool =
     cfg!(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer)));
+
+/// Clearing and copying where nothing recovers: memory that is not there kills the process.
+#[cfg(not(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer))))]
+mod unguarded {
+    use core::sync::atomic::AtomicU64;
+
+    use uzone_stream::Way;
+
+    use super::Fault;
+
+    pub(crate) fn zero_words(way: Way, dst: &[AtomicU64]) -> Result<(), Fault> {
+        uzone_stream::zero_words(way, dst);
+        Ok(())
+    }
+
+    pub(crate) fn copy_words(way: Way, dst: &[AtomicU64], src: &[AtomicU64]) -> Result<(), Fault> {
+        uzone_stream::copy_words(way, dst, src);
+        Ok(())
+    }
+}
 
 const WORD: usize = size_of::<AtomicU64>();
 
@@ -65,7 +94,7 @@ impl core::fmt::Display for CopyDirection {
 }
 
 /// Bytes that could not be copied in or out of a mapping.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum AccessError {
     /// The bytes are not all inside.
@@ -92,7 +121,8 @@ pub enum AccessError {
         /// Where it is, in bytes from the start of the mapping.
         offset: u64,
         /// How many bytes before it were copied. On a broken page they may be up to 31 fewer than
-        /// were: the hardware names the page, and the code knows how many it has counted.
+        /// were: the hardware names the page, and the code knows how many it has counted. None
+        /// of a clearing or a copy by a [`Way`](uzone_stream::Way), which go in any order.
         copied_bytes: usize,
         /// How many were to be copied.
         len_bytes: usize,

@@ -32,7 +32,10 @@
 //! | `bus` | SIGBUS as an event and an error instead of the end of the process |
 //! | `exclusive` | [`Exclusive`]: a mapping that nobody else can change, so that it has slices |
 //! | `mapped` | [`Mapped`]: an owned `[T]` in such memory |
+//! | `counted` | [`Owned`]: a value that guards keep in place, counted once |
+//! | `file_writes` | where writes to a file go |
 //! | `page_cache` | what the page cache has of a file |
+//! | `pagemap_scan` | what the page tables say, and which pages were written |
 //! | `populate` | making memory present, by several threads |
 //! | `advise` | huge pages for what is mapped already, and giving pages back |
 //! | `fixed_buffers` | having the kernel itself pin a mapping, by an io_uring |
@@ -56,10 +59,12 @@ compile_error!("uzone-os maps regions larger than a 32-bit address space");
 mod advise;
 pub mod bus;
 mod bytes;
+mod counted;
 mod create;
 pub mod dax;
 mod errno;
 mod exclusive;
+mod file_writes;
 pub mod fixed_buffers;
 pub mod hugepages;
 mod libpmem;
@@ -69,24 +74,29 @@ pub mod memory;
 pub mod numa;
 mod options;
 pub mod page_cache;
+mod pagemap_scan;
 mod populate;
 pub mod priority;
 pub mod probe;
 mod resident;
 mod root;
 mod shortage;
+mod sync;
 pub mod uffd;
 
 pub use advise::{AdviseError, Collapsed};
 pub use bytes::{AccessError, CopyDirection};
+pub use counted::{Counted, Entered, Owned, Pins, References, Sort};
 pub use dax::{DaxDevice, DaxError};
 pub use exclusive::{Exclusive, Exclusivity, ExclusivityError, NotExclusive, NotPromised};
+pub use file_writes::{FileWrites, file_writes};
 pub use fixed_buffers::{FixedBuffers, FixedBuffersError};
 pub use hugepages::HugeSize;
 pub use libpmem::{LibPmem, LibPmemError};
 pub use mapped::{Mapped, MappedError, NotMapped};
 pub use mapping::{FileId, JoinError, Mapping, NotCut, NotJoined};
 pub use options::{Access, Addr, Anonymous, HugeAdvice, RangeError, Reserve, Sharing, Vaddr};
+pub use pagemap_scan::WriteScan;
 pub use populate::{PopulateError, PopulateHow, Populated, populate_slice};
 pub use resident::ResidentError;
 pub use root::{SysError, SystemRoot};

@@ -24,6 +24,7 @@ use rustix::fs::FileType;
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use uzone_pages::{ByteLen, PageSize};
+use uzone_stream::Way;
 
 use crate::bus::BusError;
 use crate::bytes::{self, AccessError, CopyDirection, Fault};
@@ -388,6 +389,82 @@ impl Mapping {
             return Err(AccessError::CutsWord { start, end });
         }
         Ok(&self.words()[first / word..][..len_bytes / word])
+    }
+
+    /// Zeroes a range of words by `way`, past the cache or through it, as
+    /// [`uzone_stream::zero_words`] does: each aligned 8 bytes change at once, the whole in any order.
+    ///
+    /// # Errors
+    /// As [`Mapping::as_words`]; then nothing is written. After `bus::install`, [`AccessError::Bus`]
+    /// if the memory is not there: any of the words may be zero then, so none counts as written.
+    ///
+    /// # Panics
+    /// If the way is not available; nothing is written then.
+    pub fn zero_by(&self, range: Range<u64>, way: Way) -> Result<(), AccessError> {
+        let (start, len_bytes) = (range.start, range.end.saturating_sub(range.start));
+        bytes::zero_words(way, self.as_words(range)?)
+            .map_err(|fault| self.stores_error(CopyDirection::Write, start, len_bytes, fault))
+    }
+
+    /// Copies a range of words from `src`, its byte `src_start` on, by `way`, as
+    /// [`uzone_stream::copy_words`] does.
+    ///
+    /// # Errors
+    /// As [`Mapping::as_words`] of either; then nothing is written. After `bus::install`,
+    /// [`AccessError::Bus`] if some of either is not there: any of the words may be copied then, so
+    /// none counts.
+    ///
+    /// # Panics
+    /// If the way is not available; nothing is written then.
+    pub fn copy_by(
+        &self,
+        range: Range<u64>,
+        src: &Self,
+        src_start: u64,
+        way: Way,
+    ) -> Result<(), AccessError> {
+        let (start, len_bytes) = (range.start, range.end.saturating_sub(range.start));
+        let dst_words = self.as_words(range)?;
+        let src_words = src.as_words(src_start..src_start.saturating_add(len_bytes))?;
+        bytes::copy_words(way, dst_words, src_words).map_err(|fault| {
+            let is_dst = dst_words.as_ptr_range().contains(&core::ptr::without_provenance(
+                // An address of this process, as the kernel gave it.
+                usize::try_from(fault.bad).unwrap_or(usize::MAX),
+            ));
+            if is_dst {
+                self.stores_error(CopyDirection::Write, start, len_bytes, fault)
+            } else {
+                src.stores_error(CopyDirection::Read, src_start, len_bytes, fault)
+            }
+        })
+    }
+
+    /// Says where in the mapping stores came to an end, which are in any order.
+    #[cold]
+    fn stores_error(
+        &self,
+        direction: CopyDirection,
+        start: u64,
+        len_bytes: u64,
+        fault: Fault,
+    ) -> AccessError {
+        // Both were checked: the range is inside.
+        let start = usize::try_from(start).unwrap_or(usize::MAX);
+        let len_bytes = usize::try_from(len_bytes).unwrap_or(usize::MAX);
+        match self.bus_error(direction, start, len_bytes, fault) {
+            AccessError::Bus { direction, address, offset, len_bytes, kind, lsb, .. } => {
+                AccessError::Bus {
+                    direction,
+                    address,
+                    offset,
+                    copied_bytes: 0,
+                    len_bytes,
+                    kind,
+                    lsb,
+                }
+            }
+            other => other,
+        }
     }
 
     /// Returns `offset` as an index if a copy of `len_bytes` from there is all inside, and `None`

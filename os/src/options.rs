@@ -82,7 +82,7 @@ impl fmt::Display for Vaddr {
 }
 
 /// A range of bytes that is not inside a mapping.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum RangeError {
     /// The range has no byte, or ends before it starts.

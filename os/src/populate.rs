@@ -67,7 +67,7 @@ pub enum Populated {
 }
 
 /// How a range is to be made present.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct PopulateHow<'a> {
     /// How many threads there are at least; of nodes, each gets as many as the others.
     pub threads: NonZeroUsize,
@@ -76,6 +76,22 @@ pub struct PopulateHow<'a> {
     pub nodes: &'a [Vec<u32>],
     /// When no chunk is begun any more.
     pub deadline: Option<Instant>,
+    /// How much the kernel is asked for at a time at most; of a page that is larger, one page.
+    pub chunk: Option<ByteLen>,
+    /// Asked by each thread before it begins a chunk, with the length of that. After it has said no,
+    /// none is begun any more, and what has become of the request is [`Populated::Cancelled`].
+    pub may_begin: Option<&'a (dyn Fn(ByteLen) -> bool + Sync)>,
+}
+
+impl core::fmt::Debug for PopulateHow<'_> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("PopulateHow")
+            .field("threads", &self.threads)
+            .field("nodes", &self.nodes)
+            .field("deadline", &self.deadline)
+            .field("chunk", &self.chunk)
+            .finish_non_exhaustive()
+    }
 }
 
 /// A range that could not be made present.
@@ -233,7 +249,7 @@ impl Mapping {
         progress: impl FnMut(ByteLen, ByteLen),
         cancel: &AtomicBool,
     ) -> Result<Populated, PopulateError> {
-        let how = PopulateHow { threads, nodes: &[], deadline: None };
+        let how = PopulateHow { threads, nodes: &[], deadline: None, chunk: None, may_begin: None };
         self.populate_with(range, how, progress, cancel)
     }
 
@@ -252,7 +268,11 @@ impl Mapping {
     ) -> Result<Populated, PopulateError> {
         let range = self.widen(&range)?;
         let of = ByteLen::new(range.len() as u64);
-        let size = self.chunk_size(if how.deadline.is_some() { TIMED_CHUNK } else { CHUNK });
+        let most = if how.deadline.is_some() { TIMED_CHUNK } else { CHUNK };
+        let wanted = how.chunk.and_then(|chunk| usize::try_from(chunk.get()).ok());
+        // A power of two, which chunks meet at; and no less than a page of the host.
+        let floor = |bytes: usize| 1_usize << bytes.max(1 << 16).ilog2();
+        let size = self.chunk_size(wanted.map_or(most, |wanted| floor(wanted).min(most)));
         let chunks = range.len() / size + 2;
         let nodes = how.nodes.len().max(1);
         let asked = how.threads.get().next_multiple_of(nodes).min(chunks.max(nodes));
@@ -282,6 +302,11 @@ impl Mapping {
             // is published by the channel and by the end of the thread.
             while !cancel.load(Ordering::Relaxed) && !failed.load(Ordering::Relaxed) {
                 if is_late() {
+                    return;
+                }
+                // Asked before a number is drawn, so that every number drawn is populated.
+                if how.may_begin.is_some_and(|may_begin| !may_begin(ByteLen::new(size as u64))) {
+                    failed.store(true, Ordering::Relaxed);
                     return;
                 }
                 let index = next.fetch_add(1, Ordering::Relaxed);

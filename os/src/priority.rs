@@ -1,4 +1,4 @@
-//! The priority of a thread: [`idle`].
+//! The priority of a thread: [`idle`], [`low`].
 //!
 //! Unsafe: this is the file that calls sched_setscheduler(2), which rustix does not wrap.
 
@@ -16,9 +16,34 @@ pub fn idle() -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// Gives this thread the lowest of the ordinary priorities (a nice value of 19): it yields to others
+/// and still gets on, as a thread has to that holds what others wait for. It needs no privilege.
+/// Threads that it starts run the same way.
+///
+/// # Errors
+/// What the kernel answered; a seccomp filter may forbid it. Then the thread runs as before.
+pub fn low() -> io::Result<()> {
+    // On Linux a nice value is a thread's, and no number stands for the one that calls.
+    Ok(rustix::process::setpriority_process(None, 19)?)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_low_priority_is_of_one_thread() {
+        let ours = || rustix::process::getpriority_process(None).unwrap();
+        let before = ours();
+        let nice = std::thread::spawn(move || low().map(|()| ours())).join();
+        match nice.expect("the thread does not panic") {
+            Ok(nice) => assert_eq!((nice, ours()), (19, before)),
+            Err(error) => {
+                assert!(std::env::var_os("REQUIRE_ALL").is_none(), "{error}");
+                println!("skipped: a low priority: the kernel refuses ({error})");
+            }
+        }
+    }
 
     #[test]
     fn a_thread_that_is_idle_says_so() {

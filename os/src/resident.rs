@@ -9,7 +9,6 @@
 //! mincore(2) is not used: for files and memory files it answers for the page cache, which is a
 //! different question, and for anonymous memory it counts the zero page as memory.
 //!
-//! Unsafe: the ioctl on the procfs pagemap, which fills a buffer of ours.
 //! Source: ioctl_pagemap_scan(2), "Examining Process Page Tables" in the Linux administrator's guide.
 
 use core::ops::Range;
@@ -17,35 +16,21 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 use std::os::unix::fs::FileExt;
 
-use rustix::ioctl::{self, Ioctl, IoctlOutput, Opcode};
 use uzone_pages::ByteLen;
 
-use crate::errno;
 use crate::mapping::Mapping;
 use crate::options::RangeError;
+use crate::pagemap_scan::{
+    self, HUGE, PAGEMAP, PRESENT, Request, SWAPPED, ZERO_PAGE, open_pagemap,
+};
 use crate::probe;
 use crate::root::{SysError, kib_field};
 
-const PAGEMAP: &str = "/proc/self/pagemap";
 const SMAPS: &str = "/proc/self/smaps";
-
-/// `PAGE_IS_PRESENT`, `PAGE_IS_SWAPPED`, `PAGE_IS_PFNZERO`, `PAGE_IS_HUGE`. A page that is being
-/// moved counts as swapped.
-const PRESENT: u64 = 1 << 3;
-const SWAPPED: u64 = 1 << 4;
-const ZERO_PAGE: u64 = 1 << 5;
-const HUGE: u64 = 1 << 6;
-const _: () = assert!(PRESENT == linux_raw_sys::general::PAGE_IS_PRESENT as u64);
-const _: () = assert!(SWAPPED == linux_raw_sys::general::PAGE_IS_SWAPPED as u64);
-const _: () = assert!(ZERO_PAGE == linux_raw_sys::general::PAGE_IS_PFNZERO as u64);
-const _: () = assert!(HUGE == linux_raw_sys::general::PAGE_IS_HUGE as u64);
 
 /// Bits 63 and 62 of an entry of the procfs pagemap: the page is present, or in swap.
 const ENTRY_PRESENT: u64 = 1 << 63;
 const ENTRY_SWAPPED: u64 = 1 << 62;
-
-/// How many runs one scan may return.
-const RUNS: usize = 1024;
 
 /// How many bytes of the procfs pagemap are read at once.
 const ENTRIES: usize = 64 << 10;
@@ -73,93 +58,7 @@ pub enum ResidentError {
     },
 }
 
-/// A run of pages with the same properties: `struct page_region`.
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-struct Run {
-    start: u64,
-    end: u64,
-    categories: u64,
-}
-
-/// What a scan is asked for, and where it ended: `struct pm_scan_arg`.
-#[repr(C)]
-#[derive(Default)]
-struct ScanArg {
-    size: u64,
-    flags: u64,
-    start: u64,
-    end: u64,
-    walk_end: u64,
-    vec: u64,
-    vec_len: u64,
-    max_pages: u64,
-    category_inverted: u64,
-    category_mask: u64,
-    category_anyof_mask: u64,
-    return_mask: u64,
-}
-
-const _: () = assert!(size_of::<Run>() == 24);
-const _: () = assert!(size_of::<Run>() == size_of::<linux_raw_sys::general::page_region>());
-const _: () = assert!(size_of::<ScanArg>() == 96);
-const _: () = assert!(size_of::<ScanArg>() == size_of::<linux_raw_sys::general::pm_scan_arg>());
-
-/// `PAGEMAP_SCAN`.
-const SCAN: Opcode = ioctl::opcode::read_write::<ScanArg>(b'f', 16);
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-const _: () = assert!(SCAN == 0xc060_6610);
-
-/// One scan, with the buffer that it fills.
-struct Scan<'a> {
-    arg: ScanArg,
-    runs: &'a mut [Run],
-}
-
-/// How many runs a scan filled, and the address at which it stopped.
-struct Scanned {
-    runs: usize,
-    walk_end: u64,
-}
-
-// SAFETY: `Ioctl` wants the number, the argument and what is written to be those of the kernel.
-// 1. The kernel reads and writes 96 bytes at `as_ptr`, which is a `ScanArg` of that size, borrowed
-//    for the call; it is mutable, and `IS_MUTATING` says so.
-// 2. It also writes up to `vec_len` runs of 24 bytes to `vec`: `as_ptr` sets both from the slice
-//    that this value borrows mutably, so they are writable and nobody else reads them.
-// 3. `flags` is zero: a scan without `PM_SCAN_WP_MATCHING` changes no page table.
-unsafe impl Ioctl for Scan<'_> {
-    type Output = Scanned;
-    const IS_MUTATING: bool = true;
-
-    fn opcode(&self) -> Opcode {
-        SCAN
-    }
-
-    fn as_ptr(&mut self) -> *mut core::ffi::c_void {
-        self.arg.size = size_of::<ScanArg>() as u64;
-        self.arg.flags = 0;
-        self.arg.vec = self.runs.as_mut_ptr().expose_provenance() as u64;
-        self.arg.vec_len = self.runs.len() as u64;
-        (&raw mut self.arg).cast()
-    }
-
-    unsafe fn output_from_ptr(
-        out: IoctlOutput,
-        arg: *mut core::ffi::c_void,
-    ) -> rustix::io::Result<Scanned> {
-        // SAFETY: `arg` is what `as_ptr` returned, a `ScanArg` that is alive and ours, after a call
-        // that did not fail.
-        let arg = unsafe { &*arg.cast::<ScanArg>() };
-        Ok(Scanned {
-            // Not negative after a call that did not fail.
-            runs: usize::try_from(out).unwrap_or(0),
-            walk_end: arg.walk_end,
-        })
-    }
-}
-
-/// Which pages a scan counts: those with all properties of the one, and with any of the other if
+/// Which pages are counted: those with all properties of the one, and with any of the other if
 /// that names some. The zero page is never counted.
 #[derive(Clone, Copy)]
 struct Wanted {
@@ -170,38 +69,12 @@ struct Wanted {
 /// Returns how many bytes of the page-aligned addresses `start..end` are `wanted`, or `None` if this
 /// kernel has no such scan.
 fn scan(pagemap: &File, start: u64, end: u64, wanted: Wanted) -> rustix::io::Result<Option<u64>> {
-    let mut runs = vec![Run::default(); RUNS];
     let mut bytes = 0;
-    let mut at = start;
-    while at < end {
-        let request = Scan {
-            arg: ScanArg {
-                start: at,
-                end,
-                category_inverted: ZERO_PAGE,
-                category_mask: wanted.all | ZERO_PAGE,
-                category_anyof_mask: wanted.any,
-                return_mask: wanted.all | wanted.any,
-                ..ScanArg::default()
-            },
-            runs: &mut runs,
-        };
-        // SAFETY: `ioctl` wants the descriptor to be of the driver that the argument is for. It is
-        // the procfs pagemap, and the number has a type of its own there; on any other file the
-        // kernel answers ENOTTY and reads nothing.
-        let scanned = match unsafe { ioctl::ioctl(pagemap, request) } {
-            Err(cause) if errno::ioctl_is_unknown(cause) => return Ok(None),
-            answer => answer?,
-        };
-        let found = runs.get(..scanned.runs).unwrap_or(&runs);
-        bytes += found.iter().map(|run| run.end - run.start).sum::<u64>();
-        // Each scan goes on where the last one stopped; one that stands still has said all.
-        if scanned.walk_end <= at {
-            break;
-        }
-        at = scanned.walk_end;
-    }
-    Ok(Some(bytes))
+    let Wanted { all, any } = wanted;
+    let request = Request { all, none: ZERO_PAGE, any, protect: false };
+    let known =
+        pagemap_scan::scan(pagemap, start..end, request, |run| bytes += run.end - run.start)?;
+    Ok(known.then_some(bytes))
 }
 
 /// Returns whether this kernel has the scan, by scanning nothing but one page of our own.
@@ -212,10 +85,6 @@ pub(crate) fn scan_is_known() -> Result<bool, SysError> {
     scan(&pagemap, here, here + page, Wanted { all: PRESENT, any: 0 })
         .map(|found| found.is_some())
         .map_err(|cause| SysError::Read { path: PAGEMAP.into(), cause: cause.into() })
-}
-
-fn open_pagemap() -> Result<File, SysError> {
-    File::open(PAGEMAP).map_err(|cause| SysError::Read { path: PAGEMAP.into(), cause })
 }
 
 /// Returns how many of the pages from `first` on, `pages` of them, an older kernel gives any of the
@@ -443,6 +312,7 @@ mod tests {
 
     #[test]
     fn more_runs_than_the_buffer_holds_are_all_counted() {
+        use crate::pagemap_scan::RUNS;
         let page = probe::page_size().bytes();
         let pages = 2 * RUNS as u64 * 2 + 6;
         let mapping = Mapping::anonymous(

@@ -1,5 +1,6 @@
-//! Every interleaving of two or three threads on the table of watches, searched by loom. A handler is
-//! a thread here: it may come between any two steps of the others, and it never waits for them.
+//! Every interleaving of two or three threads on the table of watches, and on a value with guards,
+//! searched by loom. A handler is a thread here: it may come between any two steps of the others, and it
+//! never waits for them.
 //!
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p uzone-os --test loom --release`.
 #![cfg(loom)]
@@ -7,11 +8,19 @@
 
 mod sync {
     pub(crate) use loom::sync::atomic::{AtomicU64, Ordering};
+    pub(crate) use loom::sync::{Arc, Condvar, Mutex};
 }
+#[path = "../src/counted.rs"]
+#[allow(dead_code, unreachable_pub, reason = "it is the whole file of the library")]
+mod counted;
 #[path = "../src/bus/table.rs"]
 #[allow(dead_code, reason = "it is the whole file of the library")]
 mod table;
 
+use std::time::Duration;
+
+use counted::{Counted, Owned, Pins, References};
+use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use loom::thread;
 use table::{Entry, Extent, Table};
@@ -212,4 +221,149 @@ fn who_sees_a_slot_watched_sees_its_range() {
         }
     });
     seen.assert_all();
+}
+
+/// A value that tells loom when it is used and when it ends: a use beside or after the end is found.
+struct Value {
+    cell: UnsafeCell<u64>,
+    ends: std::sync::Arc<std::sync::atomic::AtomicUsize>,
+}
+
+impl Value {
+    fn new() -> (Self, std::sync::Arc<std::sync::atomic::AtomicUsize>) {
+        let ends = std::sync::Arc::default();
+        (Self { cell: UnsafeCell::new(7), ends: std::sync::Arc::clone(&ends) }, ends)
+    }
+
+    fn read(&self) -> u64 {
+        // SAFETY: loom checks what is asked for here: that nobody writes meanwhile.
+        self.cell.with(|value| unsafe { *value })
+    }
+
+    fn end(&self) {
+        // SAFETY: as above.
+        self.cell.with_mut(|value| unsafe { *value = 0 });
+    }
+}
+
+// SAFETY: the cell is read by who has entered and written by who ends it, which is what loom checks.
+unsafe impl Sync for Value {}
+
+impl Drop for Value {
+    fn drop(&mut self) {
+        self.end();
+        self.ends.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn what_an_owner_drops_ends_when_the_last_guard_has_left() {
+    let seen = Seen::new(2);
+    let marks = seen.clone();
+    loom::model(move || {
+        let (value, ends) = Value::new();
+        let owned = Owned::new(value);
+        let place = owned.place().clone();
+        let first = Counted::enter::<Pins>(&place).unwrap();
+        let threads = [
+            thread::spawn(move || {
+                assert_eq!(first.read(), 7);
+                true
+            }),
+            thread::spawn(move || match Counted::enter::<References>(&place) {
+                Ok(entered) => {
+                    assert_eq!(entered.read(), 7);
+                    true
+                }
+                Err(_) => false,
+            }),
+        ];
+        drop(owned);
+        let [_, entered] = threads.map(|thread| thread.join().unwrap());
+        marks.mark(usize::from(entered));
+        assert_eq!(ends.load(std::sync::atomic::Ordering::Relaxed), 1);
+    });
+    seen.assert_all();
+}
+
+#[test]
+fn a_value_is_taken_out_or_used_never_both() {
+    let seen = Seen::new(3);
+    let marks = seen.clone();
+    loom::model(move || {
+        let (value, ends) = Value::new();
+        let owned = Owned::new(value);
+        let place = owned.place().clone();
+        let guard = thread::spawn(move || {
+            let entered = Counted::enter::<Pins>(&place).ok();
+            entered.map(|entered| entered.read())
+        });
+        match owned.try_into_inner(Duration::ZERO) {
+            Ok(value) => {
+                value.end();
+                marks.mark(0);
+            }
+            Err((owned, _)) => {
+                assert_eq!(owned.read(), 7);
+                assert!(Counted::enter::<Pins>(owned.place()).is_ok(), "it is open again");
+                marks.mark(1);
+            }
+        }
+        if guard.join().unwrap().is_none() {
+            marks.mark(2);
+        }
+        assert_eq!(ends.load(std::sync::atomic::Ordering::Relaxed), 1);
+    });
+    seen.assert_all();
+}
+
+#[test]
+fn an_owner_who_waits_is_woken_by_the_last_guard() {
+    loom::model(|| {
+        let (value, _) = Value::new();
+        let owned = Owned::new(value);
+        let guards = [
+            Counted::enter::<Pins>(owned.place()).unwrap(),
+            Counted::enter::<Pins>(owned.place()).unwrap(),
+        ];
+        let threads = guards.map(|guard| thread::spawn(move || assert_eq!(guard.read(), 7)));
+        // Loom's clock stands still: who is not woken waits for ever, and the search says so.
+        let value = owned.try_into_inner(Duration::from_secs(3600)).map_err(|_| ()).unwrap();
+        value.end();
+        drop(value);
+        for thread in threads {
+            thread.join().unwrap();
+        }
+    });
+}
+
+/// A guard that leaves without taking a share of the place first: the owner, who waits for nobody once
+/// the count is zero, lets the place go while the guard still wakes it.
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn a_guard_that_takes_no_share_wakes_a_place_that_is_gone() {
+    /// A ledger, and the rest of the place, which its end writes to.
+    struct Place(uzone_pages::Ledger, UnsafeCell<()>);
+    // SAFETY: loom checks how the cell is used.
+    unsafe impl Sync for Place {}
+    loom::model(|| {
+        let place = Arc::new(Place(uzone_pages::Ledger::new(), UnsafeCell::new(())));
+        place.0.enter(uzone_pages::HoldSort::Pin).unwrap();
+        let guard = {
+            let place = place.clone();
+            thread::spawn(move || {
+                if !place.0.try_leave(uzone_pages::HoldSort::Pin)
+                    && place.0.leave(uzone_pages::HoldSort::Pin) == uzone_pages::Left::LastOfClosing
+                {
+                    place.1.with(|_wake| ());
+                }
+            })
+        };
+        let is_closed = place.0.close().is_empty();
+        if is_closed || place.0.guards().is_empty() {
+            // The owner's share was the only one.
+            place.1.with_mut(|_end| ());
+        }
+        guard.join().unwrap();
+    });
 }

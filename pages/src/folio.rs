@@ -519,6 +519,28 @@ impl<'a, P> Folio<'a, P> {
         }
     }
 
+    /// Makes a folio somebody's, every byte of which is zero: puts its content from *zero* to *present*,
+    /// if no page of it is bad. Returns whether it did; of several who try, one succeeds.
+    ///
+    /// Both are looked at in the step itself: a bad page is left out when its folio is cleared, and may
+    /// be mended between two looks.
+    #[must_use = "it may not have happened"]
+    pub fn take_zero(self) -> bool {
+        // Acquire and Release: as in `advance_barred`.
+        let is_taken = self
+            .update(Ordering::AcqRel, |word| {
+                if word.content() != Content::Zero || word.is_partly_poisoned() {
+                    return Err(());
+                }
+                Ok(word.with_content(Content::Present))
+            })
+            .is_ok();
+        if is_taken {
+            self.unbar(Bar::Pins);
+        }
+        is_taken
+    }
+
     /// Says that the page's bytes are lost, whatever they were and whoever holds it. Of a page whose
     /// bytes somebody is replacing, that one stays the owner until the next step, which makes the
     /// page poisoned instead of what was asked for. Returns the word afterwards, with the holders

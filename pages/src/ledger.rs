@@ -5,18 +5,23 @@
 //! covers, is counted once more here, in one word for the pagemap:
 //!
 //! ```text
-//!  63       62                    31 30                      0
-//! ┌────────┬────────────────────────┬─────────────────────────┐
-//! │closing │    guards of pins      │  guards of references   │
-//! └────────┴────────────────────────┴─────────────────────────┘
+//!  63       62       61                    31 30                      0
+//! ┌────────┬────────┬────────────────────────┬─────────────────────────┐
+//! │closing │orphaned│    guards of pins      │  guards of references   │
+//! └────────┴────────┴────────────────────────┴─────────────────────────┘
 //! ```
 //!
 //! A guard enters *before* it takes its first hold and leaves *after* it gave the last one back. So
 //! a ledger that was closed while it was empty stands for folios that nobody holds, and that nobody
 //! will hold, because entering a closed ledger is refused.
 //!
-//! Takers add first and look afterwards, as in `page.rs`; with at most 2^22 threads on Linux the
-//! counts stay below [`MAX_GUARDS`] by checking for half of what the fields hold.
+//! The same count says how long the pagemap lives, so that a guard needs no other. It has an owner at
+//! first. One who goes while there are guards leaves it *orphaned*, and the last of them ends it; an
+//! orphan without guards has been ended, and nobody enters it again.
+//!
+//! Every step compares first, because more than a number depends on what it finds: who enters must
+//! not count, not even for a moment, where there is nothing any more; and whoever leaves must know
+//! *before* whether somebody waits for that, since afterwards the pagemap may be gone.
 
 use crate::sync::{AtomicU64, Ordering};
 use crate::word::HoldSort;
@@ -24,9 +29,12 @@ use crate::word::HoldSort;
 const COUNT_BITS: u32 = 31;
 const COUNT_MASK: u64 = (1 << COUNT_BITS) - 1;
 const CLOSING: u64 = 1 << 63;
+const ORPHANED: u64 = 1 << 62;
+
+const _: () = assert!(2 * COUNT_BITS == ORPHANED.trailing_zeros());
 
 /// The most guards of one sort that a pagemap may have.
-pub const MAX_GUARDS: u32 = 1 << (COUNT_BITS - 1);
+pub const MAX_GUARDS: u32 = (1 << COUNT_BITS) - 1;
 
 /// Returns one guard of `sort`, as it is added to the ledger.
 const fn one(sort: HoldSort) -> u64 {
@@ -67,12 +75,27 @@ pub enum EnterError {
     /// The pagemap is being unbound.
     #[error("the pagemap is being unbound")]
     Closing,
+    /// The pagemap has been unbound or dropped.
+    #[error("the pagemap is gone")]
+    Gone,
     /// There are [`MAX_GUARDS`] already.
     #[error("the pagemap has {MAX_GUARDS} guards of that sort already")]
     Full,
 }
 
-/// The count of guards on a pagemap, and whether it still admits any.
+/// What the guard that left was to a ledger that is closing or orphaned.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[must_use]
+pub enum Left {
+    /// One of several, or nobody waits any more.
+    Others,
+    /// The last one: whoever closes the ledger can go on.
+    LastOfClosing,
+    /// The last one of a pagemap without an owner: whoever left ends it, and nobody else does.
+    LastOfOrphan,
+}
+
+/// The count of guards on a pagemap, whether it still admits any, and whether it has an owner.
 #[derive(Debug)]
 pub struct Ledger(AtomicU64);
 
@@ -83,7 +106,7 @@ impl Default for Ledger {
 }
 
 impl Ledger {
-    /// Makes an open ledger without guards.
+    /// Makes an open ledger without guards, of a pagemap with an owner.
     #[must_use]
     pub fn new() -> Self {
         Self(AtomicU64::new(0))
@@ -92,43 +115,68 @@ impl Ledger {
     /// Admits a guard.
     ///
     /// # Errors
-    /// [`EnterError`] if the pagemap is being unbound or has too many; then nothing has changed. On
-    /// [`EnterError::Closing`] the caller wakes whoever waits for the last guard: the refused
-    /// addition may have hidden from that one that it was the last.
+    /// [`EnterError`] if the pagemap is being unbound, is gone or has too many; then nothing has
+    /// changed.
     #[inline]
     pub fn enter(&self, sort: HoldSort) -> Result<(), EnterError> {
-        // Acquire pairs with the Release in `reopen`: who enters afterwards sees what was undone.
-        let before = self.0.fetch_add(one(sort), Ordering::Acquire);
-        let refusal = if before & CLOSING != 0 {
-            EnterError::Closing
-        } else if (before / one(sort)) & COUNT_MASK >= u64::from(MAX_GUARDS) {
-            EnterError::Full
-        } else {
-            return Ok(());
-        };
-        self.take_back(sort);
-        Err(refusal)
+        // Relaxed: a guess that the exchange confirms.
+        let mut word = self.0.load(Ordering::Relaxed);
+        loop {
+            if let Some(refusal) = refusal(word, sort) {
+                return Err(refusal);
+            }
+            // Acquire pairs with the Release in `reopen`: who enters afterwards sees what was undone.
+            let after = word + one(sort);
+            match self.0.compare_exchange_weak(word, after, Ordering::Acquire, Ordering::Relaxed) {
+                Ok(_) => return Ok(()),
+                // It ends: each round fails only because another thread's step succeeded.
+                Err(found) => word = found,
+            }
+        }
     }
 
-    #[cold]
-    fn take_back(&self, sort: HoldSort) {
-        // Relaxed: nothing was learnt or published by an addition that is taken back. Whoever
-        // closes meanwhile counts it as a guard and finds it gone the next time it looks.
-        self.0.fetch_sub(one(sort), Ordering::Relaxed);
-    }
-
-    /// Lets a guard go that was admitted. Returns whether it was the last one of a ledger that is
-    /// being closed: then whoever closes it can go on.
+    /// Lets a guard go that was admitted, if that is nobody's business: the ledger is open, and the
+    /// pagemap has an owner. Returns whether it did; if so, the caller has nothing to do with the
+    /// ledger any more, which may be gone by then. If not, the guard still counts, and leaves by
+    /// [`Ledger::leave`].
     #[inline]
-    #[must_use = "somebody may wait for it"]
-    pub fn leave(&self, sort: HoldSort) -> bool {
-        // Release pairs with the Acquire in `close`: who unbinds sees what every guard did.
-        let before = self.0.fetch_sub(one(sort), Ordering::Release);
-        before & CLOSING != 0 && Guards::of(before - one(sort)).is_empty()
+    #[must_use = "the guard may not have left"]
+    pub fn try_leave(&self, sort: HoldSort) -> bool {
+        // Relaxed: a guess that the exchange confirms.
+        let mut word = self.0.load(Ordering::Relaxed);
+        loop {
+            if word & (CLOSING | ORPHANED) != 0 {
+                return false;
+            }
+            // Release pairs with the Acquire in `close` and `orphan`: who unbinds sees what every
+            // guard did.
+            let after = word - one(sort);
+            match self.0.compare_exchange_weak(word, after, Ordering::Release, Ordering::Relaxed) {
+                Ok(_) => return true,
+                // It ends, as in `enter`.
+                Err(found) => word = found,
+            }
+        }
     }
 
-    /// Admits no guard from now on. Returns those that there are, of whom some may be about to be
-    /// refused; if there are none, none will be.
+    /// Lets a guard go that was admitted, of a ledger that may be closing or orphaned. The caller sees
+    /// to it that the ledger outlives the call.
+    pub fn leave(&self, sort: HoldSort) -> Left {
+        // Release as in `try_leave`. Acquire: the last one of an orphan ends what the others used, and
+        // what its owner left.
+        let before = self.0.fetch_sub(one(sort), Ordering::AcqRel);
+        if !Guards::of(before - one(sort)).is_empty() {
+            Left::Others
+        } else if before & ORPHANED != 0 {
+            Left::LastOfOrphan
+        } else if before & CLOSING != 0 {
+            Left::LastOfClosing
+        } else {
+            Left::Others // opened again meanwhile
+        }
+    }
+
+    /// Admits no guard from now on. Returns those that there are; if there are none, none will be.
     #[must_use = "a ledger with guards is not closed, only closing"]
     pub fn close(&self) -> Guards {
         Guards::of(self.0.fetch_or(CLOSING, Ordering::Acquire))
@@ -139,12 +187,35 @@ impl Ledger {
         self.0.fetch_and(!CLOSING, Ordering::Release);
     }
 
+    /// Says that the pagemap's owner goes. Returns the guards that there are: if there are none, the
+    /// caller ends the pagemap, and nobody will enter; otherwise the last of them does.
+    #[must_use = "without guards it is the caller who ends the pagemap"]
+    pub fn orphan(&self) -> Guards {
+        // Acquire pairs with the Release of those who left, for the case that the caller ends what they
+        // used; Release with the Acquire in `leave`, for the case that the last of them does.
+        Guards::of(self.0.fetch_or(ORPHANED, Ordering::AcqRel))
+    }
+
     /// Returns the guards that there are.
     #[must_use]
     pub fn guards(&self) -> Guards {
         // Acquire as in `close`, since whoever waits for none goes on as if it had closed.
         Guards::of(self.0.load(Ordering::Acquire))
     }
+}
+
+/// Returns why a guard is not admitted to a ledger of which `word` is the word, if it is not.
+#[inline]
+fn refusal(word: u64, sort: HoldSort) -> Option<EnterError> {
+    if word & (CLOSING | ORPHANED) == 0 {
+        // The usual case, in one test.
+    } else if word & ORPHANED != 0 && Guards::of(word).is_empty() {
+        return Some(EnterError::Gone);
+    } else if word & CLOSING != 0 {
+        return Some(EnterError::Closing);
+    }
+    let is_full = (word / one(sort)) & COUNT_MASK == COUNT_MASK;
+    is_full.then_some(EnterError::Full)
 }
 
 #[cfg(all(test, not(loom)))]
@@ -157,15 +228,35 @@ mod tests {
         assert_eq!(ledger.enter(HoldSort::Pin), Ok(()));
         assert_eq!(ledger.enter(HoldSort::Reference), Ok(()));
         assert_eq!(ledger.enter(HoldSort::Reference), Ok(()));
-        assert_eq!(ledger.close(), Guards { references: 2, pins: 1 });
+        assert!(ledger.try_leave(HoldSort::Reference), "nobody waits");
+        assert_eq!(ledger.close(), Guards { references: 1, pins: 1 });
         assert_eq!(ledger.enter(HoldSort::Pin), Err(EnterError::Closing));
-        assert!(!ledger.leave(HoldSort::Reference));
-        assert!(!ledger.leave(HoldSort::Pin));
-        assert!(ledger.leave(HoldSort::Reference), "the last one of a closing ledger");
+        assert!(!ledger.try_leave(HoldSort::Pin), "somebody waits");
+        assert_eq!(ledger.leave(HoldSort::Pin), Left::Others);
+        assert_eq!(ledger.leave(HoldSort::Reference), Left::LastOfClosing);
         assert!(ledger.close().is_empty());
         ledger.reopen();
         assert_eq!(ledger.enter(HoldSort::Pin), Ok(()));
-        assert!(!ledger.leave(HoldSort::Pin), "nobody closes it");
+        assert_eq!(ledger.leave(HoldSort::Pin), Left::Others, "nobody closes it");
+    }
+
+    #[test]
+    fn an_orphan_lives_until_its_last_guard_and_admits_nobody_afterwards() {
+        let ledger = Ledger::new();
+        assert_eq!(ledger.enter(HoldSort::Pin), Ok(()));
+        assert_eq!(ledger.orphan(), Guards { references: 0, pins: 1 });
+        assert_eq!(ledger.enter(HoldSort::Reference), Ok(()), "it is not gone yet");
+        assert!(!ledger.try_leave(HoldSort::Pin));
+        assert_eq!(ledger.leave(HoldSort::Pin), Left::Others);
+        assert_eq!(ledger.leave(HoldSort::Reference), Left::LastOfOrphan);
+        assert_eq!(ledger.enter(HoldSort::Pin), Err(EnterError::Gone));
+        let ledger = Ledger::new();
+        assert!(ledger.orphan().is_empty());
+        assert_eq!(ledger.enter(HoldSort::Pin), Err(EnterError::Gone));
+        let ledger = Ledger::new();
+        assert!(ledger.close().is_empty());
+        assert!(ledger.orphan().is_empty());
+        assert_eq!(ledger.enter(HoldSort::Pin), Err(EnterError::Gone), "it was unbound");
     }
 
     #[test]
@@ -175,6 +266,8 @@ mod tests {
             let before = ledger.guards();
             assert_eq!(ledger.enter(sort), Err(EnterError::Full));
             assert_eq!(ledger.guards(), before);
+            assert!(ledger.try_leave(sort));
+            assert_eq!(ledger.enter(sort), Ok(()));
         }
     }
 }

@@ -23,13 +23,18 @@
 //! | `placement` | where in a region that room ends and the described pages begin |
 //! | `memmap` | the descriptors of one region |
 //! | `ledger` | the guards on a whole pagemap, and whether it may go |
+//! | `stock` | which folios of a pool are what, and the steps by which they are handed out |
+//! | `bits` | sets of small numbers |
 //! | `window` | which pages a fault maps, and how that adapts |
 //! | `linux` | a payload that makes a descriptor Linux's 64-byte `struct page` |
 #![no_std]
 #![forbid(unsafe_code)]
 
+extern crate alloc;
+
 mod addr;
 mod altmap;
+mod bits;
 mod block;
 mod chunks;
 mod claim;
@@ -45,6 +50,7 @@ mod page;
 mod payload;
 mod placement;
 mod span;
+mod stock;
 mod sync;
 mod window;
 mod word;
@@ -60,12 +66,13 @@ pub use content::Content;
 pub use folio::{AdvanceError, Folio, HoldError, ReleaseError, Released};
 pub use kind::{MemoryKind, ParseMemoryKindError};
 pub use layout::{Class, Layout, LayoutError, Slot, Tails};
-pub use ledger::{EnterError, Guards, Ledger, MAX_GUARDS};
+pub use ledger::{EnterError, Guards, Ledger, Left, MAX_GUARDS};
 pub use linux::{LinuxPage, LinuxRelease, LinuxSeed, SectionBits, StructPage};
 pub use memmap::{BlocksError, Memmap, MemmapError, PageRef};
 pub use page::Page;
 pub use payload::{MAX_PAYLOAD_BYTES, Payload, Plain, Refresh, Template};
 pub use placement::{Placement, PlacementError, PlacementSpec};
 pub use span::{Span, SpanRefused};
+pub use stock::{Depot, Refusal, Standing, Stock, clear_ahead, give_back, hand_out, restock};
 pub use window::{Advice, FaultAround, FaultAroundError, FaultPattern, FaultPlan, Sampled, Touch};
 pub use word::{HoldSort, MAX_HOLDS, MAX_OPTIMISTIC, Word};

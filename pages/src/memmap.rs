@@ -158,6 +158,7 @@ where
         self.descriptors
     }
 
+    #[inline]
     fn descriptor(&self, index: u64) -> Option<&Page<P>> {
         self.descriptors.get(usize::try_from(index).ok()?)
     }
@@ -243,6 +244,20 @@ where
         descriptors.iter().step_by(stride).zip(0_u64..).map(move |(descriptor, folio)| {
             (Pfn::new(head + (folio << order.get())), Folio::new(descriptor, template))
         })
+    }
+
+    /// Returns the folio that has every page of `range`, if one has, with its head; it does not know its
+    /// block.
+    #[inline(always)]
+    pub(crate) fn only_folio(&self, range: PfnRange) -> Option<(Pfn, Folio<'_, P>)> {
+        let order = self.layout.order();
+        let head = range.start().align_down(order);
+        let last = Pfn::new(range.end().get() - 1); // a range has a page
+        if last.align_down(order) != head {
+            return None;
+        }
+        let descriptor = self.descriptor(self.layout.index(head)?)?;
+        Some((head, Folio::new(descriptor, self.template)))
     }
 
     /// Returns the descriptors from that of the folio that `start` is in up to that of the last that

@@ -27,17 +27,21 @@ const PATIENCE: u32 = if cfg!(loom) { 1 } else { 256 };
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Span {
     range: PfnRange,
-    /// Whether the block in which the range begins is held although the range begins inside it.
-    has_front_block: bool,
-    /// The same where it ends.
-    has_back_block: bool,
+    /// [`FRONT_BLOCK`] and [`BACK_BLOCK`]. A whole word like the others, so that a guard is moved in
+    /// words: a load that spans several narrower stores waits until they have left the store buffer.
+    ends: u64,
 }
+
+/// The block in which the range begins is held although the range begins inside it.
+const FRONT_BLOCK: u64 = 1;
+/// The same where it ends.
+const BACK_BLOCK: u64 = 2;
 
 impl Span {
     /// Takes a range whose folios the caller holds, each for itself.
     #[must_use]
     pub const fn of_folios(range: PfnRange) -> Self {
-        Self { range, has_front_block: false, has_back_block: false }
+        Self { range, ends: 0 }
     }
 
     /// Returns the pages.
@@ -52,8 +56,9 @@ impl Span {
         let (start, end) = (self.range.start(), self.range.end());
         // The numbers of a range are at most 2^64 - 1, and the block at that end is not whole.
         let up = |pfn: Pfn| pfn.align_up(BLOCK_ORDER).unwrap_or(end);
-        let first = if self.has_front_block { start.align_down(BLOCK_ORDER) } else { up(start) };
-        let last = if self.has_back_block { up(end) } else { end.align_down(BLOCK_ORDER) };
+        let first =
+            if self.ends & FRONT_BLOCK != 0 { start.align_down(BLOCK_ORDER) } else { up(start) };
+        let last = if self.ends & BACK_BLOCK != 0 { up(end) } else { end.align_down(BLOCK_ORDER) };
         if first < last { (first, last) } else { (start, start) }
     }
 }
@@ -80,7 +85,7 @@ where
     ///
     /// # Errors
     /// [`SpanRefused`] with the first page in the way; then nothing is held.
-    #[inline]
+    #[inline(always)]
     pub fn hold(
         &self,
         range: PfnRange,
@@ -88,46 +93,69 @@ where
         bad: impl Fn(PfnRange) -> Option<Pfn>,
         mut freed: impl FnMut(Pfn),
     ) -> Result<Span, SpanRefused> {
+        if !self.has_blocks()
+            && let Some((head, folio)) = self.only_folio(range)
+        {
+            let (start, end) = (range.start(), range.end());
+            self.hold_folio((head, folio), start, end, sort, &bad, &mut freed)?;
+            return Ok(Span::of_folios(range));
+        }
+        self.hold_long(range, sort, &bad, &mut freed)
+    }
+
+    /// Holds the folios of a range that may have several, or blocks.
+    fn hold_long(
+        &self,
+        range: PfnRange,
+        sort: HoldSort,
+        bad: &impl Fn(PfnRange) -> Option<Pfn>,
+        freed: &mut impl FnMut(Pfn),
+    ) -> Result<Span, SpanRefused> {
         let span = Span::of_folios(range);
-        if !self.has_blocks() {
-            self.hold_folios(range.start(), range.end(), sort, &bad, &mut freed)?;
-            return Ok(span);
-        }
-        let (first, last) = span.blocks();
+        let (first, last) =
+            if self.has_blocks() { span.blocks() } else { (range.start(), range.start()) };
         if first == last {
-            self.hold_folios(range.start(), range.end(), sort, &bad, &mut freed)?;
+            self.hold_folios(range.start(), range.end(), sort, bad, freed)?;
             return Ok(span);
         }
-        self.hold_folios(range.start(), first, sort, &bad, &mut freed)?;
+        self.hold_folios(range.start(), first, sort, bad, freed)?;
         if let Err(refused) = self.hold_blocks(first, last, sort) {
-            self.release_folios(range.start(), first, sort, &mut freed);
+            self.release_folios(range.start(), first, sort, freed);
             return Err(refused);
         }
-        if let Err(refused) = self.hold_folios(last, range.end(), sort, &bad, &mut freed) {
+        if let Err(refused) = self.hold_folios(last, range.end(), sort, bad, freed) {
             self.release_blocks(first, last, sort);
-            self.release_folios(range.start(), first, sort, &mut freed);
+            self.release_folios(range.start(), first, sort, freed);
             return Err(refused);
         }
         Ok(span)
     }
 
     /// Gives back what a span holds. `freed` is told the heads of folios that nobody holds any more.
-    #[inline]
+    #[inline(always)]
     pub fn release(&self, span: Span, sort: HoldSort, mut freed: impl FnMut(Pfn)) {
-        let range = span.range;
-        if !self.has_blocks() {
-            return self.release_folios(range.start(), range.end(), sort, &mut freed);
+        if !self.has_blocks()
+            && let Some((head, folio)) = self.only_folio(span.range)
+        {
+            return release(head, folio, sort, &mut freed);
         }
-        let (first, last) = span.blocks();
+        self.release_long(span, sort, &mut freed);
+    }
+
+    /// Gives back what [`Memmap::hold_long`] took, or a part of it.
+    fn release_long(&self, span: Span, sort: HoldSort, freed: &mut impl FnMut(Pfn)) {
+        let range = span.range;
+        let (first, last) =
+            if self.has_blocks() { span.blocks() } else { (range.start(), range.start()) };
         if first == last {
-            return self.release_folios(range.start(), range.end(), sort, &mut freed);
+            return self.release_folios(range.start(), range.end(), sort, freed);
         }
         if range.start() < first {
-            self.release_folios(range.start(), first, sort, &mut freed);
+            self.release_folios(range.start(), first, sort, freed);
         }
         self.release_blocks(first, last, sort);
         if last < range.end() {
-            self.release_folios(last, range.end(), sort, &mut freed);
+            self.release_folios(last, range.end(), sort, freed);
         }
     }
 
@@ -148,9 +176,8 @@ where
         let rest = span.range.pages().get().saturating_sub(pages.get());
         let front = PfnRange::try_new(start, pages).map_err(|_| None)?;
         let back = PfnRange::try_new(middle, PageCount::new(rest)).map_err(|_| None)?;
-        let mut first = Span { range: front, ..span };
-        let mut second = Span { range: back, ..span };
-        (first.has_back_block, second.has_front_block) = (false, false);
+        let mut first = Span { range: front, ends: span.ends & FRONT_BLOCK };
+        let mut second = Span { range: back, ends: span.ends & BACK_BLOCK };
         let refused = |cause| Some(SpanRefused { pfn: middle, cause });
         if !self.has_blocks() {
             if !middle.is_aligned(self.layout().order())
@@ -165,9 +192,50 @@ where
             if let Some(block) = self.block(middle) {
                 block.hold_again(sort).map_err(|_| refused(HoldError::Overflow))?;
             }
-            (first.has_back_block, second.has_front_block) = (true, true);
+            first.ends |= BACK_BLOCK;
+            second.ends |= FRONT_BLOCK;
         }
         Ok((first, second))
+    }
+
+    /// Holds the folio at a head, which has pages from `start` up to `end`.
+    // Always, as all that a pin of one folio goes through: what is returned through memory is waited
+    // for, behind an atomic step even longer.
+    #[inline(always)]
+    fn hold_folio(
+        &self,
+        (head, folio): (Pfn, Folio<'_, P>),
+        start: Pfn,
+        end: Pfn,
+        sort: HoldSort,
+        bad: &impl Fn(PfnRange) -> Option<Pfn>,
+        freed: &mut impl FnMut(Pfn),
+    ) -> Result<(), SpanRefused> {
+        match folio.try_hold(sort) {
+            Ok(before) => {
+                if sort == HoldSort::Reference || !before.is_partly_poisoned() {
+                    return Ok(());
+                }
+                self.check_parts((head, folio), start, end, sort, bad, freed)
+            }
+            Err(cause) => Err(SpanRefused { pfn: head.max(start), cause }),
+        }
+    }
+
+    /// Gives the folio back that was just held if one of its pages from `start` up to `end` is bad.
+    #[cold]
+    fn check_parts(
+        &self,
+        (head, folio): (Pfn, Folio<'_, P>),
+        start: Pfn,
+        end: Pfn,
+        sort: HoldSort,
+        bad: &impl Fn(PfnRange) -> Option<Pfn>,
+        freed: &mut impl FnMut(Pfn),
+    ) -> Result<(), SpanRefused> {
+        let Some(pfn) = self.part(head, start, end).and_then(bad) else { return Ok(()) };
+        release(head, folio, sort, freed);
+        Err(SpanRefused { pfn, cause: HoldError::Content(Content::Poisoned) })
     }
 
     #[inline]
@@ -180,19 +248,10 @@ where
         freed: &mut impl FnMut(Pfn),
     ) -> Result<(), SpanRefused> {
         for (head, folio) in self.bare_folios(start, end) {
-            let refused = match folio.try_hold(sort) {
-                Ok(before) => {
-                    if sort == HoldSort::Reference || !before.is_partly_poisoned() {
-                        continue;
-                    }
-                    let Some(pfn) = self.part(head, start, end).and_then(bad) else { continue };
-                    release(head, folio, sort, freed);
-                    SpanRefused { pfn, cause: HoldError::Content(Content::Poisoned) }
-                }
-                Err(cause) => SpanRefused { pfn: head.max(start), cause },
-            };
-            self.undo_folios(start, head, sort, freed);
-            return Err(refused);
+            if let Err(refused) = self.hold_folio((head, folio), start, end, sort, bad, freed) {
+                self.undo_folios(start, head, sort, freed);
+                return Err(refused);
+            }
         }
         Ok(())
     }

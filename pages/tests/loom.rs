@@ -1,4 +1,5 @@
-//! Every interleaving of two or three threads on one page's word, searched by loom.
+//! Every interleaving of two or three threads on one page's word, and on a pool's (`loom/pool.rs`),
+//! searched by loom.
 //!
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p uzone-pages --test loom --release`.
 #![cfg(loom)]
@@ -8,9 +9,12 @@ use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use loom::thread;
 use uzone_pages::{
-    BLOCK_ORDER, Block, Content, Folio, HoldError, HoldSort, Layout, Ledger, Memmap, MemoryKind,
-    Order, Page, Pfn, PfnRange, Released, Span, SpanRefused, Tails, Word,
+    BLOCK_ORDER, Block, Content, Folio, HoldError, HoldSort, Layout, Ledger, Left, Memmap,
+    MemoryKind, Order, Page, Pfn, PfnRange, Released, Span, SpanRefused, Tails, Word,
 };
+
+#[path = "loom/pool.rs"]
+mod pool;
 
 /// The outcomes a model was seen to have, collected over all its interleavings.
 struct Seen(Vec<Mark>);
@@ -273,7 +277,7 @@ fn a_pagemap_is_unbound_or_held_never_both() {
                 // Relaxed on purpose: only the ledger orders it.
                 written.store(true, Ordering::Relaxed);
                 assert_eq!(folio(page, GENERIC).unpin(), Ok(Released::Held));
-                let _ = ledger.leave(HoldSort::Pin);
+                leave(ledger, HoldSort::Pin);
                 true
             })
         };
@@ -295,11 +299,18 @@ fn a_pagemap_is_unbound_or_held_never_both() {
     seen.assert_all();
 }
 
-/// Exactly one guard that leaves a closing ledger is told that it was the last, or whoever closes
-/// finds none: nobody waits for ever.
+/// Lets a guard go as `uzone_os::Counted` does. Returns what it was told.
+fn leave(ledger: &Ledger, sort: HoldSort) -> Left {
+    if ledger.try_leave(sort) { Left::Others } else { ledger.leave(sort) }
+}
+
+/// One guard that leaves a closing ledger is told that it was the last, if whoever closes it has seen
+/// guards: nobody waits for ever.
 #[test]
 fn who_waits_for_the_last_guard_is_told() {
-    loom::model(|| {
+    let seen = Seen::new(2);
+    let marks = seen.marks();
+    loom::model(move || {
         let ledger = Arc::new(Ledger::new());
         assert_eq!(ledger.enter(HoldSort::Pin), Ok(()));
         assert_eq!(ledger.enter(HoldSort::Reference), Ok(()));
@@ -307,14 +318,71 @@ fn who_waits_for_the_last_guard_is_told() {
             .into_iter()
             .map(|sort| {
                 let ledger = ledger.clone();
-                thread::spawn(move || ledger.leave(sort))
+                thread::spawn(move || leave(&ledger, sort))
             })
             .collect();
         let is_empty = ledger.close().is_empty();
         let told = leavers.into_iter().map(|leaver| leaver.join().unwrap());
-        let told = told.filter(|is_last| *is_last).count();
+        let told = told.filter(|left| *left == Left::LastOfClosing).count();
         assert_eq!(told, usize::from(!is_empty));
+        assert!(ledger.guards().is_empty());
+        mark(&marks, told);
     });
+    seen.assert_all();
+}
+
+/// What its owner leaves behind is ended by exactly one: the owner, or the last guard. Who enters late
+/// enters before the end, or not at all.
+#[test]
+fn an_orphan_is_ended_once_and_by_the_last_who_had_it() {
+    let seen = Seen::new(4);
+    let marks = seen.marks();
+    loom::model(move || {
+        let pagemap = Arc::new((Ledger::new(), AtomicUsize::new(0), AtomicUsize::new(0)));
+        assert_eq!(pagemap.0.enter(HoldSort::Pin), Ok(()));
+        let uses = |sort: HoldSort| {
+            let pagemap = pagemap.clone();
+            thread::spawn(move || {
+                let (ledger, ends, uses) = &*pagemap;
+                if sort == HoldSort::Reference && ledger.enter(sort).is_err() {
+                    return (false, false);
+                }
+                assert_eq!(ends.load(Ordering::Relaxed), 0, "it was ended under a guard");
+                // Relaxed on purpose: only the ledger orders it.
+                uses.fetch_add(1, Ordering::Relaxed);
+                let is_last = leave(ledger, sort) == Left::LastOfOrphan;
+                if is_last {
+                    ends.fetch_add(1, Ordering::Relaxed);
+                }
+                (true, is_last)
+            })
+        };
+        let (early, late) = (uses(HoldSort::Pin), uses(HoldSort::Reference));
+        let (ledger, ends, used) = &*pagemap;
+        let is_owner = ledger.orphan().is_empty();
+        if is_owner {
+            let before = ends.fetch_add(1, Ordering::Relaxed);
+            assert_eq!(before, 0, "it was ended before");
+        }
+        let (early, late) = (early.join().unwrap(), late.join().unwrap());
+        let enders = [is_owner, early.1, late.1].into_iter().filter(|ends| *ends).count();
+        assert_eq!(enders, 1);
+        assert_eq!(used.load(Ordering::Relaxed), 1 + usize::from(late.0));
+        mark(
+            &marks,
+            if is_owner {
+                0
+            } else if early.1 {
+                1
+            } else {
+                2
+            },
+        );
+        if !late.0 {
+            mark(&marks, 3);
+        }
+    });
+    seen.assert_all();
 }
 
 /// One block of base pages, two under the model checker.
@@ -665,4 +733,43 @@ fn a_taker_that_does_not_look_again_loses_the_page() {
             Some(if before == 1 { FREE } else { before - 1 })
         });
     }
+}
+
+/// A bad page was left out when its folio was cleared, and is mended while somebody takes the folio:
+/// whoever gets it as zero gets no folio of which a page was left out.
+#[test]
+fn a_folio_with_a_page_that_was_left_out_is_never_taken_for_zero() {
+    let marks = Seen::new(2);
+    let seen = marks.marks();
+    loom::model(move || {
+        let page = Arc::new(Page::new(()));
+        let head = folio(&page, GENERIC);
+        head.set_partly_poisoned(true);
+        head.advance(Content::Unknown, Content::Zeroing).unwrap();
+        head.advance(Content::Zeroing, Content::Zero).unwrap();
+        // A taker that is refused only reads, and loom tries the orders of reads sparingly; of exchanges
+        // it tries all.
+        let turn = Arc::new(AtomicUsize::new(0));
+        let mender = {
+            let (page, turn) = (page.clone(), turn.clone());
+            thread::spawn(move || {
+                let folio = folio(&page, GENERIC);
+                // As the list of bad pages is emptied.
+                let mended = folio.advance(Content::Zero, Content::Present).and_then(|()| {
+                    turn.fetch_add(1, Ordering::Relaxed);
+                    folio.advance(Content::Present, Content::Unknown)
+                });
+                turn.fetch_add(1, Ordering::Relaxed);
+                folio.set_partly_poisoned(false);
+                turn.fetch_add(1, Ordering::Relaxed);
+                mended.is_ok()
+            })
+        };
+        turn.fetch_add(1, Ordering::Relaxed);
+        assert!(!head.take_zero(), "a page was left out");
+        turn.fetch_add(1, Ordering::Relaxed);
+        mark(&seen, usize::from(head.word().is_partly_poisoned()));
+        assert!(mender.join().unwrap());
+    });
+    marks.assert_all();
 }

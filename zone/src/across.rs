@@ -3,7 +3,7 @@
 
 use std::panic::Location;
 
-use uzone_pages::{ByteLen, HoldSort, PfnRange};
+use uzone_pages::{ByteLen, PfnRange};
 
 use crate::directory::Found;
 use crate::hold::{Hold, HoldFailure, PinOptions, Pinned, Referenced, Segment};
@@ -12,21 +12,35 @@ use crate::zone::Zone;
 /// Guards on neighbouring pages, one for each region that they lie in; never none.
 #[derive(Debug)]
 #[must_use = "dropping it gives the pages back"]
-pub struct Across<G> {
-    first: G,
-    // Empty as a rule, and then it allocates nothing.
-    rest: Vec<G>,
+pub struct Across<G>(Parts<G>);
+
+#[derive(Debug)]
+enum Parts<G> {
+    /// The rule. No larger than the guard.
+    One(G),
+    /// Two or more.
+    Several(Vec<G>),
 }
+
+const _: () = assert!(size_of::<Across<Pinned>>() == size_of::<Pinned>());
 
 impl<G> Across<G> {
     /// Returns the guards, in ascending order of what they hold.
     pub fn guards(&self) -> impl Iterator<Item = &G> {
-        std::iter::once(&self.first).chain(&self.rest)
+        match &self.0 {
+            Parts::One(guard) => std::slice::from_ref(guard),
+            Parts::Several(guards) => guards,
+        }
+        .iter()
     }
 
     /// Returns the guards, each for itself, in ascending order of what they hold.
     pub fn into_guards(self) -> impl Iterator<Item = G> {
-        std::iter::once(self.first).chain(self.rest)
+        let (one, several) = match self.0 {
+            Parts::One(guard) => (Some(guard), Vec::new()),
+            Parts::Several(guards) => (None, guards),
+        };
+        one.into_iter().chain(several)
     }
 
     /// Returns the guard if there is one only, as of a range that lies in one region.
@@ -34,7 +48,10 @@ impl<G> Across<G> {
     /// # Errors
     /// All of them, if there are more.
     pub fn into_single(self) -> Result<G, Self> {
-        if self.rest.is_empty() { Ok(self.first) } else { Err(self) }
+        match self.0 {
+            Parts::One(guard) => Ok(guard),
+            several @ Parts::Several(_) => Err(Self(several)),
+        }
     }
 }
 
@@ -52,32 +69,16 @@ impl Across<Referenced> {
     }
 }
 
-/// Collects guards; drops those that it has if it is dropped itself.
-struct Collector<G> {
-    guards: Option<Across<G>>,
-}
-
-impl<G> Collector<G> {
-    const EMPTY: Self = Self { guards: None };
-
-    /// What a range in one region gives.
-    #[inline]
-    const fn single(first: G) -> Across<G> {
-        Across { first, rest: Vec::new() }
-    }
-
-    fn add(&mut self, guard: G) {
-        match &mut self.guards {
-            None => self.guards = Some(Self::single(guard)),
-            Some(guards) => guards.rest.push(guard),
+/// Makes of the guards that were taken what the caller gets.
+fn across<G>(mut guards: Vec<G>) -> Across<G> {
+    let last = guards.pop();
+    match last {
+        Some(only) if guards.is_empty() => Across(Parts::One(only)),
+        Some(last) => {
+            guards.push(last);
+            Across(Parts::Several(guards))
         }
-    }
-
-    fn finish(self) -> Across<G> {
-        match self.guards {
-            Some(guards) => guards,
-            None => unreachable!("a range has a page, and a region has each of its pages"),
-        }
+        None => unreachable!("a range has a page, and a region has each of its pages"),
     }
 }
 
@@ -86,11 +87,12 @@ impl Zone {
     /// zone they lie; pages that are not there are produced first if their region can
     /// ([`PagemapOps::populate`](crate::PagemapOps::populate)).
     ///
-    /// Costs a lookup without a lock, three atomic steps, and one for each folio.
+    /// Costs a lookup without a lock, an atomic step to enter the region and one to leave it, and two
+    /// for each folio.
     ///
     /// # Errors
     /// [`HoldFailure`] if no region has an address, or a folio refuses; then nothing is pinned.
-    #[inline]
+    #[inline(always)]
     #[track_caller]
     pub fn pin(&self, address: usize, len: ByteLen) -> Result<Across<Pinned>, HoldFailure> {
         self.pin_with(address, len, PinOptions::default())
@@ -110,6 +112,7 @@ impl Zone {
     ///
     /// # Errors
     /// As [`Zone::pin`], and for memory that cannot be pinned for long if that is asked for.
+    #[inline(always)]
     #[track_caller]
     pub fn pin_with(
         &self,
@@ -119,14 +122,29 @@ impl Zone {
     ) -> Result<Across<Pinned>, HoldFailure> {
         let caller = Location::caller();
         if let Some(Found { pagemap, range }) = self.shared.directory.one_at_address(address, len) {
-            return Ok(Collector::single(Pinned(Hold::pin(pagemap, range, options, caller)?)));
+            return match Hold::pin(pagemap, range, options, caller) {
+                Ok(hold) => Ok(Across(Parts::One(Pinned(hold)))),
+                Err(failure) => Err(*failure),
+            };
         }
-        let mut guards = Collector::EMPTY;
+        self.pin_each(address, len, options, caller).map_err(|failure| *failure)
+    }
+
+    /// As [`Zone::pin_with`], whatever regions the range lies in, if in any.
+    #[cold]
+    fn pin_each(
+        &self,
+        address: usize,
+        len: ByteLen,
+        options: PinOptions,
+        caller: &'static Location<'static>,
+    ) -> Result<Across<Pinned>, Box<HoldFailure>> {
+        let mut guards = Vec::new();
         self.shared.directory.at_address(address, len, |Found { pagemap, range }| {
-            guards.add(Pinned(Hold::pin(pagemap, range, options, caller)?));
+            guards.push(Pinned(Hold::pin(pagemap, range, options, caller)?));
             Ok(())
         })?;
-        Ok(guards.finish())
+        Ok(across(guards))
     }
 
     /// As [`Zone::pin_with`], for pages by their frame numbers.
@@ -140,12 +158,12 @@ impl Zone {
         options: PinOptions,
     ) -> Result<Across<Pinned>, HoldFailure> {
         let caller = Location::caller();
-        let mut guards = Collector::EMPTY;
-        self.shared.directory.at_pfn(range, |Found { pagemap, range }| {
-            guards.add(Pinned(Hold::pin(pagemap, range, options, caller)?));
+        let mut guards = Vec::new();
+        let taken = self.shared.directory.at_pfn(range, |Found { pagemap, range }| {
+            guards.push(Pinned(Hold::pin(pagemap, range, options, caller)?));
             Ok(())
-        })?;
-        Ok(guards.finish())
+        });
+        taken.map(|()| across(guards)).map_err(|failure| *failure)
     }
 
     /// Takes references to the pages that `len` bytes from `address` on have a part of, in whatever
@@ -153,19 +171,33 @@ impl Zone {
     ///
     /// # Errors
     /// [`HoldFailure`] if no region has an address, or a folio refuses; then none is taken.
+    #[inline(always)]
     #[track_caller]
     pub fn get(&self, address: usize, len: ByteLen) -> Result<Across<Referenced>, HoldFailure> {
         let caller = Location::caller();
         if let Some(Found { pagemap, range }) = self.shared.directory.one_at_address(address, len) {
-            let hold = Hold::take(pagemap, range, HoldSort::Reference, caller)?;
-            return Ok(Collector::single(Referenced(hold)));
+            return match Hold::take(pagemap, range, caller) {
+                Ok(hold) => Ok(Across(Parts::One(Referenced(hold)))),
+                Err(failure) => Err(*failure),
+            };
         }
-        let mut guards = Collector::EMPTY;
+        self.get_each(address, len, caller).map_err(|failure| *failure)
+    }
+
+    /// As [`Zone::get`], whatever regions the range lies in, if in any.
+    #[cold]
+    fn get_each(
+        &self,
+        address: usize,
+        len: ByteLen,
+        caller: &'static Location<'static>,
+    ) -> Result<Across<Referenced>, Box<HoldFailure>> {
+        let mut guards = Vec::new();
         self.shared.directory.at_address(address, len, |Found { pagemap, range }| {
-            guards.add(Referenced(Hold::take(pagemap, range, HoldSort::Reference, caller)?));
+            guards.push(Referenced(Hold::take(pagemap, range, caller)?));
             Ok(())
         })?;
-        Ok(guards.finish())
+        Ok(across(guards))
     }
 
     /// As [`Zone::get`], for pages by their frame numbers.
@@ -175,11 +207,11 @@ impl Zone {
     #[track_caller]
     pub fn get_range(&self, range: PfnRange) -> Result<Across<Referenced>, HoldFailure> {
         let caller = Location::caller();
-        let mut guards = Collector::EMPTY;
-        self.shared.directory.at_pfn(range, |Found { pagemap, range }| {
-            guards.add(Referenced(Hold::take(pagemap, range, HoldSort::Reference, caller)?));
+        let mut guards = Vec::new();
+        let taken = self.shared.directory.at_pfn(range, |Found { pagemap, range }| {
+            guards.push(Referenced(Hold::take(pagemap, range, caller)?));
             Ok(())
-        })?;
-        Ok(guards.finish())
+        });
+        taken.map(|()| across(guards)).map_err(|failure| *failure)
     }
 }

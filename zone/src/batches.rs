@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use uzone_os::{Access, AccessError, Mapping};
 use uzone_pages::{Batch, ByteLen, Nearness, Pace, PageSize, Plan, PlanError};
-use uzone_stream::{Next, Way, copy_ways, copy_words, zero_ways, zero_words};
+use uzone_stream::{Next, Way, copy_ways, zero_ways};
 
 use crate::clear::{Batching, ClearError, Cleared, ZeroOptions, check_inside};
 use crate::options::Progress;
@@ -228,7 +228,7 @@ impl Work<'_> {
     fn zero(&self, bytes: &Range<u64>, way: Way) -> Result<(), AccessError> {
         let (head, words, tail) = cut_words(bytes);
         self.dst.write_at(head.start, zeroes(&head))?;
-        zero_words(way, self.dst.as_words(words)?);
+        self.dst.zero_by(words, way)?;
         self.dst.write_at(tail.start, zeroes(&tail))
     }
 
@@ -246,8 +246,8 @@ impl Work<'_> {
         }
         let (head, words, tail) = cut_words(bytes);
         self.copy_buffered(&head, src, at(&head))?;
-        let from = at(&words)..at(&words) + (words.end - words.start);
-        copy_words(way, self.dst.as_words(words)?, src.as_words(from)?);
+        let from = at(&words);
+        self.dst.copy_by(words, src, from, way)?;
         self.copy_buffered(&tail, src, at(&tail))
     }
 

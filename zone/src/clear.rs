@@ -190,8 +190,9 @@ impl Region {
     /// Zeroes `len` bytes from `offset_bytes` on.
     ///
     /// Others see each aligned 8 bytes change at once, and the whole in any order; all of it before
-    /// this returns. What a file was truncated of raises `SIGBUS`, which is not survived here: only
-    /// where less than a word is copied does a handler that is installed make an error of it.
+    /// this returns. What a file was truncated of, or a page that is broken, raises `SIGBUS`: once
+    /// [`bus::install`](crate::bus::install) was called, [`Cleared::error`] says so, and the process
+    /// dies otherwise.
     ///
     /// # Errors
     /// [`ClearError`] if the bytes are not all inside, the hint is none of them, or the region is

@@ -1,27 +1,28 @@
 //! From an address or a frame number to the region that has it, without a lock: [`Directory`].
 //!
 //! Readers load one pointer to a sorted table and search it; a bind or an unbind makes a new table.
-//! A table may be out of date by the time it has been searched, so it names regions by weak
-//! references only: whoever finds one takes part in its ownership first, then enters its ledger, and
-//! believes nothing before. A region that has been unbound meanwhile is then refused.
+//! A table may be out of date by the time it has been searched, so it has no regions but their places
+//! ([`Counted`]): whoever finds one enters its ledger, and believes nothing before. A region that has
+//! been unbound meanwhile is then refused.
 //!
 //! Each thread keeps the table that it used last, with the version by which it sees that there is a
 //! newer one; to protect the load of a shared pointer would cost two atomic steps more, a third of a
-//! pin. What a thread keeps that looks no more is a table and the empty shells of its regions, never
+//! pin. What a thread keeps that looks no more is a table and the empty places of its regions, never
 //! their memory.
 //!
 //! Locks: writers take turns by one; no reader waits for it.
-//! Cost: a lookup is a load of the version, a binary search, and one atomic step for the share of
-//! ownership that a guard needs anyway. A bind or unbind copies the table.
+//! Cost: a lookup is a load of the version, a binary search, and the atomic step by which a guard enters
+//! anyway. A bind or unbind copies the table.
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
-use uzone_pages::{ByteLen, PageCount, PageSize, Pfn, PfnRange};
+use uzone_os::{Counted, Entered, Sort};
+use uzone_pages::{ByteLen, EnterError, PageCount, PageSize, Pfn, PfnRange};
 
-use crate::hold::{HoldFailure, Holdable, Segment};
+use crate::hold::{HoldFailure, Holdable, Place, Segment};
 
 #[derive(Debug)]
 pub(crate) struct Directory {
@@ -79,22 +80,38 @@ struct Entry {
     end: u64,
     range: PfnRange,
     page: PageSize,
-    pagemap: Weak<dyn Holdable>,
+    place: Arc<Place>,
 }
 
 impl Table {
-    // Always: what it returns would go through memory, and be waited for.
+    /// Enters the region that has the bytes from address `start` up to `end`, if one has them all, and
+    /// says in `pages` which pages they have a part of.
     #[inline(always)]
-    fn one_at_address(&self, start: u64, end: u64) -> Option<Found> {
-        let (entry, pagemap) = find(&self.by_address, start)?;
+    fn one_at_address<S: Sort>(
+        &self,
+        start: u64,
+        end: u64,
+        pages: &mut Option<PfnRange>,
+    ) -> Option<Entered<dyn Holdable, S>> {
+        let entry = find(&self.by_address, start)?;
         if end > entry.end {
             return None;
         }
-        Some(Found { pagemap, range: entry.pages(start, end)? })
+        *pages = Some(entry.pages(start, end)?);
+        Counted::enter(&entry.place).ok()
     }
 }
 
 impl Entry {
+    /// Enters the region; `None` if it is gone, which a newer table knows.
+    fn enter<S: Sort>(&self) -> Result<Option<Entered<dyn Holdable, S>>, Box<HoldFailure>> {
+        match Counted::enter(&self.place) {
+            Ok(pagemap) => Ok(Some(pagemap)),
+            Err(EnterError::Gone) => Ok(None),
+            Err(error) => Err(Box::new(HoldFailure::NotAdmitted(error))),
+        }
+    }
+
     /// Returns the pages that the bytes from address `start` up to `end` have a part of, both in the
     /// region and not the same.
     #[inline]
@@ -107,9 +124,9 @@ impl Entry {
     }
 }
 
-/// Pages of one region, in which the caller shares ownership.
-pub(crate) struct Found {
-    pub(crate) pagemap: Arc<dyn Holdable>,
+/// Pages of one region, which the caller has entered.
+pub(crate) struct Found<S: Sort> {
+    pub(crate) pagemap: Entered<dyn Holdable, S>,
     pub(crate) range: PfnRange,
 }
 
@@ -121,11 +138,11 @@ impl Directory {
         segment: Segment,
         range: PfnRange,
         page: PageSize,
-        pagemap: Weak<dyn Holdable>,
+        place: Arc<Place>,
     ) {
         let address = segment.address as u64; // an address is at most 64 bits
         let by_pfn =
-            Entry { id, start: range.start().get(), end: range.end().get(), range, page, pagemap };
+            Entry { id, start: range.start().get(), end: range.end().get(), range, page, place };
         let by_address =
             Entry { start: address, end: address + segment.len_bytes, ..by_pfn.clone() };
         self.change(|table| {
@@ -157,22 +174,24 @@ impl Directory {
 
     /// Returns the pages from address `address` on that `len` bytes have a part of, if one region has
     /// them all. If none is returned, [`Directory::at_address`] says why.
-    #[inline]
-    pub(crate) fn one_at_address(&self, address: usize, len: ByteLen) -> Option<Found> {
+    #[inline(always)]
+    pub(crate) fn one_at_address<S: Sort>(&self, address: usize, len: ByteLen) -> Option<Found<S>> {
         let start = address as u64; // an address is at most 64 bits
         let end = start.checked_add(len.get()).filter(|end| start < *end)?;
         let version = self.version.load(Ordering::Acquire);
+        // Beside what is returned, which fits in registers so. Something larger would be put together in
+        // memory, behind the locked instruction, and waited for.
+        let mut pages = None;
         // Nothing is called while the table is borrowed. A thread that is ending has none any more.
-        KEPT.try_with(|kept| {
+        let pagemap = KEPT.try_with(|kept| {
             if let Some(kept) = &*kept.borrow()
                 && kept.version == version
             {
-                return kept.table.one_at_address(start, end);
+                return kept.table.one_at_address(start, end, &mut pages);
             }
-            let table = self.keep(kept, version);
-            table.one_at_address(start, end)
-        })
-        .ok()?
+            self.keep(kept, version).one_at_address(start, end, &mut pages)
+        });
+        Some(Found { pagemap: pagemap.ok()??, range: pages? })
     }
 
     /// Makes the newest table the one that the thread keeps.
@@ -187,27 +206,27 @@ impl Directory {
 
     /// Calls `take` for the pages from address `address` on that `len` bytes have a part of, once for
     /// each region that they lie in, in ascending order.
-    pub(crate) fn at_address(
+    pub(crate) fn at_address<S: Sort>(
         &self,
         address: usize,
         len: ByteLen,
-        mut take: impl FnMut(Found) -> Result<(), HoldFailure>,
-    ) -> Result<(), HoldFailure> {
+        mut take: impl FnMut(Found<S>) -> Result<(), Box<HoldFailure>>,
+    ) -> Result<(), Box<HoldFailure>> {
         let start = address as u64; // as above
-        let no_range = HoldFailure::NoRange { address, len_bytes: len.get() };
+        let no_range = || Box::new(HoldFailure::NoRange { address, len_bytes: len.get() });
         let Some(end) = start.checked_add(len.get()).filter(|end| start < *end) else {
-            return Err(no_range);
+            return Err(no_range());
         };
         let table = self.table.load();
         let mut at = start;
         while at < end {
-            let Some((entry, pagemap)) = find(&table.by_address, at) else {
-                // An address that was part of the range, so it is one.
-                let address = usize::try_from(at).unwrap_or(address);
-                return Err(HoldFailure::NoAddress { address });
-            };
+            // An address that is part of the range, so it is one.
+            let address = usize::try_from(at).unwrap_or(address);
+            let nowhere = || Box::new(HoldFailure::NoAddress { address });
+            let entry = find(&table.by_address, at).ok_or_else(nowhere)?;
             let until = end.min(entry.end);
-            let range = entry.pages(at, until).ok_or(HoldFailure::NoAddress { address })?;
+            let range = entry.pages(at, until).ok_or_else(nowhere)?;
+            let pagemap = entry.enter()?.ok_or_else(nowhere)?;
             take(Found { pagemap, range })?;
             at = until;
         }
@@ -216,21 +235,20 @@ impl Directory {
 
     /// Calls `take` for the pages of `range`, once for each region that they lie in, in ascending
     /// order.
-    pub(crate) fn at_pfn(
+    pub(crate) fn at_pfn<S: Sort>(
         &self,
         range: PfnRange,
-        mut take: impl FnMut(Found) -> Result<(), HoldFailure>,
-    ) -> Result<(), HoldFailure> {
+        mut take: impl FnMut(Found<S>) -> Result<(), Box<HoldFailure>>,
+    ) -> Result<(), Box<HoldFailure>> {
         let table = self.table.load();
         let mut at = range.start();
         while at < range.end() {
-            let no_page = HoldFailure::NoPage { pfn: at };
-            let Some((entry, pagemap)) = find(&table.by_pfn, at.get()) else {
-                return Err(no_page);
-            };
+            let nowhere = || Box::new(HoldFailure::NoPage { pfn: at });
+            let entry = find(&table.by_pfn, at.get()).ok_or_else(nowhere)?;
             let until = range.end().min(Pfn::new(entry.end));
             let part = until.checked_since(at).and_then(|pages| PfnRange::try_new(at, pages).ok());
-            let Some(range) = part else { return Err(no_page) };
+            let range = part.ok_or_else(nowhere)?;
+            let pagemap = entry.enter()?.ok_or_else(nowhere)?;
             take(Found { pagemap, range })?;
             at = until;
         }
@@ -238,14 +256,9 @@ impl Directory {
     }
 }
 
-/// Finds the entry that has `at`, and takes part in the ownership of its pagemap.
+/// Finds the entry that has `at`.
 #[inline]
-fn find(list: &[Entry], at: u64) -> Option<(&Entry, Arc<dyn Holdable>)> {
+fn find(list: &[Entry], at: u64) -> Option<&Entry> {
     let after = list.partition_point(|entry| entry.start <= at);
-    let entry = list.get(after.checked_sub(1)?)?;
-    if at >= entry.end {
-        return None;
-    }
-    // Gone if the region is being unmapped at the moment.
-    Some((entry, entry.pagemap.upgrade()?))
+    list.get(after.checked_sub(1)?).filter(|entry| at < entry.end)
 }

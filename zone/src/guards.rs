@@ -1,16 +1,14 @@
-//! Who has guards on a pagemap: [`GuardBook`], the ledger with those who wait for it, and in debug
-//! builds a list of the holders.
+//! Who has guards on a pagemap: [`GuardBook`], a list that debug builds keep. How many there are, every
+//! build knows from the pagemap's ledger (`uzone_os::Counted`).
 //!
-//! Locks: `closing` is held while a thread waits for the last guard, and by whoever wakes it; the
-//! list has a lock of its own. Neither is held while the other is taken.
+//! Locks: the list has one, and nothing is called while it is held.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::panic::Location;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use uzone_pages::{EnterError, Guards, HoldSort, Ledger, PfnRange};
+use uzone_pages::{HoldSort, PfnRange};
 
 /// Somebody who holds pages, and where in the program the guard was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,9 +33,6 @@ impl fmt::Display for Holder {
 
 #[derive(Debug, Default)]
 pub(crate) struct GuardBook {
-    ledger: Ledger,
-    closing: Mutex<()>,
-    left: Condvar,
     list: Mutex<List>,
 }
 
@@ -50,57 +45,11 @@ struct List {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A panic elsewhere cannot leave these half changed: each change is one call.
+    // A panic elsewhere cannot leave it half changed: each change is one call.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl GuardBook {
-    #[inline]
-    pub(crate) fn enter(&self, sort: HoldSort) -> Result<(), EnterError> {
-        let entered = self.ledger.enter(sort);
-        if entered == Err(EnterError::Closing) {
-            self.wake();
-        }
-        entered
-    }
-
-    #[inline]
-    pub(crate) fn leave(&self, sort: HoldSort) {
-        if self.ledger.leave(sort) {
-            self.wake();
-        }
-    }
-
-    #[cold]
-    fn wake(&self) {
-        // Under the lock, or the wake-up could fall between the last look and the wait.
-        let _closing = lock(&self.closing);
-        self.left.notify_all();
-    }
-
-    /// Admits no guard from now on, and waits at most `patience` until there is none.
-    ///
-    /// # Errors
-    /// The guards that there are after that time; then guards are admitted again.
-    pub(crate) fn close_within(&self, patience: Duration) -> Result<(), Guards> {
-        let started = Instant::now();
-        let mut closing = lock(&self.closing);
-        let mut guards = self.ledger.close();
-        while !guards.is_empty() {
-            let Some(rest) = patience.checked_sub(started.elapsed()).filter(|rest| !rest.is_zero())
-            else {
-                self.ledger.reopen();
-                return Err(guards);
-            };
-            closing = self
-                .left
-                .wait_timeout(closing, rest)
-                .map_or_else(|error| error.into_inner().0, |(closing, _)| closing);
-            guards = self.ledger.guards();
-        }
-        Ok(())
-    }
-
     /// Enters a holder into the list of a debug build. Returns its ticket.
     #[cfg(debug_assertions)]
     pub(crate) fn register(

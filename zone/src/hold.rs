@@ -14,13 +14,14 @@
 //! nothing of a descriptor is believed before that. A ledger that is closed admits nobody, so a
 //! guard that exists is on pages that belong to the pagemap, and they do until it is dropped.
 //!
-//! Cost: three atomic steps for the guard, one for each folio it covers; no allocation.
+//! Cost: an atomic step to enter and one to leave, and as many for each folio; no allocation.
 
 use std::any::Any;
 use std::fmt;
 use std::panic::Location;
 use std::sync::Arc;
 
+use uzone_os::{Counted, Entered, Pins, References, Sort};
 use uzone_pages::{
     Content, EnterError, HoldError, HoldSort, Order, PageCount, Payload, Pfn, PfnRange, Span,
     SpanRefused, Word,
@@ -29,9 +30,11 @@ use uzone_stream::{Next, Pattern, Store, Streaming, Was, best, calibration};
 use zerocopy::IntoBytes;
 
 use crate::altmap;
+#[cfg(debug_assertions)]
 use crate::guards::GuardBook;
 use crate::pagemap::{Inner, PageView};
-use crate::token::{RawGuard, Tokens};
+use crate::token::{RawGuard, Redeemed};
+use crate::zone::Shared;
 
 /// Why pages were not held.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -161,14 +164,19 @@ pub struct Segment {
     pub pfn: Pfn,
 }
 
+/// Where the guards of a pagemap enter it.
+pub(crate) type Place = Counted<dyn Holdable>;
+
 /// A pagemap as its guards see it, whatever its payload.
 pub(crate) trait Holdable: Any + Send + Sync {
     fn range(&self) -> PfnRange;
     /// Returns the pages of the region that are not described, if its descriptors lie in it.
     fn metadata_range(&self) -> Option<PfnRange>;
     fn order(&self) -> Order;
+    #[cfg(debug_assertions)]
     fn guards(&self) -> &GuardBook;
-    fn tokens(&self) -> &Tokens;
+    /// Returns what is shared in the zone that the pagemap is of.
+    fn zone(&self) -> Arc<Shared>;
     /// Returns where a range of pages of the region lies in memory.
     fn segment(&self, range: PfnRange) -> Option<Segment>;
     fn hold(&self, range: PfnRange, sort: HoldSort) -> Result<Span, SpanRefused>;
@@ -189,39 +197,22 @@ pub(crate) trait Holdable: Any + Send + Sync {
     fn bad_pages(&self, range: PfnRange) -> Vec<Pfn>;
     fn word(&self, pfn: Pfn) -> Word;
 
-    // Two methods in one each, so that a guard costs one call of a table and not five.
+    // Two methods in one, so that a guard costs one call of a table and not two.
 
-    /// Enters the ledger, then holds the folios of `range`, so that what is held is
+    /// Holds the folios of `range` for a caller who has entered, so that what is held is
     /// [`Span::of_folios`] of it. The failure is boxed so that its absence is a register.
     fn admit(&self, range: PfnRange, sort: HoldSort) -> Result<(), Box<HoldFailure>> {
         if !self.range().contains_range(range) {
             return Err(Box::new(altmap::not_here(self, range)));
-        }
-        if let Err(error) = self.guards().enter(sort) {
-            return Err(not_admitted(error));
         }
         match self.hold(range, sort) {
             Ok(span) => {
                 debug_assert_eq!(span, Span::of_folios(range), "nothing was split yet");
                 Ok(())
             }
-            Err(refused) => {
-                self.guards().leave(sort);
-                Err(Box::new(failure(self, range, refused)))
-            }
+            Err(refused) => Err(Box::new(failure(self, range, refused))),
         }
     }
-
-    /// Gives the folios of a span back, then leaves the ledger.
-    fn dismiss(&self, span: Span, sort: HoldSort) {
-        self.release(span, sort);
-        self.guards().leave(sort);
-    }
-}
-
-#[cold]
-fn not_admitted(error: EnterError) -> Box<HoldFailure> {
-    Box::new(HoldFailure::NotAdmitted(error))
 }
 
 /// Returns the pieces of `range` between bad pages, which are in ascending order.
@@ -238,10 +229,13 @@ pub(crate) fn good_pieces(range: PfnRange, bad: &[Pfn]) -> Vec<PfnRange> {
 }
 
 /// What both sorts of guard are.
-pub(crate) struct Hold {
-    inner: Arc<dyn Holdable>,
+///
+/// Failures travel in boxes up to the public calls: a result that fits in registers is not put together
+/// in memory, where the next locked instruction would wait for it, and is never copied in other pieces
+/// than it was written in.
+pub(crate) struct Hold<S: Sort> {
+    inner: Entered<dyn Holdable, S>,
     span: Span,
-    sort: HoldSort,
     /// What the registry of a debug build knows this guard by.
     #[cfg(debug_assertions)]
     ticket: u64,
@@ -252,62 +246,35 @@ const ATTEMPTS: usize = 16;
 /// How often a range is tried again of which another thread is changing a page.
 const BUSY_ATTEMPTS: usize = 1000;
 
-impl Hold {
-    /// Holds a range of pages of the region that `inner` describes.
-    #[inline]
+impl<S: Sort> Hold<S> {
+    /// Holds a range of pages of the region that the caller has entered.
+    #[inline(always)]
     pub(crate) fn take(
-        inner: Arc<dyn Holdable>,
+        inner: Entered<dyn Holdable, S>,
         range: PfnRange,
-        sort: HoldSort,
         caller: &'static Location<'static>,
-    ) -> Result<Self, HoldFailure> {
-        match inner.admit(range, sort) {
-            Ok(()) => Ok(Self::admitted(inner, Span::of_folios(range), sort, caller)),
-            Err(failure) => Err(*failure),
-        }
+    ) -> Result<Self, Box<HoldFailure>> {
+        inner.admit(range, S::SORT)?;
+        Ok(Self::admitted(inner, Span::of_folios(range), caller))
     }
 
-    /// Pins a range, after producing what of it is not there if the options allow it.
-    #[inline]
-    pub(crate) fn pin(
-        inner: Arc<dyn Holdable>,
-        range: PfnRange,
-        options: PinOptions,
-        caller: &'static Location<'static>,
-    ) -> Result<Self, HoldFailure> {
-        if options.is_long_term
-            && let Some(what) = inner.not_for_long()
-        {
-            return Err(HoldFailure::NotForLong { what });
-        }
-        if let Err(failure) = inner.admit(range, HoldSort::Pin) {
-            pin_again(&*inner, range, options, *failure)?;
-        }
-        Ok(Self::admitted(inner, Span::of_folios(range), HoldSort::Pin, caller))
-    }
-
-    #[inline]
+    /// Makes the guard of a span that is held.
+    #[inline(always)]
     pub(crate) fn admitted(
-        inner: Arc<dyn Holdable>,
+        inner: Entered<dyn Holdable, S>,
         span: Span,
-        sort: HoldSort,
         caller: &'static Location<'static>,
     ) -> Self {
         #[cfg(debug_assertions)]
-        let ticket = inner.guards().register(span.range(), sort, caller);
+        let ticket = inner.guards().register(span.range(), S::SORT, caller);
         #[cfg(not(debug_assertions))]
         let _ = caller;
         Self {
             inner,
             span,
-            sort,
             #[cfg(debug_assertions)]
             ticket,
         }
-    }
-
-    pub(crate) fn sort(&self) -> HoldSort {
-        self.sort
     }
 
     /// Splits the guard before the page that is `pages` behind its first.
@@ -316,22 +283,22 @@ impl Hold {
         pages: PageCount,
         caller: &'static Location<'static>,
     ) -> Result<(Self, Self), (Self, HoldFailure)> {
-        if let Err(error) = self.inner.guards().enter(self.sort) {
-            return Err((self, HoldFailure::NotAdmitted(error)));
-        }
-        match self.inner.split(self.span, self.sort, pages) {
+        let again = match self.inner.enter_again() {
+            Ok(again) => again,
+            Err(error) => return Err((self, HoldFailure::NotAdmitted(error))),
+        };
+        match self.inner.split(self.span, S::SORT, pages) {
             Ok((first, second)) => {
-                let other = Self::admitted(self.inner.clone(), second, self.sort, caller);
+                let other = Self::admitted(again, second, caller);
                 self.span = first;
                 #[cfg(debug_assertions)]
                 {
                     self.inner.guards().unregister(self.ticket);
-                    self.ticket = self.inner.guards().register(first.range(), self.sort, caller);
+                    self.ticket = self.inner.guards().register(first.range(), S::SORT, caller);
                 }
                 Ok((self, other))
             }
             Err(refused) => {
-                self.inner.guards().leave(self.sort);
                 let failure = match refused {
                     Some(SpanRefused { pfn, cause }) => {
                         HoldFailure::Refused { pfn, good: pages, cause }
@@ -346,9 +313,38 @@ impl Hold {
         }
     }
 
-    fn segments(&self) -> impl Iterator<Item = Segment> + use<> {
+    fn segments(&self) -> std::option::IntoIter<Segment> {
         // A region is one mapping, so what is held is one piece.
         self.inner.segment(self.span.range()).into_iter()
+    }
+}
+
+impl Hold<Pins> {
+    /// Pins a range, after producing what of it is not there if the options allow it.
+    #[inline(always)]
+    pub(crate) fn pin(
+        inner: Entered<dyn Holdable, Pins>,
+        range: PfnRange,
+        options: PinOptions,
+        caller: &'static Location<'static>,
+    ) -> Result<Self, Box<HoldFailure>> {
+        let admitted = if options.is_long_term {
+            pin_long(&*inner, range)
+        } else {
+            inner.admit(range, HoldSort::Pin)
+        };
+        if let Err(failure) = admitted {
+            pin_again(&*inner, range, options, failure)?;
+        }
+        Ok(Self::admitted(inner, Span::of_folios(range), caller))
+    }
+}
+
+/// Pins for long, if the memory allows that.
+fn pin_long(inner: &dyn Holdable, range: PfnRange) -> Result<(), Box<HoldFailure>> {
+    match inner.not_for_long() {
+        Some(what) => Err(Box::new(HoldFailure::NotForLong { what })),
+        None => inner.admit(range, HoldSort::Pin),
     }
 }
 
@@ -358,11 +354,11 @@ fn pin_again(
     inner: &dyn Holdable,
     range: PfnRange,
     options: PinOptions,
-    mut refused: HoldFailure,
-) -> Result<(), HoldFailure> {
+    mut refused: Box<HoldFailure>,
+) -> Result<(), Box<HoldFailure>> {
     let (mut faults, mut waits) = (0, 0);
     loop {
-        match &refused {
+        match &*refused {
             HoldFailure::Refused { cause: HoldError::Busy, .. } if waits < BUSY_ATTEMPTS => {
                 waits += 1;
                 std::thread::yield_now();
@@ -377,7 +373,7 @@ fn pin_again(
                 if !options.never_faults && faults < ATTEMPTS =>
             {
                 faults += 1;
-                if !inner.produce(range)? {
+                if !inner.produce(range).map_err(Box::new)? {
                     return Err(refused);
                 }
             }
@@ -385,7 +381,7 @@ fn pin_again(
         }
         match inner.admit(range, HoldSort::Pin) {
             Ok(()) => return Ok(()),
-            Err(again) => refused = *again,
+            Err(again) => refused = again,
         }
     }
 }
@@ -406,12 +402,13 @@ fn failure(inner: &(impl Holdable + ?Sized), range: PfnRange, refused: SpanRefus
     HoldFailure::Poisoned { pfn, good: good_pieces(range, &bad) }
 }
 
-impl Drop for Hold {
+impl<S: Sort> Drop for Hold<S> {
     #[inline]
     fn drop(&mut self) {
         #[cfg(debug_assertions)]
         self.inner.guards().unregister(self.ticket);
-        self.inner.dismiss(self.span, self.sort);
+        // Then `inner` leaves.
+        self.inner.release(self.span, S::SORT);
     }
 }
 
@@ -448,9 +445,9 @@ fn write_pfns(range: PfnRange, list: &mut [Pfn]) -> Result<usize, ListTooShort> 
 }
 
 macro_rules! guard {
-    ($(#[$doc:meta])* $name:ident, $sort:expr) => {
+    ($(#[$doc:meta])* $name:ident, $sort:ty) => {
         $(#[$doc])*
-        pub struct $name(pub(crate) Hold);
+        pub struct $name(pub(crate) Hold<$sort>);
 
         impl $name {
             /// Returns the pages that are held.
@@ -515,8 +512,9 @@ macro_rules! guard {
             #[track_caller]
             pub fn try_clone(&self) -> Result<Self, HoldFailure> {
                 // What is held is not zero, absent or being replaced, so there is nothing to wait for.
-                let caller = Location::caller();
-                Hold::take(self.0.inner.clone(), self.range(), $sort, caller).map(Self)
+                let inner = self.0.inner.enter_again().map_err(HoldFailure::NotAdmitted)?;
+                let hold = Hold::take(inner, self.range(), Location::caller());
+                hold.map(Self).map_err(|failure| *failure)
             }
 
             /// Splits the guard: the first `pages` pages, and the rest. A folio that both have a
@@ -540,8 +538,9 @@ macro_rules! guard {
             /// rule.
             #[must_use = "without it the pages stay held for good"]
             pub fn into_raw(self) -> RawGuard {
-                let inner = self.0.inner.clone();
-                inner.tokens().park(self.0)
+                // Of the zone, since the guard may be redeemed, and the pagemap gone, before this ends.
+                let zone = self.0.inner.zone();
+                zone.tokens.park(Redeemed::$name(self))
             }
         }
 
@@ -556,13 +555,13 @@ macro_rules! guard {
 guard! {
     /// References to the folios of a range of pages: their descriptors keep their meaning until this
     /// is dropped. Who drops the last reference of a folio calls the owner's `on_free`.
-    Referenced, HoldSort::Reference
+    Referenced, References
 }
 
 guard! {
     /// Pins on the folios of a range of pages: until this is dropped, nobody moves the pages or takes
     /// them away, so that a device may read and write their bytes.
-    Pinned, HoldSort::Pin
+    Pinned, Pins
 }
 
 #[cfg(test)]

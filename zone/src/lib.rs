@@ -28,7 +28,6 @@ mod across;
 mod altmap;
 mod batches;
 mod bind;
-mod bits;
 mod blocks;
 mod clear;
 mod directory;

@@ -6,27 +6,28 @@
 use std::fmt;
 use std::ops::Deref;
 use std::panic::Location;
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use uzone_os::bus::Watch;
-use uzone_os::{Exclusive, Mapped, Mapping, ResidentError};
+use uzone_os::{
+    Counted, Entered, Exclusive, Mapped, Mapping, Owned, References, ResidentError, Sort,
+};
 use uzone_pages::{
-    AddrError, AdvanceError, ByteLen, Class, Content, Folio, HoldSort, Memmap, MemoryKind, Order,
-    Page, PageCount, PageRef, Payload, Pfn, PfnRange, Span, SpanRefused, Template, Word,
+    AddrError, AdvanceError, ByteLen, Class, Content, Folio, Guards, HoldSort, Memmap, MemoryKind,
+    Order, Page, PageCount, PageRef, Payload, Pfn, PfnRange, Span, SpanRefused, Template, Word,
 };
 
 use crate::altmap::{self, Front};
 use crate::blocks::Blocks;
 use crate::guards::{GuardBook, Holder};
-use crate::hold::{Hold, HoldFailure, Holdable, PinOptions, Pinned, Referenced, Segment};
+use crate::hold::{Hold, HoldFailure, Holdable, PinOptions, Pinned, Place, Referenced, Segment};
 use crate::keep::{MemmapMemory, MemmapPages, Source};
 use crate::options::{Owner, PagemapOps};
 use crate::poison::{BadPages, Poisoned};
 use crate::produce::produce;
 use crate::region::{Backing, Region};
 use crate::report::BindReport;
-use crate::token::Tokens;
 use crate::zone::{Claim, Shared};
 
 /// A memmap whose memory goes back to its zone when it is dropped, if that should keep it.
@@ -220,12 +221,13 @@ impl<P: Payload> Holdable for Inner<P> {
         self.parts.memmap.layout().order()
     }
 
+    #[cfg(debug_assertions)]
     fn guards(&self) -> &GuardBook {
         &self.guards
     }
 
-    fn tokens(&self) -> &Tokens {
-        &self.parts.claim.shared().tokens
+    fn zone(&self) -> Arc<Shared> {
+        self.parts.claim.shared().clone()
     }
 
     fn segment(&self, range: PfnRange) -> Option<Segment> {
@@ -238,6 +240,7 @@ impl<P: Payload> Holdable for Inner<P> {
         })
     }
 
+    #[inline(always)]
     fn hold(&self, range: PfnRange, sort: HoldSort) -> Result<Span, SpanRefused> {
         if sort == HoldSort::Pin {
             self.collect_bus_errors();
@@ -327,16 +330,53 @@ fn first_holder(holders: &[Holder]) -> String {
 
 /// A region every page of which is described.
 ///
-/// Dropping it unbinds and unmaps the region, when the last guard on its pages has gone;
-/// [`Pagemap::unbind`] gives the region back.
+/// Dropping it unbinds and unmaps the region, when the last guard on its pages has gone: if there are
+/// any, that is logged as an error (`tracing`), with their number and in debug builds who has the
+/// first. [`Pagemap::unbind`] gives the region back.
 pub struct Pagemap<P: Payload = ()> {
-    pub(crate) inner: Arc<Inner<P>>,
+    // Dropped first.
+    door: Door,
+    pub(crate) inner: Owned<Inner<P>>,
+}
+
+/// Where guards enter a pagemap, whatever its payload. Whoever drops a pagemap drops this first, which
+/// says so if there are guards: the memory that was to go stays until the last of them does.
+struct Door(Arc<Place>);
+
+impl Drop for Door {
+    fn drop(&mut self) {
+        // Of a pagemap that was unbound there are none, and nobody enters it.
+        if self.0.guards().is_empty() {
+            return;
+        }
+        let Ok(pagemap) = Counted::enter::<References>(&self.0) else { return };
+        // But for this one.
+        let Guards { pins, references } = self.0.guards();
+        let references = references.saturating_sub(1);
+        if pins == 0 && references == 0 {
+            return;
+        }
+        #[cfg(debug_assertions)]
+        let holders = pagemap.guards().holders();
+        #[cfg(not(debug_assertions))]
+        let holders: [Holder; 0] = [];
+        tracing::error!(
+            pins,
+            references,
+            first_pfn = pagemap.range().start().get(),
+            pages = pagemap.range().pages().get(),
+            // Left out where nobody knows.
+            who = holders.first().map(tracing::field::display),
+            "a pagemap was dropped while its pages are held: its memory stays mapped until the last \
+             guard is dropped; drop the guards first, or use Pagemap::unbind_by"
+        );
+    }
 }
 
 impl<P: Payload> Pagemap<P> {
     pub(crate) fn new(region: Region, parts: Parts<P>, keeps_poison: bool) -> Self {
         let (guards, bad) = (GuardBook::default(), BadPages::default());
-        let inner = Arc::new(Inner { watch: OnceLock::new(), region, parts, guards, bad });
+        let inner = Owned::new(Inner { watch: OnceLock::new(), region, parts, guards, bad });
         let range = inner.range();
         if keeps_poison {
             for pages in inner.region.bad_pages() {
@@ -346,15 +386,16 @@ impl<P: Payload> Pagemap<P> {
         }
         inner.region.touch();
         // From here on others find its pages.
+        let place: Arc<Place> = inner.place().clone();
         if let Some(segment) = inner.whole_segment() {
-            let weak: Weak<Inner<P>> = Arc::downgrade(&inner);
-            inner.parts.claim.publish(segment, inner.region.page_size(), weak);
+            inner.parts.claim.publish(segment, inner.region.page_size(), place.clone());
         }
-        Self { inner }
+        Self { door: Door(place), inner }
     }
 
-    fn holdable(&self) -> Arc<dyn Holdable> {
-        self.inner.clone()
+    #[inline(always)]
+    fn enter<S: Sort>(&self) -> Result<Entered<dyn Holdable, S>, HoldFailure> {
+        Counted::enter(&self.door.0).map_err(HoldFailure::NotAdmitted)
     }
 
     /// Returns the memory that is described: with an altmap, what is behind the descriptors.
@@ -481,18 +522,15 @@ impl<P: Payload> Pagemap<P> {
             let asked = PfnRange::try_single(pfn).unwrap_or(region);
             return Err(altmap::not_here(&*self.inner, asked));
         };
-        let sort = HoldSort::Reference;
-        self.inner.guards.enter(sort).map_err(HoldFailure::NotAdmitted)?;
+        let entered = self.enter::<References>()?;
         if !folio.take_first() {
-            self.inner.guards.leave(sort);
             let word = folio.word();
             if word.content() == Content::Poisoned {
                 return Err(HoldFailure::Poisoned { pfn, good: Vec::new() });
             }
             return Err(HoldFailure::NotFree { pfn, references: word.references() });
         }
-        let (inner, span) = (self.holdable(), Span::of_folios(range));
-        Ok(Referenced(Hold::admitted(inner, span, sort, Location::caller())))
+        Ok(Referenced(Hold::admitted(entered, Span::of_folios(range), Location::caller())))
     }
 
     /// Takes references to the folios of `range`: one atomic step a folio, and of base pages one for
@@ -501,10 +539,13 @@ impl<P: Payload> Pagemap<P> {
     /// # Errors
     /// [`HoldFailure`] if a page is not the region's, or a folio is free or has the most references
     /// that it may have; then none is taken.
+    #[inline(always)]
     #[track_caller]
     pub fn get(&self, range: PfnRange) -> Result<Referenced, HoldFailure> {
-        let caller = Location::caller();
-        Hold::take(self.holdable(), range, HoldSort::Reference, caller).map(Referenced)
+        match Hold::take(self.enter()?, range, Location::caller()) {
+            Ok(hold) => Ok(Referenced(hold)),
+            Err(failure) => Err(*failure),
+        }
     }
 
     /// Pins the folios of `range`: one atomic step a folio, and of base pages one for each 512 that
@@ -514,6 +555,7 @@ impl<P: Payload> Pagemap<P> {
     /// # Errors
     /// [`HoldFailure`] if a page is not the region's, is bad, is being cleared, or cannot be
     /// produced, or a folio is free or has the most pins that it may have; then none is pinned.
+    #[inline(always)]
     #[track_caller]
     pub fn pin(&self, range: PfnRange) -> Result<Pinned, HoldFailure> {
         self.pin_with(range, PinOptions::default())
@@ -533,9 +575,13 @@ impl<P: Payload> Pagemap<P> {
     ///
     /// # Errors
     /// As [`Pagemap::pin`], and for memory that cannot be pinned for long if that is asked for.
+    #[inline(always)]
     #[track_caller]
     pub fn pin_with(&self, range: PfnRange, options: PinOptions) -> Result<Pinned, HoldFailure> {
-        Hold::pin(self.holdable(), range, options, Location::caller()).map(Pinned)
+        match Hold::pin(self.enter()?, range, options, Location::caller()) {
+            Ok(hold) => Ok(Pinned(hold)),
+            Err(failure) => Err(*failure),
+        }
     }
 
     /// Returns whether the page `pfn` may be pinned by somebody. It is never `false` for a page that
@@ -589,28 +635,22 @@ impl<P: Payload> Pagemap<P> {
     }
 
     fn unbind_within(self, patience: Duration) -> Result<Region, Busy<P>> {
-        if let Err(guards) = self.inner.guards.close_within(patience) {
-            return Err(Busy {
-                range: self.range(),
+        let Self { door, inner } = self;
+        match inner.try_into_inner(patience) {
+            Ok(inner) => {
+                inner.collect_bus_errors();
+                let Inner { mut region, parts, bad, .. } = inner;
+                let range = parts.memmap.layout().range();
+                region.remember_bad(&bad.in_range(range), range);
+                Ok(parts.into_region(region))
+            }
+            Err((inner, guards)) => Err(Busy {
+                range: inner.range(),
                 pins: guards.pins,
                 references: guards.references,
-                holders: self.inner.guards.holders(),
-                pagemap: Box::new(self),
-            });
-        }
-        self.inner.collect_bus_errors();
-        let mut inner = self.inner;
-        loop {
-            match Arc::try_unwrap(inner) {
-                Ok(Inner { mut region, parts, bad, .. }) => {
-                    let range = parts.memmap.layout().range();
-                    region.remember_bad(&bad.in_range(range), range);
-                    return Ok(parts.into_region(region));
-                }
-                // A guard that has left is about to drop its share, and does nothing else.
-                Err(shared) => inner = shared,
-            }
-            std::thread::yield_now();
+                holders: inner.guards.holders(),
+                pagemap: Box::new(Self { door, inner }),
+            }),
         }
     }
 }

@@ -11,26 +11,33 @@
 //! still pinned when it comes back is refused, and one that is pinned behind the pool's back is set
 //! aside until it no longer is.
 //!
-//! Locks: one for the sets, held for a few steps and never while memory is cleared. The worker and
-//! those who wait for it sleep on it.
+//! The steps are those of [`uzone_pages::Stock`], which the model checker searches.
 //!
-//! Cost: a folio from the zero set is a lock, a few words of a bit set and one atomic step.
+//! Locks: one for the sets, held for a few steps and never while memory is cleared. The worker and those who wait for them sleep on it. Whoever finds every
+//! folio handed out but the ones that a worker has in hand waits for it: it has 2 MiB, or a folio, and
+//! its priority.
+//!
+//! Cost: a folio from the zero set is a lock, a few words of a bit set and one atomic step; one that
+//! is given back the same, and a system call if somebody waits for it.
 
 use std::fmt;
 use std::num::NonZeroU8;
+use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use uzone_pages::{ByteLen, Content, Order, PageCount, Payload, Pfn, PfnRange};
+use uzone_pages::{
+    ByteLen, Content, Depot, Folio, Order, PageCount, Payload, Pfn, PfnRange, Refusal, Standing,
+    Stock,
+};
 
-use crate::bits::Bits;
 use crate::clear::{Batching, ZeroOptions};
 use crate::hold::{Holdable, Segment};
 use crate::options::Cancel;
 use crate::pagemap::Pagemap;
-use crate::zero::ZeroFailure;
+use crate::zero::{CLEARABLE, ZeroFailure};
 
 /// How much the worker takes at a time, so that a taker who has to wait for it does not for long.
 const WORKER_BYTES: u64 = 2 << 20;
@@ -78,13 +85,16 @@ impl PoolOptions {
 #[non_exhaustive]
 pub enum TakeFailure {
     /// There are not as many free folios in a row.
-    #[error("no {folios} free folios in a row: {free} of {all} are free, {pinned} of these pinned")]
+    #[error(
+        "no {folios} free folios in a row: {free} of {all} are free, {pinned} of these pinned or not there: give back what is not needed, or make the pool larger"
+    )]
     Exhausted {
         /// How many were asked for.
         folios: usize,
         /// How many are free at all.
         free: usize,
-        /// How many of the free ones somebody has pinned behind the pool's back.
+        /// How many of the free ones somebody has pinned behind the pool's back, is filling or
+        /// clearing, or has elsewhere.
         pinned: usize,
         /// How many the pool has.
         all: usize,
@@ -137,7 +147,8 @@ pub struct PoolStats {
     pub zero: usize,
     /// How many are free and wait to be cleared: the worker's queue.
     pub dirty: usize,
-    /// How many are free and pinned behind the pool's back.
+    /// How many are free and pinned behind the pool's back, or not there: set aside until somebody
+    /// finds no other.
     pub pinned: usize,
     /// How many are free and bad, and never handed out.
     pub bad: usize,
@@ -145,33 +156,51 @@ pub struct PoolStats {
     pub cleared_ahead: u64,
     /// How many folios a taker had to clear.
     pub cleared_on_demand: u64,
-    /// How many bytes both have.
+    /// How many folios were cleared when they came back.
+    pub cleared_on_release: u64,
+    /// How many bytes all of those have.
     pub cleared: ByteLen,
 }
 
-/// Which folios are what, by their numbers in the pool.
+/// What the lock is around.
 #[derive(Debug)]
 struct Sets {
-    used: Bits,
-    zero: Bits,
-    dirty: Bits,
-    /// Free, but somebody has them pinned.
-    pinned: Bits,
-    /// Free, but bad.
-    bad: Bits,
-    /// How many are in no set because they are being cleared.
-    in_work: usize,
+    stock: Stock,
     is_closing: bool,
+    /// How many takers sleep until folios have been sorted.
+    takers: usize,
+    /// How many workers sleep until there is a dirty folio.
+    idle: usize,
+}
+
+/// The sets, locked.
+struct Locked<'a>(MutexGuard<'a, Sets>);
+
+impl Deref for Locked<'_> {
+    type Target = Stock;
+
+    fn deref(&self) -> &Stock {
+        &self.0.stock
+    }
+}
+
+impl DerefMut for Locked<'_> {
+    fn deref_mut(&mut self) -> &mut Stock {
+        &mut self.0.stock
+    }
 }
 
 struct Shared<P: Payload> {
     pagemap: Pagemap<P>,
     options: PoolOptions,
     sets: Mutex<Sets>,
-    /// Signalled when folios become dirty, when some have been cleared, and when it ends.
-    changed: Condvar,
+    /// Takers sleep on it; signalled when folios have been sorted.
+    sorted: Condvar,
+    /// Workers sleep on it; signalled when there are dirty folios, and when it ends.
+    dirtied: Condvar,
     ahead: AtomicU64,
     on_demand: AtomicU64,
+    on_release: AtomicU64,
     cancel: Cancel,
 }
 
@@ -191,7 +220,7 @@ pub struct Pooled<P: Payload = ()> {
 }
 
 impl<P: Payload> Shared<P> {
-    fn lock(&self) -> MutexGuard<'_, Sets> {
+    fn locked(&self) -> MutexGuard<'_, Sets> {
         // A panic elsewhere cannot leave the sets half changed: nothing between the changes panics.
         self.sets.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -210,107 +239,33 @@ impl<P: Payload> Shared<P> {
         }
     }
 
-    /// Puts folios that are in no set where their content says, and wakes whoever waits.
-    fn sort(&self, first: usize, folios: usize) {
-        let mut sets = self.lock();
-        for number in first..first + folios {
-            let pfn = self.pages(number, 1).start();
-            let word = self.pagemap.inner.word(pfn);
-            let set = if word.content() == Content::Zero && !word.is_partly_poisoned() {
-                &mut sets.zero
-            } else if word.content() == Content::Poisoned || word.is_partly_poisoned() {
-                &mut sets.bad
-            } else if word.pins() > 0 {
-                &mut sets.pinned
-            } else {
-                &mut sets.dirty
-            };
-            set.insert(number);
-        }
-        sets.in_work -= folios;
-        drop(sets);
-        self.changed.notify_all();
-    }
-
-    /// Takes folios that are in no set for a caller: clears those that are not zero, and makes all of
-    /// them the caller's. Returns whether that succeeded; if not, they are in sets again.
-    fn claim(&self, first: usize, folios: usize) -> Result<bool, ZeroFailure> {
-        let range = self.pages(first, folios);
-        // Of one folio it is known whether it is zero; of several, those that are not are cleared first.
-        let mut count = if folios == 1 { self.become_present(range) } else { 0 };
-        if count != folios {
-            let cleared = self.pagemap.zero(range, &ZeroOptions::default());
-            match cleared {
-                Ok(zeroed) => {
-                    let on_demand = zeroed.pages.get() >> self.order().get();
-                    self.on_demand.fetch_add(on_demand, Ordering::Relaxed);
-                }
-                Err(error) => {
-                    self.sort(first, folios);
-                    return Err(error);
-                }
-            }
-            count = self.become_present(range);
-        }
-        if count != folios {
-            self.sort(first, folios);
-            return Ok(false);
-        }
-        let mut sets = self.lock();
-        for number in first..first + folios {
-            sets.used.insert(number);
-        }
-        sets.in_work -= folios;
-        Ok(true)
-    }
-
-    /// Makes zero folios somebody's, if none is bad. Returns how many.
-    fn become_present(&self, range: PfnRange) -> usize {
-        let inner = &self.pagemap.inner;
-        inner.collect_bus_errors();
-        if inner.bad.first_in(range).is_some() {
-            return 0;
-        }
-        let mut count = 0;
-        inner.advance_run(range, &[Content::Zero], Content::Present, |_, advanced| {
-            count += usize::from(advanced.is_ok());
-        });
-        count
-    }
-
     /// Clears dirty folios until the pool ends.
     fn work(&self, percent: NonZeroU8) {
         // Where the host does not allow it, the share is still kept.
         let _ = uzone_os::priority::idle();
         let batch = usize::try_from(WORKER_BYTES >> self.pagemap.region().page_size().shift());
         let batch = (batch.unwrap_or(1) >> self.order().get()).max(1);
-        let options =
-            ZeroOptions::default().batching(Batching::COOPERATIVE).cancel(self.cancel.clone());
-        let mut sets = self.lock();
+        let mut sets = self.locked();
         loop {
-            let Some(first) = sets.dirty.first().filter(|_| !sets.is_closing) else {
-                if sets.is_closing {
-                    return;
-                }
-                sets = self.changed.wait(sets).unwrap_or_else(PoisonError::into_inner);
-                continue;
-            };
-            let mut folios = 0;
-            while folios < batch && sets.dirty.remove(first + folios) {
-                folios += 1;
+            if sets.is_closing {
+                return;
             }
-            sets.in_work += folios;
-            drop(sets);
+            if sets.stock.dirty() == 0 {
+                sets.idle += 1;
+                sets = self.dirtied.wait(sets).unwrap_or_else(PoisonError::into_inner);
+                sets.idle -= 1;
+                continue;
+            }
             let started = Instant::now();
-            let zeroed = self.pagemap.zero(self.pages(first, folios), &options);
-            let elapsed = started.elapsed();
-            self.sort(first, folios);
-            let Ok(zeroed) = zeroed else {
-                return; // memory that cannot be written: takers say so
-            };
-            let ahead = zeroed.pages.get() >> self.order().get();
-            self.ahead.fetch_add(ahead, Ordering::Relaxed);
-            sets = self.rest(elapsed, percent);
+            match uzone_pages::clear_ahead(self, Locked(sets), batch) {
+                Some(Ok(folios)) => {
+                    self.ahead.fetch_add(folios as u64, Ordering::Relaxed); // a number to report
+                }
+                // Memory that cannot be written: takers say so.
+                Some(Err(_)) => return,
+                None => {}
+            }
+            sets = self.rest(started.elapsed(), percent);
         }
     }
 
@@ -318,69 +273,35 @@ impl<P: Payload> Shared<P> {
     fn rest(&self, worked: Duration, percent: NonZeroU8) -> MutexGuard<'_, Sets> {
         let percent = u32::from(percent.get().min(100));
         let until = Instant::now() + worked * (100 - percent) / percent;
-        let mut sets = self.lock();
+        let mut sets = self.locked();
         while !sets.is_closing {
             let Some(left) = until.checked_duration_since(Instant::now()) else { break };
             if left.is_zero() {
                 break;
             }
             sets = self
-                .changed
+                .dirtied
                 .wait_timeout(sets, left)
                 .map_or_else(|error| error.into_inner().0, |(sets, _)| sets);
         }
         sets
     }
 
-    /// Takes `folios` free folios in a row out of their sets. Returns the number of the first.
-    fn pick(&self, sets: &mut Sets, folios: usize) -> Option<usize> {
-        let first = if folios == 1 {
-            sets.zero.first().or_else(|| sets.dirty.first())?
-        } else {
-            run(&sets.zero, &sets.dirty, folios)?
-        };
-        for number in first..first + folios {
-            let was_free = sets.zero.remove(number) || sets.dirty.remove(number);
-            debug_assert!(was_free, "it was just looked up");
-        }
-        sets.in_work += folios;
-        Some(first)
-    }
-
     fn take(self: &Arc<Self>, folios: usize) -> Result<Pooled<P>, TakeFailure> {
         if folios == 0 {
             return Err(TakeFailure::Nothing);
         }
-        let mut has_tried_all = false;
-        let mut sets = self.lock();
-        loop {
-            if let Some(first) = self.pick(&mut sets, folios) {
-                drop(sets);
-                if self.claim(first, folios)? {
-                    let range = self.pages(first, folios);
-                    return Ok(Pooled { shared: self.clone(), range, is_ours: true });
-                }
-                sets = self.lock();
-            } else if sets.in_work > 0 {
-                // Somebody clears what may be the last ones.
-                sets = self.changed.wait(sets).unwrap_or_else(PoisonError::into_inner);
-            } else if !has_tried_all && sets.pinned.len() + sets.bad.len() > 0 {
-                // They may have been given back, or mended, meanwhile.
-                has_tried_all = true;
-                while let Some(number) = sets.pinned.first().or_else(|| sets.bad.first()) {
-                    let _ = sets.pinned.remove(number) || sets.bad.remove(number);
-                    sets.dirty.insert(number);
-                }
-            } else {
-                let (zero, dirty, pinned) = (sets.zero.len(), sets.dirty.len(), sets.pinned.len());
-                let all = self.folios();
-                return Err(TakeFailure::Exhausted {
-                    folios,
-                    free: zero + dirty + pinned,
-                    pinned,
-                    all,
-                });
+        // Before the lock: it may call the owner, who may ask the pool.
+        self.pagemap.inner.collect_bus_errors();
+        match uzone_pages::hand_out(&**self, folios) {
+            Ok(first) => {
+                let range = self.pages(first, folios);
+                Ok(Pooled { shared: self.clone(), range, is_ours: true })
             }
+            Err(Refusal::Exhausted { free, pinned }) => {
+                Err(TakeFailure::Exhausted { folios, free, pinned, all: self.folios() })
+            }
+            Err(Refusal::Failed(failure)) => Err(failure.into()),
         }
     }
 
@@ -399,10 +320,10 @@ impl<P: Payload> Shared<P> {
         // Numbers of folios of the pool, which has sets of so many.
         let number = |pages: u64| usize::try_from(pages >> order.get()).unwrap_or(usize::MAX);
         let (first, folios) = (number(before.get()), number(given.pages().get()));
-        let sets = self.lock();
+        let stock = self.lock();
         for number in first..first + folios {
             let pfn = self.pages(number, 1).start();
-            if !sets.used.contains(number) {
+            if !stock.is_used(number) {
                 return Err(FreeFailure::Free { pfn });
             }
             let pins = self.pagemap.inner.word(pfn).pins();
@@ -410,39 +331,88 @@ impl<P: Payload> Shared<P> {
                 return Err(FreeFailure::Pinned { pfn, pins });
             }
         }
-        self.take_back(sets, first, folios);
+        self.take_back(stock, first, folios);
         Ok(())
     }
 
     /// Takes folios back that are handed out.
-    fn take_back(&self, mut sets: MutexGuard<'_, Sets>, first: usize, folios: usize) {
-        for number in first..first + folios {
-            sets.used.remove(number);
-        }
-        sets.in_work += folios;
-        drop(sets);
-        if self.options.clears_on_release {
-            // What it could not clear is dirty, and whoever takes it finds out why.
-            let _ = self.pagemap.zero(self.pages(first, folios), &ZeroOptions::default());
-        }
-        self.sort(first, folios);
+    fn take_back(&self, stock: Locked<'_>, first: usize, folios: usize) {
+        let clears = self.options.clears_on_release;
+        let cleared = uzone_pages::give_back(self, stock, first, folios, clears);
+        self.on_release.fetch_add(cleared as u64, Ordering::Relaxed); // a number to report
     }
 }
 
-/// Finds `folios` numbers in a row that are members of one set or the other.
-fn run(zero: &Bits, dirty: &Bits, folios: usize) -> Option<usize> {
-    let next = |from| match (zero.first_from(from), dirty.first_from(from)) {
-        (Some(zero), Some(dirty)) => Some(zero.min(dirty)),
-        (zero, dirty) => zero.or(dirty),
-    };
-    let mut first = next(0)?;
-    loop {
-        let end = (first..first + folios)
-            .find(|number| !zero.contains(*number) && !dirty.contains(*number));
-        match end {
-            None => return Some(first),
-            Some(end) => first = next(end + 1)?,
+impl<P: Payload> Depot for Shared<P> {
+    type Failure = ZeroFailure;
+    type Locked<'a>
+        = Locked<'a>
+    where
+        Self: 'a;
+
+    fn lock(&self) -> Locked<'_> {
+        Locked(self.locked())
+    }
+
+    fn wait<'a>(&'a self, stock: Locked<'a>) -> Locked<'a> {
+        let Locked(mut sets) = stock;
+        sets.takers += 1;
+        sets = self.sorted.wait(sets).unwrap_or_else(PoisonError::into_inner);
+        sets.takers -= 1;
+        Locked(sets)
+    }
+
+    fn sorted(&self, stock: Locked<'_>) {
+        let Locked(sets) = stock;
+        let (takers, wakes_worker) = (sets.takers, sets.idle > 0 && sets.stock.dirty() > 0);
+        drop(sets);
+        // Signals cost a system call each, so nobody is told who does not sleep.
+        if takers > 0 {
+            self.sorted.notify_all();
         }
+        if wakes_worker {
+            self.dirtied.notify_one();
+        }
+    }
+
+    fn standing(&self, number: usize) -> Standing {
+        let word = self.pagemap.inner.word(self.pages(number, 1).start());
+        if word.content() == Content::Poisoned || word.is_partly_poisoned() {
+            Standing::Bad
+        } else if word.content() == Content::Zero {
+            Standing::Zero
+        } else if word.pins() > 0 || !CLEARABLE.contains(&word.content()) {
+            Standing::Aside
+        } else {
+            Standing::Dirty
+        }
+    }
+
+    fn own(&self, first: usize, folios: usize) -> usize {
+        let is_owned = |number: &usize| {
+            let head = self.pages(*number, 1).start();
+            self.pagemap.inner.folio(head).is_some_and(Folio::take_zero)
+        };
+        (first..first + folios).filter(is_owned).count()
+    }
+
+    fn clear(&self, first: usize, folios: usize) -> Result<usize, ZeroFailure> {
+        // Nobody takes when the pool ends, so this cancels the worker, and what comes back later.
+        let options = ZeroOptions::default().batching(Batching::COOPERATIVE);
+        let options = options.cancel(self.cancel.clone());
+        let zeroed = self.pagemap.zero(self.pages(first, folios), &options)?;
+        // What raised SIGBUS is bad now where somebody watches for that, and is set aside. Else it is
+        // dirty as before, and whoever wants it has to hear why it stays so.
+        if let Some(error) = zeroed.lost().next()
+            && self.pagemap.inner.collect_bus_errors() == 0
+        {
+            return Err(ZeroFailure::Clear(error.into()));
+        }
+        Ok(usize::try_from(zeroed.pages.get() >> self.order().get()).unwrap_or(usize::MAX))
+    }
+
+    fn count_on_demand(&self, folios: usize) {
+        self.on_demand.fetch_add(folios as u64, Ordering::Relaxed); // a number to report
     }
 }
 
@@ -464,25 +434,19 @@ impl<P: Payload> Pool<P> {
     {
         let folios = pagemap.range().pages().get() >> pagemap.inner.order().get();
         let folios = usize::try_from(folios).unwrap_or(usize::MAX);
-        let sets = Sets {
-            used: Bits::new(folios),
-            zero: Bits::new(folios),
-            dirty: Bits::new(folios),
-            pinned: Bits::new(folios),
-            bad: Bits::new(folios),
-            in_work: folios,
-            is_closing: false,
-        };
+        let sets = Sets { stock: Stock::new(folios), is_closing: false, takers: 0, idle: 0 };
         let shared = Arc::new(Shared {
             pagemap,
             options,
             sets: Mutex::new(sets),
-            changed: Condvar::new(),
+            sorted: Condvar::new(),
+            dirtied: Condvar::new(),
             ahead: AtomicU64::new(0),
             on_demand: AtomicU64::new(0),
+            on_release: AtomicU64::new(0),
             cancel: Cancel::default(),
         });
-        shared.sort(0, folios);
+        uzone_pages::restock(&*shared, 0, folios);
         let mut pool = Self { shared, worker: None };
         if let Some(percent) = options.worker_percent {
             let shared = pool.shared.clone();
@@ -532,21 +496,24 @@ impl<P: Payload> Pool<P> {
     /// Returns what the pool has and has done.
     #[must_use]
     pub fn stats(&self) -> PoolStats {
-        let sets = self.shared.lock();
+        let stock = self.shared.lock();
+        // Relaxed: numbers to report.
         let ahead = self.shared.ahead.load(Ordering::Relaxed);
         let on_demand = self.shared.on_demand.load(Ordering::Relaxed);
+        let on_release = self.shared.on_release.load(Ordering::Relaxed);
         let folio =
             self.shared.order().pages().get() << self.pagemap().region().page_size().shift();
         PoolStats {
             folios: self.shared.folios(),
-            used: sets.used.len(),
-            zero: sets.zero.len(),
-            dirty: sets.dirty.len(),
-            pinned: sets.pinned.len(),
-            bad: sets.bad.len(),
+            used: stock.used(),
+            zero: stock.zero(),
+            dirty: stock.dirty(),
+            pinned: stock.pinned(),
+            bad: stock.bad(),
             cleared_ahead: ahead,
             cleared_on_demand: on_demand,
-            cleared: ByteLen::new((ahead + on_demand).saturating_mul(folio)),
+            cleared_on_release: on_release,
+            cleared: ByteLen::new((ahead + on_demand + on_release).saturating_mul(folio)),
         }
     }
 
@@ -555,7 +522,7 @@ impl<P: Payload> Pool<P> {
     /// # Errors
     /// The pool as it was, if something is.
     pub fn into_pagemap(mut self) -> Result<Pagemap<P>, Self> {
-        if self.shared.lock().used.len() > 0 {
+        if self.shared.lock().used() > 0 {
             return Err(self);
         }
         self.stop();
@@ -573,10 +540,10 @@ impl<P: Payload> Pool<P> {
 
     fn stop(&mut self) {
         let Some(worker) = self.worker.take() else { return };
-        self.shared.lock().is_closing = true;
+        self.shared.locked().is_closing = true;
         self.shared.cancel.cancel();
-        self.shared.changed.notify_all();
-        // A worker that panicked has said so, and left folios in no set.
+        self.shared.dirtied.notify_all();
+        // A worker that panicked has said so.
         let _ = worker.join();
     }
 }
@@ -641,8 +608,8 @@ impl<P: Payload> Drop for Pooled<P> {
         let pages = self.range.start().checked_since(pool.start()).unwrap_or_default();
         let first = usize::try_from(pages.get() >> order.get()).unwrap_or(usize::MAX);
         let folios = usize::try_from(self.range.pages().get() >> order.get()).unwrap_or(0);
-        let sets = self.shared.lock();
-        self.shared.take_back(sets, first, folios);
+        let stock = self.shared.lock();
+        self.shared.take_back(stock, first, folios);
     }
 }
 

@@ -5,8 +5,10 @@
 //! threads share it, and a huge page costs no more faults than a small one. So several threads ask, on
 //! the node that each of them keeps to, for huge pages where there are any. What would fail after
 //! minutes is looked up before: a memory limit that leaves too little, a pool of huge pages that is too
-//! small, transparent huge pages that are switched off. Others take memory too, so a range may still
-//! be refused halfway; what is present then is in the error.
+//! small, transparent huge pages that are switched off. Others take memory too, also under the same
+//! limit, and beyond that the kernel kills somebody instead of answering. So what is left is looked up
+//! again and again ([`Watched`]), and the request ends before that with an error that says how much is
+//! present. The kernel may still refuse a range halfway, of a pool for example; that is the same.
 //!
 //! Where huge pages are preferred, base pages fill in for those that there are not. The report says how
 //! much is which.
@@ -17,11 +19,11 @@
 use std::fmt;
 use std::num::NonZeroUsize;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use uzone_os::hugepages::{self, ThpEnabled};
-use uzone_os::memory::{self, Limit};
+use uzone_os::memory::{self, Available, Limit};
 use uzone_os::numa::{self, AffinityError};
 use uzone_os::{
     AdviseError, Collapsed, HugeSize, PopulateError, PopulateHow, Populated, ResidentError,
@@ -49,6 +51,23 @@ pub enum NotPopulated {
     )]
     TooLittleMemory {
         /// What of the range is not present yet.
+        needed: ByteLen,
+        /// What this process may still take.
+        available: ByteLen,
+        /// What the limit is.
+        limited_by: Limit,
+    },
+    /// Somebody else took memory meanwhile, and what is left is too little, or so little that going on
+    /// might have the kernel kill somebody. What is present stays so.
+    #[error(
+        "{done} of {of} are present; {needed} more are needed, and {available} can be had because others took memory meanwhile, limited by {limited_by}: raise that limit, or give what is present back and populate less"
+    )]
+    TakenMeanwhile {
+        /// What is present of the request, from the start of the range on.
+        done: ByteLen,
+        /// How much the request was for.
+        of: ByteLen,
+        /// What is not present yet.
         needed: ByteLen,
         /// What this process may still take.
         available: ByteLen,
@@ -271,7 +290,7 @@ impl Region {
         let page = mapping.page_size().bytes();
         let (start, end) = (range.start / page * page, range.end.next_multiple_of(page));
         let needed = ByteLen::new((end - start).saturating_sub(resident.get()));
-        self.check_memory(&root, needed)?;
+        let watched = self.check_memory(&root, needed)?;
         let wanted = self.prepare_huge(&root, start..end, options.huge)?;
         let (nodes, threads) = self.places(&root, options)?;
 
@@ -282,10 +301,14 @@ impl Region {
             mapping.populate(trial.clone())?;
             self.require_huge(&root, trial)?;
         }
+        let watched = watched.map(|available| Watched::new(&root, &available, needed, threads));
+        let may_begin = |chunk| watched.as_ref().is_none_or(|watched| watched.may_begin(chunk));
         let how = PopulateHow {
             threads,
             nodes: &nodes,
             deadline: options.within.and_then(|time| started.checked_add(time)),
+            chunk: watched.as_ref().map(|watched| watched.chunk),
+            may_begin: Some(&may_begin),
         };
         let populated = mapping.populate_with(
             range.clone(),
@@ -297,6 +320,13 @@ impl Region {
             },
             options.cancel.flag(),
         )?;
+        if let (Populated::Cancelled { done, of }, Some(left)) =
+            (populated, watched.and_then(Watched::into_shortage))
+        {
+            let needed = ByteLen::new(of.get() - done.get());
+            let Available { bytes: available, limited_by } = left;
+            return Err(NotPopulated::TakenMeanwhile { done, of, needed, available, limited_by });
+        }
         if options.huge == Huge::Required && matches!(populated, Populated::Whole { .. }) {
             self.require_huge(&root, range.clone())?;
         }
@@ -333,12 +363,17 @@ impl Region {
         self.memory().punch(range)
     }
 
-    /// Refuses what there is not the memory for.
-    fn check_memory(&self, root: &SystemRoot, needed: ByteLen) -> Result<(), NotPopulated> {
+    /// Refuses what there is not the memory for. Returns what there is, where that is to be looked up
+    /// again.
+    fn check_memory(
+        &self,
+        root: &SystemRoot,
+        needed: ByteLen,
+    ) -> Result<Option<Available>, NotPopulated> {
         let is_small = self.memory().page_size() == uzone_os::probe::page_size();
         match self.backing() {
             Backing::Hugetlb(size) => {
-                let Some(pool) = hugepages::pool(root, *size)? else { return Ok(()) };
+                let Some(pool) = hugepages::pool(root, *size)? else { return Ok(None) };
                 // Those that are promised to this region are free until they are touched.
                 let free = ByteLen::new(pool.free.saturating_mul(size.page_size().bytes()));
                 if free < needed {
@@ -354,11 +389,13 @@ impl Region {
                         limited_by: available.limited_by,
                     });
                 }
+                return Ok(Some(available));
             }
             // The memory of a file is its own, or the page cache, which the kernel takes back.
             _ => {}
         }
-        Ok(())
+        // Who touches a page that a pool does not have is refused, and nobody is killed.
+        Ok(None)
     }
 
     /// Tells the kernel about huge pages, and returns how many bytes of a range fit in them.
@@ -453,6 +490,104 @@ impl Region {
     }
 }
 
+/// What is asked for at a time, at least and at most: little where little is left, so that what is under
+/// way when the shortage is seen does not cause it.
+const LEAST_CHUNK: u64 = 2 << 20;
+const MOST_CHUNK: u64 = 64 << 20;
+
+/// Looks again and again whether there is enough memory for the rest of a request.
+///
+/// As long as what can be had shrinks by no more than what was populated, it may be used up to the
+/// last byte. Once others have taken some as well, a distance is kept, of what all threads may have
+/// under way, twice: somebody like us may be on the other side.
+struct Watched<'a> {
+    root: &'a SystemRoot,
+    /// What could be had before.
+    before: u64,
+    /// What was needed then.
+    needed: u64,
+    /// How much is populated at a time.
+    chunk: ByteLen,
+    /// What is kept free once others take memory.
+    distance: u64,
+    seen: Mutex<Seen>,
+}
+
+/// What was seen so far.
+struct Seen {
+    /// What was begun, finished or not.
+    begun: u64,
+    /// How much may be begun before it is looked up again.
+    trusted: u64,
+    /// What was left when that was too little.
+    shortage: Option<Available>,
+}
+
+impl<'a> Watched<'a> {
+    fn new(
+        root: &'a SystemRoot,
+        available: &Available,
+        needed: ByteLen,
+        threads: NonZeroUsize,
+    ) -> Self {
+        let threads = u64::try_from(threads.get()).unwrap_or(u64::MAX);
+        let before = available.bytes.get();
+        let chunk = (before / 32 / threads).clamp(LEAST_CHUNK, MOST_CHUNK);
+        Self {
+            root,
+            before,
+            needed: needed.get(),
+            chunk: ByteLen::new(chunk),
+            distance: chunk.saturating_mul(threads).saturating_mul(2),
+            seen: Mutex::new(Seen { begun: 0, trusted: 0, shortage: None }),
+        }
+    }
+
+    /// Returns whether another chunk may be begun.
+    fn may_begin(&self, chunk: ByteLen) -> bool {
+        // A panic of another thread left numbers that are right or too large by a chunk.
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        if seen.shortage.is_some() {
+            return false;
+        }
+        if seen.trusted < chunk.get() {
+            // What cannot be read is not known to be short.
+            if let Ok(left) = memory::available(self.root) {
+                match room(self.before, self.needed, seen.begun, left.bytes.get(), self.distance) {
+                    // Others may take as much as we do meanwhile, so a part of it is trusted.
+                    Some(room) => seen.trusted = room / 4,
+                    None => {
+                        seen.shortage = Some(left);
+                        return false;
+                    }
+                }
+            }
+        }
+        seen.trusted = seen.trusted.saturating_sub(chunk.get());
+        seen.begun = seen.begun.saturating_add(chunk.get());
+        true
+    }
+
+    /// Returns what was left when that was too little, if it ever was.
+    fn into_shortage(self) -> Option<Available> {
+        self.seen.into_inner().unwrap_or_else(PoisonError::into_inner).shortage
+    }
+}
+
+/// Returns how much can be had beyond what the rest of a request needs, or `None` if that is too
+/// little. `before` could be had when `needed` were needed; `begun` of these were begun since, and `left`
+/// can be had now.
+fn room(before: u64, needed: u64, begun: u64, left: u64, distance: u64) -> Option<u64> {
+    let rest = needed.saturating_sub(begun);
+    // Page tables, and counters that the kernel keeps by the lot, are nobody's but ours.
+    let tolerance = before / 32;
+    let others = before.saturating_sub(begun).saturating_sub(left);
+    if others <= tolerance {
+        return Some(left.saturating_sub(rest));
+    }
+    left.checked_sub(rest)?.checked_sub(distance)
+}
+
 /// A range that is not inside is the caller's mistake, whoever found it.
 fn inside(error: ResidentError) -> NotPopulated {
     match error {
@@ -473,6 +608,24 @@ fn fitting(base: u64, range: &Range<u64>, huge: u64) -> ByteLen {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_others_take_is_missed_before_it_is_needed() {
+        for (what, before, needed, begun, left, expected) in [
+            ("all of it, alone", 1000, 1000, 0, 1000, Some(0)),
+            ("halfway, alone", 1000, 1000, 500, 500, Some(0)),
+            ("at the end, alone, after page tables", 1000, 1000, 990, 0, Some(0)),
+            ("plenty, beside others", 1000, 100, 50, 500, Some(410)),
+            ("two who want 60 % each, at 30 %", 1000, 600, 300, 400, Some(60)),
+            ("two who want 60 % each, at 38 %", 1000, 600, 380, 240, None),
+            ("two who want half each, at 45 %", 1000, 500, 450, 100, Some(10)),
+            ("two who want half each, at 47 %", 1000, 500, 470, 60, None),
+            ("another took all", 1000, 600, 0, 0, None),
+            ("more than was asked for was begun", 1000, 100, 200, 500, Some(460)),
+        ] {
+            assert_eq!(room(before, needed, begun, left, 40), expected, "{what}");
+        }
+    }
 
     #[test]
     fn only_whole_huge_pages_by_address_can_be_huge() {

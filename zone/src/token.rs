@@ -17,9 +17,7 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use uzone_pages::HoldSort;
-
-use crate::hold::{Hold, Pinned, Referenced};
+use crate::hold::{Pinned, Referenced};
 use crate::zone::Zone;
 
 const LISTS: usize = 16;
@@ -74,7 +72,7 @@ struct List {
 
 struct Place {
     turn: u32,
-    hold: Option<Hold>,
+    guard: Option<Redeemed>,
 }
 
 /// The raw guards of a zone.
@@ -108,32 +106,32 @@ impl Tokens {
         self.lists[list].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn park(&self, hold: Hold) -> RawGuard {
+    pub(crate) fn park(&self, guard: Redeemed) -> RawGuard {
         let number = own_list();
         let mut list = self.list(number);
         let place = list.empty.pop().unwrap_or_else(|| {
             let place = list.places.len();
             assert!(place < MAX_PLACES, "more than {MAX_PLACES} raw guards in one list");
-            list.places.push(Place { turn: 0, hold: None });
+            list.places.push(Place { turn: 0, guard: None });
             place
         });
         let slot = &mut list.places[place];
         // Zero is no turn, so that no guard is zero.
         slot.turn = slot.turn.checked_add(1).unwrap_or(1);
-        slot.hold = Some(hold);
+        slot.guard = Some(guard);
         let (turn, number, place) = (u64::from(slot.turn), number as u64, place as u64);
         RawGuard(turn << 32 | number << PLACE_BITS | place)
     }
 
-    fn redeem(&self, raw: RawGuard) -> Option<Hold> {
+    fn redeem(&self, raw: RawGuard) -> Option<Redeemed> {
         let turn = raw.0 >> 32;
         let low = usize::try_from(raw.0 & u64::from(u32::MAX)).ok()?;
         let place = low % MAX_PLACES;
         let mut list = self.list(low / MAX_PLACES % LISTS);
         let slot = list.places.get_mut(place).filter(|slot| u64::from(slot.turn) == turn)?;
-        let hold = slot.hold.take()?;
+        let guard = slot.guard.take()?;
         list.empty.push(place);
-        Some(hold)
+        Some(guard)
     }
 }
 
@@ -143,10 +141,6 @@ impl Zone {
     /// # Errors
     /// [`NotAGuard`] if it was redeemed before, or never was a guard of this zone.
     pub fn redeem(&self, raw: RawGuard) -> Result<Redeemed, NotAGuard> {
-        let hold = self.shared.tokens.redeem(raw).ok_or(NotAGuard { bits: raw.0 })?;
-        Ok(match hold.sort() {
-            HoldSort::Pin => Redeemed::Pinned(Pinned(hold)),
-            HoldSort::Reference => Redeemed::Referenced(Referenced(hold)),
-        })
+        self.shared.tokens.redeem(raw).ok_or(NotAGuard { bits: raw.0 })
     }
 }

@@ -7,8 +7,8 @@
 //! the kernel or an earlier call has cleared it, is left alone: clearing twice costs as much as
 //! clearing once.
 //!
-//! What cannot be cleared is no error of the call: pages that are pinned, bad, or somebody else's at
-//! the moment are in the answer with the reason, and all others are done. Cancelling is no error
+//! What cannot be cleared is no error of the call: pages that are pinned, bad, not there, or somebody
+//! else's at the moment are in the answer with the reason, and all others are done. Cancelling is no error
 //! either; a page of which a byte is left is *unknown* afterwards.
 //!
 //! Units: pages. Cost: what the stores take ([`Region::zero_range`](crate::Region::zero_range)), and
@@ -18,13 +18,17 @@ use std::fmt;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use uzone_os::AdviseError;
+use uzone_os::{AccessError, AdviseError};
 use uzone_pages::{AdvanceError, ByteLen, Content, Order, PageCount, Payload, Pfn, PfnRange};
 
 use crate::batches::Job;
 use crate::clear::{ClearError, Cleared, CopyOptions, ZeroOptions};
 use crate::hold::Holdable;
 use crate::pagemap::{Inner, Pagemap};
+
+/// How many folios of a call are tried whose memory turns out not to be there, before all others that
+/// are left are taken for such: each costs a signal, and a file that was truncated has millions.
+const MOST_LOST: usize = 64;
 
 /// How much is claimed at a time: others find the rest as it is, and batches need not be larger.
 const CLAIM: ByteLen = ByteLen::gib(1);
@@ -99,6 +103,11 @@ pub enum Unclearable {
     /// It is not there, or somebody is at work on its bytes.
     #[error("its content is {0}")]
     Content(Content),
+    /// Touching it raised `SIGBUS`, which a handler that is installed made this of
+    /// ([`bus::install`](crate::bus::install)). Of its bytes nothing is known; if somebody watches for
+    /// that ([`Pagemap::watch_bus_errors`]), the page is bad from now on.
+    #[error("its memory is not there: {0}")]
+    Lost(AccessError),
 }
 
 impl Unclearable {
@@ -143,6 +152,14 @@ impl Zeroed {
     #[must_use]
     pub fn is_whole(&self) -> bool {
         self.left.is_empty() && self.bad.is_empty() && self.cancelled == PageCount::default()
+    }
+
+    /// Returns the errors of folios whose memory turned out not to be there.
+    pub(crate) fn lost(&self) -> impl Iterator<Item = AccessError> {
+        self.left.iter().filter_map(|(_, cause)| match cause {
+            Unclearable::Lost(error) => Some(*error),
+            _ => None,
+        })
     }
 
     fn add(&mut self, range: PfnRange) {
@@ -256,31 +273,81 @@ impl<P: Payload> Inner<P> {
         options: &ZeroOptions,
         zeroed: &mut Zeroed,
     ) -> Result<(), ClearError> {
-        let shift = self.region().page_size().shift();
         for (index, range) in claimed.ranges.iter().enumerate() {
-            let cleared = self.clear_range(*range, options, zeroed);
-            let (done, rest) = match cleared {
-                Ok(None) => (Some(*range), None),
-                Ok(Some(until)) => {
-                    // Whole folios up to the first byte that is left.
-                    let pages = PageCount::new((until - self.bytes_of(*range).start) >> shift);
-                    split_at(*range, pages, self.order())
+            if let Err(error) = self.clear_claimed(*range, options, zeroed) {
+                for range in &claimed.ranges[index + 1..] {
+                    self.finish(*range, Content::Unknown, zeroed);
                 }
-                Err(error) => {
-                    for range in &claimed.ranges[index..] {
-                        self.finish(*range, Content::Unknown, zeroed);
-                    }
-                    return Err(error);
-                }
-            };
-            if let Some(done) = done {
-                self.finish(done, Content::Zero, zeroed);
-            }
-            if let Some(rest) = rest {
-                self.finish(rest, Content::Unknown, zeroed);
+                return Err(error);
             }
         }
         Ok(())
+    }
+
+    /// Clears a range that was claimed, but for folios whose memory turns out not to be there, and lets
+    /// all of it go.
+    fn clear_claimed(
+        &self,
+        range: PfnRange,
+        options: &ZeroOptions,
+        zeroed: &mut Zeroed,
+    ) -> Result<(), ClearError> {
+        let shift = self.region().page_size().shift();
+        // What is still to do, the next part last.
+        let mut parts = vec![range];
+        while let Some(part) = parts.pop() {
+            match self.clear_range(part, options, zeroed) {
+                Ok(None) => self.finish(part, Content::Zero, zeroed),
+                Ok(Some(until)) => {
+                    // Whole folios up to the first byte that is left.
+                    let pages = PageCount::new((until - self.bytes_of(part).start) >> shift);
+                    let (done, rest) = split_at(part, pages, self.order());
+                    if let Some(done) = done {
+                        self.finish(done, Content::Zero, zeroed);
+                    }
+                    if let Some(rest) = rest {
+                        self.finish(rest, Content::Unknown, zeroed);
+                    }
+                }
+                Err(ClearError::Access(error @ AccessError::Bus { offset, .. })) => {
+                    // Stores are in any order, so of the other folios nothing is known, and they are
+                    // cleared again; those before the one that is lost come next.
+                    let pages = offset.saturating_sub(self.bytes_of(part).start) >> shift;
+                    let (before, rest) = split_at(part, PageCount::new(pages), self.order());
+                    let rest = rest.unwrap_or(part);
+                    let (lost, behind) = match zeroed.lost().count() {
+                        tried if tried < MOST_LOST => {
+                            split_at(rest, self.order().pages(), self.order())
+                        }
+                        _ => (Some(rest), None),
+                    };
+                    self.lose(lost.unwrap_or(rest), error, zeroed);
+                    parts.extend(behind);
+                    parts.extend(before);
+                }
+                Err(error) => {
+                    for part in parts.into_iter().chain([part]) {
+                        self.finish(part, Content::Unknown, zeroed);
+                    }
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets folios go whose memory is not there.
+    fn lose(&self, range: PfnRange, error: AccessError, zeroed: &mut Zeroed) {
+        let cancelled = zeroed.cancelled;
+        self.finish(range, Content::Unknown, zeroed);
+        zeroed.cancelled = cancelled; // nobody did
+        let folios = range.iter().filter(|pfn| pfn.is_aligned(self.order()));
+        let known = zeroed.bad.clone();
+        zeroed.left.extend(
+            folios
+                .filter(|head| !known.contains(head))
+                .map(|head| (head, Unclearable::Lost(error))),
+        );
     }
 
     /// Clears a range that was claimed. Returns the first byte that is left if it was cancelled.
@@ -299,6 +366,9 @@ impl<P: Payload> Inner<P> {
             let (mapping, page) = (self.region().mapping(), self.region().page_size());
             let cleared: Cleared = Job::zero(mapping, page, bytes.start, len, &options)?.run();
             zeroed.longest_pause = zeroed.longest_pause.max(cleared.longest_pause);
+            if let Some(error) = cleared.error {
+                return Err(error.into());
+            }
             if !cleared.is_whole() {
                 // With a hint or several threads the bytes that are done may be in several pieces:
                 // what counts is the first that follows from the start.
@@ -328,7 +398,7 @@ fn split_at(
 }
 
 /// The states whose bytes may be cleared: somebody's old ones, and nobody's.
-const CLEARABLE: [Content; 2] = [Content::Unknown, Content::Present];
+pub(crate) const CLEARABLE: [Content; 2] = [Content::Unknown, Content::Present];
 
 impl<P: Payload> Pagemap<P> {
     /// Clears the folios of `range`, but for those that are zero already. Those that are pinned, bad,
@@ -357,6 +427,8 @@ impl<P: Payload> Pagemap<P> {
         }
         if let Some(folio) = hinted {
             self.zero_piece(folio, options, &mut zeroed)?;
+        }
+        if hinted.is_some() || zeroed.lost().next().is_some() {
             sort(&mut zeroed);
         }
         zeroed.elapsed = started.elapsed();

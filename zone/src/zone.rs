@@ -7,14 +7,14 @@
 //! Locks: the list of claims, the list of kept memory, the directory's writers and each list of raw
 //! guards have one; none is held while another is taken, nor over a system call.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use uzone_os::{SystemRoot, memory};
 use uzone_pages::{AddrError, ByteLen, Order, PageCount, PageSize, Payload, Pfn, PfnRange};
 
 use crate::bind::{self, BindError, BindFailure};
 use crate::directory::Directory;
-use crate::hold::{Holdable, Segment};
+use crate::hold::{Place, Segment};
 use crate::keep::Keep;
 use crate::options::BindOptions;
 use crate::pagemap::Pagemap;
@@ -80,8 +80,8 @@ impl Claim {
 
 impl Claim {
     /// Lets others find the pages of this claim, which lie at `segment`.
-    pub(crate) fn publish(&self, segment: Segment, page: PageSize, pagemap: Weak<dyn Holdable>) {
-        self.shared.directory.insert(self.id, segment, self.range, page, pagemap);
+    pub(crate) fn publish(&self, segment: Segment, page: PageSize, place: Arc<Place>) {
+        self.shared.directory.insert(self.id, segment, self.range, page, place);
     }
 }
 

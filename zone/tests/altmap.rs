@@ -4,6 +4,9 @@
 //! Needs, for two cases: root, and 16 MiB that can be had in huge pages.
 #![allow(clippy::unwrap_used, reason = "a test says what it could not do by panicking")]
 
+#[path = "common/hugetlb.rs"]
+mod hugetlb;
+
 use std::fs::File;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
@@ -11,6 +14,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use hugetlb::RaisedPool;
 use uzone::{
     AltmapOptions, Backing, BindError, BindFailure, BindOptions, ByteLen, Cancel, Exclusivity,
     ExclusivityError, HoldFailure, HugeSize, Init, LayoutError, LinuxPage, LinuxSeed, MemmapPages,
@@ -626,40 +630,10 @@ fn skip(name: &str, reason: &str, variable: &str) {
     eprintln!("skipped: {name}: {reason}");
 }
 
-/// The pool of 2 MiB pages, made larger for a test and put back when that ends, also by a panic.
-struct Pool {
-    before: String,
-}
-
-impl Pool {
-    const FILE: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
-
-    fn raise(pages: u64) -> Result<Self, String> {
-        let read = || std::fs::read_to_string(Self::FILE).map_err(|error| error.to_string());
-        let before = read()?;
-        let total = before.trim().parse::<u64>().map_err(|error| error.to_string())? + pages;
-        std::fs::write(Self::FILE, total.to_string()).map_err(|error| error.to_string())?;
-        let pool = Self { before };
-        let got = read()?;
-        if got.trim().parse::<u64>().is_ok_and(|got| got >= total) {
-            Ok(pool)
-        } else {
-            Err(format!("asked for {total} huge pages and got {}", got.trim()))
-        }
-    }
-}
-
-impl Drop for Pool {
-    fn drop(&mut self) {
-        // Nobody is left to tell; the next run finds the pool as it is.
-        let _ = std::fs::write(Self::FILE, &self.before);
-    }
-}
-
 #[test]
 fn a_region_of_huge_pages_gives_whole_ones_and_is_read_as_zero_only_untouched() {
     let name = "a_region_of_huge_pages_gives_whole_ones_and_is_read_as_zero_only_untouched";
-    let _pool = match Pool::raise(8) {
+    let _pool = match RaisedPool::raise(8) {
         Ok(pool) => pool,
         Err(reason) => return skip(name, &reason, "REQUIRE_ALL"),
     };

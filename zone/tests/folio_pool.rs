@@ -297,3 +297,126 @@ fn tenants_at_once_beside_a_worker_that_is_stopped_never_see_each_others_bytes()
     }
     assert!(pagemap.unbind().is_ok());
 }
+
+/// Of several who want the last folio while it is being cleared, one gets it and the others are told
+/// that there is none: nobody waits for what is not coming.
+#[test]
+fn whoever_waits_for_the_last_folio_hears_that_another_has_it() {
+    for round in 0..200_u32 {
+        let region = Region::anonymous(ByteLen::new(4 * PAGE)).unwrap();
+        region.write_at(0, &vec![0xa5; 4 * PAGE as usize]).unwrap();
+        let pagemap = Zone::new().bind(region, options(2)).unwrap();
+        let kind = match round % 2 {
+            0 => PoolOptions::default().without_worker(),
+            _ => PoolOptions::default(),
+        };
+        let pool = Pool::new(pagemap, kind).unwrap();
+        let taken: Vec<Result<Pooled, TakeFailure>> = std::thread::scope(|scope| {
+            let takers: Vec<_> = (0..3).map(|_| scope.spawn(|| pool.take())).collect();
+            takers.into_iter().map(|taker| taker.join().unwrap()).collect()
+        });
+        assert_eq!(taken.iter().filter(|taken| taken.is_ok()).count(), 1, "{taken:?}");
+    }
+}
+
+/// What a process leaves in shared memory when it is killed, in the middle of clearing too, is what the
+/// next one finds there: nothing of it is believed to be zero.
+#[test]
+fn what_a_killed_process_left_half_cleared_is_cleared_by_the_next() {
+    const CHILD: &str = "UZONE_TEST_POOL_CHILD";
+    const LEN: u64 = 16 << 20;
+    let bind = |path: &std::path::Path| {
+        let region = Region::file(path, 0, ByteLen::new(LEN)).unwrap();
+        Zone::new().bind(region, options(2)).unwrap()
+    };
+    if let Some(path) = std::env::var_os(CHILD) {
+        // A tenant that fills and gives back for ever, beside a worker that clears.
+        let pool = Pool::new(
+            bind(path.as_ref()),
+            PoolOptions::default().worker(NonZeroU8::new(100).unwrap()),
+        )
+        .unwrap();
+        println!("ready");
+        loop {
+            let held: Vec<Pooled> = (0..64).map_while(|_| pool.take().ok()).collect();
+            for pooled in &held {
+                assert_zero_and_use(&pool, pooled, 0x5a);
+            }
+        }
+    }
+    let path = std::env::temp_dir().join(format!("uzone-pool-{}", std::process::id()));
+    std::fs::write(&path, vec![0x5a; LEN as usize]).unwrap();
+    for round in 0..6_u64 {
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["what_a_killed_process_left_half_cleared_is_cleared_by_the_next", "--exact"])
+            .arg("--nocapture")
+            .env(CHILD, &path)
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut said = std::io::BufReader::new(child.stdout.take().unwrap());
+        let mut line = String::new();
+        while !line.contains("ready") {
+            line.clear();
+            assert_ne!(std::io::BufRead::read_line(&mut said, &mut line).unwrap(), 0, "it died");
+        }
+        // Anywhere in what it does next: the time decides, and differs from round to round.
+        std::thread::sleep(Duration::from_micros(300 + 1700 * round));
+        child.kill().unwrap();
+        assert!(!child.wait().unwrap().success(), "it ended by itself");
+        let kind = every_kind()[round as usize % 3];
+        let pool = Pool::new(bind(&path), kind).unwrap();
+        assert_eq!(pool.stats().zero, 0, "nothing is known of what is there");
+        let all: Vec<Pooled> = std::iter::from_fn(|| pool.take().ok()).collect();
+        assert_eq!(all.len() as u64, LEN / PAGE / 4);
+        for pooled in &all {
+            assert_zero_and_use(&pool, pooled, 0x5a);
+        }
+    }
+    std::fs::remove_file(path).unwrap();
+}
+
+/// A clearing that is cancelled at any moment leaves the states true: what is *zero* is, and the pool
+/// clears the rest before it hands it out.
+#[test]
+fn what_was_cancelled_at_any_moment_is_zero_or_not_called_so() {
+    for order in [0_u8, 2] {
+        let mut pagemap = used(order);
+        for stop_after in (0..40_u64).chain([u64::MAX]) {
+            let cancel = uzone::Cancel::default();
+            let zero = {
+                let cancel = cancel.clone();
+                let batches = std::sync::atomic::AtomicU64::new(0);
+                uzone::ZeroOptions::default()
+                    .batching(uzone::Batching::Bytes(ByteLen::new(5 * PAGE)))
+                    .cancel(cancel.clone())
+                    .hint((stop_after % 37 * 7 % PAGES) * PAGE)
+                    .on_batch(move |_| {
+                        if batches.fetch_add(1, Ordering::Relaxed) >= stop_after {
+                            cancel.cancel();
+                        }
+                    })
+            };
+            let zeroed = pagemap.zero(pagemap.range(), &zero).unwrap();
+            let done = zeroed.pages.get() + zeroed.cancelled.get();
+            assert_eq!((done, zeroed.left.len()), (PAGES, 0), "{zeroed}");
+            let mut bytes = vec![1; PAGE as usize];
+            for pfn in pagemap.range().iter() {
+                let content =
+                    pagemap.page(pfn.align_down(Order::new(order))).unwrap().word().content();
+                if content == uzone::Content::Zero {
+                    pagemap.region().read_at((pfn.get() - BASE) * PAGE, &mut bytes).unwrap();
+                    assert!(bytes.iter().all(|byte| *byte == 0), "{pfn} after {stop_after}");
+                }
+            }
+            let pool = Pool::new(pagemap, PoolOptions::default().without_worker()).unwrap();
+            let all: Vec<Pooled> = std::iter::from_fn(|| pool.take().ok()).collect();
+            assert_eq!(all.len() as u64, PAGES >> order);
+            for pooled in &all {
+                assert_zero_and_use(&pool, pooled, 0xa5);
+            }
+            drop(all);
+            pagemap = pool.into_pagemap().unwrap();
+        }
+    }
+}

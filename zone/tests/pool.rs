@@ -3,6 +3,10 @@
 //! Needs: root, and 32 MiB that can be had in huge pages.
 #![allow(clippy::unwrap_used, reason = "a test says what it could not do by panicking")]
 
+#[path = "common/hugetlb.rs"]
+mod hugetlb;
+
+use hugetlb::RaisedPool;
 use uzone::{
     BindOptions, ByteLen, HugeSize, LinuxPage, LinuxSeed, MemmapPages, MemoryKind, Region, Source,
     Zone,
@@ -16,39 +20,9 @@ fn linux() -> BindOptions<LinuxPage> {
     BindOptions::with_payload(MemoryKind::Generic, LinuxSeed::default())
 }
 
-/// The pool of 2 MiB pages, made larger for a test and put back when that ends, also by a panic.
-struct Pool {
-    before: String,
-}
-
-impl Pool {
-    const FILE: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
-
-    fn raise(pages: u64) -> Result<Self, String> {
-        let read = || std::fs::read_to_string(Self::FILE).map_err(|error| error.to_string());
-        let before = read()?;
-        let total = before.trim().parse::<u64>().map_err(|error| error.to_string())? + pages;
-        std::fs::write(Self::FILE, total.to_string()).map_err(|error| error.to_string())?;
-        let pool = Self { before };
-        let got = read()?;
-        if got.trim().parse::<u64>().is_ok_and(|got| got >= total) {
-            Ok(pool)
-        } else {
-            Err(format!("asked for {total} huge pages and got {}", got.trim()))
-        }
-    }
-}
-
-impl Drop for Pool {
-    fn drop(&mut self) {
-        // Nobody is left to tell; the next run finds the pool as it is.
-        let _ = std::fs::write(Self::FILE, &self.before);
-    }
-}
-
 #[test]
 fn descriptors_lie_in_the_hugetlb_pool_where_it_has_room_and_may() {
-    let _pool = match Pool::raise(16) {
+    let _pool = match RaisedPool::raise(16) {
         Ok(pool) => pool,
         Err(reason) => {
             assert!(std::env::var_os("REQUIRE_ALL").is_none(), "{reason}");

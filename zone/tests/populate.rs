@@ -3,12 +3,16 @@
 //! Needs, for some: root, transparent huge pages, 32 MiB that can be had in huge pages.
 #![allow(clippy::unwrap_used, reason = "a test says what it could not do by panicking")]
 
+#[path = "common/hugetlb.rs"]
+mod hugetlb;
+
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use hugetlb::RaisedPool;
 use uzone::{
     AdviseError, Backing, ByteLen, Cancel, Huge, HugeSize, Mapping, NotPopulated, PopulateError,
     PopulateOptions, Populated, Progress, Region,
@@ -264,39 +268,9 @@ fn a_hole_in_a_file_is_seen_by_who_reads_it_and_what_is_not_shared_is_refused() 
     assert!(all_zero(&adopted, 0..MIB), "private memory that became a region");
 }
 
-/// The pool of 2 MiB pages, made larger for a test and put back when that ends, also by a panic.
-struct Pool {
-    before: String,
-}
-
-impl Pool {
-    const FILE: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
-
-    fn raise(pages: u64) -> Result<Self, String> {
-        let read = || std::fs::read_to_string(Self::FILE).map_err(|error| error.to_string());
-        let before = read()?;
-        let total = before.trim().parse::<u64>().map_err(|error| error.to_string())? + pages;
-        std::fs::write(Self::FILE, total.to_string()).map_err(|error| error.to_string())?;
-        let pool = Self { before };
-        let got = read()?;
-        if got.trim().parse::<u64>().is_ok_and(|got| got >= total) {
-            Ok(pool)
-        } else {
-            Err(format!("asked for {total} huge pages and got {}", got.trim()))
-        }
-    }
-}
-
-impl Drop for Pool {
-    fn drop(&mut self) {
-        // Nobody is left to tell; the next run finds the pool as it is.
-        let _ = std::fs::write(Self::FILE, &self.before);
-    }
-}
-
 #[test]
 fn a_region_of_a_pool_is_huge_may_be_punched_and_finds_an_empty_pool_at_once() {
-    let pool = match Pool::raise(8) {
+    let pool = match RaisedPool::raise(8) {
         Ok(pool) => pool,
         Err(reason) => return skip("a_region_of_a_pool", &reason),
     };
@@ -318,5 +292,145 @@ fn a_region_of_a_pool_is_huge_may_be_punched_and_finds_an_empty_pool_at_once() {
             assert_eq!((needed, free), (ByteLen::mib(2), ByteLen::ZERO));
         }
         Err(error) => panic!("{error}"),
+    }
+}
+
+/// A control group of our own with a limit on memory, removed when dropped.
+struct Group(PathBuf);
+
+impl Group {
+    fn new(limit: u64) -> Result<Self, String> {
+        let mounts = std::fs::read_to_string("/proc/self/mountinfo").map_err(|e| e.to_string())?;
+        let (top, file) = mounts
+            .lines()
+            .find_map(|line| {
+                let (left, right) = line.split_once(" - ")?;
+                let point = PathBuf::from(left.split(' ').nth(4)?);
+                match right.split(' ').next()? {
+                    "cgroup"
+                        if right.rsplit(' ').next()?.split(',').any(|name| name == "memory") =>
+                    {
+                        Some((point, "memory.limit_in_bytes"))
+                    }
+                    "cgroup2" => {
+                        let given = std::fs::read_to_string(point.join("cgroup.subtree_control"));
+                        let has = given.ok()?.split_whitespace().any(|name| name == "memory");
+                        has.then_some((point, "memory.max"))
+                    }
+                    _ => None,
+                }
+            })
+            .ok_or("no hierarchy of control groups has the memory controller to give")?;
+        let path = top.join(format!("uzone-test-{}", std::process::id()));
+        let said = |error| format!("{}: {error}: run as root", path.display());
+        std::fs::create_dir(&path).map_err(said)?;
+        let group = Self(path.clone());
+        std::fs::write(path.join(file), limit.to_string()).map_err(said)?;
+        Ok(group)
+    }
+
+    /// How often the kernel has killed somebody here; `None` where it does not say.
+    fn kills(&self) -> Option<u64> {
+        ["memory.events", "memory.oom_control"].into_iter().find_map(|file| {
+            let text = std::fs::read_to_string(self.0.join(file)).ok()?;
+            text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.parse().ok())
+        })
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        for _ in 0..500 {
+            if std::fs::remove_dir(&self.0).is_ok() {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        eprintln!("{} is left behind", self.0.display());
+    }
+}
+
+/// Two processes under one limit, each of which would fit alone: nobody is killed, and who is short
+/// says so with numbers, before the time that the rest would have taken is spent.
+#[test]
+fn two_processes_that_share_a_limit_find_the_shortage_and_nobody_is_killed() {
+    const NAME: &str = "two_processes_that_share_a_limit_find_the_shortage_and_nobody_is_killed";
+    const CHILD: &str = "UZONE_TEST_GROUP";
+    const LIMIT: u64 = 512 * MIB;
+    if let Some(group) = std::env::var_os(CHILD) {
+        let percent: u64 = std::env::var("UZONE_TEST_PERCENT").unwrap().parse().unwrap();
+        let group = PathBuf::from(group);
+        std::fs::write(group.join("cgroup.procs"), std::process::id().to_string()).unwrap();
+        println!("joined");
+        // Begun when both have joined, and ended together, so that both want memory at once.
+        std::io::stdin().read_line(&mut String::new()).unwrap();
+        let region = anonymous((LIMIT / 100 * percent).next_multiple_of(2 * MIB));
+        let result = region.populate(0..region.len().get(), &PopulateOptions::default());
+        match result {
+            Ok(report) => println!("whole {}", report.done().get()),
+            Err(error @ NotPopulated::TakenMeanwhile { done, of, needed, available, .. }) => {
+                assert_eq!(of, region.len());
+                assert_eq!(done.get() + needed.get(), of.get());
+                assert!(available.get() < LIMIT, "{error}");
+                assert!(error.to_string().contains("raise that limit"), "{error}");
+                assert!(region.mapping().resident().unwrap() >= done);
+                println!("short {error}");
+            }
+            Err(error @ NotPopulated::TooLittleMemory { .. }) => println!("short {error}"),
+            Err(error) => panic!("{error}"),
+        }
+        std::io::stdin().read_line(&mut String::new()).unwrap();
+        return;
+    }
+    let group = match Group::new(LIMIT) {
+        Ok(group) => group,
+        Err(reason) => return skip(NAME, &reason),
+    };
+    for percent in [60, 52, 90] {
+        let mut children: Vec<_> = (0..2)
+            .map(|_| {
+                std::process::Command::new(std::env::current_exe().unwrap())
+                    .args([NAME, "--exact", "--nocapture", "--test-threads=1"])
+                    .env(CHILD, &group.0)
+                    .env("UZONE_TEST_PERCENT", percent.to_string())
+                    .stdin(std::process::Stdio::piped())
+                    .stdout(std::process::Stdio::piped())
+                    .spawn()
+                    .unwrap()
+            })
+            .collect();
+        let mut said: Vec<_> = children
+            .iter_mut()
+            .map(|child| std::io::BufReader::new(child.stdout.take().unwrap()))
+            .collect();
+        let mut hear = |child: usize, words: &[&str]| loop {
+            let mut line = String::new();
+            let len = std::io::BufRead::read_line(&mut said[child], &mut line).unwrap();
+            assert_ne!(len, 0, "a child ended before it said one of {words:?}");
+            // A test's first line begins with its name.
+            if let Some(at) = words.iter().find_map(|word| line.find(word)) {
+                return line[at..].to_owned();
+            }
+        };
+        let tell = |children: &mut [std::process::Child]| {
+            for child in children {
+                std::io::Write::write_all(child.stdin.as_mut().unwrap(), b"go\n").unwrap();
+            }
+        };
+        (0..2).for_each(|child| drop(hear(child, &["joined"])));
+        let started = Instant::now();
+        tell(&mut children);
+        let results: Vec<String> = (0..2).map(|child| hear(child, &["short ", "whole "])).collect();
+        let elapsed = started.elapsed();
+        tell(&mut children);
+        for mut child in children {
+            assert!(child.wait().unwrap().success(), "{percent} %: {results:?}");
+        }
+        assert!(
+            results.iter().any(|result| result.starts_with("short")),
+            "{percent} %: {results:?}"
+        );
+        assert!(elapsed < Duration::from_secs(60), "{percent} %: {elapsed:?}");
+        assert_eq!(group.kills().unwrap_or(0), 0, "{percent} %: {results:?}");
     }
 }

@@ -16,6 +16,7 @@ use std::num::NonZeroU64;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
+use uzone_os::FileWrites;
 use uzone_os::page_cache::{self, CachedRead};
 use uzone_pages::ByteLen;
 
@@ -31,6 +32,7 @@ const SMALLEST_HALF: u64 = 16 << 10;
 pub struct FileBacking {
     file: File,
     len: u64,
+    is_writable: bool,
 }
 
 impl FileBacking {
@@ -40,7 +42,23 @@ impl FileBacking {
     /// What the system says about its length.
     pub fn new(file: File) -> io::Result<Self> {
         let len = file.metadata()?.len();
-        Ok(Self { file, len })
+        Ok(Self { file, len, is_writable: false })
+    }
+
+    /// Takes a file that is open for reading and writing, as long as it is now: what is written to
+    /// the mapping can be brought back, up to that length. Whether it is on the device then is for
+    /// whoever has the file to say ([`File::sync_data`]).
+    ///
+    /// # Errors
+    /// What the system says about it, and [`io::ErrorKind::PermissionDenied`] if it is not open for
+    /// writing, or for appending: then what is written would not go where it belongs.
+    pub fn writable(file: File) -> io::Result<Self> {
+        let why = match uzone_os::file_writes(&file)? {
+            FileWrites::Anywhere => return Ok(Self { is_writable: true, ..Self::new(file)? }),
+            FileWrites::Nowhere => "the file is not open for writing",
+            FileWrites::AtTheEnd => "the file is open for appending: open it without that",
+        };
+        Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
     }
 
     /// Reads what the cache has from `at` on. Returns how many bytes of `out` are right: those
@@ -138,6 +156,22 @@ impl Backing for FileBacking {
             }
         })?;
         Ok(())
+    }
+
+    fn write_back(&self, offset: u64, bytes: &[u8]) -> Result<(), BackingError> {
+        let len_bytes = bytes.len() as u64;
+        if !self.is_writable {
+            let reason = "the file was taken to be read: take it by FileBacking::writable";
+            return Err(BackingError::ReadOnly { offset, len_bytes, reason });
+        }
+        let bytes = &bytes[..self.inside(offset, bytes.len())];
+        let failed = |cause| BackingError::Write { offset, len_bytes, cause };
+        let end = self.file.metadata().map_err(failed)?.len();
+        if offset + bytes.len() as u64 > end {
+            // Writing would make it longer again, with zeroes in between.
+            return Err(BackingError::Short { offset, len_bytes, end });
+        }
+        self.file.write_all_at(bytes, offset).map_err(failed)
     }
 
     fn read_ahead(&self, range: Range<u64>) {

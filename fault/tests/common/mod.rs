@@ -132,12 +132,17 @@ pub(crate) fn unnamed_file() -> File {
     file
 }
 
-/// The same with the words in it.
-pub(crate) fn file_of(len: u64) -> File {
+/// The same with these bytes in it.
+pub(crate) fn file_with(bytes: &[u8]) -> File {
     let mut file = unnamed_file();
-    file.write_all(&words(len)).unwrap();
+    file.write_all(bytes).unwrap();
     file.sync_all().unwrap();
     file
+}
+
+/// The same with the words in it.
+pub(crate) fn file_of(len: u64) -> File {
+    file_with(&words(len))
 }
 
 pub(crate) fn options(advice: Advice, pages: u64) -> LazyOptions {
@@ -258,5 +263,38 @@ pub(crate) fn ends(child: &mut Child) -> Option<ExitStatus> {
             return None;
         }
         std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+pub(crate) fn bytes_of(memory: &LazyMapping, offset: u64, len: u64) -> Vec<u8> {
+    let mut seen = vec![0; usize_of(len)];
+    memory.read_at(offset, &mut seen).unwrap();
+    seen
+}
+
+/// Huge pages that were added to the pool, and are taken back when dropped.
+pub(crate) struct Pool(u64);
+
+const POOL: &str = "/proc/sys/vm/nr_hugepages";
+
+impl Pool {
+    fn size() -> Option<u64> {
+        std::fs::read_to_string(POOL).ok()?.trim().parse().ok()
+    }
+
+    pub(crate) fn try_grow(pages: u64) -> Result<Self, String> {
+        let before = Self::size().ok_or_else(|| format!("{POOL} cannot be read"))?;
+        std::fs::write(POOL, (before + pages).to_string())
+            .map_err(|error| format!("{POOL}: {error}: run as root"))?;
+        let pool = Self(Self::size().unwrap_or(before).saturating_sub(before));
+        if pool.0 < pages { Err(format!("the host gave {} huge pages", pool.0)) } else { Ok(pool) }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        if let Some(now) = Self::size() {
+            let _ = std::fs::write(POOL, now.saturating_sub(self.0).to_string());
+        }
     }
 }

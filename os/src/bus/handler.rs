@@ -6,7 +6,7 @@
 //!
 //! | SIGBUS | what is done |
 //! |---|---|
-//! | of a guarded copy, at an address of its guarded side | recorded; the copy returns an error |
+//! | of a guarded copy or clearing, at an address of a guarded side | recorded; it returns an error |
 //! | action optional, at a watched address | recorded; the thread goes on |
 //! | another one of the kernel's | recorded where watched; then the previous action |
 //! | of kill(2), sigqueue(3) and the like | the previous action |
@@ -76,7 +76,7 @@ static IS_INSTALLED: AtomicBool = AtomicBool::new(false);
 /// Held over an installation, and never by the handler.
 static INSTALLING: Mutex<()> = Mutex::new(());
 
-pub(super) fn is_installed() -> bool {
+pub(crate) fn is_installed() -> bool {
     IS_INSTALLED.load(Ordering::Relaxed)
 }
 
@@ -223,7 +223,9 @@ fn recover(context: *mut c_void, error: BusError) -> bool {
     // SAFETY: the kernel hands a handler with `SA_SIGINFO` the context of the interrupted thread,
     // alive for the call and nobody else's, and whoever passes a signal on hands on the same.
     let context = unsafe { &mut *context.cast::<libc::ucontext_t>() };
-    crate::bytes::guarded::land(&mut context.uc_mcontext.gregs, first..=last, error.info())
+    let registers = &mut context.uc_mcontext.gregs;
+    crate::bytes::guarded::land(registers, first..=last, error.info())
+        || crate::bytes::scope::land(registers, first..=last, error.info())
 }
 
 /// Says that the copy cannot be recovered: those of this build are not guarded.

@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use uzone_os::bus::{self, BusError, BusKind, Installed, SLOTS, Watch, WatchError};
 use uzone_os::{Access, AccessError, Addr, CopyDirection, Mapping, Sharing, probe};
 use uzone_pages::ByteLen;
+use uzone_stream::Way;
 
 use crate::{is_alone, is_child, page, run_child, skip, small_pages};
 
@@ -897,4 +898,118 @@ fn watches_that_come_and_go_under_errors_have_their_own_events_alone() {
     let all: Vec<_> = (0..SLOTS).map(|_| bus::watch(start, ByteLen::new(1)).unwrap()).collect();
     assert_eq!(all.len(), SLOTS);
     println!("{errors:?} errors, {events:?} events");
+}
+
+/// Clearing and copying in every way there is, over the end of a truncated file on either side: an
+/// error, and the thread goes on as if nothing had been.
+#[test]
+fn clearing_and_copying_end_where_there_is_no_memory_by_every_way() {
+    let name = "bus::clearing_and_copying_end_where_there_is_no_memory_by_every_way";
+    if !is_alone(name) || is_unguarded(name) {
+        return;
+    }
+    install();
+    let cut = Cut::new(64, 40 * page());
+    let whole = Mapping::anonymous(ByteLen::new(64 * page()), small_pages()).unwrap();
+    let (end, len) = (40 * page(), 64 * page());
+    for way in Way::all() {
+        for start in [0, 8, 64, 31 * page(), end - 8, end, end + 72] {
+            for stop in [end + 8, 41 * page() + 128, len] {
+                if stop <= start {
+                    continue;
+                }
+                let bytes = usize::try_from(stop - start).unwrap();
+                let first_bad = end.max(start);
+                let error = |direction, mapping: &Mapping| {
+                    let address =
+                        Addr::new(mapping.addr().get() + usize::try_from(first_bad).unwrap());
+                    let kind = BusKind::BeyondEnd;
+                    let (offset, copied_bytes, len_bytes, lsb) = (first_bad, 0, bytes, 0);
+                    AccessError::Bus {
+                        direction,
+                        address,
+                        offset,
+                        copied_bytes,
+                        len_bytes,
+                        kind,
+                        lsb,
+                    }
+                };
+                let at = |result: Result<(), AccessError>, direction| {
+                    let Err(AccessError::Bus { offset, copied_bytes: 0, .. }) = result else {
+                        panic!("{way} {start:#x} {stop:#x}: {result:?}");
+                    };
+                    // Stores are in any order, so the page that is told need not be the first.
+                    assert!(offset >= first_bad && offset < stop, "{way}: {offset:#x}");
+                    if offset == first_bad {
+                        assert_eq!(result, Err(error(direction, &cut.mapping)), "{way}");
+                    }
+                };
+                at(cut.mapping.zero_by(start..stop, way), CopyDirection::Write);
+                at(cut.mapping.copy_by(start..stop, &whole, start, way), CopyDirection::Write);
+                at(whole.copy_by(start..stop, &cut.mapping, start, way), CopyDirection::Read);
+            }
+        }
+        // What is there is cleared and copied as ever, after as many errors as before.
+        cut.mapping.write_at(0, &[7; 4096]).unwrap();
+        cut.mapping.zero_by(8..64, way).unwrap();
+        whole.copy_by(0..4096, &cut.mapping, 0, way).unwrap();
+        let mut seen = [1; 4096];
+        whole.read_at(0, &mut seen).unwrap();
+        let is_cleared = |at: usize| (8..64).contains(&at);
+        let is_right = |(at, byte): (usize, &u8)| *byte == if is_cleared(at) { 0 } else { 7 };
+        assert!(seen.iter().enumerate().all(is_right), "{way}");
+    }
+    // A copy of ours outside of any clearing is told as before.
+    let mut byte = [0];
+    assert!(cut.mapping.read_at(end, &mut byte).is_err());
+}
+
+/// Threads that clear memory which is not there, beside threads whose memory is.
+#[test]
+fn an_error_of_one_thread_is_not_anothers() {
+    let name = "bus::an_error_of_one_thread_is_not_anothers";
+    if !is_alone(name) || is_unguarded(name) {
+        return;
+    }
+    install();
+    let cut = Cut::new(8, 4 * page());
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let cut = &cut;
+            scope.spawn(move || {
+                let ways: Vec<Way> = Way::all().collect();
+                let own = Mapping::anonymous(ByteLen::mib(1), small_pages()).unwrap();
+                for round in 0..300 {
+                    let way = ways[(thread + round) % ways.len()];
+                    if thread % 2 == 0 {
+                        let end = 4 * page();
+                        let error = cut.mapping.zero_by(end..end + 2 * page(), way).unwrap_err();
+                        assert!(matches!(error, AccessError::Bus { .. }), "{error}");
+                    } else {
+                        own.zero_by(0..1 << 20, way).unwrap();
+                    }
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn clearing_somebody_elses_hole_kills_as_it_would_have() {
+    let name = "bus::clearing_somebody_elses_hole_kills_as_it_would_have";
+    if is_child(name) {
+        leave_no_core();
+        if case() == "handler" {
+            install();
+        }
+        // Of a slice, which is no mapping's words: nobody guards that.
+        let cut = Cut::new(4, 2 * page());
+        let words = cut.mapping.as_words(0..4 * page()).unwrap();
+        uzone_stream::zero_words(Way::String, words);
+        exit_now(0);
+    }
+    for case in ["handler", "none"] {
+        assert_dies(name, case);
+    }
 }

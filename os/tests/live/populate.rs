@@ -182,7 +182,8 @@ fn threads_keep_to_their_nodes_and_nothing_is_begun_after_the_deadline() {
     let (range, never) = (0..64 << 20, AtomicBool::new(false));
     // A thread for each of three nodes, which are all here.
     let nodes = [here.clone(), here.clone(), here];
-    let how = PopulateHow { threads: two, nodes: &nodes, deadline: None };
+    let how =
+        PopulateHow { threads: two, nodes: &nodes, deadline: None, chunk: None, may_begin: None };
     let mut calls = 0;
     let populated = mapping.populate_with(range.clone(), how, |_, _| calls += 1, &never).unwrap();
     assert_eq!(populated, Populated::Whole { bytes: ByteLen::mib(64) });
@@ -193,7 +194,7 @@ fn threads_keep_to_their_nodes_and_nothing_is_begun_after_the_deadline() {
     let populated = mapping.populate_with(range.clone(), past, |_, _| (), &never).unwrap();
     assert_eq!(populated, Populated::Expired { done: ByteLen::ZERO, of: ByteLen::mib(64) });
     let nowhere = [vec![1023]];
-    let how = PopulateHow { threads: two, nodes: &nowhere, deadline: None };
+    let how = PopulateHow { nodes: &nowhere, ..how };
     let error = mapping.populate_with(range, how, |_, _| (), &never).unwrap_err();
     assert!(matches!(error, PopulateError::Node { .. }), "{error}");
     assert_eq!(mapping.resident().unwrap(), ByteLen::ZERO);

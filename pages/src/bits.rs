@@ -5,6 +5,9 @@
 //!
 //! Not for several threads: whoever shares it has a lock.
 
+use alloc::vec;
+use alloc::vec::Vec;
+
 const WORD_BITS: usize = 64;
 
 /// A set of numbers below a bound that is fixed when it is made.
@@ -116,7 +119,7 @@ impl Bits {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test says what it could not do by panicking")]
-    use std::collections::BTreeSet;
+    use alloc::collections::BTreeSet;
 
     use proptest::prelude::*;
 

@@ -1,0 +1,280 @@
+//! Memory that is made of parts: [`CompositeBacking`], ranges of other backings side by side.
+//!
+//! A window that lies in several parts is offered to each of them as far as it goes, with the offsets
+//! of that part's own backing, so a part needs not know that there are others. What no part has is
+//! an error, unless it was said to be zero. Zero ranges are the kernel's own zero page where the
+//! memory has one, and take none until they are written.
+//!
+//! Parts are copied into memory of the mapping's own. Pages that a memory file has are mapped from
+//! that file, and one mapping is of one file: such parts are refused, and need a mapping each.
+//!
+//! Cost: a window finds its first part by a binary search.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use uzone_pages::{ByteLen, FaultAround, PageSize};
+
+use crate::backing::{Backing, Memory, ZeroBacking};
+use crate::error::BackingError;
+use crate::window::Window;
+
+/// Parts that are no whole.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CompositeError {
+    /// There is no part.
+    #[error("a backing of parts needs at least one part")]
+    NoParts,
+    /// A part has no bytes.
+    #[error("the part at {start:#x} ends at {end:#x}: a part has at least one page")]
+    Empty {
+        /// Where it starts.
+        start: u64,
+        /// Where it ends.
+        end: u64,
+    },
+    /// A part starts or ends inside of a page, here or in its own backing.
+    #[error(
+        "the part from {start:#x} to {end:#x}, which starts at {offset:#x} of its backing, cuts a page: all three have to be multiples of {}",
+        page.bytes()
+    )]
+    CutsPage {
+        /// Where it starts.
+        start: u64,
+        /// Where it ends.
+        end: u64,
+        /// Where it starts in its own backing.
+        offset: u64,
+        /// The size of a page.
+        page: PageSize,
+    },
+    /// Two parts have the same bytes.
+    #[error("the part at {second:#x} starts before the one at {first:#x} ends, at {end:#x}")]
+    Overlap {
+        /// Where the one starts.
+        first: u64,
+        /// Where it ends.
+        end: u64,
+        /// Where the other starts.
+        second: u64,
+    },
+    /// No part has these bytes.
+    #[error(
+        "no part has the bytes from {start:#x} to {end:#x}: add one, or say that gaps are zero"
+    )]
+    Gap {
+        /// The first of them.
+        start: u64,
+        /// Where the next part starts.
+        end: u64,
+    },
+    /// A backing is shorter than its part.
+    #[error(
+        "the part at {start:#x} wants its backing up to {wanted:#x}, and that has {has}: make the part shorter"
+    )]
+    TooShort {
+        /// Where the part starts.
+        start: u64,
+        /// Where it ends in its own backing.
+        wanted: u64,
+        /// How long its backing is.
+        has: ByteLen,
+    },
+    /// A backing is a memory file, whose pages cannot be mapped beside those of others.
+    #[error(
+        "the part at {start:#x} is a memory file, whose pages are mapped and not copied: give it a mapping of its own"
+    )]
+    NotOwn {
+        /// Where the part starts.
+        start: u64,
+    },
+    /// A backing did not say what it is made of.
+    #[error("the part at {start:#x} does not say what it is made of")]
+    Unknown {
+        /// Where the part starts.
+        start: u64,
+        /// Why not.
+        #[source]
+        cause: std::io::Error,
+    },
+}
+
+struct Part {
+    range: Range<u64>,
+    /// Where the part starts in its own backing.
+    offset: u64,
+    backing: Arc<dyn Backing>,
+}
+
+/// Parts, before they are checked.
+pub struct CompositeBuilder {
+    page: PageSize,
+    parts: Vec<Part>,
+    gaps_are_zero: bool,
+}
+
+impl CompositeBuilder {
+    /// Adds bytes of another backing, from its byte `offset` on. A file may end inside of the last
+    /// page, of which the rest is zero.
+    #[must_use]
+    pub fn part(mut self, range: Range<u64>, backing: Arc<dyn Backing>, offset: u64) -> Self {
+        self.parts.push(Part { range, offset, backing });
+        self
+    }
+
+    /// Adds zeroes.
+    #[must_use]
+    pub fn zero(self, range: Range<u64>) -> Self {
+        self.part(range, Arc::new(ZeroBacking), 0)
+    }
+
+    /// Says that what is between the parts, and before the first, is zero.
+    #[must_use]
+    pub fn gaps_are_zero(mut self) -> Self {
+        self.gaps_are_zero = true;
+        self
+    }
+
+    /// Makes one of the parts.
+    ///
+    /// # Errors
+    /// [`CompositeError`] names the first part that does not fit, by where it starts.
+    pub fn build(self) -> Result<CompositeBacking, CompositeError> {
+        let Self { page, mut parts, gaps_are_zero } = self;
+        parts.sort_by_key(|part| part.range.start);
+        let mut whole: Vec<Part> = Vec::with_capacity(parts.len());
+        for part in parts {
+            check(&part, page)?;
+            let Range { start, end: _ } = part.range;
+            let before = whole.last().map_or(0..0, |last| last.range.clone());
+            if start < before.end {
+                let Range { start: first, end } = before;
+                return Err(CompositeError::Overlap { first, end, second: start });
+            }
+            if start > before.end {
+                let range = before.end..start;
+                if !gaps_are_zero {
+                    return Err(CompositeError::Gap { start: range.start, end: range.end });
+                }
+                whole.push(Part { range, offset: 0, backing: Arc::new(ZeroBacking) });
+            }
+            whole.push(part);
+        }
+        if whole.is_empty() {
+            return Err(CompositeError::NoParts);
+        }
+        Ok(CompositeBacking { page, parts: whole })
+    }
+}
+
+/// Checks a part by itself.
+fn check(part: &Part, page: PageSize) -> Result<(), CompositeError> {
+    let Part { range: Range { start, end }, offset, ref backing } = *part;
+    if start >= end {
+        return Err(CompositeError::Empty { start, end });
+    }
+    if (start | end | offset) & (page.bytes() - 1) != 0 {
+        return Err(CompositeError::CutsPage { start, end, offset, page });
+    }
+    match backing.memory() {
+        Ok(Memory::Own) => {}
+        Ok(Memory::File { .. }) => return Err(CompositeError::NotOwn { start }),
+        Err(cause) => return Err(CompositeError::Unknown { start, cause }),
+    }
+    let wanted = offset.saturating_add(end - start);
+    if let Some(has) = backing.byte_len()
+        && wanted > has.get().div_ceil(page.bytes()).saturating_mul(page.bytes())
+    {
+        return Err(CompositeError::TooShort { start, wanted, has });
+    }
+    Ok(())
+}
+
+/// Ranges of other backings, side by side.
+///
+/// The parts cover everything from 0 to the end of the last, are disjoint, and are sorted.
+pub struct CompositeBacking {
+    page: PageSize,
+    parts: Vec<Part>,
+}
+
+impl CompositeBacking {
+    /// Starts to make one. Parts are whole pages of `page`, or it cannot be mapped in pages of that
+    /// size.
+    #[must_use]
+    pub fn builder(page: PageSize) -> CompositeBuilder {
+        CompositeBuilder { page, parts: Vec::new(), gaps_are_zero: false }
+    }
+
+    /// Returns the parts that have bytes of `range`, each with those bytes and where they are in the
+    /// part's own backing.
+    fn parts(&self, range: Range<u64>) -> impl Iterator<Item = (&Part, Range<u64>, u64)> {
+        let first = self.parts.partition_point(|part| part.range.end <= range.start);
+        let Range { start, end } = range;
+        self.parts[first..].iter().take_while(move |part| part.range.start < end).map(move |part| {
+            let inside = part.range.start.max(start)..part.range.end.min(end);
+            let offset = part.offset + (inside.start - part.range.start);
+            (part, inside, offset)
+        })
+    }
+}
+
+impl Backing for CompositeBacking {
+    fn map_pages(&self, window: &mut Window<'_>) {
+        for (part, inside, offset) in self.parts(window.range()) {
+            // A page that cuts a part was refused when the memory was mapped.
+            let _ = window.part(inside, offset, |window| part.backing.map_pages(window));
+        }
+    }
+
+    fn fault(&self, window: &mut Window<'_>) -> Result<(), BackingError> {
+        for (part, inside, offset) in self.parts(window.range()) {
+            let answer = window.part(inside, offset, |window| part.backing.fault(window));
+            answer.map_err(|cut| BackingError::Other(cut.into()))??;
+        }
+        Ok(())
+    }
+
+    fn byte_len(&self) -> Option<ByteLen> {
+        self.parts.last().map(|last| ByteLen::new(last.range.end))
+    }
+
+    fn write_back(&self, offset: u64, bytes: &[u8]) -> Result<(), BackingError> {
+        for (part, inside, at) in self.parts(offset..offset.saturating_add(bytes.len() as u64)) {
+            let index = |of: u64| usize::try_from(of - offset).unwrap_or(bytes.len());
+            part.backing.write_back(at, &bytes[index(inside.start)..index(inside.end)])?;
+        }
+        Ok(())
+    }
+
+    fn takes_pages_of(&self, page: PageSize) -> bool {
+        page <= self.page && self.parts.iter().all(|part| part.backing.takes_pages_of(page))
+    }
+
+    fn largest_window(&self) -> FaultAround {
+        let windows = self.parts.iter().map(|part| part.backing.largest_window());
+        windows.min().unwrap_or(FaultAround::MAX)
+    }
+}
+
+impl fmt::Debug for CompositeBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CompositeBuilder")
+            .field("page", &self.page)
+            .field("parts", &self.parts.len())
+            .field("gaps_are_zero", &self.gaps_are_zero)
+            .finish()
+    }
+}
+
+impl fmt::Debug for CompositeBacking {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let parts: Vec<_> = self.parts.iter().map(|part| (&part.range, part.offset)).collect();
+        f.debug_struct("CompositeBacking").field("page", &self.page).field("parts", &parts).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests;

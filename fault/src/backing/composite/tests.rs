@@ -1,0 +1,265 @@
+//! Parts against a plain array of what each page must hold.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
+use proptest::prelude::*;
+use uzone_os::uffd::{AnswerError, Answered};
+use uzone_pages::{Advice, Content, FaultPattern, PageCount, Touch};
+
+use super::*;
+use crate::backing::FunctionBacking;
+use crate::contents::Contents;
+use crate::core::{Core, Hands, Policy};
+use crate::kernel::Kernel;
+use crate::record::Recorder;
+
+const PAGE: u64 = 4096;
+
+fn function() -> Arc<dyn Backing> {
+    Arc::new(FunctionBacking::quick(|_, _: &mut [u8]| Ok(())))
+}
+
+fn builder() -> CompositeBuilder {
+    CompositeBacking::builder(PageSize::KIB_4)
+}
+
+#[test]
+fn parts_that_are_no_whole_are_refused_by_where_they_start() {
+    assert!(matches!(builder().build(), Err(CompositeError::NoParts)));
+    let backwards = Range { start: 2 * PAGE, end: PAGE };
+    assert!(matches!(
+        builder().zero(backwards).build(),
+        Err(CompositeError::Empty { start, .. }) if start == 2 * PAGE
+    ));
+    for (range, offset) in [(0..PAGE + 1, 0), (1..PAGE, 0), (0..PAGE, 512)] {
+        assert!(matches!(
+            builder().part(range, function(), offset).build(),
+            Err(CompositeError::CutsPage { .. })
+        ));
+    }
+    assert!(matches!(
+        builder().zero(0..2 * PAGE).zero(PAGE..3 * PAGE).build(),
+        Err(CompositeError::Overlap { first: 0, second, .. }) if second == PAGE
+    ));
+    assert!(matches!(
+        builder().zero(0..PAGE).zero(2 * PAGE..3 * PAGE).build(),
+        Err(CompositeError::Gap { start, end }) if (start, end) == (PAGE, 2 * PAGE)
+    ));
+    assert!(matches!(
+        builder().zero(PAGE..2 * PAGE).build(),
+        Err(CompositeError::Gap { start: 0, .. })
+    ));
+    let end = u64::MAX - PAGE + 1;
+    let last = builder().gaps_are_zero().part(end - PAGE..end, function(), end - PAGE);
+    assert_eq!(last.build().unwrap().byte_len(), Some(ByteLen::new(end)));
+}
+
+#[test]
+fn parts_are_found_with_the_offsets_of_their_own_backings() {
+    let whole = builder()
+        .part(4 * PAGE..8 * PAGE, function(), 100 * PAGE)
+        .part(0..2 * PAGE, function(), 0)
+        .gaps_are_zero()
+        .build()
+        .unwrap();
+    let found = |range: Range<u64>| -> Vec<_> {
+        whole.parts(range).map(|(_, inside, offset)| (inside, offset)).collect()
+    };
+    assert_eq!(
+        found(PAGE..6 * PAGE),
+        [(PAGE..2 * PAGE, PAGE), (2 * PAGE..4 * PAGE, 0), (4 * PAGE..6 * PAGE, 100 * PAGE)]
+    );
+    assert_eq!(found(7 * PAGE..8 * PAGE), [(7 * PAGE..8 * PAGE, 103 * PAGE)]);
+    assert_eq!(found(8 * PAGE..9 * PAGE), []);
+    assert!(whole.takes_pages_of(PageSize::KIB_4));
+    assert!(!whole.takes_pages_of(PageSize::try_from_bytes(2 << 20).unwrap()));
+    assert!(format!("{whole:?}").contains("CompositeBacking"));
+}
+
+/// A kernel that keeps the first 8 bytes of each page that it is given, and refuses none.
+#[derive(Default)]
+struct Keeper(Mutex<BTreeMap<u64, u64>>);
+
+impl Keeper {
+    fn put(&self, page: u64, word: u64) {
+        assert!(self.0.lock().unwrap().insert(page, word).is_none(), "page {page} came twice");
+    }
+}
+
+impl Kernel for Keeper {
+    fn copy(&self, offset: u64, bytes: &[u8]) -> Result<Answered, AnswerError> {
+        for (page, bytes) in (offset / PAGE..).zip(bytes.chunks(4096)) {
+            self.put(page, u64::from_ne_bytes(bytes[..8].try_into().unwrap()));
+        }
+        Ok(Answered::All)
+    }
+
+    fn zero(&self, range: Range<u64>) -> Result<Answered, AnswerError> {
+        (range.start / PAGE..range.end / PAGE).for_each(|page| self.put(page, 0));
+        Ok(Answered::All)
+    }
+
+    fn continue_mapping(&self, _: Range<u64>) -> Result<Answered, AnswerError> {
+        Ok(Answered::Hole)
+    }
+
+    fn poison(&self, _: Range<u64>) -> Result<Answered, AnswerError> {
+        Ok(Answered::All)
+    }
+
+    fn wake(&self, _: Range<u64>) {}
+}
+
+/// What a part is: whose bytes, and whether they are at hand.
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Zero,
+    Quick(u64),
+    Slow(u64),
+    Gap,
+}
+
+/// The oracle: the first 8 bytes of the page at `offset` of the source `seed`.
+fn word(seed: u64, offset: u64) -> u64 {
+    seed << 40 | offset | 1
+}
+
+fn source(kind: Kind) -> Arc<dyn Backing> {
+    let filling = |seed: u64| {
+        move |offset: u64, out: &mut [u8]| {
+            for (offset, page) in (offset..).step_by(4096).zip(out.chunks_mut(4096)) {
+                page[..8].copy_from_slice(&word(seed, offset).to_ne_bytes());
+            }
+            Ok(())
+        }
+    };
+    match kind {
+        Kind::Zero | Kind::Gap => Arc::new(ZeroBacking),
+        Kind::Quick(seed) => Arc::new(FunctionBacking::quick(filling(seed))),
+        Kind::Slow(seed) => Arc::new(FunctionBacking::slow(filling(seed))),
+    }
+}
+
+fn kinds() -> impl Strategy<Value = Kind> {
+    prop_oneof![
+        Just(Kind::Zero),
+        (1_u64..99).prop_map(Kind::Quick),
+        (1_u64..99).prop_map(Kind::Slow),
+        Just(Kind::Gap),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_page_is_its_parts_whatever_the_windows(
+        parts in prop::collection::vec((1_u64..9, kinds(), 0_u64..50), 1..12),
+        touches in prop::collection::vec((any::<u64>(), 1_u64..40, any::<bool>()), 1..30),
+        window in prop::sample::select(vec![1_u64, 2, 16, 128]),
+    ) {
+        let (mut builder, mut expected) = (builder().gaps_are_zero(), Vec::new());
+        for &(pages, kind, from) in &parts {
+            let start = expected.len() as u64;
+            let range = start * PAGE..(start + pages) * PAGE;
+            expected.extend((from..from + pages).map(|page| match kind {
+                Kind::Zero | Kind::Gap => 0,
+                Kind::Quick(seed) | Kind::Slow(seed) => word(seed, page * PAGE),
+            }));
+            if !matches!(kind, Kind::Gap) {
+                builder = builder.part(range, source(kind), from * PAGE);
+            }
+        }
+        // A gap is before a part.
+        let start = expected.len() as u64;
+        expected.push(0);
+        let whole = builder.zero(start * PAGE..(start + 1) * PAGE).build().unwrap();
+        let pages = expected.len() as u64;
+        prop_assert_eq!(whole.byte_len(), Some(ByteLen::new(pages * PAGE)));
+        let kernel = Arc::new(Keeper::default());
+        let contents = Contents::reserve(PageCount::new(pages), PageSize::KIB_4).unwrap();
+        let size = FaultAround::try_new(ByteLen::new(window * PAGE)).unwrap();
+        let pattern =
+            FaultPattern::new(contents.area(), Advice::Normal, size, FaultAround::MAX);
+        let policy = Policy { zeroes_by_copy: false, removed_is_zero: false };
+        let core =
+            Core::new(kernel.clone(), Arc::new(whole), contents, PageSize::KIB_4, policy, pattern, Recorder::new(0));
+        let mut hands = Hands::new(4 * 4096);
+        for (page, count, is_ready) in touches {
+            let page = page % pages;
+            if is_ready {
+                core.map_ready(page..(page + count).min(pages), &mut hands);
+            } else if core.contents().get(page) == Content::Absent {
+                let outcome = core.fault(page, Touch::Read, &mut hands);
+                if matches!(outcome, crate::core::Outcome::Produce { .. }) {
+                    core.produce(page, &mut hands).unwrap();
+                }
+                prop_assert!(kernel.0.lock().unwrap().contains_key(&page));
+                while core.map_around(&mut hands) {}
+            }
+        }
+        for page in 0..pages {
+            if core.contents().claim(page) {
+                core.produce(page, &mut hands).unwrap();
+            }
+        }
+        let found: Vec<u64> = kernel.0.lock().unwrap().values().copied().collect();
+        prop_assert_eq!(found, expected);
+    }
+}
+
+#[test]
+fn a_part_reaches_no_page_of_its_neighbours_also_when_it_panics() {
+    /// Fills what it was not offered, as far as it may.
+    struct Greedy;
+
+    impl Backing for Greedy {
+        fn map_pages(&self, window: &mut Window<'_>) {
+            let Range { start, end } = window.range();
+            for range in [start.wrapping_sub(PAGE)..end, start..end + PAGE, 0..u64::MAX - 4095] {
+                assert!(range == (start..end) || window.zero(range).is_err());
+            }
+            assert!(window.part(start..end + PAGE, 0, |_| ()).is_err());
+            assert!(window.part(start..end, 1, |_| ()).is_err());
+            assert!(window.part(start..end, u64::MAX - 4095, |_| ()).is_err());
+            let _ = window.copy(start, &[7; 4096]);
+            // Without the hook that prints where.
+            std::panic::resume_unwind(Box::new("as the test wants"));
+        }
+
+        fn fault(&self, _: &mut Window<'_>) -> Result<(), BackingError> {
+            Ok(())
+        }
+
+        fn byte_len(&self) -> Option<ByteLen> {
+            None
+        }
+    }
+
+    let whole = builder()
+        .zero(0..PAGE)
+        .part(PAGE..3 * PAGE, Arc::new(Greedy), 50 * PAGE)
+        .zero(3 * PAGE..4 * PAGE)
+        .build()
+        .unwrap();
+    let kernel = Arc::new(Keeper::default());
+    let contents = Contents::reserve(PageCount::new(4), PageSize::KIB_4).unwrap();
+    let pattern =
+        FaultPattern::new(contents.area(), Advice::Normal, FaultAround::MAX, FaultAround::MAX);
+    let policy = Policy { zeroes_by_copy: false, removed_is_zero: false };
+    let core = Core::new(
+        kernel.clone(),
+        Arc::new(whole),
+        contents,
+        PageSize::KIB_4,
+        policy,
+        pattern,
+        Recorder::new(0),
+    );
+    let mut hands = Hands::new(4096);
+    // What was put in place before the panic counts.
+    assert_eq!(core.map_ready(0..4, &mut hands), 2);
+    assert_eq!(core.fault(1, Touch::Read, &mut hands), crate::core::Outcome::Answered);
+    assert_eq!(kernel.0.lock().unwrap().get(&1), Some(&0x0707_0707_0707_0707));
+}

@@ -1,0 +1,217 @@
+//! Huge pages for what is filled: [`LazyMapping::collapse`], and a thread that does so when a mapping
+//! has settled.
+//!
+//! A huge page is made of 2 MiB that are filled wholly; one page that is missing there has to be told
+//! when it is touched, so the kernel makes none of them. Zeroes that take no memory are given some
+//! first. No byte changes, and threads may use the memory meanwhile: whoever touches those 2 MiB waits
+//! for a moment.
+//!
+//! | memory | |
+//! |---|---|
+//! | anonymous | made huge |
+//! | of a pool | huge from the start |
+//! | a memory file | not: its bytes would have to start at a multiple of a huge page, in the file and in memory alike, which mappings of it do not; one that is made of huge pages has them |
+//! | whose writes are tracked | not: a huge page is protected as a whole |
+//!
+//! Cost: one to four milliseconds for each huge page, for which the kernel holds the layout of the process. The
+//! thread therefore has a low priority and not the lowest: one that hardly ever ran would hold up
+//! everybody who faults. Source: madvise(2) `MADV_COLLAPSE`, Linux 6.1.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::ops::Range;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
+
+use uzone_os::uffd::Registered;
+use uzone_os::{Collapsed as Advised, SystemRoot, hugepages, priority};
+use uzone_pages::Content;
+
+use crate::core::Core;
+use crate::error::LazyError;
+use crate::lazy::LazyMapping;
+use crate::stats::Counters;
+
+/// Why a part of a range is not a huge page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Uncollapsed {
+    /// Not all of it is filled.
+    NotFilled,
+    /// Writes to it are tracked.
+    WritesTracked,
+    /// It is of a memory file.
+    MemoryFile,
+    /// There was no free huge page, or pages are in use. It may work later.
+    NotNow,
+    /// The kernel does not do that with this memory.
+    Refused,
+}
+
+/// What collapsing did to the whole huge pages in a range.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Collapsed {
+    /// How many are huge now.
+    pub huge_pages: u64,
+    /// How many of them were made so.
+    pub made: u64,
+    /// How many are not.
+    pub skipped: u64,
+    /// Why those are not, and how many for each reason.
+    pub reasons: BTreeMap<Uncollapsed, u64>,
+}
+
+/// What collapses the pages of one mapping.
+pub(crate) struct Collapser {
+    pub(crate) core: Arc<Core>,
+    pub(crate) memory: Arc<Registered>,
+    pub(crate) is_tracked: bool,
+}
+
+impl Collapser {
+    /// Collapses what it can of a range of pages, as long as `goes_on` says so before each.
+    fn collapse(
+        &self,
+        pages: Range<u64>,
+        mut goes_on: impl FnMut() -> bool,
+    ) -> Result<Collapsed, LazyError> {
+        let mut done = Collapsed::default();
+        let shift = self.core.page_size().shift();
+        let is_there = |pages: Range<u64>| {
+            pages.into_iter().all(|page| self.core.contents().get(page) == Content::Present)
+        };
+        if self.core.page_size() != uzone_os::probe::page_size() {
+            done.huge_pages = pages.filter(|&page| is_there(page..page + 1)).count() as u64;
+            return Ok(done);
+        }
+        let bytes = self.core.bytes(pages);
+        // Without transparent huge pages nothing fits.
+        let thp = hugepages::thp(&SystemRoot::host()).map_err(uzone_os::AdviseError::from)?;
+        let Some(huge) = thp.map(|thp| thp.pmd_size.get()) else { return Ok(done) };
+        // Huge pages start at multiples of their size by address.
+        let start = self.memory.mapping().addr().get() as u64;
+        let first = (start + bytes.start).next_multiple_of(huge) - start;
+        for at in (first..bytes.end).step_by(usize::try_from(huge).unwrap_or(usize::MAX)) {
+            if at + huge > bytes.end || !goes_on() {
+                break;
+            }
+            let reason = if !is_there(at >> shift..(at + huge) >> shift) {
+                Uncollapsed::NotFilled
+            } else if self.memory.mapping().huge_backed_in(at..at + huge)?.get() == huge {
+                done.huge_pages += 1;
+                continue;
+            } else {
+                match self.make(at..at + huge) {
+                    Ok(()) => {
+                        done.huge_pages += 1;
+                        done.made += 1;
+                        continue;
+                    }
+                    Err(reason) => reason,
+                }
+            };
+            done.skipped += 1;
+            *done.reasons.entry(reason).or_default() += 1;
+        }
+        Counters::add(&self.core.counters().collapsed, done.made);
+        Ok(done)
+    }
+
+    /// Makes one huge page.
+    fn make(&self, bytes: Range<u64>) -> Result<(), Uncollapsed> {
+        if self.is_tracked {
+            return Err(Uncollapsed::WritesTracked);
+        }
+        let mapping = self.memory.mapping();
+        if !mapping.is_private() {
+            return Err(Uncollapsed::MemoryFile);
+        }
+        // Where missing pages are told, the kernel takes the zero page for a missing one.
+        if mapping.populate(bytes.clone()).is_err() {
+            return Err(Uncollapsed::NotNow);
+        }
+        match mapping.collapse(bytes) {
+            Ok(Advised::Whole { .. }) => Ok(()),
+            Ok(Advised::NotNow { .. }) => Err(Uncollapsed::NotNow),
+            Ok(Advised::NothingFits { .. }) | Err(_) => Err(Uncollapsed::Refused),
+        }
+    }
+}
+
+impl LazyMapping {
+    /// Makes huge pages of those parts of a range that are filled wholly, 2 MiB each on common
+    /// machines. No byte changes. What is left in small pages, and why, is in the answer; parts at the
+    /// ends that are smaller than a huge page are not counted.
+    ///
+    /// Pages that are evicted from a huge page later split it again.
+    ///
+    /// # Errors
+    /// [`LazyError`] if the range is not inside, cuts a page, or what the host has cannot be read.
+    pub fn collapse(&self, range: Range<u64>) -> Result<Collapsed, LazyError> {
+        let pages = self.pages(&range)?;
+        self.collapser().collapse(pages, || true)
+    }
+}
+
+/// What a thread that collapses and who ends it share.
+#[derive(Default)]
+struct Shared {
+    stop: Mutex<bool>,
+    changed: Condvar,
+}
+
+/// A thread that collapses a mapping when it has settled, until this is dropped.
+pub(crate) struct Settler {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Settler {
+    /// Starts one that acts when no page was filled for `quiet`.
+    pub(crate) fn start(collapser: Collapser, quiet: Duration) -> io::Result<Self> {
+        let shared = Arc::new(Shared::default());
+        let theirs = shared.clone();
+        let work = move || settle(&collapser, &theirs, quiet);
+        let thread = Builder::new().name("uzone-collapse".to_owned()).spawn(work)?;
+        Ok(Self { shared, thread: Some(thread) })
+    }
+}
+
+fn settle(collapser: &Collapser, shared: &Shared, quiet: Duration) {
+    // A filter may forbid it; then the thread is as important as others.
+    let _ = priority::low();
+    let is_stopped = || *shared.stop.lock().unwrap_or_else(PoisonError::into_inner);
+    let filled = || collapser.core.filled();
+    let (mut last, mut done) = (filled(), 0);
+    loop {
+        let stop = shared.stop.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = shared.changed.wait_timeout_while(stop, quiet, |stop| !*stop);
+        if *waited.unwrap_or_else(PoisonError::into_inner).0 {
+            return;
+        }
+        let now = filled();
+        if now == last && now != done {
+            let area = collapser.core.contents().area();
+            let pages = area.start().get()..area.end().get();
+            // If somebody faults again, it has not settled.
+            let answer = collapser.collapse(pages, || !is_stopped() && filled() == now);
+            if answer.is_ok() && filled() == now {
+                done = now;
+            }
+        }
+        last = now;
+    }
+}
+
+impl Drop for Settler {
+    fn drop(&mut self) {
+        *self.shared.stop.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.shared.changed.notify_all();
+        if let Some(thread) = self.thread.take() {
+            // It was printed when it happened.
+            let _ = thread.join();
+        }
+    }
+}

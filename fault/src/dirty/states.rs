@@ -1,0 +1,249 @@
+//! Which pages were written, where each first write is an event: [`States`], a byte a page.
+//!
+//! ```text
+//!          a write is told                 the kernel lets writers in
+//!   CLEAN ─────────────────► OPENING ──────────────────────────────► DIRTY
+//!     ▲ protected               ▲  may be written           may be     │
+//!     │                         └──────── told again ───────written────┤
+//!     └──────────────────────────── CLOSING ◄──────────────────────────┘
+//!            it is protected again       somebody takes it, or gives the page back
+//! ```
+//!
+//! A page is in `OPENING` before a writer can get at it and leaves `CLOSING` after none can, so a
+//! page that is not `CLEAN` may have been written, and a page that is `CLEAN` was not. One thread owns
+//! a page in either of the two states; a write that is told meanwhile is left to that one, who wakes
+//! all who wait.
+//!
+//! The states publish nothing but themselves: what was written is published by the page tables, which
+//! the kernel changes in between. Cost: a byte a page, of addresses; memory only where pages are written.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use uzone_os::{Anonymous, Exclusive, Mapped};
+use uzone_pages::{ByteLen, PageCount};
+
+use crate::error::MapError;
+
+const CLEAN: u8 = 0;
+const OPENING: u8 = 1;
+const DIRTY: u8 = 2;
+const CLOSING: u8 = 3;
+
+/// How many pages are opened at once for a writer that goes on page by page.
+const RUN: u64 = 16;
+/// How many pages in a row a writer opens one by one before more are opened.
+const ALONE: u64 = 3;
+
+/// How long a page is waited for whose owner is in a call to the kernel.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Which pages are wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Which {
+    /// Those that were not written.
+    Clean,
+    /// Those that may have been.
+    Dirty,
+}
+
+/// The states of the pages of one mapping.
+pub(crate) struct States {
+    states: Mapped<AtomicU8>,
+    /// The page behind the last that was opened, and how often in a row that was expected.
+    expected: AtomicU64,
+    streak: AtomicU64,
+}
+
+impl States {
+    /// Takes the number of pages. None was written.
+    pub(crate) fn new(pages: PageCount) -> Result<Self, MapError> {
+        let bytes = ByteLen::new(pages.get());
+        let memory = Exclusive::anonymous(bytes, Anonymous::default())?;
+        let states =
+            Mapped::try_new(memory, bytes.to_usize()?).map_err(|refused| refused.reason)?;
+        Ok(Self { states, expected: AtomicU64::new(u64::MAX), streak: AtomicU64::new(0) })
+    }
+
+    fn state(&self, page: u64) -> Option<&AtomicU8> {
+        self.states.get(usize::try_from(page).ok()?)
+    }
+
+    fn step(&self, page: u64, from: u8, to: u8) -> bool {
+        // Acquire and Release: who owns a page calls the kernel after the last owner did.
+        self.state(page).is_some_and(|state| {
+            state.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        })
+    }
+
+    fn set(&self, pages: Range<u64>, to: u8) {
+        for page in pages {
+            if let Some(state) = self.state(page) {
+                // Release pairs with the Acquire of who owns the page next.
+                state.store(to, Ordering::Release);
+            }
+        }
+    }
+
+    fn get(&self, page: u64) -> u8 {
+        // Acquire pairs with the Release of the last owner.
+        self.state(page).map_or(CLEAN, |state| state.load(Ordering::Acquire))
+    }
+
+    /// Takes that somebody waits to write to a page. Returns the pages that the caller now owns and
+    /// lets writers into: this one, and more behind it if the last ones were just before it. `None`
+    /// if somebody else owns it, who wakes this writer.
+    ///
+    /// Pages behind it count as written from then on, also if they never are. `may_open` says which
+    /// of them are there.
+    pub(crate) fn open(&self, page: u64, may_open: impl Fn(u64) -> bool) -> Option<Range<u64>> {
+        // A page can be protected although it is dirty: it was, when it was filled again.
+        if !self.step(page, CLEAN, OPENING) && !self.step(page, DIRTY, OPENING) {
+            return None;
+        }
+        // Relaxed: only how many pages go at once depends on it.
+        let streak = if self.expected.load(Ordering::Relaxed) == page {
+            self.streak.load(Ordering::Relaxed).saturating_add(1)
+        } else {
+            0
+        };
+        let run = match streak.checked_sub(ALONE - 1) {
+            None => 1,
+            Some(more) => 1_u64.checked_shl(u32::try_from(more).unwrap_or(u32::MAX)).unwrap_or(RUN),
+        };
+        let run = run.clamp(1, RUN);
+        let mut end = page + 1;
+        while end < page + run && may_open(end) && self.step(end, CLEAN, OPENING) {
+            end += 1;
+        }
+        self.expected.store(end, Ordering::Relaxed);
+        self.streak.store(streak, Ordering::Relaxed);
+        Some(page..end)
+    }
+
+    /// Notes that pages that the caller opened may be written.
+    pub(crate) fn opened(&self, pages: Range<u64>) {
+        self.set(pages, DIRTY);
+    }
+
+    /// Makes the caller the owner of those pages of a range that are wanted. Returns them in runs.
+    /// A page whose owner is at work for too long is left out.
+    pub(crate) fn close(&self, pages: Range<u64>, which: Which) -> Vec<Range<u64>> {
+        let give_up = Instant::now() + PATIENCE;
+        collect(pages, |page| {
+            loop {
+                let from = if which == Which::Clean { CLEAN } else { DIRTY };
+                if self.step(page, from, CLOSING) {
+                    return true;
+                }
+                // It will be dirty in a moment.
+                let is_wanted_soon = which == Which::Dirty && self.get(page) == OPENING;
+                if !is_wanted_soon || Instant::now() > give_up {
+                    return false;
+                }
+                std::thread::yield_now();
+            }
+        })
+    }
+
+    /// Notes that no writer can get at pages that the caller closed.
+    pub(crate) fn closed(&self, pages: Range<u64>) {
+        self.set(pages, CLEAN);
+    }
+
+    /// Notes that pages that the caller closed may be written, or protected and told again.
+    pub(crate) fn reopened(&self, pages: Range<u64>) {
+        self.set(pages, DIRTY);
+    }
+
+    /// Gives up those of some pages that the caller closed and still owns.
+    pub(crate) fn release(&self, pages: Range<u64>, are_clean: bool) {
+        for page in pages {
+            let _ = self.step(page, CLOSING, if are_clean { CLEAN } else { DIRTY });
+        }
+    }
+
+    /// Makes clean pages dirty, as if they were written.
+    pub(crate) fn mark(&self, pages: Range<u64>) {
+        for page in pages {
+            // One that somebody opens gets there by itself.
+            let _ = self.step(page, CLEAN, DIRTY);
+        }
+    }
+
+    /// Returns the runs of pages of a range that may have been written.
+    pub(crate) fn dirty(&self, pages: Range<u64>) -> Vec<Range<u64>> {
+        collect(pages, |page| self.get(page) != CLEAN)
+    }
+}
+
+/// Returns the runs of pages for which `is_one` holds, which is asked once for each.
+pub(crate) fn collect(pages: Range<u64>, mut is_one: impl FnMut(u64) -> bool) -> Vec<Range<u64>> {
+    let mut runs: Vec<Range<u64>> = Vec::new();
+    for page in pages {
+        if !is_one(page) {
+            continue;
+        }
+        match runs.last_mut() {
+            Some(last) if last.end == page => last.end = page + 1,
+            _ => runs.push(page..page + 1),
+        }
+    }
+    runs
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::single_range_in_vec_init, reason = "a list of one run of pages")]
+
+    use super::*;
+
+    fn states() -> States {
+        States::new(PageCount::new(64)).unwrap()
+    }
+
+    #[test]
+    fn a_page_is_dirty_from_before_it_can_be_written_until_it_is_protected_again() {
+        let states = states();
+        assert_eq!(states.dirty(0..64), []);
+        assert_eq!(states.open(5, |_| true), Some(5..6));
+        assert_eq!(states.dirty(0..64), [5..6]);
+        assert_eq!(states.open(5, |_| true), None, "it has an owner");
+        states.opened(5..6);
+        assert_eq!(states.close(0..64, Which::Clean), [0..5, 6..64]);
+        for run in [0..5, 6..64] {
+            states.closed(run);
+        }
+        assert_eq!(states.close(0..64, Which::Dirty), [5..6]);
+        assert_eq!(states.open(5, |_| true), None, "it has an owner");
+        assert_eq!(states.dirty(0..64), [5..6]);
+        states.closed(5..6);
+        assert_eq!(states.dirty(0..64), []);
+        states.mark(7..9);
+        assert_eq!(states.dirty(0..64), [7..9]);
+        assert_eq!(states.close(7..10, Which::Dirty), [7..9]);
+        states.reopened(7..9);
+        // A page that is dirty and protected is opened again.
+        assert_eq!(states.open(7, |_| true), Some(7..8));
+        assert_eq!(states.close(64..70, Which::Dirty), []);
+    }
+
+    #[test]
+    fn a_writer_that_goes_on_gets_more_pages_at_once_and_no_other_does() {
+        let states = states();
+        let mut opened = Vec::new();
+        let mut page = 3;
+        while page < 48 {
+            let run = states.open(page, |page| page != 37 && page < 48).unwrap();
+            states.opened(run.clone());
+            page = run.end;
+            opened.push(run.end - run.start);
+        }
+        assert_eq!(opened, [1, 1, 1, 2, 4, 8, 16, 1, 11]);
+        assert_eq!(states.open(60, |_| true), Some(60..61));
+        assert_eq!(states.open(58, |_| true), Some(58..59));
+        // The next one is not clean.
+        assert_eq!(states.open(59, |_| true), Some(59..60));
+    }
+}

@@ -1,0 +1,232 @@
+//! What is filled becomes huge pages, and no byte of it changes.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::{
+    Pool, bytes_of, engine, function, map, page, scattered, skip, usize_of, wait_for, words,
+};
+use uzone_fault::{
+    CompositeBacking, LazyMapping, LazyOptions, MemoryBacking, Populate, Uncollapsed, WriteTracking,
+};
+use uzone_os::{HugeSize, Mapping, Sharing, SystemRoot, hugepages, probe};
+use uzone_pages::ByteLen;
+
+const HUGE: u64 = 2 << 20;
+
+fn has_huge_pages(name: &str) -> bool {
+    match hugepages::thp(&SystemRoot::host()) {
+        Ok(Some(thp)) if thp.pmd_size.get() == HUGE => true,
+        answer => {
+            skip(name, &format!("transparent huge pages of 2 MiB are wanted: {answer:?}"));
+            false
+        }
+    }
+}
+
+/// Returns how many bytes of a mapping `smaps` has as anonymous huge pages.
+fn anonymous_huge(memory: &LazyMapping) -> u64 {
+    let (start, len) = (memory.addr().get() as u64, memory.len().get());
+    let text = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let (mut is_ours, mut kib) = (false, 0);
+    for line in text.lines() {
+        let mut words = line.split_whitespace();
+        let first = words.next().unwrap_or_default();
+        if let Some((from, to)) = first.split_once('-') {
+            let number = |digits| u64::from_str_radix(digits, 16).unwrap_or(0);
+            is_ours = number(from) < start + len && number(to) > start;
+        } else if is_ours && first == "AnonHugePages:" {
+            kib += words.next().unwrap().parse::<u64>().unwrap();
+        }
+    }
+    kib << 10
+}
+
+fn check_all(memory: &LazyMapping, expected: &[u8]) {
+    for at in (0..memory.len().get()).step_by(usize_of(page())) {
+        let seen = bytes_of(memory, at, page());
+        assert!(seen == expected[usize_of(at)..][..seen.len()], "wrong bytes at {at:#x}");
+    }
+}
+
+#[test]
+fn what_is_filled_wholly_becomes_huge_and_the_rest_says_why_not() {
+    let name = "what_is_filled_wholly_becomes_huge";
+    if !has_huge_pages(name) {
+        return;
+    }
+    let len = 4 * HUGE;
+    let Some(memory) = map(name, &engine(), len, function(), &LazyOptions::default()) else {
+        return;
+    };
+    let done = memory.collapse(0..len).unwrap();
+    assert_eq!((done.huge_pages, done.skipped), (0, 4), "nothing is there: {done:?}");
+    memory.populate(0..len, Populate::All).unwrap();
+    assert_eq!(memory.evict(HUGE + 7 * page()..HUGE + 8 * page()).unwrap(), 1);
+    assert_eq!(anonymous_huge(&memory), 0);
+    let start = Instant::now();
+    let done = memory.collapse(0..len).unwrap();
+    if done.reasons.contains_key(&Uncollapsed::NotNow) {
+        return skip(name, &format!("the host has no free huge pages: {done:?}"));
+    }
+    eprintln!("{} huge pages were made in {:?}", done.made, start.elapsed());
+    assert_eq!((done.huge_pages, done.made, done.skipped), (3, 3, 1), "{done:?}");
+    assert_eq!(done.reasons.get(&Uncollapsed::NotFilled), Some(&1));
+    assert_eq!(anonymous_huge(&memory), 3 * HUGE);
+    // Parts at the ends are none.
+    let done = memory.collapse(page()..2 * HUGE - page()).unwrap();
+    assert_eq!((done.huge_pages, done.skipped), (0, 0));
+    check_all(&memory, &words(len));
+    // By now the page that was missing is there.
+    wait_for("the page", || memory.collapse(0..len).unwrap().huge_pages == 4);
+    assert_eq!((anonymous_huge(&memory), memory.stats().collapsed), (len, 4));
+    // A page can be taken out of it again.
+    assert_eq!(memory.evict(page()..2 * page()).unwrap(), 1);
+    assert_eq!(anonymous_huge(&memory), 3 * HUGE);
+    check_all(&memory, &words(len));
+    assert!(memory.collapse(0..len + page()).is_err());
+}
+
+#[test]
+fn zeroes_become_memory_and_the_bytes_around_them_stay() {
+    let name = "zeroes_become_memory";
+    if !has_huge_pages(name) {
+        return;
+    }
+    let whole = CompositeBacking::builder(probe::page_size())
+        .zero(0..100 * page())
+        .part(100 * page()..HUGE, Arc::new(function()), 100 * page())
+        .build()
+        .unwrap();
+    let Some(memory) = map(name, &engine(), HUGE, whole, &LazyOptions::default()) else { return };
+    memory.populate(0..HUGE, Populate::All).unwrap();
+    let done = memory.collapse(0..HUGE).unwrap();
+    if done.reasons.contains_key(&Uncollapsed::NotNow) {
+        return skip(name, &format!("the host has no free huge pages: {done:?}"));
+    }
+    assert_eq!((done.made, anonymous_huge(&memory)), (1, HUGE), "{done:?}");
+    let mut expected = words(HUGE);
+    expected[..usize_of(100 * page())].fill(0);
+    check_all(&memory, &expected);
+}
+
+#[test]
+fn readers_and_writers_go_on_while_pages_are_collapsed_and_evicted() {
+    let name = "readers_and_writers_go_on";
+    if !has_huge_pages(name) {
+        return;
+    }
+    let len = 3 * HUGE;
+    let Some(memory) = map(name, &engine(), len, function(), &LazyOptions::default()) else {
+        return;
+    };
+    let stop = AtomicBool::new(false);
+    let mut made = 0;
+    thread::scope(|scope| {
+        for seed in 0..2 {
+            let (memory, stop) = (&memory, &stop);
+            scope.spawn(move || {
+                // The last 8 bytes of a page of the first 2 MiB are this thread's to write, and
+                // nobody evicts them.
+                let mut last = vec![None; 512];
+                for (turn, at) in (1_u64..).zip(scattered(seed + 3, len / page())) {
+                    let mut seen = [0; 8];
+                    memory.read_at(at * page() + seed * 8, &mut seen).unwrap();
+                    assert_eq!(u64::from_ne_bytes(seen), common::word(at * page() + seed * 8));
+                    if at < 512 && at % 2 == seed {
+                        let offset = (at + 1) * page() - 8;
+                        memory.read_at(offset, &mut seen).unwrap();
+                        let expected = last[usize_of(at)].unwrap_or(common::word(offset));
+                        assert_eq!(u64::from_ne_bytes(seen), expected, "page {at}");
+                        memory.write_at(offset, &turn.to_ne_bytes()).unwrap();
+                        last[usize_of(at)] = Some(turn);
+                    }
+                    if stop.load(Ordering::Relaxed) {
+                        return;
+                    }
+                }
+            });
+        }
+        let until = Instant::now() + Duration::from_millis(600);
+        for at in scattered(1, 1024) {
+            made += memory.collapse(0..len).unwrap().made;
+            let at = HUGE + at * page();
+            memory.evict(at..at + page()).unwrap();
+            memory.populate(0..len, Populate::All).unwrap();
+            if Instant::now() > until {
+                break;
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    eprintln!("{made} huge pages were made");
+    assert_eq!((memory.stats().poisoned, memory.stats().collapsed), (0, made));
+}
+
+#[test]
+fn a_mapping_that_has_settled_becomes_huge_by_itself() {
+    let name = "a_mapping_that_has_settled";
+    if !has_huge_pages(name) {
+        return;
+    }
+    let quiet = Some(Duration::from_millis(20));
+    let options = LazyOptions { collapse_when_settled: quiet, ..LazyOptions::default() };
+    let Some(memory) = map(name, &engine(), 2 * HUGE, function(), &options) else { return };
+    memory.populate(0..2 * HUGE, Populate::All).unwrap();
+    let probe = memory.collapse(0..HUGE).unwrap();
+    if probe.reasons.contains_key(&Uncollapsed::NotNow) {
+        return skip(name, &format!("the host has no free huge pages: {probe:?}"));
+    }
+    wait_for("the mapping", || anonymous_huge(&memory) == 2 * HUGE);
+    check_all(&memory, &words(2 * HUGE));
+    // It is dropped while the thread waits, and at once.
+    let start = Instant::now();
+    let quiet = Some(Duration::from_secs(3600));
+    let options = LazyOptions { collapse_when_settled: quiet, ..options };
+    drop(map(name, &engine(), HUGE, function(), &options));
+    assert!(start.elapsed() < Duration::from_secs(600));
+}
+
+#[test]
+fn memory_that_cannot_be_collapsed_says_why() {
+    let name = "memory_that_cannot_be_collapsed";
+    if !has_huge_pages(name) {
+        return;
+    }
+    for track in [WriteTracking::Async, WriteTracking::Sync] {
+        let options = LazyOptions { track_writes: Some(track), ..LazyOptions::default() };
+        let Some(memory) = map(name, &engine(), HUGE, function(), &options) else { return };
+        memory.populate(0..HUGE, Populate::All).unwrap();
+        let done = memory.collapse(0..HUGE).unwrap();
+        assert_eq!(done.reasons.get(&Uncollapsed::WritesTracked), Some(&1), "{done:?}");
+        assert_eq!(memory.dirty(0..HUGE).unwrap(), []);
+    }
+    for sharing in [Sharing::Shared, Sharing::Private] {
+        let file = Arc::new(Mapping::memfd("collapse", ByteLen::new(2 * HUGE), None).unwrap());
+        file.write_at(0, &words(2 * HUGE)).unwrap();
+        let backing = MemoryBacking::new(file, sharing).unwrap();
+        let Some(memory) = map(name, &engine(), 2 * HUGE, backing, &LazyOptions::default()) else {
+            return;
+        };
+        memory.populate(0..2 * HUGE, Populate::All).unwrap();
+        let done = memory.collapse(0..2 * HUGE).unwrap();
+        assert_eq!(done.huge_pages, 0, "{done:?}");
+        assert_eq!(done.reasons.get(&Uncollapsed::MemoryFile), Some(&done.skipped));
+        check_all(&memory, &words(2 * HUGE));
+    }
+    let _pool = match Pool::try_grow(2) {
+        Ok(pool) => pool,
+        Err(reason) => return skip(name, &reason),
+    };
+    let options = LazyOptions { huge: Some(HugeSize::MIB_2), ..LazyOptions::default() };
+    let Some(memory) = map(name, &engine(), 2 * HUGE, function(), &options) else { return };
+    memory.populate(0..HUGE, Populate::All).unwrap();
+    let done = memory.collapse(0..2 * HUGE).unwrap();
+    assert_eq!((done.huge_pages, done.made, done.skipped), (1, 0, 0));
+}

@@ -1,0 +1,559 @@
+//! What was written is known, comes back to the backing, and is never lost on the way.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
+#![allow(clippy::single_range_in_vec_init, reason = "a list of one run of bytes")]
+
+mod common;
+
+use std::fs::File;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::{
+    Pool, bytes_of, engine, file_with, function, map, page, scattered, skip, usize_of, words,
+};
+use proptest::prelude::*;
+use uzone_fault::{
+    Backing, BackingError, CompositeBacking, FileBacking, FunctionBacking, LazyError, LazyMapping,
+    LazyOptions, MapError, MemoryBacking, Populate, Window, WriteTracking, ZeroBacking,
+};
+use uzone_os::{HugeSize, Mapping, Sharing, probe};
+use uzone_pages::{Advice, ByteLen, Content, FaultAround};
+
+const BOTH: [WriteTracking; 2] = [WriteTracking::Async, WriteTracking::Sync];
+
+fn options(track: WriteTracking) -> LazyOptions {
+    LazyOptions { track_writes: Some(track), ..LazyOptions::default() }
+}
+
+fn memfd(len: u64) -> Arc<Mapping> {
+    let file = Arc::new(Mapping::memfd("dirty", ByteLen::new(len), None).unwrap());
+    // With holes, which are zero.
+    for at in (0..len / page()).filter(|at| at % 4 != 0) {
+        let mut bytes = vec![0; usize_of(page())];
+        common::write_words(at * page(), &mut bytes);
+        file.write_at(at * page(), &bytes).unwrap();
+    }
+    file
+}
+
+/// Every kind of memory of base pages that can be tracked so.
+fn memories(name: &str, track: WriteTracking, pages: u64) -> Vec<LazyMapping> {
+    let len = pages * page();
+    let private = MemoryBacking::new(memfd(len), Sharing::Private).unwrap();
+    let shared = MemoryBacking::new(memfd(len), Sharing::Shared).unwrap();
+    let options = options(track);
+    let mut memories = vec![
+        map(name, &engine(), len, function(), &options),
+        map(name, &engine(), len, ZeroBacking, &options),
+        map(name, &engine(), len, private, &options),
+    ];
+    if track == WriteTracking::Sync {
+        memories.push(map(name, &engine(), len, shared, &options));
+    }
+    memories.into_iter().flatten().collect()
+}
+
+fn range(pages: Range<u64>) -> Range<u64> {
+    pages.start * page()..pages.end * page()
+}
+
+#[test]
+fn what_was_written_is_dirty_and_what_was_only_filled_or_read_is_not() {
+    for track in BOTH {
+        for memory in memories("what_was_written_is_dirty", track, 256) {
+            let whole = 0..256 * page();
+            // By faults, with neighbours, and by populating.
+            (0..64).for_each(|at| drop(bytes_of(&memory, at * page(), 8)));
+            memory.populate(range(64..128), Populate::All).unwrap();
+            assert_eq!(memory.dirty(whole.clone()).unwrap(), [], "{track:?} {memory:?}");
+            // Pages that are there, and pages that are not.
+            let written = [3, 4, 70, 127, 128, 200, 255];
+            for at in written {
+                memory.write_at(at * page() + 9, &[1]).unwrap();
+            }
+            let expected =
+                [range(3..5), range(70..71), range(127..129), range(200..201), range(255..256)];
+            assert_eq!(memory.dirty(whole.clone()).unwrap(), expected, "{track:?} {memory:?}");
+            let told = memory.stats().write_protect;
+            assert_eq!(told > 0, track == WriteTracking::Sync, "{memory:?}");
+            assert_eq!(memory.dirty(range(5..69)).unwrap(), []);
+            assert_eq!(memory.take_dirty(range(200..256)).unwrap(), expected[3..]);
+            assert_eq!(memory.dirty(range(200..256)).unwrap(), []);
+            // It is dirty when it is written again, and not because it is read.
+            drop(bytes_of(&memory, 255 * page(), page()));
+            memory.write_at(200 * page(), &[2]).unwrap();
+            assert_eq!(memory.take_dirty(range(200..256)).unwrap(), [range(200..201)]);
+            // A writer is woken a moment before its page is noted.
+            common::wait_for("the pages", || {
+                let is_there = |&at: &u64| memory.content(at * page()) == Some(Content::Present);
+                written.iter().all(is_there)
+            });
+            // Dirty pages stay, clean ones may go and come back clean.
+            match memory.evict(whole.clone()) {
+                Ok(evicted) => assert!(evicted >= 100, "{evicted} {memory:?}"),
+                Err(LazyError::CannotEvict { .. }) => assert_eq!(track, WriteTracking::Async),
+                Err(error) => panic!("{error}"),
+            }
+            assert_eq!(bytes_of(&memory, 70 * page() + 9, 1), [1]);
+            assert_eq!(memory.take_dirty(range(70..71)).unwrap(), [range(70..71)]);
+            assert!(memory.evict_all(whole.clone()).unwrap() > 0);
+            memory.populate(whole.clone(), Populate::All).unwrap();
+            assert_eq!(memory.dirty(whole).unwrap(), [], "{track:?} {memory:?}");
+        }
+    }
+}
+
+#[test]
+fn huge_pages_are_tracked_whole() {
+    let name = "huge_pages_are_tracked_whole";
+    let huge = 2 << 20;
+    let _pool = match Pool::try_grow(4) {
+        Ok(pool) => pool,
+        Err(reason) => return skip(name, &reason),
+    };
+    for track in BOTH {
+        let options = LazyOptions { huge: Some(HugeSize::MIB_2), ..options(track) };
+        let Some(memory) = map(name, &engine(), 4 * huge, function(), &options) else { return };
+        memory.populate(0..2 * huge, Populate::All).unwrap();
+        assert_eq!(memory.dirty(0..4 * huge).unwrap(), []);
+        memory.write_at(huge + 5, &[1]).unwrap();
+        memory.write_at(3 * huge, &[1]).unwrap();
+        assert_eq!(
+            memory.take_dirty(0..4 * huge).unwrap(),
+            [huge..2 * huge, 3 * huge..4 * huge],
+            "{track:?}"
+        );
+        memory.write_at(3 * huge, &[2]).unwrap();
+        assert_eq!(memory.dirty(0..4 * huge).unwrap(), [3 * huge..4 * huge]);
+        if track == WriteTracking::Sync {
+            assert_eq!(memory.evict(0..4 * huge).unwrap(), 2);
+        }
+        assert_eq!(bytes_of(&memory, 3 * huge, 1), [2]);
+    }
+}
+
+#[test]
+fn what_cannot_be_tracked_is_refused_with_the_reason() {
+    let shared = MemoryBacking::new(memfd(page()), Sharing::Shared).unwrap();
+    let shared = Arc::new(shared);
+    let error = engine().map(ByteLen::new(page()), shared, &options(WriteTracking::Async));
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains("track writes synchronously"), "{error}");
+    let name = "what_cannot_be_tracked";
+    let Some(memory) = map(name, &engine(), 4 * page(), function(), &LazyOptions::default()) else {
+        return;
+    };
+    let whole = 0..4 * page();
+    memory.write_at(0, &[1]).unwrap();
+    for error in [
+        memory.dirty(whole.clone()).unwrap_err(),
+        memory.take_dirty(whole.clone()).unwrap_err(),
+        memory.write_back(whole.clone()).unwrap_err(),
+    ] {
+        assert!(matches!(error, LazyError::NotTracked), "{error}");
+        assert!(error.to_string().contains("track_writes"), "{error}");
+    }
+    // Nobody asked to keep what is written, so it is lost.
+    common::wait_for("the page", || memory.content(0) == Some(Content::Present));
+    assert!(memory.evict_all(whole).unwrap() > 0);
+    assert_ne!(bytes_of(&memory, 0, 1), [1]);
+    for track in BOTH {
+        let Some(memory) = map(name, &engine(), 4 * page(), function(), &options(track)) else {
+            return;
+        };
+        memory.write_at(page(), &[1]).unwrap();
+        let error = memory.write_back(0..4 * page()).unwrap_err();
+        assert!(
+            matches!(error, LazyError::WriteBack { offset, cause: BackingError::ReadOnly { .. } } if offset == page()),
+            "{error}"
+        );
+        assert_eq!(memory.dirty(0..4 * page()).unwrap(), [range(1..2)], "nothing is lost");
+        for range in [0..0, 0..5 * page(), 1..page()] {
+            assert!(matches!(memory.dirty(range.clone()), Err(LazyError::Range(_))));
+            assert!(matches!(memory.write_back(range.clone()), Err(LazyError::Range(_))));
+            assert!(matches!(memory.evict_all(range.clone()), Err(LazyError::Range(_))));
+        }
+    }
+}
+
+#[test]
+fn a_file_takes_what_it_has_room_for_and_nothing_else() {
+    let name = "a_file_takes_what_it_has_room_for";
+    let len = 3 * page() + 100;
+    let path = std::env::current_exe().unwrap().with_extension(format!("{}", std::process::id()));
+    let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+    let appending = File::options().read(true).append(true).open(&path).unwrap();
+    let reading = File::open(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    file.write_all_at(&words(len), 0).unwrap();
+    for wrong in [&appending, &reading] {
+        let error = FileBacking::writable(wrong.try_clone().unwrap()).unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::PermissionDenied, "{error}");
+    }
+    for track in BOTH {
+        let read_only = FileBacking::new(file.try_clone().unwrap()).unwrap();
+        let Some(memory) = map(name, &engine(), 4 * page(), read_only, &options(track)) else {
+            return;
+        };
+        memory.write_at(0, &[1]).unwrap();
+        let error = memory.write_back(0..page()).unwrap_err();
+        assert!(matches!(error, LazyError::WriteBack { offset: 0, .. }), "{error}");
+        drop(memory);
+
+        let backing = FileBacking::writable(file.try_clone().unwrap()).unwrap();
+        let Some(memory) = map(name, &engine(), 4 * page(), backing, &options(track)) else {
+            return;
+        };
+        // The whole of the last page, of which the file has a hundred bytes.
+        memory.write_at(3 * page(), &vec![7; usize_of(page())]).unwrap();
+        memory.write_at(page() + 1, &[8]).unwrap();
+        assert_eq!(memory.write_back(0..4 * page()).unwrap(), 2);
+        assert_eq!(memory.write_back(0..4 * page()).unwrap(), 0);
+        assert_eq!(file.metadata().unwrap().len(), len);
+        let mut expected = words(len);
+        expected[usize_of(3 * page())..].fill(7);
+        expected[usize_of(page()) + 1] = 8;
+        let mut seen = vec![0; expected.len()];
+        file.read_exact_at(&mut seen, 0).unwrap();
+        assert!(seen == expected);
+        // It is not made longer again when somebody has cut it.
+        file.set_len(2 * page()).unwrap();
+        memory.write_at(3 * page(), &[9]).unwrap();
+        let error = memory.write_back(0..4 * page()).unwrap_err();
+        assert!(
+            matches!(error, LazyError::WriteBack { cause: BackingError::Short { .. }, .. }),
+            "{error}"
+        );
+        assert_eq!(memory.dirty(0..4 * page()).unwrap(), [range(3..4)]);
+        assert_eq!(file.metadata().unwrap().len(), 2 * page());
+        file.write_all_at(&words(len), 0).unwrap();
+    }
+}
+
+#[test]
+fn parts_take_what_was_written_to_them() {
+    let file = file_with(&words(4 * page()));
+    for track in BOTH {
+        let whole = CompositeBacking::builder(probe::page_size())
+            .zero(0..page())
+            .part(
+                page()..3 * page(),
+                Arc::new(FileBacking::writable(file.try_clone().unwrap()).unwrap()),
+                2 * page(),
+            )
+            .build()
+            .unwrap();
+        let Some(memory) = map("parts_take", &engine(), 3 * page(), whole, &options(track)) else {
+            return;
+        };
+        memory.write_at(2 * page() - 1, &[5, 6]).unwrap();
+        assert_eq!(memory.write_back(0..3 * page()).unwrap(), 2);
+        let mut seen = [0; 2];
+        file.read_exact_at(&mut seen, 3 * page() - 1).unwrap();
+        assert_eq!(seen, [5, 6]);
+        // Across the parts, of which one takes nothing.
+        memory.write_at(page() - 1, &[5, 6]).unwrap();
+        assert!(memory.write_back(0..3 * page()).is_err());
+        assert_eq!(memory.dirty(0..3 * page()).unwrap(), [range(0..2)]);
+    }
+}
+
+/// Bytes in memory, behind a lock, that may fail to be written.
+struct Store {
+    bytes: Mutex<Vec<u8>>,
+    writes: AtomicU64,
+    fails_every: u64,
+    panics: bool,
+}
+
+impl Store {
+    fn new(len: u64) -> Arc<Self> {
+        Self::failing(len, u64::MAX, false)
+    }
+
+    fn failing(len: u64, fails_every: u64, panics: bool) -> Arc<Self> {
+        let bytes = Mutex::new(vec![0; usize_of(len)]);
+        Arc::new(Self { bytes, writes: AtomicU64::new(0), fails_every, panics })
+    }
+
+    fn fill(&self, window: &mut Window<'_>, run: Range<u64>) -> Result<(), BackingError> {
+        let mut at = run.start;
+        while at < run.end {
+            let end = run.end.min(at + window.room());
+            let _ = window.copy_with(at..end, |out| {
+                out.copy_from_slice(&self.bytes.lock().unwrap()[usize_of(at)..][..out.len()]);
+                Ok::<_, BackingError>(out.len())
+            })?;
+            at = end;
+        }
+        Ok(())
+    }
+}
+
+struct Stored(Arc<Store>);
+
+impl Backing for Stored {
+    fn map_pages(&self, window: &mut Window<'_>) {
+        while let Some(run) = window.next_run() {
+            let _ = self.0.fill(window, run);
+        }
+    }
+
+    fn fault(&self, window: &mut Window<'_>) -> Result<(), BackingError> {
+        let range = window.range();
+        self.0.fill(window, range)
+    }
+
+    fn write_back(&self, offset: u64, bytes: &[u8]) -> Result<(), BackingError> {
+        let write = self.0.writes.fetch_add(1, Ordering::Relaxed) + 1;
+        if write.is_multiple_of(self.0.fails_every) {
+            if self.0.panics {
+                // Without the hook that prints where.
+                std::panic::resume_unwind(Box::new("as the test wants"));
+            }
+            return Err(BackingError::Other("the store is full".into()));
+        }
+        self.0.bytes.lock().unwrap()[usize_of(offset)..][..bytes.len()].copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn byte_len(&self) -> Option<ByteLen> {
+        None
+    }
+}
+
+#[test]
+fn a_write_back_that_fails_loses_nothing() {
+    let name = "a_write_back_that_fails";
+    let len = 64 * page();
+    for (track, panics) in BOTH.into_iter().flat_map(|track| [(track, false), (track, true)]) {
+        let store = Store::failing(len, 3, panics);
+        let Some(memory) = map(name, &engine(), len, Stored(store.clone()), &options(track)) else {
+            return;
+        };
+        for at in (0..64).step_by(2) {
+            memory.write_at(at * page(), &[1]).unwrap();
+        }
+        // A writer is woken a moment before its page is noted.
+        common::wait_for("the pages", || memory.stats().demand + memory.stats().around == 64);
+        let expected: Vec<_> = (0..64).step_by(2).map(|at| range(at..at + 1)).collect();
+        assert_eq!(memory.dirty(0..len).unwrap(), expected);
+        // Two runs are taken, then one is not.
+        let answer = catch_unwind(AssertUnwindSafe(|| memory.write_back(0..len)));
+        match answer {
+            Ok(answer) => {
+                let error = answer.unwrap_err();
+                let offset = 4 * page();
+                assert!(
+                    matches!(error, LazyError::WriteBack { offset: at, .. } if at == offset),
+                    "{error}"
+                );
+            }
+            Err(_) => assert!(panics),
+        }
+        assert_eq!(memory.dirty(0..len).unwrap(), expected[2..], "{track:?}");
+        if memory.evict(0..len).is_ok() {
+            assert_eq!(memory.dirty(0..len).unwrap(), expected[2..], "{track:?}");
+        }
+        // It gets on by two runs a time.
+        for _ in 0..40 {
+            let _ = catch_unwind(AssertUnwindSafe(|| memory.write_back(0..len)));
+        }
+        assert_eq!(memory.dirty(0..len).unwrap(), []);
+        // Nobody writes, and what was written is in the store.
+        assert!(memory.evict_all(0..len).unwrap() >= 30, "{memory:?}");
+        for at in 0..64 {
+            assert_eq!(bytes_of(&memory, at * page(), 1), [u8::from(at % 2 == 0)], "page {at}");
+        }
+    }
+}
+
+#[test]
+fn writers_never_miss_what_they_wrote_while_pages_are_brought_back_and_evicted() {
+    let name = "writers_never_miss_what_they_wrote";
+    let (pages, writers) = (96, 3);
+    let len = pages * page();
+    for track in BOTH {
+        let store = Store::new(len);
+        let options = LazyOptions {
+            advice: Advice::Normal,
+            fault_around: FaultAround::try_new(ByteLen::new(4 * page())).unwrap(),
+            ..options(track)
+        };
+        let Some(memory) = map(name, &engine(), len, Stored(store.clone()), &options) else {
+            return;
+        };
+        let stop = AtomicBool::new(false);
+        let (mut brought, mut evicted) = (0, 0);
+        thread::scope(|scope| {
+            let running: Vec<_> = (0..writers)
+                .map(|writer| {
+                    let (memory, stop) = (&memory, &stop);
+                    scope.spawn(move || {
+                        // The last value in each page of this writer's.
+                        let mut last = vec![0_u64; usize_of(pages)];
+                        for (turn, at) in (1..).zip(scattered(writer + 1, pages / writers)) {
+                            let page_of = at * writers + writer;
+                            let offset = page_of * page() + 8 * (at % 512);
+                            let mut seen = [0; 8];
+                            memory.read_at(offset, &mut seen).unwrap();
+                            let seen = u64::from_ne_bytes(seen);
+                            assert_eq!(seen, last[usize_of(page_of)], "{track:?} {page_of}");
+                            memory.write_at(offset, &u64::to_ne_bytes(turn)).unwrap();
+                            last[usize_of(page_of)] = turn;
+                            if stop.load(Ordering::Relaxed) {
+                                return last;
+                            }
+                        }
+                        last
+                    })
+                })
+                .collect();
+            let until = Instant::now() + Duration::from_millis(700);
+            for at in scattered(9, pages) {
+                let part = range(at..(at + 1 + at % 20).min(pages));
+                if at % 3 == 0 || track == WriteTracking::Async {
+                    brought += memory.write_back(part).unwrap();
+                } else {
+                    evicted += memory.evict(part).unwrap();
+                }
+                if Instant::now() > until {
+                    break;
+                }
+            }
+            stop.store(true, Ordering::Relaxed);
+            let lasts: Vec<_> = running.into_iter().map(|writer| writer.join().unwrap()).collect();
+            memory.write_back(0..len).unwrap();
+            assert_eq!(memory.dirty(0..len).unwrap(), []);
+            let bytes = store.bytes.lock().unwrap().clone();
+            for at in 0..pages {
+                let offset = usize_of(at * page() + 8 * (at / writers % 512));
+                let found = u64::from_ne_bytes(bytes[offset..offset + 8].try_into().unwrap());
+                assert_eq!(found, lasts[usize_of(at % writers)][usize_of(at)], "page {at}");
+            }
+        });
+        assert!(
+            brought > 0 && (evicted > 0 || track == WriteTracking::Async),
+            "{track:?}: {brought} and {evicted}"
+        );
+        eprintln!("{track:?}: {brought} pages brought back, {evicted} evicted under 3 writers");
+        assert_eq!(memory.stats().poisoned, 0);
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Write { at: u64, len: u64, byte: u8 },
+    Read { page: u64 },
+    WriteBack { page: u64, pages: u64 },
+    Evict { page: u64, pages: u64 },
+    Populate { page: u64, pages: u64 },
+}
+
+const PAGES: u64 = 24;
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let pages = || (0..PAGES, 1..PAGES);
+    let step = prop_oneof![
+        4 => (any::<u64>(), 1_u64..9000, any::<u8>())
+            .prop_map(|(at, len, byte)| Step::Write { at, len, byte }),
+        2 => (0..PAGES).prop_map(|page| Step::Read { page }),
+        1 => pages().prop_map(|(page, pages)| Step::WriteBack { page, pages }),
+        2 => pages().prop_map(|(page, pages)| Step::Evict { page, pages }),
+        1 => pages().prop_map(|(page, pages)| Step::Populate { page, pages }),
+    ];
+    prop::collection::vec(step, 1..60)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn the_file_is_what_was_written_whatever_was_evicted_on_the_way(
+        steps in steps(),
+        track in prop::sample::select(BOTH.to_vec()),
+        cut in 0_u64..4096,
+    ) {
+        let len = PAGES * page() - cut;
+        let mut expected = words(len);
+        let file = file_with(&expected);
+        let backing = FileBacking::writable(file.try_clone().unwrap()).unwrap();
+        let name = "the_file_is_what_was_written";
+        let Some(memory) = map(name, &engine(), PAGES * page(), backing, &options(track)) else {
+            return Ok(());
+        };
+        let part = |page: u64, pages: u64| range(page..(page + pages).min(PAGES));
+        for step in steps {
+            match step {
+                Step::Write { at, len: count, byte } => {
+                    let at = at % len;
+                    let end = (at + count).min(len);
+                    let bytes = &mut expected[usize_of(at)..usize_of(end)];
+                    bytes.fill(byte);
+                    memory.write_at(at, bytes).unwrap();
+                }
+                Step::Read { page: at } => {
+                    let bytes = bytes_of(&memory, at * page(), page());
+                    let end = usize_of((at + 1) * page()).min(expected.len());
+                    let right = &expected[usize_of(at * page())..end];
+                    prop_assert!(&bytes[..right.len()] == right, "page {}", at);
+                }
+                Step::WriteBack { page, pages } => {
+                    memory.write_back(part(page, pages)).unwrap();
+                    prop_assert_eq!(memory.dirty(part(page, pages)).unwrap(), []);
+                }
+                Step::Evict { page, pages } if track == WriteTracking::Sync => {
+                    memory.evict(part(page, pages)).unwrap();
+                }
+                Step::Evict { page, pages } => {
+                    // Nobody else writes, so what is brought back may go.
+                    memory.write_back(part(page, pages)).unwrap();
+                    memory.evict_all(part(page, pages)).unwrap();
+                }
+                Step::Populate { page, pages } => {
+                    memory.populate(part(page, pages), Populate::All).unwrap();
+                }
+            }
+        }
+        memory.write_back(0..PAGES * page()).unwrap();
+        let mut found = vec![0; usize_of(len)];
+        file.read_exact_at(&mut found, 0).unwrap();
+        prop_assert_eq!(file.metadata().unwrap().len(), len);
+        prop_assert!(found == expected);
+        // Nothing is left that only the mapping has.
+        memory.evict_all(0..PAGES * page()).unwrap();
+        prop_assert!(bytes_of(&memory, 0, len) == expected);
+    }
+}
+
+#[test]
+fn a_bad_page_is_neither_dirty_nor_brought_back() {
+    let name = "a_bad_page_is_neither_dirty";
+    for track in BOTH {
+        let backing = FunctionBacking::quick(|offset, out: &mut [u8]| {
+            if (offset..offset + out.len() as u64).contains(&page()) {
+                return Err(BackingError::Other("this page is lost".into()));
+            }
+            out.fill(1);
+            Ok(())
+        });
+        let Some(memory) = map(name, &engine(), 4 * page(), backing, &options(track)) else {
+            return;
+        };
+        assert!(memory.populate(0..4 * page(), Populate::All).is_err());
+        assert_eq!(memory.dirty(0..4 * page()).unwrap(), [], "{track:?}");
+        assert_eq!(memory.write_back(0..4 * page()).unwrap(), 0);
+        assert!(memory.evict_all(0..4 * page()).is_ok());
+        assert_eq!(memory.stats().poisoned, 1);
+    }
+    assert!(matches!(
+        engine().map(ByteLen::ZERO, Arc::new(ZeroBacking), &options(WriteTracking::Sync)),
+        Err(MapError::Map(_))
+    ));
+}

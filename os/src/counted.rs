@@ -1,0 +1,420 @@
+//! Shared ownership whose count is a [`Ledger`]: [`Owned`], [`Counted`] and [`Entered`].
+//!
+//! A guard on pages has to be counted so that a pagemap is not unbound under it, and has to keep the
+//! pagemap's memory alive. With an `Arc` and a ledger these are two counts, and two locked
+//! instructions each way; here the ledger is both. A value has one [`Owned`], which gives it back
+//! ([`Owned::try_into_inner`]) or lets it go; any number of [`Entered`], who keep it where it is; and
+//! any number of `Arc<Counted>`, who keep nothing but the place and try to enter.
+//!
+//! The place of a value (its ledger, and room for it) lives longer than the value: as long as an
+//! `Arc<Counted>`. The owner has one. If it goes before the last guard, it leaves its own behind, and
+//! the last guard drops the value and that.
+//!
+//! Locks: `closing` is held while the owner waits for the last guard, and by whoever wakes it.
+//! Cost: entering and leaving are one compare-and-swap each; there is no other.
+//! Unsafe, because the compiler cannot know that a value with guards is neither moved nor dropped.
+//! `tests/loom.rs` searches that with this very file; Miri runs the tests below.
+
+use core::cell::UnsafeCell;
+use core::fmt;
+use core::marker::PhantomData;
+use core::mem::ManuallyDrop;
+use core::ops::Deref;
+use core::ptr::NonNull;
+use std::sync::PoisonError;
+use std::time::{Duration, Instant};
+
+use uzone_pages::{EnterError, Guards, HoldSort, Ledger, Left};
+
+use crate::sync::{Arc, Condvar, Mutex};
+
+/// The place of a value, with the count of those who use it.
+///
+/// # Invariants
+/// The value is there from [`Owned::new`] on until one of these, of which one happens, and once:
+/// - the owner takes it out, after the ledger was closed and found empty;
+/// - the owner drops it, after [`Ledger::orphan`] found no guard;
+/// - the guard drops it that was told [`Left::LastOfOrphan`].
+///
+/// After each the ledger is an orphan without guards, which admits nobody.
+pub struct Counted<T: ?Sized> {
+    ledger: Ledger,
+    closing: Mutex<()>,
+    left: Condvar,
+    value: UnsafeCell<ManuallyDrop<T>>,
+}
+
+// SAFETY: the value is shared by reference between the threads of its guards (`Sync`), and moved or
+// dropped by the owner or the last guard, on whatever thread that is (`Send`). The rest is locks and
+// atomics.
+unsafe impl<T: ?Sized + Send + Sync> Send for Counted<T> {}
+// SAFETY: as above; through a reference to the place others can enter, and so use and drop the value.
+unsafe impl<T: ?Sized + Send + Sync> Sync for Counted<T> {}
+
+impl<T: ?Sized> Counted<T> {
+    /// Returns the value.
+    ///
+    /// # Safety
+    /// For as long as the reference is used the value is there: the caller is the owner, or has
+    /// entered.
+    #[inline]
+    unsafe fn value(&self) -> &T {
+        // SAFETY: `UnsafeCell::get` gives a pointer that is aligned and initialised. While the value is
+        // there, nobody makes a `&mut` to it.
+        unsafe { &*self.value.get() }
+    }
+
+    /// Drops the value.
+    ///
+    /// # Safety
+    /// The caller is the one who ends it: see the invariants.
+    unsafe fn end(&self) {
+        let value = self.value.get();
+        // SAFETY: nobody else uses the value, by the ledger, so this reference is the only one.
+        let value = unsafe { &mut *value };
+        // SAFETY: it is dropped once, and nobody will enter to use it.
+        unsafe { ManuallyDrop::drop(value) };
+    }
+
+    /// Enters: the value stays where it is until what is returned is dropped.
+    ///
+    /// # Errors
+    /// [`EnterError`] if the owner is taking the value out, it is gone, or it has too many guards.
+    #[inline(always)]
+    pub fn enter<S: Sort>(place: &Arc<Self>) -> Result<Entered<T, S>, EnterError> {
+        place.ledger.enter(S::SORT)?;
+        // Of an `Arc`, for `Entered::leave` makes one of it.
+        let place = Arc::as_ptr(place).cast_mut();
+        // SAFETY: a pointer of an `Arc` is not null.
+        let place = unsafe { NonNull::new_unchecked(place) };
+        Ok(Entered { place, sort: PhantomData, owns: PhantomData })
+    }
+
+    /// Returns the guards that there are now.
+    #[must_use]
+    pub fn guards(&self) -> Guards {
+        self.ledger.guards()
+    }
+
+    #[cold]
+    fn wake(&self) {
+        // Under the lock, or the wake-up could fall between the last look and the wait.
+        let _closing = self.closing.lock().unwrap_or_else(PoisonError::into_inner);
+        self.left.notify_all();
+    }
+}
+
+impl<T: ?Sized> fmt::Debug for Counted<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Counted").field("ledger", &self.ledger).finish_non_exhaustive()
+    }
+}
+
+/// What sort of guard an [`Entered`] counts as; of the type, so that it takes no room.
+pub trait Sort: 'static {
+    /// The sort.
+    const SORT: HoldSort;
+}
+
+/// Guards of references.
+#[derive(Clone, Copy, Debug)]
+pub struct References;
+
+impl Sort for References {
+    const SORT: HoldSort = HoldSort::Reference;
+}
+
+/// Guards of pins.
+#[derive(Clone, Copy, Debug)]
+pub struct Pins;
+
+impl Sort for Pins {
+    const SORT: HoldSort = HoldSort::Pin;
+}
+
+/// A value that others may enter, in the hands of the one who may end that.
+///
+/// Dropping it drops the value, or has the last guard do so.
+pub struct Owned<T> {
+    /// Not dropped where the last guard is to do it.
+    place: ManuallyDrop<Arc<Counted<T>>>,
+}
+
+impl<T> Owned<T> {
+    /// Takes a value that nobody has entered.
+    #[must_use]
+    pub fn new(value: T) -> Self {
+        let place = Counted {
+            ledger: Ledger::new(),
+            closing: Mutex::new(()),
+            left: Condvar::new(),
+            value: UnsafeCell::new(ManuallyDrop::new(value)),
+        };
+        Self { place: ManuallyDrop::new(Arc::new(place)) }
+    }
+
+    /// Returns where others enter.
+    #[must_use]
+    pub fn place(&self) -> &Arc<Counted<T>> {
+        &self.place
+    }
+
+    /// Takes the value out. Nobody can enter from now on, and if there are guards, it waits at most
+    /// `patience` for them.
+    ///
+    /// # Errors
+    /// The owner as it was with the guards that there are after that time; then others can enter
+    /// again.
+    pub fn try_into_inner(self, patience: Duration) -> Result<T, (Self, Guards)> {
+        if let Err(guards) = self.close_within(patience) {
+            return Err((self, guards));
+        }
+        // The drop of this would end the value as well.
+        let mut this = ManuallyDrop::new(self);
+        // SAFETY: `this` is not used afterwards, so the place is taken out of it once.
+        let place = unsafe { ManuallyDrop::take(&mut this.place) };
+        // For good: who still knows the place finds it empty.
+        let guards = place.ledger.orphan();
+        debug_assert!(guards.is_empty(), "a closed ledger admits nobody");
+        // SAFETY: the ledger was closed and empty, so nobody uses the value and nobody will.
+        let value = unsafe { &mut *place.value.get() };
+        // SAFETY: as above, and it is taken once: by the owner, whose drop does not run.
+        let value = unsafe { ManuallyDrop::take(value) };
+        Ok(value)
+    }
+
+    /// Admits no guard from now on, and waits at most `patience` until there is none.
+    fn close_within(&self, patience: Duration) -> Result<(), Guards> {
+        let place = &*self.place;
+        let mut guards = place.ledger.close();
+        if guards.is_empty() {
+            return Ok(());
+        }
+        let started = Instant::now();
+        let mut closing = place.closing.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            guards = place.ledger.guards();
+            if guards.is_empty() {
+                return Ok(());
+            }
+            let rest = patience.saturating_sub(started.elapsed());
+            if rest.is_zero() {
+                place.ledger.reopen();
+                return Err(guards);
+            }
+            closing = place
+                .left
+                .wait_timeout(closing, rest)
+                .map_or_else(|error| error.into_inner().0, |(closing, _)| closing);
+        }
+    }
+}
+
+impl<T> Deref for Owned<T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: the owner is there, and only it or its drop ends the value.
+        unsafe { self.place.value() }
+    }
+}
+
+impl<T> Drop for Owned<T> {
+    fn drop(&mut self) {
+        if !self.place.ledger.orphan().is_empty() {
+            // Our share of the place is left for the last guard, which may have taken it by now.
+            return;
+        }
+        // SAFETY: the ledger found no guard when it was orphaned, so this is who ends the value.
+        unsafe { self.place.end() };
+        // SAFETY: this is the end of its owner, so it is dropped once.
+        unsafe { ManuallyDrop::drop(&mut self.place) };
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for Owned<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
+    }
+}
+
+/// One who has entered: the value is there until this is dropped.
+pub struct Entered<T: ?Sized, S: Sort> {
+    /// Of an `Arc`. It lives: with the owner, or with what the owner left for the last guard.
+    place: NonNull<Counted<T>>,
+    sort: PhantomData<S>,
+    /// The last one drops the value.
+    owns: PhantomData<Arc<Counted<T>>>,
+}
+
+// SAFETY: it is a share of the value, as an `Arc` is: used by reference, and dropped on the thread of
+// the last. `S` is a name.
+unsafe impl<T: ?Sized + Send + Sync, S: Sort> Send for Entered<T, S> {}
+// SAFETY: by a reference to it others have one to the value, and can enter for a guard of their own.
+unsafe impl<T: ?Sized + Send + Sync, S: Sort> Sync for Entered<T, S> {}
+
+impl<T: ?Sized, S: Sort> Entered<T, S> {
+    /// Enters once more.
+    ///
+    /// # Errors
+    /// [`EnterError`] if the owner is taking the value out, or it has too many guards.
+    pub fn enter_again(&self) -> Result<Self, EnterError> {
+        // SAFETY: the place lives as long as a guard does.
+        let place = unsafe { self.place.as_ref() };
+        place.ledger.enter(S::SORT)?;
+        Ok(Self { place: self.place, sort: PhantomData, owns: PhantomData })
+    }
+
+    /// Leaves a ledger that is closing or orphaned.
+    #[cold]
+    fn leave(&mut self) {
+        let place = self.place.as_ptr().cast_const();
+        // The owner may take the value and let the place go as soon as this guard has left, and the
+        // place has to outlive the waking.
+        // SAFETY: the pointer is of an `Arc`, and this guard still counts, so that there is one.
+        unsafe { Arc::increment_strong_count(place) };
+        // SAFETY: as above; this is the share that was just added.
+        let kept = unsafe { Arc::from_raw(place) };
+        match kept.ledger.leave(S::SORT) {
+            Left::Others => {}
+            Left::LastOfClosing => kept.wake(),
+            Left::LastOfOrphan => {
+                // SAFETY: the owner has gone and left its share behind, for the one guard that is told
+                // this.
+                let _left_behind = unsafe { Arc::from_raw(place) };
+                // SAFETY: the same guard ends the value.
+                unsafe { kept.end() };
+            }
+        }
+    }
+}
+
+impl<T: ?Sized, S: Sort> Deref for Entered<T, S> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: the place lives as long as a guard does.
+        let place = unsafe { self.place.as_ref() };
+        // SAFETY: this is a guard, and lives as long as the reference.
+        unsafe { place.value() }
+    }
+}
+
+impl<T: ?Sized, S: Sort> Drop for Entered<T, S> {
+    #[inline]
+    fn drop(&mut self) {
+        // SAFETY: the place lives as long as a guard does, and this one counts until it has left.
+        let place = unsafe { self.place.as_ref() };
+        if !place.ledger.try_leave(S::SORT) {
+            self.leave();
+        }
+    }
+}
+
+impl<T: ?Sized + fmt::Debug, S: Sort> fmt::Debug for Entered<T, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it could not do by panicking")]
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::thread;
+
+    use super::*;
+
+    /// Counts how often it is dropped.
+    struct Told<'a>(&'a AtomicUsize);
+
+    impl Drop for Told<'_> {
+        fn drop(&mut self) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn a_value_is_given_back_when_nobody_has_entered() {
+        let drops = AtomicUsize::new(0);
+        let owned = Owned::new(Told(&drops));
+        let place = owned.place().clone();
+        let entered = Counted::enter::<Pins>(&place).unwrap();
+        let (owned, guards) = owned.try_into_inner(Duration::ZERO).map(|_| ()).unwrap_err();
+        assert_eq!((guards.pins, guards.references), (1, 0));
+        let again = entered.enter_again().unwrap();
+        drop((entered, again));
+        let told = owned.try_into_inner(Duration::ZERO).map_err(|_| ()).unwrap();
+        assert_eq!(drops.load(Ordering::Relaxed), 0);
+        drop(told);
+        assert_eq!(drops.load(Ordering::Relaxed), 1);
+        assert_eq!(Counted::enter::<Pins>(&place).map(|_| ()).unwrap_err(), EnterError::Gone);
+    }
+
+    #[test]
+    fn the_last_guard_drops_what_its_owner_left() {
+        let drops = AtomicUsize::new(0);
+        let owned = Owned::new(Told(&drops));
+        let place = owned.place().clone();
+        let first = Counted::enter::<Pins>(&place).unwrap();
+        drop(owned);
+        let second = Counted::enter::<References>(&place).unwrap();
+        drop(first);
+        assert_eq!(drops.load(Ordering::Relaxed), 0);
+        assert_eq!(second.0.load(Ordering::Relaxed), 0);
+        drop(second);
+        assert_eq!(drops.load(Ordering::Relaxed), 1);
+        assert_eq!(Counted::enter::<Pins>(&place).map(|_| ()).unwrap_err(), EnterError::Gone);
+    }
+
+    #[test]
+    fn a_value_without_guards_goes_with_its_owner() {
+        let drops = AtomicUsize::new(0);
+        let owned = Owned::new(Told(&drops));
+        let place = owned.place().clone();
+        drop(owned);
+        assert_eq!(drops.load(Ordering::Relaxed), 1);
+        drop(place);
+        assert_eq!(drops.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn a_guard_of_what_is_not_sized_keeps_it_as_well() {
+        trait Answer {
+            fn answer(&self) -> u64;
+        }
+        impl Answer for u64 {
+            fn answer(&self) -> u64 {
+                *self
+            }
+        }
+        let owned = Owned::new(42_u64);
+        let place: Arc<Counted<dyn Answer + Send + Sync>> = owned.place().clone();
+        let entered = Counted::enter::<References>(&place).unwrap();
+        drop((owned, place));
+        assert_eq!(entered.answer(), 42);
+    }
+
+    #[test]
+    fn an_owner_waits_for_guards_of_other_threads_and_gets_every_word() {
+        for _ in 0..if cfg!(miri) { 5 } else { 200 } {
+            let owned = Owned::new([const { AtomicUsize::new(0) }; 4]);
+            let words = thread::scope(|scope| {
+                for number in 0..4 {
+                    let entered = Counted::enter::<Pins>(owned.place()).unwrap();
+                    scope.spawn(move || {
+                        let again = entered.enter_again();
+                        entered[number].store(1, Ordering::Relaxed);
+                        drop(entered);
+                        drop(again);
+                    });
+                }
+                owned.try_into_inner(Duration::from_secs(60)).map_err(|_| ()).unwrap()
+            });
+            let sum: usize = words.into_iter().map(AtomicUsize::into_inner).sum();
+            assert_eq!(sum, 4);
+        }
+    }
+}

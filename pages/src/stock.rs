@@ -1,0 +1,337 @@
+//! Which folios of a pool are what, and the steps by which they are handed out: [`Stock`].
+//!
+//! A folio that is handed out is zero. What says so is not the stock but the folio's own word: the
+//! step from *zero* to what its owner has is made by one taker, and whoever else has touched the
+//! folio has made that step before. The sets of a stock only say where to look, so a set that is
+//! wrong costs time and never a leak.
+//!
+//! The steps are written once, here, for whoever has the lock and the memory ([`Depot`]): the package
+//! `uzone` with threads and gigabytes, and the model checker with two folios of a byte each
+//! (`tests/loom.rs`).
+//!
+//! A folio is in one set, or it is *in work*: somebody clears it, and puts it in a set afterwards,
+//! also when that unwinds. With that, for the whole stock:
+//! `used + zero + dirty + pinned + bad + in_work = folios`.
+//!
+//! Locks: one, the depot's, held for a few steps and never while memory is cleared. Under it words of
+//! folios are read and stepped, and nothing is called that might ask the stock.
+//!
+//! Cost: a folio that is zero is a lock, a few words of a bit set and one step of its word.
+
+use core::ops::DerefMut;
+
+use crate::bits::Bits;
+
+/// What a free folio is.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Standing {
+    /// Every byte is zero, as its word says.
+    Zero,
+    /// It has to be cleared first.
+    Dirty,
+    /// Somebody has it pinned and may write to it, is at work on it, or has its bytes elsewhere.
+    Aside,
+    /// It has a bad page.
+    Bad,
+}
+
+/// Why no folio was handed out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Refusal<F> {
+    /// There are not so many free folios in a row.
+    Exhausted {
+        /// How many are free at all.
+        free: usize,
+        /// How many of these are set aside.
+        pinned: usize,
+    },
+    /// They could not be cleared.
+    Failed(F),
+}
+
+/// The folios of a pool by their numbers, from 0 on.
+#[derive(Debug)]
+pub struct Stock {
+    used: Bits,
+    zero: Bits,
+    dirty: Bits,
+    pinned: Bits,
+    bad: Bits,
+    in_work: usize,
+}
+
+/// A stock with a lock around it, and the memory that it is about.
+pub trait Depot {
+    /// Why memory could not be cleared.
+    type Failure;
+    /// The stock, locked.
+    type Locked<'a>: DerefMut<Target = Stock>
+    where
+        Self: 'a;
+
+    /// Locks the stock.
+    fn lock(&self) -> Self::Locked<'_>;
+
+    /// Lets the lock go until somebody has called [`Depot::sorted`], and takes it again. It may return
+    /// sooner.
+    fn wait<'a>(&'a self, stock: Self::Locked<'a>) -> Self::Locked<'a>;
+
+    /// Folios that were in work have been put in sets: tells those that wait for some, and lets the
+    /// lock go.
+    fn sorted(&self, stock: Self::Locked<'_>);
+
+    /// Returns what a free folio is, by its word. Called under the lock.
+    fn standing(&self, number: usize) -> Standing;
+
+    /// Steps the folios from `first` on from zero to what their owner has; those that are bad or not
+    /// zero are not stepped. Returns how many were. Called under the lock.
+    fn own(&self, first: usize, folios: usize) -> usize;
+
+    /// Clears folios as far as they are to be had, but for those that are zero. Returns how many were
+    /// cleared. Called without the lock.
+    ///
+    /// # Errors
+    /// What ended it. What it was called for is sorted by [`Depot::standing`] either way.
+    fn clear(&self, first: usize, folios: usize) -> Result<usize, Self::Failure>;
+
+    /// Counts folios that a taker had to have cleared.
+    fn count_on_demand(&self, folios: usize);
+}
+
+impl Stock {
+    /// Makes the stock of so many folios, all of them in work: [`restock`] puts them in sets.
+    #[must_use]
+    pub fn new(folios: usize) -> Self {
+        let set = || Bits::new(folios);
+        let (used, zero, dirty, pinned, bad) = (set(), set(), set(), set(), set());
+        Self { used, zero, dirty, pinned, bad, in_work: folios }
+    }
+
+    /// Returns how many are handed out.
+    #[must_use]
+    pub fn used(&self) -> usize {
+        self.used.len()
+    }
+
+    /// Returns whether one is handed out.
+    #[must_use]
+    pub fn is_used(&self, number: usize) -> bool {
+        self.used.contains(number)
+    }
+
+    /// Returns how many were free and zero when they were last looked at.
+    #[must_use]
+    pub fn zero(&self) -> usize {
+        self.zero.len()
+    }
+
+    /// Returns how many are free and wait to be cleared.
+    #[must_use]
+    pub fn dirty(&self) -> usize {
+        self.dirty.len()
+    }
+
+    /// Returns how many are free and were pinned when they were last looked at.
+    #[must_use]
+    pub fn pinned(&self) -> usize {
+        self.pinned.len()
+    }
+
+    /// Returns how many are free and were bad when they were last looked at.
+    #[must_use]
+    pub fn bad(&self) -> usize {
+        self.bad.len()
+    }
+
+    /// Returns how many somebody is at work on.
+    #[must_use]
+    pub fn in_work(&self) -> usize {
+        self.in_work
+    }
+
+    /// Takes the first dirty ones out of their set, as many in a row as there are and `most` at most.
+    fn pick_dirty(&mut self, most: usize) -> Option<(usize, usize)> {
+        let first = self.dirty.first()?;
+        let mut folios = 0;
+        while folios < most && self.dirty.remove(first + folios) {
+            folios += 1;
+        }
+        self.in_work += folios;
+        Some((first, folios))
+    }
+
+    /// Takes free folios in a row out of their sets, of which not all may be zero.
+    fn pick(&mut self, folios: usize) -> Option<usize> {
+        let first = if folios == 1 {
+            self.zero.first().or_else(|| self.dirty.first())?
+        } else {
+            run(&self.zero, &self.dirty, folios)?
+        };
+        for number in first..first + folios {
+            let was_free = self.zero.remove(number) || self.dirty.remove(number);
+            debug_assert!(was_free, "it was just looked up");
+        }
+        self.in_work += folios;
+        Some(first)
+    }
+
+    /// Puts one that is in work where it belongs.
+    fn put(&mut self, number: usize, standing: Standing) {
+        let set = match standing {
+            Standing::Zero => &mut self.zero,
+            Standing::Dirty => &mut self.dirty,
+            Standing::Aside => &mut self.pinned,
+            Standing::Bad => &mut self.bad,
+        };
+        set.insert(number);
+        self.in_work -= 1;
+    }
+}
+
+/// Finds so many numbers in a row that are members of one set or the other.
+fn run(zero: &Bits, dirty: &Bits, folios: usize) -> Option<usize> {
+    let next = |from| match (zero.first_from(from), dirty.first_from(from)) {
+        (Some(zero), Some(dirty)) => Some(zero.min(dirty)),
+        (zero, dirty) => zero.or(dirty),
+    };
+    let mut first = next(0)?;
+    loop {
+        let end = (first..first + folios)
+            .find(|number| !zero.contains(*number) && !dirty.contains(*number));
+        match end {
+            None => return Some(first),
+            Some(end) => first = next(end + 1)?,
+        }
+    }
+}
+
+/// Folios that are in work: put in sets when this is dropped, also by a panic of who clears them.
+struct InWork<'a, D: Depot> {
+    depot: &'a D,
+    first: usize,
+    folios: usize,
+}
+
+impl<D: Depot> Drop for InWork<'_, D> {
+    fn drop(&mut self) {
+        restock(self.depot, self.first, self.folios);
+    }
+}
+
+/// Puts folios that are in work in sets, by their words.
+pub fn restock<D: Depot>(depot: &D, first: usize, folios: usize) {
+    let mut stock = depot.lock();
+    for number in first..first + folios {
+        stock.put(number, depot.standing(number));
+    }
+    depot.sorted(stock);
+}
+
+/// Hands out so many folios in a row, every byte of which is zero, and returns the number of the
+/// first. One that is zero already is handed out by the lock and a step; others are cleared first, by
+/// the caller's thread.
+///
+/// # Errors
+/// [`Refusal`] if there are none. Somebody who is clearing what may be the last ones is waited for.
+pub fn hand_out<D: Depot>(depot: &D, folios: usize) -> Result<usize, Refusal<D::Failure>> {
+    let mut has_looked_again = false;
+    let mut stock = depot.lock();
+    loop {
+        if folios == 1
+            && let Some(number) = stock.zero.first()
+        {
+            stock.zero.remove(number);
+            if depot.own(number, 1) == 1 {
+                stock.used.insert(number);
+                return Ok(number);
+            }
+            // Somebody else has been at it; in its set of now, this looks at it once.
+            stock.in_work += 1;
+            stock.put(number, depot.standing(number));
+        } else if let Some(first) = stock.pick(folios) {
+            drop(stock);
+            if clear_and_own(depot, first, folios).map_err(Refusal::Failed)? {
+                return Ok(first);
+            }
+            stock = depot.lock();
+        } else if stock.in_work > 0 {
+            stock = depot.wait(stock);
+        } else if !has_looked_again && stock.pinned.len() + stock.bad.len() > 0 {
+            // They may have been given back, or mended, meanwhile.
+            has_looked_again = true;
+            let stock = &mut *stock;
+            while let Some(number) = stock.pinned.first().or_else(|| stock.bad.first()) {
+                let _ = stock.pinned.remove(number) || stock.bad.remove(number);
+                stock.dirty.insert(number);
+            }
+        } else {
+            let pinned = stock.pinned.len();
+            let free = stock.zero.len() + stock.dirty.len() + pinned;
+            return Err(Refusal::Exhausted { free, pinned });
+        }
+    }
+}
+
+/// Clears folios that are in work and makes all of them the caller's. Returns whether it did; if not,
+/// they are in sets again.
+fn clear_and_own<D: Depot>(depot: &D, first: usize, folios: usize) -> Result<bool, D::Failure> {
+    let work = InWork { depot, first, folios };
+    depot.count_on_demand(depot.clear(first, folios)?);
+    let mut stock = depot.lock();
+    if depot.own(first, folios) != folios {
+        drop(stock);
+        return Ok(false);
+    }
+    for number in first..first + folios {
+        stock.used.insert(number);
+    }
+    stock.in_work -= folios;
+    // Whoever waited for these hears that there are fewer to wait for.
+    depot.sorted(stock);
+    core::mem::forget(work);
+    Ok(true)
+}
+
+/// Takes folios back that are handed out. They are cleared at once where `clears` says so, and what
+/// is not cleared then is dirty. Returns how many were cleared. `stock` is the depot's, and is let go.
+pub fn give_back<'a, D: Depot>(
+    depot: &'a D,
+    mut stock: D::Locked<'a>,
+    first: usize,
+    folios: usize,
+    clears: bool,
+) -> usize {
+    for number in first..first + folios {
+        let was_used = stock.used.remove(number);
+        debug_assert!(was_used, "the caller has looked");
+    }
+    stock.in_work += folios;
+    if clears {
+        drop(stock);
+        let _work = InWork { depot, first, folios };
+        // What it could not clear is dirty, and whoever takes it finds out why.
+        depot.clear(first, folios).unwrap_or(0)
+    } else {
+        for number in first..first + folios {
+            stock.put(number, depot.standing(number));
+        }
+        depot.sorted(stock);
+        0
+    }
+}
+
+/// Clears some dirty folios ahead of need, `most` at most. `None` if none is dirty; `stock` is the
+/// depot's, and is let go.
+///
+/// # Errors
+/// What [`Depot::clear`] answered.
+pub fn clear_ahead<'a, D: Depot>(
+    depot: &'a D,
+    mut stock: D::Locked<'a>,
+    most: usize,
+) -> Option<Result<usize, D::Failure>> {
+    let (first, folios) = stock.pick_dirty(most)?;
+    drop(stock);
+    let _work = InWork { depot, first, folios };
+    Some(depot.clear(first, folios))
+}

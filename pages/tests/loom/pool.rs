@@ -1,0 +1,381 @@
+//! Taking folios, giving them back, clearing them, pinning and poisoning them at once, by the steps
+//! that the pool takes: `uzone_pages::hand_out` and its neighbours, with loom's lock and folios of one
+//! byte.
+
+use loom::sync::atomic::{AtomicUsize, Ordering};
+use loom::sync::{Arc, Condvar, Mutex, MutexGuard};
+use loom::thread;
+use uzone_pages::{
+    Content, Depot, Folio, MemoryKind, Page, Refusal, Standing, Stock, clear_ahead, give_back,
+    hand_out, restock,
+};
+
+use super::{Seen, folio, mark};
+
+/// What is wrong with a depot, to see that the models notice.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Defect {
+    None,
+    /// Hands out what is in the set of zero folios, whatever their words say.
+    TrustsTheSets,
+    /// Tells nobody that folios were sorted.
+    TellsNobody,
+}
+
+/// Folios of a byte each.
+struct Folios {
+    pages: Vec<Page>,
+    bytes: Vec<AtomicUsize>,
+    stock: Mutex<Stock>,
+    sorted: Condvar,
+    on_demand: AtomicUsize,
+    defect: Defect,
+}
+
+/// What is in memory that nobody has cleared.
+const OLD: usize = 7;
+
+impl Folios {
+    /// Makes folios that are free and as `content` says.
+    fn new(count: usize, content: Content, defect: Defect) -> Arc<Self> {
+        let this = Arc::new(Self {
+            pages: (0..count).map(|_| Page::new(())).collect(),
+            bytes: (0..count).map(|_| AtomicUsize::new(OLD)).collect(),
+            stock: Mutex::new(Stock::new(count)),
+            sorted: Condvar::new(),
+            on_demand: AtomicUsize::new(0),
+            defect,
+        });
+        if content == Content::Zero {
+            assert_eq!(this.clear(0, count), Ok(count));
+        }
+        restock(&*this, 0, count);
+        this
+    }
+
+    fn folio(&self, number: usize) -> Folio<'_> {
+        folio(&self.pages[number], MemoryKind::Generic)
+    }
+
+    /// Reads what was handed out, and writes to it as its owner does.
+    fn use_as_owner(&self, number: usize, secret: usize) {
+        // Relaxed: that these see what others wrote is what is asked.
+        assert_eq!(self.bytes[number].load(Ordering::Relaxed), 0, "bytes of somebody else");
+        self.bytes[number].store(secret, Ordering::Relaxed);
+    }
+
+    fn give_back(&self, number: usize, clears: bool) {
+        give_back(self, self.lock(), number, 1, clears);
+    }
+
+    /// Every folio is in one set, and nobody is at work.
+    fn assert_sorted(&self) {
+        let stock = self.lock();
+        let all = stock.used() + stock.zero() + stock.dirty() + stock.pinned() + stock.bad();
+        assert_eq!((all, stock.in_work()), (self.pages.len(), 0));
+    }
+}
+
+impl Depot for Folios {
+    type Failure = ();
+    type Locked<'a> = MutexGuard<'a, Stock>;
+
+    fn lock(&self) -> MutexGuard<'_, Stock> {
+        self.stock.lock().unwrap()
+    }
+
+    fn wait<'a>(&'a self, stock: MutexGuard<'a, Stock>) -> MutexGuard<'a, Stock> {
+        self.sorted.wait(stock).unwrap()
+    }
+
+    fn sorted(&self, stock: MutexGuard<'_, Stock>) {
+        drop(stock);
+        if self.defect != Defect::TellsNobody {
+            self.sorted.notify_all();
+        }
+    }
+
+    fn standing(&self, number: usize) -> Standing {
+        let word = self.folio(number).word();
+        match word.content() {
+            Content::Poisoned => Standing::Bad,
+            Content::Zero => Standing::Zero,
+            _ if word.pins() > 0 => Standing::Aside,
+            _ => Standing::Dirty,
+        }
+    }
+
+    fn own(&self, first: usize, folios: usize) -> usize {
+        let is_owned = |number: &usize| {
+            self.folio(*number).take_zero() || self.defect == Defect::TrustsTheSets
+        };
+        (first..first + folios).filter(is_owned).count()
+    }
+
+    fn clear(&self, first: usize, folios: usize) -> Result<usize, ()> {
+        let is_cleared = |number: &usize| {
+            let folio = self.folio(*number);
+            let claimed = [Content::Unknown, Content::Present]
+                .into_iter()
+                .any(|from| folio.advance(from, Content::Zeroing).is_ok());
+            if claimed {
+                self.bytes[*number].store(0, Ordering::Relaxed);
+            }
+            claimed && folio.advance(Content::Zeroing, Content::Zero).is_ok()
+        };
+        Ok((first..first + folios).filter(is_cleared).count())
+    }
+
+    fn count_on_demand(&self, folios: usize) {
+        self.on_demand.fetch_add(folios, Ordering::Relaxed);
+    }
+}
+
+/// A worker clears, a tenant takes, uses and gives back, another takes what the first had.
+#[test]
+fn what_is_handed_out_is_zero_whoever_cleared_it() {
+    let seen = Seen::new(2);
+    for clears in [false, true] {
+        let marks = seen.marks();
+        loom::model(move || {
+            let folios = Folios::new(1, Content::Unknown, Defect::None);
+            let worker = {
+                let folios = folios.clone();
+                thread::spawn(move || clear_ahead(&*folios, folios.lock(), 4))
+            };
+            for secret in [8, 9] {
+                let number = hand_out(&*folios, 1).unwrap();
+                folios.use_as_owner(number, secret);
+                folios.give_back(number, clears);
+            }
+            let ahead = worker.join().unwrap();
+            mark(&marks, usize::from(ahead == Some(Ok(1))));
+            folios.assert_sorted();
+        });
+    }
+    seen.assert_all();
+}
+
+/// Two tenants and one folio: nobody reads the other's bytes, and whoever gets none is told so and
+/// does not wait for ever.
+#[test]
+fn of_two_takers_of_one_folio_each_has_it_zero_or_is_refused() {
+    let seen = Seen::new(4);
+    for (content, returns) in
+        [(Content::Unknown, true), (Content::Unknown, false), (Content::Zero, true)]
+    {
+        let marks = seen.marks();
+        loom::model(move || {
+            let folios = Folios::new(1, content, Defect::None);
+            let tenant = move |folios: &Folios, secret| match hand_out(folios, 1) {
+                Ok(number) => {
+                    folios.use_as_owner(number, secret);
+                    if returns {
+                        folios.give_back(number, false);
+                    }
+                    true
+                }
+                Err(refusal) => {
+                    assert_eq!(refusal, Refusal::Exhausted { free: 0, pinned: 0 });
+                    false
+                }
+            };
+            let other = {
+                let folios = folios.clone();
+                thread::spawn(move || tenant(&folios, 8))
+            };
+            let (mine, theirs) = (tenant(&folios, 9), other.join().unwrap());
+            assert!(if returns { mine || theirs } else { mine != theirs });
+            mark(&marks, usize::from(mine) * 2 + usize::from(theirs));
+            folios.assert_sorted();
+        });
+    }
+    let [neither, rest @ ..] = &seen.marks()[..] else { unreachable!() };
+    assert!(!neither.load(Ordering::Relaxed), "the folio was there");
+    assert!(rest.iter().all(|seen| seen.load(Ordering::Relaxed)), "not all outcomes were reached");
+}
+
+/// Runs are taken beside a worker that has one of their folios in hand.
+#[test]
+fn a_run_is_zero_beside_a_worker_and_a_taker_of_one() {
+    let seen = Seen::new(2);
+    let marks = seen.marks();
+    loom::model(move || {
+        let folios = Folios::new(2, Content::Unknown, Defect::None);
+        let worker = {
+            let folios = folios.clone();
+            thread::spawn(move || {
+                let _ = clear_ahead(&*folios, folios.lock(), 1);
+                if let Ok(number) = hand_out(&*folios, 1) {
+                    folios.use_as_owner(number, 8);
+                    folios.give_back(number, false);
+                }
+            })
+        };
+        match hand_out(&*folios, 2) {
+            Ok(first) => {
+                folios.use_as_owner(first, 9);
+                folios.use_as_owner(first + 1, 9);
+                mark(&marks, 0);
+            }
+            Err(refusal) => {
+                assert!(matches!(refusal, Refusal::Exhausted { free: 1, .. }), "{refusal:?}");
+                mark(&marks, 1);
+            }
+        }
+        worker.join().unwrap();
+        folios.assert_sorted();
+    });
+    seen.assert_all();
+}
+
+/// Somebody pins a free folio, writes to it and lets go: it is cleared again, or not handed out.
+fn pin_behind_the_pools_back(defect: Defect) {
+    let seen = Seen::new(2);
+    let marks = seen.marks();
+    loom::model(move || {
+        let folios = Folios::new(1, Content::Zero, defect);
+        let stranger = {
+            let folios = folios.clone();
+            thread::spawn(move || {
+                let folio = folios.folio(0);
+                // Who pins takes what is zero over first.
+                if folio.advance(Content::Zero, Content::Present).is_ok() && folio.try_pin().is_ok()
+                {
+                    // A tenant's folio is the tenant's to lend; a free one is nobody's.
+                    let stock = folios.lock();
+                    if !stock.is_used(0) {
+                        folios.bytes[0].store(5, Ordering::Relaxed);
+                    }
+                    drop(stock);
+                    let _ = folio.unpin().unwrap();
+                }
+            })
+        };
+        match hand_out(&*folios, 1) {
+            Ok(number) => {
+                folios.use_as_owner(number, 9);
+                stranger.join().unwrap();
+                mark(&marks, 0);
+            }
+            Err(refusal) => {
+                assert_eq!(refusal, Refusal::Exhausted { free: 1, pinned: 1 });
+                stranger.join().unwrap();
+                let number = hand_out(&*folios, 1).unwrap();
+                folios.use_as_owner(number, 9);
+                mark(&marks, 1);
+            }
+        }
+        folios.assert_sorted();
+    });
+    seen.assert_all();
+}
+
+#[test]
+fn a_free_folio_that_a_stranger_pinned_is_cleared_again() {
+    pin_behind_the_pools_back(Defect::None);
+}
+
+#[test]
+#[should_panic(expected = "bytes of somebody else")]
+fn a_pool_that_trusts_its_sets_hands_out_what_a_stranger_wrote() {
+    pin_behind_the_pools_back(Defect::TrustsTheSets);
+}
+
+/// A folio comes back while somebody lets go of it.
+#[test]
+fn a_folio_that_comes_back_pinned_is_handed_out_when_it_is_not() {
+    let seen = Seen::new(2);
+    for clears in [false, true] {
+        let marks = seen.marks();
+        loom::model(move || {
+            let folios = Folios::new(1, Content::Zero, Defect::None);
+            let number = hand_out(&*folios, 1).unwrap();
+            folios.folio(number).try_pin().unwrap();
+            // The pool only reads the word of a folio that is pinned, and loom tries the orders of
+            // reads with what comes after them sparingly; of exchanges it tries all.
+            let turn = Arc::new(AtomicUsize::new(0));
+            let device = {
+                let (folios, turn) = (folios.clone(), turn.clone());
+                thread::spawn(move || {
+                    folios.bytes[number].store(5, Ordering::Relaxed);
+                    let _ = folios.folio(number).unpin().unwrap();
+                    turn.fetch_add(1, Ordering::Relaxed);
+                })
+            };
+            turn.fetch_add(1, Ordering::Relaxed);
+            folios.give_back(number, clears);
+            turn.fetch_add(1, Ordering::Relaxed);
+            match hand_out(&*folios, 1) {
+                Ok(number) => {
+                    folios.use_as_owner(number, 9);
+                    mark(&marks, 0);
+                }
+                Err(refusal) => {
+                    assert_eq!(refusal, Refusal::Exhausted { free: 1, pinned: 1 });
+                    mark(&marks, 1);
+                }
+            }
+            device.join().unwrap();
+            folios.assert_sorted();
+        });
+    }
+    seen.assert_all();
+}
+
+/// A folio goes bad while it is cleared, taken and given back: it is refused, or it was handed out
+/// before and is the last time.
+#[test]
+fn a_folio_that_goes_bad_is_not_handed_out_again() {
+    let seen = Seen::new(2);
+    let marks = seen.marks();
+    loom::model(move || {
+        let folios = Folios::new(1, Content::Unknown, Defect::None);
+        let hardware = {
+            let folios = folios.clone();
+            thread::spawn(move || {
+                assert!(folios.folio(0).poison().is_some());
+            })
+        };
+        let worker = {
+            let folios = folios.clone();
+            thread::spawn(move || {
+                let _ = clear_ahead(&*folios, folios.lock(), 1);
+            })
+        };
+        match hand_out(&*folios, 1) {
+            Ok(number) => {
+                folios.use_as_owner(number, 9);
+                folios.give_back(number, false);
+                mark(&marks, 0);
+            }
+            Err(refusal) => {
+                assert_eq!(refusal, Refusal::Exhausted { free: 0, pinned: 0 });
+                mark(&marks, 1);
+            }
+        }
+        hardware.join().unwrap();
+        worker.join().unwrap();
+        let again = hand_out(&*folios, 1);
+        assert_eq!(again, Err(Refusal::Exhausted { free: 0, pinned: 0 }));
+        assert_eq!(folios.lock().bad(), 1);
+        folios.assert_sorted();
+    });
+    seen.assert_all();
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn a_pool_that_tells_nobody_leaves_a_taker_asleep() {
+    loom::model(|| {
+        let folios = Folios::new(1, Content::Unknown, Defect::TellsNobody);
+        let worker = {
+            let folios = folios.clone();
+            thread::spawn(move || {
+                let _ = clear_ahead(&*folios, folios.lock(), 1);
+            })
+        };
+        let _ = hand_out(&*folios, 1);
+        worker.join().unwrap();
+    });
+}

@@ -1,0 +1,171 @@
+//! Clearing, copying and handing out memory of which a part is not there: a file that was truncated.
+//!
+//! The handler is of the whole process, so this is a program of its own.
+#![allow(clippy::unwrap_used, reason = "a test says what it could not do by panicking")]
+
+use std::fs::OpenOptions;
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+
+use uzone::bus;
+use uzone::{
+    AccessError, BindOptions, ByteLen, ClearError, Content, MemoryKind, Order, PageCount, Pagemap,
+    Pfn, PfnRange, Pool, PoolOptions, Pooled, Region, TakeFailure, Unclearable, Way, ZeroFailure,
+    ZeroOptions, Zone,
+};
+
+const PAGES: u64 = 256;
+const PAGE: u64 = 4096;
+
+/// A file that is removed at the end.
+struct Temporary(PathBuf);
+
+impl Temporary {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("uzone-{name}-{}", std::process::id()));
+        std::fs::write(&path, vec![7; usize::try_from(PAGES * PAGE).unwrap()]).unwrap();
+        Self(path)
+    }
+
+    fn truncate(&self, pages: u64) {
+        OpenOptions::new().write(true).open(&self.0).unwrap().set_len(pages * PAGE).unwrap();
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// Binds a file that ends after `pages` of its pages.
+fn truncated(file: &Temporary, order: u8, pages: u64) -> Pagemap {
+    file.truncate(0);
+    file.truncate(PAGES);
+    let region = Region::file(&file.0, 0, ByteLen::new(PAGES * PAGE)).unwrap();
+    region.write_at(0, &vec![7; usize::try_from(PAGES * PAGE).unwrap()]).unwrap();
+    file.truncate(pages);
+    let options = BindOptions::new(MemoryKind::Generic).order(Order::new(order)).base(Pfn::new(0));
+    Zone::new().bind(region, options).unwrap()
+}
+
+fn range(start: u64, pages: u64) -> PfnRange {
+    PfnRange::try_new(Pfn::new(start), PageCount::new(pages)).unwrap()
+}
+
+fn recovers(name: &str) -> bool {
+    if bus::recovers_copies() {
+        bus::install().unwrap();
+        return true;
+    }
+    assert!(std::env::var_os("REQUIRE_ALL").is_none(), "copies of this build do not recover");
+    println!("skipped: {name}: copies of this build do not recover");
+    false
+}
+
+#[test]
+fn folios_whose_memory_is_not_there_are_left_with_the_reason_and_all_others_are_zero() {
+    if !recovers("folios_whose_memory_is_not_there") {
+        return;
+    }
+    let file = Temporary::new("bus-zero");
+    for watches in [false, true] {
+        for order in [0, 2] {
+            for way in Way::all() {
+                let pagemap = truncated(&file, order, 202);
+                if watches {
+                    pagemap.watch_bus_errors().unwrap();
+                }
+                let folio = 1 << order;
+                for threads in [1, 2] {
+                    let threads = NonZeroUsize::new(threads).unwrap();
+                    let options = ZeroOptions::default().way(way).threads(threads);
+                    // The end of the file is in the middle of a folio, where folios have several pages.
+                    let zeroed = pagemap.zero(pagemap.range(), &options).unwrap();
+                    let good = 202 / folio * folio;
+                    let lost = PAGES - good;
+                    assert!(!zeroed.is_whole());
+                    let cleared = zeroed.pages.get() + zeroed.known.get();
+                    assert_eq!(cleared, good, "{way} {zeroed}");
+                    assert_eq!(zeroed.cancelled, PageCount::default());
+                    for (head, cause) in &zeroed.left {
+                        assert!(head.get() >= good);
+                        let Unclearable::Lost(AccessError::Bus { offset, .. }) = cause else {
+                            panic!("{cause}");
+                        };
+                        assert!(*offset >= 202 * PAGE);
+                    }
+                    let first_time = zeroed.known.get() == 0;
+                    if first_time || !watches {
+                        assert_eq!(zeroed.left.len() as u64, lost >> order, "{way} {zeroed}");
+                    }
+                    let mut bytes = vec![1; usize::try_from(good * PAGE).unwrap()];
+                    pagemap.region().read_at(0, &mut bytes).unwrap();
+                    assert!(bytes.iter().all(|byte| *byte == 0));
+                    let contents = |pages: PfnRange| {
+                        pages
+                            .iter()
+                            .step_by(1 << order)
+                            .map(|pfn| pagemap.page(pfn).unwrap().word().content())
+                    };
+                    assert!(contents(range(0, good)).all(|content| content == Content::Zero));
+                    assert!(!contents(range(good, lost)).any(|content| content == Content::Zero));
+                }
+                if watches {
+                    assert!(pagemap.collect_bus_errors() > 0 || pagemap.is_poisoned(Pfn::new(203)));
+                }
+                // Plain memory says what ended it.
+                let region = pagemap.unbind().unwrap();
+                let options = ZeroOptions::default().way(way);
+                let cleared = region.zero_range(0, region.len(), &options).unwrap();
+                assert!(matches!(cleared.error, Some(AccessError::Bus { .. })), "{cleared}");
+                let other = Region::anonymous(region.len()).unwrap();
+                for (to, from) in [(&region, &other), (&other, &region)] {
+                    let copied = to.copy_range(0, from, 0, region.len(), &options).unwrap();
+                    assert!(matches!(copied.error, Some(AccessError::Bus { .. })), "{copied}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_pool_hands_out_what_is_there_and_says_why_the_rest_is_not() {
+    if !recovers("a_pool_hands_out_what_is_there") {
+        return;
+    }
+    let file = Temporary::new("bus-pool");
+    for order in [0, 2] {
+        for options in [PoolOptions::default().without_worker(), PoolOptions::default()] {
+            // Where somebody watches, what is not there is bad, and the others are handed out.
+            let pagemap = truncated(&file, order, 200);
+            pagemap.watch_bus_errors().unwrap();
+            let pool = Pool::new(pagemap, options).unwrap();
+            let all: Vec<Pooled> = std::iter::from_fn(|| pool.take().ok()).collect();
+            assert_eq!(all.len(), 200 >> order);
+            assert!(all.iter().all(|pooled| pooled.range().end().get() <= 200));
+            drop(all);
+            drop(pool);
+            // Where nobody does, the taker is told.
+            let pool = Pool::new(truncated(&file, order, 200), options).unwrap();
+            let mut all = Vec::new();
+            let failure = loop {
+                match pool.take() {
+                    Ok(pooled) => all.push(pooled),
+                    Err(failure) => break failure,
+                }
+            };
+            assert!(
+                matches!(
+                    failure,
+                    TakeFailure::Clear(ZeroFailure::Clear(ClearError::Access(
+                        AccessError::Bus { .. }
+                    )))
+                ),
+                "{failure}"
+            );
+            assert!(all.len() <= 200 >> order);
+            assert!(all.iter().all(|pooled| pooled.range().end().get() <= 200));
+        }
+    }
+}
