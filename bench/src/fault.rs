@@ -54,6 +54,8 @@ pub struct Settings {
     pub threads: Vec<usize>,
     /// Where the file is made.
     pub directory: PathBuf,
+    /// What the ids of the tables begin with that are run; none, and all are.
+    pub tables: Vec<String>,
 }
 
 /// How much is touched at random at most, as was published.
@@ -64,6 +66,20 @@ struct Run<'a> {
     settings: &'a Settings,
     watch: Watch<'a>,
     bench: Bench,
+}
+
+impl Run<'_> {
+    /// Returns whether a table was asked for.
+    fn wants(&self, table: &str) -> bool {
+        let asked = &self.settings.tables;
+        asked.is_empty() || asked.iter().any(|start| table.starts_with(start.as_str()))
+    }
+
+    fn skip(&mut self, table: &str, reason: String) {
+        if self.wants(table) {
+            self.bench.skipped.push(Skipped { id: table.to_owned(), reason });
+        }
+    }
 }
 
 /// Runs the tables.
@@ -100,8 +116,7 @@ pub fn run(settings: &Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
     }
     let placements = Placement::all(&settings.threads)?;
     if placements.first().is_some_and(|first| !first.id.is_empty()) {
-        let reason = "this process may use one CPU only".to_owned();
-        run.bench.skipped.push(Skipped { id: "fault-seq-file".to_owned(), reason });
+        run.skip("fault-seq-file", "this process may use one CPU only".to_owned());
     }
     let file = Source::new(&settings.directory, size)?;
     let tables = [
@@ -133,8 +148,7 @@ pub fn run(settings: &Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
             }
             Err(reason) => {
                 for id in ["fault-seq-hugetlb-copy", "fault-seq-hugetlb"] {
-                    let reason = reason.clone();
-                    run.bench.skipped.push(Skipped { id: id.to_owned(), reason });
+                    run.skip(id, reason.clone());
                 }
             }
         }
@@ -154,6 +168,9 @@ pub fn run(settings: &Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
         stall::table(&mut run, &file, placement)?;
     }
     cold::table(&mut run, &file)?;
+    if run.bench.tables.is_empty() && run.bench.skipped.is_empty() {
+        return Err(BenchError::NoTable { asked: settings.tables.join(",") });
+    }
     Ok(run.bench)
 }
 

@@ -98,6 +98,12 @@ pub enum BenchError {
         /// What was asked for.
         size: ByteLen,
     },
+    /// No table was asked for that there is.
+    #[error("no table begins with {asked}: leave --table out to see which there are")]
+    NoTable {
+        /// What was asked for.
+        asked: String,
+    },
     /// The file to map could not be made.
     #[error(
         "cannot make a file of {size} in {}: free space there, or name another directory with --dir",

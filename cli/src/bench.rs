@@ -59,6 +59,9 @@ struct FaultArgs {
     /// Where the file is made; on a disk, or nothing can be cold [default: where temporary files go]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
+    /// Run the tables alone whose ids begin so, such as fault-seq or fault-split [default: all]
+    #[arg(long, value_delimiter = ',', value_name = "ID")]
+    table: Vec<String>,
 }
 
 const FAULT_EXITS: [Exit; 6] =
@@ -184,6 +187,7 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
                 rounds: args.rounds,
                 threads: args.threads.iter().copied().map(usize::from).collect(),
                 directory: args.dir.clone().unwrap_or_else(std::env::temp_dir),
+                tables: args.table.clone(),
             };
             with_progress(out, |watch| fault::run(&settings, watch))?
         }

@@ -311,6 +311,7 @@ fn sizes_that_cannot_be_are_refused_with_what_would_help() {
         (&["bench", "fault", "--size", "0"], 2, "multiple of 2 MiB"),
         (&["bench", "fault", "--threads", "0"], 2, "0 is not in"),
         (&["bench", "fault", "--size", "4M", "--dir", "/none"], 66, "with --dir"),
+        (&["bench", "fault", "--size", "4M", "--table", "pin"], 2, "no table begins with pin"),
         (&["bench", "bind", "--size", "5000G"], 71, "of memory are needed"),
     ] {
         let output = run(arguments);

@@ -10,7 +10,7 @@ use super::scan::{Way, file_backing, placed, settled, way};
 use super::source::{Reads, Source, word};
 use super::touch::{Pattern, Placement, touch};
 use super::{PAGE, Run};
-use crate::report::{FaultSpec, Log, Skipped, Table};
+use crate::report::{FaultSpec, Log, Table};
 use crate::suite::{BenchError, Suite};
 
 /// How many pages are touched at most: a device takes its time.
@@ -51,6 +51,9 @@ impl Reads for Plain<'_> {
 }
 
 pub(super) fn table(run: &mut Run<'_>, file: &Source) -> Result<(), BenchError> {
+    if !run.wants("fault-cold") {
+        return Ok(());
+    }
     let len = file.len;
     let kept = file.chill()?;
     if kept > 0 {
@@ -59,7 +62,7 @@ pub(super) fn table(run: &mut Run<'_>, file: &Source) -> Result<(), BenchError> 
              directory on a disk with --dir",
             file.directory().display()
         );
-        run.bench.skipped.push(Skipped { id: "fault-cold".to_owned(), reason });
+        run.skip("fault-cold", reason);
         return Ok(());
     }
     let placement = Placement::anywhere()?;

@@ -155,6 +155,9 @@ pub(super) fn table(
     len: ByteLen,
 ) -> Result<(), BenchError> {
     let table = format!("fault-{}-{}{}", pattern.id(), backend.id(), placement.id);
+    if !run.wants(&table) {
+        return Ok(());
+    }
     let page = backend.page();
     let parts = pattern.parts(len, page.bytes(), placement.threads);
     let touched: u64 = parts.iter().map(|part| part.len() as u64).sum();

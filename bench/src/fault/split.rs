@@ -49,6 +49,9 @@ pub(super) fn table(
     placement: &Placement,
 ) -> Result<(), BenchError> {
     let table = format!("fault-split{}", placement.id);
+    if !run.wants(&table) {
+        return Ok(());
+    }
     let len = file.len.min(MOST);
     file.warm(len)?;
     let parts = Pattern::Random.parts(len, PAGE, 1);

@@ -72,6 +72,9 @@ pub(super) fn table(
     file: &Source,
     placement: &Placement,
 ) -> Result<(), BenchError> {
+    if !run.wants("fault-stall") {
+        return Ok(());
+    }
     let len = file.len.min(MOST);
     file.warm(len)?;
     let rest = ByteLen::new(len.get() - APART);
