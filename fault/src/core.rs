@@ -109,6 +109,11 @@ impl Hands {
         Self { staging: vec![0; room], recent: [u64::MAX; RECENT], oldest: 0, tails, wanted: 0 }
     }
 
+    /// Returns whether there are neighbours to be put in place.
+    pub(crate) fn has_neighbours(&self) -> bool {
+        !self.tails.is_empty()
+    }
+
     /// Remembers a page. Returns whether it was remembered already.
     fn remember(&mut self, page: u64) -> bool {
         if self.recent.contains(&page) {

@@ -47,7 +47,6 @@ fn read_as_foreign_code_does(memory: &LazyMapping, offset: u64) -> thread::JoinH
 }
 
 #[test]
-#[ignore = "not so yet: whoever waits for a page whose backing stalls waits as long as that does"]
 fn a_thread_that_waits_gets_a_signal_when_the_mapping_goes() {
     let name = "a_thread_that_waits_gets_a_signal_when_the_mapping_goes";
     if is_child(name) {
