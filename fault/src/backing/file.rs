@@ -31,8 +31,9 @@ use crate::window::{Filled, Window};
 const SMALLEST_HALF: u64 = 16 << 10;
 
 /// From so many bytes on that are cached, they are copied from a mapping of the file: it saves a
-/// copy, and costs the kernel to map them there as well.
-const SMALLEST_COPY: u64 = 32 << 10;
+/// copy, and costs the kernel to map them there as well, which is too long for whoever faults next
+/// while a few neighbours are put in place.
+const SMALLEST_COPY: u64 = 48 << 10;
 
 /// The bytes of a file, from its start on.
 #[derive(Debug)]
@@ -146,8 +147,9 @@ impl Backing for FileBacking {
     fn map_pages(&self, window: &mut Window<'_>) {
         while let Some(run) = window.next_run() {
             let mut filled = Ok(());
-            // A run of one page that somebody waits for is not worth asking for.
-            if window.wanted().as_ref() != Some(&run) {
+            // A run of one page that somebody waits for is not worth asking for, if that is small.
+            let is_large = window.page_size().bytes() >= SMALLEST_COPY;
+            if is_large || window.wanted().as_ref() != Some(&run) {
                 filled = self.map_cached(window, run);
             }
             if let Some(page) = window.wanted()
