@@ -45,8 +45,9 @@ const BATCH_BYTES: usize = 128 << 10;
 /// The longest length that an extrapolation goes to. What is longer does not stay in the caches of
 /// common machines, so that it is not hot.
 const FARTHEST_BYTES: usize = BUFFER_BYTES << 3;
-/// From which length on a copy to memory in the cache is streamed, if not measured. Less than clearing
-/// has: the source takes as much of the cache.
+/// From which length on memory in the cache is cleared by streaming, if not measured.
+const DEFAULT_HOT_ZERO_BYTES: usize = 16 << 20;
+/// The same for a copy, whose source takes as much of the cache.
 const DEFAULT_HOT_COPY_BYTES: usize = 8 << 20;
 /// How much farther than where the line ends an advantage is taken to go, in doublings: it shrinks
 /// more slowly the longer the extent, and what is lost by going too far is less.
@@ -202,9 +203,13 @@ impl Trial {
             let (cached, streaming) = self.compared(found, case, len_bytes)?;
             Some(streaming < cached)
         });
-        let crossover = match (case, self.work, crossover.basis) {
-            (Case::Hot, Work::Copy, Basis::Beyond | Basis::OutOfTime) => {
-                Crossover { bytes: crossover.bytes.min(DEFAULT_HOT_COPY_BYTES), ..crossover }
+        let default = match self.work {
+            Work::Zero => DEFAULT_HOT_ZERO_BYTES,
+            Work::Copy => DEFAULT_HOT_COPY_BYTES,
+        };
+        let crossover = match (case, crossover.basis) {
+            (Case::Hot, Basis::Beyond | Basis::OutOfTime) => {
+                Crossover { bytes: crossover.bytes.min(default), ..crossover }
             }
             _ => crossover,
         };
