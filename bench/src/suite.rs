@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use uzone::{
     AccessError, AdviseError, BindFailure, BindOptions, ByteLen, ClearError, HoldFailure, Init,
-    Limit, ListTooShort, NotAGuard, NotPopulated, Pagemap, Payload, Pfn, Region, RegionError,
-    Source, TakeFailure, Template, Word, Zone,
+    Limit, ListTooShort, NotAGuard, NotPopulated, Pagemap, Payload, Pfn, Pinned, Region,
+    RegionError, Source, TakeFailure, Template, TooManyRawGuards, Word, Zone,
 };
 use uzone_os::numa::AffinityError;
 use uzone_os::uffd::{OpenError, RegisterError};
@@ -36,6 +36,9 @@ pub enum BenchError {
     /// A list had no room for the pages of a guard. A defect of the benchmark.
     #[error("cannot list the pages of a guard")]
     List(#[from] ListTooShort),
+    /// There were too many raw guards. A defect of the benchmark.
+    #[error("cannot turn a guard into bits")]
+    Park(#[from] Box<TooManyRawGuards<Pinned>>),
     /// A guard was not had again from its bits. A defect of uzone.
     #[error("cannot redeem a guard")]
     Redeem(#[from] NotAGuard),

@@ -83,12 +83,20 @@ impl<P: Payload> Drop for Leased<P> {
             if !memory.is_private() {
                 altmap::clear(&mut memory, len);
             }
-        } else if let Some(keeper) = &self.keeper {
-            keeper.keep.give(MemmapMemory {
-                memory: memmap.into_descriptors().into_exclusive(),
-                pages: self.pages,
-                source: Source::Kept,
-            });
+            return;
+        }
+        let (descriptors, blocks) = memmap.into_parts();
+        let memory = descriptors.into_exclusive();
+        match (blocks, &self.keeper) {
+            (Blocks::Behind(blocks), _) => {
+                // So that one call unmaps both; apart, each unmaps itself.
+                drop(memory.join(blocks.into_exclusive()));
+            }
+            (_, Some(keeper)) => {
+                let (pages, source) = (self.pages, Source::Kept);
+                keeper.keep.give(MemmapMemory { memory, pages, source, behind: None });
+            }
+            _ => {}
         }
     }
 }
