@@ -100,7 +100,7 @@ pub(crate) struct Source {
     hands: Hands,
     parked: Parked,
     look: Look,
-    /// Pages of [`Fills::OneThread`](crate::core::Fills) that were produced, and that the kernel put
+    /// Pages of memory that one thread fills, which were produced and which the kernel put
     /// off.
     late: VecDeque<(u64, Staged)>,
     late_since: Instant,
