@@ -472,11 +472,13 @@ impl<P: Payload> Pagemap<P> {
     }
 
     /// Puts the content of every folio with a page in `range` to state `to`, from whichever of the
-    /// states `from` it is in, and tells `each` its head and how that went, in ascending order. One
-    /// atomic step a folio, and two for each block of 512 base pages: see [`PageView::advance`].
+    /// states `from` it is in, and tells `each` its head and how that went, in ascending order. Pages
+    /// that do not belong to the region are left out. One atomic step a folio, and of base pages one
+    /// more for about eight: see [`PageView::advance`].
     ///
     /// # Panics
-    /// If a step from one of `from` to `to` is none, or would poison: that is for one page.
+    /// If a step from one of `from` to `to` is none, or would poison: that is for one page. If `each`
+    /// does, the pages that it was told of have been advanced, and no others.
     pub fn advance_range(
         &self,
         range: PfnRange,
