@@ -25,7 +25,7 @@ use crate::hold::{Hold, HoldFailure, Holdable, PinOptions, Pinned, Place, Refere
 use crate::keep::{MemmapMemory, MemmapPages, Source};
 use crate::options::{Owner, PagemapOps};
 use crate::poison::{BadPages, Poisoned};
-use crate::produce::produce;
+use crate::produce::{is_missing, produce};
 use crate::region::{Backing, Region};
 use crate::report::BindReport;
 use crate::zone::{Claim, Shared};
@@ -274,9 +274,12 @@ impl<P: Payload> Holdable for Inner<P> {
         self.advance_run(range, &[Content::Zero], Content::Present, |_, _| ());
     }
 
-    fn produce(&self, range: PfnRange) -> Result<bool, HoldFailure> {
+    fn produce(&self, range: PfnRange, refused: Content) -> Result<bool, HoldFailure> {
         match &self.parts.ops.populate {
-            Some(populate) => produce(self, &**populate, range),
+            // What was missing and is not any more, another thread has produced.
+            Some(populate) => {
+                produce(self, &**populate, range).map(|any| any || is_missing(refused))
+            }
             None => Ok(false),
         }
     }
