@@ -189,9 +189,9 @@ pub(crate) trait Holdable: Any + Send + Sync {
     ) -> Result<(Span, Span), Option<SpanRefused>>;
     /// Makes the pages of a range that are known to be zero somebody's, who may write to them.
     fn take_zero(&self, range: PfnRange);
-    /// Makes the pages of a range that are not there be there. Returns whether it is worth trying
-    /// again.
-    fn produce(&self, range: PfnRange) -> Result<bool, HoldFailure>;
+    /// Makes the pages of a range that are not there be there, for a pin that was refused by the content
+    /// of one. Returns whether it is worth trying again.
+    fn produce(&self, range: PfnRange, refused: Content) -> Result<bool, HoldFailure>;
     /// Returns what the memory is if it cannot be pinned for long.
     fn not_for_long(&self) -> Option<&'static str>;
     fn bad_pages(&self, range: PfnRange) -> Vec<Pfn>;
@@ -369,11 +369,11 @@ fn pin_again(
                 waits += 1;
                 inner.take_zero(range);
             }
-            HoldFailure::Refused { cause: HoldError::Content(_), .. }
+            HoldFailure::Refused { cause: HoldError::Content(content), .. }
                 if !options.never_faults && faults < ATTEMPTS =>
             {
                 faults += 1;
-                if !inner.produce(range).map_err(Box::new)? {
+                if !inner.produce(range, *content).map_err(Box::new)? {
                     return Err(refused);
                 }
             }
