@@ -35,9 +35,9 @@ const CACHED_BYTES: [usize; 2] = [4 << 10, 64 << 10];
 const PAGES_BYTES: usize = 256 << 10;
 /// How often cached ways are compared: they are near each other, and short.
 const CACHED_ROUNDS: usize = 8;
-/// The widest registers are taken if they are faster than the CPU's own loop by this, in percent: less
-/// is noise, and the loop leaves the registers alone.
-const WIDE_PERCENT: u32 = 6;
+/// The widest registers are taken if they are faster than the CPU's own loop by this, in percent, for
+/// short extents and for long ones: less is noise, and for long ones the loop is the surer choice.
+const WIDE_PERCENT: [u32; 2] = [2, 6];
 /// How often a length is tried, unless two rounds agree.
 const LENGTH_ROUNDS: usize = 5;
 /// Short lengths are tried many times in a row, until they add up to this.
@@ -154,9 +154,10 @@ impl Ways {
         };
         let mut trial = Trial { work, bench: Bench::new(start, budget) };
         for (case, ways) in [(Case::ColdSoon, &mut found.cold), (Case::Hot, &mut found.warm)] {
-            for (way, len_bytes) in ways.iter_mut().zip(CACHED_BYTES) {
+            let lengths = CACHED_BYTES.into_iter().zip(WIDE_PERCENT);
+            for (way, (len_bytes, percent)) in ways.iter_mut().zip(lengths) {
                 let times = trial.bests(case, len_bytes, Way::Wide, Way::String);
-                if times.is_some_and(|(wide, string)| is_faster(wide, string)) {
+                if times.is_some_and(|(wide, string)| is_faster(wide, string, percent)) {
                     *way = Way::Wide;
                 }
             }
@@ -317,9 +318,9 @@ impl Trial {
     }
 }
 
-/// Returns whether the widest registers are faster than the CPU's own loop, and not by chance.
-fn is_faster(wide: Duration, string: Duration) -> bool {
-    wide * 100 < string * (100 - WIDE_PERCENT)
+/// Returns whether the widest registers are faster than the CPU's own loop by so many percent.
+fn is_faster(wide: Duration, string: Duration, percent: u32) -> bool {
+    wide * 100 < string * (100 - percent)
 }
 
 /// Returns where the advantage of cached stores ends if it goes on shrinking as from half of the
@@ -419,7 +420,7 @@ mod tests {
         for (wide, string, expected) in
             [(90, 100, true), (93, 100, true), (95, 100, false), (110, 100, false), (0, 0, false)]
         {
-            assert_eq!(is_faster(us(wide), us(string)), expected, "{wide} {string}");
+            assert_eq!(is_faster(us(wide), us(string), 6), expected, "{wide} {string}");
         }
     }
 
