@@ -15,6 +15,8 @@ use uzone_bench::{BenchError, Phase, Watch};
 use uzone_bench::{copy, fault, pin, zero};
 use uzone_pages::ByteLen;
 
+pub(crate) use uzone_report::number;
+
 use crate::exit::{self, Exit, Failure};
 use crate::output::{Output, Report, Style, human_duration, table};
 use crate::progress::Progress;
@@ -432,16 +434,6 @@ pub(crate) fn ns(ns: u64) -> String {
     human_duration(Duration::from_nanos(ns))
 }
 
-/// Returns a ratio or rate with about three digits.
-pub(crate) fn number(value: f64) -> String {
-    match value {
-        value if value >= 100.0 => format!("{value:.0}"),
-        value if value >= 10.0 => format!("{value:.1}"),
-        value if value >= 0.1 || value == 0.0 => format!("{value:.2}"),
-        value => format!("{value:.4}"),
-    }
-}
-
 /// Returns what was measured on, and what was published on what.
 fn foot(machine: &Machine, mut sources: Vec<&str>) -> String {
     let mut text = format!(
@@ -462,18 +454,4 @@ fn foot(machine: &Machine, mut sources: Vec<&str>) -> String {
         let _ = writeln!(text, "published: {source}");
     }
     text
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_rate_or_ratio_has_about_three_digits() {
-        for (value, text) in
-            [(0.0, "0.00"), (0.0042, "0.0042"), (1.456, "1.46"), (24.51, "24.5"), (2039.4, "2039")]
-        {
-            assert_eq!(number(value), text);
-        }
-    }
 }

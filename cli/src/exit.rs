@@ -12,6 +12,7 @@ use std::process::ExitCode;
 use serde::Serialize;
 use uzone_bench::BenchError;
 use uzone_os as os;
+use uzone_report::ReportError;
 
 /// How the command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -187,6 +188,18 @@ fn of_link(error: &(dyn Error + 'static)) -> Option<Exit> {
             _ => None,
         };
     }
+    if let Some(error) = error.downcast_ref::<ReportError>() {
+        return match error {
+            ReportError::Read { .. } => None,
+            ReportError::NotAFile { .. } => Some(Exit::Usage),
+            // That an output's directory is not there does not mean that an input is missing.
+            ReportError::Write { cause, .. } => match of_io(cause) {
+                Exit::Permission => Some(Exit::Permission),
+                _ => Some(Exit::Io),
+            },
+            _ => Some(Exit::Data),
+        };
+    }
     // Numbers that cannot be: they come from the arguments.
     if error.is::<uzone::AddrError>() || error.is::<uzone::LayoutError>() {
         return Some(Exit::Usage);
@@ -261,6 +274,11 @@ impl ErrorObject {
 }
 
 impl Failure {
+    /// Takes an error of the command itself, which knows the code.
+    pub(crate) fn with(exit: Exit, error: impl Error + Send + Sync + 'static) -> Self {
+        Self { exit, error: Box::new(error) }
+    }
+
     /// Returns the code to exit with.
     pub(crate) fn exit(&self) -> Exit {
         self.exit

@@ -10,6 +10,7 @@ mod doctor;
 mod exit;
 mod output;
 mod progress;
+mod report;
 
 use std::env;
 use std::process::ExitCode;
@@ -40,6 +41,7 @@ enum Command {
     Doctor(doctor::Args),
     Demo(demo::Args),
     Bench(bench::Args),
+    Report(report::Args),
 }
 
 impl Command {
@@ -48,6 +50,7 @@ impl Command {
             Self::Doctor(args) => doctor::run(args, out),
             Self::Demo(args) => demo::run(args, out),
             Self::Bench(args) => bench::run(args, out),
+            Self::Report(args) => report::run(args, out),
         }
     }
 }

@@ -8,11 +8,12 @@ use std::env;
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
-use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use comfy_table::{CellAlignment, Table};
 use serde::Serialize;
+
+pub(crate) use uzone_report::human_duration;
 
 use crate::exit::{ErrorObject, Exit, Failure};
 
@@ -182,10 +183,16 @@ impl Output {
     }
 
     fn style(&self, is_terminal: bool) -> Style {
-        Style {
-            verbosity: self.verbosity,
-            color: self.when.is_wanted(env::var_os("NO_COLOR").as_deref(), is_terminal),
-        }
+        Style { verbosity: self.verbosity, color: self.has_color(is_terminal) }
+    }
+
+    fn has_color(&self, is_terminal: bool) -> bool {
+        self.when.is_wanted(env::var_os("NO_COLOR").as_deref(), is_terminal)
+    }
+
+    /// Returns whether a text on standard output may have colour.
+    pub(crate) fn has_color_on_stdout(&self) -> bool {
+        self.has_color(io::stdout().is_terminal())
     }
 
     /// Prints a result to standard output, as text or JSON.
@@ -275,28 +282,6 @@ fn to_stderr(text: &str) {
     let _ = io::stderr().write_all(text.as_bytes());
 }
 
-/// Returns a duration with three digits: `850 ns`, `41.2 us`, `9.82 ms`, `1.20 s`.
-pub(crate) fn human_duration(duration: Duration) -> String {
-    const UNITS: [(u128, &str); 3] = [(1_000_000_000, "s"), (1_000_000, "ms"), (1000, "us")];
-    let ns = duration.as_nanos();
-    let secs = duration.as_secs();
-    if secs >= 600 {
-        return format!("{} min {} s", secs / 60, secs % 60);
-    }
-    for (unit, name) in UNITS {
-        if ns >= unit {
-            // Rounded to the last digit that is shown; what rounds up past 9.99 shows one more.
-            let rounded = |digits: u128| (ns * digits + unit / 2) / unit;
-            return match ns / unit {
-                0..10 => format!("{}.{:02} {name}", rounded(100) / 100, rounded(100) % 100),
-                10..100 => format!("{}.{} {name}", rounded(10) / 10, rounded(10) % 10),
-                _ => format!("{} {name}", rounded(1)),
-            };
-        }
-    }
-    format!("{ns} ns")
-}
-
 /// Returns numbers in ascending order as a list of runs: `0-3,8,10-11`.
 pub(crate) fn number_list(numbers: &[u32]) -> String {
     let mut runs: Vec<(u32, u32)> = Vec::new();
@@ -360,24 +345,6 @@ mod tests {
         assert_eq!(peek("uzone doctor --color=always").color, When::Always);
         assert_eq!(peek("uzone doctor --color").color, When::Auto);
         assert_eq!(peek("uzone doctor --color=red").color, When::Auto);
-    }
-
-    #[test]
-    fn durations_have_three_digits_and_a_unit() {
-        let table = [
-            (0, "0 ns"),
-            (999, "999 ns"),
-            (1_000, "1.00 us"),
-            (41_980, "42.0 us"),
-            (9_870_000, "9.87 ms"),
-            (999_999_999, "1000 ms"),
-            (1_250_000_000, "1.25 s"),
-            (61_000_000_000, "61.0 s"),
-            (723_000_000_000, "12 min 3 s"),
-        ];
-        for (ns, text) in table {
-            assert_eq!(human_duration(Duration::from_nanos(ns)), text);
-        }
     }
 
     #[test]

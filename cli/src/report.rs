@@ -1,0 +1,145 @@
+//! `uzone report`: what was measured or traced, as pictures.
+
+use std::collections::HashSet;
+use std::env;
+use std::ffi::OsStr;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+use uzone_report::{Document, Look, ReportError};
+
+use crate::exit::{self, Exit, Failure};
+use crate::output::{Output, Report, Style};
+
+/// Make pictures of what was measured or traced: one HTML page, SVG files, or text
+///
+/// The input is what `uzone bench ... --json` printed, or a trace of faults; several in one file are
+/// read as well, and `-` is standard input. The page needs nothing else: no network, no script. Without
+/// -o and --svg, the charts are printed as text.
+#[derive(Debug, clap::Args)]
+#[command(after_help = exit::help("uzone bench pin --json > pin.json && uzone report pin.json -o pin.html", &EXITS))]
+pub(crate) struct Args {
+    /// What to show, in this order
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// The HTML page to write; one that is there is replaced as a whole
+    #[arg(short, long, value_name = "HTML")]
+    output: Option<PathBuf>,
+    /// Write each chart as an SVG file into this directory, which is made if it is not there
+    #[arg(long, value_name = "DIR")]
+    svg: Option<PathBuf>,
+    /// Print the charts as text as well
+    #[arg(long)]
+    terminal: bool,
+}
+
+const EXITS: [Exit; 6] =
+    [Exit::Ok, Exit::Usage, Exit::Data, Exit::Input, Exit::Io, Exit::Permission];
+
+/// Arguments that would lose something.
+#[derive(Debug, thiserror::Error)]
+enum ArgsError {
+    #[error("{} is given twice: name each input once", path.display())]
+    Twice { path: PathBuf },
+    #[error("{} is an input, and the page would take its place: name another -o", path.display())]
+    OutputIsInput { path: PathBuf },
+}
+
+/// `uzone.report/1`: what was written.
+#[derive(Debug, Serialize)]
+struct Written {
+    schema: &'static str,
+    documents: usize,
+    /// Absolute or not, as the arguments named them.
+    files: Vec<String>,
+    #[serde(skip)]
+    text: Option<String>,
+}
+
+impl Report for Written {
+    fn text(&self, _style: Style) -> String {
+        let mut text = self.text.clone().unwrap_or_default();
+        for file in &self.files {
+            text.push_str(file);
+            text.push('\n');
+        }
+        text
+    }
+}
+
+/// Reads the inputs, and writes what was asked for.
+///
+/// # Errors
+/// If an input cannot be read or is none, or an output cannot be written.
+pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
+    if let Err(error) = check(args) {
+        return Err(Failure::with(Exit::Usage, error));
+    }
+    let mut documents: Vec<Document> = Vec::new();
+    for file in &args.files {
+        documents.append(&mut uzone_report::read(file)?);
+    }
+    let mut files = Vec::new();
+    if let Some(output) = &args.output {
+        uzone_report::replace(output, uzone_report::html(&documents).as_bytes())?;
+        files.push(output.display().to_string());
+    }
+    if let Some(dir) = &args.svg {
+        fs::create_dir_all(dir).map_err(|cause| ReportError::Write {
+            path: dir.clone(),
+            step: "make the directory",
+            cause,
+        })?;
+        for picture in uzone_report::svgs(&documents) {
+            let path = dir.join(picture.name);
+            uzone_report::replace(&path, picture.svg.as_bytes())?;
+            files.push(path.display().to_string());
+        }
+    }
+    let is_text = args.terminal || (args.output.is_none() && args.svg.is_none());
+    let text = is_text.then(|| uzone_report::terminal(&documents, look(out)));
+    let documents = documents.len();
+    out.print(&Written { schema: "uzone.report/1", documents, files, text })?;
+    Ok(Exit::Ok)
+}
+
+fn check(args: &Args) -> Result<(), ArgsError> {
+    // What is not there is said when it is read.
+    let same = |path: &Path| fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let mut seen = HashSet::new();
+    for path in &args.files {
+        if !seen.insert(same(path)) {
+            return Err(ArgsError::Twice { path: path.clone() });
+        }
+    }
+    match &args.output {
+        Some(output) if seen.contains(&same(output)) => {
+            Err(ArgsError::OutputIsInput { path: output.clone() })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Returns what standard output can show.
+fn look(out: &Output) -> Look {
+    let asked = env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
+    let of_terminal = || {
+        let (terminal_size::Width(columns), _) = terminal_size::terminal_size_of(io::stdout())?;
+        Some(usize::from(columns))
+    };
+    let columns = asked.or_else(of_terminal).unwrap_or(100);
+    // The first of these that is set decides.
+    let locale = ["LC_ALL", "LC_CTYPE", "LANG"]
+        .iter()
+        .find_map(|name| env::var_os(name).filter(|value| !value.is_empty()));
+    Look::new(columns)
+        .color(out.has_color_on_stdout())
+        .unicode(locale.as_deref().is_some_and(is_utf8))
+}
+
+fn is_utf8(locale: &OsStr) -> bool {
+    let locale = locale.to_string_lossy().to_ascii_lowercase();
+    locale.contains("utf-8") || locale.contains("utf8")
+}

@@ -1,0 +1,187 @@
+//! What is shown, before it is drawn: a [`Section`] for each document, with its [`Chart`]s.
+//!
+//! A chart has a table with the numbers that it draws, and so loses nothing where it is not seen.
+
+use crate::bench::Role;
+use crate::canvas::{Fill, Ink, Shape};
+
+/// What is shown of one document.
+#[derive(Clone, Debug)]
+pub(crate) struct Section {
+    pub(crate) title: String,
+    pub(crate) note: String,
+    pub(crate) charts: Vec<Chart>,
+    /// What was not measured, and why.
+    pub(crate) skipped: Vec<(String, String)>,
+    /// What was measured on, and whom published figures are of.
+    pub(crate) foot: Vec<String>,
+}
+
+/// A picture and its numbers.
+#[derive(Clone, Debug)]
+pub(crate) struct Chart {
+    /// Lower case letters, digits and hyphens; no other chart of the report has it.
+    pub(crate) id: String,
+    pub(crate) title: String,
+    pub(crate) note: String,
+    pub(crate) plot: Plot,
+    pub(crate) table: Numbers,
+}
+
+/// The numbers under a picture.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Numbers {
+    pub(crate) headings: Vec<String>,
+    pub(crate) rows: Vec<Vec<String>>,
+}
+
+/// The kinds of picture.
+#[derive(Clone, Debug)]
+pub(crate) enum Plot {
+    Bars(Bars),
+    Spans(Spans),
+    Lines(Lines),
+    Columns(Columns),
+    Heat(Heat),
+}
+
+/// A bar a row from 0, with a tick where the row's limit is.
+#[derive(Clone, Debug)]
+pub(crate) struct Bars {
+    pub(crate) axis: String,
+    pub(crate) rows: Vec<Bar>,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Bar {
+    pub(crate) label: String,
+    pub(crate) role: Role,
+    pub(crate) value: f64,
+    pub(crate) limit: Option<f64>,
+    pub(crate) published: Option<f64>,
+    /// What stands beside the bar.
+    pub(crate) text: String,
+}
+
+/// A point a row on a logarithmic axis, and how far it spreads.
+#[derive(Clone, Debug)]
+pub(crate) struct Spans {
+    pub(crate) axis: String,
+    pub(crate) unit: Unit,
+    /// What the line, and the tick on it, are.
+    pub(crate) line: &'static str,
+    pub(crate) tick: &'static str,
+    pub(crate) rows: Vec<Span>,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Span {
+    pub(crate) label: String,
+    pub(crate) role: Role,
+    pub(crate) low: f64,
+    pub(crate) middle: f64,
+    pub(crate) high: f64,
+    pub(crate) tick: Option<f64>,
+    pub(crate) published: Option<f64>,
+    pub(crate) text: String,
+}
+
+/// Lines over a logarithmic axis of lengths or counts.
+#[derive(Clone, Debug)]
+pub(crate) struct Lines {
+    pub(crate) x_axis: String,
+    pub(crate) x_unit: Unit,
+    pub(crate) y_axis: String,
+    pub(crate) y_unit: Unit,
+    pub(crate) is_log: bool,
+    pub(crate) series: Vec<Series>,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Series {
+    pub(crate) name: String,
+    pub(crate) role: Role,
+    /// In ascending order of the first number. One point is a level: it holds for all.
+    pub(crate) points: Vec<(f64, f64)>,
+}
+
+/// Stacked columns: how many of each kind in each step of an axis.
+#[derive(Clone, Debug)]
+pub(crate) struct Columns {
+    pub(crate) x_axis: String,
+    pub(crate) x_unit: Unit,
+    pub(crate) is_log: bool,
+    pub(crate) y_axis: String,
+    /// Where the columns begin, and where the last one ends.
+    pub(crate) edges: Vec<f64>,
+    pub(crate) kinds: Vec<(String, Ink)>,
+    /// For each column, a count for each kind.
+    pub(crate) counts: Vec<Vec<u64>>,
+}
+
+/// How many in each cell of address and time.
+#[derive(Clone, Debug)]
+pub(crate) struct Heat {
+    pub(crate) from_ns: f64,
+    pub(crate) to_ns: f64,
+    pub(crate) len_bytes: f64,
+    pub(crate) columns: usize,
+    pub(crate) rows: usize,
+    /// Row after row, the lowest address first.
+    pub(crate) counts: Vec<u64>,
+}
+
+/// What an axis counts in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unit {
+    Plain,
+    Ns,
+    Bytes,
+}
+
+impl Unit {
+    /// Returns a point of an axis as text.
+    pub(crate) fn text(self, value: f64) -> String {
+        match self {
+            Self::Plain if value == value.round() && value < 1e12 => format!("{value:.0}"),
+            Self::Plain => crate::text::number(value),
+            Self::Ns => crate::text::float_ns(value),
+            Self::Bytes => crate::text::float_bytes(value),
+        }
+    }
+}
+
+impl Role {
+    /// Returns how areas of the role are filled.
+    pub(crate) const fn ink(self) -> Ink {
+        match self {
+            Self::Naive => Ink { fill: Fill::Diagonal, colour: "orange" },
+            Self::Peer => Ink { fill: Fill::Dots, colour: "grey" },
+            Self::Ours => Ink { fill: Fill::Solid, colour: "blue" },
+            Self::Limit => Ink { fill: Fill::Cross, colour: "ink" },
+            Self::Published => Ink { fill: Fill::Empty, colour: "pink" },
+        }
+    }
+
+    /// Returns how points of the role look.
+    pub(crate) const fn shape(self) -> Shape {
+        match self {
+            Self::Naive => Shape::Square,
+            Self::Peer => Shape::Ring,
+            Self::Ours => Shape::Disc,
+            Self::Limit => Shape::Triangle,
+            Self::Published => Shape::Diamond,
+        }
+    }
+
+    /// Returns how lines of the role look: thickness and dashes.
+    pub(crate) const fn stroke(self) -> (f64, &'static str) {
+        match self {
+            Self::Naive => (2.0, "2 3"),
+            Self::Peer => (1.2, ""),
+            Self::Ours => (3.0, ""),
+            Self::Limit => (2.0, "9 4"),
+            Self::Published => (2.0, "7 3 2 3"),
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! What can be wrong with an input or an output, and what helps.
+
+use std::io;
+use std::path::PathBuf;
+
+use crate::input::MOST_BYTES;
+use crate::text::bytes;
+
+/// A report that could not be made.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReportError {
+    /// The input could not be read.
+    #[error("cannot read {}", path.display())]
+    Read {
+        /// The input.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        cause: io::Error,
+    },
+    /// The input is longer than is read.
+    #[error(
+        "{} is longer than {}: record a shorter trace, or report fewer results at a time",
+        path.display(),
+        bytes(MOST_BYTES)
+    )]
+    TooLong {
+        /// The input.
+        path: PathBuf,
+    },
+    /// There is nothing in the input.
+    #[error("{} is empty: run the command again that wrote it, with --json", path.display())]
+    Empty {
+        /// The input.
+        path: PathBuf,
+    },
+    /// The input is no JSON, or it is cut off.
+    #[error(
+        "{} is not JSON or was cut short: give what `uzone bench ... --json` printed, or a trace",
+        path.display()
+    )]
+    Json {
+        /// The input.
+        path: PathBuf,
+        /// Where.
+        #[source]
+        cause: serde_json::Error,
+    },
+    /// The input does not say what it is.
+    #[error(
+        "{} holds JSON without a \"schema\": give what `uzone bench ... --json` printed, or a trace",
+        path.display()
+    )]
+    NoSchema {
+        /// The input.
+        path: PathBuf,
+    },
+    /// The input is something else, or of another version.
+    #[error(
+        "{} is {schema:?}, and reports are made of {}: measure again with this version of uzone",
+        path.display(),
+        crate::input::SCHEMAS.join(", ")
+    )]
+    Schema {
+        /// The input.
+        path: PathBuf,
+        /// What it says that it is.
+        schema: String,
+    },
+    /// The input is not what its schema says.
+    #[error(
+        "{} says that it is {schema} and does not keep to that: run the command again that wrote it",
+        path.display()
+    )]
+    Shape {
+        /// The input.
+        path: PathBuf,
+        /// What it says that it is.
+        schema: &'static str,
+        /// What is wrong with it.
+        #[source]
+        cause: serde_json::Error,
+    },
+    /// The output could not be written. What was there before is still there.
+    #[error("cannot {step} {}: {}", path.display(), fix(cause))]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// What was about to be done with it.
+        step: &'static str,
+        /// Why not.
+        #[source]
+        cause: io::Error,
+    },
+    /// The output is there and is not a file.
+    #[error("cannot replace {}: it is not a regular file; name another one", path.display())]
+    NotAFile {
+        /// The output.
+        path: PathBuf,
+    },
+}
+
+/// Returns what helps.
+fn fix(cause: &io::Error) -> &'static str {
+    match cause.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => "make its directory first",
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+            "name a directory that may be written to"
+        }
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            "make room there, or name another file system"
+        }
+        _ => "name another place",
+    }
+}

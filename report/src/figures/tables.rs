@@ -1,0 +1,368 @@
+//! The charts of a benchmark: for each of its tables one that fits what the rows have in common.
+
+use std::collections::BTreeMap;
+
+use super::{heading, sentences};
+use crate::bench::{Bench, Role, Row, Spread, Table, size};
+use crate::chart::{Bar, Bars, Chart, Lines, Numbers, Plot, Section, Series, Span, Spans, Unit};
+use crate::text::{bytes, float, ns, number};
+
+/// Of how many times the slowest rate bars can still be seen beside each other.
+const MOST_TIMES: f64 = 60.0;
+
+pub(super) fn section(bench: &Bench) -> Section {
+    let mut charts = Vec::new();
+    for (table, rows) in tables(bench) {
+        charts.push(chart(bench, &table, &rows));
+        charts.extend(spread(&table, &rows, &bench.benchmark));
+    }
+    let mut sources: Vec<String> = bench
+        .results
+        .iter()
+        .filter_map(|row| Some(format!("Published: {}", row.more.published.as_ref()?.source)))
+        .collect();
+    sources.sort_unstable();
+    sources.dedup();
+    let mut foot = vec![bench.machine.sentence()];
+    foot.append(&mut sources);
+    let skipped = bench.skipped.iter();
+    Section {
+        title: format!("uzone bench {}", bench.benchmark),
+        note: sentences(&[&bench.settings]),
+        charts,
+        skipped: skipped.map(|skipped| (skipped.id.clone(), skipped.reason.clone())).collect(),
+        foot,
+    }
+}
+
+/// Returns the tables with their rows, and a table for each first part of an id that none has.
+fn tables(bench: &Bench) -> Vec<(Table, Vec<&Row>)> {
+    let mut tables: Vec<(Table, Vec<&Row>)> = Vec::new();
+    let mut places: BTreeMap<&str, usize> = BTreeMap::new();
+    for table in &bench.tables {
+        if !places.contains_key(table.id.as_str()) {
+            places.insert(&table.id, tables.len());
+            tables.push((table.clone(), Vec::new()));
+        }
+    }
+    for row in &bench.results {
+        let id = row.id.split_once('/').map_or(row.id.as_str(), |(table, _)| table);
+        let place = *places.entry(id).or_insert_with(|| {
+            tables.push((Table { id: id.to_owned(), ..Table::default() }, Vec::new()));
+            tables.len() - 1
+        });
+        tables[place].1.push(row);
+    }
+    tables.retain(|(_, rows)| !rows.is_empty());
+    tables
+}
+
+fn chart(bench: &Bench, table: &Table, rows: &[&Row]) -> Chart {
+    let (plot, hint) = plot(bench, rows);
+    Chart {
+        id: table.id.clone(),
+        title: heading(&table.title, &table.id),
+        note: sentences(&[&table.note, hint, &left_out(rows.len(), &plot)]),
+        plot,
+        table: numbers(rows),
+    }
+}
+
+fn left_out(rows: usize, plot: &Plot) -> String {
+    let most = crate::draw::MOST_ROWS;
+    match plot {
+        Plot::Bars(_) | Plot::Spans(_) if rows > most => {
+            format!("the first {most} of {rows} rows are drawn")
+        }
+        _ => String::new(),
+    }
+}
+
+fn plot(bench: &Bench, rows: &[&Row]) -> (Plot, &'static str) {
+    if let Some(lines) = windows(rows) {
+        return (
+            Plot::Lines(lines),
+            "lower is better; both axes are logarithmic; level lines do not depend on the window",
+        );
+    }
+    if let Some(lines) = sizes(bench, rows) {
+        let hint = if lines.is_log {
+            "lower is better; both axes are logarithmic"
+        } else {
+            "higher is better; sizes are on a logarithmic axis"
+        };
+        return (Plot::Lines(lines), hint);
+    }
+    let rates: Option<Vec<f64>> = rows.iter().map(|row| row.gb_per_s()).collect();
+    let is_same_work = rows.iter().all(|row| row.more.bytes == rows[0].more.bytes);
+    match rates {
+        Some(rates) if is_same_work && near(&rates) => (
+            Plot::Bars(bars(bench, rows, &rates)),
+            "higher is better; beside each bar: GB/s, share of its limit, times as fast as naive",
+        ),
+        _ => (
+            Plot::Spans(times(bench, rows)),
+            "lower is better, on a logarithmic axis; beside each row: median, share of its limit, times as fast as naive",
+        ),
+    }
+}
+
+fn near(rates: &[f64]) -> bool {
+    let (low, high) = rates
+        .iter()
+        .fold((f64::MAX, 0.0), |(low, high): (f64, f64), rate| (low.min(*rate), high.max(*rate)));
+    low > 0.0 && high / low <= MOST_TIMES
+}
+
+/// Returns what stands beside a row's mark.
+fn beside(row: &Row, first: String) -> String {
+    let mut parts = vec![first];
+    parts.extend(row.more.share_of_limit.map(|share| format!("{:.0} %", share * 100.0)));
+    let ratio = row.more.ratio_naive.filter(|_| !row.case().contains("naive"));
+    parts.extend(ratio.map(|ratio| format!("{} x", number(ratio))));
+    parts.join(" \u{b7} ")
+}
+
+fn bars(bench: &Bench, rows: &[&Row], rates: &[f64]) -> Bars {
+    let rows = rows.iter().zip(rates).map(|(row, rate)| Bar {
+        label: row.label(),
+        role: row.role(&bench.benchmark),
+        value: *rate,
+        limit: row
+            .more
+            .share_of_limit
+            .filter(|share| *share > 0.0 && row.role(&bench.benchmark) != Role::Limit)
+            .map(|share| rate / share)
+            // A limit that the machine's noise has put elsewhere would squeeze all bars.
+            .filter(|limit| {
+                *limit <= rates.iter().fold(0.0, |most: f64, rate| most.max(*rate)) * 3.0
+            }),
+        published: row
+            .more
+            .published
+            .as_ref()
+            // A byte for each nanosecond is a GB for each second.
+            .map(|published| float(row.more.bytes) / float(published.ns.max(1))),
+        text: beside(row, number(*rate)),
+    });
+    Bars { axis: "GB/s".to_owned(), rows: rows.collect() }
+}
+
+fn times(bench: &Bench, rows: &[&Row]) -> Spans {
+    let rows = rows.iter().map(|row| Span {
+        label: row.label(),
+        role: row.role(&bench.benchmark),
+        low: float(row.more.min_ns.unwrap_or(row.median_ns)),
+        middle: float(row.median_ns),
+        high: float(row.more.worst_ns.unwrap_or(row.median_ns)),
+        tick: None,
+        published: row.more.published.as_ref().map(|published| float(published.ns)),
+        text: beside(row, ns(row.median_ns)),
+    });
+    Spans {
+        axis: "time (logarithmic)".to_owned(),
+        unit: Unit::Ns,
+        line: "fastest to slowest round; the mark is the median",
+        tick: "",
+        rows: rows.collect(),
+    }
+}
+
+/// The published fault-around table: time by window.
+fn windows(rows: &[&Row]) -> Option<Lines> {
+    let mut ours = Vec::new();
+    let mut published = Vec::new();
+    let mut levels = Vec::new();
+    for row in rows {
+        let order = row.case().strip_prefix("order-").and_then(|order| order.parse::<i32>().ok());
+        match order.filter(|order| (0..40).contains(order)) {
+            Some(order) => {
+                let pages = 2.0_f64.powi(order);
+                ours.push((pages, float(row.median_ns)));
+                let known = row.more.published.as_ref();
+                published.extend(known.map(|known| (pages, float(known.ns))));
+            }
+            None => levels.push(row),
+        }
+    }
+    if ours.len() < 3 {
+        return None;
+    }
+    let line = |name: &str, role, mut points: Vec<(f64, f64)>| {
+        points.sort_by(|one, other| one.0.total_cmp(&other.0));
+        Series { name: name.to_owned(), role, points }
+    };
+    let mut series = vec![line("uzone, by window", Role::Ours, ours)];
+    if published.len() > 1 {
+        series.push(line("published, on another machine", Role::Published, published));
+    }
+    for row in levels.into_iter().take(6) {
+        // What adapts is no point of the sweep: it is a level beside it.
+        let role = match row.role("fault") {
+            Role::Ours => Role::Peer,
+            role => role,
+        };
+        series.push(line(&row.label(), role, vec![(1.0, float(row.median_ns))]));
+    }
+    Some(Lines {
+        x_axis: "pages mapped at a fault, at most".to_owned(),
+        x_unit: Unit::Plain,
+        y_axis: "time (logarithmic)".to_owned(),
+        y_unit: Unit::Ns,
+        is_log: true,
+        series,
+    })
+}
+
+/// Splits `4K-ours` or `ours-4K` into a length and the rest.
+fn sized(case: &str) -> Option<(u64, &str)> {
+    let first = case.split_once('-').and_then(|(first, rest)| Some((size(first)?, rest)));
+    first.or_else(|| case.rsplit_once('-').and_then(|(rest, last)| Some((size(last)?, rest))))
+}
+
+/// A size, and what was measured there.
+type Points = Vec<(f64, f64)>;
+
+/// Rows of which each is one way at one size: a line for each way.
+fn sizes(bench: &Bench, rows: &[&Row]) -> Option<Lines> {
+    let mut ways: Vec<(&str, &Row, Points)> = Vec::new();
+    let is_rate = rows.iter().all(|row| row.gb_per_s().is_some());
+    for row in rows {
+        let (size, way) = sized(row.case())?;
+        let value = row.gb_per_s().filter(|_| is_rate).unwrap_or(float(row.median_ns));
+        let point = (float(size), value);
+        match ways.iter_mut().find(|(known, ..)| *known == way) {
+            Some((.., points)) => points.push(point),
+            None => ways.push((way, row, vec![point])),
+        }
+        if ways.len() > 64 {
+            return None;
+        }
+    }
+    if ways.iter().all(|(.., points)| points.len() < 3) {
+        return None;
+    }
+    let series =
+        ways.into_iter().filter(|(.., points)| points.len() > 1).map(|(way, row, mut points)| {
+            points.sort_by(|one, other| one.0.total_cmp(&other.0));
+            points.dedup_by(|one, other| one.0.total_cmp(&other.0).is_eq());
+            Series { name: way.replace('-', " "), role: row.role(&bench.benchmark), points }
+        });
+    let series: Vec<Series> = series.collect();
+    Some(Lines {
+        x_axis: "size".to_owned(),
+        x_unit: Unit::Bytes,
+        y_axis: if is_rate { "GB/s" } else { "time (logarithmic)" }.to_owned(),
+        y_unit: if is_rate { Unit::Plain } else { Unit::Ns },
+        is_log: !is_rate,
+        series,
+    })
+}
+
+/// The distributions that rows of a table have, as a chart of its own.
+fn spread(table: &Table, rows: &[&Row], benchmark: &str) -> Option<Chart> {
+    let mut spans = Vec::new();
+    let mut numbers = Numbers {
+        headings: ["row", "of", "half", "99 %", "99.9 %", "longest", "how many"]
+            .map(String::from)
+            .into(),
+        rows: Vec::new(),
+    };
+    for row in rows {
+        let touch = row.more.faults.and_then(|faults| faults.touch);
+        let kinds =
+            [("one call", row.more.latency), ("pause", row.more.pauses), ("one touch", touch)];
+        for (kind, spread) in kinds {
+            let Some(Spread { p50_ns, p99_ns, p999_ns, worst_ns, count }) = spread else {
+                continue;
+            };
+            let tick = p99_ns.or(p999_ns);
+            spans.push(Span {
+                label: row.label(),
+                role: row.role(benchmark),
+                low: float(p50_ns),
+                middle: float(p50_ns),
+                high: float(worst_ns),
+                tick: tick.map(float),
+                published: None,
+                text: format!("{} \u{b7} {}", ns(p50_ns), tick.map_or_else(String::new, ns)),
+            });
+            let cell = |value: Option<u64>| value.map_or_else(none, ns);
+            numbers.rows.push(vec![
+                row.label(),
+                kind.to_owned(),
+                ns(p50_ns),
+                cell(p99_ns),
+                cell(p999_ns),
+                ns(worst_ns),
+                count.to_string(),
+            ]);
+        }
+    }
+    if spans.is_empty() {
+        return None;
+    }
+    let plot = Plot::Spans(Spans {
+        axis: "time of one (logarithmic)".to_owned(),
+        unit: Unit::Ns,
+        line: "to the longest; the mark is the median",
+        tick: "what one in a hundred exceeds; of pauses, in a thousand",
+        rows: spans,
+    });
+    Some(Chart {
+        id: format!("{}-latency", table.id),
+        title: format!("{}: latency", heading(&table.title, &table.id)),
+        note: sentences(&["how long single steps took, of all rounds together; lower is better"]),
+        plot,
+        table: numbers,
+    })
+}
+
+pub(super) fn none() -> String {
+    "\u{2013}".to_owned()
+}
+
+/// A heading, and what a row has under it.
+type Column = (&'static str, fn(&Row) -> Option<String>);
+
+const COLUMNS: [Column; 26] = [
+    ("row", |row| Some(row.label())),
+    ("id", |row| Some(row.id.clone())),
+    ("median", |row| Some(ns(row.median_ns))),
+    ("fastest", |row| row.more.min_ns.map(ns)),
+    ("slowest", |row| row.more.worst_ns.map(ns)),
+    ("GB/s", |row| row.gb_per_s().map(number)),
+    ("of the limit", |row| Some(format!("{:.0} %", row.more.share_of_limit? * 100.0))),
+    ("x naive", |row| row.more.ratio_naive.map(number)),
+    ("x best", |row| row.more.ratio_best.map(number)),
+    ("published", |row| row.more.published.as_ref().map(|published| ns(published.ns))),
+    ("ns/page", |row| row.more.ns_per_page.map(number)),
+    ("ns/folio", |row| row.more.ns_per_folio.map(number)),
+    ("ns/call", |row| row.more.ns_per_call.map(number)),
+    ("pages", |row| row.more.items.map(|items| items.to_string())),
+    ("folios", |row| row.more.folios.map(|folios| folios.to_string())),
+    ("calls", |row| row.more.calls.map(|calls| calls.to_string())),
+    ("bytes", |row| Some(row.more.bytes).filter(|bytes| *bytes != 0).map(bytes)),
+    ("resident/TiB", |row| row.more.metadata_resident_bytes_per_tib.map(bytes)),
+    ("faults", |row| Some(row.more.faults?.count.to_string())),
+    ("ns/fault", |row| row.more.faults?.ns_per_fault.map(number)),
+    ("wasted pages", |row| Some(row.more.faults?.wasted_pages.to_string())),
+    ("x alike", |row| row.more.faults?.ratio_waiting_alike.map(number)),
+    ("touch x naive", |row| row.more.faults?.touch_ratio_naive.map(number)),
+    ("beyond", |row| Some(format!("{:+.0} ns", row.more.faults?.beyond_ns?))),
+    ("threads", |row| row.more.threads.map(|threads| threads.to_string())),
+    ("rounds", |row| row.more.rounds.map(|rounds| rounds.to_string())),
+];
+
+/// Returns all rows, in the columns that any of them has something for.
+fn numbers(rows: &[&Row]) -> Numbers {
+    let columns: Vec<&Column> =
+        COLUMNS.iter().filter(|(_, cell)| rows.iter().any(|row| cell(row).is_some())).collect();
+    Numbers {
+        headings: columns.iter().map(|(heading, _)| (*heading).to_owned()).collect(),
+        rows: rows
+            .iter()
+            .map(|row| columns.iter().map(|(_, cell)| cell(row).unwrap_or_else(none)).collect())
+            .collect(),
+    }
+}

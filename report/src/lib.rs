@@ -1,0 +1,89 @@
+//! What was measured or traced, as pictures: one HTML page ([`html`]), SVG files ([`svgs`]), or text
+//! for a terminal ([`terminal`]).
+//!
+//! ```
+//! use std::path::Path;
+//!
+//! let text = br#"{"schema":"uzone.bench/1","benchmark":"pin","results":[
+//!     {"id":"pin-2m/naive","name":"naive","median_ns":73800000},
+//!     {"id":"pin-2m/ours","name":"ours","median_ns":106000,"ratio_naive":705.0}]}"#;
+//! let documents = uzone_report::parse(Path::new("pin.json"), text)?;
+//! let page = uzone_report::html(&documents);
+//! assert!(page.contains("<svg") && page.contains("705") && !page.contains("<script"));
+//! # Ok::<(), uzone_report::ReportError>(())
+//! ```
+//!
+//! The input is what `uzone bench ... --json` prints, and [`Trace`], the faults of a lazily mapped
+//! memory. It is somebody else's: nothing of it becomes markup or a command to a terminal, lengths are
+//! bounded, and what is not understood is refused with what would help.
+//!
+//! | file | mechanism |
+//! |---|---|
+//! | `input` | reading documents |
+//! | `bench`, `trace`, `machine` | what they hold; the format of a trace |
+//! | `figures` | which charts a document has |
+//! | `chart` | what is drawn, and its numbers |
+//! | `draw` | the layout of each kind of chart |
+//! | `canvas` | SVG, and where its texts are |
+//! | `html`, `terminal` | charts on a page, and as text |
+//! | `write` | files that are there as a whole or not at all |
+#![forbid(unsafe_code)]
+
+mod bench;
+mod canvas;
+mod chart;
+mod draw;
+mod error;
+mod figures;
+mod html;
+mod input;
+mod machine;
+mod terminal;
+mod text;
+mod trace;
+mod write;
+
+pub use bench::{Bench, Metadata};
+pub use error::ReportError;
+pub use input::{Document, MOST_BYTES, parse, read};
+pub use machine::Machine;
+pub use terminal::Look;
+pub use text::{human_duration, number};
+pub use trace::{Class, Outcome, Record, Summary, TRACE_SCHEMA, Trace};
+pub use write::replace;
+
+/// A chart as a file of its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Picture {
+    /// The name of the file: lower case letters, digits, hyphens and `.svg`.
+    pub name: String,
+    /// What is in it.
+    pub svg: String,
+}
+
+/// Returns all charts as one HTML page that needs nothing else.
+///
+/// Each chart is drawn for a wide page and for a phone, and its numbers stand in a table below it.
+#[must_use]
+pub fn html(documents: &[Document]) -> String {
+    html::page(&figures::sections(documents))
+}
+
+/// Returns each chart as an SVG file, in the order of the page. Names differ.
+#[must_use]
+pub fn svgs(documents: &[Document]) -> Vec<Picture> {
+    let sections = figures::sections(documents);
+    let charts = sections.iter().flat_map(|section| &section.charts);
+    charts
+        .map(|chart| Picture {
+            name: format!("{}.svg", chart.id),
+            svg: draw::draw(chart, draw::WIDE).alone(&chart.title),
+        })
+        .collect()
+}
+
+/// Returns all charts as lines of text.
+#[must_use]
+pub fn terminal(documents: &[Document], look: Look) -> String {
+    terminal::text(&figures::sections(documents), look)
+}

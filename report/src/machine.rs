@@ -1,0 +1,61 @@
+//! What was measured on, as the foot of a report says it.
+
+use serde::{Deserialize, Serialize};
+
+use crate::text::{bytes, date};
+
+/// A machine and a build, as `uzone bench --json` and a trace name them.
+///
+/// What a file does not say is empty or 0, and left out of the foot.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Machine {
+    /// The name of the CPU.
+    pub cpu: String,
+    /// How many CPUs the process could use.
+    pub cpus: u64,
+    /// The memory of the host.
+    pub memory_bytes: u64,
+    /// The release of the kernel.
+    pub kernel: String,
+    /// The size of a host page.
+    pub page_bytes: u64,
+    /// The setting of transparent huge pages.
+    pub transparent_huge_pages: String,
+    /// The widest store that wins there.
+    pub stream: String,
+    /// The version of uzone.
+    pub version: String,
+    /// The commit that it was built from, if the build knew it.
+    pub commit: Option<String>,
+    /// When it began: seconds since 1970.
+    pub unix_seconds: u64,
+}
+
+impl Machine {
+    /// Returns the machine as a sentence.
+    pub(crate) fn sentence(&self) -> String {
+        let mut parts = Vec::new();
+        let mut say = |is_known: bool, part: String| {
+            if is_known {
+                parts.push(part);
+            }
+        };
+        say(!self.cpu.is_empty(), self.cpu.clone());
+        say(self.cpus != 0, format!("{} CPUs", self.cpus));
+        say(self.memory_bytes != 0, bytes(self.memory_bytes));
+        say(!self.kernel.is_empty(), format!("Linux {}", self.kernel));
+        say(self.page_bytes != 0, format!("pages of {}", bytes(self.page_bytes)));
+        let huge = &self.transparent_huge_pages;
+        say(!huge.is_empty(), format!("transparent huge pages {huge}"));
+        say(!self.stream.is_empty(), format!("{} stores", self.stream));
+        let commit = self.commit.as_deref().unwrap_or("unknown");
+        say(!self.version.is_empty(), format!("uzone {} (commit {commit})", self.version));
+        say(self.unix_seconds != 0, date(self.unix_seconds));
+        if parts.is_empty() {
+            "a machine that the file does not name".into()
+        } else {
+            parts.join(", ")
+        }
+    }
+}

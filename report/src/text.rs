@@ -1,0 +1,212 @@
+//! Numbers as text, and text that cannot do harm where it is put.
+
+use std::borrow::Cow;
+use std::time::Duration;
+
+use uzone_pages::ByteLen;
+
+/// Returns whether a character must not reach a page or a terminal: it would not be XML, would be a
+/// command to the terminal, or would turn the order of what stands around it.
+fn is_hostile(character: char) -> bool {
+    character.is_control()
+        || matches!(character, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+        || matches!(character, '\u{fffe}' | '\u{ffff}' | '\u{2028}' | '\u{2029}')
+}
+
+/// Returns `text` with a mark in the place of every character that is a command and no letter.
+pub(crate) fn plain(text: &str) -> Cow<'_, str> {
+    if text.contains(is_hostile) {
+        text.replace(is_hostile, "\u{fffd}").into()
+    } else {
+        text.into()
+    }
+}
+
+/// Returns `text` for an element or a quoted attribute of XML and HTML.
+pub(crate) fn escape(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for character in plain(text).chars() {
+        match character {
+            '&' => escaped.push_str("&amp;"),
+            '<' => escaped.push_str("&lt;"),
+            '>' => escaped.push_str("&gt;"),
+            '"' => escaped.push_str("&quot;"),
+            '\'' => escaped.push_str("&#39;"),
+            other => escaped.push(other),
+        }
+    }
+    escaped
+}
+
+/// Returns a count for arithmetic in which the 54th bit does not matter.
+#[expect(clippy::cast_precision_loss, reason = "a picture has some hundred points")]
+pub(crate) fn float(count: u64) -> f64 {
+    count as f64
+}
+
+/// Returns a count of what is in memory, as [`float`] does.
+pub(crate) fn count(count: usize) -> f64 {
+    float(count as u64)
+}
+
+/// Returns which of `cells` a share of 0 to 1 falls into; beyond that, the first or the last.
+pub(crate) fn cell(share: f64, cells: usize) -> usize {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a cast of a float ends at the ends of the integer, which is what is wanted"
+    )]
+    let index = (share * count(cells)) as usize;
+    index.min(cells.saturating_sub(1))
+}
+
+/// Returns a ratio or rate with about three digits.
+#[must_use]
+pub fn number(value: f64) -> String {
+    match value {
+        // Nothing that was measured is so large.
+        value if value >= 1e12 => format!("{value:.2e}"),
+        value if value >= 100.0 => format!("{value:.0}"),
+        value if value >= 10.0 => format!("{value:.1}"),
+        value if value >= 0.1 || value == 0.0 => format!("{value:.2}"),
+        value => format!("{value:.4}"),
+    }
+}
+
+/// Returns a duration with three digits: `850 ns`, `41.2 us`, `9.82 ms`, `1.20 s`.
+#[must_use]
+pub fn human_duration(duration: Duration) -> String {
+    const UNITS: [(u128, &str); 3] = [(1_000_000_000, "s"), (1_000_000, "ms"), (1000, "us")];
+    let ns = duration.as_nanos();
+    let secs = duration.as_secs();
+    if secs >= 600 {
+        return format!("{} min {} s", secs / 60, secs % 60);
+    }
+    for (unit, name) in UNITS {
+        if ns >= unit {
+            // Rounded to the last digit that is shown; what rounds up past 9.99 shows one more.
+            let rounded = |digits: u128| (ns * digits + unit / 2) / unit;
+            return match ns / unit {
+                0..10 => format!("{}.{:02} {name}", rounded(100) / 100, rounded(100) % 100),
+                10..100 => format!("{}.{} {name}", rounded(10) / 10, rounded(10) % 10),
+                _ => format!("{} {name}", rounded(1)),
+            };
+        }
+    }
+    format!("{ns} ns")
+}
+
+/// Returns a time in nanoseconds as [`human_duration`] does.
+pub(crate) fn ns(ns: u64) -> String {
+    human_duration(Duration::from_nanos(ns))
+}
+
+/// Returns a time that is a fraction of nanoseconds, or many of them.
+pub(crate) fn float_ns(value: f64) -> String {
+    if value < 1000.0 {
+        return format!("{} ns", number(value));
+    }
+    if value >= 1e15 {
+        return format!("{:.0e} s", value / 1e9);
+    }
+    human_duration(Duration::try_from_secs_f64(value / 1e9).unwrap_or(Duration::MAX))
+}
+
+/// Returns a length in IEC units.
+pub(crate) fn bytes(bytes: u64) -> String {
+    ByteLen::new(bytes).to_string()
+}
+
+/// Returns a length that is a point of an axis.
+pub(crate) fn float_bytes(value: f64) -> String {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "points of an axis are between 0 and what 64 bits hold"
+    )]
+    let whole = value.round() as u64;
+    bytes(whole)
+}
+
+/// Returns a time as `2026-11-22 06:00 UTC`.
+pub(crate) fn date(unix_seconds: u64) -> String {
+    let (days, seconds) = (unix_seconds / 86_400, unix_seconds % 86_400);
+    // Howard Hinnant's civil_from_days, for days since 1970: years begin in March, so that the day
+    // which some of them lack is their last.
+    let shifted = days + 719_468;
+    let era = shifted / 146_097;
+    let day_of_era = shifted % 146_097;
+    let year_of_era =
+        (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let shifted_month = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
+    let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
+    let year = year_of_era + era * 400 + u64::from(month <= 2);
+    format!("{year:04}-{month:02}-{day:02} {:02}:{:02} UTC", seconds / 3600, seconds % 3600 / 60)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_would_be_markup_or_a_command_is_neither() {
+        assert_eq!(
+            escape("<a href=\"x\">'&\u{1b}[31m\u{202e}"),
+            "&lt;a href=&quot;x&quot;&gt;&#39;&amp;\u{fffd}[31m\u{fffd}"
+        );
+        assert_eq!(plain("2 MiB – “ours”"), "2 MiB – “ours”");
+        assert_eq!(plain("a\r\nb\0"), "a\u{fffd}\u{fffd}b\u{fffd}");
+    }
+
+    #[test]
+    fn dates_are_those_of_the_calendar() {
+        for (seconds, text) in [
+            (0, "1970-01-01 00:00 UTC"),
+            (951_827_696, "2000-02-29 12:34 UTC"),
+            (4_107_542_400, "2100-03-01 00:00 UTC"),
+            (1_795_327_200, "2026-11-22 06:00 UTC"),
+        ] {
+            assert_eq!(date(seconds), text);
+        }
+        date(u64::MAX);
+    }
+
+    #[test]
+    fn a_share_is_in_a_cell_that_there_is() {
+        for (share, expected) in
+            [(-1.0, 0), (0.0, 0), (0.49, 1), (1.0, 3), (9e99, 3), (f64::NAN, 0)]
+        {
+            assert_eq!(cell(share, 4), expected);
+        }
+    }
+
+    #[test]
+    fn durations_have_three_digits_and_a_unit() {
+        for (ns, text) in [
+            (0, "0 ns"),
+            (999, "999 ns"),
+            (1_000, "1.00 us"),
+            (41_980, "42.0 us"),
+            (9_870_000, "9.87 ms"),
+            (999_999_999, "1000 ms"),
+            (1_250_000_000, "1.25 s"),
+            (61_000_000_000, "61.0 s"),
+            (723_000_000_000, "12 min 3 s"),
+        ] {
+            assert_eq!(human_duration(Duration::from_nanos(ns)), text);
+        }
+        assert_eq!(float_ns(0.25), "0.25 ns");
+        assert_eq!(float_ns(1e30), "1e21 s");
+    }
+
+    #[test]
+    fn a_rate_or_ratio_has_about_three_digits() {
+        for (value, text) in
+            [(0.0, "0.00"), (0.0042, "0.0042"), (1.456, "1.46"), (24.51, "24.5"), (2039.4, "2039")]
+        {
+            assert_eq!(number(value), text);
+        }
+    }
+}

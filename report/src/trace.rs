@@ -1,0 +1,417 @@
+//! `uzone.trace/1`: the faults of a mapping in a file ([`Trace`]).
+//!
+//! One JSON object. `records` is an array of arrays, in the order in which the faults were answered,
+//! for a trace may hold a million: `[at_ns, offset_bytes, class, is_write, outcome, latency_ns]`.
+//! `at_ns` counts from when the mapping was made, `offset_bytes` from the start of its backing.
+//! `latencies` sums up all faults, also those that the trace had forgotten (`lost`).
+//!
+//! A reader passes over fields, and elements at the end of a record, that it does not know, and takes
+//! a class or an outcome that it does not know as [`Class::Other`] or [`Outcome::Other`]. What it could
+//! not do that with would be version 2. The schema is in `cli/schema`.
+
+use std::fmt;
+use std::io::Write;
+use std::marker::PhantomData;
+use std::time::Duration;
+
+use serde::de::{self, Deserializer, SeqAccess, Visitor};
+use serde::ser::{SerializeTuple, Serializer};
+use serde::{Deserialize, Serialize};
+use uzone_fault::{FaultClass, FaultOutcome, FaultRecord, FaultTrace, Latency};
+use uzone_pages::{ByteLen, PageSize};
+
+use crate::machine::Machine;
+
+/// The schema of [`Trace`].
+pub const TRACE_SCHEMA: &str = "uzone.trace/1";
+
+/// The faults of one mapping.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Trace {
+    schema: Schema,
+    /// Where it was taken.
+    #[serde(default)]
+    pub machine: Machine,
+    /// The size of a page of the mapping.
+    pub page_size_bytes: u64,
+    /// The length of the mapping.
+    pub len_bytes: u64,
+    /// How many faults were forgotten before the first record.
+    #[serde(default)]
+    pub lost: u64,
+    /// The faults, in the order in which they were answered.
+    pub records: Vec<Record>,
+    /// How long all of them took, by class and outcome.
+    #[serde(default)]
+    pub latencies: Vec<Summary>,
+}
+
+/// One fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// When it had been read, since the mapping was made.
+    pub at_ns: u64,
+    /// Where the page starts in the backing.
+    pub offset_bytes: u64,
+    /// What kind of fault it was.
+    pub class: Class,
+    /// Whether it was a write.
+    pub is_write: bool,
+    /// What became of it.
+    pub outcome: Outcome,
+    /// How long that took.
+    pub latency_ns: u64,
+}
+
+/// How long faults of one class took that ended in one way.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Summary {
+    /// The kind of fault.
+    pub class: Class,
+    /// How they ended.
+    pub outcome: Outcome,
+    /// How many there were.
+    pub count: u64,
+    /// Half of them took at most so long.
+    pub p50_ns: u64,
+    /// 99 of 100 did.
+    pub p99_ns: u64,
+    /// 999 of 1000 did.
+    pub p999_ns: u64,
+    /// All did.
+    pub max_ns: u64,
+    /// `[at_most_ns, count]`: how many took so long and longer than those before.
+    #[serde(default)]
+    pub buckets: Vec<(u64, u64)>,
+}
+
+/// The kinds of fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Class {
+    /// There was no page.
+    Missing,
+    /// The page cache had the page, and it was not mapped.
+    Minor,
+    /// The page was protected against the write.
+    WriteProtect,
+    /// One that this version does not know.
+    Other,
+}
+
+/// What became of a fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Outcome {
+    /// The page was at hand.
+    AtHand,
+    /// Somebody was producing the page already.
+    Coalesced,
+    /// A thread that waits for devices produced it.
+    Produced,
+    /// The page could not be had.
+    Failed,
+    /// The fault is told again.
+    PutOff,
+    /// One that this version does not know.
+    Other,
+}
+
+impl Outcome {
+    /// Every one, as charts show them.
+    pub(crate) const ALL: [Self; 6] =
+        [Self::AtHand, Self::Coalesced, Self::Produced, Self::Failed, Self::PutOff, Self::Other];
+
+    /// Returns the outcome in words.
+    pub(crate) const fn words(self) -> &'static str {
+        match self {
+            Self::AtHand => "at hand",
+            Self::Coalesced => "waited for another",
+            Self::Produced => "produced",
+            Self::Failed => "failed",
+            Self::PutOff => "put off",
+            Self::Other => "other",
+        }
+    }
+}
+
+impl Class {
+    /// Returns the class in words.
+    pub(crate) const fn words(self) -> &'static str {
+        match self {
+            Self::Missing => "missing",
+            Self::Minor => "minor",
+            Self::WriteProtect => "write-protect",
+            Self::Other => "other",
+        }
+    }
+}
+
+/// What has a name in a trace.
+trait Named: Copy + PartialEq + 'static {
+    /// The names, and last the value of a name that is none of them.
+    const NAMES: &'static [(Self, &'static str)];
+
+    fn name(self) -> &'static str {
+        Self::NAMES.iter().find(|(value, _)| *value == self).map_or("other", |(_, name)| name)
+    }
+}
+
+impl Named for Class {
+    const NAMES: &'static [(Self, &'static str)] = &[
+        (Self::Missing, "missing"),
+        (Self::Minor, "minor"),
+        (Self::WriteProtect, "write_protect"),
+        (Self::Other, "other"),
+    ];
+}
+
+impl Named for Outcome {
+    const NAMES: &'static [(Self, &'static str)] = &[
+        (Self::AtHand, "at_hand"),
+        (Self::Coalesced, "coalesced"),
+        (Self::Produced, "produced"),
+        (Self::Failed, "failed"),
+        (Self::PutOff, "put_off"),
+        (Self::Other, "other"),
+    ];
+}
+
+struct NameVisitor<T>(PhantomData<T>);
+
+impl<T: Named> Visitor<'_> for NameVisitor<T> {
+    type Value = T;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a name")
+    }
+
+    fn visit_str<E: de::Error>(self, name: &str) -> Result<T, E> {
+        let known = T::NAMES.iter().find(|(_, known)| *known == name).or(T::NAMES.last());
+        known.map(|(value, _)| *value).ok_or_else(|| E::custom("nothing has a name"))
+    }
+}
+
+macro_rules! by_name {
+    ($($name:ty),*) => {$(
+        impl Serialize for $name {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.serialize_str(self.name())
+            }
+        }
+
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                deserializer.deserialize_str(NameVisitor(PhantomData))
+            }
+        }
+    )*};
+}
+
+by_name!(Class, Outcome);
+
+impl Serialize for Record {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut record = serializer.serialize_tuple(6)?;
+        record.serialize_element(&self.at_ns)?;
+        record.serialize_element(&self.offset_bytes)?;
+        record.serialize_element(&self.class)?;
+        record.serialize_element(&self.is_write)?;
+        record.serialize_element(&self.outcome)?;
+        record.serialize_element(&self.latency_ns)?;
+        record.end()
+    }
+}
+
+struct RecordVisitor;
+
+impl<'de> Visitor<'de> for RecordVisitor {
+    type Value = Record;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a record [at_ns, offset_bytes, class, is_write, outcome, latency_ns]")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Record, A::Error> {
+        fn next<'de, T: Deserialize<'de>, A: SeqAccess<'de>>(
+            seq: &mut A,
+            index: usize,
+        ) -> Result<T, A::Error> {
+            seq.next_element()?.ok_or_else(|| de::Error::invalid_length(index, &RecordVisitor))
+        }
+        let record = Record {
+            at_ns: next(&mut seq, 0)?,
+            offset_bytes: next(&mut seq, 1)?,
+            class: next(&mut seq, 2)?,
+            is_write: next(&mut seq, 3)?,
+            outcome: next(&mut seq, 4)?,
+            latency_ns: next(&mut seq, 5)?,
+        };
+        while seq.next_element::<de::IgnoredAny>()?.is_some() {}
+        Ok(record)
+    }
+}
+
+impl<'de> Deserialize<'de> for Record {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_seq(RecordVisitor)
+    }
+}
+
+/// The name of the schema: always the one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Schema;
+
+impl Serialize for Schema {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(TRACE_SCHEMA)
+    }
+}
+
+impl<'de> Deserialize<'de> for Schema {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let name = String::deserialize(deserializer)?;
+        if name == TRACE_SCHEMA {
+            return Ok(Self);
+        }
+        Err(de::Error::invalid_value(de::Unexpected::Str(&name), &TRACE_SCHEMA))
+    }
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+impl From<FaultClass> for Class {
+    fn from(class: FaultClass) -> Self {
+        match class {
+            FaultClass::Missing => Self::Missing,
+            FaultClass::Minor => Self::Minor,
+            FaultClass::WriteProtect => Self::WriteProtect,
+            _ => Self::Other,
+        }
+    }
+}
+
+impl From<FaultOutcome> for Outcome {
+    fn from(outcome: FaultOutcome) -> Self {
+        match outcome {
+            FaultOutcome::AtHand => Self::AtHand,
+            FaultOutcome::Coalesced => Self::Coalesced,
+            FaultOutcome::Produced => Self::Produced,
+            FaultOutcome::Failed => Self::Failed,
+            FaultOutcome::PutOff => Self::PutOff,
+            _ => Self::Other,
+        }
+    }
+}
+
+impl From<&FaultRecord> for Record {
+    fn from(record: &FaultRecord) -> Self {
+        Self {
+            at_ns: nanoseconds(record.at),
+            offset_bytes: record.offset,
+            class: record.class.into(),
+            is_write: record.is_write,
+            outcome: record.outcome.into(),
+            latency_ns: nanoseconds(record.latency),
+        }
+    }
+}
+
+impl From<&Latency> for Summary {
+    fn from(latency: &Latency) -> Self {
+        Self {
+            class: latency.class.into(),
+            outcome: latency.outcome.into(),
+            count: latency.count,
+            p50_ns: nanoseconds(latency.p50),
+            p99_ns: nanoseconds(latency.p99),
+            p999_ns: nanoseconds(latency.p999),
+            max_ns: nanoseconds(latency.max),
+            buckets: latency
+                .buckets
+                .iter()
+                .map(|&(at_most, count)| (nanoseconds(at_most), count))
+                .collect(),
+        }
+    }
+}
+
+impl Trace {
+    /// Takes what a mapping of `len` in pages of `page` has recorded: its
+    /// [`take_trace`](uzone_fault::LazyMapping::take_trace) and
+    /// [`latencies`](uzone_fault::LazyMapping::latencies).
+    #[must_use]
+    pub fn new(
+        machine: Machine,
+        page: PageSize,
+        len: ByteLen,
+        trace: &FaultTrace,
+        latencies: &[Latency],
+    ) -> Self {
+        Self {
+            schema: Schema,
+            machine,
+            page_size_bytes: page.bytes(),
+            len_bytes: len.get(),
+            lost: trace.lost,
+            records: trace.records.iter().map(Record::from).collect(),
+            latencies: latencies.iter().map(Summary::from).collect(),
+        }
+    }
+
+    /// Writes the trace as one line of JSON. [`replace`](crate::replace) makes a file of it that is
+    /// there as a whole or not at all.
+    ///
+    /// # Errors
+    /// If `out` cannot be written.
+    pub fn write_to(&self, mut out: impl Write) -> std::io::Result<()> {
+        serde_json::to_writer(&mut out, self)?;
+        out.write_all(b"\n")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SMALL: &str = r#"{"schema":"uzone.trace/1","page_size_bytes":4096,"len_bytes":8192,"new":[1],
+        "records":[[5,4096,"missing",true,"produced",77,"more"],[6,0,"unheard",false,"of",1]]}"#;
+
+    #[test]
+    fn what_a_reader_does_not_know_it_passes_over() {
+        let trace: Trace = serde_json::from_str(SMALL).expect("a trace");
+        let first = trace.records[0];
+        assert_eq!((first.class, first.outcome), (Class::Missing, Outcome::Produced));
+        assert_eq!((first.at_ns, first.offset_bytes, first.latency_ns), (5, 4096, 77));
+        assert_eq!(
+            (trace.records[1].class, trace.records[1].outcome),
+            (Class::Other, Outcome::Other)
+        );
+        assert_eq!(trace.lost, 0);
+    }
+
+    #[test]
+    fn a_trace_is_read_as_it_was_written() {
+        let trace: Trace = serde_json::from_str(SMALL).expect("a trace");
+        let mut written = Vec::new();
+        trace.write_to(&mut written).expect("memory takes it");
+        assert!(written.starts_with(br#"{"schema":"uzone.trace/1","#));
+        assert_eq!(serde_json::from_slice::<Trace>(&written).expect("a trace"), trace);
+    }
+
+    #[test]
+    fn records_that_are_cut_or_of_another_type_and_other_versions_are_refused() {
+        for (from, to) in [
+            ("uzone.trace/1", "uzone.trace/2"),
+            (r#","produced",77,"more""#, ""),
+            ("true", "1"),
+            ("[5,4096", "[-5,4096"),
+            ("[5,4096", "[5.5,4096"),
+            (r#""len_bytes":8192,"#, ""),
+        ] {
+            let text = SMALL.replacen(from, to, 1);
+            assert_ne!(text, SMALL);
+            assert!(serde_json::from_str::<Trace>(&text).is_err(), "{text}");
+        }
+    }
+}

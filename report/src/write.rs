@@ -1,0 +1,93 @@
+//! A file that is there as a whole or not at all ([`replace`]).
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use crate::error::ReportError;
+
+/// A file under another name, taken away again unless it gets its own.
+struct Unfinished {
+    path: PathBuf,
+    is_done: bool,
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        if !self.is_done {
+            // Whoever asked for the file hears of the first error, and cannot mend this one.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Writes `bytes` to a file next to `target`, and renames that to it.
+///
+/// Readers of `target` see the old file or the new one, and if this fails the old one stays. A symbolic
+/// link stays one: what it leads to is replaced.
+///
+/// # Errors
+/// [`ReportError::NotAFile`] if `target` is a directory, a device or a pipe; [`ReportError::Write`] if
+/// the system refuses. Nothing is left behind then.
+pub fn replace(target: &Path, bytes: &[u8]) -> Result<(), ReportError> {
+    let failed =
+        |step, cause: io::Error| ReportError::Write { path: target.to_owned(), step, cause };
+    let target_file = match fs::metadata(target) {
+        Ok(found) if !found.is_file() => {
+            return Err(ReportError::NotAFile { path: target.to_owned() });
+        }
+        Ok(_) => fs::canonicalize(target).map_err(|cause| failed("find", cause))?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => target.to_owned(),
+        Err(cause) => return Err(failed("look at", cause)),
+    };
+    let Some(name) = target_file.file_name() else {
+        return Err(ReportError::NotAFile { path: target.to_owned() });
+    };
+    let (mut file, mut unfinished) =
+        create_beside(&target_file, name).map_err(|cause| failed("create", cause))?;
+    file.write_all(bytes).and_then(|()| file.sync_all()).map_err(|cause| failed("write", cause))?;
+    fs::rename(&unfinished.path, &target_file).map_err(|cause| failed("replace", cause))?;
+    unfinished.is_done = true;
+    Ok(())
+}
+
+fn create_beside(target: &Path, name: &std::ffi::OsStr) -> io::Result<(File, Unfinished)> {
+    // Names that others took are passed over; a directory is not full of them.
+    for attempt in 0..100_u32 {
+        let mut other = std::ffi::OsString::from(".");
+        // A long name must not become too long by what is added to it.
+        let short: String = name.to_string_lossy().chars().take(40).collect();
+        other.push(format!("{short}.{}-{attempt}.part", std::process::id()));
+        let path = target.with_file_name(other);
+        match File::create_new(&path) {
+            Ok(file) => return Ok((file, Unfinished { path, is_done: false })),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Err(io::ErrorKind::AlreadyExists.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_replaced_as_a_whole_and_nothing_else_is_left() {
+        let dir = std::env::temp_dir().join(format!("uzone-report-{}", std::process::id()));
+        fs::create_dir(&dir).expect("a directory of our own");
+        let target = dir.join("out.html");
+        replace(&target, b"one").expect("it can be created");
+        let link = dir.join("link.html");
+        std::os::unix::fs::symlink(&target, &link).expect("a link");
+        replace(&link, b"two").expect("it can be replaced");
+        assert_eq!(fs::read(&target).expect("the file"), b"two");
+        assert!(fs::symlink_metadata(&link).expect("the link").is_symlink());
+        assert!(matches!(replace(&dir, b""), Err(ReportError::NotAFile { .. })));
+        assert!(matches!(replace(Path::new("/dev/null"), b""), Err(ReportError::NotAFile { .. })));
+        let missing = replace(&dir.join("no/out.html"), b"").expect_err("there is no directory");
+        assert!(missing.to_string().ends_with("make its directory first"), "{missing}");
+        assert_eq!(fs::read_dir(&dir).expect("the directory").count(), 2);
+        fs::remove_dir_all(&dir).expect("it is ours");
+    }
+}

@@ -1,0 +1,249 @@
+//! From what a command printed to pages: nothing is lost, and nothing of it becomes markup.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+use uzone_report::{Document, Look, ReportError};
+
+fn row(id: &str, name: &str, median_ns: u64) -> Value {
+    json!({"id": id, "name": name, "median_ns": median_ns, "min_ns": median_ns, "worst_ns": median_ns * 2,
+        "rounds": 3, "bytes": 1 << 30, "items": 512, "gib_per_s": 1e9 / f64::from(u32::try_from(median_ns).expect("a short time")),
+        "ratio_naive": 2.5, "share_of_limit": 0.97, "cold": false, "threads": 1,
+        "published": {"ns": 96_800_000, "source": "Li Zhe, 2026"},
+        "pauses": {"p50_ns": 10, "p999_ns": 20, "worst_ns": 30, "count": 40}, "of_tomorrow": [1]})
+}
+
+fn bench(results: &[Value]) -> Value {
+    json!({"schema": "uzone.bench/1", "benchmark": "bind", "settings": "all of it",
+        "machine": {"cpu": "A CPU", "cpus": 2, "memory_bytes": 1_u64 << 34, "kernel": "6.18", "page_bytes": 4096,
+            "transparent_huge_pages": "madvise", "stream": "avx512", "version": "0.1.0",
+            "commit": "0123abc", "unix_seconds": 1_795_327_200},
+        "tables": [{"id": "bind-4k", "title": "Base pages", "note": "the limit is a fill"}],
+        "results": results, "skipped": [{"id": "bind-1g/x", "reason": "no huge pages"}]})
+}
+
+const OUTCOMES: [&str; 6] = ["at_hand", "produced", "coalesced", "failed", "put_off", "new"];
+
+fn trace(records: usize) -> Value {
+    let records: Vec<Value> = (0_u64..)
+        .zip(OUTCOMES.into_iter().cycle().take(records))
+        .map(|(at, outcome)| {
+            json!([
+                at * 1000,
+                at * 4096 % (1 << 20),
+                "missing",
+                at % 3 == 0,
+                outcome,
+                700 + at * at
+            ])
+        })
+        .collect();
+    json!({"schema": "uzone.trace/1", "page_size_bytes": 4096, "len_bytes": 1 << 20, "lost": 5, "records": records})
+}
+
+fn parse(value: &Value) -> Result<Vec<Document>, ReportError> {
+    uzone_report::parse(Path::new("in.json"), value.to_string().as_bytes())
+}
+
+/// Returns the page of a document, after some checks that hold for every page.
+fn page(value: &Value) -> String {
+    let documents = parse(value).expect("a document");
+    let page = uzone_report::html(&documents);
+    for part in
+        ["<script", "http://", "https://", "url(http", "@import", "<img", "<link", " onload"]
+    {
+        assert!(!page.contains(part), "{part}");
+    }
+    // What can be XML is: the head has elements without an end.
+    let body = &page[page.find("<body>").expect("a body")..page.find("</html>").expect("an end")];
+    let tree = roxmltree::Document::parse(body).unwrap_or_else(|error| panic!("{error}\n{body}"));
+    let mut ids: Vec<_> = tree.descendants().filter_map(|node| node.attribute("id")).collect();
+    ids.sort_unstable();
+    assert!(ids.windows(2).all(|two| two[0] != two[1]), "an id names one element: {ids:?}");
+    for link in tree.descendants().filter_map(|node| node.attribute("href")) {
+        assert!(link.strip_prefix('#').is_some_and(|id| ids.contains(&id)), "{link}");
+    }
+    for picture in uzone_report::svgs(&documents) {
+        roxmltree::Document::parse(&picture.svg).unwrap_or_else(|error| panic!("{error}"));
+        assert!(
+            picture.name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-.".contains(&byte))
+        );
+    }
+    page
+}
+
+/// Returns the cells of the page's tables.
+fn cells(page: &str) -> Vec<String> {
+    let body = &page[page.find("<body>").expect("a body")..page.find("</html>").expect("an end")];
+    let tree = roxmltree::Document::parse(body).expect("checked above");
+    let cells = tree.descendants().filter(|node| node.has_tag_name("td"));
+    cells.map(|node| node.text().unwrap_or_default().to_owned()).collect()
+}
+
+#[test]
+fn every_row_of_a_benchmark_is_in_a_table_also_without_a_table_of_its_own() {
+    let mut rows: Vec<Value> = (0..90)
+        .map(|index| row(&format!("bind-4k/row-{index}"), &format!("row {index}"), 1000 + index))
+        .collect();
+    rows.push(row("unheard-of/one", "one", 7));
+    rows.push(row("no-table", "alone", 8));
+    for size in ["4K", "16K", "1M"] {
+        for way in ["ours", "limit", "page-at-a-time", "sse2"] {
+            rows.push(row(&format!("zero-cold/{size}-{way}"), "sized", 1_000_000));
+        }
+    }
+    for order in [0, 3, 9] {
+        rows.push(row(&format!("fault-seq-file/order-{order}"), "ours", 1_000_000));
+    }
+    rows.push(row("fault-seq-file/naive", "naive", 9_000_000));
+    let page = page(&bench(&rows));
+    let cells = cells(&page);
+    for row in &rows {
+        let id = row["id"].as_str().expect("a string");
+        assert!(cells.iter().any(|cell| cell == id), "{id}");
+    }
+    for part in [
+        "A CPU",
+        "Linux 6.18",
+        "0123abc",
+        "2026-11-22 06:00 UTC",
+        "Li Zhe, 2026",
+        "no huge pages",
+        "the first 60 of 90 rows",
+    ] {
+        assert!(page.to_lowercase().contains(&part.to_lowercase()), "{part}");
+    }
+    assert!(page.contains("pages mapped at a fault"), "the window sweep is drawn as one");
+    assert!(cells.iter().any(|cell| cell == "20 ns"), "the pauses have a table");
+}
+
+#[test]
+fn every_row_of_metadata_is_in_a_table() {
+    let rows: Vec<Value> = ["linux-all", "on-touch"]
+        .iter()
+        .map(|case| json!({"id": format!("metadata-4k/{case}"), "name": case, "resident_bytes_per_tib": if *case == "on-touch" { 0 } else { 1_u64 << 34 }, "origin": "measured", "source": null}))
+        .collect();
+    let page =
+        page(&json!({"schema": "uzone.bench-metadata/1", "settings": "1 TiB", "results": rows}));
+    let cells = cells(&page);
+    for cell in ["metadata-4k/linux-all", "metadata-4k/on-touch", "16 GiB", "0 B"] {
+        assert!(cells.iter().any(|found| found == cell), "{cell}");
+    }
+}
+
+#[test]
+fn a_trace_has_its_map_its_timeline_and_its_latencies_also_if_it_is_empty() {
+    let full = page(&trace(500));
+    for part in [
+        "Where faults were",
+        "When faults were",
+        "How long faults took",
+        "5 before them were forgotten",
+        "put off",
+    ] {
+        assert!(full.contains(part), "{part}");
+    }
+    let empty = page(&trace(0));
+    assert!(empty.contains("The trace has no records") && !empty.contains("<svg"));
+    page(&trace(1));
+    let mut odd = trace(3);
+    odd["len_bytes"] = 0.into();
+    odd["page_size_bytes"] = 0.into();
+    odd["records"][1] = json!([u64::MAX, u64::MAX, "?", true, "?", u64::MAX]);
+    page(&odd);
+}
+
+#[test]
+fn nothing_of_the_input_becomes_markup_or_a_command_to_a_terminal() {
+    const HOSTILE: &str = "</title></svg></script><script>alert(1)</script>\"'><img src=x onerror=alert(1)>\u{1b}]0;x\u{7}\u{1b}[2J\u{202e}\u{0}]]>";
+    let mut bench =
+        bench(&[row(&format!("{HOSTILE}/x"), HOSTILE, 5), row("bind-4k/y", HOSTILE, 5)]);
+    for key in ["benchmark", "settings"] {
+        bench[key] = HOSTILE.into();
+    }
+    for key in ["cpu", "kernel", "transparent_huge_pages", "stream", "version", "commit"] {
+        bench["machine"][key] = HOSTILE.into();
+    }
+    for key in ["id", "title", "note"] {
+        bench["tables"][0][key] = HOSTILE.into();
+    }
+    for key in ["id", "reason"] {
+        bench["skipped"][0][key] = HOSTILE.into();
+    }
+    bench["results"][0]["published"]["source"] = HOSTILE.into();
+    let page = page(&bench);
+    assert!(page.contains("&lt;script&gt;"));
+    assert!(!page.contains(['\u{1b}', '\u{202e}', '\0']));
+    let documents = parse(&bench).expect("a document");
+    for look in [Look::new(80), Look::new(80).unicode(true)] {
+        let text = uzone_report::terminal(&documents, look);
+        assert!(!text.contains(|letter: char| letter.is_control() && letter != '\n'), "{text:?}");
+        assert!(!text.contains('\u{202e}'));
+    }
+}
+
+#[test]
+fn numbers_that_nobody_measures_are_drawn_as_well() {
+    let mut rows = Vec::new();
+    for value in [json!(0), json!(u64::MAX)] {
+        for float in [json!(0.0), json!(-1e300), json!(1e300), json!(1e-300)] {
+            let mut row = row(&format!("bind-4k/r{}", rows.len()), "r", 1);
+            for key in ["median_ns", "min_ns", "worst_ns", "bytes", "items", "rounds"] {
+                row[key] = value.clone();
+            }
+            for key in ["gib_per_s", "ratio_naive", "share_of_limit"] {
+                row[key] = float.clone();
+            }
+            rows.push(row);
+        }
+    }
+    page(&bench(&rows));
+    for row in &rows {
+        page(&bench(std::slice::from_ref(row)));
+    }
+    page(&bench(&[]));
+}
+
+#[test]
+fn a_terminal_sees_the_map_and_the_histogram_within_its_columns() {
+    let documents = parse(&trace(500)).expect("a document");
+    let ascii = uzone_report::terminal(&documents, Look::new(80));
+    assert!(ascii.is_ascii(), "{ascii}");
+    assert!(!ascii.contains('\u{1b}'));
+    let drawn = |line: &&str| line.starts_with("  ");
+    for line in ascii.lines().filter(drawn) {
+        assert!(line.chars().count() <= 120, "{line}");
+    }
+    assert!(ascii.contains("Where faults were") && ascii.contains('#'));
+    let colour = uzone_report::terminal(&documents, Look::new(80).color(true).unicode(true));
+    assert!(colour.contains("\u{1b}[36m") && colour.contains('\u{2588}'));
+}
+
+#[test]
+fn what_is_no_document_is_refused_with_what_would_help() {
+    let parse = |text: &str| uzone_report::parse(Path::new("in.json"), text.as_bytes());
+    let bench = bench(&[row("bind-4k/x", "x", 5)]).to_string();
+    for (text, part) in [
+        (String::new(), "is empty"),
+        ("  \n".into(), "is empty"),
+        (bench[..bench.len() / 2].into(), "was cut short"),
+        ("<html>".into(), "is not JSON"),
+        ("[1]".into(), "without a \"schema\""),
+        ("{}".into(), "without a \"schema\""),
+        (r#"{"schema":7}"#.into(), "without a \"schema\""),
+        (bench.replace("bench/1", "bench/2"), "is \"uzone.bench/2\""),
+        (r#"{"schema":"\u001b[2J"}"#.into(), "\\u{1b}[2J"),
+        (bench.replace("\"results\"", "\"result\""), "does not keep to that"),
+        (bench.replace("\"median_ns\":5", "\"median_ns\":-5"), "does not keep to that"),
+        (r#"{"schema":"uzone.trace/1","records":7}"#.into(), "does not keep to that"),
+        (format!("{bench}{{"), "was cut short"),
+        ("[".repeat(100_000), "is not JSON"),
+    ] {
+        let error = parse(&text).expect_err(part).to_string();
+        assert!(error.contains(part) && error.contains("in.json"), "{error}");
+    }
+    assert_eq!(parse(&format!("{bench}\n{bench}")).expect("two").len(), 2);
+    let long = vec![b' '; usize::try_from(uzone_report::MOST_BYTES).expect("64 bits") + 1];
+    let error = uzone_report::parse(Path::new("in.json"), &long).expect_err("too long");
+    assert!(matches!(error, ReportError::TooLong { .. }), "{error}");
+}
