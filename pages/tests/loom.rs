@@ -277,7 +277,7 @@ fn a_pagemap_is_unbound_or_held_never_both() {
                 // Relaxed on purpose: only the ledger orders it.
                 written.store(true, Ordering::Relaxed);
                 assert_eq!(folio(page, GENERIC).unpin(), Ok(Released::Held));
-                leave(ledger, HoldSort::Pin);
+                let _ = leave(ledger, HoldSort::Pin);
                 true
             })
         };
