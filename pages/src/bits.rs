@@ -151,10 +151,19 @@ mod tests {
     use super::*;
 
     proptest! {
+        #![proptest_config(ProptestConfig {
+            cases: if cfg!(miri) { 8 } else { 256 },
+            failure_persistence: None,
+            ..ProptestConfig::default()
+        })]
+
         #[test]
         fn they_are_sets(
-            bound in prop_oneof![1_usize..200, 4000..5000_usize, Just(300_000)],
-            steps in prop::collection::vec((any::<bool>(), 0..3_usize, any::<usize>()), 0..300),
+            bound in prop_oneof![1_usize..200, 4000..5000_usize, Just(if cfg!(miri) { 70_000 } else { 300_000 })],
+            steps in prop::collection::vec(
+                (any::<bool>(), 0..3_usize, any::<usize>()),
+                0..if cfg!(miri) { 30 } else { 300 },
+            ),
         ) {
             let mut bits = Bits::<3>::new(bound);
             let mut plain = [const { BTreeSet::new() }; 3];

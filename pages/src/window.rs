@@ -555,6 +555,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "arithmetic, and long")]
     fn a_scan_of_an_aligned_area_faults_once_a_window() {
         let area = area(0, 4096 + 5);
         for order in 0..=9 {
@@ -565,6 +566,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "arithmetic, and long")]
     fn windows_of_a_scan_grow_if_that_is_advised_or_found_out() {
         let area = area(0, 1 << 16);
         let faults =

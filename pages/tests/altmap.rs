@@ -55,7 +55,7 @@ impl Plain {
 
 proptest! {
     #![proptest_config(ProptestConfig {
-        cases: if cfg!(miri) { 20 } else { 2000 },
+        cases: if cfg!(miri) { 5 } else { 2000 },
         failure_persistence: None,
         ..ProptestConfig::default()
     })]

@@ -379,6 +379,7 @@ fn advance(memmap: &Blocked, pfn: u64, from: Content, to: Content) {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "long: a refused hold looks at every page many times")]
 fn a_page_that_comes_back_during_a_run_does_not_open_the_block_for_pins() {
     let whole = range(512, 512);
     let memmap = memmap(whole);
