@@ -62,8 +62,11 @@ impl Axis {
         if self.is_log {
             return self.log_ticks(most);
         }
-        let mut step = round_step((self.high - self.low) / room, self.unit);
-        if (self.high - self.low) / step + 1.0 > room {
+        // How many there are depends on where the axis begins.
+        let inside =
+            |step: f64| (self.high / step + 1e-9).floor() - (self.low / step - 1e-9).ceil() + 1.0;
+        let mut step = round_step((self.high - self.low) / (room + 1.0), self.unit);
+        while inside(step) > room {
             step = round_step(step * 1.01, self.unit);
         }
         let first = (self.low / step - 1e-9).ceil();

@@ -269,8 +269,8 @@ fn quantiles(summaries: &[Summary]) -> Chart {
     let spans = Spans {
         axis: "latency (logarithmic)".to_owned(),
         unit: Unit::Ns,
-        line: "to the longest; the mark is the median",
-        tick: "what one in a hundred exceeds",
+        line: "to the longest; mark: median",
+        tick: "99 %",
         rows: spans.collect(),
     };
     let rows = summaries.iter().map(|summary| {
