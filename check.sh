@@ -131,6 +131,8 @@ stage_bench() {
     ./target/release/uzone bench zero --size 64K --rounds 2 --populate-size 256M --first-touches 1 \
         --json >>"$LOGS/bench.json"
     ./target/release/uzone bench copy --size 64K --rounds 2 --json >>"$LOGS/bench.json"
+    ./target/release/uzone bench fault --size 8M --rounds 2 --threads 1,2 --dir target --json \
+        >>"$LOGS/bench.json"
     ./target/release/uzone report "$LOGS/bench.json" -o "$LOGS/bench.html" >/dev/null
     local rows nothing
     rows=$(grep -cE '"median_ns": ?[0-9]+' "$LOGS/bench.json" || true)

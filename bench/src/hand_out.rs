@@ -25,6 +25,9 @@ const FOLIO: usize = 2 << 20;
 const FOLIOS: usize = 32;
 /// How often all of them are taken in a round, so that one in a hundred is one of some.
 const TURNS: usize = 8;
+/// A taker is awake for so long before it takes: what a virtual CPU takes to come back from sleep is
+/// no time of the pool's. Nothing of the pool is touched meanwhile.
+const AWAKE: Duration = Duration::from_micros(100);
 /// How long a worker that nobody lets run is waited for.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -46,6 +49,10 @@ fn wait_for_zero(pool: &Pool, folios: usize) -> Result<(), BenchError> {
             return Err(BenchError::Worker { waited: PATIENCE });
         }
         std::thread::sleep(Duration::from_micros(200));
+    }
+    let awake = Instant::now() + AWAKE;
+    while Instant::now() < awake {
+        std::hint::spin_loop();
     }
     Ok(())
 }

@@ -10,6 +10,7 @@
 pub mod bind;
 pub mod copy;
 mod extents;
+pub mod fault;
 mod first_touch;
 mod group;
 mod hand_out;

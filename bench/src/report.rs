@@ -110,12 +110,36 @@ pub struct Row {
     /// How long others had to wait, where the row lets them run now and then.
     pub pauses: Option<Pauses>,
     /// How long its calls took one by one, where the row measures them.
-    pub latency: Option<Latency>,
+    pub latency: Option<Quantiles>,
+    /// What became of page faults, where the row takes them.
+    pub faults: Option<Faults>,
 }
 
-/// How long calls took, of all rounds together.
+/// The page faults of a row.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub struct Latency {
+pub struct Faults {
+    /// How many there were in a round, by the median: told to whoever answers, or of the kernel's
+    /// own mapping counted by the kernel.
+    pub count: u64,
+    /// Nanoseconds for each, by the median; not where several threads fault at once.
+    pub ns_per_fault: Option<f64>,
+    /// How many pages were mapped and never touched, by the median.
+    pub wasted_pages: u64,
+    /// How many times the one-page handler that waits as ours does took this one's time; the median
+    /// of the rounds' ratios.
+    pub ratio_waiting_alike: Option<f64>,
+    /// How long one touch took.
+    pub touch: Option<Quantiles>,
+    /// How many times the naive row's median touch took this one's; the median of the rounds' ratios.
+    pub touch_ratio_naive: Option<f64>,
+    /// By how many nanoseconds this row's median touch exceeds that of the row which its name says;
+    /// the median of the rounds' differences, which may be below zero by what the machine varies.
+    pub beyond_ns: Option<f64>,
+}
+
+/// The times of single touches, of all rounds together.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Quantiles {
     /// The median.
     pub p50_ns: u64,
     /// What one in a hundred exceeds.
@@ -126,13 +150,105 @@ pub struct Latency {
     pub count: usize,
 }
 
-impl Latency {
-    /// Takes times in any order; `None` if there was none.
-    pub(crate) fn of(mut ns: Vec<u64>) -> Option<Self> {
-        ns.sort_unstable();
-        let (count, worst_ns) = (ns.len(), *ns.last()?);
-        Some(Self { p50_ns: median(&ns), p99_ns: not_exceeded(&ns, 990), worst_ns, count })
+impl Quantiles {
+    /// Takes times in ascending order; `None` if there is none.
+    pub(crate) fn of(sorted: &[u64]) -> Option<Self> {
+        let (count, worst_ns) = (sorted.len(), *sorted.last()?);
+        Some(Self { p50_ns: median(sorted), p99_ns: not_exceeded(sorted, 990), worst_ns, count })
     }
+}
+
+/// What a case that takes faults finds out, round by round.
+#[derive(Debug, Default)]
+pub(crate) struct FaultLog {
+    /// Whether the round that is not counted is over.
+    is_warm: bool,
+    counts: Vec<u64>,
+    wasted: Vec<u64>,
+    touches_ns: Vec<u64>,
+    /// The median touch of each round.
+    medians_ns: Vec<u64>,
+}
+
+impl FaultLog {
+    /// Takes what one round found; the first does not count.
+    pub(crate) fn push(&mut self, count: u64, wasted: u64, mut touches_ns: Vec<u64>) {
+        if !self.is_warm {
+            self.is_warm = true;
+            return;
+        }
+        self.counts.push(count);
+        self.wasted.push(wasted);
+        touches_ns.sort_unstable();
+        self.medians_ns.push(median(&touches_ns));
+        self.touches_ns.append(&mut touches_ns);
+    }
+
+    /// Returns the median, over the rounds, of what `compare` makes of the median touch of this row
+    /// and that of another.
+    fn compared(&self, other: &Log, compare: impl Fn(f64, f64) -> f64) -> Option<f64> {
+        if self.touches_ns.is_empty() {
+            return None;
+        }
+        let other = other.borrow();
+        let rounds = self.medians_ns.iter().zip(&other.medians_ns);
+        let mut found: Vec<f64> =
+            rounds.map(|(mine, other)| compare(float(*mine), float(*other))).collect();
+        found.sort_by(f64::total_cmp);
+        found.get(found.len() / 2).copied()
+    }
+}
+
+/// Where a case puts what it finds out about its faults.
+pub(crate) type Log = Rc<RefCell<FaultLog>>;
+
+/// What is known of the faults of a row before its case runs.
+#[derive(Default)]
+pub(crate) struct FaultSpec {
+    pub(crate) log: Log,
+    /// Where the naive row's touches are.
+    pub(crate) naive: Option<Log>,
+    /// Where the touches are that this row's go beyond.
+    pub(crate) beyond: Option<Log>,
+    /// The id of the one-page handler that waits as ours does.
+    pub(crate) waiting_alike: Option<String>,
+}
+
+impl FaultSpec {
+    fn faults(&self, row: &str, median_ns: u64, threads: usize, samples: &Samples) -> Faults {
+        let log = self.log.borrow();
+        let middle = |counts: &[u64]| {
+            let mut counts = counts.to_vec();
+            counts.sort_unstable();
+            median(&counts)
+        };
+        let count = middle(&log.counts);
+        let is_alone = threads == 1 && count > 0;
+        let mut touches_ns = log.touches_ns.clone();
+        touches_ns.sort_unstable();
+        let ratio = |mine: f64, naive: f64| naive / mine.max(1.0);
+        Faults {
+            count,
+            ns_per_fault: is_alone.then(|| float(median_ns) / float(count)),
+            wasted_pages: middle(&log.wasted),
+            ratio_waiting_alike: self
+                .waiting_alike
+                .as_ref()
+                .and_then(|other| samples.ratio(other, row)),
+            touch: Quantiles::of(&touches_ns),
+            touch_ratio_naive: self.naive.as_ref().and_then(|naive| log.compared(naive, ratio)),
+            beyond_ns: self
+                .beyond
+                .as_ref()
+                .and_then(|other| log.compared(other, |mine, other| mine - other)),
+        }
+    }
+}
+
+/// Returns times in ascending order.
+fn sorted(mut ns: Vec<u64>) -> Vec<u64> {
+    ns.sort_unstable();
+    ns
 }
 
 /// Returns the smallest of times in ascending order that at least so many of 1000 do not exceed.
@@ -187,6 +303,7 @@ pub(crate) struct RowSpec {
     pub(crate) pauses: Option<Rc<RefCell<Vec<u64>>>>,
     /// Where the case puts the times of its calls.
     pub(crate) latencies: Option<Rc<RefCell<Vec<u64>>>>,
+    pub(crate) faults: Option<FaultSpec>,
 }
 
 impl RowSpec {
@@ -196,7 +313,10 @@ impl RowSpec {
         let median_ns = median(&times);
         let seconds = float(median_ns.max(1)) / 1e9;
         let per = |count: Option<u64>| count.map(|count| float(median_ns) / float(count.max(1)));
+        let faults =
+            self.faults.map(|spec| spec.faults(&self.id, median_ns, self.threads, samples));
         Row {
+            faults,
             name: self.name,
             median_ns,
             min_ns: times.first().copied().unwrap_or(0),
@@ -226,7 +346,7 @@ impl RowSpec {
                 .filter(|_| self.is_rival)
                 .and_then(|best| samples.ratio(&self.id, best)),
             pauses: self.pauses.and_then(|pauses| Pauses::of(pauses.take())),
-            latency: self.latencies.and_then(|times| Latency::of(times.take())),
+            latency: self.latencies.and_then(|times| Quantiles::of(&sorted(times.take()))),
             id: self.id,
         }
     }
@@ -235,6 +355,31 @@ impl RowSpec {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn touches_are_compared_round_by_round_and_the_first_round_does_not_count() {
+        let log = |rounds: &[[u64; 3]]| {
+            let log = Log::default();
+            for touches in rounds {
+                log.borrow_mut().push(touches[0], 1, touches.to_vec());
+            }
+            log
+        };
+        let naive = log(&[[1000, 1000, 1000], [40, 40, 90], [60, 60, 10], [50, 50, 50]]);
+        let mine = log(&[[1, 1, 1], [20, 20, 20], [20, 20, 20], [30, 30, 900]]);
+        let spec = FaultSpec {
+            log: mine,
+            naive: Some(naive.clone()),
+            beyond: Some(naive),
+            waiting_alike: None,
+        };
+        let faults = spec.faults("mine", 200, 1, &Samples::default());
+        assert_eq!((faults.count, faults.wasted_pages), (20, 1));
+        assert_eq!(faults.ns_per_fault, Some(10.0));
+        assert_eq!((faults.touch_ratio_naive, faults.beyond_ns), (Some(2.0), Some(-20.0)));
+        let touch = faults.touch.expect("some");
+        assert_eq!((touch.p50_ns, touch.p99_ns, touch.worst_ns, touch.count), (20, 900, 900, 9));
+    }
 
     #[test]
     fn pauses_are_told_by_their_quantiles() {
@@ -246,11 +391,11 @@ mod tests {
         );
         let one = Pauses::of(vec![7]).expect("one");
         assert_eq!((one.p50_ns, one.p999_ns, one.worst_ns), (7, 7, 7));
-        let latency = Latency::of((1..=1000).rev().collect()).expect("some");
+        let latency = Quantiles::of(&sorted((1..=1000).rev().collect())).expect("some");
         assert_eq!(
             (latency.p50_ns, latency.p99_ns, latency.worst_ns, latency.count),
             (501, 990, 1000, 1000)
         );
-        assert!(Latency::of(Vec::new()).is_none());
+        assert!(Quantiles::of(&[]).is_none());
     }
 }

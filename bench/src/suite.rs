@@ -1,12 +1,16 @@
 //! Cases that are measured together, and the rows that they become: [`Suite`].
 
+use std::io;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use uzone::{
     AccessError, AdviseError, BindFailure, BindOptions, ByteLen, ClearError, HoldFailure, Init,
-    Limit, ListTooShort, NotAGuard, NotPopulated, Pagemap, Payload, Pfn, Region, RegionError,
-    Source, TakeFailure, Template, Word, Zone,
+    Limit, ListTooShort, NotAGuard, NotPopulated, Pagemap, Payload, Pfn, Pinned, Region,
+    RegionError, Source, TakeFailure, Template, TooManyRawGuards, Word, Zone,
 };
+use uzone_os::numa::AffinityError;
+use uzone_os::uffd::{OpenError, RegisterError};
 use uzone_os::{FixedBuffersError, MapError, PopulateError, ResidentError, SysError};
 use zerocopy::Immutable;
 
@@ -32,6 +36,9 @@ pub enum BenchError {
     /// A list had no room for the pages of a guard. A defect of the benchmark.
     #[error("cannot list the pages of a guard")]
     List(#[from] ListTooShort),
+    /// There were too many raw guards. A defect of the benchmark.
+    #[error("cannot turn a guard into bits")]
+    Park(#[from] Box<TooManyRawGuards<Pinned>>),
     /// A guard was not had again from its bits. A defect of uzone.
     #[error("cannot redeem a guard")]
     Redeem(#[from] NotAGuard),
@@ -88,6 +95,68 @@ pub enum BenchError {
         /// What was asked for.
         size: ByteLen,
     },
+    /// The size is none that faults are measured on.
+    #[error("{size} cannot be measured: a size is a multiple of 2 MiB, at least 4M, such as 2G")]
+    FaultSize {
+        /// What was asked for.
+        size: ByteLen,
+    },
+    /// No table was asked for that there is.
+    #[error("no table begins with {asked}: leave --table out to see which there are")]
+    NoTable {
+        /// What was asked for.
+        asked: String,
+    },
+    /// The file to map could not be made.
+    #[error(
+        "cannot make a file of {size} in {}: free space there, or name another directory with --dir",
+        directory.display()
+    )]
+    File {
+        /// How large it was to be.
+        size: ByteLen,
+        /// Where.
+        directory: PathBuf,
+        /// What the system said.
+        #[source]
+        cause: io::Error,
+    },
+    /// The page cache cannot be asked, or a descriptor cannot be shared.
+    #[error("cannot {what} the file that is measured")]
+    UseFile {
+        /// What was to be done.
+        what: &'static str,
+        /// What the system said.
+        #[source]
+        cause: io::Error,
+    },
+    /// Memory could not be mapped lazily.
+    #[error("cannot map memory lazily")]
+    Lazy(#[from] uzone_fault::MapError),
+    /// A request on lazily mapped memory failed.
+    #[error("cannot use lazily mapped memory")]
+    LazyUse(#[from] uzone_fault::LazyError),
+    /// There is no userfaultfd for the yardstick.
+    #[error("no userfaultfd for the one-page handler")]
+    Uffd(#[from] OpenError),
+    /// Memory of the yardstick does not tell of its faults.
+    #[error("no faults for the one-page handler")]
+    Register(#[from] RegisterError),
+    /// A handler that the rows are compared with got no answer from the kernel.
+    #[error("the handler of the row {row} failed")]
+    Handler {
+        /// The row.
+        row: String,
+        /// What it met.
+        #[source]
+        cause: io::Error,
+    },
+    /// Mapped memory could not be read or written.
+    #[error("cannot reach mapped memory")]
+    Access(#[from] AccessError),
+    /// A thread could not keep to its CPUs.
+    #[error("cannot place the threads")]
+    Affinity(#[from] AffinityError),
     /// A range of a region could not be cleared or copied.
     #[error("cannot clear or copy the memory of a region")]
     Clear(#[from] ClearError),
@@ -100,9 +169,6 @@ pub enum BenchError {
     /// No folio of a pool could be had.
     #[error("cannot take a folio of a pool")]
     Take(#[from] TakeFailure),
-    /// Bytes of a region could not be read or written.
-    #[error("cannot read or write a region")]
-    Access(#[from] AccessError),
     /// The worker of a pool was not let run: it has the lowest priority.
     #[error("the worker of a pool did not clear its folios in {waited:?}: leave it a CPU")]
     Worker {
@@ -182,6 +248,7 @@ impl<'a> Suite<'a> {
             is_rival: false,
             pauses: None,
             latencies: None,
+            faults: None,
         });
         let last = self.specs.len() - 1;
         &mut self.specs[last]

@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::fmt::Write as _;
 use std::num::NonZeroUsize;
+use std::path::PathBuf;
 use std::time::{Duration, UNIX_EPOCH};
 
 use clap::Subcommand;
@@ -11,7 +12,7 @@ use uzone_bench::machine::Machine;
 use uzone_bench::metadata::{self, Metadata, Origin};
 use uzone_bench::report::{Bench, Row, Table};
 use uzone_bench::{BenchError, Phase, Watch};
-use uzone_bench::{copy, pin, zero};
+use uzone_bench::{copy, fault, pin, zero};
 use uzone_pages::ByteLen;
 
 pub(crate) use uzone_report::number;
@@ -36,7 +37,37 @@ enum Benchmark {
     Pin(PinArgs),
     Zero(ZeroArgs),
     Copy(CopyArgs),
+    Fault(FaultArgs),
 }
+
+/// Map files lazily: windows of every size, beside a one-page handler and the kernel's own mapping
+///
+/// A file in the page cache and a memory file, touched in order, at random, and one page per 2 MiB;
+/// huge pages of the pool if there are free ones; a file that the page cache has forgotten; what a
+/// page does to the others that does not come; and where the time of a fault goes. With everything at
+/// its default this takes about an hour; --size 256M takes minutes.
+#[derive(Debug, clap::Args)]
+#[command(after_help = exit::help("uzone bench fault --size 256M --threads 1", &FAULT_EXITS))]
+struct FaultArgs {
+    /// How much is touched in order, and at most 1 GiB of that at random
+    #[arg(long, default_value = "2G", value_name = "SIZE")]
+    size: ByteLen,
+    /// Rounds
+    #[arg(long, default_value_t = 10, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    rounds: u32,
+    /// Numbers of threads that touch; each but 1 has tables of its own, and 1 always has
+    #[arg(long, default_values_t = [1, 2, 8], value_delimiter = ',', value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    threads: Vec<u16>,
+    /// Where the file is made; on a disk, or nothing can be cold [default: where temporary files go]
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// Run the tables alone whose ids begin so, such as fault-seq or fault-split [default: all]
+    #[arg(long, value_delimiter = ',', value_name = "ID")]
+    table: Vec<String>,
+}
+
+const FAULT_EXITS: [Exit; 6] =
+    [Exit::Ok, Exit::Usage, Exit::Feature, Exit::Os, Exit::Io, Exit::Permission];
 
 /// Clear memory: every size, hot and cold, read at once or not, beside the kernel and the C library
 ///
@@ -151,6 +182,16 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
             warn_of_stores(out);
             let settings = copy::Settings { size: args.size, rounds: args.rounds };
             with_progress(out, |watch| copy::run(settings, watch))?
+        }
+        Benchmark::Fault(args) => {
+            let settings = fault::Settings {
+                size: args.size,
+                rounds: args.rounds,
+                threads: args.threads.iter().copied().map(usize::from).collect(),
+                directory: args.dir.clone().unwrap_or_else(std::env::temp_dir),
+                tables: args.table.clone(),
+            };
+            with_progress(out, |watch| fault::run(&settings, watch))?
         }
     };
     out.print(&bench)?;
@@ -314,7 +355,7 @@ struct Column {
     cell: fn(&Row) -> Option<String>,
 }
 
-const COLUMNS: [Column; 14] = [
+const COLUMNS: [Column; 20] = [
     Column {
         heading: "row",
         cell: |row| Some(if row.cold { format!("{} (cold)", row.name) } else { row.name.clone() }),
@@ -341,6 +382,21 @@ const COLUMNS: [Column; 14] = [
     },
     Column { heading: "x naive", cell: |row| row.ratio_naive.map(number) },
     Column { heading: "x best", cell: |row| row.ratio_best.map(number) },
+    Column { heading: "x alike", cell: |row| row.faults?.ratio_waiting_alike.map(number) },
+    Column { heading: "faults", cell: |row| Some(row.faults?.count.to_string()) },
+    Column { heading: "ns/fault", cell: |row| row.faults?.ns_per_fault.map(number) },
+    Column { heading: "wasted pages", cell: |row| Some(row.faults?.wasted_pages.to_string()) },
+    Column {
+        heading: "touch p50, p99",
+        cell: |row| {
+            let touch = row.faults?.touch?;
+            Some(format!("{}, {}", ns(touch.p50_ns), ns(touch.p99_ns)))
+        },
+    },
+    Column {
+        heading: "beyond",
+        cell: |row| row.faults?.beyond_ns.map(|ns| format!("{ns:+.0} ns")),
+    },
     Column {
         heading: "pause p50, p99.9, worst",
         cell: |row| {

@@ -36,7 +36,7 @@ pub(crate) struct Args {}
 /// # Errors
 /// If the result cannot be written.
 pub(crate) fn run(_: &Args, out: &Output) -> Result<Exit, Failure> {
-    out.log("asking the kernel, and measuring the store instructions (20 ms at most)");
+    out.log("asking the kernel, and measuring stores and page faults (a moment)");
     let facts = Facts::of_host();
     let report = Doctor::of(&facts);
     out.print(&report)?;

@@ -180,7 +180,10 @@ fn of_link(error: &(dyn Error + 'static)) -> Option<Exit> {
     }
     if let Some(error) = error.downcast_ref::<BenchError>() {
         return match error {
-            BenchError::Size { .. } | BenchError::Extent { .. } => Some(Exit::Usage),
+            BenchError::Size { .. }
+            | BenchError::Extent { .. }
+            | BenchError::FaultSize { .. }
+            | BenchError::NoTable { .. } => Some(Exit::Usage),
             BenchError::TooLittleMemory { .. } => Some(Exit::Os),
             _ => None,
         };

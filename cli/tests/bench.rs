@@ -226,6 +226,55 @@ fn the_zero_and_copy_objects_keep_to_the_same_schema_and_every_table_has_rows() 
 }
 
 #[test]
+fn the_fault_object_keeps_to_the_same_schema_and_counts_what_was_published() {
+    let output =
+        run(&["bench", "fault", "--size=4M", "--rounds=1", "--threads=1,2", "--dir=.", "--json"]);
+    if output.status.code() == Some(69) || output.status.code() == Some(77) {
+        // A host without userfaultfd says so.
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(stderr.contains("userfaultfd"), "{stderr}");
+        assert!(std::env::var("REQUIRE_ALL").as_deref() != Ok("1"), "{stderr}");
+        eprintln!("skipped: the_fault_object: {stderr}");
+        return;
+    }
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let bench = json(&output);
+    keeps_to(include_str!("../schema/uzone.bench-1.schema.json"), &bench);
+    let rows = bench["results"].as_array().expect("an array");
+    let row = |id: &str| rows.iter().find(|row| row["id"] == id).unwrap_or_else(|| panic!("{id}"));
+    let count = |id: &str, key: &str| row(id)["faults"][key].as_u64().expect("a number");
+    // A warm scan faults once a window, whoever waits how and where; the naive row once a page.
+    for table in ["fault-seq-file-same", "fault-seq-memfd-same"] {
+        for order in [0, 1, 3, 4, 5, 7, 9] {
+            let id = format!("{table}/order-{order}");
+            assert_eq!(count(&id, "count"), 1024 >> order, "{id}");
+            assert_eq!(count(&id, "wasted_pages"), 0, "{id}");
+        }
+        assert_eq!(count(&format!("{table}/naive"), "count"), 1024);
+    }
+    // Of a page table one page is touched: the others of its window are waste.
+    for (id, wasted) in [("order-0", 0), ("order-4", 2 * 15), ("order-9", 2 * 511)] {
+        let id = format!("fault-sparse-memfd-same/{id}");
+        assert_eq!((count(&id, "count"), count(&id, "wasted_pages")), (2, wasted), "{id}");
+        assert!(row(&id)["faults"]["touch"]["p50_ns"].as_u64() > Some(0), "{id}");
+    }
+    assert!(row("fault-sparse-file-same/order-4")["published"]["ns"].is_u64());
+    assert!(row("fault-split-same/ours-zero")["faults"]["beyond_ns"].is_number());
+    assert!(row("fault-stall/auto-stalled")["ratio_naive"].is_number());
+    for id in ["fault-random-file-2/auto", "fault-seq-memfd-2/kernel", "fault-sparse-file-2/naive"]
+    {
+        assert!(row(id)["median_ns"].as_u64() > Some(0), "{id}");
+    }
+    // What this host does not have is skipped by name.
+    let skipped = bench["skipped"].as_array().expect("an array");
+    for id in ["fault-seq-hugetlb/auto", "fault-seq-hugetlb-copy/auto", "fault-cold/auto"] {
+        let table = id.trim_end_matches("/auto");
+        let is_skipped = skipped.iter().any(|skip| skip["id"] == table);
+        assert_ne!(is_skipped, rows.iter().any(|row| row["id"] == id), "{id}");
+    }
+}
+
+#[test]
 fn the_demo_finds_its_bytes_again_and_keeps_to_its_schema() {
     let output = run(&["demo", "--size", "1G", "--json"]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -258,6 +307,11 @@ fn sizes_that_cannot_be_are_refused_with_what_would_help() {
         (&["bench", "copy", "--size", "3M"], 2, "the largest is one of 4K"),
         (&["bench", "zero", "--size", "4K", "--populate-size", "64T"], 71, "of memory are needed"),
         (&["bench", "copy", "--rounds", "0"], 2, "0 is not in"),
+        (&["bench", "fault", "--size", "3M"], 2, "multiple of 2 MiB"),
+        (&["bench", "fault", "--size", "0"], 2, "multiple of 2 MiB"),
+        (&["bench", "fault", "--threads", "0"], 2, "0 is not in"),
+        (&["bench", "fault", "--size", "4M", "--dir", "/none"], 66, "with --dir"),
+        (&["bench", "fault", "--size", "4M", "--table", "pin"], 2, "no table begins with pin"),
         (&["bench", "bind", "--size", "5000G"], 71, "of memory are needed"),
     ] {
         let output = run(arguments);

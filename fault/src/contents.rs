@@ -13,11 +13,14 @@
 
 use std::ops::Range;
 
-use uzone::{BindOptions, HoldFailure, Pagemap, PagemapOps, Pinned, Region, Zone};
+use uzone::{BindOptions, HoldFailure, Init, Page, Pagemap, PagemapOps, Pinned, Region, Zone};
 use uzone_os::{Anonymous, Mapping};
 use uzone_pages::{ByteLen, Content, MemoryKind, Order, PageCount, PageSize, Pfn, PfnRange};
 
 use crate::error::MapError;
+
+/// Up to how many bytes of words are there from the start: those of 1 GiB in pages of 4 KiB.
+const AT_ONCE: u64 = 2 << 20;
 
 /// The states of the pages of one mapping, numbered from its start.
 pub(crate) struct Contents {
@@ -39,7 +42,11 @@ impl Contents {
         let order = region.page_size().order_of(page.bytes())?;
         let folios = region.pages().get() >> order.get();
         let area = PfnRange::try_new(Pfn::new(0), PageCount::new(folios))?;
+        // Fewer are written at once: each page of them would be a fault in the way of another.
+        let descriptors = folios.saturating_mul(size_of::<Page>() as u64);
+        let init = if descriptors <= AT_ONCE { Init::Eager } else { Init::OnTouch };
         let options = BindOptions::new(MemoryKind::Generic).order(order).ops(ops).absent();
+        let options = options.init(init).uses_hugetlb_pool(false);
         let pagemap = zone.bind(region, options).map_err(|refused| refused.cause)?;
         Ok(Self { pagemap, order, area })
     }

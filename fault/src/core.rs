@@ -42,8 +42,10 @@ const LEFT_OUT: &str = "the backing left the page out";
 const RECENT: usize = 8;
 
 /// How many neighbours are put in place before faults are looked for again: as many as delay the next
-/// fault by less than its own way through the kernel.
-const AROUND_AT_ONCE: u64 = 8;
+/// fault by less than half its own way through the kernel.
+const AROUND_AT_ONCE: u64 = 4;
+/// The same where neighbours are known to be wanted, so that there will be fewer faults.
+const WANTED_AT_ONCE: u64 = 16;
 
 /// How many runs of neighbours may wait until there is no fault; more are left out.
 const TAILS: usize = 64;
@@ -107,6 +109,11 @@ impl Hands {
     pub(crate) fn new(room: usize) -> Self {
         let tails = Vec::with_capacity(TAILS);
         Self { staging: vec![0; room], recent: [u64::MAX; RECENT], oldest: 0, tails, wanted: 0 }
+    }
+
+    /// Returns whether there are neighbours to be put in place.
+    pub(crate) fn has_neighbours(&self) -> bool {
+        !self.tails.is_empty()
     }
 
     /// Remembers a page. Returns whether it was remembered already.
@@ -350,7 +357,8 @@ impl Core {
     /// Puts some neighbours of a page in place that was faulted on. Returns whether there were any.
     pub(crate) fn map_around(&self, hands: &mut Hands) -> bool {
         let Some(mut part) = hands.tails.pop() else { return false };
-        let end = part.end.min(part.start + AROUND_AT_ONCE);
+        let most = if hands.wanted > 0 { WANTED_AT_ONCE } else { AROUND_AT_ONCE };
+        let end = part.end.min(part.start + most);
         let now = part.start..end;
         part.start = end;
         if !part.is_empty() {

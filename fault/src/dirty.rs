@@ -36,7 +36,7 @@ use std::time::{Duration, Instant};
 
 use uzone_os::uffd::{AnswerError, Answered, Features, Install, Modes, Registered, UffdCall};
 use uzone_os::{Mapping, Sharing, WriteScan};
-use uzone_pages::{PageCount, PageSize};
+use uzone_pages::{ByteLen, PageCount, PageSize};
 
 use crate::dirty::states::{States, Which};
 use crate::error::{LazyError, MapError};
@@ -239,6 +239,16 @@ const PROTECTED: Install = Install { wake: true, write_protect: true };
 impl Kernel for Tracker {
     fn copy(&self, offset: u64, bytes: &[u8]) -> Result<Answered, AnswerError> {
         self.memory.copy(offset, bytes, PROTECTED)
+    }
+
+    fn copy_from(
+        &self,
+        offset: u64,
+        source: &Mapping,
+        source_offset: u64,
+        len: u64,
+    ) -> Result<Answered, AnswerError> {
+        self.memory.copy_from(offset, source, source_offset, ByteLen::new(len), PROTECTED)
     }
 
     fn zero(&self, range: Range<u64>) -> Result<Answered, AnswerError> {

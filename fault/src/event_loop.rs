@@ -292,7 +292,12 @@ impl Runner {
             let was_deaf = source.is_deaf;
             if source.step(&mut self.scratch, &Submit { filler: &self.filler, key }) {
                 is_busy = true;
-                at += 1;
+                if source.rests() {
+                    source.is_active = false;
+                    self.active.swap_remove(at);
+                } else {
+                    at += 1;
+                }
             } else if source.looks_again() {
                 at += 1;
             } else {

@@ -5,11 +5,24 @@
 
 use std::ops::Range;
 
+use uzone_os::Mapping;
 use uzone_os::uffd::{AnswerError, Answered, Install, Registered};
+use uzone_pages::ByteLen;
 
 /// The answers to faults of one mapping. Offsets are bytes from its start, multiples of its pages.
 pub(crate) trait Kernel: Send + Sync {
     fn copy(&self, offset: u64, bytes: &[u8]) -> Result<Answered, AnswerError>;
+    /// Copies `len` bytes of another mapping. A kernel that does not answers with a hole.
+    fn copy_from(
+        &self,
+        offset: u64,
+        source: &Mapping,
+        source_offset: u64,
+        len: u64,
+    ) -> Result<Answered, AnswerError> {
+        let _ = (offset, source, source_offset, len);
+        Ok(Answered::Hole)
+    }
     fn zero(&self, range: Range<u64>) -> Result<Answered, AnswerError>;
     fn continue_mapping(&self, range: Range<u64>) -> Result<Answered, AnswerError>;
     /// Makes pages bad that are missing, and wakes nobody: that is done when it is noted.
@@ -32,6 +45,17 @@ pub(crate) const QUIETLY: Install = Install { wake: false, write_protect: false 
 impl Kernel for Registered {
     fn copy(&self, offset: u64, bytes: &[u8]) -> Result<Answered, AnswerError> {
         Self::copy(self, offset, bytes, Install::default())
+    }
+
+    fn copy_from(
+        &self,
+        offset: u64,
+        source: &Mapping,
+        source_offset: u64,
+        len: u64,
+    ) -> Result<Answered, AnswerError> {
+        let len = ByteLen::new(len);
+        Self::copy_from(self, offset, source, source_offset, len, Install::default())
     }
 
     fn zero(&self, range: Range<u64>) -> Result<Answered, AnswerError> {

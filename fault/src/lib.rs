@@ -47,6 +47,7 @@
 //! | `event_loop` | the threads that answer |
 //! | `source` | one mapping as such a thread sees it |
 //! | `pool` | the threads that wait for devices |
+//! | `placement` | where the thread that answers should run, measured |
 //! | `pending` | the pages that are waited for |
 //! | `staged` | pages that one thread produces and another puts in place |
 //! | `populate` | pages made present before they are touched, and for pins |
@@ -73,6 +74,7 @@ mod evict;
 mod kernel;
 mod lazy;
 mod pending;
+mod placement;
 mod pool;
 mod populate;
 mod record;
@@ -96,6 +98,7 @@ pub use dirty::WriteTracking;
 pub use engine::{Engine, EngineOptions, LazyOptions, Reader};
 pub use error::{BackingError, Failure, LazyError, MapError};
 pub use lazy::LazyMapping;
+pub use placement::{Place, Placement, PlacementError};
 pub use populate::Populate;
 pub use record::{FaultClass, FaultOutcome, FaultRecord, FaultTrace, Latency};
 pub use stats::FaultStats;

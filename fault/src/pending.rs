@@ -65,6 +65,11 @@ impl Pending {
         list.front().filter(|awaited| awaited.since.elapsed() >= age).map(|awaited| awaited.page)
     }
 
+    /// Returns all.
+    pub(crate) fn pages(&self) -> Vec<u64> {
+        self.lock().iter().map(|awaited| awaited.page).collect()
+    }
+
     /// Takes all out.
     pub(crate) fn drain(&self) -> Vec<u64> {
         self.lock().drain(..).map(|awaited| awaited.page).collect()

@@ -100,13 +100,15 @@ pub(crate) struct Source {
     hands: Hands,
     parked: Parked,
     look: Look,
-    /// Pages of [`Fills::OneThread`](crate::core::Fills) that were produced, and that the kernel put
+    /// Pages of memory that one thread fills, which were produced and which the kernel put
     /// off.
     late: VecDeque<(u64, Staged)>,
     late_since: Instant,
     /// Where children tell of their faults. Nobody answers; closing these would give them zeroes.
     children: Vec<Remote>,
     looked: Instant,
+    /// Whether others were let run since the last fault was answered.
+    has_yielded: bool,
     /// When the pattern of faults is told the time, since the mapping was made.
     next_tick: Duration,
     /// Whether the descriptor cannot be read, so that it is not waited for.
@@ -141,6 +143,7 @@ impl Source {
             late_since: Instant::now(),
             children: Vec::new(),
             looked: Instant::now(),
+            has_yielded: false,
             next_tick: Duration::ZERO,
             is_deaf: false,
             is_active: false,
@@ -176,14 +179,24 @@ impl Source {
             scratch.records.extend(self.answer(&fault, submit, read_at));
         }
         if is_busy {
+            self.has_yielded = false;
             self.core.recorder().note(&scratch.records);
             scratch.records.clear();
             self.tick(read_at);
         } else {
             self.is_deaf = !is_read;
             self.see_to_what_waits();
-            // Nobody waits: time for neighbours, a few at a time.
-            is_busy = self.core.map_around(&mut self.hands);
+            // Nobody waits: time for neighbours, a few at a time. Where this thread does not look for
+            // faults, it may be on the CPU of whoever was just woken, who goes first.
+            if self.look.most.is_zero()
+                && self.hands.has_neighbours()
+                && !std::mem::replace(&mut self.has_yielded, true)
+            {
+                std::thread::yield_now();
+                is_busy = true;
+            } else {
+                is_busy = self.core.map_around(&mut self.hands);
+            }
         }
         if is_busy {
             self.look.found(read_at);
@@ -194,7 +207,13 @@ impl Source {
 
     /// Returns whether to look for faults again at once, after a step that found none.
     pub(crate) fn looks_again(&mut self) -> bool {
-        self.look.again(Instant::now())
+        !self.look.most.is_zero() && self.look.again(Instant::now())
+    }
+
+    /// Returns whether there is nothing to do after a step that answered faults, until there are
+    /// more: who waits for those is woken by them.
+    pub(crate) fn rests(&self) -> bool {
+        self.look.most.is_zero() && !self.hands.has_neighbours()
     }
 
     /// Returns when to look at what was put off, if anything was.
@@ -243,7 +262,13 @@ impl Source {
     /// for who answers next.
     pub(crate) fn finish(mut self, scratch: &mut Scratch) {
         match &self.told {
-            Told::Own(_) => self.refuse(&mut scratch.buffer),
+            Told::Own(_) => {
+                // Its backing may never come back; what it brings then is nobody's any more.
+                for page in self.core.pending().pages() {
+                    self.core.give_up(page);
+                }
+                self.refuse(&mut scratch.buffer);
+            }
             // What was read and not answered is told again to who comes next.
             Told::Remote(_) => {
                 for page in self.core.pending().drain() {

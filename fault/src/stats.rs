@@ -64,7 +64,7 @@ pub struct FaultStats {
     pub demand: u64,
     /// Pages that were put in place around those.
     pub around: u64,
-    /// Pages that were put in place by [`LazyMapping::populate`].
+    /// Pages that were put in place by [`LazyMapping::populate`](crate::LazyMapping::populate).
     pub populated: u64,
     /// Pages that were not at hand and went to the threads that wait for devices.
     pub queued: u64,

@@ -8,8 +8,8 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-use uzone_os::Vaddr;
 use uzone_os::uffd::{AnswerError, Answered, EventBuffer, EventSet, Install, Registered, Remote};
+use uzone_os::{Mapping, Vaddr};
 use uzone_pages::ByteLen;
 
 use crate::kernel::{Kernel, QUIETLY};
@@ -76,6 +76,19 @@ impl Kernel for RemoteMemory {
         self.ask(&(offset..offset + bytes.len() as u64), |address, len| {
             let len = usize::try_from(len).unwrap_or(bytes.len());
             self.remote.copy(address, &bytes[..len], Install::default())
+        })
+    }
+
+    fn copy_from(
+        &self,
+        offset: u64,
+        source: &Mapping,
+        source_offset: u64,
+        len: u64,
+    ) -> Result<Answered, AnswerError> {
+        self.ask(&(offset..offset + len), |address, len| {
+            let len = ByteLen::new(len);
+            self.remote.copy_from(address, source, source_offset, len, Install::default())
         })
     }
 

@@ -10,8 +10,8 @@
 
 use std::ops::Range;
 
-use uzone_os::RangeError;
 use uzone_os::uffd::{AnswerError, Answered};
+use uzone_os::{Mapping, RangeError};
 use uzone_pages::{Content, PageSize};
 
 use crate::core::Core;
@@ -191,6 +191,27 @@ impl<'a> Window<'a> {
         self.install(range, |part| {
             let skipped = usize::try_from(part.start - first).unwrap_or(bytes.len());
             kernel.copy(part.start, &bytes[skipped..])
+        })
+    }
+
+    /// Fills pages of `range` with bytes of another mapping, from its byte `source_offset` on, without
+    /// a buffer in between. What is not present there is made so first, which may block: for
+    /// [`Backing::map_pages`](crate::Backing::map_pages), only what is known to be.
+    ///
+    /// # Errors
+    /// As for [`Window::copy`]; also if the source is not inside of its mapping, or was behind the
+    /// end of a file that became shorter.
+    pub fn copy_from(
+        &mut self,
+        range: Range<u64>,
+        source: &Mapping,
+        source_offset: u64,
+    ) -> Result<Filled, AnswerError> {
+        let kernel = self.kernel;
+        let first = range.start.wrapping_add(self.base);
+        self.install(range, |part| {
+            let skipped = part.start - first;
+            kernel.copy_from(part.start, source, source_offset + skipped, part.end - part.start)
         })
     }
 

@@ -6,7 +6,7 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{bytes_of, map, page, usize_of, words};
+use common::{bytes_of, engine, map, page, usize_of, words};
 use uzone_fault::{LazyOptions, MemoryBacking, Populate};
 use uzone_os::{Mapping, Sharing};
 use uzone_pages::ByteLen;
@@ -55,7 +55,7 @@ fn four_clones_have_one_physical_copy_and_one_of_each_page_that_they_write() {
     let clones: Vec<_> = (0..4)
         .map_while(|_| {
             let backing = MemoryBacking::new(file.clone(), Sharing::Private).unwrap();
-            map(name, len, backing, &LazyOptions::default())
+            map(name, &engine(), len, backing, &LazyOptions::default())
         })
         .collect();
     if clones.len() < 4 {

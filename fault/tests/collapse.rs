@@ -9,7 +9,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{Pool, bytes_of, function, map, page, scattered, settles, skip, usize_of, words};
+use common::{
+    Pool, bytes_of, engine, function, map, page, scattered, skip, usize_of, wait_for, words,
+};
 use uzone_fault::{
     CompositeBacking, LazyMapping, LazyOptions, MemoryBacking, Populate, Uncollapsed, WriteTracking,
 };
@@ -60,7 +62,9 @@ fn what_is_filled_wholly_becomes_huge_and_the_rest_says_why_not() {
         return;
     }
     let len = 4 * HUGE;
-    let Some(memory) = map(name, len, function(), &LazyOptions::default()) else { return };
+    let Some(memory) = map(name, &engine(), len, function(), &LazyOptions::default()) else {
+        return;
+    };
     let done = memory.collapse(0..len).unwrap();
     assert_eq!((done.huge_pages, done.skipped), (0, 4), "nothing is there: {done:?}");
     memory.populate(0..len, Populate::All).unwrap();
@@ -80,7 +84,7 @@ fn what_is_filled_wholly_becomes_huge_and_the_rest_says_why_not() {
     assert_eq!((done.huge_pages, done.skipped), (0, 0));
     check_all(&memory, &words(len));
     // By now the page that was missing is there.
-    settles("the page", || memory.collapse(0..len).unwrap().huge_pages == 4);
+    wait_for("the page", || memory.collapse(0..len).unwrap().huge_pages == 4);
     assert_eq!((anonymous_huge(&memory), memory.stats().collapsed), (len, 4));
     // A page can be taken out of it again.
     assert_eq!(memory.evict(page()..2 * page()).unwrap(), 1);
@@ -100,7 +104,7 @@ fn zeroes_become_memory_and_the_bytes_around_them_stay() {
         .part(100 * page()..HUGE, Arc::new(function()), 100 * page())
         .build()
         .unwrap();
-    let Some(memory) = map(name, HUGE, whole, &LazyOptions::default()) else { return };
+    let Some(memory) = map(name, &engine(), HUGE, whole, &LazyOptions::default()) else { return };
     memory.populate(0..HUGE, Populate::All).unwrap();
     let done = memory.collapse(0..HUGE).unwrap();
     if done.reasons.contains_key(&Uncollapsed::NotNow) {
@@ -119,7 +123,9 @@ fn readers_and_writers_go_on_while_pages_are_collapsed_and_evicted() {
         return;
     }
     let len = 3 * HUGE;
-    let Some(memory) = map(name, len, function(), &LazyOptions::default()) else { return };
+    let Some(memory) = map(name, &engine(), len, function(), &LazyOptions::default()) else {
+        return;
+    };
     let stop = AtomicBool::new(false);
     let mut made = 0;
     thread::scope(|scope| {
@@ -171,19 +177,19 @@ fn a_mapping_that_has_settled_becomes_huge_by_itself() {
     }
     let quiet = Some(Duration::from_millis(20));
     let options = LazyOptions { collapse_when_settled: quiet, ..LazyOptions::default() };
-    let Some(memory) = map(name, 2 * HUGE, function(), &options) else { return };
+    let Some(memory) = map(name, &engine(), 2 * HUGE, function(), &options) else { return };
     memory.populate(0..2 * HUGE, Populate::All).unwrap();
     let probe = memory.collapse(0..HUGE).unwrap();
     if probe.reasons.contains_key(&Uncollapsed::NotNow) {
         return skip(name, &format!("the host has no free huge pages: {probe:?}"));
     }
-    settles("the mapping", || anonymous_huge(&memory) == 2 * HUGE);
+    wait_for("the mapping", || anonymous_huge(&memory) == 2 * HUGE);
     check_all(&memory, &words(2 * HUGE));
     // It is dropped while the thread waits, and at once.
     let start = Instant::now();
     let quiet = Some(Duration::from_secs(3600));
     let options = LazyOptions { collapse_when_settled: quiet, ..options };
-    drop(map(name, HUGE, function(), &options));
+    drop(map(name, &engine(), HUGE, function(), &options));
     assert!(start.elapsed() < Duration::from_secs(600));
 }
 
@@ -195,7 +201,7 @@ fn memory_that_cannot_be_collapsed_says_why() {
     }
     for track in [WriteTracking::Async, WriteTracking::Sync] {
         let options = LazyOptions { track_writes: Some(track), ..LazyOptions::default() };
-        let Some(memory) = map(name, HUGE, function(), &options) else { return };
+        let Some(memory) = map(name, &engine(), HUGE, function(), &options) else { return };
         memory.populate(0..HUGE, Populate::All).unwrap();
         let done = memory.collapse(0..HUGE).unwrap();
         assert_eq!(done.reasons.get(&Uncollapsed::WritesTracked), Some(&1), "{done:?}");
@@ -205,7 +211,9 @@ fn memory_that_cannot_be_collapsed_says_why() {
         let file = Arc::new(Mapping::memfd("collapse", ByteLen::new(2 * HUGE), None).unwrap());
         file.write_at(0, &words(2 * HUGE)).unwrap();
         let backing = MemoryBacking::new(file, sharing).unwrap();
-        let Some(memory) = map(name, 2 * HUGE, backing, &LazyOptions::default()) else { return };
+        let Some(memory) = map(name, &engine(), 2 * HUGE, backing, &LazyOptions::default()) else {
+            return;
+        };
         memory.populate(0..2 * HUGE, Populate::All).unwrap();
         let done = memory.collapse(0..2 * HUGE).unwrap();
         assert_eq!(done.huge_pages, 0, "{done:?}");
@@ -217,7 +225,7 @@ fn memory_that_cannot_be_collapsed_says_why() {
         Err(reason) => return skip(name, &reason),
     };
     let options = LazyOptions { huge: Some(HugeSize::MIB_2), ..LazyOptions::default() };
-    let Some(memory) = map(name, 2 * HUGE, function(), &options) else { return };
+    let Some(memory) = map(name, &engine(), 2 * HUGE, function(), &options) else { return };
     memory.populate(0..HUGE, Populate::All).unwrap();
     let done = memory.collapse(0..2 * HUGE).unwrap();
     assert_eq!((done.huge_pages, done.made, done.skipped), (1, 0, 0));

@@ -7,7 +7,7 @@ mod common;
 use std::sync::Arc;
 
 use common::{
-    bytes_of, engine, file_with, function, map, page, scattered, settles, usize_of, words,
+    bytes_of, engine, file_with, function, map, page, scattered, usize_of, wait_for, words,
     write_words,
 };
 use uzone_fault::{
@@ -53,7 +53,8 @@ fn each_part_has_its_bytes_in_any_order_of_touches() {
         let (whole, expected) = parts();
         let fault_around = FaultAround::try_new(ByteLen::new(pages * page())).unwrap();
         let options = LazyOptions { advice, fault_around, ..LazyOptions::default() };
-        let Some(memory) = map("each_part_has_its_bytes", 97 * page(), whole, &options) else {
+        let Some(memory) = map("each_part_has_its_bytes", &engine(), 97 * page(), whole, &options)
+        else {
             return;
         };
         let check = |at: u64| {
@@ -63,7 +64,7 @@ fn each_part_has_its_bytes_in_any_order_of_touches() {
         scattered(pages, 97).take(60).for_each(check);
         (0..97).for_each(check);
         // 9 that are a part, and 29 that none has: no memory is taken for them.
-        settles("the zeroes", || memory.stats().zeroes == 38);
+        wait_for("the zeroes", || memory.stats().zeroes == 38);
         assert_eq!(memory.stats().poisoned, 0);
         assert!(memory.evict(0..97 * page()).unwrap() > 0);
         memory.populate(0..97 * page(), Populate::All).unwrap();
@@ -83,7 +84,9 @@ fn a_part_that_fails_is_a_signal_there_and_nowhere_else() {
         .build()
         .unwrap();
     let name = "a_part_that_fails";
-    let Some(memory) = map(name, 4 * page(), whole, &LazyOptions::default()) else { return };
+    let Some(memory) = map(name, &engine(), 4 * page(), whole, &LazyOptions::default()) else {
+        return;
+    };
     assert!(memory.populate(2 * page()..3 * page(), Populate::All).is_err());
     for at in [0, 1, 3] {
         let mut expected = vec![0; usize_of(page())];

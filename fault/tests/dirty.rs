@@ -49,12 +49,12 @@ fn memories(name: &str, track: WriteTracking, pages: u64) -> Vec<LazyMapping> {
     let shared = MemoryBacking::new(memfd(len), Sharing::Shared).unwrap();
     let options = options(track);
     let mut memories = vec![
-        map(name, len, function(), &options),
-        map(name, len, ZeroBacking, &options),
-        map(name, len, private, &options),
+        map(name, &engine(), len, function(), &options),
+        map(name, &engine(), len, ZeroBacking, &options),
+        map(name, &engine(), len, private, &options),
     ];
     if track == WriteTracking::Sync {
-        memories.push(map(name, len, shared, &options));
+        memories.push(map(name, &engine(), len, shared, &options));
     }
     memories.into_iter().flatten().collect()
 }
@@ -90,7 +90,7 @@ fn what_was_written_is_dirty_and_what_was_only_filled_or_read_is_not() {
             memory.write_at(200 * page(), &[2]).unwrap();
             assert_eq!(memory.take_dirty(range(200..256)).unwrap(), [range(200..201)]);
             // A writer is woken a moment before its page is noted.
-            common::settles("the pages", || {
+            common::wait_for("the pages", || {
                 let is_there = |&at: &u64| memory.content(at * page()) == Some(Content::Present);
                 written.iter().all(is_there)
             });
@@ -119,7 +119,7 @@ fn huge_pages_are_tracked_whole() {
     };
     for track in BOTH {
         let options = LazyOptions { huge: Some(HugeSize::MIB_2), ..options(track) };
-        let Some(memory) = map(name, 4 * huge, function(), &options) else { return };
+        let Some(memory) = map(name, &engine(), 4 * huge, function(), &options) else { return };
         memory.populate(0..2 * huge, Populate::All).unwrap();
         assert_eq!(memory.dirty(0..4 * huge).unwrap(), []);
         memory.write_at(huge + 5, &[1]).unwrap();
@@ -146,7 +146,9 @@ fn what_cannot_be_tracked_is_refused_with_the_reason() {
     let error = error.unwrap_err().to_string();
     assert!(error.contains("track writes synchronously"), "{error}");
     let name = "what_cannot_be_tracked";
-    let Some(memory) = map(name, 4 * page(), function(), &LazyOptions::default()) else { return };
+    let Some(memory) = map(name, &engine(), 4 * page(), function(), &LazyOptions::default()) else {
+        return;
+    };
     let whole = 0..4 * page();
     memory.write_at(0, &[1]).unwrap();
     for error in [
@@ -158,11 +160,13 @@ fn what_cannot_be_tracked_is_refused_with_the_reason() {
         assert!(error.to_string().contains("track_writes"), "{error}");
     }
     // Nobody asked to keep what is written, so it is lost.
-    common::settles("the page", || memory.content(0) == Some(Content::Present));
+    common::wait_for("the page", || memory.content(0) == Some(Content::Present));
     assert!(memory.evict_all(whole).unwrap() > 0);
     assert_ne!(bytes_of(&memory, 0, 1), [1]);
     for track in BOTH {
-        let Some(memory) = map(name, 4 * page(), function(), &options(track)) else { return };
+        let Some(memory) = map(name, &engine(), 4 * page(), function(), &options(track)) else {
+            return;
+        };
         memory.write_at(page(), &[1]).unwrap();
         let error = memory.write_back(0..4 * page()).unwrap_err();
         assert!(
@@ -194,14 +198,18 @@ fn a_file_takes_what_it_has_room_for_and_nothing_else() {
     }
     for track in BOTH {
         let read_only = FileBacking::new(file.try_clone().unwrap()).unwrap();
-        let Some(memory) = map(name, 4 * page(), read_only, &options(track)) else { return };
+        let Some(memory) = map(name, &engine(), 4 * page(), read_only, &options(track)) else {
+            return;
+        };
         memory.write_at(0, &[1]).unwrap();
         let error = memory.write_back(0..page()).unwrap_err();
         assert!(matches!(error, LazyError::WriteBack { offset: 0, .. }), "{error}");
         drop(memory);
 
         let backing = FileBacking::writable(file.try_clone().unwrap()).unwrap();
-        let Some(memory) = map(name, 4 * page(), backing, &options(track)) else { return };
+        let Some(memory) = map(name, &engine(), 4 * page(), backing, &options(track)) else {
+            return;
+        };
         // The whole of the last page, of which the file has a hundred bytes.
         memory.write_at(3 * page(), &vec![7; usize_of(page())]).unwrap();
         memory.write_at(page() + 1, &[8]).unwrap();
@@ -241,7 +249,9 @@ fn parts_take_what_was_written_to_them() {
             )
             .build()
             .unwrap();
-        let Some(memory) = map("parts_take", 3 * page(), whole, &options(track)) else { return };
+        let Some(memory) = map("parts_take", &engine(), 3 * page(), whole, &options(track)) else {
+            return;
+        };
         memory.write_at(2 * page() - 1, &[5, 6]).unwrap();
         assert_eq!(memory.write_back(0..3 * page()).unwrap(), 2);
         let mut seen = [0; 2];
@@ -324,12 +334,14 @@ fn a_write_back_that_fails_loses_nothing() {
     let len = 64 * page();
     for (track, panics) in BOTH.into_iter().flat_map(|track| [(track, false), (track, true)]) {
         let store = Store::failing(len, 3, panics);
-        let Some(memory) = map(name, len, Stored(store.clone()), &options(track)) else { return };
+        let Some(memory) = map(name, &engine(), len, Stored(store.clone()), &options(track)) else {
+            return;
+        };
         for at in (0..64).step_by(2) {
             memory.write_at(at * page(), &[1]).unwrap();
         }
         // A writer is woken a moment before its page is noted.
-        common::settles("the pages", || memory.stats().demand + memory.stats().around == 64);
+        common::wait_for("the pages", || memory.stats().demand + memory.stats().around == 64);
         let expected: Vec<_> = (0..64).step_by(2).map(|at| range(at..at + 1)).collect();
         assert_eq!(memory.dirty(0..len).unwrap(), expected);
         // Two runs are taken, then one is not.
@@ -374,7 +386,9 @@ fn writers_never_miss_what_they_wrote_while_pages_are_brought_back_and_evicted()
             fault_around: FaultAround::try_new(ByteLen::new(4 * page())).unwrap(),
             ..options(track)
         };
-        let Some(memory) = map(name, len, Stored(store.clone()), &options) else { return };
+        let Some(memory) = map(name, &engine(), len, Stored(store.clone()), &options) else {
+            return;
+        };
         let stop = AtomicBool::new(false);
         let (mut brought, mut evicted) = (0, 0);
         thread::scope(|scope| {
@@ -471,7 +485,7 @@ proptest! {
         let file = file_with(&expected);
         let backing = FileBacking::writable(file.try_clone().unwrap()).unwrap();
         let name = "the_file_is_what_was_written";
-        let Some(memory) = map(name, PAGES * page(), backing, &options(track)) else {
+        let Some(memory) = map(name, &engine(), PAGES * page(), backing, &options(track)) else {
             return Ok(());
         };
         let part = |page: u64, pages: u64| range(page..(page + pages).min(PAGES));
@@ -529,7 +543,9 @@ fn a_bad_page_is_neither_dirty_nor_brought_back() {
             out.fill(1);
             Ok(())
         });
-        let Some(memory) = map(name, 4 * page(), backing, &options(track)) else { return };
+        let Some(memory) = map(name, &engine(), 4 * page(), backing, &options(track)) else {
+            return;
+        };
         assert!(memory.populate(0..4 * page(), Populate::All).is_err());
         assert_eq!(memory.dirty(0..4 * page()).unwrap(), [], "{track:?}");
         assert_eq!(memory.write_back(0..4 * page()).unwrap(), 0);

@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 
 use uzone_fault::{
     Backing, BackingError, Engine, EngineOptions, FaultClass, FaultOutcome, FileBacking,
-    FunctionBacking, LazyMapping, LazyOptions, MapError, Reader, RemoteRegion, Window,
+    FunctionBacking, LazyMapping, LazyOptions, MapError, Place, Placement, Reader, RemoteRegion,
+    Window,
 };
 use uzone_os::uffd::{Features, KernelFaults, Modes, OpenError, Registered, Remote, Uffd};
 use uzone_os::{AccessError, Anonymous, Mapping, Vaddr, bus, page_cache, probe};
@@ -428,4 +429,21 @@ fn a_server_that_stops_leaves_what_is_pending_to_the_next() {
         assert!(next.stats().faults >= 1);
         gate.open();
     });
+}
+
+#[test]
+fn where_faults_are_answered_best_is_measured() {
+    let placement = match Placement::measure() {
+        Ok(placement) => placement,
+        Err(error) => return skip("the best place", &format!("{error:?}")),
+    };
+    let places: Vec<_> = placement.times.iter().map(|&(place, _)| place).collect();
+    assert!(places.contains(&Place::SameCpu));
+    assert_eq!(places.len(), if placement.other.is_some() { 3 } else { 1 });
+    assert!(placement.times.is_sorted_by_key(|&(_, time)| time));
+    assert_eq!(placement.best(), places[0]);
+    assert!(placement.times.iter().all(|&(_, time)| time > Duration::from_nanos(200)));
+    for (place, time) in &placement.times {
+        println!("{place}: {time:?}");
+    }
 }

@@ -20,7 +20,7 @@ use uzone_pages::{ByteLen, PageSize};
 
 use crate::advise::{AdviseError, Collapsed};
 use crate::hugepages::HugeSize;
-use crate::mapping::Mapping;
+use crate::mapping::{Mapping, NotCut, NotJoined};
 use crate::options::{Access, Addr, Anonymous};
 use crate::populate::{PopulateError, Populated};
 use crate::resident::ResidentError;
@@ -132,6 +132,25 @@ impl Exclusive {
             return Ok(Self(mapping));
         };
         Err(NotPromised { mapping: Box::new(mapping), cause })
+    }
+
+    /// Cuts the memory in two, as [`Mapping::cut`] does. Each part is exclusive.
+    ///
+    /// # Errors
+    /// [`NotCut`] with the mapping, which is exclusive again by what made it so before.
+    pub fn cut(self, front: ByteLen) -> Result<(Self, Self), NotCut> {
+        // The invariant: parts of private memory are private, and who vouched for bytes did so for
+        // parts.
+        self.0.cut(front).map(|(front, behind)| (Self(front), Self(behind)))
+    }
+
+    /// Joins two parts that [`Exclusive::cut`] made of one, of which `behind` starts where this one
+    /// ends: then one munmap(2) ends both.
+    ///
+    /// # Errors
+    /// [`NotJoined`] with both mappings.
+    pub fn join(self, behind: Self) -> Result<Self, NotJoined> {
+        self.0.join(behind.0).map(Self)
     }
 
     /// Returns the mapping, whose bytes are then copied and not lent.

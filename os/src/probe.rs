@@ -51,6 +51,22 @@ pub fn kernel_release() -> String {
     rustix::system::uname().release().to_string_lossy().into_owned()
 }
 
+/// Returns whether memory that is mapped with `MAP_STACK` gets no transparent huge page, as after
+/// `MADV_NOHUGEPAGE`: since Linux 6.7 (mmap(2)); before, the flag does nothing.
+pub(crate) fn stacks_are_never_huge() -> bool {
+    static ANSWER: OnceLock<bool> = OnceLock::new();
+    *ANSWER.get_or_init(|| is_at_least(&kernel_release(), (6, 7)))
+}
+
+/// Returns whether a kernel's release is `least` or later; no, if it has no such numbers.
+fn is_at_least(release: &str, least: (u32, u32)) -> bool {
+    let mut numbers = release.split(|byte: char| !byte.is_ascii_digit()).map(str::parse);
+    match (numbers.next(), numbers.next()) {
+        (Some(Ok(major)), Some(Ok(minor))) => (major, minor) >= least,
+        _ => false,
+    }
+}
+
 /// Returns the size of a host page.
 ///
 /// # Panics
@@ -326,6 +342,25 @@ mod tests {
         assert_eq!(cpu_model(&odd.root()).unwrap(), None);
         assert!(overcommit(&odd.root()).is_err());
         assert!(max_map_count(&odd.root()).unwrap_err().is_absent());
+    }
+
+    #[test]
+    fn a_release_is_compared_by_its_first_two_numbers() {
+        for (release, is_late) in [
+            ("6.7.0", true),
+            ("6.6.99", false),
+            ("6.18.44-fc-v669", true),
+            ("7.0-rc1", true),
+            ("5.15.167.4-microsoft-standard", false),
+            ("6.10", true),
+            ("10.1.2", true),
+            ("6", false),
+            ("6.x", false),
+            ("", false),
+            ("99999999999999999999.1", false),
+        ] {
+            assert_eq!(is_at_least(release, (6, 7)), is_late, "{release}");
+        }
     }
 
     #[test]

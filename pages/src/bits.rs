@@ -1,7 +1,11 @@
-//! A set of small numbers in which the first member is found in a few steps: [`Bits`].
+//! Several sets of small numbers, in which the first member of each is found in a few steps: [`Bits`].
 //!
 //! One bit for each number, one for each word of those, and so on until one word is left: looking
 //! for a member goes down from there, a word a level (four for 16 million numbers).
+//!
+//! The words of all sets for the same numbers share a cache line, and all lines are one allocation.
+//! A number goes from set to set as a rule, and whoever moves one has to wait for one line a level and
+//! for nothing else.
 //!
 //! Not for several threads: whoever shares it has a lock.
 
@@ -10,46 +14,71 @@ use alloc::vec::Vec;
 
 const WORD_BITS: usize = 64;
 
-/// A set of numbers below a bound that is fixed when it is made.
+/// More levels than numbers of 64 bits need.
+const LEVELS: usize = 11;
+
+/// A word of each set, for the same numbers.
+#[derive(Clone, Debug)]
+#[repr(align(64))]
+struct Row<const SETS: usize>([u64; SETS]);
+
+/// `SETS` sets of numbers below a bound that is fixed when they are made. A set is named by its index.
 #[derive(Debug)]
-pub(crate) struct Bits {
-    /// The numbers, then which words of them have any, and so on; the last level is one word.
-    levels: Vec<Vec<u64>>,
+pub(crate) struct Bits<const SETS: usize> {
+    /// The rows of the numbers, then which of those have any, and so on; the last level is one row.
+    rows: Vec<Row<SETS>>,
+    members: [usize; SETS],
     bound: usize,
-    members: usize,
+    levels: usize,
+    /// Where in `rows` each level starts.
+    starts: [usize; LEVELS],
 }
 
-impl Bits {
-    /// Makes an empty set of numbers below `bound`.
+impl<const SETS: usize> Bits<SETS> {
+    /// Makes empty sets of numbers below `bound`.
     pub(crate) fn new(bound: usize) -> Self {
-        let mut levels = Vec::new();
-        let mut words = bound;
+        let mut starts = [0; LEVELS];
+        let (mut levels, mut all, mut rows) = (0, 0, bound);
         loop {
-            words = words.div_ceil(WORD_BITS).max(1);
-            levels.push(vec![0; words]);
-            if words == 1 {
-                return Self { levels, bound, members: 0 };
+            rows = rows.div_ceil(WORD_BITS).max(1);
+            starts[levels] = all;
+            levels += 1;
+            all += rows;
+            if rows == 1 {
+                let rows = vec![Row([0; SETS]); all];
+                return Self { rows, members: [0; SETS], bound, levels, starts };
             }
         }
     }
 
-    pub(crate) fn len(&self) -> usize {
-        self.members
+    /// Returns how many members a set has.
+    pub(crate) fn len(&self, set: usize) -> usize {
+        self.members[set]
     }
 
-    pub(crate) fn contains(&self, number: usize) -> bool {
-        number < self.bound && self.levels[0][number / WORD_BITS] >> (number % WORD_BITS) & 1 != 0
+    fn word(&self, set: usize, level: usize, index: usize) -> u64 {
+        self.rows[self.starts[level] + index].0[set]
     }
 
-    /// Adds a number below the bound. Returns whether it was not there.
-    pub(crate) fn insert(&mut self, number: usize) -> bool {
+    /// Returns where a level ends in `rows`.
+    fn end(&self, level: usize) -> usize {
+        if level + 1 < self.levels { self.starts[level + 1] } else { self.rows.len() }
+    }
+
+    pub(crate) fn contains(&self, set: usize, number: usize) -> bool {
+        number < self.bound
+            && self.word(set, 0, number / WORD_BITS) >> (number % WORD_BITS) & 1 != 0
+    }
+
+    /// Adds a number below the bound to a set. Returns whether it was not there.
+    pub(crate) fn insert(&mut self, set: usize, number: usize) -> bool {
         assert!(number < self.bound, "{number} in a set of numbers below {}", self.bound);
-        if self.contains(number) {
+        if self.contains(set, number) {
             return false;
         }
         let mut index = number;
-        for level in &mut self.levels {
-            let word = &mut level[index / WORD_BITS];
+        for start in &self.starts[..self.levels] {
+            let word = &mut self.rows[start + index / WORD_BITS].0[set];
             let was_empty = *word == 0;
             *word |= 1 << (index % WORD_BITS);
             if !was_empty {
@@ -57,62 +86,58 @@ impl Bits {
             }
             index /= WORD_BITS;
         }
-        self.members += 1;
+        self.members[set] += 1;
         true
     }
 
-    /// Takes a number out. Returns whether it was there.
-    pub(crate) fn remove(&mut self, number: usize) -> bool {
-        if !self.contains(number) {
+    /// Takes a number out of a set. Returns whether it was there.
+    pub(crate) fn remove(&mut self, set: usize, number: usize) -> bool {
+        if !self.contains(set, number) {
             return false;
         }
         let mut index = number;
-        for level in &mut self.levels {
-            let word = &mut level[index / WORD_BITS];
+        for start in &self.starts[..self.levels] {
+            let word = &mut self.rows[start + index / WORD_BITS].0[set];
             *word &= !(1 << (index % WORD_BITS));
             if *word != 0 {
                 break;
             }
             index /= WORD_BITS;
         }
-        self.members -= 1;
+        self.members[set] -= 1;
         true
     }
 
-    /// Returns the smallest member.
-    pub(crate) fn first(&self) -> Option<usize> {
-        if self.members == 0 {
+    /// Returns the smallest member of a set.
+    pub(crate) fn first(&self, set: usize) -> Option<usize> {
+        if self.members[set] == 0 {
             return None;
         }
-        Some(
-            self.levels
-                .iter()
-                .rev()
-                .fold(0, |index, level| index * WORD_BITS + level[index].trailing_zeros() as usize),
-        )
+        Some(self.leftmost(set, self.levels, 0))
     }
 
-    /// Returns the smallest member that is at least `from`.
-    pub(crate) fn first_from(&self, from: usize) -> Option<usize> {
+    /// Goes down from below `level` to the leftmost member under the bit `index` of that.
+    fn leftmost(&self, set: usize, level: usize, index: usize) -> usize {
+        (0..level).rev().fold(index, |index, level| {
+            index * WORD_BITS + self.word(set, level, index).trailing_zeros() as usize
+        })
+    }
+
+    /// Returns the smallest member of a set that is at least `from`.
+    pub(crate) fn first_from(&self, set: usize, from: usize) -> Option<usize> {
         let mut index = from;
-        let mut at = 0;
-        // Up, until a word has a member to the right.
-        loop {
-            let level = self.levels.get(at)?;
+        // Up, until a word has a member to the right; down again, to the leftmost each time.
+        for level in 0..self.levels {
             let (word, bit) = (index / WORD_BITS, index % WORD_BITS);
-            let right = level.get(word).map_or(0, |word| word & (!0 << bit));
+            let is_there = word < self.end(level) - self.starts[level];
+            let right = if is_there { self.word(set, level, word) & (!0 << bit) } else { 0 };
             if right != 0 {
-                index = word * WORD_BITS + right.trailing_zeros() as usize;
-                break;
+                let found = word * WORD_BITS + right.trailing_zeros() as usize;
+                return Some(self.leftmost(set, level, found));
             }
             index = word + 1;
-            at += 1;
         }
-        // Down again, to the leftmost each time.
-        for level in self.levels[..at].iter().rev() {
-            index = index * WORD_BITS + level[index].trailing_zeros() as usize;
-        }
-        Some(index)
+        None
     }
 }
 
@@ -127,26 +152,37 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_is_a_set(
+        fn they_are_sets(
             bound in prop_oneof![1_usize..200, 4000..5000_usize, Just(300_000)],
-            steps in prop::collection::vec((any::<bool>(), any::<usize>()), 0..300),
+            steps in prop::collection::vec((any::<bool>(), 0..3_usize, any::<usize>()), 0..300),
         ) {
-            let mut bits = Bits::new(bound);
-            let mut plain = BTreeSet::new();
-            for (is_insert, number) in steps {
+            let mut bits = Bits::<3>::new(bound);
+            let mut plain = [const { BTreeSet::new() }; 3];
+            for (is_insert, set, number) in steps {
                 let number = number % bound;
                 if is_insert {
-                    prop_assert_eq!(bits.insert(number), plain.insert(number));
+                    prop_assert_eq!(bits.insert(set, number), plain[set].insert(number));
                 } else {
-                    prop_assert_eq!(bits.remove(number), plain.remove(&number));
+                    prop_assert_eq!(bits.remove(set, number), plain[set].remove(&number));
                 }
-                prop_assert_eq!(bits.len(), plain.len());
-                prop_assert_eq!(bits.first(), plain.first().copied());
-                prop_assert_eq!(bits.first_from(number), plain.range(number..).next().copied());
-                prop_assert_eq!(bits.contains(number), plain.contains(&number));
+                for (set, plain) in plain.iter().enumerate() {
+                    prop_assert_eq!(bits.len(set), plain.len());
+                    prop_assert_eq!(bits.first(set), plain.first().copied());
+                    let next = plain.range(number..).next().copied();
+                    prop_assert_eq!(bits.first_from(set, number), next);
+                    prop_assert_eq!(bits.contains(set, number), plain.contains(&number));
+                }
             }
-            prop_assert!(!bits.contains(bound));
-            prop_assert_eq!(bits.first_from(bound), None);
+            prop_assert!(!bits.contains(0, bound));
+            prop_assert_eq!(bits.first_from(0, bound), None);
         }
+    }
+
+    #[test]
+    fn the_words_of_all_sets_for_the_same_numbers_are_a_cache_line() {
+        assert_eq!(size_of::<Row<5>>(), 64);
+        assert_eq!(Bits::<5>::new(64).rows.len(), 1);
+        assert_eq!(Bits::<5>::new(65).rows.len(), 3);
+        assert_eq!(Bits::<5>::new(0).rows.len(), 1);
     }
 }

@@ -1,15 +1,15 @@
 //! Steps of the content of many pages: [`Memmap::advance_run`].
 //!
-//! Page by page, a step of a base page is two atomics: the bar of its block, and its word. Of a run
-//! the block is barred once, before its first page and until after its last, and the bars that stay
-//! for pages that have become unpinnable are added together at the end; so what is left is one
-//! atomic a page. What makes that right is the order: pins are kept off by the first bar from before
-//! the first page changes, and the last bar goes only after the last page has become pinnable.
+//! Page by page, a step of a base page is two atomics: the bar of its block, and its word. A run bars
+//! the block for itself, before its first page and until after its last, and takes and gives back the
+//! bars of pages a few at a time; so what is left is little more than one atomic a page. What makes
+//! that right is the order: a page that becomes unpinnable has a bar of its own from before that step
+//! on, for others may make it pinnable again while the run goes on, and then take that bar back.
 
 use core::ops::Deref;
 
 use crate::addr::{Pfn, PfnRange};
-use crate::block::{BLOCK_ORDER, Bar, Block};
+use crate::block::{BLOCK_ORDER, Bar, Block, BlockRef};
 use crate::content::Content;
 use crate::folio::{AdvanceError, Folio};
 use crate::memmap::Memmap;
@@ -22,10 +22,12 @@ where
 {
     /// Puts the content of every folio that has a page in `range` to state `to`, from whichever of
     /// the states `from` it is in, and tells `each` how that went, in ascending order of the heads.
-    /// One atomic step a folio, and for base pages two for each block of 512.
+    /// Pages that are not described are left out. One atomic step a folio, and for base pages one more
+    /// for about eight.
     ///
     /// # Panics
-    /// If a step from one of `from` to `to` is none, or would poison: that is for one page.
+    /// If a step from one of `from` to `to` is none, or would poison: that is for one page. If `each`
+    /// does, the pages that it was told of have been advanced, and no others.
     pub fn advance_run(
         &self,
         range: PfnRange,
@@ -37,18 +39,18 @@ where
             to != Content::Poisoned && from.iter().all(|from| from.may_become(to)),
             "a run of pages from one of {from:?} to {to:?}"
         );
-        let mut start = range.start();
-        while self.has_blocks() && start < range.end() {
-            let block_end = start
-                .align_down(BLOCK_ORDER)
-                .checked_add(BLOCK_ORDER.pages())
-                .unwrap_or(range.end());
-            let end = block_end.min(range.end());
+        // Of what the caller names, the pages that there are.
+        let own = self.layout().range();
+        let mut start = range.start().max(own.start());
+        let last = range.end().min(own.end());
+        while self.has_blocks() && start < last {
+            let block_end = start.align_down(BLOCK_ORDER).checked_add(BLOCK_ORDER.pages());
+            let end = block_end.unwrap_or(last).min(last);
             self.advance_in_block(start, end, from, to, &mut each);
             start = end;
         }
-        if start < range.end() {
-            for (head, folio) in self.folios(start, range.end()) {
+        if start < last {
+            for (head, folio) in self.folios(start, last) {
                 each(head, advance(folio, from, to));
             }
         }
@@ -76,24 +78,42 @@ where
             }
             return;
         }
-        let (mut left, mut arrived) = (0_u64, 0_u64);
+        let mut spare = Spare { block, bars: u64::from(is_leaving) };
         // Without their blocks: those are barred here for all of them.
         for (pfn, folio) in self.bare_folios(start, end) {
+            if is_leaving && spare.bars == 1 {
+                block.bar_more(Bar::Pins, SPARE_BARS);
+                spare.bars += SPARE_BARS;
+            }
             let advanced = advance(folio, from, to);
             if let Ok(from) = advanced {
-                left += u64::from(from.is_pinnable() && !to.is_pinnable());
-                arrived += u64::from(!from.is_pinnable() && to.is_pinnable());
+                spare.bars -= u64::from(from.is_pinnable() && !to.is_pinnable());
+                spare.bars += u64::from(!from.is_pinnable() && to.is_pinnable());
+            }
+            if spare.bars > 2 * SPARE_BARS {
+                spare.bars -= SPARE_BARS;
+                block.unbar_many(Bar::Pins, SPARE_BARS);
             }
             each(pfn, advanced);
         }
-        match left {
-            _ if !is_leaving => {}
-            0 => block.unbar(Bar::Pins),
-            1 => {} // the bar is this page's
-            more => block.bar_more(Bar::Pins, more - 1),
-        }
-        if arrived > 0 {
-            block.unbar_many(Bar::Pins, arrived);
+    }
+}
+
+/// How many bars a run takes or gives back at a time. A block that has a bar for every page has room
+/// for those of a dozen runs.
+const SPARE_BARS: u64 = 16;
+
+/// The bars of a run that are no page's: while it takes pages away, always one, which keeps pins off.
+/// Dropping it takes them back, also if the caller panics.
+struct Spare<'a> {
+    block: BlockRef<'a>,
+    bars: u64,
+}
+
+impl Drop for Spare<'_> {
+    fn drop(&mut self) {
+        if self.bars > 0 {
+            self.block.unbar_many(Bar::Pins, self.bars);
         }
     }
 }

@@ -152,10 +152,16 @@ where
         &self.descriptors
     }
 
-    /// Gives the descriptors' memory back.
+    /// Gives back what holds the descriptors.
     #[must_use]
     pub fn into_descriptors(self) -> S {
         self.descriptors
+    }
+
+    /// Gives back what holds the descriptors, and what holds the blocks.
+    #[must_use]
+    pub fn into_parts(self) -> (S, B) {
+        (self.descriptors, self.blocks)
     }
 
     #[inline]

@@ -52,13 +52,16 @@ pub enum Refusal<F> {
 /// The folios of a pool by their numbers, from 0 on.
 #[derive(Debug)]
 pub struct Stock {
-    used: Bits,
-    zero: Bits,
-    dirty: Bits,
-    pinned: Bits,
-    bad: Bits,
+    sets: Bits<5>,
     in_work: usize,
 }
+
+// The sets of a stock.
+const USED: usize = 0;
+const ZERO: usize = 1;
+const DIRTY: usize = 2;
+const PINNED: usize = 3;
+const BAD: usize = 4;
 
 /// A stock with a lock around it, and the memory that it is about.
 pub trait Depot {
@@ -102,45 +105,43 @@ impl Stock {
     /// Makes the stock of so many folios, all of them in work: [`restock`] puts them in sets.
     #[must_use]
     pub fn new(folios: usize) -> Self {
-        let set = || Bits::new(folios);
-        let (used, zero, dirty, pinned, bad) = (set(), set(), set(), set(), set());
-        Self { used, zero, dirty, pinned, bad, in_work: folios }
+        Self { sets: Bits::new(folios), in_work: folios }
     }
 
     /// Returns how many are handed out.
     #[must_use]
     pub fn used(&self) -> usize {
-        self.used.len()
+        self.sets.len(USED)
     }
 
     /// Returns whether one is handed out.
     #[must_use]
     pub fn is_used(&self, number: usize) -> bool {
-        self.used.contains(number)
+        self.sets.contains(USED, number)
     }
 
     /// Returns how many were free and zero when they were last looked at.
     #[must_use]
     pub fn zero(&self) -> usize {
-        self.zero.len()
+        self.sets.len(ZERO)
     }
 
     /// Returns how many are free and wait to be cleared.
     #[must_use]
     pub fn dirty(&self) -> usize {
-        self.dirty.len()
+        self.sets.len(DIRTY)
     }
 
     /// Returns how many are free and were pinned when they were last looked at.
     #[must_use]
     pub fn pinned(&self) -> usize {
-        self.pinned.len()
+        self.sets.len(PINNED)
     }
 
     /// Returns how many are free and were bad when they were last looked at.
     #[must_use]
     pub fn bad(&self) -> usize {
-        self.bad.len()
+        self.sets.len(BAD)
     }
 
     /// Returns how many somebody is at work on.
@@ -149,11 +150,12 @@ impl Stock {
         self.in_work
     }
 
-    /// Takes the first dirty ones out of their set, as many in a row as there are and `most` at most.
-    fn pick_dirty(&mut self, most: usize) -> Option<(usize, usize)> {
-        let first = self.dirty.first()?;
+    /// Takes the first dirty ones from `from` on out of their set, or the first of all if there are none;
+    /// as many in a row as there are and `most` at most.
+    fn pick_dirty(&mut self, from: usize, most: usize) -> Option<(usize, usize)> {
+        let first = self.sets.first_from(DIRTY, from).or_else(|| self.sets.first(DIRTY))?;
         let mut folios = 0;
-        while folios < most && self.dirty.remove(first + folios) {
+        while folios < most && self.sets.remove(DIRTY, first + folios) {
             folios += 1;
         }
         self.in_work += folios;
@@ -163,12 +165,12 @@ impl Stock {
     /// Takes free folios in a row out of their sets, of which not all may be zero.
     fn pick(&mut self, folios: usize) -> Option<usize> {
         let first = if folios == 1 {
-            self.zero.first().or_else(|| self.dirty.first())?
+            self.sets.first(ZERO).or_else(|| self.sets.first(DIRTY))?
         } else {
-            run(&self.zero, &self.dirty, folios)?
+            run(&self.sets, folios)?
         };
         for number in first..first + folios {
-            let was_free = self.zero.remove(number) || self.dirty.remove(number);
+            let was_free = self.sets.remove(ZERO, number) || self.sets.remove(DIRTY, number);
             debug_assert!(was_free, "it was just looked up");
         }
         self.in_work += folios;
@@ -178,26 +180,26 @@ impl Stock {
     /// Puts one that is in work where it belongs.
     fn put(&mut self, number: usize, standing: Standing) {
         let set = match standing {
-            Standing::Zero => &mut self.zero,
-            Standing::Dirty => &mut self.dirty,
-            Standing::Aside => &mut self.pinned,
-            Standing::Bad => &mut self.bad,
+            Standing::Zero => ZERO,
+            Standing::Dirty => DIRTY,
+            Standing::Aside => PINNED,
+            Standing::Bad => BAD,
         };
-        set.insert(number);
+        self.sets.insert(set, number);
         self.in_work -= 1;
     }
 }
 
-/// Finds so many numbers in a row that are members of one set or the other.
-fn run(zero: &Bits, dirty: &Bits, folios: usize) -> Option<usize> {
-    let next = |from| match (zero.first_from(from), dirty.first_from(from)) {
+/// Finds so many folios in a row that are zero or dirty.
+fn run(sets: &Bits<5>, folios: usize) -> Option<usize> {
+    let next = |from| match (sets.first_from(ZERO, from), sets.first_from(DIRTY, from)) {
         (Some(zero), Some(dirty)) => Some(zero.min(dirty)),
         (zero, dirty) => zero.or(dirty),
     };
     let mut first = next(0)?;
     loop {
         let end = (first..first + folios)
-            .find(|number| !zero.contains(*number) && !dirty.contains(*number));
+            .find(|number| !sets.contains(ZERO, *number) && !sets.contains(DIRTY, *number));
         match end {
             None => return Some(first),
             Some(end) => first = next(end + 1)?,
@@ -238,11 +240,11 @@ pub fn hand_out<D: Depot>(depot: &D, folios: usize) -> Result<usize, Refusal<D::
     let mut stock = depot.lock();
     loop {
         if folios == 1
-            && let Some(number) = stock.zero.first()
+            && let Some(number) = stock.sets.first(ZERO)
         {
-            stock.zero.remove(number);
+            stock.sets.remove(ZERO, number);
             if depot.own(number, 1) == 1 {
-                stock.used.insert(number);
+                stock.sets.insert(USED, number);
                 return Ok(number);
             }
             // Somebody else has been at it; in its set of now, this looks at it once.
@@ -256,17 +258,17 @@ pub fn hand_out<D: Depot>(depot: &D, folios: usize) -> Result<usize, Refusal<D::
             stock = depot.lock();
         } else if stock.in_work > 0 {
             stock = depot.wait(stock);
-        } else if !has_looked_again && stock.pinned.len() + stock.bad.len() > 0 {
+        } else if !has_looked_again && stock.pinned() + stock.bad() > 0 {
             // They may have been given back, or mended, meanwhile.
             has_looked_again = true;
-            let stock = &mut *stock;
-            while let Some(number) = stock.pinned.first().or_else(|| stock.bad.first()) {
-                let _ = stock.pinned.remove(number) || stock.bad.remove(number);
-                stock.dirty.insert(number);
+            let sets = &mut stock.sets;
+            while let Some(number) = sets.first(PINNED).or_else(|| sets.first(BAD)) {
+                let _ = sets.remove(PINNED, number) || sets.remove(BAD, number);
+                sets.insert(DIRTY, number);
             }
         } else {
-            let pinned = stock.pinned.len();
-            let free = stock.zero.len() + stock.dirty.len() + pinned;
+            let pinned = stock.pinned();
+            let free = stock.zero() + stock.dirty() + pinned;
             return Err(Refusal::Exhausted { free, pinned });
         }
     }
@@ -283,7 +285,7 @@ fn clear_and_own<D: Depot>(depot: &D, first: usize, folios: usize) -> Result<boo
         return Ok(false);
     }
     for number in first..first + folios {
-        stock.used.insert(number);
+        stock.sets.insert(USED, number);
     }
     stock.in_work -= folios;
     // Whoever waited for these hears that there are fewer to wait for.
@@ -302,7 +304,7 @@ pub fn give_back<'a, D: Depot>(
     clears: bool,
 ) -> usize {
     for number in first..first + folios {
-        let was_used = stock.used.remove(number);
+        let was_used = stock.sets.remove(USED, number);
         debug_assert!(was_used, "the caller has looked");
     }
     stock.in_work += folios;
@@ -320,17 +322,18 @@ pub fn give_back<'a, D: Depot>(
     }
 }
 
-/// Clears some dirty folios ahead of need, `most` at most. `None` if none is dirty; `stock` is the
-/// depot's, and is let go.
+/// Clears some dirty folios ahead of need, `most` at most: those from the number `from` on, or if none
+/// of these is dirty, the first of all. `None` if none is dirty; `stock` is the depot's, and is let go.
 ///
 /// # Errors
 /// What [`Depot::clear`] answered.
 pub fn clear_ahead<'a, D: Depot>(
     depot: &'a D,
     mut stock: D::Locked<'a>,
+    from: usize,
     most: usize,
 ) -> Option<Result<usize, D::Failure>> {
-    let (first, folios) = stock.pick_dirty(most)?;
+    let (first, folios) = stock.pick_dirty(from, most)?;
     drop(stock);
     let _work = InWork { depot, first, folios };
     Some(depot.clear(first, folios))

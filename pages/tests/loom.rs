@@ -277,7 +277,7 @@ fn a_pagemap_is_unbound_or_held_never_both() {
                 // Relaxed on purpose: only the ledger orders it.
                 written.store(true, Ordering::Relaxed);
                 assert_eq!(folio(page, GENERIC).unpin(), Ok(Released::Held));
-                leave(ledger, HoldSort::Pin);
+                let _ = leave(ledger, HoldSort::Pin);
                 true
             })
         };
@@ -669,6 +669,45 @@ fn a_run_of_pages_is_cleared_or_its_block_pinned_never_both() {
         });
         assert_eq!(claimed, 0);
         pinner.join().unwrap();
+        blocked.assert_fresh();
+    });
+    seen.assert_all();
+}
+
+/// Pages are taken away, and a fault brings one back while the run still goes on: that page's bar goes,
+/// and the block is not pinned before the others are back as well.
+#[test]
+fn a_page_that_comes_back_during_a_run_leaves_the_bars_of_the_others() {
+    let seen = Seen::new(2);
+    let marks = seen.marks();
+    loom::model(move || {
+        let blocked = Blocked::new();
+        let range = blocked.memmap.layout().range();
+        let faulter = {
+            let blocked = blocked.clone();
+            let marks = marks.clone();
+            thread::spawn(move || {
+                if blocked.page(0).advance(Content::Absent, Content::Present).is_err() {
+                    return mark(&marks, 0);
+                }
+                if let Ok(span) = blocked.hold(HoldSort::Pin) {
+                    for index in 0..BLOCK_ORDER.pages().get() {
+                        assert!(blocked.page(index).word().content().is_pinnable());
+                    }
+                    blocked.release(span, HoldSort::Pin);
+                } else {
+                    mark(&marks, 1);
+                }
+            })
+        };
+        blocked.memmap.advance_run(range, &[Content::Unknown], Content::Absent, |_, gone| {
+            assert!(gone.is_ok());
+        });
+        faulter.join().unwrap();
+        for from in [Content::Absent, Content::Present] {
+            let to = if from == Content::Absent { Content::Present } else { Content::Unknown };
+            blocked.memmap.advance_run(range, &[from], to, |_, _| ());
+        }
         blocked.assert_fresh();
     });
     seen.assert_all();

@@ -372,3 +372,72 @@ fn blocks_are_refused_where_pages_come_and_go_and_where_there_are_folios() {
     assert_eq!(make(MemoryKind::Generic, 9, 2), Err(BlocksError::NotApplicable));
     assert_eq!(make(MemoryKind::Private, 0, 2), Err(BlocksError::NotApplicable));
 }
+
+/// Takes the content of a page from one state to another.
+fn advance(memmap: &Blocked, pfn: u64, from: Content, to: Content) {
+    memmap.folio(Pfn::new(pfn)).unwrap().advance(from, to).unwrap();
+}
+
+#[test]
+fn a_page_that_comes_back_during_a_run_does_not_open_the_block_for_pins() {
+    let whole = range(512, 512);
+    let memmap = memmap(whole);
+    let mut refused = 0;
+    memmap.advance_run(whole, &[Content::Unknown], Content::Absent, |pfn, advanced| {
+        assert_eq!(advanced, Ok(Content::Unknown), "{pfn}");
+        // As a fault on another thread does.
+        advance(&memmap, pfn.get(), Content::Absent, Content::Present);
+        refused += u64::from(hold(&memmap, whole, HoldSort::Pin).is_err());
+    });
+    assert_eq!(refused, 512, "its pages are being taken away");
+    assert!(hold(&memmap, whole, HoldSort::Pin).is_ok(), "all are back");
+}
+
+#[test]
+fn a_run_that_panics_leaves_every_page_as_it_is_counted() {
+    let whole = range(512, 512);
+    let memmap = memmap(whole);
+    let run = |from: Content, to: Content, until: u64| {
+        let run = std::panic::AssertUnwindSafe(|| {
+            memmap.advance_run(whole, &[from], to, |pfn, _| assert_ne!(pfn.get(), until));
+        });
+        std::panic::catch_unwind(run).unwrap_err();
+    };
+    run(Content::Unknown, Content::Zeroing, 514);
+    advance(&memmap, 512, Content::Zeroing, Content::Unknown);
+    let refused = |pfn| Err((Pfn::new(pfn), HoldError::Content(Content::Zeroing)));
+    assert_eq!(hold(&memmap, whole, HoldSort::Pin), refused(513));
+    run(Content::Zeroing, Content::Unknown, 513);
+    assert_eq!(hold(&memmap, whole, HoldSort::Pin), refused(514));
+    advance(&memmap, 514, Content::Zeroing, Content::Unknown);
+    assert!(hold(&memmap, whole, HoldSort::Pin).is_ok());
+}
+
+#[test]
+fn a_run_beyond_the_memmap_tells_of_its_own_pages_alone_and_at_once() {
+    let own = range(1000, 2000);
+    let memmap = memmap(own);
+    for asked in [range(0, u64::MAX), range(1000, 1 << 60), range(0, 3000)] {
+        let mut told = Vec::new();
+        memmap.advance_run(asked, &[Content::Unknown], Content::Zeroing, |pfn, _| told.push(pfn));
+        assert!(own.iter().eq(told));
+    }
+    for asked in [range(0, 1000), range(3000, 1 << 60)] {
+        let never = |pfn, _| panic!("page {pfn} is another's");
+        memmap.advance_run(asked, &[Content::Zeroing], Content::Unknown, never);
+    }
+}
+
+#[test]
+fn pages_that_a_run_gives_free_can_be_taken_by_who_is_told_of_them() {
+    let whole = range(512, 512);
+    let memmap = memmap(whole);
+    memmap.advance_run(whole, &[Content::Unknown], Content::Zeroing, |_, _| ());
+    for _ in 0..3 {
+        memmap.advance_run(whole, &[Content::Zeroing], Content::Unknown, |pfn, _| {
+            advance(&memmap, pfn.get(), Content::Unknown, Content::Zeroing);
+        });
+    }
+    memmap.advance_run(whole, &[Content::Zeroing], Content::Unknown, |_, _| ());
+    assert!(hold(&memmap, whole, HoldSort::Pin).is_ok());
+}

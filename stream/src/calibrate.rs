@@ -12,12 +12,15 @@
 //! Not here: what a bystander loses when its lines are pushed out of the cache (streaming spares
 //! them at any length), and two threads at once (the lengths are those of one).
 //!
-//! A length is looked for by bisection: below it cached stores won, from it on streaming ones did. A
-//! time that somebody else's work spoilt moves the answer by one step of two, where both are near
-//! each other anyway.
+//! A length is looked for by bisection: below it cached stores won, from it on streaming ones did.
 //!
-//! Units: lengths in bytes. Cost: one measurement per process, 20 ms at most, 4 MiB of memory while
-//! it runs. No system call inside a timed part except what reading the clock is.
+//! Others may have the core meanwhile. So a length is decided when two rounds agree, or by the best of
+//! five; and time that is too long for what was done is not taken off the time there is, or a busy
+//! machine would be left with the defaults.
+//!
+//! Units: lengths in bytes. Cost: one measurement per process, 4 MiB of memory while it runs, and 20 ms
+//! at most on a core of its own; where others have that meanwhile, up to 100 ms of theirs. No system
+//! call inside a timed part except what reading the clock is.
 
 use std::fmt;
 use std::hint::black_box;
@@ -52,12 +55,15 @@ const PATH_BYTES: usize = 512 << 10;
 const PATH_PARTS: u32 = 3;
 /// How often each path is tried; the best counts, because noise only ever adds.
 const PATH_ROUNDS: usize = 16;
-/// How often each length is tried on either side; the best counts.
-const LENGTH_ROUNDS: usize = 2;
-/// Lengths from here on are tried once: they take long enough to be measured.
-const LONG_BYTES: usize = 2 << 20;
+/// How often each length is tried on either side, unless two rounds agree; the best counts.
+const LENGTH_ROUNDS: usize = 5;
 /// No part begins after this much time. What is then under way (1 to 2 ms) ends well within 20 ms.
-pub(crate) const BUDGET: Duration = Duration::from_millis(14);
+pub(crate) const BUDGET: Duration = Duration::from_millis(16);
+/// No part takes longer than this for a byte on machines that have these stores, unless somebody else
+/// has the core: what goes beyond is theirs.
+const SLOWEST_NS_PER_BYTE: u64 = 1;
+/// How much time of others is waited out, before the measurement does with what it has.
+const MOST_LOST: Duration = Duration::from_millis(100);
 /// A path is as good as the fastest if it takes at most this share more time, in percent.
 const TIE_PERCENT: u64 = 2;
 
@@ -147,7 +153,7 @@ pub struct Calibration {
 
 /// Returns this process's calibration; the first call measures.
 ///
-/// Cost: up to 20 ms once (some 10 as a rule), then a load. Threads that call at the same time wait
+/// Cost: up to 20 ms once (some 10 as a rule; more where others have the core), then a load. Threads that call at the same time wait
 /// for the one that measures.
 pub fn calibration() -> &'static Calibration {
     static CALIBRATION: OnceLock<Calibration> = OnceLock::new();
@@ -285,6 +291,8 @@ pub(crate) struct Bench {
     pattern: Pattern,
     start: Instant,
     budget: Duration,
+    /// How much of the time somebody else had the core.
+    lost: Duration,
     pub(crate) ran_out: bool,
 }
 
@@ -301,26 +309,39 @@ impl Bench {
         // Without memory there is nothing to measure on, and the defaults have to do.
         let mut buffer = Vec::new();
         if buffer.try_reserve_exact(BUFFER_BYTES + LINE_BYTES).is_err() {
-            return Self { buffer, first: 0, pattern, start, budget, ran_out: true };
+            let lost = Duration::ZERO;
+            return Self { buffer, first: 0, pattern, start, budget, lost, ran_out: true };
         }
         buffer.resize(BUFFER_BYTES + LINE_BYTES, 0);
         let first = buffer.as_ptr().addr().wrapping_neg() % LINE_BYTES;
-        let mut ran_out = false;
+        let mut bench =
+            Self { buffer, first, pattern, start, budget, lost: Duration::ZERO, ran_out: false };
         // Page by page (of the smallest size there is), so that a slow first touch cannot take us
         // past the deadline by much.
-        for chunk in buffer.chunks_mut(BATCH_BYTES) {
-            ran_out = ran_out || start.elapsed() > budget;
-            if !ran_out {
-                chunk.iter_mut().step_by(4096).for_each(|byte| *byte = 1);
+        for at in (0..bench.buffer.len()).step_by(BATCH_BYTES) {
+            if !bench.has_time() {
+                break;
             }
+            let begun = Instant::now();
+            let chunk = bench.buffer[at..].iter_mut().take(BATCH_BYTES);
+            chunk.step_by(4096).for_each(|byte| *byte = 1);
+            bench.forgive(begun, BATCH_BYTES);
         }
-        Self { buffer, first, pattern, start, budget, ran_out }
+        bench
     }
 
     /// Returns whether another part may begin, and remembers if not.
     pub(crate) fn has_time(&mut self) -> bool {
-        self.ran_out = self.ran_out || self.start.elapsed() > self.budget;
+        let ours = self.start.elapsed().saturating_sub(self.lost.min(MOST_LOST));
+        self.ran_out = self.ran_out || ours > self.budget;
         !self.ran_out
+    }
+
+    /// Leaves out of account what a part that began at `begun`, and touched so many bytes, took too
+    /// long.
+    pub(crate) fn forgive(&mut self, begun: Instant, len_bytes: usize) {
+        let most = Duration::from_nanos(SLOWEST_NS_PER_BYTE.saturating_mul(len_bytes as u64));
+        self.lost += begun.elapsed().saturating_sub(most);
     }
 
     /// Returns the memory measured on: whole lines, none if there was no memory to be had.
@@ -361,15 +382,13 @@ impl Bench {
 
     /// Returns whether streaming is faster at a length, or `None` if there is no time left to try.
     fn streaming_wins(&mut self, path: Path, case: Case, len_bytes: usize) -> Option<bool> {
-        let (mut cached, mut streaming) = (Duration::MAX, Duration::MAX);
         let batch_bytes = len_bytes.max(BATCH_BYTES);
-        for _ in 0..rounds(len_bytes) {
-            if !self.has_time() {
-                return None;
-            }
-            cached = cached.min(self.time(Path::Portable, case, len_bytes, batch_bytes));
-            streaming = streaming.min(self.time(path, case, len_bytes, batch_bytes));
-        }
+        let (cached, streaming) = duel(LENGTH_ROUNDS, || {
+            self.has_time().then(|| {
+                let cached = self.time(Path::Portable, case, len_bytes, batch_bytes);
+                (cached, self.time(path, case, len_bytes, batch_bytes))
+            })
+        })?;
         Some(streaming < cached)
     }
 
@@ -379,6 +398,7 @@ impl Bench {
     /// part of the time; without it they would look like streaming ones at any length that fits
     /// the cache.
     fn time(&mut self, path: Path, case: Case, len_bytes: usize, batch_bytes: usize) -> Duration {
+        let begun = Instant::now();
         let path = Ready::new(path);
         let batch = &mut self.buffer[self.first..][..batch_bytes];
         match case {
@@ -397,13 +417,31 @@ impl Bench {
                 black_box(sum(extent));
             }
         }
-        start.elapsed()
+        let elapsed = start.elapsed();
+        self.forgive(begun, batch_bytes);
+        elapsed
     }
 }
 
-/// Returns how often a length is to be tried.
-pub(crate) fn rounds(len_bytes: usize) -> usize {
-    if len_bytes < LONG_BYTES { LENGTH_ROUNDS } else { 1 }
+/// Tries two things `most` times, or until two rounds in a row say alike which is the faster, and
+/// returns the best time of either; `None` if there was no time for the first two rounds. `round` tries
+/// both, and returns `None` if there is no time left.
+pub(crate) fn duel(
+    most: usize,
+    mut round: impl FnMut() -> Option<(Duration, Duration)>,
+) -> Option<(Duration, Duration)> {
+    let mut before = round()?;
+    let (mut one, mut other) = before;
+    for done in 1..most {
+        let Some(now) = round() else { return if done == 1 { None } else { Some((one, other)) } };
+        (one, other) = (one.min(now.0), other.min(now.1));
+        let is_first = [before, now, (one, other)].map(|(one, other)| one <= other);
+        if is_first.iter().all(|said| *said == is_first[0]) {
+            break;
+        }
+        before = now;
+    }
+    Some((one, other))
 }
 
 /// Reads every line of `bytes`.
@@ -495,6 +533,48 @@ mod tests {
             };
             assert_eq!(one, expected);
         }
+    }
+
+    #[test]
+    fn a_duel_ends_when_two_rounds_agree_or_by_the_best_of_all() {
+        let us = Duration::from_micros;
+        // The rounds, how many of them were wanted, and what came out.
+        for (times, most, expected_rounds, expected) in [
+            (&[(10, 20), (11, 19), (1, 1)][..], 5, 2, Some((10, 19))),
+            // One round was spoilt, and two that agree follow.
+            (&[(90, 20), (10, 20), (10, 21)], 5, 3, Some((10, 20))),
+            // Rounds that agree, but not with the best of all, are no end.
+            (&[(10, 20), (90, 20), (90, 21), (10, 20)], 4, 4, Some((10, 20))),
+            (&[(10, 20), (20, 10), (10, 20), (20, 10), (9, 10)], 5, 5, Some((9, 10))),
+            // Time ran out.
+            (&[], 5, 1, None),
+            (&[(10, 20)], 5, 2, None),
+            (&[(10, 20), (20, 10)], 5, 3, Some((10, 10))),
+            (&[(10, 20)], 1, 1, Some((10, 20))),
+        ] {
+            let mut rounds = 0;
+            let found = duel(most, || {
+                rounds += 1;
+                times.get(rounds - 1).map(|(one, other)| (us(*one), us(*other)))
+            });
+            assert_eq!(rounds, expected_rounds, "{times:?}");
+            assert_eq!(found, expected.map(|(one, other)| (us(one), us(other))), "{times:?}");
+        }
+    }
+
+    #[test]
+    fn time_that_others_had_is_not_taken_off_the_time_there_is() {
+        let mut bench = Bench::new(Instant::now(), Duration::from_secs(3600));
+        assert!(bench.has_time());
+        let ago = |millis| Instant::now().checked_sub(Duration::from_millis(millis)).unwrap();
+        (bench.start, bench.budget) = (ago(60), Duration::from_millis(20));
+        bench.forgive(ago(50), 1 << 20);
+        assert!(bench.has_time(), "49 of 60 ms were not ours");
+        // There is an end to it.
+        bench.start = ago(5000);
+        bench.forgive(ago(5000), 1 << 20);
+        assert!(!bench.has_time());
+        assert!(bench.ran_out);
     }
 
     #[test]

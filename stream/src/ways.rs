@@ -6,7 +6,9 @@
 //! side by side; and from which length on streaming wins in each case.
 //!
 //! A destination that is hot may be longer than what can be tried in the time there is. Then the
-//! advantage of the cached way at the two longest lengths says where it would end.
+//! advantage of the cached way at the two longest lengths says where it would end, which is rounded up:
+//! it shrinks more slowly the longer the extent. A destination that is hot and read at once stays in
+//! the cache for twice that: what is streamed has to come back from memory first.
 //!
 //! Not here: the source of a copy, which is taken to be cold. Reading what is in the cache helps every
 //! way alike.
@@ -20,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use crate::arch;
 use crate::calibrate::{
-    BUDGET, BUFFER_BYTES, Basis, Bench, Case, Crossover, Next, Was, bisect, rounds, sum,
+    BUDGET, BUFFER_BYTES, Basis, Bench, Case, Crossover, Next, Was, bisect, duel, sum,
 };
 use crate::path::{Path, best};
 use crate::way::{Way, copy_bytes, zero_bytes};
@@ -32,11 +34,24 @@ const CACHED_BYTES: [usize; 2] = [4 << 10, 64 << 10];
 /// The length at which a copy of pages side by side is compared with one of page after page.
 const PAGES_BYTES: usize = 256 << 10;
 /// How often cached ways are compared: they are near each other, and short.
-const CACHED_ROUNDS: usize = 6;
+const CACHED_ROUNDS: usize = 8;
+/// The widest registers are taken if they are faster than the CPU's own loop by this, in percent, for
+/// short extents and for long ones: less is noise, and for long ones the loop is the surer choice.
+const WIDE_PERCENT: [u32; 2] = [2, 6];
+/// How often a length is tried, unless two rounds agree.
+const LENGTH_ROUNDS: usize = 5;
 /// Short lengths are tried many times in a row, until they add up to this.
 const BATCH_BYTES: usize = 128 << 10;
-/// The longest length that an extrapolation goes to: 64 times the longest that is tried.
-const FARTHEST_BYTES: usize = BUFFER_BYTES << 6;
+/// The longest length that an extrapolation goes to. What is longer does not stay in the caches of
+/// common machines, so that it is not hot.
+const FARTHEST_BYTES: usize = BUFFER_BYTES << 3;
+/// From which length on memory in the cache is cleared by streaming, if not measured.
+const DEFAULT_HOT_ZERO_BYTES: usize = 16 << 20;
+/// The same for a copy, whose source takes as much of the cache.
+const DEFAULT_HOT_COPY_BYTES: usize = 8 << 20;
+/// How much farther than where the line ends an advantage is taken to go, in doublings: it shrinks
+/// more slowly the longer the extent, and what is lost by going too far is less.
+const FARTHER: f64 = 0.15;
 
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,7 +74,7 @@ pub struct Ways {
     pub cold_later: Crossover,
     /// For [`Was::Cold`] and [`Next::Soon`].
     pub cold_soon: Crossover,
-    /// For [`Was::Hot`], whatever comes next.
+    /// For [`Was::Hot`] and [`Next::Later`]; twice as long for [`Next::Soon`].
     pub hot: Crossover,
     /// How long the measurement took, page faults of its buffer included.
     pub elapsed: Duration,
@@ -69,7 +84,7 @@ pub struct Ways {
 
 /// Returns this process's ways of clearing; the first call measures.
 ///
-/// Cost: up to 20 ms once, then a load. Threads that call at the same time wait for the one that
+/// Cost: up to 20 ms once (more where others have the core), then a load. Threads that call at the same time wait for the one that
 /// measures.
 #[inline]
 pub fn zero_ways() -> &'static Ways {
@@ -109,7 +124,11 @@ impl Ways {
         let (crossover, cached) = match (was, next) {
             (Was::Cold, Next::Later) => (self.cold_later, self.cold),
             (Was::Cold, Next::Soon) => (self.cold_soon, self.cold),
-            (Was::Hot, Next::Soon | Next::Later) => (self.hot, self.warm),
+            (Was::Hot, Next::Later) => (self.hot, self.warm),
+            (Was::Hot, Next::Soon) => {
+                let bytes = self.hot.bytes.saturating_mul(2);
+                (Crossover { bytes, ..self.hot }, self.warm)
+            }
         };
         let is_streaming = crossover.basis != Basis::NoStreaming && len_bytes >= crossover.bytes;
         let [short, long] = if is_streaming { self.streaming } else { cached };
@@ -135,9 +154,10 @@ impl Ways {
         };
         let mut trial = Trial { work, bench: Bench::new(start, budget) };
         for (case, ways) in [(Case::ColdSoon, &mut found.cold), (Case::Hot, &mut found.warm)] {
-            for (way, len_bytes) in ways.iter_mut().zip(CACHED_BYTES) {
-                let times = trial.times(case, len_bytes, CACHED_ROUNDS, Way::Wide, Way::String);
-                if times.is_some_and(|(wide, string)| wide < string) {
+            let lengths = CACHED_BYTES.into_iter().zip(WIDE_PERCENT);
+            for (way, (len_bytes, percent)) in ways.iter_mut().zip(lengths) {
+                let times = trial.bests(case, len_bytes, Way::Wide, Way::String);
+                if times.is_some_and(|(wide, string)| is_faster(wide, string, percent)) {
                     *way = Way::Wide;
                 }
             }
@@ -145,8 +165,7 @@ impl Ways {
         if path != Path::Portable {
             if work == Work::Copy {
                 let [one, several] = found.streaming;
-                let times =
-                    trial.times(Case::ColdLater, PAGES_BYTES, rounds(PAGES_BYTES), one, several);
+                let times = trial.times(Case::ColdLater, PAGES_BYTES, one, several);
                 if times.is_some_and(|(one, several)| one < several) {
                     found.streaming[1] = one;
                 }
@@ -185,6 +204,16 @@ impl Trial {
             let (cached, streaming) = self.compared(found, case, len_bytes)?;
             Some(streaming < cached)
         });
+        let default = match self.work {
+            Work::Zero => DEFAULT_HOT_ZERO_BYTES,
+            Work::Copy => DEFAULT_HOT_COPY_BYTES,
+        };
+        let crossover = match (case, crossover.basis) {
+            (Case::Hot, Basis::Beyond | Basis::OutOfTime) => {
+                Crossover { bytes: crossover.bytes.min(default), ..crossover }
+            }
+            _ => crossover,
+        };
         if crossover.basis != Basis::Beyond {
             return crossover;
         }
@@ -206,32 +235,56 @@ impl Trial {
     ) -> Option<(Duration, Duration)> {
         let length = usize::from(len_bytes >= LONG_BYTES);
         let cached = if case == Case::Hot { found.warm } else { found.cold };
-        self.times(case, len_bytes, rounds(len_bytes), cached[length], found.streaming[length])
+        self.times(case, len_bytes, cached[length], found.streaming[length])
     }
 
-    /// Returns how long two ways take, or `None` if there is no time left to try them.
+    /// Returns how long two ways take of which one is faster by far as a rule, or `None` if there is no
+    /// time left to try them.
     fn times(
         &mut self,
         case: Case,
         len_bytes: usize,
-        rounds: usize,
         one: Way,
         other: Way,
     ) -> Option<(Duration, Duration)> {
-        let (mut first, mut second) = (Duration::MAX, Duration::MAX);
-        for _ in 0..rounds {
-            if !self.bench.has_time() {
-                return None;
-            }
-            first = first.min(self.time(case, len_bytes, one));
-            second = second.min(self.time(case, len_bytes, other));
+        duel(LENGTH_ROUNDS, || self.round(case, len_bytes, one, other))
+    }
+
+    /// Returns how long two ways take that are near each other, or `None` if there is no time left to
+    /// try them.
+    fn bests(
+        &mut self,
+        case: Case,
+        len_bytes: usize,
+        one: Way,
+        other: Way,
+    ) -> Option<(Duration, Duration)> {
+        let (mut first, mut second) = self.round(case, len_bytes, one, other)?;
+        for _ in 1..CACHED_ROUNDS {
+            let now = self.round(case, len_bytes, one, other)?;
+            (first, second) = (first.min(now.0), second.min(now.1));
         }
         Some((first, second))
+    }
+
+    /// Tries two ways, one after the other.
+    fn round(
+        &mut self,
+        case: Case,
+        len_bytes: usize,
+        one: Way,
+        other: Way,
+    ) -> Option<(Duration, Duration)> {
+        self.bench.has_time().then(|| {
+            let first = self.time(case, len_bytes, one);
+            (first, self.time(case, len_bytes, other))
+        })
     }
 
     /// Returns how long a batch takes in calls of `len_bytes`. What cached ways put off for somebody
     /// else to write back is part of their time, as in `calibrate.rs`.
     fn time(&mut self, case: Case, len_bytes: usize, way: Way) -> Duration {
+        let begun = Instant::now();
         let batch_bytes = len_bytes.max(BATCH_BYTES);
         let (dst, src) = self.bench.memory().split_at_mut(batch_bytes);
         let src: &mut [u8] = match self.work {
@@ -242,6 +295,7 @@ impl Trial {
             Case::Hot => dst.fill(0xa5),
             Case::ColdLater | Case::ColdSoon => arch::evict_lines(dst),
         }
+        let src_bytes = src.len();
         arch::evict_lines(src);
         arch::drain();
         let start = Instant::now();
@@ -258,12 +312,19 @@ impl Trial {
                 black_box(sum(extent));
             }
         }
-        start.elapsed()
+        let elapsed = start.elapsed();
+        self.bench.forgive(begun, batch_bytes + src_bytes);
+        elapsed
     }
 }
 
+/// Returns whether the widest registers are faster than the CPU's own loop by so many percent.
+fn is_faster(wide: Duration, string: Duration, percent: u32) -> bool {
+    wide * 100 < string * (100 - percent)
+}
+
 /// Returns where the advantage of cached stores ends if it goes on shrinking as from half of the
-/// longest length tried to all of it, or `None` if it does not shrink. Times are of cached and
+/// longest length tried to all of it, in whole doublings, or `None` if it does not shrink. Times are of cached and
 /// streaming stores.
 fn extrapolate(
     longest: usize,
@@ -279,8 +340,7 @@ fn extrapolate(
     if whole <= 0.0 || lost < 0.2 {
         return None;
     }
-    // Whole doublings, rounded to the nearest: the advantage around its end is small anyway.
-    let doublings = (whole / lost).round().max(1.0);
+    let doublings = (whole / lost + FARTHER).ceil().max(1.0);
     let mut bytes = longest;
     let mut done = 0.0;
     while done < doublings && bytes < FARTHEST_BYTES {
@@ -314,22 +374,23 @@ mod tests {
         };
         let (s, w) = (Way::String, Way::Wide);
         for (bytes, expected) in [
-            (0, [w, w, s]),
-            (4095, [w, w, s]),
-            (4096, [one, w, s]),
-            (LONG_BYTES - 1, [one, w, s]),
-            (LONG_BYTES, [several, s, w]),
-            (2 << 20, [several, several, w]),
-            (8 << 20, [several, several, several]),
-            (usize::MAX, [several, several, several]),
+            (0, [w, w, s, s]),
+            (4095, [w, w, s, s]),
+            (4096, [one, w, s, s]),
+            (LONG_BYTES - 1, [one, w, s, s]),
+            (LONG_BYTES, [several, s, w, w]),
+            (2 << 20, [several, several, w, w]),
+            (8 << 20, [several, several, several, w]),
+            (16 << 20, [several, several, several, several]),
+            (usize::MAX, [several, several, several, several]),
         ] {
             let found = [
                 ways.choose(bytes, Was::Cold, Next::Later),
                 ways.choose(bytes, Was::Cold, Next::Soon),
                 ways.choose(bytes, Was::Hot, Next::Later),
+                ways.choose(bytes, Was::Hot, Next::Soon),
             ];
             assert_eq!(found, expected, "{bytes}");
-            assert_eq!(ways.choose(bytes, Was::Hot, Next::Soon), expected[2], "{bytes}");
         }
     }
 
@@ -338,8 +399,11 @@ mod tests {
         let us = Duration::from_micros;
         // Times of cached and streaming stores at half the length and at all of it; where it ends.
         for (half, whole, expected) in [
-            ((us(100), us(400)), (us(200), us(400)), Some(8 << 20)),
-            ((us(100), us(800)), (us(200), us(800)), Some(16 << 20)),
+            ((us(100), us(348)), (us(200), us(348)), Some(8 << 20)),
+            ((us(100), us(400)), (us(200), us(400)), Some(16 << 20)),
+            ((us(100), us(696)), (us(200), us(696)), Some(16 << 20)),
+            // It shrank by 0.8 of a doubling and has 1.1 left, as on a Xeon with 2 MiB of L2.
+            ((us(100), us(376)), (us(200), us(430)), Some(16 << 20)),
             ((us(100), us(400)), (us(100), us(380)), None),
             ((us(100), us(300)), (us(100), us(400)), None),
             ((us(100), us(150)), (us(400), us(400)), None),
@@ -347,6 +411,16 @@ mod tests {
             ((us(0), us(0)), (us(0), us(0)), None),
         ] {
             assert_eq!(extrapolate(4 << 20, half, whole), expected, "{half:?} {whole:?}");
+        }
+    }
+
+    #[test]
+    fn of_cached_ways_the_wide_one_has_to_win_by_more_than_noise() {
+        let us = Duration::from_micros;
+        for (wide, string, expected) in
+            [(90, 100, true), (93, 100, true), (95, 100, false), (110, 100, false), (0, 0, false)]
+        {
+            assert_eq!(is_faster(us(wide), us(string), 6), expected, "{wide} {string}");
         }
     }
 

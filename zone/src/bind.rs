@@ -293,38 +293,47 @@ fn describe<P: Payload>(
         operation: "as usize, at most",
         operand: usize::MAX as u64,
     })?;
-    let blocks =
-        Blocks::new(&layout, options.kind).map_err(|(len, cause)| BindError::Map { len, cause })?;
+    let blocks_len = Blocks::len_bytes(&layout, options.kind);
     let template =
         |address| Template::<P>::new(layout, options.kind, options.seed.clone(), address);
     let on_touch = match options.init {
         Some(Init::Eager) => None,
-        _ => on_touch(len, own, template, options.init)?,
+        _ => on_touch(len, blocks_len, own, template, options.init)?,
     };
-    let (memory, template, init, written) = match (on_touch, options.init) {
-        (Some((memory, template)), _) => (memory, template, Init::OnTouch, Written::default()),
+    let make_blocks = |memory: &mut MemmapMemory| {
+        Blocks::new(&layout, options.kind, memory.behind.take())
+            .map_err(|(len, cause)| BindError::Map { len, cause })
+    };
+    let (mut memory, template, init) = match (on_touch, options.init) {
+        (Some((memory, template)), _) => (memory, template, Init::OnTouch),
         (None, Some(Init::OnTouch)) => return Err(BindError::NotZero),
         (None, _) => {
-            let mut memory = eager_memory(shared, len, own, &options)?;
+            let memory = eager_memory(shared, len, blocks_len, own, &options)?;
             let template = template(address_of(&memory.memory));
-            match write::write(&template, &mut memory, len, &options) {
-                Ok(written) => {
-                    if memory.source == Source::Fresh {
-                        memory.settle();
-                    }
-                    (memory, template, Init::Eager, written)
-                }
-                Err(error) => {
-                    match memory.source {
-                        Source::Kept => shared.keep.give(memory),
-                        Source::Region => *own = Some(memory.memory),
-                        Source::Fresh => {}
-                    }
-                    return Err(error);
-                }
-            }
+            (memory, template, Init::Eager)
         }
     };
+    let made = make_blocks(&mut memory).and_then(|blocks| {
+        if init == Init::OnTouch {
+            return Ok((blocks, Written::default()));
+        }
+        let written = write::write(&template, &mut memory, len, &options)?;
+        Ok((blocks, written))
+    });
+    let (blocks, written) = match made {
+        Ok(made) => made,
+        Err(error) => {
+            match memory.source {
+                Source::Kept => shared.keep.give(memory),
+                Source::Region => *own = Some(memory.memory),
+                Source::Fresh => {}
+            }
+            return Err(error);
+        }
+    };
+    if init == Init::Eager && memory.source == Source::Fresh {
+        memory.settle();
+    }
 
     let (pages, source, held) = (memory.pages, memory.source, memory.held());
     let descriptors = match Mapped::<Page<P>>::try_new(memory.memory, count) {
@@ -405,6 +414,7 @@ fn address_of(memory: &Exclusive) -> u64 {
 /// If memory cannot be mapped, or `own` has old bytes and the caller insists.
 fn on_touch<P: Payload>(
     len: ByteLen,
+    blocks_len: ByteLen,
     own: &mut Option<Exclusive>,
     template: impl Fn(u64) -> Template<P>,
     asked: Option<Init>,
@@ -428,7 +438,8 @@ fn on_touch<P: Payload>(
             }
         };
     }
-    let memory = keep::fresh_sparse(len).map_err(|cause| BindError::Map { len, cause })?;
+    let memory =
+        keep::fresh_sparse_with(len, blocks_len).map_err(|cause| BindError::Map { len, cause })?;
     let template = template(address_of(&memory.memory));
     Ok(template.is_zero().then_some((memory, template)))
 }
@@ -438,6 +449,7 @@ fn on_touch<P: Payload>(
 fn eager_memory<P: Payload>(
     shared: &Shared,
     len: ByteLen,
+    blocks_len: ByteLen,
     own: &mut Option<Exclusive>,
     options: &BindOptions<P>,
 ) -> Result<MemmapMemory, BindError> {
@@ -453,7 +465,7 @@ fn eager_memory<P: Payload>(
     }
     if len < keep::KEEP_FROM {
         // Less than a huge page: asking the host what it has would cost more than taking it.
-        return keep::fresh_sparse(len).map_err(map);
+        return keep::fresh_sparse_with(len, blocks_len).map_err(map);
     }
     if options.uses_hugetlb_pool
         && let Some(memory) = keep::fresh_from_pool(len)

@@ -1,6 +1,6 @@
-//! From an address or a frame number to the region that has it, without a lock: [`Directory`].
+//! From an address or a frame number to the region that has it: [`Directory`].
 //!
-//! Readers load one pointer to a sorted table and search it; a bind or an unbind makes a new table.
+//! Readers search a sorted table; a bind or an unbind makes a new one.
 //! A table may be out of date by the time it has been searched, so it has no regions but their places
 //! ([`Counted`]): whoever finds one enters its ledger, and believes nothing before. A region that has
 //! been unbound meanwhile is then refused.
@@ -10,15 +10,15 @@
 //! pin. What a thread keeps that looks no more is a table and the empty places of its regions, never
 //! their memory.
 //!
-//! Locks: writers take turns by one; no reader waits for it.
+//! Locks: the newest table has one, held while a pointer is copied or replaced: by who changes the
+//! table, and by a thread's first lookup after that.
 //! Cost: a lookup is a load of the version, a binary search, and the atomic step by which a guard enters
 //! anyway. A bind or unbind copies the table.
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use arc_swap::ArcSwap;
 use uzone_os::{Counted, Entered, Sort};
 use uzone_pages::{ByteLen, EnterError, PageCount, PageSize, Pfn, PfnRange};
 
@@ -26,10 +26,10 @@ use crate::hold::{HoldFailure, Holdable, Place, Segment};
 
 #[derive(Debug)]
 pub(crate) struct Directory {
-    table: ArcSwap<Table>,
-    /// The number of the newest table, which no other table of any directory has.
+    /// The newest table.
+    table: Mutex<Arc<Table>>,
+    /// Its number, which no other table of any directory has; changed with it, under the lock.
     version: AtomicU64,
-    writer: Mutex<()>,
 }
 
 /// The table that a thread used last.
@@ -46,11 +46,7 @@ fn next_version() -> u64 {
 
 impl Default for Directory {
     fn default() -> Self {
-        Self {
-            table: ArcSwap::default(),
-            version: AtomicU64::new(next_version()),
-            writer: Mutex::default(),
-        }
+        Self { table: Mutex::default(), version: AtomicU64::new(next_version()) }
     }
 }
 
@@ -58,7 +54,7 @@ thread_local! {
     static KEPT: RefCell<Option<Kept>> = const { RefCell::new(None) };
 }
 
-#[derive(Clone, Default)]
+#[derive(Default)]
 struct Table {
     by_address: Vec<Entry>,
     by_pfn: Vec<Entry>,
@@ -146,30 +142,61 @@ impl Directory {
         let by_address =
             Entry { start: address, end: address + segment.len_bytes, ..by_pfn.clone() };
         self.change(|table| {
-            for (list, entry) in [(&mut table.by_address, by_address), (&mut table.by_pfn, by_pfn)]
-            {
-                let at = list.partition_point(|other| other.start < entry.start);
-                list.insert(at, entry);
-            }
+            Some(Table {
+                by_address: with(&table.by_address, by_address.clone()),
+                by_pfn: with(&table.by_pfn, by_pfn.clone()),
+            })
         });
     }
 
+    /// Forgets the region of a claim, if it was entered.
     pub(crate) fn remove(&self, id: u64) {
         self.change(|table| {
-            table.by_address.retain(|entry| entry.id != id);
-            table.by_pfn.retain(|entry| entry.id != id);
+            // A bind that failed entered none, and must not have every thread look for a newer table.
+            table.by_pfn.iter().any(|entry| entry.id == id).then(|| Table {
+                by_address: without(&table.by_address, id),
+                by_pfn: without(&table.by_pfn, id),
+            })
         });
     }
 
-    fn change(&self, change: impl FnOnce(&mut Table)) {
+    /// Replaces the table by the one that `next` makes of it, if it makes one.
+    fn change(&self, next: impl Fn(&Table) -> Option<Table>) {
+        // It ends: each round fails only because another thread's change succeeded.
+        loop {
+            let before = self.newest().clone();
+            // Without the lock, for it may be long.
+            let Some(table) = next(&before) else { return };
+            let mut newest = self.newest();
+            if Arc::ptr_eq(&newest, &before) {
+                *newest = Arc::new(table);
+                // Release pairs with the Acquire in `one_at_address`: who sees the number finds this
+                // table, or a newer one.
+                self.version.store(next_version(), Ordering::Release);
+                drop(newest);
+                return; // and drops `before`, without the lock
+            }
+        }
+    }
+
+    fn newest(&self) -> MutexGuard<'_, Arc<Table>> {
         // A panic elsewhere cannot leave the table half changed: it is replaced as a whole.
-        let _writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut table = Table::clone(&self.table.load());
-        change(&mut table);
-        self.table.store(Arc::new(table));
-        // Release pairs with the Acquire in `one_at_address`: who sees the number finds this table, or
-        // a newer one.
-        self.version.store(next_version(), Ordering::Release);
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the newest table: the one that this thread keeps, if it is that.
+    fn current(&self) -> Arc<Table> {
+        let version = self.version.load(Ordering::Acquire); // as in `one_at_address`
+        let current = KEPT.try_with(|kept| match &*kept.borrow() {
+            Some(kept) if kept.version == version => Some(kept.table.clone()),
+            _ => None,
+        });
+        match current {
+            Ok(Some(table)) => table,
+            Ok(None) => KEPT.with(|kept| self.keep(kept)),
+            // The thread is ending.
+            Err(_) => self.newest().clone(),
+        }
     }
 
     /// Returns the pages from address `address` on that `len` bytes have a part of, if one region has
@@ -189,16 +216,19 @@ impl Directory {
             {
                 return kept.table.one_at_address(start, end, &mut pages);
             }
-            self.keep(kept, version).one_at_address(start, end, &mut pages)
+            self.keep(kept).one_at_address(start, end, &mut pages)
         });
         Some(Found { pagemap: pagemap.ok()??, range: pages? })
     }
 
     /// Makes the newest table the one that the thread keeps.
     #[cold]
-    fn keep(&self, kept: &RefCell<Option<Kept>>, version: u64) -> Arc<Table> {
-        // As new as `version` or newer; if newer, the next lookup sees another number and comes here.
-        let table = self.table.load_full();
+    fn keep(&self, kept: &RefCell<Option<Kept>>) -> Arc<Table> {
+        let newest = self.newest();
+        // Relaxed: it changes under the lock alone.
+        let version = self.version.load(Ordering::Relaxed);
+        let table = newest.clone();
+        drop(newest);
         // Dropped when the borrow has ended: it may be the last that keeps its entries.
         let _before = kept.replace(Some(Kept { version, table: table.clone() }));
         table
@@ -217,7 +247,7 @@ impl Directory {
         let Some(end) = start.checked_add(len.get()).filter(|end| start < *end) else {
             return Err(no_range());
         };
-        let table = self.table.load();
+        let table = self.current();
         let mut at = start;
         while at < end {
             // An address that is part of the range, so it is one.
@@ -240,7 +270,7 @@ impl Directory {
         range: PfnRange,
         mut take: impl FnMut(Found<S>) -> Result<(), Box<HoldFailure>>,
     ) -> Result<(), Box<HoldFailure>> {
-        let table = self.table.load();
+        let table = self.current();
         let mut at = range.start();
         while at < range.end() {
             let nowhere = || Box::new(HoldFailure::NoPage { pfn: at });
@@ -254,6 +284,21 @@ impl Directory {
         }
         Ok(())
     }
+}
+
+/// Returns a list with one entry more.
+fn with(list: &[Entry], entry: Entry) -> Vec<Entry> {
+    let (before, after) = list.split_at(list.partition_point(|other| other.start < entry.start));
+    let mut all = Vec::with_capacity(list.len() + 1);
+    all.extend_from_slice(before);
+    all.push(entry);
+    all.extend_from_slice(after);
+    all
+}
+
+/// Returns a list without the entry of a claim.
+fn without(list: &[Entry], id: u64) -> Vec<Entry> {
+    list.iter().filter(|entry| entry.id != id).cloned().collect()
 }
 
 /// Finds the entry that has `at`.

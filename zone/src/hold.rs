@@ -33,7 +33,7 @@ use crate::altmap;
 #[cfg(debug_assertions)]
 use crate::guards::GuardBook;
 use crate::pagemap::{Inner, PageView};
-use crate::token::{RawGuard, Redeemed};
+use crate::token::{RawGuard, Redeemed, TooManyRawGuards};
 use crate::zone::Shared;
 
 /// Why pages were not held.
@@ -189,9 +189,9 @@ pub(crate) trait Holdable: Any + Send + Sync {
     ) -> Result<(Span, Span), Option<SpanRefused>>;
     /// Makes the pages of a range that are known to be zero somebody's, who may write to them.
     fn take_zero(&self, range: PfnRange);
-    /// Makes the pages of a range that are not there be there. Returns whether it is worth trying
-    /// again.
-    fn produce(&self, range: PfnRange) -> Result<bool, HoldFailure>;
+    /// Makes the pages of a range that are not there be there, for a pin that was refused by the content
+    /// of one. Returns whether it is worth trying again.
+    fn produce(&self, range: PfnRange, refused: Content) -> Result<bool, HoldFailure>;
     /// Returns what the memory is if it cannot be pinned for long.
     fn not_for_long(&self) -> Option<&'static str>;
     fn bad_pages(&self, range: PfnRange) -> Vec<Pfn>;
@@ -369,11 +369,11 @@ fn pin_again(
                 waits += 1;
                 inner.take_zero(range);
             }
-            HoldFailure::Refused { cause: HoldError::Content(_), .. }
+            HoldFailure::Refused { cause: HoldError::Content(content), .. }
                 if !options.never_faults && faults < ATTEMPTS =>
             {
                 faults += 1;
-                if !inner.produce(range).map_err(Box::new)? {
+                if !inner.produce(range, *content).map_err(Box::new)? {
                     return Err(refused);
                 }
             }
@@ -536,11 +536,19 @@ macro_rules! guard {
             ///
             /// Costs a lock of one of sixteen lists that no other thread needs at the moment, as a
             /// rule.
-            #[must_use = "without it the pages stay held for good"]
-            pub fn into_raw(self) -> RawGuard {
+            ///
+            /// The zone has the guard meanwhile, and the guard what it is a guard of, which has the
+            /// zone: if it is never redeemed, all of them stay for as long as the process, also when
+            /// the last [`Zone`](crate::Zone) and pagemap were dropped.
+            ///
+            /// # Errors
+            /// [`TooManyRawGuards`] with the guard, if the zone has 2^32 already.
+            // The failure is boxed so that its absence is a register.
+            pub fn into_raw(self) -> Result<RawGuard, Box<TooManyRawGuards<Self>>> {
                 // Of the zone, since the guard may be redeemed, and the pagemap gone, before this ends.
                 let zone = self.0.inner.zone();
-                zone.tokens.park(Redeemed::$name(self))
+                let parked = zone.tokens.park(self, Redeemed::$name);
+                parked.map_err(|guard| Box::new(TooManyRawGuards { guard }))
             }
         }
 

@@ -60,6 +60,8 @@ pub(crate) struct MemmapMemory {
     pub(crate) memory: Exclusive,
     pub(crate) pages: MemmapPages,
     pub(crate) source: Source,
+    /// What was mapped together with it, for the blocks; such memory is fresh and not kept.
+    pub(crate) behind: Option<Exclusive>,
 }
 
 impl MemmapMemory {
@@ -172,7 +174,24 @@ pub(crate) fn fresh_sparse(len: ByteLen) -> Result<MemmapMemory, MapError> {
         memory: Exclusive::anonymous(len, how)?,
         pages: MemmapPages::Base,
         source: Source::Fresh,
+        behind: None,
     })
+}
+
+/// As [`fresh_sparse`], of `len` bytes and `behind` more, if any, which begin at a page of their own.
+pub(crate) fn fresh_sparse_with(len: ByteLen, behind: ByteLen) -> Result<MemmapMemory, MapError> {
+    let whole = len.align_up(uzone_os::probe::page_size().bytes());
+    let Some((front, whole)) = whole.ok().and_then(|front| {
+        let whole = front.checked_add(behind).ok()?;
+        (!behind.is_zero()).then_some((front, whole))
+    }) else {
+        return fresh_sparse(len);
+    };
+    let both = fresh_sparse(whole)?;
+    match both.memory.cut(front) {
+        Ok((memory, behind)) => Ok(MemmapMemory { memory, behind: Some(behind), ..both }),
+        Err(_) => unreachable!("both parts have a byte, and the first has whole pages"),
+    }
 }
 
 /// Returns fresh memory of the pool of 2 MiB pages, if that has room for it now.
@@ -185,7 +204,8 @@ pub(crate) fn fresh_from_pool(len: ByteLen) -> Option<MemmapMemory> {
     }
     // Another process may be faster; then transparent huge pages serve.
     let memory = Exclusive::hugetlb(len, size).ok()?;
-    Some(MemmapMemory { memory, pages: MemmapPages::Hugetlb(size), source: Source::Fresh })
+    let pages = MemmapPages::Hugetlb(size);
+    Some(MemmapMemory { memory, pages, source: Source::Fresh, behind: None })
 }
 
 /// Returns fresh memory, in transparent huge pages where the host makes any.
@@ -201,5 +221,6 @@ pub(crate) fn fresh_huge(len: ByteLen) -> Result<MemmapMemory, MapError> {
         memory: Exclusive::anonymous(len, Anonymous { huge, ..Anonymous::default() })?,
         pages,
         source: Source::Fresh,
+        behind: None,
     })
 }

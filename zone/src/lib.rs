@@ -68,7 +68,7 @@ pub use produce::{FaultError, Populate};
 pub use region::{Backing, NotAdopted, Region, RegionError};
 pub use report::{AltmapReport, BindReport};
 pub use stamp::Stamp;
-pub use token::{NotAGuard, RawGuard, Redeemed};
+pub use token::{NotAGuard, RawGuard, Redeemed, TooManyRawGuards};
 pub use uzone_os::bus;
 pub use uzone_os::hugepages::HugeSize;
 pub use uzone_os::memory::Limit;

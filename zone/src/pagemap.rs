@@ -25,7 +25,7 @@ use crate::hold::{Hold, HoldFailure, Holdable, PinOptions, Pinned, Place, Refere
 use crate::keep::{MemmapMemory, MemmapPages, Source};
 use crate::options::{Owner, PagemapOps};
 use crate::poison::{BadPages, Poisoned};
-use crate::produce::produce;
+use crate::produce::{is_missing, produce};
 use crate::region::{Backing, Region};
 use crate::report::BindReport;
 use crate::zone::{Claim, Shared};
@@ -83,12 +83,20 @@ impl<P: Payload> Drop for Leased<P> {
             if !memory.is_private() {
                 altmap::clear(&mut memory, len);
             }
-        } else if let Some(keeper) = &self.keeper {
-            keeper.keep.give(MemmapMemory {
-                memory: memmap.into_descriptors().into_exclusive(),
-                pages: self.pages,
-                source: Source::Kept,
-            });
+            return;
+        }
+        let (descriptors, blocks) = memmap.into_parts();
+        let memory = descriptors.into_exclusive();
+        match (blocks, &self.keeper) {
+            (Blocks::Behind(blocks), _) => {
+                // So that one call unmaps both; apart, each unmaps itself.
+                drop(memory.join(blocks.into_exclusive()));
+            }
+            (_, Some(keeper)) => {
+                let (pages, source) = (self.pages, Source::Kept);
+                keeper.keep.give(MemmapMemory { memory, pages, source, behind: None });
+            }
+            _ => {}
         }
     }
 }
@@ -266,9 +274,12 @@ impl<P: Payload> Holdable for Inner<P> {
         self.advance_run(range, &[Content::Zero], Content::Present, |_, _| ());
     }
 
-    fn produce(&self, range: PfnRange) -> Result<bool, HoldFailure> {
+    fn produce(&self, range: PfnRange, refused: Content) -> Result<bool, HoldFailure> {
         match &self.parts.ops.populate {
-            Some(populate) => produce(self, &**populate, range),
+            // What was missing and is not any more, another thread has produced.
+            Some(populate) => {
+                produce(self, &**populate, range).map(|any| any || is_missing(refused))
+            }
             None => Ok(false),
         }
     }
@@ -464,11 +475,13 @@ impl<P: Payload> Pagemap<P> {
     }
 
     /// Puts the content of every folio with a page in `range` to state `to`, from whichever of the
-    /// states `from` it is in, and tells `each` its head and how that went, in ascending order. One
-    /// atomic step a folio, and two for each block of 512 base pages: see [`PageView::advance`].
+    /// states `from` it is in, and tells `each` its head and how that went, in ascending order. Pages
+    /// that do not belong to the region are left out. One atomic step a folio, and of base pages one
+    /// more for about eight: see [`PageView::advance`].
     ///
     /// # Panics
-    /// If a step from one of `from` to `to` is none, or would poison: that is for one page.
+    /// If a step from one of `from` to `to` is none, or would poison: that is for one page. If `each`
+    /// does, the pages that it was told of have been advanced, and no others.
     pub fn advance_range(
         &self,
         range: PfnRange,

@@ -3,7 +3,10 @@
 //! A pool hands out folios of one pagemap, alone or several in a row, and only ones whose every byte is
 //! zero; what comes back is dirty until it has been cleared. A worker clears dirty folios ahead of
 //! need, at the lowest priority and within a share of one CPU; whoever finds none that is zero does
-//! not wait for it and clears their own.
+//! not wait for it and clears their own. On a host with several NUMA nodes there is a worker on each,
+//! which begins with its share of the folios and helps the others when that is done. Which node a
+//! folio's memory is on nobody asks: shares are in order, as a region is whose nodes were populated one
+//! after the other.
 //!
 //! The pagemap's words are the truth about bytes, and the pool's sets only say where to look: a folio
 //! is handed out by the step from *zero* to *present*, which one taker can make. Whoever else pins a
@@ -28,6 +31,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use uzone_os::{SystemRoot, numa};
 use uzone_pages::{
     ByteLen, Content, Depot, Folio, Order, PageCount, Payload, Pfn, PfnRange, Refusal, Standing,
     Stock,
@@ -58,7 +62,8 @@ impl Default for PoolOptions {
 
 impl PoolOptions {
     /// Says how much of one CPU the worker may take, in percent; what is more than 100 is 100. It runs
-    /// when no other thread of the host wants to.
+    /// when no other thread of the host wants to. On a host with several NUMA nodes, each has a worker
+    /// that may take as much of one of its CPUs.
     #[must_use]
     pub fn worker(mut self, percent: NonZeroU8) -> Self {
         self.worker_percent = Some(percent);
@@ -207,7 +212,7 @@ struct Shared<P: Payload> {
 /// Folios of a pagemap that are handed out and taken back.
 pub struct Pool<P: Payload = ()> {
     shared: Arc<Shared<P>>,
-    worker: Option<JoinHandle<()>>,
+    workers: Vec<JoinHandle<()>>,
 }
 
 /// Folios that were handed out; given back when this is dropped. Every byte was zero.
@@ -239,10 +244,15 @@ impl<P: Payload> Shared<P> {
         }
     }
 
-    /// Clears dirty folios until the pool ends.
-    fn work(&self, percent: NonZeroU8) {
-        // Where the host does not allow it, the share is still kept.
+    /// Clears dirty folios until the pool ends, on `cpus` if there are any, and those from the number
+    /// `from` on first.
+    fn work(&self, percent: NonZeroU8, cpus: &[u32], from: usize) {
+        // Where the host does not allow it, the share is still kept; where a CPU was taken away
+        // meanwhile, memory of other nodes is cleared as well, and more slowly.
         let _ = uzone_os::priority::idle();
+        if !cpus.is_empty() {
+            let _ = numa::keep_thread_to(cpus);
+        }
         let batch = usize::try_from(WORKER_BYTES >> self.pagemap.region().page_size().shift());
         let batch = (batch.unwrap_or(1) >> self.order().get()).max(1);
         let mut sets = self.locked();
@@ -257,7 +267,7 @@ impl<P: Payload> Shared<P> {
                 continue;
             }
             let started = Instant::now();
-            match uzone_pages::clear_ahead(self, Locked(sets), batch) {
+            match uzone_pages::clear_ahead(self, Locked(sets), from, batch) {
                 Some(Ok(folios)) => {
                     self.ahead.fetch_add(folios as u64, Ordering::Relaxed); // a number to report
                 }
@@ -371,7 +381,8 @@ impl<P: Payload> Depot for Shared<P> {
             self.sorted.notify_all();
         }
         if wakes_worker {
-            self.dirtied.notify_one();
+            // All, because one that rests waits here as well.
+            self.dirtied.notify_all();
         }
     }
 
@@ -432,6 +443,19 @@ impl<P: Payload> Pool<P> {
     where
         P: Send + Sync + 'static,
     {
+        Self::on(&places(&SystemRoot::host()), pagemap, options)
+    }
+
+    /// Makes a pool with a worker for each of `places`, which are CPUs to keep to; none, and it goes
+    /// where it likes.
+    fn on(
+        places: &[Vec<u32>],
+        pagemap: Pagemap<P>,
+        options: PoolOptions,
+    ) -> Result<Self, (Pagemap<P>, std::io::Error)>
+    where
+        P: Send + Sync + 'static,
+    {
         let folios = pagemap.range().pages().get() >> pagemap.inner.order().get();
         let folios = usize::try_from(folios).unwrap_or(usize::MAX);
         let sets = Sets { stock: Stock::new(folios), is_closing: false, takers: 0, idle: 0 };
@@ -447,12 +471,14 @@ impl<P: Payload> Pool<P> {
             cancel: Cancel::default(),
         });
         uzone_pages::restock(&*shared, 0, folios);
-        let mut pool = Self { shared, worker: None };
-        if let Some(percent) = options.worker_percent {
-            let shared = pool.shared.clone();
+        let mut pool = Self { shared, workers: Vec::new() };
+        let Some(percent) = options.worker_percent else { return Ok(pool) };
+        for (index, cpus) in places.iter().enumerate() {
+            let (shared, cpus) = (pool.shared.clone(), cpus.clone());
+            let from = folios / places.len() * index;
             let thread = std::thread::Builder::new().name("uzone-zero".to_owned());
-            match thread.spawn(move || shared.work(percent)) {
-                Ok(worker) => pool.worker = Some(worker),
+            match thread.spawn(move || shared.work(percent, &cpus, from)) {
+                Ok(worker) => pool.workers.push(worker),
                 Err(error) => match pool.into_pagemap() {
                     Ok(pagemap) => return Err((pagemap, error)),
                     Err(_) => unreachable!("nothing was handed out"),
@@ -539,13 +565,26 @@ impl<P: Payload> Pool<P> {
     }
 
     fn stop(&mut self) {
-        let Some(worker) = self.worker.take() else { return };
+        if self.workers.is_empty() {
+            return;
+        }
         self.shared.locked().is_closing = true;
         self.shared.cancel.cancel();
         self.shared.dirtied.notify_all();
-        // A worker that panicked has said so.
-        let _ = worker.join();
+        for worker in self.workers.drain(..) {
+            // A worker that panicked has said so.
+            let _ = worker.join();
+        }
     }
+}
+
+/// Returns for each node with CPUs that this thread may use which they are; one place without any, where
+/// there are not several such nodes or the host does not say.
+fn places(root: &SystemRoot) -> Vec<Vec<u32>> {
+    let nodes = numa::nodes(root).unwrap_or_default();
+    let usable = nodes.iter().filter_map(|node| numa::usable(&node.cpus).ok());
+    let places: Vec<Vec<u32>> = usable.filter(|cpus| !cpus.is_empty()).collect();
+    if places.len() > 1 { places } else { vec![Vec::new()] }
 }
 
 impl<P: Payload> Drop for Pool<P> {
@@ -616,5 +655,84 @@ impl<P: Payload> Drop for Pooled<P> {
 impl<P: Payload> fmt::Debug for Pooled<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Pooled").field(&self.range).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it could not do by panicking")]
+    use std::fs;
+
+    use uzone_pages::MemoryKind;
+
+    use super::*;
+    use crate::{BindOptions, Region, Zone};
+
+    /// A host with these nodes, each with its list of CPUs.
+    fn host(name: &str, lists: &[&str]) -> (std::path::PathBuf, SystemRoot) {
+        let directory =
+            std::env::temp_dir().join(format!("uzone-pool-{name}-{}", std::process::id()));
+        let nodes = directory.join("sys/devices/system/node");
+        fs::create_dir_all(&nodes).unwrap();
+        fs::write(nodes.join("online"), format!("0-{}\n", lists.len() - 1)).unwrap();
+        for (number, list) in lists.iter().enumerate() {
+            let node = nodes.join(format!("node{number}"));
+            fs::create_dir_all(&node).unwrap();
+            fs::write(node.join("cpulist"), format!("{list}\n")).unwrap();
+            let meminfo =
+                format!("Node {number} MemTotal: 1024 kB\nNode {number} MemFree: 512 kB\n");
+            fs::write(node.join("meminfo"), meminfo).unwrap();
+        }
+        let root = SystemRoot::at(&directory);
+        (directory, root)
+    }
+
+    #[test]
+    fn there_is_a_worker_for_each_of_several_nodes_and_one_that_goes_anywhere_otherwise() {
+        let mine = numa::usable(&(0..1024).collect::<Vec<_>>()).unwrap();
+        let anywhere = vec![Vec::new()];
+        let (first, second) = (mine[0], mine.get(1).copied());
+        let no_cpu = "65535".to_owned();
+        let mut cases = vec![
+            // One node, one of memory alone, one whose CPUs are not ours.
+            (vec![first.to_string()], anywhere.clone()),
+            (vec![first.to_string(), String::new()], anywhere.clone()),
+            (vec![first.to_string(), no_cpu.clone()], anywhere.clone()),
+        ];
+        if let Some(second) = second {
+            let lists = vec![first.to_string(), String::new(), second.to_string(), no_cpu];
+            cases.push((lists, vec![vec![first], vec![second]]));
+        }
+        for (index, (lists, expected)) in cases.into_iter().enumerate() {
+            let lists: Vec<&str> = lists.iter().map(String::as_str).collect();
+            let (directory, root) = host(&index.to_string(), &lists);
+            assert_eq!(places(&root), expected, "{lists:?}");
+            fs::remove_dir_all(directory).unwrap();
+        }
+        // A kernel without nodes.
+        assert_eq!(places(&SystemRoot::at("/nowhere/at/all")), anywhere);
+    }
+
+    #[test]
+    fn the_workers_of_several_nodes_leave_nothing_dirty_and_all_of_them_end() {
+        let mine = numa::usable(&(0..1024).collect::<Vec<_>>()).unwrap();
+        let places = [vec![mine[0]], vec![mine[mine.len() - 1]]];
+        let region = Region::anonymous(ByteLen::mib(8)).unwrap();
+        region.write_at(0, &vec![0xa5; 8 << 20]).unwrap();
+        let options = BindOptions::new(MemoryKind::Generic);
+        let pagemap = Zone::new().bind(region, options).unwrap();
+        let workers = PoolOptions::default().worker(NonZeroU8::new(100).unwrap());
+        let Ok(pool) = Pool::on(&places, pagemap, workers) else { panic!("threads") };
+        assert_eq!(pool.workers.len(), 2);
+        let until = Instant::now() + Duration::from_secs(60);
+        while pool.stats().zero < pool.stats().folios {
+            assert!(Instant::now() < until, "{:?}", pool.stats());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(pool.stats().cleared_ahead, 2048);
+        let Ok(pagemap) = pool.into_pagemap() else { panic!("nothing was handed out") };
+        let mut bytes = vec![1; 8 << 20];
+        pagemap.region().read_at(0, &mut bytes).unwrap();
+        assert!(bytes.iter().all(|byte| *byte == 0));
     }
 }

@@ -64,7 +64,7 @@ pub trait Populate: Send + Sync {
 }
 
 /// Whether a page has to be produced before it can be pinned, or somebody is at it.
-fn is_missing(content: Content) -> bool {
+pub(crate) fn is_missing(content: Content) -> bool {
     matches!(content, Content::Absent | Content::Filling | Content::Removed)
 }
 

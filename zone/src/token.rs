@@ -10,8 +10,8 @@
 //! └────────────────────────────────────┴────────┴────────────────────────────┘
 //! ```
 //!
-//! Locks: one for each of sixteen lists; a thread uses the same list each time, and whoever redeems
-//! goes to the list that the guard names. Nothing is called while one is held.
+//! Locks: one for each of sixteen lists; a thread uses the same list each time, as long as that has
+//! room, and whoever redeems goes to the list that the guard names. Nothing is called while one is held.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -23,6 +23,8 @@ use crate::zone::Zone;
 const LISTS: usize = 16;
 const PLACE_BITS: u32 = 28;
 const MAX_PLACES: usize = 1 << PLACE_BITS;
+
+const _: () = assert!(LISTS << PLACE_BITS == 1 << u32::BITS);
 
 /// A guard that was turned into 64 bits; never zero. What it holds stays held until it is redeemed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -63,11 +65,33 @@ pub struct NotAGuard {
     pub bits: u64,
 }
 
+/// A guard that was not turned into bits, given back: a zone has 2^32 raw guards at most.
+#[derive(Debug, thiserror::Error)]
+#[error("the zone has as many raw guards as there are numbers for: redeem some first")]
+pub struct TooManyRawGuards<G> {
+    /// The guard, as it was.
+    pub guard: G,
+}
+
 #[derive(Default)]
 struct List {
     places: Vec<Place>,
-    /// Places that are empty.
+    /// Places that are empty and have turns left.
     empty: Vec<usize>,
+}
+
+impl List {
+    /// Returns an empty place, a new one if there are fewer than `most`.
+    fn vacancy(&mut self, most: usize) -> Option<usize> {
+        self.empty.pop().or_else(|| {
+            let place = self.places.len();
+            if place >= most {
+                return None;
+            }
+            self.places.push(Place { turn: 0, guard: None });
+            Some(place)
+        })
+    }
 }
 
 struct Place {
@@ -76,9 +100,16 @@ struct Place {
 }
 
 /// The raw guards of a zone.
-#[derive(Default)]
 pub(crate) struct Tokens {
     lists: [Mutex<List>; LISTS],
+    /// How many places a list has at most.
+    most: usize,
+}
+
+impl Default for Tokens {
+    fn default() -> Self {
+        Self { lists: Default::default(), most: MAX_PLACES }
+    }
 }
 
 impl std::fmt::Debug for Tokens {
@@ -106,21 +137,20 @@ impl Tokens {
         self.lists[list].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn park(&self, guard: Redeemed) -> RawGuard {
-        let number = own_list();
-        let mut list = self.list(number);
-        let place = list.empty.pop().unwrap_or_else(|| {
-            let place = list.places.len();
-            assert!(place < MAX_PLACES, "more than {MAX_PLACES} raw guards in one list");
-            list.places.push(Place { turn: 0, guard: None });
-            place
-        });
-        let slot = &mut list.places[place];
-        // Zero is no turn, so that no guard is zero.
-        slot.turn = slot.turn.checked_add(1).unwrap_or(1);
-        slot.guard = Some(guard);
-        let (turn, number, place) = (u64::from(slot.turn), number as u64, place as u64);
-        RawGuard(turn << 32 | number << PLACE_BITS | place)
+    /// Takes a guard in, by `wrap` of it; gives it back if no list has room.
+    pub(crate) fn park<G>(&self, guard: G, wrap: fn(G) -> Redeemed) -> Result<RawGuard, G> {
+        let own = own_list();
+        for number in (own..LISTS).chain(0..own) {
+            let mut list = self.list(number);
+            let Some(place) = list.vacancy(self.most) else { continue };
+            let slot = &mut list.places[place];
+            // Zero is no turn, so that no guard is zero. A place whose last turn is over is not empty.
+            slot.turn += 1;
+            slot.guard = Some(wrap(guard));
+            let (turn, number, place) = (u64::from(slot.turn), number as u64, place as u64);
+            return Ok(RawGuard(turn << 32 | number << PLACE_BITS | place));
+        }
+        Err(guard)
     }
 
     fn redeem(&self, raw: RawGuard) -> Option<Redeemed> {
@@ -130,7 +160,10 @@ impl Tokens {
         let mut list = self.list(low / MAX_PLACES % LISTS);
         let slot = list.places.get_mut(place).filter(|slot| u64::from(slot.turn) == turn)?;
         let guard = slot.guard.take()?;
-        list.empty.push(place);
+        // After its last turn a place stays unused, so that no number is ever given out twice.
+        if slot.turn != u32::MAX {
+            list.empty.push(place);
+        }
         Some(guard)
     }
 }
@@ -142,5 +175,55 @@ impl Zone {
     /// [`NotAGuard`] if it was redeemed before, or never was a guard of this zone.
     pub fn redeem(&self, raw: RawGuard) -> Result<Redeemed, NotAGuard> {
         self.shared.tokens.redeem(raw).ok_or(NotAGuard { bits: raw.0 })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test says what it could not do by panicking")]
+    use uzone_pages::{ByteLen, MemoryKind, PfnRange};
+
+    use super::*;
+    use crate::{BindOptions, Pagemap, Region};
+
+    fn pagemap() -> Pagemap {
+        let region = Region::anonymous(ByteLen::mib(2)).unwrap();
+        Zone::new().bind(region, BindOptions::new(MemoryKind::Generic)).unwrap()
+    }
+
+    fn pin(pagemap: &Pagemap) -> Pinned {
+        pagemap.pin(PfnRange::try_single(pagemap.range().start()).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn a_guard_that_no_list_has_room_for_is_given_back() {
+        let pagemap = pagemap();
+        let tokens = Tokens { most: 1, ..Tokens::default() };
+        let mut raw = Vec::new();
+        for _ in 0..LISTS {
+            raw.push(tokens.park(pin(&pagemap), Redeemed::Pinned).unwrap());
+        }
+        let guard = tokens.park(pin(&pagemap), Redeemed::Pinned).unwrap_err();
+        drop(tokens.redeem(raw.pop().unwrap()).unwrap());
+        raw.push(tokens.park(guard, Redeemed::Pinned).unwrap());
+        assert!(raw.into_iter().all(|raw| tokens.redeem(raw).is_some()));
+        assert!(pagemap.unbind().is_ok());
+    }
+
+    #[test]
+    fn no_number_is_given_out_twice() {
+        let pagemap = pagemap();
+        let tokens = Tokens::default();
+        let first = tokens.park(pin(&pagemap), Redeemed::Pinned).unwrap();
+        drop(tokens.redeem(first).unwrap());
+        let own = own_list();
+        tokens.list(own).places[0].turn = u32::MAX - 1;
+        let last = tokens.park(pin(&pagemap), Redeemed::Pinned).unwrap();
+        assert_eq!(last.to_bits() >> 32, u64::from(u32::MAX));
+        drop(tokens.redeem(last).unwrap());
+        let other = tokens.park(pin(&pagemap), Redeemed::Pinned).unwrap();
+        assert_ne!(other.to_bits() & u64::from(u32::MAX), last.to_bits() & u64::from(u32::MAX));
+        assert!(tokens.redeem(first).is_none() && tokens.redeem(last).is_none());
+        assert!(tokens.redeem(other).is_some());
     }
 }

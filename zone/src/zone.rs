@@ -4,8 +4,8 @@
 //! same bytes twice, and keeps descriptor memory from an unbind to the next bind. It is cheap to
 //! clone and shared by the pagemaps that were bound in it.
 //!
-//! Locks: the list of claims, the list of kept memory, the directory's writers and each list of raw
-//! guards have one; none is held while another is taken, nor over a system call.
+//! Locks: the list of claims, the list of kept memory, the directory's newest table and each list of
+//! raw guards have one; none is held while another is taken, nor over a system call.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

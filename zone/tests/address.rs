@@ -147,8 +147,8 @@ fn memory_whose_owner_takes_pages_away_is_not_pinned_for_long() {
 fn a_guard_survives_the_way_through_64_bits_once() {
     let zone = Zone::new();
     let pagemap = bind(&zone, MIB, 0x1000, 0);
-    let raw = pagemap.pin(range(0x1010, 3)).unwrap().into_raw();
-    let reference = pagemap.get(range(0x1020, 1)).unwrap().into_raw();
+    let raw = pagemap.pin(range(0x1010, 3)).unwrap().into_raw().unwrap();
+    let reference = pagemap.get(range(0x1020, 1)).unwrap().into_raw().unwrap();
     assert_ne!(raw.to_bits(), 0);
     assert_eq!(pagemap.page(Pfn::new(0x1011)).unwrap().word().pins(), 1);
     let pagemap = *pagemap.unbind().unwrap_err().pagemap;
@@ -158,7 +158,7 @@ fn a_guard_survives_the_way_through_64_bits_once() {
     assert_eq!(pinned.range(), range(0x1010, 3));
     drop(pinned);
     // Redeemed twice, made up, or of another zone: nothing of anybody's is given back.
-    let again = pagemap.pin(range(0x1010, 3)).unwrap().into_raw();
+    let again = pagemap.pin(range(0x1010, 3)).unwrap().into_raw().unwrap();
     assert_eq!(zone.redeem(raw).unwrap_err().bits, raw.to_bits());
     assert!(Zone::new().redeem(again).is_err());
     for bits in [0, 1, u64::MAX, again.to_bits() ^ 1 << 40, again.to_bits() ^ 1] {
@@ -183,7 +183,7 @@ fn raw_guards_of_many_threads_are_redeemed_by_others() {
                 for step in 0..2000 {
                     let pinned =
                         pagemap.pin(range(0x1000 + (thread * 50 + step) % 200, 20)).unwrap();
-                    sender.send(pinned.into_raw()).unwrap();
+                    sender.send(pinned.into_raw().unwrap()).unwrap();
                 }
             });
         }

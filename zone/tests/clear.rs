@@ -12,7 +12,7 @@ use uzone::{
     AccessError, Batching, ByteLen, Cancel, ClearError, Mapping, Next, PlanError, Progress, Region,
     StorePath, Was, Way, ZeroOptions,
 };
-use uzone_os::{Access, Sharing};
+use uzone_os::{Access, Sharing, SystemRoot, memory};
 
 const PAGE: u64 = 4096;
 const MIB: u64 = 1 << 20;
@@ -81,6 +81,51 @@ fn every_byte_of_the_range_is_zero_and_none_beside_it_for_hints_batches_and_thre
                     assert_eq!((done.done.get(), done.total.get()), (size, size));
                     only_these_are_zero(&region, &done.ranges, &case);
                 }
+            }
+        }
+    }
+}
+
+/// A word in each line of memory, set before and looked at afterwards: of a gigabyte, all bytes would
+/// take minutes to set.
+fn words(region: &Region, range: std::ops::Range<u64>) -> &[AtomicU64] {
+    region.mapping().as_words(range).expect("words of the region")
+}
+
+#[test]
+fn every_size_up_to_a_gibibyte_is_cleared_wherever_the_hint_is_and_no_page_beside_it() {
+    const MARK: u64 = 0xa5a5_a5a5_a5a5_a5a5;
+    let largest = 1 << 30;
+    let available = memory::available(&SystemRoot::host()).expect("the host says");
+    if available.bytes < ByteLen::new(2 * largest) {
+        println!("skipped: a gibibyte: {} are available", available.bytes);
+        return;
+    }
+    let region = Region::anonymous(ByteLen::new(largest + 2 * PAGE)).expect("memory for a test");
+    // Before and behind the range nothing may change: a page on either side.
+    for size in [PAGE, 16 * PAGE, 2 * MIB, 8 * MIB, 32 * MIB, 256 * MIB, largest] {
+        let range = PAGE..PAGE + size;
+        let hints = [None, Some(PAGE), Some(PAGE + size / 2), Some(PAGE + size - 1)];
+        // Of the largest, one without a hint and one with the last page.
+        let step = if size == largest { 3 } else { 1 };
+        for (case, hint) in hints.into_iter().step_by(step).enumerate() {
+            let all = words(&region, 0..PAGE + size + PAGE);
+            for word in all.iter().step_by(8) {
+                word.store(MARK, Ordering::Relaxed);
+            }
+            let mut options = ZeroOptions::default().threads(threads(1 + case % 2));
+            if let Some(hint) = hint {
+                options = options.hint(hint);
+            }
+            let done = region.zero_range(PAGE, ByteLen::new(size), &options).expect("inside");
+            assert!(done.is_whole());
+            let left = words(&region, range.clone())
+                .iter()
+                .position(|word| word.load(Ordering::Relaxed) != 0);
+            assert_eq!(left, None, "{size:#x}, {options:?}");
+            for beside in [0..PAGE, range.end..range.end + PAGE] {
+                let words = words(&region, beside).iter().step_by(8);
+                assert!(words.into_iter().all(|word| word.load(Ordering::Relaxed) == MARK));
             }
         }
     }

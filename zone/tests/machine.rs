@@ -280,8 +280,8 @@ impl Machine {
                 let guard = self.guards.swap_remove(which % self.guards.len());
                 let (range, is_pin) = (guard.range(), guard.is_pin());
                 let raw = match guard {
-                    Guard::Pinned(pinned) => pinned.into_raw(),
-                    Guard::Referenced(referenced) => referenced.into_raw(),
+                    Guard::Pinned(pinned) => pinned.into_raw().unwrap(),
+                    Guard::Referenced(referenced) => referenced.into_raw().unwrap(),
                     Guard::Raw(raw, ..) => raw,
                 };
                 self.guards.push(Guard::Raw(raw, range, is_pin));

@@ -1,7 +1,8 @@
 //! Pins of pages that are not there: what is at hand is mapped, the rest produced, failures said.
 #![allow(clippy::unwrap_used, reason = "a test says what it could not do by panicking")]
 
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, Barrier, Mutex, OnceLock, Weak};
+use std::thread;
 
 use uzone::{
     BindOptions, ByteLen, Content, FaultError, HoldError, HoldFailure, MemoryKind, Order,
@@ -165,7 +166,7 @@ fn without_a_source_a_missing_page_is_refused() {
 fn threads_that_pin_the_same_absent_pages_all_get_them() {
     for _ in 0..20 {
         let (pagemap, _source) = lazy(Source::default());
-        std::thread::scope(|scope| {
+        thread::scope(|scope| {
             for _ in 0..3 {
                 scope.spawn(|| {
                     for start in (0x1000..0x1400).step_by(64) {
@@ -176,7 +177,7 @@ fn threads_that_pin_the_same_absent_pages_all_get_them() {
                                 Err(HoldFailure::Refused {
                                     cause: HoldError::Content(Content::Filling | Content::Absent),
                                     ..
-                                }) => std::thread::yield_now(),
+                                }) => thread::yield_now(),
                                 Err(other) => panic!("{other}"),
                             }
                         };
@@ -191,5 +192,49 @@ fn threads_that_pin_the_same_absent_pages_all_get_them() {
                 .pages()
                 .all(|page| { page.word().content() == Content::Present || page.pfn() >= last })
         );
+    }
+}
+
+/// Produces pages as a fault engine does: who comes second waits for the first.
+struct Waiting(Arc<OnceLock<Weak<Pagemap>>>);
+
+impl Populate for Waiting {
+    fn map_pages(&self, _range: PfnRange) {}
+
+    fn fault(&self, pfn: Pfn) -> Result<(), FaultError> {
+        let pagemap = self.0.get().unwrap().upgrade().unwrap();
+        let page = pagemap.page(pfn).unwrap();
+        if page.advance(Content::Absent, Content::Filling).is_ok() {
+            page.advance(Content::Filling, Content::Present).unwrap();
+        }
+        while page.word().content() != Content::Present {
+            thread::yield_now();
+        }
+        Ok(())
+    }
+}
+
+#[test]
+fn a_page_that_several_threads_pin_first_is_refused_to_none() {
+    const THREADS: usize = 4;
+    for _ in 0..20 {
+        let pages = Arc::new(OnceLock::new());
+        let options = BindOptions::new(MemoryKind::Generic)
+            .absent()
+            .ops(PagemapOps::default().populate(Waiting(pages.clone())));
+        let region = Region::anonymous(ByteLen::mib(8)).unwrap();
+        let pagemap = Arc::new(Zone::new().bind(region, options).unwrap());
+        pages.set(Arc::downgrade(&pagemap)).unwrap();
+        let start = Barrier::new(THREADS);
+        thread::scope(|scope| {
+            for _ in 0..THREADS {
+                scope.spawn(|| {
+                    start.wait();
+                    for pfn in pagemap.range().iter() {
+                        drop(pagemap.pin(PfnRange::try_single(pfn).unwrap()).unwrap());
+                    }
+                });
+            }
+        });
     }
 }

@@ -107,7 +107,7 @@ fn pin(zone: &Zone, shared: &RwLock<Option<Pagemap>>, counters: &Counters, rando
             }
         }
         2 => {
-            let Ok(Redeemed::Pinned(pinned)) = zone.redeem(pinned.into_raw()) else {
+            let Ok(Redeemed::Pinned(pinned)) = zone.redeem(pinned.into_raw().unwrap()) else {
                 panic!("it was a pin");
             };
             check_held(&pinned, random);

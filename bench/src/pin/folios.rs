@@ -200,7 +200,9 @@ fn table(
         }
         let mut raw = raw.borrow_mut();
         let elapsed = timed(|| {
-            raw.extend(kept.drain(..).map(Pinned::into_raw));
+            for pinned in kept.drain(..) {
+                raw.push(pinned.into_raw()?);
+            }
             for raw in raw.drain(..) {
                 if let Redeemed::Pinned(pinned) = zone.redeem(raw)? {
                     kept.push(pinned);

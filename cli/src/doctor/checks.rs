@@ -110,6 +110,7 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     checks.extend(pools(facts));
     checks.extend([populate(facts), collapse(facts), scan(facts)]);
     checks.extend([uffd(facts), uffd_features(facts)]);
+    checks.extend(placement(facts));
     checks.extend([memlock(facts), mappings(facts), overcommit(facts)]);
     checks
 }
@@ -605,6 +606,23 @@ fn uffd_features(facts: &Facts) -> Check {
         }
     };
     check.with_details(details)
+}
+
+/// Says where the thread that answers page faults should run.
+fn placement(facts: &Facts) -> Option<Check> {
+    const NAME: &str = "answering page faults";
+    Some(match facts.placement.as_ref()? {
+        Ok(placement) => {
+            let times = placement.times.iter().map(|(place, time)| (place, human_duration(*time)));
+            let times: Vec<_> = times.map(|(place, time)| format!("{time} {place}")).collect();
+            Check::ok(NAME, times.join("; "))
+        }
+        Err(error) => Check::note(
+            NAME,
+            format!("not measured: {}", sentence(error)),
+            "see the lines on userfaultfd above",
+        ),
+    })
 }
 
 fn memlock(facts: &Facts) -> Check {

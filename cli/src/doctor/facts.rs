@@ -1,12 +1,13 @@
 //! What the host says, as it says it: [`Facts`]. What that means is decided in `checks.rs`.
 //!
 //! A fact that could not be had stays an error, so that the report can say why.
-//! Cost: reading some forty small files, a mapping of [`TRIAL`], and the calibration of the stores
-//! (20 ms at most).
+//! Cost: reading some forty small files, a mapping of [`TRIAL`], the calibration of the stores (20 ms
+//! at most), and a thousand page faults (about as long).
 
 use std::env::consts;
 use std::time::Duration;
 
+use uzone_fault::{Placement, PlacementError};
 use uzone_os::hugepages::{self, NodePool, Pool, Thp};
 use uzone_os::memory::{self, Available, SystemMemory};
 use uzone_os::numa::{self, AffinityError, Node};
@@ -45,6 +46,8 @@ pub(super) struct Facts {
     pub(super) uffd_device: UffdAccess,
     pub(super) uffd_unprivileged: Result<bool, SysError>,
     pub(super) uffd_features: Result<UffdFeatures, ProbeError>,
+    /// Where faults are answered best; measured only where they can be answered at all.
+    pub(super) placement: Option<Result<Placement, PlacementError>>,
     /// Whether `MADV_POPULATE_WRITE` is known.
     pub(super) can_populate: bool,
     /// Whether `MADV_COLLAPSE` is known.
@@ -105,6 +108,7 @@ impl Facts {
             uffd_device: probe::uffd_device(),
             uffd_unprivileged: probe::uffd_is_unprivileged(root),
             uffd_features: probe::uffd_features(),
+            placement: probe::uffd_features().is_ok().then(Placement::measure),
             can_populate: probe::madvise_populate_is_known(),
             can_collapse: probe::madvise_collapse_is_known(),
             can_scan: probe::pagemap_scan_is_known(),

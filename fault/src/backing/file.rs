@@ -6,6 +6,9 @@
 //! microsecond, and they are left alone if it does not have them: on a cold file a window that is
 //! read made others 3 to 10 times slower.
 //!
+//! Longer runs that are cached are copied from a mapping of the file, without a buffer in between. If
+//! the cache loses such a page in that moment, the thread that answers waits for the device once.
+//!
 //! A file that is shorter than it was when it was taken makes pages bad, never zero. What others
 //! write to it is seen in pages that are filled afterwards.
 //! Source: cachestat(2), preadv2(2).
@@ -16,16 +19,21 @@ use std::num::NonZeroU64;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
-use uzone_os::FileWrites;
 use uzone_os::page_cache::{self, CachedRead};
+use uzone_os::{Access, FileWrites, Mapping, Sharing};
 use uzone_pages::ByteLen;
 
 use crate::backing::Backing;
 use crate::error::BackingError;
-use crate::window::Window;
+use crate::window::{Filled, Window};
 
 /// A run of pages that are not all cached is looked at in halves, down to this many bytes.
 const SMALLEST_HALF: u64 = 16 << 10;
+
+/// From so many bytes on that are cached, they are copied from a mapping of the file: it saves a
+/// copy, and costs the kernel to map them there as well, which is too long for whoever faults next
+/// while a few neighbours are put in place.
+const SMALLEST_COPY: u64 = 48 << 10;
 
 /// The bytes of a file, from its start on.
 #[derive(Debug)]
@@ -33,6 +41,8 @@ pub struct FileBacking {
     file: File,
     len: u64,
     is_writable: bool,
+    /// The same bytes mapped, where the file can be: what is cached is copied from there.
+    mapped: Option<Mapping>,
 }
 
 impl FileBacking {
@@ -42,7 +52,12 @@ impl FileBacking {
     /// What the system says about its length.
     pub fn new(file: File) -> io::Result<Self> {
         let len = file.metadata()?.len();
-        Ok(Self { file, len, is_writable: false })
+        let map = |file: File| {
+            let (access, sharing) = (Access::ReadOnly, Sharing::Shared);
+            Mapping::file(file, 0, ByteLen::new(len), access, sharing).ok()
+        };
+        let mapped = file.try_clone().ok().and_then(map);
+        Ok(Self { file, len, is_writable: false, mapped })
     }
 
     /// Takes a file that is open for reading and writing, as long as it is now: what is written to
@@ -107,6 +122,18 @@ impl FileBacking {
             }
         }
         let mut at = run.start;
+        // Whole pages of the file: what is mapped behind its end is not known to be zero.
+        let whole = run.end.min(self.len / host * host).max(at);
+        if let Some(mapped) = &self.mapped
+            && whole - at >= SMALLEST_COPY
+            && (whole - at).is_multiple_of(window.page_size().bytes())
+        {
+            if window.copy_from(at..whole, mapped, at)? == Filled::All {
+                at = whole;
+            } else {
+                return Ok(());
+            }
+        }
         while at < run.end {
             let part = at..run.end.min(at + window.room());
             at = part.end;
@@ -120,8 +147,9 @@ impl Backing for FileBacking {
     fn map_pages(&self, window: &mut Window<'_>) {
         while let Some(run) = window.next_run() {
             let mut filled = Ok(());
-            // A run of one page that somebody waits for is not worth asking for.
-            if window.wanted().as_ref() != Some(&run) {
+            // A run of one page that somebody waits for is not worth asking for, if that is small.
+            let is_large = window.page_size().bytes() >= SMALLEST_COPY;
+            if is_large || window.wanted().as_ref() != Some(&run) {
                 filled = self.map_cached(window, run);
             }
             if let Some(page) = window.wanted()

@@ -1,18 +1,27 @@
-//! What live tests share: skipping by name, mapping, bytes that say where they belong.
+//! What the tests of lazily mapped memory share.
 
-#![allow(dead_code, reason = "no test needs all of it")]
+#![allow(dead_code, reason = "each test program uses its part")]
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
 
 use std::fs::File;
 use std::io::Write;
 use std::num::NonZeroUsize;
-use std::sync::Arc;
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
 
-use uzone_fault::{Backing, Engine, FunctionBacking, LazyMapping, LazyOptions, MapError};
-use uzone_os::probe;
+use uzone_fault::{
+    Backing, BackingError, Engine, FaultStats, FunctionBacking, LazyMapping, LazyOptions, MapError,
+};
 use uzone_os::uffd::OpenError;
-use uzone_pages::ByteLen;
+use uzone_os::{AccessError, probe};
+use uzone_pages::{Advice, ByteLen, FaultAround};
+
+/// Which test a child is to be.
+pub(crate) const CHILD: &str = "UZONE_FAULT_TEST_CHILD";
+/// How long anything may take before it counts as hanging.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) fn skip(name: &str, reason: &str) {
     assert!(
@@ -29,11 +38,12 @@ pub(crate) fn engine() -> Engine {
 /// Maps, or says that the case cannot run.
 pub(crate) fn map(
     name: &str,
+    engine: &Engine,
     len: u64,
     backing: impl Backing + 'static,
     options: &LazyOptions,
 ) -> Option<LazyMapping> {
-    match engine().map(ByteLen::new(len), Arc::new(backing), options) {
+    match engine.map(ByteLen::new(len), Arc::new(backing), options) {
         Ok(memory) => Some(memory),
         Err(MapError::Open(error @ (OpenError::Missing { .. } | OpenError::Probe(_)))) => {
             skip(name, &error.to_string());
@@ -51,7 +61,7 @@ pub(crate) fn usize_of(number: u64) -> usize {
     usize::try_from(number).unwrap()
 }
 
-/// The oracle: the 8 bytes at an offset.
+/// The oracle: the 8 bytes at an offset; never zero.
 pub(crate) fn word(offset: u64) -> u64 {
     (offset / 8 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
@@ -76,10 +86,29 @@ pub(crate) fn function() -> impl Backing + 'static {
     })
 }
 
-pub(crate) fn bytes_of(memory: &LazyMapping, offset: u64, len: u64) -> Vec<u8> {
-    let mut seen = vec![0; usize_of(len)];
-    memory.read_at(offset, &mut seen).unwrap();
-    seen
+/// Reads a page and compares all of it. `Err` says that the page is bad, which takes the handler of
+/// SIGBUS.
+pub(crate) fn try_page(memory: &LazyMapping, offset: u64) -> Result<(), AccessError> {
+    let mut seen = vec![0; usize_of(page())];
+    match memory.read_at(offset, &mut seen) {
+        Ok(()) => {}
+        Err(uzone_fault::LazyError::Access(error @ AccessError::Bus { .. })) => return Err(error),
+        Err(error) => panic!("{error:?}"),
+    }
+    let mut expected = vec![0; usize_of(page())];
+    write_words(offset, &mut expected);
+    assert!(seen == expected, "wrong bytes at {offset:#x}");
+    Ok(())
+}
+
+pub(crate) fn check_page(memory: &LazyMapping, offset: u64) {
+    try_page(memory, offset).unwrap();
+}
+
+pub(crate) fn check_all(memory: &LazyMapping) {
+    for offset in (0..memory.len().get()).step_by(usize_of(page())) {
+        check_page(memory, offset);
+    }
 }
 
 /// Numbers below `end` that look random, the same in every run.
@@ -93,24 +122,154 @@ pub(crate) fn scattered(seed: u64, end: u64) -> impl Iterator<Item = u64> {
     })
 }
 
-/// A file with these bytes in it, beside this program: where temporary files go may be memory.
-pub(crate) fn file_with(bytes: &[u8]) -> File {
+/// A file without a name beside this program: where temporary files go may be memory.
+pub(crate) fn unnamed_file() -> File {
     static NEXT: AtomicU64 = AtomicU64::new(0);
-    let name = format!("lazy-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+    let name = format!("test-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
     let path = std::env::current_exe().unwrap().parent().unwrap().join(name);
-    let mut file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+    let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
     std::fs::remove_file(&path).unwrap();
-    file.write_all(bytes).unwrap();
     file
 }
 
-/// Waits until something holds: what is noted after a waiter was woken may come a little later.
-pub(crate) fn settles(what: &str, holds: impl Fn() -> bool) {
-    let patience = std::time::Instant::now() + std::time::Duration::from_secs(20);
+/// The same with these bytes in it.
+pub(crate) fn file_with(bytes: &[u8]) -> File {
+    let mut file = unnamed_file();
+    file.write_all(bytes).unwrap();
+    file.sync_all().unwrap();
+    file
+}
+
+/// The same with the words in it.
+pub(crate) fn file_of(len: u64) -> File {
+    file_with(&words(len))
+}
+
+pub(crate) fn options(advice: Advice, pages: u64) -> LazyOptions {
+    let fault_around = FaultAround::try_new(ByteLen::new(pages * page())).unwrap();
+    LazyOptions { advice, fault_around, ..LazyOptions::default() }
+}
+
+/// Waits for something that happens in another thread.
+pub(crate) fn wait_for(what: &str, mut holds: impl FnMut() -> bool) {
+    let give_up = Instant::now() + PATIENCE;
     while !holds() {
-        assert!(std::time::Instant::now() < patience, "{what} does not settle");
+        assert!(Instant::now() < give_up, "{what} did not come");
         std::thread::yield_now();
     }
+}
+
+/// Waits until the counts are as expected: neighbours come after the page that was touched.
+pub(crate) fn settles(memory: &LazyMapping, expected: impl Fn(&FaultStats) -> bool) {
+    let give_up = Instant::now() + PATIENCE;
+    while !expected(&memory.stats()) {
+        assert!(Instant::now() < give_up, "{:?}", memory.stats());
+        std::thread::yield_now();
+    }
+}
+
+/// Something that is shut and is opened once.
+#[derive(Default)]
+pub(crate) struct Gate {
+    is_open: Mutex<bool>,
+    opened: Condvar,
+}
+
+impl Gate {
+    pub(crate) fn open(&self) {
+        *self.is_open.lock().unwrap() = true;
+        self.opened.notify_all();
+    }
+
+    /// Waits for that; not for ever, or a test that failed would hang instead of saying so.
+    pub(crate) fn pass(&self) {
+        let is_open = self.is_open.lock().unwrap();
+        drop(self.opened.wait_timeout_while(is_open, PATIENCE, |is_open| !*is_open).unwrap());
+    }
+}
+
+/// Fills like the function, but whoever asks for one page is held up until it is let go.
+pub(crate) struct Stalling {
+    pub(crate) stalled: u64,
+    pub(crate) gate: Arc<Gate>,
+    /// How often that page was asked for.
+    pub(crate) asked: Arc<AtomicU64>,
+}
+
+impl Stalling {
+    pub(crate) fn new(stalled: u64) -> (Self, Arc<Gate>, Arc<AtomicU64>) {
+        let (gate, asked) = (Arc::new(Gate::default()), Arc::new(AtomicU64::new(0)));
+        (Self { stalled, gate: gate.clone(), asked: asked.clone() }, gate, asked)
+    }
+}
+
+impl Backing for Stalling {
+    fn map_pages(&self, window: &mut uzone_fault::Window<'_>) {
+        while let Some(run) = window.next_run() {
+            for at in (run.start..run.end).step_by(usize_of(page())) {
+                if at == self.stalled {
+                    continue;
+                }
+                let _ = window.copy_with(at..at + page(), |out| {
+                    write_words(at, out);
+                    Ok::<_, BackingError>(out.len())
+                });
+            }
+        }
+    }
+
+    fn fault(&self, window: &mut uzone_fault::Window<'_>) -> Result<(), BackingError> {
+        let range = window.range();
+        let start = range.start;
+        if start == self.stalled {
+            self.asked.fetch_add(1, Ordering::SeqCst);
+            self.gate.pass();
+        }
+        let _ = window.copy_with(range, |out| {
+            write_words(start, out);
+            Ok::<_, BackingError>(out.len())
+        })?;
+        Ok(())
+    }
+
+    fn byte_len(&self) -> Option<ByteLen> {
+        None
+    }
+}
+
+/// This test program again, for one case.
+pub(crate) fn again(name: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args([name, "--exact", "--nocapture", "--include-ignored", "--test-threads=1"]);
+    command.env(CHILD, name);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+pub(crate) fn is_child(name: &str) -> bool {
+    std::env::var(CHILD).is_ok_and(|child| child == name)
+}
+
+/// Waits for a child to end; `None` if it hangs, and then it is ended.
+pub(crate) fn ends(child: &mut Child) -> Option<ExitStatus> {
+    let give_up = Instant::now() + PATIENCE;
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            return Some(status);
+        }
+        if Instant::now() >= give_up {
+            child.kill().unwrap();
+            child.wait().unwrap();
+            return None;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+pub(crate) fn bytes_of(memory: &LazyMapping, offset: u64, len: u64) -> Vec<u8> {
+    let mut seen = vec![0; usize_of(len)];
+    memory.read_at(offset, &mut seen).unwrap();
+    seen
 }
 
 /// Huge pages that were added to the pool, and are taken back when dropped.

@@ -181,6 +181,16 @@ pub(crate) fn answered(
     })
 }
 
+/// Returns where `len` bytes of a mapping are, from its byte `offset` on.
+pub(crate) fn source_address(source: &Mapping, offset: u64, len: u64) -> Result<u64, RangeError> {
+    let len_bytes = source.mapped_len() as u64;
+    let end = offset.saturating_add(len);
+    if end > len_bytes {
+        return Err(RangeError::Beyond { start: offset, end, len_bytes });
+    }
+    Ok(source.addr().get() as u64 + offset)
+}
+
 /// Makes a pair of a result and a field one with an optional field.
 pub(crate) fn counted(
     (result, count): (Result<(), Errno>, i64),
@@ -319,17 +329,7 @@ impl Registered {
     ) -> Result<Answered, AnswerError> {
         let len = len.get();
         let dst = self.address(&self.range(offset, len)?)?;
-        let source_len = source.mapped_len() as u64;
-        let source_end = source_offset.checked_add(len).filter(|&end| end <= source_len);
-        if source_end.is_none() {
-            return Err(RangeError::Beyond {
-                start: source_offset,
-                end: source_offset.saturating_add(len),
-                len_bytes: source_len,
-            }
-            .into());
-        }
-        let src = source.addr().get() as u64 + source_offset;
+        let src = source_address(source, source_offset, len)?;
         // SAFETY: `copy` wants `src` to be readable: it is inside of a mapping that is borrowed,
         // whose bytes the kernel reads as any thread may; and `dst` as above.
         let reply = unsafe { abi::copy(self.uffd.as_fd(), dst, src, len, how.bits()) };

@@ -16,8 +16,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::OFlags;
 use uzone_pages::ByteLen;
 
+use crate::mapping::Mapping;
 use crate::options::Vaddr;
-use crate::uffd::registered::{AnswerError, Install, answered, counted};
+use crate::uffd::registered::{AnswerError, Install, answered, counted, source_address};
 use crate::uffd::reply::{Answered, UffdCall};
 use crate::uffd::{EventBuffer, abi};
 
@@ -93,6 +94,27 @@ impl Remote {
         // SAFETY: `copy` wants `src` to be readable: it is a slice, borrowed for the call; and `dst`,
         // if it is of this process, to be memory that may be written as atomics write it. The
         // kernel fills registered pages alone, and those are, by the contract of `Registered`.
+        let reply = unsafe { abi::copy(self.fd.as_fd(), dst, src, len, how.bits()) };
+        answered(UffdCall::Copy, dst, len, counted(reply))
+    }
+
+    /// Fills missing pages from `start` on with `len` bytes of a mapping, from its byte `source_offset`
+    /// on, as [`Registered::copy_from`](crate::uffd::Registered::copy_from) does.
+    ///
+    /// # Errors
+    /// [`AnswerError`] if the source is not inside its mapping, or the kernel refuses.
+    pub fn copy_from(
+        &self,
+        start: Vaddr,
+        source: &Mapping,
+        source_offset: u64,
+        len: ByteLen,
+        how: Install,
+    ) -> Result<Answered, AnswerError> {
+        let (dst, len) = (start.get(), len.get());
+        let src = source_address(source, source_offset, len)?;
+        // SAFETY: as for `copy`, but that `src` is inside of a mapping that is borrowed, whose bytes
+        // the kernel reads as any thread may.
         let reply = unsafe { abi::copy(self.fd.as_fd(), dst, src, len, how.bits()) };
         answered(UffdCall::Copy, dst, len, counted(reply))
     }

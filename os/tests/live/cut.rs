@@ -237,3 +237,22 @@ fn a_promise_makes_no_read_only_mapping_exclusive() {
     assert_eq!(refused.cause, ExclusivityError::ReadOnly);
     assert_eq!(refused.mapping.len(), pages(1));
 }
+
+#[test]
+fn exclusive_memory_is_lent_in_parts_and_joined_again() {
+    let whole = Exclusive::anonymous(pages(3), small_pages()).unwrap();
+    let start = whole.addr();
+    let (mut front, mut behind) = whole.cut(pages(1)).unwrap();
+    front.as_bytes_mut().fill(1);
+    behind.as_bytes_mut().fill(2);
+    assert!(front.as_bytes().iter().all(|byte| *byte == 1));
+    let mut whole = front.join(behind).unwrap();
+    assert_eq!((whole.addr(), whole.len()), (start, pages(3)));
+    let page = usize::try_from(page()).unwrap();
+    let (first, rest) = whole.as_bytes_mut().split_at(page);
+    assert!(first.iter().all(|byte| *byte == 1) && rest.iter().all(|byte| *byte == 2));
+    let refused = whole.cut(ByteLen::new(1)).unwrap_err();
+    let whole = Exclusive::try_from_mapping(*refused.mapping).unwrap();
+    let stranger = Exclusive::anonymous(pages(1), small_pages()).unwrap();
+    assert!(matches!(whole.join(stranger).unwrap_err().cause, JoinError::Strangers { .. }));
+}

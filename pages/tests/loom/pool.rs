@@ -141,7 +141,7 @@ fn what_is_handed_out_is_zero_whoever_cleared_it() {
             let folios = Folios::new(1, Content::Unknown, Defect::None);
             let worker = {
                 let folios = folios.clone();
-                thread::spawn(move || clear_ahead(&*folios, folios.lock(), 4))
+                thread::spawn(move || clear_ahead(&*folios, folios.lock(), 0, 4))
             };
             for secret in [8, 9] {
                 let number = hand_out(&*folios, 1).unwrap();
@@ -205,7 +205,7 @@ fn a_run_is_zero_beside_a_worker_and_a_taker_of_one() {
         let worker = {
             let folios = folios.clone();
             thread::spawn(move || {
-                let _ = clear_ahead(&*folios, folios.lock(), 1);
+                let _ = clear_ahead(&*folios, folios.lock(), 0, 1);
                 if let Ok(number) = hand_out(&*folios, 1) {
                     folios.use_as_owner(number, 8);
                     folios.give_back(number, false);
@@ -340,7 +340,7 @@ fn a_folio_that_goes_bad_is_not_handed_out_again() {
         let worker = {
             let folios = folios.clone();
             thread::spawn(move || {
-                let _ = clear_ahead(&*folios, folios.lock(), 1);
+                let _ = clear_ahead(&*folios, folios.lock(), 0, 1);
             })
         };
         match hand_out(&*folios, 1) {
@@ -372,7 +372,7 @@ fn a_pool_that_tells_nobody_leaves_a_taker_asleep() {
         let worker = {
             let folios = folios.clone();
             thread::spawn(move || {
-                let _ = clear_ahead(&*folios, folios.lock(), 1);
+                let _ = clear_ahead(&*folios, folios.lock(), 0, 1);
             })
         };
         let _ = hand_out(&*folios, 1);

@@ -1,0 +1,204 @@
+//! `uzone bench fault`: what a page costs that is mapped when it is touched.
+//!
+//! The published experiment read a file of 16 GiB in order, 1 GiB at random, and one page of each page
+//! table, with windows of 1 to 512 pages around each fault. The same is done here with memory whose
+//! faults are answered in user space.
+//!
+//! | file | table |
+//! |---|---|
+//! | `scan` | all pages in order and at random, and one of each page table, by window |
+//! | `cold` | a file that the page cache has forgotten, touched here and there |
+//! | `stall` | cached pages while another page does not come |
+//! | `split` | round trip, copy, bookkeeping |
+//! | `bare` | the yardstick: a handler that answers one page a fault |
+//! | `source` | the files, and which bytes are right |
+//! | `touch` | which pages are touched, by whom, on which CPUs |
+//!
+//! Every word that a row reads is compared with what the file holds. The naive row is a handler as
+//! published examples have it: poll(2), read one event, answer one page. The limit is the kernel's
+//! own mapping of the same file, populated at once.
+
+mod bare;
+mod cold;
+mod scan;
+mod source;
+mod split;
+mod stall;
+mod touch;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use uzone_os::{HugeSize, SystemRoot, hugepages, memory};
+use uzone_pages::ByteLen;
+
+use self::scan::Backend;
+use self::source::Source;
+use self::touch::{Pattern, Placement};
+use crate::group::Watch;
+use crate::machine::Machine;
+use crate::report::{Bench, SCHEMA, Skipped};
+use crate::suite::BenchError;
+
+/// The page that the tables count in; a host with another one is refused.
+const PAGE: u64 = 4096;
+
+/// What `uzone bench fault` is told.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// How much is touched in order; at random at most 1 GiB of it.
+    pub size: ByteLen,
+    /// How many rounds.
+    pub rounds: u32,
+    /// How many threads touch, in tables of their own; one always does.
+    pub threads: Vec<usize>,
+    /// Where the file is made.
+    pub directory: PathBuf,
+    /// What the ids of the tables begin with that are run; none, and all are.
+    pub tables: Vec<String>,
+}
+
+/// How much is touched at random at most, as was published.
+const RANDOM: ByteLen = ByteLen::gib(1);
+
+/// What the tables are run with.
+struct Run<'a> {
+    settings: &'a Settings,
+    watch: Watch<'a>,
+    bench: Bench,
+}
+
+impl Run<'_> {
+    /// Returns whether a table was asked for.
+    fn wants(&self, table: &str) -> bool {
+        let asked = &self.settings.tables;
+        asked.is_empty() || asked.iter().any(|start| table.starts_with(start.as_str()))
+    }
+
+    fn skip(&mut self, table: &str, reason: String) {
+        if self.wants(table) {
+            self.bench.skipped.push(Skipped { id: table.to_owned(), reason });
+        }
+    }
+}
+
+/// Runs the tables.
+///
+/// # Errors
+/// [`BenchError`] if the size is none that is measured, there is no userfaultfd, the file cannot be
+/// made, or a row read a wrong byte.
+pub fn run(settings: &Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
+    let asked = settings.size;
+    if asked < ByteLen::mib(4) || !asked.get().is_multiple_of(2 << 20) {
+        return Err(BenchError::FaultSize { size: asked });
+    }
+    let (size, capped) = fitting(asked);
+    let mut run = Run {
+        settings,
+        watch,
+        bench: Bench {
+            schema: SCHEMA,
+            benchmark: "fault",
+            machine: Machine::here(),
+            settings: format!(
+                "{size} in order{capped}, {} at random, {} rounds; the file is in {}",
+                size.min(RANDOM),
+                settings.rounds,
+                settings.directory.display()
+            ),
+            tables: Vec::new(),
+            results: Vec::new(),
+            skipped: Vec::new(),
+        },
+    };
+    if uzone_os::probe::page_size().bytes() != PAGE {
+        return Err(BenchError::FaultSize { size: asked });
+    }
+    let placements = Placement::all(&settings.threads)?;
+    if placements.first().is_some_and(|first| !first.id.is_empty()) {
+        run.skip("fault-seq-file", "this process may use one CPU only".to_owned());
+    }
+    let file = Source::new(&settings.directory, size)?;
+    let tables = [
+        (Pattern::InOrder, size),
+        (Pattern::Random, size.min(RANDOM)),
+        (Pattern::OnePerTable, size),
+    ];
+    let alone = || placements.iter().filter(|placement| placement.threads == 1);
+    {
+        let mapped = Arc::new(file.map(size)?);
+        mapped.populate(0..size.get())?;
+        let backend = Backend::File(&file, mapped.clone());
+        for (pattern, len) in tables {
+            for placement in &placements {
+                file.warm(len)?;
+                scan::table(&mut run, pattern, &backend, placement, len)?;
+            }
+        }
+        match free_huge_pages(size) {
+            Ok(len) => {
+                let backend = Backend::HugeCopy(&file, mapped);
+                for placement in alone() {
+                    scan::table(&mut run, Pattern::InOrder, &backend, placement, len)?;
+                }
+                let backend = Backend::Memory(source::memory_file(len, Some(HugeSize::MIB_2))?);
+                for placement in alone() {
+                    scan::table(&mut run, Pattern::InOrder, &backend, placement, len)?;
+                }
+            }
+            Err(reason) => {
+                for id in ["fault-seq-hugetlb-copy", "fault-seq-hugetlb"] {
+                    run.skip(id, reason.clone());
+                }
+            }
+        }
+    }
+    let memory = source::memory_file(size, None)?;
+    let backend = Backend::Memory(memory.clone());
+    for (pattern, len) in tables {
+        for placement in &placements {
+            scan::table(&mut run, pattern, &backend, placement, len)?;
+        }
+    }
+    for placement in alone() {
+        split::table(&mut run, &file, &memory, placement)?;
+    }
+    drop((backend, memory));
+    if let Some(placement) = placements.first() {
+        stall::table(&mut run, &file, placement)?;
+    }
+    cold::table(&mut run, &file)?;
+    if run.bench.tables.is_empty() && run.bench.skipped.is_empty() {
+        return Err(BenchError::NoTable { asked: settings.tables.join(",") });
+    }
+    Ok(run.bench)
+}
+
+/// Returns as much of `asked` as there is memory for, and the words for it.
+fn fitting(asked: ByteLen) -> (ByteLen, String) {
+    let Ok(available) = memory::available(&SystemRoot::host()) else {
+        return (asked, String::new());
+    };
+    // The file and a copy of it, and the words of its pages; a fifth is left to others.
+    let room = available.bytes.get() / 5 * 2;
+    if asked.get() <= room {
+        return (asked, String::new());
+    }
+    let size = ByteLen::new((room & !((2 << 20) - 1)).max(4 << 20));
+    (size, format!(" ({asked} were asked for: limited by {})", available.limited_by))
+}
+
+/// Returns how much can be had of the pool for two copies at once, or why it is too little.
+fn free_huge_pages(most: ByteLen) -> Result<ByteLen, String> {
+    let size = HugeSize::MIB_2;
+    let path = size.nr_path();
+    let free = match hugepages::pool(&SystemRoot::host(), size) {
+        Ok(Some(pool)) => pool.free.saturating_sub(pool.reserved),
+        Ok(None) => return Err("this kernel has no pool of 2 MiB pages".to_owned()),
+        Err(error) => return Err(error.to_string()),
+    };
+    if free < 4 {
+        return Err(format!("{free} pages of 2 MiB are free and 4 are needed: raise {path}"));
+    }
+    Ok(most.min(ByteLen::new((free / 2) << 21)))
+}

@@ -1,0 +1,150 @@
+//! What is mapped: a file and a memory file with the same bytes, and the bytes that are right.
+
+use std::fs::File;
+use std::io::Write;
+use std::num::NonZeroU64;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use uzone_fault::LazyMapping;
+use uzone_os::{Access, HugeSize, Mapping, Sharing, page_cache};
+use uzone_pages::ByteLen;
+
+use super::PAGE;
+use crate::suite::BenchError;
+
+/// How much is written at once.
+const PIECE: usize = 1 << 20;
+
+/// Returns the 8 bytes that stand at a multiple of 8.
+pub(super) fn word(offset: u64) -> u64 {
+    (offset / 8 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
+/// Returns where a page is looked at: in another of its lines each time.
+pub(super) fn place(page: u64) -> u64 {
+    page * PAGE + page % (PAGE / 8) * 8
+}
+
+fn fill(offset: u64, out: &mut [u8]) {
+    for (at, chunk) in (offset..).step_by(8).zip(out.chunks_exact_mut(8)) {
+        chunk.copy_from_slice(&word(at).to_ne_bytes());
+    }
+}
+
+/// Calls `write` with all bytes in order.
+fn each_piece<E>(
+    len: ByteLen,
+    mut write: impl FnMut(u64, &[u8]) -> Result<(), E>,
+) -> Result<(), E> {
+    let mut bytes = vec![0; PIECE];
+    for offset in (0..len.get()).step_by(PIECE) {
+        let left = usize::try_from(len.get() - offset).map_or(PIECE, |left| left.min(PIECE));
+        fill(offset, &mut bytes[..left]);
+        write(offset, &bytes[..left])?;
+    }
+    Ok(())
+}
+
+/// A file without a name, in a directory of the caller's.
+pub(super) struct Source {
+    pub(super) file: File,
+    pub(super) len: ByteLen,
+    directory: PathBuf,
+}
+
+impl Source {
+    pub(super) fn new(directory: &Path, len: ByteLen) -> Result<Self, BenchError> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed); // a name, and nothing else
+        let path = directory.join(format!("uzone-bench-{}-{number}", std::process::id()));
+        let make = || {
+            let mut file = File::options().read(true).write(true).create_new(true).open(&path)?;
+            std::fs::remove_file(&path)?;
+            each_piece(len, |_, bytes| file.write_all(bytes))?;
+            // What is dirty could not be forgotten.
+            file.sync_all()?;
+            Ok(file)
+        };
+        let directory = directory.to_owned();
+        match make() {
+            Ok(file) => Ok(Self { file, len, directory }),
+            Err(cause) => Err(BenchError::File { size: len, directory, cause }),
+        }
+    }
+
+    /// Returns the file once more.
+    pub(super) fn again(&self) -> Result<File, BenchError> {
+        self.file.try_clone().map_err(|cause| BenchError::UseFile { what: "share", cause })
+    }
+
+    /// Reads what of `len` bytes the page cache does not have.
+    pub(super) fn warm(&self, len: ByteLen) -> Result<(), BenchError> {
+        use std::os::unix::fs::FileExt;
+        let mut bytes = vec![0; PIECE];
+        for offset in (0..len.get()).step_by(PIECE) {
+            let left = usize::try_from(len.get() - offset).map_or(PIECE, |left| left.min(PIECE));
+            self.file
+                .read_exact_at(&mut bytes[..left], offset)
+                .map_err(|cause| BenchError::UseFile { what: "read", cause })?;
+        }
+        Ok(())
+    }
+
+    /// Has the page cache forget the file. Returns how many pages it has still.
+    pub(super) fn chill(&self) -> Result<u64, BenchError> {
+        let Some(len) = NonZeroU64::new(self.len.get()) else { return Ok(0) };
+        let failed = |cause| BenchError::UseFile { what: "forget the pages of", cause };
+        page_cache::forget(&self.file, 0, len).map_err(failed)?;
+        Ok(page_cache::cached(&self.file, 0, len).map_err(failed)?.unwrap_or(0))
+    }
+
+    pub(super) fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// Maps the first `len` bytes as anyone would.
+    pub(super) fn map(&self, len: ByteLen) -> Result<Mapping, BenchError> {
+        Ok(Mapping::file(self.again()?, 0, len, Access::ReadOnly, Sharing::Private)?)
+    }
+}
+
+/// Makes a memory file, all of whose pages are there.
+pub(super) fn memory_file(
+    len: ByteLen,
+    huge: Option<HugeSize>,
+) -> Result<Arc<Mapping>, BenchError> {
+    let memory = Mapping::memfd("uzone-bench", len, huge)?;
+    each_piece(len, |offset, bytes| memory.write_at(offset, bytes))?;
+    Ok(Arc::new(memory))
+}
+
+/// Maps the first `len` bytes of a memory file as anyone would, or so that it can be answered for.
+pub(super) fn map_memory_file(
+    memory: &Mapping,
+    len: ByteLen,
+    access: Access,
+) -> Result<Mapping, BenchError> {
+    let shared = |cause| BenchError::UseFile { what: "share", cause };
+    let fd = memory.fd().ok_or_else(|| shared(std::io::ErrorKind::Unsupported.into()))?;
+    let fd = fd.try_clone_to_owned().map_err(shared)?;
+    Ok(Mapping::file(fd, 0, len, access, Sharing::Private)?)
+}
+
+/// Memory that is read through its page tables.
+pub(super) trait Reads: Sync {
+    fn read(&self, offset: u64, out: &mut [u8; 8]) -> Result<(), BenchError>;
+}
+
+impl Reads for Mapping {
+    fn read(&self, offset: u64, out: &mut [u8; 8]) -> Result<(), BenchError> {
+        Ok(self.read_at(offset, out)?)
+    }
+}
+
+impl Reads for LazyMapping {
+    fn read(&self, offset: u64, out: &mut [u8; 8]) -> Result<(), BenchError> {
+        Ok(self.read_at(offset, out)?)
+    }
+}

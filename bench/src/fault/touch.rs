@@ -1,0 +1,265 @@
+//! Which pages are touched, by which threads, and on which CPUs these and the handler run.
+
+use std::num::NonZeroUsize;
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+
+use uzone_fault::{Engine, EngineOptions};
+use uzone_os::numa;
+use uzone_pages::ByteLen;
+
+use super::PAGE;
+use super::source::{Reads, place};
+use crate::suite::BenchError;
+
+/// In which order pages are touched.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Pattern {
+    /// All of them, from the first to the last.
+    InOrder,
+    /// All of them, in an order that looks random and is the same in every run.
+    Random,
+    /// One of each page table of 2 MiB, in order: neighbours are mapped for nothing.
+    OnePerTable,
+}
+
+/// How many pages have one page table.
+const TABLE: u64 = 512;
+/// Which of them is touched where one is.
+const TOUCHED: u64 = 77;
+
+impl Pattern {
+    pub(super) fn id(self) -> &'static str {
+        match self {
+            Self::InOrder => "seq",
+            Self::Random => "random",
+            Self::OnePerTable => "sparse",
+        }
+    }
+
+    pub(super) fn title(self) -> &'static str {
+        match self {
+            Self::InOrder => "in order",
+            Self::Random => "in random order",
+            Self::OnePerTable => "one page per 2 MiB",
+        }
+    }
+
+    /// Returns the offsets that each of `threads` touches.
+    pub(super) fn parts(self, len: ByteLen, page_bytes: u64, threads: usize) -> Vec<Vec<u64>> {
+        let all = 0..len.get() / page_bytes;
+        let mut pages: Vec<u64> = match self {
+            Self::OnePerTable => all.filter(|page| page % TABLE == TOUCHED).collect(),
+            Self::InOrder | Self::Random => all.collect(),
+        };
+        if self == Self::Random {
+            fastrand::Rng::with_seed(7).shuffle(&mut pages);
+        }
+        let scale = page_bytes / PAGE;
+        let offsets: Vec<u64> = pages.into_iter().map(|page| place(page * scale)).collect();
+        let share = offsets.len().div_ceil(threads).max(1);
+        offsets.chunks(share).map(<[u64]>::to_vec).collect()
+    }
+}
+
+/// Where threads run.
+#[derive(Clone, Debug)]
+pub(super) struct Placement {
+    /// What it adds to the id of a table.
+    pub(super) id: String,
+    pub(super) title: String,
+    /// How many threads touch.
+    pub(super) threads: usize,
+    touchers: Vec<u32>,
+    handler: Vec<u32>,
+    /// For how long ours looks for faults before it sleeps; `None` for what it does by itself.
+    pub(super) spin: Option<Duration>,
+}
+
+impl Placement {
+    /// Returns the placements of a host: another core, the same, and several threads anywhere.
+    pub(super) fn all(threads: &[usize]) -> Result<Vec<Self>, BenchError> {
+        let cpus = numa::usable(&(0..1024).collect::<Vec<_>>())?;
+        let (Some(&first), Some(&last)) = (cpus.first(), cpus.last()) else {
+            return Ok(Vec::new());
+        };
+        let mut all = Vec::new();
+        if first != last {
+            all.push(Self {
+                id: String::new(),
+                title: format!("one thread on CPU {first}, the handler on CPU {last}"),
+                threads: 1,
+                touchers: vec![first],
+                handler: vec![last],
+                spin: None,
+            });
+        }
+        all.push(Self {
+            id: "-same".to_owned(),
+            title: format!("one thread and the handler on CPU {first}"),
+            threads: 1,
+            touchers: vec![first],
+            handler: vec![first],
+            // It would keep whoever it has woken from running.
+            spin: Some(Duration::ZERO),
+        });
+        all.extend(threads.iter().filter(|&&threads| threads > 1).map(|&threads| Self {
+            id: format!("-{threads}"),
+            title: format!(
+                "{threads} threads with a part each, these and the handler on any of {} CPUs",
+                cpus.len()
+            ),
+            threads,
+            touchers: cpus.clone(),
+            handler: cpus.clone(),
+            spin: None,
+        }));
+        Ok(all)
+    }
+
+    /// Returns the placement by which nothing is said.
+    pub(super) fn anywhere() -> Result<Self, BenchError> {
+        let cpus = numa::usable(&(0..1024).collect::<Vec<_>>())?;
+        Ok(Self {
+            id: String::new(),
+            title: format!("one thread, it and the handler on any of {} CPUs", cpus.len()),
+            threads: 1,
+            touchers: cpus.clone(),
+            handler: cpus,
+            spin: None,
+        })
+    }
+
+    /// Starts an engine whose threads run where the handler does.
+    pub(super) fn engine(&self) -> Result<Engine, BenchError> {
+        let one = NonZeroUsize::MIN;
+        let cpus = self.handler.clone();
+        let options = EngineOptions { producers: one, readers: one, cpus, ..Default::default() };
+        self.by_handler(|| Ok(Engine::with(options)?))
+    }
+
+    /// Does something from which threads come that shall run where the handler does: a thread
+    /// starts with the CPUs of the one that starts it.
+    pub(super) fn by_handler<T: Send>(
+        &self,
+        work: impl FnOnce() -> Result<T, BenchError> + Send,
+    ) -> Result<T, BenchError> {
+        std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().spawn_scoped(scope, || {
+                numa::keep_thread_to(&self.handler)?;
+                work()
+            });
+            let thread = thread.map_err(|_| BenchError::Threads { threads: 1 })?;
+            thread.join().unwrap_or(Err(BenchError::Threads { threads: 1 }))
+        })
+    }
+}
+
+/// What came of touching.
+pub(super) struct Touched {
+    /// From the start of the first thread to the end of the last.
+    pub(super) elapsed: Duration,
+    /// What the kernel counts as faults of the threads.
+    pub(super) kernel_faults: u64,
+    /// How long each touch took, if that was asked for.
+    pub(super) times_ns: Vec<u64>,
+}
+
+/// One thread's share of it.
+struct Part {
+    begun: Instant,
+    ended: Instant,
+    kernel_faults: u64,
+    times_ns: Vec<u64>,
+}
+
+/// Touches memory and checks every word that is read. `expected` says what stands at an offset.
+pub(super) fn touch<M: Reads>(
+    row: &str,
+    memory: &M,
+    parts: &[Vec<u64>],
+    placement: &Placement,
+    is_timed: bool,
+    expected: fn(u64) -> u64,
+) -> Result<Touched, BenchError> {
+    let start = Barrier::new(parts.len());
+    let work = |offsets: &[u64]| -> Result<Part, BenchError> {
+        let kept = numa::keep_thread_to(&placement.touchers);
+        let room = if is_timed { offsets.len() } else { 0 };
+        let mut times_ns = Vec::with_capacity(room);
+        let faults = kernel_faults();
+        start.wait();
+        kept?;
+        let begun = Instant::now();
+        let mut bytes = [0; 8];
+        for &offset in offsets {
+            if is_timed {
+                let touched = Instant::now();
+                memory.read(offset, &mut bytes)?;
+                let ns = touched.elapsed().as_nanos();
+                times_ns.push(u64::try_from(ns).unwrap_or(u64::MAX));
+            } else {
+                memory.read(offset, &mut bytes)?;
+            }
+            if u64::from_ne_bytes(bytes) != expected(offset) {
+                let offset = usize::try_from(offset).unwrap_or(usize::MAX);
+                return Err(BenchError::WrongByte { row: row.to_owned(), offset });
+            }
+        }
+        let ended = Instant::now();
+        Ok(Part { begun, ended, kernel_faults: kernel_faults().saturating_sub(faults), times_ns })
+    };
+    let work = &work;
+    let parts: Vec<Part> = std::thread::scope(|scope| {
+        let threads: Vec<_> =
+            parts.iter().map(|offsets| scope.spawn(move || work(offsets))).collect();
+        let failed = || BenchError::Threads { threads: placement.threads };
+        threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap_or_else(|_| Err(failed())))
+            .collect::<Result<_, BenchError>>()
+    })?;
+    let begun = parts.iter().map(|part| part.begun).min();
+    let ended = parts.iter().map(|part| part.ended).max();
+    let elapsed = begun.zip(ended).map_or(Duration::ZERO, |(begun, ended)| ended - begun);
+    let kernel_faults = parts.iter().map(|part| part.kernel_faults).sum();
+    let times_ns = parts.into_iter().flat_map(|part| part.times_ns).collect();
+    Ok(Touched { elapsed, kernel_faults, times_ns })
+}
+
+/// Returns how many faults of the calling thread the kernel has counted: the tenth field of
+/// `/proc/thread-self/stat`, of which the second may hold anything up to its closing parenthesis.
+fn kernel_faults() -> u64 {
+    let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap_or_default();
+    let after = stat.rsplit_once(')').map_or("", |(_, after)| after);
+    after.split_whitespace().nth(7).and_then(|field| field.parse().ok()).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_page_is_touched_once_whoever_does() {
+        for threads in [1, 2, 3, 8] {
+            for pattern in [Pattern::InOrder, Pattern::Random] {
+                let parts = pattern.parts(ByteLen::mib(4), PAGE, threads);
+                assert_eq!(parts.len(), threads);
+                let mut pages: Vec<u64> = parts.concat().iter().map(|at| at / PAGE).collect();
+                assert_eq!(pages.is_sorted(), pattern == Pattern::InOrder);
+                pages.sort_unstable();
+                assert!(pages.into_iter().eq(0..1024));
+            }
+        }
+        let parts = Pattern::OnePerTable.parts(ByteLen::mib(4), PAGE, 1);
+        assert_eq!(parts, [[place(TOUCHED), place(TABLE + TOUCHED)]]);
+        assert_eq!(Pattern::InOrder.parts(ByteLen::mib(4), 2 << 20, 8).len(), 2);
+    }
+
+    #[test]
+    fn the_kernel_counts_faults() {
+        let before = kernel_faults();
+        let bytes = vec![1_u8; 64 << 12];
+        assert!(std::hint::black_box(&bytes)[5] == 1 && kernel_faults() > before);
+    }
+}

@@ -1,0 +1,142 @@
+//! Where the thread that answers should run: [`Placement`], measured on this machine.
+//!
+//! Most of the way of a fault is waking threads up. On the CPU of the thread that faults, the one
+//! that answers runs as soon as that sleeps, and no other CPU has to be told; on another CPU it may
+//! look for faults instead of sleeping, which saves a wake-up and costs that CPU. Which is best
+//! depends on the machine, and a virtual one pays more for telling another CPU.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use uzone_os::numa;
+use uzone_pages::{Advice, ByteLen};
+
+use crate::backing::ZeroBacking;
+use crate::engine::{Engine, EngineOptions, LazyOptions, Reader};
+use crate::error::{LazyError, MapError};
+
+/// How many faults are timed for each place, besides a few that are not.
+const FAULTS: usize = 256;
+const WARM_UP: usize = 32;
+/// CPUs with larger numbers are not looked at.
+const CPUS: u32 = 4096;
+
+/// Where the thread that answers faults runs, seen from the thread that faults.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Place {
+    /// On the same CPU.
+    SameCpu,
+    /// On another one, where it sleeps between faults.
+    OtherCpu,
+    /// On another one, where it looks for faults and does not sleep.
+    OtherCpuLooking,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::SameCpu => "on the same CPU",
+            Self::OtherCpu => "on another CPU, sleeping between faults",
+            Self::OtherCpuLooking => "on another CPU, looking for faults",
+        })
+    }
+}
+
+/// How long a fault takes, by the place of the thread that answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Placement {
+    /// The CPU that faulted.
+    pub cpu: u32,
+    /// The other CPU, if this process may use one.
+    pub other: Option<u32>,
+    /// Each place that there is and the median time of a fault there, from the touch to the next
+    /// instruction, the fastest first.
+    pub times: Vec<(Place, Duration)>,
+}
+
+/// Why the places were not measured.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PlacementError {
+    /// Memory could not be mapped lazily.
+    #[error("cannot measure where faults are answered best")]
+    Map(#[from] MapError),
+    /// That memory could not be read.
+    #[error("cannot measure where faults are answered best")]
+    Read(#[from] LazyError),
+    /// Which CPUs may be used is not known, or a thread cannot be kept to one.
+    #[error("cannot measure where faults are answered best")]
+    Affinity(#[from] numa::AffinityError),
+}
+
+impl Placement {
+    /// Times faults in each place, from the first CPU that this process may use. It takes some
+    /// milliseconds, and starts threads that end with it.
+    ///
+    /// # Errors
+    /// [`PlacementError`]: there is no userfaultfd, or threads cannot be kept to CPUs.
+    pub fn measure() -> Result<Self, PlacementError> {
+        let all: Vec<u32> = (0..CPUS).collect();
+        let cpus = numa::usable(&all)?;
+        let cpu = cpus.first().copied().unwrap_or(0);
+        let other = cpus.get(1).copied();
+        let look = LazyOptions::default().spin;
+        let mut places = vec![(Place::SameCpu, cpu, Duration::ZERO)];
+        if let Some(other) = other {
+            places.push((Place::OtherCpu, other, Duration::ZERO));
+            places.push((Place::OtherCpuLooking, other, look));
+        }
+        let engine = Engine::with(EngineOptions::default())?;
+        let mut times = Vec::with_capacity(places.len());
+        for (place, reader, spin) in places {
+            times.push((place, time(&engine, cpu, reader, spin)?));
+        }
+        times.sort_by_key(|&(_, time)| time);
+        Ok(Self { cpu, other, times })
+    }
+
+    /// Returns the place where a fault took the shortest time.
+    #[must_use]
+    pub fn best(&self) -> Place {
+        self.times.first().map_or(Place::SameCpu, |&(place, _)| place)
+    }
+}
+
+/// Returns the median time of a fault on `cpu` that a thread on the CPU `reader` answers.
+fn time(
+    engine: &Engine,
+    cpu: u32,
+    reader: u32,
+    spin: Duration,
+) -> Result<Duration, PlacementError> {
+    let page = uzone_os::probe::page_size().bytes();
+    let options = LazyOptions {
+        advice: Advice::Random,
+        spin,
+        reader: Reader::Own { cpus: vec![reader] },
+        ..LazyOptions::default()
+    };
+    let touches = FAULTS + WARM_UP;
+    let len = ByteLen::new(touches as u64 * page);
+    let memory = engine.map(len, Arc::new(ZeroBacking), &options)?;
+    // In a thread of its own, so that the caller's stays where it was.
+    let touched = std::thread::scope(|scope| {
+        let touch = || -> Result<Vec<Duration>, PlacementError> {
+            numa::keep_thread_to(&[cpu])?;
+            let mut times = Vec::new();
+            for at in 0..touches as u64 {
+                let begin = Instant::now();
+                memory.read_at(at * page, &mut [0])?;
+                times.push(begin.elapsed());
+            }
+            Ok(times.split_off(WARM_UP))
+        };
+        scope.spawn(touch).join()
+    });
+    let mut times = touched.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+    times.sort_unstable();
+    Ok(times[times.len() / 2])
+}

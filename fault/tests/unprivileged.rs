@@ -1,0 +1,122 @@
+//! A user without any privilege has lazily mapped memory too, and is told what it lacks: system
+//! calls that are given a missing page fail.
+//!
+//! The case runs in a child that is nobody, with no privilege left.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
+
+mod common;
+
+use std::io::{self, Write};
+use std::num::NonZeroUsize;
+use std::os::unix::process::CommandExt;
+use std::sync::Arc;
+
+use common::{CHILD, check_all, ends, engine, function, page, skip, usize_of, words};
+use uzone_fault::{Engine, LazyMapping, LazyOptions, MapError, Populate};
+use uzone_os::uffd::{KernelFaults, OpenError};
+use uzone_pages::ByteLen;
+
+const NOBODY: u32 = 65534;
+const EFAULT: i32 = 14;
+/// The child cannot have a userfaultfd at all.
+const NOT_HERE: i32 = 9;
+
+fn no_address() -> io::ErrorKind {
+    io::Error::from_raw_os_error(EFAULT).kind()
+}
+
+/// Writes a page of the memory to a pipe: a system call that reads it.
+fn give_to_the_kernel(memory: &LazyMapping, offset: u64) -> Result<usize, io::ErrorKind> {
+    let (_reader, mut writer) = io::pipe().unwrap();
+    let start = std::ptr::with_exposed_provenance::<u8>(memory.addr().get() + usize_of(offset));
+    // SAFETY: the bytes have to be mapped and to stay as they are while the slice lives.
+    // 1. Mapped: they are of `memory`, which is borrowed; a page that is missing is produced when
+    //    our code reads it, and the kernel says EFAULT where it may not wait for that.
+    // 2. They stay: nobody writes to it or evicts it meanwhile.
+    let bytes = unsafe { std::slice::from_raw_parts(start, usize_of(page())) };
+    writer.write(bytes).map_err(|error| {
+        assert_eq!(error.raw_os_error(), Some(EFAULT), "{error}");
+        error.kind()
+    })
+}
+
+fn be_nobody() {
+    let engine = Engine::new(NonZeroUsize::MIN).unwrap();
+    let len = ByteLen::new(256 * page());
+    let is_nobody = rustix::process::getuid().as_raw() == NOBODY;
+    let memory = match engine.map(len, Arc::new(function()), &LazyOptions::default()) {
+        Ok(memory) => memory,
+        Err(MapError::Open(error)) => {
+            println!("{error}");
+            std::process::exit(NOT_HERE);
+        }
+        Err(error) => panic!("{error:?}"),
+    };
+    check_all(&memory);
+    common::settles(&memory, |stats| stats.demand + stats.around == 256);
+    assert_eq!(memory.evict(0..len.get()).unwrap(), 256);
+    if memory.sees_kernel_faults() {
+        // The host lets everyone: vm.unprivileged_userfaultfd, or the device.
+        assert_eq!(give_to_the_kernel(&memory, 0), Ok(usize_of(page())));
+        println!("{} sees faults of the kernel", if is_nobody { "nobody" } else { "this user" });
+        return;
+    }
+    // What is missing cannot be given to a system call; what is there can be.
+    assert_eq!(give_to_the_kernel(&memory, 0), Err(no_address()));
+    memory.populate(0..page(), Populate::All).unwrap();
+    assert_eq!(give_to_the_kernel(&memory, 0), Ok(usize_of(page())));
+    // Whoever has to have those faults is told what would help.
+    let required = LazyOptions { kernel_faults: KernelFaults::Required, ..LazyOptions::default() };
+    let error = engine.map(len, Arc::new(function()), &required).unwrap_err();
+    assert!(matches!(error, MapError::Open(OpenError::NotForKernel { .. })), "{error:?}");
+    let help =
+        std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
+    assert!(help.contains("vm.unprivileged_userfaultfd"), "{help}");
+    // And who does not want them can say so.
+    let never = LazyOptions { kernel_faults: KernelFaults::Never, ..LazyOptions::default() };
+    let memory = engine.map(len, Arc::new(function()), &never).unwrap();
+    assert!(!memory.sees_kernel_faults());
+    let mut bytes = vec![0; usize_of(len.get())];
+    memory.read_at(0, &mut bytes).unwrap();
+    assert!(bytes == words(len.get()));
+}
+
+#[test]
+fn nobody_reads_lazily_mapped_memory_and_is_told_what_system_calls_do() {
+    let name = "nobody_reads_lazily_mapped_memory_and_is_told_what_system_calls_do";
+    if std::env::var_os(CHILD).is_some() {
+        return be_nobody();
+    }
+    let mut command = common::again(name);
+    if rustix::process::geteuid().is_root() {
+        command.uid(NOBODY).gid(NOBODY);
+    }
+    let mut child = match command.spawn() {
+        Ok(child) => child,
+        // Nobody may not look into the directory of this program.
+        Err(error) => return skip(name, &format!("nobody cannot start this program: {error}")),
+    };
+    let status = ends(&mut child).expect("the process hangs");
+    let output = child.wait_with_output().unwrap();
+    if status.code() == Some(NOT_HERE) {
+        return skip(name, &String::from_utf8_lossy(&output.stdout));
+    }
+    assert!(status.success(), "{status}: {output:?}");
+    assert!(String::from_utf8_lossy(&output.stdout).contains("1 passed"), "{output:?}");
+}
+
+#[test]
+fn a_user_who_may_have_them_can_ask_for_no_faults_of_the_kernel() {
+    let engine = engine();
+    let never = LazyOptions { kernel_faults: KernelFaults::Never, ..LazyOptions::default() };
+    let Some(memory) =
+        common::map("no_faults_of_the_kernel", &engine, 4 * page(), function(), &never)
+    else {
+        return;
+    };
+    assert!(!memory.sees_kernel_faults());
+    assert_eq!(give_to_the_kernel(&memory, 0), Err(no_address()));
+    check_all(&memory);
+    assert_eq!(give_to_the_kernel(&memory, 0), Ok(usize_of(page())));
+}
