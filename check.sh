@@ -137,6 +137,7 @@ stage_bench() {
     ./target/release/uzone bench copy --size 64K --rounds 2 --json >>"$LOGS/bench.json"
     ./target/release/uzone bench fault --size 8M --rounds 2 --threads 1,2 --dir target --json \
         >>"$LOGS/bench.json"
+    ./target/release/uzone report "$LOGS/bench.json" -o "$LOGS/bench.html" >/dev/null
     local rows nothing
     rows=$(grep -cE '"median_ns": ?[0-9]+' "$LOGS/bench.json" || true)
     nothing=$(grep -cE '"median_ns": ?0\b' "$LOGS/bench.json" || true)

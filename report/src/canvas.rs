@@ -40,7 +40,7 @@ pub(crate) fn page_style() -> String {
     let (light, dark) = (list(false), list(true));
     format!(
         ":root{{color-scheme:light dark;{light}}}\
-         @media (prefers-color-scheme:dark) and (not print){{:root{{{dark}}}}}\
+         @media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}\
          {}",
         rules(|name| format!("var(--{name})"))
     )

@@ -1,5 +1,5 @@
-//! What was measured or traced, as pictures: one HTML page ([`html`]), SVG files ([`svgs`]), or text
-//! for a terminal ([`terminal`]).
+//! What was measured or traced, as pictures: one HTML page ([`html()`]), SVG files ([`svgs`]), or text
+//! for a terminal ([`terminal()`]).
 //!
 //! ```
 //! use std::path::Path;

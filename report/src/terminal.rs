@@ -302,7 +302,7 @@ fn heat(text: &mut String, plot: &Heat, look: Look) {
     }
     let _ = writeln!(
         text,
-        "  (offset upwards, {} to {} to the right; the darkest: {} or more faults in a cell)",
+        "  (offset upwards, {} to {} to the right; the fullest: {} or more faults in a cell)",
         Unit::Ns.text(plot.from_ns),
         Unit::Ns.text(plot.to_ns),
         least.last().copied().unwrap_or(1)

@@ -62,8 +62,11 @@ impl Axis {
         if self.is_log {
             return self.log_ticks(most);
         }
-        let mut step = round_step((self.high - self.low) / room, self.unit);
-        if (self.high - self.low) / step + 1.0 > room {
+        // How many there are depends on where the axis begins.
+        let inside =
+            |step: f64| (self.high / step + 1e-9).floor() - (self.low / step - 1e-9).ceil() + 1.0;
+        let mut step = round_step((self.high - self.low) / (room + 1.0), self.unit);
+        while inside(step) > room {
             step = round_step(step * 1.01, self.unit);
         }
         let first = (self.low / step - 1e-9).ceil();
@@ -128,8 +131,7 @@ impl Axis {
 
     /// Draws the axis at the left of a plot between two widths; its name stands above.
     pub(super) fn left(&self, canvas: &mut Canvas, left: f64, right: f64) {
-        let most = crate::text::cell((self.from - self.to) / 26.0 / 64.0, 64).clamp(2, 9);
-        for tick in self.ticks(most) {
+        for tick in self.left_ticks() {
             let y = self.at(tick);
             canvas.line((left - 4.0, y), (right, y), "rule", 1.0, "");
             let text = self.unit.text(tick);
@@ -137,9 +139,14 @@ impl Axis {
         }
     }
 
+    /// Returns the points that are named on a left axis: as many as its height has room for.
+    fn left_ticks(&self) -> Vec<f64> {
+        self.ticks(crate::text::cell((self.from - self.to) / 26.0 / 64.0, 64).clamp(2, 9))
+    }
+
     /// Returns how much room the labels of a left axis need.
     pub(super) fn label_room(&self) -> f64 {
-        let widths = self.ticks(9).into_iter().map(|tick| width(&self.unit.text(tick)));
+        let widths = self.left_ticks().into_iter().map(|tick| width(&self.unit.text(tick)));
         widths.fold(0.0, f64::max) + 10.0
     }
 }

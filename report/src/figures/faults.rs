@@ -107,7 +107,7 @@ fn heat(trace: &Trace) -> Chart {
         id: "heat".to_owned(),
         title: "Where faults were, over time".to_owned(),
         note: sentences(&[
-            "the darker a cell, the more faults; each shade begins at a multiple of the one before; where nothing is drawn, nobody faulted",
+            "the more a cell stands out, the more faults it had; each shade begins at a multiple of the one before; where nothing is drawn, nobody faulted",
         ]),
         plot,
         table,
@@ -269,8 +269,8 @@ fn quantiles(summaries: &[Summary]) -> Chart {
     let spans = Spans {
         axis: "latency (logarithmic)".to_owned(),
         unit: Unit::Ns,
-        line: "to the longest; the mark is the median",
-        tick: "what one in a hundred exceeds",
+        line: "to the longest; mark: median",
+        tick: "99 %",
         rows: spans.collect(),
     };
     let rows = summaries.iter().map(|summary| {

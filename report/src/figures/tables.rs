@@ -162,7 +162,7 @@ fn times(bench: &Bench, rows: &[&Row]) -> Spans {
     Spans {
         axis: "time (logarithmic)".to_owned(),
         unit: Unit::Ns,
-        line: "fastest to slowest round; the mark is the median",
+        line: "fastest to slowest; mark: median",
         tick: "",
         rows: rows.collect(),
     }
@@ -305,8 +305,8 @@ fn spread(table: &Table, rows: &[&Row], benchmark: &str) -> Option<Chart> {
     let plot = Plot::Spans(Spans {
         axis: "time of one (logarithmic)".to_owned(),
         unit: Unit::Ns,
-        line: "to the longest; the mark is the median",
-        tick: "what one in a hundred exceeds; of pauses, in a thousand",
+        line: "to the longest; mark: median",
+        tick: "99 % (pauses: 99.9 %)",
         rows: spans,
     });
     Some(Chart {

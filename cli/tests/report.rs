@@ -1,0 +1,248 @@
+//! `uzone report`: what it writes, and what it does with inputs and outputs that cannot be.
+
+use std::fs;
+use std::io;
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use uzone_fault::{Engine, FunctionBacking, LazyOptions};
+use uzone_pages::{ByteLen, PageSize};
+use uzone_report::{Machine, Trace};
+
+/// A directory of one test, taken away at its end.
+struct Dir(PathBuf);
+
+impl Dir {
+    fn new(test: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("uzone-report-{test}-{}", std::process::id()));
+        fs::create_dir_all(&path).expect("a directory of our own");
+        Self(path)
+    }
+
+    fn file(&self, name: &str, text: &str) -> String {
+        fs::write(self.0.join(name), text).expect("it can be written");
+        self.name(name)
+    }
+
+    fn name(&self, name: &str) -> String {
+        self.0.join(name).to_str().expect("UTF-8").to_owned()
+    }
+
+    /// Returns what is in it.
+    fn names(&self) -> Vec<String> {
+        let entries = fs::read_dir(&self.0).expect("it is there");
+        let mut names: Vec<String> = entries
+            .map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned())
+            .collect();
+        names.sort();
+        names
+    }
+}
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn uzone() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
+    for name in ["NO_COLOR", "COLUMNS", "LC_ALL", "LC_CTYPE", "LANG"] {
+        command.env_remove(name);
+    }
+    command.arg("report").stdin(Stdio::null());
+    command
+}
+
+fn run(arguments: &[&str]) -> Output {
+    uzone().args(arguments).output().expect("the binary under test runs")
+}
+
+fn text(bytes: &[u8]) -> &str {
+    str::from_utf8(bytes).expect("output is UTF-8")
+}
+
+fn keeps_to(schema: &str, object: &Value) {
+    let schema = serde_json::from_str(schema).expect("a schema is JSON");
+    let validator = jsonschema::validator_for(&schema).expect("a schema is a schema");
+    let errors: Vec<_> = validator.iter_errors(object).map(|error| error.to_string()).collect();
+    assert!(errors.is_empty(), "{errors:#?}");
+}
+
+fn bench() -> String {
+    json!({"schema": "uzone.bench/1", "benchmark": "pin", "results": [
+        {"id": "pin-2m/naive-pin", "name": "naive, pin", "median_ns": 73_800_000},
+        {"id": "pin-2m/whole-pin", "name": "whole region, pin", "median_ns": 106_000, "ratio_naive": 705.0}]})
+    .to_string()
+}
+
+const TRACE: &str = r#"{"schema":"uzone.trace/1","page_size_bytes":4096,"len_bytes":65536,
+    "records":[[1000,0,"missing",false,"at_hand",900],[9000,8192,"missing",true,"produced",52000]]}"#;
+
+#[test]
+fn a_page_and_pictures_are_written_and_named_and_nothing_else_is_left() {
+    let dir = Dir::new("written");
+    let (bench, trace) = (dir.file("bench.json", &bench()), dir.file("trace.json", TRACE));
+    let (page, svg) = (dir.name("out.html"), dir.name("svg"));
+    let output = run(&[&bench, &trace, "-o", &page, "--svg", &svg, "--json"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let object: Value = serde_json::from_slice(&output.stdout).expect("an object");
+    keeps_to(include_str!("../schema/uzone.report-1.schema.json"), &object);
+    assert_eq!(object["documents"], 2);
+    for file in object["files"].as_array().expect("an array") {
+        assert!(Path::new(file.as_str().expect("a name")).is_file(), "{file}");
+    }
+    assert_eq!(dir.names(), ["bench.json", "out.html", "svg", "trace.json"]);
+    let html = fs::read_to_string(&page).expect("the page");
+    assert!(html.contains("whole region, pin") && html.contains("Where faults were"));
+    // Again, over what is there.
+    let output = run(&[&trace, "-o", &page]);
+    assert_eq!(text(&output.stdout), format!("{page}\n"));
+    assert!(!fs::read_to_string(&page).expect("the page").contains("whole region, pin"));
+}
+
+#[test]
+fn without_an_output_there_is_text_in_ascii_and_without_colour_unless_the_terminal_has_more() {
+    let dir = Dir::new("text");
+    let trace = dir.file("trace.json", TRACE);
+    let output = run(&[&trace]);
+    assert!(output.status.success());
+    assert!(text(&output.stdout).is_ascii() && text(&output.stdout).contains("Where faults were"));
+    assert!(!output.stdout.contains(&0x1b));
+    let output = uzone().args([&trace, "--color=always"]).env("LANG", "C.UTF-8").output();
+    let output = output.expect("the binary under test runs");
+    assert!(text(&output.stdout).contains('\u{2588}') && output.stdout.contains(&0x1b));
+    assert_eq!(dir.names(), ["trace.json"]);
+}
+
+#[test]
+fn wrong_missing_and_duplicate_arguments_are_refused() {
+    let dir = Dir::new("usage");
+    let bench = dir.file("bench.json", &bench());
+    let (out, missing) = (dir.name("out.html"), dir.name("missing.json"));
+    let alias = format!("{}/./bench.json", dir.0.display());
+    let cut = dir.file("cut.json", &TRACE[..90]);
+    let empty = dir.file("empty.json", "");
+    let later = dir.file("later.json", &TRACE.replace("trace/1", "trace/9"));
+    let deep = dir.name("no/where/out.html");
+    for (arguments, code, part) in [
+        (&[][..], 2, "<FILE>"),
+        (&[&bench, "-o"], 2, "a value is required"),
+        (&[&bench, "-o", &out, "-o", &out], 2, "cannot be used multiple times"),
+        (&[&bench, &alias, "-o", &out], 2, "is given twice"),
+        (&[&bench, "-o", &bench], 2, "the page would take its place"),
+        (&[&bench, "--pdf", &out], 2, "unexpected argument"),
+        (&[&missing, "-o", &out], 66, "cannot read"),
+        (&[&cut, "-o", &out], 65, "was cut short"),
+        (&[&empty, "-o", &out], 65, "is empty"),
+        (&[&later, "-o", &out], 65, "uzone.trace/9"),
+        (&["/proc/cpuinfo", "-o", &out], 65, "is not JSON"),
+        (&["/dev/zero", "-o", &out], 65, "is longer than 256 MiB"),
+        (&[&bench, "-o", "/dev/null"], 2, "not a regular file"),
+        (&[&bench, "-o", &dir.name("")], 2, "not a regular file"),
+        (&[&bench, "-o", &deep], 74, "make its directory first"),
+        (&[&bench, "-o", "/proc/out.html"], 74, "cannot create"),
+        (&[&bench, "--svg", &bench], 74, "cannot make the directory"),
+    ] {
+        let output = run(arguments);
+        let stderr = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {stderr}");
+        assert!(stderr.contains(part), "{arguments:?}: {stderr}");
+        assert!(output.stdout.is_empty(), "{arguments:?}");
+    }
+    assert_eq!(dir.names(), ["bench.json", "cut.json", "empty.json", "later.json"]);
+}
+
+#[test]
+fn a_closed_pipe_ends_the_command_quietly() {
+    let dir = Dir::new("pipe");
+    let trace = dir.file("trace.json", TRACE);
+    let (reader, writer) = io::pipe().expect("a pipe");
+    drop(reader);
+    let output = uzone().arg(&trace).stdout(writer).stderr(Stdio::piped()).output();
+    let output = output.expect("the binary under test runs");
+    assert_eq!(output.status.code(), Some(0));
+    assert_eq!(text(&output.stderr), "");
+}
+
+#[test]
+fn standard_input_is_an_input() {
+    let dir = Dir::new("stdin");
+    let trace = dir.file("trace.json", TRACE);
+    let input = fs::File::open(&trace).expect("the trace");
+    let output = uzone().arg("-").stdin(input).output().expect("the binary under test runs");
+    assert!(output.status.success() && text(&output.stdout).contains("When faults were"));
+    assert_eq!(run(&["-"]).status.code(), Some(65), "there is nothing in it");
+}
+
+#[test]
+fn a_full_disk_leaves_the_old_page_and_nothing_else() {
+    let dir = Dir::new("full");
+    let bench = dir.file("bench.json", &bench());
+    let disk = dir.name("disk");
+    fs::create_dir(&disk).expect("a directory");
+    let mount = ["-t", "tmpfs", "-o", "size=16k", "tmpfs", &disk];
+    let is_mounted =
+        Command::new("mount").args(mount).output().is_ok_and(|done| done.status.success());
+    if !is_mounted {
+        println!(
+            "skipped: a_full_disk_leaves_the_old_page_and_nothing_else: it needs to mount a tmpfs"
+        );
+        assert!(std::env::var_os("REQUIRE_ALL").is_none(), "REQUIRE_ALL is set");
+        return;
+    }
+    let page = format!("{disk}/out.html");
+    fs::write(&page, "old").expect("there is room for that");
+    // Three of its four pages: the report needs more.
+    fs::write(format!("{disk}/ballast"), vec![1; 12 << 10]).expect("there is room for that");
+    let output = run(&[&bench, "-o", &page]);
+    let old = fs::read_to_string(&page);
+    let left = fs::read_dir(&disk).map(Iterator::count);
+    let unmounted = Command::new("umount").arg(&disk).status();
+    assert!(unmounted.is_ok_and(|status| status.success()));
+    assert_eq!(output.status.code(), Some(74), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("make room there"), "{}", text(&output.stderr));
+    assert_eq!((old.expect("the page").as_str(), left.expect("the disk")), ("old", 2));
+}
+
+#[test]
+fn a_real_trace_keeps_to_its_schema_and_is_shown() {
+    let engine = Engine::new(NonZeroUsize::MIN).expect("an engine");
+    let backing = FunctionBacking::quick(|_, pages: &mut [u8]| {
+        pages.fill(1);
+        Ok(())
+    });
+    let (len, options) = (ByteLen::mib(4), LazyOptions { trace: 100, ..LazyOptions::default() });
+    let memory = match engine.map(len, Arc::new(backing), &options) {
+        Ok(memory) => memory,
+        Err(error) => {
+            println!("skipped: a_real_trace_keeps_to_its_schema_and_is_shown: {error}");
+            assert!(std::env::var_os("REQUIRE_ALL").is_none(), "REQUIRE_ALL is set");
+            return;
+        }
+    };
+    for offset in (0..len.get()).step_by(64 << 10) {
+        memory.read_at(offset, &mut [0]).expect("the page is there");
+    }
+    // What is noted comes after the answer that the reader waited for.
+    while memory.latencies().iter().map(|latency| latency.count).sum::<u64>()
+        < memory.stats().faults
+    {
+        std::thread::yield_now();
+    }
+    let faults = memory.take_trace();
+    let trace = Trace::new(Machine::default(), PageSize::KIB_4, len, &faults, &memory.latencies());
+    assert!(!trace.records.is_empty());
+    let mut written = Vec::new();
+    trace.write_to(&mut written).expect("memory takes it");
+    let object: Value = serde_json::from_slice(&written).expect("JSON");
+    keeps_to(include_str!("../schema/uzone.trace-1.schema.json"), &object);
+    assert_eq!(serde_json::from_slice::<Trace>(&written).expect("a trace"), trace);
+    let dir = Dir::new("trace");
+    let file = dir.file("trace.json", text(&written));
+    let output = run(&[&file]);
+    assert!(text(&output.stdout).contains("missing, at hand"), "{}", text(&output.stdout));
+}
