@@ -1,7 +1,10 @@
 //! The commands that measure, on sizes that take a second.
 
+mod common;
+
 use std::process::{Command, Output, Stdio};
 
+use common::keeps_to;
 use serde_json::Value;
 
 fn run(arguments: &[&str]) -> Output {
@@ -17,13 +20,6 @@ fn json(output: &Output) -> Value {
     serde_json::from_slice(&output.stdout).expect("one JSON object")
 }
 
-fn keeps_to(schema: &str, object: &Value) {
-    let schema = serde_json::from_str(schema).expect("a schema is JSON");
-    let validator = jsonschema::validator_for(&schema).expect("a schema is a schema");
-    let errors: Vec<_> = validator.iter_errors(object).map(|error| error.to_string()).collect();
-    assert!(errors.is_empty(), "{errors:#?}");
-}
-
 const SMALL: [&str; 7] =
     ["bench", "bind", "--size=1G", "--rebinds=2", "--first-binds=1", "--no-growth", "--threads=2"];
 
@@ -32,7 +28,7 @@ fn the_bench_object_keeps_to_its_schema_and_every_table_has_rows() {
     let output = run(&[&SMALL[..], &["--json"]].concat());
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let bench = json(&output);
-    keeps_to(include_str!("../schema/uzone.bench-1.schema.json"), &bench);
+    keeps_to("uzone.bench-1", &bench);
     let ids: Vec<&str> = bench["results"]
         .as_array()
         .expect("an array")
@@ -67,7 +63,7 @@ fn the_pin_object_keeps_to_the_same_schema() {
     let output = run(&["bench", "pin", "--size=1G", "--rounds=2", "--json"]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let bench = json(&output);
-    keeps_to(include_str!("../schema/uzone.bench-1.schema.json"), &bench);
+    keeps_to("uzone.bench-1", &bench);
     let results = bench["results"].as_array().expect("an array");
     let row =
         |id: &str| results.iter().find(|row| row["id"] == id).unwrap_or_else(|| panic!("{id}"));
@@ -113,7 +109,7 @@ fn the_metadata_object_keeps_to_its_schema_and_says_where_each_figure_comes_from
     let output = run(&[&METADATA[..], &["--json"]].concat());
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let object = json(&output);
-    keeps_to(include_str!("../schema/uzone.bench-metadata-1.schema.json"), &object);
+    keeps_to("uzone.bench-metadata-1", &object);
     let rows = object["results"].as_array().expect("an array");
     let row = |id: &str| -> &Value {
         rows.iter().find(|row| row["id"] == id).unwrap_or_else(|| panic!("no row {id}"))
@@ -177,7 +173,7 @@ fn the_zero_and_copy_objects_keep_to_the_same_schema_and_every_table_has_rows() 
         let output = run(&[arguments, &["--json"]].concat());
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let bench = json(&output);
-        keeps_to(include_str!("../schema/uzone.bench-1.schema.json"), &bench);
+        keeps_to("uzone.bench-1", &bench);
         let rows = bench["results"].as_array().expect("an array");
         let ids: Vec<&str> = rows.iter().map(|row| row["id"].as_str().expect("a string")).collect();
         for table in bench["tables"].as_array().expect("an array") {
@@ -239,7 +235,7 @@ fn the_fault_object_keeps_to_the_same_schema_and_counts_what_was_published() {
     }
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let bench = json(&output);
-    keeps_to(include_str!("../schema/uzone.bench-1.schema.json"), &bench);
+    keeps_to("uzone.bench-1", &bench);
     let rows = bench["results"].as_array().expect("an array");
     let row = |id: &str| rows.iter().find(|row| row["id"] == id).unwrap_or_else(|| panic!("{id}"));
     let count = |id: &str, key: &str| row(id)["faults"][key].as_u64().expect("a number");
@@ -279,7 +275,7 @@ fn the_demo_finds_its_bytes_again_and_keeps_to_its_schema() {
     let output = run(&["demo", "--size", "1G", "--json"]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let demo = json(&output);
-    keeps_to(include_str!("../schema/uzone.demo-1.schema.json"), &demo);
+    keeps_to("uzone.demo-1", &demo);
     assert_eq!(demo["is_intact"], true);
     let text = run(&["demo", "--size", "1G", "--quiet"]);
     let text = String::from_utf8(text.stdout).expect("text");

@@ -1,52 +1,19 @@
 //! `uzone report`: what it writes, and what it does with inputs and outputs that cannot be.
 
+mod common;
+
 use std::fs;
 use std::io;
 use std::num::NonZeroUsize;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
 
+use common::{Dir, keeps_to};
 use serde_json::{Value, json};
 use uzone_fault::{Engine, FunctionBacking, LazyOptions};
 use uzone_pages::{ByteLen, PageSize};
 use uzone_report::{Machine, Trace};
-
-/// A directory of one test, taken away at its end.
-struct Dir(PathBuf);
-
-impl Dir {
-    fn new(test: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("uzone-report-{test}-{}", std::process::id()));
-        fs::create_dir_all(&path).expect("a directory of our own");
-        Self(path)
-    }
-
-    fn file(&self, name: &str, text: &str) -> String {
-        fs::write(self.0.join(name), text).expect("it can be written");
-        self.name(name)
-    }
-
-    fn name(&self, name: &str) -> String {
-        self.0.join(name).to_str().expect("UTF-8").to_owned()
-    }
-
-    /// Returns what is in it.
-    fn names(&self) -> Vec<String> {
-        let entries = fs::read_dir(&self.0).expect("it is there");
-        let mut names: Vec<String> = entries
-            .map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned())
-            .collect();
-        names.sort();
-        names
-    }
-}
-
-impl Drop for Dir {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
 
 fn uzone() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
@@ -63,13 +30,6 @@ fn run(arguments: &[&str]) -> Output {
 
 fn text(bytes: &[u8]) -> &str {
     str::from_utf8(bytes).expect("output is UTF-8")
-}
-
-fn keeps_to(schema: &str, object: &Value) {
-    let schema = serde_json::from_str(schema).expect("a schema is JSON");
-    let validator = jsonschema::validator_for(&schema).expect("a schema is a schema");
-    let errors: Vec<_> = validator.iter_errors(object).map(|error| error.to_string()).collect();
-    assert!(errors.is_empty(), "{errors:#?}");
 }
 
 fn bench() -> String {
@@ -90,7 +50,7 @@ fn a_page_and_pictures_are_written_and_named_and_nothing_else_is_left() {
     let output = run(&[&bench, &trace, "-o", &page, "--svg", &svg, "--json"]);
     assert!(output.status.success(), "{}", text(&output.stderr));
     let object: Value = serde_json::from_slice(&output.stdout).expect("an object");
-    keeps_to(include_str!("../schema/uzone.report-1.schema.json"), &object);
+    keeps_to("uzone.report-1", &object);
     assert_eq!(object["documents"], 2);
     for file in object["files"].as_array().expect("an array") {
         assert!(Path::new(file.as_str().expect("a name")).is_file(), "{file}");
@@ -123,7 +83,7 @@ fn wrong_missing_and_duplicate_arguments_are_refused() {
     let dir = Dir::new("usage");
     let bench = dir.file("bench.json", &bench());
     let (out, missing) = (dir.name("out.html"), dir.name("missing.json"));
-    let alias = format!("{}/./bench.json", dir.0.display());
+    let alias = format!("{}/./bench.json", dir.path().display());
     let cut = dir.file("cut.json", &TRACE[..90]);
     let empty = dir.file("empty.json", "");
     let later = dir.file("later.json", &TRACE.replace("trace/1", "trace/9"));
@@ -239,7 +199,7 @@ fn a_real_trace_keeps_to_its_schema_and_is_shown() {
     let mut written = Vec::new();
     trace.write_to(&mut written).expect("memory takes it");
     let object: Value = serde_json::from_slice(&written).expect("JSON");
-    keeps_to(include_str!("../schema/uzone.trace-1.schema.json"), &object);
+    keeps_to("uzone.trace-1", &object);
     assert_eq!(serde_json::from_slice::<Trace>(&written).expect("a trace"), trace);
     let dir = Dir::new("trace");
     let file = dir.file("trace.json", text(&written));

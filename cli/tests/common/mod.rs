@@ -1,0 +1,72 @@
+//! What the tests of the commands share.
+#![allow(dead_code, reason = "each test file is a program of its own and takes what it needs")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+/// A directory of one test, taken away at its end.
+pub(crate) struct Dir(PathBuf);
+
+impl Dir {
+    pub(crate) fn new(test: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("uzone-{test}-{}", std::process::id()));
+        fs::create_dir_all(&path).expect("a directory of our own");
+        Self(path)
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+
+    pub(crate) fn file(&self, name: &str, text: &str) -> String {
+        fs::write(self.0.join(name), text).expect("it can be written");
+        self.name(name)
+    }
+
+    pub(crate) fn name(&self, name: &str) -> String {
+        self.0.join(name).to_str().expect("UTF-8").to_owned()
+    }
+
+    /// Returns what is in it.
+    pub(crate) fn names(&self) -> Vec<String> {
+        let entries = fs::read_dir(&self.0).expect("it is there");
+        let mut names: Vec<String> = entries
+            .map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned())
+            .collect();
+        names.sort();
+        names
+    }
+}
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Fails unless `object` keeps to the schema of that name, such as `uzone.demo-1`.
+pub(crate) fn keeps_to(name: &str, object: &Value) {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("schema");
+    let mut registry = jsonschema::Registry::new();
+    let mut wanted = None;
+    for entry in fs::read_dir(folder).expect("the schemas") {
+        let path = entry.expect("an entry").path();
+        let text = fs::read_to_string(&path).expect("a schema is text");
+        let schema: Value = serde_json::from_str(&text).expect("a schema is JSON");
+        let id = schema["$id"].as_str().expect("a schema has an id").to_owned();
+        if id == format!("{name}.schema.json") {
+            wanted = Some(schema.clone());
+        }
+        registry = registry.add(id, schema).expect("an id is an address");
+    }
+    let registry = registry.prepare().expect("schemas refer to each other only");
+    let wanted = wanted.expect("there is a schema of that name");
+    let validator = jsonschema::options()
+        .with_registry(&registry)
+        .build(&wanted)
+        .expect("a schema is a schema");
+    let errors: Vec<_> = validator.iter_errors(object).map(|error| error.to_string()).collect();
+    assert!(errors.is_empty(), "{errors:#?}");
+}
