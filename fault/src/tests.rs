@@ -14,7 +14,8 @@ use uzone_pages::{
 
 use crate::backing::Backing;
 use crate::contents::Contents;
-use crate::core::{Core, Hands, Outcome, Policy, Produced};
+use crate::core::produce::Produced;
+use crate::core::{Core, Hands, Outcome, Policy};
 use crate::error::BackingError;
 use crate::kernel::Kernel;
 use crate::record::Recorder;

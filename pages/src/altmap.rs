@@ -11,7 +11,8 @@
 //! Units: base pages. Cost: a few instructions.
 //! Source: the Linux documentation and the behaviour of its `vmem_altmap`.
 
-use crate::addr::{AddrError, ByteLen, PageCount, PageSize, Pfn, PfnRange};
+use crate::addr::{AddrError, PageCount, PageSize, Pfn, PfnRange};
+use crate::byte_len::ByteLen;
 
 /// Room for descriptors at the start of a region.
 ///

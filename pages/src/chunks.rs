@@ -9,7 +9,7 @@
 use core::iter::FusedIterator;
 use core::ops::Range;
 
-use crate::addr::ByteLen;
+use crate::byte_len::ByteLen;
 
 /// A range that cannot be cut as asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

@@ -16,7 +16,8 @@
 use core::iter::FusedIterator;
 use core::ops::Range;
 
-use crate::addr::{ByteLen, PageSize};
+use crate::addr::PageSize;
+use crate::byte_len::ByteLen;
 
 /// How many pages on either side of the hinted one belong to its neighbourhood.
 pub const NEIGHBOUR_PAGES: u64 = 2;

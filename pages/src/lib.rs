@@ -6,7 +6,8 @@
 //!
 //! | module | mechanism |
 //! |---|---|
-//! | `addr` | numbers of pages and bytes |
+//! | `addr` | numbers of pages |
+//! | `byte_len` | lengths in bytes, and how they are written |
 //! | `kind` | kinds of memory and their first references |
 //! | `content` | what is known about a page's bytes, and the legal steps |
 //! | `page` | the descriptor: a word and what the caller adds |
@@ -25,7 +26,8 @@
 //! | `ledger` | the guards on a whole pagemap, and whether it may go |
 //! | `stock` | which folios of a pool are what, and the steps by which they are handed out |
 //! | `bits` | sets of small numbers |
-//! | `window` | which pages a fault maps, and how that adapts |
+//! | `window` | which pages a fault maps |
+//! | `pattern` | what faults have in common, and how windows adapt to it |
 //! | `linux` | a payload that makes a descriptor Linux's 64-byte `struct page` |
 #![no_std]
 #![forbid(unsafe_code)]
@@ -36,6 +38,7 @@ mod addr;
 mod altmap;
 mod bits;
 mod block;
+mod byte_len;
 mod chunks;
 mod claim;
 mod clearing;
@@ -47,6 +50,7 @@ mod ledger;
 mod linux;
 mod memmap;
 mod page;
+mod pattern;
 mod payload;
 mod placement;
 mod span;
@@ -55,9 +59,10 @@ mod sync;
 mod window;
 mod word;
 
-pub use addr::{AddrError, ByteLen, Order, PageCount, PageSize, ParseByteLenError, Pfn, PfnRange};
+pub use addr::{AddrError, Order, PageCount, PageSize, Pfn, PfnRange};
 pub use altmap::{Altmap, AltmapError};
 pub use block::{BLOCK_ORDER, Block};
+pub use byte_len::{ByteLen, ParseByteLenError};
 pub use chunks::{ChunkError, Chunks};
 pub use clearing::{
     Batch, Batches, DEFAULT_PAUSE_NS, NEIGHBOUR_PAGES, Nearness, Pace, Plan, PlanError,
@@ -70,9 +75,10 @@ pub use ledger::{EnterError, Guards, Ledger, Left, MAX_GUARDS};
 pub use linux::{LinuxPage, LinuxRelease, LinuxSeed, SectionBits, StructPage};
 pub use memmap::{BlocksError, Memmap, MemmapError, PageRef};
 pub use page::Page;
+pub use pattern::{Advice, FaultPattern, FaultPlan, Sampled, Touch};
 pub use payload::{MAX_PAYLOAD_BYTES, Payload, Plain, Refresh, Template};
 pub use placement::{Placement, PlacementError, PlacementSpec};
 pub use span::{Span, SpanRefused};
 pub use stock::{Depot, Refusal, Standing, Stock, clear_ahead, give_back, hand_out, restock};
-pub use window::{Advice, FaultAround, FaultAroundError, FaultPattern, FaultPlan, Sampled, Touch};
+pub use window::{FaultAround, FaultAroundError};
 pub use word::{HoldSort, MAX_HOLDS, MAX_OPTIMISTIC, Word};
