@@ -17,9 +17,10 @@ use uzone_pages::{
 
 use crate::altmap::{self, AltmapOptions, Cut};
 use crate::blocks::Blocks;
+use crate::inner::{Leased, Parts};
 use crate::keep::{self, MemmapMemory, Source};
 use crate::options::{BindOptions, Init};
-use crate::pagemap::{Leased, Pagemap, Parts};
+use crate::pagemap::Pagemap;
 use crate::region::Region;
 use crate::report::BindReport;
 use crate::stamp::Stamp;

@@ -32,8 +32,9 @@ use zerocopy::IntoBytes;
 use crate::altmap;
 #[cfg(debug_assertions)]
 use crate::guards::GuardBook;
-use crate::pagemap::{Inner, PageView};
+use crate::inner::Inner;
 use crate::token::{RawGuard, Redeemed, TooManyRawGuards};
+use crate::view::PageView;
 use crate::zone::Shared;
 
 /// Why pages were not held.

@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use uzone_pages::{ByteLen, Content, MemoryKind, Order, Payload, Pfn, Tails};
 
 use crate::altmap::AltmapOptions;
-use crate::pagemap::PageView;
 use crate::poison::Poisoned;
 use crate::produce::Populate;
 use crate::stamp::Stamp;
+use crate::view::PageView;
 
 /// When descriptors are written.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -21,7 +21,8 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use uzone_pages::{Content, Order, Payload, Pfn, PfnRange};
 
 use crate::hold::{Holdable, good_pieces};
-use crate::pagemap::{Inner, Pagemap};
+use crate::inner::Inner;
+use crate::pagemap::Pagemap;
 
 /// A page that went bad, as its pagemap's owner is told.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

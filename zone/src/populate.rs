@@ -16,10 +16,12 @@
 //! Units: bytes from the start of the region. Cost: what the kernel takes to clear the pages; a few
 //! system calls and reads of `/proc` and `/sys` beside that.
 
+mod watched;
+
 use std::fmt;
 use std::num::NonZeroUsize;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use uzone_os::hugepages::{self, ThpEnabled};
@@ -33,6 +35,8 @@ use uzone_pages::ByteLen;
 
 use crate::options::{Cancel, Progress};
 use crate::region::{Backing, Region};
+
+use watched::Watched;
 
 /// How much is asked for first where base pages will not do: a few huge pages of the common size.
 const TRIAL_BYTES: u64 = 8 << 20;
@@ -490,104 +494,6 @@ impl Region {
     }
 }
 
-/// What is asked for at a time, at least and at most: little where little is left, so that what is under
-/// way when the shortage is seen does not cause it.
-const LEAST_CHUNK: u64 = 2 << 20;
-const MOST_CHUNK: u64 = 64 << 20;
-
-/// Looks again and again whether there is enough memory for the rest of a request.
-///
-/// As long as what can be had shrinks by no more than what was populated, it may be used up to the
-/// last byte. Once others have taken some as well, a distance is kept, of what all threads may have
-/// under way, twice: somebody like us may be on the other side.
-struct Watched<'a> {
-    root: &'a SystemRoot,
-    /// What could be had before.
-    before: u64,
-    /// What was needed then.
-    needed: u64,
-    /// How much is populated at a time.
-    chunk: ByteLen,
-    /// What is kept free once others take memory.
-    distance: u64,
-    seen: Mutex<Seen>,
-}
-
-/// What was seen so far.
-struct Seen {
-    /// What was begun, finished or not.
-    begun: u64,
-    /// How much may be begun before it is looked up again.
-    trusted: u64,
-    /// What was left when that was too little.
-    shortage: Option<Available>,
-}
-
-impl<'a> Watched<'a> {
-    fn new(
-        root: &'a SystemRoot,
-        available: &Available,
-        needed: ByteLen,
-        threads: NonZeroUsize,
-    ) -> Self {
-        let threads = u64::try_from(threads.get()).unwrap_or(u64::MAX);
-        let before = available.bytes.get();
-        let chunk = (before / 32 / threads).clamp(LEAST_CHUNK, MOST_CHUNK);
-        Self {
-            root,
-            before,
-            needed: needed.get(),
-            chunk: ByteLen::new(chunk),
-            distance: chunk.saturating_mul(threads).saturating_mul(2),
-            seen: Mutex::new(Seen { begun: 0, trusted: 0, shortage: None }),
-        }
-    }
-
-    /// Returns whether another chunk may be begun.
-    fn may_begin(&self, chunk: ByteLen) -> bool {
-        // A panic of another thread left numbers that are right or too large by a chunk.
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        if seen.shortage.is_some() {
-            return false;
-        }
-        if seen.trusted < chunk.get() {
-            // What cannot be read is not known to be short.
-            if let Ok(left) = memory::available(self.root) {
-                match room(self.before, self.needed, seen.begun, left.bytes.get(), self.distance) {
-                    // Others may take as much as we do meanwhile, so a part of it is trusted.
-                    Some(room) => seen.trusted = room / 4,
-                    None => {
-                        seen.shortage = Some(left);
-                        return false;
-                    }
-                }
-            }
-        }
-        seen.trusted = seen.trusted.saturating_sub(chunk.get());
-        seen.begun = seen.begun.saturating_add(chunk.get());
-        true
-    }
-
-    /// Returns what was left when that was too little, if it ever was.
-    fn into_shortage(self) -> Option<Available> {
-        self.seen.into_inner().unwrap_or_else(PoisonError::into_inner).shortage
-    }
-}
-
-/// Returns how much can be had beyond what the rest of a request needs, or `None` if that is too
-/// little. `before` could be had when `needed` were needed; `begun` of these were begun since, and `left`
-/// can be had now.
-fn room(before: u64, needed: u64, begun: u64, left: u64, distance: u64) -> Option<u64> {
-    let rest = needed.saturating_sub(begun);
-    // Page tables, and counters that the kernel keeps by the lot, are nobody's but ours.
-    let tolerance = before / 32;
-    let others = before.saturating_sub(begun).saturating_sub(left);
-    if others <= tolerance {
-        return Some(left.saturating_sub(rest));
-    }
-    left.checked_sub(rest)?.checked_sub(distance)
-}
-
 /// A range that is not inside is the caller's mistake, whoever found it.
 fn inside(error: ResidentError) -> NotPopulated {
     match error {
@@ -608,24 +514,6 @@ fn fitting(base: u64, range: &Range<u64>, huge: u64) -> ByteLen {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn what_others_take_is_missed_before_it_is_needed() {
-        for (what, before, needed, begun, left, expected) in [
-            ("all of it, alone", 1000, 1000, 0, 1000, Some(0)),
-            ("halfway, alone", 1000, 1000, 500, 500, Some(0)),
-            ("at the end, alone, after page tables", 1000, 1000, 990, 0, Some(0)),
-            ("plenty, beside others", 1000, 100, 50, 500, Some(410)),
-            ("two who want 60 % each, at 30 %", 1000, 600, 300, 400, Some(60)),
-            ("two who want 60 % each, at 38 %", 1000, 600, 380, 240, None),
-            ("two who want half each, at 45 %", 1000, 500, 450, 100, Some(10)),
-            ("two who want half each, at 47 %", 1000, 500, 470, 60, None),
-            ("another took all", 1000, 600, 0, 0, None),
-            ("more than was asked for was begun", 1000, 100, 200, 500, Some(460)),
-        ] {
-            assert_eq!(room(before, needed, begun, left, 40), expected, "{what}");
-        }
-    }
 
     #[test]
     fn only_whole_huge_pages_by_address_can_be_huge() {

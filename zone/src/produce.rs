@@ -9,7 +9,7 @@ use std::fmt;
 use uzone_pages::{Content, Payload, Pfn, PfnRange};
 
 use crate::hold::HoldFailure;
-use crate::pagemap::Inner;
+use crate::inner::Inner;
 
 /// Why a page could not be produced.
 #[derive(Clone)]

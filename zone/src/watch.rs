@@ -9,7 +9,8 @@ use uzone_os::bus::{self, BusError, BusKind, Watch, WatchError};
 use uzone_pages::{PageCount, Payload, Pfn, PfnRange};
 
 use crate::hold::Holdable;
-use crate::pagemap::{Inner, Pagemap};
+use crate::inner::Inner;
+use crate::pagemap::Pagemap;
 
 /// Returns the pages of a region that a bus error is about. The region starts at `start` with the
 /// first page of `range`, and `shift` is log2 of the bytes of a page.

@@ -22,9 +22,10 @@ use uzone_os::{AccessError, AdviseError};
 use uzone_pages::{AdvanceError, ByteLen, Content, Order, PageCount, Payload, Pfn, PfnRange};
 
 use crate::batches::Job;
-use crate::clear::{ClearError, Cleared, CopyOptions, ZeroOptions};
+use crate::clear::{ClearError, Cleared, ZeroOptions};
 use crate::hold::Holdable;
-use crate::pagemap::{Inner, Pagemap};
+use crate::inner::Inner;
+use crate::pagemap::Pagemap;
 
 /// How many folios of a call are tried whose memory turns out not to be there, before all others that
 /// are left are taken for such: each costs a signal, and a file that was truncated has millions.
@@ -199,8 +200,8 @@ fn push(ranges: &mut Vec<PfnRange>, range: PfnRange) {
 
 /// The folios of one claim.
 #[derive(Default)]
-struct Claimed {
-    ranges: Vec<PfnRange>,
+pub(crate) struct Claimed {
+    pub(crate) ranges: Vec<PfnRange>,
 }
 
 impl<P: Payload> Inner<P> {
@@ -222,7 +223,7 @@ impl<P: Payload> Inner<P> {
     }
 
     /// Returns the bytes of the region that pages of it are.
-    fn bytes_of(&self, range: PfnRange) -> Range<u64> {
+    pub(crate) fn bytes_of(&self, range: PfnRange) -> Range<u64> {
         let shift = self.region().page_size().shift();
         // Pages of the region, whose bytes were mapped.
         let offset = |pfn: Pfn| {
@@ -232,7 +233,7 @@ impl<P: Payload> Inner<P> {
     }
 
     /// Takes the folios of a range for clearing, as far as they are to be had.
-    fn claim(&self, range: PfnRange, from: &[Content], zeroed: &mut Zeroed) -> Claimed {
+    pub(crate) fn claim(&self, range: PfnRange, from: &[Content], zeroed: &mut Zeroed) -> Claimed {
         let folio_pages = self.order().pages();
         let mut claimed = Claimed::default();
         self.advance_run(range, from, Content::Zeroing, |head, advanced| {
@@ -250,7 +251,7 @@ impl<P: Payload> Inner<P> {
     }
 
     /// Lets folios that were taken for clearing go, as zero or as unknown.
-    fn finish(&self, range: PfnRange, to: Content, zeroed: &mut Zeroed) {
+    pub(crate) fn finish(&self, range: PfnRange, to: Content, zeroed: &mut Zeroed) {
         let folio_pages = self.order().pages();
         self.advance_run(range, &[Content::Zeroing], to, |head, advanced| {
             let Ok(folio) = PfnRange::try_new(head, folio_pages) else { return };
@@ -469,91 +470,6 @@ impl<P: Payload> Pagemap<P> {
             let first = start + piece * step;
             PfnRange::try_new(Pfn::new(first), PageCount::new(step.min(end - first))).ok()
         })
-    }
-
-    /// Copies the folio at `from` to the one at `to`, by the largest extent and past the cache where
-    /// that is faster, instead of page by page. Both may be of different regions. The source is held
-    /// for the time, and the destination nobody else's; it is *present* afterwards.
-    ///
-    /// # Errors
-    /// [`ZeroFailure`] if a page is not the region's, the folios are not of the same order, the
-    /// source's bytes are not there or have bad ones among them, or the destination is pinned, bad
-    /// or somebody else's. If it was cancelled, the destination's content is unknown, and the answer
-    /// says how much was copied.
-    pub fn copy_folio<Q: Payload>(
-        &self,
-        to: Pfn,
-        source: &Pagemap<Q>,
-        from: Pfn,
-        options: &CopyOptions,
-    ) -> Result<Cleared, ZeroFailure> {
-        let (order, other) = (self.inner.order(), source.inner.order());
-        let folio = |pfn: Pfn, order: Order, region: PfnRange| {
-            let asked = PfnRange::try_new(pfn, order.pages()).unwrap_or(region);
-            if !region.contains_range(asked) {
-                return Err(ZeroFailure::NotHere { asked, region });
-            }
-            if !pfn.is_aligned(order) {
-                return Err(ZeroFailure::CutsFolio { asked, order });
-            }
-            Ok(asked)
-        };
-        let to = folio(to, order, self.range())?;
-        let from = folio(from, other, source.range())?;
-        if order != other {
-            return Err(ZeroFailure::CutsFolio { asked: from, order });
-        }
-        // A pin: while it lasts, the bytes are there and stay.
-        let held = source.try_pin(from).map_err(|failure| ZeroFailure::Copy {
-            pfn: from.start(),
-            cause: match failure {
-                crate::HoldFailure::Refused {
-                    cause: uzone_pages::HoldError::Content(content),
-                    ..
-                } => Unclearable::Content(content),
-                _ => Unclearable::Poisoned,
-            },
-        })?;
-        let cause = self.take_for_copy(to);
-        if let Some(cause) = cause {
-            return Err(ZeroFailure::Copy { pfn: to.start(), cause });
-        }
-        let bytes = self.inner.bytes_of(to);
-        let source_bytes = (source.region().mapping(), source.inner.bytes_of(from).start);
-        let len = ByteLen::new(bytes.end - bytes.start);
-        let (mapping, page) = (self.region().mapping(), self.region().page_size());
-        let copied =
-            Job::copy(mapping, page, bytes.start, source_bytes, len, options).map(Job::run);
-        drop(held);
-        let mut zeroed = Zeroed::default();
-        self.inner.finish(to, Content::Unknown, &mut zeroed);
-        let copied = copied?;
-        if !zeroed.bad.is_empty() {
-            let cause = Unclearable::Poisoned;
-            return Err(ZeroFailure::Copy { pfn: to.start(), cause });
-        }
-        if copied.is_whole() {
-            // Whoever was faster has taken it over as it is.
-            self.inner.advance_run(to, &[Content::Unknown], Content::Present, |_, _| ());
-        }
-        Ok(copied)
-    }
-
-    /// Takes a folio whose bytes are about to be replaced. Returns why it is not to be had, if it is
-    /// not.
-    fn take_for_copy(&self, folio: PfnRange) -> Option<Unclearable> {
-        if self.inner.bad.first_in(folio).is_some() {
-            return Some(Unclearable::Poisoned);
-        }
-        // Zero is what nobody has; whoever replaces it has it.
-        self.inner.advance_run(folio, &[Content::Zero], Content::Present, |_, _| ());
-        let mut zeroed = Zeroed::default();
-        let claimed = self.inner.claim(folio, &CLEARABLE, &mut zeroed);
-        if claimed.ranges.is_empty() {
-            let left = zeroed.left.first().map(|(_, cause)| *cause);
-            return Some(left.unwrap_or(Unclearable::Poisoned));
-        }
-        None
     }
 
     /// Gives the pages of `range` back to the kernel, which answers the next touch with zeroes: their
