@@ -8,6 +8,7 @@ mod bench;
 mod demo;
 mod doctor;
 mod exit;
+mod generate;
 mod output;
 mod progress;
 mod report;
@@ -42,6 +43,8 @@ enum Command {
     Demo(demo::Args),
     Bench(bench::Args),
     Report(report::Args),
+    Man(generate::ManArgs),
+    Completions(generate::CompletionsArgs),
 }
 
 impl Command {
@@ -51,6 +54,8 @@ impl Command {
             Self::Demo(args) => demo::run(args, out),
             Self::Bench(args) => bench::run(args, out),
             Self::Report(args) => report::run(args, out),
+            Self::Man(args) => generate::man(args, out),
+            Self::Completions(args) => generate::completions(args, out),
         }
     }
 }

@@ -1,0 +1,113 @@
+//! `uzone man` and `uzone completions`: every command is in them, and shells read them.
+
+mod common;
+
+use std::process::{Command, Output, Stdio};
+
+use common::{Dir, keeps_to};
+use serde_json::Value;
+
+const COMMANDS: [&str; 6] = ["doctor", "demo", "bench", "report", "man", "completions"];
+
+fn run(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_uzone"))
+        .args(arguments)
+        .stdin(Stdio::null())
+        .output()
+        .expect("the binary under test runs")
+}
+
+fn text(bytes: &[u8]) -> &str {
+    str::from_utf8(bytes).expect("output is UTF-8")
+}
+
+fn object(output: &Output) -> Value {
+    serde_json::from_slice(&output.stdout).expect("one JSON object and nothing else")
+}
+
+#[test]
+fn each_command_has_a_page_with_its_arguments_and_exit_codes() {
+    let dir = Dir::new("man");
+    let output = run(&["man", "--output", &dir.name("man1"), "--json"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let object = object(&output);
+    keeps_to("uzone.man-1", &object);
+    let files: Vec<&str> = object["files"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .map(|file| file.as_str().expect("a name"))
+        .collect();
+    let page = |name: &str| {
+        let path = dir.name(&format!("man1/{name}.1"));
+        assert!(files.contains(&path.as_str()), "{path} is not in {files:?}");
+        std::fs::read_to_string(path).expect("it was written")
+    };
+    assert!(page("uzone").contains(".TH uzone 1"));
+    for command in COMMANDS {
+        let page = page(&format!("uzone-{command}"));
+        assert!(page.contains("Exit codes:"), "{command}: {page}");
+        assert!(page.contains("\\-\\-json"), "{command}: {page}");
+    }
+    assert!(page("uzone-bench-zero").contains("libpmem"));
+    assert!(!files.iter().any(|file| file.contains("help")), "{files:?}");
+}
+
+#[test]
+fn without_a_directory_the_first_page_is_printed() {
+    let output = run(&["man"]);
+    assert!(text(&output.stdout).contains(".TH uzone 1"));
+    keeps_to("uzone.man-1", &object(&run(&["man", "--json"])));
+    // A formatter finds nothing wrong with it, where there is one.
+    let Ok(mut formatter) = Command::new("man")
+        .args(["--warnings", "-E", "UTF-8", "-l", "-"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+    else {
+        println!("skipped: formatting the manual page: man is not installed");
+        return;
+    };
+    let mut stdin = formatter.stdin.take().expect("a pipe");
+    std::io::Write::write_all(&mut stdin, &output.stdout).expect("it reads");
+    drop(stdin);
+    let formatted = formatter.wait_with_output().expect("it ends");
+    assert!(formatted.stderr.is_empty(), "{}", text(&formatted.stderr));
+}
+
+#[test]
+fn a_directory_that_cannot_be_made_is_named() {
+    let dir = Dir::new("man-file");
+    let file = dir.file("file", "");
+    let output = run(&["man", "--output", &file]);
+    assert_eq!(output.status.code(), Some(74), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains(&file));
+    assert_eq!(dir.names(), ["file"]);
+}
+
+#[test]
+fn scripts_for_shells_know_every_command_and_are_valid() {
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let output = run(&["completions", shell]);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let script = text(&output.stdout);
+        for command in COMMANDS {
+            assert!(script.contains(command), "{shell}: {command}");
+        }
+        let object = object(&run(&["completions", shell, "--json"]));
+        keeps_to("uzone.completions-1", &object);
+        assert_eq!(object["script"], script);
+        // Where the shell is installed, it reads the script without executing it.
+        if matches!(shell, "bash" | "zsh" | "fish") {
+            let dir = Dir::new(&format!("completions-{shell}"));
+            let file = dir.file("script", script);
+            match Command::new(shell).args(["-n", &file]).output() {
+                Ok(read) => assert!(read.status.success(), "{shell}: {}", text(&read.stderr)),
+                Err(_) => println!("skipped: reading the script: {shell} is not installed"),
+            }
+        }
+    }
+    assert_eq!(run(&["completions", "tcsh"]).status.code(), Some(2));
+    assert_eq!(run(&["completions"]).status.code(), Some(2));
+}
