@@ -5,6 +5,8 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
 
+mod common;
+
 use std::io::{BufRead, BufReader, Write};
 use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, AsRawFd};
@@ -12,6 +14,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::thread;
 
+use common::{page, skip};
 use uzone_fault::{
     AdoptedMemory, BackingError, Engine, FunctionBacking, LazyOptions, MapError, RemoteRegion,
     ZeroBacking,
@@ -22,18 +25,6 @@ use uzone_pages::{Advice, ByteLen, Content, PageSize};
 
 const CHILD: &str = "UZONE_FAULT_TEST_OTHER";
 const PAGES: u64 = 1024;
-
-fn skip(name: &str, reason: &str) {
-    assert!(
-        std::env::var_os("REQUIRE_ALL").is_none_or(|value| value != "1"),
-        "{name} was to run, and cannot: {reason}"
-    );
-    eprintln!("skipped: {name}: {reason}");
-}
-
-fn page() -> u64 {
-    probe::page_size().bytes()
-}
 
 fn fill(offset: u64, out: &mut [u8]) {
     for (index, chunk) in out.chunks_exact_mut(8).enumerate() {

@@ -6,39 +6,28 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
 
-use std::fs::File;
-use std::io::Write;
-use std::num::{NonZeroU64, NonZeroUsize};
+mod common;
+
+use std::num::NonZeroU64;
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use uzone_fault::{
-    Backing, BackingError, Engine, FaultStats, FileBacking, FunctionBacking, LazyError,
-    LazyMapping, LazyOptions, MapError, MemoryBacking, Populate, Window, ZeroBacking,
+use common::{
+    CHILD, Pool, bytes_of, check_all, check_page, engine, file_of, function, map as map_with,
+    options, page, scattered, settles, skip, usize_of, word, words, write_words,
 };
-use uzone_os::uffd::OpenError;
-use uzone_os::{HugeSize, Mapping, Sharing, page_cache, probe};
+use uzone_fault::{
+    Backing, BackingError, FileBacking, FunctionBacking, LazyError, LazyMapping, LazyOptions,
+    MapError, MemoryBacking, Populate, Window, ZeroBacking,
+};
+use uzone_os::{HugeSize, Mapping, Sharing, page_cache};
 use uzone_pages::{Advice, ByteLen, Content, FaultAround};
 
-const CHILD: &str = "UZONE_FAULT_TEST_CHILD";
-
-fn skip(name: &str, reason: &str) {
-    assert!(
-        std::env::var_os("REQUIRE_ALL").is_none_or(|value| value != "1"),
-        "{name} was to run, and cannot: {reason}"
-    );
-    eprintln!("skipped: {name}: {reason}");
-}
-
-fn engine() -> Engine {
-    Engine::new(NonZeroUsize::new(2).unwrap()).unwrap()
-}
-
-/// Maps, or says that the case cannot run.
+/// Maps by an engine of its own, or says that the case cannot run.
 fn map(
     name: &str,
     len: u64,
@@ -48,137 +37,15 @@ fn map(
     map_with(name, &engine(), len, backing, options)
 }
 
-fn map_with(
-    name: &str,
-    engine: &Engine,
-    len: u64,
-    backing: impl Backing + 'static,
-    options: &LazyOptions,
-) -> Option<LazyMapping> {
-    match engine.map(ByteLen::new(len), Arc::new(backing), options) {
-        Ok(memory) => Some(memory),
-        Err(MapError::Open(error @ (OpenError::Missing { .. } | OpenError::Probe(_)))) => {
-            skip(name, &error.to_string());
-            None
-        }
-        Err(error) => panic!("{name}: {error:?}"),
-    }
-}
-
-fn page() -> u64 {
-    probe::page_size().bytes()
-}
-
-fn usize_of(number: u64) -> usize {
-    usize::try_from(number).unwrap()
-}
-
-/// The oracle: the 8 bytes at an offset.
-fn word(offset: u64) -> u64 {
-    (offset / 8 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)
-}
-
-fn write_words(offset: u64, out: &mut [u8]) {
-    for (index, chunk) in out.chunks_mut(8).enumerate() {
-        let bytes = word(offset + index as u64 * 8).to_ne_bytes();
-        chunk.copy_from_slice(&bytes[..chunk.len()]);
-    }
-}
-
-fn words(len: u64) -> Vec<u8> {
-    let mut bytes = vec![0; usize_of(len)];
-    write_words(0, &mut bytes);
-    bytes
-}
-
-fn function() -> impl Backing + 'static {
-    FunctionBacking::quick(|offset, out: &mut [u8]| {
-        write_words(offset, out);
-        Ok(())
-    })
-}
-
-fn check_page(memory: &LazyMapping, offset: u64, len: u64) {
-    let mut seen = vec![0; usize_of(len)];
-    memory.read_at(offset, &mut seen).unwrap();
+/// Reads as many bytes at once and compares them.
+fn check_bytes(memory: &LazyMapping, offset: u64, len: u64) {
     let mut expected = vec![0; usize_of(len)];
     write_words(offset, &mut expected);
-    assert!(seen == expected, "wrong bytes at {offset:#x}");
-}
-
-/// Compares every byte, from the first page to the last.
-fn check_all(memory: &LazyMapping) {
-    for offset in (0..memory.len().get()).step_by(usize_of(page())) {
-        check_page(memory, offset, page().min(memory.len().get() - offset));
-    }
-}
-
-/// Numbers below `end` that look random, the same in every run.
-fn scattered(seed: u64, end: u64) -> impl Iterator<Item = u64> {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    std::iter::repeat_with(move || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        state % end
-    })
-}
-
-/// A file with the words in it, beside this program: where temporary files go may be memory.
-fn file_of(len: u64) -> File {
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    let name = format!("lazy-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-    let path = std::env::current_exe().unwrap().parent().unwrap().join(name);
-    let mut file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
-    std::fs::remove_file(&path).unwrap();
-    file.write_all(&words(len)).unwrap();
-    file.sync_all().unwrap();
-    file
+    assert!(bytes_of(memory, offset, len) == expected, "wrong bytes at {offset:#x}");
 }
 
 fn window(pages: u64) -> FaultAround {
     FaultAround::try_new(ByteLen::new(pages * page())).unwrap()
-}
-
-fn options(advice: Advice, pages: u64) -> LazyOptions {
-    LazyOptions { advice, fault_around: window(pages), ..LazyOptions::default() }
-}
-
-/// Waits until the counts are as expected: what is counted after a waiter was woken may come a
-/// little later.
-fn settles(memory: &LazyMapping, expected: impl Fn(&FaultStats) -> bool) {
-    let patience = Instant::now() + Duration::from_secs(20);
-    while !expected(&memory.stats()) {
-        assert!(Instant::now() < patience, "{:?}", memory.stats());
-        thread::yield_now();
-    }
-}
-
-/// Huge pages that were added to the pool, and are taken back when dropped.
-struct Pool(u64);
-
-const POOL: &str = "/proc/sys/vm/nr_hugepages";
-
-impl Pool {
-    fn size() -> Option<u64> {
-        std::fs::read_to_string(POOL).ok()?.trim().parse().ok()
-    }
-
-    fn try_grow(pages: u64) -> Result<Self, String> {
-        let before = Self::size().ok_or_else(|| format!("{POOL} cannot be read"))?;
-        std::fs::write(POOL, (before + pages).to_string())
-            .map_err(|error| format!("{POOL}: {error}: run as root"))?;
-        let pool = Self(Self::size().unwrap_or(before).saturating_sub(before));
-        if pool.0 < pages { Err(format!("the host gave {} huge pages", pool.0)) } else { Ok(pool) }
-    }
-}
-
-impl Drop for Pool {
-    fn drop(&mut self) {
-        if let Some(now) = Self::size() {
-            let _ = std::fs::write(POOL, now.saturating_sub(self.0).to_string());
-        }
-    }
 }
 
 #[test]
@@ -193,7 +60,7 @@ fn threads_that_touch_at_random_see_the_bytes_of_the_function() {
                 let memory = &memory;
                 scope.spawn(move || {
                     for at in scattered(seed + 1, len / page()).take(3000) {
-                        check_page(memory, at * page(), page());
+                        check_page(memory, at * page());
                     }
                 });
             }
@@ -238,7 +105,7 @@ fn a_cold_file_is_read_where_it_is_touched() {
     let backing = FileBacking::new(file.try_clone().unwrap()).unwrap();
     let Some(memory) = map(name, len, backing, &LazyOptions::default()) else { return };
     for at in scattered(3, len / page()).take(200) {
-        check_page(&memory, at * page(), page());
+        check_page(&memory, at * page());
     }
     let stats = memory.stats();
     assert_eq!(stats.poisoned, 0, "{stats:?}");
@@ -252,8 +119,8 @@ fn a_last_page_that_the_file_fills_in_part_ends_in_zeroes() {
     let Some(memory) = map("a_last_page", 6 * page(), backing, &LazyOptions::default()) else {
         return;
     };
-    check_page(&memory, 0, 5 * page());
-    check_page(&memory, 5 * page(), 96);
+    check_bytes(&memory, 0, 5 * page());
+    check_bytes(&memory, 5 * page(), 96);
     let mut rest = vec![1; usize_of(page() - 100)];
     memory.read_at(len, &mut rest).unwrap();
     assert!(rest.iter().all(|&byte| byte == 0));
@@ -268,7 +135,7 @@ fn a_file_that_became_shorter_is_an_error_and_never_zero() {
         return;
     };
     file.set_len(32 * page()).unwrap();
-    check_page(&memory, 31 * page(), page());
+    check_page(&memory, 31 * page());
     let error = memory.populate(40 * page()..41 * page(), Populate::All).unwrap_err();
     let LazyError::Backing { cause: BackingError::Short { end, .. }, offset } = &error else {
         panic!("{error:?}");
@@ -333,7 +200,7 @@ fn a_hole_of_a_memory_file_is_zero_and_what_is_shared_is_seen() {
     let zeroes = vec![0; usize_of(page())];
     for at in 0..64 {
         if at % 3 != 0 {
-            check_page(&memory, at * page(), page());
+            check_page(&memory, at * page());
             continue;
         }
         let mut seen = vec![1; usize_of(page())];
@@ -384,7 +251,7 @@ fn a_write_fault_fills_its_page_alone() {
     assert_eq!(seen[..8], [1; 8]);
     assert_eq!(seen[8..], word(20 * page() + 8).to_ne_bytes());
     // Its neighbours come with the next read, and it stays as it was written.
-    check_page(&memory, 21 * page(), page());
+    check_page(&memory, 21 * page());
     memory.read_at(20 * page(), &mut seen).unwrap();
     assert_eq!(seen[..8], [1; 8]);
     settles(&memory, |stats| stats.demand + stats.around == 16);
@@ -440,12 +307,12 @@ fn a_backing_that_stalls_holds_up_no_other_page() {
     };
     thread::scope(|scope| {
         let waiters: Vec<_> =
-            (0..3).map(|_| scope.spawn(|| check_page(&memory, stalled, page()))).collect();
+            (0..3).map(|_| scope.spawn(|| check_page(&memory, stalled))).collect();
         while memory.stats().queued == 0 {
             thread::yield_now();
         }
         for at in (0..len).step_by(usize_of(page())).filter(|&at| at != stalled) {
-            check_page(&memory, at, page());
+            check_page(&memory, at);
         }
         assert_eq!(memory.content(stalled), Some(Content::Filling));
         assert!(waiters.iter().all(|waiter| !waiter.is_finished()));
@@ -474,14 +341,14 @@ fn a_page_that_fails_raises_a_signal_in_its_reader_and_nowhere_else() {
     let Some(memory) = map(name, 64 * page(), backing, &options(Advice::Normal, 16)) else {
         return;
     };
-    check_page(&memory, 0, 16 * page());
+    check_bytes(&memory, 0, 16 * page());
     if is_child {
-        check_page(&memory, 20 * page(), page());
+        check_page(&memory, 20 * page());
         println!("no signal came");
         return;
     }
-    check_page(&memory, 21 * page(), page());
-    check_page(&memory, 19 * page(), page());
+    check_page(&memory, 21 * page());
+    check_page(&memory, 19 * page());
     let error = memory.populate(16 * page()..32 * page(), Populate::All).unwrap_err();
     assert!(matches!(error, LazyError::Backing { offset, .. } if offset == 20 * page()), "{error}");
     let output = Command::new(std::env::current_exe().unwrap())
@@ -509,7 +376,7 @@ fn a_closure_that_panics_makes_its_page_bad_and_the_engine_goes_on() {
     };
     assert!(memory.populate(3 * page()..4 * page(), Populate::All).is_err());
     for at in [0, 1, 2, 4, 5, 6, 7] {
-        check_page(&memory, at * page(), page());
+        check_page(&memory, at * page());
     }
     assert_eq!(memory.stats().queued, 7, "a slow closure runs in a thread of its own");
 }
@@ -535,7 +402,7 @@ fn what_is_evicted_comes_back_under_readers_that_never_see_anything_else() {
                 let (memory, stop) = (&memory, &stop);
                 scope.spawn(move || {
                     for at in scattered(seed + 7, len / page()) {
-                        check_page(memory, at * page(), page());
+                        check_page(memory, at * page());
                         if stop.load(Ordering::Relaxed) {
                             return;
                         }
@@ -592,14 +459,14 @@ fn populating_what_is_at_hand_maps_that_and_no_more() {
 fn the_window_can_be_changed_while_it_is_used() {
     let options = options(Advice::Normal, 16);
     let Some(memory) = map("the_window", 4096 * page(), function(), &options) else { return };
-    check_page(&memory, 0, page());
+    check_page(&memory, 0);
     settles(&memory, |stats| stats.around == 15);
     assert_eq!(memory.fault_around(), window(16));
     memory.advise(Advice::Random, window(16));
-    check_page(&memory, 1000 * page(), page());
+    check_page(&memory, 1000 * page());
     assert_eq!((memory.fault_around(), memory.stats().around), (FaultAround::MIN, 15));
     memory.advise(Advice::Normal, window(128));
-    check_page(&memory, 2048 * page(), page());
+    check_page(&memory, 2048 * page());
     // The neighbours follow the page, so they may come a little later.
     settles(&memory, |stats| stats.around == 15 + 127);
     assert_eq!(memory.content(2048 * page() + 127 * page()), Some(Content::Present));
@@ -666,7 +533,7 @@ fn many_mappings_come_and_go_while_their_pages_are_produced() {
                 let memory = &memory;
                 scope.spawn(move || {
                     for at in scattered(seed + round * 4 + 1, 64).take(8) {
-                        check_page(memory, at * page(), page());
+                        check_page(memory, at * page());
                     }
                 });
             }

@@ -5,6 +5,8 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
 
+mod common;
+
 use std::fs::File;
 use std::num::NonZeroUsize;
 use std::os::fd::AsFd;
@@ -13,6 +15,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use common::{page, skip};
 use uzone_fault::{
     Backing, BackingError, Engine, EngineOptions, FaultClass, FaultOutcome, FileBacking,
     FunctionBacking, LazyMapping, LazyOptions, MapError, Place, Placement, Reader, RemoteRegion,
@@ -21,18 +24,6 @@ use uzone_fault::{
 use uzone_os::uffd::{Features, KernelFaults, Modes, OpenError, Registered, Remote, Uffd};
 use uzone_os::{AccessError, Anonymous, Mapping, Vaddr, bus, page_cache, probe};
 use uzone_pages::{Advice, ByteLen, Content, FaultAround};
-
-fn skip(name: &str, reason: &str) {
-    assert!(
-        std::env::var_os("REQUIRE_ALL").is_none_or(|value| value != "1"),
-        "{name} was to run, and cannot: {reason}"
-    );
-    eprintln!("skipped: {name}: {reason}");
-}
-
-fn page() -> u64 {
-    probe::page_size().bytes()
-}
 
 fn size() -> usize {
     usize::try_from(page()).unwrap()
