@@ -563,6 +563,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "megabytes that are written byte by byte")]
     fn time_that_others_had_is_not_taken_off_the_time_there_is() {
         let mut bench = Bench::new(Instant::now(), Duration::from_secs(3600));
         assert!(bench.has_time());
