@@ -4,7 +4,7 @@
 //! its pages exists (see `hold.rs`), or waits for it until a deadline.
 
 use std::fmt;
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::panic::Location;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -519,6 +519,14 @@ impl<P: Payload> Pagemap<P> {
         }
         let last = (end.get() - 1) >> shift;
         PfnRange::try_new(first, PageCount::new(last - (offset_bytes >> shift) + 1))
+    }
+
+    /// Returns the bytes of [`Pagemap::region`] that the pages of `range` are, or `None` if not all of
+    /// them belong to it. The way back from [`Pagemap::range_at`], for
+    /// [`Region::read_at`](crate::Region::read_at) and the like.
+    #[must_use]
+    pub fn bytes_of(&self, range: PfnRange) -> Option<Range<u64>> {
+        self.range().contains_range(range).then(|| self.inner.bytes_of(range))
     }
 
     /// Takes the first reference of a free folio, as the memory's owner does who hands it out.

@@ -222,7 +222,7 @@ impl<P: Payload> Inner<P> {
     }
 
     /// Returns the bytes of the region that pages of it are.
-    fn bytes_of(&self, range: PfnRange) -> Range<u64> {
+    pub(crate) fn bytes_of(&self, range: PfnRange) -> Range<u64> {
         let shift = self.region().page_size().shift();
         // Pages of the region, whose bytes were mapped.
         let offset = |pfn: Pfn| {
