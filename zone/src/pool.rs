@@ -513,6 +513,26 @@ impl<P: Payload> Pool<P> {
         self.shared.free(range)
     }
 
+    /// Looks again at free folios of `range` that were set aside because they were pinned, bad or not
+    /// there, after that has changed: memory that was populated since is handed out from then on. Pages
+    /// that are not the pool's are left out.
+    ///
+    /// [`Pool::take`] does so by itself, for all that were set aside, before it says that there are none.
+    /// Costs a lock, held for a look at the word of each folio of the range.
+    pub fn look_again(&self, range: PfnRange) {
+        let (pool, order) = (self.shared.pagemap.range(), self.shared.order());
+        let start = range.start().align_down(order).max(pool.start());
+        let end = range.end().min(pool.end());
+        let (Some(before), Some(pages)) =
+            (start.checked_since(pool.start()), end.checked_since(start))
+        else {
+            return; // it lies before the pool, or behind it
+        };
+        let number = |pages: u64| usize::try_from(pages).unwrap_or(usize::MAX);
+        let folios = number(pages.get().div_ceil(order.pages().get()));
+        uzone_pages::look_again(&*self.shared, number(before.get() >> order.get()), folios);
+    }
+
     /// Returns the pagemap whose folios these are.
     #[must_use]
     pub fn pagemap(&self) -> &Pagemap<P> {
