@@ -4,8 +4,7 @@
 //! ```
 //! use std::num::NonZeroUsize;
 //! use std::sync::Arc;
-//! use uzone_fault::{Engine, FunctionBacking, LazyOptions};
-//! use uzone_pages::ByteLen;
+//! use uzone_fault::{ByteLen, Engine, FunctionBacking, LazyOptions};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let engine = Engine::new(NonZeroUsize::MIN)?;
@@ -104,3 +103,9 @@ pub use record::{FaultClass, FaultOutcome, FaultRecord, FaultTrace, Latency};
 pub use stats::FaultStats;
 pub use told::RemoteRegion;
 pub use window::{Filled, Window};
+
+// What calls here take and return of the packages below.
+pub use uzone::Pinned;
+pub use uzone_os::uffd::KernelFaults;
+pub use uzone_os::{HugeSize, Mapping, Sharing};
+pub use uzone_pages::{Advice, ByteLen, Content, FaultAround, PageSize};

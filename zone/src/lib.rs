@@ -73,8 +73,9 @@ pub use uzone_os::bus;
 pub use uzone_os::hugepages::HugeSize;
 pub use uzone_os::memory::Limit;
 pub use uzone_os::{
-    AccessError, Addr, AdviseError, CopyDirection, DaxError, Exclusivity, ExclusivityError, FileId,
-    MapError, MappedError, Mapping, PopulateError, Populated, ResidentError,
+    Access, AccessError, Addr, AdviseError, Anonymous, CopyDirection, DaxError, Exclusivity,
+    ExclusivityError, FileId, HugeAdvice, MapError, MappedError, Mapping, PopulateError, Populated,
+    RangeError, Reserve, ResidentError, Sharing,
 };
 pub use uzone_pages::*;
 pub use uzone_stream::{Next, Path as StorePath, Was, Way};
