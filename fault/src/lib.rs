@@ -28,6 +28,12 @@
 //! # }
 //! ```
 //!
+//! It needs Linux 6.6 and a userfaultfd, which any process may have for its own reads and writes; for those
+//! of system calls see [`KernelFaults`]. Units: offsets are bytes from the start of a mapping, or of its
+//! backing where that is said; lengths are [`ByteLen`]; a [`FaultAround`] is bytes. Errors are
+//! [`MapError`] where there is no mapping yet, [`LazyError`] of requests, and [`BackingError`] of what
+//! produces pages. `docs/GUIDE.md` goes through it one idea after the other, from chapter 10 on.
+//!
 //! A fault goes down and back: the kernel tells the thread of the mapping (`event_loop`, `source`), which asks
 //! what its page is (`contents`) and which window belongs to it
 //! ([`FaultPattern`](uzone_pages::FaultPattern)), offers that to the backing (`core`, `window`), and
@@ -109,3 +115,8 @@ pub use uzone::Pinned;
 pub use uzone_os::uffd::KernelFaults;
 pub use uzone_os::{HugeSize, Mapping, Sharing};
 pub use uzone_pages::{Advice, ByteLen, Content, FaultAround, PageSize};
+
+/// The examples of the guide, of this package and of those below, run as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/GUIDE.md")]
+struct Guide;
