@@ -4,7 +4,7 @@
 //! its pages exists (see `hold.rs`), or waits for it until a deadline.
 
 use std::fmt;
-use std::ops::{Deref, Range};
+use std::ops::Deref;
 use std::panic::Location;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -525,7 +525,7 @@ impl<P: Payload> Pagemap<P> {
     /// them belong to it. The way back from [`Pagemap::range_at`], for
     /// [`Region::read_at`](crate::Region::read_at) and the like.
     #[must_use]
-    pub fn bytes_of(&self, range: PfnRange) -> Option<Range<u64>> {
+    pub fn bytes_of(&self, range: PfnRange) -> Option<std::ops::Range<u64>> {
         self.range().contains_range(range).then(|| self.inner.bytes_of(range))
     }
 
@@ -571,7 +571,8 @@ impl<P: Payload> Pagemap<P> {
 
     /// Pins the folios of `range`: one atomic step a folio, and of base pages one for each 512 that
     /// the range covers together. Pages that are not there are produced first, if the region can
-    /// ([`PagemapOps::populate`]); the call may block for them.
+    /// ([`PagemapOps::populate`]); the call may block for them. Entering the pagemap and leaving it are an
+    /// atomic step each; nothing is allocated.
     ///
     /// # Errors
     /// [`HoldFailure`] if a page is not the region's, is bad, is being cleared, or cannot be

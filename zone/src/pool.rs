@@ -209,7 +209,9 @@ struct Shared<P: Payload> {
     cancel: Cancel,
 }
 
-/// Folios of a pagemap that are handed out and taken back.
+/// Folios of a pagemap that are handed out and taken back: what one owner wrote never reaches the next.
+///
+/// Dropping it stops its workers; what is handed out stays so until it is dropped as well.
 pub struct Pool<P: Payload = ()> {
     shared: Arc<Shared<P>>,
     workers: Vec<JoinHandle<()>>,
@@ -488,7 +490,9 @@ impl<P: Payload> Pool<P> {
         Ok(pool)
     }
 
-    /// Hands out a folio, every byte of which is zero.
+    /// Hands out a folio, every byte of which is zero. Costs a lock and an atomic step if one is zero
+    /// already; otherwise the time to clear one, on this thread. If the last ones are being cleared, it
+    /// waits for them.
     ///
     /// # Errors
     /// [`TakeFailure`] if none is free.
@@ -496,7 +500,8 @@ impl<P: Payload> Pool<P> {
         self.shared.take(1)
     }
 
-    /// Hands out several folios in a row, every byte of which is zero.
+    /// Hands out several folios in a row, every byte of which is zero; those of them that are not are
+    /// cleared first, on this thread. Costs a search for the place besides.
     ///
     /// # Errors
     /// [`TakeFailure`] if there are not so many in a row.
