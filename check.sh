@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Runs every check of the project, here as in CI: format, Clippy, tests, documentation, loom, Miri,
-# each benchmark once at a small size, and the rules for dependencies. What is missing is installed.
+# each benchmark once at a small size, every example, and the rules for dependencies. What is missing
+# is installed.
 #
 #   ./check.sh            everything
 #   ./check.sh test doc   only these stages
@@ -10,7 +11,7 @@
 set -euo pipefail
 cd "$(dirname "$0")"
 
-STAGES=(format clippy test doc loom miri bench deny)
+STAGES=(format clippy test doc loom miri bench examples deny)
 MIRI_TOOLCHAIN=${MIRI_TOOLCHAIN:-nightly}
 LOGS=$(mktemp -d)
 trap 'rm -rf "$LOGS"' EXIT
@@ -146,6 +147,27 @@ stage_bench() {
         return 1
     fi
     say "$rows rows measured" >"$LOGS/bench.summary"
+}
+
+# Every example ends well, which is what they check of themselves.
+stage_examples() {
+    local file name ran=0
+    for file in */examples/*.rs; do
+        name=$(basename "$file" .rs)
+        # What takes longer by itself is told to do less.
+        local arguments=()
+        case $name in
+            stream_limits) arguments=(32 1) ;;
+            stream_ways) arguments=(zero 1) ;;
+            trace) arguments=("$LOGS/trace.json") ;;
+        esac
+        say "== $file"
+        cargo run --release --locked --manifest-path "${file%%/*}/Cargo.toml" --example "$name" -- \
+            "${arguments[@]}"
+        ran=$((ran + 1))
+    done
+    cargo run --release --locked -- report "$LOGS/trace.json" -o "$LOGS/trace.html"
+    say "$ran examples" >"$LOGS/examples.summary"
 }
 
 stage_deny() {

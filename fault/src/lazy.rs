@@ -105,11 +105,13 @@ impl LazyMapping {
         self.memory.uffd().sees_kernel_faults()
     }
 
-    /// Copies bytes out. What is missing is produced, and the call waits for it; a page that is
-    /// bad raises `SIGBUS`, so a caller whose backing may fail asks [`LazyMapping::populate`] first.
+    /// Copies bytes out, from byte `offset` of the mapping on. What is missing is produced, and the call
+    /// waits for it, whether or not the kernel tells of its own faults; a page that is bad raises
+    /// `SIGBUS`, so a caller whose backing may fail asks [`LazyMapping::populate`] first, or calls
+    /// [`uzone::bus::install`] once.
     ///
     /// # Errors
-    /// [`LazyError::Access`] unless all bytes are inside.
+    /// [`LazyError::Access`] unless all bytes are inside, and where `SIGBUS` is an error by that.
     pub fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), LazyError> {
         Ok(self.mapping().read_at(offset, out)?)
     }
@@ -200,8 +202,9 @@ impl LazyMapping {
         Ok(self.core.contents().pin(whole)?)
     }
 
-    /// Makes pages of a range present before anybody touches them, in the calling thread. Returns how
-    /// many pages were put in place.
+    /// Makes pages of a range of bytes present before anybody touches them, in the calling thread. Returns
+    /// how many pages were put in place. With [`Populate::Cached`] it never blocks on the backing; with
+    /// [`Populate::All`] it waits at most 30 seconds for a page that another thread is producing.
     ///
     /// # Errors
     /// [`LazyError::Poisoned`] or [`LazyError::Backing`] at the first page that cannot be had,

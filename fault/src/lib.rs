@@ -4,8 +4,7 @@
 //! ```
 //! use std::num::NonZeroUsize;
 //! use std::sync::Arc;
-//! use uzone_fault::{Engine, FunctionBacking, LazyOptions};
-//! use uzone_pages::ByteLen;
+//! use uzone_fault::{ByteLen, Engine, FunctionBacking, LazyOptions};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let engine = Engine::new(NonZeroUsize::MIN)?;
@@ -28,6 +27,12 @@
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! It needs Linux 6.6 and a userfaultfd, which any process may have for its own reads and writes; for those
+//! of system calls see [`KernelFaults`]. Units: offsets are bytes from the start of a mapping, or of its
+//! backing where that is said; lengths are [`ByteLen`]; a [`FaultAround`] is bytes. Errors are
+//! [`MapError`] where there is no mapping yet, [`LazyError`] of requests, and [`BackingError`] of what
+//! produces pages. `docs/GUIDE.md` goes through it one idea after the other, from chapter 10 on.
 //!
 //! A fault goes down and back: the kernel tells the thread of the mapping (`event_loop`, `source`), which asks
 //! what its page is (`contents`) and which window belongs to it
@@ -104,3 +109,14 @@ pub use record::{FaultClass, FaultOutcome, FaultRecord, FaultTrace, Latency};
 pub use stats::FaultStats;
 pub use told::RemoteRegion;
 pub use window::{Filled, Window};
+
+// What calls here take and return of the packages below.
+pub use uzone::Pinned;
+pub use uzone_os::uffd::KernelFaults;
+pub use uzone_os::{HugeSize, Mapping, Sharing};
+pub use uzone_pages::{Advice, ByteLen, Content, FaultAround, PageSize};
+
+/// The examples of the guide, of this package and of those below, run as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/GUIDE.md")]
+struct Guide;

@@ -79,6 +79,8 @@ pub use pattern::{Advice, FaultPattern, FaultPlan, Sampled, Touch};
 pub use payload::{MAX_PAYLOAD_BYTES, Payload, Plain, Refresh, Template};
 pub use placement::{Placement, PlacementError, PlacementSpec};
 pub use span::{Span, SpanRefused};
-pub use stock::{Depot, Refusal, Standing, Stock, clear_ahead, give_back, hand_out, restock};
+pub use stock::{
+    Depot, Refusal, Standing, Stock, clear_ahead, give_back, hand_out, look_again, restock,
+};
 pub use window::{FaultAround, FaultAroundError};
 pub use word::{HoldSort, MAX_HOLDS, MAX_OPTIMISTIC, Word};

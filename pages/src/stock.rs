@@ -229,6 +229,19 @@ pub fn restock<D: Depot>(depot: &D, first: usize, folios: usize) {
     depot.sorted(stock);
 }
 
+/// Looks again at free folios that were set aside or bad when they were last looked at, and puts them
+/// where they belong by now. Others are left alone.
+pub fn look_again<D: Depot>(depot: &D, first: usize, folios: usize) {
+    let mut stock = depot.lock();
+    for number in first..first + folios {
+        if stock.sets.remove(PINNED, number) || stock.sets.remove(BAD, number) {
+            stock.in_work += 1;
+            stock.put(number, depot.standing(number));
+        }
+    }
+    depot.sorted(stock);
+}
+
 /// Hands out so many folios in a row, every byte of which is zero, and returns the number of the
 /// first. One that is zero already is handed out by the lock and a step; others are cleared first, by
 /// the caller's thread.

@@ -187,7 +187,9 @@ impl fmt::Debug for ZeroOptions {
 }
 
 impl Region {
-    /// Zeroes `len` bytes from `offset_bytes` on.
+    /// Zeroes `len` bytes from `offset_bytes` on. Costs what the stores take, and once a process up to
+    /// 20 ms for the measurement that chooses among them. Memory that was never touched is cleared by
+    /// the kernel first; [`Region::populate`], or nothing at all, is cheaper there.
     ///
     /// Others see each aligned 8 bytes change at once, and the whole in any order; all of it before
     /// this returns. What a file was truncated of, or a page that is broken, raises `SIGBUS`: once

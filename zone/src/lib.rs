@@ -21,7 +21,25 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! The model that all of this rests on is re-exported from the package `uzone-pages`.
+//! | type | what it is |
+//! |---|---|
+//! | [`Region`] | memory: anonymous, a memory file, huge pages, a file, a DAX device, or adopted |
+//! | [`Zone`] | who has which frame numbers; binds regions, and pins by address |
+//! | [`BindOptions`], [`Payload`] | how a region is described, and what a caller adds to a descriptor |
+//! | [`Pagemap`], [`PageView`], [`Word`] | a bound region, a page of it, and what is known about that |
+//! | [`Pinned`], [`Referenced`], [`RawGuard`] | guards on pages, and one as 64 bits |
+//! | [`Content`] | what the bytes of a page are, and which state may follow which |
+//! | [`Pool`], [`Pooled`] | folios handed out as zeroes |
+//! | [`bus`] | SIGBUS as an error |
+//!
+//! Units: offsets are bytes from the start of the region and say so in their names, lengths are
+//! [`ByteLen`], pages are base pages of the host ([`PageCount`], [`Pfn`], [`PfnRange`]). Errors name what
+//! was asked and what would help; those that would lose something give it back ([`BindFailure`],
+//! [`Busy`], [`NotAdopted`]). Regions, zones, pagemaps and pools are used by several threads at once;
+//! guards go from one to another.
+//!
+//! The model that all of this rests on is re-exported from the package `uzone-pages`. `docs/GUIDE.md` goes
+//! through it one idea after the other.
 #![forbid(unsafe_code)]
 
 mod across;
@@ -76,8 +94,9 @@ pub use uzone_os::bus;
 pub use uzone_os::hugepages::HugeSize;
 pub use uzone_os::memory::Limit;
 pub use uzone_os::{
-    AccessError, Addr, AdviseError, CopyDirection, DaxError, Exclusivity, ExclusivityError, FileId,
-    MapError, MappedError, Mapping, PopulateError, Populated, ResidentError,
+    Access, AccessError, Addr, AdviseError, Anonymous, CopyDirection, DaxError, Exclusivity,
+    ExclusivityError, FileId, HugeAdvice, MapError, MappedError, Mapping, PopulateError, Populated,
+    RangeError, Reserve, ResidentError, Sharing,
 };
 pub use uzone_pages::*;
 pub use uzone_stream::{Next, Path as StorePath, Was, Way};

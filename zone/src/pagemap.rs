@@ -242,6 +242,14 @@ impl<P: Payload> Pagemap<P> {
         PfnRange::try_new(first, PageCount::new(last - (offset_bytes >> shift) + 1))
     }
 
+    /// Returns the bytes of [`Pagemap::region`] that the pages of `range` are, or `None` if not all of
+    /// them belong to it. The way back from [`Pagemap::range_at`], for
+    /// [`Region::read_at`](crate::Region::read_at) and the like.
+    #[must_use]
+    pub fn bytes_of(&self, range: PfnRange) -> Option<std::ops::Range<u64>> {
+        self.range().contains_range(range).then(|| self.inner.bytes_of(range))
+    }
+
     /// Takes the first reference of a free folio, as the memory's owner does who hands it out.
     /// Generic memory always has a reference, so there is no first one to take.
     ///
@@ -284,7 +292,8 @@ impl<P: Payload> Pagemap<P> {
 
     /// Pins the folios of `range`: one atomic step a folio, and of base pages one for each 512 that
     /// the range covers together. Pages that are not there are produced first, if the region can
-    /// ([`PagemapOps::populate`]); the call may block for them.
+    /// ([`PagemapOps::populate`]); the call may block for them. Entering the pagemap and leaving it are an
+    /// atomic step each; nothing is allocated.
     ///
     /// # Errors
     /// [`HoldFailure`] if a page is not the region's, is bad, is being cleared, or cannot be

@@ -209,7 +209,9 @@ struct Shared<P: Payload> {
     cancel: Cancel,
 }
 
-/// Folios of a pagemap that are handed out and taken back.
+/// Folios of a pagemap that are handed out and taken back: what one owner wrote never reaches the next.
+///
+/// Dropping it stops its workers; what is handed out stays so until it is dropped as well.
 pub struct Pool<P: Payload = ()> {
     shared: Arc<Shared<P>>,
     workers: Vec<JoinHandle<()>>,
@@ -488,7 +490,9 @@ impl<P: Payload> Pool<P> {
         Ok(pool)
     }
 
-    /// Hands out a folio, every byte of which is zero.
+    /// Hands out a folio, every byte of which is zero. Costs a lock and an atomic step if one is zero
+    /// already; otherwise the time to clear one, on this thread. If the last ones are being cleared, it
+    /// waits for them.
     ///
     /// # Errors
     /// [`TakeFailure`] if none is free.
@@ -496,7 +500,8 @@ impl<P: Payload> Pool<P> {
         self.shared.take(1)
     }
 
-    /// Hands out several folios in a row, every byte of which is zero.
+    /// Hands out several folios in a row, every byte of which is zero; those of them that are not are
+    /// cleared first, on this thread. Costs a search for the place besides.
     ///
     /// # Errors
     /// [`TakeFailure`] if there are not so many in a row.
@@ -511,6 +516,26 @@ impl<P: Payload> Pool<P> {
     /// taken back.
     pub fn free(&self, range: PfnRange) -> Result<(), FreeFailure> {
         self.shared.free(range)
+    }
+
+    /// Looks again at free folios of `range` that were set aside because they were pinned, bad or not
+    /// there, after that has changed: memory that was populated since is handed out from then on. Pages
+    /// that are not the pool's are left out.
+    ///
+    /// [`Pool::take`] does so by itself, for all that were set aside, before it says that there are none.
+    /// Costs a lock, held for a look at the word of each folio of the range.
+    pub fn look_again(&self, range: PfnRange) {
+        let (pool, order) = (self.shared.pagemap.range(), self.shared.order());
+        let start = range.start().align_down(order).max(pool.start());
+        let end = range.end().min(pool.end());
+        let (Some(before), Some(pages)) =
+            (start.checked_since(pool.start()), end.checked_since(start))
+        else {
+            return; // it lies before the pool, or behind it
+        };
+        let number = |pages: u64| usize::try_from(pages).unwrap_or(usize::MAX);
+        let folios = number(pages.get().div_ceil(order.pages().get()));
+        uzone_pages::look_again(&*self.shared, number(before.get() >> order.get()), folios);
     }
 
     /// Returns the pagemap whose folios these are.

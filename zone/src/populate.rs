@@ -277,8 +277,9 @@ impl fmt::Display for PopulateReport {
 }
 
 impl Region {
-    /// Makes a range present, widened to whole pages. No byte changes; memory that was never touched
-    /// is zero.
+    /// Makes a range of bytes present, widened to whole pages. No byte changes; memory that was never
+    /// touched is zero. Costs what the kernel takes to clear the pages, shared by the threads, and some
+    /// reads of `/proc` and `/sys`. Source: madvise(2), `MADV_POPULATE_WRITE`.
     ///
     /// # Errors
     /// [`NotPopulated`] says what there was not enough of, with numbers; where that could be known

@@ -193,7 +193,9 @@ impl Untouched {
 
 impl Region {
     /// Reserves private memory of no file, all zero. Nothing is taken before a page is touched, so
-    /// `len` may be larger than the memory of the machine.
+    /// `len` may be larger than the memory of the machine. The kernel is asked for huge pages
+    /// (`MADV_HUGEPAGE`); whether there are any is a setting of the host. Costs a few system calls at
+    /// any size.
     ///
     /// # Errors
     /// [`RegionError`] if `len` cuts a page, or names the limit that forbids the mapping.
@@ -202,7 +204,8 @@ impl Region {
         Self::mapped(len, Backing::Anonymous, || Mapping::anonymous(len, how))
     }
 
-    /// Makes a memory file that [`Region::mapping`] can hand to other processes.
+    /// Makes a memory file (memfd_create(2)) that [`Region::mapping`] can hand to other processes.
+    /// Nothing is taken before a page is touched.
     ///
     /// # Errors
     /// [`RegionError`] if `len` cuts a page, or names the limit that forbids it.
@@ -210,7 +213,8 @@ impl Region {
         Self::mapped(len, Backing::Memfd, || Mapping::memfd(name, len, None))
     }
 
-    /// Takes huge pages from the pool of `size`; they are promised at once.
+    /// Takes huge pages from the pool of `size`. They are promised at once, and taken one by one when
+    /// they are touched.
     ///
     /// # Errors
     /// [`RegionError`] if `len` cuts a huge page, or with the numbers of the pool if it is too

@@ -403,7 +403,8 @@ pub(crate) const CLEARABLE: [Content; 2] = [Content::Unknown, Content::Present];
 
 impl<P: Payload> Pagemap<P> {
     /// Clears the folios of `range`, but for those that are zero already. Those that are pinned, bad,
-    /// absent or somebody else's at the moment are left as they were, and the answer says so.
+    /// absent or somebody else's at the moment are left as they were, and the answer says so. Costs what
+    /// the stores take ([`Region::zero_range`](crate::Region::zero_range)), and two atomic steps a folio.
     ///
     /// A hint of the options is a byte of the region, as of
     /// [`Region::zero_range`](crate::Region::zero_range): its folio is cleared last, and the page that

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use uzone::{
-    BindError, BindOptions, ByteLen, FreeFailure, MemoryKind, Order, PageCount, Pagemap, Pfn,
-    PfnRange, Pool, PoolOptions, Pooled, Region, TakeFailure, Zone,
+    BindError, BindOptions, ByteLen, Content, FreeFailure, MemoryKind, Order, PageCount, Pagemap,
+    Pfn, PfnRange, Pool, PoolOptions, Pooled, Region, TakeFailure, Zone,
 };
 
 const BASE: u64 = 0x1000;
@@ -165,6 +165,42 @@ fn what_somebody_has_pinned_comes_back_when_they_let_go() {
 }
 
 #[test]
+fn pages_that_have_come_are_handed_out_once_they_were_looked_at_again() {
+    for order in [0_u8, 2] {
+        for kind in every_kind() {
+            let region = Region::anonymous(ByteLen::new(PAGES * PAGE)).unwrap();
+            let pagemap = Zone::new().bind(region, options(order).absent()).unwrap();
+            let pool = Pool::new(pagemap, kind).unwrap();
+            let folios = PAGES as usize >> order;
+            assert_eq!(pool.stats().pinned, folios, "none of them is there");
+            // The kernel supplies zeroes for some.
+            let come = range(64, 96);
+            pool.pagemap().advance_range(come, &[Content::Absent], Content::Zero, |_, step| {
+                step.unwrap();
+            });
+            assert_eq!(pool.stats().zero, 0, "nobody has looked");
+            pool.look_again(range(PAGES + 64, 8));
+            pool.look_again(PfnRange::try_new(Pfn::new(0), PageCount::new(8)).unwrap());
+            assert_eq!(pool.stats().zero, 0, "these are not the pool's");
+            // What it names is more than the pool has, and more than has come.
+            let wide = PfnRange::try_new(Pfn::new(BASE - 1), PageCount::new(PAGES + 2)).unwrap();
+            pool.look_again(wide);
+            let (stats, there) = (pool.stats(), 96 >> order);
+            assert_eq!((stats.zero, stats.pinned, stats.dirty), (there, folios - there, 0));
+            for _ in 0..there {
+                let pooled = pool.take().unwrap();
+                assert!(come.contains_range(pooled.range()));
+                assert_zero_and_use(&pool, &pooled, 5);
+                let _ = pooled.into_range();
+            }
+            pool.look_again(wide);
+            assert_eq!((pool.stats().used, pool.stats().zero), (there, 0), "what is out stays out");
+            assert!(matches!(pool.take(), Err(TakeFailure::Exhausted { .. })));
+        }
+    }
+}
+
+#[test]
 fn a_free_page_that_somebody_pins_behind_the_pools_back_is_cleared_again() {
     let pool = Pool::new(used(0), PoolOptions::default().without_worker()).unwrap();
     let pooled = pool.take().unwrap();
@@ -243,7 +279,7 @@ fn memory_that_the_kernel_has_cleared_is_not_cleared_again() {
     drop(pagemap.pin(range(3, 700)).unwrap());
     drop(pagemap.pin(pagemap.range()).unwrap());
     assert!(pagemap.pages().all(|page| page.word().pins() == 0));
-    assert!(!pagemap.pages().any(|page| page.word().content() == uzone::Content::Zero));
+    assert!(!pagemap.pages().any(|page| page.word().content() == Content::Zero));
 }
 
 #[test]
@@ -404,7 +440,7 @@ fn what_was_cancelled_at_any_moment_is_zero_or_not_called_so() {
             for pfn in pagemap.range().iter() {
                 let content =
                     pagemap.page(pfn.align_down(Order::new(order))).unwrap().word().content();
-                if content == uzone::Content::Zero {
+                if content == Content::Zero {
                     pagemap.region().read_at((pfn.get() - BASE) * PAGE, &mut bytes).unwrap();
                     assert!(bytes.iter().all(|byte| *byte == 0), "{pfn} after {stop_after}");
                 }

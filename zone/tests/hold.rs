@@ -72,6 +72,12 @@ fn bytes_are_in_the_pages_that_they_have_a_part_of() {
     assert_eq!(at(4096, 4096), range(&pagemap, 1, 1));
     assert_eq!(at(4095, 4098), range(&pagemap, 0, 3));
     assert!(pagemap.range_at(0, ByteLen::ZERO).is_err());
+    // And back, but for what is not of the region.
+    for bytes in [0..4096, 4096..3 * 4096, 0..pagemap.region().len().get()] {
+        let pages = at(bytes.start, bytes.end - bytes.start);
+        assert_eq!(pagemap.bytes_of(pages), Some(bytes));
+    }
+    assert_eq!(pagemap.bytes_of(at(0, pagemap.region().len().get() + 1)), None);
     assert!(pagemap.range_at(u64::MAX, ByteLen::new(2)).is_err());
     assert!(pagemap.pin(at(1 << 20, 1)).is_err(), "one byte past the region");
 }
