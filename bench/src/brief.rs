@@ -13,7 +13,7 @@ use crate::extents::{self, Arena, Work};
 use crate::group::Watch;
 use crate::report::{FaultSpec, Row, Table};
 use crate::suite::{BenchError, Suite};
-use crate::{bind, pin};
+use crate::{bind, fault, pin};
 
 /// What is cleared at once.
 const EXTENT: ByteLen = ByteLen::mib(2);
@@ -57,6 +57,12 @@ pub fn memory(described: ByteLen) -> ByteLen {
     // Descriptors of 64 bytes for bind, twice, and some on top, as `bind` asks for; and the arena.
     let bind = (described.get() >> 12) * 64 / 5 * 12;
     ByteLen::new(bind.max(ARENA.get() * 2 / 10 * 11) + (32 << 20))
+}
+
+/// Returns how many page faults of the calling thread the kernel has counted.
+#[must_use]
+pub fn kernel_faults() -> u64 {
+    fault::kernel_faults()
 }
 
 /// Reads `len` bytes of a file in each of the ways, `rounds` times.
