@@ -145,7 +145,7 @@ enum DemoError {
     Reserve { reserve: ByteLen },
     #[error(
         "{needed} of memory are needed and {available} can be had, limited by {limited_by}: ask for \
-         less with --size (the least that works is {least}), or raise that limit"
+         less with --size (with a small one, {least} are enough), or raise that limit"
     )]
     Memory { needed: ByteLen, available: ByteLen, limited_by: Limit, least: ByteLen },
     #[error(
@@ -297,7 +297,12 @@ fn map_lazily(
     steps: &mut Steps,
     out: &Output,
 ) -> Result<Lazy, Failure> {
-    let engine = other::engine()?;
+    let engine = {
+        // Some of its threads live on a moment longer than it: one of them must not be what Ctrl-C ends
+        // the process by while a file is being written.
+        let _held = Held::hold()?;
+        other::engine()?
+    };
     let mut other = Other::start()?;
     let page = probe::page_size();
     let pages = plan.size.get() >> page.shift();
@@ -331,7 +336,7 @@ fn map_lazily(
     let (stats, latencies, records) = (memory.stats(), memory.latencies(), memory.take_trace());
     let faults = stats.faults;
     let what = format!(
-        "every page, three quarters in order, then here and there; it had to wait {} times",
+        "every page, in order, the last ones here and there; it had to wait {} times",
         grouped(faults)
     );
     steps.took("touch", touched.in_order_ns.saturating_add(touched.scattered_ns), what);
@@ -374,12 +379,12 @@ fn map_lazily(
 /// names.
 fn write(plan: &Plan, bench: &Bench, trace: Trace) -> Result<Vec<String>, Failure> {
     let mut recorded = Vec::new();
-    trace.write_to(&mut recorded).map_err(|cause| DemoError::Reread { cause })?;
+    trace.write_to(&mut recorded)?;
     let measured = serde_json::to_vec(bench)?;
     let mut documents = uzone_report::parse(Path::new("the demo"), &measured)?;
     documents.push(Document::Trace(trace));
     let page = uzone_report::html(&documents);
-    // No thread but this is left that a signal could come to, so Ctrl-C leaves no half of a file.
+    // No other thread takes these signals, so Ctrl-C leaves no half of a file.
     let _held = Held::hold()?;
     uzone_report::replace(&plan.trace_path(), &recorded)?;
     uzone_report::replace(&plan.page_path(), page.as_bytes())?;
@@ -544,32 +549,43 @@ mod tests {
 
     #[test]
     fn a_single_difference_is_not_right() {
-        let image = ImageFacts { source_files: 1, source_bytes: 1, hash: "a".to_owned() };
-        let right = TouchFacts {
+        let image =
+            |hash: &str| ImageFacts { source_files: 1, source_bytes: 1, hash: hash.to_owned() };
+        let touch = |hash: &str, first_difference_bytes| TouchFacts {
             pages: 1,
             faults: 1,
             pages_around: 0,
             in_order_bytes: 0,
             in_order_ns: 1,
             scattered_ns: 1,
-            hash: "a".to_owned(),
+            hash: hash.to_owned(),
             hash_ns: 1,
-            first_difference_bytes: None,
+            first_difference_bytes,
         };
-        assert!(right.is_right(&image));
-        assert!(!TouchFacts { first_difference_bytes: Some(0), ..right }.is_right(&image));
-        let image = ImageFacts { hash: "b".to_owned(), ..image };
-        let other = TouchFacts {
-            hash: "a".to_owned(),
-            first_difference_bytes: None,
-            pages: 1,
-            faults: 1,
-            pages_around: 0,
-            in_order_bytes: 0,
-            in_order_ns: 1,
-            scattered_ns: 1,
-            hash_ns: 1,
+        assert!(touch("a", None).is_right(&image("a")));
+        assert!(!touch("a", None).is_right(&image("b")));
+        assert!(!touch("a", Some(0)).is_right(&image("a")));
+    }
+
+    #[test]
+    fn what_the_demo_is_told_becomes_a_plan_or_is_refused() {
+        let args = |size, reserve| Args {
+            size,
+            reserve,
+            dir: None,
+            output: PathBuf::from("there"),
+            touch: false,
         };
-        assert!(!other.is_right(&image));
+        let plan = Plan::of(&args(ByteLen::gib(1), ByteLen::gib(100))).expect("a plan");
+        assert_eq!((plan.part, plan.described), (ByteLen::mib(256), ByteLen::gib(4)));
+        assert_eq!(plan.in_order(), ByteLen::mib(768));
+        assert_eq!(plan.page_path(), Path::new("there/uzone-demo.html"));
+        let plan = Plan::of(&args(ByteLen::mib(8), ByteLen::gib(1))).expect("a plan");
+        assert_eq!((plan.part, plan.described), (ByteLen::mib(8), ByteLen::gib(1)));
+        assert_eq!(plan.in_order(), ByteLen::mib(6));
+        for (size, reserve) in [(0, 1 << 30), (4 << 20, 1 << 30), (8 << 20, 0), (8 << 20, 1 << 20)]
+        {
+            assert!(Plan::of(&args(ByteLen::new(size), ByteLen::new(reserve))).is_err());
+        }
     }
 }

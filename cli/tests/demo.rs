@@ -219,7 +219,7 @@ fn what_cannot_be_is_refused_before_anything_is_made() {
         (&["--reserve", "100M"], 2, "multiple of 1 GiB"),
         (&["--touch"], 2, "second process"),
         (&["--size", "64T"], 74, "ask for less with --size"),
-        (&["--size", "64T", "--json"], 74, "64 TiB"),
+        (&["--size", "64T", "--json"], 74, "65 TiB"),
         (&["--dir", "/none"], 66, "name another directory with --dir"),
         (&["--output", "/none"], 74, "make its directory first"),
         (&["--output", &file], 74, "make its directory first"),
@@ -304,16 +304,17 @@ fn a_disk_that_is_too_small_is_noticed_before_anything_is_made() {
 fn an_interrupt_at_any_moment_leaves_no_file_and_no_process() {
     let dir = Dir::new("demo-interrupt");
     let mut interrupted = 0;
-    for step in 0..8 {
+    for (step, name) in ["-INT", "-TERM", "-KILL", "-HUP"].into_iter().cycle().take(9).enumerate() {
         let mut child = demo(&dir, &["--size=64M", "--reserve=1G"]).spawn().unwrap();
-        // Twice as soon as it has a second process, and otherwise later and later.
-        let second = if step < 2 {
+        // Once by each as soon as it has a second process, and otherwise later and later. SIGKILL
+        // cannot be held back while a file is written, so it does not come later.
+        let second = if step < 4 || name == "-KILL" {
             other(&mut child)
         } else {
-            sleep(Duration::from_millis(40 << step) / 4);
+            sleep(Duration::from_millis(20 << step) / 4);
             children(child.id()).first().copied()
         };
-        signal(child.id(), if step % 2 == 0 { "-INT" } else { "-TERM" });
+        signal(child.id(), name);
         let status = end(&mut child);
         if status.signal().is_none() {
             // It was ready before.
@@ -354,6 +355,34 @@ fn a_second_process_that_is_killed_is_an_error_that_names_it_and_no_hang() {
         assert!(said.contains("SIGKILL"), "{said}");
         assert!(dir.names().is_empty(), "{:?}", dir.names());
     }
+}
+
+#[test]
+fn a_page_that_cannot_be_had_is_an_error_that_says_why() {
+    let name = "a_page_that_cannot_be_had";
+    let dir = Dir::new("demo-short");
+    // The image becomes empty while it is touched; a machine that is busy may miss that moment.
+    for _ in 0..10 {
+        let mut child = demo(&dir, &["--size=256M", "--reserve=1G"]).spawn().unwrap();
+        if other(&mut child).is_some()
+            && let Some(image) = image_of(child.id(), dir.path())
+        {
+            let file = File::options().write(true).open(image).unwrap();
+            file.set_len(0).unwrap();
+        }
+        let status = end(&mut child);
+        let said = said(&mut child);
+        assert!(!status.success() && dir.names().is_empty(), "{said}");
+        if said.contains("vm.unprivileged_userfaultfd") {
+            return skip(name, &said);
+        }
+        if said.contains("a page could not be had: the backing ends at 0x0") {
+            assert_eq!(status.code(), Some(71), "{said}");
+            return;
+        }
+        println!("too late: {said}");
+    }
+    panic!("no page was missed");
 }
 
 #[test]

@@ -43,7 +43,8 @@ pub(super) fn run(
     steps.done("describe", started, what);
 
     let started = Instant::now();
-    let what = match pagemap.page_at(size.get() / 2 + 12345 * 4096) {
+    let what = match pagemap.page_at(size.get() / 2 + 12345 * pagemap.region().page_size().bytes())
+    {
         Some(page) => {
             let held = pagemap.get(PfnRange::try_single(page.pfn())?)?;
             let users = held.word(held.range().start()).references();

@@ -10,6 +10,28 @@ use super::{Demo, grouped};
 use crate::bench::{ns, number};
 use crate::output::{Report, Style, Tone, table};
 
+/// As many columns as the lines have at most that are written here.
+const WIDTH: usize = 95;
+
+/// Returns a text in lines of at most `width` columns.
+fn wrapped(text: &str, width: usize) -> String {
+    let mut lines = String::new();
+    let mut column = 0;
+    for word in text.split_whitespace() {
+        let len = word.chars().count();
+        if column > 0 && column + 1 + len > width {
+            lines.push('\n');
+            column = 0;
+        } else if column > 0 {
+            lines.push(' ');
+            column += 1;
+        }
+        lines.push_str(word);
+        column += len;
+    }
+    lines
+}
+
 /// A row that is shown: its id, that of its plain way, and what it is called.
 struct Compared {
     ours: &'static str,
@@ -55,8 +77,9 @@ impl Report for Demo {
         let machine = &self.bench.machine;
         let (size, reserve) = (ByteLen::new(self.size_bytes), ByteLen::new(self.reserve_bytes));
         let mut text = format!(
-            "uzone keeps a note about every page (4 KiB) of large memory, and can fill memory only when\n\
-             it is touched. This is that on {}, {} CPUs, {} of memory.\n\n",
+            "Large memory is managed in pages of 4 KiB. uzone keeps a note about each of them at almost no\n\
+             cost, and can bring their bytes at the moment when a program touches them. Here it does so:\n\
+             {}, {} CPUs, {} of memory.\n\n",
             machine.cpu,
             machine.cpus,
             ByteLen::new(machine.memory_bytes),
@@ -80,11 +103,8 @@ impl Report for Demo {
         };
         let _ = writeln!(text, "{verdict} All of it took {}.", ns(self.elapsed_ns));
         for what in &self.mode.cannot {
-            let _ = writeln!(
-                text,
-                "{} {what}.",
-                style.paint(Tone::Hint, "What this user cannot have:")
-            );
+            let what = format!("This user cannot have everything: {what}.");
+            let _ = writeln!(text, "{}", style.paint(Tone::Hint, wrapped(&what, WIDTH)));
         }
         if let [page, trace] = &self.files[..] {
             let _ = writeln!(text, "\nPictures: {page}\nTrace:    {trace}");
@@ -134,5 +154,20 @@ impl Demo {
             find("demo-map/ours").map_or(0, |row| row.rounds),
             find("demo-zero/ours").map_or(0, |row| row.rounds),
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_text_is_cut_between_words() {
+        assert_eq!(wrapped("one two three", 7), "one two\nthree");
+        assert_eq!(wrapped("one two", 6), "one\ntwo");
+        assert_eq!(wrapped("seventeen", 4), "seventeen");
+        assert_eq!(wrapped("", 4), "");
+        let text = wrapped(super::super::USER_MODE, WIDTH);
+        assert!(text.lines().all(|line| line.len() <= WIDTH) && text.lines().count() > 1);
     }
 }
