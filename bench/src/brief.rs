@@ -80,7 +80,7 @@ pub fn map(
         title: "Another process touches a file that is mapped lazily, page by page".to_owned(),
         note: format!(
             "{len} of the image; naive answers one page for each stop of the reader; the limit is \
-             the kernel's own mapping of the same file"
+             the kernel's own mapping of the same file, which copies nothing"
         ),
     };
     let Readers { naive, ours, limit } = readers;

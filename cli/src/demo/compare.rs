@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use uzone_bench::brief::{self, Part, Readers, Reading};
 use uzone_bench::report::{Row, Table};
-use uzone_bench::{BenchError, Watch};
+use uzone_bench::{BenchError, Phase, Watch};
 use uzone_fault::{AdoptedMemory, Engine};
 use uzone_os::{Access, Mapping, Sharing};
 use uzone_pages::ByteLen;
@@ -41,9 +41,13 @@ pub(super) fn run(
     drop(image);
     let parts = [
         map,
-        with_progress(out, |watch| brief::bind(plan.described, ROUNDS, watch))?,
-        with_progress(out, |watch| brief::zero(ROUNDS, watch))?,
-        with_progress(out, |watch| brief::pin(plan.described, ROUNDS, watch))?,
+        measured(out, "describing memory in several ways", |watch| {
+            brief::bind(plan.described, ROUNDS, watch)
+        })?,
+        measured(out, "clearing memory in several ways", |watch| brief::zero(ROUNDS, watch))?,
+        measured(out, "pinning memory in several ways", |watch| {
+            brief::pin(plan.described, ROUNDS, watch)
+        })?,
     ];
     let (mut tables, mut rows) = (Vec::new(), Vec::new());
     for Part { table, rows: mut more } in parts {
@@ -51,6 +55,15 @@ pub(super) fn run(
         rows.append(&mut more);
     }
     Ok((tables, rows))
+}
+
+/// Measures a part under a bar whose name says more to people than that of its table.
+fn measured(
+    out: &Output,
+    what: &str,
+    part: impl FnOnce(Watch<'_>) -> Result<Part, BenchError>,
+) -> Result<Part, BenchError> {
+    with_progress(out, |watch| part(&|phase| watch(Phase { what, ..phase })))
 }
 
 /// Has the other process touch `len` bytes of the image in order, in each way.

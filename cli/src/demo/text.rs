@@ -148,7 +148,8 @@ impl Demo {
             text,
             "The plain way answers the reader page by page ({} waits, uzone {}), writes each note field\n\
              by field, clears and counts page by page. The limit is what this machine can do at most: the\n\
-             kernel's own mapping of the file, a bare fill, bare counting. Medians of {} to {} rounds.\n",
+             kernel's own mapping (which copies nothing), a bare fill, bare counting. Medians of {} to {}\n\
+             rounds.\n",
             waits("demo-map/naive"),
             waits("demo-map/ours"),
             find("demo-map/ours").map_or(0, |row| row.rounds),
