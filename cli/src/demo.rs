@@ -248,10 +248,11 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
         hash: image.hash.clone(),
     };
     let Lazy { touch, trace, other, engine } = lazy;
-    let (tables, results) = compare::run(&plan, image, other, &engine, out)?;
+    let is_right = touch.is_right(&facts);
+    let (tables, results) = compare::run(&plan, image, is_right, other, &engine, out)?;
     drop(engine);
 
-    let is_intact = is_clear && touch.is_right(&facts);
+    let is_intact = is_clear && is_right;
     let mut demo = Demo {
         schema: "uzone.demo/1",
         size_bytes: plan.size.get(),

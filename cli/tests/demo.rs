@@ -175,6 +175,8 @@ fn the_text_fits_a_screen_and_names_what_was_written() {
 
 #[test]
 fn a_byte_that_changed_is_found_and_makes_the_exit_code_1() {
+    // Of the number that the second page starts with, which is looked at when it is touched.
+    const CHANGED: u64 = 4096;
     let dir = Dir::new("demo-wrong");
     let mut child = demo(&dir, &["--size=256M", "--reserve=1G", "--json"]).spawn().unwrap();
     // While the image is being made, a byte of what is written already becomes another.
@@ -189,8 +191,8 @@ fn a_byte_that_changed_is_found_and_makes_the_exit_code_1() {
         };
         let file = File::options().read(true).write(true).open(path).unwrap();
         let mut byte = [0];
-        file.read_exact_at(&mut byte, 5000).unwrap();
-        file.write_all_at(&[!byte[0]], 5000).unwrap();
+        file.read_exact_at(&mut byte, CHANGED).unwrap();
+        file.write_all_at(&[!byte[0]], CHANGED).unwrap();
         changed = true;
     }
     let output = child.wait_with_output().unwrap();
@@ -256,7 +258,7 @@ fn too_little_memory_is_said_with_its_numbers() {
     let dir = Dir::new("demo-memory");
     let mut command = Command::new("sh");
     let limited =
-        format!("ulimit -v 1000000; exec {} demo --size 64M", env!("CARGO_BIN_EXE_uzone"));
+        format!("ulimit -v 1000000; exec '{}' demo --size 64M", env!("CARGO_BIN_EXE_uzone"));
     command.args(["-c", &limited]).current_dir(dir.path()).env("TMPDIR", dir.path());
     let output = command.output().expect("there is a shell");
     if has_no_faults("too_little_memory", &output) {

@@ -24,19 +24,22 @@ const READINGS: u32 = 5;
 /// Rounds of the others, which take little.
 const ROUNDS: u32 = 9;
 
-/// Measures all parts, and ends the other process.
+/// Measures all parts, and ends the other process. If the image was read right before, a page that is
+/// wrong now is an error; if not, that is known already.
 ///
 /// # Errors
 /// If memory is refused, the other process ends, or one of the ways left a wrong byte.
 pub(super) fn run(
     plan: &Plan,
     image: Image,
+    is_right: bool,
     other: Other,
     engine: &Engine,
     out: &Output,
 ) -> Result<(Vec<Table>, Vec<Row>), Failure> {
     let quarter = ByteLen::new(plan.size.get() / 4);
-    let map = with_progress(out, |watch| readings(quarter, &image.file, other, engine, watch))?;
+    let map =
+        with_progress(out, |watch| readings(quarter, &image.file, is_right, other, engine, watch))?;
     // What it takes, the others may need.
     drop(image);
     let parts = [
@@ -70,6 +73,7 @@ fn measured(
 fn readings(
     len: ByteLen,
     image: &File,
+    is_right: bool,
     other: Other,
     engine: &Engine,
     watch: Watch<'_>,
@@ -81,6 +85,14 @@ fn readings(
     let other = RefCell::new(other);
     let touch = |answering: Option<&AdoptedMemory>| -> Result<Touched, OtherError> {
         other.borrow_mut().touch(len, answering, |_| ())
+    };
+    let reading = |row: &str, touched: Touched, faults| match touched.wrong_page {
+        Some(page) if is_right => {
+            let shift = uzone_os::probe::page_size().shift();
+            let offset = usize::try_from(page << shift).unwrap_or(usize::MAX);
+            Err(BenchError::WrongByte { row: format!("demo-map/{row}"), offset })
+        }
+        _ => Ok(Reading { elapsed: Duration::from_nanos(touched.in_order_ns), faults }),
     };
     let readers = Readers {
         naive: Box::new(|| {
@@ -101,16 +113,4 @@ fn readings(
         }),
     };
     brief::map(len, READINGS, readers, watch)
-}
-
-/// Takes what came of touching, if every page was the right one.
-fn reading(row: &str, touched: Touched, faults: u64) -> Result<Reading, BenchError> {
-    match touched.wrong_page {
-        None => Ok(Reading { elapsed: Duration::from_nanos(touched.in_order_ns), faults }),
-        Some(page) => {
-            let shift = uzone_os::probe::page_size().shift();
-            let offset = usize::try_from(page << shift).unwrap_or(usize::MAX);
-            Err(BenchError::WrongByte { row: format!("demo-map/{row}"), offset })
-        }
-    }
 }
