@@ -5,17 +5,21 @@
 //! | `needs` | what has to be there, looked up before anything is made |
 //! | `image` | a file made of what is found on any Linux, with its hashes |
 //! | `region` | a region is described, held, cleared and given back |
+//! | `lazy` | the image is mapped lazily into the other process, and every byte compared |
 //! | `other` | the other process as the demo sees it, and what answers its faults |
 //! | `toucher` | the other process: this program, started again |
 //! | `protocol` | what the two say to each other |
 //! | `compare` | the plain way and the limit, measured in the same run |
+//! | `error` | what it fails by |
 //! | `text` | the result for people |
 //!
 //! Nothing is left but the two files that it is for: the image has no name, and the other process ends
 //! with this one.
 
 mod compare;
+mod error;
 mod image;
+mod lazy;
 mod needs;
 mod other;
 mod protocol;
@@ -23,25 +27,20 @@ mod region;
 mod text;
 mod toucher;
 
-use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use serde::Serialize;
-use uzone::Limit;
 use uzone_bench::machine::Machine;
 use uzone_bench::report::{Bench, SCHEMA};
 use uzone_os::probe;
 use uzone_os::signals::Held;
-use uzone_os::uffd::OpenError;
 use uzone_pages::ByteLen;
 use uzone_report::{Document, Trace};
 
 use crate::exit::{self, Exit, Failure};
 use crate::output::Output;
-use crate::progress::Progress;
-use image::Image;
-use other::{Other, OtherError};
+use error::DemoError;
 
 /// Describe a huge region, hold it, clear it, and map a file lazily into another process
 ///
@@ -81,8 +80,6 @@ const EXITS: [Exit; 8] = [
     Exit::Permission,
 ];
 
-/// As many of the last faults are kept for the pictures; one takes 56 bytes.
-const TRACED: usize = 1 << 17;
 /// As much is written into the pinned part of the region.
 const PART: ByteLen = ByteLen::mib(256);
 /// As much is described where the plain way is measured as well, which writes 64 bytes a page.
@@ -136,87 +133,6 @@ impl Plan {
     }
 }
 
-/// What the demo fails by that is not a library's.
-#[derive(Debug, thiserror::Error)]
-enum DemoError {
-    #[error("an image of {size} cannot be made: a size is a multiple of 8 MiB, such as 1G")]
-    Size { size: ByteLen },
-    #[error("{reserve} cannot be described: --reserve is a multiple of 1 GiB, such as 100G")]
-    Reserve { reserve: ByteLen },
-    #[error(
-        "{needed} of memory are needed and {available} can be had, limited by {limited_by}: ask for \
-         less with --size (with a small one, {least} are enough), or raise that limit"
-    )]
-    Memory { needed: ByteLen, available: ByteLen, limited_by: Limit, least: ByteLen },
-    #[error(
-        "the image takes {needed} and {free} are free in {}: ask for less with --size, or name \
-         another directory with --dir",
-        directory.display()
-    )]
-    Disk { needed: ByteLen, free: ByteLen, directory: PathBuf },
-    #[error(
-        "the results take up to {needed} and {free} are free in {}: name another directory with \
-         --output",
-        directory.display()
-    )]
-    Output { needed: ByteLen, free: ByteLen, directory: PathBuf },
-    #[error(
-        "an image of {size} is longer than a file may be here, which is {longest}: ask for less \
-         with --size, or raise `ulimit -f`"
-    )]
-    FileLimit { size: ByteLen, longest: ByteLen },
-    #[error("cannot make a file in {}: name another directory with --dir", directory.display())]
-    Directory {
-        directory: PathBuf,
-        #[source]
-        cause: io::Error,
-    },
-    #[error(
-        "cannot write the image of {len} in {}: free space there, ask for less with --size, or \
-         name another directory with --dir",
-        directory.display()
-    )]
-    Image {
-        len: ByteLen,
-        directory: PathBuf,
-        #[source]
-        cause: io::Error,
-    },
-    #[error("cannot read the image again")]
-    Reread {
-        #[source]
-        cause: io::Error,
-    },
-    #[error(
-        "memory cannot be mapped lazily: set vm.unprivileged_userfaultfd to 1 (sysctl), give \
-         access to /dev/userfaultfd, or where a container forbids userfaultfd(2), allow that"
-    )]
-    NoFaults {
-        #[source]
-        cause: OpenError,
-    },
-    #[error("memory that is pinned was given back: this is a defect of uzone")]
-    NotRefused,
-    #[error("memory is held by {pins} pins although all are dropped: this is a defect of uzone")]
-    Kept { pins: u32 },
-    #[error(transparent)]
-    Trace(#[from] serde_json::Error),
-}
-
-impl DemoError {
-    /// Returns the failure with the code that has no cause to tell it.
-    fn failure(self) -> Failure {
-        match self {
-            Self::Size { .. } | Self::Reserve { .. } => Failure::with(Exit::Usage, self),
-            Self::Disk { .. }
-            | Self::Output { .. }
-            | Self::FileLimit { .. }
-            | Self::Image { .. } => Failure::with(Exit::Io, self),
-            other => Failure::from(other),
-        }
-    }
-}
-
 /// Runs the demo, writes its two files, and prints what it did.
 ///
 /// # Errors
@@ -241,13 +157,13 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     );
     steps.done("make", started, what);
     let is_clear = region::run(plan.reserve, plan.part, &image.file, &mut steps, out)?;
-    let lazy = map_lazily(&plan, &image, &mut steps, out)?;
+    let lazy = lazy::run(&plan, &image, &mut steps, out)?;
     let facts = ImageFacts {
         source_files: image.source_files,
         source_bytes: image.source_bytes,
         hash: image.hash.clone(),
     };
-    let Lazy { touch, trace, other, engine } = lazy;
+    let lazy::Lazy { touch, trace, other, engine } = lazy;
     let is_right = touch.is_right(&facts);
     let (tables, results) = compare::run(&plan, image, is_right, other, &engine, out)?;
     drop(engine);
@@ -281,99 +197,6 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     demo.elapsed_ns = nanoseconds(begun);
     out.print(&demo)?;
     Ok(if is_intact { Exit::Ok } else { Exit::No })
-}
-
-/// What came of mapping the image lazily.
-struct Lazy {
-    touch: TouchFacts,
-    trace: Trace,
-    other: Other,
-    engine: uzone_fault::Engine,
-}
-
-/// Has the other process touch the whole image, and compares what it read with what was written.
-fn map_lazily(
-    plan: &Plan,
-    image: &Image,
-    steps: &mut Steps,
-    out: &Output,
-) -> Result<Lazy, Failure> {
-    let engine = {
-        // Some of its threads live on a moment longer than it: one of them must not be what Ctrl-C ends
-        // the process by while a file is being written.
-        let _held = Held::hold()?;
-        other::engine()?
-    };
-    let mut other = Other::start()?;
-    let page = probe::page_size();
-    let pages = plan.size.get() >> page.shift();
-
-    let started = Instant::now();
-    let memory = other.map_lazily(plan.size)?.by_uzone(&engine, &image.file, TRACED)?;
-    let what =
-        format!("the image into another process; none of its {} pages is read", grouped(pages));
-    steps.done("map", started, what);
-
-    let touching = Progress::new(out, "another process touches the image", pages);
-    let checking = std::cell::OnceCell::new();
-    let mut seen = 0;
-    let mut first_difference = None;
-    let (touched, whole) = other.touch_and_hash(
-        plan.in_order(),
-        &memory,
-        |done| touching.set(done),
-        |offset, hash| {
-            let bar = checking
-                .get_or_init(|| Progress::new(out, "comparing every byte", image.chunks() as u64));
-            seen += 1;
-            bar.set(seen);
-            if !image.has(offset, hash) {
-                first_difference.get_or_insert(offset);
-            }
-        },
-    )?;
-    drop((touching, checking));
-    other::settle(&memory);
-    let (stats, latencies, records) = (memory.stats(), memory.latencies(), memory.take_trace());
-    let faults = stats.faults;
-    let what = format!(
-        "every page, in order, the last ones here and there; it had to wait {} times",
-        grouped(faults)
-    );
-    steps.took("touch", touched.in_order_ns.saturating_add(touched.scattered_ns), what);
-    let is_equal = whole.hash == image.hash && first_difference.is_none();
-    let what = match (is_equal, first_difference) {
-        (true, _) => format!(
-            "all {} bytes are right: BLAKE3 {}...",
-            grouped(plan.size.get()),
-            &whole.hash[..8]
-        ),
-        (false, Some(offset)) => format!(
-            "bytes DIFFER, first in the {} from {offset:#x} on",
-            ByteLen::new(protocol::CHUNK)
-        ),
-        (false, None) => String::from("bytes DIFFER"),
-    };
-    steps.took("check", whole.elapsed_ns, what);
-    drop(memory);
-
-    let machine =
-        serde_json::from_value(serde_json::to_value(Machine::here()).map_err(DemoError::from)?)
-            .map_err(DemoError::from)?;
-    let trace = Trace::new(machine, page, plan.size, &records, &latencies);
-    let touch = TouchFacts {
-        pages,
-        faults,
-        pages_around: stats.around,
-        in_order_bytes: plan.in_order().get(),
-        in_order_ns: touched.in_order_ns,
-        scattered_ns: touched.scattered_ns,
-        hash: whole.hash,
-        hash_ns: whole.elapsed_ns,
-        first_difference_bytes: first_difference
-            .or_else(|| touched.wrong_page.map(|page_number| page_number << page.shift())),
-    };
-    Ok(Lazy { touch, trace, other, engine })
 }
 
 /// Writes the page and the trace; both or none, but for a disk that is full in between. Returns their
@@ -500,12 +323,6 @@ struct TouchFacts {
 impl TouchFacts {
     fn is_right(&self, image: &ImageFacts) -> bool {
         self.first_difference_bytes.is_none() && self.hash == image.hash
-    }
-}
-
-impl From<OtherError> for uzone_bench::BenchError {
-    fn from(error: OtherError) -> Self {
-        Self::Caller(Box::new(error))
     }
 }
 

@@ -56,6 +56,12 @@ pub(super) enum OtherError {
     },
 }
 
+impl From<OtherError> for uzone_bench::BenchError {
+    fn from(error: OtherError) -> Self {
+        Self::Caller(Box::new(error))
+    }
+}
+
 /// What helps when the other process was ended by somebody else.
 fn fix(status: ExitStatus, failure: Option<&str>) -> String {
     const KILLED: i32 = 9;
