@@ -128,7 +128,7 @@ stage_miri() {
 
 stage_bench() {
     cargo build --release --locked
-    ./target/release/uzone demo --size 1G >"$LOGS/bench.demo"
+    ./target/release/uzone demo --size 128M --output "$LOGS" >"$LOGS/bench.demo"
     ./target/release/uzone bench bind --size 1G --rebinds 3 --first-binds 2 --no-growth --json \
         >"$LOGS/bench.json"
     ./target/release/uzone bench bind --metadata --max-memory 64M >"$LOGS/bench.metadata"

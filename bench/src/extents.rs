@@ -28,7 +28,7 @@ use uzone_os::{Anonymous, Exclusive, HugeAdvice, LibPmem, SystemRoot, memory};
 use uzone_stream::{Streaming, copy_bytes, copy_ways, zero_bytes, zero_ways};
 
 use crate::group::Watch;
-use crate::report::{Bench, Published, Skipped, Table};
+use crate::report::{Bench, Published, Row, Skipped, Table};
 use crate::suite::{BenchError, Suite};
 
 /// What a page at a time takes at a time.
@@ -89,7 +89,11 @@ pub(crate) struct Arena {
 impl Arena {
     /// Takes memory for extents of up to `largest`, present, and in huge pages if there are any.
     pub(crate) fn new(work: Work, largest: ByteLen) -> Result<Self, BenchError> {
-        let len = largest.get().max(LEAST_ARENA);
+        Self::of(work, largest.get().max(LEAST_ARENA))
+    }
+
+    /// Takes `len` bytes for extents.
+    pub(crate) fn of(work: Work, len: u64) -> Result<Self, BenchError> {
         let parts = if work == Work::Copy { 4 } else { 2 };
         let needed = ByteLen::new(len.saturating_mul(parts) / 10 * 11);
         if let Ok(available) = memory::available(&SystemRoot::host())
@@ -268,6 +272,23 @@ pub(crate) fn run(
         });
     }
     Ok(())
+}
+
+/// Measures one size, out of cache and not used afterwards.
+pub(crate) fn only_cold(
+    work: Work,
+    size: ByteLen,
+    rounds: u32,
+    arena: &Arena,
+    watch: Watch<'_>,
+) -> Result<Vec<Row>, BenchError> {
+    let case = &CASES[0];
+    let table = format!("{}-{}", work.name(), case.name);
+    let mut suite = Suite::new(size);
+    Extents { work, case, size: size.get(), table: &table, arena, peer: None }.add(&mut suite)?;
+    let mut results = Vec::new();
+    suite.run(case.title, rounds, watch, &mut results)?;
+    Ok(results)
 }
 
 /// The rows of one size in one case.

@@ -26,6 +26,8 @@ mod split;
 mod stall;
 mod touch;
 
+pub(crate) use touch::kernel_faults;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 

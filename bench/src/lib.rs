@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 pub mod bind;
+pub mod brief;
 pub mod copy;
 mod extents;
 pub mod fault;

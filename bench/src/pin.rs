@@ -34,7 +34,7 @@ use zerocopy::FromBytes;
 
 use crate::group::Watch;
 use crate::machine::Machine;
-use crate::report::{Bench, Published, SCHEMA};
+use crate::report::{Bench, Published, Row, SCHEMA};
 use crate::suite::BenchError;
 
 const MARTINS: &str = "Joao Martins, compound pagemaps v2, June 2021: 2 MiB pages of persistent \
@@ -60,8 +60,18 @@ const CALL_ENTRIES: usize = 512;
 /// [`BenchError`] if the size is none that is measured, memory is short, or a hold was refused.
 pub fn run(settings: Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
     check(settings)?;
+    let mut bench = empty(settings);
+    folios::run(settings, watch, &mut bench)?;
+    list::run(settings, watch, &mut bench)?;
+    base::run(settings, watch, &mut bench)?;
+    threads::run(settings, watch, &mut bench)?;
+    kernel::run(settings, watch, &mut bench)?;
+    Ok(bench)
+}
+
+fn empty(settings: Settings) -> Bench {
     let Settings { size, rounds } = settings;
-    let mut bench = Bench {
+    Bench {
         schema: SCHEMA,
         benchmark: "pin",
         machine: Machine::here(),
@@ -69,13 +79,15 @@ pub fn run(settings: Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
         tables: Vec::new(),
         results: Vec::new(),
         skipped: Vec::new(),
-    };
-    folios::run(settings, watch, &mut bench)?;
-    list::run(settings, watch, &mut bench)?;
-    base::run(settings, watch, &mut bench)?;
-    threads::run(settings, watch, &mut bench)?;
-    kernel::run(settings, watch, &mut bench)?;
-    Ok(bench)
+    }
+}
+
+/// Runs the table of 2 MiB folios alone.
+pub(crate) fn only_folios(settings: Settings, watch: Watch<'_>) -> Result<Vec<Row>, BenchError> {
+    check(settings)?;
+    let mut bench = empty(settings);
+    folios::outside(settings, watch, &mut bench)?;
+    Ok(bench.results)
 }
 
 /// Returns whether the tables can be run: before minutes are spent.

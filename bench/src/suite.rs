@@ -175,6 +175,9 @@ pub enum BenchError {
         /// How long it was waited for.
         waited: Duration,
     },
+    /// What a caller of this library has compared failed.
+    #[error("what is compared could not be done")]
+    Caller(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// A row left bytes that are not what they should be. A defect of uzone, or of its rival.
     #[error("the row {row} left a wrong byte at {offset:#x}")]
     WrongByte {

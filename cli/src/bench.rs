@@ -224,27 +224,19 @@ fn bind_table(args: &BindArgs, out: &Output) -> Result<Bench, BenchError> {
             .unwrap_or(published.threads),
         growth: !args.no_growth,
     };
-    run_bind(settings, out)
-}
-
-/// Runs the bind benchmark with a progress bar for each of its parts.
-///
-/// # Errors
-/// If memory is short.
-pub(crate) fn run_bind(settings: Settings, out: &Output) -> Result<Bench, BenchError> {
     warn_of_stores(out);
     with_progress(out, |watch| bind::run(settings, watch))
 }
 
 /// Says so if the stores that the environment asked for are not taken.
-fn warn_of_stores(out: &Output) {
+pub(crate) fn warn_of_stores(out: &Output) {
     if let Some(problem) = &uzone_stream::chosen().problem {
         out.warn(format_args!("{problem}; taking {} stores", uzone_stream::best()));
     }
 }
 
 /// Runs a benchmark with a progress bar for each of its parts.
-fn with_progress<T>(
+pub(crate) fn with_progress<T>(
     out: &Output,
     run: impl FnOnce(Watch<'_>) -> Result<T, BenchError>,
 ) -> Result<T, BenchError> {

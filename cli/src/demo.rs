@@ -1,78 +1,235 @@
 //! `uzone demo`: the main job on real memory, in under a minute, for somebody who never heard of it.
+//!
+//! | file | what it does |
+//! |---|---|
+//! | `needs` | what has to be there, looked up before anything is made |
+//! | `image` | a file made of what is found on any Linux, with its hashes |
+//! | `region` | a region is described, held, cleared and given back |
+//! | `lazy` | the image is mapped lazily into the other process, and every byte compared |
+//! | `other` | the other process as the demo sees it, and what answers its faults |
+//! | `toucher` | the other process: this program, started again |
+//! | `protocol` | what the two say to each other |
+//! | `compare` | the plain way and the limit, measured in the same run |
+//! | `error` | what it fails by |
+//! | `text` | the result for people |
+//!
+//! Nothing is left but the two files that it is for: the image has no name, and the other process ends
+//! with this one.
 
-use std::fmt::Write as _;
+mod compare;
+mod error;
+mod image;
+mod lazy;
+mod needs;
+mod other;
+mod protocol;
+mod region;
+mod text;
+mod toucher;
+
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use serde::Serialize;
-use uzone::{BindOptions, Limit, MemoryKind, Order, PfnRange, Region, Zone};
-use uzone_bench::bind::Settings;
-use uzone_bench::report::{Bench, Row};
-use uzone_os::{SystemRoot, memory};
+use uzone_bench::machine::Machine;
+use uzone_bench::report::{Bench, SCHEMA};
+use uzone_os::probe;
+use uzone_os::signals::Held;
 use uzone_pages::ByteLen;
+use uzone_report::{Document, Trace};
 
-use crate::bench::{self, ns, number};
 use crate::exit::{self, Exit, Failure};
-use crate::output::{Output, Report, Style, Tone, table};
+use crate::output::Output;
+use error::DemoError;
 
-/// Describe a large region of memory, look at a page, and compare with the plain way
+/// Describe a huge region, hold it, clear it, and map a file lazily into another process
 ///
-/// It reserves addresses, writes to a few pages of them, binds them (that is: gives every page a
-/// descriptor), looks at one, unbinds, and checks that the bytes are as they were. Then it measures
-/// what the same takes without uzone, and how much of the machine's limit is reached. It needs no
-/// root and leaves nothing behind.
+/// It makes a file of what is found on any Linux, describes a region larger than this machine, pins and
+/// clears a part of it, and maps the file lazily into a second process, which touches every page and
+/// finds every byte right. Then it measures what the same takes the plain way, and how much of the
+/// machine's limit is reached. It needs no root, no network, and leaves nothing but two files: a page
+/// with pictures, and the trace that they are made of. It takes under a minute.
 #[derive(Debug, clap::Args)]
-#[command(after_help = exit::help(
-    "uzone demo --size 16G",
-    &[Exit::Ok, Exit::No, Exit::Usage, Exit::Os, Exit::Io],
-))]
+#[command(after_help = exit::help("uzone demo --size 4G --output /tmp", &EXITS))]
 pub(crate) struct Args {
-    /// How much memory to describe, in whole GiB [default: 32G, or what this host has room for]
-    #[arg(long, value_name = "SIZE")]
-    size: Option<ByteLen>,
+    /// How large the file is that is mapped lazily, in multiples of 8 MiB
+    #[arg(long, default_value = "1G", value_name = "SIZE")]
+    size: ByteLen,
+    /// How large the region is that is described, in whole GiB; only a part of it is used
+    #[arg(long, default_value = "100G", value_name = "SIZE")]
+    reserve: ByteLen,
+    /// Where the file is made, without a name [default: where temporary files go]
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// Where uzone-demo.html and uzone-demo.trace.json are written
+    #[arg(short, long, default_value = ".", value_name = "DIR")]
+    output: PathBuf,
+    /// Be the second process
+    #[arg(long, hide = true)]
+    touch: bool,
 }
 
-/// Sizes to describe, if nothing is said: a third of the published experiment, which takes a third
-/// of its time, or less on a small host.
-const SIZES: [ByteLen; 4] = [ByteLen::gib(32), ByteLen::gib(8), ByteLen::gib(2), ByteLen::gib(1)];
+const EXITS: [Exit; 8] = [
+    Exit::Ok,
+    Exit::No,
+    Exit::Usage,
+    Exit::Input,
+    Exit::Feature,
+    Exit::Os,
+    Exit::Io,
+    Exit::Permission,
+];
 
-/// How many pages are written to, and looked at again after unbind.
-const MARKED: u64 = 64;
+/// As much is written into the pinned part of the region.
+const PART: ByteLen = ByteLen::mib(256);
+/// As much is described where the plain way is measured as well, which writes 64 bytes a page.
+const DESCRIBED: ByteLen = ByteLen::gib(4);
 
-/// Runs the demo and prints what it did.
+/// What the demo was told, and what follows from it.
+struct Plan {
+    size: ByteLen,
+    reserve: ByteLen,
+    /// How much of the region is used.
+    part: ByteLen,
+    /// How much is described where that is compared.
+    described: ByteLen,
+    /// Where the image is made.
+    directory: PathBuf,
+    /// Where the results are written.
+    output: PathBuf,
+}
+
+impl Plan {
+    fn of(args: &Args) -> Result<Self, DemoError> {
+        let Args { size, reserve, .. } = *args;
+        if size.is_zero() || !size.get().is_multiple_of(8 << 20) {
+            return Err(DemoError::Size { size });
+        }
+        if reserve.is_zero() || !reserve.get().is_multiple_of(1 << 30) {
+            return Err(DemoError::Reserve { reserve });
+        }
+        Ok(Self {
+            size,
+            reserve,
+            part: size.min(PART),
+            described: reserve.min(DESCRIBED),
+            directory: args.dir.clone().unwrap_or_else(std::env::temp_dir),
+            output: args.output.clone(),
+        })
+    }
+
+    fn page_path(&self) -> PathBuf {
+        self.output.join("uzone-demo.html")
+    }
+
+    fn trace_path(&self) -> PathBuf {
+        self.output.join("uzone-demo.trace.json")
+    }
+
+    /// Returns how much of the image is touched in order; the rest is touched here and there.
+    fn in_order(&self) -> ByteLen {
+        let scattered = (self.size.get() / 4).min(PART.get());
+        ByteLen::new(self.size.get() - scattered)
+    }
+}
+
+/// Runs the demo, writes its two files, and prints what it did.
 ///
 /// # Errors
-/// If there is too little memory, or the result cannot be written.
+/// What is missing, before anything is made; afterwards what the system refused.
 pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
-    let size = args.size.unwrap_or_else(default_size);
-    let settings =
-        Settings { size, rebinds: 9, first_binds: 3, growth: false, ..Settings::published() };
-    uzone_bench::bind::check(&settings)?;
-    out.log(format_args!("describing {size}"));
-    let (steps, is_intact) = steps(size)?;
-    let bench = bench::run_bind(settings, out)?;
-    let demo = Demo { schema: "uzone.demo/1", size_bytes: size.get(), steps, is_intact, bench };
+    if args.touch {
+        return toucher::run();
+    }
+    let plan = Plan::of(args).map_err(DemoError::failure)?;
+    let sees_kernel_faults = needs::check(&plan)?;
+    let begun = Instant::now();
+    let mut steps = Steps::default();
+
+    let started = Instant::now();
+    let file = image::create(&plan.directory)?;
+    let image = image::make(file, &plan.directory, plan.size, probe::page_size(), out)
+        .map_err(DemoError::failure)?;
+    let what = format!(
+        "an image of {}, of {} files of this machine; no two pages are equal",
+        plan.size,
+        grouped(image.source_files),
+    );
+    steps.done("make", started, what);
+    let is_clear = region::run(plan.reserve, plan.part, &image.file, &mut steps, out)?;
+    let lazy = lazy::run(&plan, &image, &mut steps, out)?;
+    let facts = ImageFacts {
+        source_files: image.source_files,
+        source_bytes: image.source_bytes,
+        hash: image.hash.clone(),
+    };
+    let lazy::Lazy { touch, trace, other, engine } = lazy;
+    let is_right = touch.is_right(&facts);
+    let (tables, results) = compare::run(&plan, image, is_right, other, &engine, out)?;
+    drop(engine);
+
+    let is_intact = is_clear && is_right;
+    let mut demo = Demo {
+        schema: "uzone.demo/1",
+        size_bytes: plan.size.get(),
+        reserve_bytes: plan.reserve.get(),
+        part_bytes: plan.part.get(),
+        mode: Mode::of(sees_kernel_faults),
+        image: facts,
+        touch,
+        is_clear,
+        is_intact,
+        steps: steps.0,
+        elapsed_ns: 0,
+        bench: Bench {
+            schema: SCHEMA,
+            benchmark: "demo",
+            machine: Machine::here(),
+            settings: String::new(),
+            tables,
+            results,
+            skipped: Vec::new(),
+        },
+        files: Vec::new(),
+    };
+    demo.bench.settings = demo.summary();
+    demo.files = write(&plan, &demo.bench, trace)?;
+    demo.elapsed_ns = nanoseconds(begun);
     out.print(&demo)?;
     Ok(if is_intact { Exit::Ok } else { Exit::No })
 }
 
-/// The largest size whose descriptors, twice, take no more than half of what can be had.
-fn default_size() -> ByteLen {
-    let Ok(available) = memory::available(&SystemRoot::host()) else { return ByteLen::gib(1) };
-    if matches!(available.limited_by, Limit::AddressSpace) {
-        return ByteLen::gib(1); // the regions themselves count
-    }
-    let fits = |size: &ByteLen| size.get() / 64 * 2 <= available.bytes.get() / 2;
-    SIZES.into_iter().find(fits).unwrap_or(ByteLen::gib(1))
+/// Writes the page and the trace; both or none, but for a disk that is full in between. Returns their
+/// names.
+fn write(plan: &Plan, bench: &Bench, trace: Trace) -> Result<Vec<String>, Failure> {
+    let mut recorded = Vec::new();
+    trace.write_to(&mut recorded)?;
+    let measured = serde_json::to_vec(bench)?;
+    let mut documents = uzone_report::parse(Path::new("the demo"), &measured)?;
+    documents.push(Document::Trace(trace));
+    let page = uzone_report::html(&documents);
+    // No other thread takes these signals, so Ctrl-C leaves no half of a file.
+    let _held = Held::hold()?;
+    uzone_report::replace(&plan.trace_path(), &recorded)?;
+    uzone_report::replace(&plan.page_path(), page.as_bytes())?;
+    let name = |path: PathBuf| path.display().to_string();
+    Ok(vec![name(plan.page_path()), name(plan.trace_path())])
 }
 
-/// `uzone.demo/1`.
-#[derive(Debug, Serialize)]
-struct Demo {
-    schema: &'static str,
-    size_bytes: u64,
-    steps: Vec<Step>,
-    is_intact: bool,
-    bench: Bench,
+/// What was done, step by step.
+#[derive(Debug, Default)]
+struct Steps(Vec<Step>);
+
+impl Steps {
+    /// Notes a step that is over now.
+    fn done(&mut self, name: &'static str, started: Instant, what: String) {
+        self.took(name, nanoseconds(started), what);
+    }
+
+    /// Notes a step that somebody else has measured.
+    fn took(&mut self, name: &'static str, elapsed_ns: u64, what: String) {
+        self.0.push(Step { name, elapsed_ns, what });
+    }
 }
 
 /// One thing that was done.
@@ -83,148 +240,170 @@ struct Step {
     what: String,
 }
 
-/// Does the main job once and tells what happened.
-fn steps(size: ByteLen) -> Result<(Vec<Step>, bool), Failure> {
-    let mut steps = Vec::new();
-    let mut step = |name, started: Instant, what: String| {
-        let elapsed_ns = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        steps.push(Step { name, elapsed_ns, what });
-    };
-
-    let started = Instant::now();
-    let region = Region::anonymous(size)?;
-    step("reserve", started, format!("{size} of addresses; no memory is taken yet"));
-
-    let started = Instant::now();
-    let stride = size.get() / MARKED;
-    for mark in 0..MARKED {
-        region.write_at(mark * stride, &mark.to_le_bytes())?;
-    }
-    step("write", started, format!("a mark into each of {MARKED} pages across it"));
-
-    let zone = Zone::new();
-    let started = Instant::now();
-    let options = BindOptions::new(MemoryKind::Generic).order(Order::PMD);
-    let pagemap = zone.bind(region, options)?;
-    let report = pagemap.report();
-    let what = format!(
-        "{} pages described by {} descriptors of {} bytes, one for each 2 MiB",
-        report.pages, report.descriptors, report.descriptor_bytes
-    );
-    step("bind", started, what);
-
-    let started = Instant::now();
-    let what = match pagemap.page_at(size.get() / 2 + 12345 * 4096) {
-        Some(page) => {
-            let held = pagemap.get(PfnRange::try_single(page.pfn())?)?;
-            let references = held.word(held.range().start()).references();
-            drop(held);
-            format!(
-                "page {} is {} pages into the 2 MiB folio at {}; {references} references while \
-                 held, {} after",
-                page.pfn(),
-                page.distance(),
-                page.head(),
-                page.word().references(),
-            )
-        }
-        None => String::from("a page beyond the region"),
-    };
-    step("look", started, what);
-
-    let started = Instant::now();
-    let resident = pagemap.metadata_resident()?;
-    step("account", started, format!("{resident} of descriptors are resident, says the kernel"));
-
-    let started = Instant::now();
-    let region = pagemap.unbind()?;
-    step("unbind", started, String::from("the region is ours again"));
-
-    let started = Instant::now();
-    let mut intact = 0;
-    for mark in 0..MARKED {
-        let mut bytes = [0; 8];
-        region.read_at(mark * stride, &mut bytes)?;
-        intact += u64::from(u64::from_le_bytes(bytes) == mark);
-    }
-    step("check", started, format!("{intact} of {MARKED} marks are as they were written"));
-    Ok((steps, intact == MARKED))
+/// `uzone.demo/1`.
+#[derive(Debug, Serialize)]
+struct Demo {
+    schema: &'static str,
+    size_bytes: u64,
+    reserve_bytes: u64,
+    part_bytes: u64,
+    mode: Mode,
+    image: ImageFacts,
+    touch: TouchFacts,
+    is_clear: bool,
+    is_intact: bool,
+    steps: Vec<Step>,
+    elapsed_ns: u64,
+    bench: Bench,
+    files: Vec<String>,
 }
 
-/// The rows that the demo shows, and what it calls them: the row, its plain way, its limit.
-const COMPARED: [(&str, &str, &str); 7] = [
-    ("bind-first/ours-1", "bind-first/naive", "64-byte descriptors, first time"),
-    ("bind-first/ours-1", "bind-first/naive-huge", "the same, the plain way on huge pages too"),
-    ("bind-4k/ours-1", "bind-4k/naive", "64-byte descriptors, again (memory kept)"),
-    ("bind-2m/ours-1", "bind-2m/naive", "the same, as 2 MiB folios"),
-    ("bind-small/eager-8-bytes", "bind-4k/naive", "8-byte descriptors, all written"),
-    ("bind-small/derived-2m-8-bytes", "bind-4k/naive", "8 bytes for each 2 MiB folio"),
-    ("bind-small/on-touch", "bind-4k/naive", "8-byte descriptors, written when touched"),
-];
-
-impl Report for Demo {
-    fn text(&self, style: Style) -> String {
-        let size = ByteLen::new(self.size_bytes);
-        let pages = self.size_bytes >> 12;
-        let mut text = format!(
-            "Describing {size} of memory: a descriptor for each of {pages} pages of 4 KiB.\n\n"
-        );
-        let mut done = table(&["step", "took", ""]);
-        if let Some(column) = done.column_mut(2) {
-            column.set_cell_alignment(comfy_table::CellAlignment::Left);
-        }
-        for step in &self.steps {
-            done.add_row([step.name.to_owned(), ns(step.elapsed_ns), step.what.clone()]);
-        }
-        // Writing to a String does not fail.
-        let _ = writeln!(text, "{}\n", done.trim_fmt());
-        let _ = writeln!(text, "The same pages, the plain way (field after field) and by uzone:\n");
-        let mut compared = table(&["", "plain", "uzone", "faster", "of the limit"]);
-        let find = |id: &str| self.bench.results.iter().find(|row| row.id == id);
-        for (ours, plain, name) in COMPARED {
-            if let (Some(ours), Some(plain)) = (find(ours), find(plain)) {
-                compared.add_row(comparison(name, ours, plain));
-            }
-        }
-        let _ = writeln!(text, "{}\n", compared.trim_fmt());
-        let machine = &self.bench.machine;
-        let _ = writeln!(
-            text,
-            "The limit is a bare fill of as many bytes on this machine ({}), or for fresh memory\n\
-             the kernel's own clearing of it. Medians of {} rounds, {} of those with fresh\n\
-             memory, where the plain way takes 4 KiB pages as they come or, in the second row, huge\n\
-             ones as we do. More: uzone bench bind",
-            machine.cpu,
-            find("bind-4k/ours-1").map_or(0, |row| row.rounds),
-            find("bind-first/ours-1").map_or(0, |row| row.rounds),
-        );
-        let _ = writeln!(
-            text,
-            "{}",
-            if self.is_intact {
-                style.paint(Tone::Good, "All is as it should be; nothing is left behind.")
-            } else {
-                style
-                    .paint(Tone::Bad, "The bytes of the region changed: this is a defect of uzone.")
-            }
-        );
-        text
+impl Demo {
+    /// Returns what was done in a few sentences, for the head of the page.
+    fn summary(&self) -> String {
+        let (size, reserve) = (ByteLen::new(self.size_bytes), ByteLen::new(self.reserve_bytes));
+        format!(
+            "An image of {size} was mapped lazily into another process, which touched all {} pages, \
+             waited {} times, and {}. A region of {reserve} was described, {} of it pinned and \
+             cleared. Each picture below has the plain way (naive), uzone, and the limit of this \
+             machine, all measured in this run",
+            grouped(self.touch.pages),
+            grouped(self.touch.faults),
+            if self.is_intact { "found every byte right" } else { "found bytes that are WRONG" },
+            ByteLen::new(self.part_bytes),
+        )
     }
 }
 
-fn comparison(name: &str, ours: &Row, plain: &Row) -> Vec<String> {
-    let dash = || String::from("-");
-    // Of the medians beside it, so that whoever divides finds the same.
-    #[expect(
-        clippy::cast_precision_loss,
-        reason = "nanoseconds of a ratio that shows three digits"
-    )]
-    let ratio = plain.median_ns as f64 / ours.median_ns.max(1) as f64;
-    vec![
-        name.to_owned(),
-        ns(plain.median_ns),
-        ns(ours.median_ns),
-        format!("{} x", number(ratio)),
-        ours.share_of_limit.map_or_else(dash, |share| format!("{:.0} %", share * 100.0)),
-    ]
+/// What this user may have.
+#[derive(Debug, Serialize)]
+struct Mode {
+    /// Whether a system call may be given memory that is not there yet.
+    sees_kernel_faults: bool,
+    /// What cannot be done because of that, and what would help.
+    cannot: Vec<&'static str>,
+}
+
+/// What user-mode userfaultfds do not tell of.
+const USER_MODE: &str = "a system call that is given a page which is not there yet (such as read(2) \
+     into lazily mapped memory) is not served: it fails with EFAULT; root, access to \
+     /dev/userfaultfd, or vm.unprivileged_userfaultfd = 1 (sysctl) changes that";
+
+impl Mode {
+    fn of(sees_kernel_faults: bool) -> Self {
+        let cannot = if sees_kernel_faults { Vec::new() } else { vec![USER_MODE] };
+        Self { sees_kernel_faults, cannot }
+    }
+}
+
+/// What the image was made of.
+#[derive(Debug, Serialize)]
+struct ImageFacts {
+    source_files: u64,
+    source_bytes: u64,
+    hash: String,
+}
+
+/// What came of touching it.
+#[derive(Debug, Serialize)]
+struct TouchFacts {
+    pages: u64,
+    /// How often the other process had to wait.
+    faults: u64,
+    /// Pages that came along with those that were waited for.
+    pages_around: u64,
+    in_order_bytes: u64,
+    in_order_ns: u64,
+    scattered_ns: u64,
+    hash: String,
+    hash_ns: u64,
+    first_difference_bytes: Option<u64>,
+}
+
+impl TouchFacts {
+    fn is_right(&self, image: &ImageFacts) -> bool {
+        self.first_difference_bytes.is_none() && self.hash == image.hash
+    }
+}
+
+fn nanoseconds(since: Instant) -> u64 {
+    u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Returns a length in the steps of a progress bar, which are MiB.
+const fn units(bytes: u64) -> u64 {
+    bytes >> 20
+}
+
+/// Returns a number with commas: `26,214,400`.
+fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_numbers_have_commas() {
+        for (number, text) in [
+            (0, "0"),
+            (999, "999"),
+            (1000, "1,000"),
+            (26_214_400, "26,214,400"),
+            (u64::MAX, "18,446,744,073,709,551,615"),
+        ] {
+            assert_eq!(grouped(number), text);
+        }
+    }
+
+    #[test]
+    fn a_single_difference_is_not_right() {
+        let image =
+            |hash: &str| ImageFacts { source_files: 1, source_bytes: 1, hash: hash.to_owned() };
+        let touch = |hash: &str, first_difference_bytes| TouchFacts {
+            pages: 1,
+            faults: 1,
+            pages_around: 0,
+            in_order_bytes: 0,
+            in_order_ns: 1,
+            scattered_ns: 1,
+            hash: hash.to_owned(),
+            hash_ns: 1,
+            first_difference_bytes,
+        };
+        assert!(touch("a", None).is_right(&image("a")));
+        assert!(!touch("a", None).is_right(&image("b")));
+        assert!(!touch("a", Some(0)).is_right(&image("a")));
+    }
+
+    #[test]
+    fn what_the_demo_is_told_becomes_a_plan_or_is_refused() {
+        let args = |size, reserve| Args {
+            size,
+            reserve,
+            dir: None,
+            output: PathBuf::from("there"),
+            touch: false,
+        };
+        let plan = Plan::of(&args(ByteLen::gib(1), ByteLen::gib(100))).expect("a plan");
+        assert_eq!((plan.part, plan.described), (ByteLen::mib(256), ByteLen::gib(4)));
+        assert_eq!(plan.in_order(), ByteLen::mib(768));
+        assert_eq!(plan.page_path(), Path::new("there/uzone-demo.html"));
+        let plan = Plan::of(&args(ByteLen::mib(8), ByteLen::gib(1))).expect("a plan");
+        assert_eq!((plan.part, plan.described), (ByteLen::mib(8), ByteLen::gib(1)));
+        assert_eq!(plan.in_order(), ByteLen::mib(6));
+        for (size, reserve) in [(0, 1 << 30), (4 << 20, 1 << 30), (8 << 20, 0), (8 << 20, 1 << 20)]
+        {
+            assert!(Plan::of(&args(ByteLen::new(size), ByteLen::new(reserve))).is_err());
+        }
+    }
 }

@@ -271,29 +271,9 @@ fn the_fault_object_keeps_to_the_same_schema_and_counts_what_was_published() {
 }
 
 #[test]
-fn the_demo_finds_its_bytes_again_and_keeps_to_its_schema() {
-    let output = run(&["demo", "--size", "1G", "--json"]);
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let demo = json(&output);
-    keeps_to("uzone.demo-1", &demo);
-    assert_eq!(demo["is_intact"], true);
-    let text = run(&["demo", "--size", "1G", "--quiet"]);
-    let text = String::from_utf8(text.stdout).expect("text");
-    assert!(text.contains("64 of 64 marks are as they were written"), "{text}");
-    assert!(text.contains("nothing is left behind"), "{text}");
-}
-
-#[test]
 fn sizes_that_cannot_be_are_refused_with_what_would_help() {
     for (arguments, code, part) in [
-        (&["demo", "--size", "1000"][..], 2, "multiple of 1 GiB"),
-        (&["demo", "--size", "0"], 2, "multiple of 1 GiB"),
-        (&["demo", "--size=-1"], 2, "a size is a whole number"),
-        (&["demo", "--size", "1X"], 2, "one of K, M, G"),
-        (&["demo", "--size", "16E"], 2, "does not fit in 64 bits"),
-        (&["demo", "--size", "64T"], 71, "describe less with --size"),
-        (&["demo", "--size", "1G", "--size", "2G"], 2, "cannot be used multiple times"),
-        (&["bench"], 2, "Usage"),
+        (&["bench"][..], 2, "Usage"),
         (&["bench", "bind", "--rebinds", "0"], 2, "0 is not in"),
         (&["bench", "bind", "--threads", "0"], 2, "0 is not in"),
         (&["bench", "bind", "--metadata", "--size", "1G"], 2, "cannot be used with"),

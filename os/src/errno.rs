@@ -235,6 +235,18 @@ pub(crate) fn would_wait(errno: Errno) -> bool {
     errno == Errno::AGAIN
 }
 
+/// Returns whether a file system has no files without a name: it says so, or it or the kernel does
+/// not know the flag and takes it for the opening of a directory.
+pub(crate) fn has_no_nameless_files(errno: Errno) -> bool {
+    matches!(errno, Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL)
+}
+
+/// Returns whether the other end of a socket was closed before it had received everything: an error
+/// that is told once.
+pub(crate) fn is_reset(errno: Errno) -> bool {
+    errno == Errno::CONNRESET
+}
+
 /// Returns whether a call was interrupted by a signal.
 pub(crate) fn is_interrupted(errno: Errno) -> bool {
     errno == Errno::INTR

@@ -34,6 +34,7 @@
 //! | `mapped` | [`Mapped`]: an owned `[T]` in such memory |
 //! | `counted` | [`Owned`]: a value that guards keep in place, counted once |
 //! | `file_writes` | where writes to a file go |
+//! | `file_system` | what there is room for in a directory, and files without a name |
 //! | `page_cache` | what the page cache has of a file |
 //! | `pagemap_scan` | what the page tables say, and which pages were written |
 //! | `populate` | making memory present, by several threads |
@@ -45,6 +46,8 @@
 //! | `hugepages` | transparent huge pages and the hugetlb pools |
 //! | `numa` | nodes and CPUs, and keeping a thread to some |
 //! | `priority` | a thread that runs when no other wants to |
+//! | `signals` | signals that end the process: held back, or wanted with its parent's end |
+//! | `unix_socket` | messages between two processes, and descriptors with them |
 //! | `libpmem` | another library's clearing and copying, for benchmarks to compare with |
 //! | `probe` | what this kernel offers |
 //! | `uffd` | page faults as events, and the answers to them |
@@ -64,6 +67,7 @@ mod create;
 pub mod dax;
 mod errno;
 mod exclusive;
+pub mod file_system;
 mod file_writes;
 pub mod fixed_buffers;
 pub mod hugepages;
@@ -81,8 +85,10 @@ pub mod probe;
 mod resident;
 mod root;
 mod shortage;
+pub mod signals;
 mod sync;
 pub mod uffd;
+mod unix_socket;
 
 pub use advise::{AdviseError, Collapsed};
 pub use bytes::{AccessError, CopyDirection};
@@ -101,6 +107,7 @@ pub use populate::{PopulateError, PopulateHow, Populated, populate_slice};
 pub use resident::ResidentError;
 pub use root::{SysError, SystemRoot};
 pub use shortage::{FileKind, MapError, Shortage};
+pub use unix_socket::{Message, MessageSocket};
 
 /// Any failure of this package, for a caller that passes all of them on.
 #[derive(Debug, thiserror::Error)]

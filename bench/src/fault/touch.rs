@@ -229,7 +229,7 @@ pub(super) fn touch<M: Reads>(
 
 /// Returns how many faults of the calling thread the kernel has counted: the tenth field of
 /// `/proc/thread-self/stat`, of which the second may hold anything up to its closing parenthesis.
-fn kernel_faults() -> u64 {
+pub(crate) fn kernel_faults() -> u64 {
     let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap_or_default();
     let after = stat.rsplit_once(')').map_or("", |(_, after)| after);
     after.split_whitespace().nth(7).and_then(|field| field.parse().ok()).unwrap_or(0)

@@ -36,6 +36,16 @@ pub(super) fn run(
     watch: Watch<'_>,
     bench: &mut Bench,
 ) -> Result<(), BenchError> {
+    outside(settings, watch, bench)?;
+    inside(settings, watch, bench)
+}
+
+/// Descriptors in memory of their own.
+pub(super) fn outside(
+    settings: Settings,
+    watch: Watch<'_>,
+    bench: &mut Bench,
+) -> Result<(), BenchError> {
     let size = settings.size;
     let zone = Zone::with_keep_limit(ByteLen::ZERO);
     let folios = bind(&zone, size, Order::PMD)?;
@@ -47,8 +57,13 @@ pub(super) fn run(
         get: published(size, 6_100, 49_000),
         pin: published(size, 6_200, 50_000),
     };
-    table(&shape, settings, &zone, &folios, watch, bench)?;
-    drop(folios);
+    table(&shape, settings, &zone, &folios, watch, bench)
+}
+
+/// Descriptors in the region itself.
+fn inside(settings: Settings, watch: Watch<'_>, bench: &mut Bench) -> Result<(), BenchError> {
+    let size = settings.size;
+    let zone = Zone::with_keep_limit(ByteLen::ZERO);
     let options = BindOptions::new(MemoryKind::Generic)
         .order(Order::PMD)
         .init(Init::Eager)

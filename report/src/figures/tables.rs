@@ -27,7 +27,11 @@ pub(super) fn section(bench: &Bench) -> Section {
     foot.append(&mut sources);
     let skipped = bench.skipped.iter();
     Section {
-        title: format!("uzone bench {}", bench.benchmark),
+        title: match bench.benchmark.as_str() {
+            // It measures a little of several benchmarks.
+            "demo" => "uzone demo".to_owned(),
+            benchmark => format!("uzone bench {benchmark}"),
+        },
         note: sentences(&[&bench.settings]),
         charts,
         skipped: skipped.map(|skipped| (skipped.id.clone(), skipped.reason.clone())).collect(),

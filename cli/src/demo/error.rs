@@ -1,0 +1,93 @@
+//! What the demo fails by that is not a library's: [`DemoError`].
+//!
+//! What the other process fails by is in `other`.
+
+use std::io;
+use std::path::PathBuf;
+
+use uzone::Limit;
+use uzone_os::uffd::OpenError;
+use uzone_pages::ByteLen;
+
+use crate::exit::{Exit, Failure};
+
+/// What the demo fails by that is not a library's.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum DemoError {
+    #[error("an image of {size} cannot be made: a size is a multiple of 8 MiB, such as 1G")]
+    Size { size: ByteLen },
+    #[error("{reserve} cannot be described: --reserve is a multiple of 1 GiB, such as 100G")]
+    Reserve { reserve: ByteLen },
+    #[error(
+        "{needed} of memory are needed and {available} can be had, limited by {limited_by}: ask for \
+         less with --size (with a small one, {least} are enough), or raise that limit"
+    )]
+    Memory { needed: ByteLen, available: ByteLen, limited_by: Limit, least: ByteLen },
+    #[error(
+        "the image takes {needed} and {free} are free in {}: ask for less with --size, or name \
+         another directory with --dir",
+        directory.display()
+    )]
+    Disk { needed: ByteLen, free: ByteLen, directory: PathBuf },
+    #[error(
+        "the results take up to {needed} and {free} are free in {}: name another directory with \
+         --output",
+        directory.display()
+    )]
+    Output { needed: ByteLen, free: ByteLen, directory: PathBuf },
+    #[error(
+        "an image of {size} is longer than a file may be here, which is {longest}: ask for less \
+         with --size, or raise `ulimit -f`"
+    )]
+    FileLimit { size: ByteLen, longest: ByteLen },
+    #[error("cannot make a file in {}: name another directory with --dir", directory.display())]
+    Directory {
+        directory: PathBuf,
+        #[source]
+        cause: io::Error,
+    },
+    #[error(
+        "cannot write the image of {len} in {}: free space there, ask for less with --size, or \
+         name another directory with --dir",
+        directory.display()
+    )]
+    Image {
+        len: ByteLen,
+        directory: PathBuf,
+        #[source]
+        cause: io::Error,
+    },
+    #[error("cannot read the image again")]
+    Reread {
+        #[source]
+        cause: io::Error,
+    },
+    #[error(
+        "memory cannot be mapped lazily: set vm.unprivileged_userfaultfd to 1 (sysctl), give \
+         access to /dev/userfaultfd, or where a container forbids userfaultfd(2), allow that"
+    )]
+    NoFaults {
+        #[source]
+        cause: OpenError,
+    },
+    #[error("memory that is pinned was given back: this is a defect of uzone")]
+    NotRefused,
+    #[error("memory is held by {pins} pins although all are dropped: this is a defect of uzone")]
+    Kept { pins: u32 },
+    #[error(transparent)]
+    Trace(#[from] serde_json::Error),
+}
+
+impl DemoError {
+    /// Returns the failure with the code that has no cause to tell it.
+    pub(super) fn failure(self) -> Failure {
+        match self {
+            Self::Size { .. } | Self::Reserve { .. } => Failure::with(Exit::Usage, self),
+            Self::Disk { .. }
+            | Self::Output { .. }
+            | Self::FileLimit { .. }
+            | Self::Image { .. } => Failure::with(Exit::Io, self),
+            other => Failure::from(other),
+        }
+    }
+}

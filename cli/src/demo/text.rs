@@ -1,0 +1,174 @@
+//! What the demo prints for people.
+
+use std::fmt::Write as _;
+
+use comfy_table::CellAlignment;
+use uzone_bench::report::Row;
+use uzone_pages::ByteLen;
+
+use super::{Demo, grouped};
+use crate::bench::{ns, number};
+use crate::output::{Report, Style, Tone, table};
+
+/// As many columns as the lines have at most that are written here.
+const WIDTH: usize = 95;
+
+/// Returns a text in lines of at most `width` columns.
+fn wrapped(text: &str, width: usize) -> String {
+    let mut lines = String::new();
+    let mut column = 0;
+    for word in text.split_whitespace() {
+        let len = word.chars().count();
+        if column > 0 && column + 1 + len > width {
+            lines.push('\n');
+            column = 0;
+        } else if column > 0 {
+            lines.push(' ');
+            column += 1;
+        }
+        lines.push_str(word);
+        column += len;
+    }
+    lines
+}
+
+/// A row that is shown: its id, that of its plain way, and what it is called.
+struct Compared {
+    ours: &'static str,
+    plain: &'static str,
+    name: fn(&Row) -> String,
+}
+
+/// What a plain row is about, as a length.
+fn len(row: &Row) -> ByteLen {
+    ByteLen::new(row.items << 12)
+}
+
+const COMPARED: [Compared; 5] = [
+    Compared {
+        ours: "demo-map/ours",
+        plain: "demo-map/naive",
+        name: |row| format!("map a file of {} lazily, and touch it", len(row)),
+    },
+    Compared {
+        ours: "demo-bind/ours",
+        plain: "demo-bind/naive",
+        name: |row| format!("describe {}: 64 bytes a page", len(row)),
+    },
+    Compared {
+        ours: "demo-bind/ours-on-touch",
+        plain: "demo-bind/naive",
+        name: |row| format!("describe {}: notes made when used", len(row)),
+    },
+    Compared {
+        ours: "demo-zero/ours",
+        plain: "demo-zero/naive",
+        name: |row| format!("clear {} of memory", len(row)),
+    },
+    Compared {
+        ours: "demo-pin/ours",
+        plain: "demo-pin/naive",
+        name: |row| format!("pin {} of memory", len(row)),
+    },
+];
+
+impl Report for Demo {
+    fn text(&self, style: Style) -> String {
+        let machine = &self.bench.machine;
+        let (size, reserve) = (ByteLen::new(self.size_bytes), ByteLen::new(self.reserve_bytes));
+        let mut text = format!(
+            "Large memory is managed in pages of 4 KiB. uzone keeps a note about each of them at almost no\n\
+             cost, and can bring their bytes at the moment when a program touches them. Here it does so:\n\
+             {}, {} CPUs, {} of memory.\n\n",
+            machine.cpu,
+            machine.cpus,
+            ByteLen::new(machine.memory_bytes),
+        );
+        // Writing to a String does not fail.
+        let _ =
+            writeln!(text, "What was done: {reserve} described and an image of {size} mapped\n");
+        let mut done = table(&["step", "took", ""]);
+        if let Some(column) = done.column_mut(2) {
+            column.set_cell_alignment(CellAlignment::Left);
+        }
+        for step in &self.steps {
+            done.add_row([step.name.to_owned(), ns(step.elapsed_ns), step.what.clone()]);
+        }
+        let _ = writeln!(text, "{}\n", done.trim_fmt());
+        self.write_compared(&mut text);
+        let verdict = if self.is_intact {
+            style.paint(Tone::Good, "Every byte is as it should be.")
+        } else {
+            style.paint(Tone::Bad, "Bytes are WRONG: this is a defect of uzone, please report it.")
+        };
+        let _ = writeln!(text, "{verdict} All of it took {}.", ns(self.elapsed_ns));
+        for what in &self.mode.cannot {
+            let what = format!("This user cannot have everything: {what}.");
+            let _ = writeln!(text, "{}", style.paint(Tone::Hint, wrapped(&what, WIDTH)));
+        }
+        if let [page, trace] = &self.files[..] {
+            let _ = writeln!(text, "\nPictures: {page}\nTrace:    {trace}");
+        }
+        let _ = writeln!(
+            text,
+            "Next:     uzone doctor (what this machine offers), uzone bench fault --size 256M (more figures)"
+        );
+        text
+    }
+}
+
+impl Demo {
+    fn write_compared(&self, text: &mut String) {
+        let find = |id: &str| self.bench.results.iter().find(|row| row.id == id);
+        let mut compared = table(&["how fast", "plain way", "uzone", "faster", "of the limit"]);
+        for Compared { ours, plain, name } in COMPARED {
+            let (Some(ours), Some(plain)) = (find(ours), find(plain)) else { continue };
+            // Of the medians beside it, so that whoever divides finds the same.
+            #[expect(
+                clippy::cast_precision_loss,
+                reason = "nanoseconds of a ratio that shows three digits"
+            )]
+            let ratio = plain.median_ns as f64 / ours.median_ns.max(1) as f64;
+            let share = ours.share_of_limit.map(|share| format!("{:.0} %", share * 100.0));
+            compared.add_row([
+                name(plain),
+                ns(plain.median_ns),
+                ns(ours.median_ns),
+                format!("{} x", number(ratio)),
+                share.unwrap_or_else(|| String::from("-")),
+            ]);
+        }
+        let _ = writeln!(text, "{}\n", compared.trim_fmt());
+        let waits = |id: &str| {
+            find(id)
+                .and_then(|row| row.faults)
+                .map_or_else(String::new, |faults| grouped(faults.count))
+        };
+        let _ = writeln!(
+            text,
+            "The plain way answers the reader page by page ({} waits, uzone {}), writes each note field\n\
+             by field, clears and counts page by page. The limit is what this machine can do at most: the\n\
+             kernel's own mapping (which copies nothing), a bare fill, bare counting. Medians of {} to {}\n\
+             rounds.\n",
+            waits("demo-map/naive"),
+            waits("demo-map/ours"),
+            find("demo-map/ours").map_or(0, |row| row.rounds),
+            find("demo-zero/ours").map_or(0, |row| row.rounds),
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_text_is_cut_between_words() {
+        assert_eq!(wrapped("one two three", 7), "one two\nthree");
+        assert_eq!(wrapped("one two", 6), "one\ntwo");
+        assert_eq!(wrapped("seventeen", 4), "seventeen");
+        assert_eq!(wrapped("", 4), "");
+        let text = wrapped(super::super::USER_MODE, WIDTH);
+        assert!(text.lines().all(|line| line.len() <= WIDTH) && text.lines().count() > 1);
+    }
+}

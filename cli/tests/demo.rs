@@ -1,0 +1,430 @@
+//! `uzone demo`, on images that take a second: what it prints and writes, what it refuses before it
+//! begins, and that nothing is left however it ends.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
+
+mod common;
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use common::{Dir, keeps_to};
+use serde_json::Value;
+
+/// How long anything may take before it counts as hanging.
+const PATIENCE: Duration = Duration::from_secs(120);
+const NOBODY: u32 = 65534;
+
+fn skip(name: &str, reason: &str) {
+    println!("skipped: {name}: {reason}");
+    assert!(std::env::var_os("REQUIRE_ALL").is_none(), "{name} was to run, and cannot: {reason}");
+}
+
+fn demo(dir: &Dir, arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
+    command.arg("demo").args(arguments).env("NO_COLOR", "1").stdin(Stdio::null());
+    // Images go there too, so that what is left would be seen.
+    command.current_dir(dir.path()).env("TMPDIR", dir.path());
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+/// Returns whether this host has no userfaultfd, which the demo says before it begins.
+fn has_no_faults(name: &str, output: &Output) -> bool {
+    let stderr = text(&output.stderr);
+    let is_so = stderr.contains("vm.unprivileged_userfaultfd to 1 (sysctl)");
+    if is_so {
+        skip(name, stderr);
+    }
+    is_so
+}
+
+fn run(dir: &Dir, arguments: &[&str]) -> Output {
+    demo(dir, arguments).output().expect("the binary under test runs")
+}
+
+fn text(bytes: &[u8]) -> &str {
+    str::from_utf8(bytes).expect("output is UTF-8")
+}
+
+/// Waits for a process to end by itself.
+fn end(child: &mut Child) -> ExitStatus {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            return status;
+        }
+        if Instant::now() > until {
+            let _ = child.kill();
+            let _ = child.wait();
+            panic!("the demo hangs");
+        }
+        sleep(Duration::from_millis(2));
+    }
+}
+
+fn said(child: &mut Child) -> String {
+    let mut said = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    said
+}
+
+/// Returns the processes that `parent` started and that live.
+fn children(parent: u32) -> Vec<u32> {
+    let list = fs::read_to_string(format!("/proc/{parent}/task/{parent}/children"));
+    list.unwrap_or_default().split_whitespace().map(|pid| pid.parse().unwrap()).collect()
+}
+
+/// Waits until the demo has started its other process, or has ended.
+fn other(child: &mut Child) -> Option<u32> {
+    while child.try_wait().unwrap().is_none() {
+        if let Some(other) = children(child.id()).first() {
+            return Some(*other);
+        }
+        sleep(Duration::from_micros(200));
+    }
+    None
+}
+
+fn is_alive(pid: u32) -> bool {
+    // One that has ended and was not waited for has no command line.
+    fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| !line.is_empty())
+}
+
+fn signal(pid: u32, name: &str) {
+    let sent = Command::new("kill").args([name, &pid.to_string()]).stderr(Stdio::null()).status();
+    assert!(sent.is_ok());
+}
+
+/// Returns the nameless file that a process has in a directory, once it has one.
+fn image_of(pid: u32, directory: &Path) -> Option<PathBuf> {
+    let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).ok()?;
+    descriptors.filter_map(Result::ok).map(|entry| entry.path()).find(|path| {
+        let link = fs::read_link(path).unwrap_or_default();
+        link.starts_with(directory) && link.to_string_lossy().ends_with("(deleted)")
+    })
+}
+
+#[test]
+fn every_byte_is_right_and_the_object_keeps_to_its_schema_and_the_files_can_be_read() {
+    let name = "every_byte_is_right";
+    let dir = Dir::new("demo-json");
+    let output = run(&dir, &["--size=64M", "--reserve=1G", "--json"]);
+    if has_no_faults(name, &output) {
+        return;
+    }
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let object: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+    keeps_to("uzone.demo-1", &object);
+    assert_eq!((&object["is_intact"], &object["is_clear"]), (&true.into(), &true.into()));
+    assert_eq!(object["image"]["hash"], object["touch"]["hash"]);
+    let number = |path: &str| object.pointer(path).and_then(Value::as_u64).expect("a number");
+    // Every page came once, by a wait or along with one that was waited for.
+    let (pages, faults) = (number("/touch/pages"), number("/touch/faults"));
+    assert_eq!(pages, (64 << 20) / 4096);
+    assert!(faults + number("/touch/pages_around") >= pages && faults < pages / 2, "{object}");
+    let rows = object["bench"]["results"].as_array().expect("an array");
+    for table in ["demo-map", "demo-bind", "demo-zero", "demo-pin"] {
+        for row in ["naive", "ours", "limit"] {
+            let id = format!("{table}/{row}");
+            assert!(rows.iter().any(|row| row["id"] == id.as_str()), "{id}");
+        }
+    }
+    // One page for each fault is what makes the plain way plain.
+    let naive = rows.iter().find(|row| row["id"] == "demo-map/naive").expect("a row");
+    assert_eq!(naive["faults"]["count"], (16 << 20) / 4096);
+    let mut steps: Vec<_> = object["steps"].as_array().expect("an array").iter().collect();
+    steps.retain(|step| step["name"] == "refuse");
+    assert_eq!(steps.len(), 1, "memory that is pinned is not given back");
+
+    assert_eq!(dir.names(), ["uzone-demo.html", "uzone-demo.trace.json"]);
+    let page = fs::read_to_string(dir.path().join("uzone-demo.html")).unwrap();
+    assert!(page.contains("found every byte right") && page.contains("Where faults were"));
+    let trace = fs::read(dir.path().join("uzone-demo.trace.json")).unwrap();
+    keeps_to("uzone.trace-1", &serde_json::from_slice(&trace).expect("JSON"));
+    let result = dir.file("result.json", text(&output.stdout));
+    for file in [dir.name("uzone-demo.trace.json"), result] {
+        let shown = Command::new(env!("CARGO_BIN_EXE_uzone")).args(["report", &file]).output();
+        let shown = shown.expect("the binary under test runs");
+        assert!(shown.status.success() && !shown.stdout.is_empty(), "{}", text(&shown.stderr));
+    }
+}
+
+#[test]
+fn the_text_fits_a_screen_and_names_what_was_written() {
+    let dir = Dir::new("demo-text");
+    let output = run(&dir, &["--size=8M", "--reserve=1G", "--quiet", "--output=."]);
+    if has_no_faults("the_text_fits_a_screen", &output) {
+        return;
+    }
+    let shown = text(&output.stdout);
+    assert!(output.status.success() && output.stderr.is_empty(), "{}", text(&output.stderr));
+    for part in ["plain way", "of the limit", "Every byte is as it should be", "./uzone-demo.html"]
+    {
+        assert!(shown.contains(part), "{part}: {shown}");
+    }
+    assert!(shown.lines().count() <= 40, "{shown}");
+    assert!(shown.lines().all(|line| line.chars().count() <= 100), "{shown}");
+}
+
+#[test]
+fn a_byte_that_changed_is_found_and_makes_the_exit_code_1() {
+    // Of the number that the second page starts with, which is looked at when it is touched.
+    const CHANGED: u64 = 4096;
+    let dir = Dir::new("demo-wrong");
+    let mut child = demo(&dir, &["--size=256M", "--reserve=1G", "--json"]).spawn().unwrap();
+    // While the image is being made, a byte of what is written already becomes another.
+    let mut changed = false;
+    while !changed && child.try_wait().unwrap().is_none() {
+        let image = image_of(child.id(), dir.path());
+        let Some(path) =
+            image.filter(|path| fs::metadata(path).is_ok_and(|file| file.len() > 8192))
+        else {
+            sleep(Duration::from_micros(200));
+            continue;
+        };
+        let file = File::options().read(true).write(true).open(path).unwrap();
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, CHANGED).unwrap();
+        file.write_all_at(&[!byte[0]], CHANGED).unwrap();
+        changed = true;
+    }
+    let output = child.wait_with_output().unwrap();
+    if has_no_faults("a_byte_that_changed", &output) {
+        return;
+    }
+    assert!(changed, "{}", text(&output.stderr));
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
+    let object: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+    keeps_to("uzone.demo-1", &object);
+    assert_eq!((&object["is_intact"], &object["is_clear"]), (&false.into(), &true.into()));
+    assert_eq!(object["touch"]["first_difference_bytes"], 0);
+}
+
+#[test]
+fn what_cannot_be_is_refused_before_anything_is_made() {
+    let dir = Dir::new("demo-refused");
+    let file = dir.file("file", "");
+    for (arguments, code, part) in [
+        (&["--size", "1000"][..], 2, "multiple of 8 MiB"),
+        (&["--size", "0"], 2, "multiple of 8 MiB"),
+        (&["--size=-1"], 2, "a size is a whole number"),
+        (&["--size", "1X"], 2, "one of K, M, G"),
+        (&["--size", "16E"], 2, "does not fit in 64 bits"),
+        (&["--size", "1G", "--size", "2G"], 2, "cannot be used multiple times"),
+        (&["--reserve", "100M"], 2, "multiple of 1 GiB"),
+        (&["--touch"], 2, "second process"),
+        (&["--size", "64T"], 74, "ask for less with --size"),
+        (&["--size", "64T", "--json"], 74, "65 TiB"),
+        (&["--dir", "/none"], 66, "name another directory with --dir"),
+        (&["--output", "/none"], 74, "make its directory first"),
+        (&["--output", &file], 74, "make its directory first"),
+        (&["--output", "/proc"], 74, "/proc"),
+    ] {
+        let output = run(&dir, arguments);
+        let stderr = text(&output.stderr);
+        if has_no_faults("what_cannot_be_is_refused", &output) {
+            continue;
+        }
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {stderr}");
+        assert!(stderr.contains(part), "{arguments:?}: {stderr}");
+        if arguments.contains(&"--json") {
+            keeps_to("uzone.error-1", &serde_json::from_slice(&output.stdout).expect("JSON"));
+        } else {
+            assert!(output.stdout.is_empty());
+        }
+    }
+    // More than there is room for, in a directory that is memory, is too much of one or the other.
+    let output = run(&dir, &["--size", "4T", "--dir", "/dev/shm"]);
+    if !has_no_faults("what_cannot_be_is_refused", &output) {
+        let stderr = text(&output.stderr);
+        assert!(matches!(output.status.code(), Some(71 | 74)), "{stderr}");
+        assert!(stderr.contains("ask for less with --size"), "{stderr}");
+    }
+    fs::create_dir(dir.path().join("uzone-demo.html")).unwrap();
+    let output = run(&dir, &["--size", "8M"]);
+    assert_eq!(output.status.code(), Some(2), "{}", text(&output.stderr));
+    assert_eq!(dir.names(), ["file", "uzone-demo.html"]);
+}
+
+#[test]
+fn too_little_memory_is_said_with_its_numbers() {
+    let dir = Dir::new("demo-memory");
+    let mut command = Command::new("sh");
+    let limited =
+        format!("ulimit -v 1000000; exec '{}' demo --size 64M", env!("CARGO_BIN_EXE_uzone"));
+    command.args(["-c", &limited]).current_dir(dir.path()).env("TMPDIR", dir.path());
+    let output = command.output().expect("there is a shell");
+    if has_no_faults("too_little_memory", &output) {
+        return;
+    }
+    let stderr = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(71), "{stderr}");
+    assert!(stderr.contains("limited by RLIMIT_AS") && stderr.contains("GiB"), "{stderr}");
+    let limited = limited.replace("-v 1000000", "-f 1000");
+    let output = Command::new("sh").args(["-c", &limited]).current_dir(dir.path()).output();
+    let output = output.expect("there is a shell");
+    assert_eq!(output.status.code(), Some(74), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("raise `ulimit -f`"), "{}", text(&output.stderr));
+    assert!(dir.names().is_empty());
+}
+
+#[test]
+fn a_disk_that_is_too_small_is_noticed_before_anything_is_made() {
+    let name = "a_disk_that_is_too_small";
+    let dir = Dir::new("demo-disk");
+    let disk = dir.name("disk");
+    fs::create_dir(&disk).unwrap();
+    let mount = ["-t", "tmpfs", "-o", "size=8m", "tmpfs", &disk];
+    let mounted = Command::new("mount").args(mount).stderr(Stdio::null()).status();
+    if !mounted.is_ok_and(|status| status.success()) {
+        return skip(name, "it needs to mount a tmpfs");
+    }
+    let small = run(&dir, &["--size=64M", "--dir", &disk]);
+    let output = run(&dir, &["--size=64M", "--output", &disk]);
+    let left = fs::read_dir(&disk).map(Iterator::count);
+    let unmounted = Command::new("umount").arg(&disk).status();
+    assert!(unmounted.is_ok_and(|status| status.success()), "somebody still has a file there");
+    if has_no_faults(name, &small) {
+        return;
+    }
+    assert_eq!(small.status.code(), Some(74), "{}", text(&small.stderr));
+    assert!(text(&small.stderr).contains("8 MiB are free in"), "{}", text(&small.stderr));
+    assert_eq!(output.status.code(), Some(74), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("with --output"), "{}", text(&output.stderr));
+    assert_eq!(left.unwrap(), 0);
+    assert_eq!(dir.names(), ["disk"]);
+}
+
+#[test]
+fn an_interrupt_at_any_moment_leaves_no_file_and_no_process() {
+    let dir = Dir::new("demo-interrupt");
+    let mut interrupted = 0;
+    for (step, name) in ["-INT", "-TERM", "-KILL", "-HUP"].into_iter().cycle().take(9).enumerate() {
+        let mut child = demo(&dir, &["--size=64M", "--reserve=1G"]).spawn().unwrap();
+        // Once by each as soon as it has a second process, and otherwise later and later. SIGKILL
+        // cannot be held back while a file is written, so it does not come later.
+        let second = if step < 4 || name == "-KILL" {
+            other(&mut child)
+        } else {
+            sleep(Duration::from_millis(20 << step) / 4);
+            children(child.id()).first().copied()
+        };
+        signal(child.id(), name);
+        let status = end(&mut child);
+        if status.signal().is_none() {
+            // It was ready before.
+            let _ = fs::remove_file(dir.path().join("uzone-demo.html"));
+            let _ = fs::remove_file(dir.path().join("uzone-demo.trace.json"));
+        } else {
+            interrupted += 1;
+        }
+        assert!(dir.names().is_empty(), "{:?}", dir.names());
+        let until = Instant::now() + PATIENCE;
+        while second.is_some_and(is_alive) {
+            assert!(Instant::now() < until, "the second process lives on");
+            sleep(Duration::from_millis(1));
+        }
+    }
+    if interrupted == 0 {
+        skip("an_interrupt_at_any_moment", "the demo does not run here");
+    }
+}
+
+#[test]
+fn a_second_process_that_is_killed_is_an_error_that_names_it_and_no_hang() {
+    let name = "a_second_process_that_is_killed";
+    let dir = Dir::new("demo-killed");
+    for wait_ms in [0, 5, 30, 150] {
+        let mut child = demo(&dir, &["--size=128M", "--reserve=1G"]).spawn().unwrap();
+        let Some(second) = other(&mut child) else {
+            let output = child.wait_with_output().unwrap();
+            assert!(has_no_faults(name, &output), "{}", text(&output.stderr));
+            return;
+        };
+        sleep(Duration::from_millis(wait_ms));
+        signal(second, "-KILL");
+        let status = end(&mut child);
+        let said = said(&mut child);
+        assert_eq!(status.code(), Some(71), "{said}");
+        assert!(said.contains("the process that touches the image ended while"), "{said}");
+        assert!(said.contains("SIGKILL"), "{said}");
+        assert!(dir.names().is_empty(), "{:?}", dir.names());
+    }
+}
+
+#[test]
+fn a_page_that_cannot_be_had_is_an_error_that_says_why() {
+    let name = "a_page_that_cannot_be_had";
+    let dir = Dir::new("demo-short");
+    // The image becomes empty while it is touched. When that is depends on the machine: sooner there is
+    // nothing to map, and later nothing is missed.
+    for attempt in 1..=20 {
+        let mut child = demo(&dir, &["--size=256M", "--reserve=1G"]).spawn().unwrap();
+        if other(&mut child).is_some() {
+            sleep(Duration::from_millis(10 * attempt));
+            if let Some(image) = image_of(child.id(), dir.path()) {
+                let file = File::options().write(true).open(image).unwrap();
+                file.set_len(0).unwrap();
+            }
+        }
+        let status = end(&mut child);
+        let said = said(&mut child);
+        assert!(!status.success() && dir.names().is_empty(), "{status}: {said}");
+        if said.contains("vm.unprivileged_userfaultfd") {
+            return skip(name, &said);
+        }
+        if said.contains("a page could not be had: the backing ends at 0x0") {
+            assert_eq!(status.code(), Some(71), "{said}");
+            return;
+        }
+        println!("after {attempt}0 ms: {said}");
+    }
+    panic!("no page was missed");
+}
+
+#[test]
+fn nobody_runs_it_too_and_is_told_what_it_cannot_have() {
+    let name = "nobody_runs_it_too";
+    let dir = Dir::new("demo-nobody");
+    let mut command = demo(&dir, &["--size=32M", "--reserve=1G", "--json"]);
+    if fs::metadata("/proc/self").is_ok_and(|own| std::os::unix::fs::MetadataExt::uid(&own) == 0) {
+        fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o777)).unwrap();
+        command.uid(NOBODY).gid(NOBODY);
+    }
+    let output = match command.output() {
+        Ok(output) => output,
+        // Nobody may not look into the directory of this program.
+        Err(error) => return skip(name, &format!("nobody cannot start this program: {error}")),
+    };
+    if has_no_faults(name, &output) {
+        return;
+    }
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let object: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+    keeps_to("uzone.demo-1", &object);
+    assert_eq!(object["is_intact"], true);
+    let cannot = object["mode"]["cannot"].as_array().expect("an array");
+    if object["mode"]["sees_kernel_faults"] == true {
+        assert!(cannot.is_empty());
+    } else {
+        assert!(cannot[0].as_str().is_some_and(|what| what.contains("EFAULT")), "{cannot:?}");
+    }
+    assert_eq!(dir.names(), ["uzone-demo.html", "uzone-demo.trace.json"]);
+    // A directory that nobody may write to is said before the work.
+    fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o555)).unwrap();
+    let mut command = demo(&dir, &["--size=32M", "--dir=/tmp"]);
+    if fs::metadata("/proc/self").is_ok_and(|own| std::os::unix::fs::MetadataExt::uid(&own) == 0) {
+        command.uid(NOBODY).gid(NOBODY);
+    }
+    let output = command.output().unwrap();
+    assert_eq!(output.status.code(), Some(77), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("may be written to"), "{}", text(&output.stderr));
+    fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
+}

@@ -1,0 +1,195 @@
+//! Messages between two processes of one host, each with at most one descriptor: [`MessageSocket`].
+//!
+//! A message is received as a whole or not at all, and whoever's other side ends is told so: a
+//! receive answers that nobody is there any more, a send fails and raises no signal. So neither of
+//! two processes waits for one that has died.
+//!
+//! Units: lengths are bytes. Source: unix(7), "SCM_RIGHTS" and "SOCK_SEQPACKET".
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+};
+
+use crate::errno;
+
+/// One end of a connection that carries whole messages.
+#[derive(Debug)]
+pub struct MessageSocket(OwnedFd);
+
+/// What was received.
+#[derive(Debug)]
+pub struct Message {
+    /// How many bytes it has; never zero.
+    pub len: usize,
+    /// The descriptor that came with it; it is closed when a program is started.
+    pub fd: Option<OwnedFd>,
+}
+
+impl MessageSocket {
+    /// Makes two ends that are connected with each other, and closed when a program is started. A
+    /// child gets one by its standard input.
+    ///
+    /// # Errors
+    /// What socketpair(2) says: the process has as many descriptors as it may.
+    pub fn pair() -> io::Result<(Self, Self)> {
+        let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
+        let (one, other) = rustix::net::socketpair(family, kind, SocketFlags::CLOEXEC, None)?;
+        Ok((Self(one), Self(other)))
+    }
+
+    /// Takes a descriptor that another process made one end of.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::InvalidInput`] if it carries no whole messages, and what the kernel says if it
+    /// is no socket.
+    pub fn from_fd(fd: OwnedFd) -> io::Result<Self> {
+        match rustix::net::sockopt::socket_type(&fd)? {
+            SocketType::SEQPACKET => Ok(Self(fd)),
+            _ => Err(io::ErrorKind::InvalidInput.into()),
+        }
+    }
+
+    /// Returns the descriptor.
+    #[must_use]
+    pub fn into_fd(self) -> OwnedFd {
+        self.0
+    }
+
+    /// Sends one message, and the descriptor with it if there is one. It waits while the other side is
+    /// far behind.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::BrokenPipe`] if the other side has ended; [`io::ErrorKind::InvalidInput`] for no
+    /// byte, which would look like an end; otherwise what sendmsg(2) says.
+    pub fn send(&self, bytes: &[u8], fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
+        if bytes.is_empty() {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let fds: Vec<BorrowedFd<'_>> = fd.into_iter().collect();
+        if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&fds)) {
+            unreachable!("there is room for one descriptor");
+        }
+        let parts = [IoSlice::new(bytes)];
+        loop {
+            match rustix::net::sendmsg(&self.0, &parts, &mut control, SendFlags::NOSIGNAL) {
+                Ok(_) => return Ok(()), // all of it: the kernel does not cut such a message
+                Err(cause) if errno::is_interrupted(cause) => {}
+                Err(cause) if errno::is_reset(cause) => {
+                    return Err(io::ErrorKind::BrokenPipe.into());
+                }
+                Err(cause) => return Err(cause.into()),
+            }
+        }
+    }
+
+    /// Waits for one message and puts it into `buffer`. `None` if the other side has ended, and
+    /// everything that it had sent was received.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::InvalidData`] if the message is longer than the buffer or came with more than
+    /// one descriptor (it is lost then, and what came with it closed); otherwise what recvmsg(2) says.
+    pub fn receive(&self, buffer: &mut [u8]) -> io::Result<Option<Message>> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        loop {
+            let mut control = RecvAncillaryBuffer::new(&mut space);
+            let mut parts = [IoSliceMut::new(buffer)];
+            let flags = RecvFlags::CMSG_CLOEXEC;
+            let received = match rustix::net::recvmsg(&self.0, &mut parts, &mut control, flags) {
+                Ok(received) => received,
+                Err(cause) if errno::is_interrupted(cause) => continue,
+                // Told once, and before what the other side had sent.
+                Err(cause) if errno::is_reset(cause) => continue,
+                Err(cause) => return Err(cause.into()),
+            };
+            let fd = control.drain().find_map(|message| match message {
+                RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+                _ => None,
+            });
+            if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+                return Err(io::ErrorKind::InvalidData.into());
+            }
+            return Ok((received.bytes != 0).then_some(Message { len: received.bytes, fd }));
+        }
+    }
+}
+
+impl AsFd for MessageSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::io::Read;
+
+    use super::*;
+
+    #[test]
+    fn messages_stay_whole_and_a_descriptor_comes_with_its_own() {
+        let (one, other) = MessageSocket::pair().unwrap();
+        let (mut reader, writer) = io::pipe().unwrap();
+        one.send(b"first", None).unwrap();
+        one.send(b"second", Some(writer.as_fd())).unwrap();
+        drop(writer);
+        let mut buffer = [0; 16];
+        let message = other.receive(&mut buffer).unwrap().unwrap();
+        assert_eq!((&buffer[..message.len], message.fd.is_none()), (&b"first"[..], true));
+        let message = other.receive(&mut buffer).unwrap().unwrap();
+        assert_eq!(&buffer[..message.len], b"second");
+        // It is the same pipe: its reader sees the end only when this one is closed.
+        let fd = message.fd.unwrap();
+        assert!(rustix::io::fcntl_getfd(&fd).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
+        rustix::io::write(&fd, b"x").unwrap();
+        drop(fd);
+        let mut read = Vec::new();
+        reader.read_to_end(&mut read).unwrap();
+        assert_eq!(read, b"x");
+    }
+
+    #[test]
+    fn an_end_is_seen_after_the_last_message_and_sending_to_nobody_is_an_error() {
+        let (one, other) = MessageSocket::pair().unwrap();
+        one.send(b"last", None).unwrap();
+        // What nobody receives is closed with the socket, and nobody is told of it.
+        other.send(b"unread", Some(other.as_fd())).unwrap();
+        drop(one);
+        let mut buffer = [0; 16];
+        assert_eq!(other.send(b"x", None).unwrap_err().kind(), io::ErrorKind::BrokenPipe);
+        let mut received = Vec::new();
+        while let Some(message) = other.receive(&mut buffer).unwrap() {
+            received.push(buffer[..message.len].to_vec());
+        }
+        assert_eq!(received, [b"last"]);
+        // The same without a send in between.
+        let (one, other) = MessageSocket::pair().unwrap();
+        one.send(b"last", None).unwrap();
+        other.send(b"unread", None).unwrap();
+        drop(one);
+        assert_eq!(other.receive(&mut buffer).unwrap().unwrap().len, 4);
+        assert!(other.receive(&mut buffer).unwrap().is_none());
+    }
+
+    #[test]
+    fn what_is_too_long_too_short_or_no_such_socket_is_refused() {
+        let (one, other) = MessageSocket::pair().unwrap();
+        assert_eq!(one.send(b"", None).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+        one.send(b"longer", Some(one.as_fd())).unwrap();
+        let cut = other.receive(&mut [0; 3]).unwrap_err();
+        assert_eq!(cut.kind(), io::ErrorKind::InvalidData);
+        one.send(b"next", None).unwrap();
+        assert_eq!(other.receive(&mut [0; 8]).unwrap().unwrap().len, 4);
+        assert!(MessageSocket::from_fd(one.into_fd()).is_ok());
+        assert!(MessageSocket::from_fd(File::open("/dev/null").unwrap().into()).is_err());
+        let (stream, _) = std::os::unix::net::UnixStream::pair().unwrap();
+        assert!(MessageSocket::from_fd(stream.into()).is_err());
+    }
+}
