@@ -1,0 +1,207 @@
+//! What every command does on a terminal, where something of the host is missing, and when it is
+//! interrupted.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Output, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use common::Dir;
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
+    SeccompRule, TargetArch,
+};
+
+/// Who has no rights: `nobody`, of whatever name.
+const NOBODY: u32 = 65534;
+
+fn uzone() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
+    for name in ["NO_COLOR", "UZONE_STREAM", "COLUMNS", "TERM"] {
+        command.env_remove(name);
+    }
+    command.stdin(Stdio::null());
+    command
+}
+
+fn text(bytes: &[u8]) -> &str {
+    str::from_utf8(bytes).expect("output is UTF-8")
+}
+
+/// A terminal: who writes, and a thread that reads until nobody writes any more.
+fn terminal() -> (OwnedFd, thread::JoinHandle<Vec<u8>>) {
+    let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a pseudoterminal");
+    grantpt(&ours).expect("it is ours");
+    unlockpt(&ours).expect("it is ours");
+    let name = ptsname(&ours, Vec::new()).expect("it has a name");
+    let theirs = File::options()
+        .read(true)
+        .write(true)
+        .open(name.to_str().expect("a path of letters"))
+        .expect("the other end");
+    let reader = thread::spawn(move || {
+        let mut seen = Vec::new();
+        // It ends with an error when the last writer is gone.
+        let _ = File::from(ours).read_to_end(&mut seen);
+        seen
+    });
+    (theirs.into(), reader)
+}
+
+/// Runs with standard output and error on a terminal, and returns what it showed.
+fn shown(arguments: &[&str], variables: &[(&str, &str)]) -> Vec<u8> {
+    let (terminal, reader) = terminal();
+    let other = terminal.try_clone().expect("a descriptor");
+    let mut command = uzone();
+    command.args(arguments).env("TERM", "xterm").envs(variables.iter().copied());
+    let status = command.stdout(terminal).stderr(other).status().expect("the binary runs");
+    assert!(status.success(), "{arguments:?}");
+    // The command holds descriptors of the terminal, too.
+    drop(command);
+    reader.join().expect("the reader")
+}
+
+const PIN: [&str; 6] = ["bench", "pin", "--size", "1G", "--rounds", "3"];
+
+fn has(bytes: &[u8], part: &str) -> bool {
+    bytes.windows(part.len()).any(|window| window == part.as_bytes())
+}
+
+#[test]
+fn a_terminal_gets_progress_and_colour_unless_told_otherwise() {
+    let plain = shown(&["doctor"], &[]);
+    assert!(has(&plain, "\x1b[32mok\x1b[0m"), "{}", text(&plain));
+    for (arguments, variables) in
+        [(&["doctor"][..], &[("NO_COLOR", "1")][..]), (&["doctor", "--color", "never"], &[])]
+    {
+        let seen = shown(arguments, variables);
+        assert!(!has(&seen, "\x1b[32m"), "{arguments:?}: {}", text(&seen));
+    }
+    // A bar is drawn over itself.
+    let bars = |seen: &[u8]| {
+        has(seen, "\x1b[2K") || seen.windows(2).any(|two| two[0] == b'\r' && two[1] != b'\n')
+    };
+    let seen = shown(&PIN, &[]);
+    assert!(bars(&seen), "{}", text(&seen));
+    let quiet = shown(&[&PIN[..], &["--quiet"]].concat(), &[]);
+    assert!(!bars(&quiet), "{}", text(&quiet));
+    assert!(has(&quiet, "whole region"), "{}", text(&quiet));
+}
+
+/// Forbids the calling thread, and what it starts, to make a userfaultfd.
+fn forbid_userfaultfd() {
+    const NEW: u64 = 0xAA00; // of /dev/userfaultfd
+    let arch = TargetArch::try_from(std::env::consts::ARCH).expect("a known architecture");
+    let made = SeccompCondition::new(1, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, NEW);
+    let rule = SeccompRule::new(vec![made.expect("a condition")]).expect("a rule");
+    let rules = BTreeMap::from([(libc::SYS_userfaultfd, vec![]), (libc::SYS_ioctl, vec![rule])]);
+    let refused = SeccompAction::Errno(libc::EPERM.unsigned_abs());
+    let filter = SeccompFilter::new(rules, SeccompAction::Allow, refused, arch).expect("a filter");
+    let program = BpfProgram::try_from(filter).expect("a program");
+    seccompiler::apply_filter(&program).expect("the kernel takes filters");
+}
+
+#[test]
+fn without_a_userfaultfd_what_needs_one_says_so_before_it_makes_anything() {
+    forbid_userfaultfd();
+    let dir = Dir::new("habits-faults");
+    for arguments in [
+        &["demo", "--size", "64M", "--output", &dir.name(""), "--dir", &dir.name("")][..],
+        &["bench", "fault", "--size", "8M", "--rounds", "1", "--dir", &dir.name("")],
+    ] {
+        let output = uzone().args(arguments).output().expect("the binary runs");
+        let stderr = text(&output.stderr);
+        assert!(matches!(output.status.code(), Some(69 | 77)), "{arguments:?}: {stderr}");
+        assert!(stderr.contains("userfaultfd"), "{stderr}");
+        assert!(output.stdout.is_empty(), "{arguments:?}");
+        assert_eq!(dir.names(), [""; 0], "{arguments:?}");
+    }
+    let doctor = uzone().arg("doctor").output().expect("the binary runs");
+    let line = text(&doctor.stdout).lines().find(|line| line.contains("userfaultfd"));
+    assert!(line.is_some_and(|line| !line.starts_with("ok")), "{line:?}");
+    // What needs none works.
+    assert!(uzone().args(PIN).output().expect("the binary runs").status.success());
+}
+
+/// Where nobody may run the binary, such as under a home directory, this cannot be tried.
+fn as_nobody(name: &str, command: &mut Command) -> Option<Output> {
+    let output = match command.uid(NOBODY).gid(NOBODY).output() {
+        Ok(output) => output,
+        Err(error) => {
+            assert!(
+                std::env::var_os("REQUIRE_ALL").is_none_or(|value| value != "1"),
+                "{name} was to run, and cannot: {error}"
+            );
+            println!("skipped: {name}: nobody cannot be asked: {error}");
+            return None;
+        }
+    };
+    Some(output)
+}
+
+#[test]
+fn without_huge_pages_of_the_pool_the_rows_that_need_them_are_named_and_not_measured() {
+    let mut command = uzone();
+    command.args([
+        "bench",
+        "zero",
+        "--size",
+        "4K",
+        "--rounds",
+        "1",
+        "--populate-size",
+        "0",
+        "--json",
+    ]);
+    let Some(output) = as_nobody("a bench without rights", &mut command) else { return };
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let bench: serde_json::Value = serde_json::from_slice(&output.stdout).expect("an object");
+    let skipped = bench["skipped"].as_array().expect("a list");
+    let pool = skipped
+        .iter()
+        .find(|skipped| skipped["id"].as_str().is_some_and(|id| id.contains("hugetlb")));
+    let reason = pool.map(|skipped| skipped["reason"].to_string()).unwrap_or_default();
+    assert!(reason.contains("nr_hugepages") && reason.contains("run as root"), "{skipped:?}");
+}
+
+fn interrupt(child: &Child) {
+    let pid = i32::try_from(child.id()).expect("a number of a process");
+    rustix::process::kill_process(
+        rustix::process::Pid::from_raw(pid).expect("not zero"),
+        rustix::process::Signal::INT,
+    )
+    .expect("it is ours");
+}
+
+#[test]
+fn an_interrupt_ends_a_command_at_once_and_leaves_nothing_in_its_directory() {
+    let dir = Dir::new("habits-interrupt");
+    for arguments in [
+        &["bench", "bind", "--size", "4G"][..],
+        &["bench", "pin", "--size", "16G"],
+        &["bench", "copy", "--size", "32M"],
+        &["bench", "fault", "--size", "256M", "--dir", &dir.name("")],
+    ] {
+        let mut child = uzone()
+            .args(arguments)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("the binary runs");
+        thread::sleep(Duration::from_millis(700));
+        assert!(child.try_wait().expect("it is ours").is_none(), "{arguments:?} ended already");
+        interrupt(&child);
+        let status = child.wait().expect("it is ours");
+        // By the signal, or by the code that shells give it.
+        let signal = std::os::unix::process::ExitStatusExt::signal(&status);
+        assert!(signal == Some(2) || status.code() == Some(130), "{arguments:?}: {status}");
+        assert_eq!(dir.names(), [""; 0], "{arguments:?}");
+    }
+}
