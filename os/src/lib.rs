@@ -34,6 +34,7 @@
 //! | `mapped` | [`Mapped`]: an owned `[T]` in such memory |
 //! | `counted` | [`Owned`]: a value that guards keep in place, counted once |
 //! | `file_writes` | where writes to a file go |
+//! | `nameless` | files without a name |
 //! | `page_cache` | what the page cache has of a file |
 //! | `pagemap_scan` | what the page tables say, and which pages were written |
 //! | `populate` | making memory present, by several threads |
@@ -71,6 +72,7 @@ mod libpmem;
 mod mapped;
 mod mapping;
 pub mod memory;
+mod nameless;
 pub mod numa;
 mod options;
 pub mod page_cache;
@@ -95,6 +97,7 @@ pub use hugepages::HugeSize;
 pub use libpmem::{LibPmem, LibPmemError};
 pub use mapped::{Mapped, MappedError, NotMapped};
 pub use mapping::{FileId, JoinError, Mapping, NotCut, NotJoined};
+pub use nameless::nameless_file;
 pub use options::{Access, Addr, Anonymous, HugeAdvice, RangeError, Reserve, Sharing, Vaddr};
 pub use pagemap_scan::WriteScan;
 pub use populate::{PopulateError, PopulateHow, Populated, populate_slice};
