@@ -44,12 +44,17 @@ const MARKED: u64 = 64;
 /// If there is too little memory, or the result cannot be written.
 pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     let size = args.size.unwrap_or_else(default_size);
-    let settings =
-        Settings { size, rebinds: 9, first_binds: 3, growth: false, ..Settings::published() };
+    let settings = Settings {
+        size,
+        rebinds: 9,
+        first_binds: 3,
+        growth: ByteLen::ZERO,
+        ..Settings::published()
+    };
     uzone_bench::bind::check(&settings)?;
     out.log(format_args!("describing {size}"));
     let (steps, is_intact) = steps(size)?;
-    let bench = bench::run_bind(settings, out)?;
+    let bench = bench::run_bind(&settings, out)?;
     let demo = Demo { schema: "uzone.demo/1", size_bytes: size.get(), steps, is_intact, bench };
     out.print(&demo)?;
     Ok(if is_intact { Exit::Ok } else { Exit::No })

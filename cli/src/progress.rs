@@ -1,43 +1,81 @@
-//! How far a long step is, on standard error: [`Progress`].
+//! How far a long run is, on standard error: [`Steps`].
 //!
-//! Shown to a terminal only, and never with `--quiet`. It is taken away when the step is over, for
-//! the result says what came of it.
+//! Shown to a terminal only, and never with `--quiet`. Bars are taken away when what they count is over,
+//! for the result says what came of it.
 
-use std::borrow::Cow;
+use std::cell::RefCell;
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use uzone_bench::{PartOf, Phase};
 
 use crate::output::{Output, Verbosity};
 
-/// A step under way. It disappears when dropped.
+/// The bars of a run: one for the step under way, below one for the parts where there are several.
 #[derive(Debug)]
-pub(crate) struct Progress(ProgressBar);
+pub(crate) struct Steps {
+    bars: MultiProgress,
+    shown: RefCell<Shown>,
+}
 
-impl Progress {
-    /// Starts a step of `total` rounds.
-    pub(crate) fn new(out: &Output, what: impl Into<Cow<'static, str>>, total: u64) -> Self {
+#[derive(Debug, Default)]
+struct Shown {
+    /// The number of the part, and the bar that counts parts.
+    part: Option<(usize, Bar)>,
+    /// What the step is called, and the bar that counts its rounds.
+    step: Option<(String, Bar)>,
+}
+
+/// A bar. It disappears when dropped.
+#[derive(Debug)]
+struct Bar(ProgressBar);
+
+impl Drop for Bar {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
+}
+
+impl Steps {
+    /// Starts a run of which nothing is known yet.
+    pub(crate) fn new(out: &Output) -> Self {
         let target = if out.verbosity() == Verbosity::Quiet {
             ProgressDrawTarget::hidden()
         } else {
             // Nothing is drawn where no terminal reads.
             ProgressDrawTarget::stderr()
         };
-        let bar = ProgressBar::with_draw_target(Some(total), target);
+        Self { bars: MultiProgress::with_draw_target(target), shown: RefCell::default() }
+    }
+
+    /// Shows how far the run is.
+    pub(crate) fn show(&self, phase: Phase<'_>) {
+        let mut shown = self.shown.borrow_mut();
+        if let Some(PartOf { name, number, of }) = phase.part
+            && shown.part.as_ref().is_none_or(|(known, _)| *known != number)
+        {
+            // Below the new bar there will be the new step's.
+            shown.step = None;
+            shown.part = None;
+            let bar = self.bar(of as u64, format!("part {number} of {of}: {name}"));
+            bar.0.set_position(number as u64 - 1);
+            shown.part = Some((number, bar));
+        }
+        if shown.step.as_ref().is_none_or(|(known, _)| known != phase.what) {
+            shown.step = None;
+            shown.step =
+                Some((phase.what.to_owned(), self.bar(phase.total, phase.what.to_owned())));
+        }
+        if let Some((_, bar)) = &shown.step {
+            bar.0.set_position(phase.done);
+        }
+    }
+
+    fn bar(&self, total: u64, what: String) -> Bar {
+        let bar = self.bars.add(ProgressBar::new(total));
         // A template that cannot be read is one with a typing error: the plain bar does too.
         let style = ProgressStyle::with_template("{msg} {wide_bar} {pos}/{len} {eta}");
         bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
         bar.set_message(what);
-        Self(bar)
-    }
-
-    /// Shows that `done` rounds are behind us.
-    pub(crate) fn set(&self, done: u64) {
-        self.0.set_position(done);
-    }
-}
-
-impl Drop for Progress {
-    fn drop(&mut self) {
-        self.0.finish_and_clear();
+        Bar(bar)
     }
 }
