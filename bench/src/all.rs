@@ -48,8 +48,9 @@ pub fn parts(available: ByteLen, threads: NonZeroUsize, pace: Pace, directory: &
         if is_quick { quick } else { fitting(full, cost) }
     };
     let gib = ByteLen::gib;
-    let described = pick(&[gib(32), gib(8), gib(2), gib(1)], 2 * 64, gib(1));
-    let extents = pick(&[ByteLen::mib(128), ByteLen::mib(32)], 16 * 4096, ByteLen::kib(64));
+    let described = pick(&[gib(16), gib(8), gib(2), gib(1)], 2 * 64, gib(1));
+    // Their memory is that of the smallest arena, so that cold extents are cold.
+    let extents = if is_quick { ByteLen::kib(64) } else { ByteLen::mib(32) };
     vec![
         Part::Bind(bind::Settings {
             size: described,
@@ -68,7 +69,7 @@ pub fn parts(available: ByteLen, threads: NonZeroUsize, pace: Pace, directory: &
             size: extents,
             rounds: if is_quick { 2 } else { 11 },
             first_touches: if is_quick { 1 } else { 5 },
-            populate: pick(&[gib(1), ByteLen::mib(256)], 4096, ByteLen::mib(64)),
+            populate: pick(&[ByteLen::mib(512), ByteLen::mib(128)], 4096, ByteLen::mib(64)),
             threads,
             tables: Vec::new(),
         }),
@@ -78,7 +79,7 @@ pub fn parts(available: ByteLen, threads: NonZeroUsize, pace: Pace, directory: &
             tables: Vec::new(),
         }),
         Part::Fault(fault::Settings {
-            size: pick(&[ByteLen::mib(32), ByteLen::mib(8)], 3 * 4096, ByteLen::mib(4)),
+            size: if is_quick { ByteLen::mib(4) } else { ByteLen::mib(8) },
             rounds: if is_quick { 2 } else { 11 },
             threads: vec![1],
             directory: directory.to_owned(),
@@ -161,10 +162,9 @@ mod tests {
         const M: u64 = 1 << 10;
         const G: u64 = 1 << 20;
         for (available, expected) in [
-            (ByteLen::tib(1), [32 * G, 16 * G, 128 * M, 128 * M, 32 * M]),
-            (ByteLen::gib(22), [32 * G, 16 * G, 128 * M, 128 * M, 32 * M]),
-            (ByteLen::gib(4), [32 * G, 16 * G, 128 * M, 128 * M, 32 * M]),
-            (ByteLen::gib(1), [8 * G, 16 * G, 32 * M, 32 * M, 32 * M]),
+            (ByteLen::tib(1), [16 * G, 16 * G, 32 * M, 32 * M, 8 * M]),
+            (ByteLen::gib(1), [16 * G, 16 * G, 32 * M, 32 * M, 8 * M]),
+            (ByteLen::mib(600), [8 * G, 4 * G, 32 * M, 32 * M, 8 * M]),
             (ByteLen::mib(128), [2 * G, G, 32 * M, 32 * M, 8 * M]),
             (ByteLen::ZERO, [G, G, 32 * M, 32 * M, 8 * M]),
         ] {
