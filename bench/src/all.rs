@@ -15,7 +15,7 @@ use crate::group::{PartOf, Phase, Watch};
 use crate::report::{Bench, Skipped};
 use crate::settings::Part;
 use crate::suite::BenchError;
-use crate::{bind, copy, fault, pin, zero};
+use crate::{bind, copy, fault, metadata, pin, zero};
 
 /// How thorough a run is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,16 +88,29 @@ pub fn parts(available: ByteLen, threads: NonZeroUsize, pace: Pace, directory: &
     ]
 }
 
-/// Runs some benchmarks, as one document.
+/// Returns how much memory the descriptors may take that are counted and not timed: little, for rows
+/// that need more are slow and say nothing new.
+#[must_use]
+pub fn metadata() -> metadata::Settings {
+    metadata::Settings { most: Some(ByteLen::mib(64)) }
+}
+
+/// Runs some benchmarks as one document, and counts the bytes of descriptors at the end if that is asked
+/// for.
 ///
 /// # Errors
 /// [`BenchError`] if a row found something wrong, or no part could be run.
-pub fn run(parts: &[Part], watch: Watch<'_>) -> Result<Bench, BenchError> {
+pub fn run(
+    parts: &[Part],
+    metadata: Option<metadata::Settings>,
+    watch: Watch<'_>,
+) -> Result<Bench, BenchError> {
     let mut all: Option<Bench> = None;
     let mut skipped = Vec::new();
     let mut refused = None;
+    let of = parts.len() + usize::from(metadata.is_some());
     for (part, number) in parts.iter().zip(1..) {
-        let part_of = PartOf { name: part.name(), number, of: parts.len() };
+        let part_of = PartOf { name: part.name(), number, of };
         match part.run(&|phase| watch(Phase { part: Some(part_of), ..phase })) {
             Ok(bench) => match &mut all {
                 None => all = Some(Bench { benchmark: "all", ..bench }),
@@ -110,8 +123,20 @@ pub fn run(parts: &[Part], watch: Watch<'_>) -> Result<Bench, BenchError> {
             Err(error) => return Err(error),
         }
     }
+    let mut counted = None;
+    if let Some(settings) = metadata {
+        let part_of = PartOf { name: "metadata", number: of, of };
+        match metadata::run(settings, &|phase| watch(Phase { part: Some(part_of), ..phase })) {
+            Ok(metadata) => counted = Some(metadata),
+            Err(error) if error.is_of_this_host() => {
+                skipped.push(Skipped { id: part_of.name.to_owned(), reason: chain(&error) });
+            }
+            Err(error) => return Err(error),
+        }
+    }
     match (all, refused) {
         (Some(mut all), _) => {
+            all.metadata = counted;
             // What was skipped is not forgotten: who runs the same again finds out whether it is still so.
             all.parameters = parts.to_vec();
             all.skipped.append(&mut skipped);

@@ -13,6 +13,7 @@ pub use self::faults::{Faults, Pauses, Quantiles};
 use self::faults::sorted;
 use crate::group::{Samples, float, median, spread};
 use crate::machine::Machine;
+use crate::metadata::Metadata;
 use crate::settings::Part;
 use crate::summary::{Headline, headlines};
 
@@ -40,6 +41,8 @@ pub struct Bench {
     pub results: Vec<Row>,
     /// What was left out, and why.
     pub skipped: Vec<Skipped>,
+    /// What descriptors take, in a run of all.
+    pub metadata: Option<Metadata>,
 }
 
 impl Bench {
@@ -55,6 +58,7 @@ impl Bench {
             tables: Vec::new(),
             results: Vec::new(),
             skipped: Vec::new(),
+            metadata: None,
         }
     }
 

@@ -324,7 +324,7 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
             warn_of_stores(out);
             let found = with_progress(out, |watch| match benchmark {
                 Some(benchmark) => benchmark.part().run(watch),
-                None => all::run(&args.all_parts(), watch),
+                None => all::run(&args.all_parts(), Some(all::metadata()), watch),
             })?;
             write_page(args.report.as_deref(), &found, out)?;
             out.print(&found)?;

@@ -21,6 +21,9 @@ pub struct Bench {
     pub(crate) results: Vec<Row>,
     #[serde(default)]
     pub(crate) skipped: Vec<Skipped>,
+    /// In a run of all benchmarks.
+    #[serde(default)]
+    pub(crate) metadata: Option<Box<Metadata>>,
 }
 
 /// `uzone.bench-metadata/1`: bytes of descriptors.

@@ -151,7 +151,7 @@ pub(super) fn run(
     let again = parts_of(&earlier.parameters, &comparison.worse_tables());
     if !again.is_empty() {
         out.log(format_args!("once more: {}", comparison.worse_tables().join(", ")));
-        let bench = with_progress(out, |watch| all::run(&again, watch))?;
+        let bench = with_progress(out, |watch| all::run(&again, None, watch))?;
         comparison.again(&measured(&bench));
     }
     let is_ok = comparison.worse().next().is_none();
@@ -178,7 +178,7 @@ pub(super) fn run(
 fn measure(parts: &[Part], is_all: bool, watch: Watch<'_>) -> Result<Bench, BenchError> {
     match parts {
         [part] if !is_all => part.run(watch),
-        parts => all::run(parts, watch),
+        parts => all::run(parts, None, watch),
     }
 }
 

@@ -26,10 +26,16 @@ impl Report for Bench {
                 text.push('\n');
                 write_table(&mut text, table, &self.results);
             }
+            if let Some(metadata) = &self.metadata {
+                write_metadata(&mut text, metadata);
+            }
         }
         write_skipped(&mut text, &self.skipped);
         if is_all {
             write_summary(&mut text, &self.summary);
+            if let Some(metadata) = &self.metadata {
+                write_bytes(&mut text, metadata);
+            }
         }
         let sources = self.results.iter().filter_map(|row| Some(row.published?.source)).collect();
         let _ = write!(text, "\n{}", foot(&self.machine, sources));
@@ -42,45 +48,50 @@ impl Report for Metadata {
         let mut text = String::new();
         // Writing to a String does not fail.
         let _ = writeln!(text, "uzone bench bind --metadata: {}", self.settings);
-        for spec in &self.tables {
-            let _ = writeln!(text, "\n{}\n({})", spec.title, spec.note);
-            let header = [
-                "row",
-                "bytes each",
-                "mapped",
-                "resident",
-                "page tables",
-                "of the region",
-                "bind",
-                "figures",
-            ];
-            let mut cells = table(&header);
-            let prefix = format!("{}/", spec.id);
-            for row in self.results.iter().filter(|row| row.id.starts_with(&prefix)) {
-                let bytes = |bytes: u64| ByteLen::new(bytes).to_string();
-                cells.add_row(vec![
-                    row.name.clone(),
-                    row.descriptor_bytes.to_string(),
-                    row.virtual_bytes_per_tib.map_or_else(none, bytes),
-                    bytes(row.resident_bytes_per_tib),
-                    row.page_table_bytes_per_tib.map_or_else(none, bytes),
-                    bytes(row.region_bytes_per_tib),
-                    row.bind_ns.map_or_else(none, ns),
-                    match row.origin {
-                        Origin::Measured => "measured",
-                        Origin::Published => "published",
-                        Origin::Derived => "derived",
-                    }
-                    .to_owned(),
-                ]);
-            }
-            let _ = writeln!(text, "{}", cells.trim_fmt());
-        }
-        write_skipped(&mut text, &self.skipped);
+        write_metadata(&mut text, self);
         let sources = self.results.iter().filter_map(|row| row.source).collect();
         let _ = write!(text, "\n{}", foot(&self.machine, sources));
         text
     }
+}
+
+/// Writes the tables of what descriptors take.
+fn write_metadata(text: &mut String, metadata: &Metadata) {
+    for spec in &metadata.tables {
+        let _ = writeln!(text, "\n{}\n({})", spec.title, spec.note);
+        let header = [
+            "row",
+            "bytes each",
+            "mapped",
+            "resident",
+            "page tables",
+            "of the region",
+            "bind",
+            "figures",
+        ];
+        let mut cells = table(&header);
+        let prefix = format!("{}/", spec.id);
+        for row in metadata.results.iter().filter(|row| row.id.starts_with(&prefix)) {
+            let bytes = |bytes: u64| ByteLen::new(bytes).to_string();
+            cells.add_row(vec![
+                row.name.clone(),
+                row.descriptor_bytes.to_string(),
+                row.virtual_bytes_per_tib.map_or_else(none, bytes),
+                bytes(row.resident_bytes_per_tib),
+                row.page_table_bytes_per_tib.map_or_else(none, bytes),
+                bytes(row.region_bytes_per_tib),
+                row.bind_ns.map_or_else(none, ns),
+                match row.origin {
+                    Origin::Measured => "measured",
+                    Origin::Published => "published",
+                    Origin::Derived => "derived",
+                }
+                .to_owned(),
+            ]);
+        }
+        let _ = writeln!(text, "{}", cells.trim_fmt());
+    }
+    write_skipped(text, &metadata.skipped);
 }
 
 /// What a run of every benchmark is called.
@@ -119,6 +130,24 @@ fn write_summary(text: &mut String, summary: &[Headline]) {
         "Published are times on other machines, before and after. Naive, uzone and the limit are\n\
          medians of interleaved rounds on this one; the limit does the same amount of work. All rows: -v.\n",
     );
+}
+
+/// Writes how much memory descriptors take, in a line for each size of folios.
+fn write_bytes(text: &mut String, metadata: &Metadata) {
+    let rows = ["linux-all", "linux-dedup", "on-touch", "eager"];
+    let mut cells =
+        table(&["memory for descriptors", "Linux", "shared tails", "uzone, on touch", "eager"]);
+    for spec in &metadata.tables {
+        let bytes = |row: &str| {
+            let id = format!("{}/{row}", spec.id);
+            let row = metadata.results.iter().find(|row| row.id == id);
+            row.map_or_else(none, |row| ByteLen::new(row.resident_bytes_per_tib).to_string())
+        };
+        let mut line = vec![spec.title.clone()];
+        line.extend(rows.map(bytes));
+        cells.add_row(line);
+    }
+    let _ = writeln!(text, "\n{}", cells.trim_fmt());
 }
 
 fn write_table(text: &mut String, spec: &Table, rows: &[Row]) {
