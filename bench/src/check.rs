@@ -2,7 +2,9 @@
 //!
 //! Times vary from day to day, with whoever shares the machine; what varies less is how a row stands to
 //! its limit, or to the naive way, within one run. So that is compared, and a bare time only of rows that
-//! have neither.
+//! have neither. A limit that writes is not slowed down by others as a row is that reads as well, and one
+//! of microseconds not as a naive way of milliseconds; so a row is worse only if both of its ratios say so,
+//! and where it has one alone, if its time does too.
 //!
 //! ```text
 //! slower   =  then / now of a share of the limit or a ratio to the naive way; now / then of a median
@@ -150,8 +152,6 @@ pub struct Compared {
     pub allowed: f64,
     /// What became of it.
     pub verdict: Verdict,
-    #[serde(skip)]
-    noise_then: f64,
 }
 
 /// A row that both runs have and that cannot be compared.
@@ -198,16 +198,18 @@ pub fn compare(then: &[Measured], now: &[Measured]) -> Comparison {
 }
 
 impl Comparison {
-    /// Takes rows that were measured once more: what was worse is worse twice, or was so once.
-    pub fn again(&mut self, rows: &[Measured]) {
+    /// Takes rows that were measured once more: what was worse than `then` is worse twice, or was so once.
+    pub fn again(&mut self, then: &[Measured], rows: &[Measured]) {
         for compared in self.rows.iter_mut().filter(|row| row.verdict == Verdict::Worse) {
+            let find = |rows: &[Measured]| rows.iter().position(|row| row.id == compared.id);
             // A row that could not be measured again stays what it was.
-            let Some(row) = rows.iter().find(|row| row.id == compared.id) else { continue };
-            let Some((again, noise)) = value(row, compared.measure) else { continue };
-            let allowed = allowed(compared.noise_then, noise);
-            let is_worse = slower(compared.measure, compared.then, again) > 1.0 + allowed;
-            compared.again = Some(again);
-            compared.verdict = if is_worse { Verdict::WorseTwice } else { Verdict::WorseOnce };
+            let Some((before, row)) = find(then).zip(find(rows)) else { continue };
+            let Some(judged) = judged(&then[before], &rows[row]) else { continue };
+            compared.again = Some(judged.now);
+            compared.verdict = match judged.verdict {
+                Verdict::Worse => Verdict::WorseTwice,
+                _ => Verdict::WorseOnce,
+            };
         }
     }
 
@@ -255,42 +257,63 @@ fn slower(measure: Measure, then: f64, now: f64) -> f64 {
     }
 }
 
+/// What was found of a row: its first measure, and the verdict of all that it has.
+struct Judged {
+    measure: Measure,
+    then: f64,
+    now: f64,
+    slower: f64,
+    allowed: f64,
+    verdict: Verdict,
+}
+
+/// Compares all that two rows have both; `None` if that is nothing.
+fn judged(then: &Measured, now: &Measured) -> Option<Judged> {
+    let by = |measure| {
+        let ((before, noise_then), (after, noise_now)) =
+            value(then, measure).zip(value(now, measure))?;
+        let (slower, allowed) = (slower(measure, before, after), allowed(noise_then, noise_now));
+        let verdict = match slower {
+            slower if slower > 1.0 + allowed => Verdict::Worse,
+            slower if slower < 1.0 / (1.0 + allowed) => Verdict::Better,
+            _ => Verdict::Same,
+        };
+        Some(Judged { measure, then: before, now: after, slower, allowed, verdict })
+    };
+    let has_ratio =
+        |row| value(row, Measure::ShareOfLimit).or(value(row, Measure::RatioNaive)).is_some();
+    // Yardsticks are what ratios are formed with: theirs to themselves say nothing.
+    if !now.role.is_of_uzone() {
+        return by(Measure::MedianNs).map(|found| Judged { verdict: Verdict::Yardstick, ..found });
+    }
+    let (first, second) = match (by(Measure::ShareOfLimit), by(Measure::RatioNaive)) {
+        (Some(limit), Some(naive)) => (limit, naive),
+        (Some(one), None) | (None, Some(one)) => (one, by(Measure::MedianNs)?),
+        (None, None) if has_ratio(then) || has_ratio(now) => return None,
+        (None, None) => return by(Measure::MedianNs),
+    };
+    let verdict = if first.verdict == second.verdict { first.verdict } else { Verdict::Same };
+    Some(Judged { verdict, ..first })
+}
+
 fn compared(then: &Measured, now: &Measured) -> Result<Compared, &'static str> {
     if (then.bytes, then.items) != (now.bytes, now.items) {
         return Err("another amount of work: the memory that could be had, or the row, is another");
     }
-    let both = |measure| value(then, measure).zip(value(now, measure)).map(|both| (measure, both));
-    let has = |row: &Measured, measure| value(row, measure).is_some();
-    let is_bare = |row| !has(row, Measure::ShareOfLimit) && !has(row, Measure::RatioNaive);
-    // Yardsticks are what ratios are formed with: theirs to themselves say nothing.
-    let is_yardstick = !now.role.is_of_uzone();
-    let found = if is_yardstick || (is_bare(then) && is_bare(now)) {
-        both(Measure::MedianNs)
-    } else {
-        both(Measure::ShareOfLimit).or_else(|| both(Measure::RatioNaive))
-    };
-    let Some((measure, ((before, noise_then), (after, noise_now)))) = found else {
+    let Some(judged) = judged(then, now) else {
         return Err("one of them has no limit or naive row that the other has");
-    };
-    let (slower, allowed) = (slower(measure, before, after), allowed(noise_then, noise_now));
-    let verdict = match slower {
-        _ if is_yardstick => Verdict::Yardstick,
-        slower if slower > 1.0 + allowed => Verdict::Worse,
-        slower if slower < 1.0 / (1.0 + allowed) => Verdict::Better,
-        _ => Verdict::Same,
     };
     Ok(Compared {
         id: now.id.clone(),
         name: now.name.clone(),
         role: now.role,
-        measure,
-        then: before,
-        now: after,
+        measure: judged.measure,
+        then: judged.then,
+        now: judged.now,
         again: None,
-        change: slower - 1.0,
-        allowed,
-        verdict,
-        noise_then,
+        change: judged.slower - 1.0,
+        allowed: judged.allowed,
+        verdict: judged.verdict,
     })
 }
 
@@ -321,8 +344,8 @@ mod tests {
     fn a_row_is_worse_if_its_best_ratio_fell_by_more_than_the_noise() {
         use Measure::{MedianNs, RatioNaive, ShareOfLimit};
         use Verdict::{Better, Same, Worse};
-        let limit = |share, noise| row(100, Some(9.0), Some(share), noise);
-        let naive = |ratio, noise| row(100, Some(ratio), None, noise);
+        let limit = |share: f64, noise| row(100, Some(share * 10.0), Some(share), noise);
+        let naive = |ns, ratio, noise| row(ns, Some(ratio), None, noise);
         let bare = |ns, noise| row(ns, None, None, noise);
         let table = [
             (limit(0.9, 0.0), limit(0.9, 0.0), ShareOfLimit, Same),
@@ -335,12 +358,24 @@ mod tests {
             (limit(0.9, 0.0), limit(0.7, 0.2), ShareOfLimit, Same),
             (limit(0.9, 0.1), limit(0.6, 0.1), ShareOfLimit, Worse),
             (limit(0.7, 0.2), limit(0.9, 0.0), ShareOfLimit, Same),
-            // The limit decides, not the naive way, and not the time.
+            // One ratio alone: the limit, or the naive way, is what changed. The time may be any.
             (
                 row(100, Some(9.0), Some(0.9), 0.0),
                 row(900, Some(1.0), Some(0.9), 0.0),
                 ShareOfLimit,
                 Same,
+            ),
+            (
+                row(100, Some(9.0), Some(0.9), 0.0),
+                row(900, Some(9.0), Some(0.1), 0.0),
+                ShareOfLimit,
+                Same,
+            ),
+            (
+                row(900, Some(9.0), Some(0.9), 0.0),
+                row(100, Some(1.0), Some(0.1), 0.0),
+                ShareOfLimit,
+                Worse,
             ),
             // A ratio of 0, or none, is no ratio.
             (
@@ -351,18 +386,20 @@ mod tests {
             ),
             (
                 row(100, Some(9.0), None, 0.0),
-                row(100, Some(3.0), Some(0.9), 0.0),
+                row(300, Some(3.0), Some(0.9), 0.0),
                 RatioNaive,
                 Worse,
             ),
-            (naive(9.0, 0.0), naive(3.0, 0.0), RatioNaive, Worse),
-            (naive(3.0, 0.0), naive(9.0, 0.0), RatioNaive, Better),
+            (naive(100, 9.0, 0.0), naive(300, 3.0, 0.0), RatioNaive, Worse),
+            (naive(300, 3.0, 0.0), naive(100, 9.0, 0.0), RatioNaive, Better),
             (
                 row(100, Some(f64::NAN), None, 0.0),
                 row(300, Some(f64::INFINITY), None, 0.0),
                 MedianNs,
                 Worse,
             ),
+            // The naive way was slower then, and ours is what it was.
+            (naive(100, 9.0, 0.0), naive(100, 3.0, 0.0), RatioNaive, Same),
             (bare(100, 0.0), bare(110, 0.0), MedianNs, Same),
             (bare(100, 0.0), bare(300, 0.0), MedianNs, Worse),
             (bare(300, 0.0), bare(100, 0.0), MedianNs, Better),
@@ -402,7 +439,7 @@ mod tests {
             assert_eq!(comparison.worse().count(), 0);
         }
         let variant = Measured { role: Role::Variant, ..row(100, Some(9.0), None, 0.0) };
-        let slower = Measured { ratio_naive: Some(3.0), ..variant.clone() };
+        let slower = Measured { median_ns: 300, ratio_naive: Some(3.0), ..variant.clone() };
         assert_eq!(compare(&[variant], &[slower]).worse().count(), 1);
     }
 
@@ -429,8 +466,10 @@ mod tests {
 
     #[test]
     fn a_regression_is_one_that_is_seen_twice() {
-        let named =
-            |id: &str, share| Measured { id: id.to_owned(), ..row(100, None, Some(share), 0.01) };
+        let named = |id: &str, share| Measured {
+            id: id.to_owned(),
+            ..row(if share > 0.5 { 100 } else { 300 }, None, Some(share), 0.01)
+        };
         let then = [
             named("a/once", 0.9),
             named("b/twice", 0.9),
@@ -445,7 +484,8 @@ mod tests {
         ];
         let mut comparison = compare(&then, &now);
         assert_eq!(comparison.worse_tables(), ["a", "b", "c"]);
-        comparison.again(&[named("a/once", 0.88), named("b/twice", 0.31), named("a/same", 0.1)]);
+        comparison
+            .again(&then, &[named("a/once", 0.88), named("b/twice", 0.31), named("a/same", 0.1)]);
         let verdict = |id: &str| {
             let found = comparison.rows.iter().find(|row| row.id == id).expect("a row");
             (found.verdict, found.again)

@@ -39,8 +39,8 @@ pub(crate) struct Args {
     #[arg(long, conflicts_with = "check")]
     quick: bool,
     /// Run again what FILE, an earlier output with --json, says that it ran, and exit with 1 if a row
-    /// of ours stands worse to its limit or to the naive way by more than the noise of both runs. Tables
-    /// with such rows are run twice
+    /// of ours stands worse to its limit and to the naive way by more than the noise of both runs.
+    /// Tables with such rows are run twice
     #[arg(long, global = true, value_name = "FILE")]
     check: Option<PathBuf>,
     /// Write an HTML page with pictures as well

@@ -152,7 +152,7 @@ pub(super) fn run(
     if !again.is_empty() {
         out.log(format_args!("once more: {}", comparison.worse_tables().join(", ")));
         let bench = with_progress(out, |watch| all::run(&again, None, watch))?;
-        comparison.again(&measured(&bench));
+        comparison.again(&earlier.results, &measured(&bench));
     }
     let is_ok = comparison.worse().next().is_none();
     let checked = Checked {
