@@ -19,6 +19,7 @@ use std::cell::RefCell;
 use std::num::NonZeroUsize;
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
 use uzone::{
     BindOptions, ByteLen, Init, Layout, LayoutError, LinuxPage, LinuxSeed, MemoryKind, Order,
     PageCount, Payload, Pfn, PfnRange, Region, Stamp, StorePath, Tails, Template, Zone,
@@ -28,15 +29,16 @@ use uzone_stream::{Pattern, Streaming};
 use zerocopy::FromBytes;
 
 use crate::group::Watch;
-use crate::machine::Machine;
 use crate::naive::{self, NaivePage, NaiveZone};
-use crate::report::{Bench, Published, SCHEMA, Skipped, Table};
+use crate::report::{Bench, Published, Role, Skipped, Table};
+use crate::settings::{Part, byte_len, check_found, wants, wants_any};
 use crate::suite::{BenchError, Suite, cause};
 
 /// What `uzone bench bind` is told.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings {
     /// How much memory is described.
+    #[serde(rename = "size_bytes", with = "byte_len")]
     pub size: ByteLen,
     /// How many rounds of rebinds.
     pub rebinds: u32,
@@ -44,8 +46,12 @@ pub struct Settings {
     pub first_binds: u32,
     /// The most threads that rows with several have.
     pub threads: NonZeroUsize,
-    /// Whether cost against size is measured as well.
-    pub growth: bool,
+    /// The largest region whose descriptors are written for cost against size; none leaves that table
+    /// out. Sizes whose descriptors do not fit in memory are skipped.
+    #[serde(rename = "growth_bytes", with = "byte_len")]
+    pub growth: ByteLen,
+    /// What the ids of the tables begin with that are run; none, and all are.
+    pub tables: Vec<String>,
 }
 
 impl Settings {
@@ -58,13 +64,16 @@ impl Settings {
             rebinds: 30,
             first_binds: 10,
             threads: NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN),
-            growth: true,
+            growth: ByteLen::gib(512),
+            tables: Vec::new(),
         }
     }
 }
 
-const LI_ZHE_V3: &str = "Li Zhe, memmap template and streaming copy, v3, May 2026, Ice Lake VM";
-const LI_ZHE_V5: &str = "Li Zhe, memmap template and streaming copy, v5, July 2026, Ice Lake VM";
+const LI_ZHE_V3: &str = "Li Zhe, memmap template and streaming copy, v3, May 2026, Ice Lake VM, \
+     100 GB; scaled to as many pages as here";
+const LI_ZHE_V5: &str = "Li Zhe, memmap template and streaming copy, v5, July 2026, Ice Lake VM, \
+     100 GB; scaled to as many pages as here";
 
 /// One shape of the published experiment.
 struct Shape {
@@ -73,6 +82,8 @@ struct Shape {
     order: Order,
     published_naive: Published,
     published_ours: Published,
+    /// What it stands for in the summary.
+    headline: &'static str,
 }
 
 const SHAPES: [Shape; 2] = [
@@ -82,6 +93,7 @@ const SHAPES: [Shape; 2] = [
         order: Order::BASE,
         published_naive: Published { ns: 273_520_000, source: LI_ZHE_V3 },
         published_ours: Published { ns: 96_790_000, source: LI_ZHE_V5 },
+        headline: "64-byte descriptors, again",
     },
     Shape {
         table: "bind-2m",
@@ -89,11 +101,19 @@ const SHAPES: [Shape; 2] = [
         order: Order::PMD,
         published_naive: Published { ns: 313_450_000, source: LI_ZHE_V3 },
         published_ours: Published { ns: 99_370_000, source: LI_ZHE_V3 },
+        headline: "64-byte descriptors, 2 MiB folios, again",
     },
 ];
 
-/// The published times are for this much memory; rows for another size show none.
+/// The published times are for this much memory. Each page takes the same work, so that they are
+/// scaled to other sizes.
 const PUBLISHED_SIZE: ByteLen = ByteLen::gib(100);
+
+/// Returns a published time for as many pages as `size` has.
+fn scaled(published: Published, size: ByteLen) -> Published {
+    let ns = u128::from(published.ns) * u128::from(size.get()) / u128::from(PUBLISHED_SIZE.get());
+    Published { ns: u64::try_from(ns).unwrap_or(u64::MAX), ..published }
+}
 
 /// Returns whether the table can be run: before minutes are spent.
 ///
@@ -120,27 +140,26 @@ pub fn check(settings: &Settings) -> Result<(), BenchError> {
 ///
 /// # Errors
 /// [`BenchError`] if memory is short, or a row wrote something wrong.
-pub fn run(settings: Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
-    check(&settings)?;
+pub fn run(settings: &Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
+    check(settings)?;
     let (size, pages) = (settings.size, settings.size.get() >> 12);
-    let mut bench = Bench {
-        schema: SCHEMA,
-        benchmark: "bind",
-        machine: Machine::here(),
-        settings: format!(
-            "{size} described ({pages} pages), {} rebinds, {} first binds, up to {} threads",
-            settings.rebinds, settings.first_binds, settings.threads
-        ),
-        tables: Vec::new(),
-        results: Vec::new(),
-        skipped: Vec::new(),
-    };
-    rebinds(&settings, watch, &mut bench)?;
-    first_binds(&settings, watch, &mut bench)?;
-    if settings.growth {
-        growth(&settings, watch, &mut bench)?;
+    let sentence = format!(
+        "{size} described ({pages} pages), {} rebinds, {} first binds, up to {} threads",
+        settings.rebinds, settings.first_binds, settings.threads
+    );
+    let mut bench = Bench::new(sentence, Part::Bind(settings.clone()));
+    let asked = &settings.tables;
+    if wants_any(asked, &["bind-4k", "bind-2m", "bind-small", "bind-limit"]) {
+        rebinds(settings, watch, &mut bench)?;
     }
-    Ok(bench)
+    if settings.first_binds > 0 && wants(asked, "bind-first") {
+        first_binds(settings, watch, &mut bench)?;
+    }
+    if !settings.growth.is_zero() && wants(asked, "bind-growth") {
+        growth(settings, watch, &mut bench)?;
+    }
+    check_found(asked, !bench.tables.is_empty())?;
+    Ok(bench.summed_up())
 }
 
 fn seed() -> LinuxSeed {
@@ -231,7 +250,6 @@ fn rebinds(settings: &Settings, watch: Watch<'_>, bench: &mut Bench) -> Result<(
     let pages = settings.size.get() >> 12;
     let (linux_bytes, small_bytes) = (pages * 64, pages * 8);
     let threads = settings.threads.get();
-    let is_published_size = settings.size == PUBLISHED_SIZE;
     // One zone for all: every row writes the same memory.
     let zone = Zone::with_keep_limit(ByteLen::new(linux_bytes + small_bytes + (64 << 20)));
     let limit = RefCell::new(present(linux_bytes)?);
@@ -246,7 +264,7 @@ fn rebinds(settings: &Settings, watch: Watch<'_>, bench: &mut Bench) -> Result<(
     }
     for (id, name, fill, bytes, threads) in fills {
         let limit = &limit;
-        suite.add(id, name, bytes, threads, move || {
+        suite.add(Role::Limit, id, name, bytes, threads, move || {
             bare_fill(&mut limit.borrow_mut().as_bytes_mut()[..index(bytes)], fill, threads)
         });
     }
@@ -256,14 +274,15 @@ fn rebinds(settings: &Settings, watch: Watch<'_>, bench: &mut Bench) -> Result<(
         let options = |threads| linux(shape.order, Tails::Stored, threads);
         let naive = naive_template(settings.size, shape.order, Some(limit.borrow().addr()))?;
         check_naive(&naive, &mut limit.borrow_mut(), shape)?;
-        let spec = suite.add(&id("naive"), "naive, field by field", linux_bytes, 1, {
+        let spec = suite.add(Role::Naive, &id("naive"), "naive, field by field", linux_bytes, 1, {
             let limit = &limit;
             move || naive_rebind(&naive, &mut limit.borrow_mut())
         });
         spec.naive = Some(id("naive"));
         spec.limit = Some(("bind-limit/line-1".to_owned(), linux_bytes));
-        spec.published = Some(shape.published_naive).filter(|_| is_published_size);
+        spec.published = Some(scaled(shape.published_naive, settings.size));
         let mut rows = vec![(
+            Role::Variant,
             id("slow-path"),
             "slow path, the oracle".to_owned(),
             options(1).stamp(Stamp::FieldByField),
@@ -279,20 +298,24 @@ fn rebinds(settings: &Settings, watch: Watch<'_>, bench: &mut Bench) -> Result<(
                 StorePath::Portable => "template, plain stores".to_owned(),
                 _ => format!("template, {path} stores"),
             };
-            rows.push((row, name, options(1).stamp(Stamp::Template(path))));
+            rows.push((Role::Variant, row, name, options(1).stamp(Stamp::Template(path))));
         }
-        rows.push((id("ours-1"), "ours".to_owned(), options(1)));
+        rows.push((Role::Ours, id("ours-1"), "ours".to_owned(), options(1)));
         if threads > 1 {
-            rows.push((id("ours-all"), format!("ours, {threads} threads"), options(threads)));
+            let name = format!("ours, {threads} threads");
+            rows.push((Role::Ours, id("ours-all"), name, options(threads)));
         }
-        for (row, name, options) in rows {
+        for (role, row, name, options) in rows {
             let is_all = row.ends_with("-all");
-            let published = row.ends_with("/ours-1").then_some(shape.published_ours);
-            let spec = suite.bind(&row, name, &zone, options)?;
+            let is_ours = row.ends_with("/ours-1");
+            let spec = suite.bind(role, &row, name, &zone, options)?;
             spec.naive = Some(id("naive"));
             let limit_id = if is_all { LINE_MANY } else { "bind-limit/line-1" };
             spec.limit = Some((limit_id.to_owned(), linux_bytes));
-            spec.published = published.filter(|_| is_published_size);
+            if is_ours {
+                spec.published = Some(scaled(shape.published_ours, settings.size));
+                spec.headline = Some(format!("describe {}: {}", settings.size, shape.headline));
+            }
         }
         let spec = suite.bind_another(
             &id("ours-first-kept"),
@@ -311,6 +334,7 @@ fn rebinds(settings: &Settings, watch: Watch<'_>, bench: &mut Bench) -> Result<(
 
     let naive = Some("bind-4k/naive".to_owned());
     let spec = suite.bind(
+        Role::Ours,
         "bind-small/eager-8-bytes",
         "8-byte descriptors, base pages, eager",
         &zone,
@@ -318,18 +342,20 @@ fn rebinds(settings: &Settings, watch: Watch<'_>, bench: &mut Bench) -> Result<(
     )?;
     spec.naive.clone_from(&naive);
     spec.limit = Some(("bind-limit/zero-1".to_owned(), small_bytes));
-    suite
-        .bind(
-            "bind-small/on-touch",
-            "8-byte descriptors, base pages, on touch",
-            &zone,
-            BindOptions::new(MemoryKind::Generic),
-        )?
-        .naive
-        .clone_from(&naive);
+    spec.headline = Some(format!("describe {}: 8-byte descriptors, all written", settings.size));
+    let spec = suite.bind(
+        Role::Ours,
+        "bind-small/on-touch",
+        "8-byte descriptors, base pages, on touch",
+        &zone,
+        BindOptions::new(MemoryKind::Generic),
+    )?;
+    spec.naive.clone_from(&naive);
+    spec.headline = Some(format!("describe {}: 8-byte descriptors, on touch", settings.size));
     for (order, name) in [(Order::PMD, "2m"), (Order::PUD, "1g")] {
         let folio = if order == Order::PMD { "2 MiB" } else { "1 GiB" };
         let spec = suite.bind(
+            Role::Ours,
             &format!("bind-small/derived-{name}-8-bytes"),
             format!("8-byte descriptors, {folio} folios, derived tails, eager"),
             &zone,
@@ -337,6 +363,7 @@ fn rebinds(settings: &Settings, watch: Watch<'_>, bench: &mut Bench) -> Result<(
         )?;
         spec.naive.clone_from(&naive);
         let spec = suite.bind(
+            Role::Ours,
             &format!("bind-small/derived-{name}-64-bytes"),
             format!("64-byte descriptors, {folio} folios, derived tails, eager"),
             &zone,
@@ -360,9 +387,6 @@ fn rebinds(settings: &Settings, watch: Watch<'_>, bench: &mut Bench) -> Result<(
 const LINE_MANY: &str = "bind-limit/line-all";
 
 fn first_binds(settings: &Settings, watch: Watch<'_>, bench: &mut Bench) -> Result<(), BenchError> {
-    if settings.first_binds == 0 {
-        return Ok(());
-    }
     let linux_bytes = (settings.size.get() >> 12) * 64;
     let threads = settings.threads.get();
     let kept = Zone::with_keep_limit(ByteLen::new(linux_bytes + (64 << 20)));
@@ -376,11 +400,13 @@ fn first_binds(settings: &Settings, watch: Watch<'_>, bench: &mut Bench) -> Resu
         ("bind-first/naive-huge", "naive, faulting huge pages as it goes", HugeAdvice::Advise),
     ] {
         let template = naive_template(settings.size, Order::BASE, None)?;
-        let spec = suite.add(id, name, linux_bytes, 1, move || naive_first_bind(&template, huge));
+        let spec = suite
+            .add(Role::Naive, id, name, linux_bytes, 1, move || naive_first_bind(&template, huge));
         (spec.naive, spec.cold) = (naive.clone(), true);
         spec.limit.clone_from(&clearing);
     }
     let spec = suite.add(
+        Role::Limit,
         "bind-first/clearing",
         "the kernel's clearing alone, huge pages",
         linux_bytes,
@@ -403,8 +429,12 @@ fn first_binds(settings: &Settings, watch: Watch<'_>, bench: &mut Bench) -> Resu
     for (id, name, threads) in rows {
         let options = linux(Order::BASE, Tails::Stored, threads);
         let warm = move || warm_host(linux_bytes);
-        let spec = suite.bind_after(id, name, &fresh, options, warm)?;
+        let spec = suite.bind_after(Role::Ours, id, name, &fresh, options, warm)?;
         spec.naive.clone_from(&naive);
+        if threads == 1 {
+            let name = format!("describe {}: 64-byte descriptors, first time", settings.size);
+            spec.headline = Some(name);
+        }
         // The clearing was measured on one thread.
         spec.limit = clearing.clone().filter(|_| threads == 1);
         spec.cold = true;
@@ -507,8 +537,9 @@ fn growth(settings: &Settings, watch: Watch<'_>, bench: &mut Bench) -> Result<()
     let available = memory::available(&SystemRoot::host()).map_or(0, |have| have.bytes.get());
     let mut taken = 0;
     let mut zones = Vec::new();
-    for gib in [1, 4, 16, 64, 100, 256, 512] {
-        let size = ByteLen::gib(gib);
+    let sizes = [1, 4, 16, 64, 100, 256, 512].map(ByteLen::gib);
+    for size in sizes.into_iter().filter(|size| *size <= settings.growth) {
+        let gib = size.get() >> 30;
         let id = format!("bind-growth/eager-{gib}GiB");
         let bytes = (size.get() >> 12) * 64;
         if taken + bytes > available / 4 * 3 {
@@ -524,6 +555,7 @@ fn growth(settings: &Settings, watch: Watch<'_>, bench: &mut Bench) -> Result<()
         suite.size = ByteLen::new(1 << shift);
         let size = suite.size;
         suite.bind(
+            Role::Ours,
             &format!("bind-growth/on-touch-{}", size.to_string().replace(' ', "")),
             format!("on touch, {size}"),
             &on_touch,
@@ -534,12 +566,13 @@ fn growth(settings: &Settings, watch: Watch<'_>, bench: &mut Bench) -> Result<()
     for (order, name) in [(Order::PMD, "2 MiB"), (Order::PUD, "1 GiB")] {
         let id = format!("bind-growth/derived-{}-1TiB", name.replace(' ', ""));
         let name = format!("8-byte, {name} folios, derived tails, eager, 1 TiB");
-        suite.bind(&id, name, &on_touch, small(order, 1))?;
+        suite.bind(Role::Ours, &id, name, &on_touch, small(order, 1))?;
     }
     for (id, size, zone) in &zones {
         suite.size = *size;
         let options = linux(Order::BASE, Tails::Stored, 1);
-        if let Err(error) = suite.bind(id, format!("64-byte, eager, {size}"), zone, options) {
+        let name = format!("64-byte, eager, {size}");
+        if let Err(error) = suite.bind(Role::Ours, id, name, zone, options) {
             // The rows before are worth more than one more.
             let reason = format!("{error}: {}", cause(&error));
             bench.skipped.push(Skipped { id: id.clone(), reason });

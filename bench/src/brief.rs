@@ -11,7 +11,7 @@ use uzone_pages::ByteLen;
 
 use crate::extents::{self, Arena, Work};
 use crate::group::Watch;
-use crate::report::{FaultSpec, Row, Table};
+use crate::report::{FaultSpec, Role, Row, Table};
 use crate::suite::{BenchError, Suite};
 use crate::{bind, fault, pin};
 
@@ -85,14 +85,14 @@ pub fn map(
     };
     let Readers { naive, ours, limit } = readers;
     let mut suite = Suite::new(len);
-    for (row, name, mut read) in [
-        ("naive", "a handler that answers page by page", naive),
-        ("ours", "uzone, neighbours come along", ours),
-        ("limit", "the kernel's own mapping", limit),
+    for (role, row, name, mut read) in [
+        (Role::Naive, "naive", "a handler that answers page by page", naive),
+        (Role::Ours, "ours", "uzone, neighbours come along", ours),
+        (Role::Limit, "limit", "the kernel's own mapping", limit),
     ] {
         let faults = FaultSpec::default();
         let log = faults.log.clone();
-        let spec = suite.add(&format!("demo-map/{row}"), name, len.get(), 1, move || {
+        let spec = suite.add(role, &format!("demo-map/{row}"), name, len.get(), 1, move || {
             let Reading { elapsed, faults } = read()?;
             log.borrow_mut().push(faults, 0, Vec::new());
             Ok(elapsed)
@@ -116,9 +116,10 @@ pub fn bind(size: ByteLen, rounds: u32, watch: Watch<'_>) -> Result<Part, BenchE
         rebinds: rounds,
         first_binds: 0,
         threads: NonZeroUsize::MIN,
-        growth: false,
+        growth: ByteLen::ZERO,
+        tables: Vec::new(),
     };
-    let bench = bind::run(settings, watch)?;
+    let bench = bind::run(&settings, watch)?;
     let table = Table {
         id: "demo-bind".to_owned(),
         title: format!("Describing {size} of memory: a note about each page of 4 KiB"),
@@ -165,7 +166,7 @@ pub fn zero(rounds: u32, watch: Watch<'_>) -> Result<Part, BenchError> {
 /// # Errors
 /// As of [`pin::run`].
 pub fn pin(size: ByteLen, rounds: u32, watch: Watch<'_>) -> Result<Part, BenchError> {
-    let rows = pin::only_folios(pin::Settings { size, rounds }, watch)?;
+    let rows = pin::only_folios(&pin::Settings { size, rounds, tables: Vec::new() }, watch)?;
     let table = Table {
         id: "demo-pin".to_owned(),
         title: format!("Pinning {size} of memory: it has to stay where it is"),

@@ -3,40 +3,38 @@
 //! The rows are those of `extents.rs`. Source and destination are different memory; in the cases that
 //! are out of cache, both are.
 
+use serde::{Deserialize, Serialize};
 use uzone::ByteLen;
 
 use crate::extents::{self, Arena, Work};
 use crate::group::Watch;
-use crate::machine::Machine;
-use crate::report::{Bench, SCHEMA};
+use crate::report::Bench;
+use crate::settings::{Part, byte_len, check_found};
 use crate::suite::BenchError;
 
 /// What `uzone bench copy` is told.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings {
     /// The largest extent.
+    #[serde(rename = "size_bytes", with = "byte_len")]
     pub size: ByteLen,
     /// How many rounds.
     pub rounds: u32,
+    /// What the ids of the tables begin with that are run; none, and all are.
+    pub tables: Vec<String>,
 }
 
 /// Runs the tables.
 ///
 /// # Errors
 /// [`BenchError`] if memory is short, or a row left a wrong byte.
-pub fn run(settings: Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
-    let Settings { size, rounds } = settings;
+pub fn run(settings: &Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
+    let &Settings { size, rounds, tables: ref asked } = settings;
     extents::check_size(size)?;
-    let mut bench = Bench {
-        schema: SCHEMA,
-        benchmark: "copy",
-        machine: Machine::here(),
-        settings: format!("extents up to {size}, {rounds} rounds"),
-        tables: Vec::new(),
-        results: Vec::new(),
-        skipped: Vec::new(),
-    };
+    let sentence = format!("extents up to {size}, {rounds} rounds");
+    let mut bench = Bench::new(sentence, Part::Copy(settings.clone()));
     let arena = Arena::new(Work::Copy, size)?;
-    extents::run(Work::Copy, size, rounds, &arena, watch, &mut bench)?;
-    Ok(bench)
+    extents::run(Work::Copy, size, rounds, asked, &arena, watch, &mut bench)?;
+    check_found(asked, !bench.tables.is_empty())?;
+    Ok(bench.summed_up())
 }

@@ -28,7 +28,8 @@ use uzone_os::{Anonymous, Exclusive, HugeAdvice, LibPmem, SystemRoot, memory};
 use uzone_stream::{Streaming, copy_bytes, copy_ways, zero_bytes, zero_ways};
 
 use crate::group::Watch;
-use crate::report::{Bench, Published, Row, Skipped, Table};
+use crate::report::{Bench, Published, Role, Row, Skipped, Table};
+use crate::settings::wants;
 use crate::suite::{BenchError, Suite};
 
 /// What a page at a time takes at a time.
@@ -39,6 +40,8 @@ const LEAST_ARENA: u64 = 512 << 20;
 const COLD_BATCH: usize = 1 << 20;
 /// The same where it has to stay in the cache.
 const HOT_BATCH: usize = 256 << 10;
+/// What was published as the size of a huge page.
+const FOLIO: u64 = 2 << 20;
 /// From here on a region is measured as well: below, its checks and its report are a part of the time
 /// that no store can be blamed for.
 const REGION_BYTES: usize = 64 << 10;
@@ -188,6 +191,13 @@ struct Case {
     title: &'static str,
 }
 
+impl Case {
+    /// Returns the id of its table.
+    fn table(&self, work: Work) -> String {
+        format!("{}-{}", work.name(), self.name)
+    }
+}
+
 const CASES: [Case; 4] = [
     Case {
         was: Was::Cold,
@@ -236,10 +246,14 @@ pub(crate) fn run(
     work: Work,
     largest: ByteLen,
     rounds: u32,
+    asked: &[String],
     arena: &Arena,
     watch: Watch<'_>,
     bench: &mut Bench,
 ) -> Result<(), BenchError> {
+    if !CASES.iter().any(|case| wants(asked, &case.table(work))) {
+        return Ok(());
+    }
     let peer = match LibPmem::load() {
         Ok(peer) => Some(peer),
         Err(error) => {
@@ -252,11 +266,12 @@ pub(crate) fn run(
         let id = format!("{}-cold-later/{path}", work.name());
         bench.skipped.push(Skipped { id, reason: "this CPU does not offer it".to_owned() });
     }
-    for case in &CASES {
-        let table = format!("{}-{}", work.name(), case.name);
+    for case in CASES.iter().filter(|case| wants(asked, &case.table(work))) {
+        let table = case.table(work);
         for size in SIZES.into_iter().filter(|size| *size <= largest.get()) {
             let mut suite = Suite::new(ByteLen::new(size));
-            let extents = Extents { work, case, size, table: &table, arena, peer };
+            let is_largest = size == largest.get();
+            let extents = Extents { work, case, size, is_largest, table: &table, arena, peer };
             extents.add(&mut suite)?;
             let what = format!("{}, {}", label(size), case.title);
             suite.run(&what, rounds, watch, &mut bench.results)?;
@@ -285,7 +300,16 @@ pub(crate) fn only_cold(
     let case = &CASES[0];
     let table = format!("{}-{}", work.name(), case.name);
     let mut suite = Suite::new(size);
-    Extents { work, case, size: size.get(), table: &table, arena, peer: None }.add(&mut suite)?;
+    let extents = Extents {
+        work,
+        case,
+        size: size.get(),
+        is_largest: true,
+        table: &table,
+        arena,
+        peer: None,
+    };
+    extents.add(&mut suite)?;
     let mut results = Vec::new();
     suite.run(case.title, rounds, watch, &mut results)?;
     Ok(results)
@@ -296,6 +320,8 @@ struct Extents<'a> {
     work: Work,
     case: &'a Case,
     size: u64,
+    /// Whether no larger extents are measured.
+    is_largest: bool,
     table: &'a str,
     arena: &'a Arena,
     peer: Option<LibPmem>,
@@ -313,23 +339,26 @@ impl<'a> Extents<'a> {
         let id = |row: &str| format!("{}/{}-{row}", self.table, label(self.size));
         let (naive, limit) = (id("page-at-a-time"), id("limit"));
 
-        for (row, name, op) in self.ops() {
+        for (role, row, name, op) in self.ops() {
             self.check(&id(&row), size, &op)?;
-            let spec = suite.add(&id(&row), self.name(&name), bytes, 1, move || {
+            let spec = suite.add(role, &id(&row), self.name(&name), bytes, 1, move || {
                 Ok(arena.time(&op, size, calls, was, next))
             });
             spec.is_rival = true;
             spec.published = published(work, case, self.size, &row);
+            if role == Role::Ours {
+                spec.headline = self.headline();
+            }
         }
         if size >= REGION_BYTES && (was, next) == (Was::Cold, Next::Later) {
             let options = ZeroOptions::default().was(was).next(next);
             let row = id("region");
             self.check_region(&row, &options)?;
-            suite.add(&row, self.name("ours, by a region"), bytes, 1, move || {
+            suite.add(Role::Ours, &row, self.name("ours, by a region"), bytes, 1, move || {
                 region_time(arena, &options, size, calls)
             });
         }
-        suite.add(&limit, self.name("limit"), bytes, 1, move || {
+        suite.add(Role::Limit, &limit, self.name("limit"), bytes, 1, move || {
             let at = arena.next(size * calls);
             let mut dst = arena.dst.borrow_mut();
             let dst = &mut dst.as_bytes_mut()[at..][..size * calls];
@@ -348,12 +377,21 @@ impl<'a> Extents<'a> {
         format!("{}, {row}", ByteLen::new(self.size))
     }
 
-    /// Every way there is, with the id and the name of its row.
-    fn ops(&self) -> Vec<(String, String, Op<'a>)> {
+    /// Returns what the size is called in the summary, if it is there: out of cache, a folio, which is
+    /// what was published, and the largest.
+    fn headline(&self) -> Option<String> {
+        let is_cold = (self.case.was, self.case.next) == (Was::Cold, Next::Later);
+        let verb = if self.work == Work::Zero { "clear" } else { "copy" };
+        (is_cold && (self.is_largest || self.size == FOLIO))
+            .then(|| format!("{verb} {} at a time, out of cache", ByteLen::new(self.size)))
+    }
+
+    /// Every way there is, with what its row is, its id and its name.
+    fn ops(&self) -> Vec<(Role, String, String, Op<'a>)> {
         let Case { was, next, .. } = *self.case;
-        let mut ops: Vec<(String, String, Op<'a>)> = Vec::new();
-        let mut add = |row: &str, name: &str, op: Op<'a>| {
-            ops.push((row.to_owned(), name.to_owned(), op));
+        let mut ops: Vec<(Role, String, String, Op<'a>)> = Vec::new();
+        let mut add = |role: Role, row: &str, name: &str, op: Op<'a>| {
+            ops.push((role, row.to_owned(), name.to_owned(), op));
         };
         let is_copy = self.work == Work::Copy;
         let by = move |way: Way| -> Op<'a> {
@@ -363,7 +401,7 @@ impl<'a> Extents<'a> {
                 Box::new(move |dst, _| zero_bytes(way, dst))
             }
         };
-        add("page-at-a-time", "a page at a time", {
+        add(Role::Naive, "page-at-a-time", "a page at a time", {
             let by = by(Way::String);
             Box::new(move |dst, src| {
                 for (index, page) in dst.chunks_mut(PAGE).enumerate() {
@@ -374,13 +412,14 @@ impl<'a> Extents<'a> {
             })
         });
         if is_copy {
-            add("libc", "memcpy of the C library", Box::new(|dst, src| dst.copy_from_slice(src)));
+            let op: Op<'a> = Box::new(|dst, src| dst.copy_from_slice(src));
+            add(Role::Peer, "libc", "memcpy of the C library", op);
         } else {
-            add("libc", "memset of the C library", Box::new(|dst, _| dst.fill(0)));
+            add(Role::Peer, "libc", "memset of the C library", Box::new(|dst, _| dst.fill(0)));
         }
         for way in Way::all().filter(|way| is_copy || !matches!(way, Way::SideBySide(_))) {
             let row = way.to_string().replace(", side by side", "-aside");
-            add(&row, &way.to_string(), by(way));
+            add(Role::Variant, &row, &way.to_string(), by(way));
         }
         if let Some(peer) = self.peer {
             let op: Op<'a> = if is_copy {
@@ -388,7 +427,7 @@ impl<'a> Extents<'a> {
             } else {
                 Box::new(move |dst, _| peer.zero(dst))
             };
-            add("libpmem", "libpmem, non-temporal", op);
+            add(Role::Peer, "libpmem", "libpmem, non-temporal", op);
         }
         let ours: Op<'a> = if is_copy {
             Box::new(move |dst, src| {
@@ -397,7 +436,7 @@ impl<'a> Extents<'a> {
         } else {
             Box::new(move |dst, _| zero_bytes(zero_ways().choose(dst.len(), was, next), dst))
         };
-        add("ours", "ours", ours);
+        add(Role::Ours, "ours", "ours", ours);
         ops
     }
 

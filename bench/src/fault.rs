@@ -31,6 +31,7 @@ pub(crate) use touch::kernel_faults;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use uzone_os::{HugeSize, SystemRoot, hugepages, memory};
 use uzone_pages::ByteLen;
 
@@ -38,23 +39,25 @@ use self::scan::Backend;
 use self::source::Source;
 use self::touch::{Pattern, Placement};
 use crate::group::Watch;
-use crate::machine::Machine;
-use crate::report::{Bench, SCHEMA, Skipped};
+use crate::report::{Bench, Skipped};
+use crate::settings::{Part, byte_len, check_found, path, wants};
 use crate::suite::BenchError;
 
 /// The page that the tables count in; a host with another one is refused.
 const PAGE: u64 = 4096;
 
 /// What `uzone bench fault` is told.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings {
     /// How much is touched in order; at random at most 1 GiB of it.
+    #[serde(rename = "size_bytes", with = "byte_len")]
     pub size: ByteLen,
     /// How many rounds.
     pub rounds: u32,
     /// How many threads touch, in tables of their own; one always does.
     pub threads: Vec<usize>,
     /// Where the file is made.
+    #[serde(with = "path")]
     pub directory: PathBuf,
     /// What the ids of the tables begin with that are run; none, and all are.
     pub tables: Vec<String>,
@@ -73,8 +76,7 @@ struct Run<'a> {
 impl Run<'_> {
     /// Returns whether a table was asked for.
     fn wants(&self, table: &str) -> bool {
-        let asked = &self.settings.tables;
-        asked.is_empty() || asked.iter().any(|start| table.starts_with(start.as_str()))
+        wants(&self.settings.tables, table)
     }
 
     fn skip(&mut self, table: &str, reason: String) {
@@ -95,24 +97,14 @@ pub fn run(settings: &Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
         return Err(BenchError::FaultSize { size: asked });
     }
     let (size, capped) = fitting(asked);
-    let mut run = Run {
-        settings,
-        watch,
-        bench: Bench {
-            schema: SCHEMA,
-            benchmark: "fault",
-            machine: Machine::here(),
-            settings: format!(
-                "{size} in order{capped}, {} at random, {} rounds; the file is in {}",
-                size.min(RANDOM),
-                settings.rounds,
-                settings.directory.display()
-            ),
-            tables: Vec::new(),
-            results: Vec::new(),
-            skipped: Vec::new(),
-        },
-    };
+    let sentence = format!(
+        "{size} in order{capped}, {} at random, {} rounds; the file is in {}",
+        size.min(RANDOM),
+        settings.rounds,
+        settings.directory.display()
+    );
+    let mut run =
+        Run { settings, watch, bench: Bench::new(sentence, Part::Fault(settings.clone())) };
     if uzone_os::probe::page_size().bytes() != PAGE {
         return Err(BenchError::FaultSize { size: asked });
     }
@@ -170,10 +162,9 @@ pub fn run(settings: &Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
         stall::table(&mut run, &file, placement)?;
     }
     cold::table(&mut run, &file)?;
-    if run.bench.tables.is_empty() && run.bench.skipped.is_empty() {
-        return Err(BenchError::NoTable { asked: settings.tables.join(",") });
-    }
-    Ok(run.bench)
+    let bench = run.bench;
+    check_found(&settings.tables, !(bench.tables.is_empty() && bench.skipped.is_empty()))?;
+    Ok(bench.summed_up())
 }
 
 /// Returns as much of `asked` as there is memory for, and the words for it.

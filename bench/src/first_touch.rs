@@ -14,7 +14,8 @@ use uzone_os::{SystemRoot, memory};
 
 use crate::extents::Arena;
 use crate::group::Watch;
-use crate::report::{Bench, Skipped, Table};
+use crate::put_back;
+use crate::report::{Bench, Role, Skipped, Table};
 use crate::suite::{BenchError, Suite};
 use crate::zero::{bytes, fill};
 
@@ -36,33 +37,26 @@ pub(crate) fn check(populate: ByteLen) -> Result<(), BenchError> {
     }
 }
 
-/// The pool of 2 MiB pages, made larger for a run and put back when that ends.
-struct Pool {
-    path: String,
-    before: String,
-}
-
-impl Pool {
-    fn raise(pages: u64) -> Result<Self, String> {
-        let path = HugeSize::MIB_2.nr_path();
-        let said = |error: std::io::Error| format!("{path}: {error}: run as root");
-        let before = std::fs::read_to_string(&path).map_err(said)?;
-        let total = before.trim().parse::<u64>().map_err(|error| error.to_string())? + pages;
-        std::fs::write(&path, total.to_string()).map_err(said)?;
-        let pool = Self { path: path.clone(), before };
-        let got = std::fs::read_to_string(&path).map_err(said)?;
-        if got.trim().parse::<u64>().is_ok_and(|got| got >= total) {
-            Ok(pool)
-        } else {
-            Err(format!("asked for {total} huge pages and got {}: free memory", got.trim()))
-        }
-    }
-}
-
-impl Drop for Pool {
-    fn drop(&mut self) {
-        // Nobody is left to tell; `uzone doctor` shows the pool as it is.
-        let _ = std::fs::write(&self.path, &self.before);
+/// Makes the pool of 2 MiB pages larger for a run. It is put back when that ends, or a signal ends it.
+fn raise_pool(pages: u64) -> Result<put_back::Changed, String> {
+    let path = HugeSize::MIB_2.nr_path();
+    let said = |error: std::io::Error| format!("{path}: {error}: run as root");
+    let before = std::fs::read_to_string(&path).map_err(said)?;
+    let total = before.trim().parse::<u64>().map_err(|error| error.to_string())? + pages;
+    let (written, file) = (total.to_string(), path.clone());
+    let changed = put_back::change(
+        || std::fs::write(&path, written),
+        move || {
+            // Nobody is left to tell; `uzone doctor` shows the pool as it is.
+            let _ = std::fs::write(&file, &before);
+        },
+    )
+    .map_err(said)?;
+    let got = std::fs::read_to_string(&path).map_err(said)?;
+    if got.trim().parse::<u64>().is_ok_and(|got| got >= total) {
+        Ok(changed)
+    } else {
+        Err(format!("asked for {total} huge pages and got {}: free memory", got.trim()))
     }
 }
 
@@ -85,7 +79,7 @@ pub(crate) fn kernel(
     let len = TOUCHED;
     let whole = || 0..len.get();
     // Given back in the reverse order, the pages of the pool after the region that has them.
-    let pool = Pool::raise(len.get() >> 21);
+    let pool = raise_pool(len.get() >> 21);
     let mut regions = Vec::new();
     for (row, huge) in [("thp", Huge::Preferred), ("4k", Huge::Never)] {
         let region = Region::anonymous(len)?;
@@ -113,7 +107,9 @@ pub(crate) fn kernel(
     let mut suite = Suite::new(len);
     let limit = "zero-kernel/limit".to_owned();
     let part = usize::try_from(len.get()).unwrap_or(arena.len).min(arena.len);
-    suite.add(&limit, "limit", bytes(part).get(), 1, || arena.with_next(part, |dst| fill(dst, 1)));
+    suite.add(Role::Limit, &limit, "limit", bytes(part).get(), 1, || {
+        arena.with_next(part, |dst| fill(dst, 1))
+    });
     for (row, region) in &regions {
         let name = match region.backing() {
             Backing::Hugetlb(_) => "hugetlb 2 MiB pages",
@@ -121,14 +117,16 @@ pub(crate) fn kernel(
             _ => "base pages",
         };
         let id = |what: &str| format!("zero-kernel/{row}-{what}");
-        suite.add(&id("ours"), format!("{name}: ours, in place"), len.get(), 1, || {
+        let what = format!("{name}: ours, in place");
+        suite.add(Role::Ours, &id("ours"), what, len.get(), 1, || {
             touch(region)?; // whatever the row before left
             let started = Instant::now();
             let done = region.zero_range(0, len, &ZeroOptions::default())?;
             let _ = black_box(done);
             Ok(started.elapsed())
         });
-        suite.add(&id("touch"), format!("{name}: given back and touched"), len.get(), 1, || {
+        let what = format!("{name}: given back and touched");
+        suite.add(Role::Naive, &id("touch"), what, len.get(), 1, || {
             touch(region)?;
             let started = Instant::now();
             region.punch(whole())?;
@@ -136,7 +134,8 @@ pub(crate) fn kernel(
             Ok(started.elapsed())
         });
         let populate = PopulateOptions::default().threads_per_node(NonZeroUsize::MIN);
-        suite.add(&id("populate"), format!("{name}: given back, populated"), len.get(), 1, {
+        let what = format!("{name}: given back, populated");
+        suite.add(Role::Variant, &id("populate"), what, len.get(), 1, {
             let populate = populate.huge(if *row == "4k" { Huge::Never } else { Huge::Preferred });
             move || {
                 touch(region)?;
@@ -177,7 +176,8 @@ pub(crate) fn populate(
     let mut suite = Suite::new(size);
     let limit = "populate/limit".to_owned();
     let written = bytes(arena.len).get();
-    suite.add(&limit, format!("limit, {} again", bytes(arena.len)), written, 1, || {
+    let name = format!("limit, {} again", bytes(arena.len));
+    suite.add(Role::Limit, &limit, name, written, 1, || {
         arena.with_next(arena.len, |dst| fill(dst, 1))
     });
     // Each time a region of its own, which is given back outside of the time.
@@ -206,22 +206,24 @@ pub(crate) fn populate(
     let all = PopulateOptions::default().threads_per_node(threads);
     let (never, preferred) = (Huge::Never, Huge::Preferred);
     let mut rows = vec![
-        ("naive", "naive, base pages touched", 1, timed(never, by_touch, one(never))),
-        ("base-1", "base pages populated", 1, timed(never, by_populate, one(never))),
+        (Role::Naive, "naive", "naive, base pages touched", 1, timed(never, by_touch, one(never))),
+        (Role::Variant, "base-1", "base pages populated", 1, timed(never, by_populate, one(never))),
         (
+            Role::Peer,
             "touch-1",
             "transparent huge pages touched",
             1,
             timed(preferred, by_touch, one(preferred)),
         ),
-        ("ours-1", "ours", 1, timed(preferred, by_populate, one(preferred))),
+        (Role::Ours, "ours-1", "ours", 1, timed(preferred, by_populate, one(preferred))),
     ];
     if threads.get() > 1 {
         let row = timed(preferred, by_populate, all);
-        rows.push(("ours-all", "ours, all threads", threads.get(), row));
+        rows.push((Role::Ours, "ours-all", "ours, all threads", threads.get(), row));
     }
-    for (row, name, threads, run) in rows {
-        let spec = suite.add(&format!("populate/{row}"), name, size.get(), threads, run);
+    for (role, row, name, threads, run) in rows {
+        let spec = suite.add(role, &format!("populate/{row}"), name, size.get(), threads, run);
+        spec.headline = (row == "ours-1").then(|| format!("touch {size} first"));
         spec.cold = true;
         spec.naive = Some("populate/naive".to_owned());
         spec.limit = Some((limit.clone(), written));

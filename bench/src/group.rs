@@ -11,6 +11,19 @@ pub struct Phase<'a> {
     pub done: u64,
     /// How many there are.
     pub total: u64,
+    /// Of a run of several benchmarks, which this is.
+    pub part: Option<PartOf<'a>>,
+}
+
+/// One benchmark of several that are run one after the other.
+#[derive(Clone, Copy, Debug)]
+pub struct PartOf<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// Which it is, from 1 on.
+    pub number: usize,
+    /// How many there are.
+    pub of: usize,
 }
 
 /// Who is told how far a benchmark is.
@@ -42,7 +55,7 @@ pub(crate) fn run<E>(
     let mut samples =
         Samples { names: cases.iter().map(|case| case.name.clone()).collect(), rounds: Vec::new() };
     for round in 0..=rounds {
-        watch(Phase { what, done: u64::from(round), total: u64::from(rounds) + 1 });
+        watch(Phase { what, done: u64::from(round), total: u64::from(rounds) + 1, part: None });
         random.shuffle(&mut order);
         let mut times = vec![0; cases.len()];
         for &index in &order {
@@ -53,7 +66,8 @@ pub(crate) fn run<E>(
             samples.rounds.push(times);
         }
     }
-    watch(Phase { what, done: u64::from(rounds) + 1, total: u64::from(rounds) + 1 });
+    let total = u64::from(rounds) + 1;
+    watch(Phase { what, done: total, total, part: None });
     Ok(samples)
 }
 
@@ -72,6 +86,17 @@ impl Samples {
 
     /// Returns the median, over the rounds, of how many times longer `name` took than `other`.
     pub(crate) fn ratio(&self, name: &str, other: &str) -> Option<f64> {
+        let ratios = self.ratios(name, other)?;
+        ratios.get(ratios.len() / 2).copied()
+    }
+
+    /// Returns the [`spread`] of that ratio over the rounds.
+    pub(crate) fn ratio_spread(&self, name: &str, other: &str) -> Option<f64> {
+        self.ratios(name, other).map(|ratios| spread(&ratios))
+    }
+
+    /// Returns how many times longer `name` took than `other`, in ascending order.
+    fn ratios(&self, name: &str, other: &str) -> Option<Vec<f64>> {
         let (name, other) = (self.index(name)?, self.index(other)?);
         let mut ratios: Vec<f64> = self
             .rounds
@@ -79,8 +104,23 @@ impl Samples {
             .map(|round| float(round[name]) / float(round[other].max(1)))
             .collect();
         ratios.sort_by(f64::total_cmp);
-        ratios.get(ratios.len() / 2).copied()
+        Some(ratios)
     }
+}
+
+/// Returns how far values in ascending order are from each other: half of what the middle half of
+/// them spans, as a part of the median. Fewer than four have no middle half: all of them are taken.
+/// One alone says nothing, so it is 0.
+pub(crate) fn spread(sorted: &[f64]) -> f64 {
+    let (Some(&last), Some(&median)) = (sorted.last(), sorted.get(sorted.len() / 2)) else {
+        return 0.0;
+    };
+    let (low, high) = match sorted.len() {
+        0..4 => (sorted[0], last),
+        // Whole places of the list, so that no value is made up.
+        len => (sorted[len / 4], sorted[len - 1 - len / 4]),
+    };
+    if median > 0.0 { (high - low) / 2.0 / median } else { 0.0 }
 }
 
 /// Returns a count as a float, for ratios and rates.
@@ -109,6 +149,29 @@ mod tests {
         assert_eq!(samples.sorted("slow"), [100, 200, 900]);
         assert_eq!(median(&samples.sorted("slow")), 200);
         assert_eq!(median(&[]), 0);
+    }
+
+    #[test]
+    fn the_spread_is_half_of_the_middle_half_and_outliers_do_not_widen_it() {
+        let table: [(&[f64], f64); 7] = [
+            (&[], 0.0),
+            (&[5.0], 0.0),
+            (&[0.0, 0.0], 0.0),
+            (&[8.0, 10.0, 12.0], 0.2),
+            (&[10.0, 10.0, 10.0, 10.0], 0.0),
+            (&[1.0, 9.0, 9.5, 10.0, 10.5, 11.0, 900.0], 0.1),
+            (&[9.0, 9.0, 10.0, 10.0, 11.0, 11.0, 11.0, 11.0], 0.5 / 11.0),
+        ];
+        for (values, expected) in table {
+            assert!((spread(values) - expected).abs() < 1e-12, "{values:?}: {}", spread(values));
+        }
+        let samples = Samples {
+            names: vec!["slow".into(), "fast".into()],
+            rounds: vec![vec![100, 50], vec![900, 300], vec![200, 50]],
+        };
+        // The ratios are 2, 3 and 4, whatever the times do.
+        assert_eq!(samples.ratio_spread("slow", "fast"), Some(1.0 / 3.0));
+        assert_eq!(samples.ratio_spread("slow", "none"), None);
     }
 
     #[test]

@@ -16,7 +16,7 @@ use uzone::{
 };
 
 use crate::group::Watch;
-use crate::report::{Bench, Table};
+use crate::report::{Bench, Role, Table};
 use crate::suite::{BenchError, Suite};
 use crate::zero::bytes;
 
@@ -106,16 +106,17 @@ type Times = Rc<RefCell<Vec<u64>>>;
 /// What a row does in a round.
 type Run<'a> = Box<dyn FnMut() -> Result<Duration, BenchError> + 'a>;
 
-/// Adds a row with its id and name, which takes every folio of the suite so many times a round.
+/// Adds a row with what it is, its id and name, which takes every folio of the suite so many times a
+/// round.
 fn add<'a>(
     suite: &mut Suite<'a>,
-    (row, name): (&str, &str),
+    (role, row, name): (Role, &str, &str),
     written: u64,
     times: Times,
     run: Run<'a>,
 ) {
     let calls = suite.size.get() / bytes(FOLIO).get() * TURNS as u64;
-    let spec = suite.add(&format!("pool-take/{row}"), name, written, 1, run);
+    let spec = suite.add(role, &format!("pool-take/{row}"), name, written, 1, run);
     spec.calls = Some(calls);
     spec.naive = Some("pool-take/naive".to_owned());
     spec.latencies = Some(times);
@@ -149,7 +150,7 @@ pub(crate) fn run(
 
     let seen = times();
     let list = &list;
-    add(&mut suite, ("naive", "naive, a list and memset"), written, seen.clone(), {
+    add(&mut suite, (Role::Naive, "naive", "naive, a list and memset"), written, seen.clone(), {
         Box::new(move || {
             let mut elapsed = Duration::ZERO;
             for _ in 0..TURNS {
@@ -174,7 +175,8 @@ pub(crate) fn run(
     });
     let seen = times();
     let pool = &ahead;
-    add(&mut suite, ("worker-idle", "ours, zeroed ahead, the worker idle"), 0, seen.clone(), {
+    let row = (Role::Ours, "worker-idle", "ours, zeroed ahead, the worker idle");
+    add(&mut suite, row, 0, seen.clone(), {
         Box::new(move || {
             let mut elapsed = Duration::ZERO;
             for _ in 0..TURNS {
@@ -186,7 +188,8 @@ pub(crate) fn run(
     });
     let seen = times();
     let pool = &busy;
-    add(&mut suite, ("worker-busy", "ours, zeroed ahead, the worker at work"), 0, seen.clone(), {
+    let row = (Role::Ours, "worker-busy", "ours, zeroed ahead, the worker at work");
+    add(&mut suite, row, 0, seen.clone(), {
         Box::new(move || {
             let mut elapsed = Duration::ZERO;
             // Half are taken while the worker clears the other half.
@@ -199,7 +202,8 @@ pub(crate) fn run(
     });
     let seen = times();
     let pool = &returned;
-    add(&mut suite, ("cleared-on-release", "ours, zeroed when given back"), 0, seen.clone(), {
+    let row = (Role::Ours, "cleared-on-release", "ours, zeroed when given back");
+    add(&mut suite, row, 0, seen.clone(), {
         Box::new(move || {
             let mut elapsed = Duration::ZERO;
             for _ in 0..TURNS {
@@ -210,7 +214,8 @@ pub(crate) fn run(
     });
     let seen = times();
     let pool = &demand;
-    add(&mut suite, ("on-demand", "ours, none zeroed"), written, seen.clone(), {
+    let row = (Role::Ours, "on-demand", "ours, none zeroed");
+    add(&mut suite, row, written, seen.clone(), {
         Box::new(move || {
             let mut elapsed = Duration::ZERO;
             for _ in 0..TURNS {
@@ -219,6 +224,10 @@ pub(crate) fn run(
             Ok(elapsed)
         })
     });
+    if let Some(spec) = suite.spec("pool-take/worker-idle") {
+        let taken = folios * TURNS;
+        spec.headline = Some(format!("take {taken} zero folios of 2 MiB from a pool"));
+    }
     suite.run("hand-out", rounds, watch, &mut bench.results)?;
     bench.tables.push(Table {
         id: "pool-take".to_owned(),

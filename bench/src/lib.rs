@@ -7,8 +7,10 @@
 //! before it is timed.
 #![forbid(unsafe_code)]
 
+pub mod all;
 pub mod bind;
 pub mod brief;
+pub mod check;
 pub mod copy;
 mod extents;
 pub mod fault;
@@ -19,9 +21,12 @@ pub mod machine;
 pub mod metadata;
 mod naive;
 pub mod pin;
+mod put_back;
 pub mod report;
+pub mod settings;
 mod suite;
+pub mod summary;
 pub mod zero;
 
-pub use group::{Phase, Watch};
+pub use group::{PartOf, Phase, Watch};
 pub use suite::BenchError;

@@ -132,7 +132,7 @@ pub fn run(settings: Settings, watch: Watch<'_>) -> Result<Metadata, BenchError>
         skipped: Vec::new(),
     };
     for (done, folio) in (0..).zip(&FOLIOS) {
-        watch(Phase { what: "metadata", done, total: FOLIOS.len() as u64 });
+        watch(Phase { what: "metadata", done, total: FOLIOS.len() as u64, part: None });
         metadata.tables.push(Table {
             id: folio.table.to_owned(),
             title: format!("Descriptors of {SIZE}, folios of {}", folio.len),
@@ -144,7 +144,7 @@ pub fn run(settings: Settings, watch: Watch<'_>) -> Result<Metadata, BenchError>
         measure(folio, settings, &mut metadata)?;
     }
     let total = FOLIOS.len() as u64;
-    watch(Phase { what: "metadata", done: total, total });
+    watch(Phase { what: "metadata", done: total, total, part: None });
     Ok(metadata)
 }
 

@@ -26,6 +26,7 @@ mod threads;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
 use uzone::{
     BindOptions, ByteLen, Init, MemoryKind, Order, PageCount, Pagemap, Pfn, PfnRange, Region, Zone,
 };
@@ -33,20 +34,24 @@ use uzone_os::{Anonymous, Exclusive, HugeAdvice, Mapped, SystemRoot, memory};
 use zerocopy::FromBytes;
 
 use crate::group::Watch;
-use crate::machine::Machine;
-use crate::report::{Bench, Published, Row, SCHEMA};
+use crate::report::{Bench, Published, Row};
+use crate::settings::{Part, byte_len, check_found, wants, wants_any};
 use crate::suite::BenchError;
 
 const MARTINS: &str = "Joao Martins, compound pagemaps v2, June 2021: 2 MiB pages of persistent \
-     memory, 512 pages a call with their list, holding alone; naive before, ours after";
+     memory, 512 pages a call with their list, holding alone; naive before, ours after; 16 and 128 GiB, \
+     and scaled from 16 to other sizes";
 
 /// What `uzone bench pin` is told.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings {
     /// How much memory is held.
+    #[serde(rename = "size_bytes", with = "byte_len")]
     pub size: ByteLen,
     /// How many rounds.
     pub rounds: u32,
+    /// What the ids of the tables begin with that are run; none, and all are.
+    pub tables: Vec<String>,
 }
 
 /// How many base pages one call holds: a 2 MiB folio's, as in the published experiment.
@@ -58,32 +63,37 @@ const CALL_ENTRIES: usize = 512;
 ///
 /// # Errors
 /// [`BenchError`] if the size is none that is measured, memory is short, or a hold was refused.
-pub fn run(settings: Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
+pub fn run(settings: &Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
     check(settings)?;
+    let asked = &settings.tables;
     let mut bench = empty(settings);
-    folios::run(settings, watch, &mut bench)?;
-    list::run(settings, watch, &mut bench)?;
-    base::run(settings, watch, &mut bench)?;
-    threads::run(settings, watch, &mut bench)?;
-    kernel::run(settings, watch, &mut bench)?;
-    Ok(bench)
+    if wants_any(asked, &["pin-2m", "pin-2m-altmap"]) {
+        folios::run(settings, watch, &mut bench)?;
+    }
+    if wants(asked, "pin-list") {
+        list::run(settings, watch, &mut bench)?;
+    }
+    if wants(asked, "pin-4k") {
+        base::run(settings, watch, &mut bench)?;
+    }
+    if wants(asked, "pin-threads") {
+        threads::run(settings, watch, &mut bench)?;
+    }
+    if wants(asked, "pin-kernel") {
+        kernel::run(settings, watch, &mut bench)?;
+    }
+    check_found(asked, !(bench.tables.is_empty() && bench.skipped.is_empty()))?;
+    Ok(bench.summed_up())
 }
 
-fn empty(settings: Settings) -> Bench {
-    let Settings { size, rounds } = settings;
-    Bench {
-        schema: SCHEMA,
-        benchmark: "pin",
-        machine: Machine::here(),
-        settings: format!("{size} held ({} pages), {rounds} rounds", size.get() >> 12),
-        tables: Vec::new(),
-        results: Vec::new(),
-        skipped: Vec::new(),
-    }
+fn empty(settings: &Settings) -> Bench {
+    let Settings { size, rounds, .. } = settings;
+    let sentence = format!("{size} held ({} pages), {rounds} rounds", size.get() >> 12);
+    Bench::new(sentence, Part::Pin(settings.clone()))
 }
 
 /// Runs the table of 2 MiB folios alone.
-pub(crate) fn only_folios(settings: Settings, watch: Watch<'_>) -> Result<Vec<Row>, BenchError> {
+pub(crate) fn only_folios(settings: &Settings, watch: Watch<'_>) -> Result<Vec<Row>, BenchError> {
     check(settings)?;
     let mut bench = empty(settings);
     folios::outside(settings, watch, &mut bench)?;
@@ -91,7 +101,7 @@ pub(crate) fn only_folios(settings: Settings, watch: Watch<'_>) -> Result<Vec<Ro
 }
 
 /// Returns whether the tables can be run: before minutes are spent.
-fn check(settings: Settings) -> Result<(), BenchError> {
+fn check(settings: &Settings) -> Result<(), BenchError> {
     let size = settings.size;
     if size.is_zero() || !size.get().is_multiple_of(1 << 30) {
         return Err(BenchError::Size { size });
@@ -175,14 +185,13 @@ fn timed_alone(work: impl FnOnce(), undo: impl FnOnce()) -> Result<Duration, Ben
     Ok(elapsed)
 }
 
-/// A published time in microseconds, if it is for this much memory.
+/// A published time, of microseconds for 16 GiB and for 128: other sizes take as much for each page.
 fn published(size: ByteLen, us_16: u64, us_128: u64) -> Option<Published> {
-    let us = match size.get() >> 30 {
-        16 => us_16,
-        128 => us_128,
-        _ => return None,
+    let ns = match size.get() >> 30 {
+        128 => us_128 * 1000,
+        gib => us_16 * 1000 * gib / 16,
     };
-    Some(Published { ns: us * 1000, source: MARTINS })
+    Some(Published { ns, source: MARTINS })
 }
 
 /// Checks that a guard over the whole region pins every folio once, and none afterwards.

@@ -15,7 +15,7 @@ use uzone_os::{FixedBuffersError, MapError, PopulateError, ResidentError, SysErr
 use zerocopy::Immutable;
 
 use crate::group::{self, Case, Watch};
-use crate::report::{Row, RowSpec};
+use crate::report::{Role, Row, RowSpec};
 
 /// Every so many pages one is compared with the slow path before a row is timed.
 const CHECK_EVERY: usize = 31;
@@ -196,6 +196,33 @@ pub enum BenchError {
     },
 }
 
+impl BenchError {
+    /// Returns whether this host lacks what a benchmark needs; otherwise it was told something that
+    /// cannot be, or found something wrong.
+    pub(crate) fn is_of_this_host(&self) -> bool {
+        matches!(
+            self,
+            Self::Region(_)
+                | Self::FixedBuffers(_)
+                | Self::Map(_)
+                | Self::Populate(_)
+                | Self::NotPopulated(_)
+                | Self::Resident(_)
+                | Self::Sys(_)
+                | Self::TooLittleMemory { .. }
+                | Self::Threads { .. }
+                | Self::FaultSize { .. }
+                | Self::File { .. }
+                | Self::UseFile { .. }
+                | Self::Lazy(_)
+                | Self::Uffd(_)
+                | Self::Register(_)
+                | Self::Affinity(_)
+                | Self::Worker { .. }
+        )
+    }
+}
+
 impl From<BindFailure> for BenchError {
     fn from(failure: BindFailure) -> Self {
         Self::Bind(failure)
@@ -228,6 +255,7 @@ impl<'a> Suite<'a> {
     /// Adds a case that does anything.
     pub(crate) fn add(
         &mut self,
+        role: Role,
         id: &str,
         name: impl Into<String>,
         bytes: u64,
@@ -238,6 +266,8 @@ impl<'a> Suite<'a> {
         self.specs.push(RowSpec {
             id: id.to_owned(),
             name: name.into(),
+            role,
+            headline: None,
             bytes,
             pages: self.pages(),
             calls: None,
@@ -261,6 +291,7 @@ impl<'a> Suite<'a> {
     /// before each bind and is not timed.
     pub(crate) fn bind_after<P: Payload + Immutable>(
         &mut self,
+        role: Role,
         id: &str,
         name: impl Into<String>,
         zone: &'a Zone,
@@ -279,7 +310,7 @@ impl<'a> Suite<'a> {
         let is_cold = is_written && report.source == Source::Fresh;
         let threads = report.threads;
         let mut region = Some(unbind(pagemap)?);
-        let spec = self.add(id, name, bytes, threads, move || {
+        let spec = self.add(role, id, name, bytes, threads, move || {
             // It is back at the end of every round that did not fail.
             let Some(mine) = region.take() else { return Ok(Duration::ZERO) };
             let options = options.clone();
@@ -298,12 +329,13 @@ impl<'a> Suite<'a> {
     /// Adds a case that binds a region and unbinds it, again and again.
     pub(crate) fn bind<P: Payload + Immutable>(
         &mut self,
+        role: Role,
         id: &str,
         name: impl Into<String>,
         zone: &'a Zone,
         options: BindOptions<P>,
     ) -> Result<&mut RowSpec, BenchError> {
-        self.bind_after(id, name, zone, options, || Ok(()))
+        self.bind_after(role, id, name, zone, options, || Ok(()))
     }
 
     /// Adds a case that binds another region each time: a first bind of it, into memory that the
@@ -317,7 +349,7 @@ impl<'a> Suite<'a> {
     ) -> &mut RowSpec {
         let size = self.size;
         let bytes = self.pages() * Template::<P>::DESCRIPTOR_BYTES as u64;
-        self.add(id, name, bytes, 1, move || {
+        self.add(Role::Ours, id, name, bytes, 1, move || {
             let region = Region::anonymous(size)?;
             let options = options.clone();
             let started = Instant::now();

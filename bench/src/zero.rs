@@ -20,6 +20,7 @@ use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
 use uzone::{Batching, ByteLen, ClearError, Region, Was, Way, ZeroOptions};
 use uzone_stream::{Next, Streaming, zero_bytes, zero_ways};
 
@@ -27,8 +28,8 @@ use crate::extents::{self, Arena, Work, label, read};
 use crate::first_touch;
 use crate::group::Watch;
 use crate::hand_out;
-use crate::machine::Machine;
-use crate::report::{Bench, SCHEMA, Table};
+use crate::report::{Bench, Role, Table};
+use crate::settings::{Part, byte_len, check_found, wants};
 use crate::suite::{BenchError, Suite};
 
 /// A folio.
@@ -40,18 +41,22 @@ const WORKING_SET: usize = 1 << 20;
 const CALLS: usize = 8;
 
 /// What `uzone bench zero` is told.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings {
     /// The largest extent.
+    #[serde(rename = "size_bytes", with = "byte_len")]
     pub size: ByteLen,
     /// How many rounds.
     pub rounds: u32,
     /// How many rounds of first touch.
     pub first_touches: u32,
     /// How much memory is touched for the first time; none leaves that out.
+    #[serde(rename = "populate_bytes", with = "byte_len")]
     pub populate: ByteLen,
     /// How many threads the rows with several have.
     pub threads: NonZeroUsize,
+    /// What the ids of the tables begin with that are run; none, and all are.
+    pub tables: Vec<String>,
 }
 
 impl Settings {
@@ -65,6 +70,7 @@ impl Settings {
             first_touches: 3,
             populate: ByteLen::gib(8),
             threads: NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN),
+            tables: Vec::new(),
         }
     }
 }
@@ -73,34 +79,41 @@ impl Settings {
 ///
 /// # Errors
 /// [`BenchError`] if memory is short, or a row left a wrong byte.
-pub fn run(settings: Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
-    let Settings { size, rounds, threads, populate, first_touches } = settings;
+pub fn run(settings: &Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
+    let &Settings { size, rounds, threads, populate, first_touches, tables: ref asked } = settings;
     extents::check_size(size)?;
     first_touch::check(populate)?;
-    let mut bench = Bench {
-        schema: SCHEMA,
-        benchmark: "zero",
-        machine: Machine::here(),
-        settings: format!(
-            "extents up to {size}, {rounds} rounds; {populate} touched first, {first_touches} \
-             rounds; up to {threads} threads"
-        ),
-        tables: Vec::new(),
-        results: Vec::new(),
-        skipped: Vec::new(),
-    };
+    let sentence = format!(
+        "extents up to {size}, {rounds} rounds; {populate} touched first, {first_touches} rounds; \
+         up to {threads} threads"
+    );
+    let mut bench = Bench::new(sentence, Part::Zero(settings.clone()));
     let arena = Arena::new(Work::Zero, size)?;
-    extents::run(Work::Zero, size, rounds, &arena, watch, &mut bench)?;
-    hint(&arena, rounds, watch, &mut bench)?;
-    bystander(&arena, rounds, watch, &mut bench)?;
-    pauses(&arena, rounds, watch, &mut bench)?;
-    several(&arena, threads, rounds, watch, &mut bench)?;
-    hand_out::run(size, rounds, watch, &mut bench)?;
-    first_touch::kernel(&arena, rounds, watch, &mut bench)?;
-    if !populate.is_zero() {
+    let wants = |table: &str| wants(asked, table);
+    extents::run(Work::Zero, size, rounds, asked, &arena, watch, &mut bench)?;
+    if wants("zero-hint") {
+        hint(&arena, rounds, watch, &mut bench)?;
+    }
+    if wants("zero-bystander") {
+        bystander(&arena, rounds, watch, &mut bench)?;
+    }
+    if wants("zero-pause") {
+        pauses(&arena, rounds, watch, &mut bench)?;
+    }
+    if wants("zero-threads") {
+        several(&arena, threads, rounds, watch, &mut bench)?;
+    }
+    if wants("pool-take") {
+        hand_out::run(size, rounds, watch, &mut bench)?;
+    }
+    if wants("zero-kernel") {
+        first_touch::kernel(&arena, rounds, watch, &mut bench)?;
+    }
+    if wants("populate") && !populate.is_zero() {
         first_touch::populate(&arena, populate, first_touches, threads, watch, &mut bench)?;
     }
-    Ok(bench)
+    check_found(asked, !bench.tables.is_empty())?;
+    Ok(bench.summed_up())
 }
 
 /// Clears 2 MiB and reads the page in its middle at once.
@@ -108,9 +121,9 @@ fn hint(arena: &Arena, rounds: u32, watch: Watch<'_>, bench: &mut Bench) -> Resu
     let page = FOLIO / 2..FOLIO / 2 + PAGE;
     let mut suite = Suite::new(bytes(FOLIO));
     let total = bytes(FOLIO * CALLS).get();
-    let mut add = |row: &str, name: &str, clear: fn(&mut [u8])| {
+    let mut add = |role: Role, row: &str, name: &str, clear: fn(&mut [u8])| {
         let page = page.clone();
-        let spec = suite.add(&format!("zero-hint/{row}"), name, total, 1, move || {
+        let spec = suite.add(role, &format!("zero-hint/{row}"), name, total, 1, move || {
             let mut elapsed = Duration::ZERO;
             for _ in 0..CALLS {
                 elapsed += arena.with_next(FOLIO, |folio| {
@@ -124,15 +137,16 @@ fn hint(arena: &Arena, rounds: u32, watch: Watch<'_>, bench: &mut Bench) -> Resu
         });
         spec.is_rival = true;
     };
-    add("page-at-a-time", "a page at a time, then read", |folio| {
+    add(Role::Naive, "page-at-a-time", "a page at a time, then read", |folio| {
         folio.chunks_mut(PAGE).for_each(|page| zero_bytes(Way::String, page));
     });
-    add("libc", "memset, then read", |folio| folio.fill(0));
-    add("streaming", "streaming without a hint, then read", |folio| {
+    add(Role::Peer, "libc", "memset, then read", |folio| folio.fill(0));
+    add(Role::Variant, "streaming", "streaming without a hint, then read", |folio| {
         zero_bytes(zero_ways().choose(FOLIO, Was::Cold, Next::Later), folio);
     });
     let options = |at: usize| ZeroOptions::default().hint(bytes(at + FOLIO / 2).get());
-    let spec = suite.add("zero-hint/ours", "ours with a hint, then read", total, 1, || {
+    let name = "ours with a hint, then read";
+    let spec = suite.add(Role::Ours, "zero-hint/ours", name, total, 1, || {
         let mut elapsed = Duration::ZERO;
         for _ in 0..CALLS {
             let at = arena.next(FOLIO);
@@ -163,8 +177,8 @@ fn read_words(region: &Region, at: u64) -> Result<u64, BenchError> {
     Ok(lines.fold(0, u64::wrapping_add))
 }
 
-/// The id and the name of a row, and how it clears.
-type ClearRow = (&'static str, &'static str, fn(&mut [u8]));
+/// What a row is, its id and name, and how it clears.
+type ClearRow = (Role, &'static str, &'static str, fn(&mut [u8]));
 
 /// Reads 1 MiB again after somebody cleared 2 MiB.
 fn bystander(
@@ -177,19 +191,21 @@ fn bystander(
     let mut suite = Suite::new(bytes(WORKING_SET));
     let total = bytes(WORKING_SET * CALLS).get();
     let rows: [ClearRow; 5] = [
-        ("undisturbed", "undisturbed", |_| {}),
-        ("page-at-a-time", "after a page at a time", |folio| {
+        (Role::Limit, "undisturbed", "undisturbed", |_| {}),
+        (Role::Peer, "page-at-a-time", "after a page at a time", |folio| {
             folio.chunks_mut(PAGE).for_each(|page| zero_bytes(Way::String, page));
         }),
-        ("libc", "after memset", |folio| folio.fill(0)),
-        ("string", "after one string store", |folio| zero_bytes(Way::String, folio)),
-        ("ours", "after ours", |folio| {
+        (Role::Naive, "libc", "after memset", |folio| folio.fill(0)),
+        (Role::Variant, "string", "after one string store", |folio| {
+            zero_bytes(Way::String, folio);
+        }),
+        (Role::Ours, "ours", "after ours", |folio| {
             zero_bytes(zero_ways().choose(FOLIO, Was::Cold, Next::Later), folio);
         }),
     ];
-    for (row, name, clear) in rows {
+    for (role, row, name, clear) in rows {
         let own = &own;
-        suite.add(&format!("zero-bystander/{row}"), name, total, 1, move || {
+        suite.add(role, &format!("zero-bystander/{row}"), name, total, 1, move || {
             let mut elapsed = Duration::ZERO;
             for _ in 0..CALLS {
                 // Twice, so that it is in the cache as well as it can be.
@@ -239,7 +255,8 @@ fn pauses(
     for (row, name, batching) in cases {
         let seen = Rc::new(RefCell::new(Vec::new()));
         let pauses = Rc::clone(&seen);
-        let spec = suite.add(&format!("zero-pause/{row}"), name, len.get(), 1, move || {
+        let role = if batching == Batching::Whole { Role::Naive } else { Role::Ours };
+        let spec = suite.add(role, &format!("zero-pause/{row}"), name, len.get(), 1, move || {
             let options = ZeroOptions::default().batching(batching);
             let started = Instant::now();
             let mut last = started;
@@ -279,17 +296,18 @@ fn several(
     counts.dedup();
     for count in counts {
         let limit = format!("zero-threads/limit-{count}");
-        suite.add(&limit, format!("limit, threads: {count}"), len.get(), count.get(), move || {
-            arena.with_next(arena.len, |dst| fill(dst, count.get()))
+        let (name, threads) = (format!("limit, threads: {count}"), count.get());
+        suite.add(Role::Limit, &limit, name, len.get(), threads, move || {
+            arena.with_next(arena.len, |dst| fill(dst, threads))
         });
         let row = format!("zero-threads/ours-{count}");
-        let spec =
-            suite.add(&row, format!("ours, threads: {count}"), len.get(), count.get(), move || {
-                let options = ZeroOptions::default().threads(count);
-                let started = Instant::now();
-                let _ = black_box(arena.region.zero_range(0, len, &options)?);
-                Ok(started.elapsed())
-            });
+        let name = format!("ours, threads: {count}");
+        let spec = suite.add(Role::Ours, &row, name, len.get(), threads, move || {
+            let options = ZeroOptions::default().threads(count);
+            let started = Instant::now();
+            let _ = black_box(arena.region.zero_range(0, len, &options)?);
+            Ok(started.elapsed())
+        });
         spec.limit = Some((limit, len.get()));
         spec.naive = Some("zero-threads/ours-1".to_owned());
     }

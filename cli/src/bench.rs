@@ -1,35 +1,63 @@
 //! `uzone bench`: the published experiments on this machine, each beside its limit.
 
-use std::cell::RefCell;
-use std::fmt::Write as _;
+mod check;
+mod text;
+
+use std::io;
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
-use std::time::{Duration, UNIX_EPOCH};
+use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
-use uzone_bench::bind::{self, Settings};
-use uzone_bench::machine::Machine;
-use uzone_bench::metadata::{self, Metadata, Origin};
-use uzone_bench::report::{Bench, Row, Table};
-use uzone_bench::{BenchError, Phase, Watch};
+use serde::Serialize;
+use uzone_bench::all::{self, Pace};
+use uzone_bench::bind::Settings;
+use uzone_bench::metadata;
+use uzone_bench::settings::Part;
+use uzone_bench::{BenchError, Watch};
 use uzone_bench::{copy, fault, pin, zero};
 use uzone_pages::ByteLen;
+use uzone_report::ReportError;
 
+pub(crate) use self::text::ns;
 pub(crate) use uzone_report::number;
 
 use crate::exit::{self, Exit, Failure};
-use crate::output::{Output, Report, Style, human_duration, table};
-use crate::progress::Progress;
+use crate::output::Output;
+use crate::progress::Steps;
 
 /// Measure this machine: naive, ours, the limit, and the published figure
+///
+/// Without a benchmark, all of them are run at sizes that fit the machine, in about two minutes, and
+/// what matters most is printed as one table; -v prints all tables, and --json everything.
 #[derive(Debug, clap::Args)]
-#[command(after_help = exit::help("uzone bench bind --size 100G --json", &EXITS))]
+#[command(after_help = exit::help("uzone bench --json > base.json && uzone bench --check base.json", &EXITS))]
 pub(crate) struct Args {
     #[command(subcommand)]
-    benchmark: Benchmark,
+    benchmark: Option<Benchmark>,
+    /// See whether all of it works: sizes and rounds that take seconds and say nothing
+    #[arg(long, conflicts_with = "check")]
+    quick: bool,
+    /// Run again what FILE, an earlier output with --json, says that it ran, and exit with 1 if a row
+    /// of ours stands worse to its limit and to the naive way by more than the noise of both runs.
+    /// Tables with such rows are run twice
+    #[arg(long, global = true, value_name = "FILE")]
+    check: Option<PathBuf>,
+    /// Write an HTML page with pictures as well
+    #[arg(long, global = true, value_name = "HTML")]
+    report: Option<PathBuf>,
 }
 
-const EXITS: [Exit; 4] = [Exit::Ok, Exit::Usage, Exit::Os, Exit::Io];
+const EXITS: [Exit; 9] = [
+    Exit::Ok,
+    Exit::No,
+    Exit::Usage,
+    Exit::Data,
+    Exit::Input,
+    Exit::Feature,
+    Exit::Os,
+    Exit::Io,
+    Exit::Permission,
+];
 
 #[derive(Debug, Subcommand)]
 enum Benchmark {
@@ -46,8 +74,8 @@ enum Benchmark {
 /// huge pages of the pool if there are free ones; a file that the page cache has forgotten; what a
 /// page does to the others that does not come; and where the time of a fault goes. With everything at
 /// its default this takes about an hour; --size 256M takes minutes.
-#[derive(Debug, clap::Args)]
-#[command(after_help = exit::help("uzone bench fault --size 256M --threads 1", &FAULT_EXITS))]
+#[derive(Debug, PartialEq, clap::Args)]
+#[command(after_help = exit::help("uzone bench fault --size 256M --threads 1", &EXITS))]
 struct FaultArgs {
     /// How much is touched in order, and at most 1 GiB of that at random
     #[arg(long, default_value = "2G", value_name = "SIZE")]
@@ -61,20 +89,16 @@ struct FaultArgs {
     /// Where the file is made; on a disk, or nothing can be cold [default: where temporary files go]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
-    /// Run the tables alone whose ids begin so, such as fault-seq or fault-split [default: all]
-    #[arg(long, value_delimiter = ',', value_name = "ID")]
-    table: Vec<String>,
+    #[command(flatten)]
+    tables: Tables,
 }
-
-const FAULT_EXITS: [Exit; 6] =
-    [Exit::Ok, Exit::Usage, Exit::Feature, Exit::Os, Exit::Io, Exit::Permission];
 
 /// Clear memory: every size, hot and cold, read at once or not, beside the kernel and the C library
 ///
 /// Extents from 4 KiB on, by every store there is; a folio of which one page is read at once; what a
 /// bystander loses; batches and pauses; how long a taker waits for a folio of a pool; the kernel's own
 /// clearing; and first touch. With root, 256 MiB of huge pages are put into the host's pool for the run. libpmem is measured if it is installed.
-#[derive(Debug, clap::Args)]
+#[derive(Debug, PartialEq, clap::Args)]
 #[command(after_help = exit::help("uzone bench zero --size 32M --populate-size 0", &EXITS))]
 struct ZeroArgs {
     /// The largest extent
@@ -92,13 +116,15 @@ struct ZeroArgs {
     /// The threads of the rows that have several [default: as many as there are CPUs]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
+    #[command(flatten)]
+    tables: Tables,
 }
 
 /// Copy memory: every size, hot and cold, read at once or not, beside the C library and libpmem
 ///
 /// Extents from 4 KiB on, by every store there is, several pages side by side among them. libpmem is
 /// measured if it is installed.
-#[derive(Debug, clap::Args)]
+#[derive(Debug, PartialEq, clap::Args)]
 #[command(after_help = exit::help("uzone bench copy --size 32M", &EXITS))]
 struct CopyArgs {
     /// The largest extent; the memory taken is four times that, at least 2 GiB
@@ -107,6 +133,8 @@ struct CopyArgs {
     /// Rounds
     #[arg(long, default_value_t = 11, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     rounds: u32,
+    #[command(flatten)]
+    tables: Tables,
 }
 
 /// Pin a region and let it go: 2 MiB folios, lists, base pages, threads, and the kernel
@@ -115,7 +143,7 @@ struct CopyArgs {
 /// each base page, on 64-byte descriptors as Linux has them; they take 1/64 of the size. The kernel's
 /// own pins are measured as buffers of an io_uring, of memory that is present: up to 1 GiB of base
 /// pages, of transparent huge pages, and of the pool's if that has as many free.
-#[derive(Debug, clap::Args)]
+#[derive(Debug, PartialEq, clap::Args)]
 #[command(after_help = exit::help("uzone bench pin --size 128G", &EXITS))]
 struct PinArgs {
     /// How much memory is held, in whole GiB
@@ -124,6 +152,8 @@ struct PinArgs {
     /// Rounds
     #[arg(long, default_value_t = 30, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     rounds: u32,
+    #[command(flatten)]
+    tables: Tables,
 }
 
 /// Describe every page of a region: first bind, rebinds, and cost against size
@@ -131,7 +161,7 @@ struct PinArgs {
 /// The region is only reserved; what is written are its descriptors, 64 bytes a page. Every row is
 /// measured once a round, in a random order, so that they all meet the same machine. `naive` is a
 /// call for each page that sets field after field; the limit is a bare fill of as many bytes.
-#[derive(Debug, clap::Args)]
+#[derive(Debug, PartialEq, clap::Args)]
 #[command(after_help = exit::help("uzone bench bind --size 100G --rebinds 30", &EXITS))]
 struct BindArgs {
     /// How much memory is described, in whole GiB; its descriptors take 1/64 of that, twice
@@ -150,82 +180,214 @@ struct BindArgs {
     #[arg(long)]
     no_growth: bool,
     /// Instead of times, show how many bytes the descriptors of 1 TiB take, Linux's and ours
-    #[arg(long, conflicts_with_all = ["size", "rebinds", "first_binds", "threads", "no_growth"])]
+    #[arg(long, conflicts_with_all = ["size", "rebinds", "first_binds", "threads", "no_growth", "table"])]
     metadata: bool,
     /// With --metadata, the most memory that the descriptors of a row may take [default: half of
     /// what can be had]
     #[arg(long, requires = "metadata", value_name = "SIZE")]
     max_memory: Option<ByteLen>,
+    #[command(flatten)]
+    tables: Tables,
 }
 
-/// Runs a benchmark and prints what it found.
-///
-/// # Errors
-/// If memory is short, or the result cannot be written.
-pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
-    let bench = match &args.benchmark {
-        Benchmark::Bind(BindArgs { metadata: true, max_memory, .. }) => {
-            let settings = metadata::Settings { most: *max_memory };
-            out.print(&with_progress(out, |watch| metadata::run(settings, watch))?)?;
-            return Ok(Exit::Ok);
+/// Which tables of a benchmark are run.
+#[derive(Debug, PartialEq, clap::Args)]
+struct Tables {
+    /// Run the tables alone whose ids begin so, such as fault-seq, and those that are measured together
+    /// with them [default: all]
+    #[arg(long, value_delimiter = ',', value_name = "ID")]
+    table: Vec<String>,
+}
+
+/// Arguments that contradict each other.
+#[derive(Debug, thiserror::Error)]
+enum ArgsError {
+    #[error(
+        "--quick runs all benchmarks: leave {benchmark} out, or give it a smaller --size and less --rounds"
+    )]
+    QuickAlone { benchmark: &'static str },
+    #[error(
+        "a check runs with the settings of {}: leave the arguments of {benchmark} out",
+        file.display()
+    )]
+    CheckTold { file: PathBuf, benchmark: &'static str },
+    #[error("--metadata counts bytes, which have no noise: leave --check out")]
+    CheckMetadata,
+    #[error("{} is an input, and the page would take its place: name another --report", path.display())]
+    ReportIsInput { path: PathBuf },
+}
+
+impl Benchmark {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Bind(_) => "bind",
+            Self::Pin(_) => "pin",
+            Self::Zero(_) => "zero",
+            Self::Copy(_) => "copy",
+            Self::Fault(_) => "fault",
         }
-        Benchmark::Bind(args) => bind_table(args, out)?,
-        Benchmark::Pin(args) => {
-            let settings = pin::Settings { size: args.size, rounds: args.rounds };
-            with_progress(out, |watch| pin::run(settings, watch))?
-        }
-        Benchmark::Zero(args) => {
-            warn_of_stores(out);
-            with_progress(out, |watch| zero::run(zero_settings(args), watch))?
-        }
-        Benchmark::Copy(args) => {
-            warn_of_stores(out);
-            let settings = copy::Settings { size: args.size, rounds: args.rounds };
-            with_progress(out, |watch| copy::run(settings, watch))?
-        }
-        Benchmark::Fault(args) => {
-            let settings = fault::Settings {
+    }
+
+    /// Returns what the benchmark is told.
+    fn part(&self) -> Part {
+        match self {
+            Self::Bind(args) => Part::Bind(args.settings()),
+            Self::Pin(args) => {
+                let tables = args.tables.table.clone();
+                Part::Pin(pin::Settings { size: args.size, rounds: args.rounds, tables })
+            }
+            Self::Zero(args) => Part::Zero(zero::Settings {
+                size: args.size,
+                rounds: args.rounds,
+                first_touches: args.first_touches,
+                populate: args.populate_size,
+                threads: or_all_cpus(args.threads),
+                tables: args.tables.table.clone(),
+            }),
+            Self::Copy(args) => {
+                let tables = args.tables.table.clone();
+                Part::Copy(copy::Settings { size: args.size, rounds: args.rounds, tables })
+            }
+            Self::Fault(args) => Part::Fault(fault::Settings {
                 size: args.size,
                 rounds: args.rounds,
                 threads: args.threads.iter().copied().map(usize::from).collect(),
                 directory: args.dir.clone().unwrap_or_else(std::env::temp_dir),
-                tables: args.table.clone(),
-            };
-            with_progress(out, |watch| fault::run(&settings, watch))?
+                tables: args.tables.table.clone(),
+            }),
         }
-    };
-    out.print(&bench)?;
-    Ok(Exit::Ok)
-}
+    }
 
-fn zero_settings(args: &ZeroArgs) -> zero::Settings {
-    let published = zero::Settings::published();
-    zero::Settings {
-        size: args.size,
-        rounds: args.rounds,
-        first_touches: args.first_touches,
-        populate: args.populate_size,
-        threads: args
-            .threads
-            .and_then(|threads| NonZeroUsize::new(usize::from(threads)))
-            .unwrap_or(published.threads),
+    /// Returns whether it was told nothing, as far as can be seen: what is as if it was not told.
+    fn is_untold(&self) -> bool {
+        fn is_default<A: clap::Args + clap::FromArgMatches + PartialEq>(args: &A) -> bool {
+            let command = A::augment_args(clap::Command::new("uzone"));
+            let matches = command.try_get_matches_from(["uzone"]);
+            matches
+                .and_then(|matches| A::from_arg_matches(&matches))
+                .is_ok_and(|plain| plain == *args)
+        }
+        match self {
+            Self::Bind(args) => is_default(args),
+            Self::Pin(args) => is_default(args),
+            Self::Zero(args) => is_default(args),
+            Self::Copy(args) => is_default(args),
+            Self::Fault(args) => is_default(args),
+        }
     }
 }
 
-fn bind_table(args: &BindArgs, out: &Output) -> Result<Bench, BenchError> {
-    let published = Settings::published();
-    let settings = Settings {
-        size: args.size,
-        rebinds: args.rebinds,
-        first_binds: args.first_binds,
-        threads: args
-            .threads
-            .and_then(|threads| NonZeroUsize::new(usize::from(threads)))
-            .unwrap_or(published.threads),
-        growth: !args.no_growth,
-    };
-    warn_of_stores(out);
-    with_progress(out, |watch| bind::run(settings, watch))
+impl BindArgs {
+    fn settings(&self) -> Settings {
+        let published = Settings::published();
+        Settings {
+            size: self.size,
+            rebinds: self.rebinds,
+            first_binds: self.first_binds,
+            threads: or_all_cpus(self.threads),
+            growth: if self.no_growth { ByteLen::ZERO } else { published.growth },
+            tables: self.tables.table.clone(),
+        }
+    }
+}
+
+/// Returns a number of threads; as many as there are CPUs unless it was said.
+fn or_all_cpus(threads: Option<u16>) -> NonZeroUsize {
+    let told = threads.and_then(|threads| NonZeroUsize::new(usize::from(threads)));
+    told.unwrap_or_else(|| Settings::published().threads)
+}
+
+/// Runs one benchmark or all, or compares with an earlier run, and prints what came of it.
+///
+/// # Errors
+/// If memory is short, or the result cannot be written.
+pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
+    if let Err(error) = args.fit_together() {
+        return Err(Failure::with(Exit::Usage, error));
+    }
+    if let Some(page) = &args.report {
+        can_be_written(page)?;
+    }
+    if let Some(file) = &args.check {
+        let asked = args.benchmark.as_ref().map(Benchmark::name);
+        return check::run(file, asked, args.report.as_deref(), out);
+    }
+    match &args.benchmark {
+        Some(Benchmark::Bind(BindArgs { metadata: true, max_memory, .. })) => {
+            let settings = metadata::Settings { most: *max_memory };
+            let found = with_progress(out, |watch| metadata::run(settings, watch))?;
+            write_page(args.report.as_deref(), &found, out)?;
+            out.print(&found)?;
+        }
+        benchmark => {
+            warn_of_stores(out);
+            let found = with_progress(out, |watch| match benchmark {
+                Some(benchmark) => benchmark.part().run(watch),
+                None => all::run(&args.all_parts(), Some(all::metadata()), watch),
+            })?;
+            write_page(args.report.as_deref(), &found, out)?;
+            out.print(&found)?;
+        }
+    }
+    Ok(Exit::Ok)
+}
+
+impl Args {
+    fn all_parts(&self) -> Vec<Part> {
+        let pace = if self.quick { Pace::Quick } else { Pace::Full };
+        all::parts(all::available(), or_all_cpus(None), pace, &std::env::temp_dir())
+    }
+
+    fn fit_together(&self) -> Result<(), ArgsError> {
+        if let (true, Some(benchmark)) = (self.quick, &self.benchmark) {
+            return Err(ArgsError::QuickAlone { benchmark: benchmark.name() });
+        }
+        let Some(file) = &self.check else { return Ok(()) };
+        match &self.benchmark {
+            Some(Benchmark::Bind(BindArgs { metadata: true, .. })) => {
+                return Err(ArgsError::CheckMetadata);
+            }
+            Some(benchmark) if !benchmark.is_untold() => {
+                let benchmark = benchmark.name();
+                return Err(ArgsError::CheckTold { file: file.clone(), benchmark });
+            }
+            _ => {}
+        }
+        // What is not there is said when it is read.
+        let same = |path: &Path| std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+        match &self.report {
+            Some(page) if same(page) == same(file) => {
+                Err(ArgsError::ReportIsInput { path: page.clone() })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Refuses a page that could not be written for want of its directory, before minutes are spent.
+fn can_be_written(page: &Path) -> Result<(), ReportError> {
+    if page.exists() && !page.is_file() {
+        return Err(ReportError::NotAFile { path: page.to_owned() });
+    }
+    let directory = page.parent().filter(|parent| !parent.as_os_str().is_empty());
+    match directory.is_none_or(Path::is_dir) {
+        true => Ok(()),
+        false => Err(ReportError::Write {
+            path: page.to_owned(),
+            step: "create",
+            cause: io::ErrorKind::NotFound.into(),
+        }),
+    }
+}
+
+/// Writes the page with pictures, if one was asked for.
+fn write_page(page: Option<&Path>, found: &impl Serialize, out: &Output) -> Result<(), Failure> {
+    let Some(page) = page else { return Ok(()) };
+    let text = serde_json::to_vec(found)?;
+    let documents = uzone_report::parse(Path::new("this run"), &text)?;
+    uzone_report::replace(page, uzone_report::html(&documents).as_bytes())?;
+    out.log(format_args!("wrote {}", page.display()));
+    Ok(())
 }
 
 /// Says so if the stores that the environment asked for are not taken.
@@ -235,215 +397,11 @@ pub(crate) fn warn_of_stores(out: &Output) {
     }
 }
 
-/// Runs a benchmark with a progress bar for each of its parts.
+/// Runs benchmarks with a progress bar for each of their parts.
 pub(crate) fn with_progress<T>(
     out: &Output,
     run: impl FnOnce(Watch<'_>) -> Result<T, BenchError>,
 ) -> Result<T, BenchError> {
-    let shown: RefCell<Option<(String, Progress)>> = RefCell::new(None);
-    run(&|phase: Phase<'_>| {
-        let mut shown = shown.borrow_mut();
-        if shown.as_ref().is_none_or(|(what, _)| what != phase.what) {
-            let bar = Progress::new(out, phase.what.to_owned(), phase.total);
-            *shown = Some((phase.what.to_owned(), bar));
-        }
-        if let Some((_, bar)) = shown.as_ref() {
-            bar.set(phase.done);
-        }
-    })
-}
-
-impl Report for Bench {
-    fn text(&self, _style: Style) -> String {
-        let mut text = String::new();
-        // Writing to a String does not fail.
-        let _ = writeln!(text, "uzone bench {}: {}", self.benchmark, self.settings);
-        for table in &self.tables {
-            text.push('\n');
-            write_table(&mut text, table, &self.results);
-        }
-        if !self.skipped.is_empty() {
-            text.push_str("\nnot measured\n");
-            for skipped in &self.skipped {
-                let _ = writeln!(text, "  {}: {}", skipped.id, skipped.reason);
-            }
-        }
-        let sources = self.results.iter().filter_map(|row| Some(row.published?.source)).collect();
-        let _ = write!(text, "\n{}", foot(&self.machine, sources));
-        text
-    }
-}
-
-impl Report for Metadata {
-    fn text(&self, _style: Style) -> String {
-        let mut text = String::new();
-        // Writing to a String does not fail.
-        let _ = writeln!(text, "uzone bench bind --metadata: {}", self.settings);
-        for spec in &self.tables {
-            let _ = writeln!(text, "\n{}\n({})", spec.title, spec.note);
-            let header = [
-                "row",
-                "bytes each",
-                "mapped",
-                "resident",
-                "page tables",
-                "of the region",
-                "bind",
-                "figures",
-            ];
-            let mut cells = table(&header);
-            let prefix = format!("{}/", spec.id);
-            for row in self.results.iter().filter(|row| row.id.starts_with(&prefix)) {
-                let bytes = |bytes: u64| ByteLen::new(bytes).to_string();
-                cells.add_row(vec![
-                    row.name.clone(),
-                    row.descriptor_bytes.to_string(),
-                    row.virtual_bytes_per_tib.map_or_else(none, bytes),
-                    bytes(row.resident_bytes_per_tib),
-                    row.page_table_bytes_per_tib.map_or_else(none, bytes),
-                    bytes(row.region_bytes_per_tib),
-                    row.bind_ns.map_or_else(none, ns),
-                    match row.origin {
-                        Origin::Measured => "measured",
-                        Origin::Published => "published",
-                        Origin::Derived => "derived",
-                    }
-                    .to_owned(),
-                ]);
-            }
-            let _ = writeln!(text, "{}", cells.trim_fmt());
-        }
-        if !self.skipped.is_empty() {
-            text.push_str("\nnot measured\n");
-            for skipped in &self.skipped {
-                let _ = writeln!(text, "  {}: {}", skipped.id, skipped.reason);
-            }
-        }
-        let sources = self.results.iter().filter_map(|row| row.source).collect();
-        let _ = write!(text, "\n{}", foot(&self.machine, sources));
-        text
-    }
-}
-
-fn write_table(text: &mut String, spec: &Table, rows: &[Row]) {
-    let _ = writeln!(text, "{}\n({})", spec.title, spec.note);
-    let prefix = format!("{}/", spec.id);
-    let rows: Vec<&Row> = rows.iter().filter(|row| row.id.starts_with(&prefix)).collect();
-    // A column that no row of the table has anything for is not shown; that nothing was published is
-    // worth knowing.
-    let has_any = |column: &&Column| rows.iter().any(|row| (column.cell)(row).is_some());
-    let columns: Vec<&Column> =
-        COLUMNS.iter().filter(|column| column.heading == "published" || has_any(column)).collect();
-    let mut cells = table(&columns.iter().map(|column| column.heading).collect::<Vec<_>>());
-    for row in rows {
-        let cell = |column: &&Column| (column.cell)(row).unwrap_or_else(none);
-        cells.add_row(columns.iter().map(cell).collect::<Vec<_>>());
-    }
-    let _ = writeln!(text, "{}", cells.trim_fmt());
-}
-
-struct Column {
-    heading: &'static str,
-    cell: fn(&Row) -> Option<String>,
-}
-
-const COLUMNS: [Column; 20] = [
-    Column {
-        heading: "row",
-        cell: |row| Some(if row.cold { format!("{} (cold)", row.name) } else { row.name.clone() }),
-    },
-    Column { heading: "median", cell: |row| Some(ns(row.median_ns)) },
-    Column { heading: "worst", cell: |row| Some(ns(row.worst_ns)) },
-    Column { heading: "ns/page", cell: |row| Some(number(row.ns_per_page)) },
-    Column { heading: "ns/folio", cell: |row| row.ns_per_folio.map(number) },
-    Column {
-        // The time of the only call is the median.
-        heading: "ns/call",
-        cell: |row| row.ns_per_call.filter(|_| row.calls > Some(1)).map(number),
-    },
-    Column {
-        heading: "GB/s",
-        cell: |row| {
-            let is_rate = row.bytes != 0 && row.threads != 0;
-            is_rate.then(|| number(row.gib_per_s * GIB_TO_GB))
-        },
-    },
-    Column {
-        heading: "of limit",
-        cell: |row| row.share_of_limit.map(|share| format!("{:.0} %", share * 100.0)),
-    },
-    Column { heading: "x naive", cell: |row| row.ratio_naive.map(number) },
-    Column { heading: "x best", cell: |row| row.ratio_best.map(number) },
-    Column { heading: "x alike", cell: |row| row.faults?.ratio_waiting_alike.map(number) },
-    Column { heading: "faults", cell: |row| Some(row.faults?.count.to_string()) },
-    Column { heading: "ns/fault", cell: |row| row.faults?.ns_per_fault.map(number) },
-    Column { heading: "wasted pages", cell: |row| Some(row.faults?.wasted_pages.to_string()) },
-    Column {
-        heading: "touch p50, p99",
-        cell: |row| {
-            let touch = row.faults?.touch?;
-            Some(format!("{}, {}", ns(touch.p50_ns), ns(touch.p99_ns)))
-        },
-    },
-    Column {
-        heading: "beyond",
-        cell: |row| row.faults?.beyond_ns.map(|ns| format!("{ns:+.0} ns")),
-    },
-    Column {
-        heading: "pause p50, p99.9, worst",
-        cell: |row| {
-            let pauses = row.pauses?;
-            Some(format!("{}, {}, {}", ns(pauses.p50_ns), ns(pauses.p999_ns), ns(pauses.worst_ns)))
-        },
-    },
-    Column {
-        heading: "call p50, p99, worst",
-        cell: |row| {
-            let latency = row.latency?;
-            let (p50, p99) = (ns(latency.p50_ns), ns(latency.p99_ns));
-            Some(format!("{p50}, {p99}, {}", ns(latency.worst_ns)))
-        },
-    },
-    Column {
-        heading: "resident/TiB",
-        cell: |row| {
-            let bytes = row.metadata_resident_bytes_per_tib?;
-            Some(ByteLen::new(bytes).to_string())
-        },
-    },
-    Column { heading: "published", cell: |row| row.published.map(|published| ns(published.ns)) },
-];
-
-/// Tables count in powers of ten, as those do that they are compared with.
-const GIB_TO_GB: f64 = 1.073_741_824;
-
-fn none() -> String {
-    String::from("-")
-}
-
-/// Returns a time for a column of them.
-pub(crate) fn ns(ns: u64) -> String {
-    human_duration(Duration::from_nanos(ns))
-}
-
-/// Returns what was measured on, and what was published on what.
-fn foot(machine: &Machine, mut sources: Vec<&str>) -> String {
-    let mut text = format!(
-        "{}: {}, {} CPUs, {}, Linux {}, transparent huge pages {}; {} stores; uzone {}{}\n",
-        humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_secs(machine.unix_seconds)),
-        machine.cpu,
-        machine.cpus,
-        ByteLen::new(machine.memory_bytes),
-        machine.kernel,
-        machine.transparent_huge_pages,
-        machine.stream,
-        machine.version,
-        machine.commit.map(|commit| format!(" ({commit})")).unwrap_or_default(),
-    );
-    sources.sort_unstable();
-    sources.dedup();
-    for source in sources {
-        let _ = writeln!(text, "published: {source}");
-    }
-    text
+    let steps = Steps::new(out);
+    run(&|phase| steps.show(phase))
 }

@@ -186,9 +186,12 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
             benchmark: "demo",
             machine: Machine::here(),
             settings: String::new(),
+            parameters: Vec::new(),
+            summary: Vec::new(),
             tables,
             results,
             skipped: Vec::new(),
+            metadata: None,
         },
         files: Vec::new(),
     };

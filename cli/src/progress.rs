@@ -1,13 +1,30 @@
-//! How far a long step is, on standard error: [`Progress`].
+//! How far a long run is, on standard error: [`Progress`] of one step, [`Steps`] of one after the other.
 //!
-//! Shown to a terminal only, and never with `--quiet`. It is taken away when the step is over, for
-//! the result says what came of it.
+//! Shown to a terminal only, and never with `--quiet`. Bars are taken away when what they count is over,
+//! for the result says what came of it.
 
 use std::borrow::Cow;
+use std::cell::RefCell;
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use uzone_bench::{PartOf, Phase};
 
 use crate::output::{Output, Verbosity};
+
+/// The bars of a run: one for the step under way, below one for the parts where there are several.
+#[derive(Debug)]
+pub(crate) struct Steps {
+    bars: MultiProgress,
+    shown: RefCell<Shown>,
+}
+
+#[derive(Debug, Default)]
+struct Shown {
+    /// The number of the part, and the bar that counts parts.
+    part: Option<(usize, Progress)>,
+    /// What the step is called, and the bar that counts its rounds.
+    step: Option<(String, Progress)>,
+}
 
 /// A step under way. It disappears when dropped.
 #[derive(Debug)]
@@ -16,13 +33,11 @@ pub(crate) struct Progress(ProgressBar);
 impl Progress {
     /// Starts a step of `total` rounds.
     pub(crate) fn new(out: &Output, what: impl Into<Cow<'static, str>>, total: u64) -> Self {
-        let target = if out.verbosity() == Verbosity::Quiet {
-            ProgressDrawTarget::hidden()
-        } else {
-            // Nothing is drawn where no terminal reads.
-            ProgressDrawTarget::stderr()
-        };
-        let bar = ProgressBar::with_draw_target(Some(total), target);
+        Self::dressed(ProgressBar::with_draw_target(Some(total), target(out)), what)
+    }
+
+    /// Gives a bar that is where it is to be drawn its looks.
+    fn dressed(bar: ProgressBar, what: impl Into<Cow<'static, str>>) -> Self {
         // A template that cannot be read is one with a typing error: the plain bar does too.
         let style = ProgressStyle::with_template("{msg} {wide_bar} {pos}/{len} {eta}");
         bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
@@ -39,5 +54,48 @@ impl Progress {
 impl Drop for Progress {
     fn drop(&mut self) {
         self.0.finish_and_clear();
+    }
+}
+
+fn target(out: &Output) -> ProgressDrawTarget {
+    if out.verbosity() == Verbosity::Quiet {
+        ProgressDrawTarget::hidden()
+    } else {
+        // Nothing is drawn where no terminal reads.
+        ProgressDrawTarget::stderr()
+    }
+}
+
+impl Steps {
+    /// Starts a run of which nothing is known yet.
+    pub(crate) fn new(out: &Output) -> Self {
+        Self { bars: MultiProgress::with_draw_target(target(out)), shown: RefCell::default() }
+    }
+
+    /// Shows how far the run is.
+    pub(crate) fn show(&self, phase: Phase<'_>) {
+        let mut shown = self.shown.borrow_mut();
+        if let Some(PartOf { name, number, of }) = phase.part
+            && shown.part.as_ref().is_none_or(|(known, _)| *known != number)
+        {
+            // Below the new bar there will be the new step's.
+            shown.step = None;
+            shown.part = None;
+            let bar = self.bar(of as u64, format!("part {number} of {of}: {name}"));
+            bar.set(number as u64 - 1);
+            shown.part = Some((number, bar));
+        }
+        if shown.step.as_ref().is_none_or(|(known, _)| known != phase.what) {
+            shown.step = None;
+            shown.step =
+                Some((phase.what.to_owned(), self.bar(phase.total, phase.what.to_owned())));
+        }
+        if let Some((_, bar)) = &shown.step {
+            bar.set(phase.done);
+        }
+    }
+
+    fn bar(&self, total: u64, what: String) -> Progress {
+        Progress::dressed(self.bars.add(ProgressBar::new(total)), what)
     }
 }

@@ -21,6 +21,9 @@ pub struct Bench {
     pub(crate) results: Vec<Row>,
     #[serde(default)]
     pub(crate) skipped: Vec<Skipped>,
+    /// In a run of all benchmarks.
+    #[serde(default)]
+    pub(crate) metadata: Option<Box<Metadata>>,
 }
 
 /// `uzone.bench-metadata/1`: bytes of descriptors.
@@ -66,6 +69,8 @@ pub(crate) struct Row {
 #[serde(default)]
 pub(crate) struct More {
     pub(crate) name: String,
+    /// What the row says that it is; files of earlier versions do not.
+    pub(crate) role: Option<Role>,
     pub(crate) min_ns: Option<u64>,
     pub(crate) worst_ns: Option<u64>,
     pub(crate) rounds: Option<u64>,
@@ -145,13 +150,27 @@ pub(crate) struct MetadataRow {
 }
 
 /// What a row is beside the others, and so how it is drawn.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(from = "String")]
 pub(crate) enum Role {
     Naive,
     Peer,
     Ours,
     Limit,
     Published,
+}
+
+impl From<String> for Role {
+    /// Takes the word of a file. What is ours and was told to be otherwise is drawn as one of the other
+    /// ways, and so is what an earlier version does not know.
+    fn from(word: String) -> Self {
+        match word.as_str() {
+            "naive" => Self::Naive,
+            "ours" => Self::Ours,
+            "limit" => Self::Limit,
+            _ => Self::Peer,
+        }
+    }
 }
 
 impl Role {
@@ -187,8 +206,12 @@ impl Row {
         is_rate.then_some(self.more.gib_per_s * GIB_TO_GB).filter(|rate| rate.is_finite())
     }
 
-    /// Returns what the row is: its id says so.
+    /// Returns what the row is, as it says, or as its id has it in files of earlier versions.
     pub(crate) fn role(&self, benchmark: &str) -> Role {
+        self.more.role.unwrap_or_else(|| self.role_by_id(benchmark))
+    }
+
+    fn role_by_id(&self, benchmark: &str) -> Role {
         let (table, case) = self.id.split_once('/').unwrap_or(("", &self.id));
         let has = |word: &str| case.split('-').any(|part| part == word);
         let ends = |words: &str| case.ends_with(words);

@@ -4,6 +4,8 @@ mod faults;
 mod metadata;
 mod tables;
 
+use std::iter;
+
 use crate::chart::Section;
 use crate::input::Document;
 
@@ -11,10 +13,13 @@ use crate::input::Document;
 pub(crate) fn sections(documents: &[Document]) -> Vec<Section> {
     let mut sections: Vec<Section> = documents
         .iter()
-        .map(|document| match document {
-            Document::Bench(bench) => tables::section(bench),
-            Document::Metadata(metadata) => metadata::section(metadata),
-            Document::Trace(trace) => faults::section(trace),
+        .flat_map(|document| match document {
+            Document::Bench(bench) => {
+                let metadata = bench.metadata.as_deref().map(metadata::section);
+                iter::once(tables::section(bench)).chain(metadata).collect()
+            }
+            Document::Metadata(metadata) => vec![metadata::section(metadata)],
+            Document::Trace(trace) => vec![faults::section(trace)],
         })
         .collect();
     let mut number = 0;

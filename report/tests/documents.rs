@@ -118,6 +118,34 @@ fn every_row_of_a_benchmark_is_in_a_table_also_without_a_table_of_its_own() {
 }
 
 #[test]
+fn a_row_is_drawn_as_what_it_says_that_it_is_and_else_as_its_id_has_it() {
+    const WORDS: [&str; 3] = [">naive<", ">uzone<", ">limit<"];
+    let rows = |roles: [Option<&str>; 3]| -> String {
+        let rows = (0..).zip(roles).map(|(index, role)| {
+            let mut row = row(&format!("new/{index}"), "a way", 1000);
+            if let Some(role) = role {
+                row["role"] = role.into();
+            }
+            row
+        });
+        page(&bench(&rows.collect::<Vec<_>>()))
+    };
+    let told = rows([Some("naive"), Some("ours"), Some("limit")]);
+    assert!(WORDS.iter().all(|word| told.contains(word)) && !told.contains(">other ways<"));
+    for others in [[Some("peer"), Some("variant"), Some("of tomorrow")], [None; 3]] {
+        let page = rows(others);
+        assert!(page.contains(">other ways<"));
+        assert!(WORDS.iter().all(|word| !page.contains(word)), "{others:?}");
+    }
+    // What is said wins.
+    let mut row = row("bind-4k/naive", "a way", 1000);
+    assert!(page(&bench(std::slice::from_ref(&row))).contains(">naive<"));
+    row["role"] = "ours".into();
+    let page = page(&bench(&[row]));
+    assert!(page.contains(">uzone<") && !page.contains(">naive<"));
+}
+
+#[test]
 fn every_row_of_metadata_is_in_a_table() {
     let rows: Vec<Value> = ["linux-all", "on-touch"]
         .iter()

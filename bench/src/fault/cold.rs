@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::bare::{Answer, Bare, Waiting};
-use super::scan::{Way, file_backing, placed, settled, way};
+use super::scan::{BY_DEFAULT, Way, file_backing, placed, settled, way};
 use super::source::{Reads, Source, word};
 use super::touch::{Pattern, Placement, touch};
 use super::{PAGE, Run};
-use crate::report::{FaultSpec, Log, Table};
+use crate::report::{FaultSpec, Log, Role, Table};
 use crate::suite::{BenchError, Suite};
 
 /// How many pages are touched at most: a device takes its time.
@@ -18,6 +18,7 @@ const MOST: usize = 512;
 
 /// A row, and what it does once.
 struct Case<'a> {
+    role: Role,
     id: String,
     name: String,
     run: Box<Do<'a>>,
@@ -26,11 +27,12 @@ struct Case<'a> {
 type Do<'a> = dyn Fn(&str, &Log) -> Result<Duration, BenchError> + 'a;
 
 fn case<'a>(
+    role: Role,
     row: &str,
     name: &str,
     run: impl Fn(&str, &Log) -> Result<Duration, BenchError> + 'a,
 ) -> Case<'a> {
-    Case { id: format!("fault-cold/{row}"), name: name.to_owned(), run: Box::new(run) }
+    Case { role, id: format!("fault-cold/{row}"), name: name.to_owned(), run: Box::new(run) }
 }
 
 /// Reading without mapping.
@@ -76,14 +78,14 @@ pub(super) fn table(run: &mut Run<'_>, file: &Source) -> Result<(), BenchError> 
     let engine = placement.engine()?;
 
     let mut cases = vec![
-        case("kernel", "the kernel's own mapping", |row, log| {
+        case(Role::Naive, "kernel", "the kernel's own mapping", |row, log| {
             let memory = file.map(len)?;
             let done = touch(row, &memory, parts, placement, true, word)?;
             let wasted = (memory.resident()?.get() / PAGE).saturating_sub(touched);
             log.borrow_mut().push(done.kernel_faults, wasted, done.times_ns);
             Ok(done.elapsed)
         }),
-        case("one-page", "one page, read and copied", |row, log| {
+        case(Role::Peer, "one-page", "one page, read and copied", |row, log| {
             let answer = Answer::Read(shared.clone());
             let memory = Bare::anonymous(len, answer, Waiting::Poll)?;
             let done = touch(row, &memory, parts, placement, true, word);
@@ -92,7 +94,7 @@ pub(super) fn table(run: &mut Run<'_>, file: &Source) -> Result<(), BenchError> 
             log.borrow_mut().push(memory.faults(), 0, done.times_ns);
             Ok(done.elapsed)
         }),
-        case("read", "limit, a page read and not mapped", |row, log| {
+        case(Role::Limit, "read", "limit, a page read and not mapped", |row, log| {
             let done = touch(row, &Plain(&file.file), parts, placement, true, word)?;
             log.borrow_mut().push(0, 0, done.times_ns);
             Ok(done.elapsed)
@@ -101,7 +103,7 @@ pub(super) fn table(run: &mut Run<'_>, file: &Source) -> Result<(), BenchError> 
     for order in [Some(0), Some(4), None] {
         let Way { row, name, options } = way(order, placement)?;
         let engine = &engine;
-        cases.push(case(&row, &name, move |row, log| {
+        cases.push(case(Role::Ours, &row, &name, move |row, log| {
             let memory = engine.map(len, Arc::new(file_backing(file)?), &options)?;
             let done = touch(row, &memory, parts, placement, true, word)?;
             let stats = settled(&memory);
@@ -112,15 +114,18 @@ pub(super) fn table(run: &mut Run<'_>, file: &Source) -> Result<(), BenchError> 
     }
     let naive = Log::default();
     let mut suite = Suite::new(len);
-    for Case { id, name, run } in cases {
+    for Case { role, id, name, run } in cases {
         let log = if id.ends_with("/kernel") { naive.clone() } else { Log::default() };
         let (row, found) = (id.clone(), log.clone());
-        let spec = suite.add(&id, name, 0, 1, move || {
+        let spec = suite.add(role, &id, name, 0, 1, move || {
             file.chill()?;
             run(&row, &found)
         });
         spec.pages = touched;
         spec.cold = true;
+        if id.ends_with(BY_DEFAULT) {
+            spec.headline = Some(format!("touch {touched} pages of a file that is not cached"));
+        }
         spec.naive = Some("fault-cold/kernel".to_owned());
         spec.limit = Some(("fault-cold/read".to_owned(), 0));
         spec.faults = Some(FaultSpec {

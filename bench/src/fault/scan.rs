@@ -14,11 +14,14 @@ use super::bare::{Answer, Bare, Waiting};
 use super::source::{self, Source, word};
 use super::touch::{Pattern, Placement, touch};
 use super::{PAGE, Run};
-use crate::report::{FaultSpec, Log, Published, Table};
+use crate::report::{FaultSpec, Log, Published, Role, Table};
 use crate::suite::{BenchError, Suite};
 
 /// The orders of the windows, as published.
 pub(super) const ORDERS: [u8; 7] = [0, 1, 3, 4, 5, 7, 9];
+
+/// The row of the window that a mapping has unless it is told otherwise: 16 pages.
+pub(super) const BY_DEFAULT: &str = "order-4";
 
 /// What pages are made of.
 pub(super) enum Backend<'a> {
@@ -163,6 +166,7 @@ pub(super) fn table(
     let touched: u64 = parts.iter().map(|part| part.len() as u64).sum();
     let threads = parts.len();
     let is_timed = pattern == Pattern::OnePerTable;
+    let is_headline = placement.is_first && !is_timed && !backend.is_huge();
     let naive = format!("{table}/naive");
     let limit = format!("{table}/populate");
     let naive_log = Log::default();
@@ -172,10 +176,10 @@ pub(super) fn table(
     let mut suite = Suite::new(len);
     let spins = placement.spin != Some(Duration::ZERO);
     let alike = if spins { format!("{table}/naive-spin") } else { naive.clone() };
-    let mut bare = |row: &str, name: &str, waiting: Waiting, log: Log| {
+    let mut bare = |role: Role, row: &str, name: &str, waiting: Waiting, log: Log| {
         let id = format!("{table}/{row}");
         let (found, case) = (log.clone(), id.clone());
-        let spec = suite.add(&id, name, 0, threads, move || {
+        let spec = suite.add(role, &id, name, 0, threads, move || {
             let memory = placement.by_handler(|| backend.bare(len, waiting))?;
             let done = touch(&case, &memory, parts, placement, is_timed, word);
             memory.check(&case)?;
@@ -186,11 +190,11 @@ pub(super) fn table(
         });
         spec.faults = Some(FaultSpec { log, ..FaultSpec::default() });
     };
-    bare("naive", "one page, poll and read", Waiting::Poll, naive_log.clone());
+    bare(Role::Naive, "naive", "one page, poll and read", Waiting::Poll, naive_log.clone());
     if spins {
         let spin = placement.spin.unwrap_or(LazyOptions::default().spin);
         let name = "one page, waiting as ours does";
-        bare("naive-spin", name, Waiting::Spin(spin), Log::default());
+        bare(Role::Peer, "naive-spin", name, Waiting::Spin(spin), Log::default());
     }
 
     let orders = ORDERS.into_iter().map(Some).filter(|_| !backend.is_huge());
@@ -199,7 +203,7 @@ pub(super) fn table(
         let id = format!("{table}/{row}");
         let log = Log::default();
         let (found, case) = (log.clone(), id.clone());
-        let spec = suite.add(&id, name, 0, threads, move || {
+        let spec = suite.add(Role::Ours, &id, name, 0, threads, move || {
             let memory = placement.by_handler(|| backend.lazy(engine, len, &options))?;
             let done = touch(&case, &memory, parts, placement, is_timed, word)?;
             let stats = settled(&memory);
@@ -213,20 +217,24 @@ pub(super) fn table(
             naive: is_timed.then(|| naive_log.clone()),
             ..FaultSpec::default()
         });
+        if is_headline && row == BY_DEFAULT {
+            let title = backend.title().to_lowercase();
+            spec.headline = Some(format!("map {len} of {title}, {}", pattern.title()));
+        }
         let is_published = matches!(backend, Backend::File(..)) && threads == 1;
         spec.published = order.filter(|_| is_published).and_then(|order| {
             let index = ORDERS.iter().position(|known| *known == order)?;
             published(pattern, index, touched)
         });
     }
-    for (row, name, populates) in [
-        ("kernel", "the kernel's own mapping", false),
-        ("populate", "limit, populated by the kernel", true),
+    for (role, row, name, populates) in [
+        (Role::Peer, "kernel", "the kernel's own mapping", false),
+        (Role::Limit, "populate", "limit, populated by the kernel", true),
     ] {
         let id = format!("{table}/{row}");
         let log = Log::default();
         let (found, case) = (log.clone(), id.clone());
-        let spec = suite.add(&id, name, 0, threads, move || {
+        let spec = suite.add(role, &id, name, 0, threads, move || {
             let memory = backend.plain(len)?;
             let begun = Instant::now();
             if populates {

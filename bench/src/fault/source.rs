@@ -5,10 +5,9 @@ use std::io::Write;
 use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use uzone_fault::LazyMapping;
-use uzone_os::{Access, HugeSize, Mapping, Sharing, page_cache};
+use uzone_os::{Access, HugeSize, Mapping, Sharing, file_system, page_cache};
 use uzone_pages::ByteLen;
 
 use super::PAGE;
@@ -56,12 +55,8 @@ pub(super) struct Source {
 
 impl Source {
     pub(super) fn new(directory: &Path, len: ByteLen) -> Result<Self, BenchError> {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed); // a name, and nothing else
-        let path = directory.join(format!("uzone-bench-{}-{number}", std::process::id()));
         let make = || {
-            let mut file = File::options().read(true).write(true).create_new(true).open(&path)?;
-            std::fs::remove_file(&path)?;
+            let mut file = file_system::nameless_file(directory)?;
             each_piece(len, |_, bytes| file.write_all(bytes))?;
             // What is dirty could not be forgotten.
             file.sync_all()?;

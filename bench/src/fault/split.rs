@@ -15,7 +15,7 @@ use super::scan::{file_backing, settled, way};
 use super::source::{self, Source, place, word};
 use super::touch::{Pattern, Placement, touch};
 use super::{PAGE, Run};
-use crate::report::{FaultSpec, Log, Table};
+use crate::report::{FaultSpec, Log, Role, Table};
 use crate::suite::{BenchError, Suite};
 
 /// How much is touched at most, one page a fault.
@@ -73,7 +73,7 @@ pub(super) fn table(
         let id = format!("{table}/{row}");
         let (case, found) = (id.clone(), logs[index].clone());
         let memory = memory.clone();
-        let spec = suite.add(&id, name, 0, 1, move || {
+        let spec = suite.add(Role::Limit, &id, name, 0, 1, move || {
             let answer = answer.clone();
             let memory = placement.by_handler(|| match answer {
                 Answer::Continue => {
@@ -116,7 +116,7 @@ pub(super) fn table(
         let log = if row == "ours-copy" { logs[3].clone() } else { Log::default() };
         let (case, found) = (id.clone(), log.clone());
         let (engine, options) = (&engine, options.clone());
-        let spec = suite.add(&id, name, 0, 1, move || {
+        let spec = suite.add(Role::Ours, &id, name, 0, 1, move || {
             let backing = backing.clone();
             let memory = placement.by_handler(|| Ok(engine.map(len, backing, &options)?))?;
             let done = touch(&case, &memory, parts, placement, true, expected)?;

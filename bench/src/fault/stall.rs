@@ -11,7 +11,7 @@ use super::scan::{Way, file_backing, placed, settled, way};
 use super::source::{Reads, Source, place, word};
 use super::touch::{Pattern, Placement, touch};
 use super::{PAGE, Run};
-use crate::report::{FaultSpec, Log, Table};
+use crate::report::{FaultSpec, Log, Role, Table};
 use crate::suite::{BenchError, Suite};
 
 /// How much is touched at most.
@@ -94,7 +94,7 @@ pub(super) fn table(
                 false => format!("{name}: all at hand"),
                 true => format!("{name}: one page stalled"),
             };
-            let spec = suite.add(&id, name, 0, 1, move || {
+            let spec = suite.add(Role::Ours, &id, name, 0, 1, move || {
                 let gate = Arc::new(Gate::default());
                 let backing =
                     Arc::new(Stalling { file: file_backing(file)?, stalled, gate: gate.clone() });

@@ -70,6 +70,8 @@ pub(super) struct Placement {
     pub(super) title: String,
     /// How many threads touch.
     pub(super) threads: usize,
+    /// Whether no placement comes before it: its tables are those of the summary.
+    pub(super) is_first: bool,
     touchers: Vec<u32>,
     handler: Vec<u32>,
     /// For how long ours looks for faults before it sleeps; `None` for what it does by itself.
@@ -84,11 +86,13 @@ impl Placement {
             return Ok(Vec::new());
         };
         let mut all = Vec::new();
-        if first != last {
+        let is_apart = first != last;
+        if is_apart {
             all.push(Self {
                 id: String::new(),
                 title: format!("one thread on CPU {first}, the handler on CPU {last}"),
                 threads: 1,
+                is_first: true,
                 touchers: vec![first],
                 handler: vec![last],
                 spin: None,
@@ -98,6 +102,7 @@ impl Placement {
             id: "-same".to_owned(),
             title: format!("one thread and the handler on CPU {first}"),
             threads: 1,
+            is_first: !is_apart,
             touchers: vec![first],
             handler: vec![first],
             // It would keep whoever it has woken from running.
@@ -110,6 +115,7 @@ impl Placement {
                 cpus.len()
             ),
             threads,
+            is_first: false,
             touchers: cpus.clone(),
             handler: cpus.clone(),
             spin: None,
@@ -124,6 +130,7 @@ impl Placement {
             id: String::new(),
             title: format!("one thread, it and the handler on any of {} CPUs", cpus.len()),
             threads: 1,
+            is_first: true,
             touchers: cpus.clone(),
             handler: cpus,
             spin: None,

@@ -10,11 +10,11 @@ use super::{
     CALL_PAGES, Settings, bare_add, bare_sub, bind, calls, check_pins, timed, timed_alone, words,
 };
 use crate::group::Watch;
-use crate::report::{Bench, Table};
+use crate::report::{Bench, Role, Table};
 use crate::suite::{BenchError, Suite};
 
 pub(super) fn run(
-    settings: Settings,
+    settings: &Settings,
     watch: Watch<'_>,
     bench: &mut Bench,
 ) -> Result<(), BenchError> {
@@ -87,6 +87,9 @@ pub(super) fn run(
             Ok(())
         })
     });
+    if let Some(spec) = suite.spec("pin-4k/whole-pin") {
+        spec.headline = Some(format!("pin {size}: base pages, whole"));
+    }
     bench.tables.push(Table {
         id: "pin-4k".to_owned(),
         title: "Base pages, 8-byte descriptors".to_owned(),
@@ -115,12 +118,18 @@ impl<'a> Rows<'_, 'a> {
         let is_both = row.ends_with("-both");
         let (naive, limit) =
             if is_both { ("naive-both", "limit-both") } else { ("naive-pin", "limit-one") };
-        let spec = self.suite.add(&format!("pin-4k/{row}"), name, 0, 1, run);
+        let is_naive = calls == Some(self.pages);
+        let role = match calls {
+            None => Role::Limit,
+            Some(_) if is_naive => Role::Naive,
+            Some(_) => Role::Ours,
+        };
+        let spec = self.suite.add(role, &format!("pin-4k/{row}"), name, 0, 1, run);
         spec.calls = calls;
         if calls.is_some() {
             spec.naive = Some(format!("pin-4k/{naive}"));
         }
-        if calls.is_some_and(|calls| calls != self.pages) {
+        if role == Role::Ours {
             spec.limit = Some((format!("pin-4k/{limit}"), 0));
         }
     }

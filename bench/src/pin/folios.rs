@@ -15,13 +15,15 @@ use super::{
     published, timed, timed_alone, words,
 };
 use crate::group::Watch;
-use crate::report::{Bench, Published, Table};
+use crate::report::{Bench, Published, Role, Table};
 use crate::suite::{BenchError, Suite};
 
 /// One table: a way of describing the region, and what was published of it.
 struct Shape {
     table: &'static str,
     title: &'static str,
+    /// The rows that stand in the summary, and what they are called there.
+    headlines: Option<[(&'static str, &'static str); 2]>,
     naive_get: Option<Published>,
     naive_pin: Option<Published>,
     get: Option<Published>,
@@ -32,7 +34,7 @@ const NOTE: &str = "one thread; the guards of a row that pins alone are dropped 
      stopped; naive is of the same kind of row; the limit is bare atomics on a word for each folio";
 
 pub(super) fn run(
-    settings: Settings,
+    settings: &Settings,
     watch: Watch<'_>,
     bench: &mut Bench,
 ) -> Result<(), BenchError> {
@@ -42,7 +44,7 @@ pub(super) fn run(
 
 /// Descriptors in memory of their own.
 pub(super) fn outside(
-    settings: Settings,
+    settings: &Settings,
     watch: Watch<'_>,
     bench: &mut Bench,
 ) -> Result<(), BenchError> {
@@ -52,6 +54,10 @@ pub(super) fn outside(
     let shape = Shape {
         table: "pin-2m",
         title: "2 MiB folios, 8-byte descriptors",
+        headlines: Some([
+            ("whole-pin", "2 MiB folios, whole"),
+            ("call-pin", "2 MiB folios, 512 pages a call"),
+        ]),
         naive_get: published(size, 59_000, 492_000),
         naive_pin: published(size, 87_000, 493_000),
         get: published(size, 6_100, 49_000),
@@ -61,7 +67,7 @@ pub(super) fn outside(
 }
 
 /// Descriptors in the region itself.
-fn inside(settings: Settings, watch: Watch<'_>, bench: &mut Bench) -> Result<(), BenchError> {
+fn inside(settings: &Settings, watch: Watch<'_>, bench: &mut Bench) -> Result<(), BenchError> {
     let size = settings.size;
     let zone = Zone::with_keep_limit(ByteLen::ZERO);
     let options = BindOptions::new(MemoryKind::Generic)
@@ -72,6 +78,7 @@ fn inside(settings: Settings, watch: Watch<'_>, bench: &mut Bench) -> Result<(),
     let shape = Shape {
         table: "pin-2m-altmap",
         title: "2 MiB folios, 8-byte descriptors inside of the region (altmap)",
+        headlines: None,
         naive_get: published(size, 494_000, 3_910_000),
         naive_pin: published(size, 494_000, 3_970_000),
         get: published(size, 9_000, 70_000),
@@ -101,7 +108,7 @@ fn fill<G>(
 #[expect(clippy::too_many_lines, reason = "a list of rows, each a few lines")]
 fn table(
     shape: &Shape,
-    settings: Settings,
+    settings: &Settings,
     zone: &Zone,
     folios: &Pagemap,
     watch: Watch<'_>,
@@ -245,6 +252,13 @@ fn table(
         title: shape.title.to_owned(),
         note: NOTE.to_owned(),
     });
+    if let Some(headlines) = shape.headlines {
+        for (row, name) in headlines {
+            if let Some(spec) = suite.spec(&id(row)) {
+                spec.headline = Some(format!("pin {}: {name}", settings.size));
+            }
+        }
+    }
     suite.run(shape.title, settings.rounds, watch, &mut bench.results)
 }
 
@@ -281,7 +295,12 @@ impl<'a> Rows<'_, 'a> {
             _ => "naive-pin",
         };
         let limit = if is_both { "limit-both" } else { "limit-one" };
-        let spec = self.suite.add(&format!("{table}/{row}"), name, 0, 1, run);
+        let role = match kind {
+            Kind::Naive(_) => Role::Naive,
+            Kind::Limit => Role::Limit,
+            Kind::Whole | Kind::Call(_) | Kind::Token => Role::Ours,
+        };
+        let spec = self.suite.add(role, &format!("{table}/{row}"), name, 0, 1, run);
         spec.folios = Some(self.calls);
         if !matches!(kind, Kind::Token | Kind::Limit) {
             spec.naive = Some(format!("{table}/{naive}"));

@@ -12,7 +12,7 @@ use uzone_os::{Anonymous, FixedBuffers, FixedBuffersError, HugeAdvice, MapError}
 
 use super::Settings;
 use crate::group::Watch;
-use crate::report::{Bench, Skipped, Table};
+use crate::report::{Bench, Role, Skipped, Table};
 use crate::suite::{BenchError, Suite};
 
 /// Makes memory of one kind, present.
@@ -27,7 +27,7 @@ struct Memory {
 }
 
 pub(super) fn run(
-    settings: Settings,
+    settings: &Settings,
     watch: Watch<'_>,
     bench: &mut Bench,
 ) -> Result<(), BenchError> {
@@ -74,14 +74,15 @@ pub(super) fn run(
         for is_both in [false, true] {
             let (kind, what) = if is_both { ("both", "pin and unpin") } else { ("pin", "pin") };
             let id = format!("pin-kernel/{}-{kind}", memory.row);
-            let spec = suite.add(&id, format!("{}, {what}", memory.name), 0, 1, move || {
-                let mut ring = ring.borrow_mut();
-                let started = Instant::now();
-                let registered = ring.register(mapping)?;
-                let pinned = started.elapsed();
-                drop(registered);
-                Ok(if is_both { started.elapsed() } else { pinned })
-            });
+            let spec =
+                suite.add(Role::Peer, &id, format!("{}, {what}", memory.name), 0, 1, move || {
+                    let mut ring = ring.borrow_mut();
+                    let started = Instant::now();
+                    let registered = ring.register(mapping)?;
+                    let pinned = started.elapsed();
+                    drop(registered);
+                    Ok(if is_both { started.elapsed() } else { pinned })
+                });
             spec.folios = Some(len.get() / memory.folio_bytes);
             spec.calls = Some(1);
         }

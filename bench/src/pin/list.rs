@@ -10,14 +10,14 @@ use zerocopy::IntoBytes;
 use super::naive::Naive;
 use super::{CALL_ENTRIES, CALL_PAGES, Settings, bind, calls, present, timed};
 use crate::group::Watch;
-use crate::report::{Bench, Table};
+use crate::report::{Bench, Role, Table};
 use crate::suite::{BenchError, Suite};
 
 const NAIVE: &str = "pin-list/naive";
 const LIMIT: &str = "pin-list/limit";
 
 pub(super) fn run(
-    settings: Settings,
+    settings: &Settings,
     watch: Watch<'_>,
     bench: &mut Bench,
 ) -> Result<(), BenchError> {
@@ -56,14 +56,15 @@ pub(super) fn run(
     let window = RefCell::new(vec![Pfn::new(0); CALL_ENTRIES]);
     let mut suite = Suite::new(size);
     let bytes = pages * size_of::<Pfn>() as u64;
-    let spec = suite.add(NAIVE, "naive, an atomic and an entry a page", bytes, 1, || {
-        let mut list = list.borrow_mut();
-        let elapsed = timed(|| Ok(naive.hold_listed(range.start(), &mut list)));
-        naive.give_back();
-        elapsed
-    });
+    let spec =
+        suite.add(Role::Naive, NAIVE, "naive, an atomic and an entry a page", bytes, 1, || {
+            let mut list = list.borrow_mut();
+            let elapsed = timed(|| Ok(naive.hold_listed(range.start(), &mut list)));
+            naive.give_back();
+            elapsed
+        });
     spec.calls = Some(pages);
-    let spec = suite.add("pin-list/ours", "whole region, pin, list", bytes, 1, || {
+    let spec = suite.add(Role::Ours, "pin-list/ours", "whole region, pin, list", bytes, 1, || {
         let mut list = list.borrow_mut();
         timed(|| {
             let pinned = folios.pin(range)?;
@@ -72,9 +73,15 @@ pub(super) fn run(
         })
     });
     spec.calls = Some(1);
+    spec.headline = Some(format!("pin {size}: whole, with the list of its frames"));
     let len = ByteLen::new(CALL_PAGES << 12);
-    let spec =
-        suite.add("pin-list/ours-call", "512 pages a call, pin, all in one list", bytes, 1, || {
+    let spec = suite.add(
+        Role::Ours,
+        "pin-list/ours-call",
+        "512 pages a call, pin, all in one list",
+        bytes,
+        1,
+        || {
             let (mut list, mut kept) = (list.borrow_mut(), kept.borrow_mut());
             let elapsed = timed(|| {
                 for (&address, list) in addresses.iter().zip(list.chunks_mut(CALL_ENTRIES)) {
@@ -88,9 +95,11 @@ pub(super) fn run(
             });
             kept.clear();
             elapsed
-        });
+        },
+    );
     spec.calls = Some(addresses.len() as u64);
     let spec = suite.add(
+        Role::Ours,
         "pin-list/ours-window",
         "512 pages a call, pin, a list of 512 used again",
         bytes,
@@ -112,7 +121,7 @@ pub(super) fn run(
         },
     );
     spec.calls = Some(addresses.len() as u64);
-    suite.add(LIMIT, "streaming the list alone", bytes, 1, || {
+    suite.add(Role::Limit, LIMIT, "streaming the list alone", bytes, 1, || {
         let mut list = list.borrow_mut();
         timed(|| {
             Streaming::scope(uzone_stream::best(), |stream| {

@@ -12,7 +12,7 @@ use uzone::{ByteLen, HoldSort, Order, PageCount, Pagemap, PfnRange, Zone};
 
 use super::{Settings, bare_add, bare_sub, bind, words};
 use crate::group::Watch;
-use crate::report::{Bench, Skipped, Table};
+use crate::report::{Bench, Role, Skipped, Table};
 use crate::suite::{BenchError, Suite};
 
 /// How many pages' worth of passes a sample is: milliseconds.
@@ -100,7 +100,7 @@ impl Second {
 }
 
 pub(super) fn run(
-    settings: Settings,
+    settings: &Settings,
     watch: Watch<'_>,
     bench: &mut Bench,
 ) -> Result<(), BenchError> {
@@ -200,7 +200,12 @@ pub(super) fn run(
         let mut suite = Suite::new(size);
         for (number, sample) in (0..).zip(&samples) {
             let (second, work, threads) = (&second, sample.work, sample.threads);
+            let role = match work {
+                Work::Hold(..) => Role::Ours,
+                Work::Bare(_) => Role::Limit,
+            };
             let spec = suite.add(
+                role,
                 &format!("pin-threads/{}", sample.row),
                 sample.name,
                 0,

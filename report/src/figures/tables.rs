@@ -30,7 +30,9 @@ pub(super) fn section(bench: &Bench) -> Section {
         title: match bench.benchmark.as_str() {
             // It measures a little of several benchmarks.
             "demo" => "uzone demo".to_owned(),
-            benchmark => format!("uzone bench {benchmark}"),
+            // Every benchmark, one after the other.
+            "all" => "uzone bench".to_owned(),
+            one => format!("uzone bench {one}"),
         },
         note: sentences(&[&bench.settings]),
         charts,
@@ -119,10 +121,11 @@ fn near(rates: &[f64]) -> bool {
 }
 
 /// Returns what stands beside a row's mark.
-fn beside(row: &Row, first: String) -> String {
+fn beside(bench: &Bench, row: &Row, first: String) -> String {
     let mut parts = vec![first];
     parts.extend(row.more.share_of_limit.map(|share| format!("{:.0} %", share * 100.0)));
-    let ratio = row.more.ratio_naive.filter(|_| !row.case().contains("naive"));
+    let is_naive = row.role(&bench.benchmark) == Role::Naive;
+    let ratio = row.more.ratio_naive.filter(|_| !is_naive);
     parts.extend(ratio.map(|ratio| format!("{} x", number(ratio))));
     parts.join(" \u{b7} ")
 }
@@ -147,7 +150,7 @@ fn bars(bench: &Bench, rows: &[&Row], rates: &[f64]) -> Bars {
             .as_ref()
             // A byte for each nanosecond is a GB for each second.
             .map(|published| float(row.more.bytes) / float(published.ns.max(1))),
-        text: beside(row, number(*rate)),
+        text: beside(bench, row, number(*rate)),
     });
     Bars { axis: "GB/s".to_owned(), rows: rows.collect() }
 }
@@ -161,7 +164,7 @@ fn times(bench: &Bench, rows: &[&Row]) -> Spans {
         high: float(row.more.worst_ns.unwrap_or(row.median_ns)),
         tick: None,
         published: row.more.published.as_ref().map(|published| float(published.ns)),
-        text: beside(row, ns(row.median_ns)),
+        text: beside(bench, row, ns(row.median_ns)),
     });
     Spans {
         axis: "time (logarithmic)".to_owned(),

@@ -1,0 +1,219 @@
+//! Every benchmark, one after the other, at sizes that fit the machine: what `uzone bench` runs when it
+//! is not told which.
+//!
+//! [`parts`] chooses the sizes, by the memory that can be had; a machine with 2 CPUs takes about two
+//! minutes for them. A part that this host cannot run is left out by name, with the reason; one that
+//! finds something wrong ends the run.
+
+use std::num::NonZeroUsize;
+use std::path::Path;
+
+use uzone_os::{SystemRoot, memory};
+use uzone_pages::ByteLen;
+
+use crate::group::{PartOf, Phase, Watch};
+use crate::report::{Bench, Skipped};
+use crate::settings::Part;
+use crate::suite::BenchError;
+use crate::{bind, copy, fault, metadata, pin, zero};
+
+/// How thorough a run is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pace {
+    /// Sizes and rounds of which the figures can be trusted.
+    Full,
+    /// Every row once or twice, at sizes that take seconds: whether it all works.
+    Quick,
+}
+
+/// Returns how much memory a run may plan with: what can be had, if the kernel says so.
+#[must_use]
+pub fn available() -> ByteLen {
+    memory::available(&SystemRoot::host()).map_or(ByteLen::gib(1), |have| have.bytes)
+}
+
+/// Returns the benchmarks and what each of them is told, for so much memory. The file of `fault` is made
+/// in `directory`, by a path that holds from anywhere.
+#[must_use]
+pub fn parts(available: ByteLen, threads: NonZeroUsize, pace: Pace, directory: &Path) -> Vec<Part> {
+    let is_quick = pace == Pace::Quick;
+    // Of what can be had, half is left to others.
+    let room = available.get() / 2;
+    // The first of some sizes of which each byte takes so many 4096ths of a byte of memory.
+    let fitting = |sizes: &[ByteLen], cost: u64| {
+        let fits = |size: &&ByteLen| size.get() / 4096 * cost <= room;
+        sizes.iter().find(fits).or(sizes.last()).copied().unwrap_or(ByteLen::gib(1))
+    };
+    let pick = |full: &[ByteLen], cost: u64, quick: ByteLen| {
+        if is_quick { quick } else { fitting(full, cost) }
+    };
+    let gib = ByteLen::gib;
+    let described = pick(&[gib(16), gib(8), gib(2), gib(1)], 2 * 64, gib(1));
+    // Their memory is that of the smallest arena, so that cold extents are cold.
+    let extents = if is_quick { ByteLen::kib(64) } else { ByteLen::mib(32) };
+    vec![
+        Part::Bind(bind::Settings {
+            size: described,
+            rebinds: if is_quick { 3 } else { 11 },
+            first_binds: if is_quick { 1 } else { 5 },
+            threads,
+            growth: if is_quick { ByteLen::ZERO } else { described },
+            tables: Vec::new(),
+        }),
+        Part::Pin(pin::Settings {
+            size: pick(&[gib(16), gib(4), gib(1)], 80, gib(1)),
+            rounds: if is_quick { 3 } else { 11 },
+            tables: Vec::new(),
+        }),
+        Part::Zero(zero::Settings {
+            size: extents,
+            rounds: if is_quick { 2 } else { 11 },
+            first_touches: if is_quick { 1 } else { 5 },
+            populate: pick(&[ByteLen::mib(512), ByteLen::mib(128)], 4096, ByteLen::mib(64)),
+            threads,
+            tables: Vec::new(),
+        }),
+        Part::Copy(copy::Settings {
+            size: extents,
+            rounds: if is_quick { 2 } else { 11 },
+            tables: Vec::new(),
+        }),
+        Part::Fault(fault::Settings {
+            size: if is_quick { ByteLen::mib(4) } else { ByteLen::mib(8) },
+            rounds: if is_quick { 2 } else { 11 },
+            threads: vec![1],
+            directory: directory.to_owned(),
+            tables: Vec::new(),
+        }),
+    ]
+}
+
+/// Returns how much memory the descriptors may take that are counted and not timed: little, for rows
+/// that need more are slow and say nothing new.
+#[must_use]
+pub fn metadata() -> metadata::Settings {
+    metadata::Settings { most: Some(ByteLen::mib(64)) }
+}
+
+/// Runs some benchmarks as one document, and counts the bytes of descriptors at the end if that is asked
+/// for.
+///
+/// # Errors
+/// [`BenchError`] if a row found something wrong, or no part could be run.
+pub fn run(
+    parts: &[Part],
+    metadata: Option<metadata::Settings>,
+    watch: Watch<'_>,
+) -> Result<Bench, BenchError> {
+    let mut all: Option<Bench> = None;
+    let mut skipped = Vec::new();
+    let mut refused = None;
+    let of = parts.len() + usize::from(metadata.is_some());
+    for (part, number) in parts.iter().zip(1..) {
+        let part_of = PartOf { name: part.name(), number, of };
+        match part.run(&|phase| watch(Phase { part: Some(part_of), ..phase })) {
+            Ok(bench) => match &mut all {
+                None => all = Some(Bench { benchmark: "all", ..bench }),
+                Some(all) => all.append(bench),
+            },
+            Err(error) if error.is_of_this_host() => {
+                skipped.push(Skipped { id: part.name().to_owned(), reason: chain(&error) });
+                refused.get_or_insert(error);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    let mut counted = None;
+    if let Some(settings) = metadata {
+        let part_of = PartOf { name: "metadata", number: of, of };
+        match metadata::run(settings, &|phase| watch(Phase { part: Some(part_of), ..phase })) {
+            Ok(metadata) => counted = Some(metadata),
+            Err(error) if error.is_of_this_host() => {
+                skipped.push(Skipped { id: part_of.name.to_owned(), reason: chain(&error) });
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    match (all, refused) {
+        (Some(mut all), _) => {
+            all.metadata = counted;
+            // What was skipped is not forgotten: who runs the same again finds out whether it is still so.
+            all.parameters = parts.to_vec();
+            all.skipped.append(&mut skipped);
+            Ok(all)
+        }
+        (None, Some(error)) => Err(error),
+        (None, None) => Err(BenchError::NoTable { asked: String::new() }),
+    }
+}
+
+/// Returns an error and all of its causes as a sentence.
+fn chain(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |cause| cause.source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
+}
+
+impl Bench {
+    /// Puts another benchmark's results behind these.
+    fn append(&mut self, mut other: Self) {
+        self.settings = format!("{}; {}: {}", self.settings, other.benchmark, other.settings);
+        self.parameters.append(&mut other.parameters);
+        self.summary.append(&mut other.summary);
+        self.tables.append(&mut other.tables);
+        self.results.append(&mut other.results);
+        self.skipped.append(&mut other.skipped);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sizes(available: ByteLen, pace: Pace) -> [u64; 5] {
+        let parts = parts(available, NonZeroUsize::MIN, pace, Path::new("/tmp"));
+        let size = |part: &Part| match part {
+            Part::Bind(settings) => settings.size,
+            Part::Pin(settings) => settings.size,
+            Part::Zero(settings) => settings.size,
+            Part::Copy(settings) => settings.size,
+            Part::Fault(settings) => settings.size,
+        };
+        let sizes: Vec<u64> = parts.iter().map(|part| size(part).get() >> 10).collect();
+        sizes.try_into().expect("five parts")
+    }
+
+    #[test]
+    fn sizes_follow_the_memory_and_are_never_none() {
+        const M: u64 = 1 << 10;
+        const G: u64 = 1 << 20;
+        for (available, expected) in [
+            (ByteLen::tib(1), [16 * G, 16 * G, 32 * M, 32 * M, 8 * M]),
+            (ByteLen::gib(1), [16 * G, 16 * G, 32 * M, 32 * M, 8 * M]),
+            (ByteLen::mib(600), [8 * G, 4 * G, 32 * M, 32 * M, 8 * M]),
+            (ByteLen::mib(128), [2 * G, G, 32 * M, 32 * M, 8 * M]),
+            (ByteLen::ZERO, [G, G, 32 * M, 32 * M, 8 * M]),
+        ] {
+            assert_eq!(sizes(available, Pace::Full), expected, "{available}");
+            assert_eq!(sizes(available, Pace::Quick), [G, G, 64, 64, 4 * M], "{available}");
+        }
+    }
+
+    #[test]
+    fn what_a_run_was_told_is_read_again_as_it_was_written() {
+        let parts = parts(ByteLen::gib(8), NonZeroUsize::MIN, Pace::Full, Path::new("/var/tmp"));
+        for part in parts {
+            let part = part.with_tables(vec!["zero-hint".to_owned()]);
+            let text = serde_json::to_string(&part).expect("it can be written");
+            assert!(text.contains(r#""size_bytes":"#) && text.contains(part.name()), "{text}");
+            assert_eq!(serde_json::from_str::<Part>(&text).expect("it can be read"), part);
+        }
+    }
+
+    #[test]
+    fn a_host_without_what_a_part_needs_is_no_defect_and_a_wrong_byte_is_one() {
+        let refused = BenchError::Threads { threads: 2 };
+        let wrong = BenchError::WrongByte { row: "zero-hint/ours".to_owned(), offset: 7 };
+        assert!(refused.is_of_this_host() && !wrong.is_of_this_host());
+        assert!(!BenchError::NoTable { asked: "x".to_owned() }.is_of_this_host());
+    }
+}

@@ -1,0 +1,276 @@
+//! What a benchmark found, as text: its tables, and the summary of a run of all.
+
+use std::fmt::Write as _;
+use std::time::{Duration, UNIX_EPOCH};
+
+use uzone_bench::machine::Machine;
+use uzone_bench::metadata::{Metadata, Origin};
+use uzone_bench::report::{Bench, Row, Skipped, Table};
+use uzone_bench::summary::Headline;
+use uzone_pages::ByteLen;
+use uzone_report::number;
+
+use crate::output::{Report, Style, Verbosity, human_duration, table};
+
+impl Report for Bench {
+    fn text(&self, style: Style) -> String {
+        let mut text = String::new();
+        let is_all = self.benchmark == ALL;
+        // Writing to a String does not fail.
+        let _ = match is_all {
+            true => writeln!(text, "uzone bench: {}", self.settings),
+            false => writeln!(text, "uzone bench {}: {}", self.benchmark, self.settings),
+        };
+        if !is_all || style.verbosity == Verbosity::Verbose {
+            for table in &self.tables {
+                text.push('\n');
+                write_table(&mut text, table, &self.results);
+            }
+            if let Some(metadata) = &self.metadata {
+                write_metadata(&mut text, metadata);
+            }
+        }
+        write_skipped(&mut text, &self.skipped);
+        if is_all {
+            write_summary(&mut text, &self.summary);
+            if let Some(metadata) = &self.metadata {
+                write_bytes(&mut text, metadata);
+            }
+        }
+        let sources = self.results.iter().filter_map(|row| Some(row.published?.source)).collect();
+        let _ = write!(text, "\n{}", foot(&self.machine, sources));
+        text
+    }
+}
+
+impl Report for Metadata {
+    fn text(&self, _style: Style) -> String {
+        let mut text = String::new();
+        // Writing to a String does not fail.
+        let _ = writeln!(text, "uzone bench bind --metadata: {}", self.settings);
+        write_metadata(&mut text, self);
+        let sources = self.results.iter().filter_map(|row| row.source).collect();
+        let _ = write!(text, "\n{}", foot(&self.machine, sources));
+        text
+    }
+}
+
+/// Writes the tables of what descriptors take.
+fn write_metadata(text: &mut String, metadata: &Metadata) {
+    for spec in &metadata.tables {
+        let _ = writeln!(text, "\n{}\n({})", spec.title, spec.note);
+        let header = [
+            "row",
+            "bytes each",
+            "mapped",
+            "resident",
+            "page tables",
+            "of the region",
+            "bind",
+            "figures",
+        ];
+        let mut cells = table(&header);
+        let prefix = format!("{}/", spec.id);
+        for row in metadata.results.iter().filter(|row| row.id.starts_with(&prefix)) {
+            let bytes = |bytes: u64| ByteLen::new(bytes).to_string();
+            cells.add_row(vec![
+                row.name.clone(),
+                row.descriptor_bytes.to_string(),
+                row.virtual_bytes_per_tib.map_or_else(none, bytes),
+                bytes(row.resident_bytes_per_tib),
+                row.page_table_bytes_per_tib.map_or_else(none, bytes),
+                bytes(row.region_bytes_per_tib),
+                row.bind_ns.map_or_else(none, ns),
+                match row.origin {
+                    Origin::Measured => "measured",
+                    Origin::Published => "published",
+                    Origin::Derived => "derived",
+                }
+                .to_owned(),
+            ]);
+        }
+        let _ = writeln!(text, "{}", cells.trim_fmt());
+    }
+    write_skipped(text, &metadata.skipped);
+}
+
+/// What a run of every benchmark is called.
+pub(super) const ALL: &str = "all";
+
+/// Says what was left out, and why.
+fn write_skipped(text: &mut String, skipped: &[Skipped]) {
+    if !skipped.is_empty() {
+        text.push_str("\nnot measured\n");
+        for skipped in skipped {
+            let _ = writeln!(text, "  {}: {}", skipped.id, skipped.reason);
+        }
+    }
+}
+
+/// Writes a line for each claim.
+fn write_summary(text: &mut String, summary: &[Headline]) {
+    let mut cells = table(&["", "published", "naive", "uzone", "limit", "of limit", "x naive"]);
+    for line in summary {
+        let time = |time: Option<u64>| time.map_or_else(none, ns);
+        cells.add_row(vec![
+            line.name.clone(),
+            match (line.published_naive_ns, line.published_ns) {
+                (Some(before), Some(after)) => format!("{} to {}", ns(before), ns(after)),
+                (_, published) => time(published),
+            },
+            time(line.naive_ns),
+            ns(line.ours_ns),
+            time(line.limit_ns),
+            line.share_of_limit.map_or_else(none, percent),
+            line.ratio_naive.map_or_else(none, number),
+        ]);
+    }
+    let _ = writeln!(text, "\n{}", cells.trim_fmt());
+    text.push_str(
+        "Published are times on other machines, before and after. Naive, uzone and the limit are\n\
+         medians of interleaved rounds on this one; the limit does the same amount of work. All rows: -v.\n",
+    );
+}
+
+/// Writes how much memory descriptors take, in a line for each size of folios.
+fn write_bytes(text: &mut String, metadata: &Metadata) {
+    let rows = ["linux-all", "linux-dedup", "on-touch", "eager"];
+    let mut cells =
+        table(&["memory for descriptors", "Linux", "shared tails", "uzone, on touch", "eager"]);
+    for spec in &metadata.tables {
+        let bytes = |row: &str| {
+            let id = format!("{}/{row}", spec.id);
+            let row = metadata.results.iter().find(|row| row.id == id);
+            row.map_or_else(none, |row| ByteLen::new(row.resident_bytes_per_tib).to_string())
+        };
+        let mut line = vec![spec.title.clone()];
+        line.extend(rows.map(bytes));
+        cells.add_row(line);
+    }
+    let _ = writeln!(text, "\n{}", cells.trim_fmt());
+}
+
+fn write_table(text: &mut String, spec: &Table, rows: &[Row]) {
+    let _ = writeln!(text, "{}\n({})", spec.title, spec.note);
+    let prefix = format!("{}/", spec.id);
+    let rows: Vec<&Row> = rows.iter().filter(|row| row.id.starts_with(&prefix)).collect();
+    // A column that no row of the table has anything for is not shown; that nothing was published is
+    // worth knowing.
+    let has_any = |column: &&Column| rows.iter().any(|row| (column.cell)(row).is_some());
+    let columns: Vec<&Column> =
+        COLUMNS.iter().filter(|column| column.heading == "published" || has_any(column)).collect();
+    let mut cells = table(&columns.iter().map(|column| column.heading).collect::<Vec<_>>());
+    for row in rows {
+        let cell = |column: &&Column| (column.cell)(row).unwrap_or_else(none);
+        cells.add_row(columns.iter().map(cell).collect::<Vec<_>>());
+    }
+    let _ = writeln!(text, "{}", cells.trim_fmt());
+}
+
+struct Column {
+    heading: &'static str,
+    cell: fn(&Row) -> Option<String>,
+}
+
+const COLUMNS: [Column; 20] = [
+    Column {
+        heading: "row",
+        cell: |row| Some(if row.cold { format!("{} (cold)", row.name) } else { row.name.clone() }),
+    },
+    Column { heading: "median", cell: |row| Some(ns(row.median_ns)) },
+    Column { heading: "worst", cell: |row| Some(ns(row.worst_ns)) },
+    Column { heading: "ns/page", cell: |row| Some(number(row.ns_per_page)) },
+    Column { heading: "ns/folio", cell: |row| row.ns_per_folio.map(number) },
+    Column {
+        // The time of the only call is the median.
+        heading: "ns/call",
+        cell: |row| row.ns_per_call.filter(|_| row.calls > Some(1)).map(number),
+    },
+    Column {
+        heading: "GB/s",
+        cell: |row| {
+            let is_rate = row.bytes != 0 && row.threads != 0;
+            is_rate.then(|| number(row.gib_per_s * GIB_TO_GB))
+        },
+    },
+    Column { heading: "of limit", cell: |row| row.share_of_limit.map(percent) },
+    Column { heading: "x naive", cell: |row| row.ratio_naive.map(number) },
+    Column { heading: "x best", cell: |row| row.ratio_best.map(number) },
+    Column { heading: "x alike", cell: |row| row.faults?.ratio_waiting_alike.map(number) },
+    Column { heading: "faults", cell: |row| Some(row.faults?.count.to_string()) },
+    Column { heading: "ns/fault", cell: |row| row.faults?.ns_per_fault.map(number) },
+    Column { heading: "wasted pages", cell: |row| Some(row.faults?.wasted_pages.to_string()) },
+    Column {
+        heading: "touch p50, p99",
+        cell: |row| {
+            let touch = row.faults?.touch?;
+            Some(format!("{}, {}", ns(touch.p50_ns), ns(touch.p99_ns)))
+        },
+    },
+    Column {
+        heading: "beyond",
+        cell: |row| row.faults?.beyond_ns.map(|ns| format!("{ns:+.0} ns")),
+    },
+    Column {
+        heading: "pause p50, p99.9, worst",
+        cell: |row| {
+            let pauses = row.pauses?;
+            Some(format!("{}, {}, {}", ns(pauses.p50_ns), ns(pauses.p999_ns), ns(pauses.worst_ns)))
+        },
+    },
+    Column {
+        heading: "call p50, p99, worst",
+        cell: |row| {
+            let latency = row.latency?;
+            let (p50, p99) = (ns(latency.p50_ns), ns(latency.p99_ns));
+            Some(format!("{p50}, {p99}, {}", ns(latency.worst_ns)))
+        },
+    },
+    Column {
+        heading: "resident/TiB",
+        cell: |row| {
+            let bytes = row.metadata_resident_bytes_per_tib?;
+            Some(ByteLen::new(bytes).to_string())
+        },
+    },
+    Column { heading: "published", cell: |row| row.published.map(|published| ns(published.ns)) },
+];
+
+/// Tables count in powers of ten, as those do that they are compared with.
+const GIB_TO_GB: f64 = 1.073_741_824;
+
+/// Returns a part of a whole.
+pub(super) fn percent(part: f64) -> String {
+    format!("{:.0} %", part * 100.0)
+}
+
+pub(super) fn none() -> String {
+    String::from("-")
+}
+
+/// Returns a time for a column of them.
+pub(crate) fn ns(ns: u64) -> String {
+    human_duration(Duration::from_nanos(ns))
+}
+
+/// Returns what was measured on, and what was published on what.
+pub(super) fn foot(machine: &Machine, mut sources: Vec<&str>) -> String {
+    let mut text = format!(
+        "{}: {}, {} CPUs, {}, Linux {}, transparent huge pages {}; {} stores; uzone {}{}\n",
+        humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_secs(machine.unix_seconds)),
+        machine.cpu,
+        machine.cpus,
+        ByteLen::new(machine.memory_bytes),
+        machine.kernel,
+        machine.transparent_huge_pages,
+        machine.stream,
+        machine.version,
+        machine.commit.map(|commit| format!(" ({commit})")).unwrap_or_default(),
+    );
+    sources.sort_unstable();
+    sources.dedup();
+    for source in sources {
+        let _ = writeln!(text, "published: {source}");
+    }
+    text
+}

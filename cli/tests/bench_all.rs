@@ -1,0 +1,333 @@
+//! `uzone bench` without a benchmark, `--check` and `--report`, and what a signal leaves behind.
+
+mod common;
+
+use std::fs;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use common::{Dir, keeps_to};
+use serde_json::{Value, json};
+
+/// How long something is waited for that takes a second.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn uzone(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
+    command.args(arguments).env("NO_COLOR", "1").stdin(Stdio::null());
+    command
+}
+
+fn run(arguments: &[&str]) -> Output {
+    uzone(arguments).output().expect("the binary under test runs")
+}
+
+fn text(bytes: &[u8]) -> &str {
+    str::from_utf8(bytes).expect("output is UTF-8")
+}
+
+fn object(output: &Output) -> Value {
+    serde_json::from_slice(&output.stdout).expect("one JSON object")
+}
+
+fn array<'a>(object: &'a Value, key: &str) -> &'a Vec<Value> {
+    object[key].as_array().unwrap_or_else(|| panic!("{key} is an array"))
+}
+
+fn string<'a>(object: &'a Value, key: &str) -> &'a str {
+    object[key].as_str().unwrap_or_else(|| panic!("{key} is a string: {object}"))
+}
+
+/// One test at a time changes the host's pool of huge pages.
+fn pool() -> MutexGuard<'static, ()> {
+    static POOL: Mutex<()> = Mutex::new(());
+    POOL.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[test]
+fn the_quick_run_has_every_benchmark_in_one_document_and_ends_with_the_summary() {
+    let _pool = pool();
+    let dir = Dir::new("bench-all");
+    let page = dir.name("out.html");
+    let output = run(&["bench", "--quick", "--json", "--report", &page]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(output.stderr.is_empty(), "{}", text(&output.stderr));
+    let bench = object(&output);
+    keeps_to("uzone.bench-1", &bench);
+    assert_eq!(bench["benchmark"], "all");
+    let parts: Vec<&str> =
+        array(&bench, "parameters").iter().map(|part| string(part, "benchmark")).collect();
+    assert_eq!(parts, ["bind", "pin", "zero", "copy", "fault"]);
+    let rows = array(&bench, "results");
+    let find = |id: &str| rows.iter().find(|row| row["id"] == id);
+    let mut ids: Vec<&str> = rows.iter().map(|row| string(row, "id")).collect();
+    ids.sort_unstable();
+    assert!(ids.windows(2).all(|two| two[0] != two[1]), "an id names one row");
+    for row in rows {
+        for (key, role) in [("naive_id", "naive"), ("limit_id", "limit")] {
+            let Some(id) = row[key].as_str() else { continue };
+            let other = find(id).unwrap_or_else(|| panic!("{id}"));
+            // Rows of one sort are also compared with each other: one thread with two, say.
+            let is_role = other["role"] == role || other["role"] == row["role"];
+            assert!(is_role, "{} is the {role} of {}", other["role"], row["id"]);
+        }
+    }
+    let is_skipped =
+        |part: &str| array(&bench, "skipped").iter().any(|skipped| skipped["id"] == part);
+    for (part, row) in [
+        ("bind", "bind-4k/ours-1"),
+        ("pin", "pin-2m/whole-pin"),
+        ("zero", "zero-cold-later/64K-ours"),
+        ("copy", "copy-cold-later/64K-ours"),
+        ("fault", "fault-seq-memfd-same/order-4"),
+    ] {
+        assert_ne!(is_skipped(part), find(row).is_some(), "{part}");
+    }
+    let summary = array(&bench, "summary");
+    for line in summary {
+        let ours = find(string(line, "ours")).expect("a row");
+        assert_eq!(ours["role"], "ours", "{line}");
+        assert_eq!((&line["ours_ns"], &line["naive"]), (&ours["median_ns"], &ours["naive_id"]));
+        assert_eq!(line["share_of_limit"], ours["share_of_limit"]);
+    }
+    for name in ["describe 1 GiB: 64-byte", "pin 1 GiB: 2 MiB folios", "copy 64 KiB", "from a pool"]
+    {
+        assert!(summary.iter().any(|line| string(line, "name").contains(name)), "{name}");
+    }
+    let counted = array(&bench["metadata"], "results");
+    assert!(counted.iter().any(|row| row["id"] == "metadata-2m/eager"), "{counted:?}");
+    let page = fs::read_to_string(&page).expect("the page");
+    for part in ["64-byte Linux descriptors", "Descriptors of 1 TiB", "<svg"] {
+        assert!(page.contains(part), "{part}");
+    }
+    assert_eq!(dir.names(), ["out.html"]);
+}
+
+#[test]
+fn the_text_of_a_run_of_all_is_the_summary_and_no_table() {
+    let _pool = pool();
+    let output = run(&["bench", "--quick"]);
+    let summary = text(&output.stdout);
+    for part in ["uzone bench: ", "published", "of limit", "on touch", "shared tails", "Linux"] {
+        assert!(summary.contains(part), "{part}: {summary}");
+    }
+    assert!(!summary.contains("slow path, the oracle"), "{summary}");
+    assert!(output.stderr.is_empty(), "no bar where no terminal reads");
+}
+
+const SMALL: [&str; 6] =
+    ["bench", "copy", "--size=64K", "--rounds=5", "--table=copy-cold-later,copy-hot", "--json"];
+
+/// Returns an earlier run.
+fn earlier() -> Value {
+    let output = run(&SMALL);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    object(&output)
+}
+
+#[test]
+fn a_check_against_a_run_of_just_now_compares_every_row_and_keeps_to_its_schema() {
+    let dir = Dir::new("bench-check");
+    let earlier = earlier();
+    let file = dir.file("base.json", &earlier.to_string());
+    for asked in [&["bench", "--check", &file][..], &["bench", "copy", "--check", &file]] {
+        let output = run(&[asked, &["--json"]].concat());
+        let checked = object(&output);
+        keeps_to("uzone.bench-check-1", &checked);
+        let is_ok = checked["is_ok"].as_bool().expect("true or false");
+        assert_eq!(output.status.code(), Some(i32::from(!is_ok)), "{checked}");
+        let compared = array(&checked, "rows").len();
+        assert_eq!(compared, array(&earlier, "results").len());
+        for key in ["new", "gone", "not_comparable", "warnings"] {
+            assert_eq!(array(&checked, key).len(), 0, "{key}");
+        }
+        for row in array(&checked, "rows") {
+            let is_judged = row["verdict"] != "yardstick";
+            assert_eq!(is_judged, ["ours", "variant"].contains(&string(row, "role")), "{row}");
+        }
+    }
+}
+
+#[test]
+fn a_row_that_was_three_times_as_good_is_a_regression_that_is_seen_twice() {
+    let dir = Dir::new("bench-doctored");
+    let mut earlier = earlier();
+    let machine = &mut earlier["machine"];
+    machine["cpu"] = json!("Another CPU");
+    let rows = earlier["results"].as_array_mut().expect("an array");
+    const ID: &str = "copy-cold-later/64K-ours";
+    for row in rows.iter_mut().filter(|row| row["id"] == ID) {
+        row["noise"] = json!({"median": 0.0, "ratio_naive": 0.0, "share_of_limit": 0.0});
+        for key in ["share_of_limit", "ratio_naive"] {
+            // More than any round is off by.
+            row[key] = json!(row[key].as_f64().expect("a number") * 30.0);
+        }
+    }
+    let mut unknown = rows[0].clone();
+    unknown["id"] = json!("copy-cold-later/of-yesterday");
+    rows.push(unknown);
+    let first = rows.iter_mut().find(|row| row["id"] == "copy-cold-later/4K-ours");
+    first.expect("a row")["bytes"] = json!(1);
+    let second = rows.iter().position(|row| row["id"] == "copy-cold-later/16K-ours");
+    rows.remove(second.expect("a row"));
+    let file = dir.file("base.json", &earlier.to_string());
+
+    let output = run(&["bench", "--check", &file, "--json"]);
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("another CPU (Another CPU"), "{}", text(&output.stderr));
+    let checked = object(&output);
+    keeps_to("uzone.bench-check-1", &checked);
+    let row = array(&checked, "rows").iter().find(|row| row["id"] == ID).expect("the row");
+    assert_eq!(
+        (&row["verdict"], &row["measure"]),
+        (&json!("worse_twice"), &json!("share_of_limit"))
+    );
+    assert!(row["again"].as_f64().expect("a number") < row["then"].as_f64().expect("a number"));
+    assert_eq!(checked["new"], json!(["copy-cold-later/16K-ours"]));
+    assert_eq!(checked["gone"], json!(["copy-cold-later/of-yesterday"]));
+    assert_eq!(checked["not_comparable"][0]["id"], "copy-cold-later/4K-ours");
+
+    let output = run(&["bench", "--check", &file]);
+    assert_eq!(output.status.code(), Some(1));
+    for part in [
+        ID,
+        "slower twice",
+        "of its limit",
+        "new: copy-cold-later/16K-ours",
+        "gone: copy-cold-later/of-yesterday",
+        "another amount of work",
+        "measured twice",
+    ] {
+        assert!(text(&output.stdout).contains(part), "{part}: {}", text(&output.stdout));
+    }
+}
+
+#[test]
+fn an_earlier_run_that_cannot_be_compared_with_is_refused_with_what_would_help() {
+    let dir = Dir::new("bench-refused");
+    let earlier = earlier();
+    let base = dir.file("base.json", &earlier.to_string());
+    let later = dir.file("later.json", &earlier.to_string().replace("bench/1", "bench/2"));
+    let cut = dir.file("cut.json", &earlier.to_string()[..300]);
+    let mut old = earlier.clone();
+    old.as_object_mut().expect("an object").remove("parameters");
+    let old = dir.file("old.json", &old.to_string());
+    let mut none = earlier.clone();
+    none["results"] = json!([]);
+    let none = dir.file("none.json", &none.to_string());
+    let report = dir.name("no/where/out.html");
+    let missing = dir.name("missing.json");
+    for (arguments, code, part) in [
+        (&["--check", &missing][..], 66, "cannot read"),
+        (&["--check", &later], 65, "\"uzone.bench/2\", and a check wants uzone.bench/1"),
+        (&["--check", &cut], 65, "was cut short"),
+        (&["--check", &old], 65, "measure again with this version"),
+        (&["--check", &none], 65, "no row of"),
+        (&["--check", "/proc/cpuinfo"], 65, "is not one JSON object"),
+        (&["zero", "--check", &base], 2, "check it with `uzone bench copy --check`"),
+        (&["copy", "--rounds=9", "--check", &base], 2, "leave the arguments of copy out"),
+        (&["bind", "--metadata", "--check", &base], 2, "leave --check out"),
+        (&["--check", &base, "--report", &base], 2, "the page would take its place"),
+        (&["--check"], 2, "a value is required"),
+        (&["copy", "--size=4K", "--report", &report], 74, "make its directory first"),
+        (&["copy", "--size=4K", "--report", "/dev/null"], 2, "not a regular file"),
+    ] {
+        let output = run(&[&["bench"], arguments].concat());
+        let stderr = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {stderr}");
+        assert!(stderr.contains(part), "{arguments:?}: {stderr}");
+        assert!(output.stdout.is_empty(), "{arguments:?}");
+    }
+    assert_eq!(dir.names(), ["base.json", "cut.json", "later.json", "none.json", "old.json"]);
+}
+
+/// A run that goes on until it is told to end.
+struct Running(Child);
+
+impl Running {
+    fn new(arguments: &[&str]) -> Self {
+        let child = uzone(arguments).stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
+        Self(child.expect("the binary under test runs"))
+    }
+
+    /// Waits until `is_so`, and returns whether it came to that before the run ended.
+    fn wait_until(&mut self, is_so: impl Fn(u32) -> bool) -> bool {
+        let until = Instant::now() + PATIENCE;
+        while Instant::now() < until {
+            if is_so(self.0.id()) {
+                return true;
+            }
+            if self.0.try_wait().expect("it is ours").is_some() {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        panic!("nothing happened in {PATIENCE:?}");
+    }
+
+    /// Sends a signal by its name, and returns the number of the one that ended the run.
+    fn end(mut self, signal: &str) -> Option<i32> {
+        let kill = format!("kill -{signal} {}", self.0.id());
+        let sent = Command::new("sh").args(["-c", &kill]).status().expect("there is a shell");
+        assert!(sent.success());
+        self.0.wait().expect("it is ours").signal()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Also where an assertion failed.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_signal_in_the_middle_of_clearing_leaves_the_pool_of_huge_pages_as_it_was() {
+    const NAME: &str = "a_signal_in_the_middle_of_clearing_leaves_the_pool_of_huge_pages_as_it_was";
+    const FILE: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
+    let _pool = pool();
+    let read = || fs::read_to_string(FILE).unwrap_or_default();
+    let before = read();
+    if fs::write(FILE, &before).is_err() {
+        assert!(std::env::var("REQUIRE_ALL").as_deref() != Ok("1"), "{FILE} cannot be written");
+        println!("skipped: {NAME}: {FILE} cannot be written");
+        return;
+    }
+    for (signal, number) in [("INT", 2), ("TERM", 15)] {
+        let arguments =
+            ["bench", "zero", "--size=4K", "--rounds=10000", "--table=zero-kernel", "--quiet"];
+        let mut running = Running::new(&arguments);
+        assert!(running.wait_until(|_| read() != before), "the pool is made larger");
+        assert_eq!(running.end(signal), Some(number), "it dies of the signal that it got");
+        // What it still had of the pool goes with the last of its memory.
+        let until = Instant::now() + PATIENCE;
+        while read() != before && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        assert_eq!(read(), before, "after SIG{signal}");
+    }
+}
+
+#[test]
+fn a_signal_in_the_middle_of_mapping_a_file_leaves_its_directory_empty() {
+    let dir = Dir::new("bench-signal");
+    let path = dir.path().to_str().expect("UTF-8");
+    let arguments =
+        ["bench", "fault", "--size=64M", "--rounds=10000", "--table=fault-seq-file", "--dir", path];
+    let mut running = Running::new(&arguments);
+    let has_file = |process: u32| {
+        let open = fs::read_dir(Path::new("/proc").join(process.to_string()).join("fd"));
+        let is_inside = |link: fs::DirEntry| {
+            fs::read_link(link.path()).is_ok_and(|target| target.starts_with(dir.path()))
+        };
+        open.is_ok_and(|links| links.flatten().any(is_inside))
+    };
+    assert!(running.wait_until(has_file), "the file is made");
+    assert_eq!(dir.names(), [""; 0], "it has no name");
+    assert_eq!(running.end("INT"), Some(2));
+    assert_eq!(dir.names(), [""; 0]);
+}
