@@ -292,7 +292,7 @@ impl<P: Payload> Pagemap<P> {
 
     /// Pins the folios of `range`: one atomic step a folio, and of base pages one for each 512 that
     /// the range covers together. Pages that are not there are produced first, if the region can
-    /// ([`PagemapOps::populate`]); the call may block for them. Entering the pagemap and leaving it are an
+    /// ([`PagemapOps::populate`](crate::PagemapOps::populate)); the call may block for them. Entering the pagemap and leaving it are an
     /// atomic step each; nothing is allocated.
     ///
     /// # Errors
