@@ -11,8 +11,8 @@ use std::sync::{Arc, Barrier, OnceLock, Weak};
 use std::thread;
 
 use common::{
-    Stalling, check_all, check_page, engine, file_of, function, map, options, page, settles, skip,
-    wait_for, write_words,
+    Stalling, check_all, check_page, engine, file_of, fill_wanted, function, map, options, page,
+    settles, skip, wait_for, write_words,
 };
 use uzone_fault::{
     Backing, BackingError, FileBacking, FunctionBacking, LazyMapping, LazyOptions, Populate, Window,
@@ -221,13 +221,7 @@ impl Backing for Evicting {
     }
 
     fn fault(&self, window: &mut Window<'_>) -> Result<(), BackingError> {
-        let range = window.range();
-        let start = range.start;
-        let _ = window.copy_with(range, |out| {
-            write_words(start, out);
-            Ok::<_, BackingError>(out.len())
-        })?;
-        Ok(())
+        fill_wanted(window)
     }
 
     fn byte_len(&self) -> Option<ByteLen> {

@@ -11,18 +11,18 @@ mod common;
 use std::num::NonZeroU64;
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use common::{
-    CHILD, Pool, bytes_of, check_all, check_page, engine, file_of, function, map as map_with,
-    options, page, scattered, settles, skip, usize_of, word, words, write_words,
+    CHILD, Pool, Stalling, bytes_of, check_all, check_page, engine, file_of, function,
+    map as map_with, options, page, scattered, settles, skip, usize_of, word, words, write_words,
 };
 use uzone_fault::{
     Backing, BackingError, FileBacking, FunctionBacking, LazyError, LazyMapping, LazyOptions,
-    MapError, MemoryBacking, Populate, Window, ZeroBacking,
+    MapError, MemoryBacking, Populate, ZeroBacking,
 };
 use uzone_os::{HugeSize, Mapping, Sharing, page_cache};
 use uzone_pages::{Advice, ByteLen, Content, FaultAround};
@@ -257,50 +257,10 @@ fn a_write_fault_fills_its_page_alone() {
     settles(&memory, |stats| stats.demand + stats.around == 16);
 }
 
-/// Fills like the function, but holds up whoever asks for one page until it is let go.
-struct Stalling {
-    stalled: u64,
-    gate: Arc<(Mutex<bool>, Condvar)>,
-}
-
-impl Backing for Stalling {
-    fn map_pages(&self, window: &mut Window<'_>) {
-        while let Some(run) = window.next_run() {
-            for at in (run.start..run.end).step_by(usize_of(page())) {
-                if at == self.stalled {
-                    continue;
-                }
-                let _ = window.copy_with(at..at + page(), |out| {
-                    write_words(at, out);
-                    Ok::<_, BackingError>(out.len())
-                });
-            }
-        }
-    }
-
-    fn fault(&self, window: &mut Window<'_>) -> Result<(), BackingError> {
-        let (open, changed) = &*self.gate;
-        let is_open = open.lock().unwrap();
-        drop(changed.wait_while(is_open, |is_open| !*is_open).unwrap());
-        let range = window.range();
-        let start = range.start;
-        let _ = window.copy_with(range, |out| {
-            write_words(start, out);
-            Ok::<_, BackingError>(out.len())
-        })?;
-        Ok(())
-    }
-
-    fn byte_len(&self) -> Option<ByteLen> {
-        None
-    }
-}
-
 #[test]
 fn a_backing_that_stalls_holds_up_no_other_page() {
-    let gate = Arc::new((Mutex::new(false), Condvar::new()));
     let stalled = 100 * page();
-    let backing = Stalling { stalled, gate: gate.clone() };
+    let (backing, gate, _) = Stalling::new(stalled);
     let len = 4 << 20;
     let Some(memory) = map("a_backing_that_stalls", len, backing, &LazyOptions::default()) else {
         return;
@@ -316,8 +276,7 @@ fn a_backing_that_stalls_holds_up_no_other_page() {
         }
         assert_eq!(memory.content(stalled), Some(Content::Filling));
         assert!(waiters.iter().all(|waiter| !waiter.is_finished()));
-        *gate.0.lock().unwrap() = true;
-        gate.1.notify_all();
+        gate.open();
         for waiter in waiters {
             waiter.join().unwrap();
         }
@@ -432,15 +391,14 @@ fn what_is_evicted_comes_back_under_readers_that_never_see_anything_else() {
 
 #[test]
 fn populating_what_is_at_hand_maps_that_and_no_more() {
-    let gate = Arc::new((Mutex::new(false), Condvar::new()));
-    let backing = Stalling { stalled: 5 * page(), gate: gate.clone() };
+    let (backing, gate, _) = Stalling::new(5 * page());
     let Some(memory) = map("populating", 1024 * page(), backing, &LazyOptions::default()) else {
         return;
     };
     assert_eq!(memory.populate(0..1024 * page(), Populate::Cached).unwrap(), 1023);
     assert_eq!(memory.content(5 * page()), Some(Content::Absent));
     assert_eq!(memory.populate(0..1024 * page(), Populate::Cached).unwrap(), 0);
-    *gate.0.lock().unwrap() = true;
+    gate.open();
     assert_eq!(memory.populate(0..1024 * page(), Populate::All).unwrap(), 1);
     check_all(&memory);
     let stats = memory.stats();

@@ -14,8 +14,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::{
-    Gate, Stalling, again, check_all, check_page, ends, engine, file_of, function, is_child, map,
-    options, page, scattered, settles, skip, try_page, usize_of, wait_for, word, write_words,
+    Gate, Stalling, again, check_all, check_page, ends, engine, file_of, fill_but, fill_wanted,
+    function, is_child, map, options, page, scattered, settles, skip, try_page, usize_of, wait_for,
+    word, write_words,
 };
 use uzone_fault::{
     Backing, BackingError, Engine, EngineOptions, FileBacking, FunctionBacking, LazyError,
@@ -93,33 +94,18 @@ impl Mixed {
 
 impl Backing for Mixed {
     fn map_pages(&self, window: &mut Window<'_>) {
-        while let Some(run) = window.next_run() {
-            for at in (run.start..run.end).step_by(usize_of(page())) {
-                if Self::fails(at) || Self::is_slow(at) {
-                    continue;
-                }
-                let _ = window.copy_with(at..at + page(), |out| {
-                    write_words(at, out);
-                    Ok::<_, BackingError>(out.len())
-                });
-            }
-        }
+        fill_but(window, |at| Self::fails(at) || Self::is_slow(at));
     }
 
     fn fault(&self, window: &mut Window<'_>) -> Result<(), BackingError> {
-        let range = window.range();
-        let at = range.start;
+        let at = window.range().start;
         if Self::fails(at) {
             return Err(BackingError::Other("this page is lost".into()));
         }
         if Self::is_slow(at) {
             thread::sleep(Duration::from_micros(200));
         }
-        let _ = window.copy_with(range, |out| {
-            write_words(at, out);
-            Ok::<_, BackingError>(out.len())
-        })?;
-        Ok(())
+        fill_wanted(window)
     }
 
     fn byte_len(&self) -> Option<ByteLen> {

@@ -10,16 +10,15 @@ mod common;
 use std::fs::File;
 use std::num::NonZeroUsize;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{page, skip};
+use common::{Gate, Stalling, page, skip, write_words};
 use uzone_fault::{
-    Backing, BackingError, Engine, EngineOptions, FaultClass, FaultOutcome, FileBacking,
-    FunctionBacking, LazyMapping, LazyOptions, MapError, Place, Placement, Reader, RemoteRegion,
-    Window,
+    Engine, EngineOptions, FaultClass, FaultOutcome, FileBacking, FunctionBacking, LazyMapping,
+    LazyOptions, MapError, Place, Placement, Reader, RemoteRegion,
 };
 use uzone_os::uffd::{Features, KernelFaults, Modes, OpenError, Registered, Remote, Uffd};
 use uzone_os::{AccessError, Anonymous, Mapping, Vaddr, bus, page_cache, probe};
@@ -29,79 +28,11 @@ fn size() -> usize {
     usize::try_from(page()).unwrap()
 }
 
-/// Fills whole pages with the number of each, which is never zero.
-fn number(offset: u64, out: &mut [u8]) {
-    for (index, out) in out.chunks_mut(size()).enumerate() {
-        out.fill(u8::try_from((offset / page() + index as u64) % 251 + 1).unwrap());
-    }
-}
-
 fn is_right(memory: &Mapping, at: u64) -> bool {
     let (mut seen, mut right) = (vec![0; size()], vec![0; size()]);
     memory.read_at(at * page(), &mut seen).unwrap();
-    number(at * page(), &mut right);
+    write_words(at * page(), &mut right);
     seen == right
-}
-
-/// A door that pages wait behind.
-#[derive(Clone, Default)]
-struct Gate(Arc<(Mutex<bool>, Condvar)>);
-
-impl Gate {
-    fn open(&self) {
-        *self.0.0.lock().unwrap() = true;
-        self.0.1.notify_all();
-    }
-
-    fn pass(&self) {
-        let is_open = self.0.0.lock().unwrap();
-        drop(self.0.1.wait_while(is_open, |is_open| !*is_open).unwrap());
-    }
-}
-
-/// Pages at hand, but for some that wait behind a gate.
-struct Gated {
-    is_slow: fn(u64) -> bool,
-    gate: Gate,
-    asked: Arc<AtomicU64>,
-}
-
-impl Gated {
-    fn new(is_slow: fn(u64) -> bool) -> Self {
-        Self { is_slow, gate: Gate::default(), asked: Arc::default() }
-    }
-}
-
-impl Backing for Gated {
-    fn map_pages(&self, window: &mut Window<'_>) {
-        while let Some(run) = window.next_run() {
-            for at in (run.start..run.end).step_by(size()) {
-                if (self.is_slow)(at / page()) {
-                    continue;
-                }
-                let _ = window.copy_with(at..at + page(), |out| {
-                    number(at, out);
-                    Ok::<_, BackingError>(out.len())
-                });
-            }
-        }
-    }
-
-    fn fault(&self, window: &mut Window<'_>) -> Result<(), BackingError> {
-        self.asked.fetch_add(1, Ordering::SeqCst);
-        self.gate.pass();
-        let range = window.range();
-        let start = range.start;
-        let _ = window.copy_with(range, |out| {
-            number(start, out);
-            Ok::<_, BackingError>(out.len())
-        })?;
-        Ok(())
-    }
-
-    fn byte_len(&self) -> Option<ByteLen> {
-        None
-    }
 }
 
 fn engine(options: EngineOptions) -> Engine {
@@ -136,7 +67,7 @@ fn until(what: &str, holds: impl Fn() -> bool) {
 fn a_page_that_misses_its_deadline_raises_a_signal_and_says_why() {
     bus::install().unwrap();
     let engine = engine(EngineOptions { producers: two(), ..EngineOptions::default() });
-    let backing = Gated::new(|page| page == 5);
+    let backing = Stalling::at(|at| at == 5 * page());
     let gate = backing.gate.clone();
     let deadline = Duration::from_millis(30);
     let options = LazyOptions { deadline: Some(deadline), ..LazyOptions::default() };
@@ -161,7 +92,7 @@ fn a_page_that_misses_its_deadline_raises_a_signal_and_says_why() {
 #[test]
 fn what_is_waited_for_is_counted_and_its_age_told() {
     let engine = engine(EngineOptions { producers: two(), ..EngineOptions::default() });
-    let backing = Gated::new(|page| page == 3 || page == 9);
+    let backing = Stalling::at(|at| at == 3 * page() || at == 9 * page());
     let gate = backing.gate.clone();
     let len = ByteLen::new(16 * page());
     let answer = engine.map(len, Arc::new(backing), &LazyOptions::default());
@@ -190,7 +121,7 @@ fn what_is_waited_for_is_counted_and_its_age_told() {
 #[test]
 fn a_trace_has_every_fault_with_its_page_and_outcome() {
     let engine = engine(EngineOptions { producers: two(), ..EngineOptions::default() });
-    let backing = Gated::new(|page| page == 6);
+    let backing = Stalling::at(|at| at == 6 * page());
     backing.gate.open();
     let options = LazyOptions { advice: Advice::Random, trace: 100, ..LazyOptions::default() };
     let answer = engine.map(ByteLen::new(16 * page()), Arc::new(backing), &options);
@@ -227,7 +158,7 @@ fn one_loop_answers_many_mappings_while_some_come_and_go() {
     let len = ByteLen::new(64 * page());
     let map = || {
         let backing = FunctionBacking::quick(|offset, out: &mut [u8]| {
-            number(offset, out);
+            write_words(offset, out);
             Ok(())
         });
         engine.map(len, Arc::new(backing), &LazyOptions::default())
@@ -243,7 +174,7 @@ fn one_loop_answers_many_mappings_while_some_come_and_go() {
                 for at in 0..64 {
                     for memory in part {
                         memory.read_at((at * 37 % 64) * page(), &mut out).unwrap();
-                        number((at * 37 % 64) * page(), &mut right);
+                        write_words((at * 37 % 64) * page(), &mut right);
                         assert!(out == right);
                     }
                 }
@@ -267,7 +198,7 @@ fn one_loop_answers_many_mappings_while_some_come_and_go() {
 #[test]
 fn a_reader_of_its_own_answers_where_it_is_told_to() {
     let engine = engine(EngineOptions { producers: two(), ..EngineOptions::default() });
-    let backing = || Arc::new(Gated::new(|_| false));
+    let backing = || Arc::new(Stalling::at(|_| false));
     let len = ByteLen::new(16 * page());
     let cpu = uzone_os::numa::usable(&(0..64).collect::<Vec<_>>()).unwrap()[0];
     let options = LazyOptions { reader: Reader::Own { cpus: vec![cpu] }, ..LazyOptions::default() };
@@ -288,7 +219,7 @@ fn what_is_read_in_order_and_not_cached_is_read_ahead() {
     let path = std::env::temp_dir().join(format!("uzone-ahead-{}", std::process::id()));
     let len = 8 << 20;
     let mut bytes = vec![0; len];
-    number(0, &mut bytes);
+    write_words(0, &mut bytes);
     std::fs::write(&path, &bytes).unwrap();
     let file = File::open(&path).unwrap();
     std::fs::remove_file(&path).unwrap();
@@ -322,7 +253,7 @@ fn what_is_read_in_order_and_not_cached_is_read_ahead() {
 struct Adopted {
     memory: Arc<Registered>,
     server: uzone_fault::AdoptedMemory,
-    gate: Gate,
+    gate: Arc<Gate>,
     asked: Arc<AtomicU64>,
 }
 
@@ -340,7 +271,7 @@ fn adopted(name: &str, pages: u64, is_slow: fn(u64) -> bool) -> Option<Adopted> 
     let memory = Arc::new(Registered::new(uffd.clone(), mapping, Modes::MISSING).unwrap());
     let remote = Remote::adopt(uffd.as_fd().try_clone_to_owned().unwrap()).unwrap();
     let start = Vaddr::new(memory.mapping().addr().get() as u64);
-    let backing = Gated::new(is_slow);
+    let backing = Stalling::at(move |at| is_slow(at / page()));
     let (gate, asked) = (backing.gate.clone(), backing.asked.clone());
     let engine = engine(EngineOptions { producers: two(), ..EngineOptions::default() });
     let server = engine
@@ -413,7 +344,7 @@ fn a_server_that_stops_leaves_what_is_pending_to_the_next() {
                 remote,
                 vec![RemoteRegion { start, len: ByteLen::new(16 * page()), offset: 0 }],
                 probe::page_size(),
-                Arc::new(Gated::new(|_| false)),
+                Arc::new(Stalling::at(|_| false)),
                 &LazyOptions::default(),
             )
             .unwrap();

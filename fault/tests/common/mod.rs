@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use uzone_fault::{
     Backing, BackingError, Engine, FaultStats, FunctionBacking, LazyMapping, LazyOptions, MapError,
+    Window,
 };
 use uzone_os::uffd::OpenError;
 use uzone_os::{AccessError, probe};
@@ -188,48 +189,65 @@ impl Gate {
     }
 }
 
-/// Fills like the function, but whoever asks for one page is held up until it is let go.
+/// Fills what is offered of a window page by page, but for those that are not at hand.
+pub(crate) fn fill_but(window: &mut Window<'_>, is_away: impl Fn(u64) -> bool) {
+    while let Some(run) = window.next_run() {
+        for at in (run.start..run.end).step_by(usize_of(page())) {
+            if is_away(at) {
+                continue;
+            }
+            let _ = window.copy_with(at..at + page(), |out| {
+                write_words(at, out);
+                Ok::<_, BackingError>(out.len())
+            });
+        }
+    }
+}
+
+/// Fills the page that somebody waits for.
+pub(crate) fn fill_wanted(window: &mut Window<'_>) -> Result<(), BackingError> {
+    let range = window.range();
+    let start = range.start;
+    let _ = window.copy_with(range, |out| {
+        write_words(start, out);
+        Ok::<_, BackingError>(out.len())
+    })?;
+    Ok(())
+}
+
+/// Fills like the function, but whoever asks for some pages is held up until they are let go.
 pub(crate) struct Stalling {
-    pub(crate) stalled: u64,
+    is_stalled: Box<dyn Fn(u64) -> bool + Send + Sync>,
     pub(crate) gate: Arc<Gate>,
-    /// How often that page was asked for.
+    /// How often one of those pages was asked for.
     pub(crate) asked: Arc<AtomicU64>,
 }
 
 impl Stalling {
+    /// Holds up whoever asks for the page at this offset.
     pub(crate) fn new(stalled: u64) -> (Self, Arc<Gate>, Arc<AtomicU64>) {
-        let (gate, asked) = (Arc::new(Gate::default()), Arc::new(AtomicU64::new(0)));
-        (Self { stalled, gate: gate.clone(), asked: asked.clone() }, gate, asked)
+        let backing = Self::at(move |offset| offset == stalled);
+        let (gate, asked) = (backing.gate.clone(), backing.asked.clone());
+        (backing, gate, asked)
+    }
+
+    /// Holds up whoever asks for a page at such an offset.
+    pub(crate) fn at(is_stalled: impl Fn(u64) -> bool + Send + Sync + 'static) -> Self {
+        Self { is_stalled: Box::new(is_stalled), gate: Arc::default(), asked: Arc::default() }
     }
 }
 
 impl Backing for Stalling {
-    fn map_pages(&self, window: &mut uzone_fault::Window<'_>) {
-        while let Some(run) = window.next_run() {
-            for at in (run.start..run.end).step_by(usize_of(page())) {
-                if at == self.stalled {
-                    continue;
-                }
-                let _ = window.copy_with(at..at + page(), |out| {
-                    write_words(at, out);
-                    Ok::<_, BackingError>(out.len())
-                });
-            }
-        }
+    fn map_pages(&self, window: &mut Window<'_>) {
+        fill_but(window, &self.is_stalled);
     }
 
-    fn fault(&self, window: &mut uzone_fault::Window<'_>) -> Result<(), BackingError> {
-        let range = window.range();
-        let start = range.start;
-        if start == self.stalled {
+    fn fault(&self, window: &mut Window<'_>) -> Result<(), BackingError> {
+        if (self.is_stalled)(window.range().start) {
             self.asked.fetch_add(1, Ordering::SeqCst);
             self.gate.pass();
         }
-        let _ = window.copy_with(range, |out| {
-            write_words(start, out);
-            Ok::<_, BackingError>(out.len())
-        })?;
-        Ok(())
+        fill_wanted(window)
     }
 
     fn byte_len(&self) -> Option<ByteLen> {
