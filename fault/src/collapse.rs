@@ -82,7 +82,7 @@ impl Collapser {
         let is_there = |pages: Range<u64>| {
             pages.into_iter().all(|page| self.core.contents().get(page) == Content::Present)
         };
-        if self.core.page_size() != uzone_os::probe::page_size() {
+        if self.memory.mapping().page_size() != uzone_os::probe::page_size() {
             done.huge_pages = pages.filter(|&page| is_there(page..page + 1)).count() as u64;
             return Ok(done);
         }

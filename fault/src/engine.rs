@@ -27,6 +27,7 @@ use crate::populate::Producer;
 use crate::record::Recorder;
 use crate::source::{Source, SourceParts};
 use crate::told::Told;
+use crate::transparent::{self, Transparent};
 
 /// How many bytes are read from a backing at once.
 const STAGING: u64 = 256 << 10;
@@ -46,6 +47,21 @@ pub enum Reader {
     },
 }
 
+/// Whether the pages of a mapping are huge. Each is filled whole when any part of it is touched.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum HugePages {
+    /// They are the host's small pages, of which [`LazyMapping::collapse`] can make huge ones later.
+    #[default]
+    None,
+    /// They are of the hugetlb pool of that size: promised when memory is mapped.
+    Pool(HugeSize),
+    /// They are transparent huge pages, 2 MiB on common machines: made when they are touched and taken
+    /// from free memory. Where none is free, a page is filled in small ones, and
+    /// [`FaultStats::huge_pages`](crate::FaultStats::huge_pages) does not count it. They are swapped
+    /// and pinned like other memory. Linux 6.8.
+    Transparent,
+}
+
 /// How memory is mapped lazily.
 #[derive(Clone, Debug)]
 pub struct LazyOptions {
@@ -53,8 +69,8 @@ pub struct LazyOptions {
     pub advice: Advice,
     /// How much a read fault maps, or starts with where windows grow.
     pub fault_around: FaultAround,
-    /// Whether pages are huge, of the pool of that size. Only memory of its own can be told so.
-    pub huge: Option<HugeSize>,
+    /// Whether pages are huge. Only memory of its own can be told so.
+    pub huge: HugePages,
     /// For how long the thread that answers looks for more before it sleeps. It burns that much of
     /// a processor after each burst of faults, and saves a wake-up.
     ///
@@ -83,7 +99,7 @@ impl Default for LazyOptions {
         Self {
             advice: Advice::default(),
             fault_around: FaultAround::default(),
-            huge: None,
+            huge: HugePages::None,
             spin: Duration::from_micros(20),
             reader: Reader::Shared,
             deadline: None,
@@ -175,19 +191,25 @@ impl Engine {
         backing: Arc<dyn Backing>,
         options: &LazyOptions,
     ) -> Result<LazyMapping, MapError> {
-        let host = uzone_os::probe::page_size();
-        if let Some(has) = backing.byte_len() {
-            // The last page may be filled in part.
-            if len > has.align_up(host.bytes())? {
-                return Err(MapError::TooShort { asked: len, has });
-            }
-        }
         let memory = backing.memory().map_err(MapError::Thread)?;
         let (mapping, mut modes, mut required) = map_memory(len, memory, options)?;
+        let page = match options.huge {
+            HugePages::Transparent => transparent::page_size()?,
+            HugePages::None | HugePages::Pool(_) => mapping.page_size(),
+        };
+        if let Some(has) = backing.byte_len()
+            // The last page may be filled in part.
+            && len > has.align_up(page.bytes())?
+        {
+            return Err(MapError::TooShort { asked: len, has });
+        }
         if let Some(tracking) = options.track_writes {
+            if options.huge == HugePages::Transparent {
+                let reason = "writes are tracked in small pages: leave LazyOptions::huge as it is";
+                return Err(MapError::Backing { reason });
+            }
             (modes, required) = tracking.needs(&mapping, modes, required)?;
         }
-        let page = mapping.page_size();
         let pages = page
             .pages_in(len)
             .map_err(|_| MapError::CutsPage { len, page: ByteLen::new(page.bytes()) })?;
@@ -209,6 +231,9 @@ impl Engine {
             || tracker.as_ref().is_some_and(|tracker| tracker.copies_zeroes());
         let kernel: Arc<dyn Kernel> = match &tracker {
             Some(tracker) => tracker.clone(),
+            None if options.huge == HugePages::Transparent => {
+                Arc::new(Transparent::new(memory.clone(), page))
+            }
             None => memory.clone(),
         };
         let policy = Policy { zeroes_by_copy, removed_is_zero: false };
@@ -280,20 +305,26 @@ fn map_memory(
     options: &LazyOptions,
 ) -> Result<(Mapping, Modes, Features), MapError> {
     match (memory, options.huge) {
-        (Memory::Own, None) => {
+        (Memory::Own, HugePages::None) => {
             // A window of any size is then one range of one page table.
             let align = (len.get() >= 2 << 20).then_some(ByteLen::mib(2));
             let how = Anonymous { huge: HugeAdvice::Default, align, ..Anonymous::default() };
             Ok((Mapping::anonymous(len, how)?, Modes::MISSING, Features::POISON))
         }
-        (Memory::Own, Some(size)) => {
+        (Memory::Own, HugePages::Transparent) => {
+            let align = Some(ByteLen::new(transparent::page_size()?.bytes()));
+            let how = Anonymous { huge: HugeAdvice::Advise, align, ..Anonymous::default() };
+            let features = Features::POISON | Features::MOVE;
+            Ok((Mapping::anonymous(len, how)?, Modes::MISSING, features))
+        }
+        (Memory::Own, HugePages::Pool(size)) => {
             let features = Features::POISON | Features::MISSING_HUGETLB;
             Ok((Mapping::hugetlb(len, size)?, Modes::MISSING, features))
         }
-        (Memory::File { .. }, Some(_)) => {
+        (Memory::File { .. }, HugePages::Pool(_) | HugePages::Transparent) => {
             Err(MapError::Backing { reason: "a memory file has the pages that it was made of" })
         }
-        (Memory::File { fd, sharing }, None) => {
+        (Memory::File { fd, sharing }, HugePages::None) => {
             let mapping = Mapping::file(fd, 0, len, Access::ReadWrite, sharing)?;
             let is_huge = mapping.page_size() != uzone_os::probe::page_size();
             let features = Features::POISON

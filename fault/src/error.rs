@@ -54,6 +54,15 @@ pub enum MapError {
         /// The size of a page.
         page: ByteLen,
     },
+    /// There are no transparent huge pages.
+    #[error("this host makes no transparent huge pages: {reason}")]
+    NotHuge {
+        /// Why not, or what would help.
+        reason: &'static str,
+    },
+    /// What the host is set to cannot be read.
+    #[error("whether there are transparent huge pages cannot be read")]
+    Host(#[source] SysError),
     /// The backing cannot be used in this way.
     #[error("the backing cannot be mapped: {reason}")]
     Backing {

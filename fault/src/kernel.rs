@@ -9,6 +9,8 @@ use uzone_os::Mapping;
 use uzone_os::uffd::{AnswerError, Answered, Install, Registered};
 use uzone_pages::ByteLen;
 
+use crate::transparent::Slot;
+
 /// The answers to faults of one mapping. Offsets are bytes from its start, multiples of its pages.
 pub(crate) trait Kernel: Send + Sync {
     fn copy(&self, offset: u64, bytes: &[u8]) -> Result<Answered, AnswerError>;
@@ -28,6 +30,27 @@ pub(crate) trait Kernel: Send + Sync {
     /// Makes pages bad that are missing, and wakes nobody: that is done when it is noted.
     fn poison(&self, range: Range<u64>) -> Result<Answered, AnswerError>;
     fn wake(&self, range: Range<u64>);
+
+    /// Returns whether pages are made in slots.
+    fn has_slots(&self) -> bool {
+        false
+    }
+
+    /// Returns memory to make one page in, which [`Kernel::place`] puts in place without a copy, if
+    /// there is some.
+    fn slot(&self) -> Option<Slot<'_>> {
+        None
+    }
+
+    /// Puts a page in place that was made in a slot of this kernel's.
+    fn place(&self, offset: u64, slot: &mut Slot<'_>) -> Result<Answered, AnswerError> {
+        self.copy(offset, slot.bytes())
+    }
+
+    /// Returns how many pages were put in place as one transparent huge page each.
+    fn huge_pages(&self) -> u64 {
+        0
+    }
 
     /// Lets whoever waits to write to a page do so, and perhaps to pages behind it, of which
     /// `is_there` says whether they may be written. Returns whether that is done, or somebody else

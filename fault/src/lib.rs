@@ -63,6 +63,7 @@
 //! | `write_back` | bringing what was written back to the backing |
 //! | `evict` | giving pages back that were not written |
 //! | `collapse` | huge pages for what is filled |
+//! | `transparent` | huge pages filled whole, in memory of no pool |
 //! | `kernel` | the answers, so that tests can make up a kernel |
 #![forbid(unsafe_code)]
 
@@ -87,6 +88,7 @@ mod source;
 mod staged;
 mod stats;
 mod told;
+mod transparent;
 mod window;
 mod write_back;
 
@@ -100,7 +102,7 @@ pub use backing::{
 };
 pub use collapse::{Collapsed, Uncollapsed};
 pub use dirty::WriteTracking;
-pub use engine::{Engine, EngineOptions, LazyOptions, Reader};
+pub use engine::{Engine, EngineOptions, HugePages, LazyOptions, Reader};
 pub use error::{BackingError, Failure, LazyError, MapError};
 pub use lazy::LazyMapping;
 pub use placement::{Place, Placement, PlacementError};

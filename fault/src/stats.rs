@@ -83,6 +83,9 @@ pub struct FaultStats {
     pub write_protect: u64,
     /// Huge pages that were made of small ones.
     pub collapsed: u64,
+    /// Pages that were put in place as one transparent huge page each, of a mapping that has such
+    /// pages ([`HugePages::Transparent`](crate::HugePages::Transparent)).
+    pub huge_pages: u64,
     /// Pages that a device was asked for before anybody waited for them.
     pub read_ahead: u64,
     /// Pages that would have been mapped around a fault and were left out, to see whether they are
@@ -121,6 +124,7 @@ impl FaultStats {
             zeroes: get(|counters| &counters.zeroes),
             write_protect: get(|counters| &counters.write_protect),
             collapsed: get(|counters| &counters.collapsed),
+            huge_pages: core.kernel().huge_pages(),
             read_ahead: get(|counters| &counters.read_ahead),
             sampled: sampled.around.get(),
             sampled_used: sampled.used.get(),

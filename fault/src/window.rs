@@ -215,6 +215,12 @@ impl<'a> Window<'a> {
         })
     }
 
+    /// Returns whether [`Window::copy_with`] makes whole huge pages, so that it is better than a copy
+    /// from elsewhere.
+    pub(crate) fn makes_huge_pages(&self) -> bool {
+        self.kernel.has_slots()
+    }
+
     /// Fills pages of `range` with what `produce` writes into a buffer of that length, or of
     /// [`Window::room`] if that is less. It returns how many of those bytes it wrote; the whole
     /// pages among them are put in place.
@@ -227,11 +233,23 @@ impl<'a> Window<'a> {
         produce: impl FnOnce(&mut [u8]) -> Result<usize, E>,
     ) -> Result<Filled, E> {
         let len = usize::try_from(range.end.saturating_sub(range.start)).unwrap_or(usize::MAX);
+        let page = self.page_size();
+        if let Some(mut slot) = self.kernel.slot() {
+            let room = len.min(slot.bytes().len());
+            let written = produce(&mut slot.bytes()[..room])?;
+            if room as u64 != page.bytes() || written < room {
+                return Ok(Filled::Some);
+            }
+            let kernel = self.kernel;
+            let first = range.start..range.start.saturating_add(page.bytes());
+            let filled = self.install(first, |part| kernel.place(part.start, &mut slot))?;
+            return Ok(if room == len { filled } else { Filled::Some });
+        }
         // Taken out, so that the window can be changed while the bytes are in it.
         let staging = std::mem::take(&mut self.staging);
         let room = len.min(staging.len());
         let answer = produce(&mut staging[..room]).and_then(|written| {
-            let page = self.page_size().bytes();
+            let page = page.bytes();
             let whole = (written.min(room) as u64) / page * page;
             if whole == 0 {
                 return Ok(Filled::Some);
@@ -286,7 +304,7 @@ impl<'a> Window<'a> {
     fn install(
         &mut self,
         range: Range<u64>,
-        ask: impl Fn(Range<u64>) -> Result<Answered, AnswerError>,
+        mut ask: impl FnMut(Range<u64>) -> Result<Answered, AnswerError>,
     ) -> Result<Filled, AnswerError> {
         self.check(&range)?;
         let page = self.page_size();

@@ -10,43 +10,15 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::{
-    Pool, bytes_of, engine, function, map, page, scattered, skip, usize_of, wait_for, words,
+    HUGE, Pool, anonymous_huge, bytes_of, engine, function, has_huge_pages, map, page, scattered,
+    skip, usize_of, wait_for, words,
 };
 use uzone_fault::{
-    CompositeBacking, LazyMapping, LazyOptions, MemoryBacking, Populate, Uncollapsed, WriteTracking,
+    CompositeBacking, HugePages, LazyMapping, LazyOptions, MemoryBacking, Populate, Uncollapsed,
+    WriteTracking,
 };
-use uzone_os::{HugeSize, Mapping, Sharing, SystemRoot, hugepages, probe};
+use uzone_os::{HugeSize, Mapping, Sharing, probe};
 use uzone_pages::ByteLen;
-
-const HUGE: u64 = 2 << 20;
-
-fn has_huge_pages(name: &str) -> bool {
-    match hugepages::thp(&SystemRoot::host()) {
-        Ok(Some(thp)) if thp.pmd_size.get() == HUGE => true,
-        answer => {
-            skip(name, &format!("transparent huge pages of 2 MiB are wanted: {answer:?}"));
-            false
-        }
-    }
-}
-
-/// Returns how many bytes of a mapping `smaps` has as anonymous huge pages.
-fn anonymous_huge(memory: &LazyMapping) -> u64 {
-    let (start, len) = (memory.addr().get() as u64, memory.len().get());
-    let text = std::fs::read_to_string("/proc/self/smaps").unwrap();
-    let (mut is_ours, mut kib) = (false, 0);
-    for line in text.lines() {
-        let mut words = line.split_whitespace();
-        let first = words.next().unwrap_or_default();
-        if let Some((from, to)) = first.split_once('-') {
-            let number = |digits| u64::from_str_radix(digits, 16).unwrap_or(0);
-            is_ours = number(from) < start + len && number(to) > start;
-        } else if is_ours && first == "AnonHugePages:" {
-            kib += words.next().unwrap().parse::<u64>().unwrap();
-        }
-    }
-    kib << 10
-}
 
 fn check_all(memory: &LazyMapping, expected: &[u8]) {
     for at in (0..memory.len().get()).step_by(usize_of(page())) {
@@ -224,7 +196,7 @@ fn memory_that_cannot_be_collapsed_says_why() {
         Ok(pool) => pool,
         Err(reason) => return skip(name, &reason),
     };
-    let options = LazyOptions { huge: Some(HugeSize::MIB_2), ..LazyOptions::default() };
+    let options = LazyOptions { huge: HugePages::Pool(HugeSize::MIB_2), ..LazyOptions::default() };
     let Some(memory) = map(name, &engine(), 2 * HUGE, function(), &options) else { return };
     memory.populate(0..HUGE, Populate::All).unwrap();
     let done = memory.collapse(0..2 * HUGE).unwrap();

@@ -12,7 +12,7 @@ use common::{
 };
 use uzone_fault::{
     Backing, BackingError, CompositeBacking, CompositeError, FileBacking, FunctionBacking,
-    LazyOptions, MapError, MemoryBacking, Populate,
+    HugePages, LazyOptions, MapError, MemoryBacking, Populate,
 };
 use uzone_os::{HugeSize, Mapping, Sharing, probe};
 use uzone_pages::{Advice, ByteLen, FaultAround};
@@ -114,7 +114,7 @@ fn parts_that_cannot_be_mapped_are_refused_with_the_reason() {
         .build()
         .unwrap();
     assert!(!whole.takes_pages_of(HugeSize::MIB_2.page_size()));
-    let options = LazyOptions { huge: Some(HugeSize::MIB_2), ..LazyOptions::default() };
+    let options = LazyOptions { huge: HugePages::Pool(HugeSize::MIB_2), ..LazyOptions::default() };
     assert!(matches!(
         engine().map(ByteLen::mib(2), Arc::new(whole), &options),
         Err(MapError::Backing { .. } | MapError::Map(_))

@@ -19,8 +19,9 @@ use common::{
 };
 use proptest::prelude::*;
 use uzone_fault::{
-    Backing, BackingError, CompositeBacking, FileBacking, FunctionBacking, LazyError, LazyMapping,
-    LazyOptions, MapError, MemoryBacking, Populate, Window, WriteTracking, ZeroBacking,
+    Backing, BackingError, CompositeBacking, FileBacking, FunctionBacking, HugePages, LazyError,
+    LazyMapping, LazyOptions, MapError, MemoryBacking, Populate, Window, WriteTracking,
+    ZeroBacking,
 };
 use uzone_os::{HugeSize, Mapping, Sharing, probe};
 use uzone_pages::{Advice, ByteLen, Content, FaultAround};
@@ -118,7 +119,7 @@ fn huge_pages_are_tracked_whole() {
         Err(reason) => return skip(name, &reason),
     };
     for track in BOTH {
-        let options = LazyOptions { huge: Some(HugeSize::MIB_2), ..options(track) };
+        let options = LazyOptions { huge: HugePages::Pool(HugeSize::MIB_2), ..options(track) };
         let Some(memory) = map(name, &engine(), 4 * huge, function(), &options) else { return };
         memory.populate(0..2 * huge, Populate::All).unwrap();
         assert_eq!(memory.dirty(0..4 * huge).unwrap(), []);

@@ -21,8 +21,8 @@ use common::{
     map as map_with, options, page, scattered, settles, skip, usize_of, word, words, write_words,
 };
 use uzone_fault::{
-    Backing, BackingError, FileBacking, FunctionBacking, LazyError, LazyMapping, LazyOptions,
-    MapError, MemoryBacking, Populate, ZeroBacking,
+    Backing, BackingError, FileBacking, FunctionBacking, HugePages, LazyError, LazyMapping,
+    LazyOptions, MapError, MemoryBacking, Populate, ZeroBacking,
 };
 use uzone_os::{HugeSize, Mapping, Sharing, page_cache};
 use uzone_pages::{Advice, ByteLen, Content, FaultAround};
@@ -217,7 +217,7 @@ fn a_hole_of_a_memory_file_is_zero_and_what_is_shared_is_seen() {
 fn huge_pages_are_filled_whole() {
     let name = "huge_pages_are_filled_whole";
     let (size, huge) = (HugeSize::MIB_2, 2 << 20);
-    let options = LazyOptions { huge: Some(size), ..LazyOptions::default() };
+    let options = LazyOptions { huge: HugePages::Pool(size), ..LazyOptions::default() };
     let engine = engine();
     let _pool = match Pool::try_grow(4) {
         Ok(pool) => pool,
@@ -448,7 +448,7 @@ fn a_wrong_request_is_refused_with_what_it_was_given() {
     assert!(matches!(engine.map(ByteLen::ZERO, backing(), &options), Err(MapError::Map(_))));
     let file = Arc::new(Mapping::memfd("x", ByteLen::new(page()), None).unwrap());
     let memory = MemoryBacking::new(file, Sharing::Shared).unwrap();
-    let huge = LazyOptions { huge: Some(HugeSize::MIB_2), ..LazyOptions::default() };
+    let huge = LazyOptions { huge: HugePages::Pool(HugeSize::MIB_2), ..LazyOptions::default() };
     assert!(matches!(
         engine.map(ByteLen::new(page()), Arc::new(memory), &huge),
         Err(MapError::Backing { .. })

@@ -125,6 +125,7 @@ impl FileBacking {
         // Whole pages of the file: what is mapped behind its end is not known to be zero.
         let whole = run.end.min(self.len / host * host).max(at);
         if let Some(mapped) = &self.mapped
+            && !window.makes_huge_pages()
             && whole - at >= SMALLEST_COPY
             && (whole - at).is_multiple_of(window.page_size().bytes())
         {

@@ -16,7 +16,7 @@ use uzone_fault::{
     Window,
 };
 use uzone_os::uffd::OpenError;
-use uzone_os::{AccessError, probe};
+use uzone_os::{AccessError, SystemRoot, hugepages, probe};
 use uzone_pages::{Advice, ByteLen, FaultAround};
 
 /// Which test a child is to be.
@@ -315,4 +315,35 @@ impl Drop for Pool {
             let _ = std::fs::write(POOL, now.saturating_sub(self.0).to_string());
         }
     }
+}
+
+pub(crate) const HUGE: u64 = 2 << 20;
+
+/// Returns whether the host has transparent huge pages of 2 MiB, or says that the case cannot run.
+pub(crate) fn has_huge_pages(name: &str) -> bool {
+    match hugepages::thp(&SystemRoot::host()) {
+        Ok(Some(thp)) if thp.pmd_size.get() == HUGE => true,
+        answer => {
+            skip(name, &format!("transparent huge pages of 2 MiB are wanted: {answer:?}"));
+            false
+        }
+    }
+}
+
+/// Returns how many bytes of a mapping `smaps` has as anonymous huge pages.
+pub(crate) fn anonymous_huge(memory: &LazyMapping) -> u64 {
+    let (start, len) = (memory.addr().get() as u64, memory.len().get());
+    let text = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let (mut is_ours, mut kib) = (false, 0);
+    for line in text.lines() {
+        let mut words = line.split_whitespace();
+        let first = words.next().unwrap_or_default();
+        if let Some((from, to)) = first.split_once('-') {
+            let number = |digits| u64::from_str_radix(digits, 16).unwrap_or(0);
+            is_ours = number(from) < start + len && number(to) > start;
+        } else if is_ours && first == "AnonHugePages:" {
+            kib += words.next().unwrap().parse::<u64>().unwrap();
+        }
+    }
+    kib << 10
 }

@@ -1,0 +1,439 @@
+//! Transparent huge pages, filled and put in place whole: [`Transparent`], the answers for memory
+//! whose pages are that large although the kernel's page tables need not agree.
+//!
+//! The kernel makes no huge page where missing pages are told: it would have to fill what nobody
+//! asked for. So a page of 2 MiB is made elsewhere, in a [`Slot`] of memory that tells of nothing, is
+//! filled there, and then moved to where it is missing: who touches any part of it sees all of it or
+//! waits. Whoever produces pages writes straight into the slot.
+//!
+//! If it cannot be moved, its bytes are copied, in small pages: some of it is there already, the process
+//! has forked and shares the slot, or the kernel is busy. Then, and where the host had no huge page
+//! free, the bytes are right and the page is not huge; [`FaultStats::huge_pages`] counts those that
+//! are, and [`LazyMapping::collapse`] makes the others so.
+//!
+//! Cost: the kernel clears a huge page before it is filled, and a page that is there for the first time
+//! costs a virtual machine more than its bytes do; moving one takes some microseconds. The slots are
+//! one for each thread that ever filled a page at the same time, 2 MiB of addresses each, and memory only
+//! while a page is made.
+//! Source: ioctl_userfaultfd(2), `UFFDIO_MOVE`, Linux 6.8.
+//!
+//! [`FaultStats::huge_pages`]: crate::FaultStats::huge_pages
+//! [`LazyMapping::collapse`]: crate::LazyMapping::collapse
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use uzone_os::hugepages::{self, ThpEnabled};
+use uzone_os::uffd::{AnswerError, Answered, Install, Registered};
+use uzone_os::{Anonymous, Exclusive, HugeAdvice, Mapping, SystemRoot};
+use uzone_pages::{ByteLen, PageSize};
+
+use crate::error::MapError;
+use crate::kernel::Kernel;
+
+/// A kernel that answers in small pages, and moves large ones.
+pub(crate) trait MovingKernel: Kernel {
+    /// Moves the whole of `source` to where it is missing.
+    fn move_here(&self, offset: u64, source: &mut Exclusive) -> Result<Answered, AnswerError>;
+}
+
+impl MovingKernel for Registered {
+    fn move_here(&self, offset: u64, source: &mut Exclusive) -> Result<Answered, AnswerError> {
+        let len = source.len();
+        self.move_pages(offset, source, 0, len, Install::default())
+    }
+}
+
+/// Memory to make one page in.
+pub(crate) struct Slot<'a> {
+    // `None` when it has gone home.
+    memory: Option<Exclusive>,
+    home: &'a Mutex<Vec<Exclusive>>,
+}
+
+impl Slot<'_> {
+    fn memory(&mut self) -> &mut Exclusive {
+        match &mut self.memory {
+            Some(memory) => memory,
+            None => unreachable!("only dropping it takes the memory out"),
+        }
+    }
+
+    /// Returns its bytes, which hold anything.
+    pub(crate) fn bytes(&mut self) -> &mut [u8] {
+        self.memory().as_bytes_mut()
+    }
+}
+
+impl Drop for Slot<'_> {
+    fn drop(&mut self) {
+        if let Some(memory) = self.memory.take() {
+            self.home.lock().unwrap_or_else(PoisonError::into_inner).push(memory);
+        }
+    }
+}
+
+/// The answers for memory in transparent huge pages.
+pub(crate) struct Transparent<K> {
+    small: Arc<K>,
+    page: PageSize,
+    // Held for a push or a pop.
+    slots: Mutex<Vec<Exclusive>>,
+    huge_pages: AtomicU64,
+}
+
+/// Returns the size of the host's transparent huge pages.
+///
+/// # Errors
+/// [`MapError::NotHuge`] if it has none, or they are switched off.
+pub(crate) fn page_size() -> Result<PageSize, MapError> {
+    let thp = hugepages::thp(&SystemRoot::host()).map_err(MapError::Host)?;
+    let Some(thp) = thp else {
+        return Err(MapError::NotHuge { reason: "its kernel was built without them" });
+    };
+    if thp.enabled == ThpEnabled::Never {
+        let reason = "write madvise to /sys/kernel/mm/transparent_hugepage/enabled as root";
+        return Err(MapError::NotHuge { reason });
+    }
+    Ok(PageSize::try_from_bytes(thp.pmd_size.get())?)
+}
+
+impl<K: MovingKernel> Transparent<K> {
+    /// Answers for the memory of `small` in pages of `page`.
+    pub(crate) fn new(small: Arc<K>, page: PageSize) -> Self {
+        Self { small, page, slots: Mutex::default(), huge_pages: AtomicU64::new(0) }
+    }
+
+    /// Asks for a range in the host's pages, those that are there already left out.
+    fn in_small_pages(
+        &self,
+        range: Range<u64>,
+        ask: impl Fn(Range<u64>) -> Result<Answered, AnswerError>,
+    ) -> Result<Answered, AnswerError> {
+        let small = uzone_os::probe::page_size().bytes();
+        let (mut at, mut was_there) = (range.start, 0);
+        // It ends: every round but the last goes at least a small page further.
+        while at < range.end {
+            at += match ask(at..range.end)? {
+                Answered::All => range.end - at,
+                Answered::Part { bytes } => bytes.max(1).next_multiple_of(small),
+                Answered::Present => {
+                    was_there += small;
+                    small
+                }
+                // What is there of it stays, and is left out when it is asked for again.
+                stopped => return Ok(stopped),
+            };
+        }
+        if was_there == range.end - range.start {
+            return Ok(Answered::Present);
+        }
+        if was_there != 0 {
+            self.small.wake(range);
+        }
+        Ok(Answered::All)
+    }
+
+    /// Does that for each page of a range, and says how far it came.
+    fn page_by_page(
+        &self,
+        range: Range<u64>,
+        mut ask: impl FnMut(Range<u64>) -> Result<Answered, AnswerError>,
+    ) -> Result<Answered, AnswerError> {
+        let first = range.start..range.start + self.page.bytes();
+        let bytes = self.page.bytes();
+        let is_last = first.end >= range.end;
+        match ask(first)? {
+            Answered::All if !is_last => Ok(Answered::Part { bytes }),
+            answer => Ok(answer),
+        }
+    }
+}
+
+impl<K: MovingKernel> Kernel for Transparent<K> {
+    fn copy(&self, offset: u64, bytes: &[u8]) -> Result<Answered, AnswerError> {
+        self.page_by_page(offset..offset + bytes.len() as u64, |page| {
+            if let Some(mut slot) = self.slot() {
+                let made = slot.bytes();
+                made.copy_from_slice(&bytes[..made.len()]);
+                return self.place(page.start, &mut slot);
+            }
+            self.in_small_pages(page.clone(), |part| {
+                let (from, to) = (skipped(&page, part.start), skipped(&page, part.end));
+                self.small.copy(part.start, &bytes[from..to])
+            })
+        })
+    }
+
+    /// Copies in small pages: what another mapping has is read by the kernel alone, which does not
+    /// raise a signal where it ends.
+    fn copy_from(
+        &self,
+        offset: u64,
+        source: &Mapping,
+        source_offset: u64,
+        len: u64,
+    ) -> Result<Answered, AnswerError> {
+        self.page_by_page(offset..offset + len, |page| {
+            let from = |part: &Range<u64>| source_offset + (part.start - page.start);
+            self.in_small_pages(page.clone(), |part| {
+                self.small.copy_from(part.start, source, from(&part), part.end - part.start)
+            })
+        })
+    }
+
+    fn zero(&self, range: Range<u64>) -> Result<Answered, AnswerError> {
+        // They take no memory until they are written.
+        self.page_by_page(range, |page| self.in_small_pages(page, |part| self.small.zero(part)))
+    }
+
+    fn continue_mapping(&self, range: Range<u64>) -> Result<Answered, AnswerError> {
+        // The memory is of no file, so the page cache has nothing of it.
+        self.small.continue_mapping(range)
+    }
+
+    fn poison(&self, range: Range<u64>) -> Result<Answered, AnswerError> {
+        self.page_by_page(range, |page| self.in_small_pages(page, |part| self.small.poison(part)))
+    }
+
+    fn wake(&self, range: Range<u64>) {
+        self.small.wake(range);
+    }
+
+    fn has_slots(&self) -> bool {
+        true
+    }
+
+    fn slot(&self) -> Option<Slot<'_>> {
+        let at_home = self.slots.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let memory = at_home.or_else(|| {
+            let len = ByteLen::new(self.page.bytes());
+            let huge = HugeAdvice::Advise;
+            let how = Anonymous { huge, align: Some(len), ..Anonymous::default() };
+            Exclusive::anonymous(len, how).ok()
+        });
+        Some(Slot { memory: Some(memory?), home: &self.slots })
+    }
+
+    fn place(&self, offset: u64, slot: &mut Slot<'_>) -> Result<Answered, AnswerError> {
+        let page = offset..offset + self.page.bytes();
+        let made = slot.memory();
+        let is_huge = made.huge_backed().is_ok_and(|huge| huge == made.len());
+        let moved = match self.small.move_here(offset, made) {
+            Ok(Answered::All) => {
+                // Relaxed: a statistic, by which nothing is published.
+                self.huge_pages.fetch_add(is_huge.into(), Ordering::Relaxed);
+                return Ok(Answered::All);
+            }
+            Ok(gone @ (Answered::NotRegistered | Answered::Gone)) => return Ok(gone),
+            Ok(Answered::Part { bytes }) => bytes,
+            Ok(_) | Err(_) => 0,
+        };
+        let bytes = &*slot.bytes();
+        let rest = page.start + moved..page.end;
+        let copied = self.in_small_pages(rest, |part| {
+            self.small
+                .copy(part.start, &bytes[skipped(&page, part.start)..skipped(&page, part.end)])
+        })?;
+        // What was moved was missing.
+        Ok(if moved != 0 && copied == Answered::Present { Answered::All } else { copied })
+    }
+
+    fn huge_pages(&self) -> u64 {
+        // Relaxed: a statistic.
+        self.huge_pages.load(Ordering::Relaxed)
+    }
+}
+
+/// Returns how many bytes of a page are before an offset in it.
+fn skipped(page: &Range<u64>, at: u64) -> usize {
+    usize::try_from(at - page.start).unwrap_or(usize::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+    use uzone_os::Vaddr;
+    use uzone_os::uffd::{Refusal, UffdCall};
+
+    use super::*;
+
+    /// A huge page of eight small ones.
+    const SMALL: u64 = 4096;
+    const HUGE: u64 = 8 * SMALL;
+
+    /// Has small pages by their first byte, and answers as it likes.
+    #[derive(Default)]
+    struct Machine {
+        pages: BTreeMap<u64, u8>,
+        /// What it does next, used in turn.
+        whims: Vec<u8>,
+        next: usize,
+        /// Whether it ever woke a page that was there before.
+        woken: Vec<Range<u64>>,
+        moved: u64,
+    }
+
+    struct Fake(Mutex<Machine>);
+
+    impl Fake {
+        fn fill(
+            &self,
+            range: Range<u64>,
+            call: UffdCall,
+            byte: impl Fn(u64) -> u8,
+        ) -> Result<Answered, AnswerError> {
+            let mut machine = self.0.lock().unwrap();
+            assert!(range.start < range.end && (range.start | range.end).is_multiple_of(SMALL));
+            let whim = machine.whims[machine.next % machine.whims.len()];
+            machine.next += 1;
+            match whim % 11 {
+                0 => return Ok(Answered::LayoutChanging),
+                1 if call == UffdCall::Move => return Ok(Answered::Busy),
+                1 => {
+                    return Err(AnswerError::Refused {
+                        call,
+                        start: Vaddr::new(range.start),
+                        len_bytes: range.end - range.start,
+                        refusal: Refusal::NoMemory,
+                        cause: std::io::ErrorKind::OutOfMemory.into(),
+                    });
+                }
+                2 => return Ok(Answered::Gone),
+                _ => {}
+            }
+            let pages = range.start / SMALL..range.end / SMALL;
+            let mut stop = pages.clone().find(|page| machine.pages.contains_key(page));
+            if stop == Some(pages.start) {
+                return Ok(Answered::Present);
+            }
+            if whim % 3 == 0 && pages.end - pages.start > 1 && stop.is_none() {
+                stop = Some(pages.start + 1 + u64::from(whim) % (pages.end - pages.start - 1));
+            }
+            let end = stop.unwrap_or(pages.end);
+            for page in pages.start..end {
+                machine.pages.insert(page, byte(page * SMALL));
+            }
+            Ok(match stop {
+                Some(_) => Answered::Part { bytes: (end - pages.start) * SMALL },
+                None => Answered::All,
+            })
+        }
+    }
+
+    impl Kernel for Fake {
+        fn copy(&self, offset: u64, bytes: &[u8]) -> Result<Answered, AnswerError> {
+            let range = offset..offset + bytes.len() as u64;
+            self.fill(range, UffdCall::Copy, |at| bytes[usize::try_from(at - offset).unwrap()])
+        }
+
+        fn zero(&self, range: Range<u64>) -> Result<Answered, AnswerError> {
+            self.fill(range, UffdCall::ZeroPage, |_| 0)
+        }
+
+        fn continue_mapping(&self, _: Range<u64>) -> Result<Answered, AnswerError> {
+            Ok(Answered::Hole)
+        }
+
+        fn poison(&self, range: Range<u64>) -> Result<Answered, AnswerError> {
+            self.fill(range, UffdCall::Poison, |_| u8::MAX)
+        }
+
+        fn wake(&self, range: Range<u64>) {
+            self.0.lock().unwrap().woken.push(range);
+        }
+    }
+
+    impl MovingKernel for Fake {
+        fn move_here(&self, offset: u64, source: &mut Exclusive) -> Result<Answered, AnswerError> {
+            let bytes = source.as_bytes_mut();
+            let range = offset..offset + bytes.len() as u64;
+            let first = |at: u64| usize::try_from(at - offset).unwrap();
+            let answer = self.fill(range, UffdCall::Move, |at| bytes[first(at)])?;
+            let moved = match answer {
+                Answered::All => bytes.len(),
+                Answered::Part { bytes } => usize::try_from(bytes).unwrap(),
+                _ => 0,
+            };
+            // What was moved reads as zero, and is no use for a copy.
+            bytes[..moved].fill(0);
+            self.0.lock().unwrap().moved += moved as u64;
+            Ok(answer)
+        }
+    }
+
+    fn right(page: u64) -> u8 {
+        u8::try_from(page % 200).unwrap() + 1
+    }
+
+    proptest! {
+        /// Whatever the kernel answers, what is said to be in place is, and each byte is right.
+        #[test]
+        #[cfg_attr(miri, ignore = "it maps memory")]
+        fn a_page_is_whole_when_it_is_said_to_be(
+            whims in prop::collection::vec(any::<u8>(), 1..40),
+            there in prop::collection::vec(any::<bool>(), 16),
+            by_slot: bool,
+        ) {
+            let fake = Fake(Mutex::default());
+            let mut before = Vec::new();
+            {
+                let mut machine = fake.0.lock().unwrap();
+                machine.whims = whims;
+                for (page, _) in (0..).zip(&there).filter(|(_, is_there)| **is_there) {
+                    machine.pages.insert(page, right(page));
+                    before.push(page);
+                }
+            }
+            let kernel = Transparent::new(Arc::new(fake), PageSize::try_from_bytes(HUGE).unwrap());
+            let mut bytes = vec![0; usize::try_from(2 * HUGE).unwrap()];
+            for (page, small) in (0..).zip(bytes.chunks_mut(4096)) {
+                small.fill(right(page));
+            }
+            let mut at = 0;
+            // As the engine asks: until it is all there, or the kernel says no for good.
+            for _ in 0..200 {
+                let from = usize::try_from(at).unwrap();
+                let answer = if by_slot {
+                    let mut slot = kernel.slot().unwrap();
+                    let len = slot.bytes().len();
+                    slot.bytes().copy_from_slice(&bytes[from..from + len]);
+                    kernel.place(at, &mut slot)
+                } else {
+                    kernel.copy(at, &bytes[from..])
+                };
+                let done = match answer {
+                    Ok(Answered::All) if by_slot => HUGE,
+                    Ok(Answered::All) => 2 * HUGE - at,
+                    Ok(Answered::Part { bytes }) => bytes,
+                    Ok(Answered::Present) => HUGE,
+                    Ok(Answered::LayoutChanging | Answered::Gone) | Err(_) => 0,
+                    other => panic!("{other:?}"),
+                };
+                prop_assert!(done.is_multiple_of(HUGE), "no huge page is cut");
+                let machine = kernel.small.0.lock().unwrap();
+                for page in at / SMALL..(at + done) / SMALL {
+                    prop_assert_eq!(machine.pages.get(&page), Some(&right(page)));
+                }
+                // Who waited for a small page that was there already is woken, by us or by who asked.
+                if answer.is_ok_and(|answer| answer != Answered::Present) && done != 0 {
+                    for &page in before.iter().filter(|page| (at..at + done).contains(&(*page * SMALL))) {
+                        let is_woken = |woken: &Range<u64>| woken.contains(&(page * SMALL));
+                        prop_assert!(machine.woken.iter().any(is_woken), "page {} waits", page);
+                    }
+                }
+                at += done;
+                if at == 2 * HUGE {
+                    break;
+                }
+            }
+            let machine = kernel.small.0.lock().unwrap();
+            for (&page, &byte) in &machine.pages {
+                prop_assert_eq!(byte, right(page));
+            }
+        }
+    }
+}
