@@ -10,6 +10,7 @@
 //! | `cold` | a file that the page cache has forgotten, touched here and there |
 //! | `stall` | cached pages while another page does not come |
 //! | `split` | round trip, copy, bookkeeping |
+//! | `huge` | reading at random what was filled in small pages, and in huge ones |
 //! | `bare` | the yardstick: a handler that answers one page a fault |
 //! | `source` | the files, and which bytes are right |
 //! | `touch` | which pages are touched, by whom, on which CPUs |
@@ -20,6 +21,7 @@
 
 mod bare;
 mod cold;
+mod huge;
 mod scan;
 mod source;
 mod split;
@@ -71,6 +73,8 @@ struct Run<'a> {
     settings: &'a Settings,
     watch: Watch<'a>,
     bench: Bench,
+    /// Whether mappings can have transparent huge pages.
+    has_huge: bool,
 }
 
 impl Run<'_> {
@@ -103,8 +107,8 @@ pub fn run(settings: &Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
         settings.rounds,
         settings.directory.display()
     );
-    let mut run =
-        Run { settings, watch, bench: Bench::new(sentence, Part::Fault(settings.clone())) };
+    let bench = Bench::new(sentence, Part::Fault(settings.clone()));
+    let mut run = Run { settings, watch, bench, has_huge: true };
     if uzone_os::probe::page_size().bytes() != PAGE {
         return Err(BenchError::FaultSize { size: asked });
     }
@@ -113,6 +117,14 @@ pub fn run(settings: &Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
         run.skip("fault-seq-file", "this process may use one CPU only".to_owned());
     }
     let file = Source::new(&settings.directory, size)?;
+    if let Err(reason) = huge::is_possible(&file)? {
+        run.has_huge = false;
+        for id in
+            ["fault-seq-file/thp", "fault-random-file/thp", "fault-sparse-file/thp", "fault-read"]
+        {
+            run.skip(id, reason.clone());
+        }
+    }
     let tables = [
         (Pattern::InOrder, size),
         (Pattern::Random, size.min(RANDOM)),
@@ -161,6 +173,7 @@ pub fn run(settings: &Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
     if let Some(placement) = placements.first() {
         stall::table(&mut run, &file, placement)?;
     }
+    huge::table(&mut run, &file)?;
     cold::table(&mut run, &file)?;
     let bench = run.bench;
     check_found(&settings.tables, !(bench.tables.is_empty() && bench.skipped.is_empty()))?;

@@ -1,11 +1,13 @@
 //! Touching all pages, in order and at random, and one per page table: the published tables.
 
+use std::cell::Cell;
 use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use uzone_fault::{
-    Backing, Engine, FaultStats, FileBacking, LazyMapping, LazyOptions, MapError, MemoryBacking,
+    Backing, Engine, FaultStats, FileBacking, HugePages, LazyMapping, LazyOptions, MapError,
+    MemoryBacking,
 };
 use uzone_os::{Access, HugeSize, Mapping, Sharing};
 use uzone_pages::{Advice, ByteLen, FaultAround, PageSize};
@@ -13,7 +15,7 @@ use uzone_pages::{Advice, ByteLen, FaultAround, PageSize};
 use super::bare::{Answer, Bare, Waiting};
 use super::source::{self, Source, word};
 use super::touch::{Pattern, Placement, touch};
-use super::{PAGE, Run};
+use super::{PAGE, Run, huge};
 use crate::report::{FaultSpec, Log, Published, Role, Table};
 use crate::suite::{BenchError, Suite};
 
@@ -88,8 +90,11 @@ impl Backend<'_> {
             Self::File(file, _) | Self::HugeCopy(file, _) => Arc::new(file_backing(file)?),
             Self::Memory(memory) => Arc::new(MemoryBacking::new(memory.clone(), Sharing::Private)?),
         };
-        let huge = matches!(self, Self::HugeCopy(..)).then_some(HugeSize::MIB_2);
-        Ok(engine.map(len, backing, &LazyOptions { huge, ..options.clone() })?)
+        let mut options = options.clone();
+        if matches!(self, Self::HugeCopy(..)) {
+            options.huge = HugePages::Pool(HugeSize::MIB_2);
+        }
+        Ok(engine.map(len, backing, &options)?)
     }
 
     fn plain(&self, len: ByteLen) -> Result<Mapping, BenchError> {
@@ -173,6 +178,9 @@ pub(super) fn table(
     let engine = placement.engine()?;
     let (engine, parts) = (&engine, &parts);
 
+    // How many pages were to be huge, and were not.
+    let lacking = Cell::new(0);
+    let lacking = &lacking;
     let mut suite = Suite::new(len);
     let spins = placement.spin != Some(Duration::ZERO);
     let alike = if spins { format!("{table}/naive-spin") } else { naive.clone() };
@@ -198,8 +206,14 @@ pub(super) fn table(
     }
 
     let orders = ORDERS.into_iter().map(Some).filter(|_| !backend.is_huge());
+    let mut ways: Vec<(Option<u8>, Way)> = Vec::new();
     for order in orders.chain([None]) {
-        let Way { row, name, options } = way(order, placement)?;
+        ways.push((order, way(order, placement)?));
+    }
+    if matches!(backend, Backend::File(..)) && run.has_huge {
+        ways.push((None, huge::transparent(placement)?));
+    }
+    for (order, Way { row, name, options }) in ways {
         let id = format!("{table}/{row}");
         let log = Log::default();
         let (found, case) = (log.clone(), id.clone());
@@ -207,8 +221,12 @@ pub(super) fn table(
             let memory = placement.by_handler(|| backend.lazy(engine, len, &options))?;
             let done = touch(&case, &memory, parts, placement, is_timed, word)?;
             let stats = settled(&memory);
-            let wasted = placed(&stats).saturating_sub(touched);
-            found.borrow_mut().push(stats.faults, wasted, done.times_ns);
+            // A huge page that nobody asked for is waste in small ones.
+            let placed = placed(&stats) * (memory.page_size().bytes() / page.bytes());
+            found.borrow_mut().push(stats.faults, placed.saturating_sub(touched), done.times_ns);
+            if options.huge == HugePages::Transparent {
+                lacking.set(lacking.get() + stats.demand - stats.huge_pages);
+            }
             Ok(done.elapsed)
         });
         spec.faults = Some(FaultSpec {
@@ -263,12 +281,20 @@ pub(super) fn table(
         _ => write!(note, "; ours looks for {:?} before it sleeps", LazyOptions::default().spin),
     };
     run.bench.tables.push(Table {
-        id: table,
+        id: table.clone(),
         title: format!("{}, {}: {len}, {touched} touches", backend.title(), pattern.title()),
         note,
     });
     let what = format!("{} {}{}", pattern.id(), backend.id(), placement.id);
-    suite.run(&what, run.settings.rounds, run.watch, &mut run.bench.results)
+    suite.run(&what, run.settings.rounds, run.watch, &mut run.bench.results)?;
+    let lacking = lacking.get();
+    if lacking != 0 {
+        // A row of the one that were pages of the other would be none.
+        let id = format!("{table}/{}", huge::ROW);
+        run.bench.results.retain(|row| row.id != id);
+        run.skip(&id, format!("{lacking} pages were not huge: too little memory is in one piece"));
+    }
+    Ok(())
 }
 
 /// Seconds for 16 GiB in order, by order of the window, one thread.
