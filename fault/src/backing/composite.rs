@@ -237,6 +237,12 @@ impl Backing for CompositeBacking {
         Ok(())
     }
 
+    fn read_ahead(&self, range: Range<u64>) {
+        for (part, inside, offset) in self.parts(range) {
+            part.backing.read_ahead(offset..offset + (inside.end - inside.start));
+        }
+    }
+
     fn byte_len(&self) -> Option<ByteLen> {
         self.parts.last().map(|last| ByteLen::new(last.range.end))
     }

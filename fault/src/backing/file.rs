@@ -96,6 +96,20 @@ impl FileBacking {
         usize::try_from(self.len.saturating_sub(at)).map_or(len, |left| left.min(len))
     }
 
+    /// Returns up to where a run is whole pages of the file as long as it is now, if that is far enough
+    /// for a copy: what is mapped behind the end of a file is zero, and not its bytes.
+    fn whole_pages(&self, run: &Range<u64>) -> Result<Option<u64>, BackingError> {
+        let &Range { start, end } = run;
+        if end - start < SMALLEST_COPY {
+            return Ok(None);
+        }
+        let failed = |cause| BackingError::Read { offset: start, len_bytes: end - start, cause };
+        let len = self.len.min(self.file.metadata().map_err(failed)?.len());
+        let host = uzone_os::probe::page_size().bytes();
+        let whole = end.min(len / host * host);
+        Ok((whole >= start.saturating_add(SMALLEST_COPY)).then_some(whole))
+    }
+
     /// Fills a run of pages whose neighbour somebody waits for, as far as the cache has them.
     fn map_cached(&self, window: &mut Window<'_>, run: Range<u64>) -> Result<(), BackingError> {
         let host = uzone_os::probe::page_size().bytes();
@@ -122,11 +136,9 @@ impl FileBacking {
             }
         }
         let mut at = run.start;
-        // Whole pages of the file: what is mapped behind its end is not known to be zero.
-        let whole = run.end.min(self.len / host * host).max(at);
         if let Some(mapped) = &self.mapped
             && !window.makes_huge_pages()
-            && whole - at >= SMALLEST_COPY
+            && let Some(whole) = self.whole_pages(&run)?
             && (whole - at).is_multiple_of(window.page_size().bytes())
         {
             if window.copy_from(at..whole, mapped, at)? == Filled::All {

@@ -263,3 +263,41 @@ fn a_part_reaches_no_page_of_its_neighbours_also_when_it_panics() {
     assert_eq!(core.fault(1, Touch::Read, &mut hands), crate::core::Outcome::Answered);
     assert_eq!(kernel.0.lock().unwrap().get(&1), Some(&0x0707_0707_0707_0707));
 }
+
+/// Takes note of what it is told to read ahead.
+#[derive(Default)]
+struct Asked(Mutex<Vec<Range<u64>>>);
+
+impl Backing for Asked {
+    fn map_pages(&self, _: &mut Window<'_>) {}
+
+    fn fault(&self, _: &mut Window<'_>) -> Result<(), BackingError> {
+        Ok(())
+    }
+
+    fn read_ahead(&self, range: Range<u64>) {
+        self.0.lock().unwrap().push(range);
+    }
+
+    fn byte_len(&self) -> Option<ByteLen> {
+        None
+    }
+}
+
+#[test]
+fn parts_are_told_what_to_read_ahead_in_their_own_offsets() {
+    let (first, second) = (Arc::new(Asked::default()), Arc::new(Asked::default()));
+    let whole = builder()
+        .part(0..4 * PAGE, first.clone(), 100 * PAGE)
+        .zero(4 * PAGE..5 * PAGE)
+        .part(5 * PAGE..9 * PAGE, second.clone(), 0)
+        .build()
+        .unwrap();
+    whole.read_ahead(3 * PAGE..7 * PAGE);
+    let told = first.0.lock().unwrap().clone();
+    assert!(matches!(&told[..], [one] if *one == (103 * PAGE..104 * PAGE)), "{told:?}");
+    let told = second.0.lock().unwrap().clone();
+    assert!(matches!(&told[..], [one] if *one == (0..2 * PAGE)), "{told:?}");
+    whole.read_ahead(9 * PAGE..20 * PAGE);
+    assert_eq!(second.0.lock().unwrap().len(), 1);
+}
