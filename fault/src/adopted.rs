@@ -47,6 +47,12 @@ impl Engine {
             end = end.max(ByteLen::new(region.offset).checked_add(len)?.get());
             ByteLen::new(start).checked_add(len)?;
         }
+        let mut by_offset: Vec<_> = regions.iter().map(RemoteRegion::offsets).collect();
+        by_offset.sort_by_key(|offsets| offsets.start);
+        if by_offset.windows(2).any(|two| two[0].end > two[1].start) {
+            let reason = "two regions hold the same bytes of it, and a page has one address";
+            return Err(MapError::Backing { reason });
+        }
         let asked = ByteLen::new(end);
         if let Some(has) = backing.byte_len()
             && asked > has.align_up(page.bytes())?
@@ -62,7 +68,7 @@ impl Engine {
         let pattern = pattern(&contents, &*backing, options);
         let zeroes_by_copy = page > uzone_os::probe::page_size();
         let memory = Arc::new(RemoteMemory { remote, regions });
-        let policy = Policy { zeroes_by_copy, removed_is_zero: true };
+        let policy = Policy { zeroes_by_copy, removed_is_zero: true, is_tracked: false };
         let recorder = Recorder::new(options.trace);
         let core = Core::new(memory.clone(), backing, contents, page, policy, pattern, recorder);
         let core = Arc::new(core);

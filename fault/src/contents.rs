@@ -113,6 +113,22 @@ impl Contents {
         }
     }
 
+    /// Returns whether somebody may have pinned a page of the area.
+    pub(crate) fn maybe_pinned(&self, page: u64) -> bool {
+        self.pagemap.maybe_pinned(self.pfn(page))
+    }
+
+    /// Takes that a page was put in place by an owner who came too late: it was given up meanwhile,
+    /// and is good now.
+    pub(crate) fn mend(&self, page: u64) {
+        if self.order == Order::BASE {
+            let _ = self.pagemap.unpoison(self.pfn(page));
+        } else {
+            let _ = self.advance(page, Content::Poisoned, Content::Absent);
+        }
+        let _ = self.advance(page, Content::Absent, Content::Present);
+    }
+
     /// Makes a page that the caller owns a bad one.
     pub(crate) fn spoil(&self, page: u64) {
         if self.order == Order::BASE {

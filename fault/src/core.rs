@@ -16,7 +16,7 @@ pub(crate) mod produce;
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard};
 
 use uzone_pages::{Content, FaultPattern, FaultPlan, PageSize, Pfn, Touch};
 
@@ -72,6 +72,9 @@ pub(crate) struct Policy {
     /// it back; otherwise it was evicted here and is produced anew. Then one thread puts all pages
     /// in place: the one that reads the removals.
     pub(crate) removed_is_zero: bool,
+    /// Whether writes are tracked, so that a page which was given back can come again with other
+    /// bytes: those that were written back.
+    pub(crate) is_tracked: bool,
 }
 
 /// What one thread needs to answer faults.
@@ -129,6 +132,9 @@ pub(crate) struct Core {
     by_reader: Counters,
     recorder: Recorder,
     pending: Pending,
+    // Where writes are tracked: shared while pages without an owner are offered, which may not be given
+    // back between the look at them and the answer; alone while some are given back.
+    offered: RwLock<()>,
     // Held for an assignment.
     last_failure: Mutex<Option<Failure>>,
 }
@@ -146,6 +152,7 @@ impl Core {
         let (pattern, counters) = (Mutex::new(pattern), Counters::default());
         let by_reader = Counters::default();
         let (pending, last_failure) = (Pending::new(), Mutex::default());
+        let offered = RwLock::default();
         Self {
             kernel,
             backing,
@@ -157,6 +164,7 @@ impl Core {
             by_reader,
             recorder,
             pending,
+            offered,
             last_failure,
         }
     }
@@ -366,7 +374,17 @@ impl Core {
         }
     }
 
+    /// Waits until no page is offered that has no owner, and keeps it so. Otherwise bytes that were
+    /// read before could be put in place of those that were written to the page and brought back
+    /// meanwhile.
+    pub(crate) fn keep_from_offers(&self) -> Option<RwLockWriteGuard<'_, ()>> {
+        let alone = || self.offered.write().unwrap_or_else(PoisonError::into_inner);
+        self.policy.is_tracked.then(alone)
+    }
+
     fn offer(&self, pages: Range<u64>, wanted: Option<u64>, hands: &mut Hands) -> Progress {
+        let shared = || self.offered.read().unwrap_or_else(PoisonError::into_inner);
+        let _kept = self.policy.is_tracked.then(shared);
         let mut window = Window::new(self, pages, wanted, &mut hands.staging);
         // A closure of the caller's may panic; nothing of ours is left half done by that.
         let _ = catch_unwind(AssertUnwindSafe(|| self.backing.map_pages(&mut window)));

@@ -202,9 +202,10 @@ impl Tracker {
     }
 
     /// Takes that pages were given back, before anybody may fill them again: they are clean, and the
-    /// page table of a file keeps no note of them.
+    /// page table of a file or of huge pages keeps no note of them.
     pub(crate) fn evicted(&self, pages: &Range<u64>) {
-        if !self.memory.mapping().is_private() {
+        let is_small = self.page == uzone_os::probe::page_size();
+        if !(self.memory.mapping().is_private() && is_small) {
             // Where it is left, the page can be filled, but not be made a bad one.
             let _ = self.protect(pages, false);
         }
@@ -267,6 +268,15 @@ impl Kernel for Tracker {
     fn wake(&self, range: Range<u64>) {
         // A refusal means that the range is gone, and with it whoever waited.
         let _ = self.memory.wake(range);
+    }
+
+    fn ended(&self) {
+        if let How::Sync(_) = &self.how {
+            // A guard of a pinned page keeps the memory, and its holder may write to it. A refusal
+            // means that the memory is gone.
+            let len = self.memory.mapping().len().get();
+            let _ = self.memory.write_protect(0..len, false);
+        }
     }
 
     fn written(&self, page: u64, is_there: &dyn Fn(u64) -> bool) -> bool {

@@ -179,6 +179,9 @@ impl Engine {
     /// Maps `len` bytes of `backing`, whole pages. Nothing is read before somebody touches it. It needs a
     /// userfaultfd that can say that a page is bad (Linux 6.6).
     ///
+    /// A process that this one forks off does not have the mapping, unless it is of a memory file: its
+    /// missing pages would be zero there.
+    ///
     /// Costs some system calls, one descriptor of a file, and 8 bytes a page for what is known about
     /// it, in memory only where pages were touched, or at once for up to 262,144 of them.
     ///
@@ -218,6 +221,9 @@ impl Engine {
                 reason: "its parts start or end inside of such a page",
             });
         }
+        if mapping.is_private() {
+            mapping.keep_from_children().map_err(MapError::Children)?;
+        }
         let uffd = Uffd::open(required, Features::THREAD_ID, options.kernel_faults)?;
         let memory = Arc::new(Registered::new(Arc::new(uffd), mapping, modes)?);
         let producer = Producer::default();
@@ -236,7 +242,8 @@ impl Engine {
             }
             None => memory.clone(),
         };
-        let policy = Policy { zeroes_by_copy, removed_is_zero: false };
+        let is_tracked = tracker.is_some();
+        let policy = Policy { zeroes_by_copy, removed_is_zero: false, is_tracked };
         let pattern = pattern(&contents, &*backing, options);
         let recorder = Recorder::new(options.trace);
         let core = Core::new(kernel, backing, contents, page, policy, pattern, recorder);

@@ -60,6 +60,9 @@ pub enum MapError {
         /// Why not, or what would help.
         reason: &'static str,
     },
+    /// Processes that are forked off would read zeroes where pages are missing.
+    #[error("the mapping cannot be kept from processes that are forked off")]
+    Children(#[source] AdviseError),
     /// What the host is set to cannot be read.
     #[error("whether there are transparent huge pages cannot be read")]
     Host(#[source] SysError),

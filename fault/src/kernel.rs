@@ -52,6 +52,9 @@ pub(crate) trait Kernel: Send + Sync {
         0
     }
 
+    /// Takes that nobody answers any more: who waits to write to a page that is there goes on.
+    fn ended(&self) {}
+
     /// Lets whoever waits to write to a page do so, and perhaps to pages behind it, of which
     /// `is_there` says whether they may be written. Returns whether that is done, or somebody else
     /// does it; otherwise ask again.

@@ -12,6 +12,8 @@ use uzone_pages::{Content, FaultAround, PageCount, Pfn, PfnRange};
 
 use crate::core::{Core, Hands};
 use crate::error::LazyError;
+use crate::pending::Awaited;
+use crate::record::FaultClass;
 use crate::stats::Counters;
 
 /// How long to wait for a page that another thread is producing.
@@ -62,7 +64,15 @@ fn produce(core: &Core, page: u64, hands: &mut Hands) -> Result<u64, LazyError> 
             Content::Poisoned => return Err(LazyError::Poisoned { offset }),
             Content::Absent => {
                 if core.contents().claim(page) {
-                    return match core.produce(page, hands) {
+                    // Whoever faults on it meanwhile waits for us, as long as the deadline says.
+                    let (class, is_write) = (FaultClass::Missing, false);
+                    let awaited = Awaited { page, since: Instant::now(), class, is_write };
+                    let is_listed = core.pending().push(awaited);
+                    let answer = core.produce(page, hands);
+                    if is_listed {
+                        core.pending().remove(page);
+                    }
+                    return match answer {
                         Ok(()) => Ok(1),
                         Err(cause) => Err(LazyError::Backing { offset, cause }),
                     };

@@ -183,6 +183,10 @@ impl Source {
             self.core.recorder().note(&scratch.records);
             scratch.records.clear();
             self.tick(read_at);
+            // Also where there is always another fault.
+            if self.due().is_some_and(|due| due <= read_at) {
+                self.see_to_what_waits();
+            }
         } else {
             self.is_deaf = !is_read;
             self.see_to_what_waits();
@@ -267,6 +271,7 @@ impl Source {
                 for page in self.core.pending().pages() {
                     self.core.give_up(page);
                 }
+                self.core.kernel().ended();
                 self.refuse(&mut scratch.buffer);
             }
             // What was read and not answered is told again to who comes next.

@@ -23,7 +23,7 @@ use crate::window::Window;
 
 const PAGES: u64 = 96;
 const PAGE: usize = 4096;
-const POLICY: Policy = Policy { zeroes_by_copy: false, removed_is_zero: false };
+const POLICY: Policy = Policy { zeroes_by_copy: false, removed_is_zero: false, is_tracked: false };
 
 /// What the made-up kernel has, and who waits in it.
 #[derive(Default)]
@@ -573,7 +573,7 @@ fn what_others_removed_is_zero_and_never_what_it_was() {
     let pattern =
         FaultPattern::new(contents.area(), Advice::Normal, FaultAround::DEFAULT, FaultAround::MAX);
     let backing = Arc::new(FakeBacking(all(Kind::Ready)));
-    let policy = Policy { zeroes_by_copy: false, removed_is_zero: true };
+    let policy = Policy { zeroes_by_copy: false, removed_is_zero: true, is_tracked: false };
     let core = Core::new(
         kernel.clone(),
         backing,
@@ -606,6 +606,28 @@ fn what_others_removed_is_zero_and_never_what_it_was() {
     assert!(matches!(core.try_produce(40, &mut hands), Produced::PutOff));
     core.release(40);
     assert_eq!(core.contents().get(40), Content::Absent);
+}
+
+#[test]
+fn who_reads_the_removals_does_not_wait_for_them_to_make_a_page_bad() {
+    // Each answer is put off, as while a removal is not read.
+    let machine = Machine { whims: vec![8], ..Machine::default() };
+    let kernel = Arc::new(FakeKernel(Mutex::new(machine)));
+    let contents = Contents::reserve(PageCount::new(PAGES), PageSize::KIB_4).unwrap();
+    let pattern =
+        FaultPattern::new(contents.area(), Advice::Normal, FaultAround::DEFAULT, FaultAround::MAX);
+    let backing = Arc::new(FakeBacking(all(Kind::Ready)));
+    let policy = Policy { zeroes_by_copy: false, removed_is_zero: true, is_tracked: false };
+    let (page, recorder) = (PageSize::KIB_4, Recorder::new(0));
+    let core = Core::new(kernel.clone(), backing, contents, page, policy, pattern, recorder);
+    assert!(core.contents().claim(7));
+    core.give_up(7);
+    assert_eq!((core.contents().get(7), kernel.lock().changing), (Content::Poisoned, 1));
+    // Whoever waits is told again, and refused then.
+    let mut hands = Hands::new(16 * PAGE);
+    kernel.lock().whims = vec![3];
+    assert_eq!(core.fault(7, Touch::Read, &mut hands), Outcome::Answered);
+    assert_eq!(kernel.lock().pages[&7], None);
 }
 
 #[test]

@@ -29,6 +29,11 @@ impl RemoteRegion {
     fn end_offset(&self) -> u64 {
         self.offset.saturating_add(self.len.get())
     }
+
+    /// Returns which bytes of the backing it holds.
+    pub(crate) fn offsets(&self) -> Range<u64> {
+        self.offset..self.end_offset()
+    }
 }
 
 /// Memory of another process that is answered for.
@@ -109,12 +114,14 @@ impl Kernel for RemoteMemory {
     }
 
     fn wake(&self, range: Range<u64>) {
-        let mut at = range.start;
-        while at < range.end {
-            let Some((address, bytes)) = self.address(&(at..range.end)) else { return };
-            // A refusal means that the process is gone, and with it whoever waited.
-            let _ = self.remote.wake(address, ByteLen::new(bytes));
-            at += bytes;
+        for region in &self.regions {
+            let from = range.start.max(region.offset);
+            let to = range.end.min(region.end_offset());
+            if from < to {
+                let address = Vaddr::new(region.start.get() + (from - region.offset));
+                // A refusal means that the process is gone, and with it whoever waited.
+                let _ = self.remote.wake(address, ByteLen::new(to - from));
+            }
         }
     }
 }
@@ -172,5 +179,70 @@ impl Told {
             let to = to.checked_sub(region.start.get())?;
             (from < to).then(|| region.offset + from..region.offset + to)
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+    use std::time::{Duration, Instant};
+
+    use uzone_os::Anonymous;
+    use uzone_os::uffd::{Event, Features, KernelFaults, Modes, Uffd};
+
+    use super::*;
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it takes faults")]
+    fn who_waits_behind_a_gap_is_woken_too() {
+        let Ok(uffd) = Uffd::open(Features::NONE, Features::NONE, KernelFaults::IfAllowed) else {
+            assert!(std::env::var("REQUIRE_ALL").as_deref() != Ok("1"), "no userfaultfd");
+            eprintln!("skipped: who_waits_behind_a_gap: no userfaultfd");
+            return;
+        };
+        let uffd = Arc::new(uffd);
+        let page = ByteLen::new(uzone_os::probe::page_size().bytes());
+        let two = [0, 1].map(|_| {
+            let mapping = Mapping::anonymous(page, Anonymous::default()).unwrap();
+            Registered::new(uffd.clone(), mapping, Modes::MISSING).unwrap()
+        });
+        let remote = Remote::adopt(uffd.as_fd().try_clone_to_owned().unwrap()).unwrap();
+        let start = |memory: &Registered| Vaddr::new(memory.mapping().addr().get() as u64);
+        // One is at the start of the backing, the other behind a gap.
+        let regions: Vec<_> = two
+            .iter()
+            .zip([0, 8])
+            .map(|(memory, at)| RemoteRegion {
+                start: start(memory),
+                len: page,
+                offset: at * page.get(),
+            })
+            .collect();
+        let memory = RemoteMemory { remote, regions };
+        let mut buffer = EventBuffer::new(8);
+        let mut told = |count: usize| {
+            let give_up = Instant::now() + Duration::from_secs(30);
+            let mut seen = 0;
+            while seen < count && Instant::now() < give_up {
+                let _ = memory.remote.read(&mut buffer);
+                seen += (&mut buffer).filter(|event| matches!(event, Event::PageFault(_))).count();
+                std::thread::yield_now();
+            }
+            seen
+        };
+        let seen = std::thread::scope(|scope| {
+            for one in &two {
+                scope.spawn(move || one.mapping().read_at(0, &mut [0; 8]).unwrap());
+            }
+            let first = told(2);
+            // Nobody has filled anything, so all are told again.
+            memory.wake(0..16 * page.get());
+            let seen = (first, told(2));
+            for at in [0, 8] {
+                let _ = memory.zero(at * page.get()..(at + 1) * page.get());
+            }
+            seen
+        });
+        assert_eq!(seen, (2, 2));
     }
 }

@@ -236,8 +236,12 @@ impl<K: MovingKernel> Kernel for Transparent<K> {
             self.small
                 .copy(part.start, &bytes[skipped(&page, part.start)..skipped(&page, part.end)])
         })?;
-        // What was moved was missing.
-        Ok(if moved != 0 && copied == Answered::Present { Answered::All } else { copied })
+        if moved != 0 && copied == Answered::Present {
+            // What was moved was missing; who waits for the rest has not been woken.
+            self.small.wake(page);
+            return Ok(Answered::All);
+        }
+        Ok(copied)
     }
 
     fn huge_pages(&self) -> u64 {
@@ -310,7 +314,7 @@ mod tests {
             if stop == Some(pages.start) {
                 return Ok(Answered::Present);
             }
-            if whim % 3 == 0 && pages.end - pages.start > 1 && stop.is_none() {
+            if whim.is_multiple_of(3) && pages.end - pages.start > 1 && stop.is_none() {
                 stop = Some(pages.start + 1 + u64::from(whim) % (pages.end - pages.start - 1));
             }
             let end = stop.unwrap_or(pages.end);

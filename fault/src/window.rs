@@ -364,8 +364,13 @@ impl<'a> Window<'a> {
         self.state.wanted_is_done |= wanted.is_some();
         if let Some(owned) = wanted.filter(|_| self.is_owned) {
             contents.settle(pages.start..owned);
-            // Only its owner takes a page from this state, but for a deadline that made it bad.
-            let _ = contents.advance(owned, Content::Filling, Content::Present);
+            // Only its owner takes a page from this state, but for a deadline that made it bad: the
+            // kernel has put the page in place of that.
+            if !contents.advance(owned, Content::Filling, Content::Present)
+                && contents.get(owned) == Content::Poisoned
+            {
+                contents.mend(owned);
+            }
             pages.start = owned + 1;
         }
         contents.settle(pages);

@@ -32,7 +32,7 @@ impl LazyMapping {
     /// Returns what [`LazyMapping::dirty`] does, and makes those pages clean in the same step: a write is
     /// in this answer or in the next, and a page that is not written again is in one. From then on
     /// [`LazyMapping::evict`] takes them for unchanged: what is to be kept of them is the caller's to
-    /// read before.
+    /// read before. A page that is pinned stays dirty, since a device may write to it at any time.
     ///
     /// # Errors
     /// As for [`LazyMapping::dirty`]; then all are as dirty as they were.
@@ -40,7 +40,7 @@ impl LazyMapping {
         let pages = self.pages(&range)?;
         let tracker = self.tracker()?;
         let _turn = tracker.turn();
-        Ok(self.offsets(&self.readable(&tracker.take(pages)?)))
+        Ok(self.offsets(&self.taken(tracker, pages)?))
     }
 
     /// Brings what was written in a range back to the backing
@@ -48,7 +48,7 @@ impl LazyMapping {
     /// to 256 KiB. Returns how many pages were.
     ///
     /// What was written before the call is in the backing afterwards. Pages that are written
-    /// meanwhile stay dirty.
+    /// meanwhile stay dirty, and so do those that are pinned.
     ///
     /// # Errors
     /// [`LazyError::WriteBack`] at the first run that the backing did not take: it and what comes
@@ -83,7 +83,7 @@ impl LazyMapping {
         let shift = self.page_size().shift();
         // From here on nobody evicts pages that are clean already and not in the backing yet.
         let _turn = tracker.turn();
-        let taken = self.readable(&tracker.take(pages)?);
+        let taken = self.taken(tracker, pages)?;
         let mut left = Taken { tracker, runs: &taken };
         let mut written = 0;
         while let Some(run) = left.runs.first() {
@@ -104,6 +104,19 @@ impl LazyMapping {
             left.runs = &left.runs[1..];
         }
         Ok(written)
+    }
+
+    /// Takes the runs of dirty pages that can be read. Those that somebody has pinned are dirty again at
+    /// once: a device may write to them, which nobody is told.
+    fn taken(&self, tracker: &Tracker, pages: Range<u64>) -> Result<Vec<Range<u64>>, LazyError> {
+        let taken = self.readable(&tracker.take(pages)?);
+        // After they are protected, so that who pins one later is told of its first write; and before
+        // anybody reads them, so that what was written until it was unpinned is seen.
+        let contents = self.core().contents();
+        let pinned =
+            taken.iter().flat_map(|run| collect(run.clone(), |page| contents.maybe_pinned(page)));
+        tracker.put_back(&pinned.collect::<Vec<_>>())?;
+        Ok(taken)
     }
 
     /// Leaves out of some runs what cannot be read: a page that is bad has no bytes.

@@ -226,6 +226,16 @@ fn regions_that_do_not_fit_are_refused() {
         );
         assert!(matches!(answer, Err(MapError::CutsPage { .. })), "{region:?}");
     }
+    // Two addresses of one page: only one of them would be woken.
+    let second = RemoteRegion { start: Vaddr::new(2 << 30), offset: 1 << 19, ..whole };
+    let answer = engine.adopt(
+        remote(),
+        vec![second, whole],
+        PageSize::KIB_4,
+        Arc::new(ZeroBacking),
+        &LazyOptions::default(),
+    );
+    assert!(matches!(answer, Err(MapError::Backing { .. })), "{answer:?}");
     for region in [
         RemoteRegion { offset: !0xfff, ..whole },
         RemoteRegion { start: Vaddr::new(!0xfff), ..whole },

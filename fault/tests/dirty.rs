@@ -15,7 +15,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::{
-    Pool, bytes_of, engine, file_with, function, map, page, scattered, skip, usize_of, words,
+    Gate, Pool, bytes_of, engine, file_with, function, map, page, scattered, skip, usize_of, words,
 };
 use proptest::prelude::*;
 use uzone_fault::{
@@ -137,6 +137,23 @@ fn huge_pages_are_tracked_whole() {
         }
         assert_eq!(bytes_of(&memory, 3 * huge, 1), [2]);
     }
+    // A page that was given back can be made a bad one.
+    uzone::bus::install().unwrap();
+    let fails = Arc::new(AtomicBool::new(false));
+    let is_failing = fails.clone();
+    let backing = FunctionBacking::slow(move |offset, out: &mut [u8]| {
+        common::write_words(offset, out);
+        if is_failing.load(Ordering::Relaxed) { Err("it broke".into()) } else { Ok(()) }
+            .map_err(|error: Box<dyn std::error::Error + Send + Sync>| BackingError::Other(error))
+    });
+    let huge_pages = HugePages::Pool(HugeSize::MIB_2);
+    let options = LazyOptions { huge: huge_pages, ..options(WriteTracking::Sync) };
+    let Some(memory) = map(name, &engine(), 2 * huge, backing, &options) else { return };
+    memory.populate(0..huge, Populate::All).unwrap();
+    assert_eq!(memory.evict(0..huge).unwrap(), 1);
+    fails.store(true, Ordering::Relaxed);
+    assert!(memory.read_at(5, &mut [0; 8]).is_err());
+    assert_eq!(memory.content(0), Some(Content::Poisoned));
 }
 
 #[test]
@@ -326,6 +343,193 @@ impl Backing for Stored {
 
     fn byte_len(&self) -> Option<ByteLen> {
         None
+    }
+}
+
+/// A store whose bytes one thread reads, and puts in place when it is let go.
+struct Late {
+    store: Arc<Store>,
+    is_late: Arc<dyn Fn() -> bool + Send + Sync>,
+    has_read: Arc<Gate>,
+    goes_on: Arc<Gate>,
+}
+
+impl Backing for Late {
+    fn map_pages(&self, window: &mut Window<'_>) {
+        if !(self.is_late)() {
+            return Stored(self.store.clone()).map_pages(window);
+        }
+        while let Some(run) = window.next_run() {
+            let _ = window.copy_with(run.clone(), |out| {
+                out.copy_from_slice(
+                    &self.store.bytes.lock().unwrap()[usize_of(run.start)..][..out.len()],
+                );
+                self.has_read.open();
+                self.goes_on.pass();
+                Ok::<_, BackingError>(out.len())
+            });
+        }
+    }
+
+    fn fault(&self, window: &mut Window<'_>) -> Result<(), BackingError> {
+        let (range, is_late) = (window.range(), (self.is_late)());
+        if is_late {
+            self.has_read.open();
+            self.goes_on.pass();
+        }
+        self.store.fill(window, range)
+    }
+
+    fn write_back(&self, offset: u64, bytes: &[u8]) -> Result<(), BackingError> {
+        Stored(self.store.clone()).write_back(offset, bytes)
+    }
+
+    fn byte_len(&self) -> Option<ByteLen> {
+        None
+    }
+}
+
+#[test]
+fn bytes_that_were_read_before_a_page_was_written_and_evicted_do_not_come_back() {
+    for track in BOTH {
+        let store = Store::new(4 * page());
+        let (has_read, goes_on) = (Arc::<Gate>::default(), Arc::<Gate>::default());
+        let backing = Late {
+            store: store.clone(),
+            is_late: Arc::new(|| thread::current().name() == Some("late")),
+            has_read: has_read.clone(),
+            goes_on: goes_on.clone(),
+        };
+        let name = "bytes_that_were_read_before";
+        let Some(memory) = map(name, &engine(), 4 * page(), backing, &options(track)) else {
+            return;
+        };
+        let memory = &memory;
+        thread::scope(|scope| {
+            let late = thread::Builder::new().name("late".to_owned());
+            late.spawn_scoped(scope, || memory.populate(0..page(), Populate::Cached).unwrap())
+                .unwrap();
+            has_read.pass();
+            memory.write_at(8, &[5; 8]).unwrap();
+            common::wait_for("the page", || memory.content(0) == Some(Content::Present));
+            assert_eq!(memory.write_back(0..page()).unwrap(), 1);
+            let evicts = scope.spawn(|| memory.evict_all(0..page()).unwrap());
+            // It waits for who has read, or has done its harm by now.
+            thread::sleep(Duration::from_millis(50));
+            goes_on.open();
+            assert_eq!(evicts.join().unwrap(), 1, "{track:?}");
+        });
+        assert_eq!(bytes_of(memory, 8, 8), [5; 8], "{track:?}: what was written is lost");
+    }
+}
+
+#[test]
+fn a_page_that_is_pinned_stays_dirty_whoever_takes_it() {
+    for track in BOTH {
+        let store = Store::new(4 * page());
+        let name = "a_page_that_is_pinned_stays_dirty";
+        let Some(memory) = map(name, &engine(), 4 * page(), Stored(store.clone()), &options(track))
+        else {
+            return;
+        };
+        memory.write_at(page(), &[1]).unwrap();
+        memory.write_at(2 * page(), &[2]).unwrap();
+        common::wait_for("the pages", || {
+            [1, 2].iter().all(|at| memory.content(at * page()) == Some(Content::Present))
+        });
+        let pinned = memory.pin(page()..page() + 1).unwrap();
+        // A device may write to it at any time, and the kernel tells nobody.
+        assert_eq!(memory.write_back(0..4 * page()).unwrap(), 2, "{track:?}");
+        assert_eq!(store.bytes.lock().unwrap()[usize_of(page())], 1);
+        assert_eq!(memory.dirty(0..4 * page()).unwrap(), [range(1..2)], "{track:?}");
+        assert_eq!(memory.take_dirty(0..4 * page()).unwrap(), [range(1..2)], "{track:?}");
+        assert_eq!(memory.dirty(0..4 * page()).unwrap(), [range(1..2)], "{track:?}");
+        drop(pinned);
+        assert_eq!(memory.write_back(0..4 * page()).unwrap(), 1, "{track:?}");
+        assert_eq!(memory.dirty(0..4 * page()).unwrap(), [], "{track:?}");
+        assert!(memory.evict_all(0..4 * page()).unwrap() >= 2);
+        assert_eq!(
+            (bytes_of(&memory, page(), 1), bytes_of(&memory, 2 * page(), 1)),
+            (vec![1], vec![2])
+        );
+    }
+}
+
+#[test]
+fn what_is_written_to_a_page_that_came_too_late_is_brought_back() {
+    uzone::bus::install().unwrap();
+    for track in BOTH {
+        let store = Store::new(4 * page());
+        let is_first = AtomicBool::new(true);
+        let goes_on = Arc::<Gate>::default();
+        let backing = Late {
+            store: store.clone(),
+            is_late: Arc::new(move || {
+                let is_producer =
+                    thread::current().name().is_some_and(|name| name.starts_with("uzone-io"));
+                is_producer && is_first.swap(false, Ordering::Relaxed)
+            }),
+            has_read: Arc::default(),
+            goes_on: goes_on.clone(),
+        };
+        // Nothing is at hand, so that a producer is asked.
+        let backing = NotAtHand(backing);
+        let deadline = Some(Duration::from_millis(20));
+        let options = LazyOptions { deadline, ..options(track) };
+        let name = "what_is_written_to_a_page_that_came_too_late";
+        let Some(memory) = map(name, &engine(), 4 * page(), backing, &options) else { return };
+        assert!(memory.read_at(page(), &mut [0; 8]).is_err(), "it misses its deadline");
+        common::wait_for("the bad page", || memory.content(page()) == Some(Content::Poisoned));
+        goes_on.open();
+        common::wait_for("the late page", || memory.content(page()) == Some(Content::Present));
+        memory.write_at(page(), &[3; 8]).unwrap();
+        assert_eq!(memory.write_back(0..4 * page()).unwrap(), 1, "{track:?}");
+        assert_eq!(store.bytes.lock().unwrap()[usize_of(page())], 3, "{track:?}");
+    }
+}
+
+/// Another backing of which nothing is at hand.
+struct NotAtHand<B>(B);
+
+impl<B: Backing> Backing for NotAtHand<B> {
+    fn map_pages(&self, _: &mut Window<'_>) {}
+
+    fn fault(&self, window: &mut Window<'_>) -> Result<(), BackingError> {
+        self.0.fault(window)
+    }
+
+    fn write_back(&self, offset: u64, bytes: &[u8]) -> Result<(), BackingError> {
+        self.0.write_back(offset, bytes)
+    }
+
+    fn byte_len(&self) -> Option<ByteLen> {
+        None
+    }
+}
+
+#[test]
+fn who_holds_a_pinned_page_writes_to_it_after_the_mapping_has_gone() {
+    let name = "who_holds_a_pinned_page";
+    for track in BOTH {
+        let Some(memory) = map(name, &engine(), 4 * page(), function(), &options(track)) else {
+            return;
+        };
+        if !memory.sees_kernel_faults() {
+            return skip(name, "faults of the kernel are not told here: run as root");
+        }
+        memory.populate(0..4 * page(), Populate::All).unwrap();
+        let pinned = memory.pin(page()..2 * page()).unwrap();
+        let at = memory.addr().get() as u64 + page();
+        drop(memory);
+        // As a device or another owner of the address would, and not by a reference of ours.
+        let (done, is_done) = std::sync::mpsc::channel();
+        thread::spawn(move || {
+            let own = File::options().write(true).open("/proc/self/mem").unwrap();
+            done.send(own.write_at(&[7; 8], at).map_err(|error| error.to_string())).unwrap();
+        });
+        let written = is_done.recv_timeout(common::PATIENCE).expect("the writer sleeps for ever");
+        assert_eq!(written, Ok(8), "{track:?}");
+        drop(pinned);
     }
 }
 

@@ -148,6 +148,37 @@ fn a_file_that_became_shorter_is_an_error_and_never_zero() {
 }
 
 #[test]
+fn a_page_that_the_file_was_cut_in_is_an_error_and_never_zero_behind_the_cut() {
+    let name = "a_page_that_the_file_was_cut_in";
+    let file = file_of(64 * page());
+    let backing = FileBacking::new(file.try_clone().unwrap()).unwrap();
+    let Some(memory) = map(name, 64 * page(), backing, &options(Advice::Normal, 16)) else {
+        return;
+    };
+    file.set_len(15 * page() + page() / 2).unwrap();
+    // All sixteen pages are in the page cache, the last with zeroes behind the cut.
+    assert_eq!(memory.populate(0..16 * page(), Populate::Cached).unwrap(), 15);
+    assert_eq!(memory.content(15 * page()), Some(Content::Absent));
+    let error = memory.populate(0..16 * page(), Populate::All).unwrap_err();
+    let LazyError::Backing { cause: BackingError::Short { .. }, offset } = &error else {
+        panic!("{error:?}");
+    };
+    assert_eq!(*offset, 15 * page());
+}
+
+#[test]
+fn a_process_that_is_forked_off_has_no_mapping_to_read_zeroes_from() {
+    let name = "a_process_that_is_forked_off";
+    let Some(memory) = map(name, 64 * page(), function(), &LazyOptions::default()) else { return };
+    let start = format!("{:x}-", memory.addr().get());
+    let text = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let ours = text.split_once(&start).expect("it is mapped").1;
+    let flags = ours.lines().find(|line| line.starts_with("VmFlags:")).expect("it has flags");
+    // "Do not copy area on fork", proc(5).
+    assert!(flags.split_whitespace().any(|flag| flag == "dc"), "{flags}");
+}
+
+#[test]
 fn clones_of_a_memory_file_share_it_until_they_write() {
     let name = "clones_of_a_memory_file";
     let len = 8 << 20;

@@ -11,14 +11,14 @@ use std::fs::File;
 use std::num::NonZeroUsize;
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use common::{Gate, Stalling, page, skip, write_words};
 use uzone_fault::{
     Engine, EngineOptions, FaultClass, FaultOutcome, FileBacking, FunctionBacking, LazyMapping,
-    LazyOptions, MapError, Place, Placement, Reader, RemoteRegion,
+    LazyOptions, MapError, Place, Placement, Populate, Reader, RemoteRegion,
 };
 use uzone_os::uffd::{Features, KernelFaults, Modes, OpenError, Registered, Remote, Uffd};
 use uzone_os::{AccessError, Anonymous, Mapping, Vaddr, bus, page_cache, probe};
@@ -87,6 +87,64 @@ fn a_page_that_misses_its_deadline_raises_a_signal_and_says_why() {
     assert_eq!((stats.pending, stats.oldest_pending, stats.poisoned), (0, None, 1));
     memory.read_at(4 * page(), &mut [0; 8]).unwrap();
     gate.open();
+}
+
+#[test]
+fn a_deadline_is_kept_while_other_faults_never_end() {
+    bus::install().unwrap();
+    let engine = engine(EngineOptions { producers: two(), ..EngineOptions::default() });
+    let pages = 64 << 10;
+    let backing = Stalling::at(|at| at == 0);
+    let gate = backing.gate.clone();
+    let deadline = Some(Duration::from_millis(30));
+    let options = LazyOptions { deadline, advice: Advice::Random, ..LazyOptions::default() };
+    let answer = engine.map(ByteLen::new(pages * page()), Arc::new(backing), &options);
+    let Some(memory) = mapped("a deadline among faults", answer) else { return };
+    let (memory, stop) = (&memory, &AtomicBool::new(false));
+    thread::scope(|scope| {
+        for part in 0..4 {
+            scope.spawn(move || {
+                for at in (1..pages).filter(|at| at % 4 == part).cycle() {
+                    if stop.load(Ordering::Relaxed) {
+                        return;
+                    }
+                    memory.read_at(at * page(), &mut [0; 8]).unwrap();
+                    memory.evict(at * page()..(at + 1) * page()).unwrap();
+                }
+            });
+        }
+        let begin = Instant::now();
+        memory.read_at(0, &mut [0; 8]).unwrap_err();
+        eprintln!("refused after {:?}", begin.elapsed());
+        stop.store(true, Ordering::Relaxed);
+    });
+    gate.open();
+}
+
+#[test]
+fn a_deadline_is_kept_where_the_page_is_produced_for_somebody_who_populates() {
+    bus::install().unwrap();
+    let engine = engine(EngineOptions { producers: two(), ..EngineOptions::default() });
+    let backing = Stalling::at(|at| at == 5 * page());
+    let (gate, asked) = (backing.gate.clone(), backing.asked.clone());
+    let deadline = Some(Duration::from_millis(30));
+    let options = LazyOptions { deadline, ..LazyOptions::default() };
+    let answer = engine.map(ByteLen::new(16 * page()), Arc::new(backing), &options);
+    let Some(memory) = mapped("a deadline of a page that is populated", answer) else { return };
+    thread::scope(|scope| {
+        let populates = scope.spawn(|| memory.populate(5 * page()..6 * page(), Populate::All));
+        until("it is asked for", || asked.load(Ordering::SeqCst) == 1);
+        memory.read_at(5 * page(), &mut [0; 8]).unwrap_err();
+        assert!(!populates.is_finished());
+        gate.open();
+        // It comes late, and is right.
+        assert_eq!(populates.join().unwrap().unwrap(), 1);
+    });
+    assert_eq!(memory.content(5 * page()), Some(Content::Present));
+    let mut seen = [0; 8];
+    memory.read_at(5 * page(), &mut seen).unwrap();
+    assert_eq!(u64::from_ne_bytes(seen), common::word(5 * page()));
+    assert_eq!(memory.stats().pending, 0);
 }
 
 #[test]

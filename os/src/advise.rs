@@ -118,6 +118,16 @@ impl Mapping {
         self.advise(0..self.mapped_len(), Advice::LinuxNoHugepage, "MADV_NOHUGEPAGE")
     }
 
+    /// Keeps the mapping from processes that this one forks off, from now on (`MADV_DONTFORK`): what
+    /// touches it there gets `SIGSEGV`. Without that, a page which is missing in memory whose faults
+    /// are told here would be zero there.
+    ///
+    /// # Errors
+    /// [`AdviseError::Refused`] if the memory is a device's.
+    pub fn keep_from_children(&self) -> Result<(), AdviseError> {
+        self.advise(0..self.mapped_len(), Advice::LinuxDontFork, "MADV_DONTFORK")
+    }
+
     /// Makes huge pages of a range (`MADV_COLLAPSE`), whatever the host is set to. No byte changes;
     /// pages that were not present become so.
     ///
@@ -235,7 +245,7 @@ impl Mapping {
         name: &'static str,
     ) -> Result<(), AdviseError> {
         let start = self.at(part.start).as_ptr();
-        // SAFETY: madvise(2) acts on `part.len()` bytes from `start`, all of this mapping. Two advices
+        // SAFETY: madvise(2) acts on `part.len()` bytes from `start`, all of this mapping. Three advices
         // set a policy. The other replaces bytes: here nobody has borrowed them, because who lends
         // slices of a mapping owns it and calls this from `&mut self`; atomic readers see the old
         // word or the new.

@@ -99,6 +99,9 @@ impl Core {
                 // It is there after all.
                 Ok(Answered::Present) => Content::Present,
                 Ok(Answered::NotRegistered | Answered::Gone) => Content::Absent,
+                // This thread is the one that reads what the kernel waits for. Who waits for the page
+                // is told again, and refused then.
+                Ok(_) if self.policy.removed_is_zero => Content::Poisoned,
                 Ok(_) if Instant::now() >= give_up => Content::Poisoned,
                 Ok(_) => {
                     std::thread::sleep(PAUSE);
@@ -107,8 +110,6 @@ impl Core {
             };
             if next == Content::Poisoned {
                 Counters::add(&self.counters.poisoned, 1);
-            }
-            if next == Content::Poisoned {
                 self.contents.spoil(page);
             } else {
                 let _ = self.contents.advance(page, Content::Filling, next);

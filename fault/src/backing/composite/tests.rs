@@ -182,7 +182,7 @@ proptest! {
         let size = FaultAround::try_new(ByteLen::new(window * PAGE)).unwrap();
         let pattern =
             FaultPattern::new(contents.area(), Advice::Normal, size, FaultAround::MAX);
-        let policy = Policy { zeroes_by_copy: false, removed_is_zero: false };
+        let policy = Policy { zeroes_by_copy: false, removed_is_zero: false, is_tracked: false };
         let core =
             Core::new(kernel.clone(), Arc::new(whole), contents, PageSize::KIB_4, policy, pattern, Recorder::new(0));
         let mut hands = Hands::new(4 * 4096);
@@ -247,7 +247,7 @@ fn a_part_reaches_no_page_of_its_neighbours_also_when_it_panics() {
     let contents = Contents::reserve(PageCount::new(4), PageSize::KIB_4).unwrap();
     let pattern =
         FaultPattern::new(contents.area(), Advice::Normal, FaultAround::MAX, FaultAround::MAX);
-    let policy = Policy { zeroes_by_copy: false, removed_is_zero: false };
+    let policy = Policy { zeroes_by_copy: false, removed_is_zero: false, is_tracked: false };
     let core = Core::new(
         kernel.clone(),
         Arc::new(whole),
