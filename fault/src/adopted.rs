@@ -6,6 +6,7 @@
 //! thread puts all pages in place, also those that others had to wait for.
 
 use std::fmt;
+use std::io;
 use std::sync::Arc;
 
 use uzone_os::uffd::Remote;
@@ -130,13 +131,31 @@ impl AdoptedMemory {
     }
 
     /// Stops answering and returns the descriptor, for who answers next. Who waits meanwhile goes on
-    /// waiting. `None` if the process has as many descriptors as it may.
-    #[must_use]
-    pub fn stop(mut self) -> Option<Remote> {
-        drop(self.attached.take());
-        let fd = std::os::fd::AsFd::as_fd(&self.memory.remote).try_clone_to_owned().ok()?;
-        Remote::adopt(fd).ok()
+    /// waiting.
+    ///
+    /// # Errors
+    /// [`NotStopped`] gives the memory back, answered as before: closing its descriptor could be the end
+    /// of the last one.
+    pub fn stop(mut self) -> Result<Remote, NotStopped> {
+        match self.memory.remote.try_clone() {
+            Ok(remote) => {
+                drop(self.attached.take());
+                Ok(remote)
+            }
+            Err(cause) => Err(NotStopped { memory: Box::new(self), cause }),
+        }
     }
+}
+
+/// Memory that is answered for still, because its descriptor cannot be handed on.
+#[derive(Debug, thiserror::Error)]
+#[error("the descriptor of the memory cannot be handed on: this process may have too few")]
+pub struct NotStopped {
+    /// The memory.
+    pub memory: Box<AdoptedMemory>,
+    /// What the system answered.
+    #[source]
+    pub cause: io::Error,
 }
 
 impl fmt::Debug for AdoptedMemory {

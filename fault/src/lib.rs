@@ -95,7 +95,7 @@ mod write_back;
 #[cfg(test)]
 mod tests;
 
-pub use adopted::AdoptedMemory;
+pub use adopted::{AdoptedMemory, NotStopped};
 pub use backing::{
     Backing, CompositeBacking, CompositeBuilder, CompositeError, FileBacking, FunctionBacking,
     Memory, MemoryBacking, ZeroBacking,

@@ -42,6 +42,14 @@ pub struct Remote {
 }
 
 impl Remote {
+    /// Returns the same userfaultfd by another descriptor.
+    ///
+    /// # Errors
+    /// What the system says, for instance that the process has as many descriptors as it may.
+    pub fn try_clone(&self) -> io::Result<Self> {
+        Ok(Self { fd: self.fd.try_clone()? })
+    }
+
     /// Takes a descriptor that another process made, and makes it one that never waits.
     ///
     /// # Errors
