@@ -7,8 +7,8 @@
 //! waits. Whoever produces pages writes straight into the slot.
 //!
 //! If it cannot be moved, its bytes are copied, in small pages: some of it is there already, the process
-//! has forked and shares the slot, or the kernel is busy. Then, and where the host had no huge page
-//! free, the bytes are right and the page is not huge; [`FaultStats::huge_pages`] counts those that
+//! has forked and shares the slot, or the kernel is busy. Then, where the host had no huge page free, and
+//! where the page tables have had small pages and the kernel cuts what is moved, the bytes are right and the page is not huge; [`FaultStats::huge_pages`] counts those that
 //! are, and [`LazyMapping::collapse`] makes the others so.
 //!
 //! Cost: the kernel clears a huge page before it is filled, and a page that is there for the first time
@@ -36,12 +36,20 @@ use crate::kernel::Kernel;
 pub(crate) trait MovingKernel: Kernel {
     /// Moves the whole of `source` to where it is missing.
     fn move_here(&self, offset: u64, source: &mut Exclusive) -> Result<Answered, AnswerError>;
+
+    /// Returns whether a range is huge pages.
+    fn is_huge(&self, range: Range<u64>) -> bool;
 }
 
 impl MovingKernel for Registered {
     fn move_here(&self, offset: u64, source: &mut Exclusive) -> Result<Answered, AnswerError> {
         let len = source.len();
         self.move_pages(offset, source, 0, len, Install::default())
+    }
+
+    fn is_huge(&self, range: Range<u64>) -> bool {
+        let len = ByteLen::new(range.end - range.start);
+        self.mapping().huge_backed_in(range).is_ok_and(|huge| huge == len)
     }
 }
 
@@ -219,9 +227,10 @@ impl<K: MovingKernel> Kernel for Transparent<K> {
     fn place(&self, offset: u64, slot: &mut Slot<'_>) -> Result<Answered, AnswerError> {
         let page = offset..offset + self.page.bytes();
         let made = slot.memory();
-        let is_huge = made.huge_backed().is_ok_and(|huge| huge == made.len());
         let moved = match self.small.move_here(offset, made) {
             Ok(Answered::All) => {
+                // The kernel cuts it where the page tables have had small pages.
+                let is_huge = self.small.is_huge(page);
                 // Relaxed: a statistic, by which nothing is published.
                 self.huge_pages.fetch_add(is_huge.into(), Ordering::Relaxed);
                 return Ok(Answered::All);
@@ -278,7 +287,6 @@ mod tests {
         next: usize,
         /// Whether it ever woke a page that was there before.
         woken: Vec<Range<u64>>,
-        moved: u64,
     }
 
     struct Fake(Mutex<Machine>);
@@ -364,8 +372,11 @@ mod tests {
             };
             // What was moved reads as zero, and is no use for a copy.
             bytes[..moved].fill(0);
-            self.0.lock().unwrap().moved += moved as u64;
             Ok(answer)
+        }
+
+        fn is_huge(&self, _: Range<u64>) -> bool {
+            true
         }
     }
 
