@@ -22,10 +22,12 @@
 //! asynchronous tracking is refused for them.
 //!
 //! Neither sees what is written past this mapping's page tables: by a device into memory that was
-//! pinned before the page was protected, or through another mapping of the same file.
+//! pinned before the page was protected, which is why a pinned page stays dirty once it is; or through
+//! another mapping of the same file, which nobody can tell.
 //!
 //! Locks: one for whoever takes dirtiness away (write-back, eviction), over calls of the kernel and of
-//! the backing. No fault waits for it.
+//! the backing. No fault waits for it, but whoever writes to a page meanwhile that is being taken waits
+//! until it is protected again.
 //! Source: "Userfaultfd" in the Linux administrator's guide, ioctl_pagemap_scan(2).
 
 pub(crate) mod states;

@@ -194,7 +194,7 @@ impl Engine {
         backing: Arc<dyn Backing>,
         options: &LazyOptions,
     ) -> Result<LazyMapping, MapError> {
-        let memory = backing.memory().map_err(MapError::Thread)?;
+        let memory = backing.memory().map_err(MapError::Unknown)?;
         let (mapping, mut modes, mut required) = map_memory(len, memory, options)?;
         let page = match options.huge {
             HugePages::Transparent => transparent::page_size()?,

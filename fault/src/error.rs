@@ -72,6 +72,9 @@ pub enum MapError {
         /// Why not.
         reason: &'static str,
     },
+    /// The backing did not say what it is made of.
+    #[error("the backing does not say what it is made of")]
+    Unknown(#[source] io::Error),
     /// A thread was not started, or what wakes it was not made.
     #[error("cannot start the threads of the mapping")]
     Thread(#[source] io::Error),

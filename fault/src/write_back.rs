@@ -145,7 +145,9 @@ struct Taken<'a> {
 
 impl Taken<'_> {
     fn put_back(&mut self) -> Result<(), LazyError> {
-        self.tracker.put_back(std::mem::take(&mut self.runs))
+        self.tracker.put_back(self.runs)?;
+        self.runs = &[];
+        Ok(())
     }
 }
 

@@ -13,7 +13,6 @@ use crate::window::Window;
 /// The bytes it is given hold anything; it writes every one of them.
 pub struct FunctionBacking<F> {
     fill: F,
-    len: Option<ByteLen>,
     is_quick: bool,
 }
 
@@ -25,14 +24,14 @@ where
     /// faults.
     #[must_use]
     pub fn quick(fill: F) -> Self {
-        Self { fill, len: None, is_quick: true }
+        Self { fill, is_quick: true }
     }
 
     /// Takes a closure that may block: it fills the pages that somebody waits for, in a thread of
     /// its own.
     #[must_use]
     pub fn slow(fill: F) -> Self {
-        Self { fill, len: None, is_quick: false }
+        Self { fill, is_quick: false }
     }
 }
 
@@ -67,14 +66,13 @@ where
     }
 
     fn byte_len(&self) -> Option<ByteLen> {
-        self.len
+        None
     }
 }
 
 impl<F> fmt::Debug for FunctionBacking<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("FunctionBacking")
-            .field("len", &self.len)
             .field("is_quick", &self.is_quick)
             .finish_non_exhaustive()
     }

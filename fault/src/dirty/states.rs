@@ -15,7 +15,8 @@
 //! all who wait.
 //!
 //! The states publish nothing but themselves: what was written is published by the page tables, which
-//! the kernel changes in between. Cost: a byte a page, of addresses; memory only where pages are written.
+//! the kernel changes in between. Cost: a byte a page, of addresses; memory only where pages are written
+//! or evicted.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
