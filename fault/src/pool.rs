@@ -70,7 +70,7 @@ struct Shared {
     queues: Mutex<Queues>,
     ready: Condvar,
     /// How many threads may read ahead at once: one fewer than there are, so that one is left for
-    /// pages that somebody waits for.
+    /// pages that somebody waits for. Where there is one, it does both.
     most_ahead: usize,
 }
 
