@@ -115,6 +115,11 @@ impl EventLoop {
         }
     }
 
+    /// Returns a way to it.
+    pub(crate) fn handle(&self) -> LoopHandle {
+        LoopHandle(self.inbox.clone())
+    }
+
     /// Returns how many mappings it has.
     pub(crate) fn sources(&self) -> usize {
         // Relaxed: a guess at who has the least to do.

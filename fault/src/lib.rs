@@ -64,6 +64,7 @@
 //! | `evict` | giving pages back that were not written |
 //! | `collapse` | huge pages for what is filled |
 //! | `transparent` | huge pages filled whole, in memory of no pool |
+//! | `rehearsal` | what of a fault is not the kernel, for the benchmark |
 //! | `kernel` | the answers, so that tests can make up a kernel |
 #![forbid(unsafe_code)]
 
@@ -84,6 +85,8 @@ mod placement;
 mod pool;
 mod populate;
 mod record;
+#[doc(hidden)]
+pub mod rehearsal;
 mod source;
 mod staged;
 mod stats;

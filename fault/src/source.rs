@@ -175,18 +175,8 @@ impl Source {
         self.looked = Instant::now();
         let read_at = self.looked;
         let mut is_busy = !scratch.faults.is_empty();
-        for fault in scratch.faults.drain(..) {
-            scratch.records.extend(self.answer(&fault, submit, read_at));
-        }
         if is_busy {
-            self.has_yielded = false;
-            self.core.recorder().note(&scratch.records);
-            scratch.records.clear();
-            self.tick(read_at);
-            // Also where there is always another fault.
-            if self.due().is_some_and(|due| due <= read_at) {
-                self.see_to_what_waits();
-            }
+            self.answer_all(scratch, submit, read_at);
         } else {
             self.is_deaf = !is_read;
             self.see_to_what_waits();
@@ -207,6 +197,36 @@ impl Source {
         }
         std::mem::swap(&mut scratch.staging, &mut self.hands.staging);
         is_busy
+    }
+
+    /// Answers the faults that were read.
+    fn answer_all(&mut self, scratch: &mut Scratch, submit: &Submit<'_>, read_at: Instant) {
+        for fault in scratch.faults.drain(..) {
+            scratch.records.extend(self.answer(&fault, submit, read_at));
+        }
+        self.has_yielded = false;
+        self.core.recorder().note(&scratch.records);
+        scratch.records.clear();
+        self.tick(read_at);
+        // Also where there is always another fault.
+        if self.due().is_some_and(|due| due <= read_at) {
+            self.see_to_what_waits();
+        }
+    }
+
+    /// Answers a fault as if it had been read, and puts its neighbours in place.
+    pub(crate) fn rehearse(
+        &mut self,
+        fault: PageFault,
+        scratch: &mut Scratch,
+        submit: &Submit<'_>,
+    ) {
+        std::mem::swap(&mut scratch.staging, &mut self.hands.staging);
+        scratch.faults.push(fault);
+        self.looked = Instant::now();
+        self.answer_all(scratch, submit, self.looked);
+        while self.core.map_around(&mut self.hands) {}
+        std::mem::swap(&mut scratch.staging, &mut self.hands.staging);
     }
 
     /// Returns whether to look for faults again at once, after a step that found none.

@@ -72,8 +72,6 @@ where
 
 impl<F> fmt::Debug for FunctionBacking<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FunctionBacking")
-            .field("is_quick", &self.is_quick)
-            .finish_non_exhaustive()
+        f.debug_struct("FunctionBacking").field("is_quick", &self.is_quick).finish_non_exhaustive()
     }
 }

@@ -1,0 +1,118 @@
+//! Faults that never happened, answered as far as the kernel: [`Rehearsal`], by which `uzone bench`
+//! measures what of a fault is ours.
+//!
+//! What differs of round trips through the kernel says little about that: they vary by more than all of
+//! it. Here everything runs as in a mapping, the lookups, the decisions, the pages' words, the counts
+//! and the record of the fault; only the two system calls are left out, the one that reads the fault and
+//! the one that puts pages in place.
+
+use std::num::NonZeroUsize;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use uzone_os::uffd::{
+    AnswerError, Answered, FaultKind, Features, KernelFaults, Modes, PageFault, Registered, Uffd,
+};
+use uzone_os::{Anonymous, Mapping, Vaddr};
+use uzone_pages::{ByteLen, Content, PageSize};
+
+use crate::contents::Contents;
+use crate::core::{Core, Policy};
+use crate::engine::{LazyOptions, pattern};
+use crate::error::MapError;
+use crate::event_loop::{EventLoop, LoopHandle};
+use crate::kernel::Kernel;
+use crate::pool::{Pool, Submit};
+use crate::record::Recorder;
+use crate::source::{Scratch, Source, SourceParts};
+use crate::told::Told;
+use crate::{Backing, ZeroBacking};
+
+/// A kernel that does all it is asked at once.
+struct Agreeing;
+
+impl Kernel for Agreeing {
+    fn copy(&self, _: u64, _: &[u8]) -> Result<Answered, AnswerError> {
+        Ok(Answered::All)
+    }
+
+    fn zero(&self, _: Range<u64>) -> Result<Answered, AnswerError> {
+        Ok(Answered::All)
+    }
+
+    fn continue_mapping(&self, _: Range<u64>) -> Result<Answered, AnswerError> {
+        Ok(Answered::All)
+    }
+
+    fn poison(&self, _: Range<u64>) -> Result<Answered, AnswerError> {
+        Ok(Answered::All)
+    }
+
+    fn wake(&self, _: Range<u64>) {}
+}
+
+/// A mapping that nobody touches, whose faults are made up.
+pub struct Rehearsal {
+    source: Source,
+    scratch: Scratch,
+    core: Arc<Core>,
+    /// Where the mapping starts.
+    start: u64,
+    filler: LoopHandle,
+    // Whoever answers in earnest; it has nothing to do.
+    _idle: EventLoop,
+}
+
+impl Rehearsal {
+    /// Makes one of `len`, whole pages of 4 KiB.
+    ///
+    /// # Errors
+    /// As for [`Engine::map`](crate::Engine::map).
+    pub fn new(len: ByteLen, options: &LazyOptions) -> Result<Self, MapError> {
+        let page = PageSize::KIB_4;
+        let contents = Contents::reserve(page.pages_in(len)?, page)?;
+        let mapping = Mapping::anonymous(len, Anonymous::default())?;
+        let start = mapping.addr().get() as u64;
+        let uffd = Uffd::open(Features::NONE, Features::THREAD_ID, KernelFaults::IfAllowed)?;
+        let memory = Arc::new(Registered::new(Arc::new(uffd), mapping, Modes::MISSING)?);
+        let backing: Arc<dyn Backing> = Arc::new(ZeroBacking);
+        let policy = Policy { zeroes_by_copy: false, removed_is_zero: false, is_tracked: false };
+        let pattern = pattern(&contents, &*backing, options);
+        let recorder = Recorder::new(options.trace);
+        let core =
+            Core::new(Arc::new(Agreeing), backing, contents, page, policy, pattern, recorder);
+        let core = Arc::new(core);
+        let idle = EventLoop::start("uzone-idle", &[]).map_err(MapError::Thread)?;
+        let pool = Pool::start(NonZeroUsize::MIN).map_err(MapError::Thread)?;
+        let source = Source::new(SourceParts {
+            told: Told::Own(memory),
+            core: core.clone(),
+            pool: Arc::new(pool),
+            spin: Duration::ZERO,
+            deadline: options.deadline,
+            room: usize::try_from(page.bytes()).unwrap_or(usize::MAX),
+        });
+        let filler = idle.handle();
+        Ok(Self { source, scratch: Scratch::new(), core, start, filler, _idle: idle })
+    }
+
+    /// Answers a read fault at byte `offset`, with its neighbours. Returns whether its page is there now.
+    pub fn fault(&mut self, offset: u64) -> bool {
+        let fault = PageFault {
+            address: Vaddr::new(self.start + offset),
+            kind: FaultKind::Missing,
+            is_write: false,
+            thread: None,
+        };
+        let submit = Submit { filler: &self.filler, key: 0 };
+        self.source.rehearse(fault, &mut self.scratch, &submit);
+        self.core.contents().get(offset >> self.core.page_size().shift()) == Content::Present
+    }
+}
+
+impl std::fmt::Debug for Rehearsal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Rehearsal").field("start", &self.start).finish_non_exhaustive()
+    }
+}
