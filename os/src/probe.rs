@@ -28,7 +28,7 @@ pub enum ProbeError {
     Sys(#[from] SysError),
     /// No userfaultfd could be had, so its features are not known.
     #[error(
-        "no userfaultfd to be had: run as root, give access to {device}, or set vm.unprivileged_userfaultfd to 1",
+        "no userfaultfd to be had: run as root, give access to {device}, or set vm.unprivileged_userfaultfd to 1; in a container, a seccomp profile may forbid it (`uzone doctor` says more)",
         device = open::DEVICE
     )]
     NoUserfaultfd {

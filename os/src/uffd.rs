@@ -42,6 +42,7 @@ mod remote;
 mod reply;
 mod wait;
 
+use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -77,7 +78,7 @@ pub enum OpenError {
     #[error(transparent)]
     Probe(#[from] ProbeError),
     /// Features that are required are not there.
-    #[error("this kernel's userfaultfd lacks {missing}: a newer kernel has it")]
+    #[error("this kernel's userfaultfd lacks {missing}: {} has it", Since(*missing))]
     Missing {
         /// Which.
         missing: Features,
@@ -93,7 +94,9 @@ pub enum OpenError {
         cause: io::Error,
     },
     /// There is none at all.
-    #[error("no userfaultfd")]
+    #[error(
+        "no userfaultfd: a seccomp profile, as containers have, may forbid it; `uzone doctor` says more"
+    )]
     None {
         /// What the kernel answered.
         #[source]
@@ -108,6 +111,18 @@ pub enum OpenError {
         #[source]
         cause: io::Error,
     },
+}
+
+/// The kernel that has some features, for people.
+struct Since(Features);
+
+impl fmt::Display for Since {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.since() {
+            Some((major, minor)) => write!(f, "Linux {major}.{minor} or newer"),
+            None => f.write_str("a newer kernel"),
+        }
+    }
 }
 
 /// A userfaultfd for memory of this process.

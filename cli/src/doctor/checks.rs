@@ -10,6 +10,7 @@ use uzone_os::HugeSize;
 use uzone_os::hugepages::{Pool, ThpDefrag, ThpEnabled, ThpShmem};
 use uzone_os::memory::{Available, Limit};
 use uzone_os::probe::{Overcommit, UffdAccess, UffdFeatures};
+use uzone_os::uffd::Features;
 use uzone_pages::ByteLen;
 use uzone_stream::{Basis, Crossover, OVERRIDE, Reason};
 
@@ -541,35 +542,14 @@ fn uffd(facts: &Facts) -> Check {
     ])
 }
 
-/// The features that a page server makes use of, and the release that brought each (major, minor).
-const FEATURES: [(&str, (u32, u32)); 17] = [
-    ("EVENT_FORK", (4, 11)),
-    ("EVENT_REMAP", (4, 11)),
-    ("EVENT_REMOVE", (4, 11)),
-    ("EVENT_UNMAP", (4, 11)),
-    ("MISSING_HUGETLBFS", (4, 11)),
-    ("MISSING_SHMEM", (4, 11)),
-    ("SIGBUS", (4, 14)),
-    ("THREAD_ID", (4, 14)),
-    ("PAGEFAULT_FLAG_WP", (5, 7)),
-    ("MINOR_HUGETLBFS", (5, 13)),
-    ("MINOR_SHMEM", (5, 14)),
-    ("EXACT_ADDRESS", (5, 18)),
-    ("WP_HUGETLBFS_SHMEM", (5, 19)),
-    ("WP_UNPOPULATED", (6, 4)),
-    ("POISON", (6, 6)),
-    ("WP_ASYNC", (6, 7)),
-    ("MOVE", (6, 8)),
-];
-
-/// Returns the features that are missing, with the release that brought each.
-fn missing(features: &UffdFeatures) -> impl Iterator<Item = (&'static str, (u32, u32))> {
-    FEATURES.into_iter().filter(|(name, _)| !features.has(name))
+/// Returns the features that are missing.
+fn missing(features: &UffdFeatures) -> Features {
+    Features::NAMED.without(features.features())
 }
 
 /// Returns the names of the features that are missing.
 pub(super) fn missing_features(features: &UffdFeatures) -> Vec<&'static str> {
-    missing(features).map(|(name, _)| name).collect()
+    missing(features).names().collect()
 }
 
 fn uffd_features(facts: &Facts) -> Check {
@@ -584,26 +564,23 @@ fn uffd_features(facts: &Facts) -> Check {
             );
         }
     };
-    let missing: Vec<_> = missing(features).collect();
+    let missing = missing(features);
+    let names: Vec<_> = missing.names().collect();
     let newer = match features.unnamed().count_ones() {
         0 => String::new(),
         newer => format!(", and {newer} newer than this program"),
     };
-    let known = FEATURES.len();
-    let offered = known - missing.len();
+    let known = Features::NAMED.names().count();
+    let offered = known - names.len();
     let mut details = vec![format!("offered: {}", features.names().collect::<Vec<_>>().join(" "))];
     details.push(format!("calls:   {}", features.ioctl_names().collect::<Vec<_>>().join(" ")));
-    let newest = missing.iter().map(|(_, since)| *since).max();
-    let check = match newest {
+    let check = match missing.since() {
         None => Check::ok(NAME, format!("all {known}{newer}")),
-        Some((major, minor)) => {
-            let names: Vec<_> = missing.iter().map(|(name, _)| *name).collect();
-            Check::note(
-                NAME,
-                format!("{offered} of {known}{newer}; missing: {}", names.join(" ")),
-                format!("Linux {major}.{minor} or newer, where the architecture supports it"),
-            )
-        }
+        Some((major, minor)) => Check::note(
+            NAME,
+            format!("{offered} of {known}{newer}; missing: {}", names.join(" ")),
+            format!("Linux {major}.{minor} or newer, where the architecture supports it"),
+        ),
     };
     check.with_details(details)
 }

@@ -3,25 +3,26 @@
 use core::fmt;
 use core::ops::BitOr;
 
-/// The names of the feature bits, from bit 0 on, without `UFFD_FEATURE_`.
-const NAMES: [&str; 17] = [
-    "PAGEFAULT_FLAG_WP",
-    "EVENT_FORK",
-    "EVENT_REMAP",
-    "EVENT_REMOVE",
-    "MISSING_HUGETLBFS",
-    "MISSING_SHMEM",
-    "EVENT_UNMAP",
-    "SIGBUS",
-    "THREAD_ID",
-    "MINOR_HUGETLBFS",
-    "MINOR_SHMEM",
-    "EXACT_ADDRESS",
-    "WP_HUGETLBFS_SHMEM",
-    "WP_UNPOPULATED",
-    "POISON",
-    "WP_ASYNC",
-    "MOVE",
+/// The names of the feature bits, from bit 0 on, without `UFFD_FEATURE_`, and the release of Linux that
+/// brought each (major, minor).
+const NAMES: [(&str, (u32, u32)); 17] = [
+    ("PAGEFAULT_FLAG_WP", (5, 7)),
+    ("EVENT_FORK", (4, 11)),
+    ("EVENT_REMAP", (4, 11)),
+    ("EVENT_REMOVE", (4, 11)),
+    ("MISSING_HUGETLBFS", (4, 11)),
+    ("MISSING_SHMEM", (4, 11)),
+    ("EVENT_UNMAP", (4, 11)),
+    ("SIGBUS", (4, 14)),
+    ("THREAD_ID", (4, 14)),
+    ("MINOR_HUGETLBFS", (5, 13)),
+    ("MINOR_SHMEM", (5, 14)),
+    ("EXACT_ADDRESS", (5, 18)),
+    ("WP_HUGETLBFS_SHMEM", (5, 19)),
+    ("WP_UNPOPULATED", (6, 4)),
+    ("POISON", (6, 6)),
+    ("WP_ASYNC", (6, 7)),
+    ("MOVE", (6, 8)),
 ];
 const _: () = assert!(1 << (NAMES.len() - 1) == linux_raw_sys::general::UFFD_FEATURE_MOVE);
 
@@ -30,6 +31,8 @@ const _: () = assert!(1 << (NAMES.len() - 1) == linux_raw_sys::general::UFFD_FEA
 pub struct Features(u64);
 
 impl Features {
+    /// All that have a name here.
+    pub const NAMED: Self = Self((1 << NAMES.len()) - 1);
     /// No feature: missing pages of anonymous memory alone.
     pub const NONE: Self = Self(0);
     /// Writes to protected pages of anonymous memory are told.
@@ -105,18 +108,28 @@ impl Features {
 
     /// Returns the names, without `UFFD_FEATURE_`.
     pub fn names(self) -> impl Iterator<Item = &'static str> {
+        self.releases().map(|(name, _)| name)
+    }
+
+    /// Returns the names, each with the release of Linux that brought it (major, minor).
+    pub fn releases(self) -> impl Iterator<Item = (&'static str, (u32, u32))> {
         let bits = self.0;
-        NAMES
-            .into_iter()
-            .enumerate()
-            .filter(move |(bit, _)| bits & (1 << bit) != 0)
-            .map(|(_, name)| name)
+        let has = move |(bit, _): &(usize, _)| bits & (1 << bit) != 0;
+        NAMES.into_iter().enumerate().filter(has).map(|(_, named)| named)
+    }
+
+    /// Returns the release of Linux from which on all of these are there (major, minor), where the
+    /// architecture supports them; `None` if there is none, or one that has no name here.
+    #[must_use]
+    pub fn since(self) -> Option<(u32, u32)> {
+        let newest = self.releases().map(|(_, release)| release).max();
+        newest.filter(|_| self.unnamed().is_empty())
     }
 
     /// Returns those that have no name here: features of a newer kernel.
     #[must_use]
     pub const fn unnamed(self) -> Self {
-        Self(self.0 & !((1 << NAMES.len()) - 1))
+        self.without(Self::NAMED)
     }
 }
 
@@ -192,5 +205,13 @@ mod tests {
         assert!(set.contains(Features::POISON) && !set.contains(Features::POISON | Features::MOVE));
         assert_eq!(set.without(set), Features::NONE);
         assert_eq!(Features::NONE.to_string(), "");
+    }
+
+    #[test]
+    fn a_set_is_as_new_as_its_newest_feature() {
+        let set = Features::POISON | Features::EVENT_FORK;
+        assert_eq!(set.since(), Some((6, 6)));
+        assert_eq!((set | Features::from_bits(1 << 40)).since(), None);
+        assert_eq!((Features::NONE.since(), Features::NAMED.since()), (None, Some((6, 8))));
     }
 }
