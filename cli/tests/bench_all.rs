@@ -82,7 +82,7 @@ fn the_quick_run_has_every_benchmark_in_one_document_and_ends_with_the_summary()
         ("pin", "pin-2m/whole-pin"),
         ("zero", "zero-cold-later/64K-ours"),
         ("copy", "copy-cold-later/64K-ours"),
-        ("fault", "fault-seq-memfd-same/order-4"),
+        ("fault", "fault-seq-memfd-same/auto"),
     ] {
         assert_ne!(is_skipped(part), find(row).is_some(), "{part}");
     }

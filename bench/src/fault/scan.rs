@@ -22,8 +22,9 @@ use crate::suite::{BenchError, Suite};
 /// The orders of the windows, as published.
 pub(super) const ORDERS: [u8; 7] = [0, 1, 3, 4, 5, 7, 9];
 
-/// The row of the window that a mapping has unless it is told otherwise: 16 pages.
-pub(super) const BY_DEFAULT: &str = "order-4";
+/// The row of what a mapping does unless it is told otherwise: windows from 16 pages on that adapt. It
+/// is the one of the summary.
+pub(super) const BY_DEFAULT: &str = "auto";
 
 /// What pages are made of.
 pub(super) enum Backend<'a> {
