@@ -1,9 +1,9 @@
 //! Every benchmark, one after the other, at sizes that fit the machine: what `uzone bench` runs when it
 //! is not told which.
 //!
-//! [`parts`] chooses the sizes, by the memory that can be had; a machine with 2 CPUs takes about two
-//! minutes for them. A part that this host cannot run is left out by name, with the reason; one that
-//! finds something wrong ends the run.
+//! [`parts`] chooses the sizes, by the memory that can be had; a machine with 2 CPUs takes two to
+//! three minutes for them. A part that this host cannot run is left out by name, with the reason; one
+//! that finds something wrong ends the run.
 
 use std::num::NonZeroUsize;
 use std::path::Path;
