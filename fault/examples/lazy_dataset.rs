@@ -11,14 +11,13 @@
 
 use std::collections::HashSet;
 use std::error::Error;
-use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Instant;
 
-use uzone_fault::{Advice, BackingError, ByteLen, Engine, FaultAround, FunctionBacking};
-use uzone_fault::{LazyMapping, LazyOptions};
+use uzone_fault::{Advice, BackingError, ByteLen, Engine, EngineOptions, FaultAround};
+use uzone_fault::{FunctionBacking, LazyMapping, LazyOptions};
 
 type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
@@ -85,7 +84,7 @@ fn readers(memory: &LazyMapping) -> Outcome<u64> {
 }
 
 fn main() -> Outcome<()> {
-    let engine = Engine::new(NonZeroUsize::MIN)?;
+    let engine = Engine::with(EngineOptions::default())?;
     // It never blocks, so it may fill whole windows, in the thread that answers faults.
     let decoded = Arc::new(AtomicU64::new(0));
     let counter = decoded.clone();

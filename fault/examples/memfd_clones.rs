@@ -12,11 +12,11 @@
 
 use std::error::Error;
 use std::fs;
-use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::thread;
 
-use uzone_fault::{ByteLen, Engine, LazyMapping, LazyOptions, Mapping, MemoryBacking, Sharing};
+use uzone_fault::{ByteLen, Engine, EngineOptions, LazyMapping, LazyOptions, Mapping};
+use uzone_fault::{MemoryBacking, Sharing};
 
 type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
@@ -113,7 +113,7 @@ fn main() -> Outcome<()> {
     for page in 0..LEN.get() / PAGE as u64 {
         file.write_at(page * PAGE as u64, &image(page))?;
     }
-    let engine = Engine::new(NonZeroUsize::MIN)?;
+    let engine = Engine::with(EngineOptions::default())?;
     let clones: Outcome<Vec<_>> = (0..CLONES)
         .map(|_| {
             let backing = MemoryBacking::new(file.clone(), Sharing::Private)?;

@@ -6,13 +6,12 @@
 //! as a disk would. They are read in order, then here and there, then written to.
 
 use std::error::Error;
-use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::sleep;
 use std::time::Duration;
 
-use uzone_fault::{BackingError, Engine, FunctionBacking, LazyOptions};
+use uzone_fault::{BackingError, Engine, EngineOptions, FunctionBacking, LazyOptions};
 use uzone_pages::{ByteLen, PageSize};
 use uzone_report::{Machine, Trace};
 
@@ -22,7 +21,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let Some(path) = std::env::args_os().nth(1) else {
         return Err("usage: trace FILE".into());
     };
-    let engine = Engine::new(NonZeroUsize::MIN)?;
+    let engine = Engine::with(EngineOptions::default())?;
     let backing = FunctionBacking::slow(|offset, pages: &mut [u8]| -> Result<(), BackingError> {
         if (offset >> 16) % 16 == 3 {
             sleep(Duration::from_micros(500));
