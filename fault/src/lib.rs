@@ -2,12 +2,11 @@
 //! come along if they are at hand.
 //!
 //! ```
-//! use std::num::NonZeroUsize;
 //! use std::sync::Arc;
-//! use uzone_fault::{ByteLen, Engine, FunctionBacking, LazyOptions};
+//! use uzone_fault::{ByteLen, Engine, EngineOptions, FunctionBacking, LazyOptions};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let engine = Engine::new(NonZeroUsize::MIN)?;
+//! let engine = Engine::with(EngineOptions::default())?;
 //! // Page n is full of n.
 //! let backing = FunctionBacking::quick(|offset, pages: &mut [u8]| {
 //!     for (index, byte) in pages.iter_mut().enumerate() {
@@ -115,11 +114,17 @@ pub use stats::FaultStats;
 pub use told::RemoteRegion;
 pub use window::{Filled, Window};
 
-// What calls here take and return of the packages below.
-pub use uzone::Pinned;
-pub use uzone_os::uffd::KernelFaults;
-pub use uzone_os::{HugeSize, Mapping, Sharing};
-pub use uzone_pages::{Advice, ByteLen, Content, FaultAround, PageSize};
+// What calls here take and return of the packages below, and what their documentation recommends.
+pub use uzone::{BindError, FaultError, HoldFailure, Pinned, RegionError, Zone, bus};
+pub use uzone_os::numa::AffinityError;
+pub use uzone_os::uffd::{AnswerError, KernelFaults, NotUffd, OpenError, RegisterError, Remote};
+pub use uzone_os::{
+    AccessError, Addr, AdviseError, HugeSize, MappedError, Mapping, RangeError, ResidentError,
+    Sharing, SysError, Vaddr,
+};
+pub use uzone_pages::{
+    AddrError, Advice, ByteLen, Content, FaultAround, FaultAroundError, PageSize,
+};
 
 /// The examples of the guide, of this package and of those below, run as tests.
 #[cfg(doctest)]
