@@ -26,7 +26,9 @@ impl Engine {
     /// Answers the faults of memory of another process from now on, by `backing`. The regions are
     /// whole pages of `page`, which is the size of huge pages where the memory has those.
     ///
-    /// Of the options, `huge` and `kernel_faults` are the other side's and mean nothing here.
+    /// Of the options, `huge` and `kernel_faults` are the other side's and mean nothing here, nor do
+    /// `track_writes` and `collapse_when_settled`: what was written there is not asked for, and no huge
+    /// page is made.
     ///
     /// # Errors
     /// [`MapError`]: there is no region, one cuts a page, or they want more than the backing has.

@@ -40,6 +40,14 @@ pub enum Memory {
 }
 
 /// What produces the pages of a mapping.
+///
+/// Its hooks are called by several threads at once: `map_pages` by the thread that answers and by all who
+/// populate or pin, `fault` by each thread that waits for devices and by all who populate or pin. One
+/// backing may serve several mappings.
+///
+/// A hook that panics does not end its thread. A panic in `fault` makes the page bad, as an error does,
+/// and [`LazyMapping::last_failure`](crate::LazyMapping::last_failure) says that the backing panicked; after one in
+/// `map_pages` what is not filled stays open, and one in `read_ahead` changes nothing.
 pub trait Backing: Send + Sync {
     /// Fills what of `window` is at hand. It never blocks, and may do nothing. What it skips or
     /// fails to fill stays open; if somebody waits for it, [`Backing::fault`] is called.
@@ -47,7 +55,8 @@ pub trait Backing: Send + Sync {
     /// It must not touch the mapping itself, whose faults the calling thread answers.
     fn map_pages(&self, window: &mut Window<'_>);
 
-    /// Fills the one page of `window`. It may block.
+    /// Fills the one page of `window`. It may block; while it does, one thread of
+    /// [`EngineOptions::producers`](crate::EngineOptions::producers) does nothing else.
     ///
     /// # Errors
     /// [`BackingError`] if the page cannot be had: then whoever touches it gets `SIGBUS`.

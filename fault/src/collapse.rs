@@ -145,7 +145,9 @@ impl LazyMapping {
     /// machines. No byte changes. What is left in small pages, and why, is in the answer; parts at the
     /// ends that are smaller than a huge page are not counted.
     ///
-    /// Pages that are evicted from a huge page later split it again.
+    /// It takes one to four milliseconds for each huge page, and the kernel holds the layout of the process
+    /// meanwhile: who faults waits for it. Pages that are evicted from a huge page later split it again.
+    /// [`HugePages::Transparent`](crate::HugePages::Transparent) has huge pages from the first touch on.
     ///
     /// # Errors
     /// [`LazyError`] if the range is not inside, cuts a page, or what the host has cannot be read.

@@ -49,13 +49,25 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// How long to wait before it is asked again.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// How writes are noticed.
+/// How writes are noticed. Every page is put in place protected, and the first write to it takes the
+/// protection away; later ones cost nothing.
+///
+/// What the first write to a page of 4 KiB takes, as the median of 64 MiB in a virtual machine with two
+/// busy CPUs on Linux 6.18, where one takes 0.1 to 0.3 us without tracking:
+///
+/// | | `Async` | `Sync` |
+/// |---|---|---|
+/// | at random | 3 us | 17 us |
+/// | in order | 2.3 us | 1.6 us: up to 16 pages at once |
+/// | making a dirty page clean | 0.15 us | 2.7 us where they are scattered |
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WriteTracking {
-    /// The kernel notes them in the page tables; private memory alone. Linux 6.7.
+    /// The kernel notes them in the page tables; private memory alone, and clean pages of it are not
+    /// evicted ([`LazyError::CannotEvict`]). Linux 6.7.
     Async,
     /// The first write to a page is an event. A writer that goes on page by page gets more pages at
-    /// once from the fourth on, up to 16, which all count as written.
+    /// once from the fourth on, up to 16, which all count as written. It costs a byte a page of memory,
+    /// and pages of zeroes are copied.
     Sync,
 }
 

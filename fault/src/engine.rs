@@ -65,32 +65,32 @@ pub enum HugePages {
 /// How memory is mapped lazily.
 #[derive(Clone, Debug)]
 pub struct LazyOptions {
-    /// How it will be read.
+    /// How it will be read: [`Advice::Auto`] unless set.
     pub advice: Advice,
-    /// How much a read fault maps, or starts with where windows grow.
+    /// How much a read fault maps, or starts with where windows grow: 64 KiB unless set.
     pub fault_around: FaultAround,
-    /// Whether pages are huge. Only memory of its own can be told so.
+    /// Whether pages are huge: [`HugePages::None`] unless set. Only memory of its own can be told so.
     pub huge: HugePages,
     /// For how long the thread that answers looks for more before it sleeps. It burns that much of
-    /// a processor after each burst of faults, and saves a wake-up.
+    /// a processor after each burst of faults, and saves a wake-up: 20 us unless set.
     ///
     /// A thread that looks in vain a few times in a row sleeps at once, until a fault comes that it
     /// would have met.
     pub spin: Duration,
-    /// Who answers.
+    /// Who answers: [`Reader::Shared`] unless set.
     pub reader: Reader,
     /// After how long a page that is being produced is given up: it is bad then, and who waits for it
-    /// gets `SIGBUS`. Without one it is waited for as long as its backing takes.
+    /// gets `SIGBUS`. Without one, as by default, it is waited for as long as its backing takes.
     pub deadline: Option<Duration>,
-    /// How many of the last faults are remembered one by one, each in 56 bytes, for
-    /// [`LazyMapping::take_trace`].
+    /// How many of the last faults are remembered one by one, each in 48 bytes, for
+    /// [`LazyMapping::take_trace`]: none unless set.
     pub trace: usize,
-    /// Whether faults of system calls have to be answered too.
+    /// Whether faults of system calls have to be answered too: [`KernelFaults::IfAllowed`] unless set.
     pub kernel_faults: KernelFaults,
-    /// Whether writes are tracked, and how.
+    /// Whether writes are tracked, and how: not at all unless set.
     pub track_writes: Option<WriteTracking>,
     /// After how long without a page that was filled a thread of low priority makes huge pages of what
-    /// is there, as [`LazyMapping::collapse`] does; `None` for never.
+    /// is there, as [`LazyMapping::collapse`] does; `None`, the default, for never.
     pub collapse_when_settled: Option<Duration>,
 }
 
@@ -116,11 +116,13 @@ impl Default for LazyOptions {
 pub struct EngineOptions {
     /// The zone that memory is bound in: one of its own unless this says otherwise.
     pub zone: Option<Zone>,
-    /// How many threads produce pages that are not at hand. They wait for devices.
+    /// How many threads produce pages that are not at hand. They wait for devices, each for one page at a
+    /// time; of these, all but one may read ahead. As many as there are CPUs unless set, and at least 2.
     pub producers: NonZeroUsize,
-    /// How many threads answer faults, each for its share of the mappings.
+    /// How many threads answer faults, each for its share of the mappings. As many as there are CPUs
+    /// unless set, and at most 4.
     pub readers: NonZeroUsize,
-    /// The CPUs that those may run on; all, if there is none. See
+    /// The CPUs that those may run on; all, if there is none, as by default. See
     /// [`Placement`](crate::Placement) for what it is worth.
     pub cpus: Vec<u32>,
 }
@@ -148,7 +150,9 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Starts an engine with `producers` threads that produce pages which are not at hand.
+    /// Starts an engine with `producers` threads that produce pages which are not at hand, and all else as
+    /// by default. A [`Backing::fault`] that hangs keeps one of them: with one producer, all other pages that
+    /// are not at hand wait for it, those of other mappings too.
     ///
     /// # Errors
     /// [`MapError::Thread`] if a thread is refused.

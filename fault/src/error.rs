@@ -187,7 +187,9 @@ pub enum LazyError {
     /// Pages cannot be pinned.
     #[error(transparent)]
     Hold(#[from] HoldFailure),
-    /// A page was not there when the deadline was over.
+    /// A page was not ready in time: for 30 seconds another thread had it and did not produce it, where it
+    /// was to be present; or the kernel, whose layout of the process kept changing, did not protect it
+    /// against writing, or let writers in, for two.
     #[error("the page at {offset:#x} was not produced in time")]
     TimedOut {
         /// Where it is in the mapping.

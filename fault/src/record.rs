@@ -66,6 +66,8 @@ pub struct FaultRecord {
     /// How long that took. Of a page that others produced, how long it took to find that out.
     pub latency: Duration,
 }
+// `LazyOptions::trace` says how many bytes one takes.
+const _: () = assert!(size_of::<FaultRecord>() == 48);
 
 /// How long faults of one class took that ended in one way.
 #[derive(Clone, Debug, PartialEq)]
