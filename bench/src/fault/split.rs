@@ -2,10 +2,13 @@
 //!
 //! A bare handler that waits as ours does and keeps no record of anything answers by the zero page,
 //! by a copy, or by continuing; ours does the same with a backing that does next to nothing. What
-//! ours takes beyond that is its bookkeeping.
+//! ours takes beyond that is its bookkeeping, as far as differences of round trips show it: these vary
+//! by more. So the same faults are answered without the kernel as well: what is left is ours alone.
 
 use std::sync::Arc;
+use std::time::Instant;
 
+use uzone_fault::rehearsal::Rehearsal;
 use uzone_fault::{Backing, FunctionBacking, MemoryBacking, ZeroBacking};
 use uzone_os::{Access, Mapping, Sharing};
 use uzone_pages::ByteLen;
@@ -20,6 +23,10 @@ use crate::suite::{BenchError, Suite};
 
 /// How much is touched at most, one page a fault.
 const MOST: ByteLen = ByteLen::mib(64);
+
+/// How many faults are timed together where they are ours alone: to ask for the time takes as long as a
+/// part of one.
+const TIMED: usize = 16;
 
 /// What stands at an offset.
 type Oracle = fn(u64) -> u64;
@@ -127,12 +134,53 @@ pub(super) fn table(
         spec.faults =
             Some(FaultSpec { log, beyond: Some(logs[beyond].clone()), ..FaultSpec::default() });
     }
+    for (row, name, order) in [
+        ("ours-alone", "ours alone, without the kernel, 1 page", 0),
+        ("ours-alone-16", "ours alone, without the kernel, 16 pages", 4),
+    ] {
+        let id = format!("{table}/{row}");
+        let (case, log) = (id.clone(), Log::default());
+        let found = log.clone();
+        let options = way(Some(order), placement)?.options;
+        // One page of each window.
+        let offsets: Vec<u64> = parts
+            .concat()
+            .into_iter()
+            .filter(|at| (at / PAGE).is_multiple_of(1 << order))
+            .collect();
+        let spec = suite.add(Role::Ours, &id, name, 0, 1, move || {
+            placement
+                .by_handler(|| {
+                    let mut rehearsal = Rehearsal::new(len, &options)?;
+                    let mut times_ns = Vec::with_capacity(offsets.len() / TIMED);
+                    let begun = Instant::now();
+                    for some in offsets.chunks_exact(TIMED) {
+                        let answered = Instant::now();
+                        for &offset in some {
+                            if !rehearsal.fault(offset / PAGE * PAGE) {
+                                let offset = usize::try_from(offset).unwrap_or(usize::MAX);
+                                return Err(BenchError::WrongByte { row: case.clone(), offset });
+                            }
+                        }
+                        let ns = answered.elapsed().as_nanos() / TIMED as u128;
+                        times_ns.push(u64::try_from(ns).unwrap_or(u64::MAX));
+                    }
+                    Ok((begun.elapsed(), times_ns))
+                })
+                .map(|(elapsed, times_ns)| {
+                    let faults = (times_ns.len() * TIMED) as u64;
+                    found.borrow_mut().push(faults, 0, times_ns);
+                    elapsed
+                })
+        });
+        spec.faults = Some(FaultSpec { log, ..FaultSpec::default() });
+    }
     suite.each_spec(|spec| spec.pages = touched);
     run.bench.tables.push(Table {
         id: table,
         title: format!("Where a fault's time goes: {touched} faults of one page each"),
         note: format!(
-            "{}; all wait alike; beyond is the difference of the median touches",
+            "{}; all wait alike; beyond is the difference of the median touches; ours alone: {TIMED} faults at once",
             placement.title
         ),
     });
