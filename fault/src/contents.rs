@@ -108,7 +108,10 @@ impl Contents {
     /// Notes that the kernel has pages now, which nobody owned when they were offered. Those that
     /// have an owner by now stay his, who will be told that they are there.
     pub(crate) fn settle(&self, pages: Range<u64>) {
-        if let Some(range) = self.range(&pages) {
+        if pages.end - pages.start == 1 {
+            // Most faults end here, and a range of one costs more.
+            let _ = self.advance(pages.start, Content::Absent, Content::Present);
+        } else if let Some(range) = self.range(&pages) {
             self.pagemap.advance_range(range, &[Content::Absent], Content::Present, |_, _| ());
         }
     }
@@ -143,6 +146,11 @@ impl Contents {
     /// nobody has filled them or is at it, or they are the page `owned`.
     #[inline]
     pub(crate) fn open_run(&self, pages: Range<u64>, owned: Option<u64>) -> Option<Range<u64>> {
+        if pages.end.checked_sub(pages.start) == Some(1) {
+            // As for `settle`.
+            let is_open = owned == Some(pages.start) || self.get(pages.start) == Content::Absent;
+            return is_open.then_some(pages);
+        }
         let mut contents = self.pagemap.contents(self.range(&pages)?).zip(pages.clone());
         let is_open = |content, page| content == Content::Absent || owned == Some(page);
         let (_, start) = contents.find(|&(content, page)| is_open(content, page))?;

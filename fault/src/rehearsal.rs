@@ -97,8 +97,8 @@ impl Rehearsal {
         Ok(Self { source, scratch: Scratch::new(), core, start, filler, _idle: idle })
     }
 
-    /// Answers a read fault at byte `offset`, with its neighbours. Returns whether its page is there now.
-    pub fn fault(&mut self, offset: u64) -> bool {
+    /// Answers a read fault at byte `offset`, with its neighbours.
+    pub fn fault(&mut self, offset: u64) {
         let fault = PageFault {
             address: Vaddr::new(self.start + offset),
             kind: FaultKind::Missing,
@@ -107,6 +107,11 @@ impl Rehearsal {
         };
         let submit = Submit { filler: &self.filler, key: 0 };
         self.source.rehearse(fault, &mut self.scratch, &submit);
+    }
+
+    /// Returns whether the page at byte `offset` is there.
+    #[must_use]
+    pub fn is_there(&self, offset: u64) -> bool {
         self.core.contents().get(offset >> self.core.page_size().shift()) == Content::Present
     }
 }

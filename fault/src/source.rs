@@ -201,13 +201,14 @@ impl Source {
 
     /// Answers the faults that were read.
     fn answer_all(&mut self, scratch: &mut Scratch, submit: &Submit<'_>, read_at: Instant) {
+        let at = self.core.recorder().since_start(read_at);
         for fault in scratch.faults.drain(..) {
-            scratch.records.extend(self.answer(&fault, submit, read_at));
+            scratch.records.extend(self.answer(&fault, submit, read_at, at));
         }
         self.has_yielded = false;
         self.core.recorder().note(&scratch.records);
         scratch.records.clear();
-        self.tick(read_at);
+        self.tick(at);
         // Also where there is always another fault.
         if self.due().is_some_and(|due| due <= read_at) {
             self.see_to_what_waits();
@@ -249,9 +250,8 @@ impl Source {
         [parked, late, deaf, deadline].into_iter().flatten().min()
     }
 
-    /// Tells the pattern of faults the time, now and then.
-    fn tick(&mut self, now: Instant) {
-        let now = self.core.recorder().since_start(now);
+    /// Tells the pattern of faults the time since the mapping was made, now and then.
+    fn tick(&mut self, now: Duration) {
         if now >= self.next_tick {
             self.next_tick = now + TICK;
             self.core.pattern().tick(u64::try_from(now.as_millis()).unwrap_or(u64::MAX));
@@ -364,12 +364,13 @@ impl Source {
         (page < self.core.contents().area().end().get()).then_some(page)
     }
 
-    /// Answers a fault. Returns what became of it, unless that turns out later.
+    /// Answers a fault that was read at `read_at`, which is `at` since the mapping was made. Returns what became of it, unless that turns out later.
     fn answer(
         &mut self,
         fault: &PageFault,
         submit: &Submit<'_>,
         read_at: Instant,
+        at: Duration,
     ) -> Option<FaultRecord> {
         let page = self.page(fault.address)?;
         let class = match fault.kind {
@@ -382,7 +383,7 @@ impl Source {
         }
         let outcome = self.answer_page(page, class, fault.is_write, submit, read_at)?;
         Some(FaultRecord {
-            at: self.core.recorder().since_start(read_at),
+            at,
             offset: self.core.bytes(page..page + 1).start,
             class,
             is_write: fault.is_write,
