@@ -141,6 +141,11 @@ impl FileBacking {
             && let Some(whole) = self.whole_pages(&run)?
             && (whole - at).is_multiple_of(window.page_size().bytes())
         {
+            if window.page_size() > uzone_os::probe::page_size() {
+                // The kernel fills a huge page from the start again where the first of these pages is not
+                // mapped yet, and takes a fault for each few of them. They are cached, so nothing is read.
+                let _ = mapped.populate(at..whole);
+            }
             if window.copy_from(at..whole, mapped, at)? == Filled::All {
                 at = whole;
             } else {
