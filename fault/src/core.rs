@@ -8,7 +8,7 @@
 //! |---|---|
 //! | absent | own it; offer it to the backing, with its window; queue it if that had nothing |
 //! | filling | nothing: its owner wakes all who wait |
-//! | present | wake: it was filled after the fault was told. Twice in a row: fill it again |
+//! | present | wake: it was filled after the fault was told. The same thread once more: fill it again |
 //! | removed | nothing: who gives it back wakes all who wait when that is done |
 //! | poisoned | say so again |
 
@@ -29,8 +29,8 @@ use crate::record::{FaultOutcome, Recorder};
 use crate::stats::Counters;
 use crate::window::{Progress, Window};
 
-/// How many pages that were woken lately are remembered.
-const RECENT: usize = 8;
+/// How many pages that were woken lately are remembered, with the threads that waited for them.
+const RECENT: usize = 64;
 
 /// How many neighbours are put in place before faults are looked for again: as many as delay the next
 /// fault by less than half its own way through the kernel.
@@ -80,8 +80,10 @@ pub(crate) struct Policy {
 /// What one thread needs to answer faults.
 pub(crate) struct Hands {
     pub(crate) staging: Vec<u8>,
-    recent: [u64; RECENT],
+    recent: [(u64, u32); RECENT],
     oldest: usize,
+    /// Which thread waits, where the kernel says so.
+    pub(crate) waiter: u32,
     /// Neighbours of pages that were faulted on, the latest last.
     tails: Vec<Range<u64>>,
     /// For how many faults more the neighbours do not wait until there is none.
@@ -91,7 +93,8 @@ pub(crate) struct Hands {
 impl Hands {
     pub(crate) fn new(room: usize) -> Self {
         let tails = Vec::with_capacity(TAILS);
-        Self { staging: vec![0; room], recent: [u64::MAX; RECENT], oldest: 0, tails, wanted: 0 }
+        let (staging, recent) = (vec![0; room], [(u64::MAX, 0); RECENT]);
+        Self { staging, recent, oldest: 0, waiter: 0, tails, wanted: 0 }
     }
 
     /// Returns whether there are neighbours to be put in place.
@@ -99,20 +102,21 @@ impl Hands {
         !self.tails.is_empty()
     }
 
-    /// Remembers a page. Returns whether it was remembered already.
+    /// Remembers that the thread waited for a page. Returns whether that was remembered already.
     fn remember(&mut self, page: u64) -> bool {
-        if self.recent.contains(&page) {
+        let awaited = (page, self.waiter);
+        if self.recent.contains(&awaited) {
             return true;
         }
-        self.recent[self.oldest] = page;
+        self.recent[self.oldest] = awaited;
         self.oldest = (self.oldest + 1) % RECENT;
         false
     }
 
     fn forget(&mut self, page: u64) {
         for recent in &mut self.recent {
-            if *recent == page {
-                *recent = u64::MAX;
+            if recent.0 == page {
+                *recent = (u64::MAX, 0);
             }
         }
     }
@@ -254,8 +258,8 @@ impl Core {
             // A page of this memory is never unknown: it starts absent, and is that again when mended.
             found @ (Content::Present | Content::Zero | Content::Removed | Content::Unknown) => {
                 Counters::bump(&self.by_reader.retouched, 1);
-                // Mostly the page came between the fault and its being read. If the same page is
-                // told again, it is not there, whoever took it away.
+                // Mostly the page came between the fault and its being read, for whoever else waits
+                // for it too. If one of them tells it again, it is not there, whoever took it away.
                 if !hands.remember(page) {
                     self.kernel.wake(self.bytes(one));
                     return Outcome::Answered;

@@ -378,6 +378,7 @@ impl Source {
             FaultKind::Minor => FaultClass::Minor,
             FaultKind::WriteProtect => FaultClass::WriteProtect,
         };
+        self.hands.waiter = fault.thread.map_or(0, std::num::NonZero::get);
         if class == FaultClass::Minor {
             Counters::bump(&self.core.by_reader().minor, 1);
         }

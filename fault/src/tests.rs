@@ -581,6 +581,24 @@ fn what_others_removed_is_zero_and_never_what_it_was() {
 }
 
 #[test]
+fn a_page_is_lost_when_one_thread_tells_it_twice_and_not_when_two_do_once() {
+    let (kernel, core) = plain(all(Kind::Ready), Advice::Random, 1);
+    let mut hands = Hands::new(16 * PAGE);
+    let mut tell = |page, waiter| {
+        hands.waiter = waiter;
+        assert_eq!(core.fault(page, Touch::Read, &mut hands), Outcome::Answered);
+        core.by_reader().demand.load(std::sync::atomic::Ordering::Relaxed)
+    };
+    // It came for the first of four threads, and the others are told of it after that.
+    assert_eq!([1, 2, 3, 4].map(|waiter| tell(7, waiter)), [1; 4]);
+    // More threads than there were places for what is remembered.
+    assert_eq!((10..40).map(|waiter| tell(7, waiter)).max(), Some(1));
+    kernel.lock().pages.remove(&7);
+    assert_eq!(tell(7, 4), 2, "the second time by the same thread");
+    assert!(kernel.lock().pages.contains_key(&7));
+}
+
+#[test]
 fn who_reads_the_removals_does_not_wait_for_them_to_make_a_page_bad() {
     // Each answer is put off, as while a removal is not read.
     let machine = Machine { whims: vec![8], ..Machine::default() };
