@@ -31,7 +31,9 @@ impl Engine {
     /// page is made.
     ///
     /// # Errors
-    /// [`MapError`]: there is no region, one cuts a page, or they want more than the backing has.
+    /// [`MapError`]: there is no region, one cuts a page, two hold the same bytes of the backing, or they
+    /// want more than it has. `remote` is closed then: if it may be the last descriptor of its kind, keep
+    /// another ([`Remote::try_clone`]).
     pub fn adopt(
         &self,
         remote: Remote,

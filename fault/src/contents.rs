@@ -22,6 +22,9 @@ use crate::error::MapError;
 /// Up to how many bytes of words are there from the start: those of 1 GiB in pages of 4 KiB.
 const AT_ONCE: u64 = 2 << 20;
 
+/// How often a page that was given up is looked at until it is listed.
+const MOMENT: u32 = 1000;
+
 /// The states of the pages of one mapping, numbered from its start.
 pub(crate) struct Contents {
     pagemap: Pagemap,
@@ -125,21 +128,30 @@ impl Contents {
     /// and is good now.
     pub(crate) fn mend(&self, page: u64) {
         if self.order == Order::BASE {
-            let _ = self.pagemap.unpoison(self.pfn(page));
+            // Who gave it up may be about to list it.
+            for _ in 0..MOMENT {
+                if self.get(page) != Content::Poisoned
+                    || self.pagemap.unpoison(self.pfn(page)).is_ok()
+                {
+                    break;
+                }
+                std::thread::yield_now();
+            }
         } else {
             let _ = self.advance(page, Content::Poisoned, Content::Absent);
         }
         let _ = self.advance(page, Content::Absent, Content::Present);
     }
 
-    /// Makes a page that the caller owns a bad one.
-    pub(crate) fn spoil(&self, page: u64) {
-        if self.order == Order::BASE {
-            // It is listed, its owner is told, and the owner's next step says that it is bad.
+    /// Makes a page that is being filled a bad one. Returns whether it is that by this.
+    pub(crate) fn spoil(&self, page: u64) -> bool {
+        let is_spoiled = self.advance(page, Content::Filling, Content::Poisoned);
+        if is_spoiled && self.order == Order::BASE {
+            // It is listed, and its owner is told. Of a huge page no part can be had, so it is bad as a
+            // whole and not by the list.
             let _ = self.pagemap.poison(self.pfn(page));
         }
-        // Of a huge page no part can be had, so it is bad as a whole.
-        let _ = self.advance(page, Content::Filling, Content::Poisoned);
+        is_spoiled
     }
 
     /// Returns the first pages of `pages`, one after the other, that may be offered to a backing:

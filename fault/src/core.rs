@@ -16,7 +16,7 @@ pub(crate) mod produce;
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 
 use uzone_pages::{Content, FaultPattern, FaultPlan, PageSize, Pfn, Touch};
 
@@ -105,7 +105,9 @@ impl Hands {
     /// Remembers that the thread waited for a page. Returns whether that was remembered already.
     fn remember(&mut self, page: u64) -> bool {
         let awaited = (page, self.waiter);
-        if self.recent.contains(&awaited) {
+        // So many waiters could push each other out for ever.
+        let waiters = self.recent.iter().filter(|recent| recent.0 == page).count();
+        if waiters >= RECENT / 2 || self.recent.contains(&awaited) {
             return true;
         }
         self.recent[self.oldest] = awaited;
@@ -136,9 +138,9 @@ pub(crate) struct Core {
     by_reader: Counters,
     recorder: Recorder,
     pending: Pending,
-    // Where writes are tracked: shared while pages without an owner are offered, which may not be given
-    // back between the look at them and the answer; alone while some are given back.
-    offered: RwLock<()>,
+    // How often tracked pages were given back. Shared while the kernel is asked to put pages in place
+    // that nobody owns, alone for the count.
+    evictions: RwLock<u64>,
     // Held for an assignment.
     last_failure: Mutex<Option<Failure>>,
 }
@@ -156,7 +158,7 @@ impl Core {
         let (pattern, counters) = (Mutex::new(pattern), Counters::default());
         let by_reader = Counters::default();
         let (pending, last_failure) = (Pending::new(), Mutex::default());
-        let offered = RwLock::default();
+        let evictions = RwLock::default();
         Self {
             kernel,
             backing,
@@ -168,7 +170,7 @@ impl Core {
             by_reader,
             recorder,
             pending,
-            offered,
+            evictions,
             last_failure,
         }
     }
@@ -378,17 +380,29 @@ impl Core {
         }
     }
 
-    /// Waits until no page is offered that has no owner, and keeps it so. Otherwise bytes that were
-    /// read before could be put in place of those that were written to the page and brought back
-    /// meanwhile.
-    pub(crate) fn keep_from_offers(&self) -> Option<RwLockWriteGuard<'_, ()>> {
-        let alone = || self.offered.write().unwrap_or_else(PoisonError::into_inner);
-        self.policy.is_tracked.then(alone)
+    /// Returns how often tracked pages were given back, for who is about to read bytes for pages that he
+    /// does not own. `None` where a page has the same bytes whenever it comes.
+    pub(crate) fn evictions(&self) -> Option<u64> {
+        let count = || *self.evictions.read().unwrap_or_else(PoisonError::into_inner);
+        self.policy.is_tracked.then(count)
+    }
+
+    /// Returns what keeps tracked pages from being given back as long as the caller has it, or `None` if
+    /// some were since `seen`: what was read for their place may be what stood there before.
+    pub(crate) fn none_evicted_since(&self, seen: u64) -> Option<RwLockReadGuard<'_, u64>> {
+        let now = self.evictions.read().unwrap_or_else(PoisonError::into_inner);
+        (*now == seen).then_some(now)
+    }
+
+    /// Takes that tracked pages are about to be given back, which are there still and are nobody's.
+    pub(crate) fn will_evict(&self) {
+        if self.policy.is_tracked {
+            let mut count = self.evictions.write().unwrap_or_else(PoisonError::into_inner);
+            *count = count.wrapping_add(1);
+        }
     }
 
     fn offer(&self, pages: Range<u64>, wanted: Option<u64>, hands: &mut Hands) -> Progress {
-        let shared = || self.offered.read().unwrap_or_else(PoisonError::into_inner);
-        let _kept = self.policy.is_tracked.then(shared);
         let mut window = Window::new(self, pages, wanted, &mut hands.staging);
         // A closure of the caller's may panic; nothing of ours is left half done by that.
         let _ = catch_unwind(AssertUnwindSafe(|| self.backing.map_pages(&mut window)));

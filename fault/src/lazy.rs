@@ -236,15 +236,6 @@ impl LazyMapping {
         }
     }
 
-    /// Returns how many pages are given back while others wait for that: none does where writes are
-    /// not tracked.
-    fn evicted_at_once(&self) -> u64 {
-        match self.tracking() {
-            Some(_) => FaultAround::MAX.pages(self.page_size()).get(),
-            None => u64::MAX,
-        }
-    }
-
     /// Gives pages back, whatever is in them.
     pub(crate) fn evict_pages(&self, pages: Range<u64>) -> Result<u64, LazyError> {
         let contents = self.core.contents();
@@ -255,9 +246,7 @@ impl LazyMapping {
             // A run of pages that are there and that nobody holds: from here until they are absent
             // again, whoever faults on one waits for the wake below.
             let start = at;
-            let most = pages.end.min(at.saturating_add(self.evicted_at_once()));
-            let _alone = self.core.keep_from_offers();
-            while at < most && contents.advance(at, Content::Present, Content::Removed) {
+            while at < pages.end && contents.advance(at, Content::Present, Content::Removed) {
                 at += 1;
             }
             if start == at {
@@ -265,6 +254,7 @@ impl LazyMapping {
                 continue;
             }
             let run = self.core.bytes(start..at);
+            self.core.will_evict();
             answer = self.mapping().discard(run.clone());
             if let (Ok(()), Some(tracker)) = (&answer, self.tracking()) {
                 tracker.evicted(&(start..at));

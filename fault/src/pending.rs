@@ -11,13 +11,15 @@ use crate::record::FaultClass;
 /// How many pages of one mapping may be waited for.
 const LIMIT: usize = 1024;
 
-/// A page that is being produced, and the fault that asked for it.
+/// A page that is being produced, and what asked for it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Awaited {
     pub(crate) page: u64,
     pub(crate) since: Instant,
     pub(crate) class: FaultClass,
     pub(crate) is_write: bool,
+    /// Whether that is a fault, which is recorded.
+    pub(crate) is_fault: bool,
 }
 
 /// The pages of one mapping that are being produced, the oldest first.

@@ -65,8 +65,9 @@ fn produce(core: &Core, page: u64, hands: &mut Hands) -> Result<u64, LazyError> 
             Content::Absent => {
                 if core.contents().claim(page) {
                     // Whoever faults on it meanwhile waits for us, as long as the deadline says.
-                    let (class, is_write) = (FaultClass::Missing, false);
-                    let awaited = Awaited { page, since: Instant::now(), class, is_write };
+                    let since = Instant::now();
+                    let (class, is_write, is_fault) = (FaultClass::Missing, false, false);
+                    let awaited = Awaited { page, since, class, is_write, is_fault };
                     let is_listed = core.pending().push(awaited);
                     let answer = core.produce(page, hands);
                     if is_listed {

@@ -414,7 +414,13 @@ impl Source {
             Outcome::Later => {}
             Outcome::Produce { ahead } => {
                 Counters::bump(&self.core.by_reader().queued, 1);
-                if self.core.pending().push(Awaited { page, since: read_at, class, is_write }) {
+                if self.core.pending().push(Awaited {
+                    page,
+                    since: read_at,
+                    class,
+                    is_write,
+                    is_fault: true,
+                }) {
                     if submit.demand(&self.pool, &self.core, page, self.room) {
                         if let Some(ahead) = ahead {
                             self.pool.read_ahead(&self.core, ahead);

@@ -94,9 +94,9 @@ pub struct FaultStats {
     /// Those of them that were touched within a second. The others are what windows of that size
     /// waste.
     pub sampled_used: u64,
-    /// Pages that somebody waits for now, and that are being produced.
+    /// Pages that are being produced now: for who waits for them, and for who populates.
     pub pending: u64,
-    /// For how long the oldest of them is waited for.
+    /// For how long the oldest of them has been.
     pub oldest_pending: Option<Duration>,
 }
 

@@ -591,10 +591,12 @@ fn a_page_is_lost_when_one_thread_tells_it_twice_and_not_when_two_do_once() {
     };
     // It came for the first of four threads, and the others are told of it after that.
     assert_eq!([1, 2, 3, 4].map(|waiter| tell(7, waiter)), [1; 4]);
-    // More threads than there were places for what is remembered.
-    assert_eq!((10..40).map(|waiter| tell(7, waiter)).max(), Some(1));
     kernel.lock().pages.remove(&7);
-    assert_eq!(tell(7, 4), 2, "the second time by the same thread");
+    assert_eq!(tell(7, 3), 2, "the second time by the same thread");
+    assert!(kernel.lock().pages.contains_key(&7));
+    // More threads than there are places for what is remembered, always in the same order.
+    kernel.lock().pages.remove(&7);
+    assert!((100..300).any(|waiter| tell(7, waiter) == 3));
     assert!(kernel.lock().pages.contains_key(&7));
 }
 

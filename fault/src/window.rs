@@ -38,6 +38,8 @@ pub struct Window<'a> {
     staging: &'a mut [u8],
     /// The page at which the next run is looked for.
     next: u64,
+    /// How often tracked pages had been given back when it was made, where that matters.
+    seen: Option<u64>,
     pub(crate) state: Progress,
 }
 
@@ -52,6 +54,8 @@ pub(crate) struct Progress {
     pub(crate) deferred: bool,
     /// Whether there is nothing to fill any more.
     pub(crate) gone: bool,
+    /// Whether what was read for it may be too old.
+    pub(crate) is_stale: bool,
 }
 
 /// What became of pages that were offered to the kernel.
@@ -72,12 +76,14 @@ impl<'a> Window<'a> {
         staging: &'a mut [u8],
     ) -> Self {
         let (next, kernel, state) = (pages.start, core.kernel(), Progress::default());
-        Self { core, kernel, pages, base: 0, wanted, is_owned: false, staging, next, state }
+        let seen = core.evictions();
+        Self { core, kernel, pages, base: 0, wanted, is_owned: false, staging, next, seen, state }
     }
 
     /// Makes a window of one page that the caller owns.
     pub(crate) fn owned(core: &'a Core, page: u64, staging: &'a mut [u8]) -> Self {
-        Self { is_owned: true, ..Self::new(core, page..page + 1, Some(page), staging) }
+        // What is owned is not given back.
+        Self { is_owned: true, seen: None, ..Self::new(core, page..page + 1, Some(page), staging) }
     }
 
     /// Makes a window of one owned page that is not put in place: `notes` has it afterwards.
@@ -171,7 +177,7 @@ impl<'a> Window<'a> {
     /// it. Each page is in one run.
     #[must_use]
     pub fn next_run(&mut self) -> Option<Range<u64>> {
-        if self.state.gone || self.state.deferred {
+        if self.state.gone || self.state.deferred || self.state.is_stale {
             return None;
         }
         let owned = self.wanted.filter(|_| self.is_owned && !self.state.wanted_is_done);
@@ -314,19 +320,27 @@ impl<'a> Window<'a> {
         let mut all = Filled::All;
         // It ends: every round but the last goes at least a page further.
         while at < range.end {
-            let step = match ask(at..range.end)? {
+            let core = self.core;
+            let kept = self.seen.map(|seen| core.none_evicted_since(seen));
+            if matches!(kept, Some(None)) {
+                self.state.is_stale = true;
+                return Ok(Filled::Some);
+            }
+            let answer = ask(at..range.end)?;
+            drop(kept);
+            let step = match answer {
                 Answered::All => {
-                    self.settle(at..range.end);
+                    self.settle(at..range.end, true);
                     range.end - at
                 }
                 Answered::Part { bytes } if bytes >= page.bytes() => {
                     let whole = bytes / page.bytes() * page.bytes();
-                    self.settle(at..at + whole);
+                    self.settle(at..at + whole, true);
                     whole
                 }
                 Answered::Present => {
                     // Nobody was woken, and somebody may have come between our look and this.
-                    self.settle(at..at + page.bytes());
+                    self.settle(at..at + page.bytes(), false);
                     self.kernel.wake(at..at + page.bytes());
                     page.bytes()
                 }
@@ -349,8 +363,8 @@ impl<'a> Window<'a> {
         Ok(all)
     }
 
-    /// Notes that the kernel has the pages of `range`.
-    fn settle(&mut self, range: Range<u64>) {
+    /// Notes that the kernel has the pages of `range`, and whether it put them in place just now.
+    fn settle(&mut self, range: Range<u64>, is_placed: bool) {
         if self.is_noted() {
             // Whoever puts it in place says so.
             self.state.wanted_is_done = true;
@@ -364,12 +378,17 @@ impl<'a> Window<'a> {
         self.state.wanted_is_done |= wanted.is_some();
         if let Some(owned) = wanted.filter(|_| self.is_owned) {
             contents.settle(pages.start..owned);
-            // Only its owner takes a page from this state, but for a deadline that made it bad: the
-            // kernel has put the page in place of that.
+            // Only its owner takes a page from this state, but for a deadline that made it bad.
             if !contents.advance(owned, Content::Filling, Content::Present)
                 && contents.get(owned) == Content::Poisoned
             {
-                contents.mend(owned);
+                if is_placed {
+                    // The kernel has put the page in place of that.
+                    contents.mend(owned);
+                } else {
+                    // What is there is the signal.
+                    self.state.wanted_is_done = false;
+                }
             }
             pages.start = owned + 1;
         }

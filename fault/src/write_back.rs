@@ -115,7 +115,11 @@ impl LazyMapping {
         let contents = self.core().contents();
         let pinned =
             taken.iter().flat_map(|run| collect(run.clone(), |page| contents.maybe_pinned(page)));
-        tracker.put_back(&pinned.collect::<Vec<_>>())?;
+        if let Err(error) = tracker.put_back(&pinned.collect::<Vec<_>>()) {
+            // Then all are as dirty as they were, as far as the kernel lets us say so.
+            let _ = tracker.put_back(&taken);
+            return Err(error);
+        }
         Ok(taken)
     }
 

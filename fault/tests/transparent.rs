@@ -44,7 +44,7 @@ fn forget(file: &File) {
 /// Returns whether the host had a free huge page each time, or says that it had not.
 fn all_are_huge(name: &str, memory: &LazyMapping, pages: u64) -> bool {
     // One is counted a moment after it is seen.
-    let give_up = Instant::now() + Duration::from_secs(1);
+    let give_up = Instant::now() + Duration::from_secs(10);
     while Instant::now() < give_up {
         if memory.stats().huge_pages == pages {
             return true;

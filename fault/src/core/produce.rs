@@ -89,33 +89,36 @@ impl Core {
         self.last_failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Makes a page that the caller owns a bad one: whoever touches it gets a signal.
+    /// Makes a page that is being filled a bad one: whoever touches it gets a signal.
     pub(crate) fn spoil(&self, page: u64) {
-        let give_up = Instant::now() + PATIENCE;
         let range = self.bytes(page..page + 1);
+        // The word first: an owner who puts the page in place after that learns that it was given up,
+        // and mends it.
+        if self.contents.spoil(page) && self.refuse(page) {
+            Counters::add(&self.counters.poisoned, 1);
+        }
+        self.kernel.wake(range);
+    }
+
+    /// Has the kernel send signals to who touches a page. Returns whether it does, and not the page is
+    /// there after all.
+    fn refuse(&self, page: u64) -> bool {
+        let give_up = Instant::now() + PATIENCE;
         loop {
-            let next = match self.kernel.poison(range.clone()) {
-                Ok(Answered::All) | Err(_) => Content::Poisoned,
-                // It is there after all.
-                Ok(Answered::Present) => Content::Present,
-                Ok(Answered::NotRegistered | Answered::Gone) => Content::Absent,
+            match self.kernel.poison(self.bytes(page..page + 1)) {
+                Ok(Answered::Present) => {
+                    self.contents.mend(page);
+                    return false;
+                }
+                Ok(Answered::All | Answered::NotRegistered | Answered::Gone) | Err(_) => {
+                    return true;
+                }
                 // This thread is the one that reads what the kernel waits for. Who waits for the page
                 // is told again, and refused then.
-                Ok(_) if self.policy.removed_is_zero => Content::Poisoned,
-                Ok(_) if Instant::now() >= give_up => Content::Poisoned,
-                Ok(_) => {
-                    std::thread::sleep(PAUSE);
-                    continue;
-                }
-            };
-            if next == Content::Poisoned {
-                Counters::add(&self.counters.poisoned, 1);
-                self.contents.spoil(page);
-            } else {
-                let _ = self.contents.advance(page, Content::Filling, next);
+                Ok(_) if self.policy.removed_is_zero => return true,
+                Ok(_) if Instant::now() >= give_up => return true,
+                Ok(_) => std::thread::sleep(PAUSE),
             }
-            self.kernel.wake(range);
-            return;
         }
     }
 
@@ -176,7 +179,9 @@ impl Core {
 
     /// Takes that a page which somebody waits for is not being produced any more, if it was.
     pub(crate) fn finish(&self, page: u64, outcome: FaultOutcome) {
-        let Some(awaited) = self.pending.remove(page) else { return };
+        let Some(awaited) = self.pending.remove(page).filter(|awaited| awaited.is_fault) else {
+            return;
+        };
         self.recorder.note(&[FaultRecord {
             at: self.recorder.since_start(awaited.since),
             offset: self.bytes(page..page + 1).start,
