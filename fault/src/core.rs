@@ -380,8 +380,8 @@ impl Core {
         }
     }
 
-    /// Returns how often tracked pages were given back, for who is about to read bytes for pages that he
-    /// does not own. `None` where a page has the same bytes whenever it comes.
+    /// Returns how often tracked pages were given back, for who is about to read bytes for pages that
+    /// nobody owns. `None` where a page has the same bytes whenever it comes.
     pub(crate) fn evictions(&self) -> Option<u64> {
         let count = || *self.evictions.read().unwrap_or_else(PoisonError::into_inner);
         self.policy.is_tracked.then(count)

@@ -22,8 +22,8 @@ use crate::stats::{Counters, FaultStats};
 
 /// Memory of this process whose pages come from a backing when they are touched.
 ///
-/// Dropping it unmaps it, as soon as no page of it is pinned or being produced. A thread of foreign code that still waits in it then gets a signal, and
-/// never a page of zeroes.
+/// Dropping it unmaps it, as soon as no page of it is pinned or being produced. A thread of foreign
+/// code that still waits in it then gets a signal, and never a page of zeroes.
 pub struct LazyMapping {
     // Dropped first: it may touch pages, which somebody has to fill until it has stopped.
     _settler: Option<Settler>,

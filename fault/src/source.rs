@@ -364,7 +364,8 @@ impl Source {
         (page < self.core.contents().area().end().get()).then_some(page)
     }
 
-    /// Answers a fault that was read at `read_at`, which is `at` since the mapping was made. Returns what became of it, unless that turns out later.
+    /// Answers a fault that was read at `read_at`, which is `at` since the mapping was made. Returns
+    /// what became of it, unless that turns out later.
     fn answer(
         &mut self,
         fault: &PageFault,

@@ -100,8 +100,8 @@ impl Core {
         self.kernel.wake(range);
     }
 
-    /// Has the kernel send signals to who touches a page. Returns whether it does, and not the page is
-    /// there after all.
+    /// Has the kernel send signals to who touches a page. Returns whether it does: the page may be there
+    /// after all.
     fn refuse(&self, page: u64) -> bool {
         let give_up = Instant::now() + PATIENCE;
         loop {
