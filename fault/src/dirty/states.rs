@@ -133,17 +133,20 @@ impl States {
     pub(crate) fn close(&self, pages: Range<u64>, which: Which) -> Vec<Range<u64>> {
         let give_up = Instant::now() + PATIENCE;
         collect(pages, |page| {
+            let from = if which == Which::Clean { CLEAN } else { DIRTY };
             loop {
-                let from = if which == Which::Clean { CLEAN } else { DIRTY };
-                if self.step(page, from, CLOSING) {
-                    return true;
+                match self.get(page) {
+                    found if found == from => {
+                        if self.step(page, from, CLOSING) {
+                            return true;
+                        }
+                    }
+                    // It will be dirty in a moment.
+                    OPENING if which == Which::Dirty && Instant::now() < give_up => {
+                        std::thread::yield_now();
+                    }
+                    _ => return false,
                 }
-                // It will be dirty in a moment.
-                let is_wanted_soon = which == Which::Dirty && self.get(page) == OPENING;
-                if !is_wanted_soon || Instant::now() > give_up {
-                    return false;
-                }
-                std::thread::yield_now();
             }
         })
     }
@@ -228,6 +231,32 @@ mod tests {
         // A page that is dirty and protected is opened again.
         assert_eq!(states.open(7, |_| true), Some(7..8));
         assert_eq!(states.close(64..70, Which::Dirty), []);
+    }
+
+    #[test]
+    fn a_page_that_becomes_dirty_while_it_is_looked_at_is_not_left_out() {
+        let states = states();
+        let turns = if cfg!(miri) { 20 } else { 20_000 };
+        let (turn, mut left_out) = (AtomicU64::new(0), 0);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for now in 1..=turns {
+                    while turn.load(Ordering::Acquire) != now {
+                        std::hint::spin_loop();
+                    }
+                    states.opened(5..6);
+                }
+            });
+            for now in 1..=turns {
+                // Its writer waits until it may write, and is let in before that is noted.
+                while states.open(5, |_| false).is_none() {}
+                turn.store(now, Ordering::Release);
+                left_out += u64::from(states.close(0..64, Which::Dirty) != [5..6]);
+                // A failure says so at the end: the other thread waits for its turns.
+                states.closed(0..64);
+            }
+        });
+        assert_eq!(left_out, 0);
     }
 
     #[test]
