@@ -385,6 +385,8 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
         /// Whatever the kernel answers, what is said to be in place is, and each byte is right.
         #[test]
         #[cfg_attr(miri, ignore = "it maps memory")]
