@@ -51,6 +51,17 @@ impl Machine {
     }
 }
 
+/// What a kernel answers that has no memory.
+pub(crate) fn no_memory(call: UffdCall, range: &Range<u64>) -> AnswerError {
+    AnswerError::Refused {
+        call,
+        start: Vaddr::new(range.start),
+        len_bytes: range.end - range.start,
+        refusal: Refusal::NoMemory,
+        cause: std::io::ErrorKind::OutOfMemory.into(),
+    }
+}
+
 struct FakeKernel(Mutex<Machine>);
 
 impl FakeKernel {
@@ -77,13 +88,7 @@ impl FakeKernel {
         machine.changing = 0;
         if whim % 31 == 1 && call != UffdCall::Poison {
             machine.refused.extend(start..end);
-            return Err(AnswerError::Refused {
-                call,
-                start: Vaddr::new(range.start),
-                len_bytes: range.end - range.start,
-                refusal: Refusal::NoMemory,
-                cause: std::io::ErrorKind::OutOfMemory.into(),
-            });
+            return Err(no_memory(call, &range));
         }
         // A copy replaces a signal; a signal replaces nothing.
         let is_there = |machine: &Machine, page: u64| match machine.pages.get(&page) {
@@ -232,6 +237,16 @@ impl Backing for FakeBacking {
 }
 
 fn core(whims: Vec<u8>, kinds: Vec<Kind>, advice: Advice, window: u64) -> (Arc<FakeKernel>, Core) {
+    core_by(POLICY, whims, kinds, advice, window)
+}
+
+fn core_by(
+    policy: Policy,
+    whims: Vec<u8>,
+    kinds: Vec<Kind>,
+    advice: Advice,
+    window: u64,
+) -> (Arc<FakeKernel>, Core) {
     let machine = Machine { whims, ..Machine::default() };
     let kernel = Arc::new(FakeKernel(Mutex::new(machine)));
     let contents = Contents::reserve(PageCount::new(PAGES), PageSize::KIB_4).unwrap();
@@ -243,7 +258,7 @@ fn core(whims: Vec<u8>, kinds: Vec<Kind>, advice: Advice, window: u64) -> (Arc<F
         backing,
         contents,
         PageSize::KIB_4,
-        POLICY,
+        policy,
         pattern,
         Recorder::new(0),
     );
@@ -424,6 +439,12 @@ fn plain(kinds: Vec<Kind>, advice: Advice, window: u64) -> (Arc<FakeKernel>, Cor
     core(vec![3], kinds, advice, window)
 }
 
+/// Memory of another process, whose removals are read here; all is at hand.
+fn of_another(whims: Vec<u8>) -> (Arc<FakeKernel>, Core) {
+    let policy = Policy { removed_is_zero: true, ..POLICY };
+    core_by(policy, whims, all(Kind::Ready), Advice::Normal, 16)
+}
+
 fn all(kind: Kind) -> Vec<Kind> {
     vec![kind; usize::try_from(PAGES).unwrap()]
 }
@@ -539,22 +560,7 @@ fn the_bookkeeping_of_a_fault_is_small() {
 
 #[test]
 fn what_others_removed_is_zero_and_never_what_it_was() {
-    let machine = Machine { whims: vec![3], ..Machine::default() };
-    let kernel = Arc::new(FakeKernel(Mutex::new(machine)));
-    let contents = Contents::reserve(PageCount::new(PAGES), PageSize::KIB_4).unwrap();
-    let pattern =
-        FaultPattern::new(contents.area(), Advice::Normal, FaultAround::DEFAULT, FaultAround::MAX);
-    let backing = Arc::new(FakeBacking(all(Kind::Ready)));
-    let policy = Policy { zeroes_by_copy: false, removed_is_zero: true, is_tracked: false };
-    let core = Core::new(
-        kernel.clone(),
-        backing,
-        contents,
-        PageSize::KIB_4,
-        policy,
-        pattern,
-        Recorder::new(0),
-    );
+    let (kernel, core) = of_another(vec![3]);
     let mut hands = Hands::new(16 * PAGE);
     assert_eq!(core.fault(0, Touch::Read, &mut hands), Outcome::Answered);
     // Pages that are there, and pages that never were.
@@ -603,15 +609,7 @@ fn a_page_is_lost_when_one_thread_tells_it_twice_and_not_when_two_do_once() {
 #[test]
 fn who_reads_the_removals_does_not_wait_for_them_to_make_a_page_bad() {
     // Each answer is put off, as while a removal is not read.
-    let machine = Machine { whims: vec![8], ..Machine::default() };
-    let kernel = Arc::new(FakeKernel(Mutex::new(machine)));
-    let contents = Contents::reserve(PageCount::new(PAGES), PageSize::KIB_4).unwrap();
-    let pattern =
-        FaultPattern::new(contents.area(), Advice::Normal, FaultAround::DEFAULT, FaultAround::MAX);
-    let backing = Arc::new(FakeBacking(all(Kind::Ready)));
-    let policy = Policy { zeroes_by_copy: false, removed_is_zero: true, is_tracked: false };
-    let (page, recorder) = (PageSize::KIB_4, Recorder::new(0));
-    let core = Core::new(kernel.clone(), backing, contents, page, policy, pattern, recorder);
+    let (kernel, core) = of_another(vec![8]);
     assert!(core.contents().claim(7));
     core.give_up(7);
     assert_eq!((core.contents().get(7), kernel.lock().changing), (Content::Poisoned, 1));

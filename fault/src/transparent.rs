@@ -269,10 +269,10 @@ mod tests {
     use std::collections::BTreeMap;
 
     use proptest::prelude::*;
-    use uzone_os::Vaddr;
-    use uzone_os::uffd::{Refusal, UffdCall};
+    use uzone_os::uffd::UffdCall;
 
     use super::*;
+    use crate::tests::no_memory;
 
     /// A huge page of eight small ones.
     const SMALL: u64 = 4096;
@@ -305,15 +305,7 @@ mod tests {
             match whim % 11 {
                 0 => return Ok(Answered::LayoutChanging),
                 1 if call == UffdCall::Move => return Ok(Answered::Busy),
-                1 => {
-                    return Err(AnswerError::Refused {
-                        call,
-                        start: Vaddr::new(range.start),
-                        len_bytes: range.end - range.start,
-                        refusal: Refusal::NoMemory,
-                        cause: std::io::ErrorKind::OutOfMemory.into(),
-                    });
-                }
+                1 => return Err(no_memory(call, &range)),
                 2 => return Ok(Answered::Gone),
                 _ => {}
             }

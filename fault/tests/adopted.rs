@@ -210,6 +210,10 @@ fn regions_that_do_not_fit_are_refused() {
         return skip("regions_that_do_not_fit", "no userfaultfd");
     };
     let remote = || Remote::adopt(uffd.as_fd().try_clone_to_owned().unwrap()).unwrap();
+    let adopt = |regions| {
+        let (page, options) = (PageSize::KIB_4, LazyOptions::default());
+        engine.adopt(remote(), regions, page, Arc::new(ZeroBacking), &options)
+    };
     let whole = RemoteRegion { start: Vaddr::new(1 << 30), len: ByteLen::mib(1), offset: 0 };
     for region in [
         RemoteRegion { start: Vaddr::new((1 << 30) + 1), ..whole },
@@ -217,45 +221,21 @@ fn regions_that_do_not_fit_are_refused() {
         RemoteRegion { len: ByteLen::ZERO, ..whole },
         RemoteRegion { offset: 8, ..whole },
     ] {
-        let answer = engine.adopt(
-            remote(),
-            vec![whole, region],
-            PageSize::KIB_4,
-            Arc::new(ZeroBacking),
-            &LazyOptions::default(),
-        );
+        let answer = adopt(vec![whole, region]);
         assert!(matches!(answer, Err(MapError::CutsPage { .. })), "{region:?}");
     }
     // Two addresses of one page: only one of them would be woken.
     let second = RemoteRegion { start: Vaddr::new(2 << 30), offset: 1 << 19, ..whole };
-    let answer = engine.adopt(
-        remote(),
-        vec![second, whole],
-        PageSize::KIB_4,
-        Arc::new(ZeroBacking),
-        &LazyOptions::default(),
-    );
+    let answer = adopt(vec![second, whole]);
     assert!(matches!(answer, Err(MapError::Backing { .. })), "{answer:?}");
     for region in [
         RemoteRegion { offset: !0xfff, ..whole },
         RemoteRegion { start: Vaddr::new(!0xfff), ..whole },
     ] {
-        let answer = engine.adopt(
-            remote(),
-            vec![region],
-            PageSize::KIB_4,
-            Arc::new(ZeroBacking),
-            &LazyOptions::default(),
-        );
+        let answer = adopt(vec![region]);
         assert!(matches!(answer, Err(MapError::Addr(_))), "{region:?}");
     }
-    let none = engine.adopt(
-        remote(),
-        Vec::new(),
-        PageSize::KIB_4,
-        Arc::new(ZeroBacking),
-        &LazyOptions::default(),
-    );
+    let none = adopt(Vec::new());
     assert!(none.is_err());
     // `/dev/null` has no byte.
     let empty = uzone_fault::FileBacking::new(std::fs::File::open("/dev/null").unwrap()).unwrap();
