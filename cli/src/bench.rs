@@ -73,8 +73,8 @@ enum Benchmark {
 /// A file in the page cache and a memory file, touched in order, at random, and one page per 2 MiB;
 /// huge pages of the pool if there are free ones; a file that the page cache has forgotten; what a
 /// page does to the others that does not come; and where the time of a fault goes. With everything at
-/// its default (2 GiB, all threads) this takes some hours; --size 256M --rounds 5 --threads 1 takes
-/// under ten minutes.
+/// its default (2 GiB, all threads) this takes more than an hour; --size 256M --rounds 5 takes about
+/// six minutes.
 #[derive(Debug, PartialEq, clap::Args)]
 #[command(after_help = exit::help("uzone bench fault --size 256M --threads 1", &EXITS))]
 struct FaultArgs {
