@@ -167,7 +167,8 @@ pub enum BindError {
     Mapped(#[source] MappedError),
     /// Somebody may have written to the memory that is to be known as zero.
     #[error(
-        "the memory is not known to be zero: somebody has had its address, or has written to it;          leave out BindOptions::known_zero, and clear what is handed out"
+        "the memory is not known to be zero: somebody has had its address, or has written to it; \
+         leave out BindOptions::known_zero, and clear what is handed out"
     )]
     NotZeroMemory,
     /// The caller cancelled.

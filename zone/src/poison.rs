@@ -51,7 +51,8 @@ pub enum PoisonFailure {
     },
     /// The page holds the descriptors of the region, or is kept for its owner.
     #[error(
-        "page {pfn} holds the descriptors of the region: nothing can tell what is left of {metadata};          unbind the region, and bind it without that page"
+        "page {pfn} holds the descriptors of the region: nothing can tell what is left of \
+         {metadata}; unbind the region, and bind it without that page"
     )]
     Metadata {
         /// The page that was given.

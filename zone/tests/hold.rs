@@ -267,6 +267,7 @@ fn threads_that_pin_and_unbind_never_lose_a_pin() {
         let options = BindOptions::new(MemoryKind::Generic).order(Order::new(2));
         let mut pagemap = zone.bind(region, options).unwrap();
         let in_use = Arc::new(AtomicU64::new(0));
+        let pinned_before = pinned_total.load(Ordering::Relaxed);
         let workers: Vec<_> = (0..3_u64)
             .map(|worker| {
                 let first = pagemap.pin(range(&pagemap, worker * 60, 70)).unwrap();
@@ -297,6 +298,13 @@ fn threads_that_pin_and_unbind_never_lose_a_pin() {
                 })
             })
             .collect();
+        // Half of the rounds wait until somebody has pinned: where threads take turns on one CPU, the
+        // others may close the region before anybody can.
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while round % 2 == 0 && pinned_total.load(Ordering::Relaxed) == pinned_before {
+            assert!(Instant::now() < deadline, "nobody pins a region that is open");
+            std::thread::yield_now();
+        }
         region = loop {
             match pagemap.unbind_by(Instant::now() + Duration::from_micros(50)) {
                 Ok(region) => break region,
