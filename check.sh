@@ -24,7 +24,18 @@ export CARGO_TERM_COLOR=${CARGO_TERM_COLOR:-never}
 say() { printf '%s\n' "$*"; }
 die() { say "check.sh: $*" >&2; exit 1; }
 
-# Runs a stage; shows its log only if it fails.
+# Shows why a stage failed: what its failed tests printed, or without any the end of its log.
+show_failure() {
+    local log=$1 failures
+    failures=$(awk '/^failures:$/ {on = 1} /^test result:/ {on = 0} on || /^error/' "$log")
+    if [ -n "$failures" ]; then
+        printf '%s\n' "$failures"
+    else
+        tail -n 200 "$log"
+    fi
+}
+
+# Runs a stage; shows of its log what matters, and only if it fails.
 stage() {
     local name=$1 log="$LOGS/$1" started=$SECONDS
     printf '%-8s ' "$name"
@@ -39,8 +50,10 @@ stage() {
     set -e
     if [ "$code" -ne 0 ]; then
         say "FAILED after $((SECONDS - started)) s"
-        cat "$log"
-        die "the stage '$name' failed; run it alone with: ./check.sh $name"
+        show_failure "$log"
+        mkdir -p target
+        mv "$log" "target/check-$name.log"
+        die "the stage '$name' failed (all it printed: target/check-$name.log); run it alone with: ./check.sh $name"
     fi
     local summary
     summary=$(cat "$LOGS/$name.summary" 2>/dev/null || true)
@@ -86,7 +99,7 @@ stage_clippy() {
 stage_test() {
     local log="$LOGS/test.out"
     # --show-output, so that a skip of a passing test is seen. The soak takes a minute.
-    SOAK_SECS=${SOAK_SECS:-60} cargo test --workspace --locked -- --show-output 2>&1 | tee "$log"
+    SOAK_SECS=${SOAK_SECS:-60} cargo test --workspace --no-fail-fast --locked -- --show-output 2>&1 | tee "$log"
     count_tests test "$log"
 }
 

@@ -242,7 +242,7 @@ mod tests {
             scope.spawn(|| {
                 for now in 1..=turns {
                     while turn.load(Ordering::Acquire) != now {
-                        std::hint::spin_loop();
+                        std::thread::yield_now();
                     }
                     states.opened(5..6);
                 }
