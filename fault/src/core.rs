@@ -38,6 +38,9 @@ const AROUND_AT_ONCE: u64 = 4;
 /// The same where neighbours are known to be wanted, so that there will be fewer faults.
 const WANTED_AT_ONCE: u64 = 16;
 
+/// How many pages are put in place at once ahead of who reads in order.
+const AHEAD_AT_ONCE: u64 = 32;
+
 /// How many runs of neighbours may wait until there is no fault; more are left out.
 const TAILS: usize = 64;
 /// How many of them may wait where neighbours are known to be wanted: those of one fault.
@@ -86,6 +89,8 @@ pub(crate) struct Hands {
     pub(crate) waiter: u32,
     /// Neighbours of pages that were faulted on, the latest last.
     tails: Vec<Range<u64>>,
+    /// What is put in place ahead of who reads in order, when there are no neighbours.
+    ahead: Option<Range<u64>>,
     /// For how many faults more the neighbours do not wait until there is none.
     wanted: u32,
 }
@@ -94,12 +99,12 @@ impl Hands {
     pub(crate) fn new(room: usize) -> Self {
         let tails = Vec::with_capacity(TAILS);
         let (staging, recent) = (vec![0; room], [(u64::MAX, 0); RECENT]);
-        Self { staging, recent, oldest: 0, waiter: 0, tails, wanted: 0 }
+        Self { staging, recent, oldest: 0, waiter: 0, tails, ahead: None, wanted: 0 }
     }
 
     /// Returns whether there are neighbours to be put in place.
     pub(crate) fn has_neighbours(&self) -> bool {
-        !self.tails.is_empty()
+        !self.tails.is_empty() || self.ahead.is_some()
     }
 
     /// Remembers that the thread waited for a page. Returns whether that was remembered already.
@@ -317,7 +322,10 @@ impl Core {
             let next = window.end + (window.end - window.start);
             let ahead = page + 1..next.min(self.contents.area().end().get());
             let progress = self.offer(window, Some(page), hands);
-            return self.demanded(page, &progress, Some(ahead));
+            let outcome = self.demanded(page, &progress, Some(ahead));
+            let next = plan.ahead.filter(|_| outcome == Outcome::Answered && !progress.deferred);
+            hands.ahead = next.map(|pages| pages.start().get()..pages.end().get());
+            return outcome;
         }
         if !hands.tails.is_empty() {
             // Faults come faster than neighbours are put in place. If this one is in a window where
@@ -350,7 +358,7 @@ impl Core {
 
     /// Puts some neighbours of a page in place that was faulted on. Returns whether there were any.
     pub(crate) fn map_around(&self, hands: &mut Hands) -> bool {
-        let Some(mut part) = hands.tails.pop() else { return false };
+        let Some(mut part) = hands.tails.pop() else { return self.map_ahead(hands) };
         let most = if hands.wanted > 0 { WANTED_AT_ONCE } else { AROUND_AT_ONCE };
         let end = part.end.min(part.start + most);
         let now = part.start..end;
@@ -360,6 +368,18 @@ impl Core {
         }
         let progress = self.offer(now, None, hands);
         Counters::bump(&self.by_reader.around, progress.filled);
+        true
+    }
+
+    /// Puts some pages in place ahead of who reads in order. Returns whether there were any.
+    fn map_ahead(&self, hands: &mut Hands) -> bool {
+        let Some(part) = hands.ahead.take() else { return false };
+        let now = part.start..part.end.min(part.start + AHEAD_AT_ONCE);
+        let progress = self.offer(now.clone(), None, hands);
+        Counters::bump(&self.by_reader.around, progress.filled);
+        // What is not at hand is waited for by who needs it.
+        let is_over = progress.filled == 0 && self.contents.get(now.start) == Content::Absent;
+        hands.ahead = (now.end < part.end && !is_over).then_some(now.end..part.end);
         true
     }
 

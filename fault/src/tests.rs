@@ -251,7 +251,9 @@ fn core_by(
     let kernel = Arc::new(FakeKernel(Mutex::new(machine)));
     let contents = Contents::reserve(PageCount::new(PAGES), PageSize::KIB_4).unwrap();
     let size = FaultAround::try_new(ByteLen::new(window * 4096)).unwrap();
-    let pattern = FaultPattern::new(contents.area(), advice, size, FaultAround::MAX);
+    // So small an area has room for windows that grow no more.
+    let most = FaultAround::try_new(ByteLen::kib(64)).unwrap();
+    let pattern = FaultPattern::new(contents.area(), advice, size, most);
     let backing = Arc::new(FakeBacking(kinds));
     let core = Core::new(
         kernel.clone(),
@@ -664,4 +666,38 @@ fn neighbours_do_not_wait_where_they_turn_out_to_be_wanted() {
     assert_eq!(core.fault(88, Touch::Read, &mut hands), Outcome::Answered);
     while core.map_around(&mut hands) {}
     assert_eq!(present(&kernel).len(), 5 * 16);
+}
+
+#[test]
+fn pages_ahead_of_who_reads_in_order_wait_until_there_is_nothing_else() {
+    let mut kinds = all(Kind::Ready);
+    kinds[usize_of(50)] = Kind::Slow;
+    let (kernel, core) = plain(kinds, Advice::Sequential, 16);
+    let mut hands = Hands::new(16 * PAGE);
+    let read = |page, hands: &mut Hands| {
+        assert_eq!(core.fault(page, Touch::Read, hands), Outcome::Answered);
+        present(&kernel).len()
+    };
+    assert_eq!(read(0, &mut hands), 16);
+    assert!(core.map_around(&mut hands));
+    assert!(present(&kernel).into_iter().eq(0..32), "the window behind it");
+    assert!(!core.map_around(&mut hands), "and no more before somebody reads on");
+    // Who reads on finds a window that nobody has put in place yet. Neighbours of others go first.
+    assert_eq!(read(32, &mut hands), 48);
+    assert_eq!(read(90, &mut hands), 49);
+    while present(&kernel).len() < 48 + 16 {
+        assert!(core.map_around(&mut hands));
+    }
+    assert!(present(&kernel).iter().all(|page| !(48..80).contains(page)));
+    assert!(core.map_around(&mut hands));
+    assert!(!core.map_around(&mut hands));
+    let there = (0..64).chain(80..96).filter(|&page| page != 50);
+    assert!(present(&kernel).into_iter().eq(there), "but for what is not at hand");
+    // Where a second one reads in order as well, the latest is whose window is put in place.
+    let (kernel, core) = plain(all(Kind::Ready), Advice::Sequential, 16);
+    for page in [0, 40, 48] {
+        assert_eq!(core.fault(page, Touch::Read, &mut hands), Outcome::Answered);
+    }
+    while core.map_around(&mut hands) {}
+    assert!(present(&kernel).into_iter().eq((0..16).chain(32..80)));
 }

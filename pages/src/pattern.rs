@@ -42,6 +42,10 @@ pub struct FaultPlan {
     /// neighbours next and is best served with the whole window at once; anyone else waits for
     /// the one page, which then goes first.
     pub follows: bool,
+    /// The window behind this one, where somebody has read in order for so long that windows do not
+    /// grow any more: what to put in place while nobody waits. A fault on one of its pages is in order
+    /// too. Never a single page: a huge one would hold up whoever faults next.
+    pub ahead: Option<PfnRange>,
 }
 
 /// How many readers in order are told apart.
@@ -54,6 +58,8 @@ const GROWS_AFTER: u8 = 2;
 #[derive(Clone, Copy, Debug)]
 struct Stream {
     next: Pfn,
+    /// The page after those that may be put in place ahead.
+    until: Pfn,
     size: FaultAround,
     streak: u8,
 }
@@ -140,7 +146,8 @@ impl FaultPattern {
     /// `most`.
     #[must_use]
     pub fn new(area: PfnRange, advice: Advice, size: FaultAround, most: FaultAround) -> Self {
-        let stream = Stream { next: area.start(), size, streak: 0 };
+        let (next, until) = (area.start(), area.start());
+        let stream = Stream { next, until, size, streak: 0 };
         Self {
             advice,
             size,
@@ -193,9 +200,10 @@ impl FaultPattern {
     ) -> Option<FaultPlan> {
         if touch == Touch::Write || self.advice == Advice::Random {
             let window = FaultAround::MIN.window(fault, area, page)?;
-            return Some(FaultPlan { window, follows: false });
+            return Some(FaultPlan { window, follows: false, ahead: None });
         }
-        let known = self.streams.iter().position(|stream| stream.next == fault);
+        let known =
+            self.streams.iter().position(|stream| (stream.next..=stream.until).contains(&fault));
         let size = match known {
             Some(index) => self.grown(self.streams[index]),
             None => self.start,
@@ -210,8 +218,13 @@ impl FaultPattern {
             oldest
         });
         let streak = known.map_or(0, |index| self.streams[index].streak.saturating_add(1));
-        self.streams[index] = Stream { next: window.end(), size, streak };
-        Some(FaultPlan { window, follows: known.is_some() })
+        // Whether anybody reads on is not known, so it is for who has read for long.
+        let is_long = known.is_some() && size == self.most && self.advice != Advice::Normal;
+        let ahead = size.window(window.end(), area, page).filter(|_| is_long);
+        let ahead = ahead.filter(|_| size.pages(page).get() > 1);
+        let until = ahead.map_or(window.end(), PfnRange::end);
+        self.streams[index] = Stream { next: window.end(), until, size, streak };
+        Some(FaultPlan { window, follows: known.is_some(), ahead })
     }
 
     /// Returns the size of the window for a fault that goes on where `stream` ended.
@@ -363,6 +376,47 @@ mod tests {
         // 16, 32, 64, 128, 256 from 0, each up to an aligned end, and then 512 at a time.
         assert!(faults(Advice::Sequential) <= 128 + 8, "{}", faults(Advice::Sequential));
         assert!(faults(Advice::Auto) <= 128 + 16, "{}", faults(Advice::Auto));
+    }
+
+    #[test]
+    fn what_comes_next_is_put_in_place_for_who_has_read_for_long() {
+        let area = area(0, 512 * 5 + 100);
+        let plan = |pattern: &mut FaultPattern, at: u64, page| {
+            pattern.plan(Pfn::new(at), Touch::Read, area, page).unwrap()
+        };
+        let window =
+            |start: u64, end| PfnRange::try_new(Pfn::new(start), PageCount::new(end - start));
+        for advice in [Advice::Normal, Advice::Random, Advice::Sequential, Advice::Auto] {
+            let mut pattern = FaultPattern::new(area, advice, pages(16), FaultAround::MAX);
+            let grows = matches!(advice, Advice::Sequential | Advice::Auto);
+            let mut at = 0;
+            while at < 1024 {
+                let plan = plan(&mut pattern, at, PageSize::KIB_4);
+                assert!(
+                    plan.ahead.is_none() || at >= 256 && grows,
+                    "{advice:?}: windows grow still"
+                );
+                at = plan.window.end().get();
+            }
+            let ahead = |start, end| window(start, end).ok().filter(|_| grows);
+            assert_eq!(plan(&mut pattern, 1024, PageSize::KIB_4).ahead, ahead(1536, 2048));
+            if grows {
+                // It was put in place up to some page: the rest of that window, and the next.
+                let on = plan(&mut pattern, 1700, PageSize::KIB_4);
+                assert_eq!((on.follows, Some(on.window)), (true, window(1536, 2048).ok()));
+                assert_eq!(on.ahead, window(2048, 2560).ok());
+                // All of it was.
+                let on = plan(&mut pattern, 2560, PageSize::KIB_4);
+                assert_eq!((on.follows, Some(on.window)), (true, window(2560, 2660).ok()));
+                assert_eq!(on.ahead, None, "the area ends");
+            }
+        }
+        let huge_page = PageSize::try_from_bytes(2 << 20).unwrap();
+        let mut huge = FaultPattern::new(area, Advice::Sequential, pages(16), FaultAround::MAX);
+        for at in 0..100 {
+            let plan = plan(&mut huge, at, huge_page);
+            assert_eq!((plan.follows, plan.ahead), (true, None));
+        }
     }
 
     #[test]

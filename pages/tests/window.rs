@@ -73,6 +73,11 @@ proptest! {
             prop_assert!(!(is_write || advice == Advice::Random) || plan.window.pages().get() == 1);
             prop_assert!(advice != Advice::Normal || plan.window.pages() <= sized(order).pages(PageSize::KIB_4));
             prop_assert!(!is_write || !plan.follows);
+            if let Some(ahead) = plan.ahead {
+                prop_assert!(plan.follows && matches!(advice, Advice::Sequential | Advice::Auto));
+                prop_assert!(ahead.start() == plan.window.end() && area.contains_range(ahead));
+                prop_assert!(ahead.pages().get() <= 512);
+            }
             next = plan.window.end();
             pattern.measured(PageCount::new(40), PageCount::new(used));
             prop_assert!(pattern.size() <= sized(order));
