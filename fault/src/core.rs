@@ -107,6 +107,11 @@ impl Hands {
         !self.tails.is_empty() || self.ahead.is_some()
     }
 
+    /// Puts nothing in place ahead of who reads in order, before it faults again.
+    pub(crate) fn forget_ahead(&mut self) {
+        self.ahead = None;
+    }
+
     /// Remembers that the thread waited for a page. Returns whether that was remembered already.
     fn remember(&mut self, page: u64) -> bool {
         let awaited = (page, self.waiter);

@@ -206,6 +206,10 @@ impl Source {
             scratch.records.extend(self.answer(&fault, submit, read_at, at));
         }
         self.has_yielded = false;
+        if self.look.most.is_zero() {
+            // Whoever reads in order is perhaps to run on this CPU: nothing is gained ahead of it.
+            self.hands.forget_ahead();
+        }
         self.core.recorder().note(&scratch.records);
         scratch.records.clear();
         self.tick(at);
