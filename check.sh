@@ -24,15 +24,11 @@ export CARGO_TERM_COLOR=${CARGO_TERM_COLOR:-never}
 say() { printf '%s\n' "$*"; }
 die() { say "check.sh: $*" >&2; exit 1; }
 
-# Shows why a stage failed: what its failed tests printed, or without any the end of its log.
+# Shows why a stage failed: what its failed tests printed, and the end of its log.
 show_failure() {
-    local log=$1 failures
-    failures=$(awk '/^failures:$/ {on = 1} /^test result:/ {on = 0} on || /^error/' "$log")
-    if [ -n "$failures" ]; then
-        printf '%s\n' "$failures"
-    else
-        tail -n 200 "$log"
-    fi
+    local log=$1
+    awk '/^failures:$/ {on = 1} /^test result:/ {on = 0} on' "$log"
+    tail -n 100 "$log"
 }
 
 # Runs a stage; shows of its log what matters, and only if it fails.

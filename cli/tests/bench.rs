@@ -100,7 +100,7 @@ fn the_pin_text_shows_what_a_call_costs_and_leaves_empty_columns_out() {
         assert!(text.contains(part), "{part}: {text}");
     }
     // Two threads are compared where they run side by side.
-    let has_two = std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() > 1);
+    let has_two = uzone_os::numa::current_cpu_count().is_ok_and(|cpus| cpus > 1);
     assert_eq!(text.contains("two threads, a half each"), has_two, "{text}");
     assert!(!text.contains("resident/TiB"), "{text}");
 }

@@ -18,7 +18,7 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 
-use uzone_pages::{Content, FaultPattern, FaultPlan, PageSize, Pfn, Touch};
+use uzone_pages::{Content, FaultPattern, FaultPlan, PageCount, PageSize, Pfn, PfnRange, Touch};
 
 use crate::backing::Backing;
 use crate::contents::Contents;
@@ -38,7 +38,9 @@ const AROUND_AT_ONCE: u64 = 4;
 /// The same where neighbours are known to be wanted, so that there will be fewer faults.
 const WANTED_AT_ONCE: u64 = 16;
 
-/// How many pages are put in place at once ahead of who reads in order.
+/// How many pages are put in place at once ahead of who reads in order: in a step, which is
+/// 10 us where they are continued and 60 where they are copied, nobody's fault is answered, and in shorter
+/// ones more time goes to waking who has caught up.
 const AHEAD_AT_ONCE: u64 = 32;
 
 /// How many runs of neighbours may wait until there is no fault; more are left out.
@@ -89,8 +91,11 @@ pub(crate) struct Hands {
     pub(crate) waiter: u32,
     /// Neighbours of pages that were faulted on, the latest last.
     tails: Vec<Range<u64>>,
-    /// What is put in place ahead of who reads in order, when there are no neighbours.
+    /// What is put in place ahead of who read in order last, when there are no neighbours. It is given
+    /// up at the next fault, so that it is never long after what it is based on.
     ahead: Option<Range<u64>>,
+    /// Whether anything is put in place ahead.
+    pub(crate) goes_ahead: bool,
     /// For how many faults more the neighbours do not wait until there is none.
     wanted: u32,
 }
@@ -99,17 +104,21 @@ impl Hands {
     pub(crate) fn new(room: usize) -> Self {
         let tails = Vec::with_capacity(TAILS);
         let (staging, recent) = (vec![0; room], [(u64::MAX, 0); RECENT]);
-        Self { staging, recent, oldest: 0, waiter: 0, tails, ahead: None, wanted: 0 }
+        Self {
+            staging,
+            recent,
+            oldest: 0,
+            waiter: 0,
+            tails,
+            ahead: None,
+            goes_ahead: true,
+            wanted: 0,
+        }
     }
 
     /// Returns whether there are neighbours to be put in place.
     pub(crate) fn has_neighbours(&self) -> bool {
         !self.tails.is_empty() || self.ahead.is_some()
-    }
-
-    /// Puts nothing in place ahead of who reads in order, before it faults again.
-    pub(crate) fn forget_ahead(&mut self) {
-        self.ahead = None;
     }
 
     /// Remembers that the thread waited for a page. Returns whether that was remembered already.
@@ -322,14 +331,16 @@ impl Core {
     /// Offers the page `page` and the window around it.
     fn map_window(&self, page: u64, plan: FaultPlan, hands: &mut Hands) -> Outcome {
         let window = plan.window.start().get()..plan.window.end().get();
+        hands.ahead = None;
         if plan.follows {
             // Whoever reads in order wants the rest of the window next, and one more.
             let next = window.end + (window.end - window.start);
             let ahead = page + 1..next.min(self.contents.area().end().get());
             let progress = self.offer(window, Some(page), hands);
             let outcome = self.demanded(page, &progress, Some(ahead));
-            let next = plan.ahead.filter(|_| outcome == Outcome::Answered && !progress.deferred);
-            hands.ahead = next.map(|pages| pages.start().get()..pages.end().get());
+            if outcome == Outcome::Answered && hands.goes_ahead {
+                hands.ahead = plan.ahead.map(|pages| pages.start().get()..pages.end().get());
+            }
             return outcome;
         }
         if !hands.tails.is_empty() {
@@ -383,8 +394,13 @@ impl Core {
         let progress = self.offer(now.clone(), None, hands);
         Counters::bump(&self.by_reader.around, progress.filled);
         // What is not at hand is waited for by who needs it.
-        let is_over = progress.filled == 0 && self.contents.get(now.start) == Content::Absent;
-        hands.ahead = (now.end < part.end && !is_over).then_some(now.end..part.end);
+        if self.contents.get(now.end - 1) != Content::Absent {
+            let placed = PageCount::new(now.end - now.start);
+            if let Ok(placed) = PfnRange::try_new(Pfn::new(now.start), placed) {
+                self.pattern().went_ahead(placed);
+            }
+            hands.ahead = (now.end < part.end).then_some(now.end..part.end);
+        }
         true
     }
 

@@ -75,7 +75,8 @@ pub struct LazyOptions {
     /// a processor after each burst of faults, and saves a wake-up: 20 us unless set.
     ///
     /// A thread that looks in vain a few times in a row sleeps at once, until a fault comes that it
-    /// would have met.
+    /// would have met. Zero is for a thread on the CPU of who reads: it sleeps at once always, and puts
+    /// nothing in place ahead of who reads in order.
     pub spin: Duration,
     /// Who answers: [`Reader::Shared`] unless set.
     pub reader: Reader,

@@ -78,6 +78,12 @@ impl Look {
         (self.since, self.is_looking) = (now, true);
     }
 
+    /// Takes that there was something else to do. Whoever comes is looked for from now on, but that
+    /// nobody came in vain counts on.
+    fn worked(&mut self, now: Instant) {
+        (self.since, self.is_looking) = (now, true);
+    }
+
     /// Takes that there was not. Returns whether to look again.
     fn again(&mut self, now: Instant) -> bool {
         if self.is_looking && self.in_vain < VAIN && now.duration_since(self.since) < self.most {
@@ -132,11 +138,14 @@ pub(crate) struct SourceParts {
 impl Source {
     pub(crate) fn new(parts: SourceParts) -> Self {
         let SourceParts { told, core, pool, spin, deadline, room } = parts;
+        let mut hands = Hands::new(0);
+        // Who reads in order may be about to run on this CPU: nothing is gained ahead of it.
+        hands.goes_ahead = !spin.is_zero();
         Self {
             told,
             core,
             pool,
-            hands: Hands::new(0),
+            hands,
             parked: Parked::new(),
             look: Look::new(spin),
             late: VecDeque::new(),
@@ -177,6 +186,7 @@ impl Source {
         let mut is_busy = !scratch.faults.is_empty();
         if is_busy {
             self.answer_all(scratch, submit, read_at);
+            self.look.found(read_at);
         } else {
             self.is_deaf = !is_read;
             self.see_to_what_waits();
@@ -191,9 +201,9 @@ impl Source {
             } else {
                 is_busy = self.core.map_around(&mut self.hands);
             }
-        }
-        if is_busy {
-            self.look.found(read_at);
+            if is_busy {
+                self.look.worked(read_at);
+            }
         }
         std::mem::swap(&mut scratch.staging, &mut self.hands.staging);
         is_busy
@@ -206,10 +216,6 @@ impl Source {
             scratch.records.extend(self.answer(&fault, submit, read_at, at));
         }
         self.has_yielded = false;
-        if self.look.most.is_zero() {
-            // Whoever reads in order is perhaps to run on this CPU: nothing is gained ahead of it.
-            self.hands.forget_ahead();
-        }
         self.core.recorder().note(&scratch.records);
         scratch.records.clear();
         self.tick(at);

@@ -62,7 +62,7 @@ pub struct FaultStats {
     pub retouched: u64,
     /// Pages that were put in place at once because somebody waited for them.
     pub demand: u64,
-    /// Pages that were put in place around those.
+    /// Pages that were put in place around those, or ahead of who reads in order.
     pub around: u64,
     /// Pages that were put in place by [`LazyMapping::populate`](crate::LazyMapping::populate).
     pub populated: u64,

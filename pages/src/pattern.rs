@@ -43,8 +43,8 @@ pub struct FaultPlan {
     /// the one page, which then goes first.
     pub follows: bool,
     /// The window behind this one, where somebody has read in order for so long that windows do not
-    /// grow any more: what to put in place while nobody waits. A fault on one of its pages is in order
-    /// too. Never a single page: a huge one would hold up whoever faults next.
+    /// grow any more: what to put in place while nobody waits. Whoever does so says how far it got
+    /// ([`FaultPattern::went_ahead`]). Never a single page: a huge one would hold up whoever faults next.
     pub ahead: Option<PfnRange>,
 }
 
@@ -54,12 +54,11 @@ const STREAMS: usize = 8;
 /// After so many faults in order a window grows.
 const GROWS_AFTER: u8 = 2;
 
-/// Somebody who may be reading in order: the page after the last window, and how it went so far.
+/// Somebody who may be reading in order: the page after the last window and after what was put in
+/// place ahead, and how it went so far.
 #[derive(Clone, Copy, Debug)]
 struct Stream {
     next: Pfn,
-    /// The page after those that may be put in place ahead.
-    until: Pfn,
     size: FaultAround,
     streak: u8,
 }
@@ -146,8 +145,7 @@ impl FaultPattern {
     /// `most`.
     #[must_use]
     pub fn new(area: PfnRange, advice: Advice, size: FaultAround, most: FaultAround) -> Self {
-        let (next, until) = (area.start(), area.start());
-        let stream = Stream { next, until, size, streak: 0 };
+        let stream = Stream { next: area.start(), size, streak: 0 };
         Self {
             advice,
             size,
@@ -202,8 +200,7 @@ impl FaultPattern {
             let window = FaultAround::MIN.window(fault, area, page)?;
             return Some(FaultPlan { window, follows: false, ahead: None });
         }
-        let known =
-            self.streams.iter().position(|stream| (stream.next..=stream.until).contains(&fault));
+        let known = self.streams.iter().position(|stream| stream.next == fault);
         let size = match known {
             Some(index) => self.grown(self.streams[index]),
             None => self.start,
@@ -218,13 +215,31 @@ impl FaultPattern {
             oldest
         });
         let streak = known.map_or(0, |index| self.streams[index].streak.saturating_add(1));
+        self.streams[index] = Stream { next: window.end(), size, streak };
         // Whether anybody reads on is not known, so it is for who has read for long.
-        let is_long = known.is_some() && size == self.most && self.advice != Advice::Normal;
-        let ahead = size.window(window.end(), area, page).filter(|_| is_long);
-        let ahead = ahead.filter(|_| size.pages(page).get() > 1);
-        let until = ahead.map_or(window.end(), PfnRange::end);
-        self.streams[index] = Stream { next: window.end(), until, size, streak };
+        let is_long = known.is_some() && streak >= GROWS_AFTER && size == self.most;
+        let can_grow = matches!(self.advice, Advice::Sequential | Advice::Auto);
+        let ahead = size.window(window.end(), area, page).and_then(|ahead| {
+            // It is aligned, and begins before this one ends where that is not.
+            let pages = ahead.end().checked_since(window.end())?;
+            PfnRange::try_new(window.end(), pages).ok()
+        });
+        let ahead = ahead.filter(|_| is_long && can_grow && size.pages(page).get() > 1);
         Some(FaultPlan { window, follows: known.is_some(), ahead })
+    }
+
+    /// Takes that pages were put in place ahead ([`FaultPlan::ahead`]), some at a time from its first on:
+    /// who reads in order faults behind them.
+    pub fn went_ahead(&mut self, placed: PfnRange) {
+        if let Some(stream) = self.streams.iter_mut().find(|stream| stream.next == placed.start()) {
+            stream.next = placed.end();
+        }
+        for sample in self.samples.iter_mut().flatten() {
+            if sample.window.overlaps(placed) {
+                // As in `leaves_out`.
+                placed.iter().for_each(|pfn| sample.note(pfn));
+            }
+        }
     }
 
     /// Returns the size of the window for a fault that goes on where `stream` ended.
@@ -401,22 +416,55 @@ mod tests {
             let ahead = |start, end| window(start, end).ok().filter(|_| grows);
             assert_eq!(plan(&mut pattern, 1024, PageSize::KIB_4).ahead, ahead(1536, 2048));
             if grows {
-                // It was put in place up to some page: the rest of that window, and the next.
+                // It was put in place up to some page, and is read on from there.
+                pattern.went_ahead(window(1536, 1600).unwrap());
+                pattern.went_ahead(window(1600, 1700).unwrap());
                 let on = plan(&mut pattern, 1700, PageSize::KIB_4);
                 assert_eq!((on.follows, Some(on.window)), (true, window(1536, 2048).ok()));
                 assert_eq!(on.ahead, window(2048, 2560).ok());
                 // All of it was.
+                pattern.went_ahead(window(2048, 2560).unwrap());
                 let on = plan(&mut pattern, 2560, PageSize::KIB_4);
                 assert_eq!((on.follows, Some(on.window)), (true, window(2560, 2660).ok()));
                 assert_eq!(on.ahead, None, "the area ends");
             }
         }
+        // A touch where nothing was put in place is not in order.
+        let mut pattern = FaultPattern::new(area, Advice::Auto, FaultAround::MAX, FaultAround::MAX);
+        assert_eq!(plan(&mut pattern, 0, PageSize::KIB_4).ahead, None, "nobody has read for long");
+        assert_eq!(plan(&mut pattern, 512, PageSize::KIB_4).ahead, window(1024, 1536).ok());
+        assert!(!plan(&mut pattern, 1200, PageSize::KIB_4).follows);
         let huge_page = PageSize::try_from_bytes(2 << 20).unwrap();
         let mut huge = FaultPattern::new(area, Advice::Sequential, pages(16), FaultAround::MAX);
         for at in 0..100 {
             let plan = plan(&mut huge, at, huge_page);
             assert_eq!((plan.follows, plan.ahead), (true, None));
         }
+    }
+
+    #[test]
+    fn what_was_put_in_place_ahead_counts_as_used() {
+        let area = area(0, 1 << 16);
+        let mut pattern = FaultPattern::new(area, Advice::Auto, pages(16), pages(16));
+        let plan = |pattern: &mut FaultPattern, at: u64| {
+            pattern.plan(Pfn::new(at), Touch::Read, area, PageSize::KIB_4).unwrap()
+        };
+        // Windows that nobody follows, until one is a sample: it has its page alone.
+        let sample = (100..200_u64)
+            .map(|index| index * 48 + 5)
+            .find(|&at| plan(&mut pattern, at).window.pages().get() == 1)
+            .unwrap();
+        // Somebody reads in order up to the window before it, and it is put in place ahead.
+        let start = sample - 5;
+        assert!(!plan(&mut pattern, start - 48).follows);
+        for at in [start - 32, start - 16] {
+            assert!(plan(&mut pattern, at).follows);
+        }
+        let ahead = PfnRange::try_new(Pfn::new(start), PageCount::new(16)).unwrap();
+        pattern.went_ahead(ahead);
+        assert!(plan(&mut pattern, start + 16).follows);
+        pattern.tick(SAMPLE_AGE_MS);
+        assert_eq!(pattern.sampled().used, PageCount::new(15));
     }
 
     #[test]

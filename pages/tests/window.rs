@@ -56,10 +56,11 @@ proptest! {
         (start, end, _, order) in cases(),
         faults in prop::collection::vec((any::<prop::sample::Index>(), any::<bool>(), 0_u64..40), 1..60),
         advice in prop::sample::select(vec![Advice::Normal, Advice::Random, Advice::Sequential, Advice::Auto]),
+        most in 0_u32..=9,
     ) {
         let area = range(start, end);
         let len = usize::try_from(end - start).unwrap();
-        let mut pattern = FaultPattern::new(area, advice, sized(order), FaultAround::MAX);
+        let mut pattern = FaultPattern::new(area, advice, sized(order), sized(most));
         let mut next = Pfn::new(start);
         for (index, is_write, used) in faults {
             // Half of the faults go on where the last window ended.
@@ -79,6 +80,13 @@ proptest! {
                 prop_assert!(ahead.pages().get() <= 512);
             }
             next = plan.window.end();
+            // Some of what comes next is put in place.
+            if let Some(ahead) = plan.ahead
+                && let Ok(part) = PfnRange::try_new(next, PageCount::new(1 + used % ahead.pages().get()))
+            {
+                pattern.went_ahead(part);
+                next = part.end();
+            }
             pattern.measured(PageCount::new(40), PageCount::new(used));
             prop_assert!(pattern.size() <= sized(order));
         }
