@@ -38,9 +38,9 @@ const AROUND_AT_ONCE: u64 = 4;
 /// The same where neighbours are known to be wanted, so that there will be fewer faults.
 const WANTED_AT_ONCE: u64 = 16;
 
-/// How many pages are put in place at once ahead of who reads in order: in a step, which is
-/// 10 us where they are continued and 60 where they are copied, nobody's fault is answered, and in shorter
-/// ones more time goes to waking who has caught up.
+/// How many pages are put in place at once ahead of who reads in order. A step of so many takes 10 us where they
+/// are continued and 60 where they are copied, and no fault is answered meanwhile; in shorter steps more
+/// time goes to waking who has caught up.
 const AHEAD_AT_ONCE: u64 = 32;
 
 /// How many runs of neighbours may wait until there is no fault; more are left out.

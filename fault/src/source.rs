@@ -508,3 +508,28 @@ impl Parked {
         self.all = false;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbours_do_not_hide_that_nobody_comes() {
+        let most = Duration::from_micros(20);
+        let mut look = Look::new(most);
+        let mut now = look.since;
+        // A fault now and then, with neighbours to put in place after it.
+        for round in 0..2 * VAIN {
+            now += Duration::from_millis(1);
+            look.found(now);
+            look.worked(now);
+            assert_eq!(look.again(now), round < VAIN, "round {round}");
+            now += most;
+            assert!(!look.again(now));
+        }
+        // One comes that a look would have met, and it pays again.
+        let met = now - most / 2;
+        look.found(met);
+        assert!(look.again(met));
+    }
+}

@@ -217,14 +217,9 @@ impl FaultPattern {
         let streak = known.map_or(0, |index| self.streams[index].streak.saturating_add(1));
         self.streams[index] = Stream { next: window.end(), size, streak };
         // Whether anybody reads on is not known, so it is for who has read for long.
-        let is_long = known.is_some() && streak >= GROWS_AFTER && size == self.most;
-        let can_grow = matches!(self.advice, Advice::Sequential | Advice::Auto);
-        let ahead = size.window(window.end(), area, page).and_then(|ahead| {
-            // It is aligned, and begins before this one ends where that is not.
-            let pages = ahead.end().checked_since(window.end())?;
-            PfnRange::try_new(window.end(), pages).ok()
-        });
-        let ahead = ahead.filter(|_| is_long && can_grow && size.pages(page).get() > 1);
+        let is_long = streak >= GROWS_AFTER && size == self.most && self.advice != Advice::Normal;
+        let goes_ahead = is_long && size.pages(page).get() > 1;
+        let ahead = if goes_ahead { size.behind(window, area, page) } else { None };
         Some(FaultPlan { window, follows: known.is_some(), ahead })
     }
 

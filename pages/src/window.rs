@@ -105,6 +105,19 @@ impl FaultAround {
         let end = start.saturating_add(pages).min(table_end).min(area.end().get());
         PfnRange::try_new(Pfn::new(start), PageCount::new(end - start)).ok()
     }
+
+    /// Returns the pages behind `window` up to the end of the window there, or `None` if the area ends
+    /// before.
+    pub(crate) fn behind(
+        self,
+        window: PfnRange,
+        area: PfnRange,
+        page: PageSize,
+    ) -> Option<PfnRange> {
+        // It is aligned, and begins before `window` ends where that is not.
+        let end = self.window(window.end(), area, page)?.end();
+        PfnRange::try_new(window.end(), end.checked_since(window.end())?).ok()
+    }
 }
 
 impl Default for FaultAround {
