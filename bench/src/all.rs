@@ -22,7 +22,7 @@ use crate::{bind, copy, fault, metadata, pin, zero};
 pub enum Pace {
     /// Sizes and rounds of which the figures can be trusted.
     Full,
-    /// Every row once or twice, at sizes that take seconds: whether it all works.
+    /// Every row once or twice, at sizes that take 15 s at most in all: whether it all works.
     Quick,
 }
 
@@ -54,7 +54,7 @@ pub fn parts(available: ByteLen, threads: NonZeroUsize, pace: Pace, directory: &
     vec![
         Part::Bind(bind::Settings {
             size: described,
-            rebinds: if is_quick { 3 } else { 11 },
+            rebinds: if is_quick { 2 } else { 11 },
             first_binds: if is_quick { 1 } else { 5 },
             threads,
             growth: if is_quick { ByteLen::ZERO } else { described },
@@ -62,12 +62,12 @@ pub fn parts(available: ByteLen, threads: NonZeroUsize, pace: Pace, directory: &
         }),
         Part::Pin(pin::Settings {
             size: pick(&[gib(16), gib(4), gib(1)], 80, gib(1)),
-            rounds: if is_quick { 3 } else { 11 },
+            rounds: if is_quick { 2 } else { 11 },
             tables: Vec::new(),
         }),
         Part::Zero(zero::Settings {
             size: extents,
-            rounds: if is_quick { 2 } else { 11 },
+            rounds: if is_quick { 1 } else { 11 },
             first_touches: if is_quick { 1 } else { 5 },
             populate: pick(&[ByteLen::mib(512), ByteLen::mib(128)], 4096, ByteLen::mib(64)),
             threads,
@@ -75,12 +75,13 @@ pub fn parts(available: ByteLen, threads: NonZeroUsize, pace: Pace, directory: &
         }),
         Part::Copy(copy::Settings {
             size: extents,
-            rounds: if is_quick { 2 } else { 11 },
+            rounds: if is_quick { 1 } else { 11 },
             tables: Vec::new(),
         }),
         Part::Fault(fault::Settings {
             size: if is_quick { ByteLen::mib(4) } else { ByteLen::mib(8) },
-            rounds: if is_quick { 2 } else { 11 },
+            density: if is_quick { ByteLen::mib(8) } else { ByteLen::mib(256) },
+            rounds: if is_quick { 1 } else { 7 },
             threads: vec![1],
             directory: directory.to_owned(),
             tables: Vec::new(),
@@ -147,10 +148,13 @@ pub fn run(
     }
 }
 
-/// Returns an error and all of its causes as a sentence.
+/// Returns an error as a sentence, with those of its causes that it does not name itself.
 fn chain(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(error.source(), |cause| cause.source());
-    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
+    causes.fold(error.to_string(), |text, cause| {
+        let cause = cause.to_string();
+        if text.contains(&cause) { text } else { format!("{text}: {cause}") }
+    })
 }
 
 impl Bench {

@@ -17,8 +17,8 @@ use crate::{bind, fault, pin};
 
 /// What is cleared at once.
 const EXTENT: ByteLen = ByteLen::mib(2);
-/// Memory that extents are taken from in turn, twice: longer than most caches.
-const ARENA: ByteLen = ByteLen::mib(256);
+/// Memory that extents are taken from in turn, twice, where there is enough: longer than most caches.
+pub const ARENA: ByteLen = ByteLen::mib(256);
 
 /// Rows that are compared with each other.
 #[derive(Clone, Debug)]
@@ -53,10 +53,10 @@ pub struct Readers<'a> {
 
 /// Returns how much memory the parts take at most, beside what the caller's readers do.
 #[must_use]
-pub fn memory(described: ByteLen) -> ByteLen {
+pub fn memory(described: ByteLen, arena: ByteLen) -> ByteLen {
     // Descriptors of 64 bytes for bind, twice, and some on top, as `bind` asks for; and the arena.
     let bind = (described.get() >> 12) * 64 / 5 * 12;
-    ByteLen::new(bind.max(ARENA.get() * 2 / 10 * 11) + (32 << 20))
+    ByteLen::new(bind.max(arena.get() * 2 / 10 * 11) + (32 << 20))
 }
 
 /// Returns how many page faults of the calling thread the kernel has counted.
@@ -140,12 +140,12 @@ pub fn bind(size: ByteLen, rounds: u32, watch: Watch<'_>) -> Result<Part, BenchE
     Ok(Part { table, rows: take(&bench.results, &rows) })
 }
 
-/// Clears memory that is in no cache, 2 MiB at a time.
+/// Clears memory that is in no cache, 2 MiB at a time, of an arena of so many bytes, twice.
 ///
 /// # Errors
 /// [`BenchError`] if memory is short, or a row left a wrong byte.
-pub fn zero(rounds: u32, watch: Watch<'_>) -> Result<Part, BenchError> {
-    let arena = Arena::of(Work::Zero, ARENA.get())?;
+pub fn zero(arena: ByteLen, rounds: u32, watch: Watch<'_>) -> Result<Part, BenchError> {
+    let arena = Arena::of(Work::Zero, arena.get())?;
     let rows = extents::only_cold(Work::Zero, EXTENT, rounds, &arena, watch)?;
     let table = Table {
         id: "demo-zero".to_owned(),
@@ -169,7 +169,7 @@ pub fn pin(size: ByteLen, rounds: u32, watch: Watch<'_>) -> Result<Part, BenchEr
     let rows = pin::only_folios(&pin::Settings { size, rounds, tables: Vec::new() }, watch)?;
     let table = Table {
         id: "demo-pin".to_owned(),
-        title: format!("Pinning {size} of memory: it has to stay where it is"),
+        title: format!("Pinning {size} of memory: uzone does not take it away"),
         note: "naive counts for each page of 4 KiB; uzone counts for each 2 MiB; the limit is \
                bare counting of as many numbers"
             .to_owned(),
@@ -207,7 +207,7 @@ mod tests {
         let parts = [
             map(ByteLen::mib(2), 2, readers, &|_| ()).unwrap(),
             bind(ByteLen::gib(1), 1, &|_| ()).unwrap(),
-            zero(1, &|_| ()).unwrap(),
+            zero(ARENA, 1, &|_| ()).unwrap(),
             pin(ByteLen::gib(1), 1, &|_| ()).unwrap(),
         ];
         for Part { table, rows } in &parts {

@@ -37,6 +37,9 @@ pub struct Earlier {
     pub benchmark: String,
     /// What it was measured on.
     pub machine: EarlierMachine,
+    /// Whether it was a run with `--quick`.
+    #[serde(default)]
+    pub quick: bool,
     /// What it was told.
     pub parameters: Vec<Part>,
     /// Its rows.

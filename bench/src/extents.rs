@@ -10,7 +10,7 @@
 //! | string, wide | the whole extent through the cache |
 //! | *store* | the whole extent past the cache, by each store that this CPU has |
 //! | libpmem | its non-temporal functions, if it is installed |
-//! | ours | the way that calibration prefers for the length and the case |
+//! | ours | the way that the store policy has for the length and the case |
 //! | ours, by a region | the same by `Region::zero_range` or `copy_range`, out of cache and from 64 KiB on |
 //! | limit | a bare streaming fill of as many bytes |
 //!
@@ -25,7 +25,7 @@ use uzone::{
     ByteLen, CopyOptions, Next, PopulateOptions, Region, StorePath, Was, Way, ZeroOptions,
 };
 use uzone_os::{Anonymous, Exclusive, HugeAdvice, LibPmem, SystemRoot, memory};
-use uzone_stream::{Streaming, copy_bytes, copy_ways, zero_bytes, zero_ways};
+use uzone_stream::{StorePolicy, Streaming, Work as StoreWork, copy_bytes, zero_bytes};
 
 use crate::group::Watch;
 use crate::report::{Bench, Published, Role, Row, Skipped, Table};
@@ -36,6 +36,10 @@ use crate::suite::{BenchError, Suite};
 const PAGE: usize = 4096;
 /// Memory that cold extents are taken from in turn is at least this, and the largest extent.
 const LEAST_ARENA: u64 = 512 << 20;
+/// A largest extent below this takes a smaller arena.
+const SHORT: ByteLen = ByteLen::mib(1);
+/// That arena: more than the caches of common CPUs have for each core.
+const LEAST_SHORT_ARENA: u64 = 64 << 20;
 /// A row handles at least this much in a round, for the clock's sake.
 const COLD_BATCH: usize = 1 << 20;
 /// The same where it has to stay in the cache.
@@ -92,7 +96,8 @@ pub(crate) struct Arena {
 impl Arena {
     /// Takes memory for extents of up to `largest`, present, and in huge pages if there are any.
     pub(crate) fn new(work: Work, largest: ByteLen) -> Result<Self, BenchError> {
-        Self::of(work, largest.get().max(LEAST_ARENA))
+        let least = if largest < SHORT { LEAST_SHORT_ARENA } else { LEAST_ARENA };
+        Self::of(work, largest.get().max(least))
     }
 
     /// Takes `len` bytes for extents.
@@ -368,7 +373,8 @@ impl<'a> Extents<'a> {
         });
         suite.each_spec(|spec| {
             spec.naive = Some(naive.clone());
-            spec.limit = Some((limit.clone(), bytes));
+            // Memory in the cache is written faster than any that is not.
+            spec.limit = (self.case.was == Was::Cold).then(|| (limit.clone(), bytes));
         });
         Ok(())
     }
@@ -431,10 +437,14 @@ impl<'a> Extents<'a> {
         }
         let ours: Op<'a> = if is_copy {
             Box::new(move |dst, src| {
-                copy_bytes(copy_ways().choose(dst.len(), was, next), dst, src);
+                let policy = StorePolicy::current();
+                copy_bytes(policy.choose(StoreWork::Copy, dst.len(), was, next), dst, src);
             })
         } else {
-            Box::new(move |dst, _| zero_bytes(zero_ways().choose(dst.len(), was, next), dst))
+            Box::new(move |dst, _| {
+                let policy = StorePolicy::current();
+                zero_bytes(policy.choose(StoreWork::Zero, dst.len(), was, next), dst);
+            })
         };
         add(Role::Ours, "ours", "ours", ours);
         ops

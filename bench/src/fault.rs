@@ -7,6 +7,7 @@
 //! | file | table |
 //! |---|---|
 //! | `scan` | all pages in order and at random, and one of each page table, by window |
+//! | `density` | a part of the pages of a large file in random order, by window |
 //! | `cold` | a file that the page cache has forgotten, touched here and there |
 //! | `stall` | cached pages while another page does not come |
 //! | `split` | round trip, copy, bookkeeping |
@@ -21,6 +22,7 @@
 
 mod bare;
 mod cold;
+mod density;
 mod huge;
 mod scan;
 mod source;
@@ -54,6 +56,9 @@ pub struct Settings {
     /// How much is touched in order; at random at most 1 GiB of it.
     #[serde(rename = "size_bytes", with = "byte_len")]
     pub size: ByteLen,
+    /// How large the file is of which a part is touched at random; 0 leaves these tables out.
+    #[serde(default, rename = "density_bytes", with = "byte_len")]
+    pub density: ByteLen,
     /// How many rounds.
     pub rounds: u32,
     /// How many threads touch, in tables of their own; one always does.
@@ -97,8 +102,11 @@ impl Run<'_> {
 /// made, or a row read a wrong byte.
 pub fn run(settings: &Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
     let asked = settings.size;
-    if asked < ByteLen::mib(4) || !asked.get().is_multiple_of(2 << 20) {
-        return Err(BenchError::FaultSize { size: asked });
+    let is_measured = |size: ByteLen| size >= ByteLen::mib(4) && size.get().is_multiple_of(2 << 20);
+    for size in [asked, settings.density] {
+        if !is_measured(size) && (size == asked || size > ByteLen::ZERO) {
+            return Err(BenchError::FaultSize { size });
+        }
     }
     let (size, capped) = fitting(asked);
     let sentence = format!(
@@ -175,6 +183,14 @@ pub fn run(settings: &Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
     }
     huge::table(&mut run, &file)?;
     cold::table(&mut run, &file)?;
+    drop(file);
+    if density::is_wanted(&run, &placements) {
+        let file = Source::new(&settings.directory, fitting(settings.density).0)?;
+        file.warm(file.len)?;
+        for placement in placements.iter().filter(|placement| placement.threads == 1) {
+            density::tables(&mut run, &file, placement)?;
+        }
+    }
     let bench = run.bench;
     check_found(&settings.tables, !(bench.tables.is_empty() && bench.skipped.is_empty()))?;
     Ok(bench.summed_up())

@@ -19,7 +19,7 @@ use crate::report::{Bench, Role, Skipped, Table};
 use crate::suite::{BenchError, Suite};
 use crate::zero::{bytes, fill};
 
-/// How much is given back and touched again.
+/// How much is given back and touched again, at most.
 const TOUCHED: ByteLen = ByteLen::mib(256);
 const PAGE: u64 = 4096;
 
@@ -76,7 +76,7 @@ pub(crate) fn kernel(
     watch: Watch<'_>,
     bench: &mut Bench,
 ) -> Result<(), BenchError> {
-    let len = TOUCHED;
+    let len = TOUCHED.min(ByteLen::new(arena.len as u64));
     let whole = || 0..len.get();
     // Given back in the reverse order, the pages of the pool after the region that has them.
     let pool = raise_pool(len.get() >> 21);

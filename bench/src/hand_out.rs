@@ -12,7 +12,8 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use uzone::{
-    BindOptions, ByteLen, MemoryKind, Order, Pool, PoolOptions, PopulateOptions, Region, Zone,
+    BindOptions, ByteLen, MemoryKind, Order, Pool, PoolOptions, Pooled, PopulateOptions, Region,
+    Zone,
 };
 
 use crate::group::Watch;
@@ -70,21 +71,19 @@ fn take(pool: &Pool, folios: usize, times: &RefCell<Vec<u64>>) -> Result<Duratio
         times.borrow_mut().push(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
     }
     for folio in &taken {
-        let offset =
-            folio.range().start().get().saturating_sub(pool.pagemap().range().start().get());
-        check(pool.pagemap().region(), offset << 12)?;
+        check(folio)?;
         // A tenant's first touch of each page, so that what comes back is dirty.
-        touch(pool.pagemap().region(), offset << 12)?;
+        touch(folio)?;
     }
     Ok(elapsed)
 }
 
 /// Refuses a folio that has a byte at its edges or in its middle.
-fn check(region: &Region, at: u64) -> Result<(), BenchError> {
+fn check(folio: &Pooled) -> Result<(), BenchError> {
     let len = bytes(FOLIO).get();
-    for offset in [at, at + len / 2, at + len - 64] {
+    for offset in [0, len / 2, len - 64] {
         let mut line = [1; 64];
-        region.read_at(offset, &mut line)?;
+        folio.read_at(offset, &mut line)?;
         if line != [0; 64] {
             let offset = usize::try_from(offset).unwrap_or(usize::MAX);
             return Err(BenchError::WrongByte { row: "pool-take".to_owned(), offset });
@@ -93,12 +92,12 @@ fn check(region: &Region, at: u64) -> Result<(), BenchError> {
     Ok(())
 }
 
-fn touch(region: &Region, at: u64) -> Result<(), BenchError> {
-    for page in (at..at + bytes(FOLIO).get()).step_by(4096) {
-        region.write_at(page, &[0xa5; 64])?;
+fn touch(folio: &Pooled) -> Result<(), BenchError> {
+    let len = bytes(FOLIO).get();
+    for page in (0..len).step_by(4096) {
+        folio.write_at(page, &[0xa5; 64])?;
     }
-    let end = at + bytes(FOLIO).get();
-    Ok(region.write_at(end - 64, &[0xa5; 64])?)
+    Ok(folio.write_at(len - 64, &[0xa5; 64])?)
 }
 
 /// The times of a row's calls.

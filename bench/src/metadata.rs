@@ -325,7 +325,7 @@ impl Ours<'_> {
         memory::of_this_process(&root)?;
         if is_written && needed > self.most {
             let reason = format!(
-                "its descriptors take about {needed}, and a row may take {}: raise --max-memory",
+                "its descriptors take about {needed:.1}, and a row may take {:.1}: raise --max-memory",
                 self.most
             );
             into.skipped.push(Skipped { id, reason });

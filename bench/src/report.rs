@@ -29,6 +29,8 @@ pub struct Bench {
     pub benchmark: &'static str,
     /// What it was measured on.
     pub machine: Machine,
+    /// Whether its sizes and rounds are those of `--quick`, whose figures say nothing.
+    pub quick: bool,
     /// What it was told, as a sentence.
     pub settings: String,
     /// The same for a program: one benchmark after the other.
@@ -52,6 +54,7 @@ impl Bench {
             schema: SCHEMA,
             benchmark: parameters.name(),
             machine: Machine::here(),
+            quick: false,
             settings,
             parameters: vec![parameters],
             summary: Vec::new(),
@@ -201,6 +204,10 @@ pub struct Row {
     pub(crate) headline: Option<String>,
 }
 
+/// A row may pass its limit by this much, which is what the machine varies. What passes it by more has
+/// no limit.
+const MOST_SHARE: f64 = 1.15;
+
 /// What is known of a row before its case runs.
 pub(crate) struct RowSpec {
     /// The id, which is the name of the case as well.
@@ -237,10 +244,20 @@ impl RowSpec {
         let median_ns = median(&times);
         let ratio_spread =
             |other: Option<&String>| other.and_then(|other| samples.ratio_spread(other, &self.id));
+        let share_of_limit = self.limit.as_ref().and_then(|(limit, limit_bytes)| {
+            let times = samples.ratio(limit, &self.id)?;
+            match limit_bytes {
+                0 => Some(times),
+                _ => Some(times * float(self.bytes) / float(*limit_bytes)),
+            }
+        });
+        // What is faster than its limit does something else: there is no limit to show.
+        let share_of_limit = share_of_limit.filter(|share| *share <= MOST_SHARE);
+        let limit = self.limit.filter(|_| share_of_limit.is_some());
         let noise = Noise {
             median: spread(&times.iter().map(|time| float(*time)).collect::<Vec<_>>()),
             ratio_naive: ratio_spread(self.naive.as_ref()),
-            share_of_limit: ratio_spread(self.limit.as_ref().map(|(id, _)| id)),
+            share_of_limit: ratio_spread(limit.as_ref().map(|(id, _)| id)),
         };
         let seconds = float(median_ns.max(1)) / 1e9;
         let per = |count: Option<u64>| count.map(|count| float(median_ns) / float(count.max(1)));
@@ -253,7 +270,7 @@ impl RowSpec {
             role: self.role,
             headline: self.headline,
             naive_id: self.naive.clone(),
-            limit_id: self.limit.as_ref().map(|(id, _)| id.clone()),
+            limit_id: limit.map(|(id, _)| id),
             median_ns,
             min_ns: times.first().copied().unwrap_or(0),
             worst_ns: times.last().copied().unwrap_or(0),
@@ -267,13 +284,7 @@ impl RowSpec {
             folios: self.folios,
             ns_per_folio: per(self.folios),
             ratio_naive: self.naive.and_then(|naive| samples.ratio(&naive, &self.id)),
-            share_of_limit: self.limit.and_then(|(limit, limit_bytes)| {
-                let times = samples.ratio(&limit, &self.id)?;
-                match limit_bytes {
-                    0 => Some(times),
-                    _ => Some(times * float(self.bytes) / float(limit_bytes)),
-                }
-            }),
+            share_of_limit,
             cold: self.cold,
             published: self.published,
             threads: self.threads,

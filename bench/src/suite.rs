@@ -25,44 +25,44 @@ const CHECK_EVERY: usize = 31;
 #[non_exhaustive]
 pub enum BenchError {
     /// The memory to describe could not be reserved.
-    #[error("cannot reserve the region to describe")]
+    #[error("cannot reserve the region to describe: {0}")]
     Region(#[from] RegionError),
     /// A bind failed.
-    #[error("a bind failed")]
+    #[error("a bind failed: {0}")]
     Bind(#[source] BindFailure),
     /// Pages could not be held.
-    #[error("cannot hold the pages of the region")]
+    #[error("cannot hold the pages of the region: {0}")]
     Hold(#[source] HoldFailure),
     /// A list had no room for the pages of a guard. A defect of the benchmark.
-    #[error("cannot list the pages of a guard")]
+    #[error("cannot list the pages of a guard: {0}")]
     List(#[from] ListTooShort),
     /// There were too many raw guards. A defect of the benchmark.
-    #[error("cannot turn a guard into bits")]
+    #[error("cannot turn a guard into bits: {0}")]
     Park(#[from] Box<TooManyRawGuards<Pinned>>),
     /// A guard was not had again from its bits. A defect of uzone.
-    #[error("cannot redeem a guard")]
+    #[error("cannot redeem a guard: {0}")]
     Redeem(#[from] NotAGuard),
     /// The kernel did not pin memory that it had pinned before.
-    #[error("the kernel did not pin memory")]
+    #[error("the kernel did not pin memory: {0}")]
     FixedBuffers(#[from] FixedBuffersError),
     /// A region could not be unbound. A defect of uzone: nobody holds it.
     #[error("cannot unbind: {0}")]
     Unbind(String),
     /// Memory could not be mapped.
-    #[error("cannot map memory for the limit")]
+    #[error("cannot map memory for the limit: {0}")]
     Map(#[from] MapError),
     /// Memory could not be made present.
-    #[error("cannot make memory present")]
+    #[error("cannot make memory present: {0}")]
     Populate(#[from] PopulateError),
     /// The kernel does not say what is resident.
-    #[error("cannot measure resident memory")]
+    #[error("cannot measure resident memory: {0}")]
     Resident(#[from] ResidentError),
     /// The kernel does not say what this process has.
-    #[error("cannot measure what this process has")]
+    #[error("cannot measure what this process has: {0}")]
     Sys(#[from] SysError),
     /// There is not enough memory to measure with.
     #[error(
-        "{needed} of memory are needed and {available} can be had, limited by {limited_by}: raise \
+        "{needed:.1} of memory are needed and {available:.1} can be had, limited by {limited_by}: raise \
          that limit, or describe less with --size, at least 1G"
     )]
     TooLittleMemory {
@@ -122,7 +122,7 @@ pub enum BenchError {
         cause: io::Error,
     },
     /// The page cache cannot be asked, or a descriptor cannot be shared.
-    #[error("cannot {what} the file that is measured")]
+    #[error("cannot {what} the file that is measured: {cause}")]
     UseFile {
         /// What was to be done.
         what: &'static str,
@@ -131,19 +131,19 @@ pub enum BenchError {
         cause: io::Error,
     },
     /// Memory could not be mapped lazily.
-    #[error("cannot map memory lazily")]
+    #[error("cannot map memory lazily: {0}")]
     Lazy(#[from] uzone_fault::MapError),
     /// A request on lazily mapped memory failed.
-    #[error("cannot use lazily mapped memory")]
+    #[error("cannot use lazily mapped memory: {0}")]
     LazyUse(#[from] uzone_fault::LazyError),
     /// There is no userfaultfd for the yardstick.
-    #[error("no userfaultfd for the one-page handler")]
+    #[error("no userfaultfd for the one-page handler: {0}")]
     Uffd(#[from] OpenError),
     /// Memory of the yardstick does not tell of its faults.
-    #[error("no faults for the one-page handler")]
+    #[error("no faults for the one-page handler: {0}")]
     Register(#[from] RegisterError),
     /// A handler that the rows are compared with got no answer from the kernel.
-    #[error("the handler of the row {row} failed")]
+    #[error("the handler of the row {row} failed: {cause}")]
     Handler {
         /// The row.
         row: String,
@@ -152,22 +152,22 @@ pub enum BenchError {
         cause: io::Error,
     },
     /// Mapped memory could not be read or written.
-    #[error("cannot reach mapped memory")]
+    #[error("cannot reach mapped memory: {0}")]
     Access(#[from] AccessError),
     /// A thread could not keep to its CPUs.
-    #[error("cannot place the threads")]
+    #[error("cannot place the threads: {0}")]
     Affinity(#[from] AffinityError),
     /// A range of a region could not be cleared or copied.
-    #[error("cannot clear or copy the memory of a region")]
+    #[error("cannot clear or copy the memory of a region: {0}")]
     Clear(#[from] ClearError),
     /// A region could not be made present.
-    #[error("cannot make a region present")]
+    #[error("cannot make a region present: {0}")]
     NotPopulated(#[from] NotPopulated),
     /// Pages could not be given back.
-    #[error("cannot give pages back")]
+    #[error("cannot give pages back: {0}")]
     Advise(#[from] AdviseError),
     /// No folio of a pool could be had.
-    #[error("cannot take a folio of a pool")]
+    #[error("cannot take a folio of a pool: {0}")]
     Take(#[from] TakeFailure),
     /// The worker of a pool was not let run: it has the lowest priority.
     #[error("the worker of a pool did not clear its folios in {waited:?}: leave it a CPU")]
@@ -176,7 +176,7 @@ pub enum BenchError {
         waited: Duration,
     },
     /// What a caller of this library has compared failed.
-    #[error("what is compared could not be done")]
+    #[error("what is compared could not be done: {0}")]
     Caller(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// A row left bytes that are not what they should be. A defect of uzone, or of its rival.
     #[error("the row {row} left a wrong byte at {offset:#x}")]
@@ -199,7 +199,8 @@ pub enum BenchError {
 impl BenchError {
     /// Returns whether this host lacks what a benchmark needs; otherwise it was told something that
     /// cannot be, or found something wrong.
-    pub(crate) fn is_of_this_host(&self) -> bool {
+    #[must_use]
+    pub fn is_of_this_host(&self) -> bool {
         matches!(
             self,
             Self::Region(_)

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use uzone::{Batching, ByteLen, ClearError, Region, Was, Way, ZeroOptions};
-use uzone_stream::{Next, Streaming, zero_bytes, zero_ways};
+use uzone_stream::{Next, StorePolicy, Streaming, Work as StoreWork, zero_bytes};
 
 use crate::extents::{self, Arena, Work, label, read};
 use crate::first_touch;
@@ -142,7 +142,7 @@ fn hint(arena: &Arena, rounds: u32, watch: Watch<'_>, bench: &mut Bench) -> Resu
     });
     add(Role::Peer, "libc", "memset, then read", |folio| folio.fill(0));
     add(Role::Variant, "streaming", "streaming without a hint, then read", |folio| {
-        zero_bytes(zero_ways().choose(FOLIO, Was::Cold, Next::Later), folio);
+        zero_bytes(past(), folio);
     });
     let options = |at: usize| ZeroOptions::default().hint(bytes(at + FOLIO / 2).get());
     let name = "ours with a hint, then read";
@@ -200,7 +200,7 @@ fn bystander(
             zero_bytes(Way::String, folio);
         }),
         (Role::Ours, "ours", "after ours", |folio| {
-            zero_bytes(zero_ways().choose(FOLIO, Was::Cold, Next::Later), folio);
+            zero_bytes(past(), folio);
         }),
     ];
     for (role, row, name, clear) in rows {
@@ -345,4 +345,9 @@ pub(crate) fn fill(dst: &mut [u8], threads: usize) -> Result<Duration, BenchErro
 /// A length of memory of ours as a number of bytes.
 pub(crate) fn bytes(len: usize) -> ByteLen {
     ByteLen::new(u64::try_from(len).unwrap_or(u64::MAX))
+}
+
+/// Returns the way past the cache for a folio.
+fn past() -> Way {
+    StorePolicy::current().choose(StoreWork::Zero, FOLIO, Was::Cold, Next::Later)
 }

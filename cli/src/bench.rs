@@ -17,6 +17,7 @@ use uzone_bench::{BenchError, Watch};
 use uzone_bench::{copy, fault, pin, zero};
 use uzone_pages::ByteLen;
 use uzone_report::ReportError;
+use uzone_stream::{Basis, STORE_POLICY, StorePolicy};
 
 pub(crate) use self::text::ns;
 pub(crate) use uzone_report::number;
@@ -34,8 +35,8 @@ use crate::progress::Steps;
 pub(crate) struct Args {
     #[command(subcommand)]
     benchmark: Option<Benchmark>,
-    /// See whether all of it works: sizes and rounds that take seconds and say nothing
-    #[arg(long, conflicts_with = "check")]
+    /// See whether it works: sizes and rounds that take 15 s at most in all, and say nothing
+    #[arg(long, global = true, conflicts_with = "check")]
     quick: bool,
     /// Run again what FILE, an earlier output with --json, says that it ran, and exit with 1 if a row
     /// of ours stands worse to its limit and to the naive way by more than the noise of both runs.
@@ -72,20 +73,23 @@ enum Benchmark {
 ///
 /// A file in the page cache and a memory file, touched in order, at random, and one page per 2 MiB;
 /// huge pages of the pool if there are free ones; a file that the page cache has forgotten; what a
-/// page does to the others that does not come; and where the time of a fault goes. With everything at
-/// its default (2 GiB, all threads) this takes more than an hour; --size 256M --rounds 5 takes about
-/// six minutes.
+/// page does to the others that does not come; where the time of a fault goes; and 0.2 to 100 % of the
+/// pages of a larger file at random. This takes less than a minute; the published sizes
+/// (--size 2G --threads 1,2,8) take more than an hour.
 #[derive(Debug, PartialEq, clap::Args)]
-#[command(after_help = exit::help("uzone bench fault --size 256M --threads 1", &EXITS))]
+#[command(after_help = exit::help("uzone bench fault --size 256M --threads 1,2", &EXITS))]
 struct FaultArgs {
     /// How much is touched in order, and at most 1 GiB of that at random
-    #[arg(long, default_value = "2G", value_name = "SIZE")]
+    #[arg(long, default_value = "8M", value_name = "SIZE")]
     size: ByteLen,
+    /// How large the file is of which 0.2 to 100 % of the pages are touched at random; 0 leaves that out
+    #[arg(long, default_value = "256M", value_name = "SIZE")]
+    density_size: ByteLen,
     /// Rounds
-    #[arg(long, default_value_t = 10, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     rounds: u32,
     /// Numbers of threads that touch; each but 1 has tables of its own, and 1 always has
-    #[arg(long, default_values_t = [1, 2, 8], value_delimiter = ',', value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    #[arg(long, default_values_t = [1], value_delimiter = ',', value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     threads: Vec<u16>,
     /// Where the file is made; on a disk, or nothing can be cold [default: where temporary files go]
     #[arg(long, value_name = "DIR")]
@@ -204,14 +208,10 @@ struct Tables {
 #[derive(Debug, thiserror::Error)]
 enum ArgsError {
     #[error(
-        "--quick runs all benchmarks: leave {benchmark} out, or give it a smaller --size and less --rounds"
+        "--quick has sizes and rounds of its own: leave the arguments of {benchmark} out, all but \
+         --table, or leave --quick out"
     )]
-    QuickAlone { benchmark: &'static str },
-    #[error(
-        "a check runs with the settings of {}: leave the arguments of {benchmark} out",
-        file.display()
-    )]
-    CheckTold { file: PathBuf, benchmark: &'static str },
+    QuickTold { benchmark: &'static str },
     #[error("--metadata counts bytes, which have no noise: leave --check out")]
     CheckMetadata,
     #[error("{} is an input, and the page would take its place: name another --report", path.display())]
@@ -251,6 +251,7 @@ impl Benchmark {
             }
             Self::Fault(args) => Part::Fault(fault::Settings {
                 size: args.size,
+                density: args.density_size,
                 rounds: args.rounds,
                 threads: args.threads.iter().copied().map(usize::from).collect(),
                 directory: args.dir.clone().unwrap_or_else(std::env::temp_dir),
@@ -259,21 +260,37 @@ impl Benchmark {
         }
     }
 
-    /// Returns whether it was told nothing, as far as can be seen: what is as if it was not told.
-    fn is_untold(&self) -> bool {
-        fn is_default<A: clap::Args + clap::FromArgMatches + PartialEq>(args: &A) -> bool {
-            let command = A::augment_args(clap::Command::new("uzone"));
-            let matches = command.try_get_matches_from(["uzone"]);
+    /// Returns which of its tables are run.
+    fn tables(&self) -> &Tables {
+        match self {
+            Self::Bind(args) => &args.tables,
+            Self::Pin(args) => &args.tables,
+            Self::Zero(args) => &args.tables,
+            Self::Copy(args) => &args.tables,
+            Self::Fault(args) => &args.tables,
+        }
+    }
+
+    /// Returns whether its arguments are those that it has if it is given these tables and nothing
+    /// else.
+    fn is_untold_but(&self, tables: &[String]) -> bool {
+        fn is_default<A: clap::Args + clap::FromArgMatches + PartialEq>(
+            args: &A,
+            words: &[String],
+        ) -> bool {
+            let command = A::augment_args(clap::Command::new("uzone").no_binary_name(true));
+            let matches = command.try_get_matches_from(words);
             matches
                 .and_then(|matches| A::from_arg_matches(&matches))
                 .is_ok_and(|plain| plain == *args)
         }
+        let words: Vec<String> = tables.iter().map(|table| format!("--table={table}")).collect();
         match self {
-            Self::Bind(args) => is_default(args),
-            Self::Pin(args) => is_default(args),
-            Self::Zero(args) => is_default(args),
-            Self::Copy(args) => is_default(args),
-            Self::Fault(args) => is_default(args),
+            Self::Bind(args) => is_default(args, &words),
+            Self::Pin(args) => is_default(args, &words),
+            Self::Zero(args) => is_default(args, &words),
+            Self::Copy(args) => is_default(args, &words),
+            Self::Fault(args) => is_default(args, &words),
         }
     }
 }
@@ -310,8 +327,7 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
         can_be_written(page)?;
     }
     if let Some(file) = &args.check {
-        let asked = args.benchmark.as_ref().map(Benchmark::name);
-        return check::run(file, asked, args.report.as_deref(), out);
+        return check::run(file, args.benchmark.as_ref(), args.report.as_deref(), out);
     }
     match &args.benchmark {
         Some(Benchmark::Bind(BindArgs { metadata: true, max_memory, .. })) => {
@@ -321,11 +337,13 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
             out.print(&found)?;
         }
         benchmark => {
-            warn_of_stores(out);
-            let found = with_progress(out, |watch| match benchmark {
+            choose_stores(out)?;
+            let mut found = with_progress(out, |watch| match benchmark {
+                Some(benchmark) if args.quick => args.quick_part(benchmark).run(watch),
                 Some(benchmark) => benchmark.part().run(watch),
                 None => all::run(&args.all_parts(), Some(all::metadata()), watch),
             })?;
+            found.quick = args.quick;
             write_page(args.report.as_deref(), &found, out)?;
             out.print(&found)?;
         }
@@ -339,20 +357,22 @@ impl Args {
         all::parts(all::available(), or_all_cpus(None), pace, &std::env::temp_dir())
     }
 
+    /// Returns one benchmark as a quick run of all has it.
+    fn quick_part(&self, benchmark: &Benchmark) -> Part {
+        let mut parts = self.all_parts().into_iter();
+        let part = parts.find(|part| part.name() == benchmark.name());
+        part.unwrap_or_else(|| benchmark.part()).with_tables(benchmark.tables().table.clone())
+    }
+
     fn fit_together(&self) -> Result<(), ArgsError> {
-        if let (true, Some(benchmark)) = (self.quick, &self.benchmark) {
-            return Err(ArgsError::QuickAlone { benchmark: benchmark.name() });
+        if let (true, Some(benchmark)) = (self.quick, &self.benchmark)
+            && !benchmark.is_untold_but(&benchmark.tables().table)
+        {
+            return Err(ArgsError::QuickTold { benchmark: benchmark.name() });
         }
         let Some(file) = &self.check else { return Ok(()) };
-        match &self.benchmark {
-            Some(Benchmark::Bind(BindArgs { metadata: true, .. })) => {
-                return Err(ArgsError::CheckMetadata);
-            }
-            Some(benchmark) if !benchmark.is_untold() => {
-                let benchmark = benchmark.name();
-                return Err(ArgsError::CheckTold { file: file.clone(), benchmark });
-            }
-            _ => {}
+        if let Some(Benchmark::Bind(BindArgs { metadata: true, .. })) = &self.benchmark {
+            return Err(ArgsError::CheckMetadata);
         }
         // What is not there is said when it is read.
         let same = |path: &Path| std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
@@ -391,11 +411,24 @@ fn write_page(page: Option<&Path>, found: &impl Serialize, out: &Output) -> Resu
     Ok(())
 }
 
-/// Says so if the stores that the environment asked for are not taken.
-pub(crate) fn warn_of_stores(out: &Output) {
-    if let Some(problem) = &uzone_stream::chosen().problem {
-        out.warn(format_args!("{problem}; taking {} stores", uzone_stream::best()));
+/// Makes the fastest stores of this machine those of the process, unless the environment names some.
+///
+/// # Errors
+/// If what the environment names cannot be followed.
+pub(crate) fn choose_stores(out: &Output) -> Result<(), Failure> {
+    if std::env::var_os(STORE_POLICY).is_some_and(|text| !text.is_empty()) {
+        return match StorePolicy::problem() {
+            None => Ok(()),
+            Some(problem) => Err(problem.clone().into()),
+        };
     }
+    let policy = StorePolicy::measure();
+    if policy.basis() == Basis::Measured {
+        out.log(format_args!("measured: {STORE_POLICY}={policy} is faster here than the default"));
+    }
+    // It is only refused where something asked for the policy before, which then stays.
+    let _ = policy.make_current();
+    Ok(())
 }
 
 /// Runs benchmarks with a progress bar for each of their parts.

@@ -31,12 +31,14 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use serde::Serialize;
+use uzone_bench::brief;
 use uzone_bench::machine::Machine;
 use uzone_bench::report::{Bench, SCHEMA};
 use uzone_os::probe;
 use uzone_os::signals::Held;
 use uzone_pages::ByteLen;
 use uzone_report::{Document, Trace};
+use uzone_stream::StorePolicy;
 
 use crate::exit::{self, Exit, Failure};
 use crate::output::Output;
@@ -52,12 +54,13 @@ use error::DemoError;
 #[derive(Debug, clap::Args)]
 #[command(after_help = exit::help("uzone demo --size 4G --output /tmp", &EXITS))]
 pub(crate) struct Args {
-    /// How large the file is that is mapped lazily, in multiples of 8 MiB
-    #[arg(long, default_value = "1G", value_name = "SIZE")]
-    size: ByteLen,
-    /// How large the region is that is described, in whole GiB; only a part of it is used
-    #[arg(long, default_value = "100G", value_name = "SIZE")]
-    reserve: ByteLen,
+    /// How large the file is that is mapped lazily, in multiples of 8 MiB [default: 1G, or what fits]
+    #[arg(long, value_name = "SIZE")]
+    size: Option<ByteLen>,
+    /// How large the region is that is described, in whole GiB; only a part of it is used [default:
+    /// 100G, or what fits]
+    #[arg(long, value_name = "SIZE")]
+    reserve: Option<ByteLen>,
     /// Where the file is made, without a name [default: where temporary files go]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
@@ -82,8 +85,17 @@ const EXITS: [Exit; 8] = [
 
 /// As much is written into the pinned part of the region.
 const PART: ByteLen = ByteLen::mib(256);
+/// The sizes that are tried, until one fits the memory that can be had.
+const SIZES: [ByteLen; 5] =
+    [ByteLen::gib(1), ByteLen::mib(512), ByteLen::mib(256), ByteLen::mib(128), ByteLen::mib(64)];
+/// The same for the region, where its addresses are limited.
+const RESERVES: [ByteLen; 4] =
+    [ByteLen::gib(100), ByteLen::gib(16), ByteLen::gib(4), ByteLen::gib(1)];
 /// As much is described where the plain way is measured as well, which writes 64 bytes a page.
 const DESCRIBED: ByteLen = ByteLen::gib(4);
+
+/// The least memory that clearing is compared in.
+const LEAST_ARENA: ByteLen = ByteLen::mib(32);
 
 /// What the demo was told, and what follows from it.
 struct Plan {
@@ -93,6 +105,8 @@ struct Plan {
     part: ByteLen,
     /// How much is described where that is compared.
     described: ByteLen,
+    /// How much memory clearing is compared in, twice.
+    arena: ByteLen,
     /// Where the image is made.
     directory: PathBuf,
     /// Where the results are written.
@@ -100,8 +114,16 @@ struct Plan {
 }
 
 impl Plan {
-    fn of(args: &Args) -> Result<Self, DemoError> {
-        let Args { size, reserve, .. } = *args;
+    /// Returns every plan that the arguments leave, the one to prefer first.
+    fn all(args: &Args) -> Result<Vec<Self>, DemoError> {
+        let sizes = args.size.map_or(SIZES.to_vec(), |size| vec![size]);
+        let reserves = args.reserve.map_or(RESERVES.to_vec(), |reserve| vec![reserve]);
+        let pairs =
+            sizes.iter().flat_map(|size| reserves.iter().map(move |reserve| (*size, *reserve)));
+        pairs.map(|(size, reserve)| Self::of(args, size, reserve)).collect()
+    }
+
+    fn of(args: &Args, size: ByteLen, reserve: ByteLen) -> Result<Self, DemoError> {
         if size.is_zero() || !size.get().is_multiple_of(8 << 20) {
             return Err(DemoError::Size { size });
         }
@@ -112,7 +134,8 @@ impl Plan {
             size,
             reserve,
             part: size.min(PART),
-            described: reserve.min(DESCRIBED),
+            described: reserve.min(DESCRIBED).min(ByteLen::new((size.get() * 4).max(1 << 30))),
+            arena: size.min(brief::ARENA).max(LEAST_ARENA),
             directory: args.dir.clone().unwrap_or_else(std::env::temp_dir),
             output: args.output.clone(),
         })
@@ -141,8 +164,11 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     if args.touch {
         return toucher::run();
     }
-    let plan = Plan::of(args).map_err(DemoError::failure)?;
-    let sees_kernel_faults = needs::check(&plan)?;
+    if let Some(problem) = StorePolicy::problem() {
+        return Err(problem.clone().into());
+    }
+    let plans = Plan::all(args).map_err(DemoError::failure)?;
+    let (plan, sees_kernel_faults) = needs::first_that_fits(plans, out)?;
     let begun = Instant::now();
     let mut steps = Steps::default();
 
@@ -185,6 +211,7 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
             schema: SCHEMA,
             benchmark: "demo",
             machine: Machine::here(),
+            quick: false,
             settings: String::new(),
             parameters: Vec::new(),
             summary: Vec::new(),
@@ -391,22 +418,29 @@ mod tests {
     #[test]
     fn what_the_demo_is_told_becomes_a_plan_or_is_refused() {
         let args = |size, reserve| Args {
-            size,
-            reserve,
+            size: Some(size),
+            reserve: Some(reserve),
             dir: None,
             output: PathBuf::from("there"),
             touch: false,
         };
-        let plan = Plan::of(&args(ByteLen::gib(1), ByteLen::gib(100))).expect("a plan");
+        let only = |args: &Args| Plan::all(args).map(|mut plans| plans.remove(0));
+        let plan = only(&args(ByteLen::gib(1), ByteLen::gib(100))).expect("a plan");
         assert_eq!((plan.part, plan.described), (ByteLen::mib(256), ByteLen::gib(4)));
         assert_eq!(plan.in_order(), ByteLen::mib(768));
         assert_eq!(plan.page_path(), Path::new("there/uzone-demo.html"));
-        let plan = Plan::of(&args(ByteLen::mib(8), ByteLen::gib(1))).expect("a plan");
+        let plan = only(&args(ByteLen::mib(8), ByteLen::gib(1))).expect("a plan");
         assert_eq!((plan.part, plan.described), (ByteLen::mib(8), ByteLen::gib(1)));
         assert_eq!(plan.in_order(), ByteLen::mib(6));
         for (size, reserve) in [(0, 1 << 30), (4 << 20, 1 << 30), (8 << 20, 0), (8 << 20, 1 << 20)]
         {
-            assert!(Plan::of(&args(ByteLen::new(size), ByteLen::new(reserve))).is_err());
+            assert!(only(&args(ByteLen::new(size), ByteLen::new(reserve))).is_err());
         }
+        // What was not told follows the machine, the largest first.
+        let untold = Args { size: None, reserve: None, ..args(ByteLen::ZERO, ByteLen::ZERO) };
+        let plans = Plan::all(&untold).expect("plans");
+        let sizes = |plan: &Plan| (plan.size, plan.reserve);
+        assert_eq!(plans.first().map(sizes), Some((ByteLen::gib(1), ByteLen::gib(100))));
+        assert_eq!(plans.last().map(sizes), Some((ByteLen::mib(64), ByteLen::gib(1))));
     }
 }

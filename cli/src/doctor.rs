@@ -181,8 +181,8 @@ fn node_table(facts: &Facts) -> comfy_table::Table {
         table.add_row([
             node.number.to_string(),
             cpus,
-            node.total.to_string(),
-            node.free.to_string(),
+            format!("{:.1}", node.total),
+            format!("{:.1}", node.free),
             pages(HugeSize::MIB_2),
             pages(HugeSize::GIB_1),
         ]);

@@ -204,7 +204,7 @@ fn of_link(error: &(dyn Error + 'static)) -> Option<Exit> {
     if error.is::<uzone::AddrError>() || error.is::<uzone::LayoutError>() {
         return Some(Exit::Usage);
     }
-    if error.is::<uzone_stream::PathError>() {
+    if error.is::<uzone_stream::StorePolicyError>() {
         return Some(Exit::Config);
     }
     if error.is::<serde_json::Error>() {
@@ -284,13 +284,21 @@ impl Failure {
         self.exit
     }
 
-    /// Returns the error, and each of its causes.
+    /// Returns each cause of the error that the message above it does not contain.
     fn causes(&self) -> impl Iterator<Item = String> {
         let error: &(dyn Error + 'static) = self.error.as_ref();
-        chain(error).skip(1).map(ToString::to_string)
+        let mut above = error.to_string();
+        chain(error).skip(1).map(ToString::to_string).filter(move |cause| {
+            let is_new = !above.contains(cause.as_str());
+            if is_new {
+                above.clone_from(cause);
+            }
+            is_new
+        })
     }
 
-    /// Returns the failure as `error: ...`, and a line `  caused by: ...` for each cause.
+    /// Returns the failure as `error: ...`, and a line `  caused by: ...` for each cause that adds to
+    /// the line above it.
     pub(crate) fn text(&self) -> String {
         let mut text = format!("error: {}\n", self.error);
         for cause in self.causes() {
@@ -369,7 +377,10 @@ mod tests {
                 Exit::Feature,
             ),
             (Box::new(os::probe::ProbeError::NoUserfaultfd { cause: refused() }), Exit::Permission),
-            (Box::new(uzone_stream::PathError::Unknown { name: "mmx".into() }), Exit::Config),
+            (
+                Box::new(uzone_stream::StorePolicyError::Malformed { part: "mmx".into() }),
+                Exit::Config,
+            ),
             (Box::new(io::Error::from(io::ErrorKind::NotFound)), Exit::Input),
             (Box::new(io::Error::from(io::ErrorKind::WouldBlock)), Exit::Again),
             (Box::new(io::Error::from(io::ErrorKind::UnexpectedEof)), Exit::Data),
@@ -387,13 +398,43 @@ mod tests {
         let failure = Failure::from(Outer { what: "this", cause: unread(io::ErrorKind::NotFound) });
         assert_eq!(
             failure.text(),
-            "error: cannot do this\n  caused by: cannot read /proc/made/up\n  caused by: entity not found\n"
+            "error: cannot do this\n  caused by: cannot read /proc/made/up: entity not found\n"
         );
         let object = serde_json::to_value(failure.object()).unwrap();
         assert_eq!(object["schema"], "uzone.error/1");
         assert_eq!(object["error"], "cannot do this");
-        assert_eq!(object["causes"].as_array().unwrap().len(), 2);
+        assert_eq!(object["causes"].as_array().unwrap().len(), 1);
         assert_eq!(object["exit_code"], 69);
+    }
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("{text}")]
+    struct Link {
+        text: &'static str,
+        #[source]
+        cause: Option<Box<Link>>,
+    }
+
+    #[test]
+    fn a_cause_that_the_message_above_it_contains_is_not_printed() {
+        // The messages from the outermost on, and the causes that are printed.
+        let table: [(&[&'static str], &[&str]); 5] = [
+            (&["a: b: c", "b: c", "c"], &[]),
+            (&["a: b", "b", "c"], &["c"]),
+            (&["a", "b: c", "c", "d"], &["b: c", "d"]),
+            (&["a: c", "b", "c"], &["b", "c"]),
+            (&["a", "b", "a"], &["b", "a"]),
+        ];
+        for (messages, expected) in table {
+            let mut cause = None;
+            for text in messages.iter().rev() {
+                cause = Some(Box::new(Link { text, cause }));
+            }
+            let failure = Failure::from(*cause.expect("a message"));
+            let causes: Vec<String> = failure.causes().collect();
+            assert_eq!(causes, expected, "{messages:?}");
+            assert_eq!(failure.text().matches("caused by").count(), expected.len());
+        }
     }
 
     #[test]

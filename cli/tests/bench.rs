@@ -292,7 +292,11 @@ fn the_fault_object_keeps_to_the_same_schema_and_counts_what_was_published() {
 fn sizes_that_cannot_be_are_refused_with_what_would_help() {
     for (arguments, code, part) in [
         (&["bench", "frobnicate"][..], 2, "Usage"),
-        (&["bench", "--quick", "zero"], 2, "leave zero out"),
+        (
+            &["bench", "zero", "--quick", "--rounds=3"],
+            2,
+            "leave the arguments of zero out, all but --table",
+        ),
         (&["bench", "--quick", "--check", "x"], 2, "cannot be used with"),
         (&["bench", "bind", "--metadata", "--table", "bind-4k"], 2, "cannot be used with"),
         (&["bench", "pin", "--size", "1G", "--table", "zero"], 2, "no table begins with zero"),

@@ -11,7 +11,7 @@ use serde_json::Value;
 
 fn uzone() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
-    command.env_remove("NO_COLOR").env_remove("UZONE_STREAM").stdin(Stdio::null());
+    command.env_remove("NO_COLOR").env_remove("UZONE_STORE_POLICY").stdin(Stdio::null());
     command
 }
 

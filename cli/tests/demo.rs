@@ -6,7 +6,7 @@
 mod common;
 
 use std::fs::{self, File};
-use std::io::Read;
+use std::io::{Read, Write};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
@@ -169,8 +169,71 @@ fn the_text_fits_a_screen_and_names_what_was_written() {
     {
         assert!(shown.contains(part), "{part}: {shown}");
     }
+    // The page shows the same ratios.
+    let page = fs::read_to_string(dir.path().join("uzone-demo.html")).unwrap();
+    let rows = shown.lines().filter(|line| line.contains(" x ") && !line.contains("how fast"));
+    let ratios: Vec<&str> =
+        rows.filter_map(|line| line.split(" x ").next()?.split_whitespace().last()).collect();
+    assert!(ratios.len() >= 4, "{shown}");
+    for ratio in ratios {
+        assert!(page.contains(&format!("{ratio} x")), "{ratio}: {shown}");
+    }
     assert!(shown.lines().count() <= 40, "{shown}");
     assert!(shown.lines().all(|line| line.chars().count() <= 100), "{shown}");
+}
+
+/// Asserts that a demo without sizes ended well and said that it did less than by default.
+fn adapted(output: &Output) {
+    let stderr = text(&output.stderr);
+    assert!(output.status.success(), "{stderr}");
+    assert!(stderr.contains("smaller than by default, because"), "{stderr}");
+    assert!(text(&output.stdout).contains("Every byte is as it should be"), "{output:?}");
+}
+
+#[test]
+fn a_limit_of_addresses_makes_the_demo_smaller_and_not_fail() {
+    let dir = Dir::new("demo-addresses");
+    let script = "ulimit -v 4194304 && exec \"$0\" demo";
+    let mut command = Command::new("sh");
+    command.args(["-c", script, env!("CARGO_BIN_EXE_uzone")]).env("NO_COLOR", "1");
+    command.current_dir(dir.path()).env("TMPDIR", dir.path()).stdin(Stdio::null());
+    let output = command.output().expect("a shell runs");
+    if !has_no_faults("a_limit_of_addresses", &output) {
+        adapted(&output);
+    }
+}
+
+#[test]
+fn a_control_group_of_512_mib_makes_the_demo_smaller_and_not_fail() {
+    let name = "a_control_group_of_512_mib";
+    // Where the second version of control groups is mounted, and where the first.
+    let places =
+        [("/sys/fs/cgroup", "memory.max"), ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")];
+    let made = places.into_iter().find_map(|(place, limit)| {
+        let group = Path::new(place).join(format!("uzone-demo-{}", std::process::id()));
+        fs::create_dir(&group).ok()?;
+        // A folder that is no control group does not have the file.
+        let limited = File::options().write(true).open(group.join(limit));
+        if limited.and_then(|mut file| file.write_all(b"536870912")).is_err() {
+            let _ = fs::remove_dir(&group);
+            return None;
+        }
+        Some(group)
+    });
+    let Some(group) = made else {
+        return skip(name, "no control group with a memory controller can be made: run as root");
+    };
+    let dir = Dir::new("demo-group");
+    let procs = group.join("cgroup.procs");
+    let script = format!("echo $$ > {} && exec \"$0\" demo", procs.display());
+    let mut command = Command::new("sh");
+    command.args(["-c", &script, env!("CARGO_BIN_EXE_uzone")]).env("NO_COLOR", "1");
+    command.current_dir(dir.path()).env("TMPDIR", dir.path()).stdin(Stdio::null());
+    let output = command.output().expect("a shell runs");
+    let _ = fs::remove_dir(&group);
+    if !has_no_faults(name, &output) {
+        adapted(&output);
+    }
 }
 
 #[test]
@@ -214,7 +277,7 @@ fn what_cannot_be_is_refused_before_anything_is_made() {
     for (arguments, code, part) in [
         (&["--size", "1000"][..], 2, "multiple of 8 MiB"),
         (&["--size", "0"], 2, "multiple of 8 MiB"),
-        (&["--size=-1"], 2, "a size is a whole number"),
+        (&["--size=-1"], 2, "a size is a number of bytes"),
         (&["--size", "1X"], 2, "one of K, M, G"),
         (&["--size", "16E"], 2, "does not fit in 64 bits"),
         (&["--size", "1G", "--size", "2G"], 2, "cannot be used multiple times"),

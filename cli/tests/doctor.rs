@@ -9,7 +9,7 @@ fn doctor(arguments: &[&str], variables: &[(&str, &str)]) -> Output {
         .arg("doctor")
         .args(arguments)
         .env_remove("NO_COLOR")
-        .env_remove("UZONE_STREAM")
+        .env_remove("UZONE_STORE_POLICY")
         .envs(variables.iter().copied())
         .stdin(Stdio::null())
         .output()
@@ -70,23 +70,24 @@ fn the_object_keeps_to_its_schema_and_agrees_with_itself() {
 
 #[test]
 fn a_stream_path_that_does_not_exist_is_reported_and_not_followed() {
-    let output = doctor(&["--json"], &[("UZONE_STREAM", "bogus")]);
+    let output = doctor(&["--json"], &[("UZONE_STORE_POLICY", "bogus")]);
     assert_eq!(output.status.code(), Some(0));
     let report = object(&output);
     let stores = check(&report, "store instructions");
     assert_eq!(stores["status"], "warn");
-    assert_eq!(stores["fix"], "unset UZONE_STREAM");
+    assert_eq!(stores["fix"], "unset UZONE_STORE_POLICY");
     assert!(report["stores"]["problem"].as_str().is_some_and(|text| text.contains("bogus")));
-    assert_ne!(report["stores"]["reason"], "override");
-    let output = doctor(&["--quiet"], &[("UZONE_STREAM", "bogus")]);
+    assert_ne!(report["stores"]["reason"], "environment");
+    let output = doctor(&["--quiet"], &[("UZONE_STORE_POLICY", "bogus")]);
     assert!(text(&output).contains("warn  store instructions"), "{output:?}");
 }
 
 #[test]
 fn a_stream_path_that_exists_is_followed_and_said_so() {
-    let report = object(&doctor(&["--json"], &[("UZONE_STREAM", "portable")]));
+    let report =
+        object(&doctor(&["--json"], &[("UZONE_STORE_POLICY", "fill=portable,zero=portable")]));
     assert_eq!(report["stores"]["chosen"], "portable");
-    assert_eq!(report["stores"]["reason"], "override");
+    assert_eq!(report["stores"]["reason"], "environment");
     assert_eq!(check(&report, "store instructions")["status"], "ok");
 }
 

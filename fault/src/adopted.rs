@@ -15,7 +15,7 @@ use uzone_pages::{Advice, ByteLen, Content, FaultAround, PageSize};
 use crate::backing::Backing;
 use crate::contents::Contents;
 use crate::core::{Core, Policy};
-use crate::engine::{Engine, LazyOptions, pattern, room};
+use crate::engine::{Engine, LazyOptions, TRACED, at_most, pattern, room};
 use crate::error::{Failure, MapError};
 use crate::event_loop::Attached;
 use crate::record::{FaultTrace, Latency, Recorder};
@@ -42,6 +42,7 @@ impl Engine {
         backing: Arc<dyn Backing>,
         options: &LazyOptions,
     ) -> Result<AdoptedMemory, MapError> {
+        at_most("LazyOptions::trace", options.trace, TRACED)?;
         let mut end = 0;
         for region in &regions {
             let (start, len) = (region.start.get(), region.len);
@@ -58,6 +59,12 @@ impl Engine {
             let reason = "two regions hold the same bytes of it, and a page has one address";
             return Err(MapError::Backing { reason });
         }
+        let mut by_address: Vec<_> = regions.iter().map(RemoteRegion::addresses).collect();
+        by_address.sort_by_key(|addresses| addresses.start);
+        if by_address.windows(2).any(|two| two[0].end > two[1].start) {
+            let reason = "two regions have the same addresses, and an address has one page";
+            return Err(MapError::Backing { reason });
+        }
         let asked = ByteLen::new(end);
         if let Some(has) = backing.byte_len()
             && asked > has.align_up(page.bytes())?
@@ -70,7 +77,9 @@ impl Engine {
             });
         }
         let contents = Contents::reserve(page.pages_in(asked)?, page)?;
-        let pattern = pattern(&contents, &*backing, options);
+        let areas: Result<Vec<_>, MapError> =
+            regions.iter().map(|region| Ok(region.fault_area(page)?)).collect();
+        let pattern = pattern(&areas?, page, &*backing, options);
         let zeroes_by_copy = page > uzone_os::probe::page_size();
         let memory = Arc::new(RemoteMemory { remote, regions });
         let policy = Policy { zeroes_by_copy, removed_is_zero: true, is_tracked: false };

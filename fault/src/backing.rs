@@ -22,6 +22,8 @@ pub use composite::{CompositeBacking, CompositeBuilder, CompositeError};
 pub use file::FileBacking;
 pub use function::FunctionBacking;
 pub use memory::MemoryBacking;
+#[cfg(test)]
+pub(crate) use memory::continue_or_zero;
 pub use zero::ZeroBacking;
 
 /// What the pages of a mapping are made of.
@@ -52,11 +54,16 @@ pub trait Backing: Send + Sync {
     /// Fills what of `window` is at hand. It never blocks, and may do nothing. What it skips or
     /// fails to fill stays open; if somebody waits for it, [`Backing::fault`] is called.
     ///
-    /// It must not touch the mapping itself, whose faults the calling thread answers.
+    /// It must not touch this mapping nor any other that is mapped lazily: the calling thread may be the
+    /// one that answers their faults.
     fn map_pages(&self, window: &mut Window<'_>);
 
     /// Fills the one page of `window`. It may block; while it does, one thread of
-    /// [`EngineOptions::producers`](crate::EngineOptions::producers) does nothing else.
+    /// [`EngineOptions::producers`](crate::EngineOptions::producers) does nothing else. It may read other
+    /// memory of the same engine: while it waits for a page of that, another thread takes the place of
+    /// its own, up to 64; a page that would need one more, where all of those wait as well, is bad. Two
+    /// backings that wait for the same two pages the other way round wait for ever, unless there is a
+    /// deadline.
     ///
     /// # Errors
     /// [`BackingError`] if the page cannot be had: then whoever touches it gets `SIGBUS`.

@@ -43,7 +43,7 @@ pub enum Uncollapsed {
     WritesTracked,
     /// It is of a memory file.
     MemoryFile,
-    /// There was no free huge page, or pages are in use. It may work later.
+    /// There was no free huge page, or pages are pinned or in use. It may work later.
     NotNow,
     /// The kernel does not do that with this memory.
     Refused,
@@ -132,6 +132,11 @@ impl Collapser {
         if mapping.populate(bytes.clone()).is_err() {
             return Err(Uncollapsed::NotNow);
         }
+        let shift = self.core.page_size().shift();
+        let Some(_closed) = Closed::new(&self.core, bytes.start >> shift..bytes.end >> shift)
+        else {
+            return Err(Uncollapsed::NotNow);
+        };
         match mapping.collapse(bytes) {
             Ok(Advised::Whole { .. }) => Ok(()),
             Ok(Advised::NotNow { .. }) => Err(Uncollapsed::NotNow),
@@ -140,9 +145,46 @@ impl Collapser {
     }
 }
 
+/// Pages that no thread can pin until this is dropped: they are moved meanwhile. Their bytes stay where a
+/// touch finds them.
+struct Closed<'a> {
+    core: &'a Core,
+    pages: Range<u64>,
+}
+
+impl<'a> Closed<'a> {
+    /// Returns `None` if one of the pages is pinned, or not there any more.
+    fn new(core: &'a Core, pages: Range<u64>) -> Option<Self> {
+        let mut closed = Self { core, pages: pages.start..pages.start };
+        for page in pages {
+            if !core.contents().advance(page, Content::Present, Content::Removed) {
+                return None;
+            }
+            closed.pages.end = page + 1;
+        }
+        Some(closed)
+    }
+}
+
+impl Drop for Closed<'_> {
+    fn drop(&mut self) {
+        let contents = self.core.contents();
+        for page in self.pages.clone() {
+            // A page that went bad meanwhile stays bad.
+            if contents.advance(page, Content::Removed, Content::Filling) {
+                let _ = contents.advance(page, Content::Filling, Content::Present);
+            }
+        }
+        // A thread that faulted meanwhile was left waiting.
+        if !self.pages.is_empty() {
+            self.core.kernel().wake(self.core.bytes(self.pages.clone()));
+        }
+    }
+}
+
 impl LazyMapping {
     /// Makes huge pages of those parts of a range that are filled wholly, 2 MiB each on common
-    /// machines. No byte changes. What is left in small pages, and why, is in the answer; parts at the
+    /// machines. No byte changes, and no pinned page is moved. What is left in small pages, and why, is in the answer; parts at the
     /// ends that are smaller than a huge page are not counted.
     ///
     /// It takes one to four milliseconds for each huge page, and the kernel holds the layout of the process

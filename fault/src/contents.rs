@@ -15,7 +15,9 @@ use std::ops::Range;
 
 use uzone::{BindOptions, HoldFailure, Init, Page, Pagemap, PagemapOps, Pinned, Region, Zone};
 use uzone_os::{Anonymous, Mapping};
-use uzone_pages::{ByteLen, Content, MemoryKind, Order, PageCount, PageSize, Pfn, PfnRange};
+use uzone_pages::{
+    ByteLen, Content, FaultArea, MemoryKind, Order, PageCount, PageSize, Pfn, PfnRange,
+};
 
 use crate::error::MapError;
 
@@ -61,6 +63,11 @@ impl Contents {
         Self::bind(&zone, place, page, PagemapOps::default())
     }
 
+    /// Returns the pages as one area of faults, whose first page is at `address`.
+    pub(crate) fn fault_area(&self, address: u64, page: PageSize) -> FaultArea {
+        FaultArea { pages: self.area, address: address >> page.shift() }
+    }
+
     /// Returns the numbers of the pages.
     pub(crate) fn area(&self) -> PfnRange {
         self.area
@@ -100,7 +107,7 @@ impl Contents {
 
     /// Puts a page from one state to another. Returns whether it was in the first, and could be.
     pub(crate) fn advance(&self, page: u64, from: Content, to: Content) -> bool {
-        self.pagemap.page(self.pfn(page)).is_some_and(|page| page.advance(from, to).is_ok())
+        self.pagemap.advance(self.pfn(page), from, to).is_ok()
     }
 
     /// Makes the caller the owner of a page that nobody has filled. Returns whether it is.
@@ -109,13 +116,26 @@ impl Contents {
     }
 
     /// Notes that the kernel has pages now, which nobody owned when they were offered. Those that
-    /// have an owner by now stay his, who will be told that they are there.
-    pub(crate) fn settle(&self, pages: Range<u64>) {
-        if pages.end - pages.start == 1 {
+    /// have an owner by now stay his, who will be told that they are there. Returns whether each was
+    /// absent.
+    pub(crate) fn settle(&self, pages: Range<u64>) -> bool {
+        match pages.end - pages.start {
+            0 => true,
             // Most faults end here, and a range of one costs more.
-            let _ = self.advance(pages.start, Content::Absent, Content::Present);
-        } else if let Some(range) = self.range(&pages) {
-            self.pagemap.advance_range(range, &[Content::Absent], Content::Present, |_, _| ());
+            1 => self.advance(pages.start, Content::Absent, Content::Present),
+            _ => {
+                let Some(range) = self.range(&pages) else { return false };
+                let mut all = true;
+                self.pagemap.advance_range(
+                    range,
+                    &[Content::Absent],
+                    Content::Present,
+                    |_, step| {
+                        all &= step.is_ok();
+                    },
+                );
+                all
+            }
         }
     }
 
@@ -152,6 +172,17 @@ impl Contents {
             let _ = self.pagemap.poison(self.pfn(page));
         }
         is_spoiled
+    }
+
+    /// Returns the first of `pages` that is bad.
+    #[inline]
+    pub(crate) fn first_bad(&self, pages: Range<u64>) -> Option<u64> {
+        if pages.end.checked_sub(pages.start) == Some(1) {
+            // As for `settle`.
+            return (self.get(pages.start) == Content::Poisoned).then_some(pages.start);
+        }
+        let mut contents = self.pagemap.contents(self.range(&pages)?).zip(pages.clone());
+        contents.find(|&(content, _)| content == Content::Poisoned).map(|(_, page)| page)
     }
 
     /// Returns the first pages of `pages`, one after the other, that may be offered to a backing:

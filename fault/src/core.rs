@@ -10,19 +10,22 @@
 //! | filling | nothing: its owner wakes all who wait |
 //! | present | wake: it was filled after the fault was told. The same thread once more: fill it again |
 //! | removed | nothing: who gives it back wakes all who wait when that is done |
-//! | poisoned | say so again |
+//! | poisoned | mark it again, unless another thread is making it bad |
 
 pub(crate) mod produce;
 
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
+use std::time::{Duration, Instant};
 
 use uzone_pages::{Content, FaultPattern, FaultPlan, PageCount, PageSize, Pfn, PfnRange, Touch};
 
 use crate::backing::Backing;
+use crate::bad_pages::BadPages;
 use crate::contents::Contents;
-use crate::error::Failure;
+use crate::costs::{COPIED_NS, CostMeter};
+use crate::error::{BackingError, Failure, caught};
 use crate::kernel::Kernel;
 use crate::pending::Pending;
 use crate::record::{FaultOutcome, Recorder};
@@ -37,6 +40,8 @@ const RECENT: usize = 64;
 const AROUND_AT_ONCE: u64 = 4;
 /// The same where neighbours are known to be wanted, so that there will be fewer faults.
 const WANTED_AT_ONCE: u64 = 16;
+/// The same where the thread that answers may run on the CPU of those that fault.
+const SHARED_AT_ONCE: u64 = 128;
 
 /// How many pages are put in place at once ahead of who reads in order. A step of so many takes 10 us where they
 /// are continued and 60 where they are copied, and no fault is answered meanwhile; in shorter steps more
@@ -47,9 +52,17 @@ const AHEAD_AT_ONCE: u64 = 32;
 const TAILS: usize = 64;
 /// How many of them may wait where neighbours are known to be wanted: those of one fault.
 const TAILS_WANTED: usize = 2;
+/// How many runs may wait of blocks whose faults have become too dear, before some are put in place between
+/// two faults, and in how many steps.
+const BLOCKS_WAITING: usize = 8;
+const STEPS_BETWEEN: u32 = 4;
 
 /// For how many faults a sign lasts that neighbours are wanted.
 const WANTED_FOR: u32 = 64;
+
+const FAILED: &str = "answering the faults of the mapping panicked, which is a bug of uzone";
+const NESTED: &str =
+    "too many backings of one engine wait for each other's memory: give them engines of their own";
 
 /// What is left to do about a fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -94,8 +107,11 @@ pub(crate) struct Hands {
     /// What is put in place ahead of who read in order last, when there are no neighbours. It is given
     /// up at the next fault, so that it is never long after what it is based on.
     ahead: Option<Range<u64>>,
-    /// Whether anything is put in place ahead.
-    pub(crate) goes_ahead: bool,
+    /// Whether this thread may run on the CPU of the threads whose faults it answers. Then nothing is
+    /// gained by putting pages in place ahead, and neighbours do not wait: while they would, the next
+    /// fault is taken.
+    pub(crate) shares_cpu: bool,
+    pub(crate) meter: CostMeter,
     /// For how many faults more the neighbours do not wait until there is none.
     wanted: u32,
 }
@@ -111,7 +127,8 @@ impl Hands {
             waiter: 0,
             tails,
             ahead: None,
-            goes_ahead: true,
+            shares_cpu: false,
+            meter: CostMeter::new(COPIED_NS, false),
             wanted: 0,
         }
     }
@@ -157,9 +174,12 @@ pub(crate) struct Core {
     by_reader: Counters,
     recorder: Recorder,
     pending: Pending,
+    bad_pages: BadPages,
     // How often tracked pages were given back. Shared while the kernel is asked to put pages in place
     // that nobody owns, alone for the count.
     evictions: RwLock<u64>,
+    /// Whether its reader panicked.
+    has_failed: AtomicBool,
     // Held for an assignment.
     last_failure: Mutex<Option<Failure>>,
 }
@@ -177,7 +197,7 @@ impl Core {
         let (pattern, counters) = (Mutex::new(pattern), Counters::default());
         let by_reader = Counters::default();
         let (pending, last_failure) = (Pending::new(), Mutex::default());
-        let evictions = RwLock::default();
+        let (bad_pages, evictions) = (BadPages::default(), RwLock::default());
         Self {
             kernel,
             backing,
@@ -189,7 +209,9 @@ impl Core {
             by_reader,
             recorder,
             pending,
+            bad_pages,
             evictions,
+            has_failed: AtomicBool::new(false),
             last_failure,
         }
     }
@@ -208,6 +230,55 @@ impl Core {
 
     pub(crate) fn counters(&self) -> &Counters {
         &self.counters
+    }
+
+    /// Notes that the reader panicked: each page that is touched from now on is made bad.
+    pub(crate) fn fail(&self) {
+        // Relaxed: nothing is published by it.
+        self.has_failed.store(true, Ordering::Relaxed);
+        self.note_failure(0, &BackingError::Other(FAILED.into()));
+        tracing::error!(
+            "answering the faults of a mapping panicked, which is a bug of uzone; its missing pages are bad now"
+        );
+    }
+
+    /// Returns whether the reader panicked.
+    pub(crate) fn has_failed(&self) -> bool {
+        // Relaxed: as above.
+        self.has_failed.load(Ordering::Relaxed)
+    }
+
+    /// Answers a fault whose page is not to be produced any more: makes the page bad, unless it is there.
+    pub(crate) fn refuse(&self, page: u64, is_write_protect: bool) {
+        if is_write_protect {
+            let _ = self.write_fault(page);
+            return;
+        }
+        loop {
+            return match self.contents.get(page) {
+                Content::Absent if self.contents.claim(page) => self.spoil(page),
+                // Another thread was first. A mark of a page that it fills with zeroes would be taken for
+                // the page. It ends: each round another thread has changed the word.
+                Content::Absent => continue,
+                Content::Filling => self.give_up(page),
+                Content::Poisoned => {
+                    if self.bad_pages.mark_again(page, self) {
+                        self.kernel.wake(self.bytes(page..page + 1));
+                    }
+                }
+                _ => {
+                    // If it is there, this changes nothing.
+                    let _ = self.kernel.poison(self.bytes(page..page + 1));
+                    self.kernel.wake(self.bytes(page..page + 1));
+                }
+            };
+        }
+    }
+
+    /// Makes a page bad that a backing waits for while too many others do.
+    pub(crate) fn refuse_nested(&self, page: u64) {
+        self.note_failure(page, &BackingError::Other(NESTED.into()));
+        self.give_up(page);
     }
 
     /// Returns the counts of the one thread that answers faults.
@@ -272,7 +343,9 @@ impl Core {
                 return self.zero_removed(page, hands);
             }
             Content::Poisoned => {
-                let _ = self.kernel.poison(self.bytes(one.clone()));
+                if !self.bad_pages.mark_again(page, self) {
+                    return Outcome::Coalesced;
+                }
                 self.kernel.wake(self.bytes(one));
                 return Outcome::Answered;
             }
@@ -294,7 +367,7 @@ impl Core {
                 }
             }
         }
-        let plan = self.pattern().plan(Pfn::new(page), touch, self.contents.area(), self.page);
+        let plan = self.pattern().plan(Pfn::new(page), touch, hands.meter.costs());
         let plan = plan.unwrap_or_else(|| unreachable!("the caller asks for pages of the area"));
         self.map_window(page, plan, hands)
     }
@@ -335,13 +408,16 @@ impl Core {
         if plan.follows {
             // Whoever reads in order wants the rest of the window next, and one more.
             let next = window.end + (window.end - window.start);
-            let ahead = page + 1..next.min(self.contents.area().end().get());
+            let ahead = page + 1..next.min(plan.area.end().get());
             let progress = self.offer(window, Some(page), hands);
             let outcome = self.demanded(page, &progress, Some(ahead));
-            if outcome == Outcome::Answered && hands.goes_ahead {
+            if outcome == Outcome::Answered && !hands.shares_cpu {
                 hands.ahead = plan.ahead.map(|pages| pages.start().get()..pages.end().get());
             }
             return outcome;
+        }
+        if plan.buys {
+            return self.map_block(page, window, hands);
         }
         if !hands.tails.is_empty() {
             // Faults come faster than neighbours are put in place. If this one is in a window where
@@ -358,13 +434,7 @@ impl Core {
         // The neighbours, when whoever faulted is on its way and nobody else waits. Those behind the
         // page are wanted sooner than those before it, and are taken first.
         if !progress.deferred && !progress.gone {
-            for part in [window.start..page, page + 1..window.end] {
-                if hands.tails.len() == TAILS {
-                    Counters::bump(&self.by_reader.left_out, part.end - part.start);
-                } else if !part.is_empty() {
-                    hands.tails.push(part);
-                }
-            }
+            self.push_neighbours(page, window, hands);
         }
         while hands.wanted > 0 && hands.tails.len() > TAILS_WANTED {
             self.map_around(hands);
@@ -372,17 +442,54 @@ impl Core {
         outcome
     }
 
+    /// Offers the page `page`, and the block around it, whose faults have become too dear.
+    fn map_block(&self, page: u64, block: Range<u64>, hands: &mut Hands) -> Outcome {
+        let progress = self.offer(page..page + 1, Some(page), hands);
+        let outcome = self.demanded(page, &progress, None);
+        if progress.deferred || progress.gone {
+            return outcome;
+        }
+        self.push_neighbours(page, block, hands);
+        hands.wanted = WANTED_FOR;
+        // Where faults never cease, some of what waits is put in place between two of them.
+        let mut steps = if hands.shares_cpu { u32::MAX } else { STEPS_BETWEEN };
+        let most = if hands.shares_cpu { 0 } else { BLOCKS_WAITING };
+        while hands.tails.len() > most && steps > 0 {
+            self.map_around(hands);
+            steps -= 1;
+        }
+        outcome
+    }
+
+    /// Lets the pages of a window beside `page` wait until there is no fault.
+    fn push_neighbours(&self, page: u64, window: Range<u64>, hands: &mut Hands) {
+        for part in [window.start..page, page + 1..window.end] {
+            if hands.tails.len() == TAILS {
+                Counters::bump(&self.by_reader.left_out, part.end - part.start);
+            } else if !part.is_empty() {
+                hands.tails.push(part);
+            }
+        }
+    }
+
     /// Puts some neighbours of a page in place that was faulted on. Returns whether there were any.
     pub(crate) fn map_around(&self, hands: &mut Hands) -> bool {
         let Some(mut part) = hands.tails.pop() else { return self.map_ahead(hands) };
-        let most = if hands.wanted > 0 { WANTED_AT_ONCE } else { AROUND_AT_ONCE };
+        let most = match hands.wanted {
+            0 => AROUND_AT_ONCE,
+            // The thread that faults next has to wait for this CPU in any case.
+            _ if hands.shares_cpu => SHARED_AT_ONCE,
+            _ => WANTED_AT_ONCE,
+        };
         let end = part.end.min(part.start + most);
         let now = part.start..end;
         part.start = end;
         if !part.is_empty() {
             hands.tails.push(part);
         }
+        let begin = Instant::now();
         let progress = self.offer(now, None, hands);
+        hands.meter.mapped(progress.filled, begin.elapsed());
         Counters::bump(&self.by_reader.around, progress.filled);
         true
     }
@@ -391,6 +498,7 @@ impl Core {
     fn map_ahead(&self, hands: &mut Hands) -> bool {
         let Some(part) = hands.ahead.take() else { return false };
         let now = part.start..part.end.min(part.start + AHEAD_AT_ONCE);
+        hands.meter.mapped(0, Duration::ZERO);
         let progress = self.offer(now.clone(), None, hands);
         Counters::bump(&self.by_reader.around, progress.filled);
         // What is not at hand is waited for by who needs it.
@@ -436,7 +544,11 @@ impl Core {
     }
 
     /// Takes that tracked pages are about to be given back, which are there still and are nobody's.
-    pub(crate) fn will_evict(&self) {
+    pub(crate) fn will_evict(&self, pages: &Range<u64>) {
+        let count = PageCount::new(pages.end - pages.start);
+        if let Ok(pages) = PfnRange::try_new(Pfn::new(pages.start), count) {
+            self.pattern().gave_back(pages);
+        }
         if self.policy.is_tracked {
             let mut count = self.evictions.write().unwrap_or_else(PoisonError::into_inner);
             *count = count.wrapping_add(1);
@@ -446,7 +558,7 @@ impl Core {
     fn offer(&self, pages: Range<u64>, wanted: Option<u64>, hands: &mut Hands) -> Progress {
         let mut window = Window::new(self, pages, wanted, &mut hands.staging);
         // A closure of the caller's may panic; nothing of ours is left half done by that.
-        let _ = catch_unwind(AssertUnwindSafe(|| self.backing.map_pages(&mut window)));
+        let _ = caught(|| self.backing.map_pages(&mut window));
         window.state
     }
 
@@ -458,6 +570,6 @@ impl Core {
     /// Offers to read pages ahead of those that somebody waits for.
     pub(crate) fn read_ahead(&self, pages: Range<u64>) {
         // A closure of the caller's may panic; it is a hint.
-        let _ = catch_unwind(AssertUnwindSafe(|| self.backing.read_ahead(self.bytes(pages))));
+        let _ = caught(|| self.backing.read_ahead(self.bytes(pages)));
     }
 }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use uzone::{PagemapOps, Zone};
 use uzone_os::uffd::{Features, KernelFaults, Modes, Registered, Uffd, UffdCall};
 use uzone_os::{Access, Anonymous, HugeAdvice, HugeSize, Mapping};
-use uzone_pages::{Advice, ByteLen, FaultAround, FaultPattern, PageSize};
+use uzone_pages::{Advice, ByteLen, FaultArea, FaultAround, FaultPattern, PageSize};
 
 use crate::backing::{Backing, Memory};
 use crate::contents::Contents;
@@ -33,6 +33,11 @@ use crate::transparent::{self, Transparent};
 const STAGING: u64 = 256 << 10;
 /// How many threads answer faults at most, unless the engine is told otherwise.
 const READERS: usize = 4;
+
+/// How many threads of one kind an engine has at most.
+const THREADS: usize = 1024;
+/// How many faults a mapping remembers at most: those take 768 MiB.
+pub(crate) const TRACED: usize = 1 << 24;
 
 /// Who answers the faults of a mapping.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -81,10 +86,11 @@ pub struct LazyOptions {
     /// Who answers: [`Reader::Shared`] unless set.
     pub reader: Reader,
     /// After how long a page that is being produced is given up: it is bad then, and who waits for it
-    /// gets `SIGBUS`. Without one, as by default, it is waited for as long as its backing takes.
+    /// gets `SIGBUS`. Without one, as by default, it is waited for as long as its backing takes, and so
+    /// it is with one that is longer than the clock goes.
     pub deadline: Option<Duration>,
     /// How many of the last faults are remembered one by one, each in 48 bytes, for
-    /// [`LazyMapping::take_trace`]: none unless set.
+    /// [`LazyMapping::take_trace`]: none unless set, and at most 16,777,216.
     pub trace: usize,
     /// Whether faults of system calls have to be answered too: [`KernelFaults::IfAllowed`] unless set.
     pub kernel_faults: KernelFaults,
@@ -118,10 +124,12 @@ pub struct EngineOptions {
     /// The zone that memory is bound in: one of its own unless this says otherwise.
     pub zone: Option<Zone>,
     /// How many threads produce pages that are not at hand. They wait for devices, each for one page at a
-    /// time; of these, all but one may read ahead. As many as there are CPUs unless set, and at least 2.
+    /// time; of these, all but one may read ahead. As many as there are CPUs unless set, and at least 2;
+    /// at most 1024. While a backing waits for pages of other memory of the same engine, there may be up to
+    /// 64 more.
     pub producers: NonZeroUsize,
     /// How many threads answer faults, each for its share of the mappings. As many as there are CPUs
-    /// unless set, and at most 4.
+    /// unless set, and at most 4 then; at most 1024.
     pub readers: NonZeroUsize,
     /// The CPUs that those may run on; all, if there is none, as by default. See
     /// [`Placement`](crate::Placement) for what it is worth.
@@ -167,6 +175,8 @@ impl Engine {
     /// [`MapError::Thread`] if a thread is refused, or may not run on those CPUs.
     pub fn with(options: EngineOptions) -> Result<Self, MapError> {
         let EngineOptions { zone, producers, readers, cpus } = options;
+        at_most("EngineOptions::producers", producers.get(), THREADS)?;
+        at_most("EngineOptions::readers", readers.get(), THREADS)?;
         let pool = Arc::new(Pool::start(producers).map_err(MapError::Thread)?);
         let start = |index| EventLoop::start(&format!("uzone-fault-{index}"), &cpus).map(Arc::new);
         let readers: io::Result<Vec<_>> = (0..readers.get()).map(start).collect();
@@ -199,6 +209,7 @@ impl Engine {
         backing: Arc<dyn Backing>,
         options: &LazyOptions,
     ) -> Result<LazyMapping, MapError> {
+        at_most("LazyOptions::trace", options.trace, TRACED)?;
         let memory = backing.memory().map_err(MapError::Unknown)?;
         let (mapping, mut modes, mut required) = map_memory(len, memory, options)?;
         let page = match options.huge {
@@ -249,7 +260,8 @@ impl Engine {
         };
         let is_tracked = tracker.is_some();
         let policy = Policy { zeroes_by_copy, removed_is_zero: false, is_tracked };
-        let pattern = pattern(&contents, &*backing, options);
+        let area = contents.fault_area(memory.mapping().addr().get() as u64, page);
+        let pattern = pattern(&[area], page, &*backing, options);
         let recorder = Recorder::new(options.trace);
         let core = Core::new(kernel, backing, contents, page, policy, pattern, recorder);
         let core = Arc::new(core);
@@ -286,14 +298,20 @@ impl Engine {
     }
 }
 
+/// Refuses an option that is larger than `most`.
+pub(crate) fn at_most(option: &'static str, asked: usize, most: usize) -> Result<(), MapError> {
+    if asked > most { Err(MapError::TooMany { option, asked, most }) } else { Ok(()) }
+}
+
 /// Returns what is known about how the pages of a mapping will be touched.
 pub(crate) fn pattern(
-    contents: &Contents,
+    areas: &[FaultArea],
+    page: PageSize,
     backing: &dyn Backing,
     options: &LazyOptions,
 ) -> FaultPattern {
     let most = backing.largest_window();
-    FaultPattern::new(contents.area(), options.advice, options.fault_around, most)
+    FaultPattern::new(areas, page, options.advice, options.fault_around, most)
 }
 
 /// Returns how many bytes are read from a backing at once, for pages of `page`.
@@ -310,6 +328,15 @@ impl fmt::Debug for Engine {
     }
 }
 
+/// Returns what the addresses of a mapping are aligned to, so that windows are the same by addresses and by
+/// offsets and each lies in one page table: 2 MiB, or less for a mapping that is in one page table anyhow.
+fn table_align(len: ByteLen) -> ByteLen {
+    let page = uzone_os::probe::page_size().bytes();
+    ByteLen::new(
+        len.get().checked_next_power_of_two().map_or(2 << 20, |len| len.clamp(page, 2 << 20)),
+    )
+}
+
 /// Maps the addresses, and says which faults they have to tell of.
 fn map_memory(
     len: ByteLen,
@@ -318,8 +345,7 @@ fn map_memory(
 ) -> Result<(Mapping, Modes, Features), MapError> {
     match (memory, options.huge) {
         (Memory::Own, HugePages::None) => {
-            // A window of any size is then one range of one page table.
-            let align = (len.get() >= 2 << 20).then_some(ByteLen::mib(2));
+            let align = Some(table_align(len));
             let how = Anonymous { huge: HugeAdvice::Default, align, ..Anonymous::default() };
             Ok((Mapping::anonymous(len, how)?, Modes::MISSING, Features::POISON))
         }
@@ -337,7 +363,8 @@ fn map_memory(
             Err(MapError::Backing { reason: "a memory file has the pages that it was made of" })
         }
         (Memory::File { fd, sharing }, HugePages::None) => {
-            let mapping = Mapping::file(fd, 0, len, Access::ReadWrite, sharing)?;
+            let align = table_align(len);
+            let mapping = Mapping::file_aligned(fd, 0, len, Access::ReadWrite, sharing, align)?;
             let is_huge = mapping.page_size() != uzone_os::probe::page_size();
             let features = Features::POISON
                 | if is_huge {

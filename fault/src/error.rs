@@ -1,6 +1,7 @@
 //! What can go wrong with lazily mapped memory.
 
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use uzone::{BindError, HoldFailure, RegionError};
 use uzone_os::uffd::{AnswerError, OpenError, RegisterError};
@@ -75,6 +76,16 @@ pub enum MapError {
     /// The backing did not say what it is made of.
     #[error("the backing does not say what it is made of")]
     Unknown(#[source] io::Error),
+    /// An option is larger than it may be.
+    #[error("{option} is {asked}: at most {most} are possible")]
+    TooMany {
+        /// Which option.
+        option: &'static str,
+        /// What it is.
+        asked: usize,
+        /// What it may be.
+        most: usize,
+    },
     /// A thread was not started, or what wakes it was not made.
     #[error("cannot start the threads of the mapping")]
     Thread(#[source] io::Error),
@@ -144,13 +155,35 @@ pub struct Failure {
     pub reason: String,
 }
 
-/// Returns what an error says, with its causes.
+/// Calls code of the caller's. Returns `None` if it panicked.
+pub(crate) fn caught<R>(call: impl FnOnce() -> R) -> Option<R> {
+    match catch_unwind(AssertUnwindSafe(call)) {
+        Ok(result) => Some(result),
+        Err(payload) => {
+            discard(payload);
+            None
+        }
+    }
+}
+
+/// Drops a value of the caller's, whose drop may panic.
+pub(crate) fn discard<T>(value: T) {
+    if let Err(payload) = catch_unwind(AssertUnwindSafe(|| drop(value))) {
+        // What it panicked with may panic as well.
+        std::mem::forget(payload);
+    }
+}
+
+/// Returns what an error says, with those of its causes that it does not name itself.
 pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
+        let inner = error.to_string();
+        if !text.contains(&inner) {
+            text.push_str(": ");
+            text.push_str(&inner);
+        }
         cause = error.source();
     }
     text

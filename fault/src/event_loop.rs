@@ -9,7 +9,11 @@
 //! A thread that found a fault keeps looking for more for a moment (`source`), at the sources that
 //! had some; between rounds it asks about the others without waiting.
 //!
-//! Locks: one, for the list of what the loop is told, held for a push or to take all.
+//! A panic in a source is a bug of ours, and is caught: the source fails, which means that every page
+//! that is touched from then on is bad, and the thread goes on with the others. A thread that is only
+//! gone would be worse: whatever touches its mappings would wait for ever.
+//!
+//! Locks: one, for the messages to the loop, held for a push or to take all.
 
 use std::collections::HashMap;
 use std::io;
@@ -22,6 +26,7 @@ use std::time::{Duration, Instant};
 use uzone_os::numa;
 use uzone_os::uffd::{Doorbell, EventSet, ReadyKeys};
 
+use crate::error::{caught, discard};
 use crate::pool::Submit;
 use crate::source::{Scratch, Source};
 use crate::staged::Staged;
@@ -30,8 +35,10 @@ use crate::staged::Staged;
 const BELL: u64 = u64::MAX;
 /// After how many rounds over the sources that have faults the others are asked.
 const ROUNDS: u32 = 8;
-/// How long to wait where waiting failed.
+/// How long to wait where waiting or ringing failed.
 const RETRY: Duration = Duration::from_millis(1);
+/// How often a bell is rung that cannot be, before the message waits for the next one.
+const RINGS: u32 = 1000;
 
 /// What a loop is told.
 enum Message {
@@ -60,7 +67,18 @@ impl Inbox {
         if self.called.swap(true, Ordering::Release) {
             return true; // it was rung for, and not silenced since
         }
-        self.bell.ring().is_ok()
+        for _ in 0..RINGS {
+            match self.bell.ring() {
+                Ok(()) => return true,
+                Err(_) => std::thread::sleep(RETRY),
+            }
+        }
+        tracing::error!(
+            "a thread that answers faults cannot be reached: its eventfd takes no write"
+        );
+        // The next message rings again. Relaxed: that thread pushes under the lock, as this one did.
+        self.called.store(false, Ordering::Relaxed);
+        false
     }
 }
 
@@ -103,7 +121,11 @@ impl EventLoop {
             let is_kept = kept.is_ok();
             let _ = answer.send(kept);
             if is_kept {
-                Runner::new(shared).run();
+                let mut runner = Runner::new(shared);
+                // What panics in a source is caught there; nothing else may end this thread either.
+                while caught(|| runner.run()).is_none() {
+                    tracing::error!("a thread that answers faults panicked and goes on");
+                }
             }
         })?;
         let id = thread.thread().id();
@@ -196,7 +218,7 @@ impl Runner {
         }
     }
 
-    fn run(mut self) {
+    fn run(&mut self) {
         let mut round = 0_u32;
         loop {
             // Acquire pairs with the Release of `tell`.
@@ -244,7 +266,9 @@ impl Runner {
                 }
                 Message::PutInPlace { key, page, staged } => {
                     if let Some(source) = self.sources.get_mut(&key) {
-                        source.put_in_place(page, staged);
+                        if caught(|| source.put_in_place(page, staged)).is_none() {
+                            source.fail();
+                        }
                         self.note_timer(key);
                     }
                 }
@@ -263,9 +287,18 @@ impl Runner {
             source.leave(&self.inbox.set);
             self.active.retain(|&active| active != key);
             self.timed.retain(|&timed| timed != key);
-            source.finish(&mut self.scratch);
+            if caught(|| source.finish(&mut self.scratch)).is_none() {
+                self.renew_scratch();
+            }
             self.inbox.sources.fetch_sub(1, Ordering::Relaxed);
         }
+    }
+
+    /// Makes new room for answers, after a panic that may have left the old one with a source.
+    fn renew_scratch(&mut self) {
+        let room = self.sources.values().map(|source| source.room()).max().unwrap_or(0);
+        discard(std::mem::replace(&mut self.scratch, Scratch::new()));
+        self.scratch.staging.resize(room, 0);
     }
 
     fn activate(&mut self, key: u64) {
@@ -295,7 +328,16 @@ impl Runner {
                 continue;
             };
             let was_deaf = source.is_deaf;
-            if source.step(&mut self.scratch, &Submit { filler: &self.filler, key }) {
+            let submit = Submit { filler: &self.filler, key };
+            let Some(was_busy) = caught(|| source.step(&mut self.scratch, &submit)) else {
+                source.fail();
+                self.renew_scratch();
+                is_busy = true;
+                // The other sources first, should it panic again.
+                at += 1;
+                continue;
+            };
+            if was_busy {
                 is_busy = true;
                 if source.rests() {
                     source.is_active = false;
@@ -357,5 +399,153 @@ impl Runner {
                 self.activate(key);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroUsize;
+    use std::ops::Range;
+
+    use uzone::{PagemapOps, Zone, bus};
+    use uzone_os::uffd::{AnswerError, Answered, Features, KernelFaults, Modes, Registered, Uffd};
+    use uzone_os::{Anonymous, Mapping};
+    use uzone_pages::{ByteLen, Content};
+
+    use super::*;
+    use crate::backing::ZeroBacking;
+    use crate::contents::Contents;
+    use crate::core::{Core, Policy};
+    use crate::engine::{LazyOptions, pattern};
+    use crate::kernel::Kernel;
+    use crate::pending::Awaited;
+    use crate::pool::Pool;
+    use crate::record::{FaultClass, Recorder};
+    use crate::source::SourceParts;
+    use crate::told::Told;
+
+    /// A kernel that panics when it is to wake a thread, once.
+    struct Panicking(Arc<Registered>, AtomicBool);
+
+    impl Kernel for Panicking {
+        fn copy(&self, offset: u64, bytes: &[u8]) -> Result<Answered, AnswerError> {
+            Kernel::copy(&*self.0, offset, bytes)
+        }
+
+        fn zero(&self, range: Range<u64>) -> Result<Answered, AnswerError> {
+            Kernel::zero(&*self.0, range)
+        }
+
+        fn continue_mapping(&self, range: Range<u64>) -> Result<Answered, AnswerError> {
+            Kernel::continue_mapping(&*self.0, range)
+        }
+
+        fn poison(&self, range: Range<u64>) -> Result<Answered, AnswerError> {
+            Kernel::poison(&*self.0, range)
+        }
+
+        fn wake(&self, range: Range<u64>) {
+            if self.1.swap(false, Ordering::Relaxed) {
+                // Without the hook that prints where.
+                std::panic::resume_unwind(Box::new("as the test wants"));
+            }
+            Kernel::wake(&*self.0, range);
+        }
+    }
+
+    /// Lets `event_loop` answer the faults of new memory of zeroes.
+    fn map(
+        event_loop: &Arc<EventLoop>,
+        panics: bool,
+        deadline: Option<Duration>,
+    ) -> (Arc<Registered>, Arc<Core>, Attached) {
+        let page = uzone_os::probe::page_size();
+        let mapping = Mapping::anonymous(ByteLen::kib(64), Anonymous::default()).unwrap();
+        let uffd = Uffd::open(Features::POISON, Features::NONE, KernelFaults::IfAllowed).unwrap();
+        let memory = Arc::new(Registered::new(Arc::new(uffd), mapping, Modes::MISSING).unwrap());
+        let lent = Mapping::lent(memory.clone());
+        let contents = Contents::bind(&Zone::new(), lent, page, PagemapOps::default()).unwrap();
+        let area = contents.fault_area(memory.mapping().addr().get() as u64, page);
+        let pattern = pattern(&[area], page, &ZeroBacking, &LazyOptions::default());
+        let policy = Policy { zeroes_by_copy: false, removed_is_zero: false, is_tracked: false };
+        let kernel = Arc::new(Panicking(memory.clone(), AtomicBool::new(panics)));
+        let recorder = Recorder::new(0);
+        let core =
+            Core::new(kernel, Arc::new(ZeroBacking), contents, page, policy, pattern, recorder);
+        let core = Arc::new(core);
+        let source = Source::new(SourceParts {
+            told: Told::Own(memory.clone()),
+            core: core.clone(),
+            pool: Arc::new(Pool::start(NonZeroUsize::MIN).unwrap()),
+            spin: Duration::ZERO,
+            deadline,
+            room: 4096,
+        });
+        let attached = event_loop.join(source).unwrap();
+        (memory, core, attached)
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it takes faults")]
+    fn a_reader_that_panics_fails_its_mapping_and_answers_the_others() {
+        let name = "a_reader_that_panics_fails_its_mapping_and_answers_the_others";
+        let uffd = Uffd::open(Features::POISON, Features::NONE, KernelFaults::IfAllowed);
+        if uffd.is_err() || !bus::recovers_copies() || bus::install().is_err() {
+            assert!(std::env::var("REQUIRE_ALL").as_deref() != Ok("1"), "{uffd:?}");
+            return eprintln!("skipped: {name}: {uffd:?}, or no recovery from SIGBUS");
+        }
+        let event_loop = Arc::new(EventLoop::start("uzone-fault-test", &[]).unwrap());
+        let (memory, core, attached) = map(&event_loop, true, None);
+        let (other, other_core, other_attached) = map(&event_loop, false, None);
+        let page = core.page_size().bytes();
+        memory.mapping().read_at(page, &mut [1]).unwrap();
+        // A page that is said to be there, so that its waiter is woken.
+        assert!(core.contents().claim(3));
+        assert!(core.contents().advance(3, Content::Filling, Content::Present));
+        assert!(!core.has_failed());
+        memory.mapping().read_at(3 * page, &mut [1]).unwrap_err();
+        assert!(core.has_failed());
+        assert!(core.last_failure().unwrap().reason.contains("panicked"));
+        // What was there is there, and what was missing is bad.
+        memory.mapping().read_at(page, &mut [1]).unwrap();
+        memory.mapping().read_at(9 * page, &mut [1]).unwrap_err();
+        for at in 0..16 {
+            let mut seen = [1];
+            other.mapping().read_at(at * page, &mut seen).unwrap();
+            assert_eq!(seen, [0]);
+        }
+        assert!(!other_core.has_failed());
+        drop((attached, other_attached));
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it takes faults")]
+    fn a_failed_mapping_still_gives_up_pages_at_their_deadline_and_its_reader_sleeps() {
+        let name = "a_failed_mapping_still_gives_up_pages_at_their_deadline";
+        let uffd = Uffd::open(Features::POISON, Features::NONE, KernelFaults::IfAllowed);
+        if uffd.is_err() || !bus::recovers_copies() || bus::install().is_err() {
+            assert!(std::env::var("REQUIRE_ALL").as_deref() != Ok("1"), "{uffd:?}");
+            return eprintln!("skipped: {name}: {uffd:?}, or no recovery from SIGBUS");
+        }
+        let event_loop = Arc::new(EventLoop::start("uzone-fault-test", &[]).unwrap());
+        let (memory, core, attached) = map(&event_loop, true, Some(Duration::from_millis(5)));
+        let page = core.page_size().bytes();
+        assert!(core.contents().claim(3));
+        assert!(core.contents().advance(3, Content::Filling, Content::Present));
+        memory.mapping().read_at(3 * page, &mut [1]).unwrap_err();
+        assert!(core.has_failed());
+        // A thread that pins page 9 produces it, and its backing never returns.
+        assert!(core.contents().claim(9));
+        let since = Instant::now();
+        let (class, is_write, is_fault) = (FaultClass::Missing, false, false);
+        assert!(core.pending().push(Awaited { page: 9, since, class, is_write, is_fault }));
+        // A fault, after which the reader looks at the deadlines.
+        memory.mapping().read_at(5 * page, &mut [1]).unwrap_err();
+        while core.contents().get(9) != Content::Poisoned {
+            assert!(since.elapsed() < Duration::from_secs(30), "page 9 was not given up");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(core.pending().oldest(), None, "the reader has nothing to wake up for");
+        drop(attached);
     }
 }

@@ -254,7 +254,7 @@ impl LazyMapping {
                 continue;
             }
             let run = self.core.bytes(start..at);
-            self.core.will_evict();
+            self.core.will_evict(&(start..at));
             answer = self.mapping().discard(run.clone());
             if let (Ok(()), Some(tracker)) = (&answer, self.tracking()) {
                 tracker.evicted(&(start..at));

@@ -47,6 +47,8 @@
 //! | `backing` | [`Backing`] and the back ends |
 //! | `window` | [`Window`]: what a backing is offered, and what the kernel's replies do to it |
 //! | `core` | what becomes of a fault |
+//! | `costs` | what faults cost, measured |
+//! | `bad_pages` | making a page a bad one |
 //! | `contents` | the state of each page |
 //! | `event_loop` | the threads that answer |
 //! | `source` | one mapping as such a thread sees it |
@@ -66,12 +68,17 @@
 //! | `rehearsal` | what of a fault is not the kernel, for the benchmark |
 //! | `kernel` | the answers, so that tests can make up a kernel |
 #![forbid(unsafe_code)]
+// The model of tests/loom.rs needs two files of this package and none of those that call the kernel.
+#![cfg(not(loom))]
 
 mod adopted;
 mod backing;
+mod bad_pages;
 mod collapse;
+#[cfg_attr(miri, path = "contents/plain.rs")]
 mod contents;
 mod core;
+mod costs;
 mod dirty;
 mod engine;
 mod error;
@@ -89,6 +96,7 @@ pub mod rehearsal;
 mod source;
 mod staged;
 mod stats;
+mod sync;
 mod told;
 mod transparent;
 mod window;

@@ -6,16 +6,25 @@
 //! own, which is looked at only when nobody waits for a page, and what does not fit there is
 //! forgotten.
 //!
+//! A backing may read other memory that the same engine maps lazily. Its thread then waits for a page that
+//! another of these threads has to produce, and once all wait like that none is left. So the thread that
+//! answers faults looks whether a fault is of one of these threads. Then the page goes to a third queue,
+//! which is looked at first, and another thread is started, which takes pages from there alone. Only where
+//! there are as many as there may be, and each of them waits, is the page refused.
+//!
 //! Locks: the queues', held for a push or a pop and while waiting for one, over nothing else.
 
 use std::collections::VecDeque;
 use std::io;
 use std::num::NonZeroUsize;
 use std::ops::Range;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::Builder;
 
+use uzone_pages::Content;
+
 use crate::core::{Core, Hands};
+use crate::error::{caught, discard};
 use crate::event_loop::LoopHandle;
 use crate::record::FaultOutcome;
 use crate::stats::Counters;
@@ -24,6 +33,8 @@ use crate::stats::Counters;
 pub(crate) const LIMIT: usize = 4096;
 /// How many ranges may wait to be read ahead.
 const AHEAD: usize = 64;
+/// How many more threads there may be while backings wait for each other's pages.
+const REINFORCEMENTS: usize = 64;
 
 /// A page to be produced, which is owned.
 struct Job {
@@ -35,7 +46,17 @@ struct Job {
 }
 
 impl Job {
+    /// Produces the page. What panics in it is a bug of ours or a drop of the caller's: the page is bad
+    /// then, and the thread goes on.
     fn run(self, hands: &mut Hands) {
+        let (core, page) = (self.core.clone(), self.page);
+        if caught(|| self.produce(hands)).is_none() {
+            core.give_up(page);
+        }
+        discard(core);
+    }
+
+    fn produce(self, hands: &mut Hands) {
         if hands.staging.len() < self.room {
             hands.staging.resize(self.room, 0);
         }
@@ -48,7 +69,10 @@ impl Job {
                 // A failure has made the page bad and was counted; whoever touches it hears of it.
                 let outcome = match self.core.produce(self.page, hands) {
                     Ok(()) => FaultOutcome::Produced,
-                    Err(_) => FaultOutcome::Failed,
+                    Err(error) => {
+                        discard(error);
+                        FaultOutcome::Failed
+                    }
                 };
                 self.core.finish(self.page, outcome);
             }
@@ -59,10 +83,54 @@ impl Job {
 #[derive(Default)]
 struct Queues {
     demand: VecDeque<Job>,
+    /// Pages for which threads of the pool wait: those go first. No more than there are such threads.
+    nested: VecDeque<Job>,
     ahead: VecDeque<(Arc<Core>, Range<u64>)>,
     /// How many threads are reading ahead.
     reading_ahead: usize,
+    /// How many threads there are besides those that the pool was started with.
+    reinforcements: usize,
+    /// How many threads wait for something to do.
+    idle: usize,
+    /// The threads, by the numbers that the kernel gives them.
+    threads: Vec<u32>,
+    /// Which of them took a fault in a backing, until their job ends.
+    waiting: Vec<Waiting>,
     is_closed: bool,
+}
+
+/// A thread of the pool that waits for a page of other memory, or did so a moment ago.
+struct Waiting {
+    thread: u32,
+    core: Weak<Core>,
+    page: u64,
+}
+
+impl Waiting {
+    /// Returns whether the page is being produced still.
+    fn is_now(&self) -> bool {
+        self.core.upgrade().is_some_and(|core| core.contents().get(self.page) == Content::Filling)
+    }
+}
+
+impl Queues {
+    /// Notes that a thread of the pool waits for a page, which is produced before all others from now on.
+    fn note_waiting(&mut self, thread: u32, core: &Arc<Core>, page: u64) {
+        let is_it = |job: &Job| job.page == page && Arc::ptr_eq(&job.core, core);
+        if let Some(at) = self.demand.iter().position(is_it)
+            && let Some(job) = self.demand.remove(at)
+        {
+            // The latest first: the others may be waiting for it.
+            self.nested.push_front(job);
+        }
+        self.ended(thread);
+        self.waiting.push(Waiting { thread, core: Arc::downgrade(core), page });
+    }
+
+    /// Notes that a thread of the pool has ended a job, and so waits for nothing.
+    fn ended(&mut self, thread: u32) {
+        self.waiting.retain(|waiting| waiting.thread != thread);
+    }
 }
 
 #[derive(Default)]
@@ -72,11 +140,20 @@ struct Shared {
     /// How many threads may read ahead at once: one fewer than there are, so that one is left for
     /// pages that somebody waits for. Where there is one, it does both.
     most_ahead: usize,
+    /// How many threads the pool was started with.
+    producers: usize,
 }
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Queues> {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns whether a thread is left that takes the next page sooner or later: one that does not wait
+    /// for a page itself.
+    fn has_free_thread(&self, queues: &Queues) -> bool {
+        let waiting = queues.waiting.iter().filter(|waiting| waiting.is_now()).count();
+        waiting < self.producers + queues.reinforcements
     }
 }
 
@@ -94,17 +171,25 @@ pub(crate) struct Submit<'a> {
 
 impl Submit<'_> {
     /// Queues a page that the caller owns. Returns whether there was room; if not, the caller owns
-    /// it still.
-    pub(crate) fn demand(&self, pool: &Pool, core: &Arc<Core>, page: u64, room: usize) -> bool {
+    /// it still. There is for a page that a thread of the pool waits for.
+    pub(crate) fn demand(
+        &self,
+        pool: &Pool,
+        core: &Arc<Core>,
+        page: u64,
+        room: usize,
+        is_nested: bool,
+    ) -> bool {
         let filler = core.has_one_filler().then(|| (self.filler.clone(), self.key));
-        pool.submit(Job { core: core.clone(), page, room, filler })
+        pool.submit(Job { core: core.clone(), page, room, filler }, is_nested)
     }
 }
 
 impl Pool {
     pub(crate) fn start(threads: NonZeroUsize) -> io::Result<Self> {
         let most_ahead = (threads.get() - 1).max(1);
-        let shared = Arc::new(Shared { most_ahead, ..Shared::default() });
+        let producers = threads.get();
+        let shared = Arc::new(Shared { most_ahead, producers, ..Shared::default() });
         {
             let mut queues = shared.lock();
             queues.demand.reserve_exact(LIMIT);
@@ -119,9 +204,40 @@ impl Pool {
         Ok(pool)
     }
 
-    fn submit(&self, job: Job) -> bool {
+    /// Returns whether a thread, by the number that the kernel gives it, is one of the pool's.
+    pub(crate) fn is_producer(&self, thread: u32) -> bool {
+        // A thread is in the list before it can fault in a backing.
+        thread != 0 && self.shared.lock().threads.contains(&thread)
+    }
+
+    /// Has a page of `core` produced before all others, for which `thread` of the pool waits. Starts one
+    /// more thread, which ends when no such page is left, unless idle threads take all of those. Returns
+    /// `false` where no thread can be started and each of those that there are waits for a page itself.
+    pub(crate) fn reinforce(&self, thread: u32, core: &Arc<Core>, page: u64) -> bool {
+        {
+            let mut queues = self.shared.lock();
+            queues.note_waiting(thread, core, page);
+            if queues.nested.len() <= queues.idle {
+                return true;
+            }
+            if queues.reinforcements == REINFORCEMENTS {
+                return self.shared.has_free_thread(&queues);
+            }
+            queues.reinforcements += 1;
+        }
+        let shared = self.shared.clone();
+        let started = Builder::new().name("uzone-io-more".into()).spawn(move || help(&shared));
+        if started.is_ok() {
+            return true;
+        }
         let mut queues = self.shared.lock();
-        if queues.demand.len() == LIMIT {
+        queues.reinforcements -= 1;
+        self.shared.has_free_thread(&queues)
+    }
+
+    fn submit(&self, job: Job, is_nested: bool) -> bool {
+        let mut queues = self.shared.lock();
+        if queues.demand.len() >= LIMIT && !is_nested {
             return false;
         }
         queues.demand.push_back(job);
@@ -148,27 +264,50 @@ impl Pool {
     }
 }
 
+/// Produces pages for which threads of the pool wait, until there is none. It takes no other: their
+/// backings may wait as well, and then no thread would be left.
+fn help(shared: &Shared) {
+    let mut hands = Hands::new(0);
+    let thread = uzone_os::thread_id();
+    let mut queues = shared.lock();
+    queues.threads.push(thread);
+    while let Some(job) = queues.nested.pop_front() {
+        drop(queues);
+        job.run(&mut hands);
+        queues = shared.lock();
+        queues.ended(thread);
+    }
+    queues.threads.retain(|&other| other != thread);
+    queues.reinforcements -= 1;
+}
+
 fn work(shared: &Shared) {
     let mut hands = Hands::new(0);
+    let thread = uzone_os::thread_id();
     let mut queues = shared.lock();
+    queues.threads.push(thread);
     loop {
-        if let Some(job) = queues.demand.pop_front() {
+        if let Some(job) = queues.nested.pop_front().or_else(|| queues.demand.pop_front()) {
             drop(queues);
             job.run(&mut hands);
             queues = shared.lock();
+            queues.ended(thread);
         } else if queues.reading_ahead < shared.most_ahead
             && let Some((core, pages)) = queues.ahead.pop_front()
         {
             queues.reading_ahead += 1;
             drop(queues);
             core.read_ahead(pages);
-            drop(core);
+            discard(core);
             queues = shared.lock();
             queues.reading_ahead -= 1;
+            queues.ended(thread);
         } else if queues.is_closed {
             return;
         } else {
+            queues.idle += 1;
             queues = shared.ready.wait(queues).unwrap_or_else(PoisonError::into_inner);
+            queues.idle -= 1;
         }
     }
 }

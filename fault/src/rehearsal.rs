@@ -78,7 +78,7 @@ impl Rehearsal {
         let memory = Arc::new(Registered::new(Arc::new(uffd), mapping, Modes::MISSING)?);
         let backing: Arc<dyn Backing> = Arc::new(ZeroBacking);
         let policy = Policy { zeroes_by_copy: false, removed_is_zero: false, is_tracked: false };
-        let pattern = pattern(&contents, &*backing, options);
+        let pattern = pattern(&[contents.fault_area(start, page)], page, &*backing, options);
         let recorder = Recorder::new(options.trace);
         let core =
             Core::new(Arc::new(Agreeing), backing, contents, page, policy, pattern, recorder);

@@ -14,7 +14,9 @@ use std::time::{Duration, Instant};
 use uzone_os::uffd::{Event, EventBuffer, EventSet, FaultKind, PageFault, Remote};
 use uzone_pages::{Content, Touch};
 
+use crate::backing::Memory;
 use crate::core::{Core, Hands, Outcome};
+use crate::costs::{CONTINUED_NS, COPIED_NS, CostMeter};
 use crate::pending::Awaited;
 use crate::pool::{Pool, Submit};
 use crate::record::{FaultClass, FaultOutcome, FaultRecord};
@@ -30,8 +32,6 @@ const FAULTS: usize = 1024;
 const PARKED: usize = 256;
 /// After how long what was put off is tried again.
 const RETRY: Duration = Duration::from_millis(1);
-/// How often the pattern of faults is told the time, at most.
-const TICK: Duration = Duration::from_millis(50);
 /// After so many looks in vain no more are taken, until a fault comes that one would have met.
 const VAIN: u8 = 4;
 
@@ -110,13 +110,12 @@ pub(crate) struct Source {
     /// off.
     late: VecDeque<(u64, Staged)>,
     late_since: Instant,
-    /// Where children tell of their faults. Nobody answers; closing these would give them zeroes.
-    children: Vec<Remote>,
+    children: Children,
+    /// Whether a step panicked. Then each page that is touched is made bad.
+    has_failed: bool,
     looked: Instant,
     /// Whether others were let run since the last fault was answered.
     has_yielded: bool,
-    /// When the pattern of faults is told the time, since the mapping was made.
-    next_tick: Duration,
     /// Whether the descriptor cannot be read, so that it is not waited for.
     pub(crate) is_deaf: bool,
     pub(crate) is_active: bool,
@@ -139,8 +138,11 @@ impl Source {
     pub(crate) fn new(parts: SourceParts) -> Self {
         let SourceParts { told, core, pool, spin, deadline, room } = parts;
         let mut hands = Hands::new(0);
-        // Who reads in order may be about to run on this CPU: nothing is gained ahead of it.
-        hands.goes_ahead = !spin.is_zero();
+        hands.shares_cpu = spin.is_zero();
+        let memory = core.backing().memory();
+        let is_continued = memory.is_ok_and(|memory| matches!(memory, Memory::File { .. }));
+        let page_ns = if is_continued { CONTINUED_NS } else { COPIED_NS };
+        hands.meter = CostMeter::new(page_ns, !hands.shares_cpu);
         Self {
             told,
             core,
@@ -150,10 +152,10 @@ impl Source {
             look: Look::new(spin),
             late: VecDeque::new(),
             late_since: Instant::now(),
-            children: Vec::new(),
+            children: Children::new(),
+            has_failed: false,
             looked: Instant::now(),
             has_yielded: false,
-            next_tick: Duration::ZERO,
             is_deaf: false,
             is_active: false,
             is_timed: false,
@@ -179,12 +181,23 @@ impl Source {
     /// Answers what is pending, or else does what can wait. Returns whether there was anything.
     /// `submit` is where what the pool produced comes back.
     pub(crate) fn step(&mut self, scratch: &mut Scratch, submit: &Submit<'_>) -> bool {
+        if self.has_failed {
+            self.looked = Instant::now();
+            let is_busy = self.refuse(&mut scratch.buffer);
+            // Deadlines and the children of a client go on.
+            if !is_busy || self.due().is_some_and(|due| due <= self.looked) {
+                self.see_to_what_waits();
+            }
+            return is_busy;
+        }
         std::mem::swap(&mut scratch.staging, &mut self.hands.staging);
         let is_read = self.drain(&mut scratch.buffer, &mut scratch.faults);
         self.looked = Instant::now();
         let read_at = self.looked;
         let mut is_busy = !scratch.faults.is_empty();
         if is_busy {
+            let has_waited = self.hands.has_neighbours();
+            self.hands.meter.read(scratch.faults.len(), read_at, has_waited);
             self.answer_all(scratch, submit, read_at);
             self.look.found(read_at);
         } else {
@@ -209,6 +222,22 @@ impl Source {
         is_busy
     }
 
+    /// Ends the answering of faults after a panic: pages that are waited for become bad, and so does
+    /// every page that is touched later.
+    pub(crate) fn fail(&mut self) {
+        if std::mem::replace(&mut self.has_failed, true) {
+            return;
+        }
+        self.core.fail();
+        self.late.clear();
+        for page in self.core.pending().pages() {
+            self.core.give_up(page);
+        }
+        // The kernel reports faults again that were read and not answered.
+        self.parked.push_all();
+        self.parked.wake_now(&self.core);
+    }
+
     /// Answers the faults that were read.
     fn answer_all(&mut self, scratch: &mut Scratch, submit: &Submit<'_>, read_at: Instant) {
         let at = self.core.recorder().since_start(read_at);
@@ -218,7 +247,6 @@ impl Source {
         self.has_yielded = false;
         self.core.recorder().note(&scratch.records);
         scratch.records.clear();
-        self.tick(at);
         // Also where there is always another fault.
         if self.due().is_some_and(|due| due <= read_at) {
             self.see_to_what_waits();
@@ -256,20 +284,17 @@ impl Source {
         let parked = self.parked.is_waiting().then_some(self.parked.since + RETRY);
         let late = (!self.late.is_empty()).then_some(self.late_since + RETRY);
         let deaf = self.is_deaf.then(|| self.looked + RETRY);
-        let deadline = self.deadline.and_then(|after| Some(self.core.pending().oldest()? + after));
-        [parked, late, deaf, deadline].into_iter().flatten().min()
-    }
-
-    /// Tells the pattern of faults the time since the mapping was made, now and then.
-    fn tick(&mut self, now: Duration) {
-        if now >= self.next_tick {
-            self.next_tick = now + TICK;
-            self.core.pattern().tick(u64::try_from(now.as_millis()).unwrap_or(u64::MAX));
-        }
+        let children = self.children.due();
+        let deadline =
+            self.deadline.and_then(|after| self.core.pending().oldest()?.checked_add(after));
+        [parked, late, deaf, deadline, children].into_iter().flatten().min()
     }
 
     fn see_to_what_waits(&mut self) {
         self.parked.wake(&self.core);
+        if self.is_deaf || self.children.due().is_some_and(|due| due <= self.looked) {
+            self.children.reap(&self.told);
+        }
         if !self.late.is_empty() && self.late_since.elapsed() >= RETRY {
             for _ in 0..self.late.len() {
                 if let Some((page, staged)) = self.late.pop_front() {
@@ -302,7 +327,7 @@ impl Source {
                     self.core.give_up(page);
                 }
                 self.core.kernel().ended();
-                self.refuse(&mut scratch.buffer);
+                while self.refuse(&mut scratch.buffer) {}
             }
             // What was read and not answered is told again to who comes next.
             Told::Remote(_) => {
@@ -344,7 +369,7 @@ impl Source {
                             self.core.removed(pages.start..pages.end.min(end));
                         }
                     }
-                    Event::Forked(child) => self.children.push(child),
+                    Event::Forked(child) => self.children.push(child, &self.told),
                     _ => {}
                 }
             }
@@ -355,18 +380,22 @@ impl Source {
         }
     }
 
-    /// Makes the pages bad that somebody waits for.
-    fn refuse(&self, buffer: &mut EventBuffer) {
-        while matches!(self.told.read(buffer), Ok(1..)) {
-            for event in &mut *buffer {
-                if let Event::PageFault(fault) = event
-                    && let Some(page) = self.page(fault.address)
-                    && self.core.contents().claim(page)
-                {
-                    self.core.spoil(page);
+    /// Makes the pages bad that a thread waits for. Returns whether there were any events.
+    fn refuse(&mut self, buffer: &mut EventBuffer) -> bool {
+        let read = self.told.read(buffer);
+        self.is_deaf = read.is_err();
+        for event in &mut *buffer {
+            match event {
+                Event::PageFault(fault) => {
+                    if let Some(page) = self.page(fault.address) {
+                        self.core.refuse(page, fault.kind == FaultKind::WriteProtect);
+                    }
                 }
+                Event::Forked(child) => self.children.push(child, &self.told),
+                _ => {}
             }
         }
+        matches!(read, Ok(1..))
     }
 
     fn page(&self, address: uzone_os::Vaddr) -> Option<u64> {
@@ -421,18 +450,25 @@ impl Source {
         let touch = if is_write { Touch::Write } else { Touch::Read };
         match self.core.fault(page, touch, &mut self.hands) {
             Outcome::Answered => return Some(FaultOutcome::AtHand),
-            Outcome::Coalesced => return Some(FaultOutcome::Coalesced),
+            Outcome::Coalesced => {
+                self.see_to_nesting(page);
+                return Some(FaultOutcome::Coalesced);
+            }
             Outcome::Later => {}
             Outcome::Produce { ahead } => {
                 Counters::bump(&self.core.by_reader().queued, 1);
-                if self.core.pending().push(Awaited {
+                let is_listed = self.core.pending().push(Awaited {
                     page,
                     since: read_at,
                     class,
                     is_write,
                     is_fault: true,
-                }) {
-                    if submit.demand(&self.pool, &self.core, page, self.room) {
+                });
+                // What a thread of the pool waits for is not left to wait for room.
+                let is_nested = self.is_nested();
+                if is_listed || is_nested {
+                    if submit.demand(&self.pool, &self.core, page, self.room, is_nested) {
+                        self.see_to_nesting(page);
                         if let Some(ahead) = ahead {
                             self.pool.read_ahead(&self.core, ahead);
                         }
@@ -446,10 +482,90 @@ impl Source {
         Some(self.put_off(page))
     }
 
+    /// Returns whether the thread that waits is one that produces pages: a backing reads other memory of the
+    /// same engine.
+    fn is_nested(&self) -> bool {
+        matches!(self.told, Told::Own(_)) && self.pool.is_producer(self.hands.waiter)
+    }
+
+    /// Sees to it that a page is produced that a thread of the pool waits for: the threads may all be
+    /// waiting for each other.
+    fn see_to_nesting(&self, page: u64) {
+        if self.is_nested() && !self.pool.reinforce(self.hands.waiter, &self.core, page) {
+            self.core.refuse_nested(page);
+        }
+    }
+
     fn put_off(&mut self, page: u64) -> FaultOutcome {
         Counters::bump(&self.core.by_reader().put_off, 1);
         self.parked.push(page);
         FaultOutcome::PutOff
+    }
+}
+
+/// How many children of one client are kept. More, and the missing pages of a further child are made
+/// bad.
+const CHILDREN: usize = 64;
+/// How many events of a child are read at once.
+const CHILD_EVENTS: usize = 16;
+/// How often the children are probed.
+const PROBE: Duration = Duration::from_secs(2);
+
+/// The userfaultfds of processes that a client forked off. Their faults are not answered, and their
+/// other events are read when they are probed, so that a child that forks is held up and goes on; closing a
+/// descriptor while its process lives would give that process zeroes where pages are missing.
+struct Children {
+    remotes: Vec<Remote>,
+    probed: Option<Instant>,
+}
+
+impl Children {
+    fn new() -> Self {
+        Self { remotes: Vec::with_capacity(CHILDREN), probed: None }
+    }
+
+    fn push(&mut self, child: Remote, told: &Told) {
+        self.reap(told);
+        self.keep(child, told);
+    }
+
+    fn keep(&mut self, child: Remote, told: &Told) {
+        if self.remotes.len() < CHILDREN {
+            self.remotes.push(child);
+            return;
+        }
+        tracing::warn!(
+            "a client has more than {CHILDREN} children at once; the missing pages of the next one are bad"
+        );
+        if let Some(child) = told.refuse_child(child) {
+            self.remotes.push(child);
+        }
+    }
+
+    /// Closes the descriptors of processes that have ended, and reads the events of the others: a process
+    /// that forks or unmaps memory waits for that.
+    fn reap(&mut self, told: &Told) {
+        self.remotes.retain(|remote| !remote.is_gone());
+        self.probed = Some(Instant::now());
+        if self.remotes.is_empty() {
+            return;
+        }
+        let mut buffer = EventBuffer::new(CHILD_EVENTS);
+        for at in 0..self.remotes.len() {
+            let Some(remote) = self.remotes.get(at) else { break };
+            // An error is that of a limit of descriptors; the next probe reads again.
+            let _ = remote.read(&mut buffer);
+            for event in &mut buffer {
+                if let Event::Forked(child) = event {
+                    self.keep(child, told);
+                }
+            }
+        }
+    }
+
+    /// Returns when to probe next, if there are any.
+    fn due(&self) -> Option<Instant> {
+        self.probed.filter(|_| !self.remotes.is_empty()).map(|probed| probed + PROBE)
     }
 }
 
@@ -511,6 +627,12 @@ impl Parked {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
+
+    use uzone_os::uffd::{Features, KernelFaults, Modes, Registered, Uffd};
+    use uzone_os::{Anonymous, Mapping};
+    use uzone_pages::ByteLen;
+
     use super::*;
 
     #[test]
@@ -531,5 +653,35 @@ mod tests {
         let met = now - most / 2;
         look.found(met);
         assert!(look.again(met));
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it takes events")]
+    fn a_child_of_a_client_goes_on_after_an_event_of_its_own() {
+        let wanted = Features::EVENT_REMOVE;
+        let Ok(uffd) = Uffd::open(wanted, Features::NONE, KernelFaults::IfAllowed) else {
+            assert!(std::env::var("REQUIRE_ALL").as_deref() != Ok("1"), "no userfaultfd");
+            return eprintln!("skipped: a_child_of_a_client_goes_on: no userfaultfd");
+        };
+        let len = ByteLen::new(4 * uzone_os::probe::page_size().bytes());
+        let mapping = Mapping::anonymous(len, Anonymous::default()).unwrap();
+        let memory = Arc::new(Registered::new(Arc::new(uffd), mapping, Modes::MISSING).unwrap());
+        let mut children = Children::new();
+        let fd = memory.uffd().as_fd().try_clone_to_owned().unwrap();
+        let told = Told::Own(memory.clone());
+        children.push(Remote::adopt(fd).unwrap(), &told);
+        std::thread::scope(|scope| {
+            // As a child would: the call returns when its event was read.
+            let child = scope.spawn(|| memory.mapping().discard(0..len.get()).unwrap());
+            let begin = Instant::now();
+            while !child.is_finished() {
+                if begin.elapsed() > Duration::from_secs(20) {
+                    let _ = memory.uffd().read(&mut EventBuffer::new(8)); // so that the test ends
+                    panic!("the child waits for ever");
+                }
+                children.reap(&told);
+                std::thread::yield_now();
+            }
+        });
     }
 }

@@ -6,10 +6,11 @@
 //! takes notes, and the thread that answers puts it in place if the page is still wanted.
 
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use uzone_os::uffd::{AnswerError, Answered};
 
+use crate::core::produce::LEFT_OUT;
 use crate::error::BackingError;
 use crate::kernel::Kernel;
 
@@ -20,39 +21,66 @@ pub(crate) enum Staged {
     Bytes(Vec<u8>),
     /// That it is zero.
     Zero,
-    /// That the page cache has it.
-    Cached,
+    /// That the page cache may have it, and what to do if it does not.
+    Cached {
+        /// What the backing did when it was told that the page is a hole.
+        otherwise: Box<Staged>,
+    },
     /// That it cannot be had.
     Failed(BackingError),
 }
 
-/// A kernel that takes note of what it is given for one page.
+/// A kernel that keeps what it is given for one page.
+///
+/// It cannot know whether the page cache has a page, so it answers a first continue with a hole: what
+/// the backing does then is kept for the case that it is one.
 #[derive(Debug, Default)]
-pub(crate) struct NoteTaker(Mutex<Option<Staged>>);
+pub(crate) struct NoteTaker(Mutex<Notes>);
+
+#[derive(Debug, Default)]
+struct Notes {
+    staged: Option<Staged>,
+    has_continued: bool,
+}
 
 impl NoteTaker {
-    fn note(&self, staged: Staged) -> Result<Answered, AnswerError> {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(staged);
+    fn notes(&self) -> MutexGuard<'_, Notes> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn keep(&self, staged: Staged) -> Result<Answered, AnswerError> {
+        self.notes().staged = Some(staged);
         Ok(Answered::All)
     }
 
-    /// Returns what it was given.
-    pub(crate) fn into_note(self) -> Option<Staged> {
-        self.0.into_inner().unwrap_or_else(PoisonError::into_inner)
+    /// Returns what it was given, by a backing that ended with `failure` or well.
+    pub(crate) fn into_staged(self, failure: Option<BackingError>) -> Staged {
+        let notes = self.0.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let left_out = || Staged::Failed(BackingError::Other(LEFT_OUT.into()));
+        let staged = match failure {
+            Some(error) => Staged::Failed(error),
+            None => notes.staged.unwrap_or_else(left_out),
+        };
+        if notes.has_continued { Staged::Cached { otherwise: Box::new(staged) } } else { staged }
     }
 }
 
 impl Kernel for NoteTaker {
     fn copy(&self, _: u64, bytes: &[u8]) -> Result<Answered, AnswerError> {
-        self.note(Staged::Bytes(bytes.to_vec()))
+        self.keep(Staged::Bytes(bytes.to_vec()))
     }
 
     fn zero(&self, _: Range<u64>) -> Result<Answered, AnswerError> {
-        self.note(Staged::Zero)
+        self.keep(Staged::Zero)
     }
 
     fn continue_mapping(&self, _: Range<u64>) -> Result<Answered, AnswerError> {
-        self.note(Staged::Cached)
+        if std::mem::replace(&mut self.notes().has_continued, true) {
+            // The backing has filled the file meanwhile.
+            let otherwise = Box::new(Staged::Failed(BackingError::Other(LEFT_OUT.into())));
+            return self.keep(Staged::Cached { otherwise });
+        }
+        Ok(Answered::Hole)
     }
 
     fn poison(&self, _: Range<u64>) -> Result<Answered, AnswerError> {

@@ -88,12 +88,8 @@ pub struct FaultStats {
     pub huge_pages: u64,
     /// Pages that a device was asked for before anybody waited for them.
     pub read_ahead: u64,
-    /// Pages that would have been mapped around a fault and were left out, to see whether they are
-    /// wanted: [`Advice::Auto`](uzone_pages::Advice::Auto) samples that.
-    pub sampled: u64,
-    /// Those of them that were touched within a second. The others are what windows of that size
-    /// waste.
-    pub sampled_used: u64,
+    /// Whether answering faults panicked, which is a bug of uzone: every page that was missing then is bad.
+    pub has_failed: bool,
     /// Pages that are being produced now: for who waits for them, and for who populates.
     pub pending: u64,
     /// For how long the oldest of them has been.
@@ -102,7 +98,6 @@ pub struct FaultStats {
 
 impl FaultStats {
     pub(crate) fn of(core: &Core) -> Self {
-        let sampled = core.pattern().sampled();
         let (all, reader) = (core.counters(), core.by_reader());
         // Relaxed: each is a statistic of its own.
         let get = |of: fn(&Counters) -> &AtomicU64| {
@@ -126,8 +121,7 @@ impl FaultStats {
             collapsed: get(|counters| &counters.collapsed),
             huge_pages: core.kernel().huge_pages(),
             read_ahead: get(|counters| &counters.read_ahead),
-            sampled: sampled.around.get(),
-            sampled_used: sampled.used.get(),
+            has_failed: core.has_failed(),
             pending: core.pending().len() as u64,
             oldest_pending: core.pending().oldest().map(|since| since.elapsed()),
         }

@@ -13,14 +13,15 @@ use uzone_pages::{
 };
 
 use crate::backing::Backing;
+use crate::backing::continue_or_zero;
 use crate::contents::Contents;
 use crate::core::produce::Produced;
 use crate::core::{Core, Hands, Outcome, Policy};
-use crate::error::BackingError;
+use crate::error::{BackingError, caught};
 use crate::kernel::Kernel;
 use crate::record::Recorder;
 use crate::rehearsal::Rehearsal;
-use crate::window::Window;
+use crate::window::{Filled, Window};
 
 const PAGES: u64 = 192;
 const PAGE: usize = 4096;
@@ -41,6 +42,8 @@ struct Machine {
     refused: BTreeSet<u64>,
     /// Pages that were taken away behind the engine's back, and have not come back.
     lost: BTreeSet<u64>,
+    /// Pages that the page cache does not have.
+    holes: BTreeSet<u64>,
 }
 
 impl Machine {
@@ -62,11 +65,18 @@ pub(crate) fn no_memory(call: UffdCall, range: &Range<u64>) -> AnswerError {
     }
 }
 
-struct FakeKernel(Mutex<Machine>);
+#[derive(Default)]
+struct FakeKernel {
+    machine: Mutex<Machine>,
+    /// What another thread does when a page is about to be marked as bad, once.
+    before_a_mark: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+    /// What another thread does when pages are about to be copied, once.
+    before_a_copy: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+}
 
 impl FakeKernel {
     fn lock(&self) -> MutexGuard<'_, Machine> {
-        self.0.lock().unwrap()
+        self.machine.lock().unwrap()
     }
 
     /// Puts pages in place as the kernel does: up to the first that is there, and as far as it
@@ -90,10 +100,10 @@ impl FakeKernel {
             machine.refused.extend(start..end);
             return Err(no_memory(call, &range));
         }
-        // A copy replaces a signal; a signal replaces nothing.
+        // A copy replaces a signal; a signal and a page of zeroes replace nothing.
         let is_there = |machine: &Machine, page: u64| match machine.pages.get(&page) {
             None => false,
-            Some(None) => call == UffdCall::Poison,
+            Some(None) => matches!(call, UffdCall::Poison | UffdCall::ZeroPage),
             Some(Some(_)) => true,
         };
         if is_there(&machine, start) {
@@ -120,11 +130,18 @@ impl FakeKernel {
 
 impl Kernel for FakeKernel {
     fn copy(&self, offset: u64, bytes: &[u8]) -> Result<Answered, AnswerError> {
+        let other = self.before_a_copy.lock().unwrap().take();
+        if let Some(other) = other {
+            other();
+        }
         let range = offset..offset + bytes.len() as u64;
         self.fill(range, UffdCall::Copy, |page| {
             let at = usize::try_from((page << 12) - offset).unwrap();
             let whole = &bytes[at..at + PAGE];
-            assert!(whole.iter().all(|&byte| byte == whole[0]), "a page torn from two");
+            // Miri takes a millisecond for a thousand bytes.
+            let step = if cfg!(miri) { PAGE / 4 } else { 1 };
+            let mut bytes = whole.iter().step_by(step);
+            assert!(bytes.all(|&byte| byte == whole[0]), "a page torn from two");
             Some(whole[0])
         })
     }
@@ -134,10 +151,17 @@ impl Kernel for FakeKernel {
     }
 
     fn continue_mapping(&self, range: Range<u64>) -> Result<Answered, AnswerError> {
+        if self.lock().holes.contains(&(range.start >> 12)) {
+            return Ok(Answered::Hole);
+        }
         self.fill(range, UffdCall::Continue, |page| Some(right(page)))
     }
 
     fn poison(&self, range: Range<u64>) -> Result<Answered, AnswerError> {
+        let other = self.before_a_mark.lock().unwrap().take();
+        if let Some(other) = other {
+            other();
+        }
         self.fill(range, UffdCall::Poison, |_| None)
     }
 
@@ -247,14 +271,29 @@ fn core_by(
     advice: Advice,
     window: u64,
 ) -> (Arc<FakeKernel>, Core) {
-    let machine = Machine { whims, ..Machine::default() };
-    let kernel = Arc::new(FakeKernel(Mutex::new(machine)));
+    core_of(policy, whims, Arc::new(FakeBacking(kinds)), advice, window)
+}
+
+fn core_of(
+    policy: Policy,
+    whims: Vec<u8>,
+    backing: Arc<dyn Backing>,
+    advice: Advice,
+    window: u64,
+) -> (Arc<FakeKernel>, Core) {
+    let kernel = Arc::new(FakeKernel::default());
+    kernel.lock().whims = whims;
     let contents = Contents::reserve(PageCount::new(PAGES), PageSize::KIB_4).unwrap();
     let size = FaultAround::try_new(ByteLen::new(window * 4096)).unwrap();
     // So small an area has room for windows that grow no more.
     let most = FaultAround::try_new(ByteLen::kib(64)).unwrap();
-    let pattern = FaultPattern::new(contents.area(), advice, size, most);
-    let backing = Arc::new(FakeBacking(kinds));
+    let pattern = FaultPattern::new(
+        &[contents.fault_area(0, PageSize::KIB_4)],
+        PageSize::KIB_4,
+        advice,
+        size,
+        most,
+    );
     let core = Core::new(
         kernel.clone(),
         backing,
@@ -364,7 +403,7 @@ fn usize_of(number: u64) -> usize {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 2 } else { 300 }, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn whatever_the_kernel_answers_a_reader_gets_the_right_page_or_a_signal(
@@ -529,6 +568,128 @@ fn what_is_not_a_page_of_the_window_is_refused() {
     assert!(window.zero(backwards).is_err());
     assert!(format!("{window:?}").contains("Window"));
     assert_eq!(window.state.filled, 0);
+}
+
+/// Continues pages as a memory file's backing does, and takes a hole for zeroes.
+struct Continuing;
+
+impl Backing for Continuing {
+    fn map_pages(&self, _: &mut Window<'_>) {}
+
+    fn fault(&self, window: &mut Window<'_>) -> Result<(), BackingError> {
+        continue_or_zero(window)
+    }
+
+    fn byte_len(&self) -> Option<ByteLen> {
+        None
+    }
+}
+
+#[test]
+fn a_page_of_a_memory_file_that_the_kernel_puts_off_is_not_taken_for_a_hole() {
+    // The kernel says three times that the layout changes, and then does what it is asked.
+    let (kernel, core) = core_of(POLICY, vec![8], Arc::new(Continuing), Advice::Normal, 1);
+    assert!(core.contents().claim(7));
+    core.produce(7, &mut Hands::new(PAGE)).unwrap();
+    assert_eq!(kernel.lock().pages[&7], Some(right(7)));
+    kernel.lock().holes.insert(8);
+    assert!(core.contents().claim(8));
+    core.produce(8, &mut Hands::new(PAGE)).unwrap();
+    assert_eq!(kernel.lock().pages[&8], Some(0));
+}
+
+#[test]
+fn a_hole_of_a_memory_file_of_another_process_is_zero() {
+    let policy = Policy { removed_is_zero: true, ..POLICY };
+    let (kernel, core) = core_of(policy, vec![3], Arc::new(Continuing), Advice::Normal, 1);
+    let mut hands = Hands::new(PAGE);
+    kernel.lock().holes.insert(8);
+    for (page, byte) in [(7, right(7)), (8, 0)] {
+        assert!(core.contents().claim(page));
+        let staged = core.stage(page, &mut hands);
+        assert!(core.put_in_place(page, staged).is_none());
+        assert_eq!(kernel.lock().pages[&page], Some(byte));
+        assert_eq!(core.contents().get(page), Content::Present);
+    }
+}
+
+#[test]
+fn a_page_that_a_second_waiter_has_marked_as_bad_is_not_taken_for_a_present_one() {
+    let (kernel, core) = plain(all(Kind::Failing), Advice::Random, 1);
+    let core = Arc::new(core);
+    let second = core.clone();
+    *kernel.before_a_mark.lock().unwrap() = Some(Box::new(move || {
+        let _ = second.fault(7, Touch::Read, &mut Hands::new(PAGE));
+    }));
+    assert!(core.contents().claim(7));
+    core.produce(7, &mut Hands::new(PAGE)).unwrap_err();
+    assert_eq!(kernel.lock().pages[&7], None);
+    assert_eq!(core.contents().get(7), Content::Poisoned);
+    // A producer that comes too late makes it good: a copy replaces a mark.
+    let mut staging = vec![right(7); PAGE];
+    let bytes = staging.clone();
+    let mut late = Window::owned(&core, 7, &mut staging);
+    assert_eq!(late.copy(7 << 12, &bytes).unwrap(), Filled::All);
+    assert_eq!(core.contents().get(7), Content::Present);
+    assert_eq!(kernel.lock().pages[&7], Some(right(7)));
+    // One whose copy was there before the page was given up.
+    assert!(core.contents().claim(9));
+    let third = kernel.clone();
+    *kernel.before_a_mark.lock().unwrap() = Some(Box::new(move || {
+        third.lock().pages.insert(9, Some(right(9)));
+    }));
+    core.spoil(9);
+    assert_eq!(core.contents().get(9), Content::Present);
+}
+
+#[test]
+fn a_page_that_goes_bad_while_its_neighbours_are_copied_over_it_is_good() {
+    let (kernel, core) = plain(all(Kind::Ready), Advice::Normal, 16);
+    let core = Arc::new(core);
+    let second = core.clone();
+    *kernel.before_a_copy.lock().unwrap() = Some(Box::new(move || {
+        assert!(second.contents().claim(5));
+        second.spoil(5);
+    }));
+    assert_eq!(core.map_ready(0..16, &mut Hands::new(16 * PAGE)), 16);
+    for page in 0..16 {
+        assert_eq!(kernel.lock().pages[&page], Some(right(page)));
+        assert_eq!(core.contents().get(page), Content::Present, "page {page}");
+    }
+}
+
+#[test]
+fn zeroes_outside_of_a_window_change_nothing_and_a_bad_page_stays_bad() {
+    let policy = Policy { zeroes_by_copy: true, ..POLICY };
+    let (kernel, core) = core_by(policy, vec![3], all(Kind::Ready), Advice::Normal, 16);
+    let mut staging = vec![0; 4 * PAGE];
+    let mut window = Window::new(&core, 4..8, None, &mut staging);
+    for range in [6 << 12..9 << 12, 3 << 12..5 << 12, (4 << 12) + 1..5 << 12] {
+        window.zero(range).unwrap_err();
+        assert!(present(&kernel).is_empty());
+    }
+    assert!(core.contents().claim(5));
+    core.spoil(5);
+    assert_eq!(window.zero(4 << 12..8 << 12).unwrap(), Filled::Some);
+    assert_eq!((present(&kernel), kernel.lock().pages[&5]), (vec![4, 5, 6, 7], None));
+    assert_eq!(core.contents().get(5), Content::Poisoned);
+}
+
+#[test]
+fn a_window_has_its_room_again_after_a_backing_panicked_in_it() {
+    let policy = Policy { zeroes_by_copy: true, ..POLICY };
+    let (kernel, core) = core_by(policy, vec![3], all(Kind::Ready), Advice::Normal, 16);
+    let mut staging = vec![0; 4 * PAGE];
+    let mut window = Window::new(&core, 4..8, None, &mut staging);
+    let panicked = caught(|| {
+        window.copy_with(4 << 12..8 << 12, |_| -> Result<usize, AnswerError> {
+            std::panic::resume_unwind(Box::new("as the test wants"))
+        })
+    });
+    assert!(panicked.is_none());
+    assert_eq!(window.room(), 4 * PAGE as u64);
+    assert_eq!(window.zero(4 << 12..8 << 12).unwrap(), Filled::All);
+    assert_eq!(present(&kernel), [4, 5, 6, 7]);
 }
 
 /// Prints what a fault costs besides the kernel; the bound is loose enough for a busy machine and a
@@ -698,9 +859,9 @@ fn pages_ahead_of_who_reads_in_order_wait_until_there_is_nothing_else() {
 fn pages_ahead_are_put_in_place_step_by_step_as_far_as_they_are_at_hand() {
     let mut hands = Hands::new(16 * PAGE);
     // Windows of 64 pages, of which 32 are a step.
-    let mut reads = |kinds, goes_ahead| {
+    let mut reads = |kinds, goes_ahead: bool| {
         let (kernel, core) = plain(kinds, Advice::Sequential, 64);
-        hands.goes_ahead = goes_ahead;
+        hands.shares_cpu = !goes_ahead;
         for page in [0, 64] {
             assert_eq!(core.fault(page, Touch::Read, &mut hands), Outcome::Answered);
         }

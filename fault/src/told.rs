@@ -7,12 +7,19 @@
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
+use std::thread::Builder;
+use std::time::{Duration, Instant};
 
-use uzone_os::uffd::{AnswerError, Answered, EventBuffer, EventSet, Install, Registered, Remote};
+use uzone_os::uffd::{
+    AnswerError, Answered, Event, EventBuffer, EventSet, Install, Registered, Remote,
+};
 use uzone_os::{Mapping, Vaddr};
-use uzone_pages::ByteLen;
+use uzone_pages::{AddrError, ByteLen, FaultArea, PageSize, Pfn, PfnRange};
 
 use crate::kernel::{Kernel, QUIETLY};
+
+/// How long the kernel is asked to make a page of a client's child bad.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Some memory of another process, and which bytes of the backing it holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +35,18 @@ pub struct RemoteRegion {
 impl RemoteRegion {
     fn end_offset(&self) -> u64 {
         self.offset.saturating_add(self.len.get())
+    }
+
+    /// Returns its addresses.
+    pub(crate) fn addresses(&self) -> Range<u64> {
+        self.start.get()..self.start.get().saturating_add(self.len.get())
+    }
+
+    /// Returns it as an area of faults, which are numbered by their offsets in the backing.
+    pub(crate) fn fault_area(&self, page: PageSize) -> Result<FaultArea, AddrError> {
+        let first = Pfn::new(self.offset >> page.shift());
+        let pages = PfnRange::try_new(first, page.pages_in(self.len)?)?;
+        Ok(FaultArea { pages, address: self.start.get() >> page.shift() })
     }
 
     /// Returns which bytes of the backing it holds.
@@ -166,6 +185,22 @@ impl Told {
         }
     }
 
+    /// Makes the missing pages of a process bad that the other one forked off, and closes its
+    /// descriptor then, in a thread of its own. Returns it if there is no such thread.
+    pub(crate) fn refuse_child(&self, child: Remote) -> Option<Remote> {
+        let Self::Remote(memory) = self else { return Some(child) };
+        let memory = memory.clone();
+        let child = Arc::new(child);
+        let poisons = {
+            let child = child.clone();
+            move || poison_all(&child, &memory.regions)
+        };
+        match Builder::new().name("uzone-child".into()).spawn(poisons) {
+            Ok(_) => None,
+            Err(_) => Arc::into_inner(child),
+        }
+    }
+
     /// Returns which pages of the backing the addresses of a removal are, region by region.
     pub(crate) fn offsets(&self, start: Vaddr, end: Vaddr) -> impl Iterator<Item = Range<u64>> {
         let regions: &[RemoteRegion] = match self {
@@ -182,13 +217,55 @@ impl Told {
     }
 }
 
+/// Makes the pages of regions bad that are missing in a process, and in those that it forks off meanwhile.
+fn poison_all(remote: &Remote, regions: &[RemoteRegion]) {
+    let mut children = Vec::new();
+    regions.iter().for_each(|region| poison_missing(remote, region, &mut children));
+    while let Some(child) = children.pop() {
+        regions.iter().for_each(|region| poison_missing(&child, region, &mut children));
+    }
+}
+
+/// Makes the pages of a region bad that are missing in a process. `children` gets those that it forks off
+/// meanwhile.
+fn poison_missing(remote: &Remote, region: &RemoteRegion, children: &mut Vec<Remote>) {
+    let page = uzone_os::probe::page_size().bytes();
+    let mut buffer = EventBuffer::new(8);
+    let mut give_up = Instant::now() + PATIENCE;
+    let (mut at, end) = (region.start.get(), region.start.get().saturating_add(region.len.get()));
+    while at < end {
+        let step = match remote.poison(Vaddr::new(at), ByteLen::new(end - at), Install::default()) {
+            Ok(Answered::All | Answered::Gone) => return,
+            Ok(Answered::Part { bytes }) => bytes.max(page),
+            // The process waits for its event to be read.
+            Ok(Answered::LayoutChanging | Answered::Busy) if Instant::now() < give_up => {
+                let _ = remote.read(&mut buffer);
+                for event in &mut buffer {
+                    if let Event::Forked(child) = event {
+                        children.push(child);
+                    }
+                }
+                std::thread::yield_now();
+                continue;
+            }
+            Ok(Answered::LayoutChanging | Answered::Busy) => {
+                tracing::error!("the missing pages of a child of a client cannot be made bad");
+                return;
+            }
+            // It is there, or cannot be missing; of a huge page all small ones are asked for.
+            Ok(Answered::Present | Answered::Hole | Answered::NotRegistered) | Err(_) => page,
+        };
+        at += step;
+        give_up = Instant::now() + PATIENCE;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::fd::AsFd;
-    use std::time::{Duration, Instant};
 
     use uzone_os::Anonymous;
-    use uzone_os::uffd::{Event, Features, KernelFaults, Modes, Uffd};
+    use uzone_os::uffd::{Features, KernelFaults, Modes, Uffd};
 
     use super::*;
 
@@ -244,5 +321,41 @@ mod tests {
             seen
         });
         assert_eq!(seen, (2, 2));
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it takes events")]
+    fn a_child_of_a_client_that_waits_for_its_own_events_is_refused_all_the_same() {
+        let wanted = Features::EVENT_REMOVE | Features::POISON;
+        let Ok(uffd) = Uffd::open(wanted, Features::NONE, KernelFaults::IfAllowed) else {
+            assert!(std::env::var("REQUIRE_ALL").as_deref() != Ok("1"), "no userfaultfd");
+            return eprintln!("skipped: a_child_of_a_client_that_waits: no userfaultfd");
+        };
+        let len = ByteLen::new(4 * uzone_os::probe::page_size().bytes());
+        let mapping = Mapping::anonymous(len, Anonymous::default()).unwrap();
+        let memory = Registered::new(Arc::new(uffd), mapping, Modes::MISSING).unwrap();
+        let start = Vaddr::new(memory.mapping().addr().get() as u64);
+        let regions = [RemoteRegion { start, len, offset: 0 }];
+        let remote = Remote::adopt(memory.uffd().as_fd().try_clone_to_owned().unwrap()).unwrap();
+        let done = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            // As a child would: the call returns when its event was read.
+            scope.spawn(|| {
+                memory.mapping().discard(0..len.get()).unwrap();
+                done.store(true, std::sync::atomic::Ordering::Release);
+            });
+            let is_busy = || {
+                let answer = remote.poison(start, len, Install::default());
+                matches!(answer, Ok(Answered::LayoutChanging | Answered::Busy))
+            };
+            while !is_busy() {
+                assert!(!done.load(std::sync::atomic::Ordering::Acquire), "it did not wait");
+                std::thread::yield_now();
+            }
+            let begin = Instant::now();
+            poison_all(&remote, &regions);
+            assert!(begin.elapsed() < PATIENCE);
+        });
+        assert!(done.load(std::sync::atomic::Ordering::Acquire));
     }
 }

@@ -12,7 +12,7 @@ use std::ops::Range;
 
 use uzone_os::uffd::{AnswerError, Answered};
 use uzone_os::{Mapping, RangeError};
-use uzone_pages::{Content, PageSize};
+use uzone_pages::PageSize;
 
 use crate::core::Core;
 use crate::kernel::Kernel;
@@ -64,7 +64,11 @@ pub(crate) struct Progress {
 pub enum Filled {
     /// Each is in place.
     All,
-    /// Some are not, for now or for good: this window has done what it could with them.
+    /// Each is in place, but for those that the page cache does not have: holes of a memory file, where
+    /// pages were to be continued.
+    Hole,
+    /// Some are not, for now or for good: they are bad, or the kernel cannot fill them at the moment.
+    /// This window has done what it could with them. They may hold bytes that a hole does not have.
     Some,
 }
 
@@ -195,8 +199,10 @@ impl<'a> Window<'a> {
         let kernel = self.kernel;
         let first = offset.wrapping_add(self.base);
         self.install(range, |part| {
-            let skipped = usize::try_from(part.start - first).unwrap_or(bytes.len());
-            kernel.copy(part.start, &bytes[skipped..])
+            // Offsets inside of `bytes`, as `install` asks for parts of its range.
+            let [from, to] = [part.start, part.end]
+                .map(|at| usize::try_from(at - first).unwrap_or(bytes.len()).min(bytes.len()));
+            kernel.copy(part.start, &bytes[from..to])
         })
     }
 
@@ -253,19 +259,17 @@ impl<'a> Window<'a> {
         }
         // Taken out, so that the window can be changed while the bytes are in it.
         let staging = std::mem::take(&mut self.staging);
-        let room = len.min(staging.len());
-        let answer = produce(&mut staging[..room]).and_then(|written| {
-            let page = page.bytes();
-            let whole = (written.min(room) as u64) / page * page;
-            if whole == 0 {
-                return Ok(Filled::Some);
-            }
-            let whole = usize::try_from(whole).unwrap_or(room);
-            let filled = self.copy(range.start, &staging[..whole])?;
-            Ok(if whole == len { filled } else { Filled::Some })
-        });
-        self.staging = staging;
-        answer
+        let lent = Lent { window: self, staging };
+        let room = len.min(lent.staging.len());
+        let written = produce(&mut lent.staging[..room])?;
+        let page = page.bytes();
+        let whole = (written.min(room) as u64) / page * page;
+        if whole == 0 {
+            return Ok(Filled::Some);
+        }
+        let whole = usize::try_from(whole).unwrap_or(room);
+        let filled = lent.window.copy(range.start, &lent.staging[..whole])?;
+        Ok(if whole == len { filled } else { Filled::Some })
     }
 
     /// Fills pages with zeroes.
@@ -273,18 +277,23 @@ impl<'a> Window<'a> {
     /// # Errors
     /// As for [`Window::copy`].
     pub fn zero(&mut self, range: Range<u64>) -> Result<Filled, AnswerError> {
+        self.check(&range)?;
         let kernel = self.kernel;
         if self.core.zeroes_by_copy() {
             let mut at = range.start;
             let mut all = Filled::All;
+            let room = self.room();
+            if room == 0 {
+                return Ok(Filled::Some);
+            }
             while at < range.end {
-                let end = range.end.min(at + self.room());
+                let end = range.end.min(at + room);
                 let filled = self.copy_with(at..end, |bytes| {
                     bytes.fill(0);
                     Ok::<_, AnswerError>(bytes.len())
                 })?;
-                if filled == Filled::Some {
-                    all = Filled::Some;
+                if filled != Filled::All {
+                    all = filled;
                 }
                 at = end;
             }
@@ -321,17 +330,24 @@ impl<'a> Window<'a> {
         // It ends: every round but the last goes at least a page further.
         while at < range.end {
             let core = self.core;
+            // A copy would replace the mark of a page that is bad. Its owner's does so rightly: it comes late.
+            let end = self.first_bad(at..range.end);
+            if end == at {
+                all = Filled::Some;
+                at += page.bytes();
+                continue;
+            }
             let kept = self.seen.map(|seen| core.none_evicted_since(seen));
             if matches!(kept, Some(None)) {
                 self.state.is_stale = true;
                 return Ok(Filled::Some);
             }
-            let answer = ask(at..range.end)?;
+            let answer = ask(at..end)?;
             drop(kept);
             let step = match answer {
                 Answered::All => {
-                    self.settle(at..range.end, true);
-                    range.end - at
+                    self.settle(at..end, true);
+                    end - at
                 }
                 Answered::Part { bytes } if bytes >= page.bytes() => {
                     let whole = bytes / page.bytes() * page.bytes();
@@ -339,13 +355,15 @@ impl<'a> Window<'a> {
                     whole
                 }
                 Answered::Present => {
-                    // Nobody was woken, and somebody may have come between our look and this.
+                    // No waiter was woken, and one may have come between our look and this.
                     self.settle(at..at + page.bytes(), false);
                     self.kernel.wake(at..at + page.bytes());
                     page.bytes()
                 }
                 Answered::Hole => {
-                    all = Filled::Some;
+                    if all == Filled::All {
+                        all = Filled::Hole;
+                    }
                     page.bytes()
                 }
                 Answered::NotRegistered | Answered::Gone => {
@@ -363,6 +381,17 @@ impl<'a> Window<'a> {
         Ok(all)
     }
 
+    /// Returns the offset of the first page of `range` that is bad, or its end if none is. Offsets are the
+    /// mapping's.
+    fn first_bad(&self, range: Range<u64>) -> u64 {
+        let shift = self.page_size().shift();
+        let pages = range.start >> shift..range.end >> shift;
+        if self.is_owned && self.wanted == Some(pages.start) {
+            return range.end.min(range.start + self.page_size().bytes());
+        }
+        self.core.contents().first_bad(pages).map_or(range.end, |page| page << shift)
+    }
+
     /// Notes that the kernel has the pages of `range`, and whether it put them in place just now.
     fn settle(&mut self, range: Range<u64>, is_placed: bool) {
         if self.is_noted() {
@@ -372,27 +401,30 @@ impl<'a> Window<'a> {
         }
         let shift = self.page_size().shift();
         let mut pages = range.start >> shift..range.end >> shift;
-        let contents = self.core.contents();
         self.state.filled += pages.end - pages.start;
         let wanted = self.wanted.filter(|wanted| pages.contains(wanted));
         self.state.wanted_is_done |= wanted.is_some();
         if let Some(owned) = wanted.filter(|_| self.is_owned) {
-            contents.settle(pages.start..owned);
-            // Only its owner takes a page from this state, but for a deadline that made it bad.
-            if !contents.advance(owned, Content::Filling, Content::Present)
-                && contents.get(owned) == Content::Poisoned
-            {
-                if is_placed {
-                    // The kernel has put the page in place of that.
-                    contents.mend(owned);
-                } else {
-                    // What is there is the signal.
-                    self.state.wanted_is_done = false;
-                }
-            }
+            self.core.settle(pages.start..owned, is_placed);
+            // Only its owner takes a page from this state, but for a thread that gave it up meanwhile. If
+            // the page is a bad one, what is there is the signal.
+            self.state.wanted_is_done = self.core.settle_owned(owned, is_placed);
             pages.start = owned + 1;
         }
-        contents.settle(pages);
+        self.core.settle(pages, is_placed);
+    }
+}
+
+/// The staging memory of a window while a backing writes to it: put back when this is dropped, also
+/// where the backing panics.
+struct Lent<'w, 'a> {
+    window: &'w mut Window<'a>,
+    staging: &'a mut [u8],
+}
+
+impl Drop for Lent<'_, '_> {
+    fn drop(&mut self) {
+        self.window.staging = std::mem::take(&mut self.staging);
     }
 }
 

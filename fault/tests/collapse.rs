@@ -202,3 +202,31 @@ fn memory_that_cannot_be_collapsed_says_why() {
     let done = memory.collapse(0..2 * HUGE).unwrap();
     assert_eq!((done.huge_pages, done.made, done.skipped), (1, 0, 0));
 }
+
+#[test]
+fn a_pinned_page_is_not_moved_into_a_huge_one() {
+    let name = "a_pinned_page_is_not_moved_into_a_huge_one";
+    if !has_huge_pages(name) {
+        return;
+    }
+    let len = 2 * HUGE;
+    let Some(memory) = map(name, &engine(), len, function(), &LazyOptions::default()) else {
+        return;
+    };
+    memory.populate(0..len, Populate::All).unwrap();
+    let pinned = memory.pin(HUGE + 5 * page()..HUGE + 6 * page()).unwrap();
+    let done = memory.collapse(0..len).unwrap();
+    let behind = memory.collapse(HUGE..len).unwrap();
+    assert_eq!((behind.huge_pages, behind.made), (0, 0), "{behind:?}");
+    assert_eq!(behind.reasons.get(&Uncollapsed::NotNow), Some(&1));
+    assert!(done.huge_pages <= 1, "{done:?}");
+    drop(pinned);
+    // Every page can be pinned again, also those that were given up half way.
+    drop(memory.pin(0..len).unwrap());
+    if done.huge_pages == 0 {
+        return skip(name, &format!("the host has no free huge pages: {done:?}"));
+    }
+    wait_for("the page", || memory.collapse(0..len).unwrap().huge_pages == 2);
+    drop(memory.pin(0..len).unwrap());
+    check_all(&memory, &words(len));
+}

@@ -77,7 +77,14 @@ impl Mapping {
             HugeAdvice::Advise => (Advice::LinuxHugepage, "MADV_HUGEPAGE"),
         };
         match mapping.advise_new(advice.0, advice.1) {
-            // A kernel without transparent huge pages: it is only advice, and there is none to make.
+            // A kernel without transparent huge pages, or a filter that denies the call: it is only
+            // advice, and the memory is what it would be without.
+            Err(MapError::Advice { cause, .. })
+                if how.huge == HugeAdvice::Advise
+                    && matches!(
+                        cause.kind(),
+                        io::ErrorKind::InvalidInput | io::ErrorKind::PermissionDenied
+                    ) => {}
             Err(MapError::Advice { cause, .. }) if cause.kind() == io::ErrorKind::InvalidInput => {}
             other => other?,
         }
@@ -154,6 +161,27 @@ impl Mapping {
         access: Access,
         sharing: Sharing,
     ) -> Result<Self, MapError> {
+        Self::file_aligned(file, offset, len, access, sharing, ByteLen::new(1))
+    }
+
+    /// Maps a file as [`Mapping::file`] does, at an address that is as far behind a multiple of `align` as
+    /// `offset` is. Page tables then end where those of other such mappings of the file end.
+    ///
+    /// # Errors
+    /// As for [`Mapping::file`], and [`MapError::BadAlign`] unless `align` is a power of two of at most
+    /// 4 GiB.
+    pub fn file_aligned(
+        file: impl Into<OwnedFd>,
+        offset: u64,
+        len: ByteLen,
+        access: Access,
+        sharing: Sharing,
+        align: ByteLen,
+    ) -> Result<Self, MapError> {
+        let align = align.get();
+        if !align.is_power_of_two() || align > MAX_ALIGN {
+            return Err(MapError::BadAlign { align_bytes: align });
+        }
         let fd = file.into();
         if len.is_zero() {
             return Err(MapError::Empty);
@@ -165,7 +193,13 @@ impl Mapping {
         };
         let mapping = Self::map(
             len,
-            &Request { page, align: page.bytes(), access, flags, fd: Some((fd.as_fd(), offset)) },
+            &Request {
+                page,
+                align: align.max(page.bytes()),
+                access,
+                flags,
+                fd: Some((fd.as_fd(), offset)),
+            },
         )
         .map_err(|refused| refused.explain_file(access, sharing))?;
         Ok(mapping.backed_by(fd, offset, sharing))

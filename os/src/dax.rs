@@ -50,7 +50,7 @@ pub struct DaxDevice {
 #[non_exhaustive]
 pub enum DaxError {
     /// The file could not be asked for its kind.
-    #[error("cannot inspect the file that should be a DAX device")]
+    #[error("cannot inspect the file that should be a DAX device: {cause}")]
     Inspect {
         /// What the kernel answered.
         #[source]

@@ -247,6 +247,11 @@ pub(crate) fn is_reset(errno: Errno) -> bool {
     errno == Errno::CONNRESET
 }
 
+/// Returns whether the arguments of a call were refused.
+pub(crate) fn is_invalid(errno: Errno) -> bool {
+    errno == Errno::INVAL
+}
+
 /// Returns whether a call was interrupted by a signal.
 pub(crate) fn is_interrupted(errno: Errno) -> bool {
     errno == Errno::INTR

@@ -75,7 +75,7 @@ pub enum ExclusivityError {
 
 /// A mapping that a promise does not make exclusive, given back as it was.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot take the mapping of {len} at {addr} as exclusive", len = mapping.len(), addr = mapping.addr())]
+#[error("cannot take the mapping of {len} at {addr} as exclusive: {cause}", len = mapping.len(), addr = mapping.addr())]
 pub struct NotPromised {
     /// The mapping.
     pub mapping: Box<Mapping>,

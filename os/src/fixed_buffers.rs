@@ -49,7 +49,7 @@ pub enum FixedBuffersError {
         cause: io::Error,
     },
     /// The ring was refused for another reason.
-    #[error("cannot make an io_uring")]
+    #[error("cannot make an io_uring: {cause}")]
     Setup {
         /// What the kernel answered.
         #[source]
@@ -87,7 +87,7 @@ pub enum FixedBuffersError {
     },
     /// The kernel refused for another reason: memory is short, or it is of a kind that is not pinned
     /// for long.
-    #[error("cannot pin {len} for io_uring")]
+    #[error("cannot pin {len} for io_uring: {cause}")]
     Register {
         /// What was to be pinned.
         len: ByteLen,

@@ -61,7 +61,7 @@ pub enum MappedError {
 
 /// Memory that was not taken as a row of values, given back with the reason.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot take the mapping of {len} at {addr} as a row of values", len = memory.len(), addr = memory.addr())]
+#[error("cannot take the mapping of {len} at {addr} as a row of values: {reason}", len = memory.len(), addr = memory.addr())]
 pub struct NotMapped {
     /// The memory.
     pub memory: Exclusive,

@@ -104,7 +104,8 @@ unsafe impl Send for Mapping {}
 // reaches the bytes only through the atomic words of `Mapping::words` and through the kernel.
 unsafe impl Sync for Mapping {}
 
-/// What one mmap(2) is asked for, besides the length.
+/// What one mmap(2) is asked for, besides the length. A file is mapped as far behind a multiple of `align`
+/// as its offset is.
 pub(crate) struct Request<'fd> {
     pub(crate) page: PageSize,
     pub(crate) align: u64,
@@ -402,20 +403,58 @@ impl Mapping {
         let asked_len = fits(mapped.checked_add(slack).map_err(|_| too_long())?)?;
         let slack = asked_len - mapped_len;
         let kernel = |cause| Refused::Kernel { len, cause };
-        let first = mmap(asked_len, request).map_err(kernel)?;
-        // The distance to the next multiple of `align`, which is `slack` plus a page.
+        // Of a file the addresses are taken first, since its bytes cannot be moved in them.
+        let is_moved_file = request.fd.is_some() && slack != 0;
+        if is_moved_file {
+            // Where the file cannot be mapped, that is found out before any address is replaced.
+            let tried = mmap(mapped_len, request).map_err(kernel)?;
+            // SAFETY: munmap(2) ends the life of `mapped_len` bytes from `tried`, which were mapped above
+            // and no value has them.
+            let answer = unsafe { rustix::mm::munmap(tried.as_ptr().cast(), mapped_len) };
+            answer.map_err(|cause| {
+                note_leak(tried.addr().get(), mapped_len, cause);
+                kernel(cause)
+            })?;
+        }
+        let first = if is_moved_file { reserve(asked_len) } else { mmap(asked_len, request) };
+        let first = first.map_err(kernel)?;
+        // The distance to the next address that is as far behind a multiple of `align`, which is `slack`
+        // plus a page, as the start is in its file.
         let align = fits(ByteLen::new(request.align))?;
-        let skipped = first.addr().get().wrapping_neg() & (align - 1);
+        let offset = request.fd.map_or(0, |(_, offset)| offset & (request.align - 1));
+        let skipped = fits(ByteLen::new(offset))?.wrapping_sub(first.addr().get()) & (align - 1);
         if skipped > slack {
             // Not where the kernel keeps its word on where the pages of a pool or device start.
             // SAFETY: munmap(2) ends the life of `asked_len` bytes from `first`, which were mapped
-            // above and given to nobody.
+            // above and no value has them.
             unsafe { rustix::mm::munmap(first.as_ptr().cast(), asked_len) }.map_err(kernel)?;
             return Err(kernel(Errno::INVAL));
         }
         // SAFETY: `add` wants to stay inside of what was mapped: `skipped` is at most `slack`, and
         // `asked_len` is `mapped_len + slack`.
         let start = unsafe { first.add(skipped) };
+        if is_moved_file {
+            // SAFETY: `map_over` replaces `mapped_len` bytes from `start`, which were reserved above and
+            // no value has them.
+            if let Err(cause) = unsafe { map_over(start, mapped_len, request) } {
+                // Kernels before 6.12 may have unmapped those bytes before they refused, and another thread
+                // may have mapped memory there since. So only what is before and behind is unmapped.
+                let end = start.as_ptr().wrapping_add(mapped_len);
+                for (from, len) in [(first.as_ptr(), skipped), (end, slack - skipped)] {
+                    if len == 0 {
+                        continue;
+                    }
+                    // SAFETY: munmap(2) ends the life of `len` bytes from `from`, which were reserved above,
+                    // are not those that `map_over` replaces, and no value has them.
+                    let answer = unsafe { rustix::mm::munmap(from.cast(), len) };
+                    if let Err(cause) = answer {
+                        note_leak(from.addr(), len, cause);
+                    }
+                }
+                note_leak(start.addr().get(), mapped_len, cause);
+                return Err(kernel(cause));
+            }
+        }
         // From here on dropping `mapping` unmaps what it covers, also when trimming fails.
         let mapping = Self {
             start,
@@ -430,14 +469,22 @@ impl Mapping {
         let behind = slack - skipped;
         if skipped != 0 {
             // SAFETY: munmap(2) ends the life of `skipped` bytes from `first`, which were mapped
-            // above, are before `start`, and were given to nobody.
-            unsafe { rustix::mm::munmap(first.as_ptr().cast(), skipped) }.map_err(kernel)?;
+            // above, are before `start`, and no value has them.
+            let answer = unsafe { rustix::mm::munmap(first.as_ptr().cast(), skipped) };
+            answer.map_err(|cause| {
+                note_leak(first.addr().get(), skipped + behind, cause);
+                kernel(cause)
+            })?;
         }
         if behind != 0 {
             let end = start.as_ptr().wrapping_add(mapped_len);
             // SAFETY: munmap(2) ends the life of `behind` bytes from `end`, which were mapped above,
-            // are behind the mapping, and were given to nobody.
-            unsafe { rustix::mm::munmap(end.cast(), behind) }.map_err(kernel)?;
+            // are behind the mapping, and no value has them.
+            let answer = unsafe { rustix::mm::munmap(end.cast(), behind) };
+            answer.map_err(|cause| {
+                note_leak(end.addr(), behind, cause);
+                kernel(cause)
+            })?;
         }
         Ok(mapping)
     }
@@ -445,10 +492,7 @@ impl Mapping {
 
 /// Maps what is asked for, at an address of the kernel's choice.
 fn mmap(len: usize, request: &Request<'_>) -> Result<NonNull<u8>, Errno> {
-    let prot = match request.access {
-        Access::ReadOnly => ProtFlags::READ,
-        Access::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
-    };
+    let prot = protection(request.access);
     let nowhere = core::ptr::null_mut();
     let address = match request.fd {
         // SAFETY: mmap(2) with an address of null and without `MAP_FIXED` makes new addresses
@@ -462,6 +506,58 @@ fn mmap(len: usize, request: &Request<'_>) -> Result<NonNull<u8>, Errno> {
     };
     // The kernel gives no mapping at address zero unless asked for it.
     NonNull::new(address.cast()).ok_or(Errno::NOMEM)
+}
+
+/// How many bytes of addresses could not be unmapped.
+static LEAKED: AtomicU64 = AtomicU64::new(0);
+
+/// Returns how many bytes of addresses this process has lost: memory that was dropped and that the kernel
+/// refused to unmap, which it does when that needs one more mapping than `vm.max_map_count` allows. Each
+/// refusal is also logged as an error.
+#[must_use]
+pub fn leaked() -> ByteLen {
+    // Relaxed: a statistic, by which nothing is published.
+    ByteLen::new(LEAKED.load(Ordering::Relaxed))
+}
+
+/// Counts addresses that stay mapped, and logs them.
+fn note_leak(start: usize, len: usize, cause: Errno) {
+    // Relaxed: as above.
+    LEAKED.fetch_add(len as u64, Ordering::Relaxed);
+    tracing::error!(
+        "{} at {start:#x} cannot be unmapped ({cause}) and are lost to this process: raise vm.max_map_count",
+        ByteLen::new(len as u64)
+    );
+}
+
+/// Takes addresses that nothing can be read from or written to.
+fn reserve(len: usize) -> Result<NonNull<u8>, Errno> {
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+    // SAFETY: mmap(2) with an address of null and without `MAP_FIXED` makes new addresses ours and touches
+    // no memory that exists.
+    let address = unsafe {
+        rustix::mm::mmap_anonymous(core::ptr::null_mut(), len, ProtFlags::empty(), flags)
+    }?;
+    NonNull::new(address.cast()).ok_or(Errno::NOMEM)
+}
+
+/// Maps a file in place of reserved addresses.
+///
+/// # Safety
+/// The `len` bytes from `start` are mapped and no value has them.
+unsafe fn map_over(start: NonNull<u8>, len: usize, request: &Request<'_>) -> Result<(), Errno> {
+    let Some((fd, offset)) = request.fd else { return Err(Errno::INVAL) };
+    let (prot, flags) = (protection(request.access), request.flags | MapFlags::FIXED);
+    // SAFETY: mmap(2) with `MAP_FIXED` replaces what is mapped at `len` bytes from `start`, which the
+    // caller vouches for; the descriptor is open for the time of the call.
+    unsafe { rustix::mm::mmap(start.as_ptr().cast(), len, prot, flags, fd, offset) }.map(drop)
+}
+
+fn protection(access: Access) -> ProtFlags {
+    match access {
+        Access::ReadOnly => ProtFlags::READ,
+        Access::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
+    }
 }
 
 /// A mapping that was not made, before it is known what would have helped.
@@ -480,9 +576,8 @@ impl Drop for Mapping {
         // (invariant 2, and not adopted), and nobody can reach them any more: references borrow from this value
         // (invariant 4), and it is being dropped.
         let answer = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.mapped_len) };
-        if answer.is_ok() {
-            return;
-        }
+        let Err(cause) = answer else { return };
+        note_leak(self.start.addr().get(), self.mapped_len, cause);
         // The kernel refuses to split a merged mapping when the process has as many as it may.
         // The addresses are then lost; the memory is not.
         // SAFETY: madvise(2) drops the pages of the same bytes, for which the same holds.

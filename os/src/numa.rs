@@ -7,6 +7,7 @@ use std::io;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use uzone_pages::ByteLen;
 
+use crate::errno;
 use crate::root::{SysError, SystemRoot, kib_field};
 
 const NODES: &str = "sys/devices/system/node";
@@ -32,7 +33,7 @@ pub struct Node {
 #[non_exhaustive]
 pub enum AffinityError {
     /// The kernel did not say which CPUs this thread may use.
-    #[error("cannot ask which CPUs this thread may use")]
+    #[error("cannot ask which CPUs this thread may use: {cause}")]
     Unknown {
         /// What the kernel answered.
         #[source]
@@ -47,7 +48,7 @@ pub enum AffinityError {
         asked: usize,
     },
     /// The kernel did not let this thread keep to CPUs that it may use.
-    #[error("cannot keep this thread to {asked} CPUs")]
+    #[error("cannot keep this thread to {asked} CPUs: {cause}")]
     Refused {
         /// How many they were.
         asked: usize,
@@ -138,23 +139,30 @@ pub fn usable(cpus: &[u32]) -> Result<Vec<u32>, AffinityError> {
     Ok(cpus.iter().copied().filter(|cpu| is_in(&set, *cpu)).collect())
 }
 
-/// Keeps this thread to those of `cpus` that it may use, until its affinity is set again. Memory that
-/// it touches first then comes from their node, unless a policy says otherwise.
+/// Keeps this thread to those of `cpus` that its process may use, until its affinity is set again: also
+/// to others than the thread was kept to before. Memory that it touches first then comes from their node,
+/// unless a policy says otherwise.
 ///
 /// # Errors
-/// [`AffinityError::Nowhere`] if it may use none of them; then it goes on where it was.
+/// [`AffinityError::Nowhere`] if the process may use none of them; then it goes on where it was.
 pub fn keep_thread_to(cpus: &[u32]) -> Result<(), AffinityError> {
-    let usable = usable(cpus)?;
     let asked = cpus.len();
-    if usable.is_empty() {
-        return Err(AffinityError::Nowhere { asked });
-    }
     let mut set = CpuSet::new();
-    for cpu in usable {
-        set.set(cpu as usize); // a `usize` has 64 bits: the crate compiles for nothing else
+    for &cpu in cpus {
+        let cpu = cpu as usize; // a `usize` has 64 bits: the crate compiles for nothing else
+        if cpu < CpuSet::MAX_CPU {
+            set.set(cpu);
+        }
     }
-    sched_setaffinity(None, &set)
-        .map_err(|cause| AffinityError::Refused { asked, cause: cause.into() })
+    // The kernel leaves out what the control group of the process does not have, and refuses what is
+    // left if that is nothing.
+    sched_setaffinity(None, &set).map_err(|cause| {
+        if errno::is_invalid(cause) {
+            AffinityError::Nowhere { asked }
+        } else {
+            AffinityError::Refused { asked, cause: cause.into() }
+        }
+    })
 }
 
 fn is_in(set: &CpuSet, cpu: u32) -> bool {

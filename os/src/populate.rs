@@ -147,7 +147,7 @@ pub enum PopulateError {
         cause: io::Error,
     },
     /// The kernel refused for a reason that has no case of its own, or was interrupted too often.
-    #[error("the kernel did not make bytes {start:#x} to {end:#x} present")]
+    #[error("the kernel did not make bytes {start:#x} to {end:#x} present: {cause}")]
     Refused {
         /// Where the part that failed starts.
         start: u64,
@@ -160,7 +160,7 @@ pub enum PopulateError {
         cause: io::Error,
     },
     /// A thread may not run on the node that it should. Nothing was populated.
-    #[error("cannot populate from the nodes that were asked for")]
+    #[error("cannot populate from the nodes that were asked for: {cause}")]
     Node {
         /// Why it may not.
         #[source]
@@ -275,7 +275,9 @@ impl Mapping {
         let size = self.chunk_size(wanted.map_or(most, |wanted| floor(wanted).min(most)));
         let chunks = range.len() / size + 2;
         let nodes = how.nodes.len().max(1);
-        let asked = how.threads.get().next_multiple_of(nodes).min(chunks.max(nodes));
+        // No more threads than chunks, and as many for each node as for the others.
+        let most = chunks.max(nodes);
+        let asked = how.threads.get().min(most).next_multiple_of(nodes).min(most);
         let is_late = || how.deadline.is_some_and(|deadline| Instant::now() >= deadline);
 
         // Written once, before it is opened: whether the threads are to begin.

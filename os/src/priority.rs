@@ -1,8 +1,14 @@
-//! The priority of a thread: [`idle`], [`low`].
+//! The number of a thread, and its priority: [`thread_id`], [`idle`], [`low`].
 //!
 //! Unsafe: this is the file that calls sched_setscheduler(2), which rustix does not wrap.
 
 use std::io;
+
+/// Returns the number of this thread, as the kernel names it in events of a userfaultfd.
+#[must_use]
+pub fn thread_id() -> u32 {
+    rustix::thread::gettid().as_raw_pid().unsigned_abs()
+}
 
 /// Lets this thread run only when no other one wants to, on any CPU it may use: `SCHED_IDLE`. It needs
 /// no privilege. Threads that it starts run the same way.

@@ -37,7 +37,7 @@ pub enum ProbeError {
         cause: io::Error,
     },
     /// The kernel refused the handshake.
-    #[error("the kernel refused UFFDIO_API")]
+    #[error("the kernel refused UFFDIO_API: {cause}")]
     Handshake {
         /// What it answered.
         #[source]

@@ -46,7 +46,7 @@ pub enum ResidentError {
     #[error(transparent)]
     Sys(#[from] SysError),
     /// The scan failed.
-    #[error("cannot scan the page tables for bytes {start:#x} to {end:#x}")]
+    #[error("cannot scan the page tables for bytes {start:#x} to {end:#x}: {cause}")]
     Scan {
         /// Where the range starts.
         start: u64,

@@ -17,7 +17,7 @@ pub struct SystemRoot(PathBuf);
 #[non_exhaustive]
 pub enum SysError {
     /// The file could not be read.
-    #[error("cannot read {path}", path = path.display())]
+    #[error("cannot read {path}: {cause}", path = path.display())]
     Read {
         /// Which file.
         path: PathBuf,

@@ -113,7 +113,7 @@ pub enum MapError {
         cause: io::Error,
     },
     /// A memory file could not be made.
-    #[error("cannot create the memory file {name:?} of {len}")]
+    #[error("cannot create the memory file {name:?} of {len}: {cause}")]
     Create {
         /// The name it was to have.
         name: String,
@@ -124,14 +124,14 @@ pub enum MapError {
         cause: io::Error,
     },
     /// A file could not be asked for its kind and length.
-    #[error("cannot inspect the file to be mapped")]
+    #[error("cannot inspect the file to be mapped: {cause}")]
     Inspect {
         /// What the kernel answered.
         #[source]
         cause: io::Error,
     },
     /// The kernel refused the advice that the mapping should have been made with.
-    #[error("the new mapping of {len} was refused {advice}")]
+    #[error("the new mapping of {len} was refused {advice}: {cause}")]
     Advice {
         /// How long the mapping is.
         len: ByteLen,
@@ -185,7 +185,7 @@ pub enum MapError {
         len: ByteLen,
     },
     /// The kernel refused for a reason that has no case of its own.
-    #[error("the kernel refused a mapping of {len}")]
+    #[error("the kernel refused a mapping of {len}: {cause}")]
     Refused {
         /// What was asked for.
         len: ByteLen,

@@ -1,5 +1,5 @@
-//! Every interleaving of two or three threads on the table of watches, and on a value with guards,
-//! searched by loom. A handler is a thread here: it may come between any two steps of the others, and it
+//! Every interleaving of two or three threads on the table of watches, on a value with guards, and on
+//! addresses that the kernel hands out again, searched by loom. A handler is a thread here: it may come between any two steps of the others, and it
 //! never waits for them.
 //!
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p uzone-os --test loom --release`.
@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use counted::{Counted, Owned, Pins, References};
 use loom::cell::UnsafeCell;
-use loom::sync::Arc;
+use loom::sync::{Arc, Mutex};
 use loom::thread;
 use table::{Entry, Extent, Table};
 
@@ -366,4 +366,117 @@ fn a_guard_that_takes_no_share_wakes_a_place_that_is_gone() {
         }
         guard.join().unwrap();
     });
+}
+
+/// One address, which the kernel hands to the thread that maps while it is free, and what a zone knows
+/// of it.
+#[derive(Default)]
+struct AddressSpace {
+    is_mapped: Mutex<bool>,
+    claims: Mutex<Vec<u32>>,
+    /// The regions that a pin by address finds, by their claims.
+    table: Mutex<Vec<Found>>,
+}
+
+/// An entry of the table: the claim of a region, and where its guards enter.
+type Found = (u32, Arc<Counted<Bound>>);
+
+/// A bound region. Fields are dropped in the order of their declaration.
+enum Bound {
+    /// As the zone's `Inner` does it.
+    ClaimFirst(Claim, #[allow(dead_code, reason = "it is dropped")] Memory),
+    /// The order with the defect.
+    MemoryFirst(#[allow(dead_code, reason = "it is dropped")] Memory, Claim),
+}
+
+impl Bound {
+    fn id(&self) -> u32 {
+        let (Self::ClaimFirst(claim, _) | Self::MemoryFirst(_, claim)) = self;
+        claim.1
+    }
+}
+
+/// The region's memory: the address is free when this is dropped.
+struct Memory(Arc<AddressSpace>);
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        *self.0.is_mapped.lock().unwrap() = false;
+    }
+}
+
+/// What a zone knows of the region, until this is dropped.
+struct Claim(Arc<AddressSpace>, u32);
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        // Entries are dropped without the lock.
+        let _gone: Vec<Found> = {
+            let mut table = self.0.table.lock().unwrap();
+            let (gone, rest) = table.drain(..).partition(|(id, _)| *id == self.1);
+            *table = rest;
+            gone
+        };
+        self.0.claims.lock().unwrap().retain(|id| *id != self.1);
+    }
+}
+
+/// Maps the address, binds what is there, pins it by its address, and drops it. Returns whether the
+/// address was free.
+fn map_bind_pin_drop(
+    space: &Arc<AddressSpace>,
+    id: u32,
+    bound: fn(Claim, Memory) -> Bound,
+) -> bool {
+    {
+        let mut is_mapped = space.is_mapped.lock().unwrap();
+        if *is_mapped {
+            return false;
+        }
+        *is_mapped = true;
+    }
+    let memory = Memory(space.clone());
+    {
+        let mut claims = space.claims.lock().unwrap();
+        assert!(claims.is_empty(), "bound already");
+        claims.push(id);
+    }
+    let owned = Owned::new(bound(Claim(space.clone(), id), memory));
+    space.table.lock().unwrap().push((id, owned.place().clone()));
+
+    let found = space.table.lock().unwrap().first().map(|(_, place)| place.clone());
+    let entered = found.and_then(|place| Counted::enter::<Pins>(&place).ok());
+    assert_eq!(entered.expect("no region").id(), id, "another region");
+    drop(owned);
+    true
+}
+
+fn reuse_an_address(bound: fn(Claim, Memory) -> Bound, seen: &Seen) {
+    let seen = seen.clone();
+    loom::model(move || {
+        let space = Arc::new(AddressSpace::default());
+        let other = {
+            let space = space.clone();
+            thread::spawn(move || map_bind_pin_drop(&space, 1, bound))
+        };
+        let ours = map_bind_pin_drop(&space, 2, bound);
+        let theirs = other.join().unwrap();
+        assert!(ours || theirs, "the address was free");
+        seen.mark(usize::from(ours && theirs));
+    });
+}
+
+/// A thread that maps what another has just unmapped binds it, and a pin by its address finds it.
+#[test]
+fn an_address_that_is_handed_out_again_has_no_claim_and_no_entry() {
+    let seen = Seen::new(2);
+    reuse_an_address(Bound::ClaimFirst, &seen);
+    seen.assert_all();
+}
+
+/// Memory that is unmapped before its claim ends: the search must find the bind that is refused.
+#[test]
+#[should_panic(expected = "bound already")]
+fn an_address_that_is_free_before_its_claim_is_refused_to_the_next() {
+    reuse_an_address(|claim, memory| Bound::MemoryFirst(memory, claim), &Seen::new(2));
 }

@@ -51,6 +51,11 @@ impl<const SETS: usize> Bits<SETS> {
         }
     }
 
+    /// Returns the bound: every number is below it.
+    pub(crate) fn bound(&self) -> usize {
+        self.bound
+    }
+
     /// Returns how many members a set has.
     pub(crate) fn len(&self, set: usize) -> usize {
         self.members[set]

@@ -1,4 +1,4 @@
-//! Lengths in bytes, and how they are written: `4096`, `4K`, `2M`, `1G`.
+//! Lengths in bytes, and how they are written: `4096`, `4K`, `2M`, `1.5G`.
 //!
 //! Units: bytes, in powers of two.
 //! Cost: one instruction; reading and writing as text allocates nothing.
@@ -11,8 +11,11 @@ use crate::addr::AddrError;
 
 /// A length in bytes.
 ///
-/// It is written and read in powers of two: `4096`, `4K`, `4KiB`, `2M`, `1G`, `16T`. Display gives
-/// IEC units, exact where the number is a whole multiple and with one decimal where it is not.
+/// It is read in powers of two: `4096`, `4K`, `4KiB`, `2M`, `1.5G`, `16T`.
+///
+/// Display gives exactly this length in IEC units, and what it gives is read back as the same length:
+/// `4 KiB`, `1.5 GiB`, `4097 B`, and `23.4 GiB (25203896321 B)` where no short number is exact. With
+/// a precision it gives one decimal, rounded down: `format!("{len:.1}")` is `23.4 GiB`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 #[repr(transparent)]
 pub struct ByteLen(u64);
@@ -129,23 +132,36 @@ const UNITS: [(u32, char, &str); 6] = [
     (10, 'K', "KiB"),
 ];
 
+/// A whole number of at most this is shown in a smaller unit, rather than rounded in a larger one.
+const SHORT: u64 = 99_999;
+
 impl fmt::Display for ByteLen {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (shift, _, name) in UNITS {
-            if self.0 >> shift == 0 {
-                continue;
-            }
-            let whole = self.0 >> shift;
-            let rest = self.0 & ((1 << shift) - 1);
-            // The first decimal, rounded down: a length is never shown larger than it is.
-            let tenths = (u128::from(rest) * 10) >> shift;
-            return if tenths == 0 {
-                write!(f, "{whole} {name}")
-            } else {
-                write!(f, "{whole}.{tenths} {name}")
+        let Some((shift, _, name)) = UNITS.into_iter().find(|(shift, ..)| self.0 >> shift > 0)
+        else {
+            return write!(f, "{} B", self.0);
+        };
+        let whole = self.0 >> shift;
+        let rest = u128::from(self.0 & ((1 << shift) - 1)) * 10;
+        // The first decimal, rounded down: a length is never shown larger than it is.
+        let tenths = rest >> shift;
+        let is_exact = tenths << shift == rest;
+        if !is_exact && f.precision().is_none() {
+            let smaller = UNITS.into_iter().map(|(shift, _, name)| (shift, name));
+            let short = smaller
+                .chain([(0, "B")])
+                .find(|(shift, _)| (self.0 >> shift) << shift == self.0)
+                .filter(|(shift, _)| self.0 >> shift <= SHORT);
+            return match short {
+                Some((shift, name)) => write!(f, "{} {name}", self.0 >> shift),
+                None => write!(f, "{whole}.{tenths} {name} ({} B)", self.0),
             };
         }
-        write!(f, "{} B", self.0)
+        if tenths == 0 && is_exact {
+            write!(f, "{whole} {name}")
+        } else {
+            write!(f, "{whole}.{tenths} {name}")
+        }
     }
 }
 
@@ -154,8 +170,16 @@ impl fmt::Display for ByteLen {
 #[non_exhaustive]
 pub enum ParseByteLenError {
     /// There is no number in front of the unit.
-    #[error("a size is a whole number of bytes with an optional unit, such as 4096, 4K, 2M or 1G")]
+    #[error("a size is a number of bytes with an optional unit, such as 4096, 4K, 2M or 1.5G")]
     Number(#[source] ParseIntError),
+    /// The number is not a whole number of bytes.
+    #[error(
+        "the size is not a whole number of bytes: write a number of bytes, or halves as in 1.5G"
+    )]
+    Fraction,
+    /// The number of bytes in parentheses is not the size in front of it.
+    #[error("the size and the number of bytes in parentheses differ: write one of them")]
+    Differs,
     /// The unit is none of K, M, G, T, P, E, each also written as KiB and so on.
     #[error("the unit of a size is one of K, M, G, T, P, E (powers of two)")]
     Unit,
@@ -168,9 +192,24 @@ impl FromStr for ByteLen {
     type Err = ParseByteLenError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-        let (number, unit) = text.split_at(digits);
-        let number: u64 = number.parse().map_err(ParseByteLenError::Number)?;
+        if let Some((rounded, bytes)) =
+            text.strip_suffix(')').and_then(|text| text.split_once(" ("))
+        {
+            let exact: Self = bytes.parse()?;
+            return if same_text(&format_args!("{exact:.1}"), rounded) {
+                Ok(exact)
+            } else {
+                Err(ParseByteLenError::Differs)
+            };
+        }
+        let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+        let (number, unit) = text.split_at(end);
+        let (digits, fraction) = match number.split_once('.') {
+            Some((digits, fraction)) => (digits, Some(fraction)),
+            None => (number, None),
+        };
+        let whole: u64 = digits.parse().map_err(ParseByteLenError::Number)?;
+        let unit = unit.strip_prefix(' ').unwrap_or(unit);
         let shift = if unit.is_empty() || unit == "B" {
             0
         } else {
@@ -185,11 +224,50 @@ impl FromStr for ByteLen {
                 .map(|(shift, ..)| *shift)
                 .ok_or(ParseByteLenError::Unit)?
         };
-        if number > u64::MAX >> shift {
+        let fraction = fraction.map_or(Ok(0), |digits| fraction_bytes(digits, shift))?;
+        if whole > u64::MAX >> shift {
             return Err(ParseByteLenError::TooLarge);
         }
-        Ok(Self(number << shift))
+        // The fraction is less than one unit, so it lies in the bits that the shift left free.
+        Ok(Self((whole << shift) + fraction))
     }
+}
+
+/// Returns how many bytes the digits behind the point are, of a unit of `1 << shift` bytes.
+fn fraction_bytes(digits: &str, shift: u32) -> Result<u64, ParseByteLenError> {
+    let digits = match digits.trim_end_matches('0') {
+        "" if !digits.is_empty() => "0",
+        digits => digits,
+    };
+    // `parse` takes a sign, which stands nowhere but in front of a number.
+    let number: u64 = match digits.parse() {
+        Ok(number) if !digits.contains('.') => number,
+        Ok(_) => return Err(ParseByteLenError::Fraction),
+        Err(error) => return Err(ParseByteLenError::Number(error)),
+    };
+    // A number of more digits has more binary places than any unit.
+    let power = u32::try_from(digits.len()).ok().filter(|digits| *digits <= 18);
+    let divisor = u128::from(10_u64.pow(power.ok_or(ParseByteLenError::Fraction)?));
+    let bytes = u128::from(number) << shift;
+    if !bytes.is_multiple_of(divisor) {
+        return Err(ParseByteLenError::Fraction);
+    }
+    // Less than one unit, which is at most 2^60 bytes.
+    u64::try_from(bytes / divisor).map_err(|_| ParseByteLenError::TooLarge)
+}
+
+/// Returns whether arguments are written as `text`, without allocating.
+fn same_text(arguments: &fmt::Arguments<'_>, text: &str) -> bool {
+    /// What is left of the text.
+    struct Rest<'a>(&'a str);
+    impl fmt::Write for Rest<'_> {
+        fn write_str(&mut self, part: &str) -> fmt::Result {
+            self.0 = self.0.strip_prefix(part).ok_or(fmt::Error)?;
+            Ok(())
+        }
+    }
+    let mut rest = Rest(text);
+    fmt::write(&mut rest, *arguments).is_ok() && rest.0.is_empty()
 }
 
 #[cfg(test)]
@@ -211,10 +289,38 @@ mod tests {
             ("16T", 16 << 40),
             ("15E", 15 << 60),
             ("7B", 7),
+            ("1.5G", 3 << 29),
+            ("1.50GiB", 3 << 29),
+            ("0.25 M", 256 << 10),
+            ("2.0K", 2048),
+            ("7.0", 7),
+            ("4097 B", 4097),
+            ("1023.9 MiB (1073741823 B)", (1 << 30) - 1),
         ] {
             assert_eq!(text.parse(), Ok(ByteLen::new(bytes)), "{text}");
         }
-        for text in ["", "K", "-1", "1.5G", "1X", "1KB", "1KiBs", "99999999999999999999", "16E"] {
+        for text in [
+            "",
+            "K",
+            "-1",
+            "1X",
+            "1KB",
+            "1KiBs",
+            "99999999999999999999",
+            "16E",
+            "1.",
+            ".5G",
+            "1.5",
+            "0.3G",
+            "1.5.5G",
+            "1.+5G",
+            "1.0000000000000000000001G",
+            "1  K",
+            "4 KiB (4097 B)",
+            "4.0 KiB (4 KiB",
+            "()",
+            "15.99999999999999999999E",
+        ] {
             assert!(text.parse::<ByteLen>().is_err(), "{text}");
         }
         for (bytes, text) in [
@@ -223,10 +329,18 @@ mod tests {
             (1024, "1 KiB"),
             (1 << 30, "1 GiB"),
             ((1 << 30) + (1 << 29), "1.5 GiB"),
-            ((1 << 30) - 1, "1023.9 MiB"),
-            (u64::MAX, "15.9 EiB"),
+            (4097, "4097 B"),
+            (5 << 28, "1280 MiB"),
+            ((1 << 30) - 1, "1023.9 MiB (1073741823 B)"),
+            (1_000_000, "976.5 KiB (1000000 B)"),
+            (u64::MAX, "15.9 EiB (18446744073709551615 B)"),
         ] {
             assert_eq!(ByteLen::new(bytes).to_string(), text);
+        }
+        for (bytes, text) in
+            [(1023, "1023 B"), (4096, "4 KiB"), (4097, "4.0 KiB"), ((1 << 30) - 1, "1023.9 MiB")]
+        {
+            assert_eq!(std::format!("{:.1}", ByteLen::new(bytes)), text);
         }
         assert!(ByteLen::new(u64::MAX).align_up(4096).is_err());
         assert_eq!(ByteLen::new(1).align_up(4096), Ok(ByteLen::new(4096)));

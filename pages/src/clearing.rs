@@ -119,7 +119,7 @@ impl Plan {
         }
         // Clamped on either side, also where the hint is at an end of all 64-bit numbers.
         let first = hint & !(page.bytes() - 1);
-        let reach = NEIGHBOUR_PAGES * page.bytes();
+        let reach = NEIGHBOUR_PAGES.saturating_mul(page.bytes());
         let mut left = first.saturating_sub(reach);
         if left < start {
             left = start;

@@ -24,6 +24,7 @@
 
 use core::fmt;
 
+use crate::addr::Pfn;
 use crate::block::{Bar, BlockRef};
 use crate::content::Content;
 use crate::page::Page;
@@ -130,6 +131,12 @@ pub enum AdvanceError {
         from: Content,
         /// The state the caller asked for.
         to: Content,
+    },
+    /// The page does not belong to the region.
+    #[error("page {pfn} does not belong to the region")]
+    NotHere {
+        /// The page.
+        pfn: Pfn,
     },
 }
 

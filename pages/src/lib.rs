@@ -27,7 +27,8 @@
 //! | `stock` | which folios of a pool are what, and the steps by which they are handed out |
 //! | `bits` | sets of small numbers |
 //! | `window` | which pages a fault maps |
-//! | `pattern` | what faults have in common, and how windows adapt to it |
+//! | `pattern` | what faults have in common, and the window that follows from it |
+//! | `density` | how much of a block faults have mapped, and how much the next one should |
 //! | `linux` | a payload that makes a descriptor Linux's 64-byte `struct page` |
 #![no_std]
 #![forbid(unsafe_code)]
@@ -43,6 +44,7 @@ mod chunks;
 mod claim;
 mod clearing;
 mod content;
+mod density;
 mod folio;
 mod kind;
 mod layout;
@@ -68,6 +70,7 @@ pub use clearing::{
     Batch, Batches, DEFAULT_PAUSE_NS, NEIGHBOUR_PAGES, Nearness, Pace, Plan, PlanError,
 };
 pub use content::Content;
+pub use density::FaultCosts;
 pub use folio::{AdvanceError, Folio, HoldError, ReleaseError, Released};
 pub use kind::{MemoryKind, ParseMemoryKindError};
 pub use layout::{Class, Layout, LayoutError, Slot, Tails};
@@ -75,7 +78,7 @@ pub use ledger::{EnterError, Guards, Ledger, Left, MAX_GUARDS};
 pub use linux::{LinuxPage, LinuxRelease, LinuxSeed, SectionBits, StructPage};
 pub use memmap::{BlocksError, Memmap, MemmapError, PageRef};
 pub use page::Page;
-pub use pattern::{Advice, FaultPattern, FaultPlan, Sampled, Touch};
+pub use pattern::{Advice, FaultArea, FaultPattern, FaultPlan, Touch};
 pub use payload::{MAX_PAYLOAD_BYTES, Payload, Plain, Refresh, Template};
 pub use placement::{Placement, PlacementError, PlacementSpec};
 pub use span::{Span, SpanRefused};

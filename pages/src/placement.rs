@@ -11,9 +11,19 @@
 //! the descriptors of all that follow fit: moving it up shrinks the need and grows the room, so it is
 //! found by halving.
 //!
-//! Descriptors are requested as Linux populates a vmemmap: in blocks of a huge page, which start at
-//! a multiple of one, and what is less than a block page by page. A block never shares a huge page
-//! with the reserve, and the loss is less than one block.
+//! Descriptors are requested in blocks of a huge page, which start at a multiple of one, and what is less
+//! than a block page by page behind them. A block never shares a huge page with the reserve, and the
+//! loss is less than one block. Linux populates a vmemmap section by section in ascending order: a
+//! whole section (128 MiB of 4 KiB pages, whose 64-byte descriptors are one huge page) from a huge page,
+//! and a section that the range covers in part, at its start or its end, in base pages. So where a
+//! range starts inside a section, Linux takes base pages before the first huge page. Here all blocks
+//! come first; no section is populated by itself.
+//!
+//! The data starts at a multiple of `align`. Linux decides that before it knows the descriptors: it
+//! leaves 64 bytes for each page of the whole namespace, the data's pages and the others, and rounds up
+//! to the namespace's alignment, which is 2 MiB unless its owner asked for 4 KiB or 1 GiB. Without
+//! such an alignment the data of base pages starts nearly always off a boundary of 2 MiB, and huge
+//! mappings of it are lost. Here only what the descriptors need is left.
 //!
 //! Where the region is backed by huge pages, everything starts at a multiple of those: a part of one
 //! cannot be given to another owner.
@@ -33,6 +43,9 @@ pub struct PlacementSpec {
     pub reserve: PageCount,
     /// The order of the pages behind the region: [`Order::BASE`] unless it is made of huge pages.
     pub backing: Order,
+    /// The order of the pages at a multiple of which the data starts; [`Order::BASE`] where it may start
+    /// at any folio.
+    pub align: Order,
     /// The order of a block of descriptors: of what one entry of a page middle directory maps.
     pub block: Order,
     /// The size of a base page.
@@ -74,8 +87,8 @@ pub enum PlacementError {
     /// No folio is left behind the reserve and the descriptors.
     #[error(
         "a region of {pages} pages has no folio of {folio} pages left behind a reserve of {reserve} \
-         and {metadata} pages with the descriptor of that folio: bind a larger region, smaller \
-         folios, or without an altmap"
+         and {metadata} pages with the descriptor of that folio, at a multiple of {align} pages: bind \
+         a larger region, smaller folios, data that is aligned to less, or without an altmap"
     )]
     NoFolioLeft {
         /// Pages in the region.
@@ -86,6 +99,8 @@ pub enum PlacementError {
         metadata: PageCount,
         /// Pages in a folio, or in a huge page of the backing where that is more.
         folio: PageCount,
+        /// Pages at a multiple of which the folio would have to start.
+        align: PageCount,
     },
     /// The region ends inside a folio.
     #[error(transparent)]
@@ -121,13 +136,16 @@ impl Placement {
         if !range.end().is_aligned(order) {
             return Err(LayoutError::EndInsideFolio { range, align: order.pages() }.into());
         }
-        let step = order.max(backing);
-        let first = range.start().checked_add(reserve)?.align_up(step)?;
+        let folio = order.max(backing);
+        let step = folio.max(spec.align);
+        let first = range.start().checked_add(reserve)?.align_up(folio)?;
+        // Where the numbers end before the next multiple, there is no room.
+        let first = first.align_up(step).unwrap_or(range.end());
         // The last start that leaves a folio and cuts no page; none if that is before the first.
         let last = range
             .end()
             .get()
-            .checked_sub(step.pages().get())
+            .checked_sub(folio.pages().get())
             .map(|start| Pfn::new(start).align_down(step));
         let starts = last
             .and_then(|last| last.checked_since(first))
@@ -150,8 +168,9 @@ impl Placement {
         Err(PlacementError::NoFolioLeft {
             pages: range.pages(),
             reserve,
-            metadata: spec.metadata(step.pages())?,
-            folio: step.pages(),
+            metadata: spec.metadata(folio.pages())?,
+            folio: folio.pages(),
+            align: step.pages(),
         })
     }
 
@@ -240,6 +259,7 @@ mod tests {
             range: PfnRange::try_new(Pfn::new(start), PageCount::new(pages)).unwrap(),
             reserve: PageCount::ZERO,
             backing: Order::BASE,
+            align: Order::BASE,
             block: Order::PMD,
             page: PageSize::KIB_4,
             order: Order::new(order),
@@ -306,9 +326,42 @@ mod tests {
                     reserve: PageCount::new(reserve),
                     metadata: PageCount::new(metadata),
                     folio: PageCount::new(1 << order),
+                    align: PageCount::new(1 << order),
                 })
             );
         }
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "arithmetic, and long")]
+    fn data_starts_at_a_multiple_of_its_alignment_and_loses_less_than_one() {
+        let mut off_a_boundary = 0;
+        for number in 0..20_000 {
+            let plain =
+                PlacementSpec { descriptor_bytes: 64, ..spec(1 << 20, 4096 + 37 * number, 0) };
+            let placement = Placement::try_new(&plain).unwrap();
+            let start = placement.layout().range().start();
+            off_a_boundary += u32::from(!start.is_aligned(Order::PMD));
+            let aligned = PlacementSpec { align: Order::PMD, ..plain };
+            let placement = Placement::try_new(&aligned).unwrap();
+            let data = placement.layout().range();
+            assert!(data.start().is_aligned(Order::PMD), "{aligned:?}");
+            assert!(data.start() >= start && data.start().get() - start.get() < 512);
+            assert_eq!(data.end(), aligned.range.end());
+            assert!(placement.descriptors().end() <= data.start());
+        }
+        assert!(off_a_boundary > 19_000, "{off_a_boundary}: without the option nearly all");
+        // 1 GiB, and a region in which no such multiple is left.
+        let gib = PlacementSpec { align: Order::new(18), ..spec(1 << 20, 5 << 17, 0) };
+        let placement = Placement::try_new(&gib).unwrap();
+        assert_eq!(placement.layout().range().start(), Pfn::new((1 << 20) + (1 << 18)));
+        let small = PlacementSpec { align: Order::new(18), ..spec(1 << 20, 1 << 18, 0) };
+        assert!(matches!(
+            Placement::try_new(&small),
+            Err(PlacementError::NoFolioLeft { align, .. }) if align == Order::new(18).pages()
+        ));
+        let last = PlacementSpec { align: Order::new(30), ..spec(u64::MAX - 4096, 4000, 0) };
+        assert!(matches!(Placement::try_new(&last), Err(PlacementError::NoFolioLeft { .. })));
     }
 
     #[test]

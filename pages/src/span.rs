@@ -65,7 +65,7 @@ impl Span {
 
 /// A range that was not held.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("cannot hold page {pfn}")]
+#[error("cannot hold page {pfn}: {cause}")]
 pub struct SpanRefused {
     /// The first page in the way.
     pub pfn: Pfn,

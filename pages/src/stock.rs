@@ -52,7 +52,7 @@ pub enum Refusal<F> {
 /// The folios of a pool by their numbers, from 0 on.
 #[derive(Debug)]
 pub struct Stock {
-    sets: Bits<5>,
+    sets: Bits<6>,
     in_work: usize,
 }
 
@@ -62,6 +62,8 @@ const ZERO: usize = 1;
 const DIRTY: usize = 2;
 const PINNED: usize = 3;
 const BAD: usize = 4;
+/// Handed out, and known to its owner by its number alone.
+const LOOSE: usize = 5;
 
 /// A stock with a lock around it, and the memory that it is about.
 pub trait Depot {
@@ -97,6 +99,10 @@ pub trait Depot {
     /// What ended it. What it was called for is sorted by [`Depot::standing`] either way.
     fn clear(&self, first: usize, folios: usize) -> Result<usize, Self::Failure>;
 
+    /// Counts folios that were cleared ahead of need. Called before they are sorted, so that a thread
+    /// that finds them zero finds them counted.
+    fn count_ahead(&self, folios: usize);
+
     /// Counts folios that a taker had to have cleared.
     fn count_on_demand(&self, folios: usize);
 }
@@ -111,13 +117,28 @@ impl Stock {
     /// Returns how many are handed out.
     #[must_use]
     pub fn used(&self) -> usize {
-        self.sets.len(USED)
+        self.sets.len(USED) + self.sets.len(LOOSE)
     }
 
     /// Returns whether one is handed out.
     #[must_use]
     pub fn is_used(&self, number: usize) -> bool {
-        self.sets.contains(USED, number)
+        self.sets.contains(USED, number) || self.is_loose(number)
+    }
+
+    /// Returns whether one is handed out, and its owner has only its number.
+    #[must_use]
+    pub fn is_loose(&self, number: usize) -> bool {
+        self.sets.contains(LOOSE, number)
+    }
+
+    /// Notes that the owner of folios that are handed out has only their numbers from now on.
+    pub fn loosen(&mut self, first: usize, folios: usize) {
+        for number in first..first.saturating_add(folios).min(self.sets.bound()) {
+            if self.sets.remove(USED, number) {
+                self.sets.insert(LOOSE, number);
+            }
+        }
     }
 
     /// Returns how many were free and zero when they were last looked at.
@@ -191,14 +212,16 @@ impl Stock {
 }
 
 /// Finds so many folios in a row that are zero or dirty.
-fn run(sets: &Bits<5>, folios: usize) -> Option<usize> {
+fn run(sets: &Bits<6>, folios: usize) -> Option<usize> {
     let next = |from| match (sets.first_from(ZERO, from), sets.first_from(DIRTY, from)) {
         (Some(zero), Some(dirty)) => Some(zero.min(dirty)),
         (zero, dirty) => zero.or(dirty),
     };
     let mut first = next(0)?;
     loop {
-        let end = (first..first + folios)
+        // A run that would end past the last number does not fit behind this one, nor behind a later.
+        let end = first.checked_add(folios).filter(|end| *end <= sets.bound())?;
+        let end = (first..end)
             .find(|number| !sets.contains(ZERO, *number) && !sets.contains(DIRTY, *number));
         match end {
             None => return Some(first),
@@ -233,7 +256,7 @@ pub fn restock<D: Depot>(depot: &D, first: usize, folios: usize) {
 /// where they belong by now. Others are left alone.
 pub fn look_again<D: Depot>(depot: &D, first: usize, folios: usize) {
     let mut stock = depot.lock();
-    for number in first..first + folios {
+    for number in first..first.saturating_add(folios).min(stock.sets.bound()) {
         if stock.sets.remove(PINNED, number) || stock.sets.remove(BAD, number) {
             stock.in_work += 1;
             stock.put(number, depot.standing(number));
@@ -274,15 +297,25 @@ pub fn hand_out<D: Depot>(depot: &D, folios: usize) -> Result<usize, Refusal<D::
         } else if !has_looked_again && stock.pinned() + stock.bad() > 0 {
             // They may have been given back, or mended, meanwhile.
             has_looked_again = true;
-            let sets = &mut stock.sets;
-            while let Some(number) = sets.first(PINNED).or_else(|| sets.first(BAD)) {
-                let _ = sets.remove(PINNED, number) || sets.remove(BAD, number);
-                sets.insert(DIRTY, number);
-            }
+            sort_again(depot, &mut stock);
         } else {
             let pinned = stock.pinned();
             let free = stock.zero() + stock.dirty() + pinned;
             return Err(Refusal::Exhausted { free, pinned });
+        }
+    }
+}
+
+/// Looks at all folios that were set aside or bad, and puts them in sets by their words. One that is
+/// still pinned or bad stays counted as that, so that a taker who is refused leaves the counts right.
+fn sort_again<D: Depot>(depot: &D, stock: &mut Stock) {
+    for set in [PINNED, BAD] {
+        let mut from = 0;
+        while let Some(number) = stock.sets.first_from(set, from) {
+            stock.sets.remove(set, number);
+            stock.in_work += 1;
+            stock.put(number, depot.standing(number));
+            from = number + 1;
         }
     }
 }
@@ -317,7 +350,7 @@ pub fn give_back<'a, D: Depot>(
     clears: bool,
 ) -> usize {
     for number in first..first + folios {
-        let was_used = stock.sets.remove(USED, number);
+        let was_used = stock.sets.remove(USED, number) || stock.sets.remove(LOOSE, number);
         debug_assert!(was_used, "the caller has looked");
     }
     stock.in_work += folios;
@@ -337,7 +370,6 @@ pub fn give_back<'a, D: Depot>(
 
 /// Clears some dirty folios ahead of need, `most` at most: those from the number `from` on, or if none
 /// of these is dirty, the first of all. `None` if none is dirty; `stock` is the depot's, and is let go.
-///
 /// # Errors
 /// What [`Depot::clear`] answered.
 pub fn clear_ahead<'a, D: Depot>(
@@ -349,5 +381,9 @@ pub fn clear_ahead<'a, D: Depot>(
     let (first, folios) = stock.pick_dirty(from, most)?;
     drop(stock);
     let _work = InWork { depot, first, folios };
-    Some(depot.clear(first, folios))
+    let cleared = depot.clear(first, folios);
+    if let Ok(cleared) = &cleared {
+        depot.count_ahead(*cleared);
+    }
+    Some(cleared)
 }

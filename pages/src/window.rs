@@ -106,17 +106,11 @@ impl FaultAround {
         PfnRange::try_new(Pfn::new(start), PageCount::new(end - start)).ok()
     }
 
-    /// Returns the pages behind `window` up to the end of the window there, or `None` if the area ends
-    /// before.
-    pub(crate) fn behind(
-        self,
-        window: PfnRange,
-        area: PfnRange,
-        page: PageSize,
-    ) -> Option<PfnRange> {
-        // It is aligned, and begins before `window` ends where that is not.
-        let end = self.window(window.end(), area, page)?.end();
-        PfnRange::try_new(window.end(), end.checked_since(window.end())?).ok()
+    /// Returns the size of `1 << order` pages of `page`, or 2 MiB if that is less.
+    pub(crate) fn of_pages(order: u32, page: PageSize) -> Self {
+        let shift = order.saturating_add(page.shift()).min(u32::from(Self::MAX.0));
+        #[expect(clippy::cast_possible_truncation, reason = "at most 21")]
+        Self(shift as u8)
     }
 }
 

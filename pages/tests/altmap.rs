@@ -133,6 +133,7 @@ proptest! {
         pages in 1..3000_u64,
         order in 0..8_u8,
         backing in prop_oneof![3 => Just(0), 1 => 0..8_u8],
+        align in prop_oneof![2 => Just(0), 1 => 0..10_u8],
         reserve in prop_oneof![2 => Just(0), 1 => 0..70_u64],
         stored in any::<bool>(),
         descriptor_bytes in select(vec![8, 16, 56, 64, 96, 128, 4104]),
@@ -142,6 +143,7 @@ proptest! {
         let reserve = reserve >> backing << backing;
         let end = (start + pages).next_multiple_of(1 << order);
         let spec = PlacementSpec {
+            align: Order::new(align),
             range: PfnRange::try_new(Pfn::new(start), PageCount::new(end - start)).unwrap(),
             reserve: PageCount::new(reserve),
             backing: Order::new(backing),
@@ -153,7 +155,7 @@ proptest! {
         };
         // Every start from the first page behind the reserve on, every place for the descriptors.
         let expected = (start + reserve + 1..end).find_map(|data| {
-            if data % (1 << order) != 0 || data % (1 << backing) != 0 || end - data < 1 << backing {
+            if data % (1 << order) != 0 || data % (1 << align) != 0 || data % (1 << backing) != 0 || end - data < 1 << backing {
                 return None;
             }
             let descriptors = if stored { end - data } else { (end - data) >> order };

@@ -3,11 +3,10 @@
 #![cfg(not(loom))]
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
 
-use std::collections::HashSet;
-
 use proptest::prelude::*;
 use uzone_pages::{
-    Advice, ByteLen, FaultAround, FaultPattern, PageCount, PageSize, Pfn, PfnRange, Sampled, Touch,
+    Advice, ByteLen, FaultArea, FaultAround, FaultCosts, FaultPattern, PageCount, PageSize, Pfn,
+    PfnRange, Touch,
 };
 
 fn range(start: u64, end: u64) -> PfnRange {
@@ -57,10 +56,15 @@ proptest! {
         faults in prop::collection::vec((any::<prop::sample::Index>(), any::<bool>(), 0_u64..40), 1..60),
         advice in prop::sample::select(vec![Advice::Normal, Advice::Random, Advice::Sequential, Advice::Auto]),
         most in 0_u32..=9,
+        address in 0_u64..1 << 40,
+        (fault_ns, page_ns) in any::<(u32, u32)>(),
     ) {
+        let costs = FaultCosts { fault_ns, page_ns, is_parallel: fault_ns % 2 == 0 };
         let area = range(start, end);
         let len = usize::try_from(end - start).unwrap();
-        let mut pattern = FaultPattern::new(area, advice, sized(order), sized(most));
+        let areas = [FaultArea { pages: area, address }];
+        let page = PageSize::KIB_4;
+        let mut pattern = FaultPattern::new(&areas, page, advice, sized(order), sized(most));
         let mut next = Pfn::new(start);
         for (index, is_write, used) in faults {
             // Half of the faults go on where the last window ended.
@@ -68,9 +72,18 @@ proptest! {
                 Pfn::new(start + index.index(len) as u64)
             };
             let touch = if is_write { Touch::Write } else { Touch::Read };
-            let plan = pattern.plan(at, touch, area, PageSize::KIB_4).unwrap();
+            let plan = pattern.plan(at, touch, costs).unwrap();
             prop_assert!(plan.window.contains(at));
             prop_assert!(area.contains_range(plan.window));
+            // The kernel's window, by addresses.
+            let moved = at.get() - start + address;
+            let size = plan.window.pages().get().next_power_of_two();
+            if !plan.follows && advice == Advice::Normal && !is_write {
+                let (first, last) = by_entries(moved, address, address + (end - start), 1 << order);
+                prop_assert_eq!(plan.window.start().get() - start + address, first);
+                prop_assert_eq!(plan.window.end().get() - start + address, last + 1);
+            }
+            prop_assert!(size <= 512);
             prop_assert!(!(is_write || advice == Advice::Random) || plan.window.pages().get() == 1);
             prop_assert!(advice != Advice::Normal || plan.window.pages() <= sized(order).pages(PageSize::KIB_4));
             prop_assert!(!is_write || !plan.follows);
@@ -87,64 +100,67 @@ proptest! {
                 pattern.went_ahead(part);
                 next = part.end();
             }
-            pattern.measured(PageCount::new(40), PageCount::new(used));
+            if used == 13 {
+                pattern.gave_back(plan.window);
+            }
             prop_assert!(pattern.size() <= sized(order));
         }
     }
 }
 
-/// Touches pages at random for some seconds, of which `in_window` of each window of 16 are used.
-fn touch_scattered(pattern: &mut FaultPattern, area: PfnRange, in_window: u64) {
-    let mut mapped = HashSet::new();
+/// Touches a share of the pages of some blocks in random order. Returns what that costs in
+/// nanoseconds, with windows of one size or with those of [`Advice::Auto`].
+fn touch_at_random(permille: u64, fixed: Option<u32>, costs: FaultCosts) -> u64 {
+    let area = range(0, 8 * 512);
+    let mut order: Vec<u64> = (0..area.pages().get()).collect();
     let mut state = 88_172_645_463_325_252_u64;
-    for now_ms in 0..8000 {
-        pattern.tick(now_ms);
+    for at in (1..order.len()).rev() {
         state ^= state << 13;
         state ^= state >> 7;
         state ^= state << 17;
-        let window = state % (area.pages().get() / 16) * 16;
-        for at in 0..in_window {
-            // Neither in order nor next to each other.
-            let fault = Pfn::new(window + (at * 7 + 3) % 16);
-            if mapped.contains(&fault) {
-                continue;
-            }
-            let plan = pattern.plan(fault, Touch::Read, area, PageSize::KIB_4).unwrap();
-            assert!(plan.window.contains(fault));
-            mapped.extend(plan.window.iter());
+        order.swap(at, usize::try_from(state % (at as u64 + 1)).unwrap());
+    }
+    let mut mapped = vec![false; order.len()];
+    let areas = [FaultArea { pages: area, address: 0 }];
+    let (size, most) = (sized(4), FaultAround::MAX);
+    let mut pattern = FaultPattern::new(&areas, PageSize::KIB_4, Advice::Auto, size, most);
+    let mut spent = 0;
+    let touches = usize::try_from(area.pages().get() * permille / 1000).unwrap();
+    for &fault in &order[..touches] {
+        if mapped[usize::try_from(fault).unwrap()] {
+            continue;
+        }
+        let fault = Pfn::new(fault);
+        let window = match fixed {
+            Some(order) => sized(order).window(fault, area, PageSize::KIB_4).unwrap(),
+            None => pattern.plan(fault, Touch::Read, costs).unwrap().window,
+        };
+        let mut new = 0;
+        for page in window.iter() {
+            let was = &mut mapped[usize::try_from(page.get()).unwrap()];
+            new += u64::from(!std::mem::replace(was, true));
+        }
+        spent += u64::from(costs.fault_ns) + (new - 1) * u64::from(costs.page_ns);
+    }
+    spent
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "arithmetic, and long")]
+fn windows_that_are_found_out_cost_little_more_than_the_best_of_one_size() {
+    for (fault_ns, page_ns) in
+        [(5_200, 1_400), (25_000, 1_350), (5_200, 90), (30_000, 90), (3_300, 600)]
+    {
+        let costs = FaultCosts { fault_ns, page_ns, is_parallel: false };
+        for permille in [2, 5, 10, 20, 50, 100, 150, 200, 300, 500, 1000] {
+            let best = (0..=9).map(|order| touch_at_random(permille, Some(order), costs)).min();
+            let best = best.unwrap();
+            let found_out = touch_at_random(permille, None, costs);
+            let limit = if permille == 1000 { 150 } else { 275 };
+            assert!(
+                found_out * 100 <= best * limit,
+                "{permille} of 1000 pages at {costs:?}: {found_out} ns, and {best} ns at best"
+            );
         }
     }
-}
-
-#[test]
-#[cfg_attr(miri, ignore = "arithmetic, and long")]
-fn a_window_shrinks_where_samples_show_that_nobody_wants_its_neighbours() {
-    let area = range(0, 1 << 20);
-    for (in_window, shrinks) in [(1, true), (12, false)] {
-        let mut pattern = FaultPattern::new(area, Advice::Auto, sized(4), FaultAround::MAX);
-        touch_scattered(&mut pattern, area, in_window);
-        let sampled = pattern.sampled();
-        assert!(sampled.around.get() >= 60, "{sampled:?}");
-        let is_small = pattern.size() < sized(4);
-        assert_eq!(is_small, shrinks, "{in_window} of 16 used: {sampled:?}");
-    }
-}
-
-#[test]
-#[cfg_attr(miri, ignore = "arithmetic, and long")]
-fn only_auto_has_samples_and_who_reads_in_order_is_none() {
-    let area = range(0, 1 << 20);
-    let mut pattern = FaultPattern::new(area, Advice::Normal, sized(4), FaultAround::MAX);
-    touch_scattered(&mut pattern, area, 1);
-    assert_eq!(pattern.sampled(), Sampled::default());
-    assert_eq!(pattern.size(), sized(4));
-    let mut pattern = FaultPattern::new(area, Advice::Auto, sized(4), FaultAround::MAX);
-    let (mut faults, mut at) = (0, area.start());
-    while area.contains(at) {
-        at = pattern.plan(at, Touch::Read, area, PageSize::KIB_4).unwrap().window.end();
-        faults += 1;
-    }
-    pattern.tick(10_000);
-    assert_eq!(pattern.sampled(), Sampled::default());
-    assert!(faults < 1 << 12);
 }

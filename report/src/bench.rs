@@ -6,37 +6,40 @@
 use serde::Deserialize;
 
 use crate::machine::Machine;
+use crate::object::{object, objects, some_object};
 
 /// `uzone.bench/1`: times.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct Bench {
     #[serde(default)]
     pub(crate) benchmark: String,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "object")]
     pub(crate) machine: Machine,
     #[serde(default)]
     pub(crate) settings: String,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "objects")]
     pub(crate) tables: Vec<Table>,
+    #[serde(deserialize_with = "objects")]
     pub(crate) results: Vec<Row>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "objects")]
     pub(crate) skipped: Vec<Skipped>,
     /// In a run of all benchmarks.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "some_object")]
     pub(crate) metadata: Option<Box<Metadata>>,
 }
 
 /// `uzone.bench-metadata/1`: bytes of descriptors.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct Metadata {
-    #[serde(default)]
+    #[serde(default, deserialize_with = "object")]
     pub(crate) machine: Machine,
     #[serde(default)]
     pub(crate) settings: String,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "objects")]
     pub(crate) tables: Vec<Table>,
+    #[serde(deserialize_with = "objects")]
     pub(crate) results: Vec<MetadataRow>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "objects")]
     pub(crate) skipped: Vec<Skipped>,
 }
 
@@ -60,22 +63,19 @@ pub(crate) struct Skipped {
 pub(crate) struct Row {
     pub(crate) id: String,
     pub(crate) median_ns: u64,
-    #[serde(flatten)]
-    pub(crate) more: More,
-}
-
-/// What a row may lack.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-pub(crate) struct More {
+    // A row may lack what follows. A struct of its own, flattened into this one, would hide the names of
+    // these fields from errors.
+    #[serde(default)]
     pub(crate) name: String,
     /// What the row says that it is; files of earlier versions do not.
     pub(crate) role: Option<Role>,
     pub(crate) min_ns: Option<u64>,
     pub(crate) worst_ns: Option<u64>,
     pub(crate) rounds: Option<u64>,
+    #[serde(default)]
     pub(crate) bytes: u64,
     pub(crate) items: Option<u64>,
+    #[serde(default)]
     pub(crate) gib_per_s: f64,
     pub(crate) ns_per_page: Option<f64>,
     pub(crate) calls: Option<u64>,
@@ -84,13 +84,18 @@ pub(crate) struct More {
     pub(crate) ns_per_folio: Option<f64>,
     pub(crate) ratio_naive: Option<f64>,
     pub(crate) share_of_limit: Option<f64>,
+    #[serde(default)]
     pub(crate) cold: bool,
+    #[serde(default, deserialize_with = "some_object")]
     pub(crate) published: Option<Published>,
     pub(crate) threads: Option<u64>,
     pub(crate) metadata_resident_bytes_per_tib: Option<u64>,
     pub(crate) ratio_best: Option<f64>,
+    #[serde(default, deserialize_with = "some_object")]
     pub(crate) pauses: Option<Spread>,
+    #[serde(default, deserialize_with = "some_object")]
     pub(crate) latency: Option<Spread>,
+    #[serde(default, deserialize_with = "some_object")]
     pub(crate) faults: Option<Faults>,
 }
 
@@ -120,6 +125,7 @@ pub(crate) struct Faults {
     pub(crate) ns_per_fault: Option<f64>,
     pub(crate) wasted_pages: u64,
     pub(crate) ratio_waiting_alike: Option<f64>,
+    #[serde(default, deserialize_with = "some_object")]
     pub(crate) touch: Option<Spread>,
     pub(crate) touch_ratio_naive: Option<f64>,
     pub(crate) beyond_ns: Option<f64>,
@@ -194,21 +200,21 @@ impl Row {
 
     /// Returns the row's name, and whether its memory was cold.
     pub(crate) fn label(&self) -> String {
-        let name = if self.more.name.is_empty() { &self.id } else { &self.more.name };
-        if self.more.cold { format!("{name} (cold)") } else { name.clone() }
+        let name = if self.name.is_empty() { &self.id } else { &self.name };
+        if self.cold { format!("{name} (cold)") } else { name.clone() }
     }
 
     /// Returns bytes written by one or more threads for each second, in powers of ten, if that is what
     /// the row is about.
     pub(crate) fn gb_per_s(&self) -> Option<f64> {
         const GIB_TO_GB: f64 = 1.073_741_824;
-        let is_rate = self.more.bytes != 0 && self.more.threads != Some(0);
-        is_rate.then_some(self.more.gib_per_s * GIB_TO_GB).filter(|rate| rate.is_finite())
+        let is_rate = self.bytes != 0 && self.threads != Some(0);
+        is_rate.then_some(self.gib_per_s * GIB_TO_GB).filter(|rate| rate.is_finite())
     }
 
     /// Returns what the row is, as it says, or as its id has it in files of earlier versions.
     pub(crate) fn role(&self, benchmark: &str) -> Role {
-        self.more.role.unwrap_or_else(|| self.role_by_id(benchmark))
+        self.role.unwrap_or_else(|| self.role_by_id(benchmark))
     }
 
     fn role_by_id(&self, benchmark: &str) -> Role {
@@ -223,9 +229,9 @@ impl Row {
         {
             Role::Limit
         } else if has("ours")
-            || self.more.name.starts_with("ours")
+            || self.name.starts_with("ours")
             || (benchmark == "fault" && (case.starts_with("order-") || case == "auto"))
-            || (benchmark == "pin" && self.more.ratio_naive.is_some())
+            || (benchmark == "pin" && self.ratio_naive.is_some())
             || ["bind-small", "bind-growth", "zero-pause"].contains(&table)
         {
             Role::Ours

@@ -11,7 +11,7 @@ use crate::text::bytes;
 #[non_exhaustive]
 pub enum ReportError {
     /// The input could not be read.
-    #[error("cannot read {}", path.display())]
+    #[error("cannot read {}: {cause}", path.display())]
     Read {
         /// The input.
         path: PathBuf,
@@ -68,18 +68,37 @@ pub enum ReportError {
         /// What it says that it is.
         schema: String,
     },
+    /// The input is no object, or its `schema` is not a string.
+    #[error(
+        "{} is not what uzone writes: {}: give what `uzone bench ... --json` printed, or a trace",
+        path.display(),
+        misfit(field, cause)
+    )]
+    Tag {
+        /// The input.
+        path: PathBuf,
+        /// The field that does not fit: empty if it is the input itself.
+        field: String,
+        /// What is wrong with it. The message has it, but not its line and column, which count from the
+        /// start of one object of the input.
+        cause: serde_json::Error,
+    },
     /// The input is not what its schema says.
     #[error(
-        "{} says that it is {schema} and does not keep to that: run the command again that wrote it",
-        path.display()
+        "{} says that it is {schema} and does not keep to that: {}: run the command again that wrote it",
+        path.display(),
+        misfit(field, cause)
     )]
     Shape {
         /// The input.
         path: PathBuf,
         /// What it says that it is.
         schema: &'static str,
-        /// What is wrong with it.
-        #[source]
+        /// The field that does not fit, such as `results[3].median_ns`: empty if it is the document
+        /// itself.
+        field: String,
+        /// What is wrong with it. The message has it, but not its line and column, which count from the
+        /// start of one object of the input.
         cause: serde_json::Error,
     },
     /// The output could not be written. What was there before is still there.
@@ -99,6 +118,16 @@ pub enum ReportError {
         /// The output.
         path: PathBuf,
     },
+}
+
+/// Returns what is wrong with which field.
+fn misfit(field: &str, cause: &serde_json::Error) -> String {
+    let text = cause.to_string();
+    let place = format!(" at line {} column {}", cause.line(), cause.column());
+    let text = text.strip_suffix(&place).unwrap_or(&text);
+    // Keys of the input are a part of the field.
+    let field = field.escape_debug();
+    if field.clone().next().is_none() { text.to_owned() } else { format!("`{field}`: {text}") }
 }
 
 /// Returns what helps.

@@ -20,16 +20,19 @@ nav ul{padding-left:1.2rem;margin:.2rem 0;columns:2;column-gap:2.5rem;font-size:
 a{color:var(--blue)}\
 figure{margin:2.2rem 0;padding:0}\
 svg{display:block;max-width:100%;height:auto}svg.narrow{display:none}\
-.box{overflow:auto;max-height:22rem;margin-top:.8rem;border:1px solid var(--rule)}\
+.box{overflow:auto;max-height:22rem;margin-top:.8rem;border:1px solid var(--rule);\
+position:relative;left:50%;transform:translateX(-50%);width:max-content;\
+min-width:100%;max-width:calc(100vw - 28px)}\
 .box:focus-visible{outline:2px solid var(--blue)}\
-table{border-collapse:collapse;font-size:.8rem;font-variant-numeric:tabular-nums}\
-th,td{padding:.2rem .6rem;text-align:right;white-space:nowrap;overflow-wrap:normal}\
+table{border-collapse:collapse;font-size:.72rem;font-variant-numeric:tabular-nums}\
+th,td{padding:.2rem .28rem;text-align:right;white-space:nowrap;overflow-wrap:normal}th,td:first-child{white-space:normal}td:first-child{min-width:8rem}\
 th{position:sticky;top:0;background:var(--paper);box-shadow:inset 0 -1px var(--ink);font-weight:600}\
 td:first-child,th:first-child,.l{text-align:left}\
 tr+tr td{border-top:1px solid var(--rule)}\
 footer{margin-top:3rem;padding-bottom:2rem;font-size:.85rem}\
 footer hr{border:0;border-top:2px solid var(--ink)}\
-@media (max-width:719px){main,header,footer{padding:0 16px}nav ul{columns:1}\
+@media (max-width:719px){main,header,footer{padding:0 16px}\
+.box{max-width:100%}td:first-child{min-width:7rem}nav ul{columns:1}\
 svg.wide{display:none}svg.narrow{display:block}}\
 @media print{.box{max-height:none;overflow:visible;border:0}th{position:static}\
 table{font-size:7pt}figure{break-inside:avoid-page}svg.wide{display:block}svg.narrow{display:none}}";

@@ -12,6 +12,7 @@ use serde_json::value::RawValue;
 
 use crate::bench::{Bench, Metadata};
 use crate::error::ReportError;
+use crate::object::{Misfit, from_json, object};
 use crate::trace::{TRACE_SCHEMA, Trace};
 
 /// How long an input may be.
@@ -40,6 +41,7 @@ struct Tagged {
 
 #[derive(Deserialize)]
 struct Demo {
+    #[serde(deserialize_with = "object")]
     bench: Bench,
 }
 
@@ -72,24 +74,26 @@ pub fn parse(path: &Path, text: &[u8]) -> Result<Vec<Document>, ReportError> {
     let mut documents = Vec::new();
     for object in serde_json::Deserializer::from_slice(text).into_iter::<&RawValue>() {
         let object = object.map_err(json)?.get();
-        let tagged: Result<Tagged, _> = serde_json::from_str(object);
-        let Some(schema) = tagged.ok().and_then(|tagged| tagged.schema) else {
-            return Err(ReportError::NoSchema { path: path() });
+        let schema = match from_json(object) {
+            Ok(Tagged { schema: Some(schema) }) => schema,
+            Ok(Tagged { schema: None }) => return Err(ReportError::NoSchema { path: path() }),
+            Err(Misfit { field, cause }) => {
+                return Err(ReportError::Tag { path: path(), field, cause });
+            }
         };
         let Some(schema) = SCHEMAS.into_iter().find(|known| *known == schema) else {
             return Err(ReportError::Schema { path: path(), schema });
         };
         let document = match schema {
-            "uzone.bench/1" => serde_json::from_str(object).map(Document::Bench),
-            "uzone.bench-metadata/1" => serde_json::from_str(object).map(Document::Metadata),
-            "uzone.demo/1" => {
-                serde_json::from_str(object).map(|Demo { bench }| Document::Bench(bench))
-            }
-            _ => serde_json::from_str(object).map(Document::Trace),
+            "uzone.bench/1" => from_json(object).map(Document::Bench),
+            "uzone.bench-metadata/1" => from_json(object).map(Document::Metadata),
+            "uzone.demo/1" => from_json(object).map(|Demo { bench }| Document::Bench(bench)),
+            _ => from_json(object).map(Document::Trace),
         };
-        documents.push(document.map_err(|cause| ReportError::Shape {
+        documents.push(document.map_err(|Misfit { field, cause }| ReportError::Shape {
             path: path(),
             schema,
+            field,
             cause,
         })?);
     }

@@ -19,7 +19,7 @@
 //!
 //! | file | mechanism |
 //! |---|---|
-//! | `input` | reading documents |
+//! | `input`, `object` | reading documents |
 //! | `bench`, `trace`, `machine` | what they hold; the format of a trace |
 //! | `figures` | which charts a document has |
 //! | `chart` | what is drawn, and its numbers |
@@ -38,6 +38,7 @@ mod figures;
 mod html;
 mod input;
 mod machine;
+mod object;
 mod terminal;
 mod text;
 mod trace;

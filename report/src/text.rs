@@ -114,7 +114,7 @@ pub(crate) fn float_ns(value: f64) -> String {
 
 /// Returns a length in IEC units.
 pub(crate) fn bytes(bytes: u64) -> String {
-    ByteLen::new(bytes).to_string()
+    format!("{:.1}", ByteLen::new(bytes))
 }
 
 /// Returns a length that is a point of an axis.

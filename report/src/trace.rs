@@ -21,6 +21,7 @@ use uzone_fault::{FaultClass, FaultOutcome, FaultRecord, FaultTrace, Latency};
 use uzone_pages::{ByteLen, PageSize};
 
 use crate::machine::Machine;
+use crate::object::{object, objects};
 
 /// The schema of [`Trace`].
 pub const TRACE_SCHEMA: &str = "uzone.trace/1";
@@ -30,7 +31,7 @@ pub const TRACE_SCHEMA: &str = "uzone.trace/1";
 pub struct Trace {
     schema: Schema,
     /// Where it was taken.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "object")]
     pub machine: Machine,
     /// The size of a page of the mapping.
     pub page_size_bytes: u64,
@@ -42,7 +43,7 @@ pub struct Trace {
     /// The faults, in the order in which they were answered.
     pub records: Vec<Record>,
     /// How long all of them took, by class and outcome.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "objects")]
     pub latencies: Vec<Summary>,
 }
 

@@ -256,9 +256,9 @@ fn what_is_no_document_is_refused_with_what_would_help() {
         ("  \n".into(), "is empty"),
         (bench[..bench.len() / 2].into(), "was cut short"),
         ("<html>".into(), "is not JSON"),
-        ("[1]".into(), "without a \"schema\""),
+        ("[1]".into(), "expected an object"),
         ("{}".into(), "without a \"schema\""),
-        (r#"{"schema":7}"#.into(), "without a \"schema\""),
+        (r#"{"schema":7}"#.into(), "`schema`: invalid type: integer `7`, expected a string"),
         (bench.replace("bench/1", "bench/2"), "is \"uzone.bench/2\""),
         (r#"{"schema":"\u001b[2J"}"#.into(), "\\u{1b}[2J"),
         (bench.replace("\"results\"", "\"result\""), "does not keep to that"),
@@ -274,4 +274,98 @@ fn what_is_no_document_is_refused_with_what_would_help() {
     let long = vec![b' '; usize::try_from(uzone_report::MOST_BYTES).expect("64 bits") + 1];
     let error = uzone_report::parse(Path::new("in.json"), &long).expect_err("too long");
     assert!(matches!(error, ReportError::TooLong { .. }), "{error}");
+}
+
+/// Returns one document of each kind, with every field that is read.
+fn every_kind() -> [Value; 4] {
+    let spread = json!({"p50_ns": 1, "p99_ns": 2, "p999_ns": 3, "worst_ns": 4, "count": 5});
+    let mut full = row("bind-4k/x", "x", 5);
+    for key in ["items", "calls", "folios", "threads", "metadata_resident_bytes_per_tib"] {
+        full[key] = 1.into();
+    }
+    for key in ["ns_per_page", "ns_per_call", "ns_per_folio", "ratio_best"] {
+        full[key] = 1.5.into();
+    }
+    full["role"] = "ours".into();
+    full["pauses"] = spread.clone();
+    full["latency"] = spread.clone();
+    full["faults"] = json!({"count": 1, "ns_per_fault": 1.5, "wasted_pages": 2, "ratio_waiting_alike": 1.5,
+        "touch": spread, "touch_ratio_naive": 1.5, "beyond_ns": -1.5});
+    let mut bench = bench(&[row("bind-4k/w", "w", 5), full]);
+    let metadata = json!({"schema": "uzone.bench-metadata/1", "settings": "1 TiB", "machine": bench["machine"],
+        "tables": bench["tables"], "skipped": bench["skipped"],
+        "results": [{"id": "metadata-4k/x", "name": "x", "resident_bytes_per_tib": 1, "descriptor_bytes": 2,
+            "folio_bytes": 3, "virtual_bytes_per_tib": 4, "page_table_bytes_per_tib": 5,
+            "region_bytes_per_tib": 6, "bind_ns": 7, "origin": "measured", "source": "here"}]});
+    bench["metadata"] = metadata.clone();
+    let demo = json!({"schema": "uzone.demo/1", "bench": bench});
+    let mut trace = trace(2);
+    trace["machine"] = bench["machine"].clone();
+    trace["latencies"] = json!([{"class": "missing", "outcome": "produced", "count": 1, "p50_ns": 2, "p99_ns": 3,
+        "p999_ns": 4, "max_ns": 5, "buckets": [[6, 7], [8, 9]]}]);
+    [bench, metadata, demo, trace]
+}
+
+/// Calls `see` with each value below `value`, and with its name as errors have it.
+fn each(value: &Value, pointer: &str, name: &str, see: &mut dyn FnMut(&Value, &str, &str)) {
+    see(value, pointer, name);
+    for (key, inner) in value.as_object().into_iter().flatten() {
+        // What a reader does not know, it passes over.
+        if key != "of_tomorrow" && (key != "schema" || name.is_empty()) {
+            let dot = if name.is_empty() { "" } else { "." };
+            each(inner, &format!("{pointer}/{key}"), &format!("{name}{dot}{key}"), see);
+        }
+    }
+    for (index, inner) in value.as_array().into_iter().flatten().enumerate() {
+        each(inner, &format!("{pointer}/{index}"), &format!("{name}[{index}]"), see);
+    }
+}
+
+#[test]
+fn a_field_of_a_wrong_type_is_refused_by_its_name_in_every_kind_of_document() {
+    for document in every_kind() {
+        parse(&document).expect("nothing is wrong with it yet");
+        let mut fields = 0;
+        each(&document, "", "", &mut |value, pointer, name| {
+            let mut wrong =
+                vec![json!({}), json!([]), json!([[]]), json!("x"), json!(true), json!(-1e300)];
+            wrong.retain(|wrong| match value {
+                Value::Object(_) => !wrong.is_object(),
+                Value::Array(_) => !wrong.is_array(),
+                Value::String(_) => !wrong.is_string(),
+                Value::Bool(_) => !wrong.is_boolean(),
+                Value::Number(number) => !wrong.is_number() || number.is_u64(),
+                Value::Null => panic!("{name} has no type"),
+            });
+            for wrong in wrong {
+                let mut changed = document.clone();
+                *changed.pointer_mut(pointer).expect("it is there") = wrong.clone();
+                let error = match parse(&changed) {
+                    Ok(_) => panic!("{name} is {wrong}, and it was read"),
+                    Err(error) => error.to_string(),
+                };
+                let named = if name.is_empty() { String::new() } else { format!("`{name}`") };
+                assert!(error.contains(&named), "{name} is {wrong}: {error}");
+                assert!(error.contains("expected") && !error.contains("column"), "{error}");
+            }
+            fields += 1;
+        });
+        assert!(fields > 20, "{fields} fields of {}", document["schema"]);
+    }
+}
+
+#[test]
+fn a_field_that_is_missing_is_named_with_the_object_that_lacks_it() {
+    let [mut bench, mut metadata, mut demo, mut trace] = every_kind();
+    for (document, pointer, key, expected) in [
+        (&mut bench, "/results/1", "median_ns", "`results[1]`: missing field `median_ns`"),
+        (&mut metadata, "/results/0", "id", "`results[0]`: missing field `id`"),
+        (&mut demo, "", "bench", "missing field `bench`"),
+        (&mut trace, "/latencies/0", "count", "`latencies[0]`: missing field `count`"),
+    ] {
+        let object = document.pointer_mut(pointer).and_then(Value::as_object_mut);
+        object.expect("an object").remove(key).expect("it was there");
+        let error = parse(document).expect_err(expected).to_string();
+        assert!(error.contains(expected), "{error}");
+    }
 }

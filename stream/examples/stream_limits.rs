@@ -17,9 +17,7 @@ use std::env;
 use std::hint::black_box;
 use std::time::Instant;
 
-use uzone_stream::{
-    Calibration, LINE_BYTES, Path, Pattern, Streaming, chosen, copy_by, fill_by, zero_by,
-};
+use uzone_stream::{LINE_BYTES, Path, Pattern, StorePolicy, Streaming, copy_by, fill_by, zero_by};
 
 /// A line's worth of memory, aligned like one.
 #[derive(Clone, Copy)]
@@ -45,20 +43,8 @@ fn main() {
     let len_bytes = numbers.next().unwrap_or(1024) << 20;
     let rounds = numbers.next().unwrap_or(7);
 
-    let choice = chosen();
-    println!("chosen: {} ({:?}), problem: {:?}", choice.path, choice.reason, choice.problem);
-    for _ in 0..3 {
-        let found = Calibration::measure();
-        println!(
-            "calibration: {} in {:.1} ms, complete: {}; streaming from: cold, later {}; cold, soon {}; hot {}",
-            found.path,
-            found.elapsed.as_secs_f64() * 1e3,
-            found.complete,
-            found.cold_later,
-            found.cold_soon,
-            found.hot
-        );
-    }
+    let policy = StorePolicy::current();
+    println!("{policy} ({:?}), problem: {:?}", policy.basis(), StorePolicy::problem());
 
     let count = len_bytes / LINE_BYTES;
     let mut src = vec![Line([0x5a; 64]); count];
@@ -122,7 +108,7 @@ fn one_round(path: Path, dst: &mut [Line], src: &[Line], times: &mut Times) {
     let before = Pattern::linear(&[!0; 8], &[3, 5, 7, 11, 13, 17, 19, 23]).expect("8 words");
     let mut time = |what: &str, act: &mut dyn FnMut(&mut [u8])| {
         let bytes = flat_mut(dst);
-        fill_by(chosen().path, bytes, &before);
+        fill_by(uzone_stream::best(), bytes, &before);
         let start = Instant::now();
         act(bytes);
         let seconds = start.elapsed().as_secs_f64();

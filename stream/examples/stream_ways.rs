@@ -1,10 +1,10 @@
 //! How fast each way clears and copies, by size, for memory that is in the cache or not and that is
-//! read at once or not: what calibration has to find out in 20 ms, at leisure.
+//! read at once or not: what the table of CPUs is made from.
 //!
 //! `cargo run --release -p uzone-stream --example stream_ways [zero|copy] [rounds]`
 //!
-//! What calibration finds is printed first, and beside each row what it chooses. The other figures
-//! are medians in GB/s, those of plain `fill` and `copy_from_slice` beside them.
+//! The policy of this process and what a measurement finds are printed first, and beside each row what
+//! the policy chooses. The other figures are medians in GB/s, those of plain `fill` and `copy_from_slice` beside them.
 
 #![allow(clippy::cast_precision_loss)] // figures for people
 
@@ -12,7 +12,7 @@ use std::env;
 use std::hint::black_box;
 use std::time::Instant;
 
-use uzone_stream::{Next, Was, Way, Ways, copy_bytes, copy_ways, zero_bytes, zero_ways};
+use uzone_stream::{Next, StorePolicy, Was, Way, Work, copy_bytes, zero_bytes};
 
 /// The memory that cold extents are taken from in turn: longer than the caches.
 const ARENA: usize = 512 << 20;
@@ -32,10 +32,13 @@ fn main() {
     let src = vec![2_u8; if is_copy { ARENA + 4096 } else { 8192 }];
     let src_at = src.as_ptr().addr().wrapping_neg() % 4096;
     let src = &src[src_at..];
-    let found = if is_copy { copy_ways() } else { zero_ways() };
+    let work = if is_copy { Work::Copy } else { Work::Zero };
+    let policy = StorePolicy::current();
+    println!("{policy} ({:?})", policy.basis());
     for _ in 0..3 {
-        let again = if is_copy { Ways::measure_copy() } else { Ways::measure_zero() };
-        println!("{again:?}");
+        let start = Instant::now();
+        let found = StorePolicy::measure();
+        println!("measured: {found} ({:?}) in {:.0?}", found.basis(), start.elapsed());
     }
     let ways: Vec<Option<Way>> = std::iter::once(None)
         .chain(Way::all().filter(|way| is_copy || !matches!(way, Way::SideBySide(_))).map(Some))
@@ -96,7 +99,7 @@ fn main() {
                 let median = times[times.len() / 2];
                 print!(" {:>9.1}", (calls * size) as f64 / median as f64);
             }
-            println!("  {}", found.choose(size, was, next));
+            println!("  {}", policy.choose(work, size, was, next));
         }
     }
 }

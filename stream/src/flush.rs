@@ -7,7 +7,8 @@
 //!
 //! Cost: as [`crate::copy`], plus at most two line write-backs for ragged ends.
 
-use crate::path::{Path, Ready, best};
+use crate::path::{Path, Ready};
+use crate::policy::best;
 use crate::{LINE_BYTES, arch};
 
 /// An instruction that writes a line back to memory.

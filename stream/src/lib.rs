@@ -4,7 +4,7 @@
 //! is changed and written back later. A streaming store that covers whole lines moves it once and
 //! leaves the cache to its other tenants. It pays for memory that is cold and is not read soon,
 //! and it costs a factor of several where the line was hot; so which of the two to use is the
-//! caller's knowledge plus a measurement ([`Calibration::choose`]).
+//! caller's knowledge and a table by CPU ([`StorePolicy::choose`]).
 //!
 //! What is here:
 //! - [`Path`]: which store instruction; [`best`] is the one to use on this machine.
@@ -14,8 +14,8 @@
 //! - [`copy_flush`]: a copy for persistent memory.
 //! - [`zero_words`], [`copy_words`]: clearing and copying memory that others may touch meanwhile, by
 //!   each [`Way`] there is; [`zero_bytes`], [`copy_bytes`] the same for slices.
-//! - [`calibration`]: cached or streaming, found by a short measurement; [`zero_ways`] and
-//!   [`copy_ways`] the same for every way.
+//! - [`StorePolicy`]: which of them for which length, by a table of CPUs, the environment variable
+//!   [`STORE_POLICY`], or a measurement on request.
 //!
 //! What is not here: system calls, threads, knowledge of what the bytes mean, and any way to read
 //! or write memory that is not a Rust slice, of bytes or of atomic words.
@@ -25,16 +25,16 @@
 //! Unsafe: only `x86_64.rs` and its folder, which hold the instructions. Other architectures, Miri
 //! and builds with `--cfg uzone_sanitizer` have the portable path alone.
 
-mod calibrate;
 mod flush;
+mod measure;
 #[cfg(not(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer))))]
 mod other;
 mod path;
 mod pattern;
+mod policy;
 mod portable;
 mod streaming;
 mod way;
-mod ways;
 #[cfg(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer)))]
 mod x86_64;
 
@@ -43,13 +43,12 @@ use other as arch;
 #[cfg(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer)))]
 use x86_64 as arch;
 
-pub use calibrate::{Basis, Calibration, Crossover, Next, Store, Was, calibration};
 pub use flush::{WriteBack, copy_flush, write_back};
-pub use path::{Choice, OVERRIDE, Path, PathError, Reason, best, chosen};
+pub use path::{Path, PathError};
 pub use pattern::{Pattern, PatternError};
+pub use policy::{Basis, Next, STORE_POLICY, StorePolicy, StorePolicyError, Was, Work, best};
 pub use streaming::{Streaming, copy, copy_by, fill, fill_by, zero, zero_by};
 pub use way::{Way, copy_bytes, copy_words, zero_bytes, zero_words};
-pub use ways::{Ways, copy_ways, zero_ways};
 
 /// The length of a cache line, and of the widest store, in bytes.
 pub const LINE_BYTES: usize = 64;

@@ -9,12 +9,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::flush::WriteBack;
 use crate::path::{Path, Ready};
 use crate::pattern::Pattern;
+use crate::policy::Processor;
 use crate::portable;
 use crate::way::ReadyWay;
 
 /// Returns whether this build and CPU can take `path`: only the portable one.
 pub(crate) fn is_available(path: Path) -> bool {
     path == Path::Portable
+}
+
+/// Returns what the policy has to know of the CPU: nothing, for nothing streams.
+pub(crate) fn processor() -> Option<Processor> {
+    None
 }
 
 #[inline]

@@ -1,27 +1,15 @@
 //! Which store instruction a copy, fill or zero takes.
 //!
 //! One axis only: the kind and width of the store. How the bytes are cut into lines is the same on
-//! every path. Which path is best is measured ([`crate::calibration`]) unless the environment
-//! variable [`OVERRIDE`] names one; an override that cannot be followed is reported by [`chosen`],
-//! never passed over in silence.
+//! every path. Which path is best is in `policy.rs`.
 //!
-//! Cost: [`Path::is_available`] is a load and a compare after its first call, which asks the CPU;
-//! [`best`] is a load after its first call, which measures for some 10 ms.
+//! Cost: [`Path::is_available`] is a load and a compare after its first call, which asks the CPU.
 
-use std::env;
 use std::error::Error;
-use std::ffi::OsStr;
 use std::fmt;
 use std::str::FromStr;
-use std::sync::OnceLock;
 
 use crate::arch;
-use crate::calibrate::calibration;
-
-/// The environment variable that names a path for [`best`]: `UZONE_STREAM=avx2`.
-///
-/// Unset or empty, the measurement decides.
-pub const OVERRIDE: &str = "UZONE_STREAM";
 
 /// A kind of store instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -56,7 +44,7 @@ impl Path {
         arch::is_available(self)
     }
 
-    /// Returns the name that [`OVERRIDE`] and [`Path::from_str`] know it by.
+    /// Returns the name that [`STORE_POLICY`](crate::STORE_POLICY) and [`Path::from_str`] know it by.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -132,73 +120,6 @@ impl fmt::Display for PathError {
 
 impl Error for PathError {}
 
-/// The path this process uses, and how it came to it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Choice {
-    /// The path.
-    pub path: Path,
-    /// Where it comes from.
-    pub reason: Reason,
-    /// Why the override was not followed, if there was one and it was not: then the path is the one
-    /// the measurement prefers.
-    pub problem: Option<PathError>,
-}
-
-/// Where a [`Choice`] comes from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Reason {
-    /// The environment variable [`OVERRIDE`] names it.
-    Override,
-    /// It is the widest that wins by measurement.
-    Calibrated,
-    /// There is no other path in this build (or on this CPU).
-    OnlyOne,
-}
-
-/// Returns the path this process uses and why. Decided at the first call; later changes of the
-/// environment have no effect.
-///
-/// Cost: see [`best`].
-pub fn chosen() -> &'static Choice {
-    static CHOSEN: OnceLock<Choice> = OnceLock::new();
-    CHOSEN.get_or_init(|| decide(env::var_os(OVERRIDE).as_deref(), || calibration().path))
-}
-
-/// Returns the path to use: what [`OVERRIDE`] names, else the widest that wins by calibration.
-///
-/// [`Path::Portable`] where there is nothing else. An override that names no path, or one that is
-/// not available, is passed over here and reported by [`chosen`].
-///
-/// Cost: the first call of the process may measure (see [`calibration`], up to 20 ms); later ones
-/// are a load.
-#[inline]
-#[must_use]
-pub fn best() -> Path {
-    chosen().path
-}
-
-/// [`chosen`] without the process around it.
-fn decide(wanted: Option<&OsStr>, calibrated: impl FnOnce() -> Path) -> Choice {
-    let wanted = wanted.filter(|name| !name.is_empty()).map(|name| {
-        let path = name.to_string_lossy().parse::<Path>()?;
-        if path.is_available() { Ok(path) } else { Err(PathError::Unavailable { path }) }
-    });
-    let problem = match wanted {
-        Some(Ok(path)) => {
-            return Choice { path, reason: Reason::Override, problem: None };
-        }
-        Some(Err(problem)) => Some(problem),
-        None => None,
-    };
-    if Path::ALL.into_iter().any(|path| path != Path::Portable && path.is_available()) {
-        Choice { path: calibrated(), reason: Reason::Calibrated, problem }
-    } else {
-        Choice { path: Path::Portable, reason: Reason::OnlyOne, problem }
-    }
-}
-
 /// A path that is available: what the architecture files ask for instead of checking again.
 ///
 /// # Invariants
@@ -245,38 +166,6 @@ mod tests {
             error.to_string(),
             "no stream path is called \"mmx\"; there are portable, movnti, sse2, avx2, avx512, movdir64b"
         );
-    }
-
-    #[test]
-    fn an_override_is_followed_without_measuring() {
-        let choice = decide(Some(OsStr::new("portable")), || panic!("measured"));
-        assert_eq!(choice.path, Path::Portable);
-        assert_eq!(choice.reason, Reason::Override);
-        assert_eq!(choice.problem, None);
-    }
-
-    #[test]
-    fn a_bad_override_is_reported_and_the_measured_path_is_taken() {
-        let measured = Path::ALL.into_iter().rfind(|path| path.is_available()).unwrap();
-        let choice = decide(Some(OsStr::new("mmx")), || measured);
-        assert_eq!(choice.path, measured);
-        assert_ne!(choice.reason, Reason::Override);
-        assert_eq!(choice.problem, Some(PathError::Unknown { name: "mmx".into() }));
-
-        let Some(absent) = Path::ALL.into_iter().find(|path| !path.is_available()) else {
-            eprintln!("skipped: unavailable override: this CPU offers every path");
-            return;
-        };
-        let choice = decide(Some(OsStr::new(absent.name())), || measured);
-        assert_eq!(choice.path, measured);
-        assert_eq!(choice.problem, Some(PathError::Unavailable { path: absent }));
-    }
-
-    #[test]
-    fn an_empty_override_is_none() {
-        let choice = decide(Some(OsStr::new("")), || Path::Portable);
-        assert_eq!(choice.problem, None);
-        assert_ne!(choice.reason, Reason::Override);
     }
 
     #[test]

@@ -6,7 +6,7 @@
 //! not end inside of, and the fence runs before the scope returns.
 //!
 //! Not here: the stores (`x86_64.rs`, `portable.rs`) and the choice between cached and streaming
-//! (`calibrate.rs`).
+//! (`policy.rs`).
 //!
 //! Cost: a call is a match on the path and one call of a function compiled for it, a few
 //! nanoseconds. A fence after a long fill costs what is still in flight; one after each
@@ -15,8 +15,9 @@
 use std::marker::PhantomData;
 
 use crate::arch;
-use crate::path::{Path, Ready, best};
+use crate::path::{Path, Ready};
 use crate::pattern::Pattern;
+use crate::policy::best;
 
 /// A guard over streaming stores: drains when its scope ends, also when unwinding.
 ///

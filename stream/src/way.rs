@@ -3,7 +3,7 @@
 //! A [`Path`] is a kind of streaming store; a way is the whole means: through the cache by the CPU's
 //! own loop or by the widest registers, past it, or past it with several pages under way at a time.
 //! Which is fastest depends on how much, on whether the memory was in the cache, and on who reads it
-//! next; [`zero_ways`](crate::zero_ways) and [`copy_ways`](crate::copy_ways) say.
+//! next: [`StorePolicy::choose`](crate::StorePolicy::choose).
 //!
 //! Memory that somebody else may read or write meanwhile (another thread, a process that maps the
 //! same file, a device) is a row of atomic words, and each word changes at once. The stores are

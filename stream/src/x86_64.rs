@@ -42,6 +42,7 @@ use self::shared::{Past, Through, copy_shared, copy_side_by_side, words_of, zero
 use crate::LINE_BYTES;
 use crate::path::{Path, Ready};
 use crate::pattern::Pattern;
+use crate::policy::Processor;
 use crate::portable;
 use crate::way::ReadyWay;
 
@@ -69,6 +70,51 @@ fn cpu() -> &'static Cpu {
             clwb: ebx & (1 << 24) != 0,
         }
     })
+}
+
+/// Returns what the policy has to know of this CPU.
+///
+/// Source: CPUID leaves 0, 1 and 4; AMD describes its caches in leaf 0x8000_001D, in the format of
+/// leaf 4.
+pub(crate) fn processor() -> Option<Processor> {
+    /// The most caches that are asked for: common CPUs have four.
+    const MOST_CACHES: u32 = 8;
+    let leaf_0 = __cpuid(0);
+    let mut vendor = [0; 12];
+    for (part, register) in vendor.chunks_exact_mut(4).zip([leaf_0.ebx, leaf_0.edx, leaf_0.ecx]) {
+        part.copy_from_slice(&register.to_le_bytes());
+    }
+    let signature = __cpuid(1).eax;
+    let family = match (signature >> 8) & 0xf {
+        0xf => 0xf + ((signature >> 20) & 0xff),
+        family => family,
+    };
+    let leaf = if vendor == *b"AuthenticAMD" && __cpuid(0x8000_0000).eax >= 0x8000_001d {
+        0x8000_001d
+    } else {
+        4
+    };
+    let has_caches = leaf != 4 || leaf_0.eax >= 4;
+    let mut found = Processor { vendor, family, l2_bytes: 0, l3_bytes: 0 };
+    for cache in (0..MOST_CACHES).take_while(|_| has_caches) {
+        let cache = __cpuid_count(leaf, cache);
+        if cache.eax & 0x1f == 0 {
+            break; // there are no more
+        }
+        let line_bytes = (cache.ebx & 0xfff) + 1;
+        let partitions = ((cache.ebx >> 12) & 0x3ff) + 1;
+        let ways = (cache.ebx >> 22) + 1;
+        let bytes = [line_bytes, partitions, ways, cache.ecx.wrapping_add(1)]
+            .into_iter()
+            .try_fold(1_usize, |product, factor| product.checked_mul(usize::try_from(factor).ok()?))
+            .unwrap_or(0);
+        match (cache.eax >> 5) & 0x7 {
+            2 => found.l2_bytes = bytes,
+            3 => found.l3_bytes = bytes,
+            _ => {}
+        }
+    }
+    Some(found)
 }
 
 /// Returns whether this CPU can take `path`.

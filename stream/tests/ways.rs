@@ -3,11 +3,8 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
 
-use uzone_stream::{
-    Basis, Path, Way, Ways, copy_bytes, copy_ways, copy_words, zero_bytes, zero_ways, zero_words,
-};
+use uzone_stream::{Path, Way, copy_bytes, copy_words, zero_bytes, zero_words};
 
 /// What surrounds every destination, and has to be there afterwards.
 const GUARD: u8 = 0xc3;
@@ -222,58 +219,4 @@ fn the_portable_path_is_a_way_that_leaves_bytes_in_the_cache() {
         zero_bytes(way, &mut bytes);
         assert!(bytes.iter().all(|byte| *byte == 0));
     }
-}
-
-/// Returns how long this thread has had a CPU, if the kernel says.
-fn own_time() -> Option<Duration> {
-    std::thread::yield_now(); // which has the kernel bring it up to date
-    let text = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
-    text.split(' ').next()?.parse().ok().map(Duration::from_nanos)
-}
-
-#[test]
-fn measuring_the_ways_takes_less_than_20_ms_for_each() {
-    if cfg!(debug_assertions) {
-        eprintln!("skipped: 20 ms for ways: a promise about release builds");
-        return;
-    }
-    let _ = uzone_stream::best(); // a measurement of its own
-    for measure in [Ways::measure_zero, Ways::measure_copy] {
-        // On a core of its own: what others took meanwhile is waited out, and no time of ours. Of three,
-        // because they leave the caches cold.
-        let fastest = (0..3)
-            .map(|_| {
-                let (start, begun) = (Instant::now(), own_time());
-                let found = measure();
-                let (whole, own) = (start.elapsed(), own_time());
-                assert!(found.elapsed <= whole);
-                own.zip(begun).map_or(whole, |(own, begun)| own - begun)
-            })
-            .min()
-            .expect("three");
-        assert!(fastest < Duration::from_millis(20), "the fastest of three took {fastest:?}");
-    }
-}
-
-#[test]
-fn the_ways_that_are_found_are_available_and_found_once() {
-    if cfg!(miri) {
-        println!("skipped: the ways of this machine: Miri takes minutes to measure them");
-        return;
-    }
-    for ways in [zero_ways(), copy_ways()] {
-        let all = ways.cold.into_iter().chain(ways.warm).chain(ways.streaming);
-        assert!(all.into_iter().all(Way::is_available));
-        assert!(ways.cold.into_iter().chain(ways.warm).all(Way::is_cached));
-        for crossover in [ways.cold_later, ways.cold_soon, ways.hot] {
-            match crossover.basis {
-                Basis::Measured => assert!((4 << 10..=4 << 20).contains(&crossover.bytes)),
-                Basis::Extrapolated => assert!(crossover.bytes > 2 << 20),
-                Basis::NoStreaming => assert_eq!(crossover.bytes, usize::MAX),
-                _ => assert!(crossover.bytes >= 4 << 10),
-            }
-        }
-    }
-    assert!(std::ptr::eq(zero_ways(), zero_ways()));
-    assert!(!std::ptr::eq(zero_ways(), copy_ways()));
 }

@@ -18,7 +18,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::{env, process, thread, time::Instant};
 
 use uzone::{BindOptions, ByteLen, Content, HoldError, HoldFailure, MemoryKind};
-use uzone::{PageView, Pagemap, Payload, PfnRange, Pinned, Refresh, Region, Zone};
+use uzone::{Pagemap, Payload, PfnRange, Pinned, Refresh, Region, Zone};
 use zerocopy::{FromBytes, IntoBytes, KnownLayout};
 
 type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
@@ -67,11 +67,11 @@ impl BufferPool {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns a frame's descriptor, and where its bytes are in the region.
-    fn frame(&self, at: PfnRange) -> Outcome<(PageView<'_, Header>, &Header, u64)> {
+    /// Returns a frame's header, and where its bytes are in the region.
+    fn frame(&self, at: PfnRange) -> Outcome<(&Header, u64)> {
         let view = self.pagemap.page(at.start()).ok_or("no such frame")?;
         let bytes = self.pagemap.bytes_of(at).ok_or("no such frame")?;
-        Ok((view, view.payload().ok_or("a frame without a header")?, bytes.start))
+        Ok((view.payload().ok_or("a frame without a header")?, bytes.start))
     }
 
     /// Returns the frame of a page, pinned: until that is dropped, the page stays in it.
@@ -84,7 +84,7 @@ impl BufferPool {
             };
             match self.pagemap.try_pin(at) {
                 Ok(pinned) => {
-                    let (_, header, _) = self.frame(at)?;
+                    let (header, _) = self.frame(at)?;
                     if header.holds.load(Relaxed) == page + 1 {
                         // Relaxed: a use that gets lost makes the frame a little older.
                         header.usage.store((header.usage.load(Relaxed) + 1).min(5), Relaxed);
@@ -104,39 +104,39 @@ impl BufferPool {
     /// Reads a page into a frame, unless another thread is at it.
     fn load(&self, page: u64) -> Outcome<()> {
         let at = self.evict()?;
-        let (view, header, offset) = self.frame(at)?;
+        let (header, offset) = self.frame(at)?;
         if *self.table().entry(page).or_insert(at) != at {
-            return Ok(view.advance(Content::Filling, Content::Absent)?);
+            return Ok(self.pagemap.advance(at.start(), Content::Filling, Content::Absent)?);
         }
         let mut bytes = vec![0; FRAME];
         if let Err(error) = self.file.read_exact_at(&mut bytes, page * FRAME as u64) {
             self.table().remove(&page);
-            view.advance(Content::Filling, Content::Absent)?;
+            self.pagemap.advance(at.start(), Content::Filling, Content::Absent)?;
             return Err(error.into());
         }
-        self.pagemap.region().write_at(offset, &bytes)?;
+        self.pagemap.fill_at(offset, &bytes)?;
         // Relaxed: the step of the word publishes it to whoever pins the frame.
         header.holds.store(page + 1, Relaxed);
         self.counts[1].fetch_add(1, Relaxed);
-        Ok(view.advance(Content::Filling, Content::Present)?)
+        Ok(self.pagemap.advance(at.start(), Content::Filling, Content::Present)?)
     }
 
     /// Sweeps to a frame that nobody has pinned or wants, and makes it empty and the caller's.
     fn evict(&self) -> Outcome<PfnRange> {
         for _ in 0..FRAMES * 100 {
             let at = self.frames[self.hand.fetch_add(1, Relaxed) % FRAMES];
-            let (view, header, _) = self.frame(at)?;
+            let (header, _) = self.frame(at)?;
             if header.usage.fetch_update(Relaxed, Relaxed, |usage| usage.checked_sub(1)).is_ok() {
                 continue;
             }
             // A pin forbids the first step, and after it there is no pin; one thread makes the second.
-            let _ = view.advance(Content::Present, Content::Absent);
-            if view.advance(Content::Absent, Content::Filling).is_err() {
+            let _ = self.pagemap.advance(at.start(), Content::Present, Content::Absent);
+            if self.pagemap.advance(at.start(), Content::Absent, Content::Filling).is_err() {
                 continue;
             }
             let Some(page) = header.holds.load(Relaxed).checked_sub(1) else { return Ok(at) };
             if let Err(error) = self.write_back(at) {
-                view.advance(Content::Filling, Content::Present)?;
+                self.pagemap.advance(at.start(), Content::Filling, Content::Present)?;
                 return Err(error);
             }
             header.holds.store(0, Relaxed);
@@ -149,7 +149,7 @@ impl BufferPool {
 
     /// Writes a page to the file if it is dirty.
     fn write_back(&self, at: PfnRange) -> Outcome<()> {
-        let (_, header, offset) = self.frame(at)?;
+        let (header, offset) = self.frame(at)?;
         if header.is_dirty.load(Relaxed) == 1 {
             let mut bytes = vec![0; FRAME];
             self.pagemap.region().read_at(offset, &mut bytes)?;
@@ -169,12 +169,12 @@ impl BufferPool {
             // Half of all fetches are for an eighth of the pages. Who shares pages needs latches, too.
             let page = any.pow(3) / PAGES.pow(2) / THREADS * THREADS + thread;
             let pinned = self.fetch(page)?;
-            let (_, header, offset) = self.frame(pinned.range())?;
+            let (header, offset) = self.frame(pinned.range())?;
             self.pagemap.region().read_at(offset, &mut bytes)?;
             check(page, lsns.get(&page).copied().unwrap_or(0), &bytes)?;
             if random >> 62 == 0 {
                 let lsn = self.lsn.fetch_add(1, Relaxed) + 1;
-                self.pagemap.region().write_at(offset, &written(page, lsn))?;
+                pinned.write_at(0, &written(page, lsn))?;
                 header.lsn.store(lsn, Relaxed);
                 header.is_dirty.store(1, Relaxed);
                 lsns.insert(page, lsn);

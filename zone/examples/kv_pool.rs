@@ -15,7 +15,7 @@ use std::num::NonZeroU8;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use uzone::{BindOptions, ByteLen, Chunks, Content, MemoryKind, Pagemap, PinOptions, Pool};
+use uzone::{BindOptions, ByteLen, Chunks, MemoryKind, PinOptions, Pool};
 use uzone::{PoolOptions, Pooled, PopulateOptions, Region, TakeFailure, Zone};
 
 type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
@@ -27,27 +27,22 @@ const REGISTRATION: ByteLen = ByteLen::mib(96);
 const TENANTS: usize = 2;
 const ROUNDS: usize = 4;
 
-/// Makes bytes of the region present, and says that they are zero, which is what the kernel gives.
-fn grow(pagemap: &Pagemap, start: u64, len: ByteLen) -> Outcome<()> {
+/// Makes blocks of the pool present, which it hands out from then on.
+fn grow(pool: &Pool, start: u64, len: ByteLen) -> Outcome<()> {
     let end = start + len.get();
-    println!("{}", pagemap.region().populate(start..end, &PopulateOptions::default())?);
+    let range = pool.pagemap().range_at(start, len)?;
+    println!("{}", pool.populate(range, &PopulateOptions::default())?);
     for chunk in Chunks::try_new(start..end, REGISTRATION, BLOCK)? {
         println!("  to register: {} at {:#x}", ByteLen::new(chunk.end - chunk.start), chunk.start);
     }
-    let mut refused = None;
-    let range = pagemap.range_at(start, len)?;
-    pagemap.advance_range(range, &[Content::Absent], Content::Zero, |_, step| {
-        refused = refused.take().or(step.err());
-    });
-    Ok(refused.map_or(Ok(()), Err)?)
+    Ok(())
 }
 
 /// Takes a block as a new tenant does: every byte has to be zero. Then writes all over it.
-fn use_block(zone: &Zone, pool: &Pool, block: &Pooled, secret: u8) -> Outcome<()> {
-    let (region, at) = (pool.pagemap().region(), block.segment());
-    let offset = pool.pagemap().bytes_of(block.range()).ok_or("a block of nowhere")?.start;
+fn use_block(zone: &Zone, block: &Pooled, secret: u8) -> Outcome<()> {
+    let at = block.segment();
     let mut bytes = vec![1; BLOCK.to_usize()?];
-    region.read_at(offset, &mut bytes)?;
+    block.read_at(0, &mut bytes)?;
     if bytes != vec![0; bytes.len()] {
         return Err(format!("{block:?} has bytes of somebody else").into());
     }
@@ -55,7 +50,7 @@ fn use_block(zone: &Zone, pool: &Pool, block: &Pooled, secret: u8) -> Outcome<()
     let long_term = PinOptions::default().long_term();
     let pinned = zone.pin_with(at.address, ByteLen::new(at.len_bytes), long_term)?;
     bytes.fill(secret);
-    region.write_at(offset, &bytes)?;
+    block.write_at(0, &bytes)?;
     drop(pinned);
     Ok(())
 }
@@ -69,7 +64,7 @@ fn tenant(zone: &Zone, pool: &Pool, blocks: usize, secret: u8) -> Outcome<Vec<Du
             let asked = Instant::now();
             let block = pool.take()?;
             waits.push(asked.elapsed());
-            use_block(zone, pool, &block, secret)?;
+            use_block(zone, &block, secret)?;
             session.push(block);
         }
         for block in session {
@@ -91,18 +86,17 @@ fn main() -> Outcome<()> {
     // Nothing is there yet; what has been populated is told block by block.
     let pagemap = zone.bind(region, BindOptions::new(MemoryKind::Generic).order(order).absent())?;
     println!("{ADDRESSES} of addresses: {}", pagemap.report());
-    grow(&pagemap, 0, half)?;
     let worker = NonZeroU8::new(100)
         .map_or(PoolOptions::default(), |percent| PoolOptions::default().worker(percent));
     let pool = Pool::new(pagemap, worker).map_err(|(_, error)| error)?;
+    grow(&pool, 0, half)?;
 
     let mut all = Vec::new();
     let half_blocks = usize::try_from(half.get() / BLOCK.get())?;
     while all.len() < half_blocks {
         all.push(pool.take()?);
     }
-    grow(pool.pagemap(), half.get(), half)?;
-    pool.look_again(pool.pagemap().range_at(half.get(), half)?);
+    grow(&pool, half.get(), half)?;
     while all.len() < 2 * half_blocks {
         all.push(pool.take()?);
     }
@@ -113,7 +107,7 @@ fn main() -> Outcome<()> {
         other => return Err(format!("a block that was never populated: {other:?}").into()),
     }
     for block in &all {
-        use_block(&zone, &pool, block, 0xee)?;
+        use_block(&zone, block, 0xee)?;
     }
     drop(all);
 

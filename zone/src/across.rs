@@ -85,7 +85,8 @@ fn across<G>(mut guards: Vec<G>) -> Across<G> {
 impl Zone {
     /// Pins the pages that `len` bytes from `address` on have a part of, in whatever regions of the
     /// zone they lie; pages that are not there are produced first if their region can
-    /// ([`PagemapOps::populate`](crate::PagemapOps::populate)).
+    /// ([`PagemapOps::populate`](crate::PagemapOps::populate)). A pin holds off uzone's own unbind and
+    /// changes; the kernel may still migrate or swap the page.
     ///
     /// Costs a lookup without a lock, an atomic step to enter the region and one to leave it, and two
     /// for each folio.

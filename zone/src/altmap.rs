@@ -16,14 +16,15 @@ use std::ops::Range;
 
 use uzone_os::{Exclusive, Exclusivity, Mapping, SystemRoot, memory};
 use uzone_pages::{
-    ByteLen, Order, PageCount, Payload, Pfn, PfnRange, Placement, PlacementSpec, Template,
+    ByteLen, Order, PageCount, Payload, Pfn, PfnRange, Placement, PlacementError, PlacementSpec,
+    Template,
 };
 
 use crate::bind::{self, BindError};
 use crate::hold::{HoldFailure, Holdable};
 use crate::keep::{MemmapMemory, MemmapPages, Source};
 use crate::options::BindOptions;
-use crate::region::Region;
+use crate::region::{Backing, Region};
 use crate::report::AltmapReport;
 use crate::stamp::SECTION_BYTES;
 
@@ -32,10 +33,11 @@ use crate::stamp::SECTION_BYTES;
 pub struct AltmapOptions {
     pub(crate) reserve: PageCount,
     pub(crate) promise: Option<Exclusivity>,
+    pub(crate) align: Option<Order>,
 }
 
 impl AltmapOptions {
-    /// Takes nothing: no reserve, and memory that is private.
+    /// Takes nothing: no reserve, memory that is private, and the alignment that the region suggests.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -48,6 +50,26 @@ impl AltmapOptions {
     pub fn reserve(mut self, pages: PageCount) -> Self {
         self.reserve = pages;
         self
+    }
+
+    /// Has the described pages start at a multiple of a folio of `order`, as Linux has the data of a
+    /// namespace start: [`Order::PMD`] for mappings of 2 MiB, the order of 1 GiB for those, and
+    /// [`Order::BASE`] for no alignment beyond that of the folios. What that skips is lost.
+    ///
+    /// Where this is not called, it is 2 MiB for DAX devices and files on DAX mounts that have room for
+    /// that, and none for other memory. The numbers of the pages count: they are multiples where the
+    /// region's bytes are, unless [`BindOptions::base`] says otherwise.
+    #[must_use]
+    pub fn align(mut self, order: Order) -> Self {
+        self.align = Some(order);
+        self
+    }
+
+    /// Returns the order at a multiple of which the data of a region starts.
+    pub(crate) fn align_for(&self, region: &Region) -> Order {
+        let is_dax = matches!(region.backing(), Backing::Devdax { .. } | Backing::Fsdax { .. });
+        let default = if is_dax { bind::pageblock_order(region.page_size()) } else { Order::BASE };
+        self.align.unwrap_or(default)
     }
 
     /// Takes the caller's promise that nobody else changes the metadata pages behind the reserve, for
@@ -93,7 +115,8 @@ pub(crate) fn place<P: Payload>(
     options: &BindOptions<P>,
 ) -> Result<Placement, BindError> {
     let page = region.page_size();
-    Ok(Placement::try_new(&PlacementSpec {
+    let spec = PlacementSpec {
+        align: altmap.align_for(region),
         range,
         reserve: altmap.reserve,
         backing: backing_order(region),
@@ -102,7 +125,14 @@ pub(crate) fn place<P: Payload>(
         order: options.order,
         tails: options.tails,
         descriptor_bytes: Template::<P>::DESCRIPTOR_BYTES as u64,
-    })?)
+    };
+    match Placement::try_new(&spec) {
+        // The default is for regions with room for it.
+        Err(PlacementError::NoFolioLeft { .. }) if altmap.align.is_none() => {
+            Ok(Placement::try_new(&PlacementSpec { align: Order::BASE, ..spec })?)
+        }
+        placement => Ok(placement?),
+    }
 }
 
 /// Returns what a report says about the pages of `range` that are not described.

@@ -13,10 +13,11 @@ use std::time::{Duration, Instant};
 
 use uzone_os::{Access, AccessError, Mapping};
 use uzone_pages::{Batch, ByteLen, Nearness, Pace, PageSize, Plan, PlanError};
-use uzone_stream::{Next, Way, copy_ways, zero_ways};
+use uzone_stream::{Next, Way, Work as StoreWork};
 
 use crate::clear::{Batching, ClearError, Cleared, ZeroOptions, check_inside};
 use crate::options::Progress;
+use crate::stores;
 
 const WORD: u64 = 8;
 
@@ -96,10 +97,11 @@ impl<'a, 'o> Job<'a, 'o> {
         if let Some(way) = options.way.filter(|way| !way.is_available()) {
             return Err(ClearError::Unavailable { way });
         }
-        let ways = || if work.src.is_some() { copy_ways() } else { zero_ways() };
+        let kind = if work.src.is_some() { StoreWork::Copy } else { StoreWork::Zero };
         let near_bytes = usize::try_from(page.bytes() * (2 * uzone_pages::NEIGHBOUR_PAGES + 1));
-        let choose =
-            |len, next| options.way.unwrap_or_else(|| ways().choose(len, options.was, next));
+        let choose = |len, next| {
+            options.way.unwrap_or_else(|| stores::policy().choose(kind, len, options.was, next))
+        };
         let near = choose(near_bytes.unwrap_or(len_bytes).min(len_bytes), Next::Soon);
         Ok(Self { work, plan, page, far: choose(len_bytes, options.next), near, options })
     }

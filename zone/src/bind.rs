@@ -123,7 +123,7 @@ pub enum BindError {
     )]
     NoPromise,
     /// What was promised about the memory for the descriptors does not help.
-    #[error("the descriptors cannot lie in the region")]
+    #[error("the descriptors cannot lie in the region: {0}")]
     Promise(#[source] ExclusivityError),
     /// A page that the descriptors are to lie in is known to be bad.
     #[error(
@@ -139,7 +139,7 @@ pub enum BindError {
     NotCut,
     /// There is not enough memory for descriptors that are all written.
     #[error(
-        "the descriptors need {needed} of memory, and {available} can be had ({limited_by}): \
+        "the descriptors need {needed:.1} of memory, and {available:.1} can be had ({limited_by}): \
          describe larger folios, initialise on touch, or raise that limit"
     )]
     TooLittleMemory {
@@ -151,7 +151,7 @@ pub enum BindError {
         limited_by: memory::Limit,
     },
     /// The memory for the descriptors could not be mapped.
-    #[error("cannot map {len} for the descriptors")]
+    #[error("cannot map {len} for the descriptors: {cause}")]
     Map {
         /// Bytes of descriptors.
         len: ByteLen,
@@ -160,10 +160,10 @@ pub enum BindError {
         cause: MapError,
     },
     /// The memory for the descriptors could not be made present.
-    #[error("cannot populate the memory for the descriptors")]
+    #[error("cannot populate the memory for the descriptors: {0}")]
     Populate(#[source] PopulateError),
     /// The memory for the descriptors does not fit them. A bug of this crate's.
-    #[error("the memory for the descriptors does not fit them")]
+    #[error("the memory for the descriptors does not fit them: {0}")]
     Mapped(#[source] MappedError),
     /// Somebody may have written to the memory that is to be known as zero.
     #[error(
@@ -183,7 +183,7 @@ pub enum BindError {
 
 /// A region that was not bound, given back with the reason.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot bind a region of {len} of {backing}", len = region.len(), backing = region.backing())]
+#[error("cannot bind a region of {len} of {backing}: {cause}", len = region.len(), backing = region.backing())]
 pub struct BindFailure {
     /// The region, as it was.
     // Boxed: a failure travels through many returns.
@@ -217,7 +217,9 @@ pub(crate) fn bind<P: Payload>(
             Err((region, cause)) => return Err(failed(region, cause)),
         },
     };
-    match describe(shared, claim, layout, &mut own, data.page_size(), options, started) {
+    // Declared last, so that a panic ends it before anything is unmapped.
+    let mut claim = Some(claim);
+    match describe(shared, &mut claim, layout, &mut own, data.page_size(), options, started) {
         Ok(mut parts) => {
             if let Some(altmap) = &report {
                 // Not what is skipped behind the descriptors.
@@ -264,7 +266,9 @@ fn claim<P: Payload>(
         return Err(BindError::NotZeroMemory);
     }
     let align = match &options.altmap {
-        Some(_) => options.order.max(altmap::backing_order(region)),
+        Some(altmap) => {
+            options.order.max(altmap::backing_order(region)).max(altmap.align_for(region))
+        }
         None => options.order,
     };
     let claim = shared.claim(region.pages(), align, options.base, region.extent())?;
@@ -279,10 +283,10 @@ fn claim<P: Payload>(
 }
 
 /// Makes the descriptors of the pages of `layout`, in the memory `own` if there is some. Where it
-/// fails, that memory is in `own` again.
+/// fails, that memory is in `own` again, and the claim in `claim`.
 fn describe<P: Payload>(
     shared: &Arc<Shared>,
-    claim: Claim,
+    claim: &mut Option<Claim>,
     layout: Layout,
     own: &mut Option<Exclusive>,
     page: PageSize,
@@ -356,11 +360,11 @@ fn describe<P: Payload>(
         Ok(memmap) => memmap,
         Err(_) => unreachable!("the blocks were made for the layout"),
     };
-    let keeper = (init == Init::Eager && source != Source::Region).then(|| claim.shared().clone());
+    let keeper = (init == Init::Eager && source != Source::Region).then(|| shared.clone());
+    let Some(taken) = claim.take() else { unreachable!("a bind has claimed its region") };
     let mut parts = Parts {
-        memmap: Leased::new(memmap, keeper, pages),
+        memmap: Leased::new(memmap, taken, keeper, pages),
         template,
-        claim,
         owner: options.owner,
         ops: options.ops,
         report: BindReport {
@@ -391,7 +395,8 @@ fn describe<P: Payload>(
         for pfn in (first.get()..range.end().get()).step_by(1 << block.get()) {
             if options.cancel.is_cancelled() {
                 if source == Source::Region {
-                    *own = Some(parts.memmap.into_exclusive().0);
+                    let (memory, _, taken) = parts.memmap.into_exclusive();
+                    (*own, *claim) = (Some(memory), Some(taken));
                 }
                 return Err(BindError::Cancelled { done: len, total: len });
             }

@@ -6,6 +6,7 @@ use crate::batches::Job;
 use crate::clear::{Cleared, CopyOptions};
 use crate::hold::Holdable;
 use crate::pagemap::Pagemap;
+use crate::panics::FirstPanic;
 use crate::zero::{CLEARABLE, Unclearable, ZeroFailure, Zeroed};
 
 impl<P: Payload> Pagemap<P> {
@@ -57,15 +58,20 @@ impl<P: Payload> Pagemap<P> {
             return Err(ZeroFailure::Copy { pfn: to.start(), cause });
         }
         let bytes = self.inner.bytes_of(to);
-        let source_bytes = (source.region().mapping(), source.inner.bytes_of(from).start);
+        let source_bytes = (source.inner.region.memory(), source.inner.bytes_of(from).start);
         let len = ByteLen::new(bytes.end - bytes.start);
-        let (mapping, page) = (self.region().mapping(), self.region().page_size());
-        let copied =
-            Job::copy(mapping, page, bytes.start, source_bytes, len, options).map(Job::run);
+        let (mapping, page) = (self.inner.region.memory(), self.region().page_size());
+        let mut panic = FirstPanic::default();
+        let copied = panic.call(|| {
+            Job::copy(mapping, page, bytes.start, source_bytes, len, options).map(Job::run)
+        });
         drop(held);
         let mut zeroed = Zeroed::default();
         self.inner.finish(to, Content::Unknown, &mut zeroed);
-        let copied = copied?;
+        panic.resume();
+        let Some(copied) = copied.transpose()? else {
+            unreachable!("a copy without an answer has panicked")
+        };
         if !zeroed.bad.is_empty() {
             let cause = Unclearable::Poisoned;
             return Err(ZeroFailure::Copy { pfn: to.start(), cause });

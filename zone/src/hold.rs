@@ -1,5 +1,7 @@
 //! Guards on pages: [`Pinned`] and [`Referenced`], given back when they are dropped.
 //!
+//! A pin holds off uzone's own unbind and changes; the kernel may still migrate or swap the page.
+//!
 //! A guard covers a range of pages and holds each of their folios once, by one atomic step a folio;
 //! of base pages, 512 at once where it covers them all. It shares ownership of the pagemap, so it
 //! can be sent to another thread and outlive every borrow; while one exists,
@@ -18,24 +20,27 @@
 
 use std::any::Any;
 use std::fmt;
+use std::ops::Range;
 use std::panic::Location;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
-use uzone_os::{Counted, Entered, Pins, References, Sort};
+use uzone_os::{AccessError, Counted, Entered, Pins, RangeError, References, Sort};
 use uzone_pages::{
-    Content, EnterError, HoldError, HoldSort, Order, PageCount, Payload, Pfn, PfnRange, Span,
-    SpanRefused, Word,
+    ByteLen, Content, EnterError, HoldError, HoldSort, Order, PageCount, Payload, Pfn, PfnRange,
+    Span, SpanRefused, Word,
 };
-use uzone_stream::{Next, Pattern, Store, Streaming, Was, best, calibration};
+use uzone_stream::{Next, Pattern, Streaming, Was, Work, best};
 use zerocopy::IntoBytes;
 
-use crate::altmap;
 #[cfg(debug_assertions)]
 use crate::guards::GuardBook;
 use crate::inner::Inner;
+use crate::stores;
 use crate::token::{RawGuard, Redeemed, TooManyRawGuards};
 use crate::view::PageView;
 use crate::zone::Shared;
+use crate::{altmap, bytes};
 
 /// Why pages were not held.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -78,7 +83,9 @@ pub enum HoldFailure {
         metadata: PfnRange,
     },
     /// A folio gives no hold. None is held.
-    #[error("cannot hold the folio of page {pfn}; the {good} pages before it could be held")]
+    #[error(
+        "cannot hold the folio of page {pfn}; the {good} pages before it could be held: {cause}"
+    )]
     Refused {
         /// The first page that could not be held.
         pfn: Pfn,
@@ -97,7 +104,7 @@ pub enum HoldFailure {
         good: Vec<PfnRange>,
     },
     /// The page is not there, and producing it failed.
-    #[error("cannot pin page {pfn}: it is not there, and could not be produced")]
+    #[error("cannot pin page {pfn}: it is not there, and could not be produced: {cause}")]
     Fault {
         /// The page.
         pfn: Pfn,
@@ -125,7 +132,7 @@ pub enum HoldFailure {
         references: u32,
     },
     /// The pagemap admits no guard.
-    #[error("cannot hold pages of this region")]
+    #[error("cannot hold pages of this region: {0}")]
     NotAdmitted(#[source] EnterError),
 }
 
@@ -197,6 +204,17 @@ pub(crate) trait Holdable: Any + Send + Sync {
     fn not_for_long(&self) -> Option<&'static str>;
     fn bad_pages(&self, range: PfnRange) -> Vec<Pfn>;
     fn word(&self, pfn: Pfn) -> Word;
+    /// Copies bytes out of pages of the region, from byte `offset_bytes` of page `first` on.
+    fn read_at(&self, first: Pfn, offset_bytes: u64, out: &mut [u8]) -> Result<(), AccessError>;
+    /// Returns words of pages of the region, from byte `offset_bytes` of page `first` on.
+    fn words(
+        &self,
+        first: Pfn,
+        offset_bytes: u64,
+        len_bytes: u64,
+    ) -> Result<&[AtomicU64], AccessError>;
+    /// Copies bytes into pages of the region, for a holder of theirs.
+    fn write_at(&self, first: Pfn, offset_bytes: u64, bytes: &[u8]) -> Result<(), AccessError>;
 
     // Two methods in one, so that a guard costs one call of a table and not two.
 
@@ -312,6 +330,30 @@ impl<S: Sort> Hold<S> {
                 Err((self, failure))
             }
         }
+    }
+
+    pub(crate) fn read_at(&self, offset_bytes: u64, out: &mut [u8]) -> Result<(), AccessError> {
+        bytes::check_inside(offset_bytes, out.len(), self.len())?;
+        self.inner.read_at(self.span.range().start(), offset_bytes, out)
+    }
+
+    pub(crate) fn write_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), AccessError> {
+        bytes::check_inside(offset_bytes, bytes.len(), self.len())?;
+        self.inner.write_at(self.span.range().start(), offset_bytes, bytes)
+    }
+
+    pub(crate) fn words(&self, range: Range<u64>) -> Result<&[AtomicU64], AccessError> {
+        let Range { start, end } = range;
+        let none = RangeError::Empty { start, end };
+        let len_bytes = end.checked_sub(start).ok_or(none)?;
+        bytes::check_inside(start, usize::try_from(len_bytes).map_err(|_| none)?, self.len())?;
+        self.inner.words(self.span.range().start(), start, len_bytes)
+    }
+
+    /// Returns how many bytes are held.
+    fn len(&self) -> ByteLen {
+        let segment = self.inner.segment(self.span.range());
+        ByteLen::new(segment.map_or(0, |segment| segment.len_bytes))
     }
 
     fn segments(&self) -> std::option::IntoIter<Segment> {
@@ -431,9 +473,9 @@ fn write_pfns(range: PfnRange, list: &mut [Pfn]) -> Result<usize, ListTooShort> 
     let count = usize::try_from(needed).map_err(|_| too_short)?;
     let list = list.get_mut(..count).ok_or(too_short)?;
     let len_bytes = size_of_val(list);
-    let store = calibration().choose(len_bytes, Was::Cold, Next::Soon);
-    match (store, Pattern::linear(&[range.start().get()], &[1])) {
-        (Store::Streaming, Ok(pattern)) => {
+    let way = stores::policy().choose(Work::Fill, len_bytes, Was::Cold, Next::Soon);
+    match (way.is_cached(), Pattern::linear(&[range.start().get()], &[1])) {
+        (false, Ok(pattern)) => {
             Streaming::scope(best(), |stream| stream.fill(list.as_mut_bytes(), &pattern));
         }
         _ => {
@@ -568,8 +610,12 @@ guard! {
 }
 
 guard! {
-    /// Pins on the folios of a range of pages: until this is dropped, nobody moves the pages or takes
-    /// them away, so that a device may read and write their bytes.
+    /// Pins on the folios of a range of pages: until this is dropped, uzone does not unbind, clear,
+    /// discard, replace or hand out the pages.
+    ///
+    /// A pin holds off uzone's own calls. The kernel may still migrate a page or swap it out, so a device
+    /// that uses physical addresses needs the kernel's own pin besides (`FixedBuffers` of `uzone-os`,
+    /// VFIO, RDMA).
     Pinned, Pins
 }
 

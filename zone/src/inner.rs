@@ -1,10 +1,11 @@
 //! What a pagemap and its guards share, and what its descriptors lie in.
 
 use std::ops::Deref;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 
 use uzone_os::bus::Watch;
-use uzone_os::{Exclusive, Mapped};
+use uzone_os::{AccessError, Exclusive, Mapped};
 use uzone_pages::{
     AdvanceError, Content, Folio, HoldSort, Memmap, MemoryKind, Order, Page, PageCount, Payload,
     Pfn, PfnRange, Span, SpanRefused, Template, Word,
@@ -16,6 +17,7 @@ use crate::guards::GuardBook;
 use crate::hold::{HoldFailure, Holdable, Segment};
 use crate::keep::{MemmapMemory, MemmapPages, Source};
 use crate::options::{Owner, PagemapOps};
+use crate::panics::FirstPanic;
 use crate::poison::{BadPages, Poisoned};
 use crate::produce::{is_missing, produce};
 use crate::region::{Backing, Region};
@@ -23,9 +25,15 @@ use crate::report::BindReport;
 use crate::view::PageView;
 use crate::zone::{Claim, Shared};
 
-/// A memmap whose memory goes back to its zone when it is dropped, if that should keep it.
+/// A memmap, and the claim of its region. When it is dropped, its memory goes back to its zone, if that
+/// should keep it.
+///
+/// Descriptors that lie in the region are cleared first, because the region that claims the same bytes
+/// next may be written to. Then the claim goes, and only then does an address become free: the kernel hands free
+/// addresses out at once, and another thread may bind what it mapped there.
 pub(crate) struct Leased<P: Payload> {
     memmap: Option<Memmap<P, Mapped<Page<P>>, Blocks>>,
+    claim: Option<Claim>,
     keeper: Option<Arc<Shared>>,
     pages: MemmapPages,
 }
@@ -34,10 +42,19 @@ impl<P: Payload> Leased<P> {
     /// Takes a memmap and, if every page of its memory is present, the zone that keeps it.
     pub(crate) fn new(
         memmap: Memmap<P, Mapped<Page<P>>, Blocks>,
+        claim: Claim,
         keeper: Option<Arc<Shared>>,
         pages: MemmapPages,
     ) -> Self {
-        Self { memmap: Some(memmap), keeper, pages }
+        Self { memmap: Some(memmap), claim: Some(claim), keeper, pages }
+    }
+
+    /// Returns the claim of the region.
+    pub(crate) fn claim(&self) -> &Claim {
+        match &self.claim {
+            Some(claim) => claim,
+            None => unreachable!("only drop and `into_exclusive` take the claim out"),
+        }
     }
 }
 
@@ -53,15 +70,15 @@ impl<P: Payload> Deref for Leased<P> {
 }
 
 impl<P: Payload> Leased<P> {
-    /// Returns the memory of the descriptors, which does not go back to the zone, and how many bytes
-    /// of it they have.
-    pub(crate) fn into_exclusive(mut self) -> (Exclusive, usize) {
-        match self.memmap.take() {
-            Some(memmap) => {
+    /// Returns the memory of the descriptors, which does not go back to the zone, how many bytes of it
+    /// they have, and the claim.
+    pub(crate) fn into_exclusive(mut self) -> (Exclusive, usize, Claim) {
+        match (self.memmap.take(), self.claim.take()) {
+            (Some(memmap), Some(claim)) => {
                 let len = size_of_val(memmap.descriptors());
-                (memmap.into_descriptors().into_exclusive(), len)
+                (memmap.into_descriptors().into_exclusive(), len, claim)
             }
-            None => unreachable!("only this and drop take the memmap out"),
+            _ => unreachable!("only this and drop take the memmap out"),
         }
     }
 }
@@ -76,8 +93,11 @@ impl<P: Payload> Drop for Leased<P> {
             if !memory.is_private() {
                 altmap::clear(&mut memory, len);
             }
+            drop(self.claim.take());
+            drop(memory);
             return;
         }
+        drop(self.claim.take());
         let (descriptors, blocks) = memmap.into_parts();
         let memory = descriptors.into_exclusive();
         match (blocks, &self.keeper) {
@@ -96,6 +116,7 @@ impl<P: Payload> Drop for Leased<P> {
 
 /// All of a pagemap but its region.
 pub(crate) struct Parts<P: Payload> {
+    // Dropped first: it ends the claim before the front is unmapped.
     pub(crate) memmap: Leased<P>,
     pub(crate) template: Template<P>,
     pub(crate) owner: Option<Owner>,
@@ -103,8 +124,6 @@ pub(crate) struct Parts<P: Payload> {
     pub(crate) report: BindReport,
     /// The parts of the region before its descriptors, if those lie in it.
     pub(crate) front: Option<Front>,
-    // Dropped last: the frame numbers are free again when the descriptors are gone.
-    pub(crate) claim: Claim,
 }
 
 impl<P: Payload> Parts<P> {
@@ -112,11 +131,18 @@ impl<P: Payload> Parts<P> {
     pub(crate) fn into_region(self, data: Region) -> Region {
         match self.front {
             Some(front) => {
-                let (memory, len) = self.memmap.into_exclusive();
-                front.join_cleared(memory, len, data)
+                let (memory, len, claim) = self.memmap.into_exclusive();
+                let region = front.join_cleared(memory, len, data);
+                drop(claim);
+                region
             }
             None => data,
         }
+    }
+
+    /// Returns the claim of the region.
+    pub(crate) fn claim(&self) -> &Claim {
+        self.memmap.claim()
     }
 
     pub(crate) fn page(&self, pfn: Pfn) -> Option<PageView<'_, P>> {
@@ -124,14 +150,14 @@ impl<P: Payload> Parts<P> {
     }
 }
 
-/// What a pagemap and its guards share. The region comes first, so that it is unmapped before its
-/// frame numbers are free again.
+/// What a pagemap and its guards share. Fields are dropped in this order, and `parts` ends the claim:
+/// the zone must not know the region's addresses any more when the region is unmapped.
 pub(crate) struct Inner<P: Payload> {
     /// Who notes the bus errors of the region, if anybody asked. First, so that nothing is noted of
     /// what is mapped there afterwards.
     pub(crate) watch: OnceLock<Watch>,
-    pub(crate) region: Region,
     pub(crate) parts: Parts<P>,
+    pub(crate) region: Region,
     pub(crate) guards: GuardBook,
     pub(crate) bad: BadPages,
 }
@@ -183,6 +209,12 @@ impl<P: Payload> Inner<P> {
         self.parts.memmap.advance_run(range, from, to, each);
     }
 
+    /// Returns the offset of a page of the region, in bytes.
+    fn offset_of(&self, pfn: Pfn) -> u64 {
+        let shift = self.region.page_size().shift();
+        pfn.checked_since(self.range().start()).map_or(0, |pages| pages.get() << shift)
+    }
+
     /// Returns what a page is when it is good again.
     pub(crate) fn mended_as(&self) -> Content {
         match self.parts.memmap.started_as() {
@@ -191,10 +223,31 @@ impl<P: Payload> Inner<P> {
         }
     }
 
-    /// Tells the owner that nobody holds the folio at `head` any more.
-    pub(crate) fn freed(&self, head: Pfn) {
+    /// Holds pages whose owner is called when one becomes free. If that panics, what was held is given
+    /// back all the same.
+    #[inline(never)]
+    fn hold_freeing(&self, range: PfnRange, sort: HoldSort) -> Result<Span, SpanRefused> {
+        let mut panic = FirstPanic::default();
+        let bad = |part| self.bad.first_in(part);
+        let freed = |head| self.freed(head, &mut panic);
+        let held = self.parts.memmap.hold(range, sort, bad, freed);
+        panic.resume();
+        held
+    }
+
+    /// Gives pages back whose owner is called when one becomes free. If that panics, the owner is called
+    /// for the other pages all the same.
+    #[inline(never)]
+    fn release_freeing(&self, span: Span, sort: HoldSort) {
+        let mut panic = FirstPanic::default();
+        self.parts.memmap.release(span, sort, |head| self.freed(head, &mut panic));
+        panic.resume();
+    }
+
+    /// Calls the owner for the folio at `head`, which has no hold any more.
+    fn freed(&self, head: Pfn, panic: &mut FirstPanic) {
         if let Some(free) = &self.parts.ops.free {
-            free(head);
+            panic.call(|| free(head));
         }
     }
 
@@ -212,7 +265,7 @@ impl<P: Payload> Holdable for Inner<P> {
     }
 
     fn metadata_range(&self) -> Option<PfnRange> {
-        let whole = self.parts.claim.range();
+        let whole = self.parts.claim().range();
         let before = self.range().start().checked_since(whole.start())?;
         // No page, no range: without an altmap every page is described.
         PfnRange::try_new(whole.start(), before).ok()
@@ -228,7 +281,7 @@ impl<P: Payload> Holdable for Inner<P> {
     }
 
     fn zone(&self) -> Arc<Shared> {
-        self.parts.claim.shared().clone()
+        self.parts.claim().shared().clone()
     }
 
     fn segment(&self, range: PfnRange) -> Option<Segment> {
@@ -246,12 +299,18 @@ impl<P: Payload> Holdable for Inner<P> {
         if sort == HoldSort::Pin {
             self.collect_bus_errors();
         }
-        let bad = |part| self.bad.first_in(part);
-        self.parts.memmap.hold(range, sort, bad, |head| self.freed(head))
+        if self.parts.ops.free.is_some() {
+            return self.hold_freeing(range, sort);
+        }
+        self.parts.memmap.hold(range, sort, |part| self.bad.first_in(part), |_| ())
     }
 
+    #[inline]
     fn release(&self, span: Span, sort: HoldSort) {
-        self.parts.memmap.release(span, sort, |head| self.freed(head));
+        if self.parts.ops.free.is_some() {
+            return self.release_freeing(span, sort);
+        }
+        self.parts.memmap.release(span, sort, |_| ());
     }
 
     fn split(
@@ -289,6 +348,24 @@ impl<P: Payload> Holdable for Inner<P> {
     fn bad_pages(&self, range: PfnRange) -> Vec<Pfn> {
         self.collect_bus_errors();
         self.bad.in_range(range)
+    }
+
+    fn read_at(&self, first: Pfn, offset_bytes: u64, out: &mut [u8]) -> Result<(), AccessError> {
+        self.region.read_at(self.offset_of(first).saturating_add(offset_bytes), out)
+    }
+
+    fn words(
+        &self,
+        first: Pfn,
+        offset_bytes: u64,
+        len_bytes: u64,
+    ) -> Result<&[AtomicU64], AccessError> {
+        let start = self.offset_of(first).saturating_add(offset_bytes);
+        self.region.memory().as_words(start..start.saturating_add(len_bytes))
+    }
+
+    fn write_at(&self, first: Pfn, offset_bytes: u64, bytes: &[u8]) -> Result<(), AccessError> {
+        self.write(self.offset_of(first).saturating_add(offset_bytes), bytes)
     }
 
     fn word(&self, pfn: Pfn) -> Word {

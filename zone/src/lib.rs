@@ -2,7 +2,8 @@
 //!
 //! A [`Region`] is memory; a [`Zone`] describes it; a [`Pagemap`] is the description: a descriptor
 //! for every page of the region, at once, and for as long as the region stays bound. [`Pinned`] and
-//! [`Referenced`] hold pages of it, and unbinding refuses while there are any.
+//! [`Referenced`] hold pages of it, and unbinding refuses while there are any. A pin holds off uzone's own
+//! unbind and changes; the kernel may still migrate or swap the page.
 //!
 //! ```
 //! use uzone::{BindOptions, ByteLen, MemoryKind, Order, Region, Zone};
@@ -27,6 +28,7 @@
 //! | [`Zone`] | who has which frame numbers; binds regions, and pins by address |
 //! | [`BindOptions`], [`Payload`] | how a region is described, and what a caller adds to a descriptor |
 //! | [`Pagemap`], [`PageView`], [`Word`] | a bound region, a page of it, and what is known about that |
+//! | [`RegionView`], [`PagemapView`] | a bound region and a pool's pagemap, read-only |
 //! | [`Pinned`], [`Referenced`], [`RawGuard`] | guards on pages, and one as 64 bits |
 //! | [`Content`] | what the bytes of a page are, and which state may follow which |
 //! | [`Pool`], [`Pooled`] | folios handed out as zeroes |
@@ -47,6 +49,7 @@ mod altmap;
 mod batches;
 mod bind;
 mod blocks;
+mod bytes;
 mod clear;
 mod copy;
 mod directory;
@@ -54,8 +57,10 @@ mod guards;
 mod hold;
 mod inner;
 mod keep;
+mod lent;
 mod options;
 mod pagemap;
+mod panics;
 mod poison;
 mod pool;
 mod populate;
@@ -64,6 +69,7 @@ mod region;
 mod report;
 mod runs;
 mod stamp;
+mod stores;
 mod token;
 mod trace;
 mod view;
@@ -76,10 +82,12 @@ pub use across::Across;
 pub use altmap::AltmapOptions;
 pub use batches::Batched;
 pub use bind::{BindError, BindFailure};
+pub use bytes::WriteFailure;
 pub use clear::{Batching, ClearError, Cleared, CopyOptions, ZeroOptions};
 pub use guards::Holder;
 pub use hold::{HoldFailure, ListTooShort, PinOptions, Pinned, Referenced, Segment};
 pub use keep::{MemmapPages, Source};
+pub use lent::{PagemapView, RegionView};
 pub use options::{BindOptions, Cancel, Init, Owner, PagemapOps, Progress};
 pub use pagemap::{Busy, Pagemap};
 pub use poison::{PoisonFailure, Poisoned};
@@ -99,7 +107,10 @@ pub use uzone_os::{
     RangeError, Reserve, ResidentError, Sharing,
 };
 pub use uzone_pages::*;
-pub use uzone_stream::{Next, Path as StorePath, Was, Way};
+pub use uzone_stream::{
+    Next, Path as StorePath, STORE_POLICY, StorePolicy, StorePolicyError, Was, Way,
+    Work as StoreWork,
+};
 pub use view::PageView;
 pub use zero::{Unclearable, ZeroFailure, Zeroed};
 pub use zone::Zone;

@@ -203,7 +203,7 @@ impl<P: Payload> BindOptions<P> {
         self
     }
 
-    /// Says how descriptors are written, instead of the way that calibration prefers.
+    /// Sets how descriptors are written, in place of what the store policy prefers.
     #[must_use]
     pub fn stamp(mut self, stamp: Stamp) -> Self {
         self.stamp = Some(stamp);

@@ -18,8 +18,10 @@ use crate::altmap::{self};
 use crate::guards::{GuardBook, Holder};
 use crate::hold::{Hold, HoldFailure, Holdable, PinOptions, Pinned, Place, Referenced};
 use crate::inner::{Inner, Parts};
+use crate::lent::RegionView;
 use crate::options::Owner;
 use crate::poison::BadPages;
+use crate::populate::{NotPopulated, PopulateOptions, PopulateReport};
 use crate::region::Region;
 use crate::report::BindReport;
 use crate::view::PageView;
@@ -108,7 +110,7 @@ impl Drop for Door {
 impl<P: Payload> Pagemap<P> {
     pub(crate) fn new(region: Region, parts: Parts<P>, keeps_poison: bool) -> Self {
         let (guards, bad) = (GuardBook::default(), BadPages::default());
-        let inner = Owned::new(Inner { watch: OnceLock::new(), region, parts, guards, bad });
+        let inner = Owned::new(Inner { watch: OnceLock::new(), parts, region, guards, bad });
         let range = inner.range();
         if keeps_poison {
             for pages in inner.region.bad_pages() {
@@ -120,7 +122,7 @@ impl<P: Payload> Pagemap<P> {
         // From here on others find its pages.
         let place: Arc<Place> = inner.place().clone();
         if let Some(segment) = inner.whole_segment() {
-            inner.parts.claim.publish(segment, inner.region.page_size(), place.clone());
+            inner.parts.claim().publish(segment, inner.region.page_size(), place.clone());
         }
         Self { door: Door(place), inner }
     }
@@ -130,10 +132,40 @@ impl<P: Payload> Pagemap<P> {
         Counted::enter(&self.door.0).map_err(HoldFailure::NotAdmitted)
     }
 
-    /// Returns the memory that is described: with an altmap, what is behind the descriptors.
+    /// Returns the memory that is described, to look at and to read: with an altmap, what is behind the
+    /// descriptors. Its bytes change by calls of the pagemap and of guards, which respect pins and
+    /// content: [`Pinned::write_at`], [`Pagemap::pin_and_write`], [`Pagemap::fill_at`],
+    /// [`Pagemap::zero`], [`Pagemap::copy_folio`] and [`Pagemap::punch`].
     #[must_use]
-    pub fn region(&self) -> &Region {
-        &self.inner.region
+    pub fn region(&self) -> RegionView<'_> {
+        RegionView(&self.inner.region)
+    }
+
+    /// Makes the memory of the pages of `range` present: see [`Region::populate`]. No byte changes, and
+    /// neither does what is known about them.
+    ///
+    /// # Errors
+    /// [`NotPopulated`] as [`Region::populate`], and if not all pages belong to the region.
+    pub fn populate(
+        &self,
+        range: PfnRange,
+        options: &PopulateOptions,
+    ) -> Result<PopulateReport, NotPopulated> {
+        let bytes = self.bytes_of(range).ok_or_else(|| {
+            let region = self.range();
+            NotPopulated::NotHere { asked: range, region }
+        })?;
+        self.inner.region.populate(bytes, options)
+    }
+
+    /// Puts the content of the folio of page `pfn` from state `from` to state `to`. Of several threads
+    /// that try, one succeeds. It says what the caller knows about the bytes, and does nothing to them.
+    ///
+    /// # Errors
+    /// [`AdvanceError`] if the page is not the region's, its folio is in another state, is pinned and
+    /// the step would take its bytes away, or there is no such step; then nothing has changed.
+    pub fn advance(&self, pfn: Pfn, from: Content, to: Content) -> Result<(), AdvanceError> {
+        self.inner.folio(pfn).ok_or(AdvanceError::NotHere { pfn })?.advance(from, to)
     }
 
     /// Returns what the bind did and what it cost.
@@ -198,7 +230,7 @@ impl<P: Payload> Pagemap<P> {
     /// Puts the content of every folio with a page in `range` to state `to`, from whichever of the
     /// states `from` it is in, and tells `each` its head and how that went, in ascending order. Pages
     /// that do not belong to the region are left out. One atomic step a folio, and of base pages one
-    /// more for about eight: see [`PageView::advance`].
+    /// more for about eight: see [`Pagemap::advance`].
     ///
     /// # Panics
     /// If a step from one of `from` to `to` is none, or would poison: that is for one page. If `each`
@@ -244,7 +276,7 @@ impl<P: Payload> Pagemap<P> {
 
     /// Returns the bytes of [`Pagemap::region`] that the pages of `range` are, or `None` if not all of
     /// them belong to it. The way back from [`Pagemap::range_at`], for
-    /// [`Region::read_at`](crate::Region::read_at) and the like.
+    /// [`RegionView::read_at`] and the like.
     #[must_use]
     pub fn bytes_of(&self, range: PfnRange) -> Option<std::ops::Range<u64>> {
         self.range().contains_range(range).then(|| self.inner.bytes_of(range))
@@ -292,8 +324,10 @@ impl<P: Payload> Pagemap<P> {
 
     /// Pins the folios of `range`: one atomic step a folio, and of base pages one for each 512 that
     /// the range covers together. Pages that are not there are produced first, if the region can
-    /// ([`PagemapOps::populate`](crate::PagemapOps::populate)); the call may block for them. Entering the pagemap and leaving it are an
-    /// atomic step each; nothing is allocated.
+    /// ([`PagemapOps::populate`](crate::PagemapOps::populate)); the call may block for them. A pin holds
+    /// off uzone's own unbind and changes; the kernel may still migrate or swap the page.
+    ///
+    /// Entering the pagemap and leaving it are an atomic step each; nothing is allocated.
     ///
     /// # Errors
     /// [`HoldFailure`] if a page is not the region's, is bad, is being cleared, or cannot be
@@ -401,7 +435,7 @@ impl<P: Payload> Pagemap<P> {
 impl<P: Payload> fmt::Debug for Pagemap<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Pagemap")
-            .field("region", self.region())
+            .field("region", &self.region())
             .field("report", self.report())
             .finish_non_exhaustive()
     }

@@ -31,7 +31,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use uzone_os::{SystemRoot, numa};
+use uzone_os::{AccessError, SystemRoot, numa};
 use uzone_pages::{
     ByteLen, Content, Depot, Folio, Order, PageCount, Payload, Pfn, PfnRange, Refusal, Standing,
     Stock,
@@ -39,9 +39,12 @@ use uzone_pages::{
 
 use crate::clear::{Batching, ZeroOptions};
 use crate::hold::{Holdable, Segment};
+use crate::inner::Inner;
+use crate::lent::PagemapView;
 use crate::options::Cancel;
 use crate::pagemap::Pagemap;
-use crate::zero::{CLEARABLE, ZeroFailure};
+use crate::populate::{NotPopulated, PopulateOptions, PopulateReport};
+use crate::zero::{self, CLEARABLE, ZeroFailure};
 
 /// How much the worker takes at a time, so that a taker who has to wait for it does not for long.
 const WORKER_BYTES: u64 = 2 << 20;
@@ -108,7 +111,7 @@ pub enum TakeFailure {
     #[error("no folio was asked for")]
     Nothing,
     /// The memory cannot be cleared.
-    #[error("cannot clear the folio")]
+    #[error("cannot clear the folio: {0}")]
     Clear(#[from] ZeroFailure),
 }
 
@@ -127,6 +130,15 @@ pub enum FreeFailure {
     /// A folio is free already.
     #[error("the folio of page {pfn} is free already")]
     Free {
+        /// Its head.
+        pfn: Pfn,
+    },
+    /// A guard has the folio: it is given back by that.
+    #[error(
+        "the folio of page {pfn} belongs to a Pooled guard: drop that, or take the range out of it by \
+         Pooled::into_range first"
+    )]
+    Guarded {
         /// Its head.
         pfn: Pfn,
     },
@@ -269,13 +281,8 @@ impl<P: Payload> Shared<P> {
                 continue;
             }
             let started = Instant::now();
-            match uzone_pages::clear_ahead(self, Locked(sets), from, batch) {
-                Some(Ok(folios)) => {
-                    self.ahead.fetch_add(folios as u64, Ordering::Relaxed); // a number to report
-                }
-                // Memory that cannot be written: takers say so.
-                Some(Err(_)) => return,
-                None => {}
+            if let Some(Err(_)) = uzone_pages::clear_ahead(self, Locked(sets), from, batch) {
+                return; // memory that cannot be written: takers say so
             }
             sets = self.rest(started.elapsed(), percent);
         }
@@ -317,12 +324,56 @@ impl<P: Payload> Shared<P> {
         }
     }
 
+    /// Returns the folios of the pool that have pages of `range`, if there are any.
+    fn whole_folios(&self, range: PfnRange) -> Option<PfnRange> {
+        let (pool, order) = (self.pagemap.range(), self.order());
+        let start = range.start().align_down(order).max(pool.start());
+        // A pool ends with a folio, so no folio ends behind it.
+        let end = range.end().align_up(order).map_or(pool.end(), |end| end.min(pool.end()));
+        PfnRange::try_new(start, end.checked_since(start)?).ok()
+    }
+
+    fn populate(
+        &self,
+        range: PfnRange,
+        options: &PopulateOptions,
+    ) -> Result<Option<PopulateReport>, NotPopulated> {
+        let Some(range) = self.whole_folios(range) else { return Ok(None) };
+        let inner = &self.pagemap.inner;
+        // While they are being filled no other thread can pin, fill or clear them.
+        let mut filling = Filling { inner, runs: Vec::new(), to: Content::Absent };
+        inner.advance_run(range, &[Content::Absent], Content::Filling, |head, step| {
+            if step.is_ok()
+                && let Ok(folio) = PfnRange::try_new(head, inner.order().pages())
+            {
+                zero::push(&mut filling.runs, folio);
+            }
+        });
+        let punch = |run: &PfnRange| inner.region.punch(inner.bytes_of(*run)).is_ok();
+        let is_zero = filling.runs.iter().all(punch);
+        let report = self.pagemap.populate(range, options)?;
+        filling.to = if is_zero { Content::Zero } else { Content::Present };
+        drop(filling);
+        let (first, folios) = self.numbers(range);
+        uzone_pages::look_again(self, first, folios);
+        Ok(Some(report))
+    }
+
     fn folios(&self) -> usize {
         let folios = self.pagemap.range().pages().get() >> self.order().get();
         usize::try_from(folios).unwrap_or(usize::MAX)
     }
 
-    fn free(&self, given: PfnRange) -> Result<(), FreeFailure> {
+    /// Returns the number of the first folio of a range that was handed out, and how many it has.
+    fn numbers(&self, range: PfnRange) -> (usize, usize) {
+        let order = self.order();
+        let pages = range.start().checked_since(self.pagemap.range().start()).unwrap_or_default();
+        let first = usize::try_from(pages.get() >> order.get()).unwrap_or(usize::MAX);
+        (first, usize::try_from(range.pages().get() >> order.get()).unwrap_or(0))
+    }
+
+    /// Takes folios back: those of a guard, or those whose owner has only their range.
+    fn free(&self, given: PfnRange, is_guard: bool) -> Result<(), FreeFailure> {
         let (pool, order) = (self.pagemap.range(), self.order());
         let is_whole = given.start().is_aligned(order) && given.end().is_aligned(order);
         let before = given.start().checked_since(pool.start());
@@ -338,6 +389,9 @@ impl<P: Payload> Shared<P> {
             if !stock.is_used(number) {
                 return Err(FreeFailure::Free { pfn });
             }
+            if !is_guard && !stock.is_loose(number) {
+                return Err(FreeFailure::Guarded { pfn });
+            }
             let pins = self.pagemap.inner.word(pfn).pins();
             if pins > 0 {
                 return Err(FreeFailure::Pinned { pfn, pins });
@@ -352,6 +406,22 @@ impl<P: Payload> Shared<P> {
         let clears = self.options.clears_on_release;
         let cleared = uzone_pages::give_back(self, stock, first, folios, clears);
         self.on_release.fetch_add(cleared as u64, Ordering::Relaxed); // a number to report
+    }
+}
+
+/// Folios that are being filled; when this is dropped, they are what `to` says.
+struct Filling<'a, P: Payload> {
+    inner: &'a Inner<P>,
+    runs: Vec<PfnRange>,
+    to: Content,
+}
+
+impl<P: Payload> Drop for Filling<'_, P> {
+    fn drop(&mut self) {
+        for run in &self.runs {
+            // One that went bad meanwhile is poisoned by this step.
+            self.inner.advance_run(*run, &[Content::Filling], self.to, |_, _| ());
+        }
     }
 }
 
@@ -422,6 +492,11 @@ impl<P: Payload> Depot for Shared<P> {
             return Err(ZeroFailure::Clear(error.into()));
         }
         Ok(usize::try_from(zeroed.pages.get() >> self.order().get()).unwrap_or(usize::MAX))
+    }
+
+    fn count_ahead(&self, folios: usize) {
+        // Relaxed: this thread takes the lock after it, as those do before who read the number.
+        self.ahead.fetch_add(folios as u64, Ordering::Relaxed);
     }
 
     fn count_on_demand(&self, folios: usize) {
@@ -512,10 +587,33 @@ impl<P: Payload> Pool<P> {
     /// Takes folios back that [`Pooled::into_range`] named; some of them, or all.
     ///
     /// # Errors
-    /// [`FreeFailure`] if they are not the pool's, free already, or pinned by somebody; then none is
-    /// taken back.
+    /// [`FreeFailure`] if they are not the pool's, free already, still a guard's ([`Pooled`]), or pinned;
+    /// then none is taken back.
     pub fn free(&self, range: PfnRange) -> Result<(), FreeFailure> {
-        self.shared.free(range)
+        self.shared.free(range, false)
+    }
+
+    /// Makes absent folios of `range` present, and hands them out from then on. Their memory is given
+    /// back to the kernel first, which answers the next touch with zeroes; where it does not take it
+    /// back, the folios are dirty and the pool clears them. Pages that are not the pool's are left out,
+    /// and folios that are not absent are only populated.
+    ///
+    /// Costs what [`Pagemap::populate`] does, and a system call for each run of absent folios.
+    ///
+    /// # Errors
+    /// [`NotPopulated`] as [`Pagemap::populate`]; then the folios are absent as before.
+    pub fn populate(
+        &self,
+        range: PfnRange,
+        options: &PopulateOptions,
+    ) -> Result<PopulateReport, NotPopulated> {
+        self.shared.populate(range, options)?.map_or_else(
+            || {
+                let region = self.shared.pagemap.range();
+                Err(NotPopulated::NotHere { asked: range, region })
+            },
+            Ok,
+        )
     }
 
     /// Looks again at free folios of `range` that were set aside because they were pinned, bad or not
@@ -525,23 +623,18 @@ impl<P: Payload> Pool<P> {
     /// [`Pool::take`] does so by itself, for all that were set aside, before it says that there are none.
     /// Costs a lock, held for a look at the word of each folio of the range.
     pub fn look_again(&self, range: PfnRange) {
-        let (pool, order) = (self.shared.pagemap.range(), self.shared.order());
-        let start = range.start().align_down(order).max(pool.start());
-        let end = range.end().min(pool.end());
-        let (Some(before), Some(pages)) =
-            (start.checked_since(pool.start()), end.checked_since(start))
-        else {
-            return; // it lies before the pool, or behind it
-        };
-        let number = |pages: u64| usize::try_from(pages).unwrap_or(usize::MAX);
-        let folios = number(pages.get().div_ceil(order.pages().get()));
-        uzone_pages::look_again(&*self.shared, number(before.get() >> order.get()), folios);
+        if let Some(folios) = self.shared.whole_folios(range) {
+            let (first, folios) = self.shared.numbers(folios);
+            uzone_pages::look_again(&*self.shared, first, folios);
+        }
     }
 
-    /// Returns the pagemap whose folios these are.
+    /// Returns the pagemap whose folios these are, to read it, to pin pages and to mark them bad. It
+    /// neither writes to folios nor says what is in them: only the owner of a folio writes to it
+    /// ([`Pooled::write_at`]), and only the pool knows which is zero.
     #[must_use]
-    pub fn pagemap(&self) -> &Pagemap<P> {
-        &self.shared.pagemap
+    pub fn pagemap(&self) -> PagemapView<'_, P> {
+        PagemapView(&self.shared.pagemap)
     }
 
     /// Returns what the pool has and has done.
@@ -571,9 +664,12 @@ impl<P: Payload> Pool<P> {
     /// Ends the pool and returns its pagemap, if nothing is handed out.
     ///
     /// # Errors
-    /// The pool as it was, if something is.
+    /// The pool as it was, if something is, or if a callback of the pagemap calls this on a worker of the
+    /// pool, which then has the pagemap.
     pub fn into_pagemap(mut self) -> Result<Pagemap<P>, Self> {
-        if self.shared.lock().used() > 0 {
+        let current = std::thread::current().id();
+        let is_worker = self.workers.iter().any(|worker| worker.thread().id() == current);
+        if is_worker || self.shared.lock().used() > 0 {
             return Err(self);
         }
         self.stop();
@@ -597,8 +693,12 @@ impl<P: Payload> Pool<P> {
         self.shared.cancel.cancel();
         self.shared.dirtied.notify_all();
         for worker in self.workers.drain(..) {
-            // A worker that panicked has said so.
-            let _ = worker.join();
+            // A worker that calls the owner, who drops the pool there, cannot wait for itself. It ends
+            // when that call returns.
+            if worker.thread().id() != std::thread::current().id() {
+                // A worker that panicked has said so.
+                let _ = worker.join();
+            }
         }
     }
 }
@@ -640,12 +740,40 @@ impl<P: Payload> Pooled<P> {
         }
     }
 
+    /// Copies bytes out of the folios, from byte `offset_bytes` of the first of them on.
+    ///
+    /// # Errors
+    /// [`AccessError`] unless all bytes are inside; then none is copied. Offsets in the error are those
+    /// of the region where the memory itself is at fault.
+    pub fn read_at(&self, offset_bytes: u64, out: &mut [u8]) -> Result<(), AccessError> {
+        let start = self.check_inside(offset_bytes, out.len())?;
+        self.shared.pagemap.inner.region.read_at(start, out)
+    }
+
+    /// Copies bytes into the folios, from byte `offset_bytes` of the first of them on. Devices that have
+    /// pinned them see each aligned 8 bytes change at once, and the whole in any order.
+    ///
+    /// # Errors
+    /// As [`Pooled::read_at`].
+    pub fn write_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), AccessError> {
+        let start = self.check_inside(offset_bytes, bytes.len())?;
+        self.shared.pagemap.inner.write(start, bytes)
+    }
+
+    /// Returns the byte of the region that byte `offset_bytes` of the folios is.
+    fn check_inside(&self, offset_bytes: u64, len_bytes: usize) -> Result<u64, AccessError> {
+        let bytes = self.shared.pagemap.inner.bytes_of(self.range);
+        let held = ByteLen::new(bytes.end - bytes.start);
+        crate::bytes::check_inside(offset_bytes, len_bytes, held)?;
+        Ok(bytes.start + offset_bytes)
+    }
+
     /// Gives the folios back.
     ///
     /// # Errors
     /// The folios, still handed out, if somebody has one of them pinned.
     pub fn free(mut self) -> Result<(), (Self, FreeFailure)> {
-        match self.shared.free(self.range) {
+        match self.shared.free(self.range, true) {
             Ok(()) => {
                 self.is_ours = false;
                 Ok(())
@@ -658,6 +786,8 @@ impl<P: Payload> Pooled<P> {
     #[must_use = "they stay handed out until they are given to Pool::free"]
     pub fn into_range(mut self) -> PfnRange {
         self.is_ours = false;
+        let (first, folios) = self.shared.numbers(self.range);
+        self.shared.lock().loosen(first, folios);
         self.range
     }
 }
@@ -668,10 +798,7 @@ impl<P: Payload> Drop for Pooled<P> {
         if !self.is_ours {
             return;
         }
-        let (pool, order) = (self.shared.pagemap.range(), self.shared.order());
-        let pages = self.range.start().checked_since(pool.start()).unwrap_or_default();
-        let first = usize::try_from(pages.get() >> order.get()).unwrap_or(usize::MAX);
-        let folios = usize::try_from(self.range.pages().get() >> order.get()).unwrap_or(0);
+        let (first, folios) = self.shared.numbers(self.range);
         let stock = self.shared.lock();
         self.shared.take_back(stock, first, folios);
     }

@@ -31,7 +31,7 @@ use uzone_os::{
     AdviseError, Collapsed, HugeSize, PopulateError, PopulateHow, Populated, ResidentError,
     SysError, SystemRoot,
 };
-use uzone_pages::ByteLen;
+use uzone_pages::{ByteLen, PfnRange};
 
 use crate::options::{Cancel, Progress};
 use crate::region::{Backing, Region};
@@ -49,9 +49,17 @@ pub enum NotPopulated {
     /// much is present.
     #[error(transparent)]
     Populate(#[from] PopulateError),
+    /// Not every page belongs to the region. Nothing was populated.
+    #[error("{asked} do not all belong to the region, which has {region}")]
+    NotHere {
+        /// The pages that were asked for.
+        asked: PfnRange,
+        /// The pages of the region.
+        region: PfnRange,
+    },
     /// There is not enough memory. Nothing was populated.
     #[error(
-        "{needed} are needed and {available} can be had, limited by {limited_by}: raise that limit, or populate less"
+        "{needed:.1} are needed and {available:.1} can be had, limited by {limited_by}: raise that limit, or populate less"
     )]
     TooLittleMemory {
         /// What of the range is not present yet.
@@ -64,7 +72,7 @@ pub enum NotPopulated {
     /// Somebody else took memory meanwhile, and what is left is too little, or so little that going on
     /// might have the kernel kill somebody. What is present stays so.
     #[error(
-        "{done} of {of} are present; {needed} more are needed, and {available} can be had because others took memory meanwhile, limited by {limited_by}: raise that limit, or give what is present back and populate less"
+        "{done:.1} of {of} are present; {needed:.1} more are needed, and {available:.1} can be had because others took memory meanwhile, limited by {limited_by}: raise that limit, or give what is present back and populate less"
     )]
     TakenMeanwhile {
         /// What is present of the request, from the start of the range on.
@@ -115,16 +123,16 @@ pub enum NotPopulated {
         node: u32,
     },
     /// The kernel refused what was said about huge pages.
-    #[error("cannot say to the kernel whether to use huge pages")]
+    #[error("cannot say to the kernel whether to use huge pages: {0}")]
     Advise(#[from] AdviseError),
     /// What is present could not be counted.
-    #[error("cannot count what is present")]
+    #[error("cannot count what is present: {0}")]
     Resident(#[from] ResidentError),
     /// What the host has could not be read.
-    #[error("cannot ask the host what it has")]
+    #[error("cannot ask the host what it has: {0}")]
     Sys(#[from] SysError),
     /// The kernel did not say which CPUs this thread may use.
-    #[error("cannot ask where threads may run")]
+    #[error("cannot ask where threads may run: {0}")]
     Affinity(#[from] AffinityError),
 }
 

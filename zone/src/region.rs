@@ -38,7 +38,7 @@ pub enum RegionError {
         page: PageSize,
     },
     /// The memory could not be mapped.
-    #[error("cannot make a region of {len} of {backing}")]
+    #[error("cannot make a region of {len} of {backing}: {cause}")]
     Map {
         /// What was asked for.
         len: ByteLen,
@@ -49,7 +49,7 @@ pub enum RegionError {
         cause: MapError,
     },
     /// The file is no DAX device, or the kernel does not say enough about it.
-    #[error("cannot make a region of {path} as a DAX device", path = path.display())]
+    #[error("cannot make a region of {path} as a DAX device: {cause}", path = path.display())]
     Device {
         /// The file.
         path: PathBuf,
@@ -58,7 +58,7 @@ pub enum RegionError {
         cause: DaxError,
     },
     /// A file could not be opened or read.
-    #[error("cannot open {path} for reading and writing", path = path.display())]
+    #[error("cannot open {path} for reading and writing: {cause}", path = path.display())]
     Open {
         /// The file.
         path: PathBuf,
@@ -70,7 +70,7 @@ pub enum RegionError {
 
 /// A mapping that did not become a region, and why.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot adopt the mapping at {addr}", addr = mapping.addr())]
+#[error("cannot adopt the mapping at {addr}: {cause}", addr = mapping.addr())]
 pub struct NotAdopted {
     /// The mapping, unchanged.
     pub mapping: Mapping,

@@ -2,11 +2,10 @@
 
 use std::fmt;
 
-use uzone_pages::{
-    AdvanceError, Class, Content, Order, PageCount, PageRef, Payload, Pfn, Template, Word,
-};
+use uzone_pages::{Class, Order, PageCount, PageRef, Payload, Pfn, Template, Word};
 
-/// One page of a bound region, to look at.
+/// One page of a bound region, read-only. [`Pagemap::advance`](crate::Pagemap::advance) changes what is
+/// known about its bytes.
 pub struct PageView<'a, P: Payload = ()> {
     pub(crate) page: PageRef<'a, P>,
     pub(crate) template: &'a Template<P>,
@@ -61,16 +60,6 @@ impl<'a, P: Payload> PageView<'a, P> {
     #[must_use]
     pub fn word(self) -> Word {
         self.page.folio().word()
-    }
-
-    /// Puts the content of the folio from state `from` to state `to`. Of several who try, one
-    /// succeeds. It says what the caller knows about the bytes, and does nothing to them.
-    ///
-    /// # Errors
-    /// [`AdvanceError`] if the folio is in another state, is pinned and the step would take its bytes
-    /// away, or there is no such step; then nothing has changed.
-    pub fn advance(self, from: Content, to: Content) -> Result<(), AdvanceError> {
-        self.page.folio().advance(from, to)
     }
 
     /// Returns what the caller added to the page, or `None` for a derived tail, which has no

@@ -11,6 +11,7 @@ use uzone_pages::{PageCount, Payload, Pfn, PfnRange};
 use crate::hold::Holdable;
 use crate::inner::Inner;
 use crate::pagemap::Pagemap;
+use crate::panics::FirstPanic;
 
 /// Returns the pages of a region that a bus error is about. The region starts at `start` with the
 /// first page of `range`, and `shift` is log2 of the bytes of a page.
@@ -46,11 +47,16 @@ impl<P: Payload> Inner<P> {
     fn drain(&self, watch: &Watch) -> u64 {
         let (start, shift) = (watch.addr().get() as u64, self.region().page_size().shift());
         let mut found = 0;
+        // An error that was taken from the watch is not found again, so all its pages are made bad, also
+        // if the owner panics who is called for each.
+        let mut panic = FirstPanic::default();
         watch.drain(|error| {
             let pages = pages_of(error, start, self.range(), shift);
-            let pages = pages.into_iter().flat_map(PfnRange::iter);
-            found += pages.filter(|pfn| self.poison(*pfn).is_ok()).count() as u64;
+            for pfn in pages.into_iter().flat_map(PfnRange::iter) {
+                found += u64::from(panic.call(|| self.poison(pfn).is_ok()).unwrap_or(true));
+            }
         });
+        panic.resume();
         found
     }
 }
@@ -62,7 +68,7 @@ impl<P: Payload> Pagemap<P> {
     /// thread that pins or collects next and not in the signal handler.
     ///
     /// Whoever touches such a page still gets the signal; only copies by
-    /// [`Region::read_at`](crate::Region::read_at) and `write_at` get an error instead. Asking twice
+    /// [`Pinned::read_at`](crate::Pinned::read_at), `write_at` and the like get an error instead. Asking twice
     /// is no error.
     ///
     /// # Errors
@@ -70,7 +76,7 @@ impl<P: Payload> Pagemap<P> {
     /// there are too many watches.
     pub fn watch_bus_errors(&self) -> Result<(), WatchError> {
         if self.inner.watch.get().is_none() {
-            let mapping = self.region().mapping();
+            let mapping = self.inner.region.memory();
             // Of two who ask at once, the later one's watch is dropped.
             let _ = self.inner.watch.set(bus::watch(mapping.addr(), mapping.len())?);
         }

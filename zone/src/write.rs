@@ -13,12 +13,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use uzone_pages::{ByteLen, Payload, Template};
-use uzone_stream::{Next, Store, Was};
+use uzone_stream::{Next, Was, Work};
 
 use crate::bind::BindError;
 use crate::keep::{MemmapMemory, Source};
 use crate::options::{BindOptions, Progress};
 use crate::stamp::{self, SECTION_BYTES, Stamp};
+use crate::stores;
 
 /// A thread is started for every so many bytes of descriptors: some 200 microseconds of writing.
 const BYTES_PER_THREAD: u64 = 8 << 20;
@@ -118,7 +119,7 @@ fn choose_stamp<P: Payload>(
     // Fresh sections are written while the kernel's clearing has left them in the cache.
     let is_streaming = !is_fresh
         && len.to_usize().is_ok_and(|len| {
-            uzone_stream::calibration().choose(len, Was::Cold, Next::Later) == Store::Streaming
+            !stores::policy().choose(Work::Fill, len, Was::Cold, Next::Later).is_cached()
         });
     Stamp::Template(if is_streaming { uzone_stream::best() } else { uzone_stream::Path::Portable })
 }

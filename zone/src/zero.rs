@@ -26,6 +26,7 @@ use crate::clear::{ClearError, Cleared, ZeroOptions};
 use crate::hold::Holdable;
 use crate::inner::Inner;
 use crate::pagemap::Pagemap;
+use crate::panics::FirstPanic;
 
 /// How many folios of a call are tried whose memory turns out not to be there, before all others that
 /// are left are taken for such: each costs a signal, and a file that was truncated has millions.
@@ -74,11 +75,11 @@ pub enum ZeroFailure {
     #[error(transparent)]
     Clear(#[from] ClearError),
     /// The kernel does not take the pages back.
-    #[error("cannot give pages back")]
+    #[error("cannot give pages back: {0}")]
     Punch(#[from] AdviseError),
     /// A folio of a copy is not to be had: its bytes have to be there, and those of the destination
     /// nobody's.
-    #[error("cannot copy the folio of page {pfn}")]
+    #[error("cannot copy the folio of page {pfn}: {cause}")]
     Copy {
         /// The page.
         pfn: Pfn,
@@ -135,8 +136,9 @@ pub struct Zeroed {
     pub pages: PageCount,
     /// How many were zero already, and left alone.
     pub known: PageCount,
-    /// The folios that were left as they were, by their heads, and why, in ascending order.
-    pub left: Vec<(Pfn, Unclearable)>,
+    /// The pages of folios that were left as they were, and why, in ascending order; neighbours that were
+    /// left for the same reason are one range.
+    pub left: Vec<(PfnRange, Unclearable)>,
     /// The bad pages that were left out, in ascending order.
     pub bad: Vec<Pfn>,
     /// How many pages were not begun, or not finished, because it was cancelled; of the latter nothing
@@ -163,6 +165,19 @@ impl Zeroed {
         })
     }
 
+    /// Notes pages that are left as they were.
+    fn leave(&mut self, range: PfnRange, cause: Unclearable) {
+        if let Some((last, why)) = self.left.last_mut()
+            && *why == cause
+            && last.end() == range.start()
+            && let Some(joined) = between(last.start(), range.end())
+        {
+            *last = joined;
+        } else {
+            self.left.push((range, cause));
+        }
+    }
+
     fn add(&mut self, range: PfnRange) {
         self.pages = PageCount::new(self.pages.get() + range.pages().get());
         push(&mut self.ranges, range);
@@ -174,7 +189,7 @@ impl fmt::Display for Zeroed {
         write!(f, "{} pages cleared in {:.1?}", self.pages, self.elapsed)?;
         for (count, what) in [
             (self.known.get(), "known to be zero"),
-            (self.left.len() as u64, "left"),
+            (self.left.iter().map(|(range, _)| range.pages().get()).sum(), "left"),
             (self.bad.len() as u64, "bad"),
             (self.cancelled.get(), "cancelled"),
         ] {
@@ -186,8 +201,13 @@ impl fmt::Display for Zeroed {
     }
 }
 
+/// Returns the pages from `start` up to `end`, if there are any.
+fn between(start: Pfn, end: Pfn) -> Option<PfnRange> {
+    end.checked_since(start).and_then(|pages| PfnRange::try_new(start, pages).ok())
+}
+
 /// Adds a range to a list in ascending order.
-fn push(ranges: &mut Vec<PfnRange>, range: PfnRange) {
+pub(crate) fn push(ranges: &mut Vec<PfnRange>, range: PfnRange) {
     let joined = ranges.last().filter(|last| last.end() == range.start()).and_then(|last| {
         let pages = PageCount::new(last.pages().get() + range.pages().get());
         PfnRange::try_new(last.start(), pages).ok()
@@ -244,7 +264,7 @@ impl<P: Payload> Inner<P> {
                     zeroed.known = PageCount::new(zeroed.known.get() + folio_pages.get());
                 }
                 Err(AdvanceError::Found { found: Content::Poisoned, .. }) => zeroed.bad.push(head),
-                Err(error) => zeroed.left.push((head, Unclearable::of(error))),
+                Err(error) => zeroed.leave(folio, Unclearable::of(error)),
             }
         });
         claimed
@@ -275,12 +295,16 @@ impl<P: Payload> Inner<P> {
         zeroed: &mut Zeroed,
     ) -> Result<(), ClearError> {
         for (index, range) in claimed.ranges.iter().enumerate() {
-            if let Err(error) = self.clear_claimed(*range, options, zeroed) {
-                for range in &claimed.ranges[index + 1..] {
-                    self.finish(*range, Content::Unknown, zeroed);
-                }
-                return Err(error);
+            let mut panic = FirstPanic::default();
+            let cleared = panic.call(|| self.clear_claimed(*range, options, zeroed));
+            if let Some(Ok(())) = cleared {
+                continue;
             }
+            for range in &claimed.ranges[index + 1..] {
+                self.finish(*range, Content::Unknown, zeroed);
+            }
+            panic.resume();
+            return cleared.unwrap_or(Ok(()));
         }
         Ok(())
     }
@@ -297,7 +321,16 @@ impl<P: Payload> Inner<P> {
         // What is still to do, the next part last.
         let mut parts = vec![range];
         while let Some(part) = parts.pop() {
-            match self.clear_range(part, options, zeroed) {
+            let mut panic = FirstPanic::default();
+            let Some(cleared) = panic.call(|| self.clear_range(part, options, zeroed)) else {
+                // The caller's callback panicked, and no other thread can take these folios.
+                for part in parts.into_iter().chain([part]) {
+                    self.finish(part, Content::Unknown, zeroed);
+                }
+                panic.resume();
+                return Ok(());
+            };
+            match cleared {
                 Ok(None) => self.finish(part, Content::Zero, zeroed),
                 Ok(Some(until)) => {
                     // Whole folios up to the first byte that is left.
@@ -342,13 +375,22 @@ impl<P: Payload> Inner<P> {
         let cancelled = zeroed.cancelled;
         self.finish(range, Content::Unknown, zeroed);
         zeroed.cancelled = cancelled; // nobody did
-        let folios = range.iter().filter(|pfn| pfn.is_aligned(self.order()));
-        let known = zeroed.bad.clone();
-        zeroed.left.extend(
-            folios
-                .filter(|head| !known.contains(head))
-                .map(|head| (head, Unclearable::Lost(error))),
-        );
+        // Of base pages those that went bad meanwhile, and of folios their heads: none of those is left
+        // for this reason. The list may have several passes behind it, so it is in no order.
+        let pages = self.order().pages();
+        let mut known: Vec<Pfn> =
+            zeroed.bad.iter().copied().filter(|head| range.contains(*head)).collect();
+        known.sort_unstable();
+        let mut start = range.start();
+        for head in known {
+            if let Some(before) = between(start, head) {
+                zeroed.leave(before, Unclearable::Lost(error));
+            }
+            start = head.checked_add(pages).unwrap_or(range.end());
+        }
+        if let Some(rest) = between(start, range.end()) {
+            zeroed.leave(rest, Unclearable::Lost(error));
+        }
     }
 
     /// Clears a range that was claimed. Returns the first byte that is left if it was cancelled.
@@ -364,7 +406,7 @@ impl<P: Payload> Inner<P> {
             let hint = options.hint.filter(|hint| bytes.contains(hint));
             let options = ZeroOptions { hint, ..options.clone() };
             let len = ByteLen::new(bytes.end - bytes.start);
-            let (mapping, page) = (self.region().mapping(), self.region().page_size());
+            let (mapping, page) = (self.region().memory(), self.region().page_size());
             let cleared: Cleared = Job::zero(mapping, page, bytes.start, len, &options)?.run();
             zeroed.longest_pause = zeroed.longest_pause.max(cleared.longest_pause);
             if let Some(error) = cleared.error {
@@ -493,7 +535,7 @@ impl<P: Payload> Pagemap<P> {
         self.inner.advance_run(range, &[Content::Zero], Content::Present, |_, _| ());
         let claimed = self.inner.claim(range, &CLEARABLE, &mut zeroed);
         for (index, range) in claimed.ranges.iter().enumerate() {
-            if let Err(error) = self.region().punch(self.inner.bytes_of(*range)) {
+            if let Err(error) = self.inner.region.punch(self.inner.bytes_of(*range)) {
                 for range in &claimed.ranges[index..] {
                     self.inner.finish(*range, Content::Unknown, &mut zeroed);
                 }
@@ -513,12 +555,9 @@ impl<P: Payload> Pagemap<P> {
 
 /// Returns what is left of `range` without `hole`, which is inside or beside it.
 fn without(range: PfnRange, hole: Option<PfnRange>) -> impl Iterator<Item = PfnRange> {
-    let piece = |start: Pfn, end: Pfn| {
-        end.checked_since(start).and_then(|pages| PfnRange::try_new(start, pages).ok())
-    };
     let pieces = match hole.filter(|hole| range.overlaps(*hole)) {
         None => [Some(range), None],
-        Some(hole) => [piece(range.start(), hole.start()), piece(hole.end(), range.end())],
+        Some(hole) => [between(range.start(), hole.start()), between(hole.end(), range.end())],
     };
     pieces.into_iter().flatten()
 }
@@ -530,6 +569,10 @@ fn sort(zeroed: &mut Zeroed) {
     for range in ranges {
         push(&mut zeroed.ranges, range);
     }
-    zeroed.left.sort_unstable_by_key(|(pfn, _)| *pfn);
+    let mut left = std::mem::take(&mut zeroed.left);
+    left.sort_unstable_by_key(|(range, _)| range.start());
+    for (range, cause) in left {
+        zeroed.leave(range, cause);
+    }
     zeroed.bad.sort_unstable();
 }

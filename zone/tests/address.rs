@@ -20,7 +20,7 @@ fn bind(zone: &Zone, len: u64, base: u64, order: u8) -> Pagemap {
 }
 
 fn address(pagemap: &Pagemap, offset: u64) -> usize {
-    pagemap.region().mapping().addr().get() + usize::try_from(offset).unwrap()
+    pagemap.region().addr().get() + usize::try_from(offset).unwrap()
 }
 
 fn range(start: u64, pages: u64) -> PfnRange {

@@ -155,7 +155,7 @@ fn offsets_and_segments_count_from_the_first_page_that_is_described() {
     assert_eq!(data, 16);
     assert_eq!(pagemap.page_at(0).unwrap().pfn(), pagemap.range().start());
     assert!(pagemap.page_at(((1 << 12) - data) * 4096).is_none());
-    pagemap.region().write_at(5 * 4096, b"device").unwrap();
+    pagemap.pin_and_write(5 * 4096, b"device").unwrap();
     let range = pagemap.range_at(5 * 4096, ByteLen::new(6)).unwrap();
     let pinned = pagemap.pin(range).unwrap();
     let segment = pinned.segments().next().unwrap();
@@ -279,7 +279,12 @@ fn a_rebind_after_payloads_and_holds_were_written_is_the_first_bind() {
                     page.last_write.store(u64::MAX, Ordering::Relaxed);
                 }
                 let pinned = pagemap.pin(pagemap.range()).unwrap();
-                fill(pagemap.region(), 0xa5);
+                let bytes = vec![0xa5; 1 << 20];
+                let len = pagemap.region().len().get();
+                for offset in (0..len).step_by(1 << 20) {
+                    let part = usize::try_from((len - offset).min(1 << 20)).unwrap();
+                    pinned.write_at(offset, &bytes[..part]).unwrap();
+                }
                 drop(pinned);
                 region = pagemap.unbind().unwrap();
             }
@@ -539,7 +544,7 @@ fn a_file_from_an_offset_on_is_the_same_after_unbind_and_bound_only_once() {
     let zone = Zone::new();
     let scratch = Scratch::new("altmap-offset", 1 << 23);
     let open = |offset| Region::file(&scratch.0, offset, ByteLen::mib(4)).unwrap();
-    let offset_of = |region: &Region| match region.backing() {
+    let offset_of = |backing: &Backing| match backing {
         Backing::File { offset_bytes, .. } => *offset_bytes,
         other => panic!("{other}"),
     };
@@ -547,14 +552,14 @@ fn a_file_from_an_offset_on_is_the_same_after_unbind_and_bound_only_once() {
     let altmap = promised(&region).reserve(PageCount::new(2));
     let pagemap = zone.bind(region, generic().altmap(altmap)).unwrap();
     let data = pagemap.metadata_range().unwrap().pages().get();
-    assert_eq!(offset_of(pagemap.region()), 4096 * (1 + data));
+    assert_eq!(offset_of(pagemap.region().backing()), 4096 * (1 + data));
     // The bytes of the reserve, the descriptors and the data are all taken.
     for offset in [0, 4096, 4096 * 4, 1 << 22] {
         let refused = cause(zone.bind(open(offset), BindOptions::new(MemoryKind::Generic)));
         assert!(matches!(refused, BindError::SameBytes { .. }), "{offset}: {refused}");
     }
     let region = pagemap.unbind().unwrap();
-    assert_eq!((offset_of(&region), region.len()), (4096, ByteLen::mib(4)));
+    assert_eq!((offset_of(region.backing()), region.len()), (4096, ByteLen::mib(4)));
     assert!(zone.bind(region, generic().altmap(altmap)).is_ok());
 }
 
@@ -751,7 +756,7 @@ fn pages_in_front_are_refused_by_whoever_asks_and_the_others_found() {
             let pinned = pinned.into_single().unwrap();
             assert_eq!(pinned.range(), PfnRange::try_single(pfn).unwrap());
             assert_eq!(pinned.segments().next().unwrap().address, address(pfn));
-            pagemap.region().write_at((pfn.get() - data.get()) * 4096, &[9]).unwrap();
+            pagemap.pin_and_write((pfn.get() - data.get()) * 4096, &[9]).unwrap();
         }
         let last = Pfn::new(metadata.end().get() - 1);
         for pfn in [metadata.start(), last] {
@@ -776,4 +781,29 @@ fn pages_in_front_are_refused_by_whoever_asks_and_the_others_found() {
         drop(pinned);
         assert!(pagemap.unbind().is_ok());
     }
+}
+
+#[test]
+fn data_starts_at_a_boundary_of_huge_pages_where_that_is_asked_for() {
+    let zone = Zone::new();
+    let gib = Order::new(18);
+    for (pages, align, data) in [
+        (1 << 12, Order::BASE, 8),
+        (1 << 12, Order::PMD, 512),
+        ((1 << 18) + 4711, Order::PMD, 1024),
+        (5 << 17, gib, 1 << 18),
+    ] {
+        let region = anonymous(pages);
+        let altmap = AltmapOptions::new().align(align);
+        let pagemap = zone.bind(region, generic().altmap(altmap)).unwrap();
+        let metadata = pagemap.metadata_range().unwrap();
+        assert_eq!(metadata.pages().get(), data, "{pages} {align}");
+        assert!(pagemap.range().start().is_aligned(align));
+        let region = pagemap.unbind().unwrap();
+        assert_eq!(region.pages().get(), pages, "whole again");
+    }
+    let none_left = anonymous(1 << 18);
+    let refused = zone.bind(none_left, generic().altmap(AltmapOptions::new().align(gib)));
+    let text = refused.unwrap_err().cause.to_string();
+    assert!(text.contains("262144 pages") && text.contains("aligned to less"), "{text}");
 }

@@ -78,7 +78,7 @@ fn what_raises_a_bus_error_is_bad_for_everybody_from_then_on() {
         assert_eq!(bytes, [7; 64], "what is left of the file is good");
         let error = pagemap.region().read_at(700 * 4096 + 5, &mut bytes).unwrap_err();
         assert!(matches!(error, AccessError::Bus { kind: BusKind::BeyondEnd, .. }), "{error}");
-        assert!(pagemap.region().write_at(1023 * 4096, &[1]).is_err());
+        assert!(pagemap.pin_and_write(1023 * 4096, &[1]).is_err());
         // Known before the next pin is given, and told.
         let failure = pagemap.pin(range(690, 20)).unwrap_err();
         let HoldFailure::Poisoned { pfn, good } = failure else { panic!("{failure}") };

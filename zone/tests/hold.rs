@@ -1,13 +1,14 @@
 //! References and pins on real regions: what they cover, what they refuse, and what they keep.
 #![allow(clippy::unwrap_used, reason = "a test says what it could not do by panicking")]
 
-use std::sync::Arc;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use uzone::{
-    BindOptions, ByteLen, HoldError, HoldFailure, HoldSort, MemoryKind, Order, Owner, PageCount,
-    Pagemap, PagemapOps, Pfn, PfnRange, Region, Tails, Zone,
+    BindOptions, ByteLen, Content, HoldError, HoldFailure, HoldSort, MemoryKind, Order, Owner,
+    PageCount, Pagemap, PagemapOps, Pfn, PfnRange, Region, Tails, WriteFailure, ZeroOptions, Zone,
 };
 
 fn anonymous(bytes: u64) -> Region {
@@ -53,7 +54,7 @@ fn a_pin_holds_each_folio_of_its_range_once_and_no_other() {
 #[test]
 fn segments_are_the_bytes_of_the_range() {
     let pagemap = bound(3, Tails::Derived);
-    let address = pagemap.region().mapping().addr().get();
+    let address = pagemap.region().addr().get();
     let pinned = pagemap.pin(range(&pagemap, 5, 20)).unwrap();
     let segments: Vec<_> = pinned.segments().collect();
     assert_eq!(segments.len(), 1);
@@ -216,7 +217,7 @@ fn an_unbind_that_gives_up_leaves_the_pagemap_in_use() {
 fn memory_under_a_pin_outlives_a_pagemap_that_is_dropped() {
     let zone = Zone::new();
     let pagemap = zone.bind(anonymous(1 << 20), BindOptions::new(MemoryKind::Generic)).unwrap();
-    pagemap.region().write_at(5000, b"still here").unwrap();
+    pagemap.pin_and_write(5000, b"still here").unwrap();
     let pinned = pagemap.pin(range(&pagemap, 1, 1)).unwrap();
     let segment = pinned.segments().next().unwrap();
     drop(pagemap);
@@ -317,4 +318,78 @@ fn threads_that_pin_and_unbind_never_lose_a_pin() {
         }
     }
     assert!(pinned_total.load(Ordering::Relaxed) > 0);
+}
+
+#[test]
+fn bytes_are_written_under_a_pin_by_calls_that_say_so() {
+    let region = Region::anonymous(ByteLen::mib(2)).unwrap();
+    let pagemap = Zone::new().bind(region, BindOptions::new(MemoryKind::Generic)).unwrap();
+    let page = pagemap.region().page_size().bytes();
+    let pinned = pagemap.pin(pagemap.range_at(page, ByteLen::new(2 * page)).unwrap()).unwrap();
+    pinned.write_at(5, b"five").unwrap();
+    let mut found = [0; 4];
+    pagemap.region().read_at(page + 5, &mut found).unwrap();
+    assert_eq!(&found, b"five");
+    pinned.read_at(5, &mut found).unwrap();
+    assert_eq!(&found, b"five");
+    let words = pinned.as_words(8..16).unwrap();
+    words[0].store(u64::from_le_bytes(*b"in place"), Ordering::Relaxed);
+    let mut eight = [0; 8];
+    pagemap.region().read_at(page + 8, &mut eight).unwrap();
+    assert_eq!(&eight, b"in place");
+    for range in [0..4, 2 * page - 8..2 * page + 8, u64::MAX - 8..u64::MAX] {
+        assert!(pinned.as_words(range).is_err());
+    }
+    pinned.write_at(5, b"five").unwrap();
+    // Not past the pages of the guard.
+    assert!(pinned.write_at(2 * page - 3, b"five").is_err());
+    assert!(pinned.read_at(u64::MAX, &mut found).is_err());
+    // What clears or discards is refused.
+    assert_eq!(pagemap.punch(pinned.range()).unwrap().pages, PageCount::ZERO);
+    assert_eq!(
+        pagemap.zero(pinned.range(), &ZeroOptions::default()).unwrap().pages,
+        PageCount::ZERO
+    );
+    pinned.read_at(5, &mut found).unwrap();
+    assert_eq!(&found, b"five");
+    drop(pinned);
+    // A page is filled by the thread that has made it so, and written by no other call meanwhile.
+    let first = pagemap.range().start();
+    assert!(
+        matches!(pagemap.fill_at(0, b"data"), Err(WriteFailure::NotFilling { pfn, .. }) if pfn == first)
+    );
+    pagemap.advance(first, Content::Unknown, Content::Absent).unwrap();
+    pagemap.advance(first, Content::Absent, Content::Filling).unwrap();
+    assert!(matches!(pagemap.pin_and_write(0, b"data"), Err(WriteFailure::Pin(_))));
+    pagemap.fill_at(0, b"data").unwrap();
+    assert!(matches!(pagemap.fill_at(page - 2, b"data"), Err(WriteFailure::NotFilling { .. })));
+    pagemap.advance(first, Content::Filling, Content::Present).unwrap();
+    pagemap.region().read_at(0, &mut found).unwrap();
+    assert_eq!(&found, b"data");
+    assert!(pagemap.pin_and_write(ByteLen::mib(2).get() - 1, b"data").is_err());
+    assert!(pagemap.fill_at(u64::MAX, b"data").is_err());
+    assert!(pagemap.advance(Pfn::new(0), Content::Unknown, Content::Absent).is_err());
+}
+
+#[test]
+fn a_panic_of_the_owner_loses_no_reference_of_the_rest() {
+    let freed = Arc::new(Mutex::new(Vec::new()));
+    let told = freed.clone();
+    let ops = PagemapOps::default().on_migrate_to_ram(|_| {}).on_free(move |pfn| {
+        told.lock().unwrap().push(pfn);
+        assert!(pfn.get() % 8 != 0, "the owner's own");
+    });
+    let options =
+        BindOptions::new(MemoryKind::Private).owner(Owner(1)).ops(ops).order(Order::new(2));
+    let pagemap = Zone::new().bind(Region::anonymous(ByteLen::mib(1)).unwrap(), options).unwrap();
+    let range = pagemap.range();
+    let heads: Vec<Pfn> = range.iter().filter(|pfn| pfn.is_aligned(Order::new(2))).collect();
+    let firsts: Vec<_> = heads.iter().map(|pfn| pagemap.hand_out(*pfn).unwrap()).collect();
+    let all = pagemap.get(range).unwrap();
+    drop(firsts);
+    let panic = catch_unwind(AssertUnwindSafe(|| drop(all))).unwrap_err();
+    assert_eq!(panic.downcast_ref::<&str>(), Some(&"the owner's own"));
+    assert_eq!(*freed.lock().unwrap(), heads, "each, although the owner panics for every second");
+    assert!(heads.iter().all(|pfn| pagemap.page(*pfn).unwrap().word().is_free()));
+    assert_eq!(pagemap.unbind().unwrap().len(), ByteLen::mib(1));
 }

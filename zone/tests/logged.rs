@@ -71,7 +71,7 @@ fn a_pagemap_that_is_dropped_while_its_pages_are_held_is_an_error_in_the_log() {
     let pinned = pagemap.pin(range).unwrap();
     let again = pinned.try_clone().unwrap();
     let referenced = pagemap.get(range).unwrap();
-    pagemap.region().write_at(100, b"still here").unwrap();
+    pagemap.pin_and_write(100, b"still here").unwrap();
     let address = pinned.segments().next().unwrap().address;
 
     let events = logged(|| drop(pagemap));

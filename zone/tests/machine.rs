@@ -161,8 +161,7 @@ impl Machine {
 
     fn hold(&mut self, asked: PfnRange, is_pin: bool, by: u8) {
         let pagemap = self.pagemap.take().unwrap();
-        let address =
-            pagemap.region().mapping().addr().get() + (asked.start().get() - BASE) as usize * 4096;
+        let address = pagemap.region().addr().get() + (asked.start().get() - BASE) as usize * 4096;
         let len = ByteLen::new(asked.pages().get() * 4096);
         let guard = match (is_pin, by) {
             (true, 0) => pagemap.pin(asked).map(Guard::Pinned),
@@ -317,11 +316,10 @@ impl Machine {
             Step::Advance { page, to } => {
                 let page = BASE + page;
                 let from = self.content(page);
-                match self.pagemap().page(Pfn::new(page)).unwrap().advance(from, to) {
+                match self.pagemap().advance(Pfn::new(page), from, to) {
                     // Only mending makes a bad page good: the list would still have it.
                     Ok(()) if from == Content::Poisoned => {
-                        let again = self.pagemap().page(Pfn::new(page)).unwrap();
-                        again.advance(to, Content::Poisoned).unwrap();
+                        self.pagemap().advance(Pfn::new(page), to, Content::Poisoned).unwrap();
                     }
                     Ok(()) => {
                         assert!(from.may_become(to));

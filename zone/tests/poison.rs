@@ -132,11 +132,11 @@ fn a_page_that_goes_bad_while_it_is_cleared_is_mended_only_afterwards() {
     let pagemap = bind(0, Tails::Derived);
     let pfn = Pfn::new(0x1234);
     let page = pagemap.page(pfn).unwrap();
-    page.advance(Content::Unknown, Content::Zeroing).unwrap();
+    pagemap.advance(pfn, Content::Unknown, Content::Zeroing).unwrap();
     pagemap.poison(pfn).unwrap();
     assert_eq!(pagemap.unpoison(pfn), Err(PoisonFailure::Owned { pfn }));
     assert!(pagemap.is_poisoned(pfn));
-    assert!(page.advance(Content::Zeroing, Content::Zero).is_err());
+    assert!(pagemap.advance(pfn, Content::Zeroing, Content::Zero).is_err());
     assert_eq!(pagemap.unpoison(pfn), Ok(()));
     assert_eq!(page.word().content(), Content::Unknown);
     assert!(pagemap.pin(pagemap.range()).is_ok());

@@ -29,10 +29,9 @@ enum Call {
 impl Source {
     fn make_present(&self, pfn: Pfn) {
         let pagemap = self.pagemap.get().unwrap().upgrade().unwrap();
-        let page = pagemap.page(pfn).unwrap();
-        if page.advance(Content::Absent, Content::Filling).is_ok() {
+        if pagemap.advance(pfn, Content::Absent, Content::Filling).is_ok() {
             let to = if self.is_forgetful { Content::Absent } else { Content::Present };
-            page.advance(Content::Filling, to).unwrap();
+            pagemap.advance(pfn, Content::Filling, to).unwrap();
         }
     }
 }
@@ -76,7 +75,7 @@ fn lazy(source: Source) -> (Arc<Pagemap>, Arc<Source>) {
     let pagemap = Arc::new(Zone::new().bind(region, options).unwrap());
     source.pagemap.set(Arc::downgrade(&pagemap)).unwrap();
     for page in pagemap.pages() {
-        page.advance(Content::Unknown, Content::Absent).unwrap();
+        pagemap.advance(page.pfn(), Content::Unknown, Content::Absent).unwrap();
     }
     (pagemap, source)
 }
@@ -152,13 +151,13 @@ fn a_source_that_takes_pages_away_at_once_is_given_up_on() {
 fn without_a_source_a_missing_page_is_refused() {
     let region = Region::anonymous(ByteLen::mib(1)).unwrap();
     let pagemap = Zone::new().bind(region, BindOptions::new(MemoryKind::Generic)).unwrap();
-    let first = pagemap.page_at(0).unwrap();
-    first.advance(Content::Unknown, Content::Absent).unwrap();
+    let first = pagemap.page_at(0).unwrap().pfn();
+    pagemap.advance(first, Content::Unknown, Content::Absent).unwrap();
     assert!(matches!(
         pagemap.pin(pagemap.range()),
         Err(HoldFailure::Refused { cause: HoldError::Content(Content::Absent), .. })
     ));
-    assert!(first.advance(Content::Unknown, Content::Absent).is_err());
+    assert!(pagemap.advance(first, Content::Unknown, Content::Absent).is_err());
 }
 
 /// Threads pin absent pages of the same range at once: each page is produced, and nobody is refused.
@@ -204,8 +203,8 @@ impl Populate for Waiting {
     fn fault(&self, pfn: Pfn) -> Result<(), FaultError> {
         let pagemap = self.0.get().unwrap().upgrade().unwrap();
         let page = pagemap.page(pfn).unwrap();
-        if page.advance(Content::Absent, Content::Filling).is_ok() {
-            page.advance(Content::Filling, Content::Present).unwrap();
+        if pagemap.advance(pfn, Content::Absent, Content::Filling).is_ok() {
+            pagemap.advance(pfn, Content::Filling, Content::Present).unwrap();
         }
         while page.word().content() != Content::Present {
             thread::yield_now();

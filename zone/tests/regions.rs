@@ -10,7 +10,8 @@ use std::ptr::{self, NonNull};
 
 use uzone::{
     AccessError, AltmapOptions, Backing, BindError, BindOptions, ByteLen, DaxError, Exclusivity,
-    MapError, Mapping, MemoryKind, Order, PageSize, Region, RegionError, Word, Zone,
+    HoldFailure, MapError, Mapping, MemoryKind, Order, PageSize, Region, RegionError, Word,
+    WriteFailure, Zone,
 };
 use uzone_os::{Access, Anonymous, Sharing, probe};
 
@@ -121,12 +122,12 @@ fn adopted_memory_is_bound_written_unbound_and_still_mapped() {
     assert_eq!(region.pages().get(), 4 * HUGE / page());
     let zone = Zone::new();
     let pagemap = zone.bind(region, options()).unwrap();
-    pagemap.region().write_at(HUGE - 2, b"over").unwrap();
+    pagemap.pin_and_write(HUGE - 2, b"over").unwrap();
     let mut seen = [0; 4];
     pagemap.region().read_at(HUGE - 2, &mut seen).unwrap();
     assert_eq!(&seen, b"over");
-    let beyond = pagemap.region().write_at(4 * HUGE - 1, b"xy").unwrap_err();
-    assert!(matches!(beyond, AccessError::Range(_)), "{beyond}");
+    let beyond = pagemap.pin_and_write(4 * HUGE - 1, b"xy").unwrap_err();
+    assert!(matches!(beyond, WriteFailure::Pin(HoldFailure::NotHere { .. })), "{beyond}");
     let region = pagemap.unbind().expect("nobody holds it");
     assert_eq!(region.len(), ByteLen::new(4 * HUGE));
     let mapping = region.into_mapping();
@@ -248,7 +249,8 @@ fn a_file_without_dax_is_refused_by_its_path() {
         panic!("{error:?}");
     };
     let text = error.to_string();
-    assert!(text.contains(&file.0.display().to_string()) && text.ends_with("by DAX"), "{text}");
+    assert!(text.contains(&file.0.display().to_string()), "{text}");
+    assert!(text.contains("by DAX: ") && text.contains("-o dax=always"), "{text}");
     let error = Region::fsdax(&file.0, 0, ByteLen::new(page() + 1)).unwrap_err();
     assert!(matches!(error, RegionError::EndsInsidePage { .. }), "{error}");
     let error = Region::fsdax(&file.0, 4 * page(), ByteLen::new(page())).unwrap_err();
@@ -275,7 +277,7 @@ fn a_dax_device_is_bound_in_folios_of_its_alignment() {
     let pagemap = zone.bind(region, options().order(order)).unwrap();
     let twice = zone.bind(Region::devdax(path).unwrap(), options()).unwrap_err();
     assert!(matches!(twice.cause, BindError::SameBytes { .. }), "{}", twice.cause);
-    pagemap.region().write_at(len.get() - 4, b"tail").unwrap();
+    pagemap.pin_and_write(len.get() - 4, b"tail").unwrap();
     drop(pagemap.unbind());
     let mut seen = [0; 4];
     twice.region.read_at(len.get() - 4, &mut seen).unwrap();
@@ -291,7 +293,7 @@ fn a_file_on_a_dax_mount_is_a_region() {
     let file = Temporary::new(&directory, "region", 4 * HUGE);
     let region = Region::fsdax(&file.0, HUGE, ByteLen::new(2 * HUGE)).unwrap();
     let pagemap = Zone::new().bind(region, options()).unwrap();
-    pagemap.region().write_at(3, b"lasting").unwrap();
+    pagemap.pin_and_write(3, b"lasting").unwrap();
     drop(pagemap.unbind());
     let bytes = std::fs::read(&file.0).unwrap();
     let at = usize::try_from(HUGE).unwrap() + 3;

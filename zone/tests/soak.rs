@@ -133,15 +133,15 @@ fn disturb(shared: &RwLock<Option<Pagemap>>, counters: &Counters, random: &mut R
     let page = pagemap.page(pfn).unwrap();
     let from = page.word().content();
     if matches!(from, Content::Unknown | Content::Present)
-        && page.advance(from, Content::Zeroing).is_ok()
+        && pagemap.advance(pfn, from, Content::Zeroing).is_ok()
     {
         // Ours alone until it is done, also if it goes bad meanwhile.
         for _ in 0..random.below(50) {
             assert_eq!(page.word().content(), Content::Zeroing);
         }
-        if page.advance(Content::Zeroing, Content::Zero).is_ok() {
+        if pagemap.advance(pfn, Content::Zeroing, Content::Zero).is_ok() {
             count(&counters.clearings);
-            let _ = page.advance(Content::Zero, Content::Present);
+            let _ = pagemap.advance(pfn, Content::Zero, Content::Present);
         }
     }
 }

@@ -4,10 +4,11 @@
 #![allow(clippy::cast_possible_truncation, reason = "the ranges of the tests are small")]
 
 use std::num::NonZeroUsize;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use uzone::{
-    Batching, BindOptions, ByteLen, Cancel, Content, HoldFailure, MemoryKind, Order, PageCount,
-    Pagemap, Pfn, PfnRange, Region, Unclearable, ZeroFailure, ZeroOptions, Zone,
+    Batching, BindOptions, ByteLen, Cancel, Content, CopyOptions, HoldFailure, MemoryKind, Order,
+    PageCount, Pagemap, Pfn, PfnRange, Region, Unclearable, ZeroFailure, ZeroOptions, Zone,
 };
 
 const BASE: u64 = 0x1000;
@@ -81,7 +82,7 @@ fn a_page_that_was_pinned_is_not_taken_for_zero_any_more() {
         assert!(pagemap.zero(pagemap.range(), &ZeroOptions::default()).unwrap().is_whole());
         let pinned = pagemap.pin(range(0, 600)).unwrap();
         assert_eq!(content(&pagemap, 0), Content::Present);
-        pagemap.region().write_at(PAGE * 599, &[0xa5; PAGE as usize]).unwrap();
+        pagemap.pin_and_write(PAGE * 599, &[0xa5; PAGE as usize]).unwrap();
         drop(pinned);
         let again = pagemap.zero(pagemap.range(), &ZeroOptions::default()).unwrap();
         let held = if order == 0 { 600 } else { 1024 };
@@ -103,11 +104,14 @@ fn pinned_pages_are_refused_and_bad_ones_left_out() {
         let zeroed = pagemap.zero(pagemap.range(), &ZeroOptions::default()).unwrap();
         assert!(!zeroed.is_whole());
         assert_eq!(zeroed.bad, [pfn(21)]);
-        let left: Vec<Pfn> = zeroed.left.iter().map(|(pfn, _)| *pfn).collect();
-        let step = 1 << order;
-        let expected = (800..808).chain(1536..2048).step_by(step).map(pfn);
-        assert!(expected.eq(left.iter().copied()), "{left:?}");
-        assert!(zeroed.left.iter().all(|(_, why)| *why == Unclearable::Pinned { pins: 1 }));
+        // A range for each reason and place, however many folios it has.
+        let why = Unclearable::Pinned { pins: 1 };
+        let folio = |start: u64, pages: u64| {
+            let (start, end) =
+                (start >> order << order, (start + pages).next_multiple_of(1 << order));
+            range(start, end - start)
+        };
+        assert_eq!(zeroed.left, [(folio(800, 8), why), (folio(1536, 512), why)]);
         for page in 0..PAGES {
             let is_kept = page == 21 || (800..808).contains(&page) || page >= 1536;
             assert_eq!(is_old(&pagemap, page), is_kept, "page {page}");
@@ -198,10 +202,7 @@ fn a_folio_is_copied_whole_and_belongs_to_its_new_owner() {
         let options = ZeroOptions::default();
         assert!(target.zero(target.range(), &options).unwrap().is_whole());
         for page in 0..pages {
-            source
-                .region()
-                .write_at((512 + page) * PAGE, &[page as u8 | 1; PAGE as usize])
-                .unwrap();
+            source.pin_and_write((512 + page) * PAGE, &[page as u8 | 1; PAGE as usize]).unwrap();
         }
         let copied = target.copy_folio(pfn(1024), &source, pfn(512), &options).unwrap();
         assert!(copied.is_whole());
@@ -243,7 +244,7 @@ fn pages_that_are_given_back_are_zero_and_take_no_memory() {
     for order in [0_u8, 9] {
         let pagemap = used(order);
         let pinned = pagemap.pin(range(0, 1)).unwrap();
-        let resident = || pagemap.region().mapping().resident().unwrap().get();
+        let resident = || pagemap.region().resident().unwrap().get();
         assert_eq!(resident(), PAGES * PAGE);
         let zeroed = pagemap.punch(pagemap.range()).unwrap();
         let kept = 1_u64 << order;
@@ -277,7 +278,7 @@ fn nobody_clears_a_page_under_its_pin() {
                         let stamp = [thread as u8 + 1; 64];
                         // The middle of the page, which the other thread does not write.
                         let at = page * PAGE + 64 * thread;
-                        pagemap.region().write_at(at, &stamp).unwrap();
+                        pinned.write_at(64 * thread, &stamp).unwrap();
                         std::thread::yield_now();
                         let mut found = [0; 64];
                         pagemap.region().read_at(at, &mut found).unwrap();
@@ -323,4 +324,25 @@ fn memory_that_cannot_be_written_is_refused_and_its_content_stays_true() {
     assert!(matches!(pool.take(), Err(TakeFailure::Clear(_))));
     assert_eq!(pool.stats().used, 0);
     assert!(pool.into_pagemap().is_ok());
+}
+
+/// A panic of the caller's callback leaves no folio in a state that only the call could have ended.
+#[test]
+fn folios_are_free_to_others_after_a_callback_panicked() {
+    let (source, target) = (used(2), used(2));
+    for threads in [1, 2] {
+        let options = ZeroOptions::default()
+            .threads(NonZeroUsize::new(threads).unwrap())
+            .batching(Batching::Bytes(ByteLen::kib(64)))
+            .on_batch(|_| panic!("the caller's own"));
+        let clears = || target.zero(target.range(), &options).map(|_| ());
+        assert!(catch_unwind(AssertUnwindSafe(clears)).is_err());
+        let options = CopyOptions::default().on_batch(|_| panic!("the caller's own"));
+        let copies = || target.copy_folio(pfn(8), &source, pfn(4), &options).map(|_| ());
+        assert!(catch_unwind(AssertUnwindSafe(copies)).is_err());
+        drop(target.pin(target.range()).expect("no folio is still being cleared"));
+        drop(source.pin(source.range()).expect("no pin is left"));
+    }
+    assert!(target.zero(target.range(), &ZeroOptions::default()).unwrap().is_whole());
+    assert!(source.unbind().is_ok());
 }

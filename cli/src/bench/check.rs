@@ -16,17 +16,18 @@ use uzone_bench::machine::Machine;
 use uzone_bench::report::{Bench, SCHEMA as BENCH_SCHEMA, Skipped};
 use uzone_bench::settings::Part;
 use uzone_bench::{BenchError, Watch};
+use uzone_os::numa;
 use uzone_report::{MOST_BYTES, number};
 
 use super::text::{ALL, foot, none, ns, percent};
-use super::{warn_of_stores, with_progress, write_page};
+use super::{Benchmark, choose_stores, with_progress, write_page};
 use crate::exit::{Exit, Failure};
 use crate::output::{Output, Report, Style, Tone, Verbosity, table};
 
 /// An earlier run that cannot be compared with.
 #[derive(Debug, thiserror::Error)]
 enum CheckError {
-    #[error("cannot read {}", path.display())]
+    #[error("cannot read {}: {cause}", path.display())]
     Read {
         path: PathBuf,
         #[source]
@@ -59,6 +60,17 @@ enum CheckError {
     },
     #[error("{} is a run of `{found}`: check it with `{found} --check`", path.display())]
     Other { path: PathBuf, found: String },
+    #[error(
+        "{} is a run with --quick, whose figures say nothing: measure again without --quick",
+        path.display()
+    )]
+    Quick { path: PathBuf },
+    #[error(
+        "{name} is {then} in {} and {now} here: a check compares equal settings, so leave it out or \
+         measure again",
+        path.display()
+    )]
+    Setting { path: PathBuf, name: String, then: String, now: String },
     #[error("no row of {} could be measured here and compared", path.display())]
     NothingInCommon { path: PathBuf },
 }
@@ -68,7 +80,7 @@ impl CheckError {
     fn failure(self) -> Failure {
         let exit = match &self {
             Self::Read { .. } => Exit::of(&self),
-            Self::Other { .. } => Exit::Usage,
+            Self::Other { .. } | Self::Quick { .. } | Self::Setting { .. } => Exit::Usage,
             _ => Exit::Data,
         };
         Failure::with(exit, self)
@@ -129,18 +141,34 @@ struct Checked {
 /// If the file is no earlier run, it was another benchmark than `asked`, or it cannot be run here.
 pub(super) fn run(
     file: &Path,
-    asked: Option<&str>,
+    asked: Option<&Benchmark>,
     page: Option<&Path>,
     out: &Output,
 ) -> Result<Exit, Failure> {
     let earlier = read(file).map_err(CheckError::failure)?;
     let is_all = earlier.benchmark == ALL;
-    if asked.is_some_and(|asked| asked != earlier.benchmark) {
+    if earlier.quick {
+        return Err(CheckError::Quick { path: file.to_owned() }.failure());
+    }
+    if asked.is_some_and(|asked| asked.name() != earlier.benchmark) {
         let found = if is_all { String::new() } else { format!(" {}", earlier.benchmark) };
         let found = format!("uzone bench{found}");
         return Err(CheckError::Other { path: file.to_owned(), found }.failure());
     }
-    warn_of_stores(out);
+    let told = asked.filter(|asked| !asked.is_untold_but(&[])).map(Benchmark::part);
+    if let (Some(told), Some(then)) = (told, earlier.parameters.first())
+        && let Some((name, then, now)) = different_setting(then, &told)?
+    {
+        let path = file.to_owned();
+        return Err(CheckError::Setting { path, name, then, now }.failure());
+    }
+    let here = numa::current_cpu_count().unwrap_or(1);
+    if earlier.machine.cpus != here {
+        let (path, name) = (file.to_owned(), "cpus".to_owned());
+        let (then, now) = (earlier.machine.cpus.to_string(), here.to_string());
+        return Err(CheckError::Setting { path, name, then, now }.failure());
+    }
+    choose_stores(out)?;
     let bench = with_progress(out, |watch| measure(&earlier.parameters, is_all, watch))?;
     write_page(page, &bench, out)?;
     let measured = |bench: &Bench| bench.results.iter().map(Measured::from).collect::<Vec<_>>();
@@ -175,6 +203,20 @@ pub(super) fn run(
     Ok(if is_ok { Exit::Ok } else { Exit::No })
 }
 
+/// Returns the first setting in which two benchmarks differ, and both values.
+fn different_setting(
+    then: &Part,
+    now: &Part,
+) -> Result<Option<(String, String, String)>, serde_json::Error> {
+    let (then, now) = (serde_json::to_value(then)?, serde_json::to_value(now)?);
+    let names = then.as_object().map(|settings| settings.keys().cloned()).into_iter().flatten();
+    let mut different = names.filter(|name| then[name] != now[name]);
+    Ok(different.next().map(|name| {
+        let (then, now) = (then[&name].to_string(), now[&name].to_string());
+        (name, then, now)
+    }))
+}
+
 fn measure(parts: &[Part], is_all: bool, watch: Watch<'_>) -> Result<Bench, BenchError> {
     match parts {
         [part] if !is_all => part.run(watch),
@@ -199,12 +241,6 @@ fn warnings(then: &EarlierMachine, now: &Machine) -> Vec<String> {
             "the earlier run was on another CPU ({}, this is {}): its caches and stores differ, and so do \
              ratios",
             then.cpu, now.cpu
-        ));
-    }
-    if then.cpus != now.cpus {
-        warnings.push(format!(
-            "the earlier run could use {} CPUs, this one {}: rows with several threads differ",
-            then.cpus, now.cpus
         ));
     }
     warnings

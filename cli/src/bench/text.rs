@@ -72,7 +72,7 @@ fn write_metadata(text: &mut String, metadata: &Metadata) {
         let mut cells = table(&header);
         let prefix = format!("{}/", spec.id);
         for row in metadata.results.iter().filter(|row| row.id.starts_with(&prefix)) {
-            let bytes = |bytes: u64| ByteLen::new(bytes).to_string();
+            let bytes = |bytes: u64| format!("{:.1}", ByteLen::new(bytes));
             cells.add_row(vec![
                 row.name.clone(),
                 row.descriptor_bytes.to_string(),
@@ -141,7 +141,7 @@ fn write_bytes(text: &mut String, metadata: &Metadata) {
         let bytes = |row: &str| {
             let id = format!("{}/{row}", spec.id);
             let row = metadata.results.iter().find(|row| row.id == id);
-            row.map_or_else(none, |row| ByteLen::new(row.resident_bytes_per_tib).to_string())
+            row.map_or_else(none, |row| format!("{:.1}", ByteLen::new(row.resident_bytes_per_tib)))
         };
         let mut line = vec![spec.title.clone()];
         line.extend(rows.map(bytes));
@@ -230,7 +230,7 @@ const COLUMNS: [Column; 20] = [
         heading: "resident/TiB",
         cell: |row| {
             let bytes = row.metadata_resident_bytes_per_tib?;
-            Some(ByteLen::new(bytes).to_string())
+            Some(format!("{:.1}", ByteLen::new(bytes)))
         },
     },
     Column { heading: "published", cell: |row| row.published.map(|published| ns(published.ns)) },
@@ -256,7 +256,7 @@ pub(crate) fn ns(ns: u64) -> String {
 /// Returns what was measured on, and what was published on what.
 pub(super) fn foot(machine: &Machine, mut sources: Vec<&str>) -> String {
     let mut text = format!(
-        "{}: {}, {} CPUs, {}, Linux {}, transparent huge pages {}; {} stores; uzone {}{}\n",
+        "{}: {}, {} CPUs, {:.1}, Linux {}, transparent huge pages {}; {} stores; uzone {}{}\n",
         humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_secs(machine.unix_seconds)),
         machine.cpu,
         machine.cpus,

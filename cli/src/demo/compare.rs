@@ -42,31 +42,49 @@ pub(super) fn run(
         with_progress(out, |watch| readings(quarter, &image.file, is_right, other, engine, watch))?;
     // What it takes, the others may need.
     drop(image);
-    let parts = [
-        map,
+    let (mut tables, mut rows) = (vec![map.table], map.rows);
+    for part in [
         measured(out, "describing memory in several ways", |watch| {
             brief::bind(plan.described, ROUNDS, watch)
         })?,
-        measured(out, "clearing memory in several ways", |watch| brief::zero(ROUNDS, watch))?,
+        measured(out, "clearing memory in several ways", |watch| {
+            brief::zero(plan.arena, ROUNDS, watch)
+        })?,
         measured(out, "pinning memory in several ways", |watch| {
             brief::pin(plan.described, ROUNDS, watch)
         })?,
-    ];
-    let (mut tables, mut rows) = (Vec::new(), Vec::new());
-    for Part { table, rows: mut more } in parts {
+    ]
+    .into_iter()
+    .flatten()
+    {
+        let Part { table, rows: mut more } = part;
         tables.push(table);
         rows.append(&mut more);
     }
     Ok((tables, rows))
 }
 
-/// Measures a part under a bar whose name says more to people than that of its table.
+/// Measures a part under a bar whose name says more to people than that of its table. A part that this
+/// host has not the memory for is left out, and the log says why.
 fn measured(
     out: &Output,
     what: &str,
     part: impl FnOnce(Watch<'_>) -> Result<Part, BenchError>,
-) -> Result<Part, BenchError> {
-    with_progress(out, |watch| part(&|phase| watch(Phase { what, ..phase })))
+) -> Result<Option<Part>, BenchError> {
+    match with_progress(out, |watch| part(&|phase| watch(Phase { what, ..phase }))) {
+        Ok(part) => Ok(Some(part)),
+        Err(error) if error.is_of_this_host() => {
+            out.warn(format_args!("left out: {what}: {}", cause(&error)));
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Returns an error and its causes as a sentence.
+fn cause(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |cause| cause.source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
 /// Has the other process touch `len` bytes of the image in order, in each way.

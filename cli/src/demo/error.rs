@@ -19,18 +19,18 @@ pub(super) enum DemoError {
     #[error("{reserve} cannot be described: --reserve is a multiple of 1 GiB, such as 100G")]
     Reserve { reserve: ByteLen },
     #[error(
-        "{needed} of memory are needed and {available} can be had, limited by {limited_by}: ask for \
-         less with --size (with a small one, {least} are enough), or raise that limit"
+        "{needed:.1} of memory are needed and {available:.1} can be had, limited by {limited_by}: raise \
+         that limit, or leave --size and --reserve out, so that they follow it"
     )]
-    Memory { needed: ByteLen, available: ByteLen, limited_by: Limit, least: ByteLen },
+    Memory { needed: ByteLen, available: ByteLen, limited_by: Limit },
     #[error(
-        "the image takes {needed} and {free} are free in {}: ask for less with --size, or name \
+        "the image takes {needed:.1} and {free:.1} are free in {}: ask for less with --size, or name \
          another directory with --dir",
         directory.display()
     )]
     Disk { needed: ByteLen, free: ByteLen, directory: PathBuf },
     #[error(
-        "the results take up to {needed} and {free} are free in {}: name another directory with \
+        "the results take up to {needed:.1} and {free:.1} are free in {}: name another directory with \
          --output",
         directory.display()
     )]
@@ -57,7 +57,7 @@ pub(super) enum DemoError {
         #[source]
         cause: io::Error,
     },
-    #[error("cannot read the image again")]
+    #[error("cannot read the image again: {cause}")]
     Reread {
         #[source]
         cause: io::Error,

@@ -1,4 +1,4 @@
-//! What the demo needs, looked up before anything is made ([`check`]).
+//! What the demo needs, looked up before anything is made ([`first_that_fits`]).
 
 use std::fs;
 use std::path::Path;
@@ -11,37 +11,85 @@ use uzone_report::ReportError;
 
 use super::{DemoError, Plan};
 use crate::exit::Failure;
+use crate::output::Output;
 
 /// What trace and page may take.
 const FILES: ByteLen = ByteLen::mib(16);
 /// For the two processes themselves.
 const PROCESSES: u64 = 64 << 20;
+/// The addresses of the stacks and heaps of a few threads.
+const THREADS: u64 = 512 << 20;
 
-/// Returns whether lazily mapped memory is told of faults of the kernel too, if all that the plan
-/// needs is there.
+/// Returns the first of the plans for which there is enough memory and disk, and whether lazily mapped
+/// memory reports faults of the kernel too. A plan that is not the first is named in the log.
 ///
 /// # Errors
-/// What is missing, with numbers and what would help.
-pub(super) fn check(plan: &Plan) -> Result<bool, Failure> {
-    outputs(plan)?;
+/// What the last plan lacks, with numbers and what would help.
+pub(super) fn first_that_fits(plans: Vec<Plan>, out: &Output) -> Result<(Plan, bool), Failure> {
+    let mut is_first = true;
+    let mut refused = None;
+    for plan in plans {
+        if is_first {
+            outputs(&plan)?;
+        }
+        match check(&plan) {
+            Ok(sees_kernel_faults) => {
+                if let Some((_, reason)) = refused.filter(|_| !is_first) {
+                    out.warn(format_args!(
+                        "smaller than by default, because {reason}: an image of {} and a region of {}",
+                        plan.size, plan.reserve
+                    ));
+                }
+                return Ok((plan, sees_kernel_faults));
+            }
+            Err(Lack::Size(failure, reason)) => {
+                // The first reason is why the default does not fit; the last failure is what is left.
+                let reason = refused.map_or(reason, |(_, first)| first);
+                refused = Some((failure, reason));
+            }
+            Err(Lack::Other(failure)) => return Err(failure),
+        }
+        is_first = false;
+    }
+    match refused {
+        Some((failure, _)) => Err(failure),
+        None => Err(DemoError::Size { size: ByteLen::ZERO }.failure()),
+    }
+}
+
+/// Why a plan cannot be followed.
+enum Lack {
+    /// A smaller plan may fit: the failure if there is none, and the reason in a few words.
+    Size(Failure, String),
+    /// No plan fits.
+    Other(Failure),
+}
+
+fn check(plan: &Plan) -> Result<bool, Lack> {
     let uffd = Uffd::open(Features::NONE, Features::NONE, KernelFaults::IfAllowed)
-        .map_err(|cause| DemoError::NoFaults { cause })?;
-    let room = file_system::room(&plan.directory)
-        .map_err(|cause| DemoError::Directory { directory: plan.directory.clone(), cause })?;
+        .map_err(|cause| Lack::Other(DemoError::NoFaults { cause }.into()))?;
+    let room = file_system::room(&plan.directory).map_err(|cause| {
+        Lack::Other(DemoError::Directory { directory: plan.directory.clone(), cause }.into())
+    })?;
     if let Some(longest) = room.longest_file.filter(|longest| *longest < plan.size) {
-        return Err(DemoError::FileLimit { size: plan.size, longest }.failure());
+        let reason = format!("a file may have {longest:.1}");
+        return Err(Lack::Size(
+            DemoError::FileLimit { size: plan.size, longest }.failure(),
+            reason,
+        ));
     }
     // A file system needs something for itself.
     let needed = ByteLen::new(plan.size.get().saturating_add(plan.size.get() / 64));
     if room.free < needed {
         let (directory, free) = (plan.directory.clone(), room.free);
-        return Err(DemoError::Disk { needed, free, directory }.failure());
+        let reason = format!("{free:.1} are free in {}", directory.display());
+        return Err(Lack::Size(DemoError::Disk { needed, free, directory }.failure(), reason));
     }
     enough_memory(plan, room.is_memory)?;
     Ok(uffd.sees_kernel_faults())
 }
 
-fn enough_memory(plan: &Plan, is_image_in_memory: bool) -> Result<(), Failure> {
+fn enough_memory(plan: &Plan, is_image_in_memory: bool) -> Result<(), Lack> {
     let Ok(available) = memory::available(&SystemRoot::host()) else {
         return Ok(()); // a host that does not say is found out later
     };
@@ -49,19 +97,20 @@ fn enough_memory(plan: &Plan, is_image_in_memory: bool) -> Result<(), Failure> {
     // The image again in the other process, with its page tables, while the image may be in memory.
     let image = if is_image_in_memory { size } else { 0 };
     let mapped = image.saturating_add(size).saturating_add(size / 64);
-    let measured = brief::memory(plan.described).get();
+    let measured = brief::memory(plan.described, plan.arena).get();
     let mut needed = mapped.max(measured).saturating_add(PROCESSES);
     if matches!(available.limited_by, memory::Limit::AddressSpace | memory::Limit::Data) {
-        // There addresses count as well as memory does.
-        needed = needed.saturating_add(plan.reserve.get()).saturating_add(size);
+        // There addresses count as well as memory does, and each thread has some of its own.
+        needed =
+            needed.saturating_add(plan.reserve.get()).saturating_add(size).saturating_add(THREADS);
     }
     let needed = ByteLen::new(needed);
     if available.bytes >= needed {
         return Ok(());
     }
     let (available, limited_by) = (available.bytes, available.limited_by);
-    let least = ByteLen::new(measured + PROCESSES);
-    Err(DemoError::Memory { needed, available, limited_by, least }.failure())
+    let reason = format!("{available:.1} of memory can be had, limited by {limited_by}");
+    Err(Lack::Size(DemoError::Memory { needed, available, limited_by }.into(), reason))
 }
 
 /// Looks whether what comes of it can be written.

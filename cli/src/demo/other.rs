@@ -29,7 +29,7 @@ const NOTED_WITHIN: Duration = Duration::from_secs(1);
 /// What can go wrong with the other process and its memory.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum OtherError {
-    #[error("cannot start this program again, as the process that touches the image")]
+    #[error("cannot start this program again, as the process that touches the image: {cause}")]
     Start {
         #[source]
         cause: io::Error,
@@ -40,16 +40,16 @@ pub(super) enum OtherError {
     Failed { error: String },
     #[error("the process that touches the image said something that was not asked for")]
     Confused,
-    #[error("cannot talk to the process that touches the image")]
+    #[error("cannot talk to the process that touches the image: {cause}")]
     Talk {
         #[source]
         cause: io::Error,
     },
-    #[error("the process that touches the image handed over something else")]
+    #[error("the process that touches the image handed over something else: {0}")]
     Handed(#[from] NotUffd),
-    #[error("cannot answer for the memory of the process that touches the image")]
+    #[error("cannot answer for the memory of the process that touches the image: {0}")]
     Answer(#[from] uzone_fault::MapError),
-    #[error("cannot answer page by page")]
+    #[error("cannot answer page by page: {cause}")]
     Naive {
         #[source]
         cause: io::Error,

@@ -65,7 +65,7 @@ pub(super) fn run(
     steps.done(
         "pin",
         started,
-        format!("{part} of it, so that it stays where it is, as devices need it"),
+        format!("{part} of it, so that uzone does not take it away; the kernel may still move it"),
     );
 
     let mut bytes = vec![0; PIECE.to_usize()?];
@@ -74,7 +74,7 @@ pub(super) fn run(
     for offset in (0..part.get()).step_by(bytes.len()) {
         let failed = |cause| DemoError::Reread { cause };
         image.read_exact_at(&mut bytes, offset).map_err(failed)?;
-        pagemap.region().write_at(offset, &bytes)?;
+        pinned.write_at(offset, &bytes)?;
         progress.set(units(offset));
     }
     drop(progress);

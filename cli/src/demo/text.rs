@@ -79,7 +79,7 @@ impl Report for Demo {
         let mut text = format!(
             "Large memory is managed in pages of 4 KiB. uzone keeps a note about each of them at almost no\n\
              cost, and can bring their bytes at the moment when a program touches them. Here it does so:\n\
-             {}, {} CPUs, {} of memory.\n\n",
+             {}, {} CPUs, {:.1} of memory.\n\n",
             machine.cpu,
             machine.cpus,
             ByteLen::new(machine.memory_bytes),
@@ -123,18 +123,14 @@ impl Demo {
         let mut compared = table(&["how fast", "plain way", "uzone", "faster", "of the limit"]);
         for Compared { ours, plain, name } in COMPARED {
             let (Some(ours), Some(plain)) = (find(ours), find(plain)) else { continue };
-            // Of the medians beside it, so that whoever divides finds the same.
-            #[expect(
-                clippy::cast_precision_loss,
-                reason = "nanoseconds of a ratio that shows three digits"
-            )]
-            let ratio = plain.median_ns as f64 / ours.median_ns.max(1) as f64;
+            // The median of the rounds' own ratios, as the page shows it.
+            let ratio = ours.ratio_naive.map(|ratio| format!("{} x", number(ratio)));
             let share = ours.share_of_limit.map(|share| format!("{:.0} %", share * 100.0));
             compared.add_row([
                 name(plain),
                 ns(plain.median_ns),
                 ns(ours.median_ns),
-                format!("{} x", number(ratio)),
+                ratio.unwrap_or_else(|| String::from("-")),
                 share.unwrap_or_else(|| String::from("-")),
             ]);
         }

@@ -63,7 +63,10 @@ pub(super) fn run() -> Result<Exit, Failure> {
             let mut text = error.to_string();
             let mut cause = error.source();
             while let Some(error) = cause {
-                text = format!("{text}: {error}");
+                let inner = error.to_string();
+                if !text.contains(&inner) {
+                    text = format!("{text}: {inner}");
+                }
                 cause = error.source();
             }
             // If nobody listens any more there is nobody to tell.

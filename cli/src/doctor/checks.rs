@@ -12,9 +12,9 @@ use uzone_os::memory::{Available, Limit};
 use uzone_os::probe::{Overcommit, UffdAccess, UffdFeatures};
 use uzone_os::uffd::Features;
 use uzone_pages::ByteLen;
-use uzone_stream::{Basis, Crossover, OVERRIDE, Reason};
+use uzone_stream::{Basis, STORE_POLICY};
 
-use super::facts::{Facts, TRIAL};
+use super::facts::{Facts, From, TRIAL};
 use crate::output::{human_duration, number_list};
 
 /// How a check came out.
@@ -92,12 +92,15 @@ impl Check {
     }
 }
 
-/// Returns an error with its causes on one line.
+/// Returns an error with those of its causes on one line that it does not name itself.
 pub(super) fn sentence(error: &(dyn Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
-        text = format!("{text}: {error}");
+        let inner = error.to_string();
+        if !text.contains(&inner) {
+            text = format!("{text}: {inner}");
+        }
         cause = error.source();
     }
     text
@@ -165,11 +168,11 @@ fn memory(facts: &Facts) -> Check {
         (Ok(available), host) => {
             let (limit, fix) = limit(available);
             let total = match host {
-                Ok(host) => format!(" of {}", host.total),
+                Ok(host) => format!(" of {:.1}", host.total),
                 Err(_) => String::new(),
             };
             let bytes = available.bytes;
-            (format!("{bytes} available{total}, limited by {limit}"), fix)
+            (format!("{bytes:.1} available{total}, limited by {limit}"), fix)
         }
         (Err(error), _) => (
             format!("available memory not known: {}", sentence(error)),
@@ -210,7 +213,7 @@ fn numa(facts: &Facts) -> Check {
                 0 => String::new(),
                 bare => format!(", {bare} of them without CPUs"),
             };
-            format!("{}, {} in all{bare}", nodes.len(), ByteLen::new(total))
+            format!("{}, {:.1} in all{bare}", nodes.len(), ByteLen::new(total))
         }
     };
     match &facts.memory {
@@ -266,19 +269,24 @@ fn stores(facts: &Facts) -> Check {
     } else {
         format!("; also here: {}", others.join(", "))
     };
-    let reason = match stores.reason {
-        Reason::Override => format!("as {OVERRIDE} says"),
-        Reason::Calibrated => "measured as best here".to_owned(),
-        Reason::OnlyOne => "the only one here".to_owned(),
+    let reason = match stores.basis {
+        Basis::Table => "from the table for this CPU".to_owned(),
+        Basis::Widest => "the widest here, for the table does not have this CPU".to_owned(),
+        Basis::Environment => format!("as {STORE_POLICY} says"),
+        Basis::NoStreaming => "the only one here".to_owned(),
         _ => "chosen".to_owned(),
     };
-    let value = format!("{}, {reason}{others}", stores.chosen);
-    match &stores.problem {
+    let value = format!("{}, {reason}{others}", stores.policy);
+    if let Some(problem) = &stores.problem {
+        let value = format!("{value}; {STORE_POLICY} is not followed: {problem}");
+        return Check::warn(NAME, value, format!("unset {STORE_POLICY}"));
+    }
+    match &stores.faster {
         None => Check::ok(NAME, value),
-        Some(problem) => Check::warn(
+        Some(faster) => Check::note(
             NAME,
-            format!("{value}; {OVERRIDE} is not followed: {problem}"),
-            format!("unset {OVERRIDE}"),
+            format!("{value}; {faster} is at least 10 % faster, measured three times"),
+            format!("export {STORE_POLICY}={faster}"),
         ),
     }
 }
@@ -288,33 +296,31 @@ fn streaming(facts: &Facts) -> Check {
     let Some(stores) = &facts.stores else {
         return not_measured(NAME);
     };
-    if stores.hot.basis == Basis::NoStreaming {
-        return Check::ok(NAME, "none on this architecture: plain stores do all the work");
-    }
-    let from = |crossover: &Crossover| ByteLen::new(crossover.bytes as u64);
-    let value = format!(
-        "from {} on; if read at once {}, if in cache {}",
-        from(&stores.cold_later),
-        from(&stores.cold_soon),
-        from(&stores.hot)
-    );
-    let elapsed = human_duration(stores.elapsed);
-    let details = vec![
-        format!("cold memory, read later:   {}", stores.cold_later),
-        format!("cold memory, read at once: {}", stores.cold_soon),
-        format!("memory in the cache:       {}", stores.hot),
-        format!("measured in {elapsed}, once a process"),
-    ];
-    let check = if stores.is_complete {
-        Check::ok(NAME, format!("{value}; measured in {elapsed}"))
-    } else {
-        Check::note(
-            NAME,
-            format!("{value}; time ran out after {elapsed}"),
-            "run again when the host is less busy: what was not measured is a default",
-        )
+    let at = |from: Option<usize>| match from {
+        Some(bytes) => ByteLen::new(bytes as u64).to_string(),
+        None => "never".to_owned(),
     };
-    check.with_details(details)
+    let From { cold_later, cold_soon, hot } = stores.zero;
+    if stores.zero.cold_later.is_none() && stores.copy.cold_later.is_none() {
+        return Check::ok(NAME, "none: plain stores do all the work");
+    }
+    let value = format!(
+        "clearing from {} on; if read at once {}, if in cache {}",
+        at(cold_later),
+        at(cold_soon),
+        at(hot)
+    );
+    let copy = stores.copy;
+    let details = vec![
+        format!(
+            "copying from {} on; if read at once {}, if in cache {}",
+            at(copy.cold_later),
+            at(copy.cold_soon),
+            at(copy.hot)
+        ),
+        format!("the stores were measured in {}", human_duration(stores.elapsed)),
+    ];
+    Check::ok(NAME, value).with_details(details)
 }
 
 const THP: &str = "/sys/kernel/mm/transparent_hugepage";

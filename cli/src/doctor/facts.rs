@@ -1,11 +1,11 @@
 //! What the host says, as it says it: [`Facts`]. What that means is decided in `checks.rs`.
 //!
 //! A fact that could not be had stays an error, so that the report can say why.
-//! Cost: reading some forty small files, a mapping of [`TRIAL`], the calibration of the stores (20 ms
-//! at most), and a thousand page faults (about as long).
+//! Cost: reading some forty small files, a mapping of [`TRIAL`], the measurement of the stores (some
+//! 100 ms), and a thousand page faults (about as long).
 
 use std::env::consts;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use uzone_fault::{Placement, PlacementError};
 use uzone_os::hugepages::{self, NodePool, Pool, Thp};
@@ -14,10 +14,10 @@ use uzone_os::numa::{self, AffinityError, Node};
 use uzone_os::probe::{self, Overcommit, ProbeError, UffdAccess, UffdFeatures};
 use uzone_os::{Anonymous, Exclusive, SysError, SystemRoot};
 use uzone_pages::{ByteLen, PageSize};
-use uzone_stream::{Crossover, Path, PathError, Reason};
+use uzone_stream::{Basis, Next, Path, StorePolicy, StorePolicyError, Was, Work};
 
 /// How much is mapped and made present, to see whether memory can be had at all. It is more than the
-/// calibration takes, which ends the process where it has none.
+/// measurement of the stores takes, which ends the process where it has none.
 pub(super) const TRIAL: ByteLen = ByteLen::mib(16);
 
 /// `CAP_IPC_LOCK`: the holder may lock any amount of memory. See capabilities(7).
@@ -71,20 +71,31 @@ pub(super) struct Facts {
 #[derive(Debug)]
 pub(super) struct Stores {
     pub(super) available: Vec<Path>,
+    /// The store that fills memory past the cache.
     pub(super) chosen: Path,
-    pub(super) reason: Reason,
-    /// Why `UZONE_STREAM` was not followed.
-    pub(super) problem: Option<PathError>,
-    /// For memory that is not in the cache and is not read soon.
-    pub(super) cold_later: Crossover,
-    /// For memory that is not in the cache and is read at once.
-    pub(super) cold_soon: Crossover,
-    /// For memory in the cache.
-    pub(super) hot: Crossover,
+    /// The whole policy, as the environment variable would have it.
+    pub(super) policy: String,
+    pub(super) basis: Basis,
+    /// Why the environment variable was not followed.
+    pub(super) problem: Option<StorePolicyError>,
+    /// From which length on clearing and copying go past the cache.
+    pub(super) zero: From,
+    pub(super) copy: From,
+    /// The policy that is faster here than the one of the process, if the measurement found one.
+    pub(super) faster: Option<String>,
     /// How long the measurement took.
     pub(super) elapsed: Duration,
-    /// Whether the measurement came to its end.
-    pub(super) is_complete: bool,
+}
+
+/// From which length on a work goes past the cache, in bytes; `None` is never.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct From {
+    /// For memory that is not in the cache and is not read soon.
+    pub(super) cold_later: Option<usize>,
+    /// For memory that is not in the cache and is read at once.
+    pub(super) cold_soon: Option<usize>,
+    /// For memory in the cache.
+    pub(super) hot: Option<usize>,
 }
 
 impl Facts {
@@ -129,18 +140,27 @@ impl Facts {
 
 impl Stores {
     fn of_host() -> Self {
-        let choice = uzone_stream::chosen();
-        let found = uzone_stream::calibration();
+        let policy = StorePolicy::current();
+        let started = Instant::now();
+        let measured = StorePolicy::measure();
+        let is_faster = measured.basis() == Basis::Measured
+            && policy.basis() != Basis::Environment
+            && measured.to_string() != policy.to_string();
+        let from = |work| From {
+            cold_later: policy.streams_from(work, Was::Cold, Next::Later),
+            cold_soon: policy.streams_from(work, Was::Cold, Next::Soon),
+            hot: policy.streams_from(work, Was::Hot, Next::Later),
+        };
         Self {
             available: Path::ALL.into_iter().filter(|path| path.is_available()).collect(),
-            chosen: choice.path,
-            reason: choice.reason,
-            problem: choice.problem.clone(),
-            cold_later: found.cold_later,
-            cold_soon: found.cold_soon,
-            hot: found.hot,
-            elapsed: found.elapsed,
-            is_complete: found.complete,
+            chosen: policy.store(Work::Fill),
+            policy: policy.to_string(),
+            basis: policy.basis(),
+            problem: StorePolicy::problem().cloned(),
+            zero: from(Work::Zero),
+            copy: from(Work::Copy),
+            faster: is_faster.then(|| measured.to_string()),
+            elapsed: started.elapsed(),
         }
     }
 }

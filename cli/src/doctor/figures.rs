@@ -4,7 +4,7 @@
 //! had, or (for a limit) none; the check of the same name says which.
 
 use serde::Serialize;
-use uzone_stream::{Basis, Crossover, Reason};
+use uzone_stream::Basis;
 
 use super::checks::missing_features;
 use super::facts::Facts;
@@ -16,7 +16,7 @@ pub(super) struct Figures<'a> {
     memory: Memory<'a>,
     numa_nodes: Option<Vec<Node<'a>>>,
     cpu: Cpu<'a>,
-    stores: Option<Stores>,
+    stores: Option<Stores<'a>>,
     transparent_huge_pages: Option<Thp>,
     huge_page_pools: Option<Vec<Pool>>,
     huge_page_pools_by_node: Option<Vec<NodePool>>,
@@ -57,23 +57,24 @@ struct Cpu<'a> {
 }
 
 #[derive(Debug, Serialize)]
-struct Stores {
+struct Stores<'a> {
     available: Vec<&'static str>,
     chosen: &'static str,
+    policy: &'a str,
     reason: &'static str,
     problem: Option<String>,
-    cold_read_later: From,
-    cold_read_at_once: From,
-    in_cache: From,
-    calibration_ns: u64,
-    calibration_is_complete: bool,
+    faster_policy: Option<&'a str>,
+    zero: From,
+    copy: From,
+    measure_ns: u64,
 }
 
 /// From which length on streaming stores are used; `null` is never.
 #[derive(Debug, Serialize)]
 struct From {
-    from_bytes: Option<usize>,
-    basis: &'static str,
+    cold_read_later_from_bytes: Option<usize>,
+    cold_read_at_once_from_bytes: Option<usize>,
+    in_cache_from_bytes: Option<usize>,
 }
 
 #[derive(Debug, Serialize)]
@@ -207,39 +208,34 @@ impl<'a> Memory<'a> {
     }
 }
 
-impl Stores {
-    fn of(stores: &super::facts::Stores) -> Self {
+impl<'a> Stores<'a> {
+    fn of(stores: &'a super::facts::Stores) -> Self {
         Self {
             available: stores.available.iter().map(|path| path.name()).collect(),
             chosen: stores.chosen.name(),
-            reason: match stores.reason {
-                Reason::Override => "override",
-                Reason::Calibrated => "calibrated",
-                Reason::OnlyOne => "only_one",
+            policy: &stores.policy,
+            reason: match stores.basis {
+                Basis::Table => "table",
+                Basis::Widest => "widest",
+                Basis::Environment => "environment",
+                Basis::NoStreaming => "only_one",
                 _ => "other",
             },
             problem: stores.problem.as_ref().map(ToString::to_string),
-            cold_read_later: From::of(&stores.cold_later),
-            cold_read_at_once: From::of(&stores.cold_soon),
-            in_cache: From::of(&stores.hot),
-            calibration_ns: u64::try_from(stores.elapsed.as_nanos()).unwrap_or(u64::MAX),
-            calibration_is_complete: stores.is_complete,
+            faster_policy: stores.faster.as_deref(),
+            zero: From::of(stores.zero),
+            copy: From::of(stores.copy),
+            measure_ns: u64::try_from(stores.elapsed.as_nanos()).unwrap_or(u64::MAX),
         }
     }
 }
 
 impl From {
-    fn of(crossover: &Crossover) -> Self {
-        let is_never = crossover.basis == Basis::NoStreaming;
+    fn of(from: super::facts::From) -> Self {
         Self {
-            from_bytes: (!is_never).then_some(crossover.bytes),
-            basis: match crossover.basis {
-                Basis::Measured => "measured",
-                Basis::Beyond => "beyond",
-                Basis::OutOfTime => "out_of_time",
-                Basis::NoStreaming => "no_streaming",
-                _ => "other",
-            },
+            cold_read_later_from_bytes: from.cold_later,
+            cold_read_at_once_from_bytes: from.cold_soon,
+            in_cache_from_bytes: from.hot,
         }
     }
 }

@@ -8,14 +8,10 @@ use uzone_os::numa::Node;
 use uzone_os::probe::{Overcommit, ProbeError, UffdAccess, UffdFeatures};
 use uzone_os::{MapError, SysError};
 use uzone_pages::{ByteLen, PageSize};
-use uzone_stream::{Basis, Crossover, Path, PathError, Reason};
+use uzone_stream::{Basis, Path, PathError, StorePolicyError};
 
-use super::facts::{Stores, TRIAL};
+use super::facts::{From, Stores, TRIAL};
 use super::*;
-
-fn at(bytes: usize, basis: Basis) -> Crossover {
-    Crossover { bytes, basis }
-}
 
 fn absent(path: &str) -> SysError {
     SysError::Read { path: PathBuf::from(path), cause: io::ErrorKind::NotFound.into() }
@@ -43,13 +39,13 @@ fn everything() -> Facts {
         stores: Some(Stores {
             available: vec![Path::Portable, Path::Avx2],
             chosen: Path::Avx2,
-            reason: Reason::Calibrated,
+            policy: "fill=avx2,zero=avx2,copy=avx2".into(),
+            basis: Basis::Table,
             problem: None,
-            cold_later: at(4096, Basis::Measured),
-            cold_soon: at(2 << 20, Basis::Measured),
-            hot: at(32 << 20, Basis::Beyond),
-            elapsed: Duration::from_micros(9_800),
-            is_complete: true,
+            zero: From { cold_later: Some(4096), cold_soon: Some(2 << 20), hot: Some(32 << 20) },
+            copy: From::default(),
+            faster: None,
+            elapsed: Duration::from_micros(98_000),
         }),
         thp: Ok(Some(Thp {
             enabled: ThpEnabled::Madvise,
@@ -88,7 +84,6 @@ fn everything() -> Facts {
 
 /// A host with nothing but memory: an old kernel, an old CPU, in a container that hides what it can.
 fn nothing() -> Facts {
-    let never = at(usize::MAX, Basis::NoStreaming);
     Facts {
         release: "5.4.0".into(),
         machine: "riscv64",
@@ -96,13 +91,13 @@ fn nothing() -> Facts {
         stores: Some(Stores {
             available: vec![Path::Portable],
             chosen: Path::Portable,
-            reason: Reason::OnlyOne,
+            policy: "fill=portable,zero=portable,copy=portable".into(),
+            basis: Basis::NoStreaming,
             problem: None,
-            cold_later: never,
-            cold_soon: never,
-            hot: never,
+            zero: From::default(),
+            copy: From::default(),
+            faster: None,
             elapsed: Duration::ZERO,
-            is_complete: true,
         }),
         thp: Ok(None),
         pools: Ok(vec![pool(HugeSize::MIB_2, 0)]),
@@ -252,27 +247,32 @@ fn each_setting_is_judged_by_itself() {
         (
             |facts| {
                 set_stores(facts, |stores| {
-                    stores.problem = Some(PathError::Unknown { name: "bogus".into() });
+                    stores.problem = Some(StorePolicyError::Store {
+                        part: "fill=bogus".into(),
+                        cause: PathError::Unknown { name: "bogus".into() },
+                    });
                 });
             },
             "store instructions",
             Status::Warn,
-            "UZONE_STREAM is not followed: no stream path is called \"bogus\"",
-            "unset UZONE_STREAM",
+            "UZONE_STORE_POLICY is not followed: in \"fill=bogus\" of UZONE_STORE_POLICY: no stream path",
+            "unset UZONE_STORE_POLICY",
         ),
         (
-            |facts| set_stores(facts, |stores| stores.reason = Reason::Override),
+            |facts| set_stores(facts, |stores| stores.basis = Basis::Environment),
             "store instructions",
             Status::Ok,
-            "avx2, as UZONE_STREAM says; also here: portable",
+            "copy=avx2, as UZONE_STORE_POLICY says; also here: portable",
             "",
         ),
         (
-            |facts| set_stores(facts, |stores| stores.is_complete = false),
-            "stores past the cache",
+            |facts| {
+                set_stores(facts, |stores| stores.faster = Some("fill=sse2".into()));
+            },
+            "store instructions",
             Status::Note,
-            "time ran out after 9.80 ms",
-            "run again",
+            "fill=sse2 is at least 10 % faster, measured three times",
+            "export UZONE_STORE_POLICY=fill=sse2",
         ),
         (
             |facts| set_thp(facts, |thp| thp.enabled = ThpEnabled::Never),
@@ -557,8 +557,8 @@ fn figures_are_raw_numbers_and_unknown_ones_are_null() {
     assert_eq!(object["schema"], "uzone.doctor/1");
     assert_eq!(object["kernel"]["page_size_bytes"], 4096);
     assert_eq!(object["memory"]["available_bytes"], 60_u64 << 30);
-    assert_eq!(object["stores"]["cold_read_later"]["from_bytes"], 4096);
-    assert_eq!(object["stores"]["calibration_ns"], 9_800_000);
+    assert_eq!(object["stores"]["zero"]["cold_read_later_from_bytes"], 4096);
+    assert_eq!(object["stores"]["measure_ns"], 98_000_000);
     assert_eq!(object["huge_page_pools"][0]["total_pages"], 512);
     let facts = hidden();
     let object = serde_json::to_value(Doctor::of(&facts)).unwrap();
@@ -566,7 +566,7 @@ fn figures_are_raw_numbers_and_unknown_ones_are_null() {
     assert!(object["huge_page_pools"].is_null());
     let facts = nothing();
     let object = serde_json::to_value(Doctor::of(&facts)).unwrap();
-    assert!(object["stores"]["in_cache"]["from_bytes"].is_null());
+    assert!(object["stores"]["zero"]["in_cache_from_bytes"].is_null());
     assert!(object["transparent_huge_pages"].is_null());
 }
 

@@ -6,6 +6,19 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
+/// Returns whether an interrupt ends the processes that this one starts, or says that a case cannot run:
+/// a shell has its background commands ignore interrupts, and what they start ignores them too.
+pub(crate) fn interrupts_arrive(name: &str) -> bool {
+    let status = fs::read_to_string("/proc/self/status").expect("it can be read");
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).expect("a mask");
+    let ignored = u64::from_str_radix(ignored.trim(), 16).expect("a hexadecimal number");
+    let arrive = ignored & 1 << (2 - 1) == 0; // SIGINT is 2
+    if !arrive {
+        println!("skipped: {name}: interrupts are ignored here, as in a background command");
+    }
+    arrive
+}
+
 /// A directory of one test, taken away at its end.
 pub(crate) struct Dir(PathBuf);
 

@@ -110,6 +110,30 @@ impl FileBacking {
         Ok((whole >= start.saturating_add(SMALLEST_COPY)).then_some(whole))
     }
 
+    /// Returns the mapping of the file, if the page cache has all of a window and each page is whole: then
+    /// every run is one copy, however many runs there are.
+    fn ready(&self, window: &Window<'_>) -> Result<Option<&Mapping>, BackingError> {
+        let host = uzone_os::probe::page_size();
+        let range = window.range();
+        let is_worth_it = range.end - range.start >= SMALLEST_HALF && window.wanted().is_none();
+        let Some(mapped) = self.mapped.as_ref().filter(|_| is_worth_it) else { return Ok(None) };
+        if window.page_size() > host || window.makes_huge_pages() {
+            return Ok(None);
+        }
+        let Range { start, end } = range;
+        let Some(len) = NonZeroU64::new(end - start) else { return Ok(None) };
+        let failed = |cause| BackingError::Read { offset: start, len_bytes: end - start, cause };
+        let cached = page_cache::cached(&self.file, start, len).map_err(failed)?;
+        if cached.is_none_or(|pages| pages < len.get() / host.bytes())
+            || self.file.metadata().map_err(failed)?.len().min(self.len) < end
+        {
+            return Ok(None);
+        }
+        // The kernel copies from pages that are mapped; those that are not it maps one copy at a time.
+        let _ = mapped.populate(start..end);
+        Ok(Some(mapped))
+    }
+
     /// Fills a run of pages whose neighbour somebody waits for, as far as the cache has them.
     fn map_cached(&self, window: &mut Window<'_>, run: Range<u64>) -> Result<(), BackingError> {
         let host = uzone_os::probe::page_size().bytes();
@@ -163,7 +187,15 @@ impl FileBacking {
 
 impl Backing for FileBacking {
     fn map_pages(&self, window: &mut Window<'_>) {
+        let Ok(ready) = self.ready(window) else { return };
         while let Some(run) = window.next_run() {
+            if let Some(mapped) = ready {
+                let start = run.start;
+                if window.copy_from(run, mapped, start).is_err() {
+                    return;
+                }
+                continue;
+            }
             let mut filled = Ok(());
             // A run of one page that somebody waits for is not worth asking for, if that is small.
             let is_large = window.page_size().bytes() >= SMALLEST_COPY;

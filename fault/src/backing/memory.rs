@@ -36,6 +36,15 @@ impl MemoryBacking {
     }
 }
 
+/// Maps the pages of a window that the page cache has; those that it does not have are zero.
+pub(crate) fn continue_or_zero(window: &mut Window<'_>) -> Result<(), BackingError> {
+    let range = window.range();
+    if window.continue_mapping(range.clone())? == Filled::Hole {
+        let _ = window.zero(range)?;
+    }
+    Ok(())
+}
+
 impl Backing for MemoryBacking {
     fn map_pages(&self, window: &mut Window<'_>) {
         while let Some(run) = window.next_run() {
@@ -47,11 +56,7 @@ impl Backing for MemoryBacking {
     }
 
     fn fault(&self, window: &mut Window<'_>) -> Result<(), BackingError> {
-        let range = window.range();
-        if window.continue_mapping(range.clone())? == Filled::Some {
-            let _ = window.zero(range)?;
-        }
-        Ok(())
+        continue_or_zero(window)
     }
 
     fn byte_len(&self) -> Option<ByteLen> {

@@ -1,6 +1,6 @@
 //! Pages that somebody owns: produced however long that takes, put in place, or given up.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ops::Range;
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
@@ -8,11 +8,12 @@ use uzone_os::uffd::Answered;
 use uzone_pages::Content;
 
 use super::{Core, Hands};
-use crate::error::{BackingError, Failure, chain};
+use crate::bad_pages::{Marked, PageTable};
+use crate::error::{BackingError, Failure, caught, chain, discard};
 use crate::record::{FaultOutcome, FaultRecord};
 use crate::staged::{NoteTaker, Staged};
 use crate::stats::Counters;
-use crate::window::Window;
+use crate::window::{Filled, Window};
 
 /// How long a page is asked for that the kernel puts off, before it is given up.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -20,7 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(1);
 
 const PANICKED: &str = "the backing panicked";
-const LEFT_OUT: &str = "the backing left the page out";
+pub(crate) const LEFT_OUT: &str = "the backing left the page out";
 
 /// What came of an attempt to produce a page.
 #[derive(Debug)]
@@ -61,27 +62,30 @@ impl Core {
     /// Tries once to produce a page that the caller owns.
     pub(crate) fn try_produce(&self, page: u64, hands: &mut Hands) -> Produced {
         let mut window = Window::owned(self, page, &mut hands.staging);
-        let answer = catch_unwind(AssertUnwindSafe(|| self.backing.fault(&mut window)));
+        let answer = caught(|| self.backing.fault(&mut window));
         let progress = window.state;
-        if progress.wanted_is_done {
-            return Produced::Done;
-        }
-        if progress.gone {
-            // The memory is gone, and nobody waits for a page of it any more.
+        let result = match answer {
+            // The memory is gone, and no thread waits for a page of it any more.
+            _ if progress.wanted_is_done || progress.gone => Produced::Done,
+            Some(Err(error)) => return Produced::Failed(error),
+            None => Produced::Failed(BackingError::Other(PANICKED.into())),
+            Some(Ok(())) if progress.deferred => Produced::PutOff,
+            Some(Ok(())) => Produced::Failed(BackingError::Other(LEFT_OUT.into())),
+        };
+        if progress.gone && !progress.wanted_is_done {
             self.release(page);
-            return Produced::Done;
         }
-        match answer {
-            Ok(Err(error)) => Produced::Failed(error),
-            Err(_) => Produced::Failed(BackingError::Other(PANICKED.into())),
-            Ok(Ok(())) if progress.deferred => Produced::PutOff,
-            Ok(Ok(())) => Produced::Failed(BackingError::Other(LEFT_OUT.into())),
-        }
+        discard(answer);
+        result
     }
 
     /// Keeps why a page is bad, for whoever asks.
     pub(crate) fn note_failure(&self, page: u64, error: &BackingError) {
-        let failure = Failure { offset: self.bytes(page..page + 1).start, reason: chain(error) };
+        // What a backing's error prints is the caller's code.
+        let reason = caught(|| chain(error));
+        let reason =
+            reason.unwrap_or_else(|| "the backing's error panicked when printed".to_owned());
+        let failure = Failure { offset: self.bytes(page..page + 1).start, reason };
         *self.last_failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(failure);
     }
 
@@ -92,32 +96,36 @@ impl Core {
     /// Makes a page that is being filled a bad one: whoever touches it gets a signal.
     pub(crate) fn spoil(&self, page: u64) {
         let range = self.bytes(page..page + 1);
-        // The word first: an owner who puts the page in place after that learns that it was given up,
-        // and mends it.
-        if self.contents.spoil(page) && self.refuse(page) {
+        let give_up = Instant::now() + PATIENCE;
+        let again = || {
+            // Where this thread is the one that reads what the kernel waits for, it does not wait: a thread
+            // that touches the page faults again, and the page is marked then.
+            let asks = !self.policy.removed_is_zero && Instant::now() < give_up;
+            if asks {
+                std::thread::sleep(PAUSE);
+            }
+            asks
+        };
+        if self.bad_pages.make(page, self, again) {
             Counters::add(&self.counters.poisoned, 1);
         }
         self.kernel.wake(range);
     }
 
-    /// Has the kernel send signals to who touches a page. Returns whether it does: the page may be there
-    /// after all.
-    fn refuse(&self, page: u64) -> bool {
-        let give_up = Instant::now() + PATIENCE;
-        loop {
-            match self.kernel.poison(self.bytes(page..page + 1)) {
-                Ok(Answered::Present) => {
-                    self.contents.mend(page);
-                    return false;
-                }
-                Ok(Answered::All | Answered::NotRegistered | Answered::Gone) | Err(_) => {
-                    return true;
-                }
-                // This thread is the one that reads what the kernel waits for. Who waits for the page
-                // is told again, and refused then.
-                Ok(_) if self.policy.removed_is_zero => return true,
-                Ok(_) if Instant::now() >= give_up => return true,
-                Ok(_) => std::thread::sleep(PAUSE),
+    /// Notes that the kernel has a page that the caller owned. Returns whether the page is good.
+    pub(crate) fn settle_owned(&self, page: u64, is_placed: bool) -> bool {
+        self.bad_pages.settle(page, is_placed, self)
+    }
+
+    /// Notes that the kernel has pages that the caller did not own. One that went bad meanwhile is good,
+    /// if it was put in place: a copy replaces a mark.
+    pub(crate) fn settle(&self, pages: Range<u64>, is_placed: bool) {
+        if self.contents.settle(pages.clone()) || !is_placed {
+            return;
+        }
+        for page in pages {
+            if self.contents.get(page) == Content::Poisoned {
+                let _ = self.bad_pages.settle(page, is_placed, self);
             }
         }
     }
@@ -127,13 +135,12 @@ impl Core {
     pub(crate) fn stage(&self, page: u64, hands: &mut Hands) -> Staged {
         let notes = NoteTaker::default();
         let mut window = Window::noted(self, page, &notes, &mut hands.staging);
-        let answer = catch_unwind(AssertUnwindSafe(|| self.backing.fault(&mut window)));
-        match (answer, notes.into_note()) {
-            (Ok(Ok(())), Some(staged)) => staged,
-            (Ok(Err(error)), _) => Staged::Failed(error),
-            (Err(_), _) => Staged::Failed(BackingError::Other(PANICKED.into())),
-            (Ok(Ok(())), None) => Staged::Failed(BackingError::Other(LEFT_OUT.into())),
-        }
+        let failure = match caught(|| self.backing.fault(&mut window)) {
+            Some(Ok(())) => None,
+            Some(Err(error)) => Some(error),
+            None => Some(BackingError::Other(PANICKED.into())),
+        };
+        notes.into_staged(failure)
     }
 
     /// Puts a page in place that was produced for this thread, if it is still wanted. Returns what
@@ -145,14 +152,21 @@ impl Core {
         }
         let range = self.bytes(page..page + 1);
         let mut window = Window::owned(self, page, &mut []);
-        let answer = match &staged {
-            Staged::Bytes(bytes) => window.copy(range.start, bytes),
-            Staged::Zero => window.zero(range),
-            Staged::Cached => window.continue_mapping(range),
-            Staged::Failed(error) => {
-                self.note_failure(page, error);
-                self.give_up(page);
-                return None;
+        let mut now = &staged;
+        let answer = loop {
+            match now {
+                Staged::Bytes(bytes) => break window.copy(range.start, bytes),
+                Staged::Zero => break window.zero(range),
+                Staged::Cached { otherwise } => match window.continue_mapping(range.clone()) {
+                    Ok(Filled::Hole) => now = otherwise,
+                    answer => break answer,
+                },
+                Staged::Failed(error) => {
+                    self.note_failure(page, error);
+                    self.give_up(page);
+                    discard(staged);
+                    return None;
+                }
             }
         };
         let progress = window.state;
@@ -174,6 +188,7 @@ impl Core {
             self.spoil(page);
         }
         self.finish(page, outcome);
+        discard(staged);
         None
     }
 
@@ -212,5 +227,31 @@ impl Core {
     /// Gives up a page that the caller owns and could not even queue.
     pub(crate) fn release(&self, page: u64) {
         let _ = self.contents.advance(page, Content::Filling, Content::Absent);
+    }
+}
+
+impl PageTable for Core {
+    fn content(&self, page: u64) -> Content {
+        self.contents.get(page)
+    }
+
+    fn poison_word(&self, page: u64) -> bool {
+        self.contents.spoil(page)
+    }
+
+    fn unpoison_word(&self, page: u64) {
+        self.contents.mend(page);
+    }
+
+    fn settle_word(&self, page: u64) -> bool {
+        self.contents.advance(page, Content::Filling, Content::Present)
+    }
+
+    fn mark(&self, page: u64) -> Marked {
+        match self.kernel.poison(self.bytes(page..page + 1)) {
+            Ok(Answered::Present) => Marked::Exists,
+            Ok(Answered::All | Answered::NotRegistered | Answered::Gone) | Err(_) => Marked::Yes,
+            Ok(_) => Marked::Later,
+        }
     }
 }

@@ -208,6 +208,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "it maps memory")]
     fn a_page_is_dirty_from_before_it_can_be_written_until_it_is_protected_again() {
         let states = states();
         assert_eq!(states.dirty(0..64), []);
@@ -234,6 +235,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "it maps memory")]
     fn a_page_that_becomes_dirty_while_it_is_looked_at_is_not_left_out() {
         let states = states();
         let turns = if cfg!(miri) { 20 } else { 20_000 };
@@ -260,6 +262,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "it maps memory")]
     fn a_writer_that_goes_on_gets_more_pages_at_once_and_no_other_does() {
         let states = states();
         let mut opened = Vec::new();

@@ -220,12 +220,29 @@ fn error_of(info: *mut libc::siginfo_t) -> Option<BusError> {
 #[cfg(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer)))]
 fn recover(context: *mut c_void, error: BusError) -> bool {
     let super::Extent { first, last } = error.extent();
-    // SAFETY: the kernel hands a handler with `SA_SIGINFO` the context of the interrupted thread,
-    // alive for the call and nobody else's, and whoever passes a signal on hands on the same.
-    let context = unsafe { &mut *context.cast::<libc::ucontext_t>() };
-    let registers = &mut context.uc_mcontext.gregs;
+    let registers = registers_of(context);
+    // SAFETY: `&mut *` wants 23 aligned and initialised registers that nothing else refers to.
+    // 1. There: the kernel hands a handler with `SA_SIGINFO` the context of the interrupted thread,
+    //    alive for the call, and a handler that passes a signal on hands on the same. `registers_of`
+    //    points to the registers in it, all of which the kernel has written.
+    // 2. Aligned: the context starts at a multiple of 16, and the registers 40 bytes behind that.
+    // 3. Alone: the context belongs to this call of the handler. Nothing of it but the registers is
+    //    referred to, because the kernel writes fewer bytes than `libc::ucontext_t` has.
+    let registers = unsafe { &mut *registers };
     crate::bytes::guarded::land(registers, first..=last, error.info())
         || crate::bytes::scope::land(registers, first..=last, error.info())
+}
+
+/// Returns where the registers of the interrupted thread are in a context that the kernel wrote.
+#[cfg(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer)))]
+fn registers_of(context: *mut c_void) -> *mut [libc::greg_t; 23] {
+    const AT: usize = offset_of!(libc::ucontext_t, uc_mcontext.gregs);
+    // The kernel's context: flags, link and stack are 40 bytes, and 256 bytes of its `sigcontext_64`
+    // follow, which starts with the registers. Behind that it has a mask of 8 bytes, and the C
+    // library's type has one of 128 and room for more.
+    const _: () = assert!(AT == 40 && size_of::<[libc::greg_t; 23]>() <= 256);
+    const _: () = assert!(size_of::<libc::ucontext_t>() > 40 + 256 + 8);
+    context.wrapping_byte_add(AT).cast()
 }
 
 /// Says that the copy cannot be recovered: those of this build are not guarded.

@@ -18,7 +18,7 @@ use crate::options::{Addr, RangeError};
 
 /// A mapping that was not cut, given back as it was.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot cut the mapping of {len} at {addr}", len = mapping.len(), addr = mapping.addr())]
+#[error("cannot cut the mapping of {len} at {addr}: {cause}", len = mapping.len(), addr = mapping.addr())]
 pub struct NotCut {
     /// The mapping.
     // Boxed, here and below: a failure travels through many returns.
@@ -54,7 +54,7 @@ pub enum JoinError {
 
 /// Two mappings that were not joined, given back as they were.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot join two mappings")]
+#[error("cannot join two mappings: {cause}")]
 pub struct NotJoined {
     /// The one that should have come first.
     pub front: Box<Mapping>,

@@ -455,7 +455,7 @@ impl Registered {
 
 /// Memory that is registered still.
 #[derive(Debug, thiserror::Error)]
-#[error("{len} at {addr} cannot be taken from its userfaultfd", len = registered.mapping().len(), addr = registered.mapping().addr())]
+#[error("{len} at {addr} cannot be taken from its userfaultfd: {cause}", len = registered.mapping().len(), addr = registered.mapping().addr())]
 pub struct UnregisterError {
     /// The memory, as it was.
     pub registered: Registered,

@@ -16,11 +16,18 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::OFlags;
 use uzone_pages::ByteLen;
 
+use crate::errno;
 use crate::mapping::Mapping;
 use crate::options::Vaddr;
+use crate::probe;
 use crate::uffd::registered::{AnswerError, Install, answered, counted, source_address};
 use crate::uffd::reply::{Answered, UffdCall};
 use crate::uffd::{EventBuffer, abi};
+
+/// Where a process is probed: a little below the limits of addresses of 47 bits (x86-64, and less than those
+/// of AArch64 with 48), of 39 bits (AArch64 and RISC-V), and of 32 bits (a process of a 32-bit program). The kernel refuses an
+/// address above the limit of the process before it says whether the process is there.
+const LIMITS: [u64; 3] = [1 << 47, 1 << 39, (1 << 32) - (1 << 16)];
 
 /// What the name of a userfaultfd among the descriptors of a process is.
 const LINK: &str = "anon_inode:[userfaultfd]";
@@ -196,6 +203,26 @@ impl Remote {
         let (start, len) = (start.get(), len.get());
         let result = abi::wake(self.fd.as_fd(), start, len);
         answered(UffdCall::Wake, start, len, (result, None))
+    }
+
+    /// Returns whether the process whose memory it is has ended. A process that forked off another one and
+    /// ended may have the other's userfaultfd still.
+    #[must_use]
+    pub fn is_gone(&self) -> bool {
+        // The kernel looks for the process before it looks for the memory. At most the process has its
+        // stack there, and the kernel refuses memory that is not registered for write-protection, so
+        // nothing changes.
+        let page = probe::page_size().bytes();
+        for limit in LIMITS {
+            let start = limit - 2 * page;
+            let asked = abi::write_protect(self.fd.as_fd(), start, page, 0);
+            if asked.is_err_and(errno::is_invalid) {
+                continue;
+            }
+            let answer = answered(UffdCall::WriteProtect, start, page, (asked, None));
+            return matches!(answer, Ok(Answered::Gone));
+        }
+        false
     }
 
     /// Leaves a range to the kernel, and wakes who waits in it: what is missing there is zero from

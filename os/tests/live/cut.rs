@@ -256,3 +256,26 @@ fn exclusive_memory_is_lent_in_parts_and_joined_again() {
     let stranger = Exclusive::anonymous(pages(1), small_pages()).unwrap();
     assert!(matches!(whole.join(stranger).unwrap_err().cause, JoinError::Strangers { .. }));
 }
+
+#[test]
+fn a_file_that_cannot_be_mapped_takes_no_addresses_with_it() {
+    let path = std::env::temp_dir().join(format!("uzone-not-mapped-{}", std::process::id()));
+    let len = ByteLen::mib(4);
+    std::fs::write(&path, vec![7; 4 << 20]).unwrap();
+    for offset in [0, page()] {
+        let file = std::fs::File::open(&path).unwrap();
+        let len = ByteLen::new(len.get() - offset);
+        let align = ByteLen::mib(2);
+        let (write, shared) = (Access::ReadWrite, Sharing::Shared);
+        Mapping::file_aligned(file, offset, len, write, shared, align).unwrap_err();
+        let file = std::fs::File::open(&path).unwrap();
+        let mapping =
+            Mapping::file_aligned(file, offset, len, Access::ReadOnly, shared, align).unwrap();
+        assert_eq!((mapping.addr().get() as u64 - offset) % align.get(), 0);
+        let mut seen = [0; 1];
+        mapping.read_at(len.get() - 1, &mut seen).unwrap();
+        assert_eq!(seen, [7]);
+    }
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!(uzone_os::leaked(), ByteLen::ZERO);
+}

@@ -126,6 +126,8 @@ impl Depot for Folios {
         Ok((first..first + folios).filter(is_cleared).count())
     }
 
+    fn count_ahead(&self, _: usize) {}
+
     fn count_on_demand(&self, folios: usize) {
         self.on_demand.fetch_add(folios, Ordering::Relaxed);
     }

@@ -19,7 +19,7 @@ pub(super) fn section(bench: &Bench) -> Section {
     let mut sources: Vec<String> = bench
         .results
         .iter()
-        .filter_map(|row| Some(format!("Published: {}", row.more.published.as_ref()?.source)))
+        .filter_map(|row| Some(format!("Published: {}", row.published.as_ref()?.source)))
         .collect();
     sources.sort_unstable();
     sources.dedup();
@@ -100,7 +100,7 @@ fn plot(bench: &Bench, rows: &[&Row]) -> (Plot, &'static str) {
         return (Plot::Lines(lines), hint);
     }
     let rates: Option<Vec<f64>> = rows.iter().map(|row| row.gb_per_s()).collect();
-    let is_same_work = rows.iter().all(|row| row.more.bytes == rows[0].more.bytes);
+    let is_same_work = rows.iter().all(|row| row.bytes == rows[0].bytes);
     match rates {
         Some(rates) if is_same_work && near(&rates) => (
             Plot::Bars(bars(bench, rows, &rates)),
@@ -123,9 +123,9 @@ fn near(rates: &[f64]) -> bool {
 /// Returns what stands beside a row's mark.
 fn beside(bench: &Bench, row: &Row, first: String) -> String {
     let mut parts = vec![first];
-    parts.extend(row.more.share_of_limit.map(|share| format!("{:.0} %", share * 100.0)));
+    parts.extend(row.share_of_limit.map(|share| format!("{:.0} %", share * 100.0)));
     let is_naive = row.role(&bench.benchmark) == Role::Naive;
-    let ratio = row.more.ratio_naive.filter(|_| !is_naive);
+    let ratio = row.ratio_naive.filter(|_| !is_naive);
     parts.extend(ratio.map(|ratio| format!("{} x", number(ratio))));
     parts.join(" \u{b7} ")
 }
@@ -136,7 +136,6 @@ fn bars(bench: &Bench, rows: &[&Row], rates: &[f64]) -> Bars {
         role: row.role(&bench.benchmark),
         value: *rate,
         limit: row
-            .more
             .share_of_limit
             .filter(|share| *share > 0.0 && row.role(&bench.benchmark) != Role::Limit)
             .map(|share| rate / share)
@@ -145,11 +144,10 @@ fn bars(bench: &Bench, rows: &[&Row], rates: &[f64]) -> Bars {
                 *limit <= rates.iter().fold(0.0, |most: f64, rate| most.max(*rate)) * 3.0
             }),
         published: row
-            .more
             .published
             .as_ref()
             // A byte for each nanosecond is a GB for each second.
-            .map(|published| float(row.more.bytes) / float(published.ns.max(1))),
+            .map(|published| float(row.bytes) / float(published.ns.max(1))),
         text: beside(bench, row, number(*rate)),
     });
     Bars { axis: "GB/s".to_owned(), rows: rows.collect() }
@@ -159,11 +157,11 @@ fn times(bench: &Bench, rows: &[&Row]) -> Spans {
     let rows = rows.iter().map(|row| Span {
         label: row.label(),
         role: row.role(&bench.benchmark),
-        low: float(row.more.min_ns.unwrap_or(row.median_ns)),
+        low: float(row.min_ns.unwrap_or(row.median_ns)),
         middle: float(row.median_ns),
-        high: float(row.more.worst_ns.unwrap_or(row.median_ns)),
+        high: float(row.worst_ns.unwrap_or(row.median_ns)),
         tick: None,
-        published: row.more.published.as_ref().map(|published| float(published.ns)),
+        published: row.published.as_ref().map(|published| float(published.ns)),
         text: beside(bench, row, ns(row.median_ns)),
     });
     Spans {
@@ -186,7 +184,7 @@ fn windows(rows: &[&Row]) -> Option<Lines> {
             Some(order) => {
                 let pages = 2.0_f64.powi(order);
                 ours.push((pages, float(row.median_ns)));
-                let known = row.more.published.as_ref();
+                let known = row.published.as_ref();
                 published.extend(known.map(|known| (pages, float(known.ns))));
             }
             None => levels.push(row),
@@ -276,9 +274,8 @@ fn spread(table: &Table, rows: &[&Row], benchmark: &str) -> Option<Chart> {
         rows: Vec::new(),
     };
     for row in rows {
-        let touch = row.more.faults.and_then(|faults| faults.touch);
-        let kinds =
-            [("one call", row.more.latency), ("pause", row.more.pauses), ("one touch", touch)];
+        let touch = row.faults.and_then(|faults| faults.touch);
+        let kinds = [("one call", row.latency), ("pause", row.pauses), ("one touch", touch)];
         for (kind, spread) in kinds {
             let Some(Spread { p50_ns, p99_ns, p999_ns, worst_ns, count }) = spread else {
                 continue;
@@ -336,29 +333,29 @@ const COLUMNS: [Column; 26] = [
     ("row", |row| Some(row.label())),
     ("id", |row| Some(row.id.clone())),
     ("median", |row| Some(ns(row.median_ns))),
-    ("fastest", |row| row.more.min_ns.map(ns)),
-    ("slowest", |row| row.more.worst_ns.map(ns)),
+    ("fastest", |row| row.min_ns.map(ns)),
+    ("slowest", |row| row.worst_ns.map(ns)),
     ("GB/s", |row| row.gb_per_s().map(number)),
-    ("of the limit", |row| Some(format!("{:.0} %", row.more.share_of_limit? * 100.0))),
-    ("x naive", |row| row.more.ratio_naive.map(number)),
-    ("x best", |row| row.more.ratio_best.map(number)),
-    ("published", |row| row.more.published.as_ref().map(|published| ns(published.ns))),
-    ("ns/page", |row| row.more.ns_per_page.map(number)),
-    ("ns/folio", |row| row.more.ns_per_folio.map(number)),
-    ("ns/call", |row| row.more.ns_per_call.map(number)),
-    ("pages", |row| row.more.items.map(|items| items.to_string())),
-    ("folios", |row| row.more.folios.map(|folios| folios.to_string())),
-    ("calls", |row| row.more.calls.map(|calls| calls.to_string())),
-    ("bytes", |row| Some(row.more.bytes).filter(|bytes| *bytes != 0).map(bytes)),
-    ("resident/TiB", |row| row.more.metadata_resident_bytes_per_tib.map(bytes)),
-    ("faults", |row| Some(row.more.faults?.count.to_string())),
-    ("ns/fault", |row| row.more.faults?.ns_per_fault.map(number)),
-    ("wasted pages", |row| Some(row.more.faults?.wasted_pages.to_string())),
-    ("x alike", |row| row.more.faults?.ratio_waiting_alike.map(number)),
-    ("touch x naive", |row| row.more.faults?.touch_ratio_naive.map(number)),
-    ("beyond", |row| Some(format!("{:+.0} ns", row.more.faults?.beyond_ns?))),
-    ("threads", |row| row.more.threads.map(|threads| threads.to_string())),
-    ("rounds", |row| row.more.rounds.map(|rounds| rounds.to_string())),
+    ("of the limit", |row| Some(format!("{:.0} %", row.share_of_limit? * 100.0))),
+    ("x naive", |row| row.ratio_naive.map(number)),
+    ("x best", |row| row.ratio_best.map(number)),
+    ("published", |row| row.published.as_ref().map(|published| ns(published.ns))),
+    ("ns/page", |row| row.ns_per_page.map(number)),
+    ("ns/folio", |row| row.ns_per_folio.map(number)),
+    ("ns/call", |row| row.ns_per_call.map(number)),
+    ("pages", |row| row.items.map(|items| items.to_string())),
+    ("folios", |row| row.folios.map(|folios| folios.to_string())),
+    ("calls", |row| row.calls.map(|calls| calls.to_string())),
+    ("bytes", |row| Some(row.bytes).filter(|bytes| *bytes != 0).map(bytes)),
+    ("resident/TiB", |row| row.metadata_resident_bytes_per_tib.map(bytes)),
+    ("faults", |row| Some(row.faults?.count.to_string())),
+    ("ns/fault", |row| row.faults?.ns_per_fault.map(number)),
+    ("wasted pages", |row| Some(row.faults?.wasted_pages.to_string())),
+    ("x alike", |row| row.faults?.ratio_waiting_alike.map(number)),
+    ("touch x naive", |row| row.faults?.touch_ratio_naive.map(number)),
+    ("beyond", |row| Some(format!("{:+.0} ns", row.faults?.beyond_ns?))),
+    ("threads", |row| row.threads.map(|threads| threads.to_string())),
+    ("rounds", |row| row.rounds.map(|rounds| rounds.to_string())),
 ];
 
 /// Returns all rows, in the columns that any of them has something for.

@@ -151,7 +151,7 @@ fn kinds() -> impl Strategy<Value = Kind> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 2 } else { 200 }, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn every_page_is_its_parts_whatever_the_windows(
@@ -181,7 +181,7 @@ proptest! {
         let contents = Contents::reserve(PageCount::new(pages), PageSize::KIB_4).unwrap();
         let size = FaultAround::try_new(ByteLen::new(window * PAGE)).unwrap();
         let pattern =
-            FaultPattern::new(contents.area(), Advice::Normal, size, FaultAround::MAX);
+            FaultPattern::new(&[contents.fault_area(0, PageSize::KIB_4)], PageSize::KIB_4, Advice::Normal, size, FaultAround::MAX);
         let policy = Policy { zeroes_by_copy: false, removed_is_zero: false, is_tracked: false };
         let core =
             Core::new(kernel.clone(), Arc::new(whole), contents, PageSize::KIB_4, policy, pattern, Recorder::new(0));
@@ -245,8 +245,13 @@ fn a_part_reaches_no_page_of_its_neighbours_also_when_it_panics() {
         .unwrap();
     let kernel = Arc::new(Keeper::default());
     let contents = Contents::reserve(PageCount::new(4), PageSize::KIB_4).unwrap();
-    let pattern =
-        FaultPattern::new(contents.area(), Advice::Normal, FaultAround::MAX, FaultAround::MAX);
+    let pattern = FaultPattern::new(
+        &[contents.fault_area(0, PageSize::KIB_4)],
+        PageSize::KIB_4,
+        Advice::Normal,
+        FaultAround::MAX,
+        FaultAround::MAX,
+    );
     let policy = Policy { zeroes_by_copy: false, removed_is_zero: false, is_tracked: false };
     let core = Core::new(
         kernel.clone(),

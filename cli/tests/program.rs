@@ -9,6 +9,7 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
 
+#[path = "../../fault/tests/common/mod.rs"]
 mod common;
 
 use std::fs::File;

@@ -1,0 +1,432 @@
+//! What programs of strangers do: options at their limits, errors and panics that
+//! panic again, backings that read other lazily mapped memory, threads that are kept to other CPUs, clients
+//! that fork, regions at any address. Each gets the right bytes or a named error, and nothing hangs.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
+
+mod common;
+
+use std::fmt;
+use std::io::{BufRead, BufReader, Write};
+use std::num::NonZeroUsize;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
+use std::sync::{Arc, OnceLock};
+use std::thread;
+use std::time::Duration;
+
+use common::{
+    again, bytes_of, check_all, check_page, ends, engine, fill_wanted, function, is_child, map,
+    options, page, skip, try_page, wait_for, word, write_words,
+};
+use uzone_fault::{
+    Backing, BackingError, Engine, EngineOptions, FunctionBacking, LazyMapping, LazyOptions,
+    MapError, MemoryBacking, Reader, RemoteRegion, Window,
+};
+use uzone_os::uffd::{Features, KernelFaults, Modes, Registered, Remote, Uffd};
+use uzone_os::{Anonymous, Mapping, Sharing, Vaddr, bus, numa, probe};
+use uzone_pages::{Advice, ByteLen, Content};
+
+#[test]
+fn a_deadline_that_is_longer_than_the_clock_goes_is_none() {
+    for deadline in [Duration::MAX, Duration::from_secs(u64::MAX / 2)] {
+        let options = LazyOptions { deadline: Some(deadline), ..LazyOptions::default() };
+        let name = "a_deadline_that_is_longer_than_the_clock_goes_is_none";
+        let slow = FunctionBacking::slow(|offset, out: &mut [u8]| {
+            write_words(offset, out);
+            Ok(())
+        });
+        let Some(memory) = map(name, &engine(), 16 * page(), slow, &options) else { return };
+        check_all(&memory);
+        assert!(!memory.stats().has_failed);
+    }
+}
+
+#[test]
+fn options_that_no_host_can_have_are_refused_by_name() {
+    let engine = engine();
+    let options = LazyOptions { trace: usize::MAX, ..LazyOptions::default() };
+    let error = engine.map(ByteLen::new(page()), Arc::new(function()), &options).unwrap_err();
+    assert!(matches!(error, MapError::TooMany { option: "LazyOptions::trace", .. }), "{error}");
+    for options in [
+        EngineOptions { producers: NonZeroUsize::MAX, ..EngineOptions::default() },
+        EngineOptions { readers: NonZeroUsize::MAX, ..EngineOptions::default() },
+    ] {
+        let error = Engine::with(options).unwrap_err();
+        assert!(error.to_string().contains("at most 1024"), "{error}");
+    }
+}
+
+#[test]
+fn a_reader_runs_where_the_engine_says_whatever_the_caller_is_kept_to() {
+    let name = "a_reader_runs_where_the_engine_says";
+    let cpus = numa::usable(&(0..1024).collect::<Vec<_>>()).unwrap();
+    let [first, .., last] = cpus[..] else { return skip(name, "one CPU") };
+    thread::spawn(move || {
+        numa::keep_thread_to(&[first]).unwrap();
+        let options =
+            LazyOptions { reader: Reader::Own { cpus: vec![last] }, ..LazyOptions::default() };
+        let Some(memory) = map(name, &engine(), 16 * page(), function(), &options) else { return };
+        check_all(&memory);
+        let engine = Engine::with(EngineOptions { cpus: vec![last], ..EngineOptions::default() });
+        let Some(memory) = map(name, &engine.unwrap(), page(), function(), &options) else {
+            return;
+        };
+        check_all(&memory);
+    })
+    .join()
+    .unwrap();
+}
+
+/// An error that panics when it is printed, and again when it is dropped.
+#[derive(Debug)]
+struct Hostile;
+
+impl fmt::Display for Hostile {
+    fn fmt(&self, _: &mut fmt::Formatter<'_>) -> fmt::Result {
+        std::panic::resume_unwind(Box::new(Bomb))
+    }
+}
+
+impl std::error::Error for Hostile {}
+
+impl Drop for Hostile {
+    fn drop(&mut self) {
+        if !thread::panicking() {
+            std::panic::resume_unwind(Box::new(Bomb));
+        }
+    }
+}
+
+/// What a panic has with it, which panics when it is dropped.
+struct Bomb;
+
+impl Drop for Bomb {
+    fn drop(&mut self) {
+        if !thread::panicking() {
+            std::panic::resume_unwind(Box::new("a bomb"));
+        }
+    }
+}
+
+struct Spiteful;
+
+impl Backing for Spiteful {
+    fn map_pages(&self, window: &mut Window<'_>) {
+        if window.range().start / page() % 4 == 3 {
+            std::panic::resume_unwind(Box::new(Bomb));
+        }
+    }
+
+    fn fault(&self, window: &mut Window<'_>) -> Result<(), BackingError> {
+        match window.range().start / page() % 4 {
+            0 => Err(BackingError::Other(Box::new(Hostile))),
+            1 => std::panic::resume_unwind(Box::new(Bomb)),
+            _ => fill_wanted(window),
+        }
+    }
+
+    fn read_ahead(&self, _: std::ops::Range<u64>) {
+        std::panic::resume_unwind(Box::new(Bomb));
+    }
+
+    fn byte_len(&self) -> Option<ByteLen> {
+        None
+    }
+}
+
+#[test]
+fn errors_and_panics_that_panic_again_make_pages_bad_and_end_no_thread() {
+    let name = "errors_and_panics_that_panic_again";
+    if !bus::recovers_copies() || bus::install().is_err() {
+        return skip(name, "a copy out of a bad page ends the process here");
+    }
+    let engine = engine();
+    for advice in [Advice::Sequential, Advice::Random] {
+        let Some(memory) = map(name, &engine, 64 * page(), Spiteful, &options(advice, 4)) else {
+            return;
+        };
+        for at in 0..64 {
+            let is_bad = try_page(&memory, at * page()).is_err();
+            assert_eq!(is_bad, at % 4 < 2, "page {at}");
+        }
+        wait_for("the last failure", || memory.last_failure().is_some());
+        assert!(memory.last_failure().unwrap().reason.contains("panicked"));
+    }
+}
+
+/// Reads each page from another mapping.
+struct Layered(Arc<OnceLock<LazyMapping>>);
+
+impl Backing for Layered {
+    fn map_pages(&self, _: &mut Window<'_>) {}
+
+    fn fault(&self, window: &mut Window<'_>) -> Result<(), BackingError> {
+        let (range, below) = (window.range(), self.0.get().unwrap());
+        let offset = range.start;
+        let _ = window.copy_with(range, |out| {
+            below.read_at(offset, out).unwrap();
+            Ok::<_, BackingError>(out.len())
+        })?;
+        Ok(())
+    }
+
+    fn byte_len(&self) -> Option<ByteLen> {
+        None
+    }
+}
+
+#[test]
+fn backings_that_read_other_memory_of_their_engine_do_not_wait_for_each_other() {
+    let name = "backings_that_read_other_memory_of_their_engine";
+    for producers in [1, 2] {
+        let engine = Engine::new(NonZeroUsize::new(producers).unwrap()).unwrap();
+        let pages = 64;
+        let slow = FunctionBacking::slow(|offset, out: &mut [u8]| {
+            write_words(offset, out);
+            Ok(())
+        });
+        let own = LazyOptions::default();
+        let Some(mut below) = map(name, &engine, pages * page(), slow, &own) else { return };
+        // Three layers, each of which reads the one below.
+        for _ in 0..3 {
+            let cell = Arc::new(OnceLock::new());
+            let top = map(name, &engine, pages * page(), Layered(cell.clone()), &own).unwrap();
+            assert!(cell.set(std::mem::replace(&mut below, top)).is_ok());
+        }
+        let top = &below;
+        thread::scope(|scope| {
+            for seed in 0..8 {
+                scope.spawn(move || {
+                    (0..pages).for_each(|at| check_page(top, (at * 7 + seed) % pages * page()));
+                });
+            }
+        });
+    }
+}
+
+/// Reads all pages of memory whose backing reads other memory of an engine, in a thread for each page.
+fn read_by_a_thread_each(name: &str, pages: u64) {
+    let engine = Engine::new(NonZeroUsize::new(2).unwrap()).unwrap();
+    let slow = FunctionBacking::slow(|offset, out: &mut [u8]| {
+        write_words(offset, out);
+        Ok(())
+    });
+    let own = options(Advice::Random, 1);
+    let Some(below) = map(name, &engine, pages * page(), slow, &own) else { return };
+    let cell = Arc::new(OnceLock::new());
+    let top = map(name, &engine, pages * page(), Layered(cell.clone()), &own).unwrap();
+    assert!(cell.set(below).is_ok());
+    let start = std::sync::Barrier::new(usize::try_from(pages).unwrap());
+    let bad: usize = thread::scope(|scope| {
+        let (top, start) = (&top, &start);
+        let threads: Vec<_> = (0..pages)
+            .map(|at| {
+                let read = move || {
+                    start.wait();
+                    try_page(top, at * page()).is_err()
+                };
+                thread::Builder::new().stack_size(128 << 10).spawn_scoped(scope, read).unwrap()
+            })
+            .collect();
+        threads.into_iter().map(|thread| usize::from(thread.join().unwrap())).sum()
+    });
+    assert_eq!(bad, 0, "{:?}", top.last_failure());
+}
+
+#[test]
+fn more_threads_than_there_are_producers_read_memory_that_is_made_of_other_memory() {
+    let name = "more_threads_than_there_are_producers";
+    for _ in 0..10 {
+        read_by_a_thread_each(name, 300);
+    }
+    // More than the faults of one mapping that may wait to be answered.
+    read_by_a_thread_each(name, 1500);
+}
+
+#[test]
+fn a_small_mapping_and_a_memory_file_are_placed_so_that_windows_fit_page_tables() {
+    let name = "a_small_mapping_and_a_memory_file_are_placed";
+    let engine = engine();
+    let table = page() / 8 * page();
+    for pages in [2, 3, 16, 100, 511, 512, 700] {
+        let len = pages * page();
+        for _ in 0..4 {
+            let Some(memory) = map(name, &engine, len, function(), &options(Advice::Normal, 512))
+            else {
+                return;
+            };
+            let (first, last) = (memory.addr().get() as u64, memory.addr().get() as u64 + len - 1);
+            let is_aligned = first.is_multiple_of(table);
+            assert!(is_aligned || first / table == last / table, "{pages} pages at {first:#x}");
+            check_page(&memory, 0);
+            wait_for("the window", || {
+                let stats = memory.stats();
+                stats.demand + stats.around == pages.min(512)
+            });
+            assert_eq!(memory.content(len), None);
+        }
+        let file = Arc::new(Mapping::memfd("placed", ByteLen::new(len), None).unwrap());
+        file.write_at(len - 8, &word(len - 8).to_ne_bytes()).unwrap();
+        let backing = MemoryBacking::new(file, Sharing::Shared).unwrap();
+        let memory = map(name, &engine, len, backing, &LazyOptions::default()).unwrap();
+        let first = memory.addr().get() as u64;
+        let last = first + len - 1;
+        assert!(first.is_multiple_of(table) || first / table == last / table);
+        assert_eq!(bytes_of(&memory, len - 8, 8), word(len - 8).to_ne_bytes());
+    }
+}
+
+/// The kernel's window of 16 pages around a fault, by addresses in pages.
+fn kernel_window(fault: u64, area: (u64, u64)) -> (u64, u64) {
+    let (pte, offset) = (fault % 512, fault - area.0);
+    let from = (pte / 16 * 16).max(pte - pte.min(offset));
+    let to = (from + 16).min(512).min(pte + area.1 - fault);
+    (fault - pte + from, fault - pte + to)
+}
+
+#[test]
+fn windows_of_adopted_memory_are_those_of_the_kernel_in_each_region() {
+    let name = "windows_of_adopted_memory_are_those_of_the_kernel_in_each_region";
+    let uffd = match Uffd::open(Features::NONE, Features::NONE, KernelFaults::IfAllowed) {
+        Ok(uffd) => Arc::new(uffd),
+        Err(error) => return skip(name, &error.to_string()),
+    };
+    let lens = [345_u64, 777, 20];
+    let areas: Vec<_> = lens
+        .iter()
+        .map(|&pages| {
+            let mapping =
+                Mapping::anonymous(ByteLen::new(pages * page()), Anonymous::default()).unwrap();
+            Registered::new(uffd.clone(), mapping, Modes::MISSING).unwrap()
+        })
+        .collect();
+    // Neighbours in the backing, behind a gap that is no multiple of a window.
+    let mut offset = 311 * page();
+    let regions: Vec<_> = areas
+        .iter()
+        .map(|memory| {
+            let start = Vaddr::new(memory.mapping().addr().get() as u64);
+            let region = RemoteRegion { start, len: memory.mapping().len(), offset };
+            offset += region.len.get();
+            region
+        })
+        .collect();
+    let engine = engine();
+    let adopt = || {
+        let remote = Remote::adopt(uffd.as_fd().try_clone_to_owned().unwrap()).unwrap();
+        let options = options(Advice::Normal, 16);
+        let (regions, page) = (regions.clone(), probe::page_size());
+        engine.adopt(remote, regions, page, Arc::new(function()), &options).unwrap()
+    };
+    let mut state = 7_u64;
+    for _ in 0..40 {
+        let server = adopt();
+        for (memory, region) in areas.iter().zip(&regions) {
+            let pages = region.len.get() / page();
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(99);
+            // The first of an area counts as read in order, and the last touches its end.
+            let at = [1 + (state >> 33) % (pages - 1), pages - 1][usize::from(state >> 60 == 3)];
+            let mut seen = [0; 8];
+            memory.mapping().read_at(at * page(), &mut seen).unwrap();
+            assert_eq!(u64::from_ne_bytes(seen), word(region.offset + at * page()));
+            let first = region.start.get() / page();
+            let (from, to) = kernel_window(first + at, (first, first + pages));
+            let expected: Vec<u64> = (from - first..to - first).collect();
+            let content = |at: u64| server.content(region.offset + at * page());
+            let present = || (0..pages).filter(|&at| content(at) == Some(Content::Present));
+            wait_for("the window", || present().count() >= expected.len());
+            assert!(present().eq(expected.iter().copied()), "page {at} of {pages} at {first:#x}");
+        }
+        // The next server starts anew.
+        server.stop().unwrap();
+        for memory in &areas {
+            memory.mapping().discard(0..memory.mapping().len().get()).unwrap();
+        }
+    }
+}
+
+/// How many descriptors this process has.
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+/// A client that forks often, then reads a page.
+fn be_a_client_that_forks() {
+    let wanted = Features::EVENT_FORK | Features::POISON;
+    let uffd = Arc::new(Uffd::open(wanted, Features::NONE, KernelFaults::IfAllowed).unwrap());
+    let len = ByteLen::new(64 * page());
+    let mapping = Mapping::anonymous(len, Anonymous::default()).unwrap();
+    let memory = Registered::new(uffd.clone(), mapping, Modes::MISSING).unwrap();
+    let mut lines = std::io::stdin().lock().lines();
+    let mut turn = |say: &str| {
+        println!("{say}");
+        std::io::stdout().flush().unwrap();
+        lines.next().unwrap().unwrap();
+    };
+    turn(&format!("ready {} {}", uffd.as_fd().as_raw_fd(), memory.mapping().addr().get()));
+    for _ in 0..300 {
+        let mut command = Command::new("/bin/true");
+        // SAFETY: what runs in the child after the fork may only make system calls, and this makes none.
+        // With it std forks, where it would share the memory of this process otherwise.
+        unsafe { command.pre_exec(|| Ok(())) };
+        assert!(command.status().unwrap().success());
+    }
+    let mut seen = [0; 8];
+    memory.mapping().read_at(5 * page(), &mut seen).unwrap();
+    assert_eq!(u64::from_ne_bytes(seen), word(5 * page()));
+    turn("forked");
+}
+
+#[test]
+fn a_client_that_forks_leaves_no_descriptor_for_a_child_that_has_ended() {
+    let name = "a_client_that_forks_leaves_no_descriptor_for_a_child_that_has_ended";
+    if is_child(name) {
+        return be_a_client_that_forks();
+    }
+    let wanted = Features::EVENT_FORK;
+    if let Err(error) = Uffd::open(wanted, Features::NONE, KernelFaults::IfAllowed) {
+        return skip(name, &error.to_string());
+    }
+    let mut client = again(name).stdin(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(client.stdout.take().unwrap()).lines();
+    let mut line = |word: &str| loop {
+        let line = lines.next().expect("the client ended").unwrap();
+        if let Some(at) = line.find(word) {
+            break line[at..].to_owned();
+        }
+    };
+    let ready = line("ready");
+    let numbers: Vec<u64> =
+        ready.split_whitespace().skip(1).map(|number| number.parse().unwrap()).collect();
+    let pid = rustix::process::Pid::from_child(&client);
+    let pidfd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).unwrap();
+    let fd = i32::try_from(numbers[0]).unwrap();
+    let flags = rustix::process::PidfdGetfdFlags::empty();
+    let fd = match rustix::process::pidfd_getfd(&pidfd, fd, flags) {
+        Ok(fd) => fd,
+        Err(error) => {
+            client.kill().unwrap();
+            client.wait().unwrap();
+            return skip(name, &format!("pidfd_getfd: {error}: run as root"));
+        }
+    };
+    let region =
+        RemoteRegion { start: Vaddr::new(numbers[1]), len: ByteLen::new(64 * page()), offset: 0 };
+    let (engine, options) = (engine(), options(Advice::Random, 1));
+    let remote = Remote::adopt(fd).unwrap();
+    let page_size = probe::page_size();
+    let server =
+        engine.adopt(remote, vec![region], page_size, Arc::new(function()), &options).unwrap();
+    let before = descriptors();
+    let mut stdin = client.stdin.take().unwrap();
+    writeln!(stdin, "go on").unwrap();
+    line("forked");
+    // Other tests of this process have descriptors too; the children were 300.
+    assert!(descriptors() < before + 200, "{} and {before} before", descriptors());
+    wait_for("the descriptors of the last children", || descriptors() < before + 20);
+    assert_eq!(server.stats().poisoned, 0);
+    writeln!(stdin, "go on").unwrap();
+    assert!(ends(&mut client).expect("the client hangs").success());
+}

@@ -1,0 +1,85 @@
+//! Structs that are read from JSON objects alone, and the name of a field that does not fit ([`Object`],
+//! [`from_json`]).
+//!
+//! What Serde derives for a struct takes an array as well, with its elements as the fields in order: a
+//! document with `"machine": []` would be read, and its machine would have no name.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
+
+/// A struct that an object becomes, and nothing else.
+pub(crate) struct Object<T>(pub(crate) T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(ObjectVisitor(PhantomData)).map(Object)
+    }
+}
+
+struct ObjectVisitor<T>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>> Visitor<'de> for ObjectVisitor<T> {
+    type Value = T;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, fields: A) -> Result<T, A::Error> {
+        T::deserialize(MapAccessDeserializer::new(fields))
+    }
+}
+
+/// Reads a field that is an object.
+pub(crate) fn object<'de, T, D>(deserializer: D) -> Result<T, D::Error>
+where
+    T: Deserialize<'de>,
+    D: Deserializer<'de>,
+{
+    Object::deserialize(deserializer).map(|Object(value)| value)
+}
+
+/// Reads a field that is an array of objects.
+pub(crate) fn objects<'de, T, D>(deserializer: D) -> Result<Vec<T>, D::Error>
+where
+    T: Deserialize<'de>,
+    D: Deserializer<'de>,
+{
+    let objects = Vec::<Object<T>>::deserialize(deserializer)?;
+    Ok(objects.into_iter().map(|Object(value)| value).collect())
+}
+
+/// Reads a field that is an object or `null`.
+pub(crate) fn some_object<'de, T, D>(deserializer: D) -> Result<Option<T>, D::Error>
+where
+    T: Deserialize<'de>,
+    D: Deserializer<'de>,
+{
+    let object = Option::<Object<T>>::deserialize(deserializer)?;
+    Ok(object.map(|Object(value)| value))
+}
+
+/// What does not fit in an object, and which field of it that is.
+pub(crate) struct Misfit {
+    /// The field, such as `results[3].median_ns`: empty if it is the object itself.
+    pub(crate) field: String,
+    /// What is wrong with it.
+    pub(crate) cause: serde_json::Error,
+}
+
+/// Reads a struct from the text of one JSON object.
+pub(crate) fn from_json<'de, T: Deserialize<'de>>(text: &'de str) -> Result<T, Misfit> {
+    let mut deserializer = serde_json::Deserializer::from_str(text);
+    match serde_path_to_error::deserialize(&mut deserializer) {
+        Ok(Object(value)) => Ok(value),
+        Err(error) => {
+            let path = error.path();
+            let is_root = path.iter().next().is_none();
+            let field = if is_root { String::new() } else { path.to_string() };
+            Err(Misfit { field, cause: error.into_inner() })
+        }
+    }
+}
