@@ -140,7 +140,7 @@ stage_miri() {
     # The rest of the package calls the kernel.
     RUSTFLAGS="--cap-lints=warn" \
         cargo "+$MIRI_TOOLCHAIN" miri test -p uzone-os --lib --locked -- \
-        --show-output counted:: 2>&1 | tee -a "$log"
+        --show-output live:: 2>&1 | tee -a "$log"
     # Against a kernel and words that are made up; each case that needs the real ones says so.
     RUSTFLAGS="--cap-lints=warn" \
         cargo "+$MIRI_TOOLCHAIN" miri test -p uzone-fault --lib --locked -- \

@@ -21,8 +21,8 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use uzone::{
-    BindOptions, ByteLen, Init, Layout, LayoutError, LinuxPage, LinuxSeed, MemoryKind, Order,
-    PageCount, Payload, Pfn, PfnRange, Region, Stamp, StorePath, Tails, Template, Zone,
+    BindOptions, ByteLen, Init, InitMethod, Layout, LayoutError, LinuxPage, LinuxSeed, MemoryKind,
+    Order, PageCount, Payload, Pfn, PfnRange, Region, StorePath, Tails, Template, Zone,
 };
 use uzone_os::{Addr, Anonymous, Exclusive, HugeAdvice, SystemRoot, memory};
 use uzone_stream::{Pattern, Streaming};
@@ -285,7 +285,7 @@ fn rebinds(settings: &Settings, watch: Watch<'_>, bench: &mut Bench) -> Result<(
             Role::Variant,
             id("slow-path"),
             "slow path, the oracle".to_owned(),
-            options(1).stamp(Stamp::FieldByField),
+            options(1).stamp(InitMethod::FieldByField),
         )];
         for path in StorePath::ALL {
             let row = id(&format!("template-{path}"));
@@ -298,7 +298,7 @@ fn rebinds(settings: &Settings, watch: Watch<'_>, bench: &mut Bench) -> Result<(
                 StorePath::Portable => "template, plain stores".to_owned(),
                 _ => format!("template, {path} stores"),
             };
-            rows.push((Role::Variant, row, name, options(1).stamp(Stamp::Template(path))));
+            rows.push((Role::Variant, row, name, options(1).stamp(InitMethod::Template(path))));
         }
         rows.push((Role::Ours, id("ours-1"), "ours".to_owned(), options(1)));
         if threads > 1 {

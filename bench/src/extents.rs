@@ -22,7 +22,8 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use uzone::{
-    ByteLen, CopyOptions, Next, PopulateOptions, Region, StorePath, Was, Way, ZeroOptions,
+    ByteLen, CacheState, CopyMethod, CopyOptions, NextUse, PopulateOptions, Region, StorePath,
+    ZeroOptions,
 };
 use uzone_os::{Anonymous, Exclusive, HugeAdvice, LibPmem, SystemRoot, memory};
 use uzone_stream::{StorePolicy, Streaming, Work as StoreWork, copy_bytes, zero_bytes};
@@ -152,19 +153,26 @@ impl Arena {
     }
 
     /// Returns how long `op` takes for extents of `size`, `calls` of them.
-    fn time(&self, op: &Op<'_>, size: usize, calls: usize, was: Was, next: Next) -> Duration {
+    fn time(
+        &self,
+        op: &Op<'_>,
+        size: usize,
+        calls: usize,
+        was: CacheState,
+        next: NextUse,
+    ) -> Duration {
         let at = self.next(size * calls);
         let mut dst = self.dst.borrow_mut();
         let dst = &mut dst.as_bytes_mut()[at..][..size * calls];
         let src = self.src.as_ref().map_or(&[][..], |src| &src.as_bytes()[at..][..size * calls]);
-        if was == Was::Hot {
+        if was == CacheState::Hot {
             dst.fill(3);
         }
         let started = Instant::now();
         for (index, extent) in dst.chunks_mut(size).enumerate() {
             let src = src.get(index * size..).map_or(&[][..], |rest| &rest[..size.min(rest.len())]);
             op(extent, src);
-            if next == Next::Soon {
+            if next == NextUse::Soon {
                 black_box(read(black_box(extent)));
             }
         }
@@ -190,8 +198,8 @@ pub(crate) fn label(bytes: u64) -> String {
 
 /// A table of extents.
 struct Case {
-    was: Was,
-    next: Next,
+    was: CacheState,
+    next: NextUse,
     name: &'static str,
     title: &'static str,
 }
@@ -205,24 +213,29 @@ impl Case {
 
 const CASES: [Case; 4] = [
     Case {
-        was: Was::Cold,
-        next: Next::Later,
+        was: CacheState::Cold,
+        next: NextUse::Later,
         name: "cold-later",
         title: "out of cache, not used afterwards",
     },
     Case {
-        was: Was::Cold,
-        next: Next::Soon,
+        was: CacheState::Cold,
+        next: NextUse::Soon,
         name: "cold-soon",
         title: "out of cache, read at once",
     },
     Case {
-        was: Was::Hot,
-        next: Next::Later,
+        was: CacheState::Hot,
+        next: NextUse::Later,
         name: "hot-later",
         title: "in the cache, not used afterwards",
     },
-    Case { was: Was::Hot, next: Next::Soon, name: "hot-soon", title: "in the cache, read at once" },
+    Case {
+        was: CacheState::Hot,
+        next: NextUse::Soon,
+        name: "hot-soon",
+        title: "in the cache, read at once",
+    },
 ];
 
 const ARORA: &str =
@@ -338,7 +351,7 @@ impl<'a> Extents<'a> {
         let Self { work, case, arena, .. } = *self;
         let Case { was, next, .. } = *case;
         let size = usize::try_from(self.size).unwrap_or(usize::MAX);
-        let batch = if was == Was::Hot { HOT_BATCH } else { COLD_BATCH };
+        let batch = if was == CacheState::Hot { HOT_BATCH } else { COLD_BATCH };
         let calls = (batch / size).max(1);
         let bytes = self.size * u64::try_from(calls).unwrap_or(1);
         let id = |row: &str| format!("{}/{}-{row}", self.table, label(self.size));
@@ -355,7 +368,7 @@ impl<'a> Extents<'a> {
                 spec.headline = self.headline();
             }
         }
-        if size >= REGION_BYTES && (was, next) == (Was::Cold, Next::Later) {
+        if size >= REGION_BYTES && (was, next) == (CacheState::Cold, NextUse::Later) {
             let options = ZeroOptions::default().was(was).next(next);
             let row = id("region");
             self.check_region(&row, &options)?;
@@ -374,7 +387,7 @@ impl<'a> Extents<'a> {
         suite.each_spec(|spec| {
             spec.naive = Some(naive.clone());
             // Memory in the cache is written faster than any that is not.
-            spec.limit = (self.case.was == Was::Cold).then(|| (limit.clone(), bytes));
+            spec.limit = (self.case.was == CacheState::Cold).then(|| (limit.clone(), bytes));
         });
         Ok(())
     }
@@ -386,7 +399,7 @@ impl<'a> Extents<'a> {
     /// Returns what the size is called in the summary, if it is there: out of cache, a folio, which is
     /// what was published, and the largest.
     fn headline(&self) -> Option<String> {
-        let is_cold = (self.case.was, self.case.next) == (Was::Cold, Next::Later);
+        let is_cold = (self.case.was, self.case.next) == (CacheState::Cold, NextUse::Later);
         let verb = if self.work == Work::Zero { "clear" } else { "copy" };
         (is_cold && (self.is_largest || self.size == FOLIO))
             .then(|| format!("{verb} {} at a time, out of cache", ByteLen::new(self.size)))
@@ -400,7 +413,7 @@ impl<'a> Extents<'a> {
             ops.push((role, row.to_owned(), name.to_owned(), op));
         };
         let is_copy = self.work == Work::Copy;
-        let by = move |way: Way| -> Op<'a> {
+        let by = move |way: CopyMethod| -> Op<'a> {
             if is_copy {
                 Box::new(move |dst, src| copy_bytes(way, dst, src))
             } else {
@@ -408,7 +421,7 @@ impl<'a> Extents<'a> {
             }
         };
         add(Role::Naive, "page-at-a-time", "a page at a time", {
-            let by = by(Way::String);
+            let by = by(CopyMethod::String);
             Box::new(move |dst, src| {
                 for (index, page) in dst.chunks_mut(PAGE).enumerate() {
                     let src =
@@ -423,7 +436,9 @@ impl<'a> Extents<'a> {
         } else {
             add(Role::Peer, "libc", "memset of the C library", Box::new(|dst, _| dst.fill(0)));
         }
-        for way in Way::all().filter(|way| is_copy || !matches!(way, Way::SideBySide(_))) {
+        for way in
+            CopyMethod::all().filter(|way| is_copy || !matches!(way, CopyMethod::Interleaved(_)))
+        {
             let row = way.to_string().replace(", side by side", "-aside");
             add(Role::Variant, &row, &way.to_string(), by(way));
         }

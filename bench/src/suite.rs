@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use uzone::{
-    AccessError, AdviseError, BindFailure, BindOptions, ByteLen, ClearError, HoldFailure, Init,
-    Limit, ListTooShort, NotAGuard, NotPopulated, Pagemap, Payload, Pfn, Pinned, Region,
+    AccessError, AdviseError, BindFailure, BindOptions, ByteLen, ClearError, Init, Limit,
+    ListTooShort, NotAGuard, NotPopulated, Pagemap, Payload, Pfn, PinError, Pinned, Region,
     RegionError, Source, TakeFailure, Template, TooManyRawGuards, Word, Zone,
 };
 use uzone_os::numa::AffinityError;
@@ -32,7 +32,7 @@ pub enum BenchError {
     Bind(#[source] BindFailure),
     /// Pages could not be held.
     #[error("cannot hold the pages of the region: {0}")]
-    Hold(#[source] HoldFailure),
+    Hold(#[source] PinError),
     /// A list had no room for the pages of a guard. A defect of the benchmark.
     #[error("cannot list the pages of a guard: {0}")]
     List(#[from] ListTooShort),
@@ -230,8 +230,8 @@ impl From<BindFailure> for BenchError {
     }
 }
 
-impl From<HoldFailure> for BenchError {
-    fn from(failure: HoldFailure) -> Self {
+impl From<PinError> for BenchError {
+    fn from(failure: PinError) -> Self {
         Self::Hold(failure)
     }
 }

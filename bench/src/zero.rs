@@ -21,8 +21,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
-use uzone::{Batching, ByteLen, ClearError, Region, Was, Way, ZeroOptions};
-use uzone_stream::{Next, StorePolicy, Streaming, Work as StoreWork, zero_bytes};
+use uzone::{Batching, ByteLen, CacheState, ClearError, CopyMethod, Region, ZeroOptions};
+use uzone_stream::{NextUse, StorePolicy, Streaming, Work as StoreWork, zero_bytes};
 
 use crate::extents::{self, Arena, Work, label, read};
 use crate::first_touch;
@@ -138,7 +138,7 @@ fn hint(arena: &Arena, rounds: u32, watch: Watch<'_>, bench: &mut Bench) -> Resu
         spec.is_rival = true;
     };
     add(Role::Naive, "page-at-a-time", "a page at a time, then read", |folio| {
-        folio.chunks_mut(PAGE).for_each(|page| zero_bytes(Way::String, page));
+        folio.chunks_mut(PAGE).for_each(|page| zero_bytes(CopyMethod::String, page));
     });
     add(Role::Peer, "libc", "memset, then read", |folio| folio.fill(0));
     add(Role::Variant, "streaming", "streaming without a hint, then read", |folio| {
@@ -193,11 +193,11 @@ fn bystander(
     let rows: [ClearRow; 5] = [
         (Role::Limit, "undisturbed", "undisturbed", |_| {}),
         (Role::Peer, "page-at-a-time", "after a page at a time", |folio| {
-            folio.chunks_mut(PAGE).for_each(|page| zero_bytes(Way::String, page));
+            folio.chunks_mut(PAGE).for_each(|page| zero_bytes(CopyMethod::String, page));
         }),
         (Role::Naive, "libc", "after memset", |folio| folio.fill(0)),
         (Role::Variant, "string", "after one string store", |folio| {
-            zero_bytes(Way::String, folio);
+            zero_bytes(CopyMethod::String, folio);
         }),
         (Role::Ours, "ours", "after ours", |folio| {
             zero_bytes(past(), folio);
@@ -348,6 +348,6 @@ pub(crate) fn bytes(len: usize) -> ByteLen {
 }
 
 /// Returns the way past the cache for a folio.
-fn past() -> Way {
-    StorePolicy::current().choose(StoreWork::Zero, FOLIO, Was::Cold, Next::Later)
+fn past() -> CopyMethod {
+    StorePolicy::current().choose(StoreWork::Zero, FOLIO, CacheState::Cold, NextUse::Later)
 }

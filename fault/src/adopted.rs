@@ -13,14 +13,14 @@ use uzone_os::uffd::Remote;
 use uzone_pages::{Advice, ByteLen, Content, FaultAround, PageSize};
 
 use crate::backing::Backing;
-use crate::contents::Contents;
 use crate::core::{Core, Policy};
 use crate::engine::{Engine, LazyOptions, TRACED, at_most, pattern, room};
 use crate::error::{Failure, MapError};
 use crate::event_loop::Attached;
+use crate::fault_memory::{FaultMemory, RemoteMemory, RemoteRegion};
+use crate::page_states::PageStates;
 use crate::record::{FaultTrace, Latency, Recorder};
 use crate::stats::FaultStats;
-use crate::told::{RemoteMemory, RemoteRegion, Told};
 
 impl Engine {
     /// Answers the faults of memory of another process from now on, by `backing`. The regions are
@@ -76,7 +76,7 @@ impl Engine {
                 reason: "its parts start or end inside of such a page",
             });
         }
-        let contents = Contents::reserve(page.pages_in(asked)?, page)?;
+        let contents = PageStates::reserve(page.pages_in(asked)?, page)?;
         let areas: Result<Vec<_>, MapError> =
             regions.iter().map(|region| Ok(region.fault_area(page)?)).collect();
         let pattern = pattern(&areas?, page, &*backing, options);
@@ -86,7 +86,7 @@ impl Engine {
         let recorder = Recorder::new(options.trace);
         let core = Core::new(memory.clone(), backing, contents, page, policy, pattern, recorder);
         let core = Arc::new(core);
-        let told = Told::Remote(memory.clone());
+        let told = FaultMemory::Remote(memory.clone());
         let attached = self.attach(told, core.clone(), options, room(page)?)?;
         Ok(AdoptedMemory { attached: Some(attached), memory, core })
     }

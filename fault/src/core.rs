@@ -23,10 +23,10 @@ use uzone_pages::{Content, FaultPattern, FaultPlan, PageCount, PageSize, Pfn, Pf
 
 use crate::backing::Backing;
 use crate::bad_pages::BadPages;
-use crate::contents::Contents;
 use crate::costs::{COPIED_NS, CostMeter};
 use crate::error::{BackingError, Failure, caught};
 use crate::kernel::Kernel;
+use crate::page_states::PageStates;
 use crate::pending::Pending;
 use crate::record::{FaultOutcome, Recorder};
 use crate::stats::Counters;
@@ -96,7 +96,7 @@ pub(crate) struct Policy {
 }
 
 /// What one thread needs to answer faults.
-pub(crate) struct Hands {
+pub(crate) struct ReaderState {
     pub(crate) staging: Vec<u8>,
     recent: [(u64, u32); RECENT],
     oldest: usize,
@@ -116,7 +116,7 @@ pub(crate) struct Hands {
     wanted: u32,
 }
 
-impl Hands {
+impl ReaderState {
     pub(crate) fn new(room: usize) -> Self {
         let tails = Vec::with_capacity(TAILS);
         let (staging, recent) = (vec![0; room], [(u64::MAX, 0); RECENT]);
@@ -164,7 +164,7 @@ impl Hands {
 pub(crate) struct Core {
     kernel: Arc<dyn Kernel>,
     backing: Arc<dyn Backing>,
-    contents: Contents,
+    contents: PageStates,
     page: PageSize,
     policy: Policy,
     // Held for a few instructions, by the thread that reads faults and whoever changes the advice.
@@ -188,7 +188,7 @@ impl Core {
     pub(crate) fn new(
         kernel: Arc<dyn Kernel>,
         backing: Arc<dyn Backing>,
-        contents: Contents,
+        contents: PageStates,
         page: PageSize,
         policy: Policy,
         pattern: FaultPattern,
@@ -224,7 +224,7 @@ impl Core {
         &*self.backing
     }
 
-    pub(crate) fn contents(&self) -> &Contents {
+    pub(crate) fn contents(&self) -> &PageStates {
         &self.contents
     }
 
@@ -328,7 +328,7 @@ impl Core {
     }
 
     /// Takes a fault on a page of the area.
-    pub(crate) fn fault(&self, page: u64, touch: Touch, hands: &mut Hands) -> Outcome {
+    pub(crate) fn fault(&self, page: u64, touch: Touch, hands: &mut ReaderState) -> Outcome {
         Counters::bump(&self.by_reader.faults, 1);
         let one = page..page + 1;
         match self.contents.get(page) {
@@ -374,7 +374,7 @@ impl Core {
 
     /// Fills a page with zeroes that whoever uses the memory gave back. Its word stays as it is: it
     /// says what the page is filled with, also if it was filled a moment before the kernel took it.
-    fn zero_removed(&self, page: u64, hands: &mut Hands) -> Outcome {
+    fn zero_removed(&self, page: u64, hands: &mut ReaderState) -> Outcome {
         let mut window = Window::new(self, page..page + 1, None, &mut hands.staging);
         let answer = window.zero(self.bytes(page..page + 1));
         Counters::bump(&self.by_reader.demand, window.state.filled);
@@ -402,7 +402,7 @@ impl Core {
     }
 
     /// Offers the page `page` and the window around it.
-    fn map_window(&self, page: u64, plan: FaultPlan, hands: &mut Hands) -> Outcome {
+    fn map_window(&self, page: u64, plan: FaultPlan, hands: &mut ReaderState) -> Outcome {
         let window = plan.window.start().get()..plan.window.end().get();
         hands.ahead = None;
         if plan.follows {
@@ -443,7 +443,7 @@ impl Core {
     }
 
     /// Offers the page `page`, and the block around it, whose faults have become too dear.
-    fn map_block(&self, page: u64, block: Range<u64>, hands: &mut Hands) -> Outcome {
+    fn map_block(&self, page: u64, block: Range<u64>, hands: &mut ReaderState) -> Outcome {
         let progress = self.offer(page..page + 1, Some(page), hands);
         let outcome = self.demanded(page, &progress, None);
         if progress.deferred || progress.gone {
@@ -462,7 +462,7 @@ impl Core {
     }
 
     /// Lets the pages of a window beside `page` wait until there is no fault.
-    fn push_neighbours(&self, page: u64, window: Range<u64>, hands: &mut Hands) {
+    fn push_neighbours(&self, page: u64, window: Range<u64>, hands: &mut ReaderState) {
         for part in [window.start..page, page + 1..window.end] {
             if hands.tails.len() == TAILS {
                 Counters::bump(&self.by_reader.left_out, part.end - part.start);
@@ -473,7 +473,7 @@ impl Core {
     }
 
     /// Puts some neighbours of a page in place that was faulted on. Returns whether there were any.
-    pub(crate) fn map_around(&self, hands: &mut Hands) -> bool {
+    pub(crate) fn map_around(&self, hands: &mut ReaderState) -> bool {
         let Some(mut part) = hands.tails.pop() else { return self.map_ahead(hands) };
         let most = match hands.wanted {
             0 => AROUND_AT_ONCE,
@@ -495,7 +495,7 @@ impl Core {
     }
 
     /// Puts some pages in place ahead of who reads in order. Returns whether there were any.
-    fn map_ahead(&self, hands: &mut Hands) -> bool {
+    fn map_ahead(&self, hands: &mut ReaderState) -> bool {
         let Some(part) = hands.ahead.take() else { return false };
         let now = part.start..part.end.min(part.start + AHEAD_AT_ONCE);
         hands.meter.mapped(0, Duration::ZERO);
@@ -555,7 +555,7 @@ impl Core {
         }
     }
 
-    fn offer(&self, pages: Range<u64>, wanted: Option<u64>, hands: &mut Hands) -> Progress {
+    fn offer(&self, pages: Range<u64>, wanted: Option<u64>, hands: &mut ReaderState) -> Progress {
         let mut window = Window::new(self, pages, wanted, &mut hands.staging);
         // A closure of the caller's may panic; nothing of ours is left half done by that.
         let _ = caught(|| self.backing.map_pages(&mut window));
@@ -563,7 +563,7 @@ impl Core {
     }
 
     /// Offers pages that nobody waits for. Returns how many were put in place.
-    pub(crate) fn map_ready(&self, pages: Range<u64>, hands: &mut Hands) -> u64 {
+    pub(crate) fn map_ready(&self, pages: Range<u64>, hands: &mut ReaderState) -> u64 {
         self.offer(pages, None, hands).filled
     }
 

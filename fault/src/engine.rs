@@ -15,18 +15,18 @@ use uzone_os::{Access, Anonymous, HugeAdvice, HugeSize, Mapping};
 use uzone_pages::{Advice, ByteLen, FaultArea, FaultAround, FaultPattern, PageSize};
 
 use crate::backing::{Backing, Memory};
-use crate::contents::Contents;
 use crate::core::{Core, Policy};
 use crate::dirty::{Tracker, WriteTracking};
 use crate::error::MapError;
 use crate::event_loop::{Attached, EventLoop};
+use crate::fault_memory::FaultMemory;
 use crate::kernel::Kernel;
 use crate::lazy::LazyMapping;
+use crate::page_states::PageStates;
 use crate::pool::Pool;
 use crate::populate::Producer;
 use crate::record::Recorder;
 use crate::source::{Source, SourceParts};
-use crate::told::Told;
 use crate::transparent::{self, Transparent};
 
 /// How many bytes are read from a backing at once.
@@ -244,7 +244,7 @@ impl Engine {
         let memory = Arc::new(Registered::new(Arc::new(uffd), mapping, modes)?);
         let producer = Producer::default();
         let ops = PagemapOps::default().populate(producer.clone());
-        let contents = Contents::bind(&self.zone, Mapping::lent(memory.clone()), page, ops)?;
+        let contents = PageStates::bind(&self.zone, Mapping::lent(memory.clone()), page, ops)?;
         let tracker = match options.track_writes {
             Some(tracking) => Some(Arc::new(Tracker::new(tracking, memory.clone(), pages)?)),
             None => None,
@@ -267,7 +267,8 @@ impl Engine {
         let core = Arc::new(core);
         let room = room(page)?;
         producer.serves(&core, room);
-        let attached = self.attach(Told::Own(memory.clone()), core.clone(), options, room)?;
+        let attached =
+            self.attach(FaultMemory::Own(memory.clone()), core.clone(), options, room)?;
         let mut mapping = LazyMapping::new(attached, memory, core, room, tracker);
         if let Some(quiet) = options.collapse_when_settled {
             mapping.collapse_when_settled(quiet).map_err(MapError::Thread)?;
@@ -278,7 +279,7 @@ impl Engine {
     /// Lets a thread answer the faults of a mapping.
     pub(crate) fn attach(
         &self,
-        told: Told,
+        told: FaultMemory,
         core: Arc<Core>,
         options: &LazyOptions,
         room: usize,

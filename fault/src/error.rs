@@ -3,7 +3,7 @@
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use uzone::{BindError, HoldFailure, RegionError};
+use uzone::{BindError, PinError, RegionError};
 use uzone_os::uffd::{AnswerError, OpenError, RegisterError};
 use uzone_os::{AccessError, AdviseError, MappedError, RangeError, ResidentError, SysError};
 use uzone_pages::{AddrError, ByteLen, FaultAroundError};
@@ -219,7 +219,7 @@ pub enum LazyError {
     },
     /// Pages cannot be pinned.
     #[error(transparent)]
-    Hold(#[from] HoldFailure),
+    Hold(#[from] PinError),
     /// A page was not ready in time: for 30 seconds another thread had it and did not produce it, where it
     /// was to be present; or the kernel, whose layout of the process kept changing, did not protect it
     /// against writing, or let writers in, for two.

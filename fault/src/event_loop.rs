@@ -88,7 +88,7 @@ pub(crate) struct LoopHandle(Arc<Inbox>);
 
 impl LoopHandle {
     /// Hands a page over to the thread that puts it in place.
-    pub(crate) fn put_in_place(&self, key: u64, page: u64, staged: Staged) {
+    pub(crate) fn install(&self, key: u64, page: u64, staged: Staged) {
         // If it is not reached now, it is when it is told the next thing.
         let _ = self.0.tell(Message::PutInPlace { key, page, staged });
     }
@@ -266,7 +266,7 @@ impl Runner {
                 }
                 Message::PutInPlace { key, page, staged } => {
                     if let Some(source) = self.sources.get_mut(&key) {
-                        if caught(|| source.put_in_place(page, staged)).is_none() {
+                        if caught(|| source.install(page, staged)).is_none() {
                             source.fail();
                         }
                         self.note_timer(key);
@@ -414,15 +414,15 @@ mod tests {
 
     use super::*;
     use crate::backing::ZeroBacking;
-    use crate::contents::Contents;
     use crate::core::{Core, Policy};
     use crate::engine::{LazyOptions, pattern};
+    use crate::fault_memory::FaultMemory;
     use crate::kernel::Kernel;
+    use crate::page_states::PageStates;
     use crate::pending::Awaited;
     use crate::pool::Pool;
     use crate::record::{FaultClass, Recorder};
     use crate::source::SourceParts;
-    use crate::told::Told;
 
     /// A kernel that panics when it is to wake a thread, once.
     struct Panicking(Arc<Registered>, AtomicBool);
@@ -464,7 +464,7 @@ mod tests {
         let uffd = Uffd::open(Features::POISON, Features::NONE, KernelFaults::IfAllowed).unwrap();
         let memory = Arc::new(Registered::new(Arc::new(uffd), mapping, Modes::MISSING).unwrap());
         let lent = Mapping::lent(memory.clone());
-        let contents = Contents::bind(&Zone::new(), lent, page, PagemapOps::default()).unwrap();
+        let contents = PageStates::bind(&Zone::new(), lent, page, PagemapOps::default()).unwrap();
         let area = contents.fault_area(memory.mapping().addr().get() as u64, page);
         let pattern = pattern(&[area], page, &ZeroBacking, &LazyOptions::default());
         let policy = Policy { zeroes_by_copy: false, removed_is_zero: false, is_tracked: false };
@@ -474,7 +474,7 @@ mod tests {
             Core::new(kernel, Arc::new(ZeroBacking), contents, page, policy, pattern, recorder);
         let core = Arc::new(core);
         let source = Source::new(SourceParts {
-            told: Told::Own(memory.clone()),
+            told: FaultMemory::Own(memory.clone()),
             core: core.clone(),
             pool: Arc::new(Pool::start(NonZeroUsize::MIN).unwrap()),
             spin: Duration::ZERO,

@@ -1,4 +1,4 @@
-//! Where faults are told and answered: [`Told`], memory of this process or of another.
+//! Where faults are told and answered: [`FaultMemory`], memory of this process or of another.
 //!
 //! A page is known by its offset in the backing. Memory of this process has one range of
 //! addresses for it; memory of another process may have several, which the other side names
@@ -147,14 +147,14 @@ impl Kernel for RemoteMemory {
 
 /// Where the faults of a mapping are told.
 #[derive(Clone)]
-pub(crate) enum Told {
+pub(crate) enum FaultMemory {
     /// Memory of this process.
     Own(Arc<Registered>),
     /// Memory of another one.
     Remote(Arc<RemoteMemory>),
 }
 
-impl Told {
+impl FaultMemory {
     pub(crate) fn read(&self, buffer: &mut EventBuffer) -> io::Result<usize> {
         match self {
             Self::Own(memory) => memory.uffd().read(buffer),

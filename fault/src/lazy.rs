@@ -12,7 +12,7 @@ use uzone_os::{Addr, Mapping, RangeError};
 use uzone_pages::{Advice, ByteLen, Content, FaultAround, PageSize};
 
 use crate::collapse::{Collapser, Settler};
-use crate::core::{Core, Hands};
+use crate::core::{Core, ReaderState};
 use crate::dirty::Tracker;
 use crate::error::{Failure, LazyError};
 use crate::event_loop::Attached;
@@ -212,7 +212,7 @@ impl LazyMapping {
     /// are present. [`LazyError::Range`] if the range is not inside, or cuts a page.
     pub fn populate(&self, range: Range<u64>, what: Populate) -> Result<u64, LazyError> {
         let pages = self.pages(&range)?;
-        populate(&self.core, pages, what, &mut Hands::new(self.room))
+        populate(&self.core, pages, what, &mut ReaderState::new(self.room))
     }
 
     /// Gives the pages of a range back; they are produced anew when somebody touches them. Pages that

@@ -75,8 +75,6 @@ mod adopted;
 mod backing;
 mod bad_pages;
 mod collapse;
-#[cfg_attr(miri, path = "contents/plain.rs")]
-mod contents;
 mod core;
 mod costs;
 mod dirty;
@@ -84,8 +82,11 @@ mod engine;
 mod error;
 mod event_loop;
 mod evict;
+mod fault_memory;
 mod kernel;
 mod lazy;
+#[cfg_attr(miri, path = "contents/plain.rs")]
+mod page_states;
 mod pending;
 mod placement;
 mod pool;
@@ -97,7 +98,6 @@ mod source;
 mod staged;
 mod stats;
 mod sync;
-mod told;
 mod transparent;
 mod window;
 mod write_back;
@@ -114,16 +114,16 @@ pub use collapse::{Collapsed, Uncollapsed};
 pub use dirty::WriteTracking;
 pub use engine::{Engine, EngineOptions, HugePages, LazyOptions, Reader};
 pub use error::{BackingError, Failure, LazyError, MapError};
+pub use fault_memory::RemoteRegion;
 pub use lazy::LazyMapping;
 pub use placement::{Place, Placement, PlacementError};
 pub use populate::Populate;
 pub use record::{FaultClass, FaultOutcome, FaultRecord, FaultTrace, Latency};
 pub use stats::FaultStats;
-pub use told::RemoteRegion;
 pub use window::{Filled, Window};
 
 // What calls here take and return of the packages below, and what their documentation recommends.
-pub use uzone::{BindError, FaultError, HoldFailure, Pinned, RegionError, Zone, bus};
+pub use uzone::{BindError, FaultError, PinError, Pinned, RegionError, Zone, bus};
 pub use uzone_os::numa::AffinityError;
 pub use uzone_os::uffd::{AnswerError, KernelFaults, NotUffd, OpenError, RegisterError, Remote};
 pub use uzone_os::{

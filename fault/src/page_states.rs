@@ -1,4 +1,4 @@
-//! The content state of every page: [`Contents`], the words of a [`Pagemap`].
+//! The content state of every page: [`PageStates`], the words of a [`Pagemap`].
 //!
 //! A word is the only truth about a page here; what the kernel says about it (it was there
 //! already) confirms it. A page that nobody has asked for is `Absent`, and its word is memory that
@@ -13,7 +13,7 @@
 
 use std::ops::Range;
 
-use uzone::{BindOptions, HoldFailure, Init, Page, Pagemap, PagemapOps, Pinned, Region, Zone};
+use uzone::{BindOptions, Init, Page, Pagemap, PagemapOps, PinError, Pinned, Region, Zone};
 use uzone_os::{Anonymous, Mapping};
 use uzone_pages::{
     ByteLen, Content, FaultArea, MemoryKind, Order, PageCount, PageSize, Pfn, PfnRange,
@@ -28,13 +28,13 @@ const AT_ONCE: u64 = 2 << 20;
 const MOMENT: u32 = 1000;
 
 /// The states of the pages of one mapping, numbered from its start.
-pub(crate) struct Contents {
+pub(crate) struct PageStates {
     pagemap: Pagemap,
     order: Order,
     area: PfnRange,
 }
 
-impl Contents {
+impl PageStates {
     /// Describes `memory` in `zone`, in pages of `page`; none of them has been asked for. `ops` says
     /// who produces pages that somebody pins.
     pub(crate) fn bind(
@@ -84,7 +84,7 @@ impl Contents {
     }
 
     /// Pins pages of the area, of which there is one.
-    pub(crate) fn pin(&self, pages: Range<u64>) -> Result<Pinned, HoldFailure> {
+    pub(crate) fn pin(&self, pages: Range<u64>) -> Result<Pinned, PinError> {
         let range = self.range(&pages);
         self.pagemap
             .pin(range.unwrap_or_else(|| unreachable!("the caller names pages of the area")))

@@ -23,7 +23,7 @@ use std::thread::Builder;
 
 use uzone_pages::Content;
 
-use crate::core::{Core, Hands};
+use crate::core::{Core, ReaderState};
 use crate::error::{caught, discard};
 use crate::event_loop::LoopHandle;
 use crate::record::FaultOutcome;
@@ -48,7 +48,7 @@ struct Job {
 impl Job {
     /// Produces the page. What panics in it is a bug of ours or a drop of the caller's: the page is bad
     /// then, and the thread goes on.
-    fn run(self, hands: &mut Hands) {
+    fn run(self, hands: &mut ReaderState) {
         let (core, page) = (self.core.clone(), self.page);
         if caught(|| self.produce(hands)).is_none() {
             core.give_up(page);
@@ -56,14 +56,14 @@ impl Job {
         discard(core);
     }
 
-    fn produce(self, hands: &mut Hands) {
+    fn produce(self, hands: &mut ReaderState) {
         if hands.staging.len() < self.room {
             hands.staging.resize(self.room, 0);
         }
         match self.filler {
             // It takes the page off the list of those that are waited for.
             Some((filler, key)) => {
-                filler.put_in_place(key, self.page, self.core.stage(self.page, hands));
+                filler.install(key, self.page, self.core.stage(self.page, hands));
             }
             None => {
                 // A failure has made the page bad and was counted; whoever touches it hears of it.
@@ -267,7 +267,7 @@ impl Pool {
 /// Produces pages for which threads of the pool wait, until there is none. It takes no other: their
 /// backings may wait as well, and then no thread would be left.
 fn help(shared: &Shared) {
-    let mut hands = Hands::new(0);
+    let mut hands = ReaderState::new(0);
     let thread = uzone_os::thread_id();
     let mut queues = shared.lock();
     queues.threads.push(thread);
@@ -282,7 +282,7 @@ fn help(shared: &Shared) {
 }
 
 fn work(shared: &Shared) {
-    let mut hands = Hands::new(0);
+    let mut hands = ReaderState::new(0);
     let thread = uzone_os::thread_id();
     let mut queues = shared.lock();
     queues.threads.push(thread);

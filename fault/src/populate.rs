@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use uzone::FaultError;
 use uzone_pages::{Content, FaultAround, PageCount, Pfn, PfnRange};
 
-use crate::core::{Core, Hands};
+use crate::core::{Core, ReaderState};
 use crate::error::LazyError;
 use crate::pending::Awaited;
 use crate::record::FaultClass;
@@ -33,7 +33,7 @@ pub(crate) fn populate(
     core: &Core,
     pages: Range<u64>,
     what: Populate,
-    hands: &mut Hands,
+    hands: &mut ReaderState,
 ) -> Result<u64, LazyError> {
     let step = FaultAround::MAX.pages(core.page_size()).get();
     let mut filled = 0;
@@ -55,7 +55,7 @@ pub(crate) fn populate(
 }
 
 /// Makes one page present, or waits until somebody has. Returns whether it did itself.
-fn produce(core: &Core, page: u64, hands: &mut Hands) -> Result<u64, LazyError> {
+fn produce(core: &Core, page: u64, hands: &mut ReaderState) -> Result<u64, LazyError> {
     let offset = core.bytes(page..page + 1).start;
     let give_up = Instant::now() + PATIENCE;
     loop {
@@ -107,7 +107,7 @@ impl Producer {
             return Err(FaultError::new("the mapping is being dropped"));
         };
         let pages = core.contents().pages_of(range);
-        let answer = populate(&core, pages, what, &mut Hands::new(room));
+        let answer = populate(&core, pages, what, &mut ReaderState::new(room));
         answer.map(drop).map_err(FaultError::new)
     }
 }

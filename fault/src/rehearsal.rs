@@ -17,16 +17,16 @@ use uzone_os::uffd::{
 use uzone_os::{Anonymous, Mapping, Vaddr};
 use uzone_pages::{ByteLen, Content, PageSize};
 
-use crate::contents::Contents;
 use crate::core::{Core, Policy};
 use crate::engine::{LazyOptions, pattern};
 use crate::error::MapError;
 use crate::event_loop::{EventLoop, LoopHandle};
+use crate::fault_memory::FaultMemory;
 use crate::kernel::Kernel;
+use crate::page_states::PageStates;
 use crate::pool::{Pool, Submit};
 use crate::record::Recorder;
 use crate::source::{Scratch, Source, SourceParts};
-use crate::told::Told;
 use crate::{Backing, ZeroBacking};
 
 /// A kernel that does all it is asked at once.
@@ -71,7 +71,7 @@ impl Rehearsal {
     /// As for [`Engine::map`](crate::Engine::map).
     pub fn new(len: ByteLen, options: &LazyOptions) -> Result<Self, MapError> {
         let page = PageSize::KIB_4;
-        let contents = Contents::reserve(page.pages_in(len)?, page)?;
+        let contents = PageStates::reserve(page.pages_in(len)?, page)?;
         let mapping = Mapping::anonymous(len, Anonymous::default())?;
         let start = mapping.addr().get() as u64;
         let uffd = Uffd::open(Features::NONE, Features::THREAD_ID, KernelFaults::IfAllowed)?;
@@ -86,7 +86,7 @@ impl Rehearsal {
         let idle = EventLoop::start("uzone-idle", &[]).map_err(MapError::Thread)?;
         let pool = Pool::start(NonZeroUsize::MIN).map_err(MapError::Thread)?;
         let source = Source::new(SourceParts {
-            told: Told::Own(memory),
+            told: FaultMemory::Own(memory),
             core: core.clone(),
             pool: Arc::new(pool),
             spin: Duration::ZERO,

@@ -15,14 +15,14 @@ use uzone_os::uffd::{Event, EventBuffer, EventSet, FaultKind, PageFault, Remote}
 use uzone_pages::{Content, Touch};
 
 use crate::backing::Memory;
-use crate::core::{Core, Hands, Outcome};
+use crate::core::{Core, Outcome, ReaderState};
 use crate::costs::{CONTINUED_NS, COPIED_NS, CostMeter};
+use crate::fault_memory::FaultMemory;
 use crate::pending::Awaited;
 use crate::pool::{Pool, Submit};
 use crate::record::{FaultClass, FaultOutcome, FaultRecord};
 use crate::staged::Staged;
 use crate::stats::Counters;
-use crate::told::Told;
 
 /// How many events are read at once.
 const EVENTS: usize = 64;
@@ -57,7 +57,7 @@ impl Scratch {
 
 /// Whether it pays to look for the next fault instead of sleeping: a sleep and a wake-up cost more
 /// than most answers, and looking costs a processor.
-struct Look {
+struct AdaptiveSpin {
     /// For how long at most.
     most: Duration,
     since: Instant,
@@ -65,7 +65,7 @@ struct Look {
     is_looking: bool,
 }
 
-impl Look {
+impl AdaptiveSpin {
     fn new(most: Duration) -> Self {
         Self { most, since: Instant::now(), in_vain: 0, is_looking: false }
     }
@@ -99,13 +99,13 @@ impl Look {
 
 /// One mapping, and what is being done about its faults.
 pub(crate) struct Source {
-    told: Told,
+    told: FaultMemory,
     core: Arc<Core>,
     /// Who produces what is not at hand.
     pool: Arc<Pool>,
-    hands: Hands,
+    hands: ReaderState,
     parked: Parked,
-    look: Look,
+    look: AdaptiveSpin,
     /// Pages of memory that one thread fills, which were produced and which the kernel put
     /// off.
     late: VecDeque<(u64, Staged)>,
@@ -126,7 +126,7 @@ pub(crate) struct Source {
 
 /// What a source is made of.
 pub(crate) struct SourceParts {
-    pub(crate) told: Told,
+    pub(crate) told: FaultMemory,
     pub(crate) core: Arc<Core>,
     pub(crate) pool: Arc<Pool>,
     pub(crate) spin: Duration,
@@ -137,7 +137,7 @@ pub(crate) struct SourceParts {
 impl Source {
     pub(crate) fn new(parts: SourceParts) -> Self {
         let SourceParts { told, core, pool, spin, deadline, room } = parts;
-        let mut hands = Hands::new(0);
+        let mut hands = ReaderState::new(0);
         hands.shares_cpu = spin.is_zero();
         let memory = core.backing().memory();
         let is_continued = memory.is_ok_and(|memory| matches!(memory, Memory::File { .. }));
@@ -149,7 +149,7 @@ impl Source {
             pool,
             hands,
             parked: Parked::new(),
-            look: Look::new(spin),
+            look: AdaptiveSpin::new(spin),
             late: VecDeque::new(),
             late_since: Instant::now(),
             children: Children::new(),
@@ -283,11 +283,11 @@ impl Source {
     pub(crate) fn due(&self) -> Option<Instant> {
         let parked = self.parked.is_waiting().then_some(self.parked.since + RETRY);
         let late = (!self.late.is_empty()).then_some(self.late_since + RETRY);
-        let deaf = self.is_deaf.then(|| self.looked + RETRY);
+        let poll_failed = self.is_deaf.then(|| self.looked + RETRY);
         let children = self.children.due();
         let deadline =
             self.deadline.and_then(|after| self.core.pending().oldest()?.checked_add(after));
-        [parked, late, deaf, deadline, children].into_iter().flatten().min()
+        [parked, late, poll_failed, deadline, children].into_iter().flatten().min()
     }
 
     fn see_to_what_waits(&mut self) {
@@ -298,7 +298,7 @@ impl Source {
         if !self.late.is_empty() && self.late_since.elapsed() >= RETRY {
             for _ in 0..self.late.len() {
                 if let Some((page, staged)) = self.late.pop_front() {
-                    self.put_in_place(page, staged);
+                    self.install(page, staged);
                 }
             }
         }
@@ -310,8 +310,8 @@ impl Source {
     }
 
     /// Puts a page in place that the pool produced for this thread.
-    pub(crate) fn put_in_place(&mut self, page: u64, staged: Staged) {
-        if let Some(staged) = self.core.put_in_place(page, staged) {
+    pub(crate) fn install(&mut self, page: u64, staged: Staged) {
+        if let Some(staged) = self.core.install(page, staged) {
             self.late_since = Instant::now();
             self.late.push_back((page, staged));
         }
@@ -321,7 +321,7 @@ impl Source {
     /// for who answers next.
     pub(crate) fn finish(mut self, scratch: &mut Scratch) {
         match &self.told {
-            Told::Own(_) => {
+            FaultMemory::Own(_) => {
                 // Its backing may never come back; what it brings then is nobody's any more.
                 for page in self.core.pending().pages() {
                     self.core.give_up(page);
@@ -330,7 +330,7 @@ impl Source {
                 while self.refuse(&mut scratch.buffer) {}
             }
             // What was read and not answered is told again to who comes next.
-            Told::Remote(_) => {
+            FaultMemory::Remote(_) => {
                 for page in self.core.pending().drain() {
                     self.core.release(page);
                     self.parked.push(page);
@@ -374,7 +374,7 @@ impl Source {
                 }
             }
             // Fewer than there is room for were all there were, unless a removal came meanwhile.
-            if read < buffer.capacity() && matches!(self.told, Told::Own(_)) {
+            if read < buffer.capacity() && matches!(self.told, FaultMemory::Own(_)) {
                 return true;
             }
         }
@@ -485,7 +485,7 @@ impl Source {
     /// Returns whether the thread that waits is one that produces pages: a backing reads other memory of the
     /// same engine.
     fn is_nested(&self) -> bool {
-        matches!(self.told, Told::Own(_)) && self.pool.is_producer(self.hands.waiter)
+        matches!(self.told, FaultMemory::Own(_)) && self.pool.is_producer(self.hands.waiter)
     }
 
     /// Sees to it that a page is produced that a thread of the pool waits for: the threads may all be
@@ -524,12 +524,12 @@ impl Children {
         Self { remotes: Vec::with_capacity(CHILDREN), probed: None }
     }
 
-    fn push(&mut self, child: Remote, told: &Told) {
+    fn push(&mut self, child: Remote, told: &FaultMemory) {
         self.reap(told);
         self.keep(child, told);
     }
 
-    fn keep(&mut self, child: Remote, told: &Told) {
+    fn keep(&mut self, child: Remote, told: &FaultMemory) {
         if self.remotes.len() < CHILDREN {
             self.remotes.push(child);
             return;
@@ -544,7 +544,7 @@ impl Children {
 
     /// Closes the descriptors of processes that have ended, and reads the events of the others: a process
     /// that forks or unmaps memory waits for that.
-    fn reap(&mut self, told: &Told) {
+    fn reap(&mut self, told: &FaultMemory) {
         self.remotes.retain(|remote| !remote.is_gone());
         self.probed = Some(Instant::now());
         if self.remotes.is_empty() {
@@ -638,7 +638,7 @@ mod tests {
     #[test]
     fn neighbours_do_not_hide_that_nobody_comes() {
         let most = Duration::from_micros(20);
-        let mut look = Look::new(most);
+        let mut look = AdaptiveSpin::new(most);
         let mut now = look.since;
         // A fault now and then, with neighbours to put in place after it.
         for round in 0..2 * VAIN {
@@ -668,7 +668,7 @@ mod tests {
         let memory = Arc::new(Registered::new(Arc::new(uffd), mapping, Modes::MISSING).unwrap());
         let mut children = Children::new();
         let fd = memory.uffd().as_fd().try_clone_to_owned().unwrap();
-        let told = Told::Own(memory.clone());
+        let told = FaultMemory::Own(memory.clone());
         children.push(Remote::adopt(fd).unwrap(), &told);
         std::thread::scope(|scope| {
             // As a child would: the call returns when its event was read.

@@ -35,7 +35,7 @@ pub(crate) enum Staged {
 /// It cannot know whether the page cache has a page, so it answers a first continue with a hole: what
 /// the backing does then is kept for the case that it is one.
 #[derive(Debug, Default)]
-pub(crate) struct NoteTaker(Mutex<Notes>);
+pub(crate) struct StagingFiller(Mutex<Notes>);
 
 #[derive(Debug, Default)]
 struct Notes {
@@ -43,7 +43,7 @@ struct Notes {
     has_continued: bool,
 }
 
-impl NoteTaker {
+impl StagingFiller {
     fn notes(&self) -> MutexGuard<'_, Notes> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -65,7 +65,7 @@ impl NoteTaker {
     }
 }
 
-impl Kernel for NoteTaker {
+impl Kernel for StagingFiller {
     fn copy(&self, _: u64, bytes: &[u8]) -> Result<Answered, AnswerError> {
         self.keep(Staged::Bytes(bytes.to_vec()))
     }

@@ -14,11 +14,11 @@ use uzone_pages::{
 
 use crate::backing::Backing;
 use crate::backing::continue_or_zero;
-use crate::contents::Contents;
 use crate::core::produce::Produced;
-use crate::core::{Core, Hands, Outcome, Policy};
+use crate::core::{Core, Outcome, Policy, ReaderState};
 use crate::error::{BackingError, caught};
 use crate::kernel::Kernel;
+use crate::page_states::PageStates;
 use crate::record::Recorder;
 use crate::rehearsal::Rehearsal;
 use crate::window::{Filled, Window};
@@ -283,7 +283,7 @@ fn core_of(
 ) -> (Arc<FakeKernel>, Core) {
     let kernel = Arc::new(FakeKernel::default());
     kernel.lock().whims = whims;
-    let contents = Contents::reserve(PageCount::new(PAGES), PageSize::KIB_4).unwrap();
+    let contents = PageStates::reserve(PageCount::new(PAGES), PageSize::KIB_4).unwrap();
     let size = FaultAround::try_new(ByteLen::new(window * 4096)).unwrap();
     // So small an area has room for windows that grow no more.
     let most = FaultAround::try_new(ByteLen::kib(64)).unwrap();
@@ -352,7 +352,7 @@ fn touch(
     core: &Core,
     page: u64,
     is_write: bool,
-    hands: &mut Hands,
+    hands: &mut ReaderState,
     queue: &mut Vec<u64>,
 ) {
     let touch = if is_write { Touch::Write } else { Touch::Read };
@@ -414,8 +414,8 @@ proptest! {
         window in prop::sample::select(vec![1_u64, 4, 16, 64]),
     ) {
         let (kernel, core) = core(whims, kinds.clone(), advice, window);
-        let mut hands = Hands::new(16 * PAGE);
-        let mut worker = Hands::new(PAGE);
+        let mut hands = ReaderState::new(16 * PAGE);
+        let mut worker = ReaderState::new(PAGE);
         let mut queue: Vec<u64> = Vec::new();
         let mut touched = BTreeSet::new();
         for step in steps {
@@ -499,7 +499,7 @@ fn a_page_that_is_not_ready_is_produced_once_and_its_neighbours_are_mapped() {
     let mut kinds = all(Kind::Ready);
     (kinds[20], kinds[22]) = (Kind::Slow, Kind::Slow);
     let (kernel, core) = plain(kinds, Advice::Normal, 16);
-    let mut hands = Hands::new(16 * PAGE);
+    let mut hands = ReaderState::new(16 * PAGE);
     assert!(matches!(core.fault(20, Touch::Read, &mut hands), Outcome::Produce { .. }));
     while core.map_around(&mut hands) {}
     let neighbours: Vec<u64> = (16..32).filter(|page| ![20, 22].contains(page)).collect();
@@ -515,7 +515,7 @@ fn a_page_that_is_not_ready_is_produced_once_and_its_neighbours_are_mapped() {
 #[test]
 fn a_write_fault_maps_exactly_its_page() {
     let (kernel, core) = plain(all(Kind::Ready), Advice::Auto, 16);
-    let mut hands = Hands::new(16 * PAGE);
+    let mut hands = ReaderState::new(16 * PAGE);
     assert_eq!(core.fault(0, Touch::Write, &mut hands), Outcome::Answered);
     assert_eq!(core.fault(50, Touch::Write, &mut hands), Outcome::Answered);
     assert_eq!(present(&kernel), [0, 50]);
@@ -526,7 +526,7 @@ fn the_faulting_page_goes_first_unless_it_is_read_in_order() {
     // The kernel's replies are counted: one for the page alone, and one for every four at its sides.
     for (page, replies) in [(40, 5), (0, 1)] {
         let (kernel, core) = plain(all(Kind::Ready), Advice::Normal, 16);
-        let mut hands = Hands::new(16 * PAGE);
+        let mut hands = ReaderState::new(16 * PAGE);
         assert_eq!(core.fault(page, Touch::Read, &mut hands), Outcome::Answered);
         assert!(kernel.lock().pages.contains_key(&page));
         while core.map_around(&mut hands) {}
@@ -541,7 +541,7 @@ fn a_failing_page_is_a_signal_and_its_neighbours_are_not() {
         let mut kinds = all(Kind::Ready);
         kinds[16] = kind;
         let (kernel, core) = plain(kinds, Advice::Normal, 16);
-        let mut hands = Hands::new(16 * PAGE);
+        let mut hands = ReaderState::new(16 * PAGE);
         assert!(matches!(core.fault(16, Touch::Read, &mut hands), Outcome::Produce { .. }));
         while core.map_around(&mut hands) {}
         let error = core.produce(16, &mut hands).unwrap_err();
@@ -590,11 +590,11 @@ fn a_page_of_a_memory_file_that_the_kernel_puts_off_is_not_taken_for_a_hole() {
     // The kernel says three times that the layout changes, and then does what it is asked.
     let (kernel, core) = core_of(POLICY, vec![8], Arc::new(Continuing), Advice::Normal, 1);
     assert!(core.contents().claim(7));
-    core.produce(7, &mut Hands::new(PAGE)).unwrap();
+    core.produce(7, &mut ReaderState::new(PAGE)).unwrap();
     assert_eq!(kernel.lock().pages[&7], Some(right(7)));
     kernel.lock().holes.insert(8);
     assert!(core.contents().claim(8));
-    core.produce(8, &mut Hands::new(PAGE)).unwrap();
+    core.produce(8, &mut ReaderState::new(PAGE)).unwrap();
     assert_eq!(kernel.lock().pages[&8], Some(0));
 }
 
@@ -602,12 +602,12 @@ fn a_page_of_a_memory_file_that_the_kernel_puts_off_is_not_taken_for_a_hole() {
 fn a_hole_of_a_memory_file_of_another_process_is_zero() {
     let policy = Policy { removed_is_zero: true, ..POLICY };
     let (kernel, core) = core_of(policy, vec![3], Arc::new(Continuing), Advice::Normal, 1);
-    let mut hands = Hands::new(PAGE);
+    let mut hands = ReaderState::new(PAGE);
     kernel.lock().holes.insert(8);
     for (page, byte) in [(7, right(7)), (8, 0)] {
         assert!(core.contents().claim(page));
         let staged = core.stage(page, &mut hands);
-        assert!(core.put_in_place(page, staged).is_none());
+        assert!(core.install(page, staged).is_none());
         assert_eq!(kernel.lock().pages[&page], Some(byte));
         assert_eq!(core.contents().get(page), Content::Present);
     }
@@ -619,10 +619,10 @@ fn a_page_that_a_second_waiter_has_marked_as_bad_is_not_taken_for_a_present_one(
     let core = Arc::new(core);
     let second = core.clone();
     *kernel.before_a_mark.lock().unwrap() = Some(Box::new(move || {
-        let _ = second.fault(7, Touch::Read, &mut Hands::new(PAGE));
+        let _ = second.fault(7, Touch::Read, &mut ReaderState::new(PAGE));
     }));
     assert!(core.contents().claim(7));
-    core.produce(7, &mut Hands::new(PAGE)).unwrap_err();
+    core.produce(7, &mut ReaderState::new(PAGE)).unwrap_err();
     assert_eq!(kernel.lock().pages[&7], None);
     assert_eq!(core.contents().get(7), Content::Poisoned);
     // A producer that comes too late makes it good: a copy replaces a mark.
@@ -651,7 +651,7 @@ fn a_page_that_goes_bad_while_its_neighbours_are_copied_over_it_is_good() {
         assert!(second.contents().claim(5));
         second.spoil(5);
     }));
-    assert_eq!(core.map_ready(0..16, &mut Hands::new(16 * PAGE)), 16);
+    assert_eq!(core.map_ready(0..16, &mut ReaderState::new(16 * PAGE)), 16);
     for page in 0..16 {
         assert_eq!(kernel.lock().pages[&page], Some(right(page)));
         assert_eq!(core.contents().get(page), Content::Present, "page {page}");
@@ -724,7 +724,7 @@ fn the_bookkeeping_of_a_fault_is_small() {
 #[test]
 fn what_others_removed_is_zero_and_never_what_it_was() {
     let (kernel, core) = of_another(vec![3]);
-    let mut hands = Hands::new(16 * PAGE);
+    let mut hands = ReaderState::new(16 * PAGE);
     assert_eq!(core.fault(0, Touch::Read, &mut hands), Outcome::Answered);
     // Pages that are there, and pages that never were.
     core.removed(10..20);
@@ -752,7 +752,7 @@ fn what_others_removed_is_zero_and_never_what_it_was() {
 #[test]
 fn a_page_is_lost_when_one_thread_tells_it_twice_and_not_when_two_do_once() {
     let (kernel, core) = plain(all(Kind::Ready), Advice::Random, 1);
-    let mut hands = Hands::new(16 * PAGE);
+    let mut hands = ReaderState::new(16 * PAGE);
     let mut tell = |page, waiter| {
         hands.waiter = waiter;
         assert_eq!(core.fault(page, Touch::Read, &mut hands), Outcome::Answered);
@@ -777,7 +777,7 @@ fn who_reads_the_removals_does_not_wait_for_them_to_make_a_page_bad() {
     core.give_up(7);
     assert_eq!((core.contents().get(7), kernel.lock().changing), (Content::Poisoned, 1));
     // Whoever waits is told again, and refused then.
-    let mut hands = Hands::new(16 * PAGE);
+    let mut hands = ReaderState::new(16 * PAGE);
     kernel.lock().whims = vec![3];
     assert_eq!(core.fault(7, Touch::Read, &mut hands), Outcome::Answered);
     assert_eq!(kernel.lock().pages[&7], None);
@@ -786,7 +786,7 @@ fn who_reads_the_removals_does_not_wait_for_them_to_make_a_page_bad() {
 #[test]
 fn neighbours_wait_until_there_is_no_fault_and_too_many_are_left_out() {
     let (kernel, core) = plain(all(Kind::Ready), Advice::Normal, 4);
-    let mut hands = Hands::new(16 * PAGE);
+    let mut hands = ReaderState::new(16 * PAGE);
     // Each fault is in the middle of a window: two runs of neighbours.
     let faults: Vec<u64> = (0..96).filter(|page| page % 4 == 2).collect();
     for &page in &faults {
@@ -815,7 +815,7 @@ fn neighbours_wait_until_there_is_no_fault_and_too_many_are_left_out() {
 #[test]
 fn neighbours_do_not_wait_where_they_turn_out_to_be_wanted() {
     let (kernel, core) = plain(all(Kind::Ready), Advice::Normal, 16);
-    let mut hands = Hands::new(16 * PAGE);
+    let mut hands = ReaderState::new(16 * PAGE);
     // No fault comes back to a window: what is around waits.
     for page in [8, 24, 40, 56] {
         assert_eq!(core.fault(page, Touch::Read, &mut hands), Outcome::Answered);
@@ -834,8 +834,8 @@ fn pages_ahead_of_who_reads_in_order_wait_until_there_is_nothing_else() {
     let mut kinds = all(Kind::Ready);
     kinds[usize_of(63)] = Kind::Slow;
     let (kernel, core) = plain(kinds, Advice::Sequential, 16);
-    let mut hands = Hands::new(16 * PAGE);
-    let read = |pages: &[u64], hands: &mut Hands| {
+    let mut hands = ReaderState::new(16 * PAGE);
+    let read = |pages: &[u64], hands: &mut ReaderState| {
         for &page in pages {
             assert_eq!(core.fault(page, Touch::Read, hands), Outcome::Answered);
         }
@@ -857,7 +857,7 @@ fn pages_ahead_of_who_reads_in_order_wait_until_there_is_nothing_else() {
 
 #[test]
 fn pages_ahead_are_put_in_place_step_by_step_as_far_as_they_are_at_hand() {
-    let mut hands = Hands::new(16 * PAGE);
+    let mut hands = ReaderState::new(16 * PAGE);
     // Windows of 64 pages, of which 32 are a step.
     let mut reads = |kinds, goes_ahead: bool| {
         let (kernel, core) = plain(kinds, Advice::Sequential, 64);

@@ -16,7 +16,7 @@ use uzone_pages::PageSize;
 
 use crate::core::Core;
 use crate::kernel::Kernel;
-use crate::staged::NoteTaker;
+use crate::staged::StagingFiller;
 use crate::stats::Counters;
 
 /// Pages of a mapping, offered to its backing.
@@ -94,7 +94,7 @@ impl<'a> Window<'a> {
     pub(crate) fn noted(
         core: &'a Core,
         page: u64,
-        notes: &'a NoteTaker,
+        notes: &'a StagingFiller,
         staging: &'a mut [u8],
     ) -> Self {
         Self { kernel: notes, ..Self::owned(core, page, staging) }

@@ -58,16 +58,20 @@ pub(crate) const IS_GUARDED: bool =
 mod unguarded {
     use core::sync::atomic::AtomicU64;
 
-    use uzone_stream::Way;
+    use uzone_stream::CopyMethod;
 
     use super::Fault;
 
-    pub(crate) fn zero_words(way: Way, dst: &[AtomicU64]) -> Result<(), Fault> {
+    pub(crate) fn zero_words(way: CopyMethod, dst: &[AtomicU64]) -> Result<(), Fault> {
         uzone_stream::zero_words(way, dst);
         Ok(())
     }
 
-    pub(crate) fn copy_words(way: Way, dst: &[AtomicU64], src: &[AtomicU64]) -> Result<(), Fault> {
+    pub(crate) fn copy_words(
+        way: CopyMethod,
+        dst: &[AtomicU64],
+        src: &[AtomicU64],
+    ) -> Result<(), Fault> {
         uzone_stream::copy_words(way, dst, src);
         Ok(())
     }
@@ -122,7 +126,7 @@ pub enum AccessError {
         offset: u64,
         /// How many bytes before it were copied. On a broken page they may be up to 31 fewer than
         /// were: the hardware names the page, and the code knows how many it has counted. None
-        /// of a clearing or a copy by a [`Way`](uzone_stream::Way), which go in any order.
+        /// of a clearing or a copy by a [`CopyMethod`](uzone_stream::CopyMethod), which go in any order.
         copied_bytes: usize,
         /// How many were to be copied.
         len_bytes: usize,

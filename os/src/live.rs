@@ -1,13 +1,13 @@
-//! Shared ownership whose count is a [`Ledger`]: [`Owned`], [`Counted`] and [`Entered`].
+//! Shared ownership whose count is a [`LiveRef`]: [`Owned`], [`LiveArc`] and [`LiveGuard`].
 //!
 //! A guard on pages has to be counted so that a pagemap is not unbound under it, and has to keep the
 //! pagemap's memory alive. With an `Arc` and a ledger these are two counts, and two locked
 //! instructions each way; here the ledger is both. A value has one [`Owned`], which gives it back
-//! ([`Owned::try_into_inner`]) or lets it go; any number of [`Entered`], who keep it where it is; and
-//! any number of `Arc<Counted>`, who keep nothing but the place and try to enter.
+//! ([`Owned::try_into_inner`]) or lets it go; any number of [`LiveGuard`], who keep it where it is; and
+//! any number of `Arc<LiveArc>`, who keep nothing but the place and try to enter.
 //!
 //! The place of a value (its ledger, and room for it) lives longer than the value: as long as an
-//! `Arc<Counted>`. The owner has one. If it goes before the last guard, it leaves its own behind, and
+//! `Arc<LiveArc>`. The owner has one. If it goes before the last guard, it leaves its own behind, and
 //! the last guard drops the value and that.
 //!
 //! Locks: `closing` is held while the owner waits for the last guard, and by whoever wakes it.
@@ -24,7 +24,7 @@ use core::ptr::NonNull;
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
-use uzone_pages::{EnterError, Guards, HoldSort, Ledger, Left};
+use uzone_pages::{EnterError, Guards, HoldKind, Left, LiveRef};
 
 use crate::sync::{Arc, Condvar, Mutex};
 
@@ -33,12 +33,12 @@ use crate::sync::{Arc, Condvar, Mutex};
 /// # Invariants
 /// The value is there from [`Owned::new`] on until one of these, of which one happens, and once:
 /// - the owner takes it out, after the ledger was closed and found empty;
-/// - the owner drops it, after [`Ledger::orphan`] found no guard;
+/// - the owner drops it, after [`LiveRef::orphan`] found no guard;
 /// - the guard drops it that was told [`Left::LastOfOrphan`].
 ///
 /// After each the ledger is an orphan without guards, which admits nobody.
-pub struct Counted<T: ?Sized> {
-    ledger: Ledger,
+pub struct LiveArc<T: ?Sized> {
+    ledger: LiveRef,
     closing: Mutex<()>,
     left: Condvar,
     value: UnsafeCell<ManuallyDrop<T>>,
@@ -47,11 +47,11 @@ pub struct Counted<T: ?Sized> {
 // SAFETY: the value is shared by reference between the threads of its guards (`Sync`), and moved or
 // dropped by the owner or the last guard, on whatever thread that is (`Send`). The rest is locks and
 // atomics.
-unsafe impl<T: ?Sized + Send + Sync> Send for Counted<T> {}
+unsafe impl<T: ?Sized + Send + Sync> Send for LiveArc<T> {}
 // SAFETY: as above; through a reference to the place others can enter, and so use and drop the value.
-unsafe impl<T: ?Sized + Send + Sync> Sync for Counted<T> {}
+unsafe impl<T: ?Sized + Send + Sync> Sync for LiveArc<T> {}
 
-impl<T: ?Sized> Counted<T> {
+impl<T: ?Sized> LiveArc<T> {
     /// Returns the value.
     ///
     /// # Safety
@@ -81,13 +81,13 @@ impl<T: ?Sized> Counted<T> {
     /// # Errors
     /// [`EnterError`] if the owner is taking the value out, it is gone, or it has too many guards.
     #[inline(always)]
-    pub fn enter<S: Sort>(place: &Arc<Self>) -> Result<Entered<T, S>, EnterError> {
+    pub fn enter<S: Sort>(place: &Arc<Self>) -> Result<LiveGuard<T, S>, EnterError> {
         place.ledger.enter(S::SORT)?;
-        // Of an `Arc`, for `Entered::leave` makes one of it.
+        // Of an `Arc`, for `LiveGuard::leave` makes one of it.
         let place = Arc::as_ptr(place).cast_mut();
         // SAFETY: a pointer of an `Arc` is not null.
         let place = unsafe { NonNull::new_unchecked(place) };
-        Ok(Entered { place, sort: PhantomData, owns: PhantomData })
+        Ok(LiveGuard { place, sort: PhantomData, owns: PhantomData })
     }
 
     /// Returns the guards that there are now.
@@ -104,16 +104,16 @@ impl<T: ?Sized> Counted<T> {
     }
 }
 
-impl<T: ?Sized> fmt::Debug for Counted<T> {
+impl<T: ?Sized> fmt::Debug for LiveArc<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Counted").field("ledger", &self.ledger).finish_non_exhaustive()
+        f.debug_struct("LiveArc").field("ledger", &self.ledger).finish_non_exhaustive()
     }
 }
 
-/// What sort of guard an [`Entered`] counts as; of the type, so that it takes no room.
+/// What sort of guard an [`LiveGuard`] counts as; of the type, so that it takes no room.
 pub trait Sort: 'static {
     /// The sort.
-    const SORT: HoldSort;
+    const SORT: HoldKind;
 }
 
 /// Guards of references.
@@ -121,7 +121,7 @@ pub trait Sort: 'static {
 pub struct References;
 
 impl Sort for References {
-    const SORT: HoldSort = HoldSort::Reference;
+    const SORT: HoldKind = HoldKind::Reference;
 }
 
 /// Guards of pins.
@@ -129,7 +129,7 @@ impl Sort for References {
 pub struct Pins;
 
 impl Sort for Pins {
-    const SORT: HoldSort = HoldSort::Pin;
+    const SORT: HoldKind = HoldKind::Pin;
 }
 
 /// A value that others may enter, in the hands of the one who may end that.
@@ -137,15 +137,15 @@ impl Sort for Pins {
 /// Dropping it drops the value, or has the last guard do so.
 pub struct Owned<T> {
     /// Not dropped where the last guard is to do it.
-    place: ManuallyDrop<Arc<Counted<T>>>,
+    place: ManuallyDrop<Arc<LiveArc<T>>>,
 }
 
 impl<T> Owned<T> {
     /// Takes a value that nobody has entered.
     #[must_use]
     pub fn new(value: T) -> Self {
-        let place = Counted {
-            ledger: Ledger::new(),
+        let place = LiveArc {
+            ledger: LiveRef::new(),
             closing: Mutex::new(()),
             left: Condvar::new(),
             value: UnsafeCell::new(ManuallyDrop::new(value)),
@@ -155,7 +155,7 @@ impl<T> Owned<T> {
 
     /// Returns where others enter.
     #[must_use]
-    pub fn place(&self) -> &Arc<Counted<T>> {
+    pub fn place(&self) -> &Arc<LiveArc<T>> {
         &self.place
     }
 
@@ -240,21 +240,21 @@ impl<T: fmt::Debug> fmt::Debug for Owned<T> {
 }
 
 /// One who has entered: the value is there until this is dropped.
-pub struct Entered<T: ?Sized, S: Sort> {
+pub struct LiveGuard<T: ?Sized, S: Sort> {
     /// Of an `Arc`. It lives: with the owner, or with what the owner left for the last guard.
-    place: NonNull<Counted<T>>,
+    place: NonNull<LiveArc<T>>,
     sort: PhantomData<S>,
     /// The last one drops the value.
-    owns: PhantomData<Arc<Counted<T>>>,
+    owns: PhantomData<Arc<LiveArc<T>>>,
 }
 
 // SAFETY: it is a share of the value, as an `Arc` is: used by reference, and dropped on the thread of
 // the last. `S` is a name.
-unsafe impl<T: ?Sized + Send + Sync, S: Sort> Send for Entered<T, S> {}
+unsafe impl<T: ?Sized + Send + Sync, S: Sort> Send for LiveGuard<T, S> {}
 // SAFETY: by a reference to it others have one to the value, and can enter for a guard of their own.
-unsafe impl<T: ?Sized + Send + Sync, S: Sort> Sync for Entered<T, S> {}
+unsafe impl<T: ?Sized + Send + Sync, S: Sort> Sync for LiveGuard<T, S> {}
 
-impl<T: ?Sized, S: Sort> Entered<T, S> {
+impl<T: ?Sized, S: Sort> LiveGuard<T, S> {
     /// Enters once more.
     ///
     /// # Errors
@@ -290,7 +290,7 @@ impl<T: ?Sized, S: Sort> Entered<T, S> {
     }
 }
 
-impl<T: ?Sized, S: Sort> Deref for Entered<T, S> {
+impl<T: ?Sized, S: Sort> Deref for LiveGuard<T, S> {
     type Target = T;
 
     #[inline]
@@ -302,7 +302,7 @@ impl<T: ?Sized, S: Sort> Deref for Entered<T, S> {
     }
 }
 
-impl<T: ?Sized, S: Sort> Drop for Entered<T, S> {
+impl<T: ?Sized, S: Sort> Drop for LiveGuard<T, S> {
     #[inline]
     fn drop(&mut self) {
         // SAFETY: the place lives as long as a guard does, and this one counts until it has left.
@@ -313,7 +313,7 @@ impl<T: ?Sized, S: Sort> Drop for Entered<T, S> {
     }
 }
 
-impl<T: ?Sized + fmt::Debug, S: Sort> fmt::Debug for Entered<T, S> {
+impl<T: ?Sized + fmt::Debug, S: Sort> fmt::Debug for LiveGuard<T, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         (**self).fmt(f)
     }
@@ -328,9 +328,9 @@ mod tests {
     use super::*;
 
     /// Counts how often it is dropped.
-    struct Told<'a>(&'a AtomicUsize);
+    struct FaultMemory<'a>(&'a AtomicUsize);
 
-    impl Drop for Told<'_> {
+    impl Drop for FaultMemory<'_> {
         fn drop(&mut self) {
             self.0.fetch_add(1, Ordering::Relaxed);
         }
@@ -339,9 +339,9 @@ mod tests {
     #[test]
     fn a_value_is_given_back_when_nobody_has_entered() {
         let drops = AtomicUsize::new(0);
-        let owned = Owned::new(Told(&drops));
+        let owned = Owned::new(FaultMemory(&drops));
         let place = owned.place().clone();
-        let entered = Counted::enter::<Pins>(&place).unwrap();
+        let entered = LiveArc::enter::<Pins>(&place).unwrap();
         let (owned, guards) = owned.try_into_inner(Duration::ZERO).map(|_| ()).unwrap_err();
         assert_eq!((guards.pins, guards.references), (1, 0));
         let again = entered.enter_again().unwrap();
@@ -350,29 +350,29 @@ mod tests {
         assert_eq!(drops.load(Ordering::Relaxed), 0);
         drop(told);
         assert_eq!(drops.load(Ordering::Relaxed), 1);
-        assert_eq!(Counted::enter::<Pins>(&place).map(|_| ()).unwrap_err(), EnterError::Gone);
+        assert_eq!(LiveArc::enter::<Pins>(&place).map(|_| ()).unwrap_err(), EnterError::Gone);
     }
 
     #[test]
     fn the_last_guard_drops_what_its_owner_left() {
         let drops = AtomicUsize::new(0);
-        let owned = Owned::new(Told(&drops));
+        let owned = Owned::new(FaultMemory(&drops));
         let place = owned.place().clone();
-        let first = Counted::enter::<Pins>(&place).unwrap();
+        let first = LiveArc::enter::<Pins>(&place).unwrap();
         drop(owned);
-        let second = Counted::enter::<References>(&place).unwrap();
+        let second = LiveArc::enter::<References>(&place).unwrap();
         drop(first);
         assert_eq!(drops.load(Ordering::Relaxed), 0);
         assert_eq!(second.0.load(Ordering::Relaxed), 0);
         drop(second);
         assert_eq!(drops.load(Ordering::Relaxed), 1);
-        assert_eq!(Counted::enter::<Pins>(&place).map(|_| ()).unwrap_err(), EnterError::Gone);
+        assert_eq!(LiveArc::enter::<Pins>(&place).map(|_| ()).unwrap_err(), EnterError::Gone);
     }
 
     #[test]
     fn a_value_without_guards_goes_with_its_owner() {
         let drops = AtomicUsize::new(0);
-        let owned = Owned::new(Told(&drops));
+        let owned = Owned::new(FaultMemory(&drops));
         let place = owned.place().clone();
         drop(owned);
         assert_eq!(drops.load(Ordering::Relaxed), 1);
@@ -391,8 +391,8 @@ mod tests {
             }
         }
         let owned = Owned::new(42_u64);
-        let place: Arc<Counted<dyn Answer + Send + Sync>> = owned.place().clone();
-        let entered = Counted::enter::<References>(&place).unwrap();
+        let place: Arc<LiveArc<dyn Answer + Send + Sync>> = owned.place().clone();
+        let entered = LiveArc::enter::<References>(&place).unwrap();
         drop((owned, place));
         assert_eq!(entered.answer(), 42);
     }
@@ -403,7 +403,7 @@ mod tests {
             let owned = Owned::new([const { AtomicUsize::new(0) }; 4]);
             let words = thread::scope(|scope| {
                 for number in 0..4 {
-                    let entered = Counted::enter::<Pins>(owned.place()).unwrap();
+                    let entered = LiveArc::enter::<Pins>(owned.place()).unwrap();
                     scope.spawn(move || {
                         let again = entered.enter_again();
                         entered[number].store(1, Ordering::Relaxed);

@@ -10,16 +10,16 @@ mod sync {
     pub(crate) use loom::sync::atomic::{AtomicU64, Ordering};
     pub(crate) use loom::sync::{Arc, Condvar, Mutex};
 }
-#[path = "../src/counted.rs"]
+#[path = "../src/live.rs"]
 #[allow(dead_code, unreachable_pub, reason = "it is the whole file of the library")]
-mod counted;
+mod live;
 #[path = "../src/bus/table.rs"]
 #[allow(dead_code, reason = "it is the whole file of the library")]
 mod table;
 
 use std::time::Duration;
 
-use counted::{Counted, Owned, Pins, References};
+use live::{LiveArc, Owned, Pins, References};
 use loom::cell::UnsafeCell;
 use loom::sync::{Arc, Mutex};
 use loom::thread;
@@ -264,13 +264,13 @@ fn what_an_owner_drops_ends_when_the_last_guard_has_left() {
         let (value, ends) = Value::new();
         let owned = Owned::new(value);
         let place = owned.place().clone();
-        let first = Counted::enter::<Pins>(&place).unwrap();
+        let first = LiveArc::enter::<Pins>(&place).unwrap();
         let threads = [
             thread::spawn(move || {
                 assert_eq!(first.read(), 7);
                 true
             }),
-            thread::spawn(move || match Counted::enter::<References>(&place) {
+            thread::spawn(move || match LiveArc::enter::<References>(&place) {
                 Ok(entered) => {
                     assert_eq!(entered.read(), 7);
                     true
@@ -295,7 +295,7 @@ fn a_value_is_taken_out_or_used_never_both() {
         let owned = Owned::new(value);
         let place = owned.place().clone();
         let guard = thread::spawn(move || {
-            let entered = Counted::enter::<Pins>(&place).ok();
+            let entered = LiveArc::enter::<Pins>(&place).ok();
             entered.map(|entered| entered.read())
         });
         match owned.try_into_inner(Duration::ZERO) {
@@ -305,7 +305,7 @@ fn a_value_is_taken_out_or_used_never_both() {
             }
             Err((owned, _)) => {
                 assert_eq!(owned.read(), 7);
-                assert!(Counted::enter::<Pins>(owned.place()).is_ok(), "it is open again");
+                assert!(LiveArc::enter::<Pins>(owned.place()).is_ok(), "it is open again");
                 marks.mark(1);
             }
         }
@@ -323,8 +323,8 @@ fn an_owner_who_waits_is_woken_by_the_last_guard() {
         let (value, _) = Value::new();
         let owned = Owned::new(value);
         let guards = [
-            Counted::enter::<Pins>(owned.place()).unwrap(),
-            Counted::enter::<Pins>(owned.place()).unwrap(),
+            LiveArc::enter::<Pins>(owned.place()).unwrap(),
+            LiveArc::enter::<Pins>(owned.place()).unwrap(),
         ];
         let threads = guards.map(|guard| thread::spawn(move || assert_eq!(guard.read(), 7)));
         // Loom's clock stands still: who is not woken waits for ever, and the search says so.
@@ -343,17 +343,17 @@ fn an_owner_who_waits_is_woken_by_the_last_guard() {
 #[should_panic(expected = "Causality violation")]
 fn a_guard_that_takes_no_share_wakes_a_place_that_is_gone() {
     /// A ledger, and the rest of the place, which its end writes to.
-    struct Place(uzone_pages::Ledger, UnsafeCell<()>);
+    struct Place(uzone_pages::LiveRef, UnsafeCell<()>);
     // SAFETY: loom checks how the cell is used.
     unsafe impl Sync for Place {}
     loom::model(|| {
-        let place = Arc::new(Place(uzone_pages::Ledger::new(), UnsafeCell::new(())));
-        place.0.enter(uzone_pages::HoldSort::Pin).unwrap();
+        let place = Arc::new(Place(uzone_pages::LiveRef::new(), UnsafeCell::new(())));
+        place.0.enter(uzone_pages::HoldKind::Pin).unwrap();
         let guard = {
             let place = place.clone();
             thread::spawn(move || {
-                if !place.0.try_leave(uzone_pages::HoldSort::Pin)
-                    && place.0.leave(uzone_pages::HoldSort::Pin) == uzone_pages::Left::LastOfClosing
+                if !place.0.try_leave(uzone_pages::HoldKind::Pin)
+                    && place.0.leave(uzone_pages::HoldKind::Pin) == uzone_pages::Left::LastOfClosing
                 {
                     place.1.with(|_wake| ());
                 }
@@ -379,7 +379,7 @@ struct AddressSpace {
 }
 
 /// An entry of the table: the claim of a region, and where its guards enter.
-type Found = (u32, Arc<Counted<Bound>>);
+type Found = (u32, Arc<LiveArc<Bound>>);
 
 /// A bound region. Fields are dropped in the order of their declaration.
 enum Bound {
@@ -445,7 +445,7 @@ fn map_bind_pin_drop(
     space.table.lock().unwrap().push((id, owned.place().clone()));
 
     let found = space.table.lock().unwrap().first().map(|(_, place)| place.clone());
-    let entered = found.and_then(|place| Counted::enter::<Pins>(&place).ok());
+    let entered = found.and_then(|place| LiveArc::enter::<Pins>(&place).ok());
     assert_eq!(entered.expect("no region").id(), id, "another region");
     drop(owned);
     true

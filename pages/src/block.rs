@@ -27,7 +27,7 @@
 
 use crate::addr::{Order, PageCount, Pfn, PfnRange};
 use crate::sync::{AtomicU64, Ordering};
-use crate::word::HoldSort;
+use crate::word::HoldKind;
 
 /// The order of a block: as many base pages as a table of page table entries maps, and two under
 /// the model checker.
@@ -77,10 +77,10 @@ pub(crate) enum BlockRefusal {
 struct Counts(u64);
 
 impl Counts {
-    const fn holds(self, sort: HoldSort) -> u32 {
+    const fn holds(self, sort: HoldKind) -> u32 {
         match sort {
-            HoldSort::Reference => (self.0 & MAX_COUNT) as u32,
-            HoldSort::Pin => ((self.0 >> COUNT_BITS) & MAX_COUNT) as u32,
+            HoldKind::Reference => (self.0 & MAX_COUNT) as u32,
+            HoldKind::Pin => ((self.0 >> COUNT_BITS) & MAX_COUNT) as u32,
         }
     }
 
@@ -88,15 +88,15 @@ impl Counts {
         (self.0 / bar.one()) & MAX_BARS
     }
 
-    const fn is_barred(self, sort: HoldSort) -> bool {
-        self.bars(Bar::Holds) != 0 || matches!(sort, HoldSort::Pin) && self.bars(Bar::Pins) != 0
+    const fn is_barred(self, sort: HoldKind) -> bool {
+        self.bars(Bar::Holds) != 0 || matches!(sort, HoldKind::Pin) && self.bars(Bar::Pins) != 0
     }
 }
 
-const fn one(sort: HoldSort) -> u64 {
+const fn one(sort: HoldKind) -> u64 {
     match sort {
-        HoldSort::Reference => 1,
-        HoldSort::Pin => 1 << COUNT_BITS,
+        HoldKind::Reference => 1,
+        HoldKind::Pin => 1 << COUNT_BITS,
     }
 }
 
@@ -156,12 +156,12 @@ impl<'a> BlockRef<'a> {
     /// Returns the references and pins that there are on the whole block.
     pub(crate) fn holds(self) -> (u32, u32) {
         let counts = self.counts();
-        (counts.holds(HoldSort::Reference), counts.holds(HoldSort::Pin))
+        (counts.holds(HoldKind::Reference), counts.holds(HoldKind::Pin))
     }
 
     /// Holds every page of the block.
     #[inline]
-    pub(crate) fn hold(self, sort: HoldSort) -> Result<(), BlockRefusal> {
+    pub(crate) fn hold(self, sort: HoldKind) -> Result<(), BlockRefusal> {
         // Acquire pairs with the Release in `unbar`: who holds the block sees what was done to its
         // pages while it was barred.
         self.update(Ordering::Acquire, |counts| {
@@ -173,7 +173,7 @@ impl<'a> BlockRef<'a> {
     }
 
     /// Holds the block once more for a holder who holds it already, barred or not.
-    pub(crate) fn hold_again(self, sort: HoldSort) -> Result<(), BlockRefusal> {
+    pub(crate) fn hold_again(self, sort: HoldKind) -> Result<(), BlockRefusal> {
         // Relaxed: the caller's own hold has acquired what there is to see.
         self.update(Ordering::Relaxed, |counts| add_hold(counts, sort))
     }
@@ -181,7 +181,7 @@ impl<'a> BlockRef<'a> {
     /// Gives a hold back. Returns whether there was one.
     #[inline]
     #[must_use]
-    pub(crate) fn give_back(self, sort: HoldSort) -> bool {
+    pub(crate) fn give_back(self, sort: HoldKind) -> bool {
         // Release pairs with the Acquire in `bar`: who bars the block sees what its holders wrote.
         self.update(Ordering::Release, |counts| {
             if counts.holds(sort) == 0 {
@@ -197,8 +197,8 @@ impl<'a> BlockRef<'a> {
     pub(crate) fn bar(self, bar: Bar) -> Result<(), (u32, u32)> {
         loop {
             let barred = self.update(Ordering::Acquire, |counts| {
-                let references = counts.holds(HoldSort::Reference);
-                let pins = counts.holds(HoldSort::Pin);
+                let references = counts.holds(HoldKind::Reference);
+                let pins = counts.holds(HoldKind::Pin);
                 let is_held = match bar {
                     Bar::Holds => references != 0 || pins != 0,
                     Bar::Pins => pins != 0,
@@ -276,7 +276,7 @@ impl<'a> BlockRef<'a> {
 }
 
 #[inline]
-fn add_hold(counts: Counts, sort: HoldSort) -> Result<Counts, BlockRefusal> {
+fn add_hold(counts: Counts, sort: HoldKind) -> Result<Counts, BlockRefusal> {
     if u64::from(counts.holds(sort)) == MAX_COUNT {
         return Err(BlockRefusal::Overflow);
     }
@@ -292,20 +292,20 @@ mod tests {
         let block = Block::new();
         let block = BlockRef::new(&block, true);
         assert_eq!(block.bar(Bar::Pins), Ok(()));
-        assert_eq!(block.hold(HoldSort::Pin), Err(BlockRefusal::Barred));
-        assert_eq!(block.hold(HoldSort::Reference), Ok(()));
+        assert_eq!(block.hold(HoldKind::Pin), Err(BlockRefusal::Barred));
+        assert_eq!(block.hold(HoldKind::Reference), Ok(()));
         assert_eq!(block.bar(Bar::Holds), Err((1, 0)));
-        assert!(block.give_back(HoldSort::Reference));
-        assert!(!block.give_back(HoldSort::Reference));
+        assert!(block.give_back(HoldKind::Reference));
+        assert!(!block.give_back(HoldKind::Reference));
         assert_eq!(block.bar(Bar::Holds), Ok(()));
-        assert_eq!(block.hold(HoldSort::Reference), Err(BlockRefusal::Barred));
+        assert_eq!(block.hold(HoldKind::Reference), Err(BlockRefusal::Barred));
         block.unbar(Bar::Pins);
-        assert_eq!(block.hold(HoldSort::Pin), Err(BlockRefusal::Barred));
+        assert_eq!(block.hold(HoldKind::Pin), Err(BlockRefusal::Barred));
         block.unbar(Bar::Holds);
-        assert_eq!(block.hold(HoldSort::Pin), Ok(()));
+        assert_eq!(block.hold(HoldKind::Pin), Ok(()));
         assert_eq!(block.bar(Bar::Pins), Err((0, 1)));
         assert_eq!(block.bar(Bar::NewPins), Ok(()));
-        assert_eq!(block.hold_again(HoldSort::Pin), Ok(()));
+        assert_eq!(block.hold_again(HoldKind::Pin), Ok(()));
         assert_eq!(block.holds(), (0, 2));
     }
 
@@ -313,18 +313,18 @@ mod tests {
     fn a_block_none_of_whose_pages_may_be_pinned_is_barred_until_all_may() {
         let block = Block::new();
         let block = BlockRef::new(&block, false);
-        assert_eq!(block.hold(HoldSort::Pin), Err(BlockRefusal::Barred));
-        assert_eq!(block.hold(HoldSort::Reference), Ok(()));
+        assert_eq!(block.hold(HoldKind::Pin), Err(BlockRefusal::Barred));
+        assert_eq!(block.hold(HoldKind::Reference), Ok(()));
         block.unbar_many(Bar::Pins, BLOCK_ORDER.pages().get() - 1);
-        assert_eq!(block.hold(HoldSort::Pin), Err(BlockRefusal::Barred));
+        assert_eq!(block.hold(HoldKind::Pin), Err(BlockRefusal::Barred));
         block.unbar(Bar::Pins);
-        assert_eq!(block.hold(HoldSort::Pin), Ok(()));
+        assert_eq!(block.hold(HoldKind::Pin), Ok(()));
         assert_eq!(block.holds(), (1, 1));
     }
 
     #[test]
     fn a_block_that_is_full_refuses_and_keeps_its_counts() {
-        for sort in [HoldSort::Reference, HoldSort::Pin] {
+        for sort in [HoldKind::Reference, HoldKind::Pin] {
             let block = Block(AtomicU64::new(one(sort) * MAX_COUNT));
             let block = BlockRef::new(&block, true);
             let before = block.holds();

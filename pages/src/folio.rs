@@ -30,17 +30,17 @@ use crate::content::Content;
 use crate::page::Page;
 use crate::sync::Ordering;
 use crate::word::{
-    COUNT_MASK, DOOMED, FREE, FROZEN, HoldSort, MAX_HOLDS, MAX_OPTIMISTIC, PARTLY_POISONED, Word,
+    COUNT_MASK, DOOMED, FREE, FROZEN, HoldKind, MAX_HOLDS, MAX_OPTIMISTIC, PARTLY_POISONED, Word,
 };
 
 /// Returns why a taker is refused whose addition makes the count `total`, if it is.
 #[inline]
-const fn refusal(word: Word, sort: HoldSort, total: u64) -> Option<HoldError> {
+const fn refusal(word: Word, sort: HoldKind, total: u64) -> Option<HoldError> {
     if word.is_free() {
         Some(HoldError::Free)
     } else if word.is_frozen() {
         Some(HoldError::Frozen)
-    } else if matches!(sort, HoldSort::Pin) && !word.content().is_pinnable() {
+    } else if matches!(sort, HoldKind::Pin) && !word.content().is_pinnable() {
         Some(HoldError::Content(word.content()))
     } else if total > MAX_HOLDS as u64 {
         Some(HoldError::Overflow)
@@ -50,7 +50,7 @@ const fn refusal(word: Word, sort: HoldSort, total: u64) -> Option<HoldError> {
 }
 
 /// Returns why a hold of `sort` would be refused by the page's word, if it would.
-pub(crate) const fn obstacle(word: Word, sort: HoldSort) -> Option<HoldError> {
+pub(crate) const fn obstacle(word: Word, sort: HoldKind) -> Option<HoldError> {
     refusal(word, sort, sort.raw_count(word) + 1)
 }
 
@@ -220,7 +220,7 @@ impl<'a, P> Folio<'a, P> {
     /// # Errors
     /// [`HoldError`]; then nothing has changed.
     #[inline]
-    pub fn try_hold(self, sort: HoldSort) -> Result<Word, HoldError> {
+    pub fn try_hold(self, sort: HoldKind) -> Result<Word, HoldError> {
         self.take(sort, 1)
     }
 
@@ -230,11 +230,11 @@ impl<'a, P> Folio<'a, P> {
     /// # Errors
     /// [`HoldError::Overflow`], or [`HoldError::Free`] or [`HoldError::Frozen`] for a caller who has
     /// none; then nothing has changed.
-    pub fn hold_again(self, sort: HoldSort) -> Result<(), HoldError> {
+    pub fn hold_again(self, sort: HoldKind) -> Result<(), HoldError> {
         // Relaxed: the caller's own hold has acquired what there is to see.
         self.update(Ordering::Relaxed, |word| {
             let total = sort.raw_count(word) + 1;
-            match refusal(word, HoldSort::Reference, total) {
+            match refusal(word, HoldKind::Reference, total) {
                 None => Ok(Word(word.0 + sort.one())),
                 Some(refusal) => Err(refusal),
             }
@@ -247,7 +247,7 @@ impl<'a, P> Folio<'a, P> {
     /// # Errors
     /// [`ReleaseError`] if there is none; then nothing has changed.
     #[inline]
-    pub fn release(self, sort: HoldSort) -> Result<Released, ReleaseError> {
+    pub fn release(self, sort: HoldKind) -> Result<Released, ReleaseError> {
         self.give_back(sort, 1)
     }
 
@@ -256,7 +256,7 @@ impl<'a, P> Folio<'a, P> {
     /// # Errors
     /// The page is free, frozen or at [`MAX_HOLDS`]; then nothing has changed.
     pub fn try_get(self) -> Result<(), HoldError> {
-        self.take(HoldSort::Reference, 1).map(|_| ())
+        self.take(HoldKind::Reference, 1).map(|_| ())
     }
 
     /// Takes `count` references at once, for as many holders.
@@ -264,7 +264,7 @@ impl<'a, P> Folio<'a, P> {
     /// # Errors
     /// The page is free, frozen or would have more than [`MAX_HOLDS`]; then nothing has changed.
     pub fn try_get_many(self, count: u32) -> Result<(), HoldError> {
-        self.take(HoldSort::Reference, count).map(|_| ())
+        self.take(HoldKind::Reference, count).map(|_| ())
     }
 
     /// Takes a pin: until it is given back, nobody may move, clear or take away the page's bytes.
@@ -274,7 +274,7 @@ impl<'a, P> Folio<'a, P> {
     /// The page is free, frozen or at [`MAX_HOLDS`], or its bytes are not there to be pinned; then
     /// nothing has changed.
     pub fn try_pin(self) -> Result<(), HoldError> {
-        self.take(HoldSort::Pin, 1).map(|_| ())
+        self.take(HoldKind::Pin, 1).map(|_| ())
     }
 
     /// Takes `count` pins at once, for as many holders.
@@ -283,11 +283,11 @@ impl<'a, P> Folio<'a, P> {
     /// The page is free, frozen or would have more than [`MAX_HOLDS`], or its bytes are not there to
     /// be pinned; then nothing has changed.
     pub fn try_pin_many(self, count: u32) -> Result<(), HoldError> {
-        self.take(HoldSort::Pin, count).map(|_| ())
+        self.take(HoldKind::Pin, count).map(|_| ())
     }
 
     #[inline]
-    fn take(self, sort: HoldSort, count: u32) -> Result<Word, HoldError> {
+    fn take(self, sort: HoldKind, count: u32) -> Result<Word, HoldError> {
         if count > MAX_OPTIMISTIC {
             return self.take_compared(sort, count);
         }
@@ -307,7 +307,7 @@ impl<'a, P> Folio<'a, P> {
     fn take_back(
         page: &Page<P>,
         template: Word,
-        sort: HoldSort,
+        sort: HoldKind,
         delta: u64,
     ) -> Result<Word, HoldError> {
         let folio = Folio::new(page, template);
@@ -332,7 +332,7 @@ impl<'a, P> Folio<'a, P> {
         }
     }
 
-    fn take_compared(self, sort: HoldSort, count: u32) -> Result<Word, HoldError> {
+    fn take_compared(self, sort: HoldKind, count: u32) -> Result<Word, HoldError> {
         self.update(Ordering::Acquire, |word| {
             let total = sort.raw_count(word) + u64::from(count);
             match refusal(word, sort, total) {
@@ -348,7 +348,7 @@ impl<'a, P> Folio<'a, P> {
     /// # Errors
     /// [`ReleaseError`] if there is none; then nothing has changed.
     pub fn put(self) -> Result<Released, ReleaseError> {
-        self.give_back(HoldSort::Reference, 1)
+        self.give_back(HoldKind::Reference, 1)
     }
 
     /// Gives `count` references back at once.
@@ -356,7 +356,7 @@ impl<'a, P> Folio<'a, P> {
     /// # Errors
     /// [`ReleaseError`] if there are fewer; then nothing has changed.
     pub fn put_many(self, count: u32) -> Result<Released, ReleaseError> {
-        self.give_back(HoldSort::Reference, count)
+        self.give_back(HoldKind::Reference, count)
     }
 
     /// Gives a pin back.
@@ -364,7 +364,7 @@ impl<'a, P> Folio<'a, P> {
     /// # Errors
     /// [`ReleaseError`] if there is none; then nothing has changed.
     pub fn unpin(self) -> Result<Released, ReleaseError> {
-        self.give_back(HoldSort::Pin, 1)
+        self.give_back(HoldKind::Pin, 1)
     }
 
     /// Gives `count` pins back at once.
@@ -372,11 +372,11 @@ impl<'a, P> Folio<'a, P> {
     /// # Errors
     /// [`ReleaseError`] if there are fewer; then nothing has changed.
     pub fn unpin_many(self, count: u32) -> Result<Released, ReleaseError> {
-        self.give_back(HoldSort::Pin, count)
+        self.give_back(HoldKind::Pin, count)
     }
 
     #[inline]
-    fn give_back(self, sort: HoldSort, count: u32) -> Result<Released, ReleaseError> {
+    fn give_back(self, sort: HoldKind, count: u32) -> Result<Released, ReleaseError> {
         if count == 0 {
             return Ok(Released::Held);
         }
@@ -418,7 +418,7 @@ impl<'a, P> Folio<'a, P> {
                 return Err(());
             }
             // Takers that will be refused may be in the count; they take back what they added.
-            Ok(Word((word.0 & !FREE) + HoldSort::Reference.one()))
+            Ok(Word((word.0 & !FREE) + HoldKind::Reference.one()))
         })
         .is_ok()
     }
@@ -517,7 +517,7 @@ impl<'a, P> Folio<'a, P> {
             }
         });
         match advanced {
-            // Only an owned page is doomed, and that was unpinnable before as it is now.
+            // Only an owned page is poison_pending, and that was unpinnable before as it is now.
             Ok((before, _)) if before.is_doomed() => {
                 Err(AdvanceError::Found { expected: from, found: Content::Poisoned })
             }
@@ -803,7 +803,7 @@ mod tests {
             assert_eq!(folio.poison().map(Word::pins), Some(3));
             assert_eq!(folio.poison(), None);
             assert_eq!(folio.try_pin(), Err(HoldError::Content(Content::Poisoned)));
-            assert_eq!(folio.hold_again(HoldSort::Pin), Ok(()));
+            assert_eq!(folio.hold_again(HoldKind::Pin), Ok(()));
             assert_eq!(folio.unpin_many(4), Ok(Released::Held));
             assert_eq!(folio.advance(Content::Poisoned, Content::Unknown), Ok(()));
             assert_eq!(folio.word(), Word::initial(MemoryKind::Generic));
@@ -829,10 +829,10 @@ mod tests {
     fn a_folio_with_a_bad_page_is_pinned_with_a_warning() {
         with_folio(MemoryKind::Generic, |folio| {
             assert_eq!(folio.set_partly_poisoned(true), Word::initial(MemoryKind::Generic));
-            let before = folio.try_hold(HoldSort::Pin).unwrap();
+            let before = folio.try_hold(HoldKind::Pin).unwrap();
             assert!(before.is_partly_poisoned() && before.pins() == 0);
             assert_eq!(folio.set_partly_poisoned(false).pins(), 1);
-            assert_eq!(folio.release(HoldSort::Pin), Ok(Released::Held));
+            assert_eq!(folio.release(HoldKind::Pin), Ok(Released::Held));
             assert_eq!(folio.word(), Word::initial(MemoryKind::Generic));
         });
     }

@@ -48,15 +48,15 @@ mod density;
 mod folio;
 mod kind;
 mod layout;
-mod ledger;
 mod linux;
+mod live_ref;
 mod memmap;
 mod page;
 mod pattern;
 mod payload;
 mod placement;
+mod pool_state;
 mod span;
-mod stock;
 mod sync;
 mod window;
 mod word;
@@ -74,16 +74,17 @@ pub use density::FaultCosts;
 pub use folio::{AdvanceError, Folio, HoldError, ReleaseError, Released};
 pub use kind::{MemoryKind, ParseMemoryKindError};
 pub use layout::{Class, Layout, LayoutError, Slot, Tails};
-pub use ledger::{EnterError, Guards, Ledger, Left, MAX_GUARDS};
 pub use linux::{LinuxPage, LinuxRelease, LinuxSeed, SectionBits, StructPage};
+pub use live_ref::{EnterError, Guards, Left, LiveRef, MAX_GUARDS};
 pub use memmap::{BlocksError, Memmap, MemmapError, PageRef};
 pub use page::Page;
 pub use pattern::{Advice, FaultArea, FaultPattern, FaultPlan, Touch};
 pub use payload::{MAX_PAYLOAD_BYTES, Payload, Plain, Refresh, Template};
 pub use placement::{Placement, PlacementError, PlacementSpec};
-pub use span::{Span, SpanRefused};
-pub use stock::{
-    Depot, Refusal, Standing, Stock, clear_ahead, give_back, hand_out, look_again, restock,
+pub use pool_state::{
+    FolioState, PoolBackend, PoolState, Refusal, clear_ahead, give_back, hand_out, look_again,
+    restock,
 };
+pub use span::{Span, SpanRefused};
 pub use window::{FaultAround, FaultAroundError};
-pub use word::{HoldSort, MAX_HOLDS, MAX_OPTIMISTIC, Word};
+pub use word::{HoldKind, MAX_HOLDS, MAX_OPTIMISTIC, Word};

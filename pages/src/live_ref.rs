@@ -1,4 +1,4 @@
-//! How many guards there are on a whole pagemap: [`Ledger`], which decides whether it may go.
+//! How many guards there are on a whole pagemap: [`LiveRef`], which decides whether it may go.
 //!
 //! A folio's word says who holds *it*. Whether anybody holds any folio of a pagemap would take a
 //! look at every word, which is gigabytes for terabytes; so each guard, however many folios it
@@ -24,7 +24,7 @@
 //! *before* whether somebody waits for that, since afterwards the pagemap may be gone.
 
 use crate::sync::{AtomicU64, Ordering};
-use crate::word::HoldSort;
+use crate::word::HoldKind;
 
 const COUNT_BITS: u32 = 31;
 const COUNT_MASK: u64 = (1 << COUNT_BITS) - 1;
@@ -37,10 +37,10 @@ const _: () = assert!(2 * COUNT_BITS == ORPHANED.trailing_zeros());
 pub const MAX_GUARDS: u32 = (1 << COUNT_BITS) - 1;
 
 /// Returns one guard of `sort`, as it is added to the ledger.
-const fn one(sort: HoldSort) -> u64 {
+const fn one(sort: HoldKind) -> u64 {
     match sort {
-        HoldSort::Reference => 1,
-        HoldSort::Pin => 1 << COUNT_BITS,
+        HoldKind::Reference => 1,
+        HoldKind::Pin => 1 << COUNT_BITS,
     }
 }
 
@@ -97,15 +97,15 @@ pub enum Left {
 
 /// The count of guards on a pagemap, whether it still admits any, and whether it has an owner.
 #[derive(Debug)]
-pub struct Ledger(AtomicU64);
+pub struct LiveRef(AtomicU64);
 
-impl Default for Ledger {
+impl Default for LiveRef {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl Ledger {
+impl LiveRef {
     /// Makes an open ledger without guards, of a pagemap with an owner.
     #[must_use]
     pub fn new() -> Self {
@@ -118,7 +118,7 @@ impl Ledger {
     /// [`EnterError`] if the pagemap is being unbound, is gone or has too many; then nothing has
     /// changed.
     #[inline]
-    pub fn enter(&self, sort: HoldSort) -> Result<(), EnterError> {
+    pub fn enter(&self, sort: HoldKind) -> Result<(), EnterError> {
         // Relaxed: a guess that the exchange confirms.
         let mut word = self.0.load(Ordering::Relaxed);
         loop {
@@ -138,10 +138,10 @@ impl Ledger {
     /// Lets a guard go that was admitted, if that is nobody's business: the ledger is open, and the
     /// pagemap has an owner. Returns whether it did; if so, the caller has nothing to do with the
     /// ledger any more, which may be gone by then. If not, the guard still counts, and leaves by
-    /// [`Ledger::leave`].
+    /// [`LiveRef::leave`].
     #[inline]
     #[must_use = "the guard may not have left"]
-    pub fn try_leave(&self, sort: HoldSort) -> bool {
+    pub fn try_leave(&self, sort: HoldKind) -> bool {
         // Relaxed: a guess that the exchange confirms.
         let mut word = self.0.load(Ordering::Relaxed);
         loop {
@@ -161,7 +161,7 @@ impl Ledger {
 
     /// Lets a guard go that was admitted, of a ledger that may be closing or orphaned. The caller sees
     /// to it that the ledger outlives the call.
-    pub fn leave(&self, sort: HoldSort) -> Left {
+    pub fn leave(&self, sort: HoldKind) -> Left {
         // Release as in `try_leave`. Acquire: the last one of an orphan ends what the others used, and
         // what its owner left.
         let before = self.0.fetch_sub(one(sort), Ordering::AcqRel);
@@ -206,7 +206,7 @@ impl Ledger {
 
 /// Returns why a guard is not admitted to a ledger of which `word` is the word, if it is not.
 #[inline]
-fn refusal(word: u64, sort: HoldSort) -> Option<EnterError> {
+fn refusal(word: u64, sort: HoldKind) -> Option<EnterError> {
     if word & (CLOSING | ORPHANED) == 0 {
         // The usual case, in one test.
     } else if word & ORPHANED != 0 && Guards::of(word).is_empty() {
@@ -224,45 +224,45 @@ mod tests {
 
     #[test]
     fn a_closed_ledger_admits_nobody_until_it_is_opened_again() {
-        let ledger = Ledger::new();
-        assert_eq!(ledger.enter(HoldSort::Pin), Ok(()));
-        assert_eq!(ledger.enter(HoldSort::Reference), Ok(()));
-        assert_eq!(ledger.enter(HoldSort::Reference), Ok(()));
-        assert!(ledger.try_leave(HoldSort::Reference), "nobody waits");
+        let ledger = LiveRef::new();
+        assert_eq!(ledger.enter(HoldKind::Pin), Ok(()));
+        assert_eq!(ledger.enter(HoldKind::Reference), Ok(()));
+        assert_eq!(ledger.enter(HoldKind::Reference), Ok(()));
+        assert!(ledger.try_leave(HoldKind::Reference), "nobody waits");
         assert_eq!(ledger.close(), Guards { references: 1, pins: 1 });
-        assert_eq!(ledger.enter(HoldSort::Pin), Err(EnterError::Closing));
-        assert!(!ledger.try_leave(HoldSort::Pin), "somebody waits");
-        assert_eq!(ledger.leave(HoldSort::Pin), Left::Others);
-        assert_eq!(ledger.leave(HoldSort::Reference), Left::LastOfClosing);
+        assert_eq!(ledger.enter(HoldKind::Pin), Err(EnterError::Closing));
+        assert!(!ledger.try_leave(HoldKind::Pin), "somebody waits");
+        assert_eq!(ledger.leave(HoldKind::Pin), Left::Others);
+        assert_eq!(ledger.leave(HoldKind::Reference), Left::LastOfClosing);
         assert!(ledger.close().is_empty());
         ledger.reopen();
-        assert_eq!(ledger.enter(HoldSort::Pin), Ok(()));
-        assert_eq!(ledger.leave(HoldSort::Pin), Left::Others, "nobody closes it");
+        assert_eq!(ledger.enter(HoldKind::Pin), Ok(()));
+        assert_eq!(ledger.leave(HoldKind::Pin), Left::Others, "nobody closes it");
     }
 
     #[test]
     fn an_orphan_lives_until_its_last_guard_and_admits_nobody_afterwards() {
-        let ledger = Ledger::new();
-        assert_eq!(ledger.enter(HoldSort::Pin), Ok(()));
+        let ledger = LiveRef::new();
+        assert_eq!(ledger.enter(HoldKind::Pin), Ok(()));
         assert_eq!(ledger.orphan(), Guards { references: 0, pins: 1 });
-        assert_eq!(ledger.enter(HoldSort::Reference), Ok(()), "it is not gone yet");
-        assert!(!ledger.try_leave(HoldSort::Pin));
-        assert_eq!(ledger.leave(HoldSort::Pin), Left::Others);
-        assert_eq!(ledger.leave(HoldSort::Reference), Left::LastOfOrphan);
-        assert_eq!(ledger.enter(HoldSort::Pin), Err(EnterError::Gone));
-        let ledger = Ledger::new();
+        assert_eq!(ledger.enter(HoldKind::Reference), Ok(()), "it is not gone yet");
+        assert!(!ledger.try_leave(HoldKind::Pin));
+        assert_eq!(ledger.leave(HoldKind::Pin), Left::Others);
+        assert_eq!(ledger.leave(HoldKind::Reference), Left::LastOfOrphan);
+        assert_eq!(ledger.enter(HoldKind::Pin), Err(EnterError::Gone));
+        let ledger = LiveRef::new();
         assert!(ledger.orphan().is_empty());
-        assert_eq!(ledger.enter(HoldSort::Pin), Err(EnterError::Gone));
-        let ledger = Ledger::new();
+        assert_eq!(ledger.enter(HoldKind::Pin), Err(EnterError::Gone));
+        let ledger = LiveRef::new();
         assert!(ledger.close().is_empty());
         assert!(ledger.orphan().is_empty());
-        assert_eq!(ledger.enter(HoldSort::Pin), Err(EnterError::Gone), "it was unbound");
+        assert_eq!(ledger.enter(HoldKind::Pin), Err(EnterError::Gone), "it was unbound");
     }
 
     #[test]
     fn guards_beyond_the_most_are_refused_and_change_nothing() {
-        for sort in [HoldSort::Reference, HoldSort::Pin] {
-            let ledger = Ledger(AtomicU64::new(one(sort) * u64::from(MAX_GUARDS)));
+        for sort in [HoldKind::Reference, HoldKind::Pin] {
+            let ledger = LiveRef(AtomicU64::new(one(sort) * u64::from(MAX_GUARDS)));
             let before = ledger.guards();
             assert_eq!(ledger.enter(sort), Err(EnterError::Full));
             assert_eq!(ledger.guards(), before);

@@ -1,11 +1,11 @@
-//! Which folios of a pool are what, and the steps by which they are handed out: [`Stock`].
+//! Which folios of a pool are what, and the steps by which they are handed out: [`PoolState`].
 //!
 //! A folio that is handed out is zero. What says so is not the stock but the folio's own word: the
 //! step from *zero* to what its owner has is made by one taker, and whoever else has touched the
 //! folio has made that step before. The sets of a stock only say where to look, so a set that is
 //! wrong costs time and never a leak.
 //!
-//! The steps are written once, here, for whoever has the lock and the memory ([`Depot`]): the package
+//! The steps are written once, here, for whoever has the lock and the memory ([`PoolBackend`]): the package
 //! `uzone` with threads and gigabytes, and the model checker with two folios of a byte each
 //! (`tests/loom.rs`).
 //!
@@ -24,7 +24,7 @@ use crate::bits::Bits;
 
 /// What a free folio is.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Standing {
+pub enum FolioState {
     /// Every byte is zero, as its word says.
     Zero,
     /// It has to be cleared first.
@@ -51,7 +51,7 @@ pub enum Refusal<F> {
 
 /// The folios of a pool by their numbers, from 0 on.
 #[derive(Debug)]
-pub struct Stock {
+pub struct PoolState {
     sets: Bits<6>,
     in_work: usize,
 }
@@ -66,18 +66,18 @@ const BAD: usize = 4;
 const LOOSE: usize = 5;
 
 /// A stock with a lock around it, and the memory that it is about.
-pub trait Depot {
+pub trait PoolBackend {
     /// Why memory could not be cleared.
     type Failure;
     /// The stock, locked.
-    type Locked<'a>: DerefMut<Target = Stock>
+    type Locked<'a>: DerefMut<Target = PoolState>
     where
         Self: 'a;
 
     /// Locks the stock.
     fn lock(&self) -> Self::Locked<'_>;
 
-    /// Lets the lock go until somebody has called [`Depot::sorted`], and takes it again. It may return
+    /// Lets the lock go until somebody has called [`PoolBackend::sorted`], and takes it again. It may return
     /// sooner.
     fn wait<'a>(&'a self, stock: Self::Locked<'a>) -> Self::Locked<'a>;
 
@@ -86,7 +86,7 @@ pub trait Depot {
     fn sorted(&self, stock: Self::Locked<'_>);
 
     /// Returns what a free folio is, by its word. Called under the lock.
-    fn standing(&self, number: usize) -> Standing;
+    fn standing(&self, number: usize) -> FolioState;
 
     /// Steps the folios from `first` on from zero to what their owner has; those that are bad or not
     /// zero are not stepped. Returns how many were. Called under the lock.
@@ -96,7 +96,7 @@ pub trait Depot {
     /// cleared. Called without the lock.
     ///
     /// # Errors
-    /// What ended it. What it was called for is sorted by [`Depot::standing`] either way.
+    /// What ended it. What it was called for is sorted by [`PoolBackend::standing`] either way.
     fn clear(&self, first: usize, folios: usize) -> Result<usize, Self::Failure>;
 
     /// Counts folios that were cleared ahead of need. Called before they are sorted, so that a thread
@@ -107,7 +107,7 @@ pub trait Depot {
     fn count_on_demand(&self, folios: usize);
 }
 
-impl Stock {
+impl PoolState {
     /// Makes the stock of so many folios, all of them in work: [`restock`] puts them in sets.
     #[must_use]
     pub fn new(folios: usize) -> Self {
@@ -199,12 +199,12 @@ impl Stock {
     }
 
     /// Puts one that is in work where it belongs.
-    fn put(&mut self, number: usize, standing: Standing) {
+    fn put(&mut self, number: usize, standing: FolioState) {
         let set = match standing {
-            Standing::Zero => ZERO,
-            Standing::Dirty => DIRTY,
-            Standing::Aside => PINNED,
-            Standing::Bad => BAD,
+            FolioState::Zero => ZERO,
+            FolioState::Dirty => DIRTY,
+            FolioState::Aside => PINNED,
+            FolioState::Bad => BAD,
         };
         self.sets.insert(set, number);
         self.in_work -= 1;
@@ -231,20 +231,20 @@ fn run(sets: &Bits<6>, folios: usize) -> Option<usize> {
 }
 
 /// Folios that are in work: put in sets when this is dropped, also by a panic of who clears them.
-struct InWork<'a, D: Depot> {
+struct InWork<'a, D: PoolBackend> {
     depot: &'a D,
     first: usize,
     folios: usize,
 }
 
-impl<D: Depot> Drop for InWork<'_, D> {
+impl<D: PoolBackend> Drop for InWork<'_, D> {
     fn drop(&mut self) {
         restock(self.depot, self.first, self.folios);
     }
 }
 
 /// Puts folios that are in work in sets, by their words.
-pub fn restock<D: Depot>(depot: &D, first: usize, folios: usize) {
+pub fn restock<D: PoolBackend>(depot: &D, first: usize, folios: usize) {
     let mut stock = depot.lock();
     for number in first..first + folios {
         stock.put(number, depot.standing(number));
@@ -254,7 +254,7 @@ pub fn restock<D: Depot>(depot: &D, first: usize, folios: usize) {
 
 /// Looks again at free folios that were set aside or bad when they were last looked at, and puts them
 /// where they belong by now. Others are left alone.
-pub fn look_again<D: Depot>(depot: &D, first: usize, folios: usize) {
+pub fn look_again<D: PoolBackend>(depot: &D, first: usize, folios: usize) {
     let mut stock = depot.lock();
     for number in first..first.saturating_add(folios).min(stock.sets.bound()) {
         if stock.sets.remove(PINNED, number) || stock.sets.remove(BAD, number) {
@@ -271,7 +271,7 @@ pub fn look_again<D: Depot>(depot: &D, first: usize, folios: usize) {
 ///
 /// # Errors
 /// [`Refusal`] if there are none. Somebody who is clearing what may be the last ones is waited for.
-pub fn hand_out<D: Depot>(depot: &D, folios: usize) -> Result<usize, Refusal<D::Failure>> {
+pub fn hand_out<D: PoolBackend>(depot: &D, folios: usize) -> Result<usize, Refusal<D::Failure>> {
     let mut has_looked_again = false;
     let mut stock = depot.lock();
     loop {
@@ -308,7 +308,7 @@ pub fn hand_out<D: Depot>(depot: &D, folios: usize) -> Result<usize, Refusal<D::
 
 /// Looks at all folios that were set aside or bad, and puts them in sets by their words. One that is
 /// still pinned or bad stays counted as that, so that a taker who is refused leaves the counts right.
-fn sort_again<D: Depot>(depot: &D, stock: &mut Stock) {
+fn sort_again<D: PoolBackend>(depot: &D, stock: &mut PoolState) {
     for set in [PINNED, BAD] {
         let mut from = 0;
         while let Some(number) = stock.sets.first_from(set, from) {
@@ -322,7 +322,11 @@ fn sort_again<D: Depot>(depot: &D, stock: &mut Stock) {
 
 /// Clears folios that are in work and makes all of them the caller's. Returns whether it did; if not,
 /// they are in sets again.
-fn clear_and_own<D: Depot>(depot: &D, first: usize, folios: usize) -> Result<bool, D::Failure> {
+fn clear_and_own<D: PoolBackend>(
+    depot: &D,
+    first: usize,
+    folios: usize,
+) -> Result<bool, D::Failure> {
     let work = InWork { depot, first, folios };
     depot.count_on_demand(depot.clear(first, folios)?);
     let mut stock = depot.lock();
@@ -342,7 +346,7 @@ fn clear_and_own<D: Depot>(depot: &D, first: usize, folios: usize) -> Result<boo
 
 /// Takes folios back that are handed out. They are cleared at once where `clears` says so, and what
 /// is not cleared then is dirty. Returns how many were cleared. `stock` is the depot's, and is let go.
-pub fn give_back<'a, D: Depot>(
+pub fn give_back<'a, D: PoolBackend>(
     depot: &'a D,
     mut stock: D::Locked<'a>,
     first: usize,
@@ -371,8 +375,8 @@ pub fn give_back<'a, D: Depot>(
 /// Clears some dirty folios ahead of need, `most` at most: those from the number `from` on, or if none
 /// of these is dirty, the first of all. `None` if none is dirty; `stock` is the depot's, and is let go.
 /// # Errors
-/// What [`Depot::clear`] answered.
-pub fn clear_ahead<'a, D: Depot>(
+/// What [`PoolBackend::clear`] answered.
+pub fn clear_ahead<'a, D: PoolBackend>(
     depot: &'a D,
     mut stock: D::Locked<'a>,
     from: usize,

@@ -15,7 +15,7 @@ use crate::content::Content;
 use crate::folio::{Folio, HoldError, Released, obstacle};
 use crate::memmap::Memmap;
 use crate::page::Page;
-use crate::word::HoldSort;
+use crate::word::HoldKind;
 
 /// How often a barred block is looked at before it is called busy: longer than a thread takes from
 /// its bar to its page, if it runs.
@@ -89,7 +89,7 @@ where
     pub fn hold(
         &self,
         range: PfnRange,
-        sort: HoldSort,
+        sort: HoldKind,
         bad: impl Fn(PfnRange) -> Option<Pfn>,
         mut freed: impl FnMut(Pfn),
     ) -> Result<Span, SpanRefused> {
@@ -107,7 +107,7 @@ where
     fn hold_long(
         &self,
         range: PfnRange,
-        sort: HoldSort,
+        sort: HoldKind,
         bad: &impl Fn(PfnRange) -> Option<Pfn>,
         freed: &mut impl FnMut(Pfn),
     ) -> Result<Span, SpanRefused> {
@@ -133,7 +133,7 @@ where
 
     /// Gives back what a span holds. `freed` is told the heads of folios that nobody holds any more.
     #[inline(always)]
-    pub fn release(&self, span: Span, sort: HoldSort, mut freed: impl FnMut(Pfn)) {
+    pub fn release(&self, span: Span, sort: HoldKind, mut freed: impl FnMut(Pfn)) {
         if !self.has_blocks()
             && let Some((head, folio)) = self.only_folio(span.range)
         {
@@ -143,7 +143,7 @@ where
     }
 
     /// Gives back what [`Memmap::hold_long`] took, or a part of it.
-    fn release_long(&self, span: Span, sort: HoldSort, freed: &mut impl FnMut(Pfn)) {
+    fn release_long(&self, span: Span, sort: HoldKind, freed: &mut impl FnMut(Pfn)) {
         let range = span.range;
         let (first, last) =
             if self.has_blocks() { span.blocks() } else { (range.start(), range.start()) };
@@ -168,7 +168,7 @@ where
     pub fn split(
         &self,
         span: Span,
-        sort: HoldSort,
+        sort: HoldKind,
         pages: PageCount,
     ) -> Result<(Span, Span), Option<SpanRefused>> {
         let start = span.range.start();
@@ -207,13 +207,13 @@ where
         (head, folio): (Pfn, Folio<'_, P>),
         start: Pfn,
         end: Pfn,
-        sort: HoldSort,
+        sort: HoldKind,
         bad: &impl Fn(PfnRange) -> Option<Pfn>,
         freed: &mut impl FnMut(Pfn),
     ) -> Result<(), SpanRefused> {
         match folio.try_hold(sort) {
             Ok(before) => {
-                if sort == HoldSort::Reference || !before.is_partly_poisoned() {
+                if sort == HoldKind::Reference || !before.is_partly_poisoned() {
                     return Ok(());
                 }
                 self.check_parts((head, folio), start, end, sort, bad, freed)
@@ -229,7 +229,7 @@ where
         (head, folio): (Pfn, Folio<'_, P>),
         start: Pfn,
         end: Pfn,
-        sort: HoldSort,
+        sort: HoldKind,
         bad: &impl Fn(PfnRange) -> Option<Pfn>,
         freed: &mut impl FnMut(Pfn),
     ) -> Result<(), SpanRefused> {
@@ -243,7 +243,7 @@ where
         &self,
         start: Pfn,
         end: Pfn,
-        sort: HoldSort,
+        sort: HoldKind,
         bad: &impl Fn(PfnRange) -> Option<Pfn>,
         freed: &mut impl FnMut(Pfn),
     ) -> Result<(), SpanRefused> {
@@ -257,7 +257,7 @@ where
     }
 
     #[cold]
-    fn undo_folios(&self, start: Pfn, head: Pfn, sort: HoldSort, freed: &mut impl FnMut(Pfn)) {
+    fn undo_folios(&self, start: Pfn, head: Pfn, sort: HoldKind, freed: &mut impl FnMut(Pfn)) {
         if start < head {
             self.release_folios(start, head, sort, freed);
         }
@@ -272,14 +272,14 @@ where
     }
 
     #[inline]
-    fn release_folios(&self, start: Pfn, end: Pfn, sort: HoldSort, freed: &mut impl FnMut(Pfn)) {
+    fn release_folios(&self, start: Pfn, end: Pfn, sort: HoldKind, freed: &mut impl FnMut(Pfn)) {
         for (head, folio) in self.bare_folios(start, end) {
             release(head, folio, sort, freed);
         }
     }
 
     #[inline]
-    fn hold_blocks(&self, first: Pfn, last: Pfn, sort: HoldSort) -> Result<(), SpanRefused> {
+    fn hold_blocks(&self, first: Pfn, last: Pfn, sort: HoldKind) -> Result<(), SpanRefused> {
         for (start, block) in self.blocks(first, last) {
             if let Err(refusal) = block.hold(sort)
                 && let Err(refused) = self.hold_barred(start, block, sort, refusal)
@@ -297,7 +297,7 @@ where
         &self,
         start: Pfn,
         block: BlockRef<'_>,
-        sort: HoldSort,
+        sort: HoldKind,
         mut refusal: BlockRefusal,
     ) -> Result<(), SpanRefused> {
         for _ in 0..PATIENCE {
@@ -321,7 +321,7 @@ where
     }
 
     #[inline]
-    fn release_blocks(&self, first: Pfn, last: Pfn, sort: HoldSort) {
+    fn release_blocks(&self, first: Pfn, last: Pfn, sort: HoldKind) {
         for (_, block) in self.blocks(first, last) {
             let given = block.give_back(sort);
             debug_assert!(given, "a span gives back what it took");
@@ -330,7 +330,7 @@ where
 }
 
 #[inline]
-fn release<P>(head: Pfn, folio: Folio<'_, P>, sort: HoldSort, freed: &mut impl FnMut(Pfn)) {
+fn release<P>(head: Pfn, folio: Folio<'_, P>, sort: HoldKind, freed: &mut impl FnMut(Pfn)) {
     let released = folio.release(sort);
     debug_assert!(released.is_ok(), "a span gives back what it took");
     if released == Ok(Released::Last) {

@@ -5,7 +5,7 @@
 //! ┌─────────────┬────────┬─────────────────────────┬─────────────────────────┐
 //! │    flags    │content │          pins           │       references        │
 //! └─────────────┴────────┴─────────────────────────┴─────────────────────────┘
-//!   59 doomed   60 reserved   61 frozen   62 free   63 partly poisoned
+//!   59 poison_pending   60 reserved   61 frozen   62 free   63 partly poisoned
 //! ```
 //!
 //! | references or pins | meaning |
@@ -48,14 +48,14 @@ const _: () = assert!((1_u64 << 22) * (MAX_OPTIMISTIC as u64) <= COUNT_MASK - MA
 
 /// The two sorts of hold.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum HoldSort {
+pub enum HoldKind {
     /// It keeps a descriptor's meaning.
     Reference,
     /// It keeps a page in place, so that a device may read and write its bytes.
     Pin,
 }
 
-impl HoldSort {
+impl HoldKind {
     /// Returns one hold of this sort, as it is added to a word.
     pub(crate) const fn one(self) -> u64 {
         1 << self.shift()
@@ -179,8 +179,8 @@ impl Word {
         if self.is_free() {
             return self;
         }
-        let references = sum(HoldSort::Reference.raw_count(self), references);
-        let pins = sum(HoldSort::Pin.raw_count(self), pins);
+        let references = sum(HoldKind::Reference.raw_count(self), references);
+        let pins = sum(HoldKind::Pin.raw_count(self), pins);
         let others = self.0 & !(COUNT_MASK | COUNT_MASK << PINS_SHIFT);
         Self(others | references | pins << PINS_SHIFT)
     }
@@ -204,7 +204,7 @@ impl fmt::Debug for Word {
             .field("reserved", &self.is_reserved())
             .field("frozen", &self.is_frozen())
             .field("free", &self.is_free())
-            .field("doomed", &self.is_doomed())
+            .field("poison_pending", &self.is_doomed())
             .field("partly_poisoned", &self.is_partly_poisoned())
             .finish()
     }

@@ -9,7 +9,7 @@ use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use loom::thread;
 use uzone_pages::{
-    BLOCK_ORDER, Block, Content, Folio, HoldError, HoldSort, Layout, Ledger, Left, Memmap,
+    BLOCK_ORDER, Block, Content, Folio, HoldError, HoldKind, Layout, Left, LiveRef, Memmap,
     MemoryKind, Order, Page, Pfn, PfnRange, Released, Span, SpanRefused, Tails, Word,
 };
 
@@ -265,19 +265,19 @@ fn a_pagemap_is_unbound_or_held_never_both() {
     let seen = Seen::new(2);
     let marks = seen.marks();
     loom::model(move || {
-        let pagemap = Arc::new((Ledger::new(), Page::new(()), AtomicBool::new(false)));
+        let pagemap = Arc::new((LiveRef::new(), Page::new(()), AtomicBool::new(false)));
         let holder = {
             let pagemap = pagemap.clone();
             thread::spawn(move || {
                 let (ledger, page, written) = &*pagemap;
-                if ledger.enter(HoldSort::Pin).is_err() {
+                if ledger.enter(HoldKind::Pin).is_err() {
                     return false;
                 }
                 assert_eq!(folio(page, GENERIC).try_pin(), Ok(()));
                 // Relaxed on purpose: only the ledger orders it.
                 written.store(true, Ordering::Relaxed);
                 assert_eq!(folio(page, GENERIC).unpin(), Ok(Released::Held));
-                let _ = leave(ledger, HoldSort::Pin);
+                let _ = leave(ledger, HoldKind::Pin);
                 true
             })
         };
@@ -292,7 +292,7 @@ fn a_pagemap_is_unbound_or_held_never_both() {
             mark(&marks, 0);
         } else {
             ledger.reopen();
-            assert_eq!(ledger.enter(HoldSort::Reference), Ok(()));
+            assert_eq!(ledger.enter(HoldKind::Reference), Ok(()));
             mark(&marks, 1);
         }
     });
@@ -300,7 +300,7 @@ fn a_pagemap_is_unbound_or_held_never_both() {
 }
 
 /// Lets a guard go as `uzone_os::Counted` does. Returns what it was told.
-fn leave(ledger: &Ledger, sort: HoldSort) -> Left {
+fn leave(ledger: &LiveRef, sort: HoldKind) -> Left {
     if ledger.try_leave(sort) { Left::Others } else { ledger.leave(sort) }
 }
 
@@ -311,10 +311,10 @@ fn who_waits_for_the_last_guard_is_told() {
     let seen = Seen::new(2);
     let marks = seen.marks();
     loom::model(move || {
-        let ledger = Arc::new(Ledger::new());
-        assert_eq!(ledger.enter(HoldSort::Pin), Ok(()));
-        assert_eq!(ledger.enter(HoldSort::Reference), Ok(()));
-        let leavers: Vec<_> = [HoldSort::Pin, HoldSort::Reference]
+        let ledger = Arc::new(LiveRef::new());
+        assert_eq!(ledger.enter(HoldKind::Pin), Ok(()));
+        assert_eq!(ledger.enter(HoldKind::Reference), Ok(()));
+        let leavers: Vec<_> = [HoldKind::Pin, HoldKind::Reference]
             .into_iter()
             .map(|sort| {
                 let ledger = ledger.clone();
@@ -338,13 +338,13 @@ fn an_orphan_is_ended_once_and_by_the_last_who_had_it() {
     let seen = Seen::new(4);
     let marks = seen.marks();
     loom::model(move || {
-        let pagemap = Arc::new((Ledger::new(), AtomicUsize::new(0), AtomicUsize::new(0)));
-        assert_eq!(pagemap.0.enter(HoldSort::Pin), Ok(()));
-        let uses = |sort: HoldSort| {
+        let pagemap = Arc::new((LiveRef::new(), AtomicUsize::new(0), AtomicUsize::new(0)));
+        assert_eq!(pagemap.0.enter(HoldKind::Pin), Ok(()));
+        let uses = |sort: HoldKind| {
             let pagemap = pagemap.clone();
             thread::spawn(move || {
                 let (ledger, ends, uses) = &*pagemap;
-                if sort == HoldSort::Reference && ledger.enter(sort).is_err() {
+                if sort == HoldKind::Reference && ledger.enter(sort).is_err() {
                     return (false, false);
                 }
                 assert_eq!(ends.load(Ordering::Relaxed), 0, "it was ended under a guard");
@@ -357,7 +357,7 @@ fn an_orphan_is_ended_once_and_by_the_last_who_had_it() {
                 (true, is_last)
             })
         };
-        let (early, late) = (uses(HoldSort::Pin), uses(HoldSort::Reference));
+        let (early, late) = (uses(HoldKind::Pin), uses(HoldKind::Reference));
         let (ledger, ends, used) = &*pagemap;
         let is_owner = ledger.orphan().is_empty();
         if is_owner {
@@ -406,11 +406,11 @@ impl Blocked {
         self.memmap.folio(Pfn::new(8 + index)).unwrap()
     }
 
-    fn hold(&self, sort: HoldSort) -> Result<Span, SpanRefused> {
+    fn hold(&self, sort: HoldKind) -> Result<Span, SpanRefused> {
         self.memmap.hold(self.memmap.layout().range(), sort, |_| None, |_| unreachable!())
     }
 
-    fn release(&self, span: Span, sort: HoldSort) {
+    fn release(&self, span: Span, sort: HoldKind) {
         self.memmap.release(span, sort, |_| unreachable!());
     }
 
@@ -419,7 +419,7 @@ impl Blocked {
         for index in 0..BLOCK_ORDER.pages().get() {
             assert_eq!(self.page(index).word(), Word::initial(GENERIC));
         }
-        for sort in [HoldSort::Reference, HoldSort::Pin] {
+        for sort in [HoldKind::Reference, HoldKind::Pin] {
             let span = self.hold(sort).expect("no bar is left");
             self.release(span, sort);
         }
@@ -437,11 +437,11 @@ fn a_page_is_cleared_or_its_block_pinned_never_both() {
         let pinner = {
             let blocked = blocked.clone();
             let marks = marks.clone();
-            thread::spawn(move || match blocked.hold(HoldSort::Pin) {
+            thread::spawn(move || match blocked.hold(HoldKind::Pin) {
                 Ok(span) => {
                     assert!(blocked.page(1).word().content().is_pinnable());
                     blocked.bytes.store(true, Ordering::Relaxed);
-                    blocked.release(span, HoldSort::Pin);
+                    blocked.release(span, HoldKind::Pin);
                     mark(&marks, 0);
                     true
                 }
@@ -483,9 +483,9 @@ fn beside_pins_of_a_page_and_of_its_block_clearing_comes_before_or_after() {
             let blocked = blocked.clone();
             thread::spawn(move || {
                 if is_whole {
-                    if let Ok(span) = blocked.hold(HoldSort::Pin) {
+                    if let Ok(span) = blocked.hold(HoldKind::Pin) {
                         assert!(blocked.page(0).word().content().is_pinnable());
-                        blocked.release(span, HoldSort::Pin);
+                        blocked.release(span, HoldKind::Pin);
                     }
                 } else if blocked.page(0).try_pin().is_ok() {
                     assert!(blocked.page(0).word().content().is_pinnable());
@@ -506,7 +506,7 @@ fn beside_pins_of_a_page_and_of_its_block_clearing_comes_before_or_after() {
 
 #[test]
 fn a_page_is_frozen_or_its_block_held_never_both() {
-    for sort in [HoldSort::Reference, HoldSort::Pin] {
+    for sort in [HoldKind::Reference, HoldKind::Pin] {
         let seen = Seen::new(3);
         let marks = seen.marks();
         loom::model(move || {
@@ -550,7 +550,7 @@ fn a_pin_of_a_bad_page_is_refused_or_its_holder_told() {
                 let blocked = blocked.clone();
                 thread::spawn(move || {
                     if is_whole {
-                        blocked.hold(HoldSort::Pin).is_ok()
+                        blocked.hold(HoldKind::Pin).is_ok()
                     } else {
                         blocked.page(1).try_pin().is_ok()
                     }
@@ -579,7 +579,7 @@ fn a_pin_of_a_folio_with_a_bad_page_is_warned_or_its_holder_told() {
             let marks = marks.clone();
             thread::spawn(move || {
                 let (page, is_listed) = &*shared;
-                let before = folio(page, GENERIC).try_hold(HoldSort::Pin).unwrap();
+                let before = folio(page, GENERIC).try_hold(HoldKind::Pin).unwrap();
                 if before.is_partly_poisoned() {
                     assert!(is_listed.load(Ordering::Relaxed));
                     let _ = folio(page, GENERIC).unpin().unwrap();
@@ -605,16 +605,16 @@ fn a_block_whose_guard_is_split_is_held_until_both_parts_are_gone() {
     let marks = seen.marks();
     loom::model(move || {
         let blocked = Blocked::new();
-        let whole = blocked.hold(HoldSort::Pin).unwrap();
+        let whole = blocked.hold(HoldKind::Pin).unwrap();
         let holder = {
             let blocked = blocked.clone();
             thread::spawn(move || {
                 let one = Order::BASE.pages();
-                let (first, second) = blocked.memmap.split(whole, HoldSort::Pin, one).unwrap();
-                blocked.release(first, HoldSort::Pin);
+                let (first, second) = blocked.memmap.split(whole, HoldKind::Pin, one).unwrap();
+                blocked.release(first, HoldKind::Pin);
                 assert!(blocked.page(1).word().content().is_pinnable());
                 blocked.bytes.store(true, Ordering::Relaxed);
-                blocked.release(second, HoldSort::Pin);
+                blocked.release(second, HoldKind::Pin);
             })
         };
         let page = blocked.page(1);
@@ -648,11 +648,11 @@ fn a_run_of_pages_is_cleared_or_its_block_pinned_never_both() {
             let blocked = blocked.clone();
             let marks = marks.clone();
             thread::spawn(move || {
-                if let Ok(span) = blocked.hold(HoldSort::Pin) {
+                if let Ok(span) = blocked.hold(HoldKind::Pin) {
                     for index in 0..BLOCK_ORDER.pages().get() {
                         assert!(blocked.page(index).word().content().is_pinnable());
                     }
-                    blocked.release(span, HoldSort::Pin);
+                    blocked.release(span, HoldKind::Pin);
                     mark(&marks, 0);
                 } else {
                     mark(&marks, 1);
@@ -690,11 +690,11 @@ fn a_page_that_comes_back_during_a_run_leaves_the_bars_of_the_others() {
                 if blocked.page(0).advance(Content::Absent, Content::Present).is_err() {
                     return mark(&marks, 0);
                 }
-                if let Ok(span) = blocked.hold(HoldSort::Pin) {
+                if let Ok(span) = blocked.hold(HoldKind::Pin) {
                     for index in 0..BLOCK_ORDER.pages().get() {
                         assert!(blocked.page(index).word().content().is_pinnable());
                     }
-                    blocked.release(span, HoldSort::Pin);
+                    blocked.release(span, HoldKind::Pin);
                 } else {
                     mark(&marks, 1);
                 }

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 use uzone_pages::{
-    AdvanceError, BLOCK_ORDER, Block, BlocksError, Content, Folio, HoldError, HoldSort, Layout,
+    AdvanceError, BLOCK_ORDER, Block, BlocksError, Content, Folio, HoldError, HoldKind, Layout,
     Memmap, MemoryKind, Order, Page, PageCount, Pfn, PfnRange, Span, Tails, Word,
 };
 
@@ -26,7 +26,7 @@ fn memmap(range: PfnRange) -> Blocked {
     Memmap::try_new(layout, MemoryKind::Generic, descriptors).unwrap().with_blocks(blocks).unwrap()
 }
 
-fn hold(memmap: &Blocked, range: PfnRange, sort: HoldSort) -> Result<Span, (Pfn, HoldError)> {
+fn hold(memmap: &Blocked, range: PfnRange, sort: HoldKind) -> Result<Span, (Pfn, HoldError)> {
     let freed = |pfn| panic!("page {pfn} has its base reference");
     memmap.hold(range, sort, |_| None, freed).map_err(|refused| (refused.pfn, refused.cause))
 }
@@ -50,20 +50,20 @@ impl Plain {
         is_doomed: false,
     };
 
-    fn obstacle(&self, sort: HoldSort) -> Option<HoldError> {
+    fn obstacle(&self, sort: HoldKind) -> Option<HoldError> {
         if self.is_frozen {
             Some(HoldError::Frozen)
-        } else if sort == HoldSort::Pin && !self.content.is_pinnable() {
+        } else if sort == HoldKind::Pin && !self.content.is_pinnable() {
             Some(HoldError::Content(self.content))
         } else {
             None
         }
     }
 
-    fn count(&mut self, sort: HoldSort) -> &mut u32 {
+    fn count(&mut self, sort: HoldKind) -> &mut u32 {
         match sort {
-            HoldSort::Reference => &mut self.references,
-            HoldSort::Pin => &mut self.pins,
+            HoldKind::Reference => &mut self.references,
+            HoldKind::Pin => &mut self.pins,
         }
     }
 }
@@ -71,7 +71,7 @@ impl Plain {
 /// What the machine does to a page or a range; numbers are taken modulo what there is.
 #[derive(Clone, Debug)]
 enum Step {
-    Hold { start: u64, pages: u64, sort: HoldSort },
+    Hold { start: u64, pages: u64, sort: HoldKind },
     Release { which: usize },
     Split { which: usize, at: u64 },
     Freeze { page: u64 },
@@ -82,7 +82,7 @@ enum Step {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let sort = prop_oneof![Just(HoldSort::Reference), Just(HoldSort::Pin)];
+    let sort = prop_oneof![Just(HoldKind::Reference), Just(HoldKind::Pin)];
     // Near the ends of blocks, or anywhere.
     let place = prop_oneof![
         (0..4_u64, 0..5_u64).prop_map(|(b, o)| (b * 512 + o).saturating_sub(2)),
@@ -123,7 +123,7 @@ proptest! {
     ) {
         let memmap = memmap(range(START, PAGES));
         let mut plain = vec![Plain::FRESH; PAGES as usize];
-        let mut spans: Vec<(Span, HoldSort)> = Vec::new();
+        let mut spans: Vec<(Span, HoldKind)> = Vec::new();
         let at = |page: u64| (page % PAGES) as usize;
         let folio = |page: usize| memmap.folio(Pfn::new(START + page as u64)).unwrap();
         for step in &steps {
@@ -289,7 +289,7 @@ proptest! {
         }
         // No bar is left behind either, where no page is unpinnable.
         if plain.iter().all(|page| page.content.is_pinnable() || page.content == Content::Poisoned) {
-            for sort in [HoldSort::Reference, HoldSort::Pin] {
+            for sort in [HoldKind::Reference, HoldKind::Pin] {
                 let span = hold(&memmap, range(START, PAGES), sort).unwrap();
                 memmap.release(span, sort, |_| ());
             }
@@ -317,9 +317,9 @@ proptest! {
         for (start, pages) in asks {
             let asked = range(64 + start, pages.min(64 - start));
             let freed = RefCell::new(0);
-            let held = memmap.hold(asked, HoldSort::Pin, first_bad, |_| *freed.borrow_mut() += 1);
+            let held = memmap.hold(asked, HoldKind::Pin, first_bad, |_| *freed.borrow_mut() += 1);
             match first_bad(asked) {
-                None => memmap.release(held.unwrap(), HoldSort::Pin, |_| ()),
+                None => memmap.release(held.unwrap(), HoldKind::Pin, |_| ()),
                 Some(pfn) => {
                     let refused = held.unwrap_err();
                     prop_assert_eq!(refused.pfn, pfn);
@@ -328,8 +328,8 @@ proptest! {
             }
             prop_assert_eq!(freed.into_inner(), 0);
             // References do not care about bytes.
-            let span = memmap.hold(asked, HoldSort::Reference, first_bad, |_| ()).unwrap();
-            memmap.release(span, HoldSort::Reference, |_| ());
+            let span = memmap.hold(asked, HoldKind::Reference, first_bad, |_| ()).unwrap();
+            memmap.release(span, HoldKind::Reference, |_| ());
             for (head, folio) in memmap.folios(Pfn::new(64), Pfn::new(128)) {
                 prop_assert_eq!(folio.word().pins(), 0, "{}", head);
                 prop_assert_eq!(folio.word().references(), 1, "{}", head);
@@ -342,7 +342,7 @@ proptest! {
 fn a_long_range_takes_one_step_a_block_and_one_for_each_page_at_its_ends() {
     let memmap = memmap(range(START, PAGES));
     let block = BLOCK_ORDER.pages().get();
-    let span = hold(&memmap, range(START, PAGES), HoldSort::Pin).unwrap();
+    let span = hold(&memmap, range(START, PAGES), HoldKind::Pin).unwrap();
     let range = memmap.layout().range();
     assert!(range.iter().all(|pfn| memmap.folio(pfn).unwrap().word().pins() == 1));
     // The whole blocks begin at page 1024: what is cut off at the ends is counted page by page.
@@ -353,7 +353,7 @@ fn a_long_range_takes_one_step_a_block_and_one_for_each_page_at_its_ends() {
     let counted =
         memmap.descriptors().iter().filter(|page| Folio::new(*page, initial).word().pins() == 1);
     assert_eq!(counted.count() as u64, cut);
-    memmap.release(span, HoldSort::Pin, |_| ());
+    memmap.release(span, HoldKind::Pin, |_| ());
     assert!(
         memmap.folios(Pfn::new(START), Pfn::new(START + PAGES)).all(|(_, f)| f.word().pins() == 0)
     );
@@ -388,10 +388,10 @@ fn a_page_that_comes_back_during_a_run_does_not_open_the_block_for_pins() {
         assert_eq!(advanced, Ok(Content::Unknown), "{pfn}");
         // As a fault on another thread does.
         advance(&memmap, pfn.get(), Content::Absent, Content::Present);
-        refused += u64::from(hold(&memmap, whole, HoldSort::Pin).is_err());
+        refused += u64::from(hold(&memmap, whole, HoldKind::Pin).is_err());
     });
     assert_eq!(refused, 512, "its pages are being taken away");
-    assert!(hold(&memmap, whole, HoldSort::Pin).is_ok(), "all are back");
+    assert!(hold(&memmap, whole, HoldKind::Pin).is_ok(), "all are back");
 }
 
 #[test]
@@ -407,11 +407,11 @@ fn a_run_that_panics_leaves_every_page_as_it_is_counted() {
     run(Content::Unknown, Content::Zeroing, 514);
     advance(&memmap, 512, Content::Zeroing, Content::Unknown);
     let refused = |pfn| Err((Pfn::new(pfn), HoldError::Content(Content::Zeroing)));
-    assert_eq!(hold(&memmap, whole, HoldSort::Pin), refused(513));
+    assert_eq!(hold(&memmap, whole, HoldKind::Pin), refused(513));
     run(Content::Zeroing, Content::Unknown, 513);
-    assert_eq!(hold(&memmap, whole, HoldSort::Pin), refused(514));
+    assert_eq!(hold(&memmap, whole, HoldKind::Pin), refused(514));
     advance(&memmap, 514, Content::Zeroing, Content::Unknown);
-    assert!(hold(&memmap, whole, HoldSort::Pin).is_ok());
+    assert!(hold(&memmap, whole, HoldKind::Pin).is_ok());
 }
 
 #[test]
@@ -440,5 +440,5 @@ fn pages_that_a_run_gives_free_can_be_taken_by_who_is_told_of_them() {
         });
     }
     memmap.advance_run(whole, &[Content::Zeroing], Content::Unknown, |_, _| ());
-    assert!(hold(&memmap, whole, HoldSort::Pin).is_ok());
+    assert!(hold(&memmap, whole, HoldKind::Pin).is_ok());
 }

@@ -12,7 +12,7 @@ use std::env;
 use std::hint::black_box;
 use std::time::Instant;
 
-use uzone_stream::{Next, StorePolicy, Was, Way, Work, copy_bytes, zero_bytes};
+use uzone_stream::{CacheState, CopyMethod, NextUse, StorePolicy, Work, copy_bytes, zero_bytes};
 
 /// The memory that cold extents are taken from in turn: longer than the caches.
 const ARENA: usize = 512 << 20;
@@ -40,14 +40,18 @@ fn main() {
         let found = StorePolicy::measure();
         println!("measured: {found} ({:?}) in {:.0?}", found.basis(), start.elapsed());
     }
-    let ways: Vec<Option<Way>> = std::iter::once(None)
-        .chain(Way::all().filter(|way| is_copy || !matches!(way, Way::SideBySide(_))).map(Some))
+    let ways: Vec<Option<CopyMethod>> = std::iter::once(None)
+        .chain(
+            CopyMethod::all()
+                .filter(|way| is_copy || !matches!(way, CopyMethod::Interleaved(_)))
+                .map(Some),
+        )
         .collect();
     for (was, next) in [
-        (Was::Cold, Next::Later),
-        (Was::Cold, Next::Soon),
-        (Was::Hot, Next::Later),
-        (Was::Hot, Next::Soon),
+        (CacheState::Cold, NextUse::Later),
+        (CacheState::Cold, NextUse::Soon),
+        (CacheState::Hot, NextUse::Later),
+        (CacheState::Hot, NextUse::Soon),
     ] {
         println!("{was:?} {next:?}");
         print!("{:>9} {:>9}", "size", "plain");
@@ -66,13 +70,13 @@ fn main() {
                     if at + calls * size > ARENA {
                         at = 0;
                     }
-                    let here = if was == Was::Hot { 0 } else { at };
+                    let here = if was == CacheState::Hot { 0 } else { at };
                     let dst = &mut dst[here..][..calls * size];
                     at += (calls * size).max(4 << 20);
                     let mut total = 0;
                     for part in dst.chunks_mut(size) {
                         let src = if is_copy { &src[here..][..size] } else { &[][..] };
-                        if was == Was::Hot {
+                        if was == CacheState::Hot {
                             part.fill(3);
                         }
                         let start = Instant::now();
@@ -82,7 +86,7 @@ fn main() {
                             (Some(way), false) => zero_bytes(*way, part),
                             (Some(way), true) => copy_bytes(*way, part, src),
                         }
-                        if next == Next::Soon {
+                        if next == NextUse::Soon {
                             black_box(read(black_box(part)));
                         }
                         black_box(part);

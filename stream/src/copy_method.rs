@@ -1,4 +1,4 @@
-//! The ways of clearing and copying much memory at once: [`Way`], [`zero_words`], [`copy_words`].
+//! The ways of clearing and copying much memory at once: [`CopyMethod`], [`zero_words`], [`copy_words`].
 //!
 //! A [`Path`] is a kind of streaming store; a way is the whole means: through the cache by the CPU's
 //! own loop or by the widest registers, past it, or past it with several pages under way at a time.
@@ -21,7 +21,7 @@ use crate::path::{Path, Ready};
 
 /// A way of clearing or copying memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Way {
+pub enum CopyMethod {
     /// Through the cache, by the CPU's own loop (`REP STOS`, `REP MOVS`).
     String,
     /// Through the cache, by the widest registers there are.
@@ -29,11 +29,11 @@ pub enum Way {
     /// Past the cache, from the first line to the last.
     Streaming(Path),
     /// Past the cache, a line of each of eight pages in turn: the prefetchers that read the source
-    /// follow each page by itself. Clearing reads nothing, and does as [`Way::Streaming`].
-    SideBySide(Path),
+    /// follow each page by itself. Clearing reads nothing, and does as [`CopyMethod::Streaming`].
+    Interleaved(Path),
 }
 
-impl Way {
+impl CopyMethod {
     /// Every way that this build and CPU can take.
     pub fn all() -> impl Iterator<Item = Self> {
         let streaming =
@@ -41,7 +41,7 @@ impl Way {
         [Self::String, Self::Wide]
             .into_iter()
             .chain(streaming().map(Self::Streaming))
-            .chain(streaming().map(Self::SideBySide))
+            .chain(streaming().map(Self::Interleaved))
     }
 
     /// Returns whether the destination is left in the cache.
@@ -50,7 +50,7 @@ impl Way {
     pub fn is_cached(self) -> bool {
         match self {
             Self::String | Self::Wide => true,
-            Self::Streaming(path) | Self::SideBySide(path) => path == Path::Portable,
+            Self::Streaming(path) | Self::Interleaved(path) => path == Path::Portable,
         }
     }
 
@@ -59,18 +59,18 @@ impl Way {
     pub fn is_available(self) -> bool {
         match self {
             Self::String | Self::Wide => true,
-            Self::Streaming(path) | Self::SideBySide(path) => path.is_available(),
+            Self::Streaming(path) | Self::Interleaved(path) => path.is_available(),
         }
     }
 }
 
-impl fmt::Display for Way {
+impl fmt::Display for CopyMethod {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::String => f.write_str("string"),
             Self::Wide => f.write_str("wide"),
             Self::Streaming(path) => write!(f, "{path}"),
-            Self::SideBySide(path) => write!(f, "{path}, side by side"),
+            Self::Interleaved(path) => write!(f, "{path}, side by side"),
         }
     }
 }
@@ -81,7 +81,7 @@ pub(crate) enum ReadyWay {
     String,
     Wide,
     Streaming(Ready),
-    SideBySide(Ready),
+    Interleaved(Ready),
 }
 
 impl ReadyWay {
@@ -91,12 +91,12 @@ impl ReadyWay {
     ///
     /// If it is not available.
     #[inline]
-    fn new(way: Way) -> Self {
+    fn new(way: CopyMethod) -> Self {
         match way {
-            Way::String => Self::String,
-            Way::Wide => Self::Wide,
-            Way::Streaming(path) => Self::Streaming(Ready::new(path)),
-            Way::SideBySide(path) => Self::SideBySide(Ready::new(path)),
+            CopyMethod::String => Self::String,
+            CopyMethod::Wide => Self::Wide,
+            CopyMethod::Streaming(path) => Self::Streaming(Ready::new(path)),
+            CopyMethod::Interleaved(path) => Self::Interleaved(Ready::new(path)),
         }
     }
 }
@@ -108,7 +108,7 @@ impl ReadyWay {
 ///
 /// If the way is not available; nothing is written then.
 #[inline]
-pub fn zero_words(way: Way, dst: &[AtomicU64]) {
+pub fn zero_words(way: CopyMethod, dst: &[AtomicU64]) {
     arch::zero_words(ReadyWay::new(way), dst);
     drain(way);
 }
@@ -122,7 +122,7 @@ pub fn zero_words(way: Way, dst: &[AtomicU64]) {
 ///
 /// If there are not as many of either, or the way is not available; nothing is written then.
 #[inline]
-pub fn copy_words(way: Way, dst: &[AtomicU64], src: &[AtomicU64]) {
+pub fn copy_words(way: CopyMethod, dst: &[AtomicU64], src: &[AtomicU64]) {
     arch::copy_words_shared(ReadyWay::new(way), dst, src);
     drain(way);
 }
@@ -133,7 +133,7 @@ pub fn copy_words(way: Way, dst: &[AtomicU64], src: &[AtomicU64]) {
 ///
 /// If the way is not available; nothing is written then.
 #[inline]
-pub fn zero_bytes(way: Way, dst: &mut [u8]) {
+pub fn zero_bytes(way: CopyMethod, dst: &mut [u8]) {
     arch::zero_bytes(ReadyWay::new(way), dst);
     drain(way);
 }
@@ -144,14 +144,14 @@ pub fn zero_bytes(way: Way, dst: &mut [u8]) {
 ///
 /// If the lengths differ, or the way is not available; nothing is written then.
 #[inline]
-pub fn copy_bytes(way: Way, dst: &mut [u8], src: &[u8]) {
+pub fn copy_bytes(way: CopyMethod, dst: &mut [u8], src: &[u8]) {
     arch::copy_bytes(ReadyWay::new(way), dst, src);
     drain(way);
 }
 
 /// Waits for streaming stores; what went through the cache needs no fence.
 #[inline]
-fn drain(way: Way) {
+fn drain(way: CopyMethod) {
     if !way.is_cached() {
         arch::drain();
     }

@@ -13,7 +13,7 @@
 //! - [`Pattern`]: what a fill repeats, constant or counting up.
 //! - [`copy_flush`]: a copy for persistent memory.
 //! - [`zero_words`], [`copy_words`]: clearing and copying memory that others may touch meanwhile, by
-//!   each [`Way`] there is; [`zero_bytes`], [`copy_bytes`] the same for slices.
+//!   each [`CopyMethod`] there is; [`zero_bytes`], [`copy_bytes`] the same for slices.
 //! - [`StorePolicy`]: which of them for which length, by a table of CPUs, the environment variable
 //!   [`STORE_POLICY`], or a measurement on request.
 //!
@@ -25,6 +25,7 @@
 //! Unsafe: only `x86_64.rs` and its folder, which hold the instructions. Other architectures, Miri
 //! and builds with `--cfg uzone_sanitizer` have the portable path alone.
 
+mod copy_method;
 mod flush;
 mod measure;
 #[cfg(not(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer))))]
@@ -34,7 +35,6 @@ mod pattern;
 mod policy;
 mod portable;
 mod streaming;
-mod way;
 #[cfg(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer)))]
 mod x86_64;
 
@@ -43,12 +43,14 @@ use other as arch;
 #[cfg(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer)))]
 use x86_64 as arch;
 
+pub use copy_method::{CopyMethod, copy_bytes, copy_words, zero_bytes, zero_words};
 pub use flush::{WriteBack, copy_flush, write_back};
 pub use path::{Path, PathError};
 pub use pattern::{Pattern, PatternError};
-pub use policy::{Basis, Next, STORE_POLICY, StorePolicy, StorePolicyError, Was, Work, best};
+pub use policy::{
+    Basis, CacheState, NextUse, STORE_POLICY, StorePolicy, StorePolicyError, Work, best,
+};
 pub use streaming::{Streaming, copy, copy_by, fill, fill_by, zero, zero_by};
-pub use way::{Way, copy_bytes, copy_words, zero_bytes, zero_words};
 
 /// The length of a cache line, and of the widest store, in bytes.
 pub const LINE_BYTES: usize = 64;

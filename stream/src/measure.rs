@@ -10,10 +10,10 @@
 
 use std::time::{Duration, Instant};
 
+use crate::copy_method::{CopyMethod, copy_bytes, zero_bytes};
 use crate::path::Ready;
 use crate::pattern::Pattern;
 use crate::policy::{Basis, StorePolicy, WIDEST_FIRST, Work};
-use crate::way::{Way, copy_bytes, zero_bytes};
 use crate::{LINE_BYTES, arch};
 
 /// How much is written at a time.
@@ -46,8 +46,9 @@ impl StorePolicy {
             }
             let others = || {
                 let stores = WIDEST_FIRST.into_iter().filter(|path| path.is_available());
-                let asides = stores.clone().map(Way::SideBySide).filter(|_| work == Work::Copy);
-                stores.map(Way::Streaming).chain(asides).filter(|way| *way != default)
+                let asides =
+                    stores.clone().map(CopyMethod::Interleaved).filter(|_| work == Work::Copy);
+                stores.map(CopyMethod::Streaming).chain(asides).filter(|way| *way != default)
             };
             let repeats: Vec<Repeat> = (0..REPEATS)
                 .map(|_| {
@@ -75,14 +76,14 @@ impl StorePolicy {
 /// The best times of one repeat.
 struct Repeat {
     default: Duration,
-    others: Vec<(Way, Duration)>,
+    others: Vec<(CopyMethod, Duration)>,
 }
 
 /// Returns the way that beats the default by [`BETTER_PERCENT`] in every repeat; of several, the one
 /// with the shortest time in its worst repeat.
-fn winner(repeats: &[Repeat]) -> Option<Way> {
+fn winner(repeats: &[Repeat]) -> Option<CopyMethod> {
     let (first, _) = repeats.split_first()?;
-    let worst = |way: Way| {
+    let worst = |way: CopyMethod| {
         repeats
             .iter()
             .map(|repeat| {
@@ -129,7 +130,7 @@ impl Buffer {
     }
 
     /// Returns how long a way takes for [`LEN_BYTES`] that are not in the cache.
-    fn time(&mut self, work: Work, way: Way) -> Duration {
+    fn time(&mut self, work: Work, way: CopyMethod) -> Duration {
         let (dst, src) = self.bytes[self.first..][..BUFFER_BYTES].split_at_mut(BUFFER_BYTES / 2);
         let dst = &mut dst[self.at..][..LEN_BYTES];
         let src = &mut src[self.at..][..LEN_BYTES];
@@ -141,7 +142,7 @@ impl Buffer {
         arch::drain();
         let start = Instant::now();
         match (work, way) {
-            (Work::Fill, Way::Streaming(path) | Way::SideBySide(path)) => {
+            (Work::Fill, CopyMethod::Streaming(path) | CopyMethod::Interleaved(path)) => {
                 arch::fill(Ready::new(path), dst, &self.pattern);
                 arch::drain();
             }
@@ -160,7 +161,7 @@ mod tests {
     #[test]
     fn a_store_replaces_the_default_only_if_it_is_better_by_a_tenth_every_time() {
         let ns = Duration::from_nanos;
-        let (sse2, avx2) = (Way::Streaming(Path::Sse2), Way::Streaming(Path::Avx2));
+        let (sse2, avx2) = (CopyMethod::Streaming(Path::Sse2), CopyMethod::Streaming(Path::Avx2));
         // The times of the default, SSE2 and AVX2 in each repeat, and which store wins.
         for (times, expected) in [
             ([(100, 120, 120); 3], None),

@@ -6,12 +6,12 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::copy_method::ReadyWay;
 use crate::flush::WriteBack;
 use crate::path::{Path, Ready};
 use crate::pattern::Pattern;
 use crate::policy::Processor;
 use crate::portable;
-use crate::way::ReadyWay;
 
 /// Returns whether this build and CPU can take `path`: only the portable one.
 pub(crate) fn is_available(path: Path) -> bool {

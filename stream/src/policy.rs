@@ -3,7 +3,7 @@
 //! Size alone does not decide. A destination that is in the cache is written fastest through the
 //! cache; one that is not, and that nothing reads soon, is written fastest past it; one that is read
 //! at once pays for having been sent to memory. So the caller says what the destination was and what
-//! comes next ([`Was`], [`Next`]), and the policy has one length for each case from which on
+//! comes next ([`CacheState`], [`NextUse`]), and the policy has one length for each case from which on
 //! streaming is the faster way.
 //!
 //! The default is a table keyed on the vendor, the family and the features of the CPU, whose lengths
@@ -26,8 +26,8 @@ use std::str::FromStr;
 use std::sync::OnceLock;
 
 use crate::arch;
+use crate::copy_method::CopyMethod;
 use crate::path::{Path, PathError};
-use crate::way::Way;
 
 /// The environment variable that sets stores for a process:
 /// `UZONE_STORE_POLICY=fill=avx512,zero=avx2,copy=avx512-aside`.
@@ -35,7 +35,7 @@ use crate::way::Way;
 /// The value is a list of `work=store`, separated by commas. A work is `fill`, `zero` or `copy`, at
 /// most once; a work that is not named keeps its default. A store is a name of [`Path`] in any case;
 /// `portable` writes through the cache at every length. `-aside` behind the store of `copy` copies
-/// eight pages at a time ([`Way::SideBySide`]). Unset or empty, the table decides.
+/// eight pages at a time ([`CopyMethod::Interleaved`]). Unset or empty, the table decides.
 ///
 /// A value that cannot be followed is reported by [`StorePolicy::problem`], and the whole of it is
 /// left out.
@@ -72,7 +72,7 @@ impl Work {
 
 /// Where the destination was before the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Was {
+pub enum CacheState {
     /// In the cache: written or read a moment ago.
     Hot,
     /// In memory only.
@@ -81,7 +81,7 @@ pub enum Was {
 
 /// What happens to the destination after the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Next {
+pub enum NextUse {
     /// It is read at once.
     Soon,
     /// It is not read while it would still be in the cache.
@@ -107,11 +107,11 @@ pub enum Basis {
 /// From which length on streaming is the faster way, for one kind of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Lengths {
-    /// For [`Was::Cold`] and [`Next::Later`].
+    /// For [`CacheState::Cold`] and [`NextUse::Later`].
     cold_later: usize,
-    /// For [`Was::Cold`] and [`Next::Soon`].
+    /// For [`CacheState::Cold`] and [`NextUse::Soon`].
     cold_soon: usize,
-    /// For [`Was::Hot`] and [`Next::Later`]; twice as long for [`Next::Soon`], because what is
+    /// For [`CacheState::Hot`] and [`NextUse::Later`]; twice as long for [`NextUse::Soon`], because what is
     /// streamed has to come back from memory first.
     hot: usize,
 }
@@ -120,7 +120,7 @@ struct Lengths {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StorePolicy {
     /// How each work of [`Work::ALL`] is streamed.
-    streaming: [Way; 3],
+    streaming: [CopyMethod; 3],
     lengths: [Lengths; 3],
     basis: Basis,
 }
@@ -161,7 +161,7 @@ impl StorePolicy {
     fn of(cpu: Option<Processor>, has: impl Fn(Path) -> bool) -> Self {
         let Some(widest) = WIDEST_FIRST.into_iter().find(|path| has(*path)) else {
             return Self {
-                streaming: [Way::String; 3],
+                streaming: [CopyMethod::String; 3],
                 lengths: [OTHER_LENGTHS, OTHER_LENGTHS, OTHER_COPY_LENGTHS],
                 basis: Basis::NoStreaming,
             };
@@ -179,11 +179,11 @@ impl StorePolicy {
             Some((row, cpu)) => {
                 let [write, copy] = (row.lengths)(cpu);
                 let copied = if row.is_aside {
-                    Way::SideBySide(row.store)
+                    CopyMethod::Interleaved(row.store)
                 } else {
-                    Way::Streaming(row.store)
+                    CopyMethod::Streaming(row.store)
                 };
-                let filled = Way::Streaming(row.store);
+                let filled = CopyMethod::Streaming(row.store);
                 Self {
                     streaming: [filled, filled, copied],
                     lengths: [write, write, copy],
@@ -191,7 +191,7 @@ impl StorePolicy {
                 }
             }
             None => Self {
-                streaming: [Way::Streaming(widest); 3],
+                streaming: [CopyMethod::Streaming(widest); 3],
                 lengths: [OTHER_LENGTHS, OTHER_LENGTHS, OTHER_COPY_LENGTHS],
                 basis: Basis::Widest,
             },
@@ -210,26 +210,34 @@ impl StorePolicy {
     /// A fill is written past the cache with [`StorePolicy::store`] unless the way is cached.
     #[inline]
     #[must_use]
-    pub fn choose(&self, work: Work, len_bytes: usize, was: Was, next: Next) -> Way {
+    pub fn choose(
+        &self,
+        work: Work,
+        len_bytes: usize,
+        was: CacheState,
+        next: NextUse,
+    ) -> CopyMethod {
         match (self.streams_from(work, was, next), self.streaming[work as usize]) {
             (Some(from), way) if len_bytes >= from => match way {
-                Way::SideBySide(path) if len_bytes < LONG_BYTES => Way::Streaming(path),
+                CopyMethod::Interleaved(path) if len_bytes < LONG_BYTES => {
+                    CopyMethod::Streaming(path)
+                }
                 way => way,
             },
-            _ => Way::String,
+            _ => CopyMethod::String,
         }
     }
 
     /// Returns from which length on memory is written past the cache; `None` is never.
     #[inline]
     #[must_use]
-    pub fn streams_from(&self, work: Work, was: Was, next: Next) -> Option<usize> {
+    pub fn streams_from(&self, work: Work, was: CacheState, next: NextUse) -> Option<usize> {
         let lengths = self.lengths[work as usize];
         let from = match (was, next) {
-            (Was::Cold, Next::Later) => lengths.cold_later,
-            (Was::Cold, Next::Soon) => lengths.cold_soon,
-            (Was::Hot, Next::Later) => lengths.hot,
-            (Was::Hot, Next::Soon) => lengths.hot.saturating_mul(2),
+            (CacheState::Cold, NextUse::Later) => lengths.cold_later,
+            (CacheState::Cold, NextUse::Soon) => lengths.cold_soon,
+            (CacheState::Hot, NextUse::Later) => lengths.hot,
+            (CacheState::Hot, NextUse::Soon) => lengths.hot.saturating_mul(2),
         };
         (!self.streaming[work as usize].is_cached()).then_some(from)
     }
@@ -239,18 +247,18 @@ impl StorePolicy {
     #[must_use]
     pub fn store(&self, work: Work) -> Path {
         match self.streaming[work as usize] {
-            Way::Streaming(path) | Way::SideBySide(path) => path,
-            Way::String | Way::Wide => Path::Portable,
+            CopyMethod::Streaming(path) | CopyMethod::Interleaved(path) => path,
+            CopyMethod::String | CopyMethod::Wide => Path::Portable,
         }
     }
 
     /// Returns how a work is streamed.
-    pub(crate) fn streaming(&self, work: Work) -> Way {
+    pub(crate) fn streaming(&self, work: Work) -> CopyMethod {
         self.streaming[work as usize]
     }
 
     /// Replaces how a work is streamed.
-    pub(crate) fn with(mut self, work: Work, way: Way, basis: Basis) -> Self {
+    pub(crate) fn with(mut self, work: Work, way: CopyMethod, basis: Basis) -> Self {
         self.streaming[work as usize] = way;
         self.basis = basis;
         self
@@ -287,9 +295,9 @@ impl StorePolicy {
                 return Err(wrong(PathError::Unavailable { path }));
             }
             let way = match path {
-                Path::Portable => Way::String,
-                path if is_aside => Way::SideBySide(path),
-                path => Way::Streaming(path),
+                Path::Portable => CopyMethod::String,
+                path if is_aside => CopyMethod::Interleaved(path),
+                path => CopyMethod::Streaming(path),
             };
             self = self.with(work, way, Basis::Environment);
         }
@@ -302,8 +310,11 @@ impl fmt::Display for StorePolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, work) in Work::ALL.into_iter().enumerate() {
             let comma = if index == 0 { "" } else { "," };
-            let aside =
-                if matches!(self.streaming(work), Way::SideBySide(_)) { "-aside" } else { "" };
+            let aside = if matches!(self.streaming(work), CopyMethod::Interleaved(_)) {
+                "-aside"
+            } else {
+                ""
+            };
             write!(f, "{comma}{}={}{aside}", work.name(), self.store(work))?;
         }
         Ok(())
@@ -502,8 +513,8 @@ mod tests {
     #[test]
     fn the_choice_follows_size_past_and_future() {
         let policy = StorePolicy::of(cpu(b"GenuineIntel", 6), |_| true);
-        let (s, one) = (Way::String, Way::Streaming(Path::Avx512));
-        let several = Way::SideBySide(Path::Avx512);
+        let (s, one) = (CopyMethod::String, CopyMethod::Streaming(Path::Avx512));
+        let several = CopyMethod::Interleaved(Path::Avx512);
         for (bytes, zero, copy) in [
             (0, [s, s, s, s], [s, s, s, s]),
             (4095, [s, s, s, s], [s, s, s, s]),
@@ -516,11 +527,15 @@ mod tests {
             (usize::MAX, [one; 4], [several; 4]),
         ] {
             let found = |work| {
-                [(Was::Cold, Next::Later), (Was::Cold, Next::Soon), (Was::Hot, Next::Later)]
-                    .into_iter()
-                    .chain([(Was::Hot, Next::Soon)])
-                    .map(|(was, next)| policy.choose(work, bytes, was, next))
-                    .collect::<Vec<_>>()
+                [
+                    (CacheState::Cold, NextUse::Later),
+                    (CacheState::Cold, NextUse::Soon),
+                    (CacheState::Hot, NextUse::Later),
+                ]
+                .into_iter()
+                .chain([(CacheState::Hot, NextUse::Soon)])
+                .map(|(was, next)| policy.choose(work, bytes, was, next))
+                .collect::<Vec<_>>()
             };
             assert_eq!(found(Work::Zero), zero, "{bytes}");
             assert_eq!(found(Work::Fill), zero, "{bytes}");
@@ -532,8 +547,11 @@ mod tests {
     fn without_streaming_stores_everything_is_cached() {
         let policy = StorePolicy::of(None, |_| false);
         for work in Work::ALL {
-            assert_eq!(policy.streams_from(work, Was::Cold, Next::Later), None);
-            assert_eq!(policy.choose(work, usize::MAX, Was::Cold, Next::Later), Way::String);
+            assert_eq!(policy.streams_from(work, CacheState::Cold, NextUse::Later), None);
+            assert_eq!(
+                policy.choose(work, usize::MAX, CacheState::Cold, NextUse::Later),
+                CopyMethod::String
+            );
         }
     }
 
@@ -548,8 +566,11 @@ mod tests {
         let found = default.with_text("zero=portable").unwrap();
         assert_eq!(found.store(Work::Zero), Path::Portable);
         assert_eq!(found.streaming(Work::Fill), default.streaming(Work::Fill));
-        assert_eq!(found.choose(Work::Zero, 1 << 30, Was::Cold, Next::Later), Way::String);
-        for way in Way::all().filter(|way| !way.is_cached()) {
+        assert_eq!(
+            found.choose(Work::Zero, 1 << 30, CacheState::Cold, NextUse::Later),
+            CopyMethod::String
+        );
+        for way in CopyMethod::all().filter(|way| !way.is_cached()) {
             let named = default.with(Work::Copy, way, Basis::Environment);
             assert_eq!(default.with_text(&named.to_string()), Ok(named));
         }

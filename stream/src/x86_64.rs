@@ -40,11 +40,11 @@ use self::cut::{
 use self::line::{Direct, Words, Xmm, Ymm, Zmm};
 use self::shared::{Past, Through, copy_shared, copy_side_by_side, words_of, zero_shared};
 use crate::LINE_BYTES;
+use crate::copy_method::ReadyWay;
 use crate::path::{Path, Ready};
 use crate::pattern::Pattern;
 use crate::policy::Processor;
 use crate::portable;
-use crate::way::ReadyWay;
 
 /// What the CPU offers beyond the baseline, asked once.
 struct Cpu {
@@ -311,7 +311,7 @@ pub(crate) fn zero_words(way: ReadyWay, dst: &[AtomicU64]) {
     match way {
         ReadyWay::String => shared::zero_string(dst),
         ReadyWay::Wide => on_path!(widest(), zero_through(dst), shared::zero_string(dst)),
-        ReadyWay::Streaming(path) | ReadyWay::SideBySide(path) => {
+        ReadyWay::Streaming(path) | ReadyWay::Interleaved(path) => {
             on_path!(path, zero_past(dst), shared::zero_string(dst));
         }
     }
@@ -349,7 +349,7 @@ unsafe fn copy_from(way: ReadyWay, dst: &[AtomicU64], src: *const u8) {
             // SAFETY: as said.
             unsafe { shared::copy_string(dst, src) }
         }),
-        ReadyWay::SideBySide(path) => on_path!(path, copy_aside(dst, src), {
+        ReadyWay::Interleaved(path) => on_path!(path, copy_aside(dst, src), {
             // SAFETY: as said.
             unsafe { shared::copy_string(dst, src) }
         }),

@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use uzone_stream::{
-    Basis, Next, Path, STORE_POLICY, StorePolicy, StorePolicyError, Was, Work, best,
+    Basis, CacheState, NextUse, Path, STORE_POLICY, StorePolicy, StorePolicyError, Work, best,
 };
 
 /// Set in a child: what it is to assert.
@@ -99,7 +99,7 @@ fn what_is_measured_is_available_and_can_be_given_to_another_process() {
     let found = StorePolicy::measure();
     for work in Work::ALL {
         assert!(found.store(work).is_available());
-        let from = found.streams_from(work, Was::Cold, Next::Later);
+        let from = found.streams_from(work, CacheState::Cold, NextUse::Later);
         assert_eq!(from.is_none(), found.store(work) == Path::Portable);
     }
     let again: StorePolicy = found.to_string().parse().expect("a text that was printed is read");

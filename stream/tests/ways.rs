@@ -4,7 +4,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use uzone_stream::{Path, Way, copy_bytes, copy_words, zero_bytes, zero_words};
+use uzone_stream::{CopyMethod, Path, copy_bytes, copy_words, zero_bytes, zero_words};
 
 /// What surrounds every destination, and has to be there afterwards.
 const GUARD: u8 = 0xc3;
@@ -33,7 +33,7 @@ fn noise(len_bytes: usize) -> Vec<u8> {
 #[track_caller]
 fn check(
     arena: &mut [u8],
-    way: Way,
+    way: CopyMethod,
     offset: usize,
     expected: &[u8],
     write: impl FnOnce(&mut [u8]),
@@ -57,7 +57,7 @@ fn every_way_clears_and_copies_every_short_length_at_every_alignment_and_nothing
     let longest = if cfg!(miri) { 150 } else { 330 };
     let (mut arena, src) = (vec![0; longest + 512], noise(longest + 64));
     let zeroes = vec![0; longest];
-    for way in Way::all() {
+    for way in CopyMethod::all() {
         for len_bytes in (0..=longest).step_by(STRIDE) {
             for offset in (0..64).step_by(STRIDE) {
                 check(&mut arena, way, offset, &zeroes[..len_bytes], |dst| zero_bytes(way, dst));
@@ -76,7 +76,7 @@ fn every_way_clears_and_copies_extents_of_many_pages() {
     let (mut arena, src) = (vec![0; longest + 8192], noise(longest + 64));
     let zeroes = vec![0; longest];
     let lengths = LENGTHS.into_iter().step_by(if cfg!(miri) { 11 } else { 1 });
-    for way in Way::all() {
+    for way in CopyMethod::all() {
         for len_bytes in lengths.clone() {
             for offset in [0, 8, 1, 56, 63] {
                 check(&mut arena, way, offset, &zeroes[..len_bytes], |dst| zero_bytes(way, dst));
@@ -101,7 +101,7 @@ fn values(words: &[AtomicU64]) -> Vec<u64> {
 fn words_are_cleared_and_copied_wherever_they_begin_and_none_beside_them() {
     let longest = if cfg!(miri) { 40 } else { 5000 };
     let src = words(longest + 16);
-    for way in Way::all() {
+    for way in CopyMethod::all() {
         for count in
             [0, 1, 7, 8, 9, 30, 511, 512, 513, 4096, 4100].into_iter().filter(|n| *n < longest)
         {
@@ -126,7 +126,7 @@ fn nobody_ever_sees_half_a_word() {
     let is_whole = |word: u64| [0, 0x1111_1111_1111_1111, u64::MAX].contains(&word);
     let [ones, all] = [0x1111_1111_1111_1111, u64::MAX]
         .map(|value| (0..count).map(|_| AtomicU64::new(value)).collect::<Vec<_>>());
-    for way in Way::all() {
+    for way in CopyMethod::all() {
         let shared: Vec<AtomicU64> = (0..count).map(|_| AtomicU64::new(0)).collect();
         let is_done = AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -163,7 +163,7 @@ fn what_was_cleared_past_the_cache_is_seen_by_whoever_learns_of_the_return() {
         eprintln!("skipped: visibility: Miri has no streaming stores");
         return;
     }
-    for way in Way::all() {
+    for way in CopyMethod::all() {
         let (shared, turn) = (words(2048), AtomicU64::new(0));
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -192,7 +192,7 @@ fn what_was_cleared_past_the_cache_is_seen_by_whoever_learns_of_the_return() {
 
 #[test]
 fn unequal_lengths_and_ways_that_are_not_there_panic_and_write_nothing() {
-    for way in Way::all() {
+    for way in CopyMethod::all() {
         let (mut bytes, row) = ([1; 64], words(8));
         assert!(catch_unwind(AssertUnwindSafe(|| copy_bytes(way, &mut bytes, &[2; 63]))).is_err());
         let other = words(7);
@@ -200,8 +200,8 @@ fn unequal_lengths_and_ways_that_are_not_there_panic_and_write_nothing() {
         assert_eq!((bytes, values(&row)), ([1; 64], values(&words(8))));
     }
     for path in Path::ALL.into_iter().filter(|path| !path.is_available()) {
-        for way in [Way::Streaming(path), Way::SideBySide(path)] {
-            assert!(!way.is_available() && Way::all().all(|there| there != way));
+        for way in [CopyMethod::Streaming(path), CopyMethod::Interleaved(path)] {
+            assert!(!way.is_available() && CopyMethod::all().all(|there| there != way));
             let mut bytes = [1; 64];
             let result = catch_unwind(AssertUnwindSafe(|| zero_bytes(way, &mut bytes)));
             assert!(result.is_err() && bytes == [1; 64], "{way}");
@@ -211,7 +211,7 @@ fn unequal_lengths_and_ways_that_are_not_there_panic_and_write_nothing() {
 
 #[test]
 fn the_portable_path_is_a_way_that_leaves_bytes_in_the_cache() {
-    for way in [Way::Streaming(Path::Portable), Way::SideBySide(Path::Portable)] {
+    for way in [CopyMethod::Streaming(Path::Portable), CopyMethod::Interleaved(Path::Portable)] {
         assert!(way.is_cached() && way.is_available());
         let (mut bytes, src) = (noise(5000), noise(6000));
         copy_bytes(way, &mut bytes, &src[1000..]);

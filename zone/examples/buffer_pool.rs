@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::{env, process, thread, time::Instant};
 
-use uzone::{BindOptions, ByteLen, Content, HoldError, HoldFailure, MemoryKind};
+use uzone::{BindOptions, ByteLen, Content, HoldError, MemoryKind, PinError};
 use uzone::{Pagemap, Payload, PfnRange, Pinned, Refresh, Region, Zone};
 use zerocopy::{FromBytes, IntoBytes, KnownLayout};
 
@@ -93,7 +93,7 @@ impl BufferPool {
                     } // else it got another page before it was pinned
                 }
                 // It is being read, or written back.
-                Err(HoldFailure::Refused { cause: HoldError::Content(_), .. }) => {
+                Err(PinError::Refused { cause: HoldError::Content(_), .. }) => {
                     thread::yield_now();
                 }
                 Err(failure) => return Err(failure.into()),

@@ -21,12 +21,12 @@ use uzone_pages::{
 };
 
 use crate::bind::{self, BindError};
-use crate::hold::{HoldFailure, Holdable};
+use crate::hold::{PinError, PinTarget};
+use crate::init_method::SECTION_BYTES;
 use crate::keep::{MemmapMemory, MemmapPages, Source};
 use crate::options::BindOptions;
 use crate::region::{Backing, Region};
 use crate::report::AltmapReport;
-use crate::stamp::SECTION_BYTES;
 
 /// How descriptors lie in the region itself; see [`BindOptions::altmap`].
 #[derive(Clone, Copy, Debug, Default)]
@@ -339,19 +339,19 @@ fn clear_part(bytes: &mut [u8]) {
 
 /// Returns whether `pfn` is a page of the region that is not described: it holds descriptors, or is
 /// reserved, or skipped.
-pub(crate) fn is_metadata(inner: &(impl Holdable + ?Sized), pfn: Pfn) -> bool {
+pub(crate) fn is_metadata(inner: &(impl PinTarget + ?Sized), pfn: Pfn) -> bool {
     inner.metadata_range().is_some_and(|metadata| metadata.contains(pfn))
 }
 
 /// Returns why pages that are not all described cannot be held.
 #[cold]
-pub(crate) fn not_here(inner: &(impl Holdable + ?Sized), asked: PfnRange) -> HoldFailure {
+pub(crate) fn not_here(inner: &(impl PinTarget + ?Sized), asked: PfnRange) -> PinError {
     if let Some(metadata) = inner.metadata_range() {
         // The first of those that were asked for, if there is one.
         let pfn = asked.start().max(metadata.start());
         if is_metadata(inner, pfn) && asked.contains(pfn) {
-            return HoldFailure::Metadata { pfn, metadata };
+            return PinError::Metadata { pfn, metadata };
         }
     }
-    HoldFailure::NotHere { asked, region: inner.range() }
+    PinError::NotHere { asked, region: inner.range() }
 }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use uzone_os::{Access, AccessError, Mapping};
 use uzone_pages::{Batch, ByteLen, Nearness, Pace, PageSize, Plan, PlanError};
-use uzone_stream::{Next, Way, Work as StoreWork};
+use uzone_stream::{CopyMethod, NextUse, Work as StoreWork};
 
 use crate::clear::{Batching, ClearError, Cleared, ZeroOptions, check_inside};
 use crate::options::Progress;
@@ -45,8 +45,8 @@ pub(crate) struct Job<'a, 'o> {
     work: Work<'a>,
     plan: Plan,
     page: PageSize,
-    far: Way,
-    near: Way,
+    far: CopyMethod,
+    near: CopyMethod,
     options: &'o ZeroOptions,
 }
 
@@ -102,7 +102,7 @@ impl<'a, 'o> Job<'a, 'o> {
         let choose = |len, next| {
             options.way.unwrap_or_else(|| stores::policy().choose(kind, len, options.was, next))
         };
-        let near = choose(near_bytes.unwrap_or(len_bytes).min(len_bytes), Next::Soon);
+        let near = choose(near_bytes.unwrap_or(len_bytes).min(len_bytes), NextUse::Soon);
         Ok(Self { work, plan, page, far: choose(len_bytes, options.next), near, options })
     }
 
@@ -225,7 +225,7 @@ impl Drop for StopOthers<'_> {
 
 impl Work<'_> {
     /// Writes a range of the destination that was checked. An error is one of the memory itself.
-    fn write(&self, bytes: &Range<u64>, way: Way) -> Result<(), AccessError> {
+    fn write(&self, bytes: &Range<u64>, way: CopyMethod) -> Result<(), AccessError> {
         match self.src {
             None => self.zero(bytes, way),
             Some((src, src_start)) => {
@@ -234,7 +234,7 @@ impl Work<'_> {
         }
     }
 
-    fn zero(&self, bytes: &Range<u64>, way: Way) -> Result<(), AccessError> {
+    fn zero(&self, bytes: &Range<u64>, way: CopyMethod) -> Result<(), AccessError> {
         let (head, words, tail) = cut_words(bytes);
         for edge in [head, tail].into_iter().filter(|edge| !edge.is_empty()) {
             self.dst.write_at(edge.start, zeroes(&edge))?;
@@ -247,7 +247,7 @@ impl Work<'_> {
         bytes: &Range<u64>,
         src: &Mapping,
         src_start: u64,
-        way: Way,
+        way: CopyMethod,
     ) -> Result<(), AccessError> {
         let at = |part: &Range<u64>| src_start + (part.start - bytes.start);
         if !bytes.start.abs_diff(src_start).is_multiple_of(WORD) || src.access() == Access::ReadOnly
@@ -355,8 +355,8 @@ pub struct Batched<'a> {
     work: Work<'a>,
     plan: Plan,
     cut: Cut,
-    far: Way,
-    near: Way,
+    far: CopyMethod,
+    near: CopyMethod,
     error: Option<AccessError>,
 }
 
@@ -457,7 +457,7 @@ impl Written {
         self.error = self.error.or(other.error);
     }
 
-    fn report(self, total: ByteLen, threads: usize, way: Way, elapsed: Duration) -> Cleared {
+    fn report(self, total: ByteLen, threads: usize, way: CopyMethod, elapsed: Duration) -> Cleared {
         let Self { mut ranges, batches, longest_pause, error } = self;
         ranges.sort_unstable_by_key(|range| range.start);
         ranges.dedup_by(|next, last| {

@@ -17,13 +17,13 @@ use uzone_pages::{
 
 use crate::altmap::{self, AltmapOptions, Cut};
 use crate::blocks::Blocks;
-use crate::inner::{Leased, Parts};
+use crate::init_method::InitMethod;
+use crate::inner::{CachedMemmap, Parts};
 use crate::keep::{self, MemmapMemory, Source};
 use crate::options::{BindOptions, Init};
 use crate::pagemap::Pagemap;
 use crate::region::Region;
 use crate::report::BindReport;
-use crate::stamp::Stamp;
 use crate::write::{self, Written};
 use crate::zone::{Claim, Shared};
 
@@ -363,7 +363,7 @@ fn describe<P: Payload>(
     let keeper = (init == Init::Eager && source != Source::Region).then(|| shared.clone());
     let Some(taken) = claim.take() else { unreachable!("a bind has claimed its region") };
     let mut parts = Parts {
-        memmap: Leased::new(memmap, taken, keeper, pages),
+        memmap: CachedMemmap::new(memmap, taken, keeper, pages),
         template,
         owner: options.owner,
         ops: options.ops,
@@ -507,7 +507,7 @@ fn check<P: Payload>(options: &BindOptions<P>, pages: PageCount) -> Result<(), B
             return Err(BindError::NoOwner { kind });
         }
     }
-    if let Some(Stamp::Template(path)) = options.stamp
+    if let Some(InitMethod::Template(path)) = options.stamp
         && !path.is_available()
     {
         return Err(BindError::NoStore { path });

@@ -12,7 +12,7 @@ use std::sync::atomic::AtomicU64;
 use uzone_os::{AccessError, RangeError};
 use uzone_pages::{AddrError, ByteLen, Content, Payload, Pfn};
 
-use crate::hold::{HoldFailure, Pinned};
+use crate::hold::{PinError, Pinned};
 use crate::inner::Inner;
 use crate::pagemap::Pagemap;
 
@@ -33,7 +33,7 @@ pub enum WriteFailure {
     },
     /// The pages could not be pinned.
     #[error("cannot write bytes: {0}")]
-    Pin(#[source] HoldFailure),
+    Pin(#[source] PinError),
     /// A page is not being filled.
     #[error(
         "cannot fill page {pfn}: its content is {content}; advance it from absent to filling first"

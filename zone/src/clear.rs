@@ -1,7 +1,7 @@
 //! Clearing and copying the plain memory of a region: [`Region::zero_range`], [`Region::copy_range`].
 //!
 //! Bytes are written by the largest contiguous extent, by the way that measurement prefers for its
-//! length and for what the caller says about both ends ([`Was`], [`Next`]). With a hint, somebody waits
+//! length and for what the caller says about both ends ([`CacheState`], [`NextUse`]). With a hint, somebody waits
 //! for the page there: its neighbourhood is written last and stays in the cache.
 //!
 //! Whoever has to let others run says so: batches of so many bytes, or a longest pause, with a yield
@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use uzone_os::{AccessError, Mapping, RangeError};
 use uzone_pages::{ByteLen, PlanError};
-use uzone_stream::{Next, Was, Way};
+use uzone_stream::{CacheState, CopyMethod, NextUse};
 
 use crate::batches::{Batched, Job};
 use crate::options::{Cancel, Progress};
@@ -55,7 +55,7 @@ pub enum ClearError {
     #[error("stores of the kind '{way}' are not available here: leave the choice to measurement")]
     Unavailable {
         /// What was asked for.
-        way: Way,
+        way: CopyMethod,
     },
 }
 
@@ -81,10 +81,10 @@ impl Batching {
 /// What clearing and copying are told.
 #[derive(Clone)]
 pub struct ZeroOptions {
-    pub(crate) was: Was,
-    pub(crate) next: Next,
+    pub(crate) was: CacheState,
+    pub(crate) next: NextUse,
     pub(crate) hint: Option<u64>,
-    pub(crate) way: Option<Way>,
+    pub(crate) way: Option<CopyMethod>,
     pub(crate) threads: NonZeroUsize,
     pub(crate) batching: Batching,
     pub(crate) progress: Option<Arc<dyn Fn(Progress) + Send + Sync>>,
@@ -98,8 +98,8 @@ impl Default for ZeroOptions {
     /// Cold memory that nobody reads soon, on one thread, in one extent.
     fn default() -> Self {
         Self {
-            was: Was::Cold,
-            next: Next::Later,
+            was: CacheState::Cold,
+            next: NextUse::Later,
             hint: None,
             way: None,
             threads: NonZeroUsize::MIN,
@@ -113,7 +113,7 @@ impl Default for ZeroOptions {
 impl ZeroOptions {
     /// Says whether the destination is in the cache: wrong, it costs a factor of two to six.
     #[must_use]
-    pub fn was(mut self, was: Was) -> Self {
+    pub fn was(mut self, was: CacheState) -> Self {
         self.was = was;
         self
     }
@@ -121,7 +121,7 @@ impl ZeroOptions {
     /// Says whether somebody reads the destination at once. Of a destination with a hint it says so
     /// about the rest: the neighbourhood of the hint is always read soon.
     #[must_use]
-    pub fn next(mut self, next: Next) -> Self {
+    pub fn next(mut self, next: NextUse) -> Self {
         self.next = next;
         self
     }
@@ -136,7 +136,7 @@ impl ZeroOptions {
 
     /// Says how to store, instead of the way that measurement prefers.
     #[must_use]
-    pub fn way(mut self, way: Way) -> Self {
+    pub fn way(mut self, way: CopyMethod) -> Self {
         self.way = Some(way);
         self
     }
@@ -298,7 +298,7 @@ pub struct Cleared {
     /// How many threads wrote.
     pub threads: usize,
     /// How the bytes were stored, but for the neighbourhood of a hint.
-    pub way: Way,
+    pub way: CopyMethod,
     /// How long it took.
     pub elapsed: Duration,
     /// What ended it early, if that was not the caller: memory that turned out not to be there. The

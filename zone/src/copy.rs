@@ -4,7 +4,7 @@ use uzone_pages::{ByteLen, Content, Order, Payload, Pfn, PfnRange};
 
 use crate::batches::Job;
 use crate::clear::{Cleared, CopyOptions};
-use crate::hold::Holdable;
+use crate::hold::PinTarget;
 use crate::pagemap::Pagemap;
 use crate::panics::FirstPanic;
 use crate::zero::{CLEARABLE, Unclearable, ZeroFailure, Zeroed};
@@ -46,7 +46,7 @@ impl<P: Payload> Pagemap<P> {
         let held = source.try_pin(from).map_err(|failure| ZeroFailure::Copy {
             pfn: from.start(),
             cause: match failure {
-                crate::HoldFailure::Refused {
+                crate::PinError::Refused {
                     cause: uzone_pages::HoldError::Content(content),
                     ..
                 } => Unclearable::Content(content),

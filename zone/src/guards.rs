@@ -1,5 +1,5 @@
 //! Who has guards on a pagemap: [`GuardBook`], a list that debug builds keep. How many there are, every
-//! build knows from the pagemap's ledger (`uzone_os::Counted`).
+//! build knows from the pagemap's ledger (`uzone_os::LiveArc`).
 //!
 //! Locks: the list has one, and nothing is called while it is held.
 
@@ -8,7 +8,7 @@ use std::fmt;
 use std::panic::Location;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use uzone_pages::{HoldSort, PfnRange};
+use uzone_pages::{HoldKind, PfnRange};
 
 /// Somebody who holds pages, and where in the program the guard was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,7 +16,7 @@ pub struct Holder {
     /// The pages that are held.
     pub range: PfnRange,
     /// Whether they are pinned or referenced.
-    pub sort: HoldSort,
+    pub sort: HoldKind,
     /// Where the guard was taken.
     pub caller: &'static Location<'static>,
 }
@@ -24,8 +24,8 @@ pub struct Holder {
 impl fmt::Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let sort = match self.sort {
-            HoldSort::Reference => "a reference",
-            HoldSort::Pin => "a pin",
+            HoldKind::Reference => "a reference",
+            HoldKind::Pin => "a pin",
         };
         write!(f, "{sort} on {} taken at {}", self.range, self.caller)
     }
@@ -55,7 +55,7 @@ impl GuardBook {
     pub(crate) fn register(
         &self,
         range: PfnRange,
-        sort: HoldSort,
+        sort: HoldKind,
         caller: &'static Location<'static>,
     ) -> u64 {
         let holder = Holder { range, sort, caller };

@@ -25,12 +25,12 @@ use std::panic::Location;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use uzone_os::{AccessError, Counted, Entered, Pins, RangeError, References, Sort};
+use uzone_os::{AccessError, LiveArc, LiveGuard, Pins, RangeError, References, Sort};
 use uzone_pages::{
-    ByteLen, Content, EnterError, HoldError, HoldSort, Order, PageCount, Payload, Pfn, PfnRange,
+    ByteLen, Content, EnterError, HoldError, HoldKind, Order, PageCount, Payload, Pfn, PfnRange,
     Span, SpanRefused, Word,
 };
-use uzone_stream::{Next, Pattern, Streaming, Was, Work, best};
+use uzone_stream::{CacheState, NextUse, Pattern, Streaming, Work, best};
 use zerocopy::IntoBytes;
 
 #[cfg(debug_assertions)]
@@ -45,7 +45,7 @@ use crate::{altmap, bytes};
 /// Why pages were not held.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum HoldFailure {
+pub enum PinError {
     /// Not every page belongs to the region.
     #[error("{asked} do not all belong to the region, which has {region}")]
     NotHere {
@@ -173,10 +173,10 @@ pub struct Segment {
 }
 
 /// Where the guards of a pagemap enter it.
-pub(crate) type Place = Counted<dyn Holdable>;
+pub(crate) type Place = LiveArc<dyn PinTarget>;
 
 /// A pagemap as its guards see it, whatever its payload.
-pub(crate) trait Holdable: Any + Send + Sync {
+pub(crate) trait PinTarget: Any + Send + Sync {
     fn range(&self) -> PfnRange;
     /// Returns the pages of the region that are not described, if its descriptors lie in it.
     fn metadata_range(&self) -> Option<PfnRange>;
@@ -187,19 +187,19 @@ pub(crate) trait Holdable: Any + Send + Sync {
     fn zone(&self) -> Arc<Shared>;
     /// Returns where a range of pages of the region lies in memory.
     fn segment(&self, range: PfnRange) -> Option<Segment>;
-    fn hold(&self, range: PfnRange, sort: HoldSort) -> Result<Span, SpanRefused>;
-    fn release(&self, span: Span, sort: HoldSort);
+    fn hold(&self, range: PfnRange, sort: HoldKind) -> Result<Span, SpanRefused>;
+    fn release(&self, span: Span, sort: HoldKind);
     fn split(
         &self,
         span: Span,
-        sort: HoldSort,
+        sort: HoldKind,
         pages: PageCount,
     ) -> Result<(Span, Span), Option<SpanRefused>>;
     /// Makes the pages of a range that are known to be zero somebody's, who may write to them.
     fn take_zero(&self, range: PfnRange);
     /// Makes the pages of a range that are not there be there, for a pin that was refused by the content
     /// of one. Returns whether it is worth trying again.
-    fn produce(&self, range: PfnRange, refused: Content) -> Result<bool, HoldFailure>;
+    fn produce(&self, range: PfnRange, refused: Content) -> Result<bool, PinError>;
     /// Returns what the memory is if it cannot be pinned for long.
     fn not_for_long(&self) -> Option<&'static str>;
     fn bad_pages(&self, range: PfnRange) -> Vec<Pfn>;
@@ -220,7 +220,7 @@ pub(crate) trait Holdable: Any + Send + Sync {
 
     /// Holds the folios of `range` for a caller who has entered, so that what is held is
     /// [`Span::of_folios`] of it. The failure is boxed so that its absence is a register.
-    fn admit(&self, range: PfnRange, sort: HoldSort) -> Result<(), Box<HoldFailure>> {
+    fn admit(&self, range: PfnRange, sort: HoldKind) -> Result<(), Box<PinError>> {
         if !self.range().contains_range(range) {
             return Err(Box::new(altmap::not_here(self, range)));
         }
@@ -253,7 +253,7 @@ pub(crate) fn good_pieces(range: PfnRange, bad: &[Pfn]) -> Vec<PfnRange> {
 /// in memory, where the next locked instruction would wait for it, and is never copied in other pieces
 /// than it was written in.
 pub(crate) struct Hold<S: Sort> {
-    inner: Entered<dyn Holdable, S>,
+    inner: LiveGuard<dyn PinTarget, S>,
     span: Span,
     /// What the registry of a debug build knows this guard by.
     #[cfg(debug_assertions)]
@@ -269,10 +269,10 @@ impl<S: Sort> Hold<S> {
     /// Holds a range of pages of the region that the caller has entered.
     #[inline(always)]
     pub(crate) fn take(
-        inner: Entered<dyn Holdable, S>,
+        inner: LiveGuard<dyn PinTarget, S>,
         range: PfnRange,
         caller: &'static Location<'static>,
-    ) -> Result<Self, Box<HoldFailure>> {
+    ) -> Result<Self, Box<PinError>> {
         inner.admit(range, S::SORT)?;
         Ok(Self::admitted(inner, Span::of_folios(range), caller))
     }
@@ -280,7 +280,7 @@ impl<S: Sort> Hold<S> {
     /// Makes the guard of a span that is held.
     #[inline(always)]
     pub(crate) fn admitted(
-        inner: Entered<dyn Holdable, S>,
+        inner: LiveGuard<dyn PinTarget, S>,
         span: Span,
         caller: &'static Location<'static>,
     ) -> Self {
@@ -301,10 +301,10 @@ impl<S: Sort> Hold<S> {
         mut self,
         pages: PageCount,
         caller: &'static Location<'static>,
-    ) -> Result<(Self, Self), (Self, HoldFailure)> {
+    ) -> Result<(Self, Self), (Self, PinError)> {
         let again = match self.inner.enter_again() {
             Ok(again) => again,
-            Err(error) => return Err((self, HoldFailure::NotAdmitted(error))),
+            Err(error) => return Err((self, PinError::NotAdmitted(error))),
         };
         match self.inner.split(self.span, S::SORT, pages) {
             Ok((first, second)) => {
@@ -320,12 +320,11 @@ impl<S: Sort> Hold<S> {
             Err(refused) => {
                 let failure = match refused {
                     Some(SpanRefused { pfn, cause }) => {
-                        HoldFailure::Refused { pfn, good: pages, cause }
+                        PinError::Refused { pfn, good: pages, cause }
                     }
-                    None => HoldFailure::NotHere {
-                        asked: self.span.range(),
-                        region: self.inner.range(),
-                    },
+                    None => {
+                        PinError::NotHere { asked: self.span.range(), region: self.inner.range() }
+                    }
                 };
                 Err((self, failure))
             }
@@ -366,15 +365,15 @@ impl Hold<Pins> {
     /// Pins a range, after producing what of it is not there if the options allow it.
     #[inline(always)]
     pub(crate) fn pin(
-        inner: Entered<dyn Holdable, Pins>,
+        inner: LiveGuard<dyn PinTarget, Pins>,
         range: PfnRange,
         options: PinOptions,
         caller: &'static Location<'static>,
-    ) -> Result<Self, Box<HoldFailure>> {
+    ) -> Result<Self, Box<PinError>> {
         let admitted = if options.is_long_term {
             pin_long(&*inner, range)
         } else {
-            inner.admit(range, HoldSort::Pin)
+            inner.admit(range, HoldKind::Pin)
         };
         if let Err(failure) = admitted {
             pin_again(&*inner, range, options, failure)?;
@@ -384,35 +383,35 @@ impl Hold<Pins> {
 }
 
 /// Pins for long, if the memory allows that.
-fn pin_long(inner: &dyn Holdable, range: PfnRange) -> Result<(), Box<HoldFailure>> {
+fn pin_long(inner: &dyn PinTarget, range: PfnRange) -> Result<(), Box<PinError>> {
     match inner.not_for_long() {
-        Some(what) => Err(Box::new(HoldFailure::NotForLong { what })),
-        None => inner.admit(range, HoldSort::Pin),
+        Some(what) => Err(Box::new(PinError::NotForLong { what })),
+        None => inner.admit(range, HoldKind::Pin),
     }
 }
 
 /// Tries a pin again that was refused, as long as there is something to wait for or to produce.
 #[cold]
 fn pin_again(
-    inner: &dyn Holdable,
+    inner: &dyn PinTarget,
     range: PfnRange,
     options: PinOptions,
-    mut refused: Box<HoldFailure>,
-) -> Result<(), Box<HoldFailure>> {
+    mut refused: Box<PinError>,
+) -> Result<(), Box<PinError>> {
     let (mut faults, mut waits) = (0, 0);
     loop {
         match &*refused {
-            HoldFailure::Refused { cause: HoldError::Busy, .. } if waits < BUSY_ATTEMPTS => {
+            PinError::Refused { cause: HoldError::Busy, .. } if waits < BUSY_ATTEMPTS => {
                 waits += 1;
                 std::thread::yield_now();
             }
-            HoldFailure::Refused { cause: HoldError::Content(Content::Zero), .. }
+            PinError::Refused { cause: HoldError::Content(Content::Zero), .. }
                 if waits < BUSY_ATTEMPTS =>
             {
                 waits += 1;
                 inner.take_zero(range);
             }
-            HoldFailure::Refused { cause: HoldError::Content(content), .. }
+            PinError::Refused { cause: HoldError::Content(content), .. }
                 if !options.never_faults && faults < ATTEMPTS =>
             {
                 faults += 1;
@@ -422,7 +421,7 @@ fn pin_again(
             }
             _ => return Err(refused),
         }
-        match inner.admit(range, HoldSort::Pin) {
+        match inner.admit(range, HoldKind::Pin) {
             Ok(()) => return Ok(()),
             Err(again) => refused = again,
         }
@@ -431,18 +430,18 @@ fn pin_again(
 
 /// Says what a refused range means to the caller who asked for it.
 #[cold]
-fn failure(inner: &(impl Holdable + ?Sized), range: PfnRange, refused: SpanRefused) -> HoldFailure {
+fn failure(inner: &(impl PinTarget + ?Sized), range: PfnRange, refused: SpanRefused) -> PinError {
     let SpanRefused { pfn, cause } = refused;
     // A folio whose head lies before the range is in the way from its first page on.
     let good = pfn.checked_since(range.start()).unwrap_or_default();
     if cause != HoldError::Content(Content::Poisoned) {
-        return HoldFailure::Refused { pfn, good, cause };
+        return PinError::Refused { pfn, good, cause };
     }
     let mut bad = inner.bad_pages(range);
     if bad.is_empty() {
         bad.push(pfn); // mended by now
     }
-    HoldFailure::Poisoned { pfn, good: good_pieces(range, &bad) }
+    PinError::Poisoned { pfn, good: good_pieces(range, &bad) }
 }
 
 impl<S: Sort> Drop for Hold<S> {
@@ -473,7 +472,7 @@ fn write_pfns(range: PfnRange, list: &mut [Pfn]) -> Result<usize, ListTooShort> 
     let count = usize::try_from(needed).map_err(|_| too_short)?;
     let list = list.get_mut(..count).ok_or(too_short)?;
     let len_bytes = size_of_val(list);
-    let way = stores::policy().choose(Work::Fill, len_bytes, Was::Cold, Next::Soon);
+    let way = stores::policy().choose(Work::Fill, len_bytes, CacheState::Cold, NextUse::Soon);
     match (way.is_cached(), Pattern::linear(&[range.start().get()], &[1])) {
         (false, Ok(pattern)) => {
             Streaming::scope(best(), |stream| stream.fill(list.as_mut_bytes(), &pattern));
@@ -550,12 +549,12 @@ macro_rules! guard {
             /// Takes the same pages once more, for another holder.
             ///
             /// # Errors
-            /// [`HoldFailure`] if a folio has the most holds it may have, a page that is to be
+            /// [`PinError`] if a folio has the most holds it may have, a page that is to be
             /// pinned has gone bad, or the pagemap is being unbound.
             #[track_caller]
-            pub fn try_clone(&self) -> Result<Self, HoldFailure> {
+            pub fn try_clone(&self) -> Result<Self, PinError> {
                 // What is held is not zero, absent or being replaced, so there is nothing to wait for.
-                let inner = self.0.inner.enter_again().map_err(HoldFailure::NotAdmitted)?;
+                let inner = self.0.inner.enter_again().map_err(PinError::NotAdmitted)?;
                 let hold = Hold::take(inner, self.range(), Location::caller());
                 hold.map(Self).map_err(|failure| *failure)
             }
@@ -567,7 +566,7 @@ macro_rules! guard {
             /// The guard as it was, with the reason: one half would be empty, a folio has the most
             /// holds it may have, or the pagemap is being unbound.
             #[track_caller]
-            pub fn split(self, pages: PageCount) -> Result<(Self, Self), (Self, HoldFailure)> {
+            pub fn split(self, pages: PageCount) -> Result<(Self, Self), (Self, PinError)> {
                 match self.0.split(pages, Location::caller()) {
                     Ok((first, second)) => Ok((Self(first), Self(second))),
                     Err((hold, failure)) => Err((Self(hold), failure)),

@@ -25,7 +25,7 @@ pub(crate) const SECTION_BYTES: usize = 2 << 20;
 
 /// How descriptors are written.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Stamp {
+pub enum InitMethod {
     /// Field after field in place, one descriptor after the other: the oracle and the baseline.
     FieldByField,
     /// Templates, by this store.
@@ -34,19 +34,19 @@ pub enum Stamp {
 
 /// Writes the descriptors from index `first` on that `bytes` has room for. Returns how often
 /// streaming stores were drained.
-pub(crate) fn stamp<P: Payload>(
+pub(crate) fn init<P: Payload>(
     template: &Template<P>,
     kind: MemoryKind,
-    stamp: Stamp,
+    stamp: InitMethod,
     first: u64,
     bytes: &mut [u8],
 ) -> u64 {
     match stamp {
-        Stamp::FieldByField => {
+        InitMethod::FieldByField => {
             field_by_field(template, kind, first, bytes);
             0
         }
-        Stamp::Template(path) => Streaming::scope(path, |stream| {
+        InitMethod::Template(path) => Streaming::scope(path, |stream| {
             by_template(template, stream, first, bytes);
             stream.drain();
             stream.drains()

@@ -7,14 +7,14 @@ use std::sync::{Arc, OnceLock};
 use uzone_os::bus::Watch;
 use uzone_os::{AccessError, Exclusive, Mapped};
 use uzone_pages::{
-    AdvanceError, Content, Folio, HoldSort, Memmap, MemoryKind, Order, Page, PageCount, Payload,
+    AdvanceError, Content, Folio, HoldKind, Memmap, MemoryKind, Order, Page, PageCount, Payload,
     Pfn, PfnRange, Span, SpanRefused, Template, Word,
 };
 
 use crate::altmap::{self, Front};
 use crate::blocks::Blocks;
 use crate::guards::GuardBook;
-use crate::hold::{HoldFailure, Holdable, Segment};
+use crate::hold::{PinError, PinTarget, Segment};
 use crate::keep::{MemmapMemory, MemmapPages, Source};
 use crate::options::{Owner, PagemapOps};
 use crate::panics::FirstPanic;
@@ -31,14 +31,14 @@ use crate::zone::{Claim, Shared};
 /// Descriptors that lie in the region are cleared first, because the region that claims the same bytes
 /// next may be written to. Then the claim goes, and only then does an address become free: the kernel hands free
 /// addresses out at once, and another thread may bind what it mapped there.
-pub(crate) struct Leased<P: Payload> {
+pub(crate) struct CachedMemmap<P: Payload> {
     memmap: Option<Memmap<P, Mapped<Page<P>>, Blocks>>,
     claim: Option<Claim>,
     keeper: Option<Arc<Shared>>,
     pages: MemmapPages,
 }
 
-impl<P: Payload> Leased<P> {
+impl<P: Payload> CachedMemmap<P> {
     /// Takes a memmap and, if every page of its memory is present, the zone that keeps it.
     pub(crate) fn new(
         memmap: Memmap<P, Mapped<Page<P>>, Blocks>,
@@ -58,7 +58,7 @@ impl<P: Payload> Leased<P> {
     }
 }
 
-impl<P: Payload> Deref for Leased<P> {
+impl<P: Payload> Deref for CachedMemmap<P> {
     type Target = Memmap<P, Mapped<Page<P>>, Blocks>;
 
     fn deref(&self) -> &Self::Target {
@@ -69,7 +69,7 @@ impl<P: Payload> Deref for Leased<P> {
     }
 }
 
-impl<P: Payload> Leased<P> {
+impl<P: Payload> CachedMemmap<P> {
     /// Returns the memory of the descriptors, which does not go back to the zone, how many bytes of it
     /// they have, and the claim.
     pub(crate) fn into_exclusive(mut self) -> (Exclusive, usize, Claim) {
@@ -83,7 +83,7 @@ impl<P: Payload> Leased<P> {
     }
 }
 
-impl<P: Payload> Drop for Leased<P> {
+impl<P: Payload> Drop for CachedMemmap<P> {
     fn drop(&mut self) {
         let Some(memmap) = self.memmap.take() else { return };
         if self.pages == MemmapPages::Region {
@@ -117,7 +117,7 @@ impl<P: Payload> Drop for Leased<P> {
 /// All of a pagemap but its region.
 pub(crate) struct Parts<P: Payload> {
     // Dropped first: it ends the claim before the front is unmapped.
-    pub(crate) memmap: Leased<P>,
+    pub(crate) memmap: CachedMemmap<P>,
     pub(crate) template: Template<P>,
     pub(crate) owner: Option<Owner>,
     pub(crate) ops: PagemapOps,
@@ -226,7 +226,7 @@ impl<P: Payload> Inner<P> {
     /// Holds pages whose owner is called when one becomes free. If that panics, what was held is given
     /// back all the same.
     #[inline(never)]
-    fn hold_freeing(&self, range: PfnRange, sort: HoldSort) -> Result<Span, SpanRefused> {
+    fn hold_freeing(&self, range: PfnRange, sort: HoldKind) -> Result<Span, SpanRefused> {
         let mut panic = FirstPanic::default();
         let bad = |part| self.bad.first_in(part);
         let freed = |head| self.freed(head, &mut panic);
@@ -238,7 +238,7 @@ impl<P: Payload> Inner<P> {
     /// Gives pages back whose owner is called when one becomes free. If that panics, the owner is called
     /// for the other pages all the same.
     #[inline(never)]
-    fn release_freeing(&self, span: Span, sort: HoldSort) {
+    fn release_freeing(&self, span: Span, sort: HoldKind) {
         let mut panic = FirstPanic::default();
         self.parts.memmap.release(span, sort, |head| self.freed(head, &mut panic));
         panic.resume();
@@ -259,7 +259,7 @@ impl<P: Payload> Inner<P> {
     }
 }
 
-impl<P: Payload> Holdable for Inner<P> {
+impl<P: Payload> PinTarget for Inner<P> {
     fn range(&self) -> PfnRange {
         self.parts.memmap.layout().range()
     }
@@ -295,8 +295,8 @@ impl<P: Payload> Holdable for Inner<P> {
     }
 
     #[inline(always)]
-    fn hold(&self, range: PfnRange, sort: HoldSort) -> Result<Span, SpanRefused> {
-        if sort == HoldSort::Pin {
+    fn hold(&self, range: PfnRange, sort: HoldKind) -> Result<Span, SpanRefused> {
+        if sort == HoldKind::Pin {
             self.collect_bus_errors();
         }
         if self.parts.ops.free.is_some() {
@@ -306,7 +306,7 @@ impl<P: Payload> Holdable for Inner<P> {
     }
 
     #[inline]
-    fn release(&self, span: Span, sort: HoldSort) {
+    fn release(&self, span: Span, sort: HoldKind) {
         if self.parts.ops.free.is_some() {
             return self.release_freeing(span, sort);
         }
@@ -316,7 +316,7 @@ impl<P: Payload> Holdable for Inner<P> {
     fn split(
         &self,
         span: Span,
-        sort: HoldSort,
+        sort: HoldKind,
         pages: PageCount,
     ) -> Result<(Span, Span), Option<SpanRefused>> {
         self.parts.memmap.split(span, sort, pages)
@@ -326,7 +326,7 @@ impl<P: Payload> Holdable for Inner<P> {
         self.advance_run(range, &[Content::Zero], Content::Present, |_, _| ());
     }
 
-    fn produce(&self, range: PfnRange, refused: Content) -> Result<bool, HoldFailure> {
+    fn produce(&self, range: PfnRange, refused: Content) -> Result<bool, PinError> {
         match &self.parts.ops.populate {
             // What was missing and is not any more, another thread has produced.
             Some(populate) => {

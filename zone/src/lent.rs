@@ -25,7 +25,7 @@ use uzone_pages::{
     AddrError, ByteLen, Content, MemoryKind, Order, PageCount, PageSize, Payload, Pfn, PfnRange,
 };
 
-use crate::hold::{HoldFailure, PinOptions, Pinned, Referenced};
+use crate::hold::{PinError, PinOptions, Pinned, Referenced};
 use crate::options::Owner;
 use crate::pagemap::Pagemap;
 use crate::poison::{PoisonFailure, Poisoned};
@@ -220,7 +220,7 @@ impl<'a, P: Payload> PagemapView<'a, P> {
     /// # Errors
     /// As [`Pagemap::get`].
     #[track_caller]
-    pub fn get(self, range: PfnRange) -> Result<Referenced, HoldFailure> {
+    pub fn get(self, range: PfnRange) -> Result<Referenced, PinError> {
         self.0.get(range)
     }
 
@@ -230,7 +230,7 @@ impl<'a, P: Payload> PagemapView<'a, P> {
     /// # Errors
     /// As [`Pagemap::pin`].
     #[track_caller]
-    pub fn pin(self, range: PfnRange) -> Result<Pinned, HoldFailure> {
+    pub fn pin(self, range: PfnRange) -> Result<Pinned, PinError> {
         self.0.pin(range)
     }
 
@@ -239,7 +239,7 @@ impl<'a, P: Payload> PagemapView<'a, P> {
     /// # Errors
     /// As [`Pagemap::try_pin`].
     #[track_caller]
-    pub fn try_pin(self, range: PfnRange) -> Result<Pinned, HoldFailure> {
+    pub fn try_pin(self, range: PfnRange) -> Result<Pinned, PinError> {
         self.0.try_pin(range)
     }
 
@@ -248,7 +248,7 @@ impl<'a, P: Payload> PagemapView<'a, P> {
     /// # Errors
     /// As [`Pagemap::pin_with`].
     #[track_caller]
-    pub fn pin_with(self, range: PfnRange, options: PinOptions) -> Result<Pinned, HoldFailure> {
+    pub fn pin_with(self, range: PfnRange, options: PinOptions) -> Result<Pinned, PinError> {
         self.0.pin_with(range, options)
     }
 

@@ -44,7 +44,6 @@
 //! through it one idea after the other.
 #![forbid(unsafe_code)]
 
-mod across;
 mod altmap;
 mod batches;
 mod bind;
@@ -52,23 +51,24 @@ mod blocks;
 mod bytes;
 mod clear;
 mod copy;
-mod directory;
 mod guards;
 mod hold;
+mod init_method;
 mod inner;
 mod keep;
 mod lent;
 mod options;
 mod pagemap;
 mod panics;
+mod pinned_ranges;
 mod poison;
 mod pool;
 mod populate;
 mod produce;
 mod region;
+mod region_index;
 mod report;
 mod runs;
-mod stamp;
 mod stores;
 mod token;
 mod trace;
@@ -78,25 +78,25 @@ mod write;
 mod zero;
 mod zone;
 
-pub use across::Across;
 pub use altmap::AltmapOptions;
 pub use batches::Batched;
 pub use bind::{BindError, BindFailure};
 pub use bytes::WriteFailure;
 pub use clear::{Batching, ClearError, Cleared, CopyOptions, ZeroOptions};
 pub use guards::Holder;
-pub use hold::{HoldFailure, ListTooShort, PinOptions, Pinned, Referenced, Segment};
+pub use hold::{ListTooShort, PinError, PinOptions, Pinned, Referenced, Segment};
+pub use init_method::InitMethod;
 pub use keep::{MemmapPages, Source};
 pub use lent::{PagemapView, RegionView};
 pub use options::{BindOptions, Cancel, Init, Owner, PagemapOps, Progress};
 pub use pagemap::{Busy, Pagemap};
+pub use pinned_ranges::PinnedRanges;
 pub use poison::{PoisonFailure, Poisoned};
 pub use pool::{FreeFailure, Pool, PoolOptions, PoolStats, Pooled, TakeFailure};
 pub use populate::{Huge, NotPopulated, PopulateOptions, PopulateReport};
 pub use produce::{FaultError, Populate};
 pub use region::{Backing, NotAdopted, Region, RegionError};
 pub use report::{AltmapReport, BindReport};
-pub use stamp::Stamp;
 pub use token::{NotAGuard, RawGuard, Redeemed, TooManyRawGuards};
 pub use uzone_os::bus;
 pub use uzone_os::hugepages::HugeSize;
@@ -108,8 +108,8 @@ pub use uzone_os::{
 };
 pub use uzone_pages::*;
 pub use uzone_stream::{
-    Next, Path as StorePath, STORE_POLICY, StorePolicy, StorePolicyError, Was, Way,
-    Work as StoreWork,
+    CacheState, CopyMethod, NextUse, Path as StorePath, STORE_POLICY, StorePolicy,
+    StorePolicyError, Work as StoreWork,
 };
 pub use view::PageView;
 pub use zero::{Unclearable, ZeroFailure, Zeroed};

@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use uzone_pages::{ByteLen, Content, MemoryKind, Order, Payload, Pfn, Tails};
 
 use crate::altmap::AltmapOptions;
+use crate::init_method::InitMethod;
 use crate::poison::Poisoned;
 use crate::produce::Populate;
-use crate::stamp::Stamp;
 use crate::view::PageView;
 
 /// When descriptors are written.
@@ -125,7 +125,7 @@ pub struct BindOptions<P: Payload = ()> {
     pub(crate) tails: Tails,
     pub(crate) base: Option<Pfn>,
     pub(crate) init: Option<Init>,
-    pub(crate) stamp: Option<Stamp>,
+    pub(crate) stamp: Option<InitMethod>,
     pub(crate) threads: Option<NonZeroUsize>,
     pub(crate) uses_hugetlb_pool: bool,
     pub(crate) altmap: Option<AltmapOptions>,
@@ -205,7 +205,7 @@ impl<P: Payload> BindOptions<P> {
 
     /// Sets how descriptors are written, in place of what the store policy prefers.
     #[must_use]
-    pub fn stamp(mut self, stamp: Stamp) -> Self {
+    pub fn stamp(mut self, stamp: InitMethod) -> Self {
         self.stamp = Some(stamp);
         self
     }

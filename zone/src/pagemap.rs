@@ -8,7 +8,7 @@ use std::panic::Location;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use uzone_os::{Counted, Entered, Mapping, Owned, References, ResidentError, Sort};
+use uzone_os::{LiveArc, LiveGuard, Mapping, Owned, References, ResidentError, Sort};
 use uzone_pages::{
     AddrError, AdvanceError, ByteLen, Content, Guards, MemoryKind, PageCount, Payload, Pfn,
     PfnRange, Span,
@@ -16,7 +16,7 @@ use uzone_pages::{
 
 use crate::altmap::{self};
 use crate::guards::{GuardBook, Holder};
-use crate::hold::{Hold, HoldFailure, Holdable, PinOptions, Pinned, Place, Referenced};
+use crate::hold::{Hold, PinError, PinOptions, PinTarget, Pinned, Place, Referenced};
 use crate::inner::{Inner, Parts};
 use crate::lent::RegionView;
 use crate::options::Owner;
@@ -83,7 +83,7 @@ impl Drop for Door {
         if self.0.guards().is_empty() {
             return;
         }
-        let Ok(pagemap) = Counted::enter::<References>(&self.0) else { return };
+        let Ok(pagemap) = LiveArc::enter::<References>(&self.0) else { return };
         // But for this one.
         let Guards { pins, references } = self.0.guards();
         let references = references.saturating_sub(1);
@@ -128,8 +128,8 @@ impl<P: Payload> Pagemap<P> {
     }
 
     #[inline(always)]
-    fn enter<S: Sort>(&self) -> Result<Entered<dyn Holdable, S>, HoldFailure> {
-        Counted::enter(&self.door.0).map_err(HoldFailure::NotAdmitted)
+    fn enter<S: Sort>(&self) -> Result<LiveGuard<dyn PinTarget, S>, PinError> {
+        LiveArc::enter(&self.door.0).map_err(PinError::NotAdmitted)
     }
 
     /// Returns the memory that is described, to look at and to read: with an altmap, what is behind the
@@ -288,9 +288,9 @@ impl<P: Payload> Pagemap<P> {
     /// This says nothing about the bytes: whoever hands memory to another tenant clears it first.
     ///
     /// # Errors
-    /// [`HoldFailure`] if the page is not the region's, or has references.
+    /// [`PinError`] if the page is not the region's, or has references.
     #[track_caller]
-    pub fn hand_out(&self, pfn: Pfn) -> Result<Referenced, HoldFailure> {
+    pub fn hand_out(&self, pfn: Pfn) -> Result<Referenced, PinError> {
         let region = self.range();
         let (Ok(range), Some(folio)) = (PfnRange::try_single(pfn), self.inner.folio(pfn)) else {
             let asked = PfnRange::try_single(pfn).unwrap_or(region);
@@ -300,9 +300,9 @@ impl<P: Payload> Pagemap<P> {
         if !folio.take_first() {
             let word = folio.word();
             if word.content() == Content::Poisoned {
-                return Err(HoldFailure::Poisoned { pfn, good: Vec::new() });
+                return Err(PinError::Poisoned { pfn, good: Vec::new() });
             }
-            return Err(HoldFailure::NotFree { pfn, references: word.references() });
+            return Err(PinError::NotFree { pfn, references: word.references() });
         }
         Ok(Referenced(Hold::admitted(entered, Span::of_folios(range), Location::caller())))
     }
@@ -311,11 +311,11 @@ impl<P: Payload> Pagemap<P> {
     /// each 512 that the range covers together.
     ///
     /// # Errors
-    /// [`HoldFailure`] if a page is not the region's, or a folio is free or has the most references
+    /// [`PinError`] if a page is not the region's, or a folio is free or has the most references
     /// that it may have; then none is taken.
     #[inline(always)]
     #[track_caller]
-    pub fn get(&self, range: PfnRange) -> Result<Referenced, HoldFailure> {
+    pub fn get(&self, range: PfnRange) -> Result<Referenced, PinError> {
         match Hold::take(self.enter()?, range, Location::caller()) {
             Ok(hold) => Ok(Referenced(hold)),
             Err(failure) => Err(*failure),
@@ -330,11 +330,11 @@ impl<P: Payload> Pagemap<P> {
     /// Entering the pagemap and leaving it are an atomic step each; nothing is allocated.
     ///
     /// # Errors
-    /// [`HoldFailure`] if a page is not the region's, is bad, is being cleared, or cannot be
+    /// [`PinError`] if a page is not the region's, is bad, is being cleared, or cannot be
     /// produced, or a folio is free or has the most pins that it may have; then none is pinned.
     #[inline(always)]
     #[track_caller]
-    pub fn pin(&self, range: PfnRange) -> Result<Pinned, HoldFailure> {
+    pub fn pin(&self, range: PfnRange) -> Result<Pinned, PinError> {
         self.pin_with(range, PinOptions::default())
     }
 
@@ -344,7 +344,7 @@ impl<P: Payload> Pagemap<P> {
     /// # Errors
     /// As [`Pagemap::pin`].
     #[track_caller]
-    pub fn try_pin(&self, range: PfnRange) -> Result<Pinned, HoldFailure> {
+    pub fn try_pin(&self, range: PfnRange) -> Result<Pinned, PinError> {
         self.pin_with(range, PinOptions::default().without_faults())
     }
 
@@ -354,7 +354,7 @@ impl<P: Payload> Pagemap<P> {
     /// As [`Pagemap::pin`], and for memory that cannot be pinned for long if that is asked for.
     #[inline(always)]
     #[track_caller]
-    pub fn pin_with(&self, range: PfnRange, options: PinOptions) -> Result<Pinned, HoldFailure> {
+    pub fn pin_with(&self, range: PfnRange, options: PinOptions) -> Result<Pinned, PinError> {
         match Hold::pin(self.enter()?, range, options, Location::caller()) {
             Ok(hold) => Ok(Pinned(hold)),
             Err(failure) => Err(*failure),

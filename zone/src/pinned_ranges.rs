@@ -1,18 +1,18 @@
-//! Holds on a range of addresses or pages, whatever regions it lies in: [`Across`], and the methods
+//! Holds on a range of addresses or pages, whatever regions it lies in: [`PinnedRanges`], and the methods
 //! of [`Zone`] that take one.
 
 use std::panic::Location;
 
 use uzone_pages::{ByteLen, PfnRange};
 
-use crate::directory::Found;
-use crate::hold::{Hold, HoldFailure, PinOptions, Pinned, Referenced, Segment};
+use crate::hold::{Hold, PinError, PinOptions, Pinned, Referenced, Segment};
+use crate::region_index::Found;
 use crate::zone::Zone;
 
 /// Guards on neighbouring pages, one for each region that they lie in; never none.
 #[derive(Debug)]
 #[must_use = "dropping it gives the pages back"]
-pub struct Across<G>(Parts<G>);
+pub struct PinnedRanges<G>(Parts<G>);
 
 #[derive(Debug)]
 enum Parts<G> {
@@ -22,9 +22,9 @@ enum Parts<G> {
     Several(Vec<G>),
 }
 
-const _: () = assert!(size_of::<Across<Pinned>>() == size_of::<Pinned>());
+const _: () = assert!(size_of::<PinnedRanges<Pinned>>() == size_of::<Pinned>());
 
-impl<G> Across<G> {
+impl<G> PinnedRanges<G> {
     /// Returns the guards, in ascending order of what they hold.
     pub fn guards(&self) -> impl Iterator<Item = &G> {
         match &self.0 {
@@ -55,14 +55,14 @@ impl<G> Across<G> {
     }
 }
 
-impl Across<Pinned> {
+impl PinnedRanges<Pinned> {
     /// Returns the contiguous pieces of memory that are pinned, in ascending order.
     pub fn segments(&self) -> impl Iterator<Item = Segment> {
         self.guards().flat_map(Pinned::segments)
     }
 }
 
-impl Across<Referenced> {
+impl PinnedRanges<Referenced> {
     /// Returns the contiguous pieces of memory that are referenced, in ascending order.
     pub fn segments(&self) -> impl Iterator<Item = Segment> {
         self.guards().flat_map(Referenced::segments)
@@ -70,13 +70,13 @@ impl Across<Referenced> {
 }
 
 /// Makes of the guards that were taken what the caller gets.
-fn across<G>(mut guards: Vec<G>) -> Across<G> {
+fn across<G>(mut guards: Vec<G>) -> PinnedRanges<G> {
     let last = guards.pop();
     match last {
-        Some(only) if guards.is_empty() => Across(Parts::One(only)),
+        Some(only) if guards.is_empty() => PinnedRanges(Parts::One(only)),
         Some(last) => {
             guards.push(last);
-            Across(Parts::Several(guards))
+            PinnedRanges(Parts::Several(guards))
         }
         None => unreachable!("a range has a page, and a region has each of its pages"),
     }
@@ -92,10 +92,10 @@ impl Zone {
     /// for each folio.
     ///
     /// # Errors
-    /// [`HoldFailure`] if no region has an address, or a folio refuses; then nothing is pinned.
+    /// [`PinError`] if no region has an address, or a folio refuses; then nothing is pinned.
     #[inline(always)]
     #[track_caller]
-    pub fn pin(&self, address: usize, len: ByteLen) -> Result<Across<Pinned>, HoldFailure> {
+    pub fn pin(&self, address: usize, len: ByteLen) -> Result<PinnedRanges<Pinned>, PinError> {
         self.pin_with(address, len, PinOptions::default())
     }
 
@@ -105,7 +105,7 @@ impl Zone {
     /// As [`Zone::pin`].
     #[inline]
     #[track_caller]
-    pub fn try_pin(&self, address: usize, len: ByteLen) -> Result<Across<Pinned>, HoldFailure> {
+    pub fn try_pin(&self, address: usize, len: ByteLen) -> Result<PinnedRanges<Pinned>, PinError> {
         self.pin_with(address, len, PinOptions::default().without_faults())
     }
 
@@ -120,11 +120,11 @@ impl Zone {
         address: usize,
         len: ByteLen,
         options: PinOptions,
-    ) -> Result<Across<Pinned>, HoldFailure> {
+    ) -> Result<PinnedRanges<Pinned>, PinError> {
         let caller = Location::caller();
         if let Some(Found { pagemap, range }) = self.shared.directory.one_at_address(address, len) {
             return match Hold::pin(pagemap, range, options, caller) {
-                Ok(hold) => Ok(Across(Parts::One(Pinned(hold)))),
+                Ok(hold) => Ok(PinnedRanges(Parts::One(Pinned(hold)))),
                 Err(failure) => Err(*failure),
             };
         }
@@ -139,7 +139,7 @@ impl Zone {
         len: ByteLen,
         options: PinOptions,
         caller: &'static Location<'static>,
-    ) -> Result<Across<Pinned>, Box<HoldFailure>> {
+    ) -> Result<PinnedRanges<Pinned>, Box<PinError>> {
         let mut guards = Vec::new();
         self.shared.directory.at_address(address, len, |Found { pagemap, range }| {
             guards.push(Pinned(Hold::pin(pagemap, range, options, caller)?));
@@ -157,7 +157,7 @@ impl Zone {
         &self,
         range: PfnRange,
         options: PinOptions,
-    ) -> Result<Across<Pinned>, HoldFailure> {
+    ) -> Result<PinnedRanges<Pinned>, PinError> {
         let caller = Location::caller();
         let mut guards = Vec::new();
         let taken = self.shared.directory.at_pfn(range, |Found { pagemap, range }| {
@@ -171,14 +171,14 @@ impl Zone {
     /// regions of the zone they lie.
     ///
     /// # Errors
-    /// [`HoldFailure`] if no region has an address, or a folio refuses; then none is taken.
+    /// [`PinError`] if no region has an address, or a folio refuses; then none is taken.
     #[inline(always)]
     #[track_caller]
-    pub fn get(&self, address: usize, len: ByteLen) -> Result<Across<Referenced>, HoldFailure> {
+    pub fn get(&self, address: usize, len: ByteLen) -> Result<PinnedRanges<Referenced>, PinError> {
         let caller = Location::caller();
         if let Some(Found { pagemap, range }) = self.shared.directory.one_at_address(address, len) {
             return match Hold::take(pagemap, range, caller) {
-                Ok(hold) => Ok(Across(Parts::One(Referenced(hold)))),
+                Ok(hold) => Ok(PinnedRanges(Parts::One(Referenced(hold)))),
                 Err(failure) => Err(*failure),
             };
         }
@@ -192,7 +192,7 @@ impl Zone {
         address: usize,
         len: ByteLen,
         caller: &'static Location<'static>,
-    ) -> Result<Across<Referenced>, Box<HoldFailure>> {
+    ) -> Result<PinnedRanges<Referenced>, Box<PinError>> {
         let mut guards = Vec::new();
         self.shared.directory.at_address(address, len, |Found { pagemap, range }| {
             guards.push(Referenced(Hold::take(pagemap, range, caller)?));
@@ -206,7 +206,7 @@ impl Zone {
     /// # Errors
     /// As [`Zone::get`].
     #[track_caller]
-    pub fn get_range(&self, range: PfnRange) -> Result<Across<Referenced>, HoldFailure> {
+    pub fn get_range(&self, range: PfnRange) -> Result<PinnedRanges<Referenced>, PinError> {
         let caller = Location::caller();
         let mut guards = Vec::new();
         let taken = self.shared.directory.at_pfn(range, |Found { pagemap, range }| {

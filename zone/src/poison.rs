@@ -20,7 +20,7 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use uzone_pages::{Content, Order, Payload, Pfn, PfnRange};
 
-use crate::hold::{Holdable, good_pieces};
+use crate::hold::{PinTarget, good_pieces};
 use crate::inner::Inner;
 use crate::pagemap::Pagemap;
 

@@ -14,7 +14,7 @@
 //! still pinned when it comes back is refused, and one that is pinned behind the pool's back is set
 //! aside until it no longer is.
 //!
-//! The steps are those of [`uzone_pages::Stock`], which the model checker searches.
+//! The steps are those of [`uzone_pages::PoolState`], which the model checker searches.
 //!
 //! Locks: one for the sets, held for a few steps and never while memory is cleared. The worker and those who wait for them sleep on it. Whoever finds every
 //! folio handed out but the ones that a worker has in hand waits for it: it has 2 MiB, or a folio, and
@@ -33,12 +33,12 @@ use std::time::{Duration, Instant};
 
 use uzone_os::{AccessError, SystemRoot, numa};
 use uzone_pages::{
-    ByteLen, Content, Depot, Folio, Order, PageCount, Payload, Pfn, PfnRange, Refusal, Standing,
-    Stock,
+    ByteLen, Content, Folio, FolioState, Order, PageCount, Payload, Pfn, PfnRange, PoolBackend,
+    PoolState, Refusal,
 };
 
 use crate::clear::{Batching, ZeroOptions};
-use crate::hold::{Holdable, Segment};
+use crate::hold::{PinTarget, Segment};
 use crate::inner::Inner;
 use crate::lent::PagemapView;
 use crate::options::Cancel;
@@ -182,7 +182,7 @@ pub struct PoolStats {
 /// What the lock is around.
 #[derive(Debug)]
 struct Sets {
-    stock: Stock,
+    stock: PoolState,
     is_closing: bool,
     /// How many takers sleep until folios have been sorted.
     takers: usize,
@@ -194,15 +194,15 @@ struct Sets {
 struct Locked<'a>(MutexGuard<'a, Sets>);
 
 impl Deref for Locked<'_> {
-    type Target = Stock;
+    type Target = PoolState;
 
-    fn deref(&self) -> &Stock {
+    fn deref(&self) -> &PoolState {
         &self.0.stock
     }
 }
 
 impl DerefMut for Locked<'_> {
-    fn deref_mut(&mut self) -> &mut Stock {
+    fn deref_mut(&mut self) -> &mut PoolState {
         &mut self.0.stock
     }
 }
@@ -425,7 +425,7 @@ impl<P: Payload> Drop for Filling<'_, P> {
     }
 }
 
-impl<P: Payload> Depot for Shared<P> {
+impl<P: Payload> PoolBackend for Shared<P> {
     type Failure = ZeroFailure;
     type Locked<'a>
         = Locked<'a>
@@ -458,16 +458,16 @@ impl<P: Payload> Depot for Shared<P> {
         }
     }
 
-    fn standing(&self, number: usize) -> Standing {
+    fn standing(&self, number: usize) -> FolioState {
         let word = self.pagemap.inner.word(self.pages(number, 1).start());
         if word.content() == Content::Poisoned || word.is_partly_poisoned() {
-            Standing::Bad
+            FolioState::Bad
         } else if word.content() == Content::Zero {
-            Standing::Zero
+            FolioState::Zero
         } else if word.pins() > 0 || !CLEARABLE.contains(&word.content()) {
-            Standing::Aside
+            FolioState::Aside
         } else {
-            Standing::Dirty
+            FolioState::Dirty
         }
     }
 
@@ -535,7 +535,7 @@ impl<P: Payload> Pool<P> {
     {
         let folios = pagemap.range().pages().get() >> pagemap.inner.order().get();
         let folios = usize::try_from(folios).unwrap_or(usize::MAX);
-        let sets = Sets { stock: Stock::new(folios), is_closing: false, takers: 0, idle: 0 };
+        let sets = Sets { stock: PoolState::new(folios), is_closing: false, takers: 0, idle: 0 };
         let shared = Arc::new(Shared {
             pagemap,
             options,

@@ -8,7 +8,7 @@ use std::fmt;
 
 use uzone_pages::{Content, Payload, Pfn, PfnRange};
 
-use crate::hold::HoldFailure;
+use crate::hold::PinError;
 use crate::inner::Inner;
 
 /// Why a page could not be produced.
@@ -73,7 +73,7 @@ pub(crate) fn produce<P: Payload>(
     inner: &Inner<P>,
     populate: &dyn Populate,
     range: PfnRange,
-) -> Result<bool, HoldFailure> {
+) -> Result<bool, PinError> {
     let missing = || {
         inner
             .folios(range.start(), range.end())
@@ -85,7 +85,7 @@ pub(crate) fn produce<P: Payload>(
     }
     populate.map_pages(range);
     for pfn in missing() {
-        populate.fault(pfn).map_err(|cause| HoldFailure::Fault { pfn, cause })?;
+        populate.fault(pfn).map_err(|cause| PinError::Fault { pfn, cause })?;
     }
     Ok(true)
 }

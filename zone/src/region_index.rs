@@ -1,8 +1,8 @@
-//! From an address or a frame number to the region that has it: [`Directory`].
+//! From an address or a frame number to the region that has it: [`RegionIndex`].
 //!
 //! Readers search a sorted table; a bind or an unbind makes a new one.
 //! A table may be out of date by the time it has been searched, so it has no regions but their places
-//! ([`Counted`]): whoever finds one enters its ledger, and believes nothing before. A region that has
+//! ([`LiveArc`]): whoever finds one enters its ledger, and believes nothing before. A region that has
 //! been unbound meanwhile is then refused.
 //!
 //! Each thread keeps the table that it used last, with the version by which it sees that there is a
@@ -19,13 +19,13 @@ use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use uzone_os::{Counted, Entered, Sort};
+use uzone_os::{LiveArc, LiveGuard, Sort};
 use uzone_pages::{ByteLen, EnterError, PageCount, PageSize, Pfn, PfnRange};
 
-use crate::hold::{HoldFailure, Holdable, Place, Segment};
+use crate::hold::{PinError, PinTarget, Place, Segment};
 
 #[derive(Debug)]
-pub(crate) struct Directory {
+pub(crate) struct RegionIndex {
     /// The newest table.
     table: Mutex<Arc<Table>>,
     /// Its number, which no other table of any directory has; changed with it, under the lock.
@@ -44,7 +44,7 @@ fn next_version() -> u64 {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-impl Default for Directory {
+impl Default for RegionIndex {
     fn default() -> Self {
         Self { table: Mutex::default(), version: AtomicU64::new(next_version()) }
     }
@@ -88,23 +88,23 @@ impl Table {
         start: u64,
         end: u64,
         pages: &mut Option<PfnRange>,
-    ) -> Option<Entered<dyn Holdable, S>> {
+    ) -> Option<LiveGuard<dyn PinTarget, S>> {
         let entry = find(&self.by_address, start)?;
         if end > entry.end {
             return None;
         }
         *pages = Some(entry.pages(start, end)?);
-        Counted::enter(&entry.place).ok()
+        LiveArc::enter(&entry.place).ok()
     }
 }
 
 impl Entry {
     /// Enters the region; `None` if it is gone, which a newer table knows.
-    fn enter<S: Sort>(&self) -> Result<Option<Entered<dyn Holdable, S>>, Box<HoldFailure>> {
-        match Counted::enter(&self.place) {
+    fn enter<S: Sort>(&self) -> Result<Option<LiveGuard<dyn PinTarget, S>>, Box<PinError>> {
+        match LiveArc::enter(&self.place) {
             Ok(pagemap) => Ok(Some(pagemap)),
             Err(EnterError::Gone) => Ok(None),
-            Err(error) => Err(Box::new(HoldFailure::NotAdmitted(error))),
+            Err(error) => Err(Box::new(PinError::NotAdmitted(error))),
         }
     }
 
@@ -122,11 +122,11 @@ impl Entry {
 
 /// Pages of one region, which the caller has entered.
 pub(crate) struct Found<S: Sort> {
-    pub(crate) pagemap: Entered<dyn Holdable, S>,
+    pub(crate) pagemap: LiveGuard<dyn PinTarget, S>,
     pub(crate) range: PfnRange,
 }
 
-impl Directory {
+impl RegionIndex {
     /// Enters a region that lies at `segment`.
     pub(crate) fn insert(
         &self,
@@ -200,7 +200,7 @@ impl Directory {
     }
 
     /// Returns the pages from address `address` on that `len` bytes have a part of, if one region has
-    /// them all. If none is returned, [`Directory::at_address`] says why.
+    /// them all. If none is returned, [`RegionIndex::at_address`] says why.
     #[inline(always)]
     pub(crate) fn one_at_address<S: Sort>(&self, address: usize, len: ByteLen) -> Option<Found<S>> {
         let start = address as u64; // an address is at most 64 bits
@@ -240,10 +240,10 @@ impl Directory {
         &self,
         address: usize,
         len: ByteLen,
-        mut take: impl FnMut(Found<S>) -> Result<(), Box<HoldFailure>>,
-    ) -> Result<(), Box<HoldFailure>> {
+        mut take: impl FnMut(Found<S>) -> Result<(), Box<PinError>>,
+    ) -> Result<(), Box<PinError>> {
         let start = address as u64; // as above
-        let no_range = || Box::new(HoldFailure::NoRange { address, len_bytes: len.get() });
+        let no_range = || Box::new(PinError::NoRange { address, len_bytes: len.get() });
         let Some(end) = start.checked_add(len.get()).filter(|end| start < *end) else {
             return Err(no_range());
         };
@@ -252,7 +252,7 @@ impl Directory {
         while at < end {
             // An address that is part of the range, so it is one.
             let address = usize::try_from(at).unwrap_or(address);
-            let nowhere = || Box::new(HoldFailure::NoAddress { address });
+            let nowhere = || Box::new(PinError::NoAddress { address });
             let entry = find(&table.by_address, at).ok_or_else(nowhere)?;
             let until = end.min(entry.end);
             let range = entry.pages(at, until).ok_or_else(nowhere)?;
@@ -268,12 +268,12 @@ impl Directory {
     pub(crate) fn at_pfn<S: Sort>(
         &self,
         range: PfnRange,
-        mut take: impl FnMut(Found<S>) -> Result<(), Box<HoldFailure>>,
-    ) -> Result<(), Box<HoldFailure>> {
+        mut take: impl FnMut(Found<S>) -> Result<(), Box<PinError>>,
+    ) -> Result<(), Box<PinError>> {
         let table = self.current();
         let mut at = range.start();
         while at < range.end() {
-            let nowhere = || Box::new(HoldFailure::NoPage { pfn: at });
+            let nowhere = || Box::new(PinError::NoPage { pfn: at });
             let entry = find(&table.by_pfn, at.get()).ok_or_else(nowhere)?;
             let until = range.end().min(Pfn::new(entry.end));
             let part = until.checked_since(at).and_then(|pages| PfnRange::try_new(at, pages).ok());

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use uzone_pages::{ByteLen, MemoryKind, Order, PageCount, PfnRange, Tails};
 
+use crate::init_method::InitMethod;
 use crate::keep::{MemmapPages, Source};
 use crate::options::Init;
-use crate::stamp::Stamp;
 
 /// What a bind did and what it cost.
 #[derive(Clone, Debug)]
@@ -31,7 +31,7 @@ pub struct BindReport {
     /// When they are written.
     pub init: Init,
     /// How they were written; `None` if they were not.
-    pub stamp: Option<Stamp>,
+    pub stamp: Option<InitMethod>,
     /// What their memory is made of.
     pub memmap_pages: MemmapPages,
     /// Where their memory came from.
@@ -104,7 +104,7 @@ impl fmt::Display for BindReport {
     }
 }
 
-impl fmt::Display for Stamp {
+impl fmt::Display for InitMethod {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::FieldByField => f.write_str("field by field"),

@@ -8,7 +8,7 @@
 use uzone_os::bus::{self, BusError, BusKind, Watch, WatchError};
 use uzone_pages::{PageCount, Payload, Pfn, PfnRange};
 
-use crate::hold::Holdable;
+use crate::hold::PinTarget;
 use crate::inner::Inner;
 use crate::pagemap::Pagemap;
 use crate::panics::FirstPanic;

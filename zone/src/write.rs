@@ -13,12 +13,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use uzone_pages::{ByteLen, Payload, Template};
-use uzone_stream::{Next, Was, Work};
+use uzone_stream::{CacheState, NextUse, Work};
 
 use crate::bind::BindError;
+use crate::init_method::{self, InitMethod, SECTION_BYTES};
 use crate::keep::{MemmapMemory, Source};
 use crate::options::{BindOptions, Progress};
-use crate::stamp::{self, SECTION_BYTES, Stamp};
 use crate::stores;
 
 /// A thread is started for every so many bytes of descriptors: some 200 microseconds of writing.
@@ -30,7 +30,7 @@ const SHARES_PER_THREAD: usize = 8;
 /// What writing the descriptors came to.
 #[derive(Default)]
 pub(crate) struct Written {
-    pub(crate) stamp: Option<Stamp>,
+    pub(crate) stamp: Option<InitMethod>,
     pub(crate) threads: usize,
     pub(crate) drains: u64,
 }
@@ -106,12 +106,12 @@ fn choose_stamp<P: Payload>(
     options: &BindOptions<P>,
     len: ByteLen,
     is_fresh: bool,
-) -> Stamp {
+) -> InitMethod {
     // A listener has to hear of every page, so every page is set by itself. The first page's own
     // event is how a listener is found.
-    let has_listener = stamp::report(template, 0, options.kind);
+    let has_listener = init_method::report(template, 0, options.kind);
     if is_portable_build() || has_listener {
-        return Stamp::FieldByField;
+        return InitMethod::FieldByField;
     }
     if let Some(stamp) = options.stamp {
         return stamp;
@@ -119,9 +119,13 @@ fn choose_stamp<P: Payload>(
     // Fresh sections are written while the kernel's clearing has left them in the cache.
     let is_streaming = !is_fresh
         && len.to_usize().is_ok_and(|len| {
-            !stores::policy().choose(Work::Fill, len, Was::Cold, Next::Later).is_cached()
+            !stores::policy().choose(Work::Fill, len, CacheState::Cold, NextUse::Later).is_cached()
         });
-    Stamp::Template(if is_streaming { uzone_stream::best() } else { uzone_stream::Path::Portable })
+    InitMethod::Template(if is_streaming {
+        uzone_stream::best()
+    } else {
+        uzone_stream::Path::Portable
+    })
 }
 
 /// Whether this build checks memory accesses, which streaming stores are invisible to.
@@ -138,7 +142,7 @@ fn threads_for(len: ByteLen) -> NonZeroUsize {
 /// Descriptors to be written by several threads, and how far they are.
 struct Job<'a, 'mem, P: Payload> {
     template: &'a Template<P>,
-    stamp: Stamp,
+    stamp: InitMethod,
     is_present: bool,
     options: &'a BindOptions<P>,
     section: usize,
@@ -199,7 +203,8 @@ impl<P: Payload> Job<'_, '_, P> {
             if !self.is_present {
                 uzone_os::populate_slice(part).map_err(BindError::Populate)?;
             }
-            let drains = stamp::stamp(self.template, self.options.kind, self.stamp, first, part);
+            let drains =
+                init_method::init(self.template, self.options.kind, self.stamp, first, part);
             self.drains.fetch_add(drains, Ordering::Relaxed);
             first += (part.len() / Template::<P>::DESCRIPTOR_BYTES) as u64;
             let before = self.done_bytes.fetch_add(part.len() as u64, Ordering::Relaxed);

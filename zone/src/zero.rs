@@ -23,7 +23,7 @@ use uzone_pages::{AdvanceError, ByteLen, Content, Order, PageCount, Payload, Pfn
 
 use crate::batches::Job;
 use crate::clear::{ClearError, Cleared, ZeroOptions};
-use crate::hold::Holdable;
+use crate::hold::PinTarget;
 use crate::inner::Inner;
 use crate::pagemap::Pagemap;
 use crate::panics::FirstPanic;

@@ -13,12 +13,12 @@ use uzone_os::{SystemRoot, memory};
 use uzone_pages::{AddrError, ByteLen, Order, PageCount, PageSize, Payload, Pfn, PfnRange};
 
 use crate::bind::{self, BindError, BindFailure};
-use crate::directory::Directory;
 use crate::hold::{Place, Segment};
 use crate::keep::Keep;
 use crate::options::BindOptions;
 use crate::pagemap::Pagemap;
 use crate::region::{FileExtent, Region};
+use crate::region_index::RegionIndex;
 use crate::token::Tokens;
 
 /// The first frame number that is given to a region that asks for none: the one at 4 GiB of 4 KiB
@@ -42,7 +42,7 @@ pub struct Zone {
 pub(crate) struct Shared {
     claims: Mutex<Claims>,
     pub(crate) keep: Keep,
-    pub(crate) directory: Directory,
+    pub(crate) directory: RegionIndex,
     pub(crate) tokens: Tokens,
 }
 
@@ -166,7 +166,7 @@ impl Zone {
             shared: Arc::new(Shared {
                 claims: Mutex::default(),
                 keep: Keep::new(limit),
-                directory: Directory::default(),
+                directory: RegionIndex::default(),
                 tokens: Tokens::default(),
             }),
         }

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use uzone::{
-    BindOptions, ByteLen, EnterError, HoldFailure, LinuxPage, LinuxSeed, MemoryKind, Order, Owner,
-    PageCount, Pagemap, PagemapOps, Pfn, PfnRange, PinOptions, RawGuard, Redeemed, Region, Zone,
+    BindOptions, ByteLen, EnterError, LinuxPage, LinuxSeed, MemoryKind, Order, Owner, PageCount,
+    Pagemap, PagemapOps, Pfn, PfnRange, PinError, PinOptions, RawGuard, Redeemed, Region, Zone,
 };
 
 const MIB: u64 = 1 << 20;
@@ -59,21 +59,21 @@ fn addresses_and_pages_that_no_region_has_are_named() {
     // What lies behind the region is nobody's: a guard page of the process, or another mapping.
     assert_eq!(
         zone.pin(end - 1, ByteLen::new(2)).unwrap_err(),
-        HoldFailure::NoAddress { address: end }
+        PinError::NoAddress { address: end }
     );
-    assert_eq!(zone.get(16, one).unwrap_err(), HoldFailure::NoAddress { address: 16 });
+    assert_eq!(zone.get(16, one).unwrap_err(), PinError::NoAddress { address: 16 });
     for (start, len) in [(end, 0), (usize::MAX, 2), (address(&pagemap, 0), u64::MAX)] {
         let failure = zone.try_pin(start, ByteLen::new(len)).unwrap_err();
-        assert_eq!(failure, HoldFailure::NoRange { address: start, len_bytes: len });
+        assert_eq!(failure, PinError::NoRange { address: start, len_bytes: len });
     }
     assert_eq!(
         zone.get_range(range(0x10ff, 2)).unwrap_err(),
-        HoldFailure::NoPage { pfn: Pfn::new(0x1100) }
+        PinError::NoPage { pfn: Pfn::new(0x1100) }
     );
     assert!(pagemap.pages().all(|page| page.word().pins() == 0 && page.word().references() == 1));
     let region = pagemap.unbind().unwrap();
     let gone = region.mapping().addr().get();
-    assert_eq!(zone.pin(gone, one).unwrap_err(), HoldFailure::NoAddress { address: gone });
+    assert_eq!(zone.pin(gone, one).unwrap_err(), PinError::NoAddress { address: gone });
 }
 
 #[test]
@@ -93,7 +93,7 @@ fn a_range_over_several_regions_is_held_in_each_or_in_none() {
     regions[2].poison(Pfn::new(0x1207)).unwrap();
     assert!(matches!(
         zone.pin_range(all, PinOptions::default()),
-        Err(HoldFailure::Poisoned { pfn, .. }) if pfn == Pfn::new(0x1207)
+        Err(PinError::Poisoned { pfn, .. }) if pfn == Pfn::new(0x1207)
     ));
     for pagemap in &regions {
         assert!(pagemap.pages().all(|page| page.word().pins() == 0));
@@ -131,7 +131,7 @@ fn memory_whose_owner_takes_pages_away_is_not_pinned_for_long() {
     let long = PinOptions::default().long_term();
     assert!(matches!(
         pagemap.pin_with(handed.range(), long),
-        Err(HoldFailure::NotForLong { what: "a file on a DAX mount" })
+        Err(PinError::NotForLong { what: "a file on a DAX mount" })
     ));
     assert!(pagemap.pin(handed.range()).is_ok());
     let region = Region::anonymous(ByteLen::mib(1)).unwrap();
@@ -234,8 +234,7 @@ fn lookups_beside_binds_and_unbinds_find_a_live_region_or_none() {
                             pins.fetch_add(1, Ordering::Relaxed);
                         }
                         Err(
-                            HoldFailure::NoAddress { .. }
-                            | HoldFailure::NotAdmitted(EnterError::Closing),
+                            PinError::NoAddress { .. } | PinError::NotAdmitted(EnterError::Closing),
                         ) => std::thread::yield_now(),
                         Err(other) => panic!("{other}"),
                     }

@@ -17,8 +17,8 @@ use std::time::Duration;
 use hugetlb::RaisedPool;
 use uzone::{
     AltmapOptions, Backing, BindError, BindFailure, BindOptions, ByteLen, Cancel, Exclusivity,
-    ExclusivityError, HoldFailure, HugeSize, Init, LayoutError, LinuxPage, LinuxSeed, MemmapPages,
-    MemoryKind, Order, PageCount, PageView, Pagemap, Payload, Pfn, PfnRange, PlacementError,
+    ExclusivityError, HugeSize, Init, LayoutError, LinuxPage, LinuxSeed, MemmapPages, MemoryKind,
+    Order, PageCount, PageView, Pagemap, Payload, Pfn, PfnRange, PinError, PlacementError,
     PoisonFailure, Refresh, Region, Slot, Source, Tails, Word, ZeroFailure, ZeroOptions, Zone,
 };
 use zerocopy::{FromBytes, IntoBytes, KnownLayout};
@@ -177,7 +177,7 @@ fn a_page_that_holds_descriptors_cannot_be_held_and_is_not_described() {
     for pfn in metadata.iter() {
         assert!(pagemap.page(pfn).is_none());
         let range = PfnRange::try_single(pfn).unwrap();
-        let refused = HoldFailure::Metadata { pfn, metadata };
+        let refused = PinError::Metadata { pfn, metadata };
         assert_eq!(pagemap.pin(range).unwrap_err(), refused);
         assert_eq!(pagemap.get(range).unwrap_err(), refused);
         assert_eq!(pagemap.hand_out(pfn).unwrap_err(), refused);
@@ -187,19 +187,19 @@ fn a_page_that_holds_descriptors_cannot_be_held_and_is_not_described() {
     // A range that only reaches into them names the first of them.
     let last = Pfn::new(metadata.end().get() - 1);
     let across = PfnRange::try_new(last, PageCount::new(2)).unwrap();
-    assert_eq!(pagemap.pin(across).unwrap_err(), HoldFailure::Metadata { pfn: last, metadata });
+    assert_eq!(pagemap.pin(across).unwrap_err(), PinError::Metadata { pfn: last, metadata });
     let before = Pfn::new(metadata.start().get() - 1);
     let around = PfnRange::try_new(before, PageCount::new(100)).unwrap();
     assert_eq!(
         pagemap.pin(around).unwrap_err(),
-        HoldFailure::Metadata { pfn: metadata.start(), metadata }
+        PinError::Metadata { pfn: metadata.start(), metadata }
     );
     // What is not the region's at all is something else, as before.
     for pfn in [before, pagemap.range().end()] {
         let asked = PfnRange::try_single(pfn).unwrap();
         assert_eq!(
             pagemap.pin(asked).unwrap_err(),
-            HoldFailure::NotHere { asked, region: pagemap.range() }
+            PinError::NotHere { asked, region: pagemap.range() }
         );
     }
     assert!(pagemap.pin(PfnRange::try_single(metadata.end()).unwrap()).is_ok());
@@ -766,7 +766,7 @@ fn pages_in_front_are_refused_by_whoever_asks_and_the_others_found() {
                 zone.get_range(single).unwrap_err(),
                 pagemap.pin(single).unwrap_err(),
             ] {
-                assert!(matches!(failure, HoldFailure::Metadata { .. }), "{failure}");
+                assert!(matches!(failure, PinError::Metadata { .. }), "{failure}");
             }
             assert_eq!(pagemap.poison(pfn), Err(PoisonFailure::Metadata { pfn, metadata }));
             assert!(!pagemap.is_poisoned(pfn));

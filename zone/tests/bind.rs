@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use uzone::{
-    BindError, BindFailure, BindOptions, ByteLen, Cancel, Class, Content, HoldFailure, Init,
-    LayoutError, LinuxPage, LinuxSeed, MemoryKind, Order, Owner, PagemapOps, Pfn, PfnRange, Plain,
+    BindError, BindFailure, BindOptions, ByteLen, Cancel, Class, Content, Init, LayoutError,
+    LinuxPage, LinuxSeed, MemoryKind, Order, Owner, PagemapOps, Pfn, PfnRange, PinError, Plain,
     Region, RegionError, Source, Tails, Zone,
 };
 
@@ -198,17 +198,17 @@ fn the_last_reference_tells_the_owner_and_generic_memory_is_never_free() {
     assert_eq!(pagemap.owner(), Some(Owner(7)));
     let head = pagemap.range().start();
     let tail = Pfn::new(head.get() + 3);
-    assert!(matches!(pagemap.get(one(tail)), Err(HoldFailure::Refused { .. })));
+    assert!(matches!(pagemap.get(one(tail)), Err(PinError::Refused { .. })));
     let first = pagemap.hand_out(tail).unwrap();
     assert_eq!(first.range(), one(tail));
-    assert!(matches!(pagemap.hand_out(head), Err(HoldFailure::NotFree { references: 1, .. })));
+    assert!(matches!(pagemap.hand_out(head), Err(PinError::NotFree { references: 1, .. })));
     let second = pagemap.get(one(head)).unwrap();
     drop(first);
     assert!(freed.lock().unwrap().is_empty());
     drop(second);
     assert_eq!(*freed.lock().unwrap(), [head]);
     assert!(pagemap.page(head).unwrap().word().is_free());
-    assert!(matches!(pagemap.get(one(Pfn::new(0))), Err(HoldFailure::NotHere { .. })));
+    assert!(matches!(pagemap.get(one(Pfn::new(0))), Err(PinError::NotHere { .. })));
     assert!(pagemap.migrate_to_ram(tail) && !pagemap.migrate_to_ram(Pfn::new(0)));
 
     let pagemap = zone.bind(anonymous(4096), generic()).unwrap();
@@ -267,7 +267,7 @@ fn streaming_stores_are_drained_once_a_section() {
                 .order(order)
                 .tails(Tails::Stored)
                 .threads(NonZeroUsize::new(threads).unwrap())
-                .stamp(uzone::Stamp::Template(path));
+                .stamp(uzone::InitMethod::Template(path));
             let pagemap = zone.bind(region, options).unwrap();
             assert_eq!(pagemap.report().drains, 24, "{path}, order {order}");
             region = pagemap.unbind().expect("nobody holds it");
@@ -560,8 +560,9 @@ fn a_store_that_this_cpu_lacks_is_refused_before_anything_is_done() {
         eprintln!("skipped: a_store_that_this_cpu_lacks_is_refused: this CPU has them all");
         return;
     };
-    let failure =
-        zone.bind(anonymous(1 << 30), linux().stamp(uzone::Stamp::Template(path))).unwrap_err();
+    let failure = zone
+        .bind(anonymous(1 << 30), linux().stamp(uzone::InitMethod::Template(path)))
+        .unwrap_err();
     assert!(matches!(failure.cause, BindError::NoStore { path: refused } if refused == path));
     assert_eq!(zone.kept(), ByteLen::mib(16));
 }

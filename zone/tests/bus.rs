@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex};
 
 use uzone::bus::{self, BusKind, WatchError};
 use uzone::{
-    AccessError, BindOptions, ByteLen, HoldFailure, MemoryKind, Order, PageCount, Pagemap,
-    PagemapOps, Pfn, PfnRange, Region, Zone,
+    AccessError, BindOptions, ByteLen, MemoryKind, Order, PageCount, Pagemap, PagemapOps, Pfn,
+    PfnRange, PinError, Region, Zone,
 };
 
 const BASE: u64 = 0x1000;
@@ -81,7 +81,7 @@ fn what_raises_a_bus_error_is_bad_for_everybody_from_then_on() {
         assert!(pagemap.pin_and_write(1023 * 4096, &[1]).is_err());
         // Known before the next pin is given, and told.
         let failure = pagemap.pin(range(690, 20)).unwrap_err();
-        let HoldFailure::Poisoned { pfn, good } = failure else { panic!("{failure}") };
+        let PinError::Poisoned { pfn, good } = failure else { panic!("{failure}") };
         assert_eq!((pfn.get() - BASE, good), (700, vec![range(690, 10), range(701, 9)]));
         assert_eq!(*told.lock().unwrap(), [700, 1023].map(|page| Pfn::new(BASE + page)));
         assert_eq!(before.bad_pages(), [700, 1023].map(|page| Pfn::new(BASE + page)));

@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use uzone::bus;
 use uzone::{
-    AccessError, BindOptions, ByteLen, ClearError, Content, MemoryKind, Order, PageCount, Pagemap,
-    PagemapOps, Pfn, PfnRange, Pool, PoolOptions, Pooled, Region, TakeFailure, Unclearable, Way,
-    ZeroFailure, ZeroOptions, Zone,
+    AccessError, BindOptions, ByteLen, ClearError, Content, CopyMethod, MemoryKind, Order,
+    PageCount, Pagemap, PagemapOps, Pfn, PfnRange, Pool, PoolOptions, Pooled, Region, TakeFailure,
+    Unclearable, ZeroFailure, ZeroOptions, Zone,
 };
 
 const PAGES: u64 = 256;
@@ -73,7 +73,7 @@ fn folios_whose_memory_is_not_there_are_left_with_the_reason_and_all_others_are_
     let file = Temporary::new("bus-zero");
     for watches in [false, true] {
         for order in [0, 2] {
-            for way in Way::all() {
+            for way in CopyMethod::all() {
                 let pagemap = truncated(&file, order, 202);
                 if watches {
                     pagemap.watch_bus_errors().unwrap();

@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use uzone::{
-    AccessError, Batching, ByteLen, Cancel, ClearError, Mapping, Next, PlanError, Progress, Region,
-    StorePath, Was, Way, ZeroOptions,
+    AccessError, Batching, ByteLen, CacheState, Cancel, ClearError, CopyMethod, Mapping, NextUse,
+    PlanError, Progress, Region, StorePath, ZeroOptions,
 };
 use uzone_os::{Access, Sharing, SystemRoot, memory};
 
@@ -133,11 +133,13 @@ fn every_size_up_to_a_gibibyte_is_cleared_wherever_the_hint_is_and_no_page_besid
 
 #[test]
 fn every_way_and_every_word_about_both_ends_clears_and_copies_the_same() {
-    let ways = Way::all().map(Some).chain([None]);
+    let ways = CopyMethod::all().map(Some).chain([None]);
     for way in ways {
-        for (was, next) in
-            [(Was::Hot, Next::Soon), (Was::Cold, Next::Later), (Was::Cold, Next::Soon)]
-        {
+        for (was, next) in [
+            (CacheState::Hot, NextUse::Soon),
+            (CacheState::Cold, NextUse::Later),
+            (CacheState::Cold, NextUse::Soon),
+        ] {
             let mut options = ZeroOptions::default().was(was).next(next).hint(PAGE * 9);
             if let Some(way) = way {
                 options = options.way(way);
@@ -340,7 +342,7 @@ fn what_cannot_be_cleared_is_refused_and_nothing_is_written() {
         ClearError::Plan(PlanError::HintOutside { hint: 0, start: PAGE, end: 2 * PAGE })
     );
     if let Some(path) = StorePath::ALL.into_iter().find(|path| !path.is_available()) {
-        let way = Way::Streaming(path);
+        let way = CopyMethod::Streaming(path);
         assert_eq!(
             zero(0, PAGE, &ZeroOptions::default().way(way)),
             ClearError::Unavailable { way }

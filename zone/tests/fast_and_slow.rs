@@ -4,8 +4,8 @@
 use std::num::NonZeroUsize;
 
 use uzone::{
-    AltmapOptions, BindOptions, ByteLen, Init, LinuxSeed, MemoryKind, Order, Owner, PageCount,
-    Pagemap, PagemapOps, Payload, Plain, Refresh, Region, SectionBits, Slot, Stamp, StorePath,
+    AltmapOptions, BindOptions, ByteLen, Init, InitMethod, LinuxSeed, MemoryKind, Order, Owner,
+    PageCount, Pagemap, PagemapOps, Payload, Plain, Refresh, Region, SectionBits, Slot, StorePath,
     StructPage, Tails, Word, Zone,
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -74,11 +74,11 @@ fn assert_fresh<P: Payload + Immutable>(pagemap: &Pagemap<P>, case: &str) {
     }
 }
 
-fn available_stamps() -> Vec<Stamp> {
-    let mut stamps = vec![Stamp::FieldByField];
+fn available_stamps() -> Vec<InitMethod> {
+    let mut stamps = vec![InitMethod::FieldByField];
     for path in StorePath::ALL {
         if path.is_available() {
-            stamps.push(Stamp::Template(path));
+            stamps.push(InitMethod::Template(path));
         } else {
             eprintln!("skipped: {path}: this CPU does not offer it");
         }

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use uzone::{
-    BindOptions, ByteLen, Content, HoldError, HoldFailure, HoldSort, MemoryKind, Order, Owner,
-    PageCount, Pagemap, PagemapOps, Pfn, PfnRange, Region, Tails, WriteFailure, ZeroOptions, Zone,
+    BindOptions, ByteLen, Content, HoldError, HoldKind, MemoryKind, Order, Owner, PageCount,
+    Pagemap, PagemapOps, Pfn, PfnRange, PinError, Region, Tails, WriteFailure, ZeroOptions, Zone,
 };
 
 fn anonymous(bytes: u64) -> Region {
@@ -90,7 +90,7 @@ fn a_range_that_leaves_the_region_is_refused_whole() {
         let asked = range(&pagemap, offset, pages);
         assert_eq!(
             pagemap.pin(asked).err(),
-            Some(HoldFailure::NotHere { asked, region: pagemap.range() })
+            Some(PinError::NotHere { asked, region: pagemap.range() })
         );
     }
     assert!(pins(&pagemap).iter().all(|pins| *pins == 0));
@@ -110,7 +110,7 @@ fn a_refused_folio_leaves_none_held_and_says_how_many_were_good() {
     let refused = range(&pagemap, 20, 1).start();
     assert_eq!(
         failure,
-        HoldFailure::Refused { pfn: refused, good: PageCount::new(14), cause: HoldError::Free }
+        PinError::Refused { pfn: refused, good: PageCount::new(14), cause: HoldError::Free }
     );
     assert!(pins(&pagemap).iter().all(|pins| *pins == 0));
     let good = pagemap.pin(range(&pagemap, 6, 14)).unwrap();
@@ -163,7 +163,7 @@ fn unbind_says_who_holds_the_region_and_gives_it_back_in_use() {
     assert_eq!((busy.pins, busy.references), (2, 1));
     if cfg!(debug_assertions) {
         assert_eq!(busy.holders.len(), 3);
-        assert_eq!(busy.holders[0].sort, HoldSort::Reference);
+        assert_eq!(busy.holders[0].sort, HoldKind::Reference);
         assert!(busy.holders[0].caller.file().ends_with("hold.rs"));
         assert!(busy.to_string().contains("hold.rs"), "{busy}");
     }
@@ -189,7 +189,7 @@ fn unbind_waits_for_the_last_guard_and_admits_none_meanwhile() {
             while pinned.try_clone().is_ok() {
                 std::thread::yield_now();
             }
-            assert!(matches!(pinned.try_clone(), Err(HoldFailure::NotAdmitted(_))));
+            assert!(matches!(pinned.try_clone(), Err(PinError::NotAdmitted(_))));
             drop(pinned);
         })
     };

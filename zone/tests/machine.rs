@@ -7,9 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 use uzone::{
-    AdvanceError, BindOptions, ByteLen, Content, HoldError, HoldFailure, MemoryKind, Order,
-    PageCount, Pagemap, Pfn, PfnRange, PinOptions, Pinned, PoisonFailure, RawGuard, Redeemed,
-    Referenced, Region, Tails, Zone,
+    AdvanceError, BindOptions, ByteLen, Content, HoldError, MemoryKind, Order, PageCount, Pagemap,
+    Pfn, PfnRange, PinError, PinOptions, Pinned, PoisonFailure, RawGuard, Redeemed, Referenced,
+    Region, Tails, Zone,
 };
 
 const BASE: u64 = 0x1000;
@@ -187,7 +187,7 @@ impl Machine {
         self.check_held(asked, is_pin, guard);
     }
 
-    fn check_held(&mut self, asked: PfnRange, is_pin: bool, guard: Result<Guard, HoldFailure>) {
+    fn check_held(&mut self, asked: PfnRange, is_pin: bool, guard: Result<Guard, PinError>) {
         let obstacle = if is_pin { self.obstacle(asked) } else { None };
         if is_pin {
             self.take_zero(asked, guard.is_ok());
@@ -197,14 +197,14 @@ impl Machine {
                 assert_eq!(guard.range(), asked);
                 self.guards.push(guard);
             }
-            (Err(HoldFailure::Poisoned { pfn, good }), Some((page, None))) => {
+            (Err(PinError::Poisoned { pfn, good }), Some((page, None))) => {
                 assert_eq!(pfn.get(), page);
                 let good: u64 = good.iter().map(|piece| piece.pages().get()).sum();
                 let bad = asked.iter().filter(|pfn| self.bad.contains(&pfn.get())).count();
                 assert_eq!(good + bad as u64, asked.pages().get());
             }
             (
-                Err(HoldFailure::Refused { pfn, good, cause: HoldError::Content(found) }),
+                Err(PinError::Refused { pfn, good, cause: HoldError::Content(found) }),
                 Some((page, Some(content))),
             ) => {
                 assert_eq!((pfn.get(), found), (page, content));

@@ -4,8 +4,8 @@
 use std::sync::{Arc, Mutex};
 
 use uzone::{
-    BindOptions, ByteLen, Content, HoldError, HoldFailure, MemoryKind, Order, Owner, PageCount,
-    Pagemap, PagemapOps, Pfn, PfnRange, PoisonFailure, Poisoned, Region, Tails, Zone,
+    BindOptions, ByteLen, Content, HoldError, MemoryKind, Order, Owner, PageCount, Pagemap,
+    PagemapOps, Pfn, PfnRange, PinError, PoisonFailure, Poisoned, Region, Tails, Zone,
 };
 
 fn bind(order: u8, tails: Tails) -> Pagemap {
@@ -33,7 +33,7 @@ fn a_bad_page_is_refused_and_its_neighbours_are_not() {
             let pinned = pagemap.pin(PfnRange::try_single(pfn).unwrap());
             match pinned {
                 Ok(_) => assert!(!pagemap.is_poisoned(pfn), "{pfn}"),
-                Err(HoldFailure::Poisoned { pfn: bad, good }) => {
+                Err(PinError::Poisoned { pfn: bad, good }) => {
                     assert_eq!((bad, good), (pfn, Vec::new()));
                     assert!(pagemap.is_poisoned(pfn), "{pfn}");
                 }
@@ -41,7 +41,7 @@ fn a_bad_page_is_refused_and_its_neighbours_are_not() {
             }
         }
         let failure = pagemap.pin(range(0x1001, 0x7ff)).unwrap_err();
-        let HoldFailure::Poisoned { pfn, good } = failure else { panic!("{failure}") };
+        let PinError::Poisoned { pfn, good } = failure else { panic!("{failure}") };
         assert_eq!(pfn, Pfn::new(0x1203));
         assert_eq!(good, [range(0x1001, 0x202), range(0x1204, 0x5fb)]);
         assert_eq!(good, pagemap.good_ranges(range(0x1001, 0x7ff)));
@@ -118,7 +118,7 @@ fn who_had_the_page_pinned_is_told() {
         assert_eq!(single.bad_pages(), [Pfn::new(0x1203)]);
         assert!(other.bad_pages().is_empty());
         // Holders keep what they have and may split it; nobody pins the page anew.
-        assert!(matches!(whole.try_clone(), Err(HoldFailure::Poisoned { .. })));
+        assert!(matches!(whole.try_clone(), Err(PinError::Poisoned { .. })));
         let (first, second) = whole.split(PageCount::new(0x203)).unwrap();
         assert!(first.bad_pages().is_empty());
         assert_eq!(second.bad_pages(), [Pfn::new(0x1203)]);
@@ -151,7 +151,7 @@ fn a_bad_page_is_not_handed_out() {
     let pfn = pagemap.range().start();
     pagemap.poison(pfn).unwrap();
     assert!(
-        matches!(pagemap.hand_out(pfn), Err(HoldFailure::Poisoned { pfn: bad, .. }) if bad == pfn)
+        matches!(pagemap.hand_out(pfn), Err(PinError::Poisoned { pfn: bad, .. }) if bad == pfn)
     );
     pagemap.unpoison(pfn).unwrap();
     assert!(pagemap.hand_out(pfn).is_ok());
@@ -175,7 +175,7 @@ fn poison_survives_a_rebind_when_asked_and_leaves_no_trace_otherwise() {
         // With other numbers: what is bad is the memory, not its name.
         let pagemap = zone.bind(region, options().base(Pfn::new(0x8000)).keep_poison()).unwrap();
         assert_eq!(pagemap.bad_pages(pagemap.range()), [0x8005, 0x87fe].map(Pfn::new));
-        assert!(matches!(pagemap.pin(pagemap.range()), Err(HoldFailure::Poisoned { .. })));
+        assert!(matches!(pagemap.pin(pagemap.range()), Err(PinError::Poisoned { .. })));
         pagemap.unpoison(Pfn::new(0x8005)).unwrap();
         let region = pagemap.unbind().unwrap();
         assert_eq!(region.bad_pages(), [PageCount::new(0x7fe)]);

@@ -5,8 +5,8 @@ use std::sync::{Arc, Barrier, Mutex, OnceLock, Weak};
 use std::thread;
 
 use uzone::{
-    BindOptions, ByteLen, Content, FaultError, HoldError, HoldFailure, MemoryKind, Order,
-    PageCount, Pagemap, PagemapOps, Pfn, PfnRange, Populate, Region, Zone,
+    BindOptions, ByteLen, Content, FaultError, HoldError, MemoryKind, Order, PageCount, Pagemap,
+    PagemapOps, Pfn, PfnRange, PinError, Populate, Region, Zone,
 };
 
 /// A source of pages: the even ones are at hand, the others have to be fetched.
@@ -114,7 +114,7 @@ fn a_pin_that_must_not_fault_is_refused_where_a_page_is_missing() {
     for asked in [range(0x1000, 6), pagemap.range()] {
         assert_eq!(
             pagemap.try_pin(asked).unwrap_err(),
-            HoldFailure::Refused {
+            PinError::Refused {
                 pfn: Pfn::new(0x1004),
                 good: PageCount::new(4),
                 cause: HoldError::Content(Content::Absent),
@@ -130,7 +130,7 @@ fn a_page_that_cannot_be_had_is_named_with_the_reason() {
     let broken = Some(Pfn::new(0x1005));
     let (pagemap, _source) = lazy(Source { broken, ..Source::default() });
     let failure = pagemap.pin(range(0x1000, 16)).unwrap_err();
-    let HoldFailure::Fault { pfn, cause } = &failure else { panic!("{failure}") };
+    let PinError::Fault { pfn, cause } = &failure else { panic!("{failure}") };
     assert_eq!((*pfn, cause.to_string()), (Pfn::new(0x1005), "the disk is gone".to_owned()));
     assert!(pagemap.pages().all(|page| page.word().pins() == 0));
     assert!(pagemap.pin(range(0x1006, 10)).is_ok());
@@ -141,7 +141,7 @@ fn a_source_that_takes_pages_away_at_once_is_given_up_on() {
     let (pagemap, source) = lazy(Source { is_forgetful: true, ..Source::default() });
     assert!(matches!(
         pagemap.pin(range(0x1000, 2)),
-        Err(HoldFailure::Refused { cause: HoldError::Content(Content::Absent), .. })
+        Err(PinError::Refused { cause: HoldError::Content(Content::Absent), .. })
     ));
     let calls = source.calls.lock().unwrap().len();
     assert!((3..100).contains(&calls), "{calls} calls");
@@ -155,7 +155,7 @@ fn without_a_source_a_missing_page_is_refused() {
     pagemap.advance(first, Content::Unknown, Content::Absent).unwrap();
     assert!(matches!(
         pagemap.pin(pagemap.range()),
-        Err(HoldFailure::Refused { cause: HoldError::Content(Content::Absent), .. })
+        Err(PinError::Refused { cause: HoldError::Content(Content::Absent), .. })
     ));
     assert!(pagemap.advance(first, Content::Unknown, Content::Absent).is_err());
 }
@@ -173,7 +173,7 @@ fn threads_that_pin_the_same_absent_pages_all_get_them() {
                             match pagemap.pin(range(start, 64)) {
                                 Ok(pinned) => break pinned,
                                 // Somebody else is between two states; the source does not wait.
-                                Err(HoldFailure::Refused {
+                                Err(PinError::Refused {
                                     cause: HoldError::Content(Content::Filling | Content::Absent),
                                     ..
                                 }) => thread::yield_now(),

@@ -10,7 +10,7 @@ use std::ptr::{self, NonNull};
 
 use uzone::{
     AccessError, AltmapOptions, Backing, BindError, BindOptions, ByteLen, DaxError, Exclusivity,
-    HoldFailure, MapError, Mapping, MemoryKind, Order, PageSize, Region, RegionError, Word,
+    MapError, Mapping, MemoryKind, Order, PageSize, PinError, Region, RegionError, Word,
     WriteFailure, Zone,
 };
 use uzone_os::{Access, Anonymous, Sharing, probe};
@@ -127,7 +127,7 @@ fn adopted_memory_is_bound_written_unbound_and_still_mapped() {
     pagemap.region().read_at(HUGE - 2, &mut seen).unwrap();
     assert_eq!(&seen, b"over");
     let beyond = pagemap.pin_and_write(4 * HUGE - 1, b"xy").unwrap_err();
-    assert!(matches!(beyond, WriteFailure::Pin(HoldFailure::NotHere { .. })), "{beyond}");
+    assert!(matches!(beyond, WriteFailure::Pin(PinError::NotHere { .. })), "{beyond}");
     let region = pagemap.unbind().expect("nobody holds it");
     assert_eq!(region.len(), ByteLen::new(4 * HUGE));
     let mapping = region.into_mapping();

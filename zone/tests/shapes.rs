@@ -7,8 +7,8 @@ use std::num::NonZeroUsize;
 use proptest::prelude::*;
 use proptest::sample::select;
 use uzone::{
-    AltmapOptions, BindOptions, ByteLen, Init, MemoryKind, Order, Owner, PageCount, PagemapOps,
-    Payload, Pfn, Refresh, Region, Slot, Stamp, StorePath, Tails, Word, Zone,
+    AltmapOptions, BindOptions, ByteLen, Init, InitMethod, MemoryKind, Order, Owner, PageCount,
+    PagemapOps, Payload, Pfn, Refresh, Region, Slot, StorePath, Tails, Word, Zone,
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -73,7 +73,7 @@ struct Shape {
     tails: Tails,
     folios: u64,
     base: u64,
-    stamp: Option<Stamp>,
+    stamp: Option<InitMethod>,
     threads: usize,
     /// The reserve of an altmap, if the descriptors are to lie in the region.
     altmap: Option<u64>,
@@ -93,10 +93,10 @@ fn coefficients() -> impl Strategy<Value = Coefficients> {
         .prop_map(|(words, block, is_scattered)| Coefficients { words, block, is_scattered })
 }
 
-fn stamp() -> impl Strategy<Value = Option<Stamp>> {
-    let mut stamps = vec![None, Some(Stamp::FieldByField)];
+fn stamp() -> impl Strategy<Value = Option<InitMethod>> {
+    let mut stamps = vec![None, Some(InitMethod::FieldByField)];
     let available = StorePath::ALL.into_iter().filter(|path| path.is_available());
-    stamps.extend(available.map(|path| Some(Stamp::Template(path))));
+    stamps.extend(available.map(|path| Some(InitMethod::Template(path))));
     select(stamps)
 }
 

@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use uzone::{
-    BindOptions, ByteLen, Content, EnterError, HoldError, HoldFailure, MemoryKind, Order,
-    PageCount, Pagemap, Pfn, PfnRange, Pinned, Redeemed, Region, Zone,
+    BindOptions, ByteLen, Content, EnterError, HoldError, MemoryKind, Order, PageCount, Pagemap,
+    Pfn, PfnRange, PinError, Pinned, Redeemed, Region, Zone,
 };
 
 const BASE: u64 = 0x1000;
@@ -82,10 +82,10 @@ fn pin(zone: &Zone, shared: &RwLock<Option<Pagemap>>, counters: &Counters, rando
     let pinned = match pinned {
         Ok(pinned) => pinned,
         Err(
-            HoldFailure::Poisoned { .. }
-            | HoldFailure::NoPage { .. }
-            | HoldFailure::Refused { cause: HoldError::Content(_) | HoldError::Busy, .. }
-            | HoldFailure::NotAdmitted(EnterError::Closing),
+            PinError::Poisoned { .. }
+            | PinError::NoPage { .. }
+            | PinError::Refused { cause: HoldError::Content(_) | HoldError::Busy, .. }
+            | PinError::NotAdmitted(EnterError::Closing),
         ) => return count(&counters.refusals),
         Err(other) => panic!("{other}"),
     };

@@ -15,7 +15,7 @@ use std::os::unix::ffi::OsStrExt;
 use object::read::elf::ElfFile64;
 use object::{Object, ObjectSection};
 use uzone::{
-    BindOptions, ByteLen, LinuxPage, LinuxSeed, MemoryKind, Order, Region, Stamp, Tails, Zone,
+    BindOptions, ByteLen, InitMethod, LinuxPage, LinuxSeed, MemoryKind, Order, Region, Tails, Zone,
 };
 
 /// Where a USDT probe is in its file.
@@ -134,19 +134,19 @@ fn a_listener_hears_of_every_page_and_no_template_is_copied() {
         BindOptions::<LinuxPage>::with_payload(MemoryKind::Generic, LinuxSeed::default())
             .order(Order::PMD)
             .tails(Tails::Stored)
-            .stamp(Stamp::Template(uzone::StorePath::Portable))
+            .stamp(InitMethod::Template(uzone::StorePath::Portable))
     };
     let region = Region::anonymous(ByteLen::mib(8)).unwrap();
     let pagemap = zone.bind(region, options()).unwrap();
     assert_eq!(count(&mut listener), 2048, "one event for each page");
-    assert_eq!(pagemap.report().stamp, Some(Stamp::FieldByField));
+    assert_eq!(pagemap.report().stamp, Some(InitMethod::FieldByField));
     let region = pagemap.unbind().expect("nobody holds it");
 
     drop(listener);
     let pagemap = zone.bind(region, options()).unwrap();
     assert_eq!(
         pagemap.report().stamp,
-        Some(Stamp::Template(uzone::StorePath::Portable)),
+        Some(InitMethod::Template(uzone::StorePath::Portable)),
         "nobody listens any more"
     );
 }

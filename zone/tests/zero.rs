@@ -7,8 +7,8 @@ use std::num::NonZeroUsize;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use uzone::{
-    Batching, BindOptions, ByteLen, Cancel, Content, CopyOptions, HoldFailure, MemoryKind, Order,
-    PageCount, Pagemap, Pfn, PfnRange, Region, Unclearable, ZeroFailure, ZeroOptions, Zone,
+    Batching, BindOptions, ByteLen, Cancel, Content, CopyOptions, MemoryKind, Order, PageCount,
+    Pagemap, Pfn, PfnRange, PinError, Region, Unclearable, ZeroFailure, ZeroOptions, Zone,
 };
 
 const BASE: u64 = 0x1000;
@@ -272,7 +272,7 @@ fn nobody_clears_a_page_under_its_pin() {
                         let page = (step * 131 + thread * 1024) % (PAGES - 8);
                         let pinned = match pagemap.pin(range(page, 8)) {
                             Ok(pinned) => pinned,
-                            Err(HoldFailure::Refused { .. }) => continue,
+                            Err(PinError::Refused { .. }) => continue,
                             Err(other) => panic!("{other}"),
                         };
                         let stamp = [thread as u8 + 1; 64];

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::bare::{Answer, Bare, Waiting};
-use super::scan::{BY_DEFAULT, Way, file_backing, placed, settled, way};
+use super::scan::{BY_DEFAULT, CopyMethod, file_backing, placed, settled, way};
 use super::source::{Reads, Source, word};
 use super::touch::{Pattern, Placement, touch};
 use super::{PAGE, Run};
@@ -101,7 +101,7 @@ pub(super) fn table(run: &mut Run<'_>, file: &Source) -> Result<(), BenchError> 
         }),
     ];
     for order in [Some(0), Some(4), None] {
-        let Way { row, name, options } = way(order, placement)?;
+        let CopyMethod { row, name, options } = way(order, placement)?;
         let engine = &engine;
         cases.push(case(Role::Ours, &row, &name, move |row, log| {
             let memory = engine.map(len, Arc::new(file_backing(file)?), &options)?;

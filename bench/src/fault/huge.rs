@@ -9,7 +9,7 @@ use uzone_os::{Anonymous, HugeAdvice, Mapping};
 use uzone_pages::ByteLen;
 
 use super::Run;
-use super::scan::{Way, file_backing, way};
+use super::scan::{CopyMethod, file_backing, way};
 use super::source::{Reads, Source, word};
 use super::touch::Placement;
 use crate::report::{Role, Table};
@@ -23,10 +23,10 @@ const READS: usize = 1 << 20;
 const MOST: ByteLen = ByteLen::mib(512);
 
 /// A mapping in transparent huge pages, each filled whole.
-pub(super) fn transparent(placement: &Placement) -> Result<Way, BenchError> {
+pub(super) fn transparent(placement: &Placement) -> Result<CopyMethod, BenchError> {
     let way = way(None, placement)?;
     let options = LazyOptions { huge: HugePages::Transparent, ..way.options };
-    Ok(Way { row: ROW.to_owned(), name: "ours, transparent huge pages".to_owned(), options })
+    Ok(CopyMethod { row: ROW.to_owned(), name: "ours, transparent huge pages".to_owned(), options })
 }
 
 /// Makes one huge page as the rows will. Returns why that is not possible here.

@@ -112,14 +112,14 @@ pub(super) fn file_backing(file: &Source) -> Result<FileBacking, BenchError> {
 }
 
 /// One way of ours: its id, its name, and how it is told.
-pub(super) struct Way {
+pub(super) struct CopyMethod {
     pub(super) row: String,
     pub(super) name: String,
     pub(super) options: LazyOptions,
 }
 
 /// A window of so many pages, or the one that adapts.
-pub(super) fn way(order: Option<u8>, placement: &Placement) -> Result<Way, BenchError> {
+pub(super) fn way(order: Option<u8>, placement: &Placement) -> Result<CopyMethod, BenchError> {
     let (row, name, advice, fault_around) = match order {
         Some(order) => {
             let pages = 1_u64 << order;
@@ -134,7 +134,7 @@ pub(super) fn way(order: Option<u8>, placement: &Placement) -> Result<Way, Bench
     if let Some(spin) = placement.spin {
         options.spin = spin;
     }
-    Ok(Way { row, name, options })
+    Ok(CopyMethod { row, name, options })
 }
 
 /// Waits until nothing is put in place any more: neighbours come after the page that was touched.
@@ -207,14 +207,14 @@ pub(super) fn table(
     }
 
     let orders = ORDERS.into_iter().map(Some).filter(|_| !backend.is_huge());
-    let mut ways: Vec<(Option<u8>, Way)> = Vec::new();
+    let mut ways: Vec<(Option<u8>, CopyMethod)> = Vec::new();
     for order in orders.chain([None]) {
         ways.push((order, way(order, placement)?));
     }
     if matches!(backend, Backend::File(..)) && run.has_huge {
         ways.push((None, huge::transparent(placement)?));
     }
-    for (order, Way { row, name, options }) in ways {
+    for (order, CopyMethod { row, name, options }) in ways {
         let id = format!("{table}/{row}");
         let log = Log::default();
         let (found, case) = (log.clone(), id.clone());

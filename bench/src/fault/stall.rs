@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use uzone_fault::{Backing, BackingError, FileBacking, Window};
 use uzone_pages::ByteLen;
 
-use super::scan::{Way, file_backing, placed, settled, way};
+use super::scan::{CopyMethod, file_backing, placed, settled, way};
 use super::source::{Reads, Source, place, word};
 use super::touch::{Pattern, Placement, touch};
 use super::{PAGE, Run};
@@ -85,7 +85,7 @@ pub(super) fn table(
     let (engine, parts) = (&engine, &parts);
     let mut suite = Suite::new(rest);
     for order in [Some(0), Some(4), None] {
-        let Way { row, name, options } = way(order, placement)?;
+        let CopyMethod { row, name, options } = way(order, placement)?;
         for (state, is_stalled) in [("free", false), ("stalled", true)] {
             let id = format!("fault-stall/{row}-{state}");
             let log = Log::default();

@@ -5,7 +5,7 @@ use std::hint::black_box;
 use std::time::Duration;
 
 use uzone::{
-    Across, AltmapOptions, BindOptions, ByteLen, Init, MemoryKind, Order, Pagemap, Pinned,
+    AltmapOptions, BindOptions, ByteLen, Init, MemoryKind, Order, Pagemap, Pinned, PinnedRanges,
     RawGuard, Redeemed, Referenced, Region, Zone,
 };
 
@@ -123,8 +123,8 @@ fn table(
     check_naive(&naive, &id("naive-pin"), folios)?;
     let words = words(settings.size)?;
     let pinned: Kept<Pinned> = keep(pieces.len());
-    let across: Kept<Across<Pinned>> = keep(pieces.len());
-    let referenced: Kept<Across<Referenced>> = keep(pieces.len());
+    let across: Kept<PinnedRanges<Pinned>> = keep(pieces.len());
+    let referenced: Kept<PinnedRanges<Referenced>> = keep(pieces.len());
     let raw: RefCell<Vec<RawGuard>> = RefCell::new(Vec::with_capacity(pieces.len()));
     let len = ByteLen::new(CALL_BYTES as u64);
     let segments = Cell::new(0);

@@ -8,7 +8,7 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use uzone::{ByteLen, HoldSort, Order, PageCount, Pagemap, PfnRange, Zone};
+use uzone::{ByteLen, HoldKind, Order, PageCount, Pagemap, PfnRange, Zone};
 
 use super::{Settings, bare_add, bare_sub, bind, words};
 use crate::group::Watch;
@@ -21,7 +21,7 @@ const SAMPLE_PAGES: u64 = 1 << 28;
 /// What both threads do in one sample.
 #[derive(Clone, Copy)]
 enum Work<'a> {
-    Hold(&'a Pagemap, HoldSort, [PfnRange; 2]),
+    Hold(&'a Pagemap, HoldKind, [PfnRange; 2]),
     Bare([&'a [AtomicU64]; 2]),
 }
 
@@ -30,8 +30,8 @@ impl Work<'_> {
     fn run(self, thread: usize, passes: u64) -> Result<(), BenchError> {
         for _ in 0..passes {
             match self {
-                Work::Hold(pagemap, HoldSort::Pin, ranges) => drop(pagemap.pin(ranges[thread])?),
-                Work::Hold(pagemap, HoldSort::Reference, ranges) => {
+                Work::Hold(pagemap, HoldKind::Pin, ranges) => drop(pagemap.pin(ranges[thread])?),
+                Work::Hold(pagemap, HoldKind::Reference, ranges) => {
                     drop(pagemap.get(ranges[thread])?);
                 }
                 Work::Bare(words) => {
@@ -129,8 +129,8 @@ pub(super) fn run(
 
     let mut samples = Vec::new();
     for (sort, one, disjoint, same, names) in [
-        (HoldSort::Pin, "pin-one", "pin-halves", "pin-same", PIN_NAMES),
-        (HoldSort::Reference, "get-one", "get-halves", "get-same", GET_NAMES),
+        (HoldKind::Pin, "pin-one", "pin-halves", "pin-same", PIN_NAMES),
+        (HoldKind::Reference, "get-one", "get-halves", "get-same", GET_NAMES),
     ] {
         let work = |ranges| Work::Hold(&folios, sort, ranges);
         let [one_name, disjoint_name, same_name] = names;

@@ -111,7 +111,7 @@ impl Report for Demo {
         }
         let _ = writeln!(
             text,
-            "Next:     uzone doctor (what this machine offers), uzone bench fault --size 256M (more figures)"
+            "NextUse:     uzone doctor (what this machine offers), uzone bench fault --size 256M (more figures)"
         );
         text
     }

@@ -14,7 +14,7 @@ use uzone_os::numa::{self, AffinityError, Node};
 use uzone_os::probe::{self, Overcommit, ProbeError, UffdAccess, UffdFeatures};
 use uzone_os::{Anonymous, Exclusive, SysError, SystemRoot};
 use uzone_pages::{ByteLen, PageSize};
-use uzone_stream::{Basis, Next, Path, StorePolicy, StorePolicyError, Was, Work};
+use uzone_stream::{Basis, CacheState, NextUse, Path, StorePolicy, StorePolicyError, Work};
 
 /// How much is mapped and made present, to see whether memory can be had at all. It is more than the
 /// measurement of the stores takes, which ends the process where it has none.
@@ -147,9 +147,9 @@ impl Stores {
             && policy.basis() != Basis::Environment
             && measured.to_string() != policy.to_string();
         let from = |work| From {
-            cold_later: policy.streams_from(work, Was::Cold, Next::Later),
-            cold_soon: policy.streams_from(work, Was::Cold, Next::Soon),
-            hot: policy.streams_from(work, Was::Hot, Next::Later),
+            cold_later: policy.streams_from(work, CacheState::Cold, NextUse::Later),
+            cold_soon: policy.streams_from(work, CacheState::Cold, NextUse::Soon),
+            hot: policy.streams_from(work, CacheState::Hot, NextUse::Later),
         };
         Self {
             available: Path::ALL.into_iter().filter(|path| path.is_available()).collect(),

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 use uzone_os::uffd::Answered;
 use uzone_pages::Content;
 
-use super::{Core, Hands};
+use super::{Core, ReaderState};
 use crate::bad_pages::{Marked, PageTable};
 use crate::error::{BackingError, Failure, caught, chain, discard};
 use crate::record::{FaultOutcome, FaultRecord};
-use crate::staged::{NoteTaker, Staged};
+use crate::staged::{Staged, StagingFiller};
 use crate::stats::Counters;
 use crate::window::{Filled, Window};
 
@@ -39,7 +39,7 @@ impl Core {
     ///
     /// # Errors
     /// Why it is bad.
-    pub(crate) fn produce(&self, page: u64, hands: &mut Hands) -> Result<(), BackingError> {
+    pub(crate) fn produce(&self, page: u64, hands: &mut ReaderState) -> Result<(), BackingError> {
         let give_up = Instant::now() + PATIENCE;
         let error = loop {
             match self.try_produce(page, hands) {
@@ -60,7 +60,7 @@ impl Core {
     }
 
     /// Tries once to produce a page that the caller owns.
-    pub(crate) fn try_produce(&self, page: u64, hands: &mut Hands) -> Produced {
+    pub(crate) fn try_produce(&self, page: u64, hands: &mut ReaderState) -> Produced {
         let mut window = Window::owned(self, page, &mut hands.staging);
         let answer = caught(|| self.backing.fault(&mut window));
         let progress = window.state;
@@ -132,8 +132,8 @@ impl Core {
 
     /// Produces a page that the caller owns, however long it takes, for the thread that puts it in
     /// place.
-    pub(crate) fn stage(&self, page: u64, hands: &mut Hands) -> Staged {
-        let notes = NoteTaker::default();
+    pub(crate) fn stage(&self, page: u64, hands: &mut ReaderState) -> Staged {
+        let notes = StagingFiller::default();
         let mut window = Window::noted(self, page, &notes, &mut hands.staging);
         let failure = match caught(|| self.backing.fault(&mut window)) {
             Some(Ok(())) => None,
@@ -145,7 +145,7 @@ impl Core {
 
     /// Puts a page in place that was produced for this thread, if it is still wanted. Returns what
     /// the kernel put off.
-    pub(crate) fn put_in_place(&self, page: u64, staged: Staged) -> Option<Staged> {
+    pub(crate) fn install(&self, page: u64, staged: Staged) -> Option<Staged> {
         if self.contents.get(page) != Content::Filling {
             // It was removed or given up meanwhile, and whoever waited has been told.
             return None;

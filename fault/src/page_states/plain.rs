@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use uzone::{HoldFailure, PagemapOps, Pinned, Zone};
+use uzone::{PinError, PagemapOps, Pinned, Zone};
 use uzone_os::Mapping;
 use uzone_pages::{
     Content, FaultArea, Folio, MemoryKind, Page, PageCount, PageSize, Pfn, PfnRange, Word,
@@ -12,12 +12,12 @@ use uzone_pages::{
 use crate::error::MapError;
 
 /// The states of the pages of one mapping, numbered from its start.
-pub(crate) struct Contents {
+pub(crate) struct PageStates {
     pages: Vec<Page>,
     area: PfnRange,
 }
 
-impl Contents {
+impl PageStates {
     pub(crate) fn bind(_: &Zone, _: Mapping, _: PageSize, _: PagemapOps) -> Result<Self, MapError> {
         Err(MapError::Unknown(std::io::ErrorKind::Unsupported.into()))
     }
@@ -44,7 +44,7 @@ impl Contents {
         Some(Folio::new(page, Word::initial(MemoryKind::Generic)))
     }
 
-    pub(crate) fn pin(&self, _: Range<u64>) -> Result<Pinned, HoldFailure> {
+    pub(crate) fn pin(&self, _: Range<u64>) -> Result<Pinned, PinError> {
         unreachable!("pins are the pagemap's")
     }
 

@@ -28,7 +28,7 @@ use core::ops::RangeInclusive;
 use core::ptr;
 use core::sync::atomic::{AtomicU64, Ordering, compiler_fence};
 
-use uzone_stream::Way;
+use uzone_stream::CopyMethod;
 
 use super::Fault;
 
@@ -168,7 +168,7 @@ fn side(words: &[AtomicU64]) -> [u64; 2] {
 
 /// What the stores are called with.
 struct Stores<'a> {
-    way: Way,
+    way: CopyMethod,
     dst: &'a [AtomicU64],
     src: &'a [AtomicU64],
 }
@@ -192,7 +192,7 @@ extern "sysv64" fn copy_stores(data: *const c_void) {
 ///
 /// # Panics
 /// If the way is not available; nothing is written then.
-pub(crate) fn zero_words(way: Way, dst: &[AtomicU64]) -> Result<(), Fault> {
+pub(crate) fn zero_words(way: CopyMethod, dst: &[AtomicU64]) -> Result<(), Fault> {
     if !crate::bus::handler::is_installed() {
         uzone_stream::zero_words(way, dst);
         return Ok(());
@@ -215,7 +215,11 @@ pub(crate) fn zero_words(way: Way, dst: &[AtomicU64]) -> Result<(), Fault> {
 ///
 /// # Panics
 /// If there are not as many of either, or the way is not available; nothing is written then.
-pub(crate) fn copy_words(way: Way, dst: &[AtomicU64], src: &[AtomicU64]) -> Result<(), Fault> {
+pub(crate) fn copy_words(
+    way: CopyMethod,
+    dst: &[AtomicU64],
+    src: &[AtomicU64],
+) -> Result<(), Fault> {
     if !crate::bus::handler::is_installed() {
         uzone_stream::copy_words(way, dst, src);
         return Ok(());

@@ -8,7 +8,7 @@
 use core::ops::Range;
 use core::sync::atomic::AtomicU64;
 
-use uzone_stream::Way;
+use uzone_stream::CopyMethod;
 
 use super::Mapping;
 use crate::bus::BusError;
@@ -114,7 +114,7 @@ impl Mapping {
     ///
     /// # Panics
     /// If the way is not available; nothing is written then.
-    pub fn zero_by(&self, range: Range<u64>, way: Way) -> Result<(), AccessError> {
+    pub fn zero_by(&self, range: Range<u64>, way: CopyMethod) -> Result<(), AccessError> {
         let (start, len_bytes) = (range.start, range.end.saturating_sub(range.start));
         bytes::zero_words(way, self.as_words(range)?)
             .map_err(|fault| self.stores_error(CopyDirection::Write, start, len_bytes, fault))
@@ -135,7 +135,7 @@ impl Mapping {
         range: Range<u64>,
         src: &Self,
         src_start: u64,
-        way: Way,
+        way: CopyMethod,
     ) -> Result<(), AccessError> {
         let (start, len_bytes) = (range.start, range.end.saturating_sub(range.start));
         let dst_words = self.as_words(range)?;

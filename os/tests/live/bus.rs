@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use uzone_os::bus::{self, BusError, BusKind, Installed, SLOTS, Watch, WatchError};
 use uzone_os::{Access, AccessError, Addr, CopyDirection, Mapping, Sharing, probe};
 use uzone_pages::ByteLen;
-use uzone_stream::Way;
+use uzone_stream::CopyMethod;
 
 use crate::{is_alone, is_child, page, run_child, skip, small_pages};
 
@@ -912,7 +912,7 @@ fn clearing_and_copying_end_where_there_is_no_memory_by_every_way() {
     let cut = Cut::new(64, 40 * page());
     let whole = Mapping::anonymous(ByteLen::new(64 * page()), small_pages()).unwrap();
     let (end, len) = (40 * page(), 64 * page());
-    for way in Way::all() {
+    for way in CopyMethod::all() {
         for start in [0, 8, 64, 31 * page(), end - 8, end, end + 72] {
             for stop in [end + 8, 41 * page() + 128, len] {
                 if stop <= start {
@@ -978,7 +978,7 @@ fn an_error_of_one_thread_is_not_anothers() {
         for thread in 0..4 {
             let cut = &cut;
             scope.spawn(move || {
-                let ways: Vec<Way> = Way::all().collect();
+                let ways: Vec<CopyMethod> = CopyMethod::all().collect();
                 let own = Mapping::anonymous(ByteLen::mib(1), small_pages()).unwrap();
                 for round in 0..300 {
                     let way = ways[(thread + round) % ways.len()];
@@ -1006,7 +1006,7 @@ fn clearing_somebody_elses_hole_kills_as_it_would_have() {
         // Of a slice, which is no mapping's words: nobody guards that.
         let cut = Cut::new(4, 2 * page());
         let words = cut.mapping.as_words(0..4 * page()).unwrap();
-        uzone_stream::zero_words(Way::String, words);
+        uzone_stream::zero_words(CopyMethod::String, words);
         exit_now(0);
     }
     for case in ["handler", "none"] {

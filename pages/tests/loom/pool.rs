@@ -6,8 +6,8 @@ use loom::sync::atomic::{AtomicUsize, Ordering};
 use loom::sync::{Arc, Condvar, Mutex, MutexGuard};
 use loom::thread;
 use uzone_pages::{
-    Content, Depot, Folio, MemoryKind, Page, Refusal, Standing, Stock, clear_ahead, give_back,
-    hand_out, restock,
+    Content, Folio, FolioState, MemoryKind, Page, PoolBackend, PoolState, Refusal, clear_ahead,
+    give_back, hand_out, restock,
 };
 
 use super::{Seen, folio, mark};
@@ -26,7 +26,7 @@ enum Defect {
 struct Folios {
     pages: Vec<Page>,
     bytes: Vec<AtomicUsize>,
-    stock: Mutex<Stock>,
+    stock: Mutex<PoolState>,
     sorted: Condvar,
     on_demand: AtomicUsize,
     defect: Defect,
@@ -41,7 +41,7 @@ impl Folios {
         let this = Arc::new(Self {
             pages: (0..count).map(|_| Page::new(())).collect(),
             bytes: (0..count).map(|_| AtomicUsize::new(OLD)).collect(),
-            stock: Mutex::new(Stock::new(count)),
+            stock: Mutex::new(PoolState::new(count)),
             sorted: Condvar::new(),
             on_demand: AtomicUsize::new(0),
             defect,
@@ -76,32 +76,32 @@ impl Folios {
     }
 }
 
-impl Depot for Folios {
+impl PoolBackend for Folios {
     type Failure = ();
-    type Locked<'a> = MutexGuard<'a, Stock>;
+    type Locked<'a> = MutexGuard<'a, PoolState>;
 
-    fn lock(&self) -> MutexGuard<'_, Stock> {
+    fn lock(&self) -> MutexGuard<'_, PoolState> {
         self.stock.lock().unwrap()
     }
 
-    fn wait<'a>(&'a self, stock: MutexGuard<'a, Stock>) -> MutexGuard<'a, Stock> {
+    fn wait<'a>(&'a self, stock: MutexGuard<'a, PoolState>) -> MutexGuard<'a, PoolState> {
         self.sorted.wait(stock).unwrap()
     }
 
-    fn sorted(&self, stock: MutexGuard<'_, Stock>) {
+    fn sorted(&self, stock: MutexGuard<'_, PoolState>) {
         drop(stock);
         if self.defect != Defect::TellsNobody {
             self.sorted.notify_all();
         }
     }
 
-    fn standing(&self, number: usize) -> Standing {
+    fn standing(&self, number: usize) -> FolioState {
         let word = self.folio(number).word();
         match word.content() {
-            Content::Poisoned => Standing::Bad,
-            Content::Zero => Standing::Zero,
-            _ if word.pins() > 0 => Standing::Aside,
-            _ => Standing::Dirty,
+            Content::Poisoned => FolioState::Bad,
+            Content::Zero => FolioState::Zero,
+            _ if word.pins() > 0 => FolioState::Aside,
+            _ => FolioState::Dirty,
         }
     }
 

@@ -1,4 +1,4 @@
-//! Clearing and copying memory that others may touch meanwhile, by every [`Way`](crate::Way) there is.
+//! Clearing and copying memory that others may touch meanwhile, by every [`CopyMethod`](crate::CopyMethod) there is.
 //!
 //! The destination is a row of atomic words and every store is one that the compiler does not look
 //! into (`line.rs`), so a thread, a process or a device that reads or writes the same words races

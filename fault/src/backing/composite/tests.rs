@@ -9,9 +9,9 @@ use uzone_pages::{Advice, Content, FaultPattern, PageCount, Touch};
 
 use super::*;
 use crate::backing::FunctionBacking;
-use crate::contents::Contents;
-use crate::core::{Core, Hands, Policy};
+use crate::core::{Core, Policy, ReaderState};
 use crate::kernel::Kernel;
+use crate::page_states::PageStates;
 use crate::record::Recorder;
 
 const PAGE: u64 = 4096;
@@ -178,14 +178,14 @@ proptest! {
         let pages = expected.len() as u64;
         prop_assert_eq!(whole.byte_len(), Some(ByteLen::new(pages * PAGE)));
         let kernel = Arc::new(Keeper::default());
-        let contents = Contents::reserve(PageCount::new(pages), PageSize::KIB_4).unwrap();
+        let contents = PageStates::reserve(PageCount::new(pages), PageSize::KIB_4).unwrap();
         let size = FaultAround::try_new(ByteLen::new(window * PAGE)).unwrap();
         let pattern =
             FaultPattern::new(&[contents.fault_area(0, PageSize::KIB_4)], PageSize::KIB_4, Advice::Normal, size, FaultAround::MAX);
         let policy = Policy { zeroes_by_copy: false, removed_is_zero: false, is_tracked: false };
         let core =
             Core::new(kernel.clone(), Arc::new(whole), contents, PageSize::KIB_4, policy, pattern, Recorder::new(0));
-        let mut hands = Hands::new(4 * 4096);
+        let mut hands = ReaderState::new(4 * 4096);
         for (page, count, is_ready) in touches {
             let page = page % pages;
             if is_ready {
@@ -244,7 +244,7 @@ fn a_part_reaches_no_page_of_its_neighbours_also_when_it_panics() {
         .build()
         .unwrap();
     let kernel = Arc::new(Keeper::default());
-    let contents = Contents::reserve(PageCount::new(4), PageSize::KIB_4).unwrap();
+    let contents = PageStates::reserve(PageCount::new(4), PageSize::KIB_4).unwrap();
     let pattern = FaultPattern::new(
         &[contents.fault_area(0, PageSize::KIB_4)],
         PageSize::KIB_4,
@@ -262,7 +262,7 @@ fn a_part_reaches_no_page_of_its_neighbours_also_when_it_panics() {
         pattern,
         Recorder::new(0),
     );
-    let mut hands = Hands::new(4096);
+    let mut hands = ReaderState::new(4096);
     // What was put in place before the panic counts.
     assert_eq!(core.map_ready(0..4, &mut hands), 2);
     assert_eq!(core.fault(1, Touch::Read, &mut hands), crate::core::Outcome::Answered);
