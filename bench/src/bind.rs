@@ -20,12 +20,12 @@ use std::num::NonZeroUsize;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
-use uzone::{
+use uzone_os::{Addr, Anonymous, Exclusive, HugeAdvice, SystemRoot, memory};
+use uzone_stream::{Pattern, Streaming};
+use uzone_zone::{
     BindOptions, ByteLen, Init, InitMethod, Layout, LayoutError, LinuxPage, LinuxSeed, MemoryKind,
     Order, PageCount, Payload, Pfn, PfnRange, Region, StorePath, Tails, Template, Zone,
 };
-use uzone_os::{Addr, Anonymous, Exclusive, HugeAdvice, SystemRoot, memory};
-use uzone_stream::{Pattern, Streaming};
 use zerocopy::FromBytes;
 
 use crate::group::Watch;

@@ -4,7 +4,7 @@
 //! are out of cache, both are.
 
 use serde::{Deserialize, Serialize};
-use uzone::ByteLen;
+use uzone_zone::ByteLen;
 
 use crate::extents::{self, Arena, Work};
 use crate::group::Watch;

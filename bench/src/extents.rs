@@ -21,12 +21,12 @@ use std::cell::{Cell, RefCell};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use uzone::{
+use uzone_os::{Anonymous, Exclusive, HugeAdvice, LibPmem, SystemRoot, memory};
+use uzone_stream::{StorePolicy, Streaming, Work as StoreWork, copy_bytes, zero_bytes};
+use uzone_zone::{
     ByteLen, CacheState, CopyMethod, CopyOptions, NextUse, PopulateOptions, Region, StorePath,
     ZeroOptions,
 };
-use uzone_os::{Anonymous, Exclusive, HugeAdvice, LibPmem, SystemRoot, memory};
-use uzone_stream::{StorePolicy, Streaming, Work as StoreWork, copy_bytes, zero_bytes};
 
 use crate::group::Watch;
 use crate::report::{Bench, Published, Role, Row, Skipped, Table};
@@ -494,7 +494,7 @@ impl<'a> Extents<'a> {
         let (region, len) = (&self.arena.region, ByteLen::new(self.size));
         let places = [0, self.size / 2, self.size - 64];
         for at in places {
-            region.write_at(at, &[9; 64]).map_err(uzone::ClearError::from)?;
+            region.write_at(at, &[9; 64]).map_err(uzone_zone::ClearError::from)?;
         }
         let done = match &self.arena.from {
             None => region.zero_range(0, len, options)?,
@@ -502,7 +502,7 @@ impl<'a> Extents<'a> {
         };
         for at in places {
             let mut bytes = [9; 64];
-            region.read_at(at, &mut bytes).map_err(uzone::ClearError::from)?;
+            region.read_at(at, &mut bytes).map_err(uzone_zone::ClearError::from)?;
             // Regions that are copied from were never written, so they are zero as well.
             if bytes != [0; 64] || !done.is_whole() {
                 let offset = usize::try_from(at).unwrap_or(usize::MAX);

@@ -9,8 +9,10 @@ use std::num::NonZeroUsize;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use uzone::{Backing, ByteLen, ClearError, Huge, HugeSize, PopulateOptions, Region, ZeroOptions};
 use uzone_os::{SystemRoot, memory};
+use uzone_zone::{
+    Backing, ByteLen, ClearError, Huge, HugeSize, PopulateOptions, Region, ZeroOptions,
+};
 
 use crate::extents::Arena;
 use crate::group::Watch;

@@ -11,7 +11,7 @@ use std::rc::Rc;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use uzone::{
+use uzone_zone::{
     BindOptions, ByteLen, MemoryKind, Order, Pool, PoolOptions, Pooled, PopulateOptions, Region,
     Zone,
 };

@@ -19,12 +19,12 @@
 use std::time::Instant;
 
 use serde::Serialize;
-use uzone::{
+use uzone_os::memory::{self, ProcessMemory};
+use uzone_os::{SystemRoot, probe};
+use uzone_zone::{
     AltmapOptions, BindOptions, ByteLen, Init, LinuxPage, LinuxSeed, MemoryKind, Order, PageSize,
     Pagemap, Payload, PfnRange, Region, Tails, Zone,
 };
-use uzone_os::memory::{self, ProcessMemory};
-use uzone_os::{SystemRoot, probe};
 use zerocopy::Immutable;
 
 use crate::group::{Phase, Watch};

@@ -27,10 +27,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
-use uzone::{
+use uzone_os::{Anonymous, Exclusive, HugeAdvice, Mapped, SystemRoot, memory};
+use uzone_zone::{
     BindOptions, ByteLen, Init, MemoryKind, Order, PageCount, Pagemap, Pfn, PfnRange, Region, Zone,
 };
-use uzone_os::{Anonymous, Exclusive, HugeAdvice, Mapped, SystemRoot, memory};
 use zerocopy::FromBytes;
 
 use crate::group::Watch;

@@ -4,14 +4,14 @@ use std::io;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use uzone::{
+use uzone_os::numa::AffinityError;
+use uzone_os::uffd::{OpenError, RegisterError};
+use uzone_os::{FixedBuffersError, MapError, PopulateError, ResidentError, SysError};
+use uzone_zone::{
     AccessError, AdviseError, BindFailure, BindOptions, ByteLen, ClearError, Init, Limit,
     ListTooShort, NotAGuard, NotPopulated, Pagemap, Payload, Pfn, PinError, Pinned, Region,
     RegionError, Source, TakeFailure, Template, TooManyRawGuards, Word, Zone,
 };
-use uzone_os::numa::AffinityError;
-use uzone_os::uffd::{OpenError, RegisterError};
-use uzone_os::{FixedBuffersError, MapError, PopulateError, ResidentError, SysError};
 use zerocopy::Immutable;
 
 use crate::group::{self, Case, Watch};

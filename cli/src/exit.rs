@@ -161,20 +161,20 @@ fn of_link(error: &(dyn Error + 'static)) -> Option<Exit> {
     if let Some(os::probe::ProbeError::Sys(inner)) = error.downcast_ref() {
         return of_link(inner);
     }
-    if let Some(error) = error.downcast_ref::<uzone::RegionError>() {
+    if let Some(error) = error.downcast_ref::<uzone_zone::RegionError>() {
         return match error {
-            uzone::RegionError::EndsInsidePage { .. } => Some(Exit::Usage),
+            uzone_zone::RegionError::EndsInsidePage { .. } => Some(Exit::Usage),
             _ => None,
         };
     }
-    if let Some(error) = error.downcast_ref::<uzone::BindError>() {
+    if let Some(error) = error.downcast_ref::<uzone_zone::BindError>() {
         return match error {
-            uzone::BindError::Layout(_)
-            | uzone::BindError::Addr(_)
-            | uzone::BindError::FolioLargerThanRegion { .. }
-            | uzone::BindError::NoNumbers { .. } => Some(Exit::Usage),
-            uzone::BindError::NoStore { .. } => Some(Exit::Config),
-            uzone::BindError::TooLittleMemory { .. } => Some(Exit::Os),
+            uzone_zone::BindError::Layout(_)
+            | uzone_zone::BindError::Addr(_)
+            | uzone_zone::BindError::FolioLargerThanRegion { .. }
+            | uzone_zone::BindError::NoNumbers { .. } => Some(Exit::Usage),
+            uzone_zone::BindError::NoStore { .. } => Some(Exit::Config),
+            uzone_zone::BindError::TooLittleMemory { .. } => Some(Exit::Os),
             _ => None,
         };
     }
@@ -201,7 +201,7 @@ fn of_link(error: &(dyn Error + 'static)) -> Option<Exit> {
         };
     }
     // Numbers that cannot be: they come from the arguments.
-    if error.is::<uzone::AddrError>() || error.is::<uzone::LayoutError>() {
+    if error.is::<uzone_zone::AddrError>() || error.is::<uzone_zone::LayoutError>() {
         return Some(Exit::Usage);
     }
     if error.is::<uzone_stream::StorePolicyError>() {
@@ -354,18 +354,20 @@ mod tests {
             wanted: 1,
             cause: io::ErrorKind::OutOfMemory.into(),
         };
-        let cut =
-            || uzone::RegionError::EndsInsidePage { len_bytes: 1, page: uzone::PageSize::KIB_4 };
-        let unmapped = uzone::RegionError::Map {
-            len: uzone::ByteLen::mib(2),
-            backing: uzone::Backing::Hugetlb(HugeSize::MIB_2),
+        let cut = || uzone_zone::RegionError::EndsInsidePage {
+            len_bytes: 1,
+            page: uzone_zone::PageSize::KIB_4,
+        };
+        let unmapped = uzone_zone::RegionError::Map {
+            len: uzone_zone::ByteLen::mib(2),
+            backing: uzone_zone::Backing::Hugetlb(HugeSize::MIB_2),
             cause: pool(),
         };
         let table: [(Box<dyn Error + Send + Sync>, Exit); 18] = [
             (Box::new(cut()), Exit::Usage),
             (Box::new(unmapped), Exit::Config),
-            (Box::new(uzone::BindError::NotZero), Exit::Os),
-            (Box::new(uzone::AddrError::BadPageSize { bytes: 3 }), Exit::Usage),
+            (Box::new(uzone_zone::BindError::NotZero), Exit::Os),
+            (Box::new(uzone_zone::AddrError::BadPageSize { bytes: 3 }), Exit::Usage),
             (Box::new(MapError::Empty), Exit::Usage),
             (Box::new(pool()), Exit::Config),
             (Box::new(os::Error::Map(MapError::Empty)), Exit::Usage),

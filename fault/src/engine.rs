@@ -9,10 +9,10 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
-use uzone::{PagemapOps, Zone};
 use uzone_os::uffd::{Features, KernelFaults, Modes, Registered, Uffd, UffdCall};
 use uzone_os::{Access, Anonymous, HugeAdvice, HugeSize, Mapping};
 use uzone_pages::{Advice, ByteLen, FaultArea, FaultAround, FaultPattern, PageSize};
+use uzone_zone::{PagemapOps, Zone};
 
 use crate::backing::{Backing, Memory};
 use crate::core::{Core, Policy};

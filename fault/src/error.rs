@@ -3,10 +3,10 @@
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use uzone::{BindError, PinError, RegionError};
 use uzone_os::uffd::{AnswerError, OpenError, RegisterError};
 use uzone_os::{AccessError, AdviseError, MappedError, RangeError, ResidentError, SysError};
 use uzone_pages::{AddrError, ByteLen, FaultAroundError};
+use uzone_zone::{BindError, PinError, RegionError};
 
 /// Memory that was not mapped lazily.
 #[derive(Debug, thiserror::Error)]

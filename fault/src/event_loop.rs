@@ -407,10 +407,10 @@ mod tests {
     use std::num::NonZeroUsize;
     use std::ops::Range;
 
-    use uzone::{PagemapOps, Zone, bus};
     use uzone_os::uffd::{AnswerError, Answered, Features, KernelFaults, Modes, Registered, Uffd};
     use uzone_os::{Anonymous, Mapping};
     use uzone_pages::{ByteLen, Content};
+    use uzone_zone::{PagemapOps, Zone, bus};
 
     use super::*;
     use crate::backing::ZeroBacking;

@@ -6,10 +6,10 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use uzone::Pinned;
 use uzone_os::uffd::Registered;
 use uzone_os::{Addr, Mapping, RangeError};
 use uzone_pages::{Advice, ByteLen, Content, FaultAround, PageSize};
+use uzone_zone::Pinned;
 
 use crate::collapse::{Collapser, Settler};
 use crate::core::{Core, ReaderState};
@@ -108,7 +108,7 @@ impl LazyMapping {
     /// Copies bytes out, from byte `offset` of the mapping on. What is missing is produced, and the call
     /// waits for it, whether or not the kernel tells of its own faults; a page that is bad raises
     /// `SIGBUS`, so a caller whose backing may fail asks [`LazyMapping::populate`] first, or calls
-    /// [`uzone::bus::install`] once.
+    /// [`uzone_zone::bus::install`] once.
     ///
     /// # Errors
     /// [`LazyError::Access`] unless all bytes are inside, and where `SIGBUS` is an error by that.

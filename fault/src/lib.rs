@@ -85,7 +85,7 @@ mod evict;
 mod fault_memory;
 mod kernel;
 mod lazy;
-#[cfg_attr(miri, path = "contents/plain.rs")]
+#[cfg_attr(miri, path = "page_states/plain.rs")]
 mod page_states;
 mod pending;
 mod placement;
@@ -123,7 +123,6 @@ pub use stats::FaultStats;
 pub use window::{Filled, Window};
 
 // What calls here take and return of the packages below, and what their documentation recommends.
-pub use uzone::{BindError, FaultError, PinError, Pinned, RegionError, Zone, bus};
 pub use uzone_os::numa::AffinityError;
 pub use uzone_os::uffd::{AnswerError, KernelFaults, NotUffd, OpenError, RegisterError, Remote};
 pub use uzone_os::{
@@ -133,8 +132,4 @@ pub use uzone_os::{
 pub use uzone_pages::{
     AddrError, Advice, ByteLen, Content, FaultAround, FaultAroundError, PageSize,
 };
-
-/// The examples of the guide, of this package and of those below, run as tests.
-#[cfg(doctest)]
-#[doc = include_str!("../../docs/GUIDE.md")]
-struct Guide;
+pub use uzone_zone::{BindError, FaultError, PinError, Pinned, RegionError, Zone, bus};

@@ -7,8 +7,8 @@ use std::ops::Range;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-use uzone::FaultError;
 use uzone_pages::{Content, FaultAround, PageCount, Pfn, PfnRange};
+use uzone_zone::FaultError;
 
 use crate::core::{Core, ReaderState};
 use crate::error::LazyError;
@@ -112,7 +112,7 @@ impl Producer {
     }
 }
 
-impl uzone::Populate for Producer {
+impl uzone_zone::Populate for Producer {
     fn map_pages(&self, range: PfnRange) {
         // What is missing afterwards is asked for page by page.
         let _ = self.populate(range, Populate::Cached);

@@ -138,7 +138,7 @@ fn huge_pages_are_tracked_whole() {
         assert_eq!(bytes_of(&memory, 3 * huge, 1), [2]);
     }
     // A page that was given back can be made a bad one.
-    uzone::bus::install().unwrap();
+    uzone_zone::bus::install().unwrap();
     let fails = Arc::new(AtomicBool::new(false));
     let is_failing = fails.clone();
     let backing = FunctionBacking::slow(move |offset, out: &mut [u8]| {
@@ -456,7 +456,7 @@ fn a_page_that_is_pinned_stays_dirty_whoever_takes_it() {
 
 #[test]
 fn what_is_written_to_a_page_that_came_too_late_is_brought_back() {
-    uzone::bus::install().unwrap();
+    uzone_zone::bus::install().unwrap();
     for track in BOTH {
         let store = Store::new(4 * page());
         let is_first = AtomicBool::new(true);

@@ -21,7 +21,6 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use common::{again, ends, function, is_child, page, skip, usize_of, word};
-use uzone::{BindOptions, Order, Pool, PoolOptions, Region, ZeroOptions, Zone};
 use uzone_fault::{
     Engine, EngineOptions, FileBacking, FunctionBacking, LazyMapping, LazyOptions, MemoryBacking,
     Populate, Reader, RemoteRegion, WriteTracking,
@@ -29,6 +28,7 @@ use uzone_fault::{
 use uzone_os::uffd::{Features, KernelFaults, Modes, Registered, Remote, Uffd};
 use uzone_os::{Anonymous, Mapping, Sharing, Vaddr, bus, probe};
 use uzone_pages::{ByteLen, MemoryKind};
+use uzone_zone::{BindOptions, Order, Pool, PoolOptions, Region, ZeroOptions, Zone};
 
 const NAME: &str = "every_failing_system_call_is_a_named_error_or_a_success";
 

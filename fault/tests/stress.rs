@@ -139,10 +139,10 @@ fn map_bind_pin_drop() {
                 drop(memory);
             }
         } else {
-            let region = uzone::Region::anonymous(ByteLen::new(pages * page())).unwrap();
+            let region = uzone_zone::Region::anonymous(ByteLen::new(pages * page())).unwrap();
             let address = region.mapping().addr().get() + usize_of(at * page());
             region.write_at(at * page(), &number.to_ne_bytes()).unwrap();
-            let options = uzone::BindOptions::new(MemoryKind::Generic);
+            let options = uzone_zone::BindOptions::new(MemoryKind::Generic);
             let pagemap = zone.bind(region, options).unwrap();
             let pinned = zone.pin(address, ByteLen::new(page())).unwrap();
             let held = pagemap.page_at(at * page()).unwrap().pfn();

@@ -6,7 +6,7 @@
 //! that a program cannot write to a free folio.
 //!
 //! ```compile_fail
-//! # use uzone::{BindOptions, ByteLen, MemoryKind, Region, Zone};
+//! # use uzone_zone::{BindOptions, ByteLen, MemoryKind, Region, Zone};
 //! # let region = Region::anonymous(ByteLen::mib(2)).unwrap();
 //! let pagemap = Zone::new().bind(region, BindOptions::new(MemoryKind::Generic)).unwrap();
 //! let _pinned = pagemap.pin(pagemap.range()).unwrap();

@@ -6,7 +6,7 @@
 //! unbind and changes; the kernel may still migrate or swap the page.
 //!
 //! ```
-//! use uzone::{BindOptions, ByteLen, MemoryKind, Order, Region, Zone};
+//! use uzone_zone::{BindOptions, ByteLen, MemoryKind, Order, Region, Zone};
 //!
 //! let zone = Zone::new();
 //! let region = Region::anonymous(ByteLen::gib(100))?; // reserved: it costs no memory yet
@@ -114,8 +114,3 @@ pub use uzone_stream::{
 pub use view::PageView;
 pub use zero::{Unclearable, ZeroFailure, Zeroed};
 pub use zone::Zone;
-
-/// The example of the README, run as a test.
-#[cfg(doctest)]
-#[doc = include_str!("../../README.md")]
-struct Readme;

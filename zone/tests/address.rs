@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use uzone::{
+use uzone_zone::{
     BindOptions, ByteLen, EnterError, LinuxPage, LinuxSeed, MemoryKind, Order, Owner, PageCount,
     Pagemap, PagemapOps, Pfn, PfnRange, PinError, PinOptions, RawGuard, Redeemed, Region, Zone,
 };
@@ -83,7 +83,7 @@ fn a_range_over_several_regions_is_held_in_each_or_in_none() {
         [bind(&zone, MIB, 0x1000, 0), bind(&zone, MIB, 0x1100, 3), bind(&zone, MIB, 0x1200, 0)];
     let all = range(0x10f0, 0x120);
     let pinned = zone.pin_range(all, PinOptions::default()).unwrap();
-    let ranges: Vec<_> = pinned.guards().map(uzone::Pinned::range).collect();
+    let ranges: Vec<_> = pinned.guards().map(uzone_zone::Pinned::range).collect();
     assert_eq!(ranges, [range(0x10f0, 0x10), range(0x1100, 0x100), range(0x1200, 0x10)]);
     assert_eq!(pinned.segments().count(), 3);
     let pinned = pinned.into_single().unwrap_err();

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use hugetlb::RaisedPool;
-use uzone::{
+use uzone_zone::{
     AltmapOptions, Backing, BindError, BindFailure, BindOptions, ByteLen, Cancel, Exclusivity,
     ExclusivityError, HugeSize, Init, LayoutError, LinuxPage, LinuxSeed, MemmapPages, MemoryKind,
     Order, PageCount, PageView, Pagemap, Payload, Pfn, PfnRange, PinError, PlacementError,

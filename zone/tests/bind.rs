@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use uzone::{
+use uzone_zone::{
     BindError, BindFailure, BindOptions, ByteLen, Cancel, Class, Content, Init, LayoutError,
     LinuxPage, LinuxSeed, MemoryKind, Order, Owner, PagemapOps, Pfn, PfnRange, PinError, Plain,
     Region, RegionError, Source, Tails, Zone,
@@ -29,7 +29,7 @@ fn linux() -> BindOptions<LinuxPage> {
     BindOptions::with_payload(MemoryKind::Generic, LinuxSeed::default())
 }
 
-fn cause<P: uzone::Payload>(bound: Result<uzone::Pagemap<P>, BindFailure>) -> BindError {
+fn cause<P: uzone_zone::Payload>(bound: Result<uzone_zone::Pagemap<P>, BindFailure>) -> BindError {
     match bound {
         Ok(pagemap) => panic!("bound: {}", pagemap.report()),
         Err(failure) => failure.cause,
@@ -90,7 +90,7 @@ fn a_region_of_no_page_or_half_a_page_is_refused() {
         Err(RegionError::EndsInsidePage { len_bytes: 4097, .. })
     ));
     assert!(matches!(
-        Region::hugetlb(ByteLen::new(4096), uzone::HugeSize::MIB_2),
+        Region::hugetlb(ByteLen::new(4096), uzone_zone::HugeSize::MIB_2),
         Err(RegionError::EndsInsidePage { .. })
     ));
 }
@@ -257,7 +257,7 @@ fn a_pageblock_callback_sees_every_block_once_initialised_and_in_order() {
 #[test]
 fn streaming_stores_are_drained_once_a_section() {
     let zone = Zone::with_keep_limit(ByteLen::gib(1));
-    let streaming = uzone::StorePath::ALL
+    let streaming = uzone_zone::StorePath::ALL
         .into_iter()
         .filter(|path| path.is_available() && path.name() != "portable");
     let mut region = anonymous(3 << 30); // 48 MiB of descriptors: 24 sections
@@ -267,7 +267,7 @@ fn streaming_stores_are_drained_once_a_section() {
                 .order(order)
                 .tails(Tails::Stored)
                 .threads(NonZeroUsize::new(threads).unwrap())
-                .stamp(uzone::InitMethod::Template(path));
+                .stamp(uzone_zone::InitMethod::Template(path));
             let pagemap = zone.bind(region, options).unwrap();
             assert_eq!(pagemap.report().drains, 24, "{path}, order {order}");
             region = pagemap.unbind().expect("nobody holds it");
@@ -438,7 +438,7 @@ fn a_bind_under_a_limit_that_is_too_small_fails_and_leaves_nothing() {
     let failure = zone
         .bind(
             region,
-            BindOptions::<uzone::StructPage<11>>::with_payload(
+            BindOptions::<uzone_zone::StructPage<11>>::with_payload(
                 MemoryKind::Generic,
                 LinuxSeed::default(),
             ),
@@ -524,15 +524,15 @@ fn a_bind_does_with_the_threads_that_it_gets() {
 #[repr(C)]
 struct HighHalf(u64);
 
-impl uzone::Payload for HighHalf {
+impl uzone_zone::Payload for HighHalf {
     type Seed = ();
 
-    fn init(&mut self, _seed: &(), slot: &uzone::Slot) {
+    fn init(&mut self, _seed: &(), slot: &uzone_zone::Slot) {
         self.0 = slot.head_address >> 32;
     }
 
-    fn refresh(_seed: &()) -> uzone::Refresh {
-        uzone::Refresh::Linear
+    fn refresh(_seed: &()) -> uzone_zone::Refresh {
+        uzone_zone::Refresh::Linear
     }
 }
 
@@ -555,13 +555,13 @@ fn a_payload_that_depends_on_its_address_is_written() {
 fn a_store_that_this_cpu_lacks_is_refused_before_anything_is_done() {
     let zone = Zone::with_keep_limit(ByteLen::gib(1));
     drop(zone.bind(anonymous(1 << 30), linux()).unwrap());
-    let missing = uzone::StorePath::ALL.into_iter().find(|path| !path.is_available());
+    let missing = uzone_zone::StorePath::ALL.into_iter().find(|path| !path.is_available());
     let Some(path) = missing else {
         eprintln!("skipped: a_store_that_this_cpu_lacks_is_refused: this CPU has them all");
         return;
     };
     let failure = zone
-        .bind(anonymous(1 << 30), linux().stamp(uzone::InitMethod::Template(path)))
+        .bind(anonymous(1 << 30), linux().stamp(uzone_zone::InitMethod::Template(path)))
         .unwrap_err();
     assert!(matches!(failure.cause, BindError::NoStore { path: refused } if refused == path));
     assert_eq!(zone.kept(), ByteLen::mib(16));

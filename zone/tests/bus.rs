@@ -7,8 +7,8 @@ use std::fs::OpenOptions;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
-use uzone::bus::{self, BusKind, WatchError};
-use uzone::{
+use uzone_zone::bus::{self, BusKind, WatchError};
+use uzone_zone::{
     AccessError, BindOptions, ByteLen, MemoryKind, Order, PageCount, Pagemap, PagemapOps, Pfn,
     PfnRange, PinError, Region, Zone,
 };

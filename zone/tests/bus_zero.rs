@@ -9,8 +9,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
-use uzone::bus;
-use uzone::{
+use uzone_zone::bus;
+use uzone_zone::{
     AccessError, BindOptions, ByteLen, ClearError, Content, CopyMethod, MemoryKind, Order,
     PageCount, Pagemap, PagemapOps, Pfn, PfnRange, Pool, PoolOptions, Pooled, Region, TakeFailure,
     Unclearable, ZeroFailure, ZeroOptions, Zone,

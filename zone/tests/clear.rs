@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use uzone::{
+use uzone_os::{Access, Sharing, SystemRoot, memory};
+use uzone_zone::{
     AccessError, Batching, ByteLen, CacheState, Cancel, ClearError, CopyMethod, Mapping, NextUse,
     PlanError, Progress, Region, StorePath, ZeroOptions,
 };
-use uzone_os::{Access, Sharing, SystemRoot, memory};
 
 const PAGE: u64 = 4096;
 const MIB: u64 = 1 << 20;

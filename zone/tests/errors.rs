@@ -4,7 +4,7 @@
 use std::error::Error;
 use std::path::Path;
 
-use uzone::{
+use uzone_zone::{
     BindOptions, ByteLen, MemoryKind, Order, PageCount, Pfn, PfnRange, Region, TakeFailure, Zone,
 };
 
@@ -56,6 +56,6 @@ fn an_error_that_is_printed_alone_has_the_cure() {
     let outside = PfnRange::try_new(Pfn::new(0), PageCount::new(1)).unwrap();
     assert_complete(&pagemap.punch(outside).unwrap_err());
 
-    let failure = pagemap.zero(outside, &uzone::ZeroOptions::default()).unwrap_err();
+    let failure = pagemap.zero(outside, &uzone_zone::ZeroOptions::default()).unwrap_err();
     assert_complete(&TakeFailure::Clear(failure));
 }

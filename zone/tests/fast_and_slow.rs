@@ -3,7 +3,7 @@
 
 use std::num::NonZeroUsize;
 
-use uzone::{
+use uzone_zone::{
     AltmapOptions, BindOptions, ByteLen, Init, InitMethod, LinuxSeed, MemoryKind, Order, Owner,
     PageCount, Pagemap, PagemapOps, Payload, Plain, Refresh, Region, SectionBits, Slot, StorePath,
     StructPage, Tails, Word, Zone,

@@ -7,7 +7,7 @@ use std::num::NonZeroU8;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use uzone::{
+use uzone_zone::{
     BindError, BindOptions, ByteLen, Content, FreeFailure, MemoryKind, Order, PageCount, Pagemap,
     Pfn, PfnRange, Pool, PoolOptions, Pooled, PopulateOptions, Region, TakeFailure, Zone,
 };
@@ -85,7 +85,7 @@ fn nothing_of_one_owner_reaches_the_next() {
 }
 
 /// Clearing on release is counted by nobody else.
-fn options_clear(stats: &uzone::PoolStats) -> bool {
+fn options_clear(stats: &uzone_zone::PoolStats) -> bool {
     stats.cleared_ahead == 0 && stats.cleared_on_demand < stats.folios as u64
 }
 
@@ -418,12 +418,12 @@ fn what_was_cancelled_at_any_moment_is_zero_or_not_called_so() {
     for order in [0_u8, 2] {
         let mut pagemap = used(order);
         for stop_after in (0..40_u64).chain([u64::MAX]) {
-            let cancel = uzone::Cancel::default();
+            let cancel = uzone_zone::Cancel::default();
             let zero = {
                 let cancel = cancel.clone();
                 let batches = std::sync::atomic::AtomicU64::new(0);
-                uzone::ZeroOptions::default()
-                    .batching(uzone::Batching::Bytes(ByteLen::new(5 * PAGE)))
+                uzone_zone::ZeroOptions::default()
+                    .batching(uzone_zone::Batching::Bytes(ByteLen::new(5 * PAGE)))
                     .cancel(cancel.clone())
                     .hint((stop_after % 37 * 7 % PAGES) * PAGE)
                     .on_batch(move |_| {

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
-use uzone::{
+use uzone_zone::{
     AdvanceError, BindOptions, ByteLen, Content, HoldError, MemoryKind, Order, PageCount, Pagemap,
     Pfn, PfnRange, PinError, PinOptions, Pinned, PoisonFailure, RawGuard, Redeemed, Referenced,
     Region, Tails, Zone,

@@ -7,7 +7,7 @@
 mod hugetlb;
 
 use hugetlb::RaisedPool;
-use uzone::{
+use uzone_zone::{
     BindOptions, ByteLen, HugeSize, LinuxPage, LinuxSeed, MemmapPages, MemoryKind, Region, Source,
     Zone,
 };

@@ -13,12 +13,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use hugetlb::RaisedPool;
-use uzone::{
+use uzone_os::hugepages::{self, ThpEnabled};
+use uzone_os::{Access, Anonymous, HugeAdvice, Sharing, SystemRoot, probe};
+use uzone_zone::{
     AdviseError, Backing, ByteLen, Cancel, Huge, HugeSize, Mapping, NotPopulated, PopulateError,
     PopulateOptions, Populated, Progress, Region,
 };
-use uzone_os::hugepages::{self, ThpEnabled};
-use uzone_os::{Access, Anonymous, HugeAdvice, Sharing, SystemRoot, probe};
 
 const MIB: u64 = 1 << 20;
 

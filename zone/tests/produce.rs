@@ -4,7 +4,7 @@
 use std::sync::{Arc, Barrier, Mutex, OnceLock, Weak};
 use std::thread;
 
-use uzone::{
+use uzone_zone::{
     BindOptions, ByteLen, Content, FaultError, HoldError, MemoryKind, Order, PageCount, Pagemap,
     PagemapOps, Pfn, PfnRange, PinError, Populate, Region, Zone,
 };

@@ -8,12 +8,12 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::ptr::{self, NonNull};
 
-use uzone::{
+use uzone_os::{Access, Anonymous, Sharing, probe};
+use uzone_zone::{
     AccessError, AltmapOptions, Backing, BindError, BindOptions, ByteLen, DaxError, Exclusivity,
     MapError, Mapping, MemoryKind, Order, PageSize, PinError, Region, RegionError, Word,
     WriteFailure, Zone,
 };
-use uzone_os::{Access, Anonymous, Sharing, probe};
 
 const HUGE: u64 = 2 << 20;
 

@@ -9,11 +9,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use uzone::{
+use uzone_os::uffd::{Features, KernelFaults, Modes, Registered, Uffd};
+use uzone_zone::{
     AltmapOptions, Anonymous, BindError, BindOptions, ByteLen, Mapping, MemoryKind, PinOptions,
     Region, Zone,
 };
-use uzone_os::uffd::{Features, KernelFaults, Modes, Registered, Uffd};
 
 const PAGES: u64 = 64;
 

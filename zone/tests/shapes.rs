@@ -6,7 +6,7 @@ use std::num::NonZeroUsize;
 
 use proptest::prelude::*;
 use proptest::sample::select;
-use uzone::{
+use uzone_zone::{
     AltmapOptions, BindOptions, ByteLen, Init, InitMethod, MemoryKind, Order, Owner, PageCount,
     PagemapOps, Payload, Pfn, Refresh, Region, Slot, StorePath, Tails, Word, Zone,
 };
@@ -30,7 +30,7 @@ impl<const COUNT: usize> Payload for Words<COUNT> {
     type Seed = Coefficients;
 
     fn init(&mut self, seed: &Coefficients, slot: &Slot) {
-        use uzone::Class;
+        use uzone_zone::Class;
         let class = match slot.class {
             Class::Base | Class::Head => 0,
             Class::FirstTail => 1,

@@ -10,7 +10,7 @@ use std::sync::RwLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use uzone::{
+use uzone_zone::{
     BindOptions, ByteLen, Content, EnterError, HoldError, MemoryKind, Order, PageCount, Pagemap,
     Pfn, PfnRange, PinError, Pinned, Redeemed, Region, Zone,
 };
@@ -73,7 +73,8 @@ fn check_held(pinned: &Pinned, random: &mut Random) {
 fn pin(zone: &Zone, shared: &RwLock<Option<Pagemap>>, counters: &Counters, random: &mut Random) {
     let asked = random_range(random);
     let pinned = if random.below(2) == 0 {
-        zone.pin_range(asked, uzone::PinOptions::default()).map(|all| all.into_single().unwrap())
+        zone.pin_range(asked, uzone_zone::PinOptions::default())
+            .map(|all| all.into_single().unwrap())
     } else {
         let lock = shared.read().unwrap();
         let Some(pagemap) = &*lock else { return };

@@ -14,7 +14,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use object::read::elf::ElfFile64;
 use object::{Object, ObjectSection};
-use uzone::{
+use uzone_zone::{
     BindOptions, ByteLen, InitMethod, LinuxPage, LinuxSeed, MemoryKind, Order, Region, Tails, Zone,
 };
 
@@ -134,7 +134,7 @@ fn a_listener_hears_of_every_page_and_no_template_is_copied() {
         BindOptions::<LinuxPage>::with_payload(MemoryKind::Generic, LinuxSeed::default())
             .order(Order::PMD)
             .tails(Tails::Stored)
-            .stamp(InitMethod::Template(uzone::StorePath::Portable))
+            .stamp(InitMethod::Template(uzone_zone::StorePath::Portable))
     };
     let region = Region::anonymous(ByteLen::mib(8)).unwrap();
     let pagemap = zone.bind(region, options()).unwrap();
@@ -146,7 +146,7 @@ fn a_listener_hears_of_every_page_and_no_template_is_copied() {
     let pagemap = zone.bind(region, options()).unwrap();
     assert_eq!(
         pagemap.report().stamp,
-        Some(InitMethod::Template(uzone::StorePath::Portable)),
+        Some(InitMethod::Template(uzone_zone::StorePath::Portable)),
         "nobody listens any more"
     );
 }

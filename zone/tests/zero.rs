@@ -6,7 +6,7 @@
 use std::num::NonZeroUsize;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use uzone::{
+use uzone_zone::{
     Batching, BindOptions, ByteLen, Cancel, Content, CopyOptions, MemoryKind, Order, PageCount,
     Pagemap, Pfn, PfnRange, PinError, Region, Unclearable, ZeroFailure, ZeroOptions, Zone,
 };
@@ -300,8 +300,8 @@ fn nobody_clears_a_page_under_its_pin() {
 /// Memory that is mapped read-only can be bound and pinned, and not cleared, copied to or given back.
 #[test]
 fn memory_that_cannot_be_written_is_refused_and_its_content_stays_true() {
-    use uzone::{ClearError, Pool, PoolOptions, TakeFailure};
     use uzone_os::{Access, Mapping, Sharing};
+    use uzone_zone::{ClearError, Pool, PoolOptions, TakeFailure};
 
     let path = std::env::temp_dir().join(format!("uzone-read-only-{}", std::process::id()));
     std::fs::write(&path, vec![0xa5; (PAGES * PAGE) as usize]).unwrap();

@@ -3,7 +3,7 @@
 use std::hint::black_box;
 use std::time::Duration;
 
-use uzone::{ByteLen, Order, PageCount, PfnRange, Zone};
+use uzone_zone::{ByteLen, Order, PageCount, PfnRange, Zone};
 
 use super::naive::Naive;
 use super::{

@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::hint::black_box;
 use std::time::Duration;
 
-use uzone::{
+use uzone_zone::{
     AltmapOptions, BindOptions, ByteLen, Init, MemoryKind, Order, Pagemap, Pinned, PinnedRanges,
     RawGuard, Redeemed, Referenced, Region, Zone,
 };

@@ -7,8 +7,8 @@
 use std::cell::RefCell;
 use std::time::Instant;
 
-use uzone::{ByteLen, HugeSize, Mapping, PopulateError, ResidentError};
 use uzone_os::{Anonymous, FixedBuffers, FixedBuffersError, HugeAdvice, MapError};
+use uzone_zone::{ByteLen, HugeSize, Mapping, PopulateError, ResidentError};
 
 use super::Settings;
 use crate::group::Watch;

@@ -3,8 +3,8 @@
 
 use std::cell::RefCell;
 
-use uzone::{ByteLen, Order, PageCount, Pfn, Zone};
 use uzone_stream::{Pattern, Streaming};
+use uzone_zone::{ByteLen, Order, PageCount, Pfn, Zone};
 use zerocopy::IntoBytes;
 
 use super::naive::Naive;

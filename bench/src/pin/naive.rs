@@ -5,8 +5,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use uzone::Pfn;
 use uzone_os::Mapped;
+use uzone_zone::Pfn;
 use zerocopy::FromBytes;
 
 use super::present;

@@ -5,9 +5,9 @@
 use std::io;
 use std::path::PathBuf;
 
-use uzone::Limit;
 use uzone_os::uffd::OpenError;
 use uzone_pages::ByteLen;
+use uzone_zone::Limit;
 
 use crate::exit::{Exit, Failure};
 

@@ -5,8 +5,8 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::Instant;
 
-use uzone::{BindOptions, MemoryKind, Order, PfnRange, Region, ZeroOptions, Zone};
 use uzone_pages::ByteLen;
+use uzone_zone::{BindOptions, MemoryKind, Order, PfnRange, Region, ZeroOptions, Zone};
 
 use super::{DemoError, Steps, grouped, units};
 use crate::exit::Failure;

@@ -3,11 +3,11 @@
 
 use std::ops::Range;
 
-use uzone::{PinError, PagemapOps, Pinned, Zone};
 use uzone_os::Mapping;
 use uzone_pages::{
     Content, FaultArea, Folio, MemoryKind, Page, PageCount, PageSize, Pfn, PfnRange, Word,
 };
+use uzone_zone::{PagemapOps, PinError, Pinned, Zone};
 
 use crate::error::MapError;
 

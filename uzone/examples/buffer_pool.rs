@@ -17,7 +17,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::{env, process, thread, time::Instant};
 
-use uzone::{BindOptions, ByteLen, Content, HoldError, MemoryKind, PinError};
+use uzone::model::HoldError;
+use uzone::{BindOptions, ByteLen, Content, MemoryKind, PinError};
 use uzone::{Pagemap, Payload, PfnRange, Pinned, Refresh, Region, Zone};
 use zerocopy::{FromBytes, IntoBytes, KnownLayout};
 

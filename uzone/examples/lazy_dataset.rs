@@ -16,8 +16,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Instant;
 
-use uzone_fault::{Advice, BackingError, ByteLen, Engine, EngineOptions, FaultAround};
-use uzone_fault::{FunctionBacking, LazyMapping, LazyOptions};
+use uzone::ByteLen;
+use uzone::lazy::{Advice, BackingError, Engine, EngineOptions, FaultAround};
+use uzone::lazy::{FunctionBacking, LazyMapping, LazyOptions};
 
 type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 

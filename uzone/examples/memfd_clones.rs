@@ -15,8 +15,10 @@ use std::fs;
 use std::sync::Arc;
 use std::thread;
 
-use uzone_fault::{ByteLen, Engine, EngineOptions, LazyMapping, LazyOptions, Mapping};
-use uzone_fault::{MemoryBacking, Sharing};
+use uzone::ByteLen;
+use uzone::Sharing;
+use uzone::lazy::MemoryBacking;
+use uzone::lazy::{Engine, EngineOptions, LazyMapping, LazyOptions, Mapping};
 
 type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 

@@ -15,7 +15,8 @@ use std::num::NonZeroU8;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use uzone::{BindOptions, ByteLen, Chunks, MemoryKind, PinOptions, Pool};
+use uzone::model::Chunks;
+use uzone::{BindOptions, ByteLen, MemoryKind, PinOptions, Pool};
 use uzone::{PoolOptions, Pooled, PopulateOptions, Region, TakeFailure, Zone};
 
 type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;

@@ -1,0 +1,56 @@
+//! A memory manager for very large memory, in user space.
+//!
+//! A program that owns gigabytes to terabytes of memory (guest memory, a cache, a pool of buffers, a data
+//! set) makes a [`Region`] of it and binds it to a [`Zone`]. The [`Pagemap`] that this returns keeps a
+//! descriptor for each page or folio: what is in it, how many pins it has, and a payload of the program's
+//! own. A [`Pool`] hands folios out, every byte zero. The module [`lazy`] maps memory whose pages are put
+//! in place when they are first touched.
+//!
+//! | to | take |
+//! |---|---|
+//! | get memory, or adopt memory that exists | [`Region`] |
+//! | describe its pages | [`Zone::bind`], [`BindOptions`], [`Pagemap`] |
+//! | hold pages while a device or a thread uses them | [`Pagemap::pin`], [`Zone::pin_at`], [`Pinned`] |
+//! | hand out cleared memory | [`Pool`], [`Pooled`] |
+//! | map a file, a memory file or a function lazily | [`lazy::Engine`] |
+//! | survive memory errors | [`bus`], [`Pagemap::poison`] |
+//!
+//! The guide in `docs/GUIDE.md` explains one idea after the other. Each package below this one can be used
+//! alone: [`model`] (no system calls, `no_std`), [`stream`] (stores), and what [`os`] has of the kernel.
+#![forbid(unsafe_code)]
+
+pub use uzone_zone::{
+    Access, AccessError, Addr, AdvanceError, AltmapOptions, AltmapReport, BindError, BindOptions,
+    BindReport, Busy, ByteLen, Cancel, Content, CopyOptions, FaultError, FreeFailure, Huge,
+    HugeSize, Init, Limit, MemoryKind, NotAdopted, Order, Owner, PageCount, PageSize, PageView,
+    Pagemap, PagemapOps, PagemapView, Payload, Pfn, PfnRange, PinError, PinOptions, Pinned,
+    PinnedRanges, PoisonFailure, Poisoned, Pool, PoolOptions, PoolStats, Pooled, PopulateOptions,
+    PopulateReport, Progress, RawGuard, Refresh, Region, RegionError, RegionView, Segment, Sharing,
+    StorePolicy, TakeFailure, ZeroFailure, ZeroOptions, Zeroed, Zone, bus,
+};
+
+/// Memory whose pages are put in place when they are first touched.
+pub mod lazy {
+    pub use uzone_fault::{
+        AdoptedMemory, Advice, Backing, BackingError, Collapsed, CompositeBacking,
+        CompositeBuilder, CompositeError, Engine, EngineOptions, Failure, FaultAround, FaultClass,
+        FaultOutcome, FaultRecord, FaultStats, FaultTrace, FileBacking, Filled, FunctionBacking,
+        HugePages, KernelFaults, Latency, LazyError, LazyMapping, LazyOptions, MapError, Mapping,
+        Memory, MemoryBacking, NotStopped, Place, Placement, Populate, Reader, Remote,
+        RemoteRegion, Uncollapsed, Vaddr, Window, WriteTracking, ZeroBacking,
+    };
+}
+
+pub use uzone_os as os;
+pub use uzone_pages as model;
+pub use uzone_stream as stream;
+
+/// The example of the README, run as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;
+
+/// The examples of the guide, run as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/GUIDE.md")]
+struct Guide;
