@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs every check of the project, here as in CI: format, Clippy, tests, documentation, loom, Miri,
-# each benchmark once at a small size, every example, and the rules for dependencies. What is missing
+# Runs every check of the project, here as in CI: format, Clippy, tests, documentation, packages, loom,
+# Miri, each benchmark once at a small size, every example, and the rules for dependencies. What is missing
 # is installed.
 #
 #   ./check.sh            everything
@@ -11,7 +11,7 @@
 set -euo pipefail
 cd "$(dirname "$0")"
 
-STAGES=(format clippy test doc loom miri bench examples deny)
+STAGES=(format clippy test doc package loom miri bench examples deny)
 MIRI_TOOLCHAIN=${MIRI_TOOLCHAIN:-nightly}
 LOGS=$(mktemp -d)
 trap 'rm -rf "$LOGS"' EXIT
@@ -113,6 +113,13 @@ stage_doc() {
     local pages
     pages=$(find target/doc -name index.html | wc -l)
     [ "$pages" -gt 0 ] || { say "no documentation was written"; return 1; }
+}
+
+# Every package can be packed for publication: its files, its metadata, and the versions that it names.
+stage_package() {
+    local log="$LOGS/package.out"
+    cargo package --workspace --locked --allow-dirty --no-verify 2>&1 | tee "$log"
+    say "$(grep -c ' Packaged ' "$log") packages" >"$LOGS/package.summary"
 }
 
 stage_loom() {
