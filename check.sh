@@ -54,7 +54,7 @@ stage() {
     local summary
     summary=$(cat "$LOGS/$name.summary" 2>/dev/null || true)
     say "ok    $((SECONDS - started)) s${summary:+   $summary}"
-    # A test that cannot run here says so by name.
+    # A test that cannot run here names itself and the reason.
     { grep -hE '^skipped: ' "$log" || true; } | sort -u | sed 's/^/         /'
 }
 
@@ -148,7 +148,7 @@ stage_miri() {
     RUSTFLAGS="--cap-lints=warn" \
         cargo "+$MIRI_TOOLCHAIN" miri test -p uzone-os --lib --locked -- \
         --show-output live:: 2>&1 | tee -a "$log"
-    # Against a kernel and words that are made up; each case that needs the real ones says so.
+    # Against a kernel and words that are made up; cases that need the real ones are skipped by name.
     RUSTFLAGS="--cap-lints=warn" \
         cargo "+$MIRI_TOOLCHAIN" miri test -p uzone-fault --lib --locked -- \
         --show-output 2>&1 | tee -a "$log"
@@ -186,7 +186,7 @@ stage_examples() {
     local file name ran=0
     for file in */examples/*.rs; do
         name=$(basename "$file" .rs)
-        # What takes longer by itself is told to do less.
+        # Examples that take longer by default get a small size.
         local arguments=()
         case $name in
             stream_limits) arguments=(32 1) ;;
