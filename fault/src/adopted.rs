@@ -14,10 +14,11 @@ use uzone_pages::{Advice, ByteLen, Content, FaultAround, PageSize};
 
 use crate::backing::Backing;
 use crate::core::{Core, Policy};
-use crate::engine::{Engine, LazyOptions, TRACED, at_most, pattern, room};
+use crate::engine::{Engine, TRACED, at_most, pattern, room};
 use crate::error::{Failure, MapError};
 use crate::event_loop::Attached;
 use crate::fault_memory::{FaultMemory, RemoteMemory, RemoteRegion};
+use crate::options::LazyOptions;
 use crate::page_states::PageStates;
 use crate::record::{FaultTrace, Latency, Recorder};
 use crate::stats::FaultStats;

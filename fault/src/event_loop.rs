@@ -415,9 +415,10 @@ mod tests {
     use super::*;
     use crate::backing::ZeroBacking;
     use crate::core::{Core, Policy};
-    use crate::engine::{LazyOptions, pattern};
+    use crate::engine::pattern;
     use crate::fault_memory::FaultMemory;
     use crate::kernel::Kernel;
+    use crate::options::LazyOptions;
     use crate::page_states::PageStates;
     use crate::pending::Awaited;
     use crate::pool::Pool;

@@ -42,6 +42,7 @@
 //! | file | mechanism |
 //! |---|---|
 //! | `engine` | [`Engine`]: makes mappings, and has the threads |
+//! | `options` | [`EngineOptions`], [`LazyOptions`] |
 //! | `lazy` | [`LazyMapping`]: memory of this process |
 //! | `adopted` | [`AdoptedMemory`]: memory of another process |
 //! | `backing` | [`Backing`] and the back ends |
@@ -85,6 +86,7 @@ mod evict;
 mod fault_memory;
 mod kernel;
 mod lazy;
+mod options;
 #[cfg_attr(miri, path = "page_states/plain.rs")]
 mod page_states;
 mod pending;
@@ -112,11 +114,12 @@ pub use backing::{
 };
 pub use collapse::{Collapsed, Uncollapsed};
 pub use dirty::WriteTracking;
-pub use engine::{Engine, EngineOptions, HugePages, LazyOptions, Reader};
+pub use engine::Engine;
 pub use error::{BackingError, Failure, LazyError, MapError};
 pub use fault_memory::RemoteRegion;
 pub use lazy::LazyMapping;
-pub use placement::{Place, Placement, PlacementError};
+pub use options::{EngineOptions, HugePages, LazyOptions, Reader};
+pub use placement::{PlacementError, ReaderPlace, ReaderPlacement};
 pub use populate::Populate;
 pub use record::{FaultClass, FaultOutcome, FaultRecord, FaultTrace, Latency};
 pub use stats::FaultStats;

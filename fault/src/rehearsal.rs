@@ -18,11 +18,12 @@ use uzone_os::{Anonymous, Mapping, Vaddr};
 use uzone_pages::{ByteLen, Content, PageSize};
 
 use crate::core::{Core, Policy};
-use crate::engine::{LazyOptions, pattern};
+use crate::engine::pattern;
 use crate::error::MapError;
 use crate::event_loop::{EventLoop, LoopHandle};
 use crate::fault_memory::FaultMemory;
 use crate::kernel::Kernel;
+use crate::options::LazyOptions;
 use crate::page_states::PageStates;
 use crate::pool::{Pool, Submit};
 use crate::record::Recorder;

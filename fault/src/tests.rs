@@ -701,7 +701,7 @@ fn the_bookkeeping_of_a_fault_is_small() {
     for (window, bound_ns) in [(1_u64, 20_000), (16, 60_000)] {
         let fault_around = FaultAround::try_new(ByteLen::new(window * 4096)).unwrap();
         let options =
-            crate::LazyOptions { advice: Advice::Normal, fault_around, ..Default::default() };
+            crate::LazyOptions::default().advice(Advice::Normal).fault_around(fault_around);
         let mut best = u128::MAX;
         for _ in 0..5 {
             let rehearsal = Rehearsal::new(ByteLen::new(pages * 4096), &options);
