@@ -25,7 +25,7 @@ use crate::backing::Backing;
 use crate::bad_pages::BadPages;
 use crate::costs::{COPIED_NS, CostMeter};
 use crate::error::{BackingError, Failure, caught};
-use crate::kernel::Kernel;
+use crate::kernel::{Fill, Kernel};
 use crate::page_states::PageStates;
 use crate::pending::Pending;
 use crate::record::{FaultOutcome, Recorder};
@@ -268,7 +268,7 @@ impl Core {
                 }
                 _ => {
                     // If it is there, this changes nothing.
-                    let _ = self.kernel.poison(self.bytes(page..page + 1));
+                    let _ = self.kernel.install(self.bytes(page..page + 1), Fill::Poison);
                     self.kernel.wake(self.bytes(page..page + 1));
                 }
             };

@@ -417,7 +417,7 @@ mod tests {
     use crate::core::{Core, Policy};
     use crate::engine::pattern;
     use crate::fault_memory::FaultMemory;
-    use crate::kernel::Kernel;
+    use crate::kernel::{Fill, Kernel};
     use crate::options::LazyOptions;
     use crate::page_states::PageStates;
     use crate::pending::Awaited;
@@ -429,20 +429,8 @@ mod tests {
     struct Panicking(Arc<Registered>, AtomicBool);
 
     impl Kernel for Panicking {
-        fn copy(&self, offset: u64, bytes: &[u8]) -> Result<Answered, AnswerError> {
-            Kernel::copy(&*self.0, offset, bytes)
-        }
-
-        fn zero(&self, range: Range<u64>) -> Result<Answered, AnswerError> {
-            Kernel::zero(&*self.0, range)
-        }
-
-        fn continue_mapping(&self, range: Range<u64>) -> Result<Answered, AnswerError> {
-            Kernel::continue_mapping(&*self.0, range)
-        }
-
-        fn poison(&self, range: Range<u64>) -> Result<Answered, AnswerError> {
-            Kernel::poison(&*self.0, range)
+        fn install(&self, range: Range<u64>, fill: Fill<'_>) -> Result<Answered, AnswerError> {
+            Kernel::install(&*self.0, range, fill)
         }
 
         fn wake(&self, range: Range<u64>) {

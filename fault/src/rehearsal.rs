@@ -22,7 +22,7 @@ use crate::engine::pattern;
 use crate::error::MapError;
 use crate::event_loop::{EventLoop, LoopHandle};
 use crate::fault_memory::FaultMemory;
-use crate::kernel::Kernel;
+use crate::kernel::{Fill, Kernel};
 use crate::options::LazyOptions;
 use crate::page_states::PageStates;
 use crate::pool::{Pool, Submit};
@@ -34,19 +34,7 @@ use crate::{Backing, ZeroBacking};
 struct Agreeing;
 
 impl Kernel for Agreeing {
-    fn copy(&self, _: u64, _: &[u8]) -> Result<Answered, AnswerError> {
-        Ok(Answered::All)
-    }
-
-    fn zero(&self, _: Range<u64>) -> Result<Answered, AnswerError> {
-        Ok(Answered::All)
-    }
-
-    fn continue_mapping(&self, _: Range<u64>) -> Result<Answered, AnswerError> {
-        Ok(Answered::All)
-    }
-
-    fn poison(&self, _: Range<u64>) -> Result<Answered, AnswerError> {
+    fn install(&self, _: Range<u64>, _: Fill<'_>) -> Result<Answered, AnswerError> {
         Ok(Answered::All)
     }
 

@@ -17,7 +17,7 @@ use crate::backing::continue_or_zero;
 use crate::core::produce::Produced;
 use crate::core::{Core, Outcome, Policy, ReaderState};
 use crate::error::{BackingError, caught};
-use crate::kernel::Kernel;
+use crate::kernel::{Fill, Kernel};
 use crate::page_states::PageStates;
 use crate::record::Recorder;
 use crate::rehearsal::Rehearsal;
@@ -129,40 +129,36 @@ impl FakeKernel {
 }
 
 impl Kernel for FakeKernel {
-    fn copy(&self, offset: u64, bytes: &[u8]) -> Result<Answered, AnswerError> {
-        let other = self.before_a_copy.lock().unwrap().take();
-        if let Some(other) = other {
-            other();
+    fn install(&self, range: Range<u64>, fill: Fill<'_>) -> Result<Answered, AnswerError> {
+        let run_once = |other: &Mutex<Option<Box<dyn FnOnce() + Send>>>| {
+            let other = other.lock().unwrap().take();
+            if let Some(other) = other {
+                other();
+            }
+        };
+        match fill {
+            Fill::Bytes(bytes) => {
+                run_once(&self.before_a_copy);
+                let offset = range.start;
+                self.fill(range, UffdCall::Copy, |page| {
+                    let at = usize::try_from((page << 12) - offset).unwrap();
+                    let whole = &bytes[at..at + PAGE];
+                    // Miri takes a millisecond for a thousand bytes.
+                    let step = if cfg!(miri) { PAGE / 4 } else { 1 };
+                    let mut bytes = whole.iter().step_by(step);
+                    assert!(bytes.all(|&byte| byte == whole[0]), "a page torn from two");
+                    Some(whole[0])
+                })
+            }
+            Fill::Zero => self.fill(range, UffdCall::ZeroPage, |_| Some(0)),
+            Fill::Cached if self.lock().holes.contains(&(range.start >> 12)) => Ok(Answered::Hole),
+            Fill::Cached => self.fill(range, UffdCall::Continue, |page| Some(right(page))),
+            Fill::Poison => {
+                run_once(&self.before_a_mark);
+                self.fill(range, UffdCall::Poison, |_| None)
+            }
+            Fill::From { .. } => Ok(Answered::Hole),
         }
-        let range = offset..offset + bytes.len() as u64;
-        self.fill(range, UffdCall::Copy, |page| {
-            let at = usize::try_from((page << 12) - offset).unwrap();
-            let whole = &bytes[at..at + PAGE];
-            // Miri takes a millisecond for a thousand bytes.
-            let step = if cfg!(miri) { PAGE / 4 } else { 1 };
-            let mut bytes = whole.iter().step_by(step);
-            assert!(bytes.all(|&byte| byte == whole[0]), "a page torn from two");
-            Some(whole[0])
-        })
-    }
-
-    fn zero(&self, range: Range<u64>) -> Result<Answered, AnswerError> {
-        self.fill(range, UffdCall::ZeroPage, |_| Some(0))
-    }
-
-    fn continue_mapping(&self, range: Range<u64>) -> Result<Answered, AnswerError> {
-        if self.lock().holes.contains(&(range.start >> 12)) {
-            return Ok(Answered::Hole);
-        }
-        self.fill(range, UffdCall::Continue, |page| Some(right(page)))
-    }
-
-    fn poison(&self, range: Range<u64>) -> Result<Answered, AnswerError> {
-        let other = self.before_a_mark.lock().unwrap().take();
-        if let Some(other) = other {
-            other();
-        }
-        self.fill(range, UffdCall::Poison, |_| None)
     }
 
     fn wake(&self, range: Range<u64>) {

@@ -15,7 +15,7 @@ use common::{
     settles, skip, wait_for, write_words,
 };
 use uzone_fault::{
-    Backing, BackingError, FileBacking, FunctionBacking, LazyMapping, LazyOptions, Populate, Window,
+    Backing, BackingError, FileBacking, FunctionBacking, LazyMapping, Populate, Window,
 };
 use uzone_os::page_cache;
 use uzone_pages::{Advice, ByteLen, Content};

@@ -19,8 +19,7 @@ use common::{
     page, scattered, skip, try_page, usize_of, word,
 };
 use uzone_fault::{
-    Backing, BackingError, Engine, FileBacking, LazyError, LazyOptions, Populate, Window,
-    WriteTracking,
+    Backing, BackingError, Engine, FileBacking, LazyError, Populate, Window, WriteTracking,
 };
 use uzone_os::bus;
 use uzone_os::uffd::{Features, KernelFaults, Uffd};

@@ -10,6 +10,7 @@ use uzone_pages::Content;
 use super::{Core, ReaderState};
 use crate::bad_pages::{Marked, PageTable};
 use crate::error::{BackingError, Failure, caught, chain, discard};
+use crate::kernel::Fill;
 use crate::record::{FaultOutcome, FaultRecord};
 use crate::staged::{Staged, StagingFiller};
 use crate::stats::Counters;
@@ -248,7 +249,7 @@ impl PageTable for Core {
     }
 
     fn mark(&self, page: u64) -> Marked {
-        match self.kernel.poison(self.bytes(page..page + 1)) {
+        match self.kernel.install(self.bytes(page..page + 1), Fill::Poison) {
             Ok(Answered::Present) => Marked::Exists,
             Ok(Answered::All | Answered::NotRegistered | Answered::Gone) | Err(_) => Marked::Yes,
             Ok(_) => Marked::Later,

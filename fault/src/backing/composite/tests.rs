@@ -10,7 +10,7 @@ use uzone_pages::{Advice, Content, FaultPattern, PageCount, Touch};
 use super::*;
 use crate::backing::FunctionBacking;
 use crate::core::{Core, Policy, ReaderState};
-use crate::kernel::Kernel;
+use crate::kernel::{Fill, Kernel};
 use crate::page_states::PageStates;
 use crate::record::Recorder;
 
@@ -88,24 +88,21 @@ impl Keeper {
 }
 
 impl Kernel for Keeper {
-    fn copy(&self, offset: u64, bytes: &[u8]) -> Result<Answered, AnswerError> {
-        for (page, bytes) in (offset / PAGE..).zip(bytes.chunks(4096)) {
-            self.put(page, u64::from_ne_bytes(bytes[..8].try_into().unwrap()));
+    fn install(&self, range: Range<u64>, fill: Fill<'_>) -> Result<Answered, AnswerError> {
+        match fill {
+            Fill::Bytes(bytes) => {
+                for (page, bytes) in (range.start / PAGE..).zip(bytes.chunks(4096)) {
+                    self.put(page, u64::from_ne_bytes(bytes[..8].try_into().unwrap()));
+                }
+                Ok(Answered::All)
+            }
+            Fill::Zero => {
+                (range.start / PAGE..range.end / PAGE).for_each(|page| self.put(page, 0));
+                Ok(Answered::All)
+            }
+            Fill::Cached | Fill::From { .. } => Ok(Answered::Hole),
+            Fill::Poison => Ok(Answered::All),
         }
-        Ok(Answered::All)
-    }
-
-    fn zero(&self, range: Range<u64>) -> Result<Answered, AnswerError> {
-        (range.start / PAGE..range.end / PAGE).for_each(|page| self.put(page, 0));
-        Ok(Answered::All)
-    }
-
-    fn continue_mapping(&self, _: Range<u64>) -> Result<Answered, AnswerError> {
-        Ok(Answered::Hole)
-    }
-
-    fn poison(&self, _: Range<u64>) -> Result<Answered, AnswerError> {
-        Ok(Answered::All)
     }
 
     fn wake(&self, _: Range<u64>) {}
