@@ -87,8 +87,8 @@ impl Engine {
         let recorder = Recorder::new(options.trace);
         let core = Core::new(memory.clone(), backing, contents, page, policy, pattern, recorder);
         let core = Arc::new(core);
-        let told = FaultMemory::Remote(memory.clone());
-        let attached = self.attach(told, core.clone(), options, room(page)?)?;
+        let fault_memory = FaultMemory::Remote(memory.clone());
+        let attached = self.attach(fault_memory, core.clone(), options, room(page)?)?;
         Ok(AdoptedMemory { attached: Some(attached), memory, core })
     }
 }

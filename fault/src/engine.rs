@@ -19,14 +19,14 @@ use crate::dirty::Tracker;
 use crate::error::MapError;
 use crate::event_loop::{Attached, EventLoop};
 use crate::fault_memory::FaultMemory;
+use crate::io_pool::IoPool;
 use crate::kernel::Kernel;
 use crate::lazy::LazyMapping;
+use crate::mapping_reader::{MappingReader, ReaderParts};
 use crate::options::{EngineOptions, HugePages, LazyOptions, Reader};
 use crate::page_states::PageStates;
-use crate::pool::Pool;
 use crate::populate::Producer;
 use crate::record::Recorder;
-use crate::source::{Source, SourceParts};
 use crate::transparent::{self, Transparent};
 
 /// How many bytes are read from a backing at once.
@@ -42,7 +42,7 @@ pub(crate) const TRACED: usize = 1 << 24;
 /// Idle threads sleep. A mapping belongs to one thread that answers, as long as it lives.
 pub struct Engine {
     zone: Zone,
-    pool: Arc<Pool>,
+    pool: Arc<IoPool>,
     readers: Vec<Arc<EventLoop>>,
 }
 
@@ -65,7 +65,7 @@ impl Engine {
         let EngineOptions { zone, producers, readers, cpus } = options;
         at_most("EngineOptions::producers", producers.get(), THREADS)?;
         at_most("EngineOptions::readers", readers.get(), THREADS)?;
-        let pool = Arc::new(Pool::start(producers).map_err(MapError::Thread)?);
+        let pool = Arc::new(IoPool::start(producers).map_err(MapError::Thread)?);
         let start = |index| EventLoop::start(&format!("uzone-fault-{index}"), &cpus).map(Arc::new);
         let readers: io::Result<Vec<_>> = (0..readers.get()).map(start).collect();
         let readers = readers.map_err(MapError::Thread)?;
@@ -167,16 +167,17 @@ impl Engine {
     /// Lets a thread answer the faults of a mapping.
     pub(crate) fn attach(
         &self,
-        told: FaultMemory,
+        fault_memory: FaultMemory,
         core: Arc<Core>,
         options: &LazyOptions,
         room: usize,
     ) -> Result<Attached, MapError> {
         let &LazyOptions { spin, deadline, .. } = options;
         let pool = self.pool.clone();
-        let source = Source::new(SourceParts { told, core, pool, spin, deadline, room });
+        let source =
+            MappingReader::new(ReaderParts { fault_memory, core, pool, spin, deadline, room });
         let reader = match &options.reader {
-            Reader::Shared => self.readers.iter().min_by_key(|reader| reader.sources()).cloned(),
+            Reader::Shared => self.readers.iter().min_by_key(|reader| reader.readers()).cloned(),
             Reader::Own { cpus } => {
                 let own = EventLoop::start("uzone-fault", cpus).map_err(MapError::Thread)?;
                 Some(Arc::new(own))

@@ -84,19 +84,19 @@ mod error;
 mod event_loop;
 mod evict;
 mod fault_memory;
+mod io_pool;
 mod kernel;
 mod lazy;
+mod mapping_reader;
 mod options;
 #[cfg_attr(miri, path = "page_states/plain.rs")]
 mod page_states;
 mod pending;
 mod placement;
-mod pool;
 mod populate;
 mod record;
 #[doc(hidden)]
 pub mod rehearsal;
-mod source;
 mod staged;
 mod stats;
 mod sync;

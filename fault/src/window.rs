@@ -342,17 +342,17 @@ impl<'a> Window<'a> {
             drop(kept);
             let step = match answer {
                 Answered::All => {
-                    self.settle(at..end, true);
+                    self.note_filled(at..end, true);
                     end - at
                 }
                 Answered::Part { bytes } if bytes >= page.bytes() => {
                     let whole = bytes / page.bytes() * page.bytes();
-                    self.settle(at..at + whole, true);
+                    self.note_filled(at..at + whole, true);
                     whole
                 }
                 Answered::Present => {
                     // No waiter was woken, and one may have come between our look and this.
-                    self.settle(at..at + page.bytes(), false);
+                    self.note_filled(at..at + page.bytes(), false);
                     self.kernel.wake(at..at + page.bytes());
                     page.bytes()
                 }
@@ -389,7 +389,7 @@ impl<'a> Window<'a> {
     }
 
     /// Notes that the kernel has the pages of `range`, and whether it put them in place just now.
-    fn settle(&mut self, range: Range<u64>, is_placed: bool) {
+    fn note_filled(&mut self, range: Range<u64>, is_placed: bool) {
         if self.is_noted() {
             // Whoever puts it in place says so.
             self.state.wanted_is_done = true;
@@ -401,13 +401,13 @@ impl<'a> Window<'a> {
         let wanted = self.wanted.filter(|wanted| pages.contains(wanted));
         self.state.wanted_is_done |= wanted.is_some();
         if let Some(owned) = wanted.filter(|_| self.is_owned) {
-            self.core.settle(pages.start..owned, is_placed);
+            self.core.note_filled(pages.start..owned, is_placed);
             // Only its owner takes a page from this state, but for a thread that gave it up meanwhile. If
             // the page is a bad one, what is there is the signal.
-            self.state.wanted_is_done = self.core.settle_owned(owned, is_placed);
+            self.state.wanted_is_done = self.core.note_owned_filled(owned, is_placed);
             pages.start = owned + 1;
         }
-        self.core.settle(pages, is_placed);
+        self.core.note_filled(pages, is_placed);
     }
 }
 

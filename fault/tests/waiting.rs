@@ -247,7 +247,7 @@ fn a_trace_has_every_fault_with_its_page_and_outcome() {
     assert_eq!(seen, [(1, false), (2, true), (3, false), (6, false), (15, false)]);
     for record in &records {
         let right =
-            if record.offset == 6 * page() { FaultOutcome::Produced } else { FaultOutcome::AtHand };
+            if record.offset == 6 * page() { FaultOutcome::Produced } else { FaultOutcome::Ready };
         assert_eq!((record.class, record.outcome), (FaultClass::Missing, right));
         assert!(record.latency > Duration::ZERO && record.at < Duration::from_secs(60));
     }
