@@ -175,7 +175,7 @@ fn a_real_trace_keeps_to_its_schema_and_is_shown() {
         pages.fill(1);
         Ok(())
     });
-    let (len, options) = (ByteLen::mib(4), LazyOptions { trace: 100, ..LazyOptions::default() });
+    let (len, options) = (ByteLen::mib(4), LazyOptions::default().trace(100));
     let memory = match engine.map(len, Arc::new(backing), &options) {
         Ok(memory) => memory,
         Err(error) => {

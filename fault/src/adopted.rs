@@ -14,10 +14,11 @@ use uzone_pages::{Advice, ByteLen, Content, FaultAround, PageSize};
 
 use crate::backing::Backing;
 use crate::core::{Core, Policy};
-use crate::engine::{Engine, LazyOptions, TRACED, at_most, pattern, room};
+use crate::engine::{Engine, TRACED, at_most, pattern, room};
 use crate::error::{Failure, MapError};
 use crate::event_loop::Attached;
 use crate::fault_memory::{FaultMemory, RemoteMemory, RemoteRegion};
+use crate::options::LazyOptions;
 use crate::page_states::PageStates;
 use crate::record::{FaultTrace, Latency, Recorder};
 use crate::stats::FaultStats;
@@ -86,8 +87,8 @@ impl Engine {
         let recorder = Recorder::new(options.trace);
         let core = Core::new(memory.clone(), backing, contents, page, policy, pattern, recorder);
         let core = Arc::new(core);
-        let told = FaultMemory::Remote(memory.clone());
-        let attached = self.attach(told, core.clone(), options, room(page)?)?;
+        let fault_memory = FaultMemory::Remote(memory.clone());
+        let attached = self.attach(fault_memory, core.clone(), options, room(page)?)?;
         Ok(AdoptedMemory { attached: Some(attached), memory, core })
     }
 }

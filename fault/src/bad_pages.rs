@@ -38,7 +38,7 @@ pub(crate) trait PageTable {
     /// Moves a word from `Poisoned` to `Present`.
     fn unpoison_word(&self, page: u64);
     /// Moves a word from `Filling` to `Present`. Returns whether it was in the first.
-    fn settle_word(&self, page: u64) -> bool;
+    fn set_present(&self, page: u64) -> bool;
     /// Has the kernel raise a signal where the page is touched, if there is none.
     fn mark(&self, page: u64) -> Marked;
 }
@@ -93,8 +93,8 @@ impl BadPages {
 
     /// Notes that the kernel has a page that another thread may have given up. `is_placed` is whether it was
     /// put in place by this caller, and not there before. Returns whether the page is good.
-    pub(crate) fn settle(&self, page: u64, is_placed: bool, table: &impl PageTable) -> bool {
-        if table.settle_word(page) || table.content(page) != Content::Poisoned {
+    pub(crate) fn note_filled(&self, page: u64, is_placed: bool, table: &impl PageTable) -> bool {
+        if table.set_present(page) || table.content(page) != Content::Poisoned {
             return true;
         }
         // It was given up meanwhile. A copy replaces a mark; what was there before may be one.
@@ -144,7 +144,7 @@ mod tests {
             let _ = self.0.compare_exchange(LISTED, PRESENT, Ordering::SeqCst, Ordering::SeqCst);
         }
 
-        fn settle_word(&self, _: u64) -> bool {
+        fn set_present(&self, _: u64) -> bool {
             false
         }
 
@@ -161,7 +161,7 @@ mod tests {
             while page.content(7) != Content::Poisoned {
                 thread::yield_now();
             }
-            assert!(bad.settle(7, true, &page));
+            assert!(bad.note_filled(7, true, &page));
         });
         assert_eq!(page.content(7), Content::Present);
     }

@@ -207,23 +207,23 @@ struct Shared {
 }
 
 /// A thread that collapses a mapping when it has settled, until this is dropped.
-pub(crate) struct Settler {
+pub(crate) struct QuietCollapser {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Settler {
+impl QuietCollapser {
     /// Starts one that acts when no page was filled for `quiet`.
     pub(crate) fn start(collapser: Collapser, quiet: Duration) -> io::Result<Self> {
         let shared = Arc::new(Shared::default());
         let theirs = shared.clone();
-        let work = move || settle(&collapser, &theirs, quiet);
+        let work = move || collapse_when_quiet(&collapser, &theirs, quiet);
         let thread = Builder::new().name("uzone-collapse".to_owned()).spawn(work)?;
         Ok(Self { shared, thread: Some(thread) })
     }
 }
 
-fn settle(collapser: &Collapser, shared: &Shared, quiet: Duration) {
+fn collapse_when_quiet(collapser: &Collapser, shared: &Shared, quiet: Duration) {
     // A filter may forbid it; then the thread is as important as others.
     let _ = priority::low();
     let is_stopped = || *shared.stop.lock().unwrap_or_else(PoisonError::into_inner);
@@ -249,7 +249,7 @@ fn settle(collapser: &Collapser, shared: &Shared, quiet: Duration) {
     }
 }
 
-impl Drop for Settler {
+impl Drop for QuietCollapser {
     fn drop(&mut self) {
         *self.shared.stop.lock().unwrap_or_else(PoisonError::into_inner) = true;
         self.shared.changed.notify_all();

@@ -25,7 +25,7 @@ use crate::backing::Backing;
 use crate::bad_pages::BadPages;
 use crate::costs::{COPIED_NS, CostMeter};
 use crate::error::{BackingError, Failure, caught};
-use crate::kernel::Kernel;
+use crate::kernel::{Fill, Kernel};
 use crate::page_states::PageStates;
 use crate::pending::Pending;
 use crate::record::{FaultOutcome, Recorder};
@@ -49,9 +49,9 @@ const SHARED_AT_ONCE: u64 = 128;
 const AHEAD_AT_ONCE: u64 = 32;
 
 /// How many runs of neighbours may wait until there is no fault; more are left out.
-const TAILS: usize = 64;
+const NEIGHBOURS: usize = 64;
 /// How many of them may wait where neighbours are known to be wanted: those of one fault.
-const TAILS_WANTED: usize = 2;
+const NEIGHBOURS_WANTED: usize = 2;
 /// How many runs may wait of blocks whose faults have become too dear, before some are put in place between
 /// two faults, and in how many steps.
 const BLOCKS_WAITING: usize = 8;
@@ -103,7 +103,7 @@ pub(crate) struct ReaderState {
     /// Which thread waits, where the kernel says so.
     pub(crate) waiter: u32,
     /// Neighbours of pages that were faulted on, the latest last.
-    tails: Vec<Range<u64>>,
+    neighbours: Vec<Range<u64>>,
     /// What is put in place ahead of who read in order last, when there are no neighbours. It is given
     /// up at the next fault, so that it is never long after what it is based on.
     ahead: Option<Range<u64>>,
@@ -118,14 +118,14 @@ pub(crate) struct ReaderState {
 
 impl ReaderState {
     pub(crate) fn new(room: usize) -> Self {
-        let tails = Vec::with_capacity(TAILS);
+        let neighbours = Vec::with_capacity(NEIGHBOURS);
         let (staging, recent) = (vec![0; room], [(u64::MAX, 0); RECENT]);
         Self {
             staging,
             recent,
             oldest: 0,
             waiter: 0,
-            tails,
+            neighbours,
             ahead: None,
             shares_cpu: false,
             meter: CostMeter::new(COPIED_NS, false),
@@ -135,7 +135,7 @@ impl ReaderState {
 
     /// Returns whether there are neighbours to be put in place.
     pub(crate) fn has_neighbours(&self) -> bool {
-        !self.tails.is_empty() || self.ahead.is_some()
+        !self.neighbours.is_empty() || self.ahead.is_some()
     }
 
     /// Remembers that the thread waited for a page. Returns whether that was remembered already.
@@ -256,7 +256,7 @@ impl Core {
         }
         loop {
             return match self.contents.get(page) {
-                Content::Absent if self.contents.claim(page) => self.spoil(page),
+                Content::Absent if self.contents.claim(page) => self.poison(page),
                 // Another thread was first. A mark of a page that it fills with zeroes would be taken for
                 // the page. It ends: each round another thread has changed the word.
                 Content::Absent => continue,
@@ -268,7 +268,7 @@ impl Core {
                 }
                 _ => {
                     // If it is there, this changes nothing.
-                    let _ = self.kernel.poison(self.bytes(page..page + 1));
+                    let _ = self.kernel.install(self.bytes(page..page + 1), Fill::Poison);
                     self.kernel.wake(self.bytes(page..page + 1));
                 }
             };
@@ -328,7 +328,7 @@ impl Core {
     }
 
     /// Takes a fault on a page of the area.
-    pub(crate) fn fault(&self, page: u64, touch: Touch, hands: &mut ReaderState) -> Outcome {
+    pub(crate) fn fault(&self, page: u64, touch: Touch, state: &mut ReaderState) -> Outcome {
         Counters::bump(&self.by_reader.faults, 1);
         let one = page..page + 1;
         match self.contents.get(page) {
@@ -340,7 +340,7 @@ impl Core {
             // Who gives it back wakes all who wait when the page can be had again.
             Content::Removed if !self.policy.removed_is_zero => return Outcome::Coalesced,
             Content::Removed | Content::Zero if self.policy.removed_is_zero => {
-                return self.zero_removed(page, hands);
+                return self.zero_removed(page, state);
             }
             Content::Poisoned => {
                 if !self.bad_pages.mark_again(page, self) {
@@ -354,11 +354,11 @@ impl Core {
                 Counters::bump(&self.by_reader.retouched, 1);
                 // Mostly the page came between the fault and its being read, for whoever else waits
                 // for it too. If one of them tells it again, it is not there, whoever took it away.
-                if !hands.remember(page) {
+                if !state.remember(page) {
                     self.kernel.wake(self.bytes(one));
                     return Outcome::Answered;
                 }
-                hands.forget(page);
+                state.forget(page);
                 if !self.contents.advance(page, found, Content::Absent)
                     && self.contents.get(page) == found
                 {
@@ -367,15 +367,15 @@ impl Core {
                 }
             }
         }
-        let plan = self.pattern().plan(Pfn::new(page), touch, hands.meter.costs());
+        let plan = self.pattern().plan(Pfn::new(page), touch, state.meter.costs());
         let plan = plan.unwrap_or_else(|| unreachable!("the caller asks for pages of the area"));
-        self.map_window(page, plan, hands)
+        self.map_window(page, plan, state)
     }
 
     /// Fills a page with zeroes that whoever uses the memory gave back. Its word stays as it is: it
     /// says what the page is filled with, also if it was filled a moment before the kernel took it.
-    fn zero_removed(&self, page: u64, hands: &mut ReaderState) -> Outcome {
-        let mut window = Window::new(self, page..page + 1, None, &mut hands.staging);
+    fn zero_removed(&self, page: u64, state: &mut ReaderState) -> Outcome {
+        let mut window = Window::new(self, page..page + 1, None, &mut state.staging);
         let answer = window.zero(self.bytes(page..page + 1));
         Counters::bump(&self.by_reader.demand, window.state.filled);
         if answer.is_err() || window.state.deferred { Outcome::Later } else { Outcome::Answered }
@@ -395,111 +395,111 @@ impl Core {
             };
             let _ = self.contents.advance(page, found, next);
             if found == Content::Filling {
-                self.finish(page, FaultOutcome::PutOff);
+                self.finish(page, FaultOutcome::Deferred);
                 self.kernel.wake(self.bytes(page..page + 1));
             }
         }
     }
 
     /// Offers the page `page` and the window around it.
-    fn map_window(&self, page: u64, plan: FaultPlan, hands: &mut ReaderState) -> Outcome {
+    fn map_window(&self, page: u64, plan: FaultPlan, state: &mut ReaderState) -> Outcome {
         let window = plan.window.start().get()..plan.window.end().get();
-        hands.ahead = None;
+        state.ahead = None;
         if plan.follows {
             // Whoever reads in order wants the rest of the window next, and one more.
             let next = window.end + (window.end - window.start);
             let ahead = page + 1..next.min(plan.area.end().get());
-            let progress = self.offer(window, Some(page), hands);
+            let progress = self.offer(window, Some(page), state);
             let outcome = self.demanded(page, &progress, Some(ahead));
-            if outcome == Outcome::Answered && !hands.shares_cpu {
-                hands.ahead = plan.ahead.map(|pages| pages.start().get()..pages.end().get());
+            if outcome == Outcome::Answered && !state.shares_cpu {
+                state.ahead = plan.ahead.map(|pages| pages.start().get()..pages.end().get());
             }
             return outcome;
         }
         if plan.buys {
-            return self.map_block(page, window, hands);
+            return self.map_block(page, window, state);
         }
-        if !hands.tails.is_empty() {
+        if !state.neighbours.is_empty() {
             // Faults come faster than neighbours are put in place. If this one is in a window where
             // a page is there already, a neighbour that waited too long was wanted.
             let mut others = window.clone().filter(|&other| other != page);
-            hands.wanted = if others.any(|other| self.contents.get(other) == Content::Present) {
+            state.wanted = if others.any(|other| self.contents.get(other) == Content::Present) {
                 WANTED_FOR
             } else {
-                hands.wanted.saturating_sub(1)
+                state.wanted.saturating_sub(1)
             };
         }
-        let progress = self.offer(page..page + 1, Some(page), hands);
+        let progress = self.offer(page..page + 1, Some(page), state);
         let outcome = self.demanded(page, &progress, None);
         // The neighbours, when whoever faulted is on its way and nobody else waits. Those behind the
         // page are wanted sooner than those before it, and are taken first.
         if !progress.deferred && !progress.gone {
-            self.push_neighbours(page, window, hands);
+            self.push_neighbours(page, window, state);
         }
-        while hands.wanted > 0 && hands.tails.len() > TAILS_WANTED {
-            self.map_around(hands);
+        while state.wanted > 0 && state.neighbours.len() > NEIGHBOURS_WANTED {
+            self.map_around(state);
         }
         outcome
     }
 
     /// Offers the page `page`, and the block around it, whose faults have become too dear.
-    fn map_block(&self, page: u64, block: Range<u64>, hands: &mut ReaderState) -> Outcome {
-        let progress = self.offer(page..page + 1, Some(page), hands);
+    fn map_block(&self, page: u64, block: Range<u64>, state: &mut ReaderState) -> Outcome {
+        let progress = self.offer(page..page + 1, Some(page), state);
         let outcome = self.demanded(page, &progress, None);
         if progress.deferred || progress.gone {
             return outcome;
         }
-        self.push_neighbours(page, block, hands);
-        hands.wanted = WANTED_FOR;
+        self.push_neighbours(page, block, state);
+        state.wanted = WANTED_FOR;
         // Where faults never cease, some of what waits is put in place between two of them.
-        let mut steps = if hands.shares_cpu { u32::MAX } else { STEPS_BETWEEN };
-        let most = if hands.shares_cpu { 0 } else { BLOCKS_WAITING };
-        while hands.tails.len() > most && steps > 0 {
-            self.map_around(hands);
+        let mut steps = if state.shares_cpu { u32::MAX } else { STEPS_BETWEEN };
+        let most = if state.shares_cpu { 0 } else { BLOCKS_WAITING };
+        while state.neighbours.len() > most && steps > 0 {
+            self.map_around(state);
             steps -= 1;
         }
         outcome
     }
 
     /// Lets the pages of a window beside `page` wait until there is no fault.
-    fn push_neighbours(&self, page: u64, window: Range<u64>, hands: &mut ReaderState) {
+    fn push_neighbours(&self, page: u64, window: Range<u64>, state: &mut ReaderState) {
         for part in [window.start..page, page + 1..window.end] {
-            if hands.tails.len() == TAILS {
+            if state.neighbours.len() == NEIGHBOURS {
                 Counters::bump(&self.by_reader.left_out, part.end - part.start);
             } else if !part.is_empty() {
-                hands.tails.push(part);
+                state.neighbours.push(part);
             }
         }
     }
 
     /// Puts some neighbours of a page in place that was faulted on. Returns whether there were any.
-    pub(crate) fn map_around(&self, hands: &mut ReaderState) -> bool {
-        let Some(mut part) = hands.tails.pop() else { return self.map_ahead(hands) };
-        let most = match hands.wanted {
+    pub(crate) fn map_around(&self, state: &mut ReaderState) -> bool {
+        let Some(mut part) = state.neighbours.pop() else { return self.map_ahead(state) };
+        let most = match state.wanted {
             0 => AROUND_AT_ONCE,
             // The thread that faults next has to wait for this CPU in any case.
-            _ if hands.shares_cpu => SHARED_AT_ONCE,
+            _ if state.shares_cpu => SHARED_AT_ONCE,
             _ => WANTED_AT_ONCE,
         };
         let end = part.end.min(part.start + most);
         let now = part.start..end;
         part.start = end;
         if !part.is_empty() {
-            hands.tails.push(part);
+            state.neighbours.push(part);
         }
         let begin = Instant::now();
-        let progress = self.offer(now, None, hands);
-        hands.meter.mapped(progress.filled, begin.elapsed());
+        let progress = self.offer(now, None, state);
+        state.meter.mapped(progress.filled, begin.elapsed());
         Counters::bump(&self.by_reader.around, progress.filled);
         true
     }
 
     /// Puts some pages in place ahead of who reads in order. Returns whether there were any.
-    fn map_ahead(&self, hands: &mut ReaderState) -> bool {
-        let Some(part) = hands.ahead.take() else { return false };
+    fn map_ahead(&self, state: &mut ReaderState) -> bool {
+        let Some(part) = state.ahead.take() else { return false };
         let now = part.start..part.end.min(part.start + AHEAD_AT_ONCE);
-        hands.meter.mapped(0, Duration::ZERO);
-        let progress = self.offer(now.clone(), None, hands);
+        state.meter.mapped(0, Duration::ZERO);
+        let progress = self.offer(now.clone(), None, state);
         Counters::bump(&self.by_reader.around, progress.filled);
         // What is not at hand is waited for by who needs it.
         if self.contents.get(now.end - 1) != Content::Absent {
@@ -507,7 +507,7 @@ impl Core {
             if let Ok(placed) = PfnRange::try_new(Pfn::new(now.start), placed) {
                 self.pattern().went_ahead(placed);
             }
-            hands.ahead = (now.end < part.end).then_some(now.end..part.end);
+            state.ahead = (now.end < part.end).then_some(now.end..part.end);
         }
         true
     }
@@ -555,16 +555,16 @@ impl Core {
         }
     }
 
-    fn offer(&self, pages: Range<u64>, wanted: Option<u64>, hands: &mut ReaderState) -> Progress {
-        let mut window = Window::new(self, pages, wanted, &mut hands.staging);
+    fn offer(&self, pages: Range<u64>, wanted: Option<u64>, state: &mut ReaderState) -> Progress {
+        let mut window = Window::new(self, pages, wanted, &mut state.staging);
         // A closure of the caller's may panic; nothing of ours is left half done by that.
         let _ = caught(|| self.backing.map_pages(&mut window));
         window.state
     }
 
     /// Offers pages that nobody waits for. Returns how many were put in place.
-    pub(crate) fn map_ready(&self, pages: Range<u64>, hands: &mut ReaderState) -> u64 {
-        self.offer(pages, None, hands).filled
+    pub(crate) fn map_ready(&self, pages: Range<u64>, state: &mut ReaderState) -> u64 {
+        self.offer(pages, None, state).filled
     }
 
     /// Offers to read pages ahead of those that somebody waits for.

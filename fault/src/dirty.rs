@@ -38,11 +38,11 @@ use std::time::{Duration, Instant};
 
 use uzone_os::uffd::{AnswerError, Answered, Features, Install, Modes, Registered, UffdCall};
 use uzone_os::{Mapping, Sharing, WriteScan};
-use uzone_pages::{ByteLen, PageCount, PageSize};
+use uzone_pages::{PageCount, PageSize};
 
 use crate::dirty::states::{States, Which};
 use crate::error::{LazyError, MapError};
-use crate::kernel::{Kernel, QUIETLY};
+use crate::kernel::{self, Fill, Kernel};
 
 /// How long the kernel is asked again while the layout of the process changes.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -248,35 +248,11 @@ impl Tracker {
     }
 }
 
-/// Pages are put in place protected.
-const PROTECTED: Install = Install { wake: true, write_protect: true };
-
 impl Kernel for Tracker {
-    fn copy(&self, offset: u64, bytes: &[u8]) -> Result<Answered, AnswerError> {
-        self.memory.copy(offset, bytes, PROTECTED)
-    }
-
-    fn copy_from(
-        &self,
-        offset: u64,
-        source: &Mapping,
-        source_offset: u64,
-        len: u64,
-    ) -> Result<Answered, AnswerError> {
-        self.memory.copy_from(offset, source, source_offset, ByteLen::new(len), PROTECTED)
-    }
-
-    fn zero(&self, range: Range<u64>) -> Result<Answered, AnswerError> {
-        // Only where the scan knows that the zero page was not written.
-        self.memory.zero(range, Install::default())
-    }
-
-    fn continue_mapping(&self, range: Range<u64>) -> Result<Answered, AnswerError> {
-        self.memory.continue_mapping(range, PROTECTED)
-    }
-
-    fn poison(&self, range: Range<u64>) -> Result<Answered, AnswerError> {
-        self.memory.poison(range, QUIETLY)
+    fn install(&self, range: Range<u64>, fill: Fill<'_>) -> Result<Answered, AnswerError> {
+        // The zero page is used only where the scan knows that it was not written.
+        let write_protect = !matches!(fill, Fill::Zero | Fill::Poison);
+        kernel::install(&self.memory, range, fill, Install { write_protect, ..fill.how() })
     }
 
     fn wake(&self, range: Range<u64>) {

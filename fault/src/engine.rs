@@ -7,146 +7,34 @@ use std::fmt;
 use std::io;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
-use std::time::Duration;
 
-use uzone_os::uffd::{Features, KernelFaults, Modes, Registered, Uffd, UffdCall};
-use uzone_os::{Access, Anonymous, HugeAdvice, HugeSize, Mapping};
-use uzone_pages::{Advice, ByteLen, FaultArea, FaultAround, FaultPattern, PageSize};
+use uzone_os::uffd::{Features, Modes, Registered, Uffd, UffdCall};
+use uzone_os::{Access, Anonymous, HugeAdvice, Mapping};
+use uzone_pages::{ByteLen, FaultArea, FaultPattern, PageSize};
 use uzone_zone::{PagemapOps, Zone};
 
 use crate::backing::{Backing, Memory};
 use crate::core::{Core, Policy};
-use crate::dirty::{Tracker, WriteTracking};
+use crate::dirty::Tracker;
 use crate::error::MapError;
 use crate::event_loop::{Attached, EventLoop};
 use crate::fault_memory::FaultMemory;
+use crate::io_pool::IoPool;
 use crate::kernel::Kernel;
 use crate::lazy::LazyMapping;
+use crate::mapping_reader::{MappingReader, ReaderParts};
+use crate::options::{EngineOptions, HugePages, LazyOptions, Reader};
 use crate::page_states::PageStates;
-use crate::pool::Pool;
 use crate::populate::Producer;
 use crate::record::Recorder;
-use crate::source::{Source, SourceParts};
 use crate::transparent::{self, Transparent};
 
 /// How many bytes are read from a backing at once.
 const STAGING: u64 = 256 << 10;
-/// How many threads answer faults at most, unless the engine is told otherwise.
-const READERS: usize = 4;
-
 /// How many threads of one kind an engine has at most.
 const THREADS: usize = 1024;
 /// How many faults a mapping remembers at most: those take 768 MiB.
 pub(crate) const TRACED: usize = 1 << 24;
-
-/// Who answers the faults of a mapping.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Reader {
-    /// One of the engine's threads, which it shares with other mappings: the one with the fewest.
-    #[default]
-    Shared,
-    /// A thread of its own.
-    Own {
-        /// The CPUs that it may run on; all, if there is none.
-        cpus: Vec<u32>,
-    },
-}
-
-/// Whether the pages of a mapping are huge. Each is filled whole when any part of it is touched.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum HugePages {
-    /// They are the host's small pages, of which [`LazyMapping::collapse`] can make huge ones later.
-    #[default]
-    None,
-    /// They are of the hugetlb pool of that size: promised when memory is mapped.
-    Pool(HugeSize),
-    /// They are transparent huge pages, 2 MiB on common machines: made when they are touched and taken
-    /// from free memory. Where none is free, a page is filled in small ones, and
-    /// [`FaultStats::huge_pages`](crate::FaultStats::huge_pages) does not count it. They are swapped
-    /// and pinned like other memory. Linux 6.8.
-    Transparent,
-}
-
-/// How memory is mapped lazily.
-#[derive(Clone, Debug)]
-pub struct LazyOptions {
-    /// How it will be read: [`Advice::Auto`] unless set.
-    pub advice: Advice,
-    /// How much a read fault maps, or starts with where windows grow: 64 KiB unless set.
-    pub fault_around: FaultAround,
-    /// Whether pages are huge: [`HugePages::None`] unless set. Only memory of its own can be told so.
-    pub huge: HugePages,
-    /// For how long the thread that answers looks for more before it sleeps. It burns that much of
-    /// a processor after each burst of faults, and saves a wake-up: 20 us unless set.
-    ///
-    /// A thread that looks in vain a few times in a row sleeps at once, until a fault comes that it
-    /// would have met. Zero is for a thread on the CPU of who reads: it sleeps at once always, and puts
-    /// nothing in place ahead of who reads in order.
-    pub spin: Duration,
-    /// Who answers: [`Reader::Shared`] unless set.
-    pub reader: Reader,
-    /// After how long a page that is being produced is given up: it is bad then, and who waits for it
-    /// gets `SIGBUS`. Without one, as by default, it is waited for as long as its backing takes, and so
-    /// it is with one that is longer than the clock goes.
-    pub deadline: Option<Duration>,
-    /// How many of the last faults are remembered one by one, each in 48 bytes, for
-    /// [`LazyMapping::take_trace`]: none unless set, and at most 16,777,216.
-    pub trace: usize,
-    /// Whether faults of system calls have to be answered too: [`KernelFaults::IfAllowed`] unless set.
-    pub kernel_faults: KernelFaults,
-    /// Whether writes are tracked, and how: not at all unless set.
-    pub track_writes: Option<WriteTracking>,
-    /// After how long without a page that was filled a thread of low priority makes huge pages of what
-    /// is there, as [`LazyMapping::collapse`] does; `None`, the default, for never.
-    pub collapse_when_settled: Option<Duration>,
-}
-
-impl Default for LazyOptions {
-    fn default() -> Self {
-        Self {
-            advice: Advice::default(),
-            fault_around: FaultAround::default(),
-            huge: HugePages::None,
-            spin: Duration::from_micros(20),
-            reader: Reader::Shared,
-            deadline: None,
-            trace: 0,
-            kernel_faults: KernelFaults::IfAllowed,
-            track_writes: None,
-            collapse_when_settled: None,
-        }
-    }
-}
-
-/// What an engine is made of.
-#[derive(Clone, Debug)]
-pub struct EngineOptions {
-    /// The zone that memory is bound in: one of its own unless this says otherwise.
-    pub zone: Option<Zone>,
-    /// How many threads produce pages that are not at hand. They wait for devices, each for one page at a
-    /// time; of these, all but one may read ahead. As many as there are CPUs unless set, and at least 2;
-    /// at most 1024. While a backing waits for pages of other memory of the same engine, there may be up to
-    /// 64 more.
-    pub producers: NonZeroUsize,
-    /// How many threads answer faults, each for its share of the mappings. As many as there are CPUs
-    /// unless set, and at most 4 then; at most 1024.
-    pub readers: NonZeroUsize,
-    /// The CPUs that those may run on; all, if there is none, as by default. See
-    /// [`Placement`](crate::Placement) for what it is worth.
-    pub cpus: Vec<u32>,
-}
-
-impl Default for EngineOptions {
-    fn default() -> Self {
-        let cpus = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
-        Self {
-            zone: None,
-            producers: cpus.max(NonZeroUsize::MIN.saturating_add(1)),
-            readers: cpus.min(NonZeroUsize::MIN.saturating_add(READERS - 1)),
-            cpus: Vec::new(),
-        }
-    }
-}
 
 /// What makes lazy mappings and answers their faults: threads that answer, and threads that wait for
 /// devices, shared by all mappings. They end when the engine and all mappings are dropped.
@@ -154,7 +42,7 @@ impl Default for EngineOptions {
 /// Idle threads sleep. A mapping belongs to one thread that answers, as long as it lives.
 pub struct Engine {
     zone: Zone,
-    pool: Arc<Pool>,
+    pool: Arc<IoPool>,
     readers: Vec<Arc<EventLoop>>,
 }
 
@@ -166,7 +54,7 @@ impl Engine {
     /// # Errors
     /// [`MapError::Thread`] if a thread is refused.
     pub fn new(producers: NonZeroUsize) -> Result<Self, MapError> {
-        Self::with(EngineOptions { producers, ..EngineOptions::default() })
+        Self::with(EngineOptions::default().producers(producers))
     }
 
     /// Starts an engine.
@@ -177,7 +65,7 @@ impl Engine {
         let EngineOptions { zone, producers, readers, cpus } = options;
         at_most("EngineOptions::producers", producers.get(), THREADS)?;
         at_most("EngineOptions::readers", readers.get(), THREADS)?;
-        let pool = Arc::new(Pool::start(producers).map_err(MapError::Thread)?);
+        let pool = Arc::new(IoPool::start(producers).map_err(MapError::Thread)?);
         let start = |index| EventLoop::start(&format!("uzone-fault-{index}"), &cpus).map(Arc::new);
         let readers: io::Result<Vec<_>> = (0..readers.get()).map(start).collect();
         let readers = readers.map_err(MapError::Thread)?;
@@ -279,16 +167,17 @@ impl Engine {
     /// Lets a thread answer the faults of a mapping.
     pub(crate) fn attach(
         &self,
-        told: FaultMemory,
+        fault_memory: FaultMemory,
         core: Arc<Core>,
         options: &LazyOptions,
         room: usize,
     ) -> Result<Attached, MapError> {
         let &LazyOptions { spin, deadline, .. } = options;
         let pool = self.pool.clone();
-        let source = Source::new(SourceParts { told, core, pool, spin, deadline, room });
+        let source =
+            MappingReader::new(ReaderParts { fault_memory, core, pool, spin, deadline, room });
         let reader = match &options.reader {
-            Reader::Shared => self.readers.iter().min_by_key(|reader| reader.sources()).cloned(),
+            Reader::Shared => self.readers.iter().min_by_key(|reader| reader.readers()).cloned(),
             Reader::Own { cpus } => {
                 let own = EventLoop::start("uzone-fault", cpus).map_err(MapError::Thread)?;
                 Some(Arc::new(own))

@@ -6,10 +6,10 @@
 //! while the first is still looking: the wake-up is the dearest part of a fault, and the faulting
 //! thread pays it. So mappings are shared out when they are made.
 //!
-//! A thread that found a fault keeps looking for more for a moment (`source`), at the sources that
+//! A thread that found a fault keeps looking for more for a moment (`source`), at the readers that
 //! had some; between rounds it asks about the others without waiting.
 //!
-//! A panic in a source is a bug of ours, and is caught: the source fails, which means that every page
+//! A panic in a reader is a bug of ours, and is caught: the reader fails, which means that every page
 //! that is touched from then on is bad, and the thread goes on with the others. A thread that is only
 //! gone would be worse: whatever touches its mappings would wait for ever.
 //!
@@ -27,13 +27,13 @@ use uzone_os::numa;
 use uzone_os::uffd::{Doorbell, EventSet, ReadyKeys};
 
 use crate::error::{caught, discard};
-use crate::pool::Submit;
-use crate::source::{Scratch, Source};
+use crate::io_pool::Submit;
+use crate::mapping_reader::{MappingReader, Scratch};
 use crate::staged::Staged;
 
 /// The key of the bell.
 const BELL: u64 = u64::MAX;
-/// After how many rounds over the sources that have faults the others are asked.
+/// After how many rounds over the readers that have faults the others are asked.
 const ROUNDS: u32 = 8;
 /// How long to wait where waiting or ringing failed.
 const RETRY: Duration = Duration::from_millis(1);
@@ -42,27 +42,27 @@ const RINGS: u32 = 1000;
 
 /// What a loop is told.
 enum Message {
-    Join { key: u64, source: Box<Source> },
+    Join { key: u64, reader: Box<MappingReader> },
     Leave { key: u64, done: SyncSender<()> },
-    PutInPlace { key: u64, page: u64, staged: Staged },
+    Install { key: u64, page: u64, staged: Staged },
     Stop,
 }
 
 /// How a loop is reached.
 struct Inbox {
-    told: Mutex<Vec<Message>>,
+    messages: Mutex<Vec<Message>>,
     /// Whether there is something in it, or was a moment ago.
     called: AtomicBool,
     bell: Doorbell,
     set: EventSet,
     next_key: AtomicU64,
-    sources: AtomicUsize,
+    readers: AtomicUsize,
 }
 
 impl Inbox {
     /// Tells the loop something. Returns whether it was reached.
-    fn tell(&self, message: Message) -> bool {
-        self.told.lock().unwrap_or_else(PoisonError::into_inner).push(message);
+    fn send(&self, message: Message) -> bool {
+        self.messages.lock().unwrap_or_else(PoisonError::into_inner).push(message);
         // Release pairs with the Acquire of the loop: it sees what was pushed.
         if self.called.swap(true, Ordering::Release) {
             return true; // it was rung for, and not silenced since
@@ -90,7 +90,7 @@ impl LoopHandle {
     /// Hands a page over to the thread that puts it in place.
     pub(crate) fn install(&self, key: u64, page: u64, staged: Staged) {
         // If it is not reached now, it is when it is told the next thing.
-        let _ = self.0.tell(Message::PutInPlace { key, page, staged });
+        let _ = self.0.send(Message::Install { key, page, staged });
     }
 }
 
@@ -107,12 +107,12 @@ impl EventLoop {
         let (bell, set) = (Doorbell::new()?, EventSet::new()?);
         set.add(&bell, BELL)?;
         let inbox = Arc::new(Inbox {
-            told: Mutex::default(),
+            messages: Mutex::default(),
             called: AtomicBool::new(false),
             bell,
             set,
             next_key: AtomicU64::new(0),
-            sources: AtomicUsize::new(0),
+            readers: AtomicUsize::new(0),
         });
         let shared = inbox.clone();
         let (cpus, (answer, placed)) = (cpus.to_vec(), sync_channel(1));
@@ -122,7 +122,7 @@ impl EventLoop {
             let _ = answer.send(kept);
             if is_kept {
                 let mut runner = Runner::new(shared);
-                // What panics in a source is caught there; nothing else may end this thread either.
+                // What panics in a reader is caught there; nothing else may end this thread either.
                 while caught(|| runner.run()).is_none() {
                     tracing::error!("a thread that answers faults panicked and goes on");
                 }
@@ -143,28 +143,28 @@ impl EventLoop {
     }
 
     /// Returns how many mappings it has.
-    pub(crate) fn sources(&self) -> usize {
+    pub(crate) fn readers(&self) -> usize {
         // Relaxed: a guess at who has the least to do.
-        self.inbox.sources.load(Ordering::Relaxed)
+        self.inbox.readers.load(Ordering::Relaxed)
     }
 
     /// Answers the faults of `source` from now on, until what this returns is dropped.
-    pub(crate) fn join(self: &Arc<Self>, source: Source) -> io::Result<Attached> {
+    pub(crate) fn join(self: &Arc<Self>, reader: MappingReader) -> io::Result<Attached> {
         // Relaxed: only the number counts.
         let key = self.inbox.next_key.fetch_add(1, Ordering::Relaxed);
         // Waited for before the loop knows it: it asks once more then.
-        source.join(&self.inbox.set, key)?;
-        self.inbox.sources.fetch_add(1, Ordering::Relaxed);
-        self.inbox.tell(Message::Join { key, source: Box::new(source) });
+        reader.join(&self.inbox.set, key)?;
+        self.inbox.readers.fetch_add(1, Ordering::Relaxed);
+        self.inbox.send(Message::Join { key, reader: Box::new(reader) });
         Ok(Attached { event_loop: self.clone(), key })
     }
 }
 
 impl Drop for EventLoop {
     fn drop(&mut self) {
-        let is_told = self.inbox.tell(Message::Stop);
+        let is_sent = self.inbox.send(Message::Stop);
         if let Some(thread) = self.thread.take()
-            && is_told
+            && is_sent
             && self.id != std::thread::current().id()
         {
             // A panic of it was printed when it happened.
@@ -183,9 +183,9 @@ impl Drop for Attached {
     /// Returns when the mapping is not read any more.
     fn drop(&mut self) {
         let (done, is_done) = sync_channel(1);
-        let is_told = self.event_loop.inbox.tell(Message::Leave { key: self.key, done });
+        let is_sent = self.event_loop.inbox.send(Message::Leave { key: self.key, done });
         // The loop itself may drop a mapping, in a closure of the caller's: it sees to it then.
-        if is_told && self.event_loop.id != std::thread::current().id() {
+        if is_sent && self.event_loop.id != std::thread::current().id() {
             let _ = is_done.recv(); // it ends with an error if the loop has ended
         }
     }
@@ -194,10 +194,10 @@ impl Drop for Attached {
 /// What the thread has.
 struct Runner {
     inbox: Arc<Inbox>,
-    sources: HashMap<u64, Box<Source>>,
-    /// The sources that had faults a moment ago, or have neighbours to be put in place.
+    readers: HashMap<u64, Box<MappingReader>>,
+    /// The readers that had faults a moment ago, or have neighbours to be put in place.
     active: Vec<u64>,
-    /// The sources of which something was put off.
+    /// The readers of which something was put off.
     timed: Vec<u64>,
     scratch: Scratch,
     ready: ReadyKeys,
@@ -210,7 +210,7 @@ impl Runner {
         Self {
             filler: LoopHandle(inbox.clone()),
             inbox,
-            sources: HashMap::new(),
+            readers: HashMap::new(),
             active: Vec::new(),
             timed: Vec::new(),
             scratch: Scratch::new(),
@@ -221,8 +221,8 @@ impl Runner {
     fn run(&mut self) {
         let mut round = 0_u32;
         loop {
-            // Acquire pairs with the Release of `tell`.
-            if self.inbox.called.load(Ordering::Acquire) && self.take_told() {
+            // Acquire pairs with the Release of `send`.
+            if self.inbox.called.load(Ordering::Acquire) && self.take_messages() {
                 return;
             }
             let is_busy = self.step_active();
@@ -233,7 +233,7 @@ impl Runner {
                 continue;
             }
             round = round.wrapping_add(1);
-            let has_others = self.sources.len() > self.active.len();
+            let has_others = self.readers.len() > self.active.len();
             if has_others && (!is_busy || round.is_multiple_of(ROUNDS)) {
                 self.wait(Some(Duration::ZERO));
             } else if !is_busy {
@@ -243,37 +243,38 @@ impl Runner {
     }
 
     /// Does what the loop was told. Returns whether that is to stop.
-    fn take_told(&mut self) -> bool {
+    fn take_messages(&mut self) -> bool {
         // In this order: who tells something after the swap rings again.
         let _ = self.inbox.bell.silence();
         self.inbox.called.swap(false, Ordering::AcqRel);
-        let told =
-            std::mem::take(&mut *self.inbox.told.lock().unwrap_or_else(PoisonError::into_inner));
-        for message in told {
+        let messages = std::mem::take(
+            &mut *self.inbox.messages.lock().unwrap_or_else(PoisonError::into_inner),
+        );
+        for message in messages {
             match message {
-                Message::Join { key, source } => {
-                    if self.scratch.staging.len() < source.room() {
-                        self.scratch.staging.resize(source.room(), 0);
+                Message::Join { key, reader } => {
+                    if self.scratch.staging.len() < reader.room() {
+                        self.scratch.staging.resize(reader.room(), 0);
                     }
-                    self.active.reserve(self.sources.len() + 1);
-                    self.timed.reserve(self.sources.len() + 1);
-                    self.sources.insert(key, source);
+                    self.active.reserve(self.readers.len() + 1);
+                    self.timed.reserve(self.readers.len() + 1);
+                    self.readers.insert(key, reader);
                     self.activate(key);
                 }
                 Message::Leave { key, done } => {
                     self.leave(key);
                     let _ = done.send(()); // nobody waits if the loop itself drops the mapping
                 }
-                Message::PutInPlace { key, page, staged } => {
-                    if let Some(source) = self.sources.get_mut(&key) {
-                        if caught(|| source.install(page, staged)).is_none() {
-                            source.fail();
+                Message::Install { key, page, staged } => {
+                    if let Some(reader) = self.readers.get_mut(&key) {
+                        if caught(|| reader.install(page, staged)).is_none() {
+                            reader.fail();
                         }
                         self.note_timer(key);
                     }
                 }
                 Message::Stop => {
-                    let keys: Vec<u64> = self.sources.keys().copied().collect();
+                    let keys: Vec<u64> = self.readers.keys().copied().collect();
                     keys.into_iter().for_each(|key| self.leave(key));
                     return true;
                 }
@@ -283,80 +284,80 @@ impl Runner {
     }
 
     fn leave(&mut self, key: u64) {
-        if let Some(source) = self.sources.remove(&key) {
-            source.leave(&self.inbox.set);
+        if let Some(reader) = self.readers.remove(&key) {
+            reader.leave(&self.inbox.set);
             self.active.retain(|&active| active != key);
             self.timed.retain(|&timed| timed != key);
-            if caught(|| source.finish(&mut self.scratch)).is_none() {
+            if caught(|| reader.finish(&mut self.scratch)).is_none() {
                 self.renew_scratch();
             }
-            self.inbox.sources.fetch_sub(1, Ordering::Relaxed);
+            self.inbox.readers.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
-    /// Makes new room for answers, after a panic that may have left the old one with a source.
+    /// Makes new room for answers, after a panic that may have left the old one with a reader.
     fn renew_scratch(&mut self) {
-        let room = self.sources.values().map(|source| source.room()).max().unwrap_or(0);
+        let room = self.readers.values().map(|reader| reader.room()).max().unwrap_or(0);
         discard(std::mem::replace(&mut self.scratch, Scratch::new()));
         self.scratch.staging.resize(room, 0);
     }
 
     fn activate(&mut self, key: u64) {
-        if let Some(source) = self.sources.get_mut(&key)
-            && !std::mem::replace(&mut source.is_active, true)
+        if let Some(reader) = self.readers.get_mut(&key)
+            && !std::mem::replace(&mut reader.is_active, true)
         {
             self.active.push(key);
         }
     }
 
     fn note_timer(&mut self, key: u64) {
-        if let Some(source) = self.sources.get_mut(&key)
-            && source.due().is_some()
-            && !std::mem::replace(&mut source.is_timed, true)
+        if let Some(reader) = self.readers.get_mut(&key)
+            && reader.due().is_some()
+            && !std::mem::replace(&mut reader.is_timed, true)
         {
             self.timed.push(key);
         }
     }
 
-    /// Steps the active sources once. Returns whether any had something to do.
+    /// Steps the active readers once. Returns whether any had something to do.
     fn step_active(&mut self) -> bool {
         let mut is_busy = false;
         let mut at = 0;
         while let Some(&key) = self.active.get(at) {
-            let Some(source) = self.sources.get_mut(&key) else {
+            let Some(reader) = self.readers.get_mut(&key) else {
                 self.active.swap_remove(at);
                 continue;
             };
-            let was_deaf = source.is_deaf;
+            let had_failed_poll = reader.poll_failed;
             let submit = Submit { filler: &self.filler, key };
-            let Some(was_busy) = caught(|| source.step(&mut self.scratch, &submit)) else {
-                source.fail();
+            let Some(was_busy) = caught(|| reader.step(&mut self.scratch, &submit)) else {
+                reader.fail();
                 self.renew_scratch();
                 is_busy = true;
-                // The other sources first, should it panic again.
+                // The other readers first, should it panic again.
                 at += 1;
                 continue;
             };
             if was_busy {
                 is_busy = true;
-                if source.rests() {
-                    source.is_active = false;
+                if reader.rests() {
+                    reader.is_active = false;
                     self.active.swap_remove(at);
                 } else {
                     at += 1;
                 }
-            } else if source.looks_again() {
+            } else if reader.looks_again() {
                 at += 1;
             } else {
-                source.is_active = false;
+                reader.is_active = false;
                 self.active.swap_remove(at);
             }
-            if source.is_deaf && !was_deaf {
+            if reader.poll_failed && !had_failed_poll {
                 // It would be returned by every wait.
-                source.leave(&self.inbox.set);
-            } else if was_deaf && !source.is_deaf {
+                reader.leave(&self.inbox.set);
+            } else if had_failed_poll && !reader.poll_failed {
                 // If it cannot be waited for, it is looked at by the clock.
-                source.is_deaf = source.join(&self.inbox.set, key).is_err();
+                reader.poll_failed = reader.join(&self.inbox.set, key).is_err();
             }
             self.note_timer(key);
         }
@@ -366,18 +367,18 @@ impl Runner {
     /// Returns when to look at what was put off, and forgets those of which nothing is.
     fn next_due(&mut self) -> Option<Instant> {
         let mut next: Option<Instant> = None;
-        let sources = &mut self.sources;
+        let readers = &mut self.readers;
         self.timed.retain(|key| {
-            let Some(source) = sources.get_mut(key) else { return false };
-            let due = source.due();
-            source.is_timed = due.is_some();
+            let Some(reader) = readers.get_mut(key) else { return false };
+            let due = reader.due();
+            reader.is_timed = due.is_some();
             next = [next, due].into_iter().flatten().min();
             due.is_some()
         });
         next
     }
 
-    /// Waits for any source, and makes those active that have something to read or are due.
+    /// Waits for any reader, and makes those active that have something to read or are due.
     fn wait(&mut self, timeout: Option<Duration>) {
         if self.inbox.set.wait(&mut self.ready, timeout).is_err() {
             std::thread::sleep(RETRY);
@@ -394,7 +395,7 @@ impl Runner {
         let now = Instant::now();
         for at in 0..self.timed.len() {
             let key = self.timed[at];
-            let due = self.sources.get(&key).and_then(|source| source.due());
+            let due = self.readers.get(&key).and_then(|reader| reader.due());
             if due.is_some_and(|due| due <= now) {
                 self.activate(key);
             }
@@ -415,33 +416,22 @@ mod tests {
     use super::*;
     use crate::backing::ZeroBacking;
     use crate::core::{Core, Policy};
-    use crate::engine::{LazyOptions, pattern};
+    use crate::engine::pattern;
     use crate::fault_memory::FaultMemory;
-    use crate::kernel::Kernel;
+    use crate::io_pool::IoPool;
+    use crate::kernel::{Fill, Kernel};
+    use crate::mapping_reader::ReaderParts;
+    use crate::options::LazyOptions;
     use crate::page_states::PageStates;
     use crate::pending::Awaited;
-    use crate::pool::Pool;
     use crate::record::{FaultClass, Recorder};
-    use crate::source::SourceParts;
 
     /// A kernel that panics when it is to wake a thread, once.
     struct Panicking(Arc<Registered>, AtomicBool);
 
     impl Kernel for Panicking {
-        fn copy(&self, offset: u64, bytes: &[u8]) -> Result<Answered, AnswerError> {
-            Kernel::copy(&*self.0, offset, bytes)
-        }
-
-        fn zero(&self, range: Range<u64>) -> Result<Answered, AnswerError> {
-            Kernel::zero(&*self.0, range)
-        }
-
-        fn continue_mapping(&self, range: Range<u64>) -> Result<Answered, AnswerError> {
-            Kernel::continue_mapping(&*self.0, range)
-        }
-
-        fn poison(&self, range: Range<u64>) -> Result<Answered, AnswerError> {
-            Kernel::poison(&*self.0, range)
+        fn install(&self, range: Range<u64>, fill: Fill<'_>) -> Result<Answered, AnswerError> {
+            Kernel::install(&*self.0, range, fill)
         }
 
         fn wake(&self, range: Range<u64>) {
@@ -473,15 +463,15 @@ mod tests {
         let core =
             Core::new(kernel, Arc::new(ZeroBacking), contents, page, policy, pattern, recorder);
         let core = Arc::new(core);
-        let source = Source::new(SourceParts {
-            told: FaultMemory::Own(memory.clone()),
+        let reader = MappingReader::new(ReaderParts {
+            fault_memory: FaultMemory::Own(memory.clone()),
             core: core.clone(),
-            pool: Arc::new(Pool::start(NonZeroUsize::MIN).unwrap()),
+            pool: Arc::new(IoPool::start(NonZeroUsize::MIN).unwrap()),
             spin: Duration::ZERO,
             deadline,
             room: 4096,
         });
-        let attached = event_loop.join(source).unwrap();
+        let attached = event_loop.join(reader).unwrap();
         (memory, core, attached)
     }
 

@@ -10,13 +10,13 @@ use std::sync::Arc;
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
+use uzone_os::Vaddr;
 use uzone_os::uffd::{
     AnswerError, Answered, Event, EventBuffer, EventSet, Install, Registered, Remote,
 };
-use uzone_os::{Mapping, Vaddr};
 use uzone_pages::{AddrError, ByteLen, FaultArea, PageSize, Pfn, PfnRange};
 
-use crate::kernel::{Kernel, QUIETLY};
+use crate::kernel::{Fill, Kernel};
 
 /// How long the kernel is asked to make a page of a client's child bad.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -74,19 +74,6 @@ impl RemoteMemory {
         Some((Vaddr::new(address), range.end.min(region.end_offset()) - range.start))
     }
 
-    /// Asks for as much of a range as is in one region.
-    fn ask(
-        &self,
-        range: &Range<u64>,
-        call: impl FnOnce(Vaddr, u64) -> Result<Answered, AnswerError>,
-    ) -> Result<Answered, AnswerError> {
-        // What no region has is nobody's to fill.
-        let Some((address, bytes)) = self.address(range) else { return Ok(Answered::Hole) };
-        let answer = call(address, bytes)?;
-        let is_all = bytes == range.end - range.start;
-        Ok(if answer == Answered::All && !is_all { Answered::Part { bytes } } else { answer })
-    }
-
     fn offset_of(&self, address: Vaddr) -> Option<u64> {
         self.regions.iter().find_map(|region| {
             let inside = address.get().checked_sub(region.start.get())?;
@@ -96,40 +83,20 @@ impl RemoteMemory {
 }
 
 impl Kernel for RemoteMemory {
-    fn copy(&self, offset: u64, bytes: &[u8]) -> Result<Answered, AnswerError> {
-        self.ask(&(offset..offset + bytes.len() as u64), |address, len| {
-            let len = usize::try_from(len).unwrap_or(bytes.len());
-            self.remote.copy(address, &bytes[..len], Install::default())
-        })
-    }
-
-    fn copy_from(
-        &self,
-        offset: u64,
-        source: &Mapping,
-        source_offset: u64,
-        len: u64,
-    ) -> Result<Answered, AnswerError> {
-        self.ask(&(offset..offset + len), |address, len| {
-            let len = ByteLen::new(len);
-            self.remote.copy_from(address, source, source_offset, len, Install::default())
-        })
-    }
-
-    fn zero(&self, range: Range<u64>) -> Result<Answered, AnswerError> {
-        self.ask(&range, |address, len| {
-            self.remote.zero(address, ByteLen::new(len), Install::default())
-        })
-    }
-
-    fn continue_mapping(&self, range: Range<u64>) -> Result<Answered, AnswerError> {
-        self.ask(&range, |address, len| {
-            self.remote.continue_mapping(address, ByteLen::new(len), Install::default())
-        })
-    }
-
-    fn poison(&self, range: Range<u64>) -> Result<Answered, AnswerError> {
-        self.ask(&range, |address, len| self.remote.poison(address, ByteLen::new(len), QUIETLY))
+    /// Fills as much of a range as is in one region.
+    fn install(&self, range: Range<u64>, fill: Fill<'_>) -> Result<Answered, AnswerError> {
+        // Bytes that no region has are not filled.
+        let Some((address, bytes)) = self.address(&range) else { return Ok(Answered::Hole) };
+        let (remote, len, how) = (&self.remote, ByteLen::new(bytes), fill.how());
+        let answer = match fill.part(0..bytes) {
+            Fill::Bytes(bytes) => remote.copy(address, bytes, how),
+            Fill::From { source, offset } => remote.copy_from(address, source, offset, len, how),
+            Fill::Zero => remote.zero(address, len, how),
+            Fill::Cached => remote.continue_mapping(address, len, how),
+            Fill::Poison => remote.poison(address, len, how),
+        }?;
+        let is_all = bytes == range.end - range.start;
+        Ok(if answer == Answered::All && !is_all { Answered::Part { bytes } } else { answer })
     }
 
     fn wake(&self, range: Range<u64>) {
@@ -264,8 +231,8 @@ fn poison_missing(remote: &Remote, region: &RemoteRegion, children: &mut Vec<Rem
 mod tests {
     use std::os::fd::AsFd;
 
-    use uzone_os::Anonymous;
     use uzone_os::uffd::{Features, KernelFaults, Modes, Uffd};
+    use uzone_os::{Anonymous, Mapping};
 
     use super::*;
 
@@ -316,7 +283,7 @@ mod tests {
             memory.wake(0..16 * page.get());
             let seen = (first, told(2));
             for at in [0, 8] {
-                let _ = memory.zero(at * page.get()..(at + 1) * page.get());
+                let _ = memory.install(at * page.get()..(at + 1) * page.get(), Fill::Zero);
             }
             seen
         });

@@ -11,7 +11,7 @@ use uzone_os::{Addr, Mapping, RangeError};
 use uzone_pages::{Advice, ByteLen, Content, FaultAround, PageSize};
 use uzone_zone::Pinned;
 
-use crate::collapse::{Collapser, Settler};
+use crate::collapse::{Collapser, QuietCollapser};
 use crate::core::{Core, ReaderState};
 use crate::dirty::Tracker;
 use crate::error::{Failure, LazyError};
@@ -26,7 +26,7 @@ use crate::stats::{Counters, FaultStats};
 /// code that still waits in it then gets a signal, and never a page of zeroes.
 pub struct LazyMapping {
     // Dropped first: it may touch pages, which somebody has to fill until it has stopped.
-    _settler: Option<Settler>,
+    _quiet_collapser: Option<QuietCollapser>,
     // Then this: nobody answers from then on, and who waits gets a signal.
     _attached: Attached,
     memory: Arc<Registered>,
@@ -43,12 +43,12 @@ impl LazyMapping {
         room: usize,
         tracker: Option<Arc<Tracker>>,
     ) -> Self {
-        Self { _settler: None, _attached: attached, memory, core, room, tracker }
+        Self { _quiet_collapser: None, _attached: attached, memory, core, room, tracker }
     }
 
     /// Lets a thread make huge pages of what is there when no page was filled for `quiet`.
     pub(crate) fn collapse_when_settled(&mut self, quiet: Duration) -> io::Result<()> {
-        self._settler = Some(Settler::start(self.collapser(), quiet)?);
+        self._quiet_collapser = Some(QuietCollapser::start(self.collapser(), quiet)?);
         Ok(())
     }
 

@@ -42,6 +42,7 @@
 //! | file | mechanism |
 //! |---|---|
 //! | `engine` | [`Engine`]: makes mappings, and has the threads |
+//! | `options` | [`EngineOptions`], [`LazyOptions`] |
 //! | `lazy` | [`LazyMapping`]: memory of this process |
 //! | `adopted` | [`AdoptedMemory`]: memory of another process |
 //! | `backing` | [`Backing`] and the back ends |
@@ -83,18 +84,19 @@ mod error;
 mod event_loop;
 mod evict;
 mod fault_memory;
+mod io_pool;
 mod kernel;
 mod lazy;
+mod mapping_reader;
+mod options;
 #[cfg_attr(miri, path = "page_states/plain.rs")]
 mod page_states;
 mod pending;
 mod placement;
-mod pool;
 mod populate;
 mod record;
 #[doc(hidden)]
 pub mod rehearsal;
-mod source;
 mod staged;
 mod stats;
 mod sync;
@@ -112,11 +114,12 @@ pub use backing::{
 };
 pub use collapse::{Collapsed, Uncollapsed};
 pub use dirty::WriteTracking;
-pub use engine::{Engine, EngineOptions, HugePages, LazyOptions, Reader};
+pub use engine::Engine;
 pub use error::{BackingError, Failure, LazyError, MapError};
 pub use fault_memory::RemoteRegion;
 pub use lazy::LazyMapping;
-pub use placement::{Place, Placement, PlacementError};
+pub use options::{EngineOptions, HugePages, LazyOptions, Reader};
+pub use placement::{PlacementError, ReaderPlace, ReaderPlacement};
 pub use populate::Populate;
 pub use record::{FaultClass, FaultOutcome, FaultRecord, FaultTrace, Latency};
 pub use stats::FaultStats;

@@ -118,7 +118,7 @@ impl PageStates {
     /// Notes that the kernel has pages now, which nobody owned when they were offered. Those that
     /// have an owner by now stay his, who will be told that they are there. Returns whether each was
     /// absent.
-    pub(crate) fn settle(&self, pages: Range<u64>) -> bool {
+    pub(crate) fn set_present(&self, pages: Range<u64>) -> bool {
         match pages.end - pages.start {
             0 => true,
             // Most faults end here, and a range of one costs more.
@@ -146,7 +146,7 @@ impl PageStates {
 
     /// Takes that a page was put in place by an owner who came too late: it was given up meanwhile,
     /// and is good now.
-    pub(crate) fn mend(&self, page: u64) {
+    pub(crate) fn unpoison(&self, page: u64) {
         if self.order == Order::BASE {
             // Who gave it up may be about to list it.
             for _ in 0..MOMENT {
@@ -164,7 +164,7 @@ impl PageStates {
     }
 
     /// Makes a page that is being filled a bad one. Returns whether it is that by this.
-    pub(crate) fn spoil(&self, page: u64) -> bool {
+    pub(crate) fn poison(&self, page: u64) -> bool {
         let is_spoiled = self.advance(page, Content::Filling, Content::Poisoned);
         if is_spoiled && self.order == Order::BASE {
             // It is listed, and its owner is told. Of a huge page no part can be had, so it is bad as a
@@ -178,7 +178,7 @@ impl PageStates {
     #[inline]
     pub(crate) fn first_bad(&self, pages: Range<u64>) -> Option<u64> {
         if pages.end.checked_sub(pages.start) == Some(1) {
-            // As for `settle`.
+            // As for `set_present`.
             return (self.get(pages.start) == Content::Poisoned).then_some(pages.start);
         }
         let mut contents = self.pagemap.contents(self.range(&pages)?).zip(pages.clone());
@@ -190,7 +190,7 @@ impl PageStates {
     #[inline]
     pub(crate) fn open_run(&self, pages: Range<u64>, owned: Option<u64>) -> Option<Range<u64>> {
         if pages.end.checked_sub(pages.start) == Some(1) {
-            // As for `settle`.
+            // As for `set_present`.
             let is_open = owned == Some(pages.start) || self.get(pages.start) == Content::Absent;
             return is_open.then_some(pages);
         }

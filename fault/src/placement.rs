@@ -1,4 +1,4 @@
-//! Where the thread that answers should run: [`Placement`], measured on this machine.
+//! Where the thread that answers should run: [`ReaderPlacement`], measured on this machine.
 //!
 //! Most of the way of a fault is waking threads up. On the CPU of the thread that faults, the one
 //! that answers runs as soon as that sleeps, and no other CPU has to be told; on another CPU it may
@@ -13,8 +13,9 @@ use uzone_os::numa;
 use uzone_pages::{Advice, ByteLen};
 
 use crate::backing::ZeroBacking;
-use crate::engine::{Engine, EngineOptions, LazyOptions, Reader};
+use crate::engine::Engine;
 use crate::error::{LazyError, MapError};
+use crate::options::{EngineOptions, LazyOptions, Reader};
 
 /// How many faults are timed for each place, besides a few that are not.
 const FAULTS: usize = 256;
@@ -25,7 +26,7 @@ const CPUS: u32 = 4096;
 /// Where the thread that answers faults runs, seen from the thread that faults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Place {
+pub enum ReaderPlace {
     /// On the same CPU.
     SameCpu,
     /// On another one, where it sleeps between faults.
@@ -34,7 +35,7 @@ pub enum Place {
     OtherCpuLooking,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for ReaderPlace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::SameCpu => "on the same CPU",
@@ -47,14 +48,14 @@ impl fmt::Display for Place {
 /// How long a fault takes, by the place of the thread that answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Placement {
+pub struct ReaderPlacement {
     /// The CPU that faulted.
     pub cpu: u32,
     /// The other CPU, if this process may use one.
     pub other: Option<u32>,
     /// Each place that there is and the median time of a fault there, from the touch to the next
     /// instruction, the fastest first.
-    pub times: Vec<(Place, Duration)>,
+    pub times: Vec<(ReaderPlace, Duration)>,
 }
 
 /// Why the places were not measured.
@@ -72,7 +73,7 @@ pub enum PlacementError {
     Affinity(#[from] numa::AffinityError),
 }
 
-impl Placement {
+impl ReaderPlacement {
     /// Times faults in each place, from the first CPU that this process may use. It takes some
     /// milliseconds, and starts threads that end with it.
     ///
@@ -83,11 +84,11 @@ impl Placement {
         let cpus = numa::usable(&all)?;
         let cpu = cpus.first().copied().unwrap_or(0);
         let other = cpus.get(1).copied();
-        let look = LazyOptions::default().spin;
-        let mut places = vec![(Place::SameCpu, cpu, Duration::ZERO)];
+        let look = LazyOptions::DEFAULT_SPIN;
+        let mut places = vec![(ReaderPlace::SameCpu, cpu, Duration::ZERO)];
         if let Some(other) = other {
-            places.push((Place::OtherCpu, other, Duration::ZERO));
-            places.push((Place::OtherCpuLooking, other, look));
+            places.push((ReaderPlace::OtherCpu, other, Duration::ZERO));
+            places.push((ReaderPlace::OtherCpuLooking, other, look));
         }
         let engine = Engine::with(EngineOptions::default())?;
         let mut times = Vec::with_capacity(places.len());
@@ -100,8 +101,8 @@ impl Placement {
 
     /// Returns the place where a fault took the shortest time.
     #[must_use]
-    pub fn best(&self) -> Place {
-        self.times.first().map_or(Place::SameCpu, |&(place, _)| place)
+    pub fn best(&self) -> ReaderPlace {
+        self.times.first().map_or(ReaderPlace::SameCpu, |&(place, _)| place)
     }
 }
 
@@ -113,12 +114,10 @@ fn time(
     spin: Duration,
 ) -> Result<Duration, PlacementError> {
     let page = uzone_os::probe::page_size().bytes();
-    let options = LazyOptions {
-        advice: Advice::Random,
-        spin,
-        reader: Reader::Own { cpus: vec![reader] },
-        ..LazyOptions::default()
-    };
+    let options = LazyOptions::default()
+        .advice(Advice::Random)
+        .spin(spin)
+        .reader(Reader::Own { cpus: vec![reader] });
     let touches = FAULTS + WARM_UP;
     let len = ByteLen::new(touches as u64 * page);
     let memory = engine.map(len, Arc::new(ZeroBacking), &options)?;

@@ -33,7 +33,7 @@ pub(crate) fn populate(
     core: &Core,
     pages: Range<u64>,
     what: Populate,
-    hands: &mut ReaderState,
+    state: &mut ReaderState,
 ) -> Result<u64, LazyError> {
     let step = FaultAround::MAX.pages(core.page_size()).get();
     let mut filled = 0;
@@ -42,10 +42,10 @@ pub(crate) fn populate(
     while at < pages.end && answer.is_ok() {
         let mut window = at..pages.end.min(at + step);
         at = window.end;
-        filled += core.map_ready(window.clone(), hands);
+        filled += core.map_ready(window.clone(), state);
         if what == Populate::All {
             answer = window.try_for_each(|page| {
-                filled += produce(core, page, hands)?;
+                filled += produce(core, page, state)?;
                 Ok(())
             });
         }
@@ -55,7 +55,7 @@ pub(crate) fn populate(
 }
 
 /// Makes one page present, or waits until somebody has. Returns whether it did itself.
-fn produce(core: &Core, page: u64, hands: &mut ReaderState) -> Result<u64, LazyError> {
+fn produce(core: &Core, page: u64, state: &mut ReaderState) -> Result<u64, LazyError> {
     let offset = core.bytes(page..page + 1).start;
     let give_up = Instant::now() + PATIENCE;
     loop {
@@ -69,7 +69,7 @@ fn produce(core: &Core, page: u64, hands: &mut ReaderState) -> Result<u64, LazyE
                     let (class, is_write, is_fault) = (FaultClass::Missing, false, false);
                     let awaited = Awaited { page, since, class, is_write, is_fault };
                     let is_listed = core.pending().push(awaited);
-                    let answer = core.produce(page, hands);
+                    let answer = core.produce(page, state);
                     if is_listed {
                         core.pending().remove(page);
                     }

@@ -38,7 +38,7 @@ pub enum FaultClass {
 #[non_exhaustive]
 pub enum FaultOutcome {
     /// The page was at hand, or there already: the thread that answers put it in place.
-    AtHand,
+    Ready,
     /// Somebody was producing the page already, and woke its waiter when it was done.
     Coalesced,
     /// The page was produced by a thread that waits for devices.
@@ -46,7 +46,7 @@ pub enum FaultOutcome {
     /// The page could not be had, and is bad.
     Failed,
     /// The kernel or a full queue put it off: the fault is told again.
-    PutOff,
+    Deferred,
 }
 
 /// One fault.
@@ -140,7 +140,7 @@ impl Recorder {
     pub(crate) fn new(keeps: usize) -> Self {
         // Those that are common are made here: noting a fault allocates nothing then.
         let common = [
-            (FaultClass::Missing, FaultOutcome::AtHand),
+            (FaultClass::Missing, FaultOutcome::Ready),
             (FaultClass::Missing, FaultOutcome::Produced),
         ];
         let series =
@@ -273,12 +273,12 @@ mod tests {
     fn latencies_are_kept_by_class_and_outcome() {
         let recorder = Recorder::new(0);
         for at in 0..1000 {
-            recorder.note(&[fault(at, FaultOutcome::AtHand, at + 1)]);
+            recorder.note(&[fault(at, FaultOutcome::Ready, at + 1)]);
         }
         recorder.note(&[fault(1, FaultOutcome::Failed, u64::MAX / 2000)]);
         let latencies = recorder.latencies();
         let [at_hand, failed] = &latencies[..] else { panic!("{latencies:?}") };
-        assert_eq!((at_hand.outcome, at_hand.count), (FaultOutcome::AtHand, 1000));
+        assert_eq!((at_hand.outcome, at_hand.count), (FaultOutcome::Ready, 1000));
         let near = |seen: Duration, micros: u64| {
             let right = Duration::from_micros(micros);
             assert!(
@@ -300,7 +300,7 @@ mod tests {
     #[test]
     fn a_trace_keeps_the_last_and_says_how_many_are_lost() {
         let recorder = Recorder::new(3);
-        let faults: Vec<_> = (0..5).map(|at| fault(at, FaultOutcome::AtHand, 1)).collect();
+        let faults: Vec<_> = (0..5).map(|at| fault(at, FaultOutcome::Ready, 1)).collect();
         recorder.note(&faults);
         let trace = recorder.take_trace();
         assert_eq!((trace.lost, &trace.records[..]), (2, &faults[2..]));

@@ -18,34 +18,23 @@ use uzone_os::{Anonymous, Mapping, Vaddr};
 use uzone_pages::{ByteLen, Content, PageSize};
 
 use crate::core::{Core, Policy};
-use crate::engine::{LazyOptions, pattern};
+use crate::engine::pattern;
 use crate::error::MapError;
 use crate::event_loop::{EventLoop, LoopHandle};
 use crate::fault_memory::FaultMemory;
-use crate::kernel::Kernel;
+use crate::io_pool::{IoPool, Submit};
+use crate::kernel::{Fill, Kernel};
+use crate::mapping_reader::{MappingReader, ReaderParts, Scratch};
+use crate::options::LazyOptions;
 use crate::page_states::PageStates;
-use crate::pool::{Pool, Submit};
 use crate::record::Recorder;
-use crate::source::{Scratch, Source, SourceParts};
 use crate::{Backing, ZeroBacking};
 
 /// A kernel that does all it is asked at once.
 struct Agreeing;
 
 impl Kernel for Agreeing {
-    fn copy(&self, _: u64, _: &[u8]) -> Result<Answered, AnswerError> {
-        Ok(Answered::All)
-    }
-
-    fn zero(&self, _: Range<u64>) -> Result<Answered, AnswerError> {
-        Ok(Answered::All)
-    }
-
-    fn continue_mapping(&self, _: Range<u64>) -> Result<Answered, AnswerError> {
-        Ok(Answered::All)
-    }
-
-    fn poison(&self, _: Range<u64>) -> Result<Answered, AnswerError> {
+    fn install(&self, _: Range<u64>, _: Fill<'_>) -> Result<Answered, AnswerError> {
         Ok(Answered::All)
     }
 
@@ -54,7 +43,7 @@ impl Kernel for Agreeing {
 
 /// A mapping that nobody touches, whose faults are made up.
 pub struct Rehearsal {
-    source: Source,
+    source: MappingReader,
     scratch: Scratch,
     core: Arc<Core>,
     /// Where the mapping starts.
@@ -84,9 +73,9 @@ impl Rehearsal {
             Core::new(Arc::new(Agreeing), backing, contents, page, policy, pattern, recorder);
         let core = Arc::new(core);
         let idle = EventLoop::start("uzone-idle", &[]).map_err(MapError::Thread)?;
-        let pool = Pool::start(NonZeroUsize::MIN).map_err(MapError::Thread)?;
-        let source = Source::new(SourceParts {
-            told: FaultMemory::Own(memory),
+        let pool = IoPool::start(NonZeroUsize::MIN).map_err(MapError::Thread)?;
+        let source = MappingReader::new(ReaderParts {
+            fault_memory: FaultMemory::Own(memory),
             core: core.clone(),
             pool: Arc::new(pool),
             spin: Duration::ZERO,

@@ -12,7 +12,7 @@ use uzone_os::uffd::{AnswerError, Answered};
 
 use crate::core::produce::LEFT_OUT;
 use crate::error::BackingError;
-use crate::kernel::Kernel;
+use crate::kernel::{Fill, Kernel};
 
 /// What was produced for a page.
 #[derive(Debug)]
@@ -66,25 +66,18 @@ impl StagingFiller {
 }
 
 impl Kernel for StagingFiller {
-    fn copy(&self, _: u64, bytes: &[u8]) -> Result<Answered, AnswerError> {
-        self.keep(Staged::Bytes(bytes.to_vec()))
-    }
-
-    fn zero(&self, _: Range<u64>) -> Result<Answered, AnswerError> {
-        self.keep(Staged::Zero)
-    }
-
-    fn continue_mapping(&self, _: Range<u64>) -> Result<Answered, AnswerError> {
-        if std::mem::replace(&mut self.notes().has_continued, true) {
-            // The backing has filled the file meanwhile.
-            let otherwise = Box::new(Staged::Failed(BackingError::Other(LEFT_OUT.into())));
-            return self.keep(Staged::Cached { otherwise });
+    fn install(&self, _: Range<u64>, fill: Fill<'_>) -> Result<Answered, AnswerError> {
+        match fill {
+            Fill::Bytes(bytes) => self.keep(Staged::Bytes(bytes.to_vec())),
+            Fill::Zero => self.keep(Staged::Zero),
+            Fill::Cached if std::mem::replace(&mut self.notes().has_continued, true) => {
+                // The backing has filled the file meanwhile.
+                let otherwise = Box::new(Staged::Failed(BackingError::Other(LEFT_OUT.into())));
+                self.keep(Staged::Cached { otherwise })
+            }
+            Fill::Cached | Fill::From { .. } => Ok(Answered::Hole),
+            Fill::Poison => Ok(Answered::All),
         }
-        Ok(Answered::Hole)
-    }
-
-    fn poison(&self, _: Range<u64>) -> Result<Answered, AnswerError> {
-        Ok(Answered::All)
     }
 
     fn wake(&self, _: Range<u64>) {}

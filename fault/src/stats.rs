@@ -16,7 +16,7 @@ pub(crate) struct Counters {
     pub(crate) around: AtomicU64,
     pub(crate) populated: AtomicU64,
     pub(crate) queued: AtomicU64,
-    pub(crate) put_off: AtomicU64,
+    pub(crate) deferred: AtomicU64,
     pub(crate) poisoned: AtomicU64,
     pub(crate) evicted: AtomicU64,
     pub(crate) left_out: AtomicU64,
@@ -69,7 +69,7 @@ pub struct FaultStats {
     /// Pages that were not at hand and went to the threads that wait for devices.
     pub queued: u64,
     /// How often the kernel or a full queue put a page off.
-    pub put_off: u64,
+    pub deferred: u64,
     /// Pages that are bad.
     pub poisoned: u64,
     /// Pages that were given back.
@@ -112,7 +112,7 @@ impl FaultStats {
             around: get(|counters| &counters.around),
             populated: get(|counters| &counters.populated),
             queued: get(|counters| &counters.queued),
-            put_off: get(|counters| &counters.put_off),
+            deferred: get(|counters| &counters.deferred),
             poisoned: get(|counters| &counters.poisoned),
             evicted: get(|counters| &counters.evicted),
             left_out: get(|counters| &counters.left_out),

@@ -17,7 +17,7 @@ use crate::backing::continue_or_zero;
 use crate::core::produce::Produced;
 use crate::core::{Core, Outcome, Policy, ReaderState};
 use crate::error::{BackingError, caught};
-use crate::kernel::Kernel;
+use crate::kernel::{Fill, Kernel};
 use crate::page_states::PageStates;
 use crate::record::Recorder;
 use crate::rehearsal::Rehearsal;
@@ -129,40 +129,36 @@ impl FakeKernel {
 }
 
 impl Kernel for FakeKernel {
-    fn copy(&self, offset: u64, bytes: &[u8]) -> Result<Answered, AnswerError> {
-        let other = self.before_a_copy.lock().unwrap().take();
-        if let Some(other) = other {
-            other();
+    fn install(&self, range: Range<u64>, fill: Fill<'_>) -> Result<Answered, AnswerError> {
+        let run_once = |other: &Mutex<Option<Box<dyn FnOnce() + Send>>>| {
+            let other = other.lock().unwrap().take();
+            if let Some(other) = other {
+                other();
+            }
+        };
+        match fill {
+            Fill::Bytes(bytes) => {
+                run_once(&self.before_a_copy);
+                let offset = range.start;
+                self.fill(range, UffdCall::Copy, |page| {
+                    let at = usize::try_from((page << 12) - offset).unwrap();
+                    let whole = &bytes[at..at + PAGE];
+                    // Miri takes a millisecond for a thousand bytes.
+                    let step = if cfg!(miri) { PAGE / 4 } else { 1 };
+                    let mut bytes = whole.iter().step_by(step);
+                    assert!(bytes.all(|&byte| byte == whole[0]), "a page torn from two");
+                    Some(whole[0])
+                })
+            }
+            Fill::Zero => self.fill(range, UffdCall::ZeroPage, |_| Some(0)),
+            Fill::Cached if self.lock().holes.contains(&(range.start >> 12)) => Ok(Answered::Hole),
+            Fill::Cached => self.fill(range, UffdCall::Continue, |page| Some(right(page))),
+            Fill::Poison => {
+                run_once(&self.before_a_mark);
+                self.fill(range, UffdCall::Poison, |_| None)
+            }
+            Fill::From { .. } => Ok(Answered::Hole),
         }
-        let range = offset..offset + bytes.len() as u64;
-        self.fill(range, UffdCall::Copy, |page| {
-            let at = usize::try_from((page << 12) - offset).unwrap();
-            let whole = &bytes[at..at + PAGE];
-            // Miri takes a millisecond for a thousand bytes.
-            let step = if cfg!(miri) { PAGE / 4 } else { 1 };
-            let mut bytes = whole.iter().step_by(step);
-            assert!(bytes.all(|&byte| byte == whole[0]), "a page torn from two");
-            Some(whole[0])
-        })
-    }
-
-    fn zero(&self, range: Range<u64>) -> Result<Answered, AnswerError> {
-        self.fill(range, UffdCall::ZeroPage, |_| Some(0))
-    }
-
-    fn continue_mapping(&self, range: Range<u64>) -> Result<Answered, AnswerError> {
-        if self.lock().holes.contains(&(range.start >> 12)) {
-            return Ok(Answered::Hole);
-        }
-        self.fill(range, UffdCall::Continue, |page| Some(right(page)))
-    }
-
-    fn poison(&self, range: Range<u64>) -> Result<Answered, AnswerError> {
-        let other = self.before_a_mark.lock().unwrap().take();
-        if let Some(other) = other {
-            other();
-        }
-        self.fill(range, UffdCall::Poison, |_| None)
     }
 
     fn wake(&self, range: Range<u64>) {
@@ -352,7 +348,7 @@ fn touch(
     core: &Core,
     page: u64,
     is_write: bool,
-    hands: &mut ReaderState,
+    state: &mut ReaderState,
     queue: &mut Vec<u64>,
 ) {
     let touch = if is_write { Touch::Write } else { Touch::Read };
@@ -362,7 +358,7 @@ fn touch(
             return;
         }
         kernel.lock().waiting.insert(page);
-        let outcome = core.fault(page, touch, hands);
+        let outcome = core.fault(page, touch, state);
         assert_ne!(outcome, Outcome::Later, "only what others remove is put off");
         if matches!(outcome, Outcome::Produce { .. }) {
             assert_eq!(core.contents().get(page), Content::Filling, "who queues a page owns it");
@@ -414,7 +410,7 @@ proptest! {
         window in prop::sample::select(vec![1_u64, 4, 16, 64]),
     ) {
         let (kernel, core) = core(whims, kinds.clone(), advice, window);
-        let mut hands = ReaderState::new(16 * PAGE);
+        let mut state = ReaderState::new(16 * PAGE);
         let mut worker = ReaderState::new(PAGE);
         let mut queue: Vec<u64> = Vec::new();
         let mut touched = BTreeSet::new();
@@ -422,7 +418,7 @@ proptest! {
             match step {
                 Step::Touch { page, is_write } => {
                     touched.insert((page, is_write));
-                    touch(&kernel, &core, page, is_write, &mut hands, &mut queue);
+                    touch(&kernel, &core, page, is_write, &mut state, &mut queue);
                 }
                 Step::Work if queue.is_empty() => {}
                 Step::Work => {
@@ -435,7 +431,7 @@ proptest! {
                     }
                 }
                 Step::Around => {
-                    core.map_around(&mut hands);
+                    core.map_around(&mut state);
                 }
                 Step::Evict { page } => {
                     if core.contents().advance(page, Content::Present, Content::Removed) {
@@ -463,11 +459,11 @@ proptest! {
             let _ = core.produce(page, &mut worker);
         }
         for (page, is_write) in touched {
-            touch(&kernel, &core, page, is_write, &mut hands, &mut queue);
+            touch(&kernel, &core, page, is_write, &mut state, &mut queue);
             for page in queue.drain(..) {
                 let _ = core.produce(page, &mut worker);
             }
-            touch(&kernel, &core, page, is_write, &mut hands, &mut queue);
+            touch(&kernel, &core, page, is_write, &mut state, &mut queue);
             prop_assert!(kernel.lock().pages.contains_key(&page));
         }
         check(&kernel, &core, &kinds);
@@ -499,14 +495,14 @@ fn a_page_that_is_not_ready_is_produced_once_and_its_neighbours_are_mapped() {
     let mut kinds = all(Kind::Ready);
     (kinds[20], kinds[22]) = (Kind::Slow, Kind::Slow);
     let (kernel, core) = plain(kinds, Advice::Normal, 16);
-    let mut hands = ReaderState::new(16 * PAGE);
-    assert!(matches!(core.fault(20, Touch::Read, &mut hands), Outcome::Produce { .. }));
-    while core.map_around(&mut hands) {}
+    let mut state = ReaderState::new(16 * PAGE);
+    assert!(matches!(core.fault(20, Touch::Read, &mut state), Outcome::Produce { .. }));
+    while core.map_around(&mut state) {}
     let neighbours: Vec<u64> = (16..32).filter(|page| ![20, 22].contains(page)).collect();
     assert_eq!(present(&kernel), neighbours);
     // Another thread touches it meanwhile: it has an owner, who wakes them both.
-    assert_eq!(core.fault(20, Touch::Read, &mut hands), Outcome::Coalesced);
-    core.produce(20, &mut hands).unwrap();
+    assert_eq!(core.fault(20, Touch::Read, &mut state), Outcome::Coalesced);
+    core.produce(20, &mut state).unwrap();
     assert_eq!(core.contents().get(20), Content::Present);
     assert_eq!(core.contents().get(22), Content::Absent);
     assert_eq!(kernel.lock().pages[&20], Some(right(20)));
@@ -515,9 +511,9 @@ fn a_page_that_is_not_ready_is_produced_once_and_its_neighbours_are_mapped() {
 #[test]
 fn a_write_fault_maps_exactly_its_page() {
     let (kernel, core) = plain(all(Kind::Ready), Advice::Auto, 16);
-    let mut hands = ReaderState::new(16 * PAGE);
-    assert_eq!(core.fault(0, Touch::Write, &mut hands), Outcome::Answered);
-    assert_eq!(core.fault(50, Touch::Write, &mut hands), Outcome::Answered);
+    let mut state = ReaderState::new(16 * PAGE);
+    assert_eq!(core.fault(0, Touch::Write, &mut state), Outcome::Answered);
+    assert_eq!(core.fault(50, Touch::Write, &mut state), Outcome::Answered);
     assert_eq!(present(&kernel), [0, 50]);
 }
 
@@ -526,10 +522,10 @@ fn the_faulting_page_goes_first_unless_it_is_read_in_order() {
     // The kernel's replies are counted: one for the page alone, and one for every four at its sides.
     for (page, replies) in [(40, 5), (0, 1)] {
         let (kernel, core) = plain(all(Kind::Ready), Advice::Normal, 16);
-        let mut hands = ReaderState::new(16 * PAGE);
-        assert_eq!(core.fault(page, Touch::Read, &mut hands), Outcome::Answered);
+        let mut state = ReaderState::new(16 * PAGE);
+        assert_eq!(core.fault(page, Touch::Read, &mut state), Outcome::Answered);
         assert!(kernel.lock().pages.contains_key(&page));
-        while core.map_around(&mut hands) {}
+        while core.map_around(&mut state) {}
         assert_eq!(present(&kernel).len(), 16);
         assert_eq!(kernel.lock().next, replies, "page {page}");
     }
@@ -541,16 +537,16 @@ fn a_failing_page_is_a_signal_and_its_neighbours_are_not() {
         let mut kinds = all(Kind::Ready);
         kinds[16] = kind;
         let (kernel, core) = plain(kinds, Advice::Normal, 16);
-        let mut hands = ReaderState::new(16 * PAGE);
-        assert!(matches!(core.fault(16, Touch::Read, &mut hands), Outcome::Produce { .. }));
-        while core.map_around(&mut hands) {}
-        let error = core.produce(16, &mut hands).unwrap_err();
+        let mut state = ReaderState::new(16 * PAGE);
+        assert!(matches!(core.fault(16, Touch::Read, &mut state), Outcome::Produce { .. }));
+        while core.map_around(&mut state) {}
+        let error = core.produce(16, &mut state).unwrap_err();
         assert!(!error.to_string().is_empty());
         assert_eq!(core.contents().get(16), Content::Poisoned);
         assert_eq!(kernel.lock().pages[&16], None);
         assert!((17..32).all(|page| kernel.lock().pages[&page] == Some(right(page))));
         // Who comes later gets it too.
-        assert_eq!(core.fault(16, Touch::Read, &mut hands), Outcome::Answered);
+        assert_eq!(core.fault(16, Touch::Read, &mut state), Outcome::Answered);
     }
 }
 
@@ -602,11 +598,11 @@ fn a_page_of_a_memory_file_that_the_kernel_puts_off_is_not_taken_for_a_hole() {
 fn a_hole_of_a_memory_file_of_another_process_is_zero() {
     let policy = Policy { removed_is_zero: true, ..POLICY };
     let (kernel, core) = core_of(policy, vec![3], Arc::new(Continuing), Advice::Normal, 1);
-    let mut hands = ReaderState::new(PAGE);
+    let mut state = ReaderState::new(PAGE);
     kernel.lock().holes.insert(8);
     for (page, byte) in [(7, right(7)), (8, 0)] {
         assert!(core.contents().claim(page));
-        let staged = core.stage(page, &mut hands);
+        let staged = core.stage(page, &mut state);
         assert!(core.install(page, staged).is_none());
         assert_eq!(kernel.lock().pages[&page], Some(byte));
         assert_eq!(core.contents().get(page), Content::Present);
@@ -638,7 +634,7 @@ fn a_page_that_a_second_waiter_has_marked_as_bad_is_not_taken_for_a_present_one(
     *kernel.before_a_mark.lock().unwrap() = Some(Box::new(move || {
         third.lock().pages.insert(9, Some(right(9)));
     }));
-    core.spoil(9);
+    core.poison(9);
     assert_eq!(core.contents().get(9), Content::Present);
 }
 
@@ -649,7 +645,7 @@ fn a_page_that_goes_bad_while_its_neighbours_are_copied_over_it_is_good() {
     let second = core.clone();
     *kernel.before_a_copy.lock().unwrap() = Some(Box::new(move || {
         assert!(second.contents().claim(5));
-        second.spoil(5);
+        second.poison(5);
     }));
     assert_eq!(core.map_ready(0..16, &mut ReaderState::new(16 * PAGE)), 16);
     for page in 0..16 {
@@ -669,7 +665,7 @@ fn zeroes_outside_of_a_window_change_nothing_and_a_bad_page_stays_bad() {
         assert!(present(&kernel).is_empty());
     }
     assert!(core.contents().claim(5));
-    core.spoil(5);
+    core.poison(5);
     assert_eq!(window.zero(4 << 12..8 << 12).unwrap(), Filled::Some);
     assert_eq!((present(&kernel), kernel.lock().pages[&5]), (vec![4, 5, 6, 7], None));
     assert_eq!(core.contents().get(5), Content::Poisoned);
@@ -701,7 +697,7 @@ fn the_bookkeeping_of_a_fault_is_small() {
     for (window, bound_ns) in [(1_u64, 20_000), (16, 60_000)] {
         let fault_around = FaultAround::try_new(ByteLen::new(window * 4096)).unwrap();
         let options =
-            crate::LazyOptions { advice: Advice::Normal, fault_around, ..Default::default() };
+            crate::LazyOptions::default().advice(Advice::Normal).fault_around(fault_around);
         let mut best = u128::MAX;
         for _ in 0..5 {
             let rehearsal = Rehearsal::new(ByteLen::new(pages * 4096), &options);
@@ -724,27 +720,27 @@ fn the_bookkeeping_of_a_fault_is_small() {
 #[test]
 fn what_others_removed_is_zero_and_never_what_it_was() {
     let (kernel, core) = of_another(vec![3]);
-    let mut hands = ReaderState::new(16 * PAGE);
-    assert_eq!(core.fault(0, Touch::Read, &mut hands), Outcome::Answered);
+    let mut state = ReaderState::new(16 * PAGE);
+    assert_eq!(core.fault(0, Touch::Read, &mut state), Outcome::Answered);
     // Pages that are there, and pages that never were.
     core.removed(10..20);
     for page in 10..16 {
         kernel.lock().pages.remove(&page);
     }
     for page in [12, 18, 12] {
-        assert_eq!(core.fault(page, Touch::Read, &mut hands), Outcome::Answered);
+        assert_eq!(core.fault(page, Touch::Read, &mut state), Outcome::Answered);
         assert_eq!(kernel.lock().pages.remove(&page), Some(Some(0)), "page {page}");
     }
     // A neighbour's window leaves them alone.
-    assert_eq!(core.fault(22, Touch::Read, &mut hands), Outcome::Answered);
-    while core.map_around(&mut hands) {}
+    assert_eq!(core.fault(22, Touch::Read, &mut state), Outcome::Answered);
+    while core.map_around(&mut state) {}
     assert!((10..20).all(|page| !kernel.lock().pages.contains_key(&page)));
     assert_eq!(kernel.lock().pages[&20], Some(right(20)));
     // While the removal is under way, the answer is put off and the page is as it was.
     kernel.lock().whims = vec![8];
-    assert_eq!(core.fault(13, Touch::Read, &mut hands), Outcome::Later);
-    assert!(matches!(core.fault(40, Touch::Read, &mut hands), Outcome::Produce { .. }));
-    assert!(matches!(core.try_produce(40, &mut hands), Produced::PutOff));
+    assert_eq!(core.fault(13, Touch::Read, &mut state), Outcome::Later);
+    assert!(matches!(core.fault(40, Touch::Read, &mut state), Outcome::Produce { .. }));
+    assert!(matches!(core.try_produce(40, &mut state), Produced::Deferred));
     core.release(40);
     assert_eq!(core.contents().get(40), Content::Absent);
 }
@@ -752,10 +748,10 @@ fn what_others_removed_is_zero_and_never_what_it_was() {
 #[test]
 fn a_page_is_lost_when_one_thread_tells_it_twice_and_not_when_two_do_once() {
     let (kernel, core) = plain(all(Kind::Ready), Advice::Random, 1);
-    let mut hands = ReaderState::new(16 * PAGE);
+    let mut state = ReaderState::new(16 * PAGE);
     let mut tell = |page, waiter| {
-        hands.waiter = waiter;
-        assert_eq!(core.fault(page, Touch::Read, &mut hands), Outcome::Answered);
+        state.waiter = waiter;
+        assert_eq!(core.fault(page, Touch::Read, &mut state), Outcome::Answered);
         core.by_reader().demand.load(std::sync::atomic::Ordering::Relaxed)
     };
     // It came for the first of four threads, and the others are told of it after that.
@@ -777,26 +773,26 @@ fn who_reads_the_removals_does_not_wait_for_them_to_make_a_page_bad() {
     core.give_up(7);
     assert_eq!((core.contents().get(7), kernel.lock().changing), (Content::Poisoned, 1));
     // Whoever waits is told again, and refused then.
-    let mut hands = ReaderState::new(16 * PAGE);
+    let mut state = ReaderState::new(16 * PAGE);
     kernel.lock().whims = vec![3];
-    assert_eq!(core.fault(7, Touch::Read, &mut hands), Outcome::Answered);
+    assert_eq!(core.fault(7, Touch::Read, &mut state), Outcome::Answered);
     assert_eq!(kernel.lock().pages[&7], None);
 }
 
 #[test]
 fn neighbours_wait_until_there_is_no_fault_and_too_many_are_left_out() {
     let (kernel, core) = plain(all(Kind::Ready), Advice::Normal, 4);
-    let mut hands = ReaderState::new(16 * PAGE);
+    let mut state = ReaderState::new(16 * PAGE);
     // Each fault is in the middle of a window: two runs of neighbours.
     let faults: Vec<u64> = (0..96).filter(|page| page % 4 == 2).collect();
     for &page in &faults {
-        assert_eq!(core.fault(page, Touch::Read, &mut hands), Outcome::Answered);
+        assert_eq!(core.fault(page, Touch::Read, &mut state), Outcome::Answered);
     }
     assert_eq!(present(&kernel), faults);
-    assert!(core.map_around(&mut hands));
+    assert!(core.map_around(&mut state));
     let last = *faults.last().unwrap();
     assert!(kernel.lock().pages.contains_key(&(last + 1)), "the latest come first");
-    while core.map_around(&mut hands) {}
+    while core.map_around(&mut state) {}
     assert_eq!(present(&kernel).len(), 96);
     // More than there is room for: the same pages again and again, as if they were lost.
     let (kernel, core) = plain(all(Kind::Ready), Advice::Normal, 4);
@@ -804,28 +800,28 @@ fn neighbours_wait_until_there_is_no_fault_and_too_many_are_left_out() {
         for &page in &faults {
             let _ = core.contents().advance(page, Content::Present, Content::Absent);
             kernel.lock().pages.remove(&page);
-            assert_eq!(core.fault(page, Touch::Read, &mut hands), Outcome::Answered);
+            assert_eq!(core.fault(page, Touch::Read, &mut state), Outcome::Answered);
         }
     }
     assert!(core.by_reader().left_out.load(std::sync::atomic::Ordering::Relaxed) > 0);
-    while core.map_around(&mut hands) {}
+    while core.map_around(&mut state) {}
     assert_eq!(present(&kernel).len(), 96);
 }
 
 #[test]
 fn neighbours_do_not_wait_where_they_turn_out_to_be_wanted() {
     let (kernel, core) = plain(all(Kind::Ready), Advice::Normal, 16);
-    let mut hands = ReaderState::new(16 * PAGE);
+    let mut state = ReaderState::new(16 * PAGE);
     // No fault comes back to a window: what is around waits.
     for page in [8, 24, 40, 56] {
-        assert_eq!(core.fault(page, Touch::Read, &mut hands), Outcome::Answered);
+        assert_eq!(core.fault(page, Touch::Read, &mut state), Outcome::Answered);
     }
     assert_eq!(present(&kernel), [8, 24, 40, 56]);
     // One does: from now on at most the neighbours of one fault wait.
-    assert_eq!(core.fault(60, Touch::Read, &mut hands), Outcome::Answered);
+    assert_eq!(core.fault(60, Touch::Read, &mut state), Outcome::Answered);
     assert!(present(&kernel).len() >= 5 + 30, "{:?}", present(&kernel));
-    assert_eq!(core.fault(88, Touch::Read, &mut hands), Outcome::Answered);
-    while core.map_around(&mut hands) {}
+    assert_eq!(core.fault(88, Touch::Read, &mut state), Outcome::Answered);
+    while core.map_around(&mut state) {}
     assert_eq!(present(&kernel).len(), 5 * 16);
 }
 
@@ -834,39 +830,39 @@ fn pages_ahead_of_who_reads_in_order_wait_until_there_is_nothing_else() {
     let mut kinds = all(Kind::Ready);
     kinds[usize_of(63)] = Kind::Slow;
     let (kernel, core) = plain(kinds, Advice::Sequential, 16);
-    let mut hands = ReaderState::new(16 * PAGE);
-    let read = |pages: &[u64], hands: &mut ReaderState| {
+    let mut state = ReaderState::new(16 * PAGE);
+    let read = |pages: &[u64], state: &mut ReaderState| {
         for &page in pages {
-            assert_eq!(core.fault(page, Touch::Read, hands), Outcome::Answered);
+            assert_eq!(core.fault(page, Touch::Read, state), Outcome::Answered);
         }
     };
-    read(&[0], &mut hands);
-    assert!(!core.map_around(&mut hands), "nobody has read for long");
-    read(&[16], &mut hands);
-    assert!(core.map_around(&mut hands));
+    read(&[0], &mut state);
+    assert!(!core.map_around(&mut state), "nobody has read for long");
+    read(&[16], &mut state);
+    assert!(core.map_around(&mut state));
     assert!(present(&kernel).into_iter().eq(0..48), "the window behind it");
-    assert!(!core.map_around(&mut hands), "and no more before somebody reads on");
+    assert!(!core.map_around(&mut state), "and no more before somebody reads on");
     // Who reads on does so behind what was put in place. The next window is not all at hand.
-    read(&[48], &mut hands);
+    read(&[48], &mut state);
     assert!(present(&kernel).into_iter().eq(0..63));
     // Another fault gives up what was to be put in place ahead.
-    read(&[90], &mut hands);
-    while core.map_around(&mut hands) {}
+    read(&[90], &mut state);
+    while core.map_around(&mut state) {}
     assert!(present(&kernel).into_iter().eq((0..63).chain(80..96)));
 }
 
 #[test]
 fn pages_ahead_are_put_in_place_step_by_step_as_far_as_they_are_at_hand() {
-    let mut hands = ReaderState::new(16 * PAGE);
+    let mut state = ReaderState::new(16 * PAGE);
     // Windows of 64 pages, of which 32 are a step.
     let mut reads = |kinds, goes_ahead: bool| {
         let (kernel, core) = plain(kinds, Advice::Sequential, 64);
-        hands.shares_cpu = !goes_ahead;
+        state.shares_cpu = !goes_ahead;
         for page in [0, 64] {
-            assert_eq!(core.fault(page, Touch::Read, &mut hands), Outcome::Answered);
+            assert_eq!(core.fault(page, Touch::Read, &mut state), Outcome::Answered);
         }
         let mut steps = Vec::new();
-        while core.map_around(&mut hands) {
+        while core.map_around(&mut state) {
             steps.push(present(&kernel).len());
         }
         steps

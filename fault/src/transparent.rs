@@ -26,11 +26,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use uzone_os::hugepages::{self, ThpEnabled};
 use uzone_os::uffd::{AnswerError, Answered, Install, Registered};
-use uzone_os::{Anonymous, Exclusive, HugeAdvice, Mapping, SystemRoot};
+use uzone_os::{Anonymous, Exclusive, HugeAdvice, SystemRoot};
 use uzone_pages::{ByteLen, PageSize};
 
 use crate::error::MapError;
-use crate::kernel::Kernel;
+use crate::kernel::{Fill, Kernel};
 
 /// A kernel that answers in small pages, and moves large ones.
 pub(crate) trait MovingKernel: Kernel {
@@ -160,49 +160,27 @@ impl<K: MovingKernel> Transparent<K> {
 }
 
 impl<K: MovingKernel> Kernel for Transparent<K> {
-    fn copy(&self, offset: u64, bytes: &[u8]) -> Result<Answered, AnswerError> {
-        self.page_by_page(offset..offset + bytes.len() as u64, |page| {
-            if let Some(mut slot) = self.slot() {
-                let made = slot.bytes();
-                made.copy_from_slice(&bytes[..made.len()]);
-                return self.place(page.start, &mut slot);
+    fn install(&self, range: Range<u64>, fill: Fill<'_>) -> Result<Answered, AnswerError> {
+        if matches!(fill, Fill::Cached) {
+            // The memory is of no file, so the page cache has nothing of it.
+            return self.small.install(range, fill);
+        }
+        let start = range.start;
+        self.page_by_page(range, |page| {
+            let fill = fill.part(page.start - start..page.end - start);
+            if let Fill::Bytes(bytes) = fill
+                && let Some(mut slot) = self.slot()
+            {
+                slot.bytes().copy_from_slice(bytes);
+                return self.install_slot(page.start, &mut slot);
             }
+            // Bytes of another mapping are copied in small pages: the kernel reads them, which raises no
+            // signal where they end. Zeroes take no memory until they are written.
             self.in_small_pages(page.clone(), |part| {
-                let (from, to) = (skipped(&page, part.start), skipped(&page, part.end));
-                self.small.copy(part.start, &bytes[from..to])
+                let fill = fill.part(part.start - page.start..part.end - page.start);
+                self.small.install(part, fill)
             })
         })
-    }
-
-    /// Copies in small pages: what another mapping has is read by the kernel alone, which does not
-    /// raise a signal where it ends.
-    fn copy_from(
-        &self,
-        offset: u64,
-        source: &Mapping,
-        source_offset: u64,
-        len: u64,
-    ) -> Result<Answered, AnswerError> {
-        self.page_by_page(offset..offset + len, |page| {
-            let from = |part: &Range<u64>| source_offset + (part.start - page.start);
-            self.in_small_pages(page.clone(), |part| {
-                self.small.copy_from(part.start, source, from(&part), part.end - part.start)
-            })
-        })
-    }
-
-    fn zero(&self, range: Range<u64>) -> Result<Answered, AnswerError> {
-        // They take no memory until they are written.
-        self.page_by_page(range, |page| self.in_small_pages(page, |part| self.small.zero(part)))
-    }
-
-    fn continue_mapping(&self, range: Range<u64>) -> Result<Answered, AnswerError> {
-        // The memory is of no file, so the page cache has nothing of it.
-        self.small.continue_mapping(range)
-    }
-
-    fn poison(&self, range: Range<u64>) -> Result<Answered, AnswerError> {
-        self.page_by_page(range, |page| self.in_small_pages(page, |part| self.small.poison(part)))
     }
 
     fn wake(&self, range: Range<u64>) {
@@ -224,7 +202,7 @@ impl<K: MovingKernel> Kernel for Transparent<K> {
         Some(Slot { memory: Some(memory?), home: &self.slots })
     }
 
-    fn place(&self, offset: u64, slot: &mut Slot<'_>) -> Result<Answered, AnswerError> {
+    fn install_slot(&self, offset: u64, slot: &mut Slot<'_>) -> Result<Answered, AnswerError> {
         let page = offset..offset + self.page.bytes();
         let made = slot.memory();
         let moved = match self.small.move_here(offset, made) {
@@ -242,8 +220,8 @@ impl<K: MovingKernel> Kernel for Transparent<K> {
         let bytes = &*slot.bytes();
         let rest = page.start + moved..page.end;
         let copied = self.in_small_pages(rest, |part| {
-            self.small
-                .copy(part.start, &bytes[skipped(&page, part.start)..skipped(&page, part.end)])
+            let fill = Fill::Bytes(bytes).part(part.start - page.start..part.end - page.start);
+            self.small.install(part, fill)
         })?;
         if moved != 0 && copied == Answered::Present {
             // What was moved was missing; who waits for the rest has not been woken.
@@ -257,11 +235,6 @@ impl<K: MovingKernel> Kernel for Transparent<K> {
         // Relaxed: a statistic.
         self.huge_pages.load(Ordering::Relaxed)
     }
-}
-
-/// Returns how many bytes of a page are before an offset in it.
-fn skipped(page: &Range<u64>, at: u64) -> usize {
-    usize::try_from(at - page.start).unwrap_or(usize::MAX)
 }
 
 #[cfg(test)]
@@ -329,21 +302,15 @@ mod tests {
     }
 
     impl Kernel for Fake {
-        fn copy(&self, offset: u64, bytes: &[u8]) -> Result<Answered, AnswerError> {
-            let range = offset..offset + bytes.len() as u64;
-            self.fill(range, UffdCall::Copy, |at| bytes[usize::try_from(at - offset).unwrap()])
-        }
-
-        fn zero(&self, range: Range<u64>) -> Result<Answered, AnswerError> {
-            self.fill(range, UffdCall::ZeroPage, |_| 0)
-        }
-
-        fn continue_mapping(&self, _: Range<u64>) -> Result<Answered, AnswerError> {
-            Ok(Answered::Hole)
-        }
-
-        fn poison(&self, range: Range<u64>) -> Result<Answered, AnswerError> {
-            self.fill(range, UffdCall::Poison, |_| u8::MAX)
+        fn install(&self, range: Range<u64>, fill: Fill<'_>) -> Result<Answered, AnswerError> {
+            let offset = range.start;
+            match fill {
+                Fill::Bytes(bytes) => self
+                    .fill(range, UffdCall::Copy, |at| bytes[usize::try_from(at - offset).unwrap()]),
+                Fill::Zero => self.fill(range, UffdCall::ZeroPage, |_| 0),
+                Fill::Cached | Fill::From { .. } => Ok(Answered::Hole),
+                Fill::Poison => self.fill(range, UffdCall::Poison, |_| u8::MAX),
+            }
         }
 
         fn wake(&self, range: Range<u64>) {
@@ -410,9 +377,9 @@ mod tests {
                     let mut slot = kernel.slot().unwrap();
                     let len = slot.bytes().len();
                     slot.bytes().copy_from_slice(&bytes[from..from + len]);
-                    kernel.place(at, &mut slot)
+                    kernel.install_slot(at, &mut slot)
                 } else {
-                    kernel.copy(at, &bytes[from..])
+                    kernel.install(at..2 * HUGE, Fill::Bytes(&bytes[from..]))
                 };
                 let done = match answer {
                     Ok(Answered::All) if by_slot => HUGE,

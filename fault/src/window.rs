@@ -15,7 +15,7 @@ use uzone_os::{Mapping, RangeError};
 use uzone_pages::PageSize;
 
 use crate::core::Core;
-use crate::kernel::Kernel;
+use crate::kernel::{Fill, Kernel};
 use crate::staged::StagingFiller;
 use crate::stats::Counters;
 
@@ -196,14 +196,7 @@ impl<'a> Window<'a> {
     /// [`AnswerError`] if they are not all in the window, or the kernel refuses.
     pub fn copy(&mut self, offset: u64, bytes: &[u8]) -> Result<Filled, AnswerError> {
         let range = offset..offset.saturating_add(bytes.len() as u64);
-        let kernel = self.kernel;
-        let first = offset.wrapping_add(self.base);
-        self.install(range, |part| {
-            // Offsets inside of `bytes`, as `install` asks for parts of its range.
-            let [from, to] = [part.start, part.end]
-                .map(|at| usize::try_from(at - first).unwrap_or(bytes.len()).min(bytes.len()));
-            kernel.copy(part.start, &bytes[from..to])
-        })
+        self.install(range, Fill::Bytes(bytes))
     }
 
     /// Fills pages of `range` with bytes of another mapping, from its byte `source_offset` on, without
@@ -219,12 +212,7 @@ impl<'a> Window<'a> {
         source: &Mapping,
         source_offset: u64,
     ) -> Result<Filled, AnswerError> {
-        let kernel = self.kernel;
-        let first = range.start.wrapping_add(self.base);
-        self.install(range, |part| {
-            let skipped = part.start - first;
-            kernel.copy_from(part.start, source, source_offset + skipped, part.end - part.start)
-        })
+        self.install(range, Fill::From { source, offset: source_offset })
     }
 
     /// Returns whether [`Window::copy_with`] makes whole huge pages, so that it is better than a copy
@@ -254,7 +242,8 @@ impl<'a> Window<'a> {
             }
             let kernel = self.kernel;
             let first = range.start..range.start.saturating_add(page.bytes());
-            let filled = self.install(first, |part| kernel.place(part.start, &mut slot))?;
+            let filled =
+                self.install_with(first, |part| kernel.install_slot(part.start, &mut slot))?;
             return Ok(if room == len { filled } else { Filled::Some });
         }
         // Taken out, so that the window can be changed while the bytes are in it.
@@ -278,7 +267,6 @@ impl<'a> Window<'a> {
     /// As for [`Window::copy`].
     pub fn zero(&mut self, range: Range<u64>) -> Result<Filled, AnswerError> {
         self.check(&range)?;
-        let kernel = self.kernel;
         if self.core.zeroes_by_copy() {
             let mut at = range.start;
             let mut all = Filled::All;
@@ -300,7 +288,7 @@ impl<'a> Window<'a> {
             return Ok(all);
         }
         let before = self.state.filled;
-        let answer = self.install(range, |part| kernel.zero(part));
+        let answer = self.install(range, Fill::Zero);
         Counters::add(&self.core.counters().zeroes, self.state.filled - before);
         answer
     }
@@ -310,13 +298,21 @@ impl<'a> Window<'a> {
     /// # Errors
     /// As for [`Window::copy`].
     pub fn continue_mapping(&mut self, range: Range<u64>) -> Result<Filled, AnswerError> {
+        self.install(range, Fill::Cached)
+    }
+
+    fn install(&mut self, range: Range<u64>, fill: Fill<'_>) -> Result<Filled, AnswerError> {
         let kernel = self.kernel;
-        self.install(range, |part| kernel.continue_mapping(part))
+        let first = range.start.wrapping_add(self.base);
+        self.install_with(range, |part| {
+            let inside = part.start - first..part.end - first;
+            kernel.install(part, fill.part(inside))
+        })
     }
 
     /// Asks the kernel for `range`, and for what is left of it as long as it gets on. `ask` is given
     /// offsets in the mapping.
-    fn install(
+    fn install_with(
         &mut self,
         range: Range<u64>,
         mut ask: impl FnMut(Range<u64>) -> Result<Answered, AnswerError>,
@@ -346,17 +342,17 @@ impl<'a> Window<'a> {
             drop(kept);
             let step = match answer {
                 Answered::All => {
-                    self.settle(at..end, true);
+                    self.note_filled(at..end, true);
                     end - at
                 }
                 Answered::Part { bytes } if bytes >= page.bytes() => {
                     let whole = bytes / page.bytes() * page.bytes();
-                    self.settle(at..at + whole, true);
+                    self.note_filled(at..at + whole, true);
                     whole
                 }
                 Answered::Present => {
                     // No waiter was woken, and one may have come between our look and this.
-                    self.settle(at..at + page.bytes(), false);
+                    self.note_filled(at..at + page.bytes(), false);
                     self.kernel.wake(at..at + page.bytes());
                     page.bytes()
                 }
@@ -393,7 +389,7 @@ impl<'a> Window<'a> {
     }
 
     /// Notes that the kernel has the pages of `range`, and whether it put them in place just now.
-    fn settle(&mut self, range: Range<u64>, is_placed: bool) {
+    fn note_filled(&mut self, range: Range<u64>, is_placed: bool) {
         if self.is_noted() {
             // Whoever puts it in place says so.
             self.state.wanted_is_done = true;
@@ -405,13 +401,13 @@ impl<'a> Window<'a> {
         let wanted = self.wanted.filter(|wanted| pages.contains(wanted));
         self.state.wanted_is_done |= wanted.is_some();
         if let Some(owned) = wanted.filter(|_| self.is_owned) {
-            self.core.settle(pages.start..owned, is_placed);
+            self.core.note_filled(pages.start..owned, is_placed);
             // Only its owner takes a page from this state, but for a thread that gave it up meanwhile. If
             // the page is a bad one, what is there is the signal.
-            self.state.wanted_is_done = self.core.settle_owned(owned, is_placed);
+            self.state.wanted_is_done = self.core.note_owned_filled(owned, is_placed);
             pages.start = owned + 1;
         }
-        self.core.settle(pages, is_placed);
+        self.core.note_filled(pages, is_placed);
     }
 }
 

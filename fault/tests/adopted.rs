@@ -178,7 +178,7 @@ fn another_process_gets_its_bytes_and_its_zeroes_and_a_second_server() {
         RemoteRegion { start: Vaddr::new(second), len, offset: 0 },
     ];
     let engine = Engine::new(NonZeroUsize::MIN).unwrap();
-    let options = LazyOptions { advice: Advice::Auto, ..LazyOptions::default() };
+    let options = LazyOptions::default().advice(Advice::Auto);
     let adopt = |remote: Remote| -> AdoptedMemory {
         engine.adopt(remote, regions.clone(), probe::page_size(), backing(), &options).unwrap()
     };

@@ -15,7 +15,7 @@ use common::{
     settles, skip, wait_for, write_words,
 };
 use uzone_fault::{
-    Backing, BackingError, FileBacking, FunctionBacking, LazyMapping, LazyOptions, Populate, Window,
+    Backing, BackingError, FileBacking, FunctionBacking, LazyMapping, Populate, Window,
 };
 use uzone_os::page_cache;
 use uzone_pages::{Advice, ByteLen, Content};
@@ -234,7 +234,7 @@ fn pages_that_are_evicted_while_others_are_mapped_come_back() {
     let name = "pages_that_are_evicted_while_others_are_mapped_come_back";
     let engine = engine();
     let backing = Arc::new(Evicting { memory: OnceLock::new(), is_evicting: true.into() });
-    let options = LazyOptions { ..options(Advice::Normal, 16) };
+    let options = options(Advice::Normal, 16);
     let memory = match engine.map(ByteLen::new(256 * page()), backing.clone(), &options) {
         Ok(memory) => Arc::new(memory),
         Err(error) => return skip(name, &error.to_string()),

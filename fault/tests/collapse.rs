@@ -148,7 +148,7 @@ fn a_mapping_that_has_settled_becomes_huge_by_itself() {
         return;
     }
     let quiet = Some(Duration::from_millis(20));
-    let options = LazyOptions { collapse_when_settled: quiet, ..LazyOptions::default() };
+    let options = LazyOptions::default().collapse_when_settled(quiet);
     let Some(memory) = map(name, &engine(), 2 * HUGE, function(), &options) else { return };
     memory.populate(0..2 * HUGE, Populate::All).unwrap();
     let probe = memory.collapse(0..HUGE).unwrap();
@@ -160,7 +160,7 @@ fn a_mapping_that_has_settled_becomes_huge_by_itself() {
     // It is dropped while the thread waits, and at once.
     let start = Instant::now();
     let quiet = Some(Duration::from_secs(3600));
-    let options = LazyOptions { collapse_when_settled: quiet, ..options };
+    let options = options.collapse_when_settled(quiet);
     drop(map(name, &engine(), HUGE, function(), &options));
     assert!(start.elapsed() < Duration::from_secs(600));
 }
@@ -172,7 +172,7 @@ fn memory_that_cannot_be_collapsed_says_why() {
         return;
     }
     for track in [WriteTracking::Async, WriteTracking::Sync] {
-        let options = LazyOptions { track_writes: Some(track), ..LazyOptions::default() };
+        let options = LazyOptions::default().track_writes(track);
         let Some(memory) = map(name, &engine(), HUGE, function(), &options) else { return };
         memory.populate(0..HUGE, Populate::All).unwrap();
         let done = memory.collapse(0..HUGE).unwrap();
@@ -196,7 +196,7 @@ fn memory_that_cannot_be_collapsed_says_why() {
         Ok(pool) => pool,
         Err(reason) => return skip(name, &reason),
     };
-    let options = LazyOptions { huge: HugePages::Pool(HugeSize::MIB_2), ..LazyOptions::default() };
+    let options = LazyOptions::default().huge(HugePages::Pool(HugeSize::MIB_2));
     let Some(memory) = map(name, &engine(), 2 * HUGE, function(), &options) else { return };
     memory.populate(0..HUGE, Populate::All).unwrap();
     let done = memory.collapse(0..2 * HUGE).unwrap();

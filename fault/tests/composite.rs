@@ -52,7 +52,7 @@ fn each_part_has_its_bytes_in_any_order_of_touches() {
     {
         let (whole, expected) = parts();
         let fault_around = FaultAround::try_new(ByteLen::new(pages * page())).unwrap();
-        let options = LazyOptions { advice, fault_around, ..LazyOptions::default() };
+        let options = LazyOptions::default().advice(advice).fault_around(fault_around);
         let Some(memory) = map("each_part_has_its_bytes", &engine(), 97 * page(), whole, &options)
         else {
             return;
@@ -114,7 +114,7 @@ fn parts_that_cannot_be_mapped_are_refused_with_the_reason() {
         .build()
         .unwrap();
     assert!(!whole.takes_pages_of(HugeSize::MIB_2.page_size()));
-    let options = LazyOptions { huge: HugePages::Pool(HugeSize::MIB_2), ..LazyOptions::default() };
+    let options = LazyOptions::default().huge(HugePages::Pool(HugeSize::MIB_2));
     assert!(matches!(
         engine().map(ByteLen::mib(2), Arc::new(whole), &options),
         Err(MapError::Backing { .. } | MapError::Map(_))

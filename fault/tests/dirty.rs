@@ -29,7 +29,7 @@ use uzone_pages::{Advice, ByteLen, Content, FaultAround};
 const BOTH: [WriteTracking; 2] = [WriteTracking::Async, WriteTracking::Sync];
 
 fn options(track: WriteTracking) -> LazyOptions {
-    LazyOptions { track_writes: Some(track), ..LazyOptions::default() }
+    LazyOptions::default().track_writes(track)
 }
 
 fn memfd(len: u64) -> Arc<Mapping> {
@@ -119,7 +119,7 @@ fn huge_pages_are_tracked_whole() {
         Err(reason) => return skip(name, &reason),
     };
     for track in BOTH {
-        let options = LazyOptions { huge: HugePages::Pool(HugeSize::MIB_2), ..options(track) };
+        let options = options(track).huge(HugePages::Pool(HugeSize::MIB_2));
         let Some(memory) = map(name, &engine(), 4 * huge, function(), &options) else { return };
         memory.populate(0..2 * huge, Populate::All).unwrap();
         assert_eq!(memory.dirty(0..4 * huge).unwrap(), []);
@@ -147,7 +147,7 @@ fn huge_pages_are_tracked_whole() {
             .map_err(|error: Box<dyn std::error::Error + Send + Sync>| BackingError::Other(error))
     });
     let huge_pages = HugePages::Pool(HugeSize::MIB_2);
-    let options = LazyOptions { huge: huge_pages, ..options(WriteTracking::Sync) };
+    let options = options(WriteTracking::Sync).huge(huge_pages);
     let Some(memory) = map(name, &engine(), 2 * huge, backing, &options) else { return };
     memory.populate(0..huge, Populate::All).unwrap();
     assert_eq!(memory.evict(0..huge).unwrap(), 1);
@@ -474,7 +474,7 @@ fn what_is_written_to_a_page_that_came_too_late_is_brought_back() {
         // Nothing is at hand, so that a producer is asked.
         let backing = NotAtHand(backing);
         let deadline = Some(Duration::from_millis(20));
-        let options = LazyOptions { deadline, ..options(track) };
+        let options = options(track).deadline(deadline);
         let name = "what_is_written_to_a_page_that_came_too_late";
         let Some(memory) = map(name, &engine(), 4 * page(), backing, &options) else { return };
         assert!(memory.read_at(page(), &mut [0; 8]).is_err(), "it misses its deadline");
@@ -585,11 +585,9 @@ fn writers_never_miss_what_they_wrote_while_pages_are_brought_back_and_evicted()
     let len = pages * page();
     for track in BOTH {
         let store = Store::new(len);
-        let options = LazyOptions {
-            advice: Advice::Normal,
-            fault_around: FaultAround::try_new(ByteLen::new(4 * page())).unwrap(),
-            ..options(track)
-        };
+        let options = options(track)
+            .advice(Advice::Normal)
+            .fault_around(FaultAround::try_new(ByteLen::new(4 * page())).unwrap());
         let Some(memory) = map(name, &engine(), len, Stored(store.clone()), &options) else {
             return;
         };

@@ -138,11 +138,7 @@ fn map_lazily() -> Done {
     let own = Reader::Own { cpus: Vec::new() };
     let engine = Engine::with(EngineOptions::default())?;
     let len = ByteLen::new(64 * page());
-    let memory = engine.map(
-        len,
-        Arc::new(function()),
-        &LazyOptions { reader: own, ..Default::default() },
-    )?;
+    let memory = engine.map(len, Arc::new(function()), &LazyOptions::default().reader(own))?;
     for at in [0, 1, 17, 40, 63] {
         check(&memory, at * page())?;
     }
@@ -163,7 +159,7 @@ fn map_files() -> Done {
     let engine = Engine::with(EngineOptions::default())?;
     let len = 64 * page();
     let backing = FileBacking::writable(file_of(len)?)?;
-    let options = LazyOptions { track_writes: Some(WriteTracking::Sync), ..LazyOptions::default() };
+    let options = LazyOptions::default().track_writes(WriteTracking::Sync);
     let memory = engine.map(ByteLen::new(len), Arc::new(backing), &options)?;
     check(&memory, 3 * page())?;
     memory.write_at(8 * page(), &word(8 * page()).to_ne_bytes())?;

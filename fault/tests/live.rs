@@ -248,7 +248,7 @@ fn a_hole_of_a_memory_file_is_zero_and_what_is_shared_is_seen() {
 fn huge_pages_are_filled_whole() {
     let name = "huge_pages_are_filled_whole";
     let (size, huge) = (HugeSize::MIB_2, 2 << 20);
-    let options = LazyOptions { huge: HugePages::Pool(size), ..LazyOptions::default() };
+    let options = LazyOptions::default().huge(HugePages::Pool(size));
     let engine = engine();
     let _pool = match Pool::try_grow(4) {
         Ok(pool) => pool,
@@ -479,7 +479,7 @@ fn a_wrong_request_is_refused_with_what_it_was_given() {
     assert!(matches!(engine.map(ByteLen::ZERO, backing(), &options), Err(MapError::Map(_))));
     let file = Arc::new(Mapping::memfd("x", ByteLen::new(page()), None).unwrap());
     let memory = MemoryBacking::new(file, Sharing::Shared).unwrap();
-    let huge = LazyOptions { huge: HugePages::Pool(HugeSize::MIB_2), ..LazyOptions::default() };
+    let huge = LazyOptions::default().huge(HugePages::Pool(HugeSize::MIB_2));
     assert!(matches!(
         engine.map(ByteLen::new(page()), Arc::new(memory), &huge),
         Err(MapError::Backing { .. })

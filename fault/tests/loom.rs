@@ -71,7 +71,7 @@ impl PageTable for One {
         let _ = self.folio().advance(Content::Absent, Content::Present);
     }
 
-    fn settle_word(&self, _: u64) -> bool {
+    fn set_present(&self, _: u64) -> bool {
         self.folio().advance(Content::Filling, Content::Present).is_ok()
     }
 
@@ -97,7 +97,7 @@ fn give_up(second: fn(&BadPages, &One)) {
         let (bad, page) = (bad.clone(), page.clone());
         thread::spawn(move || {
             let is_placed = page.copy();
-            bad.settle(7, is_placed, &*page)
+            bad.note_filled(7, is_placed, &*page)
         })
     };
     bad.make(7, &*page, || false);

@@ -240,8 +240,7 @@ fn a_mapping_may_be_dropped_by_whoever_is_last_and_after_its_engine() {
         let memory = if round % 2 == 0 {
             map(name, &engine, 64 * page(), slow, &LazyOptions::default())
         } else {
-            let own =
-                LazyOptions { reader: Reader::Own { cpus: Vec::new() }, ..LazyOptions::default() };
+            let own = LazyOptions::default().reader(Reader::Own { cpus: Vec::new() });
             map(name, &engine, 64 * page(), function(), &own)
         };
         let Some(memory) = memory else { return };
@@ -368,7 +367,7 @@ fn a_page_that_misses_its_deadline_is_an_error_and_a_late_answer_changes_nothing
     let engine = engine();
     for deadline in [Duration::ZERO, Duration::from_millis(30)] {
         let (backing, gate, _) = Stalling::new(3 * page());
-        let options = LazyOptions { deadline: Some(deadline), ..LazyOptions::default() };
+        let options = LazyOptions::default().deadline(deadline);
         let Some(memory) = map(name, &engine, 16 * page(), backing, &options) else { return };
         assert!(matches!(try_page(&memory, 3 * page()), Err(AccessError::Bus { .. })));
         // The signal may be a moment ahead of what is known.
@@ -443,17 +442,17 @@ fn options_that_nobody_should_give_are_refused_or_harmless() {
     for spin in [Duration::MAX, Duration::from_secs(3600), Duration::ZERO] {
         for reader in [Reader::Shared, Reader::Own { cpus: Vec::new() }] {
             let fault_around = FaultAround::MAX;
-            let options = LazyOptions { spin, reader, fault_around, ..plain.clone() };
+            let options = plain.clone().spin(spin).reader(reader).fault_around(fault_around);
             let memory = map(name, &engine, 3 * page(), function(), &options).unwrap();
             check_all(&memory);
         }
     }
     assert!(begun.elapsed() < Duration::from_secs(30), "a mapping hangs when it goes");
     let nowhere = vec![1023];
-    let own = LazyOptions { reader: Reader::Own { cpus: nowhere.clone() }, ..plain.clone() };
+    let own = plain.clone().reader(Reader::Own { cpus: nowhere.clone() });
     let error = engine.map(ByteLen::new(page()), Arc::new(ZeroBacking), &own).unwrap_err();
     assert!(matches!(error, MapError::Thread(_)), "{error:?}");
-    let options = EngineOptions { cpus: nowhere, ..EngineOptions::default() };
+    let options = EngineOptions::default().cpus(nowhere);
     assert!(matches!(Engine::with(options), Err(MapError::Thread(_))));
 }
 

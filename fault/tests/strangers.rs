@@ -31,7 +31,7 @@ use uzone_pages::{Advice, ByteLen, Content};
 #[test]
 fn a_deadline_that_is_longer_than_the_clock_goes_is_none() {
     for deadline in [Duration::MAX, Duration::from_secs(u64::MAX / 2)] {
-        let options = LazyOptions { deadline: Some(deadline), ..LazyOptions::default() };
+        let options = LazyOptions::default().deadline(deadline);
         let name = "a_deadline_that_is_longer_than_the_clock_goes_is_none";
         let slow = FunctionBacking::slow(|offset, out: &mut [u8]| {
             write_words(offset, out);
@@ -46,12 +46,12 @@ fn a_deadline_that_is_longer_than_the_clock_goes_is_none() {
 #[test]
 fn options_that_no_host_can_have_are_refused_by_name() {
     let engine = engine();
-    let options = LazyOptions { trace: usize::MAX, ..LazyOptions::default() };
+    let options = LazyOptions::default().trace(usize::MAX);
     let error = engine.map(ByteLen::new(page()), Arc::new(function()), &options).unwrap_err();
     assert!(matches!(error, MapError::TooMany { option: "LazyOptions::trace", .. }), "{error}");
     for options in [
-        EngineOptions { producers: NonZeroUsize::MAX, ..EngineOptions::default() },
-        EngineOptions { readers: NonZeroUsize::MAX, ..EngineOptions::default() },
+        EngineOptions::default().producers(NonZeroUsize::MAX),
+        EngineOptions::default().readers(NonZeroUsize::MAX),
     ] {
         let error = Engine::with(options).unwrap_err();
         assert!(error.to_string().contains("at most 1024"), "{error}");
@@ -65,11 +65,10 @@ fn a_reader_runs_where_the_engine_says_whatever_the_caller_is_kept_to() {
     let [first, .., last] = cpus[..] else { return skip(name, "one CPU") };
     thread::spawn(move || {
         numa::keep_thread_to(&[first]).unwrap();
-        let options =
-            LazyOptions { reader: Reader::Own { cpus: vec![last] }, ..LazyOptions::default() };
+        let options = LazyOptions::default().reader(Reader::Own { cpus: vec![last] });
         let Some(memory) = map(name, &engine(), 16 * page(), function(), &options) else { return };
         check_all(&memory);
-        let engine = Engine::with(EngineOptions { cpus: vec![last], ..EngineOptions::default() });
+        let engine = Engine::with(EngineOptions::default().cpus(vec![last]));
         let Some(memory) = map(name, &engine.unwrap(), page(), function(), &options) else {
             return;
         };

@@ -19,8 +19,7 @@ use common::{
     page, scattered, skip, try_page, usize_of, word,
 };
 use uzone_fault::{
-    Backing, BackingError, Engine, FileBacking, LazyError, LazyOptions, Populate, Window,
-    WriteTracking,
+    Backing, BackingError, Engine, FileBacking, LazyError, Populate, Window, WriteTracking,
 };
 use uzone_os::bus;
 use uzone_os::uffd::{Features, KernelFaults, Uffd};
@@ -231,7 +230,7 @@ fn moody_backings() {
     let pages = 2048;
     let make = || {
         let deadline = Some(Duration::from_secs(20));
-        let options = LazyOptions { deadline, ..common::options(Advice::Auto, 16) };
+        let options = common::options(Advice::Auto, 16).deadline(deadline);
         let moody = Moody { asked: AtomicU64::new(0) };
         Arc::new(map("stress", &engine, pages * page(), moody, &options).unwrap())
     };
@@ -293,10 +292,7 @@ fn write_back_and_evict() {
     let engine = Engine::new(NonZeroUsize::new(4).unwrap()).unwrap();
     let file = file_of(pages * page());
     let backing = FileBacking::writable(file.try_clone().unwrap()).unwrap();
-    let options = LazyOptions {
-        track_writes: Some(WriteTracking::Sync),
-        ..common::options(Advice::Auto, 16)
-    };
+    let options = common::options(Advice::Auto, 16).track_writes(WriteTracking::Sync);
     let memory = map("stress", &engine, pages * page(), backing, &options).unwrap();
     let written: Vec<_> = (0..pages).map(|at| AtomicU64::new(word(at * page()))).collect();
     let steps = run(|id, number| {

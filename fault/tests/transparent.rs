@@ -25,7 +25,7 @@ use uzone_os::{Mapping, Sharing, page_cache};
 use uzone_pages::{ByteLen, PageSize};
 
 fn options() -> LazyOptions {
-    LazyOptions { huge: HugePages::Transparent, ..LazyOptions::default() }
+    LazyOptions::default().huge(HugePages::Transparent)
 }
 
 /// Maps in huge pages, or says why the case cannot run.
@@ -80,7 +80,7 @@ fn a_touch_fills_a_huge_page_from_every_backing() {
     let engine = engine();
     for (which, backing) in backings {
         for advice in [Advice::Auto, Advice::Random, Advice::Sequential] {
-            let options = LazyOptions { advice, ..options() };
+            let options = options().advice(advice);
             let memory = match engine.map(ByteLen::new(len), backing.clone(), &options) {
                 Ok(memory) => memory,
                 Err(MapError::Open(error)) => return skip(name, &error.to_string()),
@@ -302,7 +302,7 @@ fn what_cannot_have_them_is_refused() {
     }
     let engine = engine();
     for track in [WriteTracking::Async, WriteTracking::Sync] {
-        let options = LazyOptions { track_writes: Some(track), ..options() };
+        let options = options().track_writes(track);
         let refused = engine.map(ByteLen::new(HUGE), Arc::new(function()), &options);
         assert!(matches!(refused, Err(MapError::Backing { .. })), "{refused:?}");
     }

@@ -67,14 +67,14 @@ fn be_nobody() {
     memory.populate(0..page(), Populate::All).unwrap();
     assert_eq!(give_to_the_kernel(&memory, 0), Ok(usize_of(page())));
     // Whoever has to have those faults is told what would help.
-    let required = LazyOptions { kernel_faults: KernelFaults::Required, ..LazyOptions::default() };
+    let required = LazyOptions::default().kernel_faults(KernelFaults::Required);
     let error = engine.map(len, Arc::new(function()), &required).unwrap_err();
     assert!(matches!(error, MapError::Open(OpenError::NotForKernel { .. })), "{error:?}");
     let help =
         std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
     assert!(help.contains("vm.unprivileged_userfaultfd"), "{help}");
     // And who does not want them can say so.
-    let never = LazyOptions { kernel_faults: KernelFaults::Never, ..LazyOptions::default() };
+    let never = LazyOptions::default().kernel_faults(KernelFaults::Never);
     let memory = engine.map(len, Arc::new(function()), &never).unwrap();
     assert!(!memory.sees_kernel_faults());
     let mut bytes = vec![0; usize_of(len.get())];
@@ -109,7 +109,7 @@ fn nobody_reads_lazily_mapped_memory_and_is_told_what_system_calls_do() {
 #[test]
 fn a_user_who_may_have_them_can_ask_for_no_faults_of_the_kernel() {
     let engine = engine();
-    let never = LazyOptions { kernel_faults: KernelFaults::Never, ..LazyOptions::default() };
+    let never = LazyOptions::default().kernel_faults(KernelFaults::Never);
     let Some(memory) =
         common::map("no_faults_of_the_kernel", &engine, 4 * page(), function(), &never)
     else {

@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 use common::{Gate, Stalling, page, skip, write_words};
 use uzone_fault::{
     Backing, BackingError, Engine, EngineOptions, FaultClass, FaultOutcome, FileBacking,
-    FunctionBacking, LazyMapping, LazyOptions, MapError, Place, Placement, Populate, Reader,
-    RemoteRegion, Window,
+    FunctionBacking, LazyMapping, LazyOptions, MapError, Populate, Reader, ReaderPlace,
+    ReaderPlacement, RemoteRegion, Window,
 };
 use uzone_os::uffd::{Features, KernelFaults, Modes, OpenError, Registered, Remote, Uffd};
 use uzone_os::{AccessError, Anonymous, Mapping, Vaddr, bus, page_cache, probe};
@@ -67,11 +67,11 @@ fn until(what: &str, holds: impl Fn() -> bool) {
 #[test]
 fn a_page_that_misses_its_deadline_raises_a_signal_and_says_why() {
     bus::install().unwrap();
-    let engine = engine(EngineOptions { producers: two(), ..EngineOptions::default() });
+    let engine = engine(EngineOptions::default().producers(two()));
     let backing = Stalling::at(|at| at == 5 * page());
     let gate = backing.gate.clone();
     let deadline = Duration::from_millis(30);
-    let options = LazyOptions { deadline: Some(deadline), ..LazyOptions::default() };
+    let options = LazyOptions::default().deadline(deadline);
     let answer = engine.map(ByteLen::new(16 * page()), Arc::new(backing), &options);
     let Some(memory) = mapped("a deadline", answer) else { return };
     let begin = Instant::now();
@@ -93,12 +93,12 @@ fn a_page_that_misses_its_deadline_raises_a_signal_and_says_why() {
 #[test]
 fn a_deadline_is_kept_while_other_faults_never_end() {
     bus::install().unwrap();
-    let engine = engine(EngineOptions { producers: two(), ..EngineOptions::default() });
+    let engine = engine(EngineOptions::default().producers(two()));
     let pages = 64 << 10;
     let backing = Stalling::at(|at| at == 0);
     let gate = backing.gate.clone();
     let deadline = Some(Duration::from_millis(30));
-    let options = LazyOptions { deadline, advice: Advice::Random, ..LazyOptions::default() };
+    let options = LazyOptions::default().deadline(deadline).advice(Advice::Random);
     let answer = engine.map(ByteLen::new(pages * page()), Arc::new(backing), &options);
     let Some(memory) = mapped("a deadline among faults", answer) else { return };
     let (memory, stop) = (&memory, &AtomicBool::new(false));
@@ -149,11 +149,11 @@ impl Backing for LateZeroes {
 #[test]
 fn zeroes_that_come_too_late_leave_a_page_bad_and_say_so() {
     bus::install().unwrap();
-    let engine = engine(EngineOptions { producers: two(), ..EngineOptions::default() });
+    let engine = engine(EngineOptions::default().producers(two()));
     let (gate, have_come) = (Arc::<Gate>::default(), Arc::<AtomicBool>::default());
     let backing = LateZeroes { gate: gate.clone(), have_come: have_come.clone() };
     let deadline = Some(Duration::from_millis(20));
-    let options = LazyOptions { deadline, ..LazyOptions::default() };
+    let options = LazyOptions::default().deadline(deadline);
     let answer = engine.map(ByteLen::new(16 * page()), Arc::new(backing), &options);
     let Some(memory) = mapped("zeroes that come too late", answer) else { return };
     memory.read_at(5 * page(), &mut [0; 8]).unwrap_err();
@@ -171,11 +171,11 @@ fn zeroes_that_come_too_late_leave_a_page_bad_and_say_so() {
 #[test]
 fn a_deadline_is_kept_where_the_page_is_produced_for_somebody_who_populates() {
     bus::install().unwrap();
-    let engine = engine(EngineOptions { producers: two(), ..EngineOptions::default() });
+    let engine = engine(EngineOptions::default().producers(two()));
     let backing = Stalling::at(|at| at == 5 * page());
     let (gate, asked) = (backing.gate.clone(), backing.asked.clone());
     let deadline = Some(Duration::from_millis(30));
-    let options = LazyOptions { deadline, ..LazyOptions::default() };
+    let options = LazyOptions::default().deadline(deadline);
     let answer = engine.map(ByteLen::new(16 * page()), Arc::new(backing), &options);
     let Some(memory) = mapped("a deadline of a page that is populated", answer) else { return };
     thread::scope(|scope| {
@@ -196,7 +196,7 @@ fn a_deadline_is_kept_where_the_page_is_produced_for_somebody_who_populates() {
 
 #[test]
 fn what_is_waited_for_is_counted_and_its_age_told() {
-    let engine = engine(EngineOptions { producers: two(), ..EngineOptions::default() });
+    let engine = engine(EngineOptions::default().producers(two()));
     let backing = Stalling::at(|at| at == 3 * page() || at == 9 * page());
     let gate = backing.gate.clone();
     let len = ByteLen::new(16 * page());
@@ -225,10 +225,10 @@ fn what_is_waited_for_is_counted_and_its_age_told() {
 
 #[test]
 fn a_trace_has_every_fault_with_its_page_and_outcome() {
-    let engine = engine(EngineOptions { producers: two(), ..EngineOptions::default() });
+    let engine = engine(EngineOptions::default().producers(two()));
     let backing = Stalling::at(|at| at == 6 * page());
     backing.gate.open();
-    let options = LazyOptions { advice: Advice::Random, trace: 100, ..LazyOptions::default() };
+    let options = LazyOptions::default().advice(Advice::Random).trace(100);
     let answer = engine.map(ByteLen::new(16 * page()), Arc::new(backing), &options);
     let Some(memory) = mapped("a trace", answer) else { return };
     let pages = [3, 6, 1, 15];
@@ -247,7 +247,7 @@ fn a_trace_has_every_fault_with_its_page_and_outcome() {
     assert_eq!(seen, [(1, false), (2, true), (3, false), (6, false), (15, false)]);
     for record in &records {
         let right =
-            if record.offset == 6 * page() { FaultOutcome::Produced } else { FaultOutcome::AtHand };
+            if record.offset == 6 * page() { FaultOutcome::Produced } else { FaultOutcome::Ready };
         assert_eq!((record.class, record.outcome), (FaultClass::Missing, right));
         assert!(record.latency > Duration::ZERO && record.at < Duration::from_secs(60));
     }
@@ -258,8 +258,7 @@ fn a_trace_has_every_fault_with_its_page_and_outcome() {
 fn one_loop_answers_many_mappings_while_some_come_and_go() {
     const MAPPINGS: u64 = 40;
     let one = NonZeroUsize::MIN;
-    let engine =
-        engine(EngineOptions { producers: two(), readers: one, ..EngineOptions::default() });
+    let engine = engine(EngineOptions::default().producers(two()).readers(one));
     let len = ByteLen::new(64 * page());
     let map = || {
         let backing = FunctionBacking::quick(|offset, out: &mut [u8]| {
@@ -302,19 +301,18 @@ fn one_loop_answers_many_mappings_while_some_come_and_go() {
 
 #[test]
 fn a_reader_of_its_own_answers_where_it_is_told_to() {
-    let engine = engine(EngineOptions { producers: two(), ..EngineOptions::default() });
+    let engine = engine(EngineOptions::default().producers(two()));
     let backing = || Arc::new(Stalling::at(|_| false));
     let len = ByteLen::new(16 * page());
     let cpu = uzone_os::numa::usable(&(0..64).collect::<Vec<_>>()).unwrap()[0];
-    let options = LazyOptions { reader: Reader::Own { cpus: vec![cpu] }, ..LazyOptions::default() };
+    let options = LazyOptions::default().reader(Reader::Own { cpus: vec![cpu] });
     let Some(memory) = mapped("a reader of its own", engine.map(len, backing(), &options)) else {
         return;
     };
     for at in 0..16 {
         memory.read_at(at * page(), &mut [0; 8]).unwrap();
     }
-    let nowhere =
-        LazyOptions { reader: Reader::Own { cpus: vec![99_999] }, ..LazyOptions::default() };
+    let nowhere = LazyOptions::default().reader(Reader::Own { cpus: vec![99_999] });
     let refused = engine.map(len, backing(), &nowhere).unwrap_err();
     assert!(matches!(refused, MapError::Thread(_)), "{refused:?}");
 }
@@ -334,12 +332,9 @@ fn what_is_read_in_order_and_not_cached_is_read_ahead() {
     if page_cache::cached(&file, 0, whole).unwrap() != Some(0) {
         return skip("reading ahead", "the file cannot be taken out of the page cache");
     }
-    let engine = engine(EngineOptions { producers: two(), ..EngineOptions::default() });
-    let options = LazyOptions {
-        advice: Advice::Sequential,
-        fault_around: FaultAround::DEFAULT,
-        ..LazyOptions::default()
-    };
+    let engine = engine(EngineOptions::default().producers(two()));
+    let options =
+        LazyOptions::default().advice(Advice::Sequential).fault_around(FaultAround::DEFAULT);
     let backing = Arc::new(FileBacking::new(file).unwrap());
     let answer = engine.map(ByteLen::new(len as u64), backing, &options);
     let Some(memory) = mapped("reading ahead", answer) else { return };
@@ -378,14 +373,14 @@ fn adopted(name: &str, pages: u64, is_slow: fn(u64) -> bool) -> Option<Adopted> 
     let start = Vaddr::new(memory.mapping().addr().get() as u64);
     let backing = Stalling::at(move |at| is_slow(at / page()));
     let (gate, asked) = (backing.gate.clone(), backing.asked.clone());
-    let engine = engine(EngineOptions { producers: two(), ..EngineOptions::default() });
+    let engine = engine(EngineOptions::default().producers(two()));
     let server = engine
         .adopt(
             remote,
             vec![RemoteRegion { start, len, offset: 0 }],
             probe::page_size(),
             Arc::new(backing),
-            &LazyOptions { fault_around: FaultAround::MIN, ..LazyOptions::default() },
+            &LazyOptions::default().fault_around(FaultAround::MIN),
         )
         .unwrap();
     Some(Adopted { memory, server, gate, asked })
@@ -442,7 +437,7 @@ fn a_server_that_stops_leaves_what_is_pending_to_the_next() {
         let waiter = scope.spawn(move || is_right(waiting.mapping(), 10));
         until("the page is asked for", || asked.load(Ordering::SeqCst) == 1);
         let remote = server.stop().unwrap();
-        let engine = engine(EngineOptions { producers: two(), ..EngineOptions::default() });
+        let engine = engine(EngineOptions::default().producers(two()));
         let start = Vaddr::new(memory.mapping().addr().get() as u64);
         let next = engine
             .adopt(
@@ -461,12 +456,12 @@ fn a_server_that_stops_leaves_what_is_pending_to_the_next() {
 
 #[test]
 fn where_faults_are_answered_best_is_measured() {
-    let placement = match Placement::measure() {
+    let placement = match ReaderPlacement::measure() {
         Ok(placement) => placement,
         Err(error) => return skip("the best place", &format!("{error:?}")),
     };
     let places: Vec<_> = placement.times.iter().map(|&(place, _)| place).collect();
-    assert!(places.contains(&Place::SameCpu));
+    assert!(places.contains(&ReaderPlace::SameCpu));
     assert_eq!(places.len(), if placement.other.is_some() { 3 } else { 1 });
     assert!(placement.times.is_sorted_by_key(|&(_, time)| time));
     assert_eq!(placement.best(), places[0]);

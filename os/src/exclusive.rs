@@ -167,7 +167,7 @@ impl Exclusive {
         // `isize::MAX` bytes that nobody changes for the time of the borrow.
         // 1. In bounds: invariants 2 and 3 of `Mapping`.
         // 2. Initialised: the kernel fills a page before it shows it, and after values were written
-        //    through `Mapped`, whose padding has no bytes, `settle` was called.
+        //    through `Mapped`, whose padding has no bytes, `init_padding` was called.
         // 3. Unchanged: nobody else has these pages, or changes them (the invariant of `Exclusive`),
         //    and in this process every method that changes them takes `&mut self`, which the borrow forbids.
         unsafe { core::slice::from_raw_parts(self.0.start().as_ptr(), len) }
@@ -188,7 +188,7 @@ impl Exclusive {
     /// The language says that padding has no bytes; the memory has. An opaque instruction that may
     /// have written any of it ends that: what stands there from now on is bytes, whichever they are.
     /// It costs nothing.
-    pub(crate) fn settle(&mut self) {
+    pub(crate) fn init_padding(&mut self) {
         let start = self.0.start().as_ptr();
         // SAFETY: no instruction is executed, so every demand of `asm` on registers, stack and flags
         // is met. To the compiler it may write any memory that `start` leads to, which `&mut self`

@@ -32,7 +32,7 @@
 //! | `bus` | SIGBUS as an event and an error instead of the end of the process |
 //! | `exclusive` | [`Exclusive`]: a mapping that nobody else can change, so that it has slices |
 //! | `mapped` | [`Mapped`]: an owned `[T]` in such memory |
-//! | `counted` | [`Owned`]: a value that guards keep in place, counted once |
+//! | `counted` | [`LiveOwner`]: a value that guards keep in place, counted once |
 //! | `file_writes` | where writes to a file go |
 //! | `file_system` | what there is room for in a directory, and files without a name |
 //! | `page_cache` | what the page cache has of a file |
@@ -98,7 +98,7 @@ pub use file_writes::{FileWrites, file_writes};
 pub use fixed_buffers::{FixedBuffers, FixedBuffersError};
 pub use hugepages::HugeSize;
 pub use libpmem::{LibPmem, LibPmemError};
-pub use live::{LiveArc, LiveGuard, Owned, Pins, References, Sort};
+pub use live::{LiveArc, LiveGuard, LiveOwner, Pins, References, Sort};
 pub use mapped::{Mapped, MappedError, NotMapped};
 pub use mapping::{FileId, JoinError, Mapping, NotCut, NotJoined, leaked};
 pub use options::{Access, Addr, Anonymous, HugeAdvice, RangeError, Reserve, Sharing, Vaddr};

@@ -1,9 +1,9 @@
-//! Shared ownership whose count is a [`LiveRef`]: [`Owned`], [`LiveArc`] and [`LiveGuard`].
+//! Shared ownership whose count is a [`LiveRef`]: [`LiveOwner`], [`LiveArc`] and [`LiveGuard`].
 //!
 //! A guard on pages has to be counted so that a pagemap is not unbound under it, and has to keep the
 //! pagemap's memory alive. With an `Arc` and a ledger these are two counts, and two locked
-//! instructions each way; here the ledger is both. A value has one [`Owned`], which gives it back
-//! ([`Owned::try_into_inner`]) or lets it go; any number of [`LiveGuard`], who keep it where it is; and
+//! instructions each way; here the ledger is both. A value has one [`LiveOwner`], which gives it back
+//! ([`LiveOwner::try_into_inner`]) or lets it go; any number of [`LiveGuard`], who keep it where it is; and
 //! any number of `Arc<LiveArc>`, who keep nothing but the place and try to enter.
 //!
 //! The place of a value (its ledger, and room for it) lives longer than the value: as long as an
@@ -31,7 +31,7 @@ use crate::sync::{Arc, Condvar, Mutex};
 /// The place of a value, with the count of those who use it.
 ///
 /// # Invariants
-/// The value is there from [`Owned::new`] on until one of these, of which one happens, and once:
+/// The value is there from [`LiveOwner::new`] on until one of these, of which one happens, and once:
 /// - the owner takes it out, after the ledger was closed and found empty;
 /// - the owner drops it, after [`LiveRef::orphan`] found no guard;
 /// - the guard drops it that was told [`Left::LastOfOrphan`].
@@ -135,12 +135,12 @@ impl Sort for Pins {
 /// A value that others may enter, in the hands of the one who may end that.
 ///
 /// Dropping it drops the value, or has the last guard do so.
-pub struct Owned<T> {
+pub struct LiveOwner<T> {
     /// Not dropped where the last guard is to do it.
     place: ManuallyDrop<Arc<LiveArc<T>>>,
 }
 
-impl<T> Owned<T> {
+impl<T> LiveOwner<T> {
     /// Takes a value that nobody has entered.
     #[must_use]
     pub fn new(value: T) -> Self {
@@ -210,7 +210,7 @@ impl<T> Owned<T> {
     }
 }
 
-impl<T> Deref for Owned<T> {
+impl<T> Deref for LiveOwner<T> {
     type Target = T;
 
     #[inline]
@@ -220,7 +220,7 @@ impl<T> Deref for Owned<T> {
     }
 }
 
-impl<T> Drop for Owned<T> {
+impl<T> Drop for LiveOwner<T> {
     fn drop(&mut self) {
         if !self.place.ledger.orphan().is_empty() {
             // Our share of the place is left for the last guard, which may have taken it by now.
@@ -233,7 +233,7 @@ impl<T> Drop for Owned<T> {
     }
 }
 
-impl<T: fmt::Debug> fmt::Debug for Owned<T> {
+impl<T: fmt::Debug> fmt::Debug for LiveOwner<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         (**self).fmt(f)
     }
@@ -339,7 +339,7 @@ mod tests {
     #[test]
     fn a_value_is_given_back_when_nobody_has_entered() {
         let drops = AtomicUsize::new(0);
-        let owned = Owned::new(FaultMemory(&drops));
+        let owned = LiveOwner::new(FaultMemory(&drops));
         let place = owned.place().clone();
         let entered = LiveArc::enter::<Pins>(&place).unwrap();
         let (owned, guards) = owned.try_into_inner(Duration::ZERO).map(|_| ()).unwrap_err();
@@ -356,7 +356,7 @@ mod tests {
     #[test]
     fn the_last_guard_drops_what_its_owner_left() {
         let drops = AtomicUsize::new(0);
-        let owned = Owned::new(FaultMemory(&drops));
+        let owned = LiveOwner::new(FaultMemory(&drops));
         let place = owned.place().clone();
         let first = LiveArc::enter::<Pins>(&place).unwrap();
         drop(owned);
@@ -372,7 +372,7 @@ mod tests {
     #[test]
     fn a_value_without_guards_goes_with_its_owner() {
         let drops = AtomicUsize::new(0);
-        let owned = Owned::new(FaultMemory(&drops));
+        let owned = LiveOwner::new(FaultMemory(&drops));
         let place = owned.place().clone();
         drop(owned);
         assert_eq!(drops.load(Ordering::Relaxed), 1);
@@ -390,7 +390,7 @@ mod tests {
                 *self
             }
         }
-        let owned = Owned::new(42_u64);
+        let owned = LiveOwner::new(42_u64);
         let place: Arc<LiveArc<dyn Answer + Send + Sync>> = owned.place().clone();
         let entered = LiveArc::enter::<References>(&place).unwrap();
         drop((owned, place));
@@ -400,7 +400,7 @@ mod tests {
     #[test]
     fn an_owner_waits_for_guards_of_other_threads_and_gets_every_word() {
         for _ in 0..if cfg!(miri) { 5 } else { 200 } {
-            let owned = Owned::new([const { AtomicUsize::new(0) }; 4]);
+            let owned = LiveOwner::new([const { AtomicUsize::new(0) }; 4]);
             let words = thread::scope(|scope| {
                 for number in 0..4 {
                     let entered = LiveArc::enter::<Pins>(owned.place()).unwrap();

@@ -109,7 +109,7 @@ impl<T: FromBytes> Mapped<T> {
     /// behind the last value.
     #[must_use]
     pub fn as_bytes_mut(&mut self) -> &mut [u8] {
-        self.memory.settle();
+        self.memory.init_padding();
         self.memory.as_bytes_mut()
     }
 }
@@ -119,7 +119,7 @@ impl<T> Mapped<T> {
     #[must_use]
     pub fn into_exclusive(self) -> Exclusive {
         let mut memory = self.memory;
-        memory.settle();
+        memory.init_padding();
         memory
     }
 
@@ -188,7 +188,7 @@ impl<T> DerefMut for Mapped<T> {
         // SAFETY: as in `deref`, and `from_raw_parts_mut` wants that the values are writable and
         // reached by nobody else: exclusive memory is writable, and `&mut self` is the only way
         // to its only owner. Padding of what is written is not seen as bytes before
-        // `Exclusive::settle`, which every method of this file calls that leads to bytes.
+        // `Exclusive::init_padding`, which every method of this file calls that leads to bytes.
         unsafe { core::slice::from_raw_parts_mut(start.as_ptr(), self.count) }
     }
 }

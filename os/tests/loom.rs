@@ -19,7 +19,7 @@ mod table;
 
 use std::time::Duration;
 
-use live::{LiveArc, Owned, Pins, References};
+use live::{LiveArc, LiveOwner, Pins, References};
 use loom::cell::UnsafeCell;
 use loom::sync::{Arc, Mutex};
 use loom::thread;
@@ -262,7 +262,7 @@ fn what_an_owner_drops_ends_when_the_last_guard_has_left() {
     let marks = seen.clone();
     loom::model(move || {
         let (value, ends) = Value::new();
-        let owned = Owned::new(value);
+        let owned = LiveOwner::new(value);
         let place = owned.place().clone();
         let first = LiveArc::enter::<Pins>(&place).unwrap();
         let threads = [
@@ -292,7 +292,7 @@ fn a_value_is_taken_out_or_used_never_both() {
     let marks = seen.clone();
     loom::model(move || {
         let (value, ends) = Value::new();
-        let owned = Owned::new(value);
+        let owned = LiveOwner::new(value);
         let place = owned.place().clone();
         let guard = thread::spawn(move || {
             let entered = LiveArc::enter::<Pins>(&place).ok();
@@ -321,7 +321,7 @@ fn a_value_is_taken_out_or_used_never_both() {
 fn an_owner_who_waits_is_woken_by_the_last_guard() {
     loom::model(|| {
         let (value, _) = Value::new();
-        let owned = Owned::new(value);
+        let owned = LiveOwner::new(value);
         let guards = [
             LiveArc::enter::<Pins>(owned.place()).unwrap(),
             LiveArc::enter::<Pins>(owned.place()).unwrap(),
@@ -441,7 +441,7 @@ fn map_bind_pin_drop(
         assert!(claims.is_empty(), "bound already");
         claims.push(id);
     }
-    let owned = Owned::new(bound(Claim(space.clone(), id), memory));
+    let owned = LiveOwner::new(bound(Claim(space.clone(), id), memory));
     space.table.lock().unwrap().push((id, owned.place().clone()));
 
     let found = space.table.lock().unwrap().first().map(|(_, place)| place.clone());

@@ -29,7 +29,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         pages.fill(offset.to_le_bytes()[2]);
         Ok(())
     });
-    let options = LazyOptions { trace: 1 << 20, ..LazyOptions::default() };
+    let options = LazyOptions::default().trace(1 << 20);
     let memory = engine.map(LEN, Arc::new(backing), &options)?;
     let mut byte = [0];
     for offset in (0..LEN.get() / 2).step_by(4096) {

@@ -295,11 +295,11 @@ impl From<FaultClass> for Class {
 impl From<FaultOutcome> for Outcome {
     fn from(outcome: FaultOutcome) -> Self {
         match outcome {
-            FaultOutcome::AtHand => Self::AtHand,
+            FaultOutcome::Ready => Self::AtHand,
             FaultOutcome::Coalesced => Self::Coalesced,
             FaultOutcome::Produced => Self::Produced,
             FaultOutcome::Failed => Self::Failed,
-            FaultOutcome::PutOff => Self::PutOff,
+            FaultOutcome::Deferred => Self::PutOff,
             _ => Self::Other,
         }
     }

@@ -8,7 +8,7 @@ use std::panic::Location;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use uzone_os::{LiveArc, LiveGuard, Mapping, Owned, References, ResidentError, Sort};
+use uzone_os::{LiveArc, LiveGuard, LiveOwner, Mapping, References, ResidentError, Sort};
 use uzone_pages::{
     AddrError, AdvanceError, ByteLen, Content, Guards, MemoryKind, PageCount, Payload, Pfn,
     PfnRange, Span,
@@ -70,7 +70,7 @@ fn first_holder(holders: &[Holder]) -> String {
 pub struct Pagemap<P: Payload = ()> {
     // Dropped first.
     door: Door,
-    pub(crate) inner: Owned<Inner<P>>,
+    pub(crate) inner: LiveOwner<Inner<P>>,
 }
 
 /// Where guards enter a pagemap, whatever its payload. Whoever drops a pagemap drops this first, which
@@ -110,7 +110,7 @@ impl Drop for Door {
 impl<P: Payload> Pagemap<P> {
     pub(crate) fn new(region: Region, parts: Parts<P>, keeps_poison: bool) -> Self {
         let (guards, bad) = (GuardBook::default(), BadPages::default());
-        let inner = Owned::new(Inner { watch: OnceLock::new(), parts, region, guards, bad });
+        let inner = LiveOwner::new(Inner { watch: OnceLock::new(), parts, region, guards, bad });
         let range = inner.range();
         if keeps_poison {
             for pages in inner.region.bad_pages() {

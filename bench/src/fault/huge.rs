@@ -25,7 +25,7 @@ const MOST: ByteLen = ByteLen::mib(512);
 /// A mapping in transparent huge pages, each filled whole.
 pub(super) fn transparent(placement: &Placement) -> Result<CopyMethod, BenchError> {
     let way = way(None, placement)?;
-    let options = LazyOptions { huge: HugePages::Transparent, ..way.options };
+    let options = way.options.huge(HugePages::Transparent);
     Ok(CopyMethod { row: ROW.to_owned(), name: "ours, transparent huge pages".to_owned(), options })
 }
 
@@ -33,7 +33,7 @@ pub(super) fn transparent(placement: &Placement) -> Result<CopyMethod, BenchErro
 pub(super) fn is_possible(file: &Source) -> Result<Result<(), String>, BenchError> {
     let placement = Placement::anywhere()?;
     let engine = placement.engine()?;
-    let options = LazyOptions { huge: HugePages::Transparent, ..LazyOptions::default() };
+    let options = LazyOptions::default().huge(HugePages::Transparent);
     let backing = Arc::new(file_backing(file)?);
     let memory = match engine.map(ByteLen::mib(2), backing, &options) {
         Ok(memory) => memory,
@@ -56,7 +56,7 @@ fn filled(
     len: ByteLen,
     huge: HugePages,
 ) -> Result<LazyMapping, BenchError> {
-    let options = LazyOptions { huge, ..LazyOptions::default() };
+    let options = LazyOptions::default().huge(huge);
     let memory = engine.map(len, Arc::new(file_backing(file)?), &options)?;
     memory.populate(0..len.get(), Populate::All)?;
     Ok(memory)

@@ -93,7 +93,7 @@ impl Backend<'_> {
         };
         let mut options = options.clone();
         if matches!(self, Self::HugeCopy(..)) {
-            options.huge = HugePages::Pool(HugeSize::MIB_2);
+            options = options.huge(HugePages::Pool(HugeSize::MIB_2));
         }
         Ok(engine.map(len, backing, &options)?)
     }
@@ -130,9 +130,9 @@ pub(super) fn way(order: Option<u8>, placement: &Placement) -> Result<CopyMethod
         }
         None => ("auto".to_owned(), "ours, auto".to_owned(), Advice::Auto, FaultAround::DEFAULT),
     };
-    let mut options = LazyOptions { advice, fault_around, ..LazyOptions::default() };
+    let mut options = LazyOptions::default().advice(advice).fault_around(fault_around);
     if let Some(spin) = placement.spin {
-        options.spin = spin;
+        options = options.spin(spin);
     }
     Ok(CopyMethod { row, name, options })
 }
@@ -201,7 +201,7 @@ pub(super) fn table(
     };
     bare(Role::Naive, "naive", "one page, poll and read", Waiting::Poll, naive_log.clone());
     if spins {
-        let spin = placement.spin.unwrap_or(LazyOptions::default().spin);
+        let spin = placement.spin.unwrap_or(LazyOptions::DEFAULT_SPIN);
         let name = "one page, waiting as ours does";
         bare(Role::Peer, "naive-spin", name, Waiting::Spin(spin), Log::default());
     }
@@ -218,6 +218,7 @@ pub(super) fn table(
         let id = format!("{table}/{row}");
         let log = Log::default();
         let (found, case) = (log.clone(), id.clone());
+        let is_transparent = row == huge::ROW;
         let spec = suite.add(Role::Ours, &id, name, 0, threads, move || {
             let memory = placement.by_handler(|| backend.lazy(engine, len, &options))?;
             let done = touch(&case, &memory, parts, placement, is_timed, word)?;
@@ -225,7 +226,7 @@ pub(super) fn table(
             // A huge page that nobody asked for is waste in small ones.
             let placed = placed(&stats) * (memory.page_size().bytes() / page.bytes());
             found.borrow_mut().push(stats.faults, placed.saturating_sub(touched), done.times_ns);
-            if options.huge == HugePages::Transparent {
+            if is_transparent {
                 // Each pattern touches each of them.
                 lacking.set(lacking.get() + (len.get() >> 21).saturating_sub(stats.huge_pages));
             }
@@ -280,7 +281,7 @@ pub(super) fn table(
     let mut note = placement.title.clone();
     let _ = match placement.spin {
         Some(spin) if spin.is_zero() => write!(note, "; ours sleeps at once when nothing is left"),
-        _ => write!(note, "; ours looks for {:?} before it sleeps", LazyOptions::default().spin),
+        _ => write!(note, "; ours looks for {:?} before it sleeps", LazyOptions::DEFAULT_SPIN),
     };
     run.bench.tables.push(Table {
         id: table.clone(),

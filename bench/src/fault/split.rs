@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use uzone_fault::rehearsal::Rehearsal;
-use uzone_fault::{Backing, FunctionBacking, MemoryBacking, ZeroBacking};
+use uzone_fault::{Backing, FunctionBacking, LazyOptions, MemoryBacking, ZeroBacking};
 use uzone_os::{Access, Mapping, Sharing};
 use uzone_pages::ByteLen;
 
@@ -65,7 +65,7 @@ pub(super) fn table(
     let touched: u64 = parts.iter().map(|part| part.len() as u64).sum();
     let parts = &parts;
     let options = way(Some(0), placement)?.options;
-    let spin = options.spin;
+    let spin = placement.spin.unwrap_or(LazyOptions::DEFAULT_SPIN);
     let waiting = if spin.is_zero() { Waiting::Poll } else { Waiting::Spin(spin) };
     let logs: [Log; 4] = Default::default();
     let engine = placement.engine()?;

@@ -141,7 +141,7 @@ impl Placement {
     pub(super) fn engine(&self) -> Result<Engine, BenchError> {
         let one = NonZeroUsize::MIN;
         let cpus = self.handler.clone();
-        let options = EngineOptions { producers: one, readers: one, cpus, ..Default::default() };
+        let options = EngineOptions::default().producers(one).readers(one).cpus(cpus);
         self.by_handler(|| Ok(Engine::with(options)?))
     }
 

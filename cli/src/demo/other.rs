@@ -262,7 +262,7 @@ impl Unanswered {
         let region = RemoteRegion { start: self.start, len: self.len, offset: 0 };
         let talk = |cause| OtherError::Talk { cause };
         let backing = FileBacking::new(image.try_clone().map_err(talk)?).map_err(talk)?;
-        let options = LazyOptions { trace, deadline: Some(DEADLINE), ..LazyOptions::default() };
+        let options = LazyOptions::default().trace(trace).deadline(DEADLINE);
         Ok(engine.adopt(remote, vec![region], probe::page_size(), Arc::new(backing), &options)?)
     }
 

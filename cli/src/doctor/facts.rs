@@ -7,7 +7,7 @@
 use std::env::consts;
 use std::time::{Duration, Instant};
 
-use uzone_fault::{Placement, PlacementError};
+use uzone_fault::{PlacementError, ReaderPlacement};
 use uzone_os::hugepages::{self, NodePool, Pool, Thp};
 use uzone_os::memory::{self, Available, SystemMemory};
 use uzone_os::numa::{self, AffinityError, Node};
@@ -47,7 +47,7 @@ pub(super) struct Facts {
     pub(super) uffd_unprivileged: Result<bool, SysError>,
     pub(super) uffd_features: Result<UffdFeatures, ProbeError>,
     /// Where faults are answered best; measured only where they can be answered at all.
-    pub(super) placement: Option<Result<Placement, PlacementError>>,
+    pub(super) placement: Option<Result<ReaderPlacement, PlacementError>>,
     /// Whether `MADV_POPULATE_WRITE` is known.
     pub(super) can_populate: bool,
     /// Whether `MADV_COLLAPSE` is known.
@@ -119,7 +119,7 @@ impl Facts {
             uffd_device: probe::uffd_device(),
             uffd_unprivileged: probe::uffd_is_unprivileged(root),
             uffd_features: probe::uffd_features(),
-            placement: probe::uffd_features().is_ok().then(Placement::measure),
+            placement: probe::uffd_features().is_ok().then(ReaderPlacement::measure),
             can_populate: probe::madvise_populate_is_known(),
             can_collapse: probe::madvise_collapse_is_known(),
             can_scan: probe::pagemap_scan_is_known(),

@@ -10,6 +10,7 @@ use uzone_pages::Content;
 use super::{Core, ReaderState};
 use crate::bad_pages::{Marked, PageTable};
 use crate::error::{BackingError, Failure, caught, chain, discard};
+use crate::kernel::Fill;
 use crate::record::{FaultOutcome, FaultRecord};
 use crate::staged::{Staged, StagingFiller};
 use crate::stats::Counters;
@@ -29,7 +30,7 @@ pub(crate) enum Produced {
     /// It is there, or nobody can want it any more.
     Done,
     /// The kernel put it off; the caller owns it still.
-    PutOff,
+    Deferred,
     /// It cannot be had; the caller owns it still.
     Failed(BackingError),
 }
@@ -39,29 +40,29 @@ impl Core {
     ///
     /// # Errors
     /// Why it is bad.
-    pub(crate) fn produce(&self, page: u64, hands: &mut ReaderState) -> Result<(), BackingError> {
+    pub(crate) fn produce(&self, page: u64, state: &mut ReaderState) -> Result<(), BackingError> {
         let give_up = Instant::now() + PATIENCE;
         let error = loop {
-            match self.try_produce(page, hands) {
+            match self.try_produce(page, state) {
                 Produced::Done => return Ok(()),
                 Produced::Failed(error) => break error,
-                Produced::PutOff if Instant::now() >= give_up => {
+                Produced::Deferred if Instant::now() >= give_up => {
                     break BackingError::Other("the kernel put the page off for too long".into());
                 }
-                Produced::PutOff => {
-                    Counters::add(&self.counters.put_off, 1);
+                Produced::Deferred => {
+                    Counters::add(&self.counters.deferred, 1);
                     std::thread::sleep(PAUSE);
                 }
             }
         };
         self.note_failure(page, &error);
-        self.spoil(page);
+        self.poison(page);
         Err(error)
     }
 
     /// Tries once to produce a page that the caller owns.
-    pub(crate) fn try_produce(&self, page: u64, hands: &mut ReaderState) -> Produced {
-        let mut window = Window::owned(self, page, &mut hands.staging);
+    pub(crate) fn try_produce(&self, page: u64, state: &mut ReaderState) -> Produced {
+        let mut window = Window::owned(self, page, &mut state.staging);
         let answer = caught(|| self.backing.fault(&mut window));
         let progress = window.state;
         let result = match answer {
@@ -69,7 +70,7 @@ impl Core {
             _ if progress.wanted_is_done || progress.gone => Produced::Done,
             Some(Err(error)) => return Produced::Failed(error),
             None => Produced::Failed(BackingError::Other(PANICKED.into())),
-            Some(Ok(())) if progress.deferred => Produced::PutOff,
+            Some(Ok(())) if progress.deferred => Produced::Deferred,
             Some(Ok(())) => Produced::Failed(BackingError::Other(LEFT_OUT.into())),
         };
         if progress.gone && !progress.wanted_is_done {
@@ -94,7 +95,7 @@ impl Core {
     }
 
     /// Makes a page that is being filled a bad one: whoever touches it gets a signal.
-    pub(crate) fn spoil(&self, page: u64) {
+    pub(crate) fn poison(&self, page: u64) {
         let range = self.bytes(page..page + 1);
         let give_up = Instant::now() + PATIENCE;
         let again = || {
@@ -113,28 +114,28 @@ impl Core {
     }
 
     /// Notes that the kernel has a page that the caller owned. Returns whether the page is good.
-    pub(crate) fn settle_owned(&self, page: u64, is_placed: bool) -> bool {
-        self.bad_pages.settle(page, is_placed, self)
+    pub(crate) fn note_owned_filled(&self, page: u64, is_placed: bool) -> bool {
+        self.bad_pages.note_filled(page, is_placed, self)
     }
 
     /// Notes that the kernel has pages that the caller did not own. One that went bad meanwhile is good,
     /// if it was put in place: a copy replaces a mark.
-    pub(crate) fn settle(&self, pages: Range<u64>, is_placed: bool) {
-        if self.contents.settle(pages.clone()) || !is_placed {
+    pub(crate) fn note_filled(&self, pages: Range<u64>, is_placed: bool) {
+        if self.contents.set_present(pages.clone()) || !is_placed {
             return;
         }
         for page in pages {
             if self.contents.get(page) == Content::Poisoned {
-                let _ = self.bad_pages.settle(page, is_placed, self);
+                let _ = self.bad_pages.note_filled(page, is_placed, self);
             }
         }
     }
 
     /// Produces a page that the caller owns, however long it takes, for the thread that puts it in
     /// place.
-    pub(crate) fn stage(&self, page: u64, hands: &mut ReaderState) -> Staged {
+    pub(crate) fn stage(&self, page: u64, state: &mut ReaderState) -> Staged {
         let notes = StagingFiller::default();
-        let mut window = Window::noted(self, page, &notes, &mut hands.staging);
+        let mut window = Window::noted(self, page, &notes, &mut state.staging);
         let failure = match caught(|| self.backing.fault(&mut window)) {
             Some(Ok(())) => None,
             Some(Err(error)) => Some(error),
@@ -175,7 +176,7 @@ impl Core {
             Counters::add(&self.counters.demand, 1);
             outcome = FaultOutcome::Produced;
         } else if progress.deferred {
-            Counters::add(&self.counters.put_off, 1);
+            Counters::add(&self.counters.deferred, 1);
             return Some(staged);
         } else if progress.gone {
             self.release(page);
@@ -185,7 +186,7 @@ impl Core {
                 Ok(_) => BackingError::Other(LEFT_OUT.into()),
             };
             self.note_failure(page, &why);
-            self.spoil(page);
+            self.poison(page);
         }
         self.finish(page, outcome);
         discard(staged);
@@ -211,7 +212,7 @@ impl Core {
     pub(crate) fn give_up(&self, page: u64) {
         self.finish(page, FaultOutcome::Failed);
         if self.contents.get(page) == Content::Filling {
-            self.spoil(page);
+            self.poison(page);
         }
     }
 
@@ -236,19 +237,19 @@ impl PageTable for Core {
     }
 
     fn poison_word(&self, page: u64) -> bool {
-        self.contents.spoil(page)
+        self.contents.poison(page)
     }
 
     fn unpoison_word(&self, page: u64) {
-        self.contents.mend(page);
+        self.contents.unpoison(page);
     }
 
-    fn settle_word(&self, page: u64) -> bool {
+    fn set_present(&self, page: u64) -> bool {
         self.contents.advance(page, Content::Filling, Content::Present)
     }
 
     fn mark(&self, page: u64) -> Marked {
-        match self.kernel.poison(self.bytes(page..page + 1)) {
+        match self.kernel.install(self.bytes(page..page + 1), Fill::Poison) {
             Ok(Answered::Present) => Marked::Exists,
             Ok(Answered::All | Answered::NotRegistered | Answered::Gone) | Err(_) => Marked::Yes,
             Ok(_) => Marked::Later,

@@ -64,7 +64,7 @@ impl PageStates {
         self.advance(page, Content::Absent, Content::Filling)
     }
 
-    pub(crate) fn settle(&self, pages: Range<u64>) -> bool {
+    pub(crate) fn set_present(&self, pages: Range<u64>) -> bool {
         let mut all = true;
         for page in pages {
             all &= self.advance(page, Content::Absent, Content::Present);
@@ -80,12 +80,12 @@ impl PageStates {
         pages.find(|&page| self.get(page) == Content::Poisoned)
     }
 
-    pub(crate) fn mend(&self, page: u64) {
+    pub(crate) fn unpoison(&self, page: u64) {
         let _ = self.advance(page, Content::Poisoned, Content::Absent);
         let _ = self.advance(page, Content::Absent, Content::Present);
     }
 
-    pub(crate) fn spoil(&self, page: u64) -> bool {
+    pub(crate) fn poison(&self, page: u64) -> bool {
         self.advance(page, Content::Filling, Content::Poisoned)
     }
 

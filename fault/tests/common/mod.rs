@@ -148,7 +148,7 @@ pub(crate) fn file_of(len: u64) -> File {
 
 pub(crate) fn options(advice: Advice, pages: u64) -> LazyOptions {
     let fault_around = FaultAround::try_new(ByteLen::new(pages * page())).unwrap();
-    LazyOptions { advice, fault_around, ..LazyOptions::default() }
+    LazyOptions::default().advice(advice).fault_around(fault_around)
 }
 
 /// Waits for something that happens in another thread.

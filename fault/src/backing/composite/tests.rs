@@ -10,7 +10,7 @@ use uzone_pages::{Advice, Content, FaultPattern, PageCount, Touch};
 use super::*;
 use crate::backing::FunctionBacking;
 use crate::core::{Core, Policy, ReaderState};
-use crate::kernel::Kernel;
+use crate::kernel::{Fill, Kernel};
 use crate::page_states::PageStates;
 use crate::record::Recorder;
 
@@ -88,24 +88,21 @@ impl Keeper {
 }
 
 impl Kernel for Keeper {
-    fn copy(&self, offset: u64, bytes: &[u8]) -> Result<Answered, AnswerError> {
-        for (page, bytes) in (offset / PAGE..).zip(bytes.chunks(4096)) {
-            self.put(page, u64::from_ne_bytes(bytes[..8].try_into().unwrap()));
+    fn install(&self, range: Range<u64>, fill: Fill<'_>) -> Result<Answered, AnswerError> {
+        match fill {
+            Fill::Bytes(bytes) => {
+                for (page, bytes) in (range.start / PAGE..).zip(bytes.chunks(4096)) {
+                    self.put(page, u64::from_ne_bytes(bytes[..8].try_into().unwrap()));
+                }
+                Ok(Answered::All)
+            }
+            Fill::Zero => {
+                (range.start / PAGE..range.end / PAGE).for_each(|page| self.put(page, 0));
+                Ok(Answered::All)
+            }
+            Fill::Cached | Fill::From { .. } => Ok(Answered::Hole),
+            Fill::Poison => Ok(Answered::All),
         }
-        Ok(Answered::All)
-    }
-
-    fn zero(&self, range: Range<u64>) -> Result<Answered, AnswerError> {
-        (range.start / PAGE..range.end / PAGE).for_each(|page| self.put(page, 0));
-        Ok(Answered::All)
-    }
-
-    fn continue_mapping(&self, _: Range<u64>) -> Result<Answered, AnswerError> {
-        Ok(Answered::Hole)
-    }
-
-    fn poison(&self, _: Range<u64>) -> Result<Answered, AnswerError> {
-        Ok(Answered::All)
     }
 
     fn wake(&self, _: Range<u64>) {}
@@ -185,23 +182,23 @@ proptest! {
         let policy = Policy { zeroes_by_copy: false, removed_is_zero: false, is_tracked: false };
         let core =
             Core::new(kernel.clone(), Arc::new(whole), contents, PageSize::KIB_4, policy, pattern, Recorder::new(0));
-        let mut hands = ReaderState::new(4 * 4096);
+        let mut state = ReaderState::new(4 * 4096);
         for (page, count, is_ready) in touches {
             let page = page % pages;
             if is_ready {
-                core.map_ready(page..(page + count).min(pages), &mut hands);
+                core.map_ready(page..(page + count).min(pages), &mut state);
             } else if core.contents().get(page) == Content::Absent {
-                let outcome = core.fault(page, Touch::Read, &mut hands);
+                let outcome = core.fault(page, Touch::Read, &mut state);
                 if matches!(outcome, crate::core::Outcome::Produce { .. }) {
-                    core.produce(page, &mut hands).unwrap();
+                    core.produce(page, &mut state).unwrap();
                 }
                 prop_assert!(kernel.0.lock().unwrap().contains_key(&page));
-                while core.map_around(&mut hands) {}
+                while core.map_around(&mut state) {}
             }
         }
         for page in 0..pages {
             if core.contents().claim(page) {
-                core.produce(page, &mut hands).unwrap();
+                core.produce(page, &mut state).unwrap();
             }
         }
         let found: Vec<u64> = kernel.0.lock().unwrap().values().copied().collect();
@@ -262,10 +259,10 @@ fn a_part_reaches_no_page_of_its_neighbours_also_when_it_panics() {
         pattern,
         Recorder::new(0),
     );
-    let mut hands = ReaderState::new(4096);
+    let mut state = ReaderState::new(4096);
     // What was put in place before the panic counts.
-    assert_eq!(core.map_ready(0..4, &mut hands), 2);
-    assert_eq!(core.fault(1, Touch::Read, &mut hands), crate::core::Outcome::Answered);
+    assert_eq!(core.map_ready(0..4, &mut state), 2);
+    assert_eq!(core.fault(1, Touch::Read, &mut state), crate::core::Outcome::Answered);
     assert_eq!(kernel.0.lock().unwrap().get(&1), Some(&0x0707_0707_0707_0707));
 }
 

@@ -1,4 +1,4 @@
-//! One mapping as the thread sees it that answers its faults: [`Source`].
+//! One mapping as the thread sees it that answers its faults: [`MappingReader`].
 //!
 //! A step reads what is pending and answers it; if nothing is, it sees to what was put off, and puts
 //! neighbours in place. It never blocks on a backing, and once it runs it allocates nothing.
@@ -18,8 +18,8 @@ use crate::backing::Memory;
 use crate::core::{Core, Outcome, ReaderState};
 use crate::costs::{CONTINUED_NS, COPIED_NS, CostMeter};
 use crate::fault_memory::FaultMemory;
+use crate::io_pool::{IoPool, Submit};
 use crate::pending::Awaited;
-use crate::pool::{Pool, Submit};
 use crate::record::{FaultClass, FaultOutcome, FaultRecord};
 use crate::staged::Staged;
 use crate::stats::Counters;
@@ -98,12 +98,12 @@ impl AdaptiveSpin {
 }
 
 /// One mapping, and what is being done about its faults.
-pub(crate) struct Source {
-    told: FaultMemory,
+pub(crate) struct MappingReader {
+    fault_memory: FaultMemory,
     core: Arc<Core>,
     /// Who produces what is not at hand.
-    pool: Arc<Pool>,
-    hands: ReaderState,
+    pool: Arc<IoPool>,
+    state: ReaderState,
     parked: Parked,
     look: AdaptiveSpin,
     /// Pages of memory that one thread fills, which were produced and which the kernel put
@@ -117,7 +117,7 @@ pub(crate) struct Source {
     /// Whether others were let run since the last fault was answered.
     has_yielded: bool,
     /// Whether the descriptor cannot be read, so that it is not waited for.
-    pub(crate) is_deaf: bool,
+    pub(crate) poll_failed: bool,
     pub(crate) is_active: bool,
     pub(crate) is_timed: bool,
     deadline: Option<Duration>,
@@ -125,29 +125,29 @@ pub(crate) struct Source {
 }
 
 /// What a source is made of.
-pub(crate) struct SourceParts {
-    pub(crate) told: FaultMemory,
+pub(crate) struct ReaderParts {
+    pub(crate) fault_memory: FaultMemory,
     pub(crate) core: Arc<Core>,
-    pub(crate) pool: Arc<Pool>,
+    pub(crate) pool: Arc<IoPool>,
     pub(crate) spin: Duration,
     pub(crate) deadline: Option<Duration>,
     pub(crate) room: usize,
 }
 
-impl Source {
-    pub(crate) fn new(parts: SourceParts) -> Self {
-        let SourceParts { told, core, pool, spin, deadline, room } = parts;
-        let mut hands = ReaderState::new(0);
-        hands.shares_cpu = spin.is_zero();
+impl MappingReader {
+    pub(crate) fn new(parts: ReaderParts) -> Self {
+        let ReaderParts { fault_memory, core, pool, spin, deadline, room } = parts;
+        let mut state = ReaderState::new(0);
+        state.shares_cpu = spin.is_zero();
         let memory = core.backing().memory();
         let is_continued = memory.is_ok_and(|memory| matches!(memory, Memory::File { .. }));
         let page_ns = if is_continued { CONTINUED_NS } else { COPIED_NS };
-        hands.meter = CostMeter::new(page_ns, !hands.shares_cpu);
+        state.meter = CostMeter::new(page_ns, !state.shares_cpu);
         Self {
-            told,
+            fault_memory,
             core,
             pool,
-            hands,
+            state,
             parked: Parked::new(),
             look: AdaptiveSpin::new(spin),
             late: VecDeque::new(),
@@ -156,7 +156,7 @@ impl Source {
             has_failed: false,
             looked: Instant::now(),
             has_yielded: false,
-            is_deaf: false,
+            poll_failed: false,
             is_active: false,
             is_timed: false,
             deadline,
@@ -170,12 +170,12 @@ impl Source {
     }
 
     pub(crate) fn join(&self, set: &EventSet, key: u64) -> io::Result<()> {
-        self.told.join(set, key)
+        self.fault_memory.join(set, key)
     }
 
     pub(crate) fn leave(&self, set: &EventSet) {
         // It was not waited for, if its descriptor cannot be read.
-        let _ = self.told.leave(set);
+        let _ = self.fault_memory.leave(set);
     }
 
     /// Answers what is pending, or else does what can wait. Returns whether there was anything.
@@ -190,35 +190,35 @@ impl Source {
             }
             return is_busy;
         }
-        std::mem::swap(&mut scratch.staging, &mut self.hands.staging);
+        std::mem::swap(&mut scratch.staging, &mut self.state.staging);
         let is_read = self.drain(&mut scratch.buffer, &mut scratch.faults);
         self.looked = Instant::now();
         let read_at = self.looked;
         let mut is_busy = !scratch.faults.is_empty();
         if is_busy {
-            let has_waited = self.hands.has_neighbours();
-            self.hands.meter.read(scratch.faults.len(), read_at, has_waited);
+            let has_waited = self.state.has_neighbours();
+            self.state.meter.read(scratch.faults.len(), read_at, has_waited);
             self.answer_all(scratch, submit, read_at);
             self.look.found(read_at);
         } else {
-            self.is_deaf = !is_read;
+            self.poll_failed = !is_read;
             self.see_to_what_waits();
             // Nobody waits: time for neighbours, a few at a time. Where this thread does not look for
             // faults, it may be on the CPU of whoever was just woken, who goes first.
             if self.look.most.is_zero()
-                && self.hands.has_neighbours()
+                && self.state.has_neighbours()
                 && !std::mem::replace(&mut self.has_yielded, true)
             {
                 std::thread::yield_now();
                 is_busy = true;
             } else {
-                is_busy = self.core.map_around(&mut self.hands);
+                is_busy = self.core.map_around(&mut self.state);
             }
             if is_busy {
                 self.look.worked(read_at);
             }
         }
-        std::mem::swap(&mut scratch.staging, &mut self.hands.staging);
+        std::mem::swap(&mut scratch.staging, &mut self.state.staging);
         is_busy
     }
 
@@ -260,12 +260,12 @@ impl Source {
         scratch: &mut Scratch,
         submit: &Submit<'_>,
     ) {
-        std::mem::swap(&mut scratch.staging, &mut self.hands.staging);
+        std::mem::swap(&mut scratch.staging, &mut self.state.staging);
         scratch.faults.push(fault);
         self.looked = Instant::now();
         self.answer_all(scratch, submit, self.looked);
-        while self.core.map_around(&mut self.hands) {}
-        std::mem::swap(&mut scratch.staging, &mut self.hands.staging);
+        while self.core.map_around(&mut self.state) {}
+        std::mem::swap(&mut scratch.staging, &mut self.state.staging);
     }
 
     /// Returns whether to look for faults again at once, after a step that found none.
@@ -276,14 +276,14 @@ impl Source {
     /// Returns whether there is nothing to do after a step that answered faults, until there are
     /// more: who waits for those is woken by them.
     pub(crate) fn rests(&self) -> bool {
-        self.look.most.is_zero() && !self.hands.has_neighbours()
+        self.look.most.is_zero() && !self.state.has_neighbours()
     }
 
     /// Returns when to look at what was put off, if anything was.
     pub(crate) fn due(&self) -> Option<Instant> {
         let parked = self.parked.is_waiting().then_some(self.parked.since + RETRY);
         let late = (!self.late.is_empty()).then_some(self.late_since + RETRY);
-        let poll_failed = self.is_deaf.then(|| self.looked + RETRY);
+        let poll_failed = self.poll_failed.then(|| self.looked + RETRY);
         let children = self.children.due();
         let deadline =
             self.deadline.and_then(|after| self.core.pending().oldest()?.checked_add(after));
@@ -292,8 +292,8 @@ impl Source {
 
     fn see_to_what_waits(&mut self) {
         self.parked.wake(&self.core);
-        if self.is_deaf || self.children.due().is_some_and(|due| due <= self.looked) {
-            self.children.reap(&self.told);
+        if self.poll_failed || self.children.due().is_some_and(|due| due <= self.looked) {
+            self.children.reap(&self.fault_memory);
         }
         if !self.late.is_empty() && self.late_since.elapsed() >= RETRY {
             for _ in 0..self.late.len() {
@@ -320,7 +320,7 @@ impl Source {
     /// Ends the answering. Who waits now gets a signal, not zeroes; those of another process wait
     /// for who answers next.
     pub(crate) fn finish(mut self, scratch: &mut Scratch) {
-        match &self.told {
+        match &self.fault_memory {
             FaultMemory::Own(_) => {
                 // Its backing may never come back; what it brings then is nobody's any more.
                 for page in self.core.pending().pages() {
@@ -348,7 +348,7 @@ impl Source {
     /// whether that worked.
     fn drain(&mut self, buffer: &mut EventBuffer, faults: &mut Vec<PageFault>) -> bool {
         loop {
-            let read = match self.told.read(buffer) {
+            let read = match self.fault_memory.read(buffer) {
                 Ok(0) => return true,
                 Ok(read) => read,
                 Err(_) => return false,
@@ -358,23 +358,23 @@ impl Source {
                     Event::PageFault(fault) if faults.len() < FAULTS => faults.push(fault),
                     // It is told again after the next wake.
                     Event::PageFault(_) => {
-                        Counters::bump(&self.core.by_reader().put_off, 1);
+                        Counters::bump(&self.core.by_reader().deferred, 1);
                         self.parked.push_all();
                     }
                     Event::Removed { start, end } | Event::Unmapped { start, end } => {
-                        for bytes in self.told.offsets(start, end) {
+                        for bytes in self.fault_memory.offsets(start, end) {
                             let shift = self.core.page_size().shift();
                             let end = self.core.contents().area().end().get();
                             let pages = bytes.start >> shift..bytes.end >> shift;
                             self.core.removed(pages.start..pages.end.min(end));
                         }
                     }
-                    Event::Forked(child) => self.children.push(child, &self.told),
+                    Event::Forked(child) => self.children.push(child, &self.fault_memory),
                     _ => {}
                 }
             }
             // Fewer than there is room for were all there were, unless a removal came meanwhile.
-            if read < buffer.capacity() && matches!(self.told, FaultMemory::Own(_)) {
+            if read < buffer.capacity() && matches!(self.fault_memory, FaultMemory::Own(_)) {
                 return true;
             }
         }
@@ -382,8 +382,8 @@ impl Source {
 
     /// Makes the pages bad that a thread waits for. Returns whether there were any events.
     fn refuse(&mut self, buffer: &mut EventBuffer) -> bool {
-        let read = self.told.read(buffer);
-        self.is_deaf = read.is_err();
+        let read = self.fault_memory.read(buffer);
+        self.poll_failed = read.is_err();
         for event in &mut *buffer {
             match event {
                 Event::PageFault(fault) => {
@@ -391,7 +391,7 @@ impl Source {
                         self.core.refuse(page, fault.kind == FaultKind::WriteProtect);
                     }
                 }
-                Event::Forked(child) => self.children.push(child, &self.told),
+                Event::Forked(child) => self.children.push(child, &self.fault_memory),
                 _ => {}
             }
         }
@@ -399,7 +399,7 @@ impl Source {
     }
 
     fn page(&self, address: uzone_os::Vaddr) -> Option<u64> {
-        let page = self.told.offset_of(address)? >> self.core.page_size().shift();
+        let page = self.fault_memory.offset_of(address)? >> self.core.page_size().shift();
         (page < self.core.contents().area().end().get()).then_some(page)
     }
 
@@ -418,7 +418,7 @@ impl Source {
             FaultKind::Minor => FaultClass::Minor,
             FaultKind::WriteProtect => FaultClass::WriteProtect,
         };
-        self.hands.waiter = fault.thread.map_or(0, std::num::NonZero::get);
+        self.state.waiter = fault.thread.map_or(0, std::num::NonZero::get);
         if class == FaultClass::Minor {
             Counters::bump(&self.core.by_reader().minor, 1);
         }
@@ -443,13 +443,13 @@ impl Source {
     ) -> Option<FaultOutcome> {
         if class == FaultClass::WriteProtect {
             if self.core.write_fault(page) {
-                return Some(FaultOutcome::AtHand);
+                return Some(FaultOutcome::Ready);
             }
-            return Some(self.put_off(page));
+            return Some(self.deferred(page));
         }
         let touch = if is_write { Touch::Write } else { Touch::Read };
-        match self.core.fault(page, touch, &mut self.hands) {
-            Outcome::Answered => return Some(FaultOutcome::AtHand),
+        match self.core.fault(page, touch, &mut self.state) {
+            Outcome::Answered => return Some(FaultOutcome::Ready),
             Outcome::Coalesced => {
                 self.see_to_nesting(page);
                 return Some(FaultOutcome::Coalesced);
@@ -479,27 +479,27 @@ impl Source {
                 self.core.release(page);
             }
         }
-        Some(self.put_off(page))
+        Some(self.deferred(page))
     }
 
     /// Returns whether the thread that waits is one that produces pages: a backing reads other memory of the
     /// same engine.
     fn is_nested(&self) -> bool {
-        matches!(self.told, FaultMemory::Own(_)) && self.pool.is_producer(self.hands.waiter)
+        matches!(self.fault_memory, FaultMemory::Own(_)) && self.pool.is_producer(self.state.waiter)
     }
 
     /// Sees to it that a page is produced that a thread of the pool waits for: the threads may all be
     /// waiting for each other.
     fn see_to_nesting(&self, page: u64) {
-        if self.is_nested() && !self.pool.reinforce(self.hands.waiter, &self.core, page) {
+        if self.is_nested() && !self.pool.reinforce(self.state.waiter, &self.core, page) {
             self.core.refuse_nested(page);
         }
     }
 
-    fn put_off(&mut self, page: u64) -> FaultOutcome {
-        Counters::bump(&self.core.by_reader().put_off, 1);
+    fn deferred(&mut self, page: u64) -> FaultOutcome {
+        Counters::bump(&self.core.by_reader().deferred, 1);
         self.parked.push(page);
-        FaultOutcome::PutOff
+        FaultOutcome::Deferred
     }
 }
 
@@ -524,12 +524,12 @@ impl Children {
         Self { remotes: Vec::with_capacity(CHILDREN), probed: None }
     }
 
-    fn push(&mut self, child: Remote, told: &FaultMemory) {
-        self.reap(told);
-        self.keep(child, told);
+    fn push(&mut self, child: Remote, fault_memory: &FaultMemory) {
+        self.reap(fault_memory);
+        self.keep(child, fault_memory);
     }
 
-    fn keep(&mut self, child: Remote, told: &FaultMemory) {
+    fn keep(&mut self, child: Remote, fault_memory: &FaultMemory) {
         if self.remotes.len() < CHILDREN {
             self.remotes.push(child);
             return;
@@ -537,14 +537,14 @@ impl Children {
         tracing::warn!(
             "a client has more than {CHILDREN} children at once; the missing pages of the next one are bad"
         );
-        if let Some(child) = told.refuse_child(child) {
+        if let Some(child) = fault_memory.refuse_child(child) {
             self.remotes.push(child);
         }
     }
 
     /// Closes the descriptors of processes that have ended, and reads the events of the others: a process
     /// that forks or unmaps memory waits for that.
-    fn reap(&mut self, told: &FaultMemory) {
+    fn reap(&mut self, fault_memory: &FaultMemory) {
         self.remotes.retain(|remote| !remote.is_gone());
         self.probed = Some(Instant::now());
         if self.remotes.is_empty() {
@@ -557,7 +557,7 @@ impl Children {
             let _ = remote.read(&mut buffer);
             for event in &mut buffer {
                 if let Event::Forked(child) = event {
-                    self.keep(child, told);
+                    self.keep(child, fault_memory);
                 }
             }
         }
@@ -668,8 +668,8 @@ mod tests {
         let memory = Arc::new(Registered::new(Arc::new(uffd), mapping, Modes::MISSING).unwrap());
         let mut children = Children::new();
         let fd = memory.uffd().as_fd().try_clone_to_owned().unwrap();
-        let told = FaultMemory::Own(memory.clone());
-        children.push(Remote::adopt(fd).unwrap(), &told);
+        let fault_memory = FaultMemory::Own(memory.clone());
+        children.push(Remote::adopt(fd).unwrap(), &fault_memory);
         std::thread::scope(|scope| {
             // As a child would: the call returns when its event was read.
             let child = scope.spawn(|| memory.mapping().discard(0..len.get()).unwrap());
@@ -679,7 +679,7 @@ mod tests {
                     let _ = memory.uffd().read(&mut EventBuffer::new(8)); // so that the test ends
                     panic!("the child waits for ever");
                 }
-                children.reap(&told);
+                children.reap(&fault_memory);
                 std::thread::yield_now();
             }
         });

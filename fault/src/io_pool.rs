@@ -1,4 +1,4 @@
-//! Threads that produce pages which are not at hand: [`Pool`].
+//! Threads that produce pages which are not at hand: [`IoPool`].
 //!
 //! Whoever answers faults never waits for a device; a page that has to be waited for goes through
 //! a queue to one of these threads. The queue has a limit: what does not fit is given up by its
@@ -48,26 +48,26 @@ struct Job {
 impl Job {
     /// Produces the page. What panics in it is a bug of ours or a drop of the caller's: the page is bad
     /// then, and the thread goes on.
-    fn run(self, hands: &mut ReaderState) {
+    fn run(self, state: &mut ReaderState) {
         let (core, page) = (self.core.clone(), self.page);
-        if caught(|| self.produce(hands)).is_none() {
+        if caught(|| self.produce(state)).is_none() {
             core.give_up(page);
         }
         discard(core);
     }
 
-    fn produce(self, hands: &mut ReaderState) {
-        if hands.staging.len() < self.room {
-            hands.staging.resize(self.room, 0);
+    fn produce(self, state: &mut ReaderState) {
+        if state.staging.len() < self.room {
+            state.staging.resize(self.room, 0);
         }
         match self.filler {
             // It takes the page off the list of those that are waited for.
             Some((filler, key)) => {
-                filler.install(key, self.page, self.core.stage(self.page, hands));
+                filler.install(key, self.page, self.core.stage(self.page, state));
             }
             None => {
                 // A failure has made the page bad and was counted; whoever touches it hears of it.
-                let outcome = match self.core.produce(self.page, hands) {
+                let outcome = match self.core.produce(self.page, state) {
                     Ok(()) => FaultOutcome::Produced,
                     Err(error) => {
                         discard(error);
@@ -158,7 +158,7 @@ impl Shared {
 }
 
 /// Threads that produce pages, and the queues to them.
-pub(crate) struct Pool {
+pub(crate) struct IoPool {
     shared: Arc<Shared>,
 }
 
@@ -174,7 +174,7 @@ impl Submit<'_> {
     /// it still. There is for a page that a thread of the pool waits for.
     pub(crate) fn demand(
         &self,
-        pool: &Pool,
+        pool: &IoPool,
         core: &Arc<Core>,
         page: u64,
         room: usize,
@@ -185,7 +185,7 @@ impl Submit<'_> {
     }
 }
 
-impl Pool {
+impl IoPool {
     pub(crate) fn start(threads: NonZeroUsize) -> io::Result<Self> {
         let most_ahead = (threads.get() - 1).max(1);
         let producers = threads.get();
@@ -267,13 +267,13 @@ impl Pool {
 /// Produces pages for which threads of the pool wait, until there is none. It takes no other: their
 /// backings may wait as well, and then no thread would be left.
 fn help(shared: &Shared) {
-    let mut hands = ReaderState::new(0);
+    let mut state = ReaderState::new(0);
     let thread = uzone_os::thread_id();
     let mut queues = shared.lock();
     queues.threads.push(thread);
     while let Some(job) = queues.nested.pop_front() {
         drop(queues);
-        job.run(&mut hands);
+        job.run(&mut state);
         queues = shared.lock();
         queues.ended(thread);
     }
@@ -282,14 +282,14 @@ fn help(shared: &Shared) {
 }
 
 fn work(shared: &Shared) {
-    let mut hands = ReaderState::new(0);
+    let mut state = ReaderState::new(0);
     let thread = uzone_os::thread_id();
     let mut queues = shared.lock();
     queues.threads.push(thread);
     loop {
         if let Some(job) = queues.nested.pop_front().or_else(|| queues.demand.pop_front()) {
             drop(queues);
-            job.run(&mut hands);
+            job.run(&mut state);
             queues = shared.lock();
             queues.ended(thread);
         } else if queues.reading_ahead < shared.most_ahead
@@ -312,7 +312,7 @@ fn work(shared: &Shared) {
     }
 }
 
-impl Drop for Pool {
+impl Drop for IoPool {
     fn drop(&mut self) {
         // What is queued is produced first: somebody waits for it. Nobody waits for the threads: one
         // may be in a backing that never returns.

@@ -1,0 +1,216 @@
+//! The options of an engine and of a mapping: [`EngineOptions`], [`LazyOptions`].
+
+use std::num::NonZeroUsize;
+use std::time::Duration;
+
+use uzone_os::HugeSize;
+use uzone_os::uffd::KernelFaults;
+use uzone_pages::{Advice, FaultAround};
+use uzone_zone::Zone;
+
+use crate::dirty::WriteTracking;
+
+/// The default number of threads of each kind, on a host with at least as many CPUs.
+const THREADS: NonZeroUsize = NonZeroUsize::MIN.saturating_add(3);
+
+/// Which thread answers the faults of a mapping.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Reader {
+    /// The engine's thread with the fewest mappings.
+    #[default]
+    Shared,
+    /// A thread that answers for this mapping only.
+    Own {
+        /// The CPUs that it may run on. An empty list allows all.
+        cpus: Vec<u32>,
+    },
+}
+
+/// Whether the pages of a mapping are huge. A fault on any part of a huge page fills the whole page.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum HugePages {
+    /// The pages are the host's small pages. [`LazyMapping::collapse`](crate::LazyMapping::collapse) can
+    /// make huge pages of them later.
+    #[default]
+    None,
+    /// The pages are of the hugetlb pool of this size, reserved when the memory is mapped.
+    Pool(HugeSize),
+    /// The pages are transparent huge pages, 2 MiB on common machines, allocated from free memory when they
+    /// are touched. Where none is free, a page is filled in small ones, and
+    /// [`FaultStats::huge_pages`](crate::FaultStats::huge_pages) does not count it. They are swapped
+    /// and pinned like other memory. Linux 6.8.
+    Transparent,
+}
+
+/// How memory is mapped lazily.
+#[derive(Clone, Debug)]
+pub struct LazyOptions {
+    pub(crate) advice: Advice,
+    pub(crate) fault_around: FaultAround,
+    pub(crate) huge: HugePages,
+    pub(crate) spin: Duration,
+    pub(crate) reader: Reader,
+    pub(crate) deadline: Option<Duration>,
+    pub(crate) trace: usize,
+    pub(crate) kernel_faults: KernelFaults,
+    pub(crate) track_writes: Option<WriteTracking>,
+    pub(crate) collapse_when_settled: Option<Duration>,
+}
+
+impl Default for LazyOptions {
+    fn default() -> Self {
+        Self {
+            advice: Advice::default(),
+            fault_around: FaultAround::default(),
+            huge: HugePages::None,
+            spin: Self::DEFAULT_SPIN,
+            reader: Reader::Shared,
+            deadline: None,
+            trace: 0,
+            kernel_faults: KernelFaults::IfAllowed,
+            track_writes: None,
+            collapse_when_settled: None,
+        }
+    }
+}
+
+impl LazyOptions {
+    /// The default of [`LazyOptions::spin`].
+    pub const DEFAULT_SPIN: Duration = Duration::from_micros(20);
+
+    /// Sets the expected access pattern: [`Advice::Auto`] by default.
+    #[must_use]
+    pub fn advice(mut self, advice: Advice) -> Self {
+        self.advice = advice;
+        self
+    }
+
+    /// Sets how much a read fault maps, or starts with where windows grow: 64 KiB by default.
+    #[must_use]
+    pub fn fault_around(mut self, fault_around: FaultAround) -> Self {
+        self.fault_around = fault_around;
+        self
+    }
+
+    /// Sets whether pages are huge: [`HugePages::None`] by default. A memory file keeps its own page size.
+    #[must_use]
+    pub fn huge(mut self, huge: HugePages) -> Self {
+        self.huge = huge;
+        self
+    }
+
+    /// Sets how long the reader thread polls for more faults before it sleeps: 20 us by default. Polling
+    /// uses that much CPU time after each burst of faults, and saves a wake-up.
+    ///
+    /// After a few unsuccessful polls the reader sleeps at once, until a fault arrives within the polling
+    /// window. Zero is for a reader that shares the CPU of the faulting thread: it always sleeps at once, and
+    /// installs nothing ahead of a sequential reader.
+    #[must_use]
+    pub fn spin(mut self, spin: Duration) -> Self {
+        self.spin = spin;
+        self
+    }
+
+    /// Sets which thread answers the faults: [`Reader::Shared`] by default.
+    #[must_use]
+    pub fn reader(mut self, reader: Reader) -> Self {
+        self.reader = reader;
+        self
+    }
+
+    /// Limits how long a page may take to be produced: after that it is poisoned, and the threads that wait
+    /// for it get `SIGBUS`. By default there is no limit, and a time beyond the range of the clock is none.
+    #[must_use]
+    pub fn deadline(mut self, deadline: impl Into<Option<Duration>>) -> Self {
+        self.deadline = deadline.into();
+        self
+    }
+
+    /// Sets how many of the last faults are recorded, each in 48 bytes, for
+    /// [`LazyMapping::take_trace`](crate::LazyMapping::take_trace): none by default, at most 16,777,216.
+    #[must_use]
+    pub fn trace(mut self, trace: usize) -> Self {
+        self.trace = trace;
+        self
+    }
+
+    /// Sets whether faults of system calls have to be answered too: [`KernelFaults::IfAllowed`] by default.
+    #[must_use]
+    pub fn kernel_faults(mut self, kernel_faults: KernelFaults) -> Self {
+        self.kernel_faults = kernel_faults;
+        self
+    }
+
+    /// Sets how writes are tracked: not at all by default.
+    #[must_use]
+    pub fn track_writes(mut self, track_writes: impl Into<Option<WriteTracking>>) -> Self {
+        self.track_writes = track_writes.into();
+        self
+    }
+
+    /// Lets a thread of low priority collapse what is present into huge pages, as
+    /// [`LazyMapping::collapse`](crate::LazyMapping::collapse) does, after a time without a filled page:
+    /// never by default.
+    #[must_use]
+    pub fn collapse_when_settled(mut self, quiet: impl Into<Option<Duration>>) -> Self {
+        self.collapse_when_settled = quiet.into();
+        self
+    }
+}
+
+/// The zone and the threads of an engine.
+#[derive(Clone, Debug)]
+pub struct EngineOptions {
+    pub(crate) zone: Option<Zone>,
+    pub(crate) producers: NonZeroUsize,
+    pub(crate) readers: NonZeroUsize,
+    pub(crate) cpus: Vec<u32>,
+}
+
+impl Default for EngineOptions {
+    fn default() -> Self {
+        let cpus = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+        let two = NonZeroUsize::MIN.saturating_add(1);
+        Self {
+            zone: None,
+            producers: cpus.clamp(two, THREADS),
+            readers: cpus.min(THREADS),
+            cpus: Vec::new(),
+        }
+    }
+}
+
+impl EngineOptions {
+    /// Sets the zone that memory is bound in: a new zone by default.
+    #[must_use]
+    pub fn zone(mut self, zone: Zone) -> Self {
+        self.zone = Some(zone);
+        self
+    }
+
+    /// Sets the number of I/O threads, which produce the pages that are not ready. Each waits for one page
+    /// at a time, and all but one may read ahead. The default is the number of CPUs, but at least 2 and
+    /// at most 4; more are for devices that serve more requests at once, up to 1024. While a backing waits
+    /// for pages of other memory of the same engine, there may be up to 64 more.
+    #[must_use]
+    pub fn producers(mut self, producers: NonZeroUsize) -> Self {
+        self.producers = producers;
+        self
+    }
+
+    /// Sets the number of reader threads, which answer faults, each for its share of the mappings. The
+    /// default is the number of CPUs, but at most 4; at most 1024 are allowed.
+    #[must_use]
+    pub fn readers(mut self, readers: NonZeroUsize) -> Self {
+        self.readers = readers;
+        self
+    }
+
+    /// Sets the CPUs that the readers may run on. An empty list, the default, allows all. See
+    /// [`ReaderPlacement`](crate::ReaderPlacement) for what placement is worth.
+    #[must_use]
+    pub fn cpus(mut self, cpus: Vec<u32>) -> Self {
+        self.cpus = cpus;
+        self
+    }
+}
