@@ -37,7 +37,7 @@ impl Mapping {
     /// Maps private pages of no file, all zero.
     ///
     /// # Errors
-    /// [`MapError`] says which limit forbids it.
+    /// [`MapError`] names the limit that forbids it.
     pub fn anonymous(len: ByteLen, how: Anonymous) -> Result<Self, MapError> {
         let page = probe::page_size();
         let wanted_align = match (how.align, how.huge) {
@@ -116,11 +116,11 @@ impl Mapping {
     /// Makes a memory file and maps it shared, so that it can be handed to other processes by
     /// [`Mapping::fd`]. With `huge`, it is made of huge pages of the pool.
     ///
-    /// The file is sealed against shrinking and growing: no holder of the descriptor can take
-    /// pages away by truncation. `name` is for people, in `/proc/self/maps`.
+    /// The file is sealed against shrinking and growing: no holder of the descriptor can take pages away by
+    /// truncation. `name` shows in `/proc/self/maps`.
     ///
     /// # Errors
-    /// [`MapError`] says which limit forbids it.
+    /// [`MapError`] names the limit that forbids it.
     pub fn memfd(name: &str, len: ByteLen, huge: Option<HugeSize>) -> Result<Self, MapError> {
         let fd = create_memfd(name, len, huge)?;
         let page = huge.map_or_else(probe::page_size, HugeSize::page_size);
@@ -143,11 +143,10 @@ impl Mapping {
         Ok(mapping.backed_by(fd, 0, Sharing::Shared))
     }
 
-    /// Maps `len` bytes of a file or device, from `offset` on.
-    ///
-    /// Whoever may truncate the file can make a later access raise `SIGBUS`: the kernel has no
-    /// page to show for bytes behind the end of a file. A caller that maps files of others has
-    /// to keep them from shrinking (a sealed memory file, a lease, its own directory).
+    /// Maps `len` bytes of a file or device, from `offset` on. A process that may truncate the file can
+    /// make a later access raise `SIGBUS`: the kernel has no page to show for bytes behind the end of a
+    /// file. A caller that maps files of others has to keep them from shrinking (a sealed memory file, a
+    /// lease, its own directory).
     ///
     /// # Errors
     /// [`MapError`]: the offset cuts a page of the file ([`MapError::UnalignedOffset`]), the range
@@ -277,8 +276,7 @@ fn create_memfd(name: &str, len: ByteLen, huge: Option<HugeSize>) -> Result<Owne
     if let Some(size) = huge {
         flags |= MemfdFlags::HUGETLB | MemfdFlags::from_bits_retain(size.encoded_in_flags());
     }
-    // A kernel since 6.3 wants to be told that memory is not a program; an older one knows no such
-    // flag.
+    // Kernels since 6.3 warn about memory files without this flag; older ones do not know it.
     let fd = match rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
         Err(cause) if errno::flag_is_unknown(cause) => rustix::fs::memfd_create(name, flags),
         answer => answer,
@@ -321,7 +319,7 @@ pub(crate) fn inspect(fd: BorrowedFd<'_>, offset: u64, len: ByteLen) -> Result<P
     if !offset.is_multiple_of(page.bytes()) {
         return Err(MapError::UnalignedOffset { offset, page: ByteLen::new(page.bytes()) });
     }
-    // A device says nothing about its length here; its driver refuses what it does not have.
+    // A device has no length here; its driver refuses what it does not have.
     let file_len = u64::try_from(stat.st_size).unwrap_or(0);
     let is_inside = offset.checked_add(len.get()).is_some_and(|end| end <= file_len);
     if is_regular && !is_inside {

@@ -6,10 +6,10 @@
 
 use rustix::io::Errno;
 
-/// Why a mapping was refused, as far as errno alone says it.
+/// Why a mapping was refused, as far as errno distinguishes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MmapRefusal {
-    /// Not enough of something; which of many is asked elsewhere.
+    /// Not enough of something; `shortage` finds out of what.
     Memory,
     /// The process locks all that it maps, and may not lock as much.
     Locked,
@@ -115,7 +115,7 @@ pub(crate) fn sync_is_unsupported(errno: Errno) -> bool {
 pub(crate) enum UffdRefusal {
     /// This process may not have one that sees faults of the kernel.
     Permission,
-    /// The kernel was built without it, or a filter says so.
+    /// The kernel was built without it, or a filter hides it.
     Absent,
     /// Something else.
     Other,
@@ -133,7 +133,7 @@ pub(crate) fn uffd_refusal(errno: Errno) -> UffdRefusal {
 /// Why an io_uring was not given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RingRefusal {
-    /// A setting of the host or a filter says no.
+    /// A setting of the host or a filter forbids it.
     Disabled,
     /// The kernel was built without it.
     Absent,
@@ -193,7 +193,7 @@ pub(crate) fn register_refusal(errno: Errno) -> RegisterRefusal {
     }
 }
 
-/// What an errno of an answer to a fault says; with which ioctl it came decides the rest.
+/// The errno of an answer to a fault; its meaning depends on the ioctl.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum UffdErrno {
     Again,
@@ -235,14 +235,14 @@ pub(crate) fn would_wait(errno: Errno) -> bool {
     errno == Errno::AGAIN
 }
 
-/// Returns whether a file system has no files without a name: it says so, or it or the kernel does
-/// not know the flag and takes it for the opening of a directory.
+/// Returns whether a file system has no files without a name: it refuses them, or it or the kernel ignores
+/// the flag and opens the directory.
 pub(crate) fn has_no_nameless_files(errno: Errno) -> bool {
     matches!(errno, Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL)
 }
 
-/// Returns whether the other end of a socket was closed before it had received everything: an error
-/// that is told once.
+/// Returns whether the other end of a socket was closed before it had received everything: an error that is
+/// reported once.
 pub(crate) fn is_reset(errno: Errno) -> bool {
     errno == Errno::CONNRESET
 }

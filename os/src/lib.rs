@@ -1,9 +1,8 @@
 //! The Linux system calls that uzone needs and std does not wrap, one file per mechanism.
 //!
-//! Nothing here decides a policy. A call takes typed lengths and borrowed descriptors, and answers
-//! with a value, an outcome to act on, or an error that keeps what the call was given. No caller
-//! needs `unsafe`, but to vouch for memory that others have as well: [`Mapping::adopt`],
-//! [`Exclusivity::assert`].
+//! Nothing here decides a policy. A call takes typed lengths and borrowed descriptors, and answers with a
+//! value, an outcome to act on, or an error that keeps what the call was given. No caller needs `unsafe`,
+//! except to vouch for memory that is shared: [`Mapping::adopt`], [`Exclusivity::assert`].
 //!
 //! ```
 //! use uzone_os::{Anonymous, Exclusive, HugeAdvice, Mapped};
@@ -30,13 +29,13 @@
 //! | `options` | the words for it: access, sharing, advice, addresses |
 //! | `bytes` | copying in and out of memory that may change under us |
 //! | `bus` | SIGBUS as an event and an error instead of the end of the process |
-//! | `exclusive` | [`Exclusive`]: a mapping that nobody else can change, so that it has slices |
+//! | `exclusive` | [`Exclusive`]: a mapping with no other writer, so that it has slices |
 //! | `mapped` | [`Mapped`]: an owned `[T]` in such memory |
-//! | `counted` | [`LiveOwner`]: a value that guards keep in place, counted once |
+//! | `live` | [`LiveOwner`]: a value that guards keep in place, counted once |
 //! | `file_writes` | where writes to a file go |
-//! | `file_system` | what there is room for in a directory, and files without a name |
-//! | `page_cache` | what the page cache has of a file |
-//! | `pagemap_scan` | what the page tables say, and which pages were written |
+//! | `file_system` | the room in a directory, and files without a name |
+//! | `page_cache` | which pages of a file the page cache has |
+//! | `pagemap_scan` | scanning the page tables, and which pages were written |
 //! | `populate` | making memory present, by several threads |
 //! | `advise` | huge pages for what is mapped already, and giving pages back |
 //! | `fixed_buffers` | having the kernel itself pin a mapping, by an io_uring |
@@ -48,7 +47,7 @@
 //! | `priority` | a thread that runs when no other wants to |
 //! | `signals` | signals that end the process: held back, or wanted with its parent's end |
 //! | `unix_socket` | messages between two processes, and descriptors with them |
-//! | `libpmem` | another library's clearing and copying, for benchmarks to compare with |
+//! | `libpmem` | clearing and copying by libpmem, for benchmarks |
 //! | `probe` | what this kernel offers |
 //! | `uffd` | page faults as events, and the answers to them |
 //! | `root` | reading `/proc` and `/sys`, or a made-up tree |

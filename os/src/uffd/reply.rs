@@ -61,7 +61,7 @@ impl UffdCall {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[must_use = "what is not done has to be done, or somebody waits for ever"]
 pub enum Answered {
-    /// Every byte is in place, and whoever waited for it is awake unless that was put off.
+    /// Every page is installed, and its waiters are awake unless waking was left out.
     All,
     /// The first `bytes` are in place, and something stopped the rest: ask for it again, and the
     /// reply will say what.
@@ -72,14 +72,14 @@ pub enum Answered {
     /// Nothing was done, and nothing is wrong: the layout of the process changes. Read the pending
     /// events, then ask again.
     LayoutChanging,
-    /// The first page was there already. Nobody was woken: wake whoever waits for it.
+    /// The first page exists already. No thread was woken: wake the threads that wait for it.
     Present,
     /// The page cache does not have the first page (continue), or the range to take pages from has
     /// none there (move).
     Hole,
     /// The page cannot be taken from where it is now: it is pinned or shared (move).
     Busy,
-    /// There is no memory at the address any more that this userfaultfd is told about.
+    /// No memory at the address is registered with this userfaultfd any more.
     NotRegistered,
     /// The process whose memory it is has ended.
     Gone,
