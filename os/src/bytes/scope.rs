@@ -11,9 +11,9 @@
 //! done here in their place. Nothing else is called in a scope, so it is no `pub` function that takes
 //! a closure. How much was written is not known: whole words, each old or new.
 //!
-//! An error at an address outside of what the scope names is not ours. A signal handler of somebody's
-//! that interrupts the stores and touches, of all memory, what is being cleared or copied, is
-//! abandoned with them if that raises SIGBUS; without the scope, the process would die of it.
+//! An error at an address outside of what the scope names is not ours. A signal handler of the program that
+//! interrupts the stores and touches, of all memory, what is being cleared or copied, is abandoned with
+//! them if that raises SIGBUS; without the scope, the process would die of it.
 //!
 //! Unsafe: machine code that puts a stack back.
 //! Cost: two stores and a call beside the one that is made anyway; nothing where no handler is

@@ -59,7 +59,7 @@ impl UffdCall {
 
 /// What the kernel did with an answer that did not fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[must_use = "what is not done has to be done, or somebody waits for ever"]
+#[must_use = "what is not done has to be done, or a thread waits for ever"]
 pub enum Answered {
     /// Every page is installed, and its waiters are awake unless waking was left out.
     All,

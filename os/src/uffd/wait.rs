@@ -55,7 +55,7 @@ impl AsFd for Doorbell {
 pub struct Ready {
     /// There are events to read.
     pub events: bool,
-    /// Somebody rang.
+    /// The doorbell rang.
     pub rung: bool,
     /// The descriptor is of no use any more.
     pub hung_up: bool,
