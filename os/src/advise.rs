@@ -12,7 +12,6 @@ use rustix::io::Errno;
 use rustix::mm::Advice;
 use uzone_pages::ByteLen;
 
-use crate::errno::{self, CollapseStep};
 use crate::hugepages;
 use crate::mapping::Mapping;
 use crate::options::{Access, RangeError, Sharing};
@@ -162,17 +161,16 @@ impl Mapping {
         // SAFETY: madvise(2) acts on `inside.len()` bytes from `start`, all of this mapping: they are
         // inside of `part`, which `widen` checked. This advice moves bytes and changes none.
         let answer = unsafe { libc::madvise(start.cast(), inside.len(), MADV_COLLAPSE) };
-        let answer = if answer == 0 {
-            Ok(())
-        } else {
-            Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::INVAL))
-        };
-        match (errno::collapse_step(answer), answer) {
-            (CollapseStep::Done, _) | (_, Ok(())) => {
-                Ok(Collapsed::Whole { bytes: ByteLen::new(inside.len() as u64) })
+        if answer == 0 {
+            return Ok(Collapsed::Whole { bytes: ByteLen::new(inside.len() as u64) });
+        }
+        let cause = io::Error::last_os_error();
+        match Errno::from_io_error(&cause) {
+            // No free huge page, or pages in use: it may work later.
+            Some(Errno::AGAIN | Errno::BUSY | Errno::NOMEM | Errno::INTR) => {
+                Ok(Collapsed::NotNow { cause })
             }
-            (CollapseStep::NotNow, Err(cause)) => Ok(Collapsed::NotNow { cause: cause.into() }),
-            (CollapseStep::Refused, Err(cause)) => Err(refused(cause.into())),
+            _ => Err(refused(cause)),
         }
     }
 

@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags};
 use uzone_pages::{ByteLen, PageSize};
 
-use crate::errno::{self, MmapRefusal};
+use crate::errno;
 use crate::hugepages::HugeSize;
 use crate::mapping::{Mapping, Refused, Request};
 use crate::options::{Access, Anonymous, HugeAdvice, Reserve, Sharing};
@@ -210,9 +210,10 @@ impl Refused {
         match self {
             Self::Empty => MapError::Empty,
             Self::TooLong { len_bytes } => MapError::TooLong { len_bytes },
-            Self::Kernel { len, cause } => match errno::mmap_refusal(cause, false) {
-                MmapRefusal::Memory => memory(cause.into()),
-                MmapRefusal::Locked => MapError::locked(len, cause.into()),
+            Self::Kernel { len, cause } => match cause {
+                Errno::NOMEM => memory(cause.into()),
+                // The process locks all that it maps, and may not lock as much.
+                Errno::AGAIN => MapError::locked(len, cause.into()),
                 _ => MapError::Refused { len, cause: cause.into() },
             },
         }
@@ -226,17 +227,17 @@ impl Refused {
             Self::Kernel { len, cause } => (len, cause),
         };
         let error = io::Error::from(cause);
-        match errno::mmap_refusal(cause, false) {
-            MmapRefusal::Memory => {
+        match cause {
+            Errno::NOMEM => {
                 let counted = access == Access::ReadWrite && sharing == Sharing::Private;
                 MapError::memory(&SystemRoot::host(), len, counted, error)
             }
-            MmapRefusal::Locked => MapError::locked(len, error),
-            MmapRefusal::Access => MapError::NotOpenFor { access, sharing, cause: error },
-            MmapRefusal::NotMappable => {
+            Errno::AGAIN => MapError::locked(len, error),
+            Errno::ACCESS => MapError::NotOpenFor { access, sharing, cause: error },
+            Errno::NODEV => {
                 MapError::NotMappable { kind: FileKind::Unmappable, cause: Some(error) }
             }
-            MmapRefusal::HugeSize | MmapRefusal::Other => MapError::Refused { len, cause: error },
+            _ => MapError::Refused { len, cause: error },
         }
     }
 
@@ -244,12 +245,10 @@ impl Refused {
         let Self::Kernel { cause, .. } = self else {
             return self.explain(|cause| MapError::Refused { len, cause });
         };
-        match errno::mmap_refusal(cause, true) {
-            MmapRefusal::Memory => {
-                MapError::huge_pool(&SystemRoot::host(), size, len, cause.into())
-            }
-            MmapRefusal::Locked => MapError::locked(len, cause.into()),
-            MmapRefusal::HugeSize => MapError::HugeSize { size, cause: cause.into() },
+        match cause {
+            Errno::NOMEM => MapError::huge_pool(&SystemRoot::host(), size, len, cause.into()),
+            Errno::AGAIN => MapError::locked(len, cause.into()),
+            Errno::NODEV | Errno::INVAL => MapError::HugeSize { size, cause: cause.into() },
             _ => MapError::Refused { len, cause: cause.into() },
         }
     }
@@ -260,8 +259,10 @@ fn create_memfd(name: &str, len: ByteLen, huge: Option<HugeSize>) -> Result<Owne
     if len.is_zero() {
         return Err(MapError::Empty);
     }
-    let failed = |cause: Errno| match (huge, errno::mmap_refusal(cause, huge.is_some())) {
-        (Some(size), MmapRefusal::HugeSize) => MapError::HugeSize { size, cause: cause.into() },
+    let failed = |cause: Errno| match (huge, cause) {
+        (Some(size), Errno::NODEV | Errno::INVAL) => {
+            MapError::HugeSize { size, cause: cause.into() }
+        }
         _ => MapError::Create { name: name.to_owned(), len, cause: cause.into() },
     };
     let page = huge.map_or_else(probe::page_size, HugeSize::page_size);

@@ -13,6 +13,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 
+use rustix::io::Errno;
 use rustix::io_uring::{
     IoringRegisterOp, io_uring_params, io_uring_register, io_uring_setup, iovec,
 };
@@ -20,7 +21,6 @@ use rustix::process::{Resource, getrlimit};
 use rustix::thread::{CapabilitySet, capabilities};
 use uzone_pages::ByteLen;
 
-use crate::errno::{self, BufferRefusal, RingRefusal};
 use crate::mapping::Mapping;
 
 /// The longest buffer that the kernel takes; longer memory is registered as several.
@@ -116,10 +116,10 @@ impl FixedBuffers {
         let ring = unsafe { io_uring_setup(1, &mut params) };
         ring.map(|ring| Self { ring }).map_err(|refused| {
             let cause = refused.into();
-            match errno::ring_refusal(refused) {
-                RingRefusal::Disabled => FixedBuffersError::Disabled { cause },
-                RingRefusal::Absent => FixedBuffersError::Absent { cause },
-                RingRefusal::Other => FixedBuffersError::Setup { cause },
+            match refused {
+                Errno::PERM | Errno::ACCESS => FixedBuffersError::Disabled { cause },
+                Errno::NOSYS => FixedBuffersError::Absent { cause },
+                _ => FixedBuffersError::Setup { cause },
             }
         })
     }
@@ -165,15 +165,15 @@ impl FixedBuffers {
     }
 }
 
-fn refusal(len: ByteLen, refused: rustix::io::Errno) -> FixedBuffersError {
+fn refusal(len: ByteLen, refused: Errno) -> FixedBuffersError {
     let cause = refused.into();
-    match errno::buffer_refusal(refused) {
-        BufferRefusal::NotWritable => FixedBuffersError::NotWritable { len, cause },
-        BufferRefusal::Memory => match lock_limit() {
+    match refused {
+        Errno::FAULT => FixedBuffersError::NotWritable { len, cause },
+        Errno::NOMEM => match lock_limit() {
             Some(limit) => FixedBuffersError::Locked { len, limit, cause },
             None => FixedBuffersError::Register { len, cause },
         },
-        BufferRefusal::Other => FixedBuffersError::Register { len, cause },
+        _ => FixedBuffersError::Register { len, cause },
     }
 }
 

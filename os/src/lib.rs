@@ -51,7 +51,7 @@
 //! | `probe` | what this kernel offers |
 //! | `uffd` | page faults as events, and the answers to them |
 //! | `root` | reading `/proc` and `/sys`, or a made-up tree |
-//! | `errno` | the one place that matches errno |
+//! | `errno` | the meaning of an errno that several calls share |
 
 #[cfg(not(target_os = "linux"))]
 compile_error!("uzone-os is the Linux layer of uzone: it has no port to another kernel");

@@ -26,7 +26,6 @@ use rustix::mm::Advice;
 use uzone_pages::ByteLen;
 
 use crate::bytes;
-use crate::errno::{self, PopulateRefusal, PopulateStep};
 use crate::mapping::Mapping;
 use crate::numa::{self, AffinityError};
 use crate::options::{Access, RangeError};
@@ -182,7 +181,6 @@ pub enum PopulateError {
 /// A chunk that failed.
 struct ChunkFailure {
     chunk: Range<usize>,
-    refusal: PopulateRefusal,
     cause: Errno,
 }
 
@@ -190,13 +188,11 @@ impl ChunkFailure {
     fn into_error(self, done: ByteLen) -> PopulateError {
         let (start, end) = (self.chunk.start as u64, self.chunk.end as u64);
         let cause = io::Error::from(self.cause);
-        match self.refusal {
-            PopulateRefusal::Memory => PopulateError::Memory { start, end, done, cause },
-            PopulateRefusal::Signal => PopulateError::Fault { start, end, done, cause },
-            PopulateRefusal::Poisoned => PopulateError::Poisoned { start, end, done, cause },
-            PopulateRefusal::Incompatible | PopulateRefusal::Other => {
-                PopulateError::Refused { start, end, done, cause }
-            }
+        match self.cause {
+            Errno::NOMEM => PopulateError::Memory { start, end, done, cause },
+            Errno::FAULT => PopulateError::Fault { start, end, done, cause },
+            Errno::HWPOISON => PopulateError::Poisoned { start, end, done, cause },
+            _ => PopulateError::Refused { start, end, done, cause },
         }
     }
 }
@@ -399,11 +395,7 @@ impl Mapping {
         let advice =
             if is_writable { Advice::LinuxPopulateWrite } else { Advice::LinuxPopulateRead };
         let start = self.at(part.start);
-        ask(start, part.len(), advice).map_err(|(refusal, cause)| ChunkFailure {
-            chunk: part,
-            refusal,
-            cause,
-        })
+        ask(start, part.len(), advice).map_err(|cause| ChunkFailure { chunk: part, cause })
     }
 
     /// Makes pages present by touching each, for kernels before 5.14. What goes wrong there is a
@@ -421,21 +413,20 @@ impl Mapping {
 }
 
 /// Asks for the pages of `len` bytes from `start`, which starts a page.
-fn ask(start: NonNull<u8>, len: usize, advice: Advice) -> Result<(), (PopulateRefusal, Errno)> {
+fn ask(start: NonNull<u8>, len: usize, advice: Advice) -> Result<(), Errno> {
     let mut last = Errno::AGAIN;
     for _ in 0..TRIES {
         // SAFETY: madvise(2) acts on `len` bytes from `start`. Both advices given here, populating
         // for reading and for writing, make pages present and change no byte that anyone could have
         // read; where nothing is mapped they answer ENOMEM. So any address is sound.
         let answer = unsafe { rustix::mm::madvise(start.as_ptr().cast(), len, advice) };
-        match errno::populate_step(answer) {
-            PopulateStep::Done => return Ok(()),
-            PopulateStep::Again => last = answer.err().unwrap_or(last),
-            PopulateStep::Failed(refusal) => return Err((refusal, answer.err().unwrap_or(last))),
+        match answer {
+            Err(cause @ (Errno::AGAIN | Errno::INTR)) => last = cause,
+            answer => return answer,
         }
         thread::yield_now();
     }
-    Err((PopulateRefusal::Other, last))
+    Err(last)
 }
 
 /// Makes the pages present that `bytes` lie in, to be written without a fault. No byte changes.
@@ -468,10 +459,8 @@ pub fn populate_slice(bytes: &mut [u8]) -> Result<(), PopulateError> {
     let Some(start) = NonNull::new(start) else {
         return Err(RangeError::Empty { start: 0, end: 0 }.into());
     };
-    ask(start, skipped + len, Advice::LinuxPopulateWrite).map_err(|(refusal, cause)| {
-        let chunk = 0..len;
-        ChunkFailure { chunk, refusal, cause }.into_error(ByteLen::ZERO)
-    })
+    ask(start, skipped + len, Advice::LinuxPopulateWrite)
+        .map_err(|cause| ChunkFailure { chunk: 0..len, cause }.into_error(ByteLen::ZERO))
 }
 
 /// A message from a populating thread.

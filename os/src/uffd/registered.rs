@@ -19,7 +19,6 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use uzone_pages::ByteLen;
 
-use crate::errno::{self, RegisterRefusal};
 use crate::exclusive::Exclusive;
 use crate::mapping::Mapping;
 use crate::options::{RangeError, Vaddr};
@@ -225,13 +224,13 @@ impl Registered {
         match answer {
             Ok(calls) => Ok(Self { uffd, mapping: Some(mapping), modes, calls: Calls(calls) }),
             Err(cause) => {
-                let fix = match errno::register_refusal(cause) {
-                    RegisterRefusal::Unsupported => {
+                let fix = match cause {
+                    Errno::INVAL => {
                         "only anonymous memory, memory files and hugetlb pages have them, each kind as the kernel's features say"
                     }
-                    RegisterRefusal::Taken => "another userfaultfd has it already",
-                    RegisterRefusal::NotPermitted => "it is of a file that is not open for writing",
-                    RegisterRefusal::Other => "the kernel gave no reason that is known here",
+                    Errno::BUSY => "another userfaultfd has it already",
+                    Errno::PERM => "it is of a file that is not open for writing",
+                    _ => "the kernel gave no reason that is known here",
                 };
                 Err(RegisterError { mapping, modes, fix, cause: cause.into() })
             }

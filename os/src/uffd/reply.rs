@@ -17,8 +17,6 @@
 
 use rustix::io::Errno;
 
-use crate::errno::{self, UffdErrno};
-
 /// An ioctl of a userfaultfd that answers faults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum UffdCall {
@@ -150,27 +148,27 @@ pub(crate) fn decode(
         && let Ok(bytes @ 1..) = u64::try_from(count)
     {
         // Only one result goes with progress, and it is never all of it.
-        return match errno::uffd_errno(errno) {
-            UffdErrno::Again if bytes < asked => Ok(Answered::Part { bytes }),
+        return match errno {
+            Errno::AGAIN if bytes < asked => Ok(Answered::Part { bytes }),
             _ => Err(Refusal::Contradiction { count }),
         };
     }
-    match (errno::uffd_errno(errno), call) {
-        (UffdErrno::Again, _) => Ok(Answered::LayoutChanging),
-        (UffdErrno::Exists, _) => Ok(Answered::Present),
-        (UffdErrno::NoProcess, _) => Ok(Answered::Gone),
-        (UffdErrno::NoEntry, UffdCall::Move) => Ok(Answered::Hole),
-        (UffdErrno::NoEntry, _) => Ok(Answered::NotRegistered),
-        (UffdErrno::Fault, UffdCall::Continue) => Ok(Answered::Hole),
-        (UffdErrno::Busy, _) => Ok(Answered::Busy),
-        (UffdErrno::Fault, _) => Err(Refusal::Unreadable),
-        (UffdErrno::Invalid, _) => Err(Refusal::Invalid),
-        (UffdErrno::NoMemory, _) => Err(Refusal::NoMemory),
-        (UffdErrno::NoSpace, _) => Err(Refusal::NoSpace),
-        (UffdErrno::BadPage, _) => Err(Refusal::BadPage),
-        (UffdErrno::NotPermitted, _) => Err(Refusal::NotPermitted),
-        (UffdErrno::Unknown, _) => Err(Refusal::Unknown),
-        (UffdErrno::Other, _) => Err(Refusal::Other),
+    match (errno, call) {
+        (Errno::AGAIN, _) => Ok(Answered::LayoutChanging),
+        (Errno::EXIST, _) => Ok(Answered::Present),
+        (Errno::SRCH, _) => Ok(Answered::Gone),
+        (Errno::NOENT, UffdCall::Move) => Ok(Answered::Hole),
+        (Errno::NOENT, _) => Ok(Answered::NotRegistered),
+        (Errno::FAULT, UffdCall::Continue) => Ok(Answered::Hole),
+        (Errno::BUSY, _) => Ok(Answered::Busy),
+        (Errno::FAULT, _) => Err(Refusal::Unreadable),
+        (Errno::INVAL, _) => Err(Refusal::Invalid),
+        (Errno::NOMEM, _) => Err(Refusal::NoMemory),
+        (Errno::NOSPC, _) => Err(Refusal::NoSpace),
+        (Errno::IO | Errno::HWPOISON, _) => Err(Refusal::BadPage),
+        (Errno::PERM | Errno::ACCESS, _) => Err(Refusal::NotPermitted),
+        (Errno::NOTTY, _) => Err(Refusal::Unknown),
+        _ => Err(Refusal::Other),
     }
 }
 
