@@ -118,18 +118,6 @@ fn chain<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn 
 /// An error type of a library that is new here gets a line. A wrapper whose Display is its inner
 /// error's (`#[error(transparent)]`) hides that from the chain, so wrappers are opened by variant.
 fn of_link(error: &(dyn Error + 'static)) -> Option<Exit> {
-    if let Some(error) = error.downcast_ref::<os::Error>() {
-        return match error {
-            os::Error::Map(inner) => of_chain(inner),
-            os::Error::Populate(inner) => of_chain(inner),
-            os::Error::Advise(inner) => of_chain(inner),
-            os::Error::Resident(inner) => of_chain(inner),
-            os::Error::Sys(inner) => of_chain(inner),
-            os::Error::Affinity(inner) => of_chain(inner),
-            os::Error::Probe(inner) => of_chain(inner),
-            _ => None,
-        };
-    }
     if let Some(error) = error.downcast_ref::<os::MapError>() {
         return of_map(error);
     }
@@ -211,10 +199,6 @@ fn of_link(error: &(dyn Error + 'static)) -> Option<Exit> {
         return Some(Exit::Data);
     }
     error.downcast_ref::<io::Error>().map(of_io)
-}
-
-fn of_chain(error: &(dyn Error + 'static)) -> Option<Exit> {
-    chain(error).find_map(of_link)
 }
 
 fn of_map(error: &os::MapError) -> Option<Exit> {
@@ -370,10 +354,10 @@ mod tests {
             (Box::new(uzone_zone::AddrError::BadPageSize { bytes: 3 }), Exit::Usage),
             (Box::new(MapError::Empty), Exit::Usage),
             (Box::new(pool()), Exit::Config),
-            (Box::new(os::Error::Map(MapError::Empty)), Exit::Usage),
+            (Box::new(MapError::Empty), Exit::Usage),
             (Box::new(unread(io::ErrorKind::NotFound)), Exit::Feature),
             (Box::new(unread(io::ErrorKind::PermissionDenied)), Exit::Permission),
-            (Box::new(os::Error::Sys(unread(io::ErrorKind::NotFound))), Exit::Feature),
+            (Box::new(unread(io::ErrorKind::NotFound)), Exit::Feature),
             (
                 Box::new(Outer { what: "this", cause: unread(io::ErrorKind::NotFound) }),
                 Exit::Feature,

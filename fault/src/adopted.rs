@@ -1,9 +1,9 @@
 //! Memory of another process that is answered for: [`AdoptedMemory`].
 //!
-//! The other process made the userfaultfd, registered its memory and handed the descriptor over.
-//! What it gives back ([`Event::Removed`](uzone_os::uffd::Event::Removed)) is zero from then on, as
-//! it would be without us. Only the thread that reads the removals knows what may be filled, so that
-//! thread puts all pages in place, also those that others had to wait for.
+//! The other process made the userfaultfd, registered its memory and handed the descriptor over. What it
+//! gives back ([`Event::Removed`](uzone_os::uffd::Event::Removed)) is zero from then on, as it would be
+//! without us. Only the thread that reads the removals knows what may be filled, so that thread installs
+//! all pages, including those that an I/O thread produced.
 
 use std::fmt;
 use std::io;
@@ -93,13 +93,11 @@ impl Engine {
     }
 }
 
-/// Memory of another process whose faults are answered, until this is dropped or stopped.
-///
-/// Whoever drops it closes one descriptor. If that is the last one, what is missing over there
-/// reads as zero from then on, so a server that goes while the other process lives hands the
-/// descriptor on ([`AdoptedMemory::stop`]).
+/// Memory of another process whose faults are answered, until this is dropped or stopped. Dropping it
+/// closes one descriptor. After the last one is closed, missing pages of the other process read as zero, so
+/// a server that ends before that process hands the descriptor on ([`AdoptedMemory::stop`]).
 pub struct AdoptedMemory {
-    // Dropped first: nobody reads the descriptor from then on.
+    // Dropped first: no thread reads the descriptor afterwards.
     attached: Option<Attached>,
     memory: Arc<RemoteMemory>,
     core: Arc<Core>,
@@ -118,14 +116,14 @@ impl AdoptedMemory {
         self.core.recorder().latencies()
     }
 
-    /// Takes the faults out that were remembered since the last call: as many as
-    /// [`LazyOptions::trace`](crate::LazyOptions::trace) says, the last ones.
+    /// Takes the faults that were recorded since the last call: the last
+    /// [`LazyOptions::trace`](crate::LazyOptions::trace) of them.
     #[must_use]
     pub fn take_trace(&self) -> FaultTrace {
         self.core.recorder().take_trace()
     }
 
-    /// Returns which page went bad last, and why, if one did that somebody waited for.
+    /// Returns the last page that could not be produced for a waiting thread, and why.
     #[must_use]
     pub fn last_failure(&self) -> Option<Failure> {
         self.core.last_failure()
@@ -144,7 +142,7 @@ impl AdoptedMemory {
         (page < self.core.contents().area().end().get()).then(|| self.core.contents().get(page))
     }
 
-    /// Stops answering and returns the descriptor, for who answers next. Who waits meanwhile goes on
+    /// Stops answering and returns the descriptor for the next server. Threads that wait for a page go on
     /// waiting.
     ///
     /// # Errors
@@ -163,7 +161,7 @@ impl AdoptedMemory {
 
 /// Memory that is answered for still, because its descriptor cannot be handed on.
 #[derive(Debug, thiserror::Error)]
-#[error("the descriptor of the memory cannot be handed on: this process may have too few")]
+#[error("the descriptor of the memory cannot be handed on: this process may have too few: {cause}")]
 pub struct NotStopped {
     /// The memory.
     pub memory: Box<AdoptedMemory>,

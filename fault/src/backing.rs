@@ -1,8 +1,8 @@
 //! Where pages come from: [`Backing`], and the back ends there are.
 //!
-//! A backing has Linux's two hooks. `map_pages` is offered a window and fills what is at hand; it
-//! never blocks, for the thread that calls it answers all faults of the mapping. `fault` must
-//! produce one page and may block; it is called by a worker, or by whoever populates.
+//! A backing has Linux's two hooks. `map_pages` is offered a window and fills what is ready; it never
+//! blocks, because the thread that calls it answers all faults of the mapping. `fault` must produce one
+//! page and may block; it is called by an I/O thread, or by the thread that populates.
 
 mod composite;
 mod file;
@@ -47,12 +47,12 @@ pub enum Memory {
 /// populate or pin, `fault` by each thread that waits for devices and by all who populate or pin. One
 /// backing may serve several mappings.
 ///
-/// A hook that panics does not end its thread. A panic in `fault` makes the page bad, as an error does,
-/// and [`LazyMapping::last_failure`](crate::LazyMapping::last_failure) says that the backing panicked; after one in
-/// `map_pages` what is not filled stays open, and one in `read_ahead` changes nothing.
+/// A hook that panics does not end its thread. A panic in `fault` makes the page bad, as an error does, and
+/// [`LazyMapping::last_failure`](crate::LazyMapping::last_failure) reports that the backing panicked; after
+/// one in `map_pages` what is not filled stays open, and one in `read_ahead` changes nothing.
 pub trait Backing: Send + Sync {
-    /// Fills what of `window` is at hand. It never blocks, and may do nothing. What it skips or
-    /// fails to fill stays open; if somebody waits for it, [`Backing::fault`] is called.
+    /// Fills the pages of `window` that are ready. It never blocks, and may do nothing. What it skips or
+    /// fails to fill stays open; for a page that a thread waits for, [`Backing::fault`] is called.
     ///
     /// It must not touch this mapping nor any other that is mapped lazily: the calling thread may be the
     /// one that answers their faults.
@@ -66,11 +66,11 @@ pub trait Backing: Send + Sync {
     /// deadline.
     ///
     /// # Errors
-    /// [`BackingError`] if the page cannot be had: then whoever touches it gets `SIGBUS`.
+    /// [`BackingError`] if the page cannot be produced: then a thread that touches it gets `SIGBUS`.
     fn fault(&self, window: &mut Window<'_>) -> Result<(), BackingError>;
 
-    /// Is told that the bytes of `range` will be wanted soon, so that a device can be started on them.
-    /// A hint, from a thread that waits for devices: it may do nothing, and should not take long.
+    /// Starts reading the bytes of `range` from a device, because they will be wanted soon. This is a hint,
+    /// called by an I/O thread: it may do nothing, and should not take long.
     fn read_ahead(&self, range: std::ops::Range<u64>) {
         let _ = range;
     }
@@ -81,13 +81,13 @@ pub trait Backing: Send + Sync {
     /// Returns what the mapping is made of.
     ///
     /// # Errors
-    /// What the system says if that is a file and its descriptor cannot be shared.
+    /// The error of the system if that is a file and its descriptor cannot be duplicated.
     fn memory(&self) -> std::io::Result<Memory> {
         Ok(Memory::Own)
     }
 
-    /// Takes bytes that were written to the mapping, whole pages from `offset` on. It is called by
-    /// whoever asks for it, and may block. What is behind the end of the backing is left out.
+    /// Takes bytes that were written to the mapping, whole pages from `offset` on. It is called by the
+    /// thread that writes back, and may block. What is behind the end of the backing is left out.
     ///
     /// It must not touch the mapping itself.
     ///

@@ -1,12 +1,12 @@
 //! Making a page a bad one: [`BadPages`], the steps by which a page's word and the kernel's mark agree.
 //!
-//! A page that cannot be produced is poisoned twice: in its word, so that pins and populates are
-//! refused, and in the page table, so that a touch raises `SIGBUS`. Three threads may be at one page:
-//! the one that gives it up (a failed producer, or the reader at a deadline), a reader that is asked
-//! for it by a second waiter, and a producer that comes too late and copies the page after all.
+//! A page that cannot be produced is poisoned twice: in its word, so that pins and populates are refused,
+//! and in the page table, so that a touch raises `SIGBUS`. Three threads may be at one page: the one that
+//! gives it up (a failed producer, or the reader at a deadline), the reader when a second thread touches
+//! the page, and a producer that is late and copies the page after all.
 //!
 //! The kernel answers `EEXIST` to a mark where there is a page, and also where there is a mark. The two
-//! have to be told apart, or a bad page is taken for a present one. So for each page only one thread
+//! have to be distinguished, or a bad page is taken for a present one. So for each page only one thread
 //! marks it at a time: the thread that gives it up lists the page before it asks the kernel, and a reader
 //! marks again only what is not listed, under the lock of the list. Then `EEXIST` means a page to the
 //! first, and nothing to the second.
@@ -25,13 +25,13 @@ pub(crate) enum Marked {
     Yes,
     /// A page or a mark was there already.
     Exists,
-    /// The kernel cannot say yet.
+    /// The kernel defers its answer.
     Later,
 }
 
 /// The words and the page table of one mapping.
 pub(crate) trait PageTable {
-    /// Returns what the word of a page says.
+    /// Returns the content state in the word of a page.
     fn content(&self, page: u64) -> Content;
     /// Moves a word from `Filling` to `Poisoned`. Returns whether it was in the first.
     fn poison_word(&self, page: u64) -> bool;
@@ -50,8 +50,8 @@ pub(crate) struct BadPages {
 }
 
 impl BadPages {
-    /// Makes a page bad that is being filled. `again` is called where the kernel cannot say yet, and
-    /// returns whether to ask it once more. Returns whether the page is bad by this call.
+    /// Makes a page bad that is being filled. Where the kernel defers its answer, `again` returns whether
+    /// to ask once more. Returns whether the page is bad by this call.
     pub(crate) fn make(&self, page: u64, table: &impl PageTable, again: impl Fn() -> bool) -> bool {
         {
             let mut listed = self.listed.lock().unwrap_or_else(PoisonError::into_inner);
@@ -91,8 +91,8 @@ impl BadPages {
         true
     }
 
-    /// Notes that the kernel has a page that another thread may have given up. `is_placed` is whether it was
-    /// put in place by this caller, and not there before. Returns whether the page is good.
+    /// Notes that the kernel has a page that another thread may have given up. `is_placed` is whether this
+    /// caller installed it, and it was not present before. Returns whether the page is good.
     pub(crate) fn note_filled(&self, page: u64, is_placed: bool, table: &impl PageTable) -> bool {
         if table.set_present(page) || table.content(page) != Content::Poisoned {
             return true;

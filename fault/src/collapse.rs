@@ -1,10 +1,10 @@
-//! Huge pages for what is filled: [`LazyMapping::collapse`], and a thread that does so when a mapping
-//! has settled.
+//! Huge pages for what is filled: [`LazyMapping::collapse`], and a thread that collapses a mapping in which
+//! no page was filled for a while.
 //!
-//! A huge page is made of 2 MiB that are filled wholly; one page that is missing there has to be told
-//! when it is touched, so the kernel makes none of them. Zeroes that take no memory are given some
-//! first. No byte changes, and threads may use the memory meanwhile: whoever touches those 2 MiB waits
-//! for a moment.
+//! A huge page is made of 2 MiB that are filled wholly; a page that is missing there has to raise an event
+//! when it is touched, so the kernel makes none of them. Zeroes that take no memory are given some first.
+//! No byte changes, and threads may use the memory meanwhile: a thread that touches those 2 MiB waits for a
+//! moment.
 //!
 //! | memory | |
 //! |---|---|
@@ -13,9 +13,9 @@
 //! | a memory file | not: its bytes would have to start at a multiple of a huge page, in the file and in memory alike, which mappings of it do not; one that is made of huge pages has them |
 //! | whose writes are tracked | not: a huge page is protected as a whole |
 //!
-//! Cost: one to four milliseconds for each huge page, for which the kernel holds the layout of the process. The
-//! thread therefore has a low priority and not the lowest: one that hardly ever ran would hold up
-//! everybody who faults. Source: madvise(2) `MADV_COLLAPSE`, Linux 6.1.
+//! Cost: one to four milliseconds for each huge page, for which the kernel holds the layout of the process.
+//! The thread therefore has a low priority and not the lowest: one that hardly ever ran would hold up every
+//! faulting thread. Source: madvise(2) `MADV_COLLAPSE`, Linux 6.1.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -71,7 +71,7 @@ pub(crate) struct Collapser {
 }
 
 impl Collapser {
-    /// Collapses what it can of a range of pages, as long as `goes_on` says so before each.
+    /// Collapses what it can of a range of pages, until `goes_on`, called before each, returns `false`.
     fn collapse(
         &self,
         pages: Range<u64>,
@@ -128,7 +128,7 @@ impl Collapser {
         if !mapping.is_private() {
             return Err(Uncollapsed::MemoryFile);
         }
-        // Where missing pages are told, the kernel takes the zero page for a missing one.
+        // Where missing pages raise events, the kernel takes the zero page for a missing one.
         if mapping.populate(bytes.clone()).is_err() {
             return Err(Uncollapsed::NotNow);
         }
@@ -188,8 +188,9 @@ impl LazyMapping {
     /// ends that are smaller than a huge page are not counted.
     ///
     /// It takes one to four milliseconds for each huge page, and the kernel holds the layout of the process
-    /// meanwhile: who faults waits for it. Pages that are evicted from a huge page later split it again.
-    /// [`HugePages::Transparent`](crate::HugePages::Transparent) has huge pages from the first touch on.
+    /// meanwhile: faulting threads wait for it. Pages that are evicted from a huge page later split it
+    /// again. [`HugePages::Transparent`](crate::HugePages::Transparent) has huge pages from the first touch
+    /// on.
     ///
     /// # Errors
     /// [`LazyError`] if the range is not inside, cuts a page, or what the host has cannot be read.
@@ -199,14 +200,14 @@ impl LazyMapping {
     }
 }
 
-/// What a thread that collapses and who ends it share.
+/// What the collapsing thread and its owner share.
 #[derive(Default)]
 struct Shared {
     stop: Mutex<bool>,
     changed: Condvar,
 }
 
-/// A thread that collapses a mapping when it has settled, until this is dropped.
+/// A thread that collapses a mapping after a time without a filled page, until this is dropped.
 pub(crate) struct QuietCollapser {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -239,7 +240,7 @@ fn collapse_when_quiet(collapser: &Collapser, shared: &Shared, quiet: Duration) 
         if now == last && now != done {
             let area = collapser.core.contents().area();
             let pages = area.start().get()..area.end().get();
-            // If somebody faults again, it has not settled.
+            // A new fault restarts the time.
             let answer = collapser.collapse(pages, || !is_stopped() && filled() == now);
             if answer.is_ok() && filled() == now {
                 done = now;

@@ -1,15 +1,15 @@
 //! What becomes of a fault: [`Core`], the decisions of one mapping.
 //!
-//! No thread and no descriptor is here: a fault comes in as a page number, the answers go out
-//! through a [`Kernel`], and what takes time is handed back to be queued. So the same code runs
-//! against the kernel and against one that tests make up.
+//! No thread and no descriptor is here: a fault comes in as a page number, the answers go out through a
+//! [`Kernel`], and pages that take time are handed back to be queued. So the same code runs against the
+//! kernel and against the one in the tests.
 //!
 //! | state of the page | what a fault does |
 //! |---|---|
 //! | absent | own it; offer it to the backing, with its window; queue it if that had nothing |
-//! | filling | nothing: its owner wakes all who wait |
-//! | present | wake: it was filled after the fault was told. The same thread once more: fill it again |
-//! | removed | nothing: who gives it back wakes all who wait when that is done |
+//! | filling | nothing: its owner wakes the waiting threads |
+//! | present | wake: it was filled after the fault was reported. If the same thread faults again: fill it again |
+//! | removed | nothing: the evicting thread wakes the waiting threads when it is done |
 //! | poisoned | mark it again, unless another thread is making it bad |
 
 pub(crate) mod produce;
@@ -35,24 +35,24 @@ use crate::window::{Progress, Window};
 /// How many pages that were woken lately are remembered, with the threads that waited for them.
 const RECENT: usize = 64;
 
-/// How many neighbours are put in place before faults are looked for again: as many as delay the next
-/// fault by less than half its own way through the kernel.
+/// How many neighbours are installed before faults are polled for again: as many as delay the next fault by
+/// less than half its own way through the kernel.
 const AROUND_AT_ONCE: u64 = 4;
 /// The same where neighbours are known to be wanted, so that there will be fewer faults.
 const WANTED_AT_ONCE: u64 = 16;
 /// The same where the thread that answers may run on the CPU of those that fault.
 const SHARED_AT_ONCE: u64 = 128;
 
-/// How many pages are put in place at once ahead of who reads in order. A step of so many takes 10 us where they
-/// are continued and 60 where they are copied, and no fault is answered meanwhile; in shorter steps more
-/// time goes to waking who has caught up.
+/// How many pages are installed at once ahead of a sequential reader. A step of this size takes 10 us where
+/// they are continued and 60 where they are copied, and no fault is answered meanwhile; shorter steps spend
+/// more time on waking readers that caught up.
 const AHEAD_AT_ONCE: u64 = 32;
 
 /// How many runs of neighbours may wait until there is no fault; more are left out.
 const NEIGHBOURS: usize = 64;
 /// How many of them may wait where neighbours are known to be wanted: those of one fault.
 const NEIGHBOURS_WANTED: usize = 2;
-/// How many runs may wait of blocks whose faults have become too dear, before some are put in place between
+/// How many runs may wait of blocks whose faults have become too dear, before some are installed between
 /// two faults, and in how many steps.
 const BLOCKS_WAITING: usize = 8;
 const STEPS_BETWEEN: u32 = 4;
@@ -68,16 +68,16 @@ const NESTED: &str =
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub(crate) enum Outcome {
-    /// Nothing: whoever waits is awake.
+    /// Nothing: the waiting threads are awake.
     Answered,
-    /// Nothing: somebody is at work on the page, who wakes all who wait for it.
+    /// Nothing: another thread produces the page, and wakes the waiting threads.
     Coalesced,
     /// The page is owned and has to be produced by [`Core::produce`], which may block.
     Produce {
         /// What to read ahead of it, if it is read in order.
         ahead: Option<Range<u64>>,
     },
-    /// The kernel put it off, and nobody owns the page: wake its waiters a little later.
+    /// The kernel deferred it, and the page has no owner: wake its waiters a little later.
     Later,
 }
 
@@ -86,9 +86,9 @@ pub(crate) enum Outcome {
 pub(crate) struct Policy {
     /// Whether the kernel has no zero page for this memory.
     pub(crate) zeroes_by_copy: bool,
-    /// Whether a page that was removed is zero from then on, because whoever uses the memory gave
-    /// it back; otherwise it was evicted here and is produced anew. Then one thread puts all pages
-    /// in place: the one that reads the removals.
+    /// Whether a removed page is zero from then on, because the user of the memory gave it back; otherwise
+    /// it was evicted here and is produced anew. If so, one thread installs all pages: the one that reads
+    /// the removals.
     pub(crate) removed_is_zero: bool,
     /// Whether writes are tracked, so that a page which was given back can come again with other
     /// bytes: those that were written back.
@@ -100,16 +100,15 @@ pub(crate) struct ReaderState {
     pub(crate) staging: Vec<u8>,
     recent: [(u64, u32); RECENT],
     oldest: usize,
-    /// Which thread waits, where the kernel says so.
+    /// Which thread waits, where the kernel reports it.
     pub(crate) waiter: u32,
     /// Neighbours of pages that were faulted on, the latest last.
     neighbours: Vec<Range<u64>>,
-    /// What is put in place ahead of who read in order last, when there are no neighbours. It is given
-    /// up at the next fault, so that it is never long after what it is based on.
+    /// What is installed ahead of the last sequential reader, when there are no neighbours. The next fault
+    /// drops it, so that it never outlives the pattern it is based on.
     ahead: Option<Range<u64>>,
-    /// Whether this thread may run on the CPU of the threads whose faults it answers. Then nothing is
-    /// gained by putting pages in place ahead, and neighbours do not wait: while they would, the next
-    /// fault is taken.
+    /// Whether this thread may run on the CPU of the threads whose faults it answers. Then installing pages
+    /// ahead gains nothing, and neighbours do not wait: the next fault comes first.
     pub(crate) shares_cpu: bool,
     pub(crate) meter: CostMeter,
     /// For how many faults more the neighbours do not wait until there is none.
@@ -133,7 +132,7 @@ impl ReaderState {
         }
     }
 
-    /// Returns whether there are neighbours to be put in place.
+    /// Returns whether there are neighbours to be installed.
     pub(crate) fn has_neighbours(&self) -> bool {
         !self.neighbours.is_empty() || self.ahead.is_some()
     }
@@ -160,14 +159,14 @@ impl ReaderState {
     }
 }
 
-/// One mapping: its pages, who produces them, and who is told.
+/// One mapping: its pages, their backing, and the kernel that installs them.
 pub(crate) struct Core {
     kernel: Arc<dyn Kernel>,
     backing: Arc<dyn Backing>,
     contents: PageStates,
     page: PageSize,
     policy: Policy,
-    // Held for a few instructions, by the thread that reads faults and whoever changes the advice.
+    // Held for a few instructions, by the reader and by a thread that changes the advice.
     pattern: Mutex<FaultPattern>,
     counters: Counters,
     /// Counts of the one thread that answers faults.
@@ -175,8 +174,8 @@ pub(crate) struct Core {
     recorder: Recorder,
     pending: Pending,
     bad_pages: BadPages,
-    // How often tracked pages were given back. Shared while the kernel is asked to put pages in place
-    // that nobody owns, alone for the count.
+    // How often tracked pages were given back. Locked shared while the kernel installs pages without an
+    // owner, and exclusively for the count.
     evictions: RwLock<u64>,
     /// Whether its reader panicked.
     has_failed: AtomicBool,
@@ -248,7 +247,7 @@ impl Core {
         self.has_failed.load(Ordering::Relaxed)
     }
 
-    /// Answers a fault whose page is not to be produced any more: makes the page bad, unless it is there.
+    /// Answers a fault whose page is no longer produced: makes the page bad, unless it is present.
     pub(crate) fn refuse(&self, page: u64, is_write_protect: bool) {
         if is_write_protect {
             let _ = self.write_fault(page);
@@ -275,7 +274,7 @@ impl Core {
         }
     }
 
-    /// Makes a page bad that a backing waits for while too many others do.
+    /// Makes a page bad that a backing waits for while too many others wait.
     pub(crate) fn refuse_nested(&self, page: u64) {
         self.note_failure(page, &BackingError::Other(NESTED.into()));
         self.give_up(page);
@@ -294,7 +293,7 @@ impl Core {
         &self.pending
     }
 
-    /// Returns whether only the thread that reads the removals puts pages in place.
+    /// Returns whether only the thread that reads the removals installs pages.
     pub(crate) fn has_one_filler(&self) -> bool {
         self.policy.removed_is_zero
     }
@@ -315,19 +314,19 @@ impl Core {
         pages.start << self.page.shift()..pages.end << self.page.shift()
     }
 
-    /// Returns how many pages were put in place or given back: a number that changes when that does.
+    /// Returns how many pages were installed or given back: a number that changes with either.
     pub(crate) fn filled(&self) -> u64 {
         self.counters.filled() + self.by_reader.filled()
     }
 
-    /// Takes that somebody waits to write to a page that is protected. Returns whether that is done;
-    /// otherwise wake the page a little later.
+    /// Handles a write to a protected page. Returns whether that is done; otherwise wake the page a little
+    /// later.
     pub(crate) fn write_fault(&self, page: u64) -> bool {
         Counters::bump(&self.by_reader.write_protect, 1);
         self.kernel.written(page, &|other| self.contents.get(other) == Content::Present)
     }
 
-    /// Takes a fault on a page of the area.
+    /// Handles a fault on a page of the area.
     pub(crate) fn fault(&self, page: u64, touch: Touch, state: &mut ReaderState) -> Outcome {
         Counters::bump(&self.by_reader.faults, 1);
         let one = page..page + 1;
@@ -337,7 +336,7 @@ impl Core {
                 Counters::bump(&self.by_reader.coalesced, 1);
                 return Outcome::Coalesced;
             }
-            // Who gives it back wakes all who wait when the page can be had again.
+            // The evicting thread wakes the waiting threads when the page can be filled again.
             Content::Removed if !self.policy.removed_is_zero => return Outcome::Coalesced,
             Content::Removed | Content::Zero if self.policy.removed_is_zero => {
                 return self.zero_removed(page, state);
@@ -349,11 +348,12 @@ impl Core {
                 self.kernel.wake(self.bytes(one));
                 return Outcome::Answered;
             }
-            // A page of this memory is never unknown: it starts absent, and is that again when mended.
+            // A page of this memory is never unknown: it starts absent, and is absent again after
+            // unpoisoning.
             found @ (Content::Present | Content::Zero | Content::Removed | Content::Unknown) => {
                 Counters::bump(&self.by_reader.retouched, 1);
-                // Mostly the page came between the fault and its being read, for whoever else waits
-                // for it too. If one of them tells it again, it is not there, whoever took it away.
+                // Usually the page was filled between the fault and its being read, for all waiting
+                // threads. If one of them faults again, the page is missing again.
                 if !state.remember(page) {
                     self.kernel.wake(self.bytes(one));
                     return Outcome::Answered;
@@ -372,8 +372,8 @@ impl Core {
         self.map_window(page, plan, state)
     }
 
-    /// Fills a page with zeroes that whoever uses the memory gave back. Its word stays as it is: it
-    /// says what the page is filled with, also if it was filled a moment before the kernel took it.
+    /// Fills a page with zeroes that the user of the memory gave back. Its word stays as it is: it states
+    /// what the page is filled with, even if it was filled a moment before the kernel removed it.
     fn zero_removed(&self, page: u64, state: &mut ReaderState) -> Outcome {
         let mut window = Window::new(self, page..page + 1, None, &mut state.staging);
         let answer = window.zero(self.bytes(page..page + 1));
@@ -381,16 +381,16 @@ impl Core {
         if answer.is_err() || window.state.deferred { Outcome::Later } else { Outcome::Answered }
     }
 
-    /// Takes that whoever uses the memory gives pages back: they are zero from now on. Called by the
-    /// one thread that reads events and answers, before it answers what it read along with it.
+    /// Handles the removal of pages by the user of the memory: they are zero from now on. Called by the
+    /// reader, before it answers the faults that it read along with the removal.
     pub(crate) fn removed(&self, pages: Range<u64>) {
         for page in pages {
             let found = self.contents.get(page);
             let next = match found {
-                // Its producer comes too late, and who waits is told again, and gets zeroes.
+                // Its producer is too late; the waiting thread faults again, and gets zeroes.
                 Content::Absent | Content::Filling => Content::Zero,
                 Content::Present => Content::Removed,
-                // Zero already, or bad for good. Nobody else puts pages in place here.
+                // Zero already, or bad for good. No other thread installs pages here.
                 _ => continue,
             };
             let _ = self.contents.advance(page, found, next);
@@ -406,7 +406,7 @@ impl Core {
         let window = plan.window.start().get()..plan.window.end().get();
         state.ahead = None;
         if plan.follows {
-            // Whoever reads in order wants the rest of the window next, and one more.
+            // A sequential reader wants the rest of the window next, and one more.
             let next = window.end + (window.end - window.start);
             let ahead = page + 1..next.min(plan.area.end().get());
             let progress = self.offer(window, Some(page), state);
@@ -420,8 +420,8 @@ impl Core {
             return self.map_block(page, window, state);
         }
         if !state.neighbours.is_empty() {
-            // Faults come faster than neighbours are put in place. If this one is in a window where
-            // a page is there already, a neighbour that waited too long was wanted.
+            // Faults arrive faster than neighbours are installed. If this one is in a window with a page
+            // that is present, a neighbour that waited too long was wanted.
             let mut others = window.clone().filter(|&other| other != page);
             state.wanted = if others.any(|other| self.contents.get(other) == Content::Present) {
                 WANTED_FOR
@@ -431,8 +431,8 @@ impl Core {
         }
         let progress = self.offer(page..page + 1, Some(page), state);
         let outcome = self.demanded(page, &progress, None);
-        // The neighbours, when whoever faulted is on its way and nobody else waits. Those behind the
-        // page are wanted sooner than those before it, and are taken first.
+        // The neighbours, when the faulting thread goes on and no other waits. Those behind the page are
+        // wanted sooner than those before it, and are taken first.
         if !progress.deferred && !progress.gone {
             self.push_neighbours(page, window, state);
         }
@@ -451,7 +451,7 @@ impl Core {
         }
         self.push_neighbours(page, block, state);
         state.wanted = WANTED_FOR;
-        // Where faults never cease, some of what waits is put in place between two of them.
+        // Where faults never cease, some of the waiting neighbours are installed between two of them.
         let mut steps = if state.shares_cpu { u32::MAX } else { STEPS_BETWEEN };
         let most = if state.shares_cpu { 0 } else { BLOCKS_WAITING };
         while state.neighbours.len() > most && steps > 0 {
@@ -461,7 +461,7 @@ impl Core {
         outcome
     }
 
-    /// Lets the pages of a window beside `page` wait until there is no fault.
+    /// Queues the other pages of the window of `page` until there is no fault.
     fn push_neighbours(&self, page: u64, window: Range<u64>, state: &mut ReaderState) {
         for part in [window.start..page, page + 1..window.end] {
             if state.neighbours.len() == NEIGHBOURS {
@@ -472,7 +472,7 @@ impl Core {
         }
     }
 
-    /// Puts some neighbours of a page in place that was faulted on. Returns whether there were any.
+    /// Installs some neighbours of a page that was faulted on. Returns whether there were any.
     pub(crate) fn map_around(&self, state: &mut ReaderState) -> bool {
         let Some(mut part) = state.neighbours.pop() else { return self.map_ahead(state) };
         let most = match state.wanted {
@@ -494,14 +494,14 @@ impl Core {
         true
     }
 
-    /// Puts some pages in place ahead of who reads in order. Returns whether there were any.
+    /// Installs some pages ahead of a sequential reader. Returns whether there were any.
     fn map_ahead(&self, state: &mut ReaderState) -> bool {
         let Some(part) = state.ahead.take() else { return false };
         let now = part.start..part.end.min(part.start + AHEAD_AT_ONCE);
         state.meter.mapped(0, Duration::ZERO);
         let progress = self.offer(now.clone(), None, state);
         Counters::bump(&self.by_reader.around, progress.filled);
-        // What is not at hand is waited for by who needs it.
+        // A page that is not ready is produced when a thread touches it.
         if self.contents.get(now.end - 1) != Content::Absent {
             let placed = PageCount::new(now.end - now.start);
             if let Ok(placed) = PfnRange::try_new(Pfn::new(now.start), placed) {
@@ -512,7 +512,7 @@ impl Core {
         true
     }
 
-    /// Says what is left to do about a page that was offered. It has an owner from here on if its
+    /// Returns what is left to do about a page that was offered. The caller owns it from here on if its
     /// backing has to be waited for.
     fn demanded(&self, page: u64, progress: &Progress, ahead: Option<Range<u64>>) -> Outcome {
         let done = u64::from(progress.wanted_is_done);
@@ -529,21 +529,21 @@ impl Core {
         }
     }
 
-    /// Returns how often tracked pages were given back, for who is about to read bytes for pages that
-    /// nobody owns. `None` where a page has the same bytes whenever it comes.
+    /// Returns how often tracked pages were given back, for a caller about to read bytes for pages without
+    /// an owner. `None` where a page has the same bytes at any time.
     pub(crate) fn evictions(&self) -> Option<u64> {
         let count = || *self.evictions.read().unwrap_or_else(PoisonError::into_inner);
         self.policy.is_tracked.then(count)
     }
 
-    /// Returns what keeps tracked pages from being given back as long as the caller has it, or `None` if
-    /// some were since `seen`: what was read for their place may be what stood there before.
+    /// Returns a guard that keeps tracked pages from being given back, or `None` if some were since `seen`:
+    /// the bytes that were read for them may be old.
     pub(crate) fn none_evicted_since(&self, seen: u64) -> Option<RwLockReadGuard<'_, u64>> {
         let now = self.evictions.read().unwrap_or_else(PoisonError::into_inner);
         (*now == seen).then_some(now)
     }
 
-    /// Takes that tracked pages are about to be given back, which are there still and are nobody's.
+    /// Notes that tracked pages are about to be given back, which are still present and have no owner.
     pub(crate) fn will_evict(&self, pages: &Range<u64>) {
         let count = PageCount::new(pages.end - pages.start);
         if let Ok(pages) = PfnRange::try_new(Pfn::new(pages.start), count) {
@@ -562,12 +562,12 @@ impl Core {
         window.state
     }
 
-    /// Offers pages that nobody waits for. Returns how many were put in place.
+    /// Offers pages that no thread waits for. Returns how many were installed.
     pub(crate) fn map_ready(&self, pages: Range<u64>, state: &mut ReaderState) -> u64 {
         self.offer(pages, None, state).filled
     }
 
-    /// Offers to read pages ahead of those that somebody waits for.
+    /// Lets the backing read pages ahead of those that threads wait for.
     pub(crate) fn read_ahead(&self, pages: Range<u64>) {
         // A closure of the caller's may panic; it is a hint.
         let _ = caught(|| self.backing.read_ahead(self.bytes(pages)));

@@ -1,12 +1,11 @@
-//! Which pages were written since they were filled or written back: [`WriteTracking`].
-//!
-//! Every page is put in place protected against writing, so a page that the engine filled is not
-//! dirty. There are two ways to learn of the first write:
+//! Which pages were written since they were filled or written back: [`WriteTracking`]. Every page is
+//! installed write-protected, so a page that the engine filled is not dirty. There are two ways to learn of
+//! the first write:
 //!
 //! | | asynchronous | synchronous |
 //! |---|---|---|
-//! | a first write | the kernel takes the protection away and goes on | an event, and the thread that answers lets the writer in |
-//! | who knows | the page tables, by a scan | a byte a page ([`States`]) |
+//! | a first write | the kernel removes the protection and goes on | an event, and the reader lets the writer in |
+//! | where it is recorded | the page tables, by a scan | a byte a page ([`States`]) |
 //! | first write, at random | 3 us | 17 us |
 //! | first write, in order | 2.3 us | 1.6 us: up to 16 pages at once |
 //! | taking a dirty page | 0.15 us | 2.7 us where they are scattered |
@@ -21,13 +20,11 @@
 //! Shared memory files can lose pages from the page tables, and with them what was noted there, so
 //! asynchronous tracking is refused for them.
 //!
-//! Neither sees what is written past this mapping's page tables: by a device into memory that was
-//! pinned before the page was protected, which is why a pinned page stays dirty once it is; or through
-//! another mapping of the same file, which nobody can tell.
-//!
-//! Locks: one for whoever takes dirtiness away (write-back, eviction), over calls of the kernel and of
-//! the backing. No fault waits for it, but whoever writes to a page meanwhile that is being taken waits
-//! until it is protected again.
+//! Neither sees what is written past this mapping's page tables: by a device into memory that was pinned
+//! before the page was protected, which is why a pinned page stays dirty once it is; or through another
+//! mapping of the same file. Locks: one for the threads that make pages clean (write-back, eviction), held
+//! over calls of the kernel and of the backing. No fault waits for it, but a thread that writes to a page
+//! that is being made clean waits until it is protected again.
 //! Source: "Userfaultfd" in the Linux administrator's guide, ioctl_pagemap_scan(2).
 
 pub(crate) mod states;
@@ -49,8 +46,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// How long to wait before it is asked again.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// How writes are noticed. Every page is put in place protected, and the first write to it takes the
-/// protection away; later ones cost nothing.
+/// How writes are tracked. Every page is installed write-protected, and the first write to it removes the
+/// protection; later ones cost nothing.
 ///
 /// What the first write to a page of 4 KiB takes, as the median of 64 MiB in a virtual machine with two
 /// busy CPUs on Linux 6.18, where one takes 0.1 to 0.3 us without tracking:
@@ -62,8 +59,8 @@ const PAUSE: Duration = Duration::from_millis(1);
 /// | making a dirty page clean | 0.15 us | 2.7 us where they are scattered |
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WriteTracking {
-    /// The kernel notes them in the page tables; private memory alone, and clean pages of it are not
-    /// evicted ([`LazyError::CannotEvict`]). Linux 6.7.
+    /// The kernel records them in the page tables. Only for private memory, whose clean pages are not
+    /// evicted then ([`LazyError::CannotEvict`]). Linux 6.7.
     Async,
     /// The first write to a page is an event. A writer that goes on page by page gets more pages at
     /// once from the fourth on, up to 16, which all count as written. It costs a byte a page of memory,
@@ -82,7 +79,7 @@ impl WriteTracking {
         let mut features = features | Features::WRITE_PROTECT;
         let is_own = mapping.is_private();
         if !is_own || mapping.page_size() != uzone_os::probe::page_size() {
-            // Pages of a memory file that are put in place protected came with the latter.
+            // Installing pages of a memory file protected came with the latter.
             features = features | Features::WRITE_PROTECT_SHARED | Features::WRITE_PROTECT_ABSENT;
         }
         if self == Self::Async {
@@ -102,7 +99,7 @@ enum How {
     Sync(States),
 }
 
-/// What knows the dirty pages of a mapping, and puts pages in place so that they are not.
+/// The dirty pages of a mapping, and a kernel that installs pages clean.
 pub(crate) struct Tracker {
     memory: Arc<Registered>,
     page: PageSize,
@@ -133,8 +130,8 @@ impl Tracker {
     pub(crate) fn copies_zeroes(&self) -> bool {
         match self.how {
             How::Sync(_) => true,
-            // A note may be left in the page table of a file where a page was, and the zero page does
-            // not replace it.
+            // The page table of a file may keep a marker where a page was, and the zero page does not
+            // replace it.
             How::Async(_) => !self.memory.mapping().is_private(),
         }
     }
@@ -146,7 +143,7 @@ impl Tracker {
         }
     }
 
-    /// Waits for whoever takes dirtiness away, and keeps others from it.
+    /// Locks out the other threads that make pages clean.
     pub(crate) fn turn(&self) -> MutexGuard<'_, ()> {
         self.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -196,7 +193,7 @@ impl Tracker {
                         return Err(error);
                     }
                     states.closed(run.clone());
-                    // Whoever wanted to write meanwhile was left to us.
+                    // Threads that faulted on a write meanwhile wait for this thread.
                     self.wake(self.bytes(run));
                 }
                 Ok(found)
@@ -215,8 +212,8 @@ impl Tracker {
         }
     }
 
-    /// Takes that pages were given back, before anybody may fill them again: they are clean, and the
-    /// page table of a file or of huge pages keeps no note of them.
+    /// Notes that pages were given back, before they are filled again: they are clean, and the page table
+    /// of a file or of huge pages keeps no marker of them.
     pub(crate) fn evicted(&self, pages: &Range<u64>) {
         let is_small = self.page == uzone_os::probe::page_size();
         if !(self.memory.mapping().is_private() && is_small) {
@@ -237,7 +234,7 @@ impl Tracker {
         let give_up = Instant::now() + PATIENCE;
         loop {
             match self.memory.write_protect(self.bytes(pages), protected)? {
-                // If the memory is gone, so is who could write to it.
+                // If the memory is gone, no thread can write to it.
                 Answered::All | Answered::NotRegistered | Answered::Gone => return Ok(()),
                 _ if Instant::now() >= give_up => {
                     return Err(LazyError::TimedOut { offset: self.bytes(pages).start });
@@ -256,7 +253,7 @@ impl Kernel for Tracker {
     }
 
     fn wake(&self, range: Range<u64>) {
-        // A refusal means that the range is gone, and with it whoever waited.
+        // A refusal means that the range was unmapped, and no thread waits in it.
         let _ = self.memory.wake(range);
     }
 
@@ -278,7 +275,8 @@ impl Kernel for Tracker {
             return true;
         };
         let answer = self.memory.write_protect(self.bytes(&run), false);
-        // Also if the kernel put it off: then a page is dirty and protected, and told again.
+        // Also if the kernel deferred it: then a page is dirty and protected, and its next write faults
+        // again.
         states.opened(run);
         matches!(answer, Ok(Answered::All | Answered::NotRegistered | Answered::Gone))
     }

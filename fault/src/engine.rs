@@ -47,9 +47,9 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Starts an engine with `producers` threads that produce pages which are not at hand, and all else as
-    /// by default. A [`Backing::fault`] that hangs keeps one of them: with one producer, all other pages that
-    /// are not at hand wait for it, those of other mappings too.
+    /// Starts an engine with `producers` I/O threads, and all else as by default. A [`Backing::fault`] that
+    /// hangs keeps one of them: with one producer, all other pages that are not ready wait for it,
+    /// including those of other mappings.
     ///
     /// # Errors
     /// [`MapError::Thread`] if a thread is refused.
@@ -79,8 +79,8 @@ impl Engine {
         &self.zone
     }
 
-    /// Maps `len` bytes of `backing`, whole pages. Nothing is read before somebody touches it. It needs a
-    /// userfaultfd that can say that a page is bad (Linux 6.6).
+    /// Maps `len` bytes of `backing`, whole pages. Nothing is read before it is touched. It needs a
+    /// userfaultfd that can poison a page (Linux 6.6).
     ///
     /// A process that this one forks off does not have the mapping, unless it is of a memory file: its
     /// missing pages would be zero there.
@@ -89,8 +89,8 @@ impl Engine {
     /// it, in memory only where pages were touched, or at once for up to 262,144 of them.
     ///
     /// # Errors
-    /// [`MapError`]: there is no userfaultfd or it lacks something, the backing is shorter, or there
-    /// is no memory to be had.
+    /// [`MapError`]: there is no userfaultfd or it lacks something, the backing is shorter, or no memory is
+    /// available.
     pub fn map(
         &self,
         len: ByteLen,
@@ -164,7 +164,7 @@ impl Engine {
         Ok(mapping)
     }
 
-    /// Lets a thread answer the faults of a mapping.
+    /// Lets a reader answer the faults of a mapping.
     pub(crate) fn attach(
         &self,
         fault_memory: FaultMemory,
@@ -193,7 +193,7 @@ pub(crate) fn at_most(option: &'static str, asked: usize, most: usize) -> Result
     if asked > most { Err(MapError::TooMany { option, asked, most }) } else { Ok(()) }
 }
 
-/// Returns what is known about how the pages of a mapping will be touched.
+/// Returns the pattern that plans the windows of a mapping.
 pub(crate) fn pattern(
     areas: &[FaultArea],
     page: PageSize,
@@ -227,7 +227,7 @@ fn table_align(len: ByteLen) -> ByteLen {
     )
 }
 
-/// Maps the addresses, and says which faults they have to tell of.
+/// Maps the addresses, and returns which faults have to be registered.
 fn map_memory(
     len: ByteLen,
     memory: Memory,

@@ -12,20 +12,20 @@ use uzone_zone::{BindError, PinError, RegionError};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MapError {
-    /// There is no userfaultfd, or it lacks something.
-    #[error("faults cannot be told")]
+    /// There is no userfaultfd, or it lacks a feature.
+    #[error("cannot receive page faults: {0}")]
     Open(#[from] OpenError),
-    /// The memory does not tell of its faults.
-    #[error("faults of the memory cannot be told")]
+    /// The memory could not be registered with the userfaultfd.
+    #[error("cannot receive the page faults of the memory: {0}")]
     Register(#[from] RegisterError),
     /// No memory was mapped, for the caller's pages or for their descriptors.
-    #[error("no memory for the mapping")]
+    #[error("cannot map the memory: {0}")]
     Map(#[from] uzone_os::MapError),
     /// The states of pages whose writes are events have no room.
-    #[error("no room for the states of the pages")]
+    #[error("cannot map the states of the pages: {0}")]
     Mapped(#[from] MappedError),
-    /// What the page tables say about writes cannot be read.
-    #[error("writes cannot be tracked")]
+    /// The page tables cannot be scanned for writes.
+    #[error("writes cannot be tracked: {0}")]
     Scan(#[from] SysError),
     /// The length has no such number of pages.
     #[error(transparent)]
@@ -34,7 +34,7 @@ pub enum MapError {
     #[error(transparent)]
     Region(#[from] Box<RegionError>),
     /// The pages cannot be described.
-    #[error("the pages cannot be described")]
+    #[error("the pages cannot be described: {0}")]
     Bind(#[from] BindError),
     /// The window size was refused.
     #[error(transparent)]
@@ -62,10 +62,10 @@ pub enum MapError {
         reason: &'static str,
     },
     /// Processes that are forked off would read zeroes where pages are missing.
-    #[error("the mapping cannot be kept from processes that are forked off")]
+    #[error("the mapping cannot be kept from forked processes: {0}")]
     Children(#[source] AdviseError),
     /// What the host is set to cannot be read.
-    #[error("whether there are transparent huge pages cannot be read")]
+    #[error("cannot read whether there are transparent huge pages: {0}")]
     Host(#[source] SysError),
     /// The backing cannot be used in this way.
     #[error("the backing cannot be mapped: {reason}")]
@@ -73,8 +73,8 @@ pub enum MapError {
         /// Why not.
         reason: &'static str,
     },
-    /// The backing did not say what it is made of.
-    #[error("the backing does not say what it is made of")]
+    /// The backing did not return the kind of its memory.
+    #[error("the backing does not return its memory: {0}")]
     Unknown(#[source] io::Error),
     /// An option is larger than it may be.
     #[error("{option} is {asked}: at most {most} are possible")]
@@ -87,16 +87,16 @@ pub enum MapError {
         most: usize,
     },
     /// A thread was not started, or what wakes it was not made.
-    #[error("cannot start the threads of the mapping")]
+    #[error("cannot start the threads of the mapping: {0}")]
     Thread(#[source] io::Error),
 }
 
-/// A page that a backing could not produce. Whoever touches it gets `SIGBUS`.
+/// A page that a backing could not produce. A thread that touches it gets `SIGBUS`.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BackingError {
     /// Reading it failed.
-    #[error("cannot read {len_bytes} bytes at {offset:#x}")]
+    #[error("cannot read {len_bytes} bytes at {offset:#x}: {cause}")]
     Read {
         /// Where in the backing.
         offset: u64,
@@ -127,7 +127,7 @@ pub enum BackingError {
         reason: &'static str,
     },
     /// Writing to it failed.
-    #[error("cannot write {len_bytes} bytes at {offset:#x}")]
+    #[error("cannot write {len_bytes} bytes at {offset:#x}: {cause}")]
     Write {
         /// Where in the backing.
         offset: u64,
@@ -138,9 +138,9 @@ pub enum BackingError {
         cause: io::Error,
     },
     /// The kernel refused the page.
-    #[error("the kernel refused the page")]
+    #[error("the kernel refused the page: {0}")]
     Answer(#[from] AnswerError),
-    /// Whatever else a backing says.
+    /// Another error of a backing.
     #[error(transparent)]
     Other(#[from] Box<dyn std::error::Error + Send + Sync>),
 }
@@ -151,7 +151,7 @@ pub enum BackingError {
 pub struct Failure {
     /// Where it is in the backing.
     pub offset: u64,
-    /// What the backing said, with the causes of that.
+    /// The error of the backing, with its causes.
     pub reason: String,
 }
 
@@ -174,7 +174,7 @@ pub(crate) fn discard<T>(value: T) {
     }
 }
 
-/// Returns what an error says, with those of its causes that it does not name itself.
+/// Returns the message of an error, with those of its causes that it does not contain.
 pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -209,7 +209,7 @@ pub enum LazyError {
         offset: u64,
     },
     /// A page could not be produced.
-    #[error("the page at {offset:#x} cannot be produced")]
+    #[error("the page at {offset:#x} cannot be produced: {cause}")]
     Backing {
         /// Where it is in the mapping.
         offset: u64,
@@ -244,7 +244,7 @@ pub enum LazyError {
     #[error(transparent)]
     Answer(#[from] AnswerError),
     /// The backing did not take what was written.
-    #[error("what was written at {offset:#x} cannot be brought back")]
+    #[error("what was written at {offset:#x} cannot be written back: {cause}")]
     WriteBack {
         /// Where it is in the mapping.
         offset: u64,

@@ -1,17 +1,17 @@
 //! The threads that answer faults: [`EventLoop`], one thread for any number of mappings.
 //!
-//! A mapping belongs to one loop as long as it lives, so its userfaultfd has one reader, which knows
-//! in which order removals and faults came. Several threads that wait for the same descriptors
-//! (`EPOLLEXCLUSIVE`) would share the work more evenly, and each fault would wake a second thread
-//! while the first is still looking: the wake-up is the dearest part of a fault, and the faulting
-//! thread pays it. So mappings are shared out when they are made.
+//! A mapping belongs to one loop as long as it lives, so its userfaultfd has one reader, which knows in
+//! which order removals and faults came. Several threads waiting for the same descriptors
+//! (`EPOLLEXCLUSIVE`) would share the work more evenly, and each fault would wake a second thread while the
+//! first still polls: the wake-up is the most expensive part of a fault, and the faulting thread pays it.
+//! So mappings are shared out when they are made.
 //!
 //! A thread that found a fault keeps looking for more for a moment (`source`), at the readers that
 //! had some; between rounds it asks about the others without waiting.
 //!
-//! A panic in a reader is a bug of ours, and is caught: the reader fails, which means that every page
-//! that is touched from then on is bad, and the thread goes on with the others. A thread that is only
-//! gone would be worse: whatever touches its mappings would wait for ever.
+//! A panic in a reader is a bug of ours, and is caught: the reader fails, which means that every page that
+//! is touched from then on is bad, and the thread goes on with the others. If the thread ended instead,
+//! each thread that touches its mappings would wait for ever.
 //!
 //! Locks: one, for the messages to the loop, held for a push or to take all.
 
@@ -33,14 +33,14 @@ use crate::staged::Staged;
 
 /// The key of the bell.
 const BELL: u64 = u64::MAX;
-/// After how many rounds over the readers that have faults the others are asked.
+/// After how many rounds over the mappings that have faults the others are checked.
 const ROUNDS: u32 = 8;
 /// How long to wait where waiting or ringing failed.
 const RETRY: Duration = Duration::from_millis(1);
-/// How often a bell is rung that cannot be, before the message waits for the next one.
+/// How often a failing ring of the bell is repeated before the message waits for the next one.
 const RINGS: u32 = 1000;
 
-/// What a loop is told.
+/// A message to a loop.
 enum Message {
     Join { key: u64, reader: Box<MappingReader> },
     Leave { key: u64, done: SyncSender<()> },
@@ -60,7 +60,7 @@ struct Inbox {
 }
 
 impl Inbox {
-    /// Tells the loop something. Returns whether it was reached.
+    /// Sends a message to the loop. Returns whether the loop was woken.
     fn send(&self, message: Message) -> bool {
         self.messages.lock().unwrap_or_else(PoisonError::into_inner).push(message);
         // Release pairs with the Acquire of the loop: it sees what was pushed.
@@ -87,9 +87,9 @@ impl Inbox {
 pub(crate) struct LoopHandle(Arc<Inbox>);
 
 impl LoopHandle {
-    /// Hands a page over to the thread that puts it in place.
+    /// Hands a page over to the thread that installs it.
     pub(crate) fn install(&self, key: u64, page: u64, staged: Staged) {
-        // If it is not reached now, it is when it is told the next thing.
+        // If the loop is not woken now, the next message wakes it.
         let _ = self.0.send(Message::Install { key, page, staged });
     }
 }
@@ -144,7 +144,7 @@ impl EventLoop {
 
     /// Returns how many mappings it has.
     pub(crate) fn readers(&self) -> usize {
-        // Relaxed: a guess at who has the least to do.
+        // Relaxed: a guess at the load.
         self.inbox.readers.load(Ordering::Relaxed)
     }
 
@@ -184,24 +184,24 @@ impl Drop for Attached {
     fn drop(&mut self) {
         let (done, is_done) = sync_channel(1);
         let is_sent = self.event_loop.inbox.send(Message::Leave { key: self.key, done });
-        // The loop itself may drop a mapping, in a closure of the caller's: it sees to it then.
+        // The loop itself may drop a mapping, in a closure of the caller: it handles the message later.
         if is_sent && self.event_loop.id != std::thread::current().id() {
             let _ = is_done.recv(); // it ends with an error if the loop has ended
         }
     }
 }
 
-/// What the thread has.
+/// The state of the thread.
 struct Runner {
     inbox: Arc<Inbox>,
     readers: HashMap<u64, Box<MappingReader>>,
-    /// The readers that had faults a moment ago, or have neighbours to be put in place.
+    /// The mappings that had faults a moment ago, or have neighbours to be installed.
     active: Vec<u64>,
-    /// The readers of which something was put off.
+    /// The mappings with deferred work.
     timed: Vec<u64>,
     scratch: Scratch,
     ready: ReadyKeys,
-    /// The way to this thread, for those who produce pages.
+    /// The way to this thread, for the I/O threads.
     filler: LoopHandle,
 }
 
@@ -242,9 +242,9 @@ impl Runner {
         }
     }
 
-    /// Does what the loop was told. Returns whether that is to stop.
+    /// Handles the messages. Returns whether one of them stops the loop.
     fn take_messages(&mut self) -> bool {
-        // In this order: who tells something after the swap rings again.
+        // In this order: a thread that sends after the swap rings again.
         let _ = self.inbox.bell.silence();
         self.inbox.called.swap(false, Ordering::AcqRel);
         let messages = std::mem::take(
@@ -263,7 +263,7 @@ impl Runner {
                 }
                 Message::Leave { key, done } => {
                     self.leave(key);
-                    let _ = done.send(()); // nobody waits if the loop itself drops the mapping
+                    let _ = done.send(()); // there is no receiver if the loop itself drops the mapping
                 }
                 Message::Install { key, page, staged } => {
                     if let Some(reader) = self.readers.get_mut(&key) {
@@ -364,7 +364,7 @@ impl Runner {
         is_busy
     }
 
-    /// Returns when to look at what was put off, and forgets those of which nothing is.
+    /// Returns when deferred work is due, and forgets the mappings without any.
     fn next_due(&mut self) -> Option<Instant> {
         let mut next: Option<Instant> = None;
         let readers = &mut self.readers;

@@ -1,10 +1,8 @@
 //! Giving pages back whose writes are tracked: [`LazyMapping::evict`] takes clean pages alone,
-//! [`LazyMapping::evict_all`] the others too.
-//!
-//! Between the look at a page and its being given back somebody may write to it. Where writes are
-//! events, such a writer waits until the page can be had again, so a page that was written is never
-//! given back by mistake. Where the kernel only notes them, nobody can be kept from writing, and
-//! clean pages are not told from others in time: that is refused.
+//! [`LazyMapping::evict_all`] the others too. Another thread may write to a page between the check that it
+//! is clean and its eviction. Where writes are events, such a writer waits until the page can be filled
+//! again, so a written page is never evicted by mistake. Where the kernel only records writes, no writer
+//! can be stopped, so eviction is refused.
 
 use std::ops::Range;
 
@@ -32,7 +30,7 @@ impl LazyMapping {
         }
     }
 
-    /// Gives those pages back that are clean.
+    /// Gives the clean pages back.
     pub(crate) fn evict_clean(
         &self,
         tracker: &Tracker,
@@ -42,12 +40,12 @@ impl LazyMapping {
         match tracker.states() {
             Some(states) => self.evict_closed(tracker, states, pages, Which::Clean),
             None => Err(LazyError::CannotEvict {
-                reason: "a page that is written meanwhile would be lost, since the kernel only notes it: track writes synchronously, or, when nobody writes any more and what was written is brought back, use evict_all",
+                reason: "a page that is written meanwhile would be lost, since the kernel only records the write: track writes synchronously, or use evict_all when no thread writes any more and everything is written back",
             }),
         }
     }
 
-    /// Gives pages back of which no writer can get hold meanwhile.
+    /// Gives back pages that no writer can reach meanwhile.
     fn evict_closed(
         &self,
         tracker: &Tracker,
@@ -65,7 +63,7 @@ impl LazyMapping {
             }
             // Those that stayed are what they were.
             states.release(run.clone(), which == Which::Clean);
-            // Whoever wanted to write meanwhile was left to us.
+            // Threads that faulted on a write meanwhile wait for this thread.
             tracker.wake_pages(&run);
         }
         answer.map(|()| evicted)

@@ -1,8 +1,7 @@
-//! Where faults are told and answered: [`FaultMemory`], memory of this process or of another.
+//! The memory whose faults are answered: [`FaultMemory`], of this process or of another.
 //!
-//! A page is known by its offset in the backing. Memory of this process has one range of
-//! addresses for it; memory of another process may have several, which the other side names
-//! ([`RemoteRegion`]).
+//! A page is known by its offset in the backing. Memory of this process has one range of addresses for it;
+//! memory of another process may have several ([`RemoteRegion`]).
 
 use std::io;
 use std::ops::Range;
@@ -18,7 +17,7 @@ use uzone_pages::{AddrError, ByteLen, FaultArea, PageSize, Pfn, PfnRange};
 
 use crate::kernel::{Fill, Kernel};
 
-/// How long the kernel is asked to make a page of a client's child bad.
+/// How long to retry while the kernel defers poisoning a page of a client's child.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Some memory of another process, and which bytes of the backing it holds.
@@ -55,7 +54,7 @@ impl RemoteRegion {
     }
 }
 
-/// Memory of another process that is answered for.
+/// Memory of another process whose faults are answered.
 #[derive(Debug)]
 pub(crate) struct RemoteMemory {
     pub(crate) remote: Remote,
@@ -105,14 +104,14 @@ impl Kernel for RemoteMemory {
             let to = range.end.min(region.end_offset());
             if from < to {
                 let address = Vaddr::new(region.start.get() + (from - region.offset));
-                // A refusal means that the process is gone, and with it whoever waited.
+                // A refusal means that the process is gone, and no thread waits.
                 let _ = self.remote.wake(address, ByteLen::new(to - from));
             }
         }
     }
 }
 
-/// Where the faults of a mapping are told.
+/// The memory whose faults are read and answered.
 #[derive(Clone)]
 pub(crate) enum FaultMemory {
     /// Memory of this process.
@@ -171,7 +170,7 @@ impl FaultMemory {
     /// Returns which pages of the backing the addresses of a removal are, region by region.
     pub(crate) fn offsets(&self, start: Vaddr, end: Vaddr) -> impl Iterator<Item = Range<u64>> {
         let regions: &[RemoteRegion] = match self {
-            // Nobody else gives pages of ours back.
+            // Only the engine gives back pages of its own memory.
             Self::Own(_) => &[],
             Self::Remote(memory) => &memory.regions,
         };
@@ -219,7 +218,7 @@ fn poison_missing(remote: &Remote, region: &RemoteRegion, children: &mut Vec<Rem
                 tracing::error!("the missing pages of a child of a client cannot be made bad");
                 return;
             }
-            // It is there, or cannot be missing; of a huge page all small ones are asked for.
+            // It is present, or cannot be missing; a huge page is skipped in small steps.
             Ok(Answered::Present | Answered::Hole | Answered::NotRegistered) | Err(_) => page,
         };
         at += step;
@@ -264,7 +263,7 @@ mod tests {
             .collect();
         let memory = RemoteMemory { remote, regions };
         let mut buffer = EventBuffer::new(8);
-        let mut told = |count: usize| {
+        let mut read_faults = |count: usize| {
             let give_up = Instant::now() + Duration::from_secs(30);
             let mut seen = 0;
             while seen < count && Instant::now() < give_up {
@@ -278,10 +277,10 @@ mod tests {
             for one in &two {
                 scope.spawn(move || one.mapping().read_at(0, &mut [0; 8]).unwrap());
             }
-            let first = told(2);
-            // Nobody has filled anything, so all are told again.
+            let first = read_faults(2);
+            // No page was filled, so all fault again.
             memory.wake(0..16 * page.get());
-            let seen = (first, told(2));
+            let seen = (first, read_faults(2));
             for at in [0, 8] {
                 let _ = memory.install(at * page.get()..(at + 1) * page.get(), Fill::Zero);
             }

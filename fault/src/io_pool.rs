@@ -1,16 +1,14 @@
-//! Threads that produce pages which are not at hand: [`IoPool`].
-//!
-//! Whoever answers faults never waits for a device; a page that has to be waited for goes through
-//! a queue to one of these threads. The queue has a limit: what does not fit is given up by its
-//! owner and told again by the kernel a little later. What is read ahead goes through a queue of its
-//! own, which is looked at only when nobody waits for a page, and what does not fit there is
-//! forgotten.
+//! The I/O threads, which produce pages that are not ready: [`IoPool`]. A reader never waits for a device;
+//! a page that has to be waited for goes through a queue to one of these threads. The queue has a limit: a
+//! page that does not fit is released, and its fault is reported again a little later. Reading ahead has a
+//! queue of its own, which is served only when no thread waits for a page, and what does not fit there is
+//! dropped.
 //!
 //! A backing may read other memory that the same engine maps lazily. Its thread then waits for a page that
-//! another of these threads has to produce, and once all wait like that none is left. So the thread that
-//! answers faults looks whether a fault is of one of these threads. Then the page goes to a third queue,
-//! which is looked at first, and another thread is started, which takes pages from there alone. Only where
-//! there are as many as there may be, and each of them waits, is the page refused.
+//! another of these threads has to produce, and once all wait like that none is left. So the reader checks
+//! whether a fault is of one of these threads. Then the page goes to a third queue, which is served first,
+//! and another thread is started, which serves only that queue. The page is refused only if the limit of
+//! such threads is reached and all threads wait.
 //!
 //! Locks: the queues', held for a push or a pop and while waiting for one, over nothing else.
 
@@ -41,7 +39,7 @@ struct Job {
     core: Arc<Core>,
     page: u64,
     room: usize,
-    /// Who puts it in place, if that is not the thread that produces it.
+    /// The thread that installs it, if that is not the one that produces it.
     filler: Option<(LoopHandle, u64)>,
 }
 
@@ -66,7 +64,7 @@ impl Job {
                 filler.install(key, self.page, self.core.stage(self.page, state));
             }
             None => {
-                // A failure has made the page bad and was counted; whoever touches it hears of it.
+                // A failure has made the page bad and was counted; a thread that touches it gets a signal.
                 let outcome = match self.core.produce(self.page, state) {
                     Ok(()) => FaultOutcome::Produced,
                     Err(error) => {
@@ -137,8 +135,8 @@ impl Queues {
 struct Shared {
     queues: Mutex<Queues>,
     ready: Condvar,
-    /// How many threads may read ahead at once: one fewer than there are, so that one is left for
-    /// pages that somebody waits for. Where there is one, it does both.
+    /// How many threads may read ahead at once: one fewer than there are, so that one is left for pages
+    /// that threads wait for. A single thread does both.
     most_ahead: usize,
     /// How many threads the pool was started with.
     producers: usize,
@@ -162,7 +160,7 @@ pub(crate) struct IoPool {
     shared: Arc<Shared>,
 }
 
-/// By which way the pages of one source are produced.
+/// How the pages of one mapping are submitted.
 pub(crate) struct Submit<'a> {
     /// The thread that answers its faults, and its key there.
     pub(crate) filler: &'a LoopHandle,
@@ -314,8 +312,8 @@ fn work(shared: &Shared) {
 
 impl Drop for IoPool {
     fn drop(&mut self) {
-        // What is queued is produced first: somebody waits for it. Nobody waits for the threads: one
-        // may be in a backing that never returns.
+        // The threads produce the queued pages first, because other threads wait for them. They are not
+        // joined: one may be in a backing that never returns.
         self.shared.lock().is_closed = true;
         self.shared.ready.notify_all();
     }

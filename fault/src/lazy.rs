@@ -25,9 +25,9 @@ use crate::stats::{Counters, FaultStats};
 /// Dropping it unmaps it, as soon as no page of it is pinned or being produced. A thread of foreign
 /// code that still waits in it then gets a signal, and never a page of zeroes.
 pub struct LazyMapping {
-    // Dropped first: it may touch pages, which somebody has to fill until it has stopped.
+    // Dropped first: it may touch pages, which have to be filled until it has stopped.
     _quiet_collapser: Option<QuietCollapser>,
-    // Then this: nobody answers from then on, and who waits gets a signal.
+    // Then this: no fault is answered afterwards, and waiting threads get a signal.
     _attached: Attached,
     memory: Arc<Registered>,
     core: Arc<Core>,
@@ -46,7 +46,7 @@ impl LazyMapping {
         Self { _quiet_collapser: None, _attached: attached, memory, core, room, tracker }
     }
 
-    /// Lets a thread make huge pages of what is there when no page was filled for `quiet`.
+    /// Starts a thread that collapses present pages when no page was filled for `quiet`.
     pub(crate) fn collapse_when_settled(&mut self, quiet: Duration) -> io::Result<()> {
         self._quiet_collapser = Some(QuietCollapser::start(self.collapser(), quiet)?);
         Ok(())
@@ -74,7 +74,7 @@ impl LazyMapping {
         self.memory.mapping()
     }
 
-    /// Returns where it starts, for foreign code that reads it.
+    /// Returns where it starts, for other code that reads it.
     #[must_use]
     pub fn addr(&self) -> Addr {
         self.mapping().addr()
@@ -106,8 +106,8 @@ impl LazyMapping {
     }
 
     /// Copies bytes out, from byte `offset` of the mapping on. What is missing is produced, and the call
-    /// waits for it, whether or not the kernel tells of its own faults; a page that is bad raises
-    /// `SIGBUS`, so a caller whose backing may fail asks [`LazyMapping::populate`] first, or calls
+    /// waits for it, whether or not faults of the kernel are reported; a page that is bad raises `SIGBUS`,
+    /// so a caller whose backing may fail calls [`LazyMapping::populate`] first, or
     /// [`uzone_zone::bus::install`] once.
     ///
     /// # Errors
@@ -130,14 +130,14 @@ impl LazyMapping {
         self.core.recorder().latencies()
     }
 
-    /// Takes the faults out that were remembered since the last call: as many as
-    /// [`LazyOptions::trace`](crate::LazyOptions::trace) says, the last ones.
+    /// Takes the faults that were recorded since the last call: the last
+    /// [`LazyOptions::trace`](crate::LazyOptions::trace) of them.
     #[must_use]
     pub fn take_trace(&self) -> FaultTrace {
         self.core.recorder().take_trace()
     }
 
-    /// Returns which page went bad last, and why, if one did that somebody waited for.
+    /// Returns the last page that could not be produced for a waiting thread, and why.
     #[must_use]
     pub fn last_failure(&self) -> Option<Failure> {
         self.core.last_failure()
@@ -183,14 +183,14 @@ impl LazyMapping {
         Ok(start >> page.shift()..end >> page.shift())
     }
 
-    /// Pins the pages that hold bytes of a range: what is absent is produced first, and until the guard
-    /// is dropped nothing of it is given back. The memory stays mapped as long, also if this value is
-    /// dropped; then a page of it that is not there is never produced, and who touches one waits for
-    /// the last guard to go and gets a signal.
+    /// Pins the pages that hold bytes of a range: what is absent is produced first, and until the guard is
+    /// dropped nothing of it is given back. The memory stays mapped as long, also if this value is dropped;
+    /// then missing pages are no longer produced, and a thread that touches one waits for the last guard to
+    /// be dropped and gets a signal.
     ///
     /// # Errors
-    /// [`LazyError::Hold`] if a page cannot be had or is bad, [`LazyError::Range`] if one is not of the
-    /// mapping.
+    /// [`LazyError::Hold`] if a page cannot be produced or is bad, [`LazyError::Range`] if one is not of
+    /// the mapping.
     pub fn pin(&self, range: Range<u64>) -> Result<Pinned, LazyError> {
         let Range { start, end } = range;
         if start >= end {
@@ -202,26 +202,26 @@ impl LazyMapping {
         Ok(self.core.contents().pin(whole)?)
     }
 
-    /// Makes pages of a range of bytes present before anybody touches them, in the calling thread. Returns
-    /// how many pages were put in place. With [`Populate::Cached`] it never blocks on the backing; with
+    /// Makes pages of a range of bytes present before they are touched, in the calling thread. Returns how
+    /// many pages were installed. With [`Populate::Cached`] it never blocks on the backing; with
     /// [`Populate::All`] it waits at most 30 seconds for a page that another thread is producing.
     ///
     /// # Errors
-    /// [`LazyError::Poisoned`] or [`LazyError::Backing`] at the first page that cannot be had,
-    /// [`LazyError::TimedOut`] at one that another thread did not produce in time; pages before it
-    /// are present. [`LazyError::Range`] if the range is not inside, or cuts a page.
+    /// [`LazyError::Poisoned`] or [`LazyError::Backing`] at the first page that cannot be produced,
+    /// [`LazyError::TimedOut`] at one that another thread did not produce in time; pages before it are
+    /// present. [`LazyError::Range`] if the range is not inside, or cuts a page.
     pub fn populate(&self, range: Range<u64>, what: Populate) -> Result<u64, LazyError> {
         let pages = self.pages(&range)?;
         populate(&self.core, pages, what, &mut ReaderState::new(self.room))
     }
 
-    /// Gives the pages of a range back; they are produced anew when somebody touches them. Pages that
-    /// are pinned or being produced stay, and so may one that was touched a moment ago. Returns how
-    /// many were given back.
+    /// Gives the pages of a range back; they are produced anew when they are touched. Pages that are pinned
+    /// or being produced stay, and so may one that was touched a moment ago. Returns how many were given
+    /// back.
     ///
-    /// Without [`LazyOptions::track_writes`](crate::LazyOptions::track_writes), what was written to
-    /// them is lost, unless it went to a memory file. With it, pages that were written stay, and
-    /// [`LazyMapping::dirty`] says which those are; [`LazyMapping::write_back`] makes them clean,
+    /// Without [`LazyOptions::track_writes`](crate::LazyOptions::track_writes), what was written to them is
+    /// lost, unless it went to a memory file. With it, pages that were written stay, and
+    /// [`LazyMapping::dirty`] returns them; [`LazyMapping::write_back`] makes them clean,
     /// [`LazyMapping::evict_all`] drops them.
     ///
     /// # Errors
@@ -243,8 +243,8 @@ impl LazyMapping {
         let mut at = pages.start;
         let mut answer = Ok(());
         while at < pages.end && answer.is_ok() {
-            // A run of pages that are there and that nobody holds: from here until they are absent
-            // again, whoever faults on one waits for the wake below.
+            // A run of pages that are present and not pinned: from here until they are absent again, a
+            // thread that faults on one waits for the wake below.
             let start = at;
             while at < pages.end && contents.advance(at, Content::Present, Content::Removed) {
                 at += 1;

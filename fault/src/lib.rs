@@ -1,5 +1,5 @@
-//! Lazily mapped memory: a page comes from a [`Backing`] when it is touched, and its neighbours
-//! come along if they are at hand.
+//! Lazily mapped memory: a page comes from a [`Backing`] when it is touched, and its neighbours come along
+//! if they are ready.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -29,45 +29,44 @@
 //!
 //! It needs Linux 6.6 and a userfaultfd, which any process may have for its own reads and writes; for those
 //! of system calls see [`KernelFaults`]. Units: offsets are bytes from the start of a mapping, or of its
-//! backing where that is said; lengths are [`ByteLen`]; a [`FaultAround`] is bytes. Errors are
-//! [`MapError`] where there is no mapping yet, [`LazyError`] of requests, and [`BackingError`] of what
-//! produces pages. `docs/GUIDE.md` goes through it one idea after the other, from chapter 10 on.
-//!
-//! A fault goes down and back: the kernel tells the thread of the mapping (`event_loop`, `source`), which asks
-//! what its page is (`contents`) and which window belongs to it
-//! ([`FaultPattern`](uzone_pages::FaultPattern)), offers that to the backing (`core`, `window`), and
-//! queues the page if it was not at hand (`pool`). Whoever reads in order gets the whole window
-//! before it goes on; anyone else gets the one page, and the neighbours follow.
+//! backing where that is said; lengths are [`ByteLen`]; a [`FaultAround`] is bytes. Errors are [`MapError`]
+//! where there is no mapping yet, [`LazyError`] of requests, and [`BackingError`] of what produces pages.
+//! `docs/GUIDE.md` goes through it one idea after the other, from chapter 10 on. A fault goes down and
+//! back: the reader thread of the mapping gets it from the kernel (`event_loop`, `mapping_reader`), looks
+//! up the state of the page (`page_states`) and its window ([`FaultPattern`](uzone_pages::FaultPattern)),
+//! offers the window to the backing (`core`, `window`), and queues the page for an I/O thread if it was not
+//! ready (`io_pool`). A sequential reader gets the whole window before it goes on; any other thread gets
+//! one page, and the neighbours follow.
 //!
 //! | file | mechanism |
 //! |---|---|
-//! | `engine` | [`Engine`]: makes mappings, and has the threads |
+//! | `engine` | [`Engine`]: makes mappings, and owns the threads |
 //! | `options` | [`EngineOptions`], [`LazyOptions`] |
 //! | `lazy` | [`LazyMapping`]: memory of this process |
 //! | `adopted` | [`AdoptedMemory`]: memory of another process |
 //! | `backing` | [`Backing`] and the back ends |
 //! | `window` | [`Window`]: what a backing is offered, and what the kernel's replies do to it |
-//! | `core` | what becomes of a fault |
+//! | `core` | the decisions about a fault |
 //! | `costs` | what faults cost, measured |
 //! | `bad_pages` | making a page a bad one |
-//! | `contents` | the state of each page |
-//! | `event_loop` | the threads that answer |
-//! | `source` | one mapping as such a thread sees it |
-//! | `pool` | the threads that wait for devices |
-//! | `placement` | where the thread that answers should run, measured |
-//! | `pending` | the pages that are waited for |
-//! | `staged` | pages that one thread produces and another puts in place |
+//! | `page_states` | the state of each page |
+//! | `event_loop` | the reader threads |
+//! | `mapping_reader` | one mapping, as its reader sees it |
+//! | `io_pool` | the I/O threads |
+//! | `placement` | where the reader should run, measured |
+//! | `pending` | the pages that threads wait for |
+//! | `staged` | pages that one thread produces and another installs |
 //! | `populate` | pages made present before they are touched, and for pins |
 //! | `stats` | what happened, in numbers |
 //! | `record` | latencies, a trace, and a USDT probe |
-//! | `told` | where faults are told and answered |
+//! | `fault_memory` | the memory whose faults are answered |
 //! | `dirty` | which pages were written; `dirty/states` where each first write is an event |
-//! | `write_back` | bringing what was written back to the backing |
-//! | `evict` | giving pages back that were not written |
-//! | `collapse` | huge pages for what is filled |
-//! | `transparent` | huge pages filled whole, in memory of no pool |
-//! | `rehearsal` | what of a fault is not the kernel, for the benchmark |
-//! | `kernel` | the answers, so that tests can make up a kernel |
+//! | `write_back` | writing dirty pages back to the backing |
+//! | `evict` | giving clean pages back |
+//! | `collapse` | making huge pages of filled ones |
+//! | `transparent` | transparent huge pages, filled whole |
+//! | `rehearsal` | the part of a fault outside the kernel, for the benchmark |
+//! | `kernel` | installing pages, behind a trait for the tests |
 #![forbid(unsafe_code)]
 // The model of tests/loom.rs needs two files of this package and none of those that call the kernel.
 #![cfg(not(loom))]

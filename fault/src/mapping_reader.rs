@@ -1,10 +1,7 @@
-//! One mapping as the thread sees it that answers its faults: [`MappingReader`].
-//!
-//! A step reads what is pending and answers it; if nothing is, it sees to what was put off, and puts
-//! neighbours in place. It never blocks on a backing, and once it runs it allocates nothing.
-//!
-//! Everything pending is read before anything is answered: a fault is given out before a removal
-//! that is older than it.
+//! One mapping, as its reader thread sees it: [`MappingReader`]. A step reads the pending faults and
+//! answers them; if there are none, it retries deferred work and installs neighbours. It never blocks on a
+//! backing, and allocates nothing. All pending events are read before a fault is answered: the kernel
+//! reports a fault before a removal that is older.
 
 use std::collections::VecDeque;
 use std::io;
@@ -28,18 +25,19 @@ use crate::stats::Counters;
 const EVENTS: usize = 64;
 /// How many faults are answered before more are read.
 const FAULTS: usize = 1024;
-/// How many pages may wait for room in the queue; more are told again all at once.
+/// How many pages may wait for room in the queue; if there are more, all waiting threads are woken.
 const PARKED: usize = 256;
-/// After how long what was put off is tried again.
+/// After how long deferred work is retried.
 const RETRY: Duration = Duration::from_millis(1);
-/// After so many looks in vain no more are taken, until a fault comes that one would have met.
+/// After this many unsuccessful polls the reader stops polling, until a fault arrives within the polling
+/// window.
 const VAIN: u8 = 4;
 
-/// What a thread needs to answer, whichever of its sources has faults.
+/// What a thread needs to answer the faults of any of its mappings.
 pub(crate) struct Scratch {
     buffer: EventBuffer,
     faults: Vec<PageFault>,
-    /// What became of them.
+    /// Their outcomes.
     records: Vec<FaultRecord>,
     pub(crate) staging: Vec<u8>,
 }
@@ -55,8 +53,8 @@ impl Scratch {
     }
 }
 
-/// Whether it pays to look for the next fault instead of sleeping: a sleep and a wake-up cost more
-/// than most answers, and looking costs a processor.
+/// Decides whether polling for the next fault pays: a sleep and a wake-up cost more than most answers, and
+/// polling costs a CPU.
 struct AdaptiveSpin {
     /// For how long at most.
     most: Duration,
@@ -70,7 +68,7 @@ impl AdaptiveSpin {
         Self { most, since: Instant::now(), in_vain: 0, is_looking: false }
     }
 
-    /// Takes that there was something to do.
+    /// Records that faults were found.
     fn found(&mut self, now: Instant) {
         if self.is_looking || now.saturating_duration_since(self.since) < self.most {
             self.in_vain = 0;
@@ -78,13 +76,12 @@ impl AdaptiveSpin {
         (self.since, self.is_looking) = (now, true);
     }
 
-    /// Takes that there was something else to do. Whoever comes is looked for from now on, but that
-    /// nobody came in vain counts on.
+    /// Records other work. Polling starts anew from now on; the count of unsuccessful polls stays.
     fn worked(&mut self, now: Instant) {
         (self.since, self.is_looking) = (now, true);
     }
 
-    /// Takes that there was not. Returns whether to look again.
+    /// Records that nothing was found. Returns whether to poll again.
     fn again(&mut self, now: Instant) -> bool {
         if self.is_looking && self.in_vain < VAIN && now.duration_since(self.since) < self.most {
             return true;
@@ -101,13 +98,12 @@ impl AdaptiveSpin {
 pub(crate) struct MappingReader {
     fault_memory: FaultMemory,
     core: Arc<Core>,
-    /// Who produces what is not at hand.
+    /// Produces the pages that are not ready.
     pool: Arc<IoPool>,
     state: ReaderState,
     parked: Parked,
     look: AdaptiveSpin,
-    /// Pages of memory that one thread fills, which were produced and which the kernel put
-    /// off.
+    /// Pages that an I/O thread produced for this one and that the kernel deferred.
     late: VecDeque<(u64, Staged)>,
     late_since: Instant,
     children: Children,
@@ -116,7 +112,7 @@ pub(crate) struct MappingReader {
     looked: Instant,
     /// Whether others were let run since the last fault was answered.
     has_yielded: bool,
-    /// Whether the descriptor cannot be read, so that it is not waited for.
+    /// Whether reading the descriptor failed, so that it is not waited for.
     pub(crate) poll_failed: bool,
     pub(crate) is_active: bool,
     pub(crate) is_timed: bool,
@@ -124,7 +120,7 @@ pub(crate) struct MappingReader {
     room: usize,
 }
 
-/// What a source is made of.
+/// The parts of a reader.
 pub(crate) struct ReaderParts {
     pub(crate) fault_memory: FaultMemory,
     pub(crate) core: Arc<Core>,
@@ -178,8 +174,8 @@ impl MappingReader {
         let _ = self.fault_memory.leave(set);
     }
 
-    /// Answers what is pending, or else does what can wait. Returns whether there was anything.
-    /// `submit` is where what the pool produced comes back.
+    /// Answers the pending faults, or else does deferred work. Returns whether there was any. Pages that
+    /// the pool produced come back through `submit`.
     pub(crate) fn step(&mut self, scratch: &mut Scratch, submit: &Submit<'_>) -> bool {
         if self.has_failed {
             self.looked = Instant::now();
@@ -203,8 +199,8 @@ impl MappingReader {
         } else {
             self.poll_failed = !is_read;
             self.see_to_what_waits();
-            // Nobody waits: time for neighbours, a few at a time. Where this thread does not look for
-            // faults, it may be on the CPU of whoever was just woken, who goes first.
+            // No thread waits: time for neighbours, a few at a time. If this thread does not poll, it may
+            // be on the CPU of the thread that was just woken, which goes first.
             if self.look.most.is_zero()
                 && self.state.has_neighbours()
                 && !std::mem::replace(&mut self.has_yielded, true)
@@ -233,7 +229,7 @@ impl MappingReader {
         for page in self.core.pending().pages() {
             self.core.give_up(page);
         }
-        // The kernel reports faults again that were read and not answered.
+        // The kernel reports unanswered faults again.
         self.parked.push_all();
         self.parked.wake_now(&self.core);
     }
@@ -247,13 +243,13 @@ impl MappingReader {
         self.has_yielded = false;
         self.core.recorder().note(&scratch.records);
         scratch.records.clear();
-        // Also where there is always another fault.
+        // Deferred work is due even if faults never cease.
         if self.due().is_some_and(|due| due <= read_at) {
             self.see_to_what_waits();
         }
     }
 
-    /// Answers a fault as if it had been read, and puts its neighbours in place.
+    /// Answers a fault as if it had been read, and installs its neighbours.
     pub(crate) fn rehearse(
         &mut self,
         fault: PageFault,
@@ -268,18 +264,18 @@ impl MappingReader {
         std::mem::swap(&mut scratch.staging, &mut self.state.staging);
     }
 
-    /// Returns whether to look for faults again at once, after a step that found none.
+    /// Returns whether to poll for faults again at once, after a step that found none.
     pub(crate) fn looks_again(&mut self) -> bool {
         !self.look.most.is_zero() && self.look.again(Instant::now())
     }
 
-    /// Returns whether there is nothing to do after a step that answered faults, until there are
-    /// more: who waits for those is woken by them.
+    /// Returns whether the reader can sleep right after a step that answered faults, because it does not
+    /// poll and has no neighbours to install.
     pub(crate) fn rests(&self) -> bool {
         self.look.most.is_zero() && !self.state.has_neighbours()
     }
 
-    /// Returns when to look at what was put off, if anything was.
+    /// Returns when deferred work is due, if there is any.
     pub(crate) fn due(&self) -> Option<Instant> {
         let parked = self.parked.is_waiting().then_some(self.parked.since + RETRY);
         let late = (!self.late.is_empty()).then_some(self.late_since + RETRY);
@@ -309,7 +305,7 @@ impl MappingReader {
         }
     }
 
-    /// Puts a page in place that the pool produced for this thread.
+    /// Installs a page that the pool produced for this thread.
     pub(crate) fn install(&mut self, page: u64, staged: Staged) {
         if let Some(staged) = self.core.install(page, staged) {
             self.late_since = Instant::now();
@@ -317,19 +313,19 @@ impl MappingReader {
         }
     }
 
-    /// Ends the answering. Who waits now gets a signal, not zeroes; those of another process wait
-    /// for who answers next.
+    /// Ends the answering. Waiting threads get a signal, not zeroes; those of another process wait for the
+    /// next server.
     pub(crate) fn finish(mut self, scratch: &mut Scratch) {
         match &self.fault_memory {
             FaultMemory::Own(_) => {
-                // Its backing may never come back; what it brings then is nobody's any more.
+                // A backing may never return; what it brings later is dropped.
                 for page in self.core.pending().pages() {
                     self.core.give_up(page);
                 }
                 self.core.kernel().ended();
                 while self.refuse(&mut scratch.buffer) {}
             }
-            // What was read and not answered is told again to who comes next.
+            // Unanswered faults are reported again to the next server.
             FaultMemory::Remote(_) => {
                 for page in self.core.pending().drain() {
                     self.core.release(page);
@@ -356,7 +352,7 @@ impl MappingReader {
             for event in &mut *buffer {
                 match event {
                     Event::PageFault(fault) if faults.len() < FAULTS => faults.push(fault),
-                    // It is told again after the next wake.
+                    // It is reported again after the next wake.
                     Event::PageFault(_) => {
                         Counters::bump(&self.core.by_reader().deferred, 1);
                         self.parked.push_all();
@@ -373,7 +369,7 @@ impl MappingReader {
                     _ => {}
                 }
             }
-            // Fewer than there is room for were all there were, unless a removal came meanwhile.
+            // A buffer that is not full has taken all events, unless a removal came meanwhile.
             if read < buffer.capacity() && matches!(self.fault_memory, FaultMemory::Own(_)) {
                 return true;
             }
@@ -403,8 +399,8 @@ impl MappingReader {
         (page < self.core.contents().area().end().get()).then_some(page)
     }
 
-    /// Answers a fault that was read at `read_at`, which is `at` since the mapping was made. Returns
-    /// what became of it, unless that turns out later.
+    /// Answers a fault that was read at `read_at`, which is `at` since the mapping was made. Returns its
+    /// outcome, unless that is known only later.
     fn answer(
         &mut self,
         fault: &PageFault,
@@ -464,7 +460,7 @@ impl MappingReader {
                     is_write,
                     is_fault: true,
                 });
-                // What a thread of the pool waits for is not left to wait for room.
+                // A page that a thread of the pool waits for needs no room in the queue.
                 let is_nested = self.is_nested();
                 if is_listed || is_nested {
                     if submit.demand(&self.pool, &self.core, page, self.room, is_nested) {
@@ -488,8 +484,8 @@ impl MappingReader {
         matches!(self.fault_memory, FaultMemory::Own(_)) && self.pool.is_producer(self.state.waiter)
     }
 
-    /// Sees to it that a page is produced that a thread of the pool waits for: the threads may all be
-    /// waiting for each other.
+    /// Makes sure that a page is produced that a thread of the pool waits for: all threads may be waiting
+    /// for each other.
     fn see_to_nesting(&self, page: u64) {
         if self.is_nested() && !self.pool.reinforce(self.state.waiter, &self.core, page) {
             self.core.refuse_nested(page);
@@ -572,7 +568,7 @@ impl Children {
 /// Pages for which there was no room in the queue.
 struct Parked {
     pages: Vec<u64>,
-    /// More than there is room for: whoever waits anywhere is woken.
+    /// More than there is room for: all waiting threads are woken.
     all: bool,
     since: Instant,
 }
@@ -604,7 +600,7 @@ impl Parked {
         self.all || !self.pages.is_empty()
     }
 
-    /// Wakes who waits for the pages, if it is time: they fault again, and that is told again.
+    /// Wakes the threads that wait for the pages, if it is time: they fault again.
     fn wake(&mut self, core: &Core) {
         if self.is_waiting() && self.since.elapsed() >= RETRY {
             self.wake_now(core);

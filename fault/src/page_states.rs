@@ -1,10 +1,8 @@
-//! The content state of every page: [`PageStates`], the words of a [`Pagemap`].
-//!
-//! A word is the only truth about a page here; what the kernel says about it (it was there
-//! already) confirms it. A page that nobody has asked for is `Absent`, and its word is memory that
-//! was never touched. Who puts it to `Filling` is its owner, and the only one who says how that
-//! ended. Because pins are in the same words, a page that is pinned is not given back, and one that
-//! is not there gives no pin.
+//! The content state of every page: [`PageStates`], the words of a [`Pagemap`]. The word is the only truth
+//! about a page here; the kernel's replies (the page exists already) confirm it. A page that was never
+//! touched is `Absent`, and so is the memory of its word. The thread that moves it to `Filling` is its
+//! owner, and the only one that ends that state. Because pins are in the same words, a pinned page is not
+//! given back, and a missing page cannot be pinned.
 //!
 //! Pages have the numbers of the mapping here, from 0 on; a huge page is one of them, and one folio
 //! of the pagemap.
@@ -35,8 +33,8 @@ pub(crate) struct PageStates {
 }
 
 impl PageStates {
-    /// Describes `memory` in `zone`, in pages of `page`; none of them has been asked for. `ops` says
-    /// who produces pages that somebody pins.
+    /// Describes `memory` in `zone`, in pages of `page`, all absent. `ops` produce the pages that are
+    /// pinned.
     pub(crate) fn bind(
         zone: &Zone,
         memory: Mapping,
@@ -56,7 +54,7 @@ impl PageStates {
         Ok(Self { pagemap, order, area })
     }
 
-    /// Describes pages that are not of this process, by address space that nobody uses.
+    /// Describes pages of another process, by reserved address space.
     pub(crate) fn reserve(pages: PageCount, page: PageSize) -> Result<Self, MapError> {
         let zone = Zone::with_keep_limit(ByteLen::ZERO);
         let place = Mapping::anonymous(pages.to_bytes(page)?, Anonymous::default())?;
@@ -101,7 +99,7 @@ impl PageStates {
     /// Returns the state of a page of the area.
     #[inline]
     pub(crate) fn get(&self, page: u64) -> Content {
-        // A page that is not described is nobody's to fill.
+        // A page without a descriptor is not filled.
         self.pagemap.content(self.pfn(page)).unwrap_or(Content::Poisoned)
     }
 
@@ -110,13 +108,13 @@ impl PageStates {
         self.pagemap.advance(self.pfn(page), from, to).is_ok()
     }
 
-    /// Makes the caller the owner of a page that nobody has filled. Returns whether it is.
+    /// Makes the caller the owner of an absent page. Returns whether it is.
     pub(crate) fn claim(&self, page: u64) -> bool {
         self.advance(page, Content::Absent, Content::Filling)
     }
 
-    /// Notes that the kernel has pages now, which nobody owned when they were offered. Those that
-    /// have an owner by now stay his, who will be told that they are there. Returns whether each was
+    /// Notes that the kernel has pages now, which had no owner when they were offered. Pages that have an
+    /// owner by now stay its own; the kernel will answer it that they exist. Returns whether each was
     /// absent.
     pub(crate) fn set_present(&self, pages: Range<u64>) -> bool {
         match pages.end - pages.start {
@@ -139,16 +137,15 @@ impl PageStates {
         }
     }
 
-    /// Returns whether somebody may have pinned a page of the area.
+    /// Returns whether a page of the area may be pinned.
     pub(crate) fn maybe_pinned(&self, page: u64) -> bool {
         self.pagemap.maybe_pinned(self.pfn(page))
     }
 
-    /// Takes that a page was put in place by an owner who came too late: it was given up meanwhile,
-    /// and is good now.
+    /// Makes a page good that was given up and that its late owner has installed.
     pub(crate) fn unpoison(&self, page: u64) {
         if self.order == Order::BASE {
-            // Who gave it up may be about to list it.
+            // The thread that gave it up may be about to list it.
             for _ in 0..MOMENT {
                 if self.get(page) != Content::Poisoned
                     || self.pagemap.unpoison(self.pfn(page)).is_ok()
@@ -163,12 +160,12 @@ impl PageStates {
         let _ = self.advance(page, Content::Absent, Content::Present);
     }
 
-    /// Makes a page that is being filled a bad one. Returns whether it is that by this.
+    /// Poisons a page that is being filled. Returns whether this call did it.
     pub(crate) fn poison(&self, page: u64) -> bool {
         let is_spoiled = self.advance(page, Content::Filling, Content::Poisoned);
         if is_spoiled && self.order == Order::BASE {
-            // It is listed, and its owner is told. Of a huge page no part can be had, so it is bad as a
-            // whole and not by the list.
+            // It is listed, and the hook of its owner is called. A huge page is bad as a whole, and not by
+            // the list.
             let _ = self.pagemap.poison(self.pfn(page));
         }
         is_spoiled
@@ -185,8 +182,8 @@ impl PageStates {
         contents.find(|&(content, _)| content == Content::Poisoned).map(|(_, page)| page)
     }
 
-    /// Returns the first pages of `pages`, one after the other, that may be offered to a backing:
-    /// nobody has filled them or is at it, or they are the page `owned`.
+    /// Returns the first pages of `pages`, one after the other, that may be offered to a backing: they are
+    /// absent, or the page `owned`.
     #[inline]
     pub(crate) fn open_run(&self, pages: Range<u64>, owned: Option<u64>) -> Option<Range<u64>> {
         if pages.end.checked_sub(pages.start) == Some(1) {

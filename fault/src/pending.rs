@@ -1,4 +1,4 @@
-//! Pages that somebody waits for and that are being produced: [`Pending`].
+//! Pages that are being produced while threads wait for them: [`Pending`].
 //!
 //! Locks: one, held for a push, a removal or a look, over nothing else.
 
@@ -34,7 +34,7 @@ impl Pending {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a page. Returns whether there was room.
+    /// Adds a page. Returns whether there was room.
     pub(crate) fn push(&self, awaited: Awaited) -> bool {
         let mut list = self.lock();
         let has_room = list.len() < LIMIT;
@@ -44,7 +44,7 @@ impl Pending {
         has_room
     }
 
-    /// Takes that a page is produced, or given up. Returns what is known about the fault.
+    /// Removes a page that was produced or given up. Returns what is known about the fault.
     pub(crate) fn remove(&self, page: u64) -> Option<Awaited> {
         let mut list = self.lock();
         let at = list.iter().position(|awaited| awaited.page == page)?;

@@ -1,9 +1,8 @@
-//! Where the thread that answers should run: [`ReaderPlacement`], measured on this machine.
-//!
-//! Most of the way of a fault is waking threads up. On the CPU of the thread that faults, the one
-//! that answers runs as soon as that sleeps, and no other CPU has to be told; on another CPU it may
-//! look for faults instead of sleeping, which saves a wake-up and costs that CPU. Which is best
-//! depends on the machine, and a virtual one pays more for telling another CPU.
+//! Where the reader thread should run: [`ReaderPlacement`], measured on this machine. Most of the time of a
+//! fault is waking threads. On the CPU of the faulting thread, the reader runs as soon as that thread
+//! sleeps, without an interrupt to another CPU; on another CPU it may poll for faults instead of sleeping,
+//! which saves a wake-up and costs that CPU. Which is best depends on the machine: interrupts between CPUs
+//! cost more in a virtual one.
 
 use std::fmt;
 use std::sync::Arc;
@@ -20,10 +19,10 @@ use crate::options::{EngineOptions, LazyOptions, Reader};
 /// How many faults are timed for each place, besides a few that are not.
 const FAULTS: usize = 256;
 const WARM_UP: usize = 32;
-/// CPUs with larger numbers are not looked at.
+/// CPUs with larger numbers are ignored.
 const CPUS: u32 = 4096;
 
-/// Where the thread that answers faults runs, seen from the thread that faults.
+/// Where the reader thread runs, relative to the faulting thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ReaderPlace {
@@ -31,7 +30,7 @@ pub enum ReaderPlace {
     SameCpu,
     /// On another one, where it sleeps between faults.
     OtherCpu,
-    /// On another one, where it looks for faults and does not sleep.
+    /// On another one, where it polls for faults and does not sleep.
     OtherCpuLooking,
 }
 
@@ -45,7 +44,7 @@ impl fmt::Display for ReaderPlace {
     }
 }
 
-/// How long a fault takes, by the place of the thread that answers.
+/// How long a fault takes, by the place of the reader.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ReaderPlacement {
@@ -53,8 +52,8 @@ pub struct ReaderPlacement {
     pub cpu: u32,
     /// The other CPU, if this process may use one.
     pub other: Option<u32>,
-    /// Each place that there is and the median time of a fault there, from the touch to the next
-    /// instruction, the fastest first.
+    /// Each place and the median time of a fault there, from the touch to the next instruction, the fastest
+    /// first.
     pub times: Vec<(ReaderPlace, Duration)>,
 }
 
@@ -63,13 +62,13 @@ pub struct ReaderPlacement {
 #[non_exhaustive]
 pub enum PlacementError {
     /// Memory could not be mapped lazily.
-    #[error("cannot measure where faults are answered best")]
+    #[error("cannot measure where faults are answered best: {0}")]
     Map(#[from] MapError),
     /// That memory could not be read.
-    #[error("cannot measure where faults are answered best")]
+    #[error("cannot measure where faults are answered best: {0}")]
     Read(#[from] LazyError),
     /// Which CPUs may be used is not known, or a thread cannot be kept to one.
-    #[error("cannot measure where faults are answered best")]
+    #[error("cannot measure where faults are answered best: {0}")]
     Affinity(#[from] numa::AffinityError),
 }
 

@@ -1,5 +1,5 @@
-//! Pages made present before anybody touches them: by [`LazyMapping::populate`], and for those who
-//! pin them ([`Producer`], the hook of the pagemap).
+//! Pages made present before they are touched: by [`LazyMapping::populate`], and for pins ([`Producer`],
+//! the hook of the pagemap).
 //!
 //! [`LazyMapping::populate`]: crate::LazyMapping::populate
 
@@ -22,13 +22,13 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// What is made present.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Populate {
-    /// What is at hand. It never blocks.
+    /// Pages that are ready. It never blocks.
     Cached,
     /// Every page.
     All,
 }
 
-/// Makes pages present, in the calling thread. Returns how many it put in place itself.
+/// Makes pages present, in the calling thread. Returns how many it installed itself.
 pub(crate) fn populate(
     core: &Core,
     pages: Range<u64>,
@@ -54,7 +54,7 @@ pub(crate) fn populate(
     answer.map(|()| filled)
 }
 
-/// Makes one page present, or waits until somebody has. Returns whether it did itself.
+/// Makes one page present, or waits until another thread has. Returns whether it did so itself.
 fn produce(core: &Core, page: u64, state: &mut ReaderState) -> Result<u64, LazyError> {
     let offset = core.bytes(page..page + 1).start;
     let give_up = Instant::now() + PATIENCE;
@@ -64,7 +64,7 @@ fn produce(core: &Core, page: u64, state: &mut ReaderState) -> Result<u64, LazyE
             Content::Poisoned => return Err(LazyError::Poisoned { offset }),
             Content::Absent => {
                 if core.contents().claim(page) {
-                    // Whoever faults on it meanwhile waits for us, as long as the deadline says.
+                    // Threads that fault on it meanwhile wait for this one, up to the deadline.
                     let since = Instant::now();
                     let (class, is_write, is_fault) = (FaultClass::Missing, false, false);
                     let awaited = Awaited { page, since, class, is_write, is_fault };
@@ -88,14 +88,14 @@ fn produce(core: &Core, page: u64, state: &mut ReaderState) -> Result<u64, LazyE
     }
 }
 
-/// What makes pages present that somebody pins.
+/// Makes pages present that are pinned.
 ///
 /// It knows the mapping weakly: the mapping owns the pagemap that owns this.
 #[derive(Clone, Default)]
 pub(crate) struct Producer(Arc<OnceLock<(Weak<Core>, usize)>>);
 
 impl Producer {
-    /// Says for which mapping, and how much is read at once.
+    /// Sets the mapping, and how much is read at once.
     pub(crate) fn serves(&self, core: &Arc<Core>, room: usize) {
         let is_first = self.0.set((Arc::downgrade(core), room)).is_ok();
         debug_assert!(is_first, "a mapping has a producer of its own");
@@ -114,7 +114,7 @@ impl Producer {
 
 impl uzone_zone::Populate for Producer {
     fn map_pages(&self, range: PfnRange) {
-        // What is missing afterwards is asked for page by page.
+        // What is missing afterwards is produced page by page.
         let _ = self.populate(range, Populate::Cached);
     }
 

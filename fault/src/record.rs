@@ -2,8 +2,8 @@
 //! ([`FaultRecord`]), and a USDT probe.
 //!
 //! A latency is the time from when the thread that answers had read the fault to when the page was in
-//! place; what the kernel took before that is not in it. The thread notes its faults when it has
-//! answered all that it read, so nobody waits for it.
+//! place; what the kernel took before that is not in it. The thread records its faults after it has
+//! answered all that it read, so no fault waits for that.
 //!
 //! The probe is `uzone:fault`, with the offset in the backing, the latency in nanoseconds, and the
 //! numbers of class and outcome; `bpftrace` and `perf probe` see it. Without a listener it costs a load.
@@ -16,12 +16,12 @@ use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 
-/// The longest latency that is told apart from longer ones.
+/// The longest latency that is distinguished from longer ones.
 const LONGEST: Duration = Duration::from_secs(60);
 /// The shortest.
 const SHORTEST: Duration = Duration::from_nanos(64);
 
-/// The kinds of fault that are told apart.
+/// The kinds of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum FaultClass {
@@ -37,15 +37,15 @@ pub enum FaultClass {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum FaultOutcome {
-    /// The page was at hand, or there already: the thread that answers put it in place.
+    /// The page was ready, or present already: the reader installed it.
     Ready,
-    /// Somebody was producing the page already, and woke its waiter when it was done.
+    /// Another thread was producing the page already, and woke its waiter when it was done.
     Coalesced,
-    /// The page was produced by a thread that waits for devices.
+    /// The page was produced by an I/O thread.
     Produced,
-    /// The page could not be had, and is bad.
+    /// The page could not be produced, and is bad.
     Failed,
-    /// The kernel or a full queue put it off: the fault is told again.
+    /// The kernel or a full queue deferred it: the fault is reported again.
     Deferred,
 }
 
@@ -66,7 +66,7 @@ pub struct FaultRecord {
     /// How long that took. Of a page that others produced, how long it took to find that out.
     pub latency: Duration,
 }
-// `LazyOptions::trace` says how many bytes one takes.
+// The documentation of `LazyOptions::trace` has this size.
 const _: () = assert!(size_of::<FaultRecord>() == 48);
 
 /// How long faults of one class took that ended in one way.
@@ -158,12 +158,12 @@ impl Recorder {
         self.records.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Says when a moment was, since the mapping was made.
+    /// Returns the time from when the mapping was made to an instant.
     pub(crate) fn since_start(&self, moment: Instant) -> Duration {
         moment.saturating_duration_since(self.started)
     }
 
-    /// Takes faults that were answered.
+    /// Records faults that were answered.
     pub(crate) fn note(&self, faults: &[FaultRecord]) {
         for fault in faults {
             fire(fault);

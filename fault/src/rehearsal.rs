@@ -1,10 +1,8 @@
 //! Faults that never happened, answered as far as the kernel: [`Rehearsal`], by which `uzone bench`
-//! measures what of a fault is ours.
-//!
-//! What differs of round trips through the kernel says little about that: they vary by more than all of
-//! it. Here everything runs as in a mapping, the lookups, the decisions, the pages' words, the counts
-//! and the record of the fault; only the two system calls are left out, the one that reads the fault and
-//! the one that puts pages in place.
+//! measures what of a fault is ours. Round trips through the kernel vary by more than all of it. Here
+//! everything runs as in a mapping, the lookups, the decisions, the pages' words, the counts and the record
+//! of the fault; only the two system calls are left out, the one that reads the fault and the one that
+//! installs pages.
 
 use std::num::NonZeroUsize;
 use std::ops::Range;
@@ -30,7 +28,7 @@ use crate::page_states::PageStates;
 use crate::record::Recorder;
 use crate::{Backing, ZeroBacking};
 
-/// A kernel that does all it is asked at once.
+/// A kernel that installs everything at once.
 struct Agreeing;
 
 impl Kernel for Agreeing {
@@ -41,7 +39,7 @@ impl Kernel for Agreeing {
     fn wake(&self, _: Range<u64>) {}
 }
 
-/// A mapping that nobody touches, whose faults are made up.
+/// A mapping whose faults are made up.
 pub struct Rehearsal {
     source: MappingReader,
     scratch: Scratch,
@@ -49,7 +47,7 @@ pub struct Rehearsal {
     /// Where the mapping starts.
     start: u64,
     filler: LoopHandle,
-    // Whoever answers in earnest; it has nothing to do.
+    // The thread that would answer real faults; it has none.
     _idle: EventLoop,
 }
 

@@ -1,9 +1,8 @@
-//! Pages that one thread produces and another puts in place: [`Staged`].
+//! Pages that one thread produces and another installs: [`Staged`].
 //!
-//! What another process gives back is zero from then on, and only the thread that reads the removals
-//! knows what may still be filled: a copy that another thread began earlier would bring old bytes
-//! back. So a thread that waits for a device fills this instead of the memory, by a kernel that only
-//! takes notes, and the thread that answers puts it in place if the page is still wanted.
+//! What another process gives back is zero from then on, and only the thread that reads the removals knows
+//! what may still be filled: a copy that another thread began earlier would bring old bytes back. So an I/O
+//! thread fills a [`Staged`] instead of the memory, and the reader installs it if the page is still wanted.
 
 use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -23,17 +22,17 @@ pub(crate) enum Staged {
     Zero,
     /// That the page cache may have it, and what to do if it does not.
     Cached {
-        /// What the backing did when it was told that the page is a hole.
+        /// What the backing did about a hole.
         otherwise: Box<Staged>,
     },
-    /// That it cannot be had.
+    /// That it cannot be produced.
     Failed(BackingError),
 }
 
-/// A kernel that keeps what it is given for one page.
+/// A kernel that keeps what one page is filled with.
 ///
-/// It cannot know whether the page cache has a page, so it answers a first continue with a hole: what
-/// the backing does then is kept for the case that it is one.
+/// It cannot know whether the page cache has a page, so it answers the first continue with a hole, and
+/// keeps what the backing does then for the case that it is one.
 #[derive(Debug, Default)]
 pub(crate) struct StagingFiller(Mutex<Notes>);
 
@@ -53,7 +52,7 @@ impl StagingFiller {
         Ok(Answered::All)
     }
 
-    /// Returns what it was given, by a backing that ended with `failure` or well.
+    /// Returns what the page was filled with, or `failure`.
     pub(crate) fn into_staged(self, failure: Option<BackingError>) -> Staged {
         let notes = self.0.into_inner().unwrap_or_else(PoisonError::into_inner);
         let left_out = || Staged::Failed(BackingError::Other(LEFT_OUT.into()));

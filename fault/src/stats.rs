@@ -27,7 +27,7 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
-    /// Returns how many pages were put in place or given back: a number that changes when that does.
+    /// Returns how many pages were installed or given back: a number that changes with either.
     pub(crate) fn filled(&self) -> u64 {
         let counters = [&self.demand, &self.around, &self.populated, &self.queued, &self.evicted];
         // Relaxed: a statistic, by which nothing is published.
@@ -52,45 +52,45 @@ impl Counters {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FaultStats {
-    /// Faults that were told.
+    /// Faults that were read.
     pub faults: u64,
     /// Those of them for pages that the page cache had.
     pub minor: u64,
-    /// Those for a page that somebody was producing already.
+    /// Those for a page that another thread was producing already.
     pub coalesced: u64,
-    /// Those for a page that was there by the time they were read.
+    /// Those for a page that was present by the time they were read.
     pub retouched: u64,
-    /// Pages that were put in place at once because somebody waited for them.
+    /// Pages that were installed because a thread waited for them.
     pub demand: u64,
-    /// Pages that were put in place around those, or ahead of who reads in order.
+    /// Pages that were installed around those, or ahead of a sequential reader.
     pub around: u64,
-    /// Pages that were put in place by [`LazyMapping::populate`](crate::LazyMapping::populate).
+    /// Pages that were installed by [`LazyMapping::populate`](crate::LazyMapping::populate).
     pub populated: u64,
-    /// Pages that were not at hand and went to the threads that wait for devices.
+    /// Pages that were not ready and were queued for the I/O threads.
     pub queued: u64,
-    /// How often the kernel or a full queue put a page off.
+    /// How often the kernel or a full queue deferred a page.
     pub deferred: u64,
     /// Pages that are bad.
     pub poisoned: u64,
     /// Pages that were given back.
     pub evicted: u64,
-    /// Neighbours that were not put in place because too many faults came at once.
+    /// Neighbours that were not installed because too many faults came at once.
     pub left_out: u64,
-    /// Pages that were put in place as zeroes by the kernel, and take no memory until they are
-    /// written, where the kernel has a zero page for the memory.
+    /// Pages that the kernel installed as zeroes, which take no memory until they are written, where the
+    /// kernel has a zero page for the memory.
     pub zeroes: u64,
-    /// Writes to pages that were protected, that were told; they are not among the faults.
+    /// Write faults on protected pages; they are not among the faults.
     pub write_protect: u64,
     /// Huge pages that were made of small ones.
     pub collapsed: u64,
-    /// Pages that were put in place as one transparent huge page each, of a mapping that has such
-    /// pages ([`HugePages::Transparent`](crate::HugePages::Transparent)).
+    /// Pages that were installed as one transparent huge page each, of a mapping that has such pages
+    /// ([`HugePages::Transparent`](crate::HugePages::Transparent)).
     pub huge_pages: u64,
-    /// Pages that a device was asked for before anybody waited for them.
+    /// Pages that were read ahead.
     pub read_ahead: u64,
     /// Whether answering faults panicked, which is a bug of uzone: every page that was missing then is bad.
     pub has_failed: bool,
-    /// Pages that are being produced now: for who waits for them, and for who populates.
+    /// Pages that are being produced now, for faults and for populating threads.
     pub pending: u64,
     /// For how long the oldest of them has been.
     pub oldest_pending: Option<Duration>,

@@ -110,7 +110,7 @@ impl FakeKernel {
             return Ok(Answered::Present);
         }
         if whim % 13 == 4 {
-            // Another thread was first, and did not wake whoever waits.
+            // Another thread was first, and did not wake the waiting thread.
             machine.pages.insert(start, Some(right(start)));
             machine.lost.remove(&start);
             return Ok(Answered::Present);
@@ -314,7 +314,7 @@ enum Step {
     Evict { page: u64 },
     /// A page is taken away behind the engine's back.
     Lose { page: u64 },
-    /// Pages are mapped that nobody waits for.
+    /// Pages are mapped that no thread waits for.
     Ready { page: u64, pages: u64 },
 }
 
@@ -359,7 +359,7 @@ fn touch(
         }
         kernel.lock().waiting.insert(page);
         let outcome = core.fault(page, touch, state);
-        assert_ne!(outcome, Outcome::Later, "only what others remove is put off");
+        assert_ne!(outcome, Outcome::Later, "only what others remove is deferred");
         if matches!(outcome, Outcome::Produce { .. }) {
             assert_eq!(core.contents().get(page), Content::Filling, "who queues a page owns it");
             assert!(!queue.contains(&page), "a page has one owner");
@@ -367,7 +367,7 @@ fn touch(
         }
         if kernel.lock().waiting.contains(&page) {
             let content = core.contents().get(page);
-            assert_eq!(content, Content::Filling, "page {page} waits and nobody is at it");
+            assert_eq!(content, Content::Filling, "page {page} waits and is not being produced");
             return;
         }
     }
@@ -425,7 +425,7 @@ proptest! {
                     let page = queue.remove(0);
                     let answer = core.produce(page, &mut worker);
                     prop_assert!(kernel.lock().pages.contains_key(&page));
-                    prop_assert!(!kernel.lock().waiting.contains(&page), "nobody woke {page}");
+                    prop_assert!(!kernel.lock().waiting.contains(&page), "the waiter of page {page} was not woken");
                     if kinds[usize_of(page)] == Kind::Failing {
                         prop_assert!(answer.is_err());
                     }
@@ -476,7 +476,7 @@ fn plain(kinds: Vec<Kind>, advice: Advice, window: u64) -> (Arc<FakeKernel>, Cor
     core(vec![3], kinds, advice, window)
 }
 
-/// Memory of another process, whose removals are read here; all is at hand.
+/// Memory of another process, whose removals are read here; all pages are ready.
 fn of_another(whims: Vec<u8>) -> (Arc<FakeKernel>, Core) {
     let policy = Policy { removed_is_zero: true, ..POLICY };
     core_by(policy, whims, all(Kind::Ready), Advice::Normal, 16)
@@ -583,7 +583,7 @@ impl Backing for Continuing {
 
 #[test]
 fn a_page_of_a_memory_file_that_the_kernel_puts_off_is_not_taken_for_a_hole() {
-    // The kernel says three times that the layout changes, and then does what it is asked.
+    // The kernel answers three times that the layout changes, and then installs the page.
     let (kernel, core) = core_of(POLICY, vec![8], Arc::new(Continuing), Advice::Normal, 1);
     assert!(core.contents().claim(7));
     core.produce(7, &mut ReaderState::new(PAGE)).unwrap();
@@ -736,7 +736,7 @@ fn what_others_removed_is_zero_and_never_what_it_was() {
     while core.map_around(&mut state) {}
     assert!((10..20).all(|page| !kernel.lock().pages.contains_key(&page)));
     assert_eq!(kernel.lock().pages[&20], Some(right(20)));
-    // While the removal is under way, the answer is put off and the page is as it was.
+    // While the removal is under way, the answer is deferred and the page is as it was.
     kernel.lock().whims = vec![8];
     assert_eq!(core.fault(13, Touch::Read, &mut state), Outcome::Later);
     assert!(matches!(core.fault(40, Touch::Read, &mut state), Outcome::Produce { .. }));
@@ -754,7 +754,7 @@ fn a_page_is_lost_when_one_thread_tells_it_twice_and_not_when_two_do_once() {
         assert_eq!(core.fault(page, Touch::Read, &mut state), Outcome::Answered);
         core.by_reader().demand.load(std::sync::atomic::Ordering::Relaxed)
     };
-    // It came for the first of four threads, and the others are told of it after that.
+    // It was installed for the first of four threads, and the faults of the others are read after that.
     assert_eq!([1, 2, 3, 4].map(|waiter| tell(7, waiter)), [1; 4]);
     kernel.lock().pages.remove(&7);
     assert_eq!(tell(7, 3), 2, "the second time by the same thread");
@@ -767,12 +767,12 @@ fn a_page_is_lost_when_one_thread_tells_it_twice_and_not_when_two_do_once() {
 
 #[test]
 fn who_reads_the_removals_does_not_wait_for_them_to_make_a_page_bad() {
-    // Each answer is put off, as while a removal is not read.
+    // Each answer is deferred, as while a removal is not read.
     let (kernel, core) = of_another(vec![8]);
     assert!(core.contents().claim(7));
     core.give_up(7);
     assert_eq!((core.contents().get(7), kernel.lock().changing), (Content::Poisoned, 1));
-    // Whoever waits is told again, and refused then.
+    // A waiting thread faults again, and is refused then.
     let mut state = ReaderState::new(16 * PAGE);
     kernel.lock().whims = vec![3];
     assert_eq!(core.fault(7, Touch::Read, &mut state), Outcome::Answered);
@@ -837,12 +837,12 @@ fn pages_ahead_of_who_reads_in_order_wait_until_there_is_nothing_else() {
         }
     };
     read(&[0], &mut state);
-    assert!(!core.map_around(&mut state), "nobody has read for long");
+    assert!(!core.map_around(&mut state), "no thread has read for long");
     read(&[16], &mut state);
     assert!(core.map_around(&mut state));
     assert!(present(&kernel).into_iter().eq(0..48), "the window behind it");
-    assert!(!core.map_around(&mut state), "and no more before somebody reads on");
-    // Who reads on does so behind what was put in place. The next window is not all at hand.
+    assert!(!core.map_around(&mut state), "and no more before the reader goes on");
+    // A sequential reader goes on behind what was installed. The next window is not all ready.
     read(&[48], &mut state);
     assert!(present(&kernel).into_iter().eq(0..63));
     // Another fault gives up what was to be put in place ahead.

@@ -1,15 +1,15 @@
-//! Transparent huge pages, filled and put in place whole: [`Transparent`], the answers for memory
-//! whose pages are that large although the kernel's page tables need not agree.
-//!
-//! The kernel makes no huge page where missing pages are told: it would have to fill what nobody
-//! asked for. So a page of 2 MiB is made elsewhere, in a [`Slot`] of memory that tells of nothing, is
-//! filled there, and then moved to where it is missing: who touches any part of it sees all of it or
-//! waits. Whoever produces pages writes straight into the slot.
+//! Transparent huge pages, filled and installed whole: [`Transparent`], a kernel whose pages are that
+//! large, although the page tables may have smaller ones. The kernel makes no huge page where missing pages
+//! raise events: it would have to fill pages that no thread touched. So a page of 2 MiB is made elsewhere,
+//! in a [`Slot`] of unregistered memory, is filled there, and then moved to where it is missing: a thread
+//! that touches any part of it sees all of it or waits. The thread that produces a page writes straight
+//! into the slot.
 //!
 //! If it cannot be moved, its bytes are copied, in small pages: some of it is there already, the process
-//! has forked and shares the slot, or the kernel is busy. Then, where the host had no huge page free, and
-//! where the page tables have had small pages and the kernel cuts what is moved, the bytes are right and the page is not huge; [`FaultStats::huge_pages`] counts those that
-//! are, and [`LazyMapping::collapse`] makes the others so.
+//! has forked and shares the slot, or the kernel is busy. Then, and where the host had no free huge page,
+//! or the page tables have had small pages so that the kernel splits what is moved, the bytes are right and
+//! the page is not huge. [`FaultStats::huge_pages`] counts the huge ones, and [`LazyMapping::collapse`]
+//! makes the others huge.
 //!
 //! Cost: the kernel clears a huge page before it is filled, and a page that is there for the first time
 //! costs a virtual machine more than its bytes do; moving one takes some microseconds. The slots are
@@ -130,7 +130,7 @@ impl<K: MovingKernel> Transparent<K> {
                     was_there += small;
                     small
                 }
-                // What is there of it stays, and is left out when it is asked for again.
+                // The small pages that were installed stay, and the next attempt skips them.
                 stopped => return Ok(stopped),
             };
         }
@@ -143,7 +143,7 @@ impl<K: MovingKernel> Transparent<K> {
         Ok(Answered::All)
     }
 
-    /// Does that for each page of a range, and says how far it came.
+    /// Asks for the first page of a range. Returns `All` only if that is the last one.
     fn page_by_page(
         &self,
         range: Range<u64>,
@@ -224,7 +224,7 @@ impl<K: MovingKernel> Kernel for Transparent<K> {
             self.small.install(part, fill)
         })?;
         if moved != 0 && copied == Answered::Present {
-            // What was moved was missing; who waits for the rest has not been woken.
+            // What was moved was missing; threads that wait for the rest have not been woken.
             self.small.wake(page);
             return Ok(Answered::All);
         }
@@ -370,7 +370,7 @@ mod tests {
                 small.fill(right(page));
             }
             let mut at = 0;
-            // As the engine asks: until it is all there, or the kernel says no for good.
+            // As the engine asks: until all pages are present, or the kernel refuses for good.
             for _ in 0..200 {
                 let from = usize::try_from(at).unwrap();
                 let answer = if by_slot {
@@ -394,7 +394,8 @@ mod tests {
                 for page in at / SMALL..(at + done) / SMALL {
                     prop_assert_eq!(machine.pages.get(&page), Some(&right(page)));
                 }
-                // Who waited for a small page that was there already is woken, by us or by who asked.
+                // A thread that waited for a small page that was present already is woken, here or by the
+                // caller.
                 if answer.is_ok_and(|answer| answer != Answered::Present) && done != 0 {
                     for &page in before.iter().filter(|page| (at..at + done).contains(&(*page * SMALL))) {
                         let is_woken = |woken: &Range<u64>| woken.contains(&(page * SMALL));

@@ -1,12 +1,12 @@
-//! The pages that a backing is offered: [`Window`], by which it puts them in place.
+//! The pages that a backing is offered: [`Window`], through which it installs them.
 //!
 //! A window knows which of its pages are still open, hands the kernel's answers over, and notes in
 //! the pages' words what came of them. A backing reads runs of open pages from it and fills them;
 //! a page that it skips stays as it was.
 //!
-//! Every reply of the kernel ends here: progress is noted and the rest asked for again, a page that
-//! was there already is noted and its waiters are woken, a layout that changes ends the window
-//! until somebody asks again.
+//! Every reply of the kernel ends here: progress is noted and the rest asked for again, a page that was
+//! there already is noted and its waiters are woken, a layout that changes ends the window until the next
+//! attempt.
 
 use std::ops::Range;
 
@@ -24,16 +24,16 @@ use crate::stats::Counters;
 /// Offsets are bytes from where the backing starts.
 pub struct Window<'a> {
     core: &'a Core,
-    /// Who puts pages in place: the mapping's kernel, or one that takes notes.
+    /// Installs the pages: the mapping's kernel, or one that keeps them.
     kernel: &'a dyn Kernel,
     pages: Range<u64>,
-    /// What is taken from an offset in the mapping to get the offset that the backing is told,
-    /// wrapping around: it may have more before its part than the mapping has.
+    /// What is subtracted from an offset in the mapping to get the offset in the backing, wrapping around:
+    /// it may have more before its part than the mapping has.
     base: u64,
-    /// The page that somebody waits for.
+    /// The page that a thread waits for.
     wanted: Option<u64>,
-    /// Whether whoever made the window owns that page. Without an owner it is like its neighbours:
-    /// the kernel decides who was first.
+    /// Whether the thread that made the window owns that page. Without an owner it is like its neighbours:
+    /// the kernel decides which thread was first.
     is_owned: bool,
     staging: &'a mut [u8],
     /// The page at which the next run is looked for.
@@ -46,11 +46,11 @@ pub struct Window<'a> {
 /// What came of a window so far.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
-    /// How many pages were put in place.
+    /// How many pages were installed.
     pub(crate) filled: u64,
-    /// Whether the page that somebody waits for is in place.
+    /// Whether the page that a thread waits for is present.
     pub(crate) wanted_is_done: bool,
-    /// Whether the kernel asked to be asked later.
+    /// Whether the kernel deferred its answer.
     pub(crate) deferred: bool,
     /// Whether there is nothing to fill any more.
     pub(crate) gone: bool,
@@ -62,10 +62,10 @@ pub(crate) struct Progress {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Filled {
-    /// Each is in place.
+    /// All are present.
     All,
-    /// Each is in place, but for those that the page cache does not have: holes of a memory file, where
-    /// pages were to be continued.
+    /// All are present, except those that the page cache does not have: holes of a memory file, where pages
+    /// were to be continued.
     Hole,
     /// Some are not, for now or for good: they are bad, or the kernel cannot fill them at the moment.
     /// This window has done what it could with them. They may hold bytes that a hole does not have.
@@ -90,7 +90,7 @@ impl<'a> Window<'a> {
         Self { is_owned: true, seen: None, ..Self::new(core, page..page + 1, Some(page), staging) }
     }
 
-    /// Makes a window of one owned page that is not put in place: `notes` has it afterwards.
+    /// Makes a window of one owned page that is not installed: `notes` has it afterwards.
     pub(crate) fn noted(
         core: &'a Core,
         page: u64,
@@ -116,8 +116,8 @@ impl<'a> Window<'a> {
         self.core.page_size()
     }
 
-    /// Returns the offsets of the page that somebody waits for, if it is one of these and is not
-    /// in place yet.
+    /// Returns the offsets of the page that a thread waits for, if it is one of these and is not present
+    /// yet.
     #[must_use]
     pub fn wanted(&self) -> Option<Range<u64>> {
         let page = self.wanted.filter(|page| self.pages.contains(page))?;
@@ -157,7 +157,7 @@ impl<'a> Window<'a> {
         let start = range.start.wrapping_add(self.base);
         let first = start >> page.shift();
         let pages = first..first + ((end - offset) >> page.shift());
-        // Also if the other one panics, whoever asks this window what came of it has to be told.
+        // If the other one panics, this window is restored too: its progress is read afterwards.
         let whole = Whole { pages: self.pages.clone(), base: self.base, next: self.next };
         (self.pages, self.base, self.next) = (pages, start.wrapping_sub(offset), first);
         let narrowed = Narrowed { window: self, whole };
@@ -177,8 +177,8 @@ impl<'a> Window<'a> {
         Ok(())
     }
 
-    /// Returns the offsets of the next run of pages that are open: nobody has filled them, or is at
-    /// it. Each page is in one run.
+    /// Returns the offsets of the next run of pages that are open: they are neither filled nor being
+    /// filled. Each page is in one run.
     #[must_use]
     pub fn next_run(&mut self) -> Option<Range<u64>> {
         if self.state.gone || self.state.deferred || self.state.is_stale {
@@ -222,11 +222,11 @@ impl<'a> Window<'a> {
     }
 
     /// Fills pages of `range` with what `produce` writes into a buffer of that length, or of
-    /// [`Window::room`] if that is less. It returns how many of those bytes it wrote; the whole
-    /// pages among them are put in place.
+    /// [`Window::room`] if that is less. It returns how many of those bytes it wrote; the whole pages among
+    /// them are installed.
     ///
     /// # Errors
-    /// What `produce` says, or [`AnswerError`] as for [`Window::copy`].
+    /// The error of `produce`, or [`AnswerError`] as for [`Window::copy`].
     pub fn copy_with<E: From<AnswerError>>(
         &mut self,
         range: Range<u64>,
@@ -326,7 +326,7 @@ impl<'a> Window<'a> {
         // It ends: every round but the last goes at least a page further.
         while at < range.end {
             let core = self.core;
-            // A copy would replace the mark of a page that is bad. Its owner's does so rightly: it comes late.
+            // A copy would replace the mark of a bad page. Only its late owner may do that.
             let end = self.first_bad(at..range.end);
             if end == at {
                 all = Filled::Some;
@@ -388,10 +388,10 @@ impl<'a> Window<'a> {
         self.core.contents().first_bad(pages).map_or(range.end, |page| page << shift)
     }
 
-    /// Notes that the kernel has the pages of `range`, and whether it put them in place just now.
+    /// Notes that the kernel has the pages of `range`, and whether it installed them just now.
     fn note_filled(&mut self, range: Range<u64>, is_placed: bool) {
         if self.is_noted() {
-            // Whoever puts it in place says so.
+            // The thread that installs it counts it.
             self.state.wanted_is_done = true;
             return;
         }

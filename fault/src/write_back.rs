@@ -1,10 +1,10 @@
 //! What was written, and bringing it back to the backing: [`LazyMapping::dirty`],
 //! [`LazyMapping::take_dirty`], [`LazyMapping::write_back`].
 //!
-//! A page is made clean *before* its bytes are read, so a write that comes meanwhile leaves it dirty
-//! and is brought back the next time; what the backing got of it may be torn, and will be
-//! overwritten. If the backing fails, the pages are dirty again before anybody else gets a turn, so
-//! that nothing is evicted that was not brought back.
+//! A page is made clean *before* its bytes are read, so a write that comes meanwhile leaves it dirty and is
+//! brought back the next time; what the backing got of it may be torn, and will be overwritten. If the
+//! backing fails, the pages are dirty again before the lock is released, so that nothing is evicted that
+//! was not written back.
 
 use std::ops::Range;
 
@@ -81,7 +81,7 @@ impl LazyMapping {
         buffer: &mut [u8],
     ) -> Result<u64, LazyError> {
         let shift = self.page_size().shift();
-        // From here on nobody evicts pages that are clean already and not in the backing yet.
+        // From here on no thread evicts pages that are clean already and not in the backing yet.
         let _turn = tracker.turn();
         let taken = self.taken(tracker, pages)?;
         let mut left = Taken { tracker, runs: &taken };
@@ -106,17 +106,17 @@ impl LazyMapping {
         Ok(written)
     }
 
-    /// Takes the runs of dirty pages that can be read. Those that somebody has pinned are dirty again at
-    /// once: a device may write to them, which nobody is told.
+    /// Takes the runs of dirty pages that can be read. Pinned pages are dirty again at once: a device may
+    /// write to them without an event.
     fn taken(&self, tracker: &Tracker, pages: Range<u64>) -> Result<Vec<Range<u64>>, LazyError> {
         let taken = self.readable(&tracker.take(pages)?);
-        // After they are protected, so that who pins one later is told of its first write; and before
-        // anybody reads them, so that what was written until it was unpinned is seen.
+        // After they are protected, so that the first write after a later pin raises an event; and before
+        // they are read, so that what was written until an unpin is seen.
         let contents = self.core().contents();
         let pinned =
             taken.iter().flat_map(|run| collect(run.clone(), |page| contents.maybe_pinned(page)));
         if let Err(error) = tracker.put_back(&pinned.collect::<Vec<_>>()) {
-            // Then all are as dirty as they were, as far as the kernel lets us say so.
+            // Then all are as dirty as they were, as far as the kernel allows it.
             let _ = tracker.put_back(&taken);
             return Err(error);
         }

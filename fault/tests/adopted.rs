@@ -122,7 +122,7 @@ impl Other {
 
 impl Drop for Other {
     fn drop(&mut self) {
-        // If it ended well this finds nobody.
+        // If it ended well there is no such process.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -191,7 +191,7 @@ fn another_process_gets_its_bytes_and_its_zeroes_and_a_second_server() {
     assert_eq!(memory.content(len.get() * 2), None);
     assert!(format!("{memory:?}").contains("AdoptedMemory"));
 
-    // This server goes, and with it what it knew; the next one is told what was removed since.
+    // This server ends, and what it knew is lost; the next one reads what was removed since.
     let remote = memory.stop().unwrap();
     other.go_on();
     let memory = adopt(remote);

@@ -33,7 +33,7 @@ fn what_the_page_cache_does_not_have_is_left_alone() {
     let len = NonZeroU64::new(pages * page()).unwrap();
     page_cache::forget(&file, 0, len).unwrap();
     if page_cache::cached(&file, 0, len).unwrap() != Some(0) {
-        return skip(name, "this file system keeps what it was told to forget");
+        return skip(name, "this file system keeps cached pages after POSIX_FADV_DONTNEED");
     }
     rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random).unwrap();
     // One page is there, in the middle of nowhere.
@@ -55,7 +55,7 @@ fn what_the_page_cache_does_not_have_is_left_alone() {
     settles(&memory, |_| present(&memory).contains(&touched));
     let present = present(&memory);
     assert!(present.iter().all(|at| cached.contains(at)), "{present:?} of {cached:?}");
-    assert_eq!(memory.stats().queued, 0, "nobody waited for a device");
+    assert_eq!(memory.stats().queued, 0, "no thread waited for a device");
 }
 
 #[test]

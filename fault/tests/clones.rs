@@ -11,7 +11,7 @@ use uzone_fault::{LazyOptions, MemoryBacking, Populate};
 use uzone_os::{Mapping, Sharing};
 use uzone_pages::ByteLen;
 
-/// What `smaps` says about some addresses, in bytes.
+/// The fields of `smaps` for some addresses, in bytes.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Usage {
     rss: u64,

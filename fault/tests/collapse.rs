@@ -104,8 +104,8 @@ fn readers_and_writers_go_on_while_pages_are_collapsed_and_evicted() {
         for seed in 0..2 {
             let (memory, stop) = (&memory, &stop);
             scope.spawn(move || {
-                // The last 8 bytes of a page of the first 2 MiB are this thread's to write, and
-                // nobody evicts them.
+                // The last 8 bytes of a page of the first 2 MiB are this thread's to write, and no thread
+                // evicts them.
                 let mut last = vec![None; 512];
                 for (turn, at) in (1_u64..).zip(scattered(seed + 3, len / page())) {
                     let mut seen = [0; 8];

@@ -1,4 +1,4 @@
-//! Memory that is made of parts has each part's bytes, whoever touches what in which order.
+//! Memory that is made of parts has each part's bytes, in whatever order threads touch them.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
 

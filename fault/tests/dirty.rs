@@ -81,8 +81,8 @@ fn what_was_written_is_dirty_and_what_was_only_filled_or_read_is_not() {
             let expected =
                 [range(3..5), range(70..71), range(127..129), range(200..201), range(255..256)];
             assert_eq!(memory.dirty(whole.clone()).unwrap(), expected, "{track:?} {memory:?}");
-            let told = memory.stats().write_protect;
-            assert_eq!(told > 0, track == WriteTracking::Sync, "{memory:?}");
+            let events = memory.stats().write_protect;
+            assert_eq!(events > 0, track == WriteTracking::Sync, "{memory:?}");
             assert_eq!(memory.dirty(range(5..69)).unwrap(), []);
             assert_eq!(memory.take_dirty(range(200..256)).unwrap(), expected[3..]);
             assert_eq!(memory.dirty(range(200..256)).unwrap(), []);
@@ -177,7 +177,7 @@ fn what_cannot_be_tracked_is_refused_with_the_reason() {
         assert!(matches!(error, LazyError::NotTracked), "{error}");
         assert!(error.to_string().contains("track_writes"), "{error}");
     }
-    // Nobody asked to keep what is written, so it is lost.
+    // Writes are not tracked, so what is written is lost.
     common::wait_for("the page", || memory.content(0) == Some(Content::Present));
     assert!(memory.evict_all(whole).unwrap() > 0);
     assert_ne!(bytes_of(&memory, 0, 1), [1]);
@@ -240,7 +240,7 @@ fn a_file_takes_what_it_has_room_for_and_nothing_else() {
         let mut seen = vec![0; expected.len()];
         file.read_exact_at(&mut seen, 0).unwrap();
         assert!(seen == expected);
-        // It is not made longer again when somebody has cut it.
+        // It is not made longer again after it was truncated.
         file.set_len(2 * page()).unwrap();
         memory.write_at(3 * page(), &[9]).unwrap();
         let error = memory.write_back(0..4 * page()).unwrap_err();
@@ -414,7 +414,7 @@ fn bytes_that_were_read_before_a_page_was_written_and_evicted_do_not_come_back()
             common::wait_for("the page", || memory.content(0) == Some(Content::Present));
             assert_eq!(memory.write_back(0..page()).unwrap(), 1);
             let evicts = scope.spawn(|| memory.evict_all(0..page()).unwrap());
-            // Nobody waits for who has read: what that one brings is too old.
+            // No thread waits for the late producer: its bytes are too old.
             assert_eq!(evicts.join().unwrap(), 1, "{track:?}");
             goes_on.open();
         });
@@ -437,7 +437,7 @@ fn a_page_that_is_pinned_stays_dirty_whoever_takes_it() {
             [1, 2].iter().all(|at| memory.content(at * page()) == Some(Content::Present))
         });
         let pinned = memory.pin(page()..page() + 1).unwrap();
-        // A device may write to it at any time, and the kernel tells nobody.
+        // A device may write to it at any time, without an event.
         assert_eq!(memory.write_back(0..4 * page()).unwrap(), 2, "{track:?}");
         assert_eq!(store.bytes.lock().unwrap()[usize_of(page())], 1);
         assert_eq!(memory.dirty(0..4 * page()).unwrap(), [range(1..2)], "{track:?}");
@@ -471,7 +471,7 @@ fn what_is_written_to_a_page_that_came_too_late_is_brought_back() {
             has_read: Arc::default(),
             goes_on: goes_on.clone(),
         };
-        // Nothing is at hand, so that a producer is asked.
+        // No page is ready, so that an I/O thread produces it.
         let backing = NotAtHand(backing);
         let deadline = Some(Duration::from_millis(20));
         let options = options(track).deadline(deadline);
@@ -487,7 +487,7 @@ fn what_is_written_to_a_page_that_came_too_late_is_brought_back() {
     }
 }
 
-/// Another backing of which nothing is at hand.
+/// Another backing of which no page is ready.
 struct NotAtHand<B>(B);
 
 impl<B: Backing> Backing for NotAtHand<B> {
@@ -514,7 +514,7 @@ fn who_holds_a_pinned_page_writes_to_it_after_the_mapping_has_gone() {
             return;
         };
         if !memory.sees_kernel_faults() {
-            return skip(name, "faults of the kernel are not told here: run as root");
+            return skip(name, "faults of the kernel are not reported here: run as root");
         }
         memory.populate(0..4 * page(), Populate::All).unwrap();
         let pinned = memory.pin(page()..2 * page()).unwrap();
@@ -570,7 +570,7 @@ fn a_write_back_that_fails_loses_nothing() {
             let _ = catch_unwind(AssertUnwindSafe(|| memory.write_back(0..len)));
         }
         assert_eq!(memory.dirty(0..len).unwrap(), []);
-        // Nobody writes, and what was written is in the store.
+        // No thread writes, and what was written is in the store.
         assert!(memory.evict_all(0..len).unwrap() >= 30, "{memory:?}");
         for at in 0..64 {
             assert_eq!(bytes_of(&memory, at * page(), 1), [u8::from(at % 2 == 0)], "page {at}");
@@ -714,7 +714,7 @@ proptest! {
                     memory.evict(part(page, pages)).unwrap();
                 }
                 Step::Evict { page, pages } => {
-                    // Nobody else writes, so what is brought back may go.
+                    // No other thread writes, so what is written back may go.
                     memory.write_back(part(page, pages)).unwrap();
                     memory.evict_all(part(page, pages)).unwrap();
                 }

@@ -1,5 +1,5 @@
 //! A program that does a little of all, while one of its system calls fails: each in turn, at its first to
-//! its `INJECT_MOST`th time in each thread (12 unless set). It succeeds, or says by name what failed; no
+//! its `INJECT_MOST`th time in each thread (12 unless set). It succeeds, or its error names what failed; no
 //! byte is wrong, nothing hangs, and no pin or mapping is lost.
 //!
 //! The failures are strace's, which attaches to the program when it is about to begin. Without strace, or
@@ -207,7 +207,7 @@ fn adopt() -> Done {
     Ok(())
 }
 
-/// Does all, and says what failed.
+/// Does all, and returns what failed.
 fn be_the_program() {
     bus::install().unwrap();
     // In a thread of its own, which has started before its calls are counted.

@@ -1,5 +1,4 @@
-//! Faulting threads on this kernel get the bytes of the backing, and what the engine says happened
-//! did.
+//! Faulting threads on this kernel get the bytes of the backing, and what the engine counts did.
 //!
 //! A case that needs something the host lacks is skipped by name with the reason, and fails instead
 //! where `REQUIRE_ALL=1` is set.
@@ -27,7 +26,7 @@ use uzone_fault::{
 use uzone_os::{HugeSize, Mapping, Sharing, page_cache};
 use uzone_pages::{Advice, ByteLen, Content, FaultAround};
 
-/// Maps by an engine of its own, or says that the case cannot run.
+/// Maps by an engine of its own, or prints that the case cannot run.
 fn map(
     name: &str,
     len: u64,
@@ -100,7 +99,7 @@ fn a_cold_file_is_read_where_it_is_touched() {
     page_cache::forget(&file, 0, NonZeroU64::new(len).unwrap()).unwrap();
     let cached = page_cache::cached(&file, 0, NonZeroU64::new(len).unwrap()).unwrap();
     if cached != Some(0) {
-        return skip(name, "this file system keeps what it was told to forget");
+        return skip(name, "this file system keeps cached pages after POSIX_FADV_DONTNEED");
     }
     let backing = FileBacking::new(file.try_clone().unwrap()).unwrap();
     let Some(memory) = map(name, len, backing, &LazyOptions::default()) else { return };
@@ -553,7 +552,7 @@ fn a_pin_produces_what_is_missing_and_keeps_it_until_it_goes() {
     let address = mapped.addr().get();
     let by_address = other.zone().pin(address, ByteLen::new(2 * page())).unwrap();
     assert_eq!(mapped.stats().populated, 2);
-    // The memory outlives the mapping as long as somebody has it pinned.
+    // The memory outlives the mapping as long as it is pinned.
     drop(mapped);
     drop(by_address);
     assert!(matches!(memory.pin(64 * page()..65 * page()), Err(LazyError::Range(_))));

@@ -1,7 +1,6 @@
-//! What goes on at the same time ends well: eviction, population, advice, failure and the end of a
-//! mapping, with threads that fault on it; backings that are slow, short, failing and gone; options
-//! that nobody should give. Whoever reads gets the right bytes or an error, never zeroes, and nothing
-//! hangs.
+//! What goes on at the same time ends well: eviction, population, advice, failure and the end of a mapping,
+//! with threads that fault on it; backings that are slow, short, failing and gone; options that no caller
+//! should give. A reader gets the right bytes or an error, never zeroes, and nothing hangs.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
 
@@ -79,7 +78,7 @@ fn a_thread_that_waits_gets_a_signal_when_the_mapping_goes() {
     assert!(status.signal().is_some_and(|signal| [bus, segv].contains(&signal)), "{status}");
 }
 
-/// A page of 64 fails, one is slow and never at hand, and the others are at hand.
+/// A page of 64 fails, one is slow and never ready, and the others are ready.
 struct Mixed;
 
 impl Mixed {
@@ -113,7 +112,7 @@ impl Backing for Mixed {
     }
 }
 
-/// Reads at random until it is told to stop, and compares.
+/// Reads at random until `stop` is set, and compares.
 fn read_until(memory: &LazyMapping, seed: u64, stop: &AtomicBool) -> (u64, u64) {
     let pages = memory.len().get() / page();
     let (mut right, mut bad) = (0, 0);
@@ -408,7 +407,7 @@ fn a_mapping_goes_while_its_pages_wait_in_the_queue() {
         })
         .collect();
     wait_for("eight pages", || stalled.stats().queued >= 8);
-    // Another mapping comes, is read, and goes meanwhile: what is at hand does not queue.
+    // Another mapping is made, read and dropped meanwhile: what is ready does not queue.
     for _ in 0..20 {
         let other = map(name, &engine, 64 * page(), function(), &LazyOptions::default()).unwrap();
         check_all(&other);

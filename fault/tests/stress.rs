@@ -171,7 +171,7 @@ fn threads_that_map_bind_pin_and_drop_are_never_refused() {
     alone("threads_that_map_bind_pin_and_drop_are_never_refused", map_bind_pin_drop);
 }
 
-/// A backing of which some pages fail, some panic, some are slow and some are not at hand. Each does so now
+/// A backing of which some pages fail, some panic, some are slow and some are not ready. Each does so now
 /// and then, but for pages that never fail.
 struct Moody {
     asked: AtomicU64,

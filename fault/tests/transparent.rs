@@ -28,7 +28,7 @@ fn options() -> LazyOptions {
     LazyOptions::default().huge(HugePages::Transparent)
 }
 
-/// Maps in huge pages, or says why the case cannot run.
+/// Maps in huge pages, or prints why the case cannot run.
 fn map_huge(name: &str, len: u64, backing: impl Backing + 'static) -> Option<LazyMapping> {
     if !has_huge_pages(name) {
         return None;
@@ -41,7 +41,7 @@ fn forget(file: &File) {
     page_cache::forget(file, 0, len).unwrap();
 }
 
-/// Returns whether the host had a free huge page each time, or says that it had not.
+/// Returns whether the host had a free huge page each time, and prints it if not.
 fn all_are_huge(name: &str, memory: &LazyMapping, pages: u64) -> bool {
     // One is counted a moment after it is seen.
     let give_up = Instant::now() + Duration::from_secs(10);
@@ -196,7 +196,7 @@ impl Backing for FailsAt {
 
     fn fault(&self, window: &mut Window<'_>) -> Result<(), BackingError> {
         if window.range().contains(&self.0) && !self.1.swap(true, Ordering::Relaxed) {
-            // Half of it was there, and is nobody's.
+            // Half of it was present, and has no owner.
             let _ = window.copy_with(window.range(), |out| {
                 out.fill(7);
                 Ok::<_, BackingError>(out.len() / 2)

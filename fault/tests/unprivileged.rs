@@ -1,7 +1,6 @@
-//! A user without any privilege has lazily mapped memory too, and is told what it lacks: system
-//! calls that are given a missing page fail.
-//!
-//! The case runs in a child that is nobody, with no privilege left.
+//! A user without any privilege has lazily mapped memory too, and its errors name what it lacks: system
+//! calls that are given a missing page fail. The case runs in a child with the user id 65534, with no
+//! privilege left.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
 
@@ -17,7 +16,7 @@ use uzone_fault::{Engine, LazyMapping, LazyOptions, MapError, Populate};
 use uzone_os::uffd::{KernelFaults, OpenError};
 use uzone_pages::ByteLen;
 
-const NOBODY: u32 = 65534;
+const UNPRIVILEGED: u32 = 65534;
 const EFAULT: i32 = 14;
 /// The child cannot have a userfaultfd at all.
 const NOT_HERE: i32 = 9;
@@ -32,8 +31,8 @@ fn give_to_the_kernel(memory: &LazyMapping, offset: u64) -> Result<usize, io::Er
     let start = std::ptr::with_exposed_provenance::<u8>(memory.addr().get() + usize_of(offset));
     // SAFETY: the bytes have to be mapped and to stay as they are while the slice lives.
     // 1. Mapped: they are of `memory`, which is borrowed; a page that is missing is produced when
-    //    our code reads it, and the kernel says EFAULT where it may not wait for that.
-    // 2. They stay: nobody writes to it or evicts it meanwhile.
+    //    our code reads it, and the kernel answers EFAULT where it may not wait for that.
+    // 2. They stay: no thread writes to it or evicts it meanwhile.
     let bytes = unsafe { std::slice::from_raw_parts(start, usize_of(page())) };
     writer.write(bytes).map_err(|error| {
         assert_eq!(error.raw_os_error(), Some(EFAULT), "{error}");
@@ -44,7 +43,7 @@ fn give_to_the_kernel(memory: &LazyMapping, offset: u64) -> Result<usize, io::Er
 fn be_nobody() {
     let engine = Engine::new(NonZeroUsize::MIN).unwrap();
     let len = ByteLen::new(256 * page());
-    let is_nobody = rustix::process::getuid().as_raw() == NOBODY;
+    let is_child = rustix::process::getuid().as_raw() == UNPRIVILEGED;
     let memory = match engine.map(len, Arc::new(function()), &LazyOptions::default()) {
         Ok(memory) => memory,
         Err(MapError::Open(error)) => {
@@ -59,14 +58,17 @@ fn be_nobody() {
     if memory.sees_kernel_faults() {
         // The host lets everyone: vm.unprivileged_userfaultfd, or the device.
         assert_eq!(give_to_the_kernel(&memory, 0), Ok(usize_of(page())));
-        println!("{} sees faults of the kernel", if is_nobody { "nobody" } else { "this user" });
+        println!(
+            "{} sees faults of the kernel",
+            if is_child { "an unprivileged user" } else { "this user" }
+        );
         return;
     }
     // What is missing cannot be given to a system call; what is there can be.
     assert_eq!(give_to_the_kernel(&memory, 0), Err(no_address()));
     memory.populate(0..page(), Populate::All).unwrap();
     assert_eq!(give_to_the_kernel(&memory, 0), Ok(usize_of(page())));
-    // Whoever has to have those faults is told what would help.
+    // The error for a caller that requires those faults names the fix.
     let required = LazyOptions::default().kernel_faults(KernelFaults::Required);
     let error = engine.map(len, Arc::new(function()), &required).unwrap_err();
     assert!(matches!(error, MapError::Open(OpenError::NotForKernel { .. })), "{error:?}");
@@ -90,12 +92,14 @@ fn nobody_reads_lazily_mapped_memory_and_is_told_what_system_calls_do() {
     }
     let mut command = common::again(name);
     if rustix::process::geteuid().is_root() {
-        command.uid(NOBODY).gid(NOBODY);
+        command.uid(UNPRIVILEGED).gid(UNPRIVILEGED);
     }
     let mut child = match command.spawn() {
         Ok(child) => child,
-        // Nobody may not look into the directory of this program.
-        Err(error) => return skip(name, &format!("nobody cannot start this program: {error}")),
+        // That user may not look into the directory of this program.
+        Err(error) => {
+            return skip(name, &format!("another user cannot start this program: {error}"));
+        }
     };
     let status = ends(&mut child).expect("the process hangs");
     let output = child.wait_with_output().unwrap();

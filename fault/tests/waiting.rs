@@ -1,4 +1,4 @@
-//! Pages that are not at hand: who waits for them holds up nobody else, and does not wait for ever.
+//! Pages that are not ready: a thread that waits for them holds up no other, and does not wait for ever.
 //!
 //! A case that needs something the host lacks is skipped by name with the reason, and fails instead
 //! where `REQUIRE_ALL=1` is set.

@@ -12,7 +12,6 @@ use rustix::io::Errno;
 use rustix::mm::Advice;
 use uzone_pages::ByteLen;
 
-use crate::errno::{self, CollapseStep};
 use crate::hugepages;
 use crate::mapping::Mapping;
 use crate::options::{Access, RangeError, Sharing};
@@ -62,7 +61,7 @@ pub enum AdviseError {
         /// What the memory is.
         why: &'static str,
     },
-    /// The file's owner could not be asked for a hole.
+    /// The file system did not punch a hole.
     #[error(
         "cannot punch bytes {start:#x} to {end:#x} out of the file behind the mapping: its file system has no holes, or the file is sealed; clear them in place instead"
     )]
@@ -91,8 +90,8 @@ pub enum Collapsed {
         /// How long one is.
         huge: ByteLen,
     },
-    /// Some are not huge, and it may work later: there was no free huge page, or pages were in
-    /// use. [`Mapping::huge_backed`] tells how many are.
+    /// Some are not huge, and it may work later: there was no free huge page, or pages were in use.
+    /// [`Mapping::huge_backed`] returns how many are.
     NotNow {
         /// What the kernel answered.
         cause: io::Error,
@@ -100,9 +99,9 @@ pub enum Collapsed {
 }
 
 impl Mapping {
-    /// Asks for transparent huge pages, from now on, wherever they fit (`MADV_HUGEPAGE`). Whether
-    /// that has an effect is a setting of the host, which [`hugepages::thp`] tells; on memory of a
-    /// hugetlb pool it has none.
+    /// Asks for transparent huge pages, from now on, wherever they fit (`MADV_HUGEPAGE`). Whether that has
+    /// an effect is a setting of the host, which [`hugepages::thp`] returns; on memory of a hugetlb pool it
+    /// has none.
     ///
     /// # Errors
     /// [`AdviseError::Refused`] if the kernel has no transparent huge pages.
@@ -119,8 +118,8 @@ impl Mapping {
     }
 
     /// Keeps the mapping from processes that this one forks off, from now on (`MADV_DONTFORK`): what
-    /// touches it there gets `SIGSEGV`. Without that, a page which is missing in memory whose faults
-    /// are told here would be zero there.
+    /// touches it there gets `SIGSEGV`. Without that, a missing page of memory that is registered with a
+    /// userfaultfd would be zero there.
     ///
     /// # Errors
     /// [`AdviseError::Refused`] if the memory is a device's.
@@ -162,17 +161,16 @@ impl Mapping {
         // SAFETY: madvise(2) acts on `inside.len()` bytes from `start`, all of this mapping: they are
         // inside of `part`, which `widen` checked. This advice moves bytes and changes none.
         let answer = unsafe { libc::madvise(start.cast(), inside.len(), MADV_COLLAPSE) };
-        let answer = if answer == 0 {
-            Ok(())
-        } else {
-            Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::INVAL))
-        };
-        match (errno::collapse_step(answer), answer) {
-            (CollapseStep::Done, _) | (_, Ok(())) => {
-                Ok(Collapsed::Whole { bytes: ByteLen::new(inside.len() as u64) })
+        if answer == 0 {
+            return Ok(Collapsed::Whole { bytes: ByteLen::new(inside.len() as u64) });
+        }
+        let cause = io::Error::last_os_error();
+        match Errno::from_io_error(&cause) {
+            // No free huge page, or pages in use: it may work later.
+            Some(Errno::AGAIN | Errno::BUSY | Errno::NOMEM | Errno::INTR) => {
+                Ok(Collapsed::NotNow { cause })
             }
-            (CollapseStep::NotNow, Err(cause)) => Ok(Collapsed::NotNow { cause: cause.into() }),
-            (CollapseStep::Refused, Err(cause)) => Err(refused(cause.into())),
+            _ => Err(refused(cause)),
         }
     }
 
@@ -246,9 +244,9 @@ impl Mapping {
     ) -> Result<(), AdviseError> {
         let start = self.at(part.start).as_ptr();
         // SAFETY: madvise(2) acts on `part.len()` bytes from `start`, all of this mapping. Three advices
-        // set a policy. The other replaces bytes: here nobody has borrowed them, because who lends
-        // slices of a mapping owns it and calls this from `&mut self`; atomic readers see the old
-        // word or the new.
+        // set a policy. The other replaces bytes: none of them is borrowed, because a type that lends
+        // slices of a mapping owns it and calls this from `&mut self`; atomic readers see the old word or
+        // the new.
         let answer = unsafe { rustix::mm::madvise(start.cast(), part.len(), advice) };
         answer.map_err(|cause| AdviseError::Refused {
             advice: name,

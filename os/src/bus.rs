@@ -1,16 +1,16 @@
 //! SIGBUS as something a program survives: a handler, watches of addresses, and the error that a
 //! copy returns.
 //!
-//! Memory that is mapped can turn out not to be there: a file was truncated, a filesystem or a pool
-//! of huge pages is full, a page server poisoned a page, the hardware found it broken. Whoever
-//! touches it gets SIGBUS, and the process dies. After [`install`]:
+//! Memory that is mapped can turn out not to be there: a file was truncated, a filesystem or a pool of huge
+//! pages is full, a page server poisoned a page, the hardware found it broken. A thread that touches it
+//! gets SIGBUS, and the process dies. After [`install`]:
 //!
 //! - [`Mapping::read_at`](crate::Mapping::read_at) and [`write_at`](crate::Mapping::write_at)
 //!   return [`AccessError::Bus`](crate::AccessError::Bus) with the address, the kind of error and how
 //!   much was copied, and so do [`zero_by`](crate::Mapping::zero_by) and
 //!   [`copy_by`](crate::Mapping::copy_by). No watch is needed for that.
-//! - A [`Watch`] tells of every error in a range of addresses, whoever touched it: also of one in
-//!   code that is not ours, and of one that nobody has touched yet ([`BusKind::ActionOptional`]).
+//! - A [`Watch`] records every error in a range of addresses: also in code that is not ours, and of a page
+//!   that no thread has touched yet ([`BusKind::ActionOptional`]).
 //! - Everything else goes to the action that SIGBUS had before, and does what it would have done.
 //!
 //! ```
@@ -29,11 +29,10 @@
 //! ```
 //!
 //! # What it cannot do
-//!
-//! - An error in somebody else's code is still that code's: reading a slice of such memory (that of
-//!   an [`Exclusive`](crate::Exclusive) or a [`Mapped`](crate::Mapped), say) is not a copy of ours.
-//!   The error is recorded, and then the previous action has the signal; by default the process dies.
-//!   So is an error in the caller's own slice, which a copy reads or writes on its other side.
+//! - An error in other code is still an error of that code: reading a slice of such memory (that of an
+//!   [`Exclusive`](crate::Exclusive) or a [`Mapped`](crate::Mapped), say) is not a copy of ours. The error
+//!   is recorded, and then the previous action has the signal; by default the process dies. So is an error
+//!   in the caller's own slice, which a copy reads or writes on its other side.
 //! - System calls do not raise SIGBUS: one that is given such memory fails with EFAULT, and no watch
 //!   sees it.
 //! - A thread that blocks SIGBUS dies of it: the kernel does not wait with an error that it cannot
@@ -42,7 +41,7 @@
 //!   no better name.
 //! - Copies are recoverable on x86-64 ([`recovers_copies`]). Elsewhere watches work, and a copy dies
 //!   as it would have.
-//! - The handler stays: whoever set theirs after ours may call ours.
+//! - The handler stays: a handler that was set after it may call it.
 //!
 //! # Cost
 //!
@@ -94,18 +93,18 @@ pub const fn recovers_copies() -> bool {
     crate::bytes::IS_GUARDED
 }
 
-/// What the kernel says is wrong with memory: `si_code` of SIGBUS.
+/// What is wrong with memory: `si_code` of SIGBUS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum BusKind {
-    /// A page that somebody has just touched is broken or poisoned (`BUS_MCEERR_AR`). Its bytes are
-    /// lost.
+    /// A page that the thread has just touched is broken or poisoned (`BUS_MCEERR_AR`). Its bytes are lost.
     ActionRequired,
-    /// The hardware found a page broken that nobody has touched (`BUS_MCEERR_AO`). A process hears
-    /// of it where it asks for it (prctl(2), `PR_MCE_KILL_EARLY`). Its bytes are lost.
+    /// The hardware found a page broken that no thread has touched (`BUS_MCEERR_AO`). A process gets this
+    /// only if it asks for it (prctl(2), `PR_MCE_KILL_EARLY`). Its bytes are lost.
     ActionOptional,
     /// There is no memory behind the address (`BUS_ADRERR`): it is behind the end of a file that was
-    /// truncated, the filesystem or the pool of huge pages is full, or a userfaultfd says so.
+    /// truncated, the filesystem or the pool of huge pages is full, or the page was poisoned through a
+    /// userfaultfd.
     BeyondEnd,
     /// The address is not aligned as this access wants it (`BUS_ADRALN`).
     Alignment,
@@ -128,7 +127,7 @@ impl BusKind {
         }
     }
 
-    /// Returns whether the kernel says how much is broken.
+    /// Returns whether the kernel reports how much is broken.
     fn has_lsb(self) -> bool {
         matches!(self, Self::ActionRequired | Self::ActionOptional)
     }
@@ -218,7 +217,7 @@ impl BusError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum WatchError {
-    /// There is no handler that would tell a watch anything.
+    /// There is no handler that would record errors.
     #[error("the SIGBUS handler is not installed: call bus::install first")]
     NotInstalled,
     /// The range has no address.
@@ -301,8 +300,8 @@ impl Watch {
         TABLE.pending(self.slot)
     }
 
-    /// Returns how many events were lost, since the watch began, because [`EVENTS`] others waited.
-    /// Something in the range is wrong that nobody was told of: look at all of it.
+    /// Returns how many events were lost, since the watch began, because [`EVENTS`] others waited. Then
+    /// check the whole range: errors in it were not recorded.
     #[must_use]
     pub fn lost(&self) -> u64 {
         TABLE.lost(self.slot)
@@ -350,7 +349,7 @@ mod tests {
         for (code, lsb, kind, kept) in [
             (libc::BUS_ADRALN, 0, BusKind::Alignment, 0),
             (libc::BUS_ADRERR, 0, BusKind::BeyondEnd, 0),
-            // Whatever stands there, the kernel did not write it.
+            // The kernel does not write this field here.
             (libc::BUS_ADRERR, 12, BusKind::BeyondEnd, 0),
             (libc::BUS_MCEERR_AR, 12, BusKind::ActionRequired, 12),
             (libc::BUS_MCEERR_AO, 21, BusKind::ActionOptional, 21),

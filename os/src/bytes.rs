@@ -6,15 +6,15 @@
 //! keep what someone else writes meanwhile. Racing calls may therefore see old and new words side
 //! by side; they never see a torn word, and nothing about them is undefined.
 //!
-//! It may also turn out not to be there, and touching it raises SIGBUS. On x86-64 the words are
-//! touched in routines that the handler of [`bus`](crate::bus) knows, if it is installed: then the
-//! copy stops at the bad word and says so. How a copy is cut into words is written once, here, and
-//! what touches a word is a [`Copier`].
+//! It may also turn out not to be there, and touching it raises SIGBUS. On x86-64 the words are touched in
+//! routines that the handler of [`bus`](crate::bus) knows, if it is installed: then the copy stops at the
+//! bad word and returns an error. How a copy is cut into words is written once, here, and what touches a
+//! word is a [`Copier`].
 //!
 //! Gigabytes move the same way, and faster: [`Mapping::zero_by`](crate::Mapping::zero_by) and
-//! [`copy_by`](crate::Mapping::copy_by) take the stores of `uzone-stream`, of which many go past the
-//! cache, and say as well that memory is not there. Memory of
-//! which we are the only user has slices ([`crate::Exclusive`]).
+//! [`copy_by`](crate::Mapping::copy_by) take the stores of `uzone-stream`, of which many go past the cache,
+//! and return an error as well if memory is not there. Memory of which we are the only user has slices
+//! ([`crate::Exclusive`]).
 //!
 //! Cost: a load and a store for 8 bytes, so a fraction of a memcpy in cache and about the same from
 //! memory.
@@ -130,7 +130,7 @@ pub enum AccessError {
         copied_bytes: usize,
         /// How many were to be copied.
         len_bytes: usize,
-        /// What is wrong, as the kernel says.
+        /// What is wrong, as the kernel reports it.
         kind: BusKind,
         /// How much is broken, as in [`BusError::lsb`](crate::bus::BusError::lsb).
         lsb: u8,
@@ -148,7 +148,7 @@ pub enum AccessError {
 /// A word that is not there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Fault {
-    /// What the kernel says is wrong, as [`bus::BusError`](crate::bus::BusError) packs it.
+    /// What is wrong, as [`bus::BusError`](crate::bus::BusError) packs it.
     pub(crate) info: u64,
     /// The address of a byte of the first word that was not copied.
     pub(crate) bad: u64,
@@ -166,8 +166,8 @@ pub(crate) trait Copier {
     /// Copies as many chunks as there are words.
     fn copy_in(words: &[AtomicU64], bytes: &[[u8; WORD]]) -> Result<(), Fault>;
 
-    /// Replaces the bits of a word that are not in `keep` by `bits`, and leaves the others to whoever
-    /// writes them meanwhile.
+    /// Replaces the bits of a word that are not in `keep` by `bits`. Concurrent writes to the others are
+    /// kept.
     fn merge(word: &AtomicU64, keep: u64, bits: u64) -> Result<(), Fault>;
 }
 
@@ -237,7 +237,7 @@ pub(crate) fn write<C: Copier>(
     Ok(())
 }
 
-/// Replaces some bytes of a word and leaves the others to whoever writes them meanwhile.
+/// Replaces some bytes of a word. Concurrent writes to the others are kept.
 fn replace_part<C: Copier>(word: &AtomicU64, at: usize, bytes: &[u8]) -> Result<(), Fault> {
     let mut keep = [0xff; WORD];
     let mut bits = [0; WORD];

@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags};
 use uzone_pages::{ByteLen, PageSize};
 
-use crate::errno::{self, MmapRefusal};
+use crate::errno;
 use crate::hugepages::HugeSize;
 use crate::mapping::{Mapping, Refused, Request};
 use crate::options::{Access, Anonymous, HugeAdvice, Reserve, Sharing};
@@ -37,7 +37,7 @@ impl Mapping {
     /// Maps private pages of no file, all zero.
     ///
     /// # Errors
-    /// [`MapError`] says which limit forbids it.
+    /// [`MapError`] names the limit that forbids it.
     pub fn anonymous(len: ByteLen, how: Anonymous) -> Result<Self, MapError> {
         let page = probe::page_size();
         let wanted_align = match (how.align, how.huge) {
@@ -116,11 +116,11 @@ impl Mapping {
     /// Makes a memory file and maps it shared, so that it can be handed to other processes by
     /// [`Mapping::fd`]. With `huge`, it is made of huge pages of the pool.
     ///
-    /// The file is sealed against shrinking and growing: no holder of the descriptor can take
-    /// pages away by truncation. `name` is for people, in `/proc/self/maps`.
+    /// The file is sealed against shrinking and growing: no holder of the descriptor can take pages away by
+    /// truncation. `name` shows in `/proc/self/maps`.
     ///
     /// # Errors
-    /// [`MapError`] says which limit forbids it.
+    /// [`MapError`] names the limit that forbids it.
     pub fn memfd(name: &str, len: ByteLen, huge: Option<HugeSize>) -> Result<Self, MapError> {
         let fd = create_memfd(name, len, huge)?;
         let page = huge.map_or_else(probe::page_size, HugeSize::page_size);
@@ -143,11 +143,10 @@ impl Mapping {
         Ok(mapping.backed_by(fd, 0, Sharing::Shared))
     }
 
-    /// Maps `len` bytes of a file or device, from `offset` on.
-    ///
-    /// Whoever may truncate the file can make a later access raise `SIGBUS`: the kernel has no
-    /// page to show for bytes behind the end of a file. A caller that maps files of others has
-    /// to keep them from shrinking (a sealed memory file, a lease, its own directory).
+    /// Maps `len` bytes of a file or device, from `offset` on. A process that may truncate the file can
+    /// make a later access raise `SIGBUS`: the kernel has no page to show for bytes behind the end of a
+    /// file. A caller that maps files of others has to keep them from shrinking (a sealed memory file, a
+    /// lease, its own directory).
     ///
     /// # Errors
     /// [`MapError`]: the offset cuts a page of the file ([`MapError::UnalignedOffset`]), the range
@@ -211,9 +210,10 @@ impl Refused {
         match self {
             Self::Empty => MapError::Empty,
             Self::TooLong { len_bytes } => MapError::TooLong { len_bytes },
-            Self::Kernel { len, cause } => match errno::mmap_refusal(cause, false) {
-                MmapRefusal::Memory => memory(cause.into()),
-                MmapRefusal::Locked => MapError::locked(len, cause.into()),
+            Self::Kernel { len, cause } => match cause {
+                Errno::NOMEM => memory(cause.into()),
+                // The process locks all that it maps, and may not lock as much.
+                Errno::AGAIN => MapError::locked(len, cause.into()),
                 _ => MapError::Refused { len, cause: cause.into() },
             },
         }
@@ -227,17 +227,17 @@ impl Refused {
             Self::Kernel { len, cause } => (len, cause),
         };
         let error = io::Error::from(cause);
-        match errno::mmap_refusal(cause, false) {
-            MmapRefusal::Memory => {
+        match cause {
+            Errno::NOMEM => {
                 let counted = access == Access::ReadWrite && sharing == Sharing::Private;
                 MapError::memory(&SystemRoot::host(), len, counted, error)
             }
-            MmapRefusal::Locked => MapError::locked(len, error),
-            MmapRefusal::Access => MapError::NotOpenFor { access, sharing, cause: error },
-            MmapRefusal::NotMappable => {
+            Errno::AGAIN => MapError::locked(len, error),
+            Errno::ACCESS => MapError::NotOpenFor { access, sharing, cause: error },
+            Errno::NODEV => {
                 MapError::NotMappable { kind: FileKind::Unmappable, cause: Some(error) }
             }
-            MmapRefusal::HugeSize | MmapRefusal::Other => MapError::Refused { len, cause: error },
+            _ => MapError::Refused { len, cause: error },
         }
     }
 
@@ -245,12 +245,10 @@ impl Refused {
         let Self::Kernel { cause, .. } = self else {
             return self.explain(|cause| MapError::Refused { len, cause });
         };
-        match errno::mmap_refusal(cause, true) {
-            MmapRefusal::Memory => {
-                MapError::huge_pool(&SystemRoot::host(), size, len, cause.into())
-            }
-            MmapRefusal::Locked => MapError::locked(len, cause.into()),
-            MmapRefusal::HugeSize => MapError::HugeSize { size, cause: cause.into() },
+        match cause {
+            Errno::NOMEM => MapError::huge_pool(&SystemRoot::host(), size, len, cause.into()),
+            Errno::AGAIN => MapError::locked(len, cause.into()),
+            Errno::NODEV | Errno::INVAL => MapError::HugeSize { size, cause: cause.into() },
             _ => MapError::Refused { len, cause: cause.into() },
         }
     }
@@ -261,8 +259,10 @@ fn create_memfd(name: &str, len: ByteLen, huge: Option<HugeSize>) -> Result<Owne
     if len.is_zero() {
         return Err(MapError::Empty);
     }
-    let failed = |cause: Errno| match (huge, errno::mmap_refusal(cause, huge.is_some())) {
-        (Some(size), MmapRefusal::HugeSize) => MapError::HugeSize { size, cause: cause.into() },
+    let failed = |cause: Errno| match (huge, cause) {
+        (Some(size), Errno::NODEV | Errno::INVAL) => {
+            MapError::HugeSize { size, cause: cause.into() }
+        }
         _ => MapError::Create { name: name.to_owned(), len, cause: cause.into() },
     };
     let page = huge.map_or_else(probe::page_size, HugeSize::page_size);
@@ -277,8 +277,7 @@ fn create_memfd(name: &str, len: ByteLen, huge: Option<HugeSize>) -> Result<Owne
     if let Some(size) = huge {
         flags |= MemfdFlags::HUGETLB | MemfdFlags::from_bits_retain(size.encoded_in_flags());
     }
-    // A kernel since 6.3 wants to be told that memory is not a program; an older one knows no such
-    // flag.
+    // Kernels since 6.3 warn about memory files without this flag; older ones do not know it.
     let fd = match rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
         Err(cause) if errno::flag_is_unknown(cause) => rustix::fs::memfd_create(name, flags),
         answer => answer,
@@ -321,7 +320,7 @@ pub(crate) fn inspect(fd: BorrowedFd<'_>, offset: u64, len: ByteLen) -> Result<P
     if !offset.is_multiple_of(page.bytes()) {
         return Err(MapError::UnalignedOffset { offset, page: ByteLen::new(page.bytes()) });
     }
-    // A device says nothing about its length here; its driver refuses what it does not have.
+    // A device has no length here; its driver refuses what it does not have.
     let file_len = u64::try_from(stat.st_size).unwrap_or(0);
     let is_inside = offset.checked_add(len.get()).is_some_and(|end| end <= file_len);
     if is_regular && !is_inside {

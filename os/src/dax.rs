@@ -1,5 +1,5 @@
-//! DAX: memory that is mapped without a page cache between. [`device`] is what the kernel says about
-//! a DAX device; [`Mapping::devdax`] and [`Mapping::fsdax`] map one, or a file on a DAX mount.
+//! DAX: memory that is mapped without a page cache between. [`device`] describes a DAX device;
+//! [`Mapping::devdax`] and [`Mapping::fsdax`] map one, or a file on a DAX mount.
 //!
 //! Persistent memory, and the memory of a CXL device, comes to a program in one of two ways. As
 //! *devdax* it is a character device such as `/dev/dax0.0`: the driver maps it in pages of one size,
@@ -69,7 +69,7 @@ pub enum DaxError {
         /// The subsystem that it has.
         found: String,
     },
-    /// The kernel says nothing about a device of this number.
+    /// The kernel has no entry for a device of this number.
     #[error("{path} should lead to the subsystem of the device, and cannot be read: mount sysfs at /sys", path = path.display())]
     Unknown {
         /// The link in sysfs.
@@ -148,7 +148,7 @@ impl DaxDevice {
     }
 }
 
-/// Returns what the kernel says about the DAX device that is open as `file`.
+/// Returns the properties of the DAX device that is open as `file`.
 ///
 /// # Errors
 /// [`DaxError`]: it is no DAX device, or `root` does not say enough about it.
@@ -161,7 +161,7 @@ pub fn device(root: &SystemRoot, file: impl AsFd) -> Result<DaxDevice, DaxError>
     numbered(root, rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev))
 }
 
-/// Returns what the kernel says about the character device of a number.
+/// Returns the properties of the character device of a number.
 fn numbered(root: &SystemRoot, major: u32, minor: u32) -> Result<DaxDevice, DaxError> {
     let directory = PathBuf::from(format!("sys/dev/char/{major}:{minor}"));
     let path = root.path(&directory);
@@ -200,13 +200,13 @@ fn node(root: &SystemRoot, directory: &Path) -> Result<Option<u32>, SysError> {
     }
 }
 
-/// Returns the page size that an `align` file says.
+/// Returns the page size in an `align` file.
 fn parse_align(text: &str) -> Option<PageSize> {
     let bytes: u64 = text.trim().parse().ok()?;
     PageSize::try_from_bytes(bytes).ok().filter(|align| align.bytes() <= MAX_ALIGN)
 }
 
-/// Returns what a `numa_node` file says; the outer `None` if that is no answer.
+/// Returns the node in a `numa_node` file; the outer `None` if it is malformed.
 fn parse_node(text: &str) -> Option<Option<u32>> {
     match text.trim() {
         "-1" => Some(None),
@@ -226,7 +226,7 @@ impl Mapping {
     /// # Errors
     /// [`MapError::Dax`] if `file` is no DAX device, or the range cuts a page of it or ends behind
     /// it; [`MapError::NotOpenFor`] unless it is open for reading and writing; another
-    /// [`MapError`] says which limit forbids it.
+    /// [`MapError`] names the limit that forbids it.
     pub fn devdax(file: impl Into<OwnedFd>, offset: u64, len: ByteLen) -> Result<Self, MapError> {
         let fd = file.into();
         if len.is_zero() {
@@ -242,8 +242,7 @@ impl Mapping {
     /// memory of the file is what is mapped and no copy of it (`MAP_SYNC`): a store lasts once its
     /// cache lines are flushed, without fsync(2).
     ///
-    /// What [`Mapping::file`] says about files that others truncate holds here too. Costs three
-    /// system calls.
+    /// As for [`Mapping::file`], another process may truncate the file. Costs three system calls.
     ///
     /// # Errors
     /// [`MapError::NoDax`] if the file system does not offer that for this file; the file can still

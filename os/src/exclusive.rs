@@ -1,12 +1,12 @@
-//! A mapping that nobody else can change, so that it has slices: [`Exclusive`].
+//! A mapping that has no other writer, so that it can be lent as slices: [`Exclusive`].
 //!
 //! Whether memory is ours alone is a fact of where it comes from: private anonymous pages are, of the
-//! host's size or of a hugetlb pool. A file is not, and neither is a memory file that
-//! [`Mapping::memfd`] made, for its descriptor is for handing out. Of those the caller may know more
-//! than we: that no other process has mapped the file, or that all of them keep away from some of
-//! its bytes. It says so by an [`Exclusivity`], which is `unsafe` to make and names one mapping. What
-//! could go wrong without it is a data race, also where every word would be atomic on our side: an
-//! initialiser needs a slice, and a slice must not change under it.
+//! host's size or of a hugetlb pool. A file is not, and neither is a memory file that [`Mapping::memfd`]
+//! made, for its descriptor is for handing out. Of those the caller may know more: that no other process
+//! has mapped the file, or that all of them keep away from some of its bytes. It asserts that with an
+//! [`Exclusivity`], which is `unsafe` to make and names one mapping. What could go wrong without it is a
+//! data race, also where every word would be atomic on our side: an initialiser needs a slice, and a slice
+//! must not change under it.
 //!
 //! What changes bytes takes `&mut self` here, where [`Mapping`] takes `&self`: a slice is lent by
 //! borrowing, and nothing may move under it.
@@ -29,13 +29,13 @@ use crate::shortage::MapError;
 /// Memory of this process that no other process and no other owner in this one can change.
 ///
 /// # Invariants
-/// `0.is_private()`, or somebody vouched for its bytes with an [`Exclusivity`]; and the mapping is
+/// `0.is_private()`, or the caller vouched for its bytes with an [`Exclusivity`]; and the mapping is
 /// readable and writable.
 #[derive(Debug)]
 pub struct Exclusive(Mapping);
 
-/// A promise about one mapping and the parts that are cut from it: whoever makes an [`Exclusive`] of
-/// them is the only user of its bytes.
+/// A promise about one mapping and the parts that are cut from it: an [`Exclusive`] that is made of them is
+/// the only user of its bytes.
 ///
 /// It is good for that mapping alone, whatever is mapped at the same addresses later, so that it
 /// can be copied and passed on without care.
@@ -51,7 +51,7 @@ impl Exclusivity {
     /// As long as an [`Exclusive`] exists that was made of `mapping`, or of a part that was cut from
     /// it, by means of this value or a copy, all of the following holds for the bytes that this
     /// `Exclusive` has:
-    /// 1. Nobody else changes them: no other process, no device, no page server, and nothing in this
+    /// 1. Nothing else changes them: no other process, no device, no page server, and nothing in this
     ///    process, be it through another mapping, a file descriptor or a raw pointer.
     /// 2. Nothing else in this process reads them but by system calls.
     /// 3. What is behind them stays: a file is not truncated below them, and no hole is punched.
@@ -96,7 +96,7 @@ impl Exclusive {
     /// Maps private pages of no file, all zero, as [`Mapping::anonymous`] does.
     ///
     /// # Errors
-    /// [`MapError`] says which limit forbids it.
+    /// [`MapError`] names the limit that forbids it.
     pub fn anonymous(len: ByteLen, how: Anonymous) -> Result<Self, MapError> {
         Mapping::anonymous(len, how).map(Self)
     }
@@ -117,7 +117,7 @@ impl Exclusive {
         if mapping.is_private() { Ok(Self(mapping)) } else { Err(NotExclusive { mapping }) }
     }
 
-    /// Takes a mapping that somebody promised to be ours alone.
+    /// Takes a mapping that was promised to be exclusive.
     ///
     /// # Errors
     /// [`NotPromised`] gives the mapping back: the promise is about another one, or nothing can be
@@ -128,7 +128,7 @@ impl Exclusive {
         } else if mapping.access() == Access::ReadOnly {
             ExclusivityError::ReadOnly
         } else {
-            // The invariant: whoever made the promise vouches for the bytes.
+            // The invariant: the promise vouches for the bytes.
             return Ok(Self(mapping));
         };
         Err(NotPromised { mapping: Box::new(mapping), cause })
@@ -139,8 +139,7 @@ impl Exclusive {
     /// # Errors
     /// [`NotCut`] with the mapping, which is exclusive again by what made it so before.
     pub fn cut(self, front: ByteLen) -> Result<(Self, Self), NotCut> {
-        // The invariant: parts of private memory are private, and who vouched for bytes did so for
-        // parts.
+        // The invariant: parts of private memory are private, and a promise covers parts.
         self.0.cut(front).map(|(front, behind)| (Self(front), Self(behind)))
     }
 
@@ -163,13 +162,13 @@ impl Exclusive {
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         let len = self.len_usize();
-        // SAFETY: `from_raw_parts` wants `len` initialised bytes in one allocation of at most
-        // `isize::MAX` bytes that nobody changes for the time of the borrow.
+        // SAFETY: `from_raw_parts` wants `len` initialised bytes in one allocation of at most `isize::MAX`
+        // bytes that do not change for the time of the borrow.
         // 1. In bounds: invariants 2 and 3 of `Mapping`.
         // 2. Initialised: the kernel fills a page before it shows it, and after values were written
         //    through `Mapped`, whose padding has no bytes, `init_padding` was called.
-        // 3. Unchanged: nobody else has these pages, or changes them (the invariant of `Exclusive`),
-        //    and in this process every method that changes them takes `&mut self`, which the borrow forbids.
+        // 3. Unchanged: nothing else has these pages, or changes them (the invariant of `Exclusive`), and
+        //    in this process every method that changes them takes `&mut self`, which the borrow forbids.
         unsafe { core::slice::from_raw_parts(self.0.start().as_ptr(), len) }
     }
 
@@ -177,24 +176,22 @@ impl Exclusive {
     #[must_use]
     pub fn as_bytes_mut(&mut self) -> &mut [u8] {
         let len = self.len_usize();
-        // SAFETY: `from_raw_parts_mut` wants what `from_raw_parts` does above, and that the bytes
-        // are writable and reached by nobody else for the time of the borrow: `&mut self` is the
-        // only way to the only owner of the pages, and the mapping is writable by the invariant.
+        // SAFETY: `from_raw_parts_mut` wants what `from_raw_parts` does above, and that the bytes are
+        // writable and not accessed otherwise for the time of the borrow: `&mut self` is the only way to
+        // the only owner of the pages, and the mapping is writable by the invariant.
         unsafe { core::slice::from_raw_parts_mut(self.0.start().as_ptr(), len) }
     }
 
-    /// Makes bytes of whatever stands in the memory, also of padding that a value left there.
-    ///
-    /// The language says that padding has no bytes; the memory has. An opaque instruction that may
-    /// have written any of it ends that: what stands there from now on is bytes, whichever they are.
-    /// It costs nothing.
+    /// Makes bytes of whatever stands in the memory, also of padding that a value left there. In the
+    /// language padding has no bytes; in memory it has. An opaque instruction that may have written any of
+    /// it ends that: what stands there from now on is bytes, whichever they are. It costs nothing.
     pub(crate) fn init_padding(&mut self) {
         let start = self.0.start().as_ptr();
-        // SAFETY: no instruction is executed, so every demand of `asm` on registers, stack and flags
-        // is met. To the compiler it may write any memory that `start` leads to, which `&mut self`
-        // allows: nobody else reaches it, and any bytes are fine for whoever reads it next, bytes
-        // and `FromBytes` values alike. Pages here never lose their bytes on their own
-        // (`MADV_FREE` is not used), so what is read later is what stands there now.
+        // SAFETY: no instruction is executed, so every demand of `asm` on registers, stack and flags is
+        // met. To the compiler it may write any memory that `start` leads to, which `&mut self` allows:
+        // nothing else reaches it, and any bytes are valid for the next reader, as bytes and as `FromBytes`
+        // values. Pages here never lose their bytes on their own (`MADV_FREE` is not used), so what is read
+        // later is what stands there now.
         unsafe {
             core::arch::asm!("/* {0} */", in(reg) start, options(nostack, preserves_flags));
         }
@@ -243,7 +240,7 @@ impl Exclusive {
     /// Makes a range present, as [`Mapping::populate`] does.
     ///
     /// # Errors
-    /// [`PopulateError`] says what there was not enough of.
+    /// [`PopulateError`] names what was exhausted.
     pub fn populate(&mut self, range: Range<u64>) -> Result<ByteLen, PopulateError> {
         self.0.populate(range)
     }
@@ -251,7 +248,7 @@ impl Exclusive {
     /// Makes a range present by several threads, as [`Mapping::populate_by`] does.
     ///
     /// # Errors
-    /// [`PopulateError`] says what there was not enough of, and how much is present.
+    /// [`PopulateError`] names what was exhausted, and how much is present.
     pub fn populate_by(
         &mut self,
         range: Range<u64>,

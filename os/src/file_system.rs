@@ -1,9 +1,8 @@
 //! What there is room for in a directory, and files without a name in it: [`room`],
 //! [`nameless_file`].
 //!
-//! The room is a photograph: others write too, and a quota of the user is not in it, so who writes
-//! still has to survive a refusal. A file without a name is gone with its last descriptor, however
-//! the process ends.
+//! The room is a snapshot: other processes write too, and a quota of the user is not in it, so a write can
+//! still fail. A file without a name is gone with its last descriptor, however the process ends.
 //!
 //! Source: statfs(2), getrlimit(2) "RLIMIT_FSIZE", open(2) "O_TMPFILE".
 
@@ -27,8 +26,8 @@ const IN_MEMORY: [i128; 2] = [0x0102_1994, 0x8584_58f6];
 pub struct Room {
     /// What the file system has left for this user.
     pub free: ByteLen,
-    /// How long one file may become by the limits of this process (`ulimit -f`); `None` is as long as
-    /// there is room. Who writes behind that gets a signal.
+    /// How long one file may become by the limits of this process (`ulimit -f`); `None` is as long as there
+    /// is room. A write behind that raises a signal.
     pub longest_file: Option<ByteLen>,
     /// Whether files there take memory: it is a tmpfs.
     pub is_memory: bool,
@@ -37,7 +36,7 @@ pub struct Room {
 /// Returns what there is room for in a directory.
 ///
 /// # Errors
-/// What statfs(2) says: there is no such directory, or it may not be looked into.
+/// The error of statfs(2): there is no such directory, or it may not be looked into.
 pub fn room(directory: &Path) -> io::Result<Room> {
     let stat = rustix::fs::statfs(directory)?;
     let whole = rustix::fs::statvfs(directory)?;
@@ -51,7 +50,7 @@ pub fn room(directory: &Path) -> io::Result<Room> {
 /// Makes a file without a name in a directory, open for reading and writing, for this user alone.
 ///
 /// # Errors
-/// What open(2) says.
+/// The error of open(2).
 pub fn nameless_file(directory: &Path) -> io::Result<File> {
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
     match rustix::fs::open(directory, flags, Mode::RUSR | Mode::WUSR) {

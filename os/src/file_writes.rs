@@ -22,7 +22,7 @@ pub enum FileWrites {
 /// Returns where writes through a descriptor go.
 ///
 /// # Errors
-/// What fcntl(2) says.
+/// The error of fcntl(2).
 pub fn file_writes(file: impl AsFd) -> io::Result<FileWrites> {
     let flags = rustix::fs::fcntl_getfl(file)?;
     Ok(if flags & OFlags::RWMODE == OFlags::RDONLY {

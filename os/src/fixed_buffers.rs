@@ -1,6 +1,6 @@
-//! Fixed buffers of an io_uring: memory that the kernel itself has pinned, for I/O that should not
-//! pin it for each request. [`FixedBuffers`] has no queue and does no I/O: it is what the kernel's
-//! own pins are had, and measured, by.
+//! Fixed buffers of an io_uring: memory that the kernel itself has pinned, for I/O that should not pin it
+//! for each request. [`FixedBuffers`] has no queue and does no I/O: it exists to use, and to measure, the
+//! kernel's own pins.
 //!
 //! The kernel walks the page tables of what is registered, makes present what is not, takes a
 //! reference for each page or, where pages are neighbours in a large folio, for each run of them, and
@@ -13,6 +13,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 
+use rustix::io::Errno;
 use rustix::io_uring::{
     IoringRegisterOp, io_uring_params, io_uring_register, io_uring_setup, iovec,
 };
@@ -20,7 +21,6 @@ use rustix::process::{Resource, getrlimit};
 use rustix::thread::{CapabilitySet, capabilities};
 use uzone_pages::ByteLen;
 
-use crate::errno::{self, BufferRefusal, RingRefusal};
 use crate::mapping::Mapping;
 
 /// The longest buffer that the kernel takes; longer memory is registered as several.
@@ -97,7 +97,7 @@ pub enum FixedBuffersError {
     },
 }
 
-/// An io_uring whose queues nobody has mapped, good for registering memory only.
+/// An io_uring whose queues are not mapped, good for registering memory only.
 #[derive(Debug)]
 pub struct FixedBuffers {
     ring: OwnedFd,
@@ -116,10 +116,10 @@ impl FixedBuffers {
         let ring = unsafe { io_uring_setup(1, &mut params) };
         ring.map(|ring| Self { ring }).map_err(|refused| {
             let cause = refused.into();
-            match errno::ring_refusal(refused) {
-                RingRefusal::Disabled => FixedBuffersError::Disabled { cause },
-                RingRefusal::Absent => FixedBuffersError::Absent { cause },
-                RingRefusal::Other => FixedBuffersError::Setup { cause },
+            match refused {
+                Errno::PERM | Errno::ACCESS => FixedBuffersError::Disabled { cause },
+                Errno::NOSYS => FixedBuffersError::Absent { cause },
+                _ => FixedBuffersError::Setup { cause },
             }
         })
     }
@@ -147,9 +147,9 @@ impl FixedBuffers {
                 iov_len: MAX_BUFFER.min(mapped_len - offset),
             })
             .collect();
-        // SAFETY: io_uring_register(2) reads `count` iovecs, as many as `buffers` has, and pins the
-        // memory that they name, all of `mapping`. It is read or written only by requests of this
-        // ring, and there are none: nobody has its queues, and its descriptor stays here.
+        // SAFETY: io_uring_register(2) reads `count` iovecs, as many as `buffers` has, and pins the memory
+        // that they name, all of `mapping`. It is read or written only by requests of this ring, and there
+        // are none: its queues are not mapped, and its descriptor stays here.
         let answer = unsafe {
             io_uring_register(
                 &self.ring,
@@ -165,21 +165,21 @@ impl FixedBuffers {
     }
 }
 
-fn refusal(len: ByteLen, refused: rustix::io::Errno) -> FixedBuffersError {
+fn refusal(len: ByteLen, refused: Errno) -> FixedBuffersError {
     let cause = refused.into();
-    match errno::buffer_refusal(refused) {
-        BufferRefusal::NotWritable => FixedBuffersError::NotWritable { len, cause },
-        BufferRefusal::Memory => match lock_limit() {
+    match refused {
+        Errno::FAULT => FixedBuffersError::NotWritable { len, cause },
+        Errno::NOMEM => match lock_limit() {
             Some(limit) => FixedBuffersError::Locked { len, limit, cause },
             None => FixedBuffersError::Register { len, cause },
         },
-        BufferRefusal::Other => FixedBuffersError::Register { len, cause },
+        _ => FixedBuffersError::Register { len, cause },
     }
 }
 
 /// Returns how much this process may lock, if anything keeps it from locking more.
 fn lock_limit() -> Option<ByteLen> {
-    // Who cannot be asked for its capabilities is taken to have none.
+    // A process whose capabilities cannot be read is taken to have none.
     let is_free =
         capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::IPC_LOCK));
     getrlimit(Resource::Memlock).current.filter(|_| !is_free).map(ByteLen::new)

@@ -1,9 +1,8 @@
 //! The Linux system calls that uzone needs and std does not wrap, one file per mechanism.
 //!
-//! Nothing here decides a policy. A call takes typed lengths and borrowed descriptors, and answers
-//! with a value, an outcome to act on, or an error that keeps what the call was given. No caller
-//! needs `unsafe`, but to vouch for memory that others have as well: [`Mapping::adopt`],
-//! [`Exclusivity::assert`].
+//! Nothing here decides a policy. A call takes typed lengths and borrowed descriptors, and answers with a
+//! value, an outcome to act on, or an error that keeps what the call was given. No caller needs `unsafe`,
+//! except to vouch for memory that is shared: [`Mapping::adopt`], [`Exclusivity::assert`].
 //!
 //! ```
 //! use uzone_os::{Anonymous, Exclusive, HugeAdvice, Mapped};
@@ -30,13 +29,13 @@
 //! | `options` | the words for it: access, sharing, advice, addresses |
 //! | `bytes` | copying in and out of memory that may change under us |
 //! | `bus` | SIGBUS as an event and an error instead of the end of the process |
-//! | `exclusive` | [`Exclusive`]: a mapping that nobody else can change, so that it has slices |
+//! | `exclusive` | [`Exclusive`]: a mapping with no other writer, so that it has slices |
 //! | `mapped` | [`Mapped`]: an owned `[T]` in such memory |
-//! | `counted` | [`LiveOwner`]: a value that guards keep in place, counted once |
+//! | `live` | [`LiveOwner`]: a value that guards keep in place, counted once |
 //! | `file_writes` | where writes to a file go |
-//! | `file_system` | what there is room for in a directory, and files without a name |
-//! | `page_cache` | what the page cache has of a file |
-//! | `pagemap_scan` | what the page tables say, and which pages were written |
+//! | `file_system` | the room in a directory, and files without a name |
+//! | `page_cache` | which pages of a file the page cache has |
+//! | `pagemap_scan` | scanning the page tables, and which pages were written |
 //! | `populate` | making memory present, by several threads |
 //! | `advise` | huge pages for what is mapped already, and giving pages back |
 //! | `fixed_buffers` | having the kernel itself pin a mapping, by an io_uring |
@@ -48,11 +47,11 @@
 //! | `priority` | a thread that runs when no other wants to |
 //! | `signals` | signals that end the process: held back, or wanted with its parent's end |
 //! | `unix_socket` | messages between two processes, and descriptors with them |
-//! | `libpmem` | another library's clearing and copying, for benchmarks to compare with |
+//! | `libpmem` | clearing and copying by libpmem, for benchmarks |
 //! | `probe` | what this kernel offers |
 //! | `uffd` | page faults as events, and the answers to them |
 //! | `root` | reading `/proc` and `/sys`, or a made-up tree |
-//! | `errno` | the one place that matches errno |
+//! | `errno` | the meaning of an errno that several calls share |
 
 #[cfg(not(target_os = "linux"))]
 compile_error!("uzone-os is the Linux layer of uzone: it has no port to another kernel");
@@ -109,60 +108,3 @@ pub use resident::ResidentError;
 pub use root::{SysError, SystemRoot};
 pub use shortage::{FileKind, MapError, Shortage};
 pub use unix_socket::{Message, MessageSocket};
-
-/// Any failure of this package, for a caller that passes all of them on.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum Error {
-    /// A range could not be mapped.
-    #[error(transparent)]
-    Map(#[from] MapError),
-    /// A mapping was not taken as a slice of values.
-    #[error(transparent)]
-    Mapped(#[from] MappedError),
-    /// Bytes could not be copied in or out.
-    #[error(transparent)]
-    Access(#[from] AccessError),
-    /// A range could not be made present.
-    #[error(transparent)]
-    Populate(#[from] PopulateError),
-    /// The kernel refused an advice.
-    #[error(transparent)]
-    Advise(#[from] AdviseError),
-    /// What is present could not be counted.
-    #[error(transparent)]
-    Resident(#[from] ResidentError),
-    /// The kernel did not pin a mapping.
-    #[error(transparent)]
-    FixedBuffers(#[from] FixedBuffersError),
-    /// A DAX device is none, or does not say what it is.
-    #[error(transparent)]
-    Dax(#[from] DaxError),
-    /// A file of `/proc` or `/sys` could not be read or understood.
-    #[error(transparent)]
-    Sys(#[from] SysError),
-    /// The handler of SIGBUS could not be installed.
-    #[error(transparent)]
-    Install(#[from] bus::InstallError),
-    /// A range of addresses cannot be watched.
-    #[error(transparent)]
-    Watch(#[from] bus::WatchError),
-    /// The kernel did not say which CPUs a thread may use.
-    #[error(transparent)]
-    Affinity(#[from] numa::AffinityError),
-    /// There is no userfaultfd to be had.
-    #[error(transparent)]
-    Uffd(#[from] uffd::OpenError),
-    /// Memory could not be registered with a userfaultfd.
-    #[error(transparent)]
-    Register(#[from] uffd::RegisterError),
-    /// Memory could not be taken from its userfaultfd.
-    #[error(transparent)]
-    Unregister(#[from] uffd::UnregisterError),
-    /// The kernel refused the answer to a fault.
-    #[error(transparent)]
-    Answer(#[from] uffd::AnswerError),
-    /// The kernel could not be asked what it offers.
-    #[error(transparent)]
-    Probe(#[from] probe::ProbeError),
-}

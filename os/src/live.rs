@@ -1,16 +1,15 @@
 //! Shared ownership whose count is a [`LiveRef`]: [`LiveOwner`], [`LiveArc`] and [`LiveGuard`].
 //!
 //! A guard on pages has to be counted so that a pagemap is not unbound under it, and has to keep the
-//! pagemap's memory alive. With an `Arc` and a ledger these are two counts, and two locked
-//! instructions each way; here the ledger is both. A value has one [`LiveOwner`], which gives it back
-//! ([`LiveOwner::try_into_inner`]) or lets it go; any number of [`LiveGuard`], who keep it where it is; and
-//! any number of `Arc<LiveArc>`, who keep nothing but the place and try to enter.
+//! pagemap's memory alive. With an `Arc` and a ledger these are two counts, and two locked instructions
+//! each way; here the ledger is both. A value has one [`LiveOwner`], which gives it back
+//! ([`LiveOwner::try_into_inner`]) or lets it go; any number of [`LiveGuard`], which keep it where it is;
+//! and any number of `Arc<LiveArc>`, which keep only the place and try to enter.
 //!
 //! The place of a value (its ledger, and room for it) lives longer than the value: as long as an
-//! `Arc<LiveArc>`. The owner has one. If it goes before the last guard, it leaves its own behind, and
-//! the last guard drops the value and that.
-//!
-//! Locks: `closing` is held while the owner waits for the last guard, and by whoever wakes it.
+//! `Arc<LiveArc>`. The owner has one. If it goes before the last guard, it leaves its own behind, and the
+//! last guard drops the value and that. Locks: `closing` is held while the owner waits for the last guard,
+//! and by the guard that wakes it.
 //! Cost: entering and leaving are one compare-and-swap each; there is no other.
 //! Unsafe, because the compiler cannot know that a value with guards is neither moved nor dropped.
 //! `tests/loom.rs` searches that with this very file; Miri runs the tests below.
@@ -34,9 +33,8 @@ use crate::sync::{Arc, Condvar, Mutex};
 /// The value is there from [`LiveOwner::new`] on until one of these, of which one happens, and once:
 /// - the owner takes it out, after the ledger was closed and found empty;
 /// - the owner drops it, after [`LiveRef::orphan`] found no guard;
-/// - the guard drops it that was told [`Left::LastOfOrphan`].
-///
-/// After each the ledger is an orphan without guards, which admits nobody.
+/// - a guard drops it, after leaving returned [`Left::LastOfOrphan`]. After each the ledger is an orphan
+///   without guards, which cannot be entered.
 pub struct LiveArc<T: ?Sized> {
     ledger: LiveRef,
     closing: Mutex<()>,
@@ -60,19 +58,19 @@ impl<T: ?Sized> LiveArc<T> {
     #[inline]
     unsafe fn value(&self) -> &T {
         // SAFETY: `UnsafeCell::get` gives a pointer that is aligned and initialised. While the value is
-        // there, nobody makes a `&mut` to it.
+        // there, no `&mut` to it exists.
         unsafe { &*self.value.get() }
     }
 
     /// Drops the value.
     ///
     /// # Safety
-    /// The caller is the one who ends it: see the invariants.
+    /// The caller is the one that ends it: see the invariants.
     unsafe fn end(&self) {
         let value = self.value.get();
-        // SAFETY: nobody else uses the value, by the ledger, so this reference is the only one.
+        // SAFETY: by the ledger no guard uses the value, so this reference is the only one.
         let value = unsafe { &mut *value };
-        // SAFETY: it is dropped once, and nobody will enter to use it.
+        // SAFETY: it is dropped once, and can no longer be entered.
         unsafe { ManuallyDrop::drop(value) };
     }
 
@@ -110,7 +108,7 @@ impl<T: ?Sized> fmt::Debug for LiveArc<T> {
     }
 }
 
-/// What sort of guard an [`LiveGuard`] counts as; of the type, so that it takes no room.
+/// The sort that a [`LiveGuard`] counts as; part of the type, so that it takes no room.
 pub trait Sort: 'static {
     /// The sort.
     const SORT: HoldKind;
@@ -132,7 +130,7 @@ impl Sort for Pins {
     const SORT: HoldKind = HoldKind::Pin;
 }
 
-/// A value that others may enter, in the hands of the one who may end that.
+/// The owner of a value that guards may enter.
 ///
 /// Dropping it drops the value, or has the last guard do so.
 pub struct LiveOwner<T> {
@@ -141,7 +139,7 @@ pub struct LiveOwner<T> {
 }
 
 impl<T> LiveOwner<T> {
-    /// Takes a value that nobody has entered.
+    /// Takes a value, without guards.
     #[must_use]
     pub fn new(value: T) -> Self {
         let place = LiveArc {
@@ -159,7 +157,7 @@ impl<T> LiveOwner<T> {
         &self.place
     }
 
-    /// Takes the value out. Nobody can enter from now on, and if there are guards, it waits at most
+    /// Takes the value out. It cannot be entered from now on, and if there are guards, this waits at most
     /// `patience` for them.
     ///
     /// # Errors
@@ -173,10 +171,10 @@ impl<T> LiveOwner<T> {
         let mut this = ManuallyDrop::new(self);
         // SAFETY: `this` is not used afterwards, so the place is taken out of it once.
         let place = unsafe { ManuallyDrop::take(&mut this.place) };
-        // For good: who still knows the place finds it empty.
+        // For good: a thread that still knows the place finds it empty.
         let guards = place.ledger.orphan();
-        debug_assert!(guards.is_empty(), "a closed ledger admits nobody");
-        // SAFETY: the ledger was closed and empty, so nobody uses the value and nobody will.
+        debug_assert!(guards.is_empty(), "a closed ledger cannot be entered");
+        // SAFETY: the ledger was closed and empty, so no guard uses the value, now or later.
         let value = unsafe { &mut *place.value.get() };
         // SAFETY: as above, and it is taken once: by the owner, whose drop does not run.
         let value = unsafe { ManuallyDrop::take(value) };
@@ -226,7 +224,7 @@ impl<T> Drop for LiveOwner<T> {
             // Our share of the place is left for the last guard, which may have taken it by now.
             return;
         }
-        // SAFETY: the ledger found no guard when it was orphaned, so this is who ends the value.
+        // SAFETY: the ledger found no guard when it was orphaned, so the owner ends the value.
         unsafe { self.place.end() };
         // SAFETY: this is the end of its owner, so it is dropped once.
         unsafe { ManuallyDrop::drop(&mut self.place) };
@@ -239,7 +237,7 @@ impl<T: fmt::Debug> fmt::Debug for LiveOwner<T> {
     }
 }
 
-/// One who has entered: the value is there until this is dropped.
+/// A guard: the value stays in place until this is dropped.
 pub struct LiveGuard<T: ?Sized, S: Sort> {
     /// Of an `Arc`. It lives: with the owner, or with what the owner left for the last guard.
     place: NonNull<LiveArc<T>>,
@@ -280,8 +278,8 @@ impl<T: ?Sized, S: Sort> LiveGuard<T, S> {
             Left::Others => {}
             Left::LastOfClosing => kept.wake(),
             Left::LastOfOrphan => {
-                // SAFETY: the owner has gone and left its share behind, for the one guard that is told
-                // this.
+                // SAFETY: the owner has gone and left its share behind, for the one guard that gets this
+                // answer.
                 let _left_behind = unsafe { Arc::from_raw(place) };
                 // SAFETY: the same guard ends the value.
                 unsafe { kept.end() };
@@ -321,7 +319,7 @@ impl<T: ?Sized + fmt::Debug, S: Sort> fmt::Debug for LiveGuard<T, S> {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "a test says what it could not do by panicking")]
+    #![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::thread;
 
@@ -346,9 +344,9 @@ mod tests {
         assert_eq!((guards.pins, guards.references), (1, 0));
         let again = entered.enter_again().unwrap();
         drop((entered, again));
-        let told = owned.try_into_inner(Duration::ZERO).map_err(|_| ()).unwrap();
+        let inner = owned.try_into_inner(Duration::ZERO).map_err(|_| ()).unwrap();
         assert_eq!(drops.load(Ordering::Relaxed), 0);
-        drop(told);
+        drop(inner);
         assert_eq!(drops.load(Ordering::Relaxed), 1);
         assert_eq!(LiveArc::enter::<Pins>(&place).map(|_| ()).unwrap_err(), EnterError::Gone);
     }

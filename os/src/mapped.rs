@@ -171,8 +171,8 @@ impl<T> Deref for Mapped<T> {
 
     fn deref(&self) -> &[T] {
         let start = self.memory.mapping().start().cast::<T>();
-        // SAFETY: `from_raw_parts` wants `count` initialised values, aligned, in one allocation,
-        // that nobody changes for the time of the borrow, except inside of an `UnsafeCell`.
+        // SAFETY: `from_raw_parts` wants `count` initialised values, aligned, in one allocation, that do
+        // not change for the time of the borrow, except inside of an `UnsafeCell`.
         // 1. In bounds and aligned: the invariants of `Mapped`, checked when it was made.
         // 2. Initialised: any bytes are a `T` (`FromBytes`, demanded by every constructor), and
         //    bytes of mapped memory are never uninitialised (see `Exclusive::as_bytes`).
@@ -185,10 +185,10 @@ impl<T> Deref for Mapped<T> {
 impl<T> DerefMut for Mapped<T> {
     fn deref_mut(&mut self) -> &mut [T] {
         let start = self.memory.mapping().start().cast::<T>();
-        // SAFETY: as in `deref`, and `from_raw_parts_mut` wants that the values are writable and
-        // reached by nobody else: exclusive memory is writable, and `&mut self` is the only way
-        // to its only owner. Padding of what is written is not seen as bytes before
-        // `Exclusive::init_padding`, which every method of this file calls that leads to bytes.
+        // SAFETY: as in `deref`, and `from_raw_parts_mut` wants that the values are writable and not
+        // accessed otherwise: exclusive memory is writable, and `&mut self` is the only way to its only
+        // owner. Padding of what is written is not seen as bytes before `Exclusive::init_padding`, which
+        // every method of this file calls that leads to bytes.
         unsafe { core::slice::from_raw_parts_mut(start.as_ptr(), self.count) }
     }
 }

@@ -63,9 +63,9 @@ enum Behind {
     /// A file or device, from byte `offset` on. Ours to unmap. Parts of one mapping share the
     /// descriptor.
     File { fd: Arc<OwnedFd>, offset: u64, sharing: Sharing },
-    /// Whatever the caller mapped, and unmaps.
+    /// Memory that the caller mapped, and unmaps.
     Adopted,
-    /// The mapping of another value, which unmaps it when nobody has this any more.
+    /// The mapping of another value, which unmaps it when this and all parts are dropped.
     Lent { owner: Arc<Registered> },
 }
 
@@ -82,8 +82,7 @@ enum Behind {
 /// 3. `0 < len <= mapped_len`.
 /// 4. No reference to the bytes exists but those that a method of this crate lends, and a plain
 ///    `&[u8]`, `&mut [u8]` or `[T]` is lent by `Exclusive` and `Mapped` alone, for the time of
-///    their borrow. They hold private memory of no file, or memory that somebody vouched for with
-///    an `Exclusivity`.
+///    their borrow. They hold private memory of no file, or memory that the caller vouched for with an `Exclusivity`.
 /// 5. Two values have the same `origin` only if they were cut from one, whose `start` was good for
 ///    the bytes of both.
 pub struct Mapping {
@@ -115,9 +114,9 @@ pub(crate) struct Request<'fd> {
 }
 
 impl Mapping {
-    /// Takes `len` bytes from `start` on that the caller mapped and keeps. Dropping the `Mapping`
-    /// does not unmap them. It is never exclusive, so it lends no slice of bytes: whoever else has the bytes
-    /// may change them meanwhile, as described below.
+    /// Takes `len` bytes from `start` on that the caller mapped and keeps. Dropping the `Mapping` does not
+    /// unmap them. It is never exclusive, so it lends no slice of bytes: other owners may change the bytes
+    /// meanwhile, as described below.
     ///
     /// `page` is the size of the pages behind the memory, the host's or that of huge pages. The
     /// start and the length are multiples of it. Costs no system call.
@@ -130,9 +129,9 @@ impl Mapping {
     /// # Safety
     /// From this call until the `Mapping`, or every part that was cut from it, is dropped, all of
     /// the following holds for the `len` bytes from `start`:
-    /// 1. They are mapped, readable and writable, and stay so: nobody unmaps, moves or protects
-    ///    them, and a file behind them is not truncated below them. They may consist of several
-    ///    mappings. `start` was derived from what mapped them and may be used for all of them.
+    /// 1. They are mapped, readable and writable, and stay so: they are not unmapped, moved or protected,
+    ///    and a file behind them is not truncated below them. They may consist of several mappings. `start`
+    ///    was derived from what mapped them and may be used for all of them.
     /// 2. They hold bytes that were initialised: what the kernel mapped does, and so does memory
     ///    into which only bytes without padding were written.
     /// 3. No reference to any of them exists in this process, but to
@@ -201,8 +200,8 @@ impl Mapping {
         }
     }
 
-    /// Says which file is behind a new mapping, from byte `offset` on. It counts as anonymous until
-    /// then, so whoever maps a file calls this before anyone else sees the mapping.
+    /// Sets the file behind a new mapping, from byte `offset` on. It counts as anonymous until then, so
+    /// this is called before the mapping is handed out.
     pub(crate) fn backed_by(self, fd: OwnedFd, offset: u64, sharing: Sharing) -> Self {
         let mut backed = self;
         backed.behind = Behind::File { fd: Arc::new(fd), offset, sharing };
@@ -227,9 +226,9 @@ impl Mapping {
         Addr::new(self.start.addr().get())
     }
 
-    /// Returns the size of the pages behind the mapping: the host's, of huge pages of a pool, the
-    /// alignment of a DAX device, or what [`Mapping::adopt`] was told. Transparent huge pages do
-    /// not count, for they come and go.
+    /// Returns the size of the pages behind the mapping: the host's, of huge pages of a pool, the alignment
+    /// of a DAX device, or the size given to [`Mapping::adopt`]. Transparent huge pages do not count,
+    /// because they come and go.
     #[must_use]
     pub fn page_size(&self) -> PageSize {
         self.page
@@ -259,8 +258,7 @@ impl Mapping {
         }
     }
 
-    /// Returns who sees what is written to the file behind the mapping, or `None` where
-    /// [`Mapping::fd`] is.
+    /// Returns whether writes reach the file behind the mapping, or `None` where [`Mapping::fd`] is.
     #[must_use]
     pub fn sharing(&self) -> Option<Sharing> {
         match self.behind {
@@ -269,15 +267,15 @@ impl Mapping {
         }
     }
 
-    /// Returns whether somebody else owns the memory, so that it stays mapped when this value is
-    /// dropped: the caller of [`Mapping::adopt`], or what lent it ([`Mapping::lent`]).
+    /// Returns whether the memory has another owner, so that it stays mapped when this value is dropped:
+    /// the caller of [`Mapping::adopt`], or what lent it ([`Mapping::lent`]).
     #[must_use]
     pub fn is_adopted(&self) -> bool {
         matches!(self.behind, Behind::Adopted | Behind::Lent { .. })
     }
 
-    /// Returns which file is behind the mapping, or `None` for anonymous and adopted memory, or if
-    /// the kernel does not say.
+    /// Returns which file is behind the mapping, or `None` for anonymous and adopted memory, or if the
+    /// kernel does not report it.
     #[must_use]
     pub fn file_id(&self) -> Option<FileId> {
         let stat = rustix::fs::fstat(self.fd()?).ok()?;
@@ -295,8 +293,8 @@ impl Mapping {
         self.origin
     }
 
-    /// Returns whether nobody else can have these pages: they are private and anonymous. A file may
-    /// be in other hands, also one that this process made, and adopted memory is in its owner's.
+    /// Returns whether these pages have no other user: they are private and anonymous. A file may have
+    /// others, also one that this process made, and adopted memory has its owner.
     #[must_use]
     pub fn is_private(&self) -> bool {
         matches!(self.behind, Behind::Anonymous)
@@ -338,23 +336,19 @@ impl Mapping {
         unsafe { self.start.add(offset) }
     }
 
-    /// Returns the mapped pages as atomic words. They may be written only where `access` says so.
+    /// Returns the mapped pages as atomic words. They may be written only where `access` allows it.
     pub(crate) fn words(&self) -> &[AtomicU64] {
         let words = self.start.cast::<AtomicU64>();
         let count = self.mapped_len / size_of::<AtomicU64>();
-        // SAFETY: `from_raw_parts` wants `count` initialised words, aligned, in one allocation,
-        // that nobody changes for the time of the borrow except through the atomics.
+        // SAFETY: `from_raw_parts` wants `count` initialised words, aligned, in one allocation, that change
+        // for the time of the borrow only through the atomics.
         // 1. In bounds and aligned: invariants 1 and 2; a page is a multiple of 8.
         // 2. Initialised: the kernel fills every page before it shows it, and all numbers are
         //    words. Padding of values written through `Mapped` is settled before anyone comes here.
-        //    Of adopted memory the caller of `adopt` said so.
-        // 3. Changes: by invariant 4 nobody of ours has plain access while `&self` lives:
-        //    `Exclusive` owns its `Mapping` and calls this from `&mut self` alone, through
-        //    `populate`, lending nothing meanwhile; `Mapped` never does. Other processes and the
-        //    kernel change memory as atomics do, and so does whoever else has adopted memory, by the
-        //    contract of `adopt`. Where the same bytes are lent through another mapping of a file,
-        //    whoever vouched for that keeps this process away from them here. Loads of 64-bit atomics are loads on read-only
-        //    pages too.
+        //    Of adopted memory the caller of `adopt` guarantees it.
+        // 3. Changes: by invariant 4 this process has no plain access while `&self` lives: `Exclusive` owns
+        //    its `Mapping` and calls this from `&mut self` alone, through `populate`, lending nothing
+        //    meanwhile; `Mapped` never does. Other processes and the kernel change memory as atomics do, and so do other users of adopted memory, by the contract of `adopt`. Where the same bytes are lent through another mapping of a file, the `Exclusivity` keeps this process away from them here. Loads of 64-bit atomics are loads on read-only pages too.
         unsafe { core::slice::from_raw_parts(words.as_ptr(), count) }
     }
 
@@ -368,7 +362,7 @@ impl Mapping {
         self.mapped_len
     }
 
-    /// Gives an advice for a mapping that nobody has seen yet.
+    /// Gives an advice for a mapping that was not handed out yet.
     pub(crate) fn advise_new(&self, advice: Advice, name: &'static str) -> Result<(), MapError> {
         // SAFETY: madvise(2) acts on `mapped_len` bytes from `start`, which are ours (invariant
         // 2). The two advices given here set the policy of huge pages and change no byte.
@@ -462,7 +456,7 @@ impl Mapping {
             mapped_len,
             page: request.page,
             access: request.access,
-            // Whoever maps a file says so next, in `backed_by`.
+            // `backed_by` sets the file next, if there is one.
             behind: Behind::Anonymous,
             origin: next_origin(),
         };
@@ -572,8 +566,8 @@ impl Drop for Mapping {
         if self.is_adopted() {
             return;
         }
-        // SAFETY: munmap(2) ends the life of `mapped_len` bytes from `start`. They are ours
-        // (invariant 2, and not adopted), and nobody can reach them any more: references borrow from this value
+        // SAFETY: munmap(2) ends the life of `mapped_len` bytes from `start`. They are ours (invariant 2,
+        // and not adopted), and they cannot be reached any more: references borrow from this value
         // (invariant 4), and it is being dropped.
         let answer = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.mapped_len) };
         let Err(cause) = answer else { return };

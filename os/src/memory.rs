@@ -1,9 +1,9 @@
 //! How much memory this process may still take: [`available`].
 //!
-//! The answer is the smallest of what the host has, what each control group above the process
-//! leaves (version 1 and 2), and what the limits of the process leave. It says which one it was.
-//! File pages that the kernel can take back at once are available, in a group as on the host.
-//! It is a photograph: others take memory too, so a plan based on it still has to survive a refusal.
+//! The answer is the smallest of what the host has, what each control group above the process leaves
+//! (version 1 and 2), and what the limits of the process leave. It names that limit. File pages that the
+//! kernel can take back at once are available, in a group as on the host. It is a snapshot: other processes
+//! take memory too, so a plan based on it can still fail.
 //!
 //! Source: proc_meminfo(5), "Control Group v2" and "Memory Resource Controller" in the Linux
 //! administrator's guide, getrlimit(2).
@@ -94,8 +94,8 @@ struct CgroupMemory {
     limit: u64,
     /// What its processes have, file pages included.
     usage: u64,
-    /// File pages that nobody used lately. They count as usage, and the kernel takes them back
-    /// before it refuses anything; container tools leave them out for the same reason.
+    /// File pages that were not used lately. They count as usage, and the kernel takes them back before it
+    /// refuses anything; container tools leave them out for the same reason.
     inactive_file: u64,
 }
 
@@ -146,8 +146,8 @@ pub fn of_this_process(root: &SystemRoot) -> Result<ProcessMemory, SysError> {
 /// Returns how much memory this process may still take, and what limits it.
 ///
 /// # Errors
-/// [`SysError`] names the file that could not be read or understood. A control group that is not
-/// there, or says nothing about memory, does not limit.
+/// [`SysError`] names the file that could not be read or understood. A control group that is not there, or
+/// has no memory controller, does not limit.
 pub fn available(root: &SystemRoot) -> Result<Available, SysError> {
     available_under(root, ProcessLimits::current())
 }

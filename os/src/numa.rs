@@ -139,9 +139,9 @@ pub fn usable(cpus: &[u32]) -> Result<Vec<u32>, AffinityError> {
     Ok(cpus.iter().copied().filter(|cpu| is_in(&set, *cpu)).collect())
 }
 
-/// Keeps this thread to those of `cpus` that its process may use, until its affinity is set again: also
-/// to others than the thread was kept to before. Memory that it touches first then comes from their node,
-/// unless a policy says otherwise.
+/// Keeps this thread to those of `cpus` that its process may use, until its affinity is set again: also to
+/// others than the thread was kept to before. Memory that it touches first then comes from their node,
+/// unless a memory policy is set.
 ///
 /// # Errors
 /// [`AffinityError::Nowhere`] if the process may use none of them; then it goes on where it was.

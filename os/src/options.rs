@@ -115,7 +115,7 @@ pub enum RangeError {
     },
 }
 
-/// What the kernel is told about huge pages for an anonymous mapping.
+/// The advice on huge pages for an anonymous mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum HugeAdvice {
     /// Nothing: the host's setting decides.
@@ -141,7 +141,7 @@ pub enum Reserve {
 /// How an anonymous mapping is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Anonymous {
-    /// What the kernel is told about huge pages.
+    /// The advice on huge pages.
     pub huge: HugeAdvice,
     /// When the kernel counts the memory.
     pub reserve: Reserve,
@@ -171,9 +171,9 @@ impl fmt::Display for Access {
 /// Who sees what is written to a mapping of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Sharing {
-    /// The file, and whoever maps it.
+    /// The file, and its other mappings.
     Shared,
-    /// Nobody else: the first write to a page makes a copy of it.
+    /// This mapping only: the first write to a page makes a copy of it.
     Private,
 }
 

@@ -45,7 +45,7 @@ const _: () = assert!(size_of::<Counts>() == size_of::<linux_raw_sys::general::c
 /// `None` if this kernel or file does not tell (cachestat(2), Linux 6.5; not for hugetlb files).
 ///
 /// # Errors
-/// What cachestat(2) says.
+/// The error of cachestat(2).
 pub fn cached(file: impl AsFd, start: u64, len_bytes: NonZeroU64) -> io::Result<Option<u64>> {
     let range = Bytes { start, len: len_bytes.get() };
     let mut counts = Counts::default();
@@ -82,7 +82,7 @@ pub enum CachedRead {
 /// Reads bytes of a file from `offset` on as far as the page cache has them (`RWF_NOWAIT`).
 ///
 /// # Errors
-/// What preadv2(2) says.
+/// The error of preadv2(2).
 pub fn read_cached(file: impl AsFd, offset: u64, out: &mut [u8]) -> io::Result<CachedRead> {
     let mut slices = [IoSliceMut::new(out)];
     loop {
@@ -99,16 +99,16 @@ pub fn read_cached(file: impl AsFd, offset: u64, out: &mut [u8]) -> io::Result<C
 /// Asks the device for bytes of a file, and does not wait for them (`POSIX_FADV_WILLNEED`).
 ///
 /// # Errors
-/// What posix_fadvise(2) says.
+/// The error of posix_fadvise(2).
 pub fn read_ahead(file: impl AsFd, start: u64, len_bytes: NonZeroU64) -> io::Result<()> {
     Ok(rustix::fs::fadvise(file, start, Some(len_bytes), Advice::WillNeed)?)
 }
 
-/// Asks the kernel to forget what the page cache has of a range and the device has too
-/// (`POSIX_FADV_DONTNEED`). Pages that are mapped or dirty stay.
+/// Asks the kernel to drop the clean pages of a range from the page cache (`POSIX_FADV_DONTNEED`). Pages
+/// that are mapped or dirty stay.
 ///
 /// # Errors
-/// What posix_fadvise(2) says.
+/// The error of posix_fadvise(2).
 pub fn forget(file: impl AsFd, start: u64, len_bytes: NonZeroU64) -> io::Result<()> {
     Ok(rustix::fs::fadvise(file, start, Some(len_bytes), Advice::DontNeed)?)
 }

@@ -1,15 +1,13 @@
-//! What the page tables of this process say about ranges of pages, and since when pages were
-//! written: `PAGEMAP_SCAN`, [`WriteScan`].
+//! The state of ranges of pages in the page tables of this process, and which pages were written:
+//! `PAGEMAP_SCAN`, [`WriteScan`].
 //!
 //! Memory that is registered for writes with
-//! [`Features::WRITE_PROTECT_ASYNC`](crate::uffd::Features::WRITE_PROTECT_ASYNC) has a note in the page
-//! table for each page that is protected, which the first write takes away. A scan finds the pages
-//! without one, and can put it back in the same step, page by page: a write comes before that and is
-//! told, or after and is told next time. The zero page was never written, whether it has the note or
-//! not.
-//!
-//! What is written past the page tables is not noted: by a device into memory that was pinned before,
-//! or by others through a mapping of their own.
+//! [`Features::WRITE_PROTECT_ASYNC`](crate::uffd::Features::WRITE_PROTECT_ASYNC) has a marker in the page
+//! table for each page that is protected, which the first write removes. A scan finds the pages without
+//! one, and can set it again in the same step, page by page: a write comes before that and is reported, or
+//! after and is reported next time. The zero page was never written, whether it has the marker or not.
+//! Writes past the page tables are not recorded: by a device into memory that was pinned before, or through
+//! another mapping.
 //!
 //! Cost: a scan walks tables that exist and answers in runs; 18 us for 512 pages of which a fifth was
 //! written here and there, in a virtual machine.
@@ -28,7 +26,7 @@ use crate::uffd::Registered;
 
 pub(crate) const PAGEMAP: &str = "/proc/self/pagemap";
 
-/// `PAGE_IS_WRITTEN`: it has no note that it is protected.
+/// `PAGE_IS_WRITTEN`: it has no marker that it is protected.
 const WRITTEN: u64 = 1 << 1;
 const _: () = assert!(WRITTEN == linux_raw_sys::general::PAGE_IS_WRITTEN as u64);
 /// `PAGE_IS_PRESENT`, `PAGE_IS_SWAPPED`, `PAGE_IS_PFNZERO`, `PAGE_IS_HUGE`. A page that is being
@@ -42,8 +40,8 @@ const _: () = assert!(SWAPPED == linux_raw_sys::general::PAGE_IS_SWAPPED as u64)
 const _: () = assert!(ZERO_PAGE == linux_raw_sys::general::PAGE_IS_PFNZERO as u64);
 const _: () = assert!(HUGE == linux_raw_sys::general::PAGE_IS_HUGE as u64);
 
-/// `PM_SCAN_WP_MATCHING`: pages that are found are protected. `PM_SCAN_CHECK_WPASYNC`: only where a
-/// write to such a page waits for nobody; elsewhere the scan fails.
+/// `PM_SCAN_WP_MATCHING`: pages that are found are protected. `PM_SCAN_CHECK_WPASYNC`: only where a write
+/// to such a page does not wait; elsewhere the scan fails.
 const PROTECT: u64 = 1;
 const CHECK_ASYNC: u64 = 1 << 1;
 const _: () = assert!(PROTECT == linux_raw_sys::general::PM_SCAN_WP_MATCHING as u64);
@@ -103,11 +101,11 @@ struct Scanned {
 
 // SAFETY: `Ioctl` wants the number, the argument and what is written to be those of the kernel.
 // 1. The kernel reads and writes 96 bytes at `as_ptr`, which is a `ScanArg` of that size, borrowed
-//    for the call; it is mutable, and `IS_MUTATING` says so.
+//    for the call; it is mutable, and `IS_MUTATING` is set.
 // 2. It also writes up to `vec_len` runs of 24 bytes to `vec`: `as_ptr` sets both from the slice
-//    that this value borrows mutably, so they are writable and nobody else reads them.
-// 3. `PM_SCAN_WP_MATCHING` makes the kernel note the next write to a page, and changes no byte. The
-//    flag goes with `PM_SCAN_CHECK_WPASYNC`, so that such a write never has to wait for anybody.
+//    that this value borrows mutably, so they are writable and not read otherwise.
+// 3. `PM_SCAN_WP_MATCHING` makes the kernel record the next write to a page, and changes no byte. The flag
+//    goes with `PM_SCAN_CHECK_WPASYNC`, so that such a write never waits.
 unsafe impl Ioctl for Scan<'_> {
     type Output = Scanned;
     const IS_MUTATING: bool = true;

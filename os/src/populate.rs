@@ -26,7 +26,6 @@ use rustix::mm::Advice;
 use uzone_pages::ByteLen;
 
 use crate::bytes;
-use crate::errno::{self, PopulateRefusal, PopulateStep};
 use crate::mapping::Mapping;
 use crate::numa::{self, AffinityError};
 use crate::options::{Access, RangeError};
@@ -35,7 +34,7 @@ use crate::probe;
 /// How much one call of the kernel is asked for.
 const CHUNK: usize = 64 << 20;
 
-/// The same where somebody waits for the end of the time.
+/// The same for a request with a deadline.
 const TIMED_CHUNK: usize = 8 << 20;
 
 /// How often a chunk that the kernel interrupted is asked for again.
@@ -71,15 +70,15 @@ pub enum Populated {
 pub struct PopulateHow<'a> {
     /// How many threads there are at least; of nodes, each gets as many as the others.
     pub threads: NonZeroUsize,
-    /// For each node the CPUs that its threads keep to; none, and they go where they like. Chunks
-    /// are taken in ascending order by whoever is free, so the range is spread over the nodes.
+    /// For each node the CPUs that its threads keep to; without nodes, threads run anywhere. Idle threads
+    /// take chunks in ascending order, so the range is spread over the nodes.
     pub nodes: &'a [Vec<u32>],
     /// When no chunk is begun any more.
     pub deadline: Option<Instant>,
     /// How much the kernel is asked for at a time at most; of a page that is larger, one page.
     pub chunk: Option<ByteLen>,
-    /// Asked by each thread before it begins a chunk, with the length of that. After it has said no,
-    /// none is begun any more, and what has become of the request is [`Populated::Cancelled`].
+    /// Called by each thread before it begins a chunk, with the length of that. After it returns `false`,
+    /// no chunk is begun, and the request is [`Populated::Cancelled`].
     pub may_begin: Option<&'a (dyn Fn(ByteLen) -> bool + Sync)>,
 }
 
@@ -182,7 +181,6 @@ pub enum PopulateError {
 /// A chunk that failed.
 struct ChunkFailure {
     chunk: Range<usize>,
-    refusal: PopulateRefusal,
     cause: Errno,
 }
 
@@ -190,13 +188,11 @@ impl ChunkFailure {
     fn into_error(self, done: ByteLen) -> PopulateError {
         let (start, end) = (self.chunk.start as u64, self.chunk.end as u64);
         let cause = io::Error::from(self.cause);
-        match self.refusal {
-            PopulateRefusal::Memory => PopulateError::Memory { start, end, done, cause },
-            PopulateRefusal::Signal => PopulateError::Fault { start, end, done, cause },
-            PopulateRefusal::Poisoned => PopulateError::Poisoned { start, end, done, cause },
-            PopulateRefusal::Incompatible | PopulateRefusal::Other => {
-                PopulateError::Refused { start, end, done, cause }
-            }
+        match self.cause {
+            Errno::NOMEM => PopulateError::Memory { start, end, done, cause },
+            Errno::FAULT => PopulateError::Fault { start, end, done, cause },
+            Errno::HWPOISON => PopulateError::Poisoned { start, end, done, cause },
+            _ => PopulateError::Refused { start, end, done, cause },
         }
     }
 }
@@ -218,7 +214,7 @@ impl Mapping {
     /// No byte changes. A writable mapping gets pages that can be written without another fault.
     ///
     /// # Errors
-    /// [`PopulateError`] says what there was not enough of, and how much is present.
+    /// [`PopulateError`] names what was exhausted, and how much is present.
     pub fn populate(&self, range: Range<u64>) -> Result<ByteLen, PopulateError> {
         let range = self.widen(&range)?;
         let mut done = 0;
@@ -241,7 +237,7 @@ impl Mapping {
     /// that were begun are finished, at most one a thread.
     ///
     /// # Errors
-    /// [`PopulateError`] says what there was not enough of, and how much is present.
+    /// [`PopulateError`] names what was exhausted, and how much is present.
     pub fn populate_by(
         &self,
         range: Range<u64>,
@@ -257,7 +253,7 @@ impl Mapping {
     /// so long at most. A chunk that was begun is finished: 8 MiB where there is a deadline.
     ///
     /// # Errors
-    /// [`PopulateError`] says what there was not enough of, and how much is present;
+    /// [`PopulateError`] names what was exhausted, and how much is present;
     /// [`PopulateError::Node`] that a thread may not run where it should, before anything is present.
     pub fn populate_with(
         &self,
@@ -291,11 +287,11 @@ impl Mapping {
                 Some(cpus) => numa::keep_thread_to(cpus),
                 None => Ok(()),
             };
-            // Who cannot be heard, or is where it should not be, need not work.
+            // A thread that cannot report, or runs on the wrong CPUs, does not work.
             if send.send(Message::Arrived(kept)).is_err() {
                 return;
             }
-            // A poisoned gate is one whose owner panicked: it says `false` then.
+            // A gate is poisoned if its owner panicked: it is `false` then.
             if !*gate.read().unwrap_or_else(PoisonError::into_inner) {
                 return;
             }
@@ -347,7 +343,7 @@ impl Mapping {
                 // Each thread sends this first; an error means that one is gone already.
                 match receive.recv() {
                     Ok(Message::Arrived(Err(cause))) => {
-                        // The gate opens to nobody, and says so.
+                        // The gate stays `false`, which ends the other threads.
                         return Err(PopulateError::Node { cause });
                     }
                     Ok(_) => {}
@@ -373,7 +369,7 @@ impl Mapping {
             match failure {
                 Some(failure) => Err(failure.into_error(done)),
                 None if done == of => Ok(Populated::Whole { bytes: done }),
-                // Relaxed, as above. Who cancels late is told that it was cancelled.
+                // Relaxed, as above. A late cancel still counts as one.
                 None if is_late() && !cancel.load(Ordering::Relaxed) => {
                     Ok(Populated::Expired { done, of })
                 }
@@ -399,11 +395,7 @@ impl Mapping {
         let advice =
             if is_writable { Advice::LinuxPopulateWrite } else { Advice::LinuxPopulateRead };
         let start = self.at(part.start);
-        ask(start, part.len(), advice).map_err(|(refusal, cause)| ChunkFailure {
-            chunk: part,
-            refusal,
-            cause,
-        })
+        ask(start, part.len(), advice).map_err(|cause| ChunkFailure { chunk: part, cause })
     }
 
     /// Makes pages present by touching each, for kernels before 5.14. What goes wrong there is a
@@ -421,21 +413,20 @@ impl Mapping {
 }
 
 /// Asks for the pages of `len` bytes from `start`, which starts a page.
-fn ask(start: NonNull<u8>, len: usize, advice: Advice) -> Result<(), (PopulateRefusal, Errno)> {
+fn ask(start: NonNull<u8>, len: usize, advice: Advice) -> Result<(), Errno> {
     let mut last = Errno::AGAIN;
     for _ in 0..TRIES {
         // SAFETY: madvise(2) acts on `len` bytes from `start`. Both advices given here, populating
         // for reading and for writing, make pages present and change no byte that anyone could have
         // read; where nothing is mapped they answer ENOMEM. So any address is sound.
         let answer = unsafe { rustix::mm::madvise(start.as_ptr().cast(), len, advice) };
-        match errno::populate_step(answer) {
-            PopulateStep::Done => return Ok(()),
-            PopulateStep::Again => last = answer.err().unwrap_or(last),
-            PopulateStep::Failed(refusal) => return Err((refusal, answer.err().unwrap_or(last))),
+        match answer {
+            Err(cause @ (Errno::AGAIN | Errno::INTR)) => last = cause,
+            answer => return answer,
         }
         thread::yield_now();
     }
-    Err((PopulateRefusal::Other, last))
+    Err(last)
 }
 
 /// Makes the pages present that `bytes` lie in, to be written without a fault. No byte changes.
@@ -444,7 +435,7 @@ fn ask(start: NonNull<u8>, len: usize, advice: Advice) -> Result<(), (PopulateRe
 /// for a part and writing it while it is in the cache is faster than asking for all first.
 ///
 /// # Errors
-/// [`PopulateError`] says what there was not enough of; its offsets count from the start of `bytes`.
+/// [`PopulateError`] names what was exhausted; its offsets count from the start of `bytes`.
 pub fn populate_slice(bytes: &mut [u8]) -> Result<(), PopulateError> {
     let len = bytes.len();
     let page = usize::try_from(probe::page_size().bytes()).unwrap_or(4096);
@@ -468,13 +459,11 @@ pub fn populate_slice(bytes: &mut [u8]) -> Result<(), PopulateError> {
     let Some(start) = NonNull::new(start) else {
         return Err(RangeError::Empty { start: 0, end: 0 }.into());
     };
-    ask(start, skipped + len, Advice::LinuxPopulateWrite).map_err(|(refusal, cause)| {
-        let chunk = 0..len;
-        ChunkFailure { chunk, refusal, cause }.into_error(ByteLen::ZERO)
-    })
+    ask(start, skipped + len, Advice::LinuxPopulateWrite)
+        .map_err(|cause| ChunkFailure { chunk: 0..len, cause }.into_error(ByteLen::ZERO))
 }
 
-/// What a populating thread says.
+/// A message from a populating thread.
 enum Message {
     Arrived(Result<(), AffinityError>),
     Done { bytes: u64 },

@@ -19,7 +19,7 @@ use crate::resident;
 use crate::root::{SysError, SystemRoot};
 use crate::uffd::{Features, abi, open};
 
-/// A fact that the kernel did not tell.
+/// A fact that could not be read from the kernel.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProbeError {
@@ -28,7 +28,7 @@ pub enum ProbeError {
     Sys(#[from] SysError),
     /// No userfaultfd could be had, so its features are not known.
     #[error(
-        "no userfaultfd to be had: run as root, give access to {device}, or set vm.unprivileged_userfaultfd to 1; in a container, a seccomp profile may forbid it (`uzone doctor` says more)",
+        "no userfaultfd to be had: run as root, give access to {device}, or set vm.unprivileged_userfaultfd to 1; in a container, a seccomp profile may forbid it (see `uzone doctor`)",
         device = open::DEVICE
     )]
     NoUserfaultfd {
@@ -70,7 +70,7 @@ fn is_at_least(release: &str, least: (u32, u32)) -> bool {
 /// Returns the size of a host page.
 ///
 /// # Panics
-/// If the kernel says a size that no page has.
+/// If the kernel reports a size that no page has.
 #[must_use]
 pub fn page_size() -> PageSize {
     static SIZE: OnceLock<PageSize> = OnceLock::new();
@@ -179,7 +179,7 @@ pub enum UffdAccess {
         /// What the kernel answered.
         cause: io::Error,
     },
-    /// Nothing: this kernel does not have it, or a filter says so.
+    /// Nothing: this kernel does not have it, or a filter hides it.
     Absent {
         /// What the kernel answered.
         cause: io::Error,
@@ -217,7 +217,7 @@ pub fn uffd_syscall() -> UffdAccess {
     }
 }
 
-/// Returns what the device gives this process: full access, to whoever may open it.
+/// Returns what the device gives this process: full access, if it may open the device.
 #[must_use]
 pub fn uffd_device() -> UffdAccess {
     match open::by_device() {
@@ -258,7 +258,7 @@ const IOCTLS: [(u32, &str); 10] = [
 pub struct UffdFeatures {
     /// The bits of `UFFD_FEATURE_*`.
     pub raw: u64,
-    /// The bits of the ioctls that every userfaultfd has. Those of a range are told when it is
+    /// The bits of the ioctls that every userfaultfd has. Those of a range are returned when it is
     /// registered.
     pub ioctls: u64,
 }

@@ -35,7 +35,7 @@ const ENTRY_SWAPPED: u64 = 1 << 62;
 /// How many bytes of the procfs pagemap are read at once.
 const ENTRIES: usize = 64 << 10;
 
-/// Memory whose presence the kernel did not tell.
+/// Memory whose presence could not be read from the kernel.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ResidentError {

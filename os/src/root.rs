@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SystemRoot(PathBuf);
 
-/// A file of the kernel that could not be read, or that says something else than expected.
+/// A file of the kernel that could not be read, or that has other contents than expected.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SysError {
@@ -38,7 +38,7 @@ pub enum SysError {
 }
 
 impl SysError {
-    /// Returns whether the file is not there, which is how the kernel says that it lacks something.
+    /// Returns whether the file is not there, which means that the kernel lacks the feature.
     #[must_use]
     pub fn is_absent(&self) -> bool {
         matches!(self, Self::Read { cause, .. } if cause.kind() == io::ErrorKind::NotFound)

@@ -1,9 +1,7 @@
-//! Why a mapping was refused, and what would help: [`MapError`], [`Shortage`].
-//!
-//! mmap(2) says `ENOMEM` for half a dozen limits. Which one it was is found afterwards by comparing
-//! what was asked with what the process has and may have; [`Shortage::of`] does that as a pure
-//! function of [`Facts`]. The facts are read after the refusal, so under concurrent mappings the
-//! answer is the likely one, not a proof.
+//! Why a mapping was refused, and what would help: [`MapError`], [`Shortage`]. mmap(2) returns `ENOMEM` for
+//! half a dozen limits. Which one it was is found afterwards by comparing what was asked with what the
+//! process has and may have; [`Shortage::of`] does that as a pure function of [`Facts`]. The facts are read
+//! after the refusal, so under concurrent mappings the answer is the likely one, not a proof.
 
 use std::fmt;
 use std::io;
@@ -101,7 +99,7 @@ pub enum MapError {
         #[source]
         cause: io::Error,
     },
-    /// The kernel says that there is not enough of something.
+    /// There is not enough of something.
     #[error("cannot map {len}: {shortage}")]
     Memory {
         /// What was asked for.
@@ -146,7 +144,7 @@ pub enum MapError {
     Dax(#[from] DaxError),
     /// A file of which only a copy in the page cache can be mapped.
     #[error(
-        "the file system offers no synchronous DAX mapping of the file: on persistent memory, mount it with `-o dax=always`, or with `-o dax=inode` and `chattr +x` on the file while nobody has it open; or map it as an ordinary file"
+        "the file system offers no synchronous DAX mapping of the file: on persistent memory, mount it with `-o dax=always`, or with `-o dax=inode` and `chattr +x` on the file while it is not open; or map it as an ordinary file"
     )]
     NoDax {
         /// What the kernel answered.

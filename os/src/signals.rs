@@ -61,11 +61,11 @@ impl Drop for Held {
     }
 }
 
-/// Has this process killed when the thread ends that started it. One that has ended already is not
-/// noticed: ask whoever should be there, such as the other end of a socket.
+/// Has this process killed when the thread ends that started it. One that has ended already is not noticed:
+/// check the parent in another way, such as the other end of a socket.
 ///
 /// # Errors
-/// What prctl(2) says.
+/// The error of prctl(2).
 pub fn end_with_parent() -> io::Result<()> {
     Ok(rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?)
 }
@@ -86,7 +86,7 @@ mod tests {
 
     #[test]
     fn signals_are_held_while_it_lives_and_as_before_afterwards() {
-        // A thread of its own: whoever started the tests may hold some already.
+        // A thread of its own: the parent of the tests may have blocked some already.
         std::thread::spawn(|| {
             let before = ENDING.map(is_blocked);
             let held = Held::hold().unwrap();

@@ -1,9 +1,8 @@
 //! Page faults as events: userfaultfd, with an interface that needs no `unsafe`.
 //!
-//! A [`Uffd`] is made for memory of this process, which is handed to it as a whole
-//! ([`Registered`]); a [`Remote`] answers for memory of another process, which registered it. Both
-//! are read in batches ([`EventBuffer`]), and both answer with [`Answered`], an outcome that says
-//! what to do next.
+//! A [`Uffd`] is made for memory of this process, which is handed to it as a whole ([`Registered`]); a
+//! [`Remote`] answers for memory of another process, which registered it. Both are read in batches
+//! ([`EventBuffer`]), and both answer with [`Answered`], an outcome to act on.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -14,22 +13,15 @@
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let Ok(uffd) = Uffd::open(Features::NONE, Features::POISON, KernelFaults::IfAllowed) else {
 //!     return Ok(()); // not on this host
-//! };
-//! let page = ByteLen::new(probe::page_size().bytes());
-//! let memory = Mapping::anonymous(page, Anonymous::default())?;
-//! let memory = Registered::new(Arc::new(uffd), memory, Modes::MISSING)?;
-//! let bytes = vec![7; page.to_usize()?];
-//! // Nobody waits yet: a page can be put in place before its first fault.
-//! assert_eq!(memory.copy(0, &bytes, Install::default())?, Answered::All);
-//! let mut first = [0];
-//! memory.mapping().read_at(0, &mut first)?;
-//! assert_eq!(first, [7]);
+//! }; let page = ByteLen::new(probe::page_size().bytes()); let memory = Mapping::anonymous(page,
+//! Anonymous::default())?; let memory = Registered::new(Arc::new(uffd), memory, Modes::MISSING)?; let bytes
+//! = vec![7; page.to_usize()?]; // No thread waits yet: a page can be installed before its first fault.
+//! assert_eq!(memory.copy(0, &bytes, Install::default())?, Answered::All); let mut first = [0];
+//! memory.mapping().read_at(0, &mut first)?; assert_eq!(first, [7]);
 //! # Ok(())
 //! # }
 //! ```
-//!
-//! This file gets and asks: [`Uffd::open`] negotiates by what is wanted and what is there, and says
-//! what is missing by name.
+//! [`Uffd::open`] negotiates the features, and its error names the missing ones.
 //! Source: userfaultfd(2), ioctl_userfaultfd(2), "Userfaultfd" in the Linux administrator's guide.
 
 pub(crate) mod abi;
@@ -59,12 +51,12 @@ pub use remote::{NotUffd, Remote};
 pub use reply::{Answered, Refusal, UffdCall};
 pub use wait::{Doorbell, Ready, wait};
 
-/// Whether faults of the kernel have to be told, as of a system call that is given a missing page.
+/// Whether faults of the kernel have to be reported, as of a system call that is given a missing page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum KernelFaults {
     /// They have to be, or there is no userfaultfd. That takes a privilege or the device.
     Required,
-    /// They are told if this process may have that.
+    /// They are reported if this process may have that.
     IfAllowed,
     /// They are not: such a system call fails with `EFAULT`.
     Never,
@@ -95,7 +87,7 @@ pub enum OpenError {
     },
     /// There is none at all.
     #[error(
-        "no userfaultfd: a seccomp profile, as containers have, may forbid it; `uzone doctor` says more"
+        "no userfaultfd: a seccomp profile, as containers have, may forbid it; see `uzone doctor`"
     )]
     None {
         /// What the kernel answered.
@@ -181,8 +173,8 @@ impl Uffd {
         self.features
     }
 
-    /// Returns whether faults of the kernel are told, as of a system call that is given a missing
-    /// page; otherwise such a call fails with `EFAULT`.
+    /// Returns whether faults of the kernel are reported, as of a system call that is given a missing page;
+    /// otherwise such a call fails with `EFAULT`.
     #[must_use]
     pub fn sees_kernel_faults(&self) -> bool {
         self.sees_kernel_faults
@@ -192,7 +184,7 @@ impl Uffd {
     /// are; none means that nothing was pending.
     ///
     /// # Errors
-    /// What read(2) says.
+    /// The error of read(2).
     pub fn read(&self, buffer: &mut EventBuffer) -> io::Result<usize> {
         buffer.fill(self.fd.as_fd())
     }

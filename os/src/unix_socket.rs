@@ -1,8 +1,7 @@
-//! Messages between two processes of one host, each with at most one descriptor: [`MessageSocket`].
-//!
-//! A message is received as a whole or not at all, and whoever's other side ends is told so: a
-//! receive answers that nobody is there any more, a send fails and raises no signal. So neither of
-//! two processes waits for one that has died.
+//! Messages between two processes of one host, each with at most one descriptor: [`MessageSocket`]. A
+//! message is received as a whole or not at all, and the end of the other side is reported: a receive
+//! returns the end, a send fails and raises no signal. So neither of two processes waits for one that has
+//! died.
 //!
 //! Units: lengths are bytes. Source: unix(7), "SCM_RIGHTS" and "SOCK_SEQPACKET".
 
@@ -35,7 +34,7 @@ impl MessageSocket {
     /// child gets one by its standard input.
     ///
     /// # Errors
-    /// What socketpair(2) says: the process has as many descriptors as it may.
+    /// The error of socketpair(2): the process has as many descriptors as it may.
     pub fn pair() -> io::Result<(Self, Self)> {
         let (family, kind) = (AddressFamily::UNIX, SocketType::SEQPACKET);
         let (one, other) = rustix::net::socketpair(family, kind, SocketFlags::CLOEXEC, None)?;
@@ -45,7 +44,7 @@ impl MessageSocket {
     /// Takes a descriptor that another process made one end of.
     ///
     /// # Errors
-    /// [`io::ErrorKind::InvalidInput`] if it carries no whole messages, and what the kernel says if it
+    /// [`io::ErrorKind::InvalidInput`] if it carries no whole messages, and the error of the kernel if it
     /// is no socket.
     pub fn from_fd(fd: OwnedFd) -> io::Result<Self> {
         match rustix::net::sockopt::socket_type(&fd)? {
@@ -65,7 +64,7 @@ impl MessageSocket {
     ///
     /// # Errors
     /// [`io::ErrorKind::BrokenPipe`] if the other side has ended; [`io::ErrorKind::InvalidInput`] for no
-    /// byte, which would look like an end; otherwise what sendmsg(2) says.
+    /// byte, which would look like an end; otherwise the error of sendmsg(2).
     pub fn send(&self, bytes: &[u8], fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
         if bytes.is_empty() {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -94,7 +93,7 @@ impl MessageSocket {
     ///
     /// # Errors
     /// [`io::ErrorKind::InvalidData`] if the message is longer than the buffer or came with more than
-    /// one descriptor (it is lost then, and what came with it closed); otherwise what recvmsg(2) says.
+    /// one descriptor (it is lost then, and what came with it closed); otherwise the error of recvmsg(2).
     pub fn receive(&self, buffer: &mut [u8]) -> io::Result<Option<Message>> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         loop {
@@ -104,7 +103,7 @@ impl MessageSocket {
             let received = match rustix::net::recvmsg(&self.0, &mut parts, &mut control, flags) {
                 Ok(received) => received,
                 Err(cause) if errno::is_interrupted(cause) => continue,
-                // Told once, and before what the other side had sent.
+                // Reported once, and before what the other side had sent.
                 Err(cause) if errno::is_reset(cause) => continue,
                 Err(cause) => return Err(cause.into()),
             };
@@ -159,7 +158,7 @@ mod tests {
     fn an_end_is_seen_after_the_last_message_and_sending_to_nobody_is_an_error() {
         let (one, other) = MessageSocket::pair().unwrap();
         one.send(b"last", None).unwrap();
-        // What nobody receives is closed with the socket, and nobody is told of it.
+        // An unreceived message is closed with the socket, without a report.
         other.send(b"unread", Some(other.as_fd())).unwrap();
         drop(one);
         let mut buffer = [0; 16];

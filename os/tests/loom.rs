@@ -43,7 +43,7 @@ impl Seen {
         for (outcome, seen) in self.0.iter().enumerate() {
             assert!(
                 seen.load(std::sync::atomic::Ordering::Relaxed),
-                "outcome {outcome} was never reached: the model does not test what it says"
+                "outcome {outcome} was never reached: the model does not test what it states"
             );
         }
     }
@@ -236,7 +236,7 @@ impl Value {
     }
 
     fn read(&self) -> u64 {
-        // SAFETY: loom checks what is asked for here: that nobody writes meanwhile.
+        // SAFETY: loom checks what is asked for here: that no thread writes meanwhile.
         self.cell.with(|value| unsafe { *value })
     }
 
@@ -327,7 +327,7 @@ fn an_owner_who_waits_is_woken_by_the_last_guard() {
             LiveArc::enter::<Pins>(owned.place()).unwrap(),
         ];
         let threads = guards.map(|guard| thread::spawn(move || assert_eq!(guard.read(), 7)));
-        // Loom's clock stands still: who is not woken waits for ever, and the search says so.
+        // Loom's clock stands still: a thread that is not woken waits for ever, and the search fails.
         let value = owned.try_into_inner(Duration::from_secs(3600)).map_err(|_| ()).unwrap();
         value.end();
         drop(value);
@@ -337,8 +337,8 @@ fn an_owner_who_waits_is_woken_by_the_last_guard() {
     });
 }
 
-/// A guard that leaves without taking a share of the place first: the owner, who waits for nobody once
-/// the count is zero, lets the place go while the guard still wakes it.
+/// A guard that leaves without taking a share of the place first: the owner, which does not wait once the
+/// count is zero, lets the place go while the guard still wakes it.
 #[test]
 #[should_panic(expected = "Causality violation")]
 fn a_guard_that_takes_no_share_wakes_a_place_that_is_gone() {

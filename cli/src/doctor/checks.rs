@@ -183,7 +183,7 @@ fn memory(facts: &Facts) -> Check {
         (Err(error), _) => Check::not_ok(
             Status::Fail,
             NAME,
-            format!("{TRIAL} cannot be had: {}; {value}", sentence(error)),
+            format!("{TRIAL} cannot be had: {}; {value}", sentence(&**error)),
             fix,
         ),
         (Ok(()), Ok(_)) => Check::ok(NAME, value),

@@ -64,7 +64,7 @@ pub(super) struct Facts {
     pub(super) memory: Result<SystemMemory, SysError>,
     pub(super) available: Result<Available, SysError>,
     /// Whether [`TRIAL`] could be mapped and made present.
-    pub(super) trial: Result<(), uzone_os::Error>,
+    pub(super) trial: Result<(), Box<dyn std::error::Error + Send + Sync>>,
 }
 
 /// The store instructions, and from which length on streaming pays.
@@ -165,7 +165,7 @@ impl Stores {
     }
 }
 
-fn try_to_map() -> Result<(), uzone_os::Error> {
+fn try_to_map() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let mut mapping = Exclusive::anonymous(TRIAL, Anonymous::default())?;
     mapping.populate(0..TRIAL.get())?;
     Ok(())

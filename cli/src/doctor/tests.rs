@@ -219,7 +219,7 @@ fn what_cannot_be_read_is_named_and_is_no_failure() {
 fn only_what_nothing_works_without_makes_a_host_not_ready() {
     let no_memory = || {
         let cause = io::ErrorKind::OutOfMemory.into();
-        Err(uzone_os::Error::Map(MapError::Refused { len: TRIAL, cause }))
+        Err(MapError::Refused { len: TRIAL, cause }.into())
     };
     for facts in [
         Facts { system: "plan9", ..everything() },
@@ -486,7 +486,7 @@ fn a_refused_trial_names_the_limit_that_stands_in_the_way() {
         let cause = io::ErrorKind::OutOfMemory.into();
         let facts = Facts {
             available: Ok(Available { bytes: ByteLen::mib(1), limited_by }),
-            trial: Err(uzone_os::Error::Map(MapError::Refused { len: TRIAL, cause })),
+            trial: Err(MapError::Refused { len: TRIAL, cause }.into()),
             ..everything()
         };
         let check = find(&facts, "memory");

@@ -1,9 +1,9 @@
 //! Memory that is made of parts: [`CompositeBacking`], ranges of other backings side by side.
 //!
-//! A window that lies in several parts is offered to each of them as far as it goes, with the offsets
-//! of that part's own backing, so a part needs not know that there are others. What no part has is
-//! an error, unless it was said to be zero. Zero ranges are the kernel's own zero page where the
-//! memory has one, and take none until they are written.
+//! A window that lies in several parts is offered to each of them as far as it goes, with the offsets of
+//! that part's own backing, so a part needs not know that there are others. What no part has is an error,
+//! unless gaps are zero. Zero ranges are the kernel's own zero page where the memory has one, and take none
+//! until they are written.
 //!
 //! Parts are copied into memory of the mapping's own. Pages that a memory file has are mapped from
 //! that file, and one mapping is of one file: such parts are refused, and need a mapping each.
@@ -90,8 +90,8 @@ pub enum CompositeError {
         /// Where the part starts.
         start: u64,
     },
-    /// A backing did not say what it is made of.
-    #[error("the part at {start:#x} does not say what it is made of")]
+    /// A backing did not return the kind of its memory.
+    #[error("the part at {start:#x} does not return its memory: {cause}")]
     Unknown {
         /// Where the part starts.
         start: u64,
@@ -130,7 +130,7 @@ impl CompositeBuilder {
         self.part(range, Arc::new(ZeroBacking), 0)
     }
 
-    /// Says that what is between the parts, and before the first, is zero.
+    /// Makes the gaps between the parts, and before the first, zero.
     #[must_use]
     pub fn gaps_are_zero(mut self) -> Self {
         self.gaps_are_zero = true;

@@ -1,9 +1,7 @@
-//! Memory of an ordinary file: [`FileBacking`]. Its bytes are copied into the pages.
-//!
-//! What is at hand is what the page cache has. For the page that somebody waits for it is simply
-//! read without waiting (`RWF_NOWAIT`), because a miss starts the device on it, which is what has
-//! to happen next anyhow. For its neighbours the cache is asked first, in a fraction of a
-//! microsecond, and they are left alone if it does not have them: on a cold file a window that is
+//! Memory of an ordinary file: [`FileBacking`]. Its bytes are copied into the pages. A page is ready if the
+//! page cache has it. The page that a thread waits for is read without waiting (`RWF_NOWAIT`): a miss
+//! starts the device, which is the next step anyway. For its neighbours the cache is queried first, in a
+//! fraction of a microsecond, and those that it does not have are skipped: on a cold file a window that is
 //! read made others 3 to 10 times slower.
 //!
 //! Longer runs that are cached are copied from a mapping of the file, without a buffer in between. If
@@ -30,9 +28,9 @@ use crate::window::{Filled, Window};
 /// A run of pages that are not all cached is looked at in halves, down to this many bytes.
 const SMALLEST_HALF: u64 = 16 << 10;
 
-/// From so many bytes on that are cached, they are copied from a mapping of the file: it saves a
-/// copy, and costs the kernel to map them there as well, which is too long for whoever faults next
-/// while a few neighbours are put in place.
+/// From so many bytes on that are cached, they are copied from a mapping of the file: it saves a copy, and
+/// costs the kernel to map them there as well, which is too long for the next fault while a few neighbours
+/// are installed.
 const SMALLEST_COPY: u64 = 48 << 10;
 
 /// The bytes of a file, from its start on.
@@ -49,7 +47,7 @@ impl FileBacking {
     /// Takes a file that is open for reading, as long as it is now.
     ///
     /// # Errors
-    /// What the system says about its length.
+    /// The error of the system that its length was queried with.
     pub fn new(file: File) -> io::Result<Self> {
         let len = file.metadata()?.len();
         let map = |file: File| {
@@ -60,13 +58,13 @@ impl FileBacking {
         Ok(Self { file, len, is_writable: false, mapped })
     }
 
-    /// Takes a file that is open for reading and writing, as long as it is now: what is written to
-    /// the mapping can be brought back, up to that length. Whether it is on the device then is for
-    /// whoever has the file to say ([`File::sync_data`]).
+    /// Takes a file that is open for reading and writing, as long as it is now: what is written to the
+    /// mapping can be brought back, up to that length. The owner of the file decides when it goes to the
+    /// device ([`File::sync_data`]).
     ///
     /// # Errors
-    /// What the system says about it, and [`io::ErrorKind::PermissionDenied`] if it is not open for
-    /// writing, or for appending: then what is written would not go where it belongs.
+    /// The error of the system, and [`io::ErrorKind::PermissionDenied`] if it is not open for writing, or
+    /// for appending: then what is written would not go where it belongs.
     pub fn writable(file: File) -> io::Result<Self> {
         let why = match uzone_os::file_writes(&file)? {
             FileWrites::Anywhere => return Ok(Self { is_writable: true, ..Self::new(file)? }),
@@ -134,7 +132,7 @@ impl FileBacking {
         Ok(Some(mapped))
     }
 
-    /// Fills a run of pages whose neighbour somebody waits for, as far as the cache has them.
+    /// Fills the neighbours of a page that a thread waits for, as far as the cache has them.
     fn map_cached(&self, window: &mut Window<'_>, run: Range<u64>) -> Result<(), BackingError> {
         let host = uzone_os::probe::page_size().bytes();
         let end = run.end.min(self.len.next_multiple_of(host));
@@ -142,7 +140,7 @@ impl FileBacking {
             return Ok(());
         };
         let failed = |cause| BackingError::Read { offset: run.start, len_bytes: len.get(), cause };
-        // Where the kernel does not tell, a read that does not wait finds out: only a page of it,
+        // Where the kernel has no cachestat(2), a read that does not wait finds out: only a page of it,
         // since what it misses is read from the device.
         let cached = page_cache::cached(&self.file, run.start, len).map_err(failed)?;
         match cached {
@@ -197,7 +195,7 @@ impl Backing for FileBacking {
                 continue;
             }
             let mut filled = Ok(());
-            // A run of one page that somebody waits for is not worth asking for, if that is small.
+            // For one small page that a thread waits for, querying the cache costs more than it saves.
             let is_large = window.page_size().bytes() >= SMALLEST_COPY;
             if is_large || window.wanted().as_ref() != Some(&run) {
                 filled = self.map_cached(window, run);
@@ -208,7 +206,7 @@ impl Backing for FileBacking {
                 let start = page.start;
                 filled = window.copy_with(page, |out| self.read_cached(start, out)).map(drop);
             }
-            // Whoever waits for a page that fails hears of it from `fault`.
+            // A page that fails and that a thread waits for fails again in `fault`, which reports it.
             if filled.is_err() {
                 return;
             }
@@ -255,7 +253,7 @@ impl Backing for FileBacking {
     fn read_ahead(&self, range: Range<u64>) {
         let end = range.end.min(self.len);
         if let Some(len) = end.checked_sub(range.start).and_then(NonZeroU64::new) {
-            // It is a hint, and what is wrong with the file is found out by who reads it.
+            // It is a hint; an error of the file shows when the pages are read.
             let _ = page_cache::read_ahead(&self.file, range.start, len);
         }
     }

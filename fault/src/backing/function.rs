@@ -27,8 +27,7 @@ where
         Self { fill, is_quick: true }
     }
 
-    /// Takes a closure that may block: it fills the pages that somebody waits for, in a thread of
-    /// its own.
+    /// Takes a closure that may block: it fills the pages that threads wait for, in an I/O thread.
     #[must_use]
     pub fn slow(fill: F) -> Self {
         Self { fill, is_quick: false }
@@ -49,7 +48,7 @@ where
                 let end = run.end.min(at + window.room());
                 let filled =
                     window.copy_with(at..end, |bytes| (self.fill)(at, bytes).map(|()| bytes.len()));
-                // If somebody waits for a page that fails, it fails again in `fault`, and counts.
+                // If a thread waits for a page that fails, it fails again in `fault`, and is counted.
                 if filled.is_err() {
                     return;
                 }

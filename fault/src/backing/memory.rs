@@ -1,8 +1,8 @@
 //! Memory of a memory file: [`MemoryBacking`]. Its pages are mapped where they are missing, and
 //! never copied.
 //!
-//! Several mappings of one file share its pages; private ones copy what they write, page by page.
-//! A hole of the file is zero, as it is for whoever reads the file.
+//! Several mappings of one file share its pages; private ones copy what they write, page by page. A hole of
+//! the file is zero, as it is in read(2).
 
 use std::io;
 use std::os::fd::AsFd;
@@ -48,7 +48,7 @@ pub(crate) fn continue_or_zero(window: &mut Window<'_>) -> Result<(), BackingErr
 impl Backing for MemoryBacking {
     fn map_pages(&self, window: &mut Window<'_>) {
         while let Some(run) = window.next_run() {
-            // A hole stays open; if somebody waits for it, `fault` knows that it is zero.
+            // A hole stays open; if a thread waits for it, `fault` fills it with zeroes.
             if window.continue_mapping(run).is_err() {
                 return;
             }

@@ -1,4 +1,4 @@
-//! Pages that somebody owns: produced however long that takes, put in place, or given up.
+//! Pages that have an owner: produced however long that takes, installed, or given up.
 
 use std::ops::Range;
 use std::sync::PoisonError;
@@ -16,7 +16,7 @@ use crate::staged::{Staged, StagingFiller};
 use crate::stats::Counters;
 use crate::window::{Filled, Window};
 
-/// How long a page is asked for that the kernel puts off, before it is given up.
+/// How long the kernel may defer a page before it is given up.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// How long to wait before the kernel is asked again.
 const PAUSE: Duration = Duration::from_millis(1);
@@ -27,11 +27,11 @@ pub(crate) const LEFT_OUT: &str = "the backing left the page out";
 /// What came of an attempt to produce a page.
 #[derive(Debug)]
 pub(crate) enum Produced {
-    /// It is there, or nobody can want it any more.
+    /// It is present, or its memory is gone.
     Done,
-    /// The kernel put it off; the caller owns it still.
+    /// The kernel deferred it; the caller still owns it.
     Deferred,
-    /// It cannot be had; the caller owns it still.
+    /// It cannot be produced; the caller still owns it.
     Failed(BackingError),
 }
 
@@ -80,7 +80,7 @@ impl Core {
         result
     }
 
-    /// Keeps why a page is bad, for whoever asks.
+    /// Records why a page is bad, for [`Core::last_failure`].
     pub(crate) fn note_failure(&self, page: u64, error: &BackingError) {
         // What a backing's error prints is the caller's code.
         let reason = caught(|| chain(error));
@@ -94,13 +94,13 @@ impl Core {
         self.last_failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Makes a page that is being filled a bad one: whoever touches it gets a signal.
+    /// Makes a page bad that is being filled: a thread that touches it gets a signal.
     pub(crate) fn poison(&self, page: u64) {
         let range = self.bytes(page..page + 1);
         let give_up = Instant::now() + PATIENCE;
         let again = || {
-            // Where this thread is the one that reads what the kernel waits for, it does not wait: a thread
-            // that touches the page faults again, and the page is marked then.
+            // The reader does not wait, because the kernel waits for it to read: a thread that touches the
+            // page faults again, and the page is marked then.
             let asks = !self.policy.removed_is_zero && Instant::now() < give_up;
             if asks {
                 std::thread::sleep(PAUSE);
@@ -118,8 +118,8 @@ impl Core {
         self.bad_pages.note_filled(page, is_placed, self)
     }
 
-    /// Notes that the kernel has pages that the caller did not own. One that went bad meanwhile is good,
-    /// if it was put in place: a copy replaces a mark.
+    /// Notes that the kernel has pages that the caller did not own. One that went bad meanwhile is good, if
+    /// it was installed: a copy replaces a mark.
     pub(crate) fn note_filled(&self, pages: Range<u64>, is_placed: bool) {
         if self.contents.set_present(pages.clone()) || !is_placed {
             return;
@@ -144,11 +144,11 @@ impl Core {
         notes.into_staged(failure)
     }
 
-    /// Puts a page in place that was produced for this thread, if it is still wanted. Returns what
-    /// the kernel put off.
+    /// Installs a page that an I/O thread produced for this one, if it is still wanted. Returns what the
+    /// kernel deferred.
     pub(crate) fn install(&self, page: u64, staged: Staged) -> Option<Staged> {
         if self.contents.get(page) != Content::Filling {
-            // It was removed or given up meanwhile, and whoever waited has been told.
+            // It was removed or given up meanwhile, and its waiters were woken.
             return None;
         }
         let range = self.bytes(page..page + 1);
@@ -193,7 +193,7 @@ impl Core {
         None
     }
 
-    /// Takes that a page which somebody waits for is not being produced any more, if it was.
+    /// Notes that a page which a thread waits for is no longer being produced, if it was.
     pub(crate) fn finish(&self, page: u64, outcome: FaultOutcome) {
         let Some(awaited) = self.pending.remove(page).filter(|awaited| awaited.is_fault) else {
             return;
@@ -225,7 +225,7 @@ impl Core {
         self.give_up(page);
     }
 
-    /// Gives up a page that the caller owns and could not even queue.
+    /// Gives up a page that the caller owns and could not queue.
     pub(crate) fn release(&self, page: u64) {
         let _ = self.contents.advance(page, Content::Filling, Content::Absent);
     }

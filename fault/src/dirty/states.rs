@@ -1,18 +1,18 @@
 //! Which pages were written, where each first write is an event: [`States`], a byte a page.
 //!
 //! ```text
-//!          a write is told                 the kernel lets writers in
+//!          a write faults                 the kernel lets writers in
 //!   CLEAN ─────────────────► OPENING ──────────────────────────────► DIRTY
 //!     ▲ protected               ▲  may be written           may be     │
-//!     │                         └──────── told again ───────written────┤
+//!     │                         └─────── faults again ──────written────┤
 //!     └──────────────────────────── CLOSING ◄──────────────────────────┘
-//!            it is protected again       somebody takes it, or gives the page back
+//!            it is protected again       it is taken, or the page is evicted
 //! ```
 //!
-//! A page is in `OPENING` before a writer can get at it and leaves `CLOSING` after none can, so a
-//! page that is not `CLEAN` may have been written, and a page that is `CLEAN` was not. One thread owns
-//! a page in either of the two states; a write that is told meanwhile is left to that one, who wakes
-//! all who wait.
+//! A page is in `OPENING` before a writer can get at it and leaves `CLOSING` after none can, so a page that
+//! is not `CLEAN` may have been written, and a page that is `CLEAN` was not. One thread owns a page in
+//! either of the two states; a write fault that arrives meanwhile is left to that thread, which wakes all
+//! waiters.
 //!
 //! The states publish nothing but themselves: what was written is published by the page tables, which
 //! the kernel changes in between. Cost: a byte a page, of addresses; memory only where pages are written
@@ -72,7 +72,7 @@ impl States {
     }
 
     fn step(&self, page: u64, from: u8, to: u8) -> bool {
-        // Acquire and Release: who owns a page calls the kernel after the last owner did.
+        // Acquire and Release: an owner calls the kernel after the last owner did.
         self.state(page).is_some_and(|state| {
             state.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_ok()
         })
@@ -81,7 +81,7 @@ impl States {
     fn set(&self, pages: Range<u64>, to: u8) {
         for page in pages {
             if let Some(state) = self.state(page) {
-                // Release pairs with the Acquire of who owns the page next.
+                // Release pairs with the Acquire of the next owner.
                 state.store(to, Ordering::Release);
             }
         }
@@ -92,12 +92,12 @@ impl States {
         self.state(page).map_or(CLEAN, |state| state.load(Ordering::Acquire))
     }
 
-    /// Takes that somebody waits to write to a page. Returns the pages that the caller now owns and
-    /// lets writers into: this one, and more behind it if the last ones were just before it. `None`
-    /// if somebody else owns it, who wakes this writer.
+    /// Handles a write fault on a page. Returns the pages that the caller now owns and lets writers into:
+    /// this one, and more behind it if the last ones were just before it. `None` if another thread owns it,
+    /// which wakes this writer.
     ///
-    /// Pages behind it count as written from then on, also if they never are. `may_open` says which
-    /// of them are there.
+    /// Pages behind it count as written from then on, also if they never are. `may_open` returns whether
+    /// one of them is present.
     pub(crate) fn open(&self, page: u64, may_open: impl Fn(u64) -> bool) -> Option<Range<u64>> {
         // A page can be protected although it is dirty: it was, when it was filled again.
         if !self.step(page, CLEAN, OPENING) && !self.step(page, DIRTY, OPENING) {
@@ -156,7 +156,7 @@ impl States {
         self.set(pages, CLEAN);
     }
 
-    /// Notes that pages that the caller closed may be written, or protected and told again.
+    /// Notes that pages that the caller closed may be written, or are protected and fault again.
     pub(crate) fn reopened(&self, pages: Range<u64>) {
         self.set(pages, DIRTY);
     }
@@ -171,7 +171,7 @@ impl States {
     /// Makes clean pages dirty, as if they were written.
     pub(crate) fn mark(&self, pages: Range<u64>) {
         for page in pages {
-            // One that somebody opens gets there by itself.
+            // A page that another thread opens becomes dirty by that.
             let _ = self.step(page, CLEAN, DIRTY);
         }
     }
@@ -182,7 +182,7 @@ impl States {
     }
 }
 
-/// Returns the runs of pages for which `is_one` holds, which is asked once for each.
+/// Returns the runs of pages for which `is_one` holds, which is called once for each.
 pub(crate) fn collect(pages: Range<u64>, mut is_one: impl FnMut(u64) -> bool) -> Vec<Range<u64>> {
     let mut runs: Vec<Range<u64>> = Vec::new();
     for page in pages {
@@ -254,7 +254,7 @@ mod tests {
                 while states.open(5, |_| false).is_none() {}
                 turn.store(now, Ordering::Release);
                 left_out += u64::from(states.close(0..64, Which::Dirty) != [5..6]);
-                // A failure says so at the end: the other thread waits for its turns.
+                // A failure is asserted at the end: the other thread waits for its turns.
                 states.closed(0..64);
             }
         });

@@ -36,7 +36,7 @@ pub(crate) fn engine() -> Engine {
     Engine::new(NonZeroUsize::new(2).unwrap()).unwrap()
 }
 
-/// Maps, or says that the case cannot run.
+/// Maps, or prints that the case cannot run.
 pub(crate) fn map(
     name: &str,
     engine: &Engine,
@@ -87,7 +87,7 @@ pub(crate) fn function() -> impl Backing + 'static {
     })
 }
 
-/// Reads a page and compares all of it. `Err` says that the page is bad, which takes the handler of
+/// Reads a page and compares all of it. `Err` means that the page is bad, which takes the handler of
 /// SIGBUS.
 pub(crate) fn try_page(memory: &LazyMapping, offset: u64) -> Result<(), AccessError> {
     let mut seen = vec![0; usize_of(page())];
@@ -189,7 +189,7 @@ impl Gate {
     }
 }
 
-/// Fills what is offered of a window page by page, but for those that are not at hand.
+/// Fills what is offered of a window page by page, but for those that are not ready.
 pub(crate) fn fill_but(window: &mut Window<'_>, is_away: impl Fn(u64) -> bool) {
     while let Some(run) = window.next_run() {
         for at in (run.start..run.end).step_by(usize_of(page())) {
@@ -204,7 +204,7 @@ pub(crate) fn fill_but(window: &mut Window<'_>, is_away: impl Fn(u64) -> bool) {
     }
 }
 
-/// Fills the page that somebody waits for.
+/// Fills the page that a thread waits for.
 pub(crate) fn fill_wanted(window: &mut Window<'_>) -> Result<(), BackingError> {
     let range = window.range();
     let start = range.start;
@@ -215,7 +215,7 @@ pub(crate) fn fill_wanted(window: &mut Window<'_>) -> Result<(), BackingError> {
     Ok(())
 }
 
-/// Fills like the function, but whoever asks for some pages is held up until they are let go.
+/// Fills like the function, but a thread that asks for one of some pages is held up until it is released.
 pub(crate) struct Stalling {
     is_stalled: Box<dyn Fn(u64) -> bool + Send + Sync>,
     pub(crate) gate: Arc<Gate>,
@@ -224,14 +224,14 @@ pub(crate) struct Stalling {
 }
 
 impl Stalling {
-    /// Holds up whoever asks for the page at this offset.
+    /// Holds up the threads that ask for the page at this offset.
     pub(crate) fn new(stalled: u64) -> (Self, Arc<Gate>, Arc<AtomicU64>) {
         let backing = Self::at(move |offset| offset == stalled);
         let (gate, asked) = (backing.gate.clone(), backing.asked.clone());
         (backing, gate, asked)
     }
 
-    /// Holds up whoever asks for a page at such an offset.
+    /// Holds up the threads that ask for a page at such an offset.
     pub(crate) fn at(is_stalled: impl Fn(u64) -> bool + Send + Sync + 'static) -> Self {
         Self { is_stalled: Box::new(is_stalled), gate: Arc::default(), asked: Arc::default() }
     }
@@ -319,7 +319,7 @@ impl Drop for Pool {
 
 pub(crate) const HUGE: u64 = 2 << 20;
 
-/// Returns whether the host has transparent huge pages of 2 MiB, or says that the case cannot run.
+/// Returns whether the host has transparent huge pages of 2 MiB, and prints it if the case cannot run.
 pub(crate) fn has_huge_pages(name: &str) -> bool {
     match hugepages::thp(&SystemRoot::host()) {
         Ok(Some(thp)) if thp.pmd_size.get() == HUGE => true,

@@ -11,16 +11,15 @@
 //! | another one of the kernel's | recorded where watched; then the previous action |
 //! | of kill(2), sigqueue(3) and the like | the previous action |
 //!
-//! Before the previous action is called nothing of the table is held, so it may leave by a
-//! `siglongjmp`. It finds the mask that it would have found: its own is added for the time of the
-//! call, and `SA_NODEFER` and `SA_RESETHAND` are honoured. Two of its flags cannot be: it runs on the
-//! alternate stack if there is one, and system calls that the signal interrupts are restarted.
-//! "Default" is the process dying of this very signal: the action is set back and the signal, with
-//! what the kernel said of it, is queued again for this thread, which has it as soon as the handler
-//! returns. "Ignored" is the same for an error of the thread's own access, which the kernel does not
-//! let anyone ignore, and nothing for the rest.
+//! Before the previous action is called nothing of the table is held, so it may leave by a `siglongjmp`. It
+//! finds the mask that it would have found: its own is added for the time of the call, and `SA_NODEFER` and
+//! `SA_RESETHAND` are honoured. Two of its flags cannot be: it runs on the alternate stack if there is one,
+//! and system calls that the signal interrupts are restarted. "Default" is the process dying of this very
+//! signal: the action is set back and the signal, with its `siginfo`, is queued again for this thread,
+//! which has it as soon as the handler returns. "Ignored" is the same for an error of the thread's own
+//! access, which the kernel does not let anyone ignore, and nothing for the rest.
 //!
-//! Unsafe: signal actions, the pointers that the kernel hands a handler, and calling somebody else's.
+//! Unsafe: signal actions, the pointers that the kernel hands a handler, and calling other handlers.
 //! Source: sigaction(2), signal-safety(7), rt_tgsigqueueinfo(2), and `siginfo` of the kernel's
 //! user interface.
 
@@ -41,9 +40,8 @@ pub enum Installed {
     New,
     /// Ours, from an earlier call.
     Already,
-    /// Somebody else's, set after ours. Whether errors reach ours is up to it, so nothing was
-    /// changed: two handlers that each took the other for the previous one would call each other
-    /// forever.
+    /// Another handler, set after ours. It decides whether errors reach ours, so nothing was changed: two
+    /// handlers that each took the other for the previous one would call each other forever.
     Beneath,
 }
 
@@ -69,8 +67,7 @@ struct Previous {
 /// handler may look at it at any time; there is one for each time that ours was set.
 static PREVIOUS: AtomicPtr<Previous> = AtomicPtr::new(ptr::null_mut());
 
-/// Whether the handler was ever installed. Relaxed is enough: it says that there was a call that did
-/// it, and hands on nothing else.
+/// Whether the handler was ever installed. Relaxed is enough: it publishes nothing else.
 static IS_INSTALLED: AtomicBool = AtomicBool::new(false);
 
 /// Held over an installation, and never by the handler.
@@ -86,7 +83,7 @@ pub(crate) fn is_installed() -> bool {
 /// reporter). A library leaves it to the program.
 ///
 /// # Errors
-/// [`InstallError`] if the kernel refuses, which it does where a filter of system calls says so.
+/// [`InstallError`] if the kernel refuses, for instance because of a filter of system calls.
 pub fn install() -> Result<Installed, InstallError> {
     // A panic under the lock leaves nothing half done that this would not do again.
     let _alone = INSTALLING.lock().unwrap_or_else(PoisonError::into_inner);
@@ -104,7 +101,7 @@ pub fn install() -> Result<Installed, InstallError> {
     match exchange(Some(&action())) {
         Ok(replaced) => {
             if replaced.sa_sigaction != current.sa_sigaction {
-                // Somebody set another action between the two calls.
+                // Another thread set another action between the two calls.
                 remember(replaced);
             }
             IS_INSTALLED.store(true, Ordering::Relaxed);
@@ -129,9 +126,9 @@ fn ours() -> libc::sighandler_t {
     handler as libc::sighandler_t
 }
 
-/// Returns the action of our handler. On the alternate stack, since somebody's stack may be too small
-/// for it (that of a coroutine), with nothing blocked but SIGBUS itself: an error inside the handler
-/// is a bug, and kills.
+/// Returns the action of our handler. On the alternate stack, since the thread's stack may be too small for
+/// it (that of a coroutine), with nothing blocked but SIGBUS itself: an error inside the handler is a bug,
+/// and kills.
 fn action() -> libc::sigaction {
     libc::sigaction {
         sa_sigaction: ours(),
@@ -193,24 +190,24 @@ extern "C" fn on_sigbus(signal: i32, info: *mut libc::siginfo_t, context: *mut c
     unsafe { errno_ptr.write(errno) };
 }
 
-/// Records what the kernel says, and returns whether that is all that has to be done.
+/// Records the error, and returns whether that is all that has to be done.
 fn absorb(info: *mut libc::siginfo_t, context: *mut c_void) -> bool {
     let Some(error) = error_of(info) else {
         return false;
     };
     let watches = TABLE.record(error.extent(), error.entry());
     if error.kind == BusKind::ActionOptional {
-        // Nobody's access failed, also if the thread happens to be in a copy.
+        // No access of this thread failed, even if it happens to be in a copy.
         return watches != 0;
     }
     recover(context, error)
 }
 
-/// Returns what the kernel says is wrong, or `None` if a process sent the signal.
+/// Returns the error, or `None` if a process sent the signal.
 fn error_of(info: *mut libc::siginfo_t) -> Option<BusError> {
-    // SAFETY: the kernel hands a handler with `SA_SIGINFO` a whole `siginfo_t`, alive for the call,
-    // and somebody's handler that passes a signal on to ours hands on the same. `SigInfo` is the
-    // head of it, as asserted above, and any bytes are a value of its fields.
+    // SAFETY: the kernel hands a handler with `SA_SIGINFO` a whole `siginfo_t`, alive for the call, and
+    // another handler that passes a signal on to ours hands on the same. `SigInfo` is the head of it, as
+    // asserted above, and any bytes are a value of its fields.
     let info = unsafe { info.cast::<SigInfo>().read() };
     // What processes send has zero or less.
     (info.code > 0).then(|| BusError::of_signal(info.code, info.addr.addr(), info.addr_lsb))
@@ -245,7 +242,7 @@ fn registers_of(context: *mut c_void) -> *mut [libc::greg_t; 23] {
     context.wrapping_byte_add(AT).cast()
 }
 
-/// Says that the copy cannot be recovered: those of this build are not guarded.
+/// Returns that the copy cannot be recovered: those of this build are not guarded.
 #[cfg(not(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer))))]
 fn recover(_: *mut c_void, _: BusError) -> bool {
     false
@@ -278,8 +275,7 @@ fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: *mut c_void) {
     }
     let mask = with_mask_of(&previous.action, signal);
     if flags & libc::SA_SIGINFO != 0 {
-        // SAFETY: the number is that of a handler which takes three arguments, for so its owner told
-        // the kernel, and the kernel us.
+        // SAFETY: the number is that of a handler which takes three arguments, as its flags state.
         let handler = unsafe {
             core::mem::transmute::<
                 libc::sighandler_t,

@@ -22,13 +22,12 @@
 //! | watched | 1 | 1 | looks at the range again, and pushes |
 //! | let go | 0 | 0 | leaves; who entered before may still push |
 //!
-//! A handler counts itself in, and the same step tells it whether the slot is active. A slot is
-//! taken by exchanging a state of *zero*: not taken, not active and nobody inside. So between the
-//! step with which a handler saw a slot active and the step with which it leaves, the slot may be
-//! let go and is not taken again. A handler that pushes into a slot that was let go meanwhile pushes
-//! into a ring that nobody reads any more, and whoever takes the slot next empties it first. Letting
-//! go waits for nobody: a handler that is stopped inside (by a debugger, say) keeps one slot from
-//! being used again, and that is all.
+//! A handler counts itself in, and the same step tells it whether the slot is active. A slot is taken by
+//! exchanging a state of *zero*: not taken, not active and no handler inside. So between the step with
+//! which a handler saw a slot active and the step with which it leaves, the slot may be let go and is not
+//! taken again. A handler that pushes into a slot that was let go meanwhile pushes into a ring that is no
+//! longer read, and the next owner of the slot empties it first. Letting go never waits: a handler that is
+//! stopped inside (by a debugger, say) keeps one slot from being used again, and that is all.
 //!
 //! The range is looked at before a handler enters, too, so that it enters hardly any slot for
 //! nothing. That first look may see halves of two ranges. It may then miss a slot only if that was
@@ -41,10 +40,10 @@
 //! # A ring
 //!
 //! Both ends are one word, so how many events there are is one load. A handler takes the next cell by
-//! moving the tail, fills it, and marks it with its turn; a reader takes a cell that has its turn
-//! by moving the head. A handler that is stopped between the two holds back what comes behind it
-//! and blocks nobody. The loops end: an exchange fails only because another thread's succeeded,
-//! and a ring that nobody reads is full after that many.
+//! moving the tail, fills it, and marks it with its turn; a reader takes a cell that has its turn by moving
+//! the head. A handler that is stopped between the two holds back what comes behind it and blocks no other.
+//! The loops end: an exchange fails only because another thread's succeeded, and a ring that is not read is
+//! full after that many.
 //!
 //! Cost: nothing until there is a fault. Then two loads for each slot that was ever used, and four
 //! atomic steps for each watch that has the address.
@@ -77,8 +76,8 @@ impl Extent {
 
 /// `SLOTS` ranges with up to `EVENTS` events each, which is a power of two.
 pub(crate) struct Table<const SLOTS: usize, const EVENTS: usize> {
-    /// How many slots, from the first on, were ever taken. Relaxed is enough: who faults after
-    /// `take` returned sees what it wrote, and nobody else has to.
+    /// How many slots, from the first on, were ever taken. Relaxed is enough: a thread that faults after
+    /// `take` returned sees what it wrote, and no other has to.
     used: AtomicU64,
     slots: [Slot<EVENTS>; SLOTS],
 }
@@ -87,7 +86,7 @@ pub(crate) struct Table<const SLOTS: usize, const EVENTS: usize> {
 #[repr(align(64))]
 struct Slot<const EVENTS: usize> {
     state: AtomicU64,
-    /// The range; one that has no address while nobody watches.
+    /// The range; empty while the slot is free.
     first: AtomicU64,
     last: AtomicU64,
     ring: Ring<EVENTS>,
@@ -229,14 +228,14 @@ impl<const EVENTS: usize> Slot<EVENTS> {
     }
 
     fn leave(&self) {
-        // Release pairs with the Acquire of `take`: what was pushed is there before the slot is
-        // somebody else's.
+        // Release pairs with the Acquire of `take`: what was pushed is there before the slot has another
+        // owner.
         self.state.fetch_sub(1, Ordering::Release);
     }
 }
 
 impl<const EVENTS: usize> Ring<EVENTS> {
-    /// Forgets what nobody read. No handler is inside.
+    /// Forgets the unread events. No handler is inside.
     fn reset(&self) {
         // Relaxed: `set_up` publishes it.
         let (_, tail) = halves(self.ends.load(Ordering::Relaxed));
@@ -258,7 +257,7 @@ impl<const EVENTS: usize> Ring<EVENTS> {
                 self.lost.fetch_add(1, Ordering::Relaxed);
                 return;
             }
-            // Acquire pairs with the Release of `pop`: whoever had the cell before has read it.
+            // Acquire pairs with the Release of `pop`: the last event of the cell has been read.
             match self.ends.compare_exchange_weak(
                 seen,
                 word(head, tail.wrapping_add(1)),

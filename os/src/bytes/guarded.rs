@@ -1,11 +1,10 @@
 //! Copies that survive memory which is not there, on x86-64.
 //!
-//! The instructions that touch a mapping are in two routines of known address and length. If one of
-//! them gets SIGBUS, the handler of [`bus`](crate::bus) finds the thread there, looks in its registers
-//! which addresses it was to touch, and sends it to the end of the routine, which returns the error.
-//! Linux copies from and to user space in the same way.
-//!
-//! A routine says what it does by its registers, for as long as it may fault:
+//! The instructions that touch a mapping are in two routines of known address and length. If one of them
+//! gets SIGBUS, the handler of [`bus`](crate::bus) finds the thread there, looks in its registers which
+//! addresses it was to touch, and sends it to the end of the routine, which returns the error. Linux copies
+//! from and to user space in the same way. The registers of a routine state what it does, for as long as it
+//! may fault:
 //!
 //! | register | has |
 //! |---|---|
@@ -51,7 +50,7 @@ mod register {
 struct Outcome {
     /// The first byte that was not copied; if all were, the word that was loaded, if that was asked.
     value: u64,
-    /// Zero, or what the handler was told.
+    /// Zero, or the packed error from the handler.
     info: u64,
 }
 
@@ -252,7 +251,7 @@ impl Copier for Guarded {
         let (start, first, last) = guard(words);
         let (src, len) = (bytes.as_ptr().cast(), size_of_val(bytes));
         // SAFETY: `copy_words` wants `len` bytes to read and to write.
-        // 1. Read: `bytes` has as many, borrowed, so that nobody changes them.
+        // 1. Read: `bytes` has as many, borrowed, so that they do not change.
         // 2. Written: `words` has as many, aligned, and is the guarded side. They are atomics, which
         //    may be written through a shared reference; the routine performs relaxed stores of whole
         //    words.

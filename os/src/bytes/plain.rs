@@ -8,8 +8,8 @@ use super::{Copier, Fault, WORD};
 
 pub(crate) struct Plain;
 
-// Relaxed is enough throughout: nothing else is published by these words, and whoever passes
-// messages through shared memory brings its own synchronisation.
+// Relaxed is enough throughout: nothing else is published by these words, and messages through shared
+// memory need synchronisation of their own.
 impl Copier for Plain {
     #[inline]
     fn load(word: &AtomicU64) -> Result<u64, Fault> {

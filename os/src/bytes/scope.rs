@@ -1,19 +1,19 @@
 //! Clearing and copying by the stores of `uzone-stream` that survive memory which is not there, on
 //! x86-64.
 //!
-//! Those stores are in many routines, which no handler knows by their addresses. So a thread that is
-//! about to call one says which memory it is about to touch, and how its stack stands ([`Scope`]). If
-//! it gets SIGBUS there, the handler of [`bus`](crate::bus) puts the stack back and sends it to the
-//! end of the call, as a `siglongjmp` would: what ran in the call is abandoned, and has no say in it.
+//! Those stores are in many routines, which no handler knows by their addresses. So a thread that is about
+//! to call one records which memory it is about to touch, and its stack pointer ([`Scope`]). If it gets
+//! SIGBUS there, the handler of [`bus`](crate::bus) puts the stack back and sends it to the end of the
+//! call, as a `siglongjmp` would: what ran in the call is abandoned.
 //!
 //! What may be abandoned is a frame without anything to drop, to unlock or to finish, and
 //! `zero_words` and `copy_words` of `uzone-stream` are such: loops over stores, and a fence, which is
 //! done here in their place. Nothing else is called in a scope, so it is no `pub` function that takes
 //! a closure. How much was written is not known: whole words, each old or new.
 //!
-//! An error at an address outside of what the scope names is not ours. A signal handler of somebody's
-//! that interrupts the stores and touches, of all memory, what is being cleared or copied, is
-//! abandoned with them if that raises SIGBUS; without the scope, the process would die of it.
+//! An error at an address outside of what the scope names is not ours. A signal handler of the program that
+//! interrupts the stores and touches, of all memory, what is being cleared or copied, is abandoned with
+//! them if that raises SIGBUS; without the scope, the process would die of it.
 //!
 //! Unsafe: machine code that puts a stack back.
 //! Cost: two stores and a call beside the one that is made anyway; nothing where no handler is
@@ -58,7 +58,7 @@ thread_local! {
     static SCOPE: Cell<*mut Scope> = const { Cell::new(ptr::null_mut()) };
 }
 
-/// Calls `work` with `data`. Returns zero, or what the handler was told if it ended the call.
+/// Calls `work` with `data`. Returns zero, or the packed error if the handler ended the call.
 ///
 /// # Safety
 /// `work` may be called with `data`, does not unwind, and its frames may be abandoned. `scope` is the
@@ -70,8 +70,8 @@ unsafe extern "sysv64" fn call(
     scope: *mut Scope,
 ) -> u64 {
     naked_asm!(
-        // What a call preserves is on the stack, so that whoever lands finds it there. Six registers,
-        // the return address and eight bytes more: the stack is aligned to 16 for the call.
+        // What a call preserves is on the stack, where the landing finds it. Six registers, the return
+        // address and eight bytes more: the stack is aligned to 16 for the call.
         "push rbp",
         "push rbx",
         "push r12",
@@ -116,9 +116,9 @@ pub(crate) fn land(
     info: u64,
 ) -> bool {
     let Ok(scope) = SCOPE.try_with(Cell::get) else { return false };
-    // SAFETY: `as_mut` wants null or a value that nobody else refers to. By the invariant of `Scope`
-    // it lives in a frame of this thread, below which the thread was interrupted, and `guarded_call`
-    // holds no reference to it meanwhile.
+    // SAFETY: `as_mut` wants null or a value that nothing else refers to. By the invariant of `Scope` it
+    // lives in a frame of this thread, below which the thread was interrupted, and `guarded_call` holds no
+    // reference to it meanwhile.
     let Some(scope) = (unsafe { scope.as_mut() }) else { return false };
     let hit = scope
         .guarded

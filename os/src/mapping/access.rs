@@ -56,7 +56,7 @@ impl Mapping {
             .map_err(|fault| self.bus_error(CopyDirection::Write, start, bytes.len(), fault))
     }
 
-    /// Says where in the mapping a copy of `len_bytes` from the index `start` on came to an end.
+    /// Returns the error for a copy of `len_bytes` from the index `start` on that met `fault`.
     #[cold]
     fn bus_error(
         &self,
@@ -79,9 +79,9 @@ impl Mapping {
         }
     }
 
-    /// Returns the words of a range, to be read and written by whoever else may do so meanwhile: each
-    /// of them changes at once, and the row of them in any order. A touch behind the end of a file
-    /// that was truncated raises `SIGBUS`.
+    /// Returns the words of a range, which other threads and processes may read and write meanwhile: each
+    /// of them changes at once, and the row of them in any order. A touch behind the end of a file that was
+    /// truncated raises `SIGBUS`.
     ///
     /// # Errors
     /// [`AccessError::Range`] unless all bytes are inside, [`AccessError::CutsWord`] unless they start
@@ -153,7 +153,7 @@ impl Mapping {
         })
     }
 
-    /// Says where in the mapping stores came to an end, which are in any order.
+    /// Returns the error for stores in any order that met `fault`.
     #[cold]
     fn stores_error(
         &self,

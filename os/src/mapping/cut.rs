@@ -1,9 +1,8 @@
-//! One mapping as two, and two as one again: [`Mapping::cut`], [`Mapping::join`].
-//!
-//! The kernel is not told: it has one mapping as before, and each part unmaps its own bytes when it
-//! is dropped. So a part may be lent as a slice ([`crate::Exclusive`]) or be given to somebody
-//! else while the other is copied in and out of. What is behind a part of a page cannot be unmapped
-//! alone, so a mapping of huge pages is cut between them.
+//! One mapping as two, and two as one again: [`Mapping::cut`], [`Mapping::join`]. The kernel is not
+//! involved: it has one mapping as before, and each part unmaps its own bytes when it is dropped. So a part
+//! may be lent as a slice ([`crate::Exclusive`]) or be given away while the other is copied in and out of.
+//! What is behind a part of a page cannot be unmapped alone, so a mapping of huge pages is cut between
+//! them.
 //!
 //! Parts know from which mapping they were cut, by a number that no other one ever has. Two mappings
 //! that only happen to lie side by side are not joined: the pointer to the first may not be used for

@@ -30,7 +30,7 @@ layouts! {
     Api = uffdio_api, 24 { api: u64, features: u64, ioctls: u64 }
     /// Some addresses.
     Addresses = uffdio_range, 16 { start: u64, len: u64 }
-    /// Which faults of which addresses are told; `ioctls` is the answer.
+    /// Which faults of which addresses are reported; `ioctls` is the answer.
     Register = uffdio_register, 32 { range: Addresses, mode: u64, ioctls: u64 }
     /// Bytes for missing pages. `copy` is the answer: how many, or a negated errno.
     CopyPages = uffdio_copy, 40 { dst: u64, src: u64, len: u64, mode: u64, copy: i64 }
@@ -94,7 +94,7 @@ const _: () = {
     assert!(POISON == 0xc020_aa08);
 };
 
-/// Which faults are told: `UFFDIO_REGISTER_MODE_*`.
+/// Which faults are reported: `UFFDIO_REGISTER_MODE_*`.
 pub(crate) const MODE_MISSING: u64 = 1;
 pub(crate) const MODE_WP: u64 = 1 << 1;
 pub(crate) const MODE_MINOR: u64 = 1 << 2;
@@ -111,8 +111,8 @@ pub(crate) const MOVE_HOLES: u64 = 1 << 1;
 /// Gives the kernel the structure of an ioctl, and takes what it writes into it.
 ///
 /// # Safety
-/// `NUMBER` is of a userfaultfd's ioctl on a `T`. Whatever else of this process' memory the
-/// kernel reads or writes because of what `value` says, the caller has the right to.
+/// `NUMBER` is of a userfaultfd's ioctl on a `T`. The caller may access all other memory of this process
+/// that the kernel reads or writes because of `value`.
 unsafe fn call<const NUMBER: Opcode, T>(fd: BorrowedFd<'_>, value: &mut T) -> Result<(), Errno> {
     // SAFETY: `Updater::new` wants the number to be of an ioctl that reads and writes a `T`: the
     // caller's first point. Those that only read it leave it as it is.
@@ -134,9 +134,9 @@ pub(crate) fn handshake(fd: BorrowedFd<'_>, features: u64) -> Result<(u64, u64),
 /// Starts to tell of faults. Returns the bits of the ioctls that the range takes.
 ///
 /// # Safety
-/// Of memory of this process: from now on whoever touches a page that is missing there waits, and
-/// whoever holds the descriptor decides what becomes of it. Nobody may rely on such pages being
-/// zero, or on reaching them at once.
+/// Of memory of this process: from now on a thread that touches a missing page waits, and the holder of the
+/// descriptor decides what the page becomes. No code may rely on such pages being zero, or on reaching them
+/// at once.
 pub(crate) unsafe fn register(
     fd: BorrowedFd<'_>,
     start: u64,

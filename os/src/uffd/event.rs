@@ -1,10 +1,10 @@
 //! Reading what a userfaultfd tells: [`EventBuffer`], [`Event`], [`PageFault`].
 //!
-//! Messages are read many at a time into a buffer that is made once; taking them apart allocates
-//! nothing. The kernel gives pending faults out before other events, so a fault can be read before
-//! a removal that is older than it. Who must not show removed pages reads until
-//! [`Uffd::read`](crate::uffd::Uffd::read) says that nothing is pending, applies the removals, and
-//! only then answers.
+//! Messages are read many at a time into a buffer that is made once; taking them apart allocates nothing.
+//! The kernel gives pending faults out before other events, so a fault can be read before a removal that is
+//! older than it. A server that must not show removed pages reads until
+//! [`Uffd::read`](crate::uffd::Uffd::read) returns that nothing is pending, applies the removals, and only
+//! then answers.
 //!
 //! Who reads the events of its own process allocates nothing until it has answered: a thread that
 //! forks or gives memory back may hold the allocator's locks while it waits for its event to be
@@ -135,7 +135,7 @@ impl EventBuffer {
     /// Reads what is pending in place of what was read before, of which the untaken is dropped.
     /// `fd` is a userfaultfd. Returns how many messages there are now.
     pub(crate) fn fill(&mut self, fd: BorrowedFd<'_>) -> io::Result<usize> {
-        // Children whose events nobody took have descriptors, which would stay open.
+        // Unread events of children have descriptors, which would stay open.
         self.by_ref().for_each(drop);
         (self.next, self.filled) = (0, 0);
         let read = loop {
@@ -164,10 +164,9 @@ impl Iterator for EventBuffer {
         Some(match parse(message) {
             Parsed::Event(event) => event,
             Parsed::Child(fd) => {
-                // SAFETY: `from_raw_fd` wants an open descriptor that nobody else closes. The
-                // kernel opened it in this process when the message was read (the invariant of the
-                // buffer, which only `fill` fills, from a userfaultfd), and each message is taken
-                // once.
+                // SAFETY: `from_raw_fd` wants an open descriptor that nothing else closes. The kernel
+                // opened it in this process when the message was read (the invariant of the buffer, which
+                // only `fill` fills, from a userfaultfd), and each message is taken once.
                 Event::Forked(Remote::of_child(unsafe { OwnedFd::from_raw_fd(fd) }))
             }
         })

@@ -59,7 +59,7 @@ impl EventSet {
     /// Makes an empty one.
     ///
     /// # Errors
-    /// What `epoll_create1(2)` says: the process has as many descriptors as it may.
+    /// The error of epoll_create1(2): the process has as many descriptors as it may.
     pub fn new() -> io::Result<Self> {
         Ok(Self(epoll::create(CreateFlags::CLOEXEC)?))
     }
@@ -67,7 +67,7 @@ impl EventSet {
     /// Waits for `fd` too from now on, by the key `key`.
     ///
     /// # Errors
-    /// What `epoll_ctl(2)` says: there is no memory, or the user watches as many as he may.
+    /// The error of epoll_ctl(2): there is no memory, or the user watches as many as he may.
     pub fn add(&self, fd: impl AsFd, key: u64) -> io::Result<()> {
         Ok(epoll::add(&self.0, fd, EventData::new_u64(key), EventFlags::IN)?)
     }
@@ -75,7 +75,7 @@ impl EventSet {
     /// Waits for `fd` no longer.
     ///
     /// # Errors
-    /// What `epoll_ctl(2)` says: it is not waited for.
+    /// The error of epoll_ctl(2): it is not waited for.
     pub fn remove(&self, fd: impl AsFd) -> io::Result<()> {
         Ok(epoll::delete(&self.0, fd)?)
     }
@@ -84,7 +84,7 @@ impl EventSet {
     /// without one, for as long as it takes. A signal may end it with no key.
     ///
     /// # Errors
-    /// What `epoll_wait(2)` says.
+    /// The error of epoll_wait(2).
     pub fn wait(&self, ready: &mut ReadyKeys, timeout: Option<Duration>) -> io::Result<()> {
         ready.keys.clear();
         let timeout = timeout.map(|timeout| Timespec {

@@ -35,31 +35,31 @@ impl Features {
     pub const NAMED: Self = Self((1 << NAMES.len()) - 1);
     /// No feature: missing pages of anonymous memory alone.
     pub const NONE: Self = Self(0);
-    /// Writes to protected pages of anonymous memory are told.
+    /// Writes to protected pages of anonymous memory raise events.
     pub const WRITE_PROTECT: Self = Self(1);
     /// A child made by fork(2) comes with a userfaultfd of its own. Needs `CAP_SYS_PTRACE`.
     pub const EVENT_FORK: Self = Self(1 << 1);
-    /// Moving memory by mremap(2) is told.
+    /// Moving memory by mremap(2) raises an event.
     pub const EVENT_REMAP: Self = Self(1 << 2);
-    /// Giving pages back by madvise(2) is told.
+    /// Giving pages back by madvise(2) raises an event.
     pub const EVENT_REMOVE: Self = Self(1 << 3);
     /// Missing pages of hugetlb memory.
     pub const MISSING_HUGETLB: Self = Self(1 << 4);
     /// Missing pages of shared memory and memory files.
     pub const MISSING_SHMEM: Self = Self(1 << 5);
-    /// Unmapping memory is told.
+    /// Unmapping memory raises an event.
     pub const EVENT_UNMAP: Self = Self(1 << 6);
     /// A fault raises `SIGBUS` in its thread, and no event.
     pub const SIGBUS: Self = Self(1 << 7);
-    /// A fault says which thread waits.
+    /// A fault carries the id of the waiting thread.
     pub const THREAD_ID: Self = Self(1 << 8);
-    /// Pages of hugetlb files that are there and not mapped are told.
+    /// Minor faults of hugetlb files: pages that exist and are not mapped.
     pub const MINOR_HUGETLB: Self = Self(1 << 9);
-    /// Pages of memory files that are there and not mapped are told.
+    /// Minor faults of memory files: pages that exist and are not mapped.
     pub const MINOR_SHMEM: Self = Self(1 << 10);
-    /// A fault says the byte that was touched, not its page.
+    /// A fault carries the address of the byte that was touched, not of its page.
     pub const EXACT_ADDRESS: Self = Self(1 << 11);
-    /// Writes to protected pages of hugetlb and shared memory are told.
+    /// Writes to protected pages of hugetlb and shared memory raise events.
     pub const WRITE_PROTECT_SHARED: Self = Self(1 << 12);
     /// Protection covers pages that are not there yet.
     pub const WRITE_PROTECT_ABSENT: Self = Self(1 << 13);

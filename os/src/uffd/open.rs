@@ -47,8 +47,8 @@ pub(crate) fn by_device() -> rustix::io::Result<OwnedFd> {
     unsafe { ioctl::ioctl(&device, NewUffd) }
 }
 
-/// Returns a new userfaultfd for all faults, by whichever way there is. If there is none, the
-/// refusal that says most.
+/// Returns a new userfaultfd for all faults, by the device or the system call. If both are refused, the
+/// more specific error.
 pub(crate) fn full() -> rustix::io::Result<OwnedFd> {
     by_device().or_else(|at_device| {
         by_syscall().map_err(|by_call| match errno::uffd_refusal(by_call) {
@@ -61,9 +61,9 @@ pub(crate) fn full() -> rustix::io::Result<OwnedFd> {
 
 struct NewUffd;
 
-// SAFETY: `Ioctl` wants the number, the argument and the result to be those of the kernel. The
-// argument is a number and no pointer: the kernel reads and writes no memory of ours. The result
-// is a new descriptor that nobody else has.
+// SAFETY: `Ioctl` wants the number, the argument and the result to be those of the kernel. The argument is
+// a number and no pointer: the kernel reads and writes no memory of ours. The result is a new descriptor
+// that nothing else has.
 unsafe impl Ioctl for NewUffd {
     type Output = OwnedFd;
     const IS_MUTATING: bool = false;
@@ -80,8 +80,8 @@ unsafe impl Ioctl for NewUffd {
         out: IoctlOutput,
         _: *mut core::ffi::c_void,
     ) -> rustix::io::Result<OwnedFd> {
-        // SAFETY: `from_raw_fd` wants an open descriptor that nobody else closes: the kernel made
-        // it by this call, which did not fail.
+        // SAFETY: `from_raw_fd` wants an open descriptor that nothing else closes: the kernel made it by
+        // this call, which did not fail.
         Ok(unsafe { OwnedFd::from_raw_fd(out) })
     }
 }

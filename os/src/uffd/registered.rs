@@ -1,10 +1,10 @@
-//! Memory of this process whose faults are told: [`Registered`].
+//! Memory of this process that is registered with a userfaultfd: [`Registered`].
 //!
 //! A `Registered` owns its [`Mapping`], so the answers here reach nothing else: an offset that is
 //! not inside is refused before the kernel is asked.
 //!
-//! A mapping that is dropped while threads of foreign code wait in it is unmapped first and its
-//! waiters are woken then: they get `SIGSEGV`, never a page of zeroes that nobody meant.
+//! A mapping that is dropped while threads of foreign code wait in it is unmapped first and its waiters are
+//! woken then: they get `SIGSEGV`, never a page of zeroes.
 //!
 //! Units: offsets and lengths are bytes from the start of the mapping, multiples of its page size.
 //! Unsafe: the answers, by which the kernel writes pages of the mapping.
@@ -19,14 +19,13 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use uzone_pages::ByteLen;
 
-use crate::errno::{self, RegisterRefusal};
 use crate::exclusive::Exclusive;
 use crate::mapping::Mapping;
 use crate::options::{RangeError, Vaddr};
 use crate::uffd::reply::{self, Answered, Refusal, UffdCall};
 use crate::uffd::{Uffd, abi};
 
-/// Which faults of a range are told.
+/// Which faults of a range are reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Modes {
     /// Pages that are missing.
@@ -75,12 +74,12 @@ impl fmt::Display for Modes {
     }
 }
 
-/// How pages are put in place.
+/// How pages are installed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Install {
-    /// Whether those who wait for the pages are woken; otherwise [`Registered::wake`] does so.
+    /// Whether the threads that wait for the pages are woken; otherwise call [`Registered::wake`].
     pub wake: bool,
-    /// Whether the first write to the pages is told, where that was registered.
+    /// Whether the first write to the pages is reported, where that was registered.
     pub write_protect: bool,
 }
 
@@ -127,7 +126,7 @@ impl Calls {
 
 /// Memory that was not registered, given back as it was.
 #[derive(Debug, thiserror::Error)]
-#[error("{len} at {addr} cannot tell of {modes} faults: {fix}", len = mapping.len(), addr = mapping.addr())]
+#[error("{len} at {addr} cannot be registered for {modes} faults: {fix}", len = mapping.len(), addr = mapping.addr())]
 pub struct RegisterError {
     /// The memory.
     pub mapping: Mapping,
@@ -198,7 +197,7 @@ pub(crate) fn counted(
     (result, Some(count))
 }
 
-/// Memory of this process whose faults are told to a [`Uffd`].
+/// Memory of this process whose faults a [`Uffd`] reports.
 ///
 /// # Invariants
 /// `mapping` is `Some` but while this value is taken apart, and all its mapped bytes are
@@ -218,20 +217,20 @@ impl Registered {
     /// [`RegisterError`] gives the mapping back.
     pub fn new(uffd: Arc<Uffd>, mapping: Mapping, modes: Modes) -> Result<Self, RegisterError> {
         let (start, len) = (mapping.addr().get() as u64, mapping.mapped_len() as u64);
-        // SAFETY: `register` wants nobody to rely on pages of the range being zero, or there. It is
-        // a mapping that was given to us as a whole, so that no slice of it is lent, and its bytes
-        // are read by atomics or by the kernel, for which waiting is nothing special.
+        // SAFETY: `register` wants no code to rely on pages of the range being zero, or present. It is a
+        // mapping that was given to us as a whole, so that no slice of it is lent, and its bytes are read
+        // by atomics or by the kernel, for which waiting is nothing special.
         let answer = unsafe { abi::register(uffd.as_fd(), start, len, modes.bits()) };
         match answer {
             Ok(calls) => Ok(Self { uffd, mapping: Some(mapping), modes, calls: Calls(calls) }),
             Err(cause) => {
-                let fix = match errno::register_refusal(cause) {
-                    RegisterRefusal::Unsupported => {
+                let fix = match cause {
+                    Errno::INVAL => {
                         "only anonymous memory, memory files and hugetlb pages have them, each kind as the kernel's features say"
                     }
-                    RegisterRefusal::Taken => "another userfaultfd has it already",
-                    RegisterRefusal::NotPermitted => "it is of a file that is not open for writing",
-                    RegisterRefusal::Other => "the kernel gave no reason that is known here",
+                    Errno::BUSY => "another userfaultfd has it already",
+                    Errno::PERM => "it is of a file that is not open for writing",
+                    _ => "the kernel gave no reason that is known here",
                 };
                 Err(RegisterError { mapping, modes, fix, cause: cause.into() })
             }
@@ -247,13 +246,13 @@ impl Registered {
         }
     }
 
-    /// Returns where the faults are told.
+    /// Returns the userfaultfd that reports the faults.
     #[must_use]
     pub fn uffd(&self) -> &Arc<Uffd> {
         &self.uffd
     }
 
-    /// Returns which faults are told.
+    /// Returns which faults are reported.
     #[must_use]
     pub fn modes(&self) -> Modes {
         self.modes
@@ -306,9 +305,9 @@ impl Registered {
         let len = bytes.len() as u64;
         let dst = self.address(&self.range(offset, len)?)?;
         let src = bytes.as_ptr().expose_provenance() as u64;
-        // SAFETY: `copy` wants `src` to be readable: it is a slice, borrowed for the call; and
-        // `dst` to be writable as atomics write: it is `len` bytes of a `Mapping` that we own
-        // (`address` checked), of which nobody has a slice.
+        // SAFETY: `copy` wants `src` to be readable: it is a slice, borrowed for the call; and `dst` to be
+        // writable as atomics write: it is `len` bytes of a `Mapping` that we own (`address` checked), of
+        // which no slice is lent.
         let reply = unsafe { abi::copy(self.uffd.as_fd(), dst, src, len, how.bits()) };
         answered(UffdCall::Copy, dst, len, counted(reply))
     }
@@ -401,14 +400,13 @@ impl Registered {
         }
         let src = mapping.addr().get() as u64 + source_offset;
         let mode = how.bits() & abi::DONTWAKE | abi::MOVE_HOLES;
-        // SAFETY: `move_pages` wants `dst` as `copy` does, and the source to be the caller's to
-        // lose: it is borrowed mutably, so nobody has a slice of it, and zero is what missing
-        // pages of such memory are.
+        // SAFETY: `move_pages` wants `dst` as `copy` does, and the source to be the caller's to lose: it is
+        // borrowed mutably, so no slice of it is lent, and zero is what missing pages of such memory are.
         let reply = unsafe { abi::move_pages(self.uffd.as_fd(), dst, src, len, mode) };
         answered(UffdCall::Move, dst, len, counted(reply))
     }
 
-    /// Starts (`protected`) or stops to tell of writes to a range. Stopping wakes those who wait to
+    /// Starts (`protected`) or stops reporting writes to a range. Stopping wakes the threads that wait to
     /// write.
     ///
     /// # Errors
@@ -424,8 +422,8 @@ impl Registered {
         answered(UffdCall::WriteProtect, start, len, (result, None))
     }
 
-    /// Wakes who waits for pages of a range. They look again, and if there is still no page, that
-    /// is told again.
+    /// Wakes the threads that wait for pages of a range. They retry, and if there is still no page, they
+    /// fault again.
     ///
     /// # Errors
     /// [`AnswerError`] if the range is not inside, or the kernel refuses.
@@ -435,8 +433,8 @@ impl Registered {
         answered(UffdCall::Wake, start, len, (result, None))
     }
 
-    /// Ends the telling and gives the memory back. Who waits in it is woken, and what is missing is
-    /// zero from then on: fill what has to be there before.
+    /// Unregisters the memory and returns it. Waiting threads are woken, and missing pages are zero from
+    /// then on: fill what has to be present before.
     ///
     /// # Errors
     /// [`UnregisterError`] gives it back as it was, registered still.
@@ -471,14 +469,14 @@ impl Drop for Registered {
         };
         let (start, len) = (mapping.addr().get() as u64, mapping.mapped_len() as u64);
         if mapping.is_adopted() {
-            // The memory stays, and whoever owns it did without our answers before. A refusal
-            // means that there is nothing left to unregister.
+            // The memory stays, and its owner needs no more answers. A refusal means that there is nothing
+            // left to unregister.
             let _ = abi::unregister(self.uffd.as_fd(), start, len);
             return;
         }
         drop(mapping);
-        // Waiters are not woken by unmapping what they wait for. Addresses that somebody else got
-        // meanwhile are only looked at once more.
+        // Waiters are not woken by unmapping what they wait for. Waiters at addresses that were mapped anew
+        // meanwhile only retry.
         let _ = abi::wake(self.uffd.as_fd(), start, len);
     }
 }

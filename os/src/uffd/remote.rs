@@ -1,10 +1,8 @@
-//! A userfaultfd of another process' memory: [`Remote`].
-//!
-//! Whoever maps the memory registers it and hands the descriptor over; a `Remote` answers the
-//! faults and never registers anything. That is what makes it safe: the kernel fills pages of
-//! registered memory alone, and memory of this process is registered only through
-//! [`Registered`](crate::uffd::Registered), whose bytes may change at any time anyhow. So even a
-//! `Remote` that turns out to be of this process reaches nothing that must not change.
+//! A userfaultfd of another process' memory: [`Remote`]. The process that maps the memory registers it and
+//! hands the descriptor over; a `Remote` answers the faults and never registers anything. That is what
+//! makes it safe: the kernel fills pages of registered memory alone, and memory of this process is
+//! registered only through [`Registered`](crate::uffd::Registered), whose bytes may change at any time
+//! anyhow. So even a `Remote` that turns out to be of this process reaches nothing that must not change.
 //!
 //! Units: addresses are those of the process that the memory belongs to.
 //! Unsafe: the answers.
@@ -24,9 +22,10 @@ use crate::uffd::registered::{AnswerError, Install, answered, counted, source_ad
 use crate::uffd::reply::{Answered, UffdCall};
 use crate::uffd::{EventBuffer, abi};
 
-/// Where a process is probed: a little below the limits of addresses of 47 bits (x86-64, and less than those
-/// of AArch64 with 48), of 39 bits (AArch64 and RISC-V), and of 32 bits (a process of a 32-bit program). The kernel refuses an
-/// address above the limit of the process before it says whether the process is there.
+/// Where a process is probed: a little below the limits of addresses of 47 bits (x86-64, and less than
+/// those of AArch64 with 48), of 39 bits (AArch64 and RISC-V), and of 32 bits (a process of a 32-bit
+/// program). The kernel refuses an address above the limit of the process before it checks whether the
+/// process exists.
 const LIMITS: [u64; 3] = [1 << 47, 1 << 39, (1 << 32) - (1 << 16)];
 
 /// What the name of a userfaultfd among the descriptors of a process is.
@@ -38,7 +37,7 @@ const LINK: &str = "anon_inode:[userfaultfd]";
 pub struct NotUffd {
     /// The descriptor.
     pub fd: OwnedFd,
-    /// What `/proc/self/fd` says it is, or that it says nothing.
+    /// The name in `/proc/self/fd`, or why it is unknown.
     pub what: String,
 }
 
@@ -52,7 +51,7 @@ impl Remote {
     /// Returns the same userfaultfd by another descriptor.
     ///
     /// # Errors
-    /// What the system says, for instance that the process has as many descriptors as it may.
+    /// The error of the system, for instance that the process has as many descriptors as it may.
     pub fn try_clone(&self) -> io::Result<Self> {
         Ok(Self { fd: self.fd.try_clone()? })
     }
@@ -60,7 +59,7 @@ impl Remote {
     /// Takes a descriptor that another process made, and makes it one that never waits.
     ///
     /// # Errors
-    /// [`NotUffd`] gives it back if it is something else, or `/proc` is not there to say so.
+    /// [`NotUffd`] gives it back if it is something else, or `/proc` is not mounted.
     pub fn adopt(fd: OwnedFd) -> Result<Self, NotUffd> {
         let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
         match link {
@@ -94,7 +93,7 @@ impl Remote {
     /// are; none means that nothing was pending.
     ///
     /// # Errors
-    /// What read(2) says.
+    /// The error of read(2).
     pub fn read(&self, buffer: &mut EventBuffer) -> io::Result<usize> {
         buffer.fill(self.fd.as_fd())
     }
@@ -178,7 +177,7 @@ impl Remote {
         answered(UffdCall::Poison, start, len, counted(reply))
     }
 
-    /// Starts (`protected`) or stops to tell of writes.
+    /// Starts (`protected`) or stops reporting writes.
     ///
     /// # Errors
     /// [`AnswerError`] if the kernel refuses.
@@ -194,8 +193,8 @@ impl Remote {
         answered(UffdCall::WriteProtect, start, len, (result, None))
     }
 
-    /// Wakes who waits for pages of a range. They look again, and if there is still no page, that
-    /// is told again: also what another reader had read and never answered.
+    /// Wakes the threads that wait for pages of a range. They retry, and if there is still no page, they
+    /// fault again: also those whose faults another reader had read and never answered.
     ///
     /// # Errors
     /// [`AnswerError`] if the kernel refuses.
@@ -225,8 +224,7 @@ impl Remote {
         false
     }
 
-    /// Leaves a range to the kernel, and wakes who waits in it: what is missing there is zero from
-    /// then on.
+    /// Unregisters a range, and wakes the threads that wait in it: missing pages are zero from then on.
     ///
     /// # Errors
     /// [`AnswerError`] if the kernel refuses.

@@ -17,8 +17,6 @@
 
 use rustix::io::Errno;
 
-use crate::errno::{self, UffdErrno};
-
 /// An ioctl of a userfaultfd that answers faults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum UffdCall {
@@ -59,9 +57,9 @@ impl UffdCall {
 
 /// What the kernel did with an answer that did not fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[must_use = "what is not done has to be done, or somebody waits for ever"]
+#[must_use = "what is not done has to be done, or a thread waits for ever"]
 pub enum Answered {
-    /// Every byte is in place, and whoever waited for it is awake unless that was put off.
+    /// Every page is installed, and its waiters are awake unless waking was left out.
     All,
     /// The first `bytes` are in place, and something stopped the rest: ask for it again, and the
     /// reply will say what.
@@ -72,14 +70,14 @@ pub enum Answered {
     /// Nothing was done, and nothing is wrong: the layout of the process changes. Read the pending
     /// events, then ask again.
     LayoutChanging,
-    /// The first page was there already. Nobody was woken: wake whoever waits for it.
+    /// The first page exists already. No thread was woken: wake the threads that wait for it.
     Present,
     /// The page cache does not have the first page (continue), or the range to take pages from has
     /// none there (move).
     Hole,
     /// The page cannot be taken from where it is now: it is pinned or shared (move).
     Busy,
-    /// There is no memory at the address any more that this userfaultfd is told about.
+    /// No memory at the address is registered with this userfaultfd any more.
     NotRegistered,
     /// The process whose memory it is has ended.
     Gone,
@@ -150,27 +148,27 @@ pub(crate) fn decode(
         && let Ok(bytes @ 1..) = u64::try_from(count)
     {
         // Only one result goes with progress, and it is never all of it.
-        return match errno::uffd_errno(errno) {
-            UffdErrno::Again if bytes < asked => Ok(Answered::Part { bytes }),
+        return match errno {
+            Errno::AGAIN if bytes < asked => Ok(Answered::Part { bytes }),
             _ => Err(Refusal::Contradiction { count }),
         };
     }
-    match (errno::uffd_errno(errno), call) {
-        (UffdErrno::Again, _) => Ok(Answered::LayoutChanging),
-        (UffdErrno::Exists, _) => Ok(Answered::Present),
-        (UffdErrno::NoProcess, _) => Ok(Answered::Gone),
-        (UffdErrno::NoEntry, UffdCall::Move) => Ok(Answered::Hole),
-        (UffdErrno::NoEntry, _) => Ok(Answered::NotRegistered),
-        (UffdErrno::Fault, UffdCall::Continue) => Ok(Answered::Hole),
-        (UffdErrno::Busy, _) => Ok(Answered::Busy),
-        (UffdErrno::Fault, _) => Err(Refusal::Unreadable),
-        (UffdErrno::Invalid, _) => Err(Refusal::Invalid),
-        (UffdErrno::NoMemory, _) => Err(Refusal::NoMemory),
-        (UffdErrno::NoSpace, _) => Err(Refusal::NoSpace),
-        (UffdErrno::BadPage, _) => Err(Refusal::BadPage),
-        (UffdErrno::NotPermitted, _) => Err(Refusal::NotPermitted),
-        (UffdErrno::Unknown, _) => Err(Refusal::Unknown),
-        (UffdErrno::Other, _) => Err(Refusal::Other),
+    match (errno, call) {
+        (Errno::AGAIN, _) => Ok(Answered::LayoutChanging),
+        (Errno::EXIST, _) => Ok(Answered::Present),
+        (Errno::SRCH, _) => Ok(Answered::Gone),
+        (Errno::NOENT, UffdCall::Move) => Ok(Answered::Hole),
+        (Errno::NOENT, _) => Ok(Answered::NotRegistered),
+        (Errno::FAULT, UffdCall::Continue) => Ok(Answered::Hole),
+        (Errno::BUSY, _) => Ok(Answered::Busy),
+        (Errno::FAULT, _) => Err(Refusal::Unreadable),
+        (Errno::INVAL, _) => Err(Refusal::Invalid),
+        (Errno::NOMEM, _) => Err(Refusal::NoMemory),
+        (Errno::NOSPC, _) => Err(Refusal::NoSpace),
+        (Errno::IO | Errno::HWPOISON, _) => Err(Refusal::BadPage),
+        (Errno::PERM | Errno::ACCESS, _) => Err(Refusal::NotPermitted),
+        (Errno::NOTTY, _) => Err(Refusal::Unknown),
+        _ => Err(Refusal::Other),
     }
 }
 

@@ -18,7 +18,7 @@ impl Doorbell {
     /// Makes one that is silent.
     ///
     /// # Errors
-    /// What eventfd(2) says: the process has as many descriptors as it may.
+    /// The error of eventfd(2): the process has as many descriptors as it may.
     pub fn new() -> io::Result<Self> {
         Ok(Self(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
     }
@@ -26,7 +26,7 @@ impl Doorbell {
     /// Rings, until [`Doorbell::silence`] is called.
     ///
     /// # Errors
-    /// What write(2) says.
+    /// The error of write(2).
     pub fn ring(&self) -> io::Result<()> {
         // The counter of an eventfd is full after 2^64 - 2 rings that no thread silenced.
         Ok(rustix::io::write(&self.0, &1_u64.to_ne_bytes()).map(drop)?)
@@ -35,7 +35,7 @@ impl Doorbell {
     /// Silences it.
     ///
     /// # Errors
-    /// What read(2) says.
+    /// The error of read(2).
     pub fn silence(&self) -> io::Result<()> {
         match rustix::io::read(&self.0, &mut [0_u8; 8]) {
             Err(cause) if errno::would_wait(cause) => Ok(()),
@@ -55,7 +55,7 @@ impl AsFd for Doorbell {
 pub struct Ready {
     /// There are events to read.
     pub events: bool,
-    /// Somebody rang.
+    /// The doorbell rang.
     pub rung: bool,
     /// The descriptor is of no use any more.
     pub hung_up: bool,
@@ -65,7 +65,7 @@ pub struct Ready {
 /// it takes.
 ///
 /// # Errors
-/// What poll(2) says.
+/// The error of poll(2).
 pub fn wait(uffd: impl AsFd, bell: &Doorbell, timeout: Option<Duration>) -> io::Result<Ready> {
     let timeout = timeout.map(|timeout| Timespec {
         tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),

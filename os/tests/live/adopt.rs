@@ -27,9 +27,9 @@ impl Own {
 
     fn adopt(&self) -> Mapping {
         let len = ByteLen::new(self.len as u64);
-        // SAFETY: `adopt` wants the memory mapped, initialised and reached by nobody else until the
-        // mapping is dropped. It is anonymous, each case drops the mapping before `self`, and
-        // nothing but `byte` looks at it, which no case calls meanwhile.
+        // SAFETY: `adopt` wants the memory mapped, initialised and not accessed otherwise until the mapping
+        // is dropped. It is anonymous, each case drops the mapping before `self`, and nothing but `byte`
+        // looks at it, which no case calls meanwhile.
         unsafe { Mapping::adopt(self.start, len, probe::page_size()) }.unwrap()
     }
 
@@ -38,8 +38,8 @@ impl Own {
         assert!(offset < self.len);
         // SAFETY: `add` wants to stay in the allocation, which has `len` bytes.
         let at = unsafe { self.start.add(offset) };
-        // SAFETY: `read` wants an initialised byte that nobody writes meanwhile: the kernel or the
-        // dropped mapping wrote it, and this thread is the only one to know the memory.
+        // SAFETY: `read` wants an initialised byte that is not written meanwhile: the kernel or the dropped
+        // mapping wrote it, and this thread is the only one to know the memory.
         unsafe { at.read() }
     }
 
@@ -54,7 +54,7 @@ impl Own {
 
 impl Drop for Own {
     fn drop(&mut self) {
-        // SAFETY: munmap(2) ends the life of memory that `new` mapped and that nobody borrows.
+        // SAFETY: munmap(2) ends the life of memory that `new` mapped and that is not borrowed.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
     }
 }

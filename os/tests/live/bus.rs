@@ -1,8 +1,8 @@
 //! SIGBUS: copies that survive it, watches that tell of it, and the action before ours.
 //!
-//! The handler is for a whole process and for good, so each case runs in a process of its own, and
-//! those that say what kills are told by how that process ended. What the kernel would say of broken
-//! hardware is said by the test itself: a thread may queue itself any signal.
+//! The handler is for a whole process and for good, so each case runs in a process of its own, and those
+//! that test what kills check how that process ended. What the kernel would report for broken hardware is
+//! said by the test itself: a thread may queue itself any signal.
 //!
 //! `UZONE_OS_TEST_HWPOISON=1` lets a case break a page of real memory (`MADV_HWPOISON`), which the
 //! machine does not get back before it is started again.
@@ -33,8 +33,7 @@ struct Cut {
 }
 
 impl Cut {
-    /// Maps a file of `pages` pages, each byte of which is what [`byte`] says, and truncates it to
-    /// `left` bytes.
+    /// Maps a file of `pages` pages, each byte of which is [`byte`], and truncates it to `left` bytes.
     fn new(pages: u64, left: u64) -> Self {
         let fd = rustix::fs::memfd_create("cut", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         Self::of(File::from(fd), pages, left)
@@ -78,7 +77,7 @@ fn install() {
     assert_eq!(bus::install().unwrap(), Installed::New);
 }
 
-/// Says that copies are not guarded here, if they are not. `REQUIRE_ALL` does not ask for it: it takes
+/// Prints that copies are not guarded here, if they are not. `REQUIRE_ALL` does not ask for it: it takes
 /// another machine.
 fn is_unguarded(name: &str) -> bool {
     if !bus::recovers_copies() {
@@ -407,7 +406,7 @@ fn a_kernel_that_refuses_the_handler_is_an_error_and_changes_nothing() {
 fn an_error_outside_of_a_copy_kills_as_it_would_have() {
     let name = "bus::an_error_outside_of_a_copy_kills_as_it_would_have";
     if !is_child(name) {
-        // What a Rust program starts with, the kernel's default, and what nobody can ignore.
+        // What a Rust program starts with, the kernel's default, and what cannot be ignored.
         for case in ["runtime", "default", "ignored", "sent", "sent early", "blocked"] {
             assert_dies(name, case);
         }
@@ -424,7 +423,7 @@ fn an_error_outside_of_a_copy_kills_as_it_would_have() {
     let _watch = cut.watch();
     match case().as_str() {
         "sent" => raise(libc::SIGBUS),
-        // Nobody watches this address.
+        // This address is not watched.
         "sent early" => queue(libc::BUS_MCEERR_AO, 4096, 12),
         "blocked" => {
             // SAFETY: a set is numbers, of which zero is one.
@@ -472,18 +471,18 @@ static BLOCKED: Mutex<Vec<i32>> = Mutex::new(Vec::new());
 
 /// Returns the address that a signal names, whatever it means.
 fn address_of(info: *mut libc::siginfo_t) -> usize {
-    // SAFETY: the kernel, or whoever passes the signal on, hands a handler a whole value.
+    // SAFETY: the kernel, or a handler that passes the signal on, hands a handler a whole value.
     let info = unsafe { info.read() };
     // SAFETY: this reads a part of the value that every signal has.
     unsafe { info.si_addr() }.addr()
 }
 
-/// Notes what it was called with. Here nobody holds a lock when the signal is raised.
+/// Records its arguments. No thread holds a lock here when the signal is raised.
 extern "C" fn note_info(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     assert_eq!(signal, libc::SIGBUS);
     assert!(!context.is_null());
     CALLS.fetch_add(1, Ordering::Relaxed);
-    // SAFETY: the kernel, or whoever passes the signal on, hands on a whole value.
+    // SAFETY: the kernel, or a handler that passes the signal on, hands on a whole value.
     CODE.store(unsafe { (*info).si_code }, Ordering::Relaxed);
     ADDRESS.store(address_of(info), Ordering::Relaxed);
     let signals = [libc::SIGBUS, libc::SIGUSR1, libc::SIGUSR2];
@@ -520,7 +519,7 @@ fn a_handler_before_ours_has_what_is_not_ours_as_it_would_have() {
     assert_eq!((CALLS.load(Ordering::Relaxed), CODE.load(Ordering::Relaxed)), (2, libc::SI_QUEUE));
     assert_eq!(watch.pending(), 0);
 
-    // What the kernel says of an access that is no copy is recorded and handed on.
+    // An error of an access that is no copy is recorded and handed on.
     let broken = cut.address(page() + 8).get();
     queue(libc::BUS_MCEERR_AR, broken, 12);
     assert_eq!(CALLS.load(Ordering::Relaxed), 3);
@@ -533,7 +532,7 @@ fn a_handler_before_ours_has_what_is_not_ours_as_it_would_have() {
     queue(libc::BUS_ADRALN, 0x1001, 0);
     assert_eq!((CALLS.load(Ordering::Relaxed), watch.pending()), (4, 0));
 
-    // Nobody's access failed, and somebody watches: that is all. Half of a huge page is as good.
+    // No access failed, and the address is watched: that is all. Half of a huge page is as good.
     queue(libc::BUS_MCEERR_AO, cut.address(0).get(), 12);
     queue(libc::BUS_MCEERR_AO, cut.address(0).get() & !0x1f_ffff, 21);
     assert_eq!(CALLS.load(Ordering::Relaxed), 4);
@@ -547,11 +546,11 @@ fn a_handler_before_ours_has_what_is_not_ours_as_it_would_have() {
         cut.mapping.read_at(page(), &mut [0]).unwrap_err();
         assert_eq!(CALLS.load(Ordering::Relaxed), 5, "a copy is ours");
     }
-    // Somebody sets a handler after us: it may call ours, so ours does not call it.
+    // Another handler is set after ours: it may call ours, so ours does not call it.
     set_action(libc::SIGBUS, &Action::Info(note_info), 0, &[]);
     assert_eq!(bus::install().unwrap(), Installed::Beneath);
     set_action(libc::SIGBUS, &Action::Default, 0, &[]);
-    assert_eq!(bus::install().unwrap(), Installed::New, "nobody is there to call");
+    assert_eq!(bus::install().unwrap(), Installed::New, "there is no handler to call");
 }
 
 #[test]
@@ -605,8 +604,8 @@ fn an_error_in_the_slice_of_the_caller_is_the_callers() {
     let start = cut.address(page() - 40).get() as *mut u8;
     match case().as_str() {
         "read" => {
-            // SAFETY: the bytes are mapped and nobody else's. That the last of them raise a signal
-            // is the case.
+            // SAFETY: the bytes are mapped and have no other user. That the last of them raise a signal is
+            // the case.
             let slice = unsafe { std::slice::from_raw_parts_mut(start, 80) };
             let _ = good.mapping.read_at(0, slice);
         }
@@ -630,7 +629,7 @@ impl Uffd {
         if !features.has("POISON") {
             return Err("UFFDIO_POISON needs Linux 6.6".into());
         }
-        // SAFETY: userfaultfd(2) takes numbers and returns a descriptor that nobody else has.
+        // SAFETY: userfaultfd(2) takes numbers and returns a descriptor that nothing else has.
         let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC) };
         let Ok(fd) = i32::try_from(fd) else { unreachable!("descriptors are small") };
         if fd < 0 {
@@ -753,7 +752,7 @@ fn a_page_that_the_kernel_breaks_is_told() {
     let watch = bus::watch(mapping.addr(), mapping.len()).unwrap();
     let len = usize::try_from(page()).unwrap();
     let bad = (mapping.addr().get() + len) as *mut libc::c_void;
-    // SAFETY: madvise(2) takes one page of ours, whose bytes nobody needs.
+    // SAFETY: madvise(2) takes one page of ours, whose bytes are not needed.
     if unsafe { libc::madvise(bad, len, libc::MADV_HWPOISON) } != 0 {
         return say(&format!(
             "MADV_HWPOISON: {}: it needs root and CONFIG_MEMORY_FAILURE",
@@ -939,7 +938,7 @@ fn clearing_and_copying_end_where_there_is_no_memory_by_every_way() {
                     let Err(AccessError::Bus { offset, copied_bytes: 0, .. }) = result else {
                         panic!("{way} {start:#x} {stop:#x}: {result:?}");
                     };
-                    // Stores are in any order, so the page that is told need not be the first.
+                    // Stores are in any order, so the page that is reported need not be the first.
                     assert!(offset >= first_bad && offset < stop, "{way}: {offset:#x}");
                     if offset == first_bad {
                         assert_eq!(result, Err(error(direction, &cut.mapping)), "{way}");
@@ -960,7 +959,7 @@ fn clearing_and_copying_end_where_there_is_no_memory_by_every_way() {
         let is_right = |(at, byte): (usize, &u8)| *byte == if is_cleared(at) { 0 } else { 7 };
         assert!(seen.iter().enumerate().all(is_right), "{way}");
     }
-    // A copy of ours outside of any clearing is told as before.
+    // An error of a copy outside of any clearing is reported as before.
     let mut byte = [0];
     assert!(cut.mapping.read_at(end, &mut byte).is_err());
 }
@@ -1003,7 +1002,7 @@ fn clearing_somebody_elses_hole_kills_as_it_would_have() {
         if case() == "handler" {
             install();
         }
-        // Of a slice, which is no mapping's words: nobody guards that.
+        // Of a slice, which is no mapping's words: it is not guarded.
         let cut = Cut::new(4, 2 * page());
         let words = cut.mapping.as_words(0..4 * page()).unwrap();
         uzone_stream::zero_words(CopyMethod::String, words);

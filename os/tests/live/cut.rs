@@ -199,7 +199,7 @@ fn the_front_of_anonymous_memory_is_exclusive_and_comes_back() {
 #[test]
 fn a_promise_is_good_for_its_mapping_and_the_parts_of_it() {
     let whole = Mapping::memfd("promise", pages(4), None).unwrap();
-    // SAFETY: the descriptor is given to nobody and the memory to no other process; this test reads
+    // SAFETY: the descriptor is not handed out and the memory is given to no other process; this test reads
     // it through the parts of this mapping alone.
     let promise = unsafe { Exclusivity::assert(&whole) };
     let whole = Exclusive::try_from_mapping(whole).unwrap_err().mapping;

@@ -1,9 +1,9 @@
 //! DAX: a device and a mount where this machine has them, and refusals everywhere.
 //!
-//! Few machines have the hardware, so `REQUIRE_ALL=1` does not ask for it: `REQUIRE_DAX=1` makes
-//! these skips failures. `DAX_DIR` names a directory on a DAX mount. `scripts/dax-vm.sh` runs all of
-//! it in a virtual machine that has both. The first case overwrites the start of each device that
-//! it finds, and only where `REQUIRE_DAX=1` says that it may.
+//! Few machines have the hardware, so `REQUIRE_ALL=1` does not ask for it: `REQUIRE_DAX=1` makes these
+//! skips failures. `DAX_DIR` names a directory on a DAX mount. `scripts/dax-vm.sh` runs all of it in a
+//! virtual machine that has both. The first case overwrites the start of each device that it finds, and
+//! only where `REQUIRE_DAX=1` allows it.
 
 use std::ffi::CString;
 use std::fs::{File, OpenOptions};
@@ -46,7 +46,7 @@ fn unnamed(directory: &Path, len: u64) -> File {
     // SAFETY: open(2) reads a string that ends in zero and lives over the call.
     let fd = unsafe { libc::open(path.as_ptr(), libc::O_TMPFILE | libc::O_RDWR, 0o600) };
     assert!(fd >= 0, "{}: {}", directory.display(), std::io::Error::last_os_error());
-    // SAFETY: the descriptor was just opened and nobody else knows it.
+    // SAFETY: the descriptor was just opened and nothing else has it.
     let file = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
     file.set_len(len).unwrap();
     file

@@ -26,7 +26,7 @@ use uzone_os::{Anonymous, HugeAdvice, probe};
 
 const CHILD: &str = "UZONE_OS_TEST_CHILD";
 
-/// Says that a case could not run here.
+/// Prints that a case could not run here.
 fn skip(name: &str, reason: &str) {
     assert!(
         std::env::var_os("REQUIRE_ALL").is_none_or(|value| value != "1"),

@@ -39,7 +39,7 @@ fn what_was_read_is_cached_and_what_was_forgotten_is_not() {
 
     forget(&file, 0, len).unwrap();
     if cached(&file, 0, len).unwrap() != Some(0) {
-        return skip(name, "this file system keeps what it was told to forget");
+        return skip(name, "this file system keeps cached pages after POSIX_FADV_DONTNEED");
     }
     // A device that answers at once is never waited for.
     let at_once = CachedRead::Read { bytes: out.len() };

@@ -1,4 +1,4 @@
-//! Page faults as events: every kind of fault, every answer, and what a reader is told.
+//! Page faults as events: every kind of fault, every answer, and what a reader gets.
 
 use std::fs::File;
 use std::io::Write;
@@ -20,7 +20,7 @@ use uzone_pages::ByteLen;
 use crate::huge::Pool;
 use crate::{CHILD, is_alone, is_child, page, skip, small_pages};
 
-/// Opens a userfaultfd with `features`, or says that the case `name` cannot run.
+/// Opens a userfaultfd with `features`, or prints that the case `name` cannot run.
 fn open(name: &str, features: Features) -> Option<Arc<Uffd>> {
     match Uffd::open(features, Features::NONE, KernelFaults::IfAllowed) {
         Ok(uffd) => {
@@ -95,8 +95,8 @@ fn a_thread_that_touches_a_missing_page_waits_and_gets_the_bytes() {
         assert_eq!(byte, 42);
         assert_eq!(fault.thread, NonZeroU32::new(thread.cast_unsigned()));
 
-        // A write fault says so, and a page of zeroes is an answer too.
-        // (Part of a word would be read first.)
+        // A write fault is marked as one, and a page of zeroes is an answer too. (Part of a word would be
+        // read first.)
         let writer = scope.spawn(|| memory.mapping().write_at(3 * page(), &[9; 8]).unwrap());
         let is_write = next_fault(memory.uffd()).is_write;
         assert_eq!(memory.zero(pages(3..4), Install::default()).unwrap(), Answered::All);
@@ -137,7 +137,7 @@ fn an_answer_that_wakes_nobody_leaves_the_waiter_to_a_wake() {
         let later = Install { wake: false, ..Install::default() };
         assert_eq!(memory.copy(0, &bytes(5, 1), later).unwrap(), Answered::All);
         thread::sleep(Duration::from_millis(20));
-        assert!(!reader.is_finished(), "nobody has woken it");
+        assert!(!reader.is_finished(), "no thread has woken it");
         assert_eq!(memory.wake(pages(0..1)).unwrap(), Answered::All);
         assert_eq!(reader.join().unwrap(), 5);
 
@@ -373,7 +373,7 @@ fn a_poisoned_page_raises_a_signal_until_it_is_filled() {
 fn a_userfaultfd_of_user_mode_is_had_without_privilege() {
     let name = "uffd::a_userfaultfd_of_user_mode_is_had_without_privilege";
     if !is_child(name) {
-        let nobody = 65534;
+        let unprivileged = 65534;
         let command = |exe: &std::path::Path| {
             let mut command = Command::new(exe);
             command
@@ -381,7 +381,7 @@ fn a_userfaultfd_of_user_mode_is_had_without_privilege() {
                 .env(CHILD, name)
                 .current_dir("/");
             if rustix::process::geteuid().is_root() {
-                command.uid(nobody).gid(nobody);
+                command.uid(unprivileged).gid(unprivileged);
             }
             command
         };
@@ -537,7 +537,7 @@ fn a_descriptor_from_elsewhere_answers_for_registered_memory_alone() {
     });
     assert_eq!(remote.zero(at(0), one, how).unwrap(), Answered::All);
     assert_eq!(remote.copy(at(0), &bytes(3, 1), how).unwrap(), Answered::Present);
-    // Memory that nobody registered is out of reach.
+    // Memory that was not registered is out of reach.
     let private = anonymous(1);
     let elsewhere = Vaddr::from(private.addr());
     assert_eq!(remote.copy(elsewhere, &bytes(3, 1), how).unwrap(), Answered::NotRegistered);

@@ -108,7 +108,7 @@ impl Kernel for Keeper {
     fn wake(&self, _: Range<u64>) {}
 }
 
-/// What a part is: whose bytes, and whether they are at hand.
+/// What a part is: whose bytes, and whether they are ready.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
     Zero,
@@ -266,7 +266,7 @@ fn a_part_reaches_no_page_of_its_neighbours_also_when_it_panics() {
     assert_eq!(kernel.0.lock().unwrap().get(&1), Some(&0x0707_0707_0707_0707));
 }
 
-/// Takes note of what it is told to read ahead.
+/// Records what it is asked to read ahead.
 #[derive(Default)]
 struct Asked(Mutex<Vec<Range<u64>>>);
 
@@ -296,10 +296,10 @@ fn parts_are_told_what_to_read_ahead_in_their_own_offsets() {
         .build()
         .unwrap();
     whole.read_ahead(3 * PAGE..7 * PAGE);
-    let told = first.0.lock().unwrap().clone();
-    assert!(matches!(&told[..], [one] if *one == (103 * PAGE..104 * PAGE)), "{told:?}");
-    let told = second.0.lock().unwrap().clone();
-    assert!(matches!(&told[..], [one] if *one == (0..2 * PAGE)), "{told:?}");
+    let asked = first.0.lock().unwrap().clone();
+    assert!(matches!(&asked[..], [one] if *one == (103 * PAGE..104 * PAGE)), "{asked:?}");
+    let asked = second.0.lock().unwrap().clone();
+    assert!(matches!(&asked[..], [one] if *one == (0..2 * PAGE)), "{asked:?}");
     whole.read_ahead(9 * PAGE..20 * PAGE);
     assert_eq!(second.0.lock().unwrap().len(), 1);
 }
