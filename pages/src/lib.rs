@@ -8,6 +8,7 @@
 //! |---|---|
 //! | `addr` | numbers of pages |
 //! | `byte_len` | lengths in bytes, and how they are written |
+//! | `error` | what kind of error an error is |
 //! | `kind` | kinds of memory and their first references |
 //! | `content` | what is known about a page's bytes, and the legal steps |
 //! | `page` | the descriptor: a word and what the caller adds |
@@ -45,6 +46,7 @@ mod claim;
 mod clearing;
 mod content;
 mod density;
+mod error;
 mod folio;
 mod kind;
 mod layout;
@@ -71,6 +73,7 @@ pub use clearing::{
 };
 pub use content::Content;
 pub use density::FaultCosts;
+pub use error::ErrorKind;
 pub use folio::{AdvanceError, Folio, HoldError, ReleaseError, Released};
 pub use kind::{MemoryKind, ParseMemoryKindError};
 pub use layout::{Class, Layout, LayoutError, Slot, Tails};

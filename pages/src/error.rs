@@ -1,0 +1,59 @@
+//! The kinds of errors: what a caller does about an error, whichever mechanism returned it.
+//!
+//! Each error enum of the packages has a method `kind` that returns one. The command maps kinds to
+//! exit codes and the C library maps them to errno ([`ErrorKind::errno`]).
+
+/// What kind of error an error is.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// An argument, a range or a combination of options is invalid.
+    InvalidInput,
+    /// Memory, or a resource with a limit, is exhausted.
+    OutOfMemory,
+    /// Something is in use: pins, references, a registration or another thread.
+    Busy,
+    /// This host or this kind of memory does not offer what was asked for.
+    NotSupported,
+    /// The kernel refused for want of a permission.
+    PermissionDenied,
+    /// The page, or the memory below it, is poisoned.
+    Poisoned,
+    /// Reading or writing a file or a device failed.
+    Io,
+    /// There is no such region, page, file or process.
+    NotFound,
+    /// It exists already.
+    AlreadyExists,
+    /// The deadline passed.
+    TimedOut,
+    /// The operation was cancelled.
+    Cancelled,
+    /// Data does not have the form that it must have.
+    InvalidData,
+    /// The pagemap, engine or process that this needs has ended.
+    Gone,
+    /// A system call failed for a reason without a kind of its own.
+    Other,
+}
+
+impl ErrorKind {
+    /// Returns the Linux error number of this kind, as a positive number.
+    pub const fn errno(self) -> i32 {
+        match self {
+            Self::InvalidInput => 22,
+            Self::OutOfMemory => 12,
+            Self::Busy => 16,
+            Self::NotSupported => 95,
+            Self::PermissionDenied => 1,
+            Self::Poisoned => 133,
+            Self::Io | Self::Other => 5,
+            Self::NotFound => 2,
+            Self::AlreadyExists => 17,
+            Self::TimedOut => 110,
+            Self::Cancelled => 125,
+            Self::InvalidData => 74,
+            Self::Gone => 19,
+        }
+    }
+}
