@@ -1,4 +1,4 @@
-//! What was measured on, as the foot of a report says it.
+//! The machine of a measurement, as the foot of a report shows it.
 
 use serde::{Deserialize, Serialize};
 

@@ -110,7 +110,7 @@ pub enum Outcome {
     Produced,
     /// The page could not be had.
     Failed,
-    /// The fault is told again.
+    /// The fault is reported again.
     PutOff,
     /// One that this version does not know.
     Other,
