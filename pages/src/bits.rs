@@ -148,7 +148,7 @@ impl<const SETS: usize> Bits<SETS> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "a test says what it could not do by panicking")]
+    #![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
     use alloc::collections::BTreeSet;
 
     use proptest::prelude::*;

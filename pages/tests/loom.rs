@@ -3,7 +3,7 @@
 //!
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p uzone-pages --test loom --release`.
 #![cfg(loom)]
-#![allow(clippy::unwrap_used, reason = "a test says what it could not do by panicking")]
+#![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
 
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

@@ -1,7 +1,7 @@
 //! Random operations on ranges of pages agree with a plain oracle that counts page by page, with
 //! blocks and without, and whatever is refused leaves no trace.
 #![cfg(not(loom))]
-#![allow(clippy::unwrap_used, reason = "a test says what it could not do by panicking")]
+#![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
 #![allow(clippy::cast_possible_truncation, reason = "the ranges of the tests are small")]
 
 use std::cell::RefCell;

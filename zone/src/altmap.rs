@@ -58,7 +58,7 @@ impl AltmapOptions {
     ///
     /// Where this is not called, it is 2 MiB for DAX devices and files on DAX mounts that have room for
     /// that, and none for other memory. The numbers of the pages count: they are multiples where the
-    /// region's bytes are, unless [`BindOptions::base`] says otherwise.
+    /// region's bytes are, unless [`BindOptions::base`] sets another base.
     #[must_use]
     pub fn align(mut self, order: Order) -> Self {
         self.align = Some(order);
@@ -72,7 +72,7 @@ impl AltmapOptions {
         self.align.unwrap_or(default)
     }
 
-    /// Takes the caller's promise that nobody else changes the metadata pages behind the reserve, for
+    /// Takes the caller's promise that no other process changes the metadata pages behind the reserve, for
     /// as long as the region is bound. It is asked for where others may have the memory: memory
     /// files, files, DAX, adopted memory.
     #[must_use]
@@ -135,7 +135,7 @@ pub(crate) fn place<P: Payload>(
     }
 }
 
-/// Returns what a report says about the pages of `range` that are not described.
+/// Returns what a report states about the pages of `range` that are not described.
 pub(crate) fn report(placement: &Placement, range: PfnRange) -> Option<AltmapReport> {
     Some(AltmapReport {
         range: PfnRange::try_new(range.start(), placement.altmap().offset()).ok()?,
@@ -146,7 +146,7 @@ pub(crate) fn report(placement: &Placement, range: PfnRange) -> Option<AltmapRep
 }
 
 impl Cut {
-    /// Cuts a region of the pages `range` as `placement` says.
+    /// Cuts a region of the pages `range` at the bounds of `placement`.
     ///
     /// # Errors
     /// The region as it was, with the reason.
@@ -246,7 +246,7 @@ impl Front {
         region
     }
 
-    /// Joins the parts of a region of whose descriptors nobody must see anything.
+    /// Joins the parts of a region, none of whose descriptors may stay visible.
     pub(crate) fn join_cleared(self, mut memory: Exclusive, len: usize, data: Region) -> Region {
         clear(&mut memory, len);
         self.join(Some(memory.into_mapping()), data)

@@ -416,7 +416,7 @@ impl Iterator for Batched<'_> {
 
 impl FusedIterator for Batched<'_> {}
 
-/// Who is told of a batch, and how much all threads have done.
+/// The receiver of progress, and how much all threads have done.
 struct Tally<'a> {
     options: &'a ZeroOptions,
     total: ByteLen,

@@ -63,7 +63,7 @@ pub enum BindError {
         /// The kind that was asked for.
         kind: MemoryKind,
     },
-    /// Memory of that kind needs to know what to do with a page that nobody holds any more.
+    /// Memory of that kind needs a callback for a page whose last holder has gone.
     #[error("{kind} memory needs a callback for freed pages: pass one with PagemapOps::on_free")]
     NoFree {
         /// The kind that was asked for.
@@ -103,7 +103,7 @@ pub enum BindError {
         /// What was asked for.
         path: uzone_stream::Path,
     },
-    /// Descriptors that nobody writes start at zero, and those of this payload do not.
+    /// Descriptors that bind does not write start at zero, and those of this payload do not.
     #[error("a payload with an initial value cannot be initialised on touch: ask for Init::Eager")]
     NotZero,
     /// The descriptors are to lie in the region, and to be initialised on touch, and its first pages
@@ -414,7 +414,7 @@ fn address_of(memory: &Exclusive) -> u64 {
     memory.addr().get() as u64 // an address is at most 64 bits
 }
 
-/// Returns memory for descriptors that nobody writes, and their template, if a descriptor that was
+/// Returns memory for descriptors that are initialised on touch, and their template, if a descriptor that was
 /// never written is a fresh one. It takes `own` if there is some and it reads as zero.
 ///
 /// # Errors

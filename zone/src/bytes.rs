@@ -1,7 +1,7 @@
 //! Bytes written to a bound region: under a pin, or to pages that are being filled.
 //!
 //! A pin keeps pages where they are; it does not say who may write to them. So every call that writes
-//! under pins says so by its name: a guard's own [`Pinned::write_at`], and [`Pagemap::pin_and_write`],
+//! under pins has a name of its own: a guard's own [`Pinned::write_at`], and [`Pagemap::pin_and_write`],
 //! which pins for the time of the write. Pages that are not there are written by the thread that fills
 //! them ([`Pagemap::fill_at`]). Nothing else writes to a bound region, but for clearing and copying whole
 //! folios, which pins forbid.

@@ -1,10 +1,10 @@
 //! Clearing and copying the plain memory of a region: [`Region::zero_range`], [`Region::copy_range`].
 //!
 //! Bytes are written by the largest contiguous extent, by the way that measurement prefers for its
-//! length and for what the caller says about both ends ([`CacheState`], [`NextUse`]). With a hint, somebody waits
+//! length and for what the caller states about both ends ([`CacheState`], [`NextUse`]). With a hint, somebody waits
 //! for the page there: its neighbourhood is written last and stays in the cache.
 //!
-//! Whoever has to let others run says so: batches of so many bytes, or a longest pause, with a yield
+//! A caller that has to let other threads run asks for it: batches of so many bytes, or a longest pause, with a yield
 //! point after each of them. A flag cancels between two batches. What was done is in the answer, byte
 //! for byte, whether it is all or not. [`Region::zero_batches`] leaves the loop to the caller, and with
 //! that to any executor: one batch for each call of `next`.
@@ -78,7 +78,7 @@ impl Batching {
     pub const COOPERATIVE: Self = Self::Pause(Duration::from_nanos(uzone_pages::DEFAULT_PAUSE_NS));
 }
 
-/// What clearing and copying are told.
+/// The options of clearing and copying.
 #[derive(Clone)]
 pub struct ZeroOptions {
     pub(crate) was: CacheState,
@@ -91,11 +91,11 @@ pub struct ZeroOptions {
     pub(crate) cancel: Cancel,
 }
 
-/// What copying is told: the same as clearing.
+/// The options of copying: the same as of clearing.
 pub type CopyOptions = ZeroOptions;
 
 impl Default for ZeroOptions {
-    /// Cold memory that nobody reads soon, on one thread, in one extent.
+    /// Cold memory that is not read soon, on one thread, in one extent.
     fn default() -> Self {
         Self {
             was: CacheState::Cold,
@@ -111,14 +111,14 @@ impl Default for ZeroOptions {
 }
 
 impl ZeroOptions {
-    /// Says whether the destination is in the cache: wrong, it costs a factor of two to six.
+    /// Sets whether the destination is in the cache: wrong, it costs a factor of two to six.
     #[must_use]
     pub fn was(mut self, was: CacheState) -> Self {
         self.was = was;
         self
     }
 
-    /// Says whether somebody reads the destination at once. Of a destination with a hint it says so
+    /// Sets whether the destination is read at once. Of a destination with a hint it applies
     /// about the rest: the neighbourhood of the hint is always read soon.
     #[must_use]
     pub fn next(mut self, next: NextUse) -> Self {
@@ -126,7 +126,7 @@ impl ZeroOptions {
         self
     }
 
-    /// Says which byte of the region is read next: its page and two on either side are written last,
+    /// Sets which byte of the region is read next: its page and two on either side are written last,
     /// and stay in the cache.
     #[must_use]
     pub fn hint(mut self, offset_bytes: u64) -> Self {
@@ -134,15 +134,15 @@ impl ZeroOptions {
         self
     }
 
-    /// Says how to store, instead of the way that measurement prefers.
+    /// Sets how to store, instead of the way of the store policy.
     #[must_use]
     pub fn way(mut self, way: CopyMethod) -> Self {
         self.way = Some(way);
         self
     }
 
-    /// Says how many threads write; one, the caller's, unless this says otherwise. If the system gives
-    /// fewer, those do the work; the report says how many there were. The neighbourhood of a hint is
+    /// Sets how many threads write; by default one, the caller's. If the system gives
+    /// fewer, those do the work; the report states how many there were. The neighbourhood of a hint is
     /// written by the caller's own.
     #[must_use]
     pub fn threads(mut self, threads: NonZeroUsize) -> Self {
@@ -150,7 +150,7 @@ impl ZeroOptions {
         self
     }
 
-    /// Says where there are yield points.
+    /// Sets where there are yield points.
     #[must_use]
     pub fn batching(mut self, batching: Batching) -> Self {
         self.batching = batching;
@@ -193,12 +193,12 @@ impl Region {
     ///
     /// Others see each aligned 8 bytes change at once, and the whole in any order; all of it before
     /// this returns. What a file was truncated of, or a page that is broken, raises `SIGBUS`: once
-    /// [`bus::install`](crate::bus::install) was called, [`Cleared::error`] says so, and the process
+    /// [`bus::install`](crate::bus::install) was called, [`Cleared::error`] reports it, and the process
     /// dies otherwise.
     ///
     /// # Errors
     /// [`ClearError`] if the bytes are not all inside, the hint is none of them, or the region is
-    /// read-only. Nothing is written then. That it was cancelled is no error: the answer says what
+    /// read-only. Nothing is written then. A cancelled call is no error: the answer states what
     /// was done.
     pub fn zero_range(
         &self,
@@ -307,7 +307,7 @@ pub struct Cleared {
 }
 
 impl Cleared {
-    /// Returns whether all bytes are written. If not, it was cancelled, or [`Cleared::error`] says why.
+    /// Returns whether all bytes are written. If not, it was cancelled, or [`Cleared::error`] has the reason.
     #[must_use]
     pub fn is_whole(&self) -> bool {
         self.done == self.total

@@ -12,13 +12,13 @@ use crate::zero::{CLEARABLE, Unclearable, ZeroFailure, Zeroed};
 impl<P: Payload> Pagemap<P> {
     /// Copies the folio at `from` to the one at `to`, by the largest extent and past the cache where
     /// that is faster, instead of page by page. Both may be of different regions. The source is held
-    /// for the time, and the destination nobody else's; it is *present* afterwards.
+    /// for the time, and the destination this thread's alone; it is *present* afterwards.
     ///
     /// # Errors
     /// [`ZeroFailure`] if a page is not the region's, the folios are not of the same order, the
     /// source's bytes are not there or have bad ones among them, or the destination is pinned, bad
     /// or somebody else's. If it was cancelled, the destination's content is unknown, and the answer
-    /// says how much was copied.
+    /// states how much was copied.
     pub fn copy_folio<Q: Payload>(
         &self,
         to: Pfn,
@@ -77,7 +77,7 @@ impl<P: Payload> Pagemap<P> {
             return Err(ZeroFailure::Copy { pfn: to.start(), cause });
         }
         if copied.is_whole() {
-            // Whoever was faster has taken it over as it is.
+            // A faster thread has taken it over as it is.
             self.inner.advance_run(to, &[Content::Unknown], Content::Present, |_, _| ());
         }
         Ok(copied)
@@ -89,7 +89,7 @@ impl<P: Payload> Pagemap<P> {
         if self.inner.bad.first_in(folio).is_some() {
             return Some(Unclearable::Poisoned);
         }
-        // Zero is what nobody has; whoever replaces it has it.
+        // A zero page has no owner; the thread that replaces its bytes owns it.
         self.inner.advance_run(folio, &[Content::Zero], Content::Present, |_, _| ());
         let mut zeroed = Zeroed::default();
         let claimed = self.inner.claim(folio, &CLEARABLE, &mut zeroed);

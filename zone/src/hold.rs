@@ -6,14 +6,14 @@
 //! of base pages, 512 at once where it covers them all. It shares ownership of the pagemap, so it
 //! can be sent to another thread and outlive every borrow; while one exists,
 //! [`Pagemap::unbind`](crate::Pagemap::unbind) answers `Busy`, and a pagemap that is dropped lives
-//! on until the last guard goes. Whoever forgets a guard (`mem::forget`) has pinned the pages for
+//! on until the last guard goes. A guard that is forgotten (`mem::forget`) pins the pages for
 //! good; an I/O request that carries 64 bits carries a [`RawGuard`] instead.
 //!
 //! Taking a guard is all or nothing: if a folio refuses, those before it are given back, and the
-//! error says how many pages from the start could have been had.
+//! error states how many pages from the start would have succeeded.
 //!
 //! The order of things: the guard is entered in the pagemap's ledger, then the folios are held, and
-//! nothing of a descriptor is believed before that. A ledger that is closed admits nobody, so a
+//! nothing of a descriptor is trusted before that. A `LiveRef` that was killed admits no guard, so a
 //! guard that exists is on pages that belong to the pagemap, and they do until it is dropped.
 //!
 //! Cost: an atomic step to enter and one to leave, and as many for each folio; no allocation.
@@ -75,7 +75,7 @@ pub enum PinError {
         len_bytes: u64,
     },
     /// A page is not described: it holds the descriptors of the region, or is kept for its owner.
-    #[error("page {pfn} holds the descriptors of the region: nobody can hold one of {metadata}")]
+    #[error("page {pfn} holds the descriptors of the region: the pages {metadata} cannot be held")]
     Metadata {
         /// The first such page that was asked for.
         pfn: Pfn,
@@ -428,7 +428,7 @@ fn pin_again(
     }
 }
 
-/// Says what a refused range means to the caller who asked for it.
+/// Returns what a refused range means to the caller.
 #[cold]
 fn failure(inner: &(impl PinTarget + ?Sized), range: PfnRange, refused: SpanRefused) -> PinError {
     let SpanRefused { pfn, cause } = refused;
@@ -532,14 +532,14 @@ macro_rules! guard {
                 inner.downcast_ref::<Inner<P>>()?.page(pfn)
             }
 
-            /// Returns the word of the folio of page `pfn` as it is now, or of a tail, which nobody
+            /// Returns the word of the folio of page `pfn` as it is now, or of a tail, which no thread
             /// holds, for a page of another region.
             #[must_use]
             pub fn word(&self, pfn: Pfn) -> Word {
                 self.0.inner.word(pfn)
             }
 
-            /// Returns the pages that are held and have gone bad, in ascending order: whoever reads
+            /// Returns the pages that are held and have gone bad, in ascending order: a holder that reads
             /// or writes them gets no data, or a signal.
             #[must_use]
             pub fn bad_pages(&self) -> Vec<Pfn> {
@@ -620,7 +620,7 @@ guard! {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "a test says what it could not do by panicking")]
+    #![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
     use super::*;
 
     fn range(start: u64, pages: u64) -> PfnRange {

@@ -125,7 +125,7 @@ impl fmt::Debug for RegionView<'_> {
 }
 
 /// A pagemap that a [`Pool`](crate::Pool) owns. It has what reads, pins and marks
-/// pages as bad or good, and nothing that writes bytes or says what they are.
+/// pages as bad or good, and nothing that writes bytes or changes their content state.
 pub struct PagemapView<'a, P: Payload = ()>(pub(crate) &'a Pagemap<P>);
 
 impl<P: Payload> Clone for PagemapView<'_, P> {

@@ -1,4 +1,4 @@
-//! What a bind is told: [`BindOptions`].
+//! The options of a bind: [`BindOptions`].
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -88,7 +88,7 @@ impl PagemapOps {
     }
 
     /// Takes what is called with every page that goes bad, by the thread that found out, after
-    /// nobody can pin the page any more. Those who had it pinned are counted in what it is given.
+    /// the page can no longer be pinned. Earlier pins are counted in its argument.
     #[must_use]
     pub fn on_poison(mut self, poison: impl Fn(Poisoned) + Send + Sync + 'static) -> Self {
         self.poison = Some(Arc::new(poison));
@@ -181,7 +181,7 @@ impl<P: Payload> BindOptions<P> {
         self
     }
 
-    /// Says whether the tails of a folio have descriptors of their own.
+    /// Sets whether the tails of a folio have descriptors of their own.
     #[must_use]
     pub fn tails(mut self, tails: Tails) -> Self {
         self.tails = tails;
@@ -195,7 +195,7 @@ impl<P: Payload> BindOptions<P> {
         self
     }
 
-    /// Says when descriptors are written. [`Init::OnTouch`] is refused for a payload that does not
+    /// Sets when descriptors are written. [`Init::OnTouch`] is refused for a payload that does not
     /// start at zero.
     #[must_use]
     pub fn init(mut self, init: Init) -> Self {
@@ -210,17 +210,17 @@ impl<P: Payload> BindOptions<P> {
         self
     }
 
-    /// Says how many threads write descriptors, instead of as many as the size pays for. If the
-    /// system gives fewer, those do the work; the report says how many there were.
+    /// Sets how many threads write descriptors, instead of as many as the size pays for. If the
+    /// system gives fewer, those do the work; the report states how many there were.
     #[must_use]
     pub fn threads(mut self, threads: NonZeroUsize) -> Self {
         self.threads = Some(threads);
         self
     }
 
-    /// Says whether descriptors may lie in pages of the host's 2 MiB hugetlb pool, where that has
-    /// room. They may, unless this says otherwise: a program that has sized the pool for its own
-    /// regions says `false`.
+    /// Sets whether descriptors may lie in pages of the host's 2 MiB hugetlb pool, where that has
+    /// room. They may by default; a program that has sized the pool for its own
+    /// regions passes `false`.
     #[must_use]
     pub fn uses_hugetlb_pool(mut self, uses: bool) -> Self {
         self.uses_hugetlb_pool = uses;
@@ -229,7 +229,7 @@ impl<P: Payload> BindOptions<P> {
 
     /// Puts the descriptors into the region's own first pages. Only the pages behind them are
     /// described; [`Pagemap::range`](crate::Pagemap::range) has those, and
-    /// [`Pagemap::metadata_range`](crate::Pagemap::metadata_range) the others, which nobody can hold.
+    /// [`Pagemap::metadata_range`](crate::Pagemap::metadata_range) the others, which cannot be held.
     ///
     /// Memory that others may have as well needs [`AltmapOptions::exclusive`]. Whatever stands in the
     /// metadata pages behind the reserve is lost; at unbind and when the pagemap is dropped,
@@ -244,7 +244,7 @@ impl<P: Payload> BindOptions<P> {
         self
     }
 
-    /// Says whose the memory is; private and coherent memory has to have an owner.
+    /// Sets the owner of the memory; private and coherent memory has to have an owner.
     #[must_use]
     pub fn owner(mut self, owner: Owner) -> Self {
         self.owner = Some(owner);
@@ -278,8 +278,8 @@ impl<P: Payload> BindOptions<P> {
         self
     }
 
-    /// Says that every page starts out as known to be zero, and so need not be cleared before it is
-    /// handed out. Only a region that nobody can have written to is bound so
+    /// Declares that every page starts out as known to be zero, and so need not be cleared before it is
+    /// handed out. Only a region that cannot have been written to is bound so
     /// ([`Region::is_untouched`](crate::Region::is_untouched)); it costs nothing at any size.
     #[must_use]
     pub fn known_zero(mut self) -> Self {
@@ -287,7 +287,7 @@ impl<P: Payload> BindOptions<P> {
         self
     }
 
-    /// Says that no page is there yet: each is absent until somebody fills it, and a pin asks
+    /// Declares that no page is present yet: each is absent until it is filled, and a pin asks
     /// [`PagemapOps::populate`] for it first. Costs nothing at any size.
     #[must_use]
     pub fn absent(mut self) -> Self {
@@ -295,8 +295,8 @@ impl<P: Payload> BindOptions<P> {
         self
     }
 
-    /// Says that pages which were bad when the region was unbound are bad from the start, and so are
-    /// not found out again by whoever reads them. Without it every page is taken for good.
+    /// Keeps pages that were bad when the region was unbound bad from the start, so that they are
+    /// not discovered again by an access. Without it every page is taken for good.
     #[must_use]
     pub fn keep_poison(mut self) -> Self {
         self.keeps_poison = true;

@@ -73,13 +73,13 @@ pub struct Pagemap<P: Payload = ()> {
     pub(crate) inner: LiveOwner<Inner<P>>,
 }
 
-/// Where guards enter a pagemap, whatever its payload. Whoever drops a pagemap drops this first, which
-/// says so if there are guards: the memory that was to go stays until the last of them does.
+/// Where guards enter a pagemap, whatever its payload. Dropping a pagemap drops this first, which
+/// logs an error if there are guards: the memory that was to go stays until the last of them does.
 struct Door(Arc<Place>);
 
 impl Drop for Door {
     fn drop(&mut self) {
-        // Of a pagemap that was unbound there are none, and nobody enters it.
+        // A pagemap that was unbound has none, and no thread enters it.
         if self.0.guards().is_empty() {
             return;
         }
@@ -99,7 +99,7 @@ impl Drop for Door {
             references,
             first_pfn = pagemap.range().start().get(),
             pages = pagemap.range().pages().get(),
-            // Left out where nobody knows.
+            // Left out where it is unknown.
             who = holders.first().map(tracing::field::display),
             "a pagemap was dropped while its pages are held: its memory stays mapped until the last \
              guard is dropped; drop the guards first, or use Pagemap::unbind_by"
@@ -159,7 +159,7 @@ impl<P: Payload> Pagemap<P> {
     }
 
     /// Puts the content of the folio of page `pfn` from state `from` to state `to`. Of several threads
-    /// that try, one succeeds. It says what the caller knows about the bytes, and does nothing to them.
+    /// that try, one succeeds. It records what the caller knows about the bytes, and does not change them.
     ///
     /// # Errors
     /// [`AdvanceError`] if the page is not the region's, its folio is in another state, is pinned and
@@ -194,7 +194,7 @@ impl<P: Payload> Pagemap<P> {
 
     /// Returns the frame numbers before those, of the pages that the owner keeps, that hold
     /// descriptors and that were skipped; `None` if the descriptors lie elsewhere. They are the
-    /// region's, and nobody can hold them.
+    /// region's, and they cannot be held.
     #[must_use]
     pub fn metadata_range(&self) -> Option<PfnRange> {
         self.inner.metadata_range()
@@ -234,7 +234,7 @@ impl<P: Payload> Pagemap<P> {
     ///
     /// # Panics
     /// If a step from one of `from` to `to` is none, or would poison: that is for one page. If `each`
-    /// does, the pages that it was told of have been advanced, and no others.
+    /// does, the pages that it was called for have been advanced, and no others.
     pub fn advance_range(
         &self,
         range: PfnRange,
@@ -262,7 +262,7 @@ impl<P: Payload> Pagemap<P> {
     ///
     /// # Errors
     /// [`AddrError`] if there is no byte, or no such number; pages past the region are found out by
-    /// whoever is asked to hold them.
+    /// the caller that holds them.
     pub fn range_at(&self, offset_bytes: u64, len: ByteLen) -> Result<PfnRange, AddrError> {
         let shift = self.region().page_size().shift();
         let first = self.range().start().checked_add(PageCount::new(offset_bytes >> shift))?;
@@ -285,7 +285,7 @@ impl<P: Payload> Pagemap<P> {
     /// Takes the first reference of a free folio, as the memory's owner does who hands it out.
     /// Generic memory always has a reference, so there is no first one to take.
     ///
-    /// This says nothing about the bytes: whoever hands memory to another tenant clears it first.
+    /// This does not concern the bytes: clear memory before it goes to another tenant.
     ///
     /// # Errors
     /// [`PinError`] if the page is not the region's, or has references.
@@ -371,7 +371,7 @@ impl<P: Payload> Pagemap<P> {
 
     /// Tells the owner of private memory that the CPU touched `pfn`. Returns whether there was
     /// anything to tell: the page is the region's, and the memory private.
-    #[must_use = "a page that nobody migrates stays out of reach"]
+    #[must_use = "a page that is not migrated stays out of reach"]
     pub fn migrate_to_ram(&self, pfn: Pfn) -> bool {
         match &self.inner.parts.ops.migrate_to_ram {
             Some(migrate) if self.kind() == MemoryKind::Private && self.range().contains(pfn) => {
@@ -391,7 +391,7 @@ impl<P: Payload> Pagemap<P> {
         self.inner.parts.memmap.memory().resident_in(0..self.report().metadata.get())
     }
 
-    /// Ends the description and gives the region back, if nobody holds a page of it. The
+    /// Ends the description and gives the region back, if no page of it is held. The
     /// descriptors' memory is kept for the next bind of the zone if they were written eagerly. With an
     /// altmap the region is whole again and the descriptors in it are cleared: private memory of base
     /// pages is given back to the kernel, other memory is overwritten.
@@ -403,7 +403,7 @@ impl<P: Payload> Pagemap<P> {
     }
 
     /// Ends the description and gives the region back, waiting at most until `deadline` for those
-    /// who hold pages of it. Meanwhile nobody can take more.
+    /// who hold pages of it. Meanwhile no new guard is given.
     ///
     /// # Errors
     /// [`Busy`] at the deadline: the pagemap, in use as before, and holds can be taken again.

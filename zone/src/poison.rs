@@ -1,17 +1,17 @@
 //! Pages whose bytes are lost: marking them, asking for them, and telling who holds them.
 //!
 //! A page that goes bad takes nothing else with it. Of base pages it is the page's own word that
-//! says so; of a larger folio the word says that some page is bad, and the list here says which, so
+//! states it; of a larger folio the word states that some page is bad, and the list here names it, so
 //! the other 511 or 262,143 are pinned and used as before. Linux gives up the whole folio.
 //!
-//! A pin that comes later is refused if its range has a bad page. One that came earlier is told:
-//! the list is written before the word, so whoever pinned without being warned is counted in the
+//! A pin that comes later is refused if its range has a bad page. The holder of an earlier one is notified:
+//! the list is written before the word, so a pin that was not warned is counted in the
 //! word that [`Pagemap::poison`] returns, and the owner's callback hears of it
 //! (`pages/tests/loom.rs` searches that order).
 //!
 //! Locks: one for the list, held over the change of the word so that two threads who mark and mend
 //! pages of the same folio leave list and word in agreement. Readers ask the list only when a word
-//! says that there is something in it.
+//! states that it is not empty.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -24,7 +24,7 @@ use crate::hold::{PinTarget, good_pieces};
 use crate::inner::Inner;
 use crate::pagemap::Pagemap;
 
-/// A page that went bad, as its pagemap's owner is told.
+/// A page that went bad, as its pagemap's owner is notified.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub struct Poisoned {
@@ -154,7 +154,7 @@ impl<P: Payload> Inner<P> {
             let is_rest_good =
                 folio_range.is_ok_and(|range| pages_in(&list, range).next().is_none());
             // The page that was left out when the folio was cleared is not zero. While the flag
-            // stands, nobody pins it; who pins its neighbours has made the folio present before.
+            // stands, no thread pins it; a pin of its neighbours has made the folio present before.
             let _ = folio
                 .advance(Content::Zero, Content::Present)
                 .and_then(|()| folio.advance(Content::Present, Content::Unknown));
@@ -174,9 +174,9 @@ impl<P: Payload> Inner<P> {
 }
 
 impl<P: Payload> Pagemap<P> {
-    /// Says that the bytes of page `pfn` are lost: the page and no other. From now on it cannot be
+    /// Records that the bytes of page `pfn` are lost: the page and no other. From now on it cannot be
     /// pinned, handed out or cleared. The owner's
-    /// [`on_poison`](crate::PagemapOps::on_poison) hears of it, and what it returns says how many
+    /// [`on_poison`](crate::PagemapOps::on_poison) is called, and the result states how many
     /// had the page pinned already; their guards answer [`Pinned::bad_pages`](crate::Pinned::bad_pages).
     ///
     /// # Errors
@@ -185,7 +185,7 @@ impl<P: Payload> Pagemap<P> {
         self.inner.poison(pfn)
     }
 
-    /// Says that page `pfn` is good again, as after its block was written or replaced. What is in it
+    /// Records that page `pfn` is good again, as after its block was written or replaced. What is in it
     /// is unknown; where pages were absent to begin with
     /// ([`BindOptions::absent`](crate::BindOptions::absent)), it is that again.
     ///

@@ -2,21 +2,21 @@
 //!
 //! A pool hands out folios of one pagemap, alone or several in a row, and only ones whose every byte is
 //! zero; what comes back is dirty until it has been cleared. A worker clears dirty folios ahead of
-//! need, at the lowest priority and within a share of one CPU; whoever finds none that is zero does
+//! need, at the lowest priority and within a share of one CPU; a taker that finds no zero folio does
 //! not wait for it and clears their own. On a host with several NUMA nodes there is a worker on each,
 //! which begins with its share of the folios and helps the others when that is done. Which node a
-//! folio's memory is on nobody asks: shares are in order, as a region is whose nodes were populated one
+//! folio's memory is on is not queried: shares are in order, as a region is whose nodes were populated one
 //! after the other.
 //!
 //! The pagemap's words are the truth about bytes, and the pool's sets only say where to look: a folio
-//! is handed out by the step from *zero* to *present*, which one taker can make. Whoever else pins a
+//! is handed out by the step from *zero* to *present*, which one taker can make. A stranger that pins a
 //! free page makes it present as well, so it is cleared again before it is handed out; a folio that is
 //! still pinned when it comes back is refused, and one that is pinned behind the pool's back is set
 //! aside until it no longer is.
 //!
 //! The steps are those of [`uzone_pages::PoolState`], which the model checker searches.
 //!
-//! Locks: one for the sets, held for a few steps and never while memory is cleared. The worker and those who wait for them sleep on it. Whoever finds every
+//! Locks: one for the sets, held for a few steps and never while memory is cleared. The worker and the waiting takers sleep on it. A taker that finds every
 //! folio handed out but the ones that a worker has in hand waits for it: it has 2 MiB, or a folio, and
 //! its priority.
 //!
@@ -57,14 +57,14 @@ pub struct PoolOptions {
 }
 
 impl Default for PoolOptions {
-    /// A worker that takes at most half of a CPU that nobody else wants.
+    /// A worker that takes at most half of an otherwise idle CPU.
     fn default() -> Self {
         Self { worker_percent: NonZeroU8::new(50), clears_on_release: false }
     }
 }
 
 impl PoolOptions {
-    /// Says how much of one CPU the worker may take, in percent; what is more than 100 is 100. It runs
+    /// Limits the worker to this share of one CPU, in percent; what is more than 100 is 100. It runs
     /// when no other thread of the host wants to. On a host with several NUMA nodes, each has a worker
     /// that may take as much of one of its CPUs.
     #[must_use]
@@ -409,7 +409,7 @@ impl<P: Payload> Shared<P> {
     }
 }
 
-/// Folios that are being filled; when this is dropped, they are what `to` says.
+/// Folios that are being filled; dropping this moves them to the state `to`.
 struct Filling<'a, P: Payload> {
     inner: &'a Inner<P>,
     runs: Vec<PfnRange>,
@@ -448,7 +448,7 @@ impl<P: Payload> PoolBackend for Shared<P> {
         let Locked(sets) = stock;
         let (takers, wakes_worker) = (sets.takers, sets.idle > 0 && sets.stock.dirty() > 0);
         drop(sets);
-        // Signals cost a system call each, so nobody is told who does not sleep.
+        // A signal costs a system call, so only sleeping threads are signalled.
         if takers > 0 {
             self.sorted.notify_all();
         }
@@ -480,12 +480,12 @@ impl<P: Payload> PoolBackend for Shared<P> {
     }
 
     fn clear(&self, first: usize, folios: usize) -> Result<usize, ZeroFailure> {
-        // Nobody takes when the pool ends, so this cancels the worker, and what comes back later.
+        // No thread takes when the pool ends, so this cancels the worker, and what comes back later.
         let options = ZeroOptions::default().batching(Batching::COOPERATIVE);
         let options = options.cancel(self.cancel.clone());
         let zeroed = self.pagemap.zero(self.pages(first, folios), &options)?;
         // What raised SIGBUS is bad now where somebody watches for that, and is set aside. Else it is
-        // dirty as before, and whoever wants it has to hear why it stays so.
+        // dirty as before, and a taker that wants it has to get the reason.
         if let Some(error) = zeroed.lost().next()
             && self.pagemap.inner.collect_bus_errors() == 0
         {
@@ -505,7 +505,7 @@ impl<P: Payload> PoolBackend for Shared<P> {
 }
 
 impl<P: Payload> Pool<P> {
-    /// Takes a pagemap whose folios nobody uses. Those that are known to be zero
+    /// Takes a pagemap whose folios are not in use. Those that are known to be zero
     /// ([`BindOptions::known_zero`](crate::BindOptions::known_zero)) need not be cleared, all others
     /// are before they are handed out.
     ///
@@ -620,7 +620,7 @@ impl<P: Payload> Pool<P> {
     /// there, after that has changed: memory that was populated since is handed out from then on. Pages
     /// that are not the pool's are left out.
     ///
-    /// [`Pool::take`] does so by itself, for all that were set aside, before it says that there are none.
+    /// [`Pool::take`] does so by itself, for all that were set aside, before it reports that there are none.
     /// Costs a lock, held for a look at the word of each folio of the range.
     pub fn look_again(&self, range: PfnRange) {
         if let Some(folios) = self.shared.whole_folios(range) {
@@ -630,7 +630,7 @@ impl<P: Payload> Pool<P> {
     }
 
     /// Returns the pagemap whose folios these are, to read it, to pin pages and to mark them bad. It
-    /// neither writes to folios nor says what is in them: only the owner of a folio writes to it
+    /// neither writes to folios nor changes their content state: only the owner of a folio writes to it
     /// ([`Pooled::write_at`]), and only the pool knows which is zero.
     #[must_use]
     pub fn pagemap(&self) -> PagemapView<'_, P> {
@@ -812,7 +812,7 @@ impl<P: Payload> fmt::Debug for Pooled<P> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "a test says what it could not do by panicking")]
+    #![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
     use std::fs;
 
     use uzone_pages::MemoryKind;

@@ -7,10 +7,10 @@
 //! minutes is looked up before: a memory limit that leaves too little, a pool of huge pages that is too
 //! small, transparent huge pages that are switched off. Others take memory too, also under the same
 //! limit, and beyond that the kernel kills somebody instead of answering. So what is left is looked up
-//! again and again ([`Watched`]), and the request ends before that with an error that says how much is
+//! again and again ([`Watched`]), and the request ends before that with an error that states how much is
 //! present. The kernel may still refuse a range halfway, of a pool for example; that is the same.
 //!
-//! Where huge pages are preferred, base pages fill in for those that there are not. The report says how
+//! Where huge pages are preferred, base pages fill in for those that there are not. The report states how
 //! much is which.
 //!
 //! Units: bytes from the start of the region. Cost: what the kernel takes to clear the pages; a few
@@ -45,7 +45,7 @@ const TRIAL_BYTES: u64 = 8 << 20;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NotPopulated {
-    /// The range is not inside of the region, or the kernel refused a part of it. The error says how
+    /// The range is not inside of the region, or the kernel refused a part of it. The error states how
     /// much is present.
     #[error(transparent)]
     Populate(#[from] PopulateError),
@@ -141,14 +141,14 @@ pub enum NotPopulated {
 pub enum Huge {
     /// It has to be, all of it that huge pages fit into; else it is an error.
     Required,
-    /// As far as there are any. The report says how far that was.
+    /// As far as there are any. The report states how far that was.
     #[default]
     Preferred,
     /// Not where that can be had: memory of a hugetlb pool or a DAX device is what it is.
     Never,
 }
 
-/// What populating is told.
+/// The options of populating.
 #[derive(Clone)]
 pub struct PopulateOptions {
     threads_per_node: Option<NonZeroUsize>,
@@ -174,7 +174,7 @@ impl Default for PopulateOptions {
 }
 
 impl PopulateOptions {
-    /// Says how many threads there are for each node, instead of one for each of its CPUs that this
+    /// Sets how many threads there are for each node, instead of one for each of its CPUs that this
     /// process may use.
     #[must_use]
     pub fn threads_per_node(mut self, threads: NonZeroUsize) -> Self {
@@ -189,14 +189,14 @@ impl PopulateOptions {
         self
     }
 
-    /// Says whether memory is to be in huge pages.
+    /// Sets whether memory is to be in huge pages.
     #[must_use]
     pub fn huge(mut self, huge: Huge) -> Self {
         self.huge = huge;
         self
     }
 
-    /// Says after how long no more is begun. What each thread has begun, 8 MiB at most, it finishes.
+    /// Sets after how long no more is begun. What each thread has begun, 8 MiB at most, it finishes.
     #[must_use]
     pub fn within(mut self, time: Duration) -> Self {
         self.within = Some(time);
@@ -290,7 +290,7 @@ impl Region {
     /// reads of `/proc` and `/sys`. Source: madvise(2), `MADV_POPULATE_WRITE`.
     ///
     /// # Errors
-    /// [`NotPopulated`] says what there was not enough of, with numbers; where that could be known
+    /// [`NotPopulated`] names what there was not enough of, with numbers; where that could be known
     /// before, nothing is populated. That it was cancelled or out of time is no error.
     pub fn populate(
         &self,
@@ -361,7 +361,7 @@ impl Region {
         Ok(report)
     }
 
-    /// Gives the pages of a range back to the kernel, after which its bytes read as zero, for whoever
+    /// Gives the pages of a range back to the kernel, after which its bytes read as zero, for every process that
     /// else has them as well. The range starts and ends at pages of [`Mapping::page_size`].
     ///
     /// The next touch takes fresh pages, which costs more than clearing in place does: it is for memory
@@ -407,7 +407,7 @@ impl Region {
             // The memory of a file is its own, or the page cache, which the kernel takes back.
             _ => {}
         }
-        // Who touches a page that a pool does not have is refused, and nobody is killed.
+        // A touch of a page that a pool does not have is refused, and no process is killed.
         Ok(None)
     }
 
@@ -466,7 +466,7 @@ impl Region {
         if mapping.huge_backed_in(range.clone())? >= wanted {
             return Ok(());
         }
-        // It succeeds, or the count below says that it did not.
+        // It succeeds, or the count below shows that it did not.
         if let Collapsed::Whole { .. } = mapping.collapse(range.clone())? {
             return Ok(());
         }
@@ -503,7 +503,7 @@ impl Region {
     }
 }
 
-/// A range that is not inside is the caller's mistake, whoever found it.
+/// A range that is not inside is the caller's mistake, wherever it was found.
 fn inside(error: ResidentError) -> NotPopulated {
     match error {
         ResidentError::Range(range) => PopulateError::from(range).into(),

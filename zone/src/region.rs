@@ -170,7 +170,7 @@ pub struct Region {
     pages: PageCount,
     /// The pages that were bad when the region was unbound last, counted from its first, ascending.
     bad: Vec<PageCount>,
-    /// Whether nobody can have written a byte since the kernel made the memory.
+    /// Whether no byte can have been written since the kernel made the memory.
     untouched: Untouched,
 }
 
@@ -186,7 +186,7 @@ impl Untouched {
     }
 
     fn end(&self) {
-        // Relaxed: whoever binds the region has it alone, and so has seen all that was done to it.
+        // Relaxed: the thread that binds the region owns it alone, and so has seen all that was done to it.
         self.0.store(false, Ordering::Relaxed);
     }
 }
@@ -227,7 +227,7 @@ impl Region {
         Self::mapped(len, Backing::Hugetlb(size), || Mapping::hugetlb(len, size))
     }
 
-    /// Maps `len` bytes of a file from `offset_bytes` on, shared with whoever else maps it: what
+    /// Maps `len` bytes of a file from `offset_bytes` on, shared with every other mapping of it: what
     /// is written to the region is written to the file.
     ///
     /// # Errors
@@ -350,7 +350,7 @@ impl Region {
         &self.mapping
     }
 
-    /// Returns whether every byte is zero because the kernel made it so, and nobody has had the
+    /// Returns whether every byte is zero because the kernel made it so, and no caller has had the
     /// memory's address or written to it since. Populating a region does not change that; binding it
     /// does, for what it hands out is written to.
     #[must_use]
@@ -370,7 +370,7 @@ impl Region {
     }
 
     /// Returns the order of the folios that the backing suggests: of the pages in which a DAX device
-    /// or a hugetlb pool maps, or that [`Mapping::adopt`] was told, and [`Order::BASE`] for what is
+    /// or a hugetlb pool maps, or that [`Mapping::adopt`] was given, and [`Order::BASE`] for what is
     /// mapped in base pages. A bind may take another.
     #[must_use]
     pub fn folio_order(&self) -> Order {
@@ -403,7 +403,7 @@ impl Region {
     }
 
     /// Returns the bytes of a file that are behind the region, or the addresses that were adopted;
-    /// `None` for memory that nobody else can have.
+    /// `None` for memory that no other process can have.
     pub(crate) fn extent(&self) -> Option<FileExtent> {
         let (file, start) = if self.mapping.is_adopted() {
             // Addresses have 64 bits: the package below compiles for nothing else.

@@ -2,7 +2,7 @@
 //!
 //! Readers search a sorted table; a bind or an unbind makes a new one.
 //! A table may be out of date by the time it has been searched, so it has no regions but their places
-//! ([`LiveArc`]): whoever finds one enters its ledger, and believes nothing before. A region that has
+//! ([`LiveArc`]): a thread that finds one enters its `LiveRef`, and trusts nothing before. A region that has
 //! been unbound meanwhile is then refused.
 //!
 //! Each thread keeps the table that it used last, with the version by which it sees that there is a
@@ -81,7 +81,7 @@ struct Entry {
 
 impl Table {
     /// Enters the region that has the bytes from address `start` up to `end`, if one has them all, and
-    /// says in `pages` which pages they have a part of.
+    /// returns in `pages` which pages they have a part of.
     #[inline(always)]
     fn one_at_address<S: Sort>(
         &self,
@@ -200,7 +200,7 @@ impl RegionIndex {
     }
 
     /// Returns the pages from address `address` on that `len` bytes have a part of, if one region has
-    /// them all. If none is returned, [`RegionIndex::at_address`] says why.
+    /// them all. If none is returned, [`RegionIndex::at_address`] returns the reason.
     #[inline(always)]
     pub(crate) fn one_at_address<S: Sort>(&self, address: usize, len: ByteLen) -> Option<Found<S>> {
         let start = address as u64; // an address is at most 64 bits

@@ -11,7 +11,7 @@
 //! ```
 //!
 //! Locks: one for each of sixteen lists; a thread uses the same list each time, as long as that has
-//! room, and whoever redeems goes to the list that the guard names. Nothing is called while one is held.
+//! room, and redeeming goes to the list that the guard names. Nothing is called while one is held.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -180,7 +180,7 @@ impl Zone {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "a test says what it could not do by panicking")]
+    #![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
     use uzone_pages::{ByteLen, MemoryKind, PfnRange};
 
     use super::*;

@@ -4,8 +4,8 @@
 //! `perf probe`, `bpftrace` and `gdb` see it as `uzone:page_ref_set`, with the pfn and the count,
 //! as Linux has the tracepoint of that name. A copied template never sets a count, so a listener
 //! would miss every page: while one is attached, descriptors are initialised by the slow path.
-//! Descriptors that are initialised on touch are never set, so nobody hears of them. Whether
-//! a listener is attached, the probe's semaphore says, which the kernel raises for a listener; asking
+//! Descriptors that are initialised on touch are never set, so no listener gets them. Whether
+//! a listener is attached, is the value of the probe's semaphore, which the kernel raises for a listener; asking
 //! costs one load.
 
 use uzone_pages::Pfn;

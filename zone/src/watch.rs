@@ -1,4 +1,4 @@
-//! Bus errors of a region as bad pages: what the kernel says to whoever touched a page first, the
+//! Bus errors of a region as bad pages: what the kernel reports to the first access to a page, the
 //! pagemap then knows for everybody.
 //!
 //! Opt-in twice: the program installs the handler ([`bus::install`]), and asks
@@ -67,7 +67,7 @@ impl<P: Payload> Pagemap<P> {
     /// then on, and [`PagemapOps::on_poison`](crate::PagemapOps::on_poison) hears of the page, on the
     /// thread that pins or collects next and not in the signal handler.
     ///
-    /// Whoever touches such a page still gets the signal; only copies by
+    /// An access to such a page still raises the signal; only copies by
     /// [`Pinned::read_at`](crate::Pinned::read_at), `write_at` and the like get an error instead. Asking twice
     /// is no error.
     ///
@@ -91,7 +91,7 @@ impl<P: Payload> Pagemap<P> {
     }
 
     /// Returns how many bus errors were lost because too many came before they were collected: then
-    /// pages may be bad that nobody knows of. Zero without a watch.
+    /// unknown pages may be bad. Zero without a watch.
     #[must_use]
     pub fn lost_bus_errors(&self) -> u64 {
         self.inner.watch.get().map_or(0, Watch::lost)
@@ -107,7 +107,7 @@ impl<P: Payload> Pagemap<P> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "a test says what it could not do by panicking")]
+    #![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
     use uzone_os::Addr;
 
     use super::*;

@@ -54,7 +54,7 @@ pub(crate) fn write<P: Payload>(
     let section = section_bytes(Template::<P>::DESCRIPTOR_BYTES);
     let sections = total.div_ceil(section);
     let threads = options.threads.unwrap_or_else(|| threads_for(len)).get().min(sections);
-    // Small enough that nobody waits long for the last, large enough that the queue costs nothing.
+    // Small enough that no thread waits long for the last, large enough that the queue costs nothing.
     let share = sections.div_ceil(threads * SHARES_PER_THREAD) * section;
     let job = Job {
         template,
@@ -180,7 +180,7 @@ impl<P: Payload> Job<'_, '_, P> {
             if let Err(error) = self.write_share(first, bytes) {
                 self.is_stopped.store(true, Ordering::Relaxed); // as in `StopOthers`
                 let mut known = self.error.lock().unwrap_or_else(PoisonError::into_inner);
-                // A failure says more than that the caller cancelled.
+                // A failure is more specific than that the caller cancelled.
                 if matches!(*known, None | Some(BindError::Cancelled { .. })) {
                     *known = Some(error);
                 }
@@ -193,7 +193,7 @@ impl<P: Payload> Job<'_, '_, P> {
     fn write_share(&self, mut first: u64, bytes: &mut [u8]) -> Result<(), BindError> {
         for part in bytes.chunks_mut(self.section) {
             if self.is_stopped.load(Ordering::Relaxed) {
-                return Ok(()); // whoever stopped us has said why
+                return Ok(()); // the thread that stopped this one has stored the reason
             }
             if self.options.cancel.is_cancelled() {
                 // Relaxed, here and below: numbers to report, nothing more.

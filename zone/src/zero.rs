@@ -1,8 +1,8 @@
 //! Clearing, copying and giving back pages of a bound region, with their content kept true:
 //! [`Pagemap::zero`], [`Pagemap::copy_folio`], [`Pagemap::punch`].
 //!
-//! A page that is cleared belongs to whoever clears it from before its first byte changes until after
-//! its last one has: its content is *zeroing* meanwhile, no pin is given, and nobody else clears it.
+//! A page that is cleared belongs to the clearing thread from before its first byte changes until after
+//! its last one has: its content is *zeroing* meanwhile, no pin is given, and no other thread clears it.
 //! Afterwards it is *zero*, and stays that until somebody pins it or is given it, who may write to it. What is zero already, because
 //! the kernel or an earlier call has cleared it, is left alone: clearing twice costs as much as
 //! clearing once.
@@ -64,7 +64,7 @@ pub enum ZeroFailure {
         order: Order,
     },
     /// The page that is to be read next is not among them.
-    #[error("page {hint} is not among {asked}, so nobody waits for it there")]
+    #[error("page {hint} is not among {asked}, so no reader waits for it there")]
     HintOutside {
         /// The page of the hint.
         hint: u64,
@@ -78,7 +78,7 @@ pub enum ZeroFailure {
     #[error("cannot give pages back: {0}")]
     Punch(#[from] AdviseError),
     /// A folio of a copy is not to be had: its bytes have to be there, and those of the destination
-    /// nobody's.
+    /// this thread's.
     #[error("cannot copy the folio of page {pfn}: {cause}")]
     Copy {
         /// The page.
@@ -374,7 +374,7 @@ impl<P: Payload> Inner<P> {
     fn lose(&self, range: PfnRange, error: AccessError, zeroed: &mut Zeroed) {
         let cancelled = zeroed.cancelled;
         self.finish(range, Content::Unknown, zeroed);
-        zeroed.cancelled = cancelled; // nobody did
+        zeroed.cancelled = cancelled; // false here
         // Of base pages those that went bad meanwhile, and of folios their heads: none of those is left
         // for this reason. The list may have several passes behind it, so it is in no order.
         let pages = self.order().pages();
@@ -440,12 +440,12 @@ fn split_at(
     (done, rest)
 }
 
-/// The states whose bytes may be cleared: somebody's old ones, and nobody's.
+/// The states whose bytes may be cleared: of an earlier owner, and of none.
 pub(crate) const CLEARABLE: [Content; 2] = [Content::Unknown, Content::Present];
 
 impl<P: Payload> Pagemap<P> {
     /// Clears the folios of `range`, but for those that are zero already. Those that are pinned, bad,
-    /// absent or somebody else's at the moment are left as they were, and the answer says so. Costs what
+    /// absent or somebody else's at the moment are left as they were, and the answer lists them. Costs what
     /// the stores take ([`Region::zero_range`](crate::Region::zero_range)), and two atomic steps a folio.
     ///
     /// A hint of the options is a byte of the region, as of
@@ -517,7 +517,7 @@ impl<P: Payload> Pagemap<P> {
 
     /// Gives the pages of `range` back to the kernel, which answers the next touch with zeroes: their
     /// content is zero afterwards. Folios that are pinned, bad, absent or somebody else's at the moment
-    /// are left as they were, and the answer says so.
+    /// are left as they were, and the answer lists them.
     ///
     /// The next touch of such a page takes longer than clearing it in place would have:
     /// it is for memory that is not needed for a while.

@@ -28,7 +28,7 @@ const FIRST_PFN: Pfn = Pfn::new(1 << 20);
 /// Regions start at a multiple of this many pages at least, so that sections do not straddle them.
 const SECTION_ORDER: Order = Order::new(15);
 
-/// Of the memory that this process may have, the part that a zone keeps at most unless told
+/// Of the memory that this process may have, the part that a zone keeps at most unless set
 /// otherwise.
 const KEEP_SHARE: u64 = 8;
 

@@ -1,5 +1,5 @@
 //! Pins and references by address and by frame number, across the regions of a zone, and as 64 bits.
-#![allow(clippy::unwrap_used, reason = "a test says what it could not do by panicking")]
+#![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -56,7 +56,7 @@ fn addresses_and_pages_that_no_region_has_are_named() {
     let pagemap = bind(&zone, MIB, 0x1000, 0);
     let end = address(&pagemap, MIB);
     let one = ByteLen::new(1);
-    // What lies behind the region is nobody's: a guard page of the process, or another mapping.
+    // What lies behind the region belongs to no region: a guard page of the process, or another mapping.
     assert_eq!(
         zone.pin(end - 1, ByteLen::new(2)).unwrap_err(),
         PinError::NoAddress { address: end }
@@ -207,7 +207,7 @@ fn a_list_of_frames_names_each_page_in_order() {
     assert_eq!(pinned.order(), Order::PMD);
 }
 
-/// Threads pin by address while regions come and go: whoever has a guard has it on a region that is
+/// Threads pin by address while regions come and go: a guard is on a region that is
 /// mapped, and bytes written through it are read back; everybody else is refused with a reason.
 #[test]
 fn lookups_beside_binds_and_unbinds_find_a_live_region_or_none() {

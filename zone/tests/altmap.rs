@@ -2,7 +2,7 @@
 //! old bytes show through nor descriptors are left behind.
 //!
 //! Needs, for two cases: root, and 16 MiB that can be had in huge pages.
-#![allow(clippy::unwrap_used, reason = "a test says what it could not do by panicking")]
+#![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
 
 #[path = "common/hugetlb.rs"]
 mod hugetlb;
@@ -40,7 +40,7 @@ fn reserve(pages: u64) -> AltmapOptions {
     AltmapOptions::new().reserve(PageCount::new(pages))
 }
 
-/// Promises that nobody else changes the pages of a region.
+/// Promises that no other process changes the pages of a region.
 fn promised(region: &Region) -> AltmapOptions {
     // SAFETY: the memory is this test's: a memory file or file that no other process has, whose
     // descriptor is used by nothing else while it is bound.
@@ -293,7 +293,7 @@ fn a_rebind_after_payloads_and_holds_were_written_is_the_first_bind() {
 }
 
 /// Whatever stood where the descriptors come to lie (the defect of CVE-2026-72172 was descriptors
-/// over old ones that nobody initialised), every one of them is fresh.
+/// over old ones that were not initialised), every one of them is fresh.
 #[test]
 fn old_bytes_never_show_through_descriptors() {
     let zone = Zone::new();

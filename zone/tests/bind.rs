@@ -1,5 +1,5 @@
 //! Binding real memory: what is refused, what a bind leaves behind, and what rebinding costs.
-#![allow(clippy::unwrap_used, reason = "a test says what it could not do by panicking")]
+#![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
 
 use std::num::NonZeroUsize;
 use std::process::Command;
@@ -110,7 +110,7 @@ fn frame_numbers_that_are_taken_are_refused_and_free_again_after_unbind() {
     }
     let after = zone.bind(anonymous(4096), generic().base(Pfn::new(base.get() + 256))).unwrap();
     assert_eq!(zone.bound().len(), 2);
-    let _region = first.unbind().expect("nobody holds it");
+    let _region = first.unbind().expect("no page is held");
     assert!(zone.bind(anonymous(1 << 20), generic().base(base)).is_ok());
     drop(after);
     assert!(zone.bound().is_empty());
@@ -146,7 +146,7 @@ fn bytes_of_a_region_outlive_bind_and_unbind() {
         let mut bytes = [0; 4];
         pagemap.region().read_at(4095, &mut bytes).unwrap();
         assert_eq!(&bytes, b"page");
-        region = pagemap.unbind().expect("nobody holds it");
+        region = pagemap.unbind().expect("no page is held");
     }
     assert!(region.write_at((4 << 20) - 3, b"page").is_err(), "one byte past the end");
 }
@@ -270,7 +270,7 @@ fn streaming_stores_are_drained_once_a_section() {
                 .stamp(uzone_zone::InitMethod::Template(path));
             let pagemap = zone.bind(region, options).unwrap();
             assert_eq!(pagemap.report().drains, 24, "{path}, order {order}");
-            region = pagemap.unbind().expect("nobody holds it");
+            region = pagemap.unbind().expect("no page is held");
         }
     }
 }
@@ -292,7 +292,7 @@ fn other_threads_see_every_descriptor_after_bind_returns() {
                 });
             }
         });
-        region = pagemap.unbind().expect("nobody holds it");
+        region = pagemap.unbind().expect("no page is held");
     }
 }
 
@@ -388,7 +388,7 @@ fn a_thousand_rounds_leave_memory_and_mappings_as_they_were() {
         drop(zone.bind(anonymous(size), generic().order(Order::PMD)).unwrap());
         let on_touch = zone.bind(anonymous(size), generic()).unwrap();
         drop(on_touch.get(one(on_touch.range().start())).unwrap());
-        let _region = on_touch.unbind().expect("nobody holds it");
+        let _region = on_touch.unbind().expect("no page is held");
     };
     // In a child: other tests of this binary map and touch memory meanwhile.
     if std::env::var_os("UZONE_TEST_ROUNDS").is_none() {
@@ -429,7 +429,7 @@ fn a_bind_under_a_limit_that_is_too_small_fails_and_leaves_nothing() {
     // The region takes most of the address space, so its descriptors find no room.
     let region = anonymous(2 << 30);
     let big = zone.bind(region, linux().order(Order::BASE)).expect("32 MiB of descriptors fit");
-    let region = big.unbind().expect("nobody holds it");
+    let region = big.unbind().expect("no page is held");
     zone.trim();
     let mut filler = Vec::new();
     while let Ok(region) = Region::anonymous(ByteLen::mib(16)) {
@@ -667,7 +667,7 @@ fn on_touch_costs_the_same_from_a_gibibyte_to_sixteen_tebibytes() {
             let started = Instant::now();
             let pagemap = zone.bind(region, generic()).unwrap();
             best = best.min(started.elapsed());
-            region = pagemap.unbind().expect("nobody holds it");
+            region = pagemap.unbind().expect("no page is held");
         }
         assert!(best < Duration::from_micros(100), "{best:?} for 2^{shift} bytes");
     }

@@ -1,7 +1,7 @@
 //! Real bus errors become bad pages: of a file that was truncated under its mapping.
 //!
 //! The handler is of the whole process, so this is a program of its own.
-#![allow(clippy::unwrap_used, reason = "a test says what it could not do by panicking")]
+#![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
 
 use std::fs::OpenOptions;
 use std::path::PathBuf;
@@ -62,10 +62,10 @@ fn what_raises_a_bus_error_is_bad_for_everybody_from_then_on() {
     drop(early);
     bus::install().unwrap();
     for order in [0, 9] {
-        let told = Arc::new(Mutex::new(Vec::new()));
+        let seen = Arc::new(Mutex::new(Vec::new()));
         let ops = {
-            let told = told.clone();
-            PagemapOps::default().on_poison(move |poisoned| told.lock().unwrap().push(poisoned.pfn))
+            let seen = seen.clone();
+            PagemapOps::default().on_poison(move |poisoned| seen.lock().unwrap().push(poisoned.pfn))
         };
         file.truncate(PAGES);
         let pagemap = bind(&zone, &file, order, ops);
@@ -79,15 +79,15 @@ fn what_raises_a_bus_error_is_bad_for_everybody_from_then_on() {
         let error = pagemap.region().read_at(700 * 4096 + 5, &mut bytes).unwrap_err();
         assert!(matches!(error, AccessError::Bus { kind: BusKind::BeyondEnd, .. }), "{error}");
         assert!(pagemap.pin_and_write(1023 * 4096, &[1]).is_err());
-        // Known before the next pin is given, and told.
+        // Known before the next pin is given, and notified.
         let failure = pagemap.pin(range(690, 20)).unwrap_err();
         let PinError::Poisoned { pfn, good } = failure else { panic!("{failure}") };
         assert_eq!((pfn.get() - BASE, good), (700, vec![range(690, 10), range(701, 9)]));
-        assert_eq!(*told.lock().unwrap(), [700, 1023].map(|page| Pfn::new(BASE + page)));
+        assert_eq!(*seen.lock().unwrap(), [700, 1023].map(|page| Pfn::new(BASE + page)));
         assert_eq!(before.bad_pages(), [700, 1023].map(|page| Pfn::new(BASE + page)));
         assert!(pagemap.pin(range(0, 600)).is_ok());
         drop(before);
-        // Asked for, one that nobody pins.
+        // On request, one that is not pinned.
         assert!(pagemap.region().read_at(800 * 4096, &mut bytes).is_err());
         assert!(pagemap.is_poisoned(Pfn::new(BASE + 800)));
         assert!(pagemap.region().read_at(801 * 4096, &mut bytes).is_err());

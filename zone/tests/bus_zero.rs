@@ -1,7 +1,7 @@
 //! Clearing, copying and handing out memory of which a part is not there: a file that was truncated.
 //!
 //! The handler is of the whole process, so this is a program of its own.
-#![allow(clippy::unwrap_used, reason = "a test says what it could not do by panicking")]
+#![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
 
 use std::fs::OpenOptions;
 use std::num::NonZeroUsize;
@@ -118,7 +118,7 @@ fn folios_whose_memory_is_not_there_are_left_with_the_reason_and_all_others_are_
                 if watches {
                     assert!(pagemap.collect_bus_errors() > 0 || pagemap.is_poisoned(Pfn::new(203)));
                 }
-                // Plain memory says what ended it.
+                // Plain memory reports what ended it.
                 let region = pagemap.unbind().unwrap();
                 let options = ZeroOptions::default().way(way);
                 let cleared = region.zero_range(0, region.len(), &options).unwrap();
@@ -150,7 +150,7 @@ fn a_pool_hands_out_what_is_there_and_says_why_the_rest_is_not() {
             assert!(all.iter().all(|pooled| pooled.range().end().get() <= 200));
             drop(all);
             drop(pool);
-            // Where nobody does, the taker is told.
+            // Where no thread does, the taker gets an error.
             let pool = Pool::new(truncated(&file, order, 200), options).unwrap();
             let mut all = Vec::new();
             let failure = loop {

@@ -96,7 +96,7 @@ fn words(region: &Region, range: std::ops::Range<u64>) -> &[AtomicU64] {
 fn every_size_up_to_a_gibibyte_is_cleared_wherever_the_hint_is_and_no_page_beside_it() {
     const MARK: u64 = 0xa5a5_a5a5_a5a5_a5a5;
     let largest = 1 << 30;
-    let available = memory::available(&SystemRoot::host()).expect("the host says");
+    let available = memory::available(&SystemRoot::host()).expect("the host reports it");
     if available.bytes < ByteLen::new(2 * largest) {
         println!("skipped: a gibibyte: {} are available", available.bytes);
         return;

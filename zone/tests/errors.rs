@@ -1,5 +1,5 @@
-//! What an error says by itself, without its causes: what failed, on what, and what would help.
-#![allow(clippy::unwrap_used, reason = "a test says what it could not do by panicking")]
+//! The text of an error by itself, without its causes: what failed, on what, and what would help.
+#![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
 
 use std::error::Error;
 use std::path::Path;
@@ -8,12 +8,12 @@ use uzone_zone::{
     BindOptions, ByteLen, MemoryKind, Order, PageCount, Pfn, PfnRange, Region, TakeFailure, Zone,
 };
 
-/// Refuses a message that lacks what one of its causes says.
+/// Refuses a message that lacks the text of one of its causes.
 fn assert_complete(error: &(dyn Error + 'static)) -> String {
     let text = error.to_string();
     let mut cause = error.source();
     while let Some(inner) = cause {
-        // What the kernel answered is a number with a name: the message says what that means.
+        // What the kernel answered is a number with a name: the message states what that means.
         if !inner.is::<std::io::Error>() {
             assert!(text.contains(&inner.to_string()), "'{text}' lacks '{inner}'");
         }

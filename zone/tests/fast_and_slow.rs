@@ -30,7 +30,7 @@ fn check<P: Payload + Immutable>(zone: &Zone, pages: u64, options: &BindOptions<
     for round in 0..2 {
         let pagemap = zone.bind(region, options.clone()).expect("a bind");
         assert_fresh(&pagemap, &format!("{case}, round {round}"));
-        region = pagemap.unbind().expect("nobody holds it");
+        region = pagemap.unbind().expect("no page is held");
     }
 }
 
@@ -251,7 +251,7 @@ fn eight_bytes_written_eagerly_are_eight_bytes_never_written() {
 }
 
 /// Memory that a memmap of one shape left behind serves one of any other shape: nothing of the old
-/// one shows through (the defect of CVE-2026-72172 was tails that nobody initialised).
+/// one shows through (the defect of CVE-2026-72172 was tails without initialisation).
 #[test]
 fn kept_memory_of_another_shape_leaves_nothing_behind() {
     let zone = Zone::with_keep_limit(ByteLen::gib(1));

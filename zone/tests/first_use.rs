@@ -1,6 +1,6 @@
 //! What the first clear and the first take of a process cost beside their own work, in processes of
 //! their own: this test binary again.
-#![allow(clippy::unwrap_used, reason = "a test says what it could not do by panicking")]
+#![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
 
 use std::env;
 use std::process::Command;

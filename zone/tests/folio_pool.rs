@@ -1,6 +1,6 @@
-//! A pool hands out zeroes and nothing else, whoever had the memory before, and refuses what is not
+//! A pool hands out zeroes and nothing else, whatever the memory held before, and refuses what is not
 //! its own.
-#![allow(clippy::unwrap_used, reason = "a test says what it could not do by panicking")]
+#![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
 #![allow(clippy::cast_possible_truncation, reason = "the ranges of the tests are small")]
 
 use std::num::NonZeroU8;
@@ -84,7 +84,7 @@ fn nothing_of_one_owner_reaches_the_next() {
     }
 }
 
-/// Clearing on release is counted by nobody else.
+/// Clearing on release has no other counter.
 fn options_clear(stats: &uzone_zone::PoolStats) -> bool {
     stats.cleared_ahead == 0 && stats.cleared_on_demand < stats.folios as u64
 }
@@ -330,8 +330,8 @@ fn tenants_at_once_beside_a_worker_that_is_stopped_never_see_each_others_bytes()
     assert!(pagemap.unbind().is_ok());
 }
 
-/// Of several who want the last folio while it is being cleared, one gets it and the others are told
-/// that there is none: nobody waits for what is not coming.
+/// Of several who want the last folio while it is being cleared, one gets it and the others get an
+/// error: no taker waits for a folio that does not come.
 #[test]
 fn whoever_waits_for_the_last_folio_hears_that_another_has_it() {
     for round in 0..200_u32 {

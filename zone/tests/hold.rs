@@ -1,5 +1,5 @@
 //! References and pins on real regions: what they cover, what they refuse, and what they keep.
-#![allow(clippy::unwrap_used, reason = "a test says what it could not do by panicking")]
+#![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -115,7 +115,7 @@ fn a_refused_folio_leaves_none_held_and_says_how_many_were_good() {
     assert!(pins(&pagemap).iter().all(|pins| *pins == 0));
     let good = pagemap.pin(range(&pagemap, 6, 14)).unwrap();
     drop(handed);
-    // A pin keeps the folios from being free, though nobody has a reference any more.
+    // A pin keeps the folios from being free, though no reference is left.
     assert!(!pagemap.page(good.range().start()).unwrap().word().is_free());
     drop(good);
     assert!(pagemap.pages().all(|page| page.word().is_free()));
@@ -258,7 +258,7 @@ fn a_rebind_after_pins_is_as_fresh_as_the_first() {
 }
 
 /// Threads pin and give back at random while others try to unbind: no pin is ever lost, and a region
-/// is given back only when nobody holds a page of it.
+/// is given back only when no page of it is held.
 #[test]
 fn threads_that_pin_and_unbind_never_lose_a_pin() {
     let zone = Zone::new();
@@ -303,7 +303,7 @@ fn threads_that_pin_and_unbind_never_lose_a_pin() {
         // others may close the region before anybody can.
         let deadline = Instant::now() + Duration::from_secs(60);
         while round % 2 == 0 && pinned_total.load(Ordering::Relaxed) == pinned_before {
-            assert!(Instant::now() < deadline, "nobody pins a region that is open");
+            assert!(Instant::now() < deadline, "no pin of a region that is open");
             std::thread::yield_now();
         }
         region = loop {
@@ -374,9 +374,9 @@ fn bytes_are_written_under_a_pin_by_calls_that_say_so() {
 #[test]
 fn a_panic_of_the_owner_loses_no_reference_of_the_rest() {
     let freed = Arc::new(Mutex::new(Vec::new()));
-    let told = freed.clone();
+    let seen = freed.clone();
     let ops = PagemapOps::default().on_migrate_to_ram(|_| {}).on_free(move |pfn| {
-        told.lock().unwrap().push(pfn);
+        seen.lock().unwrap().push(pfn);
         assert!(pfn.get() % 8 != 0, "the owner's own");
     });
     let options =

@@ -1,6 +1,6 @@
-//! What a zone logs, since nobody is there to be given an error: a pagemap that is dropped while its
+//! What a zone logs where no caller can be given an error: a pagemap that is dropped while its
 //! pages are held.
-#![allow(clippy::unwrap_used, reason = "a test says what it could not do by panicking")]
+#![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,6 +1,6 @@
 //! All operations of a pagemap in random order agree with a plain oracle that keeps a list of
 //! holders, a set of bad pages and a content for each page.
-#![allow(clippy::unwrap_used, reason = "a test says what it could not do by panicking")]
+#![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
 #![allow(clippy::cast_possible_truncation, reason = "the ranges of the tests are small")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -291,7 +291,7 @@ impl Machine {
                 if self.bad.insert(page) {
                     let poisoned = poisoned.unwrap();
                     let pins = self.counts(page).0;
-                    assert!(poisoned.pins >= pins, "{} told, {pins} there", poisoned.pins);
+                    assert!(poisoned.pins >= pins, "{} reported, {pins} there", poisoned.pins);
                     if self.order == Order::BASE && !self.content(page).is_owned() {
                         self.contents.remove(&page);
                     }

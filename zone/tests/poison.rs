@@ -1,5 +1,5 @@
-//! Bad pages: one page and no other, told to who holds it, and remembered when asked.
-#![allow(clippy::unwrap_used, reason = "a test says what it could not do by panicking")]
+//! Bad pages: one page and no other, reported to its holders, and remembered on request.
+#![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
 
 use std::sync::{Arc, Mutex};
 
@@ -96,12 +96,12 @@ fn what_cannot_be_marked_or_mended_is_said() {
 }
 
 #[test]
-fn who_had_the_page_pinned_is_told() {
+fn who_had_the_page_pinned_is_seen() {
     for order in [0, 9] {
-        let told: Arc<Mutex<Vec<Poisoned>>> = Arc::default();
+        let seen: Arc<Mutex<Vec<Poisoned>>> = Arc::default();
         let ops = {
-            let told = told.clone();
-            PagemapOps::default().on_poison(move |poisoned| told.lock().unwrap().push(poisoned))
+            let seen = seen.clone();
+            PagemapOps::default().on_poison(move |poisoned| seen.lock().unwrap().push(poisoned))
         };
         let region = Region::anonymous(ByteLen::mib(8)).unwrap();
         let options = BindOptions::new(MemoryKind::Generic).order(Order::new(order)).ops(ops);
@@ -113,11 +113,11 @@ fn who_had_the_page_pinned_is_told() {
         let poisoned = pagemap.poison(Pfn::new(0x1203)).unwrap();
         assert_eq!(poisoned.pins, if order == 0 { 2 } else { 3 });
         assert_eq!(poisoned.references, 1);
-        assert_eq!(*told.lock().unwrap(), [poisoned]);
+        assert_eq!(*seen.lock().unwrap(), [poisoned]);
         assert_eq!(whole.bad_pages(), [Pfn::new(0x1203)]);
         assert_eq!(single.bad_pages(), [Pfn::new(0x1203)]);
         assert!(other.bad_pages().is_empty());
-        // Holders keep what they have and may split it; nobody pins the page anew.
+        // Holders keep what they have and may split it; the page gives no new pin.
         assert!(matches!(whole.try_clone(), Err(PinError::Poisoned { .. })));
         let (first, second) = whole.split(PageCount::new(0x203)).unwrap();
         assert!(first.bad_pages().is_empty());

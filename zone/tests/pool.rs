@@ -1,7 +1,7 @@
-//! Descriptors in pages of a hugetlb pool. Alone in its binary: whoever binds while the pool is
+//! Descriptors in pages of a hugetlb pool. Alone in its binary: another bind while the pool is
 //! raised takes pages of it.
 //! Needs: root, and 32 MiB that can be had in huge pages.
-#![allow(clippy::unwrap_used, reason = "a test says what it could not do by panicking")]
+#![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
 
 #[path = "common/hugetlb.rs"]
 mod hugetlb;

@@ -1,7 +1,7 @@
 //! Populating and punching regions on this kernel: how much, of which pages, and what is refused before
 //! it costs time.
 //! Needs, for some: root, transparent huge pages, 32 MiB that can be had in huge pages.
-#![allow(clippy::unwrap_used, reason = "a test says what it could not do by panicking")]
+#![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
 
 #[path = "common/hugetlb.rs"]
 mod hugetlb;
@@ -51,11 +51,11 @@ fn exactly_the_range_is_present_and_the_report_says_in_which_pages() {
     for huge in [Huge::Preferred, Huge::Never] {
         let region = anonymous(64 * MIB);
         let seen = Arc::new(AtomicU64::new(0));
-        let told = Arc::clone(&seen);
+        let reported = Arc::clone(&seen);
         let options =
             PopulateOptions::default().huge(huge).on_progress(move |progress: Progress| {
                 assert!(progress.done <= progress.total);
-                told.store(progress.done.get(), Ordering::Relaxed);
+                reported.store(progress.done.get(), Ordering::Relaxed);
             });
         let report = region.populate(8 * MIB..40 * MIB, &options).unwrap();
         assert!(report.is_whole(), "{report}");
@@ -350,8 +350,8 @@ impl Drop for Group {
     }
 }
 
-/// Two processes under one limit, each of which would fit alone: nobody is killed, and who is short
-/// says so with numbers, before the time that the rest would have taken is spent.
+/// Two processes under one limit, each of which would fit alone: none is killed, and the one that is short
+/// reports it with numbers, before the time that the rest would have taken is spent.
 #[test]
 fn two_processes_that_share_a_limit_find_the_shortage_and_nobody_is_killed() {
     const NAME: &str = "two_processes_that_share_a_limit_find_the_shortage_and_nobody_is_killed";

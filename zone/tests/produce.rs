@@ -1,5 +1,5 @@
 //! Pins of pages that are not there: what is at hand is mapped, the rest produced, failures said.
-#![allow(clippy::unwrap_used, reason = "a test says what it could not do by panicking")]
+#![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
 
 use std::sync::{Arc, Barrier, Mutex, OnceLock, Weak};
 use std::thread;
@@ -98,7 +98,7 @@ fn a_pin_maps_what_is_at_hand_and_faults_the_rest() {
         ]
     );
     source.calls.lock().unwrap().clear();
-    // What is there is asked for by nobody, also as part of a longer range.
+    // No callback is called for present pages, also as part of a longer range.
     drop(pagemap.pin(range(0x1003, 5)).unwrap());
     assert!(source.calls.lock().unwrap().is_empty());
     assert!(pagemap.pin(pagemap.range()).is_ok(), "whole blocks as well");
@@ -160,7 +160,7 @@ fn without_a_source_a_missing_page_is_refused() {
     assert!(pagemap.advance(first, Content::Unknown, Content::Absent).is_err());
 }
 
-/// Threads pin absent pages of the same range at once: each page is produced, and nobody is refused.
+/// Threads pin absent pages of the same range at once: each page is produced, and no pin is refused.
 #[test]
 fn threads_that_pin_the_same_absent_pages_all_get_them() {
     for _ in 0..20 {

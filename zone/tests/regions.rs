@@ -2,7 +2,7 @@
 //!
 //! `REQUIRE_DAX=1` and `DAX_DIR` are explained in the live tests of `os`: where they are not set, the
 //! cases that need DAX are skipped by name.
-#![allow(clippy::unwrap_used, reason = "a test says what it could not do by panicking")]
+#![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -61,7 +61,7 @@ impl Own {
         let offset = usize::try_from(offset).unwrap();
         assert!(offset + usize::try_from(len).unwrap() <= self.len);
         let page = PageSize::try_from_bytes(page_len).unwrap();
-        // SAFETY: `add` wants to stay inside of what was mapped, which the assertion says.
+        // SAFETY: `add` wants to stay inside of what was mapped, as the assertion checks.
         let start = unsafe { self.start.add(offset) };
         // SAFETY: `adopt` wants the memory mapped, initialised and reached by nothing but mappings
         // until this one is dropped: it is anonymous, `self` outlives the mapping, and only `byte`
@@ -75,7 +75,7 @@ impl Own {
         assert!(offset < self.len);
         // SAFETY: `add` wants to stay inside of what was mapped, which has `len` bytes from `start`.
         let at = unsafe { self.start.add(offset) };
-        // SAFETY: `read` wants an initialised byte that nobody writes meanwhile: it is anonymous,
+        // SAFETY: `read` wants an initialised byte that no thread writes meanwhile: it is anonymous,
         // and this thread is the only one to know it.
         unsafe { at.read() }
     }
@@ -90,7 +90,7 @@ impl Own {
 
 impl Drop for Own {
     fn drop(&mut self) {
-        // SAFETY: munmap(2) ends the life of memory that `new` mapped and that nobody borrows.
+        // SAFETY: munmap(2) ends the life of memory that `new` mapped and that is not borrowed.
         unsafe { libc::munmap(self.mapped, self.mapped_len) };
     }
 }
@@ -128,7 +128,7 @@ fn adopted_memory_is_bound_written_unbound_and_still_mapped() {
     assert_eq!(&seen, b"over");
     let beyond = pagemap.pin_and_write(4 * HUGE - 1, b"xy").unwrap_err();
     assert!(matches!(beyond, WriteFailure::Pin(PinError::NotHere { .. })), "{beyond}");
-    let region = pagemap.unbind().expect("nobody holds it");
+    let region = pagemap.unbind().expect("no page is held");
     assert_eq!(region.len(), ByteLen::new(4 * HUGE));
     let mapping = region.into_mapping();
     assert!(mapping.is_adopted());

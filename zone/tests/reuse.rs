@@ -1,9 +1,9 @@
 //! Threads that map, bind, pin by address and drop memory of their own, for as long as `STRESS_SECS`
-//! says (2 seconds by default). The kernel hands the addresses of dropped memory out again at once, so
+//! sets (2 seconds by default). The kernel hands the addresses of dropped memory out again at once, so
 //! a region has to be unknown to its zone before its addresses are free.
 //!
 //! No thread uses memory of another one, so no bind is refused and no pin misses its region.
-#![allow(clippy::unwrap_used, reason = "a test says what it could not do by panicking")]
+#![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,10 +1,10 @@
-//! Threads pin, split, mark bad, mend, clear and unbind at once, for as long as `SOAK_SECS` says (3
+//! Threads pin, split, mark bad, mend, clear and unbind at once, for `SOAK_SECS` seconds (3
 //! by default, a minute in the checks), and the invariants hold all the time:
 //!
-//! - who has a pin has it on a page whose bytes are there, which nobody clears or gives away;
-//! - nobody is admitted to a region that is unbound, and none is unbound under a guard;
+//! - a pinned page has its bytes, and no thread clears it or gives it away;
+//! - no guard enters a region that is unbound, and none is unbound under a guard;
 //! - nothing is left behind: every count, every bar and every bad page is accounted for at the end.
-#![allow(clippy::unwrap_used, reason = "a test says what it could not do by panicking")]
+#![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
 
 use std::sync::RwLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -57,7 +57,7 @@ fn random_range(random: &mut Random) -> PfnRange {
     PfnRange::try_new(Pfn::new(BASE + start), PageCount::new(pages)).unwrap()
 }
 
-/// What a holder may rely on, whatever the others do: nobody clears a page under its pin. A page may
+/// What a holder may rely on, whatever the others do: no thread clears a page under its pin. A page may
 /// have gone bad, though.
 fn check_held(pinned: &Pinned, random: &mut Random) {
     let pages = pinned.range().pages().get();
@@ -126,7 +126,7 @@ fn disturb(shared: &RwLock<Option<Pagemap>>, counters: &Counters, random: &mut R
         if pagemap.poison(pfn).is_ok() {
             count(&counters.poisonings);
         }
-        // Not always by whoever marked it.
+        // Not always by the thread that marked it.
         let _ = pagemap.unpoison(Pfn::new(BASE + random.below(PAGES)));
         let _ = pagemap.unpoison(pfn);
         return;

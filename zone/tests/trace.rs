@@ -4,7 +4,7 @@
 //! The listener is the kernel's own: a uprobe through `perf_event_open(2)` on the probe's address
 //! in this very binary, with the probe's semaphore, which the kernel raises while it listens.
 //! Needs: the `uprobe` event source and the right to open it (root, or `CAP_PERFMON`).
-#![allow(clippy::unwrap_used, reason = "a test says what it could not do by panicking")]
+#![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
 
 use std::ffi::CString;
 use std::fs::File;
@@ -107,7 +107,7 @@ fn listen(probe: &Probe) -> std::io::Result<File> {
     if fd < 0 {
         return Err(std::io::Error::last_os_error());
     }
-    // SAFETY: the descriptor was just made, nobody else has it, and it fits an `int`.
+    // SAFETY: the descriptor was just made, no other value has it, and it fits an `int`.
     Ok(unsafe { File::from_raw_fd(i32::try_from(fd).unwrap()) })
 }
 
@@ -140,13 +140,13 @@ fn a_listener_hears_of_every_page_and_no_template_is_copied() {
     let pagemap = zone.bind(region, options()).unwrap();
     assert_eq!(count(&mut listener), 2048, "one event for each page");
     assert_eq!(pagemap.report().stamp, Some(InitMethod::FieldByField));
-    let region = pagemap.unbind().expect("nobody holds it");
+    let region = pagemap.unbind().expect("no page is held");
 
     drop(listener);
     let pagemap = zone.bind(region, options()).unwrap();
     assert_eq!(
         pagemap.report().stamp,
         Some(InitMethod::Template(uzone_zone::StorePath::Portable)),
-        "nobody listens any more"
+        "no listener is left"
     );
 }

@@ -1,6 +1,6 @@
 //! Clearing, copying and giving back pages of a bound region: what is cleared is zero, what is not is
 //! said, and content is true at any time.
-#![allow(clippy::unwrap_used, reason = "a test says what it could not do by panicking")]
+#![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
 #![allow(clippy::cast_possible_truncation, reason = "the ranges of the tests are small")]
 
 use std::num::NonZeroUsize;

@@ -99,7 +99,7 @@ impl<'a> Watched<'a> {
 /// can be had now.
 fn room(before: u64, needed: u64, begun: u64, left: u64, distance: u64) -> Option<u64> {
     let rest = needed.saturating_sub(begun);
-    // Page tables, and counters that the kernel keeps by the lot, are nobody's but ours.
+    // Page tables, and counters that the kernel keeps by the lot, are this process's alone.
     let tolerance = before / 32;
     let others = before.saturating_sub(begun).saturating_sub(left);
     if others <= tolerance {

@@ -33,7 +33,7 @@ impl RaisedPool {
 
 impl Drop for RaisedPool {
     fn drop(&mut self) {
-        // Nobody is left to tell; the next run finds the pool as it is.
+        // The error has no receiver; the next run finds the pool as it is.
         let _ = std::fs::write(Self::FILE, &self.before);
     }
 }
