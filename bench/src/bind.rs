@@ -21,11 +21,12 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use uzone_os::{Addr, Anonymous, Exclusive, HugeAdvice, SystemRoot, memory};
-use uzone_stream::{Pattern, Streaming};
-use uzone_zone::{
-    BindOptions, ByteLen, Init, InitMethod, Layout, LayoutError, LinuxPage, LinuxSeed, MemoryKind,
-    Order, PageCount, Payload, Pfn, PfnRange, Region, StorePath, Tails, Template, Zone,
+use uzone_pages::{
+    ByteLen, Layout, LayoutError, LinuxPage, LinuxSeed, MemoryKind, Order, PageCount, Payload, Pfn,
+    PfnRange, Tails, Template,
 };
+use uzone_stream::{Pattern, Streaming};
+use uzone_zone::{BindOptions, Init, InitMethod, Region, StorePath, Zone};
 use zerocopy::FromBytes;
 
 use crate::group::Watch;

@@ -4,7 +4,7 @@
 //! are out of cache, both are.
 
 use serde::{Deserialize, Serialize};
-use uzone_zone::ByteLen;
+use uzone_pages::ByteLen;
 
 use crate::extents::{self, Arena, Work};
 use crate::group::Watch;

@@ -22,10 +22,10 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use uzone_os::{Anonymous, Exclusive, HugeAdvice, LibPmem, SystemRoot, memory};
+use uzone_pages::ByteLen;
 use uzone_stream::{StorePolicy, Streaming, Work as StoreWork, copy_bytes, zero_bytes};
 use uzone_zone::{
-    ByteLen, CacheState, CopyMethod, CopyOptions, NextUse, PopulateOptions, Region, StorePath,
-    ZeroOptions,
+    CacheState, CopyMethod, CopyOptions, NextUse, PopulateOptions, Region, StorePath, ZeroOptions,
 };
 
 use crate::group::Watch;

@@ -10,9 +10,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use uzone_os::{SystemRoot, memory};
-use uzone_zone::{
-    Backing, ByteLen, ClearError, Huge, HugeSize, PopulateOptions, Region, ZeroOptions,
-};
+use uzone_pages::ByteLen;
+use uzone_zone::{Backing, ClearError, Huge, HugeSize, PopulateOptions, Region, ZeroOptions};
 
 use crate::extents::Arena;
 use crate::group::Watch;

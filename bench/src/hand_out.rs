@@ -11,10 +11,8 @@ use std::rc::Rc;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use uzone_zone::{
-    BindOptions, ByteLen, MemoryKind, Order, Pool, PoolOptions, Pooled, PopulateOptions, Region,
-    Zone,
-};
+use uzone_pages::{ByteLen, MemoryKind, Order};
+use uzone_zone::{BindOptions, Pool, PoolOptions, Pooled, PopulateOptions, Region, Zone};
 
 use crate::group::Watch;
 use crate::report::{Bench, Role, Table};

@@ -21,10 +21,10 @@ use std::time::Instant;
 use serde::Serialize;
 use uzone_os::memory::{self, ProcessMemory};
 use uzone_os::{SystemRoot, probe};
-use uzone_zone::{
-    AltmapOptions, BindOptions, ByteLen, Init, LinuxPage, LinuxSeed, MemoryKind, Order, PageSize,
-    Pagemap, Payload, PfnRange, Region, Tails, Zone,
+use uzone_pages::{
+    ByteLen, LinuxPage, LinuxSeed, MemoryKind, Order, PageSize, Payload, PfnRange, Tails,
 };
+use uzone_zone::{AltmapOptions, BindOptions, Init, Pagemap, Region, Zone};
 use zerocopy::Immutable;
 
 use crate::group::{Phase, Watch};

@@ -2,7 +2,7 @@
 //! after field in place, as the kernel's slow path does and as a port of it would. It knows nothing
 //! of templates, and shares no code with ours: a baseline may not profit from what is measured.
 
-use uzone_zone::{LinuxPage, LinuxSeed, MemoryKind, Order, Pfn, Template};
+use uzone_pages::{LinuxPage, LinuxSeed, MemoryKind, Order, Pfn, Template};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// A descriptor as its fields, in memory order; all of them plain numbers.
@@ -116,7 +116,7 @@ impl NaiveZone {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use uzone_zone::{Layout, PageCount, PfnRange, Tails};
+    use uzone_pages::{Layout, PageCount, PfnRange, Tails};
 
     #[test]
     fn the_naive_way_writes_what_the_slow_path_writes() {

@@ -28,9 +28,8 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use uzone_os::{Anonymous, Exclusive, HugeAdvice, Mapped, SystemRoot, memory};
-use uzone_zone::{
-    BindOptions, ByteLen, Init, MemoryKind, Order, PageCount, Pagemap, Pfn, PfnRange, Region, Zone,
-};
+use uzone_pages::{ByteLen, MemoryKind, Order, PageCount, Pfn, PfnRange};
+use uzone_zone::{BindOptions, Init, Pagemap, Region, Zone};
 use zerocopy::FromBytes;
 
 use crate::group::Watch;

@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 use uzone_os::numa::AffinityError;
 use uzone_os::uffd::{OpenError, RegisterError};
 use uzone_os::{FixedBuffersError, MapError, PopulateError, ResidentError, SysError};
+use uzone_pages::{ByteLen, Payload, Pfn, Template, Word};
 use uzone_zone::{
-    AccessError, AdviseError, BindFailure, BindOptions, ByteLen, ClearError, Init, Limit,
-    ListTooShort, NotAGuard, NotPopulated, Pagemap, Payload, Pfn, PinError, Pinned, Region,
-    RegionError, Source, TakeFailure, Template, TooManyRawGuards, Word, Zone,
+    AccessError, AdviseError, BindFailure, BindOptions, ClearError, Init, Limit, ListTooShort,
+    NotAGuard, NotPopulated, Pagemap, PinError, Pinned, Region, RegionError, Source, TakeFailure,
+    TooManyRawGuards, Zone,
 };
 use zerocopy::Immutable;
 

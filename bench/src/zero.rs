@@ -21,8 +21,9 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
+use uzone_pages::ByteLen;
 use uzone_stream::{NextUse, StorePolicy, Streaming, Work as StoreWork, zero_bytes};
-use uzone_zone::{Batching, ByteLen, CacheState, ClearError, CopyMethod, Region, ZeroOptions};
+use uzone_zone::{Batching, CacheState, ClearError, CopyMethod, Region, ZeroOptions};
 
 use crate::extents::{self, Arena, Work, label, read};
 use crate::first_touch;

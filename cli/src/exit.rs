@@ -189,7 +189,7 @@ fn of_link(error: &(dyn Error + 'static)) -> Option<Exit> {
         };
     }
     // Numbers that cannot be: they come from the arguments.
-    if error.is::<uzone_zone::AddrError>() || error.is::<uzone_zone::LayoutError>() {
+    if error.is::<uzone_pages::AddrError>() || error.is::<uzone_pages::LayoutError>() {
         return Some(Exit::Usage);
     }
     if error.is::<uzone_stream::StorePolicyError>() {
@@ -340,10 +340,10 @@ mod tests {
         };
         let cut = || uzone_zone::RegionError::EndsInsidePage {
             len_bytes: 1,
-            page: uzone_zone::PageSize::KIB_4,
+            page: uzone_pages::PageSize::KIB_4,
         };
         let unmapped = uzone_zone::RegionError::Map {
-            len: uzone_zone::ByteLen::mib(2),
+            len: uzone_pages::ByteLen::mib(2),
             backing: uzone_zone::Backing::Hugetlb(HugeSize::MIB_2),
             cause: pool(),
         };
@@ -351,7 +351,7 @@ mod tests {
             (Box::new(cut()), Exit::Usage),
             (Box::new(unmapped), Exit::Config),
             (Box::new(uzone_zone::BindError::NotZero), Exit::Os),
-            (Box::new(uzone_zone::AddrError::BadPageSize { bytes: 3 }), Exit::Usage),
+            (Box::new(uzone_pages::AddrError::BadPageSize { bytes: 3 }), Exit::Usage),
             (Box::new(MapError::Empty), Exit::Usage),
             (Box::new(pool()), Exit::Config),
             (Box::new(MapError::Empty), Exit::Usage),

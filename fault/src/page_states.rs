@@ -12,10 +12,11 @@
 use std::ops::Range;
 
 use uzone_os::{Anonymous, Mapping};
+use uzone_pages::Page;
 use uzone_pages::{
     ByteLen, Content, FaultArea, MemoryKind, Order, PageCount, PageSize, Pfn, PfnRange,
 };
-use uzone_zone::{BindOptions, Init, Page, Pagemap, PagemapOps, PinError, Pinned, Region, Zone};
+use uzone_zone::{BindOptions, Init, Pagemap, PagemapOps, PinError, Pinned, Region, Zone};
 
 use crate::error::MapError;
 

@@ -27,8 +27,9 @@ use uzone_fault::{
 };
 use uzone_os::uffd::{Features, KernelFaults, Modes, Registered, Remote, Uffd};
 use uzone_os::{Anonymous, Mapping, Sharing, Vaddr, bus, probe};
+use uzone_pages::Order;
 use uzone_pages::{ByteLen, MemoryKind};
-use uzone_zone::{BindOptions, Order, Pool, PoolOptions, Region, ZeroOptions, Zone};
+use uzone_zone::{BindOptions, Pool, PoolOptions, Region, ZeroOptions, Zone};
 
 const NAME: &str = "every_failing_system_call_is_a_named_error_or_a_success";
 

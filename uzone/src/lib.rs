@@ -19,14 +19,17 @@
 //! alone: [`model`] (no system calls, `no_std`), [`stream`] (stores), and what [`os`] has of the kernel.
 #![forbid(unsafe_code)]
 
+pub use uzone_pages::{
+    AdvanceError, ByteLen, Content, MemoryKind, Order, PageCount, PageSize, Payload, Pfn, PfnRange,
+    Refresh,
+};
 pub use uzone_zone::{
-    Access, AccessError, Addr, AdvanceError, AltmapOptions, AltmapReport, BindError, BindOptions,
-    BindReport, Busy, ByteLen, Cancel, Content, CopyOptions, FaultError, FreeFailure, Huge,
-    HugeSize, Init, Limit, MemoryKind, NotAdopted, Order, Owner, PageCount, PageSize, PageView,
-    Pagemap, PagemapOps, PagemapView, Payload, Pfn, PfnRange, PinError, PinOptions, Pinned,
-    PinnedRanges, PoisonFailure, Poisoned, Pool, PoolOptions, PoolStats, Pooled, PopulateOptions,
-    PopulateReport, Progress, RawGuard, Refresh, Region, RegionError, RegionView, Segment, Sharing,
-    StorePolicy, TakeFailure, ZeroFailure, ZeroOptions, Zeroed, Zone, bus,
+    Access, AccessError, Addr, AltmapOptions, AltmapReport, BindError, BindOptions, BindReport,
+    Busy, Cancel, CopyOptions, FaultError, FreeFailure, Huge, HugeSize, Init, Limit, NotAdopted,
+    Owner, PageView, Pagemap, PagemapOps, PagemapView, PinError, PinOptions, Pinned, PinnedRanges,
+    PoisonFailure, Poisoned, Pool, PoolOptions, PoolStats, Pooled, PopulateOptions, PopulateReport,
+    Progress, RawGuard, Region, RegionError, RegionView, Segment, Sharing, StorePolicy,
+    TakeFailure, ZeroFailure, ZeroOptions, Zeroed, Zone, bus,
 };
 
 /// Memory whose pages are put in place when they are first touched.

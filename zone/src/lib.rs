@@ -106,7 +106,6 @@ pub use uzone_os::{
     ExclusivityError, FileId, HugeAdvice, MapError, MappedError, Mapping, PopulateError, Populated,
     RangeError, Reserve, ResidentError, Sharing,
 };
-pub use uzone_pages::*;
 pub use uzone_stream::{
     CacheState, CopyMethod, NextUse, Path as StorePath, STORE_POLICY, StorePolicy,
     StorePolicyError, Work as StoreWork,

@@ -5,9 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use uzone_pages::{
+    ByteLen, EnterError, LinuxPage, LinuxSeed, MemoryKind, Order, PageCount, Pfn, PfnRange,
+};
 use uzone_zone::{
-    BindOptions, ByteLen, EnterError, LinuxPage, LinuxSeed, MemoryKind, Order, Owner, PageCount,
-    Pagemap, PagemapOps, Pfn, PfnRange, PinError, PinOptions, RawGuard, Redeemed, Region, Zone,
+    BindOptions, Owner, Pagemap, PagemapOps, PinError, PinOptions, RawGuard, Redeemed, Region, Zone,
 };
 
 const MIB: u64 = 1 << 20;

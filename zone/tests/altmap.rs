@@ -15,11 +15,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use hugetlb::RaisedPool;
+use uzone_pages::{
+    ByteLen, LayoutError, LinuxPage, LinuxSeed, MemoryKind, Order, PageCount, Payload, Pfn,
+    PfnRange, PlacementError, Refresh, Slot, Tails, Word,
+};
 use uzone_zone::{
-    AltmapOptions, Backing, BindError, BindFailure, BindOptions, ByteLen, Cancel, Exclusivity,
-    ExclusivityError, HugeSize, Init, LayoutError, LinuxPage, LinuxSeed, MemmapPages, MemoryKind,
-    Order, PageCount, PageView, Pagemap, Payload, Pfn, PfnRange, PinError, PlacementError,
-    PoisonFailure, Refresh, Region, Slot, Source, Tails, Word, ZeroFailure, ZeroOptions, Zone,
+    AltmapOptions, Backing, BindError, BindFailure, BindOptions, Cancel, Exclusivity,
+    ExclusivityError, HugeSize, Init, MemmapPages, PageView, Pagemap, PinError, PoisonFailure,
+    Region, Source, ZeroFailure, ZeroOptions, Zone,
 };
 use zerocopy::{FromBytes, IntoBytes, KnownLayout};
 

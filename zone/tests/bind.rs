@@ -7,10 +7,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use uzone_pages::{
+    ByteLen, Class, Content, LayoutError, LinuxPage, LinuxSeed, MemoryKind, Order, Pfn, PfnRange,
+    Plain, Tails,
+};
 use uzone_zone::{
-    BindError, BindFailure, BindOptions, ByteLen, Cancel, Class, Content, Init, LayoutError,
-    LinuxPage, LinuxSeed, MemoryKind, Order, Owner, PagemapOps, Pfn, PfnRange, PinError, Plain,
-    Region, RegionError, Source, Tails, Zone,
+    BindError, BindFailure, BindOptions, Cancel, Init, Owner, PagemapOps, PinError, Region,
+    RegionError, Source, Zone,
 };
 
 fn anonymous(bytes: u64) -> Region {
@@ -29,7 +32,7 @@ fn linux() -> BindOptions<LinuxPage> {
     BindOptions::with_payload(MemoryKind::Generic, LinuxSeed::default())
 }
 
-fn cause<P: uzone_zone::Payload>(bound: Result<uzone_zone::Pagemap<P>, BindFailure>) -> BindError {
+fn cause<P: uzone_pages::Payload>(bound: Result<uzone_zone::Pagemap<P>, BindFailure>) -> BindError {
     match bound {
         Ok(pagemap) => panic!("bound: {}", pagemap.report()),
         Err(failure) => failure.cause,
@@ -438,7 +441,7 @@ fn a_bind_under_a_limit_that_is_too_small_fails_and_leaves_nothing() {
     let failure = zone
         .bind(
             region,
-            BindOptions::<uzone_zone::StructPage<11>>::with_payload(
+            BindOptions::<uzone_pages::StructPage<11>>::with_payload(
                 MemoryKind::Generic,
                 LinuxSeed::default(),
             ),
@@ -524,15 +527,15 @@ fn a_bind_does_with_the_threads_that_it_gets() {
 #[repr(C)]
 struct HighHalf(u64);
 
-impl uzone_zone::Payload for HighHalf {
+impl uzone_pages::Payload for HighHalf {
     type Seed = ();
 
-    fn init(&mut self, _seed: &(), slot: &uzone_zone::Slot) {
+    fn init(&mut self, _seed: &(), slot: &uzone_pages::Slot) {
         self.0 = slot.head_address >> 32;
     }
 
-    fn refresh(_seed: &()) -> uzone_zone::Refresh {
-        uzone_zone::Refresh::Linear
+    fn refresh(_seed: &()) -> uzone_pages::Refresh {
+        uzone_pages::Refresh::Linear
     }
 }
 

@@ -7,11 +7,9 @@ use std::fs::OpenOptions;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
+use uzone_pages::{ByteLen, MemoryKind, Order, PageCount, Pfn, PfnRange};
 use uzone_zone::bus::{self, BusKind, WatchError};
-use uzone_zone::{
-    AccessError, BindOptions, ByteLen, MemoryKind, Order, PageCount, Pagemap, PagemapOps, Pfn,
-    PfnRange, PinError, Region, Zone,
-};
+use uzone_zone::{AccessError, BindOptions, Pagemap, PagemapOps, PinError, Region, Zone};
 
 const BASE: u64 = 0x1000;
 const PAGES: u64 = 1024;

@@ -9,11 +9,11 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
+use uzone_pages::{ByteLen, Content, MemoryKind, Order, PageCount, Pfn, PfnRange};
 use uzone_zone::bus;
 use uzone_zone::{
-    AccessError, BindOptions, ByteLen, ClearError, Content, CopyMethod, MemoryKind, Order,
-    PageCount, Pagemap, PagemapOps, Pfn, PfnRange, Pool, PoolOptions, Pooled, Region, TakeFailure,
-    Unclearable, ZeroFailure, ZeroOptions, Zone,
+    AccessError, BindOptions, ClearError, CopyMethod, Pagemap, PagemapOps, Pool, PoolOptions,
+    Pooled, Region, TakeFailure, Unclearable, ZeroFailure, ZeroOptions, Zone,
 };
 
 const PAGES: u64 = 256;

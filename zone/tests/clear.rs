@@ -9,9 +9,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use uzone_os::{Access, Sharing, SystemRoot, memory};
+use uzone_pages::{ByteLen, PlanError};
 use uzone_zone::{
-    AccessError, Batching, ByteLen, CacheState, Cancel, ClearError, CopyMethod, Mapping, NextUse,
-    PlanError, Progress, Region, StorePath, ZeroOptions,
+    AccessError, Batching, CacheState, Cancel, ClearError, CopyMethod, Mapping, NextUse, Progress,
+    Region, StorePath, ZeroOptions,
 };
 
 const PAGE: u64 = 4096;

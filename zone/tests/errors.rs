@@ -4,9 +4,8 @@
 use std::error::Error;
 use std::path::Path;
 
-use uzone_zone::{
-    BindOptions, ByteLen, MemoryKind, Order, PageCount, Pfn, PfnRange, Region, TakeFailure, Zone,
-};
+use uzone_pages::{ByteLen, MemoryKind, Order, PageCount, Pfn, PfnRange};
+use uzone_zone::{BindOptions, Region, TakeFailure, Zone};
 
 /// Refuses a message that lacks the text of one of its causes.
 fn assert_complete(error: &(dyn Error + 'static)) -> String {

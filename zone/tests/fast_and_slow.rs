@@ -3,10 +3,13 @@
 
 use std::num::NonZeroUsize;
 
+use uzone_pages::{
+    ByteLen, LinuxSeed, MemoryKind, Order, PageCount, Payload, Plain, Refresh, SectionBits, Slot,
+    StructPage, Tails, Word,
+};
 use uzone_zone::{
-    AltmapOptions, BindOptions, ByteLen, Init, InitMethod, LinuxSeed, MemoryKind, Order, Owner,
-    PageCount, Pagemap, PagemapOps, Payload, Plain, Refresh, Region, SectionBits, Slot, StorePath,
-    StructPage, Tails, Word, Zone,
+    AltmapOptions, BindOptions, Init, InitMethod, Owner, Pagemap, PagemapOps, Region, StorePath,
+    Zone,
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 

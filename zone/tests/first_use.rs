@@ -6,9 +6,8 @@ use std::env;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use uzone_zone::{
-    BindOptions, ByteLen, MemoryKind, Order, Pool, PoolOptions, Region, ZeroOptions, Zone,
-};
+use uzone_pages::{ByteLen, MemoryKind, Order};
+use uzone_zone::{BindOptions, Pool, PoolOptions, Region, ZeroOptions, Zone};
 
 /// Set in a child: what it is to time.
 const CHILD: &str = "UZONE_TEST_FIRST_USE";

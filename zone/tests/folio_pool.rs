@@ -7,9 +7,10 @@ use std::num::NonZeroU8;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use uzone_pages::{ByteLen, Content, MemoryKind, Order, PageCount, Pfn, PfnRange};
 use uzone_zone::{
-    BindError, BindOptions, ByteLen, Content, FreeFailure, MemoryKind, Order, PageCount, Pagemap,
-    Pfn, PfnRange, Pool, PoolOptions, Pooled, PopulateOptions, Region, TakeFailure, Zone,
+    BindError, BindOptions, FreeFailure, Pagemap, Pool, PoolOptions, Pooled, PopulateOptions,
+    Region, TakeFailure, Zone,
 };
 
 const BASE: u64 = 0x1000;

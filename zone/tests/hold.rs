@@ -6,9 +6,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use uzone_pages::{
+    ByteLen, Content, HoldError, HoldKind, MemoryKind, Order, PageCount, Pfn, PfnRange, Tails,
+};
 use uzone_zone::{
-    BindOptions, ByteLen, Content, HoldError, HoldKind, MemoryKind, Order, Owner, PageCount,
-    Pagemap, PagemapOps, Pfn, PfnRange, PinError, Region, Tails, WriteFailure, ZeroOptions, Zone,
+    BindOptions, Owner, Pagemap, PagemapOps, PinError, Region, WriteFailure, ZeroOptions, Zone,
 };
 
 fn anonymous(bytes: u64) -> Region {
@@ -230,7 +232,7 @@ fn memory_under_a_pin_outlives_a_pagemap_that_is_dropped() {
     });
     assert!(is_mapped, "{:#x} is not mapped any more", segment.address);
     assert_eq!(pinned.page::<()>(segment.pfn).unwrap().word().pins(), 1);
-    assert!(pinned.page::<uzone_zone::LinuxPage>(segment.pfn).is_none(), "another payload");
+    assert!(pinned.page::<uzone_pages::LinuxPage>(segment.pfn).is_none(), "another payload");
     drop(pinned);
     assert!(zone.bound().is_empty());
 }

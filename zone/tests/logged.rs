@@ -8,7 +8,8 @@ use std::sync::{Arc, Mutex};
 
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Metadata, Subscriber, span, subscriber};
-use uzone_zone::{BindOptions, ByteLen, MemoryKind, Pagemap, Region, Zone};
+use uzone_pages::{ByteLen, MemoryKind};
+use uzone_zone::{BindOptions, Pagemap, Region, Zone};
 
 /// The fields of each event, by name, and its level.
 type Events = Arc<Mutex<Vec<(Level, BTreeMap<&'static str, String>)>>>;

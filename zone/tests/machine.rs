@@ -6,10 +6,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
+use uzone_pages::{
+    AdvanceError, ByteLen, Content, HoldError, MemoryKind, Order, PageCount, Pfn, PfnRange, Tails,
+};
 use uzone_zone::{
-    AdvanceError, BindOptions, ByteLen, Content, HoldError, MemoryKind, Order, PageCount, Pagemap,
-    Pfn, PfnRange, PinError, PinOptions, Pinned, PoisonFailure, RawGuard, Redeemed, Referenced,
-    Region, Tails, Zone,
+    BindOptions, Pagemap, PinError, PinOptions, Pinned, PoisonFailure, RawGuard, Redeemed,
+    Referenced, Region, Zone,
 };
 
 const BASE: u64 = 0x1000;

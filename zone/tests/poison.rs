@@ -3,9 +3,11 @@
 
 use std::sync::{Arc, Mutex};
 
+use uzone_pages::{
+    ByteLen, Content, HoldError, MemoryKind, Order, PageCount, Pfn, PfnRange, Tails,
+};
 use uzone_zone::{
-    BindOptions, ByteLen, Content, HoldError, MemoryKind, Order, Owner, PageCount, Pagemap,
-    PagemapOps, Pfn, PfnRange, PinError, PoisonFailure, Poisoned, Region, Tails, Zone,
+    BindOptions, Owner, Pagemap, PagemapOps, PinError, PoisonFailure, Poisoned, Region, Zone,
 };
 
 fn bind(order: u8, tails: Tails) -> Pagemap {

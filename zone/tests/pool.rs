@@ -7,10 +7,8 @@
 mod hugetlb;
 
 use hugetlb::RaisedPool;
-use uzone_zone::{
-    BindOptions, ByteLen, HugeSize, LinuxPage, LinuxSeed, MemmapPages, MemoryKind, Region, Source,
-    Zone,
-};
+use uzone_pages::{ByteLen, LinuxPage, LinuxSeed, MemoryKind};
+use uzone_zone::{BindOptions, HugeSize, MemmapPages, Region, Source, Zone};
 
 fn anonymous(bytes: u64) -> Region {
     Region::anonymous(ByteLen::new(bytes)).expect("reserved memory")

@@ -15,8 +15,9 @@ use std::time::{Duration, Instant};
 use hugetlb::RaisedPool;
 use uzone_os::hugepages::{self, ThpEnabled};
 use uzone_os::{Access, Anonymous, HugeAdvice, Sharing, SystemRoot, probe};
+use uzone_pages::ByteLen;
 use uzone_zone::{
-    AdviseError, Backing, ByteLen, Cancel, Huge, HugeSize, Mapping, NotPopulated, PopulateError,
+    AdviseError, Backing, Cancel, Huge, HugeSize, Mapping, NotPopulated, PopulateError,
     PopulateOptions, Populated, Progress, Region,
 };
 

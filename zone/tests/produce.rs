@@ -4,10 +4,8 @@
 use std::sync::{Arc, Barrier, Mutex, OnceLock, Weak};
 use std::thread;
 
-use uzone_zone::{
-    BindOptions, ByteLen, Content, FaultError, HoldError, MemoryKind, Order, PageCount, Pagemap,
-    PagemapOps, Pfn, PfnRange, PinError, Populate, Region, Zone,
-};
+use uzone_pages::{ByteLen, Content, HoldError, MemoryKind, Order, PageCount, Pfn, PfnRange};
+use uzone_zone::{BindOptions, FaultError, Pagemap, PagemapOps, PinError, Populate, Region, Zone};
 
 /// A source of pages: the even ones are at hand, the others have to be fetched.
 #[derive(Default)]

@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 use std::ptr::{self, NonNull};
 
 use uzone_os::{Access, Anonymous, Sharing, probe};
+use uzone_pages::{ByteLen, MemoryKind, Order, PageSize, Word};
 use uzone_zone::{
-    AccessError, AltmapOptions, Backing, BindError, BindOptions, ByteLen, DaxError, Exclusivity,
-    MapError, Mapping, MemoryKind, Order, PageSize, PinError, Region, RegionError, Word,
-    WriteFailure, Zone,
+    AccessError, AltmapOptions, Backing, BindError, BindOptions, DaxError, Exclusivity, MapError,
+    Mapping, PinError, Region, RegionError, WriteFailure, Zone,
 };
 
 const HUGE: u64 = 2 << 20;

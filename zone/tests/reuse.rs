@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use uzone_os::uffd::{Features, KernelFaults, Modes, Registered, Uffd};
+use uzone_pages::{ByteLen, MemoryKind};
 use uzone_zone::{
-    AltmapOptions, Anonymous, BindError, BindOptions, ByteLen, Mapping, MemoryKind, PinOptions,
-    Region, Zone,
+    AltmapOptions, Anonymous, BindError, BindOptions, Mapping, PinOptions, Region, Zone,
 };
 
 const PAGES: u64 = 64;

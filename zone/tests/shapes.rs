@@ -6,9 +6,11 @@ use std::num::NonZeroUsize;
 
 use proptest::prelude::*;
 use proptest::sample::select;
+use uzone_pages::{
+    ByteLen, MemoryKind, Order, PageCount, Payload, Pfn, Refresh, Slot, Tails, Word,
+};
 use uzone_zone::{
-    AltmapOptions, BindOptions, ByteLen, Init, InitMethod, MemoryKind, Order, Owner, PageCount,
-    PagemapOps, Payload, Pfn, Refresh, Region, Slot, StorePath, Tails, Word, Zone,
+    AltmapOptions, BindOptions, Init, InitMethod, Owner, PagemapOps, Region, StorePath, Zone,
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -30,7 +32,7 @@ impl<const COUNT: usize> Payload for Words<COUNT> {
     type Seed = Coefficients;
 
     fn init(&mut self, seed: &Coefficients, slot: &Slot) {
-        use uzone_zone::Class;
+        use uzone_pages::Class;
         let class = match slot.class {
             Class::Base | Class::Head => 0,
             Class::FirstTail => 1,

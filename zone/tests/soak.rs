@@ -10,10 +10,10 @@ use std::sync::RwLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use uzone_zone::{
-    BindOptions, ByteLen, Content, EnterError, HoldError, MemoryKind, Order, PageCount, Pagemap,
-    Pfn, PfnRange, PinError, Pinned, Redeemed, Region, Zone,
+use uzone_pages::{
+    ByteLen, Content, EnterError, HoldError, MemoryKind, Order, PageCount, Pfn, PfnRange,
 };
+use uzone_zone::{BindOptions, Pagemap, PinError, Pinned, Redeemed, Region, Zone};
 
 const BASE: u64 = 0x1000;
 const PAGES: u64 = 2048;

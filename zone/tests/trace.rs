@@ -14,9 +14,8 @@ use std::os::unix::ffi::OsStrExt;
 
 use object::read::elf::ElfFile64;
 use object::{Object, ObjectSection};
-use uzone_zone::{
-    BindOptions, ByteLen, InitMethod, LinuxPage, LinuxSeed, MemoryKind, Order, Region, Tails, Zone,
-};
+use uzone_pages::{ByteLen, LinuxPage, LinuxSeed, MemoryKind, Order, Tails};
+use uzone_zone::{BindOptions, InitMethod, Region, Zone};
 
 /// Where a USDT probe is in its file.
 #[derive(Debug)]

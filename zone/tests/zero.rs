@@ -6,9 +6,10 @@
 use std::num::NonZeroUsize;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use uzone_pages::{ByteLen, Content, MemoryKind, Order, PageCount, Pfn, PfnRange};
 use uzone_zone::{
-    Batching, BindOptions, ByteLen, Cancel, Content, CopyOptions, MemoryKind, Order, PageCount,
-    Pagemap, Pfn, PfnRange, PinError, Region, Unclearable, ZeroFailure, ZeroOptions, Zone,
+    Batching, BindOptions, Cancel, CopyOptions, Pagemap, PinError, Region, Unclearable,
+    ZeroFailure, ZeroOptions, Zone,
 };
 
 const BASE: u64 = 0x1000;

@@ -3,7 +3,8 @@
 use std::hint::black_box;
 use std::time::Duration;
 
-use uzone_zone::{ByteLen, Order, PageCount, PfnRange, Zone};
+use uzone_pages::{ByteLen, Order, PageCount, PfnRange};
+use uzone_zone::Zone;
 
 use super::naive::Naive;
 use super::{

@@ -4,9 +4,10 @@ use std::cell::{Cell, RefCell};
 use std::hint::black_box;
 use std::time::Duration;
 
+use uzone_pages::{ByteLen, MemoryKind, Order};
 use uzone_zone::{
-    AltmapOptions, BindOptions, ByteLen, Init, MemoryKind, Order, Pagemap, Pinned, PinnedRanges,
-    RawGuard, Redeemed, Referenced, Region, Zone,
+    AltmapOptions, BindOptions, Init, Pagemap, Pinned, PinnedRanges, RawGuard, Redeemed,
+    Referenced, Region, Zone,
 };
 
 use super::naive::Naive;

@@ -8,7 +8,8 @@ use std::cell::RefCell;
 use std::time::Instant;
 
 use uzone_os::{Anonymous, FixedBuffers, FixedBuffersError, HugeAdvice, MapError};
-use uzone_zone::{ByteLen, HugeSize, Mapping, PopulateError, ResidentError};
+use uzone_pages::ByteLen;
+use uzone_zone::{HugeSize, Mapping, PopulateError, ResidentError};
 
 use super::Settings;
 use crate::group::Watch;

@@ -3,8 +3,9 @@
 
 use std::cell::RefCell;
 
+use uzone_pages::{ByteLen, Order, PageCount, Pfn};
 use uzone_stream::{Pattern, Streaming};
-use uzone_zone::{ByteLen, Order, PageCount, Pfn, Zone};
+use uzone_zone::Zone;
 use zerocopy::IntoBytes;
 
 use super::naive::Naive;

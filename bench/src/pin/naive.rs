@@ -6,7 +6,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use uzone_os::Mapped;
-use uzone_zone::Pfn;
+use uzone_pages::Pfn;
 use zerocopy::FromBytes;
 
 use super::present;

@@ -8,7 +8,8 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use uzone_zone::{ByteLen, HoldKind, Order, PageCount, Pagemap, PfnRange, Zone};
+use uzone_pages::{ByteLen, HoldKind, Order, PageCount, PfnRange};
+use uzone_zone::{Pagemap, Zone};
 
 use super::{Settings, bare_add, bare_sub, bind, words};
 use crate::group::Watch;

@@ -6,7 +6,8 @@ use std::os::unix::fs::FileExt;
 use std::time::Instant;
 
 use uzone_pages::ByteLen;
-use uzone_zone::{BindOptions, MemoryKind, Order, PfnRange, Region, ZeroOptions, Zone};
+use uzone_pages::{MemoryKind, Order, PfnRange};
+use uzone_zone::{BindOptions, Region, ZeroOptions, Zone};
 
 use super::{DemoError, Steps, grouped, units};
 use crate::exit::Failure;
