@@ -10,7 +10,7 @@
 //! |---|---|
 //! | get memory, or adopt memory that exists | [`Region`] |
 //! | describe its pages | [`Zone::bind`], [`BindOptions`], [`Pagemap`] |
-//! | hold pages while a device or a thread uses them | [`Pagemap::pin`], [`Zone::pin_at`], [`Pinned`] |
+//! | hold pages while a device or a thread uses them | [`Pagemap::pin`], [`Zone::pin`], [`Pinned`] |
 //! | hand out cleared memory | [`Pool`], [`Pooled`] |
 //! | map a file, a memory file or a function lazily | [`lazy::Engine`] |
 //! | survive memory errors | [`bus`], [`Pagemap::poison`] |

@@ -294,79 +294,23 @@ fn describe<P: Payload>(
     started: Instant,
 ) -> Result<Parts<P>, BindError> {
     let len = descriptor_bytes::<P>(&layout)?;
-    let count = usize::try_from(layout.descriptors()).map_err(|_| AddrError::Overflow {
-        value: layout.descriptors(),
-        operation: "as usize, at most",
-        operand: usize::MAX as u64,
-    })?;
-    let blocks_len = Blocks::len_bytes(&layout, options.kind);
-    let template =
-        |address| Template::<P>::new(layout, options.kind, options.seed.clone(), address);
-    let on_touch = match options.init {
-        Some(Init::Eager) => None,
-        _ => on_touch(len, blocks_len, own, template, options.init)?,
-    };
-    let make_blocks = |memory: &mut MemmapMemory| {
-        Blocks::new(&layout, options.kind, memory.behind.take())
-            .map_err(|(len, cause)| BindError::Map { len, cause })
-    };
-    let (mut memory, template, init) = match (on_touch, options.init) {
-        (Some((memory, template)), _) => (memory, template, Init::OnTouch),
-        (None, Some(Init::OnTouch)) => return Err(BindError::NotZero),
-        (None, _) => {
-            let memory = eager_memory(shared, len, blocks_len, own, &options)?;
-            let template = template(address_of(&memory.memory));
-            (memory, template, Init::Eager)
-        }
-    };
-    let made = make_blocks(&mut memory).and_then(|blocks| {
-        if init == Init::OnTouch {
-            return Ok((blocks, Written::default()));
-        }
-        let written = write::write(&template, &mut memory, len, &options)?;
-        Ok((blocks, written))
-    });
-    let (blocks, written) = match made {
-        Ok(made) => made,
+    let (mut memory, template, init) = find_memory(shared, &layout, len, own, &options)?;
+    let (blocks, written) = match fill(&mut memory, &template, init, len, &layout, &options) {
+        Ok(filled) => filled,
         Err(error) => {
-            match memory.source {
-                Source::Kept => shared.keep.give(memory),
-                Source::Region => *own = Some(memory.memory),
-                Source::Fresh => {}
-            }
+            give_back(shared, memory, own);
             return Err(error);
         }
     };
-    if init == Init::Eager && memory.source == Source::Fresh {
-        memory.settle();
-    }
-
     let (pages, source, held) = (memory.pages, memory.source, memory.held());
-    let descriptors = match Mapped::<Page<P>>::try_new(memory.memory, count) {
-        Ok(descriptors) => descriptors,
-        Err(refused) => {
-            if source == Source::Region {
-                *own = Some(refused.memory);
-            }
-            return Err(BindError::Mapped(refused.reason));
-        }
-    };
-    let memmap = match Memmap::try_new(layout, options.kind, descriptors) {
-        Ok(memmap) => memmap,
-        Err(_) => unreachable!("the row was made with as many descriptors as the layout has"),
-    };
-    let memmap = memmap.starting_as(options.content);
-    let memmap = match memmap.with_blocks(blocks) {
-        Ok(memmap) => memmap,
-        Err(_) => unreachable!("the blocks were made for the layout"),
-    };
+    let memmap = memmap_in(memory, own, blocks, layout, &options)?;
     let keeper = (init == Init::Eager && source != Source::Region).then(|| shared.clone());
     let Some(taken) = claim.take() else { unreachable!("a bind has claimed its region") };
     let mut parts = Parts {
         memmap: CachedMemmap::new(memmap, taken, keeper, pages),
         template,
-        owner: options.owner,
-        ops: options.ops,
+        owner: options.owner.clone(),
+        ops: options.ops.clone(),
         report: BindReport {
             kind: options.kind,
             range: layout.range(),
@@ -388,26 +332,124 @@ fn describe<P: Payload>(
         },
         front: None,
     };
-    if let Some(pageblock) = &options.pageblock {
-        let range = layout.range();
-        let block = pageblock_order(page);
-        let first = range.start().align_up(block).unwrap_or(range.end());
-        for pfn in (first.get()..range.end().get()).step_by(1 << block.get()) {
-            if options.cancel.is_cancelled() {
-                if source == Source::Region {
-                    let (memory, _, taken) = parts.memmap.into_exclusive();
-                    (*own, *claim) = (Some(memory), Some(taken));
-                }
-                return Err(BindError::Cancelled { done: len, total: len });
-            }
-            if let Some(page) = parts.page(Pfn::new(pfn)) {
-                pageblock(page);
-            }
+    if call_pageblocks(&parts, &options, pageblock_order(page)).is_err() {
+        if source == Source::Region {
+            let (memory, _, taken) = parts.memmap.into_exclusive();
+            (*own, *claim) = (Some(memory), Some(taken));
         }
-        parts.report.elapsed = started.elapsed();
+        return Err(BindError::Cancelled { done: len, total: len });
     }
+    parts.report.elapsed = started.elapsed();
     Ok(parts)
 }
+
+/// Returns memory for descriptors to where it came from.
+fn give_back(shared: &Shared, memory: MemmapMemory, own: &mut Option<Exclusive>) {
+    match memory.source {
+        Source::Kept => shared.keep.give(memory),
+        Source::Region => *own = Some(memory.memory),
+        Source::Fresh => {}
+    }
+}
+
+/// Finds memory for `len` bytes of descriptors, and whether it has to be written.
+fn find_memory<P: Payload>(
+    shared: &Shared,
+    layout: &Layout,
+    len: ByteLen,
+    own: &mut Option<Exclusive>,
+    options: &BindOptions<P>,
+) -> Result<(MemmapMemory, Template<P>, Init), BindError> {
+    let blocks_len = Blocks::len_bytes(layout, options.kind);
+    let template =
+        |address| Template::<P>::new(*layout, options.kind, options.seed.clone(), address);
+    if options.init != Some(Init::Eager)
+        && let Some((memory, template)) = on_touch(len, blocks_len, own, template, options.init)?
+    {
+        return Ok((memory, template, Init::OnTouch));
+    }
+    if options.init == Some(Init::OnTouch) {
+        return Err(BindError::NotZero);
+    }
+    let memory = eager_memory(shared, len, blocks_len, own, options)?;
+    let template = template(address_of(&memory.memory));
+    Ok((memory, template, Init::Eager))
+}
+
+/// Makes the blocks, and writes the descriptors unless they are initialised on touch.
+fn fill<P: Payload>(
+    memory: &mut MemmapMemory,
+    template: &Template<P>,
+    init: Init,
+    len: ByteLen,
+    layout: &Layout,
+    options: &BindOptions<P>,
+) -> Result<(Blocks, Written), BindError> {
+    let blocks = Blocks::new(layout, options.kind, memory.behind.take())
+        .map_err(|(len, cause)| BindError::Map { len, cause })?;
+    if init == Init::OnTouch {
+        return Ok((blocks, Written::default()));
+    }
+    let written = write::write(template, memory, len, options)?;
+    if memory.source == Source::Fresh {
+        memory.settle();
+    }
+    Ok((blocks, written))
+}
+
+/// Returns the memmap whose descriptors are in `memory`. Where that does not fit, memory of the region is
+/// in `own` again.
+fn memmap_in<P: Payload>(
+    memory: MemmapMemory,
+    own: &mut Option<Exclusive>,
+    blocks: Blocks,
+    layout: Layout,
+    options: &BindOptions<P>,
+) -> Result<Memmap<P, Mapped<Page<P>>, Blocks>, BindError> {
+    let count = usize::try_from(layout.descriptors()).unwrap_or(usize::MAX);
+    let descriptors = match Mapped::<Page<P>>::try_new(memory.memory, count) {
+        Ok(descriptors) => descriptors,
+        Err(refused) => {
+            if memory.source == Source::Region {
+                *own = Some(refused.memory);
+            }
+            return Err(BindError::Mapped(refused.reason));
+        }
+    };
+    let Ok(memmap) = Memmap::try_new(layout, options.kind, descriptors) else {
+        unreachable!("the row was made with as many descriptors as the layout has")
+    };
+    let Ok(memmap) = memmap.starting_as(options.content).with_blocks(blocks) else {
+        unreachable!("the blocks were made for the layout")
+    };
+    Ok(memmap)
+}
+
+/// Calls back for the first page of each pageblock.
+///
+/// # Errors
+/// If the caller cancelled.
+fn call_pageblocks<P: Payload>(
+    parts: &Parts<P>,
+    options: &BindOptions<P>,
+    block: Order,
+) -> Result<(), Cancelled> {
+    let Some(pageblock) = &options.pageblock else { return Ok(()) };
+    let range = parts.report.range;
+    let first = range.start().align_up(block).unwrap_or(range.end());
+    for pfn in (first.get()..range.end().get()).step_by(1 << block.get()) {
+        if options.cancel.is_cancelled() {
+            return Err(Cancelled);
+        }
+        if let Some(page) = parts.page(Pfn::new(pfn)) {
+            pageblock(page);
+        }
+    }
+    Ok(())
+}
+
+/// The caller cancelled the bind.
+struct Cancelled;
 
 /// Returns an address as the number that a payload may hold.
 fn address_of(memory: &Exclusive) -> u64 {

@@ -215,7 +215,8 @@ impl Region {
     /// the caller's own here, and those of the options are not looked at.
     ///
     /// ```
-    /// use uzone_zone::{Batching, ByteLen, Region, ZeroOptions};
+    /// use uzone_pages::ByteLen;
+    /// use uzone_zone::{Batching, Region, ZeroOptions};
     ///
     /// let region = Region::anonymous(ByteLen::mib(64))?;
     /// let options = ZeroOptions::default().batching(Batching::COOPERATIVE);

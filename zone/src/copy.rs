@@ -27,18 +27,8 @@ impl<P: Payload> Pagemap<P> {
         options: &CopyOptions,
     ) -> Result<Cleared, ZeroFailure> {
         let (order, other) = (self.inner.order(), source.inner.order());
-        let folio = |pfn: Pfn, order: Order, region: PfnRange| {
-            let asked = PfnRange::try_new(pfn, order.pages()).unwrap_or(region);
-            if !region.contains_range(asked) {
-                return Err(ZeroFailure::NotHere { asked, region });
-            }
-            if !pfn.is_aligned(order) {
-                return Err(ZeroFailure::CutsFolio { asked, order });
-            }
-            Ok(asked)
-        };
-        let to = folio(to, order, self.range())?;
-        let from = folio(from, other, source.range())?;
+        let to = folio_at(to, order, self.range())?;
+        let from = folio_at(from, other, source.range())?;
         if order != other {
             return Err(ZeroFailure::CutsFolio { asked: from, order });
         }
@@ -99,4 +89,16 @@ impl<P: Payload> Pagemap<P> {
         }
         None
     }
+}
+
+/// Returns the folio that starts at page `pfn` of the pages `region`.
+fn folio_at(pfn: Pfn, order: Order, region: PfnRange) -> Result<PfnRange, ZeroFailure> {
+    let asked = PfnRange::try_new(pfn, order.pages()).unwrap_or(region);
+    if !region.contains_range(asked) {
+        return Err(ZeroFailure::NotHere { asked, region });
+    }
+    if !pfn.is_aligned(order) {
+        return Err(ZeroFailure::CutsFolio { asked, order });
+    }
+    Ok(asked)
 }

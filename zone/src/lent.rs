@@ -6,7 +6,8 @@
 //! that a program cannot write to a free folio.
 //!
 //! ```compile_fail
-//! # use uzone_zone::{BindOptions, ByteLen, MemoryKind, Region, Zone};
+//! # use uzone_pages::{ByteLen, MemoryKind};
+//! # use uzone_zone::{BindOptions, Region, Zone};
 //! # let region = Region::anonymous(ByteLen::mib(2)).unwrap();
 //! let pagemap = Zone::new().bind(region, BindOptions::new(MemoryKind::Generic)).unwrap();
 //! let _pinned = pagemap.pin(pagemap.range()).unwrap();

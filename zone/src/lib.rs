@@ -6,7 +6,8 @@
 //! unbind and changes; the kernel may still migrate or swap the page.
 //!
 //! ```
-//! use uzone_zone::{BindOptions, ByteLen, MemoryKind, Order, Region, Zone};
+//! use uzone_pages::{ByteLen, MemoryKind, Order};
+//! use uzone_zone::{BindOptions, Region, Zone};
 //!
 //! let zone = Zone::new();
 //! let region = Region::anonymous(ByteLen::gib(100))?; // reserved: it costs no memory yet
@@ -25,7 +26,7 @@
 //! | type | what it is |
 //! |---|---|
 //! | [`Region`] | memory: anonymous, a memory file, huge pages, a file, a DAX device, or adopted |
-//! | [`Zone`] | who has which frame numbers; binds regions, and pins by address |
+//! | [`Zone`] | the owner of frame numbers; binds regions, and pins by address |
 //! | [`BindOptions`], [`Payload`] | how a region is described, and what a caller adds to a descriptor |
 //! | [`Pagemap`], [`PageView`], [`Word`] | a bound region, a page of it, and what is known about that |
 //! | [`RegionView`], [`PagemapView`] | a bound region and a pool's pagemap, read-only |
@@ -34,14 +35,22 @@
 //! | [`Pool`], [`Pooled`] | folios handed out as zeroes |
 //! | [`bus`] | SIGBUS as an error |
 //!
-//! Units: offsets are bytes from the start of the region and say so in their names, lengths are
+//! Units: offsets are bytes from the start of the region and carry that in their names, lengths are
 //! [`ByteLen`], pages are base pages of the host ([`PageCount`], [`Pfn`], [`PfnRange`]). Errors name what
 //! was asked and what would help; those that would lose something give it back ([`BindFailure`],
 //! [`Busy`], [`NotAdopted`]). Regions, zones, pagemaps and pools are used by several threads at once;
 //! guards go from one to another.
 //!
-//! The model that all of this rests on is re-exported from the package `uzone-pages`. `docs/GUIDE.md` goes
-//! through it one idea after the other.
+//! Programs use these types through the package `uzone`, whose guide explains one concept after the other.
+//! The model is in the package `uzone-pages`.
+//!
+//! [`ByteLen`]: uzone_pages::ByteLen
+//! [`Content`]: uzone_pages::Content
+//! [`PageCount`]: uzone_pages::PageCount
+//! [`Payload`]: uzone_pages::Payload
+//! [`Pfn`]: uzone_pages::Pfn
+//! [`PfnRange`]: uzone_pages::PfnRange
+//! [`Word`]: uzone_pages::Word
 #![forbid(unsafe_code)]
 
 mod altmap;

@@ -323,16 +323,13 @@ impl Region {
             chunk: watched.as_ref().map(|watched| watched.chunk),
             may_begin: Some(&may_begin),
         };
-        let populated = mapping.populate_with(
-            range.clone(),
-            how,
-            |done, total| {
-                if let Some(progress) = &options.progress {
-                    progress(Progress { done, total });
-                }
-            },
-            options.cancel.flag(),
-        )?;
+        let progress = |done, total| {
+            if let Some(progress) = &options.progress {
+                progress(Progress { done, total });
+            }
+        };
+        let populated =
+            mapping.populate_with(range.clone(), how, progress, options.cancel.flag())?;
         if let (Populated::Cancelled { done, of }, Some(left)) =
             (populated, watched.and_then(Watched::into_shortage))
         {
@@ -351,18 +348,23 @@ impl Region {
             threads: threads.get(),
             elapsed: started.elapsed(),
         };
-        let done = report.done();
-        if !done.is_zero() {
-            let present = start..(start + done.get()).min(self.len().get());
-            let huge = mapping.huge_backed_in(present)?;
-            report.huge = huge.min(done);
-            report.base = ByteLen::new(done.get() - report.huge.get());
-        }
+        self.count_huge(&mut report, start)?;
         Ok(report)
     }
 
-    /// Gives the pages of a range back to the kernel, after which its bytes read as zero, for every process that
-    /// else has them as well. The range starts and ends at pages of [`Mapping::page_size`].
+    /// Counts how much of what was populated from `start` on is in huge pages.
+    fn count_huge(&self, report: &mut PopulateReport, start: u64) -> Result<(), ResidentError> {
+        let done = report.done();
+        if !done.is_zero() {
+            let present = start..(start + done.get()).min(self.len().get());
+            report.huge = self.memory().huge_backed_in(present)?.min(done);
+            report.base = ByteLen::new(done.get() - report.huge.get());
+        }
+        Ok(())
+    }
+
+    /// Gives the pages of a range back to the kernel, after which its bytes read as zero, for other processes
+    /// that map them as well. The range starts and ends at pages of [`Mapping::page_size`].
     ///
     /// The next touch takes fresh pages, which costs more than clearing in place does: it is for memory
     /// that is not needed for a while.
