@@ -13,15 +13,11 @@ use rustix::mm::Advice;
 use uzone_pages::ByteLen;
 
 use crate::hugepages;
+use crate::kernel::{self, MADV_COLLAPSE};
 use crate::mapping::Mapping;
 use crate::options::{Access, RangeError, Sharing};
 use crate::populate::PopulateError;
-use crate::probe;
 use crate::root::{SysError, SystemRoot};
-
-/// `MADV_COLLAPSE`, Linux 6.1.
-pub(crate) const MADV_COLLAPSE: libc::c_int = 25;
-const _: () = assert!(MADV_COLLAPSE.cast_unsigned() == linux_raw_sys::general::MADV_COLLAPSE);
 
 /// An advice that the kernel refused.
 #[derive(Debug, thiserror::Error)]
@@ -150,7 +146,7 @@ impl Mapping {
         // The kernel refuses a huge page of which nothing was ever present (EINVAL, as for memory
         // that cannot be huge at all), so the first small page of each is made present.
         let page = self.page_size().bytes();
-        if page != probe::page_size().bytes() {
+        if page != kernel::page_size().bytes() {
             return Err(refused(Errno::INVAL.into()));
         }
         for first in inside.clone().step_by(huge) {

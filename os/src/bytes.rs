@@ -39,7 +39,7 @@ pub(crate) use unguarded::{copy_words, zero_words};
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use crate::bus::BusKind;
+use crate::bus::error::BusKind;
 use crate::options::{Addr, RangeError};
 
 /// Who touches the words of a mapping.

@@ -14,6 +14,7 @@
 //! `exclusive`, `mapped`, `populate`, `advise` and `resident` rests on the invariants of `Mapping`,
 //! whose fields only this file and `cut` below it set.
 
+use core::any::Any;
 use core::fmt;
 use core::ops::Range;
 use core::ptr::NonNull;
@@ -26,10 +27,9 @@ use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use uzone_pages::{ByteLen, PageSize};
 
+use crate::kernel;
 use crate::options::{Access, Addr, RangeError, Sharing};
-use crate::probe;
 use crate::shortage::MapError;
-use crate::uffd::Registered;
 
 mod access;
 mod cut;
@@ -66,7 +66,7 @@ enum Behind {
     /// Memory that the caller mapped, and unmaps.
     Adopted,
     /// The mapping of another value, which unmaps it when this and all parts are dropped.
-    Lent { owner: Arc<Registered> },
+    Lent { owner: Arc<dyn Any + Send + Sync> },
 }
 
 /// A range of memory of this process, unmapped when dropped unless it was adopted.
@@ -148,7 +148,7 @@ impl Mapping {
         page: PageSize,
     ) -> Result<Self, MapError> {
         let addr = Addr::new(start.addr().get());
-        let host = probe::page_size();
+        let host = kernel::page_size();
         if len.is_zero() {
             return Err(MapError::Empty);
         }
@@ -181,14 +181,11 @@ impl Mapping {
         })
     }
 
-    /// Takes the memory of `owner`, which stays mapped, and tells of its faults, until this value and
-    /// all others that have a part of it are dropped. Costs no system call.
-    #[must_use]
-    pub fn lent(owner: Arc<Registered>) -> Self {
-        let of = owner.mapping();
-        // The invariants: the owner's mapping has 1 to 3 by its own, for as long as the owner lives,
-        // since it gives its mapping away only where it is consumed. 4: what lends plain slices is
-        // private memory, and this is not.
+    /// Takes the memory of `of` once more, which `owner` owns and gives away only where it is consumed. It
+    /// stays mapped until this value and all others that have a part of it are dropped.
+    pub(crate) fn lent_by(of: &Self, owner: Arc<dyn Any + Send + Sync>) -> Self {
+        // The invariants: the owner's mapping has 1 to 3 by its own, for as long as the owner lives.
+        // 4: what lends plain slices is private memory, and this is not.
         Self {
             start: of.start,
             len: of.len,

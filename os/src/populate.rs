@@ -26,10 +26,10 @@ use rustix::mm::Advice;
 use uzone_pages::ByteLen;
 
 use crate::bytes;
+use crate::kernel;
 use crate::mapping::Mapping;
 use crate::numa::{self, AffinityError};
 use crate::options::{Access, RangeError};
-use crate::probe;
 
 /// How much one call of the kernel is asked for.
 const CHUNK: usize = 64 << 20;
@@ -388,7 +388,7 @@ impl Mapping {
     /// Makes whole pages present. `part` is inside the mapping and starts and ends at pages.
     fn populate_chunk(&self, part: Range<usize>) -> Result<(), ChunkFailure> {
         let is_writable = self.access() == Access::ReadWrite;
-        if !probe::madvise_populate_is_known() {
+        if !kernel::madvise_populate_is_known() {
             self.touch(part, is_writable);
             return Ok(());
         }
@@ -403,7 +403,7 @@ impl Mapping {
     fn touch(&self, part: Range<usize>, is_writable: bool) {
         let words = &self.words()[part.start / size_of::<u64>()..part.end / size_of::<u64>()];
         // Transparent or not, a page is at least a host page.
-        let stride = usize::try_from(probe::page_size().bytes()).unwrap_or(4096);
+        let stride = usize::try_from(kernel::page_size().bytes()).unwrap_or(4096);
         if is_writable {
             bytes::touch_for_write(words, stride);
         } else {
@@ -438,11 +438,11 @@ fn ask(start: NonNull<u8>, len: usize, advice: Advice) -> Result<(), Errno> {
 /// [`PopulateError`] names what was exhausted; its offsets count from the start of `bytes`.
 pub fn populate_slice(bytes: &mut [u8]) -> Result<(), PopulateError> {
     let len = bytes.len();
-    let page = usize::try_from(probe::page_size().bytes()).unwrap_or(4096);
+    let page = usize::try_from(kernel::page_size().bytes()).unwrap_or(4096);
     let Some(first) = bytes.first_mut() else {
         return Err(RangeError::Empty { start: 0, end: 0 }.into());
     };
-    if !probe::madvise_populate_is_known() {
+    if !kernel::madvise_populate_is_known() {
         // The first byte of the slice, then the first of each page behind it.
         let skipped = (&raw const *first).addr() % page;
         let starts = core::iter::once(0).chain((page - skipped..len).step_by(page));
@@ -505,7 +505,7 @@ mod tests {
 
     #[test]
     fn touching_makes_present_what_populating_does() {
-        let page = probe::page_size().bytes();
+        let page = kernel::page_size().bytes();
         let mapping = Mapping::anonymous(ByteLen::new(64 * page), Anonymous::default()).unwrap();
         mapping.write_at(9 * page, b"kept").unwrap();
         let part = mapping.widen(&(8 * page..24 * page)).unwrap();
