@@ -14,7 +14,7 @@ use uzone_pages::{Advice, ByteLen, Content, FaultAround, PageSize};
 
 use crate::backing::Backing;
 use crate::core::{Core, Policy};
-use crate::engine::{Engine, TRACED, at_most, pattern, room};
+use crate::engine::{Engine, TRACED, at_most, check_backing, pattern, room};
 use crate::error::{Failure, MapError};
 use crate::event_loop::Attached;
 use crate::fault_memory::{FaultMemory, RemoteMemory, RemoteRegion};
@@ -67,16 +67,7 @@ impl Engine {
             return Err(MapError::Backing { reason });
         }
         let asked = ByteLen::new(end);
-        if let Some(has) = backing.byte_len()
-            && asked > has.align_up(page.bytes())?
-        {
-            return Err(MapError::TooShort { asked, has });
-        }
-        if !backing.takes_pages_of(page) {
-            return Err(MapError::Backing {
-                reason: "its parts start or end inside of such a page",
-            });
-        }
+        check_backing(&*backing, asked, page)?;
         let contents = PageStates::reserve(page.pages_in(asked)?, page)?;
         let areas: Result<Vec<_>, MapError> =
             regions.iter().map(|region| Ok(region.fault_area(page)?)).collect();

@@ -340,41 +340,51 @@ impl<'a> Window<'a> {
             }
             let answer = ask(at..end)?;
             drop(kept);
-            let step = match answer {
-                Answered::All => {
-                    self.note_filled(at..end, true);
-                    end - at
-                }
-                Answered::Part { bytes } if bytes >= page.bytes() => {
-                    let whole = bytes / page.bytes() * page.bytes();
-                    self.note_filled(at..at + whole, true);
-                    whole
-                }
-                Answered::Present => {
-                    // No waiter was woken, and one may have come between our look and this.
-                    self.note_filled(at..at + page.bytes(), false);
-                    self.kernel.wake(at..at + page.bytes());
-                    page.bytes()
-                }
-                Answered::Hole => {
-                    if all == Filled::All {
-                        all = Filled::Hole;
-                    }
-                    page.bytes()
-                }
-                Answered::NotRegistered | Answered::Gone => {
-                    self.state.gone = true;
-                    return Ok(Filled::Some);
-                }
-                // Part of a page is no progress: as if nothing was done.
-                Answered::LayoutChanging | Answered::Busy | Answered::Part { .. } => {
-                    self.state.deferred = true;
-                    return Ok(Filled::Some);
-                }
+            let Some(step) = self.step(at..end, answer, &mut all) else {
+                return Ok(Filled::Some);
             };
             at += step;
         }
         Ok(all)
+    }
+
+    /// Notes what the kernel answered for `range`. Returns how many bytes were handled, or `None` if the
+    /// window has ended.
+    #[inline]
+    fn step(&mut self, range: Range<u64>, answer: Answered, all: &mut Filled) -> Option<u64> {
+        let (at, page) = (range.start, self.page_size().bytes());
+        match answer {
+            Answered::All => {
+                self.note_filled(range.clone(), true);
+                Some(range.end - at)
+            }
+            Answered::Part { bytes } if bytes >= page => {
+                let whole = bytes / page * page;
+                self.note_filled(at..at + whole, true);
+                Some(whole)
+            }
+            Answered::Present => {
+                // No waiter was woken, and one may have come between our look and this.
+                self.note_filled(at..at + page, false);
+                self.kernel.wake(at..at + page);
+                Some(page)
+            }
+            Answered::Hole => {
+                if *all == Filled::All {
+                    *all = Filled::Hole;
+                }
+                Some(page)
+            }
+            Answered::NotRegistered | Answered::Gone => {
+                self.state.gone = true;
+                None
+            }
+            // Part of a page is no progress: as if nothing was done.
+            Answered::LayoutChanging | Answered::Busy | Answered::Part { .. } => {
+                self.state.deferred = true;
+                None
+            }
+        }
     }
 
     /// Returns the offset of the first page of `range` that is bad, or its end if none is. Offsets are the
