@@ -13,13 +13,14 @@ use uzone_os::uffd::Remote;
 use uzone_pages::{Advice, ByteLen, Content, FaultAround, PageSize};
 
 use crate::backing::Backing;
-use crate::core::{Core, Policy};
+use crate::core::Core;
 use crate::engine::{Engine, TRACED, at_most, check_backing, pattern, room};
 use crate::error::{Failure, MapError};
 use crate::event_loop::Attached;
 use crate::fault_memory::{FaultMemory, RemoteMemory, RemoteRegion};
 use crate::options::LazyOptions;
 use crate::page_states::PageStates;
+use crate::pages::Policy;
 use crate::record::{FaultTrace, Latency, Recorder};
 use crate::stats::FaultStats;
 
@@ -98,7 +99,7 @@ impl AdoptedMemory {
     /// Returns what happened so far.
     #[must_use]
     pub fn stats(&self) -> FaultStats {
-        FaultStats::of(&self.core)
+        self.core.stats()
     }
 
     /// Returns how long faults took so far, by class and outcome.

@@ -14,7 +14,7 @@ use uzone_pages::{ByteLen, FaultArea, FaultPattern, PageSize};
 use uzone_zone::{PagemapOps, Zone};
 
 use crate::backing::{Backing, Memory};
-use crate::core::{Core, Policy};
+use crate::core::Core;
 use crate::dirty::Tracker;
 use crate::error::MapError;
 use crate::event_loop::{Attached, EventLoop};
@@ -25,6 +25,7 @@ use crate::lazy::LazyMapping;
 use crate::mapping_reader::{MappingReader, ReaderParts};
 use crate::options::{EngineOptions, HugePages, LazyOptions, Reader};
 use crate::page_states::PageStates;
+use crate::pages::Policy;
 use crate::populate::Producer;
 use crate::record::Recorder;
 use crate::transparent::{self, Transparent};

@@ -15,10 +15,11 @@ use uzone_pages::{
 use crate::backing::Backing;
 use crate::backing::continue_or_zero;
 use crate::core::produce::Produced;
-use crate::core::{Core, Outcome, Policy, ReaderState};
+use crate::core::{Core, Outcome, ReaderState};
 use crate::error::{BackingError, caught};
 use crate::kernel::{Fill, Kernel};
 use crate::page_states::PageStates;
+use crate::pages::Policy;
 use crate::record::Recorder;
 use crate::rehearsal::Rehearsal;
 use crate::window::{Filled, Window};
@@ -554,7 +555,7 @@ fn a_failing_page_is_a_signal_and_its_neighbours_are_not() {
 fn what_is_not_a_page_of_the_window_is_refused() {
     let (_, core) = plain(all(Kind::Ready), Advice::Normal, 16);
     let mut staging = vec![0; 4 * PAGE];
-    let mut window = Window::new(&core, 4..8, None, &mut staging);
+    let mut window = Window::new(&core.pages, 4..8, None, &mut staging);
     assert_eq!((window.range(), window.wanted()), (4 << 12..8 << 12, None));
     assert!(window.zero(3 << 12..5 << 12).is_err());
     assert!(window.zero(7 << 12..9 << 12).is_err());
@@ -624,7 +625,7 @@ fn a_page_that_a_second_waiter_has_marked_as_bad_is_not_taken_for_a_present_one(
     // A producer that comes too late makes it good: a copy replaces a mark.
     let mut staging = vec![right(7); PAGE];
     let bytes = staging.clone();
-    let mut late = Window::owned(&core, 7, &mut staging);
+    let mut late = Window::owned(&core.pages, 7, &mut staging);
     assert_eq!(late.copy(7 << 12, &bytes).unwrap(), Filled::All);
     assert_eq!(core.contents().get(7), Content::Present);
     assert_eq!(kernel.lock().pages[&7], Some(right(7)));
@@ -659,7 +660,7 @@ fn zeroes_outside_of_a_window_change_nothing_and_a_bad_page_stays_bad() {
     let policy = Policy { zeroes_by_copy: true, ..POLICY };
     let (kernel, core) = core_by(policy, vec![3], all(Kind::Ready), Advice::Normal, 16);
     let mut staging = vec![0; 4 * PAGE];
-    let mut window = Window::new(&core, 4..8, None, &mut staging);
+    let mut window = Window::new(&core.pages, 4..8, None, &mut staging);
     for range in [6 << 12..9 << 12, 3 << 12..5 << 12, (4 << 12) + 1..5 << 12] {
         window.zero(range).unwrap_err();
         assert!(present(&kernel).is_empty());
@@ -676,7 +677,7 @@ fn a_window_has_its_room_again_after_a_backing_panicked_in_it() {
     let policy = Policy { zeroes_by_copy: true, ..POLICY };
     let (kernel, core) = core_by(policy, vec![3], all(Kind::Ready), Advice::Normal, 16);
     let mut staging = vec![0; 4 * PAGE];
-    let mut window = Window::new(&core, 4..8, None, &mut staging);
+    let mut window = Window::new(&core.pages, 4..8, None, &mut staging);
     let panicked = caught(|| {
         window.copy_with(4 << 12..8 << 12, |_| -> Result<usize, AnswerError> {
             std::panic::resume_unwind(Box::new("as the test wants"))

@@ -9,9 +9,10 @@ use uzone_pages::{Advice, Content, FaultPattern, PageCount, Touch};
 
 use super::*;
 use crate::backing::FunctionBacking;
-use crate::core::{Core, Policy, ReaderState};
+use crate::core::{Core, ReaderState};
 use crate::kernel::{Fill, Kernel};
 use crate::page_states::PageStates;
+use crate::pages::Policy;
 use crate::record::Recorder;
 
 const PAGE: u64 = 4096;
