@@ -183,11 +183,10 @@ impl Mapping {
         self.advise(part, Advice::LinuxDontNeed, "MADV_DONTNEED")
     }
 
-    /// Gives the pages of a range back to the kernel, in such a way that its bytes read as zero
-    /// afterwards, for everybody: private anonymous memory as [`Mapping::discard`] does, and what is
-    /// shared by a hole in the file. The range must start and end at pages, as there.
-    ///
-    /// Others who have the file see zeroes at once, byte for byte of what they map.
+    /// Gives the pages of a range back to the kernel, in such a way that its bytes read as zero afterwards,
+    /// for everybody: private anonymous memory as [`Mapping::discard`] does, and what is shared by a hole
+    /// in the file. The range must start and end at pages, as there. Other mappings of the file see zeroes
+    /// at once, byte for byte of what they map.
     ///
     /// # Errors
     /// [`RangeError::CutsPage`], [`AdviseError::NotPunchable`] for memory that has other bytes behind it
@@ -203,7 +202,7 @@ impl Mapping {
         let (Some(fd), Some(offset), Some(sharing)) =
             (self.fd(), self.file_offset(), self.sharing())
         else {
-            return Err(refused("its owner is the caller, who knows what is behind it"));
+            return Err(refused("it was adopted, and only the caller knows what is behind it"));
         };
         if sharing == Sharing::Private {
             return Err(refused("behind a private mapping the bytes of the file would show"));

@@ -55,7 +55,7 @@ pub struct FileId {
     inode: Option<u64>,
 }
 
-/// What is behind a mapping, and with that who unmaps it.
+/// What is behind a mapping, which decides whether dropping it unmaps it.
 #[derive(Debug)]
 enum Behind {
     /// Private pages of no file, of the host's size or huge. Ours to unmap.
@@ -181,9 +181,10 @@ impl Mapping {
         })
     }
 
-    /// Takes the memory of `of` once more, which `owner` owns and gives away only where it is consumed. It
+    /// Takes the mapping `of` of `owner` once more, which gives it away only where it is consumed. It
     /// stays mapped until this value and all others that have a part of it are dropped.
-    pub(crate) fn lent_by(of: &Self, owner: Arc<dyn Any + Send + Sync>) -> Self {
+    pub(crate) fn lent_by<T: Any + Send + Sync>(owner: Arc<T>, of: fn(&T) -> &Self) -> Self {
+        let of = of(&owner);
         // The invariants: the owner's mapping has 1 to 3 by its own, for as long as the owner lives.
         // 4: what lends plain slices is private memory, and this is not.
         Self {

@@ -172,7 +172,7 @@ impl fmt::Display for Access {
     }
 }
 
-/// Who sees what is written to a mapping of a file.
+/// Where writes to a mapping of a file go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Sharing {
     /// The file, and its other mappings.

@@ -65,7 +65,7 @@ pub enum MapError {
     NotOpenFor {
         /// What the mapping should have allowed.
         access: Access,
-        /// Who should have seen its writes.
+        /// Whether its writes should have reached the file.
         sharing: Sharing,
         /// What the kernel answered.
         #[source]

@@ -25,9 +25,9 @@ pub enum Memory {
 
 /// What produces the pages of a mapping.
 ///
-/// Its hooks are called by several threads at once: `map_pages` by the thread that answers and by all who
-/// populate or pin, `fault` by each thread that waits for devices and by all who populate or pin. One
-/// backing may serve several mappings.
+/// Its hooks are called by several threads at once: `map_pages` by the reader and by threads that populate
+/// or pin, `fault` by the I/O threads and by threads that populate or pin. One backing may serve several
+/// mappings.
 ///
 /// A hook that panics does not end its thread. A panic in `fault` makes the page bad, as an error does, and
 /// [`LazyMapping::last_failure`](crate::LazyMapping::last_failure) reports that the backing panicked; after

@@ -110,7 +110,7 @@ pub fn install() -> Result<Installed, InstallError> {
 
 fn remember(action: libc::sigaction) {
     let previous = Box::leak(Box::new(Previous { action, is_spent: AtomicBool::new(false) }));
-    // Release pairs with the Acquire of `pass_on`: who has the pointer sees what is behind it.
+    // Release pairs with the Acquire of `pass_on`: a thread that has the pointer sees what is behind it.
     PREVIOUS.store(previous, Ordering::Release);
 }
 

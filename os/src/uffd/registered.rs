@@ -130,7 +130,7 @@ impl Mapping {
     /// have a part of it are dropped. Costs no system call.
     #[must_use]
     pub fn lent(owner: Arc<Registered>) -> Self {
-        Self::lent_by(owner.mapping(), owner.clone())
+        Self::lent_by(owner, Registered::mapping)
     }
 }
 

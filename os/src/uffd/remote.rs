@@ -68,8 +68,8 @@ impl Remote {
             Ok(link) => return Err(NotUffd { fd, what: link.display().to_string() }),
             Err(cause) => return Err(NotUffd { fd, what: format!("unknown ({cause})") }),
         }
-        // A userfaultfd that waits cannot be polled. The flag is the descriptor's, also for its
-        // maker, who needs it as well.
+        // A userfaultfd that waits cannot be polled. The flag is the descriptor's, also for its maker,
+        // which needs it as well.
         let flags = rustix::fs::fcntl_getfl(&fd)
             .and_then(|flags| rustix::fs::fcntl_setfl(&fd, flags | OFlags::NONBLOCK));
         match flags {

@@ -141,7 +141,7 @@ fn an_answer_that_wakes_nobody_leaves_the_waiter_to_a_wake() {
         assert_eq!(memory.wake(pages(0..1)).unwrap(), Answered::All);
         assert_eq!(reader.join().unwrap(), 5);
 
-        // Who is woken without a page asks again.
+        // A thread that is woken without a page faults again.
         let reader = scope.spawn(|| byte_at(&memory, 1));
         let first = next_fault(memory.uffd());
         assert_eq!(memory.wake(pages(0..2)).unwrap(), Answered::All);

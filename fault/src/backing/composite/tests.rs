@@ -261,7 +261,7 @@ fn a_part_reaches_no_page_of_its_neighbours_also_when_it_panics() {
         Recorder::new(0),
     );
     let mut state = ReaderState::new(4096);
-    // What was put in place before the panic counts.
+    // What was installed before the panic counts.
     assert_eq!(core.map_ready(0..4, &mut state), 2);
     assert_eq!(core.fault(1, Touch::Read, &mut state), crate::core::Outcome::Answered);
     assert_eq!(kernel.0.lock().unwrap().get(&1), Some(&0x0707_0707_0707_0707));
