@@ -13,13 +13,14 @@ use uzone_os::uffd::Remote;
 use uzone_pages::{Advice, ByteLen, Content, FaultAround, PageSize};
 
 use crate::backing::Backing;
-use crate::core::{Core, Policy};
-use crate::engine::{Engine, TRACED, at_most, pattern, room};
+use crate::core::Core;
+use crate::engine::{Engine, TRACED, at_most, check_backing, pattern, room};
 use crate::error::{Failure, MapError};
 use crate::event_loop::Attached;
 use crate::fault_memory::{FaultMemory, RemoteMemory, RemoteRegion};
 use crate::options::LazyOptions;
 use crate::page_states::PageStates;
+use crate::pages::Policy;
 use crate::record::{FaultTrace, Latency, Recorder};
 use crate::stats::FaultStats;
 
@@ -67,16 +68,7 @@ impl Engine {
             return Err(MapError::Backing { reason });
         }
         let asked = ByteLen::new(end);
-        if let Some(has) = backing.byte_len()
-            && asked > has.align_up(page.bytes())?
-        {
-            return Err(MapError::TooShort { asked, has });
-        }
-        if !backing.takes_pages_of(page) {
-            return Err(MapError::Backing {
-                reason: "its parts start or end inside of such a page",
-            });
-        }
+        check_backing(&*backing, asked, page)?;
         let contents = PageStates::reserve(page.pages_in(asked)?, page)?;
         let areas: Result<Vec<_>, MapError> =
             regions.iter().map(|region| Ok(region.fault_area(page)?)).collect();
@@ -107,7 +99,7 @@ impl AdoptedMemory {
     /// Returns what happened so far.
     #[must_use]
     pub fn stats(&self) -> FaultStats {
-        FaultStats::of(&self.core)
+        self.core.stats()
     }
 
     /// Returns how long faults took so far, by class and outcome.

@@ -7,113 +7,15 @@
 mod composite;
 mod file;
 mod function;
+pub(crate) mod hooks;
 mod memory;
 mod zero;
-
-use std::os::fd::OwnedFd;
-
-use uzone_os::Sharing;
-use uzone_pages::{ByteLen, FaultAround, PageSize};
-
-use crate::error::BackingError;
-use crate::window::Window;
 
 pub use composite::{CompositeBacking, CompositeBuilder, CompositeError};
 pub use file::FileBacking;
 pub use function::FunctionBacking;
+pub use hooks::{Backing, Memory};
 pub use memory::MemoryBacking;
 #[cfg(test)]
 pub(crate) use memory::continue_or_zero;
 pub use zero::ZeroBacking;
-
-/// What the pages of a mapping are made of.
-#[derive(Debug)]
-#[non_exhaustive]
-pub enum Memory {
-    /// Pages of its own, or huge pages of a pool, into which bytes are copied.
-    Own,
-    /// The pages of a memory file, from its start on, which are mapped and not copied.
-    File {
-        /// The file.
-        fd: OwnedFd,
-        /// Whether writes reach the file.
-        sharing: Sharing,
-    },
-}
-
-/// What produces the pages of a mapping.
-///
-/// Its hooks are called by several threads at once: `map_pages` by the thread that answers and by all who
-/// populate or pin, `fault` by each thread that waits for devices and by all who populate or pin. One
-/// backing may serve several mappings.
-///
-/// A hook that panics does not end its thread. A panic in `fault` makes the page bad, as an error does, and
-/// [`LazyMapping::last_failure`](crate::LazyMapping::last_failure) reports that the backing panicked; after
-/// one in `map_pages` what is not filled stays open, and one in `read_ahead` changes nothing.
-pub trait Backing: Send + Sync {
-    /// Fills the pages of `window` that are ready. It never blocks, and may do nothing. What it skips or
-    /// fails to fill stays open; for a page that a thread waits for, [`Backing::fault`] is called.
-    ///
-    /// It must not touch this mapping nor any other that is mapped lazily: the calling thread may be the
-    /// one that answers their faults.
-    fn map_pages(&self, window: &mut Window<'_>);
-
-    /// Fills the one page of `window`. It may block; while it does, one thread of
-    /// [`EngineOptions::producers`](crate::EngineOptions::producers) does nothing else. It may read other
-    /// memory of the same engine: while it waits for a page of that, another thread takes the place of
-    /// its own, up to 64; a page that would need one more, where all of those wait as well, is bad. Two
-    /// backings that wait for the same two pages the other way round wait for ever, unless there is a
-    /// deadline.
-    ///
-    /// # Errors
-    /// [`BackingError`] if the page cannot be produced: then a thread that touches it gets `SIGBUS`.
-    fn fault(&self, window: &mut Window<'_>) -> Result<(), BackingError>;
-
-    /// Starts reading the bytes of `range` from a device, because they will be wanted soon. This is a hint,
-    /// called by an I/O thread: it may do nothing, and should not take long.
-    fn read_ahead(&self, range: std::ops::Range<u64>) {
-        let _ = range;
-    }
-
-    /// Returns how many bytes there are, or `None` for as many as are asked for.
-    fn byte_len(&self) -> Option<ByteLen>;
-
-    /// Returns what the mapping is made of.
-    ///
-    /// # Errors
-    /// The error of the system if that is a file and its descriptor cannot be duplicated.
-    fn memory(&self) -> std::io::Result<Memory> {
-        Ok(Memory::Own)
-    }
-
-    /// Takes bytes that were written to the mapping, whole pages from `offset` on. It is called by the
-    /// thread that writes back, and may block. What is behind the end of the backing is left out.
-    ///
-    /// It must not touch the mapping itself.
-    ///
-    /// # Errors
-    /// [`BackingError`] if the bytes are not all taken. Then all of them are offered again later.
-    fn write_back(&self, offset: u64, bytes: &[u8]) -> Result<(), BackingError> {
-        let reason = "this backing takes no bytes";
-        Err(BackingError::ReadOnly { offset, len_bytes: bytes.len() as u64, reason })
-    }
-
-    /// Returns whether pages of that size can be filled. One that is made of parts cannot fill a
-    /// page that is in two of them.
-    fn takes_pages_of(&self, page: PageSize) -> bool {
-        let _ = page;
-        true
-    }
-
-    /// Returns how large windows may grow: where a page costs a copy, longer windows than 512 KiB
-    /// gain nothing and hold the page tables longer.
-    fn largest_window(&self) -> FaultAround {
-        LARGEST_COPY
-    }
-}
-
-/// 512 KiB.
-const LARGEST_COPY: FaultAround = match FaultAround::try_new(ByteLen::kib(512)) {
-    Ok(size) => size,
-    Err(_) => FaultAround::DEFAULT,
-};

@@ -15,21 +15,21 @@
 pub(crate) mod produce;
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use uzone_pages::{Content, FaultPattern, FaultPlan, PageCount, PageSize, Pfn, PfnRange, Touch};
 
 use crate::backing::Backing;
-use crate::bad_pages::BadPages;
 use crate::costs::{COPIED_NS, CostMeter};
 use crate::error::{BackingError, Failure, caught};
 use crate::kernel::{Fill, Kernel};
 use crate::page_states::PageStates;
+use crate::pages::{Pages, Policy};
 use crate::pending::Pending;
 use crate::record::{FaultOutcome, Recorder};
-use crate::stats::Counters;
+use crate::stats::{Counters, FaultStats};
 use crate::window::{Progress, Window};
 
 /// How many pages that were woken lately are remembered, with the threads that waited for them.
@@ -79,20 +79,6 @@ pub(crate) enum Outcome {
     },
     /// The kernel deferred it, and the page has no owner: wake its waiters a little later.
     Later,
-}
-
-/// What differs between memories.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Policy {
-    /// Whether the kernel has no zero page for this memory.
-    pub(crate) zeroes_by_copy: bool,
-    /// Whether a removed page is zero from then on, because the user of the memory gave it back; otherwise
-    /// it was evicted here and is produced anew. If so, one thread installs all pages: the one that reads
-    /// the removals.
-    pub(crate) removed_is_zero: bool,
-    /// Whether writes are tracked, so that a page which was given back can come again with other
-    /// bytes: those that were written back.
-    pub(crate) is_tracked: bool,
 }
 
 /// What one thread needs to answer faults.
@@ -161,22 +147,14 @@ impl ReaderState {
 
 /// One mapping: its pages, their backing, and the kernel that installs them.
 pub(crate) struct Core {
-    kernel: Arc<dyn Kernel>,
+    pub(crate) pages: Pages,
     backing: Arc<dyn Backing>,
-    contents: PageStates,
-    page: PageSize,
-    policy: Policy,
     // Held for a few instructions, by the reader and by a thread that changes the advice.
     pattern: Mutex<FaultPattern>,
-    counters: Counters,
     /// Counts of the one thread that answers faults.
     by_reader: Counters,
     recorder: Recorder,
     pending: Pending,
-    bad_pages: BadPages,
-    // How often tracked pages were given back. Locked shared while the kernel installs pages without an
-    // owner, and exclusively for the count.
-    evictions: RwLock<u64>,
     /// Whether its reader panicked.
     has_failed: AtomicBool,
     // Held for an assignment.
@@ -193,30 +171,20 @@ impl Core {
         pattern: FaultPattern,
         recorder: Recorder,
     ) -> Self {
-        let (pattern, counters) = (Mutex::new(pattern), Counters::default());
-        let by_reader = Counters::default();
-        let (pending, last_failure) = (Pending::new(), Mutex::default());
-        let (bad_pages, evictions) = (BadPages::default(), RwLock::default());
         Self {
-            kernel,
+            pages: Pages::new(kernel, contents, page, policy),
             backing,
-            contents,
-            page,
-            policy,
-            pattern,
-            counters,
-            by_reader,
+            pattern: Mutex::new(pattern),
+            by_reader: Counters::default(),
             recorder,
-            pending,
-            bad_pages,
-            evictions,
+            pending: Pending::new(),
             has_failed: AtomicBool::new(false),
-            last_failure,
+            last_failure: Mutex::default(),
         }
     }
 
     pub(crate) fn kernel(&self) -> &dyn Kernel {
-        &*self.kernel
+        &*self.pages.kernel
     }
 
     pub(crate) fn backing(&self) -> &dyn Backing {
@@ -224,11 +192,11 @@ impl Core {
     }
 
     pub(crate) fn contents(&self) -> &PageStates {
-        &self.contents
+        &self.pages.contents
     }
 
     pub(crate) fn counters(&self) -> &Counters {
-        &self.counters
+        &self.pages.counters
     }
 
     /// Notes that the reader panicked: each page that is touched from now on is made bad.
@@ -254,21 +222,21 @@ impl Core {
             return;
         }
         loop {
-            return match self.contents.get(page) {
-                Content::Absent if self.contents.claim(page) => self.poison(page),
+            return match self.pages.contents.get(page) {
+                Content::Absent if self.pages.contents.claim(page) => self.poison(page),
                 // Another thread was first. A mark of a page that it fills with zeroes would be taken for
                 // the page. It ends: each round another thread has changed the word.
                 Content::Absent => continue,
                 Content::Filling => self.give_up(page),
                 Content::Poisoned => {
-                    if self.bad_pages.mark_again(page, self) {
-                        self.kernel.wake(self.bytes(page..page + 1));
+                    if self.pages.bad_pages.mark_again(page, &self.pages) {
+                        self.pages.kernel.wake(self.bytes(page..page + 1));
                     }
                 }
                 _ => {
                     // If it is there, this changes nothing.
-                    let _ = self.kernel.install(self.bytes(page..page + 1), Fill::Poison);
-                    self.kernel.wake(self.bytes(page..page + 1));
+                    let _ = self.pages.kernel.install(self.bytes(page..page + 1), Fill::Poison);
+                    self.pages.kernel.wake(self.bytes(page..page + 1));
                 }
             };
         }
@@ -295,15 +263,11 @@ impl Core {
 
     /// Returns whether only the thread that reads the removals installs pages.
     pub(crate) fn has_one_filler(&self) -> bool {
-        self.policy.removed_is_zero
+        self.pages.policy.removed_is_zero
     }
 
     pub(crate) fn page_size(&self) -> PageSize {
-        self.page
-    }
-
-    pub(crate) fn zeroes_by_copy(&self) -> bool {
-        self.policy.zeroes_by_copy
+        self.pages.page
     }
 
     pub(crate) fn pattern(&self) -> MutexGuard<'_, FaultPattern> {
@@ -311,41 +275,41 @@ impl Core {
     }
 
     pub(crate) fn bytes(&self, pages: Range<u64>) -> Range<u64> {
-        pages.start << self.page.shift()..pages.end << self.page.shift()
+        self.pages.bytes(pages)
     }
 
     /// Returns how many pages were installed or given back: a number that changes with either.
     pub(crate) fn filled(&self) -> u64 {
-        self.counters.filled() + self.by_reader.filled()
+        self.pages.counters.filled() + self.by_reader.filled()
     }
 
     /// Handles a write to a protected page. Returns whether that is done; otherwise wake the page a little
     /// later.
     pub(crate) fn write_fault(&self, page: u64) -> bool {
         Counters::bump(&self.by_reader.write_protect, 1);
-        self.kernel.written(page, &|other| self.contents.get(other) == Content::Present)
+        self.pages.kernel.written(page, &|other| self.pages.contents.get(other) == Content::Present)
     }
 
     /// Handles a fault on a page of the area.
     pub(crate) fn fault(&self, page: u64, touch: Touch, state: &mut ReaderState) -> Outcome {
         Counters::bump(&self.by_reader.faults, 1);
         let one = page..page + 1;
-        match self.contents.get(page) {
+        match self.pages.contents.get(page) {
             Content::Absent => {}
             Content::Filling | Content::Zeroing => {
                 Counters::bump(&self.by_reader.coalesced, 1);
                 return Outcome::Coalesced;
             }
             // The evicting thread wakes the waiting threads when the page can be filled again.
-            Content::Removed if !self.policy.removed_is_zero => return Outcome::Coalesced,
-            Content::Removed | Content::Zero if self.policy.removed_is_zero => {
+            Content::Removed if !self.pages.policy.removed_is_zero => return Outcome::Coalesced,
+            Content::Removed | Content::Zero if self.pages.policy.removed_is_zero => {
                 return self.zero_removed(page, state);
             }
             Content::Poisoned => {
-                if !self.bad_pages.mark_again(page, self) {
+                if !self.pages.bad_pages.mark_again(page, &self.pages) {
                     return Outcome::Coalesced;
                 }
-                self.kernel.wake(self.bytes(one));
+                self.pages.kernel.wake(self.bytes(one));
                 return Outcome::Answered;
             }
             // A page of this memory is never unknown: it starts absent, and is absent again after
@@ -355,12 +319,12 @@ impl Core {
                 // Usually the page was filled between the fault and its being read, for all waiting
                 // threads. If one of them faults again, the page is missing again.
                 if !state.remember(page) {
-                    self.kernel.wake(self.bytes(one));
+                    self.pages.kernel.wake(self.bytes(one));
                     return Outcome::Answered;
                 }
                 state.forget(page);
-                if !self.contents.advance(page, found, Content::Absent)
-                    && self.contents.get(page) == found
+                if !self.pages.contents.advance(page, found, Content::Absent)
+                    && self.pages.contents.get(page) == found
                 {
                     // It is pinned, and so does not become absent: it is filled as it is.
                     return Outcome::Produce { ahead: None };
@@ -375,7 +339,7 @@ impl Core {
     /// Fills a page with zeroes that the user of the memory gave back. Its word stays as it is: it states
     /// what the page is filled with, even if it was filled a moment before the kernel removed it.
     fn zero_removed(&self, page: u64, state: &mut ReaderState) -> Outcome {
-        let mut window = Window::new(self, page..page + 1, None, &mut state.staging);
+        let mut window = Window::new(&self.pages, page..page + 1, None, &mut state.staging);
         let answer = window.zero(self.bytes(page..page + 1));
         Counters::bump(&self.by_reader.demand, window.state.filled);
         if answer.is_err() || window.state.deferred { Outcome::Later } else { Outcome::Answered }
@@ -385,7 +349,7 @@ impl Core {
     /// reader, before it answers the faults that it read along with the removal.
     pub(crate) fn removed(&self, pages: Range<u64>) {
         for page in pages {
-            let found = self.contents.get(page);
+            let found = self.pages.contents.get(page);
             let next = match found {
                 // Its producer is too late; the waiting thread faults again, and gets zeroes.
                 Content::Absent | Content::Filling => Content::Zero,
@@ -393,10 +357,10 @@ impl Core {
                 // Zero already, or bad for good. No other thread installs pages here.
                 _ => continue,
             };
-            let _ = self.contents.advance(page, found, next);
+            let _ = self.pages.contents.advance(page, found, next);
             if found == Content::Filling {
                 self.finish(page, FaultOutcome::Deferred);
-                self.kernel.wake(self.bytes(page..page + 1));
+                self.pages.kernel.wake(self.bytes(page..page + 1));
             }
         }
     }
@@ -423,7 +387,8 @@ impl Core {
             // Faults arrive faster than neighbours are installed. If this one is in a window with a page
             // that is present, a neighbour that waited too long was wanted.
             let mut others = window.clone().filter(|&other| other != page);
-            state.wanted = if others.any(|other| self.contents.get(other) == Content::Present) {
+            state.wanted = if others.any(|other| self.pages.contents.get(other) == Content::Present)
+            {
                 WANTED_FOR
             } else {
                 state.wanted.saturating_sub(1)
@@ -502,7 +467,7 @@ impl Core {
         let progress = self.offer(now.clone(), None, state);
         Counters::bump(&self.by_reader.around, progress.filled);
         // A page that is not ready is produced when a thread touches it.
-        if self.contents.get(now.end - 1) != Content::Absent {
+        if self.pages.contents.get(now.end - 1) != Content::Absent {
             let placed = PageCount::new(now.end - now.start);
             if let Ok(placed) = PfnRange::try_new(Pfn::new(now.start), placed) {
                 self.pattern().went_ahead(placed);
@@ -520,7 +485,7 @@ impl Core {
         Counters::bump(&self.by_reader.around, progress.filled - done);
         if progress.wanted_is_done {
             Outcome::Answered
-        } else if self.contents.claim(page) {
+        } else if self.pages.contents.claim(page) {
             Outcome::Produce { ahead }
         } else {
             // Another thread was first, and wakes this waiter too.
@@ -529,34 +494,20 @@ impl Core {
         }
     }
 
-    /// Returns how often tracked pages were given back, for a caller about to read bytes for pages without
-    /// an owner. `None` where a page has the same bytes at any time.
-    pub(crate) fn evictions(&self) -> Option<u64> {
-        let count = || *self.evictions.read().unwrap_or_else(PoisonError::into_inner);
-        self.policy.is_tracked.then(count)
-    }
-
-    /// Returns a guard that keeps tracked pages from being given back, or `None` if some were since `seen`:
-    /// the bytes that were read for them may be old.
-    pub(crate) fn none_evicted_since(&self, seen: u64) -> Option<RwLockReadGuard<'_, u64>> {
-        let now = self.evictions.read().unwrap_or_else(PoisonError::into_inner);
-        (*now == seen).then_some(now)
-    }
-
     /// Notes that tracked pages are about to be given back, which are still present and have no owner.
     pub(crate) fn will_evict(&self, pages: &Range<u64>) {
         let count = PageCount::new(pages.end - pages.start);
         if let Ok(pages) = PfnRange::try_new(Pfn::new(pages.start), count) {
             self.pattern().gave_back(pages);
         }
-        if self.policy.is_tracked {
-            let mut count = self.evictions.write().unwrap_or_else(PoisonError::into_inner);
+        if self.pages.policy.is_tracked {
+            let mut count = self.pages.evictions.write().unwrap_or_else(PoisonError::into_inner);
             *count = count.wrapping_add(1);
         }
     }
 
     fn offer(&self, pages: Range<u64>, wanted: Option<u64>, state: &mut ReaderState) -> Progress {
-        let mut window = Window::new(self, pages, wanted, &mut state.staging);
+        let mut window = Window::new(&self.pages, pages, wanted, &mut state.staging);
         // A closure of the caller's may panic; nothing of ours is left half done by that.
         let _ = caught(|| self.backing.map_pages(&mut window));
         window.state
@@ -571,5 +522,36 @@ impl Core {
     pub(crate) fn read_ahead(&self, pages: Range<u64>) {
         // A closure of the caller's may panic; it is a hint.
         let _ = caught(|| self.backing.read_ahead(self.bytes(pages)));
+    }
+
+    /// Returns what happened so far.
+    pub(crate) fn stats(&self) -> FaultStats {
+        let (all, reader) = (self.counters(), self.by_reader());
+        // Relaxed: each is a statistic of its own.
+        let get = |of: fn(&Counters) -> &AtomicU64| {
+            of(all).load(Ordering::Relaxed) + of(reader).load(Ordering::Relaxed)
+        };
+        FaultStats {
+            faults: get(|counters| &counters.faults),
+            minor: get(|counters| &counters.minor),
+            coalesced: get(|counters| &counters.coalesced),
+            retouched: get(|counters| &counters.retouched),
+            demand: get(|counters| &counters.demand),
+            around: get(|counters| &counters.around),
+            populated: get(|counters| &counters.populated),
+            queued: get(|counters| &counters.queued),
+            deferred: get(|counters| &counters.deferred),
+            poisoned: get(|counters| &counters.poisoned),
+            evicted: get(|counters| &counters.evicted),
+            left_out: get(|counters| &counters.left_out),
+            zeroes: get(|counters| &counters.zeroes),
+            write_protect: get(|counters| &counters.write_protect),
+            collapsed: get(|counters| &counters.collapsed),
+            huge_pages: self.kernel().huge_pages(),
+            read_ahead: get(|counters| &counters.read_ahead),
+            has_failed: self.has_failed(),
+            pending: self.pending().len() as u64,
+            oldest_pending: self.pending().oldest().map(|since| since.elapsed()),
+        }
     }
 }

@@ -40,6 +40,7 @@ use uzone_pages::{PageCount, PageSize};
 use crate::dirty::states::{States, Which};
 use crate::error::{LazyError, MapError};
 use crate::kernel::{self, Fill, Kernel};
+use crate::options::HugePages;
 
 /// How long the kernel is asked again while the layout of the process changes.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -73,9 +74,14 @@ impl WriteTracking {
     pub(crate) fn needs(
         self,
         mapping: &Mapping,
+        huge: HugePages,
         modes: Modes,
         features: Features,
     ) -> Result<(Modes, Features), MapError> {
+        if huge == HugePages::Transparent {
+            let reason = "writes are tracked in small pages: leave LazyOptions::huge as it is";
+            return Err(MapError::Backing { reason });
+        }
         let mut features = features | Features::WRITE_PROTECT;
         let is_own = mapping.is_private();
         if !is_own || mapping.page_size() != uzone_os::probe::page_size() {

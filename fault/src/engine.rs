@@ -14,7 +14,7 @@ use uzone_pages::{ByteLen, FaultArea, FaultPattern, PageSize};
 use uzone_zone::{PagemapOps, Zone};
 
 use crate::backing::{Backing, Memory};
-use crate::core::{Core, Policy};
+use crate::core::Core;
 use crate::dirty::Tracker;
 use crate::error::MapError;
 use crate::event_loop::{Attached, EventLoop};
@@ -25,6 +25,7 @@ use crate::lazy::LazyMapping;
 use crate::mapping_reader::{MappingReader, ReaderParts};
 use crate::options::{EngineOptions, HugePages, LazyOptions, Reader};
 use crate::page_states::PageStates;
+use crate::pages::Policy;
 use crate::populate::Producer;
 use crate::record::Recorder;
 use crate::transparent::{self, Transparent};
@@ -104,27 +105,13 @@ impl Engine {
             HugePages::Transparent => transparent::page_size()?,
             HugePages::None | HugePages::Pool(_) => mapping.page_size(),
         };
-        if let Some(has) = backing.byte_len()
-            // The last page may be filled in part.
-            && len > has.align_up(page.bytes())?
-        {
-            return Err(MapError::TooShort { asked: len, has });
-        }
         if let Some(tracking) = options.track_writes {
-            if options.huge == HugePages::Transparent {
-                let reason = "writes are tracked in small pages: leave LazyOptions::huge as it is";
-                return Err(MapError::Backing { reason });
-            }
-            (modes, required) = tracking.needs(&mapping, modes, required)?;
+            (modes, required) = tracking.needs(&mapping, options.huge, modes, required)?;
         }
         let pages = page
             .pages_in(len)
             .map_err(|_| MapError::CutsPage { len, page: ByteLen::new(page.bytes()) })?;
-        if !backing.takes_pages_of(page) {
-            return Err(MapError::Backing {
-                reason: "its parts start or end inside of such a page",
-            });
-        }
+        check_backing(&*backing, len, page)?;
         if mapping.is_private() {
             mapping.keep_from_children().map_err(MapError::Children)?;
         }
@@ -139,6 +126,8 @@ impl Engine {
         };
         let zeroes_by_copy = !memory.calls().takes(UffdCall::ZeroPage)
             || tracker.as_ref().is_some_and(|tracker| tracker.copies_zeroes());
+        let policy =
+            Policy { zeroes_by_copy, removed_is_zero: false, is_tracked: tracker.is_some() };
         let kernel: Arc<dyn Kernel> = match &tracker {
             Some(tracker) => tracker.clone(),
             None if options.huge == HugePages::Transparent => {
@@ -146,8 +135,6 @@ impl Engine {
             }
             None => memory.clone(),
         };
-        let is_tracked = tracker.is_some();
-        let policy = Policy { zeroes_by_copy, removed_is_zero: false, is_tracked };
         let area = contents.fault_area(memory.mapping().addr().get() as u64, page);
         let pattern = pattern(&[area], page, &*backing, options);
         let recorder = Recorder::new(options.trace);
@@ -191,6 +178,24 @@ impl Engine {
 /// Refuses an option that is larger than `most`.
 pub(crate) fn at_most(option: &'static str, asked: usize, most: usize) -> Result<(), MapError> {
     if asked > most { Err(MapError::TooMany { option, asked, most }) } else { Ok(()) }
+}
+
+/// Refuses a backing that is shorter than `asked`, or cannot fill pages of `page`.
+pub(crate) fn check_backing(
+    backing: &dyn Backing,
+    asked: ByteLen,
+    page: PageSize,
+) -> Result<(), MapError> {
+    if let Some(has) = backing.byte_len()
+        // The last page may be filled in part.
+        && asked > has.align_up(page.bytes())?
+    {
+        return Err(MapError::TooShort { asked, has });
+    }
+    if !backing.takes_pages_of(page) {
+        return Err(MapError::Backing { reason: "its parts start or end inside of such a page" });
+    }
+    Ok(())
 }
 
 /// Returns the pattern that plans the windows of a mapping.

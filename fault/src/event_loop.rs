@@ -415,7 +415,7 @@ mod tests {
 
     use super::*;
     use crate::backing::ZeroBacking;
-    use crate::core::{Core, Policy};
+    use crate::core::Core;
     use crate::engine::pattern;
     use crate::fault_memory::FaultMemory;
     use crate::io_pool::IoPool;
@@ -423,6 +423,7 @@ mod tests {
     use crate::mapping_reader::ReaderParts;
     use crate::options::LazyOptions;
     use crate::page_states::PageStates;
+    use crate::pages::Policy;
     use crate::pending::Awaited;
     use crate::record::{FaultClass, Recorder};
 

@@ -9,7 +9,7 @@ use uzone_os::Mapping;
 use uzone_os::uffd::{AnswerError, Answered, Install, Registered};
 use uzone_pages::ByteLen;
 
-use crate::transparent::Slot;
+use crate::slot::Slot;
 
 /// What missing pages are filled with.
 #[derive(Clone, Copy, Debug)]

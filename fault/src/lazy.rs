@@ -164,7 +164,7 @@ impl LazyMapping {
     /// Returns what happened so far.
     #[must_use]
     pub fn stats(&self) -> FaultStats {
-        FaultStats::of(&self.core)
+        self.core.stats()
     }
 
     /// Returns the pages of a range of bytes that starts and ends at pages.

@@ -50,6 +50,7 @@
 //! | `costs` | what faults cost, measured |
 //! | `bad_pages` | making a page a bad one |
 //! | `page_states` | the state of each page |
+//! | `pages` | the pages of one mapping, with the kernel that installs them |
 //! | `event_loop` | the reader threads |
 //! | `mapping_reader` | one mapping, as its reader sees it |
 //! | `io_pool` | the I/O threads |
@@ -64,7 +65,7 @@
 //! | `write_back` | writing dirty pages back to the backing |
 //! | `evict` | giving clean pages back |
 //! | `collapse` | making huge pages of filled ones |
-//! | `transparent` | transparent huge pages, filled whole |
+//! | `transparent`, `slot` | transparent huge pages, filled whole |
 //! | `rehearsal` | the part of a fault outside the kernel, for the benchmark |
 //! | `kernel` | installing pages, behind a trait for the tests |
 #![forbid(unsafe_code)]
@@ -90,12 +91,14 @@ mod mapping_reader;
 mod options;
 #[cfg_attr(miri, path = "page_states/plain.rs")]
 mod page_states;
+mod pages;
 mod pending;
 mod placement;
 mod populate;
 mod record;
 #[doc(hidden)]
 pub mod rehearsal;
+mod slot;
 mod staged;
 mod stats;
 mod sync;

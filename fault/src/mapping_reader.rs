@@ -636,7 +636,7 @@ mod tests {
         let most = Duration::from_micros(20);
         let mut look = AdaptiveSpin::new(most);
         let mut now = look.since;
-        // A fault now and then, with neighbours to put in place after it.
+        // A fault now and then, with neighbours to install after it.
         for round in 0..2 * VAIN {
             now += Duration::from_millis(1);
             look.found(now);

@@ -15,7 +15,7 @@ use uzone_os::uffd::{
 use uzone_os::{Anonymous, Mapping, Vaddr};
 use uzone_pages::{ByteLen, Content, PageSize};
 
-use crate::core::{Core, Policy};
+use crate::core::Core;
 use crate::engine::pattern;
 use crate::error::MapError;
 use crate::event_loop::{EventLoop, LoopHandle};
@@ -25,6 +25,7 @@ use crate::kernel::{Fill, Kernel};
 use crate::mapping_reader::{MappingReader, ReaderParts, Scratch};
 use crate::options::LazyOptions;
 use crate::page_states::PageStates;
+use crate::pages::Policy;
 use crate::record::Recorder;
 use crate::{Backing, ZeroBacking};
 

@@ -9,9 +9,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use uzone_os::uffd::{AnswerError, Answered};
 
-use crate::core::produce::LEFT_OUT;
 use crate::error::BackingError;
 use crate::kernel::{Fill, Kernel};
+
+pub(crate) const LEFT_OUT: &str = "the backing left the page out";
 
 /// What was produced for a page.
 #[derive(Debug)]

@@ -3,8 +3,6 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::core::Core;
-
 /// Counts of what happened to a mapping, from its start.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
@@ -94,36 +92,4 @@ pub struct FaultStats {
     pub pending: u64,
     /// For how long the oldest of them has been.
     pub oldest_pending: Option<Duration>,
-}
-
-impl FaultStats {
-    pub(crate) fn of(core: &Core) -> Self {
-        let (all, reader) = (core.counters(), core.by_reader());
-        // Relaxed: each is a statistic of its own.
-        let get = |of: fn(&Counters) -> &AtomicU64| {
-            of(all).load(Ordering::Relaxed) + of(reader).load(Ordering::Relaxed)
-        };
-        Self {
-            faults: get(|counters| &counters.faults),
-            minor: get(|counters| &counters.minor),
-            coalesced: get(|counters| &counters.coalesced),
-            retouched: get(|counters| &counters.retouched),
-            demand: get(|counters| &counters.demand),
-            around: get(|counters| &counters.around),
-            populated: get(|counters| &counters.populated),
-            queued: get(|counters| &counters.queued),
-            deferred: get(|counters| &counters.deferred),
-            poisoned: get(|counters| &counters.poisoned),
-            evicted: get(|counters| &counters.evicted),
-            left_out: get(|counters| &counters.left_out),
-            zeroes: get(|counters| &counters.zeroes),
-            write_protect: get(|counters| &counters.write_protect),
-            collapsed: get(|counters| &counters.collapsed),
-            huge_pages: core.kernel().huge_pages(),
-            read_ahead: get(|counters| &counters.read_ahead),
-            has_failed: core.has_failed(),
-            pending: core.pending().len() as u64,
-            oldest_pending: core.pending().oldest().map(|since| since.elapsed()),
-        }
-    }
 }

@@ -15,10 +15,11 @@ use uzone_pages::{
 use crate::backing::Backing;
 use crate::backing::continue_or_zero;
 use crate::core::produce::Produced;
-use crate::core::{Core, Outcome, Policy, ReaderState};
+use crate::core::{Core, Outcome, ReaderState};
 use crate::error::{BackingError, caught};
 use crate::kernel::{Fill, Kernel};
 use crate::page_states::PageStates;
+use crate::pages::Policy;
 use crate::record::Recorder;
 use crate::rehearsal::Rehearsal;
 use crate::window::{Filled, Window};
@@ -27,7 +28,7 @@ const PAGES: u64 = 192;
 const PAGE: usize = 4096;
 const POLICY: Policy = Policy { zeroes_by_copy: false, removed_is_zero: false, is_tracked: false };
 
-/// What the made-up kernel has, and who waits in it.
+/// What the made-up kernel has, and which pages threads wait for.
 #[derive(Default)]
 struct Machine {
     /// The first byte of each page that is there; `None` for one that raises a signal.
@@ -308,7 +309,7 @@ enum Step {
     Touch { page: u64, is_write: bool },
     /// A worker takes the oldest page of the queue.
     Work,
-    /// There is no fault, so some neighbours are put in place.
+    /// There is no fault, so some neighbours are installed.
     Around,
     /// A page is given back through the engine.
     Evict { page: u64 },
@@ -361,7 +362,11 @@ fn touch(
         let outcome = core.fault(page, touch, state);
         assert_ne!(outcome, Outcome::Later, "only what others remove is deferred");
         if matches!(outcome, Outcome::Produce { .. }) {
-            assert_eq!(core.contents().get(page), Content::Filling, "who queues a page owns it");
+            assert_eq!(
+                core.contents().get(page),
+                Content::Filling,
+                "the thread that queues a page owns it"
+            );
             assert!(!queue.contains(&page), "a page has one owner");
             queue.push(page);
         }
@@ -500,7 +505,7 @@ fn a_page_that_is_not_ready_is_produced_once_and_its_neighbours_are_mapped() {
     while core.map_around(&mut state) {}
     let neighbours: Vec<u64> = (16..32).filter(|page| ![20, 22].contains(page)).collect();
     assert_eq!(present(&kernel), neighbours);
-    // Another thread touches it meanwhile: it has an owner, who wakes them both.
+    // Another thread touches it meanwhile: it has an owner, which wakes them both.
     assert_eq!(core.fault(20, Touch::Read, &mut state), Outcome::Coalesced);
     core.produce(20, &mut state).unwrap();
     assert_eq!(core.contents().get(20), Content::Present);
@@ -545,7 +550,7 @@ fn a_failing_page_is_a_signal_and_its_neighbours_are_not() {
         assert_eq!(core.contents().get(16), Content::Poisoned);
         assert_eq!(kernel.lock().pages[&16], None);
         assert!((17..32).all(|page| kernel.lock().pages[&page] == Some(right(page))));
-        // Who comes later gets it too.
+        // A later thread gets it too.
         assert_eq!(core.fault(16, Touch::Read, &mut state), Outcome::Answered);
     }
 }
@@ -554,7 +559,7 @@ fn a_failing_page_is_a_signal_and_its_neighbours_are_not() {
 fn what_is_not_a_page_of_the_window_is_refused() {
     let (_, core) = plain(all(Kind::Ready), Advice::Normal, 16);
     let mut staging = vec![0; 4 * PAGE];
-    let mut window = Window::new(&core, 4..8, None, &mut staging);
+    let mut window = Window::new(&core.pages, 4..8, None, &mut staging);
     assert_eq!((window.range(), window.wanted()), (4 << 12..8 << 12, None));
     assert!(window.zero(3 << 12..5 << 12).is_err());
     assert!(window.zero(7 << 12..9 << 12).is_err());
@@ -624,7 +629,7 @@ fn a_page_that_a_second_waiter_has_marked_as_bad_is_not_taken_for_a_present_one(
     // A producer that comes too late makes it good: a copy replaces a mark.
     let mut staging = vec![right(7); PAGE];
     let bytes = staging.clone();
-    let mut late = Window::owned(&core, 7, &mut staging);
+    let mut late = Window::owned(&core.pages, 7, &mut staging);
     assert_eq!(late.copy(7 << 12, &bytes).unwrap(), Filled::All);
     assert_eq!(core.contents().get(7), Content::Present);
     assert_eq!(kernel.lock().pages[&7], Some(right(7)));
@@ -659,7 +664,7 @@ fn zeroes_outside_of_a_window_change_nothing_and_a_bad_page_stays_bad() {
     let policy = Policy { zeroes_by_copy: true, ..POLICY };
     let (kernel, core) = core_by(policy, vec![3], all(Kind::Ready), Advice::Normal, 16);
     let mut staging = vec![0; 4 * PAGE];
-    let mut window = Window::new(&core, 4..8, None, &mut staging);
+    let mut window = Window::new(&core.pages, 4..8, None, &mut staging);
     for range in [6 << 12..9 << 12, 3 << 12..5 << 12, (4 << 12) + 1..5 << 12] {
         window.zero(range).unwrap_err();
         assert!(present(&kernel).is_empty());
@@ -676,7 +681,7 @@ fn a_window_has_its_room_again_after_a_backing_panicked_in_it() {
     let policy = Policy { zeroes_by_copy: true, ..POLICY };
     let (kernel, core) = core_by(policy, vec![3], all(Kind::Ready), Advice::Normal, 16);
     let mut staging = vec![0; 4 * PAGE];
-    let mut window = Window::new(&core, 4..8, None, &mut staging);
+    let mut window = Window::new(&core.pages, 4..8, None, &mut staging);
     let panicked = caught(|| {
         window.copy_with(4 << 12..8 << 12, |_| -> Result<usize, AnswerError> {
             std::panic::resume_unwind(Box::new("as the test wants"))
@@ -845,7 +850,7 @@ fn pages_ahead_of_who_reads_in_order_wait_until_there_is_nothing_else() {
     // A sequential reader goes on behind what was installed. The next window is not all ready.
     read(&[48], &mut state);
     assert!(present(&kernel).into_iter().eq(0..63));
-    // Another fault gives up what was to be put in place ahead.
+    // Another fault drops what was to be installed ahead.
     read(&[90], &mut state);
     while core.map_around(&mut state) {}
     assert!(present(&kernel).into_iter().eq((0..63).chain(80..96)));
@@ -870,6 +875,6 @@ fn pages_ahead_are_put_in_place_step_by_step_as_far_as_they_are_at_hand() {
     assert_eq!(reads(all(Kind::Ready), true), [160, 192]);
     let mut kinds = all(Kind::Ready);
     kinds[usize_of(159)] = Kind::Slow;
-    assert_eq!(reads(kinds, true), [159], "who needs that page waits for it");
+    assert_eq!(reads(kinds, true), [159], "a thread that needs that page waits for it");
     assert_eq!(reads(all(Kind::Ready), false), [0; 0]);
 }

@@ -31,6 +31,7 @@ use uzone_pages::{ByteLen, PageSize};
 
 use crate::error::MapError;
 use crate::kernel::{Fill, Kernel};
+use crate::slot::Slot;
 
 /// A kernel that answers in small pages, and moves large ones.
 pub(crate) trait MovingKernel: Kernel {
@@ -50,35 +51,6 @@ impl MovingKernel for Registered {
     fn is_huge(&self, range: Range<u64>) -> bool {
         let len = ByteLen::new(range.end - range.start);
         self.mapping().huge_backed_in(range).is_ok_and(|huge| huge == len)
-    }
-}
-
-/// Memory to make one page in.
-pub(crate) struct Slot<'a> {
-    // `None` when it has gone home.
-    memory: Option<Exclusive>,
-    home: &'a Mutex<Vec<Exclusive>>,
-}
-
-impl Slot<'_> {
-    fn memory(&mut self) -> &mut Exclusive {
-        match &mut self.memory {
-            Some(memory) => memory,
-            None => unreachable!("only dropping it takes the memory out"),
-        }
-    }
-
-    /// Returns its bytes, which hold anything.
-    pub(crate) fn bytes(&mut self) -> &mut [u8] {
-        self.memory().as_bytes_mut()
-    }
-}
-
-impl Drop for Slot<'_> {
-    fn drop(&mut self) {
-        if let Some(memory) = self.memory.take() {
-            self.home.lock().unwrap_or_else(PoisonError::into_inner).push(memory);
-        }
     }
 }
 

@@ -14,8 +14,8 @@ use uzone_os::uffd::{AnswerError, Answered};
 use uzone_os::{Mapping, RangeError};
 use uzone_pages::PageSize;
 
-use crate::core::Core;
 use crate::kernel::{Fill, Kernel};
+use crate::pages::Pages;
 use crate::staged::StagingFiller;
 use crate::stats::Counters;
 
@@ -23,7 +23,7 @@ use crate::stats::Counters;
 ///
 /// Offsets are bytes from where the backing starts.
 pub struct Window<'a> {
-    core: &'a Core,
+    memory: &'a Pages,
     /// Installs the pages: the mapping's kernel, or one that keeps them.
     kernel: &'a dyn Kernel,
     pages: Range<u64>,
@@ -74,34 +74,38 @@ pub enum Filled {
 
 impl<'a> Window<'a> {
     pub(crate) fn new(
-        core: &'a Core,
+        memory: &'a Pages,
         pages: Range<u64>,
         wanted: Option<u64>,
         staging: &'a mut [u8],
     ) -> Self {
-        let (next, kernel, state) = (pages.start, core.kernel(), Progress::default());
-        let seen = core.evictions();
-        Self { core, kernel, pages, base: 0, wanted, is_owned: false, staging, next, seen, state }
+        let (next, kernel, state) = (pages.start, &*memory.kernel, Progress::default());
+        let seen = memory.evictions_seen();
+        Self { memory, kernel, pages, base: 0, wanted, is_owned: false, staging, next, seen, state }
     }
 
     /// Makes a window of one page that the caller owns.
-    pub(crate) fn owned(core: &'a Core, page: u64, staging: &'a mut [u8]) -> Self {
+    pub(crate) fn owned(memory: &'a Pages, page: u64, staging: &'a mut [u8]) -> Self {
         // What is owned is not given back.
-        Self { is_owned: true, seen: None, ..Self::new(core, page..page + 1, Some(page), staging) }
+        Self {
+            is_owned: true,
+            seen: None,
+            ..Self::new(memory, page..page + 1, Some(page), staging)
+        }
     }
 
     /// Makes a window of one owned page that is not installed: `notes` has it afterwards.
     pub(crate) fn noted(
-        core: &'a Core,
+        memory: &'a Pages,
         page: u64,
         notes: &'a StagingFiller,
         staging: &'a mut [u8],
     ) -> Self {
-        Self { kernel: notes, ..Self::owned(core, page, staging) }
+        Self { kernel: notes, ..Self::owned(memory, page, staging) }
     }
 
     fn is_noted(&self) -> bool {
-        !std::ptr::addr_eq(self.kernel, self.core.kernel())
+        !std::ptr::addr_eq(self.kernel, &*self.memory.kernel)
     }
 
     /// Returns the offsets of the pages.
@@ -113,7 +117,7 @@ impl<'a> Window<'a> {
     /// Returns the size of a page.
     #[must_use]
     pub fn page_size(&self) -> PageSize {
-        self.core.page_size()
+        self.memory.page
     }
 
     /// Returns the offsets of the page that a thread waits for, if it is one of these and is not present
@@ -185,7 +189,7 @@ impl<'a> Window<'a> {
             return None;
         }
         let owned = self.wanted.filter(|_| self.is_owned && !self.state.wanted_is_done);
-        let run = self.core.contents().open_run(self.next..self.pages.end, owned)?;
+        let run = self.memory.contents.open_run(self.next..self.pages.end, owned)?;
         self.next = run.end;
         Some(self.bytes(&run))
     }
@@ -267,7 +271,7 @@ impl<'a> Window<'a> {
     /// As for [`Window::copy`].
     pub fn zero(&mut self, range: Range<u64>) -> Result<Filled, AnswerError> {
         self.check(&range)?;
-        if self.core.zeroes_by_copy() {
+        if self.memory.policy.zeroes_by_copy {
             let mut at = range.start;
             let mut all = Filled::All;
             let room = self.room();
@@ -289,7 +293,7 @@ impl<'a> Window<'a> {
         }
         let before = self.state.filled;
         let answer = self.install(range, Fill::Zero);
-        Counters::add(&self.core.counters().zeroes, self.state.filled - before);
+        Counters::add(&self.memory.counters.zeroes, self.state.filled - before);
         answer
     }
 
@@ -325,7 +329,7 @@ impl<'a> Window<'a> {
         let mut all = Filled::All;
         // It ends: every round but the last goes at least a page further.
         while at < range.end {
-            let core = self.core;
+            let memory = self.memory;
             // A copy would replace the mark of a bad page. Only its late owner may do that.
             let end = self.first_bad(at..range.end);
             if end == at {
@@ -333,48 +337,58 @@ impl<'a> Window<'a> {
                 at += page.bytes();
                 continue;
             }
-            let kept = self.seen.map(|seen| core.none_evicted_since(seen));
+            let kept = self.seen.map(|seen| memory.none_evicted_since(seen));
             if matches!(kept, Some(None)) {
                 self.state.is_stale = true;
                 return Ok(Filled::Some);
             }
             let answer = ask(at..end)?;
             drop(kept);
-            let step = match answer {
-                Answered::All => {
-                    self.note_filled(at..end, true);
-                    end - at
-                }
-                Answered::Part { bytes } if bytes >= page.bytes() => {
-                    let whole = bytes / page.bytes() * page.bytes();
-                    self.note_filled(at..at + whole, true);
-                    whole
-                }
-                Answered::Present => {
-                    // No waiter was woken, and one may have come between our look and this.
-                    self.note_filled(at..at + page.bytes(), false);
-                    self.kernel.wake(at..at + page.bytes());
-                    page.bytes()
-                }
-                Answered::Hole => {
-                    if all == Filled::All {
-                        all = Filled::Hole;
-                    }
-                    page.bytes()
-                }
-                Answered::NotRegistered | Answered::Gone => {
-                    self.state.gone = true;
-                    return Ok(Filled::Some);
-                }
-                // Part of a page is no progress: as if nothing was done.
-                Answered::LayoutChanging | Answered::Busy | Answered::Part { .. } => {
-                    self.state.deferred = true;
-                    return Ok(Filled::Some);
-                }
+            let Some(step) = self.step(at..end, answer, &mut all) else {
+                return Ok(Filled::Some);
             };
             at += step;
         }
         Ok(all)
+    }
+
+    /// Notes what the kernel answered for `range`. Returns how many bytes were handled, or `None` if the
+    /// window has ended.
+    #[inline]
+    fn step(&mut self, range: Range<u64>, answer: Answered, all: &mut Filled) -> Option<u64> {
+        let (at, page) = (range.start, self.page_size().bytes());
+        match answer {
+            Answered::All => {
+                self.note_filled(range.clone(), true);
+                Some(range.end - at)
+            }
+            Answered::Part { bytes } if bytes >= page => {
+                let whole = bytes / page * page;
+                self.note_filled(at..at + whole, true);
+                Some(whole)
+            }
+            Answered::Present => {
+                // No waiter was woken, and one may have come between our look and this.
+                self.note_filled(at..at + page, false);
+                self.kernel.wake(at..at + page);
+                Some(page)
+            }
+            Answered::Hole => {
+                if *all == Filled::All {
+                    *all = Filled::Hole;
+                }
+                Some(page)
+            }
+            Answered::NotRegistered | Answered::Gone => {
+                self.state.gone = true;
+                None
+            }
+            // Part of a page is no progress: as if nothing was done.
+            Answered::LayoutChanging | Answered::Busy | Answered::Part { .. } => {
+                self.state.deferred = true;
+                None
+            }
+        }
     }
 
     /// Returns the offset of the first page of `range` that is bad, or its end if none is. Offsets are the
@@ -385,7 +399,7 @@ impl<'a> Window<'a> {
         if self.is_owned && self.wanted == Some(pages.start) {
             return range.end.min(range.start + self.page_size().bytes());
         }
-        self.core.contents().first_bad(pages).map_or(range.end, |page| page << shift)
+        self.memory.contents.first_bad(pages).map_or(range.end, |page| page << shift)
     }
 
     /// Notes that the kernel has the pages of `range`, and whether it installed them just now.
@@ -401,13 +415,13 @@ impl<'a> Window<'a> {
         let wanted = self.wanted.filter(|wanted| pages.contains(wanted));
         self.state.wanted_is_done |= wanted.is_some();
         if let Some(owned) = wanted.filter(|_| self.is_owned) {
-            self.core.note_filled(pages.start..owned, is_placed);
+            self.memory.note_filled(pages.start..owned, is_placed);
             // Only its owner takes a page from this state, but for a thread that gave it up meanwhile. If
             // the page is a bad one, what is there is the signal.
-            self.state.wanted_is_done = self.core.note_owned_filled(owned, is_placed);
+            self.state.wanted_is_done = self.memory.note_owned_filled(owned, is_placed);
             pages.start = owned + 1;
         }
-        self.core.note_filled(pages, is_placed);
+        self.memory.note_filled(pages, is_placed);
     }
 }
 

@@ -188,7 +188,7 @@ fn faults_at_once_in_one_window_map_each_page_once() {
     check_all(memory);
     settles(memory, |stats| stats.demand + stats.around >= windows * 16);
     let stats = memory.stats();
-    // A page that was put in place twice would be counted twice.
+    // A page that was installed twice would be counted twice.
     assert_eq!(stats.demand + stats.around, windows * 16, "{stats:?}");
     assert!(stats.faults >= windows, "{stats:?}");
 }

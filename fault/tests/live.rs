@@ -433,7 +433,7 @@ fn populating_what_is_at_hand_maps_that_and_no_more() {
     check_all(&memory);
     let stats = memory.stats();
     assert_eq!((stats.faults, stats.populated), (0, 1024));
-    // Threads that populate at once, and readers, agree on who filled what.
+    // Threads that populate at once, and readers, agree on which thread filled what.
     assert_eq!(memory.evict(0..1024 * page()).unwrap(), 1024);
     thread::scope(|scope| {
         for _ in 0..3 {

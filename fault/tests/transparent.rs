@@ -1,4 +1,4 @@
-//! Memory in transparent huge pages: filled whole, put in place whole, and never a wrong byte.
+//! Memory in transparent huge pages: filled whole, installed whole, and never a wrong byte.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
 

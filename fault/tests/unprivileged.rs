@@ -75,7 +75,7 @@ fn be_nobody() {
     let help =
         std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
     assert!(help.contains("vm.unprivileged_userfaultfd"), "{help}");
-    // And who does not want them can say so.
+    // And a caller that does not want them can refuse them.
     let never = LazyOptions::default().kernel_faults(KernelFaults::Never);
     let memory = engine.map(len, Arc::new(function()), &never).unwrap();
     assert!(!memory.sees_kernel_faults());

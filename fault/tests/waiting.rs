@@ -415,7 +415,7 @@ fn a_page_that_is_given_back_while_it_is_produced_is_zero() {
         });
         until("the page is asked for", || adopted.asked.load(Ordering::SeqCst) == 1);
         adopted.memory.mapping().discard(8 * page()..12 * page()).unwrap();
-        // Who waited need not wait for the old bytes any more.
+        // The waiting thread does not wait for the old bytes any more.
         assert!(waiter.join().unwrap().iter().all(|&byte| byte == 0));
         adopted.gate.open();
     });

@@ -13,15 +13,11 @@ use rustix::mm::Advice;
 use uzone_pages::ByteLen;
 
 use crate::hugepages;
+use crate::kernel::{self, MADV_COLLAPSE};
 use crate::mapping::Mapping;
 use crate::options::{Access, RangeError, Sharing};
 use crate::populate::PopulateError;
-use crate::probe;
 use crate::root::{SysError, SystemRoot};
-
-/// `MADV_COLLAPSE`, Linux 6.1.
-pub(crate) const MADV_COLLAPSE: libc::c_int = 25;
-const _: () = assert!(MADV_COLLAPSE.cast_unsigned() == linux_raw_sys::general::MADV_COLLAPSE);
 
 /// An advice that the kernel refused.
 #[derive(Debug, thiserror::Error)]
@@ -150,7 +146,7 @@ impl Mapping {
         // The kernel refuses a huge page of which nothing was ever present (EINVAL, as for memory
         // that cannot be huge at all), so the first small page of each is made present.
         let page = self.page_size().bytes();
-        if page != probe::page_size().bytes() {
+        if page != kernel::page_size().bytes() {
             return Err(refused(Errno::INVAL.into()));
         }
         for first in inside.clone().step_by(huge) {
@@ -187,11 +183,10 @@ impl Mapping {
         self.advise(part, Advice::LinuxDontNeed, "MADV_DONTNEED")
     }
 
-    /// Gives the pages of a range back to the kernel, in such a way that its bytes read as zero
-    /// afterwards, for everybody: private anonymous memory as [`Mapping::discard`] does, and what is
-    /// shared by a hole in the file. The range must start and end at pages, as there.
-    ///
-    /// Others who have the file see zeroes at once, byte for byte of what they map.
+    /// Gives the pages of a range back to the kernel, in such a way that its bytes read as zero afterwards,
+    /// for everybody: private anonymous memory as [`Mapping::discard`] does, and what is shared by a hole
+    /// in the file. The range must start and end at pages, as there. Other mappings of the file see zeroes
+    /// at once, byte for byte of what they map.
     ///
     /// # Errors
     /// [`RangeError::CutsPage`], [`AdviseError::NotPunchable`] for memory that has other bytes behind it
@@ -207,7 +202,7 @@ impl Mapping {
         let (Some(fd), Some(offset), Some(sharing)) =
             (self.fd(), self.file_offset(), self.sharing())
         else {
-            return Err(refused("its owner is the caller, who knows what is behind it"));
+            return Err(refused("it was adopted, and only the caller knows what is behind it"));
         };
         if sharing == Sharing::Private {
             return Err(refused("behind a private mapping the bytes of the file would show"));

@@ -39,13 +39,13 @@ pub(crate) use unguarded::{copy_words, zero_words};
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
-use crate::bus::BusKind;
+use crate::bus::error::BusKind;
 use crate::options::{Addr, RangeError};
 
-/// Who touches the words of a mapping.
+/// The copier of this build.
 #[cfg(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer)))]
 pub(crate) type Best = guarded::Guarded;
-/// Who touches the words of a mapping.
+/// The copier of this build.
 #[cfg(not(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer))))]
 pub(crate) type Best = plain::Plain;
 

@@ -16,15 +16,11 @@ use uzone_pages::{ByteLen, PageSize};
 
 use crate::errno;
 use crate::hugepages::HugeSize;
+use crate::kernel;
 use crate::mapping::{Mapping, Refused, Request};
-use crate::options::{Access, Anonymous, HugeAdvice, Reserve, Sharing};
-use crate::probe;
+use crate::options::{Access, Anonymous, HugeAdvice, MAX_ALIGN, Reserve, Sharing};
 use crate::root::SystemRoot;
 use crate::shortage::{FileKind, MapError};
-
-/// The largest alignment that can be asked for: what one entry of a page upper directory maps,
-/// times four.
-pub(crate) const MAX_ALIGN: u64 = 4 << 30;
 
 /// Where memory that should be huge starts, unless something else is asked for: a multiple of
 /// what x86-64 and AArch64 with 4 KiB pages map with one entry.
@@ -39,7 +35,7 @@ impl Mapping {
     /// # Errors
     /// [`MapError`] names the limit that forbids it.
     pub fn anonymous(len: ByteLen, how: Anonymous) -> Result<Self, MapError> {
-        let page = probe::page_size();
+        let page = kernel::page_size();
         let wanted_align = match (how.align, how.huge) {
             (Some(align), _) => align.get(),
             (None, HugeAdvice::Advise) if len.get() >= HUGE_ALIGN => HUGE_ALIGN,
@@ -52,7 +48,7 @@ impl Mapping {
         if how.reserve == Reserve::Lazy {
             flags |= MapFlags::NORESERVE;
         }
-        let is_never_huge = how.huge == HugeAdvice::Never && probe::stacks_are_never_huge();
+        let is_never_huge = how.huge == HugeAdvice::Never && kernel::stacks_are_never_huge();
         if is_never_huge {
             // In place of the advice below, which is a call of its own and cuts a kernel mapping in two.
             flags |= MapFlags::STACK;
@@ -123,7 +119,7 @@ impl Mapping {
     /// [`MapError`] names the limit that forbids it.
     pub fn memfd(name: &str, len: ByteLen, huge: Option<HugeSize>) -> Result<Self, MapError> {
         let fd = create_memfd(name, len, huge)?;
-        let page = huge.map_or_else(probe::page_size, HugeSize::page_size);
+        let page = huge.map_or_else(kernel::page_size, HugeSize::page_size);
         let mapping = Self::map(
             len,
             &Request {
@@ -265,7 +261,7 @@ fn create_memfd(name: &str, len: ByteLen, huge: Option<HugeSize>) -> Result<Owne
         }
         _ => MapError::Create { name: name.to_owned(), len, cause: cause.into() },
     };
-    let page = huge.map_or_else(probe::page_size, HugeSize::page_size);
+    let page = huge.map_or_else(kernel::page_size, HugeSize::page_size);
     let too_long = MapError::TooLong { len_bytes: len.get() };
     let Ok(whole) = len.align_up(page.bytes()) else {
         return Err(too_long);
@@ -305,7 +301,7 @@ pub(crate) fn inspect(fd: BorrowedFd<'_>, offset: u64, len: ByteLen) -> Result<P
         return Err(MapError::NotMappable { kind, cause: None });
     }
     let is_regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
-    let mut page = probe::page_size();
+    let mut page = kernel::page_size();
     if is_regular {
         let system = rustix::fs::fstatfs(fd).map_err(inspected)?;
         // The width and sign of these fields differ between architectures; both are small.

@@ -22,8 +22,8 @@ use crate::advise::{AdviseError, Collapsed};
 use crate::hugepages::HugeSize;
 use crate::mapping::{Mapping, NotCut, NotJoined};
 use crate::options::{Access, Addr, Anonymous};
+use crate::pagemap_scan::ResidentError;
 use crate::populate::{PopulateError, Populated};
-use crate::resident::ResidentError;
 use crate::shortage::MapError;
 
 /// Memory of this process that no other process and no other owner in this one can change.

@@ -25,7 +25,8 @@
 //! | `mapping` | [`Mapping`]: an owned range of memory of this process |
 //! | `mapping/cut` | one mapping as two, and two as one again |
 //! | `create` | making one: anonymous, of a pool, of a memory file, of a file or device |
-//! | `dax` | DAX devices and files on DAX mounts: what they are, and mapping them |
+//! | `kernel` | the page size and the release, and which advices there are |
+//! | `dax`, `map_dax` | DAX devices and files on DAX mounts: what they are, and mapping them |
 //! | `options` | the words for it: access, sharing, advice, addresses |
 //! | `bytes` | copying in and out of memory that may change under us |
 //! | `bus` | SIGBUS as an event and an error instead of the end of the process |
@@ -35,7 +36,7 @@
 //! | `file_writes` | where writes to a file go |
 //! | `file_system` | the room in a directory, and files without a name |
 //! | `page_cache` | which pages of a file the page cache has |
-//! | `pagemap_scan` | scanning the page tables, and which pages were written |
+//! | `pagemap_scan`, `write_scan` | scanning the page tables, and which pages were written |
 //! | `populate` | making memory present, by several threads |
 //! | `advise` | huge pages for what is mapped already, and giving pages back |
 //! | `fixed_buffers` | having the kernel itself pin a mapping, by an io_uring |
@@ -69,8 +70,10 @@ pub mod file_system;
 mod file_writes;
 pub mod fixed_buffers;
 pub mod hugepages;
+mod kernel;
 mod libpmem;
 mod live;
+mod map_dax;
 mod mapped;
 mod mapping;
 pub mod memory;
@@ -88,6 +91,7 @@ pub mod signals;
 mod sync;
 pub mod uffd;
 mod unix_socket;
+mod write_scan;
 
 pub use advise::{AdviseError, Collapsed};
 pub use bytes::{AccessError, CopyDirection};
@@ -101,10 +105,10 @@ pub use live::{LiveArc, LiveGuard, LiveOwner, Pins, References, Sort};
 pub use mapped::{Mapped, MappedError, NotMapped};
 pub use mapping::{FileId, JoinError, Mapping, NotCut, NotJoined, leaked};
 pub use options::{Access, Addr, Anonymous, HugeAdvice, RangeError, Reserve, Sharing, Vaddr};
-pub use pagemap_scan::WriteScan;
+pub use pagemap_scan::ResidentError;
 pub use populate::{PopulateError, PopulateHow, Populated, populate_slice};
 pub use priority::thread_id;
-pub use resident::ResidentError;
 pub use root::{SysError, SystemRoot};
 pub use shortage::{FileKind, MapError, Shortage};
 pub use unix_socket::{Message, MessageSocket};
+pub use write_scan::WriteScan;

@@ -27,7 +27,7 @@ use uzone_pages::{EnterError, Guards, HoldKind, Left, LiveRef};
 
 use crate::sync::{Arc, Condvar, Mutex};
 
-/// The place of a value, with the count of those who use it.
+/// The place of a value, with the count of its guards.
 ///
 /// # Invariants
 /// The value is there from [`LiveOwner::new`] on until one of these, of which one happens, and once:

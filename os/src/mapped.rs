@@ -14,7 +14,7 @@ use zerocopy::FromBytes;
 
 use crate::exclusive::Exclusive;
 use crate::options::Addr;
-use crate::resident::ResidentError;
+use crate::pagemap_scan::ResidentError;
 
 /// `count` values of `T` at the start of memory that is ours alone.
 ///

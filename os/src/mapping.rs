@@ -14,6 +14,7 @@
 //! `exclusive`, `mapped`, `populate`, `advise` and `resident` rests on the invariants of `Mapping`,
 //! whose fields only this file and `cut` below it set.
 
+use core::any::Any;
 use core::fmt;
 use core::ops::Range;
 use core::ptr::NonNull;
@@ -26,10 +27,9 @@ use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use uzone_pages::{ByteLen, PageSize};
 
+use crate::kernel;
 use crate::options::{Access, Addr, RangeError, Sharing};
-use crate::probe;
 use crate::shortage::MapError;
-use crate::uffd::Registered;
 
 mod access;
 mod cut;
@@ -55,7 +55,7 @@ pub struct FileId {
     inode: Option<u64>,
 }
 
-/// What is behind a mapping, and with that who unmaps it.
+/// What is behind a mapping, which decides whether dropping it unmaps it.
 #[derive(Debug)]
 enum Behind {
     /// Private pages of no file, of the host's size or huge. Ours to unmap.
@@ -66,7 +66,7 @@ enum Behind {
     /// Memory that the caller mapped, and unmaps.
     Adopted,
     /// The mapping of another value, which unmaps it when this and all parts are dropped.
-    Lent { owner: Arc<Registered> },
+    Lent { owner: Arc<dyn Any + Send + Sync> },
 }
 
 /// A range of memory of this process, unmapped when dropped unless it was adopted.
@@ -148,7 +148,7 @@ impl Mapping {
         page: PageSize,
     ) -> Result<Self, MapError> {
         let addr = Addr::new(start.addr().get());
-        let host = probe::page_size();
+        let host = kernel::page_size();
         if len.is_zero() {
             return Err(MapError::Empty);
         }
@@ -181,14 +181,12 @@ impl Mapping {
         })
     }
 
-    /// Takes the memory of `owner`, which stays mapped, and tells of its faults, until this value and
-    /// all others that have a part of it are dropped. Costs no system call.
-    #[must_use]
-    pub fn lent(owner: Arc<Registered>) -> Self {
-        let of = owner.mapping();
-        // The invariants: the owner's mapping has 1 to 3 by its own, for as long as the owner lives,
-        // since it gives its mapping away only where it is consumed. 4: what lends plain slices is
-        // private memory, and this is not.
+    /// Takes the mapping `of` of `owner` once more, which gives it away only where it is consumed. It
+    /// stays mapped until this value and all others that have a part of it are dropped.
+    pub(crate) fn lent_by<T: Any + Send + Sync>(owner: Arc<T>, of: fn(&T) -> &Self) -> Self {
+        let of = of(&owner);
+        // The invariants: the owner's mapping has 1 to 3 by its own, for as long as the owner lives.
+        // 4: what lends plain slices is private memory, and this is not.
         Self {
             start: of.start,
             len: of.len,
@@ -390,98 +388,89 @@ impl Mapping {
         };
         let page = request.page.bytes();
         let mapped = len.align_up(page).map_err(|_| too_long())?;
-        let mapped_len = fits(mapped)?;
-        // A little more is mapped where the address has to be a larger multiple than the kernel
-        // promises, and what is before and behind is unmapped again.
         let slack = ByteLen::new(request.align - page);
         let asked_len = fits(mapped.checked_add(slack).map_err(|_| too_long())?)?;
-        let slack = asked_len - mapped_len;
-        let kernel = |cause| Refused::Kernel { len, cause };
-        // Of a file the addresses are taken first, since its bytes cannot be moved in them.
-        let is_moved_file = request.fd.is_some() && slack != 0;
-        if is_moved_file {
-            // Where the file cannot be mapped, that is found out before any address is replaced.
-            let tried = mmap(mapped_len, request).map_err(kernel)?;
-            // SAFETY: munmap(2) ends the life of `mapped_len` bytes from `tried`, which were mapped above
-            // and no value has them.
-            let answer = unsafe { rustix::mm::munmap(tried.as_ptr().cast(), mapped_len) };
-            answer.map_err(|cause| {
-                note_leak(tried.addr().get(), mapped_len, cause);
-                kernel(cause)
-            })?;
-        }
-        let first = if is_moved_file { reserve(asked_len) } else { mmap(asked_len, request) };
-        let first = first.map_err(kernel)?;
-        // The distance to the next address that is as far behind a multiple of `align`, which is `slack`
-        // plus a page, as the start is in its file.
+        let (len_usize, mapped_len) = (fits(len)?, fits(mapped)?);
         let align = fits(ByteLen::new(request.align))?;
-        let offset = request.fd.map_or(0, |(_, offset)| offset & (request.align - 1));
-        let skipped = fits(ByteLen::new(offset))?.wrapping_sub(first.addr().get()) & (align - 1);
-        if skipped > slack {
-            // Not where the kernel keeps its word on where the pages of a pool or device start.
-            // SAFETY: munmap(2) ends the life of `asked_len` bytes from `first`, which were mapped
-            // above and no value has them.
-            unsafe { rustix::mm::munmap(first.as_ptr().cast(), asked_len) }.map_err(kernel)?;
-            return Err(kernel(Errno::INVAL));
-        }
-        // SAFETY: `add` wants to stay inside of what was mapped: `skipped` is at most `slack`, and
-        // `asked_len` is `mapped_len + slack`.
-        let start = unsafe { first.add(skipped) };
-        if is_moved_file {
-            // SAFETY: `map_over` replaces `mapped_len` bytes from `start`, which were reserved above and
-            // no value has them.
-            if let Err(cause) = unsafe { map_over(start, mapped_len, request) } {
-                // Kernels before 6.12 may have unmapped those bytes before they refused, and another thread
-                // may have mapped memory there since. So only what is before and behind is unmapped.
-                let end = start.as_ptr().wrapping_add(mapped_len);
-                for (from, len) in [(first.as_ptr(), skipped), (end, slack - skipped)] {
-                    if len == 0 {
-                        continue;
-                    }
-                    // SAFETY: munmap(2) ends the life of `len` bytes from `from`, which were reserved above,
-                    // are not those that `map_over` replaces, and no value has them.
-                    let answer = unsafe { rustix::mm::munmap(from.cast(), len) };
-                    if let Err(cause) = answer {
-                        note_leak(from.addr(), len, cause);
-                    }
-                }
-                note_leak(start.addr().get(), mapped_len, cause);
-                return Err(kernel(cause));
-            }
-        }
-        // From here on dropping `mapping` unmaps what it covers, also when trimming fails.
-        let mapping = Self {
+        let start = map_aligned(mapped_len, asked_len - mapped_len, align, request)
+            .map_err(|cause| Refused::Kernel { len, cause })?;
+        Ok(Self {
             start,
-            len: fits(len)?,
+            len: len_usize,
             mapped_len,
             page: request.page,
             access: request.access,
             // `backed_by` sets the file next, if there is one.
             behind: Behind::Anonymous,
             origin: next_origin(),
-        };
-        let behind = slack - skipped;
-        if skipped != 0 {
-            // SAFETY: munmap(2) ends the life of `skipped` bytes from `first`, which were mapped
-            // above, are before `start`, and no value has them.
-            let answer = unsafe { rustix::mm::munmap(first.as_ptr().cast(), skipped) };
-            answer.map_err(|cause| {
-                note_leak(first.addr().get(), skipped + behind, cause);
-                kernel(cause)
-            })?;
-        }
-        if behind != 0 {
-            let end = start.as_ptr().wrapping_add(mapped_len);
-            // SAFETY: munmap(2) ends the life of `behind` bytes from `end`, which were mapped above,
-            // are behind the mapping, and no value has them.
-            let answer = unsafe { rustix::mm::munmap(end.cast(), behind) };
-            answer.map_err(|cause| {
-                note_leak(end.addr(), behind, cause);
-                kernel(cause)
-            })?;
-        }
-        Ok(mapping)
+        })
     }
+}
+
+/// Maps `len` bytes at an address that is as far behind a multiple of `align` as the file offset is.
+/// `slack` is how much more has to be mapped to find one, and is unmapped again.
+fn map_aligned(
+    len: usize,
+    slack: usize,
+    align: usize,
+    request: &Request<'_>,
+) -> Result<NonNull<u8>, Errno> {
+    // Of a file the addresses are reserved first, since its bytes cannot be moved in them.
+    let is_moved_file = request.fd.is_some() && slack != 0;
+    let first = if is_moved_file {
+        // A file that cannot be mapped is refused here, before any address is replaced.
+        let tried = mmap(len, request)?;
+        // SAFETY: the `len` bytes from `tried` were mapped above and no value has them.
+        unsafe { unmap(tried.as_ptr(), len) }?;
+        reserve(len + slack)?
+    } else {
+        mmap(len + slack, request)?
+    };
+    let offset = request.fd.map_or(0, |(_, offset)| offset & (align as u64 - 1));
+    let offset = usize::try_from(offset).map_err(|_| Errno::INVAL)?;
+    let skipped = offset.wrapping_sub(first.addr().get()) & (align - 1);
+    if skipped > slack {
+        // The kernel did not start pages of a pool or device where it promises.
+        // SAFETY: these bytes were mapped above and no value has them.
+        unsafe { unmap(first.as_ptr(), len + slack) }?;
+        return Err(Errno::INVAL);
+    }
+    // SAFETY: `add` wants to stay inside of what was mapped: `skipped` is at most `slack`, and
+    // `len + slack` bytes were mapped.
+    let start = unsafe { first.add(skipped) };
+    // SAFETY: `map_over` replaces `len` bytes from `start`, which were reserved above and no value has
+    // them.
+    let mapped = if is_moved_file { unsafe { map_over(start, len, request) } } else { Ok(()) };
+    // SAFETY: the `skipped` bytes before `start` were mapped above and no value has them.
+    let before = unsafe { unmap(first.as_ptr(), skipped) };
+    let end = start.as_ptr().wrapping_add(len);
+    // SAFETY: as above, of the rest behind the `len` bytes.
+    let behind = unsafe { unmap(end, slack - skipped) };
+    if let Err(cause) = mapped {
+        // Kernels before 6.12 may have unmapped those bytes before they refused, and another thread may
+        // have mapped memory there since. So they are not unmapped.
+        note_leak(start.addr().get(), len, cause);
+        return Err(cause);
+    }
+    if let Err(cause) = before.and(behind) {
+        // SAFETY: the `len` bytes from `start` were mapped above and no value has them.
+        let _ = unsafe { unmap(start.as_ptr(), len) };
+        return Err(cause);
+    }
+    Ok(start)
+}
+
+/// Unmaps addresses. A refusal is logged.
+///
+/// # Safety
+/// The `len` bytes from `start` are mapped and no value has them.
+unsafe fn unmap(start: *mut u8, len: usize) -> Result<(), Errno> {
+    if len == 0 {
+        return Ok(());
+    }
+    // SAFETY: munmap(2) ends the life of `len` bytes from `start`, which the caller vouches for.
+    let answer = unsafe { rustix::mm::munmap(start.cast(), len) };
+    answer.inspect_err(|&cause| note_leak(start.addr(), len, cause))
 }
 
 /// Maps what is asked for, at an address of the kernel's choice.

@@ -6,6 +6,10 @@ use core::fmt;
 
 use uzone_pages::{ByteLen, PageSize};
 
+/// The largest alignment that can be asked for: what one entry of a page upper directory maps,
+/// times four.
+pub(crate) const MAX_ALIGN: u64 = 4 << 30;
+
 /// An address in this process, for messages and for system calls. It gives no access.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
@@ -168,7 +172,7 @@ impl fmt::Display for Access {
     }
 }
 
-/// Who sees what is written to a mapping of a file.
+/// Where writes to a mapping of a file go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Sharing {
     /// The file, and its other mappings.

@@ -26,10 +26,10 @@ use rustix::mm::Advice;
 use uzone_pages::ByteLen;
 
 use crate::bytes;
+use crate::kernel;
 use crate::mapping::Mapping;
 use crate::numa::{self, AffinityError};
 use crate::options::{Access, RangeError};
-use crate::probe;
 
 /// How much one call of the kernel is asked for.
 const CHUNK: usize = 64 << 20;
@@ -259,7 +259,7 @@ impl Mapping {
         &self,
         range: Range<u64>,
         how: PopulateHow<'_>,
-        mut progress: impl FnMut(ByteLen, ByteLen),
+        progress: impl FnMut(ByteLen, ByteLen),
         cancel: &AtomicBool,
     ) -> Result<Populated, PopulateError> {
         let range = self.widen(&range)?;
@@ -274,66 +274,26 @@ impl Mapping {
         // No more threads than chunks, and as many for each node as for the others.
         let most = chunks.max(nodes);
         let asked = how.threads.get().min(most).next_multiple_of(nodes).min(most);
-        let is_late = || how.deadline.is_some_and(|deadline| Instant::now() >= deadline);
-
-        // Written once, before it is opened: whether the threads are to begin.
-        let gate = RwLock::new(false);
-        let next = AtomicUsize::new(0);
-        let failed = AtomicBool::new(false);
         let (send, receive) = mpsc::channel::<Message>();
-
-        let work = &|number: usize, send: mpsc::Sender<Message>| {
-            let kept = match how.nodes.get(number % nodes) {
-                Some(cpus) => numa::keep_thread_to(cpus),
-                None => Ok(()),
-            };
-            // A thread that cannot report, or runs on the wrong CPUs, does not work.
-            if send.send(Message::Arrived(kept)).is_err() {
-                return;
-            }
-            // A gate is poisoned if its owner panicked: it is `false` then.
-            if !*gate.read().unwrap_or_else(PoisonError::into_inner) {
-                return;
-            }
-            // Relaxed: the flags only end the loop, and are seen one chunk later at the latest; the
-            // number of the next chunk has to be unique and publishes nothing. What was populated
-            // is published by the channel and by the end of the thread.
-            while !cancel.load(Ordering::Relaxed) && !failed.load(Ordering::Relaxed) {
-                if is_late() {
-                    return;
-                }
-                // Asked before a number is drawn, so that every number drawn is populated.
-                if how.may_begin.is_some_and(|may_begin| !may_begin(ByteLen::new(size as u64))) {
-                    failed.store(true, Ordering::Relaxed);
-                    return;
-                }
-                let index = next.fetch_add(1, Ordering::Relaxed);
-                let Some(part) = chunk(self.addr().get(), &range, size, index) else {
-                    return;
-                };
-                let bytes = part.len() as u64;
-                let message = match self.populate_chunk(part) {
-                    Ok(()) => Message::Done { bytes },
-                    Err(failure) => {
-                        failed.store(true, Ordering::Relaxed);
-                        Message::Failed(failure)
-                    }
-                };
-                if send.send(message).is_err() {
-                    return;
-                }
-            }
+        let work = &Work {
+            mapping: self,
+            range,
+            size,
+            how,
+            cancel,
+            gate: RwLock::new(false),
+            next: AtomicUsize::new(0),
+            failed: AtomicBool::new(false),
         };
-
         thread::scope(|scope| {
             // Moved in, so that a panic of `progress` drops it and the threads stop.
             let receive = receive;
-            let mut closed = gate.write().unwrap_or_else(PoisonError::into_inner);
+            let mut closed = work.gate.write().unwrap_or_else(PoisonError::into_inner);
             for started in 0..asked {
                 let send = send.clone();
                 let spawned = thread::Builder::new()
                     .name(format!("populate-{started}"))
-                    .spawn_scoped(scope, move || work(started, send));
+                    .spawn_scoped(scope, move || work.run(started, &send));
                 if let Err(cause) = spawned {
                     return Err(PopulateError::Threads { asked, started, cause });
                 }
@@ -352,31 +312,7 @@ impl Mapping {
             }
             *closed = true;
             drop(closed);
-
-            let mut done = 0;
-            let mut failure = None;
-            for message in receive {
-                match message {
-                    Message::Arrived(_) => {}
-                    Message::Done { bytes } => {
-                        done += bytes;
-                        progress(ByteLen::new(done), of);
-                    }
-                    Message::Failed(chunk) => failure = failure.or(Some(chunk)),
-                }
-            }
-            let done = ByteLen::new(done);
-            match failure {
-                Some(failure) => Err(failure.into_error(done)),
-                None if done == of => Ok(Populated::Whole { bytes: done }),
-                // Relaxed, as above. A late cancel still counts as one.
-                None if is_late() && !cancel.load(Ordering::Relaxed) => {
-                    Ok(Populated::Expired { done, of })
-                }
-                // Chunks are taken in ascending order and each one taken was finished, so what is
-                // present is the first part of the range.
-                None => Ok(Populated::Cancelled { done, of }),
-            }
+            work.collect(of, receive, progress)
         })
     }
 
@@ -388,7 +324,7 @@ impl Mapping {
     /// Makes whole pages present. `part` is inside the mapping and starts and ends at pages.
     fn populate_chunk(&self, part: Range<usize>) -> Result<(), ChunkFailure> {
         let is_writable = self.access() == Access::ReadWrite;
-        if !probe::madvise_populate_is_known() {
+        if !kernel::madvise_populate_is_known() {
             self.touch(part, is_writable);
             return Ok(());
         }
@@ -403,11 +339,107 @@ impl Mapping {
     fn touch(&self, part: Range<usize>, is_writable: bool) {
         let words = &self.words()[part.start / size_of::<u64>()..part.end / size_of::<u64>()];
         // Transparent or not, a page is at least a host page.
-        let stride = usize::try_from(probe::page_size().bytes()).unwrap_or(4096);
+        let stride = usize::try_from(kernel::page_size().bytes()).unwrap_or(4096);
         if is_writable {
             bytes::touch_for_write(words, stride);
         } else {
             bytes::touch_for_read(words, stride);
+        }
+    }
+}
+
+/// A range that several threads make present.
+struct Work<'a> {
+    mapping: &'a Mapping,
+    range: Range<usize>,
+    size: usize,
+    how: PopulateHow<'a>,
+    cancel: &'a AtomicBool,
+    /// Whether the threads are to begin. Written once, before it is opened.
+    gate: RwLock<bool>,
+    next: AtomicUsize,
+    failed: AtomicBool,
+}
+
+impl Work<'_> {
+    fn is_late(&self) -> bool {
+        self.how.deadline.is_some_and(|deadline| Instant::now() >= deadline)
+    }
+
+    /// Populates chunks until there are none, as the thread of this number.
+    fn run(&self, number: usize, send: &mpsc::Sender<Message>) {
+        let kept = match self.how.nodes.get(number % self.how.nodes.len().max(1)) {
+            Some(cpus) => numa::keep_thread_to(cpus),
+            None => Ok(()),
+        };
+        // A thread that cannot report, or runs on the wrong CPUs, does not work.
+        if send.send(Message::Arrived(kept)).is_err() {
+            return;
+        }
+        // A gate is poisoned if its owner panicked: it is `false` then.
+        if !*self.gate.read().unwrap_or_else(PoisonError::into_inner) {
+            return;
+        }
+        // Relaxed: the flags only end the loop, and are seen one chunk later at the latest; the
+        // number of the next chunk has to be unique and publishes nothing. What was populated
+        // is published by the channel and by the end of the thread.
+        while !self.cancel.load(Ordering::Relaxed) && !self.failed.load(Ordering::Relaxed) {
+            if self.is_late() {
+                return;
+            }
+            // Called before a number is drawn, so that every number drawn is populated.
+            let next_len = ByteLen::new(self.size as u64);
+            if self.how.may_begin.is_some_and(|may_begin| !may_begin(next_len)) {
+                self.failed.store(true, Ordering::Relaxed);
+                return;
+            }
+            let index = self.next.fetch_add(1, Ordering::Relaxed);
+            let base = self.mapping.addr().get();
+            let Some(part) = chunk(base, &self.range, self.size, index) else { return };
+            let bytes = part.len() as u64;
+            let message = match self.mapping.populate_chunk(part) {
+                Ok(()) => Message::Done { bytes },
+                Err(failure) => {
+                    self.failed.store(true, Ordering::Relaxed);
+                    Message::Failed(failure)
+                }
+            };
+            if send.send(message).is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Reports the progress of the threads until they end, and returns what became of the request.
+    fn collect(
+        &self,
+        of: ByteLen,
+        receive: mpsc::Receiver<Message>,
+        mut progress: impl FnMut(ByteLen, ByteLen),
+    ) -> Result<Populated, PopulateError> {
+        let mut done = 0;
+        let mut failure = None;
+        for message in receive {
+            match message {
+                Message::Arrived(_) => {}
+                Message::Done { bytes } => {
+                    done += bytes;
+                    progress(ByteLen::new(done), of);
+                }
+                Message::Failed(chunk) => failure = failure.or(Some(chunk)),
+            }
+        }
+        let done = ByteLen::new(done);
+        match failure {
+            Some(failure) => Err(failure.into_error(done)),
+            None if done == of => Ok(Populated::Whole { bytes: done }),
+            // Relaxed, as above. A late cancel still counts as one.
+            None if self.is_late() && !self.cancel.load(Ordering::Relaxed) => {
+                Ok(Populated::Expired { done, of })
+            }
+            // Chunks are taken in ascending order and each one taken was finished, so what is
+            // present is the first part of the range.
+            None => Ok(Populated::Cancelled { done, of }),
         }
     }
 }
@@ -438,11 +470,11 @@ fn ask(start: NonNull<u8>, len: usize, advice: Advice) -> Result<(), Errno> {
 /// [`PopulateError`] names what was exhausted; its offsets count from the start of `bytes`.
 pub fn populate_slice(bytes: &mut [u8]) -> Result<(), PopulateError> {
     let len = bytes.len();
-    let page = usize::try_from(probe::page_size().bytes()).unwrap_or(4096);
+    let page = usize::try_from(kernel::page_size().bytes()).unwrap_or(4096);
     let Some(first) = bytes.first_mut() else {
         return Err(RangeError::Empty { start: 0, end: 0 }.into());
     };
-    if !probe::madvise_populate_is_known() {
+    if !kernel::madvise_populate_is_known() {
         // The first byte of the slice, then the first of each page behind it.
         let skipped = (&raw const *first).addr() % page;
         let starts = core::iter::once(0).chain((page - skipped..len).step_by(page));
@@ -505,7 +537,7 @@ mod tests {
 
     #[test]
     fn touching_makes_present_what_populating_does() {
-        let page = probe::page_size().bytes();
+        let page = kernel::page_size().bytes();
         let mapping = Mapping::anonymous(ByteLen::new(64 * page), Anonymous::default()).unwrap();
         mapping.write_at(9 * page, b"kept").unwrap();
         let part = mapping.widen(&(8 * page..24 * page)).unwrap();

@@ -18,12 +18,11 @@ use std::os::unix::fs::FileExt;
 
 use uzone_pages::ByteLen;
 
+use crate::kernel;
 use crate::mapping::Mapping;
-use crate::options::RangeError;
 use crate::pagemap_scan::{
-    self, HUGE, PAGEMAP, PRESENT, Request, SWAPPED, ZERO_PAGE, open_pagemap,
+    self, HUGE, PAGEMAP, PRESENT, Request, ResidentError, SWAPPED, ZERO_PAGE, open_pagemap,
 };
-use crate::probe;
 use crate::root::{SysError, kib_field};
 
 const SMAPS: &str = "/proc/self/smaps";
@@ -34,29 +33,6 @@ const ENTRY_SWAPPED: u64 = 1 << 62;
 
 /// How many bytes of the procfs pagemap are read at once.
 const ENTRIES: usize = 64 << 10;
-
-/// Memory whose presence could not be read from the kernel.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ResidentError {
-    /// The range is not inside the mapping.
-    #[error(transparent)]
-    Range(#[from] RangeError),
-    /// A file of `/proc` could not be read.
-    #[error(transparent)]
-    Sys(#[from] SysError),
-    /// The scan failed.
-    #[error("cannot scan the page tables for bytes {start:#x} to {end:#x}: {cause}")]
-    Scan {
-        /// Where the range starts.
-        start: u64,
-        /// Where it ends.
-        end: u64,
-        /// What the kernel answered.
-        #[source]
-        cause: io::Error,
-    },
-}
 
 /// Which pages are counted: those with all properties of the one, and with any of the other if
 /// that names some. The zero page is never counted.
@@ -80,7 +56,7 @@ fn scan(pagemap: &File, start: u64, end: u64, wanted: Wanted) -> rustix::io::Res
 /// Returns whether this kernel has the scan, by scanning nothing but one page of our own.
 pub(crate) fn scan_is_known() -> Result<bool, SysError> {
     let pagemap = open_pagemap()?;
-    let page = probe::page_size().bytes();
+    let page = kernel::page_size().bytes();
     let here = (&raw const pagemap).addr() as u64 & !(page - 1);
     scan(&pagemap, here, here + page, Wanted { all: PRESENT, any: 0 })
         .map(|found| found.is_some())
@@ -188,7 +164,7 @@ impl Mapping {
         {
             return Ok(ByteLen::new(bytes));
         }
-        let page = probe::page_size().bytes();
+        let page = kernel::page_size().bytes();
         let counted =
             count_entries(&pagemap, start / page, (end - start) / page, entries).map_err(failed)?;
         Ok(ByteLen::new(counted * page))
@@ -270,7 +246,7 @@ mod tests {
 
     #[test]
     fn every_way_to_count_gives_the_same_number() {
-        let page = probe::page_size().bytes();
+        let page = kernel::page_size().bytes();
         let mapping = Mapping::anonymous(
             ByteLen::new(300 * page),
             Anonymous { huge: HugeAdvice::Never, ..Anonymous::default() },
@@ -291,7 +267,7 @@ mod tests {
 
     #[test]
     fn memory_is_untouched_until_a_byte_is_written_and_again_when_it_is_given_back() {
-        let page = probe::page_size().bytes();
+        let page = kernel::page_size().bytes();
         let how = Anonymous { huge: HugeAdvice::Never, ..Anonymous::default() };
         let mapping = Mapping::anonymous(ByteLen::new(8 * page), how).unwrap();
         assert!(mapping.is_untouched(0..8 * page).unwrap());
@@ -313,7 +289,7 @@ mod tests {
     #[test]
     fn more_runs_than_the_buffer_holds_are_all_counted() {
         use crate::pagemap_scan::RUNS;
-        let page = probe::page_size().bytes();
+        let page = kernel::page_size().bytes();
         let pages = 2 * RUNS as u64 * 2 + 6;
         let mapping = Mapping::anonymous(
             ByteLen::new(pages * page),

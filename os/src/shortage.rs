@@ -28,7 +28,7 @@ pub enum MapError {
         len_bytes: u64,
     },
     /// An alignment that is no power of two.
-    #[error("a mapping cannot start at a multiple of {align_bytes} bytes: an alignment is a power of two of at most {max}", max = crate::create::MAX_ALIGN)]
+    #[error("a mapping cannot start at a multiple of {align_bytes} bytes: an alignment is a power of two of at most {max}", max = crate::options::MAX_ALIGN)]
     BadAlign {
         /// What was asked for.
         align_bytes: u64,
@@ -65,7 +65,7 @@ pub enum MapError {
     NotOpenFor {
         /// What the mapping should have allowed.
         access: Access,
-        /// Who should have seen its writes.
+        /// Whether its writes should have reached the file.
         sharing: Sharing,
         /// What the kernel answered.
         #[source]

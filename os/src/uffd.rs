@@ -13,185 +13,42 @@
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let Ok(uffd) = Uffd::open(Features::NONE, Features::POISON, KernelFaults::IfAllowed) else {
 //!     return Ok(()); // not on this host
-//! }; let page = ByteLen::new(probe::page_size().bytes()); let memory = Mapping::anonymous(page,
-//! Anonymous::default())?; let memory = Registered::new(Arc::new(uffd), memory, Modes::MISSING)?; let bytes
-//! = vec![7; page.to_usize()?]; // No thread waits yet: a page can be installed before its first fault.
-//! assert_eq!(memory.copy(0, &bytes, Install::default())?, Answered::All); let mut first = [0];
-//! memory.mapping().read_at(0, &mut first)?; assert_eq!(first, [7]);
+//! };
+//! let page = ByteLen::new(probe::page_size().bytes());
+//! let memory = Mapping::anonymous(page, Anonymous::default())?;
+//! let memory = Registered::new(Arc::new(uffd), memory, Modes::MISSING)?;
+//! let bytes = vec![7; page.to_usize()?];
+//! // No thread waits yet: a page can be installed before its first fault.
+//! assert_eq!(memory.copy(0, &bytes, Install::default())?, Answered::All);
+//! let mut first = [0];
+//! memory.mapping().read_at(0, &mut first)?;
+//! assert_eq!(first, [7]);
 //! # Ok(())
 //! # }
 //! ```
+//!
 //! [`Uffd::open`] negotiates the features, and its error names the missing ones.
 //! Source: userfaultfd(2), ioctl_userfaultfd(2), "Userfaultfd" in the Linux administrator's guide.
 
 pub(crate) mod abi;
+mod answer;
+mod descriptor;
 mod event;
 mod event_set;
 mod features;
 pub(crate) mod open;
-mod registered;
+pub(crate) mod probe;
+pub(crate) mod registered;
 mod remote;
 mod reply;
 mod wait;
 
-use std::fmt;
-use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-
-use crate::errno;
-use crate::probe::{self, ProbeError};
-
+pub use answer::{AnswerError, Install};
+pub use descriptor::{KernelFaults, OpenError, Uffd};
 pub use event::{Event, EventBuffer, FaultKind, PageFault};
 pub use event_set::{EventSet, ReadyKeys};
 pub use features::Features;
-pub use registered::{
-    AnswerError, Calls, Install, Modes, RegisterError, Registered, UnregisterError,
-};
+pub use registered::{Calls, Modes, RegisterError, Registered, UnregisterError};
 pub use remote::{NotUffd, Remote};
 pub use reply::{Answered, Refusal, UffdCall};
 pub use wait::{Doorbell, Ready, wait};
-
-/// Whether faults of the kernel have to be reported, as of a system call that is given a missing page.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum KernelFaults {
-    /// They have to be, or there is no userfaultfd. That takes a privilege or the device.
-    Required,
-    /// They are reported if this process may have that.
-    IfAllowed,
-    /// They are not: such a system call fails with `EFAULT`.
-    Never,
-}
-
-/// Why there is no userfaultfd.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum OpenError {
-    /// What the kernel offers is not known, or it offers none.
-    #[error(transparent)]
-    Probe(#[from] ProbeError),
-    /// Features that are required are not there.
-    #[error("this kernel's userfaultfd lacks {missing}: {} has it", Since(*missing))]
-    Missing {
-        /// Which.
-        missing: Features,
-    },
-    /// There is none for faults of the kernel.
-    #[error(
-        "no userfaultfd for faults of the kernel: run as root, give access to {device}, or set vm.unprivileged_userfaultfd to 1",
-        device = open::DEVICE
-    )]
-    NotForKernel {
-        /// What the kernel answered.
-        #[source]
-        cause: io::Error,
-    },
-    /// There is none at all.
-    #[error(
-        "no userfaultfd: a seccomp profile, as containers have, may forbid it; see `uzone doctor`"
-    )]
-    None {
-        /// What the kernel answered.
-        #[source]
-        cause: io::Error,
-    },
-    /// The kernel refused the features although it offers them.
-    #[error("the kernel refused a userfaultfd with {features}: EVENT_FORK takes CAP_SYS_PTRACE")]
-    Handshake {
-        /// What was asked for.
-        features: Features,
-        /// What it answered.
-        #[source]
-        cause: io::Error,
-    },
-}
-
-/// The kernel that has some features, for people.
-struct Since(Features);
-
-impl fmt::Display for Since {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0.since() {
-            Some((major, minor)) => write!(f, "Linux {major}.{minor} or newer"),
-            None => f.write_str("a newer kernel"),
-        }
-    }
-}
-
-/// A userfaultfd for memory of this process.
-#[derive(Debug)]
-pub struct Uffd {
-    fd: OwnedFd,
-    features: Features,
-    sees_kernel_faults: bool,
-}
-
-impl Uffd {
-    /// Makes a userfaultfd with all of `required` and as many of `optional` as there are.
-    ///
-    /// # Errors
-    /// [`OpenError`] names what is missing: the features, or the permission.
-    pub fn open(
-        required: Features,
-        optional: Features,
-        kernel_faults: KernelFaults,
-    ) -> Result<Self, OpenError> {
-        // A descriptor that was asked what there is cannot be asked for it any more.
-        let offered = probe::uffd_features()?.features();
-        let missing = required.without(offered);
-        if !missing.is_empty() {
-            return Err(OpenError::Missing { missing });
-        }
-        let (fd, sees_kernel_faults) = match kernel_faults {
-            KernelFaults::Never => (open::user_mode_only(), false),
-            KernelFaults::Required => {
-                let fd = open::full();
-                (Ok(fd.map_err(|cause| OpenError::NotForKernel { cause: cause.into() })?), true)
-            }
-            KernelFaults::IfAllowed => match open::full() {
-                Ok(fd) => (Ok(fd), true),
-                Err(_) => (open::user_mode_only(), false),
-            },
-        };
-        let fd = fd.map_err(|cause| OpenError::None { cause: cause.into() })?;
-        let mut features = required.with(Features::from_bits(optional.bits() & offered.bits()));
-        let mut answer = abi::handshake(fd.as_fd(), features.bits());
-        let fork = Features::EVENT_FORK;
-        if answer.is_err_and(errno::is_unprivileged) && !required.contains(fork) {
-            // A refused handshake leaves the descriptor as it was.
-            features = features.without(fork);
-            answer = abi::handshake(fd.as_fd(), features.bits());
-        }
-        match answer {
-            Ok(_) => Ok(Self { fd, features, sees_kernel_faults }),
-            Err(cause) => Err(OpenError::Handshake { features, cause: cause.into() }),
-        }
-    }
-
-    /// Returns the features that it has, of those that were asked for.
-    #[must_use]
-    pub fn features(&self) -> Features {
-        self.features
-    }
-
-    /// Returns whether faults of the kernel are reported, as of a system call that is given a missing page;
-    /// otherwise such a call fails with `EFAULT`.
-    #[must_use]
-    pub fn sees_kernel_faults(&self) -> bool {
-        self.sees_kernel_faults
-    }
-
-    /// Reads pending events into `buffer`, as many as there is room for. Returns how many there
-    /// are; none means that nothing was pending.
-    ///
-    /// # Errors
-    /// The error of read(2).
-    pub fn read(&self, buffer: &mut EventBuffer) -> io::Result<usize> {
-        buffer.fill(self.fd.as_fd())
-    }
-}
-
-impl AsFd for Uffd {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
-    }
-}

@@ -103,7 +103,7 @@ fn an_event_never_lands_in_the_next_watch_of_a_slot() {
     seen.assert_all();
 }
 
-/// The table without the look at who is inside: the search must find the event that lands in the next
+/// The table without the check for handlers inside: the search must find the event that lands in the next
 /// watch of the slot.
 #[test]
 #[should_panic(expected = "an event of another watch")]
@@ -246,7 +246,7 @@ impl Value {
     }
 }
 
-// SAFETY: the cell is read by who has entered and written by who ends it, which is what loom checks.
+// SAFETY: the cell is read by a guard and written by the owner that ends it, which is what loom checks.
 unsafe impl Sync for Value {}
 
 impl Drop for Value {

@@ -16,7 +16,8 @@ use std::sync::Arc;
 
 use uzone_pages::{ByteLen, FaultAround, PageSize};
 
-use crate::backing::{Backing, Memory, ZeroBacking};
+use crate::backing::hooks::{Backing, Memory};
+use crate::backing::zero::ZeroBacking;
 use crate::error::BackingError;
 use crate::window::Window;
 

@@ -21,7 +21,7 @@ use uzone_os::page_cache::{self, CachedRead};
 use uzone_os::{Access, FileWrites, Mapping, Sharing};
 use uzone_pages::ByteLen;
 
-use crate::backing::Backing;
+use crate::backing::hooks::Backing;
 use crate::error::BackingError;
 use crate::window::{Filled, Window};
 

@@ -4,7 +4,7 @@ use std::fmt;
 
 use uzone_pages::ByteLen;
 
-use crate::backing::Backing;
+use crate::backing::hooks::Backing;
 use crate::error::BackingError;
 use crate::window::Window;
 

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use uzone_os::{Mapping, Sharing};
 use uzone_pages::{ByteLen, FaultAround};
 
-use crate::backing::{Backing, Memory};
+use crate::backing::hooks::{Backing, Memory};
 use crate::error::{BackingError, MapError};
 use crate::window::{Filled, Window};
 

@@ -2,7 +2,7 @@
 
 use uzone_pages::{ByteLen, FaultAround};
 
-use crate::backing::Backing;
+use crate::backing::hooks::Backing;
 use crate::error::BackingError;
 use crate::window::Window;
 

@@ -1,18 +1,14 @@
 //! Pages that have an owner: produced however long that takes, installed, or given up.
 
-use std::ops::Range;
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
-use uzone_os::uffd::Answered;
 use uzone_pages::Content;
 
 use super::{Core, ReaderState};
-use crate::bad_pages::{Marked, PageTable};
 use crate::error::{BackingError, Failure, caught, chain, discard};
-use crate::kernel::Fill;
 use crate::record::{FaultOutcome, FaultRecord};
-use crate::staged::{Staged, StagingFiller};
+use crate::staged::{LEFT_OUT, Staged, StagingFiller};
 use crate::stats::Counters;
 use crate::window::{Filled, Window};
 
@@ -22,7 +18,6 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(1);
 
 const PANICKED: &str = "the backing panicked";
-pub(crate) const LEFT_OUT: &str = "the backing left the page out";
 
 /// What came of an attempt to produce a page.
 #[derive(Debug)]
@@ -50,7 +45,7 @@ impl Core {
                     break BackingError::Other("the kernel put the page off for too long".into());
                 }
                 Produced::Deferred => {
-                    Counters::add(&self.counters.deferred, 1);
+                    Counters::add(&self.pages.counters.deferred, 1);
                     std::thread::sleep(PAUSE);
                 }
             }
@@ -62,7 +57,7 @@ impl Core {
 
     /// Tries once to produce a page that the caller owns.
     pub(crate) fn try_produce(&self, page: u64, state: &mut ReaderState) -> Produced {
-        let mut window = Window::owned(self, page, &mut state.staging);
+        let mut window = Window::owned(&self.pages, page, &mut state.staging);
         let answer = caught(|| self.backing.fault(&mut window));
         let progress = window.state;
         let result = match answer {
@@ -101,41 +96,23 @@ impl Core {
         let again = || {
             // The reader does not wait, because the kernel waits for it to read: a thread that touches the
             // page faults again, and the page is marked then.
-            let asks = !self.policy.removed_is_zero && Instant::now() < give_up;
+            let asks = !self.pages.policy.removed_is_zero && Instant::now() < give_up;
             if asks {
                 std::thread::sleep(PAUSE);
             }
             asks
         };
-        if self.bad_pages.make(page, self, again) {
-            Counters::add(&self.counters.poisoned, 1);
+        if self.pages.bad_pages.make(page, &self.pages, again) {
+            Counters::add(&self.pages.counters.poisoned, 1);
         }
-        self.kernel.wake(range);
-    }
-
-    /// Notes that the kernel has a page that the caller owned. Returns whether the page is good.
-    pub(crate) fn note_owned_filled(&self, page: u64, is_placed: bool) -> bool {
-        self.bad_pages.note_filled(page, is_placed, self)
-    }
-
-    /// Notes that the kernel has pages that the caller did not own. One that went bad meanwhile is good, if
-    /// it was installed: a copy replaces a mark.
-    pub(crate) fn note_filled(&self, pages: Range<u64>, is_placed: bool) {
-        if self.contents.set_present(pages.clone()) || !is_placed {
-            return;
-        }
-        for page in pages {
-            if self.contents.get(page) == Content::Poisoned {
-                let _ = self.bad_pages.note_filled(page, is_placed, self);
-            }
-        }
+        self.pages.kernel.wake(range);
     }
 
     /// Produces a page that the caller owns, however long it takes, for the thread that puts it in
     /// place.
     pub(crate) fn stage(&self, page: u64, state: &mut ReaderState) -> Staged {
         let notes = StagingFiller::default();
-        let mut window = Window::noted(self, page, &notes, &mut state.staging);
+        let mut window = Window::noted(&self.pages, page, &notes, &mut state.staging);
         let failure = match caught(|| self.backing.fault(&mut window)) {
             Some(Ok(())) => None,
             Some(Err(error)) => Some(error),
@@ -147,12 +124,12 @@ impl Core {
     /// Installs a page that an I/O thread produced for this one, if it is still wanted. Returns what the
     /// kernel deferred.
     pub(crate) fn install(&self, page: u64, staged: Staged) -> Option<Staged> {
-        if self.contents.get(page) != Content::Filling {
+        if self.pages.contents.get(page) != Content::Filling {
             // It was removed or given up meanwhile, and its waiters were woken.
             return None;
         }
         let range = self.bytes(page..page + 1);
-        let mut window = Window::owned(self, page, &mut []);
+        let mut window = Window::owned(&self.pages, page, &mut []);
         let mut now = &staged;
         let answer = loop {
             match now {
@@ -173,10 +150,10 @@ impl Core {
         let progress = window.state;
         let mut outcome = FaultOutcome::Failed;
         if progress.wanted_is_done {
-            Counters::add(&self.counters.demand, 1);
+            Counters::add(&self.pages.counters.demand, 1);
             outcome = FaultOutcome::Produced;
         } else if progress.deferred {
-            Counters::add(&self.counters.deferred, 1);
+            Counters::add(&self.pages.counters.deferred, 1);
             return Some(staged);
         } else if progress.gone {
             self.release(page);
@@ -211,14 +188,14 @@ impl Core {
     /// Makes a page a bad one whose producer failed, or takes too long.
     pub(crate) fn give_up(&self, page: u64) {
         self.finish(page, FaultOutcome::Failed);
-        if self.contents.get(page) == Content::Filling {
+        if self.pages.contents.get(page) == Content::Filling {
             self.poison(page);
         }
     }
 
     /// Gives up a page that its backing did not produce within `after`.
     pub(crate) fn time_out(&self, page: u64, after: Duration) {
-        if self.contents.get(page) == Content::Filling {
+        if self.pages.contents.get(page) == Content::Filling {
             let text = format!("the backing did not produce the page within {after:?}");
             self.note_failure(page, &BackingError::Other(text.into()));
         }
@@ -227,32 +204,6 @@ impl Core {
 
     /// Gives up a page that the caller owns and could not queue.
     pub(crate) fn release(&self, page: u64) {
-        let _ = self.contents.advance(page, Content::Filling, Content::Absent);
-    }
-}
-
-impl PageTable for Core {
-    fn content(&self, page: u64) -> Content {
-        self.contents.get(page)
-    }
-
-    fn poison_word(&self, page: u64) -> bool {
-        self.contents.poison(page)
-    }
-
-    fn unpoison_word(&self, page: u64) {
-        self.contents.unpoison(page);
-    }
-
-    fn set_present(&self, page: u64) -> bool {
-        self.contents.advance(page, Content::Filling, Content::Present)
-    }
-
-    fn mark(&self, page: u64) -> Marked {
-        match self.kernel.install(self.bytes(page..page + 1), Fill::Poison) {
-            Ok(Answered::Present) => Marked::Exists,
-            Ok(Answered::All | Answered::NotRegistered | Answered::Gone) | Err(_) => Marked::Yes,
-            Ok(_) => Marked::Later,
-        }
+        let _ = self.pages.contents.advance(page, Content::Filling, Content::Absent);
     }
 }

@@ -30,7 +30,8 @@ use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::io;
 use std::sync::{Mutex, PoisonError};
 
-use super::{BusError, BusKind, TABLE};
+use super::error::{BusError, BusKind};
+use super::state::{IS_INSTALLED, TABLE, is_installed};
 
 /// What [`install`] found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -67,15 +68,8 @@ struct Previous {
 /// handler may look at it at any time; there is one for each time that ours was set.
 static PREVIOUS: AtomicPtr<Previous> = AtomicPtr::new(ptr::null_mut());
 
-/// Whether the handler was ever installed. Relaxed is enough: it publishes nothing else.
-static IS_INSTALLED: AtomicBool = AtomicBool::new(false);
-
 /// Held over an installation, and never by the handler.
 static INSTALLING: Mutex<()> = Mutex::new(());
-
-pub(crate) fn is_installed() -> bool {
-    IS_INSTALLED.load(Ordering::Relaxed)
-}
 
 /// Installs the handler for the whole process, for good. Calling it again does no harm.
 ///
@@ -116,7 +110,7 @@ pub fn install() -> Result<Installed, InstallError> {
 
 fn remember(action: libc::sigaction) {
     let previous = Box::leak(Box::new(Previous { action, is_spent: AtomicBool::new(false) }));
-    // Release pairs with the Acquire of `pass_on`: who has the pointer sees what is behind it.
+    // Release pairs with the Acquire of `pass_on`: a thread that has the pointer sees what is behind it.
     PREVIOUS.store(previous, Ordering::Release);
 }
 
@@ -216,7 +210,7 @@ fn error_of(info: *mut libc::siginfo_t) -> Option<BusError> {
 /// Makes a guarded copy return an error, if it is one that the thread is in.
 #[cfg(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer)))]
 fn recover(context: *mut c_void, error: BusError) -> bool {
-    let super::Extent { first, last } = error.extent();
+    let super::table::Extent { first, last } = error.extent();
     let registers = registers_of(context);
     // SAFETY: `&mut *` wants 23 aligned and initialised registers that nothing else refers to.
     // 1. There: the kernel hands a handler with `SA_SIGINFO` the context of the interrupted thread,

@@ -5,8 +5,7 @@
 //! of this file. So nothing here locks, allocates or frees: slots and rings are there from the
 //! start and for good, and a handler can never look at memory that is gone. What is left to settle
 //! is that an event of one watch never lands in the ring of the next one that has its slot.
-//!
-//! # A slot and who is inside
+//! # A slot and the handlers inside
 //!
 //! ```text
 //!    63      62     61                                        0
@@ -20,7 +19,7 @@
 //! | free | 0 | 0 | leaves |
 //! | being set up | 1 | 0 | leaves |
 //! | watched | 1 | 1 | looks at the range again, and pushes |
-//! | let go | 0 | 0 | leaves; who entered before may still push |
+//! | let go | 0 | 0 | leaves; a handler that entered before may still push |
 //!
 //! A handler counts itself in, and the same step tells it whether the slot is active. A slot is taken by
 //! exchanging a state of *zero*: not taken, not active and no handler inside. So between the step with
@@ -29,10 +28,10 @@
 //! longer read, and the next owner of the slot empties it first. Letting go never waits: a handler that is
 //! stopped inside (by a debugger, say) keeps one slot from being used again, and that is all.
 //!
-//! The range is looked at before a handler enters, too, so that it enters hardly any slot for
-//! nothing. That first look may see halves of two ranges. It may then miss a slot only if that was
-//! being set up or let go at the same time, where missing it is one of the two right answers: who
-//! faults after `take` returned, in the order of the program, sees what it wrote.
+//! The range is looked at before a handler enters, too, so that it enters hardly any slot for nothing. That
+//! first look may see halves of two ranges. It may then miss a slot only if that was being set up or let go
+//! at the same time, where missing it is one of the two right answers: a thread that faults after `take`
+//! returned, in the order of the program, sees what it wrote.
 //!
 //! A process that forks while another thread is inside leaves that slot's count in the child, where
 //! the slot is not used again.
@@ -159,7 +158,7 @@ impl<const SLOTS: usize, const EVENTS: usize> Table<SLOTS, EVENTS> {
         slot.first.store(extent.first, Ordering::Relaxed);
         slot.last.store(extent.last, Ordering::Relaxed);
         self.used.fetch_max(index as u64 + 1, Ordering::Relaxed);
-        // Release pairs with the Acquire of `enter`: who sees the slot active sees its range and
+        // Release pairs with the Acquire of `enter`: a handler that sees the slot active sees its range and
         // an empty ring.
         slot.state.fetch_or(ACTIVE, Ordering::Release);
     }

@@ -193,7 +193,7 @@ extern "sysv64" fn copy_stores(data: *const c_void) {
 /// # Panics
 /// If the way is not available; nothing is written then.
 pub(crate) fn zero_words(way: CopyMethod, dst: &[AtomicU64]) -> Result<(), Fault> {
-    if !crate::bus::handler::is_installed() {
+    if !crate::bus::state::is_installed() {
         uzone_stream::zero_words(way, dst);
         return Ok(());
     }
@@ -220,7 +220,7 @@ pub(crate) fn copy_words(
     dst: &[AtomicU64],
     src: &[AtomicU64],
 ) -> Result<(), Fault> {
-    if !crate::bus::handler::is_installed() {
+    if !crate::bus::state::is_installed() {
         uzone_stream::copy_words(way, dst, src);
         return Ok(());
     }

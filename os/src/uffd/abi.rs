@@ -150,14 +150,14 @@ pub(crate) unsafe fn register(
     Ok(value.ioctls)
 }
 
-/// Stops telling of faults, and wakes who waits: missing pages are the kernel's again.
+/// Stops reporting faults, and wakes the waiting threads: the kernel fills missing pages again.
 pub(crate) fn unregister(fd: BorrowedFd<'_>, start: u64, len: u64) -> Result<(), Errno> {
     let mut value = Addresses { start, len };
     // SAFETY: `UNREGISTER` is on an `Addresses`; it changes no byte that anybody has seen.
     unsafe { call::<UNREGISTER, _>(fd, &mut value) }
 }
 
-/// Wakes who waits for pages of the range; they look again.
+/// Wakes the threads that wait for pages of the range; they retry.
 pub(crate) fn wake(fd: BorrowedFd<'_>, start: u64, len: u64) -> Result<(), Errno> {
     let mut value = Addresses { start, len };
     // SAFETY: `WAKE` is on an `Addresses`; it changes no memory.

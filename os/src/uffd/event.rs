@@ -4,11 +4,9 @@
 //! The kernel gives pending faults out before other events, so a fault can be read before a removal that is
 //! older than it. A server that must not show removed pages reads until
 //! [`Uffd::read`](crate::uffd::Uffd::read) returns that nothing is pending, applies the removals, and only
-//! then answers.
-//!
-//! Who reads the events of its own process allocates nothing until it has answered: a thread that
-//! forks or gives memory back may hold the allocator's locks while it waits for its event to be
-//! read.
+//! then answers. A thread that reads the events of its own process allocates nothing until it has answered:
+//! a thread that forks or gives memory back may hold the allocator's locks while it waits for its event to
+//! be read.
 //!
 //! Unsafe: an event of a fork brings a new descriptor, of which an owner is made.
 //! Source: ioctl_userfaultfd(2), `struct uffd_msg`.

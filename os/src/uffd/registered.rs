@@ -22,8 +22,10 @@ use uzone_pages::ByteLen;
 use crate::exclusive::Exclusive;
 use crate::mapping::Mapping;
 use crate::options::{RangeError, Vaddr};
-use crate::uffd::reply::{self, Answered, Refusal, UffdCall};
-use crate::uffd::{Uffd, abi};
+use crate::uffd::abi;
+use crate::uffd::answer::{AnswerError, Install, answered, counted, source_address};
+use crate::uffd::descriptor::Uffd;
+use crate::uffd::reply::{Answered, UffdCall};
 
 /// Which faults of a range are reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
@@ -74,34 +76,6 @@ impl fmt::Display for Modes {
     }
 }
 
-/// How pages are installed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Install {
-    /// Whether the threads that wait for the pages are woken; otherwise call [`Registered::wake`].
-    pub wake: bool,
-    /// Whether the first write to the pages is reported, where that was registered.
-    pub write_protect: bool,
-}
-
-impl Default for Install {
-    fn default() -> Self {
-        Self { wake: true, write_protect: false }
-    }
-}
-
-impl Install {
-    pub(crate) const fn bits(self) -> u64 {
-        let mut bits = 0;
-        if !self.wake {
-            bits |= abi::DONTWAKE;
-        }
-        if self.write_protect {
-            bits |= abi::INSTALL_WP;
-        }
-        bits
-    }
-}
-
 /// The bits of the ioctls that a range takes, by what came back when it was registered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Calls(u64);
@@ -139,64 +113,6 @@ pub struct RegisterError {
     pub cause: io::Error,
 }
 
-/// An answer that failed.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum AnswerError {
-    /// The range is not inside the mapping, or cuts a page.
-    #[error(transparent)]
-    Range(#[from] RangeError),
-    /// The kernel refused.
-    #[error("UFFDIO_{} of {len_bytes} bytes at {start} was refused: {}", call.name(), refusal.fix())]
-    Refused {
-        /// Which answer.
-        call: UffdCall,
-        /// Where it starts.
-        start: Vaddr,
-        /// How long it is.
-        len_bytes: u64,
-        /// Why.
-        refusal: Refusal,
-        /// What the kernel answered.
-        #[source]
-        cause: io::Error,
-    },
-}
-
-/// Decodes a reply, and keeps what the call was given if it failed.
-pub(crate) fn answered(
-    call: UffdCall,
-    start: u64,
-    len_bytes: u64,
-    (result, count): (Result<(), Errno>, Option<i64>),
-) -> Result<Answered, AnswerError> {
-    reply::decode(call, result, count, len_bytes).map_err(|refusal| AnswerError::Refused {
-        call,
-        start: Vaddr::new(start),
-        len_bytes,
-        refusal,
-        // A reply that contradicts itself may have no errno.
-        cause: result.err().map_or_else(|| io::ErrorKind::InvalidData.into(), Into::into),
-    })
-}
-
-/// Returns where `len` bytes of a mapping are, from its byte `offset` on.
-pub(crate) fn source_address(source: &Mapping, offset: u64, len: u64) -> Result<u64, RangeError> {
-    let len_bytes = source.mapped_len() as u64;
-    let end = offset.saturating_add(len);
-    if end > len_bytes {
-        return Err(RangeError::Beyond { start: offset, end, len_bytes });
-    }
-    Ok(source.addr().get() as u64 + offset)
-}
-
-/// Makes a pair of a result and a field one with an optional field.
-pub(crate) fn counted(
-    (result, count): (Result<(), Errno>, i64),
-) -> (Result<(), Errno>, Option<i64>) {
-    (result, Some(count))
-}
-
 /// Memory of this process whose faults a [`Uffd`] reports.
 ///
 /// # Invariants
@@ -207,6 +123,15 @@ pub struct Registered {
     mapping: Option<Mapping>,
     modes: Modes,
     calls: Calls,
+}
+
+impl Mapping {
+    /// Takes the memory of `owner`, which stays mapped and registered until this value and all others that
+    /// have a part of it are dropped. Costs no system call.
+    #[must_use]
+    pub fn lent(owner: Arc<Registered>) -> Self {
+        Self::lent_by(owner, Registered::mapping)
+    }
 }
 
 impl Registered {

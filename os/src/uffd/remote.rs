@@ -15,12 +15,13 @@ use rustix::fs::OFlags;
 use uzone_pages::ByteLen;
 
 use crate::errno;
+use crate::kernel;
 use crate::mapping::Mapping;
 use crate::options::Vaddr;
-use crate::probe;
-use crate::uffd::registered::{AnswerError, Install, answered, counted, source_address};
+use crate::uffd::abi;
+use crate::uffd::answer::{AnswerError, Install, answered, counted, source_address};
+use crate::uffd::event::EventBuffer;
 use crate::uffd::reply::{Answered, UffdCall};
-use crate::uffd::{EventBuffer, abi};
 
 /// Where a process is probed: a little below the limits of addresses of 47 bits (x86-64, and less than
 /// those of AArch64 with 48), of 39 bits (AArch64 and RISC-V), and of 32 bits (a process of a 32-bit
@@ -67,8 +68,8 @@ impl Remote {
             Ok(link) => return Err(NotUffd { fd, what: link.display().to_string() }),
             Err(cause) => return Err(NotUffd { fd, what: format!("unknown ({cause})") }),
         }
-        // A userfaultfd that waits cannot be polled. The flag is the descriptor's, also for its
-        // maker, who needs it as well.
+        // A userfaultfd that waits cannot be polled. The flag is the descriptor's, also for its maker,
+        // which needs it as well.
         let flags = rustix::fs::fcntl_getfl(&fd)
             .and_then(|flags| rustix::fs::fcntl_setfl(&fd, flags | OFlags::NONBLOCK));
         match flags {
@@ -211,7 +212,7 @@ impl Remote {
         // The kernel looks for the process before it looks for the memory. At most the process has its
         // stack there, and the kernel refuses memory that is not registered for write-protection, so
         // nothing changes.
-        let page = probe::page_size().bytes();
+        let page = kernel::page_size().bytes();
         for limit in LIMITS {
             let start = limit - 2 * page;
             let asked = abi::write_protect(self.fd.as_fd(), start, page, 0);

@@ -141,7 +141,7 @@ fn an_answer_that_wakes_nobody_leaves_the_waiter_to_a_wake() {
         assert_eq!(memory.wake(pages(0..1)).unwrap(), Answered::All);
         assert_eq!(reader.join().unwrap(), 5);
 
-        // Who is woken without a page asks again.
+        // A thread that is woken without a page faults again.
         let reader = scope.spawn(|| byte_at(&memory, 1));
         let first = next_fault(memory.uffd());
         assert_eq!(memory.wake(pages(0..2)).unwrap(), Answered::All);
@@ -449,7 +449,10 @@ fn a_wrong_use_is_refused_with_what_it_was_given() {
     let mapping = Mapping::file(file, 0, len, Access::ReadWrite, Sharing::Shared).unwrap();
     match Registered::new(uffd.clone(), mapping, Modes::MISSING) {
         Err(error) => {
-            assert!(error.to_string().contains("cannot tell of missing faults"), "{error}");
+            assert!(
+                error.to_string().contains("cannot be registered for missing faults"),
+                "{error}"
+            );
             assert_eq!(error.mapping.len(), len);
         }
         // The directory for temporary files may be of memory, and then it works.
@@ -457,7 +460,7 @@ fn a_wrong_use_is_refused_with_what_it_was_given() {
     }
     // No mode at all.
     let error = Registered::new(uffd.clone(), anonymous(1), Modes::default()).unwrap_err();
-    assert!(error.to_string().contains("cannot tell of no faults"), "{error}");
+    assert!(error.to_string().contains("cannot be registered for no faults"), "{error}");
 
     let memory = Registered::new(uffd.clone(), anonymous(4), Modes::MISSING).unwrap();
     let how = Install::default();

@@ -9,9 +9,10 @@ use uzone_pages::{Advice, Content, FaultPattern, PageCount, Touch};
 
 use super::*;
 use crate::backing::FunctionBacking;
-use crate::core::{Core, Policy, ReaderState};
+use crate::core::{Core, ReaderState};
 use crate::kernel::{Fill, Kernel};
 use crate::page_states::PageStates;
+use crate::pages::Policy;
 use crate::record::Recorder;
 
 const PAGE: u64 = 4096;
@@ -260,7 +261,7 @@ fn a_part_reaches_no_page_of_its_neighbours_also_when_it_panics() {
         Recorder::new(0),
     );
     let mut state = ReaderState::new(4096);
-    // What was put in place before the panic counts.
+    // What was installed before the panic counts.
     assert_eq!(core.map_ready(0..4, &mut state), 2);
     assert_eq!(core.fault(1, Touch::Read, &mut state), crate::core::Outcome::Answered);
     assert_eq!(kernel.0.lock().unwrap().get(&1), Some(&0x0707_0707_0707_0707));

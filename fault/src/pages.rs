@@ -1,0 +1,114 @@
+//! The pages of one mapping, as a window fills them: [`Pages`], their states and the kernel that installs
+//! them.
+
+use std::ops::Range;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+
+use uzone_os::uffd::Answered;
+use uzone_pages::{Content, PageSize};
+
+use crate::bad_pages::{BadPages, Marked, PageTable};
+use crate::kernel::{Fill, Kernel};
+use crate::page_states::PageStates;
+use crate::stats::Counters;
+
+/// What differs between memories.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Policy {
+    /// Whether the kernel has no zero page for this memory.
+    pub(crate) zeroes_by_copy: bool,
+    /// Whether a removed page is zero from then on, because the user of the memory gave it back; otherwise
+    /// it was evicted here and is produced anew. If so, one thread installs all pages: the one that reads
+    /// the removals.
+    pub(crate) removed_is_zero: bool,
+    /// Whether writes are tracked, so that a page which was given back can come again with other
+    /// bytes: those that were written back.
+    pub(crate) is_tracked: bool,
+}
+
+/// The pages of one mapping.
+pub(crate) struct Pages {
+    pub(crate) kernel: Arc<dyn Kernel>,
+    pub(crate) contents: PageStates,
+    pub(crate) page: PageSize,
+    pub(crate) policy: Policy,
+    pub(crate) counters: Counters,
+    pub(crate) bad_pages: BadPages,
+    // How often tracked pages were given back. Locked shared while the kernel installs pages without an
+    // owner, and exclusively for the count.
+    pub(crate) evictions: RwLock<u64>,
+}
+
+impl Pages {
+    pub(crate) fn new(
+        kernel: Arc<dyn Kernel>,
+        contents: PageStates,
+        page: PageSize,
+        policy: Policy,
+    ) -> Self {
+        let (counters, bad_pages) = (Counters::default(), BadPages::default());
+        Self { kernel, contents, page, policy, counters, bad_pages, evictions: RwLock::default() }
+    }
+
+    pub(crate) fn bytes(&self, pages: Range<u64>) -> Range<u64> {
+        pages.start << self.page.shift()..pages.end << self.page.shift()
+    }
+
+    /// Returns how often tracked pages were given back, for a caller about to read bytes for pages without
+    /// an owner. `None` where a page has the same bytes at any time.
+    pub(crate) fn evictions_seen(&self) -> Option<u64> {
+        let count = || *self.evictions.read().unwrap_or_else(PoisonError::into_inner);
+        self.policy.is_tracked.then(count)
+    }
+
+    /// Returns a guard that keeps tracked pages from being given back, or `None` if some were since `seen`:
+    /// the bytes that were read for them may be old.
+    pub(crate) fn none_evicted_since(&self, seen: u64) -> Option<RwLockReadGuard<'_, u64>> {
+        let now = self.evictions.read().unwrap_or_else(PoisonError::into_inner);
+        (*now == seen).then_some(now)
+    }
+
+    /// Notes that the kernel has a page that the caller owned. Returns whether the page is good.
+    pub(crate) fn note_owned_filled(&self, page: u64, is_placed: bool) -> bool {
+        self.bad_pages.note_filled(page, is_placed, self)
+    }
+
+    /// Notes that the kernel has pages that the caller did not own. One that went bad meanwhile is good, if
+    /// it was installed: a copy replaces a mark.
+    pub(crate) fn note_filled(&self, pages: Range<u64>, is_placed: bool) {
+        if self.contents.set_present(pages.clone()) || !is_placed {
+            return;
+        }
+        for page in pages {
+            if self.contents.get(page) == Content::Poisoned {
+                let _ = self.bad_pages.note_filled(page, is_placed, self);
+            }
+        }
+    }
+}
+
+impl PageTable for Pages {
+    fn content(&self, page: u64) -> Content {
+        self.contents.get(page)
+    }
+
+    fn poison_word(&self, page: u64) -> bool {
+        self.contents.poison(page)
+    }
+
+    fn unpoison_word(&self, page: u64) {
+        self.contents.unpoison(page);
+    }
+
+    fn set_present(&self, page: u64) -> bool {
+        self.contents.advance(page, Content::Filling, Content::Present)
+    }
+
+    fn mark(&self, page: u64) -> Marked {
+        match self.kernel.install(self.bytes(page..page + 1), Fill::Poison) {
+            Ok(Answered::Present) => Marked::Exists,
+            Ok(Answered::All | Answered::NotRegistered | Answered::Gone) | Err(_) => Marked::Yes,
+            Ok(_) => Marked::Later,
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! The page size and the release of this kernel, and which advices it knows.
+//!
+//! Unsafe: an advice for no memory, to learn whether the kernel knows it.
+//! Source: uname(2), madvise(2), mmap(2).
+
+use std::sync::OnceLock;
+
+use rustix::mm::Advice;
+use uzone_pages::PageSize;
+
+/// `MADV_COLLAPSE`, Linux 6.1.
+pub(crate) const MADV_COLLAPSE: libc::c_int = 25;
+const _: () = assert!(MADV_COLLAPSE.cast_unsigned() == linux_raw_sys::general::MADV_COLLAPSE);
+
+/// Returns the kernel's release, such as `6.18.44`.
+#[must_use]
+pub fn kernel_release() -> String {
+    rustix::system::uname().release().to_string_lossy().into_owned()
+}
+
+/// Returns whether memory that is mapped with `MAP_STACK` gets no transparent huge page, as after
+/// `MADV_NOHUGEPAGE`: since Linux 6.7 (mmap(2)); before, the flag does nothing.
+pub(crate) fn stacks_are_never_huge() -> bool {
+    static ANSWER: OnceLock<bool> = OnceLock::new();
+    *ANSWER.get_or_init(|| is_at_least(&kernel_release(), (6, 7)))
+}
+
+/// Returns whether a kernel's release is `least` or later; no, if it has no such numbers.
+fn is_at_least(release: &str, least: (u32, u32)) -> bool {
+    let mut numbers = release.split(|byte: char| !byte.is_ascii_digit()).map(str::parse);
+    match (numbers.next(), numbers.next()) {
+        (Some(Ok(major)), Some(Ok(minor))) => (major, minor) >= least,
+        _ => false,
+    }
+}
+
+/// Returns the size of a host page.
+///
+/// # Panics
+/// If the kernel reports a size that no page has.
+#[must_use]
+pub fn page_size() -> PageSize {
+    static SIZE: OnceLock<PageSize> = OnceLock::new();
+    *SIZE.get_or_init(|| {
+        PageSize::try_from_bytes(rustix::param::page_size() as u64)
+            .expect("the kernel's page size is a power of two of at least 4096")
+    })
+}
+
+/// Returns whether the kernel knows an advice, by giving it for no memory.
+fn advice_is_known(advice: libc::c_int) -> bool {
+    // SAFETY: madvise(2) acts on the bytes from an address on; here they are none, so nothing is
+    // read or written. The kernel checks the advice first and answers EINVAL if it is unknown.
+    let answer = unsafe { libc::madvise(core::ptr::null_mut(), 0, advice) };
+    answer == 0
+}
+
+/// Returns whether the kernel knows `MADV_POPULATE_READ` and `MADV_POPULATE_WRITE` (Linux 5.14).
+#[must_use]
+pub fn madvise_populate_is_known() -> bool {
+    static KNOWN: OnceLock<bool> = OnceLock::new();
+    *KNOWN.get_or_init(|| {
+        // The two came together.
+        advice_is_known(Advice::LinuxPopulateWrite as libc::c_int)
+    })
+}
+
+/// Returns whether the kernel knows `MADV_COLLAPSE` (Linux 6.1, with transparent huge pages).
+#[must_use]
+pub fn madvise_collapse_is_known() -> bool {
+    advice_is_known(MADV_COLLAPSE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_release_is_compared_by_its_first_two_numbers() {
+        for (release, is_late) in [
+            ("6.7.0", true),
+            ("6.6.99", false),
+            ("6.18.44-fc-v669", true),
+            ("7.0-rc1", true),
+            ("5.15.167.4-microsoft-standard", false),
+            ("6.10", true),
+            ("10.1.2", true),
+            ("6", false),
+            ("6.x", false),
+            ("", false),
+            ("99999999999999999999.1", false),
+        ] {
+            assert_eq!(is_at_least(release, (6, 7)), is_late, "{release}");
+        }
+    }
+
+    #[test]
+    fn an_advice_that_no_kernel_has_is_not_known() {
+        assert!(!advice_is_known(9999));
+        assert!(advice_is_known(Advice::Normal as libc::c_int));
+    }
+}
