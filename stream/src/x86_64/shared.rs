@@ -181,23 +181,38 @@ pub(super) unsafe fn copy_side_by_side<L: Line>(dst: &[AtomicU64], src: *const u
     unsafe { copy_each(head, src) };
     let mut src = src.wrapping_add(size_of_val(head));
     let (pages, rest) = lines.split_at(lines.len() / PAGE_WORDS * PAGE_WORDS);
-    for group in pages.chunks(PAGES * PAGE_WORDS) {
-        for line in (0..PAGE_BYTES).step_by(LINE_BYTES) {
-            for page in (0..size_of_val(group)).step_by(PAGE_BYTES) {
-                let at = page + line;
-                let dst = &group[at / WORD_BYTES..][..LINE_WORDS];
-                // SAFETY: `copy_line` wants the features and readable bytes, which the caller
-                // promises, and an aligned line: `at` is a multiple of 64 inside of the group, and
-                // groups follow each other at such multiples.
-                unsafe { copy_line::<L>(dst, src.wrapping_add(at)) };
-            }
-        }
+    let (groups, few) = pages.as_chunks::<{ PAGES * PAGE_WORDS }>();
+    for group in groups {
+        // SAFETY: `copy_group` wants what the caller promises, and aligned lines.
+        unsafe { copy_group::<L>(group, PAGES, src) };
         src = src.wrapping_add(size_of_val(group));
     }
+    // SAFETY: as above.
+    unsafe { copy_group::<L>(few, few.len() / PAGE_WORDS, src) };
+    src = src.wrapping_add(size_of_val(few));
     // SAFETY: `copy_lines` wants what the caller promises, and aligned lines.
     unsafe { copy_lines::<L>(rest, src) };
     // SAFETY: as for `head`.
     unsafe { copy_each(tail, src.wrapping_add(size_of_val(rest))) };
+}
+
+/// Copies `pages` pages, a line of each in turn. Inlined, so that the loop over a full group has a
+/// constant length.
+///
+/// # Safety
+///
+/// As [`copy_shared`], and `group` starts at a multiple of 64 and has that many pages.
+#[inline(always)]
+unsafe fn copy_group<L: Line>(group: &[AtomicU64], pages: usize, src: *const u8) {
+    for line in (0..PAGE_BYTES).step_by(LINE_BYTES) {
+        for page in 0..pages {
+            let at = page * PAGE_BYTES + line;
+            let dst = &group[at / WORD_BYTES..][..LINE_WORDS];
+            // SAFETY: `copy_line` wants the features, readable bytes and an aligned line, which the
+            // caller promises: `at` is a multiple of 64 inside of the group.
+            unsafe { copy_line::<L>(dst, src.wrapping_add(at)) };
+        }
+    }
 }
 
 /// Cuts a plain slice into bytes before the first aligned word, words, and bytes behind.
