@@ -1,11 +1,11 @@
 //! The ways of clearing and copying much memory at once: [`CopyMethod`], [`zero_words`], [`copy_words`].
 //!
-//! A [`Path`] is a kind of streaming store; a way is the whole means: through the cache by the CPU's
-//! own loop or by the widest registers, past it, or past it with several pages under way at a time.
-//! Which is fastest depends on how much, on whether the memory was in the cache, and on who reads it
-//! next: [`StorePolicy::choose`](crate::StorePolicy::choose).
+//! A [`Path`] is a kind of streaming store; a method is through the cache by the CPU's own loop,
+//! past it, or past it with several pages under way at a time.
+//! Which is fastest depends on the length, on whether the memory was in the cache, and on when it is
+//! read next: [`StorePolicy::choose`](crate::StorePolicy::choose).
 //!
-//! Memory that somebody else may read or write meanwhile (another thread, a process that maps the
+//! Memory that another may read or write meanwhile (another thread, a process that maps the
 //! same file, a device) is a row of atomic words, and each word changes at once. The stores are
 //! instructions that the compiler does not look into, so a race is what it is for a device: old or
 //! new, word by word. Every function here drains before it returns.
@@ -24,8 +24,6 @@ use crate::path::{Path, Ready};
 pub enum CopyMethod {
     /// Through the cache, by the CPU's own loop (`REP STOS`, `REP MOVS`).
     String,
-    /// Through the cache, by the widest registers there are.
-    Wide,
     /// Past the cache, from the first line to the last.
     Streaming(Path),
     /// Past the cache, a line of each of eight pages in turn: the prefetchers that read the source
@@ -38,8 +36,7 @@ impl CopyMethod {
     pub fn all() -> impl Iterator<Item = Self> {
         let streaming =
             || Path::ALL.into_iter().filter(|path| *path != Path::Portable && path.is_available());
-        [Self::String, Self::Wide]
-            .into_iter()
+        std::iter::once(Self::String)
             .chain(streaming().map(Self::Streaming))
             .chain(streaming().map(Self::Interleaved))
     }
@@ -49,7 +46,7 @@ impl CopyMethod {
     #[must_use]
     pub fn is_cached(self) -> bool {
         match self {
-            Self::String | Self::Wide => true,
+            Self::String => true,
             Self::Streaming(path) | Self::Interleaved(path) => path == Path::Portable,
         }
     }
@@ -58,7 +55,7 @@ impl CopyMethod {
     #[must_use]
     pub fn is_available(self) -> bool {
         match self {
-            Self::String | Self::Wide => true,
+            Self::String => true,
             Self::Streaming(path) | Self::Interleaved(path) => path.is_available(),
         }
     }
@@ -68,7 +65,6 @@ impl fmt::Display for CopyMethod {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::String => f.write_str("string"),
-            Self::Wide => f.write_str("wide"),
             Self::Streaming(path) => write!(f, "{path}"),
             Self::Interleaved(path) => write!(f, "{path}, side by side"),
         }
@@ -79,7 +75,6 @@ impl fmt::Display for CopyMethod {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum ReadyWay {
     String,
-    Wide,
     Streaming(Ready),
     Interleaved(Ready),
 }
@@ -94,7 +89,6 @@ impl ReadyWay {
     fn new(way: CopyMethod) -> Self {
         match way {
             CopyMethod::String => Self::String,
-            CopyMethod::Wide => Self::Wide,
             CopyMethod::Streaming(path) => Self::Streaming(Ready::new(path)),
             CopyMethod::Interleaved(path) => Self::Interleaved(Ready::new(path)),
         }
@@ -102,7 +96,7 @@ impl ReadyWay {
 }
 
 /// Zeroes words that others may touch meanwhile. Each changes at once, the whole in any order; all of
-/// them are visible to whoever learns of the return.
+/// them are visible to every thread that learns of the return.
 ///
 /// # Panics
 ///
@@ -114,7 +108,7 @@ pub fn zero_words(way: CopyMethod, dst: &[AtomicU64]) {
 }
 
 /// Copies words that others may touch meanwhile. Each is read at once and changes at once, the whole
-/// in any order; all of them are visible to whoever learns of the return.
+/// in any order; all of them are visible to every thread that learns of the return.
 ///
 /// Where the two overlap, words may arrive that were copied a moment before.
 ///

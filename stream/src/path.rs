@@ -24,14 +24,11 @@ pub enum Path {
     Avx2,
     /// 64-byte streaming stores (`VMOVNTDQ` on a ZMM register): a whole line at once.
     Avx512,
-    /// 64-byte direct stores from memory to memory (`MOVDIR64B`).
-    Movdir64b,
 }
 
 impl Path {
     /// Every path there is, available or not, from the narrowest store to the widest.
-    pub const ALL: [Self; 6] =
-        [Self::Portable, Self::Movnti, Self::Sse2, Self::Avx2, Self::Avx512, Self::Movdir64b];
+    pub const ALL: [Self; 5] = [Self::Portable, Self::Movnti, Self::Sse2, Self::Avx2, Self::Avx512];
 
     /// Returns whether this build, CPU and operating system offer the path. The answer never
     /// changes while the process runs.
@@ -53,7 +50,6 @@ impl Path {
             Self::Sse2 => "sse2",
             Self::Avx2 => "avx2",
             Self::Avx512 => "avx512",
-            Self::Movdir64b => "movdir64b",
         }
     }
 }
@@ -164,7 +160,7 @@ mod tests {
         let error = "mmx".parse::<Path>().unwrap_err();
         assert_eq!(
             error.to_string(),
-            "no stream path is called \"mmx\"; there are portable, movnti, sse2, avx2, avx512, movdir64b"
+            "no stream path is called \"mmx\"; there are portable, movnti, sse2, avx2, avx512"
         );
     }
 

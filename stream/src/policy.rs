@@ -248,7 +248,7 @@ impl StorePolicy {
     pub fn store(&self, work: Work) -> Path {
         match self.streaming[work as usize] {
             CopyMethod::Streaming(path) | CopyMethod::Interleaved(path) => path,
-            CopyMethod::String | CopyMethod::Wide => Path::Portable,
+            CopyMethod::String => Path::Portable,
         }
     }
 
@@ -412,8 +412,7 @@ pub(crate) struct Processor {
     pub(crate) l3_bytes: usize,
 }
 
-/// The streaming stores, widest first. `MOVDIR64B` is not among them: it was slower than any vector
-/// store where it was measured.
+/// The streaming stores, widest first.
 pub(crate) const WIDEST_FIRST: [Path; 4] = [Path::Avx512, Path::Avx2, Path::Sse2, Path::Movnti];
 
 /// A row of the table.
@@ -481,7 +480,7 @@ mod tests {
     #[test]
     fn a_known_cpu_has_a_row_and_any_other_its_widest_store() {
         let all = |_| true;
-        let no_512 = |path| path != Path::Avx512 && path != Path::Movdir64b;
+        let no_512 = |path| path != Path::Avx512;
         for (cpu, has, basis, text) in [
             (
                 cpu(b"GenuineIntel", 6),

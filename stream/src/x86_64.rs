@@ -15,8 +15,8 @@
 //! choice of a path.
 //!
 //! Why this file holds `unsafe`: instructions beyond the baseline, and stores that other threads see
-//! late. The rules are kept by types: a [`Ready`] proves the CPU features, and a `&mut [u8]` that
-//! stays borrowed until the drain proves that nobody reads early.
+//! late. Types keep the rules: a [`Ready`] proves the CPU features, and a `&mut [u8]` that stays
+//! borrowed until the drain excludes early reads.
 //!
 //! Cost: a call is a match on the path, one call of a function compiled for it, and the stores.
 //! Source: AMD64 Architecture Programmer's Manual volumes 1 (section 5.6.4, streaming stores) and 3;
@@ -37,8 +37,8 @@ use self::cut::{
     copy_lines, copy_with, copy_words, fill_lines_with, fill_with, is_whole_lines, zero_lines,
     zero_with,
 };
-use self::line::{Direct, Words, Xmm, Ymm, Zmm};
-use self::shared::{Past, Through, copy_shared, copy_side_by_side, words_of, zero_shared};
+use self::line::{Words, Xmm, Ymm, Zmm};
+use self::shared::{copy_shared, copy_side_by_side, words_of, zero_shared};
 use crate::LINE_BYTES;
 use crate::copy_method::ReadyWay;
 use crate::path::{Path, Ready};
@@ -50,7 +50,6 @@ use crate::portable;
 struct Cpu {
     avx2: bool,
     avx512f: bool,
-    movdir64b: bool,
     clflushopt: bool,
     clwb: bool,
 }
@@ -61,11 +60,10 @@ fn cpu() -> &'static Cpu {
     static CPU: OnceLock<Cpu> = OnceLock::new();
     CPU.get_or_init(|| {
         let leaf_7 = if __cpuid(0).eax >= 7 { Some(__cpuid_count(7, 0)) } else { None };
-        let (ebx, ecx) = leaf_7.map_or((0, 0), |leaf| (leaf.ebx, leaf.ecx));
+        let ebx = leaf_7.map_or(0, |leaf| leaf.ebx);
         Cpu {
             avx2: is_x86_feature_detected!("avx2"),
             avx512f: is_x86_feature_detected!("avx512f"),
-            movdir64b: ecx & (1 << 28) != 0,
             clflushopt: ebx & (1 << 23) != 0,
             clwb: ebx & (1 << 24) != 0,
         }
@@ -124,7 +122,6 @@ pub(crate) fn is_available(path: Path) -> bool {
         Path::Portable | Path::Movnti | Path::Sse2 => true,
         Path::Avx2 => cpu().avx2,
         Path::Avx512 => cpu().avx512f,
-        Path::Movdir64b => cpu().movdir64b,
     }
 }
 
@@ -139,7 +136,7 @@ macro_rules! path {
             ///
             /// # Safety
             ///
-            /// The CPU has the path's features, and nobody touches `dst` before a fence.
+            /// The CPU has the path's features, and `dst` is not accessed before a fence.
             $(#[target_feature(enable = $feature)])?
             pub(super) unsafe fn copy(dst: &mut [u8], src: &[u8]) {
                 if is_whole_lines(dst) {
@@ -157,7 +154,7 @@ macro_rules! path {
             ///
             /// # Safety
             ///
-            /// The CPU has the path's features, and nobody touches `dst` before a fence.
+            /// The CPU has the path's features, and `dst` is not accessed before a fence.
             $(#[target_feature(enable = $feature)])?
             #[inline(never)]
             unsafe fn copy_any(dst: &mut [u8], src: &[u8]) {
@@ -169,7 +166,7 @@ macro_rules! path {
             ///
             /// # Safety
             ///
-            /// The CPU has the path's features, and nobody touches `dst` before a fence.
+            /// The CPU has the path's features, and `dst` is not accessed before a fence.
             $(#[target_feature(enable = $feature)])?
             pub(super) unsafe fn fill(dst: &mut [u8], pattern: &Pattern) {
                 // SAFETY: `fill_lines_with` asks for what this function asks for.
@@ -183,7 +180,7 @@ macro_rules! path {
             ///
             /// # Safety
             ///
-            /// The CPU has the path's features, and nobody touches `dst` before a fence.
+            /// The CPU has the path's features, and `dst` is not accessed before a fence.
             $(#[target_feature(enable = $feature)])?
             #[inline(never)]
             unsafe fn fill_any(dst: &mut [u8], pattern: &Pattern) {
@@ -195,7 +192,7 @@ macro_rules! path {
             ///
             /// # Safety
             ///
-            /// The CPU has the path's features, and nobody touches `dst` before a fence.
+            /// The CPU has the path's features, and `dst` is not accessed before a fence.
             $(#[target_feature(enable = $feature)])?
             pub(super) unsafe fn zero(dst: &mut [u8]) {
                 if is_whole_lines(dst) {
@@ -212,7 +209,7 @@ macro_rules! path {
             ///
             /// # Safety
             ///
-            /// The CPU has the path's features, and nobody touches `dst` before a fence.
+            /// The CPU has the path's features, and `dst` is not accessed before a fence.
             $(#[target_feature(enable = $feature)])?
             #[inline(never)]
             unsafe fn zero_any(dst: &mut [u8]) {
@@ -220,7 +217,7 @@ macro_rules! path {
                 unsafe { zero_with::<$line>(dst) };
             }
 
-            /// [`zero_shared`] on this path, past the cache.
+            /// [`zero_shared`] on this path.
             ///
             /// # Safety
             ///
@@ -228,21 +225,10 @@ macro_rules! path {
             $(#[target_feature(enable = $feature)])?
             pub(super) unsafe fn zero_past(dst: &[AtomicU64]) {
                 // SAFETY: `zero_shared` asks for what this function asks for.
-                unsafe { zero_shared::<$line, Past>(dst) };
+                unsafe { zero_shared::<$line>(dst) };
             }
 
-            /// [`zero_shared`] on this path, through the cache.
-            ///
-            /// # Safety
-            ///
-            /// The CPU has the path's features.
-            $(#[target_feature(enable = $feature)])?
-            pub(super) unsafe fn zero_through(dst: &[AtomicU64]) {
-                // SAFETY: `zero_shared` asks for what this function asks for.
-                unsafe { zero_shared::<$line, Through>(dst) };
-            }
-
-            /// [`copy_shared`] on this path, past the cache.
+            /// [`copy_shared`] on this path.
             ///
             /// # Safety
             ///
@@ -251,18 +237,7 @@ macro_rules! path {
             $(#[target_feature(enable = $feature)])?
             pub(super) unsafe fn copy_past(dst: &[AtomicU64], src: *const u8) {
                 // SAFETY: `copy_shared` asks for what this function asks for.
-                unsafe { copy_shared::<$line, Past>(dst, src) };
-            }
-
-            /// [`copy_shared`] on this path, through the cache.
-            ///
-            /// # Safety
-            ///
-            /// As `copy_past`.
-            $(#[target_feature(enable = $feature)])?
-            pub(super) unsafe fn copy_through(dst: &[AtomicU64], src: *const u8) {
-                // SAFETY: `copy_shared` asks for what this function asks for.
-                unsafe { copy_shared::<$line, Through>(dst, src) };
+                unsafe { copy_shared::<$line>(dst, src) };
             }
 
             /// [`copy_side_by_side`] on this path.
@@ -292,17 +267,8 @@ macro_rules! on_path {
             Path::Avx2 => unsafe { avx2::$name($($argument),*) },
             // SAFETY: the path proves AVX-512F; the rest is argued where this is used.
             Path::Avx512 => unsafe { avx512::$name($($argument),*) },
-            // SAFETY: the path proves MOVDIR64B; the rest is argued where this is used.
-            Path::Movdir64b => unsafe { movdir64b::$name($($argument),*) },
         }
     };
-}
-
-/// The path with the widest registers for stores through the cache.
-#[inline]
-fn widest() -> Ready {
-    let widths = [Path::Avx512, Path::Avx2];
-    Ready::new(widths.into_iter().find(|path| is_available(*path)).unwrap_or(Path::Sse2))
 }
 
 /// Zeroes words that others may touch meanwhile; the caller drains, as for [`copy`].
@@ -310,7 +276,6 @@ fn widest() -> Ready {
 pub(crate) fn zero_words(way: ReadyWay, dst: &[AtomicU64]) {
     match way {
         ReadyWay::String => shared::zero_string(dst),
-        ReadyWay::Wide => on_path!(widest(), zero_through(dst), shared::zero_string(dst)),
         ReadyWay::Streaming(path) | ReadyWay::Interleaved(path) => {
             on_path!(path, zero_past(dst), shared::zero_string(dst));
         }
@@ -326,7 +291,7 @@ pub(crate) fn zero_words(way: ReadyWay, dst: &[AtomicU64]) {
 pub(crate) fn copy_words_shared(way: ReadyWay, dst: &[AtomicU64], src: &[AtomicU64]) {
     assert!(dst.len() == src.len(), "a copy of {} words to {}", src.len(), dst.len());
     // SAFETY: `copy_from` wants as many readable bytes: `src` is that many words, compared above, and
-    // whoever changes atomic words changes them whole.
+    // atomic words change as a whole.
     unsafe { copy_from(way, dst, src.as_ptr().cast()) };
 }
 
@@ -337,20 +302,15 @@ pub(crate) fn copy_words_shared(way: ReadyWay, dst: &[AtomicU64], src: &[AtomicU
 /// `src` has as many readable bytes, which change meanwhile by whole aligned words at most.
 #[inline]
 unsafe fn copy_from(way: ReadyWay, dst: &[AtomicU64], src: *const u8) {
-    // Of every function below, the safety is what the caller of this one promises.
     match way {
-        // SAFETY: as said.
+        // SAFETY: the caller promises it.
         ReadyWay::String => unsafe { shared::copy_string(dst, src) },
-        ReadyWay::Wide => on_path!(widest(), copy_through(dst, src), {
-            // SAFETY: as said.
-            unsafe { shared::copy_string(dst, src) }
-        }),
         ReadyWay::Streaming(path) => on_path!(path, copy_past(dst, src), {
-            // SAFETY: as said.
+            // SAFETY: the caller promises it.
             unsafe { shared::copy_string(dst, src) }
         }),
         ReadyWay::Interleaved(path) => on_path!(path, copy_aside(dst, src), {
-            // SAFETY: as said.
+            // SAFETY: the caller promises it.
             unsafe { shared::copy_string(dst, src) }
         }),
     }
@@ -382,7 +342,6 @@ path!(Words, movnti);
 path!(Xmm, sse2);
 path!(Ymm, avx2, "avx2");
 path!(Zmm, avx512, "avx512f");
-path!(Direct, movdir64b);
 
 /// Copies `src` to `dst`, which are of equal length.
 ///
@@ -395,61 +354,23 @@ pub(crate) fn copy(ready: Ready, dst: &mut [u8], src: &[u8]) {
     if dst.len() == 4 && ready.path() != Path::Portable && copy_small(dst, src) {
         return;
     }
-    match ready.path() {
-        Path::Portable => portable::copy(dst, src),
-        // SAFETY: the features are the baseline's; `dst` is untouched until the caller drains.
-        Path::Movnti => unsafe { movnti::copy(dst, src) },
-        // SAFETY: as above.
-        Path::Sse2 => unsafe { sse2::copy(dst, src) },
-        // SAFETY: `ready` proves AVX2; `dst` as above.
-        Path::Avx2 => unsafe { avx2::copy(dst, src) },
-        // SAFETY: `ready` proves AVX-512F; `dst` as above.
-        Path::Avx512 => unsafe { avx512::copy(dst, src) },
-        // SAFETY: `ready` proves MOVDIR64B; `dst` as above.
-        Path::Movdir64b => unsafe { movdir64b::copy(dst, src) },
-    }
+    // The destination is not accessed until the caller drains, here and below.
+    on_path!(ready, copy(dst, src), portable::copy(dst, src));
 }
 
 /// Zeroes `dst`; the caller drains, as for [`copy`].
 #[inline]
 pub(crate) fn zero(ready: Ready, dst: &mut [u8]) {
-    match ready.path() {
-        Path::Portable => portable::zero(dst),
-        // SAFETY: the features are the baseline's; `dst` is untouched until the caller drains.
-        Path::Movnti => unsafe { movnti::zero(dst) },
-        // SAFETY: as above.
-        Path::Sse2 => unsafe { sse2::zero(dst) },
-        // SAFETY: `ready` proves AVX2; `dst` as above.
-        Path::Avx2 => unsafe { avx2::zero(dst) },
-        // SAFETY: `ready` proves AVX-512F; `dst` as above.
-        Path::Avx512 => unsafe { avx512::zero(dst) },
-        // SAFETY: `ready` proves MOVDIR64B; `dst` as above.
-        Path::Movdir64b => unsafe { movdir64b::zero(dst) },
-    }
+    on_path!(ready, zero(dst), portable::zero(dst));
 }
 
 /// Fills `dst` from element 0 of `pattern`; the caller drains, as for [`copy`].
 #[inline]
 pub(crate) fn fill(ready: Ready, dst: &mut [u8], pattern: &Pattern) {
-    if ready.path() == Path::Portable {
-        return portable::fill(dst, pattern);
-    }
-    if !dst.as_ptr().addr().is_multiple_of(8) {
+    if ready.path() != Path::Portable && !dst.as_ptr().addr().is_multiple_of(8) {
         return fill_misaligned(ready, dst, pattern);
     }
-    match ready.path() {
-        Path::Portable => {} // has returned above
-        // SAFETY: the features are the baseline's; `dst` is untouched until the caller drains.
-        Path::Movnti => unsafe { movnti::fill(dst, pattern) },
-        // SAFETY: as above.
-        Path::Sse2 => unsafe { sse2::fill(dst, pattern) },
-        // SAFETY: `ready` proves AVX2; `dst` as above.
-        Path::Avx2 => unsafe { avx2::fill(dst, pattern) },
-        // SAFETY: `ready` proves AVX-512F; `dst` as above.
-        Path::Avx512 => unsafe { avx512::fill(dst, pattern) },
-        // SAFETY: `ready` proves MOVDIR64B; `dst` as above.
-        Path::Movdir64b => unsafe { movdir64b::fill(dst, pattern) },
-    }
+    on_path!(ready, fill(dst, pattern), portable::fill(dst, pattern));
 }
 
 /// Fills a destination that does not start at a multiple of 8, where a word of the destination
@@ -494,8 +415,8 @@ pub(crate) fn copy_small(dst: &mut [u8], src: &[u8]) -> bool {
         return false;
     }
     if let (4, Ok(word)) = (dst.len(), src.try_into()) {
-        // SAFETY: `_mm_stream_si32` wants 4 writable bytes that nobody touches before a fence: `dst`
-        // is that long, and the caller keeps it borrowed until it drains.
+        // SAFETY: `_mm_stream_si32` wants 4 writable bytes that are not accessed before a fence:
+        // `dst` is that long, and the caller keeps it borrowed until it drains.
         unsafe { _mm_stream_si32(dst.as_mut_ptr().cast(), i32::from_ne_bytes(word)) };
     } else {
         // SAFETY: `copy_words` wants as many bytes of source, compared above, and `dst` untouched

@@ -9,7 +9,7 @@
 //! one by one.
 //!
 //! Why this file holds `unsafe`: the instructions, and pointers in place of the source's slice, whose
-//! bytes may be anyone's. The drain is the caller's, as everywhere below `x86_64.rs`.
+//! bytes another thread may write. The drain is the caller's, as everywhere below `x86_64.rs`.
 //!
 //! Source: Intel SDM volume 2 for REP STOS and REP MOVS; for several pages side by side, measurement:
 //! the prefetcher follows each page by itself.
@@ -101,54 +101,23 @@ pub(super) unsafe fn copy_string(dst: &[AtomicU64], src: *const u8) {
     }
 }
 
-/// How the lines of a row are stored.
-pub(super) trait Stores {
-    /// Stores a line.
-    ///
-    /// # Safety
-    ///
-    /// As [`Line::stream_shared`].
-    unsafe fn store<L: Line>(line: L, dst: *mut u8);
-}
-
-/// Past the cache.
-pub(super) struct Past;
-/// Through it.
-pub(super) struct Through;
-
-impl Stores for Past {
-    #[inline(always)]
-    unsafe fn store<L: Line>(line: L, dst: *mut u8) {
-        // SAFETY: the caller promises the same.
-        unsafe { line.stream_shared(dst) };
-    }
-}
-
-impl Stores for Through {
-    #[inline(always)]
-    unsafe fn store<L: Line>(line: L, dst: *mut u8) {
-        // SAFETY: `keep_shared` wants what `stream_shared` does.
-        unsafe { line.keep_shared(dst) };
-    }
-}
-
 /// Zeroes by lines of `L`.
 ///
 /// # Safety
 ///
 /// The CPU has the features of `L`.
 #[inline(always)]
-pub(super) unsafe fn zero_shared<L: Line, S: Stores>(dst: &[AtomicU64]) {
+pub(super) unsafe fn zero_shared<L: Line>(dst: &[AtomicU64]) {
     let (head, lines, tail) = cut(dst);
     zero_each(head);
     // SAFETY: `Line::zero` wants the features, which the caller promises.
     let zero = unsafe { L::zero() };
     for line in lines.chunks_exact(LINE_WORDS) {
         let line = line.as_ptr().cast_mut().cast();
-        // SAFETY: `Stores::store` wants the features, and 64 bytes, aligned, that may be written
+        // SAFETY: `Line::stream` wants the features, and 64 bytes, aligned, that may be written
         // through a shared reference: `cut` begins at a multiple of 64, a chunk is 8 words, and
         // words are atomic.
-        unsafe { S::store(zero, line) };
+        unsafe { zero.stream(line) };
     }
     zero_each(tail);
 }
@@ -160,14 +129,14 @@ pub(super) unsafe fn zero_shared<L: Line, S: Stores>(dst: &[AtomicU64]) {
 /// The CPU has the features of `L`. `src` has as many readable bytes, which change meanwhile by whole
 /// aligned words at most.
 #[inline(always)]
-pub(super) unsafe fn copy_shared<L: Line, S: Stores>(dst: &[AtomicU64], src: *const u8) {
+pub(super) unsafe fn copy_shared<L: Line>(dst: &[AtomicU64], src: *const u8) {
     let (head, lines, tail) = cut(dst);
     // SAFETY: `copy_each` wants readable bytes, which the caller promises.
     unsafe { copy_each(head, src) };
     let src = src.wrapping_add(size_of_val(head));
     // SAFETY: `copy_lines` wants the features and readable bytes, which the caller promises, and
     // aligned lines, which `cut` gives.
-    unsafe { copy_lines::<L, S>(lines, src) };
+    unsafe { copy_lines::<L>(lines, src) };
     // SAFETY: as for `head`.
     unsafe { copy_each(tail, src.wrapping_add(size_of_val(lines))) };
 }
@@ -178,10 +147,10 @@ pub(super) unsafe fn copy_shared<L: Line, S: Stores>(dst: &[AtomicU64], src: *co
 ///
 /// As [`copy_shared`], and `lines` starts at a multiple of 64 and is whole lines.
 #[inline(always)]
-unsafe fn copy_lines<L: Line, S: Stores>(lines: &[AtomicU64], src: *const u8) {
+unsafe fn copy_lines<L: Line>(lines: &[AtomicU64], src: *const u8) {
     for (index, line) in lines.chunks_exact(LINE_WORDS).enumerate() {
         // SAFETY: `copy_line` wants what the caller promises, for one of the lines.
-        unsafe { copy_line::<L, S>(line, src.wrapping_add(index * LINE_BYTES)) };
+        unsafe { copy_line::<L>(line, src.wrapping_add(index * LINE_BYTES)) };
     }
 }
 
@@ -191,56 +160,59 @@ unsafe fn copy_lines<L: Line, S: Stores>(lines: &[AtomicU64], src: *const u8) {
 ///
 /// As [`copy_shared`], and `line` starts at a multiple of 64 and has 64 bytes.
 #[inline(always)]
-unsafe fn copy_line<L: Line, S: Stores>(line: &[AtomicU64], src: *const u8) {
+unsafe fn copy_line<L: Line>(line: &[AtomicU64], src: *const u8) {
     // SAFETY: `load_shared` wants the features and 64 readable bytes, which the caller promises.
     let bytes = unsafe { L::load_shared(src) };
-    // SAFETY: `Stores::store` wants the features, and 64 bytes, aligned, that may be written through a
+    // SAFETY: `Line::stream` wants the features, and 64 bytes, aligned, that may be written through a
     // shared reference: the caller promises the first two, and words are atomic.
-    unsafe { S::store(bytes, line.as_ptr().cast_mut().cast()) };
+    unsafe { bytes.stream(line.as_ptr().cast_mut().cast()) };
 }
 
-/// Copies by lines of `L` past the cache, a line of each of several pages in turn.
+/// Copies by lines of `L`, a line of each of several pages in turn.
 ///
 /// # Safety
 ///
 /// As [`copy_shared`].
 #[inline(always)]
 pub(super) unsafe fn copy_side_by_side<L: Line>(dst: &[AtomicU64], src: *const u8) {
-    const GROUP_WORDS: usize = PAGES * PAGE_BYTES / WORD_BYTES;
+    const PAGE_WORDS: usize = PAGE_BYTES / WORD_BYTES;
     let (head, lines, tail) = cut(dst);
     // SAFETY: `copy_each` wants readable bytes, which the caller promises.
     unsafe { copy_each(head, src) };
     let mut src = src.wrapping_add(size_of_val(head));
-    let (groups, rest) = lines.split_at(lines.len() / GROUP_WORDS * GROUP_WORDS);
-    for group in groups.chunks_exact(GROUP_WORDS) {
-        for line in (0..PAGE_BYTES).step_by(LINE_BYTES) {
-            for page in 0..PAGES {
-                let at = page * PAGE_BYTES + line;
-                let dst = &group[at / WORD_BYTES..][..LINE_WORDS];
-                // SAFETY: `copy_line` wants the features and readable bytes, which the caller
-                // promises, and an aligned line: `at` is a multiple of 64 inside of the group, and
-                // groups follow each other at such multiples.
-                unsafe { copy_line::<L, Past>(dst, src.wrapping_add(at)) };
-            }
-        }
+    let (pages, rest) = lines.split_at(lines.len() / PAGE_WORDS * PAGE_WORDS);
+    let (groups, few) = pages.as_chunks::<{ PAGES * PAGE_WORDS }>();
+    for group in groups {
+        // SAFETY: `copy_group` wants what the caller promises, and aligned lines.
+        unsafe { copy_group::<L>(group, PAGES, src) };
         src = src.wrapping_add(size_of_val(group));
     }
-    // Fewer pages than a group has, and what is no whole page.
-    let pages = size_of_val(rest) / PAGE_BYTES;
-    let (few, rest) = rest.split_at(pages * PAGE_BYTES / WORD_BYTES);
+    // SAFETY: as above.
+    unsafe { copy_group::<L>(few, few.len() / PAGE_WORDS, src) };
+    src = src.wrapping_add(size_of_val(few));
+    // SAFETY: `copy_lines` wants what the caller promises, and aligned lines.
+    unsafe { copy_lines::<L>(rest, src) };
+    // SAFETY: as for `head`.
+    unsafe { copy_each(tail, src.wrapping_add(size_of_val(rest))) };
+}
+
+/// Copies `pages` pages, a line of each in turn. Inlined, so that the loop over a full group has a
+/// constant length.
+///
+/// # Safety
+///
+/// As [`copy_shared`], and `group` starts at a multiple of 64 and has that many pages.
+#[inline(always)]
+unsafe fn copy_group<L: Line>(group: &[AtomicU64], pages: usize, src: *const u8) {
     for line in (0..PAGE_BYTES).step_by(LINE_BYTES) {
         for page in 0..pages {
             let at = page * PAGE_BYTES + line;
-            let dst = &few[at / WORD_BYTES..][..LINE_WORDS];
-            // SAFETY: as above.
-            unsafe { copy_line::<L, Past>(dst, src.wrapping_add(at)) };
+            let dst = &group[at / WORD_BYTES..][..LINE_WORDS];
+            // SAFETY: `copy_line` wants the features, readable bytes and an aligned line, which the
+            // caller promises: `at` is a multiple of 64 inside of the group.
+            unsafe { copy_line::<L>(dst, src.wrapping_add(at)) };
         }
     }
-    src = src.wrapping_add(size_of_val(few));
-    // SAFETY: `copy_lines` wants what the caller promises, and aligned lines.
-    unsafe { copy_lines::<L, Past>(rest, src) };
-    // SAFETY: as for `head`.
-    unsafe { copy_each(tail, src.wrapping_add(size_of_val(rest))) };
 }
 
 /// Cuts a plain slice into bytes before the first aligned word, words, and bytes behind.
@@ -253,8 +225,8 @@ pub(super) fn words_of(bytes: &mut [u8]) -> (&mut [u8], &[AtomicU64], &mut [u8])
     if count == 0 {
         return (head, &[], tail); // its pointer may not be aligned
     }
-    // SAFETY: `from_raw_parts` wants `count` initialised words, aligned, in one allocation, that nobody
-    // changes for the time of the borrow but through the atomics.
+    // SAFETY: `from_raw_parts` wants `count` initialised words, aligned, in one allocation, that
+    // change during the borrow only through the atomics.
     // 1. In bounds and aligned: `words` has `count` times 8 bytes and starts at a multiple of 8.
     // 2. Initialised, and alone: they are bytes of a `&mut` that is given up for the words.
     let words = unsafe { slice::from_raw_parts(words.as_mut_ptr().cast::<AtomicU64>(), count) };
