@@ -14,73 +14,18 @@
 
 use std::ops::Range;
 
-use uzone_os::{Exclusive, Exclusivity, Mapping, SystemRoot, memory};
+use uzone_os::{Exclusive, Mapping, SystemRoot, memory};
 use uzone_pages::{
-    ByteLen, Order, PageCount, Payload, Pfn, PfnRange, Placement, PlacementError, PlacementSpec,
+    ByteLen, Order, PageCount, Payload, PfnRange, Placement, PlacementError, PlacementSpec,
     Template,
 };
 
-use crate::bind::{self, BindError};
-use crate::hold::{PinError, PinTarget};
+use crate::error::BindError;
 use crate::init_method::SECTION_BYTES;
 use crate::keep::{MemmapMemory, MemmapPages, Source};
-use crate::options::BindOptions;
-use crate::region::{Backing, Region};
+use crate::options::{AltmapOptions, BindOptions, pageblock_order};
+use crate::region::Region;
 use crate::report::AltmapReport;
-
-/// How descriptors lie in the region itself; see [`BindOptions::altmap`].
-#[derive(Clone, Copy, Debug, Default)]
-pub struct AltmapOptions {
-    pub(crate) reserve: PageCount,
-    pub(crate) promise: Option<Exclusivity>,
-    pub(crate) align: Option<Order>,
-}
-
-impl AltmapOptions {
-    /// Takes nothing: no reserve, memory that is private, and the alignment that the region suggests.
-    #[must_use]
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// Keeps the first `pages` of the region for its owner, who reaches them by
-    /// [`Pagemap::reserve`](crate::Pagemap::reserve): a label, a superblock. Where huge pages are
-    /// behind the region it is a multiple of theirs.
-    #[must_use]
-    pub fn reserve(mut self, pages: PageCount) -> Self {
-        self.reserve = pages;
-        self
-    }
-
-    /// Has the described pages start at a multiple of a folio of `order`, as Linux has the data of a
-    /// namespace start: [`Order::PMD`] for mappings of 2 MiB, the order of 1 GiB for those, and
-    /// [`Order::BASE`] for no alignment beyond that of the folios. What that skips is lost.
-    ///
-    /// Where this is not called, it is 2 MiB for DAX devices and files on DAX mounts that have room for
-    /// that, and none for other memory. The numbers of the pages count: they are multiples where the
-    /// region's bytes are, unless [`BindOptions::base`] sets another base.
-    #[must_use]
-    pub fn align(mut self, order: Order) -> Self {
-        self.align = Some(order);
-        self
-    }
-
-    /// Returns the order at a multiple of which the data of a region starts.
-    pub(crate) fn align_for(&self, region: &Region) -> Order {
-        let is_dax = matches!(region.backing(), Backing::Devdax { .. } | Backing::Fsdax { .. });
-        let default = if is_dax { bind::pageblock_order(region.page_size()) } else { Order::BASE };
-        self.align.unwrap_or(default)
-    }
-
-    /// Takes the caller's promise that no other process changes the metadata pages behind the reserve, for
-    /// as long as the region is bound. It is asked for where others may have the memory: memory
-    /// files, files, DAX, adopted memory.
-    #[must_use]
-    pub fn exclusive(mut self, promise: Exclusivity) -> Self {
-        self.promise = Some(promise);
-        self
-    }
-}
 
 /// The parts of a region before its descriptors.
 #[derive(Debug)]
@@ -120,7 +65,7 @@ pub(crate) fn place<P: Payload>(
         range,
         reserve: altmap.reserve,
         backing: backing_order(region),
-        block: bind::pageblock_order(page),
+        block: pageblock_order(page),
         page,
         order: options.order,
         tails: options.tails,
@@ -335,23 +280,4 @@ fn clear_part(bytes: &mut [u8]) {
             page.fill(0);
         }
     }
-}
-
-/// Returns whether `pfn` is a page of the region that is not described: it holds descriptors, or is
-/// reserved, or skipped.
-pub(crate) fn is_metadata(inner: &(impl PinTarget + ?Sized), pfn: Pfn) -> bool {
-    inner.metadata_range().is_some_and(|metadata| metadata.contains(pfn))
-}
-
-/// Returns why pages that are not all described cannot be held.
-#[cold]
-pub(crate) fn not_here(inner: &(impl PinTarget + ?Sized), asked: PfnRange) -> PinError {
-    if let Some(metadata) = inner.metadata_range() {
-        // The first of those that were asked for, if there is one.
-        let pfn = asked.start().max(metadata.start());
-        if is_metadata(inner, pfn) && asked.contains(pfn) {
-            return PinError::Metadata { pfn, metadata };
-        }
-    }
-    PinError::NotHere { asked, region: inner.range() }
 }

@@ -7,179 +7,24 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use uzone_os::{
-    Exclusive, ExclusivityError, MapError, Mapped, MappedError, PopulateError, SystemRoot, memory,
-};
+use uzone_os::{Exclusive, Mapped, SystemRoot, memory};
 use uzone_pages::{
-    AddrError, ByteLen, Content, Layout, LayoutError, Memmap, MemoryKind, Order, Page, PageCount,
-    PageSize, Payload, Pfn, PfnRange, Placement, PlacementError, Template,
+    AddrError, ByteLen, Content, Layout, Memmap, MemoryKind, Order, Page, PageCount, PageSize,
+    Payload, Pfn, PfnRange, Placement, Template,
 };
 
-use crate::altmap::{self, AltmapOptions, Cut};
+use crate::altmap::{self, Cut};
 use crate::blocks::Blocks;
+use crate::error::BindError;
 use crate::init_method::InitMethod;
 use crate::inner::{CachedMemmap, Parts};
 use crate::keep::{self, MemmapMemory, Source};
-use crate::options::{BindOptions, Init};
+use crate::options::{AltmapOptions, BindOptions, Init, pageblock_order};
 use crate::pagemap::Pagemap;
 use crate::region::Region;
+use crate::registry::{Claim, Shared};
 use crate::report::BindReport;
 use crate::write::{self, Written};
-use crate::zone::{Claim, Shared};
-
-/// Returns the order of a pageblock: the pages that one entry of a page middle directory maps. A
-/// table is one page of entries of 8 bytes.
-pub(crate) fn pageblock_order(page: PageSize) -> Order {
-    // At most 63 - 3 by the size of a page; no host has one that would not fit.
-    u8::try_from(page.shift() - 3)
-        .ok()
-        .and_then(|order| Order::try_new(order).ok())
-        .unwrap_or_default()
-}
-
-/// Why a region could not be bound.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum BindError {
-    /// The region starts or ends inside a folio.
-    #[error(transparent)]
-    Layout(#[from] LayoutError),
-    /// A frame number beyond 64 bits.
-    #[error(transparent)]
-    Addr(#[from] AddrError),
-    /// A folio is larger than the region.
-    #[error("a folio of order {order} has {folio} pages, and the region only {pages}")]
-    FolioLargerThanRegion {
-        /// The order that was asked for.
-        order: Order,
-        /// Pages in a folio.
-        folio: PageCount,
-        /// Pages in the region.
-        pages: PageCount,
-    },
-    /// Memory of that kind needs an owner.
-    #[error("{kind} memory needs an owner: pass one with BindOptions::owner")]
-    NoOwner {
-        /// The kind that was asked for.
-        kind: MemoryKind,
-    },
-    /// Memory of that kind needs a callback for a page whose last holder has gone.
-    #[error("{kind} memory needs a callback for freed pages: pass one with PagemapOps::on_free")]
-    NoFree {
-        /// The kind that was asked for.
-        kind: MemoryKind,
-    },
-    /// Private memory needs to know what to do with a page that the CPU touched.
-    #[error(
-        "private memory needs a callback that migrates pages to RAM: pass one with \
-         PagemapOps::on_migrate_to_ram"
-    )]
-    NoMigrateToRam,
-    /// The frame numbers belong to another region.
-    #[error("{range} overlap {bound}, which are bound already")]
-    Overlaps {
-        /// The frame numbers that were asked for.
-        range: PfnRange,
-        /// Those that are taken.
-        bound: PfnRange,
-    },
-    /// The bytes of the region's file are described already.
-    #[error("the bytes of the region are bound already, as {bound}")]
-    SameBytes {
-        /// The frame numbers that they have.
-        bound: PfnRange,
-    },
-    /// The region's pages have no frame numbers from there on.
-    #[error("the {pages} pages of the region do not fit behind page {base}: choose a smaller base")]
-    NoNumbers {
-        /// The first frame number that was asked for.
-        base: Pfn,
-        /// Pages in the region.
-        pages: PageCount,
-    },
-    /// The CPU does not have the store that was asked for.
-    #[error("this CPU has no {path} stores: leave the choice to bind, or see `uzone doctor`")]
-    NoStore {
-        /// What was asked for.
-        path: uzone_stream::Path,
-    },
-    /// Descriptors that bind does not write start at zero, and those of this payload do not.
-    #[error("a payload with an initial value cannot be initialised on touch: ask for Init::Eager")]
-    NotZero,
-    /// The descriptors are to lie in the region, and to be initialised on touch, and its first pages
-    /// may have old bytes.
-    #[error(
-        "descriptors in the region itself can be initialised on touch only where its memory is \
-         private, of no file and reads as zero: ask for Init::Eager, or leave the choice to bind"
-    )]
-    OldBytes,
-    /// The descriptors do not fit in the region.
-    #[error(transparent)]
-    Placement(#[from] PlacementError),
-    /// Others may have the memory that the descriptors are to lie in.
-    #[error(
-        "the descriptors cannot lie in memory that others may change: vouch for it with \
-         AltmapOptions::exclusive, or bind without an altmap"
-    )]
-    NoPromise,
-    /// What was promised about the memory for the descriptors does not help.
-    #[error("the descriptors cannot lie in the region: {0}")]
-    Promise(#[source] ExclusivityError),
-    /// A page that the descriptors are to lie in is known to be bad.
-    #[error(
-        "page {page} of the region was bad when it was unbound, and would hold descriptors: bind \
-         without an altmap, or with another reserve"
-    )]
-    BadPage {
-        /// The page, counted from the region's first.
-        page: PageCount,
-    },
-    /// The region was not cut for its descriptors. A bug of this crate's.
-    #[error("the region was not cut for its descriptors")]
-    NotCut,
-    /// There is not enough memory for descriptors that are all written.
-    #[error(
-        "the descriptors need {needed:.1} of memory, and {available:.1} can be had ({limited_by}): \
-         describe larger folios, initialise on touch, or raise that limit"
-    )]
-    TooLittleMemory {
-        /// Bytes of descriptors.
-        needed: ByteLen,
-        /// Bytes that this process may still take.
-        available: ByteLen,
-        /// What the limit is.
-        limited_by: memory::Limit,
-    },
-    /// The memory for the descriptors could not be mapped.
-    #[error("cannot map {len} for the descriptors: {cause}")]
-    Map {
-        /// Bytes of descriptors.
-        len: ByteLen,
-        /// Which limit forbade it, and what would help.
-        #[source]
-        cause: MapError,
-    },
-    /// The memory for the descriptors could not be made present.
-    #[error("cannot populate the memory for the descriptors: {0}")]
-    Populate(#[source] PopulateError),
-    /// The memory for the descriptors does not fit them. A bug of this crate's.
-    #[error("the memory for the descriptors does not fit them: {0}")]
-    Mapped(#[source] MappedError),
-    /// Somebody may have written to the memory that is to be known as zero.
-    #[error(
-        "the memory is not known to be zero: somebody has had its address, or has written to it; \
-         leave out BindOptions::known_zero, and clear what is handed out"
-    )]
-    NotZeroMemory,
-    /// The caller cancelled.
-    #[error("the bind was cancelled after {done} of {total} of descriptors")]
-    Cancelled {
-        /// Bytes of descriptors that had been written, at least.
-        done: ByteLen,
-        /// Bytes of descriptors that should have been.
-        total: ByteLen,
-    },
-}
 
 /// A region that was not bound, given back with the reason.
 #[derive(Debug, thiserror::Error)]

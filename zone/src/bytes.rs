@@ -9,10 +9,11 @@
 use std::ops::Range;
 use std::sync::atomic::AtomicU64;
 
-use uzone_os::{AccessError, RangeError};
+use uzone_os::AccessError;
 use uzone_pages::{AddrError, ByteLen, Content, Payload, Pfn};
 
-use crate::hold::{PinError, Pinned};
+use crate::error::PinError;
+use crate::hold::Pinned;
 use crate::inner::Inner;
 use crate::pagemap::Pagemap;
 
@@ -47,23 +48,6 @@ pub enum WriteFailure {
     /// The memory cannot be written.
     #[error(transparent)]
     Access(#[from] AccessError),
-}
-
-/// Refuses bytes that are not all among the `held` that a guard has.
-pub(crate) fn check_inside(
-    offset_bytes: u64,
-    len_bytes: usize,
-    held: ByteLen,
-) -> Result<(), AccessError> {
-    let end = offset_bytes.checked_add(len_bytes as u64); // a length in memory is at most 64 bits
-    match end {
-        Some(end) if end <= held.get() => Ok(()),
-        _ => Err(AccessError::Range(RangeError::Beyond {
-            start: offset_bytes,
-            end: end.unwrap_or(u64::MAX),
-            len_bytes: held.get(),
-        })),
-    }
 }
 
 impl<P: Payload> Inner<P> {
@@ -141,7 +125,7 @@ impl<P: Payload> Pagemap<P> {
                 Some(Content::Filling) => {}
                 Some(content) => return Err(WriteFailure::NotFilling { pfn, content }),
                 None => {
-                    let failure = crate::altmap::not_here(&*self.inner, range);
+                    let failure = crate::pin_target::not_here(&*self.inner, range);
                     return Err(WriteFailure::Pin(failure));
                 }
             }

@@ -4,9 +4,9 @@ use uzone_pages::{ByteLen, Content, Order, Payload, Pfn, PfnRange};
 
 use crate::batches::Job;
 use crate::clear::{Cleared, CopyOptions};
-use crate::hold::PinTarget;
 use crate::pagemap::Pagemap;
 use crate::panics::FirstPanic;
+use crate::pin_target::PinTarget;
 use crate::zero::{CLEARABLE, Unclearable, ZeroFailure, Zeroed};
 
 impl<P: Payload> Pagemap<P> {

@@ -22,119 +22,19 @@ use std::any::Any;
 use std::fmt;
 use std::ops::Range;
 use std::panic::Location;
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use uzone_os::{AccessError, LiveArc, LiveGuard, Pins, RangeError, References, Sort};
+use uzone_os::{AccessError, LiveGuard, Pins, RangeError, References, Sort};
 use uzone_pages::{
-    ByteLen, Content, EnterError, HoldError, HoldKind, Order, PageCount, Payload, Pfn, PfnRange,
-    Span, SpanRefused, Word,
+    ByteLen, Content, HoldError, HoldKind, Order, PageCount, Pfn, PfnRange, Span, SpanRefused, Word,
 };
 use uzone_stream::{CacheState, NextUse, Pattern, Streaming, Work, best};
 use zerocopy::IntoBytes;
 
-#[cfg(debug_assertions)]
-use crate::guards::GuardBook;
-use crate::inner::Inner;
+use crate::error::PinError;
+use crate::pin_target::{PinTarget, Segment, check_inside};
 use crate::stores;
 use crate::token::{RawGuard, Redeemed, TooManyRawGuards};
-use crate::view::PageView;
-use crate::zone::Shared;
-use crate::{altmap, bytes};
-
-/// Why pages were not held.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum PinError {
-    /// Not every page belongs to the region.
-    #[error("{asked} do not all belong to the region, which has {region}")]
-    NotHere {
-        /// The pages that were asked for.
-        asked: PfnRange,
-        /// The pages of the region.
-        region: PfnRange,
-    },
-    /// No region of the zone has this page.
-    #[error("no region of the zone has page {pfn}: bind it first")]
-    NoPage {
-        /// The first page that no region has.
-        pfn: Pfn,
-    },
-    /// No region of the zone has this address.
-    #[error("no region of the zone has the address {address:#x}: bind the memory there first")]
-    NoAddress {
-        /// The first address that no region has.
-        address: usize,
-    },
-    /// A range without a byte, or one that ends beyond every address.
-    #[error("{len_bytes} bytes from {address:#x} on are no range of addresses")]
-    NoRange {
-        /// The first address.
-        address: usize,
-        /// The length that was asked for.
-        len_bytes: u64,
-    },
-    /// A page is not described: it holds the descriptors of the region, or is kept for its owner.
-    #[error("page {pfn} holds the descriptors of the region: the pages {metadata} cannot be held")]
-    Metadata {
-        /// The first such page that was asked for.
-        pfn: Pfn,
-        /// All such pages of the region.
-        metadata: PfnRange,
-    },
-    /// A folio gives no hold. None is held.
-    #[error(
-        "cannot hold the folio of page {pfn}; the {good} pages before it could be held: {cause}"
-    )]
-    Refused {
-        /// The first page that could not be held.
-        pfn: Pfn,
-        /// How many pages from the start of the range could have been.
-        good: PageCount,
-        /// Why not.
-        #[source]
-        cause: HoldError,
-    },
-    /// A page of the range is bad. None is pinned.
-    #[error("page {pfn} is bad; of the range, {good} good pieces can be pinned", good = good.len())]
-    Poisoned {
-        /// The first bad page.
-        pfn: Pfn,
-        /// The pieces of the range without a bad page, in ascending order.
-        good: Vec<PfnRange>,
-    },
-    /// The page is not there, and producing it failed.
-    #[error("cannot pin page {pfn}: it is not there, and could not be produced: {cause}")]
-    Fault {
-        /// The page.
-        pfn: Pfn,
-        /// What [`Populate::fault`](crate::Populate::fault) answered.
-        #[source]
-        cause: crate::FaultError,
-    },
-    /// The memory may be pinned for a moment only.
-    #[error(
-        "{what} cannot be pinned for long: its owner has to be able to take pages away soon; pin it \
-         for the time of one request"
-    )]
-    NotForLong {
-        /// What kind of memory it is.
-        what: &'static str,
-    },
-    /// The folio cannot be handed out: it has been, or is frozen, or its memory is generic.
-    #[error(
-        "the folio of page {pfn} cannot be handed out: it is not free (references: {references})"
-    )]
-    NotFree {
-        /// The page that was asked for.
-        pfn: Pfn,
-        /// How many references there were.
-        references: u32,
-    },
-    /// The pagemap admits no guard.
-    #[error("cannot hold pages of this region: {0}")]
-    NotAdmitted(#[source] EnterError),
-}
 
 /// How pages are pinned.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -161,92 +61,6 @@ impl PinOptions {
     }
 }
 
-/// One contiguous piece of what a guard holds, for a DMA engine or an I/O call.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Segment {
-    /// Where it starts in memory of this process.
-    pub address: usize,
-    /// How long it is.
-    pub len_bytes: u64,
-    /// Its first page.
-    pub pfn: Pfn,
-}
-
-/// Where the guards of a pagemap enter it.
-pub(crate) type Place = LiveArc<dyn PinTarget>;
-
-/// A pagemap as its guards see it, whatever its payload.
-pub(crate) trait PinTarget: Any + Send + Sync {
-    fn range(&self) -> PfnRange;
-    /// Returns the pages of the region that are not described, if its descriptors lie in it.
-    fn metadata_range(&self) -> Option<PfnRange>;
-    fn order(&self) -> Order;
-    #[cfg(debug_assertions)]
-    fn guards(&self) -> &GuardBook;
-    /// Returns what is shared in the zone that the pagemap is of.
-    fn zone(&self) -> Arc<Shared>;
-    /// Returns where a range of pages of the region lies in memory.
-    fn segment(&self, range: PfnRange) -> Option<Segment>;
-    fn hold(&self, range: PfnRange, sort: HoldKind) -> Result<Span, SpanRefused>;
-    fn release(&self, span: Span, sort: HoldKind);
-    fn split(
-        &self,
-        span: Span,
-        sort: HoldKind,
-        pages: PageCount,
-    ) -> Result<(Span, Span), Option<SpanRefused>>;
-    /// Makes the pages of a range that are known to be zero somebody's, who may write to them.
-    fn take_zero(&self, range: PfnRange);
-    /// Makes the pages of a range that are not there be there, for a pin that was refused by the content
-    /// of one. Returns whether it is worth trying again.
-    fn produce(&self, range: PfnRange, refused: Content) -> Result<bool, PinError>;
-    /// Returns what the memory is if it cannot be pinned for long.
-    fn not_for_long(&self) -> Option<&'static str>;
-    fn bad_pages(&self, range: PfnRange) -> Vec<Pfn>;
-    fn word(&self, pfn: Pfn) -> Word;
-    /// Copies bytes out of pages of the region, from byte `offset_bytes` of page `first` on.
-    fn read_at(&self, first: Pfn, offset_bytes: u64, out: &mut [u8]) -> Result<(), AccessError>;
-    /// Returns words of pages of the region, from byte `offset_bytes` of page `first` on.
-    fn words(
-        &self,
-        first: Pfn,
-        offset_bytes: u64,
-        len_bytes: u64,
-    ) -> Result<&[AtomicU64], AccessError>;
-    /// Copies bytes into pages of the region, for a holder of theirs.
-    fn write_at(&self, first: Pfn, offset_bytes: u64, bytes: &[u8]) -> Result<(), AccessError>;
-
-    // Two methods in one, so that a guard costs one call of a table and not two.
-
-    /// Holds the folios of `range` for a caller who has entered, so that what is held is
-    /// [`Span::of_folios`] of it. The failure is boxed so that its absence is a register.
-    fn admit(&self, range: PfnRange, sort: HoldKind) -> Result<(), Box<PinError>> {
-        if !self.range().contains_range(range) {
-            return Err(Box::new(altmap::not_here(self, range)));
-        }
-        match self.hold(range, sort) {
-            Ok(span) => {
-                debug_assert_eq!(span, Span::of_folios(range), "nothing was split yet");
-                Ok(())
-            }
-            Err(refused) => Err(Box::new(failure(self, range, refused))),
-        }
-    }
-}
-
-/// Returns the pieces of `range` between bad pages, which are in ascending order.
-pub(crate) fn good_pieces(range: PfnRange, bad: &[Pfn]) -> Vec<PfnRange> {
-    let mut start = range.start();
-    let mut pieces = Vec::new();
-    let ends = bad.iter().map(|pfn| (*pfn, pfn.checked_add(PageCount::new(1))));
-    for (end, next) in ends.chain([(range.end(), Ok(range.end()))]) {
-        let piece = end.checked_since(start).and_then(|pages| PfnRange::try_new(start, pages).ok());
-        pieces.extend(piece);
-        start = next.unwrap_or(range.end());
-    }
-    pieces
-}
-
 /// What both sorts of guard are.
 ///
 /// Failures travel in boxes up to the public calls: a result that fits in registers is not put together
@@ -266,6 +80,11 @@ const ATTEMPTS: usize = 16;
 const BUSY_ATTEMPTS: usize = 1000;
 
 impl<S: Sort> Hold<S> {
+    /// Returns the pagemap that the guard is of.
+    pub(crate) fn target(&self) -> &dyn Any {
+        &*self.inner
+    }
+
     /// Holds a range of pages of the region that the caller has entered.
     #[inline(always)]
     pub(crate) fn take(
@@ -332,12 +151,12 @@ impl<S: Sort> Hold<S> {
     }
 
     pub(crate) fn read_at(&self, offset_bytes: u64, out: &mut [u8]) -> Result<(), AccessError> {
-        bytes::check_inside(offset_bytes, out.len(), self.len())?;
+        check_inside(offset_bytes, out.len(), self.len())?;
         self.inner.read_at(self.span.range().start(), offset_bytes, out)
     }
 
     pub(crate) fn write_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), AccessError> {
-        bytes::check_inside(offset_bytes, bytes.len(), self.len())?;
+        check_inside(offset_bytes, bytes.len(), self.len())?;
         self.inner.write_at(self.span.range().start(), offset_bytes, bytes)
     }
 
@@ -345,7 +164,7 @@ impl<S: Sort> Hold<S> {
         let Range { start, end } = range;
         let none = RangeError::Empty { start, end };
         let len_bytes = end.checked_sub(start).ok_or(none)?;
-        bytes::check_inside(start, usize::try_from(len_bytes).map_err(|_| none)?, self.len())?;
+        check_inside(start, usize::try_from(len_bytes).map_err(|_| none)?, self.len())?;
         self.inner.words(self.span.range().start(), start, len_bytes)
     }
 
@@ -428,22 +247,6 @@ fn pin_again(
     }
 }
 
-/// Returns what a refused range means to the caller.
-#[cold]
-fn failure(inner: &(impl PinTarget + ?Sized), range: PfnRange, refused: SpanRefused) -> PinError {
-    let SpanRefused { pfn, cause } = refused;
-    // A folio whose head lies before the range is in the way from its first page on.
-    let good = pfn.checked_since(range.start()).unwrap_or_default();
-    if cause != HoldError::Content(Content::Poisoned) {
-        return PinError::Refused { pfn, good, cause };
-    }
-    let mut bad = inner.bad_pages(range);
-    if bad.is_empty() {
-        bad.push(pfn); // mended by now
-    }
-    PinError::Poisoned { pfn, good: good_pieces(range, &bad) }
-}
-
 impl<S: Sort> Drop for Hold<S> {
     #[inline]
     fn drop(&mut self) {
@@ -524,14 +327,6 @@ macro_rules! guard {
                 write_pfns(self.range(), list)
             }
 
-            /// Returns a page of the region, held or not, to look at. `P` is the payload of the
-            /// region's descriptors; there is no page for another.
-            #[must_use]
-            pub fn page<P: Payload>(&self, pfn: Pfn) -> Option<PageView<'_, P>> {
-                let inner: &dyn Any = &*self.0.inner;
-                inner.downcast_ref::<Inner<P>>()?.page(pfn)
-            }
-
             /// Returns the word of the folio of page `pfn` as it is now, or of a tail, which no thread
             /// holds, for a page of another region.
             #[must_use]
@@ -588,8 +383,8 @@ macro_rules! guard {
             // The failure is boxed so that its absence is a register.
             pub fn into_raw(self) -> Result<RawGuard, Box<TooManyRawGuards<Self>>> {
                 // Of the zone, since the guard may be redeemed, and the pagemap gone, before this ends.
-                let zone = self.0.inner.zone();
-                let parked = zone.tokens.park(self, Redeemed::$name);
+                let tokens = self.0.inner.tokens();
+                let parked = tokens.park(self, Redeemed::$name);
                 parked.map_err(|guard| Box::new(TooManyRawGuards { guard }))
             }
         }
@@ -622,6 +417,7 @@ guard! {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
     use super::*;
+    use crate::pin_target::good_pieces;
 
     fn range(start: u64, pages: u64) -> PfnRange {
         PfnRange::try_new(Pfn::new(start), PageCount::new(pages)).unwrap()

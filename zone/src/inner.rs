@@ -12,18 +12,19 @@ use uzone_pages::{
 };
 
 use crate::altmap::{self, Front};
+use crate::bad_pages::BadPages;
 use crate::blocks::Blocks;
+use crate::error::PinError;
 use crate::guards::GuardBook;
-use crate::hold::{PinError, PinTarget, Segment};
 use crate::keep::{MemmapMemory, MemmapPages, Source};
-use crate::options::{Owner, PagemapOps};
+use crate::ops::{Owner, PagemapOps, Poisoned};
 use crate::panics::FirstPanic;
-use crate::poison::{BadPages, Poisoned};
-use crate::produce::{is_missing, produce};
+use crate::pin_target::{PinTarget, Segment, is_missing};
 use crate::region::{Backing, Region};
+use crate::registry::{Claim, Shared};
 use crate::report::BindReport;
+use crate::token::Tokens;
 use crate::view::PageView;
-use crate::zone::{Claim, Shared};
 
 /// A memmap, and the claim of its region. When it is dropped, its memory goes back to its zone, if that
 /// should keep it.
@@ -280,8 +281,8 @@ impl<P: Payload> PinTarget for Inner<P> {
         &self.guards
     }
 
-    fn zone(&self) -> Arc<Shared> {
-        self.parts.claim().shared().clone()
+    fn tokens(&self) -> Arc<Tokens> {
+        self.parts.claim().shared().tokens.clone()
     }
 
     fn segment(&self, range: PfnRange) -> Option<Segment> {
@@ -330,7 +331,7 @@ impl<P: Payload> PinTarget for Inner<P> {
         match &self.parts.ops.populate {
             // What was missing and is not any more, another thread has produced.
             Some(populate) => {
-                produce(self, &**populate, range).map(|any| any || is_missing(refused))
+                self.produce_missing(&**populate, range).map(|any| any || is_missing(refused))
             }
             None => Ok(false),
         }

@@ -4,12 +4,12 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use uzone_pages::{ByteLen, Content, MemoryKind, Order, Payload, Pfn, Tails};
+use uzone_os::Exclusivity;
+use uzone_pages::{ByteLen, Content, MemoryKind, Order, PageCount, PageSize, Payload, Pfn, Tails};
 
-use crate::altmap::AltmapOptions;
 use crate::init_method::InitMethod;
-use crate::poison::Poisoned;
-use crate::produce::Populate;
+use crate::ops::{Owner, PagemapOps};
+use crate::region::{Backing, Region};
 use crate::view::PageView;
 
 /// When descriptors are written.
@@ -52,65 +52,6 @@ impl Cancel {
     /// Returns the flag itself, for the packages below.
     pub(crate) fn flag(&self) -> &AtomicBool {
         &self.0
-    }
-}
-
-/// Who owns a pagemap of private or coherent memory, so that a driver can tell its own pages.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Owner(pub u64);
-
-/// What a pagemap's owner is asked to do, after Linux's `dev_pagemap_ops`.
-#[derive(Clone, Default)]
-pub struct PagemapOps {
-    pub(crate) free: Option<Arc<dyn Fn(Pfn) + Send + Sync>>,
-    pub(crate) migrate_to_ram: Option<Arc<dyn Fn(Pfn) + Send + Sync>>,
-    pub(crate) poison: Option<Arc<dyn Fn(Poisoned) + Send + Sync>>,
-    pub(crate) populate: Option<Arc<dyn Populate>>,
-}
-
-impl PagemapOps {
-    /// Takes what is called with the head of a folio when its last hold has gone, by the thread
-    /// that gave it back. The folio is free by then: another thread may be handing it out already.
-    /// It must not panic: a guard that is being dropped would keep what it had not given back yet,
-    /// and the region could not be unbound any more.
-    #[must_use]
-    pub fn on_free(mut self, free: impl Fn(Pfn) + Send + Sync + 'static) -> Self {
-        self.free = Some(Arc::new(free));
-        self
-    }
-
-    /// Takes what is called with a page of private memory that the CPU has touched: it has to
-    /// bring the page's bytes to memory that the CPU reaches.
-    #[must_use]
-    pub fn on_migrate_to_ram(mut self, migrate: impl Fn(Pfn) + Send + Sync + 'static) -> Self {
-        self.migrate_to_ram = Some(Arc::new(migrate));
-        self
-    }
-
-    /// Takes what is called with every page that goes bad, by the thread that found out, after
-    /// the page can no longer be pinned. Earlier pins are counted in its argument.
-    #[must_use]
-    pub fn on_poison(mut self, poison: impl Fn(Poisoned) + Send + Sync + 'static) -> Self {
-        self.poison = Some(Arc::new(poison));
-        self
-    }
-
-    /// Takes what produces pages that are not there when somebody pins them.
-    #[must_use]
-    pub fn populate(mut self, populate: impl Populate + 'static) -> Self {
-        self.populate = Some(Arc::new(populate));
-        self
-    }
-}
-
-impl std::fmt::Debug for PagemapOps {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("PagemapOps")
-            .field("free", &self.free.is_some())
-            .field("migrate_to_ram", &self.migrate_to_ram.is_some())
-            .field("poison", &self.poison.is_some())
-            .field("populate", &self.populate.is_some())
-            .finish()
     }
 }
 
@@ -352,4 +293,68 @@ impl<P: Payload> std::fmt::Debug for BindOptions<P> {
             .field("ops", &self.ops)
             .finish_non_exhaustive()
     }
+}
+
+/// How descriptors lie in the region itself; see [`BindOptions::altmap`].
+#[derive(Clone, Copy, Debug, Default)]
+pub struct AltmapOptions {
+    pub(crate) reserve: PageCount,
+    pub(crate) promise: Option<Exclusivity>,
+    pub(crate) align: Option<Order>,
+}
+
+impl AltmapOptions {
+    /// Takes nothing: no reserve, memory that is private, and the alignment that the region suggests.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Keeps the first `pages` of the region for its owner, who reaches them by
+    /// [`Pagemap::reserve`](crate::Pagemap::reserve): a label, a superblock. Where huge pages are
+    /// behind the region it is a multiple of theirs.
+    #[must_use]
+    pub fn reserve(mut self, pages: PageCount) -> Self {
+        self.reserve = pages;
+        self
+    }
+
+    /// Has the described pages start at a multiple of a folio of `order`, as Linux has the data of a
+    /// namespace start: [`Order::PMD`] for mappings of 2 MiB, the order of 1 GiB for those, and
+    /// [`Order::BASE`] for no alignment beyond that of the folios. What that skips is lost.
+    ///
+    /// Where this is not called, it is 2 MiB for DAX devices and files on DAX mounts that have room for
+    /// that, and none for other memory. The numbers of the pages count: they are multiples where the
+    /// region's bytes are, unless [`BindOptions::base`] sets another base.
+    #[must_use]
+    pub fn align(mut self, order: Order) -> Self {
+        self.align = Some(order);
+        self
+    }
+
+    /// Returns the order at a multiple of which the data of a region starts.
+    pub(crate) fn align_for(&self, region: &Region) -> Order {
+        let is_dax = matches!(region.backing(), Backing::Devdax { .. } | Backing::Fsdax { .. });
+        let default = if is_dax { pageblock_order(region.page_size()) } else { Order::BASE };
+        self.align.unwrap_or(default)
+    }
+
+    /// Takes the caller's promise that no other process changes the metadata pages behind the reserve, for
+    /// as long as the region is bound. It is asked for where others may have the memory: memory
+    /// files, files, DAX, adopted memory.
+    #[must_use]
+    pub fn exclusive(mut self, promise: Exclusivity) -> Self {
+        self.promise = Some(promise);
+        self
+    }
+}
+
+/// Returns the order of a pageblock: the pages that one entry of a page middle directory maps. A
+/// table is one page of entries of 8 bytes.
+pub(crate) fn pageblock_order(page: PageSize) -> Order {
+    // At most 63 - 3 by the size of a page; no host has one that would not fit.
+    u8::try_from(page.shift() - 3)
+        .ok()
+        .and_then(|order| Order::try_new(order).ok())
+        .unwrap_or_default()
 }

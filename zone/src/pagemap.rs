@@ -14,15 +14,16 @@ use uzone_pages::{
     PfnRange, Span,
 };
 
-use crate::altmap::{self};
+use crate::bad_pages::BadPages;
+use crate::error::PinError;
 use crate::guards::{GuardBook, Holder};
-use crate::hold::{Hold, PinError, PinOptions, PinTarget, Pinned, Place, Referenced};
+use crate::hold::{Hold, PinOptions, Pinned, Referenced};
 use crate::inner::{Inner, Parts};
-use crate::lent::RegionView;
-use crate::options::Owner;
-use crate::poison::BadPages;
+use crate::ops::Owner;
+use crate::pin_target::{PinTarget, Place};
 use crate::populate::{NotPopulated, PopulateOptions, PopulateReport};
 use crate::region::Region;
+use crate::region_view::RegionView;
 use crate::report::BindReport;
 use crate::view::PageView;
 
@@ -294,7 +295,7 @@ impl<P: Payload> Pagemap<P> {
         let region = self.range();
         let (Ok(range), Some(folio)) = (PfnRange::try_single(pfn), self.inner.folio(pfn)) else {
             let asked = PfnRange::try_single(pfn).unwrap_or(region);
-            return Err(altmap::not_here(&*self.inner, asked));
+            return Err(crate::pin_target::not_here(&*self.inner, asked));
         };
         let entered = self.enter::<References>()?;
         if !folio.take_first() {
@@ -440,3 +441,20 @@ impl<P: Payload> fmt::Debug for Pagemap<P> {
             .finish_non_exhaustive()
     }
 }
+
+macro_rules! pages_of {
+    ($guard:ty) => {
+        impl $guard {
+            /// Returns a page of the region, held or not, to look at. `P` is the payload of the
+            /// region's descriptors; there is no page for another.
+            #[must_use]
+            pub fn page<P: Payload>(&self, pfn: Pfn) -> Option<PageView<'_, P>> {
+                let inner = self.0.target();
+                inner.downcast_ref::<Inner<P>>()?.page(pfn)
+            }
+        }
+    };
+}
+
+pages_of!(Pinned);
+pages_of!(Referenced);

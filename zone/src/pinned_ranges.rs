@@ -5,7 +5,9 @@ use std::panic::Location;
 
 use uzone_pages::{ByteLen, PfnRange};
 
-use crate::hold::{Hold, PinError, PinOptions, Pinned, Referenced, Segment};
+use crate::error::PinError;
+use crate::hold::{Hold, PinOptions, Pinned, Referenced};
+use crate::pin_target::Segment;
 use crate::region_index::Found;
 use crate::zone::Zone;
 

@@ -13,107 +13,14 @@
 //! pages of the same folio leave list and word in agreement. Readers ask the list only when a word
 //! states that it is not empty.
 
-use std::collections::BTreeSet;
-use std::fmt;
-use std::ops::Bound;
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
-
 use uzone_pages::{Content, Order, Payload, Pfn, PfnRange};
 
-use crate::hold::{PinTarget, good_pieces};
+use crate::bad_pages::pages_in;
+use crate::error::PoisonFailure;
 use crate::inner::Inner;
+use crate::ops::Poisoned;
 use crate::pagemap::Pagemap;
-
-/// A page that went bad, as its pagemap's owner is notified.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-#[non_exhaustive]
-pub struct Poisoned {
-    /// The page.
-    pub pfn: Pfn,
-    /// How many pins its folio had: these holders were not refused, and whatever they read or write
-    /// there is lost. Takers that are about to be refused may be among them.
-    pub pins: u32,
-    /// How many references its folio had.
-    pub references: u32,
-}
-
-/// Why a page was not marked, or not mended.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum PoisonFailure {
-    /// The page does not belong to the region.
-    #[error("page {pfn} does not belong to the region, which has {region}")]
-    NotHere {
-        /// The page that was given.
-        pfn: Pfn,
-        /// The pages of the region.
-        region: PfnRange,
-    },
-    /// The page holds the descriptors of the region, or is kept for its owner.
-    #[error(
-        "page {pfn} holds the descriptors of the region: nothing can tell what is left of \
-         {metadata}; unbind the region, and bind it without that page"
-    )]
-    Metadata {
-        /// The page that was given.
-        pfn: Pfn,
-        /// All such pages of the region.
-        metadata: PfnRange,
-    },
-    /// The page is bad already.
-    #[error("page {pfn} is known to be bad")]
-    Known {
-        /// The page that was given.
-        pfn: Pfn,
-    },
-    /// Somebody is clearing or filling the page, and has not heard yet that it is bad.
-    #[error("page {pfn} is being cleared or filled: mend it when that has ended")]
-    Owned {
-        /// The page that was given.
-        pfn: Pfn,
-    },
-    /// The page is good.
-    #[error("page {pfn} is not bad: there is nothing to mend")]
-    Good {
-        /// The page that was given.
-        pfn: Pfn,
-    },
-}
-
-/// The bad pages of a pagemap.
-#[derive(Default)]
-pub(crate) struct BadPages(RwLock<BTreeSet<Pfn>>);
-
-impl BadPages {
-    fn read(&self) -> RwLockReadGuard<'_, BTreeSet<Pfn>> {
-        // A panic elsewhere cannot leave the list half changed: each change is one call.
-        self.0.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn write(&self) -> RwLockWriteGuard<'_, BTreeSet<Pfn>> {
-        self.0.write().unwrap_or_else(PoisonError::into_inner) // as above
-    }
-
-    /// Returns the first bad page of `range`.
-    pub(crate) fn first_in(&self, range: PfnRange) -> Option<Pfn> {
-        pages_in(&self.read(), range).next()
-    }
-
-    /// Returns the bad pages of `range`, in ascending order.
-    pub(crate) fn in_range(&self, range: PfnRange) -> Vec<Pfn> {
-        pages_in(&self.read(), range).collect()
-    }
-}
-
-impl fmt::Debug for BadPages {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_set().entries(self.read().iter()).finish()
-    }
-}
-
-fn pages_in(list: &BTreeSet<Pfn>, range: PfnRange) -> impl Iterator<Item = Pfn> {
-    list.range((Bound::Included(range.start()), Bound::Excluded(range.end()))).copied()
-}
+use crate::pin_target::{PinTarget, good_pieces};
 
 impl<P: Payload> Inner<P> {
     pub(crate) fn poison(&self, pfn: Pfn) -> Result<Poisoned, PoisonFailure> {

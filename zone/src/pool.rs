@@ -38,11 +38,11 @@ use uzone_pages::{
 };
 
 use crate::clear::{Batching, ZeroOptions};
-use crate::hold::{PinTarget, Segment};
 use crate::inner::Inner;
 use crate::lent::PagemapView;
 use crate::options::Cancel;
 use crate::pagemap::Pagemap;
+use crate::pin_target::{PinTarget, Segment};
 use crate::populate::{NotPopulated, PopulateOptions, PopulateReport};
 use crate::zero::{self, CLEARABLE, ZeroFailure};
 
@@ -764,7 +764,7 @@ impl<P: Payload> Pooled<P> {
     fn check_inside(&self, offset_bytes: u64, len_bytes: usize) -> Result<u64, AccessError> {
         let bytes = self.shared.pagemap.inner.bytes_of(self.range);
         let held = ByteLen::new(bytes.end - bytes.start);
-        crate::bytes::check_inside(offset_bytes, len_bytes, held)?;
+        crate::pin_target::check_inside(offset_bytes, len_bytes, held)?;
         Ok(bytes.start + offset_bytes)
     }
 

@@ -22,7 +22,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use uzone_os::{LiveArc, LiveGuard, Sort};
 use uzone_pages::{ByteLen, EnterError, PageCount, PageSize, Pfn, PfnRange};
 
-use crate::hold::{PinError, PinTarget, Place, Segment};
+use crate::error::PinError;
+use crate::pin_target::{PinTarget, Place, Segment};
 
 #[derive(Debug)]
 pub(crate) struct RegionIndex {

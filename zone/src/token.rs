@@ -18,7 +18,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::hold::{Pinned, Referenced};
-use crate::zone::Zone;
 
 const LISTS: usize = 16;
 const PLACE_BITS: u32 = 28;
@@ -153,7 +152,8 @@ impl Tokens {
         Err(guard)
     }
 
-    fn redeem(&self, raw: RawGuard) -> Option<Redeemed> {
+    /// Gives the guard back that these bits were made of.
+    pub(crate) fn redeem(&self, raw: RawGuard) -> Option<Redeemed> {
         let turn = raw.0 >> 32;
         let low = usize::try_from(raw.0 & u64::from(u32::MAX)).ok()?;
         let place = low % MAX_PLACES;
@@ -168,23 +168,13 @@ impl Tokens {
     }
 }
 
-impl Zone {
-    /// Returns the guard that [`Pinned::into_raw`] or [`Referenced::into_raw`] made these bits of.
-    ///
-    /// # Errors
-    /// [`NotAGuard`] if it was redeemed before, or never was a guard of this zone.
-    pub fn redeem(&self, raw: RawGuard) -> Result<Redeemed, NotAGuard> {
-        self.shared.tokens.redeem(raw).ok_or(NotAGuard { bits: raw.0 })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
     use uzone_pages::{ByteLen, MemoryKind, PfnRange};
 
     use super::*;
-    use crate::{BindOptions, Pagemap, Region};
+    use crate::{BindOptions, Pagemap, Region, Zone};
 
     fn pagemap() -> Pagemap {
         let region = Region::anonymous(ByteLen::mib(2)).unwrap();

@@ -8,10 +8,10 @@
 use uzone_os::bus::{self, BusError, BusKind, Watch, WatchError};
 use uzone_pages::{PageCount, Payload, Pfn, PfnRange};
 
-use crate::hold::PinTarget;
 use crate::inner::Inner;
 use crate::pagemap::Pagemap;
 use crate::panics::FirstPanic;
+use crate::pin_target::PinTarget;
 
 /// Returns the pages of a region that a bus error is about. The region starts at `start` with the
 /// first page of `range`, and `shift` is log2 of the bytes of a page.

@@ -15,7 +15,7 @@ use std::sync::{Mutex, PoisonError};
 use uzone_pages::{ByteLen, Payload, Template};
 use uzone_stream::{CacheState, NextUse, Work};
 
-use crate::bind::BindError;
+use crate::error::BindError;
 use crate::init_method::{self, InitMethod, SECTION_BYTES};
 use crate::keep::{MemmapMemory, Source};
 use crate::options::{BindOptions, Progress};

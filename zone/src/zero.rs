@@ -23,10 +23,10 @@ use uzone_pages::{AdvanceError, ByteLen, Content, Order, PageCount, Payload, Pfn
 
 use crate::batches::Job;
 use crate::clear::{ClearError, Cleared, ZeroOptions};
-use crate::hold::PinTarget;
 use crate::inner::Inner;
 use crate::pagemap::Pagemap;
 use crate::panics::FirstPanic;
+use crate::pin_target::PinTarget;
 
 /// How many folios of a call are tried whose memory turns out not to be there, before all others that
 /// are left are taken for such: each costs a signal, and a file that was truncated has millions.
@@ -401,7 +401,7 @@ impl<P: Payload> Inner<P> {
         zeroed: &mut Zeroed,
     ) -> Result<Option<u64>, ClearError> {
         let bad = if self.order() == Order::BASE { Vec::new() } else { self.bad.in_range(range) };
-        for piece in crate::hold::good_pieces(range, &bad) {
+        for piece in crate::pin_target::good_pieces(range, &bad) {
             let bytes = self.bytes_of(piece);
             let hint = options.hint.filter(|hint| bytes.contains(hint));
             let options = ZeroOptions { hint, ..options.clone() };

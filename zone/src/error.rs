@@ -1,0 +1,329 @@
+//! Why a bind, a pin, a fault or a step of poison was refused.
+
+use std::fmt;
+
+use uzone_os::{ExclusivityError, MapError, MappedError, PopulateError, memory};
+use uzone_pages::{
+    AddrError, ByteLen, EnterError, HoldError, LayoutError, MemoryKind, Order, PageCount, Pfn,
+    PfnRange, PlacementError,
+};
+
+/// Why a region could not be bound.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BindError {
+    /// The region starts or ends inside a folio.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+    /// A frame number beyond 64 bits.
+    #[error(transparent)]
+    Addr(#[from] AddrError),
+    /// A folio is larger than the region.
+    #[error("a folio of order {order} has {folio} pages, and the region only {pages}")]
+    FolioLargerThanRegion {
+        /// The order that was asked for.
+        order: Order,
+        /// Pages in a folio.
+        folio: PageCount,
+        /// Pages in the region.
+        pages: PageCount,
+    },
+    /// Memory of that kind needs an owner.
+    #[error("{kind} memory needs an owner: pass one with BindOptions::owner")]
+    NoOwner {
+        /// The kind that was asked for.
+        kind: MemoryKind,
+    },
+    /// Memory of that kind needs a callback for a page whose last holder has gone.
+    #[error("{kind} memory needs a callback for freed pages: pass one with PagemapOps::on_free")]
+    NoFree {
+        /// The kind that was asked for.
+        kind: MemoryKind,
+    },
+    /// Private memory needs to know what to do with a page that the CPU touched.
+    #[error(
+        "private memory needs a callback that migrates pages to RAM: pass one with \
+         PagemapOps::on_migrate_to_ram"
+    )]
+    NoMigrateToRam,
+    /// The frame numbers belong to another region.
+    #[error("{range} overlap {bound}, which are bound already")]
+    Overlaps {
+        /// The frame numbers that were asked for.
+        range: PfnRange,
+        /// Those that are taken.
+        bound: PfnRange,
+    },
+    /// The bytes of the region's file are described already.
+    #[error("the bytes of the region are bound already, as {bound}")]
+    SameBytes {
+        /// The frame numbers that they have.
+        bound: PfnRange,
+    },
+    /// The region's pages have no frame numbers from there on.
+    #[error("the {pages} pages of the region do not fit behind page {base}: choose a smaller base")]
+    NoNumbers {
+        /// The first frame number that was asked for.
+        base: Pfn,
+        /// Pages in the region.
+        pages: PageCount,
+    },
+    /// The CPU does not have the store that was asked for.
+    #[error("this CPU has no {path} stores: leave the choice to bind, or see `uzone doctor`")]
+    NoStore {
+        /// What was asked for.
+        path: uzone_stream::Path,
+    },
+    /// Descriptors that bind does not write start at zero, and those of this payload do not.
+    #[error("a payload with an initial value cannot be initialised on touch: ask for Init::Eager")]
+    NotZero,
+    /// The descriptors are to lie in the region, and to be initialised on touch, and its first pages
+    /// may have old bytes.
+    #[error(
+        "descriptors in the region itself can be initialised on touch only where its memory is \
+         private, of no file and reads as zero: ask for Init::Eager, or leave the choice to bind"
+    )]
+    OldBytes,
+    /// The descriptors do not fit in the region.
+    #[error(transparent)]
+    Placement(#[from] PlacementError),
+    /// Others may have the memory that the descriptors are to lie in.
+    #[error(
+        "the descriptors cannot lie in memory that others may change: vouch for it with \
+         AltmapOptions::exclusive, or bind without an altmap"
+    )]
+    NoPromise,
+    /// What was promised about the memory for the descriptors does not help.
+    #[error("the descriptors cannot lie in the region: {0}")]
+    Promise(#[source] ExclusivityError),
+    /// A page that the descriptors are to lie in is known to be bad.
+    #[error(
+        "page {page} of the region was bad when it was unbound, and would hold descriptors: bind \
+         without an altmap, or with another reserve"
+    )]
+    BadPage {
+        /// The page, counted from the region's first.
+        page: PageCount,
+    },
+    /// The region was not cut for its descriptors. A bug of this crate's.
+    #[error("the region was not cut for its descriptors")]
+    NotCut,
+    /// There is not enough memory for descriptors that are all written.
+    #[error(
+        "the descriptors need {needed:.1} of memory, and {available:.1} can be had ({limited_by}): \
+         describe larger folios, initialise on touch, or raise that limit"
+    )]
+    TooLittleMemory {
+        /// Bytes of descriptors.
+        needed: ByteLen,
+        /// Bytes that this process may still take.
+        available: ByteLen,
+        /// What the limit is.
+        limited_by: memory::Limit,
+    },
+    /// The memory for the descriptors could not be mapped.
+    #[error("cannot map {len} for the descriptors: {cause}")]
+    Map {
+        /// Bytes of descriptors.
+        len: ByteLen,
+        /// Which limit forbade it, and what would help.
+        #[source]
+        cause: MapError,
+    },
+    /// The memory for the descriptors could not be made present.
+    #[error("cannot populate the memory for the descriptors: {0}")]
+    Populate(#[source] PopulateError),
+    /// The memory for the descriptors does not fit them. A bug of this crate's.
+    #[error("the memory for the descriptors does not fit them: {0}")]
+    Mapped(#[source] MappedError),
+    /// Somebody may have written to the memory that is to be known as zero.
+    #[error(
+        "the memory is not known to be zero: somebody has had its address, or has written to it; \
+         leave out BindOptions::known_zero, and clear what is handed out"
+    )]
+    NotZeroMemory,
+    /// The caller cancelled.
+    #[error("the bind was cancelled after {done} of {total} of descriptors")]
+    Cancelled {
+        /// Bytes of descriptors that had been written, at least.
+        done: ByteLen,
+        /// Bytes of descriptors that should have been.
+        total: ByteLen,
+    },
+}
+
+/// Why pages were not held.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PinError {
+    /// Not every page belongs to the region.
+    #[error("{asked} do not all belong to the region, which has {region}")]
+    NotHere {
+        /// The pages that were asked for.
+        asked: PfnRange,
+        /// The pages of the region.
+        region: PfnRange,
+    },
+    /// No region of the zone has this page.
+    #[error("no region of the zone has page {pfn}: bind it first")]
+    NoPage {
+        /// The first page that no region has.
+        pfn: Pfn,
+    },
+    /// No region of the zone has this address.
+    #[error("no region of the zone has the address {address:#x}: bind the memory there first")]
+    NoAddress {
+        /// The first address that no region has.
+        address: usize,
+    },
+    /// A range without a byte, or one that ends beyond every address.
+    #[error("{len_bytes} bytes from {address:#x} on are no range of addresses")]
+    NoRange {
+        /// The first address.
+        address: usize,
+        /// The length that was asked for.
+        len_bytes: u64,
+    },
+    /// A page is not described: it holds the descriptors of the region, or is kept for its owner.
+    #[error("page {pfn} holds the descriptors of the region: the pages {metadata} cannot be held")]
+    Metadata {
+        /// The first such page that was asked for.
+        pfn: Pfn,
+        /// All such pages of the region.
+        metadata: PfnRange,
+    },
+    /// A folio gives no hold. None is held.
+    #[error(
+        "cannot hold the folio of page {pfn}; the {good} pages before it could be held: {cause}"
+    )]
+    Refused {
+        /// The first page that could not be held.
+        pfn: Pfn,
+        /// How many pages from the start of the range could have been.
+        good: PageCount,
+        /// Why not.
+        #[source]
+        cause: HoldError,
+    },
+    /// A page of the range is bad. None is pinned.
+    #[error("page {pfn} is bad; of the range, {good} good pieces can be pinned", good = good.len())]
+    Poisoned {
+        /// The first bad page.
+        pfn: Pfn,
+        /// The pieces of the range without a bad page, in ascending order.
+        good: Vec<PfnRange>,
+    },
+    /// The page is not there, and producing it failed.
+    #[error("cannot pin page {pfn}: it is not there, and could not be produced: {cause}")]
+    Fault {
+        /// The page.
+        pfn: Pfn,
+        /// What [`Populate::fault`](crate::Populate::fault) answered.
+        #[source]
+        cause: FaultError,
+    },
+    /// The memory may be pinned for a moment only.
+    #[error(
+        "{what} cannot be pinned for long: its owner has to be able to take pages away soon; pin it \
+         for the time of one request"
+    )]
+    NotForLong {
+        /// What kind of memory it is.
+        what: &'static str,
+    },
+    /// The folio cannot be handed out: it has been, or is frozen, or its memory is generic.
+    #[error(
+        "the folio of page {pfn} cannot be handed out: it is not free (references: {references})"
+    )]
+    NotFree {
+        /// The page that was asked for.
+        pfn: Pfn,
+        /// How many references there were.
+        references: u32,
+    },
+    /// The pagemap admits no guard.
+    #[error("cannot hold pages of this region: {0}")]
+    NotAdmitted(#[source] EnterError),
+}
+
+/// Why a page was not marked, or not mended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PoisonFailure {
+    /// The page does not belong to the region.
+    #[error("page {pfn} does not belong to the region, which has {region}")]
+    NotHere {
+        /// The page that was given.
+        pfn: Pfn,
+        /// The pages of the region.
+        region: PfnRange,
+    },
+    /// The page holds the descriptors of the region, or is kept for its owner.
+    #[error(
+        "page {pfn} holds the descriptors of the region: nothing can tell what is left of \
+         {metadata}; unbind the region, and bind it without that page"
+    )]
+    Metadata {
+        /// The page that was given.
+        pfn: Pfn,
+        /// All such pages of the region.
+        metadata: PfnRange,
+    },
+    /// The page is bad already.
+    #[error("page {pfn} is known to be bad")]
+    Known {
+        /// The page that was given.
+        pfn: Pfn,
+    },
+    /// Somebody is clearing or filling the page, and has not heard yet that it is bad.
+    #[error("page {pfn} is being cleared or filled: mend it when that has ended")]
+    Owned {
+        /// The page that was given.
+        pfn: Pfn,
+    },
+    /// The page is good.
+    #[error("page {pfn} is not bad: there is nothing to mend")]
+    Good {
+        /// The page that was given.
+        pfn: Pfn,
+    },
+}
+
+/// Why a page could not be produced.
+#[derive(Clone)]
+pub struct FaultError(std::sync::Arc<dyn std::error::Error + Send + Sync>);
+
+impl FaultError {
+    /// Takes what went wrong.
+    #[must_use]
+    pub fn new(cause: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+        Self(cause.into().into())
+    }
+}
+
+impl fmt::Debug for FaultError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl fmt::Display for FaultError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl std::error::Error for FaultError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.0.source()
+    }
+}
+
+/// The same failure, not an equal one.
+impl PartialEq for FaultError {
+    fn eq(&self, other: &Self) -> bool {
+        std::sync::Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for FaultError {}

@@ -1,0 +1,162 @@
+//! A pagemap as its guards see it: [`PinTarget`].
+
+use std::any::Any;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use uzone_os::{AccessError, LiveArc, RangeError};
+use uzone_pages::{
+    ByteLen, Content, HoldError, HoldKind, Order, PageCount, Pfn, PfnRange, Span, SpanRefused, Word,
+};
+
+use crate::error::PinError;
+#[cfg(debug_assertions)]
+use crate::guards::GuardBook;
+use crate::token::Tokens;
+
+/// One contiguous piece of what a guard holds, for a DMA engine or an I/O call.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Segment {
+    /// Where it starts in memory of this process.
+    pub address: usize,
+    /// How long it is.
+    pub len_bytes: u64,
+    /// Its first page.
+    pub pfn: Pfn,
+}
+
+/// Where the guards of a pagemap enter it.
+pub(crate) type Place = LiveArc<dyn PinTarget>;
+
+/// A pagemap as its guards see it, whatever its payload.
+pub(crate) trait PinTarget: Any + Send + Sync {
+    fn range(&self) -> PfnRange;
+    /// Returns the pages of the region that are not described, if its descriptors lie in it.
+    fn metadata_range(&self) -> Option<PfnRange>;
+    fn order(&self) -> Order;
+    #[cfg(debug_assertions)]
+    fn guards(&self) -> &GuardBook;
+    /// Returns the raw guards of the zone that the pagemap is of.
+    fn tokens(&self) -> Arc<Tokens>;
+    /// Returns where a range of pages of the region lies in memory.
+    fn segment(&self, range: PfnRange) -> Option<Segment>;
+    fn hold(&self, range: PfnRange, sort: HoldKind) -> Result<Span, SpanRefused>;
+    fn release(&self, span: Span, sort: HoldKind);
+    fn split(
+        &self,
+        span: Span,
+        sort: HoldKind,
+        pages: PageCount,
+    ) -> Result<(Span, Span), Option<SpanRefused>>;
+    /// Makes the pages of a range that are known to be zero somebody's, who may write to them.
+    fn take_zero(&self, range: PfnRange);
+    /// Makes the pages of a range that are not there be there, for a pin that was refused by the content
+    /// of one. Returns whether it is worth trying again.
+    fn produce(&self, range: PfnRange, refused: Content) -> Result<bool, PinError>;
+    /// Returns what the memory is if it cannot be pinned for long.
+    fn not_for_long(&self) -> Option<&'static str>;
+    fn bad_pages(&self, range: PfnRange) -> Vec<Pfn>;
+    fn word(&self, pfn: Pfn) -> Word;
+    /// Copies bytes out of pages of the region, from byte `offset_bytes` of page `first` on.
+    fn read_at(&self, first: Pfn, offset_bytes: u64, out: &mut [u8]) -> Result<(), AccessError>;
+    /// Returns words of pages of the region, from byte `offset_bytes` of page `first` on.
+    fn words(
+        &self,
+        first: Pfn,
+        offset_bytes: u64,
+        len_bytes: u64,
+    ) -> Result<&[AtomicU64], AccessError>;
+    /// Copies bytes into pages of the region, for a holder of theirs.
+    fn write_at(&self, first: Pfn, offset_bytes: u64, bytes: &[u8]) -> Result<(), AccessError>;
+
+    // Two methods in one, so that a guard costs one call of a table and not two.
+
+    /// Holds the folios of `range` for a caller who has entered, so that what is held is
+    /// [`Span::of_folios`] of it. The failure is boxed so that its absence is a register.
+    fn admit(&self, range: PfnRange, sort: HoldKind) -> Result<(), Box<PinError>> {
+        if !self.range().contains_range(range) {
+            return Err(Box::new(not_here(self, range)));
+        }
+        match self.hold(range, sort) {
+            Ok(span) => {
+                debug_assert_eq!(span, Span::of_folios(range), "nothing was split yet");
+                Ok(())
+            }
+            Err(refused) => Err(Box::new(failure(self, range, refused))),
+        }
+    }
+}
+
+/// Returns the pieces of `range` between bad pages, which are in ascending order.
+pub(crate) fn good_pieces(range: PfnRange, bad: &[Pfn]) -> Vec<PfnRange> {
+    let mut start = range.start();
+    let mut pieces = Vec::new();
+    let ends = bad.iter().map(|pfn| (*pfn, pfn.checked_add(PageCount::new(1))));
+    for (end, next) in ends.chain([(range.end(), Ok(range.end()))]) {
+        let piece = end.checked_since(start).and_then(|pages| PfnRange::try_new(start, pages).ok());
+        pieces.extend(piece);
+        start = next.unwrap_or(range.end());
+    }
+    pieces
+}
+
+/// Returns what a refused range means to the caller.
+#[cold]
+pub(crate) fn failure(
+    inner: &(impl PinTarget + ?Sized),
+    range: PfnRange,
+    refused: SpanRefused,
+) -> PinError {
+    let SpanRefused { pfn, cause } = refused;
+    // A folio whose head lies before the range is in the way from its first page on.
+    let good = pfn.checked_since(range.start()).unwrap_or_default();
+    if cause != HoldError::Content(Content::Poisoned) {
+        return PinError::Refused { pfn, good, cause };
+    }
+    let mut bad = inner.bad_pages(range);
+    if bad.is_empty() {
+        bad.push(pfn); // mended by now
+    }
+    PinError::Poisoned { pfn, good: good_pieces(range, &bad) }
+}
+
+/// Returns whether `pfn` is a page of the region that is not described: it holds descriptors, or is
+/// reserved, or skipped.
+pub(crate) fn is_metadata(inner: &(impl PinTarget + ?Sized), pfn: Pfn) -> bool {
+    inner.metadata_range().is_some_and(|metadata| metadata.contains(pfn))
+}
+
+/// Returns why pages that are not all described cannot be held.
+#[cold]
+pub(crate) fn not_here(inner: &(impl PinTarget + ?Sized), asked: PfnRange) -> PinError {
+    if let Some(metadata) = inner.metadata_range() {
+        // The first of those that were asked for, if there is one.
+        let pfn = asked.start().max(metadata.start());
+        if is_metadata(inner, pfn) && asked.contains(pfn) {
+            return PinError::Metadata { pfn, metadata };
+        }
+    }
+    PinError::NotHere { asked, region: inner.range() }
+}
+
+/// Whether a page has to be produced before it can be pinned, or somebody is at it.
+pub(crate) fn is_missing(content: Content) -> bool {
+    matches!(content, Content::Absent | Content::Filling | Content::Removed)
+}
+
+/// Refuses bytes that are not all among the `held` that a guard has.
+pub(crate) fn check_inside(
+    offset_bytes: u64,
+    len_bytes: usize,
+    held: ByteLen,
+) -> Result<(), AccessError> {
+    let end = offset_bytes.checked_add(len_bytes as u64); // a length in memory is at most 64 bits
+    match end {
+        Some(end) if end <= held.get() => Ok(()),
+        _ => Err(AccessError::Range(RangeError::Beyond {
+            start: offset_bytes,
+            end: end.unwrap_or(u64::MAX),
+            len_bytes: held.get(),
+        })),
+    }
+}

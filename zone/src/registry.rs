@@ -1,0 +1,139 @@
+//! What the pagemaps of a zone share: claims of frame numbers, the index of regions, kept memory and raw
+//! guards.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use uzone_pages::{AddrError, ByteLen, Order, PageCount, PageSize, Pfn, PfnRange};
+
+use crate::error::BindError;
+use crate::keep::Keep;
+use crate::pin_target::{Place, Segment};
+use crate::region::FileExtent;
+use crate::region_index::RegionIndex;
+use crate::token::Tokens;
+
+/// The first frame number that is given to a region that asks for none: the one at 4 GiB of 4 KiB
+/// pages, so that no pfn is mistaken for a small index.
+const FIRST_PFN: Pfn = Pfn::new(1 << 20);
+
+/// Regions start at a multiple of this many pages at least, so that sections do not straddle them.
+const SECTION_ORDER: Order = Order::new(15);
+
+#[derive(Debug)]
+pub(crate) struct Shared {
+    claims: Mutex<Claims>,
+    pub(crate) keep: Keep,
+    pub(crate) directory: RegionIndex,
+    pub(crate) tokens: Arc<Tokens>,
+}
+
+#[derive(Debug, Default)]
+struct Claims {
+    next_id: u64,
+    /// In ascending order of their ranges, which do not overlap.
+    list: Vec<ClaimEntry>,
+}
+
+#[derive(Debug)]
+struct ClaimEntry {
+    id: u64,
+    range: PfnRange,
+    extent: Option<FileExtent>,
+}
+
+/// A range of frame numbers that belongs to one region until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Claim {
+    shared: Arc<Shared>,
+    id: u64,
+    range: PfnRange,
+}
+
+impl Claim {
+    pub(crate) fn range(&self) -> PfnRange {
+        self.range
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+}
+
+impl Claim {
+    /// Lets others find the pages of this claim, which lie at `segment`.
+    pub(crate) fn publish(&self, segment: Segment, page: PageSize, place: Arc<Place>) {
+        self.shared.directory.insert(self.id, segment, self.range, page, place);
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.shared.directory.remove(self.id);
+        self.shared.lock().list.retain(|entry| entry.id != self.id);
+    }
+}
+
+impl Shared {
+    /// Takes up to how much descriptor memory is kept.
+    pub(crate) fn new(limit: ByteLen) -> Self {
+        Self {
+            claims: Mutex::default(),
+            keep: Keep::new(limit),
+            directory: RegionIndex::default(),
+            tokens: Arc::default(),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Claims> {
+        // A panic elsewhere cannot leave the list half changed: each change is one call.
+        self.claims.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the ranges that are claimed, in ascending order.
+    pub(crate) fn claimed(&self) -> Vec<PfnRange> {
+        self.lock().list.iter().map(|entry| entry.range).collect()
+    }
+
+    /// Claims `pages` frame numbers that start at `base`, or at the first free multiple of `order`.
+    pub(crate) fn claim(
+        self: &Arc<Self>,
+        pages: PageCount,
+        order: Order,
+        base: Option<Pfn>,
+        extent: Option<FileExtent>,
+    ) -> Result<Claim, BindError> {
+        let mut claims = self.lock();
+        let same_bytes = claims.list.iter().find(|entry| {
+            extent.is_some_and(|ours| entry.extent.is_some_and(|theirs| ours.overlaps(&theirs)))
+        });
+        if let Some(entry) = same_bytes {
+            return Err(BindError::SameBytes { bound: entry.range });
+        }
+        let range = match base {
+            Some(base) => PfnRange::try_new(base, pages)?,
+            None => claims.first_free(pages, order.max(SECTION_ORDER))?,
+        };
+        if let Some(entry) = claims.list.iter().find(|entry| entry.range.overlaps(range)) {
+            return Err(BindError::Overlaps { range, bound: entry.range });
+        }
+        let id = claims.next_id;
+        claims.next_id += 1;
+        let at = claims.list.partition_point(|entry| entry.range.start() < range.start());
+        claims.list.insert(at, ClaimEntry { id, range, extent });
+        Ok(Claim { shared: self.clone(), id, range })
+    }
+}
+
+impl Claims {
+    fn first_free(&self, pages: PageCount, order: Order) -> Result<PfnRange, AddrError> {
+        let mut start = FIRST_PFN.align_up(order)?;
+        for entry in &self.list {
+            let candidate = PfnRange::try_new(start, pages)?;
+            if candidate.end() <= entry.range.start() {
+                return Ok(candidate);
+            }
+            start = start.max(entry.range.end().align_up(order)?);
+        }
+        PfnRange::try_new(start, pages)
+    }
+}
