@@ -10,19 +10,18 @@ use std::io;
 use std::sync::Arc;
 
 use uzone_os::uffd::Remote;
-use uzone_pages::{Advice, ByteLen, Content, FaultAround, PageSize};
+use uzone_pages::{ByteLen, PageSize};
 
 use crate::backing::Backing;
 use crate::core::Core;
 use crate::engine::{Engine, TRACED, at_most, check_backing, pattern, room};
-use crate::error::{Failure, MapError};
+use crate::error::MapError;
 use crate::event_loop::Attached;
 use crate::fault_memory::{FaultMemory, RemoteMemory, RemoteRegion};
 use crate::options::LazyOptions;
 use crate::page_states::PageStates;
 use crate::pages::Policy;
-use crate::record::{FaultTrace, Latency, Recorder};
-use crate::stats::FaultStats;
+use crate::record::Recorder;
 
 impl Engine {
     /// Answers the faults of memory of another process from now on, by `backing`. The regions are
@@ -96,44 +95,6 @@ pub struct AdoptedMemory {
 }
 
 impl AdoptedMemory {
-    /// Returns what happened so far.
-    #[must_use]
-    pub fn stats(&self) -> FaultStats {
-        self.core.stats()
-    }
-
-    /// Returns how long faults took so far, by class and outcome.
-    #[must_use]
-    pub fn latencies(&self) -> Vec<Latency> {
-        self.core.recorder().latencies()
-    }
-
-    /// Takes the faults that were recorded since the last call: the last
-    /// [`LazyOptions::trace`](crate::LazyOptions::trace) of them.
-    #[must_use]
-    pub fn take_trace(&self) -> FaultTrace {
-        self.core.recorder().take_trace()
-    }
-
-    /// Returns the last page that could not be produced for a waiting thread, and why.
-    #[must_use]
-    pub fn last_failure(&self) -> Option<Failure> {
-        self.core.last_failure()
-    }
-
-    /// Changes how faults are answered from now on.
-    pub fn advise(&self, advice: Advice, fault_around: FaultAround) {
-        self.core.pattern().set(advice, fault_around);
-    }
-
-    /// Returns what is known about the page with byte `offset` of the backing, or `None` if there
-    /// is none.
-    #[must_use]
-    pub fn content(&self, offset: u64) -> Option<Content> {
-        let page = offset >> self.core.page_size().shift();
-        (page < self.core.contents().area().end().get()).then(|| self.core.contents().get(page))
-    }
-
     /// Stops answering and returns the descriptor for the next server. Threads that wait for a page go on
     /// waiting.
     ///
@@ -150,6 +111,8 @@ impl AdoptedMemory {
         }
     }
 }
+
+crate::stats::observe!(AdoptedMemory, "the backing");
 
 /// Memory that is answered for still, because its descriptor cannot be handed on.
 #[derive(Debug, thiserror::Error)]

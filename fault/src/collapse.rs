@@ -1,4 +1,4 @@
-//! Huge pages for what is filled: [`LazyMapping::collapse`], and a thread that collapses a mapping in which
+//! Huge pages for what is filled: [`LazyMapping::collapse`](crate::LazyMapping::collapse), and a thread that collapses a mapping in which
 //! no page was filled for a while.
 //!
 //! A huge page is made of 2 MiB that are filled wholly; a page that is missing there has to raise an event
@@ -30,7 +30,6 @@ use uzone_pages::Content;
 
 use crate::core::Core;
 use crate::error::LazyError;
-use crate::lazy::LazyMapping;
 use crate::stats::Counters;
 
 /// Why a part of a range is not a huge page.
@@ -72,7 +71,7 @@ pub(crate) struct Collapser {
 
 impl Collapser {
     /// Collapses what it can of a range of pages, until `goes_on`, called before each, returns `false`.
-    fn collapse(
+    pub(crate) fn collapse(
         &self,
         pages: Range<u64>,
         mut goes_on: impl FnMut() -> bool,
@@ -179,24 +178,6 @@ impl Drop for Closed<'_> {
         if !self.pages.is_empty() {
             self.core.kernel().wake(self.core.bytes(self.pages.clone()));
         }
-    }
-}
-
-impl LazyMapping {
-    /// Makes huge pages of those parts of a range that are filled wholly, 2 MiB each on common
-    /// machines. No byte changes, and no pinned page is moved. What is left in small pages, and why, is in the answer; parts at the
-    /// ends that are smaller than a huge page are not counted.
-    ///
-    /// It takes one to four milliseconds for each huge page, and the kernel holds the layout of the process
-    /// meanwhile: faulting threads wait for it. Pages that are evicted from a huge page later split it
-    /// again. [`HugePages::Transparent`](crate::HugePages::Transparent) has huge pages from the first touch
-    /// on.
-    ///
-    /// # Errors
-    /// [`LazyError`] if the range is not inside, cuts a page, or what the host has cannot be read.
-    pub fn collapse(&self, range: Range<u64>) -> Result<Collapsed, LazyError> {
-        let pages = self.pages(&range)?;
-        self.collapser().collapse(pages, || true)
     }
 }
 

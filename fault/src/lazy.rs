@@ -1,4 +1,14 @@
 //! Memory of this process that is mapped lazily: [`LazyMapping`].
+//!
+//! Writing back: a page is made clean *before* its bytes are read, so a write that comes meanwhile leaves
+//! it dirty and is written back the next time; what the backing got of it may be torn, and will be
+//! overwritten. If the backing fails, the pages are dirty again before the lock is released, so that
+//! nothing is evicted that was not written back.
+//!
+//! Evicting: another thread may write to a page between the check that it is clean and its eviction. Where
+//! writes are events, such a writer waits until the page can be filled again, so a written page is never
+//! evicted by mistake. Where the kernel only records writes, no writer can be stopped, so eviction is
+//! refused.
 
 use std::fmt;
 use std::io;
@@ -8,17 +18,17 @@ use std::time::Duration;
 
 use uzone_os::uffd::Registered;
 use uzone_os::{Addr, Mapping, RangeError};
-use uzone_pages::{Advice, ByteLen, Content, FaultAround, PageSize};
+use uzone_pages::{ByteLen, Content, FaultAround, PageSize};
 use uzone_zone::Pinned;
 
-use crate::collapse::{Collapser, QuietCollapser};
+use crate::collapse::{Collapsed, Collapser, QuietCollapser};
 use crate::core::{Core, ReaderState};
 use crate::dirty::Tracker;
-use crate::error::{Failure, LazyError};
+use crate::dirty::states::{States, Which, collect};
+use crate::error::LazyError;
 use crate::event_loop::Attached;
 use crate::populate::{Populate, populate};
-use crate::record::{FaultTrace, Latency};
-use crate::stats::{Counters, FaultStats};
+use crate::stats::Counters;
 
 /// Memory of this process whose pages come from a backing when they are touched.
 ///
@@ -50,10 +60,6 @@ impl LazyMapping {
     pub(crate) fn collapse_when_settled(&mut self, quiet: Duration) -> io::Result<()> {
         self._quiet_collapser = Some(QuietCollapser::start(self.collapser(), quiet)?);
         Ok(())
-    }
-
-    pub(crate) fn core(&self) -> &Core {
-        &self.core
     }
 
     /// Returns how many bytes are read from a backing at once, or written to it.
@@ -124,47 +130,10 @@ impl LazyMapping {
         Ok(self.mapping().write_at(offset, bytes)?)
     }
 
-    /// Returns how long faults took so far, by class and outcome.
-    #[must_use]
-    pub fn latencies(&self) -> Vec<Latency> {
-        self.core.recorder().latencies()
-    }
-
-    /// Takes the faults that were recorded since the last call: the last
-    /// [`LazyOptions::trace`](crate::LazyOptions::trace) of them.
-    #[must_use]
-    pub fn take_trace(&self) -> FaultTrace {
-        self.core.recorder().take_trace()
-    }
-
-    /// Returns the last page that could not be produced for a waiting thread, and why.
-    #[must_use]
-    pub fn last_failure(&self) -> Option<Failure> {
-        self.core.last_failure()
-    }
-
-    /// Changes how faults are answered from now on.
-    pub fn advise(&self, advice: Advice, fault_around: FaultAround) {
-        self.core.pattern().set(advice, fault_around);
-    }
-
     /// Returns how much a read fault starts with now.
     #[must_use]
     pub fn fault_around(&self) -> FaultAround {
         self.core.pattern().size()
-    }
-
-    /// Returns what is known about the page that holds byte `offset`, or `None` if there is none.
-    #[must_use]
-    pub fn content(&self, offset: u64) -> Option<Content> {
-        let page = offset >> self.page_size().shift();
-        (page < self.core.contents().area().end().get()).then(|| self.core.contents().get(page))
-    }
-
-    /// Returns what happened so far.
-    #[must_use]
-    pub fn stats(&self) -> FaultStats {
-        self.core.stats()
     }
 
     /// Returns the pages of a range of bytes that starts and ends at pages.
@@ -274,6 +243,227 @@ impl LazyMapping {
         Counters::add(&self.core.counters().evicted, evicted);
         answer?;
         Ok(evicted)
+    }
+
+    /// Gives the pages of a range back as [`LazyMapping::evict`] does, also those that were written
+    /// since they were filled or written back: what was written to private memory is lost.
+    ///
+    /// # Errors
+    /// As for [`LazyMapping::evict`].
+    pub fn evict_all(&self, range: Range<u64>) -> Result<u64, LazyError> {
+        let pages = self.pages(&range)?;
+        let Some(tracker) = self.tracking() else { return self.evict_pages(pages) };
+        let _turn = tracker.turn();
+        match tracker.states() {
+            Some(states) => {
+                let clean = self.evict_closed(tracker, states, pages.clone(), Which::Clean)?;
+                Ok(clean + self.evict_closed(tracker, states, pages, Which::Dirty)?)
+            }
+            None => self.evict_pages(pages),
+        }
+    }
+
+    /// Gives the clean pages back.
+    pub(crate) fn evict_clean(
+        &self,
+        tracker: &Tracker,
+        pages: Range<u64>,
+    ) -> Result<u64, LazyError> {
+        let _turn = tracker.turn();
+        match tracker.states() {
+            Some(states) => self.evict_closed(tracker, states, pages, Which::Clean),
+            None => Err(LazyError::CannotEvict {
+                reason: "a page that is written meanwhile would be lost, since the kernel only records the write: track writes synchronously, or use evict_all when no thread writes any more and everything is written back",
+            }),
+        }
+    }
+
+    /// Gives back pages that no writer can reach meanwhile.
+    fn evict_closed(
+        &self,
+        tracker: &Tracker,
+        states: &States,
+        pages: Range<u64>,
+        which: Which,
+    ) -> Result<u64, LazyError> {
+        let (mut evicted, mut answer) = (0, Ok(()));
+        for run in states.close(pages, which) {
+            if answer.is_ok() {
+                match self.evict_pages(run.clone()) {
+                    Ok(count) => evicted += count,
+                    Err(error) => answer = Err(error),
+                }
+            }
+            // Those that stayed are what they were.
+            states.release(run.clone(), which == Which::Clean);
+            // Threads that faulted on a write meanwhile wait for this thread.
+            tracker.wake_pages(&run);
+        }
+        answer.map(|()| evicted)
+    }
+
+    /// Returns the ranges of bytes whose pages were written since they were filled, taken or written
+    /// back, in order. Where writes are tracked by events, pages next to them may be among them.
+    ///
+    /// # Errors
+    /// [`LazyError::NotTracked`] without [`LazyOptions::track_writes`](crate::LazyOptions), and
+    /// [`LazyError`] if the range is not inside, cuts a page, or the kernel refuses.
+    pub fn dirty(&self, range: Range<u64>) -> Result<Vec<Range<u64>>, LazyError> {
+        let pages = self.pages(&range)?;
+        let tracker = self.tracker()?;
+        let _turn = tracker.turn();
+        Ok(self.offsets(&self.readable(&tracker.dirty(pages)?)))
+    }
+
+    /// Returns what [`LazyMapping::dirty`] does, and makes those pages clean in the same step: a write is
+    /// in this answer or in the next, and a page that is not written again is in one. From then on
+    /// [`LazyMapping::evict`] takes them for unchanged: what is to be kept of them is the caller's to
+    /// read before. A page that is pinned stays dirty, since a device may write to it at any time.
+    ///
+    /// # Errors
+    /// As for [`LazyMapping::dirty`]; then all are as dirty as they were.
+    pub fn take_dirty(&self, range: Range<u64>) -> Result<Vec<Range<u64>>, LazyError> {
+        let pages = self.pages(&range)?;
+        let tracker = self.tracker()?;
+        let _turn = tracker.turn();
+        Ok(self.offsets(&self.taken(tracker, pages)?))
+    }
+
+    /// Brings what was written in a range back to the backing
+    /// ([`Backing::write_back`](crate::Backing::write_back)), in the calling thread and in runs of up
+    /// to 256 KiB. Returns how many pages were.
+    ///
+    /// What was written before the call is in the backing afterwards. Pages that are written
+    /// meanwhile stay dirty, and so do those that are pinned.
+    ///
+    /// # Errors
+    /// [`LazyError::WriteBack`] at the first run that the backing did not take: it and what comes
+    /// behind it are as dirty as before. Otherwise as for [`LazyMapping::dirty`].
+    pub fn write_back(&self, range: Range<u64>) -> Result<u64, LazyError> {
+        let pages = self.pages(&range)?;
+        let tracker = self.tracker()?;
+        let found = {
+            let _turn = tracker.turn();
+            tracker.dirty(pages)?
+        };
+        let shift = self.page_size().shift();
+        let step = (self.room() as u64 >> shift).max(1);
+        let mut buffer = vec![0; self.room()];
+        let mut written = 0;
+        for run in found {
+            for start in (run.start..run.end).step_by(usize::try_from(step).unwrap_or(1)) {
+                let part = start..run.end.min(start + step);
+                written += self.write_back_some(tracker, part, &mut buffer)?;
+            }
+        }
+        Ok(written)
+    }
+
+    /// Brings those of some pages back that are dirty, as many as the buffer has room for.
+    fn write_back_some(
+        &self,
+        tracker: &Tracker,
+        pages: Range<u64>,
+        buffer: &mut [u8],
+    ) -> Result<u64, LazyError> {
+        let shift = self.page_size().shift();
+        // From here on no thread evicts pages that are clean already and not in the backing yet.
+        let _turn = tracker.turn();
+        let taken = self.taken(tracker, pages)?;
+        let mut left = Taken { tracker, runs: &taken };
+        let mut written = 0;
+        while let Some(run) = left.runs.first() {
+            let offset = run.start << shift;
+            let len = usize::try_from((run.end - run.start) << shift).unwrap_or(buffer.len());
+            let bytes = &mut buffer[..len];
+            let answer = self.read_at(offset, bytes).and_then(|()| {
+                self.core
+                    .backing()
+                    .write_back(offset, bytes)
+                    .map_err(|cause| LazyError::WriteBack { offset, cause })
+            });
+            if let Err(error) = answer {
+                left.put_back()?;
+                return Err(error);
+            }
+            written += run.end - run.start;
+            left.runs = &left.runs[1..];
+        }
+        Ok(written)
+    }
+
+    /// Takes the runs of dirty pages that can be read. Pinned pages are dirty again at once: a device may
+    /// write to them without an event.
+    fn taken(&self, tracker: &Tracker, pages: Range<u64>) -> Result<Vec<Range<u64>>, LazyError> {
+        let taken = self.readable(&tracker.take(pages)?);
+        // After they are protected, so that the first write after a later pin raises an event; and before
+        // they are read, so that what was written until an unpin is seen.
+        let contents = self.core.contents();
+        let pinned =
+            taken.iter().flat_map(|run| collect(run.clone(), |page| contents.maybe_pinned(page)));
+        if let Err(error) = tracker.put_back(&pinned.collect::<Vec<_>>()) {
+            // Then all are as dirty as they were, as far as the kernel allows it.
+            let _ = tracker.put_back(&taken);
+            return Err(error);
+        }
+        Ok(taken)
+    }
+
+    /// Leaves out of some runs what cannot be read: a page that is bad has no bytes.
+    fn readable(&self, runs: &[Range<u64>]) -> Vec<Range<u64>> {
+        let contents = self.core.contents();
+        let runs = runs
+            .iter()
+            .map(|run| collect(run.clone(), |page| contents.get(page) != Content::Poisoned));
+        runs.flatten().collect()
+    }
+
+    fn offsets(&self, runs: &[Range<u64>]) -> Vec<Range<u64>> {
+        runs.iter().map(|run| self.core.bytes(run.clone())).collect()
+    }
+
+    pub(crate) fn tracker(&self) -> Result<&Tracker, LazyError> {
+        self.tracking().ok_or(LazyError::NotTracked)
+    }
+
+    /// Makes huge pages of those parts of a range that are filled wholly, 2 MiB each on common machines. No
+    /// byte changes, and no pinned page is moved. The answer has what is left in small pages, and why; parts
+    /// at the ends that are smaller than a huge page are not counted.
+    ///
+    /// It takes one to four milliseconds for each huge page, and the kernel holds the layout of the process
+    /// meanwhile: faulting threads wait for it. Pages that are evicted from a huge page later split it
+    /// again. [`HugePages::Transparent`](crate::HugePages::Transparent) has huge pages from the first touch
+    /// on.
+    ///
+    /// # Errors
+    /// [`LazyError`] if the range is not inside, cuts a page, or what the host has cannot be read.
+    pub fn collapse(&self, range: Range<u64>) -> Result<Collapsed, LazyError> {
+        let pages = self.pages(&range)?;
+        self.collapser().collapse(pages, || true)
+    }
+}
+
+crate::stats::observe!(LazyMapping, "the mapping");
+
+/// Pages that are clean and not in the backing yet.
+struct Taken<'a> {
+    tracker: &'a Tracker,
+    runs: &'a [Range<u64>],
+}
+
+impl Taken<'_> {
+    fn put_back(&mut self) -> Result<(), LazyError> {
+        self.tracker.put_back(self.runs)?;
+        self.runs = &[];
+        Ok(())
+    }
+}
+
+impl Drop for Taken<'_> {
+    /// Whatever ended the write-back, a panic of the backing among it, nothing is lost.
+    fn drop(&mut self) {
+        // The kernel refuses only for memory that is gone.
+        let _ = self.put_back();
     }
 }
 

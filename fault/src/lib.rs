@@ -62,8 +62,6 @@
 //! | `record` | latencies, a trace, and a USDT probe |
 //! | `fault_memory` | the memory whose faults are answered |
 //! | `dirty` | which pages were written; `dirty/states` where each first write is an event |
-//! | `write_back` | writing dirty pages back to the backing |
-//! | `evict` | giving clean pages back |
 //! | `collapse` | making huge pages of filled ones |
 //! | `transparent`, `slot` | transparent huge pages, filled whole |
 //! | `rehearsal` | the part of a fault outside the kernel, for the benchmark |
@@ -82,7 +80,6 @@ mod dirty;
 mod engine;
 mod error;
 mod event_loop;
-mod evict;
 mod fault_memory;
 mod io_pool;
 mod kernel;
@@ -104,7 +101,6 @@ mod stats;
 mod sync;
 mod transparent;
 mod window;
-mod write_back;
 
 #[cfg(test)]
 mod tests;

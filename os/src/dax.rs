@@ -1,5 +1,5 @@
 //! DAX: memory that is mapped without a page cache between. [`device`] describes a DAX device;
-//! [`Mapping::devdax`] and [`Mapping::fsdax`] map one, or a file on a DAX mount.
+//! [`Mapping::devdax`](crate::Mapping::devdax) and [`Mapping::fsdax`](crate::Mapping::fsdax) map one, or a file on a DAX mount.
 //!
 //! Persistent memory, and the memory of a CXL device, comes to a program in one of two ways. As
 //! *devdax* it is a character device such as `/dev/dax0.0`: the driver maps it in pages of one size,

@@ -61,10 +61,13 @@ impl Exclusivity {
     }
 }
 
-/// Why a promise does not make a mapping exclusive.
+/// Why a mapping is not exclusive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ExclusivityError {
+    /// It is of a file, or adopted.
+    #[error("it is of a file that others may have: its bytes can be copied, and not lent")]
+    Shared,
     /// It was made for another mapping.
     #[error("the promise was made for another mapping than this one")]
     AnotherMapping,
@@ -73,23 +76,15 @@ pub enum ExclusivityError {
     ReadOnly,
 }
 
-/// A mapping that a promise does not make exclusive, given back as it was.
+/// A mapping that was not taken as exclusive, given back as it was.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot take the mapping of {len} at {addr} as exclusive: {cause}", len = mapping.len(), addr = mapping.addr())]
-pub struct NotPromised {
+pub struct NotExclusive {
     /// The mapping.
     pub mapping: Box<Mapping>,
     /// Why not.
     #[source]
     pub cause: ExclusivityError,
-}
-
-/// A mapping that others may change, given back as it was.
-#[derive(Debug, thiserror::Error)]
-#[error("the mapping of {len} at {addr} is of a file that others may have: its bytes can be copied, and not lent", len = mapping.len(), addr = mapping.addr())]
-pub struct NotExclusive {
-    /// The mapping.
-    pub mapping: Mapping,
 }
 
 impl Exclusive {
@@ -114,15 +109,18 @@ impl Exclusive {
     /// # Errors
     /// [`NotExclusive`] gives the mapping back.
     pub fn try_from_mapping(mapping: Mapping) -> Result<Self, NotExclusive> {
-        if mapping.is_private() { Ok(Self(mapping)) } else { Err(NotExclusive { mapping }) }
+        if mapping.is_private() {
+            return Ok(Self(mapping));
+        }
+        Err(NotExclusive { mapping: Box::new(mapping), cause: ExclusivityError::Shared })
     }
 
     /// Takes a mapping that was promised to be exclusive.
     ///
     /// # Errors
-    /// [`NotPromised`] gives the mapping back: the promise is about another one, or nothing can be
+    /// [`NotExclusive`] gives the mapping back: the promise is about another one, or nothing can be
     /// written to it.
-    pub fn try_from_promised(mapping: Mapping, promise: Exclusivity) -> Result<Self, NotPromised> {
+    pub fn try_from_promised(mapping: Mapping, promise: Exclusivity) -> Result<Self, NotExclusive> {
         let cause = if promise.origin != mapping.origin() {
             ExclusivityError::AnotherMapping
         } else if mapping.access() == Access::ReadOnly {
@@ -131,7 +129,7 @@ impl Exclusive {
             // The invariant: the promise vouches for the bytes.
             return Ok(Self(mapping));
         };
-        Err(NotPromised { mapping: Box::new(mapping), cause })
+        Err(NotExclusive { mapping: Box::new(mapping), cause })
     }
 
     /// Cuts the memory in two, as [`Mapping::cut`] does. Each part is exclusive.

@@ -96,7 +96,7 @@ mod write_scan;
 pub use advise::{AdviseError, Collapsed};
 pub use bytes::{AccessError, CopyDirection};
 pub use dax::{DaxDevice, DaxError};
-pub use exclusive::{Exclusive, Exclusivity, ExclusivityError, NotExclusive, NotPromised};
+pub use exclusive::{Exclusive, Exclusivity, ExclusivityError, NotExclusive};
 pub use file_writes::{FileWrites, file_writes};
 pub use fixed_buffers::{FixedBuffers, FixedBuffersError};
 pub use hugepages::HugeSize;

@@ -1,5 +1,5 @@
 //! The state of ranges of pages in the page tables of this process, and which pages were written:
-//! `PAGEMAP_SCAN`, [`WriteScan`].
+//! `PAGEMAP_SCAN`, [`WriteScan`](crate::WriteScan).
 //!
 //! Memory that is registered for writes with
 //! [`Features::WRITE_PROTECT_ASYNC`](crate::uffd::Features::WRITE_PROTECT_ASYNC) has a marker in the page

@@ -131,7 +131,7 @@ impl Cut {
         };
         let taken = match altmap.promise {
             _ if memory.is_private() => {
-                Exclusive::try_from_mapping(memory).map_err(|refused| (refused.mapping, None))
+                Exclusive::try_from_mapping(memory).map_err(|refused| (*refused.mapping, None))
             }
             Some(promise) => Exclusive::try_from_promised(memory, promise)
                 .map_err(|refused| (*refused.mapping, Some(refused.cause))),

@@ -12,7 +12,7 @@ use crate::uffd::reply::{self, Answered, Refusal, UffdCall};
 /// How pages are installed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Install {
-    /// Whether the threads that wait for the pages are woken; otherwise call [`Registered::wake`].
+    /// Whether the threads that wait for the pages are woken; otherwise call [`Registered::wake`](crate::uffd::Registered::wake).
     pub wake: bool,
     /// Whether the first write to the pages is reported, where that was registered.
     pub write_protect: bool,
