@@ -12,12 +12,12 @@
 //! ```
 //!
 //! What must not happen to a page that is held (to be frozen, cleared, removed) then depends on two
-//! words. It is made to depend on one at a time by *bars*: whoever is about to make a page
-//! unavailable bars its block first, which fails while the block is held, and only then looks at the
-//! page; a barred block gives no hold until the page is available again. So of a holder of the block
-//! and a thread that freezes a page of it, one comes first in the order of the block's word, and the
-//! other is refused; `tests/loom.rs` searches that. A page that went bad bars its block as well, but
-//! without waiting for holders: they are told instead.
+//! words. It is made to depend on one at a time by *bars*: a thread that makes a page unavailable
+//! bars its block first, which fails while the block is held, and only then changes the page; a
+//! barred block gives no hold until the page is available again. So of a holder of the block and a
+//! thread that freezes a page of it, one comes first in the order of the block's word, and the other
+//! is refused; `tests/loom.rs` searches that. A poisoned page bars its block as well, without waiting
+//! for the holders: poisoning reports them instead.
 //!
 //! Only for memory whose pages always have a reference. Where pages come and go, the last put of a
 //! page would have to wait for the holds on its block.
@@ -67,7 +67,7 @@ impl Bar {
 /// Why a block was not held.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum BlockRefusal {
-    /// A page of it is not available: its own word says why.
+    /// A page of it is not available: its own word has the reason.
     Barred,
     /// There are as many holders as can be counted.
     Overflow,
@@ -100,7 +100,7 @@ const fn one(sort: HoldKind) -> u64 {
     }
 }
 
-/// The holds that cover a block of base pages wholly. All zero is a block that nobody holds.
+/// The holds that cover a block of base pages wholly. All zero is a block without holds.
 #[cfg_attr(not(loom), derive(zerocopy::FromBytes))]
 #[derive(Debug)]
 #[repr(transparent)]
@@ -113,7 +113,7 @@ impl Default for Block {
 }
 
 impl Block {
-    /// Makes a block that nobody holds.
+    /// Returns a block without holds.
     #[must_use]
     pub fn new() -> Self {
         Self(AtomicU64::new(0))
@@ -248,7 +248,7 @@ impl<'a> BlockRef<'a> {
         // Release pairs with the Acquire in `hold`. Subtracting needs no decoding.
         let before = self.block.0.fetch_sub(bar.one() * pages, Ordering::Release);
         let before = Counts(before.wrapping_add(self.template.0));
-        debug_assert!(before.bars(bar) >= pages, "a bar is taken back by whoever it is for");
+        debug_assert!(before.bars(bar) >= pages, "only a bar that was set is removed");
     }
 
     #[inline]

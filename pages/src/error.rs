@@ -39,6 +39,7 @@ pub enum ErrorKind {
 
 impl ErrorKind {
     /// Returns the Linux error number of this kind, as a positive number.
+    #[must_use]
     pub const fn errno(self) -> i32 {
         match self {
             Self::InvalidInput => 22,

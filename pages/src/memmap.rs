@@ -80,8 +80,7 @@ impl<P, S: Deref<Target = [Page<P>]>> Memmap<P, S> {
         Ok(Self { layout, kind, template, descriptors, blocks: &[], payload: PhantomData })
     }
 
-    /// Says what the bytes of every page are, before anything was done to one: pages start with that
-    /// content, at no cost.
+    /// Sets the content that every page starts with, before any page was used. It costs nothing.
     #[must_use]
     pub fn starting_as(self, content: Content) -> Self {
         Self { template: self.template.with_content(content), ..self }
@@ -93,7 +92,7 @@ impl<P, S: Deref<Target = [Page<P>]>> Memmap<P, S> {
         layout.order() == Order::BASE && kind.initial_references() != 0
     }
 
-    /// Takes blocks that nobody holds, before anything was done to a page; or none at all.
+    /// Takes blocks without holds, before any page was used; or none at all.
     ///
     /// # Errors
     /// [`BlocksError`] unless there are [`Block::count`] of them, and
@@ -319,7 +318,7 @@ impl<P, S, B> fmt::Debug for Memmap<P, S, B> {
     }
 }
 
-/// One page of a memmap: what its pfn says about it, its descriptor, and its folio.
+/// One page of a memmap: what follows from its pfn, its descriptor, and its folio.
 pub struct PageRef<'a, P = ()> {
     pfn: Pfn,
     class: Class,

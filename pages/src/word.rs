@@ -10,7 +10,7 @@
 //!
 //! | references or pins | meaning |
 //! |---|---|
-//! | 0 | nobody holds the page in this way |
+//! | 0 | no hold of this kind |
 //! | 1 to [`MAX_HOLDS`] | so many holders |
 //! | above, to 2^28 - 1 | the overflow band: a taker who lands here gives it back and is refused |
 //!
@@ -104,7 +104,7 @@ impl Word {
         }
     }
 
-    /// Returns the word of a tail, which nobody holds: holds are its head's.
+    /// Returns the word of a tail, which has no holds: they are on its head.
     #[must_use]
     pub const fn tail() -> Self {
         Self(RESERVED | FREE)
@@ -142,13 +142,13 @@ impl Word {
         Content::from_bits(self.0 >> CONTENT_SHIFT)
     }
 
-    /// Returns whether the page is nobody's business but its owner's, as every device page is.
+    /// Returns whether the page is reserved for its owner, as every device page is.
     #[must_use]
     pub const fn is_reserved(self) -> bool {
         self.0 & RESERVED != 0
     }
 
-    /// Returns whether nobody may take a hold because the page is being torn down.
+    /// Returns whether holds are refused because the page is being torn down.
     #[must_use]
     pub const fn is_frozen(self) -> bool {
         self.0 & FROZEN != 0

@@ -1,6 +1,6 @@
 //! Random operations on descriptors agree with a plain model that keeps each number by itself.
 #![cfg(not(loom))]
-#![allow(clippy::unwrap_used, reason = "a test says what it could not do by panicking")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use proptest::prelude::*;
 use uzone_pages::{
@@ -16,7 +16,7 @@ struct Plain {
     content: Content,
     frozen: bool,
     free: bool,
-    /// What a page that nobody holds has.
+    /// The references of an unheld page.
     base: u64,
 }
 

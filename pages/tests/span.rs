@@ -1,7 +1,7 @@
 //! Random operations on ranges of pages agree with a plain oracle that counts page by page, with
 //! blocks and without, and whatever is refused leaves no trace.
 #![cfg(not(loom))]
-#![allow(clippy::unwrap_used, reason = "a test says what it could not do by panicking")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(clippy::cast_possible_truncation, reason = "the ranges of the tests are small")]
 
 use std::cell::RefCell;
@@ -419,9 +419,10 @@ fn a_run_beyond_the_memmap_tells_of_its_own_pages_alone_and_at_once() {
     let own = range(1000, 2000);
     let memmap = memmap(own);
     for asked in [range(0, u64::MAX), range(1000, 1 << 60), range(0, 3000)] {
-        let mut told = Vec::new();
-        memmap.advance_run(asked, &[Content::Unknown], Content::Zeroing, |pfn, _| told.push(pfn));
-        assert!(own.iter().eq(told));
+        let mut advanced = Vec::new();
+        memmap
+            .advance_run(asked, &[Content::Unknown], Content::Zeroing, |pfn, _| advanced.push(pfn));
+        assert!(own.iter().eq(advanced));
     }
     for asked in [range(0, 1000), range(3000, 1 << 60)] {
         let never = |pfn, _| panic!("page {pfn} is another's");
