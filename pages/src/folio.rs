@@ -30,7 +30,7 @@ use crate::content::Content;
 use crate::page::Page;
 use crate::sync::Ordering;
 use crate::word::{
-    COUNT_MASK, DOOMED, FREE, FROZEN, HoldKind, MAX_HOLDS, MAX_OPTIMISTIC, PARTLY_POISONED, Word,
+    COUNT_MASK, DOOMED, FREE, HoldKind, MAX_HOLDS, MAX_OPTIMISTIC, PARTLY_POISONED, Word,
 };
 
 /// Returns why a taker is refused whose addition makes the count `total`, if it is.
@@ -38,8 +38,6 @@ use crate::word::{
 const fn refusal(word: Word, sort: HoldKind, total: u64) -> Option<HoldError> {
     if word.is_free() {
         Some(HoldError::Free)
-    } else if word.is_frozen() {
-        Some(HoldError::Frozen)
     } else if matches!(sort, HoldKind::Pin) && !word.content().is_pinnable() {
         Some(HoldError::Content(word.content()))
     } else if total > MAX_HOLDS as u64 {
@@ -61,9 +59,6 @@ pub enum HoldError {
     /// The page is free: only its owner may take the first reference.
     #[error("the page is free: its owner has to hand it out first")]
     Free,
-    /// The page is being torn down.
-    #[error("the page is frozen: it is being torn down")]
-    Frozen,
     /// There are as many holders as can be counted: [`MAX_HOLDS`], or 2^22 - 1 on a whole block of
     /// base pages.
     #[error("the page has as many holders already as can be counted")]
@@ -90,9 +85,6 @@ pub enum ReleaseError {
         /// How many there were.
         held: u32,
     },
-    /// The page is frozen: the freezing thread has all the holds, and thaws it before giving any back.
-    #[error("the page is frozen: the thread that froze it has all its holds")]
-    Frozen,
 }
 
 /// What giving a hold back did.
@@ -228,8 +220,8 @@ impl<'a, P> Folio<'a, P> {
     /// since.
     ///
     /// # Errors
-    /// [`HoldError::Overflow`], or [`HoldError::Free`] or [`HoldError::Frozen`] for a caller who has
-    /// none; then nothing has changed.
+    /// [`HoldError::Overflow`], or [`HoldError::Free`] for a caller that has none; then nothing has
+    /// changed.
     pub fn hold_again(self, sort: HoldKind) -> Result<(), HoldError> {
         // Relaxed: the caller's own hold has acquired what there is to see.
         self.update(Ordering::Relaxed, |word| {
@@ -254,7 +246,7 @@ impl<'a, P> Folio<'a, P> {
     /// Takes a reference. It costs one locked addition.
     ///
     /// # Errors
-    /// The page is free, frozen or at [`MAX_HOLDS`]; then nothing has changed.
+    /// The page is free or at [`MAX_HOLDS`]; then nothing has changed.
     pub fn try_get(self) -> Result<(), HoldError> {
         self.take(HoldKind::Reference, 1).map(|_| ())
     }
@@ -262,7 +254,7 @@ impl<'a, P> Folio<'a, P> {
     /// Takes `count` references at once, for as many holders.
     ///
     /// # Errors
-    /// The page is free, frozen or would have more than [`MAX_HOLDS`]; then nothing has changed.
+    /// The page is free or would have more than [`MAX_HOLDS`]; then nothing has changed.
     pub fn try_get_many(self, count: u32) -> Result<(), HoldError> {
         self.take(HoldKind::Reference, count).map(|_| ())
     }
@@ -271,7 +263,7 @@ impl<'a, P> Folio<'a, P> {
     /// It costs one locked addition.
     ///
     /// # Errors
-    /// The page is free, frozen or at [`MAX_HOLDS`], or its bytes are not there to be pinned; then
+    /// The page is free or at [`MAX_HOLDS`], or its bytes are not there to be pinned; then
     /// nothing has changed.
     pub fn try_pin(self) -> Result<(), HoldError> {
         self.take(HoldKind::Pin, 1).map(|_| ())
@@ -280,7 +272,7 @@ impl<'a, P> Folio<'a, P> {
     /// Takes `count` pins at once, for as many holders.
     ///
     /// # Errors
-    /// The page is free, frozen or would have more than [`MAX_HOLDS`], or its bytes are not there to
+    /// The page is free or would have more than [`MAX_HOLDS`], or its bytes are not there to
     /// be pinned; then nothing has changed.
     pub fn try_pin_many(self, count: u32) -> Result<(), HoldError> {
         self.take(HoldKind::Pin, count).map(|_| ())
@@ -292,7 +284,7 @@ impl<'a, P> Folio<'a, P> {
             return self.take_compared(sort, count);
         }
         let delta = sort.one() * u64::from(count);
-        // Acquire pairs with the Release in `give_back`, `take_first` and `thaw`: a new holder
+        // Acquire pairs with the Release in `give_back` and `take_first`: a new holder
         // sees what the last holder, or the owner that handed the page out, wrote.
         let before = self.decode(self.page.stored.fetch_add(delta, Ordering::Acquire));
         if refusal(before, sort, sort.raw_count(before) + u64::from(count)).is_none() {
@@ -385,9 +377,6 @@ impl<'a, P> Folio<'a, P> {
         // Release pairs with the Acquire of the next taker, who sees what this holder wrote; the
         // last one out acquires as well, because it goes on to reuse what the others wrote.
         self.update(Ordering::AcqRel, |word| {
-            if word.is_frozen() {
-                return Err(ReleaseError::Frozen);
-            }
             let held = sort.count(word);
             if held < count {
                 return Err(ReleaseError::NotHeld { what: sort.name(), given: count, held });
@@ -413,56 +402,14 @@ impl<'a, P> Folio<'a, P> {
         // Release pairs with the Acquire in `take`: who takes the second reference sees what the
         // owner prepared. Acquire pairs with the last `give_back`.
         self.update(Ordering::AcqRel, |word| {
-            // A frozen page is being torn down, and a bad one is of no use: neither is handed out.
-            if !word.is_free() || word.is_frozen() || word.content() == Content::Poisoned {
+            // A bad page is of no use and is not handed out.
+            if !word.is_free() || word.content() == Content::Poisoned {
                 return Err(());
             }
             // Takers that will be refused may be in the count; they take back what they added.
             Ok(Word((word.0 & !FREE) + HoldKind::Reference.one()))
         })
         .is_ok()
-    }
-
-    /// Stops new holds, if there are exactly `references` of them and no pin; of a base page with a
-    /// block, none on the whole block either.
-    /// Returns whether it did; of several who try, one succeeds. Beside a taker that is about to be
-    /// refused because of [`MAX_HOLDS`] it may fail although the numbers are right.
-    #[must_use = "it may not have happened"]
-    pub fn freeze(self, references: u32) -> bool {
-        if self.block.is_some_and(|block| block.bar(Bar::Holds).is_err()) {
-            return false;
-        }
-        // Acquire pairs with the Release in `give_back`: who tears down sees all that holders did.
-        let is_frozen = self
-            .update(Ordering::Acquire, |word| {
-                if word.is_frozen() || word.references() != references || word.pins() != 0 {
-                    return Err(());
-                }
-                Ok(Word(word.0 | FROZEN))
-            })
-            .is_ok();
-        if !is_frozen {
-            self.unbar(Bar::Holds);
-        }
-        is_frozen
-    }
-
-    /// Lets holds be taken again. Returns whether the page was frozen.
-    #[must_use = "it may not have happened"]
-    pub fn thaw(self) -> bool {
-        // Release pairs with the Acquire in `take`: the next holder sees what was done meanwhile.
-        let is_thawed = self
-            .update(Ordering::Release, |word| {
-                if !word.is_frozen() {
-                    return Err(());
-                }
-                Ok(Word(word.0 & !FROZEN))
-            })
-            .is_ok();
-        if is_thawed {
-            self.unbar(Bar::Holds);
-        }
-        is_thawed
     }
 
     fn unbar(self, bar: Bar) {
@@ -644,7 +591,7 @@ mod tests {
                 assert_eq!(word.references(), kind.initial_references());
                 assert_eq!(word.pins(), 0);
                 assert_eq!(word.content(), Content::Unknown);
-                assert!(word.is_reserved() && !word.is_frozen());
+                assert!(word.is_reserved());
                 assert_eq!(word.is_free(), kind != MemoryKind::Generic);
             });
         }
@@ -720,31 +667,6 @@ mod tests {
                 Err(ReleaseError::NotHeld { what: "references", given: 1, held: 0 })
             );
             assert!(folio.word().is_free());
-        });
-    }
-
-    #[test]
-    fn a_frozen_page_gives_no_hold_and_thaws_as_it_was() {
-        with_folio(MemoryKind::Generic, |folio| {
-            let before = folio.word();
-            assert!(!folio.freeze(0));
-            assert!(folio.freeze(1));
-            assert!(!folio.freeze(1));
-            assert_eq!(folio.try_get(), Err(HoldError::Frozen));
-            assert_eq!(folio.try_pin(), Err(HoldError::Frozen));
-            assert_eq!(folio.try_get_many(1000), Err(HoldError::Frozen));
-            assert_eq!(folio.put(), Err(ReleaseError::Frozen), "the freezer has the holds");
-            assert!(folio.thaw());
-            assert!(!folio.thaw());
-            assert_eq!(folio.word(), before);
-            assert_eq!(folio.try_pin(), Ok(()));
-            assert!(!folio.freeze(1), "a pinned page does not freeze");
-        });
-        with_folio(MemoryKind::Private, |folio| {
-            assert!(folio.freeze(0), "a free page freezes");
-            assert!(!folio.take_first(), "and is not handed out while it is frozen");
-            assert!(folio.thaw());
-            assert!(folio.take_first());
         });
     }
 

@@ -13,7 +13,7 @@
 //! | `content` | what is known about a page's bytes, and the legal steps |
 //! | `page` | the descriptor: a word and what the caller adds |
 //! | `word` | the bits of the word |
-//! | `folio` | the atomic steps on a word: holds, freezing, content |
+//! | `folio` | the atomic steps on a word: holds and content |
 //! | `block` | holds on 512 base pages at once |
 //! | `span` | holds on a range of pages |
 //! | `claim` | steps of the content of a range of pages |

@@ -5,7 +5,7 @@
 //! ┌─────────────┬────────┬─────────────────────────┬─────────────────────────┐
 //! │    flags    │content │          pins           │       references        │
 //! └─────────────┴────────┴─────────────────────────┴─────────────────────────┘
-//!   59 poison_pending   60 reserved   61 frozen   62 free   63 partly poisoned
+//!   59 poison_pending   60 reserved   61 unused   62 free   63 partly poisoned
 //! ```
 //!
 //! | references or pins | meaning |
@@ -33,7 +33,6 @@ const CONTENT_MASK: u64 = 0x7;
 
 pub(crate) const DOOMED: u64 = 1 << 59;
 const RESERVED: u64 = 1 << 60;
-pub(crate) const FROZEN: u64 = 1 << 61;
 pub(crate) const FREE: u64 = 1 << 62;
 pub(crate) const PARTLY_POISONED: u64 = 1 << 63;
 
@@ -122,14 +121,14 @@ impl Word {
         self.0
     }
 
-    /// Returns how many references there are. Of a page that is frozen or has the most it may
+    /// Returns how many references there are. Of a page that has the most it may
     /// have, takers that are about to be refused are counted for a moment.
     #[must_use]
     pub const fn references(self) -> u32 {
         if self.is_free() { 0 } else { (self.0 & COUNT_MASK) as u32 }
     }
 
-    /// Returns how many pins there are. Of a page that is frozen or has the most it may have, takers
+    /// Returns how many pins there are. Of a page that has the most it may have, takers
     /// that are about to be refused are counted for a moment.
     #[must_use]
     pub const fn pins(self) -> u32 {
@@ -146,12 +145,6 @@ impl Word {
     #[must_use]
     pub const fn is_reserved(self) -> bool {
         self.0 & RESERVED != 0
-    }
-
-    /// Returns whether holds are refused because the page is being torn down.
-    #[must_use]
-    pub const fn is_frozen(self) -> bool {
-        self.0 & FROZEN != 0
     }
 
     /// Returns whether the page waits for its first reference.
@@ -202,7 +195,6 @@ impl fmt::Debug for Word {
             .field("pins", &self.pins())
             .field("content", &self.content())
             .field("reserved", &self.is_reserved())
-            .field("frozen", &self.is_frozen())
             .field("free", &self.is_free())
             .field("poison_pending", &self.is_doomed())
             .field("partly_poisoned", &self.is_partly_poisoned())

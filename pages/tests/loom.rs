@@ -53,36 +53,6 @@ const GENERIC: MemoryKind = MemoryKind::Generic;
 const PRIVATE: MemoryKind = MemoryKind::Private;
 
 #[test]
-fn a_page_is_held_or_frozen_never_both() {
-    let seen = Seen::new(2);
-    for is_pin in [false, true] {
-        let marks = seen.marks();
-        loom::model(move || {
-            let page = Arc::new(Page::new(()));
-            let taker = {
-                let page = page.clone();
-                thread::spawn(move || {
-                    let folio = folio(&page, GENERIC);
-                    if is_pin { folio.try_pin() } else { folio.try_get() }
-                })
-            };
-            let frozen = folio(&page, GENERIC).freeze(1);
-            let taken = taker.join().unwrap();
-            assert_ne!(frozen, taken.is_ok());
-            if frozen {
-                assert_eq!(taken, Err(HoldError::Frozen));
-                mark(&marks, 0);
-            } else {
-                mark(&marks, 1);
-            }
-            let word = folio(&page, GENERIC).word();
-            assert_eq!(word.references() + word.pins(), 1 + u32::from(taken.is_ok()));
-        });
-    }
-    seen.assert_all();
-}
-
-#[test]
 fn of_two_owners_who_hand_a_page_out_one_succeeds() {
     loom::model(|| {
         let page = Arc::new(Page::new(()));
@@ -150,29 +120,8 @@ fn two_takers_on_a_free_page_do_not_mistake_each_other_for_holders() {
     });
 }
 
-#[test]
-fn a_refused_taker_beside_a_thaw_leaves_no_trace() {
-    let seen = Seen::new(2);
-    let marks = seen.marks();
-    loom::model(move || {
-        let page = Arc::new(Page::new(()));
-        assert!(folio(&page, GENERIC).freeze(1));
-        let taker = {
-            let page = page.clone();
-            thread::spawn(move || folio(&page, GENERIC).try_pin().is_ok())
-        };
-        assert!(folio(&page, GENERIC).thaw());
-        let taken = taker.join().unwrap();
-        mark(&marks, usize::from(taken));
-        let word = folio(&page, GENERIC).word();
-        assert_eq!((word.references(), word.pins()), (1, u32::from(taken)));
-        assert!(!word.is_frozen());
-    });
-    seen.assert_all();
-}
-
 /// A generic page is never free: giving the base reference back leaves it with that, and no
-/// thread that freezes or takes meanwhile sees it without.
+/// thread that takes meanwhile sees it without.
 #[test]
 fn a_generic_page_is_never_seen_without_a_reference() {
     loom::model(|| {
@@ -182,9 +131,6 @@ fn a_generic_page_is_never_seen_without_a_reference() {
             thread::spawn(move || {
                 let folio = folio(&page, GENERIC);
                 assert!(!folio.word().is_free());
-                if folio.freeze(0) {
-                    assert!(folio.thaw());
-                }
                 assert_eq!(folio.try_get(), Ok(()));
                 folio.put().unwrap()
             })
@@ -214,26 +160,6 @@ fn who_takes_a_hold_sees_what_the_one_before_wrote() {
             assert!(prepared.load(Ordering::Relaxed));
         }
         owner.join().unwrap();
-    });
-}
-
-#[test]
-fn who_freezes_a_page_sees_what_its_holders_wrote() {
-    loom::model(|| {
-        let page = Arc::new(Page::new(()));
-        let written = Arc::new(AtomicBool::new(false));
-        assert_eq!(folio(&page, GENERIC).try_pin(), Ok(()));
-        let holder = {
-            let (page, written) = (page.clone(), written.clone());
-            thread::spawn(move || {
-                written.store(true, Ordering::Relaxed);
-                assert_eq!(folio(&page, GENERIC).unpin(), Ok(Released::Held));
-            })
-        };
-        if folio(&page, GENERIC).freeze(1) {
-            assert!(written.load(Ordering::Relaxed));
-        }
-        holder.join().unwrap();
     });
 }
 
@@ -502,39 +428,6 @@ fn beside_pins_of_a_page_and_of_its_block_clearing_comes_before_or_after() {
         }
         blocked.assert_fresh();
     });
-}
-
-#[test]
-fn a_page_is_frozen_or_its_block_held_never_both() {
-    for sort in [HoldKind::Reference, HoldKind::Pin] {
-        let seen = Seen::new(3);
-        let marks = seen.marks();
-        loom::model(move || {
-            let blocked = Blocked::new();
-            let holder = {
-                let blocked = blocked.clone();
-                let marks = marks.clone();
-                thread::spawn(move || match blocked.hold(sort) {
-                    Ok(span) => {
-                        assert!(!blocked.page(0).word().is_frozen());
-                        blocked.release(span, sort);
-                        mark(&marks, 0);
-                    }
-                    Err(_) => mark(&marks, 1),
-                })
-            };
-            let page = blocked.page(0);
-            if page.freeze(1) {
-                assert_eq!((page.word().references(), page.word().pins()), (1, 0));
-                assert!(page.thaw());
-            } else {
-                mark(&marks, 2);
-            }
-            holder.join().unwrap();
-            blocked.assert_fresh();
-        });
-        seen.assert_all();
-    }
 }
 
 /// A page goes bad while its block is being pinned: the pin is refused, or the

@@ -37,23 +37,15 @@ struct Plain {
     references: u32,
     pins: u32,
     content: Content,
-    is_frozen: bool,
     is_doomed: bool,
 }
 
 impl Plain {
-    const FRESH: Self = Self {
-        references: 1,
-        pins: 0,
-        content: Content::Unknown,
-        is_frozen: false,
-        is_doomed: false,
-    };
+    const FRESH: Self =
+        Self { references: 1, pins: 0, content: Content::Unknown, is_doomed: false };
 
     fn obstacle(&self, sort: HoldKind) -> Option<HoldError> {
-        if self.is_frozen {
-            Some(HoldError::Frozen)
-        } else if sort == HoldKind::Pin && !self.content.is_pinnable() {
+        if sort == HoldKind::Pin && !self.content.is_pinnable() {
             Some(HoldError::Content(self.content))
         } else {
             None
@@ -74,8 +66,6 @@ enum Step {
     Hold { start: u64, pages: u64, sort: HoldKind },
     Release { which: usize },
     Split { which: usize, at: u64 },
-    Freeze { page: u64 },
-    Thaw { page: u64 },
     Advance { page: u64, to: Content },
     Poison { page: u64 },
     Run { start: u64, pages: u64, to_zeroing: bool },
@@ -93,8 +83,6 @@ fn step() -> impl Strategy<Value = Step> {
             .prop_map(|(start, pages, sort)| Step::Hold { start, pages, sort }),
         4 => any::<usize>().prop_map(|which| Step::Release { which }),
         3 => (any::<usize>(), place.clone()).prop_map(|(which, at)| Step::Split { which, at }),
-        1 => place.clone().prop_map(|page| Step::Freeze { page }),
-        2 => place.clone().prop_map(|page| Step::Thaw { page }),
         3 => (place.clone(), (0..8_u64).prop_map(Content::from_bits))
             .prop_map(|(page, to)| Step::Advance { page, to }),
         1 => place.clone().prop_map(|page| Step::Poison { page }),
@@ -175,23 +163,6 @@ proptest! {
                             prop_assert!(at == 0 || at == span.range().pages().get());
                         }
                     }
-                }
-                Step::Freeze { page } => {
-                    let page = at(page);
-                    let is_frozen = folio(page).freeze(1);
-                    // A block that both parts of a split hold makes pages look held that are not.
-                    prop_assert!(!is_frozen || plain[page].references == 1 && plain[page].pins == 0);
-                    prop_assert!(!is_frozen || !plain[page].is_frozen);
-                    if spans.is_empty() {
-                        prop_assert_eq!(is_frozen, !plain[page].is_frozen);
-                    }
-                    plain[page].is_frozen |= is_frozen;
-                }
-                Step::Thaw { page } => {
-                    let page = at(page);
-                    let had_references = plain[page].is_frozen;
-                    prop_assert_eq!(folio(page).thaw(), had_references);
-                    plain[page].is_frozen = false;
                 }
                 Step::Advance { page, to } => {
                     let page = at(page);
@@ -282,7 +253,6 @@ proptest! {
             memmap.release(span, sort, |_| ());
         }
         for page in 0..PAGES as usize {
-            let _ = folio(page).thaw();
             let word = folio(page).word();
             prop_assert_eq!((word.references(), word.pins()), (1, 0));
             let _ = folio(page).advance(Content::Poisoned, Content::Unknown);
