@@ -79,7 +79,7 @@ pub use kind::{MemoryKind, ParseMemoryKindError};
 pub use layout::{Class, Layout, LayoutError, Slot, Tails};
 pub use linux::{LinuxPage, LinuxRelease, LinuxSeed, SectionBits, StructPage};
 pub use live_ref::{EnterError, Guards, Left, LiveRef, MAX_GUARDS};
-pub use memmap::{BlocksError, Memmap, MemmapError, PageRef};
+pub use memmap::{Memmap, MemmapError, PageRef};
 pub use page::Page;
 pub use pattern::{Advice, FaultArea, FaultPattern, FaultPlan, Touch};
 pub use payload::{MAX_PAYLOAD_BYTES, Payload, Plain, Refresh, Template};
