@@ -1,7 +1,7 @@
 //! Numbers of pages: [`Pfn`], [`PageCount`], [`PfnRange`], [`Order`], [`PageSize`].
 //!
 //! An index, a count and a length are three things, and here they are three types. None of them
-//! has `+`: a step is checked and says what it was given when it does not fit. None of them is an
+//! has `+`: a step is checked, and its error has the operands. None of them is an
 //! address; [`Pfn::to_bytes`] is the way to one.
 //!
 //! Units: a count is of base pages of the region's [`PageSize`]; a [`ByteLen`] is bytes.

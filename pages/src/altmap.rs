@@ -6,7 +6,7 @@
 //! lowest set bit of `n`; what that skips is lost, and counted in `align`. Where in a region the room
 //! ends and the described pages begin is decided by [`Placement`](crate::Placement).
 //!
-//! Nothing here touches memory, and nothing is shared: whoever allocates has the value.
+//! Nothing here touches memory, and nothing is shared: the allocating caller owns the value.
 //!
 //! Units: base pages. Cost: a few instructions.
 //! Source: the Linux documentation and the behaviour of its `vmem_altmap`.

@@ -4,10 +4,10 @@
 //! for a member goes down from there, a word a level (four for 16 million numbers).
 //!
 //! The words of all sets for the same numbers share a cache line, and all lines are one allocation.
-//! A number goes from set to set as a rule, and whoever moves one has to wait for one line a level and
-//! for nothing else.
+//! A number goes from set to set as a rule, and moving one waits for one cache line a level and for
+//! nothing else.
 //!
-//! Not for several threads: whoever shares it has a lock.
+//! Not for several threads: a caller that shares it has a lock.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -148,7 +148,7 @@ impl<const SETS: usize> Bits<SETS> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
+    #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
     use alloc::collections::BTreeSet;
 
     use proptest::prelude::*;

@@ -7,17 +7,17 @@
 //! ```text
 //!  63            54 53            44 43                  22 21                   0
 //! ┌────────────────┬────────────────┬──────────────────────┬──────────────────────┐
-//! │  bars (holds)  │  bars (pins)   │         pins         │      references      │
+//! │     unused     │      bars      │         pins         │      references      │
 //! └────────────────┴────────────────┴──────────────────────┴──────────────────────┘
 //! ```
 //!
-//! What must not happen to a page that is held (to be frozen, cleared, removed) then depends on two
-//! words. It is made to depend on one at a time by *bars*: whoever is about to make a page
-//! unavailable bars its block first, which fails while the block is held, and only then looks at the
-//! page; a barred block gives no hold until the page is available again. So of a holder of the block
-//! and a thread that freezes a page of it, one comes first in the order of the block's word, and the
-//! other is refused; `tests/loom.rs` searches that. A page that went bad bars its block as well, but
-//! without waiting for holders: they are told instead.
+//! What must not happen to a page that is pinned (to be cleared, removed) then depends on two words.
+//! It is made to depend on one at a time by *bars*: a thread that makes a page unavailable bars its
+//! block first, which fails while the block is pinned, and only then changes the page; a barred block
+//! gives no pin until the page is available again. So of a thread that pins the block and one that
+//! clears a page of it, one comes first in the order of the block's word, and the other is refused;
+//! `tests/loom.rs` searches that. A poisoned page bars its block as well, without waiting for the
+//! holders: poisoning reports them instead.
 //!
 //! Only for memory whose pages always have a reference. Where pages come and go, the last put of a
 //! page would have to wait for the holds on its block.
@@ -36,19 +36,16 @@ pub const BLOCK_ORDER: Order = if cfg!(loom) { Order::new(1) } else { Order::PMD
 const COUNT_BITS: u32 = 22;
 const BAR_BITS: u32 = 10;
 const PIN_BARS_SHIFT: u32 = 2 * COUNT_BITS;
-const HOLD_BARS_SHIFT: u32 = PIN_BARS_SHIFT + BAR_BITS;
 const MAX_COUNT: u64 = (1 << COUNT_BITS) - 1;
 const MAX_BARS: u64 = (1 << BAR_BITS) - 1;
 
-const _: () = assert!(HOLD_BARS_SHIFT + BAR_BITS == 64);
-// Every page may have a bar of each sort, and half a thousand threads may be about to add one.
+const _: () = assert!(PIN_BARS_SHIFT + BAR_BITS <= 64);
+// Every page may have a bar, and half a thousand threads may be about to add one.
 const _: () = assert!(MAX_BARS > 1 << BLOCK_ORDER.get());
 
 /// What a bar keeps off.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Bar {
-    /// Every hold: a page is frozen.
-    Holds,
     /// Pins: the bytes of a page are not there, or being replaced.
     Pins,
     /// Pins, although there may be some already: a page went bad.
@@ -58,7 +55,6 @@ pub(crate) enum Bar {
 impl Bar {
     const fn one(self) -> u64 {
         match self {
-            Self::Holds => 1 << HOLD_BARS_SHIFT,
             Self::Pins | Self::NewPins => 1 << PIN_BARS_SHIFT,
         }
     }
@@ -67,7 +63,7 @@ impl Bar {
 /// Why a block was not held.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum BlockRefusal {
-    /// A page of it is not available: its own word says why.
+    /// A page of it is not available: its own word has the reason.
     Barred,
     /// There are as many holders as can be counted.
     Overflow,
@@ -89,7 +85,7 @@ impl Counts {
     }
 
     const fn is_barred(self, sort: HoldKind) -> bool {
-        self.bars(Bar::Holds) != 0 || matches!(sort, HoldKind::Pin) && self.bars(Bar::Pins) != 0
+        matches!(sort, HoldKind::Pin) && self.bars(Bar::Pins) != 0
     }
 }
 
@@ -100,7 +96,7 @@ const fn one(sort: HoldKind) -> u64 {
     }
 }
 
-/// The holds that cover a block of base pages wholly. All zero is a block that nobody holds.
+/// The holds that cover a block of base pages wholly. All zero is a block without holds.
 #[cfg_attr(not(loom), derive(zerocopy::FromBytes))]
 #[derive(Debug)]
 #[repr(transparent)]
@@ -113,7 +109,7 @@ impl Default for Block {
 }
 
 impl Block {
-    /// Makes a block that nobody holds.
+    /// Returns a block without holds.
     #[must_use]
     pub fn new() -> Self {
         Self(AtomicU64::new(0))
@@ -200,7 +196,6 @@ impl<'a> BlockRef<'a> {
                 let references = counts.holds(HoldKind::Reference);
                 let pins = counts.holds(HoldKind::Pin);
                 let is_held = match bar {
-                    Bar::Holds => references != 0 || pins != 0,
                     Bar::Pins => pins != 0,
                     Bar::NewPins => false,
                 };
@@ -248,7 +243,7 @@ impl<'a> BlockRef<'a> {
         // Release pairs with the Acquire in `hold`. Subtracting needs no decoding.
         let before = self.block.0.fetch_sub(bar.one() * pages, Ordering::Release);
         let before = Counts(before.wrapping_add(self.template.0));
-        debug_assert!(before.bars(bar) >= pages, "a bar is taken back by whoever it is for");
+        debug_assert!(before.bars(bar) >= pages, "only a bar that was set is removed");
     }
 
     #[inline]
@@ -294,14 +289,9 @@ mod tests {
         assert_eq!(block.bar(Bar::Pins), Ok(()));
         assert_eq!(block.hold(HoldKind::Pin), Err(BlockRefusal::Barred));
         assert_eq!(block.hold(HoldKind::Reference), Ok(()));
-        assert_eq!(block.bar(Bar::Holds), Err((1, 0)));
         assert!(block.give_back(HoldKind::Reference));
         assert!(!block.give_back(HoldKind::Reference));
-        assert_eq!(block.bar(Bar::Holds), Ok(()));
-        assert_eq!(block.hold(HoldKind::Reference), Err(BlockRefusal::Barred));
         block.unbar(Bar::Pins);
-        assert_eq!(block.hold(HoldKind::Pin), Err(BlockRefusal::Barred));
-        block.unbar(Bar::Holds);
         assert_eq!(block.hold(HoldKind::Pin), Ok(()));
         assert_eq!(block.bar(Bar::Pins), Err((0, 1)));
         assert_eq!(block.bar(Bar::NewPins), Ok(()));

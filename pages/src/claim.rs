@@ -27,7 +27,7 @@ where
     ///
     /// # Panics
     /// If a step from one of `from` to `to` is none, or would poison: that is for one page. If `each`
-    /// does, the pages that it was told of have been advanced, and no others.
+    /// does, the pages that it was called with have been advanced, and no others.
     pub fn advance_run(
         &self,
         range: PfnRange,

@@ -1,13 +1,13 @@
 //! In which order memory is cleared or copied, and in which pieces: [`Plan`], [`Batch`], [`Pace`].
 //!
-//! Whoever waits for one page of a folio reads that page next, so it is written last, by stores that
+//! A thread that waits for one page of a folio reads that page next, so it is written last, by stores that
 //! leave it in the cache: first what lies right of the neighbourhood of the hinted page, then what
 //! lies left of it, then the neighbourhood, which is the page and two on either side. Without a hint
 //! there is one extent. A caller that has to let others run takes the extents in batches and decides
 //! after each of them whether to go on; one that need not takes each extent whole.
 //!
-//! Not here: stores, a clock, and what is known about the bytes. A batch says which bytes come next;
-//! what was taken and written is the caller's to count.
+//! Not here: stores, a clock, and what is known about the bytes. A batch names the bytes that come next;
+//! the caller counts what was taken and written.
 //!
 //! Units: bytes, from the same zero that the pages are counted from. Times are nanoseconds.
 //! Cost: a few instructions a batch; nothing allocates.
@@ -404,7 +404,7 @@ mod tests {
         // A thousand times slower, in one step.
         pace.observe(pace.batch(), settled * 50);
         assert_eq!(pace.batch(), ByteLen::new(PAGE));
-        // What is shorter than a batch says little, unless it was slow.
+        // A part shorter than a batch has little weight, unless it was slow.
         let mut pace = Pace::new(DEFAULT_PAUSE_NS, PageSize::KIB_4);
         pace.observe(ByteLen::new(PAGE), 100);
         assert_eq!(pace.batch(), ByteLen::kib(500));

@@ -22,7 +22,7 @@ pub enum Content {
     Absent = 1,
     /// One owner is producing the bytes; readers wait.
     Filling = 2,
-    /// The bytes are there and belong to whoever holds the page.
+    /// The bytes are there and belong to the holder of the page.
     Present = 3,
     /// One owner is clearing the bytes; they are neither old nor zero.
     Zeroing = 4,
@@ -30,7 +30,7 @@ pub enum Content {
     Zero = 5,
     /// The page was given back to the kernel: it reads as zeroes until it is filled again.
     Removed = 6,
-    /// The bytes are lost. Nobody reads them, and nobody is given them.
+    /// The bytes are lost. They are never read and never handed out.
     Poisoned = 7,
 }
 
@@ -68,8 +68,8 @@ impl Content {
         }
     }
 
-    /// Returns whether a page in this state may be pinned: its bytes are there and anybody's, and
-    /// nobody is about to replace them. A page that is pinned does not leave these states, except by
+    /// Returns whether a page in this state may be pinned: its bytes are there, readable by any holder, and
+    /// no thread is about to replace them. A page that is pinned does not leave these states, except by
     /// going bad.
     ///
     /// A page that is known to be zero is not among them: who pins it may write to it, so it is
@@ -79,8 +79,8 @@ impl Content {
         matches!(self, Self::Unknown | Self::Present)
     }
 
-    /// Returns whether one owner is at work on the bytes of a page in this state, and nobody else
-    /// changes the state before that one has done.
+    /// Returns whether one owner is at work on the bytes of a page in this state; no other thread
+    /// changes the state until the owner has finished.
     #[must_use]
     pub const fn is_owned(self) -> bool {
         matches!(self, Self::Filling | Self::Zeroing)
@@ -96,8 +96,8 @@ impl Content {
         match (self, next) {
             // Memory that was just bound: clear it, take it as it is, or learn that it is empty.
             (Unknown, Absent | Present | Zeroing | Zero) => true,
-            // A fault begins, or nobody's fault did and the kernel took the bytes anyhow; or the
-            // kernel is known to supply zeroes.
+            // A fault begins, or the kernel had the bytes without a fault; or the kernel is known to
+            // supply zeroes.
             (Absent, Filling | Present | Zero) => true,
             // A fault ends: bytes, zeroes, or a failure that leaves the page absent.
             (Filling, Present | Zero | Absent) => true,
@@ -199,8 +199,8 @@ mod tests {
 
     #[test]
     fn old_bytes_reach_a_new_owner_only_through_zero() {
-        // Whoever holds a page sees it Present; from a page that somebody had used, the only way
-        // back to Present without saying so leads through Zero or a fill.
+        // A holder sees a page Present. The only way back to Present from a used page, without
+        // naming it, leads through Zero or a fill.
         for via in Content::ALL {
             if Content::Zeroing.may_become(via) && via.may_become(Content::Present) {
                 assert!(matches!(via, Content::Zero | Content::Unknown), "{via:?}");

@@ -3,6 +3,20 @@
 //! Each error enum of the packages has a method `kind` that returns one. The command maps kinds to
 //! exit codes and the C library maps them to errno ([`ErrorKind::errno`]).
 
+use crate::addr::AddrError;
+use crate::altmap::AltmapError;
+use crate::byte_len::ParseByteLenError;
+use crate::chunks::ChunkError;
+use crate::clearing::PlanError;
+use crate::content::Content;
+use crate::folio::{AdvanceError, HoldError, ReleaseError};
+use crate::kind::ParseMemoryKindError;
+use crate::layout::LayoutError;
+use crate::live_ref::EnterError;
+use crate::memmap::MemmapError;
+use crate::placement::PlacementError;
+use crate::window::FaultAroundError;
+
 /// What kind of error an error is.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
@@ -39,6 +53,7 @@ pub enum ErrorKind {
 
 impl ErrorKind {
     /// Returns the Linux error number of this kind, as a positive number.
+    #[must_use]
     pub const fn errno(self) -> i32 {
         match self {
             Self::InvalidInput => 22,
@@ -55,5 +70,66 @@ impl ErrorKind {
             Self::InvalidData => 74,
             Self::Gone => 19,
         }
+    }
+}
+
+/// Gives each error type of this package its `kind`.
+macro_rules! kinds {
+    ($($error:ty { $($pattern:pat => $kind:ident),+ $(,)? })+) => {$(
+        impl $error {
+            /// Returns what kind of error this is.
+            #[must_use]
+            pub const fn kind(&self) -> ErrorKind {
+                match self {
+                    $($pattern => ErrorKind::$kind,)+
+                }
+            }
+        }
+    )+};
+}
+
+kinds! {
+    AddrError { _ => InvalidInput }
+    AltmapError { Self::NoRoom { .. } => OutOfMemory, _ => InvalidInput }
+    ChunkError { _ => InvalidInput }
+    FaultAroundError { _ => InvalidInput }
+    LayoutError { _ => InvalidInput }
+    MemmapError { _ => InvalidInput }
+    ParseByteLenError { _ => InvalidInput }
+    ParseMemoryKindError { _ => InvalidInput }
+    PlacementError { _ => InvalidInput }
+    PlanError { _ => InvalidInput }
+    ReleaseError { _ => InvalidInput }
+    EnterError {
+        Self::Closing => Busy,
+        Self::Gone => Gone,
+        Self::Full => OutOfMemory,
+    }
+    HoldError {
+        Self::Free => InvalidInput,
+        Self::Overflow => OutOfMemory,
+        Self::Content(Content::Poisoned) => Poisoned,
+        Self::Content(_) | Self::Busy => Busy,
+    }
+    AdvanceError {
+        Self::Found { found: Content::Poisoned, .. } => Poisoned,
+        Self::Found { .. } | Self::Pinned { .. } => Busy,
+        Self::Illegal { .. } => InvalidInput,
+        Self::NotHere { .. } => NotFound,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_poisoned_page_is_poisoned_for_whatever_was_refused() {
+        assert_eq!(HoldError::Content(Content::Poisoned).kind(), ErrorKind::Poisoned);
+        assert_eq!(HoldError::Content(Content::Zeroing).kind(), ErrorKind::Busy);
+        let found = |found| AdvanceError::Found { expected: Content::Zeroing, found }.kind();
+        assert_eq!(found(Content::Poisoned), ErrorKind::Poisoned);
+        assert_eq!(found(Content::Zero), ErrorKind::Busy);
+        assert_eq!(EnterError::Gone.kind().errno(), 19);
     }
 }

@@ -5,18 +5,18 @@
 //! zero, not even for a moment.
 //!
 //! *Free* is a flag of its own and not "no reference", because takers add before they look: two of
-//! them on a page without a reference would see each other's. Who gives the last hold back sets
+//! them on a page without a reference would see each other's. Giving the last hold back sets
 //! the flag in the same step, or puts back the base reference where memory of the kind has one. A
 //! taker that must take its addition back looks again in that very step: if there is no reason any
 //! more, because the page was handed out or cleared meanwhile, the addition is in the count that
 //! others see, and the taker keeps it as its hold. (Taking it back blindly could remove the last
-//! hold of a page without anybody setting the flag.)
+//! hold of a page without setting the flag.)
 //!
 //! Pins and content exclude each other in the same word: a page that is pinned does not become
-//! unpinnable ([`Content::is_pinnable`]), and one that is unpinnable gives no pin. Bytes that go bad
-//! are the exception; nobody can forbid that. A folio of which some pages are bad is still pinned:
-//! its word says so ([`Word::is_partly_poisoned`]), and whoever pins looks which, and gives the pin
-//! back if it was for one of those.
+//! unpinnable ([`Content::is_pinnable`]), and one that is unpinnable gives no pin. Memory that fails
+//! is the exception: a pin does not prevent it. A folio of which some pages are bad is still pinned:
+//! its word has a flag for that ([`Word::is_partly_poisoned`]); the pinning thread then looks up which
+//! pages are bad, and gives the pin back if it was for one of them.
 //!
 //! A base page whose memmap has blocks is held by two words: see `block.rs`.
 //!
@@ -30,7 +30,7 @@ use crate::content::Content;
 use crate::page::Page;
 use crate::sync::Ordering;
 use crate::word::{
-    COUNT_MASK, DOOMED, FREE, FROZEN, HoldKind, MAX_HOLDS, MAX_OPTIMISTIC, PARTLY_POISONED, Word,
+    COUNT_MASK, DOOMED, FREE, HoldKind, MAX_HOLDS, MAX_OPTIMISTIC, PARTLY_POISONED, Word,
 };
 
 /// Returns why a taker is refused whose addition makes the count `total`, if it is.
@@ -38,8 +38,6 @@ use crate::word::{
 const fn refusal(word: Word, sort: HoldKind, total: u64) -> Option<HoldError> {
     if word.is_free() {
         Some(HoldError::Free)
-    } else if word.is_frozen() {
-        Some(HoldError::Frozen)
     } else if matches!(sort, HoldKind::Pin) && !word.content().is_pinnable() {
         Some(HoldError::Content(word.content()))
     } else if total > MAX_HOLDS as u64 {
@@ -61,9 +59,6 @@ pub enum HoldError {
     /// The page is free: only its owner may take the first reference.
     #[error("the page is free: its owner has to hand it out first")]
     Free,
-    /// The page is being torn down.
-    #[error("the page is frozen: it is being torn down")]
-    Frozen,
     /// There are as many holders as can be counted: [`MAX_HOLDS`], or 2^22 - 1 on a whole block of
     /// base pages.
     #[error("the page has as many holders already as can be counted")]
@@ -90,9 +85,6 @@ pub enum ReleaseError {
         /// How many there were.
         held: u32,
     },
-    /// The page is frozen: whoever froze it has all the holds, and thaws it before giving any back.
-    #[error("the page is frozen, and whoever froze it has all its holds")]
-    Frozen,
 }
 
 /// What giving a hold back did.
@@ -101,7 +93,7 @@ pub enum ReleaseError {
 pub enum Released {
     /// Others still hold the page.
     Held,
-    /// That was the last hold, and whoever sees this is the only one who does. The page is free, or
+    /// That was the last hold; exactly one caller is given this answer. The page is free, or
     /// where memory of its kind has a base reference, has that again.
     Last,
 }
@@ -110,7 +102,7 @@ pub enum Released {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AdvanceError {
-    /// The page is in another state than the caller thought: somebody else was first.
+    /// The page is in another state than the caller thought: another thread was first.
     #[error("the content is {found:?}, not {expected:?}")]
     Found {
         /// The state the caller expected.
@@ -118,7 +110,7 @@ pub enum AdvanceError {
         /// The state the page is in.
         found: Content,
     },
-    /// Somebody has pinned the page: its bytes stay.
+    /// The page is pinned: its bytes stay.
     #[error("the page has {pins} pins: its bytes stay until those are given back")]
     Pinned {
         /// How many pins there were.
@@ -209,8 +201,8 @@ impl<'a, P> Folio<'a, P> {
     /// Returns the word as it is now, without the holds on the block.
     #[inline]
     pub(crate) fn own_word(self) -> Word {
-        // Relaxed: a report of one word, by which nothing else is published. Who acts on it takes
-        // a hold or advances the content, and those have their own orderings.
+        // Relaxed: a report of one word, by which nothing else is published. A caller that acts on it
+        // takes a hold or advances the content, and those have their own orderings.
         self.decode(self.page.stored.load(Ordering::Relaxed))
     }
 
@@ -228,8 +220,8 @@ impl<'a, P> Folio<'a, P> {
     /// since.
     ///
     /// # Errors
-    /// [`HoldError::Overflow`], or [`HoldError::Free`] or [`HoldError::Frozen`] for a caller who has
-    /// none; then nothing has changed.
+    /// [`HoldError::Overflow`], or [`HoldError::Free`] for a caller that has none; then nothing has
+    /// changed.
     pub fn hold_again(self, sort: HoldKind) -> Result<(), HoldError> {
         // Relaxed: the caller's own hold has acquired what there is to see.
         self.update(Ordering::Relaxed, |word| {
@@ -254,7 +246,7 @@ impl<'a, P> Folio<'a, P> {
     /// Takes a reference. It costs one locked addition.
     ///
     /// # Errors
-    /// The page is free, frozen or at [`MAX_HOLDS`]; then nothing has changed.
+    /// The page is free or at [`MAX_HOLDS`]; then nothing has changed.
     pub fn try_get(self) -> Result<(), HoldError> {
         self.take(HoldKind::Reference, 1).map(|_| ())
     }
@@ -262,16 +254,16 @@ impl<'a, P> Folio<'a, P> {
     /// Takes `count` references at once, for as many holders.
     ///
     /// # Errors
-    /// The page is free, frozen or would have more than [`MAX_HOLDS`]; then nothing has changed.
+    /// The page is free or would have more than [`MAX_HOLDS`]; then nothing has changed.
     pub fn try_get_many(self, count: u32) -> Result<(), HoldError> {
         self.take(HoldKind::Reference, count).map(|_| ())
     }
 
-    /// Takes a pin: until it is given back, nobody may move, clear or take away the page's bytes.
+    /// Takes a pin: until it is given back, the page's bytes are not moved, cleared or taken away.
     /// It costs one locked addition.
     ///
     /// # Errors
-    /// The page is free, frozen or at [`MAX_HOLDS`], or its bytes are not there to be pinned; then
+    /// The page is free or at [`MAX_HOLDS`], or its bytes are not there to be pinned; then
     /// nothing has changed.
     pub fn try_pin(self) -> Result<(), HoldError> {
         self.take(HoldKind::Pin, 1).map(|_| ())
@@ -280,7 +272,7 @@ impl<'a, P> Folio<'a, P> {
     /// Takes `count` pins at once, for as many holders.
     ///
     /// # Errors
-    /// The page is free, frozen or would have more than [`MAX_HOLDS`], or its bytes are not there to
+    /// The page is free or would have more than [`MAX_HOLDS`], or its bytes are not there to
     /// be pinned; then nothing has changed.
     pub fn try_pin_many(self, count: u32) -> Result<(), HoldError> {
         self.take(HoldKind::Pin, count).map(|_| ())
@@ -292,8 +284,8 @@ impl<'a, P> Folio<'a, P> {
             return self.take_compared(sort, count);
         }
         let delta = sort.one() * u64::from(count);
-        // Acquire pairs with the Release in `give_back`, `take_first` and `thaw`: who takes a hold
-        // sees what the last holder, or whoever handed the page out, wrote.
+        // Acquire pairs with the Release in `give_back` and `take_first`: a new holder
+        // sees what the last holder, or the owner that handed the page out, wrote.
         let before = self.decode(self.page.stored.fetch_add(delta, Ordering::Acquire));
         if refusal(before, sort, sort.raw_count(before) + u64::from(count)).is_none() {
             return Ok(before);
@@ -385,9 +377,6 @@ impl<'a, P> Folio<'a, P> {
         // Release pairs with the Acquire of the next taker, who sees what this holder wrote; the
         // last one out acquires as well, because it goes on to reuse what the others wrote.
         self.update(Ordering::AcqRel, |word| {
-            if word.is_frozen() {
-                return Err(ReleaseError::Frozen);
-            }
             let held = sort.count(word);
             if held < count {
                 return Err(ReleaseError::NotHeld { what: sort.name(), given: count, held });
@@ -406,15 +395,15 @@ impl<'a, P> Folio<'a, P> {
         Ok(released)
     }
 
-    /// Takes the first reference of a free page, as its owner does who hands it out.
-    /// Returns whether the page was free; of several who try, one succeeds.
+    /// Takes the first reference of a free page, as its owner does to hand it out.
+    /// Returns whether the page was free; of several callers, one succeeds.
     #[must_use = "it may not have happened"]
     pub fn take_first(self) -> bool {
         // Release pairs with the Acquire in `take`: who takes the second reference sees what the
         // owner prepared. Acquire pairs with the last `give_back`.
         self.update(Ordering::AcqRel, |word| {
-            // A frozen page is being torn down, and a bad one is of no use: neither is handed out.
-            if !word.is_free() || word.is_frozen() || word.content() == Content::Poisoned {
+            // A bad page is of no use and is not handed out.
+            if !word.is_free() || word.content() == Content::Poisoned {
                 return Err(());
             }
             // Takers that will be refused may be in the count; they take back what they added.
@@ -423,61 +412,19 @@ impl<'a, P> Folio<'a, P> {
         .is_ok()
     }
 
-    /// Stops new holds, if there are exactly `references` of them and no pin; of a base page with a
-    /// block, none on the whole block either.
-    /// Returns whether it did; of several who try, one succeeds. Beside a taker that is about to be
-    /// refused because of [`MAX_HOLDS`] it may fail although the numbers are right.
-    #[must_use = "it may not have happened"]
-    pub fn freeze(self, references: u32) -> bool {
-        if self.block.is_some_and(|block| block.bar(Bar::Holds).is_err()) {
-            return false;
-        }
-        // Acquire pairs with the Release in `give_back`: who tears down sees all that holders did.
-        let is_frozen = self
-            .update(Ordering::Acquire, |word| {
-                if word.is_frozen() || word.references() != references || word.pins() != 0 {
-                    return Err(());
-                }
-                Ok(Word(word.0 | FROZEN))
-            })
-            .is_ok();
-        if !is_frozen {
-            self.unbar(Bar::Holds);
-        }
-        is_frozen
-    }
-
-    /// Lets holds be taken again. Returns whether the page was frozen.
-    #[must_use = "it may not have happened"]
-    pub fn thaw(self) -> bool {
-        // Release pairs with the Acquire in `take`: the next holder sees what was done meanwhile.
-        let is_thawed = self
-            .update(Ordering::Release, |word| {
-                if !word.is_frozen() {
-                    return Err(());
-                }
-                Ok(Word(word.0 & !FROZEN))
-            })
-            .is_ok();
-        if is_thawed {
-            self.unbar(Bar::Holds);
-        }
-        is_thawed
-    }
-
     fn unbar(self, bar: Bar) {
         if let Some(block) = self.block {
             block.unbar(bar);
         }
     }
 
-    /// Puts the content from state `from` to state `to`. Of several who try, one succeeds. A page
+    /// Puts the content from state `from` to state `to`. Of several callers, one succeeds. A page
     /// that is pinned is not made unpinnable, except by poison. Beside a taker whose pin is about to
     /// be refused it may be called pinned although it is not.
     ///
     /// # Errors
     /// [`AdvanceError::Found`] if the page is in another state, or went bad before its owner had done
-    /// and is poisoned now; [`AdvanceError::Pinned`] if somebody needs its bytes to stay,
+    /// and is poisoned now; [`AdvanceError::Pinned`] if pins keep its bytes in place,
     /// [`AdvanceError::Illegal`] if [`Content::may_become`] knows no such step; then nothing has
     /// changed.
     pub fn advance(self, from: Content, to: Content) -> Result<(), AdvanceError> {
@@ -526,11 +473,11 @@ impl<'a, P> Folio<'a, P> {
         }
     }
 
-    /// Makes a folio somebody's, every byte of which is zero: puts its content from *zero* to *present*,
+    /// Hands out a folio whose bytes are all zero: puts its content from *zero* to *present*,
     /// if no page of it is bad. Returns whether it did; of several who try, one succeeds.
     ///
     /// Both are looked at in the step itself: a bad page is left out when its folio is cleared, and may
-    /// be mended between two looks.
+    /// be unpoisoned between two reads.
     #[must_use = "it may not have happened"]
     pub fn take_zero(self) -> bool {
         // Acquire and Release: as in `advance_barred`.
@@ -548,11 +495,11 @@ impl<'a, P> Folio<'a, P> {
         is_taken
     }
 
-    /// Says that the page's bytes are lost, whatever they were and whoever holds it. Of a page whose
-    /// bytes somebody is replacing, that one stays the owner until the next step, which makes the
-    /// page poisoned instead of what was asked for. Returns the word afterwards, with the holders
-    /// who were too early to be refused, or `None` if it was known.
-    #[must_use = "holders are to be told"]
+    /// Records that the page's bytes are lost, in any state and under any holds. A thread that is
+    /// replacing the bytes stays the owner until its next step, which makes the page poisoned instead
+    /// of what was asked for. Returns the word afterwards, with the holders that must be warned, or
+    /// `None` if the page was poisoned before.
+    #[must_use = "its holders must be warned"]
     pub fn poison(self) -> Option<Word> {
         loop {
             let before = self.own_word();
@@ -577,8 +524,8 @@ impl<'a, P> Folio<'a, P> {
         }
     }
 
-    /// Says whether some page of the folio is bad. Returns the word before; who has pinned the folio
-    /// by then was not warned, and who pins it later is.
+    /// Records whether some page of the folio is bad. Returns the word before: holders counted there
+    /// were not warned, and later pins are.
     #[expect(clippy::must_use_candidate, reason = "it is called for its effect")]
     pub fn set_partly_poisoned(self, is_poisoned: bool) -> Word {
         // Release pairs with the Acquire in `take`: who sees the flag finds the bad page listed.
@@ -644,7 +591,7 @@ mod tests {
                 assert_eq!(word.references(), kind.initial_references());
                 assert_eq!(word.pins(), 0);
                 assert_eq!(word.content(), Content::Unknown);
-                assert!(word.is_reserved() && !word.is_frozen());
+                assert!(word.is_reserved());
                 assert_eq!(word.is_free(), kind != MemoryKind::Generic);
             });
         }
@@ -720,31 +667,6 @@ mod tests {
                 Err(ReleaseError::NotHeld { what: "references", given: 1, held: 0 })
             );
             assert!(folio.word().is_free());
-        });
-    }
-
-    #[test]
-    fn a_frozen_page_gives_no_hold_and_thaws_as_it_was() {
-        with_folio(MemoryKind::Generic, |folio| {
-            let before = folio.word();
-            assert!(!folio.freeze(0));
-            assert!(folio.freeze(1));
-            assert!(!folio.freeze(1));
-            assert_eq!(folio.try_get(), Err(HoldError::Frozen));
-            assert_eq!(folio.try_pin(), Err(HoldError::Frozen));
-            assert_eq!(folio.try_get_many(1000), Err(HoldError::Frozen));
-            assert_eq!(folio.put(), Err(ReleaseError::Frozen), "the freezer has the holds");
-            assert!(folio.thaw());
-            assert!(!folio.thaw());
-            assert_eq!(folio.word(), before);
-            assert_eq!(folio.try_pin(), Ok(()));
-            assert!(!folio.freeze(1), "a pinned page does not freeze");
-        });
-        with_folio(MemoryKind::Private, |folio| {
-            assert!(folio.freeze(0), "a free page freezes");
-            assert!(!folio.take_first(), "and is not handed out while it is frozen");
-            assert!(folio.thaw());
-            assert!(folio.take_first());
         });
     }
 

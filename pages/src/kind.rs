@@ -1,7 +1,7 @@
 //! The kinds of memory a pagemap may describe, and how many references their pages start with.
 //!
 //! Source: the `MEMORY_DEVICE_*` types of Linux's `memremap.h` and the refcount policy of its
-//! device pages: since about 6.15 a device page that nobody uses has no reference, except for the
+//! device pages: since about 6.15 an unused device page has no reference, except for the
 //! generic kind, whose base reference never goes away.
 
 use core::fmt;

@@ -13,7 +13,7 @@
 //! | `content` | what is known about a page's bytes, and the legal steps |
 //! | `page` | the descriptor: a word and what the caller adds |
 //! | `word` | the bits of the word |
-//! | `folio` | the atomic steps on a word: holds, freezing, content |
+//! | `folio` | the atomic steps on a word: holds and content |
 //! | `block` | holds on 512 base pages at once |
 //! | `span` | holds on a range of pages |
 //! | `claim` | steps of the content of a range of pages |
@@ -79,7 +79,7 @@ pub use kind::{MemoryKind, ParseMemoryKindError};
 pub use layout::{Class, Layout, LayoutError, Slot, Tails};
 pub use linux::{LinuxPage, LinuxRelease, LinuxSeed, SectionBits, StructPage};
 pub use live_ref::{EnterError, Guards, Left, LiveRef, MAX_GUARDS};
-pub use memmap::{BlocksError, Memmap, MemmapError, PageRef};
+pub use memmap::{Memmap, MemmapError, PageRef};
 pub use page::Page;
 pub use pattern::{Advice, FaultArea, FaultPattern, FaultPlan, Touch};
 pub use payload::{MAX_PAYLOAD_BYTES, Payload, Plain, Refresh, Template};

@@ -1,7 +1,7 @@
 //! How many guards there are on a whole pagemap: [`LiveRef`], which decides whether it may go.
 //!
-//! A folio's word says who holds *it*. Whether anybody holds any folio of a pagemap would take a
-//! look at every word, which is gigabytes for terabytes; so each guard, however many folios it
+//! A folio's word counts the holds on that folio. Whether any folio of a pagemap is held would take a
+//! read of every word, gigabytes for terabytes of memory; so each guard, however many folios it
 //! covers, is counted once more here, in one word for the pagemap:
 //!
 //! ```text
@@ -12,16 +12,16 @@
 //! ```
 //!
 //! A guard enters *before* it takes its first hold and leaves *after* it gave the last one back. So
-//! a ledger that was closed while it was empty stands for folios that nobody holds, and that nobody
-//! will hold, because entering a closed ledger is refused.
+//! if the count is closed while it is empty, no folio is held, and none will be, because entering a
+//! closed count is refused.
 //!
-//! The same count says how long the pagemap lives, so that a guard needs no other. It has an owner at
-//! first. One who goes while there are guards leaves it *orphaned*, and the last of them ends it; an
-//! orphan without guards has been ended, and nobody enters it again.
+//! The same count keeps the pagemap alive, so that a guard needs no other. It starts with an owner. An
+//! owner that goes while there are guards leaves it *orphaned*, and the last guard ends it; an orphan
+//! without guards has ended and is never entered again.
 //!
-//! Every step compares first, because more than a number depends on what it finds: who enters must
-//! not count, not even for a moment, where there is nothing any more; and whoever leaves must know
-//! *before* whether somebody waits for that, since afterwards the pagemap may be gone.
+//! Every step compares first, because more than a number depends on the result: a guard must not be
+//! counted, not even for a moment, after the pagemap has ended; and a leaving guard must know *before*
+//! it leaves whether a thread waits for that, since afterwards the pagemap may be gone.
 
 use crate::sync::{AtomicU64, Ordering};
 use crate::word::HoldKind;
@@ -87,11 +87,11 @@ pub enum EnterError {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[must_use]
 pub enum Left {
-    /// One of several, or nobody waits any more.
+    /// One of several, or no thread waits any more.
     Others,
-    /// The last one: whoever closes the ledger can go on.
+    /// The last one: the closing thread can go on.
     LastOfClosing,
-    /// The last one of a pagemap without an owner: whoever left ends it, and nobody else does.
+    /// The last one of a pagemap without an owner: the thread that left, and no other, ends it.
     LastOfOrphan,
 }
 
@@ -135,7 +135,7 @@ impl LiveRef {
         }
     }
 
-    /// Lets a guard go that was admitted, if that is nobody's business: the ledger is open, and the
+    /// Lets an admitted guard go if no other thread is affected: the ledger is open, and the
     /// pagemap has an owner. Returns whether it did; if so, the caller has nothing to do with the
     /// ledger any more, which may be gone by then. If not, the guard still counts, and leaves by
     /// [`LiveRef::leave`].
@@ -187,8 +187,8 @@ impl LiveRef {
         self.0.fetch_and(!CLOSING, Ordering::Release);
     }
 
-    /// Says that the pagemap's owner goes. Returns the guards that there are: if there are none, the
-    /// caller ends the pagemap, and nobody will enter; otherwise the last of them does.
+    /// Records that the pagemap's owner goes. Returns the guards that there are: if there are none, the
+    /// caller ends the pagemap, and no guard will enter; otherwise the last of them ends it.
     #[must_use = "without guards it is the caller who ends the pagemap"]
     pub fn orphan(&self) -> Guards {
         // Acquire pairs with the Release of those who left, for the case that the caller ends what they
@@ -199,7 +199,7 @@ impl LiveRef {
     /// Returns the guards that there are.
     #[must_use]
     pub fn guards(&self) -> Guards {
-        // Acquire as in `close`, since whoever waits for none goes on as if it had closed.
+        // Acquire as in `close`, since a thread that waits for none goes on as if it had closed.
         Guards::of(self.0.load(Ordering::Acquire))
     }
 }
@@ -228,7 +228,7 @@ mod tests {
         assert_eq!(ledger.enter(HoldKind::Pin), Ok(()));
         assert_eq!(ledger.enter(HoldKind::Reference), Ok(()));
         assert_eq!(ledger.enter(HoldKind::Reference), Ok(()));
-        assert!(ledger.try_leave(HoldKind::Reference), "nobody waits");
+        assert!(ledger.try_leave(HoldKind::Reference), "no thread waits");
         assert_eq!(ledger.close(), Guards { references: 1, pins: 1 });
         assert_eq!(ledger.enter(HoldKind::Pin), Err(EnterError::Closing));
         assert!(!ledger.try_leave(HoldKind::Pin), "somebody waits");
@@ -237,7 +237,7 @@ mod tests {
         assert!(ledger.close().is_empty());
         ledger.reopen();
         assert_eq!(ledger.enter(HoldKind::Pin), Ok(()));
-        assert_eq!(ledger.leave(HoldKind::Pin), Left::Others, "nobody closes it");
+        assert_eq!(ledger.leave(HoldKind::Pin), Left::Others, "no thread closes it");
     }
 
     #[test]

@@ -24,23 +24,21 @@ use crate::layout::{Class, Layout};
 use crate::page::Page;
 use crate::word::Word;
 
-/// An array of descriptors whose length does not fit its layout.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("{given} descriptors were given for a layout that has {needed}")]
-pub struct MemmapError {
-    /// How many the layout has.
-    pub needed: u64,
-    /// How many were given.
-    pub given: u64,
-}
-
-/// Blocks that cannot be given to a memmap.
+/// Descriptors or blocks that a memmap cannot take.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum BlocksError {
-    /// There are more or fewer than the range has.
+pub enum MemmapError {
+    /// There are more or fewer descriptors than the layout has.
+    #[error("{given} descriptors were given for a layout that has {needed}")]
+    Descriptors {
+        /// How many the layout has.
+        needed: u64,
+        /// How many were given.
+        given: u64,
+    },
+    /// There are more or fewer blocks than the range has.
     #[error("{given} blocks were given for a range that has {needed}")]
-    Count {
+    Blocks {
         /// How many the range has.
         needed: u64,
         /// How many were given.
@@ -48,7 +46,7 @@ pub enum BlocksError {
     },
     /// The memmap is one of folios, or its pages come and go: these are counted one by one.
     #[error("only base pages of memory that always has a reference are held by the block")]
-    NotApplicable,
+    NoBlocks,
 }
 
 /// The descriptors of one region, in memory that `S` holds, and for base pages perhaps a word for
@@ -74,14 +72,13 @@ impl<P, S: Deref<Target = [Page<P>]>> Memmap<P, S> {
         let given = descriptors.len() as u64;
         let needed = layout.descriptors();
         if given != needed {
-            return Err(MemmapError { needed, given });
+            return Err(MemmapError::Descriptors { needed, given });
         }
         let template = Word::initial(kind);
         Ok(Self { layout, kind, template, descriptors, blocks: &[], payload: PhantomData })
     }
 
-    /// Says what the bytes of every page are, before anything was done to one: pages start with that
-    /// content, at no cost.
+    /// Sets the content that every page starts with, before any page was used. It costs nothing.
     #[must_use]
     pub fn starting_as(self, content: Content) -> Self {
         Self { template: self.template.with_content(content), ..self }
@@ -93,25 +90,25 @@ impl<P, S: Deref<Target = [Page<P>]>> Memmap<P, S> {
         layout.order() == Order::BASE && kind.initial_references() != 0
     }
 
-    /// Takes blocks that nobody holds, before anything was done to a page; or none at all.
+    /// Takes blocks without holds, before any page was used; or none at all.
     ///
     /// # Errors
-    /// [`BlocksError`] unless there are [`Block::count`] of them, and
+    /// [`MemmapError`] unless there are [`Block::count`] of them, and
     /// [`Memmap::takes_blocks`] allows any.
     pub fn with_blocks<B: Deref<Target = [Block]>>(
         self,
         blocks: B,
-    ) -> Result<Memmap<P, S, B>, BlocksError> {
+    ) -> Result<Memmap<P, S, B>, MemmapError> {
         let Self { layout, kind, template, descriptors, payload, .. } = self;
         if blocks.is_empty() {
             return Ok(Memmap { layout, kind, template, descriptors, blocks, payload });
         }
         if !Self::takes_blocks(&layout, kind) {
-            return Err(BlocksError::NotApplicable);
+            return Err(MemmapError::NoBlocks);
         }
         let (needed, given) = (Block::count(layout.range()).get(), blocks.len() as u64);
         if given != needed {
-            return Err(BlocksError::Count { needed, given });
+            return Err(MemmapError::Blocks { needed, given });
         }
         Ok(Memmap { layout, kind, template, descriptors, blocks, payload })
     }
@@ -319,7 +316,7 @@ impl<P, S, B> fmt::Debug for Memmap<P, S, B> {
     }
 }
 
-/// One page of a memmap: what its pfn says about it, its descriptor, and its folio.
+/// One page of a memmap: what follows from its pfn, its descriptor, and its folio.
 pub struct PageRef<'a, P = ()> {
     pfn: Pfn,
     class: Class,

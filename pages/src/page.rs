@@ -25,7 +25,7 @@ pub struct Page<P = ()> {
 }
 
 impl<P> Page<P> {
-    /// Takes the caller's part of a descriptor that nobody has used.
+    /// Takes the caller's part of an unused descriptor.
     #[must_use]
     pub fn new(payload: P) -> Self {
         Self { payload, stored: AtomicU64::new(0) }

@@ -15,7 +15,7 @@ use crate::addr::{PageSize, Pfn, PfnRange};
 use crate::density::{Densities, FaultCosts};
 use crate::window::FaultAround;
 
-/// What the owner of lazily mapped memory says about how it will be read.
+/// How the owner of lazily mapped memory expects it to be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Advice {
     /// Nothing: every window has the size that was set.
@@ -89,7 +89,7 @@ pub struct FaultPlan {
     pub area: PfnRange,
 }
 
-/// How many readers in order are told apart.
+/// How many sequential readers are distinguished.
 const STREAMS: usize = 8;
 
 /// After so many faults in order a window grows.

@@ -3,7 +3,7 @@
 //! The slow path sets a payload field after field in place; it is the definition of what a
 //! descriptor starts with. The fast path never states that a second time: it runs the slow path
 //! for two neighbours, takes their difference, and writes an arithmetic progression. So a payload
-//! says only over how many pages its fields are linear in the pfn ([`Refresh`]).
+//! declares only over how many pages its fields are linear in the pfn ([`Refresh`]).
 
 use core::marker::PhantomData;
 
@@ -65,8 +65,8 @@ pub trait Payload: FromBytes + IntoBytes + KnownLayout + Send + Sync + 'static {
 
     /// Returns how what `init` sets depends on the pfn.
     ///
-    /// It is relied on: a payload that says [`Refresh::Linear`] and is not gets wrong fields. A
-    /// payload whose `init` sets nothing is linear; one that is not sure says
+    /// It is relied on: a payload that returns [`Refresh::Linear`] and is not linear gets wrong fields.
+    /// A payload whose `init` sets nothing is linear; in doubt return
     /// [`Refresh::EachPage`], which is always right and only slower.
     fn refresh(seed: &Self::Seed) -> Refresh;
 }
@@ -105,7 +105,7 @@ pub const MAX_PAYLOAD_BYTES: usize = 4096;
 /// The initial descriptors of one memmap: the slow path, and what the fast path needs to know.
 ///
 /// It is arithmetic over a [`Layout`] and the address that the descriptors will have; it writes
-/// only where it is told to.
+/// only to the slices it is given.
 #[derive(Clone, Debug)]
 pub struct Template<P: Payload> {
     layout: Layout,
@@ -272,7 +272,7 @@ mod tests {
         }
     }
 
-    /// A payload that says something of derived tails alone, which have no descriptor.
+    /// A payload that sets fields of derived tails alone, which have no descriptor.
     #[derive(FromBytes, IntoBytes, KnownLayout)]
     #[repr(C)]
     struct OnlyTails(u64);

@@ -1,12 +1,12 @@
 //! Which folios of a pool are what, and the steps by which they are handed out: [`PoolState`].
 //!
-//! A folio that is handed out is zero. What says so is not the stock but the folio's own word: the
-//! step from *zero* to what its owner has is made by one taker, and whoever else has touched the
-//! folio has made that step before. The sets of a stock only say where to look, so a set that is
-//! wrong costs time and never a leak.
+//! A folio that is handed out is zero. The folio's own word decides that, not the pool's sets: one
+//! taker makes the step from *zero* to *present*, and any thread that touched the folio has made that
+//! step before. The sets only show where to look, so a set that is wrong costs time and never leaks
+//! bytes.
 //!
-//! The steps are written once, here, for whoever has the lock and the memory ([`PoolBackend`]): the package
-//! `uzone` with threads and gigabytes, and the model checker with two folios of a byte each
+//! The steps are written once, here, over a lock and memory of the caller's ([`PoolBackend`]): the package
+//! `uzone-zone` with threads and gigabytes, and the model checker with two folios of a byte each
 //! (`tests/loom.rs`).
 //!
 //! A folio is in one set, or it is *in work*: somebody clears it, and puts it in a set afterwards,
@@ -25,7 +25,7 @@ use crate::bits::Bits;
 /// What a free folio is.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum FolioState {
-    /// Every byte is zero, as its word says.
+    /// Every byte is zero, and its word has that state.
     Zero,
     /// It has to be cleared first.
     Dirty,
@@ -338,14 +338,14 @@ fn clear_and_own<D: PoolBackend>(
         stock.sets.insert(USED, number);
     }
     stock.in_work -= folios;
-    // Whoever waited for these hears that there are fewer to wait for.
+    // Wakes the threads that wait for these: there are fewer to wait for.
     depot.sorted(stock);
     core::mem::forget(work);
     Ok(true)
 }
 
-/// Takes folios back that are handed out. They are cleared at once where `clears` says so, and what
-/// is not cleared then is dirty. Returns how many were cleared. `stock` is the depot's, and is let go.
+/// Takes folios back that are handed out. They are cleared at once if `clears` is set; what is not
+/// cleared then is dirty. Returns how many were cleared. `stock` is the depot's, and is let go.
 pub fn give_back<'a, D: PoolBackend>(
     depot: &'a D,
     mut stock: D::Locked<'a>,
@@ -361,7 +361,7 @@ pub fn give_back<'a, D: PoolBackend>(
     if clears {
         drop(stock);
         let _work = InWork { depot, first, folios };
-        // What it could not clear is dirty, and whoever takes it finds out why.
+        // What it could not clear is dirty, and the next taker gets the error.
         depot.clear(first, folios).unwrap_or(0)
     } else {
         for number in first..first + folios {

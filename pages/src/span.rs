@@ -81,7 +81,7 @@ where
 {
     /// Holds the folios of `range`, which has to be of this memmap. `bad` is asked for the first bad
     /// page among those of a folio of which some are; a pin for one of those is refused. `freed` is
-    /// told the heads of folios whose last hold turns out to be one that is given back.
+    /// called with the head of each folio whose last hold turns out to be one that is given back.
     ///
     /// # Errors
     /// [`SpanRefused`] with the first page in the way; then nothing is held.
@@ -131,7 +131,7 @@ where
         Ok(span)
     }
 
-    /// Gives back what a span holds. `freed` is told the heads of folios that nobody holds any more.
+    /// Gives back what a span holds. `freed` is called with the head of each folio whose last hold this was.
     #[inline(always)]
     pub fn release(&self, span: Span, sort: HoldKind, mut freed: impl FnMut(Pfn)) {
         if !self.has_blocks()
@@ -310,7 +310,7 @@ where
                     return Err(SpanRefused { pfn, cause });
                 }
             }
-            // Whoever barred it is between the bar and the page, on one side of it or the other.
+            // The thread that barred it is between the steps on the block and on the page.
             spin();
             match block.hold(sort) {
                 Ok(()) => return Ok(()),

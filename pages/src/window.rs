@@ -33,7 +33,7 @@ pub struct FaultAroundError {
 impl FaultAround {
     /// One page of 4 KiB: nothing is mapped around a fault.
     pub const MIN: Self = Self(12);
-    /// 64 KiB, what Linux does unless told otherwise.
+    /// 64 KiB, the default of Linux.
     pub const DEFAULT: Self = Self(16);
     /// 2 MiB, what a page table of 4 KiB pages maps.
     pub const MAX: Self = Self(21);

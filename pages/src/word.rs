@@ -5,12 +5,12 @@
 //! ┌─────────────┬────────┬─────────────────────────┬─────────────────────────┐
 //! │    flags    │content │          pins           │       references        │
 //! └─────────────┴────────┴─────────────────────────┴─────────────────────────┘
-//!   59 poison_pending   60 reserved   61 frozen   62 free   63 partly poisoned
+//!   59 poison_pending   60 reserved   61 unused   62 free   63 partly poisoned
 //! ```
 //!
 //! | references or pins | meaning |
 //! |---|---|
-//! | 0 | nobody holds the page in this way |
+//! | 0 | no hold of this kind |
 //! | 1 to [`MAX_HOLDS`] | so many holders |
 //! | above, to 2^28 - 1 | the overflow band: a taker who lands here gives it back and is refused |
 //!
@@ -33,7 +33,6 @@ const CONTENT_MASK: u64 = 0x7;
 
 pub(crate) const DOOMED: u64 = 1 << 59;
 const RESERVED: u64 = 1 << 60;
-pub(crate) const FROZEN: u64 = 1 << 61;
 pub(crate) const FREE: u64 = 1 << 62;
 pub(crate) const PARTLY_POISONED: u64 = 1 << 63;
 
@@ -104,7 +103,7 @@ impl Word {
         }
     }
 
-    /// Returns the word of a tail, which nobody holds: holds are its head's.
+    /// Returns the word of a tail, which has no holds: they are on its head.
     #[must_use]
     pub const fn tail() -> Self {
         Self(RESERVED | FREE)
@@ -122,14 +121,14 @@ impl Word {
         self.0
     }
 
-    /// Returns how many references there are. Of a page that is frozen or has the most it may
+    /// Returns how many references there are. Of a page that has the most it may
     /// have, takers that are about to be refused are counted for a moment.
     #[must_use]
     pub const fn references(self) -> u32 {
         if self.is_free() { 0 } else { (self.0 & COUNT_MASK) as u32 }
     }
 
-    /// Returns how many pins there are. Of a page that is frozen or has the most it may have, takers
+    /// Returns how many pins there are. Of a page that has the most it may have, takers
     /// that are about to be refused are counted for a moment.
     #[must_use]
     pub const fn pins(self) -> u32 {
@@ -142,16 +141,10 @@ impl Word {
         Content::from_bits(self.0 >> CONTENT_SHIFT)
     }
 
-    /// Returns whether the page is nobody's business but its owner's, as every device page is.
+    /// Returns whether the page is reserved for its owner, as every device page is.
     #[must_use]
     pub const fn is_reserved(self) -> bool {
         self.0 & RESERVED != 0
-    }
-
-    /// Returns whether nobody may take a hold because the page is being torn down.
-    #[must_use]
-    pub const fn is_frozen(self) -> bool {
-        self.0 & FROZEN != 0
     }
 
     /// Returns whether the page waits for its first reference.
@@ -202,7 +195,6 @@ impl fmt::Debug for Word {
             .field("pins", &self.pins())
             .field("content", &self.content())
             .field("reserved", &self.is_reserved())
-            .field("frozen", &self.is_frozen())
             .field("free", &self.is_free())
             .field("poison_pending", &self.is_doomed())
             .field("partly_poisoned", &self.is_partly_poisoned())

@@ -3,7 +3,7 @@
 //!
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p uzone-pages --test loom --release`.
 #![cfg(loom)]
-#![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -35,7 +35,7 @@ impl Seen {
         for (outcome, seen) in self.0.iter().enumerate() {
             assert!(
                 seen.load(Ordering::Relaxed),
-                "outcome {outcome} was never reached: the model does not test what it says"
+                "outcome {outcome} was never reached: the model does not test what its name claims"
             );
         }
     }
@@ -53,36 +53,6 @@ const GENERIC: MemoryKind = MemoryKind::Generic;
 const PRIVATE: MemoryKind = MemoryKind::Private;
 
 #[test]
-fn a_page_is_held_or_frozen_never_both() {
-    let seen = Seen::new(2);
-    for is_pin in [false, true] {
-        let marks = seen.marks();
-        loom::model(move || {
-            let page = Arc::new(Page::new(()));
-            let taker = {
-                let page = page.clone();
-                thread::spawn(move || {
-                    let folio = folio(&page, GENERIC);
-                    if is_pin { folio.try_pin() } else { folio.try_get() }
-                })
-            };
-            let frozen = folio(&page, GENERIC).freeze(1);
-            let taken = taker.join().unwrap();
-            assert_ne!(frozen, taken.is_ok());
-            if frozen {
-                assert_eq!(taken, Err(HoldError::Frozen));
-                mark(&marks, 0);
-            } else {
-                mark(&marks, 1);
-            }
-            let word = folio(&page, GENERIC).word();
-            assert_eq!(word.references() + word.pins(), 1 + u32::from(taken.is_ok()));
-        });
-    }
-    seen.assert_all();
-}
-
-#[test]
 fn of_two_owners_who_hand_a_page_out_one_succeeds() {
     loom::model(|| {
         let page = Arc::new(Page::new(()));
@@ -97,7 +67,7 @@ fn of_two_owners_who_hand_a_page_out_one_succeeds() {
 }
 
 /// A taker comes while the owner hands the page out and takes it back: it is refused, or it holds
-/// the page; and when all is given back the page is free, which exactly one thread was told.
+/// the page; and when all is given back the page is free, which exactly one thread learns.
 #[test]
 fn a_taker_beside_a_short_life_is_refused_or_holds_the_page() {
     let seen = Seen::new(2);
@@ -150,29 +120,8 @@ fn two_takers_on_a_free_page_do_not_mistake_each_other_for_holders() {
     });
 }
 
-#[test]
-fn a_refused_taker_beside_a_thaw_leaves_no_trace() {
-    let seen = Seen::new(2);
-    let marks = seen.marks();
-    loom::model(move || {
-        let page = Arc::new(Page::new(()));
-        assert!(folio(&page, GENERIC).freeze(1));
-        let taker = {
-            let page = page.clone();
-            thread::spawn(move || folio(&page, GENERIC).try_pin().is_ok())
-        };
-        assert!(folio(&page, GENERIC).thaw());
-        let taken = taker.join().unwrap();
-        mark(&marks, usize::from(taken));
-        let word = folio(&page, GENERIC).word();
-        assert_eq!((word.references(), word.pins()), (1, u32::from(taken)));
-        assert!(!word.is_frozen());
-    });
-    seen.assert_all();
-}
-
-/// A generic page is never free: who gives the base reference back leaves it with that, and nobody
-/// who freezes or takes meanwhile sees it without.
+/// A generic page is never free: giving the base reference back leaves it with that, and no
+/// thread that takes meanwhile sees it without.
 #[test]
 fn a_generic_page_is_never_seen_without_a_reference() {
     loom::model(|| {
@@ -182,9 +131,6 @@ fn a_generic_page_is_never_seen_without_a_reference() {
             thread::spawn(move || {
                 let folio = folio(&page, GENERIC);
                 assert!(!folio.word().is_free());
-                if folio.freeze(0) {
-                    assert!(folio.thaw());
-                }
                 assert_eq!(folio.try_get(), Ok(()));
                 folio.put().unwrap()
             })
@@ -218,26 +164,6 @@ fn who_takes_a_hold_sees_what_the_one_before_wrote() {
 }
 
 #[test]
-fn who_freezes_a_page_sees_what_its_holders_wrote() {
-    loom::model(|| {
-        let page = Arc::new(Page::new(()));
-        let written = Arc::new(AtomicBool::new(false));
-        assert_eq!(folio(&page, GENERIC).try_pin(), Ok(()));
-        let holder = {
-            let (page, written) = (page.clone(), written.clone());
-            thread::spawn(move || {
-                written.store(true, Ordering::Relaxed);
-                assert_eq!(folio(&page, GENERIC).unpin(), Ok(Released::Held));
-            })
-        };
-        if folio(&page, GENERIC).freeze(1) {
-            assert!(written.load(Ordering::Relaxed));
-        }
-        holder.join().unwrap();
-    });
-}
-
-#[test]
 fn a_content_step_has_one_owner_whatever_the_counts_do() {
     loom::model(|| {
         let page = Arc::new(Page::new(()));
@@ -258,7 +184,7 @@ fn a_content_step_has_one_owner_whatever_the_counts_do() {
     });
 }
 
-/// A pagemap is unbound or held, never both: whoever finds its ledger closed and empty finds no
+/// A pagemap is unbound or held, never both: a thread that finds its ledger closed and empty finds no
 /// hold on its folios, now and later, and sees what every guard wrote.
 #[test]
 fn a_pagemap_is_unbound_or_held_never_both() {
@@ -299,13 +225,13 @@ fn a_pagemap_is_unbound_or_held_never_both() {
     seen.assert_all();
 }
 
-/// Lets a guard go as `uzone_os::Counted` does. Returns what it was told.
+/// Lets a guard go as `uzone_os::LiveArc` does. Returns the answer.
 fn leave(ledger: &LiveRef, sort: HoldKind) -> Left {
     if ledger.try_leave(sort) { Left::Others } else { ledger.leave(sort) }
 }
 
-/// One guard that leaves a closing ledger is told that it was the last, if whoever closes it has seen
-/// guards: nobody waits for ever.
+/// One guard that leaves a closing ledger learns that it was the last, if the closing thread has seen
+/// guards: no thread waits for ever.
 #[test]
 fn who_waits_for_the_last_guard_is_told() {
     let seen = Seen::new(2);
@@ -322,11 +248,11 @@ fn who_waits_for_the_last_guard_is_told() {
             })
             .collect();
         let is_empty = ledger.close().is_empty();
-        let told = leavers.into_iter().map(|leaver| leaver.join().unwrap());
-        let told = told.filter(|left| *left == Left::LastOfClosing).count();
-        assert_eq!(told, usize::from(!is_empty));
+        let last = leavers.into_iter().map(|leaver| leaver.join().unwrap());
+        let last = last.filter(|left| *left == Left::LastOfClosing).count();
+        assert_eq!(last, usize::from(!is_empty));
         assert!(ledger.guards().is_empty());
-        mark(&marks, told);
+        mark(&marks, last);
     });
     seen.assert_all();
 }
@@ -426,8 +352,8 @@ impl Blocked {
     }
 }
 
-/// A page of a block that is pinned as a whole is cleared or pinned, never both; and whoever clears
-/// it sees what the pin's holder wrote.
+/// A page of a block that is pinned as a whole is cleared or pinned, never both; and the clearing
+/// thread sees what the pin's holder wrote.
 #[test]
 fn a_page_is_cleared_or_its_block_pinned_never_both() {
     let seen = Seen::new(3);
@@ -461,7 +387,7 @@ fn a_page_is_cleared_or_its_block_pinned_never_both() {
             let saw = blocked.bytes.load(Ordering::Relaxed);
             assert_eq!(page.advance(Content::Zeroing, Content::Unknown), Ok(()));
             let pinned = pinner.join().unwrap();
-            // Whoever pinned before the clearing is seen; whoever pins after it is not.
+            // A pin before the clearing is seen; a pin after it is not.
             assert!(pinned || !saw);
         } else {
             mark(&marks, 2);
@@ -504,41 +430,8 @@ fn beside_pins_of_a_page_and_of_its_block_clearing_comes_before_or_after() {
     });
 }
 
-#[test]
-fn a_page_is_frozen_or_its_block_held_never_both() {
-    for sort in [HoldKind::Reference, HoldKind::Pin] {
-        let seen = Seen::new(3);
-        let marks = seen.marks();
-        loom::model(move || {
-            let blocked = Blocked::new();
-            let holder = {
-                let blocked = blocked.clone();
-                let marks = marks.clone();
-                thread::spawn(move || match blocked.hold(sort) {
-                    Ok(span) => {
-                        assert!(!blocked.page(0).word().is_frozen());
-                        blocked.release(span, sort);
-                        mark(&marks, 0);
-                    }
-                    Err(_) => mark(&marks, 1),
-                })
-            };
-            let page = blocked.page(0);
-            if page.freeze(1) {
-                assert_eq!((page.word().references(), page.word().pins()), (1, 0));
-                assert!(page.thaw());
-            } else {
-                mark(&marks, 2);
-            }
-            holder.join().unwrap();
-            blocked.assert_fresh();
-        });
-        seen.assert_all();
-    }
-}
-
-/// A page goes bad while its block is being pinned: the pin is refused, or whoever says that the
-/// page is bad is told that there is a holder to warn.
+/// A page goes bad while its block is being pinned: the pin is refused, or the
+/// poisoning thread sees that there is a holder to warn.
 #[test]
 fn a_pin_of_a_bad_page_is_refused_or_its_holder_told() {
     let seen = Seen::new(2);
@@ -558,7 +451,7 @@ fn a_pin_of_a_bad_page_is_refused_or_its_holder_told() {
             };
             let word = blocked.page(1).poison().expect("it was good");
             let is_pinned = pinner.join().unwrap();
-            // A taker that is about to be refused may be counted for a moment: told for nothing.
+            // A taker that is about to be refused may be counted for a moment, and is warned for nothing.
             assert!(!is_pinned || word.pins() == 1 || blocked.page(1).word().pins() == 0);
             mark(&marks, usize::from(is_pinned));
         });
@@ -743,9 +636,9 @@ fn clearing_that_does_not_bar_the_block_clears_under_a_pin() {
 }
 
 /// What `Folio::try_get` would be if a refused taker took its addition back without looking: the
-/// search must find the page that nobody holds and nobody may ever hand out again.
+/// search must find the page that has no holds and can never be handed out again.
 #[test]
-#[should_panic(expected = "nobody holds the page and it is not free")]
+#[should_panic(expected = "the page has no holds and is not free")]
 fn a_taker_that_does_not_look_again_loses_the_page() {
     use loom::sync::atomic::AtomicU64;
     const FREE: u64 = 1 << 62;
@@ -764,7 +657,7 @@ fn a_taker_that_does_not_look_again_loses_the_page() {
         word.fetch_add(1_u64.wrapping_sub(FREE), Ordering::AcqRel);
         put(&word);
         taker.join().unwrap();
-        assert_eq!(word.load(Ordering::Relaxed), FREE, "nobody holds the page and it is not free");
+        assert_eq!(word.load(Ordering::Relaxed), FREE, "the page has no holds and is not free");
     });
 
     fn put(word: &AtomicU64) {
@@ -774,8 +667,8 @@ fn a_taker_that_does_not_look_again_loses_the_page() {
     }
 }
 
-/// A bad page was left out when its folio was cleared, and is mended while somebody takes the folio:
-/// whoever gets it as zero gets no folio of which a page was left out.
+/// A bad page was left out when its folio was cleared, and is unpoisoned while another thread takes the
+/// folio: a folio that is taken as zero has no page that was left out.
 #[test]
 fn a_folio_with_a_page_that_was_left_out_is_never_taken_for_zero() {
     let marks = Seen::new(2);

@@ -1,11 +1,11 @@
 //! Random operations on descriptors agree with a plain model that keeps each number by itself.
 #![cfg(not(loom))]
-#![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use proptest::prelude::*;
 use uzone_pages::{
-    AdvanceError, Content, Folio, HoldError, Layout, MAX_HOLDS, Memmap, MemoryKind, Order, Page,
-    PageCount, Pfn, PfnRange, Released, Tails, Word,
+    AdvanceError, Content, Folio, HoldError, Layout, MAX_HOLDS, Memmap, MemmapError, MemoryKind,
+    Order, Page, PageCount, Pfn, PfnRange, Released, Tails, Word,
 };
 
 /// One page as somebody would keep it who had all the room in the world.
@@ -14,9 +14,8 @@ struct Plain {
     references: u64,
     pins: u64,
     content: Content,
-    frozen: bool,
     free: bool,
-    /// What a page that nobody holds has.
+    /// The references of an unheld page.
     base: u64,
 }
 
@@ -24,15 +23,13 @@ impl Plain {
     fn fresh(kind: MemoryKind) -> Self {
         let base = u64::from(kind.initial_references());
         let free = base == 0;
-        Self { references: base, pins: 0, content: Content::Unknown, frozen: false, free, base }
+        Self { references: base, pins: 0, content: Content::Unknown, free, base }
     }
 
     fn take(&mut self, is_pin: bool, count: u64) -> Result<(), HoldError> {
         let held = if is_pin { &mut self.pins } else { &mut self.references };
         if self.free {
             Err(HoldError::Free)
-        } else if self.frozen {
-            Err(HoldError::Frozen)
         } else if is_pin && !self.content.is_pinnable() {
             Err(HoldError::Content(self.content))
         } else if *held + count > u64::from(MAX_HOLDS) {
@@ -48,7 +45,7 @@ impl Plain {
         if count == 0 {
             return Some(Released::Held);
         }
-        if self.frozen || *held < count {
+        if *held < count {
             return None;
         }
         *held -= count;
@@ -66,8 +63,6 @@ enum Step {
     Take { is_pin: bool, count: u32 },
     GiveBack { is_pin: bool, count: u32 },
     TakeFirst,
-    Freeze { references: u32 },
-    Thaw,
     Advance { from: Content, to: Content },
 }
 
@@ -84,8 +79,6 @@ fn step() -> impl Strategy<Value = Step> {
         4 => (any::<bool>(), count()).prop_map(|(is_pin, count)| Step::Take { is_pin, count }),
         4 => (any::<bool>(), count()).prop_map(|(is_pin, count)| Step::GiveBack { is_pin, count }),
         2 => Just(Step::TakeFirst),
-        1 => (0..3_u32).prop_map(|references| Step::Freeze { references }),
-        2 => Just(Step::Thaw),
         3 => (content(), content()).prop_map(|(from, to)| Step::Advance { from, to }),
     ]
 }
@@ -95,7 +88,6 @@ fn check(folio: Folio<'_>, plain: &Plain) {
     assert_eq!(u64::from(word.references()), plain.references);
     assert_eq!(u64::from(word.pins()), plain.pins);
     assert_eq!(word.content(), plain.content);
-    assert_eq!(word.is_frozen(), plain.frozen);
     assert_eq!(word.is_free(), plain.free);
     assert!(word.is_reserved());
 }
@@ -108,26 +100,16 @@ fn apply(folio: Folio<'_>, plain: &mut Plain, step: &Step) {
         }
         Step::GiveBack { is_pin, count } => {
             let back = if is_pin { folio.unpin_many(count) } else { folio.put_many(count) };
-            // Nothing of a frozen page can be given back, and giving nothing back is no error.
+            // Giving nothing back is no error.
             assert_eq!(back.ok(), plain.give_back(is_pin, u64::from(count)));
         }
         Step::TakeFirst => {
-            let first = plain.free && !plain.frozen && plain.content != Content::Poisoned;
+            let first = plain.free && plain.content != Content::Poisoned;
             assert_eq!(folio.take_first(), first);
             if first {
                 plain.free = false;
                 plain.references = 1;
             }
-        }
-        Step::Freeze { references } => {
-            let freezes =
-                !plain.frozen && plain.pins == 0 && plain.references == u64::from(references);
-            assert_eq!(folio.freeze(references), freezes);
-            plain.frozen |= freezes;
-        }
-        Step::Thaw => {
-            assert_eq!(folio.thaw(), plain.frozen);
-            plain.frozen = false;
         }
         Step::Advance { from, to } => {
             let expected = if !from.may_become(to) {
@@ -226,7 +208,7 @@ fn a_memmap_of_the_wrong_length_is_refused() {
     let layout = Layout::try_new(range, Order::BASE, Tails::Derived).unwrap();
     let descriptors: Vec<Page> = (0..3).map(|_| Page::new(())).collect();
     let error = Memmap::try_new(layout, MemoryKind::Generic, descriptors).unwrap_err();
-    assert_eq!((error.given, error.needed), (3, 4));
+    assert_eq!(error, MemmapError::Descriptors { needed: 4, given: 3 });
 }
 
 #[test]

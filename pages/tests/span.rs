@@ -1,7 +1,7 @@
 //! Random operations on ranges of pages agree with a plain oracle that counts page by page, with
 //! blocks and without, and whatever is refused leaves no trace.
 #![cfg(not(loom))]
-#![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(clippy::cast_possible_truncation, reason = "the ranges of the tests are small")]
 
 use std::cell::RefCell;
@@ -9,8 +9,8 @@ use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 use uzone_pages::{
-    AdvanceError, BLOCK_ORDER, Block, BlocksError, Content, Folio, HoldError, HoldKind, Layout,
-    Memmap, MemoryKind, Order, Page, PageCount, Pfn, PfnRange, Span, Tails, Word,
+    AdvanceError, BLOCK_ORDER, Block, Content, Folio, HoldError, HoldKind, Layout, Memmap,
+    MemmapError, MemoryKind, Order, Page, PageCount, Pfn, PfnRange, Span, Tails, Word,
 };
 
 type Blocked = Memmap<(), Vec<Page>, Vec<Block>>;
@@ -37,23 +37,15 @@ struct Plain {
     references: u32,
     pins: u32,
     content: Content,
-    is_frozen: bool,
     is_doomed: bool,
 }
 
 impl Plain {
-    const FRESH: Self = Self {
-        references: 1,
-        pins: 0,
-        content: Content::Unknown,
-        is_frozen: false,
-        is_doomed: false,
-    };
+    const FRESH: Self =
+        Self { references: 1, pins: 0, content: Content::Unknown, is_doomed: false };
 
     fn obstacle(&self, sort: HoldKind) -> Option<HoldError> {
-        if self.is_frozen {
-            Some(HoldError::Frozen)
-        } else if sort == HoldKind::Pin && !self.content.is_pinnable() {
+        if sort == HoldKind::Pin && !self.content.is_pinnable() {
             Some(HoldError::Content(self.content))
         } else {
             None
@@ -74,8 +66,6 @@ enum Step {
     Hold { start: u64, pages: u64, sort: HoldKind },
     Release { which: usize },
     Split { which: usize, at: u64 },
-    Freeze { page: u64 },
-    Thaw { page: u64 },
     Advance { page: u64, to: Content },
     Poison { page: u64 },
     Run { start: u64, pages: u64, to_zeroing: bool },
@@ -93,8 +83,6 @@ fn step() -> impl Strategy<Value = Step> {
             .prop_map(|(start, pages, sort)| Step::Hold { start, pages, sort }),
         4 => any::<usize>().prop_map(|which| Step::Release { which }),
         3 => (any::<usize>(), place.clone()).prop_map(|(which, at)| Step::Split { which, at }),
-        1 => place.clone().prop_map(|page| Step::Freeze { page }),
-        2 => place.clone().prop_map(|page| Step::Thaw { page }),
         3 => (place.clone(), (0..8_u64).prop_map(Content::from_bits))
             .prop_map(|(page, to)| Step::Advance { page, to }),
         1 => place.clone().prop_map(|page| Step::Poison { page }),
@@ -175,23 +163,6 @@ proptest! {
                             prop_assert!(at == 0 || at == span.range().pages().get());
                         }
                     }
-                }
-                Step::Freeze { page } => {
-                    let page = at(page);
-                    let is_frozen = folio(page).freeze(1);
-                    // A block that both parts of a split hold makes pages look held that are not.
-                    prop_assert!(!is_frozen || plain[page].references == 1 && plain[page].pins == 0);
-                    prop_assert!(!is_frozen || !plain[page].is_frozen);
-                    if spans.is_empty() {
-                        prop_assert_eq!(is_frozen, !plain[page].is_frozen);
-                    }
-                    plain[page].is_frozen |= is_frozen;
-                }
-                Step::Thaw { page } => {
-                    let page = at(page);
-                    let had_references = plain[page].is_frozen;
-                    prop_assert_eq!(folio(page).thaw(), had_references);
-                    plain[page].is_frozen = false;
                 }
                 Step::Advance { page, to } => {
                     let page = at(page);
@@ -282,7 +253,6 @@ proptest! {
             memmap.release(span, sort, |_| ());
         }
         for page in 0..PAGES as usize {
-            let _ = folio(page).thaw();
             let word = folio(page).word();
             prop_assert_eq!((word.references(), word.pins()), (1, 0));
             let _ = folio(page).advance(Content::Poisoned, Content::Unknown);
@@ -368,9 +338,9 @@ fn blocks_are_refused_where_pages_come_and_go_and_where_there_are_folios() {
         Memmap::try_new(layout, kind, descriptors).unwrap().with_blocks(blocks).map(|_| ())
     };
     assert_eq!(make(MemoryKind::Generic, 0, 2), Ok(()));
-    assert_eq!(make(MemoryKind::Generic, 0, 3), Err(BlocksError::Count { needed: 2, given: 3 }));
-    assert_eq!(make(MemoryKind::Generic, 9, 2), Err(BlocksError::NotApplicable));
-    assert_eq!(make(MemoryKind::Private, 0, 2), Err(BlocksError::NotApplicable));
+    assert_eq!(make(MemoryKind::Generic, 0, 3), Err(MemmapError::Blocks { needed: 2, given: 3 }));
+    assert_eq!(make(MemoryKind::Generic, 9, 2), Err(MemmapError::NoBlocks));
+    assert_eq!(make(MemoryKind::Private, 0, 2), Err(MemmapError::NoBlocks));
 }
 
 /// Takes the content of a page from one state to another.
@@ -419,9 +389,10 @@ fn a_run_beyond_the_memmap_tells_of_its_own_pages_alone_and_at_once() {
     let own = range(1000, 2000);
     let memmap = memmap(own);
     for asked in [range(0, u64::MAX), range(1000, 1 << 60), range(0, 3000)] {
-        let mut told = Vec::new();
-        memmap.advance_run(asked, &[Content::Unknown], Content::Zeroing, |pfn, _| told.push(pfn));
-        assert!(own.iter().eq(told));
+        let mut advanced = Vec::new();
+        memmap
+            .advance_run(asked, &[Content::Unknown], Content::Zeroing, |pfn, _| advanced.push(pfn));
+        assert!(own.iter().eq(advanced));
     }
     for asked in [range(0, 1000), range(3000, 1 << 60)] {
         let never = |pfn, _| panic!("page {pfn} is another's");

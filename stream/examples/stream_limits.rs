@@ -6,7 +6,7 @@
 //! Memory is mapped and written before anything is timed, and far longer than the caches, so it is
 //! cold whenever a case begins. Shown are the median rate in GB/s (10^9 bytes written per second)
 //! and the median, over the rounds, of the ratio to the bare loop of the same round; where other
-//! processes use the machine, the ratio of the best rounds says more.
+//! processes use the machine, the ratio of the best rounds is more reliable.
 //!
 //! Unsafe: the bare loops, which are what the library is compared with.
 
@@ -201,8 +201,8 @@ fn flat(lines: &[Line]) -> &[u8] {
 
 /// Bytes of lines.
 fn flat_mut(lines: &mut [Line]) -> &mut [u8] {
-    // SAFETY: `from_raw_parts_mut` wants that many initialised bytes behind the pointer that nobody
-    // else reaches: a `Line` is 64 bytes without padding, any byte is valid in one, and `lines` is
+    // SAFETY: `from_raw_parts_mut` wants that many initialised bytes behind the pointer that no other
+    // thread reaches: a `Line` is 64 bytes without padding, any byte is valid in one, and `lines` is
     // borrowed mutably as long.
     unsafe { std::slice::from_raw_parts_mut(lines.as_mut_ptr().cast(), size_of_val(lines)) }
 }

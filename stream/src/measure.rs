@@ -116,7 +116,7 @@ impl Buffer {
     /// Takes the memory, and writes to all of it once.
     fn new() -> Option<Self> {
         // Neither zero nor the same word all over: some machines write such lines faster than
-        // others, which says nothing about stores.
+        // others, which has nothing to do with stores.
         let mut words = [0x0123_4567_89ab_cdef_u64; LINE_BYTES / 8];
         for (word, turn) in words.iter_mut().zip(0..) {
             *word = word.rotate_left(turn * 7);

@@ -5,7 +5,7 @@
 //! is whole-line stores whatever the element's size. Not here: the stores themselves.
 //!
 //! Units: a word is 8 bytes in the machine's byte order; an element is counted in words here and
-//! in bytes where a name says so.
+//! in bytes where a name ends in `bytes`.
 //! Cost: preparing is some 200 additions; 1.6 KiB of memory each.
 
 use std::error::Error;

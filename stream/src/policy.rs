@@ -2,7 +2,7 @@
 //!
 //! Size alone does not decide. A destination that is in the cache is written fastest through the
 //! cache; one that is not, and that nothing reads soon, is written fastest past it; one that is read
-//! at once pays for having been sent to memory. So the caller says what the destination was and what
+//! at once pays for having been sent to memory. So the caller states what the destination was and what
 //! comes next ([`CacheState`], [`NextUse`]), and the policy has one length for each case from which on
 //! streaming is the faster way.
 //!
@@ -126,10 +126,10 @@ pub struct StorePolicy {
 }
 
 impl StorePolicy {
-    /// Returns this process's policy: what [`STORE_POLICY`] says, or [`StorePolicy::for_cpu`].
+    /// Returns this process's policy: the value of [`STORE_POLICY`], or [`StorePolicy::for_cpu`].
     /// Decided at the first call; later changes of the environment have no effect.
     ///
-    /// Where the variable cannot be followed, [`StorePolicy::problem`] says why.
+    /// Where the variable cannot be followed, [`StorePolicy::problem`] has the reason.
     #[inline]
     #[must_use]
     pub fn current() -> &'static Self {
@@ -407,7 +407,7 @@ pub(crate) struct Processor {
     /// As CPUID has it, such as `GenuineIntel`.
     pub(crate) vendor: [u8; 12],
     pub(crate) family: u32,
-    /// The caches of the second and third level, in bytes; 0 if the CPU does not say.
+    /// The caches of the second and third level, in bytes; 0 if the CPU does not report them.
     pub(crate) l2_bytes: usize,
     pub(crate) l3_bytes: usize,
 }

@@ -11,7 +11,7 @@ use uzone_stream::{
 /// Set in a child: what it is to assert.
 const EXPECT: &str = "STREAM_TEST_EXPECT";
 
-/// Returns whether children can be started; if not, says by name what is skipped.
+/// Returns whether children can be started; if not, prints the name of the skipped test.
 fn has_children(name: &str) -> bool {
     if cfg!(miri) {
         eprintln!("skipped: {name}: Miri starts no processes");

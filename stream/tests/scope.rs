@@ -120,8 +120,8 @@ fn a_release_store_after_the_scope_publishes_what_it_wrote() {
     let rounds = if cfg!(miri) { 3 } else { 5000 };
     for path in paths() {
         // Memory of a round belongs to the writer until `published` exceeds the round's number.
-        // There are locks only to say so to the compiler: the writer takes them all at first and
-        // nobody ever waits for one.
+        // The locks only satisfy the compiler: the writer takes them all at first and no thread
+        // waits for one.
         let memory: Vec<Mutex<[u8; 256]>> = (0..rounds).map(|_| Mutex::new([0; 256])).collect();
         let published = AtomicUsize::new(0);
         thread::scope(|scope| {

@@ -18,7 +18,7 @@ enum Defect {
     None,
     /// Hands out what is in the set of zero folios, whatever their words say.
     TrustsTheSets,
-    /// Tells nobody that folios were sorted.
+    /// Does not report that folios were sorted.
     TellsNobody,
 }
 
@@ -32,11 +32,11 @@ struct Folios {
     defect: Defect,
 }
 
-/// What is in memory that nobody has cleared.
+/// What is in memory that was not cleared.
 const OLD: usize = 7;
 
 impl Folios {
-    /// Makes folios that are free and as `content` says.
+    /// Makes folios that are free and have this content.
     fn new(count: usize, content: Content, defect: Defect) -> Arc<Self> {
         let this = Arc::new(Self {
             pages: (0..count).map(|_| Page::new(())).collect(),
@@ -68,7 +68,7 @@ impl Folios {
         give_back(self, self.lock(), number, 1, clears);
     }
 
-    /// Every folio is in one set, and nobody is at work.
+    /// Every folio is in one set, and no work is under way.
     fn assert_sorted(&self) {
         let stock = self.lock();
         let all = stock.used() + stock.zero() + stock.dirty() + stock.pinned() + stock.bad();
@@ -158,7 +158,7 @@ fn what_is_handed_out_is_zero_whoever_cleared_it() {
     seen.assert_all();
 }
 
-/// Two tenants and one folio: nobody reads the other's bytes, and whoever gets none is told so and
+/// Two tenants and one folio: no tenant reads the other's bytes, and one that gets none has an error and
 /// does not wait for ever.
 #[test]
 fn of_two_takers_of_one_folio_each_has_it_zero_or_is_refused() {
@@ -244,7 +244,7 @@ fn pin_behind_the_pools_back(defect: Defect) {
                 // Who pins takes what is zero over first.
                 if folio.advance(Content::Zero, Content::Present).is_ok() && folio.try_pin().is_ok()
                 {
-                    // A tenant's folio is the tenant's to lend; a free one is nobody's.
+                    // A tenant's folio is the tenant's to lend; a free one has no owner.
                     let stock = folios.lock();
                     if !stock.is_used(0) {
                         folios.bytes[0].store(5, Ordering::Relaxed);

@@ -8,7 +8,7 @@
 //! for the path's features; nothing here is called from elsewhere than `x86_64.rs`.
 //!
 //! Why this file holds `unsafe`: stores that other threads see late. A `&mut [u8]` that stays
-//! borrowed until the drain proves that nobody reads early, and `&mut [[u8; 64]]` proves the length
+//! borrowed until the drain excludes early reads, and `&mut [[u8; 64]]` proves the length
 //! of a line; only alignment is argued in words.
 
 use std::arch::x86_64::_mm_stream_si64;
@@ -21,14 +21,14 @@ use crate::pattern::{BLOCK_LINES, Pattern};
 ///
 /// # Safety
 ///
-/// Nobody touches `dst` before a fence. `src` is at least as long as `dst`.
+/// `dst` is not accessed before a fence. `src` is at least as long as `dst`.
 #[inline(always)]
 pub(super) unsafe fn copy_words(dst: &mut [u8], src: &[u8]) {
     let (dst_words, dst_rest) = dst.as_chunks_mut::<8>();
     let (src_words, src_rest) = src[..dst_words.len() * 8 + dst_rest.len()].as_chunks::<8>();
     for (dst, src) in dst_words.iter_mut().zip(src_words) {
-        // SAFETY: `_mm_stream_si64` wants 8 writable bytes that nobody touches before a fence: `dst`
-        // is exactly 8 of the caller's.
+        // SAFETY: `_mm_stream_si64` wants 8 writable bytes that are not accessed before a fence:
+        // `dst` is exactly 8 of the caller's.
         unsafe { _mm_stream_si64(dst.as_mut_ptr().cast(), i64::from_ne_bytes(*src)) };
     }
     copy_bytes(dst_rest, src_rest);
@@ -38,13 +38,13 @@ pub(super) unsafe fn copy_words(dst: &mut [u8], src: &[u8]) {
 ///
 /// # Safety
 ///
-/// Nobody touches `dst` before a fence. `src` is at least as long as `dst`.
+/// `dst` is not accessed before a fence. `src` is at least as long as `dst`.
 #[inline(always)]
 unsafe fn put_words(dst: &mut [u8], src: &[u64]) {
     let (dst_words, dst_rest) = dst.as_chunks_mut::<8>();
     for (dst, src) in dst_words.iter_mut().zip(src) {
-        // SAFETY: `_mm_stream_si64` wants 8 writable bytes that nobody touches before a fence: `dst`
-        // is exactly 8 of the caller's.
+        // SAFETY: `_mm_stream_si64` wants 8 writable bytes that are not accessed before a fence:
+        // `dst` is exactly 8 of the caller's.
         unsafe { _mm_stream_si64(dst.as_mut_ptr().cast(), src.cast_signed()) };
     }
     if !dst_rest.is_empty() {
@@ -79,7 +79,7 @@ pub(super) fn is_whole_lines(dst: &[u8]) -> bool {
 ///
 /// # Safety
 ///
-/// The CPU has the features of `L`, `dst` is aligned to 64, and nobody touches it before a fence.
+/// The CPU has the features of `L`, `dst` is aligned to 64, and it is not accessed before a fence.
 #[inline(always)]
 pub(super) unsafe fn copy_lines<L: Line>(dst: &mut [[u8; LINE_BYTES]], src: &[[u8; LINE_BYTES]]) {
     for (dst, src) in dst.iter_mut().zip(src) {
@@ -95,7 +95,7 @@ pub(super) unsafe fn copy_lines<L: Line>(dst: &mut [[u8; LINE_BYTES]], src: &[[u
 ///
 /// # Safety
 ///
-/// The CPU has the features of `L`, `dst` is aligned to 64, and nobody touches it before a fence.
+/// The CPU has the features of `L`, `dst` is aligned to 64, and it is not accessed before a fence.
 #[inline(always)]
 pub(super) unsafe fn zero_lines<L: Line>(dst: &mut [[u8; LINE_BYTES]]) {
     // SAFETY: `Line::zero` wants the features, which the caller promises.
@@ -110,7 +110,7 @@ pub(super) unsafe fn zero_lines<L: Line>(dst: &mut [[u8; LINE_BYTES]]) {
 ///
 /// # Safety
 ///
-/// The CPU has the features of `L`, and nobody touches `dst` before a fence.
+/// The CPU has the features of `L`, and `dst` is not accessed before a fence.
 #[inline(always)]
 pub(super) unsafe fn copy_with<L: Line>(dst: &mut [u8], src: &[u8]) {
     let (bytes, rest) = split_at_boundary(dst, 8);
@@ -136,7 +136,7 @@ pub(super) unsafe fn copy_with<L: Line>(dst: &mut [u8], src: &[u8]) {
 ///
 /// # Safety
 ///
-/// The CPU has the features of `L`, and nobody touches `dst` before a fence.
+/// The CPU has the features of `L`, and `dst` is not accessed before a fence.
 #[inline(always)]
 pub(super) unsafe fn zero_with<L: Line>(dst: &mut [u8]) {
     let (bytes, rest) = split_at_boundary(dst, 8);
@@ -163,7 +163,7 @@ struct Block([[u64; 8]; BLOCK_LINES]);
 ///
 /// # Safety
 ///
-/// The CPU has the features of `L`, and nobody touches `dst` before a fence.
+/// The CPU has the features of `L`, and `dst` is not accessed before a fence.
 #[inline(always)]
 pub(super) unsafe fn fill_lines_with<L: Line>(dst: &mut [u8], pattern: &Pattern) -> bool {
     if !is_whole_lines(dst) || pattern.block_lines() != 1 {
@@ -201,7 +201,7 @@ pub(super) unsafe fn fill_lines_with<L: Line>(dst: &mut [u8], pattern: &Pattern)
 ///
 /// # Safety
 ///
-/// The CPU has the features of `L`, and nobody touches `dst` before a fence.
+/// The CPU has the features of `L`, and `dst` is not accessed before a fence.
 #[inline(always)]
 pub(super) unsafe fn fill_with<L: Line>(dst: &mut [u8], pattern: &Pattern) {
     let (head, rest) = split_at_boundary(dst, LINE_BYTES);

@@ -66,7 +66,7 @@ unsafe fn copy_each(dst: &[AtomicU64], src: *const u8) {
 /// Zeroes by the CPU's own loop.
 #[inline]
 pub(super) fn zero_string(dst: &[AtomicU64]) {
-    // SAFETY: REP STOSQ wants as many writable words at RDI as RCX says and a clear direction flag,
+    // SAFETY: REP STOSQ wants as many writable words at RDI as RCX counts and a clear direction flag,
     // which it has in every Rust function. `dst` is these words; they may change through a shared
     // reference, being atomic, and each changes at once. It changes no flags and no stack.
     unsafe {
@@ -87,7 +87,7 @@ pub(super) fn zero_string(dst: &[AtomicU64]) {
 /// `src` has as many readable bytes, which change meanwhile by whole aligned words at most.
 #[inline]
 pub(super) unsafe fn copy_string(dst: &[AtomicU64], src: *const u8) {
-    // SAFETY: REP MOVSQ wants as many writable words at RDI and readable ones at RSI as RCX says, and a
+    // SAFETY: REP MOVSQ wants as many writable words at RDI and readable ones at RSI as RCX counts, and a
     // clear direction flag. `dst` is the former, as in `zero_string`, and the caller promises the
     // latter. It changes no flags and no stack.
     unsafe {
