@@ -10,10 +10,10 @@
 //! | slow path | ours of that kind: the oracle of the tests, and what runs while a tracer listens |
 //! | template | a template for each run, by plain stores |
 //! | template, *store* | the same by each streaming store that this CPU has |
-//! | ours | what bind does on one thread by default |
+//! | ours | what bind does on one thread when it is told no way of writing |
 //! | limit | a bare fill of the same number of bytes with a constant line, by the widest store |
 //!
-//! All of them write memory that is present, unless a row is marked cold.
+//! All of them write memory that is present, unless a row says cold.
 
 use std::cell::RefCell;
 use std::num::NonZeroUsize;
@@ -35,7 +35,7 @@ use crate::report::{Bench, Published, Role, Skipped, Table};
 use crate::settings::{Part, byte_len, check_found, wants, wants_any};
 use crate::suite::{BenchError, Suite, cause};
 
-/// The settings of `uzone bench bind`.
+/// What `uzone bench bind` is told.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings {
     /// How much memory is described.
@@ -215,7 +215,7 @@ fn bare_fill(bytes: &mut [u8], fill: Fill, threads: usize) -> Result<Duration, B
         let mine = parts.next();
         for part in parts {
             let name = std::thread::Builder::new().name("fill".to_owned());
-            // A part whose thread cannot be started stays unwritten, and the row states how many
+            // A part whose thread cannot be started stays unwritten, and the row says how many
             // threads were asked for: so it has to start.
             if name.spawn_scoped(scope, || write(part)).is_err() {
                 is_whole = false;

@@ -12,7 +12,7 @@ use crate::report::Bench;
 use crate::settings::{Part, byte_len, check_found};
 use crate::suite::BenchError;
 
-/// The settings of `uzone bench copy`.
+/// What `uzone bench copy` is told.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings {
     /// The largest extent.

@@ -46,7 +46,7 @@ pub enum BenchError {
     /// The kernel did not pin memory that it had pinned before.
     #[error("the kernel did not pin memory: {0}")]
     FixedBuffers(#[from] FixedBuffersError),
-    /// A region could not be unbound. A defect of uzone: no guard holds it.
+    /// A region could not be unbound. A defect of uzone: nobody holds it.
     #[error("cannot unbind: {0}")]
     Unbind(String),
     /// Memory could not be mapped.
@@ -198,7 +198,7 @@ pub enum BenchError {
 }
 
 impl BenchError {
-    /// Returns whether this host lacks what a benchmark needs; otherwise it was given a setting that
+    /// Returns whether this host lacks what a benchmark needs; otherwise it was told something that
     /// cannot be, or found something wrong.
     #[must_use]
     pub fn is_of_this_host(&self) -> bool {
@@ -367,7 +367,7 @@ impl<'a> Suite<'a> {
         self.specs.iter_mut().find(|spec| spec.id == id)
     }
 
-    /// Describes every row that was added.
+    /// Says something about every row that was added.
     pub(crate) fn each_spec(&mut self, say: impl FnMut(&mut RowSpec)) {
         self.specs.iter_mut().for_each(say);
     }

@@ -1,6 +1,6 @@
 //! What matters most of a run, one line for each claim: [`Headline`].
 //!
-//! A row declares that it is such a line, and of which claim; nothing is guessed from ids.
+//! A row says where it is declared that it is such a line, and what of; nothing is guessed from ids.
 
 use serde::Serialize;
 

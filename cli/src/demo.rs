@@ -97,7 +97,7 @@ const DESCRIBED: ByteLen = ByteLen::gib(4);
 /// The least memory that clearing is compared in.
 const LEAST_ARENA: ByteLen = ByteLen::mib(32);
 
-/// The options of the demo, and what follows from them.
+/// What the demo was told, and what follows from it.
 struct Plan {
     size: ByteLen,
     reserve: ByteLen,
@@ -436,7 +436,7 @@ mod tests {
         {
             assert!(only(&args(ByteLen::new(size), ByteLen::new(reserve))).is_err());
         }
-        // What was not given follows the machine, the largest first.
+        // What was not told follows the machine, the largest first.
         let untold = Args { size: None, reserve: None, ..args(ByteLen::ZERO, ByteLen::ZERO) };
         let plans = Plan::all(&untold).expect("plans");
         let sizes = |plan: &Plan| (plan.size, plan.reserve);

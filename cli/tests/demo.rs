@@ -19,7 +19,7 @@ use serde_json::Value;
 
 /// How long anything may take before it counts as hanging.
 const PATIENCE: Duration = Duration::from_secs(120);
-const UNPRIVILEGED: u32 = 65534;
+const NOBODY: u32 = 65534;
 
 fn skip(name: &str, reason: &str) {
     println!("skipped: {name}: {reason}");
@@ -35,7 +35,7 @@ fn demo(dir: &Dir, arguments: &[&str]) -> Command {
     command
 }
 
-/// Returns whether this host has no userfaultfd, which the demo reports before it begins.
+/// Returns whether this host has no userfaultfd, which the demo says before it begins.
 fn has_no_faults(name: &str, output: &Output) -> bool {
     let stderr = text(&output.stderr);
     let is_so = stderr.contains("vm.unprivileged_userfaultfd to 1 (sysctl)");
@@ -455,18 +455,16 @@ fn a_page_that_cannot_be_had_is_an_error_that_says_why() {
 #[test]
 fn nobody_runs_it_too_and_is_told_what_it_cannot_have() {
     let name = "nobody_runs_it_too";
-    let dir = Dir::new("demo-unprivileged");
+    let dir = Dir::new("demo-nobody");
     let mut command = demo(&dir, &["--size=32M", "--reserve=1G", "--json"]);
     if fs::metadata("/proc/self").is_ok_and(|own| std::os::unix::fs::MetadataExt::uid(&own) == 0) {
         fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o777)).unwrap();
-        command.uid(UNPRIVILEGED).gid(UNPRIVILEGED);
+        command.uid(NOBODY).gid(NOBODY);
     }
     let output = match command.output() {
         Ok(output) => output,
-        // That user may not look into the directory of this program.
-        Err(error) => {
-            return skip(name, &format!("the user 65534 cannot start this program: {error}"));
-        }
+        // Nobody may not look into the directory of this program.
+        Err(error) => return skip(name, &format!("nobody cannot start this program: {error}")),
     };
     if has_no_faults(name, &output) {
         return;
@@ -482,11 +480,11 @@ fn nobody_runs_it_too_and_is_told_what_it_cannot_have() {
         assert!(cannot[0].as_str().is_some_and(|what| what.contains("EFAULT")), "{cannot:?}");
     }
     assert_eq!(dir.names(), ["uzone-demo.html", "uzone-demo.trace.json"]);
-    // A directory without write permission is reported before the work.
+    // A directory that nobody may write to is said before the work.
     fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o555)).unwrap();
     let mut command = demo(&dir, &["--size=32M", "--dir=/tmp"]);
     if fs::metadata("/proc/self").is_ok_and(|own| std::os::unix::fs::MetadataExt::uid(&own) == 0) {
-        command.uid(UNPRIVILEGED).gid(UNPRIVILEGED);
+        command.uid(NOBODY).gid(NOBODY);
     }
     let output = command.output().unwrap();
     assert_eq!(output.status.code(), Some(77), "{}", text(&output.stderr));

@@ -19,8 +19,8 @@ use seccompiler::{
     SeccompRule, TargetArch,
 };
 
-/// The user without rights, by its number.
-const UNPRIVILEGED: u32 = 65534;
+/// Who has no rights: `nobody`, of whatever name.
+const NOBODY: u32 = 65534;
 
 fn uzone() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
@@ -35,7 +35,7 @@ fn text(bytes: &[u8]) -> &str {
     str::from_utf8(bytes).expect("output is UTF-8")
 }
 
-/// A terminal: its writing end, and a thread that reads until that is closed.
+/// A terminal: who writes, and a thread that reads until nobody writes any more.
 fn terminal() -> (OwnedFd, thread::JoinHandle<Vec<u8>>) {
     let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a pseudoterminal");
     grantpt(&ours).expect("it is ours");
@@ -159,16 +159,16 @@ fn without_a_userfaultfd_what_needs_one_says_so_before_it_makes_anything() {
     assert!(uzone().args(PIN).output().expect("the binary runs").status.success());
 }
 
-/// Where that user may not run the binary, such as under a home directory, this cannot be tried.
+/// Where nobody may run the binary, such as under a home directory, this cannot be tried.
 fn as_nobody(name: &str, command: &mut Command) -> Option<Output> {
-    let output = match command.uid(UNPRIVILEGED).gid(UNPRIVILEGED).output() {
+    let output = match command.uid(NOBODY).gid(NOBODY).output() {
         Ok(output) => output,
         Err(error) => {
             assert!(
                 std::env::var_os("REQUIRE_ALL").is_none_or(|value| value != "1"),
                 "{name} was to run, and cannot: {error}"
             );
-            println!("skipped: {name}: the user 65534 cannot start it: {error}");
+            println!("skipped: {name}: nobody cannot be asked: {error}");
             return None;
         }
     };

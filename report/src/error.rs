@@ -65,7 +65,7 @@ pub enum ReportError {
     Schema {
         /// The input.
         path: PathBuf,
-        /// The schema that it names.
+        /// What it says that it is.
         schema: String,
     },
     /// The input is no object, or its `schema` is not a string.
@@ -83,16 +83,16 @@ pub enum ReportError {
         /// start of one object of the input.
         cause: serde_json::Error,
     },
-    /// The input does not follow its schema.
+    /// The input is not what its schema says.
     #[error(
-        "{} names the schema {schema} and does not follow it: {}: run the command again that wrote it",
+        "{} says that it is {schema} and does not keep to that: {}: run the command again that wrote it",
         path.display(),
         misfit(field, cause)
     )]
     Shape {
         /// The input.
         path: PathBuf,
-        /// The schema that it names.
+        /// What it says that it is.
         schema: &'static str,
         /// The field that does not fit, such as `results[3].median_ns`: empty if it is the document
         /// itself.

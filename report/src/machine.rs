@@ -1,4 +1,4 @@
-//! The machine of a measurement, as the foot of a report shows it.
+//! What was measured on, as the foot of a report says it.
 
 use serde::{Deserialize, Serialize};
 

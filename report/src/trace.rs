@@ -110,7 +110,7 @@ pub enum Outcome {
     Produced,
     /// The page could not be had.
     Failed,
-    /// The fault is reported again.
+    /// The fault is told again.
     PutOff,
     /// One that this version does not know.
     Other,

@@ -15,7 +15,7 @@ struct Unfinished {
 impl Drop for Unfinished {
     fn drop(&mut self) {
         if !self.is_done {
-            // The caller gets the first error; this one changes nothing for it.
+            // Whoever asked for the file hears of the first error, and cannot mend this one.
             let _ = fs::remove_file(&self.path);
         }
     }

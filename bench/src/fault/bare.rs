@@ -205,7 +205,7 @@ impl Shared {
                 let start = offset & !(page.len() as u64 - 1);
                 if let Err(cause) = self.answer(start, answer, page) {
                     self.fail(cause);
-                    // The waiting reader sees zeroes and reports that they are wrong.
+                    // Whoever waits reads zeroes, and says that they are wrong.
                     let end = start + page.len() as u64;
                     let _ = self.memory.zero(start..end, Install::default());
                 }

@@ -22,7 +22,7 @@ use crate::suite::{BenchError, Suite};
 /// The orders of the windows, as published.
 pub(super) const ORDERS: [u8; 7] = [0, 1, 3, 4, 5, 7, 9];
 
-/// The row of a mapping with default options: windows from 16 pages on that adapt. It
+/// The row of what a mapping does unless it is told otherwise: windows from 16 pages on that adapt. It
 /// is the one of the summary.
 pub(super) const BY_DEFAULT: &str = "auto";
 
@@ -111,7 +111,7 @@ pub(super) fn file_backing(file: &Source) -> Result<FileBacking, BenchError> {
         .map_err(|cause| BenchError::UseFile { what: "ask the length of", cause })
 }
 
-/// One way of ours: its id, its name, and its options.
+/// One way of ours: its id, its name, and how it is told.
 pub(super) struct CopyMethod {
     pub(super) row: String,
     pub(super) name: String,
@@ -193,7 +193,7 @@ pub(super) fn table(
             let done = touch(&case, &memory, parts, placement, is_timed, word);
             memory.check(&case)?;
             let done = done?;
-            // It maps the pages that fault, and nothing else.
+            // It maps what it is told of, and nothing else.
             found.borrow_mut().push(memory.faults(), 0, done.times_ns);
             Ok(done.elapsed)
         });
@@ -223,7 +223,7 @@ pub(super) fn table(
             let memory = placement.by_handler(|| backend.lazy(engine, len, &options))?;
             let done = touch(&case, &memory, parts, placement, is_timed, word)?;
             let stats = settled(&memory);
-            // A huge page that was not requested is waste in small ones.
+            // A huge page that nobody asked for is waste in small ones.
             let placed = placed(&stats) * (memory.page_size().bytes() / page.bytes());
             found.borrow_mut().push(stats.faults, placed.saturating_sub(touched), done.times_ns);
             if is_transparent {

@@ -105,7 +105,7 @@ impl Placement {
             is_first: !is_apart,
             touchers: vec![first],
             handler: vec![first],
-            // It would keep the thread that it has woken from running.
+            // It would keep whoever it has woken from running.
             spin: Some(Duration::ZERO),
         });
         all.extend(threads.iter().filter(|&&threads| threads > 1).map(|&threads| Self {
@@ -180,7 +180,7 @@ struct Part {
     times_ns: Vec<u64>,
 }
 
-/// Touches memory and checks every word that is read. `expected` returns the word at an offset.
+/// Touches memory and checks every word that is read. `expected` says what stands at an offset.
 pub(super) fn touch<M: Reads>(
     row: &str,
     memory: &M,

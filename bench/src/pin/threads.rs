@@ -69,7 +69,7 @@ struct Second {
 const STOP: u64 = u64::MAX;
 
 impl Second {
-    /// Does samples of `work` until `stop` is set.
+    /// Does samples of `work` until it is told to stop.
     fn run(&self, work: &[Work<'_>], passes: u64) {
         loop {
             self.start.wait();

@@ -64,8 +64,8 @@ pub(super) fn run(
     Ok((tables, rows))
 }
 
-/// Measures a part under a bar whose name is clearer to people than that of its table. A part that this
-/// host has not the memory for is left out, and the log gives the reason.
+/// Measures a part under a bar whose name says more to people than that of its table. A part that this
+/// host has not the memory for is left out, and the log says why.
 fn measured(
     out: &Output,
     what: &str,

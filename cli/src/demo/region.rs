@@ -38,7 +38,7 @@ pub(super) fn run(
     let pagemap = zone.bind(region, options)?;
     let report = pagemap.report();
     let what = format!(
-        "{} pages have a descriptor each; descriptors that were never used take no memory",
+        "{} pages have a note each; notes that nobody used take no memory",
         grouped(report.pages.get()),
     );
     steps.done("describe", started, what);
@@ -94,7 +94,7 @@ pub(super) fn run(
 
     let started = Instant::now();
     let zeroed = pagemap.zero(range, &ZeroOptions::default())?;
-    steps.done("clear", started, format!("{part} to zero, for its next owner"));
+    steps.done("clear", started, format!("{part} to zero, for whoever has it next"));
 
     let started = Instant::now();
     let region = pagemap.unbind().map_err(|busy| DemoError::Kept { pins: busy.pins })?;
