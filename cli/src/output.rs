@@ -190,11 +190,6 @@ impl Output {
         self.when.is_wanted(env::var_os("NO_COLOR").as_deref(), is_terminal)
     }
 
-    /// Returns whether a text on standard output may have colour.
-    pub(crate) fn has_color_on_stdout(&self) -> bool {
-        self.has_color(io::stdout().is_terminal())
-    }
-
     /// Prints a result to standard output, as text or JSON.
     ///
     /// # Errors
