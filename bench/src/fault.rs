@@ -30,6 +30,8 @@ mod split;
 mod stall;
 mod touch;
 
+pub(crate) use bare::{Answer, Bare, Waiting};
+pub(crate) use source::Reads;
 pub(crate) use touch::kernel_faults;
 
 use std::path::PathBuf;

@@ -128,7 +128,7 @@ pub(super) fn map_memory_file(
 }
 
 /// Memory that is read through its page tables.
-pub(super) trait Reads: Sync {
+pub(crate) trait Reads: Sync {
     fn read(&self, offset: u64, out: &mut [u8; 8]) -> Result<(), BenchError>;
 }
 
