@@ -10,10 +10,10 @@
 //! | slow path | ours of that kind: the oracle of the tests, and what runs while a tracer listens |
 //! | template | a template for each run, by plain stores |
 //! | template, *store* | the same by each streaming store that this CPU has |
-//! | ours | what bind does on one thread when it is told no way of writing |
+//! | ours | what bind does on one thread with default options |
 //! | limit | a bare fill of the same number of bytes with a constant line, by the widest store |
 //!
-//! All of them write memory that is present, unless a row says cold.
+//! All of them write memory that is present, except in rows with `cold` in their name.
 
 use std::cell::RefCell;
 use std::num::NonZeroUsize;
@@ -34,7 +34,7 @@ use crate::report::{Bench, Published, Role, Skipped, Table};
 use crate::settings::{Part, byte_len, check_found, wants, wants_any};
 use crate::suite::{BenchError, Suite, cause};
 
-/// What `uzone bench bind` is told.
+/// The settings of `uzone bench bind`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings {
     /// How much memory is described.
@@ -214,8 +214,8 @@ fn bare_fill(bytes: &mut [u8], fill: Fill, threads: usize) -> Result<Duration, B
         let mine = parts.next();
         for part in parts {
             let name = std::thread::Builder::new().name("fill".to_owned());
-            // A part whose thread cannot be started stays unwritten, and the row says how many
-            // threads were asked for: so it has to start.
+            // A part whose thread cannot be started stays unwritten, although the row states the
+            // number of threads: so it has to start.
             if name.spawn_scoped(scope, || write(part)).is_err() {
                 is_whole = false;
             }

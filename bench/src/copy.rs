@@ -12,7 +12,7 @@ use crate::report::Bench;
 use crate::settings::{Part, byte_len, check_found};
 use crate::suite::BenchError;
 
-/// What `uzone bench copy` is told.
+/// The settings of `uzone bench copy`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings {
     /// The largest extent.

@@ -52,7 +52,7 @@ use crate::suite::BenchError;
 /// The page that the tables count in; a host with another one is refused.
 const PAGE: u64 = 4096;
 
-/// What `uzone bench fault` is told.
+/// The settings of `uzone bench fault`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings {
     /// How much is touched in order; at random at most 1 GiB of it.

@@ -1,7 +1,7 @@
 //! `uzone bench bind --metadata`: what descriptors of one TiB take.
 //!
-//! Linux's figures are published or derived from what its documentation says of each folio; every row
-//! says which. Ours are measured: a region of one TiB is reserved and bound, and the kernel is asked
+//! Linux's figures are published or derived from its documentation of each folio; every row
+//! states which. Ours are measured: a region of one TiB is reserved and bound, and the kernel is asked
 //! before and after what this process has mapped and what its page tables take, and which pages of
 //! the descriptors' memory are present. None of ours is calculated.
 //!
@@ -42,15 +42,15 @@ const SIZE: ByteLen = ByteLen::tib(1);
 /// folio come up.
 const CHECK_EVERY: usize = (1 << 12) - 1;
 
-/// Of the memory that can be had, the part that a row takes at most unless told otherwise: other
-/// programs need some too.
+/// Of the memory that can be had, the part that a row takes at most by default: other programs
+/// need some too.
 const SHARE: u64 = 2;
 
-/// What `uzone bench bind --metadata` is told.
+/// The settings of `uzone bench bind --metadata`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Settings {
-    /// The most memory that the descriptors of a row may take; half of what can be had unless told
-    /// otherwise. Rows that need more are left out.
+    /// The most memory that the descriptors of a row may take; by default half of what can be
+    /// had. Rows that need more are left out.
     pub most: Option<ByteLen>,
 }
 

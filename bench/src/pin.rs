@@ -14,7 +14,7 @@
 //! | `naive` | the yardstick of all: an atomic step for each base page |
 //!
 //! A row either holds alone (its guards are dropped when the clock has stopped), or holds and gives
-//! back; its name says which. The limit of a row is bare atomics, or bare stores, on as many words.
+//! back; its name states which. The limit of a row is bare atomics, or bare stores, on as many words.
 
 mod base;
 mod folios;
@@ -42,7 +42,7 @@ const MARTINS: &str = "Joao Martins, compound pagemaps v2, June 2021: 2 MiB page
      memory, 512 pages a call with their list, holding alone; naive before, ours after; 16 and 128 GiB, \
      and scaled from 16 to other sizes";
 
-/// What `uzone bench pin` is told.
+/// The settings of `uzone bench pin`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings {
     /// How much memory is held.

@@ -1,4 +1,4 @@
-//! What a run was told, for a program: so that the same can be run again and compared.
+//! The settings of a run as data, so that the same run can be repeated and compared.
 
 use std::path::PathBuf;
 
@@ -9,7 +9,7 @@ use crate::report::Bench;
 use crate::suite::BenchError;
 use crate::{bind, copy, fault, pin, zero};
 
-/// One benchmark and what it is told.
+/// One benchmark and its settings.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "benchmark", rename_all = "lowercase")]
 pub enum Part {
@@ -85,7 +85,7 @@ pub(crate) fn wants_any(tables: &[String], together: &[&str]) -> bool {
     together.iter().any(|table| wants(tables, table))
 }
 
-/// Refuses tables of which there is none: `found` says whether any was run or skipped.
+/// Refuses names of tables that do not exist: `found` is whether any table was run or skipped.
 pub(crate) fn check_found(tables: &[String], found: bool) -> Result<(), BenchError> {
     if found { Ok(()) } else { Err(BenchError::NoTable { asked: tables.join(",") }) }
 }

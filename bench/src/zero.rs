@@ -40,7 +40,7 @@ const WORKING_SET: usize = 1 << 20;
 /// How often the small tables do their work in a round.
 const CALLS: usize = 8;
 
-/// What `uzone bench zero` is told.
+/// The settings of `uzone bench zero`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings {
     /// The largest extent.

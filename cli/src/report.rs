@@ -103,7 +103,7 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
 }
 
 fn check(args: &Args) -> Result<(), ArgsError> {
-    // What is not there is said when it is read.
+    // A missing file is reported when it is read.
     let same = |path: &Path| fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     let mut seen = HashSet::new();
     for path in &args.files {

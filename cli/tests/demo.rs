@@ -433,7 +433,10 @@ fn nobody_runs_it_too_and_is_told_what_it_cannot_have() {
         Ok(output) => output,
         // That user may not search the directory of this program.
         Err(error) => {
-            return skip(name, &format!("the user `nobody` cannot start this program: {error}"));
+            return skip(
+                name,
+                &format!("the user without rights cannot start this program: {error}"),
+            );
         }
     };
     if has_no_faults(name, &output) {

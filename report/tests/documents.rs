@@ -130,8 +130,8 @@ fn a_row_is_drawn_as_what_it_says_that_it_is_and_else_as_its_id_has_it() {
         });
         page(&bench(&rows.collect::<Vec<_>>()))
     };
-    let told = rows([Some("naive"), Some("ours"), Some("limit")]);
-    assert!(WORDS.iter().all(|word| told.contains(word)) && !told.contains(">other ways<"));
+    let known = rows([Some("naive"), Some("ours"), Some("limit")]);
+    assert!(WORDS.iter().all(|word| known.contains(word)) && !known.contains(">other ways<"));
     for others in [[Some("peer"), Some("variant"), Some("of tomorrow")], [None; 3]] {
         let page = rows(others);
         assert!(page.contains(">other ways<"));

@@ -60,7 +60,7 @@ pub(super) fn table(run: &mut Run<'_>, file: &Source) -> Result<(), BenchError> 
     let kept = file.chill()?;
     if kept > 0 {
         let reason = format!(
-            "the file system of {} keeps {kept} pages of a file that it is told to forget: name a \
+            "the file system of {} keeps {kept} pages of a file after a request to drop them: name a \
              directory on a disk with --dir",
             file.directory().display()
         );

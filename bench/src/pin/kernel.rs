@@ -149,7 +149,7 @@ fn of_the_pool(len: ByteLen) -> Result<Mapping, Refused> {
             mapping.populate(0..len.get())?;
             Ok(mapping)
         }
-        // Its text says what the pool has, and the command that fills it.
+        // Its text has the state of the pool, and the command that fills it.
         Err(error @ (MapError::HugePool { .. } | MapError::HugeSize { .. })) => {
             Err(Refused::Here(error.to_string()))
         }

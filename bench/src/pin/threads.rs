@@ -68,7 +68,7 @@ struct Second {
 const STOP: u64 = u64::MAX;
 
 impl Second {
-    /// Does samples of `work` until it is told to stop.
+    /// Does samples of `work` until it is stopped.
     fn run(&self, work: &[Work<'_>], passes: u64) {
         loop {
             self.start.wait();
