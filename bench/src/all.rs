@@ -26,6 +26,22 @@ pub enum Pace {
     Quick,
 }
 
+impl Part {
+    /// Runs it.
+    ///
+    /// # Errors
+    /// [`BenchError`] if it cannot be run here, or a row found something wrong.
+    pub fn run(&self, watch: Watch<'_>) -> Result<Bench, BenchError> {
+        match self {
+            Self::Bind(settings) => bind::run(settings, watch),
+            Self::Pin(settings) => pin::run(settings, watch),
+            Self::Zero(settings) => zero::run(settings, watch),
+            Self::Copy(settings) => copy::run(settings, watch),
+            Self::Fault(settings) => fault::run(settings, watch),
+        }
+    }
+}
+
 /// Returns how much memory a run may plan with: what can be had, if the kernel reports it.
 #[must_use]
 pub fn available() -> ByteLen {

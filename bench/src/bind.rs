@@ -19,7 +19,6 @@ use std::cell::RefCell;
 use std::num::NonZeroUsize;
 use std::time::{Duration, Instant};
 
-use serde::{Deserialize, Serialize};
 use uzone_os::{Addr, Anonymous, Exclusive, HugeAdvice, SystemRoot, memory};
 use uzone_stream::{Pattern, Streaming};
 use uzone_zone::{
@@ -31,28 +30,9 @@ use zerocopy::FromBytes;
 use crate::group::Watch;
 use crate::naive::{self, NaivePage, NaiveZone};
 use crate::report::{Bench, Published, Role, Skipped, Table};
-use crate::settings::{Part, byte_len, check_found, wants, wants_any};
-use crate::suite::{BenchError, Suite, cause};
-
-/// The settings of `uzone bench bind`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Settings {
-    /// How much memory is described.
-    #[serde(rename = "size_bytes", with = "byte_len")]
-    pub size: ByteLen,
-    /// How many rounds of rebinds.
-    pub rebinds: u32,
-    /// How many rounds of first binds, into memory fresh from the kernel.
-    pub first_binds: u32,
-    /// The most threads that rows with several have.
-    pub threads: NonZeroUsize,
-    /// The largest region whose descriptors are written for cost against size; none leaves that table
-    /// out. Sizes whose descriptors do not fit in memory are skipped.
-    #[serde(rename = "growth_bytes", with = "byte_len")]
-    pub growth: ByteLen,
-    /// What the ids of the tables begin with that are run; none, and all are.
-    pub tables: Vec<String>,
-}
+pub use crate::settings::BindSettings as Settings;
+use crate::settings::{Part, wants, wants_any};
+use crate::suite::{BenchError, Suite, cause, check_found};
 
 impl Settings {
     /// The published experiment: 100 GiB, 30 rebinds.

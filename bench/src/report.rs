@@ -1,6 +1,7 @@
 //! What a benchmark found, in the shape that `uzone bench --json` prints.
 
 mod faults;
+pub mod metadata;
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -11,9 +12,9 @@ pub(crate) use self::faults::{FaultSpec, Log};
 pub use self::faults::{Faults, Pauses, Quantiles};
 
 use self::faults::sorted;
+use self::metadata::Metadata;
 use crate::group::{Samples, float, median, spread};
 use crate::machine::Machine;
-use crate::metadata::Metadata;
 use crate::settings::Part;
 use crate::summary::{Headline, headlines};
 

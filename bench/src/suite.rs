@@ -196,6 +196,11 @@ pub enum BenchError {
     },
 }
 
+/// Refuses names of tables that do not exist: `found` is whether any table was run or skipped.
+pub(crate) fn check_found(tables: &[String], found: bool) -> Result<(), BenchError> {
+    if found { Ok(()) } else { Err(BenchError::NoTable { asked: tables.join(",") }) }
+}
+
 impl BenchError {
     /// Returns whether this host lacks what a benchmark needs. Otherwise an argument is not valid, or a
     /// row found something wrong.

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::bare::{Answer, Bare, Waiting};
+use super::run::{PAGE, Run};
 use super::scan::{BY_DEFAULT, CopyMethod, file_backing, placed, settled, way};
 use super::source::{Reads, Source, word};
 use super::touch::{Pattern, Placement, touch};
-use super::{PAGE, Run};
 use crate::report::{FaultSpec, Log, Role, Table};
 use crate::suite::{BenchError, Suite};
 

@@ -13,9 +13,10 @@ use uzone_os::{Access, HugeSize, Mapping, Sharing};
 use uzone_pages::{Advice, ByteLen, FaultAround, PageSize};
 
 use super::bare::{Answer, Bare, Waiting};
+use super::huge;
+use super::run::{PAGE, Run};
 use super::source::{self, Source, word};
 use super::touch::{Pattern, Placement, touch};
-use super::{PAGE, Run, huge};
 use crate::report::{FaultSpec, Log, Published, Role, Table};
 use crate::suite::{BenchError, Suite};
 

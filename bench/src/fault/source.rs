@@ -10,7 +10,7 @@ use uzone_fault::LazyMapping;
 use uzone_os::{Access, HugeSize, Mapping, Sharing, file_system, page_cache};
 use uzone_pages::ByteLen;
 
-use super::PAGE;
+use super::run::PAGE;
 use crate::suite::BenchError;
 
 /// How much is written at once.

@@ -8,7 +8,7 @@ use uzone_fault::{Engine, EngineOptions};
 use uzone_os::numa;
 use uzone_pages::ByteLen;
 
-use super::PAGE;
+use super::run::PAGE;
 use super::source::{Reads, place};
 use crate::suite::BenchError;
 

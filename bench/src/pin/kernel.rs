@@ -10,9 +10,9 @@ use std::time::Instant;
 use uzone_os::{Anonymous, FixedBuffers, FixedBuffersError, HugeAdvice, MapError};
 use uzone_zone::{ByteLen, HugeSize, Mapping, PopulateError, ResidentError};
 
-use super::Settings;
 use crate::group::Watch;
 use crate::report::{Bench, Role, Skipped, Table};
+use crate::settings::PinSettings as Settings;
 use crate::suite::{BenchError, Suite};
 
 /// Makes memory of one kind, present.
