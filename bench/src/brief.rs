@@ -5,11 +5,13 @@
 
 use std::fs::File;
 use std::num::NonZeroUsize;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use uzone_fault::{Engine, FileBacking, LazyOptions};
-use uzone_os::{Access, Mapping, Sharing, probe};
+use uzone_fault::{AdoptedMemory, Engine, FileBacking, LazyOptions, RemoteRegion};
+use uzone_os::uffd::{Features, KernelFaults, Modes, Registered, Remote, Uffd};
+use uzone_os::{Access, AccessError, Anonymous, HugeAdvice, Mapping, Sharing, Vaddr, probe};
 use uzone_pages::ByteLen;
 
 use crate::extents::{self, Arena, Work};
@@ -39,6 +41,64 @@ pub fn memory(described: ByteLen, arena: ByteLen) -> ByteLen {
     // Descriptors of 64 bytes for bind, twice, and some on top, as `bind` asks for; and the arena.
     let bind = (described.get() >> 12) * 64 / 5 * 12;
     ByteLen::new(bind.max(arena.get() * 2 / 10 * 11) + (32 << 20))
+}
+
+/// A file that is mapped lazily: memory of this process whose faults an engine answers.
+///
+/// It is not [`Engine::map`]'s memory, which is kept from child processes by madvise(2): some hosts deny
+/// that call, and the demo starts no processes.
+pub struct LazyFile {
+    answering: AdoptedMemory,
+    memory: Registered,
+}
+
+impl LazyFile {
+    /// Maps the first `len` bytes of a file.
+    ///
+    /// # Errors
+    /// [`BenchError`] if memory, a userfaultfd or a thread is refused.
+    pub fn map(
+        engine: &Engine,
+        file: File,
+        len: ByteLen,
+        options: &LazyOptions,
+    ) -> Result<Self, BenchError> {
+        let shared = |cause| BenchError::UseFile { what: "share", cause };
+        let optional = Features::POISON | Features::THREAD_ID;
+        let uffd = Uffd::open(Features::NONE, optional, KernelFaults::IfAllowed)?;
+        let fd = uffd.as_fd().try_clone_to_owned().map_err(shared)?;
+        // As an engine maps memory of its own: a window is one range of one page table.
+        let align = Some(ByteLen::mib(2));
+        let how = Anonymous { huge: HugeAdvice::Default, align, ..Anonymous::default() };
+        let mapping = Mapping::anonymous(len, how)?;
+        let memory = Registered::new(Arc::new(uffd), mapping, Modes::MISSING)?;
+        let start = Vaddr::new(memory.mapping().addr().get() as u64);
+        let region = RemoteRegion { start, len, offset: 0 };
+        let remote = Remote::adopt(fd).map_err(|error| BenchError::Caller(Box::new(error)))?;
+        let backing = Arc::new(FileBacking::new(file).map_err(shared)?);
+        let answering = engine.adopt(remote, vec![region], probe::page_size(), backing, options)?;
+        Ok(Self { answering, memory })
+    }
+
+    /// Returns what answers the faults.
+    #[must_use]
+    pub fn answering(&self) -> &AdoptedMemory {
+        &self.answering
+    }
+
+    /// Copies bytes out. The call waits for those that are missing.
+    ///
+    /// # Errors
+    /// [`AccessError`] unless all bytes are inside, or a page could not be had.
+    pub fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), AccessError> {
+        self.memory.mapping().read_at(offset, out)
+    }
+}
+
+impl Reads for LazyFile {
+    fn read(&self, offset: u64, out: &mut [u8; 8]) -> Result<(), BenchError> {
+        Ok(self.read_at(offset, out)?)
+    }
 }
 
 /// A file of which each page starts with its number, as a little-endian word.
@@ -106,11 +166,9 @@ pub fn map(
         Ok((elapsed, memory.faults()))
     };
     let ours = || {
-        let failed = |cause| BenchError::UseFile { what: "share", cause };
-        let backing = FileBacking::new(image.again()?).map_err(failed)?;
-        let memory = engine.map(len, Arc::new(backing), &LazyOptions::default())?;
+        let memory = LazyFile::map(engine, image.again()?, len, &LazyOptions::default())?;
         let (elapsed, _) = image.touch("ours", &memory)?;
-        Ok((elapsed, memory.stats().faults))
+        Ok((elapsed, memory.answering().stats().faults))
     };
     let limit = || image.touch("limit", &image.map(Sharing::Private)?);
     type Read<'a> = Box<dyn Fn() -> Result<(Duration, u64), BenchError> + 'a>;

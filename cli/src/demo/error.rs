@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use uzone_fault::LazyError;
+use uzone_os::AccessError;
 use uzone_os::uffd::OpenError;
 use uzone_pages::ByteLen;
 use uzone_zone::Limit;
@@ -65,7 +65,7 @@ pub(super) enum DemoError {
     Page {
         reason: String,
         #[source]
-        cause: LazyError,
+        cause: AccessError,
     },
     #[error(
         "memory cannot be mapped lazily: set vm.unprivileged_userfaultfd to 1 (sysctl), give \

@@ -3,11 +3,11 @@
 use std::hash::{DefaultHasher, Hasher};
 use std::num::NonZeroUsize;
 use std::ops::Range;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use uzone_bench::brief::LazyFile;
 use uzone_bench::machine::Machine;
-use uzone_fault::{Engine, FileBacking, LazyError, LazyMapping, LazyOptions};
+use uzone_fault::{AdoptedMemory, Engine, LazyOptions};
 use uzone_os::signals::Held;
 use uzone_os::{bus, probe};
 use uzone_pages::ByteLen;
@@ -60,22 +60,24 @@ pub(super) fn run(
 
     let started = Instant::now();
     let reread = |cause| DemoError::Reread { cause };
-    let backing = FileBacking::new(image.file.try_clone().map_err(reread)?).map_err(reread)?;
+    let file = image.file.try_clone().map_err(reread)?;
     let options = LazyOptions { trace: TRACED, deadline: Some(DEADLINE), ..LazyOptions::default() };
-    let memory = engine.map(plan.size, Arc::new(backing), &options)?;
+    let memory = LazyFile::map(&engine, file, plan.size, &options)?;
     let what = format!("the image lazily; none of its {} pages is read", grouped(pages));
     steps.done("map", started, what);
 
-    let touched = touch(&memory, plan.in_order(), out)?;
-    wait_for_records(&memory);
-    let (stats, latencies, records) = (memory.stats(), memory.latencies(), memory.take_trace());
+    let touched = touch(&memory, plan, out)?;
+    let answering = memory.answering();
+    wait_for_records(answering);
+    let (stats, latencies, records) =
+        (answering.stats(), answering.latencies(), answering.take_trace());
     let what = format!(
         "every page, in order, the last ones here and there; the reader waited {} times",
         grouped(stats.faults)
     );
     steps.took("touch", touched.in_order_ns.saturating_add(touched.scattered_ns), what);
 
-    let checked = check(&memory, image, out)?;
+    let checked = check(&memory, plan.size, image, out)?;
     let is_equal = checked.hash == image.hash && checked.first_difference.is_none();
     let what = match (is_equal, checked.first_difference) {
         (true, _) => format!(
@@ -120,10 +122,10 @@ struct Touched {
 }
 
 /// Reads the number that each page starts with, in order and then here and there.
-fn touch(memory: &LazyMapping, in_order: ByteLen, out: &Output) -> Result<Touched, Failure> {
-    let shift = memory.page_size().shift();
-    let pages = memory.len().get() >> shift;
-    let in_order = 0..(in_order.get() >> shift).min(pages);
+fn touch(memory: &LazyFile, plan: &Plan, out: &Output) -> Result<Touched, Failure> {
+    let shift = probe::page_size().shift();
+    let pages = plan.size.get() >> shift;
+    let in_order = 0..(plan.in_order().get() >> shift).min(pages);
     let scattered = scattered(in_order.end..pages);
     let progress = Progress::new(out, "touching every page of the image", pages);
     let (mut wrong_page, mut done) = (None, 0);
@@ -156,10 +158,10 @@ struct Checked {
 }
 
 /// Reads all bytes in order and compares their hashes with those of the image.
-fn check(memory: &LazyMapping, image: &Image, out: &Output) -> Result<Checked, Failure> {
+fn check(memory: &LazyFile, len: ByteLen, image: &Image, out: &Output) -> Result<Checked, Failure> {
     let progress = Progress::new(out, "comparing every byte", image.chunks() as u64);
     let started = Instant::now();
-    let len = memory.len().get();
+    let len = len.get();
     let mut whole = blake3::Hasher::new();
     let mut bytes = vec![0; ByteLen::new(CHUNK).to_usize()?];
     let mut first_difference = None;
@@ -177,8 +179,8 @@ fn check(memory: &LazyMapping, image: &Image, out: &Output) -> Result<Checked, F
 }
 
 /// Reads bytes, and names why a page could not be had.
-fn read(memory: &LazyMapping, offset: u64, out: &mut [u8]) -> Result<(), Failure> {
-    memory.read_at(offset, out).map_err(|cause: LazyError| match memory.last_failure() {
+fn read(memory: &LazyFile, offset: u64, out: &mut [u8]) -> Result<(), Failure> {
+    memory.read_at(offset, out).map_err(|cause| match memory.answering().last_failure() {
         Some(failure) => DemoError::Page { reason: failure.reason, cause }.failure(),
         None => cause.into(),
     })
@@ -196,7 +198,7 @@ fn scattered(pages: Range<u64>) -> Vec<u64> {
 }
 
 /// Waits until all faults that were answered are recorded.
-fn wait_for_records(memory: &LazyMapping) {
+fn wait_for_records(memory: &AdoptedMemory) {
     let until = Instant::now() + RECORDED_WITHIN;
     let recorded = || memory.latencies().iter().map(|latency| latency.count).sum::<u64>();
     while recorded() < memory.stats().faults && Instant::now() < until {
