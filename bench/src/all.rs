@@ -1,5 +1,5 @@
-//! Every benchmark, one after the other, at sizes that fit the machine: what `uzone bench` runs when it
-//! is not told which.
+//! Every benchmark, one after the other, at sizes that fit the machine: what `uzone bench` runs without
+//! a subcommand.
 //!
 //! [`parts`] chooses the sizes, by the memory that can be had; a machine with 2 CPUs takes two to
 //! three minutes for them. A part that this host cannot run is left out by name, with the reason; one
@@ -26,13 +26,29 @@ pub enum Pace {
     Quick,
 }
 
-/// Returns how much memory a run may plan with: what can be had, if the kernel says so.
+impl Part {
+    /// Runs it.
+    ///
+    /// # Errors
+    /// [`BenchError`] if it cannot be run here, or a row found something wrong.
+    pub fn run(&self, watch: Watch<'_>) -> Result<Bench, BenchError> {
+        match self {
+            Self::Bind(settings) => bind::run(settings, watch),
+            Self::Pin(settings) => pin::run(settings, watch),
+            Self::Zero(settings) => zero::run(settings, watch),
+            Self::Copy(settings) => copy::run(settings, watch),
+            Self::Fault(settings) => fault::run(settings, watch),
+        }
+    }
+}
+
+/// Returns how much memory a run may plan with: what can be had, if the kernel reports it.
 #[must_use]
 pub fn available() -> ByteLen {
     memory::available(&SystemRoot::host()).map_or(ByteLen::gib(1), |have| have.bytes)
 }
 
-/// Returns the benchmarks and what each of them is told, for so much memory. The file of `fault` is made
+/// Returns the benchmarks and the settings of each, for so much memory. The file of `fault` is made
 /// in `directory`, by a path that holds from anywhere.
 #[must_use]
 pub fn parts(available: ByteLen, threads: NonZeroUsize, pace: Pace, directory: &Path) -> Vec<Part> {

@@ -10,16 +10,15 @@
 //! | slow path | ours of that kind: the oracle of the tests, and what runs while a tracer listens |
 //! | template | a template for each run, by plain stores |
 //! | template, *store* | the same by each streaming store that this CPU has |
-//! | ours | what bind does on one thread when it is told no way of writing |
+//! | ours | what bind does on one thread with default options |
 //! | limit | a bare fill of the same number of bytes with a constant line, by the widest store |
 //!
-//! All of them write memory that is present, unless a row says cold.
+//! All of them write memory that is present, except in rows with `cold` in their name.
 
 use std::cell::RefCell;
 use std::num::NonZeroUsize;
 use std::time::{Duration, Instant};
 
-use serde::{Deserialize, Serialize};
 use uzone_os::{Addr, Anonymous, Exclusive, HugeAdvice, SystemRoot, memory};
 use uzone_pages::{
     ByteLen, Layout, LayoutError, LinuxPage, LinuxSeed, MemoryKind, Order, PageCount, Payload, Pfn,
@@ -32,28 +31,9 @@ use zerocopy::FromBytes;
 use crate::group::Watch;
 use crate::naive::{self, NaivePage, NaiveZone};
 use crate::report::{Bench, Published, Role, Skipped, Table};
-use crate::settings::{Part, byte_len, check_found, wants, wants_any};
-use crate::suite::{BenchError, Suite, cause};
-
-/// What `uzone bench bind` is told.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Settings {
-    /// How much memory is described.
-    #[serde(rename = "size_bytes", with = "byte_len")]
-    pub size: ByteLen,
-    /// How many rounds of rebinds.
-    pub rebinds: u32,
-    /// How many rounds of first binds, into memory fresh from the kernel.
-    pub first_binds: u32,
-    /// The most threads that rows with several have.
-    pub threads: NonZeroUsize,
-    /// The largest region whose descriptors are written for cost against size; none leaves that table
-    /// out. Sizes whose descriptors do not fit in memory are skipped.
-    #[serde(rename = "growth_bytes", with = "byte_len")]
-    pub growth: ByteLen,
-    /// What the ids of the tables begin with that are run; none, and all are.
-    pub tables: Vec<String>,
-}
+pub use crate::settings::BindSettings as Settings;
+use crate::settings::{Part, wants, wants_any};
+use crate::suite::{BenchError, Suite, cause, check_found};
 
 impl Settings {
     /// The published experiment: 100 GiB, 30 rebinds.
@@ -215,8 +195,8 @@ fn bare_fill(bytes: &mut [u8], fill: Fill, threads: usize) -> Result<Duration, B
         let mine = parts.next();
         for part in parts {
             let name = std::thread::Builder::new().name("fill".to_owned());
-            // A part whose thread cannot be started stays unwritten, and the row says how many
-            // threads were asked for: so it has to start.
+            // A part whose thread cannot be started stays unwritten, although the row states the
+            // number of threads: so it has to start.
             if name.spawn_scoped(scope, || write(part)).is_err() {
                 is_whole = false;
             }

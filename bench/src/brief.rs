@@ -1,19 +1,25 @@
-//! What `uzone demo` measures: four kinds of work, each the plain way, ours, and the limit.
+//! What `uzone demo` measures: four kinds of work, each in the plain way, in ours, and at the limit.
 //!
 //! The rows of `bind`, `zero` and `pin` are those of the tables of these names, on less memory and under
-//! names for people who never saw those tables. A file that is mapped lazily is read by another
-//! process, which the caller has, so the caller does that work ([`map`]).
+//! names for readers who do not know those tables.
 
+use std::fs::File;
 use std::num::NonZeroUsize;
-use std::time::Duration;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use uzone_fault::{AdoptedMemory, Engine, FileBacking, LazyOptions, RemoteRegion};
+use uzone_os::uffd::{Features, KernelFaults, Modes, Registered, Remote, Uffd};
+use uzone_os::{Access, AccessError, Anonymous, HugeAdvice, Mapping, Sharing, Vaddr, probe};
 use uzone_pages::ByteLen;
 
 use crate::extents::{self, Arena, Work};
+use crate::fault::{Answer, Bare, Reads, Waiting, kernel_faults};
 use crate::group::Watch;
 use crate::report::{FaultSpec, Role, Row, Table};
 use crate::suite::{BenchError, Suite};
-use crate::{bind, fault, pin};
+use crate::{bind, pin};
 
 /// What is cleared at once.
 const EXTENT: ByteLen = ByteLen::mib(2);
@@ -29,28 +35,6 @@ pub struct Part {
     pub rows: Vec<Row>,
 }
 
-/// One reading of a file.
-#[derive(Clone, Copy, Debug)]
-pub struct Reading {
-    /// How long it took.
-    pub elapsed: Duration,
-    /// How many page faults there were.
-    pub faults: u64,
-}
-
-/// How a file is read once, in one of the ways that are compared.
-pub type Reader<'a> = Box<dyn FnMut() -> Result<Reading, BenchError> + 'a>;
-
-/// The ways of reading a file that nothing is mapped of yet.
-pub struct Readers<'a> {
-    /// A handler that answers one page for each fault.
-    pub naive: Reader<'a>,
-    /// With windows around each fault.
-    pub ours: Reader<'a>,
-    /// The kernel's own mapping.
-    pub limit: Reader<'a>,
-}
-
 /// Returns how much memory the parts take at most, beside what the caller's readers do.
 #[must_use]
 pub fn memory(described: ByteLen, arena: ByteLen) -> ByteLen {
@@ -59,41 +43,146 @@ pub fn memory(described: ByteLen, arena: ByteLen) -> ByteLen {
     ByteLen::new(bind.max(arena.get() * 2 / 10 * 11) + (32 << 20))
 }
 
-/// Returns how many page faults of the calling thread the kernel has counted.
-#[must_use]
-pub fn kernel_faults() -> u64 {
-    fault::kernel_faults()
+/// A file that is mapped lazily: memory of this process whose faults an engine answers.
+///
+/// It is not [`Engine::map`]'s memory, which is kept from child processes by madvise(2): some hosts deny
+/// that call, and the demo starts no processes.
+pub struct LazyFile {
+    answering: AdoptedMemory,
+    memory: Registered,
 }
 
-/// Reads `len` bytes of a file in each of the ways, `rounds` times.
+impl LazyFile {
+    /// Maps the first `len` bytes of a file.
+    ///
+    /// # Errors
+    /// [`BenchError`] if memory, a userfaultfd or a thread is refused.
+    pub fn map(
+        engine: &Engine,
+        file: File,
+        len: ByteLen,
+        options: &LazyOptions,
+    ) -> Result<Self, BenchError> {
+        let shared = |cause| BenchError::UseFile { what: "share", cause };
+        let optional = Features::POISON | Features::THREAD_ID;
+        let uffd = Uffd::open(Features::NONE, optional, KernelFaults::IfAllowed)?;
+        let fd = uffd.as_fd().try_clone_to_owned().map_err(shared)?;
+        // As an engine maps memory of its own: a window is one range of one page table.
+        let align = Some(ByteLen::mib(2));
+        let how = Anonymous { huge: HugeAdvice::Default, align, ..Anonymous::default() };
+        let mapping = Mapping::anonymous(len, how)?;
+        let memory = Registered::new(Arc::new(uffd), mapping, Modes::MISSING)?;
+        let start = Vaddr::new(memory.mapping().addr().get() as u64);
+        let region = RemoteRegion { start, len, offset: 0 };
+        let remote = Remote::adopt(fd).map_err(|error| BenchError::Caller(Box::new(error)))?;
+        let backing = Arc::new(FileBacking::new(file).map_err(shared)?);
+        let answering = engine.adopt(remote, vec![region], probe::page_size(), backing, options)?;
+        Ok(Self { answering, memory })
+    }
+
+    /// Returns what answers the faults.
+    #[must_use]
+    pub fn answering(&self) -> &AdoptedMemory {
+        &self.answering
+    }
+
+    /// Copies bytes out. The call waits for those that are missing.
+    ///
+    /// # Errors
+    /// [`AccessError`] unless all bytes are inside, or a page could not be had.
+    pub fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), AccessError> {
+        self.memory.mapping().read_at(offset, out)
+    }
+}
+
+impl Reads for LazyFile {
+    fn read(&self, offset: u64, out: &mut [u8; 8]) -> Result<(), BenchError> {
+        Ok(self.read_at(offset, out)?)
+    }
+}
+
+/// A file of which each page starts with its number, as a little-endian word.
+#[derive(Clone, Copy)]
+pub struct NumberedFile<'a> {
+    /// The file.
+    pub file: &'a File,
+    /// How much of it is read.
+    pub len: ByteLen,
+    /// Whether a wrong number is an error; it is none if the file is known to be wrong.
+    pub is_right: bool,
+}
+
+impl NumberedFile<'_> {
+    /// Reads the number of each page in order. Returns the time, and the faults that the kernel counted.
+    fn touch(self, row: &str, memory: &impl Reads) -> Result<(Duration, u64), BenchError> {
+        let page = probe::page_size().bytes();
+        let faults = kernel_faults();
+        let started = Instant::now();
+        let mut word = [0; 8];
+        for number in 0..self.len.get() / page {
+            memory.read(number * page, &mut word)?;
+            if self.is_right && u64::from_le_bytes(word) != number {
+                let offset = usize::try_from(number * page).unwrap_or(usize::MAX);
+                return Err(BenchError::WrongByte { row: format!("demo-map/{row}"), offset });
+            }
+        }
+        Ok((started.elapsed(), kernel_faults().saturating_sub(faults)))
+    }
+
+    fn again(self) -> Result<File, BenchError> {
+        self.file.try_clone().map_err(|cause| BenchError::UseFile { what: "share", cause })
+    }
+
+    fn map(self, sharing: Sharing) -> Result<Mapping, BenchError> {
+        Ok(Mapping::file(self.again()?, 0, self.len, Access::ReadOnly, sharing)?)
+    }
+}
+
+/// Maps a file lazily and touches it, `rounds` times in each way.
 ///
 /// # Errors
-/// What the ways answer.
+/// [`BenchError`] if memory or a userfaultfd is refused, the file cannot be read, or a page is wrong.
 pub fn map(
-    len: ByteLen,
+    image: NumberedFile<'_>,
+    engine: &Engine,
     rounds: u32,
-    readers: Readers<'_>,
     watch: Watch<'_>,
 ) -> Result<Part, BenchError> {
+    let len = image.len;
     let table = Table {
         id: "demo-map".to_owned(),
-        title: "Another process touches a file that is mapped lazily, page by page".to_owned(),
+        title: "Touching a file that is mapped lazily, page by page".to_owned(),
         note: format!(
             "{len} of the image; naive answers one page for each stop of the reader; the limit is \
              the kernel's own mapping of the same file, which copies nothing"
         ),
     };
-    let Readers { naive, ours, limit } = readers;
+    let present = Arc::new(image.map(Sharing::Shared)?);
+    present.populate(0..len.get())?;
+    let naive = || {
+        let memory = Bare::anonymous(len, Answer::Copy(present.clone()), Waiting::Poll)?;
+        let (elapsed, _) = image.touch("naive", &memory)?;
+        memory.check("demo-map/naive")?;
+        Ok((elapsed, memory.faults()))
+    };
+    let ours = || {
+        let memory = LazyFile::map(engine, image.again()?, len, &LazyOptions::default())?;
+        let (elapsed, _) = image.touch("ours", &memory)?;
+        Ok((elapsed, memory.answering().stats().faults))
+    };
+    let limit = || image.touch("limit", &image.map(Sharing::Private)?);
+    type Read<'a> = Box<dyn Fn() -> Result<(Duration, u64), BenchError> + 'a>;
+    let ways: [(Role, &str, &str, Read<'_>); 3] = [
+        (Role::Naive, "naive", "a handler that answers page by page", Box::new(naive)),
+        (Role::Ours, "ours", "uzone, neighbours come along", Box::new(ours)),
+        (Role::Limit, "limit", "the kernel's own mapping", Box::new(limit)),
+    ];
     let mut suite = Suite::new(len);
-    for (role, row, name, mut read) in [
-        (Role::Naive, "naive", "a handler that answers page by page", naive),
-        (Role::Ours, "ours", "uzone, neighbours come along", ours),
-        (Role::Limit, "limit", "the kernel's own mapping", limit),
-    ] {
+    for (role, row, name, read) in ways {
         let faults = FaultSpec::default();
         let log = faults.log.clone();
         let spec = suite.add(role, &format!("demo-map/{row}"), name, len.get(), 1, move || {
-            let Reading { elapsed, faults } = read()?;
+            let (elapsed, faults) = read()?;
             log.borrow_mut().push(faults, 0, Vec::new());
             Ok(elapsed)
         });
@@ -122,8 +211,8 @@ pub fn bind(size: ByteLen, rounds: u32, watch: Watch<'_>) -> Result<Part, BenchE
     let bench = bind::run(&settings, watch)?;
     let table = Table {
         id: "demo-bind".to_owned(),
-        title: format!("Describing {size} of memory: a note about each page of 4 KiB"),
-        note: "naive writes the 64 bytes of each note field by field; the limit is a bare fill of \
+        title: format!("Describing {size} of memory: a descriptor for each page of 4 KiB"),
+        note: "naive writes the 64 bytes of each descriptor field by field; the limit is a bare fill of \
                as many bytes"
             .to_owned(),
     };
@@ -133,7 +222,7 @@ pub fn bind(size: ByteLen, rounds: u32, watch: Watch<'_>) -> Result<Part, BenchE
         (
             "bind-small/on-touch",
             "demo-bind/ours-on-touch",
-            "uzone, notes that are made when looked at",
+            "uzone, descriptors initialised on first use",
         ),
         ("bind-limit/line-1", "demo-bind/limit", "a bare fill"),
     ];
@@ -199,13 +288,26 @@ mod tests {
 
     #[test]
     fn every_part_has_the_plain_way_ours_and_the_limit() {
-        let reader = |micros: u64, faults| -> Reader<'static> {
-            Box::new(move || Ok(Reading { elapsed: Duration::from_micros(micros), faults }))
+        use std::os::unix::fs::FileExt;
+        let mut file = uzone_os::file_system::nameless_file(&std::env::temp_dir()).unwrap();
+        let page = probe::page_size().bytes();
+        let len = ByteLen::mib(2);
+        std::io::Write::write_all(&mut file, &[7; 2 << 20]).unwrap();
+        for number in 0..len.get() / page {
+            file.write_all_at(&number.to_le_bytes(), number * page).unwrap();
+        }
+        let engine = Engine::new(NonZeroUsize::MIN).unwrap();
+        let image = NumberedFile { file: &file, len, is_right: true };
+        let map = match map(image, &engine, 2, &|_| ()) {
+            Ok(part) => part,
+            Err(error) => {
+                println!("skipped: every_part_has_the_plain_way_ours_and_the_limit: {error}");
+                assert!(std::env::var_os("REQUIRE_ALL").is_none(), "REQUIRE_ALL is set: {error}");
+                return;
+            }
         };
-        let readers =
-            Readers { naive: reader(90, 512), ours: reader(30, 4), limit: reader(15, 32) };
         let parts = [
-            map(ByteLen::mib(2), 2, readers, &|_| ()).unwrap(),
+            map,
             bind(ByteLen::gib(1), 1, &|_| ()).unwrap(),
             zero(ARENA, 1, &|_| ()).unwrap(),
             pin(ByteLen::gib(1), 1, &|_| ()).unwrap(),
@@ -219,11 +321,13 @@ mod tests {
             let ours = &rows[1];
             assert!(ours.ratio_naive.is_some() && ours.share_of_limit.is_some(), "{ours:?}");
         }
-        let ours = &parts[0].rows[1];
-        assert_eq!((ours.median_ns, ours.ratio_naive), (30_000, Some(3.0)));
-        assert_eq!(
-            (ours.share_of_limit, ours.faults.map(|faults| faults.count)),
-            (Some(0.5), Some(4))
-        );
+        let count = |row: usize| parts[0].rows[row].faults.as_ref().expect("faults").count;
+        assert_eq!(count(0), len.get() / page);
+        assert!(count(1) < count(0) / 2, "{} faults", count(1));
+        file.write_all_at(&[9], page).unwrap();
+        assert!(matches!(
+            super::map(image, &engine, 1, &|_| ()),
+            Err(BenchError::WrongByte { offset, .. }) if offset as u64 == page
+        ));
     }
 }

@@ -1,7 +1,7 @@
 //! Whether this run is slower than an earlier one: [`compare`].
 //!
-//! Times vary from day to day, with whoever shares the machine; what varies less is how a row stands to
-//! its limit, or to the naive way, within one run. So that is compared, and a bare time only of rows that
+//! Times vary from day to day, with the other load of the machine; what varies less is how a row stands
+//! to its limit, or to the naive way, within one run. So that is compared, and a bare time only of rows that
 //! have neither. A limit that writes is not slowed down by others as a row is that reads as well, and one
 //! of microseconds not as a naive way of milliseconds; so a row is worse only if both of its ratios say so,
 //! and where it has one alone, if its time does too.
@@ -40,7 +40,7 @@ pub struct Earlier {
     /// Whether it was a run with `--quick`.
     #[serde(default)]
     pub quick: bool,
-    /// What it was told.
+    /// The settings of each benchmark.
     pub parameters: Vec<Part>,
     /// Its rows.
     pub results: Vec<Measured>,
@@ -352,7 +352,7 @@ mod tests {
         let bare = |ns, noise| row(ns, None, None, noise);
         let table = [
             (limit(0.9, 0.0), limit(0.9, 0.0), ShareOfLimit, Same),
-            // Below the floor, whatever the noise says.
+            // Below the floor, at any noise.
             (limit(0.9, 0.0), limit(0.8, 0.0), ShareOfLimit, Same),
             (limit(0.9, 0.0), limit(0.7, 0.0), ShareOfLimit, Worse),
             (limit(0.7, 0.0), limit(0.9, 0.0), ShareOfLimit, Better),

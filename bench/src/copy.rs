@@ -3,26 +3,12 @@
 //! The rows are those of `extents.rs`. Source and destination are different memory; in the cases that
 //! are out of cache, both are.
 
-use serde::{Deserialize, Serialize};
-use uzone_pages::ByteLen;
-
 use crate::extents::{self, Arena, Work};
 use crate::group::Watch;
 use crate::report::Bench;
-use crate::settings::{Part, byte_len, check_found};
-use crate::suite::BenchError;
-
-/// What `uzone bench copy` is told.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Settings {
-    /// The largest extent.
-    #[serde(rename = "size_bytes", with = "byte_len")]
-    pub size: ByteLen,
-    /// How many rounds.
-    pub rounds: u32,
-    /// What the ids of the tables begin with that are run; none, and all are.
-    pub tables: Vec<String>,
-}
+pub use crate::settings::CopySettings as Settings;
+use crate::settings::Part;
+use crate::suite::{BenchError, check_found};
 
 /// Runs the tables.
 ///

@@ -15,7 +15,7 @@
 //! | limit | a bare streaming fill of as many bytes |
 //!
 //! Cold extents are taken in turn from memory that is longer than the caches; hot ones were written a
-//! moment before. Where the case says that somebody reads at once, that is part of the time.
+//! moment before. Where the case reads the bytes at once, the time includes that.
 
 use std::cell::{Cell, RefCell};
 use std::hint::black_box;
@@ -300,7 +300,7 @@ pub(crate) fn run(
             title: format!("{verb} memory that is {}", case.title),
             note:
                 "one thread; naive is a page at a time; the limit is a bare streaming fill of the \
-                   same bytes, out of cache and read by nobody"
+                   same bytes, out of cache and not read afterwards"
                     .to_owned(),
         });
     }

@@ -13,6 +13,7 @@
 //! | `split` | round trip, copy, bookkeeping |
 //! | `huge` | reading at random what was filled in small pages, and in huge ones |
 //! | `bare` | the yardstick: a handler that answers one page a fault |
+//! | `run` | what the tables share |
 //! | `source` | the files, and which bytes are right |
 //! | `touch` | which pages are touched, by whom, on which CPUs |
 //!
@@ -24,76 +25,34 @@ mod bare;
 mod cold;
 mod density;
 mod huge;
+mod run;
 mod scan;
 mod source;
 mod split;
 mod stall;
 mod touch;
 
+pub(crate) use bare::{Answer, Bare, Waiting};
+pub(crate) use source::Reads;
 pub(crate) use touch::kernel_faults;
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
 use uzone_os::{HugeSize, SystemRoot, hugepages, memory};
 use uzone_pages::ByteLen;
 
+use self::run::{PAGE, Run};
 use self::scan::Backend;
 use self::source::Source;
 use self::touch::{Pattern, Placement};
 use crate::group::Watch;
-use crate::report::{Bench, Skipped};
-use crate::settings::{Part, byte_len, check_found, path, wants};
-use crate::suite::BenchError;
-
-/// The page that the tables count in; a host with another one is refused.
-const PAGE: u64 = 4096;
-
-/// What `uzone bench fault` is told.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Settings {
-    /// How much is touched in order; at random at most 1 GiB of it.
-    #[serde(rename = "size_bytes", with = "byte_len")]
-    pub size: ByteLen,
-    /// How large the file is of which a part is touched at random; 0 leaves these tables out.
-    #[serde(default, rename = "density_bytes", with = "byte_len")]
-    pub density: ByteLen,
-    /// How many rounds.
-    pub rounds: u32,
-    /// How many threads touch, in tables of their own; one always does.
-    pub threads: Vec<usize>,
-    /// Where the file is made.
-    #[serde(with = "path")]
-    pub directory: PathBuf,
-    /// What the ids of the tables begin with that are run; none, and all are.
-    pub tables: Vec<String>,
-}
+use crate::report::Bench;
+pub use crate::settings::FaultSettings as Settings;
+use crate::settings::Part;
+use crate::suite::{BenchError, check_found};
 
 /// How much is touched at random at most, as was published.
 const RANDOM: ByteLen = ByteLen::gib(1);
-
-/// What the tables are run with.
-struct Run<'a> {
-    settings: &'a Settings,
-    watch: Watch<'a>,
-    bench: Bench,
-    /// Whether mappings can have transparent huge pages.
-    has_huge: bool,
-}
-
-impl Run<'_> {
-    /// Returns whether a table was asked for.
-    fn wants(&self, table: &str) -> bool {
-        wants(&self.settings.tables, table)
-    }
-
-    fn skip(&mut self, table: &str, reason: String) {
-        if self.wants(table) {
-            self.bench.skipped.push(Skipped { id: table.to_owned(), reason });
-        }
-    }
-}
 
 /// Runs the tables.
 ///

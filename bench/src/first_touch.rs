@@ -1,6 +1,6 @@
 //! Clearing in place beside the kernel's own clearing, and first touch: `zero-kernel`, `populate`.
 //!
-//! Whoever gives pages back and touches them again has the kernel clear them. That is measured for base
+//! The kernel clears pages that were given back and are touched again. That is measured for base
 //! pages, transparent huge pages and a hugetlb pool; for the last, pages are put into the pool for the
 //! time of the run and taken out again, which takes root.
 
@@ -48,7 +48,7 @@ fn raise_pool(pages: u64) -> Result<put_back::Changed, String> {
     let changed = put_back::change(
         || std::fs::write(&path, written),
         move || {
-            // Nobody is left to tell; `uzone doctor` shows the pool as it is.
+            // An error cannot be reported here; `uzone doctor` shows the pool as it is.
             let _ = std::fs::write(&file, &before);
         },
     )
@@ -65,7 +65,7 @@ fn raise_pool(pages: u64) -> Result<put_back::Changed, String> {
 fn touch(region: &Region) -> Result<(), BenchError> {
     let words = region.mapping().as_words(0..region.len().get()).map_err(ClearError::from)?;
     for word in words.iter().step_by(usize::try_from(PAGE / 8).unwrap_or(512)) {
-        word.store(1, Ordering::Relaxed); // nobody else looks
+        word.store(1, Ordering::Relaxed); // no other thread reads it
     }
     Ok(())
 }

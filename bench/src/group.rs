@@ -26,7 +26,7 @@ pub struct PartOf<'a> {
     pub of: usize,
 }
 
-/// Who is told how far a benchmark is.
+/// Receives the progress of a benchmark.
 pub type Watch<'a> = &'a dyn Fn(Phase<'_>);
 
 /// One way of doing the work of a group.
@@ -110,7 +110,7 @@ impl Samples {
 
 /// Returns how far values in ascending order are from each other: half of what the middle half of
 /// them spans, as a part of the median. Fewer than four have no middle half: all of them are taken.
-/// One alone says nothing, so it is 0.
+/// The spread of one value is 0.
 pub(crate) fn spread(sorted: &[f64]) -> f64 {
     let (Some(&last), Some(&median)) = (sorted.last(), sorted.get(sorted.len() / 2)) else {
         return 0.0;

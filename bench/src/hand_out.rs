@@ -27,14 +27,14 @@ const TURNS: usize = 8;
 /// A taker is awake for so long before it takes: what a virtual CPU takes to come back from sleep is
 /// no time of the pool's. Nothing of the pool is touched meanwhile.
 const AWAKE: Duration = Duration::from_micros(100);
-/// How long a worker that nobody lets run is waited for.
+/// How long to wait for a worker that gets no CPU.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A pool of so many folios, present and dirty.
 fn pool(folios: usize, options: PoolOptions) -> Result<Pool, BenchError> {
     let region = Region::anonymous(bytes(folios * FOLIO))?;
     let report = region.populate(0..region.len().get(), &PopulateOptions::default())?;
-    debug_assert!(report.is_whole(), "nobody cancels it");
+    debug_assert!(report.is_whole(), "it is not cancelled");
     let order = BindOptions::new(MemoryKind::Generic).order(Order::new(9));
     let pagemap = Zone::new().bind(region, order)?;
     Pool::new(pagemap, options).map_err(|(_, _)| BenchError::Threads { threads: 1 })

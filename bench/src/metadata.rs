@@ -1,7 +1,7 @@
 //! `uzone bench bind --metadata`: what descriptors of one TiB take.
 //!
-//! Linux's figures are published or derived from what its documentation says of each folio; every row
-//! says which. Ours are measured: a region of one TiB is reserved and bound, and the kernel is asked
+//! Linux's figures are published or derived from its documentation of each folio; every row
+//! states which. Ours are measured: a region of one TiB is reserved and bound, and the kernel is asked
 //! before and after what this process has mapped and what its page tables take, and which pages of
 //! the descriptors' memory are present. None of ours is calculated.
 //!
@@ -18,7 +18,6 @@
 
 use std::time::Instant;
 
-use serde::Serialize;
 use uzone_os::memory::{self, ProcessMemory};
 use uzone_os::{SystemRoot, probe};
 use uzone_pages::{
@@ -29,11 +28,9 @@ use zerocopy::Immutable;
 
 use crate::group::{Phase, Watch};
 use crate::machine::Machine;
+pub use crate::report::metadata::{Metadata, MetadataRow, Origin, SCHEMA};
 use crate::report::{Skipped, Table};
 use crate::suite::{self, BenchError};
-
-/// The schema of [`Metadata`]: raised when a field changes its meaning.
-pub const SCHEMA: &str = "uzone.bench-metadata/1";
 
 /// How much is described.
 const SIZE: ByteLen = ByteLen::tib(1);
@@ -42,15 +39,15 @@ const SIZE: ByteLen = ByteLen::tib(1);
 /// folio come up.
 const CHECK_EVERY: usize = (1 << 12) - 1;
 
-/// Of the memory that can be had, the part that a row takes at most unless told otherwise: other
-/// programs need some too.
+/// Of the memory that can be had, the part that a row takes at most by default: other programs
+/// need some too.
 const SHARE: u64 = 2;
 
-/// What `uzone bench bind --metadata` is told.
+/// The settings of `uzone bench bind --metadata`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Settings {
-    /// The most memory that the descriptors of a row may take; half of what can be had unless told
-    /// otherwise. Rows that need more are left out.
+    /// The most memory that the descriptors of a row may take; by default half of what can be
+    /// had. Rows that need more are left out.
     pub most: Option<ByteLen>,
 }
 
@@ -58,64 +55,6 @@ const MARTINS: &str = "Joao Martins, compound pagemaps v2, June 2021";
 const DOCUMENTED: &str =
     "Linux documentation, vmemmap_dedup: pages kept of each folio's descriptors";
 const SIZES: &str = "64 bytes for each page of 4 KiB";
-
-/// One run.
-#[derive(Clone, Debug, Serialize)]
-pub struct Metadata {
-    /// [`SCHEMA`].
-    pub schema: &'static str,
-    /// Which benchmark.
-    pub benchmark: &'static str,
-    /// What it was measured on.
-    pub machine: Machine,
-    /// What was described, as a sentence.
-    pub settings: String,
-    /// The tables, in the order of the results.
-    pub tables: Vec<Table>,
-    /// All rows of all tables.
-    pub results: Vec<MetadataRow>,
-    /// What was left out, and why.
-    pub skipped: Vec<Skipped>,
-}
-
-/// Where the figures of a row come from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Origin {
-    /// This machine's kernel counted.
-    Measured,
-    /// Somebody else's figure, as it was published.
-    Published,
-    /// Arithmetic, over sizes that are documented.
-    Derived,
-}
-
-/// One way of describing a TiB.
-#[derive(Clone, Debug, Serialize)]
-pub struct MetadataRow {
-    /// `table/row`; it stays the same from run to run.
-    pub id: String,
-    /// The name of the row, for people.
-    pub name: String,
-    /// How large a folio is.
-    pub folio_bytes: u64,
-    /// How long a descriptor is.
-    pub descriptor_bytes: u64,
-    /// Where the figures come from.
-    pub origin: Origin,
-    /// Who published them, or what they are derived from.
-    pub source: Option<&'static str>,
-    /// Addresses that were mapped for descriptors beside the region.
-    pub virtual_bytes_per_tib: Option<u64>,
-    /// Memory that descriptors have, wherever they lie.
-    pub resident_bytes_per_tib: u64,
-    /// Page tables for them, which are the kernel's memory.
-    pub page_table_bytes_per_tib: Option<u64>,
-    /// Bytes of the described memory that are not described: descriptors and their alignment.
-    pub region_bytes_per_tib: u64,
-    /// How long the bind took.
-    pub bind_ns: Option<u64>,
-}
 
 /// Runs the tables.
 ///

@@ -4,7 +4,7 @@
 //! by SIGHUP, SIGINT, SIGQUIT or SIGTERM. From the first change on, a thread takes these signals for as
 //! long as the process lives: it puts everything back and lets the process die of that very signal.
 //! Signals that the process ignores (`nohup`), or has a handler for, stay what they are.
-//! A SIGKILL leaves what was changed: nobody can do anything about that.
+//! After a SIGKILL the change stays: no process can catch that signal.
 
 use std::io;
 use std::os::raw::c_int;
@@ -43,7 +43,7 @@ pub(crate) struct Changed(u64);
 /// Makes a change that `undo` takes back.
 ///
 /// # Errors
-/// What `make` says, or the system about the thread and its signals; then nothing is changed, as far as
+/// The error of `make`, or of the system about the thread and its signals; then nothing is changed, as far as
 /// `make` changes nothing when it fails.
 pub(crate) fn change(
     make: impl FnOnce() -> io::Result<()>,

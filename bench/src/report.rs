@@ -1,6 +1,7 @@
 //! What a benchmark found, in the shape that `uzone bench --json` prints.
 
 mod faults;
+pub mod metadata;
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -11,9 +12,9 @@ pub(crate) use self::faults::{FaultSpec, Log};
 pub use self::faults::{Faults, Pauses, Quantiles};
 
 use self::faults::sorted;
+use self::metadata::Metadata;
 use crate::group::{Samples, float, median, spread};
 use crate::machine::Machine;
-use crate::metadata::Metadata;
 use crate::settings::Part;
 use crate::summary::{Headline, headlines};
 
@@ -31,7 +32,7 @@ pub struct Bench {
     pub machine: Machine,
     /// Whether its sizes and rounds are those of `--quick`, whose figures say nothing.
     pub quick: bool,
-    /// What it was told, as a sentence.
+    /// Its settings, as a sentence.
     pub settings: String,
     /// The same for a program: one benchmark after the other.
     pub parameters: Vec<Part>,
@@ -84,7 +85,7 @@ pub enum Role {
     Limit,
     /// Somebody else's way: the kernel, the C library, another library.
     Peer,
-    /// A way of uzone's that it has to be told to go, beside what it does by itself.
+    /// A way of uzone's that has to be asked for, beside the default.
     Variant,
 }
 
@@ -188,7 +189,7 @@ pub struct Row {
     pub published: Option<Published>,
     /// How many threads wrote.
     pub threads: usize,
-    /// What the kernel says that the descriptors of one TiB take, from what those of this row do.
+    /// What the descriptors of one TiB take by the kernel's count, scaled from those of this row.
     pub metadata_resident_bytes_per_tib: Option<u64>,
     /// This row's time divided by that of the fastest row that does the same work; the median of the
     /// rounds' ratios. 1 for the fastest, and below by what the machine varies.

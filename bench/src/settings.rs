@@ -1,28 +1,25 @@
-//! What a run was told, for a program: so that the same can be run again and compared.
+//! The settings of a run as data, so that the same run can be repeated and compared.
 
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
+use uzone_pages::ByteLen;
 
-use crate::group::Watch;
-use crate::report::Bench;
-use crate::suite::BenchError;
-use crate::{bind, copy, fault, pin, zero};
-
-/// One benchmark and what it is told.
+/// One benchmark and its settings.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "benchmark", rename_all = "lowercase")]
 pub enum Part {
     /// `uzone bench bind`.
-    Bind(bind::Settings),
+    Bind(BindSettings),
     /// `uzone bench pin`.
-    Pin(pin::Settings),
+    Pin(PinSettings),
     /// `uzone bench zero`.
-    Zero(zero::Settings),
+    Zero(ZeroSettings),
     /// `uzone bench copy`.
-    Copy(copy::Settings),
+    Copy(CopySettings),
     /// `uzone bench fault`.
-    Fault(fault::Settings),
+    Fault(FaultSettings),
 }
 
 impl Part {
@@ -35,20 +32,6 @@ impl Part {
             Self::Zero(_) => "zero",
             Self::Copy(_) => "copy",
             Self::Fault(_) => "fault",
-        }
-    }
-
-    /// Runs it.
-    ///
-    /// # Errors
-    /// [`BenchError`] if it cannot be run here, or a row found something wrong.
-    pub fn run(&self, watch: Watch<'_>) -> Result<Bench, BenchError> {
-        match self {
-            Self::Bind(settings) => bind::run(settings, watch),
-            Self::Pin(settings) => pin::run(settings, watch),
-            Self::Zero(settings) => zero::run(settings, watch),
-            Self::Copy(settings) => copy::run(settings, watch),
-            Self::Fault(settings) => fault::run(settings, watch),
         }
     }
 
@@ -74,6 +57,89 @@ impl Part {
     }
 }
 
+/// The settings of `uzone bench bind`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BindSettings {
+    /// How much memory is described.
+    #[serde(rename = "size_bytes", with = "byte_len")]
+    pub size: ByteLen,
+    /// How many rounds of rebinds.
+    pub rebinds: u32,
+    /// How many rounds of first binds, into memory fresh from the kernel.
+    pub first_binds: u32,
+    /// The most threads that rows with several have.
+    pub threads: NonZeroUsize,
+    /// The largest region whose descriptors are written for cost against size; none leaves that table
+    /// out. Sizes whose descriptors do not fit in memory are skipped.
+    #[serde(rename = "growth_bytes", with = "byte_len")]
+    pub growth: ByteLen,
+    /// What the ids of the tables begin with that are run; none, and all are.
+    pub tables: Vec<String>,
+}
+
+/// The settings of `uzone bench pin`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PinSettings {
+    /// How much memory is held.
+    #[serde(rename = "size_bytes", with = "byte_len")]
+    pub size: ByteLen,
+    /// How many rounds.
+    pub rounds: u32,
+    /// What the ids of the tables begin with that are run; none, and all are.
+    pub tables: Vec<String>,
+}
+
+/// The settings of `uzone bench zero`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ZeroSettings {
+    /// The largest extent.
+    #[serde(rename = "size_bytes", with = "byte_len")]
+    pub size: ByteLen,
+    /// How many rounds.
+    pub rounds: u32,
+    /// How many rounds of first touch.
+    pub first_touches: u32,
+    /// How much memory is touched for the first time; none leaves that out.
+    #[serde(rename = "populate_bytes", with = "byte_len")]
+    pub populate: ByteLen,
+    /// How many threads the rows with several have.
+    pub threads: NonZeroUsize,
+    /// What the ids of the tables begin with that are run; none, and all are.
+    pub tables: Vec<String>,
+}
+
+/// The settings of `uzone bench copy`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CopySettings {
+    /// The largest extent.
+    #[serde(rename = "size_bytes", with = "byte_len")]
+    pub size: ByteLen,
+    /// How many rounds.
+    pub rounds: u32,
+    /// What the ids of the tables begin with that are run; none, and all are.
+    pub tables: Vec<String>,
+}
+
+/// The settings of `uzone bench fault`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FaultSettings {
+    /// How much is touched in order; at random at most 1 GiB of it.
+    #[serde(rename = "size_bytes", with = "byte_len")]
+    pub size: ByteLen,
+    /// How large the file is of which a part is touched at random; 0 leaves these tables out.
+    #[serde(default, rename = "density_bytes", with = "byte_len")]
+    pub density: ByteLen,
+    /// How many rounds.
+    pub rounds: u32,
+    /// How many threads touch, in tables of their own; one always does.
+    pub threads: Vec<usize>,
+    /// Where the file is made.
+    #[serde(with = "path")]
+    pub directory: PathBuf,
+    /// What the ids of the tables begin with that are run; none, and all are.
+    pub tables: Vec<String>,
+}
+
 /// Returns whether a table is among those that were asked for: an id begins as one of `tables` does,
 /// or none was named.
 pub(crate) fn wants(tables: &[String], table: &str) -> bool {
@@ -83,11 +149,6 @@ pub(crate) fn wants(tables: &[String], table: &str) -> bool {
 /// As [`wants`], for tables that are measured together.
 pub(crate) fn wants_any(tables: &[String], together: &[&str]) -> bool {
     together.iter().any(|table| wants(tables, table))
-}
-
-/// Refuses tables of which there is none: `found` says whether any was run or skipped.
-pub(crate) fn check_found(tables: &[String], found: bool) -> Result<(), BenchError> {
-    if found { Ok(()) } else { Err(BenchError::NoTable { asked: tables.join(",") }) }
 }
 
 /// A length as a number of bytes.

@@ -46,7 +46,7 @@ pub enum BenchError {
     /// The kernel did not pin memory that it had pinned before.
     #[error("the kernel did not pin memory: {0}")]
     FixedBuffers(#[from] FixedBuffersError),
-    /// A region could not be unbound. A defect of uzone: nobody holds it.
+    /// A region could not be unbound although no guard holds it: a defect of uzone.
     #[error("cannot unbind: {0}")]
     Unbind(String),
     /// Memory could not be mapped.
@@ -197,9 +197,14 @@ pub enum BenchError {
     },
 }
 
+/// Refuses names of tables that do not exist: `found` is whether any table was run or skipped.
+pub(crate) fn check_found(tables: &[String], found: bool) -> Result<(), BenchError> {
+    if found { Ok(()) } else { Err(BenchError::NoTable { asked: tables.join(",") }) }
+}
+
 impl BenchError {
-    /// Returns whether this host lacks what a benchmark needs; otherwise it was told something that
-    /// cannot be, or found something wrong.
+    /// Returns whether this host lacks what a benchmark needs. Otherwise an argument is not valid, or a
+    /// row found something wrong.
     #[must_use]
     pub fn is_of_this_host(&self) -> bool {
         matches!(
@@ -367,7 +372,7 @@ impl<'a> Suite<'a> {
         self.specs.iter_mut().find(|spec| spec.id == id)
     }
 
-    /// Says something about every row that was added.
+    /// Calls `say` with every row that was added.
     pub(crate) fn each_spec(&mut self, say: impl FnMut(&mut RowSpec)) {
         self.specs.iter_mut().for_each(say);
     }

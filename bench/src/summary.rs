@@ -1,6 +1,6 @@
 //! What matters most of a run, one line for each claim: [`Headline`].
 //!
-//! A row says where it is declared that it is such a line, and what of; nothing is guessed from ids.
+//! The declaration of a row states whether it is such a line, and of what; ids are not parsed.
 
 use serde::Serialize;
 

@@ -20,7 +20,6 @@ use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use serde::{Deserialize, Serialize};
 use uzone_pages::ByteLen;
 use uzone_stream::{NextUse, StorePolicy, Streaming, Work as StoreWork, zero_bytes};
 use uzone_zone::{Batching, CacheState, ClearError, CopyMethod, Region, ZeroOptions};
@@ -30,8 +29,9 @@ use crate::first_touch;
 use crate::group::Watch;
 use crate::hand_out;
 use crate::report::{Bench, Role, Table};
-use crate::settings::{Part, byte_len, check_found, wants};
-use crate::suite::{BenchError, Suite};
+pub use crate::settings::ZeroSettings as Settings;
+use crate::settings::{Part, wants};
+use crate::suite::{BenchError, Suite, check_found};
 
 /// A folio.
 const FOLIO: usize = 2 << 20;
@@ -40,25 +40,6 @@ const PAGE: usize = 4096;
 const WORKING_SET: usize = 1 << 20;
 /// How often the small tables do their work in a round.
 const CALLS: usize = 8;
-
-/// What `uzone bench zero` is told.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Settings {
-    /// The largest extent.
-    #[serde(rename = "size_bytes", with = "byte_len")]
-    pub size: ByteLen,
-    /// How many rounds.
-    pub rounds: u32,
-    /// How many rounds of first touch.
-    pub first_touches: u32,
-    /// How much memory is touched for the first time; none leaves that out.
-    #[serde(rename = "populate_bytes", with = "byte_len")]
-    pub populate: ByteLen,
-    /// How many threads the rows with several have.
-    pub threads: NonZeroUsize,
-    /// What the ids of the tables begin with that are run; none, and all are.
-    pub tables: Vec<String>,
-}
 
 impl Settings {
     /// Extents up to 1 GiB, and a first touch of 8 GiB.

@@ -38,8 +38,8 @@ pub(crate) struct Args {
     /// See whether it works: sizes and rounds that take 15 s at most in all, and say nothing
     #[arg(long, global = true, conflicts_with = "check")]
     quick: bool,
-    /// Run again what FILE, an earlier output with --json, says that it ran, and exit with 1 if a row
-    /// of ours stands worse to its limit and to the naive way by more than the noise of both runs.
+    /// Repeat the run of FILE, an earlier output with --json, and exit with 1 if a row of ours stands
+    /// worse to its limit and to the naive way by more than the noise of both runs.
     /// Tables with such rows are run twice
     #[arg(long, global = true, value_name = "FILE")]
     check: Option<PathBuf>,
@@ -229,7 +229,7 @@ impl Benchmark {
         }
     }
 
-    /// Returns what the benchmark is told.
+    /// Returns the settings of the benchmark.
     fn part(&self) -> Part {
         match self {
             Self::Bind(args) => Part::Bind(args.settings()),
@@ -311,8 +311,8 @@ impl BindArgs {
 
 /// Returns a number of threads; as many as there are CPUs unless it was said.
 fn or_all_cpus(threads: Option<u16>) -> NonZeroUsize {
-    let told = threads.and_then(|threads| NonZeroUsize::new(usize::from(threads)));
-    told.unwrap_or_else(|| Settings::published().threads)
+    let given = threads.and_then(|threads| NonZeroUsize::new(usize::from(threads)));
+    given.unwrap_or_else(|| Settings::published().threads)
 }
 
 /// Runs one benchmark or all, or compares with an earlier run, and prints what came of it.

@@ -1,31 +1,24 @@
-//! `uzone demo`: the main job on real memory, in under a minute, for somebody who never heard of it.
+//! `uzone demo`: the main jobs on real memory, in under a minute, for readers new to uzone.
 //!
 //! | file | what it does |
 //! |---|---|
 //! | `needs` | what has to be there, looked up before anything is made |
 //! | `image` | a file made of what is found on any Linux, with its hashes |
 //! | `region` | a region is described, held, cleared and given back |
-//! | `lazy` | the image is mapped lazily into the other process, and every byte compared |
-//! | `other` | the other process as the demo sees it, and what answers its faults |
-//! | `toucher` | the other process: this program, started again |
-//! | `protocol` | what the two say to each other |
+//! | `lazy` | the image is mapped lazily, and every byte compared |
 //! | `compare` | the plain way and the limit, measured in the same run |
 //! | `error` | what it fails by |
 //! | `text` | the result for people |
 //!
-//! Nothing is left but the two files that it is for: the image has no name, and the other process ends
-//! with this one.
+//! Two files are left, which it is for; the image has no name and is gone with the process.
 
 mod compare;
 mod error;
 mod image;
 mod lazy;
 mod needs;
-mod other;
-mod protocol;
 mod region;
 mod text;
-mod toucher;
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -44,13 +37,13 @@ use crate::exit::{self, Exit, Failure};
 use crate::output::Output;
 use error::DemoError;
 
-/// Describe a huge region, hold it, clear it, and map a file lazily into another process
+/// Describe a huge region, pin it, clear it, and map a file lazily
 ///
 /// It makes a file of what is found on any Linux, describes a region larger than this machine, pins and
-/// clears a part of it, and maps the file lazily into a second process, which touches every page and
-/// finds every byte right. Then it measures what the same takes the plain way, and how much of the
-/// machine's limit is reached. It needs no root, no network, and leaves nothing but two files: a page
-/// with pictures, and the trace that they are made of. It takes under a minute.
+/// clears a part of it, maps the file lazily, touches every page and compares every byte. Then it
+/// measures what the same takes the plain way, and how much of the machine's limit is reached. It needs
+/// no root and no network, takes under a minute, and leaves two files: a page with charts, and the
+/// trace of page faults that they are drawn from.
 #[derive(Debug, clap::Args)]
 #[command(after_help = exit::help("uzone demo --size 4G --output /tmp", &EXITS))]
 pub(crate) struct Args {
@@ -67,9 +60,6 @@ pub(crate) struct Args {
     /// Where uzone-demo.html and uzone-demo.trace.json are written
     #[arg(short, long, default_value = ".", value_name = "DIR")]
     output: PathBuf,
-    /// Be the second process
-    #[arg(long, hide = true)]
-    touch: bool,
 }
 
 const EXITS: [Exit; 8] = [
@@ -97,7 +87,7 @@ const DESCRIBED: ByteLen = ByteLen::gib(4);
 /// The least memory that clearing is compared in.
 const LEAST_ARENA: ByteLen = ByteLen::mib(32);
 
-/// What the demo was told, and what follows from it.
+/// The arguments of the demo, and what follows from them.
 struct Plan {
     size: ByteLen,
     reserve: ByteLen,
@@ -161,9 +151,6 @@ impl Plan {
 /// # Errors
 /// What is missing, before anything is made; afterwards what the system refused.
 pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
-    if args.touch {
-        return toucher::run();
-    }
     if let Some(problem) = StorePolicy::problem() {
         return Err(problem.clone().into());
     }
@@ -189,9 +176,9 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
         source_bytes: image.source_bytes,
         hash: image.hash.clone(),
     };
-    let lazy::Lazy { touch, trace, other, engine } = lazy;
+    let lazy::Lazy { touch, trace, engine } = lazy;
     let is_right = touch.is_right(&facts);
-    let (tables, results) = compare::run(&plan, image, is_right, other, &engine, out)?;
+    let (tables, results) = compare::run(&plan, image, is_right, &engine, out)?;
     drop(engine);
 
     let is_intact = is_clear && is_right;
@@ -256,7 +243,7 @@ impl Steps {
         self.took(name, nanoseconds(started), what);
     }
 
-    /// Notes a step that somebody else has measured.
+    /// Notes a step whose time was measured.
     fn took(&mut self, name: &'static str, elapsed_ns: u64, what: String) {
         self.0.push(Step { name, elapsed_ns, what });
     }
@@ -293,8 +280,8 @@ impl Demo {
     fn summary(&self) -> String {
         let (size, reserve) = (ByteLen::new(self.size_bytes), ByteLen::new(self.reserve_bytes));
         format!(
-            "An image of {size} was mapped lazily into another process, which touched all {} pages, \
-             waited {} times, and {}. A region of {reserve} was described, {} of it pinned and \
+            "An image of {size} was mapped lazily. A reader touched all {} pages, waited {} times, and \
+             {}. A region of {reserve} was described, {} of it pinned and \
              cleared. Each picture below has the plain way (naive), uzone, and the limit of this \
              machine, all measured in this run",
             grouped(self.touch.pages),
@@ -314,7 +301,7 @@ struct Mode {
     cannot: Vec<&'static str>,
 }
 
-/// What user-mode userfaultfds do not tell of.
+/// What userfaultfds for user-mode faults do not report.
 const USER_MODE: &str = "a system call that is given a page which is not there yet (such as read(2) \
      into lazily mapped memory) is not served: it fails with EFAULT; root, access to \
      /dev/userfaultfd, or vm.unprivileged_userfaultfd = 1 (sysctl) changes that";
@@ -338,7 +325,7 @@ struct ImageFacts {
 #[derive(Debug, Serialize)]
 struct TouchFacts {
     pages: u64,
-    /// How often the other process had to wait.
+    /// How often the reader had to wait.
     faults: u64,
     /// Pages that came along with those that were waited for.
     pages_around: u64,
@@ -416,13 +403,12 @@ mod tests {
     }
 
     #[test]
-    fn what_the_demo_is_told_becomes_a_plan_or_is_refused() {
+    fn arguments_of_the_demo_become_a_plan_or_are_refused() {
         let args = |size, reserve| Args {
             size: Some(size),
             reserve: Some(reserve),
             dir: None,
             output: PathBuf::from("there"),
-            touch: false,
         };
         let only = |args: &Args| Plan::all(args).map(|mut plans| plans.remove(0));
         let plan = only(&args(ByteLen::gib(1), ByteLen::gib(100))).expect("a plan");
@@ -436,9 +422,9 @@ mod tests {
         {
             assert!(only(&args(ByteLen::new(size), ByteLen::new(reserve))).is_err());
         }
-        // What was not told follows the machine, the largest first.
-        let untold = Args { size: None, reserve: None, ..args(ByteLen::ZERO, ByteLen::ZERO) };
-        let plans = Plan::all(&untold).expect("plans");
+        // Without arguments the plans follow the machine, the largest first.
+        let default = Args { size: None, reserve: None, ..args(ByteLen::ZERO, ByteLen::ZERO) };
+        let plans = Plan::all(&default).expect("plans");
         let sizes = |plan: &Plan| (plan.size, plan.reserve);
         assert_eq!(plans.first().map(sizes), Some((ByteLen::gib(1), ByteLen::gib(100))));
         assert_eq!(plans.last().map(sizes), Some((ByteLen::mib(64), ByteLen::gib(1))));

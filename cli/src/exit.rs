@@ -71,7 +71,7 @@ impl Exit {
     const fn meaning(self) -> &'static str {
         match self {
             Self::Ok => "ok",
-            Self::No => "the check says no",
+            Self::No => "the check found a problem",
             Self::Usage => "wrong usage",
             Self::Data => "the input is not valid",
             Self::Input => "the input is missing",
@@ -85,7 +85,7 @@ impl Exit {
         }
     }
 
-    /// Returns the code for an error: the first in its chain of causes that says which.
+    /// Returns the code for an error: that of the first in its chain of causes that has one.
     pub(crate) fn of(error: &(dyn Error + 'static)) -> Self {
         chain(error).find_map(of_link).unwrap_or(Self::Os)
     }

@@ -75,7 +75,7 @@ impl When {
     }
 
     /// Returns whether to use colour, given the value of `NO_COLOR` and whether a terminal reads.
-    /// As no-color.org has it, an empty `NO_COLOR` says nothing, and an explicit flag wins.
+    /// As no-color.org has it, an empty `NO_COLOR` has no effect, and an explicit flag wins.
     fn is_wanted(self, no_color: Option<&OsStr>, is_terminal: bool) -> bool {
         match self {
             Self::Always => true,
@@ -85,7 +85,7 @@ impl When {
     }
 }
 
-/// How much a command says.
+/// How much a command prints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Verbosity {
     /// Only what needs attention.
@@ -96,7 +96,7 @@ pub(crate) enum Verbosity {
     Verbose,
 }
 
-/// A colour, named by what it says.
+/// A colour, named by its meaning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tone {
     /// As it should be.
@@ -190,11 +190,6 @@ impl Output {
         self.when.is_wanted(env::var_os("NO_COLOR").as_deref(), is_terminal)
     }
 
-    /// Returns whether a text on standard output may have colour.
-    pub(crate) fn has_color_on_stdout(&self) -> bool {
-        self.has_color(io::stdout().is_terminal())
-    }
-
     /// Prints a result to standard output, as text or JSON.
     ///
     /// # Errors
@@ -230,7 +225,7 @@ impl Output {
         let (first, rest) = text.split_at("error:".len());
         to_stderr(&format!("{}{rest}", style.paint(Tone::Bad, first)));
         if self.is_json {
-            // It is on standard error already; there is nobody left to tell.
+            // The failure is on standard error already; an error of this cannot be reported.
             let _ = print_json(&failure.object());
         }
         failure.exit()

@@ -1,7 +1,7 @@
 //! How far a long run is, on standard error: [`Progress`] of one step, [`Steps`] of one after the other.
 //!
-//! Shown to a terminal only, and never with `--quiet`. Bars are taken away when what they count is over,
-//! for the result says what came of it.
+//! Shown to a terminal only, and never with `--quiet`. A bar is removed when its work is over: the
+//! result follows.
 
 use std::borrow::Cow;
 use std::cell::RefCell;

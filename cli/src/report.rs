@@ -1,23 +1,20 @@
-//! `uzone report`: what was measured or traced, as pictures.
+//! `uzone report`: charts and tables of measurements and traces.
 
 use std::collections::HashSet;
-use std::env;
-use std::ffi::OsStr;
 use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
-use uzone_report::{Document, Look, ReportError};
+use uzone_report::{Document, ReportError};
 
 use crate::exit::{self, Exit, Failure};
 use crate::output::{Output, Report, Style};
 
-/// Make pictures of what was measured or traced: one HTML page, SVG files, or text
+/// Draw charts of measurements and traces as one HTML page or SVG files, or print their tables
 ///
-/// The input is what `uzone bench ... --json` printed, or a trace of faults; several in one file are
-/// read as well, and `-` is standard input. The page needs nothing else: no network, no script. Without
-/// -o and --svg, the charts are printed as text.
+/// The input is the output of `uzone bench ... --json`, or a trace of faults. A file may hold several
+/// objects; `-` is standard input. The page needs no network and no script. Without -o and --svg, the
+/// tables are printed as text.
 #[derive(Debug, clap::Args)]
 #[command(after_help = exit::help("uzone bench pin --json > pin.json && uzone report pin.json -o pin.html", &EXITS))]
 pub(crate) struct Args {
@@ -30,7 +27,7 @@ pub(crate) struct Args {
     /// Write each chart as an SVG file into this directory, which is made if it is not there
     #[arg(long, value_name = "DIR")]
     svg: Option<PathBuf>,
-    /// Print the charts as text as well
+    /// Print the tables as text as well
     #[arg(long)]
     terminal: bool,
 }
@@ -99,14 +96,14 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
         }
     }
     let is_text = args.terminal || (args.output.is_none() && args.svg.is_none());
-    let text = is_text.then(|| uzone_report::terminal(&documents, look(out)));
+    let text = is_text.then(|| uzone_report::terminal(&documents));
     let documents = documents.len();
     out.print(&Written { schema: "uzone.report/1", documents, files, text })?;
     Ok(Exit::Ok)
 }
 
 fn check(args: &Args) -> Result<(), ArgsError> {
-    // What is not there is said when it is read.
+    // A missing file is reported when it is read.
     let same = |path: &Path| fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     let mut seen = HashSet::new();
     for path in &args.files {
@@ -120,26 +117,4 @@ fn check(args: &Args) -> Result<(), ArgsError> {
         }
         _ => Ok(()),
     }
-}
-
-/// Returns what standard output can show.
-fn look(out: &Output) -> Look {
-    let asked = env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
-    let of_terminal = || {
-        let (terminal_size::Width(columns), _) = terminal_size::terminal_size_of(io::stdout())?;
-        Some(usize::from(columns))
-    };
-    let columns = asked.or_else(of_terminal).unwrap_or(100);
-    // The first of these that is set decides.
-    let locale = ["LC_ALL", "LC_CTYPE", "LANG"]
-        .iter()
-        .find_map(|name| env::var_os(name).filter(|value| !value.is_empty()));
-    Look::new(columns)
-        .color(out.has_color_on_stdout())
-        .unicode(locale.as_deref().is_some_and(is_utf8))
-}
-
-fn is_utf8(locale: &OsStr) -> bool {
-    let locale = locale.to_string_lossy().to_ascii_lowercase();
-    locale.contains("utf-8") || locale.contains("utf8")
 }

@@ -229,7 +229,7 @@ fn the_fault_object_keeps_to_the_same_schema_and_counts_what_was_published() {
     let output =
         run(&["bench", "fault", "--size=4M", "--rounds=1", "--threads=1,2", "--dir=.", "--json"]);
     if output.status.code() == Some(69) || output.status.code() == Some(77) {
-        // A host without userfaultfd says so.
+        // A host without userfaultfd reports it.
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert!(stderr.contains("userfaultfd"), "{stderr}");
         assert!(std::env::var("REQUIRE_ALL").as_deref() != Ok("1"), "{stderr}");
@@ -242,7 +242,7 @@ fn the_fault_object_keeps_to_the_same_schema_and_counts_what_was_published() {
     let rows = bench["results"].as_array().expect("an array");
     let row = |id: &str| rows.iter().find(|row| row["id"] == id).unwrap_or_else(|| panic!("{id}"));
     let count = |id: &str, key: &str| row(id)["faults"][key].as_u64().expect("a number");
-    // A warm scan faults once a window, whoever waits how and where; the naive row once a page.
+    // A warm scan faults once a window, however and wherever the reader waits; the naive row once a page.
     for table in ["fault-seq-file-same", "fault-seq-memfd-same"] {
         for order in [0, 1, 3, 4, 5, 7, 9] {
             let id = format!("{table}/order-{order}");
@@ -251,8 +251,8 @@ fn the_fault_object_keeps_to_the_same_schema_and_counts_what_was_published() {
         }
         assert_eq!(count(&format!("{table}/naive"), "count"), 1024);
     }
-    // Of a page table one page is touched: the others of its window are waste. They are put in place
-    // when nobody waits, and where somebody else has the CPU meanwhile, not all are there to be counted.
+    // Of a page table one page is touched: the others of its window are waste. They are installed
+    // when no reader waits; where another process has the CPU meanwhile, not all are counted in time.
     let sparse = |bench: &Value| {
         ["order-0", "order-4", "order-9"].map(|order| {
             let id = format!("fault-sparse-memfd-same/{order}");

@@ -285,7 +285,7 @@ fn an_earlier_run_that_cannot_be_compared_with_is_refused_with_what_would_help()
     assert_eq!(dir.names(), ["base.json", "cut.json", "later.json", "none.json", "old.json"]);
 }
 
-/// A run that goes on until it is told to end.
+/// A run that goes on until it is ended.
 struct Running(Child);
 
 impl Running {

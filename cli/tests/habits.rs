@@ -19,7 +19,7 @@ use seccompiler::{
     SeccompRule, TargetArch,
 };
 
-/// Who has no rights: `nobody`, of whatever name.
+/// The user without rights, of whatever name.
 const NOBODY: u32 = 65534;
 
 fn uzone() -> Command {
@@ -35,7 +35,7 @@ fn text(bytes: &[u8]) -> &str {
     str::from_utf8(bytes).expect("output is UTF-8")
 }
 
-/// A terminal: who writes, and a thread that reads until nobody writes any more.
+/// A terminal: its writing end, and a thread that reads until that is closed.
 fn terminal() -> (OwnedFd, thread::JoinHandle<Vec<u8>>) {
     let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a pseudoterminal");
     grantpt(&ours).expect("it is ours");
@@ -159,7 +159,7 @@ fn without_a_userfaultfd_what_needs_one_says_so_before_it_makes_anything() {
     assert!(uzone().args(PIN).output().expect("the binary runs").status.success());
 }
 
-/// Where nobody may run the binary, such as under a home directory, this cannot be tried.
+/// Where that user may not run the binary, such as under a home directory, the case is skipped.
 fn as_nobody(name: &str, command: &mut Command) -> Option<Output> {
     let output = match command.uid(NOBODY).gid(NOBODY).output() {
         Ok(output) => output,
@@ -168,7 +168,7 @@ fn as_nobody(name: &str, command: &mut Command) -> Option<Output> {
                 std::env::var_os("REQUIRE_ALL").is_none_or(|value| value != "1"),
                 "{name} was to run, and cannot: {error}"
             );
-            println!("skipped: {name}: nobody cannot be asked: {error}");
+            println!("skipped: {name}: the user without rights cannot run it: {error}");
             return None;
         }
     };

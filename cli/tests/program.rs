@@ -1,11 +1,11 @@
 //! Programs that know nothing of us read lazily mapped memory by plain loads, and find what they find
 //! in an ordinary mapping: ripgrep's search, and SQLite.
 //!
-//! `UZONE_FAULT_TEST_MIB` says how much ripgrep searches (256 if it is not set; it is meant for 1024 and
+//! `UZONE_FAULT_TEST_MIB` sets how much ripgrep searches (256 if it is not set; it is meant for 1024 and
 //! more); SQLite's database is an eighth of that.
 //!
 //! Unsafe: foreign code wants a slice, and lazily mapped memory lends none: its bytes may go bad. In
-//! these tests the backing does not fail and nobody writes, so that a slice is what it says.
+//! these tests the backing does not fail and no thread writes, so that a slice is sound.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
 
@@ -117,7 +117,7 @@ fn ripgrep_finds_the_same_lines_in_lazily_mapped_memory() {
         let Some(memory) = map(name, &engine, len, backing, &options(Advice::Auto, 16)) else {
             return;
         };
-        // SAFETY: the memory lives until the end of this round, nobody writes to it, and the file
+        // SAFETY: the memory lives until the end of this round, no thread writes to it, and the file
         // stays as it is, so that its backing does not fail.
         let slice = unsafe { lend(&memory, length) };
         let found = search(slice);

@@ -67,7 +67,7 @@ pub(crate) struct Row {
     // these fields from errors.
     #[serde(default)]
     pub(crate) name: String,
-    /// What the row says that it is; files of earlier versions do not.
+    /// What the row is; absent in files of earlier versions.
     pub(crate) role: Option<Role>,
     pub(crate) min_ns: Option<u64>,
     pub(crate) worst_ns: Option<u64>,
@@ -167,8 +167,8 @@ pub(crate) enum Role {
 }
 
 impl From<String> for Role {
-    /// Takes the word of a file. What is ours and was told to be otherwise is drawn as one of the other
-    /// ways, and so is what an earlier version does not know.
+    /// Takes the word of a file. Variants of ours are drawn as one of the other ways, and so are words of
+    /// later versions.
     fn from(word: String) -> Self {
         match word.as_str() {
             "naive" => Self::Naive,
@@ -212,7 +212,7 @@ impl Row {
         is_rate.then_some(self.gib_per_s * GIB_TO_GB).filter(|rate| rate.is_finite())
     }
 
-    /// Returns what the row is, as it says, or as its id has it in files of earlier versions.
+    /// Returns the role of the row: its own, or that of its id in files of earlier versions.
     pub(crate) fn role(&self, benchmark: &str) -> Role {
         self.role.unwrap_or_else(|| self.role_by_id(benchmark))
     }

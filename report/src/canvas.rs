@@ -1,7 +1,7 @@
 //! A picture under way ([`Canvas`]): SVG elements, with every text's box noted so that layouts can be
 //! checked for what collides.
 //!
-//! Written by hand, and not with a library of plots: hatches that are told apart without colour,
+//! Written by hand, and not with a library of plots: hatches that differ without colour,
 //! colours that follow the page's theme, and labels that are measured before they are placed are what
 //! a report is about, and they are most of this file.
 //!
@@ -16,7 +16,7 @@ use crate::text::{escape, plain};
 pub(crate) const TEXT: f64 = 12.0;
 
 /// The colours: what a class is called, then the colour on white, then on black. Those of marks are of
-/// Okabe and Ito, or darker ones of their kind, so that nobody has to tell red from green.
+/// Okabe and Ito, or darker ones of their kind, so that red and green need not be distinguished.
 const COLOURS: [(&str, &str, &str); 9] = [
     ("ink", "#1b1b1b", "#ededed"),
     ("faint", "#595959", "#b4b4b4"),
@@ -74,7 +74,7 @@ fn rules(colour: impl Fn(&str) -> String) -> String {
     text
 }
 
-/// How an area is filled: told apart in black and white, and by a colour as well.
+/// How an area is filled: distinct in black and white, and by a colour as well.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Fill {
     Solid,
@@ -211,7 +211,7 @@ impl Canvas {
         );
     }
 
-    /// Fills an area; `title` is shown to whoever points at it.
+    /// Fills an area; `title` is shown when the pointer is on it.
     pub(crate) fn area(&mut self, at: (f64, f64), size: (f64, f64), ink: Ink, title: &str) {
         let (x, y) = at;
         let (width, height) = (size.0.max(0.0), size.1.max(0.0));
@@ -312,7 +312,7 @@ impl Canvas {
 
     fn fill(&mut self, ink: Ink) -> String {
         match ink.fill {
-            // Its class says so.
+            // Its class sets the fill.
             Fill::Solid => String::new(),
             Fill::Empty => r#" fill="none""#.to_owned(),
             _ => {

@@ -31,8 +31,6 @@ pub(crate) fn draw(chart: &Chart, width: f64) -> Canvas {
     canvas
 }
 
-pub(crate) use heat::shades;
-
 fn is_narrow(canvas: &Canvas) -> bool {
     canvas.width < 600.0
 }

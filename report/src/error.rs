@@ -65,7 +65,7 @@ pub enum ReportError {
     Schema {
         /// The input.
         path: PathBuf,
-        /// What it says that it is.
+        /// The schema that it names.
         schema: String,
     },
     /// The input is no object, or its `schema` is not a string.
@@ -83,16 +83,16 @@ pub enum ReportError {
         /// start of one object of the input.
         cause: serde_json::Error,
     },
-    /// The input is not what its schema says.
+    /// The input does not keep to its schema.
     #[error(
-        "{} says that it is {schema} and does not keep to that: {}: run the command again that wrote it",
+        "{} is marked as {schema} and does not keep to that: {}: run the command again that wrote it",
         path.display(),
         misfit(field, cause)
     )]
     Shape {
         /// The input.
         path: PathBuf,
-        /// What it says that it is.
+        /// The schema that it names.
         schema: &'static str,
         /// The field that does not fit, such as `results[3].median_ns`: empty if it is the document
         /// itself.

@@ -47,7 +47,7 @@ pub(crate) fn page(sections: &[Section]) -> String {
         page_style()
     );
     page.push_str("<header>\n<h1>uzone report</h1>\n");
-    page.push_str("<p class=\"note\">What was measured or traced. Each picture has its numbers below it; what was measured on stands at the foot.</p>\n");
+    page.push_str("<p class=\"note\">Measurements and traces. Each chart has its numbers below it; the machine is named at the foot.</p>\n");
     contents(&mut page, sections);
     page.push_str("</header>\n<main>\n");
     for section in sections {
@@ -105,7 +105,7 @@ fn write_chart(page: &mut String, chart: &Chart) {
     for (width, class) in [(WIDE, "wide"), (NARROW, "narrow")] {
         page.push_str(&draw(chart, width).inline(&chart.title, class));
     }
-    // Who has no mouse scrolls the box with the keys.
+    // The box can be scrolled with the keyboard.
     let _ = writeln!(
         page,
         "<div class=\"box\" tabindex=\"0\" role=\"region\" aria-label=\"Numbers: {title}\">"

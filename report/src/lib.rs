@@ -1,5 +1,5 @@
-//! What was measured or traced, as pictures: one HTML page ([`html()`]), SVG files ([`svgs`]), or text
-//! for a terminal ([`terminal()`]).
+//! Charts of measurements and traces: one HTML page ([`html()`]) or SVG files ([`svgs`]); and their
+//! numbers as tables of text ([`terminal()`]).
 //!
 //! ```
 //! use std::path::Path;
@@ -25,7 +25,7 @@
 //! | `chart` | what is drawn, and its numbers |
 //! | `draw` | the layout of each kind of chart |
 //! | `canvas` | SVG, and where its texts are |
-//! | `html`, `terminal` | charts on a page, and as text |
+//! | `html`, `terminal` | charts and tables on a page; tables as text |
 //! | `write` | files that are there as a whole or not at all |
 #![forbid(unsafe_code)]
 
@@ -48,7 +48,6 @@ pub use bench::{Bench, Metadata};
 pub use error::ReportError;
 pub use input::{Document, MOST_BYTES, parse, read};
 pub use machine::Machine;
-pub use terminal::Look;
 pub use text::{human_duration, number};
 pub use trace::{Class, Outcome, Record, Summary, TRACE_SCHEMA, Trace};
 pub use write::replace;
@@ -83,8 +82,8 @@ pub fn svgs(documents: &[Document]) -> Vec<Picture> {
         .collect()
 }
 
-/// Returns all charts as lines of text.
+/// Returns the numbers of all charts as tables of text.
 #[must_use]
-pub fn terminal(documents: &[Document], look: Look) -> String {
-    terminal::text(&figures::sections(documents), look)
+pub fn terminal(documents: &[Document]) -> String {
+    terminal::text(&figures::sections(documents))
 }

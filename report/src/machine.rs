@@ -1,4 +1,4 @@
-//! What was measured on, as the foot of a report says it.
+//! The machine of a measurement, for the foot of a report.
 
 use serde::{Deserialize, Serialize};
 

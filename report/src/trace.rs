@@ -110,7 +110,7 @@ pub enum Outcome {
     Produced,
     /// The page could not be had.
     Failed,
-    /// The fault is told again.
+    /// The answer was deferred: the kernel reports the fault again.
     PutOff,
     /// One that this version does not know.
     Other,

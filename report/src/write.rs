@@ -15,7 +15,7 @@ struct Unfinished {
 impl Drop for Unfinished {
     fn drop(&mut self) {
         if !self.is_done {
-            // Whoever asked for the file hears of the first error, and cannot mend this one.
+            // The first error is returned; the caller could not act on this one.
             let _ = fs::remove_file(&self.path);
         }
     }

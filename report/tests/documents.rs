@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use serde_json::{Value, json};
-use uzone_report::{Document, Look, ReportError};
+use uzone_report::{Document, ReportError};
 
 fn row(id: &str, name: &str, median_ns: u64) -> Value {
     json!({"id": id, "name": name, "median_ns": median_ns, "min_ns": median_ns, "worst_ns": median_ns * 2,
@@ -130,8 +130,8 @@ fn a_row_is_drawn_as_what_it_says_that_it_is_and_else_as_its_id_has_it() {
         });
         page(&bench(&rows.collect::<Vec<_>>()))
     };
-    let told = rows([Some("naive"), Some("ours"), Some("limit")]);
-    assert!(WORDS.iter().all(|word| told.contains(word)) && !told.contains(">other ways<"));
+    let known = rows([Some("naive"), Some("ours"), Some("limit")]);
+    assert!(WORDS.iter().all(|word| known.contains(word)) && !known.contains(">other ways<"));
     for others in [[Some("peer"), Some("variant"), Some("of tomorrow")], [None; 3]] {
         let page = rows(others);
         assert!(page.contains(">other ways<"));
@@ -203,11 +203,9 @@ fn nothing_of_the_input_becomes_markup_or_a_command_to_a_terminal() {
     assert!(page.contains("&lt;script&gt;"));
     assert!(!page.contains(['\u{1b}', '\u{202e}', '\0']));
     let documents = parse(&bench).expect("a document");
-    for look in [Look::new(80), Look::new(80).unicode(true)] {
-        let text = uzone_report::terminal(&documents, look);
-        assert!(!text.contains(|letter: char| letter.is_control() && letter != '\n'), "{text:?}");
-        assert!(!text.contains('\u{202e}'));
-    }
+    let text = uzone_report::terminal(&documents);
+    assert!(!text.contains(|letter: char| letter.is_control() && letter != '\n'), "{text:?}");
+    assert!(!text.contains('\u{202e}'));
 }
 
 #[test]
@@ -233,18 +231,19 @@ fn numbers_that_nobody_measures_are_drawn_as_well() {
 }
 
 #[test]
-fn a_terminal_sees_the_map_and_the_histogram_within_its_columns() {
-    let documents = parse(&trace(500)).expect("a document");
-    let ascii = uzone_report::terminal(&documents, Look::new(80));
-    assert!(ascii.is_ascii(), "{ascii}");
-    assert!(!ascii.contains('\u{1b}'));
-    let drawn = |line: &&str| line.starts_with("  ");
-    for line in ascii.lines().filter(drawn) {
-        assert!(line.chars().count() <= 120, "{line}");
+fn the_text_has_every_row_of_a_table_in_columns_and_ascii() {
+    let rows: Vec<Value> =
+        (0..90).map(|index| row(&format!("bind-4k/row-{index:02}"), "a row", 1000)).collect();
+    let text = uzone_report::terminal(&parse(&bench(&rows)).expect("a document"));
+    for row in &rows {
+        assert!(text.contains(row["id"].as_str().expect("a string")), "{text}");
     }
-    assert!(ascii.contains("Where faults were") && ascii.contains('#'));
-    let colour = uzone_report::terminal(&documents, Look::new(80).color(true).unicode(true));
-    assert!(colour.contains("\u{1b}[36m") && colour.contains('\u{2588}'));
+    assert!(text.is_ascii() && !text.contains('\u{1b}'), "{text}");
+    let wide = |line: &str| line.starts_with("  ").then(|| line.chars().count());
+    let lines: Vec<usize> = text.lines().filter_map(wide).collect();
+    assert!(lines.len() > 90 && lines[0] <= 200, "{text}");
+    let trace = uzone_report::terminal(&parse(&trace(500)).expect("a document"));
+    assert!(trace.is_ascii() && trace.contains("Where faults were"), "{trace}");
 }
 
 #[test]

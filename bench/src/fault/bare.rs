@@ -25,7 +25,7 @@ use crate::suite::BenchError;
 
 /// How a handler answers for a page.
 #[derive(Clone)]
-pub(super) enum Answer {
+pub(crate) enum Answer {
     /// By a copy from a mapping of the file, all of which is present.
     Copy(Arc<Mapping>),
     /// By reading it from the file, and a copy.
@@ -40,7 +40,7 @@ pub(super) enum Answer {
 
 /// How a handler waits for the next fault.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Waiting {
+pub(crate) enum Waiting {
     /// poll(2), then one event.
     Poll,
     /// Looking again for so long, then poll(2).
@@ -56,7 +56,7 @@ struct Shared {
 }
 
 /// Memory whose faults are answered one page at a time.
-pub(super) struct Bare {
+pub(crate) struct Bare {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
@@ -95,7 +95,7 @@ impl Bare {
     }
 
     /// The same for memory of its own, as ours maps it.
-    pub(super) fn anonymous(
+    pub(crate) fn anonymous(
         len: ByteLen,
         answer: Answer,
         waiting: Waiting,
@@ -105,12 +105,12 @@ impl Bare {
         Self::new(Mapping::anonymous(len, how)?, answer, waiting)
     }
 
-    pub(super) fn faults(&self) -> u64 {
+    pub(crate) fn faults(&self) -> u64 {
         self.shared.faults.load(Ordering::Relaxed) // a statistic
     }
 
     /// Returns what the handler met, if it could not answer.
-    pub(super) fn check(&self, row: &str) -> Result<(), BenchError> {
+    pub(crate) fn check(&self, row: &str) -> Result<(), BenchError> {
         let failure = self.shared.failure.lock().unwrap_or_else(PoisonError::into_inner).take();
         match failure {
             None => Ok(()),
@@ -205,7 +205,7 @@ impl Shared {
                 let start = offset & !(page.len() as u64 - 1);
                 if let Err(cause) = self.answer(start, answer, page) {
                     self.fail(cause);
-                    // Whoever waits reads zeroes, and says that they are wrong.
+                    // The reader then reads zeroes, and reports them as wrong.
                     let end = start + page.len() as u64;
                     let _ = self.memory.zero(start..end, Install::default());
                 }

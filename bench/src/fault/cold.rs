@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::bare::{Answer, Bare, Waiting};
+use super::run::{PAGE, Run};
 use super::scan::{BY_DEFAULT, CopyMethod, file_backing, placed, settled, way};
 use super::source::{Reads, Source, word};
 use super::touch::{Pattern, Placement, touch};
-use super::{PAGE, Run};
 use crate::report::{FaultSpec, Log, Role, Table};
 use crate::suite::{BenchError, Suite};
 
@@ -60,7 +60,7 @@ pub(super) fn table(run: &mut Run<'_>, file: &Source) -> Result<(), BenchError> 
     let kept = file.chill()?;
     if kept > 0 {
         let reason = format!(
-            "the file system of {} keeps {kept} pages of a file that it is told to forget: name a \
+            "the file system of {} keeps {kept} pages of a file after a request to drop them: name a \
              directory on a disk with --dir",
             file.directory().display()
         );

@@ -9,10 +9,10 @@ use std::sync::Arc;
 
 use uzone_pages::ByteLen;
 
+use super::run::{PAGE, Run};
 use super::scan::{file_backing, placed, settled, way};
 use super::source::{Source, word};
 use super::touch::{Pattern, Placement, touch};
-use super::{PAGE, Run};
 use crate::report::{FaultSpec, Log, Role, Table};
 use crate::suite::{BenchError, Suite};
 

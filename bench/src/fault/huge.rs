@@ -8,7 +8,7 @@ use uzone_fault::{Engine, HugePages, LazyMapping, LazyOptions, Populate};
 use uzone_os::{Anonymous, HugeAdvice, Mapping};
 use uzone_pages::ByteLen;
 
-use super::Run;
+use super::run::Run;
 use super::scan::{CopyMethod, file_backing, way};
 use super::source::{Reads, Source, word};
 use super::touch::Placement;

@@ -13,17 +13,17 @@ use uzone_os::{Access, HugeSize, Mapping, Sharing};
 use uzone_pages::{Advice, ByteLen, FaultAround, PageSize};
 
 use super::bare::{Answer, Bare, Waiting};
+use super::huge;
+use super::run::{PAGE, Run};
 use super::source::{self, Source, word};
 use super::touch::{Pattern, Placement, touch};
-use super::{PAGE, Run, huge};
 use crate::report::{FaultSpec, Log, Published, Role, Table};
 use crate::suite::{BenchError, Suite};
 
 /// The orders of the windows, as published.
 pub(super) const ORDERS: [u8; 7] = [0, 1, 3, 4, 5, 7, 9];
 
-/// The row of what a mapping does unless it is told otherwise: windows from 16 pages on that adapt. It
-/// is the one of the summary.
+/// The row of the default: adaptive windows that start at 16 pages. The summary shows it.
 pub(super) const BY_DEFAULT: &str = "auto";
 
 /// What pages are made of.
@@ -111,7 +111,7 @@ pub(super) fn file_backing(file: &Source) -> Result<FileBacking, BenchError> {
         .map_err(|cause| BenchError::UseFile { what: "ask the length of", cause })
 }
 
-/// One way of ours: its id, its name, and how it is told.
+/// One way of ours: its id, its name, and its options.
 pub(super) struct CopyMethod {
     pub(super) row: String,
     pub(super) name: String,
@@ -193,7 +193,7 @@ pub(super) fn table(
             let done = touch(&case, &memory, parts, placement, is_timed, word);
             memory.check(&case)?;
             let done = done?;
-            // It maps what it is told of, and nothing else.
+            // It maps the faulting pages, and nothing else.
             found.borrow_mut().push(memory.faults(), 0, done.times_ns);
             Ok(done.elapsed)
         });
@@ -223,7 +223,7 @@ pub(super) fn table(
             let memory = placement.by_handler(|| backend.lazy(engine, len, &options))?;
             let done = touch(&case, &memory, parts, placement, is_timed, word)?;
             let stats = settled(&memory);
-            // A huge page that nobody asked for is waste in small ones.
+            // The untouched rest of a huge page counts as wasted small pages.
             let placed = placed(&stats) * (memory.page_size().bytes() / page.bytes());
             found.borrow_mut().push(stats.faults, placed.saturating_sub(touched), done.times_ns);
             if is_transparent {

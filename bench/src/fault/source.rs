@@ -10,7 +10,7 @@ use uzone_fault::LazyMapping;
 use uzone_os::{Access, HugeSize, Mapping, Sharing, file_system, page_cache};
 use uzone_pages::ByteLen;
 
-use super::PAGE;
+use super::run::PAGE;
 use crate::suite::BenchError;
 
 /// How much is written at once.
@@ -128,7 +128,7 @@ pub(super) fn map_memory_file(
 }
 
 /// Memory that is read through its page tables.
-pub(super) trait Reads: Sync {
+pub(crate) trait Reads: Sync {
     fn read(&self, offset: u64, out: &mut [u8; 8]) -> Result<(), BenchError>;
 }
 

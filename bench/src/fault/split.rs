@@ -14,10 +14,10 @@ use uzone_os::{Access, Mapping, Sharing};
 use uzone_pages::ByteLen;
 
 use super::bare::{Answer, Bare, Waiting};
+use super::run::{PAGE, Run};
 use super::scan::{file_backing, settled, way};
 use super::source::{self, Source, place, word};
 use super::touch::{Pattern, Placement, touch};
-use super::{PAGE, Run};
 use crate::report::{FaultSpec, Log, Role, Table};
 use crate::suite::{BenchError, Suite};
 

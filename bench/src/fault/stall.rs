@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use uzone_fault::{Backing, BackingError, FileBacking, Window};
 use uzone_pages::ByteLen;
 
+use super::run::{PAGE, Run};
 use super::scan::{CopyMethod, file_backing, placed, settled, way};
 use super::source::{Reads, Source, place, word};
 use super::touch::{Pattern, Placement, touch};
-use super::{PAGE, Run};
 use crate::report::{FaultSpec, Log, Role, Table};
 use crate::suite::{BenchError, Suite};
 

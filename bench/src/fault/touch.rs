@@ -8,7 +8,7 @@ use uzone_fault::{Engine, EngineOptions};
 use uzone_os::numa;
 use uzone_pages::ByteLen;
 
-use super::PAGE;
+use super::run::PAGE;
 use super::source::{Reads, place};
 use crate::suite::BenchError;
 
@@ -105,7 +105,7 @@ impl Placement {
             is_first: !is_apart,
             touchers: vec![first],
             handler: vec![first],
-            // It would keep whoever it has woken from running.
+            // A polling handler would keep the reader that it has woken from running.
             spin: Some(Duration::ZERO),
         });
         all.extend(threads.iter().filter(|&&threads| threads > 1).map(|&threads| Self {
@@ -123,7 +123,7 @@ impl Placement {
         Ok(all)
     }
 
-    /// Returns the placement by which nothing is said.
+    /// Returns the placement that restricts no thread.
     pub(super) fn anywhere() -> Result<Self, BenchError> {
         let cpus = numa::usable(&(0..1024).collect::<Vec<_>>())?;
         Ok(Self {
@@ -180,7 +180,7 @@ struct Part {
     times_ns: Vec<u64>,
 }
 
-/// Touches memory and checks every word that is read. `expected` says what stands at an offset.
+/// Touches memory and checks every word that is read. `expected` returns the right word of an offset.
 pub(super) fn touch<M: Reads>(
     row: &str,
     memory: &M,
@@ -249,7 +249,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_page_is_touched_once_whoever_does() {
+    fn every_page_is_touched_once_by_any_number_of_threads() {
         for threads in [1, 2, 3, 8] {
             for pattern in [Pattern::InOrder, Pattern::Random] {
                 let parts = pattern.parts(ByteLen::mib(4), PAGE, threads);

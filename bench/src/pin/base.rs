@@ -7,11 +7,12 @@ use uzone_pages::{ByteLen, Order, PageCount, PfnRange};
 use uzone_zone::Zone;
 
 use super::naive::Naive;
-use super::{
-    CALL_PAGES, Settings, bare_add, bare_sub, bind, calls, check_pins, timed, timed_alone, words,
+use super::shared::{
+    CALL_PAGES, bare_add, bare_sub, bind, calls, check_pins, timed, timed_alone, words,
 };
 use crate::group::Watch;
 use crate::report::{Bench, Role, Table};
+use crate::settings::PinSettings as Settings;
 use crate::suite::{BenchError, Suite};
 
 pub(super) fn run(

@@ -11,12 +11,13 @@ use uzone_zone::{
 };
 
 use super::naive::Naive;
-use super::{
-    CALL_BYTES, CALL_ENTRIES, CALL_PAGES, Settings, bare_add, bare_sub, bind, calls, check_pins,
-    published, timed, timed_alone, words,
+use super::shared::{
+    CALL_BYTES, CALL_ENTRIES, CALL_PAGES, bare_add, bare_sub, bind, calls, check_pins, published,
+    timed, timed_alone, words,
 };
 use crate::group::Watch;
 use crate::report::{Bench, Published, Role, Table};
+use crate::settings::PinSettings as Settings;
 use crate::suite::{BenchError, Suite};
 
 /// One table: a way of describing the region, and what was published of it.

@@ -11,9 +11,9 @@ use uzone_os::{Anonymous, FixedBuffers, FixedBuffersError, HugeAdvice, MapError}
 use uzone_pages::ByteLen;
 use uzone_zone::{HugeSize, Mapping, PopulateError, ResidentError};
 
-use super::Settings;
 use crate::group::Watch;
 use crate::report::{Bench, Role, Skipped, Table};
+use crate::settings::PinSettings as Settings;
 use crate::suite::{BenchError, Suite};
 
 /// Makes memory of one kind, present.
@@ -150,7 +150,7 @@ fn of_the_pool(len: ByteLen) -> Result<Mapping, Refused> {
             mapping.populate(0..len.get())?;
             Ok(mapping)
         }
-        // Its text says what the pool has, and the command that fills it.
+        // Its text has the state of the pool, and the command that fills it.
         Err(error @ (MapError::HugePool { .. } | MapError::HugeSize { .. })) => {
             Err(Refused::Here(error.to_string()))
         }

@@ -9,9 +9,10 @@ use uzone_zone::Zone;
 use zerocopy::IntoBytes;
 
 use super::naive::Naive;
-use super::{CALL_ENTRIES, CALL_PAGES, Settings, bind, calls, present, timed};
+use super::shared::{CALL_ENTRIES, CALL_PAGES, bind, calls, present, timed};
 use crate::group::Watch;
 use crate::report::{Bench, Role, Table};
+use crate::settings::PinSettings as Settings;
 use crate::suite::{BenchError, Suite};
 
 const NAIVE: &str = "pin-list/naive";

@@ -9,7 +9,7 @@ use uzone_os::Mapped;
 use uzone_pages::Pfn;
 use zerocopy::FromBytes;
 
-use super::present;
+use super::shared::present;
 use crate::suite::BenchError;
 
 /// A descriptor as far as a hold looks at it.

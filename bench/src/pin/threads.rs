@@ -11,9 +11,10 @@ use std::time::{Duration, Instant};
 use uzone_pages::{ByteLen, HoldKind, Order, PageCount, PfnRange};
 use uzone_zone::{Pagemap, Zone};
 
-use super::{Settings, bare_add, bare_sub, bind, words};
+use super::shared::{bare_add, bare_sub, bind, words};
 use crate::group::Watch;
 use crate::report::{Bench, Role, Skipped, Table};
+use crate::settings::PinSettings as Settings;
 use crate::suite::{BenchError, Suite};
 
 /// How many pages' worth of passes a sample is: milliseconds.
@@ -69,7 +70,7 @@ struct Second {
 const STOP: u64 = u64::MAX;
 
 impl Second {
-    /// Does samples of `work` until it is told to stop.
+    /// Does samples of `work` until it is stopped.
     fn run(&self, work: &[Work<'_>], passes: u64) {
         loop {
             self.start.wait();
@@ -212,12 +213,12 @@ pub(super) fn run(
                 0,
                 threads,
                 move || match threads {
-                    1 => super::timed(|| work.run(0, passes)),
+                    1 => super::shared::timed(|| work.run(0, passes)),
                     _ => second.sample(number, work, passes),
                 },
             );
             spec.pages = pages * passes * sample.times;
-            spec.folios = Some(spec.pages / super::CALL_PAGES);
+            spec.folios = Some(spec.pages / super::shared::CALL_PAGES);
             spec.naive = Some(format!("pin-threads/{}", sample.one));
         }
         let done = suite.run("threads", settings.rounds, watch, &mut bench.results);

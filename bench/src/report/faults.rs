@@ -10,8 +10,8 @@ use crate::group::{Samples, float, median};
 /// The page faults of a row.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Faults {
-    /// How many there were in a round, by the median: told to whoever answers, or of the kernel's
-    /// own mapping counted by the kernel.
+    /// How many there were in a round, by the median: events that the handler read, or for the
+    /// kernel's own mapping the kernel's count.
     pub count: u64,
     /// Nanoseconds for each, by the median; not where several threads fault at once.
     pub ns_per_fault: Option<f64>,
@@ -24,7 +24,7 @@ pub struct Faults {
     pub touch: Option<Quantiles>,
     /// How many times the naive row's median touch took this one's; the median of the rounds' ratios.
     pub touch_ratio_naive: Option<f64>,
-    /// By how many nanoseconds this row's median touch exceeds that of the row which its name says;
+    /// By how many nanoseconds this row's median touch exceeds that of the row in its name;
     /// the median of the rounds' differences, which may be below zero by what the machine varies.
     pub beyond_ns: Option<f64>,
 }

@@ -76,7 +76,7 @@ enum CheckError {
 }
 
 impl CheckError {
-    /// Returns the failure, with the code that says what to do.
+    /// Returns the failure, with its exit code.
     fn failure(self) -> Failure {
         let exit = match &self {
             Self::Read { .. } => Exit::of(&self),
@@ -155,9 +155,9 @@ pub(super) fn run(
         let found = format!("uzone bench{found}");
         return Err(CheckError::Other { path: file.to_owned(), found }.failure());
     }
-    let told = asked.filter(|asked| !asked.is_untold_but(&[])).map(Benchmark::part);
-    if let (Some(told), Some(then)) = (told, earlier.parameters.first())
-        && let Some((name, then, now)) = different_setting(then, &told)?
+    let given = asked.filter(|asked| !asked.is_untold_but(&[])).map(Benchmark::part);
+    if let (Some(given), Some(then)) = (given, earlier.parameters.first())
+        && let Some((name, then, now)) = different_setting(then, &given)?
     {
         let path = file.to_owned();
         return Err(CheckError::Setting { path, name, then, now }.failure());

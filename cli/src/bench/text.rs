@@ -97,7 +97,7 @@ fn write_metadata(text: &mut String, metadata: &Metadata) {
 /// What a run of every benchmark is called.
 pub(super) const ALL: &str = "all";
 
-/// Says what was left out, and why.
+/// Writes what was left out, and why.
 fn write_skipped(text: &mut String, skipped: &[Skipped]) {
     if !skipped.is_empty() {
         text.push_str("\nnot measured\n");

@@ -1,17 +1,16 @@
-//! What the demo fails by that is not a library's: [`DemoError`].
-//!
-//! What the other process fails by is in `other`.
+//! Errors of the demo itself: [`DemoError`].
 
 use std::io;
 use std::path::PathBuf;
 
+use uzone_os::AccessError;
 use uzone_os::uffd::OpenError;
 use uzone_pages::ByteLen;
 use uzone_zone::Limit;
 
 use crate::exit::{Exit, Failure};
 
-/// What the demo fails by that is not a library's.
+/// An error of the demo itself; libraries have their own.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum DemoError {
     #[error("an image of {size} cannot be made: a size is a multiple of 8 MiB, such as 1G")]
@@ -62,6 +61,12 @@ pub(super) enum DemoError {
         #[source]
         cause: io::Error,
     },
+    #[error("a page could not be had: {reason}")]
+    Page {
+        reason: String,
+        #[source]
+        cause: AccessError,
+    },
     #[error(
         "memory cannot be mapped lazily: set vm.unprivileged_userfaultfd to 1 (sysctl), give \
          access to /dev/userfaultfd, or where a container forbids userfaultfd(2), allow that"
@@ -79,10 +84,11 @@ pub(super) enum DemoError {
 }
 
 impl DemoError {
-    /// Returns the failure with the code that has no cause to tell it.
+    /// Returns the failure, with an exit code where no cause determines it.
     pub(super) fn failure(self) -> Failure {
         match self {
             Self::Size { .. } | Self::Reserve { .. } => Failure::with(Exit::Usage, self),
+            Self::Page { .. } => Failure::with(Exit::Os, self),
             Self::Disk { .. }
             | Self::Output { .. }
             | Self::FileLimit { .. }

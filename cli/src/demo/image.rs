@@ -11,10 +11,12 @@ use std::path::{Path, PathBuf};
 use uzone_os::file_system;
 use uzone_pages::{ByteLen, PageSize};
 
-use super::protocol::CHUNK;
 use super::{DemoError, units};
 use crate::output::Output;
 use crate::progress::Progress;
+
+/// As much is hashed at once, so that a difference has a place.
+pub(super) const CHUNK: u64 = 4 << 20;
 
 /// Where bytes are taken from: this program first, then what lies here, in this order.
 const PLACES: [&str; 5] = ["/usr/bin", "/usr/lib", "/usr/share", "/bin", "/etc"];

@@ -1,100 +1,96 @@
-//! The second half: the image is mapped lazily into the other process, which touches every page, and
-//! every byte is compared.
+//! The second half: the image is mapped lazily, every page is touched, and every byte compared.
 
-use std::cell::OnceCell;
-use std::time::Instant;
+use std::hash::{DefaultHasher, Hasher};
+use std::num::NonZeroUsize;
+use std::ops::Range;
+use std::time::{Duration, Instant};
 
+use uzone_bench::brief::LazyFile;
 use uzone_bench::machine::Machine;
-use uzone_fault::Engine;
-use uzone_os::probe;
+use uzone_fault::{AdoptedMemory, Engine, LazyOptions};
 use uzone_os::signals::Held;
+use uzone_os::{bus, probe};
 use uzone_pages::ByteLen;
 use uzone_report::Trace;
 
-use super::image::Image;
-use super::other::{self, Other};
-use super::{DemoError, Plan, Steps, TouchFacts, grouped, protocol};
+use super::image::{CHUNK, Image};
+use super::{DemoError, Plan, Steps, TouchFacts, grouped, nanoseconds};
 use crate::exit::Failure;
 use crate::output::Output;
 use crate::progress::Progress;
 
-/// As many of the last faults are kept for the pictures; one takes 56 bytes.
+/// The trace keeps this many of the last faults; one takes 56 bytes.
 const TRACED: usize = 1 << 17;
+/// A page that its device does not bring in this time is given up.
+const DEADLINE: Duration = Duration::from_secs(60);
+/// A fault is recorded after its answer, within this time.
+const RECORDED_WITHIN: Duration = Duration::from_secs(1);
+/// Progress is shown after so many pages.
+const STEP: u64 = 4096;
+
 /// What came of mapping the image lazily.
 pub(super) struct Lazy {
     pub(super) touch: TouchFacts,
     pub(super) trace: Trace,
-    pub(super) other: Other,
     pub(super) engine: Engine,
 }
 
-/// Has the other process touch the whole image, and compares what it read with what was written.
+/// Maps the image lazily, touches all of it, and compares what was read with what was written.
 ///
 /// # Errors
-/// If the other process cannot be started, or ends before it has read everything.
+/// If memory or a thread is refused, or a page cannot be had.
 pub(super) fn run(
     plan: &Plan,
     image: &Image,
     steps: &mut Steps,
     out: &Output,
 ) -> Result<Lazy, Failure> {
+    if let Err(error) = bus::install() {
+        // Only a page that cannot be had makes a difference: its SIGBUS ends the demo.
+        out.log(format_args!("errors of memory are not caught: {error}"));
+    }
     let engine = {
-        // Some of its threads live on a moment longer than it: one of them must not be what Ctrl-C ends
-        // the process by while a file is being written.
+        // Threads of the engine may outlive it for a moment. With these signals blocked in them, Ctrl-C
+        // cannot end the process through one of them while a file is being written.
         let _held = Held::hold()?;
-        other::engine()?
+        Engine::new(NonZeroUsize::MIN.saturating_add(1))?
     };
-    let mut other = Other::start()?;
     let page = probe::page_size();
     let pages = plan.size.get() >> page.shift();
 
     let started = Instant::now();
-    let memory = other.map_lazily(plan.size)?.by_uzone(&engine, &image.file, TRACED)?;
-    let what =
-        format!("the image into another process; none of its {} pages is read", grouped(pages));
+    let reread = |cause| DemoError::Reread { cause };
+    let file = image.file.try_clone().map_err(reread)?;
+    let options = LazyOptions::default().trace(TRACED).deadline(DEADLINE);
+    let memory = LazyFile::map(&engine, file, plan.size, &options)?;
+    let what = format!("the image lazily; none of its {} pages is read", grouped(pages));
     steps.done("map", started, what);
 
-    let touching = Progress::new(out, "another process touches the image", pages);
-    let checking = OnceCell::new();
-    let mut seen = 0;
-    let mut first_difference = None;
-    let (touched, whole) = other.touch_and_hash(
-        plan.in_order(),
-        &memory,
-        |done| touching.set(done),
-        |offset, hash| {
-            let bar = checking
-                .get_or_init(|| Progress::new(out, "comparing every byte", image.chunks() as u64));
-            seen += 1;
-            bar.set(seen);
-            if !image.has(offset, hash) {
-                first_difference.get_or_insert(offset);
-            }
-        },
-    )?;
-    drop((touching, checking));
-    other::settle(&memory);
-    let (stats, latencies, records) = (memory.stats(), memory.latencies(), memory.take_trace());
-    let faults = stats.faults;
+    let touched = touch(&memory, plan, out)?;
+    let answering = memory.answering();
+    wait_for_records(answering);
+    let (stats, latencies, records) =
+        (answering.stats(), answering.latencies(), answering.take_trace());
     let what = format!(
-        "every page, in order, the last ones here and there; it had to wait {} times",
-        grouped(faults)
+        "every page, in order, the last ones here and there; the reader waited {} times",
+        grouped(stats.faults)
     );
     steps.took("touch", touched.in_order_ns.saturating_add(touched.scattered_ns), what);
-    let is_equal = whole.hash == image.hash && first_difference.is_none();
-    let what = match (is_equal, first_difference) {
+
+    let checked = check(&memory, plan.size, image, out)?;
+    let is_equal = checked.hash == image.hash && checked.first_difference.is_none();
+    let what = match (is_equal, checked.first_difference) {
         (true, _) => format!(
             "all {} bytes are right: BLAKE3 {}...",
             grouped(plan.size.get()),
-            &whole.hash[..8]
+            &checked.hash[..8]
         ),
-        (false, Some(offset)) => format!(
-            "bytes DIFFER, first in the {} from {offset:#x} on",
-            ByteLen::new(protocol::CHUNK)
-        ),
+        (false, Some(offset)) => {
+            format!("bytes DIFFER, first in the {} from {offset:#x} on", ByteLen::new(CHUNK))
+        }
         (false, None) => String::from("bytes DIFFER"),
     };
-    steps.took("check", whole.elapsed_ns, what);
+    steps.took("check", checked.elapsed_ns, what);
     drop(memory);
 
     let machine =
@@ -103,15 +99,128 @@ pub(super) fn run(
     let trace = Trace::new(machine, page, plan.size, &records, &latencies);
     let touch = TouchFacts {
         pages,
-        faults,
+        faults: stats.faults,
         pages_around: stats.around,
         in_order_bytes: plan.in_order().get(),
         in_order_ns: touched.in_order_ns,
         scattered_ns: touched.scattered_ns,
-        hash: whole.hash,
-        hash_ns: whole.elapsed_ns,
-        first_difference_bytes: first_difference
-            .or_else(|| touched.wrong_page.map(|page_number| page_number << page.shift())),
+        hash: checked.hash,
+        hash_ns: checked.elapsed_ns,
+        first_difference_bytes: checked
+            .first_difference
+            .or_else(|| touched.wrong_page.map(|number| number << page.shift())),
     };
-    Ok(Lazy { touch, trace, other, engine })
+    Ok(Lazy { touch, trace, engine })
+}
+
+/// What came of touching each page once.
+struct Touched {
+    in_order_ns: u64,
+    scattered_ns: u64,
+    /// The first page that does not start with its number.
+    wrong_page: Option<u64>,
+}
+
+/// Reads the number that each page starts with, in order and then here and there.
+fn touch(memory: &LazyFile, plan: &Plan, out: &Output) -> Result<Touched, Failure> {
+    let shift = probe::page_size().shift();
+    let pages = plan.size.get() >> shift;
+    let in_order = 0..(plan.in_order().get() >> shift).min(pages);
+    let scattered = scattered(in_order.end..pages);
+    let progress = Progress::new(out, "touching every page of the image", pages);
+    let (mut wrong_page, mut done) = (None, 0);
+    let mut look = |number: u64| -> Result<(), Failure> {
+        let mut word = [0; 8];
+        read(memory, number << shift, &mut word)?;
+        if u64::from_le_bytes(word) != number {
+            wrong_page.get_or_insert(number);
+        }
+        done += 1;
+        if done % STEP == 0 {
+            progress.set(done);
+        }
+        Ok(())
+    };
+    let started = Instant::now();
+    in_order.into_iter().try_for_each(&mut look)?;
+    let in_order_ns = nanoseconds(started);
+    let started = Instant::now();
+    scattered.into_iter().try_for_each(&mut look)?;
+    Ok(Touched { in_order_ns, scattered_ns: nanoseconds(started), wrong_page })
+}
+
+/// What came of reading all bytes.
+struct Checked {
+    hash: String,
+    elapsed_ns: u64,
+    /// Where the first chunk starts whose hash is not that of the image.
+    first_difference: Option<u64>,
+}
+
+/// Reads all bytes in order and compares their hashes with those of the image.
+fn check(memory: &LazyFile, len: ByteLen, image: &Image, out: &Output) -> Result<Checked, Failure> {
+    let progress = Progress::new(out, "comparing every byte", image.chunks() as u64);
+    let started = Instant::now();
+    let len = len.get();
+    let mut whole = blake3::Hasher::new();
+    let mut bytes = vec![0; ByteLen::new(CHUNK).to_usize()?];
+    let mut first_difference = None;
+    for offset in (0..len).step_by(bytes.len()) {
+        let left = ByteLen::new((len - offset).min(CHUNK)).to_usize()?;
+        read(memory, offset, &mut bytes[..left])?;
+        whole.update(&bytes[..left]);
+        if !image.has(offset, &blake3::hash(&bytes[..left]).to_hex()) {
+            first_difference.get_or_insert(offset);
+        }
+        progress.set(offset / CHUNK + 1);
+    }
+    let hash = whole.finalize().to_hex().to_string();
+    Ok(Checked { hash, elapsed_ns: nanoseconds(started), first_difference })
+}
+
+/// Reads bytes, and names why a page could not be had.
+fn read(memory: &LazyFile, offset: u64, out: &mut [u8]) -> Result<(), Failure> {
+    memory.read_at(offset, out).map_err(|cause| match memory.answering().last_failure() {
+        Some(failure) => DemoError::Page { reason: failure.reason, cause }.failure(),
+        None => cause.into(),
+    })
+}
+
+/// Returns the pages of a range in an order that does not follow their numbers, the same each time.
+fn scattered(pages: Range<u64>) -> Vec<u64> {
+    let mut pages: Vec<u64> = pages.collect();
+    pages.sort_by_cached_key(|page| {
+        let mut hasher = DefaultHasher::new();
+        hasher.write_u64(*page);
+        hasher.finish()
+    });
+    pages
+}
+
+/// Waits until all faults that were answered are recorded.
+fn wait_for_records(memory: &AdoptedMemory) {
+    let until = Instant::now() + RECORDED_WITHIN;
+    let recorded = || memory.latencies().iter().map(|latency| latency.count).sum::<u64>();
+    while recorded() < memory.stats().faults && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn here_and_there_is_every_page_once_and_not_in_order() {
+        let pages = scattered(100..1000);
+        assert!(!pages.is_sorted());
+        let mut sorted = pages.clone();
+        sorted.sort_unstable();
+        assert!(sorted.into_iter().eq(100..1000));
+        assert_eq!(pages, scattered(100..1000));
+        // Neighbours in the order are far from each other.
+        let near = pages.windows(2).filter(|two| two[0].abs_diff(two[1]) < 10).count();
+        assert!(near < 60, "{near}");
+        assert!(scattered(5..5).is_empty());
+    }
 }

@@ -15,8 +15,8 @@ use crate::output::Output;
 
 /// What trace and page may take.
 const FILES: ByteLen = ByteLen::mib(16);
-/// For the two processes themselves.
-const PROCESSES: u64 = 64 << 20;
+/// For the process itself.
+const PROCESS: u64 = 64 << 20;
 /// The addresses of the stacks and heaps of a few threads.
 const THREADS: u64 = 512 << 20;
 
@@ -91,14 +91,14 @@ fn check(plan: &Plan) -> Result<bool, Lack> {
 
 fn enough_memory(plan: &Plan, is_image_in_memory: bool) -> Result<(), Lack> {
     let Ok(available) = memory::available(&SystemRoot::host()) else {
-        return Ok(()); // a host that does not say is found out later
+        return Ok(()); // unknown here: an allocation that fails reports it later
     };
     let size = plan.size.get();
-    // The image again in the other process, with its page tables, while the image may be in memory.
+    // The image once more where it is mapped, with page tables; the file itself may be in memory too.
     let image = if is_image_in_memory { size } else { 0 };
     let mapped = image.saturating_add(size).saturating_add(size / 64);
     let measured = brief::memory(plan.described, plan.arena).get();
-    let mut needed = mapped.max(measured).saturating_add(PROCESSES);
+    let mut needed = mapped.max(measured).saturating_add(PROCESS);
     if matches!(available.limited_by, memory::Limit::AddressSpace | memory::Limit::Data) {
         // There addresses count as well as memory does, and each thread has some of its own.
         needed =

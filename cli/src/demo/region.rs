@@ -38,7 +38,7 @@ pub(super) fn run(
     let pagemap = zone.bind(region, options)?;
     let report = pagemap.report();
     let what = format!(
-        "{} pages have a note each; notes that nobody used take no memory",
+        "{} pages have a descriptor each; unused descriptors take no memory",
         grouped(report.pages.get()),
     );
     steps.done("describe", started, what);
@@ -51,7 +51,7 @@ pub(super) fn run(
             let users = held.word(held.range().start()).references();
             drop(held);
             format!(
-                "at the note of page {}: {users} users while it is held, {} after",
+                "at the descriptor of page {}: {users} references while held, {} after",
                 grouped(page.pfn().get()),
                 page.word().references(),
             )
@@ -94,14 +94,14 @@ pub(super) fn run(
 
     let started = Instant::now();
     let zeroed = pagemap.zero(range, &ZeroOptions::default())?;
-    steps.done("clear", started, format!("{part} to zero, for whoever has it next"));
+    steps.done("clear", started, format!("{part} to zero, for its next user"));
 
     let started = Instant::now();
     let region = pagemap.unbind().map_err(|busy| DemoError::Kept { pins: busy.pins })?;
     steps.done(
         "unbind",
         started,
-        String::from("the region: it is ordinary memory again, without notes"),
+        String::from("the region: it is ordinary memory again, without descriptors"),
     );
 
     let progress = Progress::new(out, "looking for bytes that are not zero", units(part.get()));

@@ -58,7 +58,7 @@ const COMPARED: [Compared; 5] = [
     Compared {
         ours: "demo-bind/ours-on-touch",
         plain: "demo-bind/naive",
-        name: |row| format!("describe {}: notes made when used", len(row)),
+        name: |row| format!("describe {}: initialised on first use", len(row)),
     },
     Compared {
         ours: "demo-zero/ours",
@@ -77,8 +77,8 @@ impl Report for Demo {
         let machine = &self.bench.machine;
         let (size, reserve) = (ByteLen::new(self.size_bytes), ByteLen::new(self.reserve_bytes));
         let mut text = format!(
-            "Large memory is managed in pages of 4 KiB. uzone keeps a note about each of them at almost no\n\
-             cost, and can bring their bytes at the moment when a program touches them. Here it does so:\n\
+            "Large memory is managed in pages of 4 KiB. uzone keeps a descriptor of each at almost no cost,\n\
+             and can bring their bytes when a program touches them. This was done here:\n\
              {}, {} CPUs, {:.1} of memory.\n\n",
             machine.cpu,
             machine.cpus,
@@ -111,7 +111,7 @@ impl Report for Demo {
         }
         let _ = writeln!(
             text,
-            "NextUse:     uzone doctor (what this machine offers), uzone bench fault --size 256M (more figures)"
+            "Next:     uzone doctor (what this machine offers), uzone bench fault --size 256M (more figures)"
         );
         text
     }
@@ -142,8 +142,8 @@ impl Demo {
         };
         let _ = writeln!(
             text,
-            "The plain way answers the reader page by page ({} waits, uzone {}), writes each note field\n\
-             by field, clears and counts page by page. The limit is what this machine can do at most: the\n\
+            "The plain way answers the reader page by page ({} waits, uzone {}), writes each descriptor\n\
+             field by field, clears and counts page by page. The limit is what this machine can do at most: the\n\
              kernel's own mapping (which copies nothing), a bare fill, bare counting. Medians of {} to {}\n\
              rounds.\n",
             waits("demo-map/naive"),

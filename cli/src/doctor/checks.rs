@@ -1,7 +1,7 @@
 //! From facts to checks: what is as it should be, what is not, and what to do about it.
 //!
-//! Everything here is a pure function of [`Facts`]. A check that is not ok says how to mend it: a
-//! command where there is one, else what has to change.
+//! Everything here is a pure function of [`Facts`]. A check that is not ok names the fix: a command
+//! where there is one, else what has to change.
 
 use std::error::Error;
 
@@ -219,7 +219,7 @@ fn numa(facts: &Facts) -> Check {
     match &facts.memory {
         Ok(host) if !are_close(total, host.total.get()) => Check::note(
             NAME,
-            format!("{value}, but the host says {}", host.total),
+            format!("{value}, but the host reports {}", host.total),
             "plan with the smaller figure: memory that was added later, or a balloon, is not\n\
              counted in both places",
         ),
@@ -272,7 +272,7 @@ fn stores(facts: &Facts) -> Check {
     let reason = match stores.basis {
         Basis::Table => "from the table for this CPU".to_owned(),
         Basis::Widest => "the widest here, for the table does not have this CPU".to_owned(),
-        Basis::Environment => format!("as {STORE_POLICY} says"),
+        Basis::Environment => format!("set by {STORE_POLICY}"),
         Basis::NoStreaming => "the only one here".to_owned(),
         _ => "chosen".to_owned(),
     };
@@ -591,7 +591,7 @@ fn uffd_features(facts: &Facts) -> Check {
     check.with_details(details)
 }
 
-/// Says where the thread that answers page faults should run.
+/// Returns where the thread that answers page faults should run.
 fn placement(facts: &Facts) -> Option<Check> {
     const NAME: &str = "answering page faults";
     Some(match facts.placement.as_ref()? {

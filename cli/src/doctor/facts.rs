@@ -1,4 +1,4 @@
-//! What the host says, as it says it: [`Facts`]. What that means is decided in `checks.rs`.
+//! What the host reports, unchanged: [`Facts`]. `checks.rs` decides what it means.
 //!
 //! A fact that could not be had stays an error, so that the report can say why.
 //! Cost: reading some forty small files, a mapping of [`TRIAL`], the measurement of the stores (some
@@ -23,7 +23,7 @@ pub(super) const TRIAL: ByteLen = ByteLen::mib(16);
 /// `CAP_IPC_LOCK`: the holder may lock any amount of memory. See capabilities(7).
 const CAP_IPC_LOCK: u32 = 14;
 
-/// What the host says.
+/// What the host reports.
 #[derive(Debug)]
 pub(super) struct Facts {
     /// The name of the kernel that this program is built for.

@@ -1,7 +1,7 @@
 //! The facts as raw figures, for machines: [`Figures`].
 //!
 //! Integers are raw, with the unit as the last word of the key. `null` is a fact that could not be
-//! had, or (for a limit) none; the check of the same name says which.
+//! had, or (for a limit) none; the check of the same name states which.
 
 use serde::Serialize;
 use uzone_stream::Basis;

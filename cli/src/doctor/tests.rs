@@ -262,7 +262,7 @@ fn each_setting_is_judged_by_itself() {
             |facts| set_stores(facts, |stores| stores.basis = Basis::Environment),
             "store instructions",
             Status::Ok,
-            "copy=avx2, as UZONE_STORE_POLICY says; also here: portable",
+            "copy=avx2, set by UZONE_STORE_POLICY; also here: portable",
             "",
         ),
         (
@@ -446,7 +446,7 @@ fn each_setting_is_judged_by_itself() {
             },
             "NUMA nodes",
             Status::Note,
-            "1: CPUs 0-7, 50 GiB free of 63 GiB, but the host says 128 GiB",
+            "1: CPUs 0-7, 50 GiB free of 63 GiB, but the host reports 128 GiB",
             "the smaller figure",
         ),
     ];

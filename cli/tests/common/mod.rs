@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-/// Returns whether an interrupt ends the processes that this one starts, or says that a case cannot run:
+/// Returns whether an interrupt ends the processes that this one starts, or reports that a case cannot run:
 /// a shell has its background commands ignore interrupts, and what they start ignores them too.
 pub(crate) fn interrupts_arrive(name: &str) -> bool {
     let status = fs::read_to_string("/proc/self/status").expect("it can be read");

@@ -10,7 +10,7 @@ use crate::text::count;
 pub(crate) const SHADES: usize = 5;
 
 /// Returns the shade of a cell and the least count of each shade.
-pub(crate) fn shades(counts: &[u64]) -> (impl Fn(u64) -> Option<usize>, Vec<u64>) {
+fn shades(counts: &[u64]) -> (impl Fn(u64) -> Option<usize>, Vec<u64>) {
     let most = counts.iter().copied().max().unwrap_or(0);
     // Each shade begins at a multiple of the one before.
     let step = crate::text::float(most.max(1)).powf(1.0 / count(SHADES)).max(1.0001);

@@ -107,7 +107,7 @@ fn heat(trace: &Trace) -> Chart {
         id: "heat".to_owned(),
         title: "Where faults were, over time".to_owned(),
         note: sentences(&[
-            "the more a cell stands out, the more faults it had; each shade begins at a multiple of the one before; where nothing is drawn, nobody faulted",
+            "the more a cell stands out, the more faults it had; each shade begins at a multiple of the one before; where nothing is drawn, there was no fault",
         ]),
         plot,
         table,
