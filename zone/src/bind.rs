@@ -41,12 +41,12 @@ pub struct BindFailure {
 pub(crate) fn bind<P: Payload>(
     shared: &Arc<Shared>,
     region: Region,
-    options: BindOptions<P>,
+    options: &BindOptions<P>,
 ) -> Result<Pagemap<P>, BindFailure> {
     let started = Instant::now();
     let keeps_poison = options.keeps_poison;
     let failed = |region, cause| BindFailure { region: Box::new(region), cause };
-    let (claim, placed) = match claim(shared, &region, &options) {
+    let (claim, placed) = match claim(shared, &region, options) {
         Ok(claimed) => claimed,
         Err(cause) => return Err(failed(region, cause)),
     };
@@ -135,12 +135,12 @@ fn describe<P: Payload>(
     layout: Layout,
     own: &mut Option<Exclusive>,
     page: PageSize,
-    options: BindOptions<P>,
+    options: &BindOptions<P>,
     started: Instant,
 ) -> Result<Parts<P>, BindError> {
     let len = descriptor_bytes::<P>(&layout)?;
-    let (mut memory, template, init) = find_memory(shared, &layout, len, own, &options)?;
-    let (blocks, written) = match fill(&mut memory, &template, init, len, &layout, &options) {
+    let (mut memory, template, init) = find_memory(shared, &layout, len, own, options)?;
+    let (blocks, written) = match fill(&mut memory, &template, init, len, &layout, options) {
         Ok(filled) => filled,
         Err(error) => {
             give_back(shared, memory, own);
@@ -148,13 +148,13 @@ fn describe<P: Payload>(
         }
     };
     let (pages, source, held) = (memory.pages, memory.source, memory.held());
-    let memmap = memmap_in(memory, own, blocks, layout, &options)?;
+    let memmap = memmap_in(memory, own, blocks, layout, options)?;
     let keeper = (init == Init::Eager && source != Source::Region).then(|| shared.clone());
     let Some(taken) = claim.take() else { unreachable!("a bind has claimed its region") };
     let mut parts = Parts {
         memmap: CachedMemmap::new(memmap, taken, keeper, pages),
         template,
-        owner: options.owner.clone(),
+        owner: options.owner,
         ops: options.ops.clone(),
         report: BindReport {
             kind: options.kind,
@@ -177,7 +177,7 @@ fn describe<P: Payload>(
         },
         front: None,
     };
-    if call_pageblocks(&parts, &options, pageblock_order(page)).is_err() {
+    if call_pageblocks(&parts, options, pageblock_order(page)).is_err() {
         if source == Source::Region {
             let (memory, _, taken) = parts.memmap.into_exclusive();
             (*own, *claim) = (Some(memory), Some(taken));

@@ -64,12 +64,13 @@ impl Zone {
     /// # Panics
     /// If a callback or the payload's `init` does. Then the region is unmapped and the frame numbers
     /// are free again.
+    #[expect(clippy::needless_pass_by_value, reason = "the options end with the bind")]
     pub fn bind<P: Payload>(
         &self,
         region: Region,
         options: BindOptions<P>,
     ) -> Result<Pagemap<P>, BindFailure> {
-        bind::bind(&self.shared, region, options)
+        bind::bind(&self.shared, region, &options)
     }
 
     /// Returns how much descriptor memory is kept for the next bind.
