@@ -7,7 +7,7 @@
 //! |---|---|
 //! | page at a time | a call for every 4 KiB, by the CPU's own loop: what a straightforward port does |
 //! | libc | `memset` or `memcpy`, whatever the C library makes of the length |
-//! | string, wide | the whole extent through the cache |
+//! | string | the whole extent through the cache |
 //! | *store* | the whole extent past the cache, by each store that this CPU has |
 //! | libpmem | its non-temporal functions, if it is installed |
 //! | ours | the way that the store policy has for the length and the case |

@@ -231,7 +231,7 @@ pub enum PinError {
         /// What kind of memory it is.
         what: &'static str,
     },
-    /// The folio cannot be handed out: it has been, or is frozen, or its memory is generic.
+    /// The folio cannot be handed out: it has been, or its memory is generic.
     #[error(
         "the folio of page {pfn} cannot be handed out: it is not free (references: {references})"
     )]
