@@ -15,7 +15,7 @@
 //! ```
 //!
 //! A view has no file descriptor either: a program that shares a memory file with another process takes
-//! the descriptor from [`Region::mapping`] before it binds the region.
+//! the descriptor from [`Region::mapping`](crate::Region::mapping) before the bind.
 
 use std::fmt;
 use std::ops::Range;
