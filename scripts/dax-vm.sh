@@ -51,7 +51,7 @@ version=$(ls "$WORK/kernel/lib/modules")
 busybox depmod -b "$WORK/kernel" "$version"
 
 say "building the tests"
-binaries=$(cargo test --locked -p uzone-os --test live -p uzone --test regions --no-run \
+binaries=$(cargo test --locked -p uzone-os --test live -p uzone-zone --test regions --no-run \
     --message-format=json | grep -oE '"executable":"[^"]+"' | cut -d'"' -f4)
 [ -n "$binaries" ] || die "cargo built no test"
 

@@ -2,7 +2,7 @@
 //! columns, a sampled simulation, objects in a store. Readers see plain memory, and a page is made when
 //! it is touched.
 //!
-//! `cargo run --release -p uzone-fault --example lazy_dataset`
+//! `cargo run --release -p uzone --example lazy_dataset`
 //!
 //! 64 GiB of numbers are mapped whose pages are decoded from a first value and a step. One thread reads
 //! a part in order, another one here and there, and each advice is tried: what the kernel would do by

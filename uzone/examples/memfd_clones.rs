@@ -2,7 +2,7 @@
 //! one snapshot, replicas of a model with a few words of their own. Each needs all of it and writes to
 //! little of it.
 //!
-//! `cargo run --release -p uzone-fault --example memfd_clones`
+//! `cargo run --release -p uzone --example memfd_clones`
 //!
 //! An image of 32 MiB lies in a memory file. Four clones map it privately, and a page of theirs is the
 //! file's until they write to it: a fault maps the page that is there already, and copies nothing. Each
