@@ -16,12 +16,12 @@
 //!
 //! The steps are those of [`uzone_pages::PoolState`], which the model checker searches.
 //!
-//! Locks: one for the sets, held for a few steps and never while memory is cleared. The worker and the waiting takers sleep on it. A taker that finds every
-//! folio handed out but the ones that a worker has in hand waits for it: it has 2 MiB, or a folio, and
-//! its priority.
+//! Locks: one for the sets, held for a few steps and never while memory is cleared. The worker and the
+//! waiting takers sleep on it. A taker that finds every folio handed out, except those that a worker is
+//! clearing, waits for the worker: it clears 2 MiB at a time, or a folio, at its priority.
 //!
 //! Cost: a folio from the zero set is a lock, a few words of a bit set and one atomic step; one that
-//! is given back the same, and a system call if somebody waits for it.
+//! is given back the same, and a system call if a taker waits for it.
 
 use std::fmt;
 use std::num::NonZeroU8;

@@ -98,7 +98,7 @@ fn what_cannot_be_marked_or_mended_is_said() {
 }
 
 #[test]
-fn who_had_the_page_pinned_is_seen() {
+fn the_holders_of_a_page_that_goes_bad_are_counted_for_its_owner() {
     for order in [0, 9] {
         let seen: Arc<Mutex<Vec<Poisoned>>> = Arc::default();
         let ops = {
