@@ -4,13 +4,12 @@ use std::io;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use uzone_os::numa::AffinityError;
 use uzone_os::uffd::{OpenError, RegisterError};
-use uzone_os::{FixedBuffersError, MapError, PopulateError, ResidentError, SysError};
+use uzone_os::{FixedBuffersError, MapError, MappingError, SysError};
 use uzone_pages::{ByteLen, Payload, Pfn, Template, Word};
 use uzone_zone::{
-    AccessError, AdviseError, BindFailure, BindOptions, ClearError, Init, Limit, ListTooShort,
-    NotAGuard, NotPopulated, Pagemap, PinError, Pinned, Region, RegionError, Source, TakeFailure,
+    AccessError, BindFailure, BindOptions, ClearError, Init, Limit, ListTooShort, NotAGuard,
+    NotPopulated, Pagemap, PinError, Pinned, Region, RegionError, Source, TakeFailure,
     TooManyRawGuards, Zone,
 };
 use zerocopy::Immutable;
@@ -52,12 +51,9 @@ pub enum BenchError {
     /// Memory could not be mapped.
     #[error("cannot map memory for the limit: {0}")]
     Map(#[from] MapError),
-    /// Memory could not be made present.
-    #[error("cannot make memory present: {0}")]
-    Populate(#[from] PopulateError),
-    /// The kernel does not say what is resident.
-    #[error("cannot measure resident memory: {0}")]
-    Resident(#[from] ResidentError),
+    /// Memory could not be made present, given back or counted.
+    #[error("cannot use mapped memory: {0}")]
+    Mapping(#[from] MappingError),
     /// The kernel does not say what this process has.
     #[error("cannot measure what this process has: {0}")]
     Sys(#[from] SysError),
@@ -155,18 +151,12 @@ pub enum BenchError {
     /// Mapped memory could not be read or written.
     #[error("cannot reach mapped memory: {0}")]
     Access(#[from] AccessError),
-    /// A thread could not keep to its CPUs.
-    #[error("cannot place the threads: {0}")]
-    Affinity(#[from] AffinityError),
     /// A range of a region could not be cleared or copied.
     #[error("cannot clear or copy the memory of a region: {0}")]
     Clear(#[from] ClearError),
     /// A region could not be made present.
     #[error("cannot make a region present: {0}")]
     NotPopulated(#[from] NotPopulated),
-    /// Pages could not be given back.
-    #[error("cannot give pages back: {0}")]
-    Advise(#[from] AdviseError),
     /// No folio of a pool could be had.
     #[error("cannot take a folio of a pool: {0}")]
     Take(#[from] TakeFailure),
@@ -212,9 +202,8 @@ impl BenchError {
             Self::Region(_)
                 | Self::FixedBuffers(_)
                 | Self::Map(_)
-                | Self::Populate(_)
+                | Self::Mapping(_)
                 | Self::NotPopulated(_)
-                | Self::Resident(_)
                 | Self::Sys(_)
                 | Self::TooLittleMemory { .. }
                 | Self::Threads { .. }
@@ -224,7 +213,6 @@ impl BenchError {
                 | Self::Lazy(_)
                 | Self::Uffd(_)
                 | Self::Register(_)
-                | Self::Affinity(_)
                 | Self::Worker { .. }
         )
     }

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use uzone_os::{Anonymous, FixedBuffers, FixedBuffersError, HugeAdvice, MapError};
 use uzone_pages::ByteLen;
-use uzone_zone::{HugeSize, Mapping, PopulateError, ResidentError};
+use uzone_zone::{HugeSize, Mapping, MappingError};
 
 use crate::group::Watch;
 use crate::report::{Bench, Role, Skipped, Table};
@@ -121,7 +121,7 @@ macro_rules! broken {
     )*};
 }
 
-broken!(MapError, PopulateError, ResidentError);
+broken!(MapError, MappingError);
 
 fn base_pages(len: ByteLen) -> Result<Mapping, Refused> {
     let how = Anonymous { huge: HugeAdvice::Never, ..Anonymous::default() };
