@@ -44,6 +44,14 @@ pub mod lazy {
     };
 }
 
+/// Images of memory: packed, verified, and mapped lazily.
+pub mod snapshot {
+    pub use uzone_snapshot::{
+        Codec, FileSource, FrameCache, FrameCounts, Image, ImageRegion, OpenOptions, Packed,
+        Packer, ParseRootError, Root, SnapshotBacking, SnapshotError, Source,
+    };
+}
+
 pub use uzone_os as os;
 pub use uzone_pages as model;
 pub use uzone_stream as stream;

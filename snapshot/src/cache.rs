@@ -1,0 +1,204 @@
+//! Decoded frames, kept while there is room: [`FrameCache`].
+//!
+//! Each frame is decoded once however many threads wait for it: the first decodes, the others wait for it.
+//! Room is made by the clock algorithm: a frame that was used since the hand passed it last stays.
+//!
+//! Locks: one mutex, held for a look at a table; never while a frame is read or decoded.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+/// A frame: the image, as a number that is given out once, and the number of the frame in it.
+type Key = (u64, u64);
+
+/// Decoded frames of any number of images, within a limit.
+#[derive(Debug)]
+pub struct FrameCache {
+    limit_bytes: u64,
+    state: Mutex<State>,
+    decoded: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    frames: HashMap<Key, Slot>,
+    /// The frames that are kept, from the hand of the clock on.
+    clock: VecDeque<Key>,
+    bytes: u64,
+    images: u64,
+}
+
+#[derive(Debug)]
+enum Slot {
+    /// A thread decodes it.
+    Decoding,
+    Kept {
+        bytes: Arc<[u8]>,
+        was_used: bool,
+    },
+}
+
+impl FrameCache {
+    /// Makes a cache that keeps `limit_bytes` of decoded frames.
+    #[must_use]
+    pub fn new(limit_bytes: u64) -> Arc<Self> {
+        Arc::new(Self { limit_bytes, state: Mutex::default(), decoded: Condvar::new() })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // A thread that panicked left whole entries: each change is a single insert or remove.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns a number for an image.
+    pub(crate) fn join(&self) -> u64 {
+        let mut state = self.lock();
+        state.images += 1;
+        state.images
+    }
+
+    /// Returns a frame if it is kept.
+    pub(crate) fn get(&self, key: Key) -> Option<Arc<[u8]>> {
+        match self.lock().frames.get_mut(&key) {
+            Some(Slot::Kept { bytes, was_used }) => {
+                *was_used = true;
+                Some(bytes.clone())
+            }
+            _ => None,
+        }
+    }
+
+    /// Returns a frame, decoded by `decode` unless it is kept or another thread decodes it, which is waited
+    /// for then. If that thread fails, this one tries.
+    pub(crate) fn get_or_decode<E>(
+        &self,
+        key: Key,
+        decode: impl FnOnce() -> Result<Arc<[u8]>, E>,
+    ) -> Result<Arc<[u8]>, E> {
+        let mut state = self.lock();
+        loop {
+            match state.frames.get_mut(&key) {
+                Some(Slot::Kept { bytes, was_used }) => {
+                    *was_used = true;
+                    return Ok(bytes.clone());
+                }
+                Some(Slot::Decoding) => {
+                    state = self.decoded.wait(state).unwrap_or_else(PoisonError::into_inner);
+                }
+                None => break,
+            }
+        }
+        state.frames.insert(key, Slot::Decoding);
+        drop(state);
+        let attempt = Attempt { cache: self, key };
+        let bytes = decode()?;
+        let mut state = self.lock();
+        state.keep(key, bytes.clone(), self.limit_bytes);
+        drop(state);
+        drop(attempt);
+        Ok(bytes)
+    }
+}
+
+impl State {
+    fn keep(&mut self, key: Key, bytes: Arc<[u8]>, limit_bytes: u64) {
+        let len = bytes.len() as u64;
+        if len > limit_bytes {
+            return;
+        }
+        while self.bytes + len > limit_bytes {
+            let Some(oldest) = self.clock.pop_front() else { break };
+            match self.frames.get_mut(&oldest) {
+                Some(Slot::Kept { was_used, .. }) if *was_used => {
+                    *was_used = false;
+                    self.clock.push_back(oldest);
+                }
+                Some(Slot::Kept { bytes, .. }) => {
+                    self.bytes -= bytes.len() as u64;
+                    self.frames.remove(&oldest);
+                }
+                _ => {}
+            }
+        }
+        self.bytes += len;
+        self.clock.push_back(key);
+        self.frames.insert(key, Slot::Kept { bytes, was_used: false });
+    }
+}
+
+/// A frame that a thread decodes. Dropping this wakes those that wait for it, whatever came of it.
+struct Attempt<'a> {
+    cache: &'a FrameCache,
+    key: Key,
+}
+
+impl Drop for Attempt<'_> {
+    fn drop(&mut self) {
+        let mut state = self.cache.lock();
+        if let Some(Slot::Decoding) = state.frames.get(&self.key) {
+            state.frames.remove(&self.key);
+        }
+        drop(state);
+        self.cache.decoded.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+
+    fn frame(byte: u8) -> Arc<[u8]> {
+        vec![byte; 100].into()
+    }
+
+    #[test]
+    fn a_frame_is_decoded_once_however_many_threads_wait_for_it() {
+        let (cache, decoded) = (FrameCache::new(1000), AtomicU32::new(0));
+        let together = Barrier::new(4);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    together.wait();
+                    let bytes = cache.get_or_decode((1, 1), || {
+                        decoded.fetch_add(1, Ordering::Relaxed);
+                        Ok::<_, ()>(frame(7))
+                    });
+                    assert_eq!(bytes.unwrap()[..], [7; 100]);
+                });
+            }
+        });
+        assert_eq!(decoded.into_inner(), 1);
+    }
+
+    #[test]
+    fn a_thread_whose_predecessor_failed_or_panicked_tries_itself() {
+        let cache = FrameCache::new(1000);
+        assert_eq!(cache.get_or_decode((1, 1), || Err(5)), Err(5));
+        let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let _ = cache
+                .get_or_decode((1, 1), || -> Result<_, ()> { panic!("a decoder that panics") });
+        }));
+        assert!(panicked.is_err());
+        assert_eq!(cache.get_or_decode((1, 1), || Ok::<_, ()>(frame(1))).unwrap()[0], 1);
+    }
+
+    #[test]
+    fn frames_that_are_used_stay_and_the_limit_holds() {
+        let cache = FrameCache::new(350);
+        for number in 0..3 {
+            let _ = cache.get_or_decode((1, number), || Ok::<_, ()>(frame(1)));
+        }
+        assert!(cache.get((1, 0)).is_some());
+        let _ = cache.get_or_decode((1, 3), || Ok::<_, ()>(frame(1)));
+        assert!(cache.get((1, 0)).is_some(), "it was used");
+        assert!(cache.get((1, 1)).is_none(), "it was the oldest that was not");
+        assert_eq!(cache.lock().bytes, 300);
+        let huge = cache.get_or_decode((1, 9), || Ok::<_, ()>(vec![0; 400].into())).unwrap();
+        assert_eq!(huge.len(), 400);
+        assert!(cache.get((1, 9)).is_none(), "more than the limit is not kept");
+        assert!(cache.get((1, 3)).is_some(), "and nothing makes room for it");
+    }
+}

@@ -1,0 +1,173 @@
+//! Why an image was not written, opened or read: [`SnapshotError`].
+
+use std::io;
+use std::path::PathBuf;
+
+use uzone_pages::ErrorKind;
+
+use crate::format::Root;
+
+/// An image that was not written, opened or read.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SnapshotError {
+    /// Bytes of a source were not read.
+    #[error("cannot read {len_bytes} bytes at {offset:#x} of {name}: {cause}")]
+    Read {
+        /// The name of the source.
+        name: String,
+        /// Where the bytes start.
+        offset: u64,
+        /// How many they are.
+        len_bytes: u64,
+        /// What the system answered.
+        #[source]
+        cause: io::Error,
+    },
+    /// The input of an image was not read.
+    #[error("cannot read the input after {done} bytes: {cause}")]
+    Input {
+        /// How many bytes were read before.
+        done: u64,
+        /// What the system answered.
+        #[source]
+        cause: io::Error,
+    },
+    /// A file was not written.
+    #[error("cannot {step} {path}: {cause}", path = path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// The step that failed.
+        step: &'static str,
+        /// What the system answered.
+        #[source]
+        cause: io::Error,
+    },
+    /// The source is not an image.
+    #[error("{name} is not a packed image: {why}; `uzone pack` makes one")]
+    NotAnImage {
+        /// The name of the source.
+        name: String,
+        /// What was missing.
+        why: &'static str,
+    },
+    /// The image has a version that this program does not read.
+    #[error("{name} has version {major} of the format, and this program reads version {ours}: use a newer uzone", ours = crate::format::MAJOR)]
+    Version {
+        /// The name of the source.
+        name: String,
+        /// The major version of the image.
+        major: u16,
+    },
+    /// The index of an image is damaged.
+    #[error("the index of {name} is damaged: {why}; restore the file from a copy")]
+    BadIndex {
+        /// The name of the source.
+        name: String,
+        /// What is wrong.
+        why: &'static str,
+    },
+    /// A frame of an image is damaged.
+    #[error(
+        "frame {frame} of {name}, at byte {offset:#x} of the file, is damaged: {why}; restore the file from a copy"
+    )]
+    BadFrame {
+        /// The name of the source.
+        name: String,
+        /// The number of the frame.
+        frame: u64,
+        /// Where its stored bytes start in the file.
+        offset: u64,
+        /// What is wrong.
+        why: &'static str,
+    },
+    /// The image is not the one that was asked for.
+    #[error("{name} has the root hash {found}, and {expected} was asked for: it is another image")]
+    OtherRoot {
+        /// The name of the source.
+        name: String,
+        /// The root hash that was asked for.
+        expected: Root,
+        /// The root hash of the image.
+        found: Root,
+    },
+    /// The parent of an image was not opened.
+    #[error("the parent {parent:?} of {name} cannot be used: {cause}")]
+    Parent {
+        /// The name of the source.
+        name: String,
+        /// The name of the parent, as the image has it.
+        parent: String,
+        /// Why not.
+        #[source]
+        cause: Box<SnapshotError>,
+    },
+    /// The chain of parents is too long.
+    #[error(
+        "{name} has more than {max} images below it: write it anew with `uzone unpack` and `uzone pack`"
+    )]
+    TooDeep {
+        /// The name of the source.
+        name: String,
+        /// The longest chain.
+        max: usize,
+    },
+    /// A range is not inside the image.
+    #[error(
+        "{len_bytes} bytes at {offset:#x} are not all inside the image, which has {image_len} bytes"
+    )]
+    Beyond {
+        /// Where the range starts.
+        offset: u64,
+        /// How long it is.
+        len_bytes: u64,
+        /// How long the image is.
+        image_len: u64,
+    },
+    /// Options that do not go together, or are out of range.
+    #[error("{why}")]
+    Options {
+        /// What is wrong, and what is possible.
+        why: &'static str,
+    },
+    /// The codec did not compress.
+    #[error("cannot compress with {codec}: {cause}")]
+    Codec {
+        /// The codec.
+        codec: &'static str,
+        /// What it answered.
+        #[source]
+        cause: io::Error,
+    },
+    /// The caller cancelled.
+    #[error("cancelled")]
+    Cancelled,
+}
+
+impl SnapshotError {
+    /// Returns what kind of failure this is.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Read { cause, .. } | Self::Input { cause, .. } | Self::Write { cause, .. } => {
+                match cause.kind() {
+                    io::ErrorKind::NotFound => ErrorKind::NotFound,
+                    io::ErrorKind::PermissionDenied => ErrorKind::PermissionDenied,
+                    io::ErrorKind::OutOfMemory => ErrorKind::OutOfMemory,
+                    _ => ErrorKind::Io,
+                }
+            }
+            Self::NotAnImage { .. }
+            | Self::BadIndex { .. }
+            | Self::BadFrame { .. }
+            | Self::OtherRoot { .. }
+            | Self::TooDeep { .. } => ErrorKind::InvalidData,
+            Self::Version { .. } => ErrorKind::NotSupported,
+            Self::Parent { cause, .. } => cause.kind(),
+            Self::Beyond { .. } | Self::Options { .. } => ErrorKind::InvalidInput,
+            Self::Codec { .. } => ErrorKind::Other,
+            Self::Cancelled => ErrorKind::Cancelled,
+        }
+    }
+}

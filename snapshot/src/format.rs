@@ -1,0 +1,499 @@
+//! The index of an image as bytes, and back: [`Index`]. `docs/FORMAT.md` draws it.
+//!
+//! Everything here is a pure function. [`Index::decode`] takes bytes that may be anything: every length is
+//! checked before memory is taken for it, so it allocates no more than a small multiple of the bytes it got.
+//!
+//! Units: offsets and lengths are bytes; numbers are little-endian.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// The version of the format: a reader refuses another major, and reads every minor.
+pub(crate) const MAJOR: u16 = 1;
+const MINOR: u16 = 0;
+
+const MAGIC: [u8; 8] = *b"UZONEIMG";
+const END_MAGIC: [u8; 8] = *b"UZONEEND";
+/// Magic numbers of skippable frames: of the index, and of one stored frame of another codec than zstd.
+const INDEX_FRAME: u32 = 0x184D_2A5D;
+const STORED_FRAME: u32 = 0x184D_2A5C;
+/// Those of the published seek table, which is a skippable frame as well.
+const SEEK_FRAME: u32 = 0x184D_2A5E;
+const SEEK_MAGIC: u32 = 0x8F92_EAB1;
+
+const HEADER_LEN: usize = 128;
+const ROOT_AT: usize = 96;
+const REGION_LEN: usize = 32;
+const RECORD_LEN: usize = 20;
+const TRAILER_LEN: usize = 16;
+const SEEK_FOOTER_LEN: u64 = 9;
+/// The header of a skippable frame.
+pub(crate) const SKIPPABLE_LEN: u64 = 8;
+const HAS_PARENT: u8 = 1;
+
+/// The smallest and the largest page and frame, as powers of two.
+const PAGE_SHIFTS: std::ops::RangeInclusive<u8> = 12..=21;
+const FRAME_SHIFTS: std::ops::RangeInclusive<u8> = 12..=24;
+
+/// How the bytes of a frame are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Codec {
+    /// As they are.
+    None,
+    /// As a zstd frame with its length and its checksum.
+    Zstd,
+    /// As an LZ4 block.
+    Lz4,
+}
+
+impl Codec {
+    /// Returns the name that the command takes.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Zstd => "zstd",
+            Self::Lz4 => "lz4",
+        }
+    }
+}
+
+/// The hash that names an image: it covers the index, and with it the hash of every stored frame and the
+/// root of the parent. It does not cover the working set.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Root(pub(crate) [u8; 32]);
+
+impl fmt::Display for Root {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for Root {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Root({self})")
+    }
+}
+
+/// A text that is not a root hash.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a root hash has 64 hexadecimal digits")]
+pub struct ParseRootError;
+
+impl FromStr for Root {
+    type Err = ParseRootError;
+
+    fn from_str(text: &str) -> Result<Self, ParseRootError> {
+        let digits = text.as_bytes();
+        if digits.len() != 64 || !digits.iter().all(u8::is_ascii_hexdigit) {
+            return Err(ParseRootError);
+        }
+        let mut root = [0; 32];
+        for (byte, pair) in root.iter_mut().zip(0..) {
+            let pair = text.get(2 * pair..2 * pair + 2).ok_or(ParseRootError)?;
+            *byte = u8::from_str_radix(pair, 16).map_err(|_| ParseRootError)?;
+        }
+        Ok(Self(root))
+    }
+}
+
+/// A part of guest memory, and where the image has its bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ImageRegion {
+    /// The address of its first byte in the guest.
+    pub guest_addr: u64,
+    /// Where its bytes start in the image.
+    pub offset: u64,
+    /// How long it is.
+    pub len_bytes: u64,
+    /// The size of its pages.
+    pub page_bytes: u64,
+}
+
+/// A stored frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Record {
+    /// The first 16 bytes of the BLAKE3 hash of the stored bytes.
+    pub(crate) hash: [u8; 16],
+    /// How many bytes are stored.
+    pub(crate) len: u32,
+}
+
+/// Another image that has the frames which this one does not store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ParentLink {
+    pub(crate) root: Root,
+    /// Its path, from the directory of this image.
+    pub(crate) name: String,
+}
+
+/// What is known of an image without its frames.
+///
+/// # Invariants
+/// `stored` has a bit for each frame, and as many of them are set as there are `records`; `zero` has a bit
+/// for each page. Without a parent, every page of a frame that is not stored is zero.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Index {
+    pub(crate) codec: Codec,
+    pub(crate) page_shift: u8,
+    pub(crate) frame_shift: u8,
+    pub(crate) image_len: u64,
+    /// Where the frames end in the file.
+    pub(crate) data_len: u64,
+    pub(crate) regions: Vec<ImageRegion>,
+    pub(crate) parent: Option<ParentLink>,
+    pub(crate) stored: Vec<u8>,
+    pub(crate) zero: Vec<u8>,
+    pub(crate) records: Vec<Record>,
+    /// The pages that a run touched, in that order.
+    pub(crate) working_set: Vec<u64>,
+}
+
+/// Returns whether a bit of a map is set.
+pub(crate) fn bit(map: &[u8], at: u64) -> bool {
+    usize::try_from(at / 8)
+        .ok()
+        .and_then(|byte| map.get(byte))
+        .is_some_and(|byte| byte >> (at % 8) & 1 == 1)
+}
+
+/// Sets a bit of a map, which grows as far as needed.
+pub(crate) fn set_bit(map: &mut Vec<u8>, at: u64) {
+    let byte = usize::try_from(at / 8).unwrap_or(usize::MAX);
+    if map.len() <= byte {
+        map.resize(byte + 1, 0);
+    }
+    map[byte] |= 1 << (at % 8);
+}
+
+impl Index {
+    /// Returns how many frames the image has, stored or not.
+    pub(crate) fn frames(&self) -> u64 {
+        self.image_len.div_ceil(1 << self.frame_shift)
+    }
+
+    /// Returns how many pages the image has.
+    pub(crate) fn pages(&self) -> u64 {
+        self.image_len.div_ceil(1 << self.page_shift)
+    }
+
+    /// Returns how many bytes a frame has: the last may be shorter.
+    pub(crate) fn frame_len(&self, frame: u64) -> u64 {
+        self.image_len.saturating_sub(frame << self.frame_shift).min(1 << self.frame_shift)
+    }
+
+    /// Returns the pages of a frame.
+    pub(crate) fn pages_of(&self, frame: u64) -> std::ops::Range<u64> {
+        let shift = self.frame_shift - self.page_shift;
+        frame << shift..((frame + 1) << shift).min(self.pages())
+    }
+
+    /// Returns whether every page of a frame is zero.
+    pub(crate) fn is_zero_frame(&self, frame: u64) -> bool {
+        self.pages_of(frame).all(|page| bit(&self.zero, page))
+    }
+
+    /// Returns whether `zstd -d` makes the raw bytes of this image.
+    pub(crate) fn is_plain(&self) -> bool {
+        self.codec == Codec::Zstd && self.parent.is_none()
+    }
+
+    /// Returns the index as the payload of its frame, without the trailer, and the root hash.
+    pub(crate) fn encode(&self) -> (Vec<u8>, Root) {
+        let mut out =
+            Vec::with_capacity(HEADER_LEN + self.records.len() * RECORD_LEN + self.zero.len());
+        out.extend(MAGIC);
+        out.extend(MAJOR.to_le_bytes());
+        out.extend(MINOR.to_le_bytes());
+        let codec = match self.codec {
+            Codec::None => 0,
+            Codec::Zstd => 1,
+            Codec::Lz4 => 2,
+        };
+        let flags = if self.parent.is_some() { HAS_PARENT } else { 0 };
+        out.extend([codec, flags, self.page_shift, self.frame_shift]);
+        let name = self.parent.as_ref().map_or("", |parent| &parent.name);
+        out.extend(self.image_len.to_le_bytes());
+        out.extend(self.data_len.to_le_bytes());
+        out.extend((self.records.len() as u64).to_le_bytes());
+        out.extend((self.regions.len() as u64).to_le_bytes());
+        out.extend((name.len() as u64).to_le_bytes());
+        out.extend([0; 8]);
+        out.extend(self.parent.as_ref().map_or([0; 32], |parent| parent.root.0));
+        out.extend([0; 32]);
+        debug_assert_eq!(out.len(), HEADER_LEN);
+        for region in &self.regions {
+            for number in [region.guest_addr, region.offset, region.len_bytes, region.page_bytes] {
+                out.extend(number.to_le_bytes());
+            }
+        }
+        out.extend(name.as_bytes());
+        out.extend(&self.stored);
+        out.extend(&self.zero);
+        for record in &self.records {
+            out.extend(record.hash);
+            out.extend(record.len.to_le_bytes());
+        }
+        let root = Root(*blake3::hash(&out).as_bytes());
+        out[ROOT_AT..HEADER_LEN].copy_from_slice(&root.0);
+        let set_at = out.len();
+        out.extend((self.working_set.len() as u64).to_le_bytes());
+        for page in &self.working_set {
+            out.extend(page.to_le_bytes());
+        }
+        let hash = short_hash(&out[set_at..]);
+        out.extend(hash);
+        (out, root)
+    }
+
+    /// Reads an index, and checks its root hash.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub(crate) fn decode(bytes: &[u8]) -> Result<(Self, Root), Flaw> {
+        let mut rest = bytes;
+        let header = take(&mut rest, HEADER_LEN as u64)?;
+        if header[..8] != MAGIC {
+            return Err(Flaw::Bad("it does not start with the magic number"));
+        }
+        let major = u16::from_le_bytes([header[8], header[9]]);
+        if major != MAJOR {
+            return Err(Flaw::Version(major));
+        }
+        let [codec, flags, page_shift, frame_shift] =
+            [header[12], header[13], header[14], header[15]];
+        let codec = match codec {
+            0 => Codec::None,
+            1 => Codec::Zstd,
+            2 => Codec::Lz4,
+            _ => return Err(Flaw::Bad("it names a codec that does not exist")),
+        };
+        let sizes_are_valid = PAGE_SHIFTS.contains(&page_shift)
+            && FRAME_SHIFTS.contains(&frame_shift)
+            && page_shift <= frame_shift;
+        if !sizes_are_valid || flags & !HAS_PARENT != 0 {
+            return Err(Flaw::Bad(
+                "it has a page size, a frame size or a flag that does not exist",
+            ));
+        }
+        let [image_len, data_len, stored, regions, name_len] =
+            [16, 24, 32, 40, 48].map(|at| number(header, at));
+        let mut index = Self {
+            codec,
+            page_shift,
+            frame_shift,
+            image_len,
+            data_len,
+            regions: Vec::new(),
+            parent: None,
+            stored: Vec::new(),
+            zero: Vec::new(),
+            records: Vec::new(),
+            working_set: Vec::new(),
+        };
+        index.regions = read_regions(&mut rest, regions, image_len)?;
+        let name = take(&mut rest, name_len)?;
+        if flags & HAS_PARENT != 0 {
+            let name = std::str::from_utf8(name)
+                .map_err(|_| Flaw::Bad("the name of its parent is not text"))?;
+            let root = Root(array(header, 64));
+            index.parent = Some(ParentLink { root, name: name.to_owned() });
+        }
+        index.stored = take(&mut rest, index.frames().div_ceil(8))?.to_vec();
+        index.zero = take(&mut rest, index.pages().div_ceil(8))?.to_vec();
+        let record_bytes = stored.checked_mul(RECORD_LEN as u64).ok_or(Flaw::Bad(SHORT))?;
+        let records = take(&mut rest, record_bytes)?;
+        index.records = records
+            .chunks_exact(RECORD_LEN)
+            .map(|record| Record {
+                hash: array(record, 0),
+                len: u32::from_le_bytes(array(record, 16)),
+            })
+            .collect();
+        let covered = bytes.len() - rest.len();
+        let root = Root(array(header, ROOT_AT));
+        if root_of(&bytes[..covered]) != root {
+            return Err(Flaw::Bad("its root hash does not match"));
+        }
+        index.working_set = read_working_set(rest, index.pages());
+        index.check()?;
+        Ok((index, root))
+    }
+
+    /// Checks the invariants, and that the frames fill the data exactly.
+    fn check(&self) -> Result<(), Flaw> {
+        let set: u64 = self.stored.iter().map(|byte| u64::from(byte.count_ones())).sum();
+        if set != self.records.len() as u64
+            || (self.frames()..self.stored.len() as u64 * 8).any(|at| bit(&self.stored, at))
+        {
+            return Err(Flaw::Bad("it does not have a record for each stored frame"));
+        }
+        if (self.pages()..self.zero.len() as u64 * 8).any(|at| bit(&self.zero, at)) {
+            return Err(Flaw::Bad("it has a page behind its end"));
+        }
+        let around = if self.codec == Codec::Zstd { 0 } else { SKIPPABLE_LEN };
+        let sum = self
+            .records
+            .iter()
+            .try_fold(0_u64, |sum, record| sum.checked_add(u64::from(record.len) + around));
+        if sum != Some(self.data_len) {
+            return Err(Flaw::Bad("the lengths of its frames are not the length of its data"));
+        }
+        let is_open = |frame| !bit(&self.stored, frame) && !self.is_zero_frame(frame);
+        if self.parent.is_none() && (0..self.frames()).any(is_open) {
+            return Err(Flaw::Bad("a frame is neither stored nor zero, and there is no parent"));
+        }
+        Ok(())
+    }
+}
+
+/// What is wrong with an index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Flaw {
+    /// It has another major version.
+    Version(u16),
+    /// It is damaged.
+    Bad(&'static str),
+}
+
+const SHORT: &str = "it ends too early";
+
+fn take<'a>(rest: &mut &'a [u8], len: u64) -> Result<&'a [u8], Flaw> {
+    let len = usize::try_from(len).map_err(|_| Flaw::Bad(SHORT))?;
+    let (front, behind) = rest.split_at_checked(len).ok_or(Flaw::Bad(SHORT))?;
+    *rest = behind;
+    Ok(front)
+}
+
+/// Returns `N` bytes from `at` on, zeroes where there are none.
+fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+    bytes.get(at..).and_then(|bytes| bytes.first_chunk()).copied().unwrap_or([0; N])
+}
+
+fn number(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(array(bytes, at))
+}
+
+fn read_regions(rest: &mut &[u8], count: u64, image_len: u64) -> Result<Vec<ImageRegion>, Flaw> {
+    let len = count.checked_mul(REGION_LEN as u64).ok_or(Flaw::Bad(SHORT))?;
+    let regions: Vec<ImageRegion> = take(rest, len)?
+        .chunks_exact(REGION_LEN)
+        .map(|region| ImageRegion {
+            guest_addr: number(region, 0),
+            offset: number(region, 8),
+            len_bytes: number(region, 16),
+            page_bytes: number(region, 24),
+        })
+        .collect();
+    let is_inside = |region: &ImageRegion| {
+        region.offset.checked_add(region.len_bytes).is_some_and(|end| end <= image_len)
+            && region.guest_addr.checked_add(region.len_bytes).is_some()
+            && region.page_bytes.is_power_of_two()
+    };
+    if regions.iter().all(is_inside) {
+        Ok(regions)
+    } else {
+        Err(Flaw::Bad("a region is not inside the image"))
+    }
+}
+
+/// Returns the working set; an empty one if it is damaged, because a wrong one would only cost time.
+fn read_working_set(bytes: &[u8], pages: u64) -> Vec<u64> {
+    let list = || {
+        let len = 8 + usize::try_from(number(bytes, 0)).ok()?.checked_mul(8)?;
+        let (hashed, hash) = (bytes.get(..len)?, bytes.get(len..len + 16)?);
+        (short_hash(hashed) == *hash).then_some(&hashed[8..])
+    };
+    let listed = list().unwrap_or_default().chunks_exact(8).map(|page| number(page, 0));
+    listed.filter(|page| *page < pages).collect()
+}
+
+fn root_of(covered: &[u8]) -> Root {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&covered[..ROOT_AT]);
+    hasher.update(&[0; 32]);
+    hasher.update(&covered[HEADER_LEN..]);
+    Root(*hasher.finalize().as_bytes())
+}
+
+/// Returns the first 16 bytes of the BLAKE3 hash of `bytes`.
+pub(crate) fn short_hash(bytes: &[u8]) -> [u8; 16] {
+    array(blake3::hash(bytes).as_bytes(), 0)
+}
+
+/// Returns the header of a skippable frame for the stored bytes of one frame.
+pub(crate) fn stored_header(len: u32) -> [u8; 8] {
+    skippable(STORED_FRAME, len)
+}
+
+fn skippable(magic: u32, len: u32) -> [u8; 8] {
+    let mut header = [0; 8];
+    header[..4].copy_from_slice(&magic.to_le_bytes());
+    header[4..].copy_from_slice(&len.to_le_bytes());
+    header
+}
+
+/// Returns what follows the frames: the index in its frame, and the seek table. `None` if the index is
+/// longer than a frame can be, which an image of 64 TiB in frames of 64 KiB would be.
+pub(crate) fn tail(index: &Index) -> Option<(Vec<u8>, Root)> {
+    let (mut payload, root) = index.encode();
+    let len = payload.len() as u64;
+    payload.extend(len.to_le_bytes());
+    payload.extend(END_MAGIC);
+    let mut out = skippable(INDEX_FRAME, u32::try_from(payload.len()).ok()?).to_vec();
+    out.append(&mut payload);
+    let listed: &[Record] = if index.is_plain() { &index.records } else { &[] };
+    let len = listed.len() as u64 * 8 + SEEK_FOOTER_LEN;
+    out.extend(skippable(SEEK_FRAME, u32::try_from(len).ok()?));
+    for (frame, record) in (0..).zip(listed) {
+        out.extend(record.len.to_le_bytes());
+        out.extend(u32::try_from(index.frame_len(frame)).ok()?.to_le_bytes());
+    }
+    out.extend(u32::try_from(listed.len()).ok()?.to_le_bytes());
+    out.push(0);
+    out.extend(SEEK_MAGIC.to_le_bytes());
+    Some((out, root))
+}
+
+/// Where the index of a file lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct IndexPlace {
+    /// Where its frame starts: the frames of the image end there.
+    pub(crate) start: u64,
+    /// How long the index is, without its trailer.
+    pub(crate) len: u64,
+}
+
+/// How long the end of a file is that [`trailer_at`] asks for.
+pub(crate) const FOOTER_LEN: usize = 9;
+const _: () = assert!(FOOTER_LEN as u64 == SEEK_FOOTER_LEN);
+/// How long what [`index_place`] asks for is: the trailer of the index, and the header of the seek table.
+pub(crate) const TRAILER: usize = TRAILER_LEN + 8;
+
+/// Returns where the trailer of the index starts in a file of `file_len` bytes, of which `footer` are the
+/// last [`FOOTER_LEN`].
+pub(crate) fn trailer_at(file_len: u64, footer: &[u8]) -> Result<u64, &'static str> {
+    if u32::from_le_bytes(array(footer, 5)) != SEEK_MAGIC {
+        return Err("it does not end with a seek table");
+    }
+    let entry = if footer[4] & 0x80 == 0 { 8 } else { 12 };
+    let table = u64::from(u32::from_le_bytes(array(footer, 0))) * entry + SEEK_FOOTER_LEN;
+    file_len.checked_sub(table + TRAILER as u64).ok_or("its seek table is longer than the file")
+}
+
+/// Returns where the index is, from the bytes at [`trailer_at`].
+pub(crate) fn index_place(trailer_at: u64, trailer: &[u8]) -> Result<IndexPlace, &'static str> {
+    if trailer[8..16] != END_MAGIC || u32::from_le_bytes(array(trailer, 16)) != SEEK_FRAME {
+        return Err("there is no index before its seek table");
+    }
+    let len = number(trailer, 0);
+    let start = trailer_at.checked_sub(len).and_then(|start| start.checked_sub(SKIPPABLE_LEN));
+    let start = start.ok_or("its index is longer than the file")?;
+    Ok(IndexPlace { start, len })
+}
+
+/// Checks the header of the frame of the index.
+pub(crate) fn is_index_header(header: &[u8], len: u64) -> bool {
+    u32::from_le_bytes(array(header, 0)) == INDEX_FRAME
+        && u64::from(u32::from_le_bytes(array(header, 4))) == len + TRAILER_LEN as u64
+}

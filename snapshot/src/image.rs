@@ -1,0 +1,585 @@
+//! A packed image that is open: [`Image`].
+//!
+//! Stored bytes are hashed before they are decoded, and what comes out has its length and, for zstd, its
+//! checksum. A frame that does not match is read once more, and is an error then: never zeroes, never
+//! other bytes.
+//!
+//! Sharing: every method takes `&self`, from any thread.
+//! Cost: 24 bytes of memory a stored frame, and two bits a page.
+
+use std::cell::RefCell;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use crate::cache::FrameCache;
+use crate::codec::Decoder;
+use crate::error::SnapshotError;
+use crate::format::{
+    self, Codec, FOOTER_LEN, Flaw, ImageRegion, Index, Record, Root, SKIPPABLE_LEN, bit, short_hash,
+};
+use crate::source::{FileSource, Source};
+
+/// The longest chain of parents.
+const MAX_DEPTH: usize = 16;
+/// How many frames of a map share a count of those before them.
+const RANK_FRAMES: u64 = 512;
+
+/// A packed image.
+pub struct Image {
+    source: Box<dyn Source>,
+    index: Index,
+    root: Root,
+    parent: Option<Box<Image>>,
+    /// Where each stored frame starts in the file.
+    offsets: Vec<u64>,
+    /// How many frames before every [`RANK_FRAMES`]th are stored.
+    ranks: Vec<u64>,
+    cache: Arc<FrameCache>,
+    /// Its number in the cache.
+    number: u64,
+}
+
+/// What is to be checked when an image is opened, and what it may use.
+#[derive(Clone, Debug, Default)]
+pub struct OpenOptions {
+    root: Option<Root>,
+    cache: Option<Arc<FrameCache>>,
+}
+
+impl OpenOptions {
+    /// Requires this root hash, which makes the bytes authentic: without it, hashes show damage and not
+    /// forgery.
+    #[must_use]
+    pub fn root(mut self, root: Root) -> Self {
+        self.root = Some(root);
+        self
+    }
+
+    /// Keeps decoded frames in this cache, which several images can share. Without one, an image has a cache
+    /// of 64 MiB.
+    #[must_use]
+    pub fn cache(mut self, cache: Arc<FrameCache>) -> Self {
+        self.cache = Some(cache);
+        self
+    }
+}
+
+/// Where the bytes of a frame come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Origin {
+    Zero,
+    /// Its number among the stored frames.
+    Stored(usize),
+    Parent,
+}
+
+/// How the frames of an image are stored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct FrameCounts {
+    /// All frames.
+    pub frames: u64,
+    /// Frames of zeroes, which are never decoded.
+    pub zero: u64,
+    /// Frames that are decoded from this image.
+    pub stored: u64,
+    /// Frames that the parent has.
+    pub parent: u64,
+}
+
+impl Image {
+    /// Opens the image in a file, and its parents beside it.
+    ///
+    /// # Errors
+    /// [`SnapshotError`] if it cannot be read, is no image, is damaged, or is not the one that is required.
+    pub fn open(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Self, SnapshotError> {
+        let path = path.as_ref();
+        let source = FileSource::open(path).map_err(|cause| SnapshotError::Read {
+            name: path.display().to_string(),
+            offset: 0,
+            len_bytes: FOOTER_LEN as u64,
+            cause,
+        })?;
+        Self::from_source(Box::new(source), options)
+    }
+
+    /// Opens the image in a source, and its parents beside it.
+    ///
+    /// # Errors
+    /// As for [`Image::open`].
+    pub fn from_source(
+        source: Box<dyn Source>,
+        options: &OpenOptions,
+    ) -> Result<Self, SnapshotError> {
+        let cache = options.cache.clone().unwrap_or_else(|| FrameCache::new(64 << 20));
+        if options.root.is_none() {
+            tracing::info!(image = %source.name(), "opened without a root hash: damage is found, forgery is not");
+        }
+        Self::open_at(source, options.root, &cache, MAX_DEPTH)
+    }
+
+    fn open_at(
+        source: Box<dyn Source>,
+        root: Option<Root>,
+        cache: &Arc<FrameCache>,
+        depth: usize,
+    ) -> Result<Self, SnapshotError> {
+        let (index, found) = read_index(&*source)?;
+        if let Some(expected) = root.filter(|root| *root != found) {
+            return Err(SnapshotError::OtherRoot { name: source.name(), expected, found });
+        }
+        let parent = match &index.parent {
+            None => None,
+            Some(_) if depth == 0 => {
+                return Err(SnapshotError::TooDeep { name: source.name(), max: MAX_DEPTH });
+            }
+            Some(link) => {
+                let failed = |cause| SnapshotError::Parent {
+                    name: source.name(),
+                    parent: link.name.clone(),
+                    cause: Box::new(cause),
+                };
+                let below = source.neighbour(&link.name).map_err(|cause| {
+                    let (name, len_bytes) = (link.name.clone(), FOOTER_LEN as u64);
+                    failed(SnapshotError::Read { name, offset: 0, len_bytes, cause })
+                })?;
+                let below = Self::open_at(below, Some(link.root), cache, depth - 1);
+                Some(Box::new(below.map_err(failed)?))
+            }
+        };
+        let around = if index.codec == Codec::Zstd { 0 } else { SKIPPABLE_LEN };
+        let mut end = 0;
+        let offsets = index.records.iter().map(|record| {
+            let start = end + around;
+            end = start + u64::from(record.len);
+            start
+        });
+        let offsets = offsets.collect();
+        let ranks = index.stored.chunks(usize::try_from(RANK_FRAMES / 8).unwrap_or(1)).scan(
+            0,
+            |before, part| {
+                let rank = *before;
+                *before += part.iter().map(|byte| u64::from(byte.count_ones())).sum::<u64>();
+                Some(rank)
+            },
+        );
+        let ranks = ranks.collect();
+        let number = cache.join();
+        Ok(Self {
+            source,
+            root: found,
+            parent,
+            offsets,
+            ranks,
+            cache: cache.clone(),
+            number,
+            index,
+        })
+    }
+
+    /// Returns how many bytes the image has.
+    #[must_use]
+    pub fn byte_len(&self) -> u64 {
+        self.index.image_len
+    }
+
+    /// Returns how many bytes the file has.
+    #[must_use]
+    pub fn file_len(&self) -> u64 {
+        self.source.byte_len()
+    }
+
+    /// Returns the name of its file.
+    #[must_use]
+    pub fn name(&self) -> String {
+        self.source.name()
+    }
+
+    /// Returns the root hash.
+    #[must_use]
+    pub fn root(&self) -> Root {
+        self.root
+    }
+
+    /// Returns how frames are stored.
+    #[must_use]
+    pub fn codec(&self) -> Codec {
+        self.index.codec
+    }
+
+    /// Returns the size of a page in bytes.
+    #[must_use]
+    pub fn page_bytes(&self) -> u64 {
+        1 << self.index.page_shift
+    }
+
+    /// Returns the size of a frame in bytes.
+    #[must_use]
+    pub fn frame_bytes(&self) -> u64 {
+        1 << self.index.frame_shift
+    }
+
+    /// Returns the regions of guest memory.
+    #[must_use]
+    pub fn regions(&self) -> &[ImageRegion] {
+        &self.index.regions
+    }
+
+    /// Returns the pages that a recorded run touched, in that order.
+    #[must_use]
+    pub fn working_set(&self) -> &[u64] {
+        &self.index.working_set
+    }
+
+    /// Returns the image that has the frames which this one does not store.
+    #[must_use]
+    pub fn parent(&self) -> Option<&Image> {
+        self.parent.as_deref()
+    }
+
+    /// Returns how many pages are zero.
+    #[must_use]
+    pub fn zero_pages(&self) -> u64 {
+        self.index.zero.iter().map(|byte| u64::from(byte.count_ones())).sum()
+    }
+
+    /// Returns how the frames are stored.
+    #[must_use]
+    pub fn frame_counts(&self) -> FrameCounts {
+        let mut counts = FrameCounts { frames: self.index.frames(), ..FrameCounts::default() };
+        for frame in 0..counts.frames {
+            match self.origin(frame) {
+                Origin::Zero => counts.zero += 1,
+                Origin::Stored(_) => counts.stored += 1,
+                Origin::Parent => counts.parent += 1,
+            }
+        }
+        counts
+    }
+
+    /// Returns whether every byte of a page is zero.
+    pub(crate) fn is_zero_page(&self, page: u64) -> bool {
+        bit(&self.index.zero, page)
+    }
+
+    /// Returns the number of a frame among those that are stored.
+    fn stored_number(&self, frame: u64) -> Option<usize> {
+        if !bit(&self.index.stored, frame) {
+            return None;
+        }
+        let block = frame / RANK_FRAMES;
+        let before = *self.ranks.get(usize::try_from(block).ok()?)?;
+        let inside = (block * RANK_FRAMES..frame).filter(|at| bit(&self.index.stored, *at)).count();
+        usize::try_from(before).ok()?.checked_add(inside)
+    }
+
+    pub(crate) fn origin(&self, frame: u64) -> Origin {
+        if self.index.is_zero_frame(frame) {
+            return Origin::Zero;
+        }
+        self.stored_number(frame).map_or(Origin::Parent, Origin::Stored)
+    }
+
+    fn stored(&self, number: usize) -> (u64, Record) {
+        (self.offsets[number], self.index.records[number])
+    }
+
+    /// Returns the bytes of a frame if they are decoded already, here or in the parents.
+    pub(crate) fn ready_frame(&self, frame: u64) -> Option<Arc<[u8]>> {
+        self.cache.get((self.number, frame))
+    }
+
+    /// Returns the bytes of a frame. It may block.
+    pub(crate) fn frame(&self, frame: u64) -> Result<Arc<[u8]>, SnapshotError> {
+        self.cache.get_or_decode((self.number, frame), || {
+            let mut bytes = vec![0; usize::try_from(self.index.frame_len(frame)).unwrap_or(0)];
+            self.read_frame(frame, &mut bytes)?;
+            Ok(bytes.into())
+        })
+    }
+
+    /// Reads a frame, without the cache, into a buffer of its length.
+    pub(crate) fn read_frame(&self, frame: u64, out: &mut [u8]) -> Result<(), SnapshotError> {
+        match (self.origin(frame), self.parent()) {
+            (Origin::Stored(number), _) => self.read_stored(frame, number, out),
+            (Origin::Parent, Some(parent)) => {
+                parent.read_uncached(frame << self.index.frame_shift, out)
+            }
+            (Origin::Zero | Origin::Parent, _) => {
+                out.fill(0);
+                Ok(())
+            }
+        }
+    }
+
+    fn read_stored(&self, frame: u64, number: usize, out: &mut [u8]) -> Result<(), SnapshotError> {
+        let (offset, record) = self.stored(number);
+        SCRATCH.with_borrow_mut(|scratch| {
+            for is_last in [false, true] {
+                let stored = self.read_verified(offset, record, &mut scratch.stored)?;
+                let why = if !stored {
+                    "its bytes do not match their hash"
+                } else if scratch.decode(self.index.codec, out)? {
+                    return Ok(());
+                } else {
+                    "its bytes match their hash and cannot be decoded: the writer was faulty"
+                };
+                if is_last {
+                    let name = self.source.name();
+                    return Err(SnapshotError::BadFrame { name, frame, offset, why });
+                }
+                tracing::warn!(image = %self.source.name(), frame, why, "reading a frame again");
+            }
+            unreachable!("the last turn returns")
+        })
+    }
+
+    /// Reads the stored bytes of a frame. Returns whether their hash matches.
+    fn read_verified(
+        &self,
+        offset: u64,
+        record: Record,
+        stored: &mut Vec<u8>,
+    ) -> Result<bool, SnapshotError> {
+        stored.resize(usize::try_from(record.len).unwrap_or(usize::MAX), 0);
+        self.source.read_at(offset, stored).map_err(|cause| SnapshotError::Read {
+            name: self.source.name(),
+            offset,
+            len_bytes: u64::from(record.len),
+            cause,
+        })?;
+        Ok(short_hash(stored) == record.hash)
+    }
+
+    /// Reads bytes of the image, decoding what is not in the cache.
+    ///
+    /// # Errors
+    /// [`SnapshotError`] if they are not all inside, or a frame cannot be had. Then `out` has no meaning.
+    pub fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), SnapshotError> {
+        self.for_frames(offset, out, |frame, within, part| {
+            if self.index.is_zero_frame(frame) {
+                part.fill(0);
+                return Ok(());
+            }
+            let bytes = self.frame(frame)?;
+            part.copy_from_slice(&bytes[within..within + part.len()]);
+            Ok(())
+        })
+    }
+
+    /// Reads bytes of the image without filling the cache.
+    pub(crate) fn read_uncached(&self, offset: u64, out: &mut [u8]) -> Result<(), SnapshotError> {
+        let mut whole = Vec::new();
+        self.for_frames(offset, out, |frame, within, part| {
+            let len = usize::try_from(self.index.frame_len(frame)).unwrap_or(usize::MAX);
+            if part.len() == len {
+                return self.read_frame(frame, part);
+            }
+            whole.resize(len, 0);
+            self.read_frame(frame, &mut whole)?;
+            part.copy_from_slice(&whole[within..within + part.len()]);
+            Ok(())
+        })
+    }
+
+    /// Calls `read` for each part of `out` that is in one frame, with where it starts in the frame.
+    fn for_frames(
+        &self,
+        offset: u64,
+        out: &mut [u8],
+        mut read: impl FnMut(u64, usize, &mut [u8]) -> Result<(), SnapshotError>,
+    ) -> Result<(), SnapshotError> {
+        let len_bytes = out.len() as u64;
+        if offset.checked_add(len_bytes).is_none_or(|end| end > self.index.image_len) {
+            let image_len = self.index.image_len;
+            return Err(SnapshotError::Beyond { offset, len_bytes, image_len });
+        }
+        let (mut at, mut rest) = (offset, out);
+        while !rest.is_empty() {
+            let frame = at >> self.index.frame_shift;
+            let within = at - (frame << self.index.frame_shift);
+            let len = (self.index.frame_len(frame) - within).min(rest.len() as u64);
+            let (part, behind) = rest.split_at_mut(usize::try_from(len).unwrap_or(usize::MAX));
+            read(frame, usize::try_from(within).unwrap_or(usize::MAX), part)?;
+            (at, rest) = (at + len, behind);
+        }
+        Ok(())
+    }
+
+    /// Reads every stored frame of this image and checks its hash, with `threads` threads; with `decode`, it
+    /// is decoded as well. `progress` is called now and then with how many bytes of the file were read.
+    /// Returns how many frames were checked. The parents are images of their own.
+    ///
+    /// # Errors
+    /// [`SnapshotError::BadFrame`] for the first bad frame in the order of the file, or another one if the
+    /// file cannot be read or its seek table is not that of its frames.
+    pub fn verify(
+        &self,
+        threads: usize,
+        decode: bool,
+        progress: &(dyn Fn(u64) + Sync),
+    ) -> Result<u64, SnapshotError> {
+        self.check_tail()?;
+        let frames: Vec<u64> =
+            (0..self.index.frames()).filter(|frame| bit(&self.index.stored, *frame)).collect();
+        let (next, done) = (AtomicU64::new(0), AtomicU64::new(0));
+        let failed = AtomicBool::new(false);
+        let first: std::sync::Mutex<Option<(u64, SnapshotError)>> = std::sync::Mutex::default();
+        let work = || {
+            let mut raw = vec![0; usize::try_from(self.frame_bytes()).unwrap_or(0)];
+            let mut stored = Vec::new();
+            // Relaxed: the numbers alone are shared, and the scope ends with a join. Threads take frames in
+            // order, so the frames before the first failure are all looked at.
+            while !failed.load(Ordering::Relaxed) {
+                let turn = next.fetch_add(1, Ordering::Relaxed);
+                let Some(&frame) = usize::try_from(turn).ok().and_then(|turn| frames.get(turn))
+                else {
+                    break;
+                };
+                let number = usize::try_from(turn).unwrap_or(usize::MAX);
+                let (offset, record) = self.stored(number);
+                let result = if decode {
+                    let len = usize::try_from(self.index.frame_len(frame)).unwrap_or(0);
+                    self.read_stored(frame, number, &mut raw[..len])
+                } else {
+                    self.check_hash(frame, offset, record, &mut stored)
+                };
+                if let Err(error) = result {
+                    failed.store(true, Ordering::Relaxed);
+                    let mut first = first.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+                    if first.as_ref().is_none_or(|(at, _)| turn < *at) {
+                        *first = Some((turn, error));
+                    }
+                }
+                progress(
+                    done.fetch_add(u64::from(record.len), Ordering::Relaxed)
+                        + u64::from(record.len),
+                );
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 1..threads.max(1) {
+                scope.spawn(work);
+            }
+            work();
+        });
+        match first.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner) {
+            Some((_, error)) => Err(error),
+            None => Ok(frames.len() as u64),
+        }
+    }
+
+    fn check_hash(
+        &self,
+        frame: u64,
+        offset: u64,
+        record: Record,
+        stored: &mut Vec<u8>,
+    ) -> Result<(), SnapshotError> {
+        if self.read_verified(offset, record, stored)? {
+            return Ok(());
+        }
+        let why = "its bytes do not match their hash";
+        Err(SnapshotError::BadFrame { name: self.source.name(), frame, offset, why })
+    }
+
+    /// Checks that what follows the frames is what a writer makes of this index: the seek table, by which
+    /// other programs find frames, is covered by no hash.
+    fn check_tail(&self) -> Result<(), SnapshotError> {
+        let bad = |why| SnapshotError::BadIndex { name: self.source.name(), why };
+        let (tail, _) =
+            format::tail(&self.index).ok_or_else(|| bad("it is longer than a frame can be"))?;
+        let mut found = vec![0; tail.len()];
+        let end = self.source.byte_len();
+        let start =
+            end.checked_sub(tail.len() as u64).ok_or_else(|| bad("the file is too short"))?;
+        self.source.read_at(start, &mut found).map_err(|cause| SnapshotError::Read {
+            name: self.source.name(),
+            offset: start,
+            len_bytes: tail.len() as u64,
+            cause,
+        })?;
+        if found == tail {
+            Ok(())
+        } else {
+            Err(bad("the index and the seek table do not belong together"))
+        }
+    }
+}
+
+impl std::fmt::Debug for Image {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Image")
+            .field("name", &self.source.name())
+            .field("root", &self.root)
+            .field("byte_len", &self.index.image_len)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Finds and reads the index of a source.
+fn read_index(source: &dyn Source) -> Result<(Index, Root), SnapshotError> {
+    let name = || source.name();
+    let read = |offset, out: &mut [u8]| {
+        source.read_at(offset, out).map_err(|cause| SnapshotError::Read {
+            name: source.name(),
+            offset,
+            len_bytes: out.len() as u64,
+            cause,
+        })
+    };
+    let not = |why| SnapshotError::NotAnImage { name: name(), why };
+    let file_len = source.byte_len();
+    let footer_at =
+        file_len.checked_sub(FOOTER_LEN as u64).ok_or_else(|| not("it is too short"))?;
+    let mut footer = [0; FOOTER_LEN];
+    read(footer_at, &mut footer)?;
+    let trailer_at = format::trailer_at(file_len, &footer).map_err(not)?;
+    let mut trailer = [0; format::TRAILER];
+    read(trailer_at, &mut trailer)?;
+    let place = format::index_place(trailer_at, &trailer).map_err(not)?;
+    let bad = |why| SnapshotError::BadIndex { name: name(), why };
+    let mut header = [0; 8];
+    read(place.start, &mut header)?;
+    if !format::is_index_header(&header, place.len) {
+        return Err(bad("its frame and its trailer have different lengths"));
+    }
+    // Not longer than the file, as was checked.
+    let mut bytes = vec![0; usize::try_from(place.len).unwrap_or(usize::MAX)];
+    read(place.start + SKIPPABLE_LEN, &mut bytes)?;
+    let (index, root) = Index::decode(&bytes).map_err(|flaw| match flaw {
+        Flaw::Version(major) => SnapshotError::Version { name: name(), major },
+        Flaw::Bad(why) => bad(why),
+    })?;
+    if index.data_len != place.start {
+        return Err(bad("it does not start where the frames end"));
+    }
+    let longest = zstd::zstd_safe::compress_bound(1 << index.frame_shift) + 64;
+    if index.records.iter().any(|record| record.len as usize > longest) {
+        return Err(bad("a stored frame is longer than its codec makes it"));
+    }
+    Ok((index, root))
+}
+
+/// What a thread keeps from one frame to the next.
+struct Scratch {
+    stored: Vec<u8>,
+    decoder: Option<(Codec, Decoder)>,
+}
+
+impl Scratch {
+    /// Decodes the stored bytes into `out`. Returns whether they are a frame of that length.
+    fn decode(&mut self, codec: Codec, out: &mut [u8]) -> Result<bool, SnapshotError> {
+        if self.decoder.as_ref().is_none_or(|(has, _)| *has != codec) {
+            let failed = |cause: io::Error| SnapshotError::Codec { codec: codec.name(), cause };
+            self.decoder = Some((codec, Decoder::new(codec).map_err(failed)?));
+        }
+        Ok(self.decoder.as_mut().is_some_and(|(_, decoder)| decoder.decode(&self.stored, out)))
+    }
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = const { RefCell::new(Scratch { stored: Vec::new(), decoder: None }) };
+}

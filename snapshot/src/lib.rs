@@ -1,0 +1,31 @@
+//! Images of memory: packed, verified, seekable, and mapped lazily.
+//!
+//! An image is the bytes of memory (of a virtual machine, a heap, a data set), stored so that any page can
+//! be had fast and is verified before it becomes memory. With zstd it is a standard stream: `zstd -d` gives
+//! the raw bytes back, and its seek table is the published one. `docs/FORMAT.md` describes every byte.
+//!
+//! | to | take |
+//! |---|---|
+//! | write an image | [`Packer`] |
+//! | open, read and verify one | [`Image`] |
+//! | map one lazily | [`SnapshotBacking`], with [`uzone_fault::Engine`] |
+//! | share decoded frames | [`FrameCache`] |
+//! | read from elsewhere than a file | [`Source`] |
+#![forbid(unsafe_code)]
+
+mod backing;
+mod cache;
+mod codec;
+mod error;
+mod format;
+mod image;
+mod source;
+mod writer;
+
+pub use backing::SnapshotBacking;
+pub use cache::FrameCache;
+pub use error::SnapshotError;
+pub use format::{Codec, ImageRegion, ParseRootError, Root};
+pub use image::{FrameCounts, Image, OpenOptions};
+pub use source::{FileSource, Source};
+pub use writer::{Packed, Packer};

@@ -1,0 +1,557 @@
+//! Writing an image: [`Packer`].
+//!
+//! One thread after the other reads the next frame of the input, compresses and hashes it, and writes it when
+//! its turn comes. So the input is read in order, frames are written in order, and at most two frames a thread
+//! are in memory. The file has a temporary name until all of it is on the device.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+use uzone_pages::ByteLen;
+
+use crate::codec::Encoder;
+use crate::error::SnapshotError;
+use crate::format::{
+    self, Codec, ImageRegion, Index, ParentLink, Record, Root, set_bit, short_hash,
+};
+use crate::image::Image;
+
+/// How an image is written.
+#[derive(Clone, Debug)]
+pub struct Packer {
+    codec: Codec,
+    level: i32,
+    threads: usize,
+    page: ByteLen,
+    frame: ByteLen,
+    regions: Vec<ImageRegion>,
+    working_set: Vec<u64>,
+}
+
+impl Default for Packer {
+    /// zstd of level 3, pages of 4 KiB, frames of 64 KiB, a thread for each CPU.
+    fn default() -> Self {
+        Self {
+            codec: Codec::Zstd,
+            level: 3,
+            threads: std::thread::available_parallelism().map_or(1, usize::from),
+            page: ByteLen::kib(4),
+            frame: ByteLen::kib(64),
+            regions: Vec::new(),
+            working_set: Vec::new(),
+        }
+    }
+}
+
+/// What was written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Packed {
+    /// The root hash.
+    pub root: Root,
+    /// How many bytes the image has.
+    pub image_bytes: u64,
+    /// How many bytes the file has.
+    pub file_bytes: u64,
+    /// How many pages are zero.
+    pub zero_pages: u64,
+    /// How many frames have stored bytes, including frames of zeroes that a stream of zstd needs.
+    pub stored_frames: u64,
+}
+
+impl Packer {
+    /// Sets how frames are stored.
+    #[must_use]
+    pub fn codec(mut self, codec: Codec) -> Self {
+        self.codec = codec;
+        self
+    }
+
+    /// Sets the level of the codec.
+    #[must_use]
+    pub fn level(mut self, level: i32) -> Self {
+        self.level = level;
+        self
+    }
+
+    /// Sets how many threads compress; zero counts as one.
+    #[must_use]
+    pub fn threads(mut self, threads: usize) -> Self {
+        self.threads = threads.max(1);
+        self
+    }
+
+    /// Sets the size of a page, the unit of the map of zero pages: a power of two from 4 KiB to 2 MiB.
+    #[must_use]
+    pub fn page(mut self, page: ByteLen) -> Self {
+        self.page = page;
+        self
+    }
+
+    /// Sets the size of a frame, the unit of compression: a power of two from a page to 16 MiB.
+    #[must_use]
+    pub fn frame(mut self, frame: ByteLen) -> Self {
+        self.frame = frame;
+        self
+    }
+
+    /// Sets the regions of guest memory. Without any, the image is one region at address 0.
+    #[must_use]
+    pub fn regions(mut self, regions: Vec<ImageRegion>) -> Self {
+        self.regions = regions;
+        self
+    }
+
+    /// Sets the pages that a recorded run touched, in that order.
+    #[must_use]
+    pub fn working_set(mut self, pages: Vec<u64>) -> Self {
+        self.working_set = pages;
+        self
+    }
+
+    /// Writes the bytes of `input` as an image to `path`; a file that is there is replaced as a whole.
+    /// `progress` is called now and then with how many bytes of the input were written, and cancels by
+    /// returning `false`.
+    ///
+    /// With a parent, frames whose bytes the parent has are not stored; the new image finds it by its path
+    /// from the directory of `path`.
+    ///
+    /// # Errors
+    /// [`SnapshotError`]. Nothing is left then, and what was at `path` is as before.
+    pub fn pack(
+        &self,
+        input: &mut (dyn Read + Send),
+        path: &Path,
+        parent: Option<&Image>,
+        progress: &(dyn Fn(u64) -> bool + Sync),
+    ) -> Result<Packed, SnapshotError> {
+        let mut index = self.empty_index()?;
+        if let Some(parent) = parent {
+            index.parent = Some(link_to(parent, path)?);
+        }
+        let draft = Draft::new(path)?;
+        let around = if index.codec == Codec::Zstd { 0 } else { format::SKIPPABLE_LEN };
+        let is_plain = index.is_plain();
+        let turns = Turns {
+            input: Mutex::new(Input { from: input, next: 0, done: 0, is_over: false }),
+            output: Mutex::new(Output {
+                file: &draft.file,
+                waiting: BTreeMap::new(),
+                next: 0,
+                buffer: Vec::new(),
+                index,
+                stop: None,
+            }),
+            moved: Condvar::new(),
+            window: self.threads as u64 * 2,
+        };
+        let work = || {
+            let _stop = StopOnPanic(&turns);
+            let mut worker = Worker {
+                packer: self,
+                parent,
+                is_plain,
+                around,
+                raw: Vec::new(),
+                other: Vec::new(),
+            };
+            if let Err(error) = worker.run(&turns, progress) {
+                turns.stop(error);
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 1..self.threads {
+                scope.spawn(work);
+            }
+            work();
+        });
+        let input = turns.input.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let output = turns.output.into_inner().unwrap_or_else(PoisonError::into_inner);
+        output.finish(input.done, &draft, &self.regions).and_then(|packed| {
+            draft.keep()?;
+            Ok(packed)
+        })
+    }
+
+    /// Checks the options, and returns an index without frames.
+    fn empty_index(&self) -> Result<Index, SnapshotError> {
+        let options = |why| SnapshotError::Options { why };
+        let shift = |len: ByteLen, most: u64| {
+            let is_valid = len.get().is_power_of_two() && (4 << 10..=most).contains(&len.get());
+            u8::try_from(len.get().trailing_zeros()).ok().filter(|_| is_valid)
+        };
+        let page_shift = shift(self.page, 2 << 20)
+            .ok_or_else(|| options("a page is a power of two from 4K to 2M"))?;
+        let frame_shift = shift(self.frame, 16 << 20)
+            .filter(|frame| *frame >= page_shift)
+            .ok_or_else(|| options("a frame is a power of two from the size of a page to 16M"))?;
+        let levels = match self.codec {
+            Codec::Zstd => zstd::compression_level_range(),
+            Codec::Lz4 => 0..=12,
+            Codec::None => i32::MIN..=i32::MAX,
+        };
+        if !levels.contains(&self.level) {
+            return Err(options("the codec has no such level: zstd has up to 22, lz4 has 0 to 12"));
+        }
+        Ok(Index {
+            codec: self.codec,
+            page_shift,
+            frame_shift,
+            image_len: 0,
+            data_len: 0,
+            regions: Vec::new(),
+            parent: None,
+            stored: Vec::new(),
+            zero: Vec::new(),
+            records: Vec::new(),
+            working_set: self.working_set.clone(),
+        })
+    }
+}
+
+/// Returns how an image at `path` names its parent.
+fn link_to(parent: &Image, path: &Path) -> Result<ParentLink, SnapshotError> {
+    let absolute = |path: &Path, step| {
+        fs::canonicalize(path).map_err(|cause| SnapshotError::Write {
+            path: path.to_owned(),
+            step,
+            cause,
+        })
+    };
+    let own = match path.parent() {
+        Some(directory) if directory != Path::new("") => directory,
+        _ => Path::new("."),
+    };
+    let own = absolute(own, "find the directory of")?;
+    let other = absolute(Path::new(&parent.name()), "find the parent")?;
+    // From the common part up and down again.
+    let common = own.components().zip(other.components()).take_while(|(a, b)| a == b).count();
+    let mut name: PathBuf = own.components().skip(common).map(|_| "..").collect();
+    name.extend(other.components().skip(common));
+    match name.to_str() {
+        Some(name) => Ok(ParentLink { root: parent.root(), name: name.to_owned() }),
+        None => {
+            Err(SnapshotError::Options { why: "the path of the parent is not UTF-8: rename it" })
+        }
+    }
+}
+
+/// What the threads share.
+struct Turns<'a> {
+    input: Mutex<Input<'a>>,
+    // Never waits for `input` while it is held.
+    output: Mutex<Output<'a>>,
+    /// Frames were written, or it is over.
+    moved: Condvar,
+    /// How many frames may be between the oldest that is not written and the newest that was read.
+    window: u64,
+}
+
+struct Input<'a> {
+    from: &'a mut (dyn Read + Send),
+    next: u64,
+    done: u64,
+    is_over: bool,
+}
+
+struct Output<'a> {
+    file: &'a File,
+    /// Frames whose turn has not come.
+    waiting: BTreeMap<u64, Frame>,
+    next: u64,
+    buffer: Vec<u8>,
+    index: Index,
+    stop: Option<SnapshotError>,
+}
+
+/// A frame that is ready to be written.
+struct Frame {
+    /// The bytes to store, and their hash; `None` if nothing is.
+    stored: Option<(Vec<u8>, [u8; 16])>,
+    /// A bit for each page: whether it is zero.
+    zero: Vec<bool>,
+    raw_len: u64,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Turns<'_> {
+    fn stop(&self, error: SnapshotError) {
+        lock(&self.output).stop.get_or_insert(error);
+        self.moved.notify_all();
+    }
+
+    /// Waits until frame `number` is within the window. Returns whether to go on.
+    fn wait(&self, number: u64) -> bool {
+        let mut output = lock(&self.output);
+        while output.stop.is_none() && number >= output.next + self.window {
+            output = self.moved.wait(output).unwrap_or_else(PoisonError::into_inner);
+        }
+        output.stop.is_none()
+    }
+}
+
+/// Ends the other threads if this one panics: they would wait for its frame.
+struct StopOnPanic<'a, 'b>(&'a Turns<'b>);
+
+impl Drop for StopOnPanic<'_, '_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.stop(SnapshotError::Cancelled);
+        }
+    }
+}
+
+/// One thread: what it keeps from frame to frame.
+struct Worker<'a> {
+    packer: &'a Packer,
+    parent: Option<&'a Image>,
+    is_plain: bool,
+    around: u64,
+    raw: Vec<u8>,
+    other: Vec<u8>,
+}
+
+impl Worker<'_> {
+    fn run(
+        &mut self,
+        turns: &Turns<'_>,
+        progress: &(dyn Fn(u64) -> bool + Sync),
+    ) -> Result<(), SnapshotError> {
+        let mut encoder = Encoder::new(self.packer.codec, self.packer.level)?;
+        while let Some(number) = self.read_next(turns)? {
+            let frame = self.encode(number, &mut encoder)?;
+            let mut output = lock(&turns.output);
+            if output.stop.is_some() {
+                return Ok(());
+            }
+            output.waiting.insert(number, frame);
+            let done = output.write_ready(self.around)?;
+            drop(output);
+            if let Some(frames) = done {
+                turns.moved.notify_all();
+                if !progress(frames * self.packer.frame.get()) {
+                    return Err(SnapshotError::Cancelled);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads the next frame of the input. Returns its number, or `None` behind the last.
+    fn read_next(&mut self, turns: &Turns<'_>) -> Result<Option<u64>, SnapshotError> {
+        let mut input = lock(&turns.input);
+        let number = input.next;
+        // While this thread waits, the others write: they need the output alone.
+        if input.is_over || !turns.wait(number) {
+            return Ok(None);
+        }
+        let len = usize::try_from(self.packer.frame.get()).unwrap_or(usize::MAX);
+        self.raw.resize(len, 0);
+        let mut filled = 0;
+        while filled < len {
+            match input.from.read(&mut self.raw[filled..]) {
+                Ok(0) => {
+                    input.is_over = true;
+                    break;
+                }
+                Ok(count) => filled += count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(cause) => {
+                    input.is_over = true;
+                    return Err(SnapshotError::Input { done: input.done + filled as u64, cause });
+                }
+            }
+        }
+        self.raw.truncate(filled);
+        input.next += 1;
+        input.done += filled as u64;
+        Ok((filled > 0).then_some(number))
+    }
+
+    fn encode(&mut self, number: u64, encoder: &mut Encoder) -> Result<Frame, SnapshotError> {
+        let page = usize::try_from(self.packer.page.get()).unwrap_or(usize::MAX);
+        let zero: Vec<bool> = self.raw.chunks(page).map(is_zero).collect();
+        let raw_len = self.raw.len() as u64;
+        let nothing_to_store =
+            !self.is_plain && (zero.iter().all(|zero| *zero) || self.parent_has(number)?);
+        let stored = if nothing_to_store {
+            None
+        } else {
+            let mut stored = Vec::new();
+            encoder.encode(&self.raw, &mut stored)?;
+            let hash = short_hash(&stored);
+            Some((stored, hash))
+        };
+        Ok(Frame { stored, zero, raw_len })
+    }
+
+    /// Returns whether the parent has the same bytes at the same place.
+    fn parent_has(&mut self, number: u64) -> Result<bool, SnapshotError> {
+        let Some(parent) = self.parent else { return Ok(false) };
+        let offset = number * self.packer.frame.get();
+        if offset + self.raw.len() as u64 > parent.byte_len() {
+            return Ok(false);
+        }
+        self.other.resize(self.raw.len(), 0);
+        parent.read_uncached(offset, &mut self.other)?;
+        Ok(self.other == self.raw)
+    }
+}
+
+fn is_zero(bytes: &[u8]) -> bool {
+    // In pieces, so that a page of other bytes is known by its start.
+    bytes.chunks(512).all(|piece| piece.iter().fold(0, |all, byte| all | byte) == 0)
+}
+
+/// How much is collected before it is written.
+const WRITE_BYTES: usize = 1 << 20;
+
+impl Output<'_> {
+    /// Writes the frames whose turn it is. Returns how many are written if any was.
+    fn write_ready(&mut self, around: u64) -> Result<Option<u64>, SnapshotError> {
+        let before = self.next;
+        while let Some(frame) = self.waiting.remove(&self.next) {
+            let index = &mut self.index;
+            let first = self.next << (index.frame_shift - index.page_shift);
+            for (page, _) in (first..).zip(&frame.zero).filter(|(_, zero)| **zero) {
+                set_bit(&mut index.zero, page);
+            }
+            index.image_len += frame.raw_len;
+            if let Some((stored, hash)) = frame.stored {
+                let len = u32::try_from(stored.len()).unwrap_or(u32::MAX); // a frame has at most 16 MiB
+                set_bit(&mut index.stored, self.next);
+                index.records.push(Record { hash, len });
+                index.data_len += around + u64::from(len);
+                if around > 0 {
+                    self.buffer.extend(format::stored_header(len));
+                }
+                self.buffer.extend(stored);
+            }
+            self.next += 1;
+            if self.buffer.len() >= WRITE_BYTES {
+                self.flush()?;
+            }
+        }
+        Ok((self.next > before).then_some(self.next))
+    }
+
+    fn flush(&mut self) -> Result<(), SnapshotError> {
+        let mut file = self.file;
+        file.write_all(&self.buffer).map_err(|cause| SnapshotError::Write {
+            path: PathBuf::from("the new image"),
+            step: "write",
+            cause,
+        })?;
+        self.buffer.clear();
+        Ok(())
+    }
+
+    /// Writes what follows the frames.
+    fn finish(
+        mut self,
+        read: u64,
+        draft: &Draft,
+        regions: &[ImageRegion],
+    ) -> Result<Packed, SnapshotError> {
+        if let Some(error) = self.stop.take() {
+            return Err(error.at(&draft.path));
+        }
+        let index = &mut self.index;
+        debug_assert_eq!(index.image_len, read);
+        index.stored.resize(usize::try_from(index.frames().div_ceil(8)).unwrap_or(usize::MAX), 0);
+        index.zero.resize(usize::try_from(index.pages().div_ceil(8)).unwrap_or(usize::MAX), 0);
+        let all = ImageRegion {
+            guest_addr: 0,
+            offset: 0,
+            len_bytes: read,
+            page_bytes: 1 << index.page_shift,
+        };
+        index.regions = if regions.is_empty() { vec![all] } else { regions.to_vec() };
+        let is_inside = |region: &ImageRegion| {
+            region.offset.checked_add(region.len_bytes).is_some_and(|end| end <= read)
+                && region.guest_addr.checked_add(region.len_bytes).is_some()
+                && region.page_bytes.is_power_of_two()
+        };
+        if !index.regions.iter().all(is_inside) {
+            return Err(SnapshotError::Options { why: "a region is not inside the input" });
+        }
+        let pages = index.pages();
+        index.working_set.retain(|page| *page < pages);
+        let (tail, root) = format::tail(index).ok_or(SnapshotError::Options {
+            why: "the image has too many frames: take larger ones",
+        })?;
+        let packed = Packed {
+            root,
+            image_bytes: read,
+            file_bytes: index.data_len + tail.len() as u64,
+            zero_pages: index.zero.iter().map(|byte| u64::from(byte.count_ones())).sum(),
+            stored_frames: index.records.len() as u64,
+        };
+        self.buffer.extend(tail);
+        self.flush().map_err(|error| error.at(&draft.path))?;
+        Ok(packed)
+    }
+}
+
+impl SnapshotError {
+    /// Names the file of an error that did not know it.
+    fn at(self, file: &Path) -> Self {
+        match self {
+            Self::Write { step, cause, .. } => Self::Write { path: file.to_owned(), step, cause },
+            other => other,
+        }
+    }
+}
+
+/// A file under a temporary name, which is removed unless it is kept.
+struct Draft {
+    file: File,
+    path: PathBuf,
+    draft: PathBuf,
+    is_kept: std::cell::Cell<bool>,
+}
+
+impl Draft {
+    fn new(path: &Path) -> Result<Self, SnapshotError> {
+        let failed = |step, cause| SnapshotError::Write { path: path.to_owned(), step, cause };
+        let name =
+            path.file_name().ok_or_else(|| failed("write", io::ErrorKind::IsADirectory.into()))?;
+        let mut draft = std::ffi::OsString::from(".");
+        draft.push(name);
+        draft.push(format!(".{}.part", std::process::id()));
+        let draft = path.with_file_name(draft);
+        let file = File::create(&draft).map_err(|cause| failed("create", cause))?;
+        Ok(Self { file, path: path.to_owned(), draft, is_kept: std::cell::Cell::new(false) })
+    }
+
+    /// Gives the file its name, once its bytes are on the device.
+    fn keep(&self) -> Result<(), SnapshotError> {
+        let failed =
+            |step| move |cause| SnapshotError::Write { path: self.path.clone(), step, cause };
+        self.file.sync_all().map_err(failed("sync"))?;
+        fs::rename(&self.draft, &self.path).map_err(failed("rename the new image to"))?;
+        self.is_kept.set(true);
+        let directory = match self.path.parent() {
+            Some(directory) if directory != Path::new("") => directory,
+            _ => Path::new("."),
+        };
+        File::open(directory)
+            .and_then(|directory| directory.sync_all())
+            .map_err(failed("sync the directory of"))
+    }
+}
+
+impl Drop for Draft {
+    fn drop(&mut self) {
+        if !self.is_kept.get() {
+            // What cannot be removed has a name that no image has.
+            let _ = fs::remove_file(&self.draft);
+        }
+    }
+}

@@ -1,0 +1,318 @@
+//! Images are written and read back: the bytes are the same, and what is damaged is an error.
+#![allow(
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    reason = "helpers of tests fail by panicking, as tests do"
+)]
+
+use std::io::{self, Read};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use uzone_pages::{ByteLen, ErrorKind};
+use uzone_snapshot::{Codec, Image, ImageRegion, OpenOptions, Packer, SnapshotError};
+
+/// A directory of this test, removed with its files.
+struct Directory(PathBuf);
+
+impl Directory {
+    fn new(name: &str) -> Self {
+        let path =
+            std::env::temp_dir().join(format!("uzone-snapshot-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    /// Returns the names of the files that are here.
+    fn names(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(&self.0).unwrap();
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Returns bytes of which some pages are zero, some compress, and some do not.
+fn memory(pages: usize, extra: usize, seed: u64) -> Vec<u8> {
+    let mut bytes = vec![0; pages * 4096 + extra];
+    let mut state = seed | 1;
+    for (number, page) in bytes.chunks_mut(4096).enumerate() {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        match (state >> 33) % 4 {
+            0 => {}
+            1 => page.fill(number as u8 | 1),
+            2 => page.iter_mut().enumerate().for_each(|(at, byte)| *byte = (at % 97) as u8),
+            _ => {
+                for byte in page {
+                    state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                    *byte = (state >> 56) as u8;
+                }
+            }
+        }
+    }
+    bytes
+}
+
+fn pack(packer: &Packer, bytes: &[u8], path: &std::path::Path, parent: Option<&Image>) -> Image {
+    let packed = packer.pack(&mut &*bytes, path, parent, &|_| true).unwrap();
+    assert_eq!(packed.image_bytes, bytes.len() as u64);
+    let image = Image::open(path, &OpenOptions::default().root(packed.root)).unwrap();
+    assert_eq!(packed.file_bytes, image.file_len());
+    assert_eq!(packed.zero_pages, image.zero_pages());
+    image
+}
+
+fn all(image: &Image) -> Vec<u8> {
+    let mut bytes = vec![0xaa; usize::try_from(image.byte_len()).unwrap()];
+    image.read_at(0, &mut bytes).unwrap();
+    bytes
+}
+
+#[test]
+fn every_codec_and_frame_size_gives_the_bytes_back() {
+    let directory = Directory::new("codecs");
+    let bytes = memory(300, 1234, 1);
+    for codec in [Codec::None, Codec::Zstd, Codec::Lz4] {
+        for frame in [ByteLen::kib(4), ByteLen::kib(64), ByteLen::mib(2)] {
+            for threads in [1, 3] {
+                let packer = Packer::default().codec(codec).frame(frame).threads(threads);
+                let image = pack(&packer, &bytes, &directory.file("image"), None);
+                assert!(all(&image) == bytes, "{codec:?} {frame}");
+                assert!(image.verify(2, true, &|_| ()).unwrap() > 0);
+                assert!(image.verify(1, false, &|_| ()).unwrap() > 0);
+            }
+        }
+    }
+    assert_eq!(directory.names(), ["image"]);
+}
+
+#[test]
+fn the_same_bytes_have_the_same_root_however_many_threads_pack_them() {
+    let directory = Directory::new("root");
+    let bytes = memory(100, 0, 2);
+    let roots = [1, 2, 7].map(|threads| {
+        pack(&Packer::default().threads(threads), &bytes, &directory.file("image"), None).root()
+    });
+    assert_eq!(roots[0], roots[1]);
+    assert_eq!(roots[0], roots[2]);
+    let with_set = Packer::default().working_set(vec![5, 3, 1_000_000]);
+    let image = pack(&with_set, &bytes, &directory.file("image"), None);
+    assert_eq!(image.root(), roots[0], "the working set has no part in it");
+    assert_eq!(image.working_set(), [5, 3]);
+    let text = roots[0].to_string();
+    assert_eq!(text.parse(), Ok(roots[0]));
+}
+
+#[test]
+fn another_root_than_the_required_one_is_refused() {
+    let directory = Directory::new("other");
+    let one = pack(&Packer::default(), &memory(9, 0, 3), &directory.file("one"), None);
+    let two = pack(&Packer::default(), &memory(9, 0, 4), &directory.file("two"), None);
+    let error = Image::open(directory.file("two"), &OpenOptions::default().root(one.root()));
+    let error = error.unwrap_err();
+    assert!(
+        matches!(error, SnapshotError::OtherRoot { found, .. } if found == two.root()),
+        "{error}"
+    );
+}
+
+#[test]
+fn an_image_without_bytes_is_an_image() {
+    let directory = Directory::new("empty");
+    for codec in [Codec::None, Codec::Zstd, Codec::Lz4] {
+        let image = pack(&Packer::default().codec(codec), &[], &directory.file("image"), None);
+        assert_eq!(image.byte_len(), 0);
+        assert_eq!(image.frame_counts().frames, 0);
+        image.verify(2, true, &|_| ()).unwrap();
+        assert!(matches!(image.read_at(0, &mut [0]), Err(SnapshotError::Beyond { .. })));
+    }
+}
+
+#[test]
+fn a_zstd_image_is_a_seekable_stream_for_other_programs() {
+    let directory = Directory::new("seekable");
+    let bytes = memory(200, 77, 5);
+    let path = directory.file("image");
+    let _ = pack(&Packer::default(), &bytes, &path, None);
+    // A decoder that knows nothing of the index.
+    let mut raw = Vec::new();
+    let file = std::fs::File::open(&path).unwrap();
+    zstd::stream::read::Decoder::new(file).unwrap().read_to_end(&mut raw).unwrap();
+    assert!(raw == bytes);
+    // Another implementation of the seek table.
+    let file = std::fs::File::open(&path).unwrap();
+    let mut decoder = zeekstd::DecodeOptions::new(file).into_decoder().unwrap();
+    decoder.set_offset(100_000).unwrap();
+    decoder.set_offset_limit(300_001).unwrap();
+    let mut part = Vec::new();
+    io::copy(&mut decoder, &mut part).unwrap();
+    assert!(part == bytes[100_000..300_001]);
+}
+
+#[test]
+fn frames_of_the_parent_are_not_stored_again() {
+    let directory = Directory::new("parent");
+    std::fs::create_dir(directory.file("below")).unwrap();
+    let mut bytes = memory(500, 0, 6);
+    let base = pack(&Packer::default(), &bytes, &directory.file("below/base"), None);
+    bytes[100 * 4096] ^= 1;
+    bytes[400 * 4096..401 * 4096].fill(0);
+    bytes.truncate(490 * 4096 + 5);
+    let middle =
+        pack(&Packer::default().codec(Codec::Lz4), &bytes, &directory.file("middle"), Some(&base));
+    let counts = middle.frame_counts();
+    assert!(counts.stored <= 3, "{counts:?}");
+    assert!(counts.parent > 20, "{counts:?}");
+    assert!(all(&middle) == bytes);
+    bytes[7] ^= 1;
+    let last = pack(&Packer::default(), &bytes, &directory.file("last"), Some(&middle));
+    assert!(all(&last) == bytes);
+    assert_eq!(last.parent().unwrap().parent().unwrap().root(), base.root());
+
+    std::fs::rename(directory.file("below/base"), directory.file("below/gone")).unwrap();
+    let error = Image::open(directory.file("last"), &OpenOptions::default()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
+    assert!(error.to_string().contains("middle"), "{error}");
+    std::fs::copy(directory.file("last"), directory.file("below/base")).unwrap();
+    let error = Image::open(directory.file("middle"), &OpenOptions::default()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidData, "another image in its place: {error}");
+}
+
+#[test]
+fn a_packer_that_fails_or_is_cancelled_leaves_nothing_and_what_was_there() {
+    struct Failing(usize);
+    impl Read for Failing {
+        fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+            self.0 = self.0.checked_sub(1).ok_or(io::Error::from(io::ErrorKind::BrokenPipe))?;
+            out.fill(7);
+            Ok(out.len())
+        }
+    }
+    let directory = Directory::new("failing");
+    let path = directory.file("image");
+    std::fs::write(&path, "before").unwrap();
+    for threads in [1, 3] {
+        let packer = Packer::default().threads(threads);
+        let error = packer.pack(&mut Failing(20), &path, None, &|_| true).unwrap_err();
+        assert!(matches!(error, SnapshotError::Input { .. }), "{error}");
+        let error =
+            packer.pack(&mut io::repeat(7), &path, None, &|done| done < 1 << 20).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Cancelled);
+        assert_eq!(std::fs::read(&path).unwrap(), b"before");
+        assert_eq!(directory.names(), ["image"]);
+    }
+    let error =
+        Packer::default().pack(&mut io::empty(), &directory.file("none/image"), None, &|_| true);
+    assert_eq!(error.unwrap_err().kind(), ErrorKind::NotFound);
+}
+
+#[test]
+fn options_that_cannot_be_are_refused_by_name() {
+    let directory = Directory::new("options");
+    let far = ImageRegion { guest_addr: 0, offset: 4096, len_bytes: 1, page_bytes: 4096 };
+    for (packer, part) in [
+        (Packer::default().page(ByteLen::kib(2)), "a page is"),
+        (Packer::default().frame(ByteLen::mib(32)), "a frame is"),
+        (Packer::default().page(ByteLen::mib(2)), "a frame is"),
+        (Packer::default().level(99), "no such level"),
+        (Packer::default().codec(Codec::Lz4).level(13), "no such level"),
+        (Packer::default().regions(vec![far]), "not inside the input"),
+    ] {
+        let error = packer.pack(&mut &[0; 4096][..], &directory.file("image"), None, &|_| true);
+        let error = error.unwrap_err();
+        assert!(error.to_string().contains(part), "{error}");
+        assert_eq!(error.kind(), ErrorKind::InvalidInput);
+        assert!(directory.names().is_empty());
+    }
+}
+
+#[test]
+fn a_byte_that_changed_anywhere_is_an_error_or_changes_nothing() {
+    let directory = Directory::new("flips");
+    let bytes = memory(40, 100, 8);
+    for codec in [Codec::None, Codec::Zstd, Codec::Lz4] {
+        let path = directory.file("image");
+        drop(pack(&Packer::default().codec(codec).frame(ByteLen::kib(16)), &bytes, &path, None));
+        let file = std::fs::read(&path).unwrap();
+        // Every byte of the end, where the index and the tables are, and some of the frames.
+        let dense = file.len().saturating_sub(1500);
+        for at in (0..dense).step_by(499).chain(dense..file.len()) {
+            let mut damaged = file.clone();
+            damaged[at] ^= 1 << (at % 8);
+            let Ok(image) = Image::from_source(Box::new(damaged), &OpenOptions::default()) else {
+                continue;
+            };
+            let mut read = vec![0xaa; bytes.len()];
+            match image.read_at(0, &mut read) {
+                Ok(()) => assert!(read == bytes, "{codec:?}: byte {at} gave other bytes"),
+                Err(error) => assert_eq!(error.kind(), ErrorKind::InvalidData, "{error}"),
+            }
+        }
+        for len in (0..file.len()).step_by(211) {
+            let cut = file[..len].to_vec();
+            assert!(Image::from_source(Box::new(cut), &OpenOptions::default()).is_err(), "{len}");
+        }
+    }
+}
+
+#[test]
+fn the_first_bad_frame_is_named_with_its_place() {
+    let directory = Directory::new("first");
+    let path = directory.file("image");
+    let bytes = memory(400, 0, 9);
+    drop(pack(&Packer::default(), &bytes, &path, None));
+    let mut file = std::fs::read(&path).unwrap();
+    let middle = file.len() / 3;
+    file[middle] ^= 1;
+    file[2 * middle] ^= 1;
+    let image = Image::from_source(Box::new(file), &OpenOptions::default()).unwrap();
+    for decode in [true, false] {
+        let error = image.verify(3, decode, &|_| ()).unwrap_err();
+        let SnapshotError::BadFrame { offset, frame, .. } = error else { panic!("{error}") };
+        assert!(
+            offset <= middle as u64 && offset + 70_000 > middle as u64,
+            "{offset:#x} {middle:#x}"
+        );
+        let mut one = [0; 1];
+        assert!(image.read_at(frame * image.frame_bytes(), &mut one).is_err());
+        assert!(image.read_at((frame - 1) * image.frame_bytes(), &mut one).is_ok());
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_range_reads_as_from_the_raw_bytes(
+        (pages, extra, seed) in (1_usize..80, 0_usize..4096, any::<u64>()),
+        reads in proptest::collection::vec((any::<u64>(), 0_usize..200_000), 1..20),
+        codec in prop_oneof![Just(Codec::None), Just(Codec::Zstd), Just(Codec::Lz4)],
+    ) {
+        let directory = Directory::new("ranges");
+        let bytes = memory(pages, extra, seed);
+        let packer = Packer::default().codec(codec).level(1).threads(2).frame(ByteLen::kib(32));
+        let image = Arc::new(pack(&packer, &bytes, &directory.file("image"), None));
+        for (at, len) in reads {
+            let at = usize::try_from(at % bytes.len() as u64).unwrap();
+            let mut out = vec![0xaa; len];
+            match image.read_at(at as u64, &mut out) {
+                Ok(()) => prop_assert!(out == bytes[at..at + len]),
+                Err(error) => prop_assert!(at + len > bytes.len(), "{}", error),
+            }
+        }
+    }
+
+    #[test]
+    fn bytes_that_are_no_image_are_never_taken_for_one(bytes in proptest::collection::vec(any::<u8>(), 0..3000)) {
+        prop_assert!(Image::from_source(Box::new(bytes), &OpenOptions::default()).is_err());
+    }
+}

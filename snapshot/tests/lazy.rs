@@ -1,0 +1,89 @@
+//! A packed image is mapped lazily: every page that is touched has the bytes of the image.
+#![allow(
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    reason = "helpers of tests fail by panicking, as tests do"
+)]
+
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use uzone_fault::{Engine, LazyMapping, LazyOptions, bus};
+use uzone_pages::ByteLen;
+use uzone_snapshot::{Image, OpenOptions, Packer, SnapshotBacking};
+
+fn memory(pages: usize) -> Vec<u8> {
+    let mut bytes = vec![0; pages * 4096 + 600];
+    for (number, page) in bytes.chunks_mut(4096).enumerate() {
+        if number % 3 != 0 {
+            page.iter_mut()
+                .enumerate()
+                .for_each(|(at, byte)| *byte = (at * (number + 7) / 5) as u8);
+        }
+    }
+    bytes
+}
+
+fn path(name: &str) -> PathBuf {
+    std::env::temp_dir().join(format!("uzone-snapshot-lazy-{name}-{}", std::process::id()))
+}
+
+/// Maps an image, and returns nothing where the host has no userfaultfd.
+fn map(image: Arc<Image>, pages: u64) -> Option<LazyMapping> {
+    bus::install().unwrap();
+    let backing = Arc::new(SnapshotBacking::new(image));
+    let mapped = Engine::new(NonZeroUsize::MIN).and_then(|engine| {
+        engine.map(ByteLen::new(pages * 4096), backing, &LazyOptions::default())
+    });
+    match mapped {
+        Ok(mapping) => Some(mapping),
+        Err(error) => {
+            eprintln!("skipped: lazily mapped images: {error}");
+            None
+        }
+    }
+}
+
+#[test]
+fn threads_that_touch_pages_at_random_read_the_bytes_of_the_image() {
+    let (bytes, path) = (memory(700), path("random"));
+    Packer::default().pack(&mut &*bytes, &path, None, &|_| true).unwrap();
+    let image = Arc::new(Image::open(&path, &OpenOptions::default()).unwrap());
+    std::fs::remove_file(&path).unwrap();
+    let Some(mapping) = map(image, 701) else { return };
+    std::thread::scope(|scope| {
+        for thread in 0..4_u64 {
+            let (mapping, bytes) = (&mapping, &bytes);
+            scope.spawn(move || {
+                let mut state = thread * 77 + 1;
+                for _ in 0..400 {
+                    state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                    let page = usize::try_from((state >> 33) % 701).unwrap();
+                    let mut read = [0xaa; 4096];
+                    mapping.read_at(page as u64 * 4096, &mut read).unwrap();
+                    let expected = &bytes[page * 4096..bytes.len().min((page + 1) * 4096)];
+                    assert!(read[..expected.len()] == *expected, "page {page}");
+                    assert!(read[expected.len()..].iter().all(|byte| *byte == 0), "page {page}");
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn a_frame_that_is_damaged_makes_its_pages_bad_and_no_others() {
+    let (bytes, path) = (memory(64), path("bad"));
+    Packer::default().pack(&mut &*bytes, &path, None, &|_| true).unwrap();
+    let mut file = std::fs::read(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    file[100] ^= 1;
+    let image = Arc::new(Image::from_source(Box::new(file), &OpenOptions::default()).unwrap());
+    let Some(mapping) = map(image, 64) else { return };
+    let mut read = [0xaa; 4096];
+    assert!(mapping.read_at(4096, &mut read).is_err());
+    let failure = mapping.last_failure().unwrap();
+    assert!(failure.reason.contains("do not match their hash"), "{}", failure.reason);
+    mapping.read_at(20 * 4096, &mut read).unwrap();
+    assert!(read == bytes[20 * 4096..21 * 4096]);
+}
