@@ -130,8 +130,8 @@ pub fn run(
         let part_of = PartOf { name: part.name(), number, of };
         match part.run(&|phase| watch(Phase { part: Some(part_of), ..phase })) {
             Ok(bench) => match &mut all {
-                None => all = Some(Bench { benchmark: "all", ..bench }),
-                Some(all) => all.append(bench),
+                None => all = Some(Bench { benchmark: "all".to_owned(), ..bench }),
+                Some(all) => append(all, bench),
             },
             Err(error) if error.is_of_this_host() => {
                 skipped.push(Skipped { id: part.name().to_owned(), reason: chain(&error) });
@@ -155,7 +155,7 @@ pub fn run(
         (Some(mut all), _) => {
             all.metadata = counted;
             // What was skipped is not forgotten: who runs the same again finds out whether it is still so.
-            all.parameters = parts.to_vec();
+            all.parameters = parts.iter().map(Part::to_json).collect();
             all.skipped.append(&mut skipped);
             Ok(all)
         }
@@ -173,16 +173,14 @@ fn chain(error: &dyn std::error::Error) -> String {
     })
 }
 
-impl Bench {
-    /// Puts another benchmark's results behind these.
-    fn append(&mut self, mut other: Self) {
-        self.settings = format!("{}; {}: {}", self.settings, other.benchmark, other.settings);
-        self.parameters.append(&mut other.parameters);
-        self.summary.append(&mut other.summary);
-        self.tables.append(&mut other.tables);
-        self.results.append(&mut other.results);
-        self.skipped.append(&mut other.skipped);
-    }
+/// Puts the results of `other` behind those of `all`.
+fn append(all: &mut Bench, mut other: Bench) {
+    all.settings = format!("{}; {}: {}", all.settings, other.benchmark, other.settings);
+    all.parameters.append(&mut other.parameters);
+    all.summary.append(&mut other.summary);
+    all.tables.append(&mut other.tables);
+    all.results.append(&mut other.results);
+    all.skipped.append(&mut other.skipped);
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 
 use crate::extents::{self, Arena, Work};
 use crate::group::Watch;
-use crate::report::Bench;
+use crate::report::{Bench, document, summed_up};
 pub use crate::settings::CopySettings as Settings;
 use crate::settings::Part;
 use crate::suite::{BenchError, check_found};
@@ -18,9 +18,9 @@ pub fn run(settings: &Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
     let &Settings { size, rounds, tables: ref asked } = settings;
     extents::check_size(size)?;
     let sentence = format!("extents up to {size}, {rounds} rounds");
-    let mut bench = Bench::new(sentence, Part::Copy(settings.clone()));
+    let mut bench = document(sentence, &Part::Copy(settings.clone()));
     let arena = Arena::new(Work::Copy, size)?;
     extents::run(Work::Copy, size, rounds, asked, &arena, watch, &mut bench)?;
     check_found(asked, !bench.tables.is_empty())?;
-    Ok(bench.summed_up())
+    Ok(summed_up(bench))
 }

@@ -251,7 +251,7 @@ fn published(work: Work, case: &Case, size: u64, row: &str) -> Option<Published>
         _ => return None,
     };
     // Hundredths of a GB/s, so bytes by these is a hundredth of the nanoseconds.
-    Some(Published { ns: size * 100 / hundredths, source: ARORA })
+    Some(Published { ns: size * 100 / hundredths, source: ARORA.into() })
 }
 
 /// Refuses a largest extent that is no size of the tables.

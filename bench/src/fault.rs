@@ -46,7 +46,7 @@ use self::scan::Backend;
 use self::source::Source;
 use self::touch::{Pattern, Placement};
 use crate::group::Watch;
-use crate::report::Bench;
+use crate::report::{Bench, document, summed_up};
 pub use crate::settings::FaultSettings as Settings;
 use crate::settings::Part;
 use crate::suite::{BenchError, check_found};
@@ -74,7 +74,7 @@ pub fn run(settings: &Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
         settings.rounds,
         settings.directory.display()
     );
-    let bench = Bench::new(sentence, Part::Fault(settings.clone()));
+    let bench = document(sentence, &Part::Fault(settings.clone()));
     let mut run = Run { settings, watch, bench, has_huge: true };
     if uzone_os::probe::page_size().bytes() != PAGE {
         return Err(BenchError::FaultSize { size: asked });
@@ -152,7 +152,7 @@ pub fn run(settings: &Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
     }
     let bench = run.bench;
     check_found(&settings.tables, !(bench.tables.is_empty() && bench.skipped.is_empty()))?;
-    Ok(bench.summed_up())
+    Ok(summed_up(bench))
 }
 
 /// Returns as much of `asked` as there is memory for, and the words for it.

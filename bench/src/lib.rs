@@ -25,7 +25,7 @@ mod put_back;
 pub mod report;
 pub mod settings;
 mod suite;
-pub mod summary;
+mod summary;
 pub mod zero;
 
 pub use group::{PartOf, Phase, Watch};

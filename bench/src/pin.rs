@@ -28,7 +28,7 @@ use uzone_os::{SystemRoot, memory};
 use uzone_pages::ByteLen;
 
 use crate::group::Watch;
-use crate::report::{Bench, Row};
+use crate::report::{Bench, Row, document, summed_up};
 pub use crate::settings::PinSettings as Settings;
 use crate::settings::{Part, wants, wants_any};
 use crate::suite::{BenchError, check_found};
@@ -57,13 +57,13 @@ pub fn run(settings: &Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
         kernel::run(settings, watch, &mut bench)?;
     }
     check_found(asked, !(bench.tables.is_empty() && bench.skipped.is_empty()))?;
-    Ok(bench.summed_up())
+    Ok(summed_up(bench))
 }
 
 fn empty(settings: &Settings) -> Bench {
     let Settings { size, rounds, .. } = settings;
     let sentence = format!("{size} held ({} pages), {rounds} rounds", size.get() >> 12);
-    Bench::new(sentence, Part::Pin(settings.clone()))
+    document(sentence, &Part::Pin(settings.clone()))
 }
 
 /// Runs the table of 2 MiB folios alone.

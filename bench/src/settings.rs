@@ -35,6 +35,12 @@ impl Part {
         }
     }
 
+    /// Returns it as a file of results has it.
+    pub(crate) fn to_json(&self) -> serde_json::Value {
+        // Numbers and text alone: nothing of them is refused.
+        serde_json::to_value(self).unwrap_or_default()
+    }
+
     /// Returns whether a table is one of this benchmark's: the ids of all begin as its name does, but
     /// for two of `zero`.
     #[must_use]

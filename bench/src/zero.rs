@@ -28,7 +28,7 @@ use crate::extents::{self, Arena, Work, label, read};
 use crate::first_touch;
 use crate::group::Watch;
 use crate::hand_out;
-use crate::report::{Bench, Role, Table};
+use crate::report::{Bench, Role, Table, document, summed_up};
 pub use crate::settings::ZeroSettings as Settings;
 use crate::settings::{Part, wants};
 use crate::suite::{BenchError, Suite, check_found};
@@ -69,7 +69,7 @@ pub fn run(settings: &Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
         "extents up to {size}, {rounds} rounds; {populate} touched first, {first_touches} rounds; \
          up to {threads} threads"
     );
-    let mut bench = Bench::new(sentence, Part::Zero(settings.clone()));
+    let mut bench = document(sentence, &Part::Zero(settings.clone()));
     let arena = Arena::new(Work::Zero, size)?;
     let wants = |table: &str| wants(asked, table);
     extents::run(Work::Zero, size, rounds, asked, &arena, watch, &mut bench)?;
@@ -95,7 +95,7 @@ pub fn run(settings: &Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
         first_touch::populate(&arena, populate, first_touches, threads, watch, &mut bench)?;
     }
     check_found(asked, !bench.tables.is_empty())?;
-    Ok(bench.summed_up())
+    Ok(summed_up(bench))
 }
 
 /// Clears 2 MiB and reads the page in its middle at once.

@@ -2,8 +2,8 @@
 //!
 //! A chart has a table with the numbers that it draws, and so loses nothing where it is not seen.
 
-use crate::bench::Role;
 use crate::canvas::{Fill, Ink, Shape};
+use crate::results;
 
 /// What is shown of one document.
 #[derive(Clone, Debug)]
@@ -151,7 +151,40 @@ impl Unit {
     }
 }
 
+/// What a row or a line is beside the others, and so how it is drawn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Role {
+    Naive,
+    Peer,
+    Ours,
+    Limit,
+    Published,
+}
+
+impl From<results::Role> for Role {
+    /// Variants of ours are drawn as one of the other ways.
+    fn from(role: results::Role) -> Self {
+        match role {
+            results::Role::Naive => Self::Naive,
+            results::Role::Ours => Self::Ours,
+            results::Role::Limit => Self::Limit,
+            results::Role::Variant | results::Role::Peer => Self::Peer,
+        }
+    }
+}
+
 impl Role {
+    /// Returns the role in words.
+    pub(crate) const fn words(self) -> &'static str {
+        match self {
+            Self::Naive => "naive",
+            Self::Peer => "other ways",
+            Self::Ours => "uzone",
+            Self::Limit => "limit",
+            Self::Published => "published (another machine)",
+        }
+    }
+
     /// Returns how areas of the role are filled.
     pub(crate) const fn ink(self) -> Ink {
         match self {

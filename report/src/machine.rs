@@ -6,14 +6,14 @@ use crate::text::{bytes, date};
 
 /// A machine and a build, as `uzone bench --json` and a trace name them.
 ///
-/// What a file does not say is empty or 0, and left out of the foot.
+/// What a file lacks is empty or 0, and left out of the foot.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Machine {
     /// The name of the CPU.
     pub cpu: String,
-    /// How many CPUs the process could use.
-    pub cpus: u64,
+    /// How many CPUs the process may use.
+    pub cpus: usize,
     /// The memory of the host.
     pub memory_bytes: u64,
     /// The release of the kernel.

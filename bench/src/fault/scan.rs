@@ -316,5 +316,5 @@ fn published(pattern: Pattern, index: usize, touched: u64) -> Option<Published> 
         Pattern::Random => return None,
     };
     let ns = Duration::from_secs_f64(seconds).as_nanos() * u128::from(touched) / u128::from(pages);
-    Some(Published { ns: u64::try_from(ns).ok().filter(|ns| *ns > 0)?, source: SHUTEMOV })
+    Some(Published { ns: u64::try_from(ns).ok().filter(|ns| *ns > 0)?, source: SHUTEMOV.into() })
 }

@@ -134,7 +134,7 @@ fn table(
     let mut suite = Suite::new(ByteLen::new(pages << 12));
     let mut row = Rows { suite: &mut suite, shape, calls: pieces.len() as u64 };
     // Getting and pinning cost the same: the naive way has one sort of count.
-    row.add("naive-get", "naive, get", Kind::Naive(shape.naive_get), || {
+    row.add("naive-get", "naive, get", Kind::Naive(shape.naive_get.clone()), || {
         timed_alone(
             || {
                 black_box(naive.hold());
@@ -142,7 +142,7 @@ fn table(
             || naive.give_back(),
         )
     });
-    row.add("naive-pin", "naive, pin", Kind::Naive(shape.naive_pin), || {
+    row.add("naive-pin", "naive, pin", Kind::Naive(shape.naive_pin.clone()), || {
         timed_alone(
             || {
                 black_box(naive.hold());
@@ -177,7 +177,7 @@ fn table(
             Ok(())
         })
     });
-    row.add("call-get", "512 pages a call by address, get", Kind::Call(shape.get), || {
+    row.add("call-get", "512 pages a call by address, get", Kind::Call(shape.get.clone()), || {
         fill(&referenced, |kept| {
             for &address in &addresses {
                 kept.push(zone.get(address, len)?);
@@ -185,7 +185,7 @@ fn table(
             Ok(())
         })
     });
-    row.add("call-pin", "512 pages a call by address, pin", Kind::Call(shape.pin), || {
+    row.add("call-pin", "512 pages a call by address, pin", Kind::Call(shape.pin.clone()), || {
         fill(&across, |kept| {
             for &address in &addresses {
                 kept.push(zone.pin(address, len)?);
@@ -201,7 +201,7 @@ fn table(
             Ok(())
         })
     });
-    row.add("call-pfn-pin", "512 pages a call by pfn, pin", Kind::Call(shape.pin), || {
+    row.add("call-pfn-pin", "512 pages a call by pfn, pin", Kind::Call(shape.pin.clone()), || {
         fill(&pinned, |kept| {
             for &piece in &pieces {
                 kept.push(folios.pin(piece)?);
@@ -265,7 +265,6 @@ fn table(
 }
 
 /// What a row is compared with.
-#[derive(Clone, Copy)]
 enum Kind {
     Naive(Option<Published>),
     Whole,

@@ -97,7 +97,7 @@ pub(super) fn published(size: ByteLen, us_16: u64, us_128: u64) -> Option<Publis
         128 => us_128 * 1000,
         gib => us_16 * 1000 * gib / 16,
     };
-    Some(Published { ns, source: MARTINS })
+    Some(Published { ns, source: MARTINS.into() })
 }
 
 /// Checks that a guard over the whole region pins every folio once, and none afterwards.

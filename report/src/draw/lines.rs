@@ -2,9 +2,8 @@
 
 use super::axis::Axis;
 use super::{Sample, is_narrow, legend};
-use crate::bench::Role;
 use crate::canvas::{Anchor, Canvas};
-use crate::chart::{Lines, Series};
+use crate::chart::{Lines, Role, Series};
 
 /// The dashes of levels, which have no points to tell them apart by. The limit has its own.
 const LEVELS: [&str; 6] = ["2 3", "12 3 2 3", "4 4", "1 6", "14 3 2 3 2 3", "7 7"];

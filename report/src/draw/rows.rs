@@ -4,9 +4,8 @@
 
 use super::axis::Axis;
 use super::{MOST_ROWS, Sample, is_narrow, legend};
-use crate::bench::Role;
 use crate::canvas::{Anchor, BOLD, Canvas, Ink, Shape, fit, width};
-use crate::chart::{Bars, Spans, Unit};
+use crate::chart::{Bars, Role, Spans, Unit};
 use crate::text::count;
 
 /// Where the parts of rows are.

@@ -3,8 +3,8 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::bench::Role;
 use crate::canvas::Fill;
+use crate::chart::Role;
 use crate::chart::{Bar, Bars, Columns, Heat, Lines, Numbers, Series, Span, Spans, Unit};
 
 fn role() -> impl Strategy<Value = Role> {

@@ -1,9 +1,8 @@
 //! The charts of a trace: where, when, how long.
 
 use super::sentences;
-use crate::bench::Role;
 use crate::canvas::{Fill, Ink};
-use crate::chart::{Chart, Columns, Heat, Numbers, Plot, Section, Span, Spans, Unit};
+use crate::chart::{Chart, Columns, Heat, Numbers, Plot, Role, Section, Span, Spans, Unit};
 use crate::text::{bytes, cell, count, float, float_bytes, float_ns, ns};
 use crate::trace::{Outcome, Record, Summary, Trace};
 

@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 
 use super::{heading, sentences};
-use crate::bench::{Bench, Role, Row, Spread, Table, size};
-use crate::chart::{Bar, Bars, Chart, Lines, Numbers, Plot, Section, Series, Span, Spans, Unit};
+use crate::chart::{
+    Bar, Bars, Chart, Lines, Numbers, Plot, Role, Section, Series, Span, Spans, Unit,
+};
+use crate::results::{Bench, Row, Spread, Table, size};
 use crate::text::{bytes, float, ns, number};
 
 /// Of how many times the slowest rate bars can still be seen beside each other.
@@ -124,7 +126,7 @@ fn near(rates: &[f64]) -> bool {
 fn beside(bench: &Bench, row: &Row, first: String) -> String {
     let mut parts = vec![first];
     parts.extend(row.share_of_limit.map(|share| format!("{:.0} %", share * 100.0)));
-    let is_naive = row.role(&bench.benchmark) == Role::Naive;
+    let is_naive = row.look(&bench.benchmark) == Role::Naive;
     let ratio = row.ratio_naive.filter(|_| !is_naive);
     parts.extend(ratio.map(|ratio| format!("{} x", number(ratio))));
     parts.join(" \u{b7} ")
@@ -133,11 +135,11 @@ fn beside(bench: &Bench, row: &Row, first: String) -> String {
 fn bars(bench: &Bench, rows: &[&Row], rates: &[f64]) -> Bars {
     let rows = rows.iter().zip(rates).map(|(row, rate)| Bar {
         label: row.label(),
-        role: row.role(&bench.benchmark),
+        role: row.look(&bench.benchmark),
         value: *rate,
         limit: row
             .share_of_limit
-            .filter(|share| *share > 0.0 && row.role(&bench.benchmark) != Role::Limit)
+            .filter(|share| *share > 0.0 && row.look(&bench.benchmark) != Role::Limit)
             .map(|share| rate / share)
             // A limit that the machine's noise has put elsewhere would squeeze all bars.
             .filter(|limit| {
@@ -156,10 +158,10 @@ fn bars(bench: &Bench, rows: &[&Row], rates: &[f64]) -> Bars {
 fn times(bench: &Bench, rows: &[&Row]) -> Spans {
     let rows = rows.iter().map(|row| Span {
         label: row.label(),
-        role: row.role(&bench.benchmark),
-        low: float(row.min_ns.unwrap_or(row.median_ns)),
+        role: row.look(&bench.benchmark),
+        low: float(known(row.min_ns).unwrap_or(row.median_ns)),
         middle: float(row.median_ns),
-        high: float(row.worst_ns.unwrap_or(row.median_ns)),
+        high: float(known(row.worst_ns).unwrap_or(row.median_ns)),
         tick: None,
         published: row.published.as_ref().map(|published| float(published.ns)),
         text: beside(bench, row, ns(row.median_ns)),
@@ -203,7 +205,7 @@ fn windows(rows: &[&Row]) -> Option<Lines> {
     }
     for row in levels.into_iter().take(6) {
         // What adapts is no point of the sweep: it is a level beside it.
-        let role = match row.role("fault") {
+        let role = match row.look("fault") {
             Role::Ours => Role::Peer,
             role => role,
         };
@@ -251,7 +253,7 @@ fn sizes(bench: &Bench, rows: &[&Row]) -> Option<Lines> {
         ways.into_iter().filter(|(.., points)| points.len() > 1).map(|(way, row, mut points)| {
             points.sort_by(|one, other| one.0.total_cmp(&other.0));
             points.dedup_by(|one, other| one.0.total_cmp(&other.0).is_eq());
-            Series { name: way.replace('-', " "), role: row.role(&bench.benchmark), points }
+            Series { name: way.replace('-', " "), role: row.look(&bench.benchmark), points }
         });
     let series: Vec<Series> = series.collect();
     Some(Lines {
@@ -283,7 +285,7 @@ fn spread(table: &Table, rows: &[&Row], benchmark: &str) -> Option<Chart> {
             let tick = p99_ns.or(p999_ns);
             spans.push(Span {
                 label: row.label(),
-                role: row.role(benchmark),
+                role: row.look(benchmark),
                 low: float(p50_ns),
                 middle: float(p50_ns),
                 high: float(worst_ns),
@@ -322,6 +324,11 @@ fn spread(table: &Table, rows: &[&Row], benchmark: &str) -> Option<Chart> {
     })
 }
 
+/// Returns a number unless it is 0: a file of another version may lack it.
+pub(super) fn known(number: u64) -> Option<u64> {
+    Some(number).filter(|number| *number != 0)
+}
+
 pub(super) fn none() -> String {
     "\u{2013}".to_owned()
 }
@@ -333,20 +340,20 @@ const COLUMNS: [Column; 26] = [
     ("row", |row| Some(row.label())),
     ("id", |row| Some(row.id.clone())),
     ("median", |row| Some(ns(row.median_ns))),
-    ("fastest", |row| row.min_ns.map(ns)),
-    ("slowest", |row| row.worst_ns.map(ns)),
+    ("fastest", |row| known(row.min_ns).map(ns)),
+    ("slowest", |row| known(row.worst_ns).map(ns)),
     ("GB/s", |row| row.gb_per_s().map(number)),
     ("of the limit", |row| Some(format!("{:.0} %", row.share_of_limit? * 100.0))),
     ("x naive", |row| row.ratio_naive.map(number)),
     ("x best", |row| row.ratio_best.map(number)),
     ("published", |row| row.published.as_ref().map(|published| ns(published.ns))),
-    ("ns/page", |row| row.ns_per_page.map(number)),
+    ("ns/page", |row| Some(row.ns_per_page).filter(|ns| *ns != 0.0).map(number)),
     ("ns/folio", |row| row.ns_per_folio.map(number)),
     ("ns/call", |row| row.ns_per_call.map(number)),
-    ("pages", |row| row.items.map(|items| items.to_string())),
+    ("pages", |row| known(row.items).map(|items| items.to_string())),
     ("folios", |row| row.folios.map(|folios| folios.to_string())),
     ("calls", |row| row.calls.map(|calls| calls.to_string())),
-    ("bytes", |row| Some(row.bytes).filter(|bytes| *bytes != 0).map(bytes)),
+    ("bytes", |row| known(row.bytes).map(bytes)),
     ("resident/TiB", |row| row.metadata_resident_bytes_per_tib.map(bytes)),
     ("faults", |row| Some(row.faults?.count.to_string())),
     ("ns/fault", |row| row.faults?.ns_per_fault.map(number)),
@@ -354,8 +361,8 @@ const COLUMNS: [Column; 26] = [
     ("x alike", |row| row.faults?.ratio_waiting_alike.map(number)),
     ("touch x naive", |row| row.faults?.touch_ratio_naive.map(number)),
     ("beyond", |row| Some(format!("{:+.0} ns", row.faults?.beyond_ns?))),
-    ("threads", |row| row.threads.map(|threads| threads.to_string())),
-    ("rounds", |row| row.rounds.map(|rounds| rounds.to_string())),
+    ("threads", |row| Some(row.threads.to_string())),
+    ("rounds", |row| Some(row.rounds.to_string())),
 ];
 
 /// Returns all rows, in the columns that any of them has something for.
