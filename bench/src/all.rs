@@ -153,7 +153,7 @@ pub fn run(
     }
     match (all, refused) {
         (Some(mut all), _) => {
-            all.metadata = counted;
+            all.metadata = counted.map(Box::new);
             // What was skipped is not forgotten: who runs the same again finds out whether it is still so.
             all.parameters = parts.iter().map(Part::to_json).collect();
             all.skipped.append(&mut skipped);

@@ -30,10 +30,10 @@ use zerocopy::FromBytes;
 
 use crate::group::Watch;
 use crate::naive::{self, NaivePage, NaiveZone};
-use crate::report::{Bench, Published, Role, Skipped, Table, document, summed_up};
+use crate::report::{Bench, Published, Role};
 pub use crate::settings::BindSettings as Settings;
-use crate::settings::{Part, wants, wants_any};
-use crate::suite::{BenchError, Suite, cause, check_found};
+use crate::settings::Part;
+use crate::suite::{self, BenchError, Session, Suite, cause, check_memory};
 
 impl Settings {
     /// The published experiment: 100 GiB, 30 rebinds.
@@ -108,14 +108,7 @@ pub fn check(settings: &Settings) -> Result<(), BenchError> {
     }
     // Descriptors of 64 bytes, twice: bound, and for the limit; and a fifth on top.
     let needed = ByteLen::new((size.get() >> 12) * 64 / 5 * 12);
-    match memory::available(&SystemRoot::host()) {
-        Ok(available) if available.bytes < needed => Err(BenchError::TooLittleMemory {
-            needed,
-            available: available.bytes,
-            limited_by: available.limited_by,
-        }),
-        _ => Ok(()),
-    }
+    check_memory(needed)
 }
 
 /// Runs the whole table.
@@ -129,19 +122,20 @@ pub fn run(settings: &Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
         "{size} described ({pages} pages), {} rebinds, {} first binds, up to {} threads",
         settings.rebinds, settings.first_binds, settings.threads
     );
-    let mut bench = document(sentence, &Part::Bind(settings.clone()));
-    let asked = &settings.tables;
-    if wants_any(asked, &["bind-4k", "bind-2m", "bind-small", "bind-limit"]) {
-        rebinds(settings, watch, &mut bench)?;
+    let part = Part::Bind(settings.clone());
+    let mut session = Session::new(sentence, &part, settings.rebinds, watch);
+    if session.wants_any(&["bind-4k", "bind-2m", "bind-small", "bind-limit"]) {
+        rebinds(settings, &mut session)?;
     }
-    if settings.first_binds > 0 && wants(asked, "bind-first") {
-        first_binds(settings, watch, &mut bench)?;
+    if settings.first_binds > 0 && session.wants("bind-first") {
+        session.rounds = settings.first_binds;
+        first_binds(settings, &mut session)?;
     }
-    if !settings.growth.is_zero() && wants(asked, "bind-growth") {
-        growth(settings, watch, &mut bench)?;
+    if !settings.growth.is_zero() && session.wants("bind-growth") {
+        session.rounds = settings.rebinds.clamp(3, 10);
+        growth(settings, &mut session)?;
     }
-    check_found(asked, !bench.tables.is_empty())?;
-    Ok(summed_up(bench))
+    session.finish()
 }
 
 fn seed() -> LinuxSeed {
@@ -182,32 +176,12 @@ fn bare_fill(bytes: &mut [u8], fill: Fill, threads: usize) -> Result<Duration, B
         Ok(line) => line,
         Err(_) => unreachable!("a line has eight words"),
     };
-    let write = |part: &mut [u8]| {
+    suite::fill(bytes, threads, |part| {
         Streaming::scope(uzone_stream::best(), |stream| match fill {
             Fill::Line => stream.fill(part, &line),
             Fill::Zeroes => stream.zero(part),
         });
-    };
-    let share = bytes.len().div_ceil(threads).next_multiple_of(4096);
-    let mut is_whole = true;
-    let started = Instant::now();
-    std::thread::scope(|scope| {
-        let mut parts = bytes.chunks_mut(share);
-        let mine = parts.next();
-        for part in parts {
-            let name = std::thread::Builder::new().name("fill".to_owned());
-            // A part whose thread cannot be started stays unwritten, although the row states the
-            // number of threads: so it has to start.
-            if name.spawn_scoped(scope, || write(part)).is_err() {
-                is_whole = false;
-            }
-        }
-        if let Some(mine) = mine {
-            write(mine);
-        }
-    });
-    let elapsed = started.elapsed();
-    if is_whole { Ok(elapsed) } else { Err(BenchError::Threads { threads }) }
+    })
 }
 
 /// Takes memory and gives it back, so that the host of a virtual machine has it ready: the next who
@@ -228,7 +202,7 @@ fn index(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
 }
 
-fn rebinds(settings: &Settings, watch: Watch<'_>, bench: &mut Bench) -> Result<(), BenchError> {
+fn rebinds(settings: &Settings, session: &mut Session<'_>) -> Result<(), BenchError> {
     let pages = settings.size.get() >> 12;
     let (linux_bytes, small_bytes) = (pages * 64, pages * 8);
     let threads = settings.threads.get();
@@ -260,8 +234,7 @@ fn rebinds(settings: &Settings, watch: Watch<'_>, bench: &mut Bench) -> Result<(
             let limit = &limit;
             move || naive_rebind(&naive, &mut limit.borrow_mut())
         });
-        spec.naive = Some(id("naive"));
-        spec.limit = Some(("bind-limit/line-1".to_owned(), linux_bytes));
+        spec.naive(id("naive")).limit("bind-limit/line-1", linux_bytes);
         spec.published = Some(scaled(shape.published_naive, settings.size));
         let mut rows = vec![(
             Role::Variant,
@@ -273,7 +246,7 @@ fn rebinds(settings: &Settings, watch: Watch<'_>, bench: &mut Bench) -> Result<(
             let row = id(&format!("template-{path}"));
             if !path.is_available() {
                 let reason = "this CPU does not offer it".to_owned();
-                bench.skipped.push(Skipped { id: row, reason });
+                session.skip(row, reason);
                 continue;
             }
             let name = match path {
@@ -291,12 +264,12 @@ fn rebinds(settings: &Settings, watch: Watch<'_>, bench: &mut Bench) -> Result<(
             let is_all = row.ends_with("-all");
             let is_ours = row.ends_with("/ours-1");
             let spec = suite.bind(role, &row, name, &zone, options)?;
-            spec.naive = Some(id("naive"));
+            spec.naive(id("naive"));
             let limit_id = if is_all { LINE_MANY } else { "bind-limit/line-1" };
-            spec.limit = Some((limit_id.to_owned(), linux_bytes));
+            spec.limit(limit_id, linux_bytes);
             if is_ours {
                 spec.published = Some(scaled(shape.published_ours, settings.size));
-                spec.headline = Some(format!("describe {}: {}", settings.size, shape.headline));
+                spec.headline(format!("describe {}: {}", settings.size, shape.headline));
             }
         }
         let spec = suite.bind_another(
@@ -305,70 +278,54 @@ fn rebinds(settings: &Settings, watch: Watch<'_>, bench: &mut Bench) -> Result<(
             &zone,
             options(1),
         );
-        spec.naive = Some(id("naive"));
-        spec.limit = Some(("bind-limit/line-1".to_owned(), linux_bytes));
-        bench.tables.push(Table {
-            id: shape.table.to_owned(),
-            title: shape.title.to_owned(),
-            note: "memory present; the limit is a bare fill of the same bytes".to_owned(),
-        });
+        spec.naive(id("naive")).limit("bind-limit/line-1", linux_bytes);
+        session.table(
+            shape.table,
+            shape.title,
+            "memory present; the limit is a bare fill of the same bytes",
+        );
     }
 
-    let naive = Some("bind-4k/naive".to_owned());
-    let spec = suite.bind(
-        Role::Ours,
-        "bind-small/eager-8-bytes",
-        "8-byte descriptors, base pages, eager",
-        &zone,
-        small(Order::BASE, 1),
-    )?;
-    spec.naive.clone_from(&naive);
-    spec.limit = Some(("bind-limit/zero-1".to_owned(), small_bytes));
-    spec.headline = Some(format!("describe {}: 8-byte descriptors, all written", settings.size));
-    let spec = suite.bind(
-        Role::Ours,
-        "bind-small/on-touch",
-        "8-byte descriptors, base pages, on touch",
-        &zone,
-        BindOptions::new(MemoryKind::Generic),
-    )?;
-    spec.naive.clone_from(&naive);
-    spec.headline = Some(format!("describe {}: 8-byte descriptors, on touch", settings.size));
-    for (order, name) in [(Order::PMD, "2m"), (Order::PUD, "1g")] {
-        let folio = if order == Order::PMD { "2 MiB" } else { "1 GiB" };
-        let spec = suite.bind(
-            Role::Ours,
-            &format!("bind-small/derived-{name}-8-bytes"),
-            format!("8-byte descriptors, {folio} folios, derived tails, eager"),
-            &zone,
-            small(order, 1),
-        )?;
-        spec.naive.clone_from(&naive);
-        let spec = suite.bind(
-            Role::Ours,
-            &format!("bind-small/derived-{name}-64-bytes"),
-            format!("64-byte descriptors, {folio} folios, derived tails, eager"),
-            &zone,
-            linux(order, Tails::Derived, 1),
-        )?;
-        spec.naive.clone_from(&naive);
+    small_rows(&mut suite, &zone, settings.size)?;
+    session.table(
+        "bind-small",
+        "Rebind, fewer bytes for the same pages",
+        "naive is the 64-byte row of base pages",
+    );
+    session.table("bind-limit", "The limit of this machine", "by the widest store that wins here");
+    session.run(suite, "rebinds")
+}
+
+/// Adds the rows that write fewer bytes for the same pages.
+fn small_rows<'a>(suite: &mut Suite<'a>, zone: &'a Zone, size: ByteLen) -> Result<(), BenchError> {
+    const NAIVE: &str = "bind-4k/naive";
+    let name = "8-byte descriptors, base pages, eager";
+    suite
+        .bind(Role::Ours, "bind-small/eager-8-bytes", name, zone, small(Order::BASE, 1))?
+        .naive(NAIVE)
+        .limit("bind-limit/zero-1", (size.get() >> 12) * 8)
+        .headline(format!("describe {size}: 8-byte descriptors, all written"));
+    let name = "8-byte descriptors, base pages, on touch";
+    let options = BindOptions::new(MemoryKind::Generic);
+    suite
+        .bind(Role::Ours, "bind-small/on-touch", name, zone, options)?
+        .naive(NAIVE)
+        .headline(format!("describe {size}: 8-byte descriptors, on touch"));
+    for (order, id, folio) in [(Order::PMD, "2m", "2 MiB"), (Order::PUD, "1g", "1 GiB")] {
+        let id = |bytes: u64| format!("bind-small/derived-{id}-{bytes}-bytes");
+        let name =
+            |bytes: u64| format!("{bytes}-byte descriptors, {folio} folios, derived tails, eager");
+        let (role, options) = (Role::Ours, small(order, 1));
+        suite.bind(role, &id(8), name(8), zone, options)?.naive(NAIVE);
+        let options = linux(order, Tails::Derived, 1);
+        suite.bind(role, &id(64), name(64), zone, options)?.naive(NAIVE);
     }
-    bench.tables.push(Table {
-        id: "bind-small".to_owned(),
-        title: "Rebind, fewer bytes for the same pages".to_owned(),
-        note: "naive is the 64-byte row of base pages".to_owned(),
-    });
-    bench.tables.push(Table {
-        id: "bind-limit".to_owned(),
-        title: "The limit of this machine".to_owned(),
-        note: "by the widest store that wins here".to_owned(),
-    });
-    suite.run("rebinds", settings.rebinds, watch, &mut bench.results)
+    Ok(())
 }
 
 const LINE_MANY: &str = "bind-limit/line-all";
 
-fn first_binds(settings: &Settings, watch: Watch<'_>, bench: &mut Bench) -> Result<(), BenchError> {
+fn first_binds(settings: &Settings, session: &mut Session<'_>) -> Result<(), BenchError> {
     let linux_bytes = (settings.size.get() >> 12) * 64;
     let threads = settings.threads.get();
     let kept = Zone::with_keep_limit(ByteLen::new(linux_bytes + (64 << 20)));
@@ -415,7 +372,7 @@ fn first_binds(settings: &Settings, watch: Watch<'_>, bench: &mut Bench) -> Resu
         spec.naive.clone_from(&naive);
         if threads == 1 {
             let name = format!("describe {}: 64-byte descriptors, first time", settings.size);
-            spec.headline = Some(name);
+            spec.headline(name);
         }
         // The clearing was measured on one thread.
         spec.limit = clearing.clone().filter(|_| threads == 1);
@@ -426,14 +383,13 @@ fn first_binds(settings: &Settings, watch: Watch<'_>, bench: &mut Bench) -> Resu
     let name = "ours, memory that the zone had kept";
     let spec = suite.bind_another("bind-first/ours-kept", name, &kept, options);
     spec.naive.clone_from(&naive);
-    bench.tables.push(Table {
-        id: "bind-first".to_owned(),
-        title: "First bind, base pages, 64-byte Linux descriptors".to_owned(),
-        note: "cold: memory fresh from the kernel, which a host below it was made to have ready; \
-             the limit is the kernel's clearing of it"
-            .to_owned(),
-    });
-    suite.run("first binds", settings.first_binds, watch, &mut bench.results)
+    session.table(
+        "bind-first",
+        "First bind, base pages, 64-byte Linux descriptors",
+        "cold: memory fresh from the kernel, which a host below it was made to have ready; \
+             the limit is the kernel's clearing of it",
+    );
+    session.run(suite, "first binds")
 }
 
 /// Returns what the naive way should write for descriptors that lie at `address`, if that is known.
@@ -513,8 +469,7 @@ fn naive_first_bind(
 
 /// Cost against size: on touch up to 16 TiB, and eager as far as memory goes. All sizes are
 /// measured together, so that the machine's moods do not look like growth.
-fn growth(settings: &Settings, watch: Watch<'_>, bench: &mut Bench) -> Result<(), BenchError> {
-    let rounds = settings.rebinds.clamp(3, 10);
+fn growth(settings: &Settings, session: &mut Session<'_>) -> Result<(), BenchError> {
     let on_touch = Zone::with_keep_limit(ByteLen::ZERO);
     let available = memory::available(&SystemRoot::host()).map_or(0, |have| have.bytes.get());
     let mut taken = 0;
@@ -526,7 +481,7 @@ fn growth(settings: &Settings, watch: Watch<'_>, bench: &mut Bench) -> Result<()
         let bytes = (size.get() >> 12) * 64;
         if taken + bytes > available / 4 * 3 {
             let reason = format!("{} of descriptors do not fit in memory", ByteLen::new(bytes));
-            bench.skipped.push(Skipped { id, reason });
+            session.skip(id, reason);
             continue;
         }
         taken += bytes;
@@ -557,13 +512,13 @@ fn growth(settings: &Settings, watch: Watch<'_>, bench: &mut Bench) -> Result<()
         if let Err(error) = suite.bind(Role::Ours, id, name, zone, options) {
             // The rows before are worth more than one more.
             let reason = format!("{error}: {}", cause(&error));
-            bench.skipped.push(Skipped { id: id.clone(), reason });
+            session.skip(id.clone(), reason);
         }
     }
-    bench.tables.push(Table {
-        id: "bind-growth".to_owned(),
-        title: "Rebind, cost against size".to_owned(),
-        note: "on touch writes nothing; eager writes 64 bytes a page, by one thread".to_owned(),
-    });
-    suite.run("growth", rounds, watch, &mut bench.results)
+    session.table(
+        "bind-growth",
+        "Rebind, cost against size",
+        "on touch writes nothing; eager writes 64 bytes a page, by one thread",
+    );
+    session.run(suite, "growth")
 }

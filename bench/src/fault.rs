@@ -41,15 +41,15 @@ use std::sync::Arc;
 use uzone_os::{HugeSize, SystemRoot, hugepages, memory};
 use uzone_pages::ByteLen;
 
-use self::run::{PAGE, Run};
+use self::run::Run;
 use self::scan::Backend;
-use self::source::Source;
+use self::source::{PAGE, Source};
 use self::touch::{Pattern, Placement};
 use crate::group::Watch;
-use crate::report::{Bench, document, summed_up};
+use crate::report::Bench;
 pub use crate::settings::FaultSettings as Settings;
 use crate::settings::Part;
-use crate::suite::{BenchError, check_found};
+use crate::suite::{BenchError, Session};
 
 /// How much is touched at random at most, as was published.
 const RANDOM: ByteLen = ByteLen::gib(1);
@@ -74,14 +74,15 @@ pub fn run(settings: &Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
         settings.rounds,
         settings.directory.display()
     );
-    let bench = document(sentence, &Part::Fault(settings.clone()));
-    let mut run = Run { settings, watch, bench, has_huge: true };
+    let part = Part::Fault(settings.clone());
+    let session = Session::new(sentence, &part, settings.rounds, watch);
+    let mut run = Run { session, settings, has_huge: true };
     if uzone_os::probe::page_size().bytes() != PAGE {
         return Err(BenchError::FaultSize { size: asked });
     }
     let placements = Placement::all(&settings.threads)?;
     if placements.first().is_some_and(|first| !first.id.is_empty()) {
-        run.skip("fault-seq-file", "this process may use one CPU only".to_owned());
+        run.skip("fault-seq-file", "this process may use one CPU only");
     }
     let file = Source::new(&settings.directory, size)?;
     if let Err(reason) = huge::is_possible(&file)? {
@@ -150,9 +151,7 @@ pub fn run(settings: &Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
             density::tables(&mut run, &file, placement)?;
         }
     }
-    let bench = run.bench;
-    check_found(&settings.tables, !(bench.tables.is_empty() && bench.skipped.is_empty()))?;
-    Ok(summed_up(bench))
+    run.session.finish()
 }
 
 /// Returns as much of `asked` as there is memory for, and the words for it.

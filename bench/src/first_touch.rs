@@ -9,15 +9,13 @@ use std::num::NonZeroUsize;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use uzone_os::{SystemRoot, memory};
 use uzone_pages::ByteLen;
 use uzone_zone::{Backing, ClearError, Huge, HugeSize, PopulateOptions, Region, ZeroOptions};
 
 use crate::extents::Arena;
-use crate::group::Watch;
 use crate::put_back;
-use crate::report::{Bench, Role, Skipped, Table};
-use crate::suite::{BenchError, Suite};
+use crate::report::Role;
+use crate::suite::{BenchError, Session, Suite, cause, check_memory};
 use crate::zero::{bytes, fill};
 
 /// How much is given back and touched again, at most.
@@ -28,14 +26,7 @@ const PAGE: u64 = 4096;
 pub(crate) fn check(populate: ByteLen) -> Result<(), BenchError> {
     // Of what is there, a tenth is left to others.
     let needed = ByteLen::new(populate.get() / 10 * 11);
-    match memory::available(&SystemRoot::host()) {
-        Ok(available) if available.bytes < needed => Err(BenchError::TooLittleMemory {
-            needed,
-            available: available.bytes,
-            limited_by: available.limited_by,
-        }),
-        _ => Ok(()),
-    }
+    check_memory(needed)
 }
 
 /// Makes the pool of 2 MiB pages larger for a run. It is put back when that ends, or a signal ends it.
@@ -71,12 +62,7 @@ fn touch(region: &Region) -> Result<(), BenchError> {
 }
 
 /// Clears in place, and by giving pages back.
-pub(crate) fn kernel(
-    arena: &Arena,
-    rounds: u32,
-    watch: Watch<'_>,
-    bench: &mut Bench,
-) -> Result<(), BenchError> {
+pub(crate) fn kernel(arena: &Arena, session: &mut Session<'_>) -> Result<(), BenchError> {
     let len = TOUCHED.min(ByteLen::new(arena.len as u64));
     let whole = || 0..len.get();
     // Given back in the reverse order, the pages of the pool after the region that has them.
@@ -90,20 +76,16 @@ pub(crate) fn kernel(
             regions.push((row, region));
         } else {
             let reason = format!("{report}");
-            bench.skipped.push(Skipped { id: format!("zero-kernel/{row}-touch"), reason });
+            session.skip(format!("zero-kernel/{row}-touch"), reason);
         }
     }
-    match &pool {
-        Ok(_) => match Region::hugetlb(len, HugeSize::MIB_2) {
-            Ok(region) => regions.push(("hugetlb", region)),
-            Err(error) => bench.skipped.push(Skipped {
-                id: "zero-kernel/hugetlb-touch".to_owned(),
-                reason: crate::suite::cause(&error),
-            }),
-        },
-        Err(reason) => bench
-            .skipped
-            .push(Skipped { id: "zero-kernel/hugetlb-touch".to_owned(), reason: reason.clone() }),
+    let hugetlb = match &pool {
+        Ok(_) => Region::hugetlb(len, HugeSize::MIB_2).map_err(|error| cause(&error)),
+        Err(reason) => Err(reason.clone()),
+    };
+    match hugetlb {
+        Ok(region) => regions.push(("hugetlb", region)),
+        Err(reason) => session.skip("zero-kernel/hugetlb-touch", reason),
     }
     let mut suite = Suite::new(len);
     let limit = "zero-kernel/limit".to_owned();
@@ -148,7 +130,7 @@ pub(crate) fn kernel(
         });
     }
     suite.each_spec(|spec| {
-        spec.limit = Some((limit.clone(), bytes(part).get()));
+        spec.limit(limit.clone(), bytes(part).get());
         // Each against its own pages given back and touched.
         spec.naive = spec
             .id
@@ -156,12 +138,12 @@ pub(crate) fn kernel(
             .filter(|_| spec.id != limit)
             .map(|(row, _)| format!("{row}-touch"));
     });
-    suite.run("the kernel's own clearing", rounds, watch, &mut bench.results)?;
-    bench.tables.push(Table {
-        id: "zero-kernel".to_owned(),
-        title: format!("Clearing {len} in place, and by giving the pages back to the kernel"),
-        note: "one thread; naive is to give the same pages back and touch them".to_owned(),
-    });
+    session.run(suite, "the kernel's own clearing")?;
+    session.table(
+        "zero-kernel",
+        format!("Clearing {len} in place, and by giving the pages back to the kernel"),
+        "one thread; naive is to give the same pages back and touch them",
+    );
     Ok(())
 }
 
@@ -169,10 +151,8 @@ pub(crate) fn kernel(
 pub(crate) fn populate(
     arena: &Arena,
     size: ByteLen,
-    rounds: u32,
     threads: NonZeroUsize,
-    watch: Watch<'_>,
-    bench: &mut Bench,
+    session: &mut Session<'_>,
 ) -> Result<(), BenchError> {
     let mut suite = Suite::new(size);
     let limit = "populate/limit".to_owned();
@@ -226,16 +206,14 @@ pub(crate) fn populate(
         let spec = suite.add(role, &format!("populate/{row}"), name, size.get(), threads, run);
         spec.headline = (row == "ours-1").then(|| format!("touch {size} first"));
         spec.cold = true;
-        spec.naive = Some("populate/naive".to_owned());
-        spec.limit = Some((limit.clone(), written));
+        spec.naive("populate/naive").limit(limit.clone(), written);
     }
-    suite.run("first touch", rounds, watch, &mut bench.results)?;
-    bench.tables.push(Table {
-        id: "populate".to_owned(),
-        title: format!("First touch of {size}"),
-        note: "naive is a byte a page by one thread; the limit is a bare streaming fill by one thread \
-               of memory that is present; a virtual machine's host may have to find the memory"
-            .to_owned(),
-    });
+    session.run(suite, "first touch")?;
+    session.table(
+        "populate",
+        format!("First touch of {size}"),
+        "naive is a byte a page by one thread; the limit is a bare streaming fill by one thread \
+               of memory that is present; a virtual machine's host may have to find the memory",
+    );
     Ok(())
 }

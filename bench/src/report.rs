@@ -10,42 +10,22 @@ pub use uzone_report::results::{
     Published, Role, Row, Skipped, Spread, Table,
 };
 
-pub(crate) use self::faults::{FaultSpec, Log};
+pub(crate) use self::faults::{FaultSpec, Found, Log};
 
 use self::faults::{latency, pauses};
 use crate::group::{Samples, float, median, spread};
-use crate::machine;
-use crate::settings::Part;
-use crate::summary::headlines;
-
-/// Begins a document of one benchmark.
-pub(crate) fn document(settings: String, part: &Part) -> Bench {
-    Bench {
-        schema: SCHEMA.to_owned(),
-        benchmark: part.name().to_owned(),
-        machine: machine::here(),
-        settings,
-        parameters: vec![part.to_json()],
-        ..Bench::default()
-    }
-}
-
-/// Ends it: the rows that have a headline become the summary.
-pub(crate) fn summed_up(mut bench: Bench) -> Bench {
-    bench.summary = headlines(&bench.results);
-    bench
-}
 
 /// A row may pass its limit by this much, which is what the machine varies. What passes it by more has
 /// no limit.
 const MOST_SHARE: f64 = 1.15;
 
 /// What is known of a row before its case runs.
+#[derive(Default)]
 pub(crate) struct RowSpec {
     /// The id, which is the name of the case as well.
     pub(crate) id: String,
     pub(crate) name: String,
-    pub(crate) role: Role,
+    pub(crate) role: Option<Role>,
     /// What it stands for in the summary, if it is one of its lines.
     pub(crate) headline: Option<String>,
     pub(crate) bytes: u64,
@@ -66,10 +46,36 @@ pub(crate) struct RowSpec {
     pub(crate) pauses: Option<Rc<RefCell<Vec<u64>>>>,
     /// Where the case puts the times of its calls.
     pub(crate) latencies: Option<Rc<RefCell<Vec<u64>>>>,
-    pub(crate) faults: Option<FaultSpec>,
+    /// Whether the case takes page faults, and what is known of them.
+    pub(crate) takes_faults: bool,
+    pub(crate) faults: FaultSpec,
 }
 
 impl RowSpec {
+    /// Sets the naive row.
+    pub(crate) fn naive(&mut self, id: impl Into<String>) -> &mut Self {
+        self.naive = Some(id.into());
+        self
+    }
+
+    /// Sets the limit, and how many bytes that writes; none if both do the same work.
+    pub(crate) fn limit(&mut self, id: impl Into<String>, bytes: u64) -> &mut Self {
+        self.limit = Some((id.into(), bytes));
+        self
+    }
+
+    /// Sets the line of the summary that the row stands for.
+    pub(crate) fn headline(&mut self, line: impl Into<String>) -> &mut Self {
+        self.headline = Some(line.into());
+        self
+    }
+
+    /// Sets how many calls do it, and how many folios the pages are in.
+    pub(crate) fn counts(&mut self, calls: Option<u64>, folios: Option<u64>) -> &mut Self {
+        (self.calls, self.folios) = (calls, folios);
+        self
+    }
+
     /// `best` is the id of the fastest rival.
     pub(crate) fn row(self, samples: &Samples, best: Option<&str>) -> Row {
         let times = samples.sorted(&self.id);
@@ -93,13 +99,14 @@ impl RowSpec {
         };
         let seconds = float(median_ns.max(1)) / 1e9;
         let per = |count: Option<u64>| count.map(|count| float(median_ns) / float(count.max(1)));
-        let faults =
-            self.faults.map(|spec| spec.faults(&self.id, median_ns, self.threads, samples));
+        let faults = self
+            .takes_faults
+            .then(|| self.faults.faults(&self.id, median_ns, self.threads, samples));
         Row {
             faults,
             noise,
             name: self.name,
-            role: Some(self.role),
+            role: self.role,
             headline: self.headline,
             naive_id: self.naive.clone(),
             limit_id: limit.map(|(id, _)| id),

@@ -49,6 +49,17 @@ impl Part {
         of_zero || table.strip_prefix(self.name()).is_some_and(|rest| rest.starts_with('-'))
     }
 
+    /// Returns what the ids of the tables begin with that are run; none, and all are.
+    pub(crate) fn tables(&self) -> &[String] {
+        match self {
+            Self::Bind(settings) => &settings.tables,
+            Self::Pin(settings) => &settings.tables,
+            Self::Zero(settings) => &settings.tables,
+            Self::Copy(settings) => &settings.tables,
+            Self::Fault(settings) => &settings.tables,
+        }
+    }
+
     /// Returns the same benchmark with these tables alone.
     #[must_use]
     pub fn with_tables(mut self, tables: Vec<String>) -> Self {
@@ -144,17 +155,6 @@ pub struct FaultSettings {
     pub directory: PathBuf,
     /// What the ids of the tables begin with that are run; none, and all are.
     pub tables: Vec<String>,
-}
-
-/// Returns whether a table is among those that were asked for: an id begins as one of `tables` does,
-/// or none was named.
-pub(crate) fn wants(tables: &[String], table: &str) -> bool {
-    tables.is_empty() || tables.iter().any(|start| table.starts_with(start.as_str()))
-}
-
-/// As [`wants`], for tables that are measured together.
-pub(crate) fn wants_any(tables: &[String], together: &[&str]) -> bool {
-    together.iter().any(|table| wants(tables, table))
 }
 
 /// A length as a number of bytes.

@@ -15,7 +15,7 @@ pub(crate) fn sections(documents: &[Document]) -> Vec<Section> {
         .iter()
         .flat_map(|document| match document {
             Document::Bench(bench) => {
-                let metadata = bench.metadata.as_ref().map(metadata::section);
+                let metadata = bench.metadata.as_deref().map(metadata::section);
                 iter::once(tables::section(bench)).chain(metadata).collect()
             }
             Document::Metadata(metadata) => vec![metadata::section(metadata)],

@@ -50,7 +50,7 @@ pub struct Bench {
     pub skipped: Vec<Skipped>,
     /// The memory of descriptors, in a run of all.
     #[serde(default, deserialize_with = "some_object")]
-    pub metadata: Option<Metadata>,
+    pub metadata: Option<Box<Metadata>>,
 }
 
 /// `uzone.bench-metadata/1`: the memory of descriptors.

@@ -11,10 +11,9 @@ use uzone_os::{Anonymous, FixedBuffers, FixedBuffersError, HugeAdvice, MapError}
 use uzone_pages::ByteLen;
 use uzone_zone::{HugeSize, Mapping, PopulateError, ResidentError};
 
-use crate::group::Watch;
-use crate::report::{Bench, Role, Skipped, Table};
+use crate::report::Role;
 use crate::settings::PinSettings as Settings;
-use crate::suite::{BenchError, Suite};
+use crate::suite::{BenchError, Session, Suite};
 
 /// Makes memory of one kind, present.
 type Make = fn(ByteLen) -> Result<Mapping, Refused>;
@@ -27,18 +26,14 @@ struct Memory {
     folio_bytes: u64,
 }
 
-pub(super) fn run(
-    settings: &Settings,
-    watch: Watch<'_>,
-    bench: &mut Bench,
-) -> Result<(), BenchError> {
+pub(super) fn run(settings: &Settings, session: &mut Session<'_>) -> Result<(), BenchError> {
     // A sixteenth, which is what the machine can have present of a region that is only reserved.
     let len = ByteLen::new((settings.size.get() / 16).min(1 << 30));
     let ring = match FixedBuffers::new() {
         Ok(ring) => RefCell::new(ring),
         Err(error) => {
             let reason = error.to_string();
-            bench.skipped.push(Skipped { id: "pin-kernel".to_owned(), reason });
+            session.skip("pin-kernel", reason);
             return Ok(());
         }
     };
@@ -61,7 +56,7 @@ pub(super) fn run(
         match made {
             Ok(mapping) => memories.push(Memory { row, name, mapping, folio_bytes }),
             Err(Refused::Here(reason)) => {
-                bench.skipped.push(Skipped { id: format!("pin-kernel/{row}-pin"), reason });
+                session.skip(format!("pin-kernel/{row}-pin"), reason);
             }
             Err(Refused::Broken(error)) => return Err(error),
         }
@@ -88,13 +83,12 @@ pub(super) fn run(
             spec.calls = Some(1);
         }
     }
-    bench.tables.push(Table {
-        id: "pin-kernel".to_owned(),
-        title: format!("The kernel's own pins: {len} registered as a buffer of an io_uring"),
-        note: "memory present, one thread; the kernel finds the pages in the page tables"
-            .to_owned(),
-    });
-    suite.run("the kernel's pins", settings.rounds, watch, &mut bench.results)
+    session.table(
+        "pin-kernel",
+        format!("The kernel's own pins: {len} registered as a buffer of an io_uring"),
+        "memory present, one thread; the kernel finds the pages in the page tables",
+    );
+    session.run(suite, "the kernel's pins")
 }
 
 /// Why there is no row.

@@ -10,19 +10,14 @@ use zerocopy::IntoBytes;
 
 use super::naive::Naive;
 use super::shared::{CALL_ENTRIES, CALL_PAGES, bind, calls, present, timed};
-use crate::group::Watch;
-use crate::report::{Bench, Role, Table};
+use crate::report::Role;
 use crate::settings::PinSettings as Settings;
-use crate::suite::{BenchError, Suite};
+use crate::suite::{BenchError, Session, Suite};
 
 const NAIVE: &str = "pin-list/naive";
 const LIMIT: &str = "pin-list/limit";
 
-pub(super) fn run(
-    settings: &Settings,
-    watch: Watch<'_>,
-    bench: &mut Bench,
-) -> Result<(), BenchError> {
+pub(super) fn run(settings: &Settings, session: &mut Session<'_>) -> Result<(), BenchError> {
     let size = settings.size;
     let zone = Zone::with_keep_limit(ByteLen::ZERO);
     let folios = bind(&zone, size, Order::PMD)?;
@@ -75,7 +70,7 @@ pub(super) fn run(
         })
     });
     spec.calls = Some(1);
-    spec.headline = Some(format!("pin {size}: whole, with the list of its frames"));
+    spec.headline(format!("pin {size}: whole, with the list of its frames"));
     let len = ByteLen::new(CALL_PAGES << 12);
     let spec = suite.add(
         Role::Ours,
@@ -134,17 +129,15 @@ pub(super) fn run(
     });
     for id in [NAIVE, "pin-list/ours", "pin-list/ours-call", "pin-list/ours-window"] {
         if let Some(spec) = suite.spec(id) {
-            spec.naive = Some(NAIVE.to_owned());
-            spec.limit = Some((LIMIT.to_owned(), bytes));
+            spec.naive(NAIVE).limit(LIMIT, bytes);
             spec.folios = Some(PageCount::new(pages).get() / CALL_PAGES);
         }
     }
-    bench.tables.push(Table {
-        id: "pin-list".to_owned(),
-        title: "2 MiB folios, with a list of page frames".to_owned(),
-        note: "pin alone, one thread; 8 bytes a base page into memory that was touched; the limit \
-             streams that list and pins nothing"
-            .to_owned(),
-    });
-    suite.run("lists", settings.rounds, watch, &mut bench.results)
+    session.table(
+        "pin-list",
+        "2 MiB folios, with a list of page frames",
+        "pin alone, one thread; 8 bytes a base page into memory that was touched; the limit \
+             streams that list and pins nothing",
+    );
+    session.run(suite, "lists")
 }

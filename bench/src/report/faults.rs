@@ -2,10 +2,21 @@
 
 use std::cell::RefCell;
 use std::rc::Rc;
+use std::time::Duration;
 
 use uzone_report::results::{Faults, Spread};
 
 use crate::group::{Samples, float, median};
+
+/// What a case that takes faults finds out in a round.
+pub(crate) struct Found {
+    pub(crate) elapsed: Duration,
+    pub(crate) faults: u64,
+    /// How many pages were mapped and never touched.
+    pub(crate) wasted: u64,
+    /// How long each touch took, where that is asked for.
+    pub(crate) touches_ns: Vec<u64>,
+}
 
 /// What a case that takes faults finds out, round by round.
 #[derive(Debug, Default)]
@@ -21,12 +32,13 @@ pub(crate) struct FaultLog {
 
 impl FaultLog {
     /// Takes what one round found; the first does not count.
-    pub(crate) fn push(&mut self, count: u64, wasted: u64, mut touches_ns: Vec<u64>) {
+    pub(crate) fn push(&mut self, found: Found) {
+        let Found { faults, wasted, mut touches_ns, .. } = found;
         if !self.is_warm {
             self.is_warm = true;
             return;
         }
-        self.counts.push(count);
+        self.counts.push(faults);
         self.wasted.push(wasted);
         touches_ns.sort_unstable();
         self.medians_ns.push(median(&touches_ns));
@@ -130,7 +142,8 @@ mod tests {
         let log = |rounds: &[[u64; 3]]| {
             let log = Log::default();
             for touches in rounds {
-                log.borrow_mut().push(touches[0], 1, touches.to_vec());
+                let (elapsed, touches_ns) = (Duration::ZERO, touches.to_vec());
+                log.borrow_mut().push(Found { elapsed, faults: touches[0], wasted: 1, touches_ns });
             }
             log
         };
