@@ -14,7 +14,7 @@ use uzone_pages::ByteLen;
 use crate::group::{PartOf, Phase, Watch};
 use crate::report::{Bench, Skipped};
 use crate::settings::Part;
-use crate::suite::BenchError;
+use crate::suite::{BenchError, sentence};
 use crate::{bind, copy, fault, metadata, pin, zero};
 
 /// How thorough a run is.
@@ -134,7 +134,7 @@ pub fn run(
                 Some(all) => append(all, bench),
             },
             Err(error) if error.is_of_this_host() => {
-                skipped.push(Skipped { id: part.name().to_owned(), reason: chain(&error) });
+                skipped.push(Skipped { id: part.name().to_owned(), reason: sentence(&error) });
                 refused.get_or_insert(error);
             }
             Err(error) => return Err(error),
@@ -146,7 +146,7 @@ pub fn run(
         match metadata::run(settings, &|phase| watch(Phase { part: Some(part_of), ..phase })) {
             Ok(metadata) => counted = Some(metadata),
             Err(error) if error.is_of_this_host() => {
-                skipped.push(Skipped { id: part_of.name.to_owned(), reason: chain(&error) });
+                skipped.push(Skipped { id: part_of.name.to_owned(), reason: sentence(&error) });
             }
             Err(error) => return Err(error),
         }
@@ -162,15 +162,6 @@ pub fn run(
         (None, Some(error)) => Err(error),
         (None, None) => Err(BenchError::NoTable { asked: String::new() }),
     }
-}
-
-/// Returns an error as a sentence, with those of its causes that it does not name itself.
-fn chain(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(error.source(), |cause| cause.source());
-    causes.fold(error.to_string(), |text, cause| {
-        let cause = cause.to_string();
-        if text.contains(&cause) { text } else { format!("{text}: {cause}") }
-    })
 }
 
 /// Puts the results of `other` behind those of `all`.

@@ -29,4 +29,4 @@ mod summary;
 pub mod zero;
 
 pub use group::{PartOf, Phase, Watch};
-pub use suite::BenchError;
+pub use suite::{BenchError, sentence};

@@ -473,6 +473,16 @@ pub(crate) fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
+/// Returns an error on one line, with those of its causes that the text before does not contain.
+#[must_use]
+pub fn sentence(error: &dyn Error) -> String {
+    let causes = std::iter::successors(error.source(), |cause| cause.source());
+    causes.fold(error.to_string(), |text, cause| {
+        let cause = cause.to_string();
+        if text.contains(&cause) { text } else { format!("{text}: {cause}") }
+    })
+}
+
 /// Returns the innermost cause of an error.
 pub(crate) fn cause(error: &dyn Error) -> String {
     let mut cause = error;

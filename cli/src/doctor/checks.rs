@@ -6,6 +6,7 @@
 use std::error::Error;
 
 use serde::Serialize;
+use uzone_bench::sentence;
 use uzone_os::HugeSize;
 use uzone_os::hugepages::{Pool, ThpDefrag, ThpEnabled, ThpShmem};
 use uzone_os::memory::{Available, Limit};
@@ -90,20 +91,6 @@ impl Check {
     fn with_details(self, details: Vec<String>) -> Self {
         Self { details, ..self }
     }
-}
-
-/// Returns an error with those of its causes on one line that it does not name itself.
-pub(super) fn sentence(error: &(dyn Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let inner = error.to_string();
-        if !text.contains(&inner) {
-            text = format!("{text}: {inner}");
-        }
-        cause = error.source();
-    }
-    text
 }
 
 /// Returns the checks of a host, in the order in which a person reads them.
