@@ -5,15 +5,12 @@ use std::io;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use uzone_os::numa::AffinityError;
 use uzone_os::uffd::{NotUffd, OpenError, RegisterError};
-use uzone_os::{
-    FixedBuffersError, MapError, PopulateError, ResidentError, SysError, SystemRoot, memory,
-};
+use uzone_os::{FixedBuffersError, MapError, MappingError, SysError, SystemRoot, memory};
 use uzone_pages::{ByteLen, Payload, Pfn, Template, Word};
 use uzone_zone::{
-    AccessError, AdviseError, BindFailure, BindOptions, ClearError, Init, Limit, ListTooShort,
-    NotAGuard, NotPopulated, Pagemap, PinError, Pinned, Region, RegionError, Source, TakeFailure,
+    AccessError, BindFailure, BindOptions, ClearError, Init, Limit, ListTooShort, NotAGuard,
+    NotPopulated, Pagemap, PinError, Pinned, Region, RegionError, Source, TakeFailure,
     TooManyRawGuards, Zone,
 };
 use zerocopy::Immutable;
@@ -189,8 +186,7 @@ failures! {
     NotAGuard: "redeem a guard", false;
     FixedBuffersError: "have the kernel pin memory", true;
     MapError: "map memory", true;
-    PopulateError: "make memory present", true;
-    ResidentError: "measure resident memory", true;
+    MappingError: "use mapped memory", true;
     SysError: "measure what this process has", true;
     uzone_fault::MapError: "map memory lazily", true;
     uzone_fault::LazyError: "use lazily mapped memory", false;
@@ -198,10 +194,8 @@ failures! {
     NotUffd: "use a descriptor as a userfaultfd", false;
     RegisterError: "register memory with a userfaultfd", true;
     AccessError: "reach mapped memory", false;
-    AffinityError: "place the threads", true;
     ClearError: "clear or copy the memory of a region", false;
     NotPopulated: "make a region present", true;
-    AdviseError: "give pages back", false;
     TakeFailure: "take a folio of a pool", false;
 }
 
@@ -476,7 +470,7 @@ pub(crate) fn nanoseconds(time: Duration) -> u64 {
 /// Returns an error on one line, with those of its causes that the text before does not contain.
 #[must_use]
 pub fn sentence(error: &dyn Error) -> String {
-    let causes = std::iter::successors(error.source(), |cause| cause.source());
+    let causes = std::iter::successors(error.source(), |&cause| cause.source());
     causes.fold(error.to_string(), |text, cause| {
         let cause = cause.to_string();
         if text.contains(&cause) { text } else { format!("{text}: {cause}") }

@@ -121,22 +121,14 @@ fn of_link(error: &(dyn Error + 'static)) -> Option<Exit> {
     if let Some(error) = error.downcast_ref::<os::MapError>() {
         return of_map(error);
     }
-    if let Some(error) = error.downcast_ref::<os::PopulateError>() {
+    if let Some(error) = error.downcast_ref::<os::MappingError>() {
         return match error {
-            os::PopulateError::Memory { .. } => Some(Exit::Os),
-            os::PopulateError::Fault { .. } | os::PopulateError::Poisoned { .. } => Some(Exit::Io),
+            os::MappingError::Memory { .. } => Some(Exit::Os),
+            os::MappingError::Fault { .. } | os::MappingError::Poisoned { .. } => Some(Exit::Io),
+            os::MappingError::Advice { .. } => Some(Exit::Feature),
+            os::MappingError::Sys(inner) => of_link(inner),
             _ => None,
         };
-    }
-    if let Some(error) = error.downcast_ref::<os::AdviseError>() {
-        return match error {
-            os::AdviseError::Refused { .. } => Some(Exit::Feature),
-            os::AdviseError::Sys(inner) => of_link(inner),
-            _ => None,
-        };
-    }
-    if let Some(os::ResidentError::Sys(inner)) = error.downcast_ref() {
-        return of_link(inner);
     }
     if let Some(error) = error.downcast_ref::<os::SysError>() {
         // A file of the kernel that is not there is a feature that is not there.

@@ -87,7 +87,7 @@ impl Collapser {
         }
         let bytes = self.core.bytes(pages);
         // Without transparent huge pages nothing fits.
-        let thp = hugepages::thp(&SystemRoot::host()).map_err(uzone_os::AdviseError::from)?;
+        let thp = hugepages::thp(&SystemRoot::host()).map_err(uzone_os::MappingError::from)?;
         let Some(huge) = thp.map(|thp| thp.pmd_size.get()) else { return Ok(done) };
         // Huge pages start at multiples of their size by address.
         let start = self.memory.mapping().addr().get() as u64;

@@ -4,7 +4,7 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use uzone_os::uffd::{AnswerError, OpenError, RegisterError};
-use uzone_os::{AccessError, AdviseError, MappedError, RangeError, ResidentError, SysError};
+use uzone_os::{AccessError, MappingError, RangeError, SysError};
 use uzone_pages::{AddrError, ByteLen, FaultAroundError};
 use uzone_zone::{BindError, PinError, RegionError};
 
@@ -23,7 +23,7 @@ pub enum MapError {
     Map(#[from] uzone_os::MapError),
     /// The states of pages whose writes are events have no room.
     #[error("cannot map the states of the pages: {0}")]
-    Mapped(#[from] MappedError),
+    Mapped(#[from] MappingError),
     /// The page tables cannot be scanned for writes.
     #[error("writes cannot be tracked: {0}")]
     Scan(#[from] SysError),
@@ -63,7 +63,7 @@ pub enum MapError {
     },
     /// Processes that are forked off would read zeroes where pages are missing.
     #[error("the mapping cannot be kept from forked processes: {0}")]
-    Children(#[source] AdviseError),
+    Children(#[source] MappingError),
     /// What the host is set to cannot be read.
     #[error("cannot read whether there are transparent huge pages: {0}")]
     Host(#[source] SysError),
@@ -199,9 +199,9 @@ pub enum LazyError {
     /// The bytes cannot be copied.
     #[error(transparent)]
     Access(#[from] AccessError),
-    /// The pages cannot be given back.
+    /// The pages cannot be given back, or which of them were written is not known.
     #[error(transparent)]
-    Advise(#[from] AdviseError),
+    Mapping(#[from] MappingError),
     /// A page is bad: its backing failed.
     #[error("the page at {offset:#x} is bad: its backing failed")]
     Poisoned {
@@ -237,9 +237,6 @@ pub enum LazyError {
         /// Why not, and what would help.
         reason: &'static str,
     },
-    /// Which pages were written is not known.
-    #[error(transparent)]
-    Resident(#[from] ResidentError),
     /// The kernel refused to protect pages against writing.
     #[error(transparent)]
     Answer(#[from] AnswerError),

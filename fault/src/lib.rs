@@ -124,11 +124,9 @@ pub use stats::FaultStats;
 pub use window::{Filled, Window};
 
 // What calls here take and return of the packages below, and what their documentation recommends.
-pub use uzone_os::numa::AffinityError;
 pub use uzone_os::uffd::{AnswerError, KernelFaults, NotUffd, OpenError, RegisterError, Remote};
 pub use uzone_os::{
-    AccessError, Addr, AdviseError, HugeSize, MappedError, Mapping, RangeError, ResidentError,
-    Sharing, SysError, Vaddr,
+    AccessError, Addr, HugeSize, Mapping, MappingError, RangeError, Sharing, SysError, Vaddr,
 };
 pub use uzone_pages::{
     AddrError, Advice, ByteLen, Content, FaultAround, FaultAroundError, PageSize,

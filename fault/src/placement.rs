@@ -8,7 +8,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use uzone_os::numa;
+use uzone_os::{SysError, numa};
 use uzone_pages::{Advice, ByteLen};
 
 use crate::backing::ZeroBacking;
@@ -69,7 +69,7 @@ pub enum PlacementError {
     Read(#[from] LazyError),
     /// Which CPUs may be used is not known, or a thread cannot be kept to one.
     #[error("cannot measure where faults are answered best: {0}")]
-    Affinity(#[from] numa::AffinityError),
+    Affinity(#[from] SysError),
 }
 
 impl ReaderPlacement {

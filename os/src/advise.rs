@@ -15,62 +15,9 @@ use uzone_pages::ByteLen;
 use crate::hugepages;
 use crate::kernel::{self, MADV_COLLAPSE};
 use crate::mapping::Mapping;
+use crate::mapping::MappingError;
 use crate::options::{Access, RangeError, Sharing};
-use crate::populate::PopulateError;
-use crate::root::{SysError, SystemRoot};
-
-/// An advice that the kernel refused.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum AdviseError {
-    /// The range is not inside the mapping, or cuts a page.
-    #[error(transparent)]
-    Range(#[from] RangeError),
-    /// The first pages of the range could not be made present.
-    #[error(transparent)]
-    Populate(#[from] PopulateError),
-    /// The kernel's settings could not be read.
-    #[error(transparent)]
-    Sys(#[from] SysError),
-    /// The kernel does not know the advice, or does not give it to this kind of memory.
-    #[error(
-        "the kernel refused {advice} for bytes {start:#x} to {end:#x}: it has no transparent huge pages, or not for this kind of memory"
-    )]
-    Refused {
-        /// The kernel's name of the advice.
-        advice: &'static str,
-        /// Where the range starts.
-        start: u64,
-        /// Where it ends.
-        end: u64,
-        /// What the kernel answered.
-        #[source]
-        cause: io::Error,
-    },
-    /// Giving the pages back would not make the bytes zero.
-    #[error("cannot punch bytes {start:#x} to {end:#x}: {why}; clear them in place instead")]
-    NotPunchable {
-        /// Where the range starts.
-        start: u64,
-        /// Where it ends.
-        end: u64,
-        /// What the memory is.
-        why: &'static str,
-    },
-    /// The file system did not punch a hole.
-    #[error(
-        "cannot punch bytes {start:#x} to {end:#x} out of the file behind the mapping: its file system has no holes, or the file is sealed; clear them in place instead"
-    )]
-    Punch {
-        /// Where the range starts.
-        start: u64,
-        /// Where it ends.
-        end: u64,
-        /// What the kernel answered.
-        #[source]
-        cause: io::Error,
-    },
-}
+use crate::root::SystemRoot;
 
 /// What collapsing did.
 #[derive(Debug)]
@@ -100,16 +47,16 @@ impl Mapping {
     /// has none.
     ///
     /// # Errors
-    /// [`AdviseError::Refused`] if the kernel has no transparent huge pages.
-    pub fn advise_huge(&self) -> Result<(), AdviseError> {
+    /// [`MappingError::Advice`] if the kernel has no transparent huge pages.
+    pub fn advise_huge(&self) -> Result<(), MappingError> {
         self.advise(0..self.mapped_len(), Advice::LinuxHugepage, "MADV_HUGEPAGE")
     }
 
     /// Asks for no transparent huge pages, from now on (`MADV_NOHUGEPAGE`). Those that are there stay.
     ///
     /// # Errors
-    /// [`AdviseError::Refused`] if the kernel has no transparent huge pages.
-    pub fn advise_no_huge(&self) -> Result<(), AdviseError> {
+    /// [`MappingError::Advice`] if the kernel has no transparent huge pages.
+    pub fn advise_no_huge(&self) -> Result<(), MappingError> {
         self.advise(0..self.mapped_len(), Advice::LinuxNoHugepage, "MADV_NOHUGEPAGE")
     }
 
@@ -118,8 +65,8 @@ impl Mapping {
     /// userfaultfd would be zero there.
     ///
     /// # Errors
-    /// [`AdviseError::Refused`] if the memory is a device's.
-    pub fn keep_from_children(&self) -> Result<(), AdviseError> {
+    /// [`MappingError::Advice`] if the memory is a device's.
+    pub fn keep_from_children(&self) -> Result<(), MappingError> {
         self.advise(0..self.mapped_len(), Advice::LinuxDontFork, "MADV_DONTFORK")
     }
 
@@ -127,15 +74,11 @@ impl Mapping {
     /// pages that were not present become so.
     ///
     /// # Errors
-    /// [`AdviseError`] if the range is not inside, or the kernel cannot do that with this memory.
-    pub fn collapse(&self, range: Range<u64>) -> Result<Collapsed, AdviseError> {
+    /// [`MappingError`] if the range is not inside, or the kernel cannot do that with this memory.
+    pub fn collapse(&self, range: Range<u64>) -> Result<Collapsed, MappingError> {
         let part = self.widen(&range)?;
-        let refused = |cause| AdviseError::Refused {
-            advice: "MADV_COLLAPSE",
-            start: range.start,
-            end: range.end,
-            cause,
-        };
+        let refused =
+            |cause| MappingError::Advice { advice: "MADV_COLLAPSE", range: range.clone(), cause };
         let Some(thp) = hugepages::thp(&SystemRoot::host())? else {
             return Err(refused(Errno::NOTSUP.into()));
         };
@@ -178,7 +121,7 @@ impl Mapping {
     ///
     /// # Errors
     /// [`RangeError::CutsPage`] if it does not; then nothing is given back.
-    pub fn discard(&self, range: Range<u64>) -> Result<(), AdviseError> {
+    pub fn discard(&self, range: Range<u64>) -> Result<(), MappingError> {
         let part = self.whole_pages(&range)?;
         self.advise(part, Advice::LinuxDontNeed, "MADV_DONTNEED")
     }
@@ -189,13 +132,13 @@ impl Mapping {
     /// at once, byte for byte of what they map.
     ///
     /// # Errors
-    /// [`RangeError::CutsPage`], [`AdviseError::NotPunchable`] for memory that has other bytes behind it
+    /// [`RangeError::CutsPage`], [`MappingError::NotPunchable`] for memory that has other bytes behind it
     /// (a private mapping of a file), that the caller owns (adopted) or may not write, and
-    /// [`AdviseError::Punch`] if the file cannot have holes. Nothing is given back then.
-    pub fn punch(&self, range: Range<u64>) -> Result<(), AdviseError> {
+    /// [`MappingError::Punch`] if the file cannot have holes. Nothing is given back then.
+    pub fn punch(&self, range: Range<u64>) -> Result<(), MappingError> {
         let part = self.whole_pages(&range)?;
         let (start, end) = (range.start, range.end);
-        let refused = |why| AdviseError::NotPunchable { start, end, why };
+        let refused = |why| MappingError::NotPunchable { range: start..end, why };
         if self.is_private() {
             return self.advise(part, Advice::LinuxDontNeed, "MADV_DONTNEED");
         }
@@ -213,7 +156,7 @@ impl Mapping {
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         // Both fit: the range is mapped from there on.
         rustix::fs::fallocate(fd, hole, offset + part.start as u64, part.len() as u64)
-            .map_err(|cause| AdviseError::Punch { start, end, cause: cause.into() })
+            .map_err(|cause| MappingError::Punch { range: start..end, cause: cause.into() })
     }
 
     /// Returns a range as indices if it is whole pages, or ends with the mapping.
@@ -236,17 +179,16 @@ impl Mapping {
         part: Range<usize>,
         advice: Advice,
         name: &'static str,
-    ) -> Result<(), AdviseError> {
+    ) -> Result<(), MappingError> {
         let start = self.at(part.start).as_ptr();
         // SAFETY: madvise(2) acts on `part.len()` bytes from `start`, all of this mapping. Three advices
         // set a policy. The other replaces bytes: none of them is borrowed, because a type that lends
         // slices of a mapping owns it and calls this from `&mut self`; atomic readers see the old word or
         // the new.
         let answer = unsafe { rustix::mm::madvise(start.cast(), part.len(), advice) };
-        answer.map_err(|cause| AdviseError::Refused {
+        answer.map_err(|cause| MappingError::Advice {
             advice: name,
-            start: part.start as u64,
-            end: part.end as u64,
+            range: part.start as u64..part.end as u64,
             cause: cause.into(),
         })
     }

@@ -18,12 +18,11 @@ use std::num::NonZeroUsize;
 
 use uzone_pages::{ByteLen, PageSize};
 
-use crate::advise::{AdviseError, Collapsed};
+use crate::advise::Collapsed;
 use crate::hugepages::HugeSize;
-use crate::mapping::{Mapping, NotCut, NotJoined};
+use crate::mapping::{Mapping, MappingError, Rejected};
 use crate::options::{Access, Addr, Anonymous};
-use crate::pagemap_scan::ResidentError;
-use crate::populate::{PopulateError, Populated};
+use crate::populate::Populated;
 use crate::shortage::MapError;
 
 /// Memory of this process that no other process and no other owner in this one can change.
@@ -61,32 +60,6 @@ impl Exclusivity {
     }
 }
 
-/// Why a mapping is not exclusive.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum ExclusivityError {
-    /// It is of a file, or adopted.
-    #[error("it is of a file that others may have: its bytes can be copied, and not lent")]
-    Shared,
-    /// It was made for another mapping.
-    #[error("the promise was made for another mapping than this one")]
-    AnotherMapping,
-    /// Nothing can be written to the mapping.
-    #[error("the mapping is read-only")]
-    ReadOnly,
-}
-
-/// A mapping that was not taken as exclusive, given back as it was.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot take the mapping of {len} at {addr} as exclusive: {cause}", len = mapping.len(), addr = mapping.addr())]
-pub struct NotExclusive {
-    /// The mapping.
-    pub mapping: Box<Mapping>,
-    /// Why not.
-    #[source]
-    pub cause: ExclusivityError,
-}
-
 impl Exclusive {
     /// Maps private pages of no file, all zero, as [`Mapping::anonymous`] does.
     ///
@@ -107,36 +80,39 @@ impl Exclusive {
     /// Takes a mapping if its memory is ours alone.
     ///
     /// # Errors
-    /// [`NotExclusive`] gives the mapping back.
-    pub fn try_from_mapping(mapping: Mapping) -> Result<Self, NotExclusive> {
+    /// [`Rejected`] gives the mapping back.
+    pub fn try_from_mapping(mapping: Mapping) -> Result<Self, Rejected<Mapping>> {
         if mapping.is_private() {
             return Ok(Self(mapping));
         }
-        Err(NotExclusive { mapping: Box::new(mapping), cause: ExclusivityError::Shared })
+        Err(Rejected::new(mapping, MappingError::Shared))
     }
 
     /// Takes a mapping that was promised to be exclusive.
     ///
     /// # Errors
-    /// [`NotExclusive`] gives the mapping back: the promise is about another one, or nothing can be
+    /// [`Rejected`] gives the mapping back: the promise is about another one, or nothing can be
     /// written to it.
-    pub fn try_from_promised(mapping: Mapping, promise: Exclusivity) -> Result<Self, NotExclusive> {
+    pub fn try_from_promised(
+        mapping: Mapping,
+        promise: Exclusivity,
+    ) -> Result<Self, Rejected<Mapping>> {
         let cause = if promise.origin != mapping.origin() {
-            ExclusivityError::AnotherMapping
+            MappingError::AnotherMapping
         } else if mapping.access() == Access::ReadOnly {
-            ExclusivityError::ReadOnly
+            MappingError::ReadOnly
         } else {
             // The invariant: the promise vouches for the bytes.
             return Ok(Self(mapping));
         };
-        Err(NotExclusive { mapping: Box::new(mapping), cause })
+        Err(Rejected::new(mapping, cause))
     }
 
     /// Cuts the memory in two, as [`Mapping::cut`] does. Each part is exclusive.
     ///
     /// # Errors
-    /// [`NotCut`] with the mapping, which is exclusive again by what made it so before.
-    pub fn cut(self, front: ByteLen) -> Result<(Self, Self), NotCut> {
+    /// [`Rejected`] with the mapping, which is exclusive again by what made it so before.
+    pub fn cut(self, front: ByteLen) -> Result<(Self, Self), Rejected<Mapping>> {
         // The invariant: parts of private memory are private, and a promise covers parts.
         self.0.cut(front).map(|(front, behind)| (Self(front), Self(behind)))
     }
@@ -145,8 +121,8 @@ impl Exclusive {
     /// ends: then one munmap(2) ends both.
     ///
     /// # Errors
-    /// [`NotJoined`] with both mappings.
-    pub fn join(self, behind: Self) -> Result<Self, NotJoined> {
+    /// [`Rejected`] with both mappings.
+    pub fn join(self, behind: Self) -> Result<Self, Rejected<(Mapping, Mapping)>> {
         self.0.join(behind.0).map(Self)
     }
 
@@ -238,70 +214,70 @@ impl Exclusive {
     /// Makes a range present, as [`Mapping::populate`] does.
     ///
     /// # Errors
-    /// [`PopulateError`] names what was exhausted.
-    pub fn populate(&mut self, range: Range<u64>) -> Result<ByteLen, PopulateError> {
+    /// [`MappingError`] names what was exhausted.
+    pub fn populate(&mut self, range: Range<u64>) -> Result<ByteLen, MappingError> {
         self.0.populate(range)
     }
 
     /// Makes a range present by several threads, as [`Mapping::populate_by`] does.
     ///
     /// # Errors
-    /// [`PopulateError`] names what was exhausted, and how much is present.
+    /// [`MappingError`] names what was exhausted, and how much is present.
     pub fn populate_by(
         &mut self,
         range: Range<u64>,
         threads: NonZeroUsize,
         progress: impl FnMut(ByteLen, ByteLen),
         cancel: &AtomicBool,
-    ) -> Result<Populated, PopulateError> {
+    ) -> Result<Populated, MappingError> {
         self.0.populate_by(range, threads, progress, cancel)
     }
 
     /// Makes huge pages of what is present, as [`Mapping::collapse`] does.
     ///
     /// # Errors
-    /// [`AdviseError`] if the kernel cannot.
-    pub fn collapse(&mut self, range: Range<u64>) -> Result<Collapsed, AdviseError> {
+    /// [`MappingError`] if the kernel cannot.
+    pub fn collapse(&mut self, range: Range<u64>) -> Result<Collapsed, MappingError> {
         self.0.collapse(range)
     }
 
     /// Gives the pages of a range back, as [`Mapping::discard`] does.
     ///
     /// # Errors
-    /// [`AdviseError`] if the range cuts a page.
-    pub fn discard(&mut self, range: Range<u64>) -> Result<(), AdviseError> {
+    /// [`MappingError`] if the range cuts a page.
+    pub fn discard(&mut self, range: Range<u64>) -> Result<(), MappingError> {
         self.0.discard(range)
     }
 
     /// Returns how many bytes are present, as [`Mapping::resident`] does.
     ///
     /// # Errors
-    /// [`ResidentError`] if the kernel does not say.
-    pub fn resident(&self) -> Result<ByteLen, ResidentError> {
+    /// [`MappingError`] if the kernel does not say.
+    pub fn resident(&self) -> Result<ByteLen, MappingError> {
         self.0.resident()
     }
 
     /// Returns how many bytes of a range are present, as [`Mapping::resident_in`] does.
     ///
     /// # Errors
-    /// [`ResidentError`] if the kernel does not say.
-    pub fn resident_in(&self, range: Range<u64>) -> Result<ByteLen, ResidentError> {
+    /// [`MappingError`] if the kernel does not say.
+    pub fn resident_in(&self, range: Range<u64>) -> Result<ByteLen, MappingError> {
         self.0.resident_in(range)
     }
 
     /// Returns whether no page of a range has memory, as [`Mapping::is_untouched`] does.
     ///
     /// # Errors
-    /// [`ResidentError`] if the kernel does not say.
-    pub fn is_untouched(&self, range: Range<u64>) -> Result<bool, ResidentError> {
+    /// [`MappingError`] if the kernel does not say.
+    pub fn is_untouched(&self, range: Range<u64>) -> Result<bool, MappingError> {
         self.0.is_untouched(range)
     }
 
     /// Returns how many bytes are in huge pages, as [`Mapping::huge_backed`] does.
     ///
     /// # Errors
-    /// [`ResidentError`] if the kernel does not say.
-    pub fn huge_backed(&self) -> Result<ByteLen, ResidentError> {
+    /// [`MappingError`] if the kernel does not say.
+    pub fn huge_backed(&self) -> Result<ByteLen, MappingError> {
         self.0.huge_backed()
     }
 }

@@ -13,8 +13,8 @@ use uzone_pages::{ByteLen, PageSize};
 use zerocopy::FromBytes;
 
 use crate::exclusive::Exclusive;
+use crate::mapping::{MappingError, Rejected};
 use crate::options::Addr;
-use crate::pagemap_scan::ResidentError;
 
 /// `count` values of `T` at the start of memory that is ours alone.
 ///
@@ -32,44 +32,6 @@ pub struct Mapped<T> {
     values: PhantomData<T>,
 }
 
-/// Why memory cannot be seen as so many values.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum MappedError {
-    /// No value was asked for.
-    #[error("a row of no value describes nothing")]
-    Empty,
-    /// The memory is too short.
-    #[error("{count} values of {size_bytes} bytes do not fit in {len}")]
-    TooShort {
-        /// How many values were asked for.
-        count: usize,
-        /// How long each is.
-        size_bytes: usize,
-        /// How long the memory is.
-        len: ByteLen,
-    },
-    /// The values want more alignment than the memory has.
-    #[error("memory at {addr} is not a multiple of {align_bytes}, the alignment of the values")]
-    Unaligned {
-        /// Where the memory starts.
-        addr: Addr,
-        /// What the values want.
-        align_bytes: usize,
-    },
-}
-
-/// Memory that was not taken as a row of values, given back with the reason.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot take the mapping of {len} at {addr} as a row of values: {reason}", len = memory.len(), addr = memory.addr())]
-pub struct NotMapped {
-    /// The memory.
-    pub memory: Exclusive,
-    /// Why not.
-    #[source]
-    pub reason: MappedError,
-}
-
 impl<T: FromBytes> Mapped<T> {
     const SIZE: usize = {
         assert!(size_of::<T>() != 0, "values without a size need no memory");
@@ -79,28 +41,22 @@ impl<T: FromBytes> Mapped<T> {
     /// Takes memory, as `count` values from its start on.
     ///
     /// # Errors
-    /// [`NotMapped`] gives the memory back: it is too short, or not aligned for `T`.
-    pub fn try_new(memory: Exclusive, count: usize) -> Result<Self, NotMapped> {
+    /// [`Rejected`] gives the memory back: it is too short, or not aligned for `T`.
+    pub fn try_new(memory: Exclusive, count: usize) -> Result<Self, Rejected<Exclusive>> {
         match Self::check(&memory, count) {
             Ok(()) => Ok(Self { memory, count, values: PhantomData }),
-            Err(reason) => Err(NotMapped { memory, reason }),
+            Err(cause) => Err(Rejected::new(memory, cause)),
         }
     }
 
-    fn check(memory: &Exclusive, count: usize) -> Result<(), MappedError> {
-        if count == 0 {
-            return Err(MappedError::Empty);
-        }
-        let fits =
-            count.checked_mul(Self::SIZE).is_some_and(|bytes| bytes as u64 <= memory.len().get());
-        if !fits {
-            return Err(MappedError::TooShort { count, size_bytes: Self::SIZE, len: memory.len() });
+    fn check(memory: &Exclusive, count: usize) -> Result<(), MappingError> {
+        let (addr, len) = (memory.addr(), memory.len());
+        let bytes = count.checked_mul(Self::SIZE);
+        if count == 0 || bytes.is_none_or(|bytes| bytes as u64 > len.get()) {
+            return Err(MappingError::NotSoMany { addr, count, size_bytes: Self::SIZE, len });
         }
         if !memory.addr().get().is_multiple_of(align_of::<T>()) {
-            return Err(MappedError::Unaligned {
-                addr: memory.addr(),
-                align_bytes: align_of::<T>(),
-            });
+            return Err(MappingError::Unaligned { addr, align_bytes: align_of::<T>() });
         }
         Ok(())
     }
@@ -144,24 +100,24 @@ impl<T> Mapped<T> {
     /// Returns how many bytes are present, as [`Exclusive::resident`] does.
     ///
     /// # Errors
-    /// [`ResidentError`] if the kernel does not say.
-    pub fn resident(&self) -> Result<ByteLen, ResidentError> {
+    /// [`MappingError`] if the kernel does not say.
+    pub fn resident(&self) -> Result<ByteLen, MappingError> {
         self.memory.resident()
     }
 
     /// Returns how many bytes of a range are present, as [`Exclusive::resident_in`] does.
     ///
     /// # Errors
-    /// [`ResidentError`] if the kernel does not say.
-    pub fn resident_in(&self, range: Range<u64>) -> Result<ByteLen, ResidentError> {
+    /// [`MappingError`] if the kernel does not say.
+    pub fn resident_in(&self, range: Range<u64>) -> Result<ByteLen, MappingError> {
         self.memory.resident_in(range)
     }
 
     /// Returns how many bytes are in huge pages, as [`Exclusive::huge_backed`] does.
     ///
     /// # Errors
-    /// [`ResidentError`] if the kernel does not say.
-    pub fn huge_backed(&self) -> Result<ByteLen, ResidentError> {
+    /// [`MappingError`] if the kernel does not say.
+    pub fn huge_backed(&self) -> Result<ByteLen, MappingError> {
         self.memory.huge_backed()
     }
 }

@@ -33,8 +33,9 @@ use crate::shortage::MapError;
 
 mod access;
 mod cut;
+mod error;
 
-pub use cut::{JoinError, NotCut, NotJoined};
+pub use error::{MappingError, Rejected};
 
 /// The number of the next mapping: no two of them have the same, so memory that was cut is known
 /// again.

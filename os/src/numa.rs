@@ -2,8 +2,6 @@
 //!
 //! Source: `/sys/devices/system/node`, sched_getaffinity(2), sched_setaffinity(2).
 
-use std::io;
-
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use uzone_pages::ByteLen;
 
@@ -26,36 +24,6 @@ pub struct Node {
     pub total: ByteLen,
     /// How much of it is free.
     pub free: ByteLen,
-}
-
-/// A thread whose CPUs are not known.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum AffinityError {
-    /// The kernel did not say which CPUs this thread may use.
-    #[error("cannot ask which CPUs this thread may use: {cause}")]
-    Unknown {
-        /// What the kernel answered.
-        #[source]
-        cause: io::Error,
-    },
-    /// This thread may use none of the CPUs that it was to keep to.
-    #[error(
-        "this thread may use none of the {asked} CPUs it was to keep to: widen its affinity, or the cpuset of its control group"
-    )]
-    Nowhere {
-        /// How many there were to choose from.
-        asked: usize,
-    },
-    /// The kernel did not let this thread keep to CPUs that it may use.
-    #[error("cannot keep this thread to {asked} CPUs: {cause}")]
-    Refused {
-        /// How many they were.
-        asked: usize,
-        /// What the kernel answered.
-        #[source]
-        cause: io::Error,
-    },
 }
 
 /// Returns the numbers of a list such as `0-3,8,10-11`, in the order in which they stand there, or
@@ -122,20 +90,18 @@ pub fn nodes(root: &SystemRoot) -> Result<Vec<Node>, SysError> {
 /// `std::thread::available_parallelism` heeds it.
 ///
 /// # Errors
-/// [`AffinityError::Unknown`] if the kernel does not say, as on a host with more than 1024 CPUs.
-pub fn current_cpu_count() -> Result<usize, AffinityError> {
-    let set =
-        sched_getaffinity(None).map_err(|cause| AffinityError::Unknown { cause: cause.into() })?;
+/// [`SysError::Cpus`] if the kernel does not say, as on a host with more than 1024 CPUs.
+pub fn current_cpu_count() -> Result<usize, SysError> {
+    let set = sched_getaffinity(None).map_err(|cause| SysError::Cpus { cause: cause.into() })?;
     Ok(set.count() as usize) // a `u32` fits: the crate compiles for 64-bit targets alone
 }
 
 /// Returns which of `cpus` this thread may use.
 ///
 /// # Errors
-/// [`AffinityError::Unknown`] if the kernel does not say.
-pub fn usable(cpus: &[u32]) -> Result<Vec<u32>, AffinityError> {
-    let set =
-        sched_getaffinity(None).map_err(|cause| AffinityError::Unknown { cause: cause.into() })?;
+/// [`SysError::Cpus`] if the kernel does not say.
+pub fn usable(cpus: &[u32]) -> Result<Vec<u32>, SysError> {
+    let set = sched_getaffinity(None).map_err(|cause| SysError::Cpus { cause: cause.into() })?;
     Ok(cpus.iter().copied().filter(|cpu| is_in(&set, *cpu)).collect())
 }
 
@@ -144,8 +110,8 @@ pub fn usable(cpus: &[u32]) -> Result<Vec<u32>, AffinityError> {
 /// unless a memory policy is set.
 ///
 /// # Errors
-/// [`AffinityError::Nowhere`] if the process may use none of them; then it goes on where it was.
-pub fn keep_thread_to(cpus: &[u32]) -> Result<(), AffinityError> {
+/// [`SysError::NoCpu`] if the process may use none of them; then it goes on where it was.
+pub fn keep_thread_to(cpus: &[u32]) -> Result<(), SysError> {
     let asked = cpus.len();
     let mut set = CpuSet::new();
     for &cpu in cpus {
@@ -158,9 +124,9 @@ pub fn keep_thread_to(cpus: &[u32]) -> Result<(), AffinityError> {
     // left if that is nothing.
     sched_setaffinity(None, &set).map_err(|cause| {
         if errno::is_invalid(cause) {
-            AffinityError::Nowhere { asked }
+            SysError::NoCpu { asked }
         } else {
-            AffinityError::Refused { asked, cause: cause.into() }
+            SysError::Placement { asked, cause: cause.into() }
         }
     })
 }
@@ -184,12 +150,12 @@ mod tests {
             keep_thread_to(&[mine[0], 5000]).unwrap();
             assert_eq!(usable(&(0..1024).collect::<Vec<_>>()).unwrap(), [mine[0]]);
             let error = keep_thread_to(&[1023, 4000]).unwrap_err();
-            assert!(matches!(error, AffinityError::Nowhere { asked: 2 }), "{error}");
+            assert!(matches!(error, SysError::NoCpu { asked: 2 }), "{error}");
             assert_eq!(current_cpu_count().unwrap(), 1);
         })
         .join()
         .unwrap();
-        assert!(matches!(keep_thread_to(&[]), Err(AffinityError::Nowhere { asked: 0 })));
+        assert!(matches!(keep_thread_to(&[]), Err(SysError::NoCpu { asked: 0 })));
     }
 
     #[test]

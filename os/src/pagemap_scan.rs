@@ -16,36 +16,11 @@
 
 use core::ops::Range;
 use std::fs::File;
-use std::io;
 
 use rustix::ioctl::{self, Ioctl, IoctlOutput, Opcode};
 
 use crate::errno;
-use crate::options::RangeError;
 use crate::root::SysError;
-
-/// Memory whose presence could not be read from the kernel.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ResidentError {
-    /// The range is not inside the mapping.
-    #[error(transparent)]
-    Range(#[from] RangeError),
-    /// A file of `/proc` could not be read.
-    #[error(transparent)]
-    Sys(#[from] SysError),
-    /// The scan failed.
-    #[error("cannot scan the page tables for bytes {start:#x} to {end:#x}: {cause}")]
-    Scan {
-        /// Where the range starts.
-        start: u64,
-        /// Where it ends.
-        end: u64,
-        /// What the kernel answered.
-        #[source]
-        cause: io::Error,
-    },
-}
 
 pub(crate) const PAGEMAP: &str = "/proc/self/pagemap";
 

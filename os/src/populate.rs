@@ -28,7 +28,8 @@ use uzone_pages::ByteLen;
 use crate::bytes;
 use crate::kernel;
 use crate::mapping::Mapping;
-use crate::numa::{self, AffinityError};
+use crate::mapping::MappingError;
+use crate::numa;
 use crate::options::{Access, RangeError};
 
 /// How much one call of the kernel is asked for.
@@ -93,91 +94,6 @@ impl core::fmt::Debug for PopulateHow<'_> {
     }
 }
 
-/// A range that could not be made present.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum PopulateError {
-    /// The range is not inside the mapping.
-    #[error(transparent)]
-    Range(#[from] RangeError),
-    /// There was no memory for it.
-    #[error(
-        "no memory for bytes {start:#x} to {end:#x}, after {done} were present: free memory, or raise the limit of the control group"
-    )]
-    Memory {
-        /// Where the part that failed starts.
-        start: u64,
-        /// Where it ends.
-        end: u64,
-        /// How much of the request is present.
-        done: ByteLen,
-        /// What the kernel answered.
-        #[source]
-        cause: io::Error,
-    },
-    /// A touch would have raised `SIGBUS`: the file became shorter, or its pool is empty.
-    #[error(
-        "bytes {start:#x} to {end:#x} have nothing behind them: the file was truncated, or the pool of huge pages or its control group is exhausted"
-    )]
-    Fault {
-        /// Where the part that failed starts.
-        start: u64,
-        /// Where it ends.
-        end: u64,
-        /// How much of the request is present.
-        done: ByteLen,
-        /// What the kernel answered.
-        #[source]
-        cause: io::Error,
-    },
-    /// The hardware lost a page of the range.
-    #[error(
-        "a page between bytes {start:#x} and {end:#x} is broken: map other memory in its place"
-    )]
-    Poisoned {
-        /// Where the part that failed starts.
-        start: u64,
-        /// Where it ends.
-        end: u64,
-        /// How much of the request is present.
-        done: ByteLen,
-        /// What the kernel answered.
-        #[source]
-        cause: io::Error,
-    },
-    /// The kernel refused for a reason that has no case of its own, or was interrupted too often.
-    #[error("the kernel did not make bytes {start:#x} to {end:#x} present: {cause}")]
-    Refused {
-        /// Where the part that failed starts.
-        start: u64,
-        /// Where it ends.
-        end: u64,
-        /// How much of the request is present.
-        done: ByteLen,
-        /// What the kernel answered.
-        #[source]
-        cause: io::Error,
-    },
-    /// A thread may not run on the node that it should. Nothing was populated.
-    #[error("cannot populate from the nodes that were asked for: {cause}")]
-    Node {
-        /// Why it may not.
-        #[source]
-        cause: AffinityError,
-    },
-    /// Not all threads could be started. Nothing was populated.
-    #[error("started {started} of {asked} threads: raise `ulimit -u`, or ask for fewer")]
-    Threads {
-        /// How many were asked for.
-        asked: usize,
-        /// How many could be started.
-        started: usize,
-        /// What the system answered.
-        #[source]
-        cause: io::Error,
-    },
-}
-
 /// A chunk that failed.
 struct ChunkFailure {
     chunk: Range<usize>,
@@ -185,14 +101,14 @@ struct ChunkFailure {
 }
 
 impl ChunkFailure {
-    fn into_error(self, done: ByteLen) -> PopulateError {
-        let (start, end) = (self.chunk.start as u64, self.chunk.end as u64);
+    fn into_error(self, done: ByteLen) -> MappingError {
+        let range = self.chunk.start as u64..self.chunk.end as u64;
         let cause = io::Error::from(self.cause);
         match self.cause {
-            Errno::NOMEM => PopulateError::Memory { start, end, done, cause },
-            Errno::FAULT => PopulateError::Fault { start, end, done, cause },
-            Errno::HWPOISON => PopulateError::Poisoned { start, end, done, cause },
-            _ => PopulateError::Refused { start, end, done, cause },
+            Errno::NOMEM => MappingError::Memory { range, done, cause },
+            Errno::FAULT => MappingError::Fault { range, done, cause },
+            Errno::HWPOISON => MappingError::Poisoned { range, done, cause },
+            _ => MappingError::Populate { range, done, cause },
         }
     }
 }
@@ -214,8 +130,8 @@ impl Mapping {
     /// No byte changes. A writable mapping gets pages that can be written without another fault.
     ///
     /// # Errors
-    /// [`PopulateError`] names what was exhausted, and how much is present.
-    pub fn populate(&self, range: Range<u64>) -> Result<ByteLen, PopulateError> {
+    /// [`MappingError`] names what was exhausted, and how much is present.
+    pub fn populate(&self, range: Range<u64>) -> Result<ByteLen, MappingError> {
         let range = self.widen(&range)?;
         let mut done = 0;
         for index in 0.. {
@@ -237,14 +153,14 @@ impl Mapping {
     /// that were begun are finished, at most one a thread.
     ///
     /// # Errors
-    /// [`PopulateError`] names what was exhausted, and how much is present.
+    /// [`MappingError`] names what was exhausted, and how much is present.
     pub fn populate_by(
         &self,
         range: Range<u64>,
         threads: NonZeroUsize,
         progress: impl FnMut(ByteLen, ByteLen),
         cancel: &AtomicBool,
-    ) -> Result<Populated, PopulateError> {
+    ) -> Result<Populated, MappingError> {
         let how = PopulateHow { threads, nodes: &[], deadline: None, chunk: None, may_begin: None };
         self.populate_with(range, how, progress, cancel)
     }
@@ -253,15 +169,15 @@ impl Mapping {
     /// so long at most. A chunk that was begun is finished: 8 MiB where there is a deadline.
     ///
     /// # Errors
-    /// [`PopulateError`] names what was exhausted, and how much is present;
-    /// [`PopulateError::Node`] that a thread may not run where it should, before anything is present.
+    /// [`MappingError`] names what was exhausted, and how much is present;
+    /// [`MappingError::Sys`] that a thread may not run where it should, before anything is present.
     pub fn populate_with(
         &self,
         range: Range<u64>,
         how: PopulateHow<'_>,
         progress: impl FnMut(ByteLen, ByteLen),
         cancel: &AtomicBool,
-    ) -> Result<Populated, PopulateError> {
+    ) -> Result<Populated, MappingError> {
         let range = self.widen(&range)?;
         let of = ByteLen::new(range.len() as u64);
         let most = if how.deadline.is_some() { TIMED_CHUNK } else { CHUNK };
@@ -295,7 +211,7 @@ impl Mapping {
                     .name(format!("populate-{started}"))
                     .spawn_scoped(scope, move || work.run(started, &send));
                 if let Err(cause) = spawned {
-                    return Err(PopulateError::Threads { asked, started, cause });
+                    return Err(MappingError::Threads { asked, started, cause });
                 }
             }
             drop(send);
@@ -304,7 +220,7 @@ impl Mapping {
                 match receive.recv() {
                     Ok(Message::Arrived(Err(cause))) => {
                         // The gate stays `false`, which ends the other threads.
-                        return Err(PopulateError::Node { cause });
+                        return Err(MappingError::Sys(cause));
                     }
                     Ok(_) => {}
                     Err(_) => break,
@@ -416,7 +332,7 @@ impl Work<'_> {
         of: ByteLen,
         receive: mpsc::Receiver<Message>,
         mut progress: impl FnMut(ByteLen, ByteLen),
-    ) -> Result<Populated, PopulateError> {
+    ) -> Result<Populated, MappingError> {
         let mut done = 0;
         let mut failure = None;
         for message in receive {
@@ -467,8 +383,8 @@ fn ask(start: NonNull<u8>, len: usize, advice: Advice) -> Result<(), Errno> {
 /// for a part and writing it while it is in the cache is faster than asking for all first.
 ///
 /// # Errors
-/// [`PopulateError`] names what was exhausted; its offsets count from the start of `bytes`.
-pub fn populate_slice(bytes: &mut [u8]) -> Result<(), PopulateError> {
+/// [`MappingError`] names what was exhausted; its offsets count from the start of `bytes`.
+pub fn populate_slice(bytes: &mut [u8]) -> Result<(), MappingError> {
     let len = bytes.len();
     let page = usize::try_from(kernel::page_size().bytes()).unwrap_or(4096);
     let Some(first) = bytes.first_mut() else {
@@ -497,7 +413,7 @@ pub fn populate_slice(bytes: &mut [u8]) -> Result<(), PopulateError> {
 
 /// A message from a populating thread.
 enum Message {
-    Arrived(Result<(), AffinityError>),
+    Arrived(Result<(), crate::SysError>),
     Done { bytes: u64 },
     Failed(ChunkFailure),
 }

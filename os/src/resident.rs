@@ -20,8 +20,9 @@ use uzone_pages::ByteLen;
 
 use crate::kernel;
 use crate::mapping::Mapping;
+use crate::mapping::MappingError;
 use crate::pagemap_scan::{
-    self, HUGE, PAGEMAP, PRESENT, Request, ResidentError, SWAPPED, ZERO_PAGE, open_pagemap,
+    self, HUGE, PAGEMAP, PRESENT, Request, SWAPPED, ZERO_PAGE, open_pagemap,
 };
 use crate::root::{SysError, kib_field};
 
@@ -118,8 +119,8 @@ impl Mapping {
     /// kernel's zero page, which a read of untouched memory sees, does not count.
     ///
     /// # Errors
-    /// [`ResidentError`] if `/proc` is not there or the kernel refuses.
-    pub fn resident(&self) -> Result<ByteLen, ResidentError> {
+    /// [`MappingError`] if `/proc` is not there or the kernel refuses.
+    pub fn resident(&self) -> Result<ByteLen, MappingError> {
         self.resident_in(self.whole())
     }
 
@@ -129,8 +130,8 @@ impl Mapping {
     /// seconds.
     ///
     /// # Errors
-    /// [`ResidentError`] if the range is not inside, `/proc` is not there or the kernel refuses.
-    pub fn resident_in(&self, range: Range<u64>) -> Result<ByteLen, ResidentError> {
+    /// [`MappingError`] if the range is not inside, `/proc` is not there or the kernel refuses.
+    pub fn resident_in(&self, range: Range<u64>) -> Result<ByteLen, MappingError> {
         self.count(&range, Wanted { all: PRESENT, any: 0 }, ENTRY_PRESENT)
     }
 
@@ -139,8 +140,8 @@ impl Mapping {
     /// file reads as zero where that holds. A page server that fills such pages is not asked.
     ///
     /// # Errors
-    /// [`ResidentError`] if the range is not inside, `/proc` is not there or the kernel refuses.
-    pub fn is_untouched(&self, range: Range<u64>) -> Result<bool, ResidentError> {
+    /// [`MappingError`] if the range is not inside, `/proc` is not there or the kernel refuses.
+    pub fn is_untouched(&self, range: Range<u64>) -> Result<bool, MappingError> {
         // One look at each page, for a page that is being moved is in one of the two states.
         let wanted = Wanted { all: 0, any: PRESENT | SWAPPED };
         let touched = self.count(&range, wanted, ENTRY_PRESENT | ENTRY_SWAPPED)?;
@@ -153,12 +154,12 @@ impl Mapping {
         range: &Range<u64>,
         wanted: Wanted,
         entries: u64,
-    ) -> Result<ByteLen, ResidentError> {
+    ) -> Result<ByteLen, MappingError> {
         let part = self.widen(range)?;
         let pagemap = open_pagemap()?;
         let base = self.addr().get();
         let (start, end) = ((base + part.start) as u64, (base + part.end) as u64);
-        let failed = |cause| ResidentError::Scan { start: range.start, end: range.end, cause };
+        let failed = |cause| MappingError::Scan { range: range.clone(), cause };
         if let Some(bytes) =
             scan(&pagemap, start, end, wanted).map_err(|cause| failed(cause.into()))?
         {
@@ -176,8 +177,8 @@ impl Mapping {
     /// a neighbour, the answer is then an upper bound.
     ///
     /// # Errors
-    /// [`ResidentError`] if `/proc` is not there or the kernel refuses.
-    pub fn huge_backed(&self) -> Result<ByteLen, ResidentError> {
+    /// [`MappingError`] if `/proc` is not there or the kernel refuses.
+    pub fn huge_backed(&self) -> Result<ByteLen, MappingError> {
         self.huge_backed_in(self.whole())
     }
 
@@ -185,17 +186,16 @@ impl Mapping {
     /// [`Mapping::huge_backed`] does. Of a huge page that begins or ends outside, the part inside counts.
     ///
     /// # Errors
-    /// [`ResidentError`] if the range is not inside, `/proc` is not there or the kernel refuses.
-    pub fn huge_backed_in(&self, range: Range<u64>) -> Result<ByteLen, ResidentError> {
+    /// [`MappingError`] if the range is not inside, `/proc` is not there or the kernel refuses.
+    pub fn huge_backed_in(&self, range: Range<u64>) -> Result<ByteLen, MappingError> {
         let part = self.widen(&range)?;
         let base = self.addr().get();
         let addresses = (base + part.start) as u64..(base + part.end) as u64;
         let pagemap = open_pagemap()?;
         let scanned =
             scan(&pagemap, addresses.start, addresses.end, Wanted { all: PRESENT | HUGE, any: 0 })
-                .map_err(|cause| ResidentError::Scan {
-                    start: range.start,
-                    end: range.end,
+                .map_err(|cause| MappingError::Scan {
+                    range: range.clone(),
                     cause: cause.into(),
                 })?;
         match scanned {
@@ -206,7 +206,7 @@ impl Mapping {
 }
 
 /// Counts by `smaps`, for kernels that cannot scan. `range` is addresses.
-fn huge_backed_by_smaps(range: &Range<u64>) -> Result<ByteLen, ResidentError> {
+fn huge_backed_by_smaps(range: &Range<u64>) -> Result<ByteLen, MappingError> {
     let read = || parse_smaps(BufReader::new(File::open(SMAPS)?), range);
     let bytes = read().map_err(|cause| SysError::Read { path: SMAPS.into(), cause })?;
     Ok(ByteLen::new(bytes))

@@ -8,11 +8,13 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use uzone_pages::ErrorKind;
+
 /// Where the kernel's files are found: `/` on a host, a directory of files in a test.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SystemRoot(PathBuf);
 
-/// A file of the kernel that could not be read, or that has other contents than expected.
+/// A fact of the host that could not be read, or a thread that could not be placed on its CPUs.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SysError {
@@ -35,9 +37,47 @@ pub enum SysError {
         /// What stands there, shortened.
         found: String,
     },
+    /// The kernel does not report which CPUs this thread may use.
+    #[error("cannot ask which CPUs this thread may use: {cause}")]
+    Cpus {
+        /// What the kernel answered.
+        #[source]
+        cause: io::Error,
+    },
+    /// This thread may use none of the CPUs that it was to keep to.
+    #[error(
+        "this thread may use none of the {asked} CPUs it was to keep to: widen its affinity, or the cpuset of its control group"
+    )]
+    NoCpu {
+        /// How many there were to choose from.
+        asked: usize,
+    },
+    /// The kernel did not let this thread keep to CPUs that it may use.
+    #[error("cannot keep this thread to {asked} CPUs: {cause}")]
+    Placement {
+        /// How many they were.
+        asked: usize,
+        /// What the kernel answered.
+        #[source]
+        cause: io::Error,
+    },
 }
 
 impl SysError {
+    /// Returns what kind of failure this is.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Read { .. } if self.is_absent() => ErrorKind::NotSupported,
+            Self::Read { cause, .. } if cause.kind() == io::ErrorKind::PermissionDenied => {
+                ErrorKind::PermissionDenied
+            }
+            Self::Format { .. } => ErrorKind::InvalidData,
+            Self::NoCpu { .. } => ErrorKind::InvalidInput,
+            _ => ErrorKind::Io,
+        }
+    }
+
     /// Returns whether the file is not there, which means that the kernel lacks the feature.
     #[must_use]
     pub fn is_absent(&self) -> bool {

@@ -6,9 +6,8 @@ use core::ops::Range;
 use std::fs::File;
 use std::io;
 
-use crate::pagemap_scan::{
-    PRESENT, Request, ResidentError, SWAPPED, WRITTEN, ZERO_PAGE, open_pagemap, scan,
-};
+use crate::mapping::MappingError;
+use crate::pagemap_scan::{PRESENT, Request, SWAPPED, WRITTEN, ZERO_PAGE, open_pagemap, scan};
 use crate::root::SysError;
 use crate::uffd::registered::Registered;
 
@@ -29,13 +28,13 @@ impl WriteScan {
     /// order. Pages that are missing are not among them.
     ///
     /// # Errors
-    /// [`ResidentError`] if the range is not inside or the kernel refuses.
+    /// [`MappingError`] if the range is not inside or the kernel refuses.
     pub fn written(
         &self,
         memory: &Registered,
         range: Range<u64>,
         found: &mut Vec<Range<u64>>,
-    ) -> Result<(), ResidentError> {
+    ) -> Result<(), MappingError> {
         self.scan(memory, range, false, found)
     }
 
@@ -50,7 +49,7 @@ impl WriteScan {
         memory: &Registered,
         range: Range<u64>,
         found: &mut Vec<Range<u64>>,
-    ) -> Result<(), ResidentError> {
+    ) -> Result<(), MappingError> {
         self.scan(memory, range, true, found)
     }
 
@@ -60,7 +59,7 @@ impl WriteScan {
         range: Range<u64>,
         protect: bool,
         found: &mut Vec<Range<u64>>,
-    ) -> Result<(), ResidentError> {
+    ) -> Result<(), MappingError> {
         let part = memory.mapping().widen(&range)?;
         let base = memory.mapping().addr().get();
         let addresses = (base + part.start) as u64..(base + part.end) as u64;
@@ -73,7 +72,7 @@ impl WriteScan {
                 _ => found.push(start..end),
             }
         });
-        let failed = |cause| ResidentError::Scan { start: range.start, end: range.end, cause };
+        let failed = |cause| MappingError::Scan { range: range.clone(), cause };
         match answer {
             Ok(true) => Ok(()),
             Ok(false) => Err(failed(io::ErrorKind::Unsupported.into())),

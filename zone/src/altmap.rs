@@ -131,10 +131,10 @@ impl Cut {
         };
         let taken = match altmap.promise {
             _ if memory.is_private() => {
-                Exclusive::try_from_mapping(memory).map_err(|refused| (*refused.mapping, None))
+                Exclusive::try_from_mapping(memory).map_err(|refused| (*refused.value, None))
             }
             Some(promise) => Exclusive::try_from_promised(memory, promise)
-                .map_err(|refused| (*refused.mapping, Some(refused.cause))),
+                .map_err(|refused| (*refused.value, Some(refused.cause))),
             None => Err((memory, None)),
         };
         match taken {

@@ -256,9 +256,9 @@ fn memmap_in<P: Payload>(
         Ok(descriptors) => descriptors,
         Err(refused) => {
             if memory.source == Source::Region {
-                *own = Some(refused.memory);
+                *own = Some(*refused.value);
             }
-            return Err(BindError::Mapped(refused.reason));
+            return Err(BindError::Mapped(refused.cause));
         }
     };
     let Ok(memmap) = Memmap::try_new(layout, options.kind, descriptors) else {

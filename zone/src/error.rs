@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use uzone_os::{ExclusivityError, MapError, MappedError, PopulateError, memory};
+use uzone_os::{MapError, MappingError, memory};
 use uzone_pages::{
     AddrError, ByteLen, EnterError, HoldError, LayoutError, MemoryKind, Order, PageCount, Pfn,
     PfnRange, PlacementError,
@@ -95,7 +95,7 @@ pub enum BindError {
     NoPromise,
     /// What was promised about the memory for the descriptors does not help.
     #[error("the descriptors cannot lie in the region: {0}")]
-    Promise(#[source] ExclusivityError),
+    Promise(#[source] MappingError),
     /// A page that the descriptors are to lie in is known to be bad.
     #[error(
         "page {page} of the region was bad when it was unbound, and would hold descriptors: bind \
@@ -132,10 +132,10 @@ pub enum BindError {
     },
     /// The memory for the descriptors could not be made present.
     #[error("cannot populate the memory for the descriptors: {0}")]
-    Populate(#[source] PopulateError),
+    Populate(#[source] MappingError),
     /// The memory for the descriptors does not fit them. A bug of this crate's.
     #[error("the memory for the descriptors does not fit them: {0}")]
-    Mapped(#[source] MappedError),
+    Mapped(#[source] MappingError),
     /// Somebody may have written to the memory that is to be known as zero.
     #[error(
         "the memory is not known to be zero: somebody has had its address, or has written to it; \

@@ -118,9 +118,8 @@ pub use uzone_os::bus;
 pub use uzone_os::hugepages::HugeSize;
 pub use uzone_os::memory::Limit;
 pub use uzone_os::{
-    Access, AccessError, Addr, AdviseError, Anonymous, CopyDirection, DaxError, Exclusivity,
-    ExclusivityError, FileId, HugeAdvice, MapError, MappedError, Mapping, PopulateError, Populated,
-    RangeError, Reserve, ResidentError, Sharing,
+    Access, AccessError, Addr, Anonymous, CopyDirection, DaxError, Exclusivity, FileId, HugeAdvice,
+    MapError, Mapping, MappingError, Populated, RangeError, Reserve, Sharing,
 };
 pub use uzone_stream::{
     CacheState, CopyMethod, NextUse, Path as StorePath, STORE_POLICY, StorePolicy,

@@ -8,7 +8,7 @@ use std::panic::Location;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use uzone_os::{LiveArc, LiveGuard, LiveOwner, Mapping, References, ResidentError, Sort};
+use uzone_os::{LiveArc, LiveGuard, LiveOwner, Mapping, MappingError, References, Sort};
 use uzone_pages::{
     AddrError, AdvanceError, ByteLen, Content, Guards, MemoryKind, PageCount, Payload, Pfn,
     PfnRange, Span,
@@ -387,8 +387,8 @@ impl<P: Payload> Pagemap<P> {
     /// accounting. It costs a walk over that memory's page tables.
     ///
     /// # Errors
-    /// [`ResidentError`] if the kernel does not say.
-    pub fn metadata_resident(&self) -> Result<ByteLen, ResidentError> {
+    /// [`MappingError`] if the kernel does not say.
+    pub fn metadata_resident(&self) -> Result<ByteLen, MappingError> {
         self.inner.parts.memmap.memory().resident_in(0..self.report().metadata.get())
     }
 

@@ -26,11 +26,8 @@ use std::time::{Duration, Instant};
 
 use uzone_os::hugepages::{self, ThpEnabled};
 use uzone_os::memory::{self, Available, Limit};
-use uzone_os::numa::{self, AffinityError};
-use uzone_os::{
-    AdviseError, Collapsed, HugeSize, PopulateError, PopulateHow, Populated, ResidentError,
-    SysError, SystemRoot,
-};
+use uzone_os::numa;
+use uzone_os::{Collapsed, HugeSize, MappingError, PopulateHow, Populated, SysError, SystemRoot};
 use uzone_pages::{ByteLen, PfnRange};
 
 use crate::options::{Cancel, Progress};
@@ -48,7 +45,7 @@ pub enum NotPopulated {
     /// The range is not inside of the region, or the kernel refused a part of it. The error states how
     /// much is present.
     #[error(transparent)]
-    Populate(#[from] PopulateError),
+    Populate(#[from] MappingError),
     /// Not every page belongs to the region. Nothing was populated.
     #[error("{asked} do not all belong to the region, which has {region}")]
     NotHere {
@@ -122,18 +119,9 @@ pub enum NotPopulated {
         /// What was asked for.
         node: u32,
     },
-    /// The kernel refused what was said about huge pages.
-    #[error("cannot say to the kernel whether to use huge pages: {0}")]
-    Advise(#[from] AdviseError),
-    /// What is present could not be counted.
-    #[error("cannot count what is present: {0}")]
-    Resident(#[from] ResidentError),
     /// What the host has could not be read.
     #[error("cannot ask the host what it has: {0}")]
     Sys(#[from] SysError),
-    /// The kernel did not say which CPUs this thread may use.
-    #[error("cannot ask where threads may run: {0}")]
-    Affinity(#[from] AffinityError),
 }
 
 /// Whether memory is to be in huge pages.
@@ -299,7 +287,7 @@ impl Region {
     ) -> Result<PopulateReport, NotPopulated> {
         let started = Instant::now();
         let (mapping, root) = (self.memory(), SystemRoot::host());
-        let resident = mapping.resident_in(range.clone()).map_err(inside)?;
+        let resident = mapping.resident_in(range.clone())?;
         let page = mapping.page_size().bytes();
         let (start, end) = (range.start / page * page, range.end.next_multiple_of(page));
         let needed = ByteLen::new((end - start).saturating_sub(resident.get()));
@@ -353,7 +341,7 @@ impl Region {
     }
 
     /// Counts how much of what was populated from `start` on is in huge pages.
-    fn count_huge(&self, report: &mut PopulateReport, start: u64) -> Result<(), ResidentError> {
+    fn count_huge(&self, report: &mut PopulateReport, start: u64) -> Result<(), MappingError> {
         let done = report.done();
         if !done.is_zero() {
             let present = start..(start + done.get()).min(self.len().get());
@@ -370,11 +358,11 @@ impl Region {
     /// that is not needed for a while.
     ///
     /// # Errors
-    /// [`AdviseError`] if the range cuts a page, or the memory is of a kind that has other bytes behind
+    /// [`MappingError`] if the range cuts a page, or the memory is of a kind that has other bytes behind
     /// it, or that its owner does not give back: adopted memory, DAX devices, read-only files.
     ///
     /// [`Mapping::page_size`]: crate::Mapping::page_size
-    pub fn punch(&self, range: Range<u64>) -> Result<(), AdviseError> {
+    pub fn punch(&self, range: Range<u64>) -> Result<(), MappingError> {
         self.memory().punch(range)
     }
 
@@ -502,14 +490,6 @@ impl Region {
             None => cpus,
         };
         Ok((nodes, NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN)))
-    }
-}
-
-/// A range that is not inside is the caller's mistake, wherever it was found.
-fn inside(error: ResidentError) -> NotPopulated {
-    match error {
-        ResidentError::Range(range) => PopulateError::from(range).into(),
-        other => other.into(),
     }
 }
 

@@ -440,7 +440,7 @@ impl Region {
                     Self { mapping: behind, backing, page_size, pages: rest, bad, untouched };
                 Ok((front, rest))
             }
-            Err(refused) => Err(whole(*refused.mapping, backing, bad, untouched)),
+            Err(refused) => Err(whole(*refused.value, backing, bad, untouched)),
         }
     }
 

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::Range;
 
-use uzone_os::{AccessError, Addr, Mapping, ResidentError};
+use uzone_os::{AccessError, Addr, Mapping, MappingError};
 use uzone_pages::{ByteLen, Order, PageCount, PageSize};
 
 use crate::region::{Backing, Region};
@@ -67,24 +67,24 @@ impl<'a> RegionView<'a> {
     /// page tables.
     ///
     /// # Errors
-    /// [`ResidentError`] if the kernel does not say.
-    pub fn resident(self) -> Result<ByteLen, ResidentError> {
+    /// [`MappingError`] if the kernel does not say.
+    pub fn resident(self) -> Result<ByteLen, MappingError> {
         self.memory().resident()
     }
 
     /// As [`RegionView::resident`], of a range of bytes.
     ///
     /// # Errors
-    /// [`ResidentError`] if the range is not inside, or the kernel does not say.
-    pub fn resident_in(self, range: Range<u64>) -> Result<ByteLen, ResidentError> {
+    /// [`MappingError`] if the range is not inside, or the kernel does not say.
+    pub fn resident_in(self, range: Range<u64>) -> Result<ByteLen, MappingError> {
         self.memory().resident_in(range)
     }
 
     /// Returns how many bytes of the region are in huge pages now.
     ///
     /// # Errors
-    /// [`ResidentError`] if the kernel does not say.
-    pub fn huge_backed(self) -> Result<ByteLen, ResidentError> {
+    /// [`MappingError`] if the kernel does not say.
+    pub fn huge_backed(self) -> Result<ByteLen, MappingError> {
         self.memory().huge_backed()
     }
 

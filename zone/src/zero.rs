@@ -18,7 +18,7 @@ use std::fmt;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use uzone_os::{AccessError, AdviseError};
+use uzone_os::{AccessError, MappingError};
 use uzone_pages::{AdvanceError, ByteLen, Content, Order, PageCount, Payload, Pfn, PfnRange};
 
 use crate::batches::Job;
@@ -76,7 +76,7 @@ pub enum ZeroFailure {
     Clear(#[from] ClearError),
     /// The kernel does not take the pages back.
     #[error("cannot give pages back: {0}")]
-    Punch(#[from] AdviseError),
+    Punch(#[from] MappingError),
     /// A folio of a copy is not to be had: its bytes have to be there, and those of the destination
     /// this thread's.
     #[error("cannot copy the folio of page {pfn}: {cause}")]

@@ -20,9 +20,9 @@ use uzone_pages::{
     PfnRange, PlacementError, Refresh, Slot, Tails, Word,
 };
 use uzone_zone::{
-    AltmapOptions, Backing, BindError, BindFailure, BindOptions, Cancel, Exclusivity,
-    ExclusivityError, HugeSize, Init, MemmapPages, PageView, Pagemap, PinError, PoisonFailure,
-    Region, Source, ZeroFailure, ZeroOptions, Zone,
+    AltmapOptions, Backing, BindError, BindFailure, BindOptions, Cancel, Exclusivity, HugeSize,
+    Init, MappingError, MemmapPages, PageView, Pagemap, PinError, PoisonFailure, Region, Source,
+    ZeroFailure, ZeroOptions, Zone,
 };
 use zerocopy::{FromBytes, IntoBytes, KnownLayout};
 
@@ -386,7 +386,7 @@ fn memory_that_others_may_have_is_taken_only_on_a_promise_about_it() {
     let another = promised(&shared());
     assert!(matches!(
         cause(zone.bind(shared(), generic().altmap(another))),
-        BindError::Promise(ExclusivityError::AnotherMapping)
+        BindError::Promise(MappingError::AnotherMapping)
     ));
     let region = shared();
     let altmap = promised(&region);

@@ -17,8 +17,8 @@ use uzone_os::hugepages::{self, ThpEnabled};
 use uzone_os::{Access, Anonymous, HugeAdvice, Sharing, SystemRoot, probe};
 use uzone_pages::ByteLen;
 use uzone_zone::{
-    AdviseError, Backing, Cancel, Huge, HugeSize, Mapping, NotPopulated, PopulateError,
-    PopulateOptions, Populated, Progress, Region,
+    Backing, Cancel, Huge, HugeSize, Mapping, MappingError, NotPopulated, PopulateOptions,
+    Populated, Progress, Region,
 };
 
 const MIB: u64 = 1 << 20;
@@ -170,7 +170,7 @@ fn a_range_that_is_not_inside_and_a_node_that_is_not_there_are_refused() {
     let backwards = std::ops::Range { start: 5, end: 4 };
     for range in [0..MIB + 1, 0..0, backwards, u64::MAX - 1..u64::MAX] {
         let error = region.populate(range, &options).unwrap_err();
-        assert!(matches!(error, NotPopulated::Populate(PopulateError::Range(_))), "{error}");
+        assert!(matches!(error, NotPopulated::Populate(MappingError::Range(_))), "{error}");
     }
     let error = region.populate(0..MIB, &options.clone().node(1000)).unwrap_err();
     assert!(matches!(error, NotPopulated::Node { node: 1000 }), "{error}");
@@ -228,7 +228,7 @@ fn punched_bytes_are_zero_their_neighbours_stay_and_their_memory_is_given_back()
         let resident = region.mapping().resident_in(0..MIB).unwrap();
         assert_eq!(resident, ByteLen::ZERO);
         let cut = region.punch(3 * MIB + 1..4 * MIB).unwrap_err();
-        assert!(matches!(cut, AdviseError::Range(_)), "{cut}");
+        assert!(matches!(cut, MappingError::Range(_)), "{cut}");
         region.read_at(3 * MIB, &mut beside).unwrap();
         assert_eq!(beside, [7, 7], "nothing of a refused range is given back");
     }
@@ -245,7 +245,7 @@ fn a_hole_in_a_file_is_seen_by_who_reads_it_and_what_is_not_shared_is_refused() 
             assert!(bytes[65_536..half].iter().all(|byte| *byte == 0));
             assert!(bytes[..65_536].iter().chain(&bytes[half..]).all(|byte| *byte == 7));
         }
-        Err(AdviseError::Punch { .. }) => {
+        Err(MappingError::Punch { .. }) => {
             skip("a_hole_in_a_file", "the temporary directory's file system has no holes");
         }
         Err(error) => panic!("{error}"),
@@ -259,7 +259,7 @@ fn a_hole_in_a_file_is_seen_by_who_reads_it_and_what_is_not_shared_is_refused() 
         (map(Access::ReadOnly, Sharing::Shared), "read-only"),
     ] {
         let error = region.punch(0..MIB).unwrap_err();
-        assert!(matches!(error, AdviseError::NotPunchable { .. }), "{error}");
+        assert!(matches!(error, MappingError::NotPunchable { .. }), "{error}");
         assert!(error.to_string().contains(why), "{error}");
     }
     let own = Anonymous { huge: HugeAdvice::Never, ..Anonymous::default() };
@@ -281,7 +281,7 @@ fn a_region_of_a_pool_is_huge_may_be_punched_and_finds_an_empty_pool_at_once() {
         assert_eq!(report.huge, ByteLen::mib(16), "{report}");
     }
     region.write_at(3 * MIB, &[7; 100]).unwrap();
-    assert!(matches!(region.punch(MIB..4 * MIB), Err(AdviseError::Range(_))), "cuts a huge page");
+    assert!(matches!(region.punch(MIB..4 * MIB), Err(MappingError::Range(_))), "cuts a huge page");
     region.punch(2 * MIB..4 * MIB).unwrap();
     assert_eq!(region.mapping().resident().unwrap(), ByteLen::mib(14));
     drop(pool); // the pool shrinks under the region

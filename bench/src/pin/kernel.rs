@@ -7,16 +7,16 @@
 use std::cell::RefCell;
 use std::time::Instant;
 
-use uzone_os::{Anonymous, FixedBuffers, FixedBuffersError, HugeAdvice, MapError};
+use uzone_os::{Anonymous, FixedBuffers, HugeAdvice, MapError};
 use uzone_pages::ByteLen;
-use uzone_zone::{HugeSize, Mapping, PopulateError, ResidentError};
+use uzone_zone::{HugeSize, Mapping};
 
 use crate::report::Role;
 use crate::settings::PinSettings as Settings;
-use crate::suite::{BenchError, Session, Suite};
+use crate::suite::{BenchError, Session, Suite, sentence};
 
-/// Makes memory of one kind, present.
-type Make = fn(ByteLen) -> Result<Mapping, Refused>;
+/// Memory of one kind, present, or why this host does not have it.
+type Made = Result<Result<Mapping, String>, BenchError>;
 
 /// One kind of memory.
 struct Memory {
@@ -37,28 +37,21 @@ pub(super) fn run(settings: &Settings, session: &mut Session<'_>) -> Result<(), 
             return Ok(());
         }
     };
-    let kinds: [(_, _, Make, _); 3] = [
+    let kinds: [(_, _, fn(ByteLen) -> Made, _); 3] = [
         ("4k", "base pages", base_pages, 4096),
         ("thp", "transparent huge pages", transparent, 2 << 20),
         ("hugetlb", "huge pages of the pool", of_the_pool, 2 << 20),
     ];
     let mut memories = Vec::new();
     for (row, name, make, folio_bytes) in kinds {
-        let made = make(len).and_then(|mapping| {
+        let made = make(len)?.and_then(|mapping| {
             // Once before: what is refused is refused for a reason, and the rows after it go on.
-            drop(
-                ring.borrow_mut()
-                    .register(&mapping)
-                    .map_err(|error| Refused::by_the_kernel(&error))?,
-            );
-            Ok(mapping)
+            let refused = ring.borrow_mut().register(&mapping).err();
+            refused.map_or(Ok(mapping), |error| Err(sentence(&error)))
         });
         match made {
             Ok(mapping) => memories.push(Memory { row, name, mapping, folio_bytes }),
-            Err(Refused::Here(reason)) => {
-                session.skip(format!("pin-kernel/{row}-pin"), reason);
-            }
-            Err(Refused::Broken(error)) => return Err(error),
+            Err(reason) => session.skip(format!("pin-kernel/{row}-pin"), reason),
         }
     }
     if memories.is_empty() {
@@ -91,62 +84,36 @@ pub(super) fn run(settings: &Settings, session: &mut Session<'_>) -> Result<(), 
     session.run(suite, "the kernel's pins")
 }
 
-/// Why there is no row.
-enum Refused {
-    /// This host does not have it.
-    Here(String),
-    /// Something went wrong.
-    Broken(BenchError),
-}
-
-impl Refused {
-    fn by_the_kernel(error: &FixedBuffersError) -> Self {
-        Self::Here(format!("{error}: {}", crate::suite::cause(error)))
-    }
-}
-
-macro_rules! broken {
-    ($($error:ty),*) => {$(
-        impl From<$error> for Refused {
-            fn from(error: $error) -> Self {
-                Self::Broken(error.into())
-            }
-        }
-    )*};
-}
-
-broken!(MapError, PopulateError, ResidentError);
-
-fn base_pages(len: ByteLen) -> Result<Mapping, Refused> {
+fn base_pages(len: ByteLen) -> Made {
     let how = Anonymous { huge: HugeAdvice::Never, ..Anonymous::default() };
     let mapping = Mapping::anonymous(len, how)?;
     mapping.populate(0..len.get())?;
-    Ok(mapping)
+    Ok(Ok(mapping))
 }
 
-fn transparent(len: ByteLen) -> Result<Mapping, Refused> {
+fn transparent(len: ByteLen) -> Made {
     let how = Anonymous { huge: HugeAdvice::Advise, ..Anonymous::default() };
     let mapping = Mapping::anonymous(len, how)?;
     mapping.populate(0..len.get())?;
     let huge = mapping.huge_backed()?;
-    if huge != len {
-        return Err(Refused::Here(format!(
+    let refused = || {
+        format!(
             "{huge} of {len} came in transparent huge pages: `echo madvise > \
              /sys/kernel/mm/transparent_hugepage/enabled`, and free memory that is not in pieces"
-        )));
-    }
-    Ok(mapping)
+        )
+    };
+    Ok(if huge == len { Ok(mapping) } else { Err(refused()) })
 }
 
-fn of_the_pool(len: ByteLen) -> Result<Mapping, Refused> {
+fn of_the_pool(len: ByteLen) -> Made {
     match Mapping::hugetlb(len, HugeSize::MIB_2) {
         Ok(mapping) => {
             mapping.populate(0..len.get())?;
-            Ok(mapping)
+            Ok(Ok(mapping))
         }
         // Its text has the state of the pool, and the command that fills it.
         Err(error @ (MapError::HugePool { .. } | MapError::HugeSize { .. })) => {
-            Err(Refused::Here(error.to_string()))
+            Ok(Err(error.to_string()))
         }
         Err(error) => Err(error.into()),
     }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use uzone_fault::{PlacementError, ReaderPlacement};
 use uzone_os::hugepages::{self, NodePool, Pool, Thp};
 use uzone_os::memory::{self, Available, SystemMemory};
-use uzone_os::numa::{self, AffinityError, Node};
+use uzone_os::numa::{self, Node};
 use uzone_os::probe::{self, Overcommit, ProbeError, UffdAccess, UffdFeatures};
 use uzone_os::{Anonymous, Exclusive, SysError, SystemRoot};
 use uzone_pages::{ByteLen, PageSize};
@@ -36,7 +36,7 @@ pub(super) struct Facts {
     pub(super) page_size: PageSize,
     pub(super) cpu_model: Result<Option<String>, SysError>,
     /// How many CPUs this process may use.
-    pub(super) usable_cpus: Result<usize, AffinityError>,
+    pub(super) usable_cpus: Result<usize, SysError>,
     /// Not measured where [`TRIAL`] could not be had.
     pub(super) stores: Option<Stores>,
     pub(super) thp: Result<Option<Thp>, SysError>,

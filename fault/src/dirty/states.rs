@@ -62,8 +62,7 @@ impl States {
     pub(crate) fn new(pages: PageCount) -> Result<Self, MapError> {
         let bytes = ByteLen::new(pages.get());
         let memory = Exclusive::anonymous(bytes, Anonymous::default())?;
-        let states =
-            Mapped::try_new(memory, bytes.to_usize()?).map_err(|refused| refused.reason)?;
+        let states = Mapped::try_new(memory, bytes.to_usize()?).map_err(|refused| refused.cause)?;
         Ok(Self { states, expected: AtomicU64::new(u64::MAX), streak: AtomicU64::new(0) })
     }
 

@@ -12,57 +12,8 @@
 
 use uzone_pages::ByteLen;
 
-use super::{Behind, Mapping};
-use crate::options::{Addr, RangeError};
-
-/// A mapping that was not cut, given back as it was.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot cut the mapping of {len} at {addr}: {cause}", len = mapping.len(), addr = mapping.addr())]
-pub struct NotCut {
-    /// The mapping.
-    // Boxed, here and below: a failure travels through many returns.
-    pub mapping: Box<Mapping>,
-    /// Why not: one of the parts would have no byte, or a page would be cut.
-    #[source]
-    pub cause: RangeError,
-}
-
-/// Why two mappings were not joined.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum JoinError {
-    /// They were never one.
-    #[error("the mappings at {front} and {behind} were not cut from one: only such can be joined")]
-    Strangers {
-        /// Where the first starts.
-        front: Addr,
-        /// Where the second starts.
-        behind: Addr,
-    },
-    /// The second does not start where the first ends.
-    #[error("the first part has {len} from {front} on, and the second starts at {behind}")]
-    Apart {
-        /// Where the first starts.
-        front: Addr,
-        /// How long the first is.
-        len: ByteLen,
-        /// Where the second starts.
-        behind: Addr,
-    },
-}
-
-/// Two mappings that were not joined, given back as they were.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot join two mappings: {cause}")]
-pub struct NotJoined {
-    /// The one that should have come first.
-    pub front: Box<Mapping>,
-    /// The one that should have come behind it.
-    pub behind: Box<Mapping>,
-    /// Why not.
-    #[source]
-    pub cause: JoinError,
-}
+use super::{Behind, Mapping, MappingError, Rejected};
+use crate::options::RangeError;
 
 impl Mapping {
     /// Cuts the mapping in two: the first `front` bytes, and the rest. Each part is a mapping in its
@@ -70,13 +21,13 @@ impl Mapping {
     /// of a file, starts at its own offset of that.
     ///
     /// # Errors
-    /// [`NotCut`] with the mapping: [`RangeError::CutsPage`] unless `front` is a multiple of
+    /// [`Rejected`] with the mapping: [`RangeError::CutsPage`] unless `front` is a multiple of
     /// [`Mapping::page_size`], [`RangeError::Empty`] or [`RangeError::Beyond`] unless both parts
     /// would have a byte.
-    pub fn cut(self, front: ByteLen) -> Result<(Self, Self), NotCut> {
+    pub fn cut(self, front: ByteLen) -> Result<(Self, Self), Rejected<Self>> {
         let at = match self.check_cut(front.get()) {
             Ok(at) => at,
-            Err(cause) => return Err(NotCut { mapping: Box::new(self), cause }),
+            Err(cause) => return Err(Rejected::new(self, cause)),
         };
         let behind = Self {
             start: self.at(at),
@@ -117,18 +68,12 @@ impl Mapping {
     /// ends.
     ///
     /// # Errors
-    /// [`NotJoined`] with both.
-    pub fn join(self, behind: Self) -> Result<Self, NotJoined> {
+    /// [`Rejected`] with both.
+    pub fn join(self, behind: Self) -> Result<Self, Rejected<(Self, Self)>> {
         let (start, next) = (self.addr(), behind.addr());
-        let cause = if self.origin != behind.origin {
-            Some(JoinError::Strangers { front: start, behind: next })
-        } else if start.get() + self.mapped_len != next.get() {
-            Some(JoinError::Apart { front: start, len: self.len(), behind: next })
-        } else {
-            None
-        };
-        if let Some(cause) = cause {
-            return Err(NotJoined { front: Box::new(self), behind: Box::new(behind), cause });
+        if self.origin != behind.origin || start.get() + self.mapped_len != next.get() {
+            let cause = MappingError::NotNeighbours { front: start, len: self.len(), behind: next };
+            return Err(Rejected::new((self, behind), cause));
         }
         let (mut front, mut behind) = (self, behind);
         // From here on dropping `behind` unmaps nothing, and `front` has its bytes. They are of the

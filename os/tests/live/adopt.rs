@@ -111,7 +111,7 @@ fn parts_of_adopted_memory_join_again_and_leave_it_mapped() {
 fn adopted_memory_is_never_exclusive() {
     let own = Own::new(1);
     let refused = Exclusive::try_from_mapping(own.adopt()).unwrap_err();
-    assert!(refused.mapping.is_adopted());
+    assert!(refused.value.is_adopted());
     drop(refused);
     assert!(own.is_mapped());
     // Memory that we mapped ourselves is unmapped, as before.

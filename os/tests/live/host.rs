@@ -8,8 +8,8 @@ use std::sync::atomic::AtomicBool;
 use rustix::process::{Resource, Rlimit, setrlimit};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use uzone_os::{
-    Anonymous, MapError, Mapping, PopulateError, Populated, Shortage, SystemRoot, hugepages,
-    memory, numa, probe,
+    Anonymous, MapError, Mapping, MappingError, Populated, Shortage, SystemRoot, hugepages, memory,
+    numa, probe,
 };
 use uzone_pages::ByteLen;
 
@@ -45,7 +45,7 @@ fn a_limit_on_addresses_is_named_when_it_forbids_a_mapping() {
     let _filler = Mapping::anonymous(ByteLen::new(left - (1 << 20)), Anonymous::default()).unwrap();
     let large = Mapping::memfd("large", ByteLen::kib(512), None).unwrap();
     match large.populate_by(0..512 << 10, two, |_, _| (), &AtomicBool::new(false)) {
-        Err(PopulateError::Threads { asked, started, .. }) => {
+        Err(MappingError::Threads { asked, started, .. }) => {
             assert!(started < asked);
             assert_eq!(large.resident().unwrap(), ByteLen::ZERO);
         }

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use uzone_os::{
-    Access, AccessError, AdviseError, Anonymous, Exclusive, HugeAdvice, HugeSize, MapError, Mapped,
-    MappedError, Mapping, RangeError, Reserve, Sharing, Shortage,
+    Access, AccessError, Anonymous, Exclusive, HugeAdvice, HugeSize, MapError, Mapped, Mapping,
+    MappingError, RangeError, Reserve, Sharing, Shortage,
 };
 use uzone_pages::ByteLen;
 
@@ -230,7 +230,7 @@ fn a_memory_file_shows_what_others_write_and_cannot_be_truncated() {
     assert!(maps.contains("/memfd:shared"), "{maps}");
     // Its bytes can be copied and not lent, and it comes back unharmed.
     let refused = Exclusive::try_from_mapping(mapping).unwrap_err();
-    refused.mapping.read_at(5, &mut seen[..7]).unwrap();
+    refused.value.read_at(5, &mut seen[..7]).unwrap();
     assert_eq!(&seen[..7], b"outside");
     assert!(Mapping::memfd("a\0b", ByteLen::new(1), None).is_err());
 }
@@ -277,14 +277,10 @@ fn values_fit_the_memory_and_its_alignment_or_it_comes_back() {
     memory.read_at(8 * (fitting as u64 - 1), &mut seven).unwrap();
     assert_eq!(u64::from_ne_bytes(seven), 7);
 
-    for (count, reason) in [
-        (0, MappedError::Empty),
-        (fitting + 1, MappedError::TooShort { count: fitting + 1, size_bytes: 8, len }),
-        (usize::MAX, MappedError::TooShort { count: usize::MAX, size_bytes: 8, len }),
-    ] {
+    for count in [0, fitting + 1, usize::MAX] {
         let refused = Mapped::<u64>::try_new(map(), count).unwrap_err();
-        assert_eq!(refused.reason, reason);
-        assert_eq!(refused.memory.len(), len);
+        assert!(matches!(refused.cause, MappingError::NotSoMany { size_bytes: 8, .. }));
+        assert_eq!(refused.value.len(), len);
     }
     let how = Anonymous { align: Some(ByteLen::kib(8)), ..small_pages() };
     let aligned = Exclusive::anonymous(ByteLen::kib(64), how).unwrap();
@@ -297,7 +293,7 @@ fn values_fit_the_memory_and_its_alignment_or_it_comes_back() {
         let odd = some.into_iter().find(|memory| !memory.addr().is_aligned(ByteLen::kib(8)));
         if let Some(odd) = odd {
             let refused = Mapped::<Wide>::try_new(odd, 1).unwrap_err();
-            assert!(matches!(refused.reason, MappedError::Unaligned { align_bytes: 8192, .. }));
+            assert!(matches!(refused.cause, MappingError::Unaligned { align_bytes: 8192, .. }));
         }
     }
     // Atomics qualify, and threads share them.
@@ -405,9 +401,9 @@ fn a_file_that_is_sealed_against_writing_keeps_its_bytes_when_it_is_to_have_a_ho
         return skip("a_file_that_is_sealed", "F_SEAL_FUTURE_WRITE needs Linux 5.1");
     }
     let error = mapping.punch(0..page()).unwrap_err();
-    assert!(matches!(error, AdviseError::Punch { .. }), "{error}");
+    assert!(matches!(error, MappingError::Punch { .. }), "{error}");
     let mut kept = [0; 8];
     mapping.read_at(0, &mut kept).unwrap();
     assert_eq!(kept, [7; 8]);
-    assert!(matches!(mapping.punch(1..page()), Err(AdviseError::Range(_))));
+    assert!(matches!(mapping.punch(1..page()), Err(MappingError::Range(_))));
 }
