@@ -17,6 +17,7 @@ use crate::suite::{BenchError, Session, Suite, sentence};
 
 /// Memory of one kind, present, or why this host does not have it.
 type Made = Result<Result<Mapping, String>, BenchError>;
+type Make = fn(ByteLen) -> Made;
 
 /// One kind of memory.
 struct Memory {
@@ -37,7 +38,7 @@ pub(super) fn run(settings: &Settings, session: &mut Session<'_>) -> Result<(), 
             return Ok(());
         }
     };
-    let kinds: [(_, _, fn(ByteLen) -> Made, _); 3] = [
+    let kinds: [(_, _, Make, _); 3] = [
         ("4k", "base pages", base_pages, 4096),
         ("thp", "transparent huge pages", transparent, 2 << 20),
         ("hugetlb", "huge pages of the pool", of_the_pool, 2 << 20),

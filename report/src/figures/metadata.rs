@@ -2,7 +2,7 @@
 
 use super::tables::{known, none};
 use super::{heading, sentences};
-use crate::chart::{Chart, Numbers, Plot, Role, Section, Span, Spans, Unit};
+use crate::chart::{Chart, Mark, Numbers, Plot, Role, Rows, Section, Unit};
 use crate::results::{Metadata, MetadataRow, Table};
 use crate::text::{bytes, float, ns};
 
@@ -37,31 +37,22 @@ pub(super) fn section(metadata: &Metadata) -> Section {
 }
 
 fn chart(table: &Table, rows: &[&MetadataRow]) -> Chart {
-    let spans = rows.iter().map(|row| {
-        let resident = float(row.resident_bytes_per_tib);
-        Span {
-            label: label(row),
-            role: if row.origin == "measured" { Role::Ours } else { Role::Peer },
-            low: resident,
-            middle: resident,
-            high: resident,
-            tick: None,
-            published: None,
-            text: bytes(row.resident_bytes_per_tib),
-        }
+    let marks = rows.iter().map(|row| {
+        let role = if row.origin == "measured" { Role::Ours } else { Role::Peer };
+        let resident = row.resident_bytes_per_tib;
+        Mark::at(label(row), role, float(resident), bytes(resident))
     });
-    let spans = Spans {
+    let marks = Rows {
         axis: "memory of the descriptors of 1 TiB (logarithmic)".to_owned(),
         unit: Unit::Bytes,
-        line: "",
-        tick: "",
-        rows: spans.collect(),
+        rows: marks.collect(),
+        ..Rows::default()
     };
     Chart {
         id: table.id.clone(),
         title: heading(&table.title, &table.id),
         note: sentences(&[&table.note, "lower is better", "other ways are Linux's"]),
-        plot: Plot::Spans(spans),
+        plot: Plot::Rows(marks),
         table: numbers(rows),
     }
 }

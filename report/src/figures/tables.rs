@@ -3,9 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::{heading, sentences};
-use crate::chart::{
-    Bar, Bars, Chart, Lines, Numbers, Plot, Role, Section, Series, Span, Spans, Unit,
-};
+use crate::chart::{Chart, Lines, Mark, Numbers, Plot, Role, Rows, Section, Series, Unit};
 use crate::results::{Bench, Row, Spread, Table, size};
 use crate::text::{bytes, float, ns, number};
 
@@ -79,7 +77,7 @@ fn chart(bench: &Bench, table: &Table, rows: &[&Row]) -> Chart {
 fn left_out(rows: usize, plot: &Plot) -> String {
     let most = crate::draw::MOST_ROWS;
     match plot {
-        Plot::Bars(_) | Plot::Spans(_) if rows > most => {
+        Plot::Rows(_) if rows > most => {
             format!("the first {most} of {rows} rows are drawn")
         }
         _ => String::new(),
@@ -105,11 +103,11 @@ fn plot(bench: &Bench, rows: &[&Row]) -> (Plot, &'static str) {
     let is_same_work = rows.iter().all(|row| row.bytes == rows[0].bytes);
     match rates {
         Some(rates) if is_same_work && near(&rates) => (
-            Plot::Bars(bars(bench, rows, &rates)),
+            Plot::Rows(bars(bench, rows, &rates)),
             "higher is better; beside each bar: GB/s, share of its limit, times as fast as naive",
         ),
         _ => (
-            Plot::Spans(times(bench, rows)),
+            Plot::Rows(times(bench, rows)),
             "lower is better, on a logarithmic axis; beside each row: median, share of its limit, times as fast as naive",
         ),
     }
@@ -132,46 +130,41 @@ fn beside(bench: &Bench, row: &Row, first: String) -> String {
     parts.join(" \u{b7} ")
 }
 
-fn bars(bench: &Bench, rows: &[&Row], rates: &[f64]) -> Bars {
-    let rows = rows.iter().zip(rates).map(|(row, rate)| Bar {
-        label: row.label(),
-        role: row.look(&bench.benchmark),
-        value: *rate,
-        limit: row
-            .share_of_limit
-            .filter(|share| *share > 0.0 && row.look(&bench.benchmark) != Role::Limit)
-            .map(|share| rate / share)
-            // A limit that the machine's noise has put elsewhere would squeeze all bars.
-            .filter(|limit| {
-                *limit <= rates.iter().fold(0.0, |most: f64, rate| most.max(*rate)) * 3.0
-            }),
-        published: row
-            .published
-            .as_ref()
+fn bars(bench: &Bench, rows: &[&Row], rates: &[f64]) -> Rows {
+    // A limit that the machine's noise has put farther away would squeeze all bars.
+    let most = rates.iter().fold(0.0, |most: f64, rate| most.max(*rate)) * 3.0;
+    let rows = rows.iter().zip(rates).map(|(row, rate)| {
+        let role = row.look(&bench.benchmark);
+        let share = row.share_of_limit.filter(|share| *share > 0.0 && role != Role::Limit);
+        Mark {
+            limit: share.map(|share| rate / share).filter(|limit| *limit <= most),
             // A byte for each nanosecond is a GB for each second.
-            .map(|published| float(row.bytes) / float(published.ns.max(1))),
-        text: beside(bench, row, number(*rate)),
+            published: row
+                .published
+                .as_ref()
+                .map(|published| float(row.bytes) / float(published.ns.max(1))),
+            ..Mark::at(row.label(), role, *rate, beside(bench, row, number(*rate)))
+        }
     });
-    Bars { axis: "GB/s".to_owned(), rows: rows.collect() }
+    Rows { axis: "GB/s".to_owned(), has_bars: true, rows: rows.collect(), ..Rows::default() }
 }
 
-fn times(bench: &Bench, rows: &[&Row]) -> Spans {
-    let rows = rows.iter().map(|row| Span {
-        label: row.label(),
-        role: row.look(&bench.benchmark),
-        low: float(known(row.min_ns).unwrap_or(row.median_ns)),
-        middle: float(row.median_ns),
-        high: float(known(row.worst_ns).unwrap_or(row.median_ns)),
-        tick: None,
-        published: row.published.as_ref().map(|published| float(published.ns)),
-        text: beside(bench, row, ns(row.median_ns)),
+fn times(bench: &Bench, rows: &[&Row]) -> Rows {
+    let rows = rows.iter().map(|row| {
+        let (role, text) = (row.look(&bench.benchmark), beside(bench, row, ns(row.median_ns)));
+        Mark {
+            low: float(known(row.min_ns).unwrap_or(row.median_ns)),
+            high: float(known(row.worst_ns).unwrap_or(row.median_ns)),
+            published: row.published.as_ref().map(|published| float(published.ns)),
+            ..Mark::at(row.label(), role, float(row.median_ns), text)
+        }
     });
-    Spans {
+    Rows {
         axis: "time (logarithmic)".to_owned(),
         unit: Unit::Ns,
         line: "fastest to slowest; mark: median",
-        tick: "",
         rows: rows.collect(),
+        ..Rows::default()
     }
 }
 
@@ -283,15 +276,11 @@ fn spread(table: &Table, rows: &[&Row], benchmark: &str) -> Option<Chart> {
                 continue;
             };
             let tick = p99_ns.or(p999_ns);
-            spans.push(Span {
-                label: row.label(),
-                role: row.look(benchmark),
-                low: float(p50_ns),
-                middle: float(p50_ns),
+            let text = format!("{} \u{b7} {}", ns(p50_ns), tick.map_or_else(String::new, ns));
+            spans.push(Mark {
                 high: float(worst_ns),
                 tick: tick.map(float),
-                published: None,
-                text: format!("{} \u{b7} {}", ns(p50_ns), tick.map_or_else(String::new, ns)),
+                ..Mark::at(row.label(), row.look(benchmark), float(p50_ns), text)
             });
             let cell = |value: Option<u64>| value.map_or_else(none, ns);
             numbers.rows.push(vec![
@@ -308,12 +297,13 @@ fn spread(table: &Table, rows: &[&Row], benchmark: &str) -> Option<Chart> {
     if spans.is_empty() {
         return None;
     }
-    let plot = Plot::Spans(Spans {
+    let plot = Plot::Rows(Rows {
         axis: "time of one (logarithmic)".to_owned(),
         unit: Unit::Ns,
         line: "to the longest; mark: median",
         tick: "99 % (pauses: 99.9 %)",
         rows: spans,
+        ..Rows::default()
     });
     Some(Chart {
         id: format!("{}-latency", table.id),
