@@ -106,7 +106,7 @@ pub fn parts(available: ByteLen, threads: NonZeroUsize, pace: Pace, directory: &
 }
 
 /// Returns how much memory the descriptors may take that are counted and not timed: little, for rows
-/// that need more are slow and say nothing new.
+/// that need more are slow and show nothing new.
 #[must_use]
 pub fn metadata() -> metadata::Settings {
     metadata::Settings { most: Some(ByteLen::mib(64)) }
@@ -154,7 +154,7 @@ pub fn run(
     match (all, refused) {
         (Some(mut all), _) => {
             all.metadata = counted.map(Box::new);
-            // What was skipped is not forgotten: who runs the same again finds out whether it is still so.
+            // With the parts that were skipped: the same run, repeated, tries them again.
             all.parameters = parts.iter().map(Part::to_json).collect();
             all.skipped.append(&mut skipped);
             Ok(all)

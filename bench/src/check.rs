@@ -3,7 +3,7 @@
 //! Times vary from day to day, with the other load of the machine; what varies less is how a row stands
 //! to its limit, or to the naive way, within one run. So that is compared, and a bare time only of rows that
 //! have neither. A limit that writes is not slowed down by others as a row is that reads as well, and one
-//! of microseconds not as a naive way of milliseconds; so a row is worse only if both of its ratios say so,
+//! of microseconds not as a naive way of milliseconds; so a row is worse only if both of its ratios are,
 //! and where it has one alone, if its time does too.
 //!
 //! ```text
@@ -13,7 +13,7 @@
 //! ```
 //!
 //! The noise of a run is that of its own rounds (its `noise`). Only what uzone does is judged: a naive row,
-//! a limit, or somebody else's way that takes another time is the machine. Rows that were worse are
+//! a limit, or a peer that takes another time is the machine. Rows that were worse are
 //! measured again, with their tables; [`Comparison::again`] takes that, and what is not worse a second
 //! time is no regression.
 
@@ -55,7 +55,7 @@ pub enum Verdict {
     WorseOnce,
     /// Slower, and slower again.
     WorseTwice,
-    /// Not of uzone: the naive way, a limit, or somebody else's. It is not judged.
+    /// Not of uzone: the naive way, a limit, or a peer. It is not judged.
     Yardstick,
 }
 
@@ -212,7 +212,7 @@ fn judged(then: &Row, now: &Row) -> Option<Judged> {
     };
     let has_ratio =
         |row| value(row, Measure::ShareOfLimit).or(value(row, Measure::RatioNaive)).is_some();
-    // Yardsticks are what ratios are formed with: theirs to themselves say nothing.
+    // Yardsticks are what ratios are formed with: theirs to themselves mean nothing.
     if !now.role.is_some_and(Role::is_of_uzone) {
         return by(Measure::MedianNs).map(|found| Judged { verdict: Verdict::Yardstick, ..found });
     }

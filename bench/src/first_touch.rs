@@ -7,7 +7,7 @@
 use std::hint::black_box;
 use std::num::NonZeroUsize;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use uzone_pages::ByteLen;
 use uzone_zone::{Backing, ClearError, Huge, HugeSize, PopulateOptions, Region, ZeroOptions};
@@ -161,52 +161,37 @@ pub(crate) fn populate(
     suite.add(Role::Limit, &limit, name, written, 1, || {
         arena.with_next(arena.len, |dst| fill(dst, 1))
     });
-    // Each time a region of its own, which is given back outside of the time.
-    let timed = |advise: Huge,
-                 touch: fn(&Region, &PopulateOptions) -> Result<(), BenchError>,
-                 options: PopulateOptions| {
-        move || -> Result<Duration, BenchError> {
+    let (one, all) = (NonZeroUsize::MIN, threads);
+    let (base, huge) = (Huge::Never, Huge::Preferred);
+    let mut rows = vec![
+        (Role::Naive, "naive", "naive, base pages touched", base, one, false),
+        (Role::Variant, "base-1", "base pages populated", base, one, true),
+        (Role::Peer, "touch-1", "transparent huge pages touched", huge, one, false),
+        (Role::Ours, "ours-1", "ours", huge, one, true),
+    ];
+    if threads.get() > 1 {
+        rows.push((Role::Ours, "ours-all", "ours, all threads", huge, all, true));
+    }
+    for (role, row, name, huge, threads, populates) in rows {
+        let options = PopulateOptions::default().threads_per_node(threads).huge(huge);
+        // Each time a region of its own, which is given back outside of the time.
+        let first_touch = move || {
             let region = Region::anonymous(size)?;
-            if advise == Huge::Never {
+            if huge == Huge::Never {
                 region.mapping().advise_no_huge()?;
             }
             let started = Instant::now();
-            touch(&region, &options)?;
-            let elapsed = started.elapsed();
-            drop(region);
-            Ok(elapsed)
-        }
-    };
-    let by_touch: fn(&Region, &PopulateOptions) -> Result<(), BenchError> =
-        |region, _| touch(region);
-    let by_populate: fn(&Region, &PopulateOptions) -> Result<(), BenchError> = |region, options| {
-        let report = region.populate(0..region.len().get(), options)?;
-        if report.is_whole() { Ok(()) } else { Err(BenchError::Size { size: region.len() }) }
-    };
-    let one = |huge| PopulateOptions::default().threads_per_node(NonZeroUsize::MIN).huge(huge);
-    let all = PopulateOptions::default().threads_per_node(threads);
-    let (never, preferred) = (Huge::Never, Huge::Preferred);
-    let mut rows = vec![
-        (Role::Naive, "naive", "naive, base pages touched", 1, timed(never, by_touch, one(never))),
-        (Role::Variant, "base-1", "base pages populated", 1, timed(never, by_populate, one(never))),
-        (
-            Role::Peer,
-            "touch-1",
-            "transparent huge pages touched",
-            1,
-            timed(preferred, by_touch, one(preferred)),
-        ),
-        (Role::Ours, "ours-1", "ours", 1, timed(preferred, by_populate, one(preferred))),
-    ];
-    if threads.get() > 1 {
-        let row = timed(preferred, by_populate, all);
-        rows.push((Role::Ours, "ours-all", "ours, all threads", threads.get(), row));
-    }
-    for (role, row, name, threads, run) in rows {
-        let spec = suite.add(role, &format!("populate/{row}"), name, size.get(), threads, run);
+            if !populates {
+                touch(&region)?;
+            } else if !region.populate(0..region.len().get(), &options)?.is_whole() {
+                return Err(BenchError::Size { size: region.len() });
+            }
+            Ok(started.elapsed())
+        };
+        let (id, threads) = (format!("populate/{row}"), threads.get());
+        let spec = suite.add(role, &id, name, size.get(), threads, first_touch);
+        spec.naive("populate/naive").limit(limit.clone(), written).cold = true;
         spec.headline = (row == "ours-1").then(|| format!("touch {size} first"));
-        spec.cold = true;
-        spec.naive("populate/naive").limit(limit.clone(), written);
     }
     session.run(suite, "first touch")?;
     session.table(

@@ -1,7 +1,7 @@
 //! Folios of a pool: how long a taker waits for one, `pool-take`.
 //!
 //! Each row takes folios of 2 MiB one by one, with the time of each, and gives them back outside of the
-//! time. What differs is who has cleared them: a worker ahead of need, the one who gave them back, or
+//! time. What differs is what has cleared them: a worker ahead of need, the thread that gave them back, or
 //! the taker. The yardstick is what is written in a few lines: a list of free folios behind a lock,
 //! which are cleared when they are taken.
 

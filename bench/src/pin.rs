@@ -29,7 +29,7 @@ use uzone_pages::ByteLen;
 use crate::group::Watch;
 use crate::report::{Bench, Row};
 use crate::settings::Part;
-pub use crate::settings::PinSettings as Settings;
+pub use crate::settings::RoundSettings as Settings;
 use crate::suite::{BenchError, Session, check_memory};
 
 /// Runs the tables.

@@ -13,11 +13,11 @@ pub enum Part {
     /// `uzone bench bind`.
     Bind(BindSettings),
     /// `uzone bench pin`.
-    Pin(PinSettings),
+    Pin(RoundSettings),
     /// `uzone bench zero`.
     Zero(ZeroSettings),
     /// `uzone bench copy`.
-    Copy(CopySettings),
+    Copy(RoundSettings),
     /// `uzone bench fault`.
     Fault(FaultSettings),
 }
@@ -94,10 +94,10 @@ pub struct BindSettings {
     pub tables: Vec<String>,
 }
 
-/// The settings of `uzone bench pin`.
+/// The settings of `uzone bench pin` and `uzone bench copy`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PinSettings {
-    /// How much memory is held.
+pub struct RoundSettings {
+    /// How much memory is held; of copies the largest extent.
     #[serde(rename = "size_bytes", with = "byte_len")]
     pub size: ByteLen,
     /// How many rounds.
@@ -121,18 +121,6 @@ pub struct ZeroSettings {
     pub populate: ByteLen,
     /// How many threads the rows with several have.
     pub threads: NonZeroUsize,
-    /// What the ids of the tables begin with that are run; none, and all are.
-    pub tables: Vec<String>,
-}
-
-/// The settings of `uzone bench copy`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CopySettings {
-    /// The largest extent.
-    #[serde(rename = "size_bytes", with = "byte_len")]
-    pub size: ByteLen,
-    /// How many rounds.
-    pub rounds: u32,
     /// What the ids of the tables begin with that are run; none, and all are.
     pub tables: Vec<String>,
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use uzone_os::uffd::{NotUffd, OpenError, RegisterError};
 use uzone_os::{FixedBuffersError, MapError, MappingError, SysError, SystemRoot, memory};
-use uzone_pages::{ByteLen, Payload, Pfn, Template, Word};
+use uzone_pages::{ByteLen, ErrorKind, Payload, Pfn, Template, Word};
 use uzone_zone::{
     AccessError, BindFailure, BindOptions, ClearError, Init, Limit, ListTooShort, NotAGuard,
     NotPopulated, Pagemap, PinError, Pinned, Region, RegionError, Source, TakeFailure,
@@ -96,7 +96,7 @@ pub enum BenchError {
         size: ByteLen,
         /// Where.
         directory: PathBuf,
-        /// What the system said.
+        /// What the system answered.
         #[source]
         cause: io::Error,
     },
@@ -105,7 +105,7 @@ pub enum BenchError {
     UseFile {
         /// What was to be done.
         what: &'static str,
-        /// What the system said.
+        /// What the system answered.
         #[source]
         cause: io::Error,
     },
@@ -143,6 +143,19 @@ pub enum BenchError {
 }
 
 impl BenchError {
+    /// Returns what kind of error this is; [`ErrorKind::Other`] where its cause determines that.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Size { .. }
+            | Self::Extent { .. }
+            | Self::FaultSize { .. }
+            | Self::NoTable { .. } => ErrorKind::InvalidInput,
+            Self::TooLittleMemory { .. } | Self::Threads { .. } => ErrorKind::OutOfMemory,
+            _ => ErrorKind::Other,
+        }
+    }
+
     /// Returns whether this host lacks what a benchmark needs. Otherwise an argument is not valid, or a
     /// row found something wrong.
     #[must_use]
@@ -417,9 +430,9 @@ impl<'a> Suite<'a> {
         self.specs.iter_mut().find(|spec| spec.id == id)
     }
 
-    /// Calls `say` with every row that was added.
-    pub(crate) fn each_spec(&mut self, say: impl FnMut(&mut RowSpec)) {
-        self.specs.iter_mut().for_each(say);
+    /// Calls `set` with every row that was added.
+    pub(crate) fn each_spec(&mut self, set: impl FnMut(&mut RowSpec)) {
+        self.specs.iter_mut().for_each(set);
     }
 
     pub(crate) fn run(

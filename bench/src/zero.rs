@@ -4,11 +4,11 @@
 //!
 //! | table | asks |
 //! |---|---|
-//! | `zero-hint` | a 2 MiB folio is cleared and one page of it read at once: who is fastest together |
-//! | `zero-bystander` | 1 MiB that somebody works with is read again after 2 MiB were cleared |
+//! | `zero-hint` | a 2 MiB folio is cleared and one page of it read at once: which way is fastest together |
+//! | `zero-bystander` | 1 MiB that a thread works with is read again after 2 MiB were cleared |
 //! | `zero-pause` | what batches cost, and how long others wait for one |
 //! | `zero-threads` | what a second thread brings |
-//! | `pool-take` | how long a taker waits for a zero folio, by who has cleared it |
+//! | `pool-take` | how long a taker waits for a zero folio, by what has cleared it |
 //! | `zero-kernel`, `populate` | clearing in place beside the kernel's own, and first touch |
 //!
 //! `pool-take` is in `hand_out.rs`, and the last two in `first_touch.rs`.
@@ -147,7 +147,7 @@ fn read_words(region: &Region, at: u64) -> Result<u64, BenchError> {
 /// What a row is, its id and name, and how it clears.
 type ClearRow = (Role, &'static str, &'static str, fn(&mut [u8]));
 
-/// Reads 1 MiB again after somebody cleared 2 MiB.
+/// Reads 1 MiB again after 2 MiB were cleared.
 fn bystander(arena: &Arena, session: &mut Session<'_>) -> Result<(), BenchError> {
     let own = vec![1_u8; WORKING_SET];
     let mut suite = Suite::new(bytes(WORKING_SET));

@@ -34,7 +34,7 @@ use crate::progress::Steps;
 pub(crate) struct Args {
     #[command(subcommand)]
     benchmark: Option<Benchmark>,
-    /// See whether it works: sizes and rounds that take 15 s at most in all, and say nothing
+    /// See whether it works: sizes and rounds that take 15 s at most in all, and whose figures mean nothing
     #[arg(long, global = true, conflicts_with = "check")]
     quick: bool,
     /// Repeat the run of FILE, an earlier output with --json, and exit with 1 if a row of ours stands
@@ -308,7 +308,7 @@ impl BindArgs {
     }
 }
 
-/// Returns a number of threads; as many as there are CPUs unless it was said.
+/// Returns a number of threads; as many as there are CPUs unless one is given.
 fn or_all_cpus(threads: Option<u16>) -> NonZeroUsize {
     let given = threads.and_then(|threads| NonZeroUsize::new(usize::from(threads)));
     given.unwrap_or_else(|| Settings::published().threads)
@@ -373,7 +373,7 @@ impl Args {
         if let Some(Benchmark::Bind(BindArgs { metadata: true, .. })) = &self.benchmark {
             return Err(ArgsError::CheckMetadata);
         }
-        // What is not there is said when it is read.
+        // A missing file is reported when it is read.
         let same = |path: &Path| std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
         match &self.report {
             Some(page) if same(page) == same(file) => {

@@ -14,7 +14,7 @@
 //! ```
 //!
 //! The input is what `uzone bench ... --json` prints, and [`Trace`], the faults of a lazily mapped
-//! memory. It is somebody else's: nothing of it becomes markup or a command to a terminal, lengths are
+//! memory. It is not trusted: nothing of it becomes markup or a command to a terminal, lengths are
 //! bounded, and what is not understood is refused with what would help.
 //!
 //! | file | mechanism |

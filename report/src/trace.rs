@@ -105,9 +105,9 @@ pub enum Class {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
-    /// The page was at hand.
+    /// The page was ready.
     AtHand,
-    /// Somebody was producing the page already.
+    /// Another thread was producing the page already.
     Coalesced,
     /// A thread that waits for devices produced it.
     Produced,

@@ -15,7 +15,7 @@ use super::shared::{
     hold_bare_and_give_back, published, timed, timed_each, words,
 };
 use crate::report::{Published, Role};
-use crate::settings::PinSettings as Settings;
+use crate::settings::RoundSettings as Settings;
 use crate::suite::{BenchError, Session, Suite};
 
 /// One table: a way of describing the region, and what was published of it.

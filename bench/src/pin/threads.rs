@@ -13,7 +13,7 @@ use uzone_zone::{Pagemap, Zone};
 
 use super::shared::{bare_add, bare_sub, bind, words};
 use crate::report::Role;
-use crate::settings::PinSettings as Settings;
+use crate::settings::RoundSettings as Settings;
 use crate::suite::{BenchError, Session, Suite};
 
 /// How many pages' worth of passes a sample is: milliseconds.
@@ -93,7 +93,7 @@ impl Second {
         let elapsed = started.elapsed();
         mine?;
         if self.has_failed.load(Ordering::Relaxed) {
-            // The first thread's error would have said what; the second had one alone.
+            // The second thread alone had an error; the first has none to return.
             return Err(BenchError::Threads { threads: 2 });
         }
         Ok(elapsed)

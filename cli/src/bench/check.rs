@@ -46,7 +46,7 @@ enum CheckError {
     )]
     Schema { path: PathBuf, found: String },
     #[error(
-        "{} does not say all that a check wants to know of a run: measure again with this version of uzone",
+        "{} does not hold all that a check needs of a run: measure again with this version of uzone",
         path.display()
     )]
     Shape {
@@ -57,7 +57,7 @@ enum CheckError {
     #[error("{} is a run of `{found}`: check it with `{found} --check`", path.display())]
     Other { path: PathBuf, found: String },
     #[error(
-        "{} is a run with --quick, whose figures say nothing: measure again without --quick",
+        "{} is a run with --quick, whose figures mean nothing: measure again without --quick",
         path.display()
     )]
     Quick { path: PathBuf },

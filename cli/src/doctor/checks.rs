@@ -41,7 +41,7 @@ pub(super) struct Check {
     pub(super) required: bool,
     pub(super) value: String,
     pub(super) fix: Option<String>,
-    /// Lines for those who want to know more; machines read the figures instead.
+    /// Lines for `--verbose`; machines read the figures instead.
     #[serde(skip)]
     pub(super) details: Vec<String>,
 }
@@ -362,7 +362,7 @@ fn thp_files(facts: &Facts) -> Check {
     }
 }
 
-/// The largest pool that a fix proposes for somebody who has none.
+/// The largest pool that a fix proposes on a host without one.
 const PROPOSED_POOL: [(HugeSize, u64); 2] = [(HugeSize::MIB_2, 512), (HugeSize::GIB_1, 4)];
 
 fn pools(facts: &Facts) -> Vec<Check> {
@@ -479,7 +479,7 @@ fn scan(facts: &Facts) -> Check {
     }
 }
 
-/// Returns an access on one line, with what the kernel said.
+/// Returns an access on one line, with what the kernel answered.
 fn access_line(access: &UffdAccess) -> String {
     match access {
         UffdAccess::Full => "full".to_owned(),
