@@ -212,7 +212,7 @@ fn rebinds(settings: &Settings, session: &mut Session<'_>) -> Result<(), BenchEr
     let mut suite = Suite::new(settings.size);
 
     let mut fills = vec![
-        ("bind-limit/line-1", "bare fill, 1 thread", Fill::Line, linux_bytes, 1),
+        (LINE_ONE, "bare fill, 1 thread", Fill::Line, linux_bytes, 1),
         ("bind-limit/zero-1", "bare fill with zeroes, 1 thread", Fill::Zeroes, small_bytes, 1),
     ];
     if threads > 1 {
@@ -226,66 +226,10 @@ fn rebinds(settings: &Settings, session: &mut Session<'_>) -> Result<(), BenchEr
     }
 
     for shape in &SHAPES {
-        let id = |row: &str| format!("{}/{row}", shape.table);
-        let options = |threads| linux(shape.order, Tails::Stored, threads);
-        let naive = naive_template(settings.size, shape.order, Some(limit.borrow().addr()))?;
-        check_naive(&naive, &mut limit.borrow_mut(), shape)?;
-        let spec = suite.add(Role::Naive, &id("naive"), "naive, field by field", linux_bytes, 1, {
-            let limit = &limit;
-            move || naive_rebind(&naive, &mut limit.borrow_mut())
-        });
-        spec.naive(id("naive")).limit("bind-limit/line-1", linux_bytes);
-        spec.published = Some(scaled(shape.published_naive, settings.size));
-        let mut rows = vec![(
-            Role::Variant,
-            id("slow-path"),
-            "slow path, the oracle".to_owned(),
-            options(1).stamp(InitMethod::FieldByField),
-        )];
-        for path in StorePath::ALL {
-            let row = id(&format!("template-{path}"));
-            if !path.is_available() {
-                let reason = "this CPU does not offer it".to_owned();
-                session.skip(row, reason);
-                continue;
-            }
-            let name = match path {
-                StorePath::Portable => "template, plain stores".to_owned(),
-                _ => format!("template, {path} stores"),
-            };
-            rows.push((Role::Variant, row, name, options(1).stamp(InitMethod::Template(path))));
-        }
-        rows.push((Role::Ours, id("ours-1"), "ours".to_owned(), options(1)));
-        if threads > 1 {
-            let name = format!("ours, {threads} threads");
-            rows.push((Role::Ours, id("ours-all"), name, options(threads)));
-        }
-        for (role, row, name, options) in rows {
-            let is_all = row.ends_with("-all");
-            let is_ours = row.ends_with("/ours-1");
-            let spec = suite.bind(role, &row, name, &zone, options)?;
-            spec.naive(id("naive"));
-            let limit_id = if is_all { LINE_MANY } else { "bind-limit/line-1" };
-            spec.limit(limit_id, linux_bytes);
-            if is_ours {
-                spec.published = Some(scaled(shape.published_ours, settings.size));
-                spec.headline(format!("describe {}: {}", settings.size, shape.headline));
-            }
-        }
-        let spec = suite.bind_another(
-            &id("ours-first-kept"),
-            "ours, first bind of another region",
-            &zone,
-            options(1),
-        );
-        spec.naive(id("naive")).limit("bind-limit/line-1", linux_bytes);
-        session.table(
-            shape.table,
-            shape.title,
-            "memory present; the limit is a bare fill of the same bytes",
-        );
+        shape.add(settings, &zone, &limit, &mut suite, session)?;
+        let note = "memory present; the limit is a bare fill of the same bytes";
+        session.table(shape.table, shape.title, note);
     }
-
     small_rows(&mut suite, &zone, settings.size)?;
     session.table(
         "bind-small",
@@ -294,6 +238,71 @@ fn rebinds(settings: &Settings, session: &mut Session<'_>) -> Result<(), BenchEr
     );
     session.table("bind-limit", "The limit of this machine", "by the widest store that wins here");
     session.run(suite, "rebinds")
+}
+
+impl Shape {
+    /// Adds the rows of the shape. `limit` is the memory that bare fills write.
+    fn add<'a>(
+        &self,
+        settings: &Settings,
+        zone: &'a Zone,
+        limit: &'a RefCell<Exclusive>,
+        suite: &mut Suite<'a>,
+        session: &mut Session<'_>,
+    ) -> Result<(), BenchError> {
+        let (size, threads) = (settings.size, settings.threads.get());
+        let bytes = (size.get() >> 12) * 64;
+        let id = |row: &str| format!("{}/{row}", self.table);
+        let options = |threads| linux(self.order, Tails::Stored, threads);
+        let naive = naive_template(size, self.order, Some(limit.borrow().addr()))?;
+        check_naive(&naive, &mut limit.borrow_mut(), self)?;
+        let naive_row = move || naive_rebind(&naive, &mut limit.borrow_mut());
+        suite
+            .add(Role::Naive, &id("naive"), "naive, field by field", bytes, 1, naive_row)
+            .naive(id("naive"))
+            .limit(LINE_ONE, bytes)
+            .published = Some(scaled(self.published_naive, size));
+
+        let one_by_one = options(1).stamp(InitMethod::FieldByField);
+        let mut rows = vec![(
+            Role::Variant,
+            "slow-path".to_owned(),
+            "slow path, the oracle".to_owned(),
+            one_by_one,
+        )];
+        for path in StorePath::ALL {
+            let row = format!("template-{path}");
+            if !path.is_available() {
+                session.skip(id(&row), "this CPU does not offer it");
+                continue;
+            }
+            let name = match path {
+                StorePath::Portable => "template, plain stores".to_owned(),
+                _ => format!("template, {path} stores"),
+            };
+            rows.push((Role::Variant, row, name, options(1).stamp(InitMethod::Template(path))));
+        }
+        rows.push((Role::Ours, "ours-1".to_owned(), "ours".to_owned(), options(1)));
+        if threads > 1 {
+            let name = format!("ours, {threads} threads");
+            rows.push((Role::Ours, "ours-all".to_owned(), name, options(threads)));
+        }
+        for (role, row, name, options) in rows {
+            let limit = if row == "ours-all" { LINE_MANY } else { LINE_ONE };
+            let spec = suite.bind(role, &id(&row), name, zone, options)?;
+            spec.naive(id("naive")).limit(limit, bytes);
+            if row == "ours-1" {
+                spec.published = Some(scaled(self.published_ours, size));
+                spec.headline(format!("describe {size}: {}", self.headline));
+            }
+        }
+        let name = "ours, first bind of another region";
+        suite
+            .bind_another(&id("ours-first-kept"), name, zone, options(1))
+            .naive(id("naive"))
+            .limit(LINE_ONE, bytes);
+        Ok(())
+    }
 }
 
 /// Adds the rows that write fewer bytes for the same pages.
@@ -323,6 +332,7 @@ fn small_rows<'a>(suite: &mut Suite<'a>, zone: &'a Zone, size: ByteLen) -> Resul
     Ok(())
 }
 
+const LINE_ONE: &str = "bind-limit/line-1";
 const LINE_MANY: &str = "bind-limit/line-all";
 
 fn first_binds(settings: &Settings, session: &mut Session<'_>) -> Result<(), BenchError> {
@@ -331,35 +341,28 @@ fn first_binds(settings: &Settings, session: &mut Session<'_>) -> Result<(), Ben
     let kept = Zone::with_keep_limit(ByteLen::new(linux_bytes + (64 << 20)));
     let fresh = Zone::with_keep_limit(ByteLen::ZERO);
     let mut suite = Suite::new(settings.size);
-    let naive = Some("bind-first/naive".to_owned());
-    let clearing = Some(("bind-first/clearing".to_owned(), linux_bytes));
+    const NAIVE: &str = "bind-first/naive";
+    const CLEARING: &str = "bind-first/clearing";
 
     for (id, name, huge) in [
-        ("bind-first/naive", "naive, faulting 4 KiB pages as it goes", HugeAdvice::Never),
+        (NAIVE, "naive, faulting 4 KiB pages as it goes", HugeAdvice::Never),
         ("bind-first/naive-huge", "naive, faulting huge pages as it goes", HugeAdvice::Advise),
     ] {
         let template = naive_template(settings.size, Order::BASE, None)?;
-        let spec = suite
-            .add(Role::Naive, id, name, linux_bytes, 1, move || naive_first_bind(&template, huge));
-        (spec.naive, spec.cold) = (naive.clone(), true);
-        spec.limit.clone_from(&clearing);
+        let bind = move || naive_first_bind(&template, huge);
+        let spec = suite.add(Role::Naive, id, name, linux_bytes, 1, bind);
+        spec.naive(NAIVE).limit(CLEARING, linux_bytes).cold = true;
     }
-    let spec = suite.add(
-        Role::Limit,
-        "bind-first/clearing",
-        "the kernel's clearing alone, huge pages",
-        linux_bytes,
-        1,
-        move || {
-            warm_host(linux_bytes)?;
-            let started = Instant::now();
-            let memory = present(linux_bytes)?;
-            let elapsed = started.elapsed();
-            drop(memory);
-            Ok(elapsed)
-        },
-    );
-    (spec.naive, spec.cold) = (naive.clone(), true);
+    let name = "the kernel's clearing alone, huge pages";
+    let clear = move || {
+        warm_host(linux_bytes)?;
+        let started = Instant::now();
+        let memory = present(linux_bytes)?;
+        let elapsed = started.elapsed();
+        drop(memory);
+        Ok(elapsed)
+    };
+    suite.add(Role::Limit, CLEARING, name, linux_bytes, 1, clear).naive(NAIVE).cold = true;
     let mut rows = vec![("bind-first/ours-1", "ours, fresh memory".to_owned(), 1)];
     if threads > 1 {
         let name = format!("ours, fresh memory, {threads} threads");
@@ -369,20 +372,17 @@ fn first_binds(settings: &Settings, session: &mut Session<'_>) -> Result<(), Ben
         let options = linux(Order::BASE, Tails::Stored, threads);
         let warm = move || warm_host(linux_bytes);
         let spec = suite.bind_after(Role::Ours, id, name, &fresh, options, warm)?;
-        spec.naive.clone_from(&naive);
-        if threads == 1 {
-            let name = format!("describe {}: 64-byte descriptors, first time", settings.size);
-            spec.headline(name);
-        }
+        spec.naive(NAIVE).cold = true;
         // The clearing was measured on one thread.
-        spec.limit = clearing.clone().filter(|_| threads == 1);
-        spec.cold = true;
+        if threads == 1 {
+            let line = format!("describe {}: 64-byte descriptors, first time", settings.size);
+            spec.limit(CLEARING, linux_bytes).headline(line);
+        }
     }
     let options = linux(Order::BASE, Tails::Stored, 1);
     drop(kept.bind(Region::anonymous(settings.size)?, options.clone())?);
     let name = "ours, memory that the zone had kept";
-    let spec = suite.bind_another("bind-first/ours-kept", name, &kept, options);
-    spec.naive.clone_from(&naive);
+    suite.bind_another("bind-first/ours-kept", name, &kept, options).naive(NAIVE);
     session.table(
         "bind-first",
         "First bind, base pages, 64-byte Linux descriptors",
@@ -402,18 +402,10 @@ fn naive_template(
     let laid_out = PfnRange::try_new(Pfn::new(1 << 20), pages)
         .map_err(LayoutError::from)
         .and_then(|range| Layout::try_new(range, order, Tails::Stored));
-    match laid_out {
-        Ok(layout) => {
-            // An address is at most 64 bits.
-            Ok(Template::new(
-                layout,
-                MemoryKind::Generic,
-                seed(),
-                address.map_or(0, |address| address.get() as u64),
-            ))
-        }
-        Err(_) => Err(BenchError::Size { size }),
-    }
+    let layout = laid_out.map_err(|_| BenchError::Size { size })?;
+    // An address is at most 64 bits.
+    let address = address.map_or(0, |address| address.get() as u64);
+    Ok(Template::new(layout, MemoryKind::Generic, seed(), address))
 }
 
 /// Writes descriptors the naive way into memory that is present.

@@ -15,8 +15,7 @@ use uzone_zone::{Backing, ClearError, Huge, HugeSize, PopulateOptions, Region, Z
 use crate::extents::Arena;
 use crate::put_back;
 use crate::report::Role;
-use crate::suite::{BenchError, Session, Suite, cause, check_memory};
-use crate::zero::{bytes, fill};
+use crate::suite::{BenchError, Session, Suite, bytes, cause, check_memory, fill_zeroes};
 
 /// How much is given back and touched again, at most.
 const TOUCHED: ByteLen = ByteLen::mib(256);
@@ -91,7 +90,7 @@ pub(crate) fn kernel(arena: &Arena, session: &mut Session<'_>) -> Result<(), Ben
     let limit = "zero-kernel/limit".to_owned();
     let part = usize::try_from(len.get()).unwrap_or(arena.len).min(arena.len);
     suite.add(Role::Limit, &limit, "limit", bytes(part).get(), 1, || {
-        arena.with_next(part, |dst| fill(dst, 1))
+        arena.with_next(part, |dst| fill_zeroes(dst, 1))
     });
     for (row, region) in &regions {
         let name = match region.backing() {
@@ -159,7 +158,7 @@ pub(crate) fn populate(
     let written = bytes(arena.len).get();
     let name = format!("limit, {} again", bytes(arena.len));
     suite.add(Role::Limit, &limit, name, written, 1, || {
-        arena.with_next(arena.len, |dst| fill(dst, 1))
+        arena.with_next(arena.len, |dst| fill_zeroes(dst, 1))
     });
     let (one, all) = (NonZeroUsize::MIN, threads);
     let (base, huge) = (Huge::Never, Huge::Preferred);

@@ -15,8 +15,7 @@ use uzone_pages::{ByteLen, MemoryKind, Order};
 use uzone_zone::{BindOptions, Pool, PoolOptions, Pooled, PopulateOptions, Region, Zone};
 
 use crate::report::Role;
-use crate::suite::{BenchError, Session, Suite, nanoseconds};
-use crate::zero::bytes;
+use crate::suite::{BenchError, Session, Suite, bytes, nanoseconds};
 
 const FOLIO: usize = 2 << 20;
 /// How many folios a pool has.

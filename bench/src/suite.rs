@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use uzone_os::uffd::{NotUffd, OpenError, RegisterError};
 use uzone_os::{FixedBuffersError, MapError, MappingError, SysError, SystemRoot, memory};
 use uzone_pages::{ByteLen, ErrorKind, Payload, Pfn, Template, Word};
+use uzone_stream::Streaming;
 use uzone_zone::{
     AccessError, BindFailure, BindOptions, ClearError, Init, Limit, ListTooShort, NotAGuard,
     NotPopulated, Pagemap, PinError, Pinned, Region, RegionError, Source, TakeFailure,
@@ -473,6 +474,18 @@ pub(crate) fn fill(
     });
     let elapsed = started.elapsed();
     if is_whole { Ok(elapsed) } else { Err(BenchError::Threads { threads }) }
+}
+
+/// Fills memory with zeroes past the cache, split among threads.
+pub(crate) fn fill_zeroes(dst: &mut [u8], threads: usize) -> Result<Duration, BenchError> {
+    fill(dst, threads, |part| {
+        Streaming::scope(uzone_stream::best(), |stream| stream.zero(part));
+    })
+}
+
+/// A length of memory of ours as a number of bytes.
+pub(crate) fn bytes(len: usize) -> ByteLen {
+    ByteLen::new(u64::try_from(len).unwrap_or(u64::MAX))
 }
 
 /// Returns a time as a number; more than five centuries would not fit.

@@ -21,7 +21,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use uzone_pages::ByteLen;
-use uzone_stream::{NextUse, StorePolicy, Streaming, Work as StoreWork, zero_bytes};
+use uzone_stream::{NextUse, StorePolicy, Work as StoreWork, zero_bytes};
 use uzone_zone::{Batching, CacheState, ClearError, CopyMethod, Region, ZeroOptions};
 
 use crate::extents::{self, Arena, Work, label, read};
@@ -31,7 +31,7 @@ use crate::hand_out;
 use crate::report::{Bench, Role};
 use crate::settings::Part;
 pub use crate::settings::ZeroSettings as Settings;
-use crate::suite::{self, BenchError, Session, Suite, nanoseconds};
+use crate::suite::{BenchError, Session, Suite, bytes, fill_zeroes, nanoseconds};
 
 /// A folio.
 const FOLIO: usize = 2 << 20;
@@ -249,7 +249,7 @@ fn several(
         let limit = format!("zero-threads/limit-{count}");
         let (name, threads) = (format!("limit, threads: {count}"), count.get());
         suite.add(Role::Limit, &limit, name, len.get(), threads, move || {
-            arena.with_next(arena.len, |dst| fill(dst, threads))
+            arena.with_next(arena.len, |dst| fill_zeroes(dst, threads))
         });
         let row = format!("zero-threads/ours-{count}");
         let name = format!("ours, threads: {count}");
@@ -269,18 +269,6 @@ fn several(
         "out of cache; naive is ours on one thread; the limit has as many threads",
     );
     Ok(())
-}
-
-/// Fills memory with zeroes past the cache, split among threads.
-pub(crate) fn fill(dst: &mut [u8], threads: usize) -> Result<Duration, BenchError> {
-    suite::fill(dst, threads, |part| {
-        Streaming::scope(uzone_stream::best(), |stream| stream.zero(part));
-    })
-}
-
-/// A length of memory of ours as a number of bytes.
-pub(crate) fn bytes(len: usize) -> ByteLen {
-    ByteLen::new(u64::try_from(len).unwrap_or(u64::MAX))
 }
 
 /// Returns the way past the cache for a folio.

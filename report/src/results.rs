@@ -341,11 +341,6 @@ pub struct MetadataRow {
 }
 
 impl Row {
-    /// Returns the row's id without its table.
-    pub(crate) fn case(&self) -> &str {
-        self.id.split_once('/').map_or("", |(_, case)| case)
-    }
-
     /// Returns the row's name, and whether its memory was cold.
     #[must_use]
     pub fn label(&self) -> String {
@@ -361,40 +356,4 @@ impl Row {
         let is_rate = self.bytes != 0 && self.threads != 0;
         is_rate.then_some(self.gib_per_s * GIB_TO_GB).filter(|rate| rate.is_finite())
     }
-
-    /// Returns how the row is drawn: by its role, or by its id in files of earlier versions.
-    pub(crate) fn look(&self, benchmark: &str) -> crate::chart::Role {
-        self.role.unwrap_or_else(|| self.role_by_id(benchmark)).into()
-    }
-
-    fn role_by_id(&self, benchmark: &str) -> Role {
-        let (table, case) = self.id.split_once('/').unwrap_or(("", &self.id));
-        let has = |word: &str| case.split('-').any(|part| part == word);
-        let ends = |words: &str| case.ends_with(words);
-        if has("naive") || ends("page-at-a-time") {
-            Role::Naive
-        } else if has("limit")
-            || table.ends_with("-limit")
-            || ["populate", "clearing", "undisturbed"].contains(&case)
-        {
-            Role::Limit
-        } else if has("ours")
-            || self.name.starts_with("ours")
-            || (benchmark == "fault" && (case.starts_with("order-") || case == "auto"))
-            || (benchmark == "pin" && self.ratio_naive.is_some())
-            || ["bind-small", "bind-growth", "zero-pause"].contains(&table)
-        {
-            Role::Ours
-        } else {
-            Role::Peer
-        }
-    }
-}
-
-/// Returns the length that a part of an id names, such as `4K` or `1GiB`.
-pub(crate) fn size(part: &str) -> Option<u64> {
-    part.parse::<uzone_pages::ByteLen>()
-        .ok()
-        .filter(|_| part.ends_with(|last: char| last.is_ascii_alphabetic()))
-        .map(uzone_pages::ByteLen::get)
 }

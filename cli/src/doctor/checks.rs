@@ -84,6 +84,15 @@ impl Check {
         )
     }
 
+    /// What `check` makes of a fact, if it could be read.
+    fn of<T, E: Error + 'static>(
+        name: &str,
+        fact: &Result<T, E>,
+        check: impl FnOnce(&T) -> Self,
+    ) -> Self {
+        fact.as_ref().map_or_else(|error| Self::unknown(name, error), check)
+    }
+
     fn required(self) -> Self {
         Self { required: true, ..self }
     }
@@ -470,13 +479,10 @@ fn collapse(facts: &Facts) -> Check {
 
 fn scan(facts: &Facts) -> Check {
     const NAME: &str = "see what is present";
-    match &facts.can_scan {
-        Ok(true) => Check::ok(NAME, "in runs (PAGEMAP_SCAN)"),
-        Ok(false) => {
-            Check::note(NAME, "page by page: slower (no PAGEMAP_SCAN)", "Linux 6.7 or newer")
-        }
-        Err(error) => Check::unknown(NAME, error),
-    }
+    Check::of(NAME, &facts.can_scan, |can_scan| match can_scan {
+        true => Check::ok(NAME, "in runs (PAGEMAP_SCAN)"),
+        false => Check::note(NAME, "page by page: slower (no PAGEMAP_SCAN)", "Linux 6.7 or newer"),
+    })
 }
 
 /// Returns an access on one line, with what the kernel answered.
@@ -620,28 +626,26 @@ const USUAL_MAPPINGS: u64 = 65530;
 
 fn mappings(facts: &Facts) -> Check {
     const NAME: &str = "mappings per process";
-    match facts.max_map_count {
-        Ok(count) if count >= USUAL_MAPPINGS => Check::ok(NAME, count.to_string()),
-        Ok(count) => Check::warn(
+    Check::of(NAME, &facts.max_map_count, |&count| match count {
+        USUAL_MAPPINGS.. => Check::ok(NAME, count.to_string()),
+        _ => Check::warn(
             NAME,
             format!("{count}: fewer than usual, so a mapping may be refused"),
             format!("as root: sysctl vm.max_map_count={USUAL_MAPPINGS}"),
         ),
-        Err(ref error) => Check::unknown(NAME, error),
-    }
+    })
 }
 
 fn overcommit(facts: &Facts) -> Check {
     const NAME: &str = "overcommit";
-    match &facts.overcommit {
-        Ok(Overcommit::Heuristic) => Check::ok(NAME, "heuristic (vm.overcommit_memory=0)"),
-        Ok(Overcommit::Always) => Check::ok(NAME, "always (vm.overcommit_memory=1)"),
-        Ok(Overcommit::Never) => Check::warn(
+    Check::of(NAME, &facts.overcommit, |overcommit| match overcommit {
+        Overcommit::Heuristic => Check::ok(NAME, "heuristic (vm.overcommit_memory=0)"),
+        Overcommit::Always => Check::ok(NAME, "always (vm.overcommit_memory=1)"),
+        Overcommit::Never => Check::warn(
             NAME,
             "never (vm.overcommit_memory=2): every reserved byte counts as used",
             "as root: sysctl vm.overcommit_memory=0\n\
              or raise the share that may be promised: sysctl vm.overcommit_ratio=95",
         ),
-        Err(error) => Check::unknown(NAME, error),
-    }
+    })
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::{heading, sentences};
 use crate::chart::{Chart, Lines, Mark, Numbers, Plot, Role, Rows, Section, Series, Unit};
-use crate::results::{Bench, Row, Spread, Table, size};
+use crate::results::{Bench, Row, Spread, Table};
 use crate::text::{bytes, float, ns, number};
 
 /// Of how many times the slowest rate bars can still be seen beside each other.
@@ -124,7 +124,7 @@ fn near(rates: &[f64]) -> bool {
 fn beside(bench: &Bench, row: &Row, first: String) -> String {
     let mut parts = vec![first];
     parts.extend(row.share_of_limit.map(|share| format!("{:.0} %", share * 100.0)));
-    let is_naive = row.look(&bench.benchmark) == Role::Naive;
+    let is_naive = look(row, &bench.benchmark) == Role::Naive;
     let ratio = row.ratio_naive.filter(|_| !is_naive);
     parts.extend(ratio.map(|ratio| format!("{} x", number(ratio))));
     parts.join(" \u{b7} ")
@@ -134,7 +134,7 @@ fn bars(bench: &Bench, rows: &[&Row], rates: &[f64]) -> Rows {
     // A limit that the machine's noise has put farther away would squeeze all bars.
     let most = rates.iter().fold(0.0, |most: f64, rate| most.max(*rate)) * 3.0;
     let rows = rows.iter().zip(rates).map(|(row, rate)| {
-        let role = row.look(&bench.benchmark);
+        let role = look(row, &bench.benchmark);
         let share = row.share_of_limit.filter(|share| *share > 0.0 && role != Role::Limit);
         Mark {
             limit: share.map(|share| rate / share).filter(|limit| *limit <= most),
@@ -151,7 +151,7 @@ fn bars(bench: &Bench, rows: &[&Row], rates: &[f64]) -> Rows {
 
 fn times(bench: &Bench, rows: &[&Row]) -> Rows {
     let rows = rows.iter().map(|row| {
-        let (role, text) = (row.look(&bench.benchmark), beside(bench, row, ns(row.median_ns)));
+        let (role, text) = (look(row, &bench.benchmark), beside(bench, row, ns(row.median_ns)));
         Mark {
             low: float(known(row.min_ns).unwrap_or(row.median_ns)),
             high: float(known(row.worst_ns).unwrap_or(row.median_ns)),
@@ -174,7 +174,7 @@ fn windows(rows: &[&Row]) -> Option<Lines> {
     let mut published = Vec::new();
     let mut levels = Vec::new();
     for row in rows {
-        let order = row.case().strip_prefix("order-").and_then(|order| order.parse::<i32>().ok());
+        let order = case(row).strip_prefix("order-").and_then(|order| order.parse::<i32>().ok());
         match order.filter(|order| (0..40).contains(order)) {
             Some(order) => {
                 let pages = 2.0_f64.powi(order);
@@ -198,7 +198,7 @@ fn windows(rows: &[&Row]) -> Option<Lines> {
     }
     for row in levels.into_iter().take(6) {
         // What adapts is no point of the sweep: it is a level beside it.
-        let role = match row.look("fault") {
+        let role = match look(row, "fault") {
             Role::Ours => Role::Peer,
             role => role,
         };
@@ -212,6 +212,48 @@ fn windows(rows: &[&Row]) -> Option<Lines> {
         is_log: true,
         series,
     })
+}
+
+/// Returns how a row is drawn: by its role, or by its id in files of earlier versions.
+fn look(row: &Row, benchmark: &str) -> Role {
+    row.role.map_or_else(|| look_by_id(row, benchmark), Role::from)
+}
+
+/// Returns how a row of a file of an earlier version is drawn, by its id.
+fn look_by_id(row: &Row, benchmark: &str) -> Role {
+    let (table, case) = row.id.split_once('/').unwrap_or(("", &row.id));
+    let has = |word: &str| case.split('-').any(|part| part == word);
+    let ends = |words: &str| case.ends_with(words);
+    if has("naive") || ends("page-at-a-time") {
+        Role::Naive
+    } else if has("limit")
+        || table.ends_with("-limit")
+        || ["populate", "clearing", "undisturbed"].contains(&case)
+    {
+        Role::Limit
+    } else if has("ours")
+        || row.name.starts_with("ours")
+        || (benchmark == "fault" && (case.starts_with("order-") || case == "auto"))
+        || (benchmark == "pin" && row.ratio_naive.is_some())
+        || ["bind-small", "bind-growth", "zero-pause"].contains(&table)
+    {
+        Role::Ours
+    } else {
+        Role::Peer
+    }
+}
+
+/// Returns a row's id without its table.
+fn case(row: &Row) -> &str {
+    row.id.split_once('/').map_or("", |(_, case)| case)
+}
+
+/// Returns the length that a part of an id names, such as `4K` or `1GiB`.
+fn size(part: &str) -> Option<u64> {
+    part.parse::<uzone_pages::ByteLen>()
+        .ok()
+        .filter(|_| part.ends_with(|last: char| last.is_ascii_alphabetic()))
+        .map(uzone_pages::ByteLen::get)
 }
 
 /// Splits `4K-ours` or `ours-4K` into a length and the rest.
@@ -228,7 +270,7 @@ fn sizes(bench: &Bench, rows: &[&Row]) -> Option<Lines> {
     let mut ways: Vec<(&str, &Row, Points)> = Vec::new();
     let is_rate = rows.iter().all(|row| row.gb_per_s().is_some());
     for row in rows {
-        let (size, way) = sized(row.case())?;
+        let (size, way) = sized(case(row))?;
         let value = row.gb_per_s().filter(|_| is_rate).unwrap_or(float(row.median_ns));
         let point = (float(size), value);
         match ways.iter_mut().find(|(known, ..)| *known == way) {
@@ -246,7 +288,7 @@ fn sizes(bench: &Bench, rows: &[&Row]) -> Option<Lines> {
         ways.into_iter().filter(|(.., points)| points.len() > 1).map(|(way, row, mut points)| {
             points.sort_by(|one, other| one.0.total_cmp(&other.0));
             points.dedup_by(|one, other| one.0.total_cmp(&other.0).is_eq());
-            Series { name: way.replace('-', " "), role: row.look(&bench.benchmark), points }
+            Series { name: way.replace('-', " "), role: look(row, &bench.benchmark), points }
         });
     let series: Vec<Series> = series.collect();
     Some(Lines {
@@ -280,7 +322,7 @@ fn spread(table: &Table, rows: &[&Row], benchmark: &str) -> Option<Chart> {
             spans.push(Mark {
                 high: float(worst_ns),
                 tick: tick.map(float),
-                ..Mark::at(row.label(), row.look(benchmark), float(p50_ns), text)
+                ..Mark::at(row.label(), look(row, benchmark), float(p50_ns), text)
             });
             let cell = |value: Option<u64>| value.map_or_else(none, ns);
             numbers.rows.push(vec![
