@@ -93,51 +93,7 @@ pub fn run(settings: &Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
             run.skip(id, reason.clone());
         }
     }
-    let tables = [
-        (Pattern::InOrder, size),
-        (Pattern::Random, size.min(RANDOM)),
-        (Pattern::OnePerTable, size),
-    ];
-    let alone = || placements.iter().filter(|placement| placement.threads == 1);
-    {
-        let mapped = Arc::new(file.map(size)?);
-        mapped.populate(0..size.get())?;
-        let backend = Backend::File(&file, mapped.clone());
-        for (pattern, len) in tables {
-            for placement in &placements {
-                file.warm(len)?;
-                scan::table(&mut run, pattern, &backend, placement, len)?;
-            }
-        }
-        match free_huge_pages(size) {
-            Ok(len) => {
-                let backend = Backend::HugeCopy(&file, mapped);
-                for placement in alone() {
-                    scan::table(&mut run, Pattern::InOrder, &backend, placement, len)?;
-                }
-                let backend = Backend::Memory(source::memory_file(len, Some(HugeSize::MIB_2))?);
-                for placement in alone() {
-                    scan::table(&mut run, Pattern::InOrder, &backend, placement, len)?;
-                }
-            }
-            Err(reason) => {
-                for id in ["fault-seq-hugetlb-copy", "fault-seq-hugetlb"] {
-                    run.skip(id, reason.clone());
-                }
-            }
-        }
-    }
-    let memory = source::memory_file(size, None)?;
-    let backend = Backend::Memory(memory.clone());
-    for (pattern, len) in tables {
-        for placement in &placements {
-            scan::table(&mut run, pattern, &backend, placement, len)?;
-        }
-    }
-    for placement in alone() {
-        split::table(&mut run, &file, &memory, placement)?;
-    }
-    drop((backend, memory));
+    scans(&mut run, &file, size, &placements)?;
     if let Some(placement) = placements.first() {
         stall::table(&mut run, &file, placement)?;
     }
@@ -152,6 +108,60 @@ pub fn run(settings: &Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
         }
     }
     run.session.finish()
+}
+
+/// Measures the scans of `size` of a file and of memory files, and where the time of a fault goes.
+fn scans(
+    run: &mut Run<'_>,
+    file: &Source,
+    size: ByteLen,
+    placements: &[Placement],
+) -> Result<(), BenchError> {
+    let tables = [
+        (Pattern::InOrder, size),
+        (Pattern::Random, size.min(RANDOM)),
+        (Pattern::OnePerTable, size),
+    ];
+    let alone = || placements.iter().filter(|placement| placement.threads == 1);
+    {
+        let mapped = Arc::new(file.map(size)?);
+        mapped.populate(0..size.get())?;
+        let backend = Backend::File(file, mapped.clone());
+        for (pattern, len) in tables {
+            for placement in placements {
+                file.warm(len)?;
+                scan::table(run, pattern, &backend, placement, len)?;
+            }
+        }
+        match free_huge_pages(size) {
+            Ok(len) => {
+                let backend = Backend::HugeCopy(file, mapped);
+                for placement in alone() {
+                    scan::table(run, Pattern::InOrder, &backend, placement, len)?;
+                }
+                let backend = Backend::Memory(source::memory_file(len, Some(HugeSize::MIB_2))?);
+                for placement in alone() {
+                    scan::table(run, Pattern::InOrder, &backend, placement, len)?;
+                }
+            }
+            Err(reason) => {
+                for id in ["fault-seq-hugetlb-copy", "fault-seq-hugetlb"] {
+                    run.skip(id, reason.clone());
+                }
+            }
+        }
+    }
+    let memory = source::memory_file(size, None)?;
+    let backend = Backend::Memory(memory.clone());
+    for (pattern, len) in tables {
+        for placement in placements {
+            scan::table(run, pattern, &backend, placement, len)?;
+        }
+    }
+    for placement in alone() {
+        split::table(run, file, &memory, placement)?;
+    }
+    Ok(())
 }
 
 /// Returns as much of `asked` as there is memory for, and the words for it.

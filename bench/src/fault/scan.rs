@@ -173,20 +173,7 @@ pub(super) fn table(
             published(pattern, index, touched)
         });
     }
-    let name = "the kernel's own mapping";
-    suite.faults(Role::Peer, &id("kernel"), name, threads, |row| {
-        visit.kernel(row, &backend.plain(len)?)
-    });
-    let name = "limit, populated by the kernel";
-    suite.faults(Role::Limit, &id("populate"), name, threads, |row| {
-        let memory = backend.plain(len)?;
-        let begun = Instant::now();
-        memory.populate(0..len.get())?;
-        let populated = begun.elapsed();
-        let mut found = visit.kernel(row, &memory)?;
-        found.elapsed += populated;
-        Ok(found)
-    });
+    add_kernel(&mut suite, &table, backend, visit, len);
     suite.each_spec(|spec| {
         spec.naive(id("naive")).pages = touched;
         if !is_timed {
@@ -210,6 +197,31 @@ pub(super) fn table(
         run.skip(&id, format!("{lacking} pages were not huge: too little memory is in one piece"));
     }
     Ok(())
+}
+
+/// Adds the kernel's own mapping, and the limit: the same populated at once.
+fn add_kernel<'a>(
+    suite: &mut Suite<'a>,
+    table: &str,
+    backend: &'a Backend<'_>,
+    visit: Visit<'a>,
+    len: ByteLen,
+) {
+    let threads = visit.parts.len();
+    let name = "the kernel's own mapping";
+    suite.faults(Role::Peer, &format!("{table}/kernel"), name, threads, move |row| {
+        visit.kernel(row, &backend.plain(len)?)
+    });
+    let name = "limit, populated by the kernel";
+    suite.faults(Role::Limit, &format!("{table}/populate"), name, threads, move |row| {
+        let memory = backend.plain(len)?;
+        let begun = Instant::now();
+        memory.populate(0..len.get())?;
+        let populated = begun.elapsed();
+        let mut found = visit.kernel(row, &memory)?;
+        found.elapsed += populated;
+        Ok(found)
+    });
 }
 
 /// Seconds for 16 GiB in order, by order of the window, one thread.

@@ -149,62 +149,52 @@ fn write_table(text: &mut String, spec: &Table, rows: &[Row]) {
     let rows: Vec<&Row> = rows.iter().filter(|row| row.id.starts_with(&prefix)).collect();
     // A column that no row of the table has anything for is not shown; that nothing was published is
     // worth knowing.
-    let has_any = |column: &&Column| rows.iter().any(|row| (column.cell)(row).is_some());
-    let columns: Vec<&Column> =
-        COLUMNS.iter().filter(|column| column.heading == "published" || has_any(column)).collect();
-    let mut cells = table(&columns.iter().map(|column| column.heading).collect::<Vec<_>>());
+    let columns: Vec<&Column> = COLUMNS
+        .iter()
+        .filter(|(heading, cell)| {
+            *heading == PUBLISHED || rows.iter().any(|row| cell(row).is_some())
+        })
+        .collect();
+    let mut cells = table(&columns.iter().map(|(heading, _)| *heading).collect::<Vec<_>>());
     for row in rows {
-        let cell = |column: &&Column| (column.cell)(row).unwrap_or_else(none);
-        cells.add_row(columns.iter().map(cell).collect::<Vec<_>>());
+        let of_row = columns.iter().map(|(_, cell)| cell(row).unwrap_or_else(none));
+        cells.add_row(of_row.collect::<Vec<_>>());
     }
     let _ = writeln!(text, "{}", cells.trim_fmt());
 }
 
-struct Column {
-    heading: &'static str,
-    cell: fn(&Row) -> Option<String>,
-}
+/// A heading, and what a row has under it.
+type Column = (&'static str, fn(&Row) -> Option<String>);
+
+const PUBLISHED: &str = "published";
 
 const COLUMNS: [Column; 20] = [
-    Column { heading: "row", cell: |row| Some(row.label()) },
-    Column { heading: "median", cell: |row| Some(ns(row.median_ns)) },
-    Column { heading: "worst", cell: |row| Some(ns(row.worst_ns)) },
-    Column { heading: "ns/page", cell: |row| Some(number(row.ns_per_page)) },
-    Column { heading: "ns/folio", cell: |row| row.ns_per_folio.map(number) },
-    Column {
-        // The time of the only call is the median.
-        heading: "ns/call",
-        cell: |row| row.ns_per_call.filter(|_| row.calls > Some(1)).map(number),
-    },
-    Column { heading: "GB/s", cell: |row| row.gb_per_s().map(number) },
-    Column { heading: "of limit", cell: |row| row.share_of_limit.map(percent) },
-    Column { heading: "x naive", cell: |row| row.ratio_naive.map(number) },
-    Column { heading: "x best", cell: |row| row.ratio_best.map(number) },
-    Column { heading: "x alike", cell: |row| row.faults?.ratio_waiting_alike.map(number) },
-    Column { heading: "faults", cell: |row| Some(row.faults?.count.to_string()) },
-    Column { heading: "ns/fault", cell: |row| row.faults?.ns_per_fault.map(number) },
-    Column { heading: "wasted pages", cell: |row| Some(row.faults?.wasted_pages.to_string()) },
-    Column {
-        heading: "touch p50, p99",
-        cell: |row| {
-            let touch = row.faults?.touch?;
-            Some(format!("{}, {}", ns(touch.p50_ns), ns(touch.p99_ns?)))
-        },
-    },
-    Column {
-        heading: "beyond",
-        cell: |row| row.faults?.beyond_ns.map(|ns| format!("{ns:+.0} ns")),
-    },
-    Column { heading: "pause p50, p99.9, worst", cell: |row| quantiles(row.pauses?) },
-    Column { heading: "call p50, p99, worst", cell: |row| quantiles(row.latency?) },
-    Column {
-        heading: "resident/TiB",
-        cell: |row| {
-            let bytes = row.metadata_resident_bytes_per_tib?;
-            Some(format!("{:.1}", ByteLen::new(bytes)))
-        },
-    },
-    Column { heading: "published", cell: |row| Some(ns(row.published.as_ref()?.ns)) },
+    ("row", |row| Some(row.label())),
+    ("median", |row| Some(ns(row.median_ns))),
+    ("worst", |row| Some(ns(row.worst_ns))),
+    ("ns/page", |row| Some(number(row.ns_per_page))),
+    ("ns/folio", |row| row.ns_per_folio.map(number)),
+    // The time of the only call is the median.
+    ("ns/call", |row| row.ns_per_call.filter(|_| row.calls > Some(1)).map(number)),
+    ("GB/s", |row| row.gb_per_s().map(number)),
+    ("of limit", |row| row.share_of_limit.map(percent)),
+    ("x naive", |row| row.ratio_naive.map(number)),
+    ("x best", |row| row.ratio_best.map(number)),
+    ("x alike", |row| row.faults?.ratio_waiting_alike.map(number)),
+    ("faults", |row| Some(row.faults?.count.to_string())),
+    ("ns/fault", |row| row.faults?.ns_per_fault.map(number)),
+    ("wasted pages", |row| Some(row.faults?.wasted_pages.to_string())),
+    ("touch p50, p99", |row| {
+        let touch = row.faults?.touch?;
+        Some(format!("{}, {}", ns(touch.p50_ns), ns(touch.p99_ns?)))
+    }),
+    ("beyond", |row| Some(format!("{:+.0} ns", row.faults?.beyond_ns?))),
+    ("pause p50, p99.9, worst", |row| quantiles(row.pauses?)),
+    ("call p50, p99, worst", |row| quantiles(row.latency?)),
+    ("resident/TiB", |row| {
+        Some(format!("{:.1}", ByteLen::new(row.metadata_resident_bytes_per_tib?)))
+    }),
+    (PUBLISHED, |row| Some(ns(row.published.as_ref()?.ns))),
 ];
 
 /// Returns the median, the high quantile that was taken, and the longest.

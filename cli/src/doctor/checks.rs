@@ -320,55 +320,46 @@ fn streaming(facts: &Facts) -> Check {
 }
 
 const THP: &str = "/sys/kernel/mm/transparent_hugepage";
+const NO_THP: &str =
+    "a kernel built with CONFIG_TRANSPARENT_HUGEPAGE, or the huge page pools below";
 
 fn thp(facts: &Facts) -> Check {
     const NAME: &str = "transparent huge pages";
-    let thp = match &facts.thp {
-        Ok(Some(thp)) => thp,
-        Ok(None) => {
+    Check::of(NAME, &facts.thp, |thp| {
+        let Some(thp) = thp else {
             return Check::warn(
                 NAME,
                 "this kernel has none: big memory costs more page faults",
-                "a kernel built with CONFIG_TRANSPARENT_HUGEPAGE, or the huge page pools below",
+                NO_THP,
             );
+        };
+        let (enabled, defrag) = (thp.enabled, thp.defrag);
+        let value = format!("{enabled} (defrag {defrag}, {} each)", thp.pmd_size);
+        match (thp.enabled, thp.defrag) {
+            (ThpEnabled::Never, _) => {
+                Check::warn(NAME, value, format!("as root: echo madvise > {THP}/enabled"))
+            }
+            (_, ThpDefrag::Never | ThpDefrag::Defer) => Check::note(
+                NAME,
+                format!("{value}: small pages when no huge one is free"),
+                format!("as root: echo madvise > {THP}/defrag"),
+            ),
+            _ => Check::ok(NAME, value),
         }
-        Err(error) => return Check::unknown(NAME, error),
-    };
-    let (enabled, defrag) = (thp.enabled, thp.defrag);
-    let value = format!("{enabled} (defrag {defrag}, {} each)", thp.pmd_size);
-    match (thp.enabled, thp.defrag) {
-        (ThpEnabled::Never, _) => {
-            Check::warn(NAME, value, format!("as root: echo madvise > {THP}/enabled"))
-        }
-        (_, ThpDefrag::Never | ThpDefrag::Defer) => Check::note(
-            NAME,
-            format!("{value}: small pages when no huge one is free"),
-            format!("as root: echo madvise > {THP}/defrag"),
-        ),
-        _ => Check::ok(NAME, value),
-    }
+    })
 }
 
 fn thp_files(facts: &Facts) -> Check {
     const NAME: &str = "huge pages for memfd";
-    let thp = match &facts.thp {
-        Ok(Some(thp)) => thp,
-        Ok(None) => {
-            return Check::note(
-                NAME,
-                "this kernel has none",
-                "a kernel built with CONFIG_TRANSPARENT_HUGEPAGE, or the huge page pools below",
-            );
-        }
-        Err(error) => return Check::unknown(NAME, error),
-    };
-    let word = thp.shmem.to_string();
-    if matches!(thp.shmem, ThpShmem::Never | ThpShmem::Deny) {
-        let fix = format!("as root: echo advise > {THP}/shmem_enabled");
-        Check::note(NAME, format!("{word}: memory files get small pages"), fix)
-    } else {
-        Check::ok(NAME, word)
-    }
+    Check::of(NAME, &facts.thp, |thp| match thp {
+        None => Check::note(NAME, "this kernel has none", NO_THP),
+        Some(thp) if matches!(thp.shmem, ThpShmem::Never | ThpShmem::Deny) => Check::note(
+            NAME,
+            format!("{}: memory files get small pages", thp.shmem),
+            format!("as root: echo advise > {THP}/shmem_enabled"),
+        ),
+        Some(thp) => Check::ok(NAME, thp.shmem.to_string()),
+    })
 }
 
 /// The largest pool that a fix proposes on a host without one.
