@@ -19,7 +19,7 @@
 
 use serde::Serialize;
 
-use crate::report::{Role, Row};
+use crate::report::{Role, Row, Skipped};
 
 /// The schema of a comparison: raised when a field changes its meaning.
 pub const SCHEMA: &str = "uzone.bench-check/1";
@@ -84,15 +84,6 @@ pub struct Compared {
     pub verdict: Verdict,
 }
 
-/// A row that both runs have and that cannot be compared.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct NotComparable {
-    /// The id.
-    pub id: String,
-    /// Why.
-    pub reason: String,
-}
-
 /// Two runs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Comparison {
@@ -103,7 +94,7 @@ pub struct Comparison {
     /// The ids of rows that the earlier run alone had.
     pub gone: Vec<String>,
     /// Rows that both have and that did not do the same.
-    pub not_comparable: Vec<NotComparable>,
+    pub not_comparable: Vec<Skipped>,
 }
 
 /// Compares two runs row by row.
@@ -118,7 +109,7 @@ pub fn compare(then: &[Row], now: &[Row]) -> Comparison {
                 Ok(compared) => comparison.rows.push(compared),
                 Err(reason) => comparison
                     .not_comparable
-                    .push(NotComparable { id: row.id.clone(), reason: reason.to_owned() }),
+                    .push(Skipped { id: row.id.clone(), reason: reason.to_owned() }),
             },
         }
     }

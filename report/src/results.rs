@@ -92,8 +92,8 @@ pub struct Table {
     pub note: String,
 }
 
-/// Something that could not be measured here.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+/// Something that could not be measured here, or compared.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Skipped {
     /// The id that its row would have had.
     pub id: String,
