@@ -14,7 +14,7 @@ use uzone_pages::ByteLen;
 use crate::group::{PartOf, Phase, Watch};
 use crate::report::{Bench, Skipped};
 use crate::settings::Part;
-use crate::suite::BenchError;
+use crate::suite::{BenchError, sentence};
 use crate::{bind, copy, fault, metadata, pin, zero};
 
 /// How thorough a run is.
@@ -106,7 +106,7 @@ pub fn parts(available: ByteLen, threads: NonZeroUsize, pace: Pace, directory: &
 }
 
 /// Returns how much memory the descriptors may take that are counted and not timed: little, for rows
-/// that need more are slow and say nothing new.
+/// that need more are slow and show nothing new.
 #[must_use]
 pub fn metadata() -> metadata::Settings {
     metadata::Settings { most: Some(ByteLen::mib(64)) }
@@ -130,11 +130,11 @@ pub fn run(
         let part_of = PartOf { name: part.name(), number, of };
         match part.run(&|phase| watch(Phase { part: Some(part_of), ..phase })) {
             Ok(bench) => match &mut all {
-                None => all = Some(Bench { benchmark: "all", ..bench }),
-                Some(all) => all.append(bench),
+                None => all = Some(Bench { benchmark: "all".to_owned(), ..bench }),
+                Some(all) => append(all, bench),
             },
             Err(error) if error.is_of_this_host() => {
-                skipped.push(Skipped { id: part.name().to_owned(), reason: chain(&error) });
+                skipped.push(Skipped { id: part.name().to_owned(), reason: sentence(&error) });
                 refused.get_or_insert(error);
             }
             Err(error) => return Err(error),
@@ -146,16 +146,16 @@ pub fn run(
         match metadata::run(settings, &|phase| watch(Phase { part: Some(part_of), ..phase })) {
             Ok(metadata) => counted = Some(metadata),
             Err(error) if error.is_of_this_host() => {
-                skipped.push(Skipped { id: part_of.name.to_owned(), reason: chain(&error) });
+                skipped.push(Skipped { id: part_of.name.to_owned(), reason: sentence(&error) });
             }
             Err(error) => return Err(error),
         }
     }
     match (all, refused) {
         (Some(mut all), _) => {
-            all.metadata = counted;
-            // What was skipped is not forgotten: who runs the same again finds out whether it is still so.
-            all.parameters = parts.to_vec();
+            all.metadata = counted.map(Box::new);
+            // With the parts that were skipped: the same run, repeated, tries them again.
+            all.parameters = parts.iter().map(Part::to_json).collect();
             all.skipped.append(&mut skipped);
             Ok(all)
         }
@@ -164,25 +164,14 @@ pub fn run(
     }
 }
 
-/// Returns an error as a sentence, with those of its causes that it does not name itself.
-fn chain(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(error.source(), |cause| cause.source());
-    causes.fold(error.to_string(), |text, cause| {
-        let cause = cause.to_string();
-        if text.contains(&cause) { text } else { format!("{text}: {cause}") }
-    })
-}
-
-impl Bench {
-    /// Puts another benchmark's results behind these.
-    fn append(&mut self, mut other: Self) {
-        self.settings = format!("{}; {}: {}", self.settings, other.benchmark, other.settings);
-        self.parameters.append(&mut other.parameters);
-        self.summary.append(&mut other.summary);
-        self.tables.append(&mut other.tables);
-        self.results.append(&mut other.results);
-        self.skipped.append(&mut other.skipped);
-    }
+/// Puts the results of `other` behind those of `all`.
+fn append(all: &mut Bench, mut other: Bench) {
+    all.settings = format!("{}; {}: {}", all.settings, other.benchmark, other.settings);
+    all.parameters.append(&mut other.parameters);
+    all.summary.append(&mut other.summary);
+    all.tables.append(&mut other.tables);
+    all.results.append(&mut other.results);
+    all.skipped.append(&mut other.skipped);
 }
 
 #[cfg(test)]

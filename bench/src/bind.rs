@@ -30,10 +30,10 @@ use zerocopy::FromBytes;
 
 use crate::group::Watch;
 use crate::naive::{self, NaivePage, NaiveZone};
-use crate::report::{Bench, Published, Role, Skipped, Table};
+use crate::report::{Bench, Published, Role};
 pub use crate::settings::BindSettings as Settings;
-use crate::settings::{Part, wants, wants_any};
-use crate::suite::{BenchError, Suite, cause, check_found};
+use crate::settings::Part;
+use crate::suite::{self, BenchError, Session, Suite, cause, check_memory};
 
 impl Settings {
     /// The published experiment: 100 GiB, 30 rebinds.
@@ -61,8 +61,9 @@ struct Shape {
     table: &'static str,
     title: &'static str,
     order: Order,
-    published_naive: Published,
-    published_ours: Published,
+    /// Nanoseconds, and who published them.
+    published_naive: (u64, &'static str),
+    published_ours: (u64, &'static str),
     /// What it stands for in the summary.
     headline: &'static str,
 }
@@ -72,16 +73,16 @@ const SHAPES: [Shape; 2] = [
         table: "bind-4k",
         title: "Rebind, base pages, 64-byte Linux descriptors",
         order: Order::BASE,
-        published_naive: Published { ns: 273_520_000, source: LI_ZHE_V3 },
-        published_ours: Published { ns: 96_790_000, source: LI_ZHE_V5 },
+        published_naive: (273_520_000, LI_ZHE_V3),
+        published_ours: (96_790_000, LI_ZHE_V5),
         headline: "64-byte descriptors, again",
     },
     Shape {
         table: "bind-2m",
         title: "Rebind, 2 MiB folios with stored tails, 64-byte Linux descriptors",
         order: Order::PMD,
-        published_naive: Published { ns: 313_450_000, source: LI_ZHE_V3 },
-        published_ours: Published { ns: 99_370_000, source: LI_ZHE_V3 },
+        published_naive: (313_450_000, LI_ZHE_V3),
+        published_ours: (99_370_000, LI_ZHE_V3),
         headline: "64-byte descriptors, 2 MiB folios, again",
     },
 ];
@@ -91,9 +92,9 @@ const SHAPES: [Shape; 2] = [
 const PUBLISHED_SIZE: ByteLen = ByteLen::gib(100);
 
 /// Returns a published time for as many pages as `size` has.
-fn scaled(published: Published, size: ByteLen) -> Published {
-    let ns = u128::from(published.ns) * u128::from(size.get()) / u128::from(PUBLISHED_SIZE.get());
-    Published { ns: u64::try_from(ns).unwrap_or(u64::MAX), ..published }
+fn scaled((ns, source): (u64, &'static str), size: ByteLen) -> Published {
+    let ns = u128::from(ns) * u128::from(size.get()) / u128::from(PUBLISHED_SIZE.get());
+    Published { ns: u64::try_from(ns).unwrap_or(u64::MAX), source: source.into() }
 }
 
 /// Returns whether the table can be run: before minutes are spent.
@@ -107,14 +108,7 @@ pub fn check(settings: &Settings) -> Result<(), BenchError> {
     }
     // Descriptors of 64 bytes, twice: bound, and for the limit; and a fifth on top.
     let needed = ByteLen::new((size.get() >> 12) * 64 / 5 * 12);
-    match memory::available(&SystemRoot::host()) {
-        Ok(available) if available.bytes < needed => Err(BenchError::TooLittleMemory {
-            needed,
-            available: available.bytes,
-            limited_by: available.limited_by,
-        }),
-        _ => Ok(()),
-    }
+    check_memory(needed)
 }
 
 /// Runs the whole table.
@@ -128,19 +122,20 @@ pub fn run(settings: &Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
         "{size} described ({pages} pages), {} rebinds, {} first binds, up to {} threads",
         settings.rebinds, settings.first_binds, settings.threads
     );
-    let mut bench = Bench::new(sentence, Part::Bind(settings.clone()));
-    let asked = &settings.tables;
-    if wants_any(asked, &["bind-4k", "bind-2m", "bind-small", "bind-limit"]) {
-        rebinds(settings, watch, &mut bench)?;
+    let part = Part::Bind(settings.clone());
+    let mut session = Session::new(sentence, &part, settings.rebinds, watch);
+    if session.wants_any(&["bind-4k", "bind-2m", "bind-small", "bind-limit"]) {
+        rebinds(settings, &mut session)?;
     }
-    if settings.first_binds > 0 && wants(asked, "bind-first") {
-        first_binds(settings, watch, &mut bench)?;
+    if settings.first_binds > 0 && session.wants("bind-first") {
+        session.rounds = settings.first_binds;
+        first_binds(settings, &mut session)?;
     }
-    if !settings.growth.is_zero() && wants(asked, "bind-growth") {
-        growth(settings, watch, &mut bench)?;
+    if !settings.growth.is_zero() && session.wants("bind-growth") {
+        session.rounds = settings.rebinds.clamp(3, 10);
+        growth(settings, &mut session)?;
     }
-    check_found(asked, !bench.tables.is_empty())?;
-    Ok(bench.summed_up())
+    session.finish()
 }
 
 fn seed() -> LinuxSeed {
@@ -181,32 +176,12 @@ fn bare_fill(bytes: &mut [u8], fill: Fill, threads: usize) -> Result<Duration, B
         Ok(line) => line,
         Err(_) => unreachable!("a line has eight words"),
     };
-    let write = |part: &mut [u8]| {
+    suite::fill(bytes, threads, |part| {
         Streaming::scope(uzone_stream::best(), |stream| match fill {
             Fill::Line => stream.fill(part, &line),
             Fill::Zeroes => stream.zero(part),
         });
-    };
-    let share = bytes.len().div_ceil(threads).next_multiple_of(4096);
-    let mut is_whole = true;
-    let started = Instant::now();
-    std::thread::scope(|scope| {
-        let mut parts = bytes.chunks_mut(share);
-        let mine = parts.next();
-        for part in parts {
-            let name = std::thread::Builder::new().name("fill".to_owned());
-            // A part whose thread cannot be started stays unwritten, although the row states the
-            // number of threads: so it has to start.
-            if name.spawn_scoped(scope, || write(part)).is_err() {
-                is_whole = false;
-            }
-        }
-        if let Some(mine) = mine {
-            write(mine);
-        }
-    });
-    let elapsed = started.elapsed();
-    if is_whole { Ok(elapsed) } else { Err(BenchError::Threads { threads }) }
+    })
 }
 
 /// Takes memory and gives it back, so that the host of a virtual machine has it ready: the next who
@@ -227,7 +202,7 @@ fn index(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
 }
 
-fn rebinds(settings: &Settings, watch: Watch<'_>, bench: &mut Bench) -> Result<(), BenchError> {
+fn rebinds(settings: &Settings, session: &mut Session<'_>) -> Result<(), BenchError> {
     let pages = settings.size.get() >> 12;
     let (linux_bytes, small_bytes) = (pages * 64, pages * 8);
     let threads = settings.threads.get();
@@ -237,7 +212,7 @@ fn rebinds(settings: &Settings, watch: Watch<'_>, bench: &mut Bench) -> Result<(
     let mut suite = Suite::new(settings.size);
 
     let mut fills = vec![
-        ("bind-limit/line-1", "bare fill, 1 thread", Fill::Line, linux_bytes, 1),
+        (LINE_ONE, "bare fill, 1 thread", Fill::Line, linux_bytes, 1),
         ("bind-limit/zero-1", "bare fill with zeroes, 1 thread", Fill::Zeroes, small_bytes, 1),
     ];
     if threads > 1 {
@@ -251,28 +226,54 @@ fn rebinds(settings: &Settings, watch: Watch<'_>, bench: &mut Bench) -> Result<(
     }
 
     for shape in &SHAPES {
-        let id = |row: &str| format!("{}/{row}", shape.table);
-        let options = |threads| linux(shape.order, Tails::Stored, threads);
-        let naive = naive_template(settings.size, shape.order, Some(limit.borrow().addr()))?;
-        check_naive(&naive, &mut limit.borrow_mut(), shape)?;
-        let spec = suite.add(Role::Naive, &id("naive"), "naive, field by field", linux_bytes, 1, {
-            let limit = &limit;
-            move || naive_rebind(&naive, &mut limit.borrow_mut())
-        });
-        spec.naive = Some(id("naive"));
-        spec.limit = Some(("bind-limit/line-1".to_owned(), linux_bytes));
-        spec.published = Some(scaled(shape.published_naive, settings.size));
+        shape.add(settings, &zone, &limit, &mut suite, session)?;
+        let note = "memory present; the limit is a bare fill of the same bytes";
+        session.table(shape.table, shape.title, note);
+    }
+    small_rows(&mut suite, &zone, settings.size)?;
+    session.table(
+        "bind-small",
+        "Rebind, fewer bytes for the same pages",
+        "naive is the 64-byte row of base pages",
+    );
+    session.table("bind-limit", "The limit of this machine", "by the widest store that wins here");
+    session.run(suite, "rebinds")
+}
+
+impl Shape {
+    /// Adds the rows of the shape. `limit` is the memory that bare fills write.
+    fn add<'a>(
+        &self,
+        settings: &Settings,
+        zone: &'a Zone,
+        limit: &'a RefCell<Exclusive>,
+        suite: &mut Suite<'a>,
+        session: &mut Session<'_>,
+    ) -> Result<(), BenchError> {
+        let (size, threads) = (settings.size, settings.threads.get());
+        let bytes = (size.get() >> 12) * 64;
+        let id = |row: &str| format!("{}/{row}", self.table);
+        let options = |threads| linux(self.order, Tails::Stored, threads);
+        let naive = naive_template(size, self.order, Some(limit.borrow().addr()))?;
+        check_naive(&naive, &mut limit.borrow_mut(), self)?;
+        let naive_row = move || naive_rebind(&naive, &mut limit.borrow_mut());
+        suite
+            .add(Role::Naive, &id("naive"), "naive, field by field", bytes, 1, naive_row)
+            .naive(id("naive"))
+            .limit(LINE_ONE, bytes)
+            .published = Some(scaled(self.published_naive, size));
+
+        let one_by_one = options(1).stamp(InitMethod::FieldByField);
         let mut rows = vec![(
             Role::Variant,
-            id("slow-path"),
+            "slow-path".to_owned(),
             "slow path, the oracle".to_owned(),
-            options(1).stamp(InitMethod::FieldByField),
+            one_by_one,
         )];
         for path in StorePath::ALL {
-            let row = id(&format!("template-{path}"));
+            let row = format!("template-{path}");
             if !path.is_available() {
-                let reason = "this CPU does not offer it".to_owned();
-                bench.skipped.push(Skipped { id: row, reason });
+                session.skip(id(&row), "this CPU does not offer it");
                 continue;
             }
             let name = match path {
@@ -281,127 +282,87 @@ fn rebinds(settings: &Settings, watch: Watch<'_>, bench: &mut Bench) -> Result<(
             };
             rows.push((Role::Variant, row, name, options(1).stamp(InitMethod::Template(path))));
         }
-        rows.push((Role::Ours, id("ours-1"), "ours".to_owned(), options(1)));
+        rows.push((Role::Ours, "ours-1".to_owned(), "ours".to_owned(), options(1)));
         if threads > 1 {
             let name = format!("ours, {threads} threads");
-            rows.push((Role::Ours, id("ours-all"), name, options(threads)));
+            rows.push((Role::Ours, "ours-all".to_owned(), name, options(threads)));
         }
         for (role, row, name, options) in rows {
-            let is_all = row.ends_with("-all");
-            let is_ours = row.ends_with("/ours-1");
-            let spec = suite.bind(role, &row, name, &zone, options)?;
-            spec.naive = Some(id("naive"));
-            let limit_id = if is_all { LINE_MANY } else { "bind-limit/line-1" };
-            spec.limit = Some((limit_id.to_owned(), linux_bytes));
-            if is_ours {
-                spec.published = Some(scaled(shape.published_ours, settings.size));
-                spec.headline = Some(format!("describe {}: {}", settings.size, shape.headline));
+            let limit = if row == "ours-all" { LINE_MANY } else { LINE_ONE };
+            let spec = suite.bind(role, &id(&row), name, zone, options)?;
+            spec.naive(id("naive")).limit(limit, bytes);
+            if row == "ours-1" {
+                spec.published = Some(scaled(self.published_ours, size));
+                spec.headline(format!("describe {size}: {}", self.headline));
             }
         }
-        let spec = suite.bind_another(
-            &id("ours-first-kept"),
-            "ours, first bind of another region",
-            &zone,
-            options(1),
-        );
-        spec.naive = Some(id("naive"));
-        spec.limit = Some(("bind-limit/line-1".to_owned(), linux_bytes));
-        bench.tables.push(Table {
-            id: shape.table.to_owned(),
-            title: shape.title.to_owned(),
-            note: "memory present; the limit is a bare fill of the same bytes".to_owned(),
-        });
+        let name = "ours, first bind of another region";
+        suite
+            .bind_another(&id("ours-first-kept"), name, zone, options(1))
+            .naive(id("naive"))
+            .limit(LINE_ONE, bytes);
+        Ok(())
     }
-
-    let naive = Some("bind-4k/naive".to_owned());
-    let spec = suite.bind(
-        Role::Ours,
-        "bind-small/eager-8-bytes",
-        "8-byte descriptors, base pages, eager",
-        &zone,
-        small(Order::BASE, 1),
-    )?;
-    spec.naive.clone_from(&naive);
-    spec.limit = Some(("bind-limit/zero-1".to_owned(), small_bytes));
-    spec.headline = Some(format!("describe {}: 8-byte descriptors, all written", settings.size));
-    let spec = suite.bind(
-        Role::Ours,
-        "bind-small/on-touch",
-        "8-byte descriptors, base pages, on touch",
-        &zone,
-        BindOptions::new(MemoryKind::Generic),
-    )?;
-    spec.naive.clone_from(&naive);
-    spec.headline = Some(format!("describe {}: 8-byte descriptors, on touch", settings.size));
-    for (order, name) in [(Order::PMD, "2m"), (Order::PUD, "1g")] {
-        let folio = if order == Order::PMD { "2 MiB" } else { "1 GiB" };
-        let spec = suite.bind(
-            Role::Ours,
-            &format!("bind-small/derived-{name}-8-bytes"),
-            format!("8-byte descriptors, {folio} folios, derived tails, eager"),
-            &zone,
-            small(order, 1),
-        )?;
-        spec.naive.clone_from(&naive);
-        let spec = suite.bind(
-            Role::Ours,
-            &format!("bind-small/derived-{name}-64-bytes"),
-            format!("64-byte descriptors, {folio} folios, derived tails, eager"),
-            &zone,
-            linux(order, Tails::Derived, 1),
-        )?;
-        spec.naive.clone_from(&naive);
-    }
-    bench.tables.push(Table {
-        id: "bind-small".to_owned(),
-        title: "Rebind, fewer bytes for the same pages".to_owned(),
-        note: "naive is the 64-byte row of base pages".to_owned(),
-    });
-    bench.tables.push(Table {
-        id: "bind-limit".to_owned(),
-        title: "The limit of this machine".to_owned(),
-        note: "by the widest store that wins here".to_owned(),
-    });
-    suite.run("rebinds", settings.rebinds, watch, &mut bench.results)
 }
 
+/// Adds the rows that write fewer bytes for the same pages.
+fn small_rows<'a>(suite: &mut Suite<'a>, zone: &'a Zone, size: ByteLen) -> Result<(), BenchError> {
+    const NAIVE: &str = "bind-4k/naive";
+    let name = "8-byte descriptors, base pages, eager";
+    suite
+        .bind(Role::Ours, "bind-small/eager-8-bytes", name, zone, small(Order::BASE, 1))?
+        .naive(NAIVE)
+        .limit("bind-limit/zero-1", (size.get() >> 12) * 8)
+        .headline(format!("describe {size}: 8-byte descriptors, all written"));
+    let name = "8-byte descriptors, base pages, on touch";
+    let options = BindOptions::new(MemoryKind::Generic);
+    suite
+        .bind(Role::Ours, "bind-small/on-touch", name, zone, options)?
+        .naive(NAIVE)
+        .headline(format!("describe {size}: 8-byte descriptors, on touch"));
+    for (order, id, folio) in [(Order::PMD, "2m", "2 MiB"), (Order::PUD, "1g", "1 GiB")] {
+        let id = |bytes: u64| format!("bind-small/derived-{id}-{bytes}-bytes");
+        let name =
+            |bytes: u64| format!("{bytes}-byte descriptors, {folio} folios, derived tails, eager");
+        let (role, options) = (Role::Ours, small(order, 1));
+        suite.bind(role, &id(8), name(8), zone, options)?.naive(NAIVE);
+        let options = linux(order, Tails::Derived, 1);
+        suite.bind(role, &id(64), name(64), zone, options)?.naive(NAIVE);
+    }
+    Ok(())
+}
+
+const LINE_ONE: &str = "bind-limit/line-1";
 const LINE_MANY: &str = "bind-limit/line-all";
 
-fn first_binds(settings: &Settings, watch: Watch<'_>, bench: &mut Bench) -> Result<(), BenchError> {
+fn first_binds(settings: &Settings, session: &mut Session<'_>) -> Result<(), BenchError> {
     let linux_bytes = (settings.size.get() >> 12) * 64;
     let threads = settings.threads.get();
     let kept = Zone::with_keep_limit(ByteLen::new(linux_bytes + (64 << 20)));
     let fresh = Zone::with_keep_limit(ByteLen::ZERO);
     let mut suite = Suite::new(settings.size);
-    let naive = Some("bind-first/naive".to_owned());
-    let clearing = Some(("bind-first/clearing".to_owned(), linux_bytes));
+    const NAIVE: &str = "bind-first/naive";
+    const CLEARING: &str = "bind-first/clearing";
 
     for (id, name, huge) in [
-        ("bind-first/naive", "naive, faulting 4 KiB pages as it goes", HugeAdvice::Never),
+        (NAIVE, "naive, faulting 4 KiB pages as it goes", HugeAdvice::Never),
         ("bind-first/naive-huge", "naive, faulting huge pages as it goes", HugeAdvice::Advise),
     ] {
         let template = naive_template(settings.size, Order::BASE, None)?;
-        let spec = suite
-            .add(Role::Naive, id, name, linux_bytes, 1, move || naive_first_bind(&template, huge));
-        (spec.naive, spec.cold) = (naive.clone(), true);
-        spec.limit.clone_from(&clearing);
+        let bind = move || naive_first_bind(&template, huge);
+        let spec = suite.add(Role::Naive, id, name, linux_bytes, 1, bind);
+        spec.naive(NAIVE).limit(CLEARING, linux_bytes).cold = true;
     }
-    let spec = suite.add(
-        Role::Limit,
-        "bind-first/clearing",
-        "the kernel's clearing alone, huge pages",
-        linux_bytes,
-        1,
-        move || {
-            warm_host(linux_bytes)?;
-            let started = Instant::now();
-            let memory = present(linux_bytes)?;
-            let elapsed = started.elapsed();
-            drop(memory);
-            Ok(elapsed)
-        },
-    );
-    (spec.naive, spec.cold) = (naive.clone(), true);
+    let name = "the kernel's clearing alone, huge pages";
+    let clear = move || {
+        warm_host(linux_bytes)?;
+        let started = Instant::now();
+        let memory = present(linux_bytes)?;
+        let elapsed = started.elapsed();
+        drop(memory);
+        Ok(elapsed)
+    };
+    suite.add(Role::Limit, CLEARING, name, linux_bytes, 1, clear).naive(NAIVE).cold = true;
     let mut rows = vec![("bind-first/ours-1", "ours, fresh memory".to_owned(), 1)];
     if threads > 1 {
         let name = format!("ours, fresh memory, {threads} threads");
@@ -411,28 +372,24 @@ fn first_binds(settings: &Settings, watch: Watch<'_>, bench: &mut Bench) -> Resu
         let options = linux(Order::BASE, Tails::Stored, threads);
         let warm = move || warm_host(linux_bytes);
         let spec = suite.bind_after(Role::Ours, id, name, &fresh, options, warm)?;
-        spec.naive.clone_from(&naive);
-        if threads == 1 {
-            let name = format!("describe {}: 64-byte descriptors, first time", settings.size);
-            spec.headline = Some(name);
-        }
+        spec.naive(NAIVE).cold = true;
         // The clearing was measured on one thread.
-        spec.limit = clearing.clone().filter(|_| threads == 1);
-        spec.cold = true;
+        if threads == 1 {
+            let line = format!("describe {}: 64-byte descriptors, first time", settings.size);
+            spec.limit(CLEARING, linux_bytes).headline(line);
+        }
     }
     let options = linux(Order::BASE, Tails::Stored, 1);
     drop(kept.bind(Region::anonymous(settings.size)?, options.clone())?);
     let name = "ours, memory that the zone had kept";
-    let spec = suite.bind_another("bind-first/ours-kept", name, &kept, options);
-    spec.naive.clone_from(&naive);
-    bench.tables.push(Table {
-        id: "bind-first".to_owned(),
-        title: "First bind, base pages, 64-byte Linux descriptors".to_owned(),
-        note: "cold: memory fresh from the kernel, which a host below it was made to have ready; \
-             the limit is the kernel's clearing of it"
-            .to_owned(),
-    });
-    suite.run("first binds", settings.first_binds, watch, &mut bench.results)
+    suite.bind_another("bind-first/ours-kept", name, &kept, options).naive(NAIVE);
+    session.table(
+        "bind-first",
+        "First bind, base pages, 64-byte Linux descriptors",
+        "cold: memory fresh from the kernel, which a host below it was made to have ready; \
+             the limit is the kernel's clearing of it",
+    );
+    session.run(suite, "first binds")
 }
 
 /// Returns what the naive way should write for descriptors that lie at `address`, if that is known.
@@ -445,18 +402,10 @@ fn naive_template(
     let laid_out = PfnRange::try_new(Pfn::new(1 << 20), pages)
         .map_err(LayoutError::from)
         .and_then(|range| Layout::try_new(range, order, Tails::Stored));
-    match laid_out {
-        Ok(layout) => {
-            // An address is at most 64 bits.
-            Ok(Template::new(
-                layout,
-                MemoryKind::Generic,
-                seed(),
-                address.map_or(0, |address| address.get() as u64),
-            ))
-        }
-        Err(_) => Err(BenchError::Size { size }),
-    }
+    let layout = laid_out.map_err(|_| BenchError::Size { size })?;
+    // An address is at most 64 bits.
+    let address = address.map_or(0, |address| address.get() as u64);
+    Ok(Template::new(layout, MemoryKind::Generic, seed(), address))
 }
 
 /// Writes descriptors the naive way into memory that is present.
@@ -512,8 +461,7 @@ fn naive_first_bind(
 
 /// Cost against size: on touch up to 16 TiB, and eager as far as memory goes. All sizes are
 /// measured together, so that the machine's moods do not look like growth.
-fn growth(settings: &Settings, watch: Watch<'_>, bench: &mut Bench) -> Result<(), BenchError> {
-    let rounds = settings.rebinds.clamp(3, 10);
+fn growth(settings: &Settings, session: &mut Session<'_>) -> Result<(), BenchError> {
     let on_touch = Zone::with_keep_limit(ByteLen::ZERO);
     let available = memory::available(&SystemRoot::host()).map_or(0, |have| have.bytes.get());
     let mut taken = 0;
@@ -525,7 +473,7 @@ fn growth(settings: &Settings, watch: Watch<'_>, bench: &mut Bench) -> Result<()
         let bytes = (size.get() >> 12) * 64;
         if taken + bytes > available / 4 * 3 {
             let reason = format!("{} of descriptors do not fit in memory", ByteLen::new(bytes));
-            bench.skipped.push(Skipped { id, reason });
+            session.skip(id, reason);
             continue;
         }
         taken += bytes;
@@ -556,13 +504,13 @@ fn growth(settings: &Settings, watch: Watch<'_>, bench: &mut Bench) -> Result<()
         if let Err(error) = suite.bind(Role::Ours, id, name, zone, options) {
             // The rows before are worth more than one more.
             let reason = format!("{error}: {}", cause(&error));
-            bench.skipped.push(Skipped { id: id.clone(), reason });
+            session.skip(id.clone(), reason);
         }
     }
-    bench.tables.push(Table {
-        id: "bind-growth".to_owned(),
-        title: "Rebind, cost against size".to_owned(),
-        note: "on touch writes nothing; eager writes 64 bytes a page, by one thread".to_owned(),
-    });
-    suite.run("growth", rounds, watch, &mut bench.results)
+    session.table(
+        "bind-growth",
+        "Rebind, cost against size",
+        "on touch writes nothing; eager writes 64 bytes a page, by one thread",
+    );
+    session.run(suite, "growth")
 }

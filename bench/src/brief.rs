@@ -17,7 +17,7 @@ use uzone_pages::ByteLen;
 use crate::extents::{self, Arena, Work};
 use crate::fault::{Answer, Bare, Reads, Waiting, kernel_faults};
 use crate::group::Watch;
-use crate::report::{FaultSpec, Role, Row, Table};
+use crate::report::{Found, Role, Row, Table};
 use crate::suite::{BenchError, Suite};
 use crate::{bind, pin};
 
@@ -74,7 +74,7 @@ impl LazyFile {
         let memory = Registered::new(Arc::new(uffd), mapping, Modes::MISSING)?;
         let start = Vaddr::new(memory.mapping().addr().get() as u64);
         let region = RemoteRegion { start, len, offset: 0 };
-        let remote = Remote::adopt(fd).map_err(|error| BenchError::Caller(Box::new(error)))?;
+        let remote = Remote::adopt(fd)?;
         let backing = Arc::new(FileBacking::new(file).map_err(shared)?);
         let answering = engine.adopt(remote, vec![region], probe::page_size(), backing, options)?;
         Ok(Self { answering, memory })
@@ -122,8 +122,7 @@ impl NumberedFile<'_> {
         for number in 0..self.len.get() / page {
             memory.read(number * page, &mut word)?;
             if self.is_right && u64::from_le_bytes(word) != number {
-                let offset = usize::try_from(number * page).unwrap_or(usize::MAX);
-                return Err(BenchError::WrongByte { row: format!("demo-map/{row}"), offset });
+                return Err(BenchError::wrong_byte(&format!("demo-map/{row}"), number * page));
             }
         }
         Ok((started.elapsed(), kernel_faults().saturating_sub(faults)))
@@ -179,15 +178,12 @@ pub fn map(
     ];
     let mut suite = Suite::new(len);
     for (role, row, name, read) in ways {
-        let faults = FaultSpec::default();
-        let log = faults.log.clone();
-        let spec = suite.add(role, &format!("demo-map/{row}"), name, len.get(), 1, move || {
+        let spec = suite.faults(role, &format!("demo-map/{row}"), name, 1, move |_| {
             let (elapsed, faults) = read()?;
-            log.borrow_mut().push(faults, 0, Vec::new());
-            Ok(elapsed)
+            Ok(Found { elapsed, faults, wasted: 0, touches_ns: Vec::new() })
         });
-        spec.faults = Some(faults);
-        spec.naive = Some("demo-map/naive".to_owned());
+        spec.bytes = len.get();
+        spec.naive("demo-map/naive");
         spec.limit = (row != "limit").then(|| ("demo-map/limit".to_owned(), len.get()));
     }
     let mut rows = Vec::new();
@@ -329,7 +325,7 @@ mod tests {
         file.write_all_at(&[9], page).unwrap();
         assert!(matches!(
             super::map(image, &engine, 1, &|_| ()),
-            Err(BenchError::WrongByte { offset, .. }) if offset as u64 == page
+            Err(BenchError::WrongByte { offset, .. }) if offset == page
         ));
     }
 }

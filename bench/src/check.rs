@@ -3,7 +3,7 @@
 //! Times vary from day to day, with the other load of the machine; what varies less is how a row stands
 //! to its limit, or to the naive way, within one run. So that is compared, and a bare time only of rows that
 //! have neither. A limit that writes is not slowed down by others as a row is that reads as well, and one
-//! of microseconds not as a naive way of milliseconds; so a row is worse only if both of its ratios say so,
+//! of microseconds not as a naive way of milliseconds; so a row is worse only if both of its ratios are,
 //! and where it has one alone, if its time does too.
 //!
 //! ```text
@@ -12,15 +12,14 @@
 //! worse    if  slower > 1 + allowed          better  if  slower < 1 / (1 + allowed)
 //! ```
 //!
-//! The noise of a run is that of its own rounds ([`Noise`]). Only what uzone does is judged: a naive row,
-//! a limit, or somebody else's way that takes another time is the machine. Rows that were worse are
+//! The noise of a run is that of its own rounds (its `noise`). Only what uzone does is judged: a naive row,
+//! a limit, or a peer that takes another time is the machine. Rows that were worse are
 //! measured again, with their tables; [`Comparison::again`] takes that, and what is not worse a second
 //! time is no regression.
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
-use crate::report::{Noise, Role, Row};
-use crate::settings::Part;
+use crate::report::{Role, Row, Skipped};
 
 /// The schema of a comparison: raised when a field changes its meaning.
 pub const SCHEMA: &str = "uzone.bench-check/1";
@@ -29,78 +28,6 @@ pub const FACTOR: f64 = 2.0;
 /// By how much a row may be slower however quiet both runs were: what the placement of memory and the
 /// day make of the same code.
 pub const FLOOR: f64 = 0.15;
-
-/// An earlier run, as far as it is compared.
-#[derive(Clone, Debug, Deserialize)]
-pub struct Earlier {
-    /// The benchmark: `all` if there were several.
-    pub benchmark: String,
-    /// What it was measured on.
-    pub machine: EarlierMachine,
-    /// Whether it was a run with `--quick`.
-    #[serde(default)]
-    pub quick: bool,
-    /// The settings of each benchmark.
-    pub parameters: Vec<Part>,
-    /// Its rows.
-    pub results: Vec<Measured>,
-}
-
-/// What of the earlier machine is compared with this one.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
-pub struct EarlierMachine {
-    /// The name of the CPU.
-    pub cpu: String,
-    /// How many CPUs the process could use.
-    pub cpus: usize,
-    /// The release of the kernel.
-    pub kernel: String,
-    /// The version of uzone.
-    pub version: String,
-    /// The commit that it was built from, if the build knew it.
-    pub commit: Option<String>,
-    /// When the run began: seconds since 1970.
-    pub unix_seconds: u64,
-}
-
-/// A row, as far as it is compared.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-pub struct Measured {
-    /// The id.
-    pub id: String,
-    /// The name, for people.
-    pub name: String,
-    /// What it is beside the others.
-    pub role: Role,
-    /// The median of its rounds.
-    pub median_ns: u64,
-    /// How many bytes were written.
-    pub bytes: u64,
-    /// How many pages were described, held or touched.
-    pub items: u64,
-    /// How many times the naive row took its time.
-    pub ratio_naive: Option<f64>,
-    /// What part of the limit it reaches.
-    pub share_of_limit: Option<f64>,
-    /// How far its rounds were from each other.
-    pub noise: Noise,
-}
-
-impl From<&Row> for Measured {
-    fn from(row: &Row) -> Self {
-        Self {
-            id: row.id.clone(),
-            name: row.name.clone(),
-            role: row.role,
-            median_ns: row.median_ns,
-            bytes: row.bytes,
-            items: row.items,
-            ratio_naive: row.ratio_naive,
-            share_of_limit: row.share_of_limit,
-            noise: row.noise,
-        }
-    }
-}
 
 /// What of two rows is compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -128,7 +55,7 @@ pub enum Verdict {
     WorseOnce,
     /// Slower, and slower again.
     WorseTwice,
-    /// Not of uzone: the naive way, a limit, or somebody else's. It is not judged.
+    /// Not of uzone: the naive way, a limit, or a peer. It is not judged.
     Yardstick,
 }
 
@@ -157,15 +84,6 @@ pub struct Compared {
     pub verdict: Verdict,
 }
 
-/// A row that both runs have and that cannot be compared.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct NotComparable {
-    /// The id.
-    pub id: String,
-    /// Why.
-    pub reason: String,
-}
-
 /// Two runs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Comparison {
@@ -176,13 +94,13 @@ pub struct Comparison {
     /// The ids of rows that the earlier run alone had.
     pub gone: Vec<String>,
     /// Rows that both have and that did not do the same.
-    pub not_comparable: Vec<NotComparable>,
+    pub not_comparable: Vec<Skipped>,
 }
 
 /// Compares two runs row by row.
 #[must_use]
-pub fn compare(then: &[Measured], now: &[Measured]) -> Comparison {
-    let find = |rows: &'_ [Measured], id: &str| rows.iter().position(|row| row.id == id);
+pub fn compare(then: &[Row], now: &[Row]) -> Comparison {
+    let find = |rows: &'_ [Row], id: &str| rows.iter().position(|row| row.id == id);
     let mut comparison = Comparison::default();
     for row in now {
         match find(then, &row.id).map(|place| &then[place]) {
@@ -191,7 +109,7 @@ pub fn compare(then: &[Measured], now: &[Measured]) -> Comparison {
                 Ok(compared) => comparison.rows.push(compared),
                 Err(reason) => comparison
                     .not_comparable
-                    .push(NotComparable { id: row.id.clone(), reason: reason.to_owned() }),
+                    .push(Skipped { id: row.id.clone(), reason: reason.to_owned() }),
             },
         }
     }
@@ -202,9 +120,9 @@ pub fn compare(then: &[Measured], now: &[Measured]) -> Comparison {
 
 impl Comparison {
     /// Takes rows that were measured once more: what was worse than `then` is worse twice, or was so once.
-    pub fn again(&mut self, then: &[Measured], rows: &[Measured]) {
+    pub fn again(&mut self, then: &[Row], rows: &[Row]) {
         for compared in self.rows.iter_mut().filter(|row| row.verdict == Verdict::Worse) {
-            let find = |rows: &[Measured]| rows.iter().position(|row| row.id == compared.id);
+            let find = |rows: &[Row]| rows.iter().position(|row| row.id == compared.id);
             // A row that could not be measured again stays what it was.
             let Some((before, row)) = find(then).zip(find(rows)) else { continue };
             let Some(judged) = judged(&then[before], &rows[row]) else { continue };
@@ -238,7 +156,7 @@ impl Comparison {
 }
 
 /// Returns a row's value and its noise, if it is one that can be divided by.
-fn value(row: &Measured, measure: Measure) -> Option<(f64, f64)> {
+fn value(row: &Row, measure: Measure) -> Option<(f64, f64)> {
     let (value, noise) = match measure {
         Measure::ShareOfLimit => (row.share_of_limit?, row.noise.share_of_limit.unwrap_or(0.0)),
         Measure::RatioNaive => (row.ratio_naive?, row.noise.ratio_naive.unwrap_or(0.0)),
@@ -271,7 +189,7 @@ struct Judged {
 }
 
 /// Compares all that two rows have both; `None` if that is nothing.
-fn judged(then: &Measured, now: &Measured) -> Option<Judged> {
+fn judged(then: &Row, now: &Row) -> Option<Judged> {
     let by = |measure| {
         let ((before, noise_then), (after, noise_now)) =
             value(then, measure).zip(value(now, measure))?;
@@ -285,8 +203,8 @@ fn judged(then: &Measured, now: &Measured) -> Option<Judged> {
     };
     let has_ratio =
         |row| value(row, Measure::ShareOfLimit).or(value(row, Measure::RatioNaive)).is_some();
-    // Yardsticks are what ratios are formed with: theirs to themselves say nothing.
-    if !now.role.is_of_uzone() {
+    // Yardsticks are what ratios are formed with: theirs to themselves mean nothing.
+    if !now.role.is_some_and(Role::is_of_uzone) {
         return by(Measure::MedianNs).map(|found| Judged { verdict: Verdict::Yardstick, ..found });
     }
     let (first, second) = match (by(Measure::ShareOfLimit), by(Measure::RatioNaive)) {
@@ -299,7 +217,7 @@ fn judged(then: &Measured, now: &Measured) -> Option<Judged> {
     Some(Judged { verdict, ..first })
 }
 
-fn compared(then: &Measured, now: &Measured) -> Result<Compared, &'static str> {
+fn compared(then: &Row, now: &Row) -> Result<Compared, &'static str> {
     if (then.bytes, then.items) != (now.bytes, now.items) {
         return Err("another amount of work: the memory that could be had, or the row, is another");
     }
@@ -309,7 +227,7 @@ fn compared(then: &Measured, now: &Measured) -> Result<Compared, &'static str> {
     Ok(Compared {
         id: now.id.clone(),
         name: now.name.clone(),
-        role: now.role,
+        role: now.role.unwrap_or(Role::Peer),
         measure: judged.measure,
         then: judged.then,
         now: judged.now,
@@ -323,13 +241,14 @@ fn compared(then: &Measured, now: &Measured) -> Result<Compared, &'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::Noise;
 
     /// A row of ours with these: median, ratio to the naive way, share of the limit, and one noise for all.
-    fn row(median_ns: u64, naive: Option<f64>, limit: Option<f64>, noise: f64) -> Measured {
-        Measured {
+    fn row(median_ns: u64, naive: Option<f64>, limit: Option<f64>, noise: f64) -> Row {
+        Row {
             id: "t/row".to_owned(),
             name: "a row".to_owned(),
-            role: Role::Ours,
+            role: Some(Role::Ours),
             median_ns,
             bytes: 4096,
             items: 1,
@@ -340,6 +259,7 @@ mod tests {
                 ratio_naive: naive.map(|_| noise),
                 share_of_limit: limit.map(|_| noise),
             },
+            ..Row::default()
         }
     }
 
@@ -418,7 +338,7 @@ mod tests {
 
     #[test]
     fn what_is_slower_is_told_by_its_part_whichever_way_the_measure_goes() {
-        let change = |then: &Measured, now: &Measured| {
+        let change = |then: &Row, now: &Row| {
             compare(std::slice::from_ref(then), std::slice::from_ref(now)).rows[0].change
         };
         let half = change(&row(1, None, Some(0.9), 0.0), &row(1, None, Some(0.45), 0.0));
@@ -434,27 +354,27 @@ mod tests {
     #[test]
     fn yardsticks_are_not_judged() {
         for role in [Role::Naive, Role::Limit, Role::Peer] {
-            let then = Measured { role, ..row(100, Some(1.0), Some(1.0), 0.0) };
-            let now = Measured { median_ns: 900, ..then.clone() };
+            let then = Row { role: Some(role), ..row(100, Some(1.0), Some(1.0), 0.0) };
+            let now = Row { median_ns: 900, ..then.clone() };
             let comparison = compare(&[then], &[now]);
             let found = &comparison.rows[0];
             assert_eq!((found.measure, found.verdict), (Measure::MedianNs, Verdict::Yardstick));
             assert_eq!(comparison.worse().count(), 0);
         }
-        let variant = Measured { role: Role::Variant, ..row(100, Some(9.0), None, 0.0) };
-        let slower = Measured { median_ns: 300, ratio_naive: Some(3.0), ..variant.clone() };
+        let variant = Row { role: Some(Role::Variant), ..row(100, Some(9.0), None, 0.0) };
+        let slower = Row { median_ns: 300, ratio_naive: Some(3.0), ..variant.clone() };
         assert_eq!(compare(&[variant], &[slower]).worse().count(), 1);
     }
 
     #[test]
     fn rows_of_one_run_and_rows_that_did_other_work_are_named() {
-        let named = |id: &str| Measured { id: id.to_owned(), ..row(100, Some(2.0), None, 0.0) };
+        let named = |id: &str| Row { id: id.to_owned(), ..row(100, Some(2.0), None, 0.0) };
         let then = [named("t/gone"), named("t/both"), named("t/size"), named("t/ratio")];
         let now = [
             named("t/new"),
             named("t/both"),
-            Measured { bytes: 8192, ..named("t/size") },
-            Measured { ratio_naive: None, ..named("t/ratio") },
+            Row { bytes: 8192, ..named("t/size") },
+            Row { ratio_naive: None, ..named("t/ratio") },
         ];
         let comparison = compare(&then, &now);
         assert_eq!(comparison.new, ["t/new"]);
@@ -469,7 +389,7 @@ mod tests {
 
     #[test]
     fn a_regression_is_one_that_is_seen_twice() {
-        let named = |id: &str, share| Measured {
+        let named = |id: &str, share| Row {
             id: id.to_owned(),
             ..row(if share > 0.5 { 100 } else { 300 }, None, Some(share), 0.01)
         };

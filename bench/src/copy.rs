@@ -6,21 +6,20 @@
 use crate::extents::{self, Arena, Work};
 use crate::group::Watch;
 use crate::report::Bench;
-pub use crate::settings::CopySettings as Settings;
 use crate::settings::Part;
-use crate::suite::{BenchError, check_found};
+pub use crate::settings::RoundSettings as Settings;
+use crate::suite::{BenchError, Session};
 
 /// Runs the tables.
 ///
 /// # Errors
 /// [`BenchError`] if memory is short, or a row left a wrong byte.
 pub fn run(settings: &Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
-    let &Settings { size, rounds, tables: ref asked } = settings;
+    let &Settings { size, rounds, .. } = settings;
     extents::check_size(size)?;
     let sentence = format!("extents up to {size}, {rounds} rounds");
-    let mut bench = Bench::new(sentence, Part::Copy(settings.clone()));
+    let mut session = Session::new(sentence, &Part::Copy(settings.clone()), rounds, watch);
     let arena = Arena::new(Work::Copy, size)?;
-    extents::run(Work::Copy, size, rounds, asked, &arena, watch, &mut bench)?;
-    check_found(asked, !bench.tables.is_empty())?;
-    Ok(bench.summed_up())
+    extents::run(Work::Copy, size, &arena, &mut session)?;
+    session.finish()
 }

@@ -21,7 +21,7 @@ use std::cell::{Cell, RefCell};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use uzone_os::{Anonymous, Exclusive, HugeAdvice, LibPmem, SystemRoot, memory};
+use uzone_os::{Anonymous, Exclusive, HugeAdvice, LibPmem};
 use uzone_pages::ByteLen;
 use uzone_stream::{StorePolicy, Streaming, Work as StoreWork, copy_bytes, zero_bytes};
 use uzone_zone::{
@@ -29,9 +29,8 @@ use uzone_zone::{
 };
 
 use crate::group::Watch;
-use crate::report::{Bench, Published, Role, Row, Skipped, Table};
-use crate::settings::wants;
-use crate::suite::{BenchError, Suite};
+use crate::report::{Published, Role, Row};
+use crate::suite::{BenchError, Session, Suite, check_memory};
 
 /// What a page at a time takes at a time.
 const PAGE: usize = 4096;
@@ -105,15 +104,7 @@ impl Arena {
     pub(crate) fn of(work: Work, len: u64) -> Result<Self, BenchError> {
         let parts = if work == Work::Copy { 4 } else { 2 };
         let needed = ByteLen::new(len.saturating_mul(parts) / 10 * 11);
-        if let Ok(available) = memory::available(&SystemRoot::host())
-            && available.bytes < needed
-        {
-            return Err(BenchError::TooLittleMemory {
-                needed,
-                available: available.bytes,
-                limited_by: available.limited_by,
-            });
-        }
+        check_memory(needed)?;
         let how = Anonymous { huge: HugeAdvice::Advise, ..Anonymous::default() };
         let memory = |byte| -> Result<Exclusive, BenchError> {
             let mut memory = Exclusive::anonymous(ByteLen::new(len), how)?;
@@ -251,7 +242,7 @@ fn published(work: Work, case: &Case, size: u64, row: &str) -> Option<Published>
         _ => return None,
     };
     // Hundredths of a GB/s, so bytes by these is a hundredth of the nanoseconds.
-    Some(Published { ns: size * 100 / hundredths, source: ARORA })
+    Some(Published { ns: size * 100 / hundredths, source: ARORA.into() })
 }
 
 /// Refuses a largest extent that is no size of the tables.
@@ -263,46 +254,37 @@ pub(crate) fn check_size(largest: ByteLen) -> Result<(), BenchError> {
 pub(crate) fn run(
     work: Work,
     largest: ByteLen,
-    rounds: u32,
-    asked: &[String],
     arena: &Arena,
-    watch: Watch<'_>,
-    bench: &mut Bench,
+    session: &mut Session<'_>,
 ) -> Result<(), BenchError> {
-    if !CASES.iter().any(|case| wants(asked, &case.table(work))) {
+    let wanted: Vec<&Case> = CASES.iter().filter(|case| session.wants(&case.table(work))).collect();
+    if wanted.is_empty() {
         return Ok(());
     }
-    let peer = match LibPmem::load() {
-        Ok(peer) => Some(peer),
-        Err(error) => {
-            let id = format!("{}-cold-later/libpmem", work.name());
-            bench.skipped.push(Skipped { id, reason: error.to_string() });
-            None
-        }
-    };
-    for path in StorePath::ALL.into_iter().filter(|path| !path.is_available()) {
-        let id = format!("{}-cold-later/{path}", work.name());
-        bench.skipped.push(Skipped { id, reason: "this CPU does not offer it".to_owned() });
+    let row = |name: &str| format!("{}-cold-later/{name}", work.name());
+    let peer = LibPmem::load();
+    if let Err(error) = &peer {
+        session.skip(row("libpmem"), error.to_string());
     }
-    for case in CASES.iter().filter(|case| wants(asked, &case.table(work))) {
+    for path in StorePath::ALL.into_iter().filter(|path| !path.is_available()) {
+        session.skip(row(&path.to_string()), "this CPU does not offer it");
+    }
+    let peer = peer.ok();
+    for case in wanted {
         let table = case.table(work);
         for size in SIZES.into_iter().filter(|size| *size <= largest.get()) {
             let mut suite = Suite::new(ByteLen::new(size));
             let is_largest = size == largest.get();
-            let extents = Extents { work, case, size, is_largest, table: &table, arena, peer };
-            extents.add(&mut suite)?;
-            let what = format!("{}, {}", label(size), case.title);
-            suite.run(&what, rounds, watch, &mut bench.results)?;
+            Extents { work, case, size, is_largest, table: &table, arena, peer }.add(&mut suite)?;
+            session.run(suite, &format!("{}, {}", label(size), case.title))?;
         }
         let verb = if work == Work::Zero { "Clearing" } else { "Copying" };
-        bench.tables.push(Table {
-            id: table,
-            title: format!("{verb} memory that is {}", case.title),
-            note:
-                "one thread; naive is a page at a time; the limit is a bare streaming fill of the \
-                   same bytes, out of cache and not read afterwards"
-                    .to_owned(),
-        });
+        session.table(
+            table,
+            format!("{verb} memory that is {}", case.title),
+            "one thread; naive is a page at a time; the limit is a bare streaming fill of the \
+             same bytes, out of cache and not read afterwards",
+        );
     }
     Ok(())
 }
@@ -316,18 +298,9 @@ pub(crate) fn only_cold(
     watch: Watch<'_>,
 ) -> Result<Vec<Row>, BenchError> {
     let case = &CASES[0];
-    let table = format!("{}-{}", work.name(), case.name);
-    let mut suite = Suite::new(size);
-    let extents = Extents {
-        work,
-        case,
-        size: size.get(),
-        is_largest: true,
-        table: &table,
-        arena,
-        peer: None,
-    };
-    extents.add(&mut suite)?;
+    let (table, mut suite) = (case.table(work), Suite::new(size));
+    let (size, is_largest, peer) = (size.get(), true, None);
+    Extents { work, case, size, is_largest, table: &table, arena, peer }.add(&mut suite)?;
     let mut results = Vec::new();
     suite.run(case.title, rounds, watch, &mut results)?;
     Ok(results)
@@ -385,7 +358,7 @@ impl<'a> Extents<'a> {
             Ok(started.elapsed())
         });
         suite.each_spec(|spec| {
-            spec.naive = Some(naive.clone());
+            spec.naive(naive.clone());
             // Memory in the cache is written faster than any that is not.
             spec.limit = (self.case.was == CacheState::Cold).then(|| (limit.clone(), bytes));
         });
@@ -413,61 +386,46 @@ impl<'a> Extents<'a> {
             ops.push((role, row.to_owned(), name.to_owned(), op));
         };
         let is_copy = self.work == Work::Copy;
-        let by = move |way: CopyMethod| -> Op<'a> {
-            if is_copy {
-                Box::new(move |dst, src| copy_bytes(way, dst, src))
-            } else {
-                Box::new(move |dst, _| zero_bytes(way, dst))
+        let by = move |way: CopyMethod, dst: &mut [u8], src: &[u8]| match is_copy {
+            true => copy_bytes(way, dst, src),
+            false => zero_bytes(way, dst),
+        };
+        let pages = move |dst: &mut [u8], src: &[u8]| {
+            for (index, page) in dst.chunks_mut(PAGE).enumerate() {
+                let src = src.get(index * PAGE..).map_or(src, |rest| &rest[..rest.len().min(PAGE)]);
+                by(CopyMethod::String, page, src);
             }
         };
-        add(Role::Naive, "page-at-a-time", "a page at a time", {
-            let by = by(CopyMethod::String);
-            Box::new(move |dst, src| {
-                for (index, page) in dst.chunks_mut(PAGE).enumerate() {
-                    let src =
-                        src.get(index * PAGE..).map_or(src, |rest| &rest[..rest.len().min(PAGE)]);
-                    by(page, src);
-                }
-            })
-        });
-        if is_copy {
-            let op: Op<'a> = Box::new(|dst, src| dst.copy_from_slice(src));
-            add(Role::Peer, "libc", "memcpy of the C library", op);
-        } else {
-            add(Role::Peer, "libc", "memset of the C library", Box::new(|dst, _| dst.fill(0)));
-        }
-        for way in
-            CopyMethod::all().filter(|way| is_copy || !matches!(way, CopyMethod::Interleaved(_)))
-        {
+        add(Role::Naive, "page-at-a-time", "a page at a time", Box::new(pages));
+        let name = if is_copy { "memcpy of the C library" } else { "memset of the C library" };
+        let libc = move |dst: &mut [u8], src: &[u8]| match is_copy {
+            true => dst.copy_from_slice(src),
+            false => dst.fill(0),
+        };
+        add(Role::Peer, "libc", name, Box::new(libc));
+        let interleaved = |way: &CopyMethod| matches!(way, CopyMethod::Interleaved(_));
+        for way in CopyMethod::all().filter(|way| is_copy || !interleaved(way)) {
             let row = way.to_string().replace(", side by side", "-aside");
-            add(Role::Variant, &row, &way.to_string(), by(way));
+            let op: Op<'a> = Box::new(move |dst, src| by(way, dst, src));
+            add(Role::Variant, &row, &way.to_string(), op);
         }
         if let Some(peer) = self.peer {
-            let op: Op<'a> = if is_copy {
-                Box::new(move |dst, src| peer.copy(dst, src))
-            } else {
-                Box::new(move |dst, _| peer.zero(dst))
+            let op = move |dst: &mut [u8], src: &[u8]| match is_copy {
+                true => peer.copy(dst, src),
+                false => peer.zero(dst),
             };
-            add(Role::Peer, "libpmem", "libpmem, non-temporal", op);
+            add(Role::Peer, "libpmem", "libpmem, non-temporal", Box::new(op));
         }
-        let ours: Op<'a> = if is_copy {
-            Box::new(move |dst, src| {
-                let policy = StorePolicy::current();
-                copy_bytes(policy.choose(StoreWork::Copy, dst.len(), was, next), dst, src);
-            })
-        } else {
-            Box::new(move |dst, _| {
-                let policy = StorePolicy::current();
-                zero_bytes(policy.choose(StoreWork::Zero, dst.len(), was, next), dst);
-            })
+        let work = if is_copy { StoreWork::Copy } else { StoreWork::Zero };
+        let ours = move |dst: &mut [u8], src: &[u8]| {
+            by(StorePolicy::current().choose(work, dst.len(), was, next), dst, src);
         };
-        add(Role::Ours, "ours", "ours", ours);
+        add(Role::Ours, "ours", "ours", Box::new(ours));
         ops
     }
 
     /// Checks that a row writes what it should before it is timed.
     fn check(&self, row: &str, size: usize, op: &Op<'_>) -> Result<(), BenchError> {
-        let wrong = |offset| BenchError::WrongByte { row: row.to_owned(), offset };
         let at = self.arena.next(size);
         let mut dst = self.arena.dst.borrow_mut();
         let dst = &mut dst.as_bytes_mut()[at..][..size];
@@ -484,9 +442,8 @@ impl<'a> Extents<'a> {
             return Ok(());
         }
         let expected = |offset| src.get(offset).copied().unwrap_or(0);
-        Err(wrong(
-            dst.iter().enumerate().position(|(at, byte)| *byte != expected(at)).unwrap_or(size),
-        ))
+        let wrong = dst.iter().enumerate().position(|(at, byte)| *byte != expected(at));
+        Err(BenchError::wrong_byte(row, wrong.unwrap_or(size) as u64))
     }
 
     /// Checks the same of a region, at both ends of the extent and in its middle.
@@ -505,8 +462,7 @@ impl<'a> Extents<'a> {
             region.read_at(at, &mut bytes).map_err(uzone_zone::ClearError::from)?;
             // Regions that are copied from were never written, so they are zero as well.
             if bytes != [0; 64] || !done.is_whole() {
-                let offset = usize::try_from(at).unwrap_or(usize::MAX);
-                return Err(BenchError::WrongByte { row: row.to_owned(), offset });
+                return Err(BenchError::wrong_byte(row, at));
             }
         }
         Ok(())

@@ -41,15 +41,15 @@ use std::sync::Arc;
 use uzone_os::{HugeSize, SystemRoot, hugepages, memory};
 use uzone_pages::ByteLen;
 
-use self::run::{PAGE, Run};
+use self::run::Run;
 use self::scan::Backend;
-use self::source::Source;
+use self::source::{PAGE, Source};
 use self::touch::{Pattern, Placement};
 use crate::group::Watch;
 use crate::report::Bench;
 pub use crate::settings::FaultSettings as Settings;
 use crate::settings::Part;
-use crate::suite::{BenchError, check_found};
+use crate::suite::{BenchError, Session};
 
 /// How much is touched at random at most, as was published.
 const RANDOM: ByteLen = ByteLen::gib(1);
@@ -74,14 +74,15 @@ pub fn run(settings: &Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
         settings.rounds,
         settings.directory.display()
     );
-    let bench = Bench::new(sentence, Part::Fault(settings.clone()));
-    let mut run = Run { settings, watch, bench, has_huge: true };
+    let part = Part::Fault(settings.clone());
+    let session = Session::new(sentence, &part, settings.rounds, watch);
+    let mut run = Run { session, settings, has_huge: true };
     if uzone_os::probe::page_size().bytes() != PAGE {
         return Err(BenchError::FaultSize { size: asked });
     }
     let placements = Placement::all(&settings.threads)?;
     if placements.first().is_some_and(|first| !first.id.is_empty()) {
-        run.skip("fault-seq-file", "this process may use one CPU only".to_owned());
+        run.skip("fault-seq-file", "this process may use one CPU only");
     }
     let file = Source::new(&settings.directory, size)?;
     if let Err(reason) = huge::is_possible(&file)? {
@@ -92,51 +93,7 @@ pub fn run(settings: &Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
             run.skip(id, reason.clone());
         }
     }
-    let tables = [
-        (Pattern::InOrder, size),
-        (Pattern::Random, size.min(RANDOM)),
-        (Pattern::OnePerTable, size),
-    ];
-    let alone = || placements.iter().filter(|placement| placement.threads == 1);
-    {
-        let mapped = Arc::new(file.map(size)?);
-        mapped.populate(0..size.get())?;
-        let backend = Backend::File(&file, mapped.clone());
-        for (pattern, len) in tables {
-            for placement in &placements {
-                file.warm(len)?;
-                scan::table(&mut run, pattern, &backend, placement, len)?;
-            }
-        }
-        match free_huge_pages(size) {
-            Ok(len) => {
-                let backend = Backend::HugeCopy(&file, mapped);
-                for placement in alone() {
-                    scan::table(&mut run, Pattern::InOrder, &backend, placement, len)?;
-                }
-                let backend = Backend::Memory(source::memory_file(len, Some(HugeSize::MIB_2))?);
-                for placement in alone() {
-                    scan::table(&mut run, Pattern::InOrder, &backend, placement, len)?;
-                }
-            }
-            Err(reason) => {
-                for id in ["fault-seq-hugetlb-copy", "fault-seq-hugetlb"] {
-                    run.skip(id, reason.clone());
-                }
-            }
-        }
-    }
-    let memory = source::memory_file(size, None)?;
-    let backend = Backend::Memory(memory.clone());
-    for (pattern, len) in tables {
-        for placement in &placements {
-            scan::table(&mut run, pattern, &backend, placement, len)?;
-        }
-    }
-    for placement in alone() {
-        split::table(&mut run, &file, &memory, placement)?;
-    }
-    drop((backend, memory));
+    scans(&mut run, &file, size, &placements)?;
     if let Some(placement) = placements.first() {
         stall::table(&mut run, &file, placement)?;
     }
@@ -150,9 +107,61 @@ pub fn run(settings: &Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
             density::tables(&mut run, &file, placement)?;
         }
     }
-    let bench = run.bench;
-    check_found(&settings.tables, !(bench.tables.is_empty() && bench.skipped.is_empty()))?;
-    Ok(bench.summed_up())
+    run.session.finish()
+}
+
+/// Measures the scans of `size` of a file and of memory files, and where the time of a fault goes.
+fn scans(
+    run: &mut Run<'_>,
+    file: &Source,
+    size: ByteLen,
+    placements: &[Placement],
+) -> Result<(), BenchError> {
+    let tables = [
+        (Pattern::InOrder, size),
+        (Pattern::Random, size.min(RANDOM)),
+        (Pattern::OnePerTable, size),
+    ];
+    let alone = || placements.iter().filter(|placement| placement.threads == 1);
+    {
+        let mapped = Arc::new(file.map(size)?);
+        mapped.populate(0..size.get())?;
+        let backend = Backend::File(file, mapped.clone());
+        for (pattern, len) in tables {
+            for placement in placements {
+                file.warm(len)?;
+                scan::table(run, pattern, &backend, placement, len)?;
+            }
+        }
+        match free_huge_pages(size) {
+            Ok(len) => {
+                let backend = Backend::HugeCopy(file, mapped);
+                for placement in alone() {
+                    scan::table(run, Pattern::InOrder, &backend, placement, len)?;
+                }
+                let backend = Backend::Memory(source::memory_file(len, Some(HugeSize::MIB_2))?);
+                for placement in alone() {
+                    scan::table(run, Pattern::InOrder, &backend, placement, len)?;
+                }
+            }
+            Err(reason) => {
+                for id in ["fault-seq-hugetlb-copy", "fault-seq-hugetlb"] {
+                    run.skip(id, reason.clone());
+                }
+            }
+        }
+    }
+    let memory = source::memory_file(size, None)?;
+    let backend = Backend::Memory(memory.clone());
+    for (pattern, len) in tables {
+        for placement in placements {
+            scan::table(run, pattern, &backend, placement, len)?;
+        }
+    }
+    for placement in alone() {
+        split::table(run, file, &memory, placement)?;
+    }
+    Ok(())
 }
 
 /// Returns as much of `asked` as there is memory for, and the words for it.

@@ -7,18 +7,15 @@
 use std::hint::black_box;
 use std::num::NonZeroUsize;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use uzone_os::{SystemRoot, memory};
 use uzone_pages::ByteLen;
 use uzone_zone::{Backing, ClearError, Huge, HugeSize, PopulateOptions, Region, ZeroOptions};
 
 use crate::extents::Arena;
-use crate::group::Watch;
 use crate::put_back;
-use crate::report::{Bench, Role, Skipped, Table};
-use crate::suite::{BenchError, Suite};
-use crate::zero::{bytes, fill};
+use crate::report::Role;
+use crate::suite::{BenchError, Session, Suite, bytes, cause, check_memory, fill_zeroes};
 
 /// How much is given back and touched again, at most.
 const TOUCHED: ByteLen = ByteLen::mib(256);
@@ -28,14 +25,7 @@ const PAGE: u64 = 4096;
 pub(crate) fn check(populate: ByteLen) -> Result<(), BenchError> {
     // Of what is there, a tenth is left to others.
     let needed = ByteLen::new(populate.get() / 10 * 11);
-    match memory::available(&SystemRoot::host()) {
-        Ok(available) if available.bytes < needed => Err(BenchError::TooLittleMemory {
-            needed,
-            available: available.bytes,
-            limited_by: available.limited_by,
-        }),
-        _ => Ok(()),
-    }
+    check_memory(needed)
 }
 
 /// Makes the pool of 2 MiB pages larger for a run. It is put back when that ends, or a signal ends it.
@@ -71,12 +61,7 @@ fn touch(region: &Region) -> Result<(), BenchError> {
 }
 
 /// Clears in place, and by giving pages back.
-pub(crate) fn kernel(
-    arena: &Arena,
-    rounds: u32,
-    watch: Watch<'_>,
-    bench: &mut Bench,
-) -> Result<(), BenchError> {
+pub(crate) fn kernel(arena: &Arena, session: &mut Session<'_>) -> Result<(), BenchError> {
     let len = TOUCHED.min(ByteLen::new(arena.len as u64));
     let whole = || 0..len.get();
     // Given back in the reverse order, the pages of the pool after the region that has them.
@@ -90,26 +75,22 @@ pub(crate) fn kernel(
             regions.push((row, region));
         } else {
             let reason = format!("{report}");
-            bench.skipped.push(Skipped { id: format!("zero-kernel/{row}-touch"), reason });
+            session.skip(format!("zero-kernel/{row}-touch"), reason);
         }
     }
-    match &pool {
-        Ok(_) => match Region::hugetlb(len, HugeSize::MIB_2) {
-            Ok(region) => regions.push(("hugetlb", region)),
-            Err(error) => bench.skipped.push(Skipped {
-                id: "zero-kernel/hugetlb-touch".to_owned(),
-                reason: crate::suite::cause(&error),
-            }),
-        },
-        Err(reason) => bench
-            .skipped
-            .push(Skipped { id: "zero-kernel/hugetlb-touch".to_owned(), reason: reason.clone() }),
+    let hugetlb = match &pool {
+        Ok(_) => Region::hugetlb(len, HugeSize::MIB_2).map_err(|error| cause(&error)),
+        Err(reason) => Err(reason.clone()),
+    };
+    match hugetlb {
+        Ok(region) => regions.push(("hugetlb", region)),
+        Err(reason) => session.skip("zero-kernel/hugetlb-touch", reason),
     }
     let mut suite = Suite::new(len);
     let limit = "zero-kernel/limit".to_owned();
     let part = usize::try_from(len.get()).unwrap_or(arena.len).min(arena.len);
     suite.add(Role::Limit, &limit, "limit", bytes(part).get(), 1, || {
-        arena.with_next(part, |dst| fill(dst, 1))
+        arena.with_next(part, |dst| fill_zeroes(dst, 1))
     });
     for (row, region) in &regions {
         let name = match region.backing() {
@@ -148,7 +129,7 @@ pub(crate) fn kernel(
         });
     }
     suite.each_spec(|spec| {
-        spec.limit = Some((limit.clone(), bytes(part).get()));
+        spec.limit(limit.clone(), bytes(part).get());
         // Each against its own pages given back and touched.
         spec.naive = spec
             .id
@@ -156,12 +137,12 @@ pub(crate) fn kernel(
             .filter(|_| spec.id != limit)
             .map(|(row, _)| format!("{row}-touch"));
     });
-    suite.run("the kernel's own clearing", rounds, watch, &mut bench.results)?;
-    bench.tables.push(Table {
-        id: "zero-kernel".to_owned(),
-        title: format!("Clearing {len} in place, and by giving the pages back to the kernel"),
-        note: "one thread; naive is to give the same pages back and touch them".to_owned(),
-    });
+    session.run(suite, "the kernel's own clearing")?;
+    session.table(
+        "zero-kernel",
+        format!("Clearing {len} in place, and by giving the pages back to the kernel"),
+        "one thread; naive is to give the same pages back and touch them",
+    );
     Ok(())
 }
 
@@ -169,73 +150,54 @@ pub(crate) fn kernel(
 pub(crate) fn populate(
     arena: &Arena,
     size: ByteLen,
-    rounds: u32,
     threads: NonZeroUsize,
-    watch: Watch<'_>,
-    bench: &mut Bench,
+    session: &mut Session<'_>,
 ) -> Result<(), BenchError> {
     let mut suite = Suite::new(size);
     let limit = "populate/limit".to_owned();
     let written = bytes(arena.len).get();
     let name = format!("limit, {} again", bytes(arena.len));
     suite.add(Role::Limit, &limit, name, written, 1, || {
-        arena.with_next(arena.len, |dst| fill(dst, 1))
+        arena.with_next(arena.len, |dst| fill_zeroes(dst, 1))
     });
-    // Each time a region of its own, which is given back outside of the time.
-    let timed = |advise: Huge,
-                 touch: fn(&Region, &PopulateOptions) -> Result<(), BenchError>,
-                 options: PopulateOptions| {
-        move || -> Result<Duration, BenchError> {
+    let (one, all) = (NonZeroUsize::MIN, threads);
+    let (base, huge) = (Huge::Never, Huge::Preferred);
+    let mut rows = vec![
+        (Role::Naive, "naive", "naive, base pages touched", base, one, false),
+        (Role::Variant, "base-1", "base pages populated", base, one, true),
+        (Role::Peer, "touch-1", "transparent huge pages touched", huge, one, false),
+        (Role::Ours, "ours-1", "ours", huge, one, true),
+    ];
+    if threads.get() > 1 {
+        rows.push((Role::Ours, "ours-all", "ours, all threads", huge, all, true));
+    }
+    for (role, row, name, huge, threads, populates) in rows {
+        let options = PopulateOptions::default().threads_per_node(threads).huge(huge);
+        // Each time a region of its own, which is given back outside of the time.
+        let first_touch = move || {
             let region = Region::anonymous(size)?;
-            if advise == Huge::Never {
+            if huge == Huge::Never {
                 region.mapping().advise_no_huge()?;
             }
             let started = Instant::now();
-            touch(&region, &options)?;
-            let elapsed = started.elapsed();
-            drop(region);
-            Ok(elapsed)
-        }
-    };
-    let by_touch: fn(&Region, &PopulateOptions) -> Result<(), BenchError> =
-        |region, _| touch(region);
-    let by_populate: fn(&Region, &PopulateOptions) -> Result<(), BenchError> = |region, options| {
-        let report = region.populate(0..region.len().get(), options)?;
-        if report.is_whole() { Ok(()) } else { Err(BenchError::Size { size: region.len() }) }
-    };
-    let one = |huge| PopulateOptions::default().threads_per_node(NonZeroUsize::MIN).huge(huge);
-    let all = PopulateOptions::default().threads_per_node(threads);
-    let (never, preferred) = (Huge::Never, Huge::Preferred);
-    let mut rows = vec![
-        (Role::Naive, "naive", "naive, base pages touched", 1, timed(never, by_touch, one(never))),
-        (Role::Variant, "base-1", "base pages populated", 1, timed(never, by_populate, one(never))),
-        (
-            Role::Peer,
-            "touch-1",
-            "transparent huge pages touched",
-            1,
-            timed(preferred, by_touch, one(preferred)),
-        ),
-        (Role::Ours, "ours-1", "ours", 1, timed(preferred, by_populate, one(preferred))),
-    ];
-    if threads.get() > 1 {
-        let row = timed(preferred, by_populate, all);
-        rows.push((Role::Ours, "ours-all", "ours, all threads", threads.get(), row));
-    }
-    for (role, row, name, threads, run) in rows {
-        let spec = suite.add(role, &format!("populate/{row}"), name, size.get(), threads, run);
+            if !populates {
+                touch(&region)?;
+            } else if !region.populate(0..region.len().get(), &options)?.is_whole() {
+                return Err(BenchError::Size { size: region.len() });
+            }
+            Ok(started.elapsed())
+        };
+        let (id, threads) = (format!("populate/{row}"), threads.get());
+        let spec = suite.add(role, &id, name, size.get(), threads, first_touch);
+        spec.naive("populate/naive").limit(limit.clone(), written).cold = true;
         spec.headline = (row == "ours-1").then(|| format!("touch {size} first"));
-        spec.cold = true;
-        spec.naive = Some("populate/naive".to_owned());
-        spec.limit = Some((limit.clone(), written));
     }
-    suite.run("first touch", rounds, watch, &mut bench.results)?;
-    bench.tables.push(Table {
-        id: "populate".to_owned(),
-        title: format!("First touch of {size}"),
-        note: "naive is a byte a page by one thread; the limit is a bare streaming fill by one thread \
-               of memory that is present; a virtual machine's host may have to find the memory"
-            .to_owned(),
-    });
+    session.run(suite, "first touch")?;
+    session.table(
+        "populate",
+        format!("First touch of {size}"),
+        "naive is a byte a page by one thread; the limit is a bare streaming fill by one thread \
+               of memory that is present; a virtual machine's host may have to find the memory",
+    );
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! Folios of a pool: how long a taker waits for one, `pool-take`.
 //!
 //! Each row takes folios of 2 MiB one by one, with the time of each, and gives them back outside of the
-//! time. What differs is who has cleared them: a worker ahead of need, the one who gave them back, or
+//! time. What differs is what has cleared them: a worker ahead of need, the thread that gave them back, or
 //! the taker. The yardstick is what is written in a few lines: a list of free folios behind a lock,
 //! which are cleared when they are taken.
 
@@ -14,10 +14,8 @@ use std::time::{Duration, Instant};
 use uzone_pages::{ByteLen, MemoryKind, Order};
 use uzone_zone::{BindOptions, Pool, PoolOptions, Pooled, PopulateOptions, Region, Zone};
 
-use crate::group::Watch;
-use crate::report::{Bench, Role, Table};
-use crate::suite::{BenchError, Suite};
-use crate::zero::bytes;
+use crate::report::Role;
+use crate::suite::{BenchError, Session, Suite, bytes, nanoseconds};
 
 const FOLIO: usize = 2 << 20;
 /// How many folios a pool has.
@@ -66,7 +64,7 @@ fn take(pool: &Pool, folios: usize, times: &RefCell<Vec<u64>>) -> Result<Duratio
         let time = started.elapsed();
         taken.push(folio?);
         elapsed += time;
-        times.borrow_mut().push(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
+        times.borrow_mut().push(nanoseconds(time));
     }
     for folio in &taken {
         check(folio)?;
@@ -83,8 +81,7 @@ fn check(folio: &Pooled) -> Result<(), BenchError> {
         let mut line = [1; 64];
         folio.read_at(offset, &mut line)?;
         if line != [0; 64] {
-            let offset = usize::try_from(offset).unwrap_or(usize::MAX);
-            return Err(BenchError::WrongByte { row: "pool-take".to_owned(), offset });
+            return Err(BenchError::wrong_byte("pool-take", offset));
         }
     }
     Ok(())
@@ -100,32 +97,11 @@ fn touch(folio: &Pooled) -> Result<(), BenchError> {
 
 /// The times of a row's calls.
 type Times = Rc<RefCell<Vec<u64>>>;
-/// What a row does in a round.
-type Run<'a> = Box<dyn FnMut() -> Result<Duration, BenchError> + 'a>;
-
-/// Adds a row with what it is, its id and name, which takes every folio of the suite so many times a
-/// round.
-fn add<'a>(
-    suite: &mut Suite<'a>,
-    (role, row, name): (Role, &str, &str),
-    written: u64,
-    times: Times,
-    run: Run<'a>,
-) {
-    let calls = suite.size.get() / bytes(FOLIO).get() * TURNS as u64;
-    let spec = suite.add(role, &format!("pool-take/{row}"), name, written, 1, run);
-    spec.calls = Some(calls);
-    spec.naive = Some("pool-take/naive".to_owned());
-    spec.latencies = Some(times);
-}
+/// What a row does in a round, which puts the times of its calls there.
+type Round<'a> = Box<dyn Fn(&RefCell<Vec<u64>>) -> Result<Duration, BenchError> + 'a>;
 
 /// Runs the table. `size` is how much memory a pool may have at most.
-pub(crate) fn run(
-    size: ByteLen,
-    rounds: u32,
-    watch: Watch<'_>,
-    bench: &mut Bench,
-) -> Result<(), BenchError> {
+pub(crate) fn run(size: ByteLen, session: &mut Session<'_>) -> Result<(), BenchError> {
     let most = usize::try_from(size.get()).unwrap_or(usize::MAX) / FOLIO;
     let folios = most.clamp(2, FOLIOS);
     let all = NonZeroU8::new(100).unwrap_or(NonZeroU8::MIN);
@@ -134,105 +110,105 @@ pub(crate) fn run(
     let returned = pool(folios, PoolOptions::default().without_worker().clear_on_release())?;
     let demand = pool(folios, PoolOptions::default().without_worker())?;
     // Taken and given back once, they are zero.
-    let unseen = RefCell::new(Vec::new());
-    take(&returned, folios, &unseen)?;
-
+    take(&returned, folios, &RefCell::new(Vec::new()))?;
     let list = Mutex::new(
         (0..folios).map(|_| vec![0xa5_u8; FOLIO].into_boxed_slice()).collect::<Vec<_>>(),
     );
+    // So many turns of taking so many folios.
+    let turns = |turns: usize, turn: &dyn Fn() -> Result<Duration, BenchError>| {
+        (0..turns).try_fold(Duration::ZERO, |elapsed, _| Ok(elapsed + turn()?))
+    };
 
-    let mut suite = Suite::new(bytes(folios * FOLIO));
     let written = bytes(TURNS * folios * FOLIO).get();
-    let times = || Rc::new(RefCell::new(Vec::new()));
-
-    let seen = times();
-    let list = &list;
-    add(&mut suite, (Role::Naive, "naive", "naive, a list and memset"), written, seen.clone(), {
-        Box::new(move || {
-            let mut elapsed = Duration::ZERO;
-            for _ in 0..TURNS {
-                let mut taken = Vec::new();
-                for _ in 0..folios {
-                    let started = Instant::now();
-                    let popped = list.lock().map_or(None, |mut list| list.pop());
-                    let Some(mut folio) = popped else { continue };
-                    folio.fill(0);
-                    let time = started.elapsed();
-                    elapsed += time;
-                    seen.borrow_mut().push(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
-                    folio[0] = 1;
-                    taken.push(folio);
-                }
-                if let Ok(mut list) = list.lock() {
-                    list.extend(taken);
-                }
-            }
-            Ok(elapsed)
-        })
-    });
-    let seen = times();
-    let pool = &ahead;
-    let row = (Role::Ours, "worker-idle", "ours, zeroed ahead, the worker idle");
-    add(&mut suite, row, 0, seen.clone(), {
-        Box::new(move || {
-            let mut elapsed = Duration::ZERO;
-            for _ in 0..TURNS {
-                wait_for_zero(pool, folios)?;
-                elapsed += take(pool, folios, &seen)?;
-            }
-            Ok(elapsed)
-        })
-    });
-    let seen = times();
-    let pool = &busy;
-    let row = (Role::Ours, "worker-busy", "ours, zeroed ahead, the worker at work");
-    add(&mut suite, row, 0, seen.clone(), {
-        Box::new(move || {
-            let mut elapsed = Duration::ZERO;
-            // Half are taken while the worker clears the other half.
-            for _ in 0..TURNS * 2 {
-                wait_for_zero(pool, folios / 2)?;
-                elapsed += take(pool, folios / 2, &seen)?;
-            }
-            Ok(elapsed)
-        })
-    });
-    let seen = times();
-    let pool = &returned;
-    let row = (Role::Ours, "cleared-on-release", "ours, zeroed when given back");
-    add(&mut suite, row, 0, seen.clone(), {
-        Box::new(move || {
-            let mut elapsed = Duration::ZERO;
-            for _ in 0..TURNS {
-                elapsed += take(pool, folios, &seen)?;
-            }
-            Ok(elapsed)
-        })
-    });
-    let seen = times();
-    let pool = &demand;
-    let row = (Role::Ours, "on-demand", "ours, none zeroed");
-    add(&mut suite, row, written, seen.clone(), {
-        Box::new(move || {
-            let mut elapsed = Duration::ZERO;
-            for _ in 0..TURNS {
-                elapsed += take(pool, folios, &seen)?;
-            }
-            Ok(elapsed)
-        })
-    });
-    if let Some(spec) = suite.spec("pool-take/worker-idle") {
-        let taken = folios * TURNS;
-        spec.headline = Some(format!("take {taken} zero folios of 2 MiB from a pool"));
-    }
-    suite.run("hand-out", rounds, watch, &mut bench.results)?;
-    bench.tables.push(Table {
-        id: "pool-take".to_owned(),
-        title: "How long a taker waits for a zero folio of 2 MiB from a pool".to_owned(),
-        note: format!(
-            "one taker, {folios} folios, taken {TURNS} times a round; the clock's own time is in; \
-             naive is a list of free folios that are cleared by memset when taken"
+    let rows: [(Role, &str, &str, u64, Round<'_>); 5] = [
+        (
+            Role::Naive,
+            "naive",
+            "naive, a list and memset",
+            written,
+            Box::new(|times| turns(TURNS, &|| Ok(take_listed(&list, folios, times)))),
         ),
-    });
+        (
+            Role::Ours,
+            "worker-idle",
+            "ours, zeroed ahead, the worker idle",
+            0,
+            Box::new(|times| {
+                turns(TURNS, &|| {
+                    wait_for_zero(&ahead, folios)?;
+                    take(&ahead, folios, times)
+                })
+            }),
+        ),
+        (
+            Role::Ours,
+            "worker-busy",
+            "ours, zeroed ahead, the worker at work",
+            0,
+            // Half are taken while the worker clears the other half.
+            Box::new(|times| {
+                turns(TURNS * 2, &|| {
+                    wait_for_zero(&busy, folios / 2)?;
+                    take(&busy, folios / 2, times)
+                })
+            }),
+        ),
+        (
+            Role::Ours,
+            "cleared-on-release",
+            "ours, zeroed when given back",
+            0,
+            Box::new(|times| turns(TURNS, &|| take(&returned, folios, times))),
+        ),
+        (
+            Role::Ours,
+            "on-demand",
+            "ours, none zeroed",
+            written,
+            Box::new(|times| turns(TURNS, &|| take(&demand, folios, times))),
+        ),
+    ];
+    let mut suite = Suite::new(bytes(folios * FOLIO));
+    let taken = folios * TURNS;
+    for (role, row, name, written, round) in rows {
+        let times = Times::default();
+        let seen = times.clone();
+        let spec = suite
+            .add(role, &format!("pool-take/{row}"), name, written, 1, move || round(&times))
+            .naive("pool-take/naive")
+            .counts(Some(taken as u64), None);
+        spec.latencies = Some(seen);
+        if row == "worker-idle" {
+            spec.headline(format!("take {taken} zero folios of 2 MiB from a pool"));
+        }
+    }
+    session.run(suite, "hand-out")?;
+    let note = format!(
+        "one taker, {folios} folios, taken {TURNS} times a round; the clock's own time is in; \
+         naive is a list of free folios that are cleared by memset when taken"
+    );
+    let title = "How long a taker waits for a zero folio of 2 MiB from a pool";
+    session.table("pool-take", title, note);
     Ok(())
+}
+
+/// Takes folios of a list, and puts them back.
+fn take_listed(list: &Mutex<Vec<Box<[u8]>>>, folios: usize, times: &RefCell<Vec<u64>>) -> Duration {
+    let mut elapsed = Duration::ZERO;
+    let mut taken = Vec::new();
+    for _ in 0..folios {
+        let started = Instant::now();
+        let popped = list.lock().map_or(None, |mut list| list.pop());
+        let Some(mut folio) = popped else { continue };
+        folio.fill(0);
+        let time = started.elapsed();
+        elapsed += time;
+        times.borrow_mut().push(nanoseconds(time));
+        folio[0] = 1;
+        taken.push(folio);
+    }
+    if let Ok(mut list) = list.lock() {
+        list.extend(taken);
+    }
+    elapsed
 }

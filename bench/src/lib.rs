@@ -25,8 +25,8 @@ mod put_back;
 pub mod report;
 pub mod settings;
 mod suite;
-pub mod summary;
+mod summary;
 pub mod zero;
 
 pub use group::{PartOf, Phase, Watch};
-pub use suite::BenchError;
+pub use suite::{BenchError, sentence};

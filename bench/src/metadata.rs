@@ -27,9 +27,8 @@ use uzone_zone::{AltmapOptions, BindOptions, Init, Pagemap, Region, Zone};
 use zerocopy::Immutable;
 
 use crate::group::{Phase, Watch};
-use crate::machine::Machine;
-pub use crate::report::metadata::{Metadata, MetadataRow, Origin, SCHEMA};
-use crate::report::{Skipped, Table};
+use crate::machine;
+use crate::report::{METADATA_SCHEMA, Metadata, MetadataRow, Skipped, Table};
 use crate::suite::{self, BenchError};
 
 /// How much is described.
@@ -51,6 +50,8 @@ pub struct Settings {
     pub most: Option<ByteLen>,
 }
 
+/// Where a figure comes from that is arithmetic over documented sizes.
+const DERIVED: &str = "derived";
 const MARTINS: &str = "Joao Martins, compound pagemaps v2, June 2021";
 const DOCUMENTED: &str =
     "Linux documentation, vmemmap_dedup: pages kept of each folio's descriptors";
@@ -59,16 +60,14 @@ const SIZES: &str = "64 bytes for each page of 4 KiB";
 /// Runs the tables.
 ///
 /// # Errors
-/// [`BenchError`] if a TiB cannot be reserved, or the kernel does not say what is resident.
+/// [`BenchError`] if a TiB cannot be reserved, or the kernel does not count what is resident.
 pub fn run(settings: Settings, watch: Watch<'_>) -> Result<Metadata, BenchError> {
     let mut metadata = Metadata {
-        schema: SCHEMA,
-        benchmark: "bind-metadata",
-        machine: Machine::here(),
+        schema: METADATA_SCHEMA.to_owned(),
+        benchmark: "bind-metadata".to_owned(),
+        machine: machine::here(),
         settings: format!("{SIZE} reserved and bound, once a row"),
-        tables: Vec::new(),
-        results: Vec::new(),
-        skipped: Vec::new(),
+        ..Metadata::default()
     };
     for (done, folio) in (0..).zip(&FOLIOS) {
         watch(Phase { what: "metadata", done, total: FOLIOS.len() as u64, part: None });
@@ -99,7 +98,7 @@ struct Folio {
 struct Linux {
     id: &'static str,
     name: &'static str,
-    origin: Origin,
+    origin: &'static str,
     source: &'static str,
     resident: ByteLen,
     page_tables: Option<ByteLen>,
@@ -113,7 +112,7 @@ const SHARED_TABLES: Option<ByteLen> = Some(ByteLen::mib(32));
 const ALL: Linux = Linux {
     id: "linux-all",
     name: "Linux, every descriptor",
-    origin: Origin::Derived,
+    origin: DERIVED,
     source: SIZES,
     resident: ByteLen::gib(16),
     page_tables: None,
@@ -144,7 +143,7 @@ const FOLIOS: [Folio; 3] = [
             Linux {
                 id: "linux-dedup",
                 name: "Linux, shared tails (DAX)",
-                origin: Origin::Published,
+                origin: "published",
                 source: MARTINS,
                 resident: ByteLen::gib(4),
                 page_tables: SHARED_TABLES,
@@ -153,7 +152,7 @@ const FOLIOS: [Folio; 3] = [
             Linux {
                 id: "linux-hvo",
                 name: "Linux, shared tails (HugeTLB)",
-                origin: Origin::Derived,
+                origin: DERIVED,
                 source: DOCUMENTED,
                 resident: ByteLen::gib(2),
                 page_tables: SHARED_TABLES,
@@ -171,7 +170,7 @@ const FOLIOS: [Folio; 3] = [
             Linux {
                 id: "linux-dedup",
                 name: "Linux, shared tails (DAX)",
-                origin: Origin::Derived,
+                origin: DERIVED,
                 source: DOCUMENTED,
                 resident: ByteLen::mib(8),
                 page_tables: SHARED_TABLES,
@@ -180,7 +179,7 @@ const FOLIOS: [Folio; 3] = [
             Linux {
                 id: "linux-hvo",
                 name: "Linux, shared tails (HugeTLB)",
-                origin: Origin::Derived,
+                origin: DERIVED,
                 source: DOCUMENTED,
                 resident: ByteLen::mib(4),
                 page_tables: SHARED_TABLES,
@@ -198,8 +197,8 @@ impl Linux {
             name: self.name.to_owned(),
             folio_bytes: folio.len.get(),
             descriptor_bytes: 64,
-            origin: self.origin,
-            source: Some(self.source),
+            origin: self.origin.into(),
+            source: Some(self.source.into()),
             virtual_bytes_per_tib: None,
             resident_bytes_per_tib: self.resident.get(),
             page_table_bytes_per_tib: self.page_tables.map(ByteLen::get),
@@ -289,7 +288,7 @@ impl Ours<'_> {
             name: self.name.to_owned(),
             folio_bytes: self.folio.len.get(),
             descriptor_bytes: pagemap.report().descriptor_bytes as u64,
-            origin: Origin::Measured,
+            origin: "measured".into(),
             source: None,
             virtual_bytes_per_tib: Some(grown(before, after, |memory| memory.address_space)),
             resident_bytes_per_tib: resident.get(),

@@ -24,70 +24,53 @@ mod naive;
 mod shared;
 mod threads;
 
-use uzone_os::{SystemRoot, memory};
 use uzone_pages::ByteLen;
 
 use crate::group::Watch;
 use crate::report::{Bench, Row};
-pub use crate::settings::PinSettings as Settings;
-use crate::settings::{Part, wants, wants_any};
-use crate::suite::{BenchError, check_found};
+use crate::settings::Part;
+pub use crate::settings::RoundSettings as Settings;
+use crate::suite::{BenchError, Session, check_memory};
 
 /// Runs the tables.
 ///
 /// # Errors
 /// [`BenchError`] if the size is none that is measured, memory is short, or a hold was refused.
 pub fn run(settings: &Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
-    check(settings)?;
-    let asked = &settings.tables;
-    let mut bench = empty(settings);
-    if wants_any(asked, &["pin-2m", "pin-2m-altmap"]) {
-        folios::run(settings, watch, &mut bench)?;
+    let mut session = session(settings, watch)?;
+    if session.wants_any(&["pin-2m", "pin-2m-altmap"]) {
+        folios::run(settings, &mut session)?;
     }
-    if wants(asked, "pin-list") {
-        list::run(settings, watch, &mut bench)?;
+    if session.wants("pin-list") {
+        list::run(settings, &mut session)?;
     }
-    if wants(asked, "pin-4k") {
-        base::run(settings, watch, &mut bench)?;
+    if session.wants("pin-4k") {
+        base::run(settings, &mut session)?;
     }
-    if wants(asked, "pin-threads") {
-        threads::run(settings, watch, &mut bench)?;
+    if session.wants("pin-threads") {
+        threads::run(settings, &mut session)?;
     }
-    if wants(asked, "pin-kernel") {
-        kernel::run(settings, watch, &mut bench)?;
+    if session.wants("pin-kernel") {
+        kernel::run(settings, &mut session)?;
     }
-    check_found(asked, !(bench.tables.is_empty() && bench.skipped.is_empty()))?;
-    Ok(bench.summed_up())
-}
-
-fn empty(settings: &Settings) -> Bench {
-    let Settings { size, rounds, .. } = settings;
-    let sentence = format!("{size} held ({} pages), {rounds} rounds", size.get() >> 12);
-    Bench::new(sentence, Part::Pin(settings.clone()))
+    session.finish()
 }
 
 /// Runs the table of 2 MiB folios alone.
 pub(crate) fn only_folios(settings: &Settings, watch: Watch<'_>) -> Result<Vec<Row>, BenchError> {
-    check(settings)?;
-    let mut bench = empty(settings);
-    folios::outside(settings, watch, &mut bench)?;
-    Ok(bench.results)
+    let mut session = session(settings, watch)?;
+    folios::outside(settings, &mut session)?;
+    Ok(session.bench.results)
 }
 
-/// Returns whether the tables can be run: before minutes are spent.
-fn check(settings: &Settings) -> Result<(), BenchError> {
-    let size = settings.size;
+/// Begins, if the tables can be run: before minutes are spent.
+fn session<'a>(settings: &Settings, watch: Watch<'a>) -> Result<Session<'a>, BenchError> {
+    let &Settings { size, rounds, .. } = settings;
     if size.is_zero() || !size.get().is_multiple_of(1 << 30) {
         return Err(BenchError::Size { size });
     }
     // The naive way's 64 bytes a page, a list of 8, and our descriptors of 8; and a fifth on top.
-    let needed = ByteLen::new((size.get() >> 12) * 80 / 5 * 6);
-    match memory::available(&SystemRoot::host()) {
-        Ok(available) if available.bytes < needed => Err(BenchError::TooLittleMemory {
-            needed,
-            available: available.bytes,
-            limited_by: available.limited_by,
-        }),
-        _ => Ok(()),
-    }
+    check_memory(ByteLen::new((size.get() >> 12) * 80 / 5 * 6))?;
+    let sentence = format!("{size} held ({} pages), {rounds} rounds", size.get() >> 12);
+    Ok(Session::new(sentence, &Part::Pin(settings.clone()), rounds, watch))
 }

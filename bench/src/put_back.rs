@@ -14,7 +14,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
 
-/// The signals by which somebody asks a process to end.
+/// The signals that ask a process to end.
 const ENDING: [c_int; 4] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM];
 
 /// What undoes a change.
@@ -93,7 +93,7 @@ fn watch() -> io::Result<()> {
 }
 
 /// Returns whether a signal is neither ignored nor caught, by the text of `/proc/self/status`. What the
-/// kernel does not say is taken for that.
+/// kernel does not report is taken for that.
 fn is_default(status: &str, signal: c_int) -> bool {
     let is_in = |field: &str| {
         let set = status.lines().find_map(|line| line.strip_prefix(field));

@@ -1,220 +1,31 @@
-//! What a benchmark found, in the shape that `uzone bench --json` prints.
+//! From the samples of a row to what `uzone bench --json` prints of it.
 
 mod faults;
-pub mod metadata;
 
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use serde::{Deserialize, Serialize};
+pub use uzone_report::results::{
+    BENCH_SCHEMA as SCHEMA, Bench, Faults, Headline, METADATA_SCHEMA, Metadata, MetadataRow, Noise,
+    Published, Role, Row, Skipped, Spread, Table,
+};
 
-pub(crate) use self::faults::{FaultSpec, Log};
-pub use self::faults::{Faults, Pauses, Quantiles};
+pub(crate) use self::faults::{FaultSpec, Found, Log};
 
-use self::faults::sorted;
-use self::metadata::Metadata;
+use self::faults::{latency, pauses};
 use crate::group::{Samples, float, median, spread};
-use crate::machine::Machine;
-use crate::settings::Part;
-use crate::summary::{Headline, headlines};
-
-/// The schema of [`Bench`]: raised when a field changes its meaning.
-pub const SCHEMA: &str = "uzone.bench/1";
-
-/// One run.
-#[derive(Clone, Debug, Serialize)]
-pub struct Bench {
-    /// [`SCHEMA`].
-    pub schema: &'static str,
-    /// Which benchmark: `all` if there were several.
-    pub benchmark: &'static str,
-    /// What it was measured on.
-    pub machine: Machine,
-    /// Whether its sizes and rounds are those of `--quick`, whose figures say nothing.
-    pub quick: bool,
-    /// Its settings, as a sentence.
-    pub settings: String,
-    /// The same for a program: one benchmark after the other.
-    pub parameters: Vec<Part>,
-    /// What matters most of the results.
-    pub summary: Vec<Headline>,
-    /// The tables, in the order of the results.
-    pub tables: Vec<Table>,
-    /// All rows of all tables.
-    pub results: Vec<Row>,
-    /// What was left out, and why.
-    pub skipped: Vec<Skipped>,
-    /// What descriptors take, in a run of all.
-    pub metadata: Option<Metadata>,
-}
-
-impl Bench {
-    /// Begins a document of one benchmark.
-    pub(crate) fn new(settings: String, parameters: Part) -> Self {
-        Self {
-            schema: SCHEMA,
-            benchmark: parameters.name(),
-            machine: Machine::here(),
-            quick: false,
-            settings,
-            parameters: vec![parameters],
-            summary: Vec::new(),
-            tables: Vec::new(),
-            results: Vec::new(),
-            skipped: Vec::new(),
-            metadata: None,
-        }
-    }
-
-    /// Ends it: what its rows say that they stand for becomes the summary.
-    pub(crate) fn summed_up(mut self) -> Self {
-        self.summary = headlines(&self.results);
-        self
-    }
-}
-
-/// What a row is beside the others of its table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Role {
-    /// The way that one would write first, which the others are compared with.
-    Naive,
-    /// What a caller of uzone gets.
-    Ours,
-    /// What this machine can do at most.
-    Limit,
-    /// Somebody else's way: the kernel, the C library, another library.
-    Peer,
-    /// A way of uzone's that has to be asked for, beside the default.
-    Variant,
-}
-
-impl Role {
-    /// Returns whether a change of such a row is a change of uzone.
-    #[must_use]
-    pub fn is_of_uzone(self) -> bool {
-        matches!(self, Self::Ours | Self::Variant)
-    }
-}
-
-/// How far the rounds of a row were from each other: half of what the middle half of them spans, as a
-/// part of the median (of all of them, if they are fewer than four).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Noise {
-    /// Of the times.
-    pub median: f64,
-    /// Of the ratios to the naive row.
-    pub ratio_naive: Option<f64>,
-    /// Of the ratios to the limit.
-    pub share_of_limit: Option<f64>,
-}
-
-/// Rows that are compared with each other.
-#[derive(Clone, Debug, Serialize)]
-pub struct Table {
-    /// The first part of the rows' ids.
-    pub id: String,
-    /// A heading.
-    pub title: String,
-    /// What has to be known to read it: which row is the yardstick and which the limit.
-    pub note: String,
-}
-
-/// Something that could not be measured here.
-#[derive(Clone, Debug, Serialize)]
-pub struct Skipped {
-    /// The id that its row would have had.
-    pub id: String,
-    /// Why.
-    pub reason: String,
-}
-
-/// A published figure to compare with.
-#[derive(Clone, Copy, Debug, Serialize)]
-pub struct Published {
-    /// The time that was published.
-    pub ns: u64,
-    /// Who measured what.
-    pub source: &'static str,
-}
-
-/// One case.
-#[derive(Clone, Debug, Serialize)]
-pub struct Row {
-    /// `table/case/row`; it stays the same from run to run.
-    pub id: String,
-    /// The name of the row, for people.
-    pub name: String,
-    /// What it is beside the others.
-    pub role: Role,
-    /// The id of the naive row, if it is compared with one.
-    pub naive_id: Option<String>,
-    /// The id of its limit, if it has one.
-    pub limit_id: Option<String>,
-    /// The median of the rounds.
-    pub median_ns: u64,
-    /// The fastest round.
-    pub min_ns: u64,
-    /// The slowest round.
-    pub worst_ns: u64,
-    /// How many rounds.
-    pub rounds: usize,
-    /// How far they were from each other.
-    pub noise: Noise,
-    /// How many bytes were written.
-    pub bytes: u64,
-    /// How many pages were described, or held; over all passes.
-    pub items: u64,
-    /// Bytes by the median.
-    pub gib_per_s: f64,
-    /// Nanoseconds for each page described, by the median.
-    pub ns_per_page: f64,
-    /// How many calls did it, where the row counts them.
-    pub calls: Option<u64>,
-    /// Nanoseconds for each call, by the median.
-    pub ns_per_call: Option<f64>,
-    /// How many folios the pages are in, where the row counts them.
-    pub folios: Option<u64>,
-    /// Nanoseconds for each folio, by the median.
-    pub ns_per_folio: Option<f64>,
-    /// How many times the naive row took this one's time; the median of the rounds' ratios.
-    pub ratio_naive: Option<f64>,
-    /// The limit's rate divides this one's, or where neither writes bytes, this one's time the
-    /// limit's; the median of the rounds' ratios. It may pass 1 by
-    /// what the machine varies.
-    pub share_of_limit: Option<f64>,
-    /// Whether the memory had never been touched.
-    pub cold: bool,
-    /// What was published.
-    pub published: Option<Published>,
-    /// How many threads wrote.
-    pub threads: usize,
-    /// What the descriptors of one TiB take by the kernel's count, scaled from those of this row.
-    pub metadata_resident_bytes_per_tib: Option<u64>,
-    /// This row's time divided by that of the fastest row that does the same work; the median of the
-    /// rounds' ratios. 1 for the fastest, and below by what the machine varies.
-    pub ratio_best: Option<f64>,
-    /// How long others had to wait, where the row lets them run now and then.
-    pub pauses: Option<Pauses>,
-    /// How long its calls took one by one, where the row measures them.
-    pub latency: Option<Quantiles>,
-    /// What became of page faults, where the row takes them.
-    pub faults: Option<Faults>,
-    /// What the row stands for in the summary.
-    #[serde(skip)]
-    pub(crate) headline: Option<String>,
-}
 
 /// A row may pass its limit by this much, which is what the machine varies. What passes it by more has
 /// no limit.
 const MOST_SHARE: f64 = 1.15;
 
 /// What is known of a row before its case runs.
+#[derive(Default)]
 pub(crate) struct RowSpec {
     /// The id, which is the name of the case as well.
     pub(crate) id: String,
     pub(crate) name: String,
-    pub(crate) role: Role,
+    pub(crate) role: Option<Role>,
     /// What it stands for in the summary, if it is one of its lines.
     pub(crate) headline: Option<String>,
     pub(crate) bytes: u64,
@@ -235,10 +46,36 @@ pub(crate) struct RowSpec {
     pub(crate) pauses: Option<Rc<RefCell<Vec<u64>>>>,
     /// Where the case puts the times of its calls.
     pub(crate) latencies: Option<Rc<RefCell<Vec<u64>>>>,
-    pub(crate) faults: Option<FaultSpec>,
+    /// Whether the case takes page faults, and what is known of them.
+    pub(crate) takes_faults: bool,
+    pub(crate) faults: FaultSpec,
 }
 
 impl RowSpec {
+    /// Sets the naive row.
+    pub(crate) fn naive(&mut self, id: impl Into<String>) -> &mut Self {
+        self.naive = Some(id.into());
+        self
+    }
+
+    /// Sets the limit, and how many bytes that writes; none if both do the same work.
+    pub(crate) fn limit(&mut self, id: impl Into<String>, bytes: u64) -> &mut Self {
+        self.limit = Some((id.into(), bytes));
+        self
+    }
+
+    /// Sets the line of the summary that the row stands for.
+    pub(crate) fn headline(&mut self, line: impl Into<String>) -> &mut Self {
+        self.headline = Some(line.into());
+        self
+    }
+
+    /// Sets how many calls do it, and how many folios the pages are in.
+    pub(crate) fn counts(&mut self, calls: Option<u64>, folios: Option<u64>) -> &mut Self {
+        (self.calls, self.folios) = (calls, folios);
+        self
+    }
+
     /// `best` is the id of the fastest rival.
     pub(crate) fn row(self, samples: &Samples, best: Option<&str>) -> Row {
         let times = samples.sorted(&self.id);
@@ -262,8 +99,9 @@ impl RowSpec {
         };
         let seconds = float(median_ns.max(1)) / 1e9;
         let per = |count: Option<u64>| count.map(|count| float(median_ns) / float(count.max(1)));
-        let faults =
-            self.faults.map(|spec| spec.faults(&self.id, median_ns, self.threads, samples));
+        let faults = self
+            .takes_faults
+            .then(|| self.faults.faults(&self.id, median_ns, self.threads, samples));
         Row {
             faults,
             noise,
@@ -293,8 +131,8 @@ impl RowSpec {
             ratio_best: best
                 .filter(|_| self.is_rival)
                 .and_then(|best| samples.ratio(&self.id, best)),
-            pauses: self.pauses.and_then(|pauses| Pauses::of(pauses.take())),
-            latency: self.latencies.and_then(|times| Quantiles::of(&sorted(times.take()))),
+            pauses: self.pauses.and_then(|times| pauses(times.take())),
+            latency: self.latencies.and_then(|times| latency(times.take())),
             id: self.id,
         }
     }

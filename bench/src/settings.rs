@@ -13,11 +13,11 @@ pub enum Part {
     /// `uzone bench bind`.
     Bind(BindSettings),
     /// `uzone bench pin`.
-    Pin(PinSettings),
+    Pin(RoundSettings),
     /// `uzone bench zero`.
     Zero(ZeroSettings),
     /// `uzone bench copy`.
-    Copy(CopySettings),
+    Copy(RoundSettings),
     /// `uzone bench fault`.
     Fault(FaultSettings),
 }
@@ -35,12 +35,29 @@ impl Part {
         }
     }
 
+    /// Returns it as a file of results has it.
+    pub(crate) fn to_json(&self) -> serde_json::Value {
+        // Numbers and text alone: nothing of them is refused.
+        serde_json::to_value(self).unwrap_or_default()
+    }
+
     /// Returns whether a table is one of this benchmark's: the ids of all begin as its name does, but
     /// for two of `zero`.
     #[must_use]
     pub fn owns(&self, table: &str) -> bool {
         let of_zero = matches!(self, Self::Zero(_)) && ["pool-take", "populate"].contains(&table);
         of_zero || table.strip_prefix(self.name()).is_some_and(|rest| rest.starts_with('-'))
+    }
+
+    /// Returns what the ids of the tables begin with that are run; none, and all are.
+    pub(crate) fn tables(&self) -> &[String] {
+        match self {
+            Self::Bind(settings) => &settings.tables,
+            Self::Pin(settings) => &settings.tables,
+            Self::Zero(settings) => &settings.tables,
+            Self::Copy(settings) => &settings.tables,
+            Self::Fault(settings) => &settings.tables,
+        }
     }
 
     /// Returns the same benchmark with these tables alone.
@@ -77,10 +94,10 @@ pub struct BindSettings {
     pub tables: Vec<String>,
 }
 
-/// The settings of `uzone bench pin`.
+/// The settings of `uzone bench pin` and `uzone bench copy`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PinSettings {
-    /// How much memory is held.
+pub struct RoundSettings {
+    /// How much memory is held; of copies the largest extent.
     #[serde(rename = "size_bytes", with = "byte_len")]
     pub size: ByteLen,
     /// How many rounds.
@@ -108,18 +125,6 @@ pub struct ZeroSettings {
     pub tables: Vec<String>,
 }
 
-/// The settings of `uzone bench copy`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CopySettings {
-    /// The largest extent.
-    #[serde(rename = "size_bytes", with = "byte_len")]
-    pub size: ByteLen,
-    /// How many rounds.
-    pub rounds: u32,
-    /// What the ids of the tables begin with that are run; none, and all are.
-    pub tables: Vec<String>,
-}
-
 /// The settings of `uzone bench fault`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FaultSettings {
@@ -138,17 +143,6 @@ pub struct FaultSettings {
     pub directory: PathBuf,
     /// What the ids of the tables begin with that are run; none, and all are.
     pub tables: Vec<String>,
-}
-
-/// Returns whether a table is among those that were asked for: an id begins as one of `tables` does,
-/// or none was named.
-pub(crate) fn wants(tables: &[String], table: &str) -> bool {
-    tables.is_empty() || tables.iter().any(|start| table.starts_with(start.as_str()))
-}
-
-/// As [`wants`], for tables that are measured together.
-pub(crate) fn wants_any(tables: &[String], together: &[&str]) -> bool {
-    together.iter().any(|table| wants(tables, table))
 }
 
 /// A length as a number of bytes.

@@ -1,12 +1,14 @@
 //! Cases that are measured together, and the rows that they become: [`Suite`].
 
+use std::error::Error;
 use std::io;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use uzone_os::uffd::{OpenError, RegisterError};
-use uzone_os::{FixedBuffersError, MapError, MappingError, SysError};
-use uzone_pages::{ByteLen, Payload, Pfn, Template, Word};
+use uzone_os::uffd::{NotUffd, OpenError, RegisterError};
+use uzone_os::{FixedBuffersError, MapError, MappingError, SysError, SystemRoot, memory};
+use uzone_pages::{ByteLen, ErrorKind, Payload, Pfn, Template, Word};
+use uzone_stream::Streaming;
 use uzone_zone::{
     AccessError, BindFailure, BindOptions, ClearError, Init, Limit, ListTooShort, NotAGuard,
     NotPopulated, Pagemap, PinError, Pinned, Region, RegionError, Source, TakeFailure,
@@ -15,7 +17,10 @@ use uzone_zone::{
 use zerocopy::Immutable;
 
 use crate::group::{self, Case, Watch};
-use crate::report::{Role, Row, RowSpec};
+use crate::machine;
+use crate::report::{Bench, FaultSpec, Found, Log, Role, Row, RowSpec, SCHEMA, Skipped, Table};
+use crate::settings::Part;
+use crate::summary::headlines;
 
 /// Every so many pages one is compared with the slow path before a row is timed.
 const CHECK_EVERY: usize = 31;
@@ -24,39 +29,17 @@ const CHECK_EVERY: usize = 31;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BenchError {
-    /// The memory to describe could not be reserved.
-    #[error("cannot reserve the region to describe: {0}")]
-    Region(#[from] RegionError),
-    /// A bind failed.
-    #[error("a bind failed: {0}")]
-    Bind(#[source] BindFailure),
-    /// Pages could not be held.
-    #[error("cannot hold the pages of the region: {0}")]
-    Hold(#[source] PinError),
-    /// A list had no room for the pages of a guard. A defect of the benchmark.
-    #[error("cannot list the pages of a guard: {0}")]
-    List(#[from] ListTooShort),
-    /// There were too many raw guards. A defect of the benchmark.
-    #[error("cannot turn a guard into bits: {0}")]
-    Park(#[from] Box<TooManyRawGuards<Pinned>>),
-    /// A guard was not had again from its bits. A defect of uzone.
-    #[error("cannot redeem a guard: {0}")]
-    Redeem(#[from] NotAGuard),
-    /// The kernel did not pin memory that it had pinned before.
-    #[error("the kernel did not pin memory: {0}")]
-    FixedBuffers(#[from] FixedBuffersError),
-    /// A region could not be unbound although no guard holds it: a defect of uzone.
-    #[error("cannot unbind: {0}")]
-    Unbind(String),
-    /// Memory could not be mapped.
-    #[error("cannot map memory for the limit: {0}")]
-    Map(#[from] MapError),
-    /// Memory could not be made present, given back or counted.
-    #[error("cannot use mapped memory: {0}")]
-    Mapping(#[from] MappingError),
-    /// The kernel does not say what this process has.
-    #[error("cannot measure what this process has: {0}")]
-    Sys(#[from] SysError),
+    /// A library refused something.
+    #[error("cannot {what}: {cause}")]
+    Failed {
+        /// What was to be done.
+        what: &'static str,
+        /// Whether this host lacks what it takes; otherwise it is a defect.
+        is_of_this_host: bool,
+        /// Why.
+        #[source]
+        cause: Box<dyn Error + Send + Sync>,
+    },
     /// There is not enough memory to measure with.
     #[error(
         "{needed:.1} of memory are needed and {available:.1} can be had, limited by {limited_by}: raise \
@@ -114,7 +97,7 @@ pub enum BenchError {
         size: ByteLen,
         /// Where.
         directory: PathBuf,
-        /// What the system said.
+        /// What the system answered.
         #[source]
         cause: io::Error,
     },
@@ -123,22 +106,10 @@ pub enum BenchError {
     UseFile {
         /// What was to be done.
         what: &'static str,
-        /// What the system said.
+        /// What the system answered.
         #[source]
         cause: io::Error,
     },
-    /// Memory could not be mapped lazily.
-    #[error("cannot map memory lazily: {0}")]
-    Lazy(#[from] uzone_fault::MapError),
-    /// A request on lazily mapped memory failed.
-    #[error("cannot use lazily mapped memory: {0}")]
-    LazyUse(#[from] uzone_fault::LazyError),
-    /// There is no userfaultfd for the yardstick.
-    #[error("no userfaultfd for the one-page handler: {0}")]
-    Uffd(#[from] OpenError),
-    /// Memory of the yardstick does not tell of its faults.
-    #[error("no faults for the one-page handler: {0}")]
-    Register(#[from] RegisterError),
     /// A handler that the rows are compared with got no answer from the kernel.
     #[error("the handler of the row {row} failed: {cause}")]
     Handler {
@@ -148,34 +119,19 @@ pub enum BenchError {
         #[source]
         cause: io::Error,
     },
-    /// Mapped memory could not be read or written.
-    #[error("cannot reach mapped memory: {0}")]
-    Access(#[from] AccessError),
-    /// A range of a region could not be cleared or copied.
-    #[error("cannot clear or copy the memory of a region: {0}")]
-    Clear(#[from] ClearError),
-    /// A region could not be made present.
-    #[error("cannot make a region present: {0}")]
-    NotPopulated(#[from] NotPopulated),
-    /// No folio of a pool could be had.
-    #[error("cannot take a folio of a pool: {0}")]
-    Take(#[from] TakeFailure),
     /// The worker of a pool was not let run: it has the lowest priority.
     #[error("the worker of a pool did not clear its folios in {waited:?}: leave it a CPU")]
     Worker {
         /// How long it was waited for.
         waited: Duration,
     },
-    /// What a caller of this library has compared failed.
-    #[error("what is compared could not be done: {0}")]
-    Caller(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// A row left bytes that are not what they should be. A defect of uzone, or of its rival.
     #[error("the row {row} left a wrong byte at {offset:#x}")]
     WrongByte {
         /// The row.
         row: String,
         /// Where in the extent.
-        offset: usize,
+        offset: u64,
     },
     /// A row wrote something else than the slow path. A defect of uzone.
     #[error("the row {row} wrote a wrong descriptor for page {pfn}")]
@@ -187,46 +143,150 @@ pub enum BenchError {
     },
 }
 
-/// Refuses names of tables that do not exist: `found` is whether any table was run or skipped.
-pub(crate) fn check_found(tables: &[String], found: bool) -> Result<(), BenchError> {
-    if found { Ok(()) } else { Err(BenchError::NoTable { asked: tables.join(",") }) }
-}
-
 impl BenchError {
+    /// Returns what kind of error this is; [`ErrorKind::Other`] where its cause determines that.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Size { .. }
+            | Self::Extent { .. }
+            | Self::FaultSize { .. }
+            | Self::NoTable { .. } => ErrorKind::InvalidInput,
+            Self::TooLittleMemory { .. } | Self::Threads { .. } => ErrorKind::OutOfMemory,
+            _ => ErrorKind::Other,
+        }
+    }
+
     /// Returns whether this host lacks what a benchmark needs. Otherwise an argument is not valid, or a
     /// row found something wrong.
     #[must_use]
     pub fn is_of_this_host(&self) -> bool {
-        matches!(
-            self,
-            Self::Region(_)
-                | Self::FixedBuffers(_)
-                | Self::Map(_)
-                | Self::Mapping(_)
-                | Self::NotPopulated(_)
-                | Self::Sys(_)
-                | Self::TooLittleMemory { .. }
-                | Self::Threads { .. }
-                | Self::FaultSize { .. }
-                | Self::File { .. }
-                | Self::UseFile { .. }
-                | Self::Lazy(_)
-                | Self::Uffd(_)
-                | Self::Register(_)
-                | Self::Worker { .. }
-        )
+        match self {
+            Self::Failed { is_of_this_host, .. } => *is_of_this_host,
+            Self::TooLittleMemory { .. }
+            | Self::Threads { .. }
+            | Self::FaultSize { .. }
+            | Self::File { .. }
+            | Self::UseFile { .. }
+            | Self::Worker { .. } => true,
+            _ => false,
+        }
+    }
+
+    /// A row left a wrong byte at `offset`.
+    pub(crate) fn wrong_byte(row: &str, offset: u64) -> Self {
+        Self::WrongByte { row: row.to_owned(), offset }
     }
 }
 
-impl From<BindFailure> for BenchError {
-    fn from(failure: BindFailure) -> Self {
-        Self::Bind(failure)
+/// What cannot be done where a library returns an error, and whether that is for this host's sake.
+macro_rules! failures {
+    ($($error:ty: $what:literal, $is_of_this_host:literal;)*) => {$(
+        impl From<$error> for BenchError {
+            fn from(error: $error) -> Self {
+                let (what, is_of_this_host) = ($what, $is_of_this_host);
+                Self::Failed { what, is_of_this_host, cause: Box::new(error) }
+            }
+        }
+    )*};
+}
+
+failures! {
+    RegionError: "reserve the region to describe", true;
+    BindFailure: "bind", false;
+    PinError: "hold the pages of the region", false;
+    ListTooShort: "list the pages of a guard", false;
+    Box<TooManyRawGuards<Pinned>>: "turn a guard into bits", false;
+    NotAGuard: "redeem a guard", false;
+    FixedBuffersError: "have the kernel pin memory", true;
+    MapError: "map memory", true;
+    MappingError: "use mapped memory", true;
+    SysError: "measure what this process has", true;
+    uzone_fault::MapError: "map memory lazily", true;
+    uzone_fault::LazyError: "use lazily mapped memory", false;
+    OpenError: "open a userfaultfd", true;
+    NotUffd: "use a descriptor as a userfaultfd", false;
+    RegisterError: "register memory with a userfaultfd", true;
+    AccessError: "reach mapped memory", false;
+    ClearError: "clear or copy the memory of a region", false;
+    NotPopulated: "make a region present", true;
+    TakeFailure: "take a folio of a pool", false;
+}
+
+/// Returns an error unless so much memory can be had.
+pub(crate) fn check_memory(needed: ByteLen) -> Result<(), BenchError> {
+    match memory::available(&SystemRoot::host()) {
+        Ok(available) if available.bytes < needed => Err(BenchError::TooLittleMemory {
+            needed,
+            available: available.bytes,
+            limited_by: available.limited_by,
+        }),
+        _ => Ok(()),
     }
 }
 
-impl From<PinError> for BenchError {
-    fn from(failure: PinError) -> Self {
-        Self::Hold(failure)
+/// A benchmark under way: what was asked for, and what was found so far.
+pub(crate) struct Session<'a> {
+    tables: Vec<String>,
+    pub(crate) rounds: u32,
+    pub(crate) watch: Watch<'a>,
+    pub(crate) bench: Bench,
+}
+
+impl<'a> Session<'a> {
+    /// Begins one; `settings` is a sentence.
+    pub(crate) fn new(settings: String, part: &Part, rounds: u32, watch: Watch<'a>) -> Self {
+        let bench = Bench {
+            schema: SCHEMA.to_owned(),
+            benchmark: part.name().to_owned(),
+            machine: machine::here(),
+            settings,
+            parameters: vec![part.to_json()],
+            ..Bench::default()
+        };
+        Self { tables: part.tables().to_vec(), rounds, watch, bench }
+    }
+
+    /// Returns whether a table was asked for: its id begins as one that was named, or none was named.
+    pub(crate) fn wants(&self, table: &str) -> bool {
+        self.tables.is_empty() || self.tables.iter().any(|start| table.starts_with(start.as_str()))
+    }
+
+    /// As [`Self::wants`], for tables that are measured together.
+    pub(crate) fn wants_any(&self, tables: &[&str]) -> bool {
+        tables.iter().any(|table| self.wants(table))
+    }
+
+    /// Records that a row or a table is left out.
+    pub(crate) fn skip(&mut self, id: impl Into<String>, reason: impl Into<String>) {
+        self.bench.skipped.push(Skipped { id: id.into(), reason: reason.into() });
+    }
+
+    /// Adds a table.
+    pub(crate) fn table(
+        &mut self,
+        id: impl Into<String>,
+        title: impl Into<String>,
+        note: impl Into<String>,
+    ) {
+        self.bench.tables.push(Table { id: id.into(), title: title.into(), note: note.into() });
+    }
+
+    /// Measures a suite in as many rounds as were asked for.
+    pub(crate) fn run(&mut self, suite: Suite<'_>, what: &str) -> Result<(), BenchError> {
+        suite.run(what, self.rounds, self.watch, &mut self.bench.results)
+    }
+
+    /// Ends it: the rows that have a headline become the summary.
+    ///
+    /// # Errors
+    /// [`BenchError::NoTable`] if no table was run or skipped.
+    pub(crate) fn finish(mut self) -> Result<Bench, BenchError> {
+        if self.bench.tables.is_empty() && self.bench.skipped.is_empty() {
+            return Err(BenchError::NoTable { asked: self.tables.join(",") });
+        }
+        self.bench.summary = headlines(&self.bench.results);
+        Ok(self.bench)
     }
 }
 
@@ -261,25 +321,36 @@ impl<'a> Suite<'a> {
         self.specs.push(RowSpec {
             id: id.to_owned(),
             name: name.into(),
-            role,
-            headline: None,
+            role: Some(role),
             bytes,
             pages: self.pages(),
-            calls: None,
-            folios: None,
             threads,
-            naive: None,
-            limit: None,
-            cold: false,
-            published: None,
-            metadata_resident_bytes_per_tib: None,
-            is_rival: false,
-            pauses: None,
-            latencies: None,
-            faults: None,
+            ..RowSpec::default()
         });
         let last = self.specs.len() - 1;
         &mut self.specs[last]
+    }
+
+    /// Adds a case that takes page faults; `run` gets the id of its row.
+    pub(crate) fn faults(
+        &mut self,
+        role: Role,
+        id: &str,
+        name: impl Into<String>,
+        threads: usize,
+        mut run: impl FnMut(&str) -> Result<Found, BenchError> + 'a,
+    ) -> &mut RowSpec {
+        let (log, row) = (Log::default(), id.to_owned());
+        let faults = FaultSpec { log: log.clone(), ..FaultSpec::default() };
+        let spec = self.add(role, id, name, 0, threads, move || {
+            let found = run(&row)?;
+            let elapsed = found.elapsed;
+            log.borrow_mut().push(found);
+            Ok(elapsed)
+        });
+        spec.faults = faults;
+        spec.takes_faults = true;
+        spec
     }
 
     /// Adds a case that binds a region and unbinds it, after it was checked once. `before` runs
@@ -360,9 +431,9 @@ impl<'a> Suite<'a> {
         self.specs.iter_mut().find(|spec| spec.id == id)
     }
 
-    /// Calls `say` with every row that was added.
-    pub(crate) fn each_spec(&mut self, say: impl FnMut(&mut RowSpec)) {
-        self.specs.iter_mut().for_each(say);
+    /// Calls `set` with every row that was added.
+    pub(crate) fn each_spec(&mut self, set: impl FnMut(&mut RowSpec)) {
+        self.specs.iter_mut().for_each(set);
     }
 
     pub(crate) fn run(
@@ -381,8 +452,59 @@ impl<'a> Suite<'a> {
     }
 }
 
+/// Fills memory by `write`, split among threads.
+pub(crate) fn fill(
+    bytes: &mut [u8],
+    threads: usize,
+    write: impl Fn(&mut [u8]) + Sync,
+) -> Result<Duration, BenchError> {
+    let share = bytes.len().div_ceil(threads).next_multiple_of(4096);
+    let write = &write;
+    let mut is_whole = true;
+    let started = Instant::now();
+    std::thread::scope(|scope| {
+        let mut parts = bytes.chunks_mut(share);
+        let mine = parts.next();
+        for part in parts {
+            let thread = std::thread::Builder::new().name("fill".to_owned());
+            // Without its thread a part stays unwritten, and the row would be wrong.
+            is_whole &= thread.spawn_scoped(scope, || write(part)).is_ok();
+        }
+        mine.map(write);
+    });
+    let elapsed = started.elapsed();
+    if is_whole { Ok(elapsed) } else { Err(BenchError::Threads { threads }) }
+}
+
+/// Fills memory with zeroes past the cache, split among threads.
+pub(crate) fn fill_zeroes(dst: &mut [u8], threads: usize) -> Result<Duration, BenchError> {
+    fill(dst, threads, |part| {
+        Streaming::scope(uzone_stream::best(), |stream| stream.zero(part));
+    })
+}
+
+/// A length of memory of ours as a number of bytes.
+pub(crate) fn bytes(len: usize) -> ByteLen {
+    ByteLen::new(u64::try_from(len).unwrap_or(u64::MAX))
+}
+
+/// Returns a time as a number; more than five centuries would not fit.
+pub(crate) fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Returns an error on one line, with those of its causes that the text before does not contain.
+#[must_use]
+pub fn sentence(error: &dyn Error) -> String {
+    let causes = std::iter::successors(error.source(), |&cause| cause.source());
+    causes.fold(error.to_string(), |text, cause| {
+        let cause = cause.to_string();
+        if text.contains(&cause) { text } else { format!("{text}: {cause}") }
+    })
+}
+
 /// Returns the innermost cause of an error.
-pub(crate) fn cause(error: &dyn std::error::Error) -> String {
+pub(crate) fn cause(error: &dyn Error) -> String {
     let mut cause = error;
     while let Some(source) = cause.source() {
         cause = source;
@@ -391,7 +513,11 @@ pub(crate) fn cause(error: &dyn std::error::Error) -> String {
 }
 
 pub(crate) fn unbind<P: Payload>(pagemap: Pagemap<P>) -> Result<Region, BenchError> {
-    pagemap.unbind().map_err(|busy| BenchError::Unbind(busy.to_string()))
+    pagemap.unbind().map_err(|busy| BenchError::Failed {
+        what: "unbind",
+        is_of_this_host: false,
+        cause: busy.to_string().into(),
+    })
 }
 
 /// Compares descriptors with the slow path.

@@ -2,36 +2,7 @@
 //!
 //! The declaration of a row states whether it is such a line, and of what; ids are not parsed.
 
-use serde::Serialize;
-
-use crate::report::{Published, Row};
-
-/// One claim: what was published, the naive way, ours, and the limit.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Headline {
-    /// What is done, with its amount.
-    pub name: String,
-    /// The id of our row.
-    pub ours: String,
-    /// The id of the naive row.
-    pub naive: Option<String>,
-    /// The id of the limit.
-    pub limit: Option<String>,
-    /// The time that was published for the way that ours is like.
-    pub published_ns: Option<u64>,
-    /// The time that was published for the way before that.
-    pub published_naive_ns: Option<u64>,
-    /// The median of the naive row.
-    pub naive_ns: Option<u64>,
-    /// The median of our row.
-    pub ours_ns: u64,
-    /// The median of the limit, for as many bytes as ours writes.
-    pub limit_ns: Option<u64>,
-    /// How many times the naive row took ours; the median of the rounds' ratios.
-    pub ratio_naive: Option<f64>,
-    /// The same of the limit, 1 where ours reaches it.
-    pub share_of_limit: Option<f64>,
-}
+use crate::report::{Headline, Row};
 
 /// Returns the lines that rows declare, in their order.
 pub(crate) fn headlines(rows: &[Row]) -> Vec<Headline> {
@@ -39,7 +10,7 @@ pub(crate) fn headlines(rows: &[Row]) -> Vec<Headline> {
         let id = id.as_ref()?;
         rows.iter().find(|row| row.id == *id)
     };
-    let published = |row: &Row| row.published.map(|Published { ns, .. }| ns);
+    let published = |row: &Row| row.published.as_ref().map(|published| published.ns);
     let headline = |row: &Row| {
         let (naive, limit) = (find(&row.naive_id), find(&row.limit_id));
         Some(Headline {

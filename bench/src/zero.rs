@@ -4,11 +4,11 @@
 //!
 //! | table | asks |
 //! |---|---|
-//! | `zero-hint` | a 2 MiB folio is cleared and one page of it read at once: who is fastest together |
-//! | `zero-bystander` | 1 MiB that somebody works with is read again after 2 MiB were cleared |
+//! | `zero-hint` | a 2 MiB folio is cleared and one page of it read at once: which way is fastest together |
+//! | `zero-bystander` | 1 MiB that a thread works with is read again after 2 MiB were cleared |
 //! | `zero-pause` | what batches cost, and how long others wait for one |
 //! | `zero-threads` | what a second thread brings |
-//! | `pool-take` | how long a taker waits for a zero folio, by who has cleared it |
+//! | `pool-take` | how long a taker waits for a zero folio, by what has cleared it |
 //! | `zero-kernel`, `populate` | clearing in place beside the kernel's own, and first touch |
 //!
 //! `pool-take` is in `hand_out.rs`, and the last two in `first_touch.rs`.
@@ -21,17 +21,17 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use uzone_pages::ByteLen;
-use uzone_stream::{NextUse, StorePolicy, Streaming, Work as StoreWork, zero_bytes};
+use uzone_stream::{NextUse, StorePolicy, Work as StoreWork, zero_bytes};
 use uzone_zone::{Batching, CacheState, ClearError, CopyMethod, Region, ZeroOptions};
 
 use crate::extents::{self, Arena, Work, label, read};
 use crate::first_touch;
 use crate::group::Watch;
 use crate::hand_out;
-use crate::report::{Bench, Role, Table};
+use crate::report::{Bench, Role};
+use crate::settings::Part;
 pub use crate::settings::ZeroSettings as Settings;
-use crate::settings::{Part, wants};
-use crate::suite::{BenchError, Suite, check_found};
+use crate::suite::{BenchError, Session, Suite, bytes, fill_zeroes, nanoseconds};
 
 /// A folio.
 const FOLIO: usize = 2 << 20;
@@ -41,65 +41,48 @@ const WORKING_SET: usize = 1 << 20;
 /// How often the small tables do their work in a round.
 const CALLS: usize = 8;
 
-impl Settings {
-    /// Extents up to 1 GiB, and a first touch of 8 GiB.
-    #[must_use]
-    pub fn published() -> Self {
-        let threads = uzone_os::numa::current_cpu_count().unwrap_or(1);
-        Self {
-            size: ByteLen::gib(1),
-            rounds: 11,
-            first_touches: 3,
-            populate: ByteLen::gib(8),
-            threads: NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN),
-            tables: Vec::new(),
-        }
-    }
-}
-
 /// Runs the tables.
 ///
 /// # Errors
 /// [`BenchError`] if memory is short, or a row left a wrong byte.
 pub fn run(settings: &Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
-    let &Settings { size, rounds, threads, populate, first_touches, tables: ref asked } = settings;
+    let &Settings { size, rounds, threads, populate, first_touches, .. } = settings;
     extents::check_size(size)?;
     first_touch::check(populate)?;
     let sentence = format!(
         "extents up to {size}, {rounds} rounds; {populate} touched first, {first_touches} rounds; \
          up to {threads} threads"
     );
-    let mut bench = Bench::new(sentence, Part::Zero(settings.clone()));
+    let mut session = Session::new(sentence, &Part::Zero(settings.clone()), rounds, watch);
     let arena = Arena::new(Work::Zero, size)?;
-    let wants = |table: &str| wants(asked, table);
-    extents::run(Work::Zero, size, rounds, asked, &arena, watch, &mut bench)?;
-    if wants("zero-hint") {
-        hint(&arena, rounds, watch, &mut bench)?;
+    extents::run(Work::Zero, size, &arena, &mut session)?;
+    if session.wants("zero-hint") {
+        hint(&arena, &mut session)?;
     }
-    if wants("zero-bystander") {
-        bystander(&arena, rounds, watch, &mut bench)?;
+    if session.wants("zero-bystander") {
+        bystander(&arena, &mut session)?;
     }
-    if wants("zero-pause") {
-        pauses(&arena, rounds, watch, &mut bench)?;
+    if session.wants("zero-pause") {
+        pauses(&arena, &mut session)?;
     }
-    if wants("zero-threads") {
-        several(&arena, threads, rounds, watch, &mut bench)?;
+    if session.wants("zero-threads") {
+        several(&arena, threads, &mut session)?;
     }
-    if wants("pool-take") {
-        hand_out::run(size, rounds, watch, &mut bench)?;
+    if session.wants("pool-take") {
+        hand_out::run(size, &mut session)?;
     }
-    if wants("zero-kernel") {
-        first_touch::kernel(&arena, rounds, watch, &mut bench)?;
+    if session.wants("zero-kernel") {
+        first_touch::kernel(&arena, &mut session)?;
     }
-    if wants("populate") && !populate.is_zero() {
-        first_touch::populate(&arena, populate, first_touches, threads, watch, &mut bench)?;
+    if session.wants("populate") && !populate.is_zero() {
+        session.rounds = first_touches;
+        first_touch::populate(&arena, populate, threads, &mut session)?;
     }
-    check_found(asked, !bench.tables.is_empty())?;
-    Ok(bench.summed_up())
+    session.finish()
 }
 
 /// Clears 2 MiB and reads the page in its middle at once.
-fn hint(arena: &Arena, rounds: u32, watch: Watch<'_>, bench: &mut Bench) -> Result<(), BenchError> {
+fn hint(arena: &Arena, session: &mut Session<'_>) -> Result<(), BenchError> {
     let page = FOLIO / 2..FOLIO / 2 + PAGE;
     let mut suite = Suite::new(bytes(FOLIO));
     let total = bytes(FOLIO * CALLS).get();
@@ -142,13 +125,15 @@ fn hint(arena: &Arena, rounds: u32, watch: Watch<'_>, bench: &mut Bench) -> Resu
         Ok(elapsed)
     });
     spec.is_rival = true;
-    suite.each_spec(|spec| spec.naive = Some("zero-hint/page-at-a-time".to_owned()));
-    suite.run("a folio of which a page is read at once", rounds, watch, &mut bench.results)?;
-    bench.tables.push(Table {
-        id: "zero-hint".to_owned(),
-        title: "A 2 MiB folio is cleared, and one page of it read at once".to_owned(),
-        note: "both together, eight times; out of cache; naive is a page at a time".to_owned(),
+    suite.each_spec(|spec| {
+        spec.naive("zero-hint/page-at-a-time");
     });
+    session.run(suite, "a folio of which a page is read at once")?;
+    session.table(
+        "zero-hint",
+        "A 2 MiB folio is cleared, and one page of it read at once",
+        "both together, eight times; out of cache; naive is a page at a time",
+    );
     Ok(())
 }
 
@@ -162,13 +147,8 @@ fn read_words(region: &Region, at: u64) -> Result<u64, BenchError> {
 /// What a row is, its id and name, and how it clears.
 type ClearRow = (Role, &'static str, &'static str, fn(&mut [u8]));
 
-/// Reads 1 MiB again after somebody cleared 2 MiB.
-fn bystander(
-    arena: &Arena,
-    rounds: u32,
-    watch: Watch<'_>,
-    bench: &mut Bench,
-) -> Result<(), BenchError> {
+/// Reads 1 MiB again after 2 MiB were cleared.
+fn bystander(arena: &Arena, session: &mut Session<'_>) -> Result<(), BenchError> {
     let own = vec![1_u8; WORKING_SET];
     let mut suite = Suite::new(bytes(WORKING_SET));
     let total = bytes(WORKING_SET * CALLS).get();
@@ -202,26 +182,19 @@ fn bystander(
         });
     }
     suite.each_spec(|spec| {
-        spec.naive = Some("zero-bystander/libc".to_owned());
-        spec.limit = Some(("zero-bystander/undisturbed".to_owned(), spec.bytes));
+        spec.naive("zero-bystander/libc").limit("zero-bystander/undisturbed", total);
     });
-    suite.run("a bystander", rounds, watch, &mut bench.results)?;
-    bench.tables.push(Table {
-        id: "zero-bystander".to_owned(),
-        title: "1 MiB that somebody works with is read again after 2 MiB were cleared".to_owned(),
-        note: "the reading alone, eight times; naive is after memset, the limit is undisturbed"
-            .to_owned(),
-    });
+    session.run(suite, "a bystander")?;
+    session.table(
+        "zero-bystander",
+        "1 MiB that somebody works with is read again after 2 MiB were cleared",
+        "the reading alone, eight times; naive is after memset, the limit is undisturbed",
+    );
     Ok(())
 }
 
 /// Clears the largest extent in batches of several sizes.
-fn pauses(
-    arena: &Arena,
-    rounds: u32,
-    watch: Watch<'_>,
-    bench: &mut Bench,
-) -> Result<(), BenchError> {
+fn pauses(arena: &Arena, session: &mut Session<'_>) -> Result<(), BenchError> {
     let len = bytes(arena.len);
     let mut suite = Suite::new(len);
     let batch = |shift: u32| Batching::Bytes(ByteLen::new(1 << shift));
@@ -245,22 +218,20 @@ fn pauses(
             for batch in arena.region.zero_batches(0, len, &options)? {
                 black_box(batch);
                 let now = Instant::now();
-                let pause = now.duration_since(last).as_nanos();
-                pauses.borrow_mut().push(u64::try_from(pause).unwrap_or(u64::MAX));
+                pauses.borrow_mut().push(nanoseconds(now.duration_since(last)));
                 last = now;
             }
             Ok(started.elapsed())
         });
-        spec.naive = Some("zero-pause/whole".to_owned());
+        spec.naive("zero-pause/whole");
         spec.pauses = Some(seen);
     }
-    suite.run("batches", rounds, watch, &mut bench.results)?;
-    bench.tables.push(Table {
-        id: "zero-pause".to_owned(),
-        title: format!("Clearing {len} in batches, and how long others wait for one"),
-        note: "one thread, out of cache; naive is one go; pauses of all rounds, the first included"
-            .to_owned(),
-    });
+    session.run(suite, "batches")?;
+    session.table(
+        "zero-pause",
+        format!("Clearing {len} in batches, and how long others wait for one"),
+        "one thread, out of cache; naive is one go; pauses of all rounds, the first included",
+    );
     Ok(())
 }
 
@@ -268,9 +239,7 @@ fn pauses(
 fn several(
     arena: &Arena,
     threads: NonZeroUsize,
-    rounds: u32,
-    watch: Watch<'_>,
-    bench: &mut Bench,
+    session: &mut Session<'_>,
 ) -> Result<(), BenchError> {
     let len = bytes(arena.len);
     let mut suite = Suite::new(len);
@@ -280,7 +249,7 @@ fn several(
         let limit = format!("zero-threads/limit-{count}");
         let (name, threads) = (format!("limit, threads: {count}"), count.get());
         suite.add(Role::Limit, &limit, name, len.get(), threads, move || {
-            arena.with_next(arena.len, |dst| fill(dst, threads))
+            arena.with_next(arena.len, |dst| fill_zeroes(dst, threads))
         });
         let row = format!("zero-threads/ours-{count}");
         let name = format!("ours, threads: {count}");
@@ -290,43 +259,16 @@ fn several(
             let _ = black_box(arena.region.zero_range(0, len, &options)?);
             Ok(started.elapsed())
         });
-        spec.limit = Some((limit, len.get()));
-        spec.naive = Some("zero-threads/ours-1".to_owned());
+        spec.limit(limit, len.get());
+        spec.naive("zero-threads/ours-1");
     }
-    suite.run("threads", rounds, watch, &mut bench.results)?;
-    bench.tables.push(Table {
-        id: "zero-threads".to_owned(),
-        title: format!("Clearing {len} by several threads"),
-        note: "out of cache; naive is ours on one thread; the limit has as many threads".to_owned(),
-    });
+    session.run(suite, "threads")?;
+    session.table(
+        "zero-threads",
+        format!("Clearing {len} by several threads"),
+        "out of cache; naive is ours on one thread; the limit has as many threads",
+    );
     Ok(())
-}
-
-/// Fills memory with zeroes past the cache, split among threads.
-pub(crate) fn fill(dst: &mut [u8], threads: usize) -> Result<Duration, BenchError> {
-    let share = dst.len().div_ceil(threads).next_multiple_of(PAGE);
-    let zero = |part: &mut [u8]| {
-        Streaming::scope(uzone_stream::best(), |stream| stream.zero(part));
-    };
-    let mut is_whole = true;
-    let started = Instant::now();
-    std::thread::scope(|scope| {
-        let mut parts = dst.chunks_mut(share);
-        let mine = parts.next();
-        for part in parts {
-            let worker = std::thread::Builder::new().name("fill".to_owned());
-            // A part whose thread cannot be started stays as it is, so the row would lie.
-            is_whole &= worker.spawn_scoped(scope, || zero(part)).is_ok();
-        }
-        mine.map(zero);
-    });
-    let elapsed = started.elapsed();
-    if is_whole { Ok(elapsed) } else { Err(BenchError::Threads { threads }) }
-}
-
-/// A length of memory of ours as a number of bytes.
-pub(crate) fn bytes(len: usize) -> ByteLen {
-    ByteLen::new(u64::try_from(len).unwrap_or(u64::MAX))
 }
 
 /// Returns the way past the cache for a folio.

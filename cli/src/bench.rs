@@ -8,7 +8,6 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
-use serde::Serialize;
 use uzone_bench::all::{self, Pace};
 use uzone_bench::bind::Settings;
 use uzone_bench::metadata;
@@ -16,7 +15,7 @@ use uzone_bench::settings::Part;
 use uzone_bench::{BenchError, Watch};
 use uzone_bench::{copy, fault, pin, zero};
 use uzone_pages::ByteLen;
-use uzone_report::ReportError;
+use uzone_report::{Document, ReportError};
 use uzone_stream::{Basis, STORE_POLICY, StorePolicy};
 
 pub(crate) use self::text::ns;
@@ -35,7 +34,7 @@ use crate::progress::Steps;
 pub(crate) struct Args {
     #[command(subcommand)]
     benchmark: Option<Benchmark>,
-    /// See whether it works: sizes and rounds that take 15 s at most in all, and say nothing
+    /// See whether it works: sizes and rounds that take 15 s at most in all, and whose figures mean nothing
     #[arg(long, global = true, conflicts_with = "check")]
     quick: bool,
     /// Repeat the run of FILE, an earlier output with --json, and exit with 1 if a row of ours stands
@@ -309,7 +308,7 @@ impl BindArgs {
     }
 }
 
-/// Returns a number of threads; as many as there are CPUs unless it was said.
+/// Returns a number of threads; as many as there are CPUs unless one is given.
 fn or_all_cpus(threads: Option<u16>) -> NonZeroUsize {
     let given = threads.and_then(|threads| NonZeroUsize::new(usize::from(threads)));
     given.unwrap_or_else(|| Settings::published().threads)
@@ -333,7 +332,7 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
         Some(Benchmark::Bind(BindArgs { metadata: true, max_memory, .. })) => {
             let settings = metadata::Settings { most: *max_memory };
             let found = with_progress(out, |watch| metadata::run(settings, watch))?;
-            write_page(args.report.as_deref(), &found, out)?;
+            write_page(args.report.as_deref(), || Document::Metadata(found.clone()), out)?;
             out.print(&found)?;
         }
         benchmark => {
@@ -344,7 +343,7 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
                 None => all::run(&args.all_parts(), Some(all::metadata()), watch),
             })?;
             found.quick = args.quick;
-            write_page(args.report.as_deref(), &found, out)?;
+            write_page(args.report.as_deref(), || Document::Bench(found.clone()), out)?;
             out.print(&found)?;
         }
     }
@@ -374,7 +373,7 @@ impl Args {
         if let Some(Benchmark::Bind(BindArgs { metadata: true, .. })) = &self.benchmark {
             return Err(ArgsError::CheckMetadata);
         }
-        // What is not there is said when it is read.
+        // A missing file is reported when it is read.
         let same = |path: &Path| std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
         match &self.report {
             Some(page) if same(page) == same(file) => {
@@ -402,11 +401,13 @@ fn can_be_written(page: &Path) -> Result<(), ReportError> {
 }
 
 /// Writes the page with pictures, if one was asked for.
-fn write_page(page: Option<&Path>, found: &impl Serialize, out: &Output) -> Result<(), Failure> {
+fn write_page(
+    page: Option<&Path>,
+    found: impl FnOnce() -> Document,
+    out: &Output,
+) -> Result<(), Failure> {
     let Some(page) = page else { return Ok(()) };
-    let text = serde_json::to_vec(found)?;
-    let documents = uzone_report::parse(Path::new("this run"), &text)?;
-    uzone_report::replace(page, uzone_report::html(&documents).as_bytes())?;
+    uzone_report::replace(page, uzone_report::html(&[found()]).as_bytes())?;
     out.log(format_args!("wrote {}", page.display()));
     Ok(())
 }

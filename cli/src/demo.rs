@@ -20,12 +20,12 @@ mod needs;
 mod region;
 mod text;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Instant;
 
 use serde::Serialize;
 use uzone_bench::brief;
-use uzone_bench::machine::Machine;
+use uzone_bench::machine;
 use uzone_bench::report::{Bench, SCHEMA};
 use uzone_os::probe;
 use uzone_os::signals::Held;
@@ -195,17 +195,12 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
         steps: steps.0,
         elapsed_ns: 0,
         bench: Bench {
-            schema: SCHEMA,
-            benchmark: "demo",
-            machine: Machine::here(),
-            quick: false,
-            settings: String::new(),
-            parameters: Vec::new(),
-            summary: Vec::new(),
+            schema: SCHEMA.to_owned(),
+            benchmark: "demo".to_owned(),
+            machine: machine::here(),
             tables,
             results,
-            skipped: Vec::new(),
-            metadata: None,
+            ..Bench::default()
         },
         files: Vec::new(),
     };
@@ -221,9 +216,7 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
 fn write(plan: &Plan, bench: &Bench, trace: Trace) -> Result<Vec<String>, Failure> {
     let mut recorded = Vec::new();
     trace.write_to(&mut recorded)?;
-    let measured = serde_json::to_vec(bench)?;
-    let mut documents = uzone_report::parse(Path::new("the demo"), &measured)?;
-    documents.push(Document::Trace(trace));
+    let documents = [Document::Bench(bench.clone()), Document::Trace(trace)];
     let page = uzone_report::html(&documents);
     // No other thread takes these signals, so Ctrl-C leaves no half of a file.
     let _held = Held::hold()?;
@@ -367,6 +360,8 @@ fn grouped(number: u64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     #[test]

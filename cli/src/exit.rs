@@ -12,6 +12,7 @@ use std::process::ExitCode;
 use serde::Serialize;
 use uzone_bench::BenchError;
 use uzone_os as os;
+use uzone_pages::{AddrError, ErrorKind, LayoutError};
 use uzone_report::ReportError;
 
 /// How the command ended.
@@ -118,6 +119,13 @@ fn chain<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn 
 /// An error type of a library that is new here gets a line. A wrapper whose Display is its inner
 /// error's (`#[error(transparent)]`) hides that from the chain, so wrappers are opened by variant.
 fn of_link(error: &(dyn Error + 'static)) -> Option<Exit> {
+    let kind = (error.downcast_ref().map(BenchError::kind))
+        .or_else(|| error.downcast_ref().map(ReportError::kind))
+        .or_else(|| error.downcast_ref().map(AddrError::kind))
+        .or_else(|| error.downcast_ref().map(LayoutError::kind));
+    if let Some(kind) = kind {
+        return of_kind(kind);
+    }
     if let Some(error) = error.downcast_ref::<os::MapError>() {
         return of_map(error);
     }
@@ -158,32 +166,6 @@ fn of_link(error: &(dyn Error + 'static)) -> Option<Exit> {
             _ => None,
         };
     }
-    if let Some(error) = error.downcast_ref::<BenchError>() {
-        return match error {
-            BenchError::Size { .. }
-            | BenchError::Extent { .. }
-            | BenchError::FaultSize { .. }
-            | BenchError::NoTable { .. } => Some(Exit::Usage),
-            BenchError::TooLittleMemory { .. } => Some(Exit::Os),
-            _ => None,
-        };
-    }
-    if let Some(error) = error.downcast_ref::<ReportError>() {
-        return match error {
-            ReportError::Read { .. } => None,
-            ReportError::NotAFile { .. } => Some(Exit::Usage),
-            // That an output's directory is not there does not mean that an input is missing.
-            ReportError::Write { cause, .. } => match of_io(cause) {
-                Exit::Permission => Some(Exit::Permission),
-                _ => Some(Exit::Io),
-            },
-            _ => Some(Exit::Data),
-        };
-    }
-    // Numbers that cannot be: they come from the arguments.
-    if error.is::<uzone_pages::AddrError>() || error.is::<uzone_pages::LayoutError>() {
-        return Some(Exit::Usage);
-    }
     if error.is::<uzone_stream::StorePolicyError>() {
         return Some(Exit::Config);
     }
@@ -191,6 +173,21 @@ fn of_link(error: &(dyn Error + 'static)) -> Option<Exit> {
         return Some(Exit::Data);
     }
     error.downcast_ref::<io::Error>().map(of_io)
+}
+
+/// Returns the code for a kind of error, or `None` if a cause has to tell.
+fn of_kind(kind: ErrorKind) -> Option<Exit> {
+    match kind {
+        ErrorKind::InvalidInput | ErrorKind::AlreadyExists => Some(Exit::Usage),
+        ErrorKind::OutOfMemory => Some(Exit::Os),
+        ErrorKind::Busy | ErrorKind::TimedOut | ErrorKind::Cancelled => Some(Exit::Again),
+        ErrorKind::NotSupported => Some(Exit::Feature),
+        ErrorKind::PermissionDenied => Some(Exit::Permission),
+        ErrorKind::Io | ErrorKind::Poisoned | ErrorKind::Gone => Some(Exit::Io),
+        ErrorKind::NotFound => Some(Exit::Input),
+        ErrorKind::InvalidData => Some(Exit::Data),
+        _ => None,
+    }
 }
 
 fn of_map(error: &os::MapError) -> Option<Exit> {
@@ -343,7 +340,7 @@ mod tests {
             (Box::new(cut()), Exit::Usage),
             (Box::new(unmapped), Exit::Config),
             (Box::new(uzone_zone::BindError::NotZero), Exit::Os),
-            (Box::new(uzone_pages::AddrError::BadPageSize { bytes: 3 }), Exit::Usage),
+            (Box::new(AddrError::BadPageSize { bytes: 3 }), Exit::Usage),
             (Box::new(MapError::Empty), Exit::Usage),
             (Box::new(pool()), Exit::Config),
             (Box::new(MapError::Empty), Exit::Usage),

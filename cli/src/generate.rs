@@ -1,5 +1,5 @@
 //! `uzone man` and `uzone completions`: pages and scripts made from the command's own definitions,
-//! so that they cannot say something else.
+//! so that they cannot contradict them.
 
 use std::fs;
 use std::io;

@@ -111,10 +111,10 @@ pub(crate) enum Tone {
     Faint,
 }
 
-/// What a text may look like, and how much it may say.
+/// What a text may look like, and how much it may contain.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Style {
-    /// How much to say.
+    /// How much to print.
     pub(crate) verbosity: Verbosity,
     color: bool,
 }
@@ -168,7 +168,7 @@ impl Output {
         }
     }
 
-    /// Returns how much to say.
+    /// Returns how much to print.
     pub(crate) fn verbosity(&self) -> Verbosity {
         self.verbosity
     }
@@ -231,7 +231,7 @@ impl Output {
         failure.exit()
     }
 
-    /// Prints what clap has to say: help and the version to standard output, wrong usage to
+    /// Prints what clap returned: help and the version to standard output, wrong usage to
     /// standard error, and with `--json` as an object to standard output too. Returns the code to
     /// exit with.
     pub(crate) fn usage(&self, error: &clap::Error) -> Exit {
@@ -273,7 +273,7 @@ fn to_stdout(text: &str) -> Result<(), StdoutError> {
 }
 
 fn to_stderr(text: &str) {
-    // Nowhere is left to say that this failed; `eprint!` would panic.
+    // There is no stream left to report a failure to; `eprint!` would panic.
     let _ = io::stderr().write_all(text.as_bytes());
 }
 

@@ -2,8 +2,8 @@
 //!
 //! A chart has a table with the numbers that it draws, and so loses nothing where it is not seen.
 
-use crate::bench::Role;
 use crate::canvas::{Fill, Ink, Shape};
+use crate::results;
 
 /// What is shown of one document.
 #[derive(Clone, Debug)]
@@ -38,52 +38,45 @@ pub(crate) struct Numbers {
 /// The kinds of picture.
 #[derive(Clone, Debug)]
 pub(crate) enum Plot {
-    Bars(Bars),
-    Spans(Spans),
+    Rows(Rows),
     Lines(Lines),
     Columns(Columns),
     Heat(Heat),
 }
 
-/// A bar a row from 0, with a tick where the row's limit is.
-#[derive(Clone, Debug)]
-pub(crate) struct Bars {
-    pub(crate) axis: String,
-    pub(crate) rows: Vec<Bar>,
-}
-
-#[derive(Clone, Debug)]
-pub(crate) struct Bar {
-    pub(crate) label: String,
-    pub(crate) role: Role,
-    pub(crate) value: f64,
-    pub(crate) limit: Option<f64>,
-    pub(crate) published: Option<f64>,
-    /// What stands beside the bar.
-    pub(crate) text: String,
-}
-
-/// A point a row on a logarithmic axis, and how far it spreads.
-#[derive(Clone, Debug)]
-pub(crate) struct Spans {
+/// A mark a row: a bar from 0, or a point on a logarithmic axis and how far it spreads.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Rows {
     pub(crate) axis: String,
     pub(crate) unit: Unit,
-    /// What the line, and the tick on it, are.
+    pub(crate) has_bars: bool,
+    /// What the line of a point, and the tick on it, are.
     pub(crate) line: &'static str,
     pub(crate) tick: &'static str,
-    pub(crate) rows: Vec<Span>,
+    pub(crate) rows: Vec<Mark>,
 }
 
 #[derive(Clone, Debug)]
-pub(crate) struct Span {
+pub(crate) struct Mark {
     pub(crate) label: String,
     pub(crate) role: Role,
     pub(crate) low: f64,
-    pub(crate) middle: f64,
+    pub(crate) value: f64,
     pub(crate) high: f64,
     pub(crate) tick: Option<f64>,
+    /// Where the row's limit is; bars alone have one.
+    pub(crate) limit: Option<f64>,
     pub(crate) published: Option<f64>,
+    /// What stands beside the mark.
     pub(crate) text: String,
+}
+
+impl Mark {
+    /// A mark at one value.
+    pub(crate) fn at(label: String, role: Role, value: f64, text: String) -> Self {
+        let (low, high) = (value, value);
+        Self { label, role, low, value, high, tick: None, limit: None, published: None, text }
+    }
 }
 
 /// Lines over a logarithmic axis of lengths or counts.
@@ -132,8 +125,9 @@ pub(crate) struct Heat {
 }
 
 /// What an axis counts in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Unit {
+    #[default]
     Plain,
     Ns,
     Bytes,
@@ -151,7 +145,40 @@ impl Unit {
     }
 }
 
+/// What a row or a line is beside the others, and so how it is drawn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Role {
+    Naive,
+    Peer,
+    Ours,
+    Limit,
+    Published,
+}
+
+impl From<results::Role> for Role {
+    /// Variants of ours are drawn as one of the other ways.
+    fn from(role: results::Role) -> Self {
+        match role {
+            results::Role::Naive => Self::Naive,
+            results::Role::Ours => Self::Ours,
+            results::Role::Limit => Self::Limit,
+            results::Role::Variant | results::Role::Peer => Self::Peer,
+        }
+    }
+}
+
 impl Role {
+    /// Returns the role in words.
+    pub(crate) const fn words(self) -> &'static str {
+        match self {
+            Self::Naive => "naive",
+            Self::Peer => "other ways",
+            Self::Ours => "uzone",
+            Self::Limit => "limit",
+            Self::Published => "published (another machine)",
+        }
+    }
+
     /// Returns how areas of the role are filled.
     pub(crate) const fn ink(self) -> Ink {
         match self {

@@ -22,8 +22,7 @@ pub(crate) fn draw(chart: &Chart, width: f64) -> Canvas {
     let id = format!("{}-{width:.0}", chart.id);
     let mut canvas = Canvas::new(&id, width);
     match &chart.plot {
-        Plot::Bars(bars) => rows::bars(&mut canvas, bars),
-        Plot::Spans(spans) => rows::spans(&mut canvas, spans),
+        Plot::Rows(rows) => rows::rows(&mut canvas, rows),
         Plot::Lines(lines) => lines::lines(&mut canvas, lines),
         Plot::Columns(columns) => columns::columns(&mut canvas, columns),
         Plot::Heat(heat) => heat::heat(&mut canvas, heat),

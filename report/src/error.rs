@@ -3,6 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use uzone_pages::ErrorKind;
+
 use crate::input::MOST_BYTES;
 use crate::text::bytes;
 
@@ -47,7 +49,7 @@ pub enum ReportError {
         #[source]
         cause: serde_json::Error,
     },
-    /// The input does not say what it is.
+    /// The input does not name its schema.
     #[error(
         "{} holds JSON without a \"schema\": give what `uzone bench ... --json` printed, or a trace",
         path.display()
@@ -118,6 +120,23 @@ pub enum ReportError {
         /// The output.
         path: PathBuf,
     },
+}
+
+impl ReportError {
+    /// Returns what kind of error this is; [`ErrorKind::Other`] where its cause determines that.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Read { .. } => ErrorKind::Other,
+            Self::NotAFile { .. } => ErrorKind::InvalidInput,
+            Self::Write { cause, .. } if cause.kind() == io::ErrorKind::PermissionDenied => {
+                ErrorKind::PermissionDenied
+            }
+            // That an output's directory is not there does not mean that an input is missing.
+            Self::Write { .. } => ErrorKind::Io,
+            _ => ErrorKind::InvalidData,
+        }
+    }
 }
 
 /// Returns what is wrong with which field.

@@ -10,17 +10,16 @@ use std::path::Path;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use crate::bench::{Bench, Metadata};
 use crate::error::ReportError;
 use crate::object::{Misfit, from_json, object};
+use crate::results::{BENCH_SCHEMA, Bench, METADATA_SCHEMA, Metadata};
 use crate::trace::{TRACE_SCHEMA, Trace};
 
 /// How long an input may be.
 pub const MOST_BYTES: u64 = 256 << 20;
 
 /// What reports are made of.
-pub(crate) const SCHEMAS: [&str; 4] =
-    ["uzone.bench/1", "uzone.bench-metadata/1", "uzone.demo/1", TRACE_SCHEMA];
+pub(crate) const SCHEMAS: [&str; 4] = [BENCH_SCHEMA, METADATA_SCHEMA, "uzone.demo/1", TRACE_SCHEMA];
 
 /// One object of an input.
 #[derive(Clone, Debug)]
@@ -85,8 +84,8 @@ pub fn parse(path: &Path, text: &[u8]) -> Result<Vec<Document>, ReportError> {
             return Err(ReportError::Schema { path: path(), schema });
         };
         let document = match schema {
-            "uzone.bench/1" => from_json(object).map(Document::Bench),
-            "uzone.bench-metadata/1" => from_json(object).map(Document::Metadata),
+            BENCH_SCHEMA => from_json(object).map(Document::Bench),
+            METADATA_SCHEMA => from_json(object).map(Document::Metadata),
             "uzone.demo/1" => from_json(object).map(|Demo { bench }| Document::Bench(bench)),
             _ => from_json(object).map(Document::Trace),
         };

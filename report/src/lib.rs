@@ -14,13 +14,13 @@
 //! ```
 //!
 //! The input is what `uzone bench ... --json` prints, and [`Trace`], the faults of a lazily mapped
-//! memory. It is somebody else's: nothing of it becomes markup or a command to a terminal, lengths are
+//! memory. It is not trusted: nothing of it becomes markup or a command to a terminal, lengths are
 //! bounded, and what is not understood is refused with what would help.
 //!
 //! | file | mechanism |
 //! |---|---|
 //! | `input`, `object` | reading documents |
-//! | `bench`, `trace`, `machine` | what they hold; the format of a trace |
+//! | `results`, `trace`, `machine` | what they hold, as it is written and read |
 //! | `figures` | which charts a document has |
 //! | `chart` | what is drawn, and its numbers |
 //! | `draw` | the layout of each kind of chart |
@@ -29,7 +29,6 @@
 //! | `write` | files that are there as a whole or not at all |
 #![forbid(unsafe_code)]
 
-mod bench;
 mod canvas;
 mod chart;
 mod draw;
@@ -39,15 +38,16 @@ mod html;
 mod input;
 mod machine;
 mod object;
+pub mod results;
 mod terminal;
 mod text;
 mod trace;
 mod write;
 
-pub use bench::{Bench, Metadata};
 pub use error::ReportError;
 pub use input::{Document, MOST_BYTES, parse, read};
 pub use machine::Machine;
+pub use results::{Bench, Metadata};
 pub use text::{human_duration, number};
 pub use trace::{Class, Outcome, Record, Summary, TRACE_SCHEMA, Trace};
 pub use write::replace;

@@ -6,14 +6,14 @@ use crate::text::{bytes, date};
 
 /// A machine and a build, as `uzone bench --json` and a trace name them.
 ///
-/// What a file does not say is empty or 0, and left out of the foot.
+/// What a file lacks is empty or 0, and left out of the foot.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Machine {
     /// The name of the CPU.
     pub cpu: String,
-    /// How many CPUs the process could use.
-    pub cpus: u64,
+    /// How many CPUs the process may use.
+    pub cpus: usize,
     /// The memory of the host.
     pub memory_bytes: u64,
     /// The release of the kernel.
@@ -36,22 +36,22 @@ impl Machine {
     /// Returns the machine as a sentence.
     pub(crate) fn sentence(&self) -> String {
         let mut parts = Vec::new();
-        let mut say = |is_known: bool, part: String| {
+        let mut add = |is_known: bool, part: String| {
             if is_known {
                 parts.push(part);
             }
         };
-        say(!self.cpu.is_empty(), self.cpu.clone());
-        say(self.cpus != 0, format!("{} CPUs", self.cpus));
-        say(self.memory_bytes != 0, bytes(self.memory_bytes));
-        say(!self.kernel.is_empty(), format!("Linux {}", self.kernel));
-        say(self.page_bytes != 0, format!("pages of {}", bytes(self.page_bytes)));
+        add(!self.cpu.is_empty(), self.cpu.clone());
+        add(self.cpus != 0, format!("{} CPUs", self.cpus));
+        add(self.memory_bytes != 0, bytes(self.memory_bytes));
+        add(!self.kernel.is_empty(), format!("Linux {}", self.kernel));
+        add(self.page_bytes != 0, format!("pages of {}", bytes(self.page_bytes)));
         let huge = &self.transparent_huge_pages;
-        say(!huge.is_empty(), format!("transparent huge pages {huge}"));
-        say(!self.stream.is_empty(), format!("{} stores", self.stream));
+        add(!huge.is_empty(), format!("transparent huge pages {huge}"));
+        add(!self.stream.is_empty(), format!("{} stores", self.stream));
         let commit = self.commit.as_deref().unwrap_or("unknown");
-        say(!self.version.is_empty(), format!("uzone {} (commit {commit})", self.version));
-        say(self.unix_seconds != 0, date(self.unix_seconds));
+        add(!self.version.is_empty(), format!("uzone {} (commit {commit})", self.version));
+        add(self.unix_seconds != 0, date(self.unix_seconds));
         if parts.is_empty() {
             "a machine that the file does not name".into()
         } else {

@@ -11,11 +11,10 @@
 
 use std::fmt;
 use std::io::Write;
-use std::marker::PhantomData;
 use std::time::Duration;
 
 use serde::de::{self, Deserializer, SeqAccess, Visitor};
-use serde::ser::{SerializeTuple, Serializer};
+use serde::ser::Serializer;
 use serde::{Deserialize, Serialize};
 use uzone_fault::{FaultClass, FaultOutcome, FaultRecord, FaultTrace, Latency};
 use uzone_pages::{ByteLen, PageSize};
@@ -27,9 +26,10 @@ use crate::object::{object, objects};
 pub const TRACE_SCHEMA: &str = "uzone.trace/1";
 
 /// The faults of one mapping.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Trace {
-    schema: Schema,
+    #[serde(deserialize_with = "this_schema")]
+    schema: String,
     /// Where it was taken.
     #[serde(default, deserialize_with = "object")]
     pub machine: Machine,
@@ -87,7 +87,8 @@ pub struct Summary {
 }
 
 /// The kinds of fault.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Class {
     /// There was no page.
     Missing,
@@ -96,15 +97,17 @@ pub enum Class {
     /// The page was protected against the write.
     WriteProtect,
     /// One that this version does not know.
+    #[serde(other)]
     Other,
 }
 
 /// What became of a fault.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Outcome {
-    /// The page was at hand.
+    /// The page was ready.
     AtHand,
-    /// Somebody was producing the page already.
+    /// Another thread was producing the page already.
     Coalesced,
     /// A thread that waits for devices produced it.
     Produced,
@@ -113,6 +116,7 @@ pub enum Outcome {
     /// The answer was deferred: the kernel reports the fault again.
     PutOff,
     /// One that this version does not know.
+    #[serde(other)]
     Other,
 }
 
@@ -146,79 +150,10 @@ impl Class {
     }
 }
 
-/// What has a name in a trace.
-trait Named: Copy + PartialEq + 'static {
-    /// The names, and last the value of a name that is none of them.
-    const NAMES: &'static [(Self, &'static str)];
-
-    fn name(self) -> &'static str {
-        Self::NAMES.iter().find(|(value, _)| *value == self).map_or("other", |(_, name)| name)
-    }
-}
-
-impl Named for Class {
-    const NAMES: &'static [(Self, &'static str)] = &[
-        (Self::Missing, "missing"),
-        (Self::Minor, "minor"),
-        (Self::WriteProtect, "write_protect"),
-        (Self::Other, "other"),
-    ];
-}
-
-impl Named for Outcome {
-    const NAMES: &'static [(Self, &'static str)] = &[
-        (Self::AtHand, "at_hand"),
-        (Self::Coalesced, "coalesced"),
-        (Self::Produced, "produced"),
-        (Self::Failed, "failed"),
-        (Self::PutOff, "put_off"),
-        (Self::Other, "other"),
-    ];
-}
-
-struct NameVisitor<T>(PhantomData<T>);
-
-impl<T: Named> Visitor<'_> for NameVisitor<T> {
-    type Value = T;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a name")
-    }
-
-    fn visit_str<E: de::Error>(self, name: &str) -> Result<T, E> {
-        let known = T::NAMES.iter().find(|(_, known)| *known == name).or(T::NAMES.last());
-        known.map(|(value, _)| *value).ok_or_else(|| E::custom("nothing has a name"))
-    }
-}
-
-macro_rules! by_name {
-    ($($name:ty),*) => {$(
-        impl Serialize for $name {
-            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-                serializer.serialize_str(self.name())
-            }
-        }
-
-        impl<'de> Deserialize<'de> for $name {
-            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                deserializer.deserialize_str(NameVisitor(PhantomData))
-            }
-        }
-    )*};
-}
-
-by_name!(Class, Outcome);
-
 impl Serialize for Record {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut record = serializer.serialize_tuple(6)?;
-        record.serialize_element(&self.at_ns)?;
-        record.serialize_element(&self.offset_bytes)?;
-        record.serialize_element(&self.class)?;
-        record.serialize_element(&self.is_write)?;
-        record.serialize_element(&self.outcome)?;
-        record.serialize_element(&self.latency_ns)?;
-        record.end()
+        let &Self { at_ns, offset_bytes, class, is_write, outcome, latency_ns } = self;
+        (at_ns, offset_bytes, class, is_write, outcome, latency_ns).serialize(serializer)
     }
 }
 
@@ -257,24 +192,13 @@ impl<'de> Deserialize<'de> for Record {
     }
 }
 
-/// The name of the schema: always the one.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Schema;
-
-impl Serialize for Schema {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(TRACE_SCHEMA)
+/// Reads the name of the schema, which is always the one.
+fn this_schema<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    let name = String::deserialize(deserializer)?;
+    if name == TRACE_SCHEMA {
+        return Ok(name);
     }
-}
-
-impl<'de> Deserialize<'de> for Schema {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let name = String::deserialize(deserializer)?;
-        if name == TRACE_SCHEMA {
-            return Ok(Self);
-        }
-        Err(de::Error::invalid_value(de::Unexpected::Str(&name), &TRACE_SCHEMA))
-    }
+    Err(de::Error::invalid_value(de::Unexpected::Str(&name), &TRACE_SCHEMA))
 }
 
 fn nanoseconds(time: Duration) -> u64 {
@@ -350,7 +274,7 @@ impl Trace {
         latencies: &[Latency],
     ) -> Self {
         Self {
-            schema: Schema,
+            schema: TRACE_SCHEMA.to_owned(),
             machine,
             page_size_bytes: page.bytes(),
             len_bytes: len.get(),

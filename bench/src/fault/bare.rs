@@ -19,8 +19,7 @@ use uzone_os::uffd::{
 use uzone_os::{Anonymous, HugeAdvice, Mapping};
 use uzone_pages::ByteLen;
 
-use super::source::Reads;
-use super::split::mark;
+use super::source::{Reads, mark};
 use crate::suite::BenchError;
 
 /// How a handler answers for a page.

@@ -5,15 +5,12 @@
 //! once would look good at every density. The ratio of `auto` to the fastest window of its table is
 //! `ratio_best`.
 
-use std::sync::Arc;
-
 use uzone_pages::ByteLen;
 
-use super::run::{PAGE, Run};
-use super::scan::{file_backing, placed, settled, way};
-use super::source::{Source, word};
-use super::touch::{Pattern, Placement, touch};
-use crate::report::{FaultSpec, Log, Role, Table};
+use super::run::{Ours, Run, Visit};
+use super::source::{PAGE, Source};
+use super::touch::{Pattern, Placement};
+use crate::report::Role;
 use crate::suite::{BenchError, Suite};
 
 /// A part of the pages.
@@ -57,29 +54,19 @@ pub(super) fn tables(
         }
         let touched = (order.len() * per_mille / 1000).max(1);
         let parts = [order[..touched].to_vec()];
-        let parts = &parts;
+        let visit = Visit { is_timed: false, ..Visit::timed(&parts, placement) };
         let engine = placement.engine()?;
         let engine = &engine;
         let mut suite = Suite::new(len);
         for window in std::iter::once(None).chain(windows.iter().copied().map(Some)) {
-            let way = way(window, placement)?;
+            let Ours { row, name, options } = Ours::new(window, placement)?;
             let role = if window.is_none() { Role::Ours } else { Role::Variant };
-            let case = format!("{table}/{}", way.row);
-            let log = Log::default();
-            let found = log.clone();
-            let id = case.clone();
-            let spec = suite.add(role, &id, way.name, 0, 1, move || {
-                let backing = Arc::new(file_backing(file)?);
-                let memory =
-                    placement.by_handler(|| Ok(engine.map(len, backing, &way.options)?))?;
-                let done = touch(&case, &memory, parts, placement, false, word)?;
-                let stats = settled(&memory);
-                let wasted = placed(&stats).saturating_sub(touched as u64);
-                found.borrow_mut().push(stats.faults, wasted, done.times_ns);
-                Ok(done.elapsed)
+            let spec = suite.faults(role, &format!("{table}/{row}"), name, 1, move |row| {
+                let backing = file.backing()?;
+                let memory = placement.by_handler(|| Ok(engine.map(len, backing, &options)?))?;
+                visit.lazy(row, &memory)
             });
-            spec.faults = Some(FaultSpec { log, ..FaultSpec::default() });
-            spec.pages = touched as u64;
+            spec.pages = visit.touched();
             spec.is_rival = true;
         }
         let rounds = rounds.min(run.settings.rounds);
@@ -88,15 +75,16 @@ pub(super) fn tables(
         } else {
             String::new()
         };
-        run.bench.tables.push(Table {
-            title: format!(
-                "A file in the page cache, {density} % of its pages in random order: {len}, {touched} touches"
-            ),
-            note: format!("{}; *x best* of auto is its time by the fastest row's{marked}", placement.title),
-            id: table,
-        });
+        let title = format!(
+            "A file in the page cache, {density} % of its pages in random order: {len}, {touched} touches"
+        );
+        let note = format!(
+            "{}; *x best* of auto is its time by the fastest row's{marked}",
+            placement.title
+        );
+        run.session.table(table, title, note);
         let what = format!("{density} % at random{}", placement.id);
-        suite.run(&what, rounds, run.watch, &mut run.bench.results)?;
+        suite.run(&what, rounds, run.session.watch, &mut run.session.bench.results)?;
     }
     Ok(())
 }

@@ -1,18 +1,16 @@
 //! What transparent huge pages are for: reading at random what is there, from memory that was filled in
 //! small pages, filled in huge ones, or made huge afterwards.
 
-use std::sync::Arc;
 use std::time::Instant;
 
 use uzone_fault::{Engine, HugePages, LazyMapping, LazyOptions, Populate};
 use uzone_os::{Anonymous, HugeAdvice, Mapping};
 use uzone_pages::ByteLen;
 
-use super::run::Run;
-use super::scan::{CopyMethod, file_backing, way};
+use super::run::{Ours, Run};
 use super::source::{Reads, Source, word};
 use super::touch::Placement;
-use crate::report::{Role, Table};
+use crate::report::Role;
 use crate::suite::{BenchError, Suite};
 
 /// The row of a mapping in transparent huge pages.
@@ -23,10 +21,9 @@ const READS: usize = 1 << 20;
 const MOST: ByteLen = ByteLen::mib(512);
 
 /// A mapping in transparent huge pages, each filled whole.
-pub(super) fn transparent(placement: &Placement) -> Result<CopyMethod, BenchError> {
-    let way = way(None, placement)?;
-    let options = way.options.huge(HugePages::Transparent);
-    Ok(CopyMethod { row: ROW.to_owned(), name: "ours, transparent huge pages".to_owned(), options })
+pub(super) fn transparent(placement: &Placement) -> Result<Ours, BenchError> {
+    let options = Ours::new(None, placement)?.options.huge(HugePages::Transparent);
+    Ok(Ours { row: ROW.to_owned(), name: "ours, transparent huge pages".to_owned(), options })
 }
 
 /// Makes one huge page as the rows will. Returns why that is not possible here.
@@ -34,8 +31,7 @@ pub(super) fn is_possible(file: &Source) -> Result<Result<(), String>, BenchErro
     let placement = Placement::anywhere()?;
     let engine = placement.engine()?;
     let options = LazyOptions::default().huge(HugePages::Transparent);
-    let backing = Arc::new(file_backing(file)?);
-    let memory = match engine.map(ByteLen::mib(2), backing, &options) {
+    let memory = match engine.map(ByteLen::mib(2), file.backing()?, &options) {
         Ok(memory) => memory,
         Err(error) => {
             let cause = std::error::Error::source(&error).map(|cause| format!(": {cause}"));
@@ -57,7 +53,7 @@ fn filled(
     huge: HugePages,
 ) -> Result<LazyMapping, BenchError> {
     let options = LazyOptions::default().huge(huge);
-    let memory = engine.map(len, Arc::new(file_backing(file)?), &options)?;
+    let memory = engine.map(len, file.backing()?, &options)?;
     memory.populate(0..len.get(), Populate::All)?;
     Ok(memory)
 }
@@ -88,8 +84,7 @@ pub(super) fn table(run: &mut Run<'_>, file: &Source) -> Result<(), BenchError> 
     let collapsed = filled(&engine, file, len, HugePages::None)?;
     let made = collapsed.collapse(0..len.get())?;
     if made.skipped != 0 || huge.stats().huge_pages << 21 != len.get() {
-        let reason = "not all pages are huge: too little memory is in one piece";
-        run.skip(TABLE, reason.to_owned());
+        run.skip(TABLE, "not all pages are huge: too little memory is in one piece");
         return Ok(());
     }
     let own = file.map(len)?;
@@ -116,21 +111,18 @@ pub(super) fn table(run: &mut Run<'_>, file: &Source) -> Result<(), BenchError> 
             for &offset in offsets {
                 memory.read(offset, &mut bytes)?;
                 if u64::from_ne_bytes(bytes) != word(offset) {
-                    let offset = usize::try_from(offset).unwrap_or(usize::MAX);
-                    return Err(BenchError::WrongByte { row: case.clone(), offset });
+                    return Err(BenchError::wrong_byte(&case, offset));
                 }
             }
             Ok(begun.elapsed())
         });
         spec.pages = READS as u64;
-        spec.naive = Some(format!("{TABLE}/small"));
-        spec.limit = Some((format!("{TABLE}/plain"), 0));
+        spec.naive(format!("{TABLE}/small")).limit(format!("{TABLE}/plain"), 0);
     }
-    run.bench.tables.push(Table {
-        id: TABLE.to_owned(),
-        title: format!("Reading what is there: {READS} words at random of {len}"),
-        note: "each word is compared; nothing is filled meanwhile; naive is ours in small pages"
-            .to_owned(),
-    });
-    suite.run("reading at random", run.settings.rounds, run.watch, &mut run.bench.results)
+    run.session.table(
+        TABLE,
+        format!("Reading what is there: {READS} words at random of {len}"),
+        "each word is compared; nothing is filled meanwhile; naive is ours in small pages",
+    );
+    run.session.run(suite, "reading at random")
 }

@@ -1,17 +1,23 @@
-//! What the tables of `uzone bench fault` share: [`Run`].
+//! What the tables of `uzone bench fault` share: what they are run with ([`Run`]), one way of ours
+//! ([`Ours`]), and the touches of a row ([`Visit`]).
 
-use crate::group::Watch;
-use crate::report::{Bench, Skipped};
-use crate::settings::{FaultSettings, wants};
+use std::time::Duration;
 
-/// The page that the tables count in; a host with another one is refused.
-pub(super) const PAGE: u64 = 4096;
+use uzone_fault::{FaultStats, LazyMapping, LazyOptions, MapError};
+use uzone_os::Mapping;
+use uzone_pages::{Advice, ByteLen, FaultAround};
+
+use super::bare::Bare;
+use super::source::{PAGE, Reads, word};
+use super::touch::{Placement, Touched, touch};
+use crate::report::Found;
+use crate::settings::FaultSettings;
+use crate::suite::{BenchError, Session};
 
 /// What the tables are run with.
 pub(super) struct Run<'a> {
+    pub(super) session: Session<'a>,
     pub(super) settings: &'a FaultSettings,
-    pub(super) watch: Watch<'a>,
-    pub(super) bench: Bench,
     /// Whether mappings can have transparent huge pages.
     pub(super) has_huge: bool,
 }
@@ -19,12 +25,118 @@ pub(super) struct Run<'a> {
 impl Run<'_> {
     /// Returns whether a table was asked for.
     pub(super) fn wants(&self, table: &str) -> bool {
-        wants(&self.settings.tables, table)
+        self.session.wants(table)
     }
 
-    pub(super) fn skip(&mut self, table: &str, reason: String) {
+    /// Leaves a table out, if it was asked for.
+    pub(super) fn skip(&mut self, table: &str, reason: impl Into<String>) {
         if self.wants(table) {
-            self.bench.skipped.push(Skipped { id: table.to_owned(), reason });
+            self.session.skip(table, reason);
         }
+    }
+}
+
+/// One way of ours: its row, its name, and its options.
+pub(super) struct Ours {
+    pub(super) row: String,
+    pub(super) name: String,
+    pub(super) options: LazyOptions,
+}
+
+impl Ours {
+    /// A window of so many pages, or the one that adapts.
+    pub(super) fn new(order: Option<u8>, placement: &Placement) -> Result<Self, BenchError> {
+        let (row, name, advice, size) = match order {
+            Some(order) => {
+                let pages = 1_u64 << order;
+                let size = ByteLen::new(pages * PAGE);
+                let size = FaultAround::try_new(size).map_err(MapError::from)?;
+                let advice = if order == 0 { Advice::Random } else { Advice::Normal };
+                let name = if pages == 1 { "page" } else { "pages" };
+                (format!("order-{order}"), format!("ours, {pages} {name}"), advice, size)
+            }
+            None => {
+                ("auto".to_owned(), "ours, auto".to_owned(), Advice::Auto, FaultAround::DEFAULT)
+            }
+        };
+        let mut options = LazyOptions::default().advice(advice).fault_around(size);
+        if let Some(spin) = placement.spin {
+            options = options.spin(spin);
+        }
+        Ok(Self { row, name, options })
+    }
+}
+
+/// The pages that each row of a table touches, and how.
+#[derive(Clone, Copy)]
+pub(super) struct Visit<'a> {
+    /// The offsets that each thread touches.
+    pub(super) parts: &'a [Vec<u64>],
+    pub(super) placement: &'a Placement,
+    /// The size of the pages that are touched.
+    pub(super) page_bytes: u64,
+    /// Whether each touch is timed.
+    pub(super) is_timed: bool,
+    /// Returns the right word at an offset.
+    pub(super) expected: fn(u64) -> u64,
+}
+
+impl<'a> Visit<'a> {
+    /// Touches of pages with the words of the file, each of them timed.
+    pub(super) fn timed(parts: &'a [Vec<u64>], placement: &'a Placement) -> Self {
+        Self { parts, placement, page_bytes: PAGE, is_timed: true, expected: word }
+    }
+
+    /// Returns how many pages are touched.
+    pub(super) fn touched(&self) -> u64 {
+        self.parts.iter().map(|part| part.len() as u64).sum()
+    }
+
+    /// Touches any memory.
+    pub(super) fn touch(&self, row: &str, memory: &impl Reads) -> Result<Touched, BenchError> {
+        touch(row, memory, self.parts, self.placement, self.is_timed, self.expected)
+    }
+
+    /// Touches memory of a one-page handler, which maps the faulting pages and nothing else.
+    pub(super) fn bare(&self, row: &str, memory: &Bare) -> Result<Found, BenchError> {
+        let done = self.touch(row, memory);
+        memory.check(row)?;
+        Ok(done?.found(memory.faults(), 0))
+    }
+
+    /// Touches memory of ours.
+    pub(super) fn lazy(&self, row: &str, memory: &LazyMapping) -> Result<Found, BenchError> {
+        let done = self.touch(row, memory)?;
+        Ok(self.found(done, memory, self.touched()))
+    }
+
+    /// Sums up touches of memory of ours, of which so many pages were touched.
+    pub(super) fn found(&self, done: Touched, memory: &LazyMapping, touched: u64) -> Found {
+        let stats = settled(memory);
+        let placed = stats.demand + stats.around + stats.populated;
+        // The untouched rest of a huge page counts as wasted small pages.
+        let placed = placed * (memory.page_size().bytes() / self.page_bytes);
+        done.found(stats.faults, placed.saturating_sub(touched))
+    }
+
+    /// Touches a mapping whose faults the kernel handles.
+    pub(super) fn kernel(&self, row: &str, memory: &Mapping) -> Result<Found, BenchError> {
+        let done = self.touch(row, memory)?;
+        let resident = memory.resident()?.get() / self.page_bytes;
+        let faults = done.kernel_faults;
+        Ok(done.found(faults, resident.saturating_sub(self.touched())))
+    }
+}
+
+/// Waits until no page is installed any more: neighbours come after the page that was touched.
+fn settled(memory: &LazyMapping) -> FaultStats {
+    let mut before = memory.stats();
+    loop {
+        std::thread::sleep(Duration::from_millis(2));
+        let now = memory.stats();
+        if now == before {
+            return now;
+        }
+        before = now;
     }
 }

@@ -5,19 +5,16 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use uzone_fault::{
-    Backing, Engine, FaultStats, FileBacking, HugePages, LazyMapping, LazyOptions, MapError,
-    MemoryBacking,
-};
+use uzone_fault::{Backing, Engine, HugePages, LazyMapping, LazyOptions, MemoryBacking};
 use uzone_os::{Access, HugeSize, Mapping, Sharing};
-use uzone_pages::{Advice, ByteLen, FaultAround, PageSize};
+use uzone_pages::{ByteLen, PageSize};
 
 use super::bare::{Answer, Bare, Waiting};
 use super::huge;
-use super::run::{PAGE, Run};
-use super::source::{self, Source, word};
-use super::touch::{Pattern, Placement, touch};
-use crate::report::{FaultSpec, Log, Published, Role, Table};
+use super::run::{Ours, Run, Visit};
+use super::source::{self, Source};
+use super::touch::{Pattern, Placement};
+use crate::report::{Published, Role};
 use crate::suite::{BenchError, Suite};
 
 /// The orders of the windows, as published.
@@ -88,7 +85,7 @@ impl Backend<'_> {
         options: &LazyOptions,
     ) -> Result<LazyMapping, BenchError> {
         let backing: Arc<dyn Backing> = match self {
-            Self::File(file, _) | Self::HugeCopy(file, _) => Arc::new(file_backing(file)?),
+            Self::File(file, _) | Self::HugeCopy(file, _) => file.backing()?,
             Self::Memory(memory) => Arc::new(MemoryBacking::new(memory.clone(), Sharing::Private)?),
         };
         let mut options = options.clone();
@@ -106,55 +103,6 @@ impl Backend<'_> {
     }
 }
 
-pub(super) fn file_backing(file: &Source) -> Result<FileBacking, BenchError> {
-    FileBacking::new(file.again()?)
-        .map_err(|cause| BenchError::UseFile { what: "ask the length of", cause })
-}
-
-/// One way of ours: its id, its name, and its options.
-pub(super) struct CopyMethod {
-    pub(super) row: String,
-    pub(super) name: String,
-    pub(super) options: LazyOptions,
-}
-
-/// A window of so many pages, or the one that adapts.
-pub(super) fn way(order: Option<u8>, placement: &Placement) -> Result<CopyMethod, BenchError> {
-    let (row, name, advice, fault_around) = match order {
-        Some(order) => {
-            let pages = 1_u64 << order;
-            let size = FaultAround::try_new(ByteLen::new(pages * PAGE)).map_err(MapError::from)?;
-            let advice = if order == 0 { Advice::Random } else { Advice::Normal };
-            let name = if pages == 1 { "page" } else { "pages" };
-            (format!("order-{order}"), format!("ours, {pages} {name}"), advice, size)
-        }
-        None => ("auto".to_owned(), "ours, auto".to_owned(), Advice::Auto, FaultAround::DEFAULT),
-    };
-    let mut options = LazyOptions::default().advice(advice).fault_around(fault_around);
-    if let Some(spin) = placement.spin {
-        options = options.spin(spin);
-    }
-    Ok(CopyMethod { row, name, options })
-}
-
-/// Waits until nothing is put in place any more: neighbours come after the page that was touched.
-pub(super) fn settled(memory: &LazyMapping) -> FaultStats {
-    let mut before = memory.stats();
-    loop {
-        std::thread::sleep(Duration::from_millis(2));
-        let now = memory.stats();
-        if now == before {
-            return now;
-        }
-        before = now;
-    }
-}
-
-/// Returns how many pages were put in place.
-pub(super) fn placed(stats: &FaultStats) -> u64 {
-    stats.demand + stats.around + stats.populated
-}
-
 /// Measures one table.
 pub(super) fn table(
     run: &mut Run<'_>,
@@ -169,78 +117,55 @@ pub(super) fn table(
     }
     let page = backend.page();
     let parts = pattern.parts(len, page.bytes(), placement.threads);
-    let touched: u64 = parts.iter().map(|part| part.len() as u64).sum();
     let threads = parts.len();
     let is_timed = pattern == Pattern::OnePerTable;
+    let visit = Visit { is_timed, page_bytes: page.bytes(), ..Visit::timed(&parts, placement) };
+    let touched = visit.touched();
     let is_headline = placement.is_first && !is_timed && !backend.is_huge();
-    let naive = format!("{table}/naive");
-    let limit = format!("{table}/populate");
-    let naive_log = Log::default();
-    let engine = placement.engine()?;
-    let (engine, parts) = (&engine, &parts);
-
+    let id = |row: &str| format!("{table}/{row}");
+    let engine = &placement.engine()?;
     // How many pages were to be huge, and were not.
-    let lacking = Cell::new(0);
-    let lacking = &lacking;
+    let lacking = &Cell::new(0);
     let mut suite = Suite::new(len);
-    let spins = placement.spin != Some(Duration::ZERO);
-    let alike = if spins { format!("{table}/naive-spin") } else { naive.clone() };
-    let mut bare = |role: Role, row: &str, name: &str, waiting: Waiting, log: Log| {
-        let id = format!("{table}/{row}");
-        let (found, case) = (log.clone(), id.clone());
-        let spec = suite.add(role, &id, name, 0, threads, move || {
-            let memory = placement.by_handler(|| backend.bare(len, waiting))?;
-            let done = touch(&case, &memory, parts, placement, is_timed, word);
-            memory.check(&case)?;
-            let done = done?;
-            // It maps the faulting pages, and nothing else.
-            found.borrow_mut().push(memory.faults(), 0, done.times_ns);
-            Ok(done.elapsed)
-        });
-        spec.faults = Some(FaultSpec { log, ..FaultSpec::default() });
-    };
-    bare(Role::Naive, "naive", "one page, poll and read", Waiting::Poll, naive_log.clone());
-    if spins {
+
+    let spec = suite.faults(Role::Naive, &id("naive"), "one page, poll and read", threads, |row| {
+        visit.bare(row, &placement.by_handler(|| backend.bare(len, Waiting::Poll))?)
+    });
+    let naive_log = spec.faults.log.clone();
+    let mut alike = id("naive");
+    if placement.spin != Some(Duration::ZERO) {
+        alike = id("naive-spin");
         let spin = placement.spin.unwrap_or(LazyOptions::DEFAULT_SPIN);
         let name = "one page, waiting as ours does";
-        bare(Role::Peer, "naive-spin", name, Waiting::Spin(spin), Log::default());
+        suite.faults(Role::Peer, &alike, name, threads, move |row| {
+            visit.bare(row, &placement.by_handler(|| backend.bare(len, Waiting::Spin(spin)))?)
+        });
     }
-
     let orders = ORDERS.into_iter().map(Some).filter(|_| !backend.is_huge());
-    let mut ways: Vec<(Option<u8>, CopyMethod)> = Vec::new();
+    let mut ways: Vec<(Option<u8>, Ours)> = Vec::new();
     for order in orders.chain([None]) {
-        ways.push((order, way(order, placement)?));
+        ways.push((order, Ours::new(order, placement)?));
     }
     if matches!(backend, Backend::File(..)) && run.has_huge {
         ways.push((None, huge::transparent(placement)?));
     }
-    for (order, CopyMethod { row, name, options }) in ways {
-        let id = format!("{table}/{row}");
-        let log = Log::default();
-        let (found, case) = (log.clone(), id.clone());
+    for (order, Ours { row, name, options }) in ways {
         let is_transparent = row == huge::ROW;
-        let spec = suite.add(Role::Ours, &id, name, 0, threads, move || {
+        let spec = suite.faults(Role::Ours, &id(&row), name, threads, move |row| {
             let memory = placement.by_handler(|| backend.lazy(engine, len, &options))?;
-            let done = touch(&case, &memory, parts, placement, is_timed, word)?;
-            let stats = settled(&memory);
-            // The untouched rest of a huge page counts as wasted small pages.
-            let placed = placed(&stats) * (memory.page_size().bytes() / page.bytes());
-            found.borrow_mut().push(stats.faults, placed.saturating_sub(touched), done.times_ns);
+            let found = visit.lazy(row, &memory)?;
             if is_transparent {
                 // Each pattern touches each of them.
-                lacking.set(lacking.get() + (len.get() >> 21).saturating_sub(stats.huge_pages));
+                let huge = memory.stats().huge_pages;
+                lacking.set(lacking.get() + (len.get() >> 21).saturating_sub(huge));
             }
-            Ok(done.elapsed)
+            Ok(found)
         });
-        spec.faults = Some(FaultSpec {
-            log,
-            waiting_alike: Some(alike.clone()),
-            naive: is_timed.then(|| naive_log.clone()),
-            ..FaultSpec::default()
-        });
+        spec.faults.waiting_alike = Some(alike.clone());
+        spec.faults.naive = is_timed.then(|| naive_log.clone());
         if is_headline && row == BY_DEFAULT {
             let title = backend.title().to_lowercase();
-            spec.headline = Some(format!("map {len} of {title}, {}", pattern.title()));
+            spec.headline(format!("map {len} of {title}, {}", pattern.title()));
         }
         let is_published = matches!(backend, Backend::File(..)) && threads == 1;
         spec.published = order.filter(|_| is_published).and_then(|order| {
@@ -248,34 +173,12 @@ pub(super) fn table(
             published(pattern, index, touched)
         });
     }
-    for (role, row, name, populates) in [
-        (Role::Peer, "kernel", "the kernel's own mapping", false),
-        (Role::Limit, "populate", "limit, populated by the kernel", true),
-    ] {
-        let id = format!("{table}/{row}");
-        let log = Log::default();
-        let (found, case) = (log.clone(), id.clone());
-        let spec = suite.add(role, &id, name, 0, threads, move || {
-            let memory = backend.plain(len)?;
-            let begun = Instant::now();
-            if populates {
-                memory.populate(0..len.get())?;
-            }
-            let populated = begun.elapsed();
-            let done = touch(&case, &memory, parts, placement, is_timed, word)?;
-            let wasted = (memory.resident()?.get() / page.bytes()).saturating_sub(touched);
-            found.borrow_mut().push(done.kernel_faults, wasted, done.times_ns);
-            Ok(if populates { populated + done.elapsed } else { done.elapsed })
-        });
-        spec.faults = Some(FaultSpec { log, ..FaultSpec::default() });
-    }
+    add_kernel(&mut suite, &table, backend, visit, len);
     suite.each_spec(|spec| {
-        spec.pages = touched;
-        spec.naive = Some(naive.clone());
-        // Where one page of a table is touched, populating does much more than the row.
-        spec.limit = (!is_timed).then(|| (limit.clone(), 0));
-        if spec.bytes == 0 && !is_timed {
-            spec.bytes = touched * page.bytes();
+        spec.naive(id("naive")).pages = touched;
+        if !is_timed {
+            // Where one page of a table is touched, populating does much more than the row.
+            spec.limit(id("populate"), 0).bytes = touched * page.bytes();
         }
     });
     let mut note = placement.title.clone();
@@ -283,21 +186,42 @@ pub(super) fn table(
         Some(spin) if spin.is_zero() => write!(note, "; ours sleeps at once when nothing is left"),
         _ => write!(note, "; ours looks for {:?} before it sleeps", LazyOptions::DEFAULT_SPIN),
     };
-    run.bench.tables.push(Table {
-        id: table.clone(),
-        title: format!("{}, {}: {len}, {touched} touches", backend.title(), pattern.title()),
-        note,
-    });
-    let what = format!("{} {}{}", pattern.id(), backend.id(), placement.id);
-    suite.run(&what, run.settings.rounds, run.watch, &mut run.bench.results)?;
+    let title = format!("{}, {}: {len}, {touched} touches", backend.title(), pattern.title());
+    run.session.table(&table, title, note);
+    run.session.run(suite, &format!("{} {}{}", pattern.id(), backend.id(), placement.id))?;
     let lacking = lacking.get();
     if lacking != 0 {
         // A row of the one that were pages of the other would be none.
-        let id = format!("{table}/{}", huge::ROW);
-        run.bench.results.retain(|row| row.id != id);
+        let id = id(huge::ROW);
+        run.session.bench.results.retain(|row| row.id != id);
         run.skip(&id, format!("{lacking} pages were not huge: too little memory is in one piece"));
     }
     Ok(())
+}
+
+/// Adds the kernel's own mapping, and the limit: the same populated at once.
+fn add_kernel<'a>(
+    suite: &mut Suite<'a>,
+    table: &str,
+    backend: &'a Backend<'_>,
+    visit: Visit<'a>,
+    len: ByteLen,
+) {
+    let threads = visit.parts.len();
+    let name = "the kernel's own mapping";
+    suite.faults(Role::Peer, &format!("{table}/kernel"), name, threads, move |row| {
+        visit.kernel(row, &backend.plain(len)?)
+    });
+    let name = "limit, populated by the kernel";
+    suite.faults(Role::Limit, &format!("{table}/populate"), name, threads, move |row| {
+        let memory = backend.plain(len)?;
+        let begun = Instant::now();
+        memory.populate(0..len.get())?;
+        let populated = begun.elapsed();
+        let mut found = visit.kernel(row, &memory)?;
+        found.elapsed += populated;
+        Ok(found)
+    });
 }
 
 /// Seconds for 16 GiB in order, by order of the window, one thread.
@@ -316,5 +240,5 @@ fn published(pattern: Pattern, index: usize, touched: u64) -> Option<Published> 
         Pattern::Random => return None,
     };
     let ns = Duration::from_secs_f64(seconds).as_nanos() * u128::from(touched) / u128::from(pages);
-    Some(Published { ns: u64::try_from(ns).ok().filter(|ns| *ns > 0)?, source: SHUTEMOV })
+    Some(Published { ns: u64::try_from(ns).ok().filter(|ns| *ns > 0)?, source: SHUTEMOV.into() })
 }

@@ -6,12 +6,14 @@ use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use uzone_fault::LazyMapping;
+use uzone_fault::{FileBacking, LazyMapping};
 use uzone_os::{Access, HugeSize, Mapping, Sharing, file_system, page_cache};
 use uzone_pages::ByteLen;
 
-use super::run::PAGE;
 use crate::suite::BenchError;
+
+/// The page that the tables count in; a host with another one is refused.
+pub(super) const PAGE: u64 = 4096;
 
 /// How much is written at once.
 const PIECE: usize = 1 << 20;
@@ -24,6 +26,16 @@ pub(super) fn word(offset: u64) -> u64 {
 /// Returns where a page is looked at: in another of its lines each time.
 pub(super) fn place(page: u64) -> u64 {
     page * PAGE + page % (PAGE / 8) * 8
+}
+
+/// Writes the one word of each page that is looked at.
+pub(super) fn mark(offset: u64, pages: &mut [u8]) {
+    for (index, page) in pages.chunks_exact_mut(4096).enumerate() {
+        let start = offset + index as u64 * PAGE;
+        let at = place(start / PAGE);
+        let inside = usize::try_from(at - start).unwrap_or(0);
+        page[inside..inside + 8].copy_from_slice(&word(at).to_ne_bytes());
+    }
 }
 
 fn fill(offset: u64, out: &mut [u8]) {
@@ -72,6 +84,12 @@ impl Source {
     /// Returns the file once more.
     pub(super) fn again(&self) -> Result<File, BenchError> {
         self.file.try_clone().map_err(|cause| BenchError::UseFile { what: "share", cause })
+    }
+
+    /// Returns a backing of the file's bytes.
+    pub(super) fn backing(&self) -> Result<Arc<FileBacking>, BenchError> {
+        let failed = |cause| BenchError::UseFile { what: "ask the length of", cause };
+        FileBacking::new(self.again()?).map(Arc::new).map_err(failed)
     }
 
     /// Reads what of `len` bytes the page cache does not have.

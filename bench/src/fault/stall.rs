@@ -7,11 +7,10 @@ use std::time::{Duration, Instant};
 use uzone_fault::{Backing, BackingError, FileBacking, Window};
 use uzone_pages::ByteLen;
 
-use super::run::{PAGE, Run};
-use super::scan::{CopyMethod, file_backing, placed, settled, way};
-use super::source::{Reads, Source, place, word};
-use super::touch::{Pattern, Placement, touch};
-use crate::report::{FaultSpec, Log, Role, Table};
+use super::run::{Ours, Run, Visit};
+use super::source::{PAGE, Reads, Source, place, word};
+use super::touch::{Pattern, Placement};
+use crate::report::Role;
 use crate::suite::{BenchError, Suite};
 
 /// How much is touched at most.
@@ -43,7 +42,7 @@ impl Gate {
 
 /// A file of which the last page stalls.
 struct Stalling {
-    file: FileBacking,
+    file: Arc<FileBacking>,
     stalled: u64,
     gate: Arc<Gate>,
 }
@@ -79,45 +78,35 @@ pub(super) fn table(
     file.warm(len)?;
     let rest = ByteLen::new(len.get() - APART);
     let parts = Pattern::Random.parts(rest, PAGE, 1);
-    let touched: u64 = parts.iter().map(|part| part.len() as u64).sum();
+    let visit = Visit::timed(&parts, placement);
+    let touched = visit.touched();
     let stalled = len.get() - PAGE;
-    let engine = placement.engine()?;
-    let (engine, parts) = (&engine, &parts);
+    let engine = &placement.engine()?;
     let mut suite = Suite::new(rest);
     for order in [Some(0), Some(4), None] {
-        let CopyMethod { row, name, options } = way(order, placement)?;
+        let Ours { row, name, options } = Ours::new(order, placement)?;
         for (state, is_stalled) in [("free", false), ("stalled", true)] {
-            let id = format!("fault-stall/{row}-{state}");
-            let log = Log::default();
-            let (found, case, options) = (log.clone(), id.clone(), options.clone());
-            let name = match is_stalled {
-                false => format!("{name}: all at hand"),
-                true => format!("{name}: one page stalled"),
-            };
-            let spec = suite.add(Role::Ours, &id, name, 0, 1, move || {
+            let what = if is_stalled { "one page stalled" } else { "all ready" };
+            let (id, options) = (format!("fault-stall/{row}-{state}"), options.clone());
+            let spec = suite.faults(Role::Ours, &id, format!("{name}: {what}"), 1, move |case| {
                 let gate = Arc::new(Gate::default());
-                let backing =
-                    Arc::new(Stalling { file: file_backing(file)?, stalled, gate: gate.clone() });
-                let memory = placement.by_handler(|| Ok(engine.map(len, backing, &options)?))?;
+                let backing = Stalling { file: file.backing()?, stalled, gate: gate.clone() };
+                let memory =
+                    placement.by_handler(|| Ok(engine.map(len, Arc::new(backing), &options)?))?;
                 let done = std::thread::scope(|scope| {
                     let waiter = is_stalled.then(|| {
                         scope.spawn(|| {
                             let (at, mut bytes) = (place(stalled / PAGE), [0; 8]);
                             memory.read(at, &mut bytes)?;
-                            match u64::from_ne_bytes(bytes) == word(at) {
-                                true => Ok(()),
-                                false => Err(BenchError::WrongByte {
-                                    row: case.clone(),
-                                    offset: usize::try_from(at).unwrap_or(usize::MAX),
-                                }),
-                            }
+                            let is_right = u64::from_ne_bytes(bytes) == word(at);
+                            is_right.then_some(()).ok_or_else(|| BenchError::wrong_byte(case, at))
                         })
                     });
                     let give_up = Instant::now() + PATIENCE;
                     while is_stalled && memory.stats().queued == 0 && Instant::now() < give_up {
                         std::thread::yield_now();
                     }
-                    let done = touch(&case, &memory, parts, placement, true, word);
+                    let done = visit.touch(case, &memory);
                     // Also after a failure, or the scope would wait for a thread that waits for us.
                     gate.open();
                     match waiter.map(std::thread::ScopedJoinHandle::join) {
@@ -126,25 +115,19 @@ pub(super) fn table(
                         Some(Err(_)) => Err(BenchError::Threads { threads: 2 }),
                     }
                 })?;
-                let stats = settled(&memory);
-                let wasted = placed(&stats).saturating_sub(touched + u64::from(is_stalled));
-                found.borrow_mut().push(stats.faults, wasted, done.times_ns);
-                Ok(done.elapsed)
+                Ok(visit.found(done, &memory, touched + u64::from(is_stalled)))
             });
             spec.pages = touched;
             spec.naive = is_stalled.then(|| format!("fault-stall/{row}-free"));
-            spec.faults = Some(FaultSpec { log, ..FaultSpec::default() });
         }
     }
-    run.bench.tables.push(Table {
-        id: "fault-stall".to_owned(),
-        title: format!(
-            "A page whose backing stalls: {touched} touches of cached pages of {len} meanwhile"
-        ),
-        note: format!(
-            "{}; in random order, each touch timed; naive is the same with all at hand",
-            placement.title
-        ),
-    });
-    suite.run("one page stalled", run.settings.rounds, run.watch, &mut run.bench.results)
+    let title = format!(
+        "A page whose backing stalls: {touched} touches of cached pages of {len} meanwhile"
+    );
+    let note = format!(
+        "{}; in random order, each touch timed; naive is the same with all ready",
+        placement.title
+    );
+    run.session.table("fault-stall", title, note);
+    run.session.run(suite, "one page stalled")
 }

@@ -8,8 +8,8 @@ use uzone_fault::{Engine, EngineOptions};
 use uzone_os::numa;
 use uzone_pages::ByteLen;
 
-use super::run::PAGE;
-use super::source::{Reads, place};
+use super::source::{PAGE, Reads, place};
+use crate::report::Found;
 use crate::suite::BenchError;
 
 /// In which order pages are touched.
@@ -172,6 +172,13 @@ pub(super) struct Touched {
     pub(super) times_ns: Vec<u64>,
 }
 
+impl Touched {
+    /// Adds how many faults there were, and how many pages were mapped and not touched.
+    pub(super) fn found(self, faults: u64, wasted: u64) -> Found {
+        Found { elapsed: self.elapsed, faults, wasted, touches_ns: self.times_ns }
+    }
+}
+
 /// One thread's share of it.
 struct Part {
     begun: Instant,
@@ -209,8 +216,7 @@ pub(super) fn touch<M: Reads>(
                 memory.read(offset, &mut bytes)?;
             }
             if u64::from_ne_bytes(bytes) != expected(offset) {
-                let offset = usize::try_from(offset).unwrap_or(usize::MAX);
-                return Err(BenchError::WrongByte { row: row.to_owned(), offset });
+                return Err(BenchError::wrong_byte(row, offset));
             }
         }
         let ended = Instant::now();

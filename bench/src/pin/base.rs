@@ -1,25 +1,20 @@
 //! Base pages, which are held by blocks of 512.
 
-use std::hint::black_box;
 use std::time::Duration;
 
 use uzone_pages::{ByteLen, Order, PageCount, PfnRange};
 use uzone_zone::Zone;
 
-use super::naive::Naive;
+use super::naive::{Naive, hold_naive, hold_naive_and_give_back};
 use super::shared::{
-    CALL_PAGES, bare_add, bare_sub, bind, calls, check_pins, timed, timed_alone, words,
+    CALL_PAGES, bind, calls, check_pins, hold_bare, hold_bare_and_give_back, timed, timed_each,
+    words,
 };
-use crate::group::Watch;
-use crate::report::{Bench, Role, Table};
-use crate::settings::PinSettings as Settings;
-use crate::suite::{BenchError, Suite};
+use crate::report::Role;
+use crate::settings::RoundSettings as Settings;
+use crate::suite::{BenchError, Session, Suite};
 
-pub(super) fn run(
-    settings: &Settings,
-    watch: Watch<'_>,
-    bench: &mut Bench,
-) -> Result<(), BenchError> {
+pub(super) fn run(settings: &Settings, session: &mut Session<'_>) -> Result<(), BenchError> {
     let size = settings.size;
     let zone = Zone::with_keep_limit(ByteLen::ZERO);
     let base = bind(&zone, size, Order::BASE)?;
@@ -37,70 +32,33 @@ pub(super) fn run(
     let words = words(size)?;
 
     let mut suite = Suite::new(size);
-    let mut rows = Rows { suite: &mut suite, pages };
-    rows.add("naive-pin", "naive, pin", Some(pages), || {
-        timed_alone(
-            || {
-                black_box(naive.hold());
-            },
-            || naive.give_back(),
-        )
+    let mut row = Rows { suite: &mut suite, pages };
+    let (each, one) = (Some(pages), Some(1));
+    row.add("naive-pin", "naive, pin", each, || hold_naive(&naive));
+    row.add("naive-both", "naive, pin and unpin", each, || hold_naive_and_give_back(&naive));
+    row.add("whole-pin", "whole region, pin", one, || timed(|| Ok(base.pin(range)?)));
+    row.add("whole-both", "whole region, pin and unpin", one, || {
+        timed_each(&[range], |range| base.pin(*range))
     });
-    rows.add("naive-both", "naive, pin and unpin", Some(pages), || {
-        timed(|| {
-            black_box(naive.hold());
-            naive.give_back();
-            Ok(())
-        })
+    row.add("cut-both", "all but a page at each end, pin and unpin", one, || {
+        timed_each(&[inner], |range| base.pin(*range))
     });
-    rows.add("whole-pin", "whole region, pin", Some(1), || timed(|| Ok(base.pin(range)?)));
-    rows.add("whole-both", "whole region, pin and unpin", Some(1), || {
-        timed(|| {
-            drop(base.pin(range)?);
-            Ok(())
-        })
+    let calls = Some(pieces.len() as u64);
+    row.add("call-both", "512 pages a call by pfn, pin and unpin", calls, || {
+        timed_each(&pieces, |piece| base.pin(*piece))
     });
-    rows.add("cut-both", "all but a page at each end, pin and unpin", Some(1), || {
-        timed(|| {
-            drop(base.pin(inner)?);
-            Ok(())
-        })
-    });
-    rows.add(
-        "call-both",
-        "512 pages a call by pfn, pin and unpin",
-        Some(pieces.len() as u64),
-        || {
-            timed(|| {
-                for &piece in &pieces {
-                    drop(base.pin(piece)?);
-                }
-                Ok(())
-            })
-        },
-    );
-    rows.add("limit-one", "bare atomics, one a block of 512", None, || {
-        timed_alone(|| bare_add(&words), || bare_sub(&words))
-    });
-    rows.add("limit-both", "bare atomics, two a block of 512", None, || {
-        timed(|| {
-            bare_add(&words);
-            bare_sub(&words);
-            Ok(())
-        })
+    row.add("limit-one", "bare atomics, one a block of 512", None, || hold_bare(&words));
+    row.add("limit-both", "bare atomics, two a block of 512", None, || {
+        hold_bare_and_give_back(&words)
     });
     if let Some(spec) = suite.spec("pin-4k/whole-pin") {
-        spec.headline = Some(format!("pin {size}: base pages, whole"));
+        spec.headline(format!("pin {size}: base pages, whole"));
     }
-    bench.tables.push(Table {
-        id: "pin-4k".to_owned(),
-        title: "Base pages, 8-byte descriptors".to_owned(),
-        note: format!(
+    session.table("pin-4k", "Base pages, 8-byte descriptors", format!(
             "one thread; a block of {CALL_PAGES} that is held wholly is held by one word, and naive is \
              an atomic a page"
-        ),
-    });
-    suite.run("base pages", settings.rounds, watch, &mut bench.results)
+        ));
+    session.run(suite, "base pages")
 }
 
 struct Rows<'s, 'a> {
@@ -129,10 +87,10 @@ impl<'a> Rows<'_, 'a> {
         let spec = self.suite.add(role, &format!("pin-4k/{row}"), name, 0, 1, run);
         spec.calls = calls;
         if calls.is_some() {
-            spec.naive = Some(format!("pin-4k/{naive}"));
+            spec.naive(format!("pin-4k/{naive}"));
         }
         if role == Role::Ours {
-            spec.limit = Some((format!("pin-4k/{limit}"), 0));
+            spec.limit(format!("pin-4k/{limit}"), 0);
         }
     }
 }

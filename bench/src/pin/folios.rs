@@ -1,7 +1,6 @@
 //! 2 MiB folios: the whole region as one guard, and the published experiment's 512 pages a call.
 
 use std::cell::{Cell, RefCell};
-use std::hint::black_box;
 use std::time::Duration;
 
 use uzone_pages::{ByteLen, MemoryKind, Order};
@@ -10,15 +9,14 @@ use uzone_zone::{
     Referenced, Region, Zone,
 };
 
-use super::naive::Naive;
+use super::naive::{Naive, hold_naive, hold_naive_and_give_back};
 use super::shared::{
-    CALL_BYTES, CALL_ENTRIES, CALL_PAGES, bare_add, bare_sub, bind, calls, check_pins, published,
-    timed, timed_alone, words,
+    CALL_BYTES, CALL_ENTRIES, CALL_PAGES, bind, calls, check_pins, hold_bare,
+    hold_bare_and_give_back, published, timed, timed_each, words,
 };
-use crate::group::Watch;
-use crate::report::{Bench, Published, Role, Table};
-use crate::settings::PinSettings as Settings;
-use crate::suite::{BenchError, Suite};
+use crate::report::{Published, Role};
+use crate::settings::RoundSettings as Settings;
+use crate::suite::{BenchError, Session, Suite};
 
 /// One table: a way of describing the region, and what was published of it.
 struct Shape {
@@ -35,21 +33,13 @@ struct Shape {
 const NOTE: &str = "one thread; the guards of a row that pins alone are dropped when the clock has \
      stopped; naive is of the same kind of row; the limit is bare atomics on a word for each folio";
 
-pub(super) fn run(
-    settings: &Settings,
-    watch: Watch<'_>,
-    bench: &mut Bench,
-) -> Result<(), BenchError> {
-    outside(settings, watch, bench)?;
-    inside(settings, watch, bench)
+pub(super) fn run(settings: &Settings, session: &mut Session<'_>) -> Result<(), BenchError> {
+    outside(settings, session)?;
+    inside(settings, session)
 }
 
 /// Descriptors in memory of their own.
-pub(super) fn outside(
-    settings: &Settings,
-    watch: Watch<'_>,
-    bench: &mut Bench,
-) -> Result<(), BenchError> {
+pub(super) fn outside(settings: &Settings, session: &mut Session<'_>) -> Result<(), BenchError> {
     let size = settings.size;
     let zone = Zone::with_keep_limit(ByteLen::ZERO);
     let folios = bind(&zone, size, Order::PMD)?;
@@ -65,11 +55,11 @@ pub(super) fn outside(
         get: published(size, 6_100, 49_000),
         pin: published(size, 6_200, 50_000),
     };
-    table(&shape, settings, &zone, &folios, watch, bench)
+    table(&shape, settings, &zone, &folios, session)
 }
 
 /// Descriptors in the region itself.
-fn inside(settings: &Settings, watch: Watch<'_>, bench: &mut Bench) -> Result<(), BenchError> {
+fn inside(settings: &Settings, session: &mut Session<'_>) -> Result<(), BenchError> {
     let size = settings.size;
     let zone = Zone::with_keep_limit(ByteLen::ZERO);
     let options = BindOptions::new(MemoryKind::Generic)
@@ -86,7 +76,7 @@ fn inside(settings: &Settings, watch: Watch<'_>, bench: &mut Bench) -> Result<()
         get: published(size, 9_000, 70_000),
         pin: published(size, 10_000, 74_000),
     };
-    table(&shape, settings, &zone, &folios, watch, bench)
+    table(&shape, settings, &zone, &folios, session)
 }
 
 /// Guards that were taken while the clock ran, and will be dropped when it has stopped.
@@ -96,25 +86,32 @@ fn keep<G>(calls: usize) -> Kept<G> {
     RefCell::new(Vec::with_capacity(calls))
 }
 
-/// Has `take` fill the list of guards, and drops them when the clock has stopped.
-fn fill<G>(
+/// Times `take` for each of some items; the guards are dropped when the clock has stopped.
+fn fill<T, G, E>(
     kept: &Kept<G>,
-    take: impl FnOnce(&mut Vec<G>) -> Result<(), BenchError>,
-) -> Result<Duration, BenchError> {
+    items: &[T],
+    take: impl Fn(&T) -> Result<G, E>,
+) -> Result<Duration, BenchError>
+where
+    BenchError: From<E>,
+{
     let mut kept = kept.borrow_mut();
-    let elapsed = timed(|| take(&mut kept));
+    let elapsed = timed(|| {
+        for item in items {
+            kept.push(take(item)?);
+        }
+        Ok(())
+    });
     kept.clear();
     elapsed
 }
 
-#[expect(clippy::too_many_lines, reason = "a list of rows, each a few lines")]
 fn table(
     shape: &Shape,
     settings: &Settings,
     zone: &Zone,
     folios: &Pagemap,
-    watch: Watch<'_>,
-    bench: &mut Bench,
+    session: &mut Session<'_>,
 ) -> Result<(), BenchError> {
     let id = |row: &str| format!("{}/{row}", shape.table);
     check_pins(folios, &id("whole-pin"))?;
@@ -134,28 +131,10 @@ fn table(
     let mut suite = Suite::new(ByteLen::new(pages << 12));
     let mut row = Rows { suite: &mut suite, shape, calls: pieces.len() as u64 };
     // Getting and pinning cost the same: the naive way has one sort of count.
-    row.add("naive-get", "naive, get", Kind::Naive(shape.naive_get), || {
-        timed_alone(
-            || {
-                black_box(naive.hold());
-            },
-            || naive.give_back(),
-        )
-    });
-    row.add("naive-pin", "naive, pin", Kind::Naive(shape.naive_pin), || {
-        timed_alone(
-            || {
-                black_box(naive.hold());
-            },
-            || naive.give_back(),
-        )
-    });
+    row.add("naive-get", "naive, get", Kind::Naive(shape.naive_get.clone()), || hold_naive(&naive));
+    row.add("naive-pin", "naive, pin", Kind::Naive(shape.naive_pin.clone()), || hold_naive(&naive));
     row.add("naive-both", "naive, pin and unpin", Kind::Naive(None), || {
-        timed(|| {
-            black_box(naive.hold());
-            naive.give_back();
-            Ok(())
-        })
+        hold_naive_and_give_back(&naive)
     });
     row.add("whole-get", "whole region, get", Kind::Whole, || {
         timed(|| {
@@ -172,50 +151,22 @@ fn table(
         })
     });
     row.add("whole-both", "whole region, pin and unpin", Kind::Whole, || {
-        timed(|| {
-            drop(folios.pin(range)?);
-            Ok(())
-        })
+        timed_each(&[range], |range| folios.pin(*range))
     });
-    row.add("call-get", "512 pages a call by address, get", Kind::Call(shape.get), || {
-        fill(&referenced, |kept| {
-            for &address in &addresses {
-                kept.push(zone.get(address, len)?);
-            }
-            Ok(())
-        })
+    row.add("call-get", "512 pages a call by address, get", Kind::Call(shape.get.clone()), || {
+        fill(&referenced, &addresses, |address| zone.get(*address, len))
     });
-    row.add("call-pin", "512 pages a call by address, pin", Kind::Call(shape.pin), || {
-        fill(&across, |kept| {
-            for &address in &addresses {
-                kept.push(zone.pin(address, len)?);
-            }
-            Ok(())
-        })
+    row.add("call-pin", "512 pages a call by address, pin", Kind::Call(shape.pin.clone()), || {
+        fill(&across, &addresses, |address| zone.pin(*address, len))
     });
     row.add("call-both", "512 pages a call by address, pin and unpin", Kind::Call(None), || {
-        timed(|| {
-            for &address in &addresses {
-                drop(zone.pin(address, len)?);
-            }
-            Ok(())
-        })
+        timed_each(&addresses, |address| zone.pin(*address, len))
     });
-    row.add("call-pfn-pin", "512 pages a call by pfn, pin", Kind::Call(shape.pin), || {
-        fill(&pinned, |kept| {
-            for &piece in &pieces {
-                kept.push(folios.pin(piece)?);
-            }
-            Ok(())
-        })
+    row.add("call-pfn-pin", "512 pages a call by pfn, pin", Kind::Call(shape.pin.clone()), || {
+        fill(&pinned, &pieces, |piece| folios.pin(*piece))
     });
     row.add("call-pfn-both", "512 pages a call by pfn, pin and unpin", Kind::Call(None), || {
-        timed(|| {
-            for &piece in &pieces {
-                drop(folios.pin(piece)?);
-            }
-            Ok(())
-        })
+        timed_each(&pieces, |piece| folios.pin(*piece))
     });
     row.add("call-raw", "a guard of 512 pages to 64 bits and back", Kind::Token, || {
         let mut kept = pinned.borrow_mut();
@@ -239,33 +190,22 @@ fn table(
         let wrong = || BenchError::Wrong { row: id("call-raw"), pfn: range.start() };
         if is_whole { elapsed } else { Err(wrong()) }
     });
-    row.add("limit-one", "bare atomics, one a folio", Kind::Limit, || {
-        timed_alone(|| bare_add(&words), || bare_sub(&words))
-    });
+    row.add("limit-one", "bare atomics, one a folio", Kind::Limit, || hold_bare(&words));
     row.add("limit-both", "bare atomics, two a folio", Kind::Limit, || {
-        timed(|| {
-            bare_add(&words);
-            bare_sub(&words);
-            Ok(())
-        })
+        hold_bare_and_give_back(&words)
     });
-    bench.tables.push(Table {
-        id: shape.table.to_owned(),
-        title: shape.title.to_owned(),
-        note: NOTE.to_owned(),
-    });
+    session.table(shape.table, shape.title, NOTE);
     if let Some(headlines) = shape.headlines {
         for (row, name) in headlines {
             if let Some(spec) = suite.spec(&id(row)) {
-                spec.headline = Some(format!("pin {}: {name}", settings.size));
+                spec.headline(format!("pin {}: {name}", settings.size));
             }
         }
     }
-    suite.run(shape.title, settings.rounds, watch, &mut bench.results)
+    session.run(suite, shape.title)
 }
 
 /// What a row is compared with.
-#[derive(Clone, Copy)]
 enum Kind {
     Naive(Option<Published>),
     Whole,
@@ -305,10 +245,10 @@ impl<'a> Rows<'_, 'a> {
         let spec = self.suite.add(role, &format!("{table}/{row}"), name, 0, 1, run);
         spec.folios = Some(self.calls);
         if !matches!(kind, Kind::Token | Kind::Limit) {
-            spec.naive = Some(format!("{table}/{naive}"));
+            spec.naive(format!("{table}/{naive}"));
         }
         if matches!(kind, Kind::Whole | Kind::Call(_)) {
-            spec.limit = Some((format!("{table}/{limit}"), 0));
+            spec.limit(format!("{table}/{limit}"), 0);
         }
         match kind {
             Kind::Naive(published) => {

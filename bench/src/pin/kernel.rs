@@ -7,17 +7,17 @@
 use std::cell::RefCell;
 use std::time::Instant;
 
-use uzone_os::{Anonymous, FixedBuffers, FixedBuffersError, HugeAdvice, MapError};
+use uzone_os::{Anonymous, FixedBuffers, HugeAdvice, MapError};
 use uzone_pages::ByteLen;
-use uzone_zone::{HugeSize, Mapping, MappingError};
+use uzone_zone::{HugeSize, Mapping};
 
-use crate::group::Watch;
-use crate::report::{Bench, Role, Skipped, Table};
-use crate::settings::PinSettings as Settings;
-use crate::suite::{BenchError, Suite};
+use crate::report::Role;
+use crate::settings::RoundSettings as Settings;
+use crate::suite::{BenchError, Session, Suite, sentence};
 
-/// Makes memory of one kind, present.
-type Make = fn(ByteLen) -> Result<Mapping, Refused>;
+/// Memory of one kind, present, or why this host does not have it.
+type Made = Result<Result<Mapping, String>, BenchError>;
+type Make = fn(ByteLen) -> Made;
 
 /// One kind of memory.
 struct Memory {
@@ -27,18 +27,14 @@ struct Memory {
     folio_bytes: u64,
 }
 
-pub(super) fn run(
-    settings: &Settings,
-    watch: Watch<'_>,
-    bench: &mut Bench,
-) -> Result<(), BenchError> {
+pub(super) fn run(settings: &Settings, session: &mut Session<'_>) -> Result<(), BenchError> {
     // A sixteenth, which is what the machine can have present of a region that is only reserved.
     let len = ByteLen::new((settings.size.get() / 16).min(1 << 30));
     let ring = match FixedBuffers::new() {
         Ok(ring) => RefCell::new(ring),
         Err(error) => {
             let reason = error.to_string();
-            bench.skipped.push(Skipped { id: "pin-kernel".to_owned(), reason });
+            session.skip("pin-kernel", reason);
             return Ok(());
         }
     };
@@ -49,21 +45,14 @@ pub(super) fn run(
     ];
     let mut memories = Vec::new();
     for (row, name, make, folio_bytes) in kinds {
-        let made = make(len).and_then(|mapping| {
+        let made = make(len)?.and_then(|mapping| {
             // Once before: what is refused is refused for a reason, and the rows after it go on.
-            drop(
-                ring.borrow_mut()
-                    .register(&mapping)
-                    .map_err(|error| Refused::by_the_kernel(&error))?,
-            );
-            Ok(mapping)
+            let refused = ring.borrow_mut().register(&mapping).err();
+            refused.map_or(Ok(mapping), |error| Err(sentence(&error)))
         });
         match made {
             Ok(mapping) => memories.push(Memory { row, name, mapping, folio_bytes }),
-            Err(Refused::Here(reason)) => {
-                bench.skipped.push(Skipped { id: format!("pin-kernel/{row}-pin"), reason });
-            }
-            Err(Refused::Broken(error)) => return Err(error),
+            Err(reason) => session.skip(format!("pin-kernel/{row}-pin"), reason),
         }
     }
     if memories.is_empty() {
@@ -88,71 +77,44 @@ pub(super) fn run(
             spec.calls = Some(1);
         }
     }
-    bench.tables.push(Table {
-        id: "pin-kernel".to_owned(),
-        title: format!("The kernel's own pins: {len} registered as a buffer of an io_uring"),
-        note: "memory present, one thread; the kernel finds the pages in the page tables"
-            .to_owned(),
-    });
-    suite.run("the kernel's pins", settings.rounds, watch, &mut bench.results)
+    session.table(
+        "pin-kernel",
+        format!("The kernel's own pins: {len} registered as a buffer of an io_uring"),
+        "memory present, one thread; the kernel finds the pages in the page tables",
+    );
+    session.run(suite, "the kernel's pins")
 }
 
-/// Why there is no row.
-enum Refused {
-    /// This host does not have it.
-    Here(String),
-    /// Something went wrong.
-    Broken(BenchError),
-}
-
-impl Refused {
-    fn by_the_kernel(error: &FixedBuffersError) -> Self {
-        Self::Here(format!("{error}: {}", crate::suite::cause(error)))
-    }
-}
-
-macro_rules! broken {
-    ($($error:ty),*) => {$(
-        impl From<$error> for Refused {
-            fn from(error: $error) -> Self {
-                Self::Broken(error.into())
-            }
-        }
-    )*};
-}
-
-broken!(MapError, MappingError);
-
-fn base_pages(len: ByteLen) -> Result<Mapping, Refused> {
+fn base_pages(len: ByteLen) -> Made {
     let how = Anonymous { huge: HugeAdvice::Never, ..Anonymous::default() };
     let mapping = Mapping::anonymous(len, how)?;
     mapping.populate(0..len.get())?;
-    Ok(mapping)
+    Ok(Ok(mapping))
 }
 
-fn transparent(len: ByteLen) -> Result<Mapping, Refused> {
+fn transparent(len: ByteLen) -> Made {
     let how = Anonymous { huge: HugeAdvice::Advise, ..Anonymous::default() };
     let mapping = Mapping::anonymous(len, how)?;
     mapping.populate(0..len.get())?;
     let huge = mapping.huge_backed()?;
-    if huge != len {
-        return Err(Refused::Here(format!(
+    let refused = || {
+        format!(
             "{huge} of {len} came in transparent huge pages: `echo madvise > \
              /sys/kernel/mm/transparent_hugepage/enabled`, and free memory that is not in pieces"
-        )));
-    }
-    Ok(mapping)
+        )
+    };
+    Ok(if huge == len { Ok(mapping) } else { Err(refused()) })
 }
 
-fn of_the_pool(len: ByteLen) -> Result<Mapping, Refused> {
+fn of_the_pool(len: ByteLen) -> Made {
     match Mapping::hugetlb(len, HugeSize::MIB_2) {
         Ok(mapping) => {
             mapping.populate(0..len.get())?;
-            Ok(mapping)
+            Ok(Ok(mapping))
         }
         // Its text has the state of the pool, and the command that fills it.
         Err(error @ (MapError::HugePool { .. } | MapError::HugeSize { .. })) => {
-            Err(Refused::Here(error.to_string()))
+            Ok(Err(error.to_string()))
         }
         Err(error) => Err(error.into()),
     }

@@ -2,27 +2,26 @@
 //! knows no ranges. The list is the cost then, and the limit is writing it.
 
 use std::cell::RefCell;
+use std::time::Duration;
 
-use uzone_pages::{ByteLen, Order, PageCount, Pfn};
+use uzone_pages::{ByteLen, Order, Pfn};
 use uzone_stream::{Pattern, Streaming};
 use uzone_zone::Zone;
 use zerocopy::IntoBytes;
 
 use super::naive::Naive;
 use super::shared::{CALL_ENTRIES, CALL_PAGES, bind, calls, present, timed};
-use crate::group::Watch;
-use crate::report::{Bench, Role, Table};
-use crate::settings::PinSettings as Settings;
-use crate::suite::{BenchError, Suite};
+use crate::report::Role;
+use crate::settings::RoundSettings as Settings;
+use crate::suite::{BenchError, Session, Suite};
 
 const NAIVE: &str = "pin-list/naive";
 const LIMIT: &str = "pin-list/limit";
 
-pub(super) fn run(
-    settings: &Settings,
-    watch: Watch<'_>,
-    bench: &mut Bench,
-) -> Result<(), BenchError> {
+/// What a row does in a round.
+type Run<'a> = Box<dyn Fn() -> Result<Duration, BenchError> + 'a>;
+
+pub(super) fn run(settings: &Settings, session: &mut Session<'_>) -> Result<(), BenchError> {
     let size = settings.size;
     let zone = Zone::with_keep_limit(ByteLen::ZERO);
     let folios = bind(&zone, size, Order::PMD)?;
@@ -41,12 +40,9 @@ pub(super) fn run(
     let check = |row: &str| -> Result<(), BenchError> {
         let mut list = list.borrow_mut();
         let wrong = list.iter().zip(range.iter()).find(|(entry, pfn)| *entry != pfn);
-        let wrong = wrong.map(|(_, pfn)| pfn);
+        let wrong = wrong.map(|(_, pfn)| BenchError::Wrong { row: row.to_owned(), pfn });
         list.fill(Pfn::new(0));
-        match wrong {
-            None => Ok(()),
-            Some(pfn) => Err(BenchError::Wrong { row: row.to_owned(), pfn }),
-        }
+        wrong.map_or(Ok(()), Err)
     };
     folios.pin(range)?.write_pfns(&mut list.borrow_mut())?;
     check("pin-list/ours")?;
@@ -56,73 +52,66 @@ pub(super) fn run(
 
     let kept = RefCell::new(Vec::with_capacity(addresses.len()));
     let window = RefCell::new(vec![Pfn::new(0); CALL_ENTRIES]);
-    let mut suite = Suite::new(size);
-    let bytes = pages * size_of::<Pfn>() as u64;
-    let spec =
-        suite.add(Role::Naive, NAIVE, "naive, an atomic and an entry a page", bytes, 1, || {
-            let mut list = list.borrow_mut();
-            let elapsed = timed(|| Ok(naive.hold_listed(range.start(), &mut list)));
-            naive.give_back();
-            elapsed
+    let len = ByteLen::new(CALL_PAGES << 12);
+    // Pins call by call, and writes each list behind the one before, or over it.
+    let pin_calls = |list: &mut [Pfn], step: usize| {
+        let mut kept = kept.borrow_mut();
+        let elapsed = timed(|| {
+            for (call, &address) in addresses.iter().enumerate() {
+                let pinned = zone.pin(address, len)?;
+                let list = &mut list[call * step..][..CALL_ENTRIES];
+                for guard in pinned.guards() {
+                    guard.write_pfns(list)?;
+                }
+                kept.push(pinned);
+            }
+            Ok(())
         });
-    spec.calls = Some(pages);
-    let spec = suite.add(Role::Ours, "pin-list/ours", "whole region, pin, list", bytes, 1, || {
+        kept.clear();
+        elapsed
+    };
+    let pin_whole = || {
         let mut list = list.borrow_mut();
         timed(|| {
             let pinned = folios.pin(range)?;
             pinned.write_pfns(&mut list)?;
             Ok(pinned)
         })
-    });
-    spec.calls = Some(1);
-    spec.headline = Some(format!("pin {size}: whole, with the list of its frames"));
-    let len = ByteLen::new(CALL_PAGES << 12);
-    let spec = suite.add(
-        Role::Ours,
-        "pin-list/ours-call",
-        "512 pages a call, pin, all in one list",
-        bytes,
-        1,
-        || {
-            let (mut list, mut kept) = (list.borrow_mut(), kept.borrow_mut());
-            let elapsed = timed(|| {
-                for (&address, list) in addresses.iter().zip(list.chunks_mut(CALL_ENTRIES)) {
-                    let pinned = zone.pin(address, len)?;
-                    for guard in pinned.guards() {
-                        guard.write_pfns(list)?;
-                    }
-                    kept.push(pinned);
-                }
-                Ok(())
-            });
-            kept.clear();
-            elapsed
-        },
-    );
-    spec.calls = Some(addresses.len() as u64);
-    let spec = suite.add(
-        Role::Ours,
-        "pin-list/ours-window",
-        "512 pages a call, pin, a list of 512 used again",
-        bytes,
-        1,
-        || {
-            let (mut window, mut kept) = (window.borrow_mut(), kept.borrow_mut());
-            let elapsed = timed(|| {
-                for &address in &addresses {
-                    let pinned = zone.pin(address, len)?;
-                    for guard in pinned.guards() {
-                        guard.write_pfns(&mut window)?;
-                    }
-                    kept.push(pinned);
-                }
-                Ok(())
-            });
-            kept.clear();
-            elapsed
-        },
-    );
-    spec.calls = Some(addresses.len() as u64);
+    };
+    let hold_naive = || {
+        let mut list = list.borrow_mut();
+        let elapsed = timed(|| Ok(naive.hold_listed(range.start(), &mut list)));
+        naive.give_back();
+        elapsed
+    };
+    let bytes = pages * size_of::<Pfn>() as u64;
+    let calls = addresses.len() as u64;
+    let rows: [(Role, &str, &str, u64, Run<'_>); 4] = [
+        (Role::Naive, NAIVE, "naive, an atomic and an entry a page", pages, Box::new(hold_naive)),
+        (Role::Ours, "pin-list/ours", "whole region, pin, list", 1, Box::new(pin_whole)),
+        (
+            Role::Ours,
+            "pin-list/ours-call",
+            "512 pages a call, pin, all in one list",
+            calls,
+            Box::new(|| pin_calls(&mut list.borrow_mut(), CALL_ENTRIES)),
+        ),
+        (
+            Role::Ours,
+            "pin-list/ours-window",
+            "512 pages a call, pin, a list of 512 used again",
+            calls,
+            Box::new(|| pin_calls(&mut window.borrow_mut(), 0)),
+        ),
+    ];
+    let mut suite = Suite::new(size);
+    for (role, id, name, calls, run) in rows {
+        let spec = suite.add(role, id, name, bytes, 1, run).naive(NAIVE).limit(LIMIT, bytes);
+        spec.counts(Some(calls), Some(pages / CALL_PAGES));
+        if calls == 1 {
+            spec.headline(format!("pin {size}: whole, with the list of its frames"));
+        }
+    }
     suite.add(Role::Limit, LIMIT, "streaming the list alone", bytes, 1, || {
         let mut list = list.borrow_mut();
         timed(|| {
@@ -132,19 +121,11 @@ pub(super) fn run(
             Ok(())
         })
     });
-    for id in [NAIVE, "pin-list/ours", "pin-list/ours-call", "pin-list/ours-window"] {
-        if let Some(spec) = suite.spec(id) {
-            spec.naive = Some(NAIVE.to_owned());
-            spec.limit = Some((LIMIT.to_owned(), bytes));
-            spec.folios = Some(PageCount::new(pages).get() / CALL_PAGES);
-        }
-    }
-    bench.tables.push(Table {
-        id: "pin-list".to_owned(),
-        title: "2 MiB folios, with a list of page frames".to_owned(),
-        note: "pin alone, one thread; 8 bytes a base page into memory that was touched; the limit \
-             streams that list and pins nothing"
-            .to_owned(),
-    });
-    suite.run("lists", settings.rounds, watch, &mut bench.results)
+    session.table(
+        "pin-list",
+        "2 MiB folios, with a list of page frames",
+        "pin alone, one thread; 8 bytes a base page into memory that was touched; the limit \
+         streams that list and pins nothing",
+    );
+    session.run(suite, "lists")
 }

@@ -3,13 +3,15 @@
 //! and so would a port of it. It shares no code with ours: a baseline may not profit from what is
 //! measured.
 
+use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use uzone_os::Mapped;
 use uzone_pages::Pfn;
 use zerocopy::FromBytes;
 
-use super::shared::present;
+use super::shared::{present, timed, timed_alone};
 use crate::suite::BenchError;
 
 /// A descriptor as far as a hold looks at it.
@@ -97,4 +99,21 @@ impl Naive {
     pub(super) fn is_held(&self, holds: u64) -> bool {
         self.pages.iter().all(|page| self.count_of(page).load(Ordering::Relaxed) == 1 + holds)
     }
+}
+
+/// Times the naive hold of every page.
+pub(super) fn hold_naive(naive: &Naive) -> Result<Duration, BenchError> {
+    let hold = || {
+        black_box(naive.hold());
+    };
+    timed_alone(hold, || naive.give_back())
+}
+
+/// Times the naive hold of every page, and giving all back.
+pub(super) fn hold_naive_and_give_back(naive: &Naive) -> Result<Duration, BenchError> {
+    timed(|| {
+        black_box(naive.hold());
+        naive.give_back();
+        Ok(())
+    })
 }

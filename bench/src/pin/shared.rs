@@ -79,6 +79,22 @@ pub(super) fn timed<T>(
     Ok(elapsed)
 }
 
+/// Times `take` for each of some items; each guard is dropped before the next is taken.
+pub(super) fn timed_each<T, G, E>(
+    items: &[T],
+    take: impl Fn(&T) -> Result<G, E>,
+) -> Result<Duration, BenchError>
+where
+    BenchError: From<E>,
+{
+    timed(|| {
+        for item in items {
+            drop(take(item)?);
+        }
+        Ok(())
+    })
+}
+
 /// Runs `work` alone, and then what takes it back.
 pub(super) fn timed_alone(
     work: impl FnOnce(),
@@ -91,13 +107,27 @@ pub(super) fn timed_alone(
     Ok(elapsed)
 }
 
+/// Times bare atomics, one a word.
+pub(super) fn hold_bare(words: &[AtomicU64]) -> Result<Duration, BenchError> {
+    timed_alone(|| bare_add(words), || bare_sub(words))
+}
+
+/// Times bare atomics, two a word.
+pub(super) fn hold_bare_and_give_back(words: &[AtomicU64]) -> Result<Duration, BenchError> {
+    timed(|| {
+        bare_add(words);
+        bare_sub(words);
+        Ok(())
+    })
+}
+
 /// A published time, of microseconds for 16 GiB and for 128: other sizes take as much for each page.
 pub(super) fn published(size: ByteLen, us_16: u64, us_128: u64) -> Option<Published> {
     let ns = match size.get() >> 30 {
         128 => us_128 * 1000,
         gib => us_16 * 1000 * gib / 16,
     };
-    Some(Published { ns, source: MARTINS })
+    Some(Published { ns, source: MARTINS.into() })
 }
 
 /// Checks that a guard over the whole region pins every folio once, and none afterwards.

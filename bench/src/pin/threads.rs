@@ -12,10 +12,9 @@ use uzone_pages::{ByteLen, HoldKind, Order, PageCount, PfnRange};
 use uzone_zone::{Pagemap, Zone};
 
 use super::shared::{bare_add, bare_sub, bind, words};
-use crate::group::Watch;
-use crate::report::{Bench, Role, Skipped, Table};
-use crate::settings::PinSettings as Settings;
-use crate::suite::{BenchError, Suite};
+use crate::report::Role;
+use crate::settings::RoundSettings as Settings;
+use crate::suite::{BenchError, Session, Suite};
 
 /// How many pages' worth of passes a sample is: milliseconds.
 const SAMPLE_PAGES: u64 = 1 << 28;
@@ -94,21 +93,17 @@ impl Second {
         let elapsed = started.elapsed();
         mine?;
         if self.has_failed.load(Ordering::Relaxed) {
-            // The first thread's error would have said what; the second had one alone.
+            // The second thread alone had an error; the first has none to return.
             return Err(BenchError::Threads { threads: 2 });
         }
         Ok(elapsed)
     }
 }
 
-pub(super) fn run(
-    settings: &Settings,
-    watch: Watch<'_>,
-    bench: &mut Bench,
-) -> Result<(), BenchError> {
-    if bench.machine.cpus < 2 {
+pub(super) fn run(settings: &Settings, session: &mut Session<'_>) -> Result<(), BenchError> {
+    if session.bench.machine.cpus < 2 {
         let reason = "this process may use one CPU only".to_owned();
-        bench.skipped.push(Skipped { id: "pin-threads".to_owned(), reason });
+        session.skip("pin-threads", reason);
         return Ok(());
     }
     let size = settings.size;
@@ -129,63 +124,27 @@ pub(super) fn run(
     let (front, back) = words.split_at(words.len() / 2);
     let passes = (SAMPLE_PAGES / pages).max(1);
 
+    let whole = [range; 2];
     let mut samples = Vec::new();
-    for (sort, one, disjoint, same, names) in [
-        (HoldKind::Pin, "pin-one", "pin-halves", "pin-same", PIN_NAMES),
-        (HoldKind::Reference, "get-one", "get-halves", "get-same", GET_NAMES),
-    ] {
-        let work = |ranges| Work::Hold(&folios, sort, ranges);
-        let [one_name, disjoint_name, same_name] = names;
-        let whole = [range; 2];
-        samples.extend([
-            Sample { row: one, name: one_name, work: work(whole), threads: 1, one, times: 1 },
-            Sample {
-                row: disjoint,
-                name: disjoint_name,
-                work: work(halves),
-                threads: 2,
-                one,
-                times: 1,
-            },
-            Sample { row: same, name: same_name, work: work(whole), threads: 2, one, times: 2 },
-        ]);
-    }
-    let one = "limit-one";
+    let mut add = |row, name, work, threads, one, times| {
+        samples.push(Sample { row, name, work, threads, one, times });
+    };
+    let pin = |ranges| Work::Hold(&folios, HoldKind::Pin, ranges);
+    let get = |ranges| Work::Hold(&folios, HoldKind::Reference, ranges);
     let (bare, same) = (Work::Bare([front, back]), Work::Bare([&words[..], &words[..]]));
-    samples.extend([
-        Sample {
-            row: one,
-            name: "bare atomics, one thread",
-            work: same,
-            threads: 1,
-            one,
-            times: 1,
-        },
-        Sample {
-            row: "limit-halves",
-            name: "bare atomics, halves",
-            work: bare,
-            threads: 2,
-            one,
-            times: 1,
-        },
-        Sample {
-            row: "limit-same",
-            name: "bare atomics, same words",
-            work: same,
-            threads: 2,
-            one,
-            times: 2,
-        },
-    ]);
-    bench.tables.push(Table {
-        id: "pin-threads".to_owned(),
-        title: "2 MiB folios, two threads".to_owned(),
-        note: format!(
+    add("pin-one", "pin and unpin, one thread", pin(whole), 1, "pin-one", 1);
+    add("pin-halves", "pin and unpin, two threads, a half each", pin(halves), 2, "pin-one", 1);
+    add("pin-same", "pin and unpin, two threads, the same range", pin(whole), 2, "pin-one", 2);
+    add("get-one", "get and put, one thread", get(whole), 1, "get-one", 1);
+    add("get-halves", "get and put, two threads, a half each", get(halves), 2, "get-one", 1);
+    add("get-same", "get and put, two threads, the same range", get(whole), 2, "get-one", 2);
+    add("limit-one", "bare atomics, one thread", same, 1, "limit-one", 1);
+    add("limit-halves", "bare atomics, halves", bare, 2, "limit-one", 1);
+    add("limit-same", "bare atomics, same words", same, 2, "limit-one", 2);
+    session.table("pin-threads", "2 MiB folios, two threads", format!(
             "taking and giving back, {passes} times a sample; naive is one thread, for the same work; \
              on the same range each thread holds all of it, so that the work is twice as much"
-        ),
-    });
+        ));
 
     let second = Second {
         start: Barrier::new(2),
@@ -219,23 +178,12 @@ pub(super) fn run(
             );
             spec.pages = pages * passes * sample.times;
             spec.folios = Some(spec.pages / super::shared::CALL_PAGES);
-            spec.naive = Some(format!("pin-threads/{}", sample.one));
+            spec.naive(format!("pin-threads/{}", sample.one));
         }
-        let done = suite.run("threads", settings.rounds, watch, &mut bench.results);
+        let done = session.run(suite, "threads");
         // Also after a failure, or the scope would wait for a thread that waits for us.
         second.sample.store(STOP, Ordering::Relaxed);
         second.start.wait();
         done
     })
 }
-
-const PIN_NAMES: [&str; 3] = [
-    "pin and unpin, one thread",
-    "pin and unpin, two threads, a half each",
-    "pin and unpin, two threads, the same range",
-];
-const GET_NAMES: [&str; 3] = [
-    "get and put, one thread",
-    "get and put, two threads, a half each",
-    "get and put, two threads, the same range",
-];

@@ -2,52 +2,20 @@
 
 use std::cell::RefCell;
 use std::rc::Rc;
+use std::time::Duration;
 
-use serde::Serialize;
+use uzone_report::results::{Faults, Spread};
 
 use crate::group::{Samples, float, median};
 
-/// The page faults of a row.
-#[derive(Clone, Copy, Debug, Serialize)]
-pub struct Faults {
-    /// How many there were in a round, by the median: events that the handler read, or for the
-    /// kernel's own mapping the kernel's count.
-    pub count: u64,
-    /// Nanoseconds for each, by the median; not where several threads fault at once.
-    pub ns_per_fault: Option<f64>,
-    /// How many pages were mapped and never touched, by the median.
-    pub wasted_pages: u64,
-    /// How many times the one-page handler that waits as ours does took this one's time; the median
-    /// of the rounds' ratios.
-    pub ratio_waiting_alike: Option<f64>,
-    /// How long one touch took.
-    pub touch: Option<Quantiles>,
-    /// How many times the naive row's median touch took this one's; the median of the rounds' ratios.
-    pub touch_ratio_naive: Option<f64>,
-    /// By how many nanoseconds this row's median touch exceeds that of the row in its name;
-    /// the median of the rounds' differences, which may be below zero by what the machine varies.
-    pub beyond_ns: Option<f64>,
-}
-
-/// The times of single touches, of all rounds together.
-#[derive(Clone, Copy, Debug, Serialize)]
-pub struct Quantiles {
-    /// The median.
-    pub p50_ns: u64,
-    /// What one in a hundred exceeds.
-    pub p99_ns: u64,
-    /// The longest.
-    pub worst_ns: u64,
-    /// How many there were.
-    pub count: usize,
-}
-
-impl Quantiles {
-    /// Takes times in ascending order; `None` if there is none.
-    pub(crate) fn of(sorted: &[u64]) -> Option<Self> {
-        let (count, worst_ns) = (sorted.len(), *sorted.last()?);
-        Some(Self { p50_ns: median(sorted), p99_ns: not_exceeded(sorted, 990), worst_ns, count })
-    }
+/// What a case that takes faults finds out in a round.
+pub(crate) struct Found {
+    pub(crate) elapsed: Duration,
+    pub(crate) faults: u64,
+    /// How many pages were mapped and never touched.
+    pub(crate) wasted: u64,
+    /// How long each touch took, where that is asked for.
+    pub(crate) touches_ns: Vec<u64>,
 }
 
 /// What a case that takes faults finds out, round by round.
@@ -64,12 +32,13 @@ pub(crate) struct FaultLog {
 
 impl FaultLog {
     /// Takes what one round found; the first does not count.
-    pub(crate) fn push(&mut self, count: u64, wasted: u64, mut touches_ns: Vec<u64>) {
+    pub(crate) fn push(&mut self, found: Found) {
+        let Found { faults, wasted, mut touches_ns, .. } = found;
         if !self.is_warm {
             self.is_warm = true;
             return;
         }
-        self.counts.push(count);
+        self.counts.push(faults);
         self.wasted.push(wasted);
         touches_ns.sort_unstable();
         self.medians_ns.push(median(&touches_ns));
@@ -122,8 +91,6 @@ impl FaultSpec {
         };
         let count = middle(&log.counts);
         let is_alone = threads == 1 && count > 0;
-        let mut touches_ns = log.touches_ns.clone();
-        touches_ns.sort_unstable();
         let ratio = |mine: f64, naive: f64| naive / mine.max(1.0);
         Faults {
             count,
@@ -133,7 +100,7 @@ impl FaultSpec {
                 .waiting_alike
                 .as_ref()
                 .and_then(|other| samples.ratio(other, row)),
-            touch: Quantiles::of(&touches_ns),
+            touch: latency(log.touches_ns.clone()),
             touch_ratio_naive: self.naive.as_ref().and_then(|naive| log.compared(naive, ratio)),
             beyond_ns: self
                 .beyond
@@ -143,39 +110,27 @@ impl FaultSpec {
     }
 }
 
-/// Returns times in ascending order.
-pub(super) fn sorted(mut ns: Vec<u64>) -> Vec<u64> {
-    ns.sort_unstable();
-    ns
-}
-
 /// Returns the smallest of times in ascending order that at least so many of 1000 do not exceed.
 fn not_exceeded(sorted: &[u64], of_1000: usize) -> u64 {
     let rank = (sorted.len() * of_1000).div_ceil(1000).max(1);
     sorted.get(rank - 1).copied().unwrap_or(0)
 }
 
-/// The times between two yield points, of all rounds together.
-#[derive(Clone, Copy, Debug, Serialize)]
-pub struct Pauses {
-    /// The median.
-    pub p50_ns: u64,
-    /// What one in a thousand exceeds.
-    pub p999_ns: u64,
-    /// The longest.
-    pub worst_ns: u64,
-    /// How many there were.
-    pub count: usize,
+/// Sums up times in any order; `None` if there is none.
+fn spread(mut ns: Vec<u64>) -> Option<(Vec<u64>, Spread)> {
+    ns.sort_unstable();
+    let (p50_ns, worst_ns, count) = (median(&ns), *ns.last()?, ns.len());
+    Some((ns, Spread { p50_ns, p99_ns: None, p999_ns: None, worst_ns, count }))
 }
 
-impl Pauses {
-    /// Takes pauses in any order; `None` if there was none.
-    pub(crate) fn of(mut ns: Vec<u64>) -> Option<Self> {
-        ns.sort_unstable();
-        let (count, worst_ns) = (ns.len(), *ns.last()?);
-        let (p50_ns, p999_ns) = (median(&ns), not_exceeded(&ns, 999));
-        Some(Self { p50_ns, p999_ns, worst_ns, count })
-    }
+/// Sums up the times of single calls, with what one in a hundred exceeds.
+pub(super) fn latency(ns: Vec<u64>) -> Option<Spread> {
+    spread(ns).map(|(ns, spread)| Spread { p99_ns: Some(not_exceeded(&ns, 990)), ..spread })
+}
+
+/// Sums up the times between two yield points, with what one in a thousand exceeds.
+pub(super) fn pauses(ns: Vec<u64>) -> Option<Spread> {
+    spread(ns).map(|(ns, spread)| Spread { p999_ns: Some(not_exceeded(&ns, 999)), ..spread })
 }
 
 #[cfg(test)]
@@ -187,7 +142,8 @@ mod tests {
         let log = |rounds: &[[u64; 3]]| {
             let log = Log::default();
             for touches in rounds {
-                log.borrow_mut().push(touches[0], 1, touches.to_vec());
+                let (elapsed, touches_ns) = (Duration::ZERO, touches.to_vec());
+                log.borrow_mut().push(Found { elapsed, faults: touches[0], wasted: 1, touches_ns });
             }
             log
         };
@@ -204,24 +160,27 @@ mod tests {
         assert_eq!(faults.ns_per_fault, Some(10.0));
         assert_eq!((faults.touch_ratio_naive, faults.beyond_ns), (Some(2.0), Some(-20.0)));
         let touch = faults.touch.expect("some");
-        assert_eq!((touch.p50_ns, touch.p99_ns, touch.worst_ns, touch.count), (20, 900, 900, 9));
+        assert_eq!(
+            (touch.p50_ns, touch.p99_ns, touch.worst_ns, touch.count),
+            (20, Some(900), 900, 9)
+        );
     }
 
     #[test]
-    fn pauses_are_told_by_their_quantiles() {
-        assert!(Pauses::of(Vec::new()).is_none());
-        let pauses = Pauses::of((1..=1000).rev().collect()).expect("some");
+    fn pauses_and_calls_are_summed_up_by_their_quantiles() {
+        assert!(pauses(Vec::new()).is_none());
+        let several = pauses((1..=1000).rev().collect()).expect("some");
         assert_eq!(
-            (pauses.p50_ns, pauses.p999_ns, pauses.worst_ns, pauses.count),
-            (501, 999, 1000, 1000)
+            (several.p50_ns, several.p999_ns, several.worst_ns, several.count),
+            (501, Some(999), 1000, 1000)
         );
-        let one = Pauses::of(vec![7]).expect("one");
-        assert_eq!((one.p50_ns, one.p999_ns, one.worst_ns), (7, 7, 7));
-        let latency = Quantiles::of(&sorted((1..=1000).rev().collect())).expect("some");
+        let one = pauses(vec![7]).expect("one");
+        assert_eq!((one.p50_ns, one.p999_ns, one.worst_ns), (7, Some(7), 7));
+        let calls = latency((1..=1000).rev().collect()).expect("some");
         assert_eq!(
-            (latency.p50_ns, latency.p99_ns, latency.worst_ns, latency.count),
-            (501, 990, 1000, 1000)
+            (calls.p50_ns, calls.p99_ns, calls.worst_ns, calls.count),
+            (501, Some(990), 1000, 1000)
         );
-        assert!(Quantiles::of(&[]).is_none());
+        assert!(latency(Vec::new()).is_none());
     }
 }

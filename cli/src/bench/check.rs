@@ -8,16 +8,12 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 use uzone_bench::all;
-use uzone_bench::check::{
-    Compared, Comparison, Earlier, EarlierMachine, FACTOR, FLOOR, Measure, Measured, SCHEMA,
-    Verdict, compare,
-};
-use uzone_bench::machine::Machine;
+use uzone_bench::check::{Compared, Comparison, FACTOR, FLOOR, Measure, SCHEMA, Verdict, compare};
 use uzone_bench::report::{Bench, SCHEMA as BENCH_SCHEMA, Skipped};
 use uzone_bench::settings::Part;
 use uzone_bench::{BenchError, Watch};
 use uzone_os::numa;
-use uzone_report::{MOST_BYTES, number};
+use uzone_report::{Document, MOST_BYTES, Machine, number};
 
 use super::text::{ALL, foot, none, ns, percent};
 use super::{Benchmark, choose_stores, with_progress, write_page};
@@ -50,7 +46,7 @@ enum CheckError {
     )]
     Schema { path: PathBuf, found: String },
     #[error(
-        "{} does not say all that a check wants to know of a run: measure again with this version of uzone",
+        "{} does not hold all that a check needs of a run: measure again with this version of uzone",
         path.display()
     )]
     Shape {
@@ -61,7 +57,7 @@ enum CheckError {
     #[error("{} is a run of `{found}`: check it with `{found} --check`", path.display())]
     Other { path: PathBuf, found: String },
     #[error(
-        "{} is a run with --quick, whose figures say nothing: measure again without --quick",
+        "{} is a run with --quick, whose figures mean nothing: measure again without --quick",
         path.display()
     )]
     Quick { path: PathBuf },
@@ -92,8 +88,14 @@ struct Tagged {
     schema: Option<String>,
 }
 
-/// Reads an earlier run.
-fn read(path: &Path) -> Result<Earlier, CheckError> {
+/// The settings of an earlier run, which a check repeats.
+#[derive(Deserialize)]
+struct Repeatable {
+    parameters: Vec<Part>,
+}
+
+/// Reads an earlier run, and what it was run with.
+fn read(path: &Path) -> Result<(Bench, Vec<Part>), CheckError> {
     let failed = |cause| CheckError::Read { path: path.to_owned(), cause };
     let mut text = String::new();
     let file = File::open(path).map_err(failed)?;
@@ -112,7 +114,9 @@ fn read(path: &Path) -> Result<Earlier, CheckError> {
             return Err(CheckError::Schema { path: path(), found });
         }
     }
-    serde_json::from_str(&text).map_err(|cause| CheckError::Shape { path: path(), cause })
+    let shape = |cause| CheckError::Shape { path: path(), cause };
+    let Repeatable { parameters } = serde_json::from_str(&text).map_err(shape)?;
+    Ok((serde_json::from_str(&text).map_err(shape)?, parameters))
 }
 
 /// `uzone.bench-check/1`: what came of a comparison.
@@ -126,13 +130,31 @@ struct Checked {
     /// How many times the noise of both runs a row may be slower, and by what part at least.
     factor: f64,
     floor: f64,
-    then: EarlierMachine,
+    then: Then,
     now: Machine,
     /// What makes the two hard to compare.
     warnings: Vec<String>,
     #[serde(flatten)]
     comparison: Comparison,
     skipped: Vec<Skipped>,
+}
+
+/// What a comparison states of the earlier machine.
+#[derive(Debug, Serialize)]
+struct Then {
+    cpu: String,
+    cpus: usize,
+    kernel: String,
+    version: String,
+    commit: Option<String>,
+    unix_seconds: u64,
+}
+
+impl From<Machine> for Then {
+    fn from(machine: Machine) -> Self {
+        let Machine { cpu, cpus, kernel, version, commit, unix_seconds, .. } = machine;
+        Self { cpu, cpus, kernel, version, commit, unix_seconds }
+    }
 }
 
 /// Runs what an earlier run ran, and compares.
@@ -145,7 +167,7 @@ pub(super) fn run(
     page: Option<&Path>,
     out: &Output,
 ) -> Result<Exit, Failure> {
-    let earlier = read(file).map_err(CheckError::failure)?;
+    let (earlier, parameters) = read(file).map_err(CheckError::failure)?;
     let is_all = earlier.benchmark == ALL;
     if earlier.quick {
         return Err(CheckError::Quick { path: file.to_owned() }.failure());
@@ -156,7 +178,7 @@ pub(super) fn run(
         return Err(CheckError::Other { path: file.to_owned(), found }.failure());
     }
     let given = asked.filter(|asked| !asked.is_untold_but(&[])).map(Benchmark::part);
-    if let (Some(given), Some(then)) = (given, earlier.parameters.first())
+    if let (Some(given), Some(then)) = (given, parameters.first())
         && let Some((name, then, now)) = different_setting(then, &given)?
     {
         let path = file.to_owned();
@@ -169,18 +191,17 @@ pub(super) fn run(
         return Err(CheckError::Setting { path, name, then, now }.failure());
     }
     choose_stores(out)?;
-    let bench = with_progress(out, |watch| measure(&earlier.parameters, is_all, watch))?;
-    write_page(page, &bench, out)?;
-    let measured = |bench: &Bench| bench.results.iter().map(Measured::from).collect::<Vec<_>>();
-    let mut comparison = compare(&earlier.results, &measured(&bench));
+    let bench = with_progress(out, |watch| measure(&parameters, is_all, watch))?;
+    write_page(page, || Document::Bench(bench.clone()), out)?;
+    let mut comparison = compare(&earlier.results, &bench.results);
     if comparison.rows.is_empty() {
         return Err(CheckError::NothingInCommon { path: file.to_owned() }.failure());
     }
-    let again = parts_of(&earlier.parameters, &comparison.worse_tables());
+    let again = parts_of(&parameters, &comparison.worse_tables());
     if !again.is_empty() {
         out.log(format_args!("once more: {}", comparison.worse_tables().join(", ")));
         let bench = with_progress(out, |watch| all::run(&again, None, watch))?;
-        comparison.again(&earlier.results, &measured(&bench));
+        comparison.again(&earlier.results, &bench.results);
     }
     let is_ok = comparison.worse().next().is_none();
     let checked = Checked {
@@ -191,7 +212,7 @@ pub(super) fn run(
         factor: FACTOR,
         floor: FLOOR,
         warnings: warnings(&earlier.machine, &bench.machine),
-        then: earlier.machine,
+        then: earlier.machine.into(),
         now: bench.machine,
         comparison,
         skipped: bench.skipped,
@@ -234,7 +255,7 @@ fn parts_of(parts: &[Part], tables: &[String]) -> Vec<Part> {
 }
 
 /// Returns what differs between the machines, where it matters.
-fn warnings(then: &EarlierMachine, now: &Machine) -> Vec<String> {
+fn warnings(then: &Machine, now: &Machine) -> Vec<String> {
     let mut warnings = Vec::new();
     if then.cpu != now.cpu {
         warnings.push(format!(

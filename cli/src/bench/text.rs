@@ -3,12 +3,9 @@
 use std::fmt::Write as _;
 use std::time::{Duration, UNIX_EPOCH};
 
-use uzone_bench::machine::Machine;
-use uzone_bench::metadata::{Metadata, Origin};
-use uzone_bench::report::{Bench, Row, Skipped, Table};
-use uzone_bench::summary::Headline;
+use uzone_bench::report::{Bench, Headline, Metadata, Row, Skipped, Spread, Table};
 use uzone_pages::ByteLen;
-use uzone_report::number;
+use uzone_report::{Machine, number};
 
 use crate::output::{Report, Style, Verbosity, human_duration, table};
 
@@ -37,7 +34,8 @@ impl Report for Bench {
                 write_bytes(&mut text, metadata);
             }
         }
-        let sources = self.results.iter().filter_map(|row| Some(row.published?.source)).collect();
+        let sources = self.results.iter().filter_map(|row| Some(&*row.published.as_ref()?.source));
+        let sources = sources.collect();
         let _ = write!(text, "\n{}", foot(&self.machine, sources));
         text
     }
@@ -49,7 +47,7 @@ impl Report for Metadata {
         // Writing to a String does not fail.
         let _ = writeln!(text, "uzone bench bind --metadata: {}", self.settings);
         write_metadata(&mut text, self);
-        let sources = self.results.iter().filter_map(|row| row.source).collect();
+        let sources = self.results.iter().filter_map(|row| row.source.as_deref()).collect();
         let _ = write!(text, "\n{}", foot(&self.machine, sources));
         text
     }
@@ -81,12 +79,7 @@ fn write_metadata(text: &mut String, metadata: &Metadata) {
                 row.page_table_bytes_per_tib.map_or_else(none, bytes),
                 bytes(row.region_bytes_per_tib),
                 row.bind_ns.map_or_else(none, ns),
-                match row.origin {
-                    Origin::Measured => "measured",
-                    Origin::Published => "published",
-                    Origin::Derived => "derived",
-                }
-                .to_owned(),
+                row.origin.to_string(),
             ]);
         }
         let _ = writeln!(text, "{}", cells.trim_fmt());
@@ -156,88 +149,59 @@ fn write_table(text: &mut String, spec: &Table, rows: &[Row]) {
     let rows: Vec<&Row> = rows.iter().filter(|row| row.id.starts_with(&prefix)).collect();
     // A column that no row of the table has anything for is not shown; that nothing was published is
     // worth knowing.
-    let has_any = |column: &&Column| rows.iter().any(|row| (column.cell)(row).is_some());
-    let columns: Vec<&Column> =
-        COLUMNS.iter().filter(|column| column.heading == "published" || has_any(column)).collect();
-    let mut cells = table(&columns.iter().map(|column| column.heading).collect::<Vec<_>>());
+    let columns: Vec<&Column> = COLUMNS
+        .iter()
+        .filter(|(heading, cell)| {
+            *heading == PUBLISHED || rows.iter().any(|row| cell(row).is_some())
+        })
+        .collect();
+    let mut cells = table(&columns.iter().map(|(heading, _)| *heading).collect::<Vec<_>>());
     for row in rows {
-        let cell = |column: &&Column| (column.cell)(row).unwrap_or_else(none);
-        cells.add_row(columns.iter().map(cell).collect::<Vec<_>>());
+        let of_row = columns.iter().map(|(_, cell)| cell(row).unwrap_or_else(none));
+        cells.add_row(of_row.collect::<Vec<_>>());
     }
     let _ = writeln!(text, "{}", cells.trim_fmt());
 }
 
-struct Column {
-    heading: &'static str,
-    cell: fn(&Row) -> Option<String>,
-}
+/// A heading, and what a row has under it.
+type Column = (&'static str, fn(&Row) -> Option<String>);
+
+const PUBLISHED: &str = "published";
 
 const COLUMNS: [Column; 20] = [
-    Column {
-        heading: "row",
-        cell: |row| Some(if row.cold { format!("{} (cold)", row.name) } else { row.name.clone() }),
-    },
-    Column { heading: "median", cell: |row| Some(ns(row.median_ns)) },
-    Column { heading: "worst", cell: |row| Some(ns(row.worst_ns)) },
-    Column { heading: "ns/page", cell: |row| Some(number(row.ns_per_page)) },
-    Column { heading: "ns/folio", cell: |row| row.ns_per_folio.map(number) },
-    Column {
-        // The time of the only call is the median.
-        heading: "ns/call",
-        cell: |row| row.ns_per_call.filter(|_| row.calls > Some(1)).map(number),
-    },
-    Column {
-        heading: "GB/s",
-        cell: |row| {
-            let is_rate = row.bytes != 0 && row.threads != 0;
-            is_rate.then(|| number(row.gib_per_s * GIB_TO_GB))
-        },
-    },
-    Column { heading: "of limit", cell: |row| row.share_of_limit.map(percent) },
-    Column { heading: "x naive", cell: |row| row.ratio_naive.map(number) },
-    Column { heading: "x best", cell: |row| row.ratio_best.map(number) },
-    Column { heading: "x alike", cell: |row| row.faults?.ratio_waiting_alike.map(number) },
-    Column { heading: "faults", cell: |row| Some(row.faults?.count.to_string()) },
-    Column { heading: "ns/fault", cell: |row| row.faults?.ns_per_fault.map(number) },
-    Column { heading: "wasted pages", cell: |row| Some(row.faults?.wasted_pages.to_string()) },
-    Column {
-        heading: "touch p50, p99",
-        cell: |row| {
-            let touch = row.faults?.touch?;
-            Some(format!("{}, {}", ns(touch.p50_ns), ns(touch.p99_ns)))
-        },
-    },
-    Column {
-        heading: "beyond",
-        cell: |row| row.faults?.beyond_ns.map(|ns| format!("{ns:+.0} ns")),
-    },
-    Column {
-        heading: "pause p50, p99.9, worst",
-        cell: |row| {
-            let pauses = row.pauses?;
-            Some(format!("{}, {}, {}", ns(pauses.p50_ns), ns(pauses.p999_ns), ns(pauses.worst_ns)))
-        },
-    },
-    Column {
-        heading: "call p50, p99, worst",
-        cell: |row| {
-            let latency = row.latency?;
-            let (p50, p99) = (ns(latency.p50_ns), ns(latency.p99_ns));
-            Some(format!("{p50}, {p99}, {}", ns(latency.worst_ns)))
-        },
-    },
-    Column {
-        heading: "resident/TiB",
-        cell: |row| {
-            let bytes = row.metadata_resident_bytes_per_tib?;
-            Some(format!("{:.1}", ByteLen::new(bytes)))
-        },
-    },
-    Column { heading: "published", cell: |row| row.published.map(|published| ns(published.ns)) },
+    ("row", |row| Some(row.label())),
+    ("median", |row| Some(ns(row.median_ns))),
+    ("worst", |row| Some(ns(row.worst_ns))),
+    ("ns/page", |row| Some(number(row.ns_per_page))),
+    ("ns/folio", |row| row.ns_per_folio.map(number)),
+    // The time of the only call is the median.
+    ("ns/call", |row| row.ns_per_call.filter(|_| row.calls > Some(1)).map(number)),
+    ("GB/s", |row| row.gb_per_s().map(number)),
+    ("of limit", |row| row.share_of_limit.map(percent)),
+    ("x naive", |row| row.ratio_naive.map(number)),
+    ("x best", |row| row.ratio_best.map(number)),
+    ("x alike", |row| row.faults?.ratio_waiting_alike.map(number)),
+    ("faults", |row| Some(row.faults?.count.to_string())),
+    ("ns/fault", |row| row.faults?.ns_per_fault.map(number)),
+    ("wasted pages", |row| Some(row.faults?.wasted_pages.to_string())),
+    ("touch p50, p99", |row| {
+        let touch = row.faults?.touch?;
+        Some(format!("{}, {}", ns(touch.p50_ns), ns(touch.p99_ns?)))
+    }),
+    ("beyond", |row| Some(format!("{:+.0} ns", row.faults?.beyond_ns?))),
+    ("pause p50, p99.9, worst", |row| quantiles(row.pauses?)),
+    ("call p50, p99, worst", |row| quantiles(row.latency?)),
+    ("resident/TiB", |row| {
+        Some(format!("{:.1}", ByteLen::new(row.metadata_resident_bytes_per_tib?)))
+    }),
+    (PUBLISHED, |row| Some(ns(row.published.as_ref()?.ns))),
 ];
 
-/// Tables count in powers of ten, as those do that they are compared with.
-const GIB_TO_GB: f64 = 1.073_741_824;
+/// Returns the median, the high quantile that was taken, and the longest.
+fn quantiles(spread: Spread) -> Option<String> {
+    let high = spread.p99_ns.or(spread.p999_ns)?;
+    Some(format!("{}, {}, {}", ns(spread.p50_ns), ns(high), ns(spread.worst_ns)))
+}
 
 /// Returns a part of a whole.
 pub(super) fn percent(part: f64) -> String {
@@ -265,7 +229,7 @@ pub(super) fn foot(machine: &Machine, mut sources: Vec<&str>) -> String {
         machine.transparent_huge_pages,
         machine.stream,
         machine.version,
-        machine.commit.map(|commit| format!(" ({commit})")).unwrap_or_default(),
+        machine.commit.as_ref().map(|commit| format!(" ({commit})")).unwrap_or_default(),
     );
     sources.sort_unstable();
     sources.dedup();

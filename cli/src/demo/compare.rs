@@ -2,7 +2,7 @@
 
 use uzone_bench::brief::{self, NumberedFile, Part};
 use uzone_bench::report::{Row, Table};
-use uzone_bench::{BenchError, Phase, Watch};
+use uzone_bench::{BenchError, Phase, Watch, sentence};
 use uzone_fault::Engine;
 use uzone_pages::ByteLen;
 
@@ -65,15 +65,9 @@ fn measured(
     match with_progress(out, |watch| part(&|phase| watch(Phase { what, ..phase }))) {
         Ok(part) => Ok(Some(part)),
         Err(error) if error.is_of_this_host() => {
-            out.warn(format_args!("left out: {what}: {}", cause(&error)));
+            out.warn(format_args!("left out: {what}: {}", sentence(&error)));
             Ok(None)
         }
         Err(error) => Err(error),
     }
-}
-
-/// Returns an error and its causes as a sentence.
-fn cause(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(error.source(), |cause| cause.source());
-    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }

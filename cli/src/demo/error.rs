@@ -79,8 +79,6 @@ pub(super) enum DemoError {
     NotRefused,
     #[error("memory is held by {pins} pins although all are dropped: this is a defect of uzone")]
     Kept { pins: u32 },
-    #[error(transparent)]
-    Trace(#[from] serde_json::Error),
 }
 
 impl DemoError {

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use uzone_bench::brief::LazyFile;
-use uzone_bench::machine::Machine;
+use uzone_bench::machine;
 use uzone_fault::{AdoptedMemory, Engine, LazyOptions};
 use uzone_os::signals::Held;
 use uzone_os::{bus, probe};
@@ -93,10 +93,7 @@ pub(super) fn run(
     steps.took("check", checked.elapsed_ns, what);
     drop(memory);
 
-    let machine =
-        serde_json::from_value(serde_json::to_value(Machine::here()).map_err(DemoError::from)?)
-            .map_err(DemoError::from)?;
-    let trace = Trace::new(machine, page, plan.size, &records, &latencies);
+    let trace = Trace::new(machine::here(), page, plan.size, &records, &latencies);
     let touch = TouchFacts {
         pages,
         faults: stats.faults,

@@ -32,44 +32,24 @@ fn wrapped(text: &str, width: usize) -> String {
     lines
 }
 
-/// A row that is shown: its id, that of its plain way, and what it is called.
-struct Compared {
-    ours: &'static str,
-    plain: &'static str,
-    name: fn(&Row) -> String,
-}
-
 /// What a plain row is about, as a length.
 fn len(row: &Row) -> ByteLen {
     ByteLen::new(row.items << 12)
 }
 
+/// A row that is shown, its plain way, and what it is called.
+type Compared = (&'static str, &'static str, fn(&Row) -> String);
+
 const COMPARED: [Compared; 5] = [
-    Compared {
-        ours: "demo-map/ours",
-        plain: "demo-map/naive",
-        name: |row| format!("map a file of {} lazily, and touch it", len(row)),
-    },
-    Compared {
-        ours: "demo-bind/ours",
-        plain: "demo-bind/naive",
-        name: |row| format!("describe {}: 64 bytes a page", len(row)),
-    },
-    Compared {
-        ours: "demo-bind/ours-on-touch",
-        plain: "demo-bind/naive",
-        name: |row| format!("describe {}: initialised on first use", len(row)),
-    },
-    Compared {
-        ours: "demo-zero/ours",
-        plain: "demo-zero/naive",
-        name: |row| format!("clear {} of memory", len(row)),
-    },
-    Compared {
-        ours: "demo-pin/ours",
-        plain: "demo-pin/naive",
-        name: |row| format!("pin {} of memory", len(row)),
-    },
+    ("demo-map/ours", "demo-map/naive", |row| {
+        format!("map a file of {} lazily, and touch it", len(row))
+    }),
+    ("demo-bind/ours", "demo-bind/naive", |row| format!("describe {}: 64 bytes a page", len(row))),
+    ("demo-bind/ours-on-touch", "demo-bind/naive", |row| {
+        format!("describe {}: initialised on first use", len(row))
+    }),
+    ("demo-zero/ours", "demo-zero/naive", |row| format!("clear {} of memory", len(row))),
+    ("demo-pin/ours", "demo-pin/naive", |row| format!("pin {} of memory", len(row))),
 ];
 
 impl Report for Demo {
@@ -121,7 +101,7 @@ impl Demo {
     fn write_compared(&self, text: &mut String) {
         let find = |id: &str| self.bench.results.iter().find(|row| row.id == id);
         let mut compared = table(&["how fast", "plain way", "uzone", "faster", "of the limit"]);
-        for Compared { ours, plain, name } in COMPARED {
+        for (ours, plain, name) in COMPARED {
             let (Some(ours), Some(plain)) = (find(ours), find(plain)) else { continue };
             // The median of the rounds' own ratios, as the page shows it.
             let ratio = ours.ratio_naive.map(|ratio| format!("{} x", number(ratio)));

@@ -6,6 +6,7 @@
 use std::error::Error;
 
 use serde::Serialize;
+use uzone_bench::sentence;
 use uzone_os::HugeSize;
 use uzone_os::hugepages::{Pool, ThpDefrag, ThpEnabled, ThpShmem};
 use uzone_os::memory::{Available, Limit};
@@ -40,7 +41,7 @@ pub(super) struct Check {
     pub(super) required: bool,
     pub(super) value: String,
     pub(super) fix: Option<String>,
-    /// Lines for those who want to know more; machines read the figures instead.
+    /// Lines for `--verbose`; machines read the figures instead.
     #[serde(skip)]
     pub(super) details: Vec<String>,
 }
@@ -83,6 +84,15 @@ impl Check {
         )
     }
 
+    /// What `check` makes of a fact, if it could be read.
+    fn of<T, E: Error + 'static>(
+        name: &str,
+        fact: &Result<T, E>,
+        check: impl FnOnce(&T) -> Self,
+    ) -> Self {
+        fact.as_ref().map_or_else(|error| Self::unknown(name, error), check)
+    }
+
     fn required(self) -> Self {
         Self { required: true, ..self }
     }
@@ -90,20 +100,6 @@ impl Check {
     fn with_details(self, details: Vec<String>) -> Self {
         Self { details, ..self }
     }
-}
-
-/// Returns an error with those of its causes on one line that it does not name itself.
-pub(super) fn sentence(error: &(dyn Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let inner = error.to_string();
-        if !text.contains(&inner) {
-            text = format!("{text}: {inner}");
-        }
-        cause = error.source();
-    }
-    text
 }
 
 /// Returns the checks of a host, in the order in which a person reads them.
@@ -324,58 +320,49 @@ fn streaming(facts: &Facts) -> Check {
 }
 
 const THP: &str = "/sys/kernel/mm/transparent_hugepage";
+const NO_THP: &str =
+    "a kernel built with CONFIG_TRANSPARENT_HUGEPAGE, or the huge page pools below";
 
 fn thp(facts: &Facts) -> Check {
     const NAME: &str = "transparent huge pages";
-    let thp = match &facts.thp {
-        Ok(Some(thp)) => thp,
-        Ok(None) => {
+    Check::of(NAME, &facts.thp, |thp| {
+        let Some(thp) = thp else {
             return Check::warn(
                 NAME,
                 "this kernel has none: big memory costs more page faults",
-                "a kernel built with CONFIG_TRANSPARENT_HUGEPAGE, or the huge page pools below",
+                NO_THP,
             );
+        };
+        let (enabled, defrag) = (thp.enabled, thp.defrag);
+        let value = format!("{enabled} (defrag {defrag}, {} each)", thp.pmd_size);
+        match (thp.enabled, thp.defrag) {
+            (ThpEnabled::Never, _) => {
+                Check::warn(NAME, value, format!("as root: echo madvise > {THP}/enabled"))
+            }
+            (_, ThpDefrag::Never | ThpDefrag::Defer) => Check::note(
+                NAME,
+                format!("{value}: small pages when no huge one is free"),
+                format!("as root: echo madvise > {THP}/defrag"),
+            ),
+            _ => Check::ok(NAME, value),
         }
-        Err(error) => return Check::unknown(NAME, error),
-    };
-    let (enabled, defrag) = (thp.enabled, thp.defrag);
-    let value = format!("{enabled} (defrag {defrag}, {} each)", thp.pmd_size);
-    match (thp.enabled, thp.defrag) {
-        (ThpEnabled::Never, _) => {
-            Check::warn(NAME, value, format!("as root: echo madvise > {THP}/enabled"))
-        }
-        (_, ThpDefrag::Never | ThpDefrag::Defer) => Check::note(
-            NAME,
-            format!("{value}: small pages when no huge one is free"),
-            format!("as root: echo madvise > {THP}/defrag"),
-        ),
-        _ => Check::ok(NAME, value),
-    }
+    })
 }
 
 fn thp_files(facts: &Facts) -> Check {
     const NAME: &str = "huge pages for memfd";
-    let thp = match &facts.thp {
-        Ok(Some(thp)) => thp,
-        Ok(None) => {
-            return Check::note(
-                NAME,
-                "this kernel has none",
-                "a kernel built with CONFIG_TRANSPARENT_HUGEPAGE, or the huge page pools below",
-            );
-        }
-        Err(error) => return Check::unknown(NAME, error),
-    };
-    let word = thp.shmem.to_string();
-    if matches!(thp.shmem, ThpShmem::Never | ThpShmem::Deny) {
-        let fix = format!("as root: echo advise > {THP}/shmem_enabled");
-        Check::note(NAME, format!("{word}: memory files get small pages"), fix)
-    } else {
-        Check::ok(NAME, word)
-    }
+    Check::of(NAME, &facts.thp, |thp| match thp {
+        None => Check::note(NAME, "this kernel has none", NO_THP),
+        Some(thp) if matches!(thp.shmem, ThpShmem::Never | ThpShmem::Deny) => Check::note(
+            NAME,
+            format!("{}: memory files get small pages", thp.shmem),
+            format!("as root: echo advise > {THP}/shmem_enabled"),
+        ),
+        Some(thp) => Check::ok(NAME, thp.shmem.to_string()),
+    })
 }
 
-/// The largest pool that a fix proposes for somebody who has none.
+/// The largest pool that a fix proposes on a host without one.
 const PROPOSED_POOL: [(HugeSize, u64); 2] = [(HugeSize::MIB_2, 512), (HugeSize::GIB_1, 4)];
 
 fn pools(facts: &Facts) -> Vec<Check> {
@@ -483,16 +470,13 @@ fn collapse(facts: &Facts) -> Check {
 
 fn scan(facts: &Facts) -> Check {
     const NAME: &str = "see what is present";
-    match &facts.can_scan {
-        Ok(true) => Check::ok(NAME, "in runs (PAGEMAP_SCAN)"),
-        Ok(false) => {
-            Check::note(NAME, "page by page: slower (no PAGEMAP_SCAN)", "Linux 6.7 or newer")
-        }
-        Err(error) => Check::unknown(NAME, error),
-    }
+    Check::of(NAME, &facts.can_scan, |can_scan| match can_scan {
+        true => Check::ok(NAME, "in runs (PAGEMAP_SCAN)"),
+        false => Check::note(NAME, "page by page: slower (no PAGEMAP_SCAN)", "Linux 6.7 or newer"),
+    })
 }
 
-/// Returns an access on one line, with what the kernel said.
+/// Returns an access on one line, with what the kernel answered.
 fn access_line(access: &UffdAccess) -> String {
     match access {
         UffdAccess::Full => "full".to_owned(),
@@ -633,28 +617,26 @@ const USUAL_MAPPINGS: u64 = 65530;
 
 fn mappings(facts: &Facts) -> Check {
     const NAME: &str = "mappings per process";
-    match facts.max_map_count {
-        Ok(count) if count >= USUAL_MAPPINGS => Check::ok(NAME, count.to_string()),
-        Ok(count) => Check::warn(
+    Check::of(NAME, &facts.max_map_count, |&count| match count {
+        USUAL_MAPPINGS.. => Check::ok(NAME, count.to_string()),
+        _ => Check::warn(
             NAME,
             format!("{count}: fewer than usual, so a mapping may be refused"),
             format!("as root: sysctl vm.max_map_count={USUAL_MAPPINGS}"),
         ),
-        Err(ref error) => Check::unknown(NAME, error),
-    }
+    })
 }
 
 fn overcommit(facts: &Facts) -> Check {
     const NAME: &str = "overcommit";
-    match &facts.overcommit {
-        Ok(Overcommit::Heuristic) => Check::ok(NAME, "heuristic (vm.overcommit_memory=0)"),
-        Ok(Overcommit::Always) => Check::ok(NAME, "always (vm.overcommit_memory=1)"),
-        Ok(Overcommit::Never) => Check::warn(
+    Check::of(NAME, &facts.overcommit, |overcommit| match overcommit {
+        Overcommit::Heuristic => Check::ok(NAME, "heuristic (vm.overcommit_memory=0)"),
+        Overcommit::Always => Check::ok(NAME, "always (vm.overcommit_memory=1)"),
+        Overcommit::Never => Check::warn(
             NAME,
             "never (vm.overcommit_memory=2): every reserved byte counts as used",
             "as root: sysctl vm.overcommit_memory=0\n\
              or raise the share that may be promised: sysctl vm.overcommit_ratio=95",
         ),
-        Err(error) => Check::unknown(NAME, error),
-    }
+    })
 }

@@ -1,6 +1,6 @@
 //! What the host reports, unchanged: [`Facts`]. `checks.rs` decides what it means.
 //!
-//! A fact that could not be had stays an error, so that the report can say why.
+//! A fact that could not be had stays an error, so that the report can name the cause.
 //! Cost: reading some forty small files, a mapping of [`TRIAL`], the measurement of the stores (some
 //! 100 ms), and a thousand page faults (about as long).
 

@@ -2,9 +2,8 @@
 
 use super::axis::Axis;
 use super::{Sample, is_narrow, legend};
-use crate::bench::Role;
 use crate::canvas::{Anchor, Canvas};
-use crate::chart::{Lines, Series};
+use crate::chart::{Lines, Role, Series};
 
 /// The dashes of levels, which have no points to tell them apart by. The limit has its own.
 const LEVELS: [&str; 6] = ["2 3", "12 3 2 3", "4 4", "1 6", "14 3 2 3 2 3", "7 7"];
@@ -61,12 +60,12 @@ pub(super) fn lines(canvas: &mut Canvas, lines: &Lines) {
     canvas.text(f64::midpoint(left, right), bottom + 32.0, Anchor::Middle, "", &name);
 
     let mut levels = 0;
-    let mut order: Vec<(&Series, (f64, &str))> = Vec::new();
+    let mut order: Vec<(&Series, (f64, &'static str))> = Vec::new();
     for series in &lines.series {
         order.push((series, stroke(series, levels)));
         levels += usize::from(series.points.len() == 1);
     }
-    let strokes: Vec<(f64, &str)> = order.iter().map(|(_, stroke)| *stroke).collect();
+    let strokes: Vec<(f64, &'static str)> = order.iter().map(|(_, stroke)| *stroke).collect();
     order.sort_by_key(|(series, _)| (series.role == Role::Ours, series.role != Role::Peer));
     for (series, (thick, dash)) in order {
         let colour = series.role.ink().colour;
@@ -90,9 +89,15 @@ pub(super) fn lines(canvas: &mut Canvas, lines: &Lines) {
             }
         }
     }
+    let entries = entries(lines, &strokes);
+    canvas.height = legend(canvas, bottom + 48.0, &entries);
+}
+
+/// Returns the entries of the legend; other ways that have a line share one.
+fn entries(lines: &Lines, strokes: &[(f64, &'static str)]) -> Vec<(Sample, String)> {
     let mut entries = Vec::new();
     let mut peers = 0;
-    for (series, (thick, dash)) in lines.series.iter().zip(strokes) {
+    for (series, (thick, dash)) in lines.series.iter().zip(strokes.iter().copied()) {
         let colour = series.role.ink().colour;
         let is_level = series.points.len() == 1;
         if series.role == Role::Peer && !is_level {
@@ -107,5 +112,5 @@ pub(super) fn lines(canvas: &mut Canvas, lines: &Lines) {
         let sample = Sample::Line { colour: "grey", thick, dash, shape: None };
         entries.push((sample, format!("other ways: {peers}, each in the table")));
     }
-    canvas.height = legend(canvas, bottom + 48.0, &entries);
+    entries
 }

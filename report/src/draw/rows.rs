@@ -1,12 +1,11 @@
-//! Charts with a row for each thing that was measured: [`bars`] and [`spans`].
+//! Charts with a row for each thing that was measured ([`rows`]).
 //!
 //! On a page the label stands at the left of its mark, on a phone above it.
 
 use super::axis::Axis;
 use super::{MOST_ROWS, Sample, is_narrow, legend};
-use crate::bench::Role;
 use crate::canvas::{Anchor, BOLD, Canvas, Ink, Shape, fit, width};
-use crate::chart::{Bars, Spans, Unit};
+use crate::chart::{Mark, Role, Rows};
 use crate::text::count;
 
 /// Where the parts of rows are.
@@ -83,31 +82,48 @@ impl Place {
     }
 }
 
-fn roles(of: impl Iterator<Item = Role>) -> Vec<Role> {
-    let mut roles: Vec<Role> = of.collect();
-    roles.sort_unstable();
-    roles.dedup();
-    roles
-}
-
-/// Draws a bar for each row.
-pub(super) fn bars(canvas: &mut Canvas, bars: &Bars) {
-    let rows = &bars.rows[..bars.rows.len().min(MOST_ROWS)];
-    let place =
+/// Draws a mark for each row.
+pub(super) fn rows(canvas: &mut Canvas, chart: &Rows) {
+    let rows = &chart.rows[..chart.rows.len().min(MOST_ROWS)];
+    let mut place =
         place(canvas, rows.iter().map(|row| (row.label.as_str(), row.role, row.text.as_str())));
-    let most = rows
-        .iter()
-        .flat_map(|row| [Some(row.value), row.limit, row.published])
-        .flatten()
-        .fold(0.0, f64::max);
-    let axis = Axis::from_zero(most, Unit::Plain, (place.left, place.right));
-    axis.below(canvas, TOP, place.bottom(), &bars.axis);
+    let values = rows.iter().flat_map(|row| {
+        let all =
+            [Some(row.value), Some(row.low), Some(row.high), row.tick, row.limit, row.published];
+        all.into_iter().flatten()
+    });
+    // A logarithmic axis has no 0: that stands beside it.
+    let zero = place.left + 8.0;
+    let has_zero = !chart.has_bars && rows.iter().any(|row| row.value <= 0.0);
+    let room = if has_zero { 30.0 } else { 0.0 };
+    place.left += room;
+    let axis = if chart.has_bars {
+        Axis::from_zero(values.fold(0.0, f64::max), chart.unit, (place.left, place.right))
+    } else {
+        Axis::log(values, chart.unit, (place.left, place.right))
+    };
+    axis.below(canvas, TOP, place.bottom(), &chart.axis);
+    if has_zero {
+        canvas.line((zero, TOP), (zero, place.bottom()), "faint", 1.0, "3 3");
+    }
+    place.left -= room;
     for (index, row) in rows.iter().enumerate() {
         place.label(canvas, index, &row.label, row.role);
         let y = place.top(index) + place.mark;
+        let Ink { colour, .. } = row.role.ink();
         let title = format!("{}: {}", row.label, row.text);
-        let wide = (axis.at(row.value) - place.left).max(1.0);
-        canvas.area((place.left, y - 7.0), (wide, 14.0), row.role.ink(), &title);
+        if chart.has_bars {
+            let wide = (axis.at(row.value) - place.left).max(1.0);
+            canvas.area((place.left, y - 7.0), (wide, 14.0), row.role.ink(), &title);
+        } else if row.value <= 0.0 {
+            canvas.point((zero, y), row.role.shape(), colour, &title);
+        } else {
+            canvas.line((axis.at(row.low), y), (axis.at(row.high), y), colour, 1.6, "");
+            if let Some(tick) = row.tick {
+                canvas.point((axis.at(tick), y), Shape::Tick, "ink", &title);
+            }
+            canvas.point((axis.at(row.value), y), row.role.shape(), colour, &title);
+        }
         if let Some(limit) = row.limit {
             let x = axis.at(limit);
             canvas.line((x, y - 10.0), (x, y + 10.0), "paper", 4.0, "");
@@ -118,77 +134,33 @@ pub(super) fn bars(canvas: &mut Canvas, bars: &Bars) {
         }
         place.text(canvas, index, &row.text);
     }
-    let mut entries: Vec<(Sample, String)> = roles(rows.iter().map(|row| row.role))
-        .into_iter()
-        .map(|role| (Sample::Area(role.ink()), role.words().to_owned()))
-        .collect();
-    if rows.iter().any(|row| row.limit.is_some()) {
-        let sample = Sample::Line { colour: "ink", thick: 2.0, dash: "4 2", shape: None };
-        entries.push((sample, "the limit of that row".to_owned()));
-    }
-    if rows.iter().any(|row| row.published.is_some()) {
-        entries.push((Sample::Point(Shape::Diamond, "pink"), Role::Published.words().to_owned()));
-    }
+    let entries = entries(chart, rows, has_zero);
     canvas.height = legend(canvas, place.bottom() + 46.0, &entries);
 }
 
-/// Draws a point with its spread for each row.
-pub(super) fn spans(canvas: &mut Canvas, spans: &Spans) {
-    let rows = &spans.rows[..spans.rows.len().min(MOST_ROWS)];
-    let mut place =
-        place(canvas, rows.iter().map(|row| (row.label.as_str(), row.role, row.text.as_str())));
-    let values = rows.iter().flat_map(|row| {
-        let whole = [Some(row.low), Some(row.middle), Some(row.high), row.tick, row.published];
-        whole.into_iter().flatten()
-    });
-    // A logarithmic axis has no 0: that stands beside it.
-    let zero = place.left + 8.0;
-    let has_zero = rows.iter().any(|row| row.middle <= 0.0);
-    if has_zero {
-        place.left += 30.0;
-    }
-    let axis = Axis::log(values, spans.unit, (place.left, place.right));
-    axis.below(canvas, TOP, place.bottom(), &spans.axis);
-    if has_zero {
-        canvas.line((zero, TOP), (zero, place.bottom()), "faint", 1.0, "3 3");
-    }
-    place.left -= if has_zero { 30.0 } else { 0.0 };
-    for (index, row) in rows.iter().enumerate() {
-        place.label(canvas, index, &row.label, row.role);
-        let y = place.top(index) + place.mark;
-        let Ink { colour, .. } = row.role.ink();
-        let title = format!("{}: {}", row.label, row.text);
-        if row.middle <= 0.0 {
-            canvas.point((zero, y), row.role.shape(), colour, &title);
-        } else {
-            canvas.line((axis.at(row.low), y), (axis.at(row.high), y), colour, 1.6, "");
-            if let Some(tick) = row.tick {
-                canvas.point((axis.at(tick), y), Shape::Tick, "ink", &title);
-            }
-            canvas.point((axis.at(row.middle), y), row.role.shape(), colour, &title);
+/// Returns the entries of the legend.
+fn entries(chart: &Rows, rows: &[Mark], has_zero: bool) -> Vec<(Sample, String)> {
+    let mut roles: Vec<Role> = rows.iter().map(|row| row.role).collect();
+    roles.sort_unstable();
+    roles.dedup();
+    let sample = |role: Role| match chart.has_bars {
+        true => Sample::Area(role.ink()),
+        false => Sample::Point(role.shape(), role.ink().colour),
+    };
+    let line = |colour, thick, dash| Sample::Line { colour, thick, dash, shape: None };
+    let mut entries: Vec<(Sample, String)> =
+        roles.into_iter().map(|role| (sample(role), role.words().to_owned())).collect();
+    let mut add = |is_there: bool, sample: Sample, words: &str| {
+        if is_there {
+            entries.push((sample, words.to_owned()));
         }
-        if let Some(published) = row.published {
-            canvas.point((axis.at(published), y), Shape::Diamond, "pink", &title);
-        }
-        place.text(canvas, index, &row.text);
-    }
-    let mut entries: Vec<(Sample, String)> = roles(rows.iter().map(|row| row.role))
-        .into_iter()
-        .map(|role| (Sample::Point(role.shape(), role.ink().colour), role.words().to_owned()))
-        .collect();
-    if !spans.line.is_empty() {
-        let sample = Sample::Line { colour: "faint", thick: 1.6, dash: "", shape: None };
-        entries.push((sample, spans.line.to_owned()));
-    }
-    if rows.iter().any(|row| row.tick.is_some()) {
-        entries.push((Sample::Point(Shape::Tick, "ink"), spans.tick.to_owned()));
-    }
-    if rows.iter().any(|row| row.published.is_some()) {
-        entries.push((Sample::Point(Shape::Diamond, "pink"), Role::Published.words().to_owned()));
-    }
-    if has_zero {
-        let empty = Sample::Line { colour: "faint", thick: 1.0, dash: "3 3", shape: None };
-        entries.push((empty, "none at all".to_owned()));
-    }
-    canvas.height = legend(canvas, place.bottom() + 46.0, &entries);
+    };
+    let has = |of: fn(&Mark) -> Option<f64>| rows.iter().any(|row| of(row).is_some());
+    add(!chart.line.is_empty(), line("faint", 1.6, ""), chart.line);
+    add(has(|row| row.tick), Sample::Point(Shape::Tick, "ink"), chart.tick);
+    add(has(|row| row.limit), line("ink", 2.0, "4 2"), "the limit of that row");
+    let published = Sample::Point(Shape::Diamond, "pink");
+    add(has(|row| row.published), published, Role::Published.words());
+    add(has_zero, line("faint", 1.0, "3 3"), "none at all");
+    entries
 }

@@ -3,9 +3,8 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::bench::Role;
 use crate::canvas::Fill;
-use crate::chart::{Bar, Bars, Columns, Heat, Lines, Numbers, Series, Span, Spans, Unit};
+use crate::chart::{Columns, Heat, Lines, Mark, Numbers, Role, Rows, Series, Unit};
 
 fn role() -> impl Strategy<Value = Role> {
     prop_oneof![
@@ -39,16 +38,13 @@ fn bars() -> impl Strategy<Value = Plot> {
         proptest::option::of(value()),
         words(),
     );
-    let row = row.prop_map(|(label, role, value, limit, published, text)| Bar {
-        label,
-        role,
-        value,
+    let row = row.prop_map(|(label, role, value, limit, published, text)| Mark {
         limit,
         published,
-        text,
+        ..Mark::at(label, role, value, text)
     });
     (words(), proptest::collection::vec(row, 1..70))
-        .prop_map(|(axis, rows)| Plot::Bars(Bars { axis, rows }))
+        .prop_map(|(axis, rows)| Plot::Rows(Rows { axis, has_bars: true, rows, ..Rows::default() }))
 }
 
 fn unit() -> impl Strategy<Value = Unit> {
@@ -57,18 +53,16 @@ fn unit() -> impl Strategy<Value = Unit> {
 
 fn spans() -> impl Strategy<Value = Plot> {
     let row = (words(), role(), value(), value(), value(), proptest::option::of(value()), words());
-    let row = row.prop_map(|(label, role, low, middle, high, tick, text)| Span {
-        label,
-        role,
+    let row = row.prop_map(|(label, role, low, value, high, tick, text)| Mark {
         low,
-        middle,
         high,
         tick,
         published: tick,
-        text,
+        ..Mark::at(label, role, value, text)
     });
     (words(), unit(), proptest::collection::vec(row, 1..20)).prop_map(|(axis, unit, rows)| {
-        Plot::Spans(Spans { axis, unit, line: "from here to there", tick: "a tick", rows })
+        let (line, tick) = ("from here to there", "a tick");
+        Plot::Rows(Rows { axis, unit, has_bars: false, line, tick, rows })
     })
 }
 
@@ -154,15 +148,9 @@ proptest! {
 
 #[test]
 fn the_ids_of_two_pictures_on_a_page_differ() {
-    let row = Bar {
-        label: "naive".into(),
-        role: Role::Naive,
-        value: 1.0,
-        limit: None,
-        published: None,
-        text: "1".into(),
-    };
-    let plot = Plot::Bars(Bars { axis: "GB/s".into(), rows: vec![row] });
+    let row = Mark::at("naive".into(), Role::Naive, 1.0, "1".into());
+    let rows = Rows { axis: "GB/s".into(), has_bars: true, rows: vec![row], ..Rows::default() };
+    let plot = Plot::Rows(rows);
     let (title, note) = (String::new(), String::new());
     let chart = Chart { id: "01-x".into(), title, note, plot, table: Numbers::default() };
     let ids = [WIDE, NARROW].map(|width| {

@@ -1,9 +1,8 @@
 //! The charts of a trace: where, when, how long.
 
 use super::sentences;
-use crate::bench::Role;
 use crate::canvas::{Fill, Ink};
-use crate::chart::{Chart, Columns, Heat, Numbers, Plot, Section, Span, Spans, Unit};
+use crate::chart::{Chart, Columns, Heat, Mark, Numbers, Plot, Role, Rows, Section, Unit};
 use crate::text::{bytes, cell, count, float, float_bytes, float_ns, ns};
 use crate::trace::{Outcome, Record, Summary, Trace};
 
@@ -256,22 +255,21 @@ fn distribution(summaries: &[Summary], records: &[Record]) -> Chart {
 fn quantiles(summaries: &[Summary]) -> Chart {
     let label =
         |summary: &Summary| format!("{}, {}", summary.class.words(), summary.outcome.words());
-    let spans = summaries.iter().map(|summary| Span {
-        label: label(summary),
-        role: Role::Ours,
-        low: float(summary.p50_ns),
-        middle: float(summary.p50_ns),
-        high: float(summary.max_ns),
-        tick: Some(float(summary.p99_ns)),
-        published: None,
-        text: format!("{} \u{b7} {}", ns(summary.p50_ns), ns(summary.p99_ns)),
+    let marks = summaries.iter().map(|summary| {
+        let text = format!("{} \u{b7} {}", ns(summary.p50_ns), ns(summary.p99_ns));
+        Mark {
+            high: float(summary.max_ns),
+            tick: Some(float(summary.p99_ns)),
+            ..Mark::at(label(summary), Role::Ours, float(summary.p50_ns), text)
+        }
     });
-    let spans = Spans {
+    let marks = Rows {
         axis: "latency (logarithmic)".to_owned(),
         unit: Unit::Ns,
         line: "to the longest; mark: median",
         tick: "99 %",
-        rows: spans.collect(),
+        rows: marks.collect(),
+        ..Rows::default()
     };
     let rows = summaries.iter().map(|summary| {
         let times = [summary.p50_ns, summary.p99_ns, summary.p999_ns, summary.max_ns].map(ns);
@@ -284,7 +282,7 @@ fn quantiles(summaries: &[Summary]) -> Chart {
         id: "quantiles".to_owned(),
         title: "How long faults took, by what they were".to_owned(),
         note: sentences(&["beside each row: the median, and what one in a hundred exceeds"]),
-        plot: Plot::Spans(spans),
+        plot: Plot::Rows(marks),
         table: Numbers { headings: headings.map(String::from).into(), rows: rows.collect() },
     }
 }

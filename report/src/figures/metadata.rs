@@ -1,9 +1,9 @@
 //! What descriptors of one TiB take: the memory, and in the table what else.
 
-use super::tables::none;
+use super::tables::{known, none};
 use super::{heading, sentences};
-use crate::bench::{Metadata, MetadataRow, Role, Table};
-use crate::chart::{Chart, Numbers, Plot, Section, Span, Spans, Unit};
+use crate::chart::{Chart, Mark, Numbers, Plot, Role, Rows, Section, Unit};
+use crate::results::{Metadata, MetadataRow, Table};
 use crate::text::{bytes, float, ns};
 
 pub(super) fn section(metadata: &Metadata) -> Section {
@@ -17,8 +17,8 @@ pub(super) fn section(metadata: &Metadata) -> Section {
         }
     }
     tables.retain(|(_, rows)| !rows.is_empty());
-    let mut sources: Vec<String> =
-        metadata.results.iter().filter_map(|row| row.source.clone()).collect();
+    let mut sources: Vec<&str> =
+        metadata.results.iter().filter_map(|row| row.source.as_deref()).collect();
     sources.sort_unstable();
     sources.dedup();
     let mut foot = vec![metadata.machine.sentence()];
@@ -37,31 +37,22 @@ pub(super) fn section(metadata: &Metadata) -> Section {
 }
 
 fn chart(table: &Table, rows: &[&MetadataRow]) -> Chart {
-    let spans = rows.iter().map(|row| {
-        let resident = float(row.resident_bytes_per_tib);
-        Span {
-            label: label(row),
-            role: if row.origin == "measured" { Role::Ours } else { Role::Peer },
-            low: resident,
-            middle: resident,
-            high: resident,
-            tick: None,
-            published: None,
-            text: bytes(row.resident_bytes_per_tib),
-        }
+    let marks = rows.iter().map(|row| {
+        let role = if row.origin == "measured" { Role::Ours } else { Role::Peer };
+        let resident = row.resident_bytes_per_tib;
+        Mark::at(label(row), role, float(resident), bytes(resident))
     });
-    let spans = Spans {
+    let marks = Rows {
         axis: "memory of the descriptors of 1 TiB (logarithmic)".to_owned(),
         unit: Unit::Bytes,
-        line: "",
-        tick: "",
-        rows: spans.collect(),
+        rows: marks.collect(),
+        ..Rows::default()
     };
     Chart {
         id: table.id.clone(),
         title: heading(&table.title, &table.id),
         note: sentences(&[&table.note, "lower is better", "other ways are Linux's"]),
-        plot: Plot::Spans(spans),
+        plot: Plot::Rows(marks),
         table: numbers(rows),
     }
 }
@@ -91,9 +82,9 @@ fn numbers(rows: &[&MetadataRow]) -> Numbers {
             bytes(row.resident_bytes_per_tib),
             optional(row.virtual_bytes_per_tib),
             optional(row.page_table_bytes_per_tib),
-            optional(row.region_bytes_per_tib),
-            row.descriptor_bytes.map_or_else(none, |bytes| bytes.to_string()),
-            optional(row.folio_bytes),
+            bytes(row.region_bytes_per_tib),
+            known(row.descriptor_bytes).map_or_else(none, |bytes| bytes.to_string()),
+            optional(known(row.folio_bytes)),
             row.bind_ns.map_or_else(none, ns),
             heading(&row.origin, "\u{2013}"),
         ]

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use super::{heading, sentences};
-use crate::bench::{Bench, Role, Row, Spread, Table, size};
-use crate::chart::{Bar, Bars, Chart, Lines, Numbers, Plot, Section, Series, Span, Spans, Unit};
+use crate::chart::{Chart, Lines, Mark, Numbers, Plot, Role, Rows, Section, Series, Unit};
+use crate::results::{Bench, Row, Spread, Table};
 use crate::text::{bytes, float, ns, number};
 
 /// Of how many times the slowest rate bars can still be seen beside each other.
@@ -77,7 +77,7 @@ fn chart(bench: &Bench, table: &Table, rows: &[&Row]) -> Chart {
 fn left_out(rows: usize, plot: &Plot) -> String {
     let most = crate::draw::MOST_ROWS;
     match plot {
-        Plot::Bars(_) | Plot::Spans(_) if rows > most => {
+        Plot::Rows(_) if rows > most => {
             format!("the first {most} of {rows} rows are drawn")
         }
         _ => String::new(),
@@ -103,11 +103,11 @@ fn plot(bench: &Bench, rows: &[&Row]) -> (Plot, &'static str) {
     let is_same_work = rows.iter().all(|row| row.bytes == rows[0].bytes);
     match rates {
         Some(rates) if is_same_work && near(&rates) => (
-            Plot::Bars(bars(bench, rows, &rates)),
+            Plot::Rows(bars(bench, rows, &rates)),
             "higher is better; beside each bar: GB/s, share of its limit, times as fast as naive",
         ),
         _ => (
-            Plot::Spans(times(bench, rows)),
+            Plot::Rows(times(bench, rows)),
             "lower is better, on a logarithmic axis; beside each row: median, share of its limit, times as fast as naive",
         ),
     }
@@ -124,52 +124,47 @@ fn near(rates: &[f64]) -> bool {
 fn beside(bench: &Bench, row: &Row, first: String) -> String {
     let mut parts = vec![first];
     parts.extend(row.share_of_limit.map(|share| format!("{:.0} %", share * 100.0)));
-    let is_naive = row.role(&bench.benchmark) == Role::Naive;
+    let is_naive = look(row, &bench.benchmark) == Role::Naive;
     let ratio = row.ratio_naive.filter(|_| !is_naive);
     parts.extend(ratio.map(|ratio| format!("{} x", number(ratio))));
     parts.join(" \u{b7} ")
 }
 
-fn bars(bench: &Bench, rows: &[&Row], rates: &[f64]) -> Bars {
-    let rows = rows.iter().zip(rates).map(|(row, rate)| Bar {
-        label: row.label(),
-        role: row.role(&bench.benchmark),
-        value: *rate,
-        limit: row
-            .share_of_limit
-            .filter(|share| *share > 0.0 && row.role(&bench.benchmark) != Role::Limit)
-            .map(|share| rate / share)
-            // A limit that the machine's noise has put elsewhere would squeeze all bars.
-            .filter(|limit| {
-                *limit <= rates.iter().fold(0.0, |most: f64, rate| most.max(*rate)) * 3.0
-            }),
-        published: row
-            .published
-            .as_ref()
+fn bars(bench: &Bench, rows: &[&Row], rates: &[f64]) -> Rows {
+    // A limit that the machine's noise has put farther away would squeeze all bars.
+    let most = rates.iter().fold(0.0, |most: f64, rate| most.max(*rate)) * 3.0;
+    let rows = rows.iter().zip(rates).map(|(row, rate)| {
+        let role = look(row, &bench.benchmark);
+        let share = row.share_of_limit.filter(|share| *share > 0.0 && role != Role::Limit);
+        Mark {
+            limit: share.map(|share| rate / share).filter(|limit| *limit <= most),
             // A byte for each nanosecond is a GB for each second.
-            .map(|published| float(row.bytes) / float(published.ns.max(1))),
-        text: beside(bench, row, number(*rate)),
+            published: row
+                .published
+                .as_ref()
+                .map(|published| float(row.bytes) / float(published.ns.max(1))),
+            ..Mark::at(row.label(), role, *rate, beside(bench, row, number(*rate)))
+        }
     });
-    Bars { axis: "GB/s".to_owned(), rows: rows.collect() }
+    Rows { axis: "GB/s".to_owned(), has_bars: true, rows: rows.collect(), ..Rows::default() }
 }
 
-fn times(bench: &Bench, rows: &[&Row]) -> Spans {
-    let rows = rows.iter().map(|row| Span {
-        label: row.label(),
-        role: row.role(&bench.benchmark),
-        low: float(row.min_ns.unwrap_or(row.median_ns)),
-        middle: float(row.median_ns),
-        high: float(row.worst_ns.unwrap_or(row.median_ns)),
-        tick: None,
-        published: row.published.as_ref().map(|published| float(published.ns)),
-        text: beside(bench, row, ns(row.median_ns)),
+fn times(bench: &Bench, rows: &[&Row]) -> Rows {
+    let rows = rows.iter().map(|row| {
+        let (role, text) = (look(row, &bench.benchmark), beside(bench, row, ns(row.median_ns)));
+        Mark {
+            low: float(known(row.min_ns).unwrap_or(row.median_ns)),
+            high: float(known(row.worst_ns).unwrap_or(row.median_ns)),
+            published: row.published.as_ref().map(|published| float(published.ns)),
+            ..Mark::at(row.label(), role, float(row.median_ns), text)
+        }
     });
-    Spans {
+    Rows {
         axis: "time (logarithmic)".to_owned(),
         unit: Unit::Ns,
         line: "fastest to slowest; mark: median",
-        tick: "",
         rows: rows.collect(),
+        ..Rows::default()
     }
 }
 
@@ -179,7 +174,7 @@ fn windows(rows: &[&Row]) -> Option<Lines> {
     let mut published = Vec::new();
     let mut levels = Vec::new();
     for row in rows {
-        let order = row.case().strip_prefix("order-").and_then(|order| order.parse::<i32>().ok());
+        let order = case(row).strip_prefix("order-").and_then(|order| order.parse::<i32>().ok());
         match order.filter(|order| (0..40).contains(order)) {
             Some(order) => {
                 let pages = 2.0_f64.powi(order);
@@ -203,7 +198,7 @@ fn windows(rows: &[&Row]) -> Option<Lines> {
     }
     for row in levels.into_iter().take(6) {
         // What adapts is no point of the sweep: it is a level beside it.
-        let role = match row.role("fault") {
+        let role = match look(row, "fault") {
             Role::Ours => Role::Peer,
             role => role,
         };
@@ -217,6 +212,48 @@ fn windows(rows: &[&Row]) -> Option<Lines> {
         is_log: true,
         series,
     })
+}
+
+/// Returns how a row is drawn: by its role, or by its id in files of earlier versions.
+fn look(row: &Row, benchmark: &str) -> Role {
+    row.role.map_or_else(|| look_by_id(row, benchmark), Role::from)
+}
+
+/// Returns how a row of a file of an earlier version is drawn, by its id.
+fn look_by_id(row: &Row, benchmark: &str) -> Role {
+    let (table, case) = row.id.split_once('/').unwrap_or(("", &row.id));
+    let has = |word: &str| case.split('-').any(|part| part == word);
+    let ends = |words: &str| case.ends_with(words);
+    if has("naive") || ends("page-at-a-time") {
+        Role::Naive
+    } else if has("limit")
+        || table.ends_with("-limit")
+        || ["populate", "clearing", "undisturbed"].contains(&case)
+    {
+        Role::Limit
+    } else if has("ours")
+        || row.name.starts_with("ours")
+        || (benchmark == "fault" && (case.starts_with("order-") || case == "auto"))
+        || (benchmark == "pin" && row.ratio_naive.is_some())
+        || ["bind-small", "bind-growth", "zero-pause"].contains(&table)
+    {
+        Role::Ours
+    } else {
+        Role::Peer
+    }
+}
+
+/// Returns a row's id without its table.
+fn case(row: &Row) -> &str {
+    row.id.split_once('/').map_or("", |(_, case)| case)
+}
+
+/// Returns the length that a part of an id names, such as `4K` or `1GiB`.
+fn size(part: &str) -> Option<u64> {
+    part.parse::<uzone_pages::ByteLen>()
+        .ok()
+        .filter(|_| part.ends_with(|last: char| last.is_ascii_alphabetic()))
+        .map(uzone_pages::ByteLen::get)
 }
 
 /// Splits `4K-ours` or `ours-4K` into a length and the rest.
@@ -233,7 +270,7 @@ fn sizes(bench: &Bench, rows: &[&Row]) -> Option<Lines> {
     let mut ways: Vec<(&str, &Row, Points)> = Vec::new();
     let is_rate = rows.iter().all(|row| row.gb_per_s().is_some());
     for row in rows {
-        let (size, way) = sized(row.case())?;
+        let (size, way) = sized(case(row))?;
         let value = row.gb_per_s().filter(|_| is_rate).unwrap_or(float(row.median_ns));
         let point = (float(size), value);
         match ways.iter_mut().find(|(known, ..)| *known == way) {
@@ -251,7 +288,7 @@ fn sizes(bench: &Bench, rows: &[&Row]) -> Option<Lines> {
         ways.into_iter().filter(|(.., points)| points.len() > 1).map(|(way, row, mut points)| {
             points.sort_by(|one, other| one.0.total_cmp(&other.0));
             points.dedup_by(|one, other| one.0.total_cmp(&other.0).is_eq());
-            Series { name: way.replace('-', " "), role: row.role(&bench.benchmark), points }
+            Series { name: way.replace('-', " "), role: look(row, &bench.benchmark), points }
         });
     let series: Vec<Series> = series.collect();
     Some(Lines {
@@ -281,15 +318,11 @@ fn spread(table: &Table, rows: &[&Row], benchmark: &str) -> Option<Chart> {
                 continue;
             };
             let tick = p99_ns.or(p999_ns);
-            spans.push(Span {
-                label: row.label(),
-                role: row.role(benchmark),
-                low: float(p50_ns),
-                middle: float(p50_ns),
+            let text = format!("{} \u{b7} {}", ns(p50_ns), tick.map_or_else(String::new, ns));
+            spans.push(Mark {
                 high: float(worst_ns),
                 tick: tick.map(float),
-                published: None,
-                text: format!("{} \u{b7} {}", ns(p50_ns), tick.map_or_else(String::new, ns)),
+                ..Mark::at(row.label(), look(row, benchmark), float(p50_ns), text)
             });
             let cell = |value: Option<u64>| value.map_or_else(none, ns);
             numbers.rows.push(vec![
@@ -306,12 +339,13 @@ fn spread(table: &Table, rows: &[&Row], benchmark: &str) -> Option<Chart> {
     if spans.is_empty() {
         return None;
     }
-    let plot = Plot::Spans(Spans {
+    let plot = Plot::Rows(Rows {
         axis: "time of one (logarithmic)".to_owned(),
         unit: Unit::Ns,
         line: "to the longest; mark: median",
         tick: "99 % (pauses: 99.9 %)",
         rows: spans,
+        ..Rows::default()
     });
     Some(Chart {
         id: format!("{}-latency", table.id),
@@ -320,6 +354,11 @@ fn spread(table: &Table, rows: &[&Row], benchmark: &str) -> Option<Chart> {
         plot,
         table: numbers,
     })
+}
+
+/// Returns a number unless it is 0: a file of another version may lack it.
+pub(super) fn known(number: u64) -> Option<u64> {
+    Some(number).filter(|number| *number != 0)
 }
 
 pub(super) fn none() -> String {
@@ -333,20 +372,20 @@ const COLUMNS: [Column; 26] = [
     ("row", |row| Some(row.label())),
     ("id", |row| Some(row.id.clone())),
     ("median", |row| Some(ns(row.median_ns))),
-    ("fastest", |row| row.min_ns.map(ns)),
-    ("slowest", |row| row.worst_ns.map(ns)),
+    ("fastest", |row| known(row.min_ns).map(ns)),
+    ("slowest", |row| known(row.worst_ns).map(ns)),
     ("GB/s", |row| row.gb_per_s().map(number)),
     ("of the limit", |row| Some(format!("{:.0} %", row.share_of_limit? * 100.0))),
     ("x naive", |row| row.ratio_naive.map(number)),
     ("x best", |row| row.ratio_best.map(number)),
     ("published", |row| row.published.as_ref().map(|published| ns(published.ns))),
-    ("ns/page", |row| row.ns_per_page.map(number)),
+    ("ns/page", |row| Some(row.ns_per_page).filter(|ns| *ns != 0.0).map(number)),
     ("ns/folio", |row| row.ns_per_folio.map(number)),
     ("ns/call", |row| row.ns_per_call.map(number)),
-    ("pages", |row| row.items.map(|items| items.to_string())),
+    ("pages", |row| known(row.items).map(|items| items.to_string())),
     ("folios", |row| row.folios.map(|folios| folios.to_string())),
     ("calls", |row| row.calls.map(|calls| calls.to_string())),
-    ("bytes", |row| Some(row.bytes).filter(|bytes| *bytes != 0).map(bytes)),
+    ("bytes", |row| known(row.bytes).map(bytes)),
     ("resident/TiB", |row| row.metadata_resident_bytes_per_tib.map(bytes)),
     ("faults", |row| Some(row.faults?.count.to_string())),
     ("ns/fault", |row| row.faults?.ns_per_fault.map(number)),
@@ -354,8 +393,8 @@ const COLUMNS: [Column; 26] = [
     ("x alike", |row| row.faults?.ratio_waiting_alike.map(number)),
     ("touch x naive", |row| row.faults?.touch_ratio_naive.map(number)),
     ("beyond", |row| Some(format!("{:+.0} ns", row.faults?.beyond_ns?))),
-    ("threads", |row| row.threads.map(|threads| threads.to_string())),
-    ("rounds", |row| row.rounds.map(|rounds| rounds.to_string())),
+    ("threads", |row| Some(row.threads.to_string())),
+    ("rounds", |row| Some(row.rounds.to_string())),
 ];
 
 /// Returns all rows, in the columns that any of them has something for.
