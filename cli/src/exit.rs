@@ -14,6 +14,7 @@ use uzone_bench::BenchError;
 use uzone_os as os;
 use uzone_pages::{AddrError, ErrorKind, LayoutError};
 use uzone_report::ReportError;
+use uzone_snapshot::SnapshotError;
 
 /// How the command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,6 +122,7 @@ fn chain<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn 
 fn of_link(error: &(dyn Error + 'static)) -> Option<Exit> {
     let kind = (error.downcast_ref().map(BenchError::kind))
         .or_else(|| error.downcast_ref().map(ReportError::kind))
+        .or_else(|| error.downcast_ref().map(SnapshotError::kind))
         .or_else(|| error.downcast_ref().map(AddrError::kind))
         .or_else(|| error.downcast_ref().map(LayoutError::kind));
     if let Some(kind) = kind {

@@ -9,6 +9,7 @@ mod demo;
 mod doctor;
 mod exit;
 mod generate;
+mod image;
 mod output;
 mod progress;
 mod report;
@@ -43,6 +44,10 @@ enum Command {
     Demo(demo::Args),
     Bench(bench::Args),
     Report(report::Args),
+    Pack(image::PackArgs),
+    Unpack(image::UnpackArgs),
+    Inspect(image::InspectArgs),
+    Verify(image::VerifyArgs),
     Man(generate::ManArgs),
     Completions(generate::CompletionsArgs),
 }
@@ -54,6 +59,10 @@ impl Command {
             Self::Demo(args) => demo::run(args, out),
             Self::Bench(args) => bench::run(args, out),
             Self::Report(args) => report::run(args, out),
+            Self::Pack(args) => image::pack(args, out),
+            Self::Unpack(args) => image::unpack(args, out),
+            Self::Inspect(args) => image::inspect(args, out),
+            Self::Verify(args) => image::verify(args, out),
             Self::Man(args) => generate::man(args, out),
             Self::Completions(args) => generate::completions(args, out),
         }

@@ -36,6 +36,17 @@ impl Progress {
         Self::dressed(ProgressBar::with_draw_target(Some(total), target(out)), what)
     }
 
+    /// Starts work on `total` bytes; zero is not known.
+    pub(crate) fn bytes(out: &Output, what: &'static str, total: u64) -> Self {
+        let bar = ProgressBar::with_draw_target((total > 0).then_some(total), target(out));
+        let template =
+            "{msg} {wide_bar} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec}";
+        let style = ProgressStyle::with_template(template);
+        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+        bar.set_message(what);
+        Self(bar)
+    }
+
     /// Gives a bar that is where it is to be drawn its looks.
     fn dressed(bar: ProgressBar, what: impl Into<Cow<'static, str>>) -> Self {
         // A template that cannot be read is one with a typing error: the plain bar does too.

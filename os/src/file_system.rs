@@ -1,10 +1,12 @@
-//! What there is room for in a directory, and files without a name in it: [`room`],
-//! [`nameless_file`].
+//! What there is room for in a directory, and files in it that have no name, for good or until they are
+//! finished: [`room`], [`nameless_file`], [`NewFile`].
 //!
 //! The room is a snapshot: other processes write too, and a quota of the user is not in it, so a write can
 //! still fail. A file without a name is gone with its last descriptor, however the process ends.
 //!
 //! Source: statfs(2), getrlimit(2) "RLIMIT_FSIZE", open(2) "O_TMPFILE".
+
+mod new_file;
 
 use std::fs::File;
 use std::io;
@@ -17,6 +19,8 @@ use uzone_pages::ByteLen;
 
 use crate::errno;
 use crate::signals::Held;
+
+pub use new_file::NewFile;
 
 /// `TMPFS_MAGIC` and `RAMFS_MAGIC` of linux/magic.h.
 const IN_MEMORY: [i128; 2] = [0x0102_1994, 0x8584_58f6];

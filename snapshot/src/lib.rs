@@ -20,6 +20,7 @@ mod error;
 mod format;
 mod image;
 mod source;
+mod unpack;
 mod writer;
 
 pub use backing::SnapshotBacking;

@@ -2,7 +2,7 @@
 //!
 //! One thread after the other reads the next frame of the input, compresses and hashes it, and writes it when
 //! its turn comes. So the input is read in order, frames are written in order, and at most two frames a thread
-//! are in memory. The file has a temporary name until all of it is on the device.
+//! are in memory. The file has no name until all of it is on the device.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -10,6 +10,7 @@ use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
+use uzone_os::file_system::NewFile;
 use uzone_pages::ByteLen;
 
 use crate::codec::Encoder;
@@ -132,13 +133,15 @@ impl Packer {
         if let Some(parent) = parent {
             index.parent = Some(link_to(parent, path)?);
         }
-        let draft = Draft::new(path)?;
+        let failed =
+            |step| move |cause| SnapshotError::Write { path: path.to_owned(), step, cause };
+        let file = NewFile::create(path).map_err(failed("create"))?;
         let around = if index.codec == Codec::Zstd { 0 } else { format::SKIPPABLE_LEN };
         let is_plain = index.is_plain();
         let turns = Turns {
             input: Mutex::new(Input { from: input, next: 0, done: 0, is_over: false }),
             output: Mutex::new(Output {
-                file: &draft.file,
+                file: file.file(),
                 waiting: BTreeMap::new(),
                 next: 0,
                 buffer: Vec::new(),
@@ -170,10 +173,9 @@ impl Packer {
         });
         let input = turns.input.into_inner().unwrap_or_else(PoisonError::into_inner);
         let output = turns.output.into_inner().unwrap_or_else(PoisonError::into_inner);
-        output.finish(input.done, &draft, &self.regions).and_then(|packed| {
-            draft.keep()?;
-            Ok(packed)
-        })
+        let packed = output.finish(input.done, path, &self.regions)?;
+        file.finish().map_err(failed("finish"))?;
+        Ok(packed)
     }
 
     /// Checks the options, and returns an index without frames.
@@ -456,11 +458,11 @@ impl Output<'_> {
     fn finish(
         mut self,
         read: u64,
-        draft: &Draft,
+        path: &Path,
         regions: &[ImageRegion],
     ) -> Result<Packed, SnapshotError> {
         if let Some(error) = self.stop.take() {
-            return Err(error.at(&draft.path));
+            return Err(error.at(path));
         }
         let index = &mut self.index;
         debug_assert_eq!(index.image_len, read);
@@ -494,7 +496,7 @@ impl Output<'_> {
             stored_frames: index.records.len() as u64,
         };
         self.buffer.extend(tail);
-        self.flush().map_err(|error| error.at(&draft.path))?;
+        self.flush().map_err(|error| error.at(path))?;
         Ok(packed)
     }
 }
@@ -505,53 +507,6 @@ impl SnapshotError {
         match self {
             Self::Write { step, cause, .. } => Self::Write { path: file.to_owned(), step, cause },
             other => other,
-        }
-    }
-}
-
-/// A file under a temporary name, which is removed unless it is kept.
-struct Draft {
-    file: File,
-    path: PathBuf,
-    draft: PathBuf,
-    is_kept: std::cell::Cell<bool>,
-}
-
-impl Draft {
-    fn new(path: &Path) -> Result<Self, SnapshotError> {
-        let failed = |step, cause| SnapshotError::Write { path: path.to_owned(), step, cause };
-        let name =
-            path.file_name().ok_or_else(|| failed("write", io::ErrorKind::IsADirectory.into()))?;
-        let mut draft = std::ffi::OsString::from(".");
-        draft.push(name);
-        draft.push(format!(".{}.part", std::process::id()));
-        let draft = path.with_file_name(draft);
-        let file = File::create(&draft).map_err(|cause| failed("create", cause))?;
-        Ok(Self { file, path: path.to_owned(), draft, is_kept: std::cell::Cell::new(false) })
-    }
-
-    /// Gives the file its name, once its bytes are on the device.
-    fn keep(&self) -> Result<(), SnapshotError> {
-        let failed =
-            |step| move |cause| SnapshotError::Write { path: self.path.clone(), step, cause };
-        self.file.sync_all().map_err(failed("sync"))?;
-        fs::rename(&self.draft, &self.path).map_err(failed("rename the new image to"))?;
-        self.is_kept.set(true);
-        let directory = match self.path.parent() {
-            Some(directory) if directory != Path::new("") => directory,
-            _ => Path::new("."),
-        };
-        File::open(directory)
-            .and_then(|directory| directory.sync_all())
-            .map_err(failed("sync the directory of"))
-    }
-}
-
-impl Drop for Draft {
-    fn drop(&mut self) {
-        if !self.is_kept.get() {
-            // What cannot be removed has a name that no image has.
-            let _ = fs::remove_file(&self.draft);
         }
     }
 }

@@ -1,0 +1,546 @@
+//! `uzone pack`, `unpack`, `inspect` and `verify`: images of memory.
+
+use std::fs::File;
+use std::io::{self, Read, Write as _};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use serde::Serialize;
+use uzone_pages::ByteLen;
+use uzone_snapshot::{Codec, Image, OpenOptions, Packer, Root, SnapshotError};
+
+use crate::exit::{self, Exit, Failure};
+use crate::output::{Output, Report, Style};
+use crate::progress::Progress;
+
+const EXITS: [Exit; 8] = [
+    Exit::Ok,
+    Exit::Usage,
+    Exit::Data,
+    Exit::Input,
+    Exit::Feature,
+    Exit::Os,
+    Exit::Io,
+    Exit::Permission,
+];
+
+/// Pack memory into an image: compressed, verified, and readable at any page
+///
+/// The input is the bytes of memory, such as the memory file of a virtual machine; `-` is standard input.
+/// With zstd and without a parent, `zstd -d` makes the same bytes of the image. It appears when it is whole;
+/// until then it has no name.
+#[derive(Debug, clap::Args)]
+#[command(after_help = exit::help("uzone pack memory.raw memory.img", &EXITS))]
+pub(crate) struct PackArgs {
+    /// The bytes to pack
+    input: PathBuf,
+    /// The image to write; one that is there is replaced as a whole
+    image: PathBuf,
+    /// How frames are stored
+    #[arg(long, value_enum, default_value_t = CodecName::Zstd)]
+    codec: CodecName,
+    /// How hard to compress: up to 22 for zstd, 0 to 12 for lz4 [default: 3 for zstd, 0 for lz4]
+    #[arg(long, allow_negative_numbers = true)]
+    level: Option<i32>,
+    /// How many bytes are compressed together: a power of two from a page to 16M
+    #[arg(long, value_name = "SIZE", default_value = "64K")]
+    frame: ByteLen,
+    /// The size of a page, of which zero ones are noted: a power of two from 4K to 2M
+    #[arg(long, value_name = "SIZE", default_value = "4K")]
+    page: ByteLen,
+    /// Store only what differs from this image, which has to stay where it is
+    #[arg(long, value_name = "IMAGE")]
+    parent: Option<PathBuf>,
+    /// Take down the pages that a run touched: their numbers in order, one a line
+    #[arg(long, value_name = "FILE")]
+    working_set: Option<PathBuf>,
+    #[command(flatten)]
+    threads: Threads,
+}
+
+/// Write the raw bytes of an image to a file
+///
+/// Each frame is verified before its bytes are written. Zeroes become holes.
+#[derive(Debug, clap::Args)]
+#[command(after_help = exit::help("uzone unpack memory.img memory.raw", &EXITS))]
+pub(crate) struct UnpackArgs {
+    /// The image
+    image: PathBuf,
+    /// The file to write, or `-` for standard output; a file that is there is replaced as a whole
+    output: PathBuf,
+    #[command(flatten)]
+    required: Required,
+    #[command(flatten)]
+    threads: Threads,
+}
+
+/// Show what an image holds, and which images it needs
+#[derive(Debug, clap::Args)]
+#[command(after_help = exit::help("uzone inspect memory.img", &EXITS))]
+pub(crate) struct InspectArgs {
+    /// The image
+    image: PathBuf,
+    #[command(flatten)]
+    required: Required,
+}
+
+/// Check every frame of an image, and of the images below it
+///
+/// It exits with 65 and names the first frame that is damaged and where it is in the file. Hashes show
+/// damage; that the image is the one that was made, and not a forgery, shows only --root.
+#[derive(Debug, clap::Args)]
+#[command(after_help = exit::help("uzone verify memory.img", &EXITS))]
+pub(crate) struct VerifyArgs {
+    /// The image
+    image: PathBuf,
+    /// Decode each frame as well, which checks the compressor too
+    #[arg(long)]
+    decode: bool,
+    #[command(flatten)]
+    required: Required,
+    #[command(flatten)]
+    threads: Threads,
+}
+
+#[derive(Debug, clap::Args)]
+struct Required {
+    /// Require this root hash, as `uzone pack` printed it
+    #[arg(long, value_name = "HASH")]
+    root: Option<Root>,
+}
+
+impl Required {
+    fn open(&self, image: &Path) -> Result<Image, SnapshotError> {
+        let options = OpenOptions::default();
+        Image::open(image, &self.root.into_iter().fold(options, OpenOptions::root))
+    }
+}
+
+#[derive(Debug, clap::Args)]
+struct Threads {
+    /// How many threads work [default: one for each CPU]
+    #[arg(long, value_name = "N")]
+    threads: Option<usize>,
+}
+
+impl Threads {
+    fn get(&self) -> usize {
+        self.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
+    }
+}
+
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum CodecName {
+    Zstd,
+    Lz4,
+    None,
+}
+
+impl From<CodecName> for Codec {
+    fn from(name: CodecName) -> Self {
+        match name {
+            CodecName::Zstd => Self::Zstd,
+            CodecName::Lz4 => Self::Lz4,
+            CodecName::None => Self::None,
+        }
+    }
+}
+
+/// Arguments that cannot be followed.
+#[derive(Debug, thiserror::Error)]
+enum ArgsError {
+    #[error("{} is both the input and the image: name another image", path.display())]
+    SameFile { path: PathBuf },
+    #[error("line {line} of {} is not the number of a page", path.display())]
+    NotAPage { path: PathBuf, line: usize },
+}
+
+/// What of a rate is printed and put into objects.
+#[derive(Debug, Serialize)]
+struct Work {
+    wall_ns: u64,
+    bytes_per_s: u64,
+}
+
+impl Work {
+    fn of(bytes: u64, started: Instant) -> Self {
+        let wall = started.elapsed();
+        let wall_ns = u64::try_from(wall.as_nanos()).unwrap_or(u64::MAX).max(1);
+        let rate = u128::from(bytes) * 1_000_000_000 / u128::from(wall_ns);
+        Self { wall_ns, bytes_per_s: u64::try_from(rate).unwrap_or(u64::MAX) }
+    }
+
+    fn text(&self) -> String {
+        let seconds = self.wall_ns / 1_000_000;
+        format!(
+            "{}.{:03} s, {:.1}/s",
+            seconds / 1000,
+            seconds % 1000,
+            ByteLen::new(self.bytes_per_s)
+        )
+    }
+}
+
+/// How many bytes a byte of the file stands for, in hundredths.
+fn ratio(image_bytes: u64, file_bytes: u64) -> String {
+    let hundredths = u128::from(image_bytes) * 100 / u128::from(file_bytes.max(1));
+    format!("{}.{:02}", hundredths / 100, hundredths % 100)
+}
+
+/// `uzone.pack/1`
+#[derive(Debug, Serialize)]
+struct PackReport {
+    schema: &'static str,
+    image: String,
+    root: String,
+    codec: &'static str,
+    image_bytes: u64,
+    file_bytes: u64,
+    page_bytes: u64,
+    frame_bytes: u64,
+    zero_pages: u64,
+    stored_frames: u64,
+    #[serde(flatten)]
+    work: Work,
+}
+
+impl Report for PackReport {
+    fn text(&self, _style: Style) -> String {
+        format!(
+            "packed {:.1} into {:.1} ({} times smaller) in {}\nroot {}\n",
+            ByteLen::new(self.image_bytes),
+            ByteLen::new(self.file_bytes),
+            ratio(self.image_bytes, self.file_bytes),
+            self.work.text(),
+            self.root,
+        )
+    }
+}
+
+/// Packs an image.
+///
+/// # Errors
+/// If the input cannot be read or the image cannot be written.
+pub(crate) fn pack(args: &PackArgs, out: &Output) -> Result<Exit, Failure> {
+    let is_same = |a: &Path, b: &Path| matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b);
+    if is_same(&args.input, &args.image)
+        || args.parent.as_ref().is_some_and(|parent| is_same(parent, &args.image))
+    {
+        let error = ArgsError::SameFile { path: args.image.clone() };
+        return Err(Failure::with(Exit::Usage, error));
+    }
+    let working_set = args.working_set.as_deref().map(read_working_set).transpose()?;
+    let parent = args.parent.as_ref().map(|path| Image::open(path, &OpenOptions::default()));
+    let parent = parent.transpose()?;
+    let packer = Packer::default()
+        .codec(args.codec.into())
+        .level(args.level.unwrap_or(if matches!(args.codec, CodecName::Zstd) { 3 } else { 0 }))
+        .frame(args.frame)
+        .page(args.page)
+        .threads(args.threads.get())
+        .working_set(working_set.unwrap_or_default());
+    let (mut input, len) = open_input(&args.input)?;
+    let bar = Progress::bytes(out, "packing", len);
+    let started = Instant::now();
+    let show = |done| {
+        bar.set(done);
+        true
+    };
+    let packed = packer.pack(&mut input, &args.image, parent.as_ref(), &show)?;
+    drop(bar);
+    let codec = Codec::from(args.codec).name();
+    out.print(&PackReport {
+        schema: "uzone.pack/1",
+        image: args.image.display().to_string(),
+        root: packed.root.to_string(),
+        codec,
+        image_bytes: packed.image_bytes,
+        file_bytes: packed.file_bytes,
+        page_bytes: args.page.get(),
+        frame_bytes: args.frame.get(),
+        zero_pages: packed.zero_pages,
+        stored_frames: packed.stored_frames,
+        work: Work::of(packed.image_bytes, started),
+    })?;
+    Ok(Exit::Ok)
+}
+
+fn open_input(path: &Path) -> Result<(Box<dyn Read + Send>, u64), SnapshotError> {
+    if path == Path::new("-") {
+        return Ok((Box::new(io::stdin()), 0));
+    }
+    let failed = |cause| SnapshotError::Read {
+        name: path.display().to_string(),
+        offset: 0,
+        len_bytes: 0,
+        cause,
+    };
+    let file = File::open(path).map_err(failed)?;
+    let metadata = file.metadata().map_err(failed)?;
+    if metadata.is_dir() {
+        return Err(failed(io::ErrorKind::IsADirectory.into()));
+    }
+    Ok((Box::new(file), metadata.len()))
+}
+
+fn read_working_set(path: &Path) -> Result<Vec<u64>, Failure> {
+    let text = std::fs::read_to_string(path).map_err(|cause| SnapshotError::Read {
+        name: path.display().to_string(),
+        offset: 0,
+        len_bytes: 0,
+        cause,
+    })?;
+    let pages = (1..).zip(text.lines()).map(|(line, text)| {
+        let wrong = |_| ArgsError::NotAPage { path: path.to_owned(), line };
+        text.trim().parse().map_err(wrong)
+    });
+    pages.collect::<Result<_, _>>().map_err(|error| Failure::with(Exit::Data, error))
+}
+
+/// `uzone.unpack/1`
+#[derive(Debug, Serialize)]
+struct UnpackReport {
+    schema: &'static str,
+    output: String,
+    root: String,
+    image_bytes: u64,
+    #[serde(flatten)]
+    work: Work,
+}
+
+impl Report for UnpackReport {
+    fn text(&self, _style: Style) -> String {
+        format!("unpacked {:.1} in {}\n", ByteLen::new(self.image_bytes), self.work.text())
+    }
+}
+
+/// How much is written to standard output at a time.
+const PIPE_BYTES: u64 = 4 << 20;
+
+/// Unpacks an image.
+///
+/// # Errors
+/// If a frame is damaged or the output cannot be written.
+pub(crate) fn unpack(args: &UnpackArgs, out: &Output) -> Result<Exit, Failure> {
+    let image = args.required.open(&args.image)?;
+    let bar = Progress::bytes(out, "unpacking", image.byte_len());
+    let started = Instant::now();
+    if args.output == Path::new("-") {
+        let mut to = io::stdout().lock();
+        let (mut at, mut part) = (0, Vec::new());
+        while at < image.byte_len() {
+            let len = PIPE_BYTES.min(image.byte_len() - at);
+            part.resize(usize::try_from(len).unwrap_or(usize::MAX), 0);
+            image.read_at(at, &mut part)?;
+            to.write_all(&part)?;
+            at += len;
+            bar.set(at);
+        }
+        to.flush()?;
+        return Ok(Exit::Ok);
+    }
+    image.unpack(&args.output, args.threads.get(), &|done| {
+        bar.set(done);
+        true
+    })?;
+    drop(bar);
+    out.print(&UnpackReport {
+        schema: "uzone.unpack/1",
+        output: args.output.display().to_string(),
+        root: image.root().to_string(),
+        image_bytes: image.byte_len(),
+        work: Work::of(image.byte_len(), started),
+    })?;
+    Ok(Exit::Ok)
+}
+
+/// What is known of one image of a chain.
+#[derive(Debug, Serialize)]
+struct Shown {
+    image: String,
+    root: String,
+    codec: &'static str,
+    image_bytes: u64,
+    file_bytes: u64,
+    page_bytes: u64,
+    frame_bytes: u64,
+    frames: u64,
+    zero_frames: u64,
+    stored_frames: u64,
+    parent_frames: u64,
+    zero_pages: u64,
+    working_set_pages: usize,
+}
+
+impl Shown {
+    fn of(image: &Image) -> Self {
+        let counts = image.frame_counts();
+        Self {
+            image: image.name(),
+            root: image.root().to_string(),
+            codec: image.codec().name(),
+            image_bytes: image.byte_len(),
+            file_bytes: image.file_len(),
+            page_bytes: image.page_bytes(),
+            frame_bytes: image.frame_bytes(),
+            frames: counts.frames,
+            zero_frames: counts.zero,
+            stored_frames: counts.stored,
+            parent_frames: counts.parent,
+            zero_pages: image.zero_pages(),
+            working_set_pages: image.working_set().len(),
+        }
+    }
+
+    fn text(&self) -> String {
+        let pages = self.image_bytes.div_ceil(self.page_bytes).max(1);
+        let set = match self.working_set_pages {
+            0 => "none".to_owned(),
+            pages => format!("{pages} pages"),
+        };
+        format!(
+            "{}\n  root         {}\n  size         {:.1}, {:.1} in the file ({} times smaller)\n  \
+             frames       {} of {}: {} stored ({}), {} zero, {} in the parent\n  \
+             zero pages   {} of {} ({} %)\n  working set  {set}\n",
+            self.image,
+            self.root,
+            ByteLen::new(self.image_bytes),
+            ByteLen::new(self.file_bytes),
+            ratio(self.image_bytes, self.file_bytes),
+            self.frames,
+            ByteLen::new(self.frame_bytes),
+            self.stored_frames,
+            self.codec,
+            self.zero_frames,
+            self.parent_frames,
+            self.zero_pages,
+            pages,
+            self.zero_pages * 100 / pages,
+        )
+    }
+}
+
+/// A region of guest memory.
+#[derive(Debug, Serialize)]
+struct Region {
+    guest_addr: u64,
+    offset_bytes: u64,
+    len_bytes: u64,
+    page_bytes: u64,
+}
+
+/// `uzone.inspect/1`
+#[derive(Debug, Serialize)]
+struct InspectReport {
+    schema: &'static str,
+    /// The image, its parent, and so on.
+    chain: Vec<Shown>,
+    regions: Vec<Region>,
+}
+
+impl Report for InspectReport {
+    fn text(&self, _style: Style) -> String {
+        let mut text = String::new();
+        for (number, shown) in self.chain.iter().enumerate() {
+            text.push_str(if number == 0 { "" } else { "parent: " });
+            text.push_str(&shown.text());
+        }
+        for region in &self.regions {
+            let (start, len) = (region.guest_addr, ByteLen::new(region.len_bytes));
+            let line = format!(
+                "region at {start:#x}: {len} from byte {:#x} of the image on, in pages of {}\n",
+                region.offset_bytes,
+                ByteLen::new(region.page_bytes)
+            );
+            text.push_str(&line);
+        }
+        text
+    }
+}
+
+/// Returns an image and those below it.
+fn chain(image: &Image) -> impl Iterator<Item = &Image> {
+    std::iter::successors(Some(image), |image| image.parent())
+}
+
+/// Shows an image.
+///
+/// # Errors
+/// If the image, or one below it, cannot be opened.
+pub(crate) fn inspect(args: &InspectArgs, out: &Output) -> Result<Exit, Failure> {
+    let image = args.required.open(&args.image)?;
+    let region = |region: &uzone_snapshot::ImageRegion| Region {
+        guest_addr: region.guest_addr,
+        offset_bytes: region.offset,
+        len_bytes: region.len_bytes,
+        page_bytes: region.page_bytes,
+    };
+    out.print(&InspectReport {
+        schema: "uzone.inspect/1",
+        chain: chain(&image).map(Shown::of).collect(),
+        regions: image.regions().iter().map(region).collect(),
+    })?;
+    Ok(Exit::Ok)
+}
+
+/// `uzone.verify/1`
+#[derive(Debug, Serialize)]
+struct VerifyReport {
+    schema: &'static str,
+    root: String,
+    /// Whether the root hash was required, so that the bytes are authentic.
+    root_was_required: bool,
+    images: usize,
+    frames: u64,
+    file_bytes: u64,
+    #[serde(flatten)]
+    work: Work,
+}
+
+impl Report for VerifyReport {
+    fn text(&self, _style: Style) -> String {
+        let authentic = if self.root_was_required {
+            "as required"
+        } else {
+            "not required: damage would be found, forgery would not"
+        };
+        format!(
+            "{} stored frames of {} are right ({:.1} in {})\nroot {} ({authentic})\n",
+            self.frames,
+            if self.images == 1 {
+                "the image".to_owned()
+            } else {
+                format!("{} images", self.images)
+            },
+            ByteLen::new(self.file_bytes),
+            self.work.text(),
+            self.root,
+        )
+    }
+}
+
+/// Verifies an image and those below it.
+///
+/// # Errors
+/// If a frame is damaged, or a file cannot be read.
+pub(crate) fn verify(args: &VerifyArgs, out: &Output) -> Result<Exit, Failure> {
+    let image = args.required.open(&args.image)?;
+    let started = Instant::now();
+    let (mut images, mut frames, mut file_bytes) = (0, 0, 0);
+    for image in chain(&image) {
+        let bar = Progress::bytes(out, "verifying", image.file_len());
+        frames += image.verify(args.threads.get(), args.decode, &|done| bar.set(done))?;
+        images += 1;
+        file_bytes += image.file_len();
+    }
+    out.print(&VerifyReport {
+        schema: "uzone.verify/1",
+        root: image.root().to_string(),
+        root_was_required: args.required.root.is_some(),
+        images,
+        frames,
+        file_bytes,
+        work: Work::of(file_bytes, started),
+    })?;
+    Ok(Exit::Ok)
+}

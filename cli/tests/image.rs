@@ -1,0 +1,138 @@
+//! `uzone pack`, `unpack`, `inspect` and `verify`: what they write, print and exit with.
+
+mod common;
+
+use std::fs;
+use std::io::Write;
+use std::process::{Command, Output, Stdio};
+
+use common::{Dir, keeps_to};
+use serde_json::Value;
+
+fn run(arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
+    command.args(arguments).stdin(Stdio::null()).output().expect("the binary under test runs")
+}
+
+fn object(arguments: &[&str]) -> Value {
+    let output = run(arguments);
+    assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
+    serde_json::from_slice(&output.stdout).expect("an object")
+}
+
+fn text(bytes: &[u8]) -> &str {
+    str::from_utf8(bytes).expect("output is UTF-8")
+}
+
+/// Returns 3 MiB of text, with zeroes in the middle.
+fn memory() -> Vec<u8> {
+    let mut bytes: Vec<u8> = (0..400_000_u32).flat_map(|n| (n / 3).to_le_bytes()).collect();
+    bytes[500_000..900_000].fill(0);
+    bytes
+}
+
+#[test]
+fn an_image_is_packed_inspected_verified_and_unpacked() {
+    let dir = Dir::new("image");
+    let (raw, image, back) = (dir.name("raw"), dir.name("image"), dir.name("back"));
+    fs::write(&raw, memory()).expect("a file is written");
+    for codec in ["zstd", "lz4", "none"] {
+        let packed = object(&["pack", &raw, &image, "--codec", codec, "--json"]);
+        keeps_to("uzone.pack-1", &packed);
+        assert_eq!(packed["image_bytes"], memory().len());
+        let root = packed["root"].as_str().expect("a hash");
+        let shown = object(&["inspect", &image, "--root", root, "--json"]);
+        keeps_to("uzone.inspect-1", &shown);
+        assert_eq!(shown["chain"][0]["root"], packed["root"]);
+        assert_eq!(shown["chain"][0]["zero_pages"], packed["zero_pages"]);
+        let verified = object(&["verify", &image, "--decode", "--root", root, "--json"]);
+        keeps_to("uzone.verify-1", &verified);
+        assert_eq!(verified["root_was_required"], true);
+        let unpacked = object(&["unpack", &image, &back, "--json"]);
+        keeps_to("uzone.unpack-1", &unpacked);
+        assert!(fs::read(&back).expect("a file") == memory(), "{codec}");
+        assert!(run(&["unpack", &image, "-"]).stdout == memory(), "{codec}");
+    }
+    assert_eq!(dir.names(), ["back", "image", "raw"]);
+}
+
+#[test]
+fn a_pipe_is_packed_and_an_image_stores_what_differs_from_its_parent() {
+    let dir = Dir::new("chain");
+    let (raw, base, child) = (dir.name("raw"), dir.name("base"), dir.name("child"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
+    let mut packing = command
+        .args(["pack", "-", &base])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("the binary under test runs");
+    packing.stdin.take().expect("a pipe").write_all(&memory()).expect("it reads");
+    assert!(packing.wait().expect("it ends").success());
+    let mut bytes = memory();
+    bytes[70_000] ^= 1;
+    fs::write(&raw, &bytes).expect("a file is written");
+    let packed = object(&["pack", &raw, &child, "--parent", &base, "--json"]);
+    assert_eq!(packed["stored_frames"], 1);
+    let shown = object(&["inspect", &child, "--json"]);
+    assert_eq!(shown["chain"].as_array().map(Vec::len), Some(2));
+    assert_eq!(object(&["verify", &child, "--json"])["images"], 2);
+    assert!(run(&["unpack", &child, "-"]).stdout == bytes);
+    fs::remove_file(&base).expect("it is there");
+    let output = run(&["verify", &child]);
+    assert_eq!(output.status.code(), Some(66));
+    assert!(text(&output.stderr).contains("the parent \"base\" of"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn what_is_wrong_is_named_and_has_its_exit_code() {
+    let dir = Dir::new("wrong");
+    let (raw, image) = (dir.name("raw"), dir.name("image"));
+    fs::write(&raw, memory()).expect("a file is written");
+    object(&["pack", &raw, &image, "--json"]);
+    let mut file = fs::read(&image).expect("a file");
+    file[9000] ^= 4;
+    let bad = dir.name("bad");
+    fs::write(&bad, file).expect("a file is written");
+    let zeroes = "0".repeat(64);
+    for (arguments, code, part) in [
+        (vec!["verify", &bad], 65, "is damaged: its bytes do not match their hash"),
+        (vec!["unpack", &bad, &dir.name("out")], 65, "is damaged"),
+        (vec!["verify", &raw], 65, "is not a packed image"),
+        (vec!["inspect", &image, "--root", &zeroes], 65, "it is another image"),
+        (vec!["inspect", &dir.name("none")], 66, "cannot read"),
+        (vec!["pack", &dir.name("none"), &image], 66, "cannot read"),
+        (vec!["pack", &raw, &raw], 2, "is both the input and the image"),
+        (vec!["pack", &raw, &image, "--frame", "3K"], 2, "a frame is a power of two"),
+        (vec!["pack", &raw, &image, "--level", "40"], 2, "no such level"),
+        (vec!["inspect", &image, "--root", "12"], 2, "64 hexadecimal digits"),
+    ] {
+        let output = run(&arguments);
+        let message = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {message}");
+        assert!(message.contains(part), "{arguments:?}: {message}");
+    }
+    assert_eq!(dir.names(), ["bad", "image", "raw"], "a failure leaves no file");
+}
+
+#[test]
+fn a_packer_that_is_killed_leaves_nothing() {
+    let dir = Dir::new("killed");
+    let image = dir.name("image");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
+    let mut packing = command
+        .args(["pack", "-", &image])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("the binary under test runs");
+    let mut pipe = packing.stdin.take().expect("a pipe");
+    // More than a pipe holds, so that frames are under way.
+    pipe.write_all(&memory()).expect("it reads");
+    packing.kill().expect("it runs");
+    let _ = packing.wait().expect("it ends");
+    drop(pipe);
+    let left = dir.names();
+    // A file system without nameless files keeps a hidden one, which is no image.
+    assert!(left.iter().all(|name| name.starts_with('.') && name.ends_with(".part")), "{left:?}");
+}

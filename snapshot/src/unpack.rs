@@ -1,0 +1,74 @@
+//! The raw bytes of an image, written to a file.
+
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::PoisonError;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use uzone_os::file_system::NewFile;
+
+use crate::error::SnapshotError;
+use crate::image::{Image, Origin};
+
+impl Image {
+    /// Writes the bytes of the image to a file, with `threads` threads; a file that is there is replaced as a
+    /// whole. Frames of zeroes are holes. `progress` is called now and then with how many bytes are behind
+    /// it, and cancels by returning `false`.
+    ///
+    /// # Errors
+    /// [`SnapshotError`] if a frame cannot be had or the file cannot be written. Nothing is left then, and
+    /// what was at `path` is as before.
+    pub fn unpack(
+        &self,
+        path: &Path,
+        threads: usize,
+        progress: &(dyn Fn(u64) -> bool + Sync),
+    ) -> Result<(), SnapshotError> {
+        let failed =
+            |step| move |cause| SnapshotError::Write { path: path.to_owned(), step, cause };
+        let new = NewFile::create(path).map_err(failed("create"))?;
+        let file = new.file();
+        file.set_len(self.byte_len()).map_err(failed("make room in"))?;
+        let frames = self.byte_len().div_ceil(self.frame_bytes());
+        let (next, done) = (AtomicU64::new(0), AtomicU64::new(0));
+        let first = Mutex::new(None);
+        let write = || {
+            let mut raw = vec![0; usize::try_from(self.frame_bytes()).unwrap_or(0)];
+            loop {
+                // Relaxed: the numbers alone are shared; files order their own writes.
+                let frame = next.fetch_add(1, Ordering::Relaxed);
+                if frame >= frames {
+                    return Ok(());
+                }
+                let start = frame * self.frame_bytes();
+                let len = self.frame_bytes().min(self.byte_len() - start);
+                if self.origin(frame) != Origin::Zero {
+                    let raw = &mut raw[..usize::try_from(len).unwrap_or(usize::MAX)];
+                    self.read_frame(frame, raw)?;
+                    file.write_all_at(raw, start).map_err(failed("write"))?;
+                }
+                if !progress(done.fetch_add(len, Ordering::Relaxed) + len) {
+                    return Err(SnapshotError::Cancelled);
+                }
+            }
+        };
+        let work = || {
+            if let Err(error) = write() {
+                // The other threads end at their next frame.
+                next.fetch_max(frames, Ordering::Relaxed);
+                first.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 1..threads.max(1) {
+                scope.spawn(work);
+            }
+            work();
+        });
+        match first.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            Some(error) => Err(error),
+            None => new.finish().map_err(failed("finish")),
+        }
+    }
+}
