@@ -89,3 +89,60 @@ fn another_major_version_is_refused_by_its_number() {
     assert!(matches!(error, SnapshotError::Version { major: 2, .. }), "{error}");
     assert_eq!(error.kind(), ErrorKind::NotSupported);
 }
+
+/// Returns an image of the document whose index `change` has changed, with a root hash and lengths that fit
+/// it: what a forger or another writer makes.
+fn rewritten(change: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
+    let file = vector("Codec none");
+    let (start, end) = (index_at(&file), file.len() - 33);
+    // The working set of one page is 32 bytes.
+    let covered = end - start - 32;
+    let mut index = file[start..end].to_vec();
+    change(&mut index);
+    index[ROOT_AT..ROOT_AT + 32].fill(0);
+    let root = *blake3::hash(&index[..covered]).as_bytes();
+    index[ROOT_AT..ROOT_AT + 32].copy_from_slice(&root);
+    let len = u32::try_from(index.len()).unwrap();
+    let mut out = file[..start - 4].to_vec();
+    out.extend((len + 16).to_le_bytes());
+    out.extend(index);
+    out.extend(u64::from(len).to_le_bytes());
+    out.extend(&file[end + 8..]);
+    out
+}
+
+#[test]
+fn an_image_of_a_newer_minor_version_is_read_and_verified() {
+    assert_eq!(rewritten(|_| ()), vector("Codec none"), "nothing was changed");
+    let newer = rewritten(|index| {
+        index[10] = 7;
+        index[56..64].fill(3);
+        index.extend(b"what a later version adds");
+    });
+    let image = open(newer.clone()).unwrap();
+    let mut bytes = vec![0xaa; raw().len()];
+    image.read_at(0, &mut bytes).unwrap();
+    assert_eq!(bytes, raw());
+    assert_eq!(image.working_set(), [1]);
+    assert_eq!(image.verify(1, true, &|_| ()).unwrap(), 1);
+    // Its seek table is verified as that of any other.
+    let mut damaged = newer;
+    let descriptor = damaged.len() - 5;
+    damaged[descriptor] ^= 1;
+    assert!(open(damaged).unwrap().verify(1, false, &|_| ()).is_err());
+}
+
+#[test]
+fn a_working_set_with_any_count_is_left_out_unless_its_hash_matches() {
+    for count in [0, 2, 1 << 61, (1 << 61) - 1, u64::MAX / 8, u64::MAX] {
+        let image = open(rewritten(|index| {
+            let at = index.len() - 32;
+            index[at..at + 8].copy_from_slice(&count.to_le_bytes());
+        }));
+        let image = image.unwrap();
+        assert!(image.working_set().is_empty(), "{count:#x}");
+        assert!(image.verify(1, false, &|_| ()).is_err(), "{count:#x}: the damage shows");
+    }
+    let image = open(rewritten(|index| index.truncate(index.len() - 32))).unwrap();
+    assert!(image.working_set().is_empty());
+}
