@@ -62,6 +62,15 @@ fn zstd_encoder(level: i32) -> io::Result<bulk::Compressor<'static>> {
     Ok(compressor)
 }
 
+/// Returns how many bytes a codec stores at most for a frame of `len` bytes.
+pub(crate) fn longest_stored(codec: Codec, len: usize) -> io::Result<usize> {
+    match codec {
+        Codec::None => Ok(len),
+        Codec::Zstd => Ok(zstd::zstd_safe::compress_bound(len)),
+        Codec::Lz4 => block::compress_bound(len),
+    }
+}
+
 /// What a thread needs to decompress frames.
 pub(crate) enum Decoder {
     None,

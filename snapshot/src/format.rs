@@ -10,7 +10,7 @@ use std::str::FromStr;
 
 /// The version of the format: a reader refuses another major, and reads every minor.
 pub(crate) const MAJOR: u16 = 1;
-const MINOR: u16 = 0;
+pub(crate) const MINOR: u16 = 0;
 
 const MAGIC: [u8; 8] = *b"UZONEIMG";
 const END_MAGIC: [u8; 8] = *b"UZONEEND";
@@ -134,6 +134,8 @@ pub(crate) struct ParentLink {
 /// for each page. Without a parent, every page of a frame that is not stored is zero.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Index {
+    /// The minor version; a newer one may have more in its index than is known here.
+    pub(crate) minor: u16,
     pub(crate) codec: Codec,
     pub(crate) page_shift: u8,
     pub(crate) frame_shift: u8,
@@ -204,7 +206,7 @@ impl Index {
             Vec::with_capacity(HEADER_LEN + self.records.len() * RECORD_LEN + self.zero.len());
         out.extend(MAGIC);
         out.extend(MAJOR.to_le_bytes());
-        out.extend(MINOR.to_le_bytes());
+        out.extend(self.minor.to_le_bytes());
         let codec = match self.codec {
             Codec::None => 0,
             Codec::Zstd => 1,
@@ -253,47 +255,11 @@ impl Index {
     pub(crate) fn decode(bytes: &[u8]) -> Result<(Self, Root), Flaw> {
         let mut rest = bytes;
         let header = take(&mut rest, HEADER_LEN as u64)?;
-        if header[..8] != MAGIC {
-            return Err(Flaw::Bad("it does not start with the magic number"));
-        }
-        let major = u16::from_le_bytes([header[8], header[9]]);
-        if major != MAJOR {
-            return Err(Flaw::Version(major));
-        }
-        let [codec, flags, page_shift, frame_shift] =
-            [header[12], header[13], header[14], header[15]];
-        let codec = match codec {
-            0 => Codec::None,
-            1 => Codec::Zstd,
-            2 => Codec::Lz4,
-            _ => return Err(Flaw::Bad("it names a codec that does not exist")),
-        };
-        let sizes_are_valid = PAGE_SHIFTS.contains(&page_shift)
-            && FRAME_SHIFTS.contains(&frame_shift)
-            && page_shift <= frame_shift;
-        if !sizes_are_valid || flags & !HAS_PARENT != 0 {
-            return Err(Flaw::Bad(
-                "it has a page size, a frame size or a flag that does not exist",
-            ));
-        }
-        let [image_len, data_len, stored, regions, name_len] =
-            [16, 24, 32, 40, 48].map(|at| number(header, at));
-        let mut index = Self {
-            codec,
-            page_shift,
-            frame_shift,
-            image_len,
-            data_len,
-            regions: Vec::new(),
-            parent: None,
-            stored: Vec::new(),
-            zero: Vec::new(),
-            records: Vec::new(),
-            working_set: Vec::new(),
-        };
-        index.regions = read_regions(&mut rest, regions, image_len)?;
+        let mut index = Self::from_header(header)?;
+        let [stored, regions, name_len] = [32, 40, 48].map(|at| number(header, at));
+        index.regions = read_regions(&mut rest, regions, index.image_len)?;
         let name = take(&mut rest, name_len)?;
-        if flags & HAS_PARENT != 0 {
+        if header[13] & HAS_PARENT != 0 {
             let name = std::str::from_utf8(name)
                 .map_err(|_| Flaw::Bad("the name of its parent is not text"))?;
             let root = Root(array(header, 64));
@@ -320,6 +286,47 @@ impl Index {
         Ok((index, root))
     }
 
+    /// Returns an index with what the header has of it, and nothing else.
+    fn from_header(header: &[u8]) -> Result<Self, Flaw> {
+        if header[..8] != MAGIC {
+            return Err(Flaw::Bad("it does not start with the magic number"));
+        }
+        let major = u16::from_le_bytes([header[8], header[9]]);
+        if major != MAJOR {
+            return Err(Flaw::Version(major));
+        }
+        let [codec, flags, page_shift, frame_shift] =
+            [header[12], header[13], header[14], header[15]];
+        let codec = match codec {
+            0 => Codec::None,
+            1 => Codec::Zstd,
+            2 => Codec::Lz4,
+            _ => return Err(Flaw::Bad("it names a codec that does not exist")),
+        };
+        let sizes_are_valid = PAGE_SHIFTS.contains(&page_shift)
+            && FRAME_SHIFTS.contains(&frame_shift)
+            && page_shift <= frame_shift;
+        if !sizes_are_valid || flags & !HAS_PARENT != 0 {
+            return Err(Flaw::Bad(
+                "it has a page size, a frame size or a flag that does not exist",
+            ));
+        }
+        Ok(Self {
+            minor: u16::from_le_bytes([header[10], header[11]]),
+            codec,
+            page_shift,
+            frame_shift,
+            image_len: number(header, 16),
+            data_len: number(header, 24),
+            regions: Vec::new(),
+            parent: None,
+            stored: Vec::new(),
+            zero: Vec::new(),
+            records: Vec::new(),
+            working_set: Vec::new(),
+        })
+    }
+
     /// Checks the invariants, and that the frames fill the data exactly.
     fn check(&self) -> Result<(), Flaw> {
         let set: u64 = self.stored.iter().map(|byte| u64::from(byte.count_ones())).sum();
@@ -344,6 +351,14 @@ impl Index {
             return Err(Flaw::Bad("a frame is neither stored nor zero, and there is no parent"));
         }
         Ok(())
+    }
+
+    /// Returns whether a parent of this length has every frame that is neither stored nor zero here.
+    pub(crate) fn fits_parent(&self, parent_len: u64) -> bool {
+        // Without a longer image the range has no frame that ends behind the parent.
+        self.image_len <= parent_len
+            || (parent_len >> self.frame_shift..self.frames())
+                .all(|frame| bit(&self.stored, frame) || self.is_zero_frame(frame))
     }
 }
 
@@ -400,9 +415,9 @@ fn read_regions(rest: &mut &[u8], count: u64, image_len: u64) -> Result<Vec<Imag
 /// Returns the working set; an empty one if it is damaged, because a wrong one would only cost time.
 fn read_working_set(bytes: &[u8], pages: u64) -> Vec<u64> {
     let list = || {
-        let len = 8 + usize::try_from(number(bytes, 0)).ok()?.checked_mul(8)?;
-        let (hashed, hash) = (bytes.get(..len)?, bytes.get(len..len + 16)?);
-        (short_hash(hashed) == *hash).then_some(&hashed[8..])
+        let len = usize::try_from(number(bytes, 0)).ok()?.checked_mul(8)?.checked_add(8)?;
+        let (hashed, behind) = bytes.split_at_checked(len)?;
+        (short_hash(hashed) == *behind.first_chunk()?).then_some(hashed.get(8..)?)
     };
     let listed = list().unwrap_or_default().chunks_exact(8).map(|page| number(page, 0));
     listed.filter(|page| *page < pages).collect()
@@ -442,9 +457,15 @@ pub(crate) fn tail(index: &Index) -> Option<(Vec<u8>, Root)> {
     payload.extend(END_MAGIC);
     let mut out = skippable(INDEX_FRAME, u32::try_from(payload.len()).ok()?).to_vec();
     out.append(&mut payload);
+    out.extend(seek_table(index)?);
+    Some((out, root))
+}
+
+/// Returns the seek table; `None` as for [`tail`].
+pub(crate) fn seek_table(index: &Index) -> Option<Vec<u8>> {
     let listed: &[Record] = if index.is_plain() { &index.records } else { &[] };
     let len = listed.len() as u64 * 8 + SEEK_FOOTER_LEN;
-    out.extend(skippable(SEEK_FRAME, u32::try_from(len).ok()?));
+    let mut out = skippable(SEEK_FRAME, u32::try_from(len).ok()?).to_vec();
     for (frame, record) in (0..).zip(listed) {
         out.extend(record.len.to_le_bytes());
         out.extend(u32::try_from(index.frame_len(frame)).ok()?.to_le_bytes());
@@ -452,7 +473,7 @@ pub(crate) fn tail(index: &Index) -> Option<(Vec<u8>, Root)> {
     out.extend(u32::try_from(listed.len()).ok()?.to_le_bytes());
     out.push(0);
     out.extend(SEEK_MAGIC.to_le_bytes());
-    Some((out, root))
+    Some(out)
 }
 
 /// Where the index of a file lies.

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::cache::FrameCache;
-use crate::codec::Decoder;
+use crate::codec::{self, Decoder};
 use crate::error::SnapshotError;
 use crate::format::{
     self, Codec, FOOTER_LEN, Flaw, ImageRegion, Index, Record, Root, SKIPPABLE_LEN, bit, short_hash,
@@ -130,25 +130,7 @@ impl Image {
         if let Some(expected) = root.filter(|root| *root != found) {
             return Err(SnapshotError::OtherRoot { name: source.name(), expected, found });
         }
-        let parent = match &index.parent {
-            None => None,
-            Some(_) if depth == 0 => {
-                return Err(SnapshotError::TooDeep { name: source.name(), max: MAX_DEPTH });
-            }
-            Some(link) => {
-                let failed = |cause| SnapshotError::Parent {
-                    name: source.name(),
-                    parent: link.name.clone(),
-                    cause: Box::new(cause),
-                };
-                let below = source.neighbour(&link.name).map_err(|cause| {
-                    let (name, len_bytes) = (link.name.clone(), FOOTER_LEN as u64);
-                    failed(SnapshotError::Read { name, offset: 0, len_bytes, cause })
-                })?;
-                let below = Self::open_at(below, Some(link.root), cache, depth - 1);
-                Some(Box::new(below.map_err(failed)?))
-            }
-        };
+        let parent = Self::open_parent(&*source, &index, cache, depth)?;
         let around = if index.codec == Codec::Zstd { 0 } else { SKIPPABLE_LEN };
         let mut end = 0;
         let offsets = index.records.iter().map(|record| {
@@ -177,6 +159,34 @@ impl Image {
             number,
             index,
         })
+    }
+
+    /// Opens the parent that an index names, and checks that it has what it must have.
+    fn open_parent(
+        source: &dyn Source,
+        index: &Index,
+        cache: &Arc<FrameCache>,
+        depth: usize,
+    ) -> Result<Option<Box<Self>>, SnapshotError> {
+        let Some(link) = &index.parent else { return Ok(None) };
+        if depth == 0 {
+            return Err(SnapshotError::TooDeep { name: source.name(), max: MAX_DEPTH });
+        }
+        let failed = |cause| SnapshotError::Parent {
+            name: source.name(),
+            parent: link.name.clone(),
+            cause: Box::new(cause),
+        };
+        let below = source.neighbour(&link.name).map_err(|cause| {
+            let (name, len_bytes) = (link.name.clone(), FOOTER_LEN as u64);
+            failed(SnapshotError::Read { name, offset: 0, len_bytes, cause })
+        })?;
+        let below = Self::open_at(below, Some(link.root), cache, depth - 1).map_err(failed)?;
+        if !index.fits_parent(below.byte_len()) {
+            let why = "a frame is neither stored nor zero, and lies behind the end of the parent";
+            return Err(SnapshotError::BadIndex { name: source.name(), why });
+        }
+        Ok(Some(Box::new(below)))
     }
 
     /// Returns how many bytes the image has.
@@ -501,8 +511,13 @@ impl Image {
     /// other programs find frames, is covered by no hash.
     fn check_tail(&self) -> Result<(), SnapshotError> {
         let bad = |why| SnapshotError::BadIndex { name: self.source.name(), why };
-        let (tail, _) =
-            format::tail(&self.index).ok_or_else(|| bad("it is longer than a frame can be"))?;
+        // What a newer minor version adds to the index is not known here, only where the seek table starts.
+        let tail = if self.index.minor == format::MINOR {
+            format::tail(&self.index).map(|(tail, _)| tail)
+        } else {
+            format::seek_table(&self.index)
+        };
+        let tail = tail.ok_or_else(|| bad("it is longer than a frame can be"))?;
         let mut found = vec![0; tail.len()];
         let end = self.source.byte_len();
         let start =
@@ -568,8 +583,8 @@ fn read_index(source: &dyn Source) -> Result<(Index, Root), SnapshotError> {
     if index.data_len != place.start {
         return Err(bad("it does not start where the frames end"));
     }
-    // Bytes that do not compress grow by a 255th in LZ4, by a 256th in zstd.
-    let longest = (1 << index.frame_shift) + (1 << index.frame_shift) / 128 + 1024;
+    let longest = codec::longest_stored(index.codec, 1 << index.frame_shift)
+        .map_err(|cause| SnapshotError::Codec { codec: index.codec.name(), cause })?;
     if index.records.iter().any(|record| record.len as usize > longest) {
         return Err(bad("a stored frame is longer than its codec makes it"));
     }

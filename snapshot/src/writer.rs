@@ -199,6 +199,7 @@ impl Packer {
             return Err(options("the codec has no such level: zstd has up to 22, lz4 has 0 to 12"));
         }
         Ok(Index {
+            minor: format::MINOR,
             codec: self.codec,
             page_shift,
             frame_shift,

@@ -281,6 +281,51 @@ fn a_byte_that_changed_anywhere_is_an_error_or_changes_nothing() {
 }
 
 #[test]
+fn large_frames_that_do_not_compress_are_read_back() {
+    let directory = Directory::new("large");
+    let mut state = 1_u64;
+    let bytes: Vec<u8> = std::iter::repeat_with(|| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (state >> 56) as u8
+    })
+    .take(16 << 20)
+    .collect();
+    for codec in [Codec::None, Codec::Zstd, Codec::Lz4] {
+        for frame in [ByteLen::mib(4), ByteLen::mib(16)] {
+            let packer = Packer::default().codec(codec).level(1).frame(frame).threads(1);
+            let image = pack(&packer, &bytes, &directory.file("image"), None);
+            assert!(all(&image) == bytes, "{codec:?} {frame}");
+        }
+    }
+}
+
+#[test]
+fn a_parent_that_is_too_short_for_its_child_is_refused() {
+    let directory = Directory::new("short");
+    let bytes = memory(64, 0, 10);
+    let base = pack(&Packer::default(), &bytes, &directory.file("base"), None);
+    drop(pack(&Packer::default(), &bytes, &directory.file("child"), Some(&base)));
+    let short = pack(&Packer::default(), &bytes[..70_000], &directory.file("base"), None);
+    // A child that names the short image as its parent, with a root hash that fits.
+    let mut file = std::fs::read(directory.file("child")).unwrap();
+    let index = file.windows(8).position(|window| window == b"UZONEIMG").unwrap();
+    let hex = short.root().to_string();
+    for (at, pair) in hex.as_bytes().chunks(2).enumerate() {
+        let pair = std::str::from_utf8(pair).unwrap();
+        file[index + 64 + at] = u8::from_str_radix(pair, 16).unwrap();
+    }
+    // No records: the name of 4 bytes, 4 frames and 64 pages are 1 and 8 bytes.
+    let covered = 128 + 32 + 4 + 1 + 8;
+    file[index + 96..index + 128].fill(0);
+    let root = *blake3::hash(&file[index..index + covered]).as_bytes();
+    file[index + 96..index + 128].copy_from_slice(&root);
+    std::fs::write(directory.file("child"), file).unwrap();
+    let error = Image::open(directory.file("child"), &OpenOptions::default()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidData, "{error}");
+    assert!(error.to_string().contains("behind the end of the parent"), "{error}");
+}
+
+#[test]
 fn the_first_bad_frame_is_named_with_its_place() {
     let directory = Directory::new("first");
     let path = directory.file("image");
