@@ -22,7 +22,7 @@ use uzone_pages::{
 
 use crate::error::BindError;
 use crate::init_method::SECTION_BYTES;
-use crate::keep::{MemmapMemory, MemmapPages, Source};
+use crate::memmap_cache::{MemmapMemory, MemmapPages, Source};
 use crate::options::{AltmapOptions, BindOptions, pageblock_order};
 use crate::region::Region;
 use crate::report::AltmapReport;

@@ -18,7 +18,7 @@ use crate::blocks::Blocks;
 use crate::error::BindError;
 use crate::init_method::InitMethod;
 use crate::inner::{CachedMemmap, Parts};
-use crate::keep::{self, MemmapMemory, Source};
+use crate::memmap_cache::{self, MemmapMemory, Source};
 use crate::options::{AltmapOptions, BindOptions, Init, pageblock_order};
 use crate::pagemap::Pagemap;
 use crate::region::Region;
@@ -191,7 +191,7 @@ fn describe<P: Payload>(
 /// Returns memory for descriptors to where it came from.
 fn give_back(shared: &Shared, memory: MemmapMemory, own: &mut Option<Exclusive>) {
     match memory.source {
-        Source::Kept => shared.keep.give(memory),
+        Source::Kept => shared.memmap_cache.give(memory),
         Source::Region => *own = Some(memory.memory),
         Source::Fresh => {}
     }
@@ -332,8 +332,8 @@ fn on_touch<P: Payload>(
             }
         };
     }
-    let memory =
-        keep::fresh_sparse_with(len, blocks_len).map_err(|cause| BindError::Map { len, cause })?;
+    let memory = memmap_cache::fresh_sparse_with(len, blocks_len)
+        .map_err(|cause| BindError::Map { len, cause })?;
     let template = template(address_of(&memory.memory));
     Ok(template.is_zero().then_some((memory, template)))
 }
@@ -354,15 +354,15 @@ fn eager_memory<P: Payload>(
         return Ok(altmap::own(memory));
     }
     let map = |cause| BindError::Map { len, cause };
-    if let Some(kept) = shared.keep.take(len, options.uses_hugetlb_pool) {
+    if let Some(kept) = shared.memmap_cache.take(len, options.uses_hugetlb_pool) {
         return Ok(kept);
     }
-    if len < keep::KEEP_FROM {
+    if len < memmap_cache::CACHED_FROM {
         // Less than a huge page: asking the host what it has would cost more than taking it.
-        return keep::fresh_sparse_with(len, blocks_len).map_err(map);
+        return memmap_cache::fresh_sparse_with(len, blocks_len).map_err(map);
     }
     if options.uses_hugetlb_pool
-        && let Some(memory) = keep::fresh_from_pool(len)
+        && let Some(memory) = memmap_cache::fresh_from_pool(len)
     {
         return Ok(memory);
     }
@@ -377,7 +377,7 @@ fn eager_memory<P: Payload>(
             limited_by: available.limited_by,
         });
     }
-    keep::fresh_huge(len).map_err(map)
+    memmap_cache::fresh_huge(len).map_err(map)
 }
 
 /// What Linux's `memremap_pages` refuses, and what a region adds to that.

@@ -10,7 +10,7 @@ use std::ops::Deref;
 use uzone_os::{Exclusive, MapError, Mapped};
 use uzone_pages::{Block, ByteLen, Layout, Memmap, MemoryKind};
 
-use crate::keep;
+use crate::memmap_cache;
 
 /// A word for each block of base pages, all zero when they are made, or none at all.
 pub(crate) enum Blocks {
@@ -54,7 +54,7 @@ impl Blocks {
         match behind {
             Some(memory) => Ok(Self::Behind(row(memory))),
             None => {
-                let memory = keep::fresh_sparse(len).map_err(|cause| (len, cause))?;
+                let memory = memmap_cache::fresh_sparse(len).map_err(|cause| (len, cause))?;
                 Ok(Self::Apart(row(memory.memory)))
             }
         }

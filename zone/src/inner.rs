@@ -16,7 +16,7 @@ use crate::bad_pages::BadPages;
 use crate::blocks::Blocks;
 use crate::error::PinError;
 use crate::guards::GuardBook;
-use crate::keep::{MemmapMemory, MemmapPages, Source};
+use crate::memmap_cache::{MemmapMemory, MemmapPages, Source};
 use crate::ops::{Owner, PagemapOps, Poisoned};
 use crate::panics::FirstPanic;
 use crate::pin_target::{PinTarget, Segment, is_missing};
@@ -108,7 +108,7 @@ impl<P: Payload> Drop for CachedMemmap<P> {
             }
             (_, Some(keeper)) => {
                 let (pages, source) = (self.pages, Source::Kept);
-                keeper.keep.give(MemmapMemory { memory, pages, source, behind: None });
+                keeper.memmap_cache.give(MemmapMemory { memory, pages, source, behind: None });
             }
             _ => {}
         }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use uzone_pages::{AddrError, ByteLen, Order, PageCount, PageSize, Pfn, PfnRange};
 
 use crate::error::BindError;
-use crate::keep::Keep;
+use crate::memmap_cache::MemmapCache;
 use crate::pin_target::{Place, Segment};
 use crate::region::FileExtent;
 use crate::region_index::RegionIndex;
@@ -22,7 +22,7 @@ const SECTION_ORDER: Order = Order::new(15);
 #[derive(Debug)]
 pub(crate) struct Shared {
     claims: Mutex<Claims>,
-    pub(crate) keep: Keep,
+    pub(crate) memmap_cache: MemmapCache,
     pub(crate) directory: RegionIndex,
     pub(crate) tokens: Arc<Tokens>,
 }
@@ -78,7 +78,7 @@ impl Shared {
     pub(crate) fn new(limit: ByteLen) -> Self {
         Self {
             claims: Mutex::default(),
-            keep: Keep::new(limit),
+            memmap_cache: MemmapCache::new(limit),
             directory: RegionIndex::default(),
             tokens: Arc::default(),
         }

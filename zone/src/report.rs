@@ -6,7 +6,7 @@ use std::time::Duration;
 use uzone_pages::{ByteLen, MemoryKind, Order, PageCount, PfnRange, Tails};
 
 use crate::init_method::InitMethod;
-use crate::keep::{MemmapPages, Source};
+use crate::memmap_cache::{MemmapPages, Source};
 use crate::options::Init;
 
 /// What a bind did and what it cost.

@@ -17,7 +17,7 @@ use uzone_stream::{CacheState, NextUse, Work};
 
 use crate::error::BindError;
 use crate::init_method::{self, InitMethod, SECTION_BYTES};
-use crate::keep::{MemmapMemory, Source};
+use crate::memmap_cache::{MemmapMemory, Source};
 use crate::options::{BindOptions, Progress};
 use crate::stores;
 

@@ -76,7 +76,7 @@ impl Zone {
     /// Returns how much descriptor memory is kept for the next bind.
     #[must_use]
     pub fn kept(&self) -> ByteLen {
-        self.shared.keep.kept()
+        self.shared.memmap_cache.kept()
     }
 
     /// Gives kept descriptor memory back to the kernel. Returns how much.
@@ -89,7 +89,7 @@ impl Zone {
     /// much went.
     #[expect(clippy::must_use_candidate, reason = "it is called for its effect")]
     pub fn trim_to(&self, limit: ByteLen) -> ByteLen {
-        self.shared.keep.trim(limit)
+        self.shared.memmap_cache.trim(limit)
     }
 
     /// Returns the frame numbers of the regions that are bound now, in ascending order.

@@ -84,18 +84,18 @@ impl MemmapMemory {
 
 /// Memory of unbound regions, for the next bind.
 #[derive(Debug)]
-pub(crate) struct Keep {
+pub(crate) struct MemmapCache {
     limit: ByteLen,
     kept: Mutex<Vec<MemmapMemory>>,
 }
 
-/// Less than this is not kept: the kernel has it at hand.
-pub(crate) const KEEP_FROM: ByteLen = ByteLen::mib(2);
+/// Less memory than this is not kept: fresh pages for it cost little.
+pub(crate) const CACHED_FROM: ByteLen = ByteLen::mib(2);
 
 /// The most pieces of memory that are kept: each is a mapping, and those are limited as well.
-const KEEP_PIECES: usize = 64;
+const MAX_PIECES: usize = 64;
 
-impl Keep {
+impl MemmapCache {
     pub(crate) fn new(limit: ByteLen) -> Self {
         Self { limit, kept: Mutex::default() }
     }
@@ -103,7 +103,7 @@ impl Keep {
     /// Returns the smallest kept memory that is long enough, unless more than half of it and of a
     /// huge page would be wasted.
     pub(crate) fn take(&self, len: ByteLen, may_be_of_pool: bool) -> Option<MemmapMemory> {
-        let most = len.get().saturating_mul(2).saturating_add(KEEP_FROM.get());
+        let most = len.get().saturating_mul(2).saturating_add(CACHED_FROM.get());
         let mut kept = self.lock();
         let (index, _) = kept
             .iter()
@@ -119,14 +119,14 @@ impl Keep {
     /// Keeps memory whose every page is present, unless that would exceed the limit: then it goes
     /// back to the kernel, the smallest first.
     pub(crate) fn give(&self, memory: MemmapMemory) {
-        if memory.held() < KEEP_FROM || memory.held() > self.limit {
-            return; // too little to care, or alone too much
+        if memory.held() < CACHED_FROM || memory.held() > self.limit {
+            return; // too little to be worth keeping, or alone above the limit
         }
         let mut freed = Vec::new();
         {
             let mut kept = self.lock();
             kept.push(MemmapMemory { source: Source::Kept, ..memory });
-            while total(&kept) > self.limit.get() || kept.len() > KEEP_PIECES {
+            while total(&kept) > self.limit.get() || kept.len() > MAX_PIECES {
                 freed.extend(take_smallest(&mut kept));
             }
         }
@@ -155,8 +155,7 @@ impl Keep {
     }
 }
 
-/// Takes the smallest piece out, since the largest is the dearest to replace; none only if there is
-/// none.
+/// Takes the smallest piece out, if there is any: the largest costs most to replace.
 fn take_smallest(kept: &mut Vec<MemmapMemory>) -> Option<MemmapMemory> {
     let sizes = kept.iter().map(|memory| memory.memory.len()).enumerate();
     let (index, _) = sizes.min_by_key(|(_, len)| *len)?;
