@@ -65,6 +65,10 @@ pub(crate) struct MemmapMemory {
 }
 
 impl MemmapMemory {
+    fn fresh(memory: Exclusive, pages: MemmapPages) -> Self {
+        Self { memory, pages, source: Source::Fresh, behind: None }
+    }
+
     /// Finds out what memory that was to be huge pages became, now that it is present.
     pub(crate) fn settle(&mut self) {
         if self.pages == MemmapPages::Transparent
@@ -122,26 +126,16 @@ impl MemmapCache {
         if memory.held() < CACHED_FROM || memory.held() > self.limit {
             return; // too little to be worth keeping, or alone above the limit
         }
-        let mut freed = Vec::new();
-        {
-            let mut kept = self.lock();
-            kept.push(MemmapMemory { source: Source::Kept, ..memory });
-            while total(&kept) > self.limit.get() || kept.len() > MAX_PIECES {
-                freed.extend(take_smallest(&mut kept));
-            }
-        }
+        let mut kept = self.lock();
+        kept.push(MemmapMemory { source: Source::Kept, ..memory });
+        let freed = take_until(&mut kept, self.limit);
+        drop(kept);
         drop(freed); // unmapped outside of the lock
     }
 
     /// Gives kept memory back to the kernel until at most `limit` is left. Returns how much went.
     pub(crate) fn trim(&self, limit: ByteLen) -> ByteLen {
-        let mut freed = Vec::new();
-        {
-            let mut kept = self.lock();
-            while total(&kept) > limit.get() {
-                freed.extend(take_smallest(&mut kept));
-            }
-        }
+        let freed = take_until(&mut self.lock(), limit);
         ByteLen::new(total(&freed)) // unmapped outside of the lock
     }
 
@@ -155,11 +149,16 @@ impl MemmapCache {
     }
 }
 
-/// Takes the smallest piece out, if there is any: the largest costs most to replace.
-fn take_smallest(kept: &mut Vec<MemmapMemory>) -> Option<MemmapMemory> {
-    let sizes = kept.iter().map(|memory| memory.memory.len()).enumerate();
-    let (index, _) = sizes.min_by_key(|(_, len)| *len)?;
-    Some(kept.swap_remove(index))
+/// Takes pieces out, the smallest first because the largest costs most to replace, until at most
+/// `limit` bytes in at most [`MAX_PIECES`] pieces are left.
+fn take_until(kept: &mut Vec<MemmapMemory>, limit: ByteLen) -> Vec<MemmapMemory> {
+    let mut taken = Vec::new();
+    while total(kept) > limit.get() || kept.len() > MAX_PIECES {
+        let sizes = kept.iter().map(|memory| memory.memory.len()).enumerate();
+        let Some((index, _)) = sizes.min_by_key(|(_, len)| *len) else { break };
+        taken.push(kept.swap_remove(index));
+    }
+    taken
 }
 
 fn total(kept: &[MemmapMemory]) -> u64 {
@@ -169,12 +168,7 @@ fn total(kept: &[MemmapMemory]) -> u64 {
 /// Returns fresh memory in base pages, for few descriptors, or for many of which few will be touched.
 pub(crate) fn fresh_sparse(len: ByteLen) -> Result<MemmapMemory, MapError> {
     let how = Anonymous { huge: HugeAdvice::Never, ..Anonymous::default() };
-    Ok(MemmapMemory {
-        memory: Exclusive::anonymous(len, how)?,
-        pages: MemmapPages::Base,
-        source: Source::Fresh,
-        behind: None,
-    })
+    Ok(MemmapMemory::fresh(Exclusive::anonymous(len, how)?, MemmapPages::Base))
 }
 
 /// As [`fresh_sparse`], of `len` bytes and `behind` more, if any, which begin at a page of their own.
@@ -203,8 +197,7 @@ pub(crate) fn fresh_from_pool(len: ByteLen) -> Option<MemmapMemory> {
     }
     // Another process may be faster; then transparent huge pages serve.
     let memory = Exclusive::hugetlb(len, size).ok()?;
-    let pages = MemmapPages::Hugetlb(size);
-    Some(MemmapMemory { memory, pages, source: Source::Fresh, behind: None })
+    Some(MemmapMemory::fresh(memory, MemmapPages::Hugetlb(size)))
 }
 
 /// Returns fresh memory, in transparent huge pages where the host makes any.
@@ -216,10 +209,6 @@ pub(crate) fn fresh_huge(len: ByteLen) -> Result<MemmapMemory, MapError> {
         // Whether the advice had an effect is found out when the memory is present.
         _ => (HugeAdvice::Advise, MemmapPages::Transparent),
     };
-    Ok(MemmapMemory {
-        memory: Exclusive::anonymous(len, Anonymous { huge, ..Anonymous::default() })?,
-        pages,
-        source: Source::Fresh,
-        behind: None,
-    })
+    let how = Anonymous { huge, ..Anonymous::default() };
+    Ok(MemmapMemory::fresh(Exclusive::anonymous(len, how)?, pages))
 }
