@@ -1,7 +1,8 @@
-//! Images with 10,000 injected faults: what is read is right, or an error that names the image.
+//! Images with 10,000 injected faults: what is read is right, or an error that names the image. Images with a
+//! forged index, whose hashes match: no panic, and never the required root hash.
 //!
-//! The seeds are fixed, so a fault has the same number in every run, and a failure prints it. Half of the faults
-//! change the bytes of the file; the other half are in the source, which the tests write themselves.
+//! The seeds are fixed, so a fault has the same number in every run, and a failure prints it. Half of the
+//! faults change the bytes of the file; the other half are in the source, which the tests write themselves.
 #![allow(
     clippy::unwrap_used,
     clippy::cast_possible_truncation,
@@ -16,11 +17,14 @@ use uzone_pages::{ByteLen, ErrorKind};
 use uzone_snapshot::{Codec, FrameCache, Image, OpenOptions, Packer, Root, SnapshotError, Source};
 
 const FAULTS: u64 = 10_000;
+const FORGERIES: u64 = 2_000;
 /// What errors call the source of these tests.
 const NAME: &str = "the source of the test";
 const FRAME: usize = 8 << 10;
 /// What precedes the index: the header of its skippable frame.
 const BEFORE_INDEX: usize = 8;
+/// Where the root hash starts in the header of an index.
+const ROOT_AT: usize = 96;
 
 /// Numbers that look random and are the same in every run (`SplitMix64`).
 #[derive(Clone)]
@@ -66,8 +70,8 @@ fn memory(seed: u64) -> Vec<u8> {
 }
 
 /// Returns one image of each codec, and one with a parent.
-fn samples() -> Vec<Sample> {
-    let directory = std::env::temp_dir().join(format!("uzone-damage-{}", std::process::id()));
+fn samples(test: &str) -> Vec<Sample> {
+    let directory = std::env::temp_dir().join(format!("uzone-{test}-{}", std::process::id()));
     std::fs::create_dir_all(&directory).unwrap();
     let pack = |name: &str, codec, raw: &[u8], parent: Option<&Image>| {
         let packer = Packer::default().codec(codec).frame(ByteLen::new(FRAME as u64)).threads(1);
@@ -427,7 +431,7 @@ fn is_in_source(fault: Fault) -> bool {
 
 #[test]
 fn what_is_read_from_a_damaged_image_is_right_or_an_error() {
-    let samples = samples();
+    let samples = samples("damage");
     let mut outcomes: BTreeMap<(&str, &str), u32> = BTreeMap::new();
     for number in 0..FAULTS {
         let mut random = Random(number);
@@ -450,4 +454,89 @@ fn what_is_read_from_a_damaged_image_is_right_or_an_error() {
     println!("{totals:?}");
     assert_eq!(u64::from(totals.iter().map(|(_, count)| count).sum::<u32>()), FAULTS);
     assert!(totals.iter().all(|(_, count)| *count > 0), "each outcome occurs: {totals:?}");
+}
+
+/// Returns how many bytes of an index its root hash covers, if they are all there.
+fn covered_len(index: &[u8]) -> Option<usize> {
+    let number = |at: usize| u64::from_le_bytes(index[at..at + 8].try_into().unwrap());
+    let units = |shift: u8| Some(number(16).div_ceil(1_u64.checked_shl(shift.into())?));
+    let maps = units(index[14])?.div_ceil(8) + units(index[15])?.div_ceil(8);
+    let rows = number(40).checked_mul(32)?.checked_add(number(32).checked_mul(20)?)?;
+    let len = rows.checked_add(number(48))?.checked_add(maps)?.checked_add(128)?;
+    usize::try_from(len).ok().filter(|len| *len <= index.len())
+}
+
+/// Changes an index in up to three places, and gives it the root hash that it should have then.
+fn forge(index: &mut [u8], random: &mut Random) {
+    for _ in 0..=random.below(3) {
+        if random.below(2) == 0 {
+            let at = random.below(index.len());
+            index[at] = random.next() as u8;
+            continue;
+        }
+        // A number of the header, a region or the working set.
+        let at = random.below(index.len() / 8 - 1) * 8;
+        let before = u64::from_le_bytes(index[at..at + 8].try_into().unwrap());
+        let numbers = [
+            0,
+            1,
+            before.wrapping_add(1),
+            before.wrapping_sub(1),
+            before ^ 1 << random.below(64),
+            1 << 60,
+            u64::MAX,
+        ];
+        index[at..at + 8].copy_from_slice(&numbers[random.below(numbers.len())].to_le_bytes());
+    }
+    if let Some(covered) = covered_len(index) {
+        index[ROOT_AT..ROOT_AT + 32].fill(0);
+        let root = *blake3::hash(&index[..covered]).as_bytes();
+        index[ROOT_AT..ROOT_AT + 32].copy_from_slice(&root);
+    }
+}
+
+#[test]
+fn a_forged_index_never_makes_a_panic_and_never_has_the_required_root() {
+    let samples = samples("forgery");
+    let (mut opened, mut refused) = (0, 0);
+    for number in 0..FORGERIES {
+        let mut random = Random(number ^ 0xf0e);
+        let sample = &samples[random.below(samples.len())];
+        let _named = Named(number, sample.label, Fault::Flip { bits: 0 });
+        let mut file = (*sample.file).clone();
+        let start = data_len(&file) + BEFORE_INDEX;
+        let trailer = file.windows(8).rposition(|window| window == b"UZONEEND").unwrap() - 8;
+        forge(&mut file[start..trailer], &mut random);
+        let covered = covered_len(&sample.file[start..trailer]).unwrap();
+        let is_same = file[start..start + covered] == sample.file[start..start + covered];
+        let file = Arc::new(file);
+        let open = |options: &OpenOptions| {
+            let mut source = Faulty::new(file.clone(), 0, Conduct::Sound, Random(number));
+            source.parent = sample.parent.clone().map(|parent| (parent, Conduct::Sound));
+            Image::from_source(Box::new(source), options)
+        };
+        let required = open(&OpenOptions::default().root(sample.root));
+        assert_eq!(required.is_ok(), is_same);
+        let Ok(image) = open(&OpenOptions::default()) else {
+            refused += 1;
+            continue;
+        };
+        opened += 1;
+        let counts = image.frame_counts();
+        assert_eq!(counts.zero + counts.stored + counts.parent, counts.frames);
+        assert!(
+            image.working_set().iter().all(|page| page * image.page_bytes() < image.byte_len())
+        );
+        for frame in 0..counts.frames {
+            let mut byte = [0];
+            if let Err(error) = image.read_at(frame * image.frame_bytes(), &mut byte) {
+                kind(&error);
+            }
+        }
+        if let Err(error) = image.verify(1, true, &|_| ()) {
+            kind(&error);
+        }
+    }
+    println!("{opened} opened, {refused} refused");
+    assert!(opened > FORGERIES / 20 && refused > FORGERIES / 20, "{opened} {refused}");
 }
