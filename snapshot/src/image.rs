@@ -326,25 +326,36 @@ impl Image {
     }
 
     fn read_stored(&self, frame: u64, number: usize, out: &mut [u8]) -> Result<(), SnapshotError> {
+        // Taken out meanwhile: a source may itself read an image in this thread.
+        let mut scratch = SCRATCH.take();
+        let result = self.read_stored_with(&mut scratch, frame, number, out);
+        SCRATCH.set(scratch);
+        result
+    }
+
+    fn read_stored_with(
+        &self,
+        scratch: &mut Scratch,
+        frame: u64,
+        number: usize,
+        out: &mut [u8],
+    ) -> Result<(), SnapshotError> {
         let (offset, record) = self.stored(number);
-        SCRATCH.with_borrow_mut(|scratch| {
-            for is_last in [false, true] {
-                let stored = self.read_verified(offset, record, &mut scratch.stored)?;
-                let why = if !stored {
-                    "its bytes do not match their hash"
-                } else if scratch.decode(self.index.codec, out)? {
-                    return Ok(());
-                } else {
-                    "its bytes match their hash and cannot be decoded: the writer was faulty"
-                };
-                if is_last {
-                    let name = self.source.name();
-                    return Err(SnapshotError::BadFrame { name, frame, offset, why });
-                }
-                tracing::warn!(image = %self.source.name(), frame, why, "reading a frame again");
+        for is_last in [false, true] {
+            let why = if !self.read_verified(offset, record, &mut scratch.stored)? {
+                "its bytes do not match their hash"
+            } else if scratch.decode(self.index.codec, out)? {
+                return Ok(());
+            } else {
+                "its bytes match their hash and cannot be decoded: the writer was faulty"
+            };
+            if is_last {
+                let name = self.source.name();
+                return Err(SnapshotError::BadFrame { name, frame, offset, why });
             }
-            unreachable!("the last turn returns")
-        })
+            tracing::warn!(image = %self.source.name(), frame, why, "reading a frame again");
+        }
+        unreachable!("the last turn returns")
     }
 
     /// Reads the stored bytes of a frame. Returns whether their hash matches.
@@ -594,6 +605,7 @@ fn read_index(source: &dyn Source) -> Result<(Index, Root), SnapshotError> {
 }
 
 /// What a thread keeps from one frame to the next.
+#[derive(Default)]
 struct Scratch {
     stored: Vec<u8>,
     decoder: Option<(Codec, Decoder)>,
