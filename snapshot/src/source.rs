@@ -49,18 +49,20 @@ pub struct FileSource {
 }
 
 impl FileSource {
-    /// Opens a file.
+    /// Opens a regular file.
     ///
     /// # Errors
-    /// The error of the system.
+    /// The error of the system, [`io::ErrorKind::InvalidInput`] if it is another kind of file.
     pub fn open(path: impl Into<PathBuf>) -> io::Result<Self> {
         let path = path.into();
-        let file = File::open(&path)?;
-        let metadata = file.metadata()?;
-        if metadata.is_dir() {
-            return Err(io::ErrorKind::IsADirectory.into());
-        }
-        Ok(Self { file, path, len: metadata.len() })
+        // Before it is opened: opening a FIFO waits for a writer, and an image can name one as its parent.
+        let is_file = std::fs::metadata(&path)?.is_file();
+        let file = is_file.then(|| File::open(&path)).transpose()?;
+        let file = file.ok_or_else(|| {
+            io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file")
+        })?;
+        let len = file.metadata()?.len();
+        Ok(Self { file, path, len })
     }
 }
 

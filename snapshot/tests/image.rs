@@ -310,6 +310,19 @@ fn a_parent_that_is_too_short_for_its_child_is_refused() {
 }
 
 #[test]
+fn what_is_no_regular_file_is_refused_and_not_waited_for() {
+    let directory = Directory::new("fifo");
+    let fifo = directory.file("fifo");
+    let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+    rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+    for path in [fifo, directory.file("")] {
+        let error = Image::open(&path, &OpenOptions::default()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Io, "{error}");
+        assert!(error.to_string().contains("not a regular file"), "{error}");
+    }
+}
+
+#[test]
 fn an_image_inside_an_image_is_read() {
     struct Inside(Image);
     impl Source for Inside {
