@@ -431,6 +431,12 @@ fn root_of(covered: &[u8]) -> Root {
     Root(*hasher.finalize().as_bytes())
 }
 
+/// Returns whether all bytes are zero.
+pub(crate) fn is_zero(bytes: &[u8]) -> bool {
+    // In pieces, so that a page of other bytes is known by its start.
+    bytes.chunks(512).all(|piece| piece.iter().fold(0, |all, byte| all | byte) == 0)
+}
+
 /// Returns the first 16 bytes of the BLAKE3 hash of `bytes`.
 pub(crate) fn short_hash(bytes: &[u8]) -> [u8; 16] {
     array(blake3::hash(bytes).as_bytes(), 0)

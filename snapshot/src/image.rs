@@ -17,7 +17,8 @@ use crate::cache::FrameCache;
 use crate::codec::{self, Decoder};
 use crate::error::SnapshotError;
 use crate::format::{
-    self, Codec, FOOTER_LEN, Flaw, ImageRegion, Index, Record, Root, SKIPPABLE_LEN, bit, short_hash,
+    self, Codec, FOOTER_LEN, Flaw, ImageRegion, Index, Record, Root, SKIPPABLE_LEN, bit, is_zero,
+    short_hash,
 };
 use crate::source::{FileSource, Source};
 
@@ -325,10 +326,9 @@ impl Image {
     }
 
     fn read_stored(&self, frame: u64, number: usize, out: &mut [u8]) -> Result<(), SnapshotError> {
-        let (offset, record) = self.stored(number);
-        // Taken out: a source may read another image by this thread.
+        // Taken out meanwhile: a source may itself read an image in this thread.
         let mut scratch = SCRATCH.take();
-        let result = self.read_stored_with(&mut scratch, frame, (offset, record), out);
+        let result = self.read_stored_with(&mut scratch, frame, number, out);
         SCRATCH.set(scratch);
         result
     }
@@ -337,9 +337,10 @@ impl Image {
         &self,
         scratch: &mut Scratch,
         frame: u64,
-        (offset, record): (u64, Record),
+        number: usize,
         out: &mut [u8],
     ) -> Result<(), SnapshotError> {
+        let (offset, record) = self.stored(number);
         let mut is_again = false;
         loop {
             let why = if !self.read_verified(offset, record, &mut scratch.stored)? {
@@ -431,8 +432,9 @@ impl Image {
     }
 
     /// Reads every stored frame of this image and checks its hash, with `threads` threads; with `decode`, it
-    /// is decoded as well. `progress` is called now and then with how many bytes of the file were read.
-    /// Returns how many frames were checked. The parents are images of their own.
+    /// is decoded as well, and compared with the map of zero pages. `progress` is called now and then with
+    /// how many bytes of the file were read. Returns how many frames were checked. The parents are images of
+    /// their own.
     ///
     /// # Errors
     /// [`SnapshotError::BadFrame`] for the first bad frame in the order of the file, or another one if the
@@ -465,6 +467,7 @@ impl Image {
                 let result = if decode {
                     let len = usize::try_from(self.index.frame_len(frame)).unwrap_or(0);
                     self.read_stored(frame, number, &mut raw[..len])
+                        .and_then(|()| self.check_zero_pages(frame, offset, &raw[..len]))
                 } else {
                     self.check_hash(frame, offset, record, &mut stored)
                 };
@@ -504,6 +507,17 @@ impl Image {
             return Ok(());
         }
         let why = "its bytes do not match their hash";
+        Err(SnapshotError::BadFrame { name: self.source.name(), frame, offset, why })
+    }
+
+    /// Checks that the pages of a frame which the index has as zero are zero in its bytes.
+    fn check_zero_pages(&self, frame: u64, offset: u64, raw: &[u8]) -> Result<(), SnapshotError> {
+        let page_len = usize::try_from(self.page_bytes()).unwrap_or(usize::MAX);
+        let pages = self.index.pages_of(frame).zip(raw.chunks(page_len));
+        if pages.into_iter().all(|(page, bytes)| !self.is_zero_page(page) || is_zero(bytes)) {
+            return Ok(());
+        }
+        let why = "a page that the index has as zero is not: the writer was faulty";
         Err(SnapshotError::BadFrame { name: self.source.name(), frame, offset, why })
     }
 

@@ -5,8 +5,6 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use uzone_os::page_cache::{self, CachedRead};
-
 /// Bytes that do not change, read from any offset by several threads at once.
 pub trait Source: Send + Sync {
     /// Returns what errors call it: a path or an address.
@@ -20,15 +18,6 @@ pub trait Source: Send + Sync {
     /// # Errors
     /// The error of the system, [`io::ErrorKind::UnexpectedEof`] if there are not as many.
     fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()>;
-
-    /// Reads as [`Source::read_at`] does if no device and no network is waited for. Returns whether it did.
-    ///
-    /// # Errors
-    /// As for [`Source::read_at`].
-    fn read_ready(&self, offset: u64, out: &mut [u8]) -> io::Result<bool> {
-        let _ = (offset, out);
-        Ok(false)
-    }
 
     /// Returns the source that `name` means beside this one: how an image names its parent.
     ///
@@ -49,18 +38,20 @@ pub struct FileSource {
 }
 
 impl FileSource {
-    /// Opens a file.
+    /// Opens a regular file.
     ///
     /// # Errors
-    /// The error of the system.
+    /// The error of the system, [`io::ErrorKind::InvalidInput`] if it is another kind of file.
     pub fn open(path: impl Into<PathBuf>) -> io::Result<Self> {
         let path = path.into();
-        let file = File::open(&path)?;
-        let metadata = file.metadata()?;
-        if metadata.is_dir() {
-            return Err(io::ErrorKind::IsADirectory.into());
-        }
-        Ok(Self { file, path, len: metadata.len() })
+        // Before it is opened: opening a FIFO waits for a writer, and an image can name one as its parent.
+        let is_file = std::fs::metadata(&path)?.is_file();
+        let file = is_file.then(|| File::open(&path)).transpose()?;
+        let file = file.ok_or_else(|| {
+            io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file")
+        })?;
+        let len = file.metadata()?.len();
+        Ok(Self { file, path, len })
     }
 }
 
@@ -75,14 +66,6 @@ impl Source for FileSource {
 
     fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
         self.file.read_exact_at(out, offset)
-    }
-
-    fn read_ready(&self, offset: u64, out: &mut [u8]) -> io::Result<bool> {
-        let len = out.len();
-        match page_cache::read_cached(&self.file, offset, out)? {
-            CachedRead::Read { bytes } => Ok(bytes == len),
-            CachedRead::WouldWait | CachedRead::Unsupported => Ok(false),
-        }
     }
 
     fn neighbour(&self, name: &str) -> io::Result<Box<dyn Source>> {
@@ -106,9 +89,5 @@ impl Source for Vec<u8> {
         let bytes = start.and_then(|start| self.get(start..)?.get(..out.len()));
         out.copy_from_slice(bytes.ok_or(io::ErrorKind::UnexpectedEof)?);
         Ok(())
-    }
-
-    fn read_ready(&self, offset: u64, out: &mut [u8]) -> io::Result<bool> {
-        self.read_at(offset, out).map(|()| true)
     }
 }

@@ -16,7 +16,7 @@ use uzone_pages::ByteLen;
 use crate::codec::Encoder;
 use crate::error::SnapshotError;
 use crate::format::{
-    self, Codec, ImageRegion, Index, ParentLink, Record, Root, set_bit, short_hash,
+    self, Codec, ImageRegion, Index, ParentLink, Record, Root, is_zero, set_bit, short_hash,
 };
 use crate::image::Image;
 
@@ -405,11 +405,6 @@ impl Worker<'_> {
         parent.read_uncached(offset, &mut self.other)?;
         Ok(self.other == self.raw)
     }
-}
-
-fn is_zero(bytes: &[u8]) -> bool {
-    // In pieces, so that a page of other bytes is known by its start.
-    bytes.chunks(512).all(|piece| piece.iter().fold(0, |all, byte| all | byte) == 0)
 }
 
 /// How much is collected before it is written.

@@ -146,3 +146,13 @@ fn a_working_set_with_any_count_is_left_out_unless_its_hash_matches() {
     let image = open(rewritten(|index| index.truncate(index.len() - 32))).unwrap();
     assert!(image.working_set().is_empty());
 }
+
+#[test]
+fn a_page_that_is_zero_in_the_index_and_not_in_its_frame_is_found_by_verifying() {
+    let image = open(rewritten(|index| index[161] |= 2)).unwrap();
+    assert_eq!(image.zero_pages(), 2);
+    assert_eq!(image.verify(1, false, &|_| ()).unwrap(), 1, "its hashes match");
+    let error = image.verify(1, true, &|_| ()).unwrap_err();
+    assert!(matches!(error, SnapshotError::BadFrame { frame: 1, .. }), "{error}");
+    assert!(error.to_string().contains("has as zero"), "{error}");
+}

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use uzone_pages::{ByteLen, ErrorKind};
-use uzone_snapshot::{Codec, Image, ImageRegion, OpenOptions, Packer, SnapshotError};
+use uzone_snapshot::{Codec, Image, ImageRegion, OpenOptions, Packer, SnapshotError, Source};
 
 /// A directory of this test, removed with its files.
 struct Directory(PathBuf);
@@ -323,6 +323,46 @@ fn a_parent_that_is_too_short_for_its_child_is_refused() {
     let error = Image::open(directory.file("child"), &OpenOptions::default()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidData, "{error}");
     assert!(error.to_string().contains("behind the end of the parent"), "{error}");
+}
+
+#[test]
+fn what_is_no_regular_file_is_refused_and_not_waited_for() {
+    let directory = Directory::new("fifo");
+    let fifo = directory.file("fifo");
+    let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+    rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+    for path in [fifo, directory.file("")] {
+        let error = Image::open(&path, &OpenOptions::default()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Io, "{error}");
+        assert!(error.to_string().contains("not a regular file"), "{error}");
+    }
+}
+
+#[test]
+fn an_image_inside_an_image_is_read() {
+    struct Inside(Image);
+    impl Source for Inside {
+        fn name(&self) -> String {
+            "an image inside an image".to_owned()
+        }
+        fn byte_len(&self) -> u64 {
+            self.0.byte_len()
+        }
+        fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+            self.0.read_at(offset, out).map_err(io::Error::other)
+        }
+    }
+    let directory = Directory::new("inside");
+    let bytes = memory(40, 9, 11);
+    let inner = directory.file("inner");
+    drop(pack(&Packer::default().codec(Codec::Lz4), &bytes, &inner, None));
+    let file = std::fs::read(&inner).unwrap();
+    // Small frames: those of the index are in the cache, and the others are decoded while one is read.
+    let packer = Packer::default().frame(ByteLen::kib(4));
+    let outer = pack(&packer, &file, &directory.file("outer"), None);
+    let options = OpenOptions::default();
+    let image = Image::from_source(Box::new(Inside(outer)), &options).unwrap();
+    assert!(all(&image) == bytes);
 }
 
 #[test]
