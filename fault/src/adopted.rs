@@ -77,7 +77,7 @@ impl Engine {
         let policy = Policy { zeroes_by_copy, removed_is_zero: true, is_tracked: false };
         let recorder = Recorder::new(options.trace);
         let core = Core::new(memory.clone(), backing, contents, page, policy, pattern, recorder);
-        let core = Arc::new(core);
+        let core = Arc::new(core.on_failure(options.on_failure.clone()));
         let fault_memory = FaultMemory::Remote(memory.clone());
         let attached = self.attach(fault_memory, core.clone(), options, room(page)?)?;
         Ok(AdoptedMemory { attached: Some(attached), memory, core })

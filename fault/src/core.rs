@@ -25,6 +25,7 @@ use crate::backing::Backing;
 use crate::costs::{COPIED_NS, CostMeter};
 use crate::error::{BackingError, Failure, caught};
 use crate::kernel::{Fill, Kernel};
+use crate::options::OnFailure;
 use crate::page_states::PageStates;
 use crate::pages::{Pages, Policy};
 use crate::pending::Pending;
@@ -159,6 +160,9 @@ pub(crate) struct Core {
     has_failed: AtomicBool,
     // Held for an assignment.
     last_failure: Mutex<Option<Failure>>,
+    on_failure: Option<OnFailure>,
+    /// Whether threads wait on for pages that cannot be produced.
+    holds: AtomicBool,
 }
 
 impl Core {
@@ -180,7 +184,15 @@ impl Core {
             pending: Pending::new(),
             has_failed: AtomicBool::new(false),
             last_failure: Mutex::default(),
+            on_failure: None,
+            holds: AtomicBool::new(false),
         }
+    }
+
+    /// Sets what decides about pages that cannot be produced.
+    pub(crate) fn on_failure(mut self, decide: Option<OnFailure>) -> Self {
+        self.on_failure = decide;
+        self
     }
 
     pub(crate) fn kernel(&self) -> &dyn Kernel {

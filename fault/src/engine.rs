@@ -139,7 +139,7 @@ impl Engine {
         let pattern = pattern(&[area], page, &*backing, options);
         let recorder = Recorder::new(options.trace);
         let core = Core::new(kernel, backing, contents, page, policy, pattern, recorder);
-        let core = Arc::new(core);
+        let core = Arc::new(core.on_failure(options.on_failure.clone()));
         let room = room(page)?;
         producer.serves(&core, room);
         let attached =

@@ -1,6 +1,8 @@
 //! The options of an engine and of a mapping: [`EngineOptions`], [`LazyOptions`].
 
+use std::fmt;
 use std::num::NonZeroUsize;
+use std::sync::Arc;
 use std::time::Duration;
 
 use uzone_os::HugeSize;
@@ -9,6 +11,7 @@ use uzone_pages::{Advice, FaultAround};
 use uzone_zone::Zone;
 
 use crate::dirty::WriteTracking;
+use crate::error::Failure;
 
 /// The default number of threads of each kind, on a host with at least as many CPUs.
 const THREADS: NonZeroUsize = NonZeroUsize::MIN.saturating_add(3);
@@ -42,6 +45,27 @@ pub enum HugePages {
     Transparent,
 }
 
+/// What becomes of the threads that wait for a page which cannot be produced.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Refusal {
+    /// The page is bad: a thread that touches it gets `SIGBUS`.
+    #[default]
+    Poison,
+    /// They wait on, and so does each thread that touches a page which cannot be produced, until their
+    /// process ends.
+    Hold,
+}
+
+/// Decides about pages that cannot be produced.
+#[derive(Clone)]
+pub(crate) struct OnFailure(pub(crate) Arc<dyn Fn(&Failure) -> Refusal + Send + Sync>);
+
+impl fmt::Debug for OnFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OnFailure").finish_non_exhaustive()
+    }
+}
+
 /// How memory is mapped lazily.
 #[derive(Clone, Debug)]
 pub struct LazyOptions {
@@ -55,6 +79,7 @@ pub struct LazyOptions {
     pub(crate) kernel_faults: KernelFaults,
     pub(crate) track_writes: Option<WriteTracking>,
     pub(crate) collapse_when_settled: Option<Duration>,
+    pub(crate) on_failure: Option<OnFailure>,
 }
 
 impl Default for LazyOptions {
@@ -70,6 +95,7 @@ impl Default for LazyOptions {
             kernel_faults: KernelFaults::IfAllowed,
             track_writes: None,
             collapse_when_settled: None,
+            on_failure: None,
         }
     }
 }
@@ -154,6 +180,21 @@ impl LazyOptions {
     #[must_use]
     pub fn collapse_when_settled(mut self, quiet: impl Into<Option<Duration>>) -> Self {
         self.collapse_when_settled = quiet.into();
+        self
+    }
+
+    /// Sets what is called with a page that cannot be produced, before a thread that waits for it learns
+    /// of that: by default nothing, and the page is made bad. A virtual machine whose monitor emulates an
+    /// access reads zeroes from a bad page, so its server ends the machine here and returns
+    /// [`Refusal::Hold`]. Once that was returned, no page of the mapping is made bad any more.
+    ///
+    /// It is called by the threads that answer faults, which answer nothing else meanwhile.
+    #[must_use]
+    pub fn on_failure(
+        mut self,
+        decide: impl Fn(&Failure) -> Refusal + Send + Sync + 'static,
+    ) -> Self {
+        self.on_failure = Some(OnFailure(Arc::new(decide)));
         self
     }
 }

@@ -39,8 +39,8 @@ pub mod lazy {
         CompositeBuilder, CompositeError, Engine, EngineOptions, Failure, FaultAround, FaultClass,
         FaultOutcome, FaultRecord, FaultStats, FaultTrace, FileBacking, Filled, FunctionBacking,
         HugePages, KernelFaults, Latency, LazyError, LazyMapping, LazyOptions, MapError, Mapping,
-        Memory, MemoryBacking, NotStopped, Populate, Reader, ReaderPlace, ReaderPlacement, Remote,
-        RemoteRegion, Uncollapsed, Vaddr, Window, WriteTracking, ZeroBacking,
+        Memory, MemoryBacking, NotStopped, Populate, Reader, ReaderPlace, ReaderPlacement, Refusal,
+        Remote, RemoteRegion, Uncollapsed, Vaddr, Window, WriteTracking, ZeroBacking,
     };
 }
 

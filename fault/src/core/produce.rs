@@ -1,12 +1,14 @@
 //! Pages that have an owner: produced however long that takes, installed, or given up.
 
 use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use uzone_pages::Content;
 
 use super::{Core, ReaderState};
 use crate::error::{BackingError, Failure, caught, chain, discard};
+use crate::options::{OnFailure, Refusal};
 use crate::record::{FaultOutcome, FaultRecord};
 use crate::staged::{LEFT_OUT, Staged, StagingFiller};
 use crate::stats::Counters;
@@ -82,6 +84,13 @@ impl Core {
         let reason =
             reason.unwrap_or_else(|| "the backing's error panicked when printed".to_owned());
         let failure = Failure { offset: self.bytes(page..page + 1).start, reason };
+        if let Some(OnFailure(decide)) = &self.on_failure {
+            // A panic of the caller's code leaves the default.
+            if caught(|| decide(&failure)) == Some(Refusal::Hold) {
+                // Relaxed: nothing is published by it.
+                self.holds.store(true, Ordering::Relaxed);
+            }
+        }
         *self.last_failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(failure);
     }
 
@@ -89,8 +98,13 @@ impl Core {
         self.last_failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Makes a page bad that is being filled: a thread that touches it gets a signal.
+    /// Makes a page bad that is being filled: a thread that touches it gets a signal. Where threads are
+    /// held instead, the page stays owned, so that they wait on.
     pub(crate) fn poison(&self, page: u64) {
+        // Relaxed: the caller has set it, or another page decides as if it had been a little later.
+        if self.holds.load(Ordering::Relaxed) {
+            return;
+        }
         let range = self.bytes(page..page + 1);
         let give_up = Instant::now() + PATIENCE;
         let again = || {
