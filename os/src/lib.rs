@@ -48,6 +48,7 @@
 //! | `priority` | a thread that runs when no other wants to |
 //! | `signals` | signals that end the process: held back, or wanted with its parent's end |
 //! | `unix_socket` | messages between two processes, and descriptors with them |
+//! | `peer` | the process at the other end of a socket, and the descriptors that it sends |
 //! | `libpmem` | clearing and copying by libpmem, for benchmarks |
 //! | `probe` | what this kernel offers |
 //! | `uffd` | page faults as events, and the answers to them |
@@ -81,6 +82,7 @@ pub mod numa;
 mod options;
 pub mod page_cache;
 mod pagemap_scan;
+pub mod peer;
 mod populate;
 pub mod priority;
 pub mod probe;

@@ -1,0 +1,184 @@
+//! The process at the other end of a Unix socket: [`Peer`], which is told from every later process of the
+//! same number, and the descriptors that it sends ([`receive`]).
+//!
+//! Unsafe: getsockopt(2) with `SO_PEERPIDFD`, which rustix does not wrap.
+//! Source: unix(7), pidfd_open(2), pidfd_send_signal(2).
+
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags};
+use rustix::process::{Pid, PidfdFlags, Signal};
+
+use crate::errno;
+
+/// `SO_PEERPIDFD`, Linux 6.5: asm-generic/socket.h.
+const PEER_PIDFD: libc::c_int = 77;
+
+/// How many descriptors one receive takes at most; the kernel closes further ones.
+const DESCRIPTORS: usize = 16;
+
+/// A process that connected to a Unix socket.
+#[derive(Debug)]
+pub struct Peer {
+    pid: Pid,
+    uid: u32,
+    pidfd: OwnedFd,
+}
+
+impl Peer {
+    /// Returns the process that made the other end of `stream`.
+    ///
+    /// Before Linux 6.5 it is found by its number, which is the wrong process if the right one has ended and
+    /// the number is another's by now.
+    ///
+    /// # Errors
+    /// The error of the system: the process has ended, or this one has as many descriptors as it may.
+    pub fn of(stream: &UnixStream) -> io::Result<Self> {
+        let who = rustix::net::sockopt::socket_peercred(stream)?;
+        let pidfd = match peer_pidfd(stream.as_fd()) {
+            Err(cause) if cause.raw_os_error() == Some(libc::ENOPROTOOPT) => {
+                rustix::process::pidfd_open(who.pid, PidfdFlags::empty())?
+            }
+            pidfd => pidfd?,
+        };
+        Ok(Self { pid: who.pid, uid: who.uid.as_raw(), pidfd })
+    }
+
+    /// Returns its number.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.pid.as_raw_nonzero().get().unsigned_abs()
+    }
+
+    /// Returns its user.
+    #[must_use]
+    pub fn uid(&self) -> u32 {
+        self.uid
+    }
+
+    /// Ends it.
+    ///
+    /// # Errors
+    /// The error of pidfd_send_signal(2): this process may not, or it has ended.
+    pub fn kill(&self) -> io::Result<()> {
+        Ok(rustix::process::pidfd_send_signal(&self.pidfd, Signal::KILL)?)
+    }
+
+    /// Returns whether this process may end it.
+    #[must_use]
+    pub fn can_be_killed(&self) -> bool {
+        rustix::process::test_kill_process(self.pid).is_ok()
+    }
+}
+
+/// It can be waited for: a pidfd is readable once its process has ended.
+impl AsFd for Peer {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.pidfd.as_fd()
+    }
+}
+
+fn peer_pidfd(stream: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let mut fd: libc::c_int = -1;
+    let mut len: libc::socklen_t = 4;
+    // SAFETY: getsockopt(2) writes at most `len` bytes to where it is pointed at, which is an integer of
+    // that size, and the length; both live over the call.
+    let answer = unsafe {
+        libc::getsockopt(
+            stream.as_raw_fd(),
+            libc::SOL_SOCKET,
+            PEER_PIDFD,
+            (&raw mut fd).cast(),
+            &raw mut len,
+        )
+    };
+    if answer != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has just opened this descriptor for us, and it is taken once.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Receives what is there of a stream into `buffer`, and appends the descriptors that came along to
+/// `fds`; they are closed when a program is started. Returns how many bytes there were: none at the end.
+///
+/// # Errors
+/// [`io::ErrorKind::InvalidData`] if more than 16 descriptors came at once, of which those beyond are
+/// closed; otherwise the error of recvmsg(2), as [`io::ErrorKind::WouldBlock`] of a socket that does not
+/// wait.
+pub fn receive(
+    stream: &UnixStream,
+    buffer: &mut [u8],
+    fds: &mut Vec<OwnedFd>,
+) -> io::Result<usize> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
+    loop {
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut parts = [IoSliceMut::new(buffer)];
+        let flags = RecvFlags::CMSG_CLOEXEC;
+        let received = match rustix::net::recvmsg(stream, &mut parts, &mut control, flags) {
+            Ok(received) => received,
+            Err(cause) if errno::is_interrupted(cause) => continue,
+            Err(cause) => return Err(cause.into()),
+        };
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(came) = message {
+                fds.extend(came);
+            }
+        }
+        if received.flags.contains(ReturnFlags::CTRUNC) {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        return Ok(received.bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+
+    use super::*;
+
+    #[test]
+    fn the_other_end_is_this_process_and_can_be_waited_for() {
+        let (one, _other) = UnixStream::pair().unwrap();
+        let peer = Peer::of(&one).unwrap();
+        assert_eq!(peer.pid(), std::process::id());
+        assert!(peer.can_be_killed());
+        let set = crate::uffd::EventSet::new().unwrap();
+        set.add(&peer, 1).unwrap();
+        let mut ready = crate::uffd::ReadyKeys::new();
+        set.wait(&mut ready, Some(std::time::Duration::ZERO)).unwrap();
+        assert_eq!(ready.keys(), [], "it has not ended");
+    }
+
+    #[test]
+    fn descriptors_come_with_the_bytes_and_too_many_are_an_error() {
+        let (one, mut other) = UnixStream::pair().unwrap();
+        let send = |count: usize| {
+            let fds = vec![one.as_fd(); count];
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(32))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+            let parts = [io::IoSlice::new(b"ab")];
+            rustix::net::sendmsg(&one, &parts, &mut control, SendFlags::empty()).unwrap();
+        };
+        let (mut buffer, mut fds) = ([0; 8], Vec::new());
+        send(2);
+        assert_eq!(receive(&other, &mut buffer, &mut fds).unwrap(), 2);
+        assert_eq!((&buffer[..2], fds.len()), (&b"ab"[..], 2));
+        send(20);
+        let error = receive(&other, &mut buffer, &mut fds).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+        other.write_all(b"x").unwrap();
+        fds.clear();
+        assert_eq!(receive(&one, &mut buffer, &mut fds).unwrap(), 1);
+        drop(other);
+        assert_eq!(receive(&one, &mut buffer, &mut fds).unwrap(), 0);
+    }
+}
