@@ -13,6 +13,7 @@ mod image;
 mod output;
 mod progress;
 mod report;
+mod serve;
 
 use std::env;
 use std::process::ExitCode;
@@ -48,6 +49,7 @@ enum Command {
     Unpack(image::UnpackArgs),
     Inspect(image::InspectArgs),
     Verify(image::VerifyArgs),
+    Serve(serve::Args),
     Man(generate::ManArgs),
     Completions(generate::CompletionsArgs),
 }
@@ -63,6 +65,7 @@ impl Command {
             Self::Unpack(args) => image::unpack(args, out),
             Self::Inspect(args) => image::inspect(args, out),
             Self::Verify(args) => image::verify(args, out),
+            Self::Serve(args) => serve::run(args, out),
             Self::Man(args) => generate::man(args, out),
             Self::Completions(args) => generate::completions(args, out),
         }

@@ -217,6 +217,19 @@ impl Output {
         }
     }
 
+    /// Prints one of many things that happen: a line on standard error, unless `--quiet`; with `--json` an
+    /// object on a line of standard output.
+    pub(crate) fn event(&self, event: &impl Report) {
+        if self.is_json {
+            // A reader that went away has seen enough; other threads and the work go on.
+            if let Ok(line) = serde_json::to_string(event) {
+                let _ = to_stdout(&format!("{line}\n"));
+            }
+        } else if self.verbosity != Verbosity::Quiet {
+            to_stderr(&event.text(self.style(io::stderr().is_terminal())));
+        }
+    }
+
     /// Prints a failure to standard error, and with `--json` as an object to standard output too.
     /// Returns the code to exit with.
     pub(crate) fn fail(&self, failure: &Failure) -> Exit {

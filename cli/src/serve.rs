@@ -1,0 +1,191 @@
+//! `uzone serve`: restores virtual machines from an image of their memory, page by page.
+
+use std::env;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use serde::Serialize;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use uzone_os::uffd::Doorbell;
+use uzone_pages::ByteLen;
+use uzone_report::human_duration;
+use uzone_server::{OnFailure, Served, Server, ServerOptions, SessionEvent};
+
+use crate::exit::{self, Exit, Failure};
+use crate::output::{Output, Report, Style};
+
+const EXITS: [Exit; 9] = [
+    Exit::Ok,
+    Exit::Usage,
+    Exit::Data,
+    Exit::Input,
+    Exit::Feature,
+    Exit::Os,
+    Exit::Io,
+    Exit::Again,
+    Exit::Permission,
+];
+
+/// Restore virtual machines from an image of their memory, page by page
+///
+/// Firecracker connects by `"mem_backend": {"backend_type": "Uffd", "backend_path": SOCKET}` when it loads a
+/// snapshot. Each page is read, and verified if the image is packed, when the machine touches it. Many
+/// machines can be served at once.
+///
+/// The first SIGINT or SIGTERM ends the accepting of machines, and the command when the last machine has ended. The
+/// second ends it at once: machines that are left wait for ever at the next page that they lack.
+#[derive(Debug, clap::Args)]
+#[command(after_help = exit::help("uzone serve --socket /run/vm.sock memory.img", &EXITS))]
+pub(crate) struct Args {
+    /// The image: packed, or the raw bytes of memory
+    image: PathBuf,
+    /// Where monitors connect [default: uzone.sock in $XDG_RUNTIME_DIR, or else in this directory]
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+    /// Who may connect: the mode of the socket, in octal
+    #[arg(long, value_name = "MODE", default_value = "600", value_parser = mode)]
+    mode: u32,
+    /// What becomes of a machine whose page cannot be produced
+    #[arg(long, value_enum, value_name = "WHAT", default_value_t)]
+    on_failure: Failing,
+    /// After how many seconds a page counts as one that cannot be produced
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    deadline: u64,
+}
+
+/// What becomes of a machine whose page cannot be produced.
+#[derive(Clone, Copy, Debug, Default, clap::ValueEnum)]
+enum Failing {
+    /// Its monitor is killed
+    #[default]
+    Kill,
+    /// The page raises SIGBUS; where the access is emulated, the machine reads zeroes
+    Poison,
+    /// It waits until it is ended
+    Hold,
+}
+
+fn mode(text: &str) -> Result<u32, String> {
+    let mode = u32::from_str_radix(text, 8).map_err(|error| error.to_string())?;
+    if mode <= 0o777 { Ok(mode) } else { Err("a mode is at most 777".into()) }
+}
+
+/// `uzone.serve/1`: one line for each thing that happens.
+#[derive(Debug, Serialize)]
+struct Line<'a> {
+    schema: &'static str,
+    #[serde(flatten)]
+    happened: Happened<'a>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+enum Happened<'a> {
+    Server(ServerEvent),
+    Session(&'a SessionEvent),
+}
+
+#[derive(Debug, Serialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+enum ServerEvent {
+    Listening { socket: String, image: String },
+    Stopped { sessions: u64, left: usize },
+}
+
+impl<'a> Line<'a> {
+    fn new(happened: Happened<'a>) -> Self {
+        Self { schema: "uzone.serve/1", happened }
+    }
+}
+
+impl Report for Line<'_> {
+    fn text(&self, _style: Style) -> String {
+        let event = match &self.happened {
+            Happened::Server(ServerEvent::Listening { socket, image }) => {
+                return format!("serving {image} on {socket}\n");
+            }
+            Happened::Server(ServerEvent::Stopped { sessions, left: 0 }) => {
+                return format!("served {sessions} machines\n");
+            }
+            Happened::Server(ServerEvent::Stopped { sessions, left }) => {
+                return format!(
+                    "served {sessions} machines; {left} of them are left without a server\n"
+                );
+            }
+            Happened::Session(event) => event,
+        };
+        let killed = |was_killed: &bool| if *was_killed { ", and it was killed" } else { "" };
+        match event {
+            SessionEvent::Connected { session, pid, uid, regions, len_bytes, page_bytes } => {
+                format!(
+                    "session {session}: process {pid} of user {uid} has {:.1} in {regions} regions of {:.1} pages\n",
+                    ByteLen::new(*len_bytes),
+                    ByteLen::new(*page_bytes)
+                )
+            }
+            SessionEvent::Refused { pid, reason, was_killed } => {
+                let process = pid.map_or("a process".to_owned(), |pid| format!("process {pid}"));
+                format!("{process} is not served: {reason}{}\n", killed(was_killed))
+            }
+            SessionEvent::Failed { session, pid, offset, reason, was_killed } => format!(
+                "session {session}: process {pid} needs the page at {offset:#x}, which cannot be produced{}: \
+                 {reason}\n",
+                killed(was_killed)
+            ),
+            SessionEvent::Ended { session, pid, served_ns, faults, demand_pages, around_pages } => {
+                format!(
+                    "session {session}: process {pid} ended after {}; {faults} faults brought {demand_pages} pages, \
+                 and {around_pages} came along\n",
+                    human_duration(Duration::from_nanos(*served_ns))
+                )
+            }
+            // Of a library that is newer than this command.
+            event => format!("{event:?}\n"),
+        }
+    }
+}
+
+fn default_socket() -> PathBuf {
+    let folder = env::var_os("XDG_RUNTIME_DIR").filter(|folder| !folder.is_empty());
+    folder.map_or_else(|| PathBuf::from("."), PathBuf::from).join("uzone.sock")
+}
+
+/// Serves machines until a signal.
+///
+/// # Errors
+/// If the image cannot be read or the socket cannot be made.
+pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
+    let socket = args.socket.clone().unwrap_or_else(default_socket);
+    let options = ServerOptions::default()
+        .mode(args.mode)
+        .deadline(Duration::from_secs(args.deadline))
+        .on_failure(match args.on_failure {
+            Failing::Kill => OnFailure::Kill,
+            Failing::Poison => OnFailure::Poison,
+            Failing::Hold => OnFailure::Hold,
+        });
+    let stop = Arc::new(Doorbell::new()?);
+    // Before the socket: a signal that comes then removes it.
+    let mut signals = Signals::new([SIGINT, SIGTERM])?;
+    let log = *out;
+    let mut server = Server::bind(&socket, &args.image, options, move |event| {
+        log.event(&Line::new(Happened::Session(event)));
+    })?;
+    out.event(&Line::new(Happened::Server(ServerEvent::Listening {
+        socket: socket.display().to_string(),
+        image: args.image.display().to_string(),
+    })));
+    let bell = stop.clone();
+    thread::Builder::new().name("uzone-signals".into()).spawn(move || {
+        for _ in signals.forever() {
+            // The counter of a bell is never full.
+            let _ = bell.ring();
+        }
+    })?;
+    let Served { sessions, left, .. } = server.run(&stop)?;
+    out.event(&Line::new(Happened::Server(ServerEvent::Stopped { sessions, left })));
+    Ok(if left == 0 { Exit::Ok } else { Exit::Again })
+}

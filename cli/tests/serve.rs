@@ -1,0 +1,84 @@
+//! `uzone serve`: what it prints while it runs, and how it ends.
+
+mod common;
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::process::{Child, ChildStdout, Command, Stdio};
+
+use common::{Dir, keeps_to};
+use serde_json::Value;
+
+fn serve(arguments: &[&str]) -> (Child, BufReader<ChildStdout>) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
+    command.args(["serve", "--json"]).args(arguments).stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut child = command.spawn().expect("the binary under test runs");
+    let lines = BufReader::new(child.stdout.take().expect("a pipe"));
+    (child, lines)
+}
+
+fn event(lines: &mut impl BufRead) -> Value {
+    let mut line = String::new();
+    lines.read_line(&mut line).expect("it is read");
+    let object = serde_json::from_str(&line).expect("an object a line");
+    keeps_to("uzone.serve-1", &object);
+    object
+}
+
+fn signal(child: &Child) {
+    let pid = rustix::process::Pid::from_child(child);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it runs");
+}
+
+#[test]
+fn a_server_says_where_it_listens_names_what_it_refuses_and_ends_with_a_signal() {
+    let dir = Dir::new("serve");
+    let (image, socket) = (dir.name("raw"), dir.name("sock"));
+    fs::write(&image, vec![7; 1 << 20]).expect("a file is written");
+    let (mut server, mut lines) = serve(&[&image, "--socket", &socket]);
+    let listening = event(&mut lines);
+    assert_eq!(listening["event"], "listening");
+    assert_eq!(listening["socket"], socket.as_str());
+
+    let mut stream = UnixStream::connect(&socket).expect("it listens");
+    stream.write_all(b"GET / HTTP/1.1\r\n\r\n").expect("it is taken");
+    let refused = event(&mut lines);
+    assert_eq!((&refused["event"], &refused["was_killed"]), (&"refused".into(), &false.into()));
+    assert!(refused["reason"].as_str().expect("text").contains("no array of regions"));
+
+    let second = Command::new(env!("CARGO_BIN_EXE_uzone"))
+        .args(["serve", &image, "--socket", &socket])
+        .output()
+        .expect("the binary under test runs");
+    assert_eq!(second.status.code(), Some(75));
+    let message = String::from_utf8(second.stderr).expect("text");
+    assert!(message.contains("another server listens on"), "{message}");
+
+    signal(&server);
+    let stopped = event(&mut lines);
+    assert_eq!((&stopped["event"], &stopped["sessions"]), (&"stopped".into(), &0.into()));
+    assert!(server.wait().expect("it ends").success());
+    assert_eq!(dir.names(), ["raw"], "the socket is gone");
+}
+
+#[test]
+fn an_image_that_cannot_be_served_is_named_with_its_exit_code() {
+    let dir = Dir::new("serve-not");
+    let (cut, none, socket) = (dir.name("cut"), dir.name("none"), dir.name("sock"));
+    fs::write(&cut, vec![7; 5000]).expect("a file is written");
+    for (image, code) in [(&cut, 65), (&none, 66)] {
+        let output = Command::new(env!("CARGO_BIN_EXE_uzone"))
+            .args(["serve", image, "--socket", &socket])
+            .output()
+            .expect("the binary under test runs");
+        let message = String::from_utf8(output.stderr).expect("text");
+        assert_eq!(output.status.code(), Some(code), "{message}");
+        assert!(message.contains(image.as_str()), "{message}");
+    }
+    let output = Command::new(env!("CARGO_BIN_EXE_uzone"))
+        .args(["serve", &cut, "--mode", "1777"])
+        .output()
+        .expect("the binary under test runs");
+    assert_eq!(output.status.code(), Some(2));
+}

@@ -1,0 +1,64 @@
+//! What keeps a server from running: [`ServeError`].
+
+use std::io;
+use std::path::PathBuf;
+
+use uzone_fault::MapError;
+use uzone_pages::ErrorKind;
+use uzone_snapshot::SnapshotError;
+
+/// A server that cannot be started, or cannot go on.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ServeError {
+    /// The image cannot be opened.
+    #[error(transparent)]
+    Image(#[from] SnapshotError),
+    /// The socket cannot be made.
+    #[error("cannot listen on {}: {cause}", path.display())]
+    Listen {
+        /// Where.
+        path: PathBuf,
+        /// What the system answered.
+        #[source]
+        cause: io::Error,
+    },
+    /// Another server listens there.
+    #[error("another server listens on {}: stop it, or name another socket", path.display())]
+    InUse {
+        /// Where.
+        path: PathBuf,
+    },
+    /// There is something else than a socket.
+    #[error("{} is no socket: remove it, or name another socket", path.display())]
+    NotASocket {
+        /// Where.
+        path: PathBuf,
+    },
+    /// The threads that answer faults cannot be started.
+    #[error(transparent)]
+    Engine(#[from] MapError),
+    /// Events cannot be waited for.
+    #[error("cannot wait for events: {0}")]
+    Wait(#[source] io::Error),
+}
+
+impl ServeError {
+    /// Returns the kind of the error.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        let of_io = |cause: &io::Error| match cause.kind() {
+            io::ErrorKind::NotFound => ErrorKind::NotFound,
+            io::ErrorKind::PermissionDenied => ErrorKind::PermissionDenied,
+            io::ErrorKind::OutOfMemory => ErrorKind::OutOfMemory,
+            _ => ErrorKind::Io,
+        };
+        match self {
+            Self::Image(error) => error.kind(),
+            Self::Listen { cause, .. } | Self::Wait(cause) => of_io(cause),
+            Self::InUse { .. } => ErrorKind::Busy,
+            Self::NotASocket { .. } => ErrorKind::InvalidInput,
+            Self::Engine(_) => ErrorKind::Io,
+        }
+    }
+}

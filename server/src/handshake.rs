@@ -1,0 +1,203 @@
+//! What a virtual machine monitor sends when it connects: [`regions`], from bytes to regions.
+//!
+//! Firecracker sends one array of JSON and one userfaultfd, and waits for no answer. The array has one
+//! object a region: `base_host_virt_addr`, `size` and `offset` in bytes, from 1.7 on also `page_size_kib`,
+//! which is bytes although its name has KiB, and from 1.12 on `page_size` with the same number. Fields
+//! that are not known are skipped.
+//! Source: Firecracker, `docs/snapshotting/handling-page-faults-on-snapshot-resume.md`.
+
+use serde::Deserialize;
+use uzone_fault::{ByteLen, PageSize, RemoteRegion, Vaddr};
+
+/// How long a message is at most.
+pub(crate) const MESSAGE_BYTES: usize = 64 << 10;
+/// How many regions a virtual machine has at most.
+const REGIONS: usize = 1024;
+/// The sizes of pages that memory of a machine has.
+const SMALL: u64 = 4 << 10;
+const HUGE: u64 = 2 << 20;
+
+/// A message that is not one of a virtual machine monitor.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum HandshakeError {
+    /// It is no array of regions.
+    #[error("the message is no array of regions in JSON: {0}")]
+    NotRegions(String),
+    /// It has no region, or too many.
+    #[error("the message has {0} regions: 1 to {REGIONS} are possible")]
+    Count(usize),
+    /// It is longer than a message may be.
+    #[error("the message is longer than {MESSAGE_BYTES} bytes")]
+    TooLong,
+    /// The pages have a size that memory cannot have.
+    #[error("region {index} has pages of {page_bytes} bytes: 4096 and 2097152 are possible")]
+    PageSize {
+        /// Which region.
+        index: usize,
+        /// How many bytes.
+        page_bytes: u64,
+    },
+    /// Not all pages have one size.
+    #[error(
+        "region {index} has pages of another size than region 0: one size a machine is possible"
+    )]
+    MixedPages {
+        /// Which region.
+        index: usize,
+    },
+    /// The connection ended before the message did.
+    #[error("the connection ended after {0} bytes of a message")]
+    Ended(usize),
+    /// It came with another number of descriptors than one.
+    #[error("the message came with {0} descriptors: one userfaultfd is needed")]
+    Descriptors(usize),
+}
+
+#[derive(Deserialize)]
+struct Region {
+    base_host_virt_addr: u64,
+    size: u64,
+    offset: u64,
+    page_size: Option<u64>,
+    page_size_kib: Option<u64>,
+}
+
+impl Region {
+    fn page_bytes(&self) -> u64 {
+        match self.page_size.or(self.page_size_kib) {
+            // A sender that takes the name at its word.
+            Some(kib @ 1..SMALL) => kib << 10,
+            Some(bytes) => bytes,
+            None => SMALL,
+        }
+    }
+}
+
+/// Returns the regions of a message and the size of their pages, or `None` if the message is not whole yet.
+/// Whether regions overlap, and whether they fit the image, [`Engine::adopt`](uzone_fault::Engine::adopt)
+/// checks.
+///
+/// # Errors
+/// [`HandshakeError`] if it is not a message of regions.
+pub fn regions(bytes: &[u8]) -> Result<Option<(Vec<RemoteRegion>, PageSize)>, HandshakeError> {
+    let mut values = serde_json::Deserializer::from_slice(bytes).into_iter::<Vec<Region>>();
+    let regions = match values.next() {
+        None => return Ok(None),
+        Some(Err(error)) if error.is_eof() => return Ok(None),
+        Some(Err(error)) => return Err(HandshakeError::NotRegions(error.to_string())),
+        Some(Ok(regions)) => regions,
+    };
+    let Some(first) = regions.first().filter(|_| regions.len() <= REGIONS) else {
+        return Err(HandshakeError::Count(regions.len()));
+    };
+    let page_bytes = first.page_bytes();
+    let page = PageSize::try_from_bytes(page_bytes)
+        .ok()
+        .filter(|page| matches!(page.bytes(), SMALL | HUGE))
+        .ok_or(HandshakeError::PageSize { index: 0, page_bytes })?;
+    let is_other = |region: &Region| region.page_bytes() != page_bytes;
+    if let Some(index) = regions.iter().position(is_other) {
+        return Err(HandshakeError::MixedPages { index });
+    }
+    let regions = regions.iter().map(|region| RemoteRegion {
+        start: Vaddr::new(region.base_host_virt_addr),
+        len: ByteLen::new(region.size),
+        offset: region.offset,
+    });
+    Ok(Some((regions.collect(), page)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As Firecracker sent it.
+    const RECORDED: [(&str, &str); 3] = [
+        (
+            "1.10.1",
+            r#"[{"base_host_virt_addr":139769516392448,"size":134217728,"offset":0,"page_size_kib":4096}]"#,
+        ),
+        (
+            "1.16.1",
+            r#"[{"base_host_virt_addr":140168510046208,"size":134217728,"offset":0,"page_size":4096,"page_size_kib":4096}]"#,
+        ),
+        (
+            "1.16.1, two regions",
+            r#"[{"base_host_virt_addr":140712995717120,"size":3221225472,"offset":0,"page_size":4096,"page_size_kib":4096},{"base_host_virt_addr":140712861499392,"size":134217728,"offset":3221225472,"page_size":4096,"page_size_kib":4096}]"#,
+        ),
+    ];
+    /// Composed from the fields of a version.
+    const COMPOSED: [(&str, &str, u64); 4] = [
+        ("1.1", r#"[{"base_host_virt_addr":4194304,"size":8192,"offset":0}]"#, 4096),
+        (
+            "1.16.1, 2M",
+            r#"[{"base_host_virt_addr":4194304,"size":2097152,"offset":0,"page_size":2097152,"page_size_kib":2097152}]"#,
+            2 << 20,
+        ),
+        (
+            "fields to come",
+            r#"[{"base_host_virt_addr":4194304,"size":8192,"offset":0,"gpa_start":0,"is_guest_memfd":{"a":[1]}}]"#,
+            4096,
+        ),
+        (
+            "KiB as the name has it",
+            r#" [{"base_host_virt_addr":4194304,"size":8192,"offset":0,"page_size_kib":4}] "#,
+            4096,
+        ),
+    ];
+
+    #[test]
+    fn recorded_messages_have_their_regions() {
+        for (version, text) in RECORDED {
+            let (regions, page) = regions(text.as_bytes()).unwrap().expect(version);
+            assert_eq!(page, PageSize::KIB_4, "{version}");
+            assert_eq!(regions.len(), text.matches("offset").count(), "{version}");
+            assert_eq!(regions[0].offset, 0, "{version}");
+        }
+        let (two, _) = regions(RECORDED[2].1.as_bytes()).unwrap().unwrap();
+        assert!(two[1].start.get() < two[0].start.get(), "the second lies below the first");
+        assert_eq!(two[1].offset, two[0].len.get());
+    }
+
+    #[test]
+    fn composed_messages_have_the_page_size_of_their_version() {
+        for (version, text, bytes) in COMPOSED {
+            let (regions, page) = regions(text.as_bytes()).unwrap().expect(version);
+            assert_eq!((regions.len(), page.bytes()), (1, bytes), "{version}");
+        }
+    }
+
+    #[test]
+    fn every_part_of_a_message_waits_for_the_rest() {
+        for (version, text) in RECORDED {
+            for len in 0..text.len() {
+                assert_eq!(regions(&text.as_bytes()[..len]), Ok(None), "{version}: {len} bytes");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_no_message_is_refused_by_name() {
+        let is_error = |text: &str, expected: fn(&HandshakeError) -> bool| {
+            let error = regions(text.as_bytes()).unwrap_err();
+            assert!(expected(&error), "{text}: {error}");
+        };
+        is_error("GET / HTTP/1.1", |error| matches!(error, HandshakeError::NotRegions(_)));
+        is_error("[1]", |error| matches!(error, HandshakeError::NotRegions(_)));
+        is_error("{}", |error| matches!(error, HandshakeError::NotRegions(_)));
+        is_error(r#"[{"size":1}]"#, |error| matches!(error, HandshakeError::NotRegions(_)));
+        is_error("[]", |error| matches!(error, HandshakeError::Count(0)));
+        let region = |page: u64| {
+            format!(r#"{{"base_host_virt_addr":0,"size":4096,"offset":0,"page_size":{page}}}"#)
+        };
+        is_error(&format!("[{}]", region(8192)), |error| {
+            matches!(error, HandshakeError::PageSize { page_bytes: 8192, .. })
+        });
+        is_error(&format!("[{},{}]", region(4096), region(2 << 20)), |error| {
+            matches!(error, HandshakeError::MixedPages { index: 1 })
+        });
+        let many = vec![region(4096); REGIONS + 1].join(",");
+        is_error(&format!("[{many}]"), |error| matches!(error, HandshakeError::Count(_)));
+    }
+}

@@ -1,0 +1,92 @@
+//! The socket that monitors connect to: [`ListeningSocket`]. It has its mode from the first moment on, since
+//! a monitor that may not connect ends its machine, and a socket that a dead server left is replaced.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::error::ServeError;
+
+/// How many sockets were made: their first names differ by that.
+static NEXT: AtomicU64 = AtomicU64::new(0);
+
+/// A socket with a name, which is removed when this is dropped.
+#[derive(Debug)]
+pub(crate) struct ListeningSocket {
+    pub(crate) listener: UnixListener,
+    path: PathBuf,
+}
+
+impl ListeningSocket {
+    /// Listens on `path`. `mode` is who may connect, as of a file: writing is what it takes.
+    pub(crate) fn bind(path: &Path, mode: u32) -> Result<Self, ServeError> {
+        let failed = |cause| ServeError::Listen { path: path.to_owned(), cause };
+        match fs::symlink_metadata(path) {
+            Ok(metadata) if !metadata.file_type().is_socket() => {
+                return Err(ServeError::NotASocket { path: path.to_owned() });
+            }
+            Ok(_) if UnixStream::connect(path).is_ok() => {
+                return Err(ServeError::InUse { path: path.to_owned() });
+            }
+            Ok(_) => {}
+            Err(cause) if cause.kind() == io::ErrorKind::NotFound => {}
+            Err(cause) => return Err(failed(cause)),
+        }
+        // It gets its name when it has its mode.
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let hidden = path.with_file_name(format!(".{}-{number}", std::process::id()));
+        let _ = fs::remove_file(&hidden);
+        let bound = UnixListener::bind(&hidden).and_then(|listener| {
+            listener.set_nonblocking(true)?;
+            fs::set_permissions(&hidden, fs::Permissions::from_mode(mode))?;
+            fs::rename(&hidden, path)?;
+            Ok(listener)
+        });
+        match bound {
+            Ok(listener) => Ok(Self { listener, path: path.to_owned() }),
+            Err(cause) => {
+                let _ = fs::remove_file(&hidden);
+                Err(failed(cause))
+            }
+        }
+    }
+}
+
+impl Drop for ListeningSocket {
+    fn drop(&mut self) {
+        // If it is gone already, there is nothing to remove.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_socket_has_its_mode_replaces_a_dead_one_and_leaves_a_living_one() {
+        let folder = std::env::temp_dir().join(format!("uzone-socket-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let path = folder.join("s");
+        let first = ListeningSocket::bind(&path, 0o620).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o620);
+        let error = ListeningSocket::bind(&path, 0o600).unwrap_err();
+        assert!(matches!(error, ServeError::InUse { .. }), "{error}");
+        // As one that was killed: the name stays.
+        let ListeningSocket { listener, .. } = &first;
+        let _ = listener.accept();
+        drop(UnixListener::bind(folder.join("dead")).unwrap());
+        drop(ListeningSocket::bind(&folder.join("dead"), 0o600).unwrap());
+        assert!(!folder.join("dead").exists(), "it was removed when it was dropped");
+        fs::write(folder.join("file"), "kept").unwrap();
+        let error = ListeningSocket::bind(&folder.join("file"), 0o600).unwrap_err();
+        assert!(matches!(error, ServeError::NotASocket { .. }), "{error}");
+        assert_eq!(fs::read(folder.join("file")).unwrap(), b"kept");
+        drop(first);
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 1, "nothing else is left");
+        fs::remove_dir_all(&folder).unwrap();
+    }
+}
