@@ -7,7 +7,7 @@ use std::sync::Arc;
 use uzone_fault::{Backing, BackingError, Window};
 use uzone_pages::{ByteLen, PageSize};
 
-use crate::image::{Image, Origin};
+use crate::image::Image;
 
 /// The pages of a packed image, decoded when they are touched.
 ///
@@ -25,31 +25,49 @@ impl SnapshotBacking {
         Self { image }
     }
 
-    /// Installs `range`, whole pages of one frame, from the bytes of that. Behind the end of the image they
-    /// are zero.
-    fn copy(
-        &self,
-        window: &mut Window<'_>,
-        range: Range<u64>,
-        frame: u64,
-        bytes: &[u8],
-    ) -> Result<(), BackingError> {
-        let start =
-            usize::try_from(range.start - frame * self.image.frame_bytes()).unwrap_or(usize::MAX);
-        let end =
-            start.saturating_add(usize::try_from(range.end - range.start).unwrap_or(usize::MAX));
-        if let Some(whole) = bytes.get(start..end) {
-            let _ = window.copy(range.start, whole)?;
+    /// Installs pages from `at` on with `bytes`, behind which their last page is zero.
+    fn copy(window: &mut Window<'_>, range: Range<u64>, bytes: &[u8]) -> Result<(), BackingError> {
+        if bytes.len() as u64 == range.end - range.start {
+            let _ = window.copy(range.start, bytes)?;
             return Ok(());
         }
         // The last page of the image.
-        let bytes = bytes.get(start..).unwrap_or_default();
         let _ = window.copy_with(range, |out| {
             let len = bytes.len().min(out.len());
             out[..len].copy_from_slice(&bytes[..len]);
             out[len..].fill(0);
             Ok::<_, BackingError>(out.len())
         })?;
+        Ok(())
+    }
+
+    /// Installs those of the pages of `range` that are each in one frame which is decoded already.
+    fn copy_ready(
+        &self,
+        window: &mut Window<'_>,
+        range: Range<u64>,
+        page: u64,
+    ) -> Result<(), BackingError> {
+        let inside = range.end.min(self.image.byte_len());
+        let mut at = range.start;
+        while at < inside {
+            let extent = self.image.extent(at, inside);
+            let is_last = extent.end == inside;
+            // Whole pages; of the last page of the image, what there is.
+            let end = if is_last { range.end } else { extent.end / page * page };
+            if end <= at {
+                at += page;
+                continue;
+            }
+            let bytes = extent.end.min(end) - at;
+            if let Some(stored) = &extent.stored
+                && let Some(frame) = stored.ready()
+            {
+                let len = usize::try_from(bytes).unwrap_or(usize::MAX);
+                Self::copy(window, at..end, &frame[stored.start..stored.start + len])?;
+            }
+            at = end;
+        }
         Ok(())
     }
 
@@ -79,11 +97,10 @@ impl SnapshotBacking {
         let mut at = run.start;
         while at < run.end {
             let (end, is_zero) = self.end_of_run(&(at..run.end), page);
-            let frame = at / self.image.frame_bytes();
             if is_zero {
                 let _ = window.zero(at..end)?;
-            } else if let Some(bytes) = self.image.ready_frame(frame) {
-                self.copy(window, at..end, frame, &bytes)?;
+            } else {
+                self.copy_ready(window, at..end, page)?;
             }
             at = end;
         }
@@ -107,21 +124,32 @@ impl Backing for SnapshotBacking {
             let _ = window.zero(range)?;
             return Ok(());
         }
-        let frame = range.start / self.image.frame_bytes();
-        let bytes =
-            self.image.frame(frame).map_err(|error| BackingError::Other(Box::new(error)))?;
-        self.copy(window, range, frame, &bytes)
+        let failed = |error| BackingError::Other(Box::new(error));
+        let inside = range.end.min(self.image.byte_len());
+        let extent = self.image.extent(range.start, inside);
+        if let Some(stored) = &extent.stored
+            && extent.end == inside
+        {
+            let frame = stored.get().map_err(failed)?;
+            let len = usize::try_from(inside - range.start).unwrap_or(usize::MAX);
+            return Self::copy(window, range, &frame[stored.start..stored.start + len]);
+        }
+        // A parent has smaller frames than this page.
+        let mut bytes = vec![0; usize::try_from(inside - range.start).unwrap_or(0)];
+        self.image.read_at(range.start, &mut bytes).map_err(failed)?;
+        Self::copy(window, range, &bytes)
     }
 
     fn read_ahead(&self, range: Range<u64>) {
-        let size = self.image.frame_bytes();
         let end = range.end.min(self.image.byte_len());
-        for frame in range.start / size..end.div_ceil(size) {
-            if matches!(self.image.origin(frame), Origin::Zero) {
-                continue;
+        let mut at = range.start;
+        while at < end {
+            let extent = self.image.extent(at, end);
+            if let Some(stored) = extent.stored {
+                // It is a hint; an error shows when the page is touched.
+                let _ = stored.get();
             }
-            // It is a hint; an error shows when the page is touched.
-            let _ = self.image.frame(frame);
+            at = extent.end;
         }
     }
 

@@ -8,8 +8,11 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-/// A frame: the image, as a number that is given out once, and the number of the frame in it.
-type Key = (u64, u64);
+use crate::format::Root;
+
+/// A stored frame: the root hash of the image that stores it, and its number in that. The root hash covers
+/// the hash of the stored bytes, so images with one root hash have the same bytes in a frame.
+type Key = (Root, u64);
 
 /// Decoded frames of any number of images, within a limit.
 #[derive(Debug)]
@@ -25,7 +28,6 @@ struct State {
     /// The frames that are kept, from the hand of the clock on.
     clock: VecDeque<Key>,
     bytes: u64,
-    images: u64,
 }
 
 #[derive(Debug)]
@@ -48,13 +50,6 @@ impl FrameCache {
     fn lock(&self) -> MutexGuard<'_, State> {
         // A thread that panicked left whole entries: each change is a single insert or remove.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Returns a number for an image.
-    pub(crate) fn join(&self) -> u64 {
-        let mut state = self.lock();
-        state.images += 1;
-        state.images
     }
 
     /// Returns a frame if it is kept.
@@ -154,6 +149,10 @@ mod tests {
         vec![byte; 100].into()
     }
 
+    fn key(frame: u64) -> Key {
+        (Root([1; 32]), frame)
+    }
+
     #[test]
     fn a_frame_is_decoded_once_however_many_threads_wait_for_it() {
         let (cache, decoded) = (FrameCache::new(1000), AtomicU32::new(0));
@@ -162,7 +161,7 @@ mod tests {
             for _ in 0..4 {
                 scope.spawn(|| {
                     together.wait();
-                    let bytes = cache.get_or_decode((1, 1), || {
+                    let bytes = cache.get_or_decode(key(1), || {
                         decoded.fetch_add(1, Ordering::Relaxed);
                         Ok::<_, ()>(frame(7))
                     });
@@ -176,29 +175,29 @@ mod tests {
     #[test]
     fn a_thread_whose_predecessor_failed_or_panicked_tries_itself() {
         let cache = FrameCache::new(1000);
-        assert_eq!(cache.get_or_decode((1, 1), || Err(5)), Err(5));
+        assert_eq!(cache.get_or_decode(key(1), || Err(5)), Err(5));
         let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             let _ = cache
-                .get_or_decode((1, 1), || -> Result<_, ()> { panic!("a decoder that panics") });
+                .get_or_decode(key(1), || -> Result<_, ()> { panic!("a decoder that panics") });
         }));
         assert!(panicked.is_err());
-        assert_eq!(cache.get_or_decode((1, 1), || Ok::<_, ()>(frame(1))).unwrap()[0], 1);
+        assert_eq!(cache.get_or_decode(key(1), || Ok::<_, ()>(frame(1))).unwrap()[0], 1);
     }
 
     #[test]
     fn frames_that_are_used_stay_and_the_limit_holds() {
         let cache = FrameCache::new(350);
         for number in 0..3 {
-            let _ = cache.get_or_decode((1, number), || Ok::<_, ()>(frame(1)));
+            let _ = cache.get_or_decode(key(number), || Ok::<_, ()>(frame(1)));
         }
-        assert!(cache.get((1, 0)).is_some());
-        let _ = cache.get_or_decode((1, 3), || Ok::<_, ()>(frame(1)));
-        assert!(cache.get((1, 0)).is_some(), "it was used");
-        assert!(cache.get((1, 1)).is_none(), "it was the oldest that was not");
+        assert!(cache.get(key(0)).is_some());
+        let _ = cache.get_or_decode(key(3), || Ok::<_, ()>(frame(1)));
+        assert!(cache.get(key(0)).is_some(), "it was used");
+        assert!(cache.get(key(1)).is_none(), "it was the oldest that was not");
         assert_eq!(cache.lock().bytes, 300);
-        let huge = cache.get_or_decode((1, 9), || Ok::<_, ()>(vec![0; 400].into())).unwrap();
+        let huge = cache.get_or_decode(key(9), || Ok::<_, ()>(vec![0; 400].into())).unwrap();
         assert_eq!(huge.len(), 400);
-        assert!(cache.get((1, 9)).is_none(), "more than the limit is not kept");
-        assert!(cache.get((1, 3)).is_some(), "and nothing makes room for it");
+        assert!(cache.get(key(9)).is_none(), "more than the limit is not kept");
+        assert!(cache.get(key(3)).is_some(), "and nothing makes room for it");
     }
 }

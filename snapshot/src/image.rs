@@ -38,8 +38,6 @@ pub struct Image {
     /// How many frames before every [`RANK_FRAMES`]th are stored.
     ranks: Vec<u64>,
     cache: Arc<FrameCache>,
-    /// Its number in the cache.
-    number: u64,
 }
 
 /// What is to be checked when an image is opened, and what it may use.
@@ -58,8 +56,9 @@ impl OpenOptions {
         self
     }
 
-    /// Keeps decoded frames in this cache, which several images can share. Without one, an image has a cache
-    /// of 64 MiB.
+    /// Keeps decoded frames in this cache. Images that share it decode a frame once: an image that is opened
+    /// several times, and the children of one parent. Without one, an image and its parents have a cache of
+    /// 64 MiB.
     #[must_use]
     pub fn cache(mut self, cache: Arc<FrameCache>) -> Self {
         self.cache = Some(cache);
@@ -74,6 +73,47 @@ pub(crate) enum Origin {
     /// Its number among the stored frames.
     Stored(usize),
     Parent,
+}
+
+/// Bytes of an image that are all in one stored frame, of the image or of one of its parents, or are zero.
+pub(crate) struct Extent<'a> {
+    /// Where they end.
+    pub(crate) end: u64,
+    /// Where they are; `None` if they are zero.
+    pub(crate) stored: Option<StoredPart<'a>>,
+}
+
+/// A part of a stored frame.
+#[derive(Clone, Copy)]
+pub(crate) struct StoredPart<'a> {
+    /// The image that stores the frame.
+    owner: &'a Image,
+    frame: u64,
+    /// The number of the frame among those that the owner stores.
+    number: usize,
+    /// Where the part starts in the frame.
+    pub(crate) start: usize,
+}
+
+impl StoredPart<'_> {
+    /// Returns the bytes of the whole frame if they are decoded already.
+    pub(crate) fn ready(&self) -> Option<Arc<[u8]>> {
+        self.owner.cache.get((self.owner.root, self.frame))
+    }
+
+    /// Returns the bytes of the whole frame. It may block.
+    pub(crate) fn get(&self) -> Result<Arc<[u8]>, SnapshotError> {
+        let owner = self.owner;
+        owner.cache.get_or_decode((owner.root, self.frame), || {
+            let mut bytes = vec![0; self.frame_len()];
+            owner.read_stored(self.frame, self.number, &mut bytes)?;
+            Ok(bytes.into())
+        })
+    }
+
+    fn frame_len(&self) -> usize {
+        usize::try_from(self.owner.index.frame_len(self.frame)).unwrap_or(usize::MAX)
+    }
 }
 
 /// How the frames of an image are stored.
@@ -149,17 +189,7 @@ impl Image {
             },
         );
         let ranks = ranks.collect();
-        let number = cache.join();
-        Ok(Self {
-            source,
-            root: found,
-            parent,
-            offsets,
-            ranks,
-            cache: cache.clone(),
-            number,
-            index,
-        })
+        Ok(Self { source, root: found, parent, offsets, ranks, cache: cache.clone(), index })
     }
 
     /// Opens the parent that an index names, and checks that it has what it must have.
@@ -297,30 +327,23 @@ impl Image {
         (self.offsets[number], self.index.records[number])
     }
 
-    /// Returns the bytes of a frame if they are decoded already, here or in the parents.
-    pub(crate) fn ready_frame(&self, frame: u64) -> Option<Arc<[u8]>> {
-        self.cache.get((self.number, frame))
-    }
-
-    /// Returns the bytes of a frame. It may block.
-    pub(crate) fn frame(&self, frame: u64) -> Result<Arc<[u8]>, SnapshotError> {
-        self.cache.get_or_decode((self.number, frame), || {
-            let mut bytes = vec![0; usize::try_from(self.index.frame_len(frame)).unwrap_or(0)];
-            self.read_frame(frame, &mut bytes)?;
-            Ok(bytes.into())
-        })
-    }
-
-    /// Reads a frame, without the cache, into a buffer of its length.
-    pub(crate) fn read_frame(&self, frame: u64, out: &mut [u8]) -> Result<(), SnapshotError> {
-        match (self.origin(frame), self.parent()) {
-            (Origin::Stored(number), _) => self.read_stored(frame, number, out),
-            (Origin::Parent, Some(parent)) => {
-                parent.read_uncached(frame << self.index.frame_shift, out)
-            }
-            (Origin::Zero | Origin::Parent, _) => {
-                out.fill(0);
-                Ok(())
+    /// Returns where the bytes from `offset` on are, as far as they are in one place and before `end`.
+    /// Both are inside the image.
+    pub(crate) fn extent(&self, offset: u64, end: u64) -> Extent<'_> {
+        let (mut image, mut end) = (self, end);
+        loop {
+            let frame = offset >> image.index.frame_shift;
+            end = end.min((frame + 1) << image.index.frame_shift);
+            let first = frame << image.index.frame_shift;
+            match (image.origin(frame), image.parent()) {
+                (Origin::Stored(number), _) => {
+                    let start = usize::try_from(offset - first).unwrap_or(usize::MAX);
+                    let stored = Some(StoredPart { owner: image, frame, number, start });
+                    return Extent { end, stored };
+                }
+                // As long as this frame, which was checked when the parent was opened.
+                (Origin::Parent, Some(parent)) => image = parent,
+                (Origin::Zero | Origin::Parent, _) => return Extent { end, stored: None },
             }
         }
     }
@@ -381,52 +404,47 @@ impl Image {
     /// # Errors
     /// [`SnapshotError`] if they are not all inside, or a frame cannot be had. Then `out` has no meaning.
     pub fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), SnapshotError> {
-        self.for_frames(offset, out, |frame, within, part| {
-            if self.index.is_zero_frame(frame) {
-                part.fill(0);
-                return Ok(());
-            }
-            let bytes = self.frame(frame)?;
-            part.copy_from_slice(&bytes[within..within + part.len()]);
+        self.for_extents(offset, out, |stored, part| {
+            let bytes = stored.get()?;
+            part.copy_from_slice(&bytes[stored.start..stored.start + part.len()]);
             Ok(())
         })
     }
 
-    /// Reads bytes of the image without filling the cache.
-    pub(crate) fn read_uncached(&self, offset: u64, out: &mut [u8]) -> Result<(), SnapshotError> {
-        let mut whole = Vec::new();
-        self.for_frames(offset, out, |frame, within, part| {
-            let len = usize::try_from(self.index.frame_len(frame)).unwrap_or(usize::MAX);
-            if part.len() == len {
-                return self.read_frame(frame, part);
+    /// Reads bytes of the image. A frame of which all bytes are asked for does not fill the cache; one that is
+    /// asked for in parts does, so that it is decoded once.
+    pub(crate) fn read_through(&self, offset: u64, out: &mut [u8]) -> Result<(), SnapshotError> {
+        self.for_extents(offset, out, |stored, part| {
+            if part.len() == stored.frame_len() {
+                return stored.owner.read_stored(stored.frame, stored.number, part);
             }
-            whole.resize(len, 0);
-            self.read_frame(frame, &mut whole)?;
-            part.copy_from_slice(&whole[within..within + part.len()]);
+            let bytes = stored.get()?;
+            part.copy_from_slice(&bytes[stored.start..stored.start + part.len()]);
             Ok(())
         })
     }
 
-    /// Calls `read` for each part of `out` that is in one frame, with where it starts in the frame.
-    fn for_frames(
+    /// Calls `read` for each part of `out` that is in one stored frame, and zeroes the others.
+    fn for_extents(
         &self,
         offset: u64,
         out: &mut [u8],
-        mut read: impl FnMut(u64, usize, &mut [u8]) -> Result<(), SnapshotError>,
+        mut read: impl FnMut(&StoredPart<'_>, &mut [u8]) -> Result<(), SnapshotError>,
     ) -> Result<(), SnapshotError> {
         let len_bytes = out.len() as u64;
-        if offset.checked_add(len_bytes).is_none_or(|end| end > self.index.image_len) {
-            let image_len = self.index.image_len;
-            return Err(SnapshotError::Beyond { offset, len_bytes, image_len });
-        }
+        let image_len = self.index.image_len;
+        let end = offset.checked_add(len_bytes).filter(|end| *end <= image_len);
+        let end = end.ok_or(SnapshotError::Beyond { offset, len_bytes, image_len })?;
         let (mut at, mut rest) = (offset, out);
-        while !rest.is_empty() {
-            let frame = at >> self.index.frame_shift;
-            let within = at - (frame << self.index.frame_shift);
-            let len = (self.index.frame_len(frame) - within).min(rest.len() as u64);
-            let (part, behind) = rest.split_at_mut(usize::try_from(len).unwrap_or(usize::MAX));
-            read(frame, usize::try_from(within).unwrap_or(usize::MAX), part)?;
-            (at, rest) = (at + len, behind);
+        while at < end {
+            let extent = self.extent(at, end);
+            let len = usize::try_from(extent.end - at).unwrap_or(usize::MAX);
+            let (part, behind) = rest.split_at_mut(len);
+            match extent.stored {
+                Some(stored) => read(&stored, part)?,
+                None => part.fill(0),
+            }
+            (at, rest) = (extent.end, behind);
         }
         Ok(())
     }

@@ -45,7 +45,7 @@ impl Image {
                 let len = self.frame_bytes().min(self.byte_len() - start);
                 if self.origin(frame) != Origin::Zero {
                     let raw = &mut raw[..usize::try_from(len).unwrap_or(usize::MAX)];
-                    self.read_frame(frame, raw)?;
+                    self.read_through(start, raw)?;
                     file.write_all_at(raw, start).map_err(failed("write"))?;
                 }
                 if !progress(done.fetch_add(len, Ordering::Relaxed) + len) {

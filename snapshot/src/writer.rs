@@ -402,7 +402,7 @@ impl Worker<'_> {
             return Ok(false);
         }
         self.other.resize(self.raw.len(), 0);
-        parent.read_uncached(offset, &mut self.other)?;
+        parent.read_through(offset, &mut self.other)?;
         Ok(self.other == self.raw)
     }
 }

@@ -87,3 +87,25 @@ fn a_frame_that_is_damaged_makes_its_pages_bad_and_no_others() {
     mapping.read_at(20 * 4096, &mut read).unwrap();
     assert!(read == bytes[20 * 4096..21 * 4096]);
 }
+
+#[test]
+fn a_child_is_mapped_with_the_frames_of_a_parent_that_has_others() {
+    for (frame, child_frame) in
+        [(ByteLen::kib(4), ByteLen::kib(64)), (ByteLen::mib(2), ByteLen::kib(4))]
+    {
+        let (mut bytes, parent, child) = (memory(300), path("parent"), path("child"));
+        Packer::default().frame(frame).pack(&mut &*bytes, &parent, None, &|_| true).unwrap();
+        let below = Image::open(&parent, &OpenOptions::default()).unwrap();
+        bytes[100 * 4096 + 9] ^= 1;
+        let packer = Packer::default().frame(child_frame);
+        packer.pack(&mut &*bytes, &child, Some(&below), &|_| true).unwrap();
+        let image = Arc::new(Image::open(&child, &OpenOptions::default()).unwrap());
+        std::fs::remove_file(&parent).unwrap();
+        std::fs::remove_file(&child).unwrap();
+        let Some(mapping) = map(image, 301) else { return };
+        let mut read = vec![0xaa; 301 * 4096];
+        mapping.read_at(0, &mut read).unwrap();
+        assert!(read[..bytes.len()] == bytes[..], "{frame}");
+        assert!(read[bytes.len()..].iter().all(|byte| *byte == 0), "{frame}");
+    }
+}
