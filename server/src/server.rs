@@ -30,6 +30,8 @@ const STOP: u64 = 1;
 const HANDSHAKE_WITHIN: Duration = Duration::from_secs(10);
 /// How many connections may be without a whole message; further ones wait.
 const GREETINGS: usize = 64;
+/// How long to wait after a connection that could not be accepted.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(10);
 /// How often a machine is probed whose monitor ended before it did.
 const PROBE: Duration = Duration::from_millis(200);
 
@@ -203,8 +205,8 @@ impl Server {
             let stream = match socket.listener.accept() {
                 Ok((stream, _)) => stream,
                 Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => return,
-                // One that went again, or no descriptor is free: the next wait tries again.
-                Err(_) => return,
+                // One that went again, or no descriptor is free: the next wait tries again, a little later.
+                Err(_) => return std::thread::sleep(ACCEPT_AGAIN),
             };
             let key = self.next;
             self.next += 1;
