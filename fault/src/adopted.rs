@@ -7,17 +7,19 @@
 
 use std::fmt;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use uzone_os::uffd::Remote;
-use uzone_pages::{ByteLen, PageSize};
+use uzone_os::uffd::{EventLog, LoggedEvents, Remote};
+use uzone_pages::{ByteLen, PageCount, PageSize};
 
 use crate::backing::Backing;
 use crate::core::Core;
 use crate::engine::{Engine, TRACED, at_most, check_backing, pattern, room};
 use crate::error::MapError;
 use crate::event_loop::Attached;
-use crate::fault_memory::{FaultMemory, RemoteMemory, RemoteRegion};
+use crate::fault_memory::{FaultMemory, RemoteMemory, RemoteRegion, offsets};
+use crate::mapping_reader::EVENTS;
 use crate::options::LazyOptions;
 use crate::page_states::PageStates;
 use crate::pages::Policy;
@@ -43,17 +45,39 @@ impl Engine {
         backing: Arc<dyn Backing>,
         options: &LazyOptions,
     ) -> Result<AdoptedMemory, MapError> {
+        self.adopt_memory(remote, regions, page, backing, options, None)
+    }
+
+    /// Answers as [`Engine::adopt`] does, and keeps in `log` ([`AdoptedMemory::log`], of the same regions)
+    /// which pages were given back. A process that holds the log's descriptor and that of the memory can so
+    /// let another one answer if this one is killed. Pages that are marked in the log are zero, and faults that an
+    /// earlier process left are reported again.
+    ///
+    /// # Errors
+    /// As for [`Engine::adopt`].
+    pub fn adopt_logged(
+        &self,
+        remote: Remote,
+        regions: Vec<RemoteRegion>,
+        page: PageSize,
+        backing: Arc<dyn Backing>,
+        options: &LazyOptions,
+        log: EventLog,
+    ) -> Result<AdoptedMemory, MapError> {
+        self.adopt_memory(remote, regions, page, backing, options, Some(log))
+    }
+
+    fn adopt_memory(
+        &self,
+        remote: Remote,
+        regions: Vec<RemoteRegion>,
+        page: PageSize,
+        backing: Arc<dyn Backing>,
+        options: &LazyOptions,
+        log: Option<EventLog>,
+    ) -> Result<AdoptedMemory, MapError> {
         at_most("LazyOptions::trace", options.trace, TRACED)?;
-        let mut end = 0;
-        for region in &regions {
-            let (start, len) = (region.start.get(), region.len);
-            let is_cut = (start | len.get() | region.offset) & (page.bytes() - 1) != 0;
-            if is_cut || len.is_zero() {
-                return Err(MapError::CutsPage { len, page: ByteLen::new(page.bytes()) });
-            }
-            end = end.max(ByteLen::new(region.offset).checked_add(len)?.get());
-            ByteLen::new(start).checked_add(len)?;
-        }
+        let pages = count_pages(&regions, page)?;
         let mut by_offset: Vec<_> = regions.iter().map(RemoteRegion::offsets).collect();
         by_offset.sort_by_key(|offsets| offsets.start);
         if by_offset.windows(2).any(|two| two[0].end > two[1].start) {
@@ -66,9 +90,11 @@ impl Engine {
             let reason = "two regions have the same addresses, and an address has one page";
             return Err(MapError::Backing { reason });
         }
-        let asked = ByteLen::new(end);
-        check_backing(&*backing, asked, page)?;
-        let contents = PageStates::reserve(page.pages_in(asked)?, page)?;
+        if log.as_ref().is_some_and(|log| log.marks() != pages.get()) {
+            return Err(MapError::Backing { reason: "the log of events is of other memory" });
+        }
+        check_backing(&*backing, pages.to_bytes(page)?, page)?;
+        let contents = PageStates::reserve(pages, page)?;
         let areas: Result<Vec<_>, MapError> =
             regions.iter().map(|region| Ok(region.fault_area(page)?)).collect();
         let pattern = pattern(&areas?, page, &*backing, options);
@@ -78,10 +104,33 @@ impl Engine {
         let recorder = Recorder::new(options.trace);
         let core = Core::new(memory.clone(), backing, contents, page, policy, pattern, recorder);
         let core = Arc::new(core.on_failure(options.on_failure.clone()));
+        let is_logged = log.is_some();
+        for marked in log.iter().flat_map(EventLog::marked) {
+            core.removed(marked..marked + 1);
+        }
         let fault_memory = FaultMemory::Remote(memory.clone());
-        let attached = self.attach(fault_memory, core.clone(), options, room(page)?)?;
+        let attached = self.attach(fault_memory, log, core.clone(), options, room(page)?)?;
+        if is_logged {
+            // What another process read and did not answer is reported again.
+            core.kernel().wake(core.bytes(0..pages.get()));
+        }
         Ok(AdoptedMemory { attached: Some(attached), memory, core })
     }
+}
+
+/// Returns how many pages of the backing the regions reach over, from its start on.
+fn count_pages(regions: &[RemoteRegion], page: PageSize) -> Result<PageCount, MapError> {
+    let mut end = 0;
+    for region in regions {
+        let (start, len) = (region.start.get(), region.len);
+        let is_cut = (start | len.get() | region.offset) & (page.bytes() - 1) != 0;
+        if is_cut || len.is_zero() {
+            return Err(MapError::CutsPage { len, page: ByteLen::new(page.bytes()) });
+        }
+        end = end.max(ByteLen::new(region.offset).checked_add(len)?.get());
+        ByteLen::new(start).checked_add(len)?;
+    }
+    Ok(page.pages_in(ByteLen::new(end))?)
 }
 
 /// Memory of another process whose faults are answered, until this is dropped or stopped. Dropping it
@@ -95,6 +144,29 @@ pub struct AdoptedMemory {
 }
 
 impl AdoptedMemory {
+    /// Makes the log for [`Engine::adopt_logged`] of memory of these regions. It starts with what `before`
+    /// has, the log of a process that answered for them and has ended.
+    ///
+    /// # Errors
+    /// [`MapError`] as for [`Engine::adopt`], or that there is no memory for it, or `before` is no log.
+    pub fn log(
+        regions: &[RemoteRegion],
+        page: PageSize,
+        before: Option<OwnedFd>,
+    ) -> Result<EventLog, MapError> {
+        let pages = count_pages(regions, page)?;
+        let log = EventLog::new(EVENTS, pages.get()).map_err(MapError::Log)?;
+        let Some(before) = before else { return Ok(log) };
+        let before = LoggedEvents::read(before).map_err(MapError::Log)?;
+        before.marked().for_each(|page| log.mark(page..page + 1));
+        for removed in &before.removed {
+            for bytes in offsets(regions, removed.start, removed.end) {
+                log.mark(bytes.start >> page.shift()..bytes.end >> page.shift());
+            }
+        }
+        Ok(log)
+    }
+
     /// Stops answering and returns the descriptor for the next server. Threads that wait for a page go on
     /// waiting.
     ///

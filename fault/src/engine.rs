@@ -8,7 +8,7 @@ use std::io;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use uzone_os::uffd::{Features, Modes, Registered, Uffd, UffdCall};
+use uzone_os::uffd::{EventLog, Features, Modes, Registered, Uffd, UffdCall};
 use uzone_os::{Access, Anonymous, HugeAdvice, Mapping};
 use uzone_pages::{ByteLen, FaultArea, FaultPattern, PageSize};
 use uzone_zone::{PagemapOps, Zone};
@@ -143,7 +143,7 @@ impl Engine {
         let room = room(page)?;
         producer.serves(&core, room);
         let attached =
-            self.attach(FaultMemory::Own(memory.clone()), core.clone(), options, room)?;
+            self.attach(FaultMemory::Own(memory.clone()), None, core.clone(), options, room)?;
         let mut mapping = LazyMapping::new(attached, memory, core, room, tracker);
         if let Some(quiet) = options.collapse_when_settled {
             mapping.collapse_when_settled(quiet).map_err(MapError::Thread)?;
@@ -155,6 +155,7 @@ impl Engine {
     pub(crate) fn attach(
         &self,
         fault_memory: FaultMemory,
+        log: Option<EventLog>,
         core: Arc<Core>,
         options: &LazyOptions,
         room: usize,
@@ -162,7 +163,7 @@ impl Engine {
         let &LazyOptions { spin, deadline, .. } = options;
         let pool = self.pool.clone();
         let source =
-            MappingReader::new(ReaderParts { fault_memory, core, pool, spin, deadline, room });
+            MappingReader::new(ReaderParts { fault_memory, log, core, pool, spin, deadline, room });
         let reader = match &options.reader {
             Reader::Shared => self.readers.iter().min_by_key(|reader| reader.readers()).cloned(),
             Reader::Own { cpus } => {

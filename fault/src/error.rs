@@ -64,6 +64,9 @@ pub enum MapError {
     /// Processes that are forked off would read zeroes where pages are missing.
     #[error("the mapping cannot be kept from forked processes: {0}")]
     Children(#[source] MappingError),
+    /// The log of events cannot be made, or the earlier one cannot be read.
+    #[error("cannot keep the log of events: {0}")]
+    Log(#[source] io::Error),
     /// What the host is set to cannot be read.
     #[error("cannot read whether there are transparent huge pages: {0}")]
     Host(#[source] SysError),

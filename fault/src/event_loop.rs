@@ -466,6 +466,7 @@ mod tests {
         let core = Arc::new(core);
         let reader = MappingReader::new(ReaderParts {
             fault_memory: FaultMemory::Own(memory.clone()),
+            log: None,
             core: core.clone(),
             pool: Arc::new(IoPool::start(NonZeroUsize::MIN).unwrap()),
             spin: Duration::ZERO,

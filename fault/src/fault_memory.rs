@@ -174,13 +174,22 @@ impl FaultMemory {
             Self::Own(_) => &[],
             Self::Remote(memory) => &memory.regions,
         };
-        regions.iter().filter_map(move |region| {
-            let from = start.get().max(region.start.get()) - region.start.get();
-            let to = end.get().min(region.start.get() + region.len.get());
-            let to = to.checked_sub(region.start.get())?;
-            (from < to).then(|| region.offset + from..region.offset + to)
-        })
+        offsets(regions, start, end)
     }
+}
+
+/// Returns which pages of the backing the addresses from `start` up to `end` are, region by region.
+pub(crate) fn offsets(
+    regions: &[RemoteRegion],
+    start: Vaddr,
+    end: Vaddr,
+) -> impl Iterator<Item = Range<u64>> {
+    regions.iter().filter_map(move |region| {
+        let from = start.get().max(region.start.get()) - region.start.get();
+        let to = end.get().min(region.start.get() + region.len.get());
+        let to = to.checked_sub(region.start.get())?;
+        (from < to).then(|| region.offset + from..region.offset + to)
+    })
 }
 
 /// Makes the pages of regions bad that are missing in a process, and in those that it forks off meanwhile.

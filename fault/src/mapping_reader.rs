@@ -5,10 +5,12 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use uzone_os::uffd::{Event, EventBuffer, EventSet, FaultKind, PageFault, Remote};
+use uzone_os::Vaddr;
+use uzone_os::uffd::{Event, EventBuffer, EventLog, EventSet, FaultKind, PageFault, Remote};
 use uzone_pages::{Content, Touch};
 
 use crate::backing::Memory;
@@ -22,7 +24,7 @@ use crate::staged::Staged;
 use crate::stats::Counters;
 
 /// How many events are read at once.
-const EVENTS: usize = 64;
+pub(crate) const EVENTS: usize = 64;
 /// How many faults are answered before more are read.
 const FAULTS: usize = 1024;
 /// How many pages may wait for room in the queue; if there are more, all waiting threads are woken.
@@ -107,6 +109,8 @@ pub(crate) struct MappingReader {
     late: VecDeque<(u64, Staged)>,
     late_since: Instant,
     children: Children,
+    /// Where its events are read to, if they must outlive this process.
+    logged: Option<EventBuffer>,
     /// Whether a step panicked. Then each page that is touched is made bad.
     has_failed: bool,
     looked: Instant,
@@ -123,6 +127,7 @@ pub(crate) struct MappingReader {
 /// The parts of a reader.
 pub(crate) struct ReaderParts {
     pub(crate) fault_memory: FaultMemory,
+    pub(crate) log: Option<EventLog>,
     pub(crate) core: Arc<Core>,
     pub(crate) pool: Arc<IoPool>,
     pub(crate) spin: Duration,
@@ -132,7 +137,7 @@ pub(crate) struct ReaderParts {
 
 impl MappingReader {
     pub(crate) fn new(parts: ReaderParts) -> Self {
-        let ReaderParts { fault_memory, core, pool, spin, deadline, room } = parts;
+        let ReaderParts { fault_memory, log, core, pool, spin, deadline, room } = parts;
         let mut state = ReaderState::new(0);
         state.shares_cpu = spin.is_zero();
         let memory = core.backing().memory();
@@ -149,6 +154,7 @@ impl MappingReader {
             late: VecDeque::new(),
             late_since: Instant::now(),
             children: Children::new(),
+            logged: log.map(EventBuffer::logged),
             has_failed: false,
             looked: Instant::now(),
             has_yielded: false,
@@ -343,13 +349,20 @@ impl MappingReader {
     /// Reads what is pending: faults into `faults`, removals at once into the pages' words. Returns
     /// whether that worked.
     fn drain(&mut self, buffer: &mut EventBuffer, faults: &mut Vec<PageFault>) -> bool {
+        let mut logged = self.logged.take();
+        let is_read = self.drain_to(logged.as_mut().unwrap_or(buffer), faults);
+        self.logged = logged;
+        is_read
+    }
+
+    fn drain_to(&mut self, buffer: &mut EventBuffer, faults: &mut Vec<PageFault>) -> bool {
         loop {
             let read = match self.fault_memory.read(buffer) {
                 Ok(0) => return true,
                 Ok(read) => read,
                 Err(_) => return false,
             };
-            for event in &mut *buffer {
+            while let Some(event) = buffer.next() {
                 match event {
                     Event::PageFault(fault) if faults.len() < FAULTS => faults.push(fault),
                     // It is reported again after the next wake.
@@ -358,12 +371,7 @@ impl MappingReader {
                         self.parked.push_all();
                     }
                     Event::Removed { start, end } | Event::Unmapped { start, end } => {
-                        for bytes in self.fault_memory.offsets(start, end) {
-                            let shift = self.core.page_size().shift();
-                            let end = self.core.contents().area().end().get();
-                            let pages = bytes.start >> shift..bytes.end >> shift;
-                            self.core.removed(pages.start..pages.end.min(end));
-                        }
+                        self.mark(buffer, start, end, |pages| self.core.removed(pages));
                     }
                     Event::Forked(child) => self.children.push(child, &self.fault_memory),
                     _ => {}
@@ -376,25 +384,50 @@ impl MappingReader {
         }
     }
 
+    /// Marks pages in the log that were given back, if there is one. `removed` is called with them.
+    fn mark(
+        &self,
+        buffer: &EventBuffer,
+        start: Vaddr,
+        end: Vaddr,
+        mut removed: impl FnMut(Range<u64>),
+    ) {
+        for bytes in self.fault_memory.offsets(start, end) {
+            let shift = self.core.page_size().shift();
+            let last = self.core.contents().area().end().get();
+            let pages = bytes.start >> shift..(bytes.end >> shift).min(last);
+            if let Some(log) = buffer.log() {
+                log.mark(pages.clone());
+            }
+            removed(pages);
+        }
+    }
+
     /// Makes the pages bad that a thread waits for. Returns whether there were any events.
     fn refuse(&mut self, buffer: &mut EventBuffer) -> bool {
+        let mut logged = self.logged.take();
+        let buffer = logged.as_mut().unwrap_or(buffer);
         let read = self.fault_memory.read(buffer);
         self.poll_failed = read.is_err();
-        for event in &mut *buffer {
+        while let Some(event) = buffer.next() {
             match event {
                 Event::PageFault(fault) => {
                     if let Some(page) = self.page(fault.address) {
                         self.core.refuse(page, fault.kind == FaultKind::WriteProtect);
                     }
                 }
+                Event::Removed { start, end } | Event::Unmapped { start, end } => {
+                    self.mark(buffer, start, end, |_| {});
+                }
                 Event::Forked(child) => self.children.push(child, &self.fault_memory),
                 _ => {}
             }
         }
+        self.logged = logged;
         matches!(read, Ok(1..))
     }
 
-    fn page(&self, address: uzone_os::Vaddr) -> Option<u64> {
+    fn page(&self, address: Vaddr) -> Option<u64> {
         let page = self.fault_memory.offset_of(address)? >> self.core.page_size().shift();
         (page < self.core.contents().area().end().get()).then_some(page)
     }

@@ -75,6 +75,7 @@ impl Rehearsal {
         let pool = IoPool::start(NonZeroUsize::MIN).map_err(MapError::Thread)?;
         let source = MappingReader::new(ReaderParts {
             fault_memory: FaultMemory::Own(memory),
+            log: None,
             core: core.clone(),
             pool: Arc::new(pool),
             spin: Duration::ZERO,

@@ -16,10 +16,10 @@ use std::thread;
 
 use common::{page, skip};
 use uzone_fault::{
-    AdoptedMemory, BackingError, Engine, FunctionBacking, LazyOptions, MapError, RemoteRegion,
-    ZeroBacking,
+    AdoptedMemory, BackingError, Engine, EventLog, FunctionBacking, LazyOptions, MapError,
+    RemoteRegion, ZeroBacking,
 };
-use uzone_os::uffd::{Features, KernelFaults, Modes, Registered, Remote, Uffd};
+use uzone_os::uffd::{EventBuffer, Features, KernelFaults, Modes, Registered, Remote, Uffd};
 use uzone_os::{Anonymous, Mapping, Vaddr, probe};
 use uzone_pages::{Advice, ByteLen, Content, PageSize};
 
@@ -247,4 +247,75 @@ fn regions_that_do_not_fit_are_refused() {
         &LazyOptions::default(),
     );
     assert!(matches!(answer, Err(MapError::TooShort { .. })));
+}
+
+/// A server is killed right after it read that pages were given back, and before it noted that.
+#[test]
+fn what_was_read_by_a_server_that_died_of_it_is_known_to_the_next() {
+    let name = "what_was_read_by_a_server_that_died_of_it_is_known_to_the_next";
+    let features = Features::EVENT_REMOVE;
+    let uffd = match Uffd::open(features, Features::NONE, KernelFaults::IfAllowed) {
+        Ok(uffd) => Arc::new(uffd),
+        Err(error) => return skip(name, &error.to_string()),
+    };
+    let len = ByteLen::new(16 * page());
+    let mapping = Mapping::anonymous(len, Anonymous::default()).unwrap();
+    let memory = Registered::new(uffd.clone(), mapping, Modes::MISSING).unwrap();
+    let start = Vaddr::new(memory.mapping().addr().get() as u64);
+    // The region is in the middle of the backing.
+    let regions = vec![RemoteRegion { start, len, offset: 4 * page() }];
+    let remote = || Remote::adopt(uffd.as_fd().try_clone_to_owned().unwrap()).unwrap();
+    let size = probe::page_size();
+    let log = AdoptedMemory::log(&regions, size, None).unwrap();
+    assert_eq!(log.marks(), 20);
+    let kept = |log: &EventLog| log.fd().unwrap().try_clone_to_owned().unwrap();
+    let first = kept(&log);
+    let mut buffer = EventBuffer::logged(log);
+    let dead = remote();
+    thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            while dead.read(&mut buffer).unwrap() == 0 {
+                thread::yield_now();
+            }
+        });
+        memory.mapping().discard(2 * page()..5 * page()).unwrap();
+        reader.join().unwrap();
+    });
+    // Of this one only the marks are left.
+    let log = AdoptedMemory::log(&regions, size, Some(first)).unwrap();
+    assert_eq!(log.marked().collect::<Vec<_>>(), [6, 7, 8]);
+    let second = kept(&log);
+    drop(log);
+    let log = AdoptedMemory::log(&regions, size, Some(second)).unwrap();
+    let third = kept(&log);
+
+    let engine = Engine::new(NonZeroUsize::MIN).unwrap();
+    let backing = Arc::new(FunctionBacking::quick(|offset, out: &mut [u8]| {
+        fill(offset, out);
+        Ok(())
+    }));
+    let options = LazyOptions::default();
+    // A thread waits that the dead server had read the fault of.
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| check(&memory, 0, 4 * page(), false));
+        while dead.read(&mut buffer).unwrap() == 0 {
+            thread::yield_now();
+        }
+        let server =
+            engine.adopt_logged(remote(), regions.clone(), size, backing, &options, log).unwrap();
+        waiter.join().unwrap();
+        (0..16).for_each(|at| check(&memory, at, 4 * page(), (2..5).contains(&at)));
+        thread::scope(|scope| {
+            scope.spawn(|| memory.mapping().discard(9 * page()..10 * page()).unwrap());
+        });
+        check(&memory, 9, 4 * page(), true);
+        drop(server);
+    });
+    let log = AdoptedMemory::log(&regions, size, Some(third)).unwrap();
+    assert_eq!(log.marked().collect::<Vec<_>>(), [6, 7, 8, 13]);
+    // A log of other memory is refused.
+    let other = RemoteRegion { len: ByteLen::new(page()), ..regions[0] };
+    let answer =
+        engine.adopt_logged(remote(), vec![other], size, Arc::new(ZeroBacking), &options, log);
+    assert!(matches!(answer, Err(MapError::Backing { .. })), "{answer:?}");
 }

@@ -47,6 +47,14 @@ impl Peer {
         Ok(Self { pid: who.pid, uid: who.uid.as_raw(), pidfd })
     }
 
+    /// Takes what another process learned of a peer: its number, its user, and a pidfd of it. `None` for a
+    /// number that no process has.
+    #[must_use]
+    pub fn from_parts(pid: u32, uid: u32, pidfd: OwnedFd) -> Option<Self> {
+        let pid = Pid::from_raw(pid.cast_signed())?;
+        Some(Self { pid, uid, pidfd })
+    }
+
     /// Returns its number.
     #[must_use]
     pub fn pid(&self) -> u32 {

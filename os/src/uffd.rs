@@ -2,7 +2,7 @@
 //!
 //! A [`Uffd`] is made for memory of this process, which is handed to it as a whole ([`Registered`]); a
 //! [`Remote`] answers for memory of another process, which registered it. Both are read in batches
-//! ([`EventBuffer`]), and both answer with [`Answered`], an outcome to act on.
+//! ([`EventBuffer`]), into a file that outlives the process if need be ([`EventLog`]), and both answer with [`Answered`], an outcome to act on.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -36,6 +36,7 @@ mod descriptor;
 mod event;
 mod event_set;
 mod features;
+mod log;
 pub(crate) mod open;
 pub(crate) mod probe;
 pub(crate) mod registered;
@@ -48,6 +49,7 @@ pub use descriptor::{KernelFaults, OpenError, Uffd};
 pub use event::{Event, EventBuffer, FaultKind, PageFault};
 pub use event_set::{EventSet, ReadyKeys};
 pub use features::Features;
+pub use log::{EventLog, LoggedEvents};
 pub use registered::{Calls, Modes, RegisterError, Registered, UnregisterError};
 pub use remote::{NotUffd, Remote};
 pub use reply::{Answered, Refusal, UffdCall};

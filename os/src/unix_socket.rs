@@ -1,4 +1,4 @@
-//! Messages between two processes of one host, each with at most one descriptor: [`MessageSocket`]. A
+//! Messages between two processes of one host, each with up to 20 descriptors: [`MessageSocket`]. A
 //! message is received as a whole or not at all, and the end of the other side is reported: a receive
 //! returns the end, a send fails and raises no signal. So neither of two processes waits for one that has
 //! died.
@@ -20,13 +20,16 @@ use crate::errno;
 #[derive(Debug)]
 pub struct MessageSocket(OwnedFd);
 
+/// How many descriptors a message has at most.
+const DESCRIPTORS: usize = 20;
+
 /// What was received.
 #[derive(Debug)]
 pub struct Message {
     /// How many bytes it has; never zero.
     pub len: usize,
-    /// The descriptor that came with it; it is closed when a program is started.
-    pub fd: Option<OwnedFd>,
+    /// The descriptors that came with it; they are closed when a program is started.
+    pub fds: Vec<OwnedFd>,
 }
 
 impl MessageSocket {
@@ -59,21 +62,20 @@ impl MessageSocket {
         self.0
     }
 
-    /// Sends one message, and the descriptor with it if there is one. It waits while the other side is
-    /// far behind.
+    /// Sends one message, and descriptors with it. It waits while the other side is far behind.
     ///
     /// # Errors
     /// [`io::ErrorKind::BrokenPipe`] if the other side has ended; [`io::ErrorKind::InvalidInput`] for no
-    /// byte, which would look like an end; otherwise the error of sendmsg(2).
-    pub fn send(&self, bytes: &[u8], fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
-        if bytes.is_empty() {
+    /// byte, which would look like an end, and for more than 20 descriptors; otherwise the error of
+    /// sendmsg(2).
+    pub fn send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        if bytes.is_empty() || fds.len() > DESCRIPTORS {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
         let mut control = SendAncillaryBuffer::new(&mut space);
-        let fds: Vec<BorrowedFd<'_>> = fd.into_iter().collect();
-        if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(&fds)) {
-            unreachable!("there is room for one descriptor");
+        if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+            unreachable!("there is room for that many");
         }
         let parts = [IoSlice::new(bytes)];
         loop {
@@ -93,9 +95,9 @@ impl MessageSocket {
     ///
     /// # Errors
     /// [`io::ErrorKind::InvalidData`] if the message is longer than the buffer or came with more than
-    /// one descriptor (it is lost then, and what came with it closed); otherwise the error of recvmsg(2).
+    /// 20 descriptors (it is lost then, and what came with it closed); otherwise the error of recvmsg(2).
     pub fn receive(&self, buffer: &mut [u8]) -> io::Result<Option<Message>> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
         loop {
             let mut control = RecvAncillaryBuffer::new(&mut space);
             let mut parts = [IoSliceMut::new(buffer)];
@@ -107,14 +109,16 @@ impl MessageSocket {
                 Err(cause) if errno::is_reset(cause) => continue,
                 Err(cause) => return Err(cause.into()),
             };
-            let fd = control.drain().find_map(|message| match message {
-                RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
-                _ => None,
-            });
+            let mut fds = Vec::new();
+            for message in control.drain() {
+                if let RecvAncillaryMessage::ScmRights(came) = message {
+                    fds.extend(came);
+                }
+            }
             if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
                 return Err(io::ErrorKind::InvalidData.into());
             }
-            return Ok((received.bytes != 0).then_some(Message { len: received.bytes, fd }));
+            return Ok((received.bytes != 0).then_some(Message { len: received.bytes, fds }));
         }
     }
 }
@@ -136,16 +140,16 @@ mod tests {
     fn messages_stay_whole_and_a_descriptor_comes_with_its_own() {
         let (one, other) = MessageSocket::pair().unwrap();
         let (mut reader, writer) = io::pipe().unwrap();
-        one.send(b"first", None).unwrap();
-        one.send(b"second", Some(writer.as_fd())).unwrap();
+        one.send(b"first", &[]).unwrap();
+        one.send(b"second", &[writer.as_fd()]).unwrap();
         drop(writer);
         let mut buffer = [0; 16];
         let message = other.receive(&mut buffer).unwrap().unwrap();
-        assert_eq!((&buffer[..message.len], message.fd.is_none()), (&b"first"[..], true));
+        assert_eq!((&buffer[..message.len], message.fds.is_empty()), (&b"first"[..], true));
         let message = other.receive(&mut buffer).unwrap().unwrap();
         assert_eq!(&buffer[..message.len], b"second");
         // It is the same pipe: its reader sees the end only when this one is closed.
-        let fd = message.fd.unwrap();
+        let fd = message.fds.into_iter().next().unwrap();
         assert!(rustix::io::fcntl_getfd(&fd).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
         rustix::io::write(&fd, b"x").unwrap();
         drop(fd);
@@ -157,12 +161,12 @@ mod tests {
     #[test]
     fn an_end_is_seen_after_the_last_message_and_sending_to_nobody_is_an_error() {
         let (one, other) = MessageSocket::pair().unwrap();
-        one.send(b"last", None).unwrap();
+        one.send(b"last", &[]).unwrap();
         // An unreceived message is closed with the socket, without a report.
-        other.send(b"unread", Some(other.as_fd())).unwrap();
+        other.send(b"unread", &[other.as_fd(); 3]).unwrap();
         drop(one);
         let mut buffer = [0; 16];
-        assert_eq!(other.send(b"x", None).unwrap_err().kind(), io::ErrorKind::BrokenPipe);
+        assert_eq!(other.send(b"x", &[]).unwrap_err().kind(), io::ErrorKind::BrokenPipe);
         let mut received = Vec::new();
         while let Some(message) = other.receive(&mut buffer).unwrap() {
             received.push(buffer[..message.len].to_vec());
@@ -170,8 +174,8 @@ mod tests {
         assert_eq!(received, [b"last"]);
         // The same without a send in between.
         let (one, other) = MessageSocket::pair().unwrap();
-        one.send(b"last", None).unwrap();
-        other.send(b"unread", None).unwrap();
+        one.send(b"last", &[]).unwrap();
+        other.send(b"unread", &[]).unwrap();
         drop(one);
         assert_eq!(other.receive(&mut buffer).unwrap().unwrap().len, 4);
         assert!(other.receive(&mut buffer).unwrap().is_none());
@@ -180,11 +184,15 @@ mod tests {
     #[test]
     fn what_is_too_long_too_short_or_no_such_socket_is_refused() {
         let (one, other) = MessageSocket::pair().unwrap();
-        assert_eq!(one.send(b"", None).unwrap_err().kind(), io::ErrorKind::InvalidInput);
-        one.send(b"longer", Some(one.as_fd())).unwrap();
+        assert_eq!(one.send(b"", &[]).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+        one.send(b"longer", &[one.as_fd()]).unwrap();
+        assert_eq!(
+            one.send(b"many", &[one.as_fd(); 21]).unwrap_err().kind(),
+            io::ErrorKind::InvalidInput
+        );
         let cut = other.receive(&mut [0; 3]).unwrap_err();
         assert_eq!(cut.kind(), io::ErrorKind::InvalidData);
-        one.send(b"next", None).unwrap();
+        one.send(b"next", &[]).unwrap();
         assert_eq!(other.receive(&mut [0; 8]).unwrap().unwrap().len, 4);
         assert!(MessageSocket::from_fd(one.into_fd()).is_ok());
         assert!(MessageSocket::from_fd(File::open("/dev/null").unwrap().into()).is_err());

@@ -8,19 +8,22 @@
 //! a thread that forks or gives memory back may hold the allocator's locks while it waits for its event to
 //! be read.
 //!
-//! Unsafe: an event of a fork brings a new descriptor, of which an owner is made.
+//! Unsafe: read(2) into words, which another process may read too ([`EventLog`]); and an event of a fork
+//! brings a new descriptor, of which an owner is made.
 //! Source: ioctl_userfaultfd(2), `struct uffd_msg`.
 
 use core::num::NonZeroU32;
+use core::sync::atomic::{AtomicU64, Ordering};
 use std::io;
-use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use crate::errno;
 use crate::options::Vaddr;
+use crate::uffd::log::{EventLog, WORDS};
 use crate::uffd::remote::Remote;
 
 /// The length of a message.
-const MESSAGE: usize = 32;
+pub(crate) const MESSAGE: usize = 32;
 const _: () = assert!(MESSAGE == size_of::<linux_raw_sys::general::uffd_msg>());
 
 /// `UFFD_EVENT_*`.
@@ -104,14 +107,22 @@ pub enum Event {
     },
 }
 
+/// Where messages are read to.
+#[derive(Debug)]
+enum Room {
+    Own(Box<[AtomicU64]>),
+    Log(EventLog),
+}
+
 /// Room for messages, made once and used for every read.
 ///
 /// # Invariants
 /// The messages from `next` up to `filled` were written by the kernel, which was read from a
-/// userfaultfd, and none of them has been taken.
+/// userfaultfd, and none of them has been taken. Only this buffer writes to its room (by the invariant of
+/// [`EventLog`], where that is one).
 #[derive(Debug)]
 pub struct EventBuffer {
-    bytes: Box<[u8]>,
+    room: Room,
     next: usize,
     filled: usize,
 }
@@ -120,14 +131,37 @@ impl EventBuffer {
     /// Makes room for `messages`, at least one.
     #[must_use]
     pub fn new(messages: usize) -> Self {
-        let bytes = vec![0; messages.max(1) * MESSAGE].into_boxed_slice();
-        Self { bytes, next: 0, filled: 0 }
+        let words = (0..messages.max(1) * WORDS).map(|_| AtomicU64::new(0)).collect();
+        Self { room: Room::Own(words), next: 0, filled: 0 }
+    }
+
+    /// Reads into a log, which keeps the messages of a read until the next. What they mean must have been
+    /// marked by then.
+    #[must_use]
+    pub fn logged(log: EventLog) -> Self {
+        Self { room: Room::Log(log), next: 0, filled: 0 }
+    }
+
+    /// Returns the log, if it reads into one.
+    #[must_use]
+    pub fn log(&self) -> Option<&EventLog> {
+        match &self.room {
+            Room::Own(_) => None,
+            Room::Log(log) => Some(log),
+        }
+    }
+
+    fn words(&self) -> &[AtomicU64] {
+        match &self.room {
+            Room::Own(words) => words,
+            Room::Log(log) => log.slots(),
+        }
     }
 
     /// Returns how many messages a read takes at most.
     #[must_use]
     pub fn capacity(&self) -> usize {
-        self.bytes.len() / MESSAGE
+        self.words().len() / WORDS
     }
 
     /// Reads what is pending in place of what was read before, of which the untaken is dropped.
@@ -135,13 +169,26 @@ impl EventBuffer {
     pub(crate) fn fill(&mut self, fd: BorrowedFd<'_>) -> io::Result<usize> {
         // Unread events of children have descriptors, which would stay open.
         self.by_ref().for_each(drop);
+        for message in self.words().chunks_exact(WORDS).take(self.filled) {
+            // No successor takes an event for one of the next read.
+            message[0].store(0, Ordering::Relaxed);
+        }
         (self.next, self.filled) = (0, 0);
+        let words = self.words();
         let read = loop {
-            match rustix::io::read(fd, &mut self.bytes[..]) {
+            // SAFETY: read(2) writes at most the length of the words to where they start; they live over the
+            // call, and as atomics they may be written through a shared reference.
+            let read = unsafe {
+                libc::read(fd.as_raw_fd(), words.as_ptr().cast_mut().cast(), size_of_val(words))
+            };
+            let cause = match usize::try_from(read) {
                 Ok(read) => break read,
-                Err(cause) if errno::would_wait(cause) => break 0,
-                Err(cause) if errno::is_interrupted(cause) => {}
-                Err(cause) => return Err(cause.into()),
+                Err(_) => io::Error::last_os_error(),
+            };
+            match rustix::io::Errno::from_io_error(&cause) {
+                Some(errno) if errno::would_wait(errno) => break 0,
+                Some(errno) if errno::is_interrupted(errno) => {}
+                _ => return Err(cause),
             }
         };
         self.filled = read / MESSAGE;
@@ -156,10 +203,13 @@ impl Iterator for EventBuffer {
         if self.next == self.filled {
             return None;
         }
-        let (messages, _) = self.bytes.as_chunks::<MESSAGE>();
-        let message = messages.get(self.next)?;
+        let words = self.words().get(self.next * WORDS..)?.get(..WORDS)?;
+        let mut message = [0; MESSAGE];
+        for (bytes, word) in message.chunks_exact_mut(size_of::<u64>()).zip(words) {
+            bytes.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes());
+        }
         self.next += 1;
-        Some(match parse(message) {
+        Some(match parse(&message) {
             Parsed::Event(event) => event,
             Parsed::Child(fd) => {
                 // SAFETY: `from_raw_fd` wants an open descriptor that nothing else closes. The kernel
@@ -186,13 +236,13 @@ impl Drop for EventBuffer {
 
 /// A message taken apart, before an owner is made of a descriptor.
 #[derive(Debug)]
-enum Parsed {
+pub(crate) enum Parsed {
     Event(Event),
     Child(RawFd),
 }
 
 /// Takes a message apart: the event in its first byte, and three numbers from byte 8 on.
-fn parse(message: &[u8; MESSAGE]) -> Parsed {
+pub(crate) fn parse(message: &[u8; MESSAGE]) -> Parsed {
     let (words, _) = message.as_chunks::<8>();
     let word = |index: usize| u64::from_ne_bytes(words[index]);
     let half = |at: usize| {

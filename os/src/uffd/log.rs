@@ -1,0 +1,207 @@
+//! What must outlive the process that reads a userfaultfd: [`EventLog`], and what its successor reads of
+//! it, [`LoggedEvents`].
+//!
+//! A thread that gives memory back goes on as soon as its event has been read. If the reading process is
+//! killed before it has noted that, its successor would fill those pages with old bytes. So the kernel writes
+//! the events straight into a memory file that another process holds too, and the notes, a bit a page, lie
+//! behind them. The file is sealed: only the process that made it writes to it.
+//!
+//! Units: a mark is a bit; what it stands for is the caller's.
+//! Source: userfaultfd(2); memfd_create(2) and fcntl(2), `F_SEAL_FUTURE_WRITE`.
+
+use core::ops::Range;
+use core::sync::atomic::{AtomicU64, Ordering};
+use std::fs::File;
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+
+use rustix::fs::SealFlags;
+use uzone_pages::ByteLen;
+
+use crate::mapping::Mapping;
+use crate::options::Vaddr;
+use crate::uffd::event::{self, Event, MESSAGE, Parsed};
+
+/// What the first word is.
+const MAGIC: u64 = u64::from_le_bytes(*b"uzonlog1");
+/// How many words are before the messages: the magic, how many messages, how many marks.
+const HEADER: usize = 4;
+/// How many words a message has.
+pub(crate) const WORDS: usize = MESSAGE / size_of::<u64>();
+
+/// A memory file with the events that were read last, and marks.
+///
+/// # Invariants
+/// Only this process writes to the file: nothing had its descriptor before it was sealed, and the mapping is
+/// not inherited by a fork.
+#[derive(Debug)]
+pub struct EventLog {
+    mapping: Mapping,
+    messages: usize,
+    marks: u64,
+}
+
+impl EventLog {
+    /// Makes a log with room for `messages`, at least one, and `marks`, none of them set.
+    ///
+    /// # Errors
+    /// The error of the system: no memory, as many descriptors as the process may have, or Linux before 5.1.
+    pub fn new(messages: usize, marks: u64) -> io::Result<Self> {
+        let messages = messages.max(1);
+        let words = HEADER as u64 + (messages * WORDS) as u64 + marks.div_ceil(64);
+        let len = ByteLen::new(words * 8).align_up(crate::kernel::page_size().bytes());
+        let len = len.map_err(io::Error::other)?;
+        let mapping = Mapping::memfd("uzone-events", len, None).map_err(io::Error::other)?;
+        mapping.keep_from_children().map_err(io::Error::other)?;
+        let fd = mapping.fd().ok_or(io::ErrorKind::Unsupported)?;
+        rustix::fs::fcntl_add_seals(fd, SealFlags::FUTURE_WRITE | SealFlags::SEAL)?;
+        let log = Self { mapping, messages, marks };
+        // Each page that the kernel writes messages to is present from now on.
+        for (word, value) in log.words().iter().zip([MAGIC, messages as u64, marks]) {
+            word.store(value, Ordering::Relaxed);
+        }
+        log.slots().iter().for_each(|word| word.store(0, Ordering::Relaxed));
+        Ok(log)
+    }
+
+    fn words(&self) -> &[AtomicU64] {
+        self.mapping.words()
+    }
+
+    /// Returns the words that messages are read to.
+    pub(crate) fn slots(&self) -> &[AtomicU64] {
+        &self.words()[HEADER..][..self.messages * WORDS]
+    }
+
+    /// Returns how many marks there are.
+    #[must_use]
+    pub fn marks(&self) -> u64 {
+        self.marks
+    }
+
+    /// Returns the descriptor, for the process that keeps it: it can be read there, and not written.
+    #[must_use]
+    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.mapping.fd()
+    }
+
+    /// Sets marks; those that there are not are left out.
+    pub fn mark(&self, marks: Range<u64>) {
+        let words = &self.words()[HEADER + self.messages * WORDS..];
+        for mark in marks.start..marks.end.min(self.marks) {
+            let Some(word) = usize::try_from(mark / 64).ok().and_then(|at| words.get(at)) else {
+                return;
+            };
+            // Relaxed: it is read when this process has ended.
+            word.fetch_or(1 << (mark % 64), Ordering::Relaxed);
+        }
+    }
+
+    /// Returns the marks that are set.
+    pub fn marked(&self) -> impl Iterator<Item = u64> {
+        let words = &self.words()[HEADER + self.messages * WORDS..];
+        bits(words.iter().map(|word| word.load(Ordering::Relaxed)))
+    }
+}
+
+/// What the log of a process has that has ended.
+#[derive(Debug)]
+pub struct LoggedEvents {
+    /// The addresses that were given back or unmapped by the events that were read last, from the first to
+    /// the one behind the last.
+    pub removed: Vec<Range<Vaddr>>,
+    marks: Vec<u64>,
+}
+
+impl LoggedEvents {
+    /// Reads a log that [`EventLog::fd`] is the descriptor of. The process that wrote it must have ended.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::InvalidData`] if it is no such file, and the error of the system.
+    pub fn read(fd: OwnedFd) -> io::Result<Self> {
+        let file = File::from(fd);
+        let len = file.metadata()?.len() / 8;
+        let mut bytes = vec![0; HEADER * 8];
+        file.read_exact_at(&mut bytes, 0)?;
+        let header: Vec<u64> = words(&bytes).collect();
+        let (messages, marks) = (header[1].saturating_mul(WORDS as u64), header[2].div_ceil(64));
+        let end = (HEADER as u64).saturating_add(messages).saturating_add(marks);
+        if header[0] != MAGIC || end > len {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        let read = |from: u64, words: u64| {
+            // It is not longer than a file that was just measured.
+            let mut bytes = vec![0; usize::try_from(words * 8).map_err(io::Error::other)?];
+            file.read_exact_at(&mut bytes, from * 8).map(|()| bytes)
+        };
+        let slots = read(HEADER as u64, messages)?;
+        let (slots, _) = slots.as_chunks::<MESSAGE>();
+        let removed = slots.iter().filter_map(|slot| match event::parse(slot) {
+            Parsed::Event(Event::Removed { start, end } | Event::Unmapped { start, end }) => {
+                Some(start..end)
+            }
+            // Faults are reported again, and descriptors went with their process.
+            _ => None,
+        });
+        let removed = removed.collect();
+        let marks = words(&read(HEADER as u64 + messages, marks)?).collect();
+        Ok(Self { removed, marks })
+    }
+
+    /// Returns the marks that were set.
+    pub fn marked(&self) -> impl Iterator<Item = u64> {
+        bits(self.marks.iter().copied())
+    }
+}
+
+fn words(bytes: &[u8]) -> impl Iterator<Item = u64> {
+    bytes.as_chunks::<8>().0.iter().map(|word| u64::from_ne_bytes(*word))
+}
+
+/// Returns the numbers of the bits that are set.
+fn bits(words: impl Iterator<Item = u64>) -> impl Iterator<Item = u64> {
+    words.zip((0..).step_by(64)).filter(|(word, _)| *word != 0).flat_map(|(word, first)| {
+        (0..64).filter(move |bit| word >> bit & 1 != 0).map(move |bit| first + bit)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it makes a memory file")]
+    fn marks_and_removals_are_read_by_another_holder_of_the_file() {
+        let log = EventLog::new(2, 130).unwrap();
+        log.mark(3..5);
+        log.mark(127..400);
+        assert_eq!(log.marked().collect::<Vec<_>>(), [3, 4, 127, 128, 129]);
+        // As the kernel writes it.
+        for (word, value) in log.slots()[WORDS..].iter().zip([0x15, 0x1000, 0x3000]) {
+            word.store(value, Ordering::Relaxed);
+        }
+        let fd = log.fd().unwrap().try_clone_to_owned().unwrap();
+        let file = File::from(fd.try_clone().unwrap());
+        file.write_all_at(&[1], 0).unwrap_err();
+        drop(log);
+        let events = LoggedEvents::read(fd).unwrap();
+        assert_eq!(events.removed, [Vaddr::new(0x1000)..Vaddr::new(0x3000)]);
+        assert_eq!(events.marked().collect::<Vec<_>>(), [3, 4, 127, 128, 129]);
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it makes a memory file")]
+    fn another_file_is_refused() {
+        let other = Mapping::memfd("other", ByteLen::new(4096), None).unwrap();
+        let read = |mapping: &Mapping| {
+            LoggedEvents::read(mapping.fd().unwrap().try_clone_to_owned().unwrap())
+        };
+        assert_eq!(read(&other).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        for header in [[MAGIC, u64::MAX, 0], [MAGIC, 0, u64::MAX], [MAGIC, 128, 0]] {
+            let bytes: Vec<u8> = header.into_iter().flat_map(u64::to_ne_bytes).collect();
+            other.write_at(0, &bytes).unwrap();
+            assert_eq!(read(&other).unwrap_err().kind(), io::ErrorKind::InvalidData, "{header:?}");
+        }
+    }
+}
