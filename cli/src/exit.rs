@@ -7,7 +7,7 @@ use std::error::Error;
 use std::fmt::Write as _;
 use std::io;
 use std::iter;
-use std::process::ExitCode;
+use std::process::{ExitCode, ExitStatus};
 
 use serde::Serialize;
 use uzone_bench::BenchError;
@@ -48,6 +48,11 @@ pub(crate) enum Exit {
 }
 
 impl Exit {
+    /// Returns how another process of this program ended, if it was by itself.
+    pub(crate) fn of_process(status: ExitStatus) -> Option<Self> {
+        Self::ALL.into_iter().find(|exit| status.code() == Some(i32::from(*exit as u8)))
+    }
+
     /// Every one, in ascending order.
     pub(crate) const ALL: [Self; 12] = [
         Self::Ok,

@@ -1,8 +1,15 @@
-//! `uzone serve`: restores virtual machines from an image of their memory, page by page.
+//! `uzone serve`: restores virtual machines from an image of their memory, page by page. The command is the
+//! keeper; it starts itself again as the worker.
 
 use std::env;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
+use std::process::{Child, Command};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::sync_channel;
 use std::thread;
 use std::time::Duration;
 
@@ -12,7 +19,7 @@ use signal_hook::iterator::Signals;
 use uzone_os::uffd::Doorbell;
 use uzone_pages::ByteLen;
 use uzone_report::human_duration;
-use uzone_server::{OnFailure, Served, Server, ServerOptions, SessionEvent};
+use uzone_server::{Keeper, OnFailure, ServeError, ServeEvent, Served, ServerOptions, Worker};
 
 use crate::exit::{self, Exit, Failure};
 use crate::output::{Output, Report, Style};
@@ -37,6 +44,9 @@ const EXITS: [Exit; 9] = [
 ///
 /// The first SIGINT or SIGTERM ends the accepting of machines, and the command when the last machine has ended. The
 /// second ends it at once: machines that are left wait for ever at the next page that they lack.
+///
+/// Faults are answered by a process of its own. If that dies, the next one takes over all machines, which notice a
+/// pause and nothing else.
 #[derive(Debug, clap::Args)]
 #[command(after_help = exit::help("uzone serve --socket /run/vm.sock memory.img", &EXITS))]
 pub(crate) struct Args {
@@ -54,7 +64,15 @@ pub(crate) struct Args {
     /// After how many seconds a page counts as one that cannot be produced
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     deadline: u64,
+    /// Answer faults for the process at standard input, which started this one
+    #[arg(long, hide = true)]
+    worker: bool,
 }
+
+/// This program, also if its file was replaced meanwhile.
+const PROGRAM: &str = "/proc/self/exe";
+/// How many events may wait to be printed; further ones are dropped, since machines do not wait for a log.
+const WAITING: usize = 4096;
 
 /// What becomes of a machine whose page cannot be produced.
 #[derive(Clone, Copy, Debug, Default, clap::ValueEnum)]
@@ -85,14 +103,14 @@ struct Line<'a> {
 #[serde(untagged)]
 enum Happened<'a> {
     Server(ServerEvent),
-    Session(&'a SessionEvent),
+    Session(&'a ServeEvent),
 }
 
 #[derive(Debug, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 enum ServerEvent {
     Listening { socket: String, image: String },
-    Stopped { sessions: u64, left: usize },
+    Stopped { sessions: u64, left: usize, worker_deaths: u64, dropped_events: u64 },
 }
 
 impl<'a> Line<'a> {
@@ -107,35 +125,45 @@ impl Report for Line<'_> {
             Happened::Server(ServerEvent::Listening { socket, image }) => {
                 return format!("serving {image} on {socket}\n");
             }
-            Happened::Server(ServerEvent::Stopped { sessions, left: 0 }) => {
-                return format!("served {sessions} machines\n");
-            }
-            Happened::Server(ServerEvent::Stopped { sessions, left }) => {
-                return format!(
-                    "served {sessions} machines; {left} of them are left without a server\n"
-                );
+            Happened::Server(ServerEvent::Stopped { sessions, left, dropped_events, .. }) => {
+                let left = match left {
+                    0 => String::new(),
+                    left => format!("; {left} of them are left without a server"),
+                };
+                let dropped = match dropped_events {
+                    0 => String::new(),
+                    lines => format!("; {lines} events were not printed in time"),
+                };
+                return format!("served {sessions} machines{left}{dropped}\n");
             }
             Happened::Session(event) => event,
         };
         let killed = |was_killed: &bool| if *was_killed { ", and it was killed" } else { "" };
         match event {
-            SessionEvent::Connected { session, pid, uid, regions, len_bytes, page_bytes } => {
+            ServeEvent::Connected { session, pid, uid, regions, len_bytes, page_bytes } => {
                 format!(
                     "session {session}: process {pid} of user {uid} has {:.1} in {regions} regions of {:.1} pages\n",
                     ByteLen::new(*len_bytes),
                     ByteLen::new(*page_bytes)
                 )
             }
-            SessionEvent::Refused { pid, reason, was_killed } => {
-                let process = pid.map_or("a process".to_owned(), |pid| format!("process {pid}"));
-                format!("{process} is not served: {reason}{}\n", killed(was_killed))
-            }
-            SessionEvent::Failed { session, pid, offset, reason, was_killed } => format!(
+            ServeEvent::Refused { session, pid, reason, was_killed } => format!(
+                "session {session}: process {pid} is not served{}: {reason}\n",
+                killed(was_killed)
+            ),
+            ServeEvent::WorkerEnded { status, sessions } => format!(
+                "the process that answers faults has ended ({status}) with {sessions} machines; the next one takes over\n"
+            ),
+            ServeEvent::TakenOver { session, pid, after_ns } => format!(
+                "session {session}: process {pid} is served again after {}\n",
+                human_duration(Duration::from_nanos(*after_ns))
+            ),
+            ServeEvent::Failed { session, pid, offset, reason, was_killed } => format!(
                 "session {session}: process {pid} needs the page at {offset:#x}, which cannot be produced{}: \
                  {reason}\n",
                 killed(was_killed)
             ),
-            SessionEvent::Ended { session, pid, served_ns, faults, demand_pages, around_pages } => {
+            ServeEvent::Ended { session, pid, served_ns, faults, demand_pages, around_pages } => {
                 format!(
                     "session {session}: process {pid} ended after {}; {faults} faults brought {demand_pages} pages, \
                  and {around_pages} came along\n",
@@ -153,31 +181,55 @@ fn default_socket() -> PathBuf {
     folder.map_or_else(|| PathBuf::from("."), PathBuf::from).join("uzone.sock")
 }
 
-/// Serves machines until a signal.
-///
-/// # Errors
-/// If the image cannot be read or the socket cannot be made.
-pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
-    let socket = args.socket.clone().unwrap_or_else(default_socket);
-    let options = ServerOptions::default()
+fn options(args: &Args) -> ServerOptions {
+    ServerOptions::default()
         .mode(args.mode)
         .deadline(Duration::from_secs(args.deadline))
         .on_failure(match args.on_failure {
             Failing::Kill => OnFailure::Kill,
             Failing::Poison => OnFailure::Poison,
             Failing::Hold => OnFailure::Hold,
-        });
+        })
+}
+
+/// Serves machines until a signal.
+///
+/// # Errors
+/// If the image cannot be read or the socket cannot be made.
+pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
+    if args.worker {
+        return work(args, out);
+    }
+    let socket = args.socket.clone().unwrap_or_else(default_socket);
     let stop = Arc::new(Doorbell::new()?);
     // Before the socket: a signal that comes then removes it.
     let mut signals = Signals::new([SIGINT, SIGTERM])?;
-    let log = *out;
-    let mut server = Server::bind(&socket, &args.image, options, move |event| {
-        log.event(&Line::new(Happened::Session(event)));
-    })?;
+    let (sender, events) = sync_channel(WAITING);
+    let dropped = Arc::new(AtomicU64::new(0));
+    let is_dropped = dropped.clone();
+    let log = move |event: &ServeEvent| {
+        if sender.try_send(event.clone()).is_err() {
+            // Relaxed: a statistic.
+            is_dropped.fetch_add(1, Ordering::Relaxed);
+        }
+    };
+    let mut keeper = match Keeper::bind(&socket, options(args), log, start_worker) {
+        // It has stated why.
+        Err(ServeError::Worker { status }) if let Some(exit) = Exit::of_process(status) => {
+            return Ok(exit);
+        }
+        keeper => keeper?,
+    };
     out.event(&Line::new(Happened::Server(ServerEvent::Listening {
         socket: socket.display().to_string(),
         image: args.image.display().to_string(),
     })));
+    let lines = *out;
+    let printer = thread::Builder::new().name("uzone-log".into()).spawn(move || {
+        for event in events {
+            lines.event(&Line::new(Happened::Session(&event)));
+        }
+    })?;
     let bell = stop.clone();
     thread::Builder::new().name("uzone-signals".into()).spawn(move || {
         for _ in signals.forever() {
@@ -185,7 +237,36 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
             let _ = bell.ring();
         }
     })?;
-    let Served { sessions, left, .. } = server.run(&stop)?;
-    out.event(&Line::new(Happened::Server(ServerEvent::Stopped { sessions, left })));
+    let Served { sessions, left, deaths, .. } = keeper.run(&stop)?;
+    // The last sender, so that the printer ends.
+    drop(keeper);
+    let _ = printer.join();
+    out.event(&Line::new(Happened::Server(ServerEvent::Stopped {
+        sessions,
+        left,
+        worker_deaths: deaths,
+        dropped_events: dropped.load(Ordering::Relaxed),
+    })));
     Ok(if left == 0 { Exit::Ok } else { Exit::Again })
+}
+
+/// Starts this program as the process that answers faults, out of the reach of the terminal's signals.
+fn start_worker(keeper: OwnedFd) -> io::Result<Child> {
+    let arguments = env::args_os().skip(1);
+    Command::new(PROGRAM).args(arguments).arg("--worker").stdin(keeper).process_group(0).spawn()
+}
+
+/// Answers the faults of the machines that the keeper hands over.
+fn work(args: &Args, out: &Output) -> Result<Exit, Failure> {
+    // A keeper that stops ends this process, and one that does not needs it.
+    let _ignored = Signals::new([SIGINT, SIGTERM])?;
+    let mut worker = Worker::open(&args.image, options(args))?;
+    let left = worker.run(io::stdin().as_fd().try_clone_to_owned()?)?;
+    if left > 0 {
+        out.warn(format_args!(
+            "the keeper of this server has ended: no machine can connect any more, and {left} are served on"
+        ));
+        worker.serve_the_rest()?;
+    }
+    Ok(Exit::Ok)
 }

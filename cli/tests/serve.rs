@@ -55,9 +55,20 @@ fn a_server_says_where_it_listens_names_what_it_refuses_and_ends_with_a_signal()
     let message = String::from_utf8(second.stderr).expect("text");
     assert!(message.contains("another server listens on"), "{message}");
 
+    // The process that answers faults is another, and replaced when it dies.
+    let pid = server.id();
+    let children =
+        fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).expect("it is read");
+    let worker: i32 = children.trim().parse().expect("one number");
+    let worker = rustix::process::Pid::from_raw(worker).expect("a process");
+    rustix::process::kill_process(worker, rustix::process::Signal::KILL).expect("it runs");
+    let died = event(&mut lines);
+    assert_eq!((&died["event"], &died["sessions"]), (&"worker_ended".into(), &0.into()));
+
     signal(&server);
     let stopped = event(&mut lines);
     assert_eq!((&stopped["event"], &stopped["sessions"]), (&"stopped".into(), &0.into()));
+    assert_eq!((&stopped["worker_deaths"], &stopped["dropped_events"]), (&1.into(), &0.into()));
     assert!(server.wait().expect("it ends").success());
     assert_eq!(dir.names(), ["raw"], "the socket is gone");
 }

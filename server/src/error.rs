@@ -2,6 +2,7 @@
 
 use std::io;
 use std::path::PathBuf;
+use std::process::ExitStatus;
 
 use uzone_fault::MapError;
 use uzone_pages::ErrorKind;
@@ -38,6 +39,15 @@ pub enum ServeError {
     /// The threads that answer faults cannot be started.
     #[error(transparent)]
     Engine(#[from] MapError),
+    /// The worker process cannot be started.
+    #[error("cannot start the process that answers faults: {0}")]
+    Start(#[source] io::Error),
+    /// The worker process ended before it could serve, and has stated why.
+    #[error("the process that answers faults has ended at once: {status}")]
+    Worker {
+        /// How it ended.
+        status: ExitStatus,
+    },
     /// Events cannot be waited for.
     #[error("cannot wait for events: {0}")]
     Wait(#[source] io::Error),
@@ -55,10 +65,10 @@ impl ServeError {
         };
         match self {
             Self::Image(error) => error.kind(),
-            Self::Listen { cause, .. } | Self::Wait(cause) => of_io(cause),
+            Self::Listen { cause, .. } | Self::Start(cause) | Self::Wait(cause) => of_io(cause),
             Self::InUse { .. } => ErrorKind::Busy,
             Self::NotASocket { .. } => ErrorKind::InvalidInput,
-            Self::Engine(_) => ErrorKind::Io,
+            Self::Engine(_) | Self::Worker { .. } => ErrorKind::Io,
         }
     }
 }

@@ -5,22 +5,34 @@
 //! from then on its faults are answered from the image. A machine whose page cannot be produced is ended,
 //! unless [`OnFailure`] states otherwise: it never sees other bytes than those of the image.
 //!
+//! Two processes do it. The [`Keeper`] owns the socket and stores what monitors send. A [`Worker`] gets it
+//! from there, parses it and answers faults; when it dies, the keeper starts the next one, which takes over
+//! all machines. A machine notices a pause and nothing else.
+//!
 //! | file | mechanism |
 //! |---|---|
-//! | `handshake` | what a monitor sends, from bytes to regions |
+//! | `keeper` | [`Keeper`]: accepting monitors, storing what they send, and starting workers |
+//! | `worker` | [`Worker`]: the machines of one image, from the handover to their end |
+//! | `link` | the messages between the two |
 //! | `socket` | the socket that monitors connect to |
-//! | `server` | [`Server`]: accepting monitors, and the end of machines |
+//! | `handshake` | what a monitor sends, from bytes to regions |
 //! | `session` | one machine: its memory, and what becomes of it if a page fails |
-//! | `error` | [`ServeError`] |
+//! | `event`, `options`, `error` | [`ServeEvent`], [`ServerOptions`] and [`OnFailure`], [`ServeError`] |
 #![forbid(unsafe_code)]
 
 mod error;
+mod event;
 mod handshake;
-mod server;
+mod keeper;
+mod link;
+mod options;
 mod session;
 mod socket;
+mod worker;
 
 pub use error::ServeError;
+pub use event::ServeEvent;
 pub use handshake::{HandshakeError, regions};
-pub use server::{Served, Server, ServerOptions};
-pub use session::{OnFailure, SessionEvent};
+pub use keeper::{Keeper, Served};
+pub use options::{OnFailure, ServerOptions};
+pub use worker::Worker;

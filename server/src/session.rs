@@ -2,89 +2,19 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use serde::Serialize;
 use uzone_fault::{
-    AdoptedMemory, Backing, Engine, FaultStats, LazyOptions, PageSize, Refusal, Remote,
+    AdoptedMemory, Backing, Engine, EventLog, FaultStats, LazyOptions, PageSize, Refusal, Remote,
     RemoteRegion,
 };
 use uzone_os::peer::Peer;
 
-/// What becomes of a machine that touches a page which cannot be produced.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum OnFailure {
-    /// Its monitor is killed. No other choice is safe for a machine: where the monitor or the kernel
-    /// emulates an access, a bad page reads as zero.
-    #[default]
-    Kill,
-    /// The page is bad: an access that is not emulated raises `SIGBUS` in the monitor.
-    Poison,
-    /// The machine waits until it is ended.
-    Hold,
-}
+use crate::event::ServeEvent;
+use crate::options::{OnFailure, ServerOptions};
 
-/// What happened to a session.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(tag = "event", rename_all = "snake_case")]
-#[non_exhaustive]
-pub enum SessionEvent {
-    /// A machine is served from now on.
-    Connected {
-        /// Its number in this server.
-        session: u64,
-        /// The process of its monitor.
-        pid: u32,
-        /// The user of that.
-        uid: u32,
-        /// How many regions of memory it has.
-        regions: usize,
-        /// How many bytes those are.
-        len_bytes: u64,
-        /// How many bytes a page of it has.
-        page_bytes: u64,
-    },
-    /// A connection was closed that no machine came of.
-    Refused {
-        /// The process that connected, if that is known.
-        pid: Option<u32>,
-        /// Why.
-        reason: String,
-        /// Whether the process was killed: its memory was handed over, and its faults would wait for ever.
-        was_killed: bool,
-    },
-    /// A page cannot be produced.
-    Failed {
-        /// Which session.
-        session: u64,
-        /// The process of its monitor.
-        pid: u32,
-        /// Where the page is in the image, in bytes.
-        offset: u64,
-        /// Why.
-        reason: String,
-        /// Whether the process was killed for it.
-        was_killed: bool,
-    },
-    /// A monitor ended.
-    Ended {
-        /// Which session.
-        session: u64,
-        /// The process of its monitor.
-        pid: u32,
-        /// For how long it was served, in nanoseconds.
-        served_ns: u64,
-        /// How many faults it took.
-        faults: u64,
-        /// How many pages were put in place for them.
-        demand_pages: u64,
-        /// How many came along.
-        around_pages: u64,
-    },
-}
-
-/// Takes events: by any thread, also by those that answer faults.
-pub(crate) type Log = Arc<dyn Fn(&SessionEvent) + Send + Sync>;
+/// Takes events, also by threads that answer faults. Returns whether another process has them.
+pub(crate) type Log = Arc<dyn Fn(ServeEvent) -> bool + Send + Sync>;
 
 /// What a session is made of.
 pub(crate) struct SessionParts<'a> {
@@ -93,10 +23,10 @@ pub(crate) struct SessionParts<'a> {
     pub(crate) remote: Remote,
     pub(crate) regions: Vec<RemoteRegion>,
     pub(crate) page: PageSize,
+    pub(crate) removals: EventLog,
     pub(crate) backing: Arc<dyn Backing>,
     pub(crate) engine: &'a Engine,
-    pub(crate) on_failure: OnFailure,
-    pub(crate) deadline: Duration,
+    pub(crate) options: &'a ServerOptions,
     pub(crate) log: Log,
 }
 
@@ -113,9 +43,9 @@ pub(crate) struct Session {
 impl Session {
     /// Serves a machine from now on.
     pub(crate) fn start(parts: SessionParts<'_>) -> Result<Self, String> {
-        let SessionParts { number, peer, remote, regions, page, backing, .. } = parts;
+        let SessionParts { number, peer, remote, regions, page, removals, backing, .. } = parts;
         let watched = remote.try_clone().map_err(|error| error.to_string())?;
-        let connected = SessionEvent::Connected {
+        let connected = ServeEvent::Connected {
             session: number,
             pid: peer.pid(),
             uid: peer.uid(),
@@ -123,11 +53,12 @@ impl Session {
             len_bytes: regions.iter().map(|region| region.len.get()).fold(0, u64::saturating_add),
             page_bytes: page.bytes(),
         };
-        let options = LazyOptions::default().deadline(parts.deadline);
-        let options = on_failure(options, number, peer.clone(), parts.on_failure, &parts.log);
-        let memory = parts.engine.adopt(remote, regions, page, backing, &options);
+        let options = LazyOptions::default().deadline(parts.options.deadline);
+        let policy = parts.options.on_failure;
+        let options = on_failure(options, number, peer.clone(), policy, &parts.log);
+        let memory = parts.engine.adopt_logged(remote, regions, page, backing, &options, removals);
         let memory = memory.map_err(|error| error.to_string())?;
-        (parts.log)(&connected);
+        (parts.log)(connected);
         Ok(Self { number, peer, memory, remote: watched, since: Instant::now() })
     }
 
@@ -142,9 +73,9 @@ impl Session {
     }
 
     /// Returns what happened, for the log.
-    pub(crate) fn ended(&self) -> SessionEvent {
+    pub(crate) fn ended(&self) -> ServeEvent {
         let FaultStats { faults, demand, around, .. } = self.memory.stats();
-        SessionEvent::Ended {
+        ServeEvent::Ended {
             session: self.number,
             pid: self.peer.pid(),
             served_ns: u64::try_from(self.since.elapsed().as_nanos()).unwrap_or(u64::MAX),
@@ -155,7 +86,7 @@ impl Session {
     }
 }
 
-/// Sets what becomes of a machine whose page fails.
+/// Sets what becomes of a machine whose page fails. The keeper kills it; without a keeper, this process does.
 fn on_failure(
     options: LazyOptions,
     session: u64,
@@ -169,10 +100,12 @@ fn on_failure(
         // Relaxed: it only keeps a second signal and a second line away.
         let is_first = !is_killed.swap(policy == OnFailure::Kill, Ordering::Relaxed);
         if is_first {
-            // A refusal means that the process has ended.
-            let was_killed = policy == OnFailure::Kill && peer.kill().is_ok();
             let (pid, offset, reason) = (peer.pid(), failure.offset, failure.reason.clone());
-            log(&SessionEvent::Failed { session, pid, offset, reason, was_killed });
+            let failed = ServeEvent::Failed { session, pid, offset, reason, was_killed: false };
+            if !log(failed) && policy == OnFailure::Kill {
+                // A refusal means that the process has ended.
+                let _ = peer.kill();
+            }
         }
         match policy {
             OnFailure::Kill | OnFailure::Hold => Refusal::Hold,

@@ -2,19 +2,20 @@
 //! cannot be produced ends it, and a client that breaks the protocol harms no other.
 //!
 //! A machine is this program, started again: it does what Firecracker does, and its threads touch memory
-//! in place of virtual CPUs.
+//! in place of virtual CPUs. So are a worker, and a keeper that is killed.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
 
 use std::fs;
 use std::io::{ErrorKind, IoSlice, Read, Write};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -23,10 +24,14 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use uzone_os::uffd::{Doorbell, Features, KernelFaults, Modes, Registered, Uffd};
 use uzone_os::{Anonymous, Mapping};
 use uzone_pages::ByteLen;
-use uzone_server::{OnFailure, Served, Server, ServerOptions, SessionEvent};
+use uzone_server::{Keeper, OnFailure, ServeEvent, Served, ServerOptions, Worker};
 use uzone_snapshot::Packer;
 
 const MACHINE: &str = "UZONE_SERVER_TEST_MACHINE";
+const WORKER: &str = "UZONE_SERVER_TEST_WORKER";
+const KEEPER: &str = "UZONE_SERVER_TEST_KEEPER";
+/// How often workers are killed under load: 12 times by default.
+const KILLS: &str = "UZONE_SERVER_TEST_KILLS";
 const PAGE: u64 = 4096;
 const PAGES: u64 = 2048;
 /// How long anything may take before it counts as hanging.
@@ -102,9 +107,14 @@ fn be_a_machine(socket: &Path) {
             });
         }
     });
-    let cut = half / 2 * PAGE;
+    // In many steps, each of which waits until the server has read of it.
     thread::scope(|scope| {
-        scope.spawn(|| high.mapping().discard(0..cut).unwrap());
+        scope.spawn(|| {
+            for at in (0..half / 2).step_by(4) {
+                high.mapping().discard(at * PAGE..(at + 4) * PAGE).unwrap();
+                check(&high, at + 1, &[0; 4096]);
+            }
+        });
         scope.spawn(|| (0..half).for_each(|at| check(&low, at, &page_of(at))));
     });
     (0..half / 2).for_each(|at| check(&high, at, &[0; 4096]));
@@ -121,13 +131,67 @@ fn folder(name: &str) -> PathBuf {
     folder
 }
 
+/// Returns this program as another process, which runs one test.
+fn program(test: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args([test, "--exact", "--nocapture", "--test-threads=1"]).stdout(Stdio::null());
+    command
+}
+
 fn machine(test: &str, socket: &Path) -> Child {
-    Command::new(std::env::current_exe().unwrap())
-        .args([test, "--exact", "--nocapture", "--test-threads=1"])
-        .env(MACHINE, socket)
-        .stdout(Stdio::null())
+    program(test).env(MACHINE, socket).spawn().unwrap()
+}
+
+/// Starts a worker that serves `image`.
+fn start_worker(image: &Path, options: &str, keeper: OwnedFd) -> std::io::Result<Child> {
+    program("a_worker_of_the_other_tests")
+        .env(WORKER, image)
+        .env_remove(KEEPER)
+        .env("OPTIONS", options)
+        .stdin(keeper)
         .spawn()
-        .unwrap()
+}
+
+fn options(policy: &str) -> ServerOptions {
+    ServerOptions::default().on_failure(match policy {
+        "hold" => OnFailure::Hold,
+        _ => OnFailure::Kill,
+    })
+}
+
+/// No test, but the process that others start.
+#[test]
+fn a_worker_of_the_other_tests() {
+    let Some(image) = std::env::var_os(WORKER) else { return };
+    let policy = std::env::var("OPTIONS").unwrap();
+    let mut worker = Worker::open(Path::new(&image), options(&policy)).unwrap();
+    worker.run(std::io::stdin().as_fd().try_clone_to_owned().unwrap()).unwrap();
+    worker.serve_the_rest().unwrap();
+}
+
+/// No test, but the process that another kills. It serves `raw` beside its socket.
+#[test]
+fn a_keeper_of_another_test() {
+    let Some(socket) = std::env::var_os(KEEPER).map(PathBuf::from) else { return };
+    let image = socket.with_file_name("raw");
+    let start = move |keeper| {
+        let worker = start_worker(&image, "kill", keeper)?;
+        fs::write(image.with_file_name("worker"), worker.id().to_string())?;
+        Ok(worker)
+    };
+    let folder = socket.parent().unwrap().to_owned();
+    let log = move |event: &ServeEvent| {
+        if let ServeEvent::Connected { session, .. } = event {
+            fs::write(folder.join(format!("connected-{session}")), "").unwrap();
+        }
+    };
+    let mut keeper = Keeper::bind(&socket, options("kill"), log, start).unwrap();
+    keeper.run(&Doorbell::new().unwrap()).unwrap();
+}
+
+fn kill(pid: u32) {
+    let pid = rustix::process::Pid::from_raw(pid.cast_signed()).unwrap();
+    let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
 }
 
 /// Waits for the end of a machine; one that hangs is killed, and the test fails.
@@ -145,27 +209,41 @@ fn end_of(child: &mut Child) -> ExitStatus {
     }
 }
 
-/// A server in a thread.
+/// A keeper in a thread, and its worker.
 struct Running {
     stop: Arc<Doorbell>,
-    events: Arc<Mutex<Vec<SessionEvent>>>,
+    events: Arc<Mutex<Vec<ServeEvent>>>,
+    /// The process of the latest worker.
+    worker: Arc<AtomicU32>,
     thread: Option<thread::JoinHandle<Served>>,
 }
 
 impl Running {
-    fn start(socket: &Path, image: &Path, options: ServerOptions) -> Self {
+    fn start(socket: &Path, image: &Path, policy: &'static str) -> Self {
         let (stop, events) = (Arc::new(Doorbell::new().unwrap()), Arc::<Mutex<Vec<_>>>::default());
-        let log = events.clone();
-        let mut server = Server::bind(socket, image, options, move |event| {
-            log.lock().unwrap().push(event.clone());
-        })
-        .unwrap();
+        let worker = Arc::<AtomicU32>::default();
+        let (log, started, image) = (events.clone(), worker.clone(), image.to_owned());
+        let log = move |event: &ServeEvent| log.lock().unwrap().push(event.clone());
+        let start = move |keeper| {
+            let child = start_worker(&image, policy, keeper)?;
+            started.store(child.id(), Ordering::Release);
+            Ok(child)
+        };
+        let mut keeper = Keeper::bind(socket, options(policy), log, start).unwrap();
         let bell = stop.clone();
-        let thread = Some(thread::spawn(move || server.run(&bell).unwrap()));
-        Self { stop, events, thread }
+        let thread = Some(thread::spawn(move || keeper.run(&bell).unwrap()));
+        Self { stop, events, worker, thread }
     }
 
-    fn wait_for(&self, what: &str, is_it: impl Fn(&SessionEvent) -> bool) -> SessionEvent {
+    /// Kills the worker, if it is not being replaced just now.
+    fn kill_worker(&self) {
+        let pid = self.worker.swap(0, Ordering::AcqRel);
+        if pid != 0 {
+            kill(pid);
+        }
+    }
+
+    fn wait_for(&self, what: &str, is_it: impl Fn(&ServeEvent) -> bool) -> ServeEvent {
         let give_up = Instant::now() + PATIENCE;
         loop {
             if let Some(event) = self.events.lock().unwrap().iter().find(|event| is_it(event)) {
@@ -176,7 +254,7 @@ impl Running {
         }
     }
 
-    fn stop(mut self) -> (Served, Vec<SessionEvent>) {
+    fn stop(mut self) -> (Served, Vec<ServeEvent>) {
         self.stop.ring().unwrap();
         let served = self.thread.take().unwrap().join().unwrap();
         (served, self.events.lock().unwrap().clone())
@@ -206,14 +284,15 @@ fn machines_get_their_bytes_from_raw_and_packed_images() {
     let folder = folder("bytes");
     for image in ["raw", "packed"] {
         let socket = folder.join(format!("{image}.sock"));
-        let server = Running::start(&socket, &folder.join(image), ServerOptions::default());
+        let server = Running::start(&socket, &folder.join(image), "kill");
         let mut machines: Vec<Child> = (0..3).map(|_| machine(name, &socket)).collect();
         for machine in &mut machines {
             assert!(end_of(machine).success(), "{image}");
         }
         let (served, events) = server.stop();
         assert_eq!((served.sessions, served.left), (3, 0), "{events:?}");
-        let ended = |event: &&SessionEvent| matches!(event, SessionEvent::Ended { faults, .. } if *faults > 0);
+        let ended =
+            |event: &&ServeEvent| matches!(event, ServeEvent::Ended { faults, .. } if *faults > 0);
         assert_eq!(events.iter().filter(ended).count(), 3, "{events:?}");
         assert!(!socket.exists());
     }
@@ -234,16 +313,15 @@ fn a_page_that_cannot_be_produced_ends_the_machine_before_it_sees_a_byte() {
     file.read_exact_at(&mut byte, at).unwrap();
     file.write_all_at(&[byte[0] ^ 1], at).unwrap();
     let socket = folder.join("sock");
-    let server = Running::start(&socket, &folder.join("packed"), ServerOptions::default());
+    let server = Running::start(&socket, &folder.join("packed"), "kill");
     let mut victim = machine(name, &socket);
     let pid = victim.id();
     let status = end_of(&mut victim);
     assert_eq!(status.signal(), Some(9), "{status}: it saw wrong bytes, or an error of its own");
-    let failed =
-        server.wait_for("the failure", |event| matches!(event, SessionEvent::Failed { .. }));
-    let SessionEvent::Failed { pid: of, reason, was_killed, .. } = &failed else { unreachable!() };
+    let failed = server.wait_for("the failure", |event| matches!(event, ServeEvent::Failed { .. }));
+    let ServeEvent::Failed { pid: of, reason, was_killed, .. } = &failed else { unreachable!() };
     assert!(*of == pid && *was_killed && reason.contains("packed"), "{failed:?}");
-    server.wait_for("the end", |event| matches!(event, SessionEvent::Ended { .. }));
+    server.wait_for("the end", |event| matches!(event, ServeEvent::Ended { .. }));
     let (served, events) = server.stop();
     assert_eq!((served.sessions, served.left), (1, 0), "{events:?}");
     fs::remove_dir_all(folder).unwrap();
@@ -258,8 +336,7 @@ fn what_breaks_the_protocol_is_refused_by_name_and_harms_no_machine() {
     let folder = folder("rubbish");
     let socket = folder.join("sock");
     // This process sends the rubbish, so it must not be killed.
-    let options = ServerOptions::default().on_failure(OnFailure::Hold);
-    let server = Running::start(&socket, &folder.join("raw"), options);
+    let server = Running::start(&socket, &folder.join("raw"), "hold");
     let null = fs::File::open("/dev/null").unwrap();
     let uffd = Uffd::open(Features::EVENT_REMOVE, Features::NONE, KernelFaults::IfAllowed).unwrap();
     let region = |start: u64, size: u64, offset: u64| {
@@ -283,7 +360,7 @@ fn what_breaks_the_protocol_is_refused_by_name_and_harms_no_machine() {
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         let closed = stream.read(&mut [0; 8]);
         assert!(matches!(closed, Ok(0) | Err(_)), "{message}: {closed:?}");
-        let is_it = |event: &SessionEvent| matches!(event, SessionEvent::Refused { reason: why, was_killed: false, .. } if why.contains(reason));
+        let is_it = |event: &ServeEvent| matches!(event, ServeEvent::Refused { reason: why, was_killed: false, .. } if why.contains(reason));
         server.wait_for(&format!("{reason:?} for {message}"), is_it);
         assert_eq!(server.events.lock().unwrap().len(), count + 1, "{:?}", server.events);
     }
@@ -293,7 +370,7 @@ fn what_breaks_the_protocol_is_refused_by_name_and_harms_no_machine() {
     assert!(end_of(&mut well).success());
     drop(half);
     server.wait_for("the half", |event| {
-        matches!(event, SessionEvent::Refused { reason, .. } if reason.contains("ended after"))
+        matches!(event, ServeEvent::Refused { reason, .. } if reason.contains("ended after"))
     });
     let (served, _) = server.stop();
     assert_eq!((served.sessions, served.left), (1, 0));
@@ -310,20 +387,20 @@ fn a_machine_that_cannot_be_served_is_ended_and_so_is_the_session_of_one_that_is
     let folder = folder("short");
     fs::write(folder.join("short"), vec![0; 1 << 20]).unwrap();
     let socket = folder.join("sock");
-    let server = Running::start(&socket, &folder.join("short"), ServerOptions::default());
+    let server = Running::start(&socket, &folder.join("short"), "kill");
     let mut refused = machine(name, &socket);
     assert_eq!(end_of(&mut refused).signal(), Some(9), "its faults would wait for ever");
     server.wait_for("the refusal", |event| {
-        matches!(event, SessionEvent::Refused { was_killed: true, reason, .. } if reason.contains("cannot map"))
+        matches!(event, ServeEvent::Refused { was_killed: true, reason, .. } if reason.contains("cannot map"))
     });
     assert_eq!(server.stop().0.sessions, 0);
 
-    let server = Running::start(&socket, &folder.join("raw"), ServerOptions::default());
+    let server = Running::start(&socket, &folder.join("raw"), "kill");
     let mut killed = machine(name, &socket);
-    server.wait_for("the machine", |event| matches!(event, SessionEvent::Connected { .. }));
+    server.wait_for("the machine", |event| matches!(event, ServeEvent::Connected { .. }));
     killed.kill().unwrap();
     end_of(&mut killed);
-    server.wait_for("the end", |event| matches!(event, SessionEvent::Ended { .. }));
+    server.wait_for("the end", |event| matches!(event, ServeEvent::Ended { .. }));
     let mut next = machine(name, &socket);
     assert!(end_of(&mut next).success());
     let (served, _) = server.stop();
@@ -337,14 +414,111 @@ fn a_packed_image_that_lost_its_end_is_not_taken_for_raw_memory() {
     let packed = fs::read(folder.join("packed")).unwrap();
     let refused = |bytes: &[u8]| {
         fs::write(folder.join("cut"), bytes).unwrap();
-        let options = ServerOptions::default();
-        Server::bind(&folder.join("sock"), &folder.join("cut"), options, |_| {}).is_err()
+        Worker::open(&folder.join("cut"), ServerOptions::default()).is_err()
     };
     assert!(refused(&packed[..packed.len() - 1]));
     assert!(refused(&packed[..packed.len() / 4096 * 4096 - 4096]));
     assert!(refused(&[0; 5000]), "raw memory is whole pages");
     assert!(refused(&[]));
     assert!(!refused(&[0; 8192]));
-    assert!(!folder.join("sock").exists(), "the socket goes with its server");
+    fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn machines_notice_nothing_but_a_pause_when_workers_are_killed() {
+    let name = "machines_notice_nothing_but_a_pause_when_workers_are_killed";
+    if is_machine(name) {
+        return;
+    }
+    let folder = folder("killed");
+    let kills: u64 = std::env::var(KILLS).map_or(12, |kills| kills.parse().unwrap());
+    for image in ["raw", "packed"] {
+        let socket = folder.join("sock");
+        let server = Running::start(&socket, &folder.join(image), "kill");
+        let is_over = AtomicBool::new(false);
+        let mut machines = 0;
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut pause = 1;
+                while !is_over.load(Ordering::Acquire) {
+                    // Of all lengths between nothing and that of a machine.
+                    pause = pause * 31 % 61;
+                    thread::sleep(Duration::from_millis(pause));
+                    server.kill_worker();
+                }
+            });
+            let deaths = || {
+                let events = server.events.lock().unwrap();
+                let died = |event: &&ServeEvent| matches!(event, ServeEvent::WorkerEnded { .. });
+                events.iter().filter(died).count() as u64
+            };
+            let give_up = Instant::now() + PATIENCE * 60;
+            while deaths() < kills && Instant::now() < give_up {
+                let mut three = [(); 3].map(|()| machine(name, &socket));
+                for machine in &mut three {
+                    let status = end_of(machine);
+                    is_over.fetch_or(!status.success(), Ordering::AcqRel);
+                    assert!(status.success(), "{status}");
+                }
+                machines += 3;
+            }
+            is_over.store(true, Ordering::Release);
+        });
+        let (served, events) = server.stop();
+        let last = &events[events.len().saturating_sub(20)..];
+        assert_eq!((served.sessions, served.left), (machines, 0), "{last:?}");
+        assert!(served.deaths >= kills, "{served:?}");
+        let pause = |event: &ServeEvent| match event {
+            ServeEvent::TakenOver { after_ns, .. } => Some(Duration::from_nanos(*after_ns)),
+            _ => None,
+        };
+        let mut pauses: Vec<Duration> = events.iter().filter_map(pause).collect();
+        pauses.sort_unstable();
+        assert!(!pauses.is_empty());
+        eprintln!(
+            "{image}: {} workers killed under {machines} machines; taken over within {:?}, the median of {}, and \
+             {:?} at most",
+            served.deaths,
+            pauses[pauses.len() / 2],
+            pauses.len(),
+            pauses[pauses.len() - 1]
+        );
+        let ended = |event: &&ServeEvent| matches!(event, ServeEvent::Ended { .. });
+        assert_eq!(events.iter().filter(ended).count() as u64, machines, "{last:?}");
+    }
+    fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn a_worker_whose_keeper_was_killed_serves_its_machines_to_their_end() {
+    let name = "a_worker_whose_keeper_was_killed_serves_its_machines_to_their_end";
+    if is_machine(name) {
+        return;
+    }
+    let folder = folder("unkept");
+    let socket = folder.join("sock");
+    let mut keeper = program("a_keeper_of_another_test").env(KEEPER, &socket).spawn().unwrap();
+    let give_up = Instant::now() + PATIENCE;
+    while !socket.exists() {
+        assert!(Instant::now() < give_up, "the keeper does not listen");
+        thread::sleep(Duration::from_millis(1));
+    }
+    let mut machines = [(); 3].map(|()| machine(name, &socket));
+    for session in 1..=3 {
+        while !folder.join(format!("connected-{session}")).exists() {
+            assert!(Instant::now() < give_up, "machine {session} does not connect");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+    keeper.kill().unwrap();
+    keeper.wait().unwrap();
+    let worker: u32 = fs::read_to_string(folder.join("worker")).unwrap().parse().unwrap();
+    for machine in &mut machines {
+        assert!(end_of(machine).success());
+    }
+    while fs::exists(format!("/proc/{worker}")).unwrap() {
+        assert!(Instant::now() < give_up, "the worker does not end with its last machine");
+        thread::sleep(Duration::from_millis(1));
+    }
     fs::remove_dir_all(folder).unwrap();
 }

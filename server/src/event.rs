@@ -1,0 +1,80 @@
+//! What happens while machines are served: [`ServeEvent`], for a log.
+
+use serde::{Deserialize, Serialize};
+
+/// Something that happened.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum ServeEvent {
+    /// A machine is served from now on.
+    Connected {
+        /// Its number, from 1 on: that of its connection.
+        session: u64,
+        /// The process of its monitor.
+        pid: u32,
+        /// The user of that.
+        uid: u32,
+        /// How many regions of memory it has.
+        regions: usize,
+        /// How many bytes those are.
+        len_bytes: u64,
+        /// How many bytes a page of it has.
+        page_bytes: u64,
+    },
+    /// A connection was closed that no machine came of.
+    Refused {
+        /// The number of the connection.
+        session: u64,
+        /// The process that connected.
+        pid: u32,
+        /// Why.
+        reason: String,
+        /// Whether the process was killed: its memory was handed over, and its faults would wait for ever.
+        was_killed: bool,
+    },
+    /// A page cannot be produced, or no worker can be started.
+    Failed {
+        /// Which session.
+        session: u64,
+        /// The process of its monitor.
+        pid: u32,
+        /// Where the page is in the image, in bytes.
+        offset: u64,
+        /// Why.
+        reason: String,
+        /// Whether the process was killed for it.
+        was_killed: bool,
+    },
+    /// The worker ended; machines that lack a page wait until the next one has taken over.
+    WorkerEnded {
+        /// How it ended.
+        status: String,
+        /// How many machines it served.
+        sessions: usize,
+    },
+    /// Another worker serves a machine from now on.
+    TakenOver {
+        /// Which session.
+        session: u64,
+        /// The process of its monitor.
+        pid: u32,
+        /// For how long it was not served, in nanoseconds.
+        after_ns: u64,
+    },
+    /// A monitor ended.
+    Ended {
+        /// Which session.
+        session: u64,
+        /// The process of its monitor.
+        pid: u32,
+        /// For how long the last worker served it, in nanoseconds.
+        served_ns: u64,
+        /// How many faults the last worker answered.
+        faults: u64,
+        /// How many pages were put in place for them.
+        demand_pages: u64,
+        /// How many came along.
+        around_pages: u64,
+    },
+}

@@ -1,0 +1,498 @@
+//! Keeping machines alive: [`Keeper`]. It owns the socket, receives and stores what monitors send, and hands
+//! it to a worker, another process that parses it and answers faults. When a worker dies, the next one
+//! gets everything again. The keeper parses nothing of a monitor's, and waits for no monitor and no worker.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::Child;
+use std::time::{Duration, Instant};
+
+use uzone_os::MessageSocket;
+use uzone_os::peer::{self, Peer};
+use uzone_os::uffd::{Doorbell, EventSet, ReadyKeys, Remote};
+
+use crate::error::ServeError;
+use crate::event::ServeEvent;
+use crate::link::{self, Header, Report, TAKEN_BYTES, TAKEN_FDS};
+use crate::options::{OnFailure, ServerOptions};
+use crate::socket::ListeningSocket;
+
+/// The keys of what is waited for beside connections, which count from 1 on.
+const LISTENER: u64 = u64::MAX;
+const STOP: u64 = u64::MAX - 1;
+const WORKER: u64 = u64::MAX - 2;
+
+/// How long a monitor may take for its message.
+const HANDSHAKE_WITHIN: Duration = Duration::from_secs(10);
+/// How many connections may be without a whole message; further ones wait.
+const GREETINGS: usize = 64;
+/// How long to wait after a connection that could not be accepted.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(10);
+/// How often the clock is looked at while something is due.
+const TICK: Duration = Duration::from_millis(200);
+/// After how long the death of a worker is no repetition.
+const STEADY: Duration = Duration::from_secs(1);
+/// How long to wait for the next start after the second death in a row; doubled with each, up to the limit.
+const BACKOFF: Duration = Duration::from_millis(5);
+const BACKOFF_MOST: Duration = Duration::from_millis(50);
+/// How many workers may die of taking one connection.
+const DEATHS: u32 = 3;
+
+/// What a keeper did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Served {
+    /// How many machines were served.
+    pub sessions: u64,
+    /// How many of them it left: their faults wait until they are ended.
+    pub left: usize,
+    /// How many workers died.
+    pub deaths: u64,
+}
+
+/// A connection, and all that came by it.
+struct Connection {
+    stream: UnixStream,
+    peer: Peer,
+    /// Whether this process may end the peer; asked when it connected, since it may have ended by now.
+    can_be_killed: bool,
+    bytes: Vec<u8>,
+    fds: Vec<OwnedFd>,
+    /// Whether more descriptors came than were taken.
+    has_more_fds: bool,
+    /// Whether nothing more is read.
+    is_ended: bool,
+    since: Instant,
+    /// What its worker reads is logged there. A machine comes of a connection that has one.
+    log: Option<OwnedFd>,
+    is_connected: bool,
+    /// How many workers died of taking it.
+    deaths: u32,
+}
+
+struct RunningWorker {
+    child: Child,
+    socket: MessageSocket,
+    since: Instant,
+    is_ready: bool,
+    /// Whether it waits for a connection.
+    asks: bool,
+    /// The connection that it was handed last, until it asks for the next.
+    taking: Option<u64>,
+}
+
+impl Drop for RunningWorker {
+    /// Ends the process. When this returns, none of its threads answers a fault any more.
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+type Start = Box<dyn FnMut(OwnedFd) -> io::Result<Child> + Send>;
+
+/// Lets a worker process serve each machine that connects to a socket, and another one when it dies.
+pub struct Keeper {
+    socket: Option<ListeningSocket>,
+    options: ServerOptions,
+    log: Box<dyn Fn(&ServeEvent) + Send>,
+    start: Start,
+    worker: Option<RunningWorker>,
+    /// How often a worker died soon after its start.
+    failures: u32,
+    /// Since when there has been no worker that asks for work.
+    down_since: Option<Instant>,
+    start_at: Option<Instant>,
+    set: EventSet,
+    room: Vec<u8>,
+    connections: BTreeMap<u64, Connection>,
+    /// Those that are to be handed over.
+    news: VecDeque<u64>,
+    next: u64,
+    is_accepting: bool,
+    served: Served,
+}
+
+impl Keeper {
+    /// Starts a worker and listens on `socket`. `start` starts a process, which calls
+    /// [`Worker::run`](crate::Worker::run) with the descriptor; it is called again when a worker has
+    /// died. `log` is called with all that happens.
+    ///
+    /// # Errors
+    /// [`ServeError`]: the worker cannot be started or ended at once, or the socket cannot be made.
+    pub fn bind(
+        socket: &Path,
+        options: ServerOptions,
+        log: impl Fn(&ServeEvent) + Send + 'static,
+        start: impl FnMut(OwnedFd) -> io::Result<Child> + Send + 'static,
+    ) -> Result<Self, ServeError> {
+        let mut keeper = Self {
+            socket: None,
+            options,
+            log: Box::new(log),
+            start: Box::new(start),
+            worker: None,
+            failures: 0,
+            down_since: Some(Instant::now()),
+            start_at: None,
+            set: EventSet::new().map_err(ServeError::Wait)?,
+            room: link::room(),
+            connections: BTreeMap::new(),
+            news: VecDeque::new(),
+            next: 1,
+            is_accepting: true,
+            served: Served::default(),
+        };
+        keeper.start_worker().map_err(ServeError::Start)?;
+        keeper.first_word()?;
+        let socket = ListeningSocket::bind(socket, keeper.options.mode)?;
+        keeper.set.add(&socket.listener, LISTENER).map_err(ServeError::Wait)?;
+        keeper.socket = Some(socket);
+        Ok(keeper)
+    }
+
+    /// Waits until the first worker asks for work.
+    fn first_word(&mut self) -> Result<(), ServeError> {
+        let Some(worker) = &mut self.worker else { return Ok(()) };
+        match link::receive_report(&worker.socket, &mut self.room) {
+            Ok(Some((report, log))) => self.handle(report, log),
+            Ok(None) | Err(_) => {
+                let status = worker.child.wait().map_err(ServeError::Start)?;
+                return Err(ServeError::Worker { status });
+            }
+        }
+        Ok(())
+    }
+
+    /// Serves until `stop` rings. Then no machine is accepted any more, and it returns when the last one
+    /// has ended, or when `stop` rings again. The worker has ended then.
+    ///
+    /// # Errors
+    /// [`ServeError::Wait`] if the system refuses to wait.
+    pub fn run(&mut self, stop: &Doorbell) -> Result<Served, ServeError> {
+        self.set.add(stop, STOP).map_err(ServeError::Wait)?;
+        let mut ready = ReadyKeys::new();
+        while self.socket.is_some() || !self.connections.is_empty() {
+            self.set.wait(&mut ready, self.timeout()).map_err(ServeError::Wait)?;
+            for &key in ready.keys() {
+                match key {
+                    LISTENER => self.accept(),
+                    WORKER => self.hear(),
+                    STOP => {
+                        stop.silence().map_err(ServeError::Wait)?;
+                        if self.is_stopped_again() {
+                            self.served.left = self.connections.len();
+                            self.worker = None;
+                            return Ok(self.served);
+                        }
+                    }
+                    key => self.read(key),
+                }
+            }
+            self.see_to_time();
+            self.hand_over();
+        }
+        self.worker = None;
+        Ok(self.served)
+    }
+
+    /// Returns after how long the clock has to be looked at.
+    fn timeout(&self) -> Option<Duration> {
+        let start = self.start_at.map(|at| at.saturating_duration_since(Instant::now()));
+        let is_due =
+            self.greetings() > 0 || self.down_since.is_some() && !self.connections.is_empty();
+        [start, is_due.then_some(TICK)].into_iter().flatten().min()
+    }
+
+    /// Stops accepting. Returns whether that was done before.
+    fn is_stopped_again(&mut self) -> bool {
+        let Some(socket) = self.socket.take() else { return true };
+        if self.is_accepting {
+            // It was waited for.
+            let _ = self.set.remove(&socket.listener);
+        }
+        self.connections.retain(|_, connection| connection.log.is_some());
+        false
+    }
+
+    /// Returns how many connections have sent no whole message.
+    fn greetings(&self) -> usize {
+        self.connections.values().filter(|connection| connection.log.is_none()).count()
+    }
+
+    fn accept(&mut self) {
+        while let Some(socket) = &self.socket {
+            if self.greetings() >= GREETINGS {
+                // Those that wait are taken when there is room.
+                self.is_accepting = self.set.remove(&socket.listener).is_err();
+                return;
+            }
+            let stream = match socket.listener.accept() {
+                Ok((stream, _)) => stream,
+                Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => return,
+                // One that went again, or no descriptor is free: the next wait tries again, a little later.
+                Err(_) => return std::thread::sleep(ACCEPT_AGAIN),
+            };
+            // A process that has ended is not waited for.
+            let Ok(peer) = Peer::of(&stream) else { continue };
+            let key = self.next;
+            if stream.set_nonblocking(true).and_then(|()| self.set.add(&stream, key)).is_err() {
+                continue;
+            }
+            self.next += 1;
+            let connection = Connection {
+                stream,
+                can_be_killed: peer.can_be_killed(),
+                peer,
+                bytes: Vec::new(),
+                fds: Vec::new(),
+                has_more_fds: false,
+                is_ended: false,
+                since: Instant::now(),
+                log: None,
+                is_connected: false,
+                deaths: 0,
+            };
+            self.connections.insert(key, connection);
+        }
+    }
+
+    /// Reads what a monitor has sent.
+    fn read(&mut self, key: u64) {
+        let Some(connection) = self.connections.get_mut(&key) else { return };
+        let mut part = [0; 4096];
+        loop {
+            match peer::receive(&connection.stream, &mut part, &mut connection.fds) {
+                Ok(len) if len > 0 => connection.bytes.extend_from_slice(&part[..len]),
+                Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => break,
+                Err(cause) if cause.kind() == io::ErrorKind::InvalidData => {
+                    connection.has_more_fds = true;
+                }
+                Ok(_) | Err(_) => connection.is_ended = true,
+            }
+            connection.has_more_fds |= connection.fds.len() > TAKEN_FDS;
+            connection.fds.truncate(TAKEN_FDS);
+            if connection.bytes.len() >= TAKEN_BYTES || connection.has_more_fds {
+                connection.is_ended = true;
+            }
+            if connection.is_ended {
+                let _ = self.set.remove(&connection.stream);
+                break;
+            }
+        }
+        if !self.news.contains(&key) {
+            self.news.push_back(key);
+        }
+    }
+
+    /// Hands a connection over, if the worker waits for one.
+    fn hand_over(&mut self) {
+        while let Some(worker) = self.worker.as_mut().filter(|worker| worker.asks) {
+            let Some(key) = self.news.pop_front() else { return };
+            let Some(connection) = self.connections.get(&key) else { continue };
+            let header = Header {
+                session: key,
+                pid: connection.peer.pid(),
+                uid: connection.peer.uid(),
+                can_be_killed: connection.can_be_killed,
+                is_ended: connection.is_ended,
+                descriptors: connection.fds.len() + usize::from(connection.has_more_fds),
+                has_log: connection.log.is_some(),
+            };
+            let pidfd = connection.peer.as_fd();
+            let fds = link::in_order(pidfd, connection.log.as_ref(), &connection.fds);
+            (worker.asks, worker.taking) = (false, Some(key));
+            if link::hand_over(&worker.socket, &header, &fds, &connection.bytes).is_err() {
+                return self.worker_ended();
+            }
+        }
+    }
+
+    /// Receives what the worker reports.
+    fn hear(&mut self) {
+        let Some(worker) = &self.worker else { return };
+        match link::receive_report(&worker.socket, &mut self.room) {
+            Ok(Some((report, log))) => self.handle(report, log),
+            Ok(None) | Err(_) => self.worker_ended(),
+        }
+    }
+
+    fn handle(&mut self, report: Report, log: Option<OwnedFd>) {
+        match report {
+            Report::Next => {
+                if let Some(worker) = &mut self.worker {
+                    (worker.is_ready, worker.asks, worker.taking) = (true, true, None);
+                }
+                if self.news.is_empty() {
+                    self.down_since = None;
+                }
+            }
+            Report::Reading(key) => {
+                if let Some(connection) = self.connections.get_mut(&key) {
+                    // More of it means nothing, and nor does its end: of older monitors it comes at once.
+                    if connection.log.is_none() && !connection.is_ended {
+                        let _ = self.set.remove(&connection.stream);
+                    }
+                    connection.is_ended = true;
+                    connection.log = log;
+                }
+            }
+            Report::Probe(key) => drop(self.connections.remove(&key)),
+            Report::Event(event) => self.happened(event),
+        }
+    }
+
+    /// Acts on what happened in the worker, and logs it.
+    fn happened(&mut self, mut event: ServeEvent) {
+        match &mut event {
+            ServeEvent::Connected { session, pid, .. } => {
+                let Some(connection) = self.connections.get_mut(session) else { return };
+                if std::mem::replace(&mut connection.is_connected, true) {
+                    let after = self.down_since.map_or(Duration::ZERO, |since| since.elapsed());
+                    let after_ns = u64::try_from(after.as_nanos()).unwrap_or(u64::MAX);
+                    event = ServeEvent::TakenOver { session: *session, pid: *pid, after_ns };
+                } else {
+                    self.served.sessions += 1;
+                }
+            }
+            ServeEvent::Refused { session, was_killed, .. } => {
+                let Some(connection) = self.connections.remove(session) else { return };
+                *was_killed = self.must_end(connection);
+            }
+            ServeEvent::Failed { session, was_killed, .. } => {
+                let Some(connection) = self.connections.get(session) else { return };
+                // A refusal means that the process has ended.
+                *was_killed = self.kills() && connection.peer.kill().is_ok();
+            }
+            ServeEvent::Ended { session, .. } => drop(self.connections.remove(session)),
+            ServeEvent::WorkerEnded { .. } | ServeEvent::TakenOver { .. } => {}
+        }
+        (self.log)(&event);
+    }
+
+    fn kills(&self) -> bool {
+        self.options.on_failure == OnFailure::Kill
+    }
+
+    /// Ends the process of a connection that is not served, if it handed memory over: its faults would wait
+    /// for ever. Returns whether it was killed.
+    fn must_end(&self, connection: Connection) -> bool {
+        let Connection { peer, fds, .. } = connection;
+        let has_memory = fds.into_iter().any(|fd| Remote::adopt(fd).is_ok());
+        has_memory && self.kills() && peer.kill().is_ok()
+    }
+
+    /// Refuses a connection that no worker refused.
+    fn refuse(&mut self, session: u64, reason: String) {
+        if let Some(connection) = self.connections.get(&session) {
+            let pid = connection.peer.pid();
+            self.happened(ServeEvent::Refused { session, pid, reason, was_killed: false });
+        }
+    }
+
+    /// Does what is due by the clock.
+    fn see_to_time(&mut self) {
+        let is_late = |connection: &Connection| {
+            connection.log.is_none() && connection.since.elapsed() >= HANDSHAKE_WITHIN
+        };
+        let late = self.connections.iter().filter(|(_, one)| is_late(one)).map(|(key, _)| *key);
+        for key in late.collect::<Vec<_>>() {
+            self.refuse(key, format!("no whole message came within {HANDSHAKE_WITHIN:?}"));
+        }
+        if let Some(socket) = &self.socket
+            && !self.is_accepting
+            && self.greetings() < GREETINGS
+        {
+            self.is_accepting = self.set.add(&socket.listener, LISTENER).is_ok();
+        }
+        if self.start_at.is_some_and(|at| at <= Instant::now()) {
+            self.start_at = None;
+            if self.start_worker().is_err() {
+                self.start_later();
+            }
+        }
+        let is_down = self.worker.as_ref().is_none_or(|worker| !worker.is_ready);
+        let since = self.down_since.filter(|_| is_down);
+        if since.is_some_and(|since| since.elapsed() >= self.options.deadline) && self.kills() {
+            self.end_the_waiting();
+        }
+    }
+
+    /// Ends the machines that no worker could be started for.
+    fn end_the_waiting(&mut self) {
+        for (session, connection) in std::mem::take(&mut self.connections) {
+            let reason = format!("no worker could be started within {:?}", self.options.deadline);
+            let pid = connection.peer.pid();
+            let was_killed = self.must_end(connection);
+            (self.log)(&ServeEvent::Failed { session, pid, offset: 0, reason, was_killed });
+        }
+    }
+
+    fn start_worker(&mut self) -> io::Result<()> {
+        let (socket, other) = MessageSocket::pair()?;
+        self.set.add(&socket, WORKER)?;
+        let child = (self.start)(other.into_fd())?;
+        let since = Instant::now();
+        self.worker = Some(RunningWorker {
+            child,
+            socket,
+            since,
+            is_ready: false,
+            asks: false,
+            taking: None,
+        });
+        Ok(())
+    }
+
+    fn start_later(&mut self) {
+        self.failures += 1;
+        let doubled = BACKOFF * 2_u32.saturating_pow(self.failures.saturating_sub(2));
+        let delay = if self.failures < 2 { Duration::ZERO } else { doubled.min(BACKOFF_MOST) };
+        self.start_at = Some(Instant::now() + delay);
+    }
+
+    /// Starts the next worker, which gets all connections, those of machines first.
+    fn worker_ended(&mut self) {
+        let Some(mut worker) = self.worker.take() else { return };
+        self.down_since.get_or_insert_with(Instant::now);
+        let _ = self.set.remove(&worker.socket);
+        let _ = worker.child.kill();
+        let status = worker.child.wait();
+        let status = status.map_or_else(|cause| cause.to_string(), |status| status.to_string());
+        let (taking, ran) = (worker.taking, worker.since.elapsed());
+        drop(worker);
+        self.served.deaths += 1;
+        let sessions = self.connections.len() - self.greetings();
+        self.happened(ServeEvent::WorkerEnded { status, sessions });
+        if ran >= STEADY {
+            self.failures = 0;
+        }
+        if let Some(key) = taking
+            && let Some(connection) = self.connections.get_mut(&key)
+        {
+            connection.deaths += 1;
+            if connection.deaths >= DEATHS {
+                self.refuse(key, format!("{DEATHS} workers died of taking it"));
+            }
+        }
+        let (machines, greetings): (Vec<_>, Vec<_>) =
+            self.connections.iter().partition(|(_, connection)| connection.log.is_some());
+        self.news = machines.iter().chain(&greetings).map(|(key, _)| **key).collect();
+        self.start_later();
+    }
+}
+
+impl fmt::Debug for Keeper {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Keeper")
+            .field("socket", &self.socket)
+            .field("options", &self.options)
+            .field("served", &self.served)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,55 @@
+//! How machines are served: [`ServerOptions`], [`OnFailure`].
+
+use std::time::Duration;
+
+/// What becomes of a machine that touches a page which cannot be produced.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum OnFailure {
+    /// Its monitor is killed. No other choice is safe for a machine: where the monitor or the kernel
+    /// emulates an access, a bad page reads as zero.
+    #[default]
+    Kill,
+    /// The page is bad: an access that is not emulated raises `SIGBUS` in the monitor.
+    Poison,
+    /// The machine waits until it is ended.
+    Hold,
+}
+
+/// How machines are served. A keeper and its worker have the same.
+#[derive(Clone, Debug)]
+pub struct ServerOptions {
+    pub(crate) mode: u32,
+    pub(crate) on_failure: OnFailure,
+    pub(crate) deadline: Duration,
+}
+
+impl Default for ServerOptions {
+    fn default() -> Self {
+        let (mode, on_failure) = (0o600, OnFailure::default());
+        Self { mode, on_failure, deadline: Duration::from_secs(30) }
+    }
+}
+
+impl ServerOptions {
+    /// Sets who may connect, as the mode of a file: its owner alone by default.
+    #[must_use]
+    pub fn mode(mut self, mode: u32) -> Self {
+        self.mode = mode;
+        self
+    }
+
+    /// Sets what becomes of a machine whose page cannot be produced: its monitor is killed by default.
+    #[must_use]
+    pub fn on_failure(mut self, on_failure: OnFailure) -> Self {
+        self.on_failure = on_failure;
+        self
+    }
+
+    /// Sets how long a page may take to be produced, and how long there may be no worker: 30 seconds by
+    /// default.
+    #[must_use]
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = deadline;
+        self
+    }
+}

@@ -1,0 +1,262 @@
+//! Answering the faults of machines: [`Worker`]. One thread waits for connections, which a keeper hands
+//! over, and for the end of machines; faults are answered by the threads of an [`Engine`].
+
+use std::collections::HashMap;
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use uzone_fault::{
+    AdoptedMemory, Backing, Engine, EngineOptions, FileBacking, PageSize, Remote, RemoteRegion,
+};
+use uzone_os::MessageSocket;
+use uzone_os::peer::Peer;
+use uzone_os::uffd::{EventSet, ReadyKeys};
+use uzone_snapshot::{Image, OpenOptions, SnapshotBacking, SnapshotError};
+
+use crate::error::ServeError;
+use crate::event::ServeEvent;
+use crate::handshake::{self, HandshakeError, MESSAGE_BYTES};
+use crate::link::{self, Handover, Report};
+use crate::options::{OnFailure, ServerOptions};
+use crate::session::{Session, SessionParts};
+
+/// The key of the keeper; sessions have their numbers, which start at 1.
+const KEEPER: u64 = 0;
+/// How often a machine is probed whose monitor ended before it did.
+const PROBE: Duration = Duration::from_millis(200);
+
+/// How a packed image starts: a frame of zstd, or one that is skipped. RFC 8878.
+const ZSTD_FRAME: u32 = 0xfd2f_b528;
+const FIRST_SKIPPABLE: u32 = 0x184d_2a50;
+const LAST_SKIPPABLE: u32 = 0x184d_2a5f;
+/// What the length of raw memory is a multiple of.
+const RAW_PAGE: u64 = 4096;
+
+/// Answers the faults of machines from one image, in a process of its own.
+pub struct Worker {
+    backing: Arc<dyn Backing>,
+    engine: Engine,
+    options: ServerOptions,
+    set: EventSet,
+    sessions: HashMap<u64, Session>,
+    /// Sessions whose monitor has ended.
+    orphans: Vec<u64>,
+}
+
+impl Worker {
+    /// Opens `image`, a packed image or the raw bytes of memory.
+    ///
+    /// # Errors
+    /// [`ServeError`]: the image cannot be read, or a thread is refused.
+    pub fn open(image: &Path, options: ServerOptions) -> Result<Self, ServeError> {
+        let backing = open(image)?;
+        let engine = Engine::with(EngineOptions::default())?;
+        let set = EventSet::new().map_err(ServeError::Wait)?;
+        Ok(Self { backing, engine, options, set, sessions: HashMap::new(), orphans: Vec::new() })
+    }
+
+    /// Serves the machines that a keeper hands over, by the descriptor that its start of this process was
+    /// given. Returns when the keeper has ended, with how many machines are left to
+    /// [`Worker::serve_the_rest`].
+    ///
+    /// # Errors
+    /// [`ServeError::Wait`] if the system refuses to wait, or `keeper` is no such descriptor.
+    pub fn run(&mut self, keeper: OwnedFd) -> Result<usize, ServeError> {
+        let keeper = Arc::new(MessageSocket::from_fd(keeper).map_err(ServeError::Wait)?);
+        self.set.add(&*keeper, KEEPER).map_err(ServeError::Wait)?;
+        let (mut room, mut ready) = (link::room(), ReadyKeys::new());
+        let mut is_kept = link::report(&keeper, &Report::Next, None).is_ok();
+        while is_kept {
+            self.wait(&mut ready)?;
+            for &key in ready.keys() {
+                if key != KEEPER {
+                    self.monitor_ended(key);
+                    continue;
+                }
+                is_kept = match link::receive(&keeper, &mut room) {
+                    Ok(Some(handover)) => {
+                        let session = handover.header.session;
+                        if !self.sessions.contains_key(&session) {
+                            self.take(&keeper, handover);
+                        }
+                        link::report(&keeper, &Report::Next, None).is_ok()
+                    }
+                    // A message that is none is of no keeper of this version.
+                    Ok(None) | Err(_) => false,
+                };
+            }
+            self.end_the_gone(|event| {
+                // Without a keeper there is no log.
+                let _ = link::report(&keeper, &Report::Event(event), None);
+            });
+        }
+        let _ = self.set.remove(&*keeper);
+        Ok(self.sessions.len())
+    }
+
+    /// Serves the machines that are left when the keeper has ended, until the last of them has.
+    ///
+    /// # Errors
+    /// [`ServeError::Wait`] if the system refuses to wait.
+    pub fn serve_the_rest(&mut self) -> Result<(), ServeError> {
+        let mut ready = ReadyKeys::new();
+        while !self.sessions.is_empty() {
+            self.wait(&mut ready)?;
+            ready.keys().iter().for_each(|key| self.monitor_ended(*key));
+            self.end_the_gone(|_| {});
+        }
+        Ok(())
+    }
+
+    fn wait(&self, ready: &mut ReadyKeys) -> Result<(), ServeError> {
+        let timeout = (!self.orphans.is_empty()).then_some(PROBE);
+        self.set.wait(ready, timeout).map_err(ServeError::Wait)
+    }
+
+    /// Looks at a session by the clock from now on: the pidfd of its monitor stays ready.
+    fn monitor_ended(&mut self, number: u64) {
+        if let Some(session) = self.sessions.get(&number) {
+            let _ = self.set.remove(session.peer());
+            self.orphans.push(number);
+        }
+    }
+
+    /// Ends sessions whose memory is gone.
+    fn end_the_gone(&mut self, mut ended: impl FnMut(ServeEvent)) {
+        let sessions = &mut self.sessions;
+        self.orphans.retain(|number| {
+            let Some(session) = sessions.get(number) else { return false };
+            if session.is_gone() {
+                ended(session.ended());
+                sessions.remove(number);
+            }
+            sessions.contains_key(number)
+        });
+    }
+
+    /// Takes a connection, whose message may not be whole yet.
+    fn take(&mut self, keeper: &Arc<MessageSocket>, handover: Handover) {
+        let number = handover.header.session;
+        let pid = handover.header.pid;
+        let report = match message_of(&handover) {
+            Ok(None) => return,
+            // A probe of whether there is a server.
+            Err(HandshakeError::Ended(0)) if handover.fds.is_empty() => Report::Probe(number),
+            Ok(Some((regions, page))) => match self.serve(keeper, handover, regions, page) {
+                Ok(()) => return,
+                Err(reason) => refused(number, pid, reason),
+            },
+            Err(error) => refused(number, pid, error.to_string()),
+        };
+        // If it was not sent, the keeper has ended, which the next receive finds.
+        let _ = link::report(keeper, &report, None);
+    }
+
+    fn serve(
+        &mut self,
+        keeper: &Arc<MessageSocket>,
+        handover: Handover,
+        regions: Vec<RemoteRegion>,
+        page: PageSize,
+    ) -> Result<(), String> {
+        let Handover { header, pidfd, log: before, mut fds, .. } = handover;
+        let number = header.session;
+        if self.options.on_failure == OnFailure::Kill && !header.can_be_killed {
+            return Err(format!(
+                "process {} of user {} may not be killed by this server: run it as that user, or serve \
+                 with --on-failure poison or hold",
+                header.pid, header.uid
+            ));
+        }
+        let peer = Peer::from_parts(header.pid, header.uid, pidfd);
+        let peer = peer.ok_or("the monitor has no number")?;
+        let fd = fds.pop().ok_or("the userfaultfd is lost")?;
+        let remote = Remote::adopt(fd).map_err(|error| error.to_string())?;
+        let removals = AdoptedMemory::log(&regions, page, before);
+        let removals = removals.map_err(|error| error.to_string())?;
+        // The keeper has the log before the first event is read.
+        link::report(keeper, &Report::Reading(number), removals.fd())
+            .map_err(|cause| format!("the keeper does not answer: {cause}"))?;
+        let link = keeper.clone();
+        let session = Session::start(SessionParts {
+            number,
+            peer: Arc::new(peer),
+            remote,
+            regions,
+            page,
+            removals,
+            backing: self.backing.clone(),
+            engine: &self.engine,
+            options: &self.options,
+            log: Arc::new(move |event| link::report(&link, &Report::Event(event), None).is_ok()),
+        })?;
+        self.set.add(session.peer(), number).map_err(|cause| cause.to_string())?;
+        self.sessions.insert(number, session);
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Worker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Worker")
+            .field("options", &self.options)
+            .field("sessions", &self.sessions.len())
+            .finish_non_exhaustive()
+    }
+}
+
+fn refused(session: u64, pid: u32, reason: String) -> Report {
+    Report::Event(ServeEvent::Refused { session, pid, reason, was_killed: false })
+}
+
+/// Returns what a monitor sent, or `None` if that is not whole yet.
+fn message_of(
+    handover: &Handover,
+) -> Result<Option<(Vec<RemoteRegion>, PageSize)>, HandshakeError> {
+    let bytes = &handover.bytes;
+    if bytes.len() > MESSAGE_BYTES {
+        return Err(HandshakeError::TooLong);
+    }
+    let descriptors = handover.header.descriptors;
+    match handshake::regions(bytes)? {
+        None if handover.header.is_ended => Err(HandshakeError::Ended(bytes.len())),
+        None if descriptors > 1 => Err(HandshakeError::Descriptors(descriptors)),
+        Some(_) if descriptors != 1 => Err(HandshakeError::Descriptors(descriptors)),
+        message => Ok(message),
+    }
+}
+
+/// Opens a packed image, or the raw bytes of memory. A packed image that lost its end would look like raw
+/// bytes, and a machine would get what is compressed for its memory: so a file that starts as a packed image
+/// does, or is not whole pages, is not taken for raw.
+fn open(path: &Path) -> Result<Arc<dyn Backing>, ServeError> {
+    let not_packed = match Image::open(path, &OpenOptions::default()) {
+        Ok(image) => return Ok(Arc::new(SnapshotBacking::new(Arc::new(image)))),
+        Err(error @ SnapshotError::NotAnImage { .. }) => error,
+        Err(error) => return Err(error.into()),
+    };
+    let failed = |cause| {
+        let name = path.display().to_string();
+        SnapshotError::Read { name, offset: 0, len_bytes: 0, cause }
+    };
+    let file = File::open(path).map_err(failed)?;
+    let len = file.metadata().map_err(failed)?.len();
+    let mut start = [0; 4];
+    let is_packed = match file.read_exact_at(&mut start, 0) {
+        Ok(()) => {
+            matches!(u32::from_le_bytes(start), ZSTD_FRAME | FIRST_SKIPPABLE..=LAST_SKIPPABLE)
+        }
+        Err(cause) if cause.kind() == io::ErrorKind::UnexpectedEof => true,
+        Err(cause) => return Err(failed(cause).into()),
+    };
+    if is_packed || len % RAW_PAGE != 0 {
+        return Err(not_packed.into());
+    }
+    Ok(Arc::new(FileBacking::new(file).map_err(failed)?))
+}
