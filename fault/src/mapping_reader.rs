@@ -306,14 +306,15 @@ impl MappingReader {
         }
         if let Some(after) = self.deadline {
             while let Some(page) = self.core.pending().older_than(after) {
-                self.core.time_out(page, after);
+                let is_produced = self.late.iter().any(|(late, _)| *late == page);
+                self.core.time_out(page, after, is_produced);
             }
         }
     }
 
     /// Installs a page that the pool produced for this thread.
     pub(crate) fn install(&mut self, page: u64, staged: Staged) {
-        if let Some(staged) = self.core.install(page, staged) {
+        if let Some(staged) = self.core.install(page, staged, self.deadline.is_some()) {
             self.late_since = Instant::now();
             self.late.push_back((page, staged));
         }

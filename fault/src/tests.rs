@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 use proptest::prelude::*;
 use uzone_os::Vaddr;
@@ -608,10 +609,31 @@ fn a_hole_of_a_memory_file_of_another_process_is_zero() {
     for (page, byte) in [(7, right(7)), (8, 0)] {
         assert!(core.contents().claim(page));
         let staged = core.stage(page, &mut state);
-        assert!(core.install(page, staged).is_none());
+        assert!(core.install(page, staged, false).is_none());
         assert_eq!(kernel.lock().pages[&page], Some(byte));
         assert_eq!(core.contents().get(page), Content::Present);
     }
+}
+
+#[test]
+fn a_page_of_another_process_that_has_no_memory_for_it_waits_until_the_deadline() {
+    let policy = Policy { removed_is_zero: true, ..POLICY };
+    // No memory, twice, and then as it should be.
+    let (kernel, core) =
+        core_of(policy, vec![1, 32, 3, 3], Arc::new(Continuing), Advice::Normal, 1);
+    let mut state = ReaderState::new(PAGE);
+    assert!(core.contents().claim(7) && core.contents().claim(8));
+    let mut staged = core.stage(7, &mut state);
+    for _ in 0..2 {
+        staged = core.install(7, staged, true).expect("it is tried again");
+        assert_eq!(core.contents().get(7), Content::Filling);
+    }
+    assert!(core.install(7, staged, true).is_none());
+    assert_eq!(kernel.lock().pages[&7], Some(right(7)));
+    assert!(core.last_failure().is_none());
+    core.time_out(8, Duration::from_secs(1), true);
+    let reason = core.last_failure().expect("it was given up").reason;
+    assert!(reason.contains("memory limit"), "{reason}");
 }
 
 #[test]

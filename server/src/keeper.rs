@@ -7,6 +7,7 @@ use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::Child;
 use std::time::{Duration, Instant};
@@ -41,6 +42,8 @@ const BACKOFF: Duration = Duration::from_millis(5);
 const BACKOFF_MOST: Duration = Duration::from_millis(50);
 /// How many workers may die of taking one connection.
 const DEATHS: u32 = 3;
+/// `SIGKILL`, as the status of a process has it.
+const KILL: i32 = 9;
 
 /// What a keeper did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -463,6 +466,7 @@ impl Keeper {
         let _ = self.set.remove(&worker.socket);
         let _ = worker.child.kill();
         let status = worker.child.wait();
+        let was_killed = status.as_ref().is_ok_and(|status| status.signal() == Some(KILL));
         let status = status.map_or_else(|cause| cause.to_string(), |status| status.to_string());
         let (taking, ran) = (worker.taking, worker.since.elapsed());
         drop(worker);
@@ -472,7 +476,8 @@ impl Keeper {
         if ran >= STEADY {
             self.failures = 0;
         }
-        if let Some(key) = taking
+        // A process that was killed from outside did not die of what it did.
+        if let Some(key) = taking.filter(|_| !was_killed)
             && let Some(connection) = self.connections.get_mut(&key)
         {
             connection.deaths += 1;

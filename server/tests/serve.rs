@@ -458,7 +458,9 @@ fn machines_notice_nothing_but_a_pause_when_workers_are_killed() {
                 for machine in &mut three {
                     let status = end_of(machine);
                     is_over.fetch_or(!status.success(), Ordering::AcqRel);
-                    assert!(status.success(), "{status}");
+                    let events = server.events.lock().unwrap();
+                    let last = &events[events.len().saturating_sub(20)..];
+                    assert!(status.success(), "{status}: {last:?}");
                 }
                 machines += 3;
             }

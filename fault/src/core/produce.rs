@@ -4,6 +4,7 @@ use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use uzone_os::uffd::{self, AnswerError};
 use uzone_pages::Content;
 
 use super::{Core, ReaderState};
@@ -136,8 +137,9 @@ impl Core {
     }
 
     /// Installs a page that an I/O thread produced for this one, if it is still wanted. Returns what the
-    /// kernel deferred.
-    pub(crate) fn install(&self, page: u64, staged: Staged) -> Option<Staged> {
+    /// kernel deferred. With `waits`, it is deferred too if there is no memory for it: the process whose page
+    /// it is may get some back.
+    pub(crate) fn install(&self, page: u64, staged: Staged, waits: bool) -> Option<Staged> {
         if self.pages.contents.get(page) != Content::Filling {
             // It was removed or given up meanwhile, and its waiters were woken.
             return None;
@@ -163,10 +165,13 @@ impl Core {
         };
         let progress = window.state;
         let mut outcome = FaultOutcome::Failed;
+        let is_short = |error: &AnswerError| {
+            matches!(error, AnswerError::Refused { refusal: uffd::Refusal::NoMemory, .. })
+        };
         if progress.wanted_is_done {
             Counters::add(&self.pages.counters.demand, 1);
             outcome = FaultOutcome::Produced;
-        } else if progress.deferred {
+        } else if progress.deferred || waits && answer.as_ref().is_err_and(is_short) {
             Counters::add(&self.pages.counters.deferred, 1);
             return Some(staged);
         } else if progress.gone {
@@ -207,10 +212,18 @@ impl Core {
         }
     }
 
-    /// Gives up a page that its backing did not produce within `after`.
-    pub(crate) fn time_out(&self, page: u64, after: Duration) {
+    /// Gives up a page that its backing did not produce within `after`, or that the kernel did not take if it
+    /// `is_produced`.
+    pub(crate) fn time_out(&self, page: u64, after: Duration, is_produced: bool) {
         if self.pages.contents.get(page) == Content::Filling {
-            let text = format!("the backing did not produce the page within {after:?}");
+            let text = if is_produced {
+                format!(
+                    "the kernel did not take the page within {after:?}: the process that it is for may be \
+                     at the memory limit of its cgroup, or the host has no memory left"
+                )
+            } else {
+                format!("the backing did not produce the page within {after:?}")
+            };
             self.note_failure(page, &BackingError::Other(text.into()));
         }
         self.give_up(page);
