@@ -23,6 +23,7 @@ use crate::mapping_reader::EVENTS;
 use crate::options::LazyOptions;
 use crate::page_states::PageStates;
 use crate::pages::Policy;
+use crate::prefetch::Prefetch;
 use crate::record::Recorder;
 
 impl Engine {
@@ -165,6 +166,15 @@ impl AdoptedMemory {
             }
         }
         Ok(log)
+    }
+
+    /// Has the pages with these bytes of the backing installed before they are touched, in this order, while
+    /// no fault is pending: those that an earlier run touched, for instance. Pages that are there already and
+    /// bytes that there are not are passed over. It returns at once.
+    pub fn prefetch(&self, offsets: &[u64]) {
+        if let Some(attached) = &self.attached {
+            attached.prefetch(&Prefetch::new(offsets, self.core.page_size()));
+        }
     }
 
     /// Stops answering and returns the descriptor for the next server. Threads that wait for a page go on

@@ -29,6 +29,7 @@ use uzone_os::uffd::{Doorbell, EventSet, ReadyKeys};
 use crate::error::{caught, discard};
 use crate::io_pool::Submit;
 use crate::mapping_reader::{MappingReader, Scratch};
+use crate::prefetch::{CHUNKS, Chunk, Prefetch};
 use crate::staged::Staged;
 
 /// The key of the bell.
@@ -45,6 +46,7 @@ enum Message {
     Join { key: u64, reader: Box<MappingReader> },
     Leave { key: u64, done: SyncSender<()> },
     Install { key: u64, page: u64, staged: Staged },
+    Prefetch { key: u64, chunk: Chunk },
     Stop,
 }
 
@@ -91,6 +93,11 @@ impl LoopHandle {
     pub(crate) fn install(&self, key: u64, page: u64, staged: Staged) {
         // If the loop is not woken now, the next message wakes it.
         let _ = self.0.send(Message::Install { key, page, staged });
+    }
+
+    /// Hands pages over that are ready.
+    pub(crate) fn prefetch(&self, key: u64, chunk: Chunk) {
+        let _ = self.0.send(Message::Prefetch { key, chunk });
     }
 }
 
@@ -177,6 +184,16 @@ impl Drop for EventLoop {
 pub(crate) struct Attached {
     event_loop: Arc<EventLoop>,
     key: u64,
+}
+
+impl Attached {
+    /// Has pages installed before they are touched.
+    pub(crate) fn prefetch(&self, prefetch: &Arc<Prefetch>) {
+        for _ in 0..CHUNKS {
+            let chunk = Chunk::before_the_first(prefetch.clone());
+            self.event_loop.handle().prefetch(self.key, chunk);
+        }
+    }
 }
 
 impl Drop for Attached {
@@ -271,6 +288,12 @@ impl Runner {
                             reader.fail();
                         }
                         self.note_timer(key);
+                    }
+                }
+                Message::Prefetch { key, chunk } => {
+                    if let Some(reader) = self.readers.get_mut(&key) {
+                        reader.prefetch(chunk);
+                        self.activate(key);
                     }
                 }
                 Message::Stop => {

@@ -24,6 +24,7 @@ use uzone_pages::Content;
 use crate::core::{Core, ReaderState};
 use crate::error::{caught, discard};
 use crate::event_loop::LoopHandle;
+use crate::prefetch::PrefetchJob;
 use crate::record::FaultOutcome;
 use crate::stats::Counters;
 
@@ -84,6 +85,8 @@ struct Queues {
     /// Pages for which threads of the pool wait: those go first. No more than there are such threads.
     nested: VecDeque<Job>,
     ahead: VecDeque<(Arc<Core>, Range<u64>)>,
+    /// Chunks to be made ready, a few for each mapping.
+    prefetch: VecDeque<PrefetchJob>,
     /// How many threads are reading ahead.
     reading_ahead: usize,
     /// How many threads there are besides those that the pool was started with.
@@ -95,6 +98,12 @@ struct Queues {
     /// Which of them took a fault in a backing, until their job ends.
     waiting: Vec<Waiting>,
     is_closed: bool,
+}
+
+/// What is done while no thread waits for a page.
+enum Ahead {
+    Sequential(Arc<Core>, Range<u64>),
+    Prefetch(PrefetchJob),
 }
 
 /// A thread of the pool that waits for a page of other memory, or did so a moment ago.
@@ -123,6 +132,11 @@ impl Queues {
         }
         self.ended(thread);
         self.waiting.push(Waiting { thread, core: Arc::downgrade(core), page });
+    }
+
+    fn next_ahead(&mut self) -> Option<Ahead> {
+        let ahead = self.ahead.pop_front().map(|(core, pages)| Ahead::Sequential(core, pages));
+        ahead.or_else(|| self.prefetch.pop_front().map(Ahead::Prefetch))
     }
 
     /// Notes that a thread of the pool has ended a job, and so waits for nothing.
@@ -244,6 +258,12 @@ impl IoPool {
         true
     }
 
+    /// Queues a chunk to be made ready.
+    pub(crate) fn prefetch(&self, job: PrefetchJob) {
+        self.shared.lock().prefetch.push_back(job);
+        self.shared.ready.notify_one();
+    }
+
     /// Queues pages to be read ahead, unless too many are.
     pub(crate) fn read_ahead(&self, core: &Arc<Core>, pages: Range<u64>) {
         let count = pages.end.saturating_sub(pages.start);
@@ -291,12 +311,17 @@ fn work(shared: &Shared) {
             queues = shared.lock();
             queues.ended(thread);
         } else if queues.reading_ahead < shared.most_ahead
-            && let Some((core, pages)) = queues.ahead.pop_front()
+            && let Some(ahead) = queues.next_ahead()
         {
             queues.reading_ahead += 1;
             drop(queues);
-            core.read_ahead(pages);
-            discard(core);
+            match ahead {
+                Ahead::Sequential(core, pages) => {
+                    core.read_ahead(pages);
+                    discard(core);
+                }
+                Ahead::Prefetch(job) => job.run(),
+            }
             queues = shared.lock();
             queues.reading_ahead -= 1;
             queues.ended(thread);

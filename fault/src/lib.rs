@@ -92,6 +92,7 @@ mod pages;
 mod pending;
 mod placement;
 mod populate;
+mod prefetch;
 mod record;
 #[doc(hidden)]
 pub mod rehearsal;

@@ -19,6 +19,7 @@ use crate::costs::{CONTINUED_NS, COPIED_NS, CostMeter};
 use crate::fault_memory::FaultMemory;
 use crate::io_pool::{IoPool, Submit};
 use crate::pending::Awaited;
+use crate::prefetch::{Chunk, PrefetchJob};
 use crate::record::{FaultClass, FaultOutcome, FaultRecord};
 use crate::staged::Staged;
 use crate::stats::Counters;
@@ -108,6 +109,8 @@ pub(crate) struct MappingReader {
     /// Pages that an I/O thread produced for this one and that the kernel deferred.
     late: VecDeque<(u64, Staged)>,
     late_since: Instant,
+    /// Pages that are ready and will be touched.
+    chunks: VecDeque<Chunk>,
     children: Children,
     /// Where its events are read to, if they must outlive this process.
     logged: Option<EventBuffer>,
@@ -153,6 +156,7 @@ impl MappingReader {
             look: AdaptiveSpin::new(spin),
             late: VecDeque::new(),
             late_since: Instant::now(),
+            chunks: VecDeque::new(),
             children: Children::new(),
             logged: log.map(EventBuffer::logged),
             has_failed: false,
@@ -214,7 +218,7 @@ impl MappingReader {
                 std::thread::yield_now();
                 is_busy = true;
             } else {
-                is_busy = self.core.map_around(&mut self.state);
+                is_busy = self.core.map_around(&mut self.state) || self.map_prefetched(submit);
             }
             if is_busy {
                 self.look.worked(read_at);
@@ -278,7 +282,29 @@ impl MappingReader {
     /// Returns whether the reader can sleep right after a step that answered faults, because it does not
     /// poll and has no neighbours to install.
     pub(crate) fn rests(&self) -> bool {
-        self.look.most.is_zero() && !self.state.has_neighbours()
+        self.look.most.is_zero() && !self.state.has_neighbours() && self.chunks.is_empty()
+    }
+
+    /// Takes pages that are ready, to be installed while no fault is pending.
+    pub(crate) fn prefetch(&mut self, chunk: Chunk) {
+        self.chunks.push_back(chunk);
+    }
+
+    /// Installs some pages that will be touched. Returns whether there were any.
+    fn map_prefetched(&mut self, submit: &Submit<'_>) -> bool {
+        let Some(chunk) = self.chunks.front_mut() else { return false };
+        if let Some(pages) = chunk.take(self.core.page_size()) {
+            let filled = self.core.map_ready(pages, &mut self.state);
+            Counters::bump(&self.core.by_reader().populated, filled);
+        } else if let Some(chunk) = self.chunks.pop_front() {
+            self.pool.prefetch(PrefetchJob {
+                core: self.core.clone(),
+                prefetch: chunk.prefetch,
+                filler: submit.filler.clone(),
+                key: submit.key,
+            });
+        }
+        true
     }
 
     /// Returns when deferred work is due, if there is any.

@@ -62,7 +62,8 @@ pub struct FaultStats {
     pub demand: u64,
     /// Pages that were installed around those, or ahead of a sequential reader.
     pub around: u64,
-    /// Pages that were installed by [`LazyMapping::populate`](crate::LazyMapping::populate).
+    /// Pages that were installed by [`LazyMapping::populate`](crate::LazyMapping::populate), or by
+    /// [`AdoptedMemory::prefetch`](crate::AdoptedMemory::prefetch).
     pub populated: u64,
     /// Pages that were not ready and were queued for the I/O threads.
     pub queued: u64,

@@ -319,3 +319,43 @@ fn what_was_read_by_a_server_that_died_of_it_is_known_to_the_next() {
         engine.adopt_logged(remote(), vec![other], size, Arc::new(ZeroBacking), &options, log);
     assert!(matches!(answer, Err(MapError::Backing { .. })), "{answer:?}");
 }
+
+#[test]
+fn what_is_prefetched_is_there_when_it_is_touched_and_what_was_given_back_stays_zero() {
+    let name = "what_is_prefetched_is_there_when_it_is_touched";
+    let features = Features::EVENT_REMOVE;
+    let uffd = match Uffd::open(features, Features::NONE, KernelFaults::IfAllowed) {
+        Ok(uffd) => Arc::new(uffd),
+        Err(error) => return skip(name, &error.to_string()),
+    };
+    let len = ByteLen::new(PAGES * page());
+    let mapping = Mapping::anonymous(len, Anonymous::default()).unwrap();
+    let memory = Registered::new(uffd.clone(), mapping, Modes::MISSING).unwrap();
+    let start = Vaddr::new(memory.mapping().addr().get() as u64);
+    let regions = vec![RemoteRegion { start, len, offset: 0 }];
+    let remote = Remote::adopt(uffd.as_fd().try_clone_to_owned().unwrap()).unwrap();
+    let engine = Engine::new(NonZeroUsize::MIN).unwrap();
+    let backing = Arc::new(FunctionBacking::quick(|offset, out: &mut [u8]| {
+        fill(offset, out);
+        Ok(())
+    }));
+    let options = LazyOptions::default().advice(Advice::Random);
+    let server = engine.adopt(remote, regions, probe::page_size(), backing, &options).unwrap();
+    memory.mapping().discard(8 * page()..16 * page()).unwrap();
+    // Every second page in a wild order, some twice, and some that there are not.
+    let wanted = (0..PAGES).map(|at| at * 37 % PAGES).filter(|at| at % 2 == 0);
+    let mut offsets: Vec<u64> = wanted.map(|at| at * page() + at).collect();
+    offsets.extend([0, PAGES * page(), u64::MAX, 0]);
+    server.prefetch(&offsets);
+    let begin = std::time::Instant::now();
+    while server.stats().populated < PAGES / 2 - 4 {
+        assert!(begin.elapsed().as_secs() < 60, "{:?}", server.stats());
+        thread::yield_now();
+    }
+    (0..PAGES).step_by(2).filter(|at| !(8..16).contains(at)).for_each(|at| {
+        check(&memory, at, 0, false);
+    });
+    assert_eq!(server.stats().faults, 0);
+    (0..PAGES).for_each(|at| check(&memory, at, 0, (8..16).contains(&at)));
+    assert_eq!(server.stats().populated, PAGES / 2 - 4);
+}
