@@ -19,7 +19,9 @@ use signal_hook::iterator::Signals;
 use uzone_os::uffd::Doorbell;
 use uzone_pages::ByteLen;
 use uzone_report::human_duration;
-use uzone_server::{Keeper, OnFailure, ServeError, ServeEvent, Served, ServerOptions, Worker};
+use uzone_server::{
+    Keeper, OnFailure, Prefetch, ServeError, ServeEvent, Served, ServerOptions, Worker,
+};
 
 use crate::exit::{self, Exit, Failure};
 use crate::output::{Output, Report, Style};
@@ -64,6 +66,14 @@ pub(crate) struct Args {
     /// After how many seconds a page counts as one that cannot be produced
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     deadline: u64,
+    /// Record in FILE which pages machines touch, in that order, beside those that it has; faults are answered
+    /// one page at a time then
+    #[arg(long, value_name = "FILE")]
+    record: Option<PathBuf>,
+    /// The pages to install before they are touched: a file of --record, or `none` [default: the working set of the
+    /// image]
+    #[arg(long, value_name = "FILE")]
+    prefetch: Option<PathBuf>,
     /// Answer faults for the process at standard input, which started this one
     #[arg(long, hide = true)]
     worker: bool,
@@ -185,6 +195,12 @@ fn options(args: &Args) -> ServerOptions {
     ServerOptions::default()
         .mode(args.mode)
         .deadline(Duration::from_secs(args.deadline))
+        .record(args.record.clone())
+        .prefetch(match &args.prefetch {
+            None => Prefetch::OfImage,
+            Some(file) if file.as_os_str() == "none" => Prefetch::No,
+            Some(file) => Prefetch::File(file.clone()),
+        })
         .on_failure(match args.on_failure {
             Failing::Kill => OnFailure::Kill,
             Failing::Poison => OnFailure::Poison,

@@ -39,6 +39,15 @@ pub enum ServeError {
     /// The threads that answer faults cannot be started.
     #[error(transparent)]
     Engine(#[from] MapError),
+    /// The list of pages that machines touched cannot be read or written.
+    #[error("cannot use the working set {}: {cause}", path.display())]
+    WorkingSet {
+        /// The file.
+        path: PathBuf,
+        /// What the system answered.
+        #[source]
+        cause: io::Error,
+    },
     /// The worker process cannot be started.
     #[error("cannot start the process that answers faults: {0}")]
     Start(#[source] io::Error),
@@ -65,7 +74,10 @@ impl ServeError {
         };
         match self {
             Self::Image(error) => error.kind(),
-            Self::Listen { cause, .. } | Self::Start(cause) | Self::Wait(cause) => of_io(cause),
+            Self::Listen { cause, .. }
+            | Self::WorkingSet { cause, .. }
+            | Self::Start(cause)
+            | Self::Wait(cause) => of_io(cause),
             Self::InUse { .. } => ErrorKind::Busy,
             Self::NotASocket { .. } => ErrorKind::InvalidInput,
             Self::Engine(_) | Self::Worker { .. } => ErrorKind::Io,

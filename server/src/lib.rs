@@ -17,6 +17,7 @@
 //! | `socket` | the socket that monitors connect to |
 //! | `handshake` | what a monitor sends, from bytes to regions |
 //! | `session` | one machine: its memory, and what becomes of it if a page fails |
+//! | `working_set` | the pages that machines touched, recorded and read |
 //! | `event`, `options`, `error` | [`ServeEvent`], [`ServerOptions`] and [`OnFailure`], [`ServeError`] |
 #![forbid(unsafe_code)]
 
@@ -29,10 +30,11 @@ mod options;
 mod session;
 mod socket;
 mod worker;
+mod working_set;
 
 pub use error::ServeError;
 pub use event::ServeEvent;
 pub use handshake::{HandshakeError, regions};
 pub use keeper::{Keeper, Served};
-pub use options::{OnFailure, ServerOptions};
+pub use options::{OnFailure, Prefetch, ServerOptions};
 pub use worker::Worker;

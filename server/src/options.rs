@@ -1,5 +1,6 @@
-//! How machines are served: [`ServerOptions`], [`OnFailure`].
+//! How machines are served: [`ServerOptions`], [`OnFailure`], [`Prefetch`].
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// What becomes of a machine that touches a page which cannot be produced.
@@ -21,12 +22,27 @@ pub struct ServerOptions {
     pub(crate) mode: u32,
     pub(crate) on_failure: OnFailure,
     pub(crate) deadline: Duration,
+    pub(crate) record: Option<PathBuf>,
+    pub(crate) prefetch: Prefetch,
+}
+
+/// Which pages are installed before a machine touches them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Prefetch {
+    /// The working set of the image, if it has one.
+    #[default]
+    OfImage,
+    /// Those of a file that was recorded ([`ServerOptions::record`]).
+    File(PathBuf),
+    /// None.
+    No,
 }
 
 impl Default for ServerOptions {
     fn default() -> Self {
         let (mode, on_failure) = (0o600, OnFailure::default());
-        Self { mode, on_failure, deadline: Duration::from_secs(30) }
+        let (deadline, prefetch) = (Duration::from_secs(30), Prefetch::default());
+        Self { mode, on_failure, deadline, record: None, prefetch }
     }
 }
 
@@ -50,6 +66,22 @@ impl ServerOptions {
     #[must_use]
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
+        self
+    }
+
+    /// Records which pages machines touch, and in which order, in a file: a page number a line. What the file
+    /// has already stays in it. Faults are answered one page at a time then, so that each page is seen.
+    #[must_use]
+    pub fn record(mut self, path: impl Into<Option<PathBuf>>) -> Self {
+        self.record = path.into();
+        self
+    }
+
+    /// Sets which pages are installed before a machine touches them, while it waits for none: the working
+    /// set of the image by default.
+    #[must_use]
+    pub fn prefetch(mut self, prefetch: Prefetch) -> Self {
+        self.prefetch = prefetch;
         self
     }
 }

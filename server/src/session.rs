@@ -5,13 +5,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use uzone_fault::{
-    AdoptedMemory, Backing, Engine, EventLog, FaultStats, LazyOptions, PageSize, Refusal, Remote,
-    RemoteRegion,
+    AdoptedMemory, Advice, Backing, Engine, EventLog, FaultStats, FaultTrace, LazyOptions,
+    PageSize, Refusal, Remote, RemoteRegion,
 };
 use uzone_os::peer::Peer;
 
 use crate::event::ServeEvent;
 use crate::options::{OnFailure, ServerOptions};
+
+/// How many faults are recorded between two looks at them, of 48 bytes each.
+const TRACED: usize = 1 << 18;
 
 /// Takes events, also by threads that answer faults. Returns whether another process has them.
 pub(crate) type Log = Arc<dyn Fn(ServeEvent) -> bool + Send + Sync>;
@@ -27,6 +30,8 @@ pub(crate) struct SessionParts<'a> {
     pub(crate) backing: Arc<dyn Backing>,
     pub(crate) engine: &'a Engine,
     pub(crate) options: &'a ServerOptions,
+    /// The bytes of the image to install before they are touched.
+    pub(crate) prefetch: &'a [u64],
     pub(crate) log: Log,
 }
 
@@ -53,17 +58,27 @@ impl Session {
             len_bytes: regions.iter().map(|region| region.len.get()).fold(0, u64::saturating_add),
             page_bytes: page.bytes(),
         };
-        let options = LazyOptions::default().deadline(parts.options.deadline);
+        let mut options = LazyOptions::default().deadline(parts.options.deadline);
+        if parts.options.record.is_some() {
+            // A page at a time, so that each one that is touched is seen.
+            options = options.advice(Advice::Random).trace(TRACED);
+        }
         let policy = parts.options.on_failure;
         let options = on_failure(options, number, peer.clone(), policy, &parts.log);
         let memory = parts.engine.adopt_logged(remote, regions, page, backing, &options, removals);
         let memory = memory.map_err(|error| error.to_string())?;
+        memory.prefetch(parts.prefetch);
         (parts.log)(connected);
         Ok(Self { number, peer, memory, remote: watched, since: Instant::now() })
     }
 
     pub(crate) fn peer(&self) -> &Peer {
         &self.peer
+    }
+
+    /// Takes the faults that were recorded since the last call.
+    pub(crate) fn take_trace(&self) -> FaultTrace {
+        self.memory.take_trace()
     }
 
     /// Returns whether its memory is gone: the process that connected may have ended before the one whose

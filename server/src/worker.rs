@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use uzone_fault::{
     AdoptedMemory, Backing, Engine, EngineOptions, FileBacking, PageSize, Remote, RemoteRegion,
@@ -23,13 +23,17 @@ use crate::error::ServeError;
 use crate::event::ServeEvent;
 use crate::handshake::{self, HandshakeError, MESSAGE_BYTES};
 use crate::link::{self, Handover, Report};
-use crate::options::{OnFailure, ServerOptions};
+use crate::options::{OnFailure, Prefetch, ServerOptions};
 use crate::session::{Session, SessionParts};
+use crate::working_set::{self, Recording};
 
 /// The key of the keeper; sessions have their numbers, which start at 1.
 const KEEPER: u64 = 0;
 /// How often a machine is probed whose monitor ended before it did.
 const PROBE: Duration = Duration::from_millis(200);
+
+/// How often it is written down which pages machines touch.
+const RECORD_EVERY: Duration = Duration::from_secs(2);
 
 /// How a packed image starts: a frame of zstd, or one that is skipped. RFC 8878.
 const ZSTD_FRAME: u32 = 0xfd2f_b528;
@@ -47,6 +51,10 @@ pub struct Worker {
     sessions: HashMap<u64, Session>,
     /// Sessions whose monitor has ended.
     orphans: Vec<u64>,
+    /// The bytes of the image to install before they are touched.
+    prefetch: Vec<u64>,
+    recording: Option<Recording>,
+    recorded: Instant,
 }
 
 impl Worker {
@@ -55,10 +63,30 @@ impl Worker {
     /// # Errors
     /// [`ServeError`]: the image cannot be read, or a thread is refused.
     pub fn open(image: &Path, options: ServerOptions) -> Result<Self, ServeError> {
-        let backing = open(image)?;
-        let engine = Engine::with(EngineOptions::default())?;
-        let set = EventSet::new().map_err(ServeError::Wait)?;
-        Ok(Self { backing, engine, options, set, sessions: HashMap::new(), orphans: Vec::new() })
+        let Opened { backing, working_set, page_bytes } = open(image)?;
+        let unusable = |path: &Path, cause| ServeError::WorkingSet { path: path.to_owned(), cause };
+        let pages = match &options.prefetch {
+            Prefetch::OfImage => working_set,
+            Prefetch::File(path) => {
+                working_set::read(path).map_err(|cause| unusable(path, cause))?
+            }
+            Prefetch::No => Vec::new(),
+        };
+        let recording = options.record.clone().map(|path| {
+            let recording = Recording::open(path.clone(), page_bytes);
+            recording.map_err(|cause| unusable(&path, cause))
+        });
+        Ok(Self {
+            backing,
+            engine: Engine::with(EngineOptions::default())?,
+            options,
+            set: EventSet::new().map_err(ServeError::Wait)?,
+            sessions: HashMap::new(),
+            orphans: Vec::new(),
+            prefetch: pages.into_iter().map(|page| page.saturating_mul(page_bytes)).collect(),
+            recording: recording.transpose()?,
+            recorded: Instant::now(),
+        })
     }
 
     /// Serves the machines that a keeper hands over, by the descriptor that its start of this process was
@@ -115,8 +143,25 @@ impl Worker {
     }
 
     fn wait(&self, ready: &mut ReadyKeys) -> Result<(), ServeError> {
-        let timeout = (!self.orphans.is_empty()).then_some(PROBE);
+        let orphans = (!self.orphans.is_empty()).then_some(PROBE);
+        let records = self.recording.is_some() && !self.sessions.is_empty();
+        let timeout = orphans.or(records.then_some(RECORD_EVERY));
         self.set.wait(ready, timeout).map_err(ServeError::Wait)
+    }
+
+    /// Writes down which pages were touched, if it is time.
+    fn record(&mut self, is_time: bool) {
+        let Some(recording) = &mut self.recording else { return };
+        if !is_time && self.recorded.elapsed() < RECORD_EVERY {
+            return;
+        }
+        for session in self.sessions.values() {
+            recording.add(&session.take_trace());
+        }
+        if let Err(cause) = recording.write() {
+            tracing::warn!(%cause, "the pages that machines touch cannot be recorded");
+        }
+        self.recorded = Instant::now();
     }
 
     /// Looks at a session by the clock from now on: the pidfd of its monitor stays ready.
@@ -129,6 +174,8 @@ impl Worker {
 
     /// Ends sessions whose memory is gone.
     fn end_the_gone(&mut self, mut ended: impl FnMut(ServeEvent)) {
+        // Before a session goes.
+        self.record(!self.orphans.is_empty());
         let sessions = &mut self.sessions;
         self.orphans.retain(|number| {
             let Some(session) = sessions.get(number) else { return false };
@@ -194,6 +241,7 @@ impl Worker {
             backing: self.backing.clone(),
             engine: &self.engine,
             options: &self.options,
+            prefetch: &self.prefetch,
             log: Arc::new(move |event| link::report(&link, &Report::Event(event), None).is_ok()),
         })?;
         self.set.add(session.peer(), number).map_err(|cause| cause.to_string())?;
@@ -232,12 +280,24 @@ fn message_of(
     }
 }
 
+/// An image.
+struct Opened {
+    backing: Arc<dyn Backing>,
+    /// The pages that an earlier run touched.
+    working_set: Vec<u64>,
+    page_bytes: u64,
+}
+
 /// Opens a packed image, or the raw bytes of memory. A packed image that lost its end would look like raw
 /// bytes, and a machine would get what is compressed for its memory: so a file that starts as a packed image
 /// does, or is not whole pages, is not taken for raw.
-fn open(path: &Path) -> Result<Arc<dyn Backing>, ServeError> {
+fn open(path: &Path) -> Result<Opened, ServeError> {
     let not_packed = match Image::open(path, &OpenOptions::default()) {
-        Ok(image) => return Ok(Arc::new(SnapshotBacking::new(Arc::new(image)))),
+        Ok(image) => {
+            let (working_set, page_bytes) = (image.working_set().to_vec(), image.page_bytes());
+            let backing = Arc::new(SnapshotBacking::new(Arc::new(image)));
+            return Ok(Opened { backing, working_set, page_bytes });
+        }
         Err(error @ SnapshotError::NotAnImage { .. }) => error,
         Err(error) => return Err(error.into()),
     };
@@ -258,5 +318,6 @@ fn open(path: &Path) -> Result<Arc<dyn Backing>, ServeError> {
     if is_packed || len % RAW_PAGE != 0 {
         return Err(not_packed.into());
     }
-    Ok(Arc::new(FileBacking::new(file).map_err(failed)?))
+    let backing = Arc::new(FileBacking::new(file).map_err(failed)?);
+    Ok(Opened { backing, working_set: Vec::new(), page_bytes: RAW_PAGE })
 }

@@ -24,7 +24,7 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use uzone_os::uffd::{Doorbell, Features, KernelFaults, Modes, Registered, Uffd};
 use uzone_os::{Anonymous, Mapping};
 use uzone_pages::ByteLen;
-use uzone_server::{Keeper, OnFailure, ServeEvent, Served, ServerOptions, Worker};
+use uzone_server::{Keeper, OnFailure, Prefetch, ServeEvent, Served, ServerOptions, Worker};
 use uzone_snapshot::Packer;
 
 const MACHINE: &str = "UZONE_SERVER_TEST_MACHINE";
@@ -152,11 +152,15 @@ fn start_worker(image: &Path, options: &str, keeper: OwnedFd) -> std::io::Result
         .spawn()
 }
 
-fn options(policy: &str) -> ServerOptions {
-    ServerOptions::default().on_failure(match policy {
-        "hold" => OnFailure::Hold,
-        _ => OnFailure::Kill,
-    })
+/// Returns the options that a word stands for; a file follows on some.
+fn options(words: &str) -> ServerOptions {
+    let options = ServerOptions::default();
+    match words.split_once(' ') {
+        Some(("record", file)) => options.record(PathBuf::from(file)),
+        Some(("prefetch", file)) => options.prefetch(Prefetch::File(file.into())),
+        _ if words == "hold" => options.on_failure(OnFailure::Hold),
+        _ => options,
+    }
 }
 
 /// No test, but the process that others start.
@@ -219,17 +223,18 @@ struct Running {
 }
 
 impl Running {
-    fn start(socket: &Path, image: &Path, policy: &'static str) -> Self {
+    fn start(socket: &Path, image: &Path, policy: &str) -> Self {
+        let (options, policy) = (options(policy), policy.to_owned());
         let (stop, events) = (Arc::new(Doorbell::new().unwrap()), Arc::<Mutex<Vec<_>>>::default());
         let worker = Arc::<AtomicU32>::default();
         let (log, started, image) = (events.clone(), worker.clone(), image.to_owned());
         let log = move |event: &ServeEvent| log.lock().unwrap().push(event.clone());
         let start = move |keeper| {
-            let child = start_worker(&image, policy, keeper)?;
+            let child = start_worker(&image, &policy, keeper)?;
             started.store(child.id(), Ordering::Release);
             Ok(child)
         };
-        let mut keeper = Keeper::bind(socket, options(policy), log, start).unwrap();
+        let mut keeper = Keeper::bind(socket, options, log, start).unwrap();
         let bell = stop.clone();
         let thread = Some(thread::spawn(move || keeper.run(&bell).unwrap()));
         Self { stop, events, worker, thread }
@@ -522,5 +527,41 @@ fn a_worker_whose_keeper_was_killed_serves_its_machines_to_their_end() {
         assert!(Instant::now() < give_up, "the worker does not end with its last machine");
         thread::sleep(Duration::from_millis(1));
     }
+    fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn what_a_machine_touched_is_recorded_and_is_there_before_the_next_touches_it() {
+    let name = "what_a_machine_touched_is_recorded_and_is_there_before_the_next_touches_it";
+    if is_machine(name) {
+        return;
+    }
+    let folder = folder("recorded");
+    let (socket, set) = (folder.join("sock"), folder.join("set"));
+    let faults = |words: &str| {
+        let server = Running::start(&socket, &folder.join("packed"), words);
+        let mut machine = machine(name, &socket);
+        assert!(end_of(&mut machine).success(), "{words}");
+        let ended = server.wait_for("the end", |event| matches!(event, ServeEvent::Ended { .. }));
+        server.stop();
+        let ServeEvent::Ended { faults, demand_pages, around_pages, .. } = ended else {
+            unreachable!()
+        };
+        (faults, demand_pages, around_pages)
+    };
+    let (recorded, _, around) = faults(&format!("record {}", set.display()));
+    assert!(
+        recorded >= PAGES && around == 0,
+        "each page is seen: {recorded} faults, {around} around"
+    );
+    let text = fs::read_to_string(&set).unwrap();
+    let mut pages: Vec<u64> = text.lines().map(|line| line.parse().unwrap()).collect();
+    pages.sort_unstable();
+    assert_eq!(pages, (0..PAGES).collect::<Vec<_>>());
+    // A set that is wrong costs time alone.
+    fs::write(folder.join("wrong"), "4096\nno page\n18446744073709551615\n").unwrap();
+    let wrong = faults(&format!("prefetch {}", folder.join("wrong").display()));
+    let replayed = faults(&format!("prefetch {}", set.display()));
+    eprintln!("faults: {recorded} recorded, {wrong:?} with a wrong set, {replayed:?} replayed");
     fs::remove_dir_all(folder).unwrap();
 }
