@@ -41,7 +41,7 @@ impl Recording {
             before => before?,
         };
         let (pages, known) = (Vec::new(), HashSet::new());
-        let mut recording = Self { path, page_bytes, pages, known, is_changed: false };
+        let mut recording = Self { path, page_bytes, pages, known, is_changed: true };
         before.into_iter().for_each(|page| recording.push(page));
         // A folder that cannot be written is known now, and not when the first machine ends.
         recording.write()?;
