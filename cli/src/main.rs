@@ -14,6 +14,7 @@ mod output;
 mod progress;
 mod report;
 mod serve;
+mod status;
 
 use std::env;
 use std::process::ExitCode;
@@ -50,6 +51,8 @@ enum Command {
     Inspect(image::InspectArgs),
     Verify(image::VerifyArgs),
     Serve(serve::Args),
+    Status(status::StatusArgs),
+    Drain(status::DrainArgs),
     Man(generate::ManArgs),
     Completions(generate::CompletionsArgs),
 }
@@ -66,6 +69,8 @@ impl Command {
             Self::Inspect(args) => image::inspect(args, out),
             Self::Verify(args) => image::verify(args, out),
             Self::Serve(args) => serve::run(args, out),
+            Self::Status(args) => status::status(args, out),
+            Self::Drain(args) => status::drain(args, out),
             Self::Man(args) => generate::man(args, out),
             Self::Completions(args) => generate::completions(args, out),
         }

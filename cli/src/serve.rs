@@ -3,6 +3,7 @@
 
 use std::env;
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -74,6 +75,10 @@ pub(crate) struct Args {
     /// image]
     #[arg(long, value_name = "FILE")]
     prefetch: Option<PathBuf>,
+    /// Serve metrics for Prometheus by HTTP at ADDRESS:PORT, to all who can reach it; the control socket has them in any
+    /// case
+    #[arg(long, value_name = "ADDRESS")]
+    metrics: Option<SocketAddr>,
     /// Answer faults for the process at standard input, which started this one
     #[arg(long, hide = true)]
     worker: bool,
@@ -119,7 +124,7 @@ enum Happened<'a> {
 #[derive(Debug, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 enum ServerEvent {
-    Listening { socket: String, image: String },
+    Listening { socket: String, image: String, metrics: Option<SocketAddr> },
     Stopped { sessions: u64, left: usize, worker_deaths: u64, dropped_events: u64 },
 }
 
@@ -132,8 +137,9 @@ impl<'a> Line<'a> {
 impl Report for Line<'_> {
     fn text(&self, _style: Style) -> String {
         let event = match &self.happened {
-            Happened::Server(ServerEvent::Listening { socket, image }) => {
-                return format!("serving {image} on {socket}\n");
+            Happened::Server(ServerEvent::Listening { socket, image, metrics }) => {
+                let metrics = metrics.map(|at| format!("; metrics at http://{at}/metrics"));
+                return format!("serving {image} on {socket}{}\n", metrics.unwrap_or_default());
             }
             Happened::Server(ServerEvent::Stopped { sessions, left, dropped_events, .. }) => {
                 let left = match left {
@@ -186,7 +192,8 @@ impl Report for Line<'_> {
     }
 }
 
-fn default_socket() -> PathBuf {
+/// Returns where monitors connect if no argument states it.
+pub(crate) fn default_socket() -> PathBuf {
     let folder = env::var_os("XDG_RUNTIME_DIR").filter(|folder| !folder.is_empty());
     folder.map_or_else(|| PathBuf::from("."), PathBuf::from).join("uzone.sock")
 }
@@ -196,6 +203,7 @@ fn options(args: &Args) -> ServerOptions {
         .mode(args.mode)
         .deadline(Duration::from_secs(args.deadline))
         .record(args.record.clone())
+        .metrics(args.metrics)
         .prefetch(match &args.prefetch {
             None => Prefetch::OfImage,
             Some(file) if file.as_os_str() == "none" => Prefetch::No,
@@ -239,6 +247,7 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     out.event(&Line::new(Happened::Server(ServerEvent::Listening {
         socket: socket.display().to_string(),
         image: args.image.display().to_string(),
+        metrics: keeper.metrics(),
     })));
     let lines = *out;
     let printer = thread::Builder::new().name("uzone-log".into()).spawn(move || {

@@ -3,7 +3,8 @@
 mod common;
 
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::process::{Child, ChildStdout, Command, Stdio};
 
@@ -36,7 +37,7 @@ fn a_server_says_where_it_listens_names_what_it_refuses_and_ends_with_a_signal()
     let dir = Dir::new("serve");
     let (image, socket) = (dir.name("raw"), dir.name("sock"));
     fs::write(&image, vec![7; 1 << 20]).expect("a file is written");
-    let (mut server, mut lines) = serve(&[&image, "--socket", &socket]);
+    let (mut server, mut lines) = serve(&[&image, "--socket", &socket, "--metrics", "127.0.0.1:0"]);
     let listening = event(&mut lines);
     assert_eq!(listening["event"], "listening");
     assert_eq!(listening["socket"], socket.as_str());
@@ -55,6 +56,27 @@ fn a_server_says_where_it_listens_names_what_it_refuses_and_ends_with_a_signal()
     let message = String::from_utf8(second.stderr).expect("text");
     assert!(message.contains("another server listens on"), "{message}");
 
+    let object = |arguments: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_uzone"))
+            .args(arguments)
+            .args(["--socket", &socket, "--json"])
+            .output()
+            .expect("the binary under test runs");
+        assert!(output.status.success(), "{output:?}");
+        let object: Value = serde_json::from_slice(&output.stdout).expect("an object");
+        keeps_to("uzone.status-1", &object);
+        object
+    };
+    let status = object(&["status"]);
+    assert_eq!((&status["keeper"], &status["is_draining"]), (&server.id().into(), &false.into()));
+    let mut scraped = String::new();
+    let mut client =
+        TcpStream::connect(listening["metrics"].as_str().expect("an address")).expect("it listens");
+    client.write_all(b"GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n").expect("it is taken");
+    client.read_to_string(&mut scraped).expect("it answers");
+    assert!(scraped.starts_with("HTTP/1.1 200 OK\r\n"), "{scraped}");
+    assert!(scraped.contains("\nuzone_worker_up 1\n"), "{scraped}");
+
     // The process that answers faults is another, and replaced when it dies.
     let pid = server.id();
     let children =
@@ -65,12 +87,34 @@ fn a_server_says_where_it_listens_names_what_it_refuses_and_ends_with_a_signal()
     let died = event(&mut lines);
     assert_eq!((&died["event"], &died["sessions"]), (&"worker_ended".into(), &0.into()));
 
-    signal(&server);
+    let drained = object(&["drain"]);
+    assert_eq!((&drained["worker_deaths"], &drained["is_draining"]), (&1.into(), &true.into()));
     let stopped = event(&mut lines);
     assert_eq!((&stopped["event"], &stopped["sessions"]), (&"stopped".into(), &0.into()));
     assert_eq!((&stopped["worker_deaths"], &stopped["dropped_events"]), (&1.into(), &0.into()));
     assert!(server.wait().expect("it ends").success());
     assert_eq!(dir.names(), ["raw"], "the socket is gone");
+}
+
+#[test]
+fn a_signal_ends_a_server_and_one_that_is_not_there_cannot_be_asked() {
+    let dir = Dir::new("serve-signal");
+    let (image, socket) = (dir.name("raw"), dir.name("sock"));
+    fs::write(&image, vec![7; 1 << 20]).expect("a file is written");
+    let (mut server, mut lines) = serve(&[&image, "--socket", &socket]);
+    assert_eq!(event(&mut lines)["metrics"], Value::Null);
+    signal(&server);
+    assert_eq!(event(&mut lines)["event"], "stopped");
+    assert!(server.wait().expect("it ends").success());
+    for command in ["status", "drain"] {
+        let output = Command::new(env!("CARGO_BIN_EXE_uzone"))
+            .args([command, "--socket", &socket])
+            .output()
+            .expect("the binary under test runs");
+        let message = String::from_utf8(output.stderr).expect("text");
+        assert_eq!(output.status.code(), Some(66), "{message}");
+        assert!(message.contains("cannot ask the server at"), "{message}");
+    }
 }
 
 #[test]

@@ -1,15 +1,18 @@
 //! The process at the other end of a Unix socket: [`Peer`], which is told from every later process of the
-//! same number, and the descriptors that it sends ([`receive`]).
+//! same number, and the descriptors that go to it and come from it ([`send`], [`receive`]).
 //!
 //! Unsafe: getsockopt(2) with `SO_PEERPIDFD`, which rustix does not wrap.
 //! Source: unix(7), pidfd_open(2), pidfd_send_signal(2).
 
-use std::io::{self, IoSliceMut};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
+};
 use rustix::process::{Pid, PidfdFlags, Signal};
 
 use crate::errno;
@@ -144,11 +147,33 @@ pub fn receive(
     }
 }
 
+/// Sends bytes, at least one, and up to 16 descriptors with the first of them. Returns how many bytes were
+/// taken.
+///
+/// # Errors
+/// [`io::ErrorKind::InvalidInput`] for no byte or more descriptors; otherwise the error of sendmsg(2). No
+/// signal is raised if the other side has ended.
+pub fn send(stream: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
+    if bytes.is_empty() || fds.len() > DESCRIPTORS {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+        unreachable!("there is room for that many");
+    }
+    loop {
+        let parts = [IoSlice::new(bytes)];
+        match rustix::net::sendmsg(stream, &parts, &mut control, SendFlags::NOSIGNAL) {
+            Err(cause) if errno::is_interrupted(cause) => {}
+            sent => return Ok(sent?),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::Write;
-
-    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
     use super::*;
 
@@ -168,19 +193,21 @@ mod tests {
     #[test]
     fn descriptors_come_with_the_bytes_and_too_many_are_an_error() {
         let (one, mut other) = UnixStream::pair().unwrap();
-        let send = |count: usize| {
+        // More than `send` takes.
+        let send_many = |count: usize| {
             let fds = vec![one.as_fd(); count];
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(32))];
             let mut control = SendAncillaryBuffer::new(&mut space);
             assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
-            let parts = [io::IoSlice::new(b"ab")];
+            let parts = [IoSlice::new(b"ab")];
             rustix::net::sendmsg(&one, &parts, &mut control, SendFlags::empty()).unwrap();
         };
         let (mut buffer, mut fds) = ([0; 8], Vec::new());
-        send(2);
+        assert_eq!(send(&one, b"ab", &[one.as_fd(); 2]).unwrap(), 2);
         assert_eq!(receive(&other, &mut buffer, &mut fds).unwrap(), 2);
         assert_eq!((&buffer[..2], fds.len()), (&b"ab"[..], 2));
-        send(20);
+        assert!(send(&one, b"ab", &[one.as_fd(); 17]).is_err() && send(&one, b"", &[]).is_err());
+        send_many(20);
         let error = receive(&other, &mut buffer, &mut fds).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidData);
         other.write_all(b"x").unwrap();

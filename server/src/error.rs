@@ -1,6 +1,7 @@
 //! What keeps a server from running: [`ServeError`].
 
 use std::io;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitStatus;
 
@@ -57,6 +58,24 @@ pub enum ServeError {
         /// How it ended.
         status: ExitStatus,
     },
+    /// The server cannot be asked.
+    #[error("cannot ask the server at {}: {cause}", path.display())]
+    Ask {
+        /// Where.
+        path: PathBuf,
+        /// What the system, or the server, answered.
+        #[source]
+        cause: io::Error,
+    },
+    /// There can be no metrics at an address.
+    #[error("cannot listen for metrics on {address}: {cause}")]
+    Metrics {
+        /// Where.
+        address: SocketAddr,
+        /// What the system answered.
+        #[source]
+        cause: io::Error,
+    },
     /// Events cannot be waited for.
     #[error("cannot wait for events: {0}")]
     Wait(#[source] io::Error),
@@ -67,7 +86,7 @@ impl ServeError {
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         let of_io = |cause: &io::Error| match cause.kind() {
-            io::ErrorKind::NotFound => ErrorKind::NotFound,
+            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => ErrorKind::NotFound,
             io::ErrorKind::PermissionDenied => ErrorKind::PermissionDenied,
             io::ErrorKind::OutOfMemory => ErrorKind::OutOfMemory,
             _ => ErrorKind::Io,
@@ -76,6 +95,8 @@ impl ServeError {
             Self::Image(error) => error.kind(),
             Self::Listen { cause, .. }
             | Self::WorkingSet { cause, .. }
+            | Self::Ask { cause, .. }
+            | Self::Metrics { cause, .. }
             | Self::Start(cause)
             | Self::Wait(cause) => of_io(cause),
             Self::InUse { .. } => ErrorKind::Busy,

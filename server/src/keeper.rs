@@ -5,27 +5,33 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Child;
+use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
 use uzone_os::MessageSocket;
 use uzone_os::peer::{self, Peer};
 use uzone_os::uffd::{Doorbell, EventSet, ReadyKeys, Remote};
 
+use crate::control::{Control, Request};
 use crate::error::ServeError;
 use crate::event::ServeEvent;
 use crate::link::{self, Header, Report, TAKEN_BYTES, TAKEN_FDS};
 use crate::options::{OnFailure, ServerOptions};
+use crate::session::nanoseconds;
 use crate::socket::ListeningSocket;
+use crate::status::{SessionStats, SessionStatus, Status};
 
 /// The keys of what is waited for beside connections, which count from 1 on.
 const LISTENER: u64 = u64::MAX;
 const STOP: u64 = u64::MAX - 1;
 const WORKER: u64 = u64::MAX - 2;
+const CONTROL: u64 = u64::MAX - 3;
 
 /// How long a monitor may take for its message.
 const HANDSHAKE_WITHIN: Duration = Duration::from_secs(10);
@@ -72,7 +78,9 @@ struct Connection {
     since: Instant,
     /// What its worker reads is logged there. A machine comes of a connection that has one.
     log: Option<OwnedFd>,
-    is_connected: bool,
+    /// How many bytes of memory the machine has, and how many a page of it; known once it is connected.
+    memory: Option<(u64, u64)>,
+    stats: Option<SessionStats>,
     /// How many workers died of taking it.
     deaths: u32,
 }
@@ -82,8 +90,10 @@ struct RunningWorker {
     socket: MessageSocket,
     since: Instant,
     is_ready: bool,
-    /// Whether it waits for a connection.
+    /// Whether it waits for an order.
     asks: bool,
+    /// Whether it was asked for its counts, and has not reported all.
+    is_counting: bool,
     /// The connection that it was handed last, until it asks for the next.
     taking: Option<u64>,
 }
@@ -102,6 +112,10 @@ type Start = Box<dyn FnMut(OwnedFd) -> io::Result<Child> + Send>;
 /// Lets a worker process serve each machine that connects to a socket, and another one when it dies.
 pub struct Keeper {
     socket: Option<ListeningSocket>,
+    control: Option<Control>,
+    /// Where the status goes that was asked for, when the worker has reported its counts.
+    asking: Vec<SyncSender<Status>>,
+    path: PathBuf,
     options: ServerOptions,
     log: Box<dyn Fn(&ServeEvent) + Send>,
     start: Start,
@@ -136,6 +150,9 @@ impl Keeper {
     ) -> Result<Self, ServeError> {
         let mut keeper = Self {
             socket: None,
+            control: None,
+            asking: Vec::new(),
+            path: socket.to_owned(),
             options,
             log: Box::new(log),
             start: Box::new(start),
@@ -155,8 +172,16 @@ impl Keeper {
         keeper.first_word()?;
         let socket = ListeningSocket::bind(socket, keeper.options.mode)?;
         keeper.set.add(&socket.listener, LISTENER).map_err(ServeError::Wait)?;
-        keeper.socket = Some(socket);
+        let control = Control::bind(&keeper.path, keeper.options.metrics)?;
+        keeper.set.add(&control, CONTROL).map_err(ServeError::Wait)?;
+        (keeper.socket, keeper.control) = (Some(socket), Some(control));
         Ok(keeper)
+    }
+
+    /// Returns where metrics are served by HTTP, if [`ServerOptions::metrics`] asked for a port.
+    #[must_use]
+    pub fn metrics(&self) -> Option<SocketAddr> {
+        self.control.as_ref()?.metrics()
     }
 
     /// Waits until the first worker asks for work.
@@ -186,12 +211,12 @@ impl Keeper {
                 match key {
                     LISTENER => self.accept(),
                     WORKER => self.hear(),
+                    CONTROL => self.answer()?,
                     STOP => {
                         stop.silence().map_err(ServeError::Wait)?;
                         if self.is_stopped_again() {
                             self.served.left = self.connections.len();
-                            self.worker = None;
-                            return Ok(self.served);
+                            return Ok(self.end());
                         }
                     }
                     key => self.read(key),
@@ -199,9 +224,27 @@ impl Keeper {
             }
             self.see_to_time();
             self.hand_over();
+            self.ask_for_stats();
         }
+        Ok(self.end())
+    }
+
+    /// Ends the worker.
+    fn end(&mut self) -> Served {
         self.worker = None;
-        Ok(self.served)
+        self.answer_all();
+        self.served
+    }
+
+    /// Answers those that asked for the status.
+    fn answer_all(&mut self) {
+        if !self.asking.is_empty() {
+            let status = self.status();
+            for answer in self.asking.drain(..) {
+                // The client may have gone.
+                let _ = answer.try_send(status.clone());
+            }
+        }
     }
 
     /// Returns after how long the clock has to be looked at.
@@ -258,7 +301,8 @@ impl Keeper {
                 is_ended: false,
                 since: Instant::now(),
                 log: None,
-                is_connected: false,
+                memory: None,
+                stats: None,
                 deaths: 0,
             };
             self.connections.insert(key, connection);
@@ -316,6 +360,56 @@ impl Keeper {
         }
     }
 
+    /// Does what was asked for at the control socket.
+    fn answer(&mut self) -> Result<(), ServeError> {
+        let Some(control) = &self.control else { return Ok(()) };
+        for asked in control.take().map_err(ServeError::Wait)? {
+            if asked.request == Request::Drain {
+                let _ = self.is_stopped_again();
+            }
+            self.asking.push(asked.answer);
+        }
+        Ok(())
+    }
+
+    /// Asks the worker for its counts, if they were asked for, and it waits for an order.
+    fn ask_for_stats(&mut self) {
+        if self.asking.is_empty() {
+            return;
+        }
+        if let Some(worker) = self.worker.as_mut().filter(|worker| worker.asks) {
+            (worker.asks, worker.is_counting) = (false, true);
+            if link::ask_for_stats(&worker.socket).is_err() {
+                self.worker_ended();
+            }
+        }
+    }
+
+    fn status(&self) -> Status {
+        let machines = self.connections.iter().filter_map(|(number, connection)| {
+            let (len_bytes, page_bytes) = connection.memory?;
+            Some(SessionStatus {
+                session: *number,
+                pid: connection.peer.pid(),
+                uid: connection.peer.uid(),
+                len_bytes,
+                page_bytes,
+                connected_ns: nanoseconds(connection.since.elapsed()),
+                stats: connection.stats,
+            })
+        });
+        Status {
+            socket: self.path.display().to_string(),
+            keeper: std::process::id(),
+            worker: self.worker.as_ref().map(|worker| worker.child.id()),
+            worker_deaths: self.served.deaths,
+            is_draining: self.socket.is_none(),
+            sessions_served: self.served.sessions,
+            greetings: self.greetings(),
+            sessions: machines.collect(),
+        }
+    }
+
     /// Receives what the worker reports.
     fn hear(&mut self) {
         let Some(worker) = &self.worker else { return };
@@ -328,8 +422,10 @@ impl Keeper {
     fn handle(&mut self, report: Report, log: Option<OwnedFd>) {
         match report {
             Report::Next => {
-                if let Some(worker) = &mut self.worker {
-                    (worker.is_ready, worker.asks, worker.taking) = (true, true, None);
+                let Some(worker) = &mut self.worker else { return };
+                (worker.is_ready, worker.asks, worker.taking) = (true, true, None);
+                if std::mem::take(&mut worker.is_counting) {
+                    self.answer_all();
                 }
                 if self.news.is_empty() {
                     self.down_since = None;
@@ -345,6 +441,11 @@ impl Keeper {
                     connection.log = log;
                 }
             }
+            Report::Stats(key, stats) => {
+                if let Some(connection) = self.connections.get_mut(&key) {
+                    connection.stats = Some(stats);
+                }
+            }
             Report::Probe(key) => drop(self.connections.remove(&key)),
             Report::Event(event) => self.happened(event),
         }
@@ -353,11 +454,10 @@ impl Keeper {
     /// Acts on what happened in the worker, and logs it.
     fn happened(&mut self, mut event: ServeEvent) {
         match &mut event {
-            ServeEvent::Connected { session, pid, .. } => {
+            ServeEvent::Connected { session, pid, len_bytes, page_bytes, .. } => {
                 let Some(connection) = self.connections.get_mut(session) else { return };
-                if std::mem::replace(&mut connection.is_connected, true) {
-                    let after = self.down_since.map_or(Duration::ZERO, |since| since.elapsed());
-                    let after_ns = u64::try_from(after.as_nanos()).unwrap_or(u64::MAX);
+                if connection.memory.replace((*len_bytes, *page_bytes)).is_some() {
+                    let after_ns = self.down_since.map_or(0, |since| nanoseconds(since.elapsed()));
                     event = ServeEvent::TakenOver { session: *session, pid: *pid, after_ns };
                 } else {
                     self.served.sessions += 1;
@@ -447,6 +547,7 @@ impl Keeper {
             since,
             is_ready: false,
             asks: false,
+            is_counting: false,
             taking: None,
         });
         Ok(())
@@ -471,6 +572,8 @@ impl Keeper {
         let (taking, ran) = (worker.taking, worker.since.elapsed());
         drop(worker);
         self.served.deaths += 1;
+        // Of the next worker they start anew.
+        self.connections.values_mut().for_each(|connection| connection.stats = None);
         let sessions = self.connections.len() - self.greetings();
         self.happened(ServeEvent::WorkerEnded { status, sessions });
         if ran >= STEADY {

@@ -17,10 +17,12 @@
 //! | `socket` | the socket that monitors connect to |
 //! | `handshake` | what a monitor sends, from bytes to regions |
 //! | `session` | one machine: its memory, and what becomes of it if a page fails |
+//! | `control`, `status` | asking a server what it does, and letting it end |
 //! | `working_set` | the pages that machines touched, recorded and read |
 //! | `event`, `options`, `error` | [`ServeEvent`], [`ServerOptions`] and [`OnFailure`], [`ServeError`] |
 #![forbid(unsafe_code)]
 
+mod control;
 mod error;
 mod event;
 mod handshake;
@@ -29,12 +31,15 @@ mod link;
 mod options;
 mod session;
 mod socket;
+mod status;
 mod worker;
 mod working_set;
 
+pub use control::{control_path, drain, status};
 pub use error::ServeError;
 pub use event::ServeEvent;
 pub use handshake::{HandshakeError, regions};
 pub use keeper::{Keeper, Served};
 pub use options::{OnFailure, Prefetch, ServerOptions};
+pub use status::{SessionStats, SessionStatus, Status};
 pub use worker::Worker;

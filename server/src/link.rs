@@ -9,6 +9,7 @@ use uzone_os::MessageSocket;
 
 use crate::event::ServeEvent;
 use crate::handshake::MESSAGE_BYTES;
+use crate::status::SessionStats;
 
 /// How long the parts of a message beside those of a monitor may be.
 const OTHER_BYTES: usize = 4096;
@@ -42,6 +43,21 @@ pub(crate) struct Handover {
     pub(crate) bytes: Vec<u8>,
 }
 
+/// What starts each message of the keeper.
+#[derive(Debug, Serialize, Deserialize)]
+enum Title {
+    Connection(Header),
+    Stats,
+}
+
+/// What the worker receives.
+#[derive(Debug)]
+pub(crate) enum Order {
+    Take(Handover),
+    /// It reports the counts of each session before it asks for more.
+    Stats,
+}
+
 /// What the worker sends.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Report {
@@ -51,6 +67,8 @@ pub(crate) enum Report {
     Reading(u64),
     /// A connection was a probe of whether there is a server.
     Probe(u64),
+    /// What was done for a session so far.
+    Stats(u64, SessionStats),
     /// Something happened. Of a failure, whether the process was killed is for the keeper to fill in.
     Event(ServeEvent),
 }
@@ -63,10 +81,17 @@ pub(crate) fn hand_over(
     fds: &[BorrowedFd<'_>],
     bytes: &[u8],
 ) -> io::Result<()> {
-    let mut message = serde_json::to_vec(header)?;
+    let mut message = serde_json::to_vec(&Title::Connection(*header))?;
     message.push(b'\n');
     message.extend_from_slice(&bytes[..bytes.len().min(TAKEN_BYTES)]);
     socket.send(&message, fds)
+}
+
+/// Asks for the counts of each session.
+pub(crate) fn ask_for_stats(socket: &MessageSocket) -> io::Result<()> {
+    let mut message = serde_json::to_vec(&Title::Stats)?;
+    message.push(b'\n');
+    socket.send(&message, &[])
 }
 
 /// Sends a report.
@@ -84,17 +109,19 @@ pub(crate) fn room() -> Vec<u8> {
     vec![0; TAKEN_BYTES + OTHER_BYTES]
 }
 
-/// Waits for a connection. `None` if the keeper has ended.
-pub(crate) fn receive(socket: &MessageSocket, room: &mut [u8]) -> io::Result<Option<Handover>> {
+/// Waits for an order. `None` if the keeper has ended.
+pub(crate) fn receive(socket: &MessageSocket, room: &mut [u8]) -> io::Result<Option<Order>> {
     let Some(message) = socket.receive(room)? else { return Ok(None) };
     let bytes = &room[..message.len];
     let line = bytes.iter().position(|byte| *byte == b'\n').ok_or(io::ErrorKind::InvalidData)?;
-    let header: Header = serde_json::from_slice(&bytes[..line])?;
+    let Title::Connection(header) = serde_json::from_slice(&bytes[..line])? else {
+        return Ok(Some(Order::Stats));
+    };
     let mut fds = message.fds.into_iter();
     let pidfd = fds.next().ok_or(io::ErrorKind::InvalidData)?;
     let log = if header.has_log { fds.next() } else { None };
     let bytes = bytes[line + 1..].to_vec();
-    Ok(Some(Handover { header, pidfd, log, fds: fds.collect(), bytes }))
+    Ok(Some(Order::Take(Handover { header, pidfd, log, fds: fds.collect(), bytes })))
 }
 
 /// Waits for a report, and the log that may come along. `None` if the worker has ended.
@@ -140,13 +167,19 @@ mod tests {
         let all = in_order(pidfd.as_fd(), Some(&log), &fds);
         hand_over(&keeper, &header, &all, &bytes).unwrap();
         let mut room = room();
-        let came = receive(&worker, &mut room).unwrap().unwrap();
+        let mut next = || match receive(&worker, &mut room).unwrap() {
+            Some(Order::Take(handover)) => handover,
+            other => panic!("{other:?}"),
+        };
+        let came = next();
         assert_eq!((came.bytes.len(), came.fds.len()), (TAKEN_BYTES, TAKEN_FDS));
         assert!(came.log.is_some() && came.header.session == u64::MAX);
         header.has_log = false;
         hand_over(&keeper, &header, &in_order(pidfd.as_fd(), None, &fds[..1]), b"[").unwrap();
-        let came = receive(&worker, &mut room).unwrap().unwrap();
+        let came = next();
         assert_eq!((came.bytes, came.fds.len(), came.log.is_none()), (b"[".to_vec(), 1, true));
+        ask_for_stats(&keeper).unwrap();
+        assert!(matches!(receive(&worker, &mut room).unwrap(), Some(Order::Stats)));
         report(&worker, &Report::Reading(7), Some(log.as_fd())).unwrap();
         let came = receive_report(&keeper, &mut room).unwrap().unwrap();
         assert!(matches!(came, (Report::Reading(7), Some(_))), "{came:?}");

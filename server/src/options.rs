@@ -1,5 +1,6 @@
 //! How machines are served: [`ServerOptions`], [`OnFailure`], [`Prefetch`].
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -24,6 +25,7 @@ pub struct ServerOptions {
     pub(crate) deadline: Duration,
     pub(crate) record: Option<PathBuf>,
     pub(crate) prefetch: Prefetch,
+    pub(crate) metrics: Option<SocketAddr>,
 }
 
 /// Which pages are installed before a machine touches them.
@@ -42,7 +44,7 @@ impl Default for ServerOptions {
     fn default() -> Self {
         let (mode, on_failure) = (0o600, OnFailure::default());
         let (deadline, prefetch) = (Duration::from_secs(30), Prefetch::default());
-        Self { mode, on_failure, deadline, record: None, prefetch }
+        Self { mode, on_failure, deadline, record: None, prefetch, metrics: None }
     }
 }
 
@@ -82,6 +84,14 @@ impl ServerOptions {
     #[must_use]
     pub fn prefetch(mut self, prefetch: Prefetch) -> Self {
         self.prefetch = prefetch;
+        self
+    }
+
+    /// Serves metrics for Prometheus by HTTP on an address, at `/metrics`, to anyone who can reach it: by
+    /// default on the control socket alone.
+    #[must_use]
+    pub fn metrics(mut self, address: impl Into<Option<SocketAddr>>) -> Self {
+        self.metrics = address.into();
         self
     }
 }

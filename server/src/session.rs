@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use uzone_fault::{
     AdoptedMemory, Advice, Backing, Engine, EventLog, FaultStats, FaultTrace, LazyOptions,
@@ -12,6 +12,7 @@ use uzone_os::peer::Peer;
 
 use crate::event::ServeEvent;
 use crate::options::{OnFailure, ServerOptions};
+use crate::status::SessionStats;
 
 /// How many faults are recorded between two looks at them, of 48 bytes each.
 const TRACED: usize = 1 << 18;
@@ -87,18 +88,38 @@ impl Session {
         self.remote.is_gone()
     }
 
+    /// Returns what was done so far.
+    pub(crate) fn stats(&self) -> SessionStats {
+        let stats = self.memory.stats();
+        SessionStats {
+            faults: stats.faults,
+            demand_pages: stats.demand,
+            around_pages: stats.around,
+            prefetched_pages: stats.populated,
+            zero_pages: stats.zeroes,
+            bad_pages: stats.poisoned,
+            pending_pages: stats.pending,
+            oldest_pending_ns: stats.oldest_pending.map_or(0, nanoseconds),
+        }
+    }
+
     /// Returns what happened, for the log.
     pub(crate) fn ended(&self) -> ServeEvent {
         let FaultStats { faults, demand, around, .. } = self.memory.stats();
         ServeEvent::Ended {
             session: self.number,
             pid: self.peer.pid(),
-            served_ns: u64::try_from(self.since.elapsed().as_nanos()).unwrap_or(u64::MAX),
+            served_ns: nanoseconds(self.since.elapsed()),
             faults,
             demand_pages: demand,
             around_pages: around,
         }
     }
+}
+
+/// Returns a time as a number of nanoseconds.
+pub(crate) fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// Sets what becomes of a machine whose page fails. The keeper kills it; without a keeper, this process does.

@@ -22,7 +22,7 @@ use uzone_snapshot::{Image, OpenOptions, SnapshotBacking, SnapshotError};
 use crate::error::ServeError;
 use crate::event::ServeEvent;
 use crate::handshake::{self, HandshakeError, MESSAGE_BYTES};
-use crate::link::{self, Handover, Report};
+use crate::link::{self, Handover, Order, Report};
 use crate::options::{OnFailure, Prefetch, ServerOptions};
 use crate::session::{Session, SessionParts};
 use crate::working_set::{self, Recording};
@@ -107,17 +107,9 @@ impl Worker {
                     self.monitor_ended(key);
                     continue;
                 }
-                is_kept = match link::receive(&keeper, &mut room) {
-                    Ok(Some(handover)) => {
-                        let session = handover.header.session;
-                        if !self.sessions.contains_key(&session) {
-                            self.take(&keeper, handover);
-                        }
-                        link::report(&keeper, &Report::Next, None).is_ok()
-                    }
-                    // A message that is none is of no keeper of this version.
-                    Ok(None) | Err(_) => false,
-                };
+                // A message that is none is of no keeper of this version.
+                let order = link::receive(&keeper, &mut room).unwrap_or_default();
+                is_kept = order.is_some_and(|order| self.obey(&keeper, order));
             }
             self.end_the_gone(|event| {
                 // Without a keeper there is no log.
@@ -185,6 +177,25 @@ impl Worker {
             }
             sessions.contains_key(number)
         });
+    }
+
+    /// Does what the keeper asks for, and asks for more. Returns whether the keeper is there.
+    fn obey(&mut self, keeper: &Arc<MessageSocket>, order: Order) -> bool {
+        match order {
+            Order::Take(handover) if !self.sessions.contains_key(&handover.header.session) => {
+                self.take(keeper, handover);
+            }
+            Order::Take(_) => {}
+            Order::Stats => {
+                for (number, session) in &self.sessions {
+                    let stats = Report::Stats(*number, session.stats());
+                    if link::report(keeper, &stats, None).is_err() {
+                        return false;
+                    }
+                }
+            }
+        }
+        link::report(keeper, &Report::Next, None).is_ok()
     }
 
     /// Takes a connection, whose message may not be whole yet.

@@ -1,0 +1,155 @@
+//! `uzone status` and `uzone drain`: what a page server does, and letting it end.
+
+use std::path::PathBuf;
+use std::thread;
+use std::time::Duration;
+
+use serde::Serialize;
+use uzone_pages::ByteLen;
+use uzone_report::human_duration;
+use uzone_server::{ServeError, Status, control_path};
+
+use crate::exit::{self, Exit, Failure};
+use crate::output::{Output, Report, Style, table};
+use crate::serve::default_socket;
+
+const EXITS: [Exit; 5] = [Exit::Ok, Exit::Usage, Exit::Input, Exit::Io, Exit::Permission];
+
+/// How often a server that drains is asked how many machines it has.
+const ASK_AGAIN: Duration = Duration::from_millis(200);
+
+/// Show which machines a page server serves, and what it did for each
+///
+/// The server is asked on the control socket beside the one that monitors connect to; its user may do that.
+#[derive(Debug, clap::Args)]
+#[command(after_help = exit::help("uzone status --socket /run/vm.sock", &EXITS))]
+pub(crate) struct StatusArgs {
+    /// Where monitors connect [default: uzone.sock in $XDG_RUNTIME_DIR, or else in this directory]
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+    /// Print it in the text format of Prometheus, unless as JSON
+    #[arg(long)]
+    metrics: bool,
+}
+
+/// Let a page server accept no machine any more, and wait until it has ended with its last one
+#[derive(Debug, clap::Args)]
+#[command(after_help = exit::help("uzone drain --socket /run/vm.sock", &EXITS))]
+pub(crate) struct DrainArgs {
+    /// Where monitors connect [default: uzone.sock in $XDG_RUNTIME_DIR, or else in this directory]
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+    /// Return at once
+    #[arg(long)]
+    no_wait: bool,
+}
+
+/// `uzone.status/1`
+#[derive(Debug, Serialize)]
+struct StatusReport {
+    schema: &'static str,
+    #[serde(flatten)]
+    status: Status,
+    /// Whether its text is metrics.
+    #[serde(skip)]
+    is_metrics: bool,
+}
+
+impl StatusReport {
+    fn new(status: Status) -> Self {
+        Self { schema: "uzone.status/1", status, is_metrics: false }
+    }
+}
+
+impl Report for StatusReport {
+    fn text(&self, _style: Style) -> String {
+        if self.is_metrics {
+            return self.status.metrics();
+        }
+        let Status { socket, keeper, worker, sessions, .. } = &self.status;
+        let worker = match worker {
+            Some(worker) => format!("worker {worker}"),
+            None => "no worker at this moment".to_owned(),
+        };
+        let deaths = match self.status.worker_deaths {
+            0 => String::new(),
+            deaths => format!(", {deaths} workers died"),
+        };
+        let draining = if self.status.is_draining { "; accepts no machine any more" } else { "" };
+        let mut text = format!(
+            "{socket}: keeper {keeper}, {worker}{deaths}; {} machines, {} so far{draining}\n",
+            sessions.len(),
+            self.status.sessions_served
+        );
+        if sessions.is_empty() {
+            return text;
+        }
+        let header = [
+            "session",
+            "process",
+            "user",
+            "memory",
+            "since",
+            "faults",
+            "waited for",
+            "around",
+            "prefetched",
+            "pending",
+        ];
+        let mut table = table(&header);
+        for one in sessions {
+            let stats = one.stats.unwrap_or_default();
+            table.add_row([
+                one.session.to_string(),
+                one.pid.to_string(),
+                one.uid.to_string(),
+                format!("{:.1}", ByteLen::new(one.len_bytes)),
+                human_duration(Duration::from_nanos(one.connected_ns)),
+                stats.faults.to_string(),
+                stats.demand_pages.to_string(),
+                stats.around_pages.to_string(),
+                stats.prefetched_pages.to_string(),
+                stats.pending_pages.to_string(),
+            ]);
+        }
+        text.push_str(&table.trim_fmt());
+        text.push('\n');
+        text
+    }
+}
+
+/// Prints what a server does.
+///
+/// # Errors
+/// If there is no server, or this user may not ask.
+pub(crate) fn status(args: &StatusArgs, out: &Output) -> Result<Exit, Failure> {
+    let status = uzone_server::status(&args.socket.clone().unwrap_or_else(default_socket))?;
+    out.print(&StatusReport { is_metrics: args.metrics, ..StatusReport::new(status) })?;
+    Ok(Exit::Ok)
+}
+
+/// Lets a server end, and prints what it did when that began.
+///
+/// # Errors
+/// If there is no server, or this user may not ask.
+pub(crate) fn drain(args: &DrainArgs, out: &Output) -> Result<Exit, Failure> {
+    let socket = args.socket.clone().unwrap_or_else(default_socket);
+    let report = StatusReport::new(uzone_server::drain(&socket)?);
+    let mut left = report.status.sessions.len();
+    out.log(format_args!("{left} machines are left"));
+    while !args.no_wait && control_path(&socket).exists() {
+        thread::sleep(ASK_AGAIN);
+        match uzone_server::status(&socket) {
+            Ok(status) if status.keeper != report.status.keeper => break,
+            Ok(status) if status.sessions.len() != left => {
+                left = status.sessions.len();
+                out.log(format_args!("{left} machines are left"));
+            }
+            // It may be ending just now.
+            Ok(_) | Err(ServeError::Ask { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    out.print(&report)?;
+    Ok(Exit::Ok)
+}

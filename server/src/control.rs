@@ -1,0 +1,238 @@
+//! Questions and orders to a server: [`Control`], a socket beside the one that monitors connect to, and the
+//! other side of it ([`status`], [`drain`]).
+//!
+//! A client sends one line, `status` or `drain`, and gets one line of JSON. `GET` gets metrics by HTTP, from
+//! here or from a TCP port. A thread of its own serves one client after the other, each for a few seconds at
+//! most, so that the keeper waits for none.
+
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
+
+use uzone_os::uffd::Doorbell;
+
+use crate::error::ServeError;
+use crate::socket::ListeningSocket;
+use crate::status::Status;
+
+/// How long a client may take to send its line and to take its answer.
+const CLIENT: Duration = Duration::from_secs(2);
+/// How long the keeper may take for an answer: a worker may have to be started.
+const ANSWER: Duration = Duration::from_secs(5);
+/// How long to wait after a client that could not be accepted.
+const AGAIN: Duration = Duration::from_millis(100);
+/// How long a request may be.
+const REQUEST: usize = 8 << 10;
+/// Who may ask: the owner.
+const MODE: u32 = 0o600;
+
+/// What a client asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Request {
+    Status,
+    Drain,
+}
+
+/// A request, and where its answer goes.
+pub(crate) struct Asked {
+    pub(crate) request: Request,
+    pub(crate) answer: SyncSender<Status>,
+}
+
+struct Shared {
+    asked: Mutex<Vec<Asked>>,
+    bell: Doorbell,
+    stop: AtomicBool,
+}
+
+/// The socket for questions, and its threads.
+pub(crate) struct Control {
+    shared: Arc<Shared>,
+    path: PathBuf,
+    metrics: Option<SocketAddr>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// Returns where the server that listens on `socket` is asked.
+#[must_use]
+pub fn control_path(socket: &Path) -> PathBuf {
+    let mut path = socket.as_os_str().to_owned();
+    path.push(".control");
+    PathBuf::from(path)
+}
+
+impl Control {
+    /// Listens beside `socket`, and for HTTP on `metrics`.
+    pub(crate) fn bind(socket: &Path, metrics: Option<SocketAddr>) -> Result<Self, ServeError> {
+        let path = control_path(socket);
+        let listening = ListeningSocket::bind(&path, MODE)?;
+        listening.listener.set_nonblocking(false).map_err(ServeError::Wait)?;
+        let bell = Doorbell::new().map_err(ServeError::Wait)?;
+        let shared =
+            Arc::new(Shared { asked: Mutex::default(), bell, stop: AtomicBool::new(false) });
+        let mut control = Self { shared, path, metrics: None, threads: Vec::new() };
+        let shared = control.shared.clone();
+        control.start(move || {
+            shared.serve_all(false, || {
+                let (stream, _) = listening.listener.accept()?;
+                stream.set_read_timeout(Some(CLIENT))?;
+                stream.set_write_timeout(Some(CLIENT))?;
+                Ok(stream)
+            });
+        })?;
+        if let Some(address) = metrics {
+            let failed = |cause| ServeError::Metrics { address, cause };
+            let listener = TcpListener::bind(address).map_err(failed)?;
+            control.metrics = Some(listener.local_addr().map_err(failed)?);
+            let shared = control.shared.clone();
+            control.start(move || {
+                shared.serve_all(true, || {
+                    let (stream, _) = listener.accept()?;
+                    stream.set_read_timeout(Some(CLIENT))?;
+                    stream.set_write_timeout(Some(CLIENT))?;
+                    Ok(stream)
+                });
+            })?;
+        }
+        Ok(control)
+    }
+
+    fn start(&mut self, work: impl FnOnce() + Send + 'static) -> Result<(), ServeError> {
+        let thread = Builder::new().name("uzone-control".into()).spawn(work);
+        self.threads.push(thread.map_err(ServeError::Wait)?);
+        Ok(())
+    }
+
+    /// Takes what was asked since the last call.
+    pub(crate) fn take(&self) -> io::Result<Vec<Asked>> {
+        self.shared.bell.silence()?;
+        Ok(std::mem::take(&mut *self.shared.asked.lock().unwrap_or_else(PoisonError::into_inner)))
+    }
+
+    /// Returns where metrics are, if there is a port for them.
+    pub(crate) fn metrics(&self) -> Option<SocketAddr> {
+        self.metrics
+    }
+}
+
+/// It can be waited for: something was asked.
+impl AsFd for Control {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.shared.bell.as_fd()
+    }
+}
+
+impl Drop for Control {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Release);
+        // Each of the two threads waits for a client, or serves one for a few seconds.
+        let is_woken = UnixStream::connect(&self.path).is_ok()
+            && self.metrics.is_none_or(|address| TcpStream::connect(address).is_ok());
+        for thread in self.threads.drain(..).filter(|_| is_woken) {
+            // A panic of it was printed when it happened.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    /// Serves one client after the other, until the server ends.
+    fn serve_all<S: Read + Write>(&self, is_http: bool, accept: impl Fn() -> io::Result<S>) {
+        loop {
+            let accepted = accept();
+            if self.stop.load(Ordering::Acquire) {
+                return;
+            }
+            match accepted {
+                // A client that goes, or is too slow, is not answered.
+                Ok(stream) => drop(self.serve(stream, is_http)),
+                // No descriptor is free, for instance.
+                Err(_) => std::thread::sleep(AGAIN),
+            }
+        }
+    }
+
+    /// Reads a request and answers it.
+    fn serve(&self, mut stream: impl Read + Write, is_http: bool) -> io::Result<()> {
+        let mut request = Vec::new();
+        let mut part = [0; 1024];
+        while !request.contains(&b'\n') && request.len() < REQUEST {
+            match stream.read(&mut part)? {
+                0 => break,
+                len => request.extend_from_slice(&part[..len]),
+            }
+        }
+        let line = request.split(|byte| *byte == b'\n').next().unwrap_or_default();
+        let asked = match line.trim_ascii() {
+            line if line.starts_with(b"GET ") => return self.serve_metrics(stream, line),
+            b"status" if !is_http => Request::Status,
+            b"drain" if !is_http => Request::Drain,
+            _ => return stream.write_all(b"{\"error\":\"ask for `status` or `drain`\"}\n"),
+        };
+        let mut answer = match self.ask(asked) {
+            Some(status) => serde_json::to_string(&status)?,
+            None => "{\"error\":\"the keeper does not answer\"}".to_owned(),
+        };
+        answer.push('\n');
+        stream.write_all(answer.as_bytes())
+    }
+
+    fn serve_metrics(&self, mut stream: impl Write, line: &[u8]) -> io::Result<()> {
+        let is_known = line.split(|byte| *byte == b' ').nth(1) == Some(b"/metrics");
+        let (state, body) = match is_known.then(|| self.ask(Request::Status)) {
+            Some(Some(status)) => ("200 OK", status.metrics()),
+            Some(None) => ("503 Service Unavailable", "the keeper does not answer\n".to_owned()),
+            None => ("404 Not Found", "metrics are at /metrics\n".to_owned()),
+        };
+        let len = body.len();
+        write!(
+            stream,
+            "HTTP/1.1 {state}\r\nContent-Type: text/plain; version=0.0.4\r\nContent-Length: {len}\r\n\
+             Connection: close\r\n\r\n{body}"
+        )
+    }
+
+    fn ask(&self, request: Request) -> Option<Status> {
+        let (answer, answered) = sync_channel(1);
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner).push(Asked { request, answer });
+        self.bell.ring().ok()?;
+        answered.recv_timeout(ANSWER).ok()
+    }
+}
+
+fn ask(socket: &Path, line: &str) -> Result<Status, ServeError> {
+    let path = control_path(socket);
+    let failed = |cause| ServeError::Ask { path: path.clone(), cause };
+    let mut stream = UnixStream::connect(&path).map_err(failed)?;
+    let mut answer = String::new();
+    stream
+        .set_read_timeout(Some(ANSWER + CLIENT))
+        .and_then(|()| stream.write_all(line.as_bytes()))
+        .and_then(|()| stream.read_to_string(&mut answer))
+        .map_err(failed)?;
+    serde_json::from_str(&answer).map_err(|_| failed(io::Error::other(answer.trim().to_owned())))
+}
+
+/// Returns what the server that listens on `socket` is doing.
+///
+/// # Errors
+/// [`ServeError::Ask`] if there is none, it does not answer, or this user may not ask.
+pub fn status(socket: &Path) -> Result<Status, ServeError> {
+    ask(socket, "status\n")
+}
+
+/// Lets the server that listens on `socket` accept no machine any more, and end when the last one has.
+/// Returns what it was doing then.
+///
+/// # Errors
+/// As of [`status`].
+pub fn drain(socket: &Path) -> Result<Status, ServeError> {
+    ask(socket, "drain\n")
+}

@@ -1,0 +1,174 @@
+//! What a server is doing: [`Status`], as `uzone status` prints it and as metrics for Prometheus.
+
+use std::fmt::Write as _;
+
+use serde::{Deserialize, Serialize};
+
+/// What a server is doing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Status {
+    /// Where monitors connect.
+    pub socket: String,
+    /// The process of the keeper.
+    pub keeper: u32,
+    /// The process of the worker, if there is one.
+    pub worker: Option<u32>,
+    /// How many workers died.
+    pub worker_deaths: u64,
+    /// Whether no machine is accepted any more.
+    pub is_draining: bool,
+    /// How many machines were served so far.
+    pub sessions_served: u64,
+    /// How many connections have sent no whole message yet.
+    pub greetings: usize,
+    /// The machines.
+    pub sessions: Vec<SessionStatus>,
+}
+
+/// What is known of a machine.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct SessionStatus {
+    /// Its number.
+    pub session: u64,
+    /// The process of its monitor.
+    pub pid: u32,
+    /// The user of that.
+    pub uid: u32,
+    /// How many bytes of memory it has.
+    pub len_bytes: u64,
+    /// How many bytes a page of it has.
+    pub page_bytes: u64,
+    /// For how long it has been connected, in nanoseconds.
+    pub connected_ns: u64,
+    /// What its worker has done for it; nothing while there is none.
+    pub stats: Option<SessionStats>,
+}
+
+/// What a worker has done for a machine, since it took it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct SessionStats {
+    /// Faults that were read.
+    pub faults: u64,
+    /// Pages that were installed because a thread waited for them.
+    pub demand_pages: u64,
+    /// Pages that came along.
+    pub around_pages: u64,
+    /// Pages that were installed before a thread touched them.
+    pub prefetched_pages: u64,
+    /// Pages of those that are zero, and take no memory until they are written.
+    pub zero_pages: u64,
+    /// Pages that could not be produced, and are bad.
+    pub bad_pages: u64,
+    /// Pages that are being produced now.
+    pub pending_pages: u64,
+    /// For how long the oldest of them has been, in nanoseconds.
+    pub oldest_pending_ns: u64,
+}
+
+impl Status {
+    /// Returns it in the text format of Prometheus.
+    #[must_use]
+    pub fn metrics(&self) -> String {
+        let mut text = String::new();
+        let sessions = self.sessions.len() as u64;
+        let gauges: [(&str, &str, &str, u64); 6] = [
+            ("uzone_sessions", "gauge", "Machines that are served.", sessions),
+            ("uzone_sessions_total", "counter", "Machines that were served.", self.sessions_served),
+            (
+                "uzone_greetings",
+                "gauge",
+                "Connections without a whole message.",
+                self.greetings as u64,
+            ),
+            ("uzone_draining", "gauge", "Whether no machine is accepted.", self.is_draining.into()),
+            (
+                "uzone_worker_up",
+                "gauge",
+                "Whether there is a worker.",
+                self.worker.is_some().into(),
+            ),
+            ("uzone_worker_deaths_total", "counter", "Workers that died.", self.worker_deaths),
+        ];
+        for (name, kind, help, value) in gauges {
+            // Memory takes it all.
+            let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}\n{name} {value}");
+        }
+        type Get = fn(&SessionStats) -> u64;
+        let each: [(&str, &str, &str, Get); 8] = [
+            ("faults_total", "counter", "Faults that were read.", |stats| stats.faults),
+            ("demand_pages_total", "counter", "Pages for waiting threads.", |stats| {
+                stats.demand_pages
+            }),
+            ("around_pages_total", "counter", "Pages that came along.", |stats| stats.around_pages),
+            ("prefetched_pages_total", "counter", "Pages ahead of a touch.", |stats| {
+                stats.prefetched_pages
+            }),
+            ("zero_pages_total", "counter", "Zero pages.", |stats| stats.zero_pages),
+            ("bad_pages_total", "counter", "Pages that are bad.", |stats| stats.bad_pages),
+            ("pending_pages", "gauge", "Pages that are being produced.", |stats| {
+                stats.pending_pages
+            }),
+            ("oldest_pending_ns", "gauge", "Age of the oldest of them.", |stats| {
+                stats.oldest_pending_ns
+            }),
+        ];
+        for (name, kind, help, get) in each {
+            let _ = writeln!(
+                text,
+                "# HELP uzone_session_{name} {help}\n# TYPE uzone_session_{name} {kind}"
+            );
+            for one in &self.sessions {
+                let Some(stats) = &one.stats else { continue };
+                let (session, pid, value) = (one.session, one.pid, get(stats));
+                let _ = writeln!(
+                    text,
+                    "uzone_session_{name}{{session=\"{session}\",pid=\"{pid}\"}} {value}"
+                );
+            }
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn metrics_have_a_type_and_a_line_for_each_machine() {
+        let stats = SessionStats { faults: 7, ..SessionStats::default() };
+        let session = |session, stats| SessionStatus {
+            session,
+            pid: 9,
+            uid: 0,
+            len_bytes: 4096,
+            page_bytes: 4096,
+            connected_ns: 1,
+            stats,
+        };
+        let status = Status {
+            socket: "/run/s".into(),
+            keeper: 1,
+            worker: Some(2),
+            worker_deaths: 3,
+            is_draining: false,
+            sessions_served: 5,
+            greetings: 0,
+            sessions: vec![session(4, Some(stats)), session(5, None)],
+        };
+        let text = status.metrics();
+        assert!(
+            text.contains(
+                "# TYPE uzone_worker_deaths_total counter\nuzone_worker_deaths_total 3\n"
+            )
+        );
+        assert!(text.contains("uzone_session_faults_total{session=\"4\",pid=\"9\"} 7\n"));
+        assert!(!text.contains("session=\"5\""));
+        for line in text.lines().filter(|line| !line.starts_with('#')) {
+            assert!(line.rsplit_once(' ').unwrap().1.parse::<u64>().is_ok(), "{line}");
+        }
+    }
+}
