@@ -79,6 +79,9 @@ pub(crate) struct Args {
     /// case
     #[arg(long, value_name = "ADDRESS")]
     metrics: Option<SocketAddr>,
+    /// Take the socket and all machines over from the server that runs there: an upgrade. The image must be the same
+    #[arg(long)]
+    take_over: bool,
     /// Answer faults for the process at standard input, which started this one
     #[arg(long, hide = true)]
     worker: bool,
@@ -170,6 +173,9 @@ impl Report for Line<'_> {
             ServeEvent::WorkerEnded { status, sessions } => format!(
                 "the process that answers faults has ended ({status}) with {sessions} machines; the next one takes over\n"
             ),
+            ServeEvent::HandedOver { sessions } => {
+                format!("another server has taken {sessions} machines over\n")
+            }
             ServeEvent::TakenOver { session, pid, after_ns } => format!(
                 "session {session}: process {pid} is served again after {}\n",
                 human_duration(Duration::from_nanos(*after_ns))
@@ -237,7 +243,12 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
             is_dropped.fetch_add(1, Ordering::Relaxed);
         }
     };
-    let mut keeper = match Keeper::bind(&socket, options(args), log, start_worker) {
+    let kept = if args.take_over {
+        Keeper::take_over(&socket, options(args), log, start_worker)
+    } else {
+        Keeper::bind(&socket, options(args), log, start_worker)
+    };
+    let mut keeper = match kept {
         // It has stated why.
         Err(ServeError::Worker { status }) if let Some(exit) = Exit::of_process(status) => {
             return Ok(exit);

@@ -1,13 +1,14 @@
 //! Questions and orders to a server: [`Control`], a socket beside the one that monitors connect to, and the
-//! other side of it ([`status`], [`drain`]).
+//! other side of it ([`status`], [`drain`], [`take_over`]).
 //!
-//! A client sends one line, `status` or `drain`, and gets one line of JSON. `GET` gets metrics by HTTP, from
+//! A client sends one line, `status`, `drain` or `take-over`, and gets one line of JSON. With the last comes a
+//! socket by which the keeper hands everything to the client ([`take_over`]). `GET` gets metrics by HTTP, from
 //! here or from a TCP port. A thread of its own serves one client after the other, each for a few seconds at
 //! most, so that the keeper waits for none.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,10 +18,12 @@ use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
 use uzone_os::uffd::Doorbell;
+use uzone_os::{MessageSocket, peer};
 
 use crate::error::ServeError;
 use crate::socket::ListeningSocket;
 use crate::status::Status;
+use crate::takeover::{self, Estate};
 
 /// How long a client may take to send its line and to take its answer.
 const CLIENT: Duration = Duration::from_secs(2);
@@ -34,10 +37,11 @@ const REQUEST: usize = 8 << 10;
 const MODE: u32 = 0o600;
 
 /// What a client asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(crate) enum Request {
     Status,
     Drain,
+    TakeOver(MessageSocket),
 }
 
 /// A request, and where its answer goes.
@@ -80,11 +84,13 @@ impl Control {
         let mut control = Self { shared, path, metrics: None, threads: Vec::new() };
         let shared = control.shared.clone();
         control.start(move || {
-            shared.serve_all(false, || {
+            shared.serve_all(|| {
                 let (stream, _) = listening.listener.accept()?;
                 stream.set_read_timeout(Some(CLIENT))?;
                 stream.set_write_timeout(Some(CLIENT))?;
-                Ok(stream)
+                let mut fds = Vec::new();
+                let request = read_request(|part| peer::receive(&stream, part, &mut fds))?;
+                Ok(Client { stream, request, fds, is_near: true })
             });
         })?;
         if let Some(address) = metrics {
@@ -93,11 +99,12 @@ impl Control {
             control.metrics = Some(listener.local_addr().map_err(failed)?);
             let shared = control.shared.clone();
             control.start(move || {
-                shared.serve_all(true, || {
-                    let (stream, _) = listener.accept()?;
+                shared.serve_all(|| {
+                    let (mut stream, _) = listener.accept()?;
                     stream.set_read_timeout(Some(CLIENT))?;
                     stream.set_write_timeout(Some(CLIENT))?;
-                    Ok(stream)
+                    let request = read_request(|part| stream.read(part))?;
+                    Ok(Client { stream, request, fds: Vec::new(), is_near: false })
                 });
             })?;
         }
@@ -142,9 +149,30 @@ impl Drop for Control {
     }
 }
 
+/// A client, and what it has sent.
+struct Client<S> {
+    stream: S,
+    request: Vec<u8>,
+    fds: Vec<OwnedFd>,
+    /// Whether it came by the control socket, and so may give orders.
+    is_near: bool,
+}
+
+fn read_request(mut read: impl FnMut(&mut [u8]) -> io::Result<usize>) -> io::Result<Vec<u8>> {
+    let mut request = Vec::new();
+    let mut part = [0; 1024];
+    while !request.contains(&b'\n') && request.len() < REQUEST {
+        match read(&mut part)? {
+            0 => break,
+            len => request.extend_from_slice(&part[..len]),
+        }
+    }
+    Ok(request)
+}
+
 impl Shared {
     /// Serves one client after the other, until the server ends.
-    fn serve_all<S: Read + Write>(&self, is_http: bool, accept: impl Fn() -> io::Result<S>) {
+    fn serve_all<S: Write>(&self, accept: impl Fn() -> io::Result<Client<S>>) {
         loop {
             let accepted = accept();
             if self.stop.load(Ordering::Acquire) {
@@ -152,29 +180,27 @@ impl Shared {
             }
             match accepted {
                 // A client that goes, or is too slow, is not answered.
-                Ok(stream) => drop(self.serve(stream, is_http)),
-                // No descriptor is free, for instance.
+                Ok(client) => drop(self.serve(client)),
+                // No descriptor is free, for instance, or it sent nothing.
                 Err(_) => std::thread::sleep(AGAIN),
             }
         }
     }
 
-    /// Reads a request and answers it.
-    fn serve(&self, mut stream: impl Read + Write, is_http: bool) -> io::Result<()> {
-        let mut request = Vec::new();
-        let mut part = [0; 1024];
-        while !request.contains(&b'\n') && request.len() < REQUEST {
-            match stream.read(&mut part)? {
-                0 => break,
-                len => request.extend_from_slice(&part[..len]),
-            }
-        }
+    /// Answers a request.
+    fn serve<S: Write>(&self, client: Client<S>) -> io::Result<()> {
+        let Client { mut stream, request, fds, is_near } = client;
         let line = request.split(|byte| *byte == b'\n').next().unwrap_or_default();
-        let asked = match line.trim_ascii() {
-            line if line.starts_with(b"GET ") => return self.serve_metrics(stream, line),
-            b"status" if !is_http => Request::Status,
-            b"drain" if !is_http => Request::Drain,
-            _ => return stream.write_all(b"{\"error\":\"ask for `status` or `drain`\"}\n"),
+        let socket = fds.into_iter().next().and_then(|fd| MessageSocket::from_fd(fd).ok());
+        let asked = match (line.trim_ascii(), socket) {
+            (line, _) if line.starts_with(b"GET ") => return self.serve_metrics(stream, line),
+            (b"status", _) if is_near => Request::Status,
+            (b"drain", _) if is_near => Request::Drain,
+            (b"take-over", Some(socket)) if is_near => Request::TakeOver(socket),
+            _ => {
+                let answer = "{\"error\":\"the server knows `status`, `drain` and `take-over`\"}\n";
+                return stream.write_all(answer.as_bytes());
+            }
         };
         let mut answer = match self.ask(asked) {
             Some(status) => serde_json::to_string(&status)?,
@@ -235,4 +261,16 @@ pub fn status(socket: &Path) -> Result<Status, ServeError> {
 /// As of [`status`].
 pub fn drain(socket: &Path) -> Result<Status, ServeError> {
     ask(socket, "drain\n")
+}
+
+/// Takes everything over from the keeper that listens on `socket`, if it serves the same image.
+pub(crate) fn take_over(socket: &Path, image: &str) -> Result<Estate, ServeError> {
+    let path = control_path(socket);
+    let taken = UnixStream::connect(&path).and_then(|stream| {
+        let (here, there) = MessageSocket::pair()?;
+        peer::send(&stream, b"take-over\n", &[there.as_fd()])?;
+        drop(there);
+        takeover::take(&here, image)
+    });
+    taken.map_err(|cause| ServeError::Ask { path, cause })
 }

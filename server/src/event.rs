@@ -62,6 +62,11 @@ pub enum ServeEvent {
         /// For how long it was not served, in nanoseconds.
         after_ns: u64,
     },
+    /// Another keeper serves all machines from now on.
+    HandedOver {
+        /// How many there are.
+        sessions: usize,
+    },
     /// A monitor ended.
     Ended {
         /// Which session.

@@ -7,7 +7,6 @@ use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::Child;
@@ -15,17 +14,19 @@ use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
 use uzone_os::MessageSocket;
-use uzone_os::peer::{self, Peer};
-use uzone_os::uffd::{Doorbell, EventSet, ReadyKeys, Remote};
+use uzone_os::peer::Peer;
+use uzone_os::uffd::{Doorbell, EventSet, ReadyKeys};
 
-use crate::control::{Control, Request};
+use crate::connection::Connection;
+use crate::control::{self, Asked, Control, Request};
 use crate::error::ServeError;
 use crate::event::ServeEvent;
-use crate::link::{self, Header, Report, TAKEN_BYTES, TAKEN_FDS};
+use crate::link::{self, Report};
 use crate::options::{OnFailure, ServerOptions};
 use crate::session::nanoseconds;
 use crate::socket::ListeningSocket;
-use crate::status::{SessionStats, SessionStatus, Status};
+use crate::status::Status;
+use crate::takeover::{self, Estate};
 
 /// The keys of what is waited for beside connections, which count from 1 on.
 const LISTENER: u64 = u64::MAX;
@@ -63,28 +64,6 @@ pub struct Served {
     pub deaths: u64,
 }
 
-/// A connection, and all that came by it.
-struct Connection {
-    stream: UnixStream,
-    peer: Peer,
-    /// Whether this process may end the peer; asked when it connected, since it may have ended by now.
-    can_be_killed: bool,
-    bytes: Vec<u8>,
-    fds: Vec<OwnedFd>,
-    /// Whether more descriptors came than were taken.
-    has_more_fds: bool,
-    /// Whether nothing more is read.
-    is_ended: bool,
-    since: Instant,
-    /// What its worker reads is logged there. A machine comes of a connection that has one.
-    log: Option<OwnedFd>,
-    /// How many bytes of memory the machine has, and how many a page of it; known once it is connected.
-    memory: Option<(u64, u64)>,
-    stats: Option<SessionStats>,
-    /// How many workers died of taking it.
-    deaths: u32,
-}
-
 struct RunningWorker {
     child: Child,
     socket: MessageSocket,
@@ -116,6 +95,8 @@ pub struct Keeper {
     /// Where the status goes that was asked for, when the worker has reported its counts.
     asking: Vec<SyncSender<Status>>,
     path: PathBuf,
+    /// What tells the image from others.
+    image: String,
     options: ServerOptions,
     log: Box<dyn Fn(&ServeEvent) + Send>,
     start: Start,
@@ -148,11 +129,56 @@ impl Keeper {
         log: impl Fn(&ServeEvent) + Send + 'static,
         start: impl FnMut(OwnedFd) -> io::Result<Child> + Send + 'static,
     ) -> Result<Self, ServeError> {
+        let mut keeper = Self::started(socket, options, log, start)?;
+        let socket = ListeningSocket::bind(socket, keeper.options.mode)?;
+        keeper.set.add(&socket.listener, LISTENER).map_err(ServeError::Wait)?;
+        keeper.socket = Some(socket);
+        keeper.bind_control()?;
+        Ok(keeper)
+    }
+
+    /// Starts a worker, and goes on with the socket and the machines of the keeper that listens on
+    /// `socket`, which ends. A machine notices a pause of a few milliseconds.
+    ///
+    /// # Errors
+    /// As of [`Keeper::bind`]; [`ServeError::Ask`] if there is no such keeper, or it serves another image:
+    /// it goes on then.
+    pub fn take_over(
+        socket: &Path,
+        options: ServerOptions,
+        log: impl Fn(&ServeEvent) + Send + 'static,
+        start: impl FnMut(OwnedFd) -> io::Result<Child> + Send + 'static,
+    ) -> Result<Self, ServeError> {
+        let mut keeper = Self::started(socket, options, log, start)?;
+        keeper.down_since = Some(Instant::now());
+        let Estate { socket: listener, connections, next } =
+            control::take_over(socket, &keeper.image)?;
+        let listening = ListeningSocket::inherit(socket, listener);
+        // If one cannot be waited for, it counts as late after a while, or is served without an end.
+        keeper.is_accepting = keeper.set.add(&listening.listener, LISTENER).is_ok();
+        for (key, connection) in &connections {
+            if !connection.is_ended {
+                let _ = keeper.set.add(&connection.stream, *key);
+            }
+        }
+        (keeper.socket, keeper.connections, keeper.next) = (Some(listening), connections, next);
+        keeper.renew();
+        keeper.hand_over();
+        Ok(keeper)
+    }
+
+    fn started(
+        socket: &Path,
+        options: ServerOptions,
+        log: impl Fn(&ServeEvent) + Send + 'static,
+        start: impl FnMut(OwnedFd) -> io::Result<Child> + Send + 'static,
+    ) -> Result<Self, ServeError> {
         let mut keeper = Self {
             socket: None,
             control: None,
             asking: Vec::new(),
             path: socket.to_owned(),
+            image: String::new(),
             options,
             log: Box::new(log),
             start: Box::new(start),
@@ -169,13 +195,17 @@ impl Keeper {
             served: Served::default(),
         };
         keeper.start_worker().map_err(ServeError::Start)?;
-        keeper.first_word()?;
-        let socket = ListeningSocket::bind(socket, keeper.options.mode)?;
-        keeper.set.add(&socket.listener, LISTENER).map_err(ServeError::Wait)?;
-        let control = Control::bind(&keeper.path, keeper.options.metrics)?;
-        keeper.set.add(&control, CONTROL).map_err(ServeError::Wait)?;
-        (keeper.socket, keeper.control) = (Some(socket), Some(control));
+        while keeper.worker.as_ref().is_some_and(|worker| !worker.is_ready) {
+            keeper.first_words()?;
+        }
         Ok(keeper)
+    }
+
+    fn bind_control(&mut self) -> Result<(), ServeError> {
+        let control = Control::bind(&self.path, self.options.metrics)?;
+        self.set.add(&control, CONTROL).map_err(ServeError::Wait)?;
+        self.control = Some(control);
+        Ok(())
     }
 
     /// Returns where metrics are served by HTTP, if [`ServerOptions::metrics`] asked for a port.
@@ -184,8 +214,8 @@ impl Keeper {
         self.control.as_ref()?.metrics()
     }
 
-    /// Waits until the first worker asks for work.
-    fn first_word(&mut self) -> Result<(), ServeError> {
+    /// Waits for a report of the first worker.
+    fn first_words(&mut self) -> Result<(), ServeError> {
         let Some(worker) = &mut self.worker else { return Ok(()) };
         match link::receive_report(&worker.socket, &mut self.room) {
             Ok(Some((report, log))) => self.handle(report, log),
@@ -250,8 +280,9 @@ impl Keeper {
     /// Returns after how long the clock has to be looked at.
     fn timeout(&self) -> Option<Duration> {
         let start = self.start_at.map(|at| at.saturating_duration_since(Instant::now()));
-        let is_due =
-            self.greetings() > 0 || self.down_since.is_some() && !self.connections.is_empty();
+        let is_due = self.control.is_none()
+            || self.greetings() > 0
+            || self.down_since.is_some() && !self.connections.is_empty();
         [start, is_due.then_some(TICK)].into_iter().flatten().min()
     }
 
@@ -262,13 +293,14 @@ impl Keeper {
             // It was waited for.
             let _ = self.set.remove(&socket.listener);
         }
-        self.connections.retain(|_, connection| connection.log.is_some());
+        // A machine that has handed its memory over is served.
+        self.connections.retain(|_, connection| connection.has_descriptors());
         false
     }
 
     /// Returns how many connections have sent no whole message.
     fn greetings(&self) -> usize {
-        self.connections.values().filter(|connection| connection.log.is_none()).count()
+        self.connections.values().filter(|connection| connection.is_greeting()).count()
     }
 
     fn accept(&mut self) {
@@ -291,46 +323,16 @@ impl Keeper {
                 continue;
             }
             self.next += 1;
-            let connection = Connection {
-                stream,
-                can_be_killed: peer.can_be_killed(),
-                peer,
-                bytes: Vec::new(),
-                fds: Vec::new(),
-                has_more_fds: false,
-                is_ended: false,
-                since: Instant::now(),
-                log: None,
-                memory: None,
-                stats: None,
-                deaths: 0,
-            };
-            self.connections.insert(key, connection);
+            self.connections.insert(key, Connection::new(stream, peer));
         }
     }
 
     /// Reads what a monitor has sent.
     fn read(&mut self, key: u64) {
         let Some(connection) = self.connections.get_mut(&key) else { return };
-        let mut part = [0; 4096];
-        loop {
-            match peer::receive(&connection.stream, &mut part, &mut connection.fds) {
-                Ok(len) if len > 0 => connection.bytes.extend_from_slice(&part[..len]),
-                Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => break,
-                Err(cause) if cause.kind() == io::ErrorKind::InvalidData => {
-                    connection.has_more_fds = true;
-                }
-                Ok(_) | Err(_) => connection.is_ended = true,
-            }
-            connection.has_more_fds |= connection.fds.len() > TAKEN_FDS;
-            connection.fds.truncate(TAKEN_FDS);
-            if connection.bytes.len() >= TAKEN_BYTES || connection.has_more_fds {
-                connection.is_ended = true;
-            }
-            if connection.is_ended {
-                let _ = self.set.remove(&connection.stream);
-                break;
-            }
+        connection.read();
+        if connection.is_ended {
+            let _ = self.set.remove(&connection.stream);
         }
         if !self.news.contains(&key) {
             self.news.push_back(key);
@@ -342,17 +344,7 @@ impl Keeper {
         while let Some(worker) = self.worker.as_mut().filter(|worker| worker.asks) {
             let Some(key) = self.news.pop_front() else { return };
             let Some(connection) = self.connections.get(&key) else { continue };
-            let header = Header {
-                session: key,
-                pid: connection.peer.pid(),
-                uid: connection.peer.uid(),
-                can_be_killed: connection.can_be_killed,
-                is_ended: connection.is_ended,
-                descriptors: connection.fds.len() + usize::from(connection.has_more_fds),
-                has_log: connection.log.is_some(),
-            };
-            let pidfd = connection.peer.as_fd();
-            let fds = link::in_order(pidfd, connection.log.as_ref(), &connection.fds);
+            let (header, fds) = (connection.header(key), connection.descriptors());
             (worker.asks, worker.taking) = (false, Some(key));
             if link::hand_over(&worker.socket, &header, &fds, &connection.bytes).is_err() {
                 return self.worker_ended();
@@ -363,13 +355,38 @@ impl Keeper {
     /// Does what was asked for at the control socket.
     fn answer(&mut self) -> Result<(), ServeError> {
         let Some(control) = &self.control else { return Ok(()) };
-        for asked in control.take().map_err(ServeError::Wait)? {
-            if asked.request == Request::Drain {
-                let _ = self.is_stopped_again();
+        for Asked { request, answer } in control.take().map_err(ServeError::Wait)? {
+            self.asking.push(answer);
+            match request {
+                Request::Status => {}
+                Request::Drain => drop(self.is_stopped_again()),
+                Request::TakeOver(to) => self.give(&to),
             }
-            self.asking.push(asked.answer);
         }
         Ok(())
+    }
+
+    /// Hands everything to another keeper, or goes on if that fails.
+    fn give(&mut self, to: &MessageSocket) {
+        let Some(socket) = self.socket.take() else { return };
+        // It has ended when this returns, so its logs are final.
+        self.worker = None;
+        let (connections, listener) = (&self.connections, socket.listener.as_fd());
+        match takeover::give(to, &self.image, listener, connections, self.next) {
+            Ok(()) => {
+                socket.leave();
+                let sessions = self.connections.len() - self.greetings();
+                self.connections.clear();
+                self.happened(ServeEvent::HandedOver { sessions });
+            }
+            Err(cause) => {
+                self.socket = Some(socket);
+                self.down_since.get_or_insert_with(Instant::now);
+                self.renew();
+                self.start_at = Some(Instant::now());
+                tracing::warn!(%cause, "a keeper that was to take over did not");
+            }
+        }
     }
 
     /// Asks the worker for its counts, if they were asked for, and it waits for an order.
@@ -386,18 +403,8 @@ impl Keeper {
     }
 
     fn status(&self) -> Status {
-        let machines = self.connections.iter().filter_map(|(number, connection)| {
-            let (len_bytes, page_bytes) = connection.memory?;
-            Some(SessionStatus {
-                session: *number,
-                pid: connection.peer.pid(),
-                uid: connection.peer.uid(),
-                len_bytes,
-                page_bytes,
-                connected_ns: nanoseconds(connection.since.elapsed()),
-                stats: connection.stats,
-            })
-        });
+        let machines =
+            self.connections.iter().filter_map(|(number, connection)| connection.status(*number));
         Status {
             socket: self.path.display().to_string(),
             keeper: std::process::id(),
@@ -421,6 +428,7 @@ impl Keeper {
 
     fn handle(&mut self, report: Report, log: Option<OwnedFd>) {
         match report {
+            Report::Image(image) => self.image = image,
             Report::Next => {
                 let Some(worker) = &mut self.worker else { return };
                 (worker.is_ready, worker.asks, worker.taking) = (true, true, None);
@@ -434,7 +442,7 @@ impl Keeper {
             Report::Reading(key) => {
                 if let Some(connection) = self.connections.get_mut(&key) {
                     // More of it means nothing, and nor does its end: of older monitors it comes at once.
-                    if connection.log.is_none() && !connection.is_ended {
+                    if connection.is_greeting() && !connection.is_ended {
                         let _ = self.set.remove(&connection.stream);
                     }
                     connection.is_ended = true;
@@ -465,7 +473,7 @@ impl Keeper {
             }
             ServeEvent::Refused { session, was_killed, .. } => {
                 let Some(connection) = self.connections.remove(session) else { return };
-                *was_killed = self.must_end(connection);
+                *was_killed = self.kills() && connection.end_if_it_has_memory();
             }
             ServeEvent::Failed { session, was_killed, .. } => {
                 let Some(connection) = self.connections.get(session) else { return };
@@ -473,21 +481,15 @@ impl Keeper {
                 *was_killed = self.kills() && connection.peer.kill().is_ok();
             }
             ServeEvent::Ended { session, .. } => drop(self.connections.remove(session)),
-            ServeEvent::WorkerEnded { .. } | ServeEvent::TakenOver { .. } => {}
+            ServeEvent::WorkerEnded { .. }
+            | ServeEvent::TakenOver { .. }
+            | ServeEvent::HandedOver { .. } => {}
         }
         (self.log)(&event);
     }
 
     fn kills(&self) -> bool {
         self.options.on_failure == OnFailure::Kill
-    }
-
-    /// Ends the process of a connection that is not served, if it handed memory over: its faults would wait
-    /// for ever. Returns whether it was killed.
-    fn must_end(&self, connection: Connection) -> bool {
-        let Connection { peer, fds, .. } = connection;
-        let has_memory = fds.into_iter().any(|fd| Remote::adopt(fd).is_ok());
-        has_memory && self.kills() && peer.kill().is_ok()
     }
 
     /// Refuses a connection that no worker refused.
@@ -501,7 +503,7 @@ impl Keeper {
     /// Does what is due by the clock.
     fn see_to_time(&mut self) {
         let is_late = |connection: &Connection| {
-            connection.log.is_none() && connection.since.elapsed() >= HANDSHAKE_WITHIN
+            connection.is_greeting() && connection.since.elapsed() >= HANDSHAKE_WITHIN
         };
         let late = self.connections.iter().filter(|(_, one)| is_late(one)).map(|(key, _)| *key);
         for key in late.collect::<Vec<_>>() {
@@ -512,6 +514,10 @@ impl Keeper {
             && self.greetings() < GREETINGS
         {
             self.is_accepting = self.set.add(&socket.listener, LISTENER).is_ok();
+        }
+        if self.control.is_none() && self.socket.is_some() {
+            // The keeper before this one may have it still.
+            let _ = self.bind_control();
         }
         if self.start_at.is_some_and(|at| at <= Instant::now()) {
             self.start_at = None;
@@ -531,7 +537,7 @@ impl Keeper {
         for (session, connection) in std::mem::take(&mut self.connections) {
             let reason = format!("no worker could be started within {:?}", self.options.deadline);
             let pid = connection.peer.pid();
-            let was_killed = self.must_end(connection);
+            let was_killed = connection.end_if_it_has_memory();
             (self.log)(&ServeEvent::Failed { session, pid, offset: 0, reason, was_killed });
         }
     }
@@ -572,8 +578,6 @@ impl Keeper {
         let (taking, ran) = (worker.taking, worker.since.elapsed());
         drop(worker);
         self.served.deaths += 1;
-        // Of the next worker they start anew.
-        self.connections.values_mut().for_each(|connection| connection.stats = None);
         let sessions = self.connections.len() - self.greetings();
         self.happened(ServeEvent::WorkerEnded { status, sessions });
         if ran >= STEADY {
@@ -588,10 +592,17 @@ impl Keeper {
                 self.refuse(key, format!("{DEATHS} workers died of taking it"));
             }
         }
-        let (machines, greetings): (Vec<_>, Vec<_>) =
-            self.connections.iter().partition(|(_, connection)| connection.log.is_some());
-        self.news = machines.iter().chain(&greetings).map(|(key, _)| **key).collect();
+        self.renew();
         self.start_later();
+    }
+
+    /// Has all connections handed over again, those of machines first.
+    fn renew(&mut self) {
+        // The counts of the next worker start anew.
+        self.connections.values_mut().for_each(|connection| connection.stats = None);
+        let (machines, greetings): (Vec<_>, Vec<_>) =
+            self.connections.iter().partition(|(_, connection)| !connection.is_greeting());
+        self.news = machines.iter().chain(&greetings).map(|(key, _)| **key).collect();
     }
 }
 

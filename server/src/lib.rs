@@ -13,6 +13,8 @@
 //! |---|---|
 //! | `keeper` | [`Keeper`]: accepting monitors, storing what they send, and starting workers |
 //! | `worker` | [`Worker`]: the machines of one image, from the handover to their end |
+//! | `connection` | what came by one connection |
+//! | `takeover` | how one keeper hands everything to the next |
 //! | `link` | the messages between the two |
 //! | `socket` | the socket that monitors connect to |
 //! | `handshake` | what a monitor sends, from bytes to regions |
@@ -22,6 +24,7 @@
 //! | `event`, `options`, `error` | [`ServeEvent`], [`ServerOptions`] and [`OnFailure`], [`ServeError`] |
 #![forbid(unsafe_code)]
 
+mod connection;
 mod control;
 mod error;
 mod event;
@@ -32,6 +35,7 @@ mod options;
 mod session;
 mod socket;
 mod status;
+mod takeover;
 mod worker;
 mod working_set;
 

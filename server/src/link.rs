@@ -2,8 +2,9 @@
 //! [`Report`] the other. The worker asks for each connection, so the keeper never waits for it.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use uzone_os::MessageSocket;
 
@@ -61,6 +62,8 @@ pub(crate) enum Order {
 /// What the worker sends.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Report {
+    /// Which image it serves, before all else.
+    Image(String),
     /// It can take a connection.
     Next,
     /// It is about to read the events of a session; what it reads is in the log that comes along.
@@ -73,6 +76,39 @@ pub(crate) enum Report {
     Event(ServeEvent),
 }
 
+/// Sends a message that starts with a line of JSON.
+pub(crate) fn send_titled(
+    socket: &MessageSocket,
+    title: &impl Serialize,
+    fds: &[BorrowedFd<'_>],
+    bytes: &[u8],
+) -> io::Result<()> {
+    let mut message = serde_json::to_vec(title)?;
+    message.push(b'\n');
+    message.extend_from_slice(&bytes[..bytes.len().min(TAKEN_BYTES)]);
+    socket.send(&message, fds)
+}
+
+/// A message that starts with a line of JSON.
+#[derive(Debug)]
+pub(crate) struct Titled<T> {
+    pub(crate) title: T,
+    pub(crate) fds: Vec<OwnedFd>,
+    pub(crate) bytes: Vec<u8>,
+}
+
+/// Waits for a message that starts with a line of JSON. `None` if the other side has ended.
+pub(crate) fn receive_titled<T: DeserializeOwned>(
+    socket: &MessageSocket,
+    room: &mut [u8],
+) -> io::Result<Option<Titled<T>>> {
+    let Some(message) = socket.receive(room)? else { return Ok(None) };
+    let bytes = &room[..message.len];
+    let line = bytes.iter().position(|byte| *byte == b'\n').ok_or(io::ErrorKind::InvalidData)?;
+    let title = serde_json::from_slice(&bytes[..line])?;
+    Ok(Some(Titled { title, fds: message.fds, bytes: bytes[line + 1..].to_vec() }))
+}
+
 /// Hands a connection over. The descriptors are the pidfd, the log if there is one, and what the monitor
 /// sent.
 pub(crate) fn hand_over(
@@ -81,17 +117,12 @@ pub(crate) fn hand_over(
     fds: &[BorrowedFd<'_>],
     bytes: &[u8],
 ) -> io::Result<()> {
-    let mut message = serde_json::to_vec(&Title::Connection(*header))?;
-    message.push(b'\n');
-    message.extend_from_slice(&bytes[..bytes.len().min(TAKEN_BYTES)]);
-    socket.send(&message, fds)
+    send_titled(socket, &Title::Connection(*header), fds, bytes)
 }
 
 /// Asks for the counts of each session.
 pub(crate) fn ask_for_stats(socket: &MessageSocket) -> io::Result<()> {
-    let mut message = serde_json::to_vec(&Title::Stats)?;
-    message.push(b'\n');
-    socket.send(&message, &[])
+    send_titled(socket, &Title::Stats, &[], &[])
 }
 
 /// Sends a report.
@@ -100,8 +131,7 @@ pub(crate) fn report(
     report: &Report,
     log: Option<BorrowedFd<'_>>,
 ) -> io::Result<()> {
-    let fds: Vec<BorrowedFd<'_>> = log.into_iter().collect();
-    socket.send(&serde_json::to_vec(report)?, &fds)
+    send_titled(socket, report, log.as_slice(), &[])
 }
 
 /// Room for a message of either side.
@@ -111,16 +141,13 @@ pub(crate) fn room() -> Vec<u8> {
 
 /// Waits for an order. `None` if the keeper has ended.
 pub(crate) fn receive(socket: &MessageSocket, room: &mut [u8]) -> io::Result<Option<Order>> {
-    let Some(message) = socket.receive(room)? else { return Ok(None) };
-    let bytes = &room[..message.len];
-    let line = bytes.iter().position(|byte| *byte == b'\n').ok_or(io::ErrorKind::InvalidData)?;
-    let Title::Connection(header) = serde_json::from_slice(&bytes[..line])? else {
-        return Ok(Some(Order::Stats));
+    let Some(Titled { title, fds, bytes }) = receive_titled(socket, room)? else {
+        return Ok(None);
     };
-    let mut fds = message.fds.into_iter();
+    let Title::Connection(header) = title else { return Ok(Some(Order::Stats)) };
+    let mut fds = fds.into_iter();
     let pidfd = fds.next().ok_or(io::ErrorKind::InvalidData)?;
     let log = if header.has_log { fds.next() } else { None };
-    let bytes = bytes[line + 1..].to_vec();
     Ok(Some(Order::Take(Handover { header, pidfd, log, fds: fds.collect(), bytes })))
 }
 
@@ -129,31 +156,22 @@ pub(crate) fn receive_report(
     socket: &MessageSocket,
     room: &mut [u8],
 ) -> io::Result<Option<(Report, Option<OwnedFd>)>> {
-    let Some(message) = socket.receive(room)? else { return Ok(None) };
-    let report = serde_json::from_slice(&room[..message.len])?;
-    Ok(Some((report, message.fds.into_iter().next())))
-}
-
-/// Returns the descriptors of a connection in the order of a message.
-pub(crate) fn in_order<'a>(
-    pidfd: BorrowedFd<'a>,
-    log: Option<&'a OwnedFd>,
-    fds: &'a [OwnedFd],
-) -> Vec<BorrowedFd<'a>> {
-    let taken = fds.iter().take(TAKEN_FDS).map(AsFd::as_fd);
-    std::iter::once(pidfd).chain(log.map(AsFd::as_fd)).chain(taken).collect()
+    let received = receive_titled(socket, room)?;
+    Ok(received.map(|Titled { title, fds, .. }| (title, fds.into_iter().next())))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
+
     use super::*;
 
     #[test]
     fn the_longest_message_and_the_most_descriptors_come_over_whole() {
         let (keeper, worker) = MessageSocket::pair().unwrap();
         let null = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
-        let fds: Vec<OwnedFd> = (0..40).map(|_| null()).collect();
-        let (pidfd, log) = (null(), null());
+        let fds: Vec<OwnedFd> = (0..TAKEN_FDS + 2).map(|_| null()).collect();
+        let all: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
         let bytes = vec![b'\n'; 2 * MESSAGE_BYTES];
         let mut header = Header {
             session: u64::MAX,
@@ -164,7 +182,6 @@ mod tests {
             descriptors: 40,
             has_log: true,
         };
-        let all = in_order(pidfd.as_fd(), Some(&log), &fds);
         hand_over(&keeper, &header, &all, &bytes).unwrap();
         let mut room = room();
         let mut next = || match receive(&worker, &mut room).unwrap() {
@@ -175,12 +192,12 @@ mod tests {
         assert_eq!((came.bytes.len(), came.fds.len()), (TAKEN_BYTES, TAKEN_FDS));
         assert!(came.log.is_some() && came.header.session == u64::MAX);
         header.has_log = false;
-        hand_over(&keeper, &header, &in_order(pidfd.as_fd(), None, &fds[..1]), b"[").unwrap();
+        hand_over(&keeper, &header, &all[..2], b"[").unwrap();
         let came = next();
         assert_eq!((came.bytes, came.fds.len(), came.log.is_none()), (b"[".to_vec(), 1, true));
         ask_for_stats(&keeper).unwrap();
         assert!(matches!(receive(&worker, &mut room).unwrap(), Some(Order::Stats)));
-        report(&worker, &Report::Reading(7), Some(log.as_fd())).unwrap();
+        report(&worker, &Report::Reading(7), Some(all[0])).unwrap();
         let came = receive_report(&keeper, &mut room).unwrap().unwrap();
         assert!(matches!(came, (Report::Reading(7), Some(_))), "{came:?}");
         drop(worker);

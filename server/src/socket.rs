@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -18,6 +19,8 @@ static NEXT: AtomicU64 = AtomicU64::new(0);
 pub(crate) struct ListeningSocket {
     pub(crate) listener: UnixListener,
     path: PathBuf,
+    /// Whether the name is another process's now.
+    is_left: bool,
 }
 
 impl ListeningSocket {
@@ -46,17 +49,30 @@ impl ListeningSocket {
             Ok(listener)
         });
         match bound {
-            Ok(listener) => Ok(Self { listener, path: path.to_owned() }),
+            Ok(listener) => Ok(Self { listener, path: path.to_owned(), is_left: false }),
             Err(cause) => {
                 let _ = fs::remove_file(&hidden);
                 Err(failed(cause))
             }
         }
     }
+
+    /// Goes on with the socket of another process, which left it.
+    pub(crate) fn inherit(path: &Path, fd: OwnedFd) -> Self {
+        Self { listener: UnixListener::from(fd), path: path.to_owned(), is_left: false }
+    }
+
+    /// Leaves the name to another process.
+    pub(crate) fn leave(mut self) {
+        self.is_left = true;
+    }
 }
 
 impl Drop for ListeningSocket {
     fn drop(&mut self) {
+        if self.is_left {
+            return;
+        }
         // If it is gone already, there is nothing to remove.
         let _ = fs::remove_file(&self.path);
     }

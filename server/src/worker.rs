@@ -6,7 +6,7 @@ use std::fmt;
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -45,6 +45,8 @@ const RAW_PAGE: u64 = 4096;
 /// Answers the faults of machines from one image, in a process of its own.
 pub struct Worker {
     backing: Arc<dyn Backing>,
+    /// What tells the image from others.
+    image: String,
     engine: Engine,
     options: ServerOptions,
     set: EventSet,
@@ -63,7 +65,7 @@ impl Worker {
     /// # Errors
     /// [`ServeError`]: the image cannot be read, or a thread is refused.
     pub fn open(image: &Path, options: ServerOptions) -> Result<Self, ServeError> {
-        let Opened { backing, working_set, page_bytes } = open(image)?;
+        let Opened { backing, image, working_set, page_bytes } = open(image)?;
         let unusable = |path: &Path, cause| ServeError::WorkingSet { path: path.to_owned(), cause };
         let pages = match &options.prefetch {
             Prefetch::OfImage => working_set,
@@ -78,6 +80,7 @@ impl Worker {
         });
         Ok(Self {
             backing,
+            image,
             engine: Engine::with(EngineOptions::default())?,
             options,
             set: EventSet::new().map_err(ServeError::Wait)?,
@@ -99,7 +102,10 @@ impl Worker {
         let keeper = Arc::new(MessageSocket::from_fd(keeper).map_err(ServeError::Wait)?);
         self.set.add(&*keeper, KEEPER).map_err(ServeError::Wait)?;
         let (mut room, mut ready) = (link::room(), ReadyKeys::new());
-        let mut is_kept = link::report(&keeper, &Report::Next, None).is_ok();
+        let image = Report::Image(self.image.clone());
+        let mut is_kept = link::report(&keeper, &image, None)
+            .and_then(|()| link::report(&keeper, &Report::Next, None))
+            .is_ok();
         while is_kept {
             self.wait(&mut ready)?;
             for &key in ready.keys() {
@@ -294,6 +300,8 @@ fn message_of(
 /// An image.
 struct Opened {
     backing: Arc<dyn Backing>,
+    /// What tells it from others: its root hash, or which file it is.
+    image: String,
     /// The pages that an earlier run touched.
     working_set: Vec<u64>,
     page_bytes: u64,
@@ -306,8 +314,9 @@ fn open(path: &Path) -> Result<Opened, ServeError> {
     let not_packed = match Image::open(path, &OpenOptions::default()) {
         Ok(image) => {
             let (working_set, page_bytes) = (image.working_set().to_vec(), image.page_bytes());
+            let name = image.root().to_string();
             let backing = Arc::new(SnapshotBacking::new(Arc::new(image)));
-            return Ok(Opened { backing, working_set, page_bytes });
+            return Ok(Opened { backing, image: name, working_set, page_bytes });
         }
         Err(error @ SnapshotError::NotAnImage { .. }) => error,
         Err(error) => return Err(error.into()),
@@ -317,7 +326,8 @@ fn open(path: &Path) -> Result<Opened, ServeError> {
         SnapshotError::Read { name, offset: 0, len_bytes: 0, cause }
     };
     let file = File::open(path).map_err(failed)?;
-    let len = file.metadata().map_err(failed)?.len();
+    let metadata = file.metadata().map_err(failed)?;
+    let len = metadata.len();
     let mut start = [0; 4];
     let is_packed = match file.read_exact_at(&mut start, 0) {
         Ok(()) => {
@@ -330,5 +340,13 @@ fn open(path: &Path) -> Result<Opened, ServeError> {
         return Err(not_packed.into());
     }
     let backing = Arc::new(FileBacking::new(file).map_err(failed)?);
-    Ok(Opened { backing, working_set: Vec::new(), page_bytes: RAW_PAGE })
+    // The bytes have no hash: the same file, unchanged.
+    let image = format!(
+        "file {}:{} of {len} bytes, changed {}.{:09}",
+        metadata.dev(),
+        metadata.ino(),
+        metadata.mtime(),
+        metadata.mtime_nsec()
+    );
+    Ok(Opened { backing, image, working_set: Vec::new(), page_bytes: RAW_PAGE })
 }

@@ -24,7 +24,9 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use uzone_os::uffd::{Doorbell, Features, KernelFaults, Modes, Registered, Uffd};
 use uzone_os::{Anonymous, Mapping};
 use uzone_pages::ByteLen;
-use uzone_server::{Keeper, OnFailure, Prefetch, ServeEvent, Served, ServerOptions, Worker};
+use uzone_server::{
+    Keeper, OnFailure, Prefetch, ServeError, ServeEvent, Served, ServerOptions, Worker,
+};
 use uzone_snapshot::Packer;
 
 const MACHINE: &str = "UZONE_SERVER_TEST_MACHINE";
@@ -224,6 +226,15 @@ struct Running {
 
 impl Running {
     fn start(socket: &Path, image: &Path, policy: &str) -> Self {
+        Self::started(socket, image, policy, false).unwrap()
+    }
+
+    fn started(
+        socket: &Path,
+        image: &Path,
+        policy: &str,
+        takes_over: bool,
+    ) -> Result<Self, ServeError> {
         let (options, policy) = (options(policy), policy.to_owned());
         let (stop, events) = (Arc::new(Doorbell::new().unwrap()), Arc::<Mutex<Vec<_>>>::default());
         let worker = Arc::<AtomicU32>::default();
@@ -234,10 +245,14 @@ impl Running {
             started.store(child.id(), Ordering::Release);
             Ok(child)
         };
-        let mut keeper = Keeper::bind(socket, options, log, start).unwrap();
+        let mut keeper = if takes_over {
+            Keeper::take_over(socket, options, log, start)?
+        } else {
+            Keeper::bind(socket, options, log, start)?
+        };
         let bell = stop.clone();
         let thread = Some(thread::spawn(move || keeper.run(&bell).unwrap()));
-        Self { stop, events, worker, thread }
+        Ok(Self { stop, events, worker, thread })
     }
 
     /// Kills the worker, if it is not being replaced just now.
@@ -563,5 +578,46 @@ fn what_a_machine_touched_is_recorded_and_is_there_before_the_next_touches_it() 
     let wrong = faults(&format!("prefetch {}", folder.join("wrong").display()));
     let replayed = faults(&format!("prefetch {}", set.display()));
     eprintln!("faults: {recorded} recorded, {wrong:?} with a wrong set, {replayed:?} replayed");
+    fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn an_upgrade_under_load_is_noticed_by_no_machine_and_another_image_is_refused() {
+    let name = "an_upgrade_under_load_is_noticed_by_no_machine_and_another_image_is_refused";
+    if is_machine(name) {
+        return;
+    }
+    let folder = folder("upgrade");
+    let (socket, image) = (folder.join("sock"), folder.join("packed"));
+    let no_server = Running::started(&socket, &image, "kill", true);
+    assert!(matches!(no_server, Err(ServeError::Ask { .. })));
+    let mut server = Running::start(&socket, &image, "kill");
+    let (mut sessions, mut handed_over) = (0, 0);
+    for round in 0..6 {
+        let mut machines = [(); 3].map(|()| machine(name, &socket));
+        // At any point of their work.
+        thread::sleep(Duration::from_millis(round * 17 % 60));
+        let other = Running::started(&socket, &folder.join("raw"), "kill", true);
+        assert!(matches!(other, Err(ServeError::Ask { .. })), "it serves another image");
+        let next = Running::started(&socket, &image, "kill", true).unwrap();
+        let served = server.thread.take().unwrap().join().unwrap();
+        assert_eq!(served.left, 0, "{:?}", server.events);
+        sessions += served.sessions;
+        let events = server.events.lock().unwrap().clone();
+        let Some(ServeEvent::HandedOver { sessions }) = events.last() else {
+            panic!("{events:?}");
+        };
+        handed_over += sessions;
+        server = next;
+        for machine in &mut machines {
+            assert!(end_of(machine).success(), "{:?}", server.events);
+        }
+        let status = uzone_server::status(&socket).unwrap();
+        assert_eq!((status.keeper, status.is_draining), (std::process::id(), false));
+    }
+    let (served, _) = server.stop();
+    assert_eq!((sessions + served.sessions, served.left), (18, 0));
+    eprintln!("{handed_over} of 18 machines were handed over");
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 2, "no socket is left");
     fs::remove_dir_all(folder).unwrap();
 }

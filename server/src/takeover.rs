@@ -1,0 +1,116 @@
+//! How one keeper hands everything to the next: the socket and the connections. The worker of the first has
+//! ended before, so that what it read is known. Either of them may die at any point but one: until the first
+//! has sent [`Piece::Go`], everything is its own, and afterwards the next one's.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use uzone_os::MessageSocket;
+use uzone_os::uffd::{EventSet, ReadyKeys};
+
+use crate::connection::{Connection, Kept};
+use crate::link::{self, Titled};
+
+/// How long the other side may take for a message.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// A message between two keepers.
+#[derive(Debug, Serialize, Deserialize)]
+enum Piece {
+    /// What the image of the first is, so that the next one serves no other; and how many sessions it had.
+    Start { image: String, next: u64 },
+    /// The socket that monitors connect to comes along.
+    Socket,
+    /// A connection comes along.
+    Connection(Kept),
+    /// That was all.
+    End,
+    /// The next one has it all.
+    Taken,
+    /// It is the next one's.
+    Go,
+}
+
+/// What a keeper has.
+pub(crate) struct Estate {
+    pub(crate) socket: OwnedFd,
+    pub(crate) connections: BTreeMap<u64, Connection>,
+    /// The number of the next connection.
+    pub(crate) next: u64,
+}
+
+/// Receives a message within a time.
+fn receive(socket: &MessageSocket, room: &mut [u8]) -> io::Result<Titled<Piece>> {
+    let (set, mut ready) = (EventSet::new()?, ReadyKeys::new());
+    set.add(socket, 0)?;
+    set.wait(&mut ready, Some(PATIENCE))?;
+    if ready.keys().is_empty() {
+        return Err(io::ErrorKind::TimedOut.into());
+    }
+    link::receive_titled(socket, room)?.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+}
+
+fn unexpected<T>(piece: &Piece) -> io::Result<T> {
+    Err(io::Error::other(format!("a message of another version: {piece:?}")))
+}
+
+/// Hands everything over. If it fails, all is the caller's still.
+pub(crate) fn give(
+    to: &MessageSocket,
+    image: &str,
+    socket: BorrowedFd<'_>,
+    connections: &BTreeMap<u64, Connection>,
+    next: u64,
+) -> io::Result<()> {
+    link::send_titled(to, &Piece::Start { image: image.to_owned(), next }, &[], &[])?;
+    link::send_titled(to, &Piece::Socket, &[socket], &[])?;
+    for (number, connection) in connections {
+        let mut fds = vec![connection.stream.as_fd()];
+        fds.extend(connection.descriptors());
+        link::send_titled(
+            to,
+            &Piece::Connection(connection.kept(*number)),
+            &fds,
+            &connection.bytes,
+        )?;
+    }
+    link::send_titled(to, &Piece::End, &[], &[])?;
+    match receive(to, &mut link::room())?.title {
+        Piece::Taken => link::send_titled(to, &Piece::Go, &[], &[]),
+        other => unexpected(&other),
+    }
+}
+
+/// Takes everything over, if it is served from the same image.
+pub(crate) fn take(from: &MessageSocket, image: &str) -> io::Result<Estate> {
+    let mut room = link::room();
+    let (mut socket, mut connections) = (None, BTreeMap::new());
+    let next = match receive(from, &mut room)?.title {
+        Piece::Start { image: other, next } if other == image => next,
+        Piece::Start { .. } => {
+            return Err(io::Error::other("it serves another image, or its file was replaced"));
+        }
+        other => return unexpected(&other),
+    };
+    loop {
+        let Titled { title, fds, bytes } = receive(from, &mut room)?;
+        match title {
+            Piece::Socket => socket = fds.into_iter().next(),
+            Piece::Connection(kept) => {
+                let connection = Connection::from_kept(&kept, fds, bytes);
+                connections.extend([connection.ok_or(io::ErrorKind::InvalidData)?]);
+            }
+            Piece::End => break,
+            other => return unexpected(&other),
+        }
+    }
+    let socket = socket.ok_or(io::ErrorKind::InvalidData)?;
+    link::send_titled(from, &Piece::Taken, &[], &[])?;
+    match receive(from, &mut room)?.title {
+        Piece::Go => Ok(Estate { socket, connections, next }),
+        other => unexpected(&other),
+    }
+}
