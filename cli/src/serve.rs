@@ -2,15 +2,16 @@
 //! keeper; it starts itself again as the worker.
 
 use std::env;
+use std::ffi::OsString;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::sync_channel;
+use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread;
 use std::time::Duration;
 
@@ -231,9 +232,29 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
         return work(args, out);
     }
     let socket = args.socket.clone().unwrap_or_else(default_socket);
-    let stop = Arc::new(Doorbell::new()?);
     // Before the socket: a signal that comes then removes it.
-    let mut signals = Signals::new([SIGINT, SIGTERM])?;
+    let signals = Signals::new([SIGINT, SIGTERM])?;
+    let (log, printer) = printer();
+    let kept = if args.take_over {
+        Keeper::take_over(&socket, options(args), log, start_worker)
+    } else {
+        Keeper::bind(&socket, options(args), log, start_worker)
+    };
+    match kept {
+        // It has stated why.
+        Err(ServeError::Worker { status }) if let Some(exit) = Exit::of_process(status) => Ok(exit),
+        kept => keep(kept?, args, &socket, signals, printer, out),
+    }
+}
+
+/// What happens, on its way to be printed.
+struct Printer {
+    events: Receiver<ServeEvent>,
+    dropped: Arc<AtomicU64>,
+}
+
+/// Returns a log that waits for nothing, and what prints it.
+fn printer() -> (impl Fn(&ServeEvent) + Send + 'static, Printer) {
     let (sender, events) = sync_channel(WAITING);
     let dropped = Arc::new(AtomicU64::new(0));
     let is_dropped = dropped.clone();
@@ -243,29 +264,30 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
             is_dropped.fetch_add(1, Ordering::Relaxed);
         }
     };
-    let kept = if args.take_over {
-        Keeper::take_over(&socket, options(args), log, start_worker)
-    } else {
-        Keeper::bind(&socket, options(args), log, start_worker)
-    };
-    let mut keeper = match kept {
-        // It has stated why.
-        Err(ServeError::Worker { status }) if let Some(exit) = Exit::of_process(status) => {
-            return Ok(exit);
-        }
-        keeper => keeper?,
-    };
+    (log, Printer { events, dropped })
+}
+
+/// Serves machines until a signal.
+fn keep(
+    mut keeper: Keeper,
+    args: &Args,
+    socket: &Path,
+    mut signals: Signals,
+    printer: Printer,
+    out: &Output,
+) -> Result<Exit, Failure> {
     out.event(&Line::new(Happened::Server(ServerEvent::Listening {
         socket: socket.display().to_string(),
         image: args.image.display().to_string(),
         metrics: keeper.metrics(),
     })));
-    let lines = *out;
+    let (lines, Printer { events, dropped }) = (*out, printer);
     let printer = thread::Builder::new().name("uzone-log".into()).spawn(move || {
         for event in events {
             lines.event(&Line::new(Happened::Session(&event)));
         }
     })?;
+    let stop = Arc::new(Doorbell::new()?);
     let bell = stop.clone();
     thread::Builder::new().name("uzone-signals".into()).spawn(move || {
         for _ in signals.forever() {
@@ -288,21 +310,21 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
 
 /// Starts this program as the process that answers faults, out of the reach of the terminal's signals.
 fn start_worker(keeper: OwnedFd) -> io::Result<Child> {
-    let arguments = env::args_os().skip(1);
+    let is_ours = |argument: &OsString| argument != "--worker" && argument != "--take-over";
+    let arguments = env::args_os().skip(1).filter(is_ours);
     Command::new(PROGRAM).args(arguments).arg("--worker").stdin(keeper).process_group(0).spawn()
 }
 
-/// Answers the faults of the machines that the keeper hands over.
+/// Answers the faults of the machines that the keeper hands over, and takes its place if it dies.
 fn work(args: &Args, out: &Output) -> Result<Exit, Failure> {
     // A keeper that stops ends this process, and one that does not needs it.
-    let _ignored = Signals::new([SIGINT, SIGTERM])?;
+    let signals = Signals::new([SIGINT, SIGTERM])?;
     let mut worker = Worker::open(&args.image, options(args))?;
-    let left = worker.run(io::stdin().as_fd().try_clone_to_owned()?)?;
-    if left > 0 {
-        out.warn(format_args!(
-            "the keeper of this server has ended: no machine can connect any more, and {left} are served on"
-        ));
-        worker.serve_the_rest()?;
-    }
-    Ok(Exit::Ok)
+    worker.run(io::stdin().as_fd().try_clone_to_owned()?)?;
+    let Some(estate) = worker.into_estate() else { return Ok(Exit::Ok) };
+    out.warn(format_args!("the keeper of this server has died; its worker takes its place"));
+    let socket = args.socket.clone().unwrap_or_else(default_socket);
+    let (log, printer) = printer();
+    let keeper = Keeper::inherit(estate, &socket, options(args), log, start_worker)?;
+    keep(keeper, args, &socket, signals, printer, out)
 }

@@ -1,23 +1,25 @@
-//! A connection of a monitor, and all that came by it: [`Connection`]. It is what a worker gets, and what one
-//! keeper hands to the next.
+//! A connection of a monitor, and all that came by it: [`Connection`]. Keepers and workers have the same, so
+//! that each can hand it to the next process.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use uzone_os::peer::{self, Peer};
 use uzone_os::uffd::Remote;
 
-use crate::link::{Header, TAKEN_BYTES, TAKEN_FDS};
+use crate::link::{TAKEN_BYTES, TAKEN_FDS};
 use crate::session::nanoseconds;
 use crate::status::{SessionStats, SessionStatus};
 
 /// A connection, and all that came by it.
+#[derive(Debug)]
 pub(crate) struct Connection {
     pub(crate) stream: UnixStream,
-    pub(crate) peer: Peer,
+    pub(crate) peer: Arc<Peer>,
     /// Whether this process may end the peer; asked when it connected, since it may have ended by now.
     can_be_killed: bool,
     pub(crate) bytes: Vec<u8>,
@@ -36,11 +38,16 @@ pub(crate) struct Connection {
     pub(crate) deaths: u32,
 }
 
-/// What the next keeper needs to know of a connection, beside its bytes and descriptors.
+/// What another process needs to know of a connection, beside its bytes and descriptors.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Kept {
-    header: Header,
+    session: u64,
+    pid: u32,
+    uid: u32,
+    can_be_killed: bool,
     has_more_fds: bool,
+    is_ended: bool,
+    has_log: bool,
     memory: Option<(u64, u64)>,
     age_ns: u64,
 }
@@ -50,7 +57,7 @@ impl Connection {
         Self {
             stream,
             can_be_killed: peer.can_be_killed(),
-            peer,
+            peer: Arc::new(peer),
             bytes: Vec::new(),
             fds: Vec::new(),
             has_more_fds: false,
@@ -91,62 +98,66 @@ impl Connection {
         }
     }
 
-    /// Returns what a worker gets, with [`Connection::descriptors`] and the bytes.
-    pub(crate) fn header(&self, session: u64) -> Header {
-        Header {
+    /// Returns how many descriptors came by it; one more than were taken if there were more.
+    pub(crate) fn count_descriptors(&self) -> usize {
+        self.fds.len() + usize::from(self.has_more_fds)
+    }
+
+    /// Returns whether the process may be ended by the keeper.
+    pub(crate) fn can_be_killed(&self) -> bool {
+        self.can_be_killed
+    }
+
+    /// Returns the one descriptor that came by it.
+    pub(crate) fn only_descriptor(&self) -> Option<&OwnedFd> {
+        self.fds.first().filter(|_| self.count_descriptors() == 1)
+    }
+
+    /// Returns what another process gets, with [`Connection::descriptors`] and the bytes.
+    pub(crate) fn kept(&self, session: u64) -> Kept {
+        Kept {
             session,
             pid: self.peer.pid(),
             uid: self.peer.uid(),
             can_be_killed: self.can_be_killed,
-            is_ended: self.is_ended,
-            descriptors: self.fds.len() + usize::from(self.has_more_fds),
-            has_log: self.log.is_some(),
-        }
-    }
-
-    /// Returns its descriptors: the pidfd, the log if there is one, and what the monitor sent.
-    pub(crate) fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
-        let sent = self.fds.iter().map(AsFd::as_fd);
-        [self.peer.as_fd()]
-            .into_iter()
-            .chain(self.log.iter().map(AsFd::as_fd))
-            .chain(sent)
-            .collect()
-    }
-
-    /// Returns what the next keeper gets, with the stream and [`Connection::descriptors`] and the bytes.
-    pub(crate) fn kept(&self, session: u64) -> Kept {
-        Kept {
-            header: self.header(session),
             has_more_fds: self.has_more_fds,
+            is_ended: self.is_ended,
+            has_log: self.log.is_some(),
             memory: self.memory,
             age_ns: nanoseconds(self.since.elapsed()),
         }
     }
 
-    /// Makes the connection that another keeper had, and its number. `None` if a descriptor is missing.
+    /// Returns its descriptors: the stream, the pidfd, the log if there is one, and what the monitor sent.
+    pub(crate) fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        let own = [self.stream.as_fd(), self.peer.as_fd()].into_iter();
+        own.chain(self.log.iter().map(AsFd::as_fd))
+            .chain(self.fds.iter().map(AsFd::as_fd))
+            .collect()
+    }
+
+    /// Makes the connection that another process had, and its number. `None` if a descriptor is missing.
     pub(crate) fn from_kept(kept: &Kept, fds: Vec<OwnedFd>, bytes: Vec<u8>) -> Option<(u64, Self)> {
-        let Kept { header, has_more_fds, memory, age_ns } = kept;
         let mut fds = fds.into_iter();
         let stream = UnixStream::from(fds.next()?);
-        let peer = Peer::from_parts(header.pid, header.uid, fds.next()?)?;
-        let log = if header.has_log { Some(fds.next()?) } else { None };
-        let age = Duration::from_nanos(*age_ns);
+        let peer = Peer::from_parts(kept.pid, kept.uid, fds.next()?)?;
+        let log = if kept.has_log { Some(fds.next()?) } else { None };
+        let age = Duration::from_nanos(kept.age_ns);
         let connection = Self {
             stream,
-            peer,
-            can_be_killed: header.can_be_killed,
+            peer: Arc::new(peer),
+            can_be_killed: kept.can_be_killed,
             bytes,
             fds: fds.collect(),
-            has_more_fds: *has_more_fds,
-            is_ended: header.is_ended,
+            has_more_fds: kept.has_more_fds,
+            is_ended: kept.is_ended,
             since: Instant::now().checked_sub(age).unwrap_or_else(Instant::now),
             log,
-            memory: *memory,
+            memory: kept.memory,
             stats: None,
             deaths: 0,
         };
-        Some((header.session, connection))
+        Some((kept.session, connection))
     }
 
     /// Ends the process if it handed memory over: its faults would wait for ever. Returns whether that was

@@ -69,6 +69,8 @@ struct RunningWorker {
     socket: MessageSocket,
     since: Instant,
     is_ready: bool,
+    /// Whether it has the socket that monitors connect to, in case that this process dies.
+    has_socket: bool,
     /// Whether it waits for an order.
     asks: bool,
     /// Whether it was asked for its counts, and has not reported all.
@@ -78,8 +80,12 @@ struct RunningWorker {
 }
 
 impl Drop for RunningWorker {
-    /// Ends the process. When this returns, none of its threads answers a fault any more.
+    /// Ends the process. When this returns, none of its threads answers a fault any more. If this process
+    /// dies of a bug, the worker takes its place.
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            return;
+        }
         // It may have ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -133,6 +139,7 @@ impl Keeper {
         let socket = ListeningSocket::bind(socket, keeper.options.mode)?;
         keeper.set.add(&socket.listener, LISTENER).map_err(ServeError::Wait)?;
         keeper.socket = Some(socket);
+        keeper.hand_over();
         keeper.bind_control()?;
         Ok(keeper)
     }
@@ -151,20 +158,43 @@ impl Keeper {
     ) -> Result<Self, ServeError> {
         let mut keeper = Self::started(socket, options, log, start)?;
         keeper.down_since = Some(Instant::now());
-        let Estate { socket: listener, connections, next } =
-            control::take_over(socket, &keeper.image)?;
-        let listening = ListeningSocket::inherit(socket, listener);
+        let estate = control::take_over(socket, &keeper.image)?;
+        keeper.enter(estate);
+        Ok(keeper)
+    }
+
+    /// Takes the place of the keeper of `socket`, which has died: its worker does that
+    /// ([`Worker::into_estate`](crate::Worker::into_estate)).
+    ///
+    /// # Errors
+    /// As of [`Keeper::bind`].
+    pub fn inherit(
+        estate: Estate,
+        socket: &Path,
+        options: ServerOptions,
+        log: impl Fn(&ServeEvent) + Send + 'static,
+        start: impl FnMut(OwnedFd) -> io::Result<Child> + Send + 'static,
+    ) -> Result<Self, ServeError> {
+        let mut keeper = Self::started(socket, options, log, start)?;
+        keeper.enter(estate);
+        Ok(keeper)
+    }
+
+    /// Goes on with the socket and the connections of another keeper.
+    fn enter(&mut self, estate: Estate) {
+        let listening = ListeningSocket::inherit(&self.path, estate.socket);
         // If one cannot be waited for, it counts as late after a while, or is served without an end.
-        keeper.is_accepting = keeper.set.add(&listening.listener, LISTENER).is_ok();
-        for (key, connection) in &connections {
+        self.is_accepting = self.set.add(&listening.listener, LISTENER).is_ok();
+        for (key, connection) in &estate.connections {
             if !connection.is_ended {
-                let _ = keeper.set.add(&connection.stream, *key);
+                let _ = self.set.add(&connection.stream, *key);
             }
         }
-        (keeper.socket, keeper.connections, keeper.next) = (Some(listening), connections, next);
-        keeper.renew();
-        keeper.hand_over();
-        Ok(keeper)
+        (self.socket, self.connections) = (Some(listening), estate.connections);
+        (self.next, self.down_since) =
+            (estate.next, Some(self.down_since.unwrap_or_else(Instant::now)));
+        self.renew();
+        self.hand_over();
     }
 
     fn started(
@@ -342,11 +372,17 @@ impl Keeper {
     /// Hands a connection over, if the worker waits for one.
     fn hand_over(&mut self) {
         while let Some(worker) = self.worker.as_mut().filter(|worker| worker.asks) {
+            if let Some(socket) = self.socket.as_ref().filter(|_| !worker.has_socket) {
+                (worker.asks, worker.has_socket) = (false, true);
+                if link::hand_socket_over(&worker.socket, socket.listener.as_fd()).is_err() {
+                    return self.worker_ended();
+                }
+                continue;
+            }
             let Some(key) = self.news.pop_front() else { return };
             let Some(connection) = self.connections.get(&key) else { continue };
-            let (header, fds) = (connection.header(key), connection.descriptors());
             (worker.asks, worker.taking) = (false, Some(key));
-            if link::hand_over(&worker.socket, &header, &fds, &connection.bytes).is_err() {
+            if link::hand_over(&worker.socket, key, connection).is_err() {
                 return self.worker_ended();
             }
         }
@@ -552,6 +588,7 @@ impl Keeper {
             socket,
             since,
             is_ready: false,
+            has_socket: false,
             asks: false,
             is_counting: false,
             taking: None,

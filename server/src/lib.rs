@@ -46,4 +46,5 @@ pub use handshake::{HandshakeError, regions};
 pub use keeper::{Keeper, Served};
 pub use options::{OnFailure, Prefetch, ServerOptions};
 pub use status::{SessionStats, SessionStatus, Status};
+pub use takeover::Estate;
 pub use worker::Worker;

@@ -1,4 +1,4 @@
-//! What a keeper and its worker send each other over a socket of whole messages: [`Handover`] one way,
+//! What a keeper and its worker send each other over a socket of whole messages: [`Order`] one way,
 //! [`Report`] the other. The worker asks for each connection, so the keeper never waits for it.
 
 use std::io;
@@ -8,6 +8,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use uzone_os::MessageSocket;
 
+use crate::connection::{Connection, Kept};
 use crate::event::ServeEvent;
 use crate::handshake::MESSAGE_BYTES;
 use crate::status::SessionStats;
@@ -19,42 +20,21 @@ pub(crate) const TAKEN_BYTES: usize = MESSAGE_BYTES + 1;
 /// How many descriptors of a monitor are handed over.
 pub(crate) const TAKEN_FDS: usize = 16;
 
-/// What is known of a connection.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(crate) struct Header {
-    pub(crate) session: u64,
-    pub(crate) pid: u32,
-    pub(crate) uid: u32,
-    pub(crate) can_be_killed: bool,
-    /// Whether nothing more will come.
-    pub(crate) is_ended: bool,
-    /// How many descriptors came.
-    pub(crate) descriptors: usize,
-    /// Whether the first descriptor behind the pidfd is a log of removals.
-    pub(crate) has_log: bool,
-}
-
-/// A connection as the worker gets it.
-#[derive(Debug)]
-pub(crate) struct Handover {
-    pub(crate) header: Header,
-    pub(crate) pidfd: OwnedFd,
-    pub(crate) log: Option<OwnedFd>,
-    pub(crate) fds: Vec<OwnedFd>,
-    pub(crate) bytes: Vec<u8>,
-}
-
 /// What starts each message of the keeper.
 #[derive(Debug, Serialize, Deserialize)]
 enum Title {
-    Connection(Header),
+    Socket,
+    Connection(Kept),
     Stats,
 }
 
 /// What the worker receives.
 #[derive(Debug)]
 pub(crate) enum Order {
-    Take(Handover),
+    /// The socket that monitors connect to, should the keeper die.
+    Keep(OwnedFd),
+    /// A connection with its number, whose message may not be whole yet.
+    Take(u64, Box<Connection>),
     /// It reports the counts of each session before it asks for more.
     Stats,
 }
@@ -109,15 +89,19 @@ pub(crate) fn receive_titled<T: DeserializeOwned>(
     Ok(Some(Titled { title, fds: message.fds, bytes: bytes[line + 1..].to_vec() }))
 }
 
-/// Hands a connection over. The descriptors are the pidfd, the log if there is one, and what the monitor
-/// sent.
+/// Hands a connection over.
 pub(crate) fn hand_over(
     socket: &MessageSocket,
-    header: &Header,
-    fds: &[BorrowedFd<'_>],
-    bytes: &[u8],
+    session: u64,
+    connection: &Connection,
 ) -> io::Result<()> {
-    send_titled(socket, &Title::Connection(*header), fds, bytes)
+    let (title, fds) = (Title::Connection(connection.kept(session)), connection.descriptors());
+    send_titled(socket, &title, &fds, &connection.bytes)
+}
+
+/// Hands the socket over that monitors connect to.
+pub(crate) fn hand_socket_over(socket: &MessageSocket, listener: BorrowedFd<'_>) -> io::Result<()> {
+    send_titled(socket, &Title::Socket, &[listener], &[])
 }
 
 /// Asks for the counts of each session.
@@ -144,11 +128,13 @@ pub(crate) fn receive(socket: &MessageSocket, room: &mut [u8]) -> io::Result<Opt
     let Some(Titled { title, fds, bytes }) = receive_titled(socket, room)? else {
         return Ok(None);
     };
-    let Title::Connection(header) = title else { return Ok(Some(Order::Stats)) };
-    let mut fds = fds.into_iter();
-    let pidfd = fds.next().ok_or(io::ErrorKind::InvalidData)?;
-    let log = if header.has_log { fds.next() } else { None };
-    Ok(Some(Order::Take(Handover { header, pidfd, log, fds: fds.collect(), bytes })))
+    let order = match title {
+        Title::Stats => Some(Order::Stats),
+        Title::Socket => fds.into_iter().next().map(Order::Keep),
+        Title::Connection(kept) => Connection::from_kept(&kept, fds, bytes)
+            .map(|(session, connection)| Order::Take(session, Box::new(connection))),
+    };
+    order.map(Some).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
 /// Waits for a report, and the log that may come along. `None` if the worker has ended.
@@ -163,41 +149,55 @@ pub(crate) fn receive_report(
 #[cfg(test)]
 mod tests {
     use std::os::fd::AsFd;
+    use std::os::unix::net::UnixStream;
+
+    use uzone_os::peer::{self, Peer};
 
     use super::*;
 
     #[test]
     fn the_longest_message_and_the_most_descriptors_come_over_whole() {
         let (keeper, worker) = MessageSocket::pair().unwrap();
-        let null = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
-        let fds: Vec<OwnedFd> = (0..TAKEN_FDS + 2).map(|_| null()).collect();
-        let all: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
-        let bytes = vec![b'\n'; 2 * MESSAGE_BYTES];
-        let mut header = Header {
-            session: u64::MAX,
-            pid: u32::MAX,
-            uid: u32::MAX,
-            can_be_killed: false,
-            is_ended: false,
-            descriptors: 40,
-            has_log: true,
-        };
-        hand_over(&keeper, &header, &all, &bytes).unwrap();
+        let (near, far) = UnixStream::pair().unwrap();
+        near.set_nonblocking(true).unwrap();
+        let peer = Peer::of(&near).unwrap();
+        let pid = peer.pid();
+        let mut connection = Connection::new(near, peer);
+        let writes = std::thread::scope(|scope| {
+            let writer = scope.spawn(|| {
+                let mut left = &vec![b'\n'; 2 * MESSAGE_BYTES][..];
+                while let Ok(sent) = peer::send(&far, left, &[far.as_fd(); 4]) {
+                    left = &left[sent..];
+                }
+                left.len()
+            });
+            while !connection.is_ended {
+                connection.read();
+            }
+            // So that the writer ends.
+            connection.stream.shutdown(std::net::Shutdown::Both).unwrap();
+            writer.join().unwrap()
+        });
+        assert!(writes < 2 * MESSAGE_BYTES);
         let mut room = room();
         let mut next = || match receive(&worker, &mut room).unwrap() {
-            Some(Order::Take(handover)) => handover,
+            Some(Order::Take(session, connection)) => (session, connection),
             other => panic!("{other:?}"),
         };
-        let came = next();
-        assert_eq!((came.bytes.len(), came.fds.len()), (TAKEN_BYTES, TAKEN_FDS));
-        assert!(came.log.is_some() && came.header.session == u64::MAX);
-        header.has_log = false;
-        hand_over(&keeper, &header, &all[..2], b"[").unwrap();
-        let came = next();
-        assert_eq!((came.bytes, came.fds.len(), came.log.is_none()), (b"[".to_vec(), 1, true));
+        hand_over(&keeper, u64::MAX, &connection).unwrap();
+        let (session, came) = next();
+        assert_eq!((session, came.peer.pid(), came.log.is_none()), (u64::MAX, pid, true));
+        assert_eq!(came.bytes, connection.bytes[..connection.bytes.len().min(TAKEN_BYTES)]);
+        assert_eq!(came.count_descriptors(), connection.count_descriptors());
+        connection.log = Some(far.as_fd().try_clone_to_owned().unwrap());
+        hand_over(&keeper, 1, &connection).unwrap();
+        let (_, came) = next();
+        assert!(came.log.is_some() && came.count_descriptors() == connection.count_descriptors());
         ask_for_stats(&keeper).unwrap();
         assert!(matches!(receive(&worker, &mut room).unwrap(), Some(Order::Stats)));
-        report(&worker, &Report::Reading(7), Some(all[0])).unwrap();
+        hand_socket_over(&keeper, far.as_fd()).unwrap();
+        assert!(matches!(receive(&worker, &mut room).unwrap(), Some(Order::Keep(_))));
+        report(&worker, &Report::Reading(7), Some(far.as_fd())).unwrap();
         let came = receive_report(&keeper, &mut room).unwrap().unwrap();
         assert!(matches!(came, (Report::Reading(7), Some(_))), "{came:?}");
         drop(worker);

@@ -10,6 +10,7 @@ use uzone_fault::{
 };
 use uzone_os::peer::Peer;
 
+use crate::connection::Connection;
 use crate::event::ServeEvent;
 use crate::options::{OnFailure, ServerOptions};
 use crate::status::SessionStats;
@@ -23,7 +24,7 @@ pub(crate) type Log = Arc<dyn Fn(ServeEvent) -> bool + Send + Sync>;
 /// What a session is made of.
 pub(crate) struct SessionParts<'a> {
     pub(crate) number: u64,
-    pub(crate) peer: Arc<Peer>,
+    pub(crate) connection: Connection,
     pub(crate) remote: Remote,
     pub(crate) regions: Vec<RemoteRegion>,
     pub(crate) page: PageSize,
@@ -39,8 +40,8 @@ pub(crate) struct SessionParts<'a> {
 /// A machine that is served.
 pub(crate) struct Session {
     number: u64,
-    peer: Arc<Peer>,
     memory: AdoptedMemory,
+    connection: Connection,
     /// Another descriptor of the same, to learn whether the memory is gone.
     remote: Remote,
     since: Instant,
@@ -49,7 +50,9 @@ pub(crate) struct Session {
 impl Session {
     /// Serves a machine from now on.
     pub(crate) fn start(parts: SessionParts<'_>) -> Result<Self, String> {
-        let SessionParts { number, peer, remote, regions, page, removals, backing, .. } = parts;
+        let SessionParts { number, connection, remote, regions, page, removals, backing, .. } =
+            parts;
+        let peer = connection.peer.clone();
         let watched = remote.try_clone().map_err(|error| error.to_string())?;
         let connected = ServeEvent::Connected {
             session: number,
@@ -65,16 +68,23 @@ impl Session {
             options = options.advice(Advice::Random).trace(TRACED);
         }
         let policy = parts.options.on_failure;
-        let options = on_failure(options, number, peer.clone(), policy, &parts.log);
+        let options = on_failure(options, number, peer, policy, &parts.log);
         let memory = parts.engine.adopt_logged(remote, regions, page, backing, &options, removals);
         let memory = memory.map_err(|error| error.to_string())?;
         memory.prefetch(parts.prefetch);
         (parts.log)(connected);
-        Ok(Self { number, peer, memory, remote: watched, since: Instant::now() })
+        Ok(Self { number, memory, connection, remote: watched, since: Instant::now() })
+    }
+
+    /// Stops answering: no event is read when this returns.
+    pub(crate) fn into_connection(self) -> Connection {
+        let Self { memory, connection, .. } = self;
+        drop(memory);
+        connection
     }
 
     pub(crate) fn peer(&self) -> &Peer {
-        &self.peer
+        &self.connection.peer
     }
 
     /// Takes the faults that were recorded since the last call.
@@ -108,7 +118,7 @@ impl Session {
         let FaultStats { faults, demand, around, .. } = self.memory.stats();
         ServeEvent::Ended {
             session: self.number,
-            pid: self.peer.pid(),
+            pid: self.connection.peer.pid(),
             served_ns: nanoseconds(self.since.elapsed()),
             faults,
             demand_pages: demand,

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -34,8 +34,9 @@ enum Piece {
     Go,
 }
 
-/// What a keeper has.
-pub(crate) struct Estate {
+/// What a keeper has, for the next one.
+#[derive(Debug)]
+pub struct Estate {
     pub(crate) socket: OwnedFd,
     pub(crate) connections: BTreeMap<u64, Connection>,
     /// The number of the next connection.
@@ -68,8 +69,7 @@ pub(crate) fn give(
     link::send_titled(to, &Piece::Start { image: image.to_owned(), next }, &[], &[])?;
     link::send_titled(to, &Piece::Socket, &[socket], &[])?;
     for (number, connection) in connections {
-        let mut fds = vec![connection.stream.as_fd()];
-        fds.extend(connection.descriptors());
+        let fds = connection.descriptors();
         link::send_titled(
             to,
             &Piece::Connection(connection.kept(*number)),

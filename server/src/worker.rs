@@ -15,16 +15,17 @@ use uzone_fault::{
     AdoptedMemory, Backing, Engine, EngineOptions, FileBacking, PageSize, Remote, RemoteRegion,
 };
 use uzone_os::MessageSocket;
-use uzone_os::peer::Peer;
 use uzone_os::uffd::{EventSet, ReadyKeys};
 use uzone_snapshot::{Image, OpenOptions, SnapshotBacking, SnapshotError};
 
+use crate::connection::Connection;
 use crate::error::ServeError;
 use crate::event::ServeEvent;
 use crate::handshake::{self, HandshakeError, MESSAGE_BYTES};
-use crate::link::{self, Handover, Order, Report};
+use crate::link::{self, Order, Report};
 use crate::options::{OnFailure, Prefetch, ServerOptions};
 use crate::session::{Session, SessionParts};
+use crate::takeover::Estate;
 use crate::working_set::{self, Recording};
 
 /// The key of the keeper; sessions have their numbers, which start at 1.
@@ -51,6 +52,8 @@ pub struct Worker {
     options: ServerOptions,
     set: EventSet,
     sessions: HashMap<u64, Session>,
+    /// Where monitors connect, should the keeper die.
+    socket: Option<OwnedFd>,
     /// Sessions whose monitor has ended.
     orphans: Vec<u64>,
     /// The bytes of the image to install before they are touched.
@@ -85,6 +88,7 @@ impl Worker {
             options,
             set: EventSet::new().map_err(ServeError::Wait)?,
             sessions: HashMap::new(),
+            socket: None,
             orphans: Vec::new(),
             prefetch: pages.into_iter().map(|page| page.saturating_mul(page_bytes)).collect(),
             recording: recording.transpose()?,
@@ -93,12 +97,11 @@ impl Worker {
     }
 
     /// Serves the machines that a keeper hands over, by the descriptor that its start of this process was
-    /// given. Returns when the keeper has ended, with how many machines are left to
-    /// [`Worker::serve_the_rest`].
+    /// given. Returns when the keeper has ended: [`Worker::into_estate`] is what it leaves.
     ///
     /// # Errors
     /// [`ServeError::Wait`] if the system refuses to wait, or `keeper` is no such descriptor.
-    pub fn run(&mut self, keeper: OwnedFd) -> Result<usize, ServeError> {
+    pub fn run(&mut self, keeper: OwnedFd) -> Result<(), ServeError> {
         let keeper = Arc::new(MessageSocket::from_fd(keeper).map_err(ServeError::Wait)?);
         self.set.add(&*keeper, KEEPER).map_err(ServeError::Wait)?;
         let (mut room, mut ready) = (link::room(), ReadyKeys::new());
@@ -122,22 +125,18 @@ impl Worker {
                 let _ = link::report(&keeper, &Report::Event(event), None);
             });
         }
-        let _ = self.set.remove(&*keeper);
-        Ok(self.sessions.len())
+        Ok(())
     }
 
-    /// Serves the machines that are left when the keeper has ended, until the last of them has.
-    ///
-    /// # Errors
-    /// [`ServeError::Wait`] if the system refuses to wait.
-    pub fn serve_the_rest(&mut self) -> Result<(), ServeError> {
-        let mut ready = ReadyKeys::new();
-        while !self.sessions.is_empty() {
-            self.wait(&mut ready)?;
-            ready.keys().iter().for_each(|key| self.monitor_ended(*key));
-            self.end_the_gone(|_| {});
-        }
-        Ok(())
+    /// Stops answering, and returns everything for a keeper that takes the place of the one that has ended
+    /// ([`Keeper::inherit`](crate::Keeper::inherit)).
+    #[must_use]
+    pub fn into_estate(self) -> Option<Estate> {
+        let next = self.sessions.keys().max().map_or(1, |last| last + 1);
+        let sessions = self.sessions.into_iter();
+        // Each stops reading events before its log goes on.
+        let connections = sessions.map(|(number, session)| (number, session.into_connection()));
+        Some(Estate { socket: self.socket?, connections: connections.collect(), next })
     }
 
     fn wait(&self, ready: &mut ReadyKeys) -> Result<(), ServeError> {
@@ -188,10 +187,12 @@ impl Worker {
     /// Does what the keeper asks for, and asks for more. Returns whether the keeper is there.
     fn obey(&mut self, keeper: &Arc<MessageSocket>, order: Order) -> bool {
         match order {
-            Order::Take(handover) if !self.sessions.contains_key(&handover.header.session) => {
-                self.take(keeper, handover);
+            Order::Keep(socket) => self.socket = Some(socket),
+            Order::Take(number, connection) => {
+                if !self.sessions.contains_key(&number) {
+                    self.take(keeper, number, *connection);
+                }
             }
-            Order::Take(_) => {}
             Order::Stats => {
                 for (number, session) in &self.sessions {
                     let stats = Report::Stats(*number, session.stats());
@@ -205,17 +206,18 @@ impl Worker {
     }
 
     /// Takes a connection, whose message may not be whole yet.
-    fn take(&mut self, keeper: &Arc<MessageSocket>, handover: Handover) {
-        let number = handover.header.session;
-        let pid = handover.header.pid;
-        let report = match message_of(&handover) {
+    fn take(&mut self, keeper: &Arc<MessageSocket>, number: u64, connection: Connection) {
+        let pid = connection.peer.pid();
+        let report = match message_of(&connection) {
             Ok(None) => return,
             // A probe of whether there is a server.
-            Err(HandshakeError::Ended(0)) if handover.fds.is_empty() => Report::Probe(number),
-            Ok(Some((regions, page))) => match self.serve(keeper, handover, regions, page) {
-                Ok(()) => return,
-                Err(reason) => refused(number, pid, reason),
-            },
+            Err(HandshakeError::Ended(0)) if !connection.has_descriptors() => Report::Probe(number),
+            Ok(Some((regions, page))) => {
+                match self.serve(keeper, number, connection, regions, page) {
+                    Ok(()) => return,
+                    Err(reason) => refused(number, pid, reason),
+                }
+            }
             Err(error) => refused(number, pid, error.to_string()),
         };
         // If it was not sent, the keeper has ended, which the next receive finds.
@@ -225,32 +227,37 @@ impl Worker {
     fn serve(
         &mut self,
         keeper: &Arc<MessageSocket>,
-        handover: Handover,
+        number: u64,
+        mut connection: Connection,
         regions: Vec<RemoteRegion>,
         page: PageSize,
     ) -> Result<(), String> {
-        let Handover { header, pidfd, log: before, mut fds, .. } = handover;
-        let number = header.session;
-        if self.options.on_failure == OnFailure::Kill && !header.can_be_killed {
+        let text = |error: &dyn fmt::Display| error.to_string();
+        let peer = &connection.peer;
+        if self.options.on_failure == OnFailure::Kill && !connection.can_be_killed() {
             return Err(format!(
                 "process {} of user {} may not be killed by this server: run it as that user, or serve \
                  with --on-failure poison or hold",
-                header.pid, header.uid
+                peer.pid(),
+                peer.uid()
             ));
         }
-        let peer = Peer::from_parts(header.pid, header.uid, pidfd);
-        let peer = peer.ok_or("the monitor has no number")?;
-        let fd = fds.pop().ok_or("the userfaultfd is lost")?;
-        let remote = Remote::adopt(fd).map_err(|error| error.to_string())?;
-        let removals = AdoptedMemory::log(&regions, page, before);
-        let removals = removals.map_err(|error| error.to_string())?;
+        let fd = connection.only_descriptor().ok_or("the userfaultfd is lost")?;
+        let fd = fd.try_clone().map_err(|cause| text(&cause))?;
+        let remote = Remote::adopt(fd).map_err(|error| text(&error))?;
+        let removals = AdoptedMemory::log(&regions, page, connection.log.take());
+        let removals = removals.map_err(|error| text(&error))?;
         // The keeper has the log before the first event is read.
-        link::report(keeper, &Report::Reading(number), removals.fd())
+        let log = removals.fd().ok_or("the log has no descriptor")?;
+        connection.log = Some(log.try_clone_to_owned().map_err(|cause| text(&cause))?);
+        link::report(keeper, &Report::Reading(number), Some(log))
             .map_err(|cause| format!("the keeper does not answer: {cause}"))?;
+        // More of the stream means nothing.
+        connection.is_ended = true;
         let link = keeper.clone();
         let session = Session::start(SessionParts {
             number,
-            peer: Arc::new(peer),
+            connection,
             remote,
             regions,
             page,
@@ -261,7 +268,7 @@ impl Worker {
             prefetch: &self.prefetch,
             log: Arc::new(move |event| link::report(&link, &Report::Event(event), None).is_ok()),
         })?;
-        self.set.add(session.peer(), number).map_err(|cause| cause.to_string())?;
+        self.set.add(session.peer(), number).map_err(|cause| text(&cause))?;
         self.sessions.insert(number, session);
         Ok(())
     }
@@ -282,15 +289,15 @@ fn refused(session: u64, pid: u32, reason: String) -> Report {
 
 /// Returns what a monitor sent, or `None` if that is not whole yet.
 fn message_of(
-    handover: &Handover,
+    connection: &Connection,
 ) -> Result<Option<(Vec<RemoteRegion>, PageSize)>, HandshakeError> {
-    let bytes = &handover.bytes;
+    let bytes = &connection.bytes;
     if bytes.len() > MESSAGE_BYTES {
         return Err(HandshakeError::TooLong);
     }
-    let descriptors = handover.header.descriptors;
+    let descriptors = connection.count_descriptors();
     match handshake::regions(bytes)? {
-        None if handover.header.is_ended => Err(HandshakeError::Ended(bytes.len())),
+        None if connection.is_ended => Err(HandshakeError::Ended(bytes.len())),
         None if descriptors > 1 => Err(HandshakeError::Descriptors(descriptors)),
         Some(_) if descriptors != 1 => Err(HandshakeError::Descriptors(descriptors)),
         message => Ok(message),

@@ -32,6 +32,8 @@ use uzone_snapshot::Packer;
 const MACHINE: &str = "UZONE_SERVER_TEST_MACHINE";
 const WORKER: &str = "UZONE_SERVER_TEST_WORKER";
 const KEEPER: &str = "UZONE_SERVER_TEST_KEEPER";
+/// The socket of a keeper that is killed.
+const INHERIT: &str = "UZONE_SERVER_TEST_INHERIT";
 /// How often workers are killed under load: 12 times by default.
 const KILLS: &str = "UZONE_SERVER_TEST_KILLS";
 const PAGE: u64 = 4096;
@@ -172,7 +174,12 @@ fn a_worker_of_the_other_tests() {
     let policy = std::env::var("OPTIONS").unwrap();
     let mut worker = Worker::open(Path::new(&image), options(&policy)).unwrap();
     worker.run(std::io::stdin().as_fd().try_clone_to_owned().unwrap()).unwrap();
-    worker.serve_the_rest().unwrap();
+    // Its keeper was killed.
+    let Some(socket) = std::env::var_os(INHERIT).map(PathBuf::from) else { return };
+    let start = move |keeper| start_worker(Path::new(&image), &policy, keeper);
+    let estate = worker.into_estate().unwrap();
+    let mut keeper = Keeper::inherit(estate, &socket, options("kill"), |_| {}, start).unwrap();
+    keeper.run(&Doorbell::new().unwrap()).unwrap();
 }
 
 /// No test, but the process that another kills. It serves `raw` beside its socket.
@@ -180,11 +187,7 @@ fn a_worker_of_the_other_tests() {
 fn a_keeper_of_another_test() {
     let Some(socket) = std::env::var_os(KEEPER).map(PathBuf::from) else { return };
     let image = socket.with_file_name("raw");
-    let start = move |keeper| {
-        let worker = start_worker(&image, "kill", keeper)?;
-        fs::write(image.with_file_name("worker"), worker.id().to_string())?;
-        Ok(worker)
-    };
+    let start = move |keeper| start_worker(&image, "kill", keeper);
     let folder = socket.parent().unwrap().to_owned();
     let log = move |event: &ServeEvent| {
         if let ServeEvent::Connected { session, .. } = event {
@@ -512,36 +515,41 @@ fn machines_notice_nothing_but_a_pause_when_workers_are_killed() {
 }
 
 #[test]
-fn a_worker_whose_keeper_was_killed_serves_its_machines_to_their_end() {
-    let name = "a_worker_whose_keeper_was_killed_serves_its_machines_to_their_end";
+fn a_worker_takes_the_place_of_its_keeper_that_was_killed() {
+    let name = "a_worker_takes_the_place_of_its_keeper_that_was_killed";
     if is_machine(name) {
         return;
     }
     let folder = folder("unkept");
     let socket = folder.join("sock");
-    let mut keeper = program("a_keeper_of_another_test").env(KEEPER, &socket).spawn().unwrap();
+    let mut program = program("a_keeper_of_another_test");
+    let mut keeper = program.env(KEEPER, &socket).env(INHERIT, &socket).spawn().unwrap();
     let give_up = Instant::now() + PATIENCE;
-    while !socket.exists() {
-        assert!(Instant::now() < give_up, "the keeper does not listen");
-        thread::sleep(Duration::from_millis(1));
-    }
-    let mut machines = [(); 3].map(|()| machine(name, &socket));
-    for session in 1..=3 {
-        while !folder.join(format!("connected-{session}")).exists() {
-            assert!(Instant::now() < give_up, "machine {session} does not connect");
+    let wait_until = |what: &str, is_so: &dyn Fn() -> bool| {
+        while !is_so() {
+            assert!(Instant::now() < give_up, "{what}");
             thread::sleep(Duration::from_millis(1));
         }
+    };
+    wait_until("the keeper does not listen", &|| uzone_server::status(&socket).is_ok());
+    let mut machines = [(); 3].map(|()| machine(name, &socket));
+    for session in 1..=3 {
+        let connected = folder.join(format!("connected-{session}"));
+        wait_until("a machine does not connect", &|| connected.exists());
     }
+    let worker = uzone_server::status(&socket).unwrap().worker;
     keeper.kill().unwrap();
     keeper.wait().unwrap();
-    let worker: u32 = fs::read_to_string(folder.join("worker")).unwrap().parse().unwrap();
     for machine in &mut machines {
         assert!(end_of(machine).success());
     }
-    while fs::exists(format!("/proc/{worker}")).unwrap() {
-        assert!(Instant::now() < give_up, "the worker does not end with its last machine");
-        thread::sleep(Duration::from_millis(1));
-    }
+    // The socket is there still, and asking works again after a moment.
+    assert!(end_of(&mut machine(name, &socket)).success());
+    wait_until("the new keeper cannot be asked", &|| uzone_server::status(&socket).is_ok());
+    let status = uzone_server::drain(&socket).unwrap();
+    assert_eq!(Some(status.keeper), worker);
+    assert_ne!(status.worker, worker);
+    wait_until("the new keeper does not end", &|| !socket.exists());
     fs::remove_dir_all(folder).unwrap();
 }
 
