@@ -161,7 +161,7 @@ stage_bench() {
     ./target/release/uzone bench bind --metadata --max-memory 64M >"$LOGS/bench.metadata"
     ./target/release/uzone bench --quick --json --report "$LOGS/bench.html" >"$LOGS/bench.json"
     local part
-    for part in bind-4k pin-2m zero-hint copy-cold-later fault-split; do
+    for part in bind-4k pin-2m zero-hint copy-cold-later fault-split snapshot-verify; do
         # A benchmark that this host cannot run is left out, with its reason.
         if ! grep -q "\"id\": \"$part" "$LOGS/bench.json"; then
             say "no row of $part was measured"

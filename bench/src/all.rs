@@ -1,8 +1,8 @@
 //! Every benchmark, one after the other, at sizes that fit the machine: what `uzone bench` runs without
 //! a subcommand.
 //!
-//! [`parts`] chooses the sizes, by the memory that can be had; a machine with 2 CPUs takes two to
-//! three minutes for them. A part that this host cannot run is left out by name, with the reason; one
+//! [`parts`] chooses the sizes, by the memory that can be had; a machine with 2 CPUs takes three to
+//! four minutes for them. A part that this host cannot run is left out by name, with the reason; one
 //! that finds something wrong ends the run.
 
 use std::num::NonZeroUsize;
@@ -15,7 +15,7 @@ use crate::group::{PartOf, Phase, Watch};
 use crate::report::{Bench, Skipped};
 use crate::settings::Part;
 use crate::suite::{BenchError, sentence};
-use crate::{bind, copy, fault, metadata, pin, zero};
+use crate::{bind, copy, fault, metadata, pin, snapshot, zero};
 
 /// How thorough a run is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +38,7 @@ impl Part {
             Self::Zero(settings) => zero::run(settings, watch),
             Self::Copy(settings) => copy::run(settings, watch),
             Self::Fault(settings) => fault::run(settings, watch),
+            Self::Snapshot(settings) => snapshot::run(settings, watch),
         }
     }
 }
@@ -99,6 +100,13 @@ pub fn parts(available: ByteLen, threads: NonZeroUsize, pace: Pace, directory: &
             density: if is_quick { ByteLen::mib(8) } else { ByteLen::mib(256) },
             rounds: if is_quick { 1 } else { 7 },
             threads: vec![1],
+            directory: directory.to_owned(),
+            tables: Vec::new(),
+        }),
+        Part::Snapshot(snapshot::Settings {
+            size: pick(&[ByteLen::mib(256), ByteLen::mib(64)], 3 * 4096, ByteLen::mib(8)),
+            rounds: if is_quick { 1 } else { 5 },
+            threads,
             directory: directory.to_owned(),
             tables: Vec::new(),
         }),
@@ -178,7 +186,7 @@ fn append(all: &mut Bench, mut other: Bench) {
 mod tests {
     use super::*;
 
-    fn sizes(available: ByteLen, pace: Pace) -> [u64; 5] {
+    fn sizes(available: ByteLen, pace: Pace) -> [u64; 6] {
         let parts = parts(available, NonZeroUsize::MIN, pace, Path::new("/tmp"));
         let size = |part: &Part| match part {
             Part::Bind(settings) => settings.size,
@@ -186,9 +194,10 @@ mod tests {
             Part::Zero(settings) => settings.size,
             Part::Copy(settings) => settings.size,
             Part::Fault(settings) => settings.size,
+            Part::Snapshot(settings) => settings.size,
         };
         let sizes: Vec<u64> = parts.iter().map(|part| size(part).get() >> 10).collect();
-        sizes.try_into().expect("five parts")
+        sizes.try_into().expect("six parts")
     }
 
     #[test]
@@ -196,14 +205,14 @@ mod tests {
         const M: u64 = 1 << 10;
         const G: u64 = 1 << 20;
         for (available, expected) in [
-            (ByteLen::tib(1), [16 * G, 16 * G, 32 * M, 32 * M, 8 * M]),
-            (ByteLen::gib(1), [16 * G, 16 * G, 32 * M, 32 * M, 8 * M]),
-            (ByteLen::mib(600), [8 * G, 4 * G, 32 * M, 32 * M, 8 * M]),
-            (ByteLen::mib(128), [2 * G, G, 32 * M, 32 * M, 8 * M]),
-            (ByteLen::ZERO, [G, G, 32 * M, 32 * M, 8 * M]),
+            (ByteLen::tib(1), [16 * G, 16 * G, 32 * M, 32 * M, 8 * M, 256 * M]),
+            (ByteLen::gib(1), [16 * G, 16 * G, 32 * M, 32 * M, 8 * M, 64 * M]),
+            (ByteLen::mib(600), [8 * G, 4 * G, 32 * M, 32 * M, 8 * M, 64 * M]),
+            (ByteLen::mib(128), [2 * G, G, 32 * M, 32 * M, 8 * M, 64 * M]),
+            (ByteLen::ZERO, [G, G, 32 * M, 32 * M, 8 * M, 64 * M]),
         ] {
             assert_eq!(sizes(available, Pace::Full), expected, "{available}");
-            assert_eq!(sizes(available, Pace::Quick), [G, G, 64, 64, 4 * M], "{available}");
+            assert_eq!(sizes(available, Pace::Quick), [G, G, 64, 64, 4 * M, 8 * M], "{available}");
         }
     }
 

@@ -24,6 +24,7 @@ pub mod pin;
 mod put_back;
 pub mod report;
 pub mod settings;
+pub mod snapshot;
 mod suite;
 mod summary;
 pub mod zero;

@@ -20,6 +20,8 @@ pub enum Part {
     Copy(RoundSettings),
     /// `uzone bench fault`.
     Fault(FaultSettings),
+    /// `uzone bench snapshot`.
+    Snapshot(SnapshotSettings),
 }
 
 impl Part {
@@ -32,6 +34,7 @@ impl Part {
             Self::Zero(_) => "zero",
             Self::Copy(_) => "copy",
             Self::Fault(_) => "fault",
+            Self::Snapshot(_) => "snapshot",
         }
     }
 
@@ -57,6 +60,7 @@ impl Part {
             Self::Zero(settings) => &settings.tables,
             Self::Copy(settings) => &settings.tables,
             Self::Fault(settings) => &settings.tables,
+            Self::Snapshot(settings) => &settings.tables,
         }
     }
 
@@ -69,6 +73,7 @@ impl Part {
             Self::Zero(settings) => &mut settings.tables,
             Self::Copy(settings) => &mut settings.tables,
             Self::Fault(settings) => &mut settings.tables,
+            Self::Snapshot(settings) => &mut settings.tables,
         } = tables;
         self
     }
@@ -139,6 +144,23 @@ pub struct FaultSettings {
     /// How many threads touch, in tables of their own; one always does.
     pub threads: Vec<usize>,
     /// Where the file is made.
+    #[serde(with = "path")]
+    pub directory: PathBuf,
+    /// What the ids of the tables begin with that are run; none, and all are.
+    pub tables: Vec<String>,
+}
+
+/// The settings of `uzone bench snapshot`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SnapshotSettings {
+    /// How large the image is.
+    #[serde(rename = "size_bytes", with = "byte_len")]
+    pub size: ByteLen,
+    /// How many rounds.
+    pub rounds: u32,
+    /// How many threads the rows with several have.
+    pub threads: NonZeroUsize,
+    /// Where the files are made.
     #[serde(with = "path")]
     pub directory: PathBuf,
     /// What the ids of the tables begin with that are run; none, and all are.

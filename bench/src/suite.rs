@@ -81,6 +81,12 @@ pub enum BenchError {
         /// What was asked for.
         size: ByteLen,
     },
+    /// The size is none that an image is made of.
+    #[error("{size} cannot be measured: an image is a multiple of 2 MiB, at least 4M, such as 1G")]
+    SnapshotSize {
+        /// What was asked for.
+        size: ByteLen,
+    },
     /// No table was asked for that there is.
     #[error("no table begins with {asked}: leave --table out to see which there are")]
     NoTable {
@@ -151,6 +157,7 @@ impl BenchError {
             Self::Size { .. }
             | Self::Extent { .. }
             | Self::FaultSize { .. }
+            | Self::SnapshotSize { .. }
             | Self::NoTable { .. } => ErrorKind::InvalidInput,
             Self::TooLittleMemory { .. } | Self::Threads { .. } => ErrorKind::OutOfMemory,
             _ => ErrorKind::Other,
@@ -211,6 +218,7 @@ failures! {
     ClearError: "clear or copy the memory of a region", false;
     NotPopulated: "make a region present", true;
     TakeFailure: "take a folio of a pool", false;
+    uzone_snapshot::SnapshotError: "pack or read an image", false;
 }
 
 /// Returns an error unless so much memory can be had.

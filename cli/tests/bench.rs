@@ -289,6 +289,47 @@ fn the_fault_object_keeps_to_the_same_schema_and_counts_what_was_published() {
 }
 
 #[test]
+fn the_snapshot_object_keeps_to_the_same_schema_and_every_table_has_its_rows() {
+    let arguments = ["bench", "snapshot", "--size=4M", "--rounds=1", "--threads=2", "--dir=."];
+    let output = run(&[&arguments[..], &["--json"]].concat());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let bench = json(&output);
+    keeps_to("uzone.bench-1", &bench);
+    let (rows, skipped) = (&bench["results"], &bench["skipped"]);
+    let (rows, skipped) = (rows.as_array().expect("rows"), skipped.as_array().expect("skipped"));
+    for (table, expected) in [
+        ("snapshot-pack", &["zstd", "frames", "ours", "ours-lz4"][..]),
+        ("snapshot-unpack", &["zstd", "frames", "ours"]),
+        ("snapshot-read", &["zeekstd", "decode", "raw", "ours", "ours-kept"]),
+        ("snapshot-verify", &["blake3", "ours", "ours-decode"]),
+        ("snapshot-touch-seq", &["read-first", "decode", "copy", "ours", "ours-same"]),
+        ("snapshot-touch-random", &["read-first", "decode", "copy", "ours", "ours-same"]),
+    ] {
+        for row in expected {
+            let id = format!("{table}/{row}");
+            // The command zstd may not be installed, and there may be no userfaultfd.
+            let is_skipped = skipped.iter().any(|skip| skip["id"] == table || skip["id"] == *id);
+            let row = rows.iter().find(|row| row["id"] == *id);
+            assert_ne!(is_skipped, row.is_some(), "{id}");
+            if let Some(row) = row {
+                assert!(
+                    row["median_ns"].as_u64() > Some(0) && row["gib_per_s"].as_f64() > Some(0.0),
+                    "{id}"
+                );
+            }
+        }
+    }
+    let names: Vec<&str> = rows.iter().filter_map(|row| row["name"].as_str()).collect();
+    assert!(
+        names
+            .iter()
+            .any(|name| name.starts_with("ours, zstd, ") && name.ends_with(" times smaller"))
+    );
+    let left: Vec<_> = std::fs::read_dir(".").expect("the directory").flatten().collect();
+    assert!(left.iter().all(|entry| !entry.file_name().to_string_lossy().contains("uzone-bench")));
+}
+
+#[test]
 fn sizes_that_cannot_be_are_refused_with_what_would_help() {
     for (arguments, code, part) in [
         (&["bench", "frobnicate"][..], 2, "Usage"),
@@ -305,6 +346,7 @@ fn sizes_that_cannot_be_are_refused_with_what_would_help() {
         (&["bench", "bind", "--metadata", "--size", "1G"], 2, "cannot be used with"),
         (&["bench", "bind", "--max-memory", "1G"], 2, "--metadata"),
         (&["bench", "pin", "--size", "1M"], 2, "multiple of 1 GiB"),
+        (&["bench", "snapshot", "--size", "3M"], 2, "multiple of 2 MiB"),
         (&["bench", "zero", "--size", "3M"], 2, "the largest is one of 4K"),
         (&["bench", "copy", "--size", "3M"], 2, "the largest is one of 4K"),
         (&["bench", "zero", "--size", "4K", "--populate-size", "64T"], 71, "of memory are needed"),

@@ -1,0 +1,72 @@
+//! `uzone bench snapshot`: packing an image of memory, reading it, checking it, and mapping it lazily.
+//!
+//! The image is made of the programs and libraries of this host (`material.rs`), in a file without a name;
+//! all files are in the page cache. `zstd` is measured if it is installed.
+//!
+//! | table | asks |
+//! |---|---|
+//! | `snapshot-pack`, `snapshot-unpack` | how fast an image is written and undone, beside `zstd` and beside frames alone |
+//! | `snapshot-read` | 64 KiB at a random place |
+//! | `snapshot-verify` | every hash, beside BLAKE3 alone |
+//! | `snapshot-touch-seq`, `snapshot-touch-random` | a lazily mapped image, beside reading all of it first |
+//!
+//! The first four are in `snapshot/pack.rs`, the last in `snapshot/touch.rs`. The limits decode frames
+//! without hashes (`snapshot/frames.rs`).
+
+mod frames;
+mod material;
+mod pack;
+mod touch;
+
+use crate::group::Watch;
+use crate::report::Bench;
+use crate::settings::Part;
+pub use crate::settings::SnapshotSettings as Settings;
+use crate::suite::{BenchError, Session, sentence};
+
+use self::material::Material;
+
+/// Runs the tables.
+///
+/// # Errors
+/// [`BenchError`] if the files cannot be made, or a row left a wrong byte.
+pub fn run(settings: &Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
+    let &Settings { size, rounds, threads, .. } = settings;
+    if size.get() < 4 << 20 || !size.get().is_multiple_of(2 << 20) {
+        return Err(BenchError::SnapshotSize { size });
+    }
+    let threads = threads.get();
+    let material = Material::new(&settings.directory, size, threads, watch)?;
+    let asked = format!(
+        "an image of {size}: programs and libraries, {} % of its pages zero; {rounds} rounds, {threads} \
+         threads; the files are in {}",
+        material.zero_percent(),
+        settings.directory.display()
+    );
+    let mut session = Session::new(asked, &Part::Snapshot(settings.clone()), rounds, watch);
+    if session.wants_any(&["snapshot-pack", "snapshot-unpack"]) {
+        pack::tables(&material, &mut session)?;
+    }
+    if session.wants("snapshot-read") {
+        pack::read(&material, &mut session)?;
+    }
+    if session.wants("snapshot-verify") {
+        pack::verify(&material, &mut session)?;
+    }
+    let touched: [(&str, Rows); 2] =
+        [("snapshot-touch-seq", touch::in_order), ("snapshot-touch-random", touch::at_random)];
+    for (table, rows) in touched {
+        if !session.wants(table) {
+            continue;
+        }
+        match rows(&material, &mut session) {
+            // A host without userfaultfd has the other tables.
+            Err(error) if error.is_of_this_host() => session.skip(table, sentence(&error)),
+            done => done?,
+        }
+    }
+    session.finish()
+}
+
+/// What measures a table.
+type Rows = fn(&Material, &mut Session<'_>) -> Result<(), BenchError>;

@@ -1,0 +1,325 @@
+//! What is packed, and what came of it: [`Material`].
+//!
+//! The image looks like the memory of a machine that runs programs: runs of pages of the files in
+//! `/usr/bin` and `/usr/lib` (131 pages on average, in an order that is the same in every run on one host),
+//! and between them runs of zero pages (56 on average), which are about 30 % of it. The end of a file is
+//! padded to a page.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use uzone_os::file_system;
+use uzone_pages::ByteLen;
+use uzone_snapshot::{Codec, FrameCache, Image, OpenOptions, Packed, Packer, Source};
+
+use super::frames::{self, Reader, Stored};
+use crate::group::{Phase, Watch};
+use crate::suite::BenchError;
+
+pub(super) const PAGE: usize = 4096;
+pub(super) const FRAME: usize = 64 << 10;
+/// The level of zstd of every row.
+pub(super) const LEVEL: i32 = 3;
+
+/// The longest runs of pages of a file, and of zero pages.
+const LONGEST_RUN: usize = 261;
+const LONGEST_ZEROES: usize = 111;
+
+/// Where the files are that the image is made of.
+const DIRECTORIES: [&str; 2] = ["/usr/bin", "/usr/lib"];
+
+/// The image and its packed forms.
+pub(super) struct Material {
+    pub(super) directory: PathBuf,
+    pub(super) len: usize,
+    pub(super) threads: usize,
+    /// The bytes of the image.
+    pub(super) raw: File,
+    /// Independent frames of it, and where they are.
+    pub(super) frames: (File, Vec<Stored>),
+    pub(super) frames_len: u64,
+    /// The packed image.
+    pub(super) packed: Arc<File>,
+    pub(super) packed_len: u64,
+    /// Of each frame, whether all its bytes are zero.
+    pub(super) is_zero: Vec<bool>,
+    /// A word of each page, which is checked when it is touched.
+    pub(super) words: Vec<u64>,
+    zero_pages: usize,
+}
+
+/// Returns the error of a file that cannot be used.
+pub(super) fn failed(cause: io::Error) -> BenchError {
+    BenchError::UseFile { what: "read or write", cause }
+}
+
+/// Returns where the word of a page is that is looked at: in another of its lines each time.
+pub(super) fn place(page: usize) -> usize {
+    page * PAGE + page % (PAGE / 8) * 8
+}
+
+impl Material {
+    /// Makes the files, and checks once that the packed image has the bytes.
+    pub(super) fn new(
+        directory: &Path,
+        size: ByteLen,
+        threads: usize,
+        watch: Watch<'_>,
+    ) -> Result<Self, BenchError> {
+        let begin = |done| {
+            let what = "making an image of programs";
+            watch(Phase { what, done, total: 4, part: None });
+        };
+        begin(0);
+        let no_file = |cause| BenchError::File { size, directory: directory.to_owned(), cause };
+        let new_file = || file_system::nameless_file(directory).map_err(no_file);
+        let len = usize::try_from(size.get()).map_err(|_| BenchError::SnapshotSize { size })?;
+        let raw = new_file()?;
+        let mut writer =
+            Writer { to: &raw, at: 0, words: Vec::new(), is_zero: Vec::new(), zero_pages: 0 };
+        writer.fill(len).map_err(no_file)?;
+        let Writer { words, is_zero, zero_pages, .. } = writer;
+        begin(1);
+        let plain = new_file()?;
+        let (stored, frames_len) =
+            frames::pack(&raw, &plain, len / FRAME, threads).map_err(no_file)?;
+        begin(2);
+        let mut material = Self {
+            directory: directory.to_owned(),
+            len,
+            threads,
+            packed: Arc::new(new_file()?),
+            packed_len: 0,
+            raw,
+            frames: (plain, stored),
+            frames_len,
+            is_zero,
+            words,
+            zero_pages,
+        };
+        let (packed, result) = material.pack(Codec::Zstd)?;
+        (material.packed, material.packed_len) = (Arc::new(packed), result.file_bytes);
+        begin(3);
+        material.check()?;
+        begin(4);
+        Ok(material)
+    }
+
+    pub(super) fn zero_percent(&self) -> usize {
+        self.zero_pages * 100 / self.words.len().max(1)
+    }
+
+    /// Returns how many times smaller a file is than the image, for the name of a row.
+    pub(super) fn smaller(&self, len: u64) -> String {
+        let hundredths = self.len as u64 * 100 / len.max(1);
+        format!("{}.{:02} times smaller", hundredths / 100, hundredths % 100)
+    }
+
+    pub(super) fn new_file(&self) -> Result<File, BenchError> {
+        file_system::nameless_file(&self.directory).map_err(failed)
+    }
+
+    /// Returns the bytes of the image, from the first on.
+    pub(super) fn input(&self) -> impl Read + Send + '_ {
+        Input { file: &self.raw, at: 0 }
+    }
+
+    /// Packs the image, and takes the name of the file away. Returns the file.
+    pub(super) fn pack(&self, codec: Codec) -> Result<(File, Packed), BenchError> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed); // a name, and nothing else
+        let name = format!("uzone-bench-{}-{number}.image", std::process::id());
+        let path = self.directory.join(name);
+        let packer = Packer::default().codec(codec).threads(self.threads);
+        let packer = packer.level(if codec == Codec::Zstd { LEVEL } else { 0 });
+        let packed = packer.pack(&mut self.input(), &path, None, &|_| true)?;
+        let file = File::open(&path);
+        std::fs::remove_file(&path).map_err(failed)?;
+        Ok((file.map_err(failed)?, packed))
+    }
+
+    /// Opens the packed image, with room for decoded frames.
+    pub(super) fn open(&self, cache: ByteLen) -> Result<Image, BenchError> {
+        let source = Nameless { file: self.packed.clone(), len: self.packed_len };
+        let options = OpenOptions::default().cache(FrameCache::new(cache.get()));
+        Ok(Image::from_source(Box::new(source), &options)?)
+    }
+
+    /// Compares every byte of the packed image.
+    fn check(&self) -> Result<(), BenchError> {
+        let image = self.open(ByteLen::ZERO)?;
+        let (mut right, mut found) = (vec![0; 16 * FRAME], vec![0; 16 * FRAME]);
+        let mut at = 0;
+        while at < self.len {
+            let part = (self.len - at).min(right.len());
+            self.raw.read_exact_at(&mut right[..part], at as u64).map_err(failed)?;
+            image.read_at(at as u64, &mut found[..part])?;
+            if let Some(wrong) = (0..part).find(|byte| right[*byte] != found[*byte]) {
+                return Err(BenchError::wrong_byte("snapshot-pack/ours", (at + wrong) as u64));
+            }
+            at += part;
+        }
+        Ok(())
+    }
+
+    /// Returns the command `zstd`, which reads and writes files without a name, or `None` if there is none.
+    pub(super) fn zstd(&self, arguments: &[String]) -> Option<Command> {
+        let mut ask = Command::new("zstd");
+        ask.arg("--version").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        ask.status().ok().filter(std::process::ExitStatus::success)?;
+        let mut command = Command::new("zstd");
+        command.args(["-q", "-c"]).args(arguments);
+        Some(command)
+    }
+}
+
+/// A file that is read from its start, whoever else reads it.
+struct Input<'a> {
+    file: &'a File,
+    at: u64,
+}
+
+impl Read for Input<'_> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let len = self.file.read_at(out, self.at)?;
+        self.at += len as u64;
+        Ok(len)
+    }
+}
+
+/// A packed image without a name.
+struct Nameless {
+    file: Arc<File>,
+    len: u64,
+}
+
+impl Source for Nameless {
+    fn name(&self) -> String {
+        "the packed image".to_owned()
+    }
+
+    fn byte_len(&self) -> u64 {
+        self.len
+    }
+
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        self.file.read_exact_at(out, offset)
+    }
+}
+
+/// Writes the image, and remembers what is to be checked.
+struct Writer<'a> {
+    to: &'a File,
+    at: usize,
+    words: Vec<u64>,
+    is_zero: Vec<bool>,
+    zero_pages: usize,
+}
+
+impl Writer<'_> {
+    fn fill(&mut self, len: usize) -> io::Result<()> {
+        let mut random = fastrand::Rng::with_seed(0x736e_6170);
+        let mut files = programs();
+        random.shuffle(&mut files);
+        let mut run = vec![0; LONGEST_RUN * PAGE];
+        let mut left = random.usize(1..=LONGEST_RUN);
+        while self.at < len {
+            let before = self.at;
+            for path in &files {
+                // What may not be read, or is no longer there, is left out.
+                let Ok(mut file) = File::open(path) else { continue };
+                while self.at < len {
+                    let filled = read_up_to(&mut file, &mut run[..left * PAGE]);
+                    if filled == 0 {
+                        break;
+                    }
+                    let end = filled.next_multiple_of(PAGE);
+                    run[filled..end].fill(0);
+                    self.put(&run[..end.min(len - self.at)])?;
+                    left -= end / PAGE;
+                    if left == 0 {
+                        let zeroes = random.usize(1..=LONGEST_ZEROES) * PAGE;
+                        run[..zeroes].fill(0);
+                        self.put(&run[..zeroes.min(len - self.at)])?;
+                        left = random.usize(1..=LONGEST_RUN);
+                    }
+                }
+            }
+            if self.at == before {
+                let what = format!("{DIRECTORIES:?} have no file that can be read");
+                return Err(io::Error::new(io::ErrorKind::NotFound, what));
+            }
+        }
+        self.to.sync_all()
+    }
+
+    fn put(&mut self, pages: &[u8]) -> io::Result<()> {
+        for page in pages.chunks_exact(PAGE) {
+            let number = self.words.len();
+            let inside = place(number) - number * PAGE;
+            let word = page[inside..].first_chunk().copied().unwrap_or_default();
+            self.words.push(u64::from_ne_bytes(word));
+            let is_zero = page.iter().all(|byte| *byte == 0);
+            self.zero_pages += usize::from(is_zero);
+            match self.is_zero.get_mut(number * PAGE / FRAME) {
+                Some(frame) => *frame &= is_zero,
+                None => self.is_zero.push(is_zero),
+            }
+        }
+        self.at += pages.len();
+        self.to.write_all(pages)
+    }
+}
+
+/// Reads until `out` is full or the file ends. What cannot be read ends it.
+fn read_up_to(file: &mut File, out: &mut [u8]) -> usize {
+    let mut filled = 0;
+    while let Some(count) = file.read(&mut out[filled..]).ok().filter(|count| *count > 0) {
+        filled += count;
+    }
+    filled
+}
+
+/// Returns the regular files of a page at least in [`DIRECTORIES`], sorted.
+fn programs() -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    let mut open: Vec<PathBuf> = DIRECTORIES.map(PathBuf::from).to_vec();
+    while let Some(directory) = open.pop() {
+        let Ok(entries) = std::fs::read_dir(directory) else { continue };
+        for entry in entries.flatten() {
+            // Of the entry itself: links are left out.
+            match entry.metadata() {
+                Ok(metadata) if metadata.is_dir() => open.push(entry.path()),
+                Ok(metadata) if metadata.is_file() && metadata.len() >= PAGE as u64 => {
+                    files.push(entry.path());
+                }
+                _ => {}
+            }
+        }
+    }
+    files.sort();
+    files
+}
+
+/// Returns the frames that are not all zero, in an order that is the same in every run.
+pub(super) fn random_frames(material: &Material, most: usize) -> Vec<usize> {
+    let stored = |frame: &usize| !material.is_zero[*frame];
+    let mut frames: Vec<usize> = (0..material.is_zero.len()).filter(stored).collect();
+    fastrand::Rng::with_seed(11).shuffle(&mut frames);
+    frames.truncate(most);
+    frames
+}
+
+/// Decodes a frame with nothing around it.
+pub(super) fn decode<'r>(
+    material: &Material,
+    reader: &'r mut Reader,
+    frame: usize,
+) -> io::Result<&'r [u8]> {
+    reader.read(&material.frames.0, material.frames.1[frame])
+}
