@@ -7,22 +7,30 @@ use std::sync::Arc;
 use uzone_fault::{Backing, BackingError, Window};
 use uzone_pages::{ByteLen, PageSize};
 
-use crate::image::Image;
+use crate::ahead::Ahead;
+use crate::cache::Ready;
+use crate::image::{Image, StoredPart};
 
 /// The pages of a packed image, decoded when they are touched.
 ///
 /// A page becomes memory only after the frame it is in was verified. A frame that is damaged makes its
 /// pages bad: a thread that touches them gets `SIGBUS`.
+///
+/// The thread that answers faults decodes frames itself, if their stored bytes are in the page cache; a frame
+/// that has to be read from a device, or has more than 256 KiB, is left to the engine's I/O threads. For a
+/// reader in order, up to three threads of this backing decode the frames that come next.
 #[derive(Clone, Debug)]
 pub struct SnapshotBacking {
     image: Arc<Image>,
+    ahead: Arc<Ahead>,
 }
 
 impl SnapshotBacking {
     /// Takes an image; several mappings can share it, and then they share decoded frames.
     #[must_use]
     pub fn new(image: Arc<Image>) -> Self {
-        Self { image }
+        let ahead = Arc::new(Ahead::new(image.clone()));
+        Self { image, ahead }
     }
 
     /// Installs pages from `at` on with `bytes`, behind which their last page is zero.
@@ -41,13 +49,15 @@ impl SnapshotBacking {
         Ok(())
     }
 
-    /// Installs those of the pages of `range` that are each in one frame which is decoded already.
+    /// Installs those of the pages of `range` that are each in one frame which is ready. Before `from`, only
+    /// what is decoded already is.
     fn copy_ready(
         &self,
         window: &mut Window<'_>,
         range: Range<u64>,
-        page: u64,
+        from: u64,
     ) -> Result<(), BackingError> {
+        let page = window.page_size().bytes();
         let inside = range.end.min(self.image.byte_len());
         let mut at = range.start;
         while at < inside {
@@ -61,7 +71,7 @@ impl SnapshotBacking {
             }
             let bytes = extent.end.min(end) - at;
             if let Some(stored) = &extent.stored
-                && let Some(frame) = stored.ready()
+                && let Some(frame) = self.frame(stored, at >= from, end..window.range().end)
             {
                 let len = usize::try_from(bytes).unwrap_or(usize::MAX);
                 Self::copy(window, at..end, &frame[stored.start..stored.start + len])?;
@@ -69,6 +79,41 @@ impl SnapshotBacking {
             at = end;
         }
         Ok(())
+    }
+
+    /// Returns a frame if it is ready; if `decodes`, it is decoded if that takes no device. While another
+    /// thread does so, this one decodes the frame after it, which starts `next`.
+    fn frame(&self, stored: &StoredPart<'_>, decodes: bool, next: Range<u64>) -> Option<Arc<[u8]>> {
+        if !decodes {
+            return stored.kept();
+        }
+        match stored.ready() {
+            Ready::Bytes(bytes) => Some(bytes),
+            Ready::No => None,
+            Ready::Soon => {
+                let end = next.end.min(self.image.byte_len());
+                if next.start < end
+                    && let Some(after) = self.image.extent(next.start, end).stored
+                {
+                    let _ = after.ready();
+                }
+                stored.soon()
+            }
+        }
+    }
+
+    /// Has the frames behind a page decoded that is touched by a reader in order, whose windows have several
+    /// frames. Returns where the frame of that page starts.
+    fn look_ahead(&self, window: &Window<'_>) -> u64 {
+        let Some(wanted) = window.wanted() else { return 0 };
+        let (range, frame) = (window.range(), self.image.frame_bytes());
+        let len_bytes = range.end - range.start;
+        let first = wanted.start / frame * frame;
+        if len_bytes > frame {
+            let end = (range.end + len_bytes).min(self.image.byte_len());
+            self.ahead.decode((first + frame).min(end)..end);
+        }
+        first
     }
 
     /// Returns where the run of pages from `range.start` on ends that can be filled in the same way: within a
@@ -92,7 +137,12 @@ impl SnapshotBacking {
         (at / page..end.div_ceil(page)).all(|page| self.image.is_zero_page(page))
     }
 
-    fn fill_ready(&self, window: &mut Window<'_>, run: Range<u64>) -> Result<(), BackingError> {
+    fn fill_ready(
+        &self,
+        window: &mut Window<'_>,
+        run: Range<u64>,
+        from: u64,
+    ) -> Result<(), BackingError> {
         let page = window.page_size().bytes();
         let mut at = run.start;
         while at < run.end {
@@ -100,7 +150,7 @@ impl SnapshotBacking {
             if is_zero {
                 let _ = window.zero(at..end)?;
             } else {
-                self.copy_ready(window, at..end, page)?;
+                self.copy_ready(window, at..end, from)?;
             }
             at = end;
         }
@@ -110,9 +160,10 @@ impl SnapshotBacking {
 
 impl Backing for SnapshotBacking {
     fn map_pages(&self, window: &mut Window<'_>) {
+        let from = self.look_ahead(window);
         while let Some(run) = window.next_run() {
             // A page that fails and that a thread waits for fails again in `fault`, which reports it.
-            if self.fill_ready(window, run).is_err() {
+            if self.fill_ready(window, run, from).is_err() {
                 return;
             }
         }

@@ -14,6 +14,17 @@ use crate::format::Root;
 /// the hash of the stored bytes, so images with one root hash have the same bytes in a frame.
 type Key = (Root, u64);
 
+/// What is known of a frame without waiting.
+#[derive(Debug)]
+pub(crate) enum Ready {
+    /// Its bytes.
+    Bytes(Arc<[u8]>),
+    /// Another thread decodes it, and waits for no device.
+    Soon,
+    /// It has to be waited for.
+    No,
+}
+
 /// Decoded frames of any number of images, within a limit.
 #[derive(Debug)]
 pub struct FrameCache {
@@ -32,8 +43,10 @@ struct State {
 
 #[derive(Debug)]
 enum Slot {
-    /// A thread decodes it.
-    Decoding,
+    /// A thread decodes it. If that is brief, the stored bytes need no device.
+    Decoding {
+        is_brief: bool,
+    },
     Kept {
         bytes: Arc<[u8]>,
         was_used: bool,
@@ -77,21 +90,66 @@ impl FrameCache {
                     *was_used = true;
                     return Ok(bytes.clone());
                 }
-                Some(Slot::Decoding) => {
+                Some(Slot::Decoding { .. }) => {
                     state = self.decoded.wait(state).unwrap_or_else(PoisonError::into_inner);
                 }
                 None => break,
             }
         }
-        state.frames.insert(key, Slot::Decoding);
+        state.frames.insert(key, Slot::Decoding { is_brief: false });
         drop(state);
         let attempt = Attempt { cache: self, key };
         let bytes = decode()?;
-        let mut state = self.lock();
-        state.keep(key, bytes.clone(), self.limit_bytes);
-        drop(state);
-        drop(attempt);
+        attempt.keep(&bytes);
         Ok(bytes)
+    }
+
+    /// Returns a frame without waiting: if it is kept, or else decoded by `decode`, which returns `None` if it
+    /// would have to wait itself.
+    pub(crate) fn ready_or_decode(
+        &self,
+        key: Key,
+        decode: impl FnOnce() -> Option<Arc<[u8]>>,
+    ) -> Ready {
+        let mut state = self.lock();
+        match state.frames.get_mut(&key) {
+            Some(Slot::Kept { bytes, was_used }) => {
+                *was_used = true;
+                return Ready::Bytes(bytes.clone());
+            }
+            Some(Slot::Decoding { is_brief: true }) => return Ready::Soon,
+            Some(Slot::Decoding { is_brief: false }) => return Ready::No,
+            None => {}
+        }
+        state.frames.insert(key, Slot::Decoding { is_brief: true });
+        drop(state);
+        let attempt = Attempt { cache: self, key };
+        let Some(bytes) = decode() else { return Ready::No };
+        attempt.keep(&bytes);
+        Ready::Bytes(bytes)
+    }
+
+    /// Returns a frame that was [`Ready::Soon`], after waiting for the thread that decodes it; `None` if it is
+    /// not kept then.
+    pub(crate) fn soon(&self, key: Key) -> Option<Arc<[u8]>> {
+        let mut state = self.lock();
+        loop {
+            match state.frames.get_mut(&key) {
+                Some(Slot::Kept { bytes, was_used }) => {
+                    *was_used = true;
+                    return Some(bytes.clone());
+                }
+                Some(Slot::Decoding { is_brief: true }) => {
+                    state = self.decoded.wait(state).unwrap_or_else(PoisonError::into_inner);
+                }
+                Some(Slot::Decoding { is_brief: false }) | None => return None,
+            }
+        }
+    }
+
+    /// Returns whether so many bytes can be kept.
+    pub(crate) fn has_room_for(&self, len_bytes: u64) -> bool {
+        len_bytes <= self.limit_bytes
     }
 }
 
@@ -127,10 +185,17 @@ struct Attempt<'a> {
     key: Key,
 }
 
+impl Attempt<'_> {
+    /// Keeps what came of it.
+    fn keep(self, bytes: &Arc<[u8]>) {
+        self.cache.lock().keep(self.key, bytes.clone(), self.cache.limit_bytes);
+    }
+}
+
 impl Drop for Attempt<'_> {
     fn drop(&mut self) {
         let mut state = self.cache.lock();
-        if let Some(Slot::Decoding) = state.frames.get(&self.key) {
+        if let Some(Slot::Decoding { .. }) = state.frames.get(&self.key) {
             state.frames.remove(&self.key);
         }
         drop(state);
@@ -182,6 +247,40 @@ mod tests {
         }));
         assert!(panicked.is_err());
         assert_eq!(cache.get_or_decode(key(1), || Ok::<_, ()>(frame(1))).unwrap()[0], 1);
+    }
+
+    #[test]
+    fn a_frame_that_is_ready_is_never_waited_for_unless_its_thread_waits_for_nothing() {
+        let cache = FrameCache::new(1000);
+        assert!(matches!(cache.ready_or_decode(key(1), || None), Ready::No));
+        let while_brief = || {
+            assert!(matches!(cache.ready_or_decode(key(1), || Some(frame(2))), Ready::Soon));
+            Some(frame(1))
+        };
+        assert!(
+            matches!(cache.ready_or_decode(key(1), while_brief), Ready::Bytes(bytes) if bytes[0] == 1)
+        );
+        assert!(matches!(cache.ready_or_decode(key(1), || None), Ready::Bytes(_)));
+        let while_waiting = || {
+            assert!(matches!(cache.ready_or_decode(key(2), || Some(frame(2))), Ready::No));
+            assert!(cache.soon(key(2)).is_none(), "it may wait for long");
+            Err(7)
+        };
+        assert_eq!(cache.get_or_decode(key(2), while_waiting), Err(7));
+        let (begun, may_end) = (Barrier::new(2), Barrier::new(2));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                cache.ready_or_decode(key(3), || {
+                    begun.wait();
+                    may_end.wait();
+                    Some(frame(3))
+                });
+            });
+            begun.wait();
+            let waiter = scope.spawn(|| cache.soon(key(3)));
+            may_end.wait();
+            assert_eq!(waiter.join().unwrap().unwrap()[0], 3);
+        });
     }
 
     #[test]

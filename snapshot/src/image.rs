@@ -13,7 +13,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use crate::cache::FrameCache;
+use crate::cache::{FrameCache, Ready};
 use crate::codec::{self, Decoder};
 use crate::error::SnapshotError;
 use crate::format::{
@@ -24,6 +24,8 @@ use crate::source::{FileSource, Source};
 
 /// The longest chain of parents.
 const MAX_DEPTH: usize = 16;
+/// The longest frame that is decoded by a thread that answers faults: others wait meanwhile, for 0.2 ms.
+const LONGEST_READY: u64 = 256 << 10;
 /// How many frames of a map share a count of those before them.
 const RANK_FRAMES: u64 = 512;
 
@@ -97,17 +99,38 @@ pub(crate) struct StoredPart<'a> {
 
 impl StoredPart<'_> {
     /// Returns the bytes of the whole frame if they are decoded already.
-    pub(crate) fn ready(&self) -> Option<Arc<[u8]>> {
+    pub(crate) fn kept(&self) -> Option<Arc<[u8]>> {
         self.owner.cache.get((self.owner.root, self.frame))
+    }
+
+    /// Returns the bytes of the whole frame if that takes no device: decoded already, or now. A frame that is
+    /// damaged is not ready, nor is one that takes long to decode.
+    pub(crate) fn ready(&self) -> Ready {
+        let owner = self.owner;
+        if owner.frame_bytes() > LONGEST_READY {
+            return self.kept().map_or(Ready::No, Ready::Bytes);
+        }
+        owner.cache.ready_or_decode((owner.root, self.frame), || {
+            let mut bytes: Arc<[u8]> = std::iter::repeat_n(0, self.frame_len()).collect();
+            let out = Arc::get_mut(&mut bytes)?;
+            owner.read_stored_ready(self.number, out).then_some(bytes)
+        })
+    }
+
+    /// Waits for a frame that was [`Ready::Soon`].
+    pub(crate) fn soon(&self) -> Option<Arc<[u8]>> {
+        self.owner.cache.soon((self.owner.root, self.frame))
     }
 
     /// Returns the bytes of the whole frame. It may block.
     pub(crate) fn get(&self) -> Result<Arc<[u8]>, SnapshotError> {
         let owner = self.owner;
         owner.cache.get_or_decode((owner.root, self.frame), || {
-            let mut bytes = vec![0; self.frame_len()];
-            owner.read_stored(self.frame, self.number, &mut bytes)?;
-            Ok(bytes.into())
+            let mut bytes: Arc<[u8]> = std::iter::repeat_n(0, self.frame_len()).collect();
+            // It is new: there is no other holder. An empty slice would be an error of the decoder.
+            let out = Arc::get_mut(&mut bytes).unwrap_or_default();
+            owner.read_stored(self.frame, self.number, out)?;
+            Ok(bytes)
         })
     }
 
@@ -218,6 +241,11 @@ impl Image {
             return Err(SnapshotError::BadIndex { name: source.name(), why });
         }
         Ok(Some(Box::new(below)))
+    }
+
+    /// Returns whether so many bytes of decoded frames can be kept.
+    pub(crate) fn keeps(&self, len_bytes: u64) -> bool {
+        self.cache.has_room_for(len_bytes)
     }
 
     /// Returns how many bytes the image has.
@@ -354,6 +382,18 @@ impl Image {
         let result = self.read_stored_with(&mut scratch, frame, number, out);
         SCRATCH.set(scratch);
         result
+    }
+
+    /// Reads, verifies and decodes a frame if that takes no device. Returns whether it did.
+    fn read_stored_ready(&self, number: usize, out: &mut [u8]) -> bool {
+        let (offset, record) = self.stored(number);
+        let mut scratch = SCRATCH.take();
+        scratch.stored.resize(usize::try_from(record.len).unwrap_or(usize::MAX), 0);
+        let is_read = self.source.read_ready(offset, &mut scratch.stored).unwrap_or(false)
+            && short_hash(&scratch.stored) == record.hash
+            && scratch.decode(self.index.codec, out).unwrap_or(false);
+        SCRATCH.set(scratch);
+        is_read
     }
 
     fn read_stored_with(

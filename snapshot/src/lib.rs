@@ -13,6 +13,7 @@
 //! | read from elsewhere than a file | [`Source`] |
 #![forbid(unsafe_code)]
 
+mod ahead;
 mod backing;
 mod cache;
 mod codec;

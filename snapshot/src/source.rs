@@ -5,6 +5,8 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use uzone_os::page_cache::{self, CachedRead};
+
 /// Bytes that do not change, read from any offset by several threads at once.
 pub trait Source: Send + Sync {
     /// Returns what errors call it: a path or an address.
@@ -18,6 +20,16 @@ pub trait Source: Send + Sync {
     /// # Errors
     /// The error of the system, [`io::ErrorKind::UnexpectedEof`] if there are not as many.
     fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()>;
+
+    /// Reads bytes as [`Source::read_at`] does if that takes no device and no network. Returns whether it did;
+    /// by default it never does.
+    ///
+    /// # Errors
+    /// As for [`Source::read_at`].
+    fn read_ready(&self, offset: u64, out: &mut [u8]) -> io::Result<bool> {
+        let _ = (offset, out);
+        Ok(false)
+    }
 
     /// Returns the source that `name` means beside this one: how an image names its parent.
     ///
@@ -50,8 +62,17 @@ impl FileSource {
         let file = file.ok_or_else(|| {
             io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file")
         })?;
+        Self::from_file(file, path)
+    }
+
+    /// Takes a file that is open for reading, as long as it is now. Errors call it by `path`, in whose
+    /// directory its neighbours are.
+    ///
+    /// # Errors
+    /// The error of the system that its length was queried with.
+    pub fn from_file(file: File, path: impl Into<PathBuf>) -> io::Result<Self> {
         let len = file.metadata()?.len();
-        Ok(Self { file, path, len })
+        Ok(Self { file, path: path.into(), len })
     }
 }
 
@@ -66,6 +87,11 @@ impl Source for FileSource {
 
     fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
         self.file.read_exact_at(out, offset)
+    }
+
+    fn read_ready(&self, offset: u64, out: &mut [u8]) -> io::Result<bool> {
+        let read = page_cache::read_cached(&self.file, offset, out)?;
+        Ok(matches!(read, CachedRead::Read { bytes } if bytes == out.len()))
     }
 
     fn neighbour(&self, name: &str) -> io::Result<Box<dyn Source>> {
@@ -89,5 +115,9 @@ impl Source for Vec<u8> {
         let bytes = start.and_then(|start| self.get(start..)?.get(..out.len()));
         out.copy_from_slice(bytes.ok_or(io::ErrorKind::UnexpectedEof)?);
         Ok(())
+    }
+
+    fn read_ready(&self, offset: u64, out: &mut [u8]) -> io::Result<bool> {
+        self.read_at(offset, out).map(|()| true)
     }
 }

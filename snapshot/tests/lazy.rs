@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use uzone_fault::{Engine, LazyMapping, LazyOptions, bus};
 use uzone_pages::ByteLen;
-use uzone_snapshot::{Image, OpenOptions, Packer, SnapshotBacking};
+use uzone_snapshot::{FrameCache, Image, OpenOptions, Packer, SnapshotBacking, Source};
 
 fn memory(pages: usize) -> Vec<u8> {
     let mut bytes = vec![0; pages * 4096 + 600];
@@ -69,6 +69,50 @@ fn threads_that_touch_pages_at_random_read_the_bytes_of_the_image() {
             });
         }
     });
+}
+
+/// Bytes that are never ready without waiting.
+struct Slow(Vec<u8>);
+
+impl Source for Slow {
+    fn name(&self) -> String {
+        "a slow source".to_owned()
+    }
+
+    fn byte_len(&self) -> u64 {
+        self.0.byte_len()
+    }
+
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> std::io::Result<()> {
+        self.0.read_at(offset, out)
+    }
+}
+
+type MakeSource = fn(Vec<u8>) -> Box<dyn Source>;
+
+#[test]
+fn an_image_that_is_read_in_order_has_its_bytes_whether_or_not_its_source_waits() {
+    let (bytes, path) = (memory(2000), path("order"));
+    Packer::default().pack(&mut &*bytes, &path, None, &|_| true).unwrap();
+    let file = std::fs::read(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    let sources: [MakeSource; 2] = [|file| Box::new(file), |file| Box::new(Slow(file))];
+    for source in sources {
+        for cache in [64 << 20, 1 << 20, 0] {
+            let options = OpenOptions::default().cache(FrameCache::new(cache));
+            let image = Arc::new(Image::from_source(source(file.clone()), &options).unwrap());
+            let name = image.name();
+            let Some(mapping) = map(image, 2001) else { return };
+            for (page, expected) in bytes.chunks(4096).enumerate() {
+                let mut read = [0xaa; 4096];
+                mapping.read_at(page as u64 * 4096, &mut read).unwrap();
+                assert!(
+                    read[..expected.len()] == *expected,
+                    "page {page} of {name}, cache {cache}"
+                );
+            }
+        }
+    }
 }
 
 #[test]

@@ -10,12 +10,11 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use uzone_os::file_system;
 use uzone_pages::ByteLen;
-use uzone_snapshot::{Codec, FrameCache, Image, OpenOptions, Packed, Packer, Source};
+use uzone_snapshot::{Codec, FileSource, FrameCache, Image, OpenOptions, Packed, Packer};
 
 use super::frames::{self, Reader, Stored};
 use crate::group::{Phase, Watch};
@@ -44,7 +43,7 @@ pub(super) struct Material {
     pub(super) frames: (File, Vec<Stored>),
     pub(super) frames_len: u64,
     /// The packed image.
-    pub(super) packed: Arc<File>,
+    pub(super) packed: File,
     pub(super) packed_len: u64,
     /// Of each frame, whether all its bytes are zero.
     pub(super) is_zero: Vec<bool>,
@@ -93,7 +92,7 @@ impl Material {
             directory: directory.to_owned(),
             len,
             threads,
-            packed: Arc::new(new_file()?),
+            packed: new_file()?,
             packed_len: 0,
             raw,
             frames: (plain, stored),
@@ -103,7 +102,7 @@ impl Material {
             zero_pages,
         };
         let (packed, result) = material.pack(Codec::Zstd)?;
-        (material.packed, material.packed_len) = (Arc::new(packed), result.file_bytes);
+        (material.packed, material.packed_len) = (packed, result.file_bytes);
         begin(3);
         material.check()?;
         begin(4);
@@ -145,7 +144,8 @@ impl Material {
 
     /// Opens the packed image, with room for decoded frames.
     pub(super) fn open(&self, cache: ByteLen) -> Result<Image, BenchError> {
-        let source = Nameless { file: self.packed.clone(), len: self.packed_len };
+        let file = self.packed.try_clone().map_err(failed)?;
+        let source = FileSource::from_file(file, "the packed image").map_err(failed)?;
         let options = OpenOptions::default().cache(FrameCache::new(cache.get()));
         Ok(Image::from_source(Box::new(source), &options)?)
     }
@@ -189,26 +189,6 @@ impl Read for Input<'_> {
         let len = self.file.read_at(out, self.at)?;
         self.at += len as u64;
         Ok(len)
-    }
-}
-
-/// A packed image without a name.
-struct Nameless {
-    file: Arc<File>,
-    len: u64,
-}
-
-impl Source for Nameless {
-    fn name(&self) -> String {
-        "the packed image".to_owned()
-    }
-
-    fn byte_len(&self) -> u64 {
-        self.len
-    }
-
-    fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
-        self.file.read_exact_at(out, offset)
     }
 }
 
