@@ -15,7 +15,7 @@ use crate::group::{PartOf, Phase, Watch};
 use crate::report::{Bench, Skipped};
 use crate::settings::Part;
 use crate::suite::{BenchError, sentence};
-use crate::{bind, copy, fault, metadata, pin, snapshot, zero};
+use crate::{bind, copy, fault, metadata, pin, restore, snapshot, zero};
 
 /// How thorough a run is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +39,7 @@ impl Part {
             Self::Copy(settings) => copy::run(settings, watch),
             Self::Fault(settings) => fault::run(settings, watch),
             Self::Snapshot(settings) => snapshot::run(settings, watch),
+            Self::Restore(settings) => restore::run(settings, watch),
         }
     }
 }
@@ -106,6 +107,13 @@ pub fn parts(available: ByteLen, threads: NonZeroUsize, pace: Pace, directory: &
         Part::Snapshot(snapshot::Settings {
             size: pick(&[ByteLen::mib(256), ByteLen::mib(64)], 3 * 4096, ByteLen::mib(8)),
             rounds: if is_quick { 1 } else { 5 },
+            threads,
+            directory: directory.to_owned(),
+            tables: Vec::new(),
+        }),
+        Part::Restore(restore::Settings {
+            size: pick(&[ByteLen::mib(128), ByteLen::mib(64)], 3 * 4096, ByteLen::mib(8)),
+            rounds: if is_quick { 1 } else { 3 },
             threads,
             directory: directory.to_owned(),
             tables: Vec::new(),
@@ -186,7 +194,7 @@ fn append(all: &mut Bench, mut other: Bench) {
 mod tests {
     use super::*;
 
-    fn sizes(available: ByteLen, pace: Pace) -> [u64; 6] {
+    fn sizes(available: ByteLen, pace: Pace) -> [u64; 7] {
         let parts = parts(available, NonZeroUsize::MIN, pace, Path::new("/tmp"));
         let size = |part: &Part| match part {
             Part::Bind(settings) => settings.size,
@@ -194,10 +202,10 @@ mod tests {
             Part::Zero(settings) => settings.size,
             Part::Copy(settings) => settings.size,
             Part::Fault(settings) => settings.size,
-            Part::Snapshot(settings) => settings.size,
+            Part::Snapshot(settings) | Part::Restore(settings) => settings.size,
         };
         let sizes: Vec<u64> = parts.iter().map(|part| size(part).get() >> 10).collect();
-        sizes.try_into().expect("six parts")
+        sizes.try_into().expect("seven parts")
     }
 
     #[test]
@@ -205,14 +213,18 @@ mod tests {
         const M: u64 = 1 << 10;
         const G: u64 = 1 << 20;
         for (available, expected) in [
-            (ByteLen::tib(1), [16 * G, 16 * G, 32 * M, 32 * M, 8 * M, 256 * M]),
-            (ByteLen::gib(1), [16 * G, 16 * G, 32 * M, 32 * M, 8 * M, 64 * M]),
-            (ByteLen::mib(600), [8 * G, 4 * G, 32 * M, 32 * M, 8 * M, 64 * M]),
-            (ByteLen::mib(128), [2 * G, G, 32 * M, 32 * M, 8 * M, 64 * M]),
-            (ByteLen::ZERO, [G, G, 32 * M, 32 * M, 8 * M, 64 * M]),
+            (ByteLen::tib(1), [16 * G, 16 * G, 32 * M, 32 * M, 8 * M, 256 * M, 128 * M]),
+            (ByteLen::gib(1), [16 * G, 16 * G, 32 * M, 32 * M, 8 * M, 64 * M, 128 * M]),
+            (ByteLen::mib(600), [8 * G, 4 * G, 32 * M, 32 * M, 8 * M, 64 * M, 64 * M]),
+            (ByteLen::mib(128), [2 * G, G, 32 * M, 32 * M, 8 * M, 64 * M, 64 * M]),
+            (ByteLen::ZERO, [G, G, 32 * M, 32 * M, 8 * M, 64 * M, 64 * M]),
         ] {
             assert_eq!(sizes(available, Pace::Full), expected, "{available}");
-            assert_eq!(sizes(available, Pace::Quick), [G, G, 64, 64, 4 * M, 8 * M], "{available}");
+            assert_eq!(
+                sizes(available, Pace::Quick),
+                [G, G, 64, 64, 4 * M, 8 * M, 8 * M],
+                "{available}"
+            );
         }
     }
 

@@ -34,7 +34,7 @@ mod touch;
 
 pub(crate) use bare::{Answer, Bare, Waiting};
 pub(crate) use source::Reads;
-pub(crate) use touch::kernel_faults;
+pub(crate) use touch::{Placement, Touched, kernel_faults, touch};
 
 use std::sync::Arc;
 
@@ -44,7 +44,7 @@ use uzone_pages::ByteLen;
 use self::run::Run;
 use self::scan::Backend;
 use self::source::{PAGE, Source};
-use self::touch::{Pattern, Placement};
+use self::touch::Pattern;
 use crate::group::Watch;
 use crate::report::Bench;
 pub use crate::settings::FaultSettings as Settings;

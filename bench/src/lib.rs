@@ -23,6 +23,7 @@ mod naive;
 pub mod pin;
 mod put_back;
 pub mod report;
+pub mod restore;
 pub mod settings;
 pub mod snapshot;
 mod suite;

@@ -22,6 +22,8 @@ pub enum Part {
     Fault(FaultSettings),
     /// `uzone bench snapshot`.
     Snapshot(SnapshotSettings),
+    /// `uzone bench restore`.
+    Restore(SnapshotSettings),
 }
 
 impl Part {
@@ -35,6 +37,7 @@ impl Part {
             Self::Copy(_) => "copy",
             Self::Fault(_) => "fault",
             Self::Snapshot(_) => "snapshot",
+            Self::Restore(_) => "restore",
         }
     }
 
@@ -60,7 +63,7 @@ impl Part {
             Self::Zero(settings) => &settings.tables,
             Self::Copy(settings) => &settings.tables,
             Self::Fault(settings) => &settings.tables,
-            Self::Snapshot(settings) => &settings.tables,
+            Self::Snapshot(settings) | Self::Restore(settings) => &settings.tables,
         }
     }
 
@@ -73,7 +76,7 @@ impl Part {
             Self::Zero(settings) => &mut settings.tables,
             Self::Copy(settings) => &mut settings.tables,
             Self::Fault(settings) => &mut settings.tables,
-            Self::Snapshot(settings) => &mut settings.tables,
+            Self::Snapshot(settings) | Self::Restore(settings) => &mut settings.tables,
         } = tables;
         self
     }
@@ -150,7 +153,7 @@ pub struct FaultSettings {
     pub tables: Vec<String>,
 }
 
-/// The settings of `uzone bench snapshot`.
+/// The settings of `uzone bench snapshot` and `uzone bench restore`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SnapshotSettings {
     /// How large the image is.

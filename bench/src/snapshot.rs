@@ -13,8 +13,8 @@
 //! The first four are in `snapshot/pack.rs`, the last in `snapshot/touch.rs`. The limits decode frames
 //! without hashes (`snapshot/frames.rs`).
 
-mod frames;
-mod material;
+pub(crate) mod frames;
+pub(crate) mod material;
 mod pack;
 mod touch;
 

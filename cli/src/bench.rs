@@ -13,7 +13,7 @@ use uzone_bench::bind::Settings;
 use uzone_bench::metadata;
 use uzone_bench::settings::Part;
 use uzone_bench::{BenchError, Watch};
-use uzone_bench::{copy, fault, pin, snapshot, zero};
+use uzone_bench::{copy, fault, pin, restore, snapshot, zero};
 use uzone_pages::ByteLen;
 use uzone_report::{Document, ReportError};
 use uzone_stream::{Basis, STORE_POLICY, StorePolicy};
@@ -67,6 +67,7 @@ enum Benchmark {
     Copy(CopyArgs),
     Fault(FaultArgs),
     Snapshot(SnapshotArgs),
+    Restore(RestoreArgs),
 }
 
 /// Map files lazily: windows of every size, beside a one-page handler and the kernel's own mapping
@@ -220,6 +221,27 @@ struct SnapshotArgs {
     tables: Tables,
 }
 
+/// Restore a virtual machine from an image lazily, beside a handler of one page a fault and the kernel's mapping
+///
+/// The image is that of `uzone bench snapshot`, raw and packed, in the page cache. A thread touches memory that is
+/// registered as Firecracker registers it: all pages in order, and a tenth of them, in runs, in random order.
+#[derive(Debug, PartialEq, clap::Args)]
+#[command(after_help = exit::help("uzone bench restore --size 256M --dir /dev/shm", &EXITS))]
+struct RestoreArgs {
+    /// How large the machine is; files of twice that are made, and its memory is as much
+    #[arg(long, default_value = "1G", value_name = "SIZE")]
+    size: ByteLen,
+    /// Rounds
+    #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    rounds: u32,
+    /// Where the files are made; in memory, the figures are without the disk [default: where temporary
+    /// files go]
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    #[command(flatten)]
+    tables: Tables,
+}
+
 /// Which tables of a benchmark are run.
 #[derive(Debug, PartialEq, clap::Args)]
 struct Tables {
@@ -252,6 +274,7 @@ impl Benchmark {
             Self::Copy(_) => "copy",
             Self::Fault(_) => "fault",
             Self::Snapshot(_) => "snapshot",
+            Self::Restore(_) => "restore",
         }
     }
 
@@ -290,6 +313,13 @@ impl Benchmark {
                 directory: args.dir.clone().unwrap_or_else(std::env::temp_dir),
                 tables: args.tables.table.clone(),
             }),
+            Self::Restore(args) => Part::Restore(restore::Settings {
+                size: args.size,
+                rounds: args.rounds,
+                threads: or_all_cpus(None),
+                directory: args.dir.clone().unwrap_or_else(std::env::temp_dir),
+                tables: args.tables.table.clone(),
+            }),
         }
     }
 
@@ -302,6 +332,7 @@ impl Benchmark {
             Self::Copy(args) => &args.tables,
             Self::Fault(args) => &args.tables,
             Self::Snapshot(args) => &args.tables,
+            Self::Restore(args) => &args.tables,
         }
     }
 
@@ -326,6 +357,7 @@ impl Benchmark {
             Self::Copy(args) => is_default(args, &words),
             Self::Fault(args) => is_default(args, &words),
             Self::Snapshot(args) => is_default(args, &words),
+            Self::Restore(args) => is_default(args, &words),
         }
     }
 }

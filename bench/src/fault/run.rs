@@ -94,7 +94,7 @@ impl<'a> Visit<'a> {
 
     /// Touches any memory.
     pub(super) fn touch(&self, row: &str, memory: &impl Reads) -> Result<Touched, BenchError> {
-        touch(row, memory, self.parts, self.placement, self.is_timed, self.expected)
+        touch(row, memory, self.parts, self.placement, self.is_timed, &self.expected)
     }
 
     /// Touches memory of a one-page handler, which maps the faulting pages and nothing else.

@@ -64,23 +64,23 @@ impl Pattern {
 
 /// Where threads run.
 #[derive(Clone, Debug)]
-pub(super) struct Placement {
+pub(crate) struct Placement {
     /// What it adds to the id of a table.
-    pub(super) id: String,
-    pub(super) title: String,
+    pub(crate) id: String,
+    pub(crate) title: String,
     /// How many threads touch.
     pub(super) threads: usize,
     /// Whether no placement comes before it: its tables are those of the summary.
-    pub(super) is_first: bool,
+    pub(crate) is_first: bool,
     touchers: Vec<u32>,
     handler: Vec<u32>,
     /// For how long ours looks for faults before it sleeps; `None` for what it does by itself.
-    pub(super) spin: Option<Duration>,
+    pub(crate) spin: Option<Duration>,
 }
 
 impl Placement {
     /// Returns the placements of a host: another core, the same, and several threads anywhere.
-    pub(super) fn all(threads: &[usize]) -> Result<Vec<Self>, BenchError> {
+    pub(crate) fn all(threads: &[usize]) -> Result<Vec<Self>, BenchError> {
         let cpus = numa::usable(&(0..1024).collect::<Vec<_>>())?;
         let (Some(&first), Some(&last)) = (cpus.first(), cpus.last()) else {
             return Ok(Vec::new());
@@ -147,7 +147,7 @@ impl Placement {
 
     /// Does something from which threads come that shall run where the handler does: a thread
     /// starts with the CPUs of the one that starts it.
-    pub(super) fn by_handler<T: Send>(
+    pub(crate) fn by_handler<T: Send>(
         &self,
         work: impl FnOnce() -> Result<T, BenchError> + Send,
     ) -> Result<T, BenchError> {
@@ -163,18 +163,18 @@ impl Placement {
 }
 
 /// What came of touching.
-pub(super) struct Touched {
+pub(crate) struct Touched {
     /// From the start of the first thread to the end of the last.
     pub(super) elapsed: Duration,
     /// What the kernel counts as faults of the threads.
-    pub(super) kernel_faults: u64,
+    pub(crate) kernel_faults: u64,
     /// How long each touch took, if that was asked for.
     pub(super) times_ns: Vec<u64>,
 }
 
 impl Touched {
     /// Adds how many faults there were, and how many pages were mapped and not touched.
-    pub(super) fn found(self, faults: u64, wasted: u64) -> Found {
+    pub(crate) fn found(self, faults: u64, wasted: u64) -> Found {
         Found { elapsed: self.elapsed, faults, wasted, touches_ns: self.times_ns }
     }
 }
@@ -188,13 +188,13 @@ struct Part {
 }
 
 /// Touches memory and checks every word that is read. `expected` returns the right word of an offset.
-pub(super) fn touch<M: Reads>(
+pub(crate) fn touch<M: Reads>(
     row: &str,
     memory: &M,
     parts: &[Vec<u64>],
     placement: &Placement,
     is_timed: bool,
-    expected: fn(u64) -> u64,
+    expected: &(dyn Fn(u64) -> u64 + Sync),
 ) -> Result<Touched, BenchError> {
     let start = Barrier::new(parts.len());
     let work = |offsets: &[u64]| -> Result<Part, BenchError> {

@@ -17,14 +17,14 @@ const BATCH: usize = 16;
 
 /// Where a frame is stored.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Stored {
-    pub(super) offset: u64,
-    pub(super) len: usize,
+pub(crate) struct Stored {
+    pub(crate) offset: u64,
+    pub(crate) len: usize,
 }
 
 /// Calls `work` with each number below `count` on one of `threads` threads, each of which has something of
 /// its own. Returns the first error.
-pub(super) fn share<T>(
+pub(crate) fn share<T>(
     threads: usize,
     count: usize,
     own: impl Fn() -> io::Result<T> + Sync,
@@ -59,7 +59,7 @@ pub(super) fn share<T>(
 }
 
 /// Compresses the first `count` frames of `raw` into `to`. Returns where each is, and how long the file is.
-pub(super) fn pack(
+pub(crate) fn pack(
     raw: &File,
     to: &File,
     count: usize,
@@ -98,20 +98,20 @@ pub(super) fn pack(
 }
 
 /// What a thread needs to decode frames.
-pub(super) struct Reader {
+pub(crate) struct Reader {
     decompressor: Decompressor<'static>,
     stored: Vec<u8>,
     raw: Vec<u8>,
 }
 
 impl Reader {
-    pub(super) fn new() -> io::Result<Self> {
+    pub(crate) fn new() -> io::Result<Self> {
         let decompressor = Decompressor::new()?;
         Ok(Self { decompressor, stored: Vec::new(), raw: vec![0; FRAME] })
     }
 
     /// Reads and decodes a frame.
-    pub(super) fn read(&mut self, from: &File, place: Stored) -> io::Result<&[u8]> {
+    pub(crate) fn read(&mut self, from: &File, place: Stored) -> io::Result<&[u8]> {
         self.stored.resize(place.len, 0);
         from.read_exact_at(&mut self.stored, place.offset)?;
         let len = self.decompressor.decompress_to_buffer(&self.stored, &mut self.raw[..])?;

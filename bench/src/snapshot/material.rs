@@ -20,10 +20,10 @@ use super::frames::{self, Reader, Stored};
 use crate::group::{Phase, Watch};
 use crate::suite::BenchError;
 
-pub(super) const PAGE: usize = 4096;
-pub(super) const FRAME: usize = 64 << 10;
+pub(crate) const PAGE: usize = 4096;
+pub(crate) const FRAME: usize = 64 << 10;
 /// The level of zstd of every row.
-pub(super) const LEVEL: i32 = 3;
+pub(crate) const LEVEL: i32 = 3;
 
 /// The longest runs of pages of a file, and of zero pages.
 const LONGEST_RUN: usize = 261;
@@ -33,38 +33,38 @@ const LONGEST_ZEROES: usize = 111;
 const DIRECTORIES: [&str; 2] = ["/usr/bin", "/usr/lib"];
 
 /// The image and its packed forms.
-pub(super) struct Material {
-    pub(super) directory: PathBuf,
-    pub(super) len: usize,
-    pub(super) threads: usize,
+pub(crate) struct Material {
+    pub(crate) directory: PathBuf,
+    pub(crate) len: usize,
+    pub(crate) threads: usize,
     /// The bytes of the image.
-    pub(super) raw: File,
+    pub(crate) raw: File,
     /// Independent frames of it, and where they are.
-    pub(super) frames: (File, Vec<Stored>),
-    pub(super) frames_len: u64,
+    pub(crate) frames: (File, Vec<Stored>),
+    pub(crate) frames_len: u64,
     /// The packed image.
-    pub(super) packed: File,
-    pub(super) packed_len: u64,
+    pub(crate) packed: File,
+    pub(crate) packed_len: u64,
     /// Of each frame, whether all its bytes are zero.
-    pub(super) is_zero: Vec<bool>,
+    pub(crate) is_zero: Vec<bool>,
     /// A word of each page, which is checked when it is touched.
-    pub(super) words: Vec<u64>,
+    pub(crate) words: Vec<u64>,
     zero_pages: usize,
 }
 
 /// Returns the error of a file that cannot be used.
-pub(super) fn failed(cause: io::Error) -> BenchError {
+pub(crate) fn failed(cause: io::Error) -> BenchError {
     BenchError::UseFile { what: "read or write", cause }
 }
 
 /// Returns where the word of a page is that is looked at: in another of its lines each time.
-pub(super) fn place(page: usize) -> usize {
+pub(crate) fn place(page: usize) -> usize {
     page * PAGE + page % (PAGE / 8) * 8
 }
 
 impl Material {
     /// Makes the files, and checks once that the packed image has the bytes.
-    pub(super) fn new(
+    pub(crate) fn new(
         directory: &Path,
         size: ByteLen,
         threads: usize,
@@ -109,27 +109,27 @@ impl Material {
         Ok(material)
     }
 
-    pub(super) fn zero_percent(&self) -> usize {
+    pub(crate) fn zero_percent(&self) -> usize {
         self.zero_pages * 100 / self.words.len().max(1)
     }
 
     /// Returns how many times smaller a file is than the image, for the name of a row.
-    pub(super) fn smaller(&self, len: u64) -> String {
+    pub(crate) fn smaller(&self, len: u64) -> String {
         let hundredths = self.len as u64 * 100 / len.max(1);
         format!("{}.{:02} times smaller", hundredths / 100, hundredths % 100)
     }
 
-    pub(super) fn new_file(&self) -> Result<File, BenchError> {
+    pub(crate) fn new_file(&self) -> Result<File, BenchError> {
         file_system::nameless_file(&self.directory).map_err(failed)
     }
 
     /// Returns the bytes of the image, from the first on.
-    pub(super) fn input(&self) -> impl Read + Send + '_ {
+    pub(crate) fn input(&self) -> impl Read + Send + '_ {
         Input { file: &self.raw, at: 0 }
     }
 
     /// Packs the image, and takes the name of the file away. Returns the file.
-    pub(super) fn pack(&self, codec: Codec) -> Result<(File, Packed), BenchError> {
+    pub(crate) fn pack(&self, codec: Codec) -> Result<(File, Packed), BenchError> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed); // a name, and nothing else
         let name = format!("uzone-bench-{}-{number}.image", std::process::id());
@@ -143,7 +143,7 @@ impl Material {
     }
 
     /// Opens the packed image, with room for decoded frames.
-    pub(super) fn open(&self, cache: ByteLen) -> Result<Image, BenchError> {
+    pub(crate) fn open(&self, cache: ByteLen) -> Result<Image, BenchError> {
         let file = self.packed.try_clone().map_err(failed)?;
         let source = FileSource::from_file(file, "the packed image").map_err(failed)?;
         let options = OpenOptions::default().cache(FrameCache::new(cache.get()));
@@ -168,7 +168,7 @@ impl Material {
     }
 
     /// Returns the command `zstd`, which reads and writes files without a name, or `None` if there is none.
-    pub(super) fn zstd(&self, arguments: &[String]) -> Option<Command> {
+    pub(crate) fn zstd(&self, arguments: &[String]) -> Option<Command> {
         let mut ask = Command::new("zstd");
         ask.arg("--version").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         ask.status().ok().filter(std::process::ExitStatus::success)?;
@@ -287,7 +287,7 @@ fn programs() -> Vec<PathBuf> {
 }
 
 /// Returns the frames that are not all zero, in an order that is the same in every run.
-pub(super) fn random_frames(material: &Material, most: usize) -> Vec<usize> {
+pub(crate) fn random_frames(material: &Material, most: usize) -> Vec<usize> {
     let stored = |frame: &usize| !material.is_zero[*frame];
     let mut frames: Vec<usize> = (0..material.is_zero.len()).filter(stored).collect();
     fastrand::Rng::with_seed(11).shuffle(&mut frames);
@@ -296,7 +296,7 @@ pub(super) fn random_frames(material: &Material, most: usize) -> Vec<usize> {
 }
 
 /// Decodes a frame with nothing around it.
-pub(super) fn decode<'r>(
+pub(crate) fn decode<'r>(
     material: &Material,
     reader: &'r mut Reader,
     frame: usize,

@@ -1,0 +1,318 @@
+//! `uzone bench restore`: a virtual machine that runs on from an image while its memory is brought in.
+//!
+//! The image is that of `uzone bench snapshot`, raw and packed, in the page cache. The machine is memory that
+//! is registered with a userfaultfd as Firecracker registers it, and threads that touch it; the descriptor is
+//! handed to what answers, as it is to a server.
+//!
+//! | row | what answers |
+//! |---|---|
+//! | `naive` | one page for each fault, copied from a mapping of the raw file: the published example |
+//! | `raw`, `packed` | ours |
+//! | `replay` | ours from the packed image, and the list of the pages is installed ahead |
+//! | `own` | ours from the raw file, for memory that the engine maps itself |
+//! | `read-first` | nothing: all of the raw file is read before the machine runs |
+//! | `kernel` | the kernel's own private mapping of the raw file |
+//! | `decode` | nothing: the frames are decoded on all threads |
+
+use std::fs::File;
+use std::hint::black_box;
+use std::num::NonZeroUsize;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use uzone_fault::{
+    AdoptedMemory, Backing, Engine, EngineOptions, FileBacking, LazyOptions, RemoteRegion,
+};
+use uzone_os::uffd::{Features, KernelFaults, Modes, Registered, Remote, Uffd};
+use uzone_os::{Access, Anonymous, HugeAdvice, Mapping, Sharing, Vaddr, probe};
+use uzone_pages::ByteLen;
+use uzone_snapshot::SnapshotBacking;
+
+use crate::fault::{Answer, Bare, Placement, Reads, Touched, Waiting, touch};
+use crate::group::Watch;
+use crate::report::{Bench, Found, Role};
+use crate::settings::Part;
+pub use crate::settings::SnapshotSettings as Settings;
+use crate::snapshot::frames::{self, Reader};
+use crate::snapshot::material::{FRAME, Material, PAGE, decode, failed, place};
+use crate::suite::{BenchError, Session, Suite, sentence};
+
+/// Room for decoded frames, as an image has it by default.
+const CACHE: ByteLen = ByteLen::mib(64);
+/// One of so many pages is in the working set, in runs of 1 to `LONGEST_RUN` pages.
+const SET_SHARE: usize = 10;
+const LONGEST_RUN: usize = 64;
+/// How much is read at once where all is read first.
+const PIECE: usize = 1 << 20;
+
+/// Runs the tables.
+///
+/// # Errors
+/// [`BenchError`] if the files cannot be made, or a row read a wrong byte.
+pub fn run(settings: &Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
+    let &Settings { size, rounds, threads, .. } = settings;
+    if size.get() < 4 << 20 || !size.get().is_multiple_of(2 << 20) {
+        return Err(BenchError::SnapshotSize { size });
+    }
+    let material = Material::new(&settings.directory, size, threads.get(), watch)?;
+    let asked = format!(
+        "an image of {size}: programs and libraries, {} % of its pages zero, in the page cache; {rounds} \
+         rounds; the files are in {}",
+        material.zero_percent(),
+        settings.directory.display()
+    );
+    let mut session = Session::new(asked, &Part::Restore(settings.clone()), rounds, watch);
+    let mut orders = vec![
+        ("restore-seq", "all pages in order", (0..material.words.len()).collect()),
+        ("restore-set", "a working set in a random order", working_set(material.words.len())),
+    ];
+    for (table, what, pages) in orders.drain(..) {
+        for placement in Placement::all(&[1])? {
+            let table = format!("{table}{}", placement.id);
+            if !session.wants(&table) {
+                continue;
+            }
+            let restore = Restore { material: &material, placement: &placement, pages: &pages };
+            match restore.table(&table, what, &mut session) {
+                // A host without userfaultfd has other benchmarks.
+                Err(error) if error.is_of_this_host() => session.skip(table, sentence(&error)),
+                done => done?,
+            }
+        }
+    }
+    session.finish()
+}
+
+/// Returns pages in runs, one of ten, in a random order that is the same in every run.
+fn working_set(pages: usize) -> Vec<usize> {
+    let mut random = fastrand::Rng::with_seed(17);
+    let mut is_in = vec![false; pages];
+    let wanted = (pages / SET_SHARE).max(1);
+    let mut count = 0;
+    while count < wanted {
+        let first = random.usize(..pages);
+        let len = random.usize(1..=LONGEST_RUN);
+        for page in is_in.iter_mut().skip(first).take(len.min(wanted - count)) {
+            count += usize::from(!std::mem::replace(page, true));
+        }
+    }
+    let mut set: Vec<usize> = (0..pages).filter(|page| is_in[*page]).collect();
+    random.shuffle(&mut set);
+    set
+}
+
+/// Memory of a machine, and what answers its faults.
+struct Machine {
+    // Dropped first: no fault is answered afterwards.
+    answering: AdoptedMemory,
+    memory: Registered,
+}
+
+impl Machine {
+    fn new(
+        engine: &Engine,
+        len: ByteLen,
+        backing: Arc<dyn Backing>,
+        options: &LazyOptions,
+    ) -> Result<Self, BenchError> {
+        // As Firecracker makes it.
+        let uffd = Uffd::open(Features::EVENT_REMOVE, Features::NONE, KernelFaults::IfAllowed)?;
+        let shared = |cause| BenchError::UseFile { what: "share", cause };
+        let remote = Remote::adopt(uffd.as_fd().try_clone_to_owned().map_err(shared)?)?;
+        let align = Some(ByteLen::mib(2));
+        let how = Anonymous { huge: HugeAdvice::Default, align, ..Anonymous::default() };
+        let mapping = Mapping::anonymous(len, how)?;
+        let memory = Registered::new(Arc::new(uffd), mapping, Modes::MISSING)?;
+        let start = Vaddr::new(memory.mapping().addr().get() as u64);
+        let regions = vec![RemoteRegion { start, len, offset: 0 }];
+        let answering = engine.adopt(remote, regions, probe::page_size(), backing, options)?;
+        Ok(Self { answering, memory })
+    }
+}
+
+impl Reads for Machine {
+    fn read(&self, offset: u64, out: &mut [u8; 8]) -> Result<(), BenchError> {
+        Ok(self.memory.mapping().read_at(offset, out)?)
+    }
+}
+
+/// What a table is measured with.
+struct Restore<'a> {
+    material: &'a Material,
+    placement: &'a Placement,
+    /// What is touched, in that order.
+    pages: &'a [usize],
+}
+
+impl<'a> Restore<'a> {
+    fn len(&self) -> ByteLen {
+        ByteLen::new(self.material.len as u64)
+    }
+
+    fn table(&self, table: &str, what: &str, session: &mut Session<'_>) -> Result<(), BenchError> {
+        let engine = &self.engine()?;
+        let offsets: &Vec<Vec<u64>> =
+            &vec![self.pages.iter().map(|page| place(*page) as u64).collect()];
+        let mut suite = Suite::new(self.len());
+        self.add_handlers(&mut suite, table, engine, offsets)?;
+        self.add_others(&mut suite, table, offsets);
+        let touched = self.pages.len() as u64;
+        suite.each_spec(|spec| {
+            spec.naive(format!("{table}/naive")).pages = touched;
+            spec.bytes = touched * PAGE as u64;
+        });
+        session.run(suite, table)?;
+        session.table(
+            table,
+            format!("A machine of {} restored lazily: {what}, {touched} pages", self.len()),
+            self.placement.title.clone(),
+        );
+        Ok(())
+    }
+
+    /// Starts an engine that runs where the handler does.
+    fn engine(&self) -> Result<Engine, BenchError> {
+        let options = EngineOptions::default().readers(NonZeroUsize::MIN);
+        self.placement.by_handler(|| Ok(Engine::with(options)?))
+    }
+
+    fn raw(&self) -> Result<File, BenchError> {
+        self.material.raw.try_clone().map_err(failed)
+    }
+
+    fn map_raw(&self, sharing: Sharing) -> Result<Mapping, BenchError> {
+        Ok(Mapping::file(self.raw()?, 0, self.len(), Access::ReadOnly, sharing)?)
+    }
+
+    fn packed(&self) -> Result<Arc<dyn Backing>, BenchError> {
+        let image = self.material.open(CACHE)?;
+        Ok(Arc::new(SnapshotBacking::new(Arc::new(image))))
+    }
+
+    fn raw_backing(&self) -> Result<Arc<dyn Backing>, BenchError> {
+        Ok(Arc::new(FileBacking::new(self.raw()?).map_err(failed)?))
+    }
+
+    fn touch(
+        &self,
+        row: &str,
+        memory: &impl Reads,
+        offsets: &[Vec<u64>],
+    ) -> Result<Touched, BenchError> {
+        let words = &self.material.words;
+        let expected = |at: u64| words[usize::try_from(at).map_or(0, |at| at / PAGE)];
+        touch(row, memory, offsets, self.placement, true, &expected)
+    }
+
+    /// Adds what answers faults.
+    fn add_handlers(
+        &self,
+        suite: &mut Suite<'a>,
+        table: &str,
+        engine: &'a Engine,
+        offsets: &'a [Vec<u64>],
+    ) -> Result<(), BenchError> {
+        let (this, len) = (*self, self.len());
+        let source = Arc::new(self.map_raw(Sharing::Shared)?);
+        source.populate(0..len.get())?;
+        let id = |row: &str| format!("{table}/{row}");
+        suite.faults(Role::Naive, &id("naive"), "one page a fault, raw", 1, move |row| {
+            let answer = Answer::Copy(source.clone());
+            let memory =
+                this.placement.by_handler(|| Bare::anonymous(len, answer, Waiting::Poll))?;
+            let done = this.touch(row, &memory, offsets)?;
+            memory.check(row)?;
+            Ok(done.found(memory.faults(), 0))
+        });
+        let mut options = LazyOptions::default();
+        if let Some(spin) = self.placement.spin {
+            options = options.spin(spin);
+        }
+        type Open<'a> = fn(&Restore<'a>) -> Result<Arc<dyn Backing>, BenchError>;
+        let ways: [(&str, &str, Open<'a>, bool); 3] = [
+            ("raw", "ours, raw", Self::raw_backing, false),
+            ("packed", "ours, packed", Self::packed, false),
+            ("replay", "ours, packed, the set installed ahead", Self::packed, true),
+        ];
+        for (row, name, open, is_replayed) in ways {
+            let options = options.clone();
+            let spec = suite.faults(Role::Ours, &id(row), name, 1, move |row| {
+                let memory = this
+                    .placement
+                    .by_handler(|| Machine::new(engine, len, open(&this)?, &options))?;
+                if is_replayed {
+                    memory.answering.prefetch(&offsets[0]);
+                }
+                let done = this.touch(row, &memory, offsets)?;
+                let stats = memory.answering.stats();
+                let placed = stats.demand + stats.around + stats.populated;
+                Ok(done.found(stats.faults, placed.saturating_sub(this.pages.len() as u64)))
+            });
+            if row == "raw" && self.placement.is_first {
+                spec.headline(format!("restore a machine of {len} lazily"));
+            }
+        }
+        suite.faults(Role::Peer, &id("own"), "ours, raw, memory of its own", 1, move |row| {
+            let memory = this
+                .placement
+                .by_handler(|| Ok(engine.map(len, this.raw_backing()?, &options)?))?;
+            let done = this.touch(row, &memory, offsets)?;
+            let stats = memory.stats();
+            let placed = stats.demand + stats.around;
+            Ok(done.found(stats.faults, placed.saturating_sub(this.pages.len() as u64)))
+        });
+        Ok(())
+    }
+
+    /// Adds the rivals without a handler, and the bare work.
+    fn add_others(&self, suite: &mut Suite<'a>, table: &str, offsets: &'a [Vec<u64>]) {
+        let (this, len) = (*self, self.len());
+        let id = |row: &str| format!("{table}/{row}");
+        suite.faults(Role::Peer, &id("read-first"), "everything read first, raw", 1, move |row| {
+            let begun = Instant::now();
+            let memory = Mapping::anonymous(len, Anonymous::default())?;
+            let mut piece = vec![0; PIECE];
+            for at in (0..len.get()).step_by(PIECE) {
+                let left = usize::try_from(len.get() - at).map_or(PIECE, |left| left.min(PIECE));
+                this.material.raw.read_exact_at(&mut piece[..left], at).map_err(failed)?;
+                memory.write_at(at, &piece[..left])?;
+            }
+            let read = begun.elapsed();
+            let mut found = this.touch(row, &memory, offsets)?.found(0, 0);
+            found.elapsed += read;
+            Ok(found)
+        });
+        suite.faults(Role::Peer, &id("kernel"), "the kernel's mapping, raw", 1, move |row| {
+            let done = this.touch(row, &this.map_raw(Sharing::Private)?, offsets)?;
+            let faults = done.kernel_faults;
+            Ok(done.found(faults, 0))
+        });
+        let per_frame = FRAME / PAGE;
+        let mut wanted: Vec<usize> = self.pages.iter().map(|page| page / per_frame).collect();
+        wanted.sort_unstable();
+        wanted.dedup();
+        wanted.retain(|frame| !self.material.is_zero[*frame]);
+        let threads = self.material.threads;
+        let name = "decoding the frames alone";
+        suite.faults(Role::Peer, &id("decode"), name, threads, move |_| {
+            let begun = Instant::now();
+            frames::share(threads, wanted.len(), Reader::new, |reader, number| {
+                black_box(decode(this.material, reader, wanted[number])?);
+                Ok(())
+            })
+            .map_err(failed)?;
+            let elapsed: Duration = begun.elapsed();
+            Ok(Found { elapsed, faults: 0, wasted: 0, touches_ns: Vec::new() })
+        });
+    }
+}
+
+impl Clone for Restore<'_> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl Copy for Restore<'_> {}
