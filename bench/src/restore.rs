@@ -172,10 +172,14 @@ impl<'a> Restore<'a> {
         Ok(())
     }
 
-    /// Starts an engine that runs where the handler does.
+    /// Starts an engine whose reader runs where the handler does; its I/O threads run on any CPU where that is
+    /// not the CPU of the machine.
     fn engine(&self) -> Result<Engine, BenchError> {
         let options = EngineOptions::default().readers(NonZeroUsize::MIN);
-        self.placement.by_handler(|| Ok(Engine::with(options)?))
+        if self.placement.spin.is_some() {
+            return self.placement.by_handler(|| Ok(Engine::with(options)?));
+        }
+        Ok(Engine::with(options.cpus(self.placement.handler.clone()))?)
     }
 
     fn raw(&self) -> Result<File, BenchError> {

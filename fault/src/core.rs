@@ -29,6 +29,7 @@ use crate::options::OnFailure;
 use crate::page_states::PageStates;
 use crate::pages::{Pages, Policy};
 use crate::pending::Pending;
+use crate::prefetch;
 use crate::record::{FaultOutcome, Recorder};
 use crate::stats::{Counters, FaultStats};
 use crate::window::{Progress, Window};
@@ -100,6 +101,8 @@ pub(crate) struct ReaderState {
     pub(crate) meter: CostMeter,
     /// For how many faults more the neighbours do not wait until there is none.
     wanted: u32,
+    /// Whether the pages that will be touched are known and on their way: then no others are guessed.
+    pub(crate) is_prefetching: bool,
 }
 
 impl ReaderState {
@@ -116,6 +119,7 @@ impl ReaderState {
             shares_cpu: false,
             meter: CostMeter::new(COPIED_NS, false),
             wanted: 0,
+            is_prefetching: false,
         }
     }
 
@@ -381,6 +385,11 @@ impl Core {
     fn map_window(&self, page: u64, plan: FaultPlan, state: &mut ReaderState) -> Outcome {
         let window = plan.window.start().get()..plan.window.end().get();
         state.ahead = None;
+        if state.is_prefetching && !plan.follows {
+            let area = plan.area.start().get()..plan.area.end().get();
+            let window = prefetch::group(page, area, self.pages.page);
+            return self.map_page_first(page, window, state);
+        }
         if plan.follows {
             // A sequential reader wants the rest of the window next, and one more.
             let next = window.end + (window.end - window.start);
@@ -395,6 +404,11 @@ impl Core {
         if plan.buys {
             return self.map_block(page, window, state);
         }
+        self.map_page_first(page, window, state)
+    }
+
+    /// Offers the page `page`, and queues its neighbours.
+    fn map_page_first(&self, page: u64, window: Range<u64>, state: &mut ReaderState) -> Outcome {
         if !state.neighbours.is_empty() {
             // Faults arrive faster than neighbours are installed. If this one is in a window with a page
             // that is present, a neighbour that waited too long was wanted.

@@ -111,6 +111,8 @@ pub(crate) struct MappingReader {
     late_since: Instant,
     /// Pages that are ready and will be touched.
     chunks: VecDeque<Chunk>,
+    /// How many chunks are on their way or there.
+    prefetching: usize,
     children: Children,
     /// Where its events are read to, if they must outlive this process.
     logged: Option<EventBuffer>,
@@ -157,6 +159,7 @@ impl MappingReader {
             late: VecDeque::new(),
             late_since: Instant::now(),
             chunks: VecDeque::new(),
+            prefetching: 0,
             children: Children::new(),
             logged: log.map(EventBuffer::logged),
             has_failed: false,
@@ -287,7 +290,15 @@ impl MappingReader {
 
     /// Takes pages that are ready, to be installed while no fault is pending.
     pub(crate) fn prefetch(&mut self, chunk: Chunk) {
-        self.chunks.push_back(chunk);
+        if chunk.is_first() {
+            self.prefetching += 1;
+        }
+        if chunk.is_last {
+            self.prefetching = self.prefetching.saturating_sub(1);
+        } else {
+            self.chunks.push_back(chunk);
+        }
+        self.state.is_prefetching = self.prefetching > 0;
     }
 
     /// Installs some pages that will be touched. Returns whether there were any.

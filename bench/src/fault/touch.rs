@@ -73,7 +73,7 @@ pub(crate) struct Placement {
     /// Whether no placement comes before it: its tables are those of the summary.
     pub(crate) is_first: bool,
     touchers: Vec<u32>,
-    handler: Vec<u32>,
+    pub(crate) handler: Vec<u32>,
     /// For how long ours looks for faults before it sleeps; `None` for what it does by itself.
     pub(crate) spin: Option<Duration>,
 }
