@@ -16,9 +16,10 @@ pub(crate) mod produce;
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use uzone_os::uffd::in_thread::InThread;
 use uzone_pages::{Content, FaultPattern, FaultPlan, PageCount, PageSize, Pfn, PfnRange, Touch};
 
 use crate::backing::Backing;
@@ -167,6 +168,9 @@ pub(crate) struct Core {
     on_failure: Option<OnFailure>,
     /// Whether threads wait on for pages that cannot be produced.
     holds: AtomicBool,
+    /// What fills pages in the threads that take faults, if they do. Its pages stay absent here: they are
+    /// found in the kernel when they are pinned or populated.
+    in_thread: OnceLock<Weak<InThread>>,
 }
 
 impl Core {
@@ -190,6 +194,7 @@ impl Core {
             last_failure: Mutex::default(),
             on_failure: None,
             holds: AtomicBool::new(false),
+            in_thread: OnceLock::new(),
         }
     }
 
@@ -197,6 +202,27 @@ impl Core {
     pub(crate) fn on_failure(mut self, decide: Option<OnFailure>) -> Self {
         self.on_failure = decide;
         self
+    }
+
+    /// Notes what fills pages in the threads that take faults.
+    pub(crate) fn answered_in_thread(&self, in_thread: &Arc<InThread>) {
+        let is_first = self.in_thread.set(Arc::downgrade(in_thread)).is_ok();
+        debug_assert!(is_first, "a mapping is answered for once");
+    }
+
+    /// Returns what fills pages in the threads that take faults.
+    pub(crate) fn in_thread(&self) -> Option<Arc<InThread>> {
+        self.in_thread.get()?.upgrade()
+    }
+
+    /// Returns the state of a page, for the user of the memory.
+    pub(crate) fn content(&self, page: u64) -> Content {
+        match self.pages.contents.get(page) {
+            Content::Absent if self.in_thread().is_some_and(|it| it.may_have_filled(page)) => {
+                Content::Present
+            }
+            content => content,
+        }
     }
 
     pub(crate) fn kernel(&self) -> &dyn Kernel {
@@ -557,13 +583,15 @@ impl Core {
         let get = |of: fn(&Counters) -> &AtomicU64| {
             of(all).load(Ordering::Relaxed) + of(reader).load(Ordering::Relaxed)
         };
+        let (in_thread, filled) = self.in_thread().map_or((0, 0), |it| it.counts());
+        let demand = in_thread.min(filled);
         FaultStats {
-            faults: get(|counters| &counters.faults),
+            faults: get(|counters| &counters.faults) + in_thread,
             minor: get(|counters| &counters.minor),
             coalesced: get(|counters| &counters.coalesced),
             retouched: get(|counters| &counters.retouched),
-            demand: get(|counters| &counters.demand),
-            around: get(|counters| &counters.around),
+            demand: get(|counters| &counters.demand) + demand,
+            around: get(|counters| &counters.around) + (filled - demand),
             populated: get(|counters| &counters.populated),
             queued: get(|counters| &counters.queued),
             deferred: get(|counters| &counters.deferred),

@@ -8,11 +8,13 @@ use std::io;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use uzone_os::uffd::{EventLog, Features, Modes, Registered, Uffd, UffdCall};
+use uzone_os::uffd::in_thread::{InThread, InThreadError, Place, Source, Window};
+use uzone_os::uffd::{EventLog, Features, KernelFaults, Modes, Registered, Uffd, UffdCall};
 use uzone_os::{Access, Anonymous, HugeAdvice, Mapping};
-use uzone_pages::{ByteLen, FaultArea, FaultPattern, PageSize};
+use uzone_pages::{Advice, ByteLen, FaultArea, FaultAround, FaultPattern, PageSize};
 use uzone_zone::{PagemapOps, Zone};
 
+use crate::backing::hooks::sealed::Sealed;
 use crate::backing::{Backing, Memory};
 use crate::core::Core;
 use crate::dirty::Tracker;
@@ -23,7 +25,7 @@ use crate::io_pool::IoPool;
 use crate::kernel::Kernel;
 use crate::lazy::LazyMapping;
 use crate::mapping_reader::{MappingReader, ReaderParts};
-use crate::options::{EngineOptions, HugePages, LazyOptions, Reader};
+use crate::options::{Answer, EngineOptions, HugePages, LazyOptions, Reader};
 use crate::page_states::PageStates;
 use crate::pages::Policy;
 use crate::populate::Producer;
@@ -37,6 +39,14 @@ const THREADS: usize = 1024;
 /// How many faults a mapping remembers at most: those take 768 MiB.
 pub(crate) const TRACED: usize = 1 << 24;
 
+/// After how many faults of a block it has cost as much as mapping the block does, where pages are copied and
+/// where they are mapped.
+const BLOCK_COPIED: u8 = 90;
+const BLOCK_MAPPED: u8 = 20;
+
+/// What the threads of a mapping answer their faults with, or why they do not.
+type Answering = Result<(Place, Source), &'static str>;
+
 /// What makes lazy mappings and answers their faults: threads that answer, and threads that wait for
 /// devices, shared by all mappings. They end when the engine and all mappings are dropped.
 ///
@@ -45,6 +55,7 @@ pub struct Engine {
     zone: Zone,
     pool: Arc<IoPool>,
     readers: Vec<Arc<EventLoop>>,
+    handles_sigbus: bool,
 }
 
 impl Engine {
@@ -63,14 +74,14 @@ impl Engine {
     /// # Errors
     /// [`MapError::Thread`] if a thread is refused, or may not run on those CPUs.
     pub fn with(options: EngineOptions) -> Result<Self, MapError> {
-        let EngineOptions { zone, producers, readers, cpus } = options;
+        let EngineOptions { zone, producers, readers, cpus, handles_sigbus } = options;
         at_most("EngineOptions::producers", producers.get(), THREADS)?;
         at_most("EngineOptions::readers", readers.get(), THREADS)?;
         let pool = Arc::new(IoPool::start(producers).map_err(MapError::Thread)?);
         let start = |index| EventLoop::start(&format!("uzone-fault-{index}"), &cpus).map(Arc::new);
         let readers: io::Result<Vec<_>> = (0..readers.get()).map(start).collect();
         let readers = readers.map_err(MapError::Thread)?;
-        Ok(Self { zone: zone.unwrap_or_default(), pool, readers })
+        Ok(Self { zone: zone.unwrap_or_default(), pool, readers, handles_sigbus })
     }
 
     /// Returns the zone that lazily mapped memory is bound in: pages are pinned there by address
@@ -115,7 +126,7 @@ impl Engine {
         if mapping.is_private() {
             mapping.keep_from_children().map_err(MapError::Children)?;
         }
-        let uffd = Uffd::open(required, Features::THREAD_ID, options.kernel_faults)?;
+        let (uffd, in_thread) = self.open(&*backing, &mapping, required, options)?;
         let memory = Arc::new(Registered::new(Arc::new(uffd), mapping, modes)?);
         let producer = Producer::default();
         let ops = PagemapOps::default().populate(producer.clone());
@@ -144,11 +155,84 @@ impl Engine {
         producer.serves(&core, room);
         let attached =
             self.attach(FaultMemory::Own(memory.clone()), None, core.clone(), options, room)?;
-        let mut mapping = LazyMapping::new(attached, memory, core, room, tracker);
+        let answered = in_thread.and_then(|(place, source)| {
+            let window = in_thread_window(options, core.backing().largest_window(), &source);
+            let answering = InThread::start(place, memory.clone(), source, window);
+            answering.map(Arc::new).map_err(|_| "the userfaultfd reports faults")
+        });
+        if let Ok(in_thread) = &answered {
+            core.answered_in_thread(in_thread);
+        }
+        let mut mapping = LazyMapping::new(attached, memory, core, room, tracker, answered);
         if let Some(quiet) = options.collapse_when_settled {
             mapping.collapse_when_settled(quiet).map_err(MapError::Thread)?;
         }
         Ok(mapping)
+    }
+
+    /// Opens the userfaultfd of a mapping. Returns what its threads answer faults with, or why they do not.
+    fn open(
+        &self,
+        backing: &dyn Backing,
+        mapping: &Mapping,
+        required: Features,
+        options: &LazyOptions,
+    ) -> Result<(Uffd, Answering), MapError> {
+        let open = |required, faults| Uffd::open(required, Features::THREAD_ID, faults);
+        let can = self.can_answer_in_thread(backing, mapping, options);
+        let source = match (can, options.answer) {
+            (Ok(source), Answer::InThread) => source,
+            (Ok(source), _) => {
+                let uffd = open(required, options.kernel_faults)?;
+                if uffd.sees_kernel_faults() {
+                    let reason = "faults of system calls are answered too";
+                    return Ok((uffd, Err(reason)));
+                }
+                source
+            }
+            (Err(reason), _) => return Ok((open(required, options.kernel_faults)?, Err(reason))),
+        };
+        let place = match Place::take() {
+            Ok(place) => place,
+            Err(InThreadError::Full) => {
+                let reason = "as many mappings as possible are answered for by their threads";
+                return Ok((open(required, options.kernel_faults)?, Err(reason)));
+            }
+            Err(_) => {
+                let reason = "the process has another handler of SIGBUS";
+                return Ok((open(required, options.kernel_faults)?, Err(reason)));
+            }
+        };
+        let uffd = open(required | Features::SIGBUS, KernelFaults::Never)?;
+        Ok((uffd, Ok((place, source))))
+    }
+
+    /// Returns what the threads of a mapping can fill pages from, or why they cannot.
+    fn can_answer_in_thread(
+        &self,
+        backing: &dyn Backing,
+        mapping: &Mapping,
+        options: &LazyOptions,
+    ) -> Result<Source, &'static str> {
+        let is_huge =
+            options.huge != HugePages::None || mapping.page_size() != uzone_os::probe::page_size();
+        let reasons = [
+            (options.answer == Answer::Reader, "that was asked for"),
+            (options.kernel_faults == KernelFaults::Required, "faults of system calls are wanted"),
+            (!self.handles_sigbus, "the engine must not handle SIGBUS"),
+            (options.track_writes.is_some(), "writes are tracked"),
+            (is_huge, "its pages are huge"),
+            (options.trace > 0, "faults are recorded"),
+            (options.collapse_when_settled.is_some(), "its pages are collapsed"),
+            (options.deadline.is_some(), "its pages have a deadline"),
+            (options.on_failure.is_some(), "its failures are reported"),
+        ];
+        if let Some((_, reason)) = reasons.into_iter().find(|(is_so, _)| *is_so) {
+            return Err(reason);
+        }
+        backing
+            .in_thread(Sealed(()))
+            .ok_or("its backing runs code that a handler of a signal must not run")
     }
 
     /// Lets a reader answer the faults of a mapping.
@@ -173,6 +257,23 @@ impl Engine {
         };
         let reader = reader.unwrap_or_else(|| unreachable!("an engine has a reader"));
         reader.join(source).map_err(MapError::Thread)
+    }
+}
+
+/// Returns which pages a fault maps that a thread answers itself.
+fn in_thread_window(options: &LazyOptions, most: FaultAround, source: &Source) -> Window {
+    let first = options.fault_around;
+    match options.advice {
+        Advice::Random => Window::Fixed(FaultAround::MIN),
+        Advice::Normal => Window::Fixed(first),
+        Advice::Sequential | Advice::Auto => Window::Growing {
+            first,
+            most: most.max(first),
+            block_after: match source {
+                Source::File { .. } => BLOCK_COPIED,
+                Source::Cached | Source::Zero => BLOCK_MAPPED,
+            },
+        },
     }
 }
 

@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use uzone_os::uffd::Registered;
+use uzone_os::uffd::in_thread::InThread;
 use uzone_os::{Addr, Mapping, RangeError};
 use uzone_pages::{ByteLen, Content, FaultAround, PageSize};
 use uzone_zone::Pinned;
@@ -27,6 +28,7 @@ use crate::dirty::Tracker;
 use crate::dirty::states::{States, Which, collect};
 use crate::error::LazyError;
 use crate::event_loop::Attached;
+use crate::options::AnsweredBy;
 use crate::populate::{Populate, populate};
 use crate::stats::Counters;
 
@@ -39,6 +41,8 @@ pub struct LazyMapping {
     _quiet_collapser: Option<QuietCollapser>,
     // Then this: no fault is answered afterwards, and waiting threads get a signal.
     _attached: Attached,
+    _in_thread: Option<Arc<InThread>>,
+    answered_by: AnsweredBy,
     memory: Arc<Registered>,
     core: Arc<Core>,
     room: usize,
@@ -52,8 +56,20 @@ impl LazyMapping {
         core: Arc<Core>,
         room: usize,
         tracker: Option<Arc<Tracker>>,
+        answered: Result<Arc<InThread>, &'static str>,
     ) -> Self {
-        Self { _quiet_collapser: None, _attached: attached, memory, core, room, tracker }
+        let answered_by = match &answered {
+            Ok(_) => AnsweredBy::Thread,
+            Err(reason) => AnsweredBy::Reader { reason },
+        };
+        let (_quiet_collapser, _attached, _in_thread) = (None, attached, answered.ok());
+        Self { _quiet_collapser, _attached, _in_thread, answered_by, memory, core, room, tracker }
+    }
+
+    /// Returns who answers the faults ([`LazyOptions::answer`](crate::LazyOptions::answer)).
+    #[must_use]
+    pub fn answered_by(&self) -> AnsweredBy {
+        self.answered_by
     }
 
     /// Starts a thread that collapses present pages when no page was filled for `quiet`.
@@ -208,7 +224,11 @@ impl LazyMapping {
     /// Gives pages back, whatever is in them.
     pub(crate) fn evict_pages(&self, pages: Range<u64>) -> Result<u64, LazyError> {
         let contents = self.core.contents();
-        let mut evicted = 0;
+        let in_thread = self.core.in_thread();
+        let mut evicted = match &in_thread {
+            Some(in_thread) => self.evict_unknown(in_thread, pages.clone())?,
+            None => 0,
+        };
         let mut at = pages.start;
         let mut answer = Ok(());
         while at < pages.end && answer.is_ok() {
@@ -224,6 +244,9 @@ impl LazyMapping {
             }
             let run = self.core.bytes(start..at);
             self.core.will_evict(&(start..at));
+            if let Some(in_thread) = &in_thread {
+                in_thread.gives_back(start..at);
+            }
             answer = self.mapping().discard(run.clone());
             if let (Ok(()), Some(tracker)) = (&answer, self.tracking()) {
                 tracker.evicted(&(start..at));
@@ -242,6 +265,29 @@ impl LazyMapping {
         }
         Counters::add(&self.core.counters().evicted, evicted);
         answer?;
+        Ok(evicted)
+    }
+
+    /// Gives back pages that a thread filled for itself, whose words have not been told. They are owned
+    /// meanwhile, so that none is pinned; a thread that touches one fills it again at once, with the same bytes.
+    fn evict_unknown(&self, in_thread: &InThread, pages: Range<u64>) -> Result<u64, LazyError> {
+        let contents = self.core.contents();
+        let (mut evicted, mut at) = (0, pages.start);
+        while at < pages.end {
+            let start = at;
+            while at < pages.end && in_thread.may_have_filled(at) && contents.claim(at) {
+                at += 1;
+            }
+            if start == at {
+                at += 1;
+                continue;
+            }
+            in_thread.gives_back(start..at);
+            let answer = self.mapping().discard(self.core.bytes(start..at));
+            (start..at).for_each(|page| self.core.release(page));
+            answer?;
+            evicted += at - start;
+        }
         Ok(evicted)
     }
 

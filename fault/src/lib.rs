@@ -117,7 +117,7 @@ pub use engine::Engine;
 pub use error::{BackingError, Failure, LazyError, MapError};
 pub use fault_memory::RemoteRegion;
 pub use lazy::LazyMapping;
-pub use options::{EngineOptions, HugePages, LazyOptions, Reader, Refusal};
+pub use options::{Answer, AnsweredBy, EngineOptions, HugePages, LazyOptions, Reader, Refusal};
 pub use placement::{PlacementError, ReaderPlace, ReaderPlacement};
 pub use populate::Populate;
 pub use record::{FaultClass, FaultOutcome, FaultRecord, FaultTrace, Latency};

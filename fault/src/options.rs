@@ -29,6 +29,36 @@ pub enum Reader {
     },
 }
 
+/// Who answers the faults of a mapping.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Answer {
+    /// The thread that takes a fault, where faults of system calls cannot be answered in any case
+    /// ([`KernelFaults`]) and the mapping allows it; otherwise a reader.
+    #[default]
+    Auto,
+    /// The thread that takes a fault, by a handler of `SIGBUS`, if the mapping allows it: then no other thread
+    /// has to be woken. [`LazyMapping::answered_by`](crate::LazyMapping::answered_by) states who it is.
+    ///
+    /// A system call that is given a missing page fails with `EFAULT`: pin the pages first. A thread that
+    /// blocks `SIGBUS` dies of a fault. Never for memory of a KVM guest.
+    InThread,
+    /// A reader, another thread.
+    Reader,
+}
+
+/// Who answers the faults of a mapping, and why.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum AnsweredBy {
+    /// The thread that takes the fault.
+    Thread,
+    /// A reader.
+    Reader {
+        /// Why not the thread.
+        reason: &'static str,
+    },
+}
+
 /// Whether the pages of a mapping are huge. A fault on any part of a huge page fills the whole page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum HugePages {
@@ -80,6 +110,7 @@ pub struct LazyOptions {
     pub(crate) track_writes: Option<WriteTracking>,
     pub(crate) collapse_when_settled: Option<Duration>,
     pub(crate) on_failure: Option<OnFailure>,
+    pub(crate) answer: Answer,
 }
 
 impl Default for LazyOptions {
@@ -96,6 +127,7 @@ impl Default for LazyOptions {
             track_writes: None,
             collapse_when_settled: None,
             on_failure: None,
+            answer: Answer::Auto,
         }
     }
 }
@@ -183,6 +215,13 @@ impl LazyOptions {
         self
     }
 
+    /// Sets who answers the faults: [`Answer::Auto`] by default.
+    #[must_use]
+    pub fn answer(mut self, answer: Answer) -> Self {
+        self.answer = answer;
+        self
+    }
+
     /// Sets what is called with a page that cannot be produced, before a thread that waits for it learns
     /// of that: by default nothing, and the page is made bad. A virtual machine whose monitor emulates an
     /// access reads zeroes from a bad page, so its server ends the machine here and returns
@@ -206,6 +245,7 @@ pub struct EngineOptions {
     pub(crate) producers: NonZeroUsize,
     pub(crate) readers: NonZeroUsize,
     pub(crate) cpus: Vec<u32>,
+    pub(crate) handles_sigbus: bool,
 }
 
 impl Default for EngineOptions {
@@ -217,6 +257,7 @@ impl Default for EngineOptions {
             producers: cpus.clamp(two, THREADS),
             readers: cpus.min(THREADS),
             cpus: Vec::new(),
+            handles_sigbus: true,
         }
     }
 }
@@ -252,6 +293,14 @@ impl EngineOptions {
     #[must_use]
     pub fn cpus(mut self, cpus: Vec<u32>) -> Self {
         self.cpus = cpus;
+        self
+    }
+
+    /// Sets whether mappings may have the handler of `SIGBUS` installed, for faults that are answered by the
+    /// threads that take them ([`Answer`]): they may by default.
+    #[must_use]
+    pub fn handles_sigbus(mut self, handles_sigbus: bool) -> Self {
+        self.handles_sigbus = handles_sigbus;
         self
     }
 }

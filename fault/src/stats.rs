@@ -135,7 +135,7 @@ macro_rules! observe {
             pub fn content(&self, offset: u64) -> Option<$crate::Content> {
                 let contents = self.core.contents();
                 let page = offset >> self.core.page_size().shift();
-                (page < contents.area().end().get()).then(|| contents.get(page))
+                (page < contents.area().end().get()).then(|| self.core.content(page))
             }
         }
     };

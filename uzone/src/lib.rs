@@ -35,12 +35,13 @@ pub use uzone_zone::{
 /// Memory whose pages are put in place when they are first touched.
 pub mod lazy {
     pub use uzone_fault::{
-        AdoptedMemory, Advice, Backing, BackingError, Collapsed, CompositeBacking,
-        CompositeBuilder, CompositeError, Engine, EngineOptions, Failure, FaultAround, FaultClass,
-        FaultOutcome, FaultRecord, FaultStats, FaultTrace, FileBacking, Filled, FunctionBacking,
-        HugePages, KernelFaults, Latency, LazyError, LazyMapping, LazyOptions, MapError, Mapping,
-        Memory, MemoryBacking, NotStopped, Populate, Reader, ReaderPlace, ReaderPlacement, Refusal,
-        Remote, RemoteRegion, Uncollapsed, Vaddr, Window, WriteTracking, ZeroBacking,
+        AdoptedMemory, Advice, Answer, AnsweredBy, Backing, BackingError, Collapsed,
+        CompositeBacking, CompositeBuilder, CompositeError, Engine, EngineOptions, EventLog,
+        Failure, FaultAround, FaultClass, FaultOutcome, FaultRecord, FaultStats, FaultTrace,
+        FileBacking, Filled, FunctionBacking, HugePages, KernelFaults, Latency, LazyError,
+        LazyMapping, LazyOptions, MapError, Mapping, Memory, MemoryBacking, NotStopped, Populate,
+        Reader, ReaderPlace, ReaderPlacement, Refusal, Remote, RemoteRegion, Uncollapsed, Vaddr,
+        Window, WriteTracking, ZeroBacking,
     };
 }
 

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use uzone_fault::{FaultStats, LazyMapping, LazyOptions, MapError};
+use uzone_fault::{Answer, FaultStats, LazyMapping, LazyOptions, MapError};
 use uzone_os::Mapping;
 use uzone_pages::{Advice, ByteLen, FaultAround};
 
@@ -64,6 +64,13 @@ impl Ours {
             options = options.spin(spin);
         }
         Ok(Self { row, name, options })
+    }
+
+    /// The same, and the threads that take faults answer them.
+    pub(super) fn in_thread(order: Option<u8>, placement: &Placement) -> Result<Self, BenchError> {
+        let Self { row, name, options } = Self::new(order, placement)?;
+        let options = options.answer(Answer::InThread);
+        Ok(Self { row: format!("thread-{row}"), name: format!("{name}, in the thread"), options })
     }
 }
 

@@ -17,6 +17,8 @@ use super::touch::{Pattern, Placement};
 use crate::report::{Published, Role};
 use crate::suite::{BenchError, Suite};
 
+/// The windows that threads map for their own faults, by their order; `None` adapts.
+const IN_THREAD: [Option<u8>; 5] = [Some(0), Some(4), Some(7), Some(9), None];
 /// The orders of the windows, as published.
 pub(super) const ORDERS: [u8; 7] = [0, 1, 3, 4, 5, 7, 9];
 
@@ -145,6 +147,11 @@ pub(super) fn table(
     let mut ways: Vec<(Option<u8>, Ours)> = Vec::new();
     for order in orders.chain([None]) {
         ways.push((order, Ours::new(order, placement)?));
+    }
+    if !backend.is_huge() {
+        for order in IN_THREAD {
+            ways.push((None, Ours::in_thread(order, placement)?));
+        }
     }
     if matches!(backend, Backend::File(..)) && run.has_huge {
         ways.push((None, huge::transparent(placement)?));

@@ -16,12 +16,15 @@ use std::io;
 use std::num::NonZeroU64;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 
 use uzone_os::page_cache::{self, CachedRead};
+use uzone_os::uffd::in_thread::Source;
 use uzone_os::{Access, FileWrites, Mapping, Sharing};
 use uzone_pages::ByteLen;
 
 use crate::backing::hooks::Backing;
+use crate::backing::hooks::sealed::Sealed;
 use crate::error::BackingError;
 use crate::window::{Filled, Window};
 
@@ -40,7 +43,7 @@ pub struct FileBacking {
     len: u64,
     is_writable: bool,
     /// The same bytes mapped, where the file can be: what is cached is copied from there.
-    mapped: Option<Mapping>,
+    mapped: Option<Arc<Mapping>>,
 }
 
 impl FileBacking {
@@ -55,7 +58,7 @@ impl FileBacking {
             Mapping::file(file, 0, ByteLen::new(len), access, sharing).ok()
         };
         let mapped = file.try_clone().ok().and_then(map);
-        Ok(Self { file, len, is_writable: false, mapped })
+        Ok(Self { file, len, is_writable: false, mapped: mapped.map(Arc::new) })
     }
 
     /// Takes a file that is open for reading and writing, as long as it is now: what is written to the
@@ -260,5 +263,10 @@ impl Backing for FileBacking {
 
     fn byte_len(&self) -> Option<ByteLen> {
         Some(ByteLen::new(self.len))
+    }
+
+    fn in_thread(&self, _: Sealed) -> Option<Source> {
+        let (mapped, file) = (self.mapped.clone()?, self.file.try_clone().ok()?);
+        Some(Source::File { file, mapped, len: ByteLen::new(self.len) })
     }
 }

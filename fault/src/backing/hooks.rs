@@ -3,6 +3,7 @@
 use std::os::fd::OwnedFd;
 
 use uzone_os::Sharing;
+use uzone_os::uffd::in_thread::Source;
 use uzone_pages::{ByteLen, FaultAround, PageSize};
 
 use crate::error::BackingError;
@@ -87,11 +88,23 @@ pub trait Backing: Send + Sync {
         true
     }
 
+    /// Returns what a handler of a signal can fill pages from. Only backings of this package can.
+    #[doc(hidden)]
+    fn in_thread(&self, _: sealed::Sealed) -> Option<Source> {
+        None
+    }
+
     /// Returns how large windows may grow: where a page costs a copy, longer windows than 512 KiB
     /// gain nothing and hold the page tables longer.
     fn largest_window(&self) -> FaultAround {
         LARGEST_COPY
     }
+}
+
+pub(crate) mod sealed {
+    /// What only this package has.
+    #[derive(Debug)]
+    pub struct Sealed(pub(crate) ());
 }
 
 /// 512 KiB.

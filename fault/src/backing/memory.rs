@@ -8,9 +8,11 @@ use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
+use uzone_os::uffd::in_thread::Source;
 use uzone_os::{Mapping, Sharing};
 use uzone_pages::{ByteLen, FaultAround};
 
+use crate::backing::hooks::sealed::Sealed;
 use crate::backing::hooks::{Backing, Memory};
 use crate::error::{BackingError, MapError};
 use crate::window::{Filled, Window};
@@ -71,6 +73,10 @@ impl Backing for MemoryBacking {
             }
             None => Err(io::ErrorKind::Unsupported.into()),
         }
+    }
+
+    fn in_thread(&self, _: Sealed) -> Option<Source> {
+        Some(Source::Cached)
     }
 
     fn largest_window(&self) -> FaultAround {

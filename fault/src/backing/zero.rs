@@ -1,8 +1,10 @@
 //! Memory that is zero: [`ZeroBacking`].
 
+use uzone_os::uffd::in_thread::Source;
 use uzone_pages::{ByteLen, FaultAround};
 
 use crate::backing::hooks::Backing;
+use crate::backing::hooks::sealed::Sealed;
 use crate::error::BackingError;
 use crate::window::Window;
 
@@ -27,6 +29,10 @@ impl Backing for ZeroBacking {
 
     fn byte_len(&self) -> Option<ByteLen> {
         None
+    }
+
+    fn in_thread(&self, _: Sealed) -> Option<Source> {
+        Some(Source::Zero)
     }
 
     fn largest_window(&self) -> FaultAround {

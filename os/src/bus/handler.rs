@@ -6,6 +6,7 @@
 //!
 //! | SIGBUS | what is done |
 //! |---|---|
+//! | of a page that is missing, and that the thread fills ([`in_thread`]) | filled; the access is repeated |
 //! | of a guarded copy or clearing, at an address of a guarded side | recorded; it returns an error |
 //! | action optional, at a watched address | recorded; the thread goes on |
 //! | another one of the kernel's | recorded where watched; then the previous action |
@@ -32,6 +33,7 @@ use std::sync::{Mutex, PoisonError};
 
 use super::error::{BusError, BusKind};
 use super::state::{IS_INSTALLED, TABLE, is_installed};
+use crate::uffd::in_thread;
 
 /// What [`install`] found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -189,6 +191,9 @@ fn absorb(info: *mut libc::siginfo_t, context: *mut c_void) -> bool {
     let Some(error) = error_of(info) else {
         return false;
     };
+    if error.kind == BusKind::BeyondEnd && in_thread::answer(error.address.get() as u64) {
+        return true;
+    }
     let watches = TABLE.record(error.extent(), error.entry());
     if error.kind == BusKind::ActionOptional {
         // No access of this thread failed, even if it happens to be in a copy.

@@ -14,6 +14,7 @@ mod dax;
 mod fixed_buffers;
 mod host;
 mod huge;
+mod in_thread;
 mod mapping;
 mod page_cache;
 mod populate;

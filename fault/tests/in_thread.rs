@@ -1,0 +1,241 @@
+//! Faults answered by the threads that take them: the same bytes, pins, evictions and errors as with a reader,
+//! and a reader where that cannot be.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
+
+mod common;
+
+use std::fs::File;
+use std::io::Write;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::{page, skip};
+use uzone_fault::{
+    Advice, Answer, AnsweredBy, Backing, ByteLen, Content, Engine, EngineOptions, FaultAround,
+    FileBacking, FunctionBacking, KernelFaults, LazyMapping, LazyOptions, Mapping, MemoryBacking,
+    Populate, Sharing, WriteTracking, ZeroBacking, bus,
+};
+use uzone_os::uffd::{Features, Uffd};
+
+const PAGES: u64 = 2048;
+/// For how many seconds the stress test runs: 2 by default.
+const STRESS: &str = "UZONE_FAULT_TEST_STRESS_S";
+
+fn byte(at: u64) -> u8 {
+    u8::try_from(at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56).unwrap_or(0)
+}
+
+fn len() -> u64 {
+    PAGES * page()
+}
+
+fn file(name: &str) -> File {
+    let path = std::env::temp_dir().join(format!("uzone-in-thread-{name}-{}", std::process::id()));
+    let mut file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    file.write_all(&(0..len()).map(byte).collect::<Vec<_>>()).unwrap();
+    file
+}
+
+fn memory_file() -> Arc<dyn Backing> {
+    let file = Mapping::memfd("in-thread", ByteLen::new(len()), None).unwrap();
+    file.write_at(0, &(0..len()).map(byte).collect::<Vec<_>>()).unwrap();
+    Arc::new(MemoryBacking::new(Arc::new(file), Sharing::Private).unwrap())
+}
+
+fn engine() -> Engine {
+    Engine::new(NonZeroUsize::MIN).unwrap()
+}
+
+fn in_thread() -> LazyOptions {
+    LazyOptions::default().answer(Answer::InThread)
+}
+
+/// Returns whether a case cannot run here.
+fn is_skipped(name: &str) -> bool {
+    let features = Features::SIGBUS | Features::POISON;
+    match Uffd::open(features, Features::NONE, KernelFaults::Never) {
+        Ok(_) if bus::recovers_copies() => false,
+        Ok(_) => {
+            skip(name, "copies do not recover from SIGBUS in this build");
+            true
+        }
+        Err(error) => {
+            skip(name, &error.to_string());
+            true
+        }
+    }
+}
+
+fn check(memory: &LazyMapping, at: u64) {
+    let mut seen = vec![1; usize::try_from(page()).unwrap()];
+    memory.read_at(at * page(), &mut seen).unwrap();
+    assert!(seen.into_iter().eq((at * page()..(at + 1) * page()).map(byte)), "page {at}");
+}
+
+#[test]
+fn every_window_and_backing_has_the_same_bytes_pins_and_evictions() {
+    if is_skipped("every_window_and_backing_has_the_same_bytes_pins_and_evictions") {
+        return;
+    }
+    let engine = engine();
+    let source = file("same");
+    let file =
+        || -> Arc<dyn Backing> { Arc::new(FileBacking::new(source.try_clone().unwrap()).unwrap()) };
+    let small = FaultAround::try_new(ByteLen::new(page())).unwrap();
+    for (advice, size) in [
+        (Advice::Auto, FaultAround::DEFAULT),
+        (Advice::Normal, FaultAround::MAX),
+        (Advice::Normal, small),
+        (Advice::Random, FaultAround::DEFAULT),
+        (Advice::Sequential, FaultAround::DEFAULT),
+    ] {
+        for backing in [file(), memory_file()] {
+            let options = in_thread().advice(advice).fault_around(size);
+            let memory = engine.map(ByteLen::new(len()), backing, &options).unwrap();
+            assert_eq!(memory.answered_by(), AnsweredBy::Thread);
+            assert_eq!(memory.content(0), Some(Content::Absent));
+            // Pinned before any touch, and after.
+            let early = memory.pin(5 * page()..9 * page()).unwrap();
+            thread::scope(|scope| {
+                for seed in 0..4 {
+                    let memory = &memory;
+                    scope.spawn(move || {
+                        (0..PAGES / 2).for_each(|at| check(memory, (at * 37 + seed * 11) % PAGES));
+                        (0..PAGES).for_each(|at| check(memory, at));
+                    });
+                }
+            });
+            let stats = memory.stats();
+            assert!(stats.faults > 0 && stats.demand + stats.around + stats.populated >= PAGES);
+            assert_eq!(memory.content(100 * page()), Some(Content::Present));
+            let late = memory.pin(100 * page()..200 * page()).unwrap();
+            let faults = memory.stats().faults;
+            (100..200).for_each(|at| check(&memory, at));
+            assert_eq!(memory.stats().faults, faults, "what is pinned is present");
+            // All but what is pinned is given back.
+            let evicted = memory.evict(0..len()).unwrap();
+            assert_eq!(evicted, PAGES - 104, "{advice:?} {size:?}");
+            assert_eq!(memory.stats().evicted, evicted);
+            assert_eq!(memory.content(300 * page()), Some(Content::Absent));
+            drop((early, late));
+            memory.write_at(300 * page(), &[byte(300 * page())]).unwrap();
+            memory.populate(0..len(), Populate::All).unwrap();
+            let faults = memory.stats().faults;
+            (0..PAGES).for_each(|at| check(&memory, at));
+            assert_eq!(memory.stats().faults, faults, "what is populated is present");
+            assert_eq!(memory.evict(0..len()).unwrap(), PAGES);
+            (0..PAGES).for_each(|at| check(&memory, at));
+        }
+    }
+}
+
+#[test]
+fn a_reader_answers_where_a_thread_cannot_and_states_why() {
+    if is_skipped("a_reader_answers_where_a_thread_cannot_and_states_why") {
+        return;
+    }
+    let engine = engine();
+    let forbidding = Engine::with(EngineOptions::default().handles_sigbus(false)).unwrap();
+    let zero = || -> Arc<dyn Backing> { Arc::new(ZeroBacking) };
+    let function = Arc::new(FunctionBacking::quick(|_, out: &mut [u8]| {
+        out.fill(0);
+        Ok(())
+    }));
+    let by = |engine: &Engine, backing: Arc<dyn Backing>, options: LazyOptions| {
+        let memory = engine.map(ByteLen::new(4 * page()), backing, &options).unwrap();
+        let mut seen = [1];
+        memory.read_at(page(), &mut seen).unwrap();
+        assert_eq!(seen, [0]);
+        memory.answered_by()
+    };
+    let auto = LazyOptions::default();
+    assert_eq!(
+        by(&engine, zero(), auto.clone().kernel_faults(KernelFaults::Never)),
+        AnsweredBy::Thread
+    );
+    for (reason, answered) in [
+        ("asked for", by(&engine, zero(), auto.clone().answer(Answer::Reader))),
+        ("must not handle SIGBUS", by(&forbidding, zero(), in_thread())),
+        ("runs code", by(&engine, function, in_thread())),
+        ("deadline", by(&engine, zero(), in_thread().deadline(Duration::from_secs(9)))),
+        ("tracked", by(&engine, zero(), in_thread().track_writes(WriteTracking::Sync))),
+        ("recorded", by(&engine, zero(), in_thread().trace(8))),
+    ] {
+        let AnsweredBy::Reader { reason: why } = answered else { panic!("{reason}: {answered:?}") };
+        assert!(why.contains(reason), "{why}");
+    }
+}
+
+#[test]
+fn a_page_of_a_file_that_was_cut_is_an_error_and_never_zero() {
+    if is_skipped("a_page_of_a_file_that_was_cut_is_an_error_and_never_zero") {
+        return;
+    }
+    let source = file("cut");
+    let backing = Arc::new(FileBacking::new(source.try_clone().unwrap()).unwrap());
+    let memory = engine().map(ByteLen::new(len()), backing, &in_thread()).unwrap();
+    check(&memory, 3);
+    source.set_len(50 * page() + 3).unwrap();
+    for at in [50, 51, PAGES - 1] {
+        memory.read_at(at * page(), &mut [0]).unwrap_err();
+        memory.pin(at * page()..(at + 1) * page()).unwrap_err();
+        memory.populate(at * page()..(at + 1) * page(), Populate::All).unwrap_err();
+    }
+    (0..50).for_each(|at| check(&memory, at));
+}
+
+/// Threads that read, pin, evict, populate, map and unmap, for a while.
+#[test]
+fn many_threads_over_mappings_that_come_and_go_see_the_right_bytes() {
+    if is_skipped("many_threads_over_mappings_that_come_and_go_see_the_right_bytes") {
+        return;
+    }
+    let seconds = std::env::var(STRESS).map_or(2, |seconds| seconds.parse().unwrap());
+    let engine = &engine();
+    let source = file("stress");
+    let file = || Arc::new(FileBacking::new(source.try_clone().unwrap()).unwrap());
+    let long = &engine.map(ByteLen::new(len()), file(), &in_thread()).unwrap();
+    let other = &engine.map(ByteLen::new(len()), memory_file(), &in_thread()).unwrap();
+    let (end, is_over) = (Instant::now() + Duration::from_secs(seconds), &AtomicBool::new(false));
+    thread::scope(|scope| {
+        for seed in 0..12_u64 {
+            scope.spawn(move || {
+                let mut at = seed * 7919;
+                while !is_over.load(Ordering::Acquire) {
+                    at = at.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1442);
+                    let page_number = (at >> 33) % PAGES;
+                    let memory = if at >> 63 == 0 { long } else { other };
+                    check(memory, page_number);
+                    if seed % 4 == 0 {
+                        let range = page_number * page()..(page_number + 1) * page();
+                        let pinned = memory.pin(range.clone()).unwrap();
+                        check(memory, page_number);
+                        drop(pinned);
+                    }
+                }
+            });
+        }
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Acquire) {
+                for memory in [long, other] {
+                    memory.evict(0..len()).unwrap();
+                    memory.populate(0..64 * page(), Populate::All).unwrap();
+                }
+            }
+        });
+        scope.spawn(|| {
+            while Instant::now() < end {
+                let memory = engine.map(ByteLen::new(len()), file(), &in_thread()).unwrap();
+                (0..PAGES).step_by(31).for_each(|at| check(&memory, at));
+            }
+            is_over.store(true, Ordering::Release);
+        });
+    });
+    let faults = (long.stats().faults, other.stats().faults);
+    assert!(faults.0 > 100 && faults.1 > 100, "{faults:?}");
+}
