@@ -3,11 +3,12 @@
 use std::fs::File;
 use std::io::{self, Read, Write as _};
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::time::Instant;
 
 use serde::Serialize;
 use uzone_pages::ByteLen;
-use uzone_snapshot::{Codec, Image, OpenOptions, Packer, Root, SnapshotError};
+use uzone_snapshot::{Codec, Image, ImageRegion, Layers, OpenOptions, Packer, Root, SnapshotError};
 
 use crate::exit::{self, Exit, Failure};
 use crate::output::{Output, Report, Style};
@@ -29,13 +30,33 @@ const EXITS: [Exit; 8] = [
 /// The input is the bytes of memory, such as the memory file of a virtual machine; `-` is standard input.
 /// With zstd and without a parent, `zstd -d` makes the same bytes of the image. It appears when it is whole;
 /// until then it has no name.
+///
+/// A Firecracker snapshot is the memory file of a full snapshot and those of diffs, the oldest first. What a
+/// diff has is known from the holes of its file, which is right on the file that Firecracker wrote, and wrong on
+/// a copy that has other holes. Files on hugetlbfs, on a tmpfs with huge pages, and on file systems without
+/// holes are refused by name.
 #[derive(Debug, clap::Args)]
-#[command(after_help = exit::help("uzone pack memory.raw memory.img", &EXITS))]
+#[command(allow_missing_positional = true)]
+#[command(after_help = exit::help("uzone pack --firecracker vm.mem --diff vm.mem.1 vm.img", &EXITS))]
 pub(crate) struct PackArgs {
     /// The bytes to pack
-    input: PathBuf,
+    #[arg(required_unless_present = "firecracker", conflicts_with = "firecracker")]
+    input: Option<PathBuf>,
     /// The image to write; one that is there is replaced as a whole
     image: PathBuf,
+    /// Pack the memory file of a Firecracker snapshot instead
+    #[arg(long, value_name = "MEM")]
+    firecracker: Option<PathBuf>,
+    /// With --firecracker, the memory file of a diff on top; several, the oldest first
+    #[arg(long, value_name = "MEM")]
+    diff: Vec<PathBuf>,
+    /// Take every byte of each diff, and holes for zeroes
+    #[arg(long, requires = "diff")]
+    all_data: bool,
+    /// Where bytes of the input are in the guest: the address, where they start in the input, and how many
+    /// they are, such as 0x100000000:3G:1G; several for several regions [default: all of it, at 0]
+    #[arg(long, value_name = "ADDRESS:OFFSET:LENGTH")]
+    region: Vec<GuestRegion>,
     /// How frames are stored
     #[arg(long, value_enum, default_value_t = CodecName::Zstd)]
     codec: CodecName,
@@ -146,11 +167,42 @@ impl From<CodecName> for Codec {
     }
 }
 
+/// A part of guest memory, as it is given: `ADDRESS:OFFSET:LENGTH`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct GuestRegion {
+    guest_addr: u64,
+    offset: u64,
+    len_bytes: u64,
+}
+
+impl FromStr for GuestRegion {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let number = |text: &str| match text.strip_prefix("0x") {
+            Some(digits) => u64::from_str_radix(digits, 16).ok(),
+            None => text.parse::<ByteLen>().ok().map(ByteLen::get),
+        };
+        let mut numbers = text.split(':').map(number);
+        let mut next = || numbers.next().flatten();
+        match ((next(), next(), next()), numbers.next()) {
+            ((Some(guest_addr), Some(offset), Some(len_bytes)), None) => {
+                Ok(Self { guest_addr, offset, len_bytes })
+            }
+            _ => Err("a region is ADDRESS:OFFSET:LENGTH, such as 0x100000000:3G:1G"),
+        }
+    }
+}
+
 /// Arguments that cannot be followed.
 #[derive(Debug, thiserror::Error)]
 enum ArgsError {
     #[error("{} is both the input and the image: name another image", path.display())]
     SameFile { path: PathBuf },
+    #[error(
+        "--diff changes the memory file of --firecracker: name that as well, in the place of an input"
+    )]
+    DiffOfInput,
     #[error("line {line} of {} is not the number of a page", path.display())]
     NotAPage { path: PathBuf, line: usize },
 }
@@ -222,12 +274,15 @@ impl Report for PackReport {
 /// # Errors
 /// If the input cannot be read or the image cannot be written.
 pub(crate) fn pack(args: &PackArgs, out: &Output) -> Result<Exit, Failure> {
-    let is_same = |a: &Path, b: &Path| matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b);
-    if is_same(&args.input, &args.image)
-        || args.parent.as_ref().is_some_and(|parent| is_same(parent, &args.image))
-    {
+    let is_image = |other: &PathBuf| matches!((other.canonicalize(), args.image.canonicalize()), (Ok(a), Ok(b)) if a == b);
+    let mut inputs =
+        args.input.iter().chain(&args.firecracker).chain(&args.diff).chain(&args.parent);
+    if inputs.any(is_image) {
         let error = ArgsError::SameFile { path: args.image.clone() };
         return Err(Failure::with(Exit::Usage, error));
+    }
+    if args.input.is_some() && !args.diff.is_empty() {
+        return Err(Failure::with(Exit::Usage, ArgsError::DiffOfInput));
     }
     let working_set = args.working_set.as_deref().map(read_working_set).transpose()?;
     let parent = args.parent.as_ref().map(|path| Image::open(path, &OpenOptions::default()));
@@ -238,8 +293,9 @@ pub(crate) fn pack(args: &PackArgs, out: &Output) -> Result<Exit, Failure> {
         .frame(args.frame)
         .page(args.page)
         .threads(args.threads.get())
+        .regions(args.regions())
         .working_set(working_set.unwrap_or_default());
-    let (mut input, len) = open_input(&args.input)?;
+    let (mut input, len) = args.open_input(out)?;
     let bar = Progress::bytes(out, "packing", len);
     let started = Instant::now();
     let show = |done| {
@@ -263,6 +319,32 @@ pub(crate) fn pack(args: &PackArgs, out: &Output) -> Result<Exit, Failure> {
         work: Work::of(packed.image_bytes, started),
     })?;
     Ok(Exit::Ok)
+}
+
+impl PackArgs {
+    fn regions(&self) -> Vec<ImageRegion> {
+        let region = |region: &GuestRegion| {
+            let &GuestRegion { guest_addr, offset, len_bytes } = region;
+            ImageRegion { guest_addr, offset, len_bytes, page_bytes: self.page.get() }
+        };
+        self.region.iter().map(region).collect()
+    }
+
+    /// Opens the input. Returns how long it is as well, 0 if that is not known.
+    fn open_input(&self, out: &Output) -> Result<(Box<dyn Read + Send>, u64), SnapshotError> {
+        let Some(memory) = &self.firecracker else {
+            return open_input(self.input.as_deref().unwrap_or(Path::new("-")));
+        };
+        let layers = Layers::open(memory, &self.diff, self.all_data)?;
+        if !self.diff.is_empty() && !self.all_data {
+            out.warn(format_args!(
+                "the holes of a diff are the pages that it does not have: that is so of the file that \
+                 Firecracker wrote; a copy may have lost or gained holes, and would make a wrong image"
+            ));
+        }
+        let len = layers.byte_len();
+        Ok((Box::new(layers), len))
+    }
 }
 
 fn open_input(path: &Path) -> Result<(Box<dyn Read + Send>, u64), SnapshotError> {
@@ -469,7 +551,7 @@ fn chain(image: &Image) -> impl Iterator<Item = &Image> {
 /// If the image, or one below it, cannot be opened.
 pub(crate) fn inspect(args: &InspectArgs, out: &Output) -> Result<Exit, Failure> {
     let image = args.required.open(&args.image)?;
-    let region = |region: &uzone_snapshot::ImageRegion| Region {
+    let region = |region: &ImageRegion| Region {
         guest_addr: region.guest_addr,
         offset_bytes: region.offset,
         len_bytes: region.len_bytes,

@@ -4,6 +4,7 @@ mod common;
 
 use std::fs;
 use std::io::Write;
+use std::os::unix::fs::FileExt;
 use std::process::{Command, Output, Stdio};
 
 use common::{Dir, keeps_to};
@@ -54,6 +55,64 @@ fn an_image_is_packed_inspected_verified_and_unpacked() {
         assert!(run(&["unpack", &image, "-"]).stdout == memory(), "{codec}");
     }
     assert_eq!(dir.names(), ["back", "image", "raw"]);
+}
+
+#[test]
+fn a_firecracker_snapshot_is_packed_with_its_diffs_and_the_regions_of_its_guest() {
+    let dir = Dir::new("firecracker");
+    let (memory, diff) = (dir.name("vm.mem"), dir.name("vm.mem.1"));
+    let (image, back) = (dir.name("image"), dir.name("back"));
+    let mut bytes = vec![7; 64 * 4096];
+    fs::write(&memory, &bytes).expect("a file is written");
+    let file = fs::File::create(&diff).expect("a file is made");
+    file.set_len(64 * 4096).expect("a sparse file");
+    for (page, byte) in [(3_usize, 0), (40, 9)] {
+        file.write_all_at(&[byte; 4096], page as u64 * 4096).expect("a page is written");
+        bytes[page * 4096..(page + 1) * 4096].fill(byte);
+    }
+    let pack = ["pack", "--firecracker", &memory, "--diff", &diff, &image];
+    let output = run(&pack);
+    if output.status.code() == Some(69) {
+        // A directory without holes is refused, by name.
+        let stderr = text(&output.stderr);
+        assert!(stderr.contains("cannot be merged by its holes"), "{stderr}");
+        eprintln!("skipped: a_firecracker_snapshot: {stderr}");
+        return;
+    }
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("a copy may have lost or gained holes"));
+    object(&["unpack", &image, &back, "--json"]);
+    assert!(fs::read(&back).expect("a file") == bytes);
+    let regions = ["--region", "0:0:128K", "--region", "0x100000000:128K:128K", "--json"];
+    keeps_to("uzone.pack-1", &object(&[&pack[..], &regions].concat()));
+    let shown = object(&["inspect", &image, "--json"]);
+    assert_eq!(shown["regions"][1]["guest_addr"], 1_u64 << 32);
+    assert_eq!(shown["regions"][1]["offset_bytes"], 128 << 10);
+    // Every byte of the diff: its holes are zeroes.
+    object(&[&pack[..], &["--all-data", "--json"]].concat());
+    assert!(run(&["unpack", &image, "-"]).stdout == fs::read(&diff).expect("a file"));
+    for (arguments, code, part) in [
+        (&["pack", "--diff", &diff, &memory, &image][..], 2, "--firecracker"),
+        (&["pack", "--firecracker", &memory, "--all-data", &image], 2, "--diff"),
+        (&["pack", "--firecracker", &memory, &memory, &image], 2, "cannot be used with"),
+        (&["pack", "--firecracker", &memory, "--diff", &image, &image], 2, "name another image"),
+        (
+            &["pack", "--firecracker", &memory, "--diff", &back, "--region", "5", &image],
+            2,
+            "a region is",
+        ),
+        (
+            &["pack", "--firecracker", &memory, "--diff", "/proc/self/cmdline", &image],
+            65,
+            "not a diff of that memory",
+        ),
+        (&["pack", &image], 2, "required"),
+    ] {
+        let output = run(arguments);
+        let stderr = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {stderr}");
+        assert!(stderr.contains(part), "{arguments:?}: {stderr}");
+    }
 }
 
 #[test]

@@ -45,6 +45,11 @@ pub(crate) fn would_wait(errno: Errno) -> bool {
     errno == Errno::AGAIN
 }
 
+/// Returns whether lseek(2) found no data behind an offset, or that is behind the end of the file.
+pub(crate) fn is_behind_data(errno: Errno) -> bool {
+    errno == Errno::NXIO
+}
+
 /// Returns whether a file system has no files without a name: it refuses them, or it or the kernel ignores
 /// the flag and opens the directory.
 pub(crate) fn has_no_nameless_files(errno: Errno) -> bool {

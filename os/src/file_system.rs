@@ -1,11 +1,12 @@
 //! What there is room for in a directory, and files in it that have no name, for good or until they are
-//! finished: [`room`], [`nameless_file`], [`NewFile`].
+//! finished: [`room`], [`nameless_file`], [`NewFile`]. The holes of sparse files: [`next_data`], [`hole_problem`].
 //!
 //! The room is a snapshot: other processes write too, and a quota of the user is not in it, so a write can
 //! still fail. A file without a name is gone with its last descriptor, however the process ends.
 //!
 //! Source: statfs(2), getrlimit(2) "RLIMIT_FSIZE", open(2) "O_TMPFILE".
 
+mod holes;
 mod new_file;
 
 use std::fs::File;
@@ -20,6 +21,7 @@ use uzone_pages::ByteLen;
 use crate::errno;
 use crate::signals::Held;
 
+pub use holes::{HoleProblem, hole_problem, next_data};
 pub use new_file::NewFile;
 
 /// `TMPFS_MAGIC` and `RAMFS_MAGIC` of linux/magic.h.

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use uzone_os::file_system::HoleProblem;
 use uzone_pages::ErrorKind;
 
 use crate::format::Root;
@@ -32,6 +33,30 @@ pub enum SnapshotError {
         /// What the system answered.
         #[source]
         cause: io::Error,
+    },
+    /// The holes of a diff do not show which pages it has.
+    #[error(
+        "{path} cannot be merged by its holes: {why}; have the diff written on ext4, XFS, Btrfs or a plain tmpfs, or \
+         take every byte of it with --all-data", path = path.display()
+    )]
+    Holes {
+        /// The diff.
+        path: PathBuf,
+        /// Why not.
+        why: HoleProblem,
+    },
+    /// A diff is not as long as the memory that it changes.
+    #[error(
+        "{path} has {len_bytes} bytes, and the memory below it has {below_bytes}: it is not a diff of that memory",
+        path = path.display()
+    )]
+    OtherLength {
+        /// The diff.
+        path: PathBuf,
+        /// How long it is.
+        len_bytes: u64,
+        /// How long the memory is.
+        below_bytes: u64,
     },
     /// A file was not written.
     #[error("cannot {step} {path}: {cause}", path = path.display())]
@@ -162,8 +187,9 @@ impl SnapshotError {
             | Self::BadIndex { .. }
             | Self::BadFrame { .. }
             | Self::OtherRoot { .. }
+            | Self::OtherLength { .. }
             | Self::TooDeep { .. } => ErrorKind::InvalidData,
-            Self::Version { .. } => ErrorKind::NotSupported,
+            Self::Version { .. } | Self::Holes { .. } => ErrorKind::NotSupported,
             Self::Parent { cause, .. } => cause.kind(),
             Self::Beyond { .. } | Self::Options { .. } => ErrorKind::InvalidInput,
             Self::Codec { .. } => ErrorKind::Other,

@@ -10,6 +10,7 @@
 //! | open, read and verify one | [`Image`] |
 //! | map one lazily | [`SnapshotBacking`], with [`uzone_fault::Engine`] |
 //! | share decoded frames | [`FrameCache`] |
+//! | pack a Firecracker snapshot and the diffs of it | [`Layers`] |
 //! | read from elsewhere than a file | [`Source`] |
 #![forbid(unsafe_code)]
 
@@ -20,6 +21,7 @@ mod codec;
 mod error;
 mod format;
 mod image;
+mod layers;
 mod source;
 mod unpack;
 mod writer;
@@ -29,5 +31,6 @@ pub use cache::FrameCache;
 pub use error::SnapshotError;
 pub use format::{Codec, ImageRegion, ParseRootError, Root};
 pub use image::{FrameCounts, Image, OpenOptions};
+pub use layers::Layers;
 pub use source::{FileSource, Source};
 pub use writer::{Packed, Packer};

@@ -1,0 +1,143 @@
+//! A memory file and diffs of it become one image: each page is that of the newest diff which has it.
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
+
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use proptest::prelude::*;
+use uzone_snapshot::{Image, Layers, OpenOptions, Packer, SnapshotError};
+
+const PAGE: usize = 4096;
+
+/// A directory that is gone at the end.
+struct Directory(PathBuf);
+
+impl Directory {
+    fn new(name: &str) -> Self {
+        let name = format!("uzone-snapshot-layers-{name}-{}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    /// Writes a sparse file of so many pages; `pages` are data, each full of a byte.
+    fn sparse(&self, name: &str, len_pages: usize, pages: &[(usize, u8)]) -> PathBuf {
+        let path = self.0.join(name);
+        let file = File::create(&path).unwrap();
+        file.set_len((len_pages * PAGE) as u64).unwrap();
+        for (page, byte) in pages {
+            file.write_all_at(&[*byte; PAGE], (page * PAGE) as u64).unwrap();
+        }
+        path
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Reads layers to their end, or returns nothing where the temporary directory has no holes.
+fn read(base: &Path, diffs: &[PathBuf], takes_all: bool) -> Option<Vec<u8>> {
+    let mut layers = match Layers::open(base, diffs, takes_all) {
+        Err(SnapshotError::Holes { path, why }) => {
+            eprintln!("skipped: layers: {}: {why}", path.display());
+            return None;
+        }
+        layers => layers.unwrap(),
+    };
+    let mut bytes = Vec::new();
+    layers.read_to_end(&mut bytes).unwrap();
+    assert_eq!(bytes.len() as u64, layers.byte_len());
+    Some(bytes)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn each_page_is_that_of_the_newest_diff_which_has_it(
+        base in prop::collection::vec((0_usize..40, 1_u8..9), 0..20),
+        // Zeroes are data as well: a page that was cleared hides the one below it.
+        diffs in prop::collection::vec(prop::collection::vec((0_usize..40, 0_u8..9), 0..20), 0..4),
+    ) {
+        let directory = Directory::new("merge");
+        let mut expected = vec![0; 40 * PAGE];
+        for (page, byte) in base.iter().chain(diffs.iter().flatten()) {
+            expected[page * PAGE..(page + 1) * PAGE].fill(*byte);
+        }
+        let base = directory.sparse("base", 40, &base);
+        let files: Vec<PathBuf> = diffs
+            .iter()
+            .enumerate()
+            .map(|(number, pages)| directory.sparse(&format!("diff-{number}"), 40, pages))
+            .collect();
+        if let Some(bytes) = read(&base, &files, false) {
+            prop_assert!(bytes == expected);
+        }
+        // Whole diffs hide everything below them.
+        let all = read(&base, &files, true).unwrap();
+        prop_assert!(all == std::fs::read(files.last().unwrap_or(&base)).unwrap());
+    }
+}
+
+#[test]
+fn a_snapshot_with_a_diff_packs_into_the_image_of_the_merged_memory() {
+    let directory = Directory::new("pack");
+    let base = directory.sparse("mem", 100, &[(0, 1), (17, 2), (18, 3), (99, 4)]);
+    let diff = directory.sparse("diff", 100, &[(17, 0), (50, 5)]);
+    let Ok(mut layers) = Layers::open(&base, std::slice::from_ref(&diff), false) else { return };
+    let path = directory.0.join("image");
+    let packed = Packer::default().pack(&mut layers, &path, None, &|_| true).unwrap();
+    assert_eq!(packed.image_bytes, (100 * PAGE) as u64);
+    let image = Image::open(&path, &OpenOptions::default()).unwrap();
+    let mut bytes = vec![9; 100 * PAGE];
+    image.read_at(0, &mut bytes).unwrap();
+    for (page, bytes) in bytes.chunks(PAGE).enumerate() {
+        let expected = match page {
+            0 => 1,
+            18 => 3,
+            50 => 5,
+            99 => 4,
+            _ => 0,
+        };
+        assert!(bytes.iter().all(|byte| *byte == expected), "page {page}");
+    }
+}
+
+#[test]
+fn what_is_no_diff_of_this_memory_is_refused_by_name() {
+    let directory = Directory::new("refuse");
+    let base = directory.sparse("mem", 10, &[(0, 1)]);
+    let longer = directory.sparse("longer", 11, &[(0, 1)]);
+    let error = Layers::open(&base, std::slice::from_ref(&longer), true).unwrap_err();
+    assert!(matches!(error, SnapshotError::OtherLength { .. }), "{error}");
+    let said = error.to_string();
+    assert!(said.contains("longer has 45056 bytes") && said.contains("has 40960"), "{said}");
+    let missing = directory.0.join("missing");
+    let said = Layers::open(&base, std::slice::from_ref(&missing), false).unwrap_err().to_string();
+    assert!(said.contains("missing"), "{said}");
+    let said = Layers::open(&directory.0, &[], false).unwrap_err().to_string();
+    assert!(said.contains("not a regular file"), "{said}");
+    // A file of procfs: no type of file system that is known to have holes.
+    let proc = PathBuf::from("/proc/self/cmdline");
+    let empty = directory.sparse("empty", 0, &[]);
+    let error = Layers::open(&empty, &[proc], false).unwrap_err();
+    assert!(matches!(error, SnapshotError::Holes { .. }), "{error}");
+    assert!(error.to_string().contains("--all-data"), "{error}");
+}
+
+#[test]
+fn a_file_that_becomes_shorter_is_an_error_and_no_short_image() {
+    let directory = Directory::new("shorter");
+    let base = directory.sparse("mem", 10, &[(0, 1), (9, 1)]);
+    let mut layers = Layers::open(&base, &[], false).unwrap();
+    File::options().write(true).open(&base).unwrap().set_len(PAGE as u64).unwrap();
+    let path = directory.0.join("image");
+    let error = Packer::default().pack(&mut layers, &path, None, &|_| true).unwrap_err();
+    assert!(matches!(error, SnapshotError::Input { done: 4096, .. }), "{error}");
+    assert!(!path.exists());
+}
