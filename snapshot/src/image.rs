@@ -510,7 +510,8 @@ impl Image {
         let failed = AtomicBool::new(false);
         let first: std::sync::Mutex<Option<(u64, SnapshotError)>> = std::sync::Mutex::default();
         let work = || {
-            let mut raw = vec![0; usize::try_from(self.frame_bytes()).unwrap_or(0)];
+            let room = if decode { self.frame_bytes() } else { 0 };
+            let mut raw = vec![0; usize::try_from(room).unwrap_or(0)];
             let mut stored = Vec::new();
             // Relaxed: the numbers alone are shared, and the scope ends with a join. Threads take frames in
             // order, so the frames before the first failure are all looked at.
