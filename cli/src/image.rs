@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use serde::Serialize;
 use uzone_pages::ByteLen;
+use uzone_report::{Document, ImageMap, ImagePart};
 use uzone_snapshot::{Codec, Image, ImageRegion, Layers, OpenOptions, Packer, Root, SnapshotError};
 
 use crate::exit::{self, Exit, Failure};
@@ -96,11 +97,16 @@ pub(crate) struct UnpackArgs {
 }
 
 /// Show what an image holds, and which images it needs
+///
+/// With --report, an HTML page shows where the zero, the stored and the shared pages lie.
 #[derive(Debug, clap::Args)]
 #[command(after_help = exit::help("uzone inspect memory.img", &EXITS))]
 pub(crate) struct InspectArgs {
     /// The image
     image: PathBuf,
+    /// Write an HTML page with a picture of where the pages are as well
+    #[arg(long, value_name = "HTML")]
+    report: Option<PathBuf>,
     #[command(flatten)]
     required: Required,
 }
@@ -197,6 +203,8 @@ impl FromStr for GuestRegion {
 /// Arguments that cannot be followed.
 #[derive(Debug, thiserror::Error)]
 enum ArgsError {
+    #[error("{} is an image, and the page would take its place: name another --report", path.display())]
+    PageIsImage { path: PathBuf },
     #[error("{} is both the input and the image: name another image", path.display())]
     SameFile { path: PathBuf },
     #[error(
@@ -274,7 +282,7 @@ impl Report for PackReport {
 /// # Errors
 /// If the input cannot be read or the image cannot be written.
 pub(crate) fn pack(args: &PackArgs, out: &Output) -> Result<Exit, Failure> {
-    let is_image = |other: &PathBuf| matches!((other.canonicalize(), args.image.canonicalize()), (Ok(a), Ok(b)) if a == b);
+    let is_image = |other: &PathBuf| is_same(other, &args.image);
     let mut inputs =
         args.input.iter().chain(&args.firecracker).chain(&args.diff).chain(&args.parent);
     if inputs.any(is_image) {
@@ -540,9 +548,52 @@ impl Report for InspectReport {
     }
 }
 
+/// Returns whether two paths are one file.
+fn is_same(a: &Path, b: &Path) -> bool {
+    matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b)
+}
+
 /// Returns an image and those below it.
 fn chain(image: &Image) -> impl Iterator<Item = &Image> {
     std::iter::successors(Some(image), |image| image.parent())
+}
+
+/// How many columns a picture has.
+const COLUMNS: usize = 128;
+
+/// Writes a page with a picture of each image of a chain.
+fn write_map(page: &Path, image: &Image, out: &Output) -> Result<(), Failure> {
+    if chain(image).any(|image| is_same(Path::new(&image.name()), page)) {
+        let error = ArgsError::PageIsImage { path: page.to_owned() };
+        return Err(Failure::with(Exit::Usage, error));
+    }
+    let maps: Vec<Document> = chain(image).map(|image| Document::Image(map_of(image))).collect();
+    uzone_report::replace(page, uzone_report::html(&maps).as_bytes())?;
+    out.log(format_args!("wrote {}", page.display()));
+    Ok(())
+}
+
+/// Returns where the pages of an image are, for a picture.
+fn map_of(image: &Image) -> ImageMap {
+    let parts = image.page_counts(COLUMNS).into_iter().map(|part| ImagePart {
+        len_bytes: part.len_bytes,
+        zero: part.zero,
+        stored: part.stored,
+        shared: part.parent,
+        working_set: part.working_set,
+    });
+    let shown = Shown::of(image);
+    let notes = vec![
+        format!(
+            "{:.1} in pages of {}, {:.1} in the file ({} times smaller)",
+            ByteLen::new(shown.image_bytes),
+            ByteLen::new(shown.page_bytes),
+            ByteLen::new(shown.file_bytes),
+            ratio(shown.image_bytes, shown.file_bytes)
+        ),
+        format!("Root {}", shown.root),
+    ];
+    ImageMap { name: shown.image, notes, parts: parts.collect() }
 }
 
 /// Shows an image.
@@ -551,6 +602,9 @@ fn chain(image: &Image) -> impl Iterator<Item = &Image> {
 /// If the image, or one below it, cannot be opened.
 pub(crate) fn inspect(args: &InspectArgs, out: &Output) -> Result<Exit, Failure> {
     let image = args.required.open(&args.image)?;
+    if let Some(page) = &args.report {
+        write_map(page, &image, out)?;
+    }
     let region = |region: &ImageRegion| Region {
         guest_addr: region.guest_addr,
         offset_bytes: region.offset,

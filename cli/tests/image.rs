@@ -116,6 +116,42 @@ fn a_firecracker_snapshot_is_packed_with_its_diffs_and_the_regions_of_its_guest(
 }
 
 #[test]
+fn a_page_shows_where_the_zero_the_stored_and_the_shared_pages_are() {
+    let dir = Dir::new("map");
+    let [raw, base, child, page, set] =
+        ["raw", "base", "child", "page.html", "set"].map(|name| dir.name(name));
+    let mut bytes = memory();
+    fs::write(&raw, &bytes).expect("a file is written");
+    object(&["pack", &raw, &base, "--json"]);
+    bytes[100_000] ^= 1;
+    fs::write(&raw, &bytes).expect("a file is written");
+    fs::write(&set, "3\n4\n200\n").expect("a file is written");
+    object(&["pack", &raw, &child, "--parent", &base, "--working-set", &set, "--json"]);
+    object(&["inspect", &child, "--report", &page, "--json"]);
+    let html = fs::read_to_string(&page).expect("a page");
+    // A section for each image of the chain; the parent has no working set, and shares nothing.
+    let count = |part: &str| html.matches(part).count();
+    assert_eq!(count("<h2"), 2, "{html}");
+    assert!(
+        count("Where the pages are") >= 2 && count("Where the pages of the working set are") >= 1
+    );
+    for part in [&*child, &*base, "stored", "shared, in an image below", "zero", "Root "] {
+        assert!(html.contains(part), "{part}");
+    }
+    assert!(!html.contains("<script"));
+    let output = run(&["inspect", &child, "--report", &base]);
+    assert_eq!(output.status.code(), Some(2), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("name another --report"));
+    // An image without a byte has a picture without a column.
+    fs::write(&raw, []).expect("a file is written");
+    let empty = dir.name("empty");
+    object(&["pack", &raw, &empty, "--json"]);
+    object(&["inspect", &empty, "--report", &page, "--json"]);
+    assert!(fs::read_to_string(&page).expect("a page").contains("Where the pages are"));
+    assert_eq!(object(&["verify", &child, "--json"])["images"], 2);
+}
+
+#[test]
 fn a_pipe_is_packed_and_an_image_stores_what_differs_from_its_parent() {
     let dir = Dir::new("chain");
     let (raw, base, child) = (dir.name("raw"), dir.name("base"), dir.name("child"));

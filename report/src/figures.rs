@@ -1,6 +1,7 @@
 //! Which charts a document has: [`sections`].
 
 mod faults;
+mod image;
 mod metadata;
 mod tables;
 
@@ -20,6 +21,7 @@ pub(crate) fn sections(documents: &[Document]) -> Vec<Section> {
             }
             Document::Metadata(metadata) => vec![metadata::section(metadata)],
             Document::Trace(trace) => vec![faults::section(trace)],
+            Document::Image(map) => vec![image::section(map)],
         })
         .collect();
     let mut number = 0;

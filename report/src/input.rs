@@ -11,6 +11,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use crate::error::ReportError;
+use crate::image_map::ImageMap;
 use crate::object::{Misfit, from_json, object};
 use crate::results::{BENCH_SCHEMA, Bench, METADATA_SCHEMA, Metadata};
 use crate::trace::{TRACE_SCHEMA, Trace};
@@ -31,6 +32,8 @@ pub enum Document {
     Metadata(Metadata),
     /// The faults of a mapping.
     Trace(Trace),
+    /// Where the pages of a packed image are. It is made by the program, and is in no input.
+    Image(ImageMap),
 }
 
 #[derive(Deserialize)]

@@ -20,7 +20,7 @@
 //! | file | mechanism |
 //! |---|---|
 //! | `input`, `object` | reading documents |
-//! | `results`, `trace`, `machine` | what they hold, as it is written and read |
+//! | `results`, `trace`, `machine`, `image_map` | what they hold, as it is written and read |
 //! | `figures` | which charts a document has |
 //! | `chart` | what is drawn, and its numbers |
 //! | `draw` | the layout of each kind of chart |
@@ -35,6 +35,7 @@ mod draw;
 mod error;
 mod figures;
 mod html;
+mod image_map;
 mod input;
 mod machine;
 mod object;
@@ -45,6 +46,7 @@ mod trace;
 mod write;
 
 pub use error::ReportError;
+pub use image_map::{ImageMap, ImagePart};
 pub use input::{Document, MOST_BYTES, parse, read};
 pub use machine::Machine;
 pub use results::{Bench, Metadata};

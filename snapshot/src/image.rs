@@ -9,6 +9,7 @@
 
 use std::cell::RefCell;
 use std::io;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -151,6 +152,22 @@ pub struct FrameCounts {
     pub stored: u64,
     /// Frames that the parent has.
     pub parent: u64,
+}
+
+/// Where the pages of a part of an image are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PageCounts {
+    /// How many bytes the part has.
+    pub len_bytes: u64,
+    /// Pages of zeroes.
+    pub zero: u64,
+    /// Other pages that this image stores.
+    pub stored: u64,
+    /// Other pages that the parent has.
+    pub parent: u64,
+    /// Pages of the working set, whatever else they are.
+    pub working_set: u64,
 }
 
 impl Image {
@@ -323,6 +340,43 @@ impl Image {
                 Origin::Zero => counts.zero += 1,
                 Origin::Stored(_) => counts.stored += 1,
                 Origin::Parent => counts.parent += 1,
+            }
+        }
+        counts
+    }
+
+    /// Returns where the pages are, in at most `most` parts of equal length, each of whole frames; the last may
+    /// be shorter.
+    #[must_use]
+    pub fn page_counts(&self, most: usize) -> Vec<PageCounts> {
+        let frames = self.index.frames();
+        let each = frames.div_ceil(u64::try_from(most.max(1)).unwrap_or(u64::MAX)).max(1);
+        let starts = (0..frames).step_by(usize::try_from(each).unwrap_or(usize::MAX));
+        let mut parts: Vec<PageCounts> =
+            starts.map(|start| self.page_counts_of(start..frames.min(start + each))).collect();
+        let per_part = each << (self.index.frame_shift - self.index.page_shift);
+        for page in &self.index.working_set {
+            if let Some(part) =
+                usize::try_from(page / per_part).ok().and_then(|at| parts.get_mut(at))
+            {
+                part.working_set += 1;
+            }
+        }
+        parts
+    }
+
+    fn page_counts_of(&self, frames: Range<u64>) -> PageCounts {
+        let mut counts = PageCounts::default();
+        for frame in frames {
+            counts.len_bytes += self.index.frame_len(frame);
+            let pages = self.index.pages_of(frame);
+            let all = pages.end - pages.start;
+            let zero = pages.filter(|page| self.is_zero_page(*page)).count() as u64;
+            counts.zero += zero;
+            match self.origin(frame) {
+                Origin::Stored(_) => counts.stored += all - zero,
+                Origin::Parent => counts.parent += all - zero,
+                Origin::Zero => {}
             }
         }
         counts

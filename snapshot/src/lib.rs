@@ -30,7 +30,7 @@ pub use backing::SnapshotBacking;
 pub use cache::FrameCache;
 pub use error::SnapshotError;
 pub use format::{Codec, ImageRegion, ParseRootError, Root};
-pub use image::{FrameCounts, Image, OpenOptions};
+pub use image::{FrameCounts, Image, OpenOptions, PageCounts};
 pub use layers::Layers;
 pub use source::{FileSource, Source};
 pub use writer::{Packed, Packer};

@@ -11,7 +11,9 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use uzone_pages::{ByteLen, ErrorKind};
-use uzone_snapshot::{Codec, Image, ImageRegion, OpenOptions, Packer, SnapshotError, Source};
+use uzone_snapshot::{
+    Codec, Image, ImageRegion, OpenOptions, Packer, PageCounts, SnapshotError, Source,
+};
 
 /// A directory of this test, removed with its files.
 struct Directory(PathBuf);
@@ -416,4 +418,36 @@ proptest! {
     fn bytes_that_are_no_image_are_never_taken_for_one(bytes in proptest::collection::vec(any::<u8>(), 0..3000)) {
         prop_assert!(Image::from_source(Box::new(bytes), &OpenOptions::default()).is_err());
     }
+}
+
+#[test]
+fn the_parts_of_an_image_count_each_of_its_pages_once() {
+    let directory = std::env::temp_dir().join(format!("uzone-parts-{}", std::process::id()));
+    std::fs::create_dir_all(&directory).unwrap();
+    let mut bytes = vec![0; 100 * 4096 + 5];
+    for (number, page) in bytes.chunks_mut(4096).enumerate().filter(|(number, _)| number % 3 > 0) {
+        page.fill(u8::try_from(number).unwrap());
+    }
+    let packer = Packer::default().frame(ByteLen::kib(16)).working_set(vec![0, 99, 100, 4]);
+    let (base, child) = (directory.join("base"), directory.join("child"));
+    packer.pack(&mut &*bytes, &base, None, &|_| true).unwrap();
+    let base = Image::open(&base, &OpenOptions::default()).unwrap();
+    bytes[50 * 4096] ^= 1;
+    packer.pack(&mut &*bytes, &child, Some(&base), &|_| true).unwrap();
+    let child = Image::open(&child, &OpenOptions::default()).unwrap();
+    for most in [1, 3, 7, 26, 1000] {
+        let parts = child.page_counts(most);
+        assert!(parts.len() <= most.min(26), "{most}");
+        let sum = |of: fn(&PageCounts) -> u64| parts.iter().map(of).sum::<u64>();
+        assert_eq!(sum(|part| part.len_bytes), bytes.len() as u64, "{most}");
+        assert_eq!(sum(|part| part.zero), 34, "{most}");
+        // The frame of page 50 is pages 48 to 51, of which 48 and 51 are zero.
+        assert_eq!(sum(|part| part.stored), 2, "{most}");
+        assert_eq!(sum(|part| part.parent), 101 - 34 - 2, "{most}");
+        assert_eq!(sum(|part| part.working_set), 4, "{most}");
+    }
+    let parts = child.page_counts(26);
+    assert_eq!((parts[12].stored, parts[12].zero, parts[12].parent), (2, 2, 0));
+    assert_eq!((parts[0].working_set, parts[1].working_set, parts[25].working_set), (1, 1, 1));
+    std::fs::remove_dir_all(&directory).unwrap();
 }

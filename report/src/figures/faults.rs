@@ -159,7 +159,7 @@ fn present(steps: &[[u64; Outcome::ALL.len()]]) -> (Kinds, Vec<Vec<u64>>) {
     (kinds.collect(), counts.collect())
 }
 
-fn stacked(
+pub(super) fn stacked(
     edges: &[f64],
     kinds: &[(String, Ink)],
     counts: &[Vec<u64>],
