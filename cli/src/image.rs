@@ -9,7 +9,9 @@ use std::time::Instant;
 use serde::Serialize;
 use uzone_pages::ByteLen;
 use uzone_report::{Document, ImageMap, ImagePart};
-use uzone_snapshot::{Codec, Image, ImageRegion, Layers, OpenOptions, Packer, Root, SnapshotError};
+use uzone_snapshot::{
+    Codec, FileSource, Image, ImageRegion, Layers, OpenOptions, Packer, Root, SnapshotError, Source,
+};
 
 use crate::exit::{self, Exit, Failure};
 use crate::output::{Output, Report, Style};
@@ -64,18 +66,26 @@ pub(crate) struct PackArgs {
     /// How hard to compress: up to 22 for zstd, 0 to 12 for lz4 [default: 3 for zstd, 0 for lz4]
     #[arg(long, allow_negative_numbers = true)]
     level: Option<i32>,
-    /// How many bytes are compressed together: a power of two from a page to 16M
-    #[arg(long, value_name = "SIZE", default_value = "64K")]
-    frame: ByteLen,
-    /// The size of a page, of which zero ones are noted: a power of two from 4K to 2M
-    #[arg(long, value_name = "SIZE", default_value = "4K")]
-    page: ByteLen,
+    /// How many bytes are compressed together: a power of two from a page to 16M [default: 64K]
+    #[arg(long, value_name = "SIZE")]
+    frame: Option<ByteLen>,
+    /// The size of a page, of which zero ones are noted: a power of two from 4K to 2M [default: 4K]
+    #[arg(long, value_name = "SIZE")]
+    page: Option<ByteLen>,
     /// Store only what differs from this image, which has to stay where it is
     #[arg(long, value_name = "IMAGE")]
     parent: Option<PathBuf>,
     /// Take down the pages that a run touched: their numbers in order, one a line
     #[arg(long, value_name = "FILE")]
     working_set: Option<PathBuf>,
+    /// Pack these pages together, before all others: their numbers in order, one a line, as a run touches them.
+    /// `zstd -d` then gives the pages in that order
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["firecracker", "parent"])]
+    order: Option<PathBuf>,
+    /// The input is an image: pack its bytes anew, with those of the images below it. It keeps its regions, its
+    /// working set, and the sizes of its pages and frames
+    #[arg(long, conflicts_with = "firecracker")]
+    rebase: bool,
     #[command(flatten)]
     threads: Threads,
 }
@@ -181,6 +191,13 @@ struct GuestRegion {
     len_bytes: u64,
 }
 
+impl GuestRegion {
+    fn with_pages(self, page_bytes: u64) -> ImageRegion {
+        let Self { guest_addr, offset, len_bytes } = self;
+        ImageRegion { guest_addr, offset, len_bytes, page_bytes }
+    }
+}
+
 impl FromStr for GuestRegion {
     type Err = &'static str;
 
@@ -211,6 +228,8 @@ enum ArgsError {
         "--diff changes the memory file of --firecracker: name that as well, in the place of an input"
     )]
     DiffOfInput,
+    #[error("--order and --rebase need an input that can be read at any place: name a file")]
+    PipeInOrder,
     #[error("line {line} of {} is not the number of a page", path.display())]
     NotAPage { path: PathBuf, line: usize },
 }
@@ -277,51 +296,61 @@ impl Report for PackReport {
     }
 }
 
+/// What is packed.
+enum Input {
+    /// Bytes that come in order, and how many they are; 0 if that is not known.
+    Stream(Box<dyn Read + Send>, u64),
+    /// Bytes that can be read at any place.
+    Source(Box<dyn Source>),
+    /// Those of an image.
+    Image(Box<Image>),
+}
+
 /// Packs an image.
 ///
 /// # Errors
 /// If the input cannot be read or the image cannot be written.
 pub(crate) fn pack(args: &PackArgs, out: &Output) -> Result<Exit, Failure> {
-    let is_image = |other: &PathBuf| is_same(other, &args.image);
-    let mut inputs =
-        args.input.iter().chain(&args.firecracker).chain(&args.diff).chain(&args.parent);
-    if inputs.any(is_image) {
-        let error = ArgsError::SameFile { path: args.image.clone() };
-        return Err(Failure::with(Exit::Usage, error));
-    }
-    if args.input.is_some() && !args.diff.is_empty() {
-        return Err(Failure::with(Exit::Usage, ArgsError::DiffOfInput));
-    }
-    let working_set = args.working_set.as_deref().map(read_working_set).transpose()?;
+    args.fit_together()?;
     let parent = args.parent.as_ref().map(|path| Image::open(path, &OpenOptions::default()));
     let parent = parent.transpose()?;
-    let packer = Packer::default()
-        .codec(args.codec.into())
-        .level(args.level.unwrap_or(if matches!(args.codec, CodecName::Zstd) { 3 } else { 0 }))
-        .frame(args.frame)
-        .page(args.page)
-        .threads(args.threads.get())
-        .regions(args.regions())
-        .working_set(working_set.unwrap_or_default());
-    let (mut input, len) = args.open_input(out)?;
+    let mut input = args.open_input(out)?;
+    let (packer, page, frame) = args.packer(&input)?;
+    let below = parent.iter().chain(match &input {
+        Input::Image(image) => Some(&**image),
+        _ => None,
+    });
+    if below.flat_map(chain).any(|image| is_same(Path::new(&image.name()), &args.image)) {
+        return Err(args.same_file());
+    }
+    let len = match &input {
+        Input::Stream(_, len) => *len,
+        Input::Source(source) => source.byte_len(),
+        Input::Image(image) => image.byte_len(),
+    };
     let bar = Progress::bytes(out, "packing", len);
     let started = Instant::now();
     let show = |done| {
         bar.set(done);
         true
     };
-    let packed = packer.pack(&mut input, &args.image, parent.as_ref(), &show)?;
+    let packed = match &mut input {
+        Input::Stream(input, _) => packer.pack(input, &args.image, parent.as_ref(), &show)?,
+        Input::Source(source) => {
+            packer.pack_source(&**source, &args.image, parent.as_ref(), &show)?
+        }
+        Input::Image(image) => packer.pack_source(&**image, &args.image, parent.as_ref(), &show)?,
+    };
     drop(bar);
-    let codec = Codec::from(args.codec).name();
     out.print(&PackReport {
         schema: "uzone.pack/1",
         image: args.image.display().to_string(),
         root: packed.root.to_string(),
-        codec,
+        codec: Codec::from(args.codec).name(),
         image_bytes: packed.image_bytes,
         file_bytes: packed.file_bytes,
-        page_bytes: args.page.get(),
-        frame_bytes: args.frame.get(),
+        page_bytes: page,
+        frame_bytes: frame,
         zero_pages: packed.zero_pages,
         stored_frames: packed.stored_frames,
         work: Work::of(packed.image_bytes, started),
@@ -330,41 +359,93 @@ pub(crate) fn pack(args: &PackArgs, out: &Output) -> Result<Exit, Failure> {
 }
 
 impl PackArgs {
-    fn regions(&self) -> Vec<ImageRegion> {
-        let region = |region: &GuestRegion| {
-            let &GuestRegion { guest_addr, offset, len_bytes } = region;
-            ImageRegion { guest_addr, offset, len_bytes, page_bytes: self.page.get() }
-        };
-        self.region.iter().map(region).collect()
+    fn same_file(&self) -> Failure {
+        Failure::with(Exit::Usage, ArgsError::SameFile { path: self.image.clone() })
     }
 
-    /// Opens the input. Returns how long it is as well, 0 if that is not known.
-    fn open_input(&self, out: &Output) -> Result<(Box<dyn Read + Send>, u64), SnapshotError> {
-        let Some(memory) = &self.firecracker else {
-            return open_input(self.input.as_deref().unwrap_or(Path::new("-")));
-        };
-        let layers = Layers::open(memory, &self.diff, self.all_data)?;
-        if !self.diff.is_empty() && !self.all_data {
-            out.warn(format_args!(
-                "the holes of a diff are the pages that it does not have: that is so of the file that \
-                 Firecracker wrote; a copy may have lost or gained holes, and would make a wrong image"
-            ));
+    fn fit_together(&self) -> Result<(), Failure> {
+        let mut inputs =
+            self.input.iter().chain(&self.firecracker).chain(&self.diff).chain(&self.parent);
+        if inputs.any(|input| is_same(input, &self.image)) {
+            return Err(self.same_file());
         }
-        let len = layers.byte_len();
-        Ok((Box::new(layers), len))
+        if self.input.is_some() && !self.diff.is_empty() {
+            return Err(Failure::with(Exit::Usage, ArgsError::DiffOfInput));
+        }
+        let is_pipe = self.input.as_deref() == Some(Path::new("-"));
+        if is_pipe && (self.order.is_some() || self.rebase) {
+            return Err(Failure::with(Exit::Usage, ArgsError::PipeInOrder));
+        }
+        Ok(())
     }
+
+    /// Returns what writes the image, and the size of its pages and of its frames: an image that is packed
+    /// anew has those it had, its regions and its working set, unless others are given.
+    fn packer(&self, input: &Input) -> Result<(Packer, u64, u64), Failure> {
+        let before = match input {
+            Input::Image(image) => Some(image),
+            _ => None,
+        };
+        let page = self.page.map(ByteLen::get).or(before.map(|image| image.page_bytes()));
+        let frame = self.frame.map(ByteLen::get).or(before.map(|image| image.frame_bytes()));
+        let (page, frame) = (page.unwrap_or(4 << 10), frame.unwrap_or(64 << 10));
+        let regions = match before {
+            Some(image) if self.region.is_empty() => image.regions().to_vec(),
+            _ => self.region.iter().map(|region| region.with_pages(page)).collect(),
+        };
+        let working_set = match (&self.working_set, before) {
+            (Some(path), _) => read_pages(path)?,
+            (None, Some(image)) => image.working_set().to_vec(),
+            (None, None) => Vec::new(),
+        };
+        let order = self.order.as_deref().map(read_pages).transpose()?;
+        let level = if matches!(self.codec, CodecName::Zstd) { 3 } else { 0 };
+        let packer = Packer::default()
+            .codec(self.codec.into())
+            .level(self.level.unwrap_or(level))
+            .frame(ByteLen::new(frame))
+            .page(ByteLen::new(page))
+            .threads(self.threads.get())
+            .regions(regions)
+            .working_set(working_set)
+            .order(order.unwrap_or_default());
+        Ok((packer, page, frame))
+    }
+
+    fn open_input(&self, out: &Output) -> Result<Input, SnapshotError> {
+        if let Some(memory) = &self.firecracker {
+            let layers = Layers::open(memory, &self.diff, self.all_data)?;
+            if !self.diff.is_empty() && !self.all_data {
+                out.warn(format_args!(
+                    "the holes of a diff are the pages that it does not have: that is so of the file that \
+                     Firecracker wrote; a copy may have lost or gained holes, and would make a wrong image"
+                ));
+            }
+            let len = layers.byte_len();
+            return Ok(Input::Stream(Box::new(layers), len));
+        }
+        let path = self.input.as_deref().unwrap_or(Path::new("-"));
+        if self.rebase {
+            return Ok(Input::Image(Box::new(Image::open(path, &OpenOptions::default())?)));
+        }
+        if self.order.is_some() {
+            let source = FileSource::open(path).map_err(|cause| unread(path, cause))?;
+            return Ok(Input::Source(Box::new(source)));
+        }
+        let (input, len) = open_input(path)?;
+        Ok(Input::Stream(input, len))
+    }
+}
+
+fn unread(path: &Path, cause: io::Error) -> SnapshotError {
+    SnapshotError::Read { name: path.display().to_string(), offset: 0, len_bytes: 0, cause }
 }
 
 fn open_input(path: &Path) -> Result<(Box<dyn Read + Send>, u64), SnapshotError> {
     if path == Path::new("-") {
         return Ok((Box::new(io::stdin()), 0));
     }
-    let failed = |cause| SnapshotError::Read {
-        name: path.display().to_string(),
-        offset: 0,
-        len_bytes: 0,
-        cause,
-    };
+    let failed = |cause| unread(path, cause);
     let file = File::open(path).map_err(failed)?;
     let metadata = file.metadata().map_err(failed)?;
     if metadata.is_dir() {
@@ -373,13 +454,9 @@ fn open_input(path: &Path) -> Result<(Box<dyn Read + Send>, u64), SnapshotError>
     Ok((Box::new(file), metadata.len()))
 }
 
-fn read_working_set(path: &Path) -> Result<Vec<u64>, Failure> {
-    let text = std::fs::read_to_string(path).map_err(|cause| SnapshotError::Read {
-        name: path.display().to_string(),
-        offset: 0,
-        len_bytes: 0,
-        cause,
-    })?;
+/// Reads the numbers of pages, one a line.
+fn read_pages(path: &Path) -> Result<Vec<u64>, Failure> {
+    let text = std::fs::read_to_string(path).map_err(|cause| unread(path, cause))?;
     let pages = (1..).zip(text.lines()).map(|(line, text)| {
         let wrong = |_| ArgsError::NotAPage { path: path.to_owned(), line };
         text.trim().parse().map_err(wrong)

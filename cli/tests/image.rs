@@ -152,6 +152,48 @@ fn a_page_shows_where_the_zero_the_stored_and_the_shared_pages_are() {
 }
 
 #[test]
+fn an_image_is_packed_in_an_order_and_anew_without_its_parent() {
+    let dir = Dir::new("order");
+    let [raw, set, ordered, base, child, alone] =
+        ["raw", "set", "ordered", "base", "child", "alone"].map(|name| dir.name(name));
+    let mut bytes = memory();
+    fs::write(&raw, &bytes).expect("a file is written");
+    fs::write(&set, "300\n7\n7\n100000\n12\n").expect("a file is written");
+    keeps_to("uzone.pack-1", &object(&["pack", &raw, &ordered, "--order", &set, "--json"]));
+    assert!(run(&["unpack", &ordered, "-"]).stdout == bytes);
+    object(&["verify", &ordered, "--decode", "--json"]);
+    object(&["pack", &raw, &base, "--frame", "16K", "--working-set", &set, "--json"]);
+    bytes[1_000_000] ^= 1;
+    fs::write(&raw, &bytes).expect("a file is written");
+    let arguments = ["--frame", "32K", "--region", "4096:0:1M", "--working-set", &set, "--json"];
+    object(&[&["pack", &raw, &child, "--parent", &base], &arguments[..]].concat());
+    let anew = object(&["pack", "--rebase", &child, &alone, "--json"]);
+    assert_eq!(anew["frame_bytes"], 32 << 10);
+    fs::remove_file(&base).expect("it is needed no more");
+    assert!(run(&["unpack", &alone, "-"]).stdout == bytes);
+    let shown = object(&["inspect", &alone, "--json"]);
+    assert_eq!(shown["chain"].as_array().map(Vec::len), Some(1));
+    assert_eq!(shown["regions"][0]["guest_addr"], 4096);
+    // 300, 7, 7 and 12: one is not in the image.
+    assert_eq!(shown["chain"][0]["working_set_pages"], 4);
+    object(&["pack", "--rebase", &alone, &child, "--order", &set, "--page", "8K", "--json"]);
+    assert!(run(&["unpack", &child, "-"]).stdout == bytes);
+    fs::write(&base, "5\nfive\n").expect("a file is written");
+    for (arguments, code, part) in [
+        (&["pack", "-", &ordered, "--order", &set][..], 2, "name a file"),
+        (&["pack", "--rebase", &alone, &alone], 2, "name another image"),
+        (&["pack", &raw, &ordered, "--order", &set, "--parent", &alone], 2, "cannot be used with"),
+        (&["pack", "--rebase", &raw, &ordered], 65, "not a packed image"),
+        (&["pack", &raw, &ordered, "--order", &base], 65, "line 2 of"),
+    ] {
+        let output = run(arguments);
+        let stderr = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {stderr}");
+        assert!(stderr.contains(part), "{arguments:?}: {stderr}");
+    }
+}
+
+#[test]
 fn a_pipe_is_packed_and_an_image_stores_what_differs_from_its_parent() {
     let dir = Dir::new("chain");
     let (raw, base, child) = (dir.name("raw"), dir.name("base"), dir.name("child"));

@@ -129,9 +129,7 @@ pub enum SnapshotError {
         cause: Box<SnapshotError>,
     },
     /// The chain of parents is too long.
-    #[error(
-        "{name} has more than {max} images below it: write it anew with `uzone unpack` and `uzone pack`"
-    )]
+    #[error("{name} has more than {max} images below it: write it anew with `uzone pack --rebase`")]
     TooDeep {
         /// The name of the source.
         name: String,

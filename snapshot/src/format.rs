@@ -8,6 +8,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use crate::order::Order;
+
 /// The version of the format: a reader refuses another major, and reads every minor.
 pub(crate) const MAJOR: u16 = 1;
 pub(crate) const MINOR: u16 = 0;
@@ -30,6 +32,7 @@ const SEEK_FOOTER_LEN: u64 = 9;
 /// The header of a skippable frame.
 pub(crate) const SKIPPABLE_LEN: u64 = 8;
 const HAS_PARENT: u8 = 1;
+const HAS_ORDER: u8 = 2;
 
 /// The smallest and the largest page and frame, as powers of two.
 const PAGE_SHIFTS: std::ops::RangeInclusive<u8> = 12..=21;
@@ -147,6 +150,8 @@ pub(crate) struct Index {
     pub(crate) stored: Vec<u8>,
     pub(crate) zero: Vec<u8>,
     pub(crate) records: Vec<Record>,
+    /// The pages that are packed first. The maps and the records are those of what is packed.
+    pub(crate) order: Order,
     /// The pages that a run touched, in that order.
     pub(crate) working_set: Vec<u64>,
 }
@@ -197,7 +202,38 @@ impl Index {
 
     /// Returns whether `zstd -d` makes the raw bytes of this image.
     pub(crate) fn is_plain(&self) -> bool {
-        self.codec == Codec::Zstd && self.parent.is_none()
+        self.codec == Codec::Zstd && self.parent.is_none() && self.order.is_empty()
+    }
+
+    /// Returns how many pages of the image are not shorter than a page.
+    pub(crate) fn whole_pages(&self) -> u64 {
+        self.image_len >> self.page_shift
+    }
+
+    /// Returns where the byte at `offset` of the image is packed, and up to where in the image the bytes behind
+    /// it follow there, at most up to `end`.
+    pub(crate) fn packed_at(&self, offset: u64, end: u64) -> (u64, u64) {
+        if self.order.is_empty() {
+            return (offset, end);
+        }
+        let page = offset >> self.page_shift;
+        let place = self.order.place_of(page);
+        let inside = offset - (page << self.page_shift);
+        // Within one frame: a caller takes no more at once.
+        let most = 1 << (self.frame_shift - self.page_shift);
+        let mut pages = 1;
+        while pages < most
+            && (page + pages) << self.page_shift < end
+            && self.order.place_of(page + pages) == place + pages
+        {
+            pages += 1;
+        }
+        ((place << self.page_shift) + inside, end.min((page + pages) << self.page_shift))
+    }
+
+    /// Returns where a page is packed.
+    pub(crate) fn place_of(&self, page: u64) -> u64 {
+        self.order.place_of(page)
     }
 
     /// Returns the index as the payload of its frame, without the trailer, and the root hash.
@@ -212,7 +248,8 @@ impl Index {
             Codec::Zstd => 1,
             Codec::Lz4 => 2,
         };
-        let flags = if self.parent.is_some() { HAS_PARENT } else { 0 };
+        let has_parent = if self.parent.is_some() { HAS_PARENT } else { 0 };
+        let flags = has_parent | if self.order.is_empty() { 0 } else { HAS_ORDER };
         out.extend([codec, flags, self.page_shift, self.frame_shift]);
         let name = self.parent.as_ref().map_or("", |parent| &parent.name);
         out.extend(self.image_len.to_le_bytes());
@@ -220,7 +257,7 @@ impl Index {
         out.extend((self.records.len() as u64).to_le_bytes());
         out.extend((self.regions.len() as u64).to_le_bytes());
         out.extend((name.len() as u64).to_le_bytes());
-        out.extend([0; 8]);
+        out.extend((self.order.listed().len() as u64).to_le_bytes());
         out.extend(self.parent.as_ref().map_or([0; 32], |parent| parent.root.0));
         out.extend([0; 32]);
         debug_assert_eq!(out.len(), HEADER_LEN);
@@ -235,6 +272,9 @@ impl Index {
         for record in &self.records {
             out.extend(record.hash);
             out.extend(record.len.to_le_bytes());
+        }
+        for page in self.order.listed() {
+            out.extend(page.to_le_bytes());
         }
         let root = Root(*blake3::hash(&out).as_bytes());
         out[ROOT_AT..HEADER_LEN].copy_from_slice(&root.0);
@@ -276,6 +316,9 @@ impl Index {
                 len: u32::from_le_bytes(array(record, 16)),
             })
             .collect();
+        if header[13] & HAS_ORDER != 0 {
+            index.order = read_order(&mut rest, number(header, 56), index.whole_pages())?;
+        }
         let covered = bytes.len() - rest.len();
         let root = Root(array(header, ROOT_AT));
         if root_of(&bytes[..covered]) != root {
@@ -306,7 +349,7 @@ impl Index {
         let sizes_are_valid = PAGE_SHIFTS.contains(&page_shift)
             && FRAME_SHIFTS.contains(&frame_shift)
             && page_shift <= frame_shift;
-        if !sizes_are_valid || flags & !HAS_PARENT != 0 {
+        if !sizes_are_valid || flags & !(HAS_PARENT | HAS_ORDER) != 0 {
             return Err(Flaw::Bad(
                 "it has a page size, a frame size or a flag that does not exist",
             ));
@@ -323,6 +366,7 @@ impl Index {
             stored: Vec::new(),
             zero: Vec::new(),
             records: Vec::new(),
+            order: Order::default(),
             working_set: Vec::new(),
         })
     }
@@ -347,6 +391,9 @@ impl Index {
             return Err(Flaw::Bad("the lengths of its frames are not the length of its data"));
         }
         let is_open = |frame| !bit(&self.stored, frame) && !self.is_zero_frame(frame);
+        if self.parent.is_some() && !self.order.is_empty() {
+            return Err(Flaw::Bad("it has a parent and an order, which no image has"));
+        }
         if self.parent.is_none() && (0..self.frames()).any(is_open) {
             return Err(Flaw::Bad("a frame is neither stored nor zero, and there is no parent"));
         }
@@ -410,6 +457,16 @@ fn read_regions(rest: &mut &[u8], count: u64, image_len: u64) -> Result<Vec<Imag
     } else {
         Err(Flaw::Bad("a region is not inside the image"))
     }
+}
+
+fn read_order(rest: &mut &[u8], count: u64, whole_pages: u64) -> Result<Order, Flaw> {
+    let len = count.checked_mul(8).ok_or(Flaw::Bad(SHORT))?;
+    let pages: Vec<u64> = take(rest, len)?.chunks_exact(8).map(|page| number(page, 0)).collect();
+    let order = Order::new(&pages, whole_pages);
+    if pages.is_empty() || order.listed() != pages {
+        return Err(Flaw::Bad("its order has no page, a page twice, or a page that is not there"));
+    }
+    Ok(order)
 }
 
 /// Returns the working set; an empty one if it is damaged, because a wrong one would only cost time.

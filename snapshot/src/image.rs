@@ -367,16 +367,27 @@ impl Image {
 
     fn page_counts_of(&self, frames: Range<u64>) -> PageCounts {
         let mut counts = PageCounts::default();
+        let mut last = None;
         for frame in frames {
             counts.len_bytes += self.index.frame_len(frame);
-            let pages = self.index.pages_of(frame);
-            let all = pages.end - pages.start;
-            let zero = pages.filter(|page| self.is_zero_page(*page)).count() as u64;
-            counts.zero += zero;
-            match self.origin(frame) {
-                Origin::Stored(_) => counts.stored += all - zero,
-                Origin::Parent => counts.parent += all - zero,
-                Origin::Zero => {}
+            for page in self.index.pages_of(frame) {
+                let place = self.index.place_of(page);
+                if bit(&self.index.zero, place) {
+                    counts.zero += 1;
+                    continue;
+                }
+                // The frame that the page is packed in, which is often that of the page before.
+                let packed = place >> (self.index.frame_shift - self.index.page_shift);
+                let origin = match last {
+                    Some((known, origin)) if known == packed => origin,
+                    _ => self.origin(packed),
+                };
+                last = Some((packed, origin));
+                match origin {
+                    Origin::Stored(_) => counts.stored += 1,
+                    Origin::Parent => counts.parent += 1,
+                    Origin::Zero => {}
+                }
             }
         }
         counts
@@ -384,7 +395,7 @@ impl Image {
 
     /// Returns whether every byte of a page is zero.
     pub(crate) fn is_zero_page(&self, page: u64) -> bool {
-        bit(&self.index.zero, page)
+        bit(&self.index.zero, self.index.place_of(page))
     }
 
     /// Returns the number of a frame among those that are stored.
@@ -414,12 +425,13 @@ impl Image {
     pub(crate) fn extent(&self, offset: u64, end: u64) -> Extent<'_> {
         let (mut image, mut end) = (self, end);
         loop {
-            let frame = offset >> image.index.frame_shift;
-            end = end.min((frame + 1) << image.index.frame_shift);
+            let (at, run_end) = image.index.packed_at(offset, end);
+            let frame = at >> image.index.frame_shift;
             let first = frame << image.index.frame_shift;
+            end = run_end.min(offset + (first + image.frame_bytes() - at));
             match (image.origin(frame), image.parent()) {
                 (Origin::Stored(number), _) => {
-                    let start = usize::try_from(offset - first).unwrap_or(usize::MAX);
+                    let start = usize::try_from(at - first).unwrap_or(usize::MAX);
                     let stored = Some(StoredPart { owner: image, frame, number, start });
                     return Extent { end, stored };
                 }
@@ -626,8 +638,9 @@ impl Image {
     /// Checks that the pages of a frame which the index has as zero are zero in its bytes.
     fn check_zero_pages(&self, frame: u64, offset: u64, raw: &[u8]) -> Result<(), SnapshotError> {
         let page_len = usize::try_from(self.page_bytes()).unwrap_or(usize::MAX);
-        let pages = self.index.pages_of(frame).zip(raw.chunks(page_len));
-        if pages.into_iter().all(|(page, bytes)| !self.is_zero_page(page) || is_zero(bytes)) {
+        let places = self.index.pages_of(frame).zip(raw.chunks(page_len));
+        let is_right = |(at, bytes): (u64, &[u8])| !bit(&self.index.zero, at) || is_zero(bytes);
+        if places.into_iter().all(is_right) {
             return Ok(());
         }
         let why = "a page that the index has as zero is not: the writer was faulty";
@@ -660,6 +673,24 @@ impl Image {
         } else {
             Err(bad("the index and the seek table do not belong together"))
         }
+    }
+}
+
+/// The bytes of an image as a source: of a packer that stores them against another parent, or in an order.
+impl Source for Image {
+    fn name(&self) -> String {
+        self.source.name()
+    }
+
+    fn byte_len(&self) -> u64 {
+        self.index.image_len
+    }
+
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        self.read_through(offset, out).map_err(|error| match error {
+            SnapshotError::Read { cause, .. } => cause,
+            other => io::Error::new(io::ErrorKind::InvalidData, other),
+        })
     }
 }
 

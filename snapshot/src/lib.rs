@@ -22,6 +22,7 @@ mod error;
 mod format;
 mod image;
 mod layers;
+mod order;
 mod source;
 mod unpack;
 mod writer;

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use uzone_os::file_system::NewFile;
 
 use crate::error::SnapshotError;
-use crate::image::{Image, Origin};
+use crate::image::Image;
 
 impl Image {
     /// Writes the bytes of the image to a file, with `threads` threads; a file that is there is replaced as a
@@ -43,7 +43,8 @@ impl Image {
                 }
                 let start = frame * self.frame_bytes();
                 let len = self.frame_bytes().min(self.byte_len() - start);
-                if self.origin(frame) != Origin::Zero {
+                let pages = start / self.page_bytes()..(start + len).div_ceil(self.page_bytes());
+                if !pages.into_iter().all(|page| self.is_zero_page(page)) {
                     let raw = &mut raw[..usize::try_from(len).unwrap_or(usize::MAX)];
                     self.read_through(start, raw)?;
                     file.write_all_at(raw, start).map_err(failed("write"))?;

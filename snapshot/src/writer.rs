@@ -7,6 +7,8 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
+use std::iter::Peekable;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -19,6 +21,8 @@ use crate::format::{
     self, Codec, ImageRegion, Index, ParentLink, Record, Root, is_zero, set_bit, short_hash,
 };
 use crate::image::Image;
+use crate::order::Order;
+use crate::source::Source;
 
 /// How an image is written.
 #[derive(Clone, Debug)]
@@ -30,6 +34,7 @@ pub struct Packer {
     frame: ByteLen,
     regions: Vec<ImageRegion>,
     working_set: Vec<u64>,
+    order: Vec<u64>,
 }
 
 impl Default for Packer {
@@ -43,6 +48,7 @@ impl Default for Packer {
             frame: ByteLen::kib(64),
             regions: Vec::new(),
             working_set: Vec::new(),
+            order: Vec::new(),
         }
     }
 }
@@ -113,6 +119,39 @@ impl Packer {
         self
     }
 
+    /// Sets the pages that are packed first, together and in that order: those that a run touches need fewer
+    /// frames then. It takes a [`Packer::pack_source`], and goes with no parent. Pages that are not in the image,
+    /// and a last page that is shorter than the others, are left out.
+    #[must_use]
+    pub fn order(mut self, pages: Vec<u64>) -> Self {
+        self.order = pages;
+        self
+    }
+
+    /// Writes the bytes of a source as an image, as [`Packer::pack`] does; the source may be another image,
+    /// whose regions and working set it does not take by itself.
+    ///
+    /// # Errors
+    /// As for [`Packer::pack`].
+    pub fn pack_source(
+        &self,
+        source: &dyn Source,
+        path: &Path,
+        parent: Option<&Image>,
+        progress: &(dyn Fn(u64) -> bool + Sync),
+    ) -> Result<Packed, SnapshotError> {
+        let mut index = self.empty_index()?;
+        index.image_len = source.byte_len();
+        let order = Order::new(&self.order, index.whole_pages());
+        if parent.is_some() && !order.is_empty() {
+            let why = "an image with an order has no parent: leave one of them out";
+            return Err(SnapshotError::Options { why });
+        }
+        let pages = order.pages(index.pages()).peekable();
+        let mut input = InOrder { source, pages, page: self.page.get(), run: 0..0 };
+        self.pack_in(&order, &mut input, path, parent, progress)
+    }
+
     /// Writes the bytes of `input` as an image to `path`; a file that is there is replaced as a whole.
     /// `progress` is called now and then with how many bytes of the input were written, and cancels by
     /// returning `false`.
@@ -129,7 +168,23 @@ impl Packer {
         parent: Option<&Image>,
         progress: &(dyn Fn(u64) -> bool + Sync),
     ) -> Result<Packed, SnapshotError> {
-        let mut index = self.empty_index()?;
+        if !self.order.is_empty() {
+            let why = "an order needs an input that can be read at any place, such as a file";
+            return Err(SnapshotError::Options { why });
+        }
+        self.pack_in(&Order::default(), input, path, parent, progress)
+    }
+
+    /// Writes what `input` has, which is in this order already.
+    fn pack_in(
+        &self,
+        order: &Order,
+        input: &mut (dyn Read + Send),
+        path: &Path,
+        parent: Option<&Image>,
+        progress: &(dyn Fn(u64) -> bool + Sync),
+    ) -> Result<Packed, SnapshotError> {
+        let mut index = Index { order: order.clone(), ..self.empty_index()? };
         if let Some(parent) = parent {
             index.parent = Some(link_to(parent, path)?);
         }
@@ -210,8 +265,40 @@ impl Packer {
             stored: Vec::new(),
             zero: Vec::new(),
             records: Vec::new(),
+            order: Order::default(),
             working_set: self.working_set.clone(),
         })
+    }
+}
+
+/// The pages of a source in an order, as bytes.
+struct InOrder<'a, I: Iterator<Item = u64>> {
+    source: &'a dyn Source,
+    pages: Peekable<I>,
+    page: u64,
+    /// Bytes of the source that come next.
+    run: Range<u64>,
+}
+
+impl<I: Iterator<Item = u64>> Read for InOrder<'_, I> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        if self.run.is_empty() {
+            let Some(page) = self.pages.next() else { return Ok(0) };
+            let start = page * self.page;
+            self.run = start..self.source.byte_len().min(start + self.page);
+        }
+        // Pages that follow each other are read together.
+        while self.run.end - self.run.start < out.len() as u64
+            && self.run.end.is_multiple_of(self.page)
+            && let Some(page) = self.pages.next_if_eq(&(self.run.end / self.page))
+        {
+            self.run.end = self.source.byte_len().min((page + 1) * self.page);
+        }
+        let len =
+            usize::try_from(self.run.end - self.run.start).unwrap_or(usize::MAX).min(out.len());
+        self.source.read_at(self.run.start, &mut out[..len])?;
+        self.run.start += len as u64;
+        Ok(len)
     }
 }
 

@@ -128,7 +128,11 @@ fn samples() -> (Vec<u8>, Vec<(Vec<u8>, Root)>) {
         std::fs::remove_file(&path).unwrap();
         (file, packed.root)
     };
-    let images = [Codec::None, Codec::Zstd, Codec::Lz4].map(pack).to_vec();
+    let mut images = [Codec::None, Codec::Zstd, Codec::Lz4].map(pack).to_vec();
+    let packer = Packer::default().codec(Codec::Lz4).frame(ByteLen::kib(4)).order(vec![2, 0]);
+    let packed = packer.pack_source(&raw, &path, None, &|_| true).unwrap();
+    images.push((std::fs::read(&path).unwrap(), packed.root));
+    std::fs::remove_file(&path).unwrap();
     (raw, images)
 }
 

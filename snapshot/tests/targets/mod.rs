@@ -96,7 +96,8 @@ fn zeroes() -> Vec<u8> {
 fn fix_root(payload: &mut [u8]) {
     let covered = || {
         let [image, stored, regions, name] = [16, 32, 40, 48].map(|at| number(payload, at));
-        let (page, frame) = (payload.get(14)?, payload.get(15)?);
+        let (flags, page, frame) = (payload.get(13)?, payload.get(14)?, payload.get(15)?);
+        let ordered = if flags & 2 == 0 { 0 } else { number(payload, 56)? };
         let pages = image?.div_ceil(1_u64.checked_shl(u32::from(*page))?);
         let frames = image?.div_ceil(1_u64.checked_shl(u32::from(*frame))?);
         let parts = [
@@ -105,6 +106,7 @@ fn fix_root(payload: &mut [u8]) {
             frames.div_ceil(8),
             pages.div_ceil(8),
             stored?.checked_mul(20)?,
+            ordered.checked_mul(8)?,
         ];
         let len = parts.into_iter().try_fold(HEADER as u64, u64::checked_add)?;
         usize::try_from(len).ok().filter(|len| *len <= payload.len())
