@@ -4,7 +4,7 @@ mod common;
 
 use std::process::{Command, Output, Stdio};
 
-use common::keeps_to;
+use common::{keeps_to, pool};
 use serde_json::Value;
 
 fn run(arguments: &[&str]) -> Output {
@@ -60,6 +60,7 @@ fn the_bench_text_names_the_machine_and_shows_no_bar_where_no_terminal_reads() {
 
 #[test]
 fn the_pin_object_keeps_to_the_same_schema() {
+    let _pool = pool();
     let output = run(&["bench", "pin", "--size=1G", "--rounds=2", "--json"]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let bench = json(&output);
@@ -94,6 +95,7 @@ fn the_pin_object_keeps_to_the_same_schema() {
 
 #[test]
 fn the_pin_text_shows_what_a_call_costs_and_leaves_empty_columns_out() {
+    let _pool = pool();
     let output = run(&["bench", "pin", "--size=1G", "--rounds=1"]);
     let text = String::from_utf8(output.stdout).expect("text");
     for part in ["ns/call", "ns/folio", "x naive"] {
@@ -168,6 +170,7 @@ fn the_metadata_text_puts_linux_beside_ours() {
 
 #[test]
 fn the_zero_and_copy_objects_keep_to_the_same_schema_and_every_table_has_rows() {
+    let _pool = pool();
     let runs: [&[&str]; 2] = [
         &["bench", "zero", "--size=64K", "--rounds=1", "--populate-size=64M", "--first-touches=1"],
         &["bench", "copy", "--size=64K", "--rounds=1"],
@@ -226,6 +229,7 @@ fn the_zero_and_copy_objects_keep_to_the_same_schema_and_every_table_has_rows() 
 
 #[test]
 fn the_fault_object_keeps_to_the_same_schema_and_counts_what_was_published() {
+    let _pool = pool();
     let output =
         run(&["bench", "fault", "--size=4M", "--rounds=1", "--threads=1,2", "--dir=.", "--json"]);
     if output.status.code() == Some(69) || output.status.code() == Some(77) {
@@ -327,6 +331,29 @@ fn the_snapshot_object_keeps_to_the_same_schema_and_every_table_has_its_rows() {
     );
     let left: Vec<_> = std::fs::read_dir(".").expect("the directory").flatten().collect();
     assert!(left.iter().all(|entry| !entry.file_name().to_string_lossy().contains("uzone-bench")));
+}
+
+#[test]
+fn the_restore_object_keeps_to_the_same_schema_and_every_table_has_its_rows() {
+    let arguments = ["bench", "restore", "--size=4M", "--rounds=1", "--dir=.", "--json"];
+    let output = run(&arguments);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let bench = json(&output);
+    keeps_to("uzone.bench-1", &bench);
+    let (rows, skipped) = (&bench["results"], &bench["skipped"]);
+    let (rows, skipped) = (rows.as_array().expect("rows"), skipped.as_array().expect("skipped"));
+    for table in ["restore-seq-same", "restore-set-same"] {
+        for row in ["naive", "raw", "packed", "replay", "own", "read-first", "kernel", "decode"] {
+            let id = format!("{table}/{row}");
+            // There may be no userfaultfd.
+            let is_skipped = skipped.iter().any(|skip| skip["id"] == table);
+            let row = rows.iter().find(|row| row["id"] == *id);
+            assert_ne!(is_skipped, row.is_some(), "{id}");
+            if let Some(row) = row {
+                assert!(row["median_ns"].as_u64() > Some(0), "{id}");
+            }
+        }
+    }
 }
 
 #[test]

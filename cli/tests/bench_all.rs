@@ -6,10 +6,9 @@ use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use common::{Dir, interrupts_arrive, keeps_to};
+use common::{Dir, interrupts_arrive, keeps_to, pool};
 use serde_json::{Value, json};
 
 /// How long something is waited for that takes a second.
@@ -39,12 +38,6 @@ fn array<'a>(object: &'a Value, key: &str) -> &'a Vec<Value> {
 
 fn string<'a>(object: &'a Value, key: &str) -> &'a str {
     object[key].as_str().unwrap_or_else(|| panic!("{key} is a string: {object}"))
-}
-
-/// One test at a time changes the host's pool of huge pages.
-fn pool() -> MutexGuard<'static, ()> {
-    static POOL: Mutex<()> = Mutex::new(());
-    POOL.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[test]

@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde_json::Value;
 
@@ -82,4 +83,10 @@ pub(crate) fn keeps_to(name: &str, object: &Value) {
         .expect("a schema is a schema");
     let errors: Vec<_> = validator.iter_errors(object).map(|error| error.to_string()).collect();
     assert!(errors.is_empty(), "{errors:#?}");
+}
+
+/// One test at a time uses the host's pool of huge pages, which some change.
+pub(crate) fn pool() -> MutexGuard<'static, ()> {
+    static POOL: Mutex<()> = Mutex::new(());
+    POOL.lock().unwrap_or_else(PoisonError::into_inner)
 }
