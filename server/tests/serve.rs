@@ -198,9 +198,10 @@ fn a_keeper_of_another_test() {
     keeper.run(&Doorbell::new().unwrap()).unwrap();
 }
 
-fn kill(pid: u32) {
+fn send(pid: u32, signal: rustix::process::Signal) {
     let pid = rustix::process::Pid::from_raw(pid.cast_signed()).unwrap();
-    let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+    // It may have ended.
+    let _ = rustix::process::kill_process(pid, signal);
 }
 
 /// Waits for the end of a machine; one that hangs is killed, and the test fails.
@@ -262,7 +263,7 @@ impl Running {
     fn kill_worker(&self) {
         let pid = self.worker.swap(0, Ordering::AcqRel);
         if pid != 0 {
-            kill(pid);
+            send(pid, rustix::process::Signal::KILL);
         }
     }
 
@@ -627,5 +628,33 @@ fn an_upgrade_under_load_is_noticed_by_no_machine_and_another_image_is_refused()
     assert_eq!((sessions + served.sessions, served.left), (18, 0));
     eprintln!("{handed_over} of 18 machines were handed over");
     assert_eq!(fs::read_dir(&folder).unwrap().count(), 2, "no socket is left");
+    fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn thirty_two_clones_are_served_at_once_and_a_stopped_one_holds_up_no_other() {
+    let name = "thirty_two_clones_are_served_at_once_and_a_stopped_one_holds_up_no_other";
+    if is_machine(name) {
+        return;
+    }
+    let folder = folder("clones");
+    let socket = folder.join("sock");
+    let server = Running::start(&socket, &folder.join("packed"), "kill");
+    let mut stopped = machine(name, &socket);
+    server.wait_for("the first", |event| matches!(event, ServeEvent::Connected { .. }));
+    send(stopped.id(), rustix::process::Signal::STOP);
+    let mut clones: Vec<Child> = (0..32).map(|_| machine(name, &socket)).collect();
+    for clone in &mut clones {
+        assert!(end_of(clone).success());
+    }
+    let give_up = Instant::now() + PATIENCE;
+    while uzone_server::status(&socket).unwrap().sessions.len() > 1 {
+        assert!(Instant::now() < give_up, "the sessions of the others do not end");
+    }
+    // It has waited for all of them, and notices nothing.
+    send(stopped.id(), rustix::process::Signal::CONT);
+    assert!(end_of(&mut stopped).success());
+    let (served, _) = server.stop();
+    assert_eq!((served.sessions, served.left, served.deaths), (33, 0, 0));
     fs::remove_dir_all(folder).unwrap();
 }
