@@ -98,6 +98,14 @@ impl Connection {
         }
     }
 
+    /// Returns whether a worker has to look at it: what came may be a whole message, or none. So a monitor that
+    /// sends one byte at a time costs no look for each.
+    pub(crate) fn may_be_whole(&self) -> bool {
+        let bytes = self.bytes.trim_ascii();
+        let is_none = bytes.first().is_some_and(|first| *first != b'[');
+        self.is_ended || is_none || bytes.last() == Some(&b']')
+    }
+
     /// Returns how many descriptors came by it; one more than were taken if there were more.
     pub(crate) fn count_descriptors(&self) -> usize {
         self.fds.len() + usize::from(self.has_more_fds)

@@ -177,6 +177,24 @@ mod tests {
         }
     }
 
+    proptest::proptest! {
+        #[test]
+        fn a_changed_message_is_parsed_or_refused(
+            which in 0..RECORDED.len(),
+            changes in proptest::collection::vec((proptest::prelude::any::<proptest::sample::Index>(), proptest::prelude::any::<u8>()), 1..6),
+        ) {
+            let mut bytes = RECORDED[which].1.as_bytes().to_vec();
+            for (at, byte) in changes {
+                let at = at.index(bytes.len());
+                bytes[at] = byte;
+            }
+            if let Ok(Some((regions, page))) = regions(&bytes) {
+                proptest::prop_assert!((1..=REGIONS).contains(&regions.len()));
+                proptest::prop_assert!(matches!(page.bytes(), SMALL | HUGE));
+            }
+        }
+    }
+
     #[test]
     fn what_is_no_message_is_refused_by_name() {
         let is_error = |text: &str, expected: fn(&HandshakeError) -> bool| {

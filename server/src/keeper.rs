@@ -364,7 +364,7 @@ impl Keeper {
         if connection.is_ended {
             let _ = self.set.remove(&connection.stream);
         }
-        if !self.news.contains(&key) {
+        if connection.may_be_whole() && !self.news.contains(&key) {
             self.news.push_back(key);
         }
     }
