@@ -172,7 +172,7 @@ impl AdoptedMemory {
     /// no fault is pending: those that an earlier run touched, for instance. Pages that are there already and
     /// bytes that there are not are passed over. It returns at once.
     pub fn prefetch(&self, offsets: &[u64]) {
-        if let Some(attached) = &self.attached {
+        if let Some(attached) = self.attached.as_ref().filter(|_| !offsets.is_empty()) {
             attached.prefetch(&Prefetch::new(offsets, self.core.page_size()));
         }
     }

@@ -170,8 +170,9 @@ impl Connection {
 
     /// Ends the process if it handed memory over: its faults would wait for ever. Returns whether that was
     /// done.
-    pub(crate) fn end_if_it_has_memory(self) -> bool {
-        let has_memory = self.fds.into_iter().any(|fd| Remote::adopt(fd).is_ok());
+    pub(crate) fn end_if_it_has_memory(&mut self) -> bool {
+        let has_memory =
+            std::mem::take(&mut self.fds).into_iter().any(|fd| Remote::adopt(fd).is_ok());
         has_memory && self.peer.kill().is_ok()
     }
 

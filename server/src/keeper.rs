@@ -497,6 +497,8 @@ impl Keeper {
 
     /// Acts on what happened in the worker, and logs it.
     fn happened(&mut self, mut event: ServeEvent) {
+        // A connection is closed when this is logged.
+        let mut _closed = None;
         match &mut event {
             ServeEvent::Connected { session, pid, len_bytes, page_bytes, .. } => {
                 let Some(connection) = self.connections.get_mut(session) else { return };
@@ -508,8 +510,9 @@ impl Keeper {
                 }
             }
             ServeEvent::Refused { session, was_killed, .. } => {
-                let Some(connection) = self.connections.remove(session) else { return };
+                let Some(mut connection) = self.connections.remove(session) else { return };
                 *was_killed = self.kills() && connection.end_if_it_has_memory();
+                _closed = Some(connection);
             }
             ServeEvent::Failed { session, was_killed, .. } => {
                 let Some(connection) = self.connections.get(session) else { return };
@@ -570,7 +573,7 @@ impl Keeper {
 
     /// Ends the machines that no worker could be started for.
     fn end_the_waiting(&mut self) {
-        for (session, connection) in std::mem::take(&mut self.connections) {
+        for (session, mut connection) in std::mem::take(&mut self.connections) {
             let reason = format!("no worker could be started within {:?}", self.options.deadline);
             let pid = connection.peer.pid();
             let was_killed = connection.end_if_it_has_memory();
