@@ -20,6 +20,8 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use kvm_bindings::{kvm_regs, kvm_segment, kvm_userspace_memory_region};
+use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use uzone_os::uffd::{Doorbell, Features, KernelFaults, Modes, Registered, Uffd};
 use uzone_os::{Anonymous, Mapping};
@@ -656,5 +658,143 @@ fn thirty_two_clones_are_served_at_once_and_a_stopped_one_holds_up_no_other() {
     assert!(end_of(&mut stopped).success());
     let (served, _) = server.stop();
     assert_eq!((served.sessions, served.left, served.deaths), (33, 0, 0));
+    fs::remove_dir_all(folder).unwrap();
+}
+
+/// What a guest runs, in protected mode without paging: it adds the first word of each page, and combines the last
+/// ones.
+#[rustfmt::skip]
+const GUEST: [u8; 32] = [
+    0xb9, 0, 0, 0, 0,                   // mov ecx, the number of pages
+    0xbe, 0, 0, 0, 0,                   // mov esi, 0
+    0x31, 0xc0,                         // xor eax, eax
+    0x31, 0xd2,                         // xor edx, edx
+    0x03, 0x06,                         // add eax, [esi]
+    0x33, 0x96, 0xfc, 0x0f, 0, 0,       // xor edx, [esi + 4092]
+    0x81, 0xc6, 0, 0x10, 0, 0,          // add esi, 4096
+    0x49,                               // dec ecx
+    0x75, 0xef,                         // jnz to the add
+    0xf4,                               // hlt
+];
+/// Where the code is for the guest: behind its memory.
+const GUEST_CODE: u64 = 256 << 20;
+
+/// A virtual machine with one CPU.
+struct Guest {
+    cpu: VcpuFd,
+    _machine: VmFd,
+    _code: Mapping,
+}
+
+impl Guest {
+    fn new(memory: &Registered) -> Self {
+        let machine = Kvm::new().unwrap().create_vm().unwrap();
+        // Only some hosts need it.
+        let _ = machine.set_tss_address(0xfffb_d000);
+        let code = Mapping::anonymous(ByteLen::new(PAGE), Anonymous::default()).unwrap();
+        let mut bytes = GUEST;
+        bytes[1..5].copy_from_slice(&u32::try_from(PAGES).unwrap().to_le_bytes());
+        code.write_at(0, &bytes).unwrap();
+        for (slot, at, mapping) in [(0, 0, memory.mapping()), (1, GUEST_CODE, &code)] {
+            let region = kvm_userspace_memory_region {
+                slot,
+                flags: 0,
+                guest_phys_addr: at,
+                memory_size: mapping.len().get(),
+                userspace_addr: mapping.addr().get() as u64,
+            };
+            // SAFETY: both mappings outlive the machine, and no slice of them is lent.
+            unsafe { machine.set_user_memory_region(region) }.unwrap();
+        }
+        Self { cpu: machine.create_vcpu(0).unwrap(), _machine: machine, _code: code }
+    }
+
+    /// Runs the code to its end. Returns what it found.
+    fn run(&mut self) -> (u32, u32) {
+        let mut special = self.cpu.get_sregs().unwrap();
+        special.cr0 |= 1;
+        let flat = kvm_segment {
+            limit: u32::MAX,
+            selector: 16,
+            type_: 3,
+            present: 1,
+            db: 1,
+            s: 1,
+            g: 1,
+            ..kvm_segment::default()
+        };
+        special.cs = kvm_segment { selector: 8, type_: 11, ..flat };
+        (special.ds, special.es, special.ss) = (flat, flat, flat);
+        self.cpu.set_sregs(&special).unwrap();
+        let registers = kvm_regs { rip: GUEST_CODE, rflags: 2, ..kvm_regs::default() };
+        self.cpu.set_regs(&registers).unwrap();
+        match self.cpu.run().unwrap() {
+            VcpuExit::Hlt => {}
+            exit => panic!("the guest stops by {exit:?}"),
+        }
+        let registers = self.cpu.get_regs().unwrap();
+        let low = |register: u64| u32::try_from(register & u64::from(u32::MAX)).unwrap();
+        (low(registers.rax), low(registers.rdx))
+    }
+}
+
+/// What the guest has to find if the first `zero` pages are zero.
+fn right_words(zero: u64) -> (u32, u32) {
+    let word = |bytes: &[u8]| u32::from_le_bytes(bytes.try_into().unwrap());
+    (zero..PAGES).map(page_of).fold((0, 0), |(sum, last), page| {
+        (sum.wrapping_add(word(&page[..4])), last ^ word(&page[4092..]))
+    })
+}
+
+/// What a monitor with a guest does: it hands its memory over, and lets the guest walk it, twice, with memory
+/// given back in between.
+fn be_a_monitor(socket: &Path) {
+    let features = Features::EVENT_REMOVE;
+    let uffd = Arc::new(Uffd::open(features, Features::NONE, KernelFaults::Required).unwrap());
+    let mapping = Mapping::anonymous(ByteLen::new(PAGES * PAGE), Anonymous::default()).unwrap();
+    let memory = Registered::new(uffd.clone(), mapping, Modes::MISSING).unwrap();
+    let message = format!(
+        r#"[{{"base_host_virt_addr":{},"size":{},"offset":0,"page_size":4096,"page_size_kib":4096}}]"#,
+        memory.mapping().addr().get(),
+        PAGES * PAGE
+    );
+    let _stream = greet(socket, &message, &[uffd.as_fd()]);
+    let mut guest = Guest::new(&memory);
+    assert_eq!(guest.run(), right_words(0));
+    memory.mapping().discard(0..PAGES / 4 * PAGE).unwrap();
+    assert_eq!(guest.run(), right_words(PAGES / 4));
+}
+
+#[test]
+fn a_guest_of_kvm_finds_its_memory_while_workers_are_killed() {
+    let name = "a_guest_of_kvm_finds_its_memory_while_workers_are_killed";
+    if let Some(socket) = std::env::var_os(MACHINE) {
+        return be_a_monitor(Path::new(&socket));
+    }
+    let opened = Uffd::open(Features::EVENT_REMOVE, Features::NONE, KernelFaults::Required);
+    let reason = match (opened, Kvm::new()) {
+        (Ok(_), Ok(_)) => None,
+        (Err(error), _) => Some(error.to_string()),
+        (_, Err(error)) => Some(format!("/dev/kvm: {error}")),
+    };
+    if let Some(reason) = reason {
+        assert!(std::env::var("REQUIRE_ALL").as_deref() != Ok("1"), "{name}: {reason}");
+        return eprintln!("skipped: {name}: {reason}");
+    }
+    let folder = folder("kvm");
+    let socket = folder.join("sock");
+    let server = Running::start(&socket, &folder.join("packed"), "kill");
+    let mut quiet = machine(name, &socket);
+    assert!(end_of(&mut quiet).success());
+    let mut machines = [(); 3].map(|()| machine(name, &socket));
+    for _ in 0..4 {
+        thread::sleep(Duration::from_millis(20));
+        server.kill_worker();
+    }
+    for machine in &mut machines {
+        assert!(end_of(machine).success());
+    }
+    let (served, _) = server.stop();
+    assert_eq!((served.sessions, served.left), (4, 0));
     fs::remove_dir_all(folder).unwrap();
 }
