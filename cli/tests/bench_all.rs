@@ -53,7 +53,7 @@ fn the_quick_run_has_every_benchmark_in_one_document_and_ends_with_the_summary()
     assert_eq!(bench["benchmark"], "all");
     let parts: Vec<&str> =
         array(&bench, "parameters").iter().map(|part| string(part, "benchmark")).collect();
-    assert_eq!(parts, ["bind", "pin", "zero", "copy", "fault"]);
+    assert_eq!(parts, ["bind", "pin", "zero", "copy", "fault", "snapshot", "restore"]);
     let rows = array(&bench, "results");
     let find = |id: &str| rows.iter().find(|row| row["id"] == id);
     let mut ids: Vec<&str> = rows.iter().map(|row| string(row, "id")).collect();
@@ -78,6 +78,8 @@ fn the_quick_run_has_every_benchmark_in_one_document_and_ends_with_the_summary()
         ("zero", "zero-cold-later/64K-ours"),
         ("copy", "copy-cold-later/64K-ours"),
         ("fault", "fault-seq-memfd-same/auto"),
+        ("snapshot", "snapshot-verify/ours"),
+        ("restore", "restore-seq-same/raw"),
     ] {
         assert_ne!(is_skipped(part), find(row).is_some(), "{part}");
     }

@@ -24,7 +24,7 @@ use kvm_bindings::{kvm_regs, kvm_segment, kvm_userspace_memory_region};
 use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use uzone_os::uffd::{Doorbell, Features, KernelFaults, Modes, Registered, Uffd};
-use uzone_os::{Anonymous, Mapping};
+use uzone_os::{Anonymous, HugeSize, Mapping};
 use uzone_pages::ByteLen;
 use uzone_server::{
     Keeper, OnFailure, Prefetch, ServeError, ServeEvent, Served, ServerOptions, Worker,
@@ -658,6 +658,89 @@ fn thirty_two_clones_are_served_at_once_and_a_stopped_one_holds_up_no_other() {
     assert!(end_of(&mut stopped).success());
     let (served, _) = server.stop();
     assert_eq!((served.sessions, served.left, served.deaths), (33, 0, 0));
+    fs::remove_dir_all(folder).unwrap();
+}
+
+/// A pool of 2 MiB pages that is large enough, and as it was before when this ends.
+struct Pool(String);
+
+impl Pool {
+    const FILE: &str = "/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages";
+
+    /// Adds pages, or returns why that cannot be.
+    fn raise(pages: u64) -> Result<Self, String> {
+        let read = || fs::read_to_string(Self::FILE).map_err(|error| error.to_string());
+        let before = read()?;
+        let total = before.trim().parse::<u64>().map_err(|error| error.to_string())? + pages;
+        fs::write(Self::FILE, total.to_string()).map_err(|error| error.to_string())?;
+        let pool = Self(before);
+        let has = read()?.trim().parse::<u64>().unwrap_or(0);
+        if has >= total { Ok(pool) } else { Err(format!("{has} of {total} pages can be had")) }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        let _ = fs::write(Self::FILE, &self.0);
+    }
+}
+
+/// What a machine of 2 MiB pages does.
+fn be_a_huge_machine(socket: &Path) {
+    let features = Features::EVENT_REMOVE | Features::MISSING_HUGETLB;
+    let uffd = Arc::new(Uffd::open(features, Features::NONE, KernelFaults::IfAllowed).unwrap());
+    let mapping = Mapping::hugetlb(ByteLen::new(PAGES * PAGE), HugeSize::MIB_2).unwrap();
+    let memory = Registered::new(uffd.clone(), mapping, Modes::MISSING).unwrap();
+    let message = format!(
+        r#"[{{"base_host_virt_addr":{},"size":{},"offset":0,"page_size":2097152,"page_size_kib":2097152}}]"#,
+        memory.mapping().addr().get(),
+        PAGES * PAGE
+    );
+    let _stream = greet(socket, &message, &[uffd.as_fd()]);
+    thread::scope(|scope| {
+        for seed in 0..4 {
+            let memory = &memory;
+            scope.spawn(move || {
+                (0..PAGES).for_each(|step| {
+                    let at = (step * 509 + seed * 101) % PAGES;
+                    check(memory, at, &page_of(at));
+                });
+            });
+        }
+    });
+    memory.mapping().discard(0..2 << 20).unwrap();
+    (0..512).for_each(|at| check(&memory, at, &[0; 4096]));
+    (512..PAGES).for_each(|at| check(&memory, at, &page_of(at)));
+}
+
+#[test]
+fn machines_of_huge_pages_are_served_from_frames_of_any_size() {
+    let name = "machines_of_huge_pages_are_served_from_frames_of_any_size";
+    if let Some(socket) = std::env::var_os(MACHINE) {
+        return be_a_huge_machine(Path::new(&socket));
+    }
+    let features = Features::EVENT_REMOVE | Features::MISSING_HUGETLB;
+    let opened = Uffd::open(features, Features::NONE, KernelFaults::IfAllowed);
+    let pool = opened.map_err(|error| error.to_string()).and_then(|_| Pool::raise(8));
+    let _pool = match pool {
+        Ok(pool) => pool,
+        Err(reason) => {
+            assert!(std::env::var("REQUIRE_ALL").as_deref() != Ok("1"), "{name}: {reason}");
+            return eprintln!("skipped: {name}: {reason}");
+        }
+    };
+    let folder = folder("huge");
+    let raw = fs::read(folder.join("raw")).unwrap();
+    let packer = Packer::default().frame(ByteLen::mib(2));
+    packer.pack(&mut &raw[..], &folder.join("frames"), None, &|_| true).unwrap();
+    for image in ["raw", "packed", "frames"] {
+        let socket = folder.join("sock");
+        let server = Running::start(&socket, &folder.join(image), "kill");
+        let mut huge = machine(name, &socket);
+        assert!(end_of(&mut huge).success(), "{image}: {:?}", server.events);
+        let (served, _) = server.stop();
+        assert_eq!((served.sessions, served.left), (1, 0), "{image}");
+    }
     fs::remove_dir_all(folder).unwrap();
 }
 

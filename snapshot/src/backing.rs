@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use uzone_fault::{Backing, BackingError, Window};
-use uzone_pages::{ByteLen, PageSize};
+use uzone_pages::ByteLen;
 
 use crate::ahead::Ahead;
 use crate::cache::Ready;
@@ -119,7 +119,9 @@ impl SnapshotBacking {
     /// Returns where the run of pages from `range.start` on ends that can be filled in the same way: within a
     /// frame, and either zero or not.
     fn end_of_run(&self, range: &Range<u64>, page: u64) -> (u64, bool) {
-        let frame_end = (range.start / self.image.frame_bytes() + 1) * self.image.frame_bytes();
+        // A page may have several frames.
+        let unit = self.image.frame_bytes().max(page);
+        let frame_end = (range.start / unit + 1) * unit;
         let end = range.end.min(frame_end);
         let is_zero = |at: u64| self.is_zero(at, page);
         let first = is_zero(range.start);
@@ -185,7 +187,7 @@ impl Backing for SnapshotBacking {
             let len = usize::try_from(inside - range.start).unwrap_or(usize::MAX);
             return Self::copy(window, range, &frame[stored.start..stored.start + len]);
         }
-        // A parent has smaller frames than this page.
+        // The page has several frames.
         let mut bytes = vec![0; usize::try_from(inside - range.start).unwrap_or(0)];
         self.image.read_at(range.start, &mut bytes).map_err(failed)?;
         Self::copy(window, range, &bytes)
@@ -206,10 +208,6 @@ impl Backing for SnapshotBacking {
 
     fn byte_len(&self) -> Option<ByteLen> {
         Some(ByteLen::new(self.image.byte_len()))
-    }
-
-    fn takes_pages_of(&self, page: PageSize) -> bool {
-        page.bytes() <= self.image.frame_bytes()
     }
 }
 

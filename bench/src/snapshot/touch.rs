@@ -62,12 +62,12 @@ pub(super) fn at_random(material: &Material, session: &mut Session<'_>) -> Resul
     add_read_first(&mut suite, table, material, &pages);
     add_limits(&mut suite, table, material, frames, 1);
     let name = "ours, the reader anywhere";
-    suite.add(Role::Ours, "snapshot-touch-random/ours", name, bytes, 1, {
+    let spec = suite.add(Role::Ours, "snapshot-touch-random/ours", name, bytes, 1, {
         let pages = pages.clone();
         move || lazily(material, &pages, "snapshot-touch-random/ours", None)
     });
-    add_same(&mut suite, table, material, &pages)
-        .headline("touch a page of a packed image at random");
+    spec.headline("touch a page of a packed image at random");
+    add_same(&mut suite, table, material, &pages);
     suite.each_spec(|spec| {
         spec.counts(Some(calls), None);
     });
@@ -190,18 +190,13 @@ fn registered(len: usize) -> Result<Registered, BenchError> {
 }
 
 /// Adds the row of which every thread runs on one CPU.
-fn add_same<'a, 's>(
-    suite: &'s mut Suite<'a>,
-    table: &str,
-    material: &'a Material,
-    pages: &[usize],
-) -> &'s mut crate::report::RowSpec {
+fn add_same<'a>(suite: &mut Suite<'a>, table: &str, material: &'a Material, pages: &[usize]) {
     let (id, pages) = (format!("{table}/ours-same"), pages.to_vec());
     let row = id.clone();
     suite.add(Role::Variant, &id, "ours, all threads on one CPU", 0, 1, move || {
         let cpus = numa::usable(&(0..1024).collect::<Vec<_>>())?;
         lazily(material, &pages, &row, cpus.first().copied())
-    })
+    });
 }
 
 /// Maps the image and touches pages of it, with every thread on `cpu` if there is one.
