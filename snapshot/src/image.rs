@@ -19,7 +19,7 @@ use crate::codec::{self, Decoder};
 use crate::error::SnapshotError;
 use crate::format::{
     self, Codec, FOOTER_LEN, Flaw, ImageRegion, Index, Record, Root, SKIPPABLE_LEN, bit, is_zero,
-    short_hash,
+    stored_hash,
 };
 use crate::source::{FileSource, Source};
 
@@ -61,7 +61,7 @@ impl OpenOptions {
 
     /// Keeps decoded frames in this cache. Images that share it decode a frame once: an image that is opened
     /// several times, and the children of one parent. Without one, an image and its parents have a cache of
-    /// 64 MiB.
+    /// 16 MiB.
     #[must_use]
     pub fn cache(mut self, cache: Arc<FrameCache>) -> Self {
         self.cache = Some(cache);
@@ -194,7 +194,7 @@ impl Image {
         source: Box<dyn Source>,
         options: &OpenOptions,
     ) -> Result<Self, SnapshotError> {
-        let cache = options.cache.clone().unwrap_or_else(|| FrameCache::new(64 << 20));
+        let cache = options.cache.clone().unwrap_or_else(|| FrameCache::new(16 << 20));
         if options.root.is_none() {
             tracing::info!(image = %source.name(), "opened without a root hash: damage is found, forgery is not");
         }
@@ -456,7 +456,7 @@ impl Image {
         let mut scratch = SCRATCH.take();
         scratch.stored.resize(usize::try_from(record.len).unwrap_or(usize::MAX), 0);
         let is_read = self.source.read_ready(offset, &mut scratch.stored).unwrap_or(false)
-            && short_hash(&scratch.stored) == record.hash
+            && stored_hash(&mut scratch.stored) == record.hash
             && scratch.decode(self.index.codec, out).unwrap_or(false);
         SCRATCH.set(scratch);
         is_read
@@ -502,7 +502,7 @@ impl Image {
             len_bytes: u64::from(record.len),
             cause,
         })?;
-        Ok(short_hash(stored) == record.hash)
+        Ok(stored_hash(stored) == record.hash)
     }
 
     /// Reads bytes of the image, decoding what is not in the cache.

@@ -18,7 +18,7 @@ use uzone_pages::ByteLen;
 use crate::codec::Encoder;
 use crate::error::SnapshotError;
 use crate::format::{
-    self, Codec, ImageRegion, Index, ParentLink, Record, Root, is_zero, set_bit, short_hash,
+    self, Codec, ImageRegion, Index, ParentLink, Record, Root, is_zero, set_bit, stored_hash,
 };
 use crate::image::Image;
 use crate::order::Order;
@@ -475,7 +475,7 @@ impl Worker<'_> {
         } else {
             let mut stored = Vec::new();
             encoder.encode(&self.raw, &mut stored)?;
-            let hash = short_hash(&stored);
+            let hash = stored_hash(&mut stored);
             Some((stored, hash))
         };
         Ok(Frame { stored, zero, raw_len })

@@ -10,6 +10,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use uzone_os::file_system;
@@ -29,6 +30,9 @@ pub(crate) const LEVEL: i32 = 3;
 const LONGEST_RUN: usize = 261;
 const LONGEST_ZEROES: usize = 111;
 
+/// How much another image has, whose decoded frames fill the room for those: more than there is room for.
+const OTHER: usize = 48 << 20;
+
 /// Where the files are that the image is made of.
 const DIRECTORIES: [&str; 2] = ["/usr/bin", "/usr/lib"];
 
@@ -45,6 +49,8 @@ pub(crate) struct Material {
     /// The packed image.
     pub(crate) packed: File,
     pub(crate) packed_len: u64,
+    /// Another image, in lz4, of the first [`OTHER`] bytes.
+    other: File,
     /// Of each frame, whether all its bytes are zero.
     pub(crate) is_zero: Vec<bool>,
     /// A word of each page, which is checked when it is touched.
@@ -94,6 +100,7 @@ impl Material {
             threads,
             packed: new_file()?,
             packed_len: 0,
+            other: new_file()?,
             raw,
             frames: (plain, stored),
             frames_len,
@@ -103,6 +110,7 @@ impl Material {
         };
         let (packed, result) = material.pack(Codec::Zstd)?;
         (material.packed, material.packed_len) = (packed, result.file_bytes);
+        (material.other, _) = material.pack_first(len.min(OTHER), Codec::Lz4)?;
         begin(3);
         material.check()?;
         begin(4);
@@ -130,24 +138,38 @@ impl Material {
 
     /// Packs the image, and takes the name of the file away. Returns the file.
     pub(crate) fn pack(&self, codec: Codec) -> Result<(File, Packed), BenchError> {
+        self.pack_first(self.len, codec)
+    }
+
+    /// Packs the first bytes of it.
+    fn pack_first(&self, len: usize, codec: Codec) -> Result<(File, Packed), BenchError> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed); // a name, and nothing else
         let name = format!("uzone-bench-{}-{number}.image", std::process::id());
         let path = self.directory.join(name);
         let packer = Packer::default().codec(codec).threads(self.threads);
         let packer = packer.level(if codec == Codec::Zstd { LEVEL } else { 0 });
-        let packed = packer.pack(&mut self.input(), &path, None, &|_| true)?;
+        let packed = packer.pack(&mut self.input().take(len as u64), &path, None, &|_| true)?;
         let file = File::open(&path);
         std::fs::remove_file(&path).map_err(failed)?;
         Ok((file.map_err(failed)?, packed))
     }
 
     /// Opens the packed image, with room for decoded frames.
-    pub(crate) fn open(&self, cache: ByteLen) -> Result<Image, BenchError> {
-        let file = self.packed.try_clone().map_err(failed)?;
-        let source = FileSource::from_file(file, "the packed image").map_err(failed)?;
-        let options = OpenOptions::default().cache(FrameCache::new(cache.get()));
-        Ok(Image::from_source(Box::new(source), &options)?)
+    pub(crate) fn open(&self, room: ByteLen) -> Result<Image, BenchError> {
+        open(&self.packed, FrameCache::new(room.get()))
+    }
+
+    /// Opens the packed image with room for decoded frames that was used before, as in a process that runs for
+    /// some time: its memory is there, and full of the frames of another image.
+    pub(crate) fn open_later(&self, room: ByteLen) -> Result<Image, BenchError> {
+        let cache = FrameCache::new(room.get());
+        let other = open(&self.other, cache.clone())?;
+        let mut byte = [0];
+        for at in (0..other.byte_len()).step_by(FRAME) {
+            other.read_at(at, &mut byte)?;
+        }
+        open(&self.packed, cache)
     }
 
     /// Compares every byte of the packed image.
@@ -176,6 +198,12 @@ impl Material {
         command.args(["-q", "-c"]).args(arguments);
         Some(command)
     }
+}
+
+fn open(file: &File, cache: Arc<FrameCache>) -> Result<Image, BenchError> {
+    let file = file.try_clone().map_err(failed)?;
+    let source = FileSource::from_file(file, "the packed image").map_err(failed)?;
+    Ok(Image::from_source(Box::new(source), &OpenOptions::default().cache(cache))?)
 }
 
 /// A file that is read from its start, whoever else reads it.
