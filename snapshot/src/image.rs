@@ -11,8 +11,8 @@ use std::cell::RefCell;
 use std::io;
 use std::ops::Range;
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::cache::{FrameCache, Ready};
 use crate::codec::{self, Decoder};
@@ -27,6 +27,8 @@ use crate::source::{FileSource, Source};
 const MAX_DEPTH: usize = 16;
 /// The longest frame that is decoded by a thread that answers faults: others wait meanwhile, for 0.2 ms.
 const LONGEST_READY: u64 = 256 << 10;
+/// How much is read at once where nothing is decoded.
+const READ_BYTES: u64 = 1 << 20;
 /// How many frames of a map share a count of those before them.
 const RANK_FRAMES: u64 = 512;
 
@@ -572,41 +574,37 @@ impl Image {
         self.check_tail()?;
         let frames: Vec<u64> =
             (0..self.index.frames()).filter(|frame| bit(&self.index.stored, *frame)).collect();
-        let (next, done) = (AtomicU64::new(0), AtomicU64::new(0));
+        // Frames that follow each other in the file are read together.
+        let each = if decode { 1 } else { (READ_BYTES / self.frame_bytes()).clamp(1, 64) };
+        let each = usize::try_from(each).unwrap_or(1);
+        let (next, done) = (AtomicUsize::new(0), AtomicU64::new(0));
         let failed = AtomicBool::new(false);
-        let first: std::sync::Mutex<Option<(u64, SnapshotError)>> = std::sync::Mutex::default();
+        let first: Mutex<Option<(usize, SnapshotError)>> = Mutex::default();
         let work = || {
-            let room = if decode { self.frame_bytes() } else { 0 };
-            let mut raw = vec![0; usize::try_from(room).unwrap_or(0)];
-            let mut stored = Vec::new();
+            let mut room = Room::default();
             // Relaxed: the numbers alone are shared, and the scope ends with a join. Threads take frames in
             // order, so the frames before the first failure are all looked at.
             while !failed.load(Ordering::Relaxed) {
-                let turn = next.fetch_add(1, Ordering::Relaxed);
-                let Some(&frame) = usize::try_from(turn).ok().and_then(|turn| frames.get(turn))
-                else {
+                let start = next.fetch_add(each, Ordering::Relaxed);
+                let Some(taken) = frames.get(start..).filter(|rest| !rest.is_empty()) else {
                     break;
                 };
-                let number = usize::try_from(turn).unwrap_or(usize::MAX);
-                let (offset, record) = self.stored(number);
+                let taken = &taken[..each.min(taken.len())];
                 let result = if decode {
-                    let len = usize::try_from(self.index.frame_len(frame)).unwrap_or(0);
-                    self.read_stored(frame, number, &mut raw[..len])
-                        .and_then(|()| self.check_zero_pages(frame, offset, &raw[..len]))
+                    self.check_decoded(start, taken[0], &mut room)
                 } else {
-                    self.check_hash(frame, offset, record, &mut stored)
+                    self.check_hashes(start, taken, &mut room)
                 };
-                if let Err(error) = result {
+                if let Err((number, error)) = result {
                     failed.store(true, Ordering::Relaxed);
-                    let mut first = first.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-                    if first.as_ref().is_none_or(|(at, _)| turn < *at) {
-                        *first = Some((turn, error));
+                    let mut first = first.lock().unwrap_or_else(PoisonError::into_inner);
+                    if first.as_ref().is_none_or(|(at, _)| number < *at) {
+                        *first = Some((number, error));
                     }
                 }
-                progress(
-                    done.fetch_add(u64::from(record.len), Ordering::Relaxed)
-                        + u64::from(record.len),
-                );
+                let records = &self.index.records[start..start + taken.len()];
+                let read: u64 = records.iter().map(|record| u64::from(record.len)).sum();
+                progress(done.fetch_add(read, Ordering::Relaxed) + read);
             }
         };
         std::thread::scope(|scope| {
@@ -615,10 +613,50 @@ impl Image {
             }
             work();
         });
-        match first.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner) {
+        match first.into_inner().unwrap_or_else(PoisonError::into_inner) {
             Some((_, error)) => Err(error),
             None => Ok(frames.len() as u64),
         }
+    }
+
+    /// Decodes a stored frame, and compares it with the map of zero pages.
+    fn check_decoded(
+        &self,
+        number: usize,
+        frame: u64,
+        room: &mut Room,
+    ) -> Result<(), (usize, SnapshotError)> {
+        room.whole.resize(usize::try_from(self.index.frame_len(frame)).unwrap_or(0), 0);
+        self.read_stored(frame, number, &mut room.whole)
+            .and_then(|()| self.check_zero_pages(frame, self.offsets[number], &room.whole))
+            .map_err(|error| (number, error))
+    }
+
+    /// Compares the hashes of stored frames that follow each other. If one does not match, or they cannot be
+    /// read together, each is read alone.
+    fn check_hashes(
+        &self,
+        start: usize,
+        frames: &[u64],
+        room: &mut Room,
+    ) -> Result<(), (usize, SnapshotError)> {
+        let numbers = start..start + frames.len();
+        let parts = self.offsets[numbers.clone()].iter().zip(&self.index.records[numbers]);
+        let from = self.offsets[start];
+        let end = parts.clone().next_back().map_or(from, |(at, record)| at + u64::from(record.len));
+        room.whole.resize(usize::try_from(end - from).unwrap_or(usize::MAX), 0);
+        let is_read = self.source.read_at(from, &mut room.whole).is_ok();
+        for ((at, record), (number, frame)) in parts.zip((start..).zip(frames)) {
+            let inside = usize::try_from(at - from).unwrap_or(usize::MAX);
+            let len = usize::try_from(record.len).unwrap_or(usize::MAX);
+            room.stored.clear();
+            room.stored.extend_from_slice(&room.whole[inside..inside + len]);
+            if !is_read || stored_hash(&mut room.stored) != record.hash {
+                self.check_hash(*frame, *at, *record, &mut room.stored)
+                    .map_err(|error| (number, error))?;
+            }
+        }
+        Ok(())
     }
 
     fn check_hash(
@@ -747,6 +785,15 @@ fn read_index(source: &dyn Source) -> Result<(Index, Root), SnapshotError> {
         return Err(bad("a stored frame is longer than its codec makes it"));
     }
     Ok((index, root))
+}
+
+/// What a thread that verifies keeps.
+#[derive(Default)]
+struct Room {
+    /// Bytes of several stored frames, or of one that is decoded.
+    whole: Vec<u8>,
+    /// Those of one stored frame.
+    stored: Vec<u8>,
 }
 
 /// What a thread keeps from one frame to the next.
