@@ -39,7 +39,13 @@ struct State {
     /// The frames that are kept, from the hand of the clock on.
     clock: VecDeque<Key>,
     bytes: u64,
+    /// Frames that were given up and that no thread reads any more: memory for the next ones, which need not be
+    /// taken from the kernel page by page.
+    spare: Vec<Arc<[u8]>>,
 }
+
+/// How many spare frames are kept at most, which is as many as are often decoded at once.
+const SPARE: usize = 4;
 
 #[derive(Debug)]
 enum Slot {
@@ -147,6 +153,15 @@ impl FrameCache {
         }
     }
 
+    /// Returns memory for a frame that is about to be decoded; what is in it has no meaning.
+    pub(crate) fn room(&self, len: usize) -> Arc<[u8]> {
+        let spare = self.lock().spare.pop();
+        match spare {
+            Some(spare) if spare.len() == len => spare,
+            _ => std::iter::repeat_n(0, len).collect(),
+        }
+    }
+
     /// Returns whether so many bytes can be kept.
     pub(crate) fn has_room_for(&self, len_bytes: u64) -> bool {
         len_bytes <= self.limit_bytes
@@ -166,9 +181,13 @@ impl State {
                     *was_used = false;
                     self.clock.push_back(oldest);
                 }
-                Some(Slot::Kept { bytes, .. }) => {
-                    self.bytes -= bytes.len() as u64;
-                    self.frames.remove(&oldest);
+                Some(Slot::Kept { .. }) => {
+                    if let Some(Slot::Kept { bytes, .. }) = self.frames.remove(&oldest) {
+                        self.bytes -= bytes.len() as u64;
+                        if self.spare.len() < SPARE && Arc::strong_count(&bytes) == 1 {
+                            self.spare.push(bytes);
+                        }
+                    }
                 }
                 _ => {}
             }
@@ -281,6 +300,22 @@ mod tests {
             may_end.wait();
             assert_eq!(waiter.join().unwrap().unwrap()[0], 3);
         });
+    }
+
+    #[test]
+    fn a_frame_that_was_given_up_is_memory_for_another_once_no_thread_reads_it() {
+        let cache = FrameCache::new(100);
+        let first = cache.get_or_decode(key(1), || Ok::<_, ()>(frame(1))).unwrap();
+        drop(cache.get_or_decode(key(2), || Ok::<_, ()>(frame(2))));
+        assert_ne!(cache.room(100).as_ptr(), first.as_ptr(), "it is still read");
+        assert_eq!(first[..], [1; 100]);
+        let second = cache.get(key(2)).unwrap().as_ptr();
+        drop(cache.get_or_decode(key(3), || Ok::<_, ()>(frame(3))));
+        let mut room = cache.room(100);
+        assert_eq!(room.as_ptr(), second);
+        assert!(Arc::get_mut(&mut room).is_some());
+        drop(cache.get_or_decode(key(4), || Ok::<_, ()>(frame(4))));
+        assert_eq!(cache.room(50).len(), 50, "a spare frame of another length is no room");
     }
 
     #[test]

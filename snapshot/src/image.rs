@@ -114,7 +114,7 @@ impl StoredPart<'_> {
             return self.kept().map_or(Ready::No, Ready::Bytes);
         }
         owner.cache.ready_or_decode((owner.root, self.frame), || {
-            let mut bytes: Arc<[u8]> = std::iter::repeat_n(0, self.frame_len()).collect();
+            let mut bytes = owner.cache.room(self.frame_len());
             let out = Arc::get_mut(&mut bytes)?;
             owner.read_stored_ready(self.number, out).then_some(bytes)
         })
@@ -129,8 +129,8 @@ impl StoredPart<'_> {
     pub(crate) fn get(&self) -> Result<Arc<[u8]>, SnapshotError> {
         let owner = self.owner;
         owner.cache.get_or_decode((owner.root, self.frame), || {
-            let mut bytes: Arc<[u8]> = std::iter::repeat_n(0, self.frame_len()).collect();
-            // It is new: there is no other holder. An empty slice would be an error of the decoder.
+            let mut bytes = owner.cache.room(self.frame_len());
+            // There is no other holder. An empty slice would be an error of the decoder.
             let out = Arc::get_mut(&mut bytes).unwrap_or_default();
             owner.read_stored(self.frame, self.number, out)?;
             Ok(bytes)
