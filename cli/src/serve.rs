@@ -15,6 +15,7 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread;
 use std::time::Duration;
 
+use sd_notify::NotifyState;
 use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -281,6 +282,8 @@ fn keep(
         image: args.image.display().to_string(),
         metrics: keeper.metrics(),
     })));
+    // Without a service manager there is no one to be notified.
+    let _ = sd_notify::notify(&[NotifyState::Ready, NotifyState::MainPid(std::process::id())]);
     let (lines, Printer { events, dropped }) = (*out, printer);
     let printer = thread::Builder::new().name("uzone-log".into()).spawn(move || {
         for event in events {
@@ -296,6 +299,7 @@ fn keep(
         }
     })?;
     let Served { sessions, left, deaths, .. } = keeper.run(&stop)?;
+    let _ = sd_notify::notify(&[NotifyState::Stopping]);
     // The last sender, so that the printer ends.
     drop(keeper);
     let _ = printer.join();

@@ -5,8 +5,9 @@ mod common;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::Duration;
 
 use common::{Dir, keeps_to};
 use serde_json::Value;
@@ -94,6 +95,30 @@ fn a_server_says_where_it_listens_names_what_it_refuses_and_ends_with_a_signal()
     assert_eq!((&stopped["worker_deaths"], &stopped["dropped_events"]), (&1.into(), &0.into()));
     assert!(server.wait().expect("it ends").success());
     assert_eq!(dir.names(), ["raw"], "the socket is gone");
+}
+
+#[test]
+fn a_service_manager_is_notified_when_machines_can_connect() {
+    let dir = Dir::new("serve-notify");
+    let (image, socket, manager) = (dir.name("raw"), dir.name("sock"), dir.name("manager"));
+    fs::write(&image, vec![7; 1 << 20]).expect("a file is written");
+    let notified = UnixDatagram::bind(&manager).expect("it listens");
+    notified.set_read_timeout(Some(Duration::from_secs(30))).expect("a time");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
+    command.args(["serve", "--quiet", &image, "--socket", &socket]).env("NOTIFY_SOCKET", &manager);
+    let mut server = command.stdin(Stdio::null()).spawn().expect("the binary under test runs");
+    let mut heard = [0; 256];
+    let len = notified.recv(&mut heard).expect("it is notified");
+    let text = String::from_utf8_lossy(&heard[..len]).into_owned();
+    assert!(
+        text.contains("READY=1") && text.contains(&format!("MAINPID={}", server.id())),
+        "{text}"
+    );
+    drop(UnixStream::connect(&socket).expect("it listens"));
+    signal(&server);
+    let len = notified.recv(&mut heard).expect("it is notified");
+    assert!(String::from_utf8_lossy(&heard[..len]).contains("STOPPING=1"));
+    assert!(server.wait().expect("it ends").success());
 }
 
 #[test]
