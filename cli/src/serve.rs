@@ -25,6 +25,7 @@ use uzone_report::human_duration;
 use uzone_server::{
     Keeper, OnFailure, Prefetch, ServeError, ServeEvent, Served, ServerOptions, Worker,
 };
+use uzone_snapshot::Root;
 
 use crate::exit::{self, Exit, Failure};
 use crate::output::{Output, Report, Style};
@@ -84,6 +85,12 @@ pub(crate) struct Args {
     /// Take the socket and all machines over from the server that runs there: an upgrade. The image must be the same
     #[arg(long)]
     take_over: bool,
+    /// Serve the image with this root hash alone; without it, a forged image is not noticed
+    #[arg(long, value_name = "HASH")]
+    root: Option<Root>,
+    /// How many bytes of decoded frames are kept, for all machines
+    #[arg(long, value_name = "SIZE", default_value = "64M")]
+    cache_bytes: ByteLen,
     /// Answer faults for the process at standard input, which started this one
     #[arg(long, hide = true)]
     worker: bool,
@@ -212,6 +219,8 @@ fn options(args: &Args) -> ServerOptions {
         .deadline(Duration::from_secs(args.deadline))
         .record(args.record.clone())
         .metrics(args.metrics)
+        .root(args.root)
+        .cache(args.cache_bytes)
         .prefetch(match &args.prefetch {
             None => Prefetch::OfImage,
             Some(file) if file.as_os_str() == "none" => Prefetch::No,

@@ -147,9 +147,11 @@ fn an_image_that_cannot_be_served_is_named_with_its_exit_code() {
     let dir = Dir::new("serve-not");
     let (cut, none, socket) = (dir.name("cut"), dir.name("none"), dir.name("sock"));
     fs::write(&cut, vec![7; 5000]).expect("a file is written");
-    for (image, code) in [(&cut, 65), (&none, 66)] {
+    let (raw, root) = (dir.name("raw"), format!("--root={}", "12".repeat(32)));
+    fs::write(&raw, vec![7; 4096]).expect("a file is written");
+    for (image, root, code) in [(&cut, "-v", 65), (&none, "-v", 66), (&raw, &root, 65)] {
         let output = Command::new(env!("CARGO_BIN_EXE_uzone"))
-            .args(["serve", image, "--socket", &socket])
+            .args(["serve", root, image, "--socket", &socket])
             .output()
             .expect("the binary under test runs");
         let message = String::from_utf8(output.stderr).expect("text");

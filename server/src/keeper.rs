@@ -291,8 +291,8 @@ impl Keeper {
 
     /// Ends the worker.
     fn end(&mut self) -> Served {
-        self.worker = None;
         self.answer_all();
+        self.worker = None;
         self.served
     }
 

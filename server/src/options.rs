@@ -4,6 +4,9 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use uzone_pages::ByteLen;
+use uzone_snapshot::Root;
+
 /// What becomes of a machine that touches a page which cannot be produced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum OnFailure {
@@ -17,6 +20,9 @@ pub enum OnFailure {
     Hold,
 }
 
+/// Room for decoded frames.
+const CACHE: ByteLen = ByteLen::mib(64);
+
 /// How machines are served. A keeper and its worker have the same.
 #[derive(Clone, Debug)]
 pub struct ServerOptions {
@@ -26,6 +32,8 @@ pub struct ServerOptions {
     pub(crate) record: Option<PathBuf>,
     pub(crate) prefetch: Prefetch,
     pub(crate) metrics: Option<SocketAddr>,
+    pub(crate) root: Option<Root>,
+    pub(crate) cache: ByteLen,
 }
 
 /// Which pages are installed before a machine touches them.
@@ -44,7 +52,16 @@ impl Default for ServerOptions {
     fn default() -> Self {
         let (mode, on_failure) = (0o600, OnFailure::default());
         let (deadline, prefetch) = (Duration::from_secs(30), Prefetch::default());
-        Self { mode, on_failure, deadline, record: None, prefetch, metrics: None }
+        Self {
+            mode,
+            on_failure,
+            deadline,
+            record: None,
+            prefetch,
+            metrics: None,
+            root: None,
+            cache: CACHE,
+        }
     }
 }
 
@@ -92,6 +109,21 @@ impl ServerOptions {
     #[must_use]
     pub fn metrics(mut self, address: impl Into<Option<SocketAddr>>) -> Self {
         self.metrics = address.into();
+        self
+    }
+
+    /// Requires this root hash of the image, which makes its bytes authentic: without it, hashes show damage
+    /// and not forgery. Raw memory has none.
+    #[must_use]
+    pub fn root(mut self, root: impl Into<Option<Root>>) -> Self {
+        self.root = root.into();
+        self
+    }
+
+    /// Sets how many bytes of decoded frames are kept, for all machines: 64 MiB by default.
+    #[must_use]
+    pub fn cache(mut self, cache: ByteLen) -> Self {
+        self.cache = cache;
         self
     }
 }

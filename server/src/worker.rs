@@ -16,7 +16,7 @@ use uzone_fault::{
 };
 use uzone_os::MessageSocket;
 use uzone_os::uffd::{EventSet, ReadyKeys};
-use uzone_snapshot::{Image, OpenOptions, SnapshotBacking, SnapshotError};
+use uzone_snapshot::{FrameCache, Image, OpenOptions, SnapshotBacking, SnapshotError};
 
 use crate::connection::Connection;
 use crate::error::ServeError;
@@ -68,7 +68,7 @@ impl Worker {
     /// # Errors
     /// [`ServeError`]: the image cannot be read, or a thread is refused.
     pub fn open(image: &Path, options: ServerOptions) -> Result<Self, ServeError> {
-        let Opened { backing, image, working_set, page_bytes } = open(image)?;
+        let Opened { backing, image, working_set, page_bytes } = open(image, &options)?;
         let unusable = |path: &Path, cause| ServeError::WorkingSet { path: path.to_owned(), cause };
         let pages = match &options.prefetch {
             Prefetch::OfImage => working_set,
@@ -317,15 +317,19 @@ struct Opened {
 /// Opens a packed image, or the raw bytes of memory. A packed image that lost its end would look like raw
 /// bytes, and a machine would get what is compressed for its memory: so a file that starts as a packed image
 /// does, or is not whole pages, is not taken for raw.
-fn open(path: &Path) -> Result<Opened, ServeError> {
-    let not_packed = match Image::open(path, &OpenOptions::default()) {
+fn open(path: &Path, options: &ServerOptions) -> Result<Opened, ServeError> {
+    let mut how = OpenOptions::default().cache(FrameCache::new(options.cache.get()));
+    if let Some(root) = options.root {
+        how = how.root(root);
+    }
+    let not_packed = match Image::open(path, &how) {
         Ok(image) => {
             let (working_set, page_bytes) = (image.working_set().to_vec(), image.page_bytes());
             let name = image.root().to_string();
             let backing = Arc::new(SnapshotBacking::new(Arc::new(image)));
             return Ok(Opened { backing, image: name, working_set, page_bytes });
         }
-        Err(error @ SnapshotError::NotAnImage { .. }) => error,
+        Err(error @ SnapshotError::NotAnImage { .. }) if options.root.is_none() => error,
         Err(error) => return Err(error.into()),
     };
     let failed = |cause| {
