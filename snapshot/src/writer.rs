@@ -1,8 +1,9 @@
 //! Writing an image: [`Packer`].
 //!
-//! One thread after the other reads the next frame of the input, compresses and hashes it, and writes it when
-//! its turn comes. So the input is read in order, frames are written in order, and at most two frames a thread
-//! are in memory. The file has no name until all of it is on the device.
+//! One thread after the other reads the next frame of the input, compresses and hashes it, and puts it into a
+//! buffer when its turn comes; one that has filled the buffer writes it, while the others fill the next. So the
+//! input is read in order, frames are written in order, and at most two frames a thread and some MiB are in
+//! memory. The file has no name until all of it is on the device.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -200,10 +201,13 @@ impl Packer {
                 waiting: BTreeMap::new(),
                 next: 0,
                 buffer: Vec::new(),
+                is_writing: false,
+                spare: Vec::new(),
                 index,
                 stop: None,
             }),
             moved: Condvar::new(),
+            written: Condvar::new(),
             window: self.threads as u64 * 2,
         };
         let work = || {
@@ -334,8 +338,10 @@ struct Turns<'a> {
     input: Mutex<Input<'a>>,
     // Never waits for `input` while it is held.
     output: Mutex<Output<'a>>,
-    /// Frames were written, or it is over.
+    /// Frames were collected, or it is over.
     moved: Condvar,
+    /// What a thread wrote is written, or it is over.
+    written: Condvar,
     /// How many frames may be between the oldest that is not written and the newest that was read.
     window: u64,
 }
@@ -352,7 +358,12 @@ struct Output<'a> {
     /// Frames whose turn has not come.
     waiting: BTreeMap<u64, Frame>,
     next: u64,
+    /// What is written next, in the order of the file.
     buffer: Vec<u8>,
+    /// Whether a thread writes what came before it.
+    is_writing: bool,
+    /// An empty buffer, for when that one is written.
+    spare: Vec<u8>,
     index: Index,
     stop: Option<SnapshotError>,
 }
@@ -374,6 +385,29 @@ impl Turns<'_> {
     fn stop(&self, error: SnapshotError) {
         lock(&self.output).stop.get_or_insert(error);
         self.moved.notify_all();
+        self.written.notify_all();
+    }
+
+    /// Writes what is collected if that is enough. The others collect meanwhile, as much again.
+    fn write_full(&self, mut output: MutexGuard<'_, Output<'_>>) -> Result<(), SnapshotError> {
+        while output.is_writing && output.buffer.len() >= WRITE_BYTES && output.stop.is_none() {
+            output = self.written.wait(output).unwrap_or_else(PoisonError::into_inner);
+        }
+        if output.is_writing || output.buffer.len() < WRITE_BYTES {
+            return Ok(());
+        }
+        output.is_writing = true;
+        let spare = std::mem::take(&mut output.spare);
+        let mut full = std::mem::replace(&mut output.buffer, spare);
+        let file = output.file;
+        drop(output);
+        let written = write(file, &full);
+        full.clear();
+        let mut output = lock(&self.output);
+        (output.is_writing, output.spare) = (false, full);
+        drop(output);
+        self.written.notify_all();
+        written
     }
 
     /// Waits until frame `number` is within the window. Returns whether to go on.
@@ -421,8 +455,8 @@ impl Worker<'_> {
                 return Ok(());
             }
             output.waiting.insert(number, frame);
-            let done = output.write_ready(self.around)?;
-            drop(output);
+            let done = output.collect_ready(self.around);
+            turns.write_full(output)?;
             if let Some(frames) = done {
                 turns.moved.notify_all();
                 if !progress(frames * self.packer.frame.get()) {
@@ -498,8 +532,8 @@ impl Worker<'_> {
 const WRITE_BYTES: usize = 1 << 20;
 
 impl Output<'_> {
-    /// Writes the frames whose turn it is. Returns how many are written if any was.
-    fn write_ready(&mut self, around: u64) -> Result<Option<u64>, SnapshotError> {
+    /// Puts the frames whose turn it is where they are written from. Returns how many are behind that if any was.
+    fn collect_ready(&mut self, around: u64) -> Option<u64> {
         let before = self.next;
         while let Some(frame) = self.waiting.remove(&self.next) {
             let index = &mut self.index;
@@ -519,22 +553,8 @@ impl Output<'_> {
                 self.buffer.extend(stored);
             }
             self.next += 1;
-            if self.buffer.len() >= WRITE_BYTES {
-                self.flush()?;
-            }
         }
-        Ok((self.next > before).then_some(self.next))
-    }
-
-    fn flush(&mut self) -> Result<(), SnapshotError> {
-        let mut file = self.file;
-        file.write_all(&self.buffer).map_err(|cause| SnapshotError::Write {
-            path: PathBuf::from("the new image"),
-            step: "write",
-            cause,
-        })?;
-        self.buffer.clear();
-        Ok(())
+        (self.next > before).then_some(self.next)
     }
 
     /// Writes what follows the frames.
@@ -579,9 +599,18 @@ impl Output<'_> {
             stored_frames: index.records.len() as u64,
         };
         self.buffer.extend(tail);
-        self.flush().map_err(|error| error.at(path))?;
+        write(self.file, &self.buffer).map_err(|error| error.at(path))?;
         Ok(packed)
     }
+}
+
+/// Writes bytes behind those that are there.
+fn write(mut file: &File, bytes: &[u8]) -> Result<(), SnapshotError> {
+    file.write_all(bytes).map_err(|cause| SnapshotError::Write {
+        path: PathBuf::from("the new image"),
+        step: "write",
+        cause,
+    })
 }
 
 impl SnapshotError {
