@@ -5,7 +5,7 @@
 //!
 //! | table | asks |
 //! |---|---|
-//! | `snapshot-pack`, `snapshot-unpack` | how fast an image is written and undone, beside `zstd` and beside frames alone |
+//! | `snapshot-pack`, `snapshot-unpack` | how fast an image is written and undone, beside `zstd` and frames |
 //! | `snapshot-read` | 64 KiB at a random place |
 //! | `snapshot-verify` | every hash, beside BLAKE3 alone |
 //! | `snapshot-touch-seq`, `snapshot-touch-random` | a lazily mapped image, beside reading all of it first |

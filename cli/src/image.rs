@@ -35,9 +35,9 @@ const EXITS: [Exit; 8] = [
 /// until then it has no name.
 ///
 /// A Firecracker snapshot is the memory file of a full snapshot and those of diffs, the oldest first. What a
-/// diff has is known from the holes of its file, which is right on the file that Firecracker wrote, and wrong on
-/// a copy that has other holes. Files on hugetlbfs, on a tmpfs with huge pages, and on file systems without
-/// holes are refused by name.
+/// diff has is known from the holes of its file, which is right on the file that Firecracker wrote, and wrong
+/// on a copy that has other holes. Files on hugetlbfs, on a tmpfs with huge pages, and on file systems
+/// without holes are refused by name.
 #[derive(Debug, clap::Args)]
 #[command(allow_missing_positional = true)]
 #[command(after_help = exit::help("uzone pack --firecracker vm.mem --diff vm.mem.1 vm.img", &EXITS))]
@@ -78,12 +78,12 @@ pub(crate) struct PackArgs {
     /// Take down the pages that a run touched: their numbers in order, one a line
     #[arg(long, value_name = "FILE")]
     working_set: Option<PathBuf>,
-    /// Pack these pages together, before all others: their numbers in order, one a line, as a run touches them.
-    /// `zstd -d` then gives the pages in that order
+    /// Pack these pages together, before all others: their numbers in order, one a line, as a run touches
+    /// them. `zstd -d` then gives the pages in that order
     #[arg(long, value_name = "FILE", conflicts_with_all = ["firecracker", "parent"])]
     order: Option<PathBuf>,
-    /// The input is an image: pack its bytes anew, with those of the images below it. It keeps its regions, its
-    /// working set, and the sizes of its pages and frames
+    /// The input is an image: pack its bytes anew, with those of the images below it. It keeps its regions,
+    /// its working set, and the sizes of its pages and frames
     #[arg(long, conflicts_with = "firecracker")]
     rebase: bool,
     #[command(flatten)]

@@ -1,5 +1,6 @@
 //! What there is room for in a directory, and files in it that have no name, for good or until they are
-//! finished: [`room`], [`nameless_file`], [`NewFile`]. The holes of sparse files: [`next_data`], [`hole_problem`].
+//! finished: [`room`], [`nameless_file`], [`NewFile`]. The holes of sparse files: [`next_data`],
+//! [`hole_problem`].
 //!
 //! The room is a snapshot: other processes write too, and a quota of the user is not in it, so a write can
 //! still fail. A file without a name is gone with its last descriptor, however the process ends.

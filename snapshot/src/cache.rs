@@ -39,8 +39,8 @@ struct State {
     /// The frames that are kept, from the hand of the clock on.
     clock: VecDeque<Key>,
     bytes: u64,
-    /// Frames that were given up and that no thread reads any more: memory for the next ones, which need not be
-    /// taken from the kernel page by page.
+    /// Frames that were given up and that no thread reads any more: memory for the next ones, which need not
+    /// be taken from the kernel page by page.
     spare: Vec<Arc<[u8]>>,
 }
 
@@ -110,8 +110,8 @@ impl FrameCache {
         Ok(bytes)
     }
 
-    /// Returns a frame without waiting: if it is kept, or else decoded by `decode`, which returns `None` if it
-    /// would have to wait itself.
+    /// Returns a frame without waiting: if it is kept, or else decoded by `decode`, which returns `None` if
+    /// it would have to wait itself.
     pub(crate) fn ready_or_decode(
         &self,
         key: Key,
@@ -135,8 +135,8 @@ impl FrameCache {
         Ready::Bytes(bytes)
     }
 
-    /// Returns a frame that was [`Ready::Soon`], after waiting for the thread that decodes it; `None` if it is
-    /// not kept then.
+    /// Returns a frame that was [`Ready::Soon`], after waiting for the thread that decodes it; `None` if it
+    /// is not kept then.
     pub(crate) fn soon(&self, key: Key) -> Option<Arc<[u8]>> {
         let mut state = self.lock();
         loop {

@@ -210,8 +210,8 @@ impl Index {
         self.image_len >> self.page_shift
     }
 
-    /// Returns where the byte at `offset` of the image is packed, and up to where in the image the bytes behind
-    /// it follow there, at most up to `end`.
+    /// Returns where the byte at `offset` of the image is packed, and up to where in the image the bytes
+    /// behind it follow there, at most up to `end`.
     pub(crate) fn packed_at(&self, offset: u64, end: u64) -> (u64, u64) {
         if self.order.is_empty() {
             return (offset, end);
@@ -499,14 +499,14 @@ pub(crate) fn short_hash(bytes: &[u8]) -> [u8; 16] {
     array(blake3::hash(bytes).as_bytes(), 0)
 }
 
-/// How many bytes BLAKE3 hashes side by side where a CPU has the widest registers: 16 chunks of 1 KiB. It takes
-/// three times as long for a chunk less.
+/// How many bytes BLAKE3 hashes side by side where a CPU has the widest registers: 16 chunks of 1 KiB. It
+/// takes three times as long for a chunk less.
 const HASHED_TOGETHER: usize = 16 << 10;
 /// One chunk, which nothing is hashed beside.
 const CHUNK: usize = 1 << 10;
 
-/// Returns the hash of stored bytes that a record has: of more than a chunk, with zeroes up to a multiple of 16
-/// KiB behind them. `stored` is as it was, and has room for the zeroes.
+/// Returns the hash of stored bytes that a record has: of more than a chunk, with zeroes up to a multiple of
+/// 16 KiB behind them. `stored` is as it was, and has room for the zeroes.
 pub(crate) fn stored_hash(stored: &mut Vec<u8>) -> [u8; 16] {
     let len = stored.len();
     if len > CHUNK {

@@ -347,8 +347,8 @@ impl Image {
         counts
     }
 
-    /// Returns where the pages are, in at most `most` parts of equal length, each of whole frames; the last may
-    /// be shorter.
+    /// Returns where the pages are, in at most `most` parts of equal length, each of whole frames; the last
+    /// may be shorter.
     #[must_use]
     pub fn page_counts(&self, most: usize) -> Vec<PageCounts> {
         let frames = self.index.frames();
@@ -519,8 +519,8 @@ impl Image {
         })
     }
 
-    /// Reads bytes of the image. A frame of which all bytes are asked for does not fill the cache; one that is
-    /// asked for in parts does, so that it is decoded once.
+    /// Reads bytes of the image. A frame of which all bytes are asked for does not fill the cache; one that
+    /// is asked for in parts does, so that it is decoded once.
     pub(crate) fn read_through(&self, offset: u64, out: &mut [u8]) -> Result<(), SnapshotError> {
         self.for_extents(offset, out, |stored, part| {
             if part.len() == stored.frame_len() {

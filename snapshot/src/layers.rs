@@ -42,8 +42,8 @@ impl Layers {
     /// and its holes are zeroes.
     ///
     /// # Errors
-    /// [`SnapshotError::Holes`] if a diff does not show which pages it has, [`SnapshotError::OtherLength`] if it
-    /// is not one of this memory, [`SnapshotError::Read`] if a file cannot be opened.
+    /// [`SnapshotError::Holes`] if a diff does not show which pages it has, [`SnapshotError::OtherLength`] if
+    /// it is not one of this memory, [`SnapshotError::Read`] if a file cannot be opened.
     pub fn open(base: &Path, diffs: &[PathBuf], takes_all: bool) -> Result<Self, SnapshotError> {
         let (base, len) = open(base)?;
         let diffs = diffs.iter().map(|path| {

@@ -21,8 +21,8 @@ pub trait Source: Send + Sync {
     /// The error of the system, [`io::ErrorKind::UnexpectedEof`] if there are not as many.
     fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()>;
 
-    /// Reads bytes as [`Source::read_at`] does if that takes no device and no network. Returns whether it did;
-    /// by default it never does.
+    /// Reads bytes as [`Source::read_at`] does if that takes no device and no network. Returns whether it
+    /// did; by default it never does.
     ///
     /// # Errors
     /// As for [`Source::read_at`].

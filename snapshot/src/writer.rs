@@ -1,9 +1,9 @@
 //! Writing an image: [`Packer`].
 //!
 //! One thread after the other reads the next frame of the input, compresses and hashes it, and puts it into a
-//! buffer when its turn comes; one that has filled the buffer writes it, while the others fill the next. So the
-//! input is read in order, frames are written in order, and at most two frames a thread and some MiB are in
-//! memory. The file has no name until all of it is on the device.
+//! buffer when its turn comes; one that has filled the buffer writes it, while the others fill the next. So
+//! the input is read in order, frames are written in order, and at most two frames a thread and some MiB are
+//! in memory. The file has no name until all of it is on the device.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -121,8 +121,8 @@ impl Packer {
     }
 
     /// Sets the pages that are packed first, together and in that order: those that a run touches need fewer
-    /// frames then. It takes a [`Packer::pack_source`], and goes with no parent. Pages that are not in the image,
-    /// and a last page that is shorter than the others, are left out.
+    /// frames then. It takes a [`Packer::pack_source`], and goes with no parent. Pages that are not in the
+    /// image, and a last page that is shorter than the others, are left out.
     #[must_use]
     pub fn order(mut self, pages: Vec<u64>) -> Self {
         self.order = pages;
@@ -532,7 +532,8 @@ impl Worker<'_> {
 const WRITE_BYTES: usize = 1 << 20;
 
 impl Output<'_> {
-    /// Puts the frames whose turn it is where they are written from. Returns how many are behind that if any was.
+    /// Puts the frames whose turn it is where they are written from. Returns how many are behind that if any
+    /// was.
     fn collect_ready(&mut self, around: u64) -> Option<u64> {
         let before = self.next;
         while let Some(frame) = self.waiting.remove(&self.next) {

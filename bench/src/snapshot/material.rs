@@ -160,8 +160,8 @@ impl Material {
         open(&self.packed, FrameCache::new(room.get()))
     }
 
-    /// Opens the packed image with room for decoded frames that was used before, as in a process that runs for
-    /// some time: its memory is there, and full of the frames of another image.
+    /// Opens the packed image with room for decoded frames that was used before, as in a process that runs
+    /// for some time: its memory is there, and full of the frames of another image.
     pub(crate) fn open_later(&self, room: ByteLen) -> Result<Image, BenchError> {
         let cache = FrameCache::new(room.get());
         let other = open(&self.other, cache.clone())?;

@@ -197,13 +197,7 @@ pub(super) fn read(material: &Material, session: &mut Session<'_>) -> Result<(),
         Ok(started.elapsed())
     });
     suite.add(Role::Peer, "snapshot-read/raw", "preadv of the raw bytes", bytes, 1, || {
-        let mut out = vec![0; FRAME];
-        let started = Instant::now();
-        for offset in &offsets {
-            material.raw.read_exact_at(&mut out, *offset).map_err(failed)?;
-            black_box(&out);
-        }
-        Ok(started.elapsed())
+        read_raw(material, &offsets)
     });
     let rows = [
         ("ours", "ours, decoded each time", ByteLen::ZERO, Role::Ours),
@@ -237,6 +231,17 @@ pub(super) fn read(material: &Material, session: &mut Session<'_>) -> Result<(),
          decodes without the hash",
     );
     Ok(())
+}
+
+/// Reads the raw bytes of a frame at each offset.
+fn read_raw(material: &Material, offsets: &[u64]) -> Result<Duration, BenchError> {
+    let mut out = vec![0; FRAME];
+    let started = Instant::now();
+    for offset in offsets {
+        material.raw.read_exact_at(&mut out, *offset).map_err(failed)?;
+        black_box(&out);
+    }
+    Ok(started.elapsed())
 }
 
 /// Reads a frame at each offset by another implementation.

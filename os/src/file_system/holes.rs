@@ -122,8 +122,8 @@ const KNOWN: [(u64, &str, Known); 21] = [
 
 const TMPFS: u64 = 0x0102_1994;
 
-/// Returns why the holes of a file do not show which pages of `page_bytes` were written, or `None` if they do,
-/// as far as the file system is concerned: a copy may have other holes.
+/// Returns why the holes of a file do not show which pages of `page_bytes` were written, or `None` if they
+/// do, as far as the file system is concerned: a copy may have other holes.
 ///
 /// # Errors
 /// The error of fstat(2), fstatfs(2) or lseek(2).
