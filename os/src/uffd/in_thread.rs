@@ -2,7 +2,7 @@
 //! [`Features::SIGBUS`](crate::uffd::Features::SIGBUS).
 //!
 //! Such a userfaultfd reports nothing. The kernel raises `SIGBUS` in the thread that touches a missing page, and
-//! the one handler of this process ([`bus`](crate::bus)) fills the page and its neighbours and returns; the
+//! the one handler of this process ([`bus`]) fills the page and its neighbours and returns; the
 //! access is repeated. No other thread is woken, which is most of what a fault costs on a virtual machine.
 //!
 //! What runs in the handler takes no lock, allocates nothing and touches no memory that is mapped lazily: bytes
