@@ -172,8 +172,8 @@ impl<'a> Restore<'a> {
         Ok(())
     }
 
-    /// Starts an engine whose reader runs where the handler does; its I/O threads run on any CPU where that is
-    /// not the CPU of the machine.
+    /// Starts an engine whose reader runs where the handler does; its I/O threads run on any CPU where that
+    /// is not the CPU of the machine.
     fn engine(&self) -> Result<Engine, BenchError> {
         let options = EngineOptions::default().readers(NonZeroUsize::MIN);
         if self.placement.spin.is_some() {

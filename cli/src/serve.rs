@@ -48,11 +48,11 @@ const EXITS: [Exit; 9] = [
 /// snapshot. Each page is read, and verified if the image is packed, when the machine touches it. Many
 /// machines can be served at once.
 ///
-/// The first SIGINT or SIGTERM ends the accepting of machines, and the command when the last machine has ended. The
-/// second ends it at once: machines that are left wait for ever at the next page that they lack.
+/// The first SIGINT or SIGTERM ends the accepting of machines, and the command when the last machine has
+/// ended. The second ends it at once: machines that are left wait for ever at the next page that they lack.
 ///
-/// Faults are answered by a process of its own. If that dies, the next one takes over all machines, which notice a
-/// pause and nothing else.
+/// Faults are answered by a process of its own. If that dies, the next one takes over all machines, which
+/// notice a pause and nothing else.
 #[derive(Debug, clap::Args)]
 #[command(after_help = exit::help("uzone serve --socket /run/vm.sock memory.img", &EXITS))]
 pub(crate) struct Args {
@@ -70,19 +70,20 @@ pub(crate) struct Args {
     /// After how many seconds a page counts as one that cannot be produced
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     deadline: u64,
-    /// Record in FILE which pages machines touch, in that order, beside those that it has; faults are answered
-    /// one page at a time then
+    /// Record in FILE which pages machines touch, in that order, beside those that it has; faults are
+    /// answered one page at a time then
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
-    /// The pages to install before they are touched: a file of --record, or `none` [default: the working set of the
-    /// image]
+    /// The pages to install before they are touched: a file of --record, or `none` [default: the working set
+    /// of the image]
     #[arg(long, value_name = "FILE")]
     prefetch: Option<PathBuf>,
-    /// Serve metrics for Prometheus by HTTP at ADDRESS:PORT, to all who can reach it; the control socket has them in any
-    /// case
+    /// Serve metrics for Prometheus by HTTP at ADDRESS:PORT, to all who can reach it; the control socket has
+    /// them in any case
     #[arg(long, value_name = "ADDRESS")]
     metrics: Option<SocketAddr>,
-    /// Take the socket and all machines over from the server that runs there: an upgrade. The image must be the same
+    /// Take the socket and all machines over from the server that runs there: an upgrade. The image must be
+    /// the same
     #[arg(long)]
     take_over: bool,
     /// Serve the image with this root hash alone; without it, a forged image is not noticed

@@ -51,8 +51,8 @@ impl Engine {
 
     /// Answers as [`Engine::adopt`] does, and keeps in `log` ([`AdoptedMemory::log`], of the same regions)
     /// which pages were given back. A process that holds the log's descriptor and that of the memory can so
-    /// let another one answer if this one is killed. Pages that are marked in the log are zero, and faults that an
-    /// earlier process left are reported again.
+    /// let another one answer if this one is killed. Pages that are marked in the log are zero, and faults
+    /// that an earlier process left are reported again.
     ///
     /// # Errors
     /// As for [`Engine::adopt`].

@@ -1,5 +1,5 @@
-//! Huge pages for what is filled: [`LazyMapping::collapse`](crate::LazyMapping::collapse), and a thread that collapses a mapping in which
-//! no page was filled for a while.
+//! Huge pages for what is filled: [`LazyMapping::collapse`](crate::LazyMapping::collapse), and a thread that
+//! collapses a mapping in which no page was filled for a while.
 //!
 //! A huge page is made of 2 MiB that are filled wholly; a page that is missing there has to raise an event
 //! when it is touched, so the kernel makes none of them. Zeroes that take no memory are given some first.

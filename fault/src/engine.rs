@@ -155,14 +155,7 @@ impl Engine {
         producer.serves(&core, room);
         let attached =
             self.attach(FaultMemory::Own(memory.clone()), None, core.clone(), options, room)?;
-        let answered = in_thread.and_then(|(place, source)| {
-            let window = in_thread_window(options, core.backing().largest_window(), &source);
-            let answering = InThread::start(place, memory.clone(), source, window);
-            answering.map(Arc::new).map_err(|_| "the userfaultfd reports faults")
-        });
-        if let Ok(in_thread) = &answered {
-            core.answered_in_thread(in_thread);
-        }
+        let answered = answer_in_thread(in_thread, &memory, &core, options);
         let mut mapping = LazyMapping::new(attached, memory, core, room, tracker, answered);
         if let Some(quiet) = options.collapse_when_settled {
             mapping.collapse_when_settled(quiet).map_err(MapError::Thread)?;
@@ -258,6 +251,21 @@ impl Engine {
         let reader = reader.unwrap_or_else(|| unreachable!("an engine has a reader"));
         reader.join(source).map_err(MapError::Thread)
     }
+}
+
+/// Lets the threads of a mapping answer its faults, if they can.
+fn answer_in_thread(
+    answering: Answering,
+    memory: &Arc<Registered>,
+    core: &Core,
+    options: &LazyOptions,
+) -> Result<Arc<InThread>, &'static str> {
+    let (place, source) = answering?;
+    let window = in_thread_window(options, core.backing().largest_window(), &source);
+    let in_thread = InThread::start(place, memory.clone(), source, window);
+    let in_thread = Arc::new(in_thread.map_err(|_| "the userfaultfd reports faults")?);
+    core.answered_in_thread(&in_thread);
+    Ok(in_thread)
 }
 
 /// Returns which pages a fault maps that a thread answers itself.

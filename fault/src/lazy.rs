@@ -268,8 +268,9 @@ impl LazyMapping {
         Ok(evicted)
     }
 
-    /// Gives back pages that a thread filled for itself, whose words have not been told. They are owned
-    /// meanwhile, so that none is pinned; a thread that touches one fills it again at once, with the same bytes.
+    /// Gives back pages that a thread filled for itself, whose words are still absent. They are owned
+    /// meanwhile, so that none is pinned; a thread that touches one fills it again at once, with the same
+    /// bytes.
     fn evict_unknown(&self, in_thread: &InThread, pages: Range<u64>) -> Result<u64, LazyError> {
         let contents = self.core.contents();
         let (mut evicted, mut at) = (0, pages.start);

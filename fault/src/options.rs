@@ -36,8 +36,9 @@ pub enum Answer {
     /// ([`KernelFaults`]) and the mapping allows it; otherwise a reader.
     #[default]
     Auto,
-    /// The thread that takes a fault, by a handler of `SIGBUS`, if the mapping allows it: then no other thread
-    /// has to be woken. [`LazyMapping::answered_by`](crate::LazyMapping::answered_by) states who it is.
+    /// The thread that takes a fault, by a handler of `SIGBUS`, if the mapping allows it: then no other
+    /// thread has to be woken. [`LazyMapping::answered_by`](crate::LazyMapping::answered_by) states who it
+    /// is.
     ///
     /// A system call that is given a missing page fails with `EFAULT`: pin the pages first. A thread that
     /// blocks `SIGBUS` dies of a fault. Never for memory of a KVM guest.

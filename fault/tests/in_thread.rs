@@ -1,5 +1,5 @@
-//! Faults answered by the threads that take them: the same bytes, pins, evictions and errors as with a reader,
-//! and a reader where that cannot be.
+//! Faults answered by the threads that take them: the same bytes, pins, evictions and errors as with a
+//! reader, and a reader where that cannot be.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
 

@@ -11,9 +11,13 @@ use serde::{Deserialize, Serialize};
 use uzone_os::peer::{self, Peer};
 use uzone_os::uffd::Remote;
 
-use crate::link::{TAKEN_BYTES, TAKEN_FDS};
-use crate::session::nanoseconds;
-use crate::status::{SessionStats, SessionStatus};
+use crate::handshake::MESSAGE_BYTES;
+use crate::status::{SessionStats, SessionStatus, nanoseconds};
+
+/// How much of a monitor's message is handed over: more than it may have, so that the worker refuses it.
+pub(crate) const TAKEN_BYTES: usize = MESSAGE_BYTES + 1;
+/// How many descriptors of a monitor are handed over.
+const TAKEN_FDS: usize = 16;
 
 /// A connection, and all that came by it.
 #[derive(Debug)]
@@ -98,8 +102,8 @@ impl Connection {
         }
     }
 
-    /// Returns whether a worker has to look at it: what came may be a whole message, or none. So a monitor that
-    /// sends one byte at a time costs no look for each.
+    /// Returns whether a worker has to look at it: what came may be a whole message, or none. So a monitor
+    /// that sends one byte at a time costs no look for each.
     pub(crate) fn may_be_whole(&self) -> bool {
         let bytes = self.bytes.trim_ascii();
         let is_none = bytes.first().is_some_and(|first| *first != b'[');

@@ -1,10 +1,10 @@
 //! Questions and orders to a server: [`Control`], a socket beside the one that monitors connect to, and the
 //! other side of it ([`status`], [`drain`], [`take_over`]).
 //!
-//! A client sends one line, `status`, `drain` or `take-over`, and gets one line of JSON. With the last comes a
-//! socket by which the keeper hands everything to the client ([`take_over`]). `GET` gets metrics by HTTP, from
-//! here or from a TCP port. A thread of its own serves one client after the other, each for a few seconds at
-//! most, so that the keeper waits for none.
+//! A client sends one line, `status`, `drain` or `take-over`, and gets one line of JSON. With the last comes
+//! a socket by which the keeper hands everything to the client ([`take_over`]). `GET` gets metrics by HTTP,
+//! from here or from a TCP port. A thread of its own serves one client after the other, each for a few
+//! seconds at most, so that the keeper waits for none.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};

@@ -23,9 +23,8 @@ use crate::error::ServeError;
 use crate::event::ServeEvent;
 use crate::link::{self, Report};
 use crate::options::{OnFailure, ServerOptions};
-use crate::session::nanoseconds;
 use crate::socket::ListeningSocket;
-use crate::status::Status;
+use crate::status::{Status, nanoseconds};
 use crate::takeover::{self, Estate};
 
 /// The keys of what is waited for beside connections, which count from 1 on.

@@ -8,18 +8,12 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use uzone_os::MessageSocket;
 
-use crate::connection::{Connection, Kept};
+use crate::connection::{Connection, Kept, TAKEN_BYTES};
 use crate::event::ServeEvent;
-use crate::handshake::MESSAGE_BYTES;
 use crate::status::SessionStats;
 
 /// How long the parts of a message beside those of a monitor may be.
 const OTHER_BYTES: usize = 4096;
-/// How much of a monitor's message is handed over: more than it may have, so that the worker refuses it.
-pub(crate) const TAKEN_BYTES: usize = MESSAGE_BYTES + 1;
-/// How many descriptors of a monitor are handed over.
-pub(crate) const TAKEN_FDS: usize = 16;
-
 /// What starts each message of the keeper.
 #[derive(Debug, Serialize, Deserialize)]
 enum Title {
@@ -154,6 +148,7 @@ mod tests {
     use uzone_os::peer::{self, Peer};
 
     use super::*;
+    use crate::handshake::MESSAGE_BYTES;
 
     #[test]
     fn the_longest_message_and_the_most_descriptors_come_over_whole() {

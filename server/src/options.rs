@@ -104,7 +104,7 @@ impl ServerOptions {
         self
     }
 
-    /// Serves metrics for Prometheus by HTTP on an address, at `/metrics`, to anyone who can reach it: by
+    /// Serves metrics for Prometheus by HTTP on an address, at `/metrics`, to all who can reach it; by
     /// default on the control socket alone.
     #[must_use]
     pub fn metrics(mut self, address: impl Into<Option<SocketAddr>>) -> Self {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use uzone_fault::{
     AdoptedMemory, Advice, Backing, Engine, EventLog, FaultStats, FaultTrace, LazyOptions,
@@ -13,7 +13,7 @@ use uzone_os::peer::Peer;
 use crate::connection::Connection;
 use crate::event::ServeEvent;
 use crate::options::{OnFailure, ServerOptions};
-use crate::status::SessionStats;
+use crate::status::{SessionStats, nanoseconds};
 
 /// How many faults are recorded between two looks at them, of 48 bytes each.
 const TRACED: usize = 1 << 18;
@@ -125,11 +125,6 @@ impl Session {
             around_pages: around,
         }
     }
-}
-
-/// Returns a time as a number of nanoseconds.
-pub(crate) fn nanoseconds(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// Sets what becomes of a machine whose page fails. The keeper kills it; without a keeper, this process does.

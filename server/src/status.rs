@@ -1,6 +1,7 @@
 //! What a server is doing: [`Status`], as `uzone status` prints it and as metrics for Prometheus.
 
 use std::fmt::Write as _;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -131,6 +132,11 @@ impl Status {
         }
         text
     }
+}
+
+/// Returns a time as a number of nanoseconds.
+pub(crate) fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

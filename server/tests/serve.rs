@@ -744,8 +744,8 @@ fn machines_of_huge_pages_are_served_from_frames_of_any_size() {
     fs::remove_dir_all(folder).unwrap();
 }
 
-/// What a guest runs, in protected mode without paging: it adds the first word of each page, and combines the last
-/// ones.
+/// What a guest runs, in protected mode without paging: it adds the first word of each page, and combines the
+/// last ones.
 #[rustfmt::skip]
 const GUEST: [u8; 32] = [
     0xb9, 0, 0, 0, 0,                   // mov ecx, the number of pages

@@ -206,7 +206,7 @@ fn open(file: &File, cache: Arc<FrameCache>) -> Result<Image, BenchError> {
     Ok(Image::from_source(Box::new(source), &OpenOptions::default().cache(cache))?)
 }
 
-/// A file that is read from its start, whoever else reads it.
+/// A file that is read from its start, independently of other readers.
 struct Input<'a> {
     file: &'a File,
     at: u64,

@@ -1,22 +1,23 @@
 //! Faults answered by the threads that take them: [`InThread`], for memory of a userfaultfd with
 //! [`Features::SIGBUS`](crate::uffd::Features::SIGBUS).
 //!
-//! Such a userfaultfd reports nothing. The kernel raises `SIGBUS` in the thread that touches a missing page, and
-//! the one handler of this process ([`bus`]) fills the page and its neighbours and returns; the
-//! access is repeated. No other thread is woken, which is most of what a fault costs on a virtual machine.
+//! Such a userfaultfd reports nothing. The kernel raises `SIGBUS` in the thread that touches a missing page,
+//! and the one handler of this process ([`bus`]) fills the page and its neighbours and returns; the access is
+//! repeated. No other thread is woken, which is most of what a fault costs on a virtual machine.
 //!
-//! What runs in the handler takes no lock, allocates nothing and touches no memory that is mapped lazily: bytes
-//! of a file are the source of a copy that the kernel makes. A page that is not in the page cache is waited for
-//! in that copy.
+//! What runs in the handler takes no lock, allocates nothing and touches no memory that is mapped lazily:
+//! bytes of a file are the source of a copy that the kernel makes. A page that is not in the page cache is
+//! waited for in that copy.
 //!
-//! A system call that is given a missing page fails with `EFAULT`. A thread that blocks `SIGBUS` dies of a fault.
+//! A system call that is given a missing page fails with `EFAULT`. A thread that blocks `SIGBUS` dies of a
+//! fault.
 //!
 //! # Which pages
 //!
-//! [`Window::Fixed`] maps the aligned window around the page. [`Window::Growing`] knows up to eight readers in
-//! order, whose windows double; of other faults it maps one page, until a block of 2 MiB has had so many that
-//! they have cost as much as mapping all of it, and then that. One bit a page states whether it was filled; it is a
-//! hint, and the kernel decides.
+//! [`Window::Fixed`] maps the aligned window around the page. [`Window::Growing`] knows up to eight readers
+//! in order, whose windows double; of other faults it maps one page, until a block of 2 MiB has had so many
+//! that they have cost as much as mapping all of it, and then that. One bit a page states whether it was
+//! filled; it is a hint, and the kernel decides.
 //!
 //! Unsafe: a pointer that the handler follows.
 //! Source: ioctl_userfaultfd(2), `UFFD_FEATURE_SIGBUS`; signal-safety(7).
@@ -114,7 +115,8 @@ struct Answerer {
     filled: Box<[AtomicU64]>,
     /// The faults of each block, up to 255.
     block_faults: Box<[AtomicU8]>,
-    /// The page behind the last window of a reader in order, and the order of its next window in the upper byte.
+    /// The page behind the last window of a reader in order, and the order of its next window in the upper
+    /// byte.
     streams: [AtomicU64; STREAMS],
     oldest: AtomicU64,
     faults: AtomicU64,
@@ -130,8 +132,8 @@ pub struct InThread {
     answerer: *mut Answerer,
 }
 
-// SAFETY: `Send` and `Sync` want that the answerer may be used from any thread: handlers of all threads do, and
-// its fields are shared types and atomics. It is freed by the one owner of this value.
+// SAFETY: `Send` and `Sync` want that the answerer may be used from any thread: handlers of all threads do,
+// and its fields are shared types and atomics. It is freed by the one owner of this value.
 unsafe impl Send for InThread {}
 // SAFETY: as above.
 unsafe impl Sync for InThread {}
@@ -268,15 +270,16 @@ impl Drop for InThread {
         let give_up = Instant::now() + PATIENCE;
         while slot.state.load(Ordering::Acquire) != 0 {
             if Instant::now() >= give_up {
-                // A handler waits for a device, or is stopped; or this is a child of a process whose handler was
-                // inside when it forked. The slot is not used again.
+                // A handler waits for a device, or is stopped; or this is a child of a process whose handler
+                // was inside when it forked. The slot is not used again.
                 return;
             }
             std::thread::yield_now();
         }
         slot.answerer.store(ptr::null_mut(), Ordering::Relaxed);
-        // SAFETY: `from_raw` wants what `into_raw` returned, once: the invariant. No handler is inside, and none
-        // enters a slot that is not active; the slot is zero, so another mapping may take it from here on.
+        // SAFETY: `from_raw` wants what `into_raw` returned, once: the invariant. No handler is inside, and
+        // none enters a slot that is not active; the slot is zero, so another mapping may take it from here
+        // on.
         drop(unsafe { Box::from_raw(self.answerer) });
     }
 }
@@ -291,8 +294,8 @@ impl core::fmt::Debug for InThread {
     }
 }
 
-/// Fills the page of an address, if it is of a mapping that is answered for here. Returns whether the access is to
-/// be repeated. Called by the handler of `SIGBUS`.
+/// Fills the page of an address, if it is of a mapping that is answered for here. Returns whether the access
+/// is to be repeated. Called by the handler of `SIGBUS`.
 pub(crate) fn answer(address: u64) -> bool {
     for slot in &TABLE {
         if address < slot.first.load(Ordering::Relaxed)
@@ -308,8 +311,9 @@ pub(crate) fn answer(address: u64) -> bool {
             && address <= slot.last.load(Ordering::Relaxed);
         let is_answered = is_its && {
             let answerer = slot.answerer.load(Ordering::Relaxed);
-            // SAFETY: `&*` wants a value that lives as long as the reference. The slot was active in the step that
-            // counted this handler, so the pointer was stored before; it is freed only after the count was zero.
+            // SAFETY: `&*` wants a value that lives as long as the reference. The slot was active in the step
+            // that counted this handler, so the pointer was stored before; it is freed only after the count
+            // was zero.
             unsafe { &*answerer }.answer(address)
         };
         // Release pairs with the Acquire of `drop`.

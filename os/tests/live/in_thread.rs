@@ -1,5 +1,5 @@
-//! Faults that are answered by the threads that take them. The handler of SIGBUS is for a whole process and for
-//! good, so each case runs in a process of its own.
+//! Faults that are answered by the threads that take them. The handler of SIGBUS is for a whole process and
+//! for good, so each case runs in a process of its own.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read, Write};
