@@ -470,8 +470,11 @@ impl Answerer {
                 Err(_) if at < wanted => at = wanted,
                 Err(AnswerError::Refused { refusal: Refusal::Unreadable, .. }) if end > at + 1 => {
                     // Perhaps a page behind it is the one that cannot be read.
-                    let answer = self.ask(at..at + 1);
-                    return matches!(answer, Ok(Answered::All | Answered::Present));
+                    return match self.ask(at..at + 1) {
+                        Ok(Answered::NotRegistered | Answered::Gone) | Err(_) => false,
+                        // It is there, or the access is repeated.
+                        Ok(_) => true,
+                    };
                 }
                 // The signal is an error, and so is that of the next touch.
                 Err(_) => return false,
