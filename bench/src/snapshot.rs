@@ -9,13 +9,15 @@
 //! | `snapshot-read` | 64 KiB at a random place |
 //! | `snapshot-verify` | every hash, beside BLAKE3 alone |
 //! | `snapshot-touch-seq`, `snapshot-touch-random` | a lazily mapped image, beside reading all of it first |
+//! | `snapshot-share` | the second mapping of shared pages, beside the kernel's mapping of their file |
 //!
-//! The first four are in `snapshot/pack.rs`, the last in `snapshot/touch.rs`. The limits decode frames
+//! The first four are in `snapshot/pack.rs`, the others in `snapshot/touch.rs` and `snapshot/share.rs`. The limits decode frames
 //! without hashes (`snapshot/frames.rs`).
 
 pub(crate) mod frames;
 pub(crate) mod material;
 mod pack;
+mod share;
 mod touch;
 
 use crate::group::Watch;
@@ -53,8 +55,11 @@ pub fn run(settings: &Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
     if session.wants("snapshot-verify") {
         pack::verify(&material, &mut session)?;
     }
-    let touched: [(&str, Rows); 2] =
-        [("snapshot-touch-seq", touch::in_order), ("snapshot-touch-random", touch::at_random)];
+    let touched: [(&str, Rows); 3] = [
+        ("snapshot-touch-seq", touch::in_order),
+        ("snapshot-touch-random", touch::at_random),
+        ("snapshot-share", share::in_order),
+    ];
     for (table, rows) in touched {
         if !session.wants(table) {
             continue;

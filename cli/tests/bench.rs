@@ -308,6 +308,7 @@ fn the_snapshot_object_keeps_to_the_same_schema_and_every_table_has_its_rows() {
         ("snapshot-verify", &["blake3", "ours", "ours-decode"]),
         ("snapshot-touch-seq", &["read-first", "decode", "copy", "ours", "ours-same"]),
         ("snapshot-touch-random", &["read-first", "decode", "copy", "ours", "ours-same"]),
+        ("snapshot-share", &["again", "kernel", "first", "ours"]),
     ] {
         for row in expected {
             let id = format!("{table}/{row}");

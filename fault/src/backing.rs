@@ -9,6 +9,7 @@ mod file;
 mod function;
 pub(crate) mod hooks;
 mod memory;
+mod shared;
 mod zero;
 
 pub use composite::{CompositeBacking, CompositeBuilder, CompositeError};
@@ -18,4 +19,5 @@ pub use hooks::{Backing, Memory};
 pub use memory::MemoryBacking;
 #[cfg(test)]
 pub(crate) use memory::continue_or_zero;
+pub use shared::SharedBacking;
 pub use zero::ZeroBacking;

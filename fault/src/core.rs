@@ -558,7 +558,13 @@ impl Core {
         }
     }
 
-    fn offer(&self, pages: Range<u64>, wanted: Option<u64>, state: &mut ReaderState) -> Progress {
+    /// Offers pages, one of which may be waited for, to the backing.
+    pub(crate) fn offer(
+        &self,
+        pages: Range<u64>,
+        wanted: Option<u64>,
+        state: &mut ReaderState,
+    ) -> Progress {
         let mut window = Window::new(&self.pages, pages, wanted, &mut state.staging);
         // A closure of the caller's may panic; nothing of ours is left half done by that.
         let _ = caught(|| self.backing.map_pages(&mut window));

@@ -64,9 +64,9 @@ pub enum MapError {
     /// Processes that are forked off would read zeroes where pages are missing.
     #[error("the mapping cannot be kept from forked processes: {0}")]
     Children(#[source] MappingError),
-    /// The log of events cannot be made, or the earlier one cannot be read.
-    #[error("cannot keep the log of events: {0}")]
-    Log(#[source] io::Error),
+    /// The memory file of a log or of shared pages cannot be made, or an earlier log cannot be read.
+    #[error("the memory file of the log of events, or of shared pages, cannot be used: {0}")]
+    MemoryFile(#[source] io::Error),
     /// What the host is set to cannot be read.
     #[error("cannot read whether there are transparent huge pages: {0}")]
     Host(#[source] SysError),

@@ -109,7 +109,7 @@ mod tests;
 pub use adopted::{AdoptedMemory, NotStopped};
 pub use backing::{
     Backing, CompositeBacking, CompositeBuilder, CompositeError, FileBacking, FunctionBacking,
-    Memory, MemoryBacking, ZeroBacking,
+    Memory, MemoryBacking, SharedBacking, ZeroBacking,
 };
 pub use collapse::{Collapsed, Uncollapsed};
 pub use dirty::WriteTracking;

@@ -139,6 +139,16 @@ impl Mapping {
         Ok(mapping.backed_by(fd, 0, Sharing::Shared))
     }
 
+    /// Seals the memory file behind this mapping for good: from now on only mappings that exist already write
+    /// to it. Other processes that get its descriptor can read it, and map it privately.
+    ///
+    /// # Errors
+    /// The error of the system: this is no memory file, or Linux is before 5.1.
+    pub fn seal_for_readers(&self) -> io::Result<()> {
+        let fd = self.fd().ok_or(io::ErrorKind::Unsupported)?;
+        Ok(rustix::fs::fcntl_add_seals(fd, SealFlags::FUTURE_WRITE | SealFlags::SEAL)?)
+    }
+
     /// Maps `len` bytes of a file or device, from `offset` on. A process that may truncate the file can
     /// make a later access raise `SIGBUS`: the kernel has no page to show for bytes behind the end of a
     /// file. A caller that maps files of others has to keep them from shrinking (a sealed memory file, a

@@ -40,8 +40,8 @@ pub mod lazy {
         Failure, FaultAround, FaultClass, FaultOutcome, FaultRecord, FaultStats, FaultTrace,
         FileBacking, Filled, FunctionBacking, HugePages, KernelFaults, Latency, LazyError,
         LazyMapping, LazyOptions, MapError, Mapping, Memory, MemoryBacking, NotStopped, Populate,
-        Reader, ReaderPlace, ReaderPlacement, Refusal, Remote, RemoteRegion, Uncollapsed, Vaddr,
-        Window, WriteTracking, ZeroBacking,
+        Reader, ReaderPlace, ReaderPlacement, Refusal, Remote, RemoteRegion, SharedBacking,
+        Uncollapsed, Vaddr, Window, WriteTracking, ZeroBacking,
     };
 }
 

@@ -19,7 +19,7 @@ use crate::suite::{BenchError, Session, Suite};
 /// How many random pages are touched, each in a frame of its own.
 const TOUCHES: usize = 256;
 /// Room for decoded frames, as an image has it by default.
-const CACHE: ByteLen = ByteLen::mib(16);
+pub(super) const CACHE: ByteLen = ByteLen::mib(16);
 
 /// Touches every page in order.
 pub(super) fn in_order(material: &Material, session: &mut Session<'_>) -> Result<(), BenchError> {
@@ -239,7 +239,7 @@ fn timed(
 }
 
 /// Reads a word of each page, and compares it.
-fn check(
+pub(super) fn check(
     material: &Material,
     pages: &[usize],
     row: &str,

@@ -16,7 +16,6 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
-use rustix::fs::SealFlags;
 use uzone_pages::ByteLen;
 
 use crate::mapping::Mapping;
@@ -54,8 +53,7 @@ impl EventLog {
         let len = len.map_err(io::Error::other)?;
         let mapping = Mapping::memfd("uzone-events", len, None).map_err(io::Error::other)?;
         mapping.keep_from_children().map_err(io::Error::other)?;
-        let fd = mapping.fd().ok_or(io::ErrorKind::Unsupported)?;
-        rustix::fs::fcntl_add_seals(fd, SealFlags::FUTURE_WRITE | SealFlags::SEAL)?;
+        mapping.seal_for_readers()?;
         let log = Self { mapping, messages, marks };
         // Each page that the kernel writes messages to is present from now on.
         for (word, value) in log.words().iter().zip([MAGIC, messages as u64, marks]) {

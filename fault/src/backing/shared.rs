@@ -1,0 +1,305 @@
+//! Pages that mappings share: [`SharedBacking`]. What another backing produces is kept in a memory file,
+//! which each mapping maps privately: a page is produced once, and is one page of memory until a mapping
+//! writes to it.
+//!
+//! The file is filled through a userfaultfd of its own, whose copies appear whole or not at all, so that
+//! threads which fill the same page agree by the kernel's reply. It is sealed: the descriptor can be handed
+//! to other processes, which read the pages and never change them.
+
+use std::fmt;
+use std::io;
+use std::ops::Range;
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use uzone_os::uffd::{AnswerError, Answered, Features, KernelFaults, Modes, Registered, Uffd};
+use uzone_os::{Mapping, Sharing};
+use uzone_pages::{ByteLen, Content, FaultAround, PageSize};
+
+use crate::backing::hooks::{Backing, Memory};
+use crate::core::produce::Produced;
+use crate::core::{Core, ReaderState};
+use crate::engine::{pattern, room};
+use crate::error::{BackingError, MapError};
+use crate::kernel::{self, Fill, Kernel};
+use crate::options::LazyOptions;
+use crate::page_states::PageStates;
+use crate::pages::Policy;
+use crate::record::Recorder;
+use crate::window::{Filled, Window};
+
+/// How long to wait before a page is looked at again that another thread produces.
+const PAUSE: Duration = Duration::from_micros(50);
+
+/// Pages of another backing, produced once for all mappings of this one.
+///
+/// A mapping is private: what it writes is its own, page by page. Zero pages take no memory. Pages that are
+/// kept stay until the backing is dropped; beyond the number that is kept, each mapping has copies of its
+/// own.
+pub struct SharedBacking {
+    inner: Arc<dyn Backing>,
+    /// The pages of the file, which the inner backing fills.
+    core: Core,
+    file: Arc<File>,
+    len: ByteLen,
+    /// How many pages are kept at most.
+    most: u64,
+    /// What threads fill pages with, while none does.
+    spare: Mutex<Vec<ReaderState>>,
+    room: usize,
+}
+
+/// The file, whose pages are filled through its mapping here.
+struct File {
+    memory: Registered,
+    /// The pages that are zero, a bit each: they stay holes.
+    zeroes: Box<[AtomicU64]>,
+    kept: AtomicU64,
+    page: PageSize,
+}
+
+impl File {
+    fn is_zero(&self, page: u64) -> bool {
+        let word = usize::try_from(page / 64).ok().and_then(|at| self.zeroes.get(at));
+        // Relaxed: it was set before the page became present, which the caller has seen.
+        word.is_some_and(|word| word.load(Ordering::Relaxed) >> (page % 64) & 1 != 0)
+    }
+
+    fn set_zero(&self, pages: Range<u64>) {
+        for page in pages {
+            if let Some(word) = usize::try_from(page / 64).ok().and_then(|at| self.zeroes.get(at)) {
+                // Relaxed: the page becomes present afterwards.
+                word.fetch_or(1 << (page % 64), Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+impl Kernel for File {
+    fn install(&self, range: Range<u64>, fill: Fill<'_>) -> Result<Answered, AnswerError> {
+        let shift = self.page.shift();
+        match fill {
+            Fill::Zero => {
+                self.set_zero(range.start >> shift..range.end >> shift);
+                return Ok(Answered::All);
+            }
+            // It is filled from a backing that has no file.
+            Fill::Cached => return Ok(Answered::Hole),
+            Fill::Bytes(_) | Fill::From { .. } | Fill::Poison => {}
+        }
+        let all = range.end - range.start;
+        let answer = kernel::install(&self.memory, range, fill, fill.how())?;
+        let filled = match answer {
+            Answered::All => all,
+            Answered::Part { bytes } => bytes,
+            _ => 0,
+        };
+        // Relaxed: a count.
+        self.kept.fetch_add(filled >> shift, Ordering::Relaxed);
+        Ok(answer)
+    }
+
+    fn wake(&self, _: Range<u64>) {
+        // No thread touches the mapping of the file before its pages are there.
+    }
+}
+
+impl SharedBacking {
+    /// Takes what produces the pages, and how many bytes of them are kept: at most so many, and for a moment
+    /// a window of each filling thread more.
+    ///
+    /// # Errors
+    /// [`MapError`]: `inner` has no length or is a memory file already, userfaultfd cannot be had, or there
+    /// is no memory for the states of the pages.
+    pub fn new(inner: Arc<dyn Backing>, keep: ByteLen) -> Result<Self, MapError> {
+        let page = uzone_os::probe::page_size();
+        let refused = |reason| Err(MapError::Backing { reason });
+        let Some(len) = inner.byte_len() else { return refused("it has no length to share") };
+        if matches!(inner.memory(), Ok(Memory::File { .. })) {
+            return refused("it is a memory file, whose mappings share its pages in any case");
+        }
+        if !inner.takes_pages_of(page) {
+            return refused("it has no pages of the host's size");
+        }
+        let len = len.align_up(page.bytes())?;
+        let mapping = Mapping::memfd("uzone-shared", len, None)?;
+        mapping.keep_from_children().map_err(MapError::Children)?;
+        mapping.seal_for_readers().map_err(MapError::MemoryFile)?;
+        let uffd = Uffd::open(Features::MISSING_SHMEM, Features::NONE, KernelFaults::IfAllowed)?;
+        let memory = Registered::new(Arc::new(uffd), mapping, Modes::MISSING)?;
+        let pages = page.pages_in(len)?;
+        let words = (0..pages.get().div_ceil(64)).map(|_| AtomicU64::new(0));
+        let (zeroes, kept) = (words.collect(), AtomicU64::new(0));
+        let file = Arc::new(File { memory, zeroes, kept, page });
+        let contents = PageStates::reserve(pages, page)?;
+        let options = LazyOptions::default();
+        let policy = Policy { zeroes_by_copy: false, removed_is_zero: false, is_tracked: false };
+        let pattern = pattern(&[contents.fault_area(0, page)], page, &*inner, &options);
+        let recorder = Recorder::new(0);
+        let core =
+            Core::new(file.clone(), inner.clone(), contents, page, policy, pattern, recorder);
+        let most = keep.get() >> page.shift();
+        Ok(Self { inner, core, file, len, most, spare: Mutex::default(), room: room(page)? })
+    }
+
+    /// Returns how many bytes of pages are kept.
+    #[must_use]
+    pub fn kept(&self) -> ByteLen {
+        // Relaxed: a count.
+        ByteLen::new(self.file.kept.load(Ordering::Relaxed) << self.file.page.shift())
+    }
+
+    fn has_room(&self) -> bool {
+        // Relaxed: a count.
+        self.file.kept.load(Ordering::Relaxed) < self.most
+    }
+
+    fn with_state<R>(&self, use_it: impl FnOnce(&mut ReaderState) -> R) -> R {
+        let lock = || self.spare.lock().unwrap_or_else(PoisonError::into_inner);
+        let spare = lock().pop();
+        let mut state = spare.unwrap_or_else(|| ReaderState::new(self.room));
+        let result = use_it(&mut state);
+        lock().push(state);
+        result
+    }
+
+    /// Returns the first pages of `pages`, one after the other, that are all filled or all not.
+    fn run(&self, pages: Range<u64>) -> (Range<u64>, bool) {
+        let is_filled = |page: u64| self.core.contents().get(page) == Content::Present;
+        let first = is_filled(pages.start);
+        let end = (pages.start + 1..pages.end).find(|&page| is_filled(page) != first);
+        (pages.start..end.unwrap_or(pages.end), first)
+    }
+
+    /// Installs pages that the file has.
+    fn place(&self, window: &mut Window<'_>, pages: Range<u64>) -> Result<(), AnswerError> {
+        let mut at = pages.start;
+        while at < pages.end {
+            let is_zero = self.file.is_zero(at);
+            let end = (at + 1..pages.end).find(|&page| self.file.is_zero(page) != is_zero);
+            let run = at..end.unwrap_or(pages.end);
+            at = run.end;
+            let bytes = self.core.bytes(run.clone());
+            if is_zero {
+                let _ = window.zero(bytes)?;
+            } else if window.continue_mapping(bytes)? == Filled::Hole {
+                self.copy(window, run)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies pages of the file to memory that is not a mapping of it: a process maps the file of another
+    /// backing, which was dropped.
+    fn copy(&self, window: &mut Window<'_>, pages: Range<u64>) -> Result<(), AnswerError> {
+        for page in pages {
+            let range = self.core.bytes(page..page + 1);
+            let start = range.start;
+            let _ = window.copy_with(range, |bytes| {
+                // A page of a sealed file that is present is read.
+                let read = self.file.memory.mapping().read_at(start, bytes);
+                Ok::<_, AnswerError>(read.map_or(0, |()| bytes.len()))
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Has a page of the file filled, however long that takes. Returns whether it is.
+    fn fill(&self, page: u64) -> Result<bool, BackingError> {
+        loop {
+            match self.core.contents().get(page) {
+                Content::Present => return Ok(true),
+                _ if !self.has_room() => return Ok(false),
+                Content::Absent if self.core.contents().claim(page) => {
+                    match self.with_state(|state| self.core.try_produce(page, state)) {
+                        Produced::Done => return Ok(true),
+                        Produced::Failed(error) => {
+                            // Another attempt may succeed, by this mapping or another.
+                            self.core.release(page);
+                            return Err(error);
+                        }
+                        Produced::Deferred => self.core.release(page),
+                    }
+                }
+                // Another thread produces it.
+                _ => {}
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+}
+
+impl Backing for SharedBacking {
+    fn map_pages(&self, window: &mut Window<'_>) {
+        let shift = self.file.page.shift();
+        let wanted = window.wanted().map(|bytes| bytes.start >> shift);
+        while let Some(bytes) = window.next_run() {
+            let open = bytes.start >> shift..bytes.end >> shift;
+            if self.has_room() && self.run(open.clone()) != (open.clone(), true) {
+                let wanted = wanted.filter(|page| open.contains(page));
+                self.with_state(|state| self.core.offer(open.clone(), wanted, state));
+            }
+            let mut at = open.start;
+            while at < open.end {
+                let (run, is_filled) = self.run(at..open.end);
+                at = run.end;
+                let placed = if is_filled {
+                    self.place(window, run).is_ok()
+                } else if self.has_room() {
+                    // It is not ready.
+                    true
+                } else {
+                    let bytes = self.core.bytes(run);
+                    let offer = |part: &mut Window<'_>| self.inner.map_pages(part);
+                    window.part(bytes.clone(), bytes.start, offer).is_ok()
+                };
+                // If a thread waits for a page that fails, it fails again in `fault`.
+                if !placed {
+                    return;
+                }
+            }
+        }
+    }
+
+    fn fault(&self, window: &mut Window<'_>) -> Result<(), BackingError> {
+        let page = window.range().start >> self.file.page.shift();
+        if self.fill(page)? {
+            Ok(self.place(window, page..page + 1)?)
+        } else {
+            self.inner.fault(window)
+        }
+    }
+
+    fn read_ahead(&self, range: Range<u64>) {
+        self.inner.read_ahead(range);
+    }
+
+    fn byte_len(&self) -> Option<ByteLen> {
+        Some(self.len)
+    }
+
+    fn memory(&self) -> io::Result<Memory> {
+        let fd = self.file.memory.mapping().fd().ok_or(io::ErrorKind::Unsupported)?;
+        let fd = fd.as_fd().try_clone_to_owned()?;
+        Ok(Memory::File { fd, sharing: Sharing::Private })
+    }
+
+    fn takes_pages_of(&self, page: PageSize) -> bool {
+        page == self.file.page
+    }
+
+    fn largest_window(&self) -> FaultAround {
+        FaultAround::MAX
+    }
+}
+
+impl fmt::Debug for SharedBacking {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SharedBacking")
+            .field("len", &self.len)
+            .field("kept", &self.kept())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,247 @@
+//! Mappings of a shared backing: each page is produced once, is one page of memory until a mapping writes
+//! to it, and is right in every mapping, also in one of another file.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
+
+mod common;
+
+use std::ops::Range;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use common::{
+    bytes_of, check_all, check_page, engine, file_of, options, page, scattered, skip, try_page,
+    usize_of, word, words,
+};
+use uzone_fault::{
+    Backing, BackingError, Engine, FileBacking, LazyMapping, LazyOptions, MapError, MemoryBacking,
+    Populate, RemoteRegion, SharedBacking, Window, ZeroBacking,
+};
+use uzone_os::uffd::{Features, KernelFaults, Modes, Registered, Remote, Uffd};
+use uzone_os::{Access, Mapping, Sharing, Vaddr};
+use uzone_pages::{Advice, ByteLen};
+
+const LEN: u64 = 4 << 20;
+
+/// The words, but for pages that are zero; it counts the pages that it produces.
+struct Counting {
+    zeroes: Range<u64>,
+    produced: AtomicU64,
+    /// Whether pages are produced only for threads that wait.
+    is_slow: bool,
+    fails: AtomicBool,
+}
+
+impl Counting {
+    fn new(zeroes: Range<u64>, is_slow: bool) -> Arc<Self> {
+        let (produced, fails) = (AtomicU64::new(0), AtomicBool::new(false));
+        Arc::new(Self { zeroes, produced, is_slow, fails })
+    }
+
+    fn fill(&self, window: &mut Window<'_>, bytes: Range<u64>) -> Result<(), BackingError> {
+        for at in bytes.step_by(usize_of(page())) {
+            let one = at..at + page();
+            if self.zeroes.contains(&at) {
+                let _ = window.zero(one)?;
+                continue;
+            }
+            self.produced.fetch_add(1, Ordering::Relaxed);
+            let _ = window.copy_with(one, |out| {
+                common::write_words(at, out);
+                Ok::<_, BackingError>(out.len())
+            })?;
+        }
+        Ok(())
+    }
+}
+
+/// A backing that several own.
+struct Held(Arc<Counting>);
+
+impl Backing for Held {
+    fn map_pages(&self, window: &mut Window<'_>) {
+        while let Some(run) = window.next_run().filter(|_| !self.0.is_slow) {
+            self.0.fill(window, run).unwrap();
+        }
+    }
+
+    fn fault(&self, window: &mut Window<'_>) -> Result<(), BackingError> {
+        if self.0.fails.load(Ordering::Relaxed) {
+            return Err(BackingError::Other("the source is away".into()));
+        }
+        let range = window.range();
+        self.0.fill(window, range)
+    }
+
+    fn byte_len(&self) -> Option<ByteLen> {
+        Some(ByteLen::new(LEN))
+    }
+}
+
+fn shared(name: &str, inner: &Arc<Counting>, keep: u64) -> Option<Arc<SharedBacking>> {
+    let inner: Arc<dyn Backing> = Arc::new(Held(inner.clone()));
+    match SharedBacking::new(inner, ByteLen::new(keep)) {
+        Ok(backing) => Some(Arc::new(backing)),
+        Err(MapError::Open(error)) => {
+            skip(name, &error.to_string());
+            None
+        }
+        Err(error) => panic!("{name}: {error:?}"),
+    }
+}
+
+fn map(backing: &Arc<SharedBacking>, engine: &Engine, options: &LazyOptions) -> LazyMapping {
+    engine.map(ByteLen::new(LEN), backing.clone(), options).unwrap()
+}
+
+/// Whether the whole page is as the backing has it.
+fn check(memory: &LazyMapping, at: u64, zeroes: &Range<u64>) {
+    if zeroes.contains(&at) {
+        assert!(bytes_of(memory, at, page()).iter().all(|byte| *byte == 0), "at {at:#x}");
+    } else {
+        check_page(memory, at);
+    }
+}
+
+#[test]
+fn each_page_is_produced_once_for_all_mappings() {
+    let name = "each_page_is_produced_once_for_all_mappings";
+    let zeroes = LEN / 4..LEN / 2;
+    for is_slow in [false, true] {
+        let inner = Counting::new(zeroes.clone(), is_slow);
+        let Some(backing) = shared(name, &inner, LEN) else { return };
+        let engine = engine();
+        let maps: Vec<_> =
+            (0..4).map(|_| map(&backing, &engine, &LazyOptions::default())).collect();
+        std::thread::scope(|scope| {
+            for (seed, memory) in (1..).zip(&maps) {
+                let zeroes = &zeroes;
+                scope.spawn(move || {
+                    if seed == 4 {
+                        memory.populate(0..LEN, Populate::All).unwrap();
+                    }
+                    for at in scattered(seed, LEN / page()).take(500) {
+                        check(memory, at * page(), zeroes);
+                    }
+                    for at in (0..LEN).step_by(usize_of(page())) {
+                        check(memory, at, zeroes);
+                    }
+                });
+            }
+        });
+        let kept = (LEN - LEN / 4) / page();
+        // Threads that fill a page at once agree by the kernel's reply; nothing is produced later.
+        let produced = inner.produced.load(Ordering::Relaxed);
+        assert!(produced >= kept, "{produced} of {kept}");
+        assert_eq!(backing.kept().get(), kept * page());
+        let last = map(&backing, &engine, &LazyOptions::default());
+        (0..LEN).step_by(usize_of(page())).for_each(|at| check(&last, at, &zeroes));
+        assert_eq!(inner.produced.load(Ordering::Relaxed), produced);
+        // A write is the writer's own.
+        maps[0].write_at(0, &[7; 16]).unwrap();
+        assert_eq!(bytes_of(&maps[0], 0, 16), [7; 16]);
+        check_page(&maps[1], 0);
+        check_page(&last, 0);
+    }
+}
+
+#[test]
+fn beyond_what_is_kept_each_mapping_has_copies() {
+    let name = "beyond_what_is_kept_each_mapping_has_copies";
+    for is_slow in [false, true] {
+        let inner = Counting::new(0..0, is_slow);
+        let Some(backing) = shared(name, &inner, LEN / 4) else { return };
+        let engine = engine();
+        for _ in 0..2 {
+            let one = options(Advice::Normal, 16);
+            check_all(&map(&backing, &engine, &one));
+        }
+        let kept = backing.kept().get();
+        assert!((LEN / 4..LEN / 2).contains(&kept), "{kept}");
+        let produced = inner.produced.load(Ordering::Relaxed) * page();
+        assert!(produced >= 2 * LEN - kept, "{produced} bytes were produced, {kept} are kept");
+    }
+}
+
+#[test]
+fn a_page_that_failed_is_produced_for_the_next_mapping() {
+    let name = "a_page_that_failed_is_produced_for_the_next_mapping";
+    let inner = Counting::new(0..0, true);
+    let Some(backing) = shared(name, &inner, LEN) else { return };
+    let _ = uzone_fault::bus::install();
+    let engine = engine();
+    inner.fails.store(true, Ordering::Relaxed);
+    let first = map(&backing, &engine, &LazyOptions::default());
+    try_page(&first, 0).unwrap_err();
+    assert!(first.last_failure().unwrap().reason.contains("the source is away"));
+    inner.fails.store(false, Ordering::Relaxed);
+    check_all(&map(&backing, &engine, &LazyOptions::default()));
+}
+
+#[test]
+fn memory_of_another_file_gets_copies() {
+    let name = "memory_of_another_file_gets_copies";
+    let zeroes = 0..LEN / 2;
+    for is_slow in [false, true] {
+        let inner = Counting::new(zeroes.clone(), is_slow);
+        let Some(backing) = shared(name, &inner, LEN) else { return };
+        let features = Features::MISSING_SHMEM | Features::MINOR_SHMEM;
+        let uffd = Arc::new(Uffd::open(features, Features::NONE, KernelFaults::IfAllowed).unwrap());
+        let file = Mapping::memfd("another", ByteLen::new(LEN), None).unwrap();
+        // Pages of it that are there already are not what is mapped.
+        file.write_at(LEN - page(), &[1; 64]).unwrap();
+        let fd = file.fd().unwrap().try_clone_to_owned().unwrap();
+        let private =
+            Mapping::file(fd, 0, ByteLen::new(LEN), Access::ReadWrite, Sharing::Private).unwrap();
+        let modes = Modes { missing: true, minor: true, write_protect: false };
+        let memory = Registered::new(uffd.clone(), private, modes).unwrap();
+        let remote = Remote::adopt(uffd.as_fd().try_clone_to_owned().unwrap()).unwrap();
+        let start = Vaddr::new(memory.mapping().addr().get() as u64);
+        let regions = vec![RemoteRegion { start, len: ByteLen::new(LEN - page()), offset: 0 }];
+        let options = LazyOptions::default();
+        let engine = engine();
+        let host = uzone_os::probe::page_size();
+        let adopted = engine.adopt(remote, regions, host, backing.clone(), &options).unwrap();
+        for at in scattered(3, LEN - page()).take(2000) {
+            let at = at & !7;
+            let mut seen = [1; 8];
+            memory.mapping().read_at(at, &mut seen).unwrap();
+            let right = if zeroes.contains(&at) { 0 } else { word(at) };
+            assert_eq!(u64::from_ne_bytes(seen), right, "at {at:#x}");
+        }
+        drop(adopted);
+    }
+}
+
+#[test]
+fn what_cannot_be_shared_is_refused_by_name() {
+    let refused = |inner: Arc<dyn Backing>| match SharedBacking::new(inner, ByteLen::new(LEN)) {
+        Err(MapError::Backing { reason }) => reason,
+        other => panic!("{other:?}"),
+    };
+    assert!(refused(Arc::new(ZeroBacking)).contains("no length"));
+    let file = Arc::new(Mapping::memfd("file", ByteLen::new(LEN), None).unwrap());
+    let memory = MemoryBacking::new(file, Sharing::Private).unwrap();
+    assert!(refused(Arc::new(memory)).contains("memory file"));
+}
+
+#[test]
+fn a_file_is_shared_and_its_descriptor_is_for_readers() {
+    let name = "a_file_is_shared_and_its_descriptor_is_for_readers";
+    let file: Arc<dyn Backing> = Arc::new(FileBacking::new(file_of(LEN)).unwrap());
+    let backing = match SharedBacking::new(file, ByteLen::new(LEN)) {
+        Ok(backing) => Arc::new(backing),
+        Err(error) => return skip(name, &error.to_string()),
+    };
+    check_all(&map(&backing, &engine(), &LazyOptions::default()));
+    let uzone_fault::Memory::File { fd, .. } = backing.memory().unwrap() else { panic!() };
+    let of = |access, sharing| {
+        Mapping::file(fd.try_clone().unwrap(), 0, ByteLen::new(LEN), access, sharing)
+    };
+    of(Access::ReadWrite, Sharing::Shared).unwrap_err();
+    let read = of(Access::ReadOnly, Sharing::Shared).unwrap();
+    let mut seen = vec![0; usize_of(LEN)];
+    read.read_at(0, &mut seen).unwrap();
+    assert!(seen == words(LEN));
+}
