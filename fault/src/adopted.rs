@@ -158,7 +158,7 @@ impl AdoptedMemory {
         let pages = count_pages(regions, page)?;
         let log = EventLog::new(EVENTS, pages.get()).map_err(MapError::MemoryFile)?;
         let Some(before) = before else { return Ok(log) };
-        let before = LoggedEvents::read(before).map_err(MapError::MemoryFile)?;
+        let before = LoggedEvents::read(before, pages.get()).map_err(MapError::MemoryFile)?;
         before.marked().for_each(|page| log.mark(page..page + 1));
         for removed in &before.removed {
             for bytes in offsets(regions, removed.start, removed.end) {

@@ -106,8 +106,13 @@ impl Connection {
     /// that sends one byte at a time costs no look for each.
     pub(crate) fn may_be_whole(&self) -> bool {
         let bytes = self.bytes.trim_ascii();
-        let is_none = bytes.first().is_some_and(|first| *first != b'[');
-        self.is_ended || is_none || bytes.last() == Some(&b']')
+        match bytes.first() {
+            Some(b'[') => self.is_ended || bytes.last() == Some(&b']'),
+            // Of a program that attaches.
+            Some(b'{') => self.is_ended || matches!(bytes.last(), Some(b'}' | b']')),
+            Some(_) => true,
+            None => self.is_ended,
+        }
     }
 
     /// Returns how many descriptors came by it; one more than were taken if there were more.
@@ -120,9 +125,21 @@ impl Connection {
         self.can_be_killed
     }
 
-    /// Returns the one descriptor that came by it.
-    pub(crate) fn only_descriptor(&self) -> Option<&OwnedFd> {
-        self.fds.first().filter(|_| self.count_descriptors() == 1)
+    /// Returns the userfaultfd that came by it.
+    pub(crate) fn userfaultfd(&self) -> Option<&OwnedFd> {
+        self.fds.first()
+    }
+
+    /// Returns the log of another server, which a program that attaches again has sent.
+    pub(crate) fn earlier_log(&self) -> Option<&OwnedFd> {
+        self.fds.get(1)
+    }
+
+    /// Returns whether the other side of the stream has closed it, or broken the protocol: nothing more is
+    /// to come.
+    pub(crate) fn is_closed(&self) -> bool {
+        let answer = peer::receive(&self.stream, &mut [0; 64], &mut Vec::new());
+        !matches!(answer, Err(cause) if cause.kind() == io::ErrorKind::WouldBlock)
     }
 
     /// Returns what another process gets, with [`Connection::descriptors`] and the bytes.

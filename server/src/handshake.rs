@@ -24,6 +24,9 @@ pub enum HandshakeError {
     /// It is no array of regions.
     #[error("the message is no array of regions in JSON: {0}")]
     NotRegions(String),
+    /// It is an object, and no request of a program that attaches.
+    #[error("the message is no request to attach: {0}")]
+    NotARequest(String),
     /// It has no region, or too many.
     #[error("the message has {0} regions: 1 to {REGIONS} are possible")]
     Count(usize),
@@ -49,7 +52,7 @@ pub enum HandshakeError {
     /// The connection ended before the message did.
     #[error("the connection ended after {0} bytes of a message")]
     Ended(usize),
-    /// It came with another number of descriptors than one.
+    /// It came without a descriptor, or with too many.
     #[error("the message came with {0} descriptors: one userfaultfd is needed")]
     Descriptors(usize),
 }

@@ -17,7 +17,7 @@
 //! | `takeover` | how one keeper hands everything to the next |
 //! | `link` | the messages between the two |
 //! | `socket` | the socket that monitors connect to |
-//! | `handshake` | what a monitor sends, from bytes to regions |
+//! | `dialect`, `handshake` | what came by a connection, and what a monitor sends, from bytes to regions |
 //! | `session` | one machine: its memory, and what becomes of it if a page fails |
 //! | `control`, `status` | asking a server what it does, and letting it end |
 //! | `working_set` | the pages that machines touched, recorded and read |
@@ -26,6 +26,7 @@
 
 mod connection;
 mod control;
+mod dialect;
 mod error;
 mod event;
 mod handshake;

@@ -34,6 +34,7 @@ pub struct ServerOptions {
     pub(crate) metrics: Option<SocketAddr>,
     pub(crate) root: Option<Root>,
     pub(crate) cache: ByteLen,
+    pub(crate) share: Option<ByteLen>,
 }
 
 /// Which pages are installed before a machine touches them.
@@ -61,6 +62,7 @@ impl Default for ServerOptions {
             metrics: None,
             root: None,
             cache: CACHE,
+            share: None,
         }
     }
 }
@@ -124,6 +126,13 @@ impl ServerOptions {
     #[must_use]
     pub fn cache(mut self, cache: ByteLen) -> Self {
         self.cache = cache;
+        self
+    }
+    /// Sets how many bytes of pages are kept for the programs that attach and share them: the whole image by
+    /// default. Beyond that, each has copies of its own.
+    #[must_use]
+    pub fn share(mut self, share: impl Into<Option<ByteLen>>) -> Self {
+        self.share = share.into();
         self
     }
 }

@@ -1,9 +1,11 @@
 //! One virtual machine: [`Session`], its memory, and what becomes of it if a page cannot be produced.
 
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
+use uzone_attach::protocol::Reply;
 use uzone_fault::{
     AdoptedMemory, Advice, Backing, Engine, EventLog, FaultStats, FaultTrace, LazyOptions,
     PageSize, Refusal, Remote, RemoteRegion,
@@ -11,6 +13,7 @@ use uzone_fault::{
 use uzone_os::peer::Peer;
 
 use crate::connection::Connection;
+use crate::dialect;
 use crate::event::ServeEvent;
 use crate::options::{OnFailure, ServerOptions};
 use crate::status::{SessionStats, nanoseconds};
@@ -30,6 +33,8 @@ pub(crate) struct SessionParts<'a> {
     pub(crate) page: PageSize,
     pub(crate) removals: EventLog,
     pub(crate) backing: Arc<dyn Backing>,
+    /// Whether it is a program that attached: the end of its stream ends the session.
+    pub(crate) is_attached: bool,
     pub(crate) engine: &'a Engine,
     pub(crate) options: &'a ServerOptions,
     /// The bytes of the image to install before they are touched.
@@ -44,6 +49,7 @@ pub(crate) struct Session {
     connection: Connection,
     /// Another descriptor of the same, to learn whether the memory is gone.
     remote: Remote,
+    is_attached: bool,
     since: Instant,
 }
 
@@ -52,6 +58,7 @@ impl Session {
     pub(crate) fn start(parts: SessionParts<'_>) -> Result<Self, String> {
         let SessionParts { number, connection, remote, regions, page, removals, backing, .. } =
             parts;
+        let is_attached = parts.is_attached;
         let peer = connection.peer.clone();
         let watched = remote.try_clone().map_err(|error| error.to_string())?;
         let connected = ServeEvent::Connected {
@@ -73,7 +80,13 @@ impl Session {
         let memory = memory.map_err(|error| error.to_string())?;
         memory.prefetch(parts.prefetch);
         (parts.log)(connected);
-        Ok(Self { number, memory, connection, remote: watched, since: Instant::now() })
+        if is_attached {
+            // A program that takes no answer has its memory filled all the same.
+            let log = connection.log.as_ref().map(AsFd::as_fd);
+            let _ = dialect::reply(&connection.stream, &Reply::Served, log);
+        }
+        let since = Instant::now();
+        Ok(Self { number, memory, connection, remote: watched, is_attached, since })
     }
 
     /// Stops answering: no event is read when this returns.
@@ -83,8 +96,10 @@ impl Session {
         connection
     }
 
-    pub(crate) fn peer(&self) -> &Peer {
-        &self.connection.peer
+    /// Returns what becomes ready when it may have ended.
+    pub(crate) fn watched(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let stream = self.is_attached.then(|| self.connection.stream.as_fd());
+        [self.connection.peer.as_fd()].into_iter().chain(stream)
     }
 
     /// Takes the faults that were recorded since the last call.
@@ -95,7 +110,7 @@ impl Session {
     /// Returns whether its memory is gone: the process that connected may have ended before the one whose
     /// memory it is.
     pub(crate) fn is_gone(&self) -> bool {
-        self.remote.is_gone()
+        self.remote.is_gone() || self.is_attached && self.connection.is_closed()
     }
 
     /// Returns what was done so far.

@@ -5,23 +5,27 @@ use std::collections::HashMap;
 use std::fmt;
 use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use uzone_attach::protocol::{Reply, Request, VERSION};
 use uzone_fault::{
-    AdoptedMemory, Backing, Engine, EngineOptions, FileBacking, PageSize, Remote, RemoteRegion,
+    AdoptedMemory, Backing, Engine, EngineOptions, FileBacking, MapError, Memory as Pages, Remote,
+    SharedBacking,
 };
 use uzone_os::MessageSocket;
 use uzone_os::uffd::{EventSet, ReadyKeys};
+use uzone_pages::ByteLen;
 use uzone_snapshot::{FrameCache, Image, OpenOptions, SnapshotBacking, SnapshotError};
 
 use crate::connection::Connection;
+use crate::dialect::{self, Memory, Said};
 use crate::error::ServeError;
 use crate::event::ServeEvent;
-use crate::handshake::{self, HandshakeError, MESSAGE_BYTES};
+use crate::handshake::HandshakeError;
 use crate::link::{self, Order, Report};
 use crate::options::{OnFailure, Prefetch, ServerOptions};
 use crate::session::{Session, SessionParts};
@@ -46,6 +50,8 @@ const RAW_PAGE: u64 = 4096;
 /// Answers the faults of machines from one image, in a process of its own.
 pub struct Worker {
     backing: Arc<dyn Backing>,
+    /// The pages that attached programs share, if any of them asked for that.
+    shared: Option<Arc<SharedBacking>>,
     /// What tells the image from others.
     image: String,
     engine: Engine,
@@ -83,6 +89,7 @@ impl Worker {
         });
         Ok(Self {
             backing,
+            shared: None,
             image,
             engine: Engine::with(EngineOptions::default())?,
             options,
@@ -161,10 +168,12 @@ impl Worker {
         self.recorded = Instant::now();
     }
 
-    /// Looks at a session by the clock from now on: the pidfd of its monitor stays ready.
+    /// Looks at a session by the clock from now on: what has ended stays ready.
     fn monitor_ended(&mut self, number: u64) {
         if let Some(session) = self.sessions.get(&number) {
-            let _ = self.set.remove(session.peer());
+            for fd in session.watched() {
+                let _ = self.set.remove(fd);
+            }
             self.orphans.push(number);
         }
     }
@@ -208,20 +217,68 @@ impl Worker {
     /// Takes a connection, whose message may not be whole yet.
     fn take(&mut self, keeper: &Arc<MessageSocket>, number: u64, connection: Connection) {
         let pid = connection.peer.pid();
-        let report = match message_of(&connection) {
-            Ok(None) => return,
+        let stream = connection.stream.try_clone();
+        let said = dialect::read(&connection);
+        let attaches = !matches!(&said, Ok(Said::Memory(Memory { request: None, .. })) | Err(_));
+        let reason = match said {
+            Ok(Said::Part) => return,
+            Ok(Said::Asks(request)) => self.answer(&connection, &request),
+            Ok(Said::Memory(memory)) => self.serve(keeper, number, connection, memory),
             // A probe of whether there is a server.
-            Err(HandshakeError::Ended(0)) if !connection.has_descriptors() => Report::Probe(number),
-            Ok(Some((regions, page))) => {
-                match self.serve(keeper, number, connection, regions, page) {
-                    Ok(()) => return,
-                    Err(reason) => refused(number, pid, reason),
-                }
+            Err(HandshakeError::Ended(0)) if !connection.has_descriptors() => {
+                let _ = link::report(keeper, &Report::Probe(number), None);
+                return;
             }
-            Err(error) => refused(number, pid, error.to_string()),
+            Err(error) => Err(error.to_string()),
         };
+        let Err(reason) = reason else { return };
+        if let Some(stream) = stream.ok().filter(|_| attaches) {
+            // A program that has gone is not interested.
+            let _ = dialect::reply(&stream, &Reply::Refused { reason: reason.clone() }, None);
+        }
         // If it was not sent, the keeper has ended, which the next receive finds.
-        let _ = link::report(keeper, &report, None);
+        let _ = link::report(keeper, &refused(number, pid, reason), None);
+    }
+
+    /// Answers a program that asks for the image.
+    fn answer(&mut self, connection: &Connection, request: &Request) -> Result<(), String> {
+        let text = |error: &dyn fmt::Display| error.to_string();
+        let Request::Attach { version, share, image } = request;
+        if *version != VERSION {
+            return Err(format!("it asks by version {version}: this server has {VERSION}"));
+        }
+        if image.as_ref().is_some_and(|image| *image != self.image) {
+            return Err(format!("its memory is of another image: this server has {}", self.image));
+        }
+        let len = self.backing.byte_len().ok_or("the image has no length")?;
+        let file = if *share {
+            match self
+                .shared()
+                .map_err(|error| text(&error))?
+                .memory()
+                .map_err(|error| text(&error))?
+            {
+                Pages::File { fd, .. } => Some(fd),
+                _ => None,
+            }
+        } else {
+            None
+        };
+        let (image, shares) = (self.image.clone(), file.is_some());
+        let reply = Reply::Image { image, len_bytes: len.get(), shares };
+        dialect::reply(&connection.stream, &reply, file.as_ref().map(AsFd::as_fd))
+            .map_err(|cause| format!("it does not take the answer: {cause}"))
+    }
+
+    /// Returns the pages that attached programs share.
+    fn shared(&mut self) -> Result<Arc<SharedBacking>, MapError> {
+        if let Some(shared) = &self.shared {
+            return Ok(shared.clone());
+        }
+        let keep = self.options.share.or(self.backing.byte_len()).unwrap_or(ByteLen::ZERO);
+        let shared = Arc::new(SharedBacking::new(self.backing.clone(), keep)?);
+        self.shared = Some(shared.clone());
+        Ok(shared)
     }
 
     fn serve(
@@ -229,10 +286,10 @@ impl Worker {
         keeper: &Arc<MessageSocket>,
         number: u64,
         mut connection: Connection,
-        regions: Vec<RemoteRegion>,
-        page: PageSize,
+        memory: Memory,
     ) -> Result<(), String> {
         let text = |error: &dyn fmt::Display| error.to_string();
+        let Memory { regions, page, request } = memory;
         let peer = &connection.peer;
         if self.options.on_failure == OnFailure::Kill && !connection.can_be_killed() {
             return Err(format!(
@@ -242,10 +299,18 @@ impl Worker {
                 peer.uid()
             ));
         }
-        let fd = connection.only_descriptor().ok_or("the userfaultfd is lost")?;
+        let backing = match &request {
+            Some(Request::Attach { share: true, .. }) => {
+                self.shared().map_err(|error| text(&error))? as Arc<dyn Backing>
+            }
+            _ => self.backing.clone(),
+        };
+        let fd = connection.userfaultfd().ok_or("the userfaultfd is lost")?;
         let fd = fd.try_clone().map_err(|cause| text(&cause))?;
         let remote = Remote::adopt(fd).map_err(|error| text(&error))?;
-        let removals = AdoptedMemory::log(&regions, page, connection.log.take());
+        let earlier = connection.earlier_log().map(OwnedFd::try_clone).transpose();
+        let earlier = connection.log.take().or(earlier.map_err(|cause| text(&cause))?);
+        let removals = AdoptedMemory::log(&regions, page, earlier);
         let removals = removals.map_err(|error| text(&error))?;
         // The keeper has the log before the first event is read.
         let log = removals.fd().ok_or("the log has no descriptor")?;
@@ -262,13 +327,16 @@ impl Worker {
             regions,
             page,
             removals,
-            backing: self.backing.clone(),
+            backing,
+            is_attached: request.is_some(),
             engine: &self.engine,
             options: &self.options,
             prefetch: &self.prefetch,
             log: Arc::new(move |event| link::report(&link, &Report::Event(event), None).is_ok()),
         })?;
-        self.set.add(session.peer(), number).map_err(|cause| text(&cause))?;
+        for fd in session.watched() {
+            self.set.add(fd, number).map_err(|cause| text(&cause))?;
+        }
         self.sessions.insert(number, session);
         Ok(())
     }
@@ -285,23 +353,6 @@ impl fmt::Debug for Worker {
 
 fn refused(session: u64, pid: u32, reason: String) -> Report {
     Report::Event(ServeEvent::Refused { session, pid, reason, was_killed: false })
-}
-
-/// Returns what a monitor sent, or `None` if that is not whole yet.
-fn message_of(
-    connection: &Connection,
-) -> Result<Option<(Vec<RemoteRegion>, PageSize)>, HandshakeError> {
-    let bytes = &connection.bytes;
-    if bytes.len() > MESSAGE_BYTES {
-        return Err(HandshakeError::TooLong);
-    }
-    let descriptors = connection.count_descriptors();
-    match handshake::regions(bytes)? {
-        None if connection.is_ended => Err(HandshakeError::Ended(bytes.len())),
-        None if descriptors > 1 => Err(HandshakeError::Descriptors(descriptors)),
-        Some(_) if descriptors != 1 => Err(HandshakeError::Descriptors(descriptors)),
-        message => Ok(message),
-    }
 }
 
 /// An image.

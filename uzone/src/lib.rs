@@ -13,6 +13,7 @@
 //! | hold pages while a device or a thread uses them | [`Pagemap::pin`], [`Zone::pin`], [`Pinned`] |
 //! | hand out cleared memory | [`Pool`], [`Pooled`] |
 //! | map a file, a memory file or a function lazily | [`lazy::Engine`] |
+//! | have memory filled by a page server | [`attach::AttachedMemory`] |
 //! | survive memory errors | [`bus`], [`Pagemap::poison`] |
 //!
 //! The guide in `docs/GUIDE.md` explains one idea after the other. Each package below this one can be used
@@ -51,6 +52,11 @@ pub mod snapshot {
         Codec, FileSource, FrameCache, FrameCounts, Image, ImageRegion, OpenOptions, Packed,
         Packer, ParseRootError, Root, SnapshotBacking, SnapshotError, Source,
     };
+}
+
+/// Memory that a page server fills: for programs that attach to `uzone serve`.
+pub mod attach {
+    pub use uzone_attach::{AttachError, AttachOptions, AttachedMemory, ServedBy};
 }
 
 pub use uzone_os as os;

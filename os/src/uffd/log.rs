@@ -16,6 +16,7 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
+use rustix::fs::SealFlags;
 use uzone_pages::ByteLen;
 
 use crate::mapping::Mapping;
@@ -26,6 +27,8 @@ use crate::uffd::event::{self, Event, MESSAGE, Parsed};
 const MAGIC: u64 = u64::from_le_bytes(*b"uzonlog1");
 /// How many words are before the messages: the magic, how many messages, how many marks.
 const HEADER: usize = 4;
+/// How many messages a log has at most.
+const MESSAGES: u64 = 1 << 16;
 /// How many words a message has.
 pub(crate) const WORDS: usize = MESSAGE / size_of::<u64>();
 
@@ -47,7 +50,7 @@ impl EventLog {
     /// # Errors
     /// The error of the system: no memory, as many descriptors as the process may have, or Linux before 5.1.
     pub fn new(messages: usize, marks: u64) -> io::Result<Self> {
-        let messages = messages.max(1);
+        let messages = messages.clamp(1, 1 << 16);
         let words = HEADER as u64 + (messages * WORDS) as u64 + marks.div_ceil(64);
         let len = ByteLen::new(words * 8).align_up(crate::kernel::page_size().bytes());
         let len = len.map_err(io::Error::other)?;
@@ -113,17 +116,27 @@ pub struct LoggedEvents {
 }
 
 impl LoggedEvents {
-    /// Reads a log that [`EventLog::fd`] is the descriptor of. The process that wrote it must have ended.
+    /// Reads a log of as many marks that [`EventLog::fd`] is the descriptor of. The process that wrote it must
+    /// have ended. A descriptor may come from a process that is not trusted: the file is a memory file, so
+    /// that reading it never waits.
     ///
     /// # Errors
     /// [`io::ErrorKind::InvalidData`] if it is no such file, and the error of the system.
-    pub fn read(fd: OwnedFd) -> io::Result<Self> {
+    pub fn read(fd: OwnedFd, marks: u64) -> io::Result<Self> {
+        let is_sealed = rustix::fs::fcntl_get_seals(&fd)
+            .is_ok_and(|seals| seals.contains(SealFlags::FUTURE_WRITE | SealFlags::SHRINK));
+        if !is_sealed {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
         let file = File::from(fd);
         let len = file.metadata()?.len() / 8;
         let mut bytes = vec![0; HEADER * 8];
         file.read_exact_at(&mut bytes, 0)?;
         let header: Vec<u64> = words(&bytes).collect();
-        let (messages, marks) = (header[1].saturating_mul(WORDS as u64), header[2].div_ceil(64));
+        if header[1] > MESSAGES || header[2] != marks {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        let (messages, marks) = (header[1].saturating_mul(WORDS as u64), marks.div_ceil(64));
         let end = (HEADER as u64).saturating_add(messages).saturating_add(marks);
         if header[0] != MAGIC || end > len {
             return Err(io::ErrorKind::InvalidData.into());
@@ -183,7 +196,7 @@ mod tests {
         let file = File::from(fd.try_clone().unwrap());
         file.write_all_at(&[1], 0).unwrap_err();
         drop(log);
-        let events = LoggedEvents::read(fd).unwrap();
+        let events = LoggedEvents::read(fd, 130).unwrap();
         assert_eq!(events.removed, [Vaddr::new(0x1000)..Vaddr::new(0x3000)]);
         assert_eq!(events.marked().collect::<Vec<_>>(), [3, 4, 127, 128, 129]);
     }
@@ -193,10 +206,13 @@ mod tests {
     fn another_file_is_refused() {
         let other = Mapping::memfd("other", ByteLen::new(4096), None).unwrap();
         let read = |mapping: &Mapping| {
-            LoggedEvents::read(mapping.fd().unwrap().try_clone_to_owned().unwrap())
+            LoggedEvents::read(mapping.fd().unwrap().try_clone_to_owned().unwrap(), 0)
         };
-        assert_eq!(read(&other).unwrap_err().kind(), io::ErrorKind::InvalidData);
-        for header in [[MAGIC, u64::MAX, 0], [MAGIC, 0, u64::MAX], [MAGIC, 128, 0]] {
+        assert_eq!(read(&other).unwrap_err().kind(), io::ErrorKind::InvalidData, "not sealed");
+        let other = Mapping::memfd("other", ByteLen::new(4096), None).unwrap();
+        other.seal_for_readers().unwrap();
+        for header in [[MAGIC, u64::MAX, 0], [MAGIC, 0, u64::MAX], [MAGIC, 128, 0], [MAGIC, 1, 64]]
+        {
             let bytes: Vec<u8> = header.into_iter().flat_map(u64::to_ne_bytes).collect();
             other.write_at(0, &bytes).unwrap();
             assert_eq!(read(&other).unwrap_err().kind(), io::ErrorKind::InvalidData, "{header:?}");

@@ -1,0 +1,73 @@
+//! Why memory is not attached: [`AttachError`].
+
+use std::io;
+use std::path::PathBuf;
+
+use uzone_os::MapError;
+use uzone_os::uffd::{OpenError, RegisterError};
+use uzone_pages::{AddrError, ErrorKind};
+
+/// Memory that was not attached.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AttachError {
+    /// There is no server, or its stream ended.
+    #[error("cannot reach a page server at {}: {cause}", path.display())]
+    Unreachable {
+        /// The socket.
+        path: PathBuf,
+        /// What the system answered.
+        #[source]
+        cause: io::Error,
+    },
+    /// The server refuses this program.
+    #[error("the page server at {} refuses: {reason}", path.display())]
+    Refused {
+        /// The socket.
+        path: PathBuf,
+        /// Its reason.
+        reason: String,
+    },
+    /// What answers at the socket is no page server of this version.
+    #[error("what answers at {} is no page server of version {}", path.display(), crate::protocol::VERSION)]
+    NotAServer {
+        /// The socket.
+        path: PathBuf,
+    },
+    /// Page faults cannot be handed over.
+    #[error("cannot hand page faults over: {0}")]
+    Open(#[from] OpenError),
+    /// The memory cannot be registered.
+    #[error("cannot hand the page faults of the memory over: {0}")]
+    Register(#[from] RegisterError),
+    /// The memory cannot be mapped.
+    #[error("cannot map the memory: {0}")]
+    Map(#[from] MapError),
+    /// The image is longer than an address space.
+    #[error("the image cannot be mapped: {0}")]
+    Length(#[from] AddrError),
+    /// The thread that follows the server was not started, or the memory is not kept from forked processes.
+    #[error("cannot follow the server: {0}")]
+    Follow(#[source] io::Error),
+}
+
+impl AttachError {
+    /// Returns what kind of failure it is.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Unreachable { cause, .. } => match cause.kind() {
+                io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => ErrorKind::NotFound,
+                io::ErrorKind::PermissionDenied => ErrorKind::PermissionDenied,
+                io::ErrorKind::WouldBlock => ErrorKind::TimedOut,
+                _ => ErrorKind::Io,
+            },
+            Self::Refused { .. } => ErrorKind::PermissionDenied,
+            Self::NotAServer { .. } => ErrorKind::InvalidData,
+            Self::Open(_) | Self::Register(_) => ErrorKind::NotSupported,
+            Self::Map(_) => ErrorKind::OutOfMemory,
+            Self::Length(_) => ErrorKind::InvalidInput,
+            Self::Follow(_) => ErrorKind::Other,
+        }
+    }
+}

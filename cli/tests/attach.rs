@@ -1,0 +1,268 @@
+//! Programs that attach to `uzone serve`: each page has its bytes, programs share what they only read, and
+//! none notices more than a pause when the server is killed, and another is started.
+
+mod common;
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::{Dir, keeps_to};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use uzone_attach::{AttachError, AttachOptions, AttachedMemory, ServedBy};
+use uzone_snapshot::Packer;
+
+const PAGE: u64 = 4096;
+const PAGES: u64 = 2048;
+/// How long anything may take before it counts as hanging.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The oracle: a page of the image. Each fifth is zero.
+fn page_of(index: u64) -> Vec<u8> {
+    let word = |at: u64| match index % 5 {
+        3 => [0; 8],
+        _ => ((index * 512 + at + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)).to_le_bytes(),
+    };
+    (0..512).flat_map(word).collect()
+}
+
+fn check(memory: &AttachedMemory, page: u64, expected: &[u8]) {
+    let mut seen = vec![1; 4096];
+    memory.mapping().read_at(page * PAGE, &mut seen).expect("it is read");
+    assert!(seen == expected, "wrong bytes in page {page}");
+}
+
+fn check_all(memory: &AttachedMemory, seed: u64) {
+    for step in 0..PAGES {
+        let page = (step * 37 + seed * 101) % PAGES;
+        check(memory, page, &page_of(page));
+    }
+}
+
+/// Writes the image, packed and raw.
+fn images(dir: &Dir) -> (String, String) {
+    let raw: Vec<u8> = (0..PAGES).flat_map(page_of).collect();
+    let packed = dir.path().join("packed");
+    Packer::default().pack(&mut &raw[..], &packed, None, &|_| true).expect("it is packed");
+    fs::write(dir.path().join("raw"), raw).expect("it is written");
+    (dir.name("packed"), dir.name("raw"))
+}
+
+/// The command, which is killed if the test fails.
+struct Server {
+    child: Child,
+    lines: BufReader<ChildStdout>,
+}
+
+impl Server {
+    fn start(image: &str, socket: &str) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
+        // This program outlives a page that fails.
+        command.args(["serve", "--json", "--on-failure", "poison", image, "--socket", socket]);
+        let mut child =
+            command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("it runs");
+        let mut server =
+            Self { lines: BufReader::new(child.stdout.take().expect("a pipe")), child };
+        server.event("listening");
+        server
+    }
+
+    fn event(&mut self, name: &str) -> Value {
+        let mut line = String::new();
+        self.lines.read_line(&mut line).expect("it is read");
+        let object = serde_json::from_str(&line).expect("an object a line");
+        keeps_to("uzone.serve-1", &object);
+        assert_eq!(object["event"], name, "{object}");
+        object
+    }
+
+    /// Returns the process that answers faults.
+    fn worker(&self) -> Pid {
+        let pid = self.child.id();
+        let children = format!("/proc/{pid}/task/{pid}/children");
+        let children = fs::read_to_string(children).expect("it is read");
+        Pid::from_raw(children.trim().parse().expect("one number")).expect("a process")
+    }
+
+    /// Kills both processes at once: neither gets to taking the place of the other.
+    fn kill(&mut self) {
+        // It may have ended, and then so has the worker.
+        let keeper = Pid::from_child(&self.child);
+        if self.child.try_wait().is_ok_and(|status| status.is_none()) {
+            let _ = kill_process(keeper, Signal::STOP);
+            let _ = kill_process(self.worker(), Signal::KILL);
+            let _ = kill_process(keeper, Signal::KILL);
+            let _ = self.child.wait();
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+fn attach(name: &str, socket: &str, options: &AttachOptions) -> Option<AttachedMemory> {
+    match AttachedMemory::attach(Path::new(socket), options) {
+        Ok(memory) => Some(memory),
+        Err(AttachError::Open(error)) => {
+            assert!(std::env::var("REQUIRE_ALL").as_deref() != Ok("1"), "{name}: {error}");
+            println!("skipped: {name}: {error}");
+            None
+        }
+        Err(error) => panic!("{name}: {error}"),
+    }
+}
+
+fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+    let give_up = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < give_up, "{what} did not come");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Returns how many bytes of the memory are copies of its own, by the kernel's count.
+fn own_bytes(memory: &AttachedMemory) -> u64 {
+    let start = format!("{:x}-", memory.mapping().addr().get());
+    let smaps = fs::read_to_string("/proc/self/smaps").expect("it is read");
+    let lines = smaps.lines().skip_while(|line| !line.starts_with(&start));
+    let own = lines.skip(1).find_map(|line| line.strip_prefix("Anonymous:")).expect("a field");
+    own.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") << 10
+}
+
+#[test]
+fn programs_have_the_bytes_of_the_image_and_write_to_their_own() {
+    let name = "programs_have_the_bytes_of_the_image_and_write_to_their_own";
+    let dir = Dir::new("attach");
+    let (packed, raw) = images(&dir);
+    for (image, share) in [(&packed, false), (&packed, true), (&raw, false), (&raw, true)] {
+        let socket = dir.name("sock");
+        let mut server = Server::start(image, &socket);
+        let options = AttachOptions::default().share(share);
+        let Some(first) = attach(name, &socket, &options) else { return };
+        let others = (1..16).filter_map(|_| attach(name, &socket, &options));
+        let memories: Vec<_> = [first].into_iter().chain(others).collect();
+        thread::scope(|scope| {
+            for (seed, memory) in (0..).zip(&memories) {
+                assert_eq!((memory.is_shared(), memory.served_by()), (share, ServedBy::Server));
+                assert_eq!(memory.mapping().len().get(), PAGES * PAGE);
+                scope.spawn(move || check_all(memory, seed));
+            }
+        });
+        for memory in &memories {
+            let own = own_bytes(memory);
+            assert!(if share { own == 0 } else { own >= PAGES * PAGE * 4 / 5 }, "{share}: {own}");
+        }
+        let (writer, reader) = (&memories[0], &memories[1]);
+        writer.mapping().write_at(5 * PAGE, &[7; 4096]).expect("it is written");
+        check(writer, 5, &[7; 4096]);
+        check(reader, 5, &page_of(5));
+        // What is given back is zero.
+        writer.mapping().discard(0..2 * PAGE).expect("it is given back");
+        check(writer, 1, &[0; 4096]);
+        check(writer, 2, &page_of(2));
+        check(reader, 1, &page_of(1));
+        let own = own_bytes(writer);
+        assert!(!share || own <= 2 * PAGE, "{own}");
+        for _ in &memories {
+            server.event("connected");
+        }
+        drop(memories);
+        for _ in 0..16 {
+            server.event("ended");
+        }
+    }
+}
+
+#[test]
+fn programs_notice_a_pause_when_the_server_is_killed_and_started_again() {
+    let name = "programs_notice_a_pause_when_the_server_is_killed_and_started_again";
+    let dir = Dir::new("attach-again");
+    let (packed, _) = images(&dir);
+    for share in [false, true] {
+        let socket = dir.name("sock");
+        let mut server = Server::start(&packed, &socket);
+        let options = AttachOptions::default().share(share);
+        let Some(memory) = attach(name, &socket, &options) else { return };
+        (0..PAGES / 4).for_each(|page| check(&memory, page, &page_of(page)));
+        let given_back = PAGES / 8..PAGES / 2;
+        let bytes = given_back.start * PAGE..given_back.end * PAGE;
+        memory.mapping().discard(bytes).expect("it is given back");
+        kill_process(server.worker(), Signal::KILL).expect("it runs");
+        (PAGES / 2..PAGES * 5 / 8).for_each(|page| check(&memory, page, &page_of(page)));
+        check(&memory, given_back.start, &[0; 4096]);
+        let has_ended = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                server.kill();
+                wait_until("the end of the server", || memory.served_by() == ServedBy::Waiting);
+                has_ended.store(true, Ordering::Release);
+                server = Server::start(&packed, &socket);
+            });
+            wait_until("the end of the server", || has_ended.load(Ordering::Acquire));
+            // It waits for the next server.
+            for page in PAGES / 8..PAGES {
+                let is_zero = given_back.contains(&page);
+                check(&memory, page, &if is_zero { vec![0; 4096] } else { page_of(page) });
+            }
+        });
+        assert_eq!(memory.served_by(), ServedBy::Server);
+        server.event("connected");
+    }
+}
+
+#[test]
+fn memory_without_its_image_is_lost_and_raises_errors() {
+    let name = "memory_without_its_image_is_lost_and_raises_errors";
+    let dir = Dir::new("attach-lost");
+    let (packed, raw) = images(&dir);
+    let socket = dir.name("sock");
+    let mut server = Server::start(&packed, &socket);
+    let options = AttachOptions::default().deadline(Duration::from_millis(500));
+    let Some(memory) = attach(name, &socket, &options) else { return };
+    uzone_fault::bus::install().expect("a handler");
+    check(&memory, 1, &page_of(1));
+    thread::scope(|scope| {
+        // One that waits already.
+        let waiting = scope.spawn(|| {
+            wait_until("the end of the server", || memory.served_by() == ServedBy::Waiting);
+            memory.mapping().read_at((PAGES - 1) * PAGE, &mut [0; 8])
+        });
+        server.kill();
+        server = Server::start(&raw, &socket);
+        let error = waiting.join().expect("it ends").expect_err("another image is no image");
+        assert!(error.to_string().contains("no memory is behind the address"), "{error}");
+    });
+    let ServedBy::Lost { reason } = memory.served_by() else { panic!("{memory:?}") };
+    assert!(reason.contains("its memory is of another image"), "{reason}");
+    memory.mapping().read_at((PAGES - 2) * PAGE, &mut [0; 8]).expect_err("it is bad");
+    check(&memory, 1, &page_of(1));
+    let refused = server.event("refused");
+    assert_eq!(refused["was_killed"], false);
+}
+
+#[test]
+fn what_is_no_page_server_is_named() {
+    let dir = Dir::new("attach-none");
+    let socket = dir.name("sock");
+    let options = AttachOptions::default();
+    let attach = || AttachedMemory::attach(Path::new(&socket), &options);
+    let error = attach().expect_err("there is no server");
+    assert!(matches!(error, AttachError::Unreachable { .. }), "{error}");
+    let listener = std::os::unix::net::UnixListener::bind(&socket).expect("it listens");
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let (mut stream, _) = listener.accept().expect("one connects");
+            std::io::Write::write_all(&mut stream, b"SSH-2.0\n").expect("it is taken");
+        });
+        let error = attach().expect_err("it is another server");
+        assert!(matches!(error, AttachError::NotAServer { .. }), "{error}");
+    });
+}
