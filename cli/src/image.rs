@@ -154,14 +154,14 @@ impl Required {
 }
 
 #[derive(Debug, clap::Args)]
-struct Threads {
+pub(crate) struct Threads {
     /// How many threads work [default: one for each CPU]
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
 }
 
 impl Threads {
-    fn get(&self) -> usize {
+    pub(crate) fn get(&self) -> usize {
         self.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
     }
 }
@@ -236,20 +236,20 @@ enum ArgsError {
 
 /// What of a rate is printed and put into objects.
 #[derive(Debug, Serialize)]
-struct Work {
+pub(crate) struct Work {
     wall_ns: u64,
     bytes_per_s: u64,
 }
 
 impl Work {
-    fn of(bytes: u64, started: Instant) -> Self {
+    pub(crate) fn of(bytes: u64, started: Instant) -> Self {
         let wall = started.elapsed();
         let wall_ns = u64::try_from(wall.as_nanos()).unwrap_or(u64::MAX).max(1);
         let rate = u128::from(bytes) * 1_000_000_000 / u128::from(wall_ns);
         Self { wall_ns, bytes_per_s: u64::try_from(rate).unwrap_or(u64::MAX) }
     }
 
-    fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         let seconds = self.wall_ns / 1_000_000;
         format!(
             "{}.{:03} s, {:.1}/s",
@@ -626,7 +626,7 @@ impl Report for InspectReport {
 }
 
 /// Returns whether two paths are one file.
-fn is_same(a: &Path, b: &Path) -> bool {
+pub(crate) fn is_same(a: &Path, b: &Path) -> bool {
     matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b)
 }
 

@@ -6,6 +6,7 @@
 
 mod bench;
 mod demo;
+mod diff;
 mod doctor;
 mod exit;
 mod generate;
@@ -53,6 +54,7 @@ enum Command {
     Serve(serve::Args),
     Status(status::StatusArgs),
     Drain(status::DrainArgs),
+    Diff(diff::Args),
     Man(generate::ManArgs),
     Completions(generate::CompletionsArgs),
 }
@@ -71,6 +73,7 @@ impl Command {
             Self::Serve(args) => serve::run(args, out),
             Self::Status(args) => status::status(args, out),
             Self::Drain(args) => status::drain(args, out),
+            Self::Diff(args) => diff::run(args, out),
             Self::Man(args) => generate::man(args, out),
             Self::Completions(args) => generate::completions(args, out),
         }

@@ -266,3 +266,72 @@ fn what_is_no_page_server_is_named() {
         assert!(matches!(error, AttachError::NotAServer { .. }), "{error}");
     });
 }
+
+#[test]
+fn what_a_program_changed_is_packed_while_it_is_served_and_is_the_image_of_the_next() {
+    let name = "what_a_program_changed_is_packed_while_it_is_served_and_is_the_image_of_the_next";
+    let dir = Dir::new("attach-diff");
+    let (packed, raw) = images(&dir);
+    for (image, share) in [(&packed, false), (&packed, true), (&raw, false)] {
+        let (socket, changed) = (dir.name("sock"), dir.name("changed"));
+        let server = Server::start(image, &socket);
+        let Some(memory) = attach(name, &socket, &AttachOptions::default().share(share)) else {
+            return;
+        };
+        let mut expected: Vec<Vec<u8>> = (0..PAGES).map(page_of).collect();
+        (0..PAGES / 2).for_each(|page| check(&memory, page, &page_of(page)));
+        for page in [0, 17, 18, PAGES / 2, PAGES - 1] {
+            expected[usize::try_from(page).expect("small")] = vec![0x5a; 4096];
+            memory.mapping().write_at(page * PAGE, &[0x5a; 4096]).expect("it is written");
+        }
+        // Given back: for good, and with a write since.
+        memory.mapping().discard(40 * PAGE..50 * PAGE).expect("it is given back");
+        (40..50).for_each(|page: usize| expected[page] = vec![0; 4096]);
+        memory.mapping().write_at(45 * PAGE, &[9; 8]).expect("it is written");
+        expected[45][..8].copy_from_slice(&[9; 8]);
+        let diff = |image: &str| {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
+            command.args(["diff", "1", image, &changed, "--socket", &socket, "--json"]);
+            command.output().expect("the binary under test runs")
+        };
+        let output = diff(image);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let lines: Vec<Value> = String::from_utf8(output.stdout)
+            .expect("text")
+            .lines()
+            .map(|line| serde_json::from_str(line).expect("an object a line"))
+            .collect();
+        lines.iter().for_each(|line| keeps_to("uzone.diff-1", line));
+        assert_eq!((&lines[0]["event"], &lines[1]["event"]), (&"copied".into(), &"packed".into()));
+        if share {
+            // Of shared memory, the pages that are its own: written, zero, or given back.
+            let copied = lines[0]["copied_bytes"].as_u64().expect("a number") / PAGE;
+            assert!((6..PAGES / 2).contains(&copied), "{copied}");
+        }
+        let stored = lines[1]["stored_frames"].as_u64().expect("a number");
+        // Of a packed image, those of the pages that changed.
+        assert!(if image == &packed { stored == 6 } else { stored > 100 }, "{stored}");
+
+        // The next program starts as this one is, and a change of this one is its own.
+        memory.mapping().write_at(0, &[1; 64]).expect("it is written");
+        let next = dir.name("next");
+        let _second = Server::start(&changed, &next);
+        let memory = attach(name, &next, &AttachOptions::default()).expect("it is served");
+        for (page, bytes) in (0..).zip(&expected) {
+            check(&memory, page, bytes);
+        }
+        let other = if image == &packed { &raw } else { &packed };
+        let refused = diff(other);
+        let message = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert_eq!(refused.status.code(), Some(65), "{message}");
+        assert!(message.contains("served from another image"), "{message}");
+        drop(server);
+    }
+    let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
+    let (socket, changed) = (dir.name("sock"), dir.name("changed"));
+    let _server = Server::start(&packed, &socket);
+    command.args(["diff", "7", &packed, &changed, "--socket", &socket]);
+    let output = command.output().expect("the binary under test runs");
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && message.contains("there is no session 7"), "{message}");
+}

@@ -2,13 +2,15 @@
 //! same number, and the descriptors that go to it and come from it ([`send`], [`receive`]).
 //!
 //! Unsafe: getsockopt(2) with `SO_PEERPIDFD`, which rustix does not wrap.
-//! Source: unix(7), pidfd_open(2), pidfd_send_signal(2).
+//! Source: unix(7), pidfd_open(2), pidfd_send_signal(2), proc_pid_mem(5), proc_pid_pagemap(5).
 
+use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags,
@@ -76,6 +78,22 @@ impl Peer {
     /// The error of pidfd_send_signal(2): this process may not, or it has ended.
     pub fn kill(&self) -> io::Result<()> {
         Ok(rustix::process::pidfd_send_signal(&self.pidfd, Signal::KILL)?)
+    }
+
+    /// Opens its memory for reading, by its addresses, and its page table (`/proc/PID/mem` and `pagemap`).
+    ///
+    /// # Errors
+    /// The error of the system: it has ended, or this process may not read it. That takes the same user, or
+    /// `CAP_SYS_PTRACE`.
+    pub fn open_memory(&self) -> io::Result<(File, File)> {
+        let open = |name| File::open(format!("/proc/{}/{name}", self.pid()));
+        let opened = (open("mem")?, open("pagemap")?);
+        // The number was its own if it is there now.
+        let mut ended = [PollFd::new(&self.pidfd, PollFlags::IN)];
+        match rustix::event::poll(&mut ended, Some(&Timespec::default()))? {
+            0 => Ok(opened),
+            _ => Err(io::ErrorKind::NotFound.into()),
+        }
     }
 
     /// Returns whether this process may end it.

@@ -1,8 +1,9 @@
 //! Questions and orders to a server: [`Control`], a socket beside the one that monitors connect to, and the
 //! other side of it ([`status`], [`drain`], [`take_over`]).
 //!
-//! A client sends one line, `status`, `drain` or `take-over`, and gets one line of JSON. With the last comes
-//! a socket by which the keeper hands everything to the client ([`take_over`]). `GET` gets metrics by HTTP,
+//! A client sends one line, `status`, `drain`, `take-over` or `memory` with the number of a session, and gets
+//! one line of JSON. With the last two comes a socket by which the keeper hands everything to the client
+//! ([`take_over`]), or the memory of a machine (`capture.rs`). `GET` gets metrics by HTTP,
 //! from here or from a TCP port. A thread of its own serves one client after the other, each for a few
 //! seconds at most, so that the keeper waits for none.
 
@@ -42,6 +43,8 @@ pub(crate) enum Request {
     Status,
     Drain,
     TakeOver(MessageSocket),
+    /// The memory of a session.
+    Memory(u64, MessageSocket),
 }
 
 /// A request, and where its answer goes.
@@ -197,8 +200,11 @@ impl Shared {
             (b"status", _) if is_near => Request::Status,
             (b"drain", _) if is_near => Request::Drain,
             (b"take-over", Some(socket)) if is_near => Request::TakeOver(socket),
+            (line, Some(socket)) if is_near && session_of(line).is_some() => {
+                Request::Memory(session_of(line).unwrap_or_default(), socket)
+            }
             _ => {
-                let answer = "{\"error\":\"the server knows `status`, `drain` and `take-over`\"}\n";
+                let answer = "{\"error\":\"the server knows `status`, `drain`, `take-over` and `memory`\"}\n";
                 return stream.write_all(answer.as_bytes());
             }
         };
@@ -231,6 +237,11 @@ impl Shared {
         self.bell.ring().ok()?;
         answered.recv_timeout(ANSWER).ok()
     }
+}
+
+/// Returns the session whose memory a line asks for.
+fn session_of(line: &[u8]) -> Option<u64> {
+    str::from_utf8(line.strip_prefix(b"memory ")?).ok()?.parse().ok()
 }
 
 fn ask(socket: &Path, line: &str) -> Result<Status, ServeError> {

@@ -32,6 +32,14 @@ pub(crate) struct Memory {
     pub(crate) request: Option<Request>,
 }
 
+impl Memory {
+    /// Returns whether it is a private mapping of the server's memory file, where a page of a file was not
+    /// written.
+    pub(crate) fn is_shared(&self) -> bool {
+        matches!(self.request, Some(Request::Attach { share: true, .. }))
+    }
+}
+
 /// Returns what came by a connection.
 ///
 /// # Errors
@@ -62,6 +70,17 @@ pub(crate) fn read(connection: &Connection) -> Result<Said, HandshakeError> {
         }
         Some((regions, page)) => Ok(Said::Memory(Memory { regions, page, request })),
     }
+}
+
+/// Returns the memory that was handed over by a whole message.
+pub(crate) fn memory_of(bytes: &[u8]) -> Option<Memory> {
+    let (request, rest) = match request(bytes).ok()? {
+        Asked::No => (None, bytes),
+        Asked::Part => return None,
+        Asked::For(request, len) => (Some(request), &bytes[len..]),
+    };
+    let (regions, page) = handshake::regions(rest).ok()??;
+    Some(Memory { regions, page, request })
 }
 
 /// Returns that a message is not whole, unless it will never be.

@@ -17,6 +17,7 @@ use uzone_os::MessageSocket;
 use uzone_os::peer::Peer;
 use uzone_os::uffd::{Doorbell, EventSet, ReadyKeys};
 
+use crate::capture;
 use crate::connection::Connection;
 use crate::control::{self, Asked, Control, Request};
 use crate::error::ServeError;
@@ -396,6 +397,11 @@ impl Keeper {
                 Request::Status => {}
                 Request::Drain => drop(self.is_stopped_again()),
                 Request::TakeOver(to) => self.give(&to),
+                Request::Memory(session, to) => {
+                    // The client may have gone.
+                    let connection = self.connections.get(&session);
+                    let _ = capture::show(&to, &self.image, session, connection);
+                }
             }
         }
         Ok(())

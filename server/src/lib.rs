@@ -19,11 +19,13 @@
 //! | `socket` | the socket that monitors connect to |
 //! | `dialect`, `handshake` | what came by a connection, and what a monitor sends, from bytes to regions |
 //! | `session` | one machine: its memory, and what becomes of it if a page fails |
+//! | `capture` | the memory of a machine as it is now, for an image of it |
 //! | `control`, `status` | asking a server what it does, and letting it end |
 //! | `working_set` | the pages that machines touched, recorded and read |
 //! | `event`, `options`, `error` | [`ServeEvent`], [`ServerOptions`] and [`OnFailure`], [`ServeError`] |
 #![forbid(unsafe_code)]
 
+mod capture;
 mod connection;
 mod control;
 mod dialect;
@@ -40,6 +42,7 @@ mod takeover;
 mod worker;
 mod working_set;
 
+pub use capture::{CapturedPages, SessionMemory};
 pub use control::{control_path, drain, status};
 pub use error::ServeError;
 pub use event::ServeEvent;
@@ -48,4 +51,4 @@ pub use keeper::{Keeper, Served};
 pub use options::{OnFailure, Prefetch, ServerOptions};
 pub use status::{SessionStats, SessionStatus, Status};
 pub use takeover::Estate;
-pub use worker::Worker;
+pub use worker::{Worker, raw_name};

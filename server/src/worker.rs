@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -289,6 +289,7 @@ impl Worker {
         memory: Memory,
     ) -> Result<(), String> {
         let text = |error: &dyn fmt::Display| error.to_string();
+        let is_shared = memory.is_shared();
         let Memory { regions, page, request } = memory;
         let peer = &connection.peer;
         if self.options.on_failure == OnFailure::Kill && !connection.can_be_killed() {
@@ -299,11 +300,9 @@ impl Worker {
                 peer.uid()
             ));
         }
-        let backing = match &request {
-            Some(Request::Attach { share: true, .. }) => {
-                self.shared().map_err(|error| text(&error))? as Arc<dyn Backing>
-            }
-            _ => self.backing.clone(),
+        let backing = match is_shared {
+            true => self.shared().map_err(|error| text(&error))? as Arc<dyn Backing>,
+            false => self.backing.clone(),
         };
         let fd = connection.userfaultfd().ok_or("the userfaultfd is lost")?;
         let fd = fd.try_clone().map_err(|cause| text(&cause))?;
@@ -402,13 +401,19 @@ fn open(path: &Path, options: &ServerOptions) -> Result<Opened, ServeError> {
         return Err(not_packed.into());
     }
     let backing = Arc::new(FileBacking::new(file).map_err(failed)?);
-    // The bytes have no hash: the same file, unchanged.
-    let image = format!(
-        "file {}:{} of {len} bytes, changed {}.{:09}",
+    let image = raw_name(&metadata);
+    Ok(Opened { backing, image, working_set: Vec::new(), page_bytes: RAW_PAGE })
+}
+
+/// Returns what tells raw memory from other images: its bytes have no hash, so it is the same file, unchanged.
+#[must_use]
+pub fn raw_name(metadata: &Metadata) -> String {
+    format!(
+        "file {}:{} of {} bytes, changed {}.{:09}",
         metadata.dev(),
         metadata.ino(),
+        metadata.len(),
         metadata.mtime(),
         metadata.mtime_nsec()
-    );
-    Ok(Opened { backing, image, working_set: Vec::new(), page_bytes: RAW_PAGE })
+    )
 }
