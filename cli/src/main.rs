@@ -16,6 +16,7 @@ mod progress;
 mod report;
 mod serve;
 mod status;
+mod user;
 
 use std::env;
 use std::process::ExitCode;

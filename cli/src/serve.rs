@@ -6,6 +6,9 @@ use std::ffi::OsString;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::{SocketAddr as SocketAddress, UnixDatagram};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
@@ -23,12 +26,13 @@ use uzone_os::uffd::Doorbell;
 use uzone_pages::ByteLen;
 use uzone_report::human_duration;
 use uzone_server::{
-    Keeper, OnFailure, Prefetch, ServeError, ServeEvent, Served, ServerOptions, Worker,
+    Keeper, OnFailure, Prefetch, Sandbox, ServeError, ServeEvent, Served, ServerOptions, Worker,
 };
 use uzone_snapshot::Root;
 
 use crate::exit::{self, Exit, Failure};
 use crate::output::{Output, Report, Style};
+use crate::user::User;
 
 const EXITS: [Exit; 9] = [
     Exit::Ok,
@@ -92,6 +96,14 @@ pub(crate) struct Args {
     /// How many bytes of decoded frames are kept, for all machines
     #[arg(long, value_name = "SIZE", default_value = "64M")]
     cache_bytes: ByteLen,
+    /// Answer faults as this user, a name or a number, which must be able to read the image; root alone can
+    /// change it [default: the user of this command]
+    #[arg(long, value_name = "USER")]
+    user: Option<String>,
+    /// Let the process that answers faults do what its user may do, for a debugger: by default it has no
+    /// capability, and only the files and system calls that it needs
+    #[arg(long)]
+    no_sandbox: bool,
     /// Answer faults for the process at standard input, which started this one
     #[arg(long, hide = true)]
     worker: bool,
@@ -137,7 +149,7 @@ enum Happened<'a> {
 #[derive(Debug, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 enum ServerEvent {
-    Listening { socket: String, image: String, metrics: Option<SocketAddr> },
+    Listening { socket: String, image: String, metrics: Option<SocketAddr>, sandbox: Sandbox },
     Stopped { sessions: u64, left: usize, worker_deaths: u64, dropped_events: u64 },
 }
 
@@ -150,9 +162,12 @@ impl<'a> Line<'a> {
 impl Report for Line<'_> {
     fn text(&self, _style: Style) -> String {
         let event = match &self.happened {
-            Happened::Server(ServerEvent::Listening { socket, image, metrics }) => {
+            Happened::Server(ServerEvent::Listening { socket, image, metrics, sandbox }) => {
                 let metrics = metrics.map(|at| format!("; metrics at http://{at}/metrics"));
-                return format!("serving {image} on {socket}{}\n", metrics.unwrap_or_default());
+                let metrics = metrics.unwrap_or_default();
+                return format!(
+                    "serving {image} on {socket}{metrics}\nfaults are answered as {sandbox}\n"
+                );
             }
             Happened::Server(ServerEvent::Stopped { sessions, left, dropped_events, .. }) => {
                 let left = match left {
@@ -169,9 +184,19 @@ impl Report for Line<'_> {
         };
         let killed = |was_killed: &bool| if *was_killed { ", and it was killed" } else { "" };
         match event {
-            ServeEvent::Connected { session, pid, uid, regions, len_bytes, page_bytes } => {
+            ServeEvent::Connected {
+                session,
+                pid,
+                uid,
+                can_be_killed,
+                regions,
+                len_bytes,
+                page_bytes,
+            } => {
+                let rights = if *can_be_killed { "" } else { "; this server may not kill it" };
                 format!(
-                    "session {session}: process {pid} of user {uid} has {:.1} in {regions} regions of {:.1} pages\n",
+                    "session {session}: process {pid} of user {uid} has {:.1} in {regions} regions of {:.1} \
+                     pages{rights}\n",
                     ByteLen::new(*len_bytes),
                     ByteLen::new(*page_bytes)
                 )
@@ -222,6 +247,7 @@ fn options(args: &Args) -> ServerOptions {
         .metrics(args.metrics)
         .root(args.root)
         .cache(args.cache_bytes)
+        .sandbox(!args.no_sandbox)
         .prefetch(match &args.prefetch {
             None => Prefetch::OfImage,
             Some(file) if file.as_os_str() == "none" => Prefetch::No,
@@ -246,16 +272,38 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     // Before the socket: a signal that comes then removes it.
     let signals = Signals::new([SIGINT, SIGTERM])?;
     let (log, printer) = printer();
+    let start = start_worker(args.user.as_deref().map(User::named).transpose()?);
     let kept = if args.take_over {
-        Keeper::take_over(&socket, options(args), log, start_worker)
+        Keeper::take_over(&socket, options(args), log, start)
     } else {
-        Keeper::bind(&socket, options(args), log, start_worker)
+        Keeper::bind(&socket, options(args), log, start)
     };
     match kept {
         // It has stated why.
         Err(ServeError::Worker { status }) if let Some(exit) = Exit::of_process(status) => Ok(exit),
-        kept => keep(kept?, args, &socket, signals, printer, out),
+        kept => {
+            let manager = service_manager();
+            keep(kept?, manager, args, &socket, signals, printer, out)
+        }
     }
+}
+
+/// Returns a socket to the service manager, if there is one.
+fn service_manager() -> Option<UnixDatagram> {
+    let name = env::var_os("NOTIFY_SOCKET")?;
+    let address = match name.as_bytes() {
+        [b'@', name @ ..] => SocketAddress::from_abstract_name(name),
+        _ => SocketAddress::from_pathname(&name),
+    };
+    let socket = UnixDatagram::unbound().ok()?;
+    socket.connect_addr(&address.ok()?).ok()?;
+    Some(socket)
+}
+
+/// Notifies the service manager. One that does not listen is not waited for.
+fn notify(manager: Option<&UnixDatagram>, states: &[NotifyState]) {
+    let lines: String = states.iter().map(|state| format!("{state}\n")).collect();
+    let _ = manager.map(|manager| manager.send(lines.as_bytes()));
 }
 
 /// What happens, on its way to be printed.
@@ -281,6 +329,7 @@ fn printer() -> (impl Fn(&ServeEvent) + Send + 'static, Printer) {
 /// Serves machines until a signal.
 fn keep(
     mut keeper: Keeper,
+    manager: Option<UnixDatagram>,
     args: &Args,
     socket: &Path,
     mut signals: Signals,
@@ -291,9 +340,14 @@ fn keep(
         socket: socket.display().to_string(),
         image: args.image.display().to_string(),
         metrics: keeper.metrics(),
+        sandbox: keeper.sandbox().clone(),
     })));
-    // Without a service manager there is no one to be notified.
-    let _ = sd_notify::notify(&[NotifyState::Ready, NotifyState::MainPid(std::process::id())]);
+    let states = [NotifyState::Ready, NotifyState::MainPid(std::process::id())];
+    notify(manager.as_ref(), &states);
+    // The worker cannot connect to it, should it take the place of this process.
+    if let Some(manager) = &manager {
+        keeper.keep(manager.try_clone()?.into());
+    }
     let (lines, Printer { events, dropped }) = (*out, printer);
     let printer = thread::Builder::new().name("uzone-log".into()).spawn(move || {
         for event in events {
@@ -309,7 +363,7 @@ fn keep(
         }
     })?;
     let Served { sessions, left, deaths, .. } = keeper.run(&stop)?;
-    let _ = sd_notify::notify(&[NotifyState::Stopping]);
+    notify(manager.as_ref(), &[NotifyState::Stopping]);
     // The last sender, so that the printer ends.
     drop(keeper);
     let _ = printer.join();
@@ -322,11 +376,19 @@ fn keep(
     Ok(if left == 0 { Exit::Ok } else { Exit::Again })
 }
 
-/// Starts this program as the process that answers faults, out of the reach of the terminal's signals.
-fn start_worker(keeper: OwnedFd) -> io::Result<Child> {
-    let is_ours = |argument: &OsString| argument != "--worker" && argument != "--take-over";
-    let arguments = env::args_os().skip(1).filter(is_ours);
-    Command::new(PROGRAM).args(arguments).arg("--worker").stdin(keeper).process_group(0).spawn()
+/// Returns what starts this program as the process that answers faults, out of the reach of the terminal's
+/// signals.
+fn start_worker(user: Option<User>) -> impl FnMut(OwnedFd) -> io::Result<Child> + Send + 'static {
+    move |keeper| {
+        let is_ours = |argument: &OsString| argument != "--worker" && argument != "--take-over";
+        let arguments = env::args_os().skip(1).filter(is_ours);
+        let mut command = Command::new(PROGRAM);
+        command.args(arguments).arg("--worker").stdin(keeper).process_group(0);
+        if let Some(user) = user {
+            user.runs(&mut command);
+        }
+        command.spawn()
+    }
 }
 
 /// Answers the faults of the machines that the keeper hands over, and takes its place if it dies.
@@ -339,6 +401,8 @@ fn work(args: &Args, out: &Output) -> Result<Exit, Failure> {
     out.warn(format_args!("the keeper of this server has died; its worker takes its place"));
     let socket = args.socket.clone().unwrap_or_else(default_socket);
     let (log, printer) = printer();
-    let keeper = Keeper::inherit(estate, &socket, options(args), log, start_worker)?;
-    keep(keeper, args, &socket, signals, printer, out)
+    let manager = estate.kept().map(|fd| fd.try_clone_to_owned()).transpose()?;
+    // This process is the user's already, and a worker of it is as well.
+    let keeper = Keeper::inherit(estate, &socket, options(args), log, start_worker(None))?;
+    keep(keeper, manager.map(UnixDatagram::from), args, &socket, signals, printer, out)
 }

@@ -81,6 +81,9 @@ impl Report for StatusReport {
             sessions.len(),
             self.status.sessions_served
         );
+        if self.status.worker.is_some() {
+            text.push_str(&format!("faults are answered as {}\n", self.status.sandbox));
+        }
         if sessions.is_empty() {
             return text;
         }
@@ -102,7 +105,10 @@ impl Report for StatusReport {
             table.add_row([
                 one.session.to_string(),
                 one.pid.to_string(),
-                one.uid.to_string(),
+                match one.can_be_killed {
+                    true => one.uid.to_string(),
+                    false => format!("{} (may not be killed)", one.uid),
+                },
                 format!("{:.1}", ByteLen::new(one.len_bytes)),
                 human_duration(Duration::from_nanos(one.connected_ns)),
                 stats.faults.to_string(),
@@ -144,6 +150,12 @@ pub(crate) fn drain(args: &DrainArgs, out: &Output) -> Result<Exit, Failure> {
             Ok(status) if status.sessions.len() != left => {
                 left = status.sessions.len();
                 out.log(format_args!("{left} machines are left"));
+            }
+            // It has ended; a worker that became the keeper cannot remove the name.
+            Err(ServeError::Ask { cause, .. })
+                if cause.kind() == std::io::ErrorKind::ConnectionRefused =>
+            {
+                break;
             }
             // It may be ending just now.
             Ok(_) | Err(ServeError::Ask { .. }) => {}

@@ -46,6 +46,7 @@
 //! | `hugepages` | transparent huge pages and the hugetlb pools |
 //! | `numa` | nodes and CPUs, and keeping a thread to some |
 //! | `priority` | a thread that runs when no other wants to |
+//! | `privilege` | capabilities given up, and system calls that a filter denies |
 //! | `signals` | signals that end the process: held back, or wanted with its parent's end |
 //! | `unix_socket` | messages between two processes, and descriptors with them |
 //! | `peer` | the process at the other end of a socket, and the descriptors that it sends |
@@ -85,6 +86,7 @@ mod pagemap_scan;
 pub mod peer;
 mod populate;
 pub mod priority;
+pub mod privilege;
 pub mod probe;
 mod resident;
 mod root;

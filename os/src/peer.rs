@@ -11,6 +11,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags,
@@ -96,10 +97,12 @@ impl Peer {
         }
     }
 
-    /// Returns whether this process may end it.
+    /// Returns whether this process may end it, or it has ended.
     #[must_use]
     pub fn can_be_killed(&self) -> bool {
-        rustix::process::test_kill_process(self.pid).is_ok()
+        // By the number, since a pidfd cannot be asked before it has ended: a wrong answer for another
+        // process of the same number is of one that has.
+        rustix::process::test_kill_process(self.pid) != Err(Errno::PERM)
     }
 }
 

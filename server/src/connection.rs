@@ -24,7 +24,7 @@ const TAKEN_FDS: usize = 16;
 pub(crate) struct Connection {
     pub(crate) stream: UnixStream,
     pub(crate) peer: Arc<Peer>,
-    /// Whether this process may end the peer; asked when it connected, since it may have ended by now.
+    /// Whether the keeper may end the peer.
     can_be_killed: bool,
     pub(crate) bytes: Vec<u8>,
     fds: Vec<OwnedFd>,
@@ -72,6 +72,11 @@ impl Connection {
             stats: None,
             deaths: 0,
         }
+    }
+
+    /// Learns which rights this process has over the peer.
+    pub(crate) fn ask_for_rights(&mut self) {
+        self.can_be_killed = self.peer.can_be_killed();
     }
 
     /// Returns whether no machine has come of it yet.
@@ -204,6 +209,7 @@ impl Connection {
             session,
             pid: self.peer.pid(),
             uid: self.peer.uid(),
+            can_be_killed: self.can_be_killed,
             len_bytes,
             page_bytes,
             connected_ns: nanoseconds(self.since.elapsed()),

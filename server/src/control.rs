@@ -8,17 +8,16 @@
 //! seconds at most, so that the keeper waits for none.
 
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-use uzone_os::uffd::Doorbell;
+use uzone_os::uffd::{Doorbell, EventSet, ReadyKeys};
 use uzone_os::{MessageSocket, peer};
 
 use crate::error::ServeError;
@@ -56,14 +55,16 @@ pub(crate) struct Asked {
 struct Shared {
     asked: Mutex<Vec<Asked>>,
     bell: Doorbell,
-    stop: AtomicBool,
+    /// Rings when the threads are to end.
+    stop: Doorbell,
 }
 
 /// The socket for questions, and its threads.
 pub(crate) struct Control {
     shared: Arc<Shared>,
-    path: PathBuf,
     metrics: Option<SocketAddr>,
+    /// Descriptors of the sockets, for the next keeper.
+    sockets: [Option<OwnedFd>; 2],
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -78,16 +79,37 @@ pub fn control_path(socket: &Path) -> PathBuf {
 impl Control {
     /// Listens beside `socket`, and for HTTP on `metrics`.
     pub(crate) fn bind(socket: &Path, metrics: Option<SocketAddr>) -> Result<Self, ServeError> {
-        let path = control_path(socket);
-        let listening = ListeningSocket::bind(&path, MODE)?;
-        listening.listener.set_nonblocking(false).map_err(ServeError::Wait)?;
-        let bell = Doorbell::new().map_err(ServeError::Wait)?;
-        let shared =
-            Arc::new(Shared { asked: Mutex::default(), bell, stop: AtomicBool::new(false) });
-        let mut control = Self { shared, path, metrics: None, threads: Vec::new() };
-        let shared = control.shared.clone();
+        let listening = ListeningSocket::bind(&control_path(socket), MODE)?;
+        let metrics = metrics.map(|address| {
+            TcpListener::bind(address).map_err(|cause| ServeError::Metrics { address, cause })
+        });
+        Self::listen(listening, metrics.transpose()?)
+    }
+
+    /// Goes on with the sockets of a keeper that has died.
+    pub(crate) fn inherit(
+        socket: &Path,
+        control: OwnedFd,
+        metrics: Option<OwnedFd>,
+    ) -> Result<Self, ServeError> {
+        let listening = ListeningSocket::inherit(&control_path(socket), control);
+        Self::listen(listening, metrics.map(TcpListener::from))
+    }
+
+    fn listen(
+        listening: ListeningSocket,
+        metrics: Option<TcpListener>,
+    ) -> Result<Self, ServeError> {
+        let wait = ServeError::Wait;
+        let (bell, stop) = (Doorbell::new().map_err(wait)?, Doorbell::new().map_err(wait)?);
+        let shared = Arc::new(Shared { asked: Mutex::default(), bell, stop });
+        let mut control =
+            Self { shared, metrics: None, sockets: [None, None], threads: Vec::new() };
+        let fd = listening.listener.as_fd().try_clone_to_owned().map_err(wait)?;
+        control.sockets[0] = Some(fd);
+        let (shared, set) = (control.shared.clone(), control.waits_for(&listening.listener)?);
         control.start(move || {
-            shared.serve_all(|| {
+            shared.serve_all(&set, || {
                 let (stream, _) = listening.listener.accept()?;
                 stream.set_read_timeout(Some(CLIENT))?;
                 stream.set_write_timeout(Some(CLIENT))?;
@@ -96,22 +118,36 @@ impl Control {
                 Ok(Client { stream, request, fds, is_near: true })
             });
         })?;
-        if let Some(address) = metrics {
-            let failed = |cause| ServeError::Metrics { address, cause };
-            let listener = TcpListener::bind(address).map_err(failed)?;
-            control.metrics = Some(listener.local_addr().map_err(failed)?);
-            let shared = control.shared.clone();
-            control.start(move || {
-                shared.serve_all(|| {
-                    let (mut stream, _) = listener.accept()?;
-                    stream.set_read_timeout(Some(CLIENT))?;
-                    stream.set_write_timeout(Some(CLIENT))?;
-                    let request = read_request(|part| stream.read(part))?;
-                    Ok(Client { stream, request, fds: Vec::new(), is_near: false })
-                });
-            })?;
-        }
+        let Some(listener) = metrics else { return Ok(control) };
+        listener.set_nonblocking(true).map_err(wait)?;
+        control.metrics = Some(listener.local_addr().map_err(wait)?);
+        control.sockets[1] = Some(listener.as_fd().try_clone_to_owned().map_err(wait)?);
+        let (shared, set) = (control.shared.clone(), control.waits_for(&listener)?);
+        control.start(move || {
+            shared.serve_all(&set, || {
+                let (mut stream, _) = listener.accept()?;
+                stream.set_read_timeout(Some(CLIENT))?;
+                stream.set_write_timeout(Some(CLIENT))?;
+                let request = read_request(|part| stream.read(part))?;
+                Ok(Client { stream, request, fds: Vec::new(), is_near: false })
+            });
+        })?;
         Ok(control)
+    }
+
+    /// Returns what waits for clients of a socket, and for the end.
+    fn waits_for(&self, listener: &impl AsFd) -> Result<EventSet, ServeError> {
+        let set = EventSet::new().map_err(ServeError::Wait)?;
+        set.add(listener, 0)
+            .and_then(|()| set.add(&self.shared.stop, 1))
+            .map_err(ServeError::Wait)?;
+        Ok(set)
+    }
+
+    /// Returns the sockets for questions and for metrics.
+    pub(crate) fn sockets(&self) -> (Option<BorrowedFd<'_>>, Option<BorrowedFd<'_>>) {
+        let [control, metrics] = &self.sockets;
+        (control.as_ref().map(AsFd::as_fd), metrics.as_ref().map(AsFd::as_fd))
     }
 
     fn start(&mut self, work: impl FnOnce() + Send + 'static) -> Result<(), ServeError> {
@@ -141,10 +177,8 @@ impl AsFd for Control {
 
 impl Drop for Control {
     fn drop(&mut self) {
-        self.shared.stop.store(true, Ordering::Release);
         // Each of the two threads waits for a client, or serves one for a few seconds.
-        let is_woken = UnixStream::connect(&self.path).is_ok()
-            && self.metrics.is_none_or(|address| TcpStream::connect(address).is_ok());
+        let is_woken = self.shared.stop.ring().is_ok();
         for thread in self.threads.drain(..).filter(|_| is_woken) {
             // A panic of it was printed when it happened.
             let _ = thread.join();
@@ -175,15 +209,17 @@ fn read_request(mut read: impl FnMut(&mut [u8]) -> io::Result<usize>) -> io::Res
 
 impl Shared {
     /// Serves one client after the other, until the server ends.
-    fn serve_all<S: Write>(&self, accept: impl Fn() -> io::Result<Client<S>>) {
+    fn serve_all<S: Write>(&self, set: &EventSet, accept: impl Fn() -> io::Result<Client<S>>) {
+        let mut ready = ReadyKeys::new();
         loop {
-            let accepted = accept();
-            if self.stop.load(Ordering::Acquire) {
+            let waited = set.wait(&mut ready, None);
+            if ready.keys().contains(&1) {
                 return;
             }
-            match accepted {
+            match waited.and_then(|()| accept()) {
                 // A client that goes, or is too slow, is not answered.
                 Ok(client) => drop(self.serve(client)),
+                Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => {}
                 // No descriptor is free, for instance, or it sent nothing.
                 Err(_) => std::thread::sleep(AGAIN),
             }

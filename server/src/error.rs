@@ -16,6 +16,23 @@ pub enum ServeError {
     /// The image cannot be opened.
     #[error(transparent)]
     Image(#[from] SnapshotError),
+    /// The user of the worker may not read the image.
+    #[error(
+        "user {user} cannot read {} without capabilities: let that user read it, or name its owner (--user)",
+        path.display()
+    )]
+    Unreadable {
+        /// The image.
+        path: PathBuf,
+        /// The user.
+        user: u32,
+        /// What the system answered.
+        #[source]
+        cause: SnapshotError,
+    },
+    /// The capabilities cannot be given up.
+    #[error("cannot give up the capabilities of this process: {0}")]
+    Capabilities(#[source] io::Error),
     /// The socket cannot be made.
     #[error("cannot listen on {}: {cause}", path.display())]
     Listen {
@@ -92,12 +109,13 @@ impl ServeError {
             _ => ErrorKind::Io,
         };
         match self {
-            Self::Image(error) => error.kind(),
+            Self::Image(error) | Self::Unreadable { cause: error, .. } => error.kind(),
             Self::Listen { cause, .. }
             | Self::WorkingSet { cause, .. }
             | Self::Ask { cause, .. }
             | Self::Metrics { cause, .. }
             | Self::Start(cause)
+            | Self::Capabilities(cause)
             | Self::Wait(cause) => of_io(cause),
             Self::InUse { .. } => ErrorKind::Busy,
             Self::NotASocket { .. } => ErrorKind::InvalidInput,

@@ -15,6 +15,8 @@ pub enum ServeEvent {
         pid: u32,
         /// The user of that.
         uid: u32,
+        /// Whether the server may kill it.
+        can_be_killed: bool,
         /// How many regions of memory it has.
         regions: usize,
         /// How many bytes those are.

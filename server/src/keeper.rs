@@ -24,6 +24,7 @@ use crate::error::ServeError;
 use crate::event::ServeEvent;
 use crate::link::{self, Report};
 use crate::options::{OnFailure, ServerOptions};
+use crate::sandbox::Sandbox;
 use crate::socket::ListeningSocket;
 use crate::status::{Status, nanoseconds};
 use crate::takeover::{self, Estate};
@@ -51,6 +52,8 @@ const BACKOFF_MOST: Duration = Duration::from_millis(50);
 const DEATHS: u32 = 3;
 /// `SIGKILL`, as the status of a process has it.
 const KILL: i32 = 9;
+/// `SIGSYS`, by which a process ends that makes a system call which its sandbox denies.
+const DENIED: i32 = 31;
 
 /// What a keeper did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -103,6 +106,10 @@ pub struct Keeper {
     path: PathBuf,
     /// What tells the image from others.
     image: String,
+    /// How the latest worker is confined.
+    sandbox: Sandbox,
+    /// For the process that takes the place of this one.
+    kept: Option<OwnedFd>,
     options: ServerOptions,
     log: Box<dyn Fn(&ServeEvent) + Send>,
     start: Start,
@@ -139,8 +146,8 @@ impl Keeper {
         let socket = ListeningSocket::bind(socket, keeper.options.mode)?;
         keeper.set.add(&socket.listener, LISTENER).map_err(ServeError::Wait)?;
         keeper.socket = Some(socket);
-        keeper.hand_over();
         keeper.bind_control()?;
+        keeper.hand_over();
         Ok(keeper)
     }
 
@@ -183,6 +190,12 @@ impl Keeper {
     /// Goes on with the socket and the connections of another keeper.
     fn enter(&mut self, estate: Estate) {
         let listening = ListeningSocket::inherit(&self.path, estate.socket);
+        if let Some(control) = estate.control {
+            // If that fails, it is tried again by the clock.
+            let control = Control::inherit(&self.path, control, estate.metrics);
+            let _ = control.and_then(|control| self.listen_to(control));
+        }
+        self.kept = estate.kept;
         // If one cannot be waited for, it counts as late after a while, or is served without an end.
         self.is_accepting = self.set.add(&listening.listener, LISTENER).is_ok();
         for (key, connection) in &estate.connections {
@@ -191,6 +204,8 @@ impl Keeper {
             }
         }
         (self.socket, self.connections) = (Some(listening), estate.connections);
+        // This process may have other rights than the one before.
+        self.connections.values_mut().for_each(Connection::ask_for_rights);
         (self.next, self.down_since) =
             (estate.next, Some(self.down_since.unwrap_or_else(Instant::now)));
         self.renew();
@@ -209,6 +224,8 @@ impl Keeper {
             asking: Vec::new(),
             path: socket.to_owned(),
             image: String::new(),
+            sandbox: Sandbox::default(),
+            kept: None,
             options,
             log: Box::new(log),
             start: Box::new(start),
@@ -233,9 +250,34 @@ impl Keeper {
 
     fn bind_control(&mut self) -> Result<(), ServeError> {
         let control = Control::bind(&self.path, self.options.metrics)?;
+        self.listen_to(control)
+    }
+
+    fn listen_to(&mut self, control: Control) -> Result<(), ServeError> {
         self.set.add(&control, CONTROL).map_err(ServeError::Wait)?;
         self.control = Some(control);
+        self.heirlooms_changed();
         Ok(())
+    }
+
+    /// Has the worker get what the next keeper needs, once more.
+    fn heirlooms_changed(&mut self) {
+        if let Some(worker) = &mut self.worker {
+            worker.has_socket = false;
+        }
+    }
+
+    /// Keeps a descriptor for the process that takes the place of this one if it dies, and may not be able to
+    /// make it: [`Estate::kept`].
+    pub fn keep(&mut self, fd: OwnedFd) {
+        self.kept = Some(fd);
+        self.heirlooms_changed();
+    }
+
+    /// Returns how the worker is confined.
+    #[must_use]
+    pub fn sandbox(&self) -> &Sandbox {
+        &self.sandbox
     }
 
     /// Returns where metrics are served by HTTP, if [`ServerOptions::metrics`] asked for a port.
@@ -374,7 +416,10 @@ impl Keeper {
         while let Some(worker) = self.worker.as_mut().filter(|worker| worker.asks) {
             if let Some(socket) = self.socket.as_ref().filter(|_| !worker.has_socket) {
                 (worker.asks, worker.has_socket) = (false, true);
-                if link::hand_socket_over(&worker.socket, socket.listener.as_fd()).is_err() {
+                let (listener, kept) = (socket.listener.as_fd(), self.kept.as_ref());
+                let control = self.control.as_ref();
+                let kept = kept.map(AsFd::as_fd);
+                if link::hand_heirlooms_over(&worker.socket, listener, control, kept).is_err() {
                     return self.worker_ended();
                 }
                 continue;
@@ -450,6 +495,7 @@ impl Keeper {
             socket: self.path.display().to_string(),
             keeper: std::process::id(),
             worker: self.worker.as_ref().map(|worker| worker.child.id()),
+            sandbox: self.sandbox.clone(),
             worker_deaths: self.served.deaths,
             is_draining: self.socket.is_none(),
             sessions_served: self.served.sessions,
@@ -470,6 +516,7 @@ impl Keeper {
     fn handle(&mut self, report: Report, log: Option<OwnedFd>) {
         match report {
             Report::Image(image) => self.image = image,
+            Report::Sandbox(sandbox) => self.sandbox = sandbox,
             Report::Next => {
                 let Some(worker) = &mut self.worker else { return };
                 (worker.is_ready, worker.asks, worker.taking) = (true, true, None);
@@ -619,7 +666,11 @@ impl Keeper {
         let _ = worker.child.kill();
         let status = worker.child.wait();
         let was_killed = status.as_ref().is_ok_and(|status| status.signal() == Some(KILL));
-        let status = status.map_or_else(|cause| cause.to_string(), |status| status.to_string());
+        let was_denied = status.as_ref().is_ok_and(|status| status.signal() == Some(DENIED));
+        let mut status = status.map_or_else(|cause| cause.to_string(), |status| status.to_string());
+        if was_denied {
+            status.push_str(": it made a system call that its sandbox denies");
+        }
         let (taking, ran) = (worker.taking, worker.since.elapsed());
         drop(worker);
         self.served.deaths += 1;

@@ -20,6 +20,7 @@
 //! | `dialect`, `handshake` | what came by a connection, and what a monitor sends, from bytes to regions |
 //! | `session` | one machine: its memory, and what becomes of it if a page fails |
 //! | `capture` | the memory of a machine as it is now, for an image of it |
+//! | `sandbox` | what a worker may do |
 //! | `control`, `status` | asking a server what it does, and letting it end |
 //! | `working_set` | the pages that machines touched, recorded and read |
 //! | `event`, `options`, `error` | [`ServeEvent`], [`ServerOptions`] and [`OnFailure`], [`ServeError`] |
@@ -35,6 +36,7 @@ mod handshake;
 mod keeper;
 mod link;
 mod options;
+mod sandbox;
 mod session;
 mod socket;
 mod status;
@@ -49,6 +51,7 @@ pub use event::ServeEvent;
 pub use handshake::{HandshakeError, regions};
 pub use keeper::{Keeper, Served};
 pub use options::{OnFailure, Prefetch, ServerOptions};
+pub use sandbox::Sandbox;
 pub use status::{SessionStats, SessionStatus, Status};
 pub use takeover::Estate;
 pub use worker::{Worker, raw_name};

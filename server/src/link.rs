@@ -9,7 +9,9 @@ use serde::{Deserialize, Serialize};
 use uzone_os::MessageSocket;
 
 use crate::connection::{Connection, Kept, TAKEN_BYTES};
+use crate::control::Control;
 use crate::event::ServeEvent;
+use crate::sandbox::Sandbox;
 use crate::status::SessionStats;
 
 /// How long the parts of a message beside those of a monitor may be.
@@ -17,16 +19,46 @@ const OTHER_BYTES: usize = 4096;
 /// What starts each message of the keeper.
 #[derive(Debug, Serialize, Deserialize)]
 enum Title {
-    Socket,
+    Socket(HeirloomKinds),
     Connection(Kept),
     Stats,
+}
+
+/// Which descriptors come along with the socket.
+#[derive(Debug, Serialize, Deserialize)]
+struct HeirloomKinds {
+    has_control: bool,
+    has_metrics: bool,
+    has_kept: bool,
+}
+
+/// What the next keeper needs: a worker could not make it.
+#[derive(Debug)]
+pub(crate) struct Heirlooms {
+    /// The socket that monitors connect to.
+    pub(crate) socket: OwnedFd,
+    /// That of questions, and the one of metrics.
+    pub(crate) control: Option<OwnedFd>,
+    pub(crate) metrics: Option<OwnedFd>,
+    /// What the keeper's owner wants to have then.
+    pub(crate) kept: Option<OwnedFd>,
+}
+
+impl Heirlooms {
+    fn from_fds(kinds: &HeirloomKinds, fds: Vec<OwnedFd>) -> Option<Self> {
+        let mut fds = fds.into_iter();
+        let socket = fds.next()?;
+        let mut next = |is_there: bool| if is_there { fds.next() } else { None };
+        let (control, metrics) = (next(kinds.has_control), next(kinds.has_metrics));
+        Some(Self { socket, control, metrics, kept: next(kinds.has_kept) })
+    }
 }
 
 /// What the worker receives.
 #[derive(Debug)]
 pub(crate) enum Order {
-    /// The socket that monitors connect to, should the keeper die.
-    Keep(OwnedFd),
+    /// What the next keeper needs, should this one die.
+    Keep(Heirlooms),
     /// A connection with its number, whose message may not be whole yet.
     Take(u64, Box<Connection>),
     /// It reports the counts of each session before it asks for more.
@@ -38,6 +70,8 @@ pub(crate) enum Order {
 pub(crate) enum Report {
     /// Which image it serves, before all else.
     Image(String),
+    /// How it is confined.
+    Sandbox(Sandbox),
     /// It can take a connection.
     Next,
     /// It is about to read the events of a session; what it reads is in the log that comes along.
@@ -93,9 +127,21 @@ pub(crate) fn hand_over(
     send_titled(socket, &title, &fds, &connection.bytes)
 }
 
-/// Hands the socket over that monitors connect to.
-pub(crate) fn hand_socket_over(socket: &MessageSocket, listener: BorrowedFd<'_>) -> io::Result<()> {
-    send_titled(socket, &Title::Socket, &[listener], &[])
+/// Hands over what the next keeper needs.
+pub(crate) fn hand_heirlooms_over(
+    socket: &MessageSocket,
+    listener: BorrowedFd<'_>,
+    control: Option<&Control>,
+    kept: Option<BorrowedFd<'_>>,
+) -> io::Result<()> {
+    let (control, metrics) = control.map_or((None, None), Control::sockets);
+    let kinds = HeirloomKinds {
+        has_control: control.is_some(),
+        has_metrics: metrics.is_some(),
+        has_kept: kept.is_some(),
+    };
+    let fds: Vec<_> = [Some(listener), control, metrics, kept].into_iter().flatten().collect();
+    send_titled(socket, &Title::Socket(kinds), &fds, &[])
 }
 
 /// Asks for the counts of each session.
@@ -124,7 +170,7 @@ pub(crate) fn receive(socket: &MessageSocket, room: &mut [u8]) -> io::Result<Opt
     };
     let order = match title {
         Title::Stats => Some(Order::Stats),
-        Title::Socket => fds.into_iter().next().map(Order::Keep),
+        Title::Socket(kinds) => Heirlooms::from_fds(&kinds, fds).map(Order::Keep),
         Title::Connection(kept) => Connection::from_kept(&kept, fds, bytes)
             .map(|(session, connection)| Order::Take(session, Box::new(connection))),
     };
@@ -190,8 +236,9 @@ mod tests {
         assert!(came.log.is_some() && came.count_descriptors() == connection.count_descriptors());
         ask_for_stats(&keeper).unwrap();
         assert!(matches!(receive(&worker, &mut room).unwrap(), Some(Order::Stats)));
-        hand_socket_over(&keeper, far.as_fd()).unwrap();
-        assert!(matches!(receive(&worker, &mut room).unwrap(), Some(Order::Keep(_))));
+        hand_heirlooms_over(&keeper, far.as_fd(), None, Some(far.as_fd())).unwrap();
+        let Some(Order::Keep(heirlooms)) = receive(&worker, &mut room).unwrap() else { panic!() };
+        assert!(heirlooms.kept.is_some() && heirlooms.control.is_none());
         report(&worker, &Report::Reading(7), Some(far.as_fd())).unwrap();
         let came = receive_report(&keeper, &mut room).unwrap().unwrap();
         assert!(matches!(came, (Report::Reading(7), Some(_))), "{came:?}");

@@ -35,6 +35,7 @@ pub struct ServerOptions {
     pub(crate) root: Option<Root>,
     pub(crate) cache: ByteLen,
     pub(crate) share: Option<ByteLen>,
+    pub(crate) sandbox: bool,
 }
 
 /// Which pages are installed before a machine touches them.
@@ -63,6 +64,7 @@ impl Default for ServerOptions {
             root: None,
             cache: CACHE,
             share: None,
+            sandbox: true,
         }
     }
 }
@@ -133,6 +135,14 @@ impl ServerOptions {
     #[must_use]
     pub fn share(mut self, share: impl Into<Option<ByteLen>>) -> Self {
         self.share = share.into();
+        self
+    }
+
+    /// Sets whether [`Worker::open`](crate::Worker::open) confines its process, which is the default. A
+    /// debugger cannot follow one that is.
+    #[must_use]
+    pub fn sandbox(mut self, sandbox: bool) -> Self {
+        self.sandbox = sandbox;
         self
     }
 }

@@ -65,6 +65,7 @@ impl Session {
             session: number,
             pid: peer.pid(),
             uid: peer.uid(),
+            can_be_killed: connection.can_be_killed(),
             regions: regions.len(),
             len_bytes: regions.iter().map(|region| region.len.get()).fold(0, u64::saturating_add),
             page_bytes: page.bytes(),

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::sandbox::Sandbox;
+
 /// What a server is doing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
@@ -15,6 +17,8 @@ pub struct Status {
     pub keeper: u32,
     /// The process of the worker, if there is one.
     pub worker: Option<u32>,
+    /// How the latest worker is confined.
+    pub sandbox: Sandbox,
     /// How many workers died.
     pub worker_deaths: u64,
     /// Whether no machine is accepted any more.
@@ -37,6 +41,8 @@ pub struct SessionStatus {
     pub pid: u32,
     /// The user of that.
     pub uid: u32,
+    /// Whether the server may kill it.
+    pub can_be_killed: bool,
     /// How many bytes of memory it has.
     pub len_bytes: u64,
     /// How many bytes a page of it has.
@@ -150,6 +156,7 @@ mod tests {
             session,
             pid: 9,
             uid: 0,
+            can_be_killed: true,
             len_bytes: 4096,
             page_bytes: 4096,
             connected_ns: 1,
@@ -159,6 +166,7 @@ mod tests {
             socket: "/run/s".into(),
             keeper: 1,
             worker: Some(2),
+            sandbox: Sandbox::default(),
             worker_deaths: 3,
             is_draining: false,
             sessions_served: 5,

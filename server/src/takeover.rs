@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -38,9 +38,22 @@ enum Piece {
 #[derive(Debug)]
 pub struct Estate {
     pub(crate) socket: OwnedFd,
+    /// The sockets for questions and for metrics, unless the next one makes its own.
+    pub(crate) control: Option<OwnedFd>,
+    pub(crate) metrics: Option<OwnedFd>,
+    pub(crate) kept: Option<OwnedFd>,
     pub(crate) connections: BTreeMap<u64, Connection>,
     /// The number of the next connection.
     pub(crate) next: u64,
+}
+
+impl Estate {
+    /// Returns a descriptor of what the keeper kept for its successor
+    /// ([`Keeper::keep`](crate::Keeper::keep)).
+    #[must_use]
+    pub fn kept(&self) -> Option<BorrowedFd<'_>> {
+        self.kept.as_ref().map(AsFd::as_fd)
+    }
 }
 
 /// Receives a message within a time.
@@ -110,7 +123,10 @@ pub(crate) fn take(from: &MessageSocket, image: &str) -> io::Result<Estate> {
     let socket = socket.ok_or(io::ErrorKind::InvalidData)?;
     link::send_titled(from, &Piece::Taken, &[], &[])?;
     match receive(from, &mut room)?.title {
-        Piece::Go => Ok(Estate { socket, connections, next }),
+        Piece::Go => {
+            let (control, metrics, kept) = (None, None, None);
+            Ok(Estate { socket, control, metrics, kept, connections, next })
+        }
         other => unexpected(&other),
     }
 }

@@ -5,20 +5,21 @@ use std::collections::HashMap;
 use std::fmt;
 use std::fs::{File, Metadata};
 use std::io;
+use std::iter;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use uzone_attach::protocol::{Reply, Request, VERSION};
 use uzone_fault::{
     AdoptedMemory, Backing, Engine, EngineOptions, FileBacking, MapError, Memory as Pages, Remote,
-    SharedBacking,
+    SharedBacking, Zone,
 };
 use uzone_os::MessageSocket;
 use uzone_os::uffd::{EventSet, ReadyKeys};
-use uzone_pages::ByteLen;
+use uzone_pages::{ByteLen, ErrorKind};
 use uzone_snapshot::{FrameCache, Image, OpenOptions, SnapshotBacking, SnapshotError};
 
 use crate::connection::Connection;
@@ -26,8 +27,9 @@ use crate::dialect::{self, Memory, Said};
 use crate::error::ServeError;
 use crate::event::ServeEvent;
 use crate::handshake::HandshakeError;
-use crate::link::{self, Order, Report};
+use crate::link::{self, Heirlooms, Order, Report};
 use crate::options::{OnFailure, Prefetch, ServerOptions};
+use crate::sandbox::{Files, Sandbox};
 use crate::session::{Session, SessionParts};
 use crate::takeover::Estate;
 use crate::working_set::{self, Recording};
@@ -58,8 +60,10 @@ pub struct Worker {
     options: ServerOptions,
     set: EventSet,
     sessions: HashMap<u64, Session>,
-    /// Where monitors connect, should the keeper die.
-    socket: Option<OwnedFd>,
+    /// What the next keeper needs, should this one die.
+    heirlooms: Option<Heirlooms>,
+    /// How this process is confined.
+    sandbox: Sandbox,
     /// Sessions whose monitor has ended.
     orphans: Vec<u64>,
     /// The bytes of the image to install before they are touched.
@@ -71,10 +75,22 @@ pub struct Worker {
 impl Worker {
     /// Opens `image`, a packed image or the raw bytes of memory.
     ///
+    /// Unless [`ServerOptions::sandbox`] turns that off, this thread and those that it starts are confined
+    /// from then on, for good: so this is for a process of its own, before it has other threads.
+    ///
     /// # Errors
     /// [`ServeError`]: the image cannot be read, or a thread is refused.
     pub fn open(image: &Path, options: ServerOptions) -> Result<Self, ServeError> {
-        let Opened { backing, image, working_set, page_bytes } = open(image, &options)?;
+        let sandbox =
+            if options.sandbox { Sandbox::without_capabilities() } else { Sandbox::off() };
+        let mut sandbox = sandbox.map_err(ServeError::Capabilities)?;
+        let opened = open(image, &options).map_err(|error| match error {
+            ServeError::Image(cause) if cause.kind() == ErrorKind::PermissionDenied => {
+                ServeError::Unreadable { path: image.to_owned(), user: sandbox.user, cause }
+            }
+            error => error,
+        });
+        let Opened { backing, image, files, working_set, page_bytes } = opened?;
         let unusable = |path: &Path, cause| ServeError::WorkingSet { path: path.to_owned(), cause };
         let pages = match &options.prefetch {
             Prefetch::OfImage => working_set,
@@ -87,15 +103,17 @@ impl Worker {
             let recording = Recording::open(path.clone(), page_bytes);
             recording.map_err(|cause| unusable(&path, cause))
         });
+        let engine = engine(&mut sandbox, &options, files)?;
         Ok(Self {
             backing,
             shared: None,
             image,
-            engine: Engine::with(EngineOptions::default())?,
+            engine,
+            sandbox,
             options,
             set: EventSet::new().map_err(ServeError::Wait)?,
             sessions: HashMap::new(),
-            socket: None,
+            heirlooms: None,
             orphans: Vec::new(),
             prefetch: pages.into_iter().map(|page| page.saturating_mul(page_bytes)).collect(),
             recording: recording.transpose()?,
@@ -114,6 +132,7 @@ impl Worker {
         let (mut room, mut ready) = (link::room(), ReadyKeys::new());
         let image = Report::Image(self.image.clone());
         let mut is_kept = link::report(&keeper, &image, None)
+            .and_then(|()| link::report(&keeper, &Report::Sandbox(self.sandbox.clone()), None))
             .and_then(|()| link::report(&keeper, &Report::Next, None))
             .is_ok();
         while is_kept {
@@ -143,7 +162,9 @@ impl Worker {
         let sessions = self.sessions.into_iter();
         // Each stops reading events before its log goes on.
         let connections = sessions.map(|(number, session)| (number, session.into_connection()));
-        Some(Estate { socket: self.socket?, connections: connections.collect(), next })
+        let Heirlooms { socket, control, metrics, kept } = self.heirlooms?;
+        let connections = connections.collect();
+        Some(Estate { socket, control, metrics, kept, connections, next })
     }
 
     fn wait(&self, ready: &mut ReadyKeys) -> Result<(), ServeError> {
@@ -196,7 +217,7 @@ impl Worker {
     /// Does what the keeper asks for, and asks for more. Returns whether the keeper is there.
     fn obey(&mut self, keeper: &Arc<MessageSocket>, order: Order) -> bool {
         match order {
-            Order::Keep(socket) => self.socket = Some(socket),
+            Order::Keep(heirlooms) => self.heirlooms = Some(heirlooms),
             Order::Take(number, connection) => {
                 if !self.sessions.contains_key(&number) {
                     self.take(keeper, number, *connection);
@@ -292,7 +313,9 @@ impl Worker {
         let is_shared = memory.is_shared();
         let Memory { regions, page, request } = memory;
         let peer = &connection.peer;
-        if self.options.on_failure == OnFailure::Kill && !connection.can_be_killed() {
+        // A machine that another process served is better off with faults that are answered.
+        let is_new = connection.is_greeting();
+        if self.options.on_failure == OnFailure::Kill && is_new && !connection.can_be_killed() {
             return Err(format!(
                 "process {} of user {} may not be killed by this server: run it as that user, or serve \
                  with --on-failure poison or hold",
@@ -350,6 +373,31 @@ impl fmt::Debug for Worker {
     }
 }
 
+/// Starts the threads that answer faults, and confines this process to what it needs from then on.
+fn engine(
+    sandbox: &mut Sandbox,
+    options: &ServerOptions,
+    mut files: Files,
+) -> Result<Engine, ServeError> {
+    // Both read files of the kernel: how many CPUs there are, and how much memory.
+    let threads = EngineOptions::default().zone(Zone::default());
+    if !options.sandbox {
+        return Ok(Engine::with(threads)?);
+    }
+    if let Prefetch::File(path) = &options.prefetch {
+        files.read.push(path.clone());
+    }
+    if let Some(path) = &options.record {
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        files.written = Some(folder.unwrap_or(Path::new(".")).to_owned());
+    }
+    sandbox.confine_files(&files);
+    let engine = sandbox.confine_threads(|| Engine::with(threads));
+    let engine = engine.map_err(|cause| ServeError::Engine(MapError::Thread(cause)))?;
+    sandbox.confine_calls();
+    Ok(engine?)
+}
+
 fn refused(session: u64, pid: u32, reason: String) -> Report {
     Report::Event(ServeEvent::Refused { session, pid, reason, was_killed: false })
 }
@@ -359,6 +407,8 @@ struct Opened {
     backing: Arc<dyn Backing>,
     /// What tells it from others: its root hash, or which file it is.
     image: String,
+    /// What it is read from.
+    files: Files,
     /// The pages that an earlier run touched.
     working_set: Vec<u64>,
     page_bytes: u64,
@@ -376,8 +426,12 @@ fn open(path: &Path, options: &ServerOptions) -> Result<Opened, ServeError> {
         Ok(image) => {
             let (working_set, page_bytes) = (image.working_set().to_vec(), image.page_bytes());
             let name = image.root().to_string();
+            let parents = iter::successors(image.parent(), |image| image.parent());
+            let parents = parents.map(|image| PathBuf::from(image.name()));
+            let read = iter::once(path.to_owned()).chain(parents).collect();
+            let files = Files { read, written: None };
             let backing = Arc::new(SnapshotBacking::new(Arc::new(image)));
-            return Ok(Opened { backing, image: name, working_set, page_bytes });
+            return Ok(Opened { backing, image: name, files, working_set, page_bytes });
         }
         Err(error @ SnapshotError::NotAnImage { .. }) if options.root.is_none() => error,
         Err(error) => return Err(error.into()),
@@ -402,7 +456,8 @@ fn open(path: &Path, options: &ServerOptions) -> Result<Opened, ServeError> {
     }
     let backing = Arc::new(FileBacking::new(file).map_err(failed)?);
     let image = raw_name(&metadata);
-    Ok(Opened { backing, image, working_set: Vec::new(), page_bytes: RAW_PAGE })
+    let files = Files { read: vec![path.to_owned()], written: None };
+    Ok(Opened { backing, image, files, working_set: Vec::new(), page_bytes: RAW_PAGE })
 }
 
 /// Returns what tells raw memory from other images: its bytes have no hash, so it is the same file, unchanged.

@@ -1,0 +1,196 @@
+//! What this process may do beyond its user's rights, and giving that up: [`Privileges`],
+//! [`give_up_capabilities`]; and a last line for a process that makes a system call which a filter denies
+//! ([`report_denied_calls`]).
+//!
+//! Unsafe: this is the file that sets the action of SIGSYS, and what runs in it.
+//! Source: capabilities(7), prctl(2), seccomp(2), signal-safety(7).
+
+use std::io;
+use std::os::fd::BorrowedFd;
+
+use rustix::thread::CapabilitySet;
+
+/// How many capabilities there can be.
+const CAPABILITIES: u32 = 64;
+
+/// What this thread may do beyond its user's rights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Privileges {
+    /// Its user.
+    pub user: u32,
+    /// Its group.
+    pub group: u32,
+    /// The capabilities that it has, could take, or would leave to a program: one bit each.
+    pub capabilities: u64,
+    /// Whether no program that it starts gets more.
+    pub gets_no_more: bool,
+}
+
+impl Privileges {
+    /// Returns those of this thread.
+    ///
+    /// # Errors
+    /// The error of capget(2) or prctl(2).
+    pub fn of_this_thread() -> io::Result<Self> {
+        let sets = rustix::thread::capabilities(None)?;
+        Ok(Self {
+            user: rustix::process::geteuid().as_raw(),
+            group: rustix::process::getegid().as_raw(),
+            capabilities: (sets.effective | sets.permitted | sets.inheritable).bits(),
+            gets_no_more: rustix::thread::no_new_privs()?,
+        })
+    }
+}
+
+/// Gives up all capabilities of this thread, and of what it starts, for good: also a program of root's has
+/// none. The user stays the same.
+///
+/// # Errors
+/// The error of prctl(2) or capset(2).
+pub fn give_up_capabilities() -> io::Result<()> {
+    rustix::thread::set_no_new_privs(true)?;
+    for number in 0..CAPABILITIES {
+        let one = CapabilitySet::from_bits_retain(1 << number);
+        // The first error is that of a number behind the last.
+        let Ok(is_left) = rustix::thread::capability_is_in_bounding_set(one) else { break };
+        if is_left {
+            // Without the right to, it stays, and means nothing to a thread that gets no more.
+            let _ = rustix::thread::remove_capability_from_bounding_set(one);
+        }
+    }
+    rustix::thread::clear_ambient_capability_set()?;
+    let (effective, permitted, inheritable) =
+        (CapabilitySet::empty(), CapabilitySet::empty(), CapabilitySet::empty());
+    let none = rustix::thread::CapabilitySets { effective, permitted, inheritable };
+    Ok(rustix::thread::set_capabilities(None, none)?)
+}
+
+/// The head of what the kernel hands a handler of SIGSYS: asm-generic/siginfo.h.
+#[repr(C)]
+struct DeniedCall {
+    signal: libc::c_int,
+    errno: libc::c_int,
+    code: libc::c_int,
+    _padding: libc::c_int,
+    instruction: usize,
+    number: libc::c_int,
+    architecture: libc::c_uint,
+}
+
+const _: () = assert!(size_of::<DeniedCall>() == 32);
+const _: () = assert!(size_of::<DeniedCall>() <= size_of::<libc::siginfo_t>());
+
+/// Has a thread whose system call a filter traps (`SECCOMP_RET_TRAP`) write a line to standard error with the
+/// number of the call, and then end the process by SIGSYS, as the default action does.
+///
+/// # Errors
+/// The error of sigaction(2).
+pub fn report_denied_calls() -> io::Result<()> {
+    let handler: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) = on_denied;
+    // SAFETY: all bits zero are a whole `sigaction`: numbers, a set of signals, and an optional function.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = handler as libc::sighandler_t;
+    // The default action is back when it runs, so that it can raise the signal again.
+    action.sa_flags = libc::SA_SIGINFO | libc::SA_RESETHAND | libc::SA_NODEFER | libc::SA_ONSTACK;
+    // SAFETY: sigaction(2) reads the action, which lives over the call and whose function takes what the
+    // flags have the kernel hand it, and writes no old one where the pointer is null. What the function
+    // does is allowed in a handler: see there.
+    let answer = unsafe { libc::sigaction(libc::SIGSYS, &raw const action, std::ptr::null_mut()) };
+    if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Writes the line. It allocates nothing and takes no lock, since it runs between any two instructions; the
+/// calls that it makes are on the list of signal-safety(7), or plain system calls.
+extern "C" fn on_denied(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    // SAFETY: the kernel hands a handler with `SA_SIGINFO` a whole `siginfo_t`, alive for the call, of which
+    // `DeniedCall` is the head for this signal. It has no greater alignment.
+    let number = unsafe { (*info.cast::<DeniedCall>()).number };
+    let mut name = [0_u8; 16];
+    // SAFETY: this prctl(2) writes 16 bytes at most, with a zero behind the last, to the array of that size.
+    unsafe { libc::prctl(libc::PR_GET_NAME, name.as_mut_ptr()) };
+    let mut line = Line::default();
+    line.push(b"uzone: thread ");
+    line.push(name.split(|byte| *byte == 0).next().unwrap_or_default());
+    line.push(b" made system call ");
+    line.push_number(number.unsigned_abs());
+    line.push(b", which its sandbox denies; --no-sandbox turns that off\n");
+    // SAFETY: descriptor 2 is open for as long as a process has a standard error, and a write to one that is
+    // not fails.
+    let stderr = unsafe { BorrowedFd::borrow_raw(2) };
+    let _ = rustix::io::write(stderr, line.bytes());
+    // SAFETY: raise(3) takes a number, and the default action of this signal ends the process.
+    unsafe { libc::raise(signal) };
+}
+
+/// Text on the stack.
+struct Line {
+    bytes: [u8; 160],
+    len: usize,
+}
+
+impl Default for Line {
+    fn default() -> Self {
+        Self { bytes: [0; 160], len: 0 }
+    }
+}
+
+impl Line {
+    /// Appends what there is room for.
+    fn push(&mut self, bytes: &[u8]) {
+        for (to, from) in self.bytes[self.len..].iter_mut().zip(bytes) {
+            *to = *from;
+            self.len += 1;
+        }
+    }
+
+    fn push_number(&mut self, number: u32) {
+        let (mut digits, mut left, mut count) = ([b'0'; 10], number, 0);
+        while count == 0 || left > 0 {
+            count += 1;
+            // A remainder of ten is less than ten.
+            digits[10 - count] += (left % 10) as u8;
+            left /= 10;
+        }
+        self.push(&digits[10 - count..]);
+    }
+
+    fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_without_capabilities_gets_none_back() {
+        std::thread::spawn(|| {
+            let before = Privileges::of_this_thread().unwrap();
+            give_up_capabilities().unwrap();
+            let after = Privileges::of_this_thread().unwrap();
+            assert_eq!((after.capabilities, after.gets_no_more), (0, true));
+            assert_eq!((after.user, after.group), (before.user, before.group));
+            let all = CapabilitySet::from_bits_retain(1);
+            let sets =
+                rustix::thread::CapabilitySets { effective: all, permitted: all, inheritable: all };
+            assert!(rustix::thread::set_capabilities(None, sets).is_err());
+            // A second time changes nothing.
+            give_up_capabilities().unwrap();
+        })
+        .join()
+        .expect("the thread's own assertions");
+    }
+
+    #[test]
+    fn a_line_has_its_numbers_and_ends_where_there_is_no_room() {
+        let mut line = Line::default();
+        for number in [0, 7, 10, 4_294_967_295] {
+            line.push_number(number);
+            line.push(b" ");
+        }
+        assert_eq!(line.bytes(), b"0 7 10 4294967295 ");
+        line.push(&[b'x'; 200]);
+        assert_eq!(line.bytes().len(), 160);
+    }
+}

@@ -1,0 +1,441 @@
+//! What a worker may do: [`Sandbox`]. It parses what monitors send and reads images that may be forged, so it
+//! has no right that it does not need. What needs more is the keeper's, which stays outside.
+//!
+//! Three walls, each for itself. Capabilities: none, and no program gets more. Landlock: the files of the
+//! image are read, the folder of `--record` is written, and this program can be started again, which the
+//! worker does when it takes the place of a dead keeper. Seccomp: threads that answer faults have the calls
+//! of memory, waiting and reading; the main thread also those of files, of starting a process, and of sockets
+//! that it was handed. No thread makes or connects a socket, so that a worker of root's reaches no other
+//! service. A call that is not on the list ends the process with a line that has its number, and the next
+//! worker takes over: an answer instead would hide a list that is too short.
+//!
+//! Scopes of signals are left out: without a keeper, the worker is who ends a machine.
+//! Source: landlock(7), seccomp(2), capabilities(7), ioctl_userfaultfd(2).
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::thread;
+
+use landlock::{
+    ABI, Access, AccessFs, AccessNet, BitFlags, LandlockStatus, PathBeneath, PathFd, Ruleset,
+    RulesetAttr, RulesetCreated, RulesetCreatedAttr, RulesetError, Scope, make_bitflags,
+};
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter,
+    SeccompRule, TargetArch,
+};
+use serde::{Deserialize, Serialize};
+use uzone_os::privilege::{self, Privileges};
+
+/// What is asked for of Landlock; a kernel that knows less confines less.
+const LANDLOCK: ABI = ABI::V10;
+/// What a program needs to start, beside its own file and libraries.
+const LOADER: [&str; 2] = ["/etc/ld.so.cache", "/etc/ld.so.preload"];
+/// Where libraries are, for a process that may not read which it has.
+const LIBRARIES: [&str; 4] = ["/lib", "/lib64", "/usr/lib", "/usr/lib64"];
+
+/// How a worker is confined.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Sandbox {
+    /// The user that it runs as.
+    pub user: u32,
+    /// Whether it has a capability, or could get one.
+    pub has_capabilities: bool,
+    /// The version of Landlock that confines it to the files that it needs; `None` if none does.
+    pub landlock_abi: Option<u32>,
+    /// Whether its threads have only the system calls that they need.
+    pub seccomp: bool,
+    /// What is not in force, and why.
+    pub missing: Vec<String>,
+}
+
+/// As the rest of "faults are answered as ...".
+impl fmt::Display for Sandbox {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let capabilities = if self.has_capabilities { "with" } else { "without" };
+        write!(f, "user {} {capabilities} capabilities", self.user)?;
+        if let Some(abi) = self.landlock_abi {
+            write!(f, ", Landlock (ABI {abi})")?;
+        }
+        if self.seccomp {
+            f.write_str(", seccomp")?;
+        }
+        if !self.missing.is_empty() {
+            write!(f, "; not in force: {}", self.missing.join("; "))?;
+        }
+        Ok(())
+    }
+}
+
+/// The files that a worker needs.
+#[derive(Debug, Default)]
+pub(crate) struct Files {
+    /// Those that are read.
+    pub(crate) read: Vec<PathBuf>,
+    /// The folder that is written.
+    pub(crate) written: Option<PathBuf>,
+}
+
+impl Sandbox {
+    /// Returns the sandbox of a process that is not to have one.
+    pub(crate) fn off() -> io::Result<Self> {
+        let missing = vec!["the options turn the sandbox off".to_owned()];
+        Ok(Self { missing, ..Self::now()? })
+    }
+
+    /// Takes all capabilities from this thread, and what it starts.
+    pub(crate) fn without_capabilities() -> io::Result<Self> {
+        privilege::give_up_capabilities()?;
+        privilege::report_denied_calls()?;
+        Self::now()
+    }
+
+    fn now() -> io::Result<Self> {
+        let Privileges { user, capabilities, gets_no_more, .. } = Privileges::of_this_thread()?;
+        let has_capabilities = capabilities != 0 || !gets_no_more;
+        Ok(Self { user, has_capabilities, ..Self::default() })
+    }
+
+    /// Confines this thread, and what it starts, to some files.
+    pub(crate) fn confine_files(&mut self, files: &Files) {
+        match restrict(files) {
+            Ok(LandlockStatus::Available { effective_abi, .. }) => {
+                self.landlock_abi = Some(effective_abi as u32);
+            }
+            Ok(_) => self.missing.push("Landlock: this kernel has none, or it is off".to_owned()),
+            Err(error) => self.missing.push(format!("Landlock: {error}")),
+        }
+    }
+
+    /// Confines threads that answer faults: `start` starts them.
+    pub(crate) fn confine_threads<T: Send>(
+        &mut self,
+        start: impl FnOnce() -> T + Send,
+    ) -> io::Result<T> {
+        let started = thread::scope(|scope| {
+            let body = || (filter(answering_calls(), &[CLONE, OPEN]), start());
+            let thread = thread::Builder::new().name("uzone-start".into());
+            // A panic of it was printed when it happened.
+            thread.spawn_scoped(scope, body)?.join().map_err(|_| io::ErrorKind::Other.into())
+        });
+        let (filtered, value) = started.map_err(|cause: io::Error| cause)?;
+        self.note(filtered);
+        Ok(value)
+    }
+
+    /// Confines this thread, and what it starts from now on, to its system calls.
+    pub(crate) fn confine_calls(&mut self) {
+        let filtered = filter(main_calls(), &[CLONE]);
+        self.note(filtered);
+        self.seccomp = !self.missing.iter().any(|missing| missing.starts_with(SECCOMP));
+    }
+
+    fn note(&mut self, filtered: Result<(), seccompiler::Error>) {
+        if let Err(error) = filtered {
+            let missing = format!("{SECCOMP}: {error}");
+            if !self.missing.contains(&missing) {
+                self.missing.push(missing);
+            }
+        }
+    }
+}
+
+/// How the reasons start why there is no filter of system calls.
+const SECCOMP: &str = "seccomp";
+
+/// Returns the files that a program is started from: this one, and its libraries.
+fn program_files() -> Vec<PathBuf> {
+    let mut files = vec![PathBuf::from("/proc/self/exe")];
+    let Ok(maps) = fs::read_to_string("/proc/self/maps") else {
+        // Another worker started this one: what it may not, this one may not either.
+        files.extend(LIBRARIES.map(PathBuf::from));
+        return files;
+    };
+    for line in maps.lines() {
+        let mut parts = line.splitn(6, ' ');
+        let is_code = parts.nth(1).is_some_and(|access| access.contains('x'));
+        let path = parts.nth(3).map(str::trim_start).filter(|path| path.starts_with('/'));
+        if let Some(path) = path.map(PathBuf::from).filter(|path| is_code && !files.contains(path))
+        {
+            files.push(path);
+        }
+    }
+    files
+}
+
+fn allow(
+    rules: RulesetCreated,
+    path: &Path,
+    access: BitFlags<AccessFs>,
+) -> Result<RulesetCreated, RulesetError> {
+    // What is not there, or cannot be opened, cannot be used either.
+    let Ok(fd) = PathFd::new(path) else { return Ok(rules) };
+    rules.add_rule(PathBeneath::new(fd, access))
+}
+
+/// Restricts this thread to some files. Returns what the kernel has of Landlock.
+fn restrict(files: &Files) -> Result<LandlockStatus, RulesetError> {
+    let read = make_bitflags!(AccessFs::{ReadFile});
+    let run = make_bitflags!(AccessFs::{ReadFile | Execute});
+    let change = make_bitflags!(AccessFs::{
+        ReadFile | WriteFile | Truncate | ReadDir | MakeReg | RemoveFile
+    });
+    let mut rules = Ruleset::default()
+        .handle_access(AccessFs::from_all(LANDLOCK))?
+        .handle_access(AccessNet::from_all(LANDLOCK))?
+        .scope(Scope::AbstractUnixSocket)?
+        .create()?;
+    for path in files.read.iter().map(PathBuf::as_path).chain(LOADER.map(Path::new)) {
+        rules = allow(rules, path, read)?;
+    }
+    for path in program_files() {
+        rules = allow(rules, &path, run)?;
+    }
+    if let Some(folder) = &files.written {
+        rules = allow(rules, folder, change)?;
+    }
+    let null = make_bitflags!(AccessFs::{ReadFile | WriteFile});
+    Ok(allow(rules, Path::new("/dev/null"), null)?.restrict_self()?.landlock)
+}
+
+type Calls = BTreeMap<i64, Vec<SeccompRule>>;
+
+/// Lets this thread, and what it starts, make these system calls alone. Those that it is to do without get an
+/// error, with which a program goes on.
+fn filter(calls: Calls, without: &[(&[i64], i32)]) -> Result<(), seccompiler::Error> {
+    let arch: TargetArch = std::env::consts::ARCH.try_into()?;
+    let apply = |calls, otherwise, action| {
+        let filter = SeccompFilter::new(calls, otherwise, action, arch)?;
+        let program = BpfProgram::try_from(filter)?;
+        seccompiler::apply_filter(&program)
+    };
+    for (calls, errno) in without {
+        let calls = calls.iter().map(|call| (*call, Vec::new())).collect();
+        apply(calls, SeccompAction::Allow, SeccompAction::Errno(errno.unsigned_abs()))?;
+    }
+    apply(calls, SeccompAction::Trap, SeccompAction::Allow)
+}
+
+/// Admits a call whose arguments, by their index and as far as a mask reaches, have these values.
+fn with_arguments(calls: &mut Calls, call: i64, values: &[(u8, u64, u64)]) {
+    let conditions = values.iter().map(|(index, mask, value)| {
+        let (len, equal) = (SeccompCmpArgLen::Dword, SeccompCmpOp::MaskedEq(*mask));
+        SeccompCondition::new(*index, len, equal, *value)
+    });
+    // An argument has an index below 6, and a rule has a condition.
+    let rule = SeccompRule::new(conditions.flatten().collect());
+    calls.entry(call).or_default().extend(rule);
+}
+
+/// Admits a call whose argument `index`, as far as `mask` reaches, is one of `values`.
+fn with_argument(calls: &mut Calls, call: i64, index: u8, mask: u64, values: &[u64]) {
+    for value in values {
+        with_arguments(calls, call, &[(index, mask, *value)]);
+    }
+}
+
+/// All bits of an argument of 32 bits.
+const ALL: u64 = u32::MAX as u64;
+/// The bits of a socket's type that are no flags.
+const SOCKET_KIND: u64 = 0xf;
+/// The type of the ioctls of a userfaultfd, and its numbers from `UFFDIO_WAKE` to `UFFDIO_POISON`.
+const UFFD: u64 = 0xaa00;
+const UFFD_ANSWERS: [u64; 7] =
+    [UFFD | 2, UFFD | 3, UFFD | 4, UFFD | 5, UFFD | 6, UFFD | 7, UFFD | 8];
+
+/// The flags of clone3(2) are in memory, where no filter looks: the C library uses clone(2) then.
+const CLONE: (&[i64], i32) = (&[libc::SYS_clone3], libc::ENOSYS);
+/// Threads that answer faults open no file; for an error that is explained better, they try to.
+const OPEN: (&[i64], i32) = (&[libc::SYS_openat], libc::EACCES);
+
+/// The calls of the threads that answer faults and read the image.
+const ANSWERING: &[i64] = &[
+    // Reading the image and events, and installing pages.
+    libc::SYS_read,
+    libc::SYS_readv,
+    libc::SYS_pread64,
+    libc::SYS_preadv,
+    libc::SYS_preadv2,
+    libc::SYS_write,
+    libc::SYS_statx,
+    libc::SYS_fstat,
+    libc::SYS_fadvise64,
+    libc::SYS_mincore,
+    CACHESTAT,
+    libc::SYS_openat,
+    // Reports to the keeper, and the end of a machine without one.
+    libc::SYS_sendmsg,
+    libc::SYS_pidfd_send_signal,
+    // Waiting.
+    libc::SYS_futex,
+    libc::SYS_epoll_ctl,
+    libc::SYS_epoll_pwait,
+    libc::SYS_epoll_pwait2,
+    libc::SYS_ppoll,
+    libc::SYS_nanosleep,
+    libc::SYS_clock_nanosleep,
+    libc::SYS_clock_gettime,
+    libc::SYS_clock_getres,
+    libc::SYS_gettimeofday,
+    libc::SYS_sched_yield,
+    libc::SYS_restart_syscall,
+    // Memory.
+    libc::SYS_mmap,
+    libc::SYS_munmap,
+    libc::SYS_mprotect,
+    libc::SYS_mremap,
+    libc::SYS_madvise,
+    libc::SYS_brk,
+    libc::SYS_membarrier,
+    libc::SYS_getrandom,
+    // Descriptors.
+    libc::SYS_close,
+    libc::SYS_fcntl,
+    libc::SYS_lseek,
+    libc::SYS_eventfd2,
+    libc::SYS_epoll_create1,
+    // A thread's beginning, where it runs, and its end.
+    libc::SYS_clone3,
+    libc::SYS_set_robust_list,
+    libc::SYS_rseq,
+    libc::SYS_sigaltstack,
+    libc::SYS_gettid,
+    libc::SYS_getpid,
+    libc::SYS_getcpu,
+    libc::SYS_sched_getaffinity,
+    libc::SYS_sched_setaffinity,
+    libc::SYS_sched_setscheduler,
+    libc::SYS_setpriority,
+    libc::SYS_getpriority,
+    libc::SYS_rt_sigaction,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+];
+
+/// `cachestat(2)` of Linux 6.5: asm-generic/unistd.h.
+const CACHESTAT: i64 = 451;
+
+/// What the main thread has beside these: files, processes, and sockets that it was handed.
+const MAIN: &[i64] = &[
+    // Files: which of them, Landlock decides.
+    libc::SYS_newfstatat,
+    libc::SYS_faccessat,
+    libc::SYS_faccessat2,
+    libc::SYS_readlinkat,
+    libc::SYS_getcwd,
+    libc::SYS_getdents64,
+    libc::SYS_ftruncate,
+    libc::SYS_fallocate,
+    libc::SYS_pwrite64,
+    libc::SYS_writev,
+    libc::SYS_fsync,
+    libc::SYS_fdatasync,
+    libc::SYS_linkat,
+    libc::SYS_unlinkat,
+    libc::SYS_renameat2,
+    libc::SYS_fstatfs,
+    libc::SYS_statfs,
+    libc::SYS_memfd_create,
+    libc::SYS_dup,
+    libc::SYS_dup3,
+    libc::SYS_pipe2,
+    // Sockets that there are.
+    libc::SYS_accept4,
+    libc::SYS_recvmsg,
+    libc::SYS_recvfrom,
+    libc::SYS_shutdown,
+    libc::SYS_getsockopt,
+    libc::SYS_setsockopt,
+    libc::SYS_getsockname,
+    libc::SYS_getpeername,
+    // The next worker, for one that takes the place of its keeper.
+    libc::SYS_clone,
+    libc::SYS_execve,
+    libc::SYS_wait4,
+    libc::SYS_waitid,
+    libc::SYS_kill,
+    libc::SYS_tgkill,
+    libc::SYS_pidfd_open,
+    libc::SYS_setpgid,
+    libc::SYS_set_tid_address,
+    libc::SYS_uname,
+    libc::SYS_sysinfo,
+    libc::SYS_getuid,
+    libc::SYS_geteuid,
+    libc::SYS_getgid,
+    libc::SYS_getegid,
+    libc::SYS_getppid,
+    libc::SYS_umask,
+    // Its own sandbox, which can only be narrower.
+    libc::SYS_prctl,
+    libc::SYS_capget,
+    libc::SYS_capset,
+    libc::SYS_seccomp,
+    libc::SYS_landlock_create_ruleset,
+    libc::SYS_landlock_add_rule,
+    libc::SYS_landlock_restrict_self,
+];
+
+/// The older forms of calls, which x86-64 has still.
+#[cfg(target_arch = "x86_64")]
+const ANSWERING_OLD: &[i64] = &[libc::SYS_epoll_wait, libc::SYS_poll];
+#[cfg(target_arch = "x86_64")]
+const MAIN_OLD: &[i64] = &[
+    libc::SYS_open,
+    libc::SYS_stat,
+    libc::SYS_lstat,
+    libc::SYS_access,
+    libc::SYS_readlink,
+    libc::SYS_rename,
+    libc::SYS_unlink,
+    libc::SYS_dup2,
+    libc::SYS_fork,
+    libc::SYS_vfork,
+    libc::SYS_arch_prctl,
+];
+#[cfg(not(target_arch = "x86_64"))]
+const ANSWERING_OLD: &[i64] = &[];
+#[cfg(not(target_arch = "x86_64"))]
+const MAIN_OLD: &[i64] = &[libc::SYS_renameat];
+
+fn answering_calls() -> Calls {
+    let mut calls: Calls =
+        ANSWERING.iter().chain(ANSWERING_OLD).map(|call| (*call, Vec::new())).collect();
+    with_argument(&mut calls, libc::SYS_ioctl, 1, 0xffff, &UFFD_ANSWERS);
+    // Threads of this process, and no other process.
+    let thread = u64::from(libc::CLONE_THREAD.unsigned_abs());
+    with_argument(&mut calls, libc::SYS_clone, 0, thread, &[thread]);
+    // The end of this process alone: by abort(3), or a call that is denied.
+    with_argument(&mut calls, libc::SYS_tgkill, 0, ALL, &[u64::from(std::process::id())]);
+    // The limits of this process, such as that of a stack.
+    with_argument(&mut calls, libc::SYS_prlimit64, 0, ALL, &[0]);
+    let names = [libc::PR_SET_NAME, libc::PR_GET_NAME].map(|name| u64::from(name.unsigned_abs()));
+    with_argument(&mut calls, libc::SYS_prctl, 0, ALL, &names);
+    calls
+}
+
+fn main_calls() -> Calls {
+    let mut calls = answering_calls();
+    for call in MAIN.iter().chain(MAIN_OLD) {
+        // No rule means any argument.
+        calls.insert(*call, Vec::new());
+    }
+    // Probing a terminal, and a descriptor that does not wait.
+    let terminal = [libc::TCGETS, libc::TIOCGWINSZ, libc::FIONBIO, libc::FIOCLEX];
+    with_argument(&mut calls, libc::SYS_ioctl, 1, ALL, &terminal);
+    // A socket of datagrams would reach any other by its name.
+    let unix = u64::from(libc::AF_UNIX.unsigned_abs());
+    for kind in [libc::SOCK_STREAM, libc::SOCK_SEQPACKET] {
+        let kind = (1, SOCKET_KIND, u64::from(kind.unsigned_abs()));
+        with_arguments(&mut calls, libc::SYS_socketpair, &[(0, ALL, unix), kind]);
+    }
+    // To where the socket is connected: the address is none.
+    with_argument(&mut calls, libc::SYS_sendto, 5, ALL, &[0]);
+    calls
+}
