@@ -97,6 +97,91 @@ fn a_server_says_where_it_listens_names_what_it_refuses_and_ends_with_a_signal()
     assert_eq!(dir.names(), ["raw"], "the socket is gone");
 }
 
+/// Returns the value of a line of the status of each thread of a process.
+fn each_thread(pid: &Value, line: &str) -> Vec<String> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("it runs");
+    let value = |task: std::io::Result<fs::DirEntry>| {
+        let status = fs::read_to_string(task.expect("a thread").path().join("status"));
+        let status = status.expect("it is read");
+        let value = status.lines().find_map(|text| text.strip_prefix(line)).expect("a line");
+        value.trim_start_matches(':').trim().to_owned()
+    };
+    tasks.map(value).collect()
+}
+
+#[test]
+fn each_thread_that_answers_faults_is_confined_unless_that_is_turned_off() {
+    let name = "each_thread_that_answers_faults_is_confined_unless_that_is_turned_off";
+    let dir = Dir::new("serve-sandbox");
+    let (image, socket) = (dir.name("raw"), dir.name("sock"));
+    fs::write(&image, vec![7; 1 << 20]).expect("a file is written");
+    for arguments in [&[][..], &["--no-sandbox"], &["--user", "65534"]] {
+        let is_root = rustix::process::geteuid().is_root();
+        if arguments.contains(&"--user") && !is_root {
+            assert!(std::env::var("REQUIRE_ALL").as_deref() != Ok("1"), "{name}: it takes root");
+            eprintln!("skipped: {name}: another user takes root");
+            continue;
+        }
+        let of_server = [&image, "--socket", &socket];
+        let (mut server, mut lines) = serve(&[&of_server[..], arguments].concat());
+        let sandbox = event(&mut lines)["sandbox"].take();
+        let output = Command::new(env!("CARGO_BIN_EXE_uzone"))
+            .args(["status", "--json", "--socket", &socket])
+            .output()
+            .expect("the binary under test runs");
+        let status: Value = serde_json::from_slice(&output.stdout).expect("an object");
+        keeps_to("uzone.status-1", &status);
+        assert_eq!(status["sandbox"], sandbox);
+        let is_off = arguments.contains(&"--no-sandbox");
+        let worker = &status["worker"];
+        let is_confined = |line: &str, value: &str| {
+            let values = each_thread(worker, line);
+            // The main thread, two that answer and two that read, at least.
+            assert!(values.len() >= 4, "{values:?}");
+            values.iter().all(|other| other == value)
+        };
+        assert_eq!(is_confined("NoNewPrivs", "1"), !is_off, "{arguments:?}");
+        for line in ["CapEff", "CapPrm", "CapInh", "CapAmb"] {
+            let has_none = is_confined(line, "0000000000000000");
+            assert!(has_none || is_off, "{arguments:?}: {line}");
+        }
+        assert_eq!(sandbox["missing"] == Value::Array(vec![]), !is_off, "{sandbox}");
+        assert_eq!(is_confined("Seccomp", "2"), sandbox["seccomp"] == true, "{arguments:?}");
+        assert_eq!(sandbox["seccomp"], !is_off, "{sandbox}");
+        if arguments.contains(&"--user") {
+            assert_eq!(sandbox["user"], 65534);
+            assert!(is_confined("Uid", "65534\t65534\t65534\t65534"));
+            assert!(is_confined("Gid", "65534\t65534\t65534\t65534"));
+            assert!(is_confined("Groups", ""));
+        }
+        signal(&server);
+        assert_eq!(event(&mut lines)["event"], "stopped");
+        assert!(server.wait().expect("it ends").success());
+    }
+}
+
+#[test]
+fn an_image_that_the_user_cannot_read_and_a_user_that_there_is_not_are_named_with_the_fix() {
+    let dir = Dir::new("serve-unreadable");
+    let (image, socket) = (dir.name("raw"), dir.name("sock"));
+    fs::write(&image, vec![7; 1 << 20]).expect("a file is written");
+    let private = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+    fs::set_permissions(&image, private).expect("it is ours");
+    let code = if rustix::process::geteuid().is_root() { 77 } else { 71 };
+    let cases = [("65534", code, "65534"), ("no such user", 71, "name one that is there")];
+    for (user, code, part) in cases {
+        let output = Command::new(env!("CARGO_BIN_EXE_uzone"))
+            .args(["serve", &image, "--socket", &socket, "--user", user])
+            .output()
+            .expect("the binary under test runs");
+        let message = String::from_utf8(output.stderr).expect("text");
+        assert_eq!(output.status.code(), Some(code), "{message}");
+        assert!(message.contains(part), "{message}");
+        assert!(code != 77 || message.contains(&image) && message.contains("--user"), "{message}");
+    }
+    assert_eq!(dir.names(), ["raw"]);
+}
+
 #[test]
 fn a_service_manager_is_notified_when_machines_can_connect() {
     let dir = Dir::new("serve-notify");

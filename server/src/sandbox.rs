@@ -439,3 +439,80 @@ fn main_calls() -> Calls {
     with_argument(&mut calls, libc::SYS_sendto, 5, ALL, &[0]);
     calls
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::{UnixDatagram, UnixStream};
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::Command;
+
+    use super::*;
+
+    /// Names what a process tries, or is not there in the process that starts them.
+    const TRY: &str = "UZONE_SERVER_TEST_TRY";
+
+    /// What a thread that answers faults tries.
+    fn attempt(what: &str) -> io::Result<()> {
+        match what {
+            "a thread" => thread::Builder::new().spawn(|| {}).map(drop),
+            "its name" => Ok(drop(rustix::thread::name()?)),
+            "a file" => fs::File::open("/etc/passwd").map(drop),
+            "a new file" => fs::write("/tmp/uzone-denied", ""),
+            "a socket" => UnixStream::connect("/run/uzone-denied").map(drop),
+            "a pair" => UnixStream::pair().map(drop),
+            "datagrams" => UnixDatagram::pair().map(drop),
+            "a program" => Command::new("/bin/true").status().map(drop),
+            "another root" => Ok(rustix::process::chroot("/")?),
+            "a signal" => {
+                let (parent, signal) = (rustix::process::getppid(), rustix::process::Signal::CONT);
+                Ok(rustix::process::kill_process(parent.unwrap(), signal)?)
+            }
+            "capabilities" => privilege::give_up_capabilities(),
+            _ => unreachable!("{what}"),
+        }
+    }
+
+    #[test]
+    fn a_thread_that_answers_faults_has_no_other_calls() {
+        let test = "sandbox::tests::a_thread_that_answers_faults_has_no_other_calls";
+        if let Ok(what) = std::env::var(TRY) {
+            let mut sandbox = Sandbox::without_capabilities().unwrap();
+            let outcome = sandbox.confine_threads(|| attempt(&what).map_err(|cause| cause.kind()));
+            assert_eq!(sandbox.missing, [""; 0]);
+            let is_file = what.contains("file");
+            let expected = if is_file { Err(io::ErrorKind::PermissionDenied) } else { Ok(()) };
+            return assert_eq!(outcome.unwrap(), expected);
+        }
+        let run = |what: &str| {
+            let mut this = Command::new(std::env::current_exe().unwrap());
+            this.args([test, "--exact", "--nocapture"]).env(TRY, what).output().unwrap()
+        };
+        for what in ["a thread", "its name", "a file", "a new file"] {
+            let output = run(what);
+            assert!(output.status.success(), "{what}: {output:?}");
+        }
+        let ended = ["a socket", "a pair", "datagrams", "another root", "a signal", "capabilities"];
+        for what in ended {
+            let output = run(what);
+            assert_eq!(output.status.signal(), Some(31), "{what}: {output:?}");
+            let line = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(line.contains("thread uzone-start made system call "), "{what}: {line}");
+        }
+        // Signals are held back while a program is started, so this one ends without a line.
+        assert_eq!(run("a program").status.signal(), Some(31));
+    }
+
+    #[test]
+    fn what_is_in_force_is_one_line() {
+        let mut sandbox = Sandbox { user: 7, ..Sandbox::default() };
+        sandbox.landlock_abi = Some(4);
+        sandbox.seccomp = true;
+        assert_eq!(sandbox.to_string(), "user 7 without capabilities, Landlock (ABI 4), seccomp");
+        sandbox.landlock_abi = None;
+        sandbox.missing.push("Landlock: this kernel has none".to_owned());
+        assert_eq!(
+            sandbox.to_string(),
+            "user 7 without capabilities, seccomp; not in force: Landlock: this kernel has none"
+        );
+    }
+}

@@ -121,6 +121,12 @@ impl Worker {
         })
     }
 
+    /// Returns how this process is confined.
+    #[must_use]
+    pub fn sandbox(&self) -> &Sandbox {
+        &self.sandbox
+    }
+
     /// Serves the machines that a keeper hands over, by the descriptor that its start of this process was
     /// given. Returns when the keeper has ended: [`Worker::into_estate`] is what it leaves.
     ///

@@ -12,7 +12,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -36,6 +36,12 @@ const WORKER: &str = "UZONE_SERVER_TEST_WORKER";
 const KEEPER: &str = "UZONE_SERVER_TEST_KEEPER";
 /// The socket of a keeper that is killed.
 const INHERIT: &str = "UZONE_SERVER_TEST_INHERIT";
+/// What a keeper of another process does if a page cannot be produced, and the user of its workers.
+const POLICY: &str = "UZONE_SERVER_TEST_POLICY";
+const WORKER_USER: &str = "UZONE_SERVER_TEST_WORKER_USER";
+/// Users that own nothing here.
+const STRANGER: u32 = 65_534;
+const OTHER_STRANGER: u32 = 65_533;
 /// How often workers are killed under load: 12 times by default.
 const KILLS: &str = "UZONE_SERVER_TEST_KILLS";
 const PAGE: u64 = 4096;
@@ -150,12 +156,14 @@ fn machine(test: &str, socket: &Path) -> Child {
 
 /// Starts a worker that serves `image`.
 fn start_worker(image: &Path, options: &str, keeper: OwnedFd) -> std::io::Result<Child> {
-    program("a_worker_of_the_other_tests")
-        .env(WORKER, image)
-        .env_remove(KEEPER)
-        .env("OPTIONS", options)
-        .stdin(keeper)
-        .spawn()
+    let mut command = program("a_worker_of_the_other_tests");
+    command.env(WORKER, image).env_remove(KEEPER).env("OPTIONS", options).stdin(keeper);
+    // The next worker of one that became a keeper is its user's already.
+    let user = std::env::var(WORKER_USER).ok().filter(|_| rustix::process::geteuid().is_root());
+    if let Some(user) = user.map(|user| user.parse().unwrap()) {
+        command.uid(user).gid(user);
+    }
+    command.spawn()
 }
 
 /// Returns the options that a word stands for; a file follows on some.
@@ -165,6 +173,8 @@ fn options(words: &str) -> ServerOptions {
         Some(("record", file)) => options.record(PathBuf::from(file)),
         Some(("prefetch", file)) => options.prefetch(Prefetch::File(file.into())),
         _ if words == "hold" => options.on_failure(OnFailure::Hold),
+        // For a machine of any user.
+        _ if words == "open" => options.mode(0o666),
         _ => options,
     }
 }
@@ -189,14 +199,19 @@ fn a_worker_of_the_other_tests() {
 fn a_keeper_of_another_test() {
     let Some(socket) = std::env::var_os(KEEPER).map(PathBuf::from) else { return };
     let image = socket.with_file_name("raw");
-    let start = move |keeper| start_worker(&image, "kill", keeper);
+    let policy = std::env::var(POLICY).unwrap_or_else(|_| "kill".to_owned());
+    let words = policy.clone();
+    let start = move |keeper| start_worker(&image, &words, keeper);
     let folder = socket.parent().unwrap().to_owned();
-    let log = move |event: &ServeEvent| {
-        if let ServeEvent::Connected { session, .. } = event {
+    let log = move |event: &ServeEvent| match event {
+        ServeEvent::Connected { session, .. } => {
             fs::write(folder.join(format!("connected-{session}")), "").unwrap();
         }
+        ServeEvent::Refused { reason, .. } => fs::write(folder.join("refused"), reason).unwrap(),
+        _ => {}
     };
-    let mut keeper = Keeper::bind(&socket, options("kill"), log, start).unwrap();
+    let options = options(&policy).mode(0o666);
+    let mut keeper = Keeper::bind(&socket, options, log, start).unwrap();
     keeper.run(&Doorbell::new().unwrap()).unwrap();
 }
 
@@ -217,6 +232,14 @@ fn end_of(child: &mut Child) -> ExitStatus {
             child.kill().unwrap();
             panic!("a machine hangs");
         }
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+    let give_up = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < give_up, "{what}");
         thread::sleep(Duration::from_millis(1));
     }
 }
@@ -528,18 +551,11 @@ fn a_worker_takes_the_place_of_its_keeper_that_was_killed() {
     let socket = folder.join("sock");
     let mut program = program("a_keeper_of_another_test");
     let mut keeper = program.env(KEEPER, &socket).env(INHERIT, &socket).spawn().unwrap();
-    let give_up = Instant::now() + PATIENCE;
-    let wait_until = |what: &str, is_so: &dyn Fn() -> bool| {
-        while !is_so() {
-            assert!(Instant::now() < give_up, "{what}");
-            thread::sleep(Duration::from_millis(1));
-        }
-    };
-    wait_until("the keeper does not listen", &|| uzone_server::status(&socket).is_ok());
+    wait_until("the keeper does not listen", || uzone_server::status(&socket).is_ok());
     let mut machines = [(); 3].map(|()| machine(name, &socket));
     for session in 1..=3 {
         let connected = folder.join(format!("connected-{session}"));
-        wait_until("a machine does not connect", &|| connected.exists());
+        wait_until("a machine does not connect", || connected.exists());
     }
     let worker = uzone_server::status(&socket).unwrap().worker;
     keeper.kill().unwrap();
@@ -549,12 +565,135 @@ fn a_worker_takes_the_place_of_its_keeper_that_was_killed() {
     }
     // The socket is there still, and asking works again after a moment.
     assert!(end_of(&mut machine(name, &socket)).success());
-    wait_until("the new keeper cannot be asked", &|| uzone_server::status(&socket).is_ok());
+    wait_until("the new keeper cannot be asked", || uzone_server::status(&socket).is_ok());
     let status = uzone_server::drain(&socket).unwrap();
     assert_eq!(Some(status.keeper), worker);
     assert_ne!(status.worker, worker);
     // The name stays: a worker that became a keeper may remove nothing.
-    wait_until("the new keeper does not end", &|| UnixStream::connect(&socket).is_err());
+    wait_until("the new keeper does not end", || UnixStream::connect(&socket).is_err());
+    fs::remove_dir_all(folder).unwrap();
+}
+
+/// Returns whether tests can be of several users, which takes root and a program that any user may run.
+fn has_users(name: &str) -> bool {
+    let mut other = program("no_such_test");
+    let run = other.uid(STRANGER).gid(STRANGER).stderr(Stdio::null()).status();
+    let has_users = rustix::process::geteuid().is_root() && run.is_ok_and(|run| run.success());
+    if !has_users {
+        let reason = "it takes root, and a program that others may run";
+        assert!(std::env::var("REQUIRE_ALL").as_deref() != Ok("1"), "{name}: {reason}");
+        eprintln!("skipped: {name}: {reason}");
+    }
+    has_users
+}
+
+#[test]
+fn a_machine_of_another_user_is_served_and_ended_by_a_keeper_that_may() {
+    let name = "a_machine_of_another_user_is_served_and_ended_by_a_keeper_that_may";
+    if is_machine(name) || !has_users(name) {
+        return;
+    }
+    let folder = folder("users");
+    let socket = folder.join("sock");
+    let start = || program(name).env(MACHINE, &socket).uid(STRANGER).gid(STRANGER).spawn().unwrap();
+    let server = Running::start(&socket, &folder.join("packed"), "open");
+    assert!(end_of(&mut start()).success());
+    let is_it = |event: &ServeEvent| {
+        matches!(event, ServeEvent::Connected { uid: STRANGER, can_be_killed: true, .. })
+    };
+    server.wait_for("the machine", is_it);
+    server.stop();
+    // All frames are damaged: the worker reports it, and the keeper ends the machine.
+    let len = fs::metadata(folder.join("packed")).unwrap().len();
+    let file = fs::File::options().read(true).write(true).open(folder.join("packed")).unwrap();
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, len / 4).unwrap();
+    file.write_all_at(&[byte[0] ^ 1], len / 4).unwrap();
+    let server = Running::start(&socket, &folder.join("packed"), "open");
+    assert_eq!(end_of(&mut start()).signal(), Some(9));
+    server.wait_for("the failure", |event| {
+        matches!(event, ServeEvent::Failed { was_killed: true, .. })
+    });
+    server.stop();
+    fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn a_keeper_that_may_not_end_a_machine_refuses_it_unless_it_may_wait() {
+    let name = "a_keeper_that_may_not_end_a_machine_refuses_it_unless_it_may_wait";
+    if is_machine(name) || !has_users(name) {
+        return;
+    }
+    for (policy, is_served) in [("kill", false), ("hold", true)] {
+        let folder = folder(&format!("rights-{policy}"));
+        std::os::unix::fs::chown(&folder, Some(STRANGER), Some(STRANGER)).unwrap();
+        let socket = folder.join("sock");
+        let mut keeper = program("a_keeper_of_another_test");
+        let keeper = keeper.env(KEEPER, &socket).env(POLICY, policy).uid(STRANGER).gid(STRANGER);
+        let mut keeper = keeper.spawn().unwrap();
+        wait_until("the keeper does not listen", || UnixStream::connect(&socket).is_ok());
+        let mut machine = program(name);
+        let machine = machine.env(MACHINE, &socket).uid(OTHER_STRANGER).gid(OTHER_STRANGER);
+        let mut machine = machine.spawn().unwrap();
+        if is_served {
+            assert!(end_of(&mut machine).success());
+            assert!(folder.join("connected-2").exists() && !folder.join("refused").exists());
+        } else {
+            let reason = folder.join("refused");
+            wait_until("it is not refused", || fs::read(&reason).is_ok_and(|why| !why.is_empty()));
+            let reason = fs::read_to_string(reason).unwrap();
+            assert!(reason.contains("may not be killed by this server"), "{reason}");
+            // Its faults wait: it is not given zeroes.
+            assert!(machine.try_wait().unwrap().is_none());
+            machine.kill().unwrap();
+            machine.wait().unwrap();
+        }
+        // Its worker is left to take its place, and ends with it.
+        uzone_server::drain(&socket).unwrap();
+        assert!(end_of(&mut keeper).success());
+        fs::remove_dir_all(folder).unwrap();
+    }
+}
+
+#[test]
+fn a_worker_of_another_user_takes_the_place_of_its_keeper_and_states_its_rights() {
+    let name = "a_worker_of_another_user_takes_the_place_of_its_keeper_and_states_its_rights";
+    if is_machine(name) || !has_users(name) {
+        return;
+    }
+    let folder = folder("heir");
+    let socket = folder.join("sock");
+    let mut program = program("a_keeper_of_another_test");
+    let program = program.env(KEEPER, &socket).env(INHERIT, &socket);
+    let mut keeper = program.env(WORKER_USER, STRANGER.to_string()).spawn().unwrap();
+    wait_until("the keeper does not listen", || uzone_server::status(&socket).is_ok());
+    let mut machines = [(); 3].map(|()| machine(name, &socket));
+    for session in 1..=3 {
+        let connected = folder.join(format!("connected-{session}"));
+        wait_until("a machine does not connect", || connected.exists());
+    }
+    for machine in &machines {
+        send(machine.id(), rustix::process::Signal::STOP);
+    }
+    let before = uzone_server::status(&socket).unwrap();
+    assert_eq!((before.sandbox.user, before.sandbox.has_capabilities), (STRANGER, false));
+    assert!(before.sessions.iter().all(|one| one.can_be_killed), "{before:?}");
+    keeper.kill().unwrap();
+    keeper.wait().unwrap();
+    let is_heir = || {
+        uzone_server::status(&socket)
+            .is_ok_and(|now| Some(now.keeper) == before.worker && now.worker.is_some())
+    };
+    wait_until("the heir cannot be asked", is_heir);
+    let after = uzone_server::status(&socket).unwrap();
+    assert_eq!((Some(after.keeper), after.sandbox.user), (before.worker, STRANGER), "{after:?}");
+    assert!(after.sessions.iter().all(|one| !one.can_be_killed), "{after:?}");
+    for machine in &mut machines {
+        send(machine.id(), rustix::process::Signal::CONT);
+        assert!(end_of(machine).success(), "it is served by one that may not end it");
+    }
+    uzone_server::drain(&socket).unwrap();
+    wait_until("the heir does not end", || UnixStream::connect(&socket).is_err());
     fs::remove_dir_all(folder).unwrap();
 }
 

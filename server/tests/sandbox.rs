@@ -1,0 +1,206 @@
+//! What a worker cannot do: it tries to break out, as a process that was taken over by what it parses would.
+//!
+//! Each attempt is a process of its own, which opens an image as a worker does and then makes the attempt: a
+//! denied system call ends it.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
+
+use std::fs;
+use std::io;
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use uzone_os::uffd::{Features, KernelFaults, Uffd};
+use uzone_server::{ServerOptions, Worker};
+use uzone_snapshot::Packer;
+
+/// Names what a process tries.
+const TRY: &str = "UZONE_SERVER_TEST_TRY";
+/// Where the image and its neighbours are.
+const FOLDER: &str = "UZONE_SERVER_TEST_FOLDER";
+/// `SIGSYS`.
+const DENIED: i32 = 31;
+
+/// Tries something. Attempts that must end the process return what they got.
+fn attempt(what: &str, folder: &Path) -> io::Result<()> {
+    let write = |path: PathBuf| fs::File::options().write(true).open(path).map(drop);
+    match what {
+        "to read the image" => fs::read(folder.join("packed")).map(drop),
+        "to read its parent" => fs::read(folder.join("below")).map(drop),
+        "to read the recorded set" => fs::read(folder.join("record/set")).map(drop),
+        "to make a file beside the recorded set" => fs::write(folder.join("record/other"), "x"),
+        "to start this program again" => {
+            let mut again = Command::new(std::env::current_exe()?);
+            let status = again.arg("no_such_test").env_remove(TRY).status()?;
+            assert!(status.success());
+            Ok(())
+        }
+        "to start a thread" => std::thread::Builder::new().spawn(|| {}).map(drop),
+        "to read a secret beside the image" => fs::read(folder.join("secret")).map(drop),
+        "to read a file of root's" => fs::read("/etc/shadow").map(drop),
+        "to read its own memory map" => fs::read("/proc/self/maps").map(drop),
+        "to read the memory of its parent" => {
+            let parent = rustix::process::getppid().unwrap().as_raw_nonzero();
+            fs::File::open(format!("/proc/{parent}/mem")).map(drop)
+        }
+        "to list a folder" => fs::read_dir("/").map(drop),
+        "to write to the image" => write(folder.join("packed")),
+        "to make a file beside the image" => fs::write(folder.join("new"), "x"),
+        "to remove the image" => fs::remove_file(folder.join("packed")),
+        "to rename the image" => fs::rename(folder.join("packed"), folder.join("record/packed")),
+        "to link the secret" => fs::hard_link(folder.join("secret"), folder.join("record/secret")),
+        "to make a socket's name" => UnixListener::bind(folder.join("record/socket")).map(drop),
+        "to open the device of faults" => fs::File::open("/dev/userfaultfd").map(drop),
+        "to start a shell" => Command::new("/bin/sh").status().map(drop),
+        "to start a copy of this program" => {
+            Command::new(folder.join("record/copy")).status().map(drop)
+        }
+        "to have all capabilities" => {
+            let all = rustix::thread::CapabilitySet::all();
+            let (effective, permitted, inheritable) = (all, all, all);
+            let sets = rustix::thread::CapabilitySets { effective, permitted, inheritable };
+            Ok(rustix::thread::set_capabilities(None, sets)?)
+        }
+        "to connect to a service" => UnixStream::connect(folder.join("service")).map(drop),
+        "to send to a service" => UnixDatagram::pair().map(drop),
+        "to connect by TCP" => TcpStream::connect("127.0.0.1:9").map(drop),
+        "to listen by TCP" => TcpListener::bind("127.0.0.1:0").map(drop),
+        "to have another root" => Ok(rustix::process::chroot("/")?),
+        "to be another user" => {
+            Ok(rustix::thread::set_thread_uid(rustix::process::Uid::from_raw(65534))?)
+        }
+        "to make a userfaultfd" => {
+            let opened = Uffd::open(Features::NONE, Features::NONE, KernelFaults::Never);
+            opened.map(drop).map_err(io::Error::other)
+        }
+        "to have an io_uring" => uzone_os::FixedBuffers::new().map(drop).map_err(io::Error::other),
+        _ => unreachable!("{what}"),
+    }
+}
+
+const ALLOWED: [&str; 6] = [
+    "to read the image",
+    "to read its parent",
+    "to read the recorded set",
+    "to make a file beside the recorded set",
+    "to start this program again",
+    "to start a thread",
+];
+/// These get an error.
+const REFUSED: [&str; 14] = [
+    "to read a secret beside the image",
+    "to read a file of root's",
+    "to read its own memory map",
+    "to read the memory of its parent",
+    "to list a folder",
+    "to write to the image",
+    "to make a file beside the image",
+    "to remove the image",
+    "to rename the image",
+    "to link the secret",
+    "to open the device of faults",
+    "to start a shell",
+    "to start a copy of this program",
+    "to have all capabilities",
+];
+/// These end the process.
+const ENDED: [&str; 9] = [
+    "to make a socket's name",
+    "to connect to a service",
+    "to send to a service",
+    "to connect by TCP",
+    "to listen by TCP",
+    "to have another root",
+    "to be another user",
+    "to make a userfaultfd",
+    "to have an io_uring",
+];
+
+/// No test, but the process that others start.
+#[test]
+fn a_worker_that_tries_to_break_out() {
+    let (Ok(what), Some(folder)) = (std::env::var(TRY), std::env::var_os(FOLDER)) else { return };
+    let folder = PathBuf::from(folder);
+    let options = ServerOptions::default().record(folder.join("record/set"));
+    let worker = Worker::open(&folder.join("packed"), options).unwrap();
+    assert!(!worker.sandbox().has_capabilities);
+    for missing in &worker.sandbox().missing {
+        println!("missing: {missing}");
+    }
+    match attempt(&what, &folder) {
+        Ok(()) => println!("outcome: done"),
+        // Landlock refuses by the second what would move a file to another folder.
+        Err(cause)
+            if matches!(
+                cause.kind(),
+                io::ErrorKind::PermissionDenied | io::ErrorKind::CrossesDevices
+            ) =>
+        {
+            println!("outcome: refused");
+        }
+        Err(cause) => println!("outcome: {cause:?}"),
+    }
+}
+
+fn process(what: &str, folder: &Path) -> Output {
+    let mut this = Command::new(std::env::current_exe().unwrap());
+    this.args(["a_worker_that_tries_to_break_out", "--exact", "--nocapture", "--test-threads=1"]);
+    this.env(TRY, what).env(FOLDER, folder).output().unwrap()
+}
+
+/// Makes an image with a parent, and files that are none of a worker's business.
+fn folder() -> PathBuf {
+    let folder = std::env::temp_dir().join(format!("uzone-break-out-{}", std::process::id()));
+    fs::create_dir_all(folder.join("record")).unwrap();
+    let mut bytes = vec![7; 1 << 20];
+    let below = folder.join("below");
+    Packer::default().pack(&mut &bytes[..], &below, None, &|_| true).unwrap();
+    bytes[4096] = 8;
+    let parent = uzone_snapshot::Image::open(&below, &uzone_snapshot::OpenOptions::default());
+    let parent = parent.unwrap();
+    let packed = folder.join("packed");
+    Packer::default().pack(&mut &bytes[..], &packed, Some(&parent), &|_| true).unwrap();
+    fs::write(folder.join("secret"), "of another").unwrap();
+    fs::copy("/bin/true", folder.join("record/copy")).unwrap();
+    folder
+}
+
+#[test]
+fn a_worker_reads_its_image_and_does_nothing_else() {
+    let folder = folder();
+    let _service = UnixListener::bind(folder.join("service")).unwrap();
+    let outcome = |what: &str| {
+        let output = process(what, &folder);
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let line = text.lines().find_map(|line| line.split("outcome: ").nth(1).map(str::to_owned));
+        (line, output)
+    };
+    let (_, first) = outcome(ALLOWED[0]);
+    let text = String::from_utf8_lossy(&first.stdout).into_owned();
+    if let Some(missing) = text.lines().find(|line| line.contains("missing: ")) {
+        let name = "a_worker_reads_its_image_and_does_nothing_else";
+        assert!(std::env::var("REQUIRE_ALL").as_deref() != Ok("1"), "{name}: {missing}");
+        fs::remove_dir_all(folder).unwrap();
+        return eprintln!("skipped: {name}: {missing}");
+    }
+    for what in ALLOWED {
+        let (line, output) = outcome(what);
+        assert_eq!(line.as_deref(), Some("done"), "{what}: {output:?}");
+    }
+    for what in REFUSED {
+        let (line, output) = outcome(what);
+        assert_eq!(line.as_deref(), Some("refused"), "{what}: {output:?}");
+    }
+    for what in ENDED {
+        let (line, output) = outcome(what);
+        assert_eq!((line, output.status.signal()), (None, Some(DENIED)), "{what}: {output:?}");
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(message.contains("made system call "), "{what}: {message}");
+    }
+    assert_eq!(fs::read(folder.join("secret")).unwrap(), b"of another");
+    assert!(!folder.join("new").exists() && folder.join("packed").exists());
+    fs::remove_dir_all(folder).unwrap();
+}
