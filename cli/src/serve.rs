@@ -32,7 +32,7 @@ use uzone_snapshot::Root;
 
 use crate::exit::{self, Exit, Failure};
 use crate::output::{Output, Report, Style};
-use crate::user::User;
+use crate::user::{User, UserError};
 
 const EXITS: [Exit; 9] = [
     Exit::Ok,
@@ -272,7 +272,8 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     // Before the socket: a signal that comes then removes it.
     let signals = Signals::new([SIGINT, SIGTERM])?;
     let (log, printer) = printer();
-    let start = start_worker(args.user.as_deref().map(User::named).transpose()?);
+    let user = args.user.as_deref().map(User::named).transpose().map_err(UserError::failure)?;
+    let start = start_worker(user);
     let kept = if args.take_over {
         Keeper::take_over(&socket, options(args), log, start)
     } else {

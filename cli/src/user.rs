@@ -6,6 +6,8 @@ use std::process::Command;
 
 use uzone_os::privilege::Privileges;
 
+use crate::exit::{Exit, Failure};
+
 /// Where names of users are. Other sources of names are not asked: a number needs none.
 const USERS: &str = "/etc/passwd";
 
@@ -32,6 +34,18 @@ pub(crate) enum UserError {
     Denied { ours: u32, theirs: u32 },
     #[error("cannot learn the user of this process: {0}")]
     Ours(#[source] io::Error),
+}
+
+impl UserError {
+    /// Returns the failure that the command ends with.
+    pub(crate) fn failure(self) -> Failure {
+        let exit = match &self {
+            Self::Unknown { .. } => Exit::Usage,
+            Self::Denied { .. } => Exit::Permission,
+            Self::Unread { .. } | Self::Ours(_) => Exit::Os,
+        };
+        Failure::with(exit, self)
+    }
 }
 
 impl User {

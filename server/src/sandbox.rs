@@ -455,7 +455,7 @@ mod tests {
     fn attempt(what: &str) -> io::Result<()> {
         match what {
             "a thread" => thread::Builder::new().spawn(|| {}).map(drop),
-            "its name" => Ok(drop(rustix::thread::name()?)),
+            "its name" => Ok(rustix::thread::name().map(drop)?),
             "a file" => fs::File::open("/etc/passwd").map(drop),
             "a new file" => fs::write("/tmp/uzone-denied", ""),
             "a socket" => UnixStream::connect("/run/uzone-denied").map(drop),
