@@ -284,7 +284,7 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
         Err(ServeError::Worker { status }) if let Some(exit) = Exit::of_process(status) => Ok(exit),
         kept => {
             let manager = service_manager();
-            keep(kept?, manager, args, &socket, signals, printer, out)
+            keep(kept?, manager.as_ref(), args, &socket, signals, printer, out)
         }
     }
 }
@@ -330,7 +330,7 @@ fn printer() -> (impl Fn(&ServeEvent) + Send + 'static, Printer) {
 /// Serves machines until a signal.
 fn keep(
     mut keeper: Keeper,
-    manager: Option<UnixDatagram>,
+    manager: Option<&UnixDatagram>,
     args: &Args,
     socket: &Path,
     mut signals: Signals,
@@ -344,9 +344,9 @@ fn keep(
         sandbox: keeper.sandbox().clone(),
     })));
     let states = [NotifyState::Ready, NotifyState::MainPid(std::process::id())];
-    notify(manager.as_ref(), &states);
+    notify(manager, &states);
     // The worker cannot connect to it, should it take the place of this process.
-    if let Some(manager) = &manager {
+    if let Some(manager) = manager {
         keeper.keep(manager.try_clone()?.into());
     }
     let (lines, Printer { events, dropped }) = (*out, printer);
@@ -364,7 +364,7 @@ fn keep(
         }
     })?;
     let Served { sessions, left, deaths, .. } = keeper.run(&stop)?;
-    notify(manager.as_ref(), &[NotifyState::Stopping]);
+    notify(manager, &[NotifyState::Stopping]);
     // The last sender, so that the printer ends.
     drop(keeper);
     let _ = printer.join();
@@ -402,8 +402,9 @@ fn work(args: &Args, out: &Output) -> Result<Exit, Failure> {
     out.warn(format_args!("the keeper of this server has died; its worker takes its place"));
     let socket = args.socket.clone().unwrap_or_else(default_socket);
     let (log, printer) = printer();
-    let manager = estate.kept().map(|fd| fd.try_clone_to_owned()).transpose()?;
+    let manager =
+        estate.kept().map(|fd| fd.try_clone_to_owned()).transpose()?.map(UnixDatagram::from);
     // This process is the user's already, and a worker of it is as well.
     let keeper = Keeper::inherit(estate, &socket, options(args), log, start_worker(None))?;
-    keep(keeper, manager.map(UnixDatagram::from), args, &socket, signals, printer, out)
+    keep(keeper, manager.as_ref(), args, &socket, signals, printer, out)
 }

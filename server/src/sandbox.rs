@@ -246,6 +246,10 @@ const SOCKET_KIND: u64 = 0xf;
 const UFFD: u64 = 0xaa00;
 const UFFD_ANSWERS: [u64; 7] =
     [UFFD | 2, UFFD | 3, UFFD | 4, UFFD | 5, UFFD | 6, UFFD | 7, UFFD | 8];
+/// `UFFDIO_REGISTER`, `UFFDIO_UNREGISTER` and `UFFDIO_API`.
+const UFFD_BEGINNINGS: [u64; 3] = [UFFD, UFFD | 1, UFFD | 0x3f];
+/// `UFFD_USER_MODE_ONLY`: linux/userfaultfd.h.
+const USER_MODE_ONLY: u64 = 1;
 
 /// The flags of clone3(2) are in memory, where no filter looks: the C library uses clone(2) then.
 const CLONE: (&[i64], i32) = (&[libc::SYS_clone3], libc::ENOSYS);
@@ -429,6 +433,9 @@ fn main_calls() -> Calls {
     // Probing a terminal, and a descriptor that does not wait.
     let terminal = [libc::TCGETS, libc::TIOCGWINSZ, libc::FIONBIO, libc::FIOCLEX];
     with_argument(&mut calls, libc::SYS_ioctl, 1, ALL, &terminal);
+    // A userfaultfd for pages that programs share: of this process, and not for faults of the kernel.
+    with_argument(&mut calls, libc::SYS_userfaultfd, 0, USER_MODE_ONLY, &[USER_MODE_ONLY]);
+    with_argument(&mut calls, libc::SYS_ioctl, 1, 0xffff, &UFFD_BEGINNINGS);
     // A socket of datagrams would reach any other by its name.
     let unix = u64::from(libc::AF_UNIX.unsigned_abs());
     for kind in [libc::SOCK_STREAM, libc::SOCK_SEQPACKET] {

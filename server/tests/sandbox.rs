@@ -72,8 +72,8 @@ fn attempt(what: &str, folder: &Path) -> io::Result<()> {
         "to be another user" => {
             Ok(rustix::thread::set_thread_uid(rustix::process::Uid::from_raw(65534))?)
         }
-        "to make a userfaultfd" => {
-            let opened = Uffd::open(Features::NONE, Features::NONE, KernelFaults::Never);
+        "to see faults of the kernel" => {
+            let opened = Uffd::open(Features::NONE, Features::NONE, KernelFaults::Required);
             opened.map(drop).map_err(io::Error::other)
         }
         "to have an io_uring" => uzone_os::FixedBuffers::new().map(drop).map_err(io::Error::other),
@@ -115,7 +115,7 @@ const ENDED: [&str; 9] = [
     "to listen by TCP",
     "to have another root",
     "to be another user",
-    "to make a userfaultfd",
+    "to see faults of the kernel",
     "to have an io_uring",
 ];
 

@@ -127,7 +127,8 @@ impl SharedBacking {
         let mapping = Mapping::memfd("uzone-shared", len, None)?;
         mapping.keep_from_children().map_err(MapError::Children)?;
         mapping.seal_for_readers().map_err(MapError::MemoryFile)?;
-        let uffd = Uffd::open(Features::MISSING_SHMEM, Features::NONE, KernelFaults::IfAllowed)?;
+        // No thread touches a page that is missing, so none of a kind is to be seen.
+        let uffd = Uffd::open(Features::MISSING_SHMEM, Features::NONE, KernelFaults::Never)?;
         let memory = Registered::new(Arc::new(uffd), mapping, Modes::MISSING)?;
         let pages = page.pages_in(len)?;
         let words = (0..pages.get().div_ceil(64)).map(|_| AtomicU64::new(0));

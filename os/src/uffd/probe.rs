@@ -94,8 +94,9 @@ impl UffdFeatures {
 /// # Errors
 /// [`ProbeError`] if none can be had, by the system call or the device, or the kernel refuses.
 pub fn uffd_features() -> Result<UffdFeatures, ProbeError> {
-    let uffd = open::full()
-        .or_else(|refused| open::user_mode_only().map_err(|_| refused))
+    // One for faults of user code has the same features, and needs no right; kernels before 5.11 have none.
+    let uffd = open::user_mode_only()
+        .or_else(|_| open::full())
         .map_err(|cause| ProbeError::NoUserfaultfd { cause: cause.into() })?;
     let (raw, ioctls) = abi::handshake(uffd.as_fd(), 0)
         .map_err(|cause| ProbeError::Handshake { cause: cause.into() })?;
