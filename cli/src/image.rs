@@ -10,7 +10,8 @@ use serde::Serialize;
 use uzone_pages::ByteLen;
 use uzone_report::{Document, ImageMap, ImagePart};
 use uzone_snapshot::{
-    Codec, FileSource, Image, ImageRegion, Layers, OpenOptions, Packer, Root, SnapshotError, Source,
+    Codec, Image, ImageRegion, Layers, OpenOptions, Packer, Root, SnapshotError, Source, is_url,
+    open_source,
 };
 
 use crate::exit::{self, Exit, Failure};
@@ -33,6 +34,10 @@ const EXITS: [Exit; 8] = [
 /// The input is the bytes of memory, such as the memory file of a virtual machine; `-` is standard input.
 /// With zstd and without a parent, `zstd -d` makes the same bytes of the image. It appears when it is whole;
 /// until then it has no name.
+///
+/// The input and the image may be objects: s3://BUCKET/KEY, gs://BUCKET/KEY, az://CONTAINER/KEY, and to read
+/// alone http://HOST/PATH and https://HOST/PATH. Credentials, regions and endpoints come from the environment
+/// (AWS_..., GOOGLE_..., AZURE_...).
 ///
 /// A Firecracker snapshot is the memory file of a full snapshot and those of diffs, the oldest first. What a
 /// diff has is known from the holes of its file, which is right on the file that Firecracker wrote, and wrong
@@ -96,9 +101,9 @@ pub(crate) struct PackArgs {
 #[derive(Debug, clap::Args)]
 #[command(after_help = exit::help("uzone unpack memory.img memory.raw", &EXITS))]
 pub(crate) struct UnpackArgs {
-    /// The image
+    /// The image: a file, or a URL such as s3://BUCKET/KEY#root=HASH
     image: PathBuf,
-    /// The file to write, or `-` for standard output; a file that is there is replaced as a whole
+    /// The file or the URL to write, or `-` for standard output; what is there is replaced as a whole
     output: PathBuf,
     #[command(flatten)]
     required: Required,
@@ -112,7 +117,7 @@ pub(crate) struct UnpackArgs {
 #[derive(Debug, clap::Args)]
 #[command(after_help = exit::help("uzone inspect memory.img", &EXITS))]
 pub(crate) struct InspectArgs {
-    /// The image
+    /// The image: a file, or a URL such as s3://BUCKET/KEY#root=HASH
     image: PathBuf,
     /// Write an HTML page with a picture of where the pages are as well
     #[arg(long, value_name = "HTML")]
@@ -128,7 +133,7 @@ pub(crate) struct InspectArgs {
 #[derive(Debug, clap::Args)]
 #[command(after_help = exit::help("uzone verify memory.img", &EXITS))]
 pub(crate) struct VerifyArgs {
-    /// The image
+    /// The image: a file, or a URL such as s3://BUCKET/KEY#root=HASH
     image: PathBuf,
     /// Decode each frame as well, which checks the compressor too
     #[arg(long)]
@@ -428,9 +433,8 @@ impl PackArgs {
         if self.rebase {
             return Ok(Input::Image(Box::new(Image::open(path, &OpenOptions::default())?)));
         }
-        if self.order.is_some() {
-            let source = FileSource::open(path).map_err(|cause| unread(path, cause))?;
-            return Ok(Input::Source(Box::new(source)));
+        if self.order.is_some() || is_url(path) {
+            return Ok(Input::Source(open_source(path).map_err(|cause| unread(path, cause))?));
         }
         let (input, len) = open_input(path)?;
         Ok(Input::Stream(input, len))
@@ -625,9 +629,10 @@ impl Report for InspectReport {
     }
 }
 
-/// Returns whether two paths are one file.
+/// Returns whether two paths are one file, or one URL.
 pub(crate) fn is_same(a: &Path, b: &Path) -> bool {
-    matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b)
+    let is_one_url = is_url(a) && a == b;
+    is_one_url || matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b)
 }
 
 /// Returns an image and those below it.
@@ -749,7 +754,7 @@ pub(crate) fn verify(args: &VerifyArgs, out: &Output) -> Result<Exit, Failure> {
     out.print(&VerifyReport {
         schema: "uzone.verify/1",
         root: image.root().to_string(),
-        root_was_required: args.required.root.is_some(),
+        root_was_required: image.root_was_required(),
         images,
         frames,
         file_bytes,

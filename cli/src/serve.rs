@@ -60,7 +60,8 @@ const EXITS: [Exit; 9] = [
 #[derive(Debug, clap::Args)]
 #[command(after_help = exit::help("uzone serve --socket /run/vm.sock memory.img", &EXITS))]
 pub(crate) struct Args {
-    /// The image: packed, or the raw bytes of memory
+    /// The image: packed, or the raw bytes of memory; one that is packed may be a URL such as
+    /// s3://BUCKET/KEY#root=HASH
     image: PathBuf,
     /// Where monitors connect [default: uzone.sock in $XDG_RUNTIME_DIR, or else in this directory]
     #[arg(long, value_name = "PATH")]

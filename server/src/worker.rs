@@ -439,7 +439,11 @@ fn open(path: &Path, options: &ServerOptions) -> Result<Opened, ServeError> {
             let backing = Arc::new(SnapshotBacking::new(Arc::new(image)));
             return Ok(Opened { backing, image: name, files, working_set, page_bytes });
         }
-        Err(error @ SnapshotError::NotAnImage { .. }) if options.root.is_none() => error,
+        Err(error @ SnapshotError::NotAnImage { .. })
+            if options.root.is_none() && !uzone_snapshot::is_url(path) =>
+        {
+            error
+        }
         Err(error) => return Err(error.into()),
     };
     let failed = |cause| {

@@ -21,7 +21,7 @@ use crate::format::{
     self, Codec, FOOTER_LEN, Flaw, ImageRegion, Index, Record, Root, SKIPPABLE_LEN, bit, is_zero,
     stored_hash,
 };
-use crate::source::{FileSource, Source};
+use crate::source::{self, Address, Source};
 
 /// The longest chain of parents.
 const MAX_DEPTH: usize = 16;
@@ -43,6 +43,7 @@ pub struct Image {
     /// How many frames before every [`RANK_FRAMES`]th are stored.
     ranks: Vec<u64>,
     cache: Arc<FrameCache>,
+    root_was_required: bool,
 }
 
 /// What is to be checked when an image is opened, and what it may use.
@@ -173,19 +174,32 @@ pub struct PageCounts {
 }
 
 impl Image {
-    /// Opens the image in a file, and its parents beside it.
+    /// Opens the image in a file, and its parents beside it; with the feature `object-storage`, `path` may be
+    /// a URL. `#root=HASH` behind that requires this root hash.
     ///
     /// # Errors
     /// [`SnapshotError`] if it cannot be read, is no image, is damaged, or is not the one that is required.
     pub fn open(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Self, SnapshotError> {
         let path = path.as_ref();
-        let source = FileSource::open(path).map_err(|cause| SnapshotError::Read {
+        let mut options = options.clone();
+        if let Address::Url { fragment: Some(fragment), .. } = source::address(path) {
+            let root = fragment.strip_prefix("root=").and_then(|root| root.parse().ok());
+            let why =
+                "what follows # in a URL is root= and the 64 hexadecimal digits of a root hash";
+            let root = root.ok_or(SnapshotError::Options { why })?;
+            if options.root.is_some_and(|other| other != root) {
+                let why = "the URL requires another root hash than the options";
+                return Err(SnapshotError::Options { why });
+            }
+            options.root = Some(root);
+        }
+        let source = source::open_source(path).map_err(|cause| SnapshotError::Read {
             name: path.display().to_string(),
             offset: 0,
             len_bytes: FOOTER_LEN as u64,
             cause,
         })?;
-        Self::from_source(Box::new(source), options)
+        Self::from_source(source, &options)
     }
 
     /// Opens the image in a source, and its parents beside it.
@@ -231,7 +245,8 @@ impl Image {
             },
         );
         let ranks = ranks.collect();
-        Ok(Self { source, root: found, parent, offsets, ranks, cache: cache.clone(), index })
+        let (cache, root_was_required) = (cache.clone(), root.is_some());
+        Ok(Self { source, root: found, parent, offsets, ranks, cache, index, root_was_required })
     }
 
     /// Opens the parent that an index names, and checks that it has what it must have.
@@ -289,6 +304,12 @@ impl Image {
     #[must_use]
     pub fn root(&self) -> Root {
         self.root
+    }
+
+    /// Returns whether a root hash was required, so that the bytes are authentic.
+    #[must_use]
+    pub fn root_was_required(&self) -> bool {
+        self.root_was_required
     }
 
     /// Returns how frames are stored.
@@ -474,7 +495,7 @@ impl Image {
         let (offset, record) = self.stored(number);
         let mut is_again = false;
         loop {
-            let why = if !self.read_verified(offset, record, &mut scratch.stored)? {
+            let why = if !self.read_verified(offset, record, is_again, &mut scratch.stored)? {
                 "its bytes do not match their hash"
             } else if scratch.decode(self.index.codec, out)? {
                 return Ok(());
@@ -490,15 +511,22 @@ impl Image {
         }
     }
 
-    /// Reads the stored bytes of a frame. Returns whether their hash matches.
+    /// Reads the stored bytes of a frame, the second time from where they are kept for good. Returns whether
+    /// their hash matches.
     fn read_verified(
         &self,
         offset: u64,
         record: Record,
+        is_again: bool,
         stored: &mut Vec<u8>,
     ) -> Result<bool, SnapshotError> {
         stored.resize(usize::try_from(record.len).unwrap_or(usize::MAX), 0);
-        self.source.read_at(offset, stored).map_err(|cause| SnapshotError::Read {
+        let read = if is_again {
+            self.source.read_again(offset, stored)
+        } else {
+            self.source.read_at(offset, stored)
+        };
+        read.map_err(|cause| SnapshotError::Read {
             name: self.source.name(),
             offset,
             len_bytes: u64::from(record.len),
@@ -632,8 +660,8 @@ impl Image {
             .map_err(|error| (number, error))
     }
 
-    /// Compares the hashes of stored frames that follow each other. If one does not match, or they cannot be
-    /// read together, each is read alone.
+    /// Compares the hashes of stored frames that follow each other. One that does not match is read again,
+    /// and so is each if they cannot be read together.
     fn check_hashes(
         &self,
         start: usize,
@@ -666,7 +694,7 @@ impl Image {
         record: Record,
         stored: &mut Vec<u8>,
     ) -> Result<(), SnapshotError> {
-        if self.read_verified(offset, record, stored)? {
+        if self.read_verified(offset, record, true, stored)? {
             return Ok(());
         }
         let why = "its bytes do not match their hash";

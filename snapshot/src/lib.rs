@@ -12,16 +12,21 @@
 //! | share decoded frames | [`FrameCache`] |
 //! | pack a Firecracker snapshot and the diffs of it | [`Layers`] |
 //! | read from elsewhere than a file | [`Source`] |
+//!
+//! With the feature `object-storage`, a path may be a URL such as `s3://BUCKET/KEY`.
 #![forbid(unsafe_code)]
 
 mod ahead;
 mod backing;
 mod cache;
 mod codec;
+mod destination;
 mod error;
 mod format;
 mod image;
 mod layers;
+#[cfg(feature = "object-storage")]
+mod object;
 mod order;
 mod source;
 mod unpack;
@@ -33,5 +38,7 @@ pub use error::SnapshotError;
 pub use format::{Codec, ImageRegion, ParseRootError, Root};
 pub use image::{FrameCounts, Image, OpenOptions, PageCounts};
 pub use layers::Layers;
-pub use source::{FileSource, Source};
+#[cfg(feature = "object-storage")]
+pub use object::ObjectSource;
+pub use source::{FileSource, Source, is_url, open_source};
 pub use writer::{Packed, Packer};

@@ -1,4 +1,4 @@
-//! Where the bytes of an image come from: [`Source`], [`FileSource`].
+//! Where the bytes of an image come from: [`Source`], [`FileSource`], [`open_source`].
 
 use std::fs::File;
 use std::io;
@@ -31,6 +31,15 @@ pub trait Source: Send + Sync {
         Ok(false)
     }
 
+    /// Reads bytes as [`Source::read_at`] does, from where they are kept for good and past what is kept of
+    /// them on the way: what was read did not match its hash.
+    ///
+    /// # Errors
+    /// As for [`Source::read_at`].
+    fn read_again(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        self.read_at(offset, out)
+    }
+
     /// Returns the source that `name` means beside this one: how an image names its parent.
     ///
     /// # Errors
@@ -39,6 +48,60 @@ pub trait Source: Send + Sync {
         let _ = name;
         Err(io::ErrorKind::Unsupported.into())
     }
+}
+
+/// What a path is: of a file, or the URL of an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Address<'a> {
+    File,
+    /// `fragment` is what follows `#`.
+    Url {
+        url: &'a str,
+        fragment: Option<&'a str>,
+    },
+}
+
+/// Returns what a path is. `./s3://bucket` is a file.
+pub(crate) fn address(path: &Path) -> Address<'_> {
+    const SCHEMES: [&str; 5] = ["s3://", "gs://", "az://", "http://", "https://"];
+    match path.to_str() {
+        Some(text) if SCHEMES.iter().any(|scheme| text.starts_with(scheme)) => {
+            let (url, fragment) = match text.split_once('#') {
+                Some((url, fragment)) => (url, Some(fragment)),
+                None => (text, None),
+            };
+            Address::Url { url, fragment }
+        }
+        _ => Address::File,
+    }
+}
+
+/// Returns whether a path is the URL of an object rather than the name of a file.
+#[must_use]
+pub fn is_url(path: &Path) -> bool {
+    address(path) != Address::File
+}
+
+/// Opens the file at a path, or, with the feature `object-storage`, the object that a URL names, such as
+/// `s3://BUCKET/KEY`.
+///
+/// # Errors
+/// As for [`FileSource::open`], and those of the store.
+pub fn open_source(path: &Path) -> io::Result<Box<dyn Source>> {
+    match address(path) {
+        Address::File => Ok(Box::new(FileSource::open(path)?)),
+        #[cfg(feature = "object-storage")]
+        Address::Url { url, .. } => Ok(Box::new(crate::object::ObjectSource::open(url)?)),
+        #[cfg(not(feature = "object-storage"))]
+        Address::Url { .. } => Err(without_object_storage()),
+    }
+}
+
+#[cfg(not(feature = "object-storage"))]
+pub(crate) fn without_object_storage() -> io::Error {
+    let why =
+        "this program reads and writes files alone: build it with the feature `object-storage`";
+    io::Error::new(io::ErrorKind::Unsupported, why)
 }
 
 /// A file as a source.

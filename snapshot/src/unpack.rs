@@ -6,15 +6,15 @@ use std::sync::Mutex;
 use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use uzone_os::file_system::NewFile;
-
+use crate::destination::Destination;
 use crate::error::SnapshotError;
 use crate::image::Image;
 
 impl Image {
     /// Writes the bytes of the image to a file, with `threads` threads; a file that is there is replaced as a
-    /// whole. Frames of zeroes are holes. `progress` is called now and then with how many bytes are behind
-    /// it, and cancels by returning `false`.
+    /// whole. Frames of zeroes are holes. With the feature `object-storage`, `path` may be a URL: one thread
+    /// decodes then, and the object appears when it is whole. `progress` is called now and then with how many
+    /// bytes are behind it, and cancels by returning `false`.
     ///
     /// # Errors
     /// [`SnapshotError`] if a frame cannot be had or the file cannot be written. Nothing is left then, and
@@ -27,7 +27,15 @@ impl Image {
     ) -> Result<(), SnapshotError> {
         let failed =
             |step| move |cause| SnapshotError::Write { path: path.to_owned(), step, cause };
-        let new = NewFile::create(path).map_err(failed("create"))?;
+        #[cfg_attr(
+            not(feature = "object-storage"),
+            expect(clippy::infallible_destructuring_match, reason = "files alone are written")
+        )]
+        let new = match Destination::create(path).map_err(failed("create"))? {
+            Destination::File(new) => new,
+            #[cfg(feature = "object-storage")]
+            object => return self.unpack_in_order(object, path, progress),
+        };
         let file = new.file();
         file.set_len(self.byte_len()).map_err(failed("make room in"))?;
         let frames = self.byte_len().div_ceil(self.frame_bytes());
@@ -71,5 +79,29 @@ impl Image {
             Some(error) => Err(error),
             None => new.finish().map_err(failed("finish")),
         }
+    }
+
+    #[cfg(feature = "object-storage")]
+    fn unpack_in_order(
+        &self,
+        object: Destination,
+        path: &Path,
+        progress: &(dyn Fn(u64) -> bool + Sync),
+    ) -> Result<(), SnapshotError> {
+        let failed =
+            |step| move |cause| SnapshotError::Write { path: path.to_owned(), step, cause };
+        let most = self.frame_bytes().max(1 << 20);
+        let (mut at, mut raw) = (0, Vec::new());
+        while at < self.byte_len() {
+            let len = most.min(self.byte_len() - at);
+            raw.resize(usize::try_from(len).unwrap_or(usize::MAX), 0);
+            self.read_through(at, &mut raw)?;
+            object.append(&raw).map_err(failed("write"))?;
+            at += len;
+            if !progress(at) {
+                return Err(SnapshotError::Cancelled);
+            }
+        }
+        object.finish().map_err(failed("finish"))
     }
 }

@@ -6,24 +6,24 @@
 //! in memory. The file has no name until all of it is on the device.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io::{self, Read, Write};
+use std::fs;
+use std::io::{self, Read};
 use std::iter::Peekable;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-use uzone_os::file_system::NewFile;
 use uzone_pages::ByteLen;
 
 use crate::codec::Encoder;
+use crate::destination::Destination;
 use crate::error::SnapshotError;
 use crate::format::{
     self, Codec, ImageRegion, Index, ParentLink, Record, Root, is_zero, set_bit, stored_hash,
 };
 use crate::image::Image;
 use crate::order::Order;
-use crate::source::Source;
+use crate::source::{self, Address, Source};
 
 /// How an image is written.
 #[derive(Clone, Debug)]
@@ -153,12 +153,12 @@ impl Packer {
         self.pack_in(&order, &mut input, path, parent, progress)
     }
 
-    /// Writes the bytes of `input` as an image to `path`; a file that is there is replaced as a whole.
-    /// `progress` is called now and then with how many bytes of the input were written, and cancels by
-    /// returning `false`.
+    /// Writes the bytes of `input` as an image to `path`; a file that is there is replaced as a whole. With
+    /// the feature `object-storage`, `path` may be a URL: the object appears when it is whole. `progress` is
+    /// called now and then with how many bytes of the input were written, and cancels by returning `false`.
     ///
     /// With a parent, frames whose bytes the parent has are not stored; the new image finds it by its path
-    /// from the directory of `path`.
+    /// from the directory of `path`, or by its key in the same store.
     ///
     /// # Errors
     /// [`SnapshotError`]. Nothing is left then, and what was at `path` is as before.
@@ -191,13 +191,13 @@ impl Packer {
         }
         let failed =
             |step| move |cause| SnapshotError::Write { path: path.to_owned(), step, cause };
-        let file = NewFile::create(path).map_err(failed("create"))?;
+        let file = Destination::create(path).map_err(failed("create"))?;
         let around = if index.codec == Codec::Zstd { 0 } else { format::SKIPPABLE_LEN };
         let is_plain = index.is_plain();
         let turns = Turns {
             input: Mutex::new(Input { from: input, next: 0, done: 0, is_over: false }),
             output: Mutex::new(Output {
-                file: file.file(),
+                file: &file,
                 waiting: BTreeMap::new(),
                 next: 0,
                 buffer: Vec::new(),
@@ -308,6 +308,21 @@ impl<I: Iterator<Item = u64>> Read for InOrder<'_, I> {
 
 /// Returns how an image at `path` names its parent.
 fn link_to(parent: &Image, path: &Path) -> Result<ParentLink, SnapshotError> {
+    let parent_name = parent.name();
+    let name = match (source::address(path), source::address(Path::new(&parent_name))) {
+        (Address::File, Address::File) => return link_to_file(parent, path),
+        #[cfg(feature = "object-storage")]
+        (Address::Url { url, .. }, Address::Url { url: other, .. }) => {
+            crate::object::relative(url, other)
+        }
+        _ => None,
+    };
+    let why =
+        "an image and its parent are both files, or objects of one store: copy the parent there";
+    Ok(ParentLink { root: parent.root(), name: name.ok_or(SnapshotError::Options { why })? })
+}
+
+fn link_to_file(parent: &Image, path: &Path) -> Result<ParentLink, SnapshotError> {
     let absolute = |path: &Path, step| {
         fs::canonicalize(path).map_err(|cause| SnapshotError::Write {
             path: path.to_owned(),
@@ -354,7 +369,7 @@ struct Input<'a> {
 }
 
 struct Output<'a> {
-    file: &'a File,
+    file: &'a Destination,
     /// Frames whose turn has not come.
     waiting: BTreeMap<u64, Frame>,
     next: u64,
@@ -606,8 +621,8 @@ impl Output<'_> {
 }
 
 /// Writes bytes behind those that are there.
-fn write(mut file: &File, bytes: &[u8]) -> Result<(), SnapshotError> {
-    file.write_all(bytes).map_err(|cause| SnapshotError::Write {
+fn write(file: &Destination, bytes: &[u8]) -> Result<(), SnapshotError> {
+    file.append(bytes).map_err(|cause| SnapshotError::Write {
         path: PathBuf::from("the new image"),
         step: "write",
         cause,

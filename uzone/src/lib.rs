@@ -50,8 +50,11 @@ pub mod lazy {
 pub mod snapshot {
     pub use uzone_snapshot::{
         Codec, FileSource, FrameCache, FrameCounts, Image, ImageRegion, OpenOptions, Packed,
-        Packer, ParseRootError, Root, SnapshotBacking, SnapshotError, Source,
+        Packer, ParseRootError, Root, SnapshotBacking, SnapshotError, Source, is_url, open_source,
     };
+
+    #[cfg(feature = "object-storage")]
+    pub use uzone_snapshot::ObjectSource;
 }
 
 /// Memory that a page server fills: for programs that attach to `uzone serve`.

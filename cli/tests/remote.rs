@@ -1,0 +1,188 @@
+//! `uzone pack`, `unpack`, `inspect`, `verify` and `serve` with images in object storage.
+
+mod common;
+#[path = "../../snapshot/tests/s3/mod.rs"]
+mod s3;
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Output, Stdio};
+
+use common::{Dir, keeps_to};
+use s3::{Act, Server};
+use serde_json::Value;
+
+fn command(server: &Server, arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
+    command.args(arguments).envs(server.environment()).stdin(Stdio::null());
+    command
+}
+
+fn run(server: &Server, arguments: &[&str]) -> Output {
+    command(server, arguments).output().expect("the binary under test runs")
+}
+
+fn object(server: &Server, arguments: &[&str]) -> Value {
+    let output = run(server, arguments);
+    assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
+    serde_json::from_slice(&output.stdout).expect("an object")
+}
+
+/// Runs what must fail with this code, and returns what it states.
+fn fails(server: &Server, code: i32, arguments: &[&str]) -> String {
+    let output = run(server, arguments);
+    assert_eq!(output.status.code(), Some(code), "{arguments:?}: {}", text(&output.stderr));
+    text(&output.stderr).to_owned()
+}
+
+fn text(bytes: &[u8]) -> &str {
+    str::from_utf8(bytes).expect("output is UTF-8")
+}
+
+/// Returns bytes that do not compress, with zeroes in the middle.
+fn memory(len: usize) -> Vec<u8> {
+    let mut state = 7_u64;
+    let mut next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (state >> 56) as u8
+    };
+    let mut bytes: Vec<u8> = (0..len).map(|_| next()).collect();
+    bytes[len / 4..len / 2].fill(0);
+    bytes
+}
+
+#[test]
+fn an_image_is_packed_into_a_bucket_and_inspected_verified_and_unpacked_from_there() {
+    let (server, dir) = (Server::start("cli"), Dir::new("remote"));
+    let (raw, back) = (dir.name("raw"), dir.name("back"));
+    let bytes = memory(3 << 20);
+    fs::write(&raw, &bytes).expect("a file is written");
+    let packed = object(&server, &["pack", &raw, "s3://images/vm/image", "--json"]);
+    keeps_to("uzone.pack-1", &packed);
+    assert_eq!(packed["image"], "s3://images/vm/image");
+    let url = format!("s3://images/vm/image#root={}", packed["root"].as_str().expect("a hash"));
+    let shown = object(&server, &["inspect", &url, "--json"]);
+    assert_eq!(shown["chain"][0]["image"], "s3://images/vm/image");
+    assert_eq!(shown["chain"][0]["file_bytes"], packed["file_bytes"]);
+    let verified = object(&server, &["verify", &url, "--decode", "--json"]);
+    keeps_to("uzone.verify-1", &verified);
+    assert_eq!(verified["root_was_required"], true);
+    object(&server, &["unpack", &url, &back, "--json"]);
+    assert!(fs::read(&back).expect("a file") == bytes);
+    assert!(run(&server, &["unpack", &url, "-"]).stdout == bytes);
+    // Raw bytes as objects, in and out.
+    object(&server, &["unpack", &url, "s3://images/raw", "--json"]);
+    assert!(fs::read(server.object("raw")).expect("an object") == bytes);
+    let again = object(&server, &["pack", "s3://images/raw", &dir.name("again"), "--json"]);
+    assert_eq!(again["root"], packed["root"]);
+}
+
+#[test]
+fn an_object_appears_when_it_is_whole_and_what_was_sent_of_another_is_removed() {
+    let (server, dir) = (Server::start("whole"), Dir::new("whole"));
+    let raw = dir.name("raw");
+    let bytes = memory(40 << 20);
+    fs::write(&raw, &bytes).expect("a file is written");
+    let url = "s3://images/image";
+    let part = |seen: &s3::Seen<'_>| seen.query.contains("partNumber=3");
+    server.decide(move |seen| if part(seen) { Act::Fail(403) } else { Act::Pass });
+    let message = fails(&server, 77, &["pack", &raw, url, "--threads", "2"]);
+    assert!(message.contains("s3://images/image: the store refuses"), "{message}");
+    assert_eq!(server.files(), [""; 0]);
+    // The whole upload fails when it is to be completed.
+    let completes = |seen: &s3::Seen<'_>| seen.method == "POST" && seen.query.contains("uploadId");
+    server.decide(move |seen| if completes(seen) { Act::Fail(403) } else { Act::Pass });
+    let message = fails(&server, 77, &["pack", &raw, url]);
+    assert!(message.contains("cannot finish s3://images/image"), "{message}");
+    assert_eq!(server.files(), [""; 0]);
+    server.decide(|_| Act::Pass);
+    let packed = object(&server, &["pack", &raw, url, "--json"]);
+    assert!(server.requests() >= 6, "it is sent in parts");
+    let len = fs::metadata(server.object("image")).expect("an object").len();
+    assert_eq!(packed["file_bytes"], len);
+    assert!(run(&server, &["unpack", url, "-"]).stdout == bytes);
+}
+
+#[test]
+fn a_packer_that_is_killed_leaves_no_object() {
+    let (server, dir) = (Server::start("killed"), Dir::new("killed"));
+    let raw = dir.name("raw");
+    fs::write(&raw, memory(40 << 20)).expect("a file is written");
+    let (sender, sent) = std::sync::mpsc::channel();
+    server.decide(move |seen| {
+        let _ = sender.send(());
+        if seen.query.contains("partNumber=2") { Act::Hang } else { Act::Pass }
+    });
+    let mut packer = command(&server, &["pack", &raw, "s3://images/image", "--quiet"]);
+    let mut packer = packer.spawn().expect("the binary under test runs");
+    for _ in 0..3 {
+        sent.recv().expect("requests");
+    }
+    packer.kill().expect("it runs");
+    packer.wait().expect("it ends");
+    assert!(!server.object("image").exists());
+    server.decide(|_| Act::Pass);
+    let message = fails(&server, 66, &["inspect", "s3://images/image"]);
+    assert!(message.contains("there is no such object; check the URL"), "{message}");
+}
+
+#[test]
+fn a_child_finds_its_parent_in_the_same_bucket_and_no_other_place_is_taken() {
+    let (server, dir) = (Server::start("parents"), Dir::new("parents"));
+    let (raw, local) = (dir.name("raw"), dir.name("local"));
+    let mut bytes = memory(2 << 20);
+    fs::write(&raw, &bytes).expect("a file is written");
+    object(&server, &["pack", &raw, "s3://images/base/parent", "--json"]);
+    object(&server, &["pack", &raw, &local, "--json"]);
+    bytes[100] ^= 1;
+    fs::write(&raw, &bytes).expect("a file is written");
+    let to = ["pack", &raw, "s3://images/vm/child", "--json", "--parent"];
+    let packed = object(&server, &[&to[..], &["s3://images/base/parent"]].concat());
+    assert_eq!(packed["stored_frames"], 1);
+    let shown = object(&server, &["inspect", "s3://images/vm/child", "--json"]);
+    assert_eq!(shown["chain"][1]["image"], "s3://images/base/parent");
+    assert!(run(&server, &["unpack", "s3://images/vm/child", "-"]).stdout == bytes);
+    let message = fails(&server, 2, &[&to[..], &[&local]].concat());
+    assert!(message.contains("objects of one store"), "{message}");
+}
+
+#[test]
+fn what_cannot_be_read_or_written_names_the_url_the_operation_and_the_fix() {
+    let (server, dir) = (Server::start("names"), Dir::new("names"));
+    let raw = dir.file("raw", &"text ".repeat(5000));
+    object(&server, &["pack", &raw, "s3://images/image", "--json"]);
+    let other = format!("s3://images/image#root={}", "7".repeat(64));
+    assert!(fails(&server, 65, &["verify", &other]).contains("it is another image"));
+    let message = fails(&server, 2, &["verify", "s3://images/image#hash=7"]);
+    assert!(message.contains("root= and the 64 hexadecimal digits"), "{message}");
+    let message = fails(&server, 74, &["pack", &raw, "http://127.0.0.1:1/image"]);
+    assert!(message.contains("cannot create http://127.0.0.1:1/image"), "{message}");
+    assert!(message.contains("write to s3, gs or az"), "{message}");
+    server.decide(|_| Act::Fail(403));
+    let message = fails(&server, 77, &["inspect", "s3://images/image"]);
+    assert!(message.contains("of s3://images/image"), "{message}");
+    assert!(message.contains("grant it, or set others in the environment"), "{message}");
+}
+
+#[test]
+fn a_server_serves_an_image_of_a_bucket() {
+    let (server, dir) = (Server::start("serve"), Dir::new("serve-remote"));
+    let (raw, socket) = (dir.name("raw"), dir.name("sock"));
+    fs::write(&raw, memory(1 << 20)).expect("a file is written");
+    let url = "s3://images/image";
+    object(&server, &["pack", &raw, url, "--json"]);
+    let arguments = ["serve", "--json", url, "--socket", &socket];
+    let mut served = command(&server, &arguments);
+    let mut served = served.stdout(Stdio::piped()).spawn().expect("the binary under test runs");
+    let mut line = String::new();
+    let mut lines = BufReader::new(served.stdout.take().expect("a pipe"));
+    lines.read_line(&mut line).expect("it is read");
+    let listening: Value = serde_json::from_str(&line).expect("an object");
+    assert_eq!((&listening["event"], &listening["image"]), (&"listening".into(), &url.into()));
+    object(&server, &["drain", "--socket", &socket, "--json"]);
+    assert!(served.wait().expect("it ends").success());
+    // Raw bytes have no hashes, so they are not served from far away.
+    server.put("raw", &memory(1 << 20));
+    let arguments = ["serve", "s3://images/raw", "--socket", &socket];
+    assert!(fails(&server, 65, &arguments).contains("s3://images/raw is not a packed image"));
+}

@@ -1,0 +1,267 @@
+//! Where an object is, and the threads that speak to its store: [`Place`], [`wait`].
+
+use std::io;
+use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
+use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
+use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
+use object_store::http::HttpBuilder;
+use object_store::path::Path;
+use object_store::{
+    BackoffConfig, ClientConfigKey, ClientOptions, ObjectStore, ObjectStoreScheme, RetryConfig,
+};
+use tokio::runtime::{Builder, Runtime};
+use url::{Position, Url};
+
+/// How many threads run requests.
+const THREADS: usize = 2;
+/// How long a server may be silent.
+const SILENCE: &str = "5 s";
+const CONNECTING: &str = "5 s";
+/// How often a request is repeated, and for how long, which is less than a machine waits for its page.
+const REPETITIONS: usize = 6;
+const REPEATING: Duration = Duration::from_secs(15);
+
+/// An object.
+#[derive(Clone)]
+pub(crate) struct Place {
+    pub(super) store: Arc<dyn ObjectStore>,
+    pub(super) path: Path,
+    pub(super) url: String,
+}
+
+/// A request that failed.
+#[derive(Debug, thiserror::Error)]
+#[error("{what}; {fix} ({cause})")]
+struct RequestError {
+    what: &'static str,
+    fix: &'static str,
+    #[source]
+    cause: object_store::Error,
+}
+
+/// A URL that names no object.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct UrlError(&'static str);
+
+fn invalid(why: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, UrlError(why))
+}
+
+impl Place {
+    pub(super) fn new(store: Arc<dyn ObjectStore>, path: Path, url: String) -> Self {
+        Self { store, path, url }
+    }
+
+    /// Returns the object that a URL names, in a store with what the environment has for it.
+    pub(crate) fn of(url: &str) -> io::Result<Self> {
+        let parsed = Url::parse(url).map_err(|_| invalid("it is not a valid URL"))?;
+        if parsed.password().is_some() || parsed.query().is_some() {
+            return Err(invalid(
+                "a URL with a password or a query is not supported: set credentials in the environment",
+            ));
+        }
+        let wrong = |_| invalid("it is not a URL of s3, gs, az, http or https");
+        let (scheme, path) = ObjectStoreScheme::parse(&parsed).map_err(wrong)?;
+        if path.as_ref().is_empty() {
+            return Err(invalid("it names no object: write the key behind the bucket"));
+        }
+        // It installs what TLS needs.
+        runtime()?;
+        let store = store(&scheme, &parsed).map_err(failed)?;
+        Ok(Self { store, path, url: url.to_owned() })
+    }
+
+    /// Returns the object that `name` means beside this one.
+    pub(super) fn neighbour(&self, name: &str) -> io::Result<Self> {
+        let mut parts: Vec<_> = self.path.parts().collect();
+        parts.pop();
+        for part in name.split('/') {
+            match part {
+                ".." => drop(parts.pop().ok_or_else(|| invalid("it is outside of its store"))?),
+                "" | "." => return Err(invalid("it is not a path beside another object")),
+                part => parts.push(part.to_owned().into()),
+            }
+        }
+        let path: Path = parts.into_iter().collect();
+        let base = self.url.strip_suffix(self.path.as_ref()).unwrap_or_default();
+        let url = format!("{base}{path}");
+        Ok(Self { store: self.store.clone(), path, url })
+    }
+}
+
+/// Returns how the image at one URL names the image at another one, if that is in the same store.
+pub(crate) fn relative(own: &str, other: &str) -> Option<String> {
+    let split = |url: &str| {
+        let parsed = Url::parse(url).ok()?;
+        let (scheme, path) = ObjectStoreScheme::parse(&parsed).ok()?;
+        let base = url.strip_suffix(path.as_ref())?.to_owned();
+        let parts: Vec<String> = path.parts().map(|part| part.as_ref().to_owned()).collect();
+        Some((scheme, base, parts))
+    };
+    let (own, other) = (split(own)?, split(other)?);
+    if (&own.0, &own.1) != (&other.0, &other.1) {
+        return None;
+    }
+    let directory = &own.2[..own.2.len().saturating_sub(1)];
+    let common = directory.iter().zip(&other.2).take_while(|(a, b)| a == b).count();
+    let up = directory[common..].iter().map(|_| "..".to_owned());
+    Some(up.chain(other.2[common..].iter().cloned()).collect::<Vec<_>>().join("/"))
+}
+
+fn repetitions() -> RetryConfig {
+    RetryConfig {
+        backoff: BackoffConfig {
+            init_backoff: Duration::from_millis(50),
+            max_backoff: Duration::from_secs(3),
+            base: 2.0,
+        },
+        max_retries: REPETITIONS,
+        retry_timeout: REPEATING,
+    }
+}
+
+fn store(scheme: &ObjectStoreScheme, url: &Url) -> object_store::Result<Arc<dyn ObjectStore>> {
+    macro_rules! with_limits {
+        ($builder:expr, $key:ident) => {{
+            let limits = [
+                (ClientConfigKey::ReadTimeout, SILENCE),
+                (ClientConfigKey::ConnectTimeout, CONNECTING),
+            ];
+            let builder = limits.into_iter().fold($builder, |builder, (key, value)| {
+                builder.with_config($key::Client(key), value)
+            });
+            Arc::new(builder.with_url(url.as_str()).with_retry(repetitions()).build()?)
+        }};
+    }
+    Ok(match scheme {
+        ObjectStoreScheme::AmazonS3 => {
+            with_limits!(AmazonS3Builder::from_env(), AmazonS3ConfigKey)
+        }
+        ObjectStoreScheme::GoogleCloudStorage => {
+            with_limits!(GoogleCloudStorageBuilder::from_env(), GoogleConfigKey)
+        }
+        ObjectStoreScheme::MicrosoftAzure => {
+            with_limits!(MicrosoftAzureBuilder::from_env(), AzureConfigKey)
+        }
+        _ => {
+            let options = ClientOptions::new()
+                .with_allow_http(url.scheme() == "http")
+                .with_config(ClientConfigKey::ReadTimeout, SILENCE)
+                .with_config(ClientConfigKey::ConnectTimeout, CONNECTING);
+            let builder = HttpBuilder::new().with_url(&url[..Position::BeforePath]);
+            Arc::new(builder.with_client_options(options).with_retry(repetitions()).build()?)
+        }
+    })
+}
+
+/// Returns the threads that run requests. They answer no fault, and end with the process.
+pub(super) fn runtime() -> io::Result<&'static Runtime> {
+    static RUNTIME: OnceLock<Result<Runtime, io::ErrorKind>> = OnceLock::new();
+    let runtime = RUNTIME.get_or_init(|| {
+        // An error is that the program has installed another one, which is as good.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let mut builder = Builder::new_multi_thread();
+        builder.worker_threads(THREADS).max_blocking_threads(THREADS).thread_name("uzone-net");
+        builder.enable_all().build().map_err(|error| error.kind())
+    });
+    runtime.as_ref().map_err(|kind| (*kind).into())
+}
+
+/// Runs a future on the threads of the network, and waits for what comes of it.
+pub(super) fn wait<T: Send + 'static>(
+    future: impl Future<Output = T> + Send + 'static,
+) -> io::Result<T> {
+    let (sender, receiver) = sync_channel(1);
+    runtime()?.spawn(async move {
+        // There is room for one, and the receiver waits.
+        let _ = sender.send(future.await);
+    });
+    receiver.recv().map_err(|_| io::Error::other("a request has panicked"))
+}
+
+/// Returns the error of a request with what can be done about it.
+pub(super) fn failed(cause: object_store::Error) -> io::Error {
+    use object_store::Error;
+    let (kind, what, fix) = match &cause {
+        Error::NotFound { .. } => (
+            io::ErrorKind::NotFound,
+            "there is no such object",
+            "check the URL, and the endpoint in the environment",
+        ),
+        Error::PermissionDenied { .. } => (
+            io::ErrorKind::PermissionDenied,
+            "the store refuses that to these credentials",
+            "grant it, or set others in the environment",
+        ),
+        Error::Unauthenticated { .. } => (
+            io::ErrorKind::PermissionDenied,
+            "the store does not accept the credentials",
+            "set valid ones in the environment",
+        ),
+        Error::Precondition { .. } => (
+            io::ErrorKind::InvalidData,
+            "the object was replaced while it was open",
+            "open it again, and give each image a key of its own",
+        ),
+        Error::NotSupported { .. } | Error::NotImplemented { .. } => (
+            io::ErrorKind::Unsupported,
+            "the store does not support that",
+            "images are written to s3, gs and az",
+        ),
+        _ => (
+            io::ErrorKind::Other,
+            "the request failed, and its repetitions as well",
+            "check the network, and the endpoint and the credentials in the environment",
+        ),
+    };
+    io::Error::new(kind, RequestError { what, fix, cause })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(path: &str) -> Place {
+        let store = Arc::new(object_store::memory::InMemory::new());
+        Place::new(store, Path::from(path), format!("s3://bucket/{path}"))
+    }
+
+    #[test]
+    fn a_neighbour_is_beside_an_object_and_in_its_store() {
+        let own = place("a/b/child.img");
+        assert_eq!(own.neighbour("parent.img").unwrap().url, "s3://bucket/a/b/parent.img");
+        assert_eq!(own.neighbour("../c/parent.img").unwrap().path.as_ref(), "a/c/parent.img");
+        assert!(own.neighbour("../../../parent.img").is_err());
+        assert!(own.neighbour("/etc/passwd").is_err());
+        assert!(own.neighbour("http://host/parent.img").is_err());
+    }
+
+    #[test]
+    fn an_image_names_another_one_of_its_store_by_the_way_there() {
+        let from = |own, other| relative(own, other);
+        assert_eq!(from("s3://b/x/c", "s3://b/x/p").as_deref(), Some("p"));
+        assert_eq!(from("s3://b/x/y/c", "s3://b/z/p").as_deref(), Some("../../z/p"));
+        assert_eq!(from("s3://b/c", "s3://other/p"), None);
+        assert_eq!(from("s3://b/c", "gs://b/p"), None);
+        assert_eq!(from("s3://b/c", "p"), None);
+    }
+
+    #[test]
+    fn a_url_that_names_no_object_is_refused_with_the_reason() {
+        for (url, why) in [
+            ("s3://bucket", "names no object"),
+            ("ftp://host/key", "not a URL of"),
+            ("http://user:secret@host/key", "password"),
+            ("https://host/key?token=1", "query"),
+        ] {
+            let error = Place::of(url).err().unwrap();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+            assert!(error.to_string().contains(why), "{url}: {error}");
+        }
+    }
+}

@@ -1,0 +1,305 @@
+//! Images in object storage: a server of S3 on this machine, and a network that fails.
+#![cfg(feature = "object-storage")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    reason = "helpers of tests fail by panicking, as tests do"
+)]
+
+mod s3;
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use object_store::aws::AmazonS3Builder;
+use object_store::{BackoffConfig, ClientOptions, RetryConfig};
+use s3::{Act, BUCKET, Server};
+use uzone_fault::{Engine, LazyOptions, bus};
+use uzone_pages::{ByteLen, ErrorKind};
+use uzone_snapshot::{
+    Image, ObjectSource, OpenOptions, Packed, Packer, Root, SnapshotBacking, Source,
+};
+
+const FRAME: usize = 8 << 10;
+
+/// Returns bytes of which some pages are zero, some compress, and some do not.
+fn memory(pages: usize) -> Vec<u8> {
+    let mut state = 1_u64;
+    let mut bytes = vec![0; pages * 4096 + 77];
+    for (number, page) in bytes.chunks_mut(4096).enumerate().filter(|(number, _)| number % 7 != 2) {
+        for byte in page {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            *byte = if number % 3 == 0 { (number % 200) as u8 + 1 } else { (state >> 56) as u8 };
+        }
+    }
+    bytes
+}
+
+/// Packs bytes, and returns the file.
+fn pack(server: &Server, key: &str, raw: &[u8], parent: Option<&Image>) -> Packed {
+    let path = server.object(key);
+    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+    let packer = Packer::default().frame(ByteLen::new(FRAME as u64));
+    packer.pack(&mut &*raw, &path, parent, &|_| true).unwrap()
+}
+
+fn source(server: &Server, key: &str) -> std::io::Result<ObjectSource> {
+    let builder = server.environment().into_iter().fold(
+        AmazonS3Builder::new().with_bucket_name(BUCKET),
+        |builder, (name, value)| {
+            builder.with_config(name.to_ascii_lowercase().parse().unwrap(), value)
+        },
+    );
+    let options =
+        ClientOptions::new().with_allow_http(true).with_read_timeout(Duration::from_millis(600));
+    let retry = RetryConfig {
+        backoff: BackoffConfig {
+            init_backoff: Duration::from_millis(1),
+            max_backoff: Duration::from_millis(10),
+            base: 2.0,
+        },
+        max_retries: 3,
+        retry_timeout: Duration::from_secs(5),
+    };
+    let builder = builder.with_client_options(options).with_retry(retry);
+    let url = format!("s3://{BUCKET}/{key}");
+    ObjectSource::from_store(|| Ok(Arc::new(builder.build()?)), key.into(), url)
+}
+
+fn open(server: &Server, key: &str, root: Root) -> Image {
+    let source = Box::new(source(server, key).unwrap());
+    Image::from_source(source, &OpenOptions::default().root(root)).unwrap()
+}
+
+/// Reads all of an image in order; what is read must be `raw`.
+fn read_in_order(image: &Image, raw: &[u8]) {
+    for (number, expected) in raw.chunks(FRAME).enumerate() {
+        let mut read = vec![0xaa; expected.len()];
+        image.read_at((number * FRAME) as u64, &mut read).unwrap();
+        assert!(read == expected, "frame {number}");
+    }
+}
+
+#[test]
+fn an_image_in_a_bucket_has_its_bytes_and_those_of_its_parent() {
+    let server = Server::start("bytes");
+    let mut raw = memory(400);
+    pack(&server, "base/parent.img", &raw, None);
+    let parent = Image::open(server.object("base/parent.img"), &OpenOptions::default()).unwrap();
+    raw[700_000] ^= 1;
+    let packed = pack(&server, "vm/child.img", &raw, Some(&parent));
+    let image = open(&server, "vm/child.img", packed.root);
+    assert_eq!(image.name(), "s3://images/vm/child.img");
+    assert_eq!(image.parent().unwrap().name(), "s3://images/base/parent.img");
+    read_in_order(&image, &raw);
+    assert_eq!(image.verify(2, true, &|_| ()).unwrap(), packed.stored_frames);
+}
+
+#[test]
+fn a_reader_in_order_takes_few_requests_and_a_reader_at_random_one_each() {
+    let server = Server::start("requests");
+    let raw = memory(2000);
+    let packed = pack(&server, "image", &raw, None);
+    let image = open(&server, "image", packed.root);
+    server.decide(|_| Act::Pass);
+    read_in_order(&image, &raw);
+    let in_order = server.requests();
+    assert!(in_order < 30, "{in_order} requests for {} frames", packed.stored_frames);
+    assert!(server.most_under_way() > 1, "requests run at once");
+    let image = open(&server, "image", packed.root);
+    server.decide(|_| Act::Pass);
+    let far = [1500, 20, 800];
+    for page in far {
+        let mut read = vec![0; 4096];
+        image.read_at(page * 4096, &mut read).unwrap();
+        let start = usize::try_from(page * 4096).unwrap();
+        assert!(read == raw[start..start + 4096]);
+    }
+    assert_eq!(server.requests(), 3);
+}
+
+#[test]
+fn an_object_that_is_missing_or_refused_is_an_error_with_its_url_and_the_fix() {
+    let server = Server::start("errors");
+    let error = source(&server, "none").unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::NotFound);
+    assert!(error.to_string().contains("check the URL"), "{error}");
+    server.put("image", b"no image");
+    let refused = |status, kind, fix| {
+        server.decide(move |_| Act::Fail(status));
+        let error = source(&server, "image").unwrap_err();
+        assert_eq!(error.kind(), kind, "{error}");
+        assert!(error.to_string().contains(fix), "{error}");
+    };
+    refused(403, std::io::ErrorKind::PermissionDenied, "grant it");
+    refused(401, std::io::ErrorKind::PermissionDenied, "set valid ones");
+    refused(503, std::io::ErrorKind::Other, "check the network");
+    server.decide(|_| Act::Pass);
+    let image =
+        Image::from_source(Box::new(source(&server, "image").unwrap()), &OpenOptions::default());
+    let error = image.unwrap_err();
+    assert!(error.to_string().contains("s3://images/image is not a packed image"), "{error}");
+}
+
+#[test]
+fn an_object_that_is_replaced_is_not_read_in_parts_of_both() {
+    let server = Server::start("replaced");
+    let raw = memory(600);
+    let packed = pack(&server, "image", &raw, None);
+    let image = open(&server, "image", packed.root);
+    let mut other = raw.clone();
+    other.reverse();
+    pack(&server, "image", &other, None);
+    let mut read = vec![0; 4096];
+    let error = image.read_at(300 * 4096, &mut read).unwrap_err();
+    assert!(
+        matches!(error.kind(), ErrorKind::Io | ErrorKind::InvalidData),
+        "{:?}: {error}",
+        error.kind()
+    );
+    assert!(error.to_string().contains("s3://images/image"), "{error}");
+}
+
+#[test]
+fn a_network_that_fails_now_and_then_is_not_noticed() {
+    let server = Server::start("flaky");
+    let raw = memory(1000);
+    let packed = pack(&server, "image", &raw, None);
+    for act in [Act::Fail(500), Act::Fail(503), Act::Cut, Act::Short, Act::Hang] {
+        let image = open(&server, "image", packed.root);
+        server.decide(move |seen| if seen.number % 4 == 1 { act } else { Act::Pass });
+        read_in_order(&image, &raw);
+        let mut read = vec![0; 4096];
+        for page in [900, 10, 500, 200] {
+            image.read_at(page * 4096, &mut read).unwrap();
+        }
+        assert!(server.requests() > 4, "{act:?}");
+        server.decide(|_| Act::Pass);
+    }
+}
+
+#[test]
+fn a_network_that_always_fails_is_an_error_after_the_budget_and_never_a_hang() {
+    let server = Server::start("fails");
+    let raw = memory(100);
+    let packed = pack(&server, "image", &raw, None);
+    for (act, most) in [(Act::Fail(503), 8), (Act::Cut, 24), (Act::Short, 6), (Act::Hang, 8)] {
+        let image = open(&server, "image", packed.root);
+        server.decide(move |_| act);
+        let mut read = vec![0; 4096];
+        let error = image.read_at(50 * 4096, &mut read).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Io, "{act:?}: {error}");
+        assert!(error.to_string().contains("of s3://images/image"), "{error}");
+        assert!((2..=most).contains(&server.requests()), "{act:?}: {}", server.requests());
+        server.decide(|_| Act::Pass);
+        image.read_at(50 * 4096, &mut read).unwrap();
+        assert!(read == raw[50 * 4096..51 * 4096], "the next try is a new one");
+    }
+}
+
+#[test]
+fn a_frame_that_is_corrupt_on_the_way_is_fetched_again_once() {
+    let server = Server::start("corrupt");
+    let raw = memory(600);
+    let packed = pack(&server, "image", &raw, None);
+    // Each range once: also those that were read ahead.
+    let image = open(&server, "image", packed.root);
+    let seen_before = std::sync::Mutex::new(std::collections::HashSet::new());
+    server.decide(move |seen| {
+        let is_first = seen_before.lock().unwrap().insert(seen.range);
+        if is_first { Act::Flip } else { Act::Pass }
+    });
+    let mut read = vec![0; 4096];
+    image.read_at(300 * 4096, &mut read).unwrap();
+    assert!(read == raw[300 * 4096..301 * 4096]);
+    assert_eq!(server.requests(), 2);
+    // Always.
+    let image = open_when(&server, packed.root);
+    server.decide(|_| Act::Flip);
+    let error = image.read_at(300 * 4096, &mut read).unwrap_err();
+    assert_eq!((error.kind(), server.requests()), (ErrorKind::InvalidData, 2));
+    assert!(error.to_string().contains("do not match their hash"), "{error}");
+}
+
+fn open_when(server: &Server, root: Root) -> Image {
+    server.decide(|_| Act::Pass);
+    open(server, "image", root)
+}
+
+#[test]
+fn a_chunk_that_was_read_ahead_and_is_corrupt_costs_its_bad_frame_alone_a_request() {
+    let server = Server::start("chunk");
+    let raw = memory(1000);
+    let packed = pack(&server, "image", &raw, None);
+    let image = open_when(&server, packed.root);
+    let flips = Arc::new(AtomicU64::new(0));
+    let counted = flips.clone();
+    server.decide(move |seen| match seen.range {
+        Some((start, end)) if end - start > 500_000 => {
+            counted.fetch_add(1, Ordering::SeqCst);
+            Act::Flip
+        }
+        _ => Act::Pass,
+    });
+    read_in_order(&image, &raw);
+    assert!(flips.load(Ordering::SeqCst) > 0, "there was one");
+}
+
+#[test]
+fn a_slow_request_is_sent_a_second_time() {
+    let server = Server::start("hedge");
+    server.put("object", &[7; 1000]);
+    let source = source(&server, "object").unwrap();
+    let mut read = [0; 100];
+    for _ in 0..40 {
+        source.read_at(500, &mut read).unwrap();
+    }
+    // Without a second request it would fail after its read timeout, and the third would be its repetition.
+    let hung = AtomicBool::new(false);
+    server.decide(move |_| if hung.swap(true, Ordering::SeqCst) { Act::Pass } else { Act::Hang });
+    source.read_at(500, &mut read).unwrap();
+    assert_eq!((read, server.requests()), ([7; 100], 2));
+}
+
+#[test]
+fn a_source_refuses_what_is_behind_its_end() {
+    let server = Server::start("end");
+    server.put("object", &[7; 1000]);
+    let source = source(&server, "object").unwrap();
+    assert_eq!(source.byte_len(), 1000);
+    let mut read = [0; 100];
+    source.read_at(900, &mut read).unwrap();
+    assert_eq!(read, [7; 100]);
+    let error = source.read_at(901, &mut read).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::UnexpectedEof);
+    assert!(!source.read_ready(0, &mut read).unwrap(), "it waits for the network");
+}
+
+#[test]
+fn a_mapping_of_an_image_in_a_bucket_has_its_bytes_in_order_and_at_random() {
+    let server = Server::start("mapped");
+    let raw = memory(1000);
+    let packed = pack(&server, "image", &raw, None);
+    server.decide(|seen| if seen.number % 9 == 4 { Act::Fail(500) } else { Act::Pass });
+    for step in [1, 377] {
+        let image = Arc::new(open(&server, "image", packed.root));
+        bus::install().unwrap();
+        let backing = Arc::new(SnapshotBacking::new(image));
+        let mapped = Engine::new(NonZeroUsize::MIN).and_then(|engine| {
+            engine.map(ByteLen::new(1001 * 4096), backing, &LazyOptions::default())
+        });
+        let mapping = match mapped {
+            Ok(mapping) => mapping,
+            Err(error) => return eprintln!("skipped: lazily mapped images in buckets: {error}"),
+        };
+        for number in 0..1001 {
+            let page = number * step % 1001;
+            let expected = &raw[page * 4096..raw.len().min((page + 1) * 4096)];
+            let mut read = vec![0xaa; 4096];
+            mapping.read_at(page as u64 * 4096, &mut read).unwrap();
+            assert!(read[..expected.len()] == *expected, "page {page}");
+        }
+    }
+}
