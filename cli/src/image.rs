@@ -4,14 +4,15 @@ use std::fs::File;
 use std::io::{self, Read, Write as _};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Instant;
 
 use serde::Serialize;
 use uzone_pages::ByteLen;
 use uzone_report::{Document, ImageMap, ImagePart};
 use uzone_snapshot::{
-    Codec, Image, ImageRegion, Layers, OpenOptions, Packer, Root, SnapshotError, Source, is_url,
-    open_source,
+    Codec, DiskCache, Image, ImageRegion, Layers, OpenOptions, Packer, Root, SnapshotError, Source,
+    is_url, open_source,
 };
 
 use crate::exit::{self, Exit, Failure};
@@ -108,6 +109,8 @@ pub(crate) struct UnpackArgs {
     #[command(flatten)]
     required: Required,
     #[command(flatten)]
+    on_disk: OnDisk,
+    #[command(flatten)]
     threads: Threads,
 }
 
@@ -141,6 +144,8 @@ pub(crate) struct VerifyArgs {
     #[command(flatten)]
     required: Required,
     #[command(flatten)]
+    on_disk: OnDisk,
+    #[command(flatten)]
     threads: Threads,
 }
 
@@ -152,9 +157,41 @@ struct Required {
 }
 
 impl Required {
-    fn open(&self, image: &Path) -> Result<Image, SnapshotError> {
-        let options = OpenOptions::default();
-        Image::open(image, &self.root.into_iter().fold(options, OpenOptions::root))
+    fn options(&self) -> OpenOptions {
+        self.root.into_iter().fold(OpenOptions::default(), OpenOptions::root)
+    }
+}
+
+/// Where frames of images in object storage are kept.
+#[derive(Debug, clap::Args)]
+pub(crate) struct OnDisk {
+    /// Keep fetched frames of an image in object storage in DIR, for this and other processes
+    #[arg(long, value_name = "DIR")]
+    cache_dir: Option<PathBuf>,
+    /// How many bytes DIR may take; images that were not opened for the longest time give room
+    #[arg(long, value_name = "SIZE", default_value = "16G", requires = "cache_dir")]
+    cache_disk_bytes: ByteLen,
+}
+
+impl OnDisk {
+    /// Returns the cache, which prints a warning when it is not used any more.
+    pub(crate) fn open(&self, out: &Output) -> Result<Option<Arc<DiskCache>>, SnapshotError> {
+        let out = *out;
+        let warn = move |error: &SnapshotError| {
+            out.warn(format_args!("{error}; frames are fetched without being kept from now on"));
+        };
+        let open = |dir| DiskCache::open(dir, self.cache_disk_bytes.get(), warn);
+        self.cache_dir.as_ref().map(open).transpose()
+    }
+
+    fn open_image(
+        &self,
+        image: &Path,
+        required: &Required,
+        out: &Output,
+    ) -> Result<Image, SnapshotError> {
+        let disk = self.open(out)?;
+        Image::open(image, &disk.into_iter().fold(required.options(), OpenOptions::disk_cache))
     }
 }
 
@@ -493,7 +530,7 @@ const PIPE_BYTES: u64 = 4 << 20;
 /// # Errors
 /// If a frame is damaged or the output cannot be written.
 pub(crate) fn unpack(args: &UnpackArgs, out: &Output) -> Result<Exit, Failure> {
-    let image = args.required.open(&args.image)?;
+    let image = args.on_disk.open_image(&args.image, &args.required, out)?;
     let bar = Progress::bytes(out, "unpacking", image.byte_len());
     let started = Instant::now();
     if args.output == Path::new("-") {
@@ -683,7 +720,7 @@ fn map_of(image: &Image) -> ImageMap {
 /// # Errors
 /// If the image, or one below it, cannot be opened.
 pub(crate) fn inspect(args: &InspectArgs, out: &Output) -> Result<Exit, Failure> {
-    let image = args.required.open(&args.image)?;
+    let image = Image::open(&args.image, &args.required.options())?;
     if let Some(page) = &args.report {
         write_map(page, &image, out)?;
     }
@@ -742,7 +779,7 @@ impl Report for VerifyReport {
 /// # Errors
 /// If a frame is damaged, or a file cannot be read.
 pub(crate) fn verify(args: &VerifyArgs, out: &Output) -> Result<Exit, Failure> {
-    let image = args.required.open(&args.image)?;
+    let image = args.on_disk.open_image(&args.image, &args.required, out)?;
     let started = Instant::now();
     let (mut images, mut frames, mut file_bytes) = (0, 0, 0);
     for image in chain(&image) {

@@ -31,6 +31,7 @@ use uzone_server::{
 use uzone_snapshot::Root;
 
 use crate::exit::{self, Exit, Failure};
+use crate::image::OnDisk;
 use crate::output::{Output, Report, Style};
 use crate::user::{User, UserError};
 
@@ -105,6 +106,8 @@ pub(crate) struct Args {
     /// capability, and only the files and system calls that it needs
     #[arg(long)]
     no_sandbox: bool,
+    #[command(flatten)]
+    on_disk: OnDisk,
     /// Answer faults for the process at standard input, which started this one
     #[arg(long, hide = true)]
     worker: bool,
@@ -397,7 +400,8 @@ fn start_worker(user: Option<User>) -> impl FnMut(OwnedFd) -> io::Result<Child> 
 fn work(args: &Args, out: &Output) -> Result<Exit, Failure> {
     // A keeper that stops ends this process, and one that does not needs it.
     let signals = Signals::new([SIGINT, SIGTERM])?;
-    let mut worker = Worker::open(&args.image, options(args))?;
+    let disk = args.on_disk.open(out)?;
+    let mut worker = Worker::open(&args.image, options(args).disk_cache(disk))?;
     worker.run(io::stdin().as_fd().try_clone_to_owned()?)?;
     let Some(estate) = worker.into_estate() else { return Ok(Exit::Ok) };
     out.warn(format_args!("the keeper of this server has died; its worker takes its place"));

@@ -2,10 +2,11 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use uzone_pages::ByteLen;
-use uzone_snapshot::Root;
+use uzone_snapshot::{DiskCache, Root};
 
 /// What becomes of a machine that touches a page which cannot be produced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -34,6 +35,7 @@ pub struct ServerOptions {
     pub(crate) metrics: Option<SocketAddr>,
     pub(crate) root: Option<Root>,
     pub(crate) cache: ByteLen,
+    pub(crate) disk_cache: Option<Arc<DiskCache>>,
     pub(crate) share: Option<ByteLen>,
     pub(crate) sandbox: bool,
 }
@@ -63,6 +65,7 @@ impl Default for ServerOptions {
             metrics: None,
             root: None,
             cache: CACHE,
+            disk_cache: None,
             share: None,
             sandbox: true,
         }
@@ -128,6 +131,13 @@ impl ServerOptions {
     #[must_use]
     pub fn cache(mut self, cache: ByteLen) -> Self {
         self.cache = cache;
+        self
+    }
+
+    /// Sets where fetched frames of an image in object storage are kept on disk; by default they are not.
+    #[must_use]
+    pub fn disk_cache(mut self, disk_cache: Option<Arc<DiskCache>>) -> Self {
+        self.disk_cache = disk_cache;
         self
     }
     /// Sets how many bytes of pages are kept for the programs that attach and share them: the whole image by

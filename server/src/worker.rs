@@ -425,6 +425,9 @@ struct Opened {
 /// does, or is not whole pages, is not taken for raw.
 fn open(path: &Path, options: &ServerOptions) -> Result<Opened, ServeError> {
     let mut how = OpenOptions::default().cache(FrameCache::new(options.cache.get()));
+    if let Some(disk) = &options.disk_cache {
+        how = how.disk_cache(disk.clone());
+    }
     if let Some(root) = options.root {
         how = how.root(root);
     }

@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::cache::{FrameCache, Ready};
 use crate::codec::{self, Decoder};
+use crate::disk::{CachedImage, DiskCache};
 use crate::error::SnapshotError;
 use crate::format::{
     self, Codec, FOOTER_LEN, Flaw, ImageRegion, Index, Record, Root, SKIPPABLE_LEN, bit, is_zero,
@@ -43,6 +44,8 @@ pub struct Image {
     /// How many frames before every [`RANK_FRAMES`]th are stored.
     ranks: Vec<u64>,
     cache: Arc<FrameCache>,
+    /// Stored frames that were fetched already.
+    disk: Option<CachedImage>,
     root_was_required: bool,
 }
 
@@ -51,6 +54,7 @@ pub struct Image {
 pub struct OpenOptions {
     root: Option<Root>,
     cache: Option<Arc<FrameCache>>,
+    disk: Option<Arc<DiskCache>>,
 }
 
 impl OpenOptions {
@@ -70,6 +74,21 @@ impl OpenOptions {
         self.cache = Some(cache);
         self
     }
+
+    /// Keeps stored frames of the image and its parents on disk as well. [`Image::open`] does so for images
+    /// in object storage alone.
+    #[must_use]
+    pub fn disk_cache(mut self, disk: Arc<DiskCache>) -> Self {
+        self.disk = Some(disk);
+        self
+    }
+}
+
+/// What an image and its parents share.
+#[derive(Clone, Copy)]
+struct Caches<'a> {
+    frames: &'a Arc<FrameCache>,
+    disk: Option<&'a Arc<DiskCache>>,
 }
 
 /// Where the bytes of a frame come from.
@@ -182,6 +201,9 @@ impl Image {
     pub fn open(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Self, SnapshotError> {
         let path = path.as_ref();
         let mut options = options.clone();
+        if source::address(path) == Address::File {
+            options.disk = None;
+        }
         if let Address::Url { fragment: Some(fragment), .. } = source::address(path) {
             let root = fragment.strip_prefix("root=").and_then(|root| root.parse().ok());
             let why =
@@ -214,20 +236,21 @@ impl Image {
         if options.root.is_none() {
             tracing::info!(image = %source.name(), "opened without a root hash: damage is found, forgery is not");
         }
-        Self::open_at(source, options.root, &cache, MAX_DEPTH)
+        let caches = Caches { frames: &cache, disk: options.disk.as_ref() };
+        Self::open_at(source, options.root, caches, MAX_DEPTH)
     }
 
     fn open_at(
         source: Box<dyn Source>,
         root: Option<Root>,
-        cache: &Arc<FrameCache>,
+        caches: Caches<'_>,
         depth: usize,
     ) -> Result<Self, SnapshotError> {
         let (index, found) = read_index(&*source)?;
         if let Some(expected) = root.filter(|root| *root != found) {
             return Err(SnapshotError::OtherRoot { name: source.name(), expected, found });
         }
-        let parent = Self::open_parent(&*source, &index, cache, depth)?;
+        let parent = Self::open_parent(&*source, &index, caches, depth)?;
         let around = if index.codec == Codec::Zstd { 0 } else { SKIPPABLE_LEN };
         let mut end = 0;
         let offsets = index.records.iter().map(|record| {
@@ -245,15 +268,24 @@ impl Image {
             },
         );
         let ranks = ranks.collect();
-        let (cache, root_was_required) = (cache.clone(), root.is_some());
-        Ok(Self { source, root: found, parent, offsets, ranks, cache, index, root_was_required })
+        Ok(Self {
+            source,
+            root: found,
+            parent,
+            offsets,
+            ranks,
+            cache: caches.frames.clone(),
+            disk: caches.disk.and_then(|disk| disk.image(found)),
+            index,
+            root_was_required: root.is_some(),
+        })
     }
 
     /// Opens the parent that an index names, and checks that it has what it must have.
     fn open_parent(
         source: &dyn Source,
         index: &Index,
-        cache: &Arc<FrameCache>,
+        caches: Caches<'_>,
         depth: usize,
     ) -> Result<Option<Box<Self>>, SnapshotError> {
         let Some(link) = &index.parent else { return Ok(None) };
@@ -269,7 +301,7 @@ impl Image {
             let (name, len_bytes) = (link.name.clone(), FOOTER_LEN as u64);
             failed(SnapshotError::Read { name, offset: 0, len_bytes, cause })
         })?;
-        let below = Self::open_at(below, Some(link.root), cache, depth - 1).map_err(failed)?;
+        let below = Self::open_at(below, Some(link.root), caches, depth - 1).map_err(failed)?;
         if !index.fits_parent(below.byte_len()) {
             let why = "a frame is neither stored nor zero, and lies behind the end of the parent";
             return Err(SnapshotError::BadIndex { name: source.name(), why });
@@ -478,8 +510,9 @@ impl Image {
         let (offset, record) = self.stored(number);
         let mut scratch = SCRATCH.take();
         scratch.stored.resize(usize::try_from(record.len).unwrap_or(usize::MAX), 0);
-        let is_read = self.source.read_ready(offset, &mut scratch.stored).unwrap_or(false)
-            && stored_hash(&mut scratch.stored) == record.hash
+        let is_read = (self.read_kept(offset, record, true, &mut scratch.stored)
+            || (self.source.read_ready(offset, &mut scratch.stored).unwrap_or(false)
+                && stored_hash(&mut scratch.stored) == record.hash))
             && scratch.decode(self.index.codec, out).unwrap_or(false);
         SCRATCH.set(scratch);
         is_read
@@ -521,6 +554,9 @@ impl Image {
         stored: &mut Vec<u8>,
     ) -> Result<bool, SnapshotError> {
         stored.resize(usize::try_from(record.len).unwrap_or(usize::MAX), 0);
+        if !is_again && self.read_kept(offset, record, false, stored) {
+            return Ok(true);
+        }
         let read = if is_again {
             self.source.read_again(offset, stored)
         } else {
@@ -532,7 +568,20 @@ impl Image {
             len_bytes: u64::from(record.len),
             cause,
         })?;
-        Ok(stored_hash(stored) == record.hash)
+        let is_right = stored_hash(stored) == record.hash;
+        if let Some(disk) = self.disk.as_ref().filter(|_| is_right) {
+            disk.write(offset, stored);
+        }
+        Ok(is_right)
+    }
+
+    /// Reads the stored bytes of a frame from the disk cache; if it is to be ready, without waiting for a
+    /// device. Returns whether they are there and match their hash.
+    fn read_kept(&self, offset: u64, record: Record, is_ready: bool, stored: &mut Vec<u8>) -> bool {
+        let is_read = self.disk.as_ref().is_some_and(|disk| {
+            if is_ready { disk.read_ready(offset, stored) } else { disk.read(offset, stored) }
+        });
+        is_read && stored_hash(stored) == record.hash
     }
 
     /// Reads bytes of the image, decoding what is not in the cache.
@@ -673,14 +722,15 @@ impl Image {
         let from = self.offsets[start];
         let end = parts.clone().next_back().map_or(from, |(at, record)| at + u64::from(record.len));
         room.whole.resize(usize::try_from(end - from).unwrap_or(usize::MAX), 0);
-        let is_read = self.source.read_at(from, &mut room.whole).is_ok();
+        // With a disk cache, each frame is read alone: some are there.
+        let is_read = self.disk.is_none() && self.source.read_at(from, &mut room.whole).is_ok();
         for ((at, record), (number, frame)) in parts.zip((start..).zip(frames)) {
             let inside = usize::try_from(at - from).unwrap_or(usize::MAX);
             let len = usize::try_from(record.len).unwrap_or(usize::MAX);
             room.stored.clear();
             room.stored.extend_from_slice(&room.whole[inside..inside + len]);
             if !is_read || stored_hash(&mut room.stored) != record.hash {
-                self.check_hash(*frame, *at, *record, &mut room.stored)
+                self.check_hash(*frame, *at, *record, is_read, &mut room.stored)
                     .map_err(|error| (number, error))?;
             }
         }
@@ -692,9 +742,12 @@ impl Image {
         frame: u64,
         offset: u64,
         record: Record,
+        is_again: bool,
         stored: &mut Vec<u8>,
     ) -> Result<(), SnapshotError> {
-        if self.read_verified(offset, record, true, stored)? {
+        if (!is_again && self.read_verified(offset, record, false, stored)?)
+            || self.read_verified(offset, record, true, stored)?
+        {
             return Ok(());
         }
         let why = "its bytes do not match their hash";

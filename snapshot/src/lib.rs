@@ -10,6 +10,7 @@
 //! | open, read and verify one | [`Image`] |
 //! | map one lazily | [`SnapshotBacking`], with [`uzone_fault::Engine`] |
 //! | share decoded frames | [`FrameCache`] |
+//! | keep stored frames of images far away on disk | [`DiskCache`] |
 //! | pack a Firecracker snapshot and the diffs of it | [`Layers`] |
 //! | read from elsewhere than a file | [`Source`] |
 //!
@@ -21,6 +22,7 @@ mod backing;
 mod cache;
 mod codec;
 mod destination;
+mod disk;
 mod error;
 mod format;
 mod image;
@@ -34,6 +36,7 @@ mod writer;
 
 pub use backing::SnapshotBacking;
 pub use cache::FrameCache;
+pub use disk::DiskCache;
 pub use error::SnapshotError;
 pub use format::{Codec, ImageRegion, ParseRootError, Root};
 pub use image::{FrameCounts, Image, OpenOptions, PageCounts};

@@ -49,8 +49,9 @@ pub mod lazy {
 /// Images of memory: packed, verified, and mapped lazily.
 pub mod snapshot {
     pub use uzone_snapshot::{
-        Codec, FileSource, FrameCache, FrameCounts, Image, ImageRegion, OpenOptions, Packed,
-        Packer, ParseRootError, Root, SnapshotBacking, SnapshotError, Source, is_url, open_source,
+        Codec, DiskCache, FileSource, FrameCache, FrameCounts, Image, ImageRegion, OpenOptions,
+        Packed, Packer, ParseRootError, Root, SnapshotBacking, SnapshotError, Source, is_url,
+        open_source,
     };
 
     #[cfg(feature = "object-storage")]

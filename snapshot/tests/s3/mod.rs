@@ -146,7 +146,11 @@ impl Server {
                 } else {
                     let path = entry.path();
                     let name = path.strip_prefix(&self.directory).expect("inside");
-                    names.push(name.display().to_string());
+                    let name = name.display().to_string();
+                    // What the server itself leaves of a part whose connection was closed.
+                    if !name.ends_with(".internal.part") {
+                        names.push(name);
+                    }
                 }
             }
         }

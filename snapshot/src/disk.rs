@@ -1,0 +1,230 @@
+//! Stored frames of images far away, kept in files: [`DiskCache`].
+//!
+//! Each image has a sparse file, named by its root hash, with frames where the image has them. There is no list
+//! of what is in it: every read is compared with the hash of its frame, and what does not match is fetched
+//! anew. So a crash, a full device, a flipped bit or another writer can cost a request and never a wrong byte,
+//! and nothing has to be on the device in any order.
+//!
+//! Sharing: any number of processes and hosts. A process that has an image open holds a shared lock of its
+//! file (flock(2)). One that needs room removes the files of the images that were opened the longest time ago,
+//! and locks a file exclusively for that; a file in use stays.
+//!
+//! Limit: room is taken in steps of 16 MiB, and each process may be ahead of the others by one for each image.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::SystemTime;
+
+use uzone_os::file_system::room;
+use uzone_os::page_cache::{CachedRead, read_cached};
+use uzone_pages::ByteLen;
+
+use crate::error::SnapshotError;
+use crate::format::Root;
+
+/// How much room is taken at once.
+const STEP: u64 = 16 << 20;
+/// What the name of a file of frames ends with.
+const SUFFIX: &str = ".frames";
+/// How often a file is opened that another process removes meanwhile.
+const OPENINGS: usize = 8;
+/// The unit of `st_blocks`.
+const BLOCK: u64 = 512;
+
+type Warn = Box<dyn Fn(&SnapshotError) + Send + Sync>;
+
+/// Frames of images far away in a directory, within a limit.
+pub struct DiskCache {
+    directory: PathBuf,
+    limit_bytes: u64,
+    /// A file may not become longer (`ulimit -f`): a write behind that raises a signal.
+    longest_file: u64,
+    warn: Warn,
+    has_warned: AtomicBool,
+}
+
+impl DiskCache {
+    /// Keeps at most `limit_bytes` in a directory, which is made if there is none. What goes wrong later is no
+    /// error: frames are no longer kept then, and `warn` is called once.
+    ///
+    /// # Errors
+    /// [`SnapshotError::Write`] if there is no directory and none can be made.
+    pub fn open(
+        directory: impl Into<PathBuf>,
+        limit_bytes: u64,
+        warn: impl Fn(&SnapshotError) + Send + Sync + 'static,
+    ) -> Result<Arc<Self>, SnapshotError> {
+        let directory = directory.into();
+        let failed = |step, cause| SnapshotError::Write { path: directory.clone(), step, cause };
+        let make = fs::DirBuilder::new().recursive(true).mode(0o700).create(&directory);
+        make.map_err(|cause| failed("create", cause))?;
+        let room = room(&directory).map_err(|cause| failed("look into", cause))?;
+        Ok(Arc::new(Self {
+            limit_bytes,
+            longest_file: room.longest_file.map_or(u64::MAX, ByteLen::get),
+            warn: Box::new(warn),
+            has_warned: AtomicBool::new(false),
+            directory,
+        }))
+    }
+
+    /// Opens the file of an image. Without one, the image is not cached.
+    pub(crate) fn image(self: &Arc<Self>, root: Root) -> Option<CachedImage> {
+        let path = self.directory.join(format!("{root}{SUFFIX}"));
+        match open_locked(&path) {
+            Ok(file) => {
+                // The order in which images give room; without it, an older one.
+                let _ = file.set_modified(SystemTime::now());
+                let room = Mutex::new(Room { left_bytes: 0, is_over: false });
+                Some(CachedImage { cache: self.clone(), path, file, room })
+            }
+            Err(cause) => {
+                self.warn(&SnapshotError::Write { path, step: "open", cause });
+                None
+            }
+        }
+    }
+
+    fn warn(&self, error: &SnapshotError) {
+        tracing::warn!(%error, "frames are not kept on disk");
+        // Relaxed: it is about this call alone.
+        if !self.has_warned.swap(true, Ordering::Relaxed) {
+            (self.warn)(error);
+        }
+    }
+
+    /// Makes room for a step, by removing images that are not in use. Returns whether there is.
+    fn make_room(&self) -> io::Result<bool> {
+        // One process at a time looks and removes.
+        let path = self.directory.join("lock");
+        let guard =
+            File::options().write(true).create(true).truncate(false).mode(0o600).open(path)?;
+        guard.lock()?;
+        let mut images = Vec::new();
+        for entry in fs::read_dir(&self.directory)? {
+            let path = entry?.path();
+            let is_ours = path.to_str().is_some_and(|path| path.ends_with(SUFFIX));
+            // A file that is gone meanwhile takes no room.
+            if let Some(metadata) = fs::metadata(&path).ok().filter(|_| is_ours) {
+                images.push((metadata.modified()?, metadata.blocks() * BLOCK, path));
+            }
+        }
+        let mut used: u64 = images.iter().map(|(_, bytes, _)| bytes).sum();
+        images.sort_unstable();
+        for (_, bytes, path) in images {
+            if used + STEP <= self.limit_bytes {
+                break;
+            }
+            if remove_unused(&path)? {
+                used -= bytes;
+            }
+        }
+        Ok(used + STEP <= self.limit_bytes)
+    }
+}
+
+impl std::fmt::Debug for DiskCache {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("DiskCache")
+            .field("directory", &self.directory)
+            .field("limit_bytes", &self.limit_bytes)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Opens or makes a file, and locks it for sharing.
+fn open_locked(path: &Path) -> io::Result<File> {
+    let mut options = File::options();
+    options.read(true).write(true).create(true).truncate(false).mode(0o600);
+    for _ in 0..OPENINGS {
+        let file = options.open(path)?;
+        file.lock_shared()?;
+        // It was removed between both, and what is written to it would be lost.
+        if file.metadata()?.nlink() > 0 {
+            return Ok(file);
+        }
+    }
+    Err(io::ErrorKind::ResourceBusy.into())
+}
+
+/// Removes a file unless a process has it open. Returns whether it did.
+fn remove_unused(path: &Path) -> io::Result<bool> {
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(cause) if cause.kind() == io::ErrorKind::NotFound => return Ok(true),
+        Err(cause) => return Err(cause),
+    };
+    if file.try_lock().is_err() {
+        return Ok(false);
+    }
+    fs::remove_file(path).map(|()| true)
+}
+
+/// The frames of one image.
+pub(crate) struct CachedImage {
+    cache: Arc<DiskCache>,
+    path: PathBuf,
+    file: File,
+    room: Mutex<Room>,
+}
+
+struct Room {
+    /// How much may be written before the next look at the directory.
+    left_bytes: u64,
+    /// There is no more.
+    is_over: bool,
+}
+
+impl CachedImage {
+    /// Reads what may be a frame: the caller compares its hash. Returns whether there are as many bytes.
+    pub(crate) fn read(&self, offset: u64, out: &mut [u8]) -> bool {
+        self.file.read_exact_at(out, offset).is_ok()
+    }
+
+    /// Reads what may be a frame if that takes no device.
+    pub(crate) fn read_ready(&self, offset: u64, out: &mut [u8]) -> bool {
+        let read = read_cached(&self.file, offset, out);
+        matches!(read, Ok(CachedRead::Read { bytes }) if bytes == out.len())
+    }
+
+    /// Keeps a frame whose hash was compared, if there is room.
+    pub(crate) fn write(&self, offset: u64, bytes: &[u8]) {
+        let written = self.has_room(offset, bytes.len() as u64).and_then(|has_room| {
+            if has_room { self.file.write_all_at(bytes, offset) } else { Ok(()) }
+        });
+        if let Err(cause) = written {
+            self.room.lock().unwrap_or_else(PoisonError::into_inner).is_over = true;
+            self.cache.warn(&SnapshotError::Write {
+                path: self.path.clone(),
+                step: "write",
+                cause,
+            });
+        }
+    }
+
+    fn has_room(&self, offset: u64, len_bytes: u64) -> io::Result<bool> {
+        let mut room = self.room.lock().unwrap_or_else(PoisonError::into_inner);
+        if room.is_over {
+            return Ok(false);
+        }
+        if offset + len_bytes > self.cache.longest_file {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        // What a part of a block takes is a block.
+        let taken = len_bytes.next_multiple_of(8 * BLOCK) + 8 * BLOCK;
+        if room.left_bytes < taken {
+            if !self.cache.make_room()? {
+                room.is_over = true;
+                tracing::info!(path = %self.path.display(), "the disk cache is full of images in use");
+                return Ok(false);
+            }
+            room.left_bytes = STEP;
+        }
+        room.left_bytes = room.left_bytes.saturating_sub(taken);
+        Ok(true)
+    }
+}
