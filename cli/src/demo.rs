@@ -6,6 +6,7 @@
 //! | `image` | a file made of what is found on any Linux, with its hashes |
 //! | `region` | a region is described, held, cleared and given back |
 //! | `lazy` | the image is mapped lazily, and every byte compared |
+//! | `serve` | another process serves the image, and is killed in between |
 //! | `compare` | the plain way and the limit, measured in the same run |
 //! | `error` | what it fails by |
 //! | `text` | the result for people |
@@ -18,6 +19,7 @@ mod image;
 mod lazy;
 mod needs;
 mod region;
+mod serve;
 mod text;
 
 use std::path::PathBuf;
@@ -178,10 +180,11 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     };
     let lazy::Lazy { touch, trace, engine } = lazy;
     let is_right = touch.is_right(&facts);
+    let is_served = serve::run(&plan, &image, &mut steps, out)?;
     let (tables, results) = compare::run(&plan, image, is_right, &engine, out)?;
     drop(engine);
 
-    let is_intact = is_clear && is_right;
+    let is_intact = is_clear && is_right && is_served;
     let mut demo = Demo {
         schema: "uzone.demo/1",
         size_bytes: plan.size.get(),
