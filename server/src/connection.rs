@@ -194,12 +194,13 @@ impl Connection {
         Some((kept.session, connection))
     }
 
-    /// Ends the process if it handed memory over: its faults would wait for ever. Returns whether that was
-    /// done.
+    /// Ends the process if it handed memory over: its faults would wait for ever. A program that attaches
+    /// notices the end of the stream, and is not ended. Returns whether that was done.
     pub(crate) fn end_if_it_has_memory(&mut self) -> bool {
+        let is_program = self.bytes.trim_ascii_start().first() == Some(&b'{');
         let has_memory =
             std::mem::take(&mut self.fds).into_iter().any(|fd| Remote::adopt(fd).is_ok());
-        has_memory && self.peer.kill().is_ok()
+        has_memory && !is_program && self.peer.kill().is_ok()
     }
 
     /// Returns what is known of the machine, if there is one.

@@ -1,6 +1,7 @@
 //! The page server: another process serves the image, this one attaches to it twice, and the process that
 //! answers is killed in between.
 
+use std::error::Error;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
@@ -9,7 +10,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use uzone_attach::{AttachError, AttachOptions, AttachedMemory};
+use uzone_attach::{AttachOptions, AttachedMemory};
+use uzone_os::signals::Held;
 use uzone_pages::ByteLen;
 
 use super::image::{CHUNK, Image};
@@ -30,19 +32,25 @@ struct Server {
 }
 
 impl Server {
-    /// Starts it, and waits until it answers.
+    /// Starts it. Ctrl-C ends it as well.
     fn start(image: &Image, directory: &Path) -> io::Result<Self> {
         let pid = std::process::id();
         let socket = directory.join(format!("uzone-demo-{pid}.sock"));
         let mut command = Command::new("/proc/self/exe");
-        command.args(["serve", "--quiet", "--prefetch", "none", "--socket"]).arg(&socket);
-        // The file has no name but this.
+        command
+            .args(["serve", "--quiet", "--no-sandbox", "--on-failure", "poison", "--socket"])
+            .arg(&socket);
+        // The file has no name but this, which a confined process of root's may not use.
         command.arg(format!("/proc/{pid}/fd/{}", image.file.as_raw_fd()));
-        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn()?;
-        let mut server = Self { child, socket };
+        command.stdin(Stdio::null()).stdout(Stdio::null());
+        Ok(Self { child: command.spawn()?, socket })
+    }
+
+    /// Waits until it answers.
+    fn wait(&mut self) -> io::Result<()> {
         let give_up = Instant::now() + PATIENCE;
-        while uzone_server::status(&server.socket).is_err() {
-            if let Some(status) = server.child.try_wait()? {
+        while uzone_server::status(&self.socket).is_err() {
+            if let Some(status) = self.child.try_wait()? {
                 return Err(io::Error::other(format!("the server has ended: {status}")));
             }
             if Instant::now() > give_up {
@@ -50,32 +58,44 @@ impl Server {
             }
             thread::sleep(LOOK);
         }
-        Ok(server)
+        Ok(())
     }
 
-    /// Kills the process that answers faults. The next one takes its place.
-    fn kill_worker(&self) -> io::Result<()> {
-        let status = uzone_server::status(&self.socket).map_err(io::Error::other)?;
-        let worker = status.worker.and_then(|worker| Pid::from_raw(worker.cast_signed()));
-        let worker = worker.ok_or_else(|| io::Error::other("the server has no worker"))?;
-        Ok(kill_process(worker, Signal::KILL)?)
+    /// Attaches to it twice. It accepts no other from then on, and ends with the second: also if this process
+    /// does not get to ending it.
+    fn attach(&mut self) -> Result<Attached, Box<dyn Error>> {
+        self.wait()?;
+        let options = AttachOptions::default().share(true);
+        let attach = || AttachedMemory::attach(&self.socket, &options);
+        let memories = [attach()?, attach()?];
+        let worker = uzone_server::drain(&self.socket)?.worker;
+        let worker = worker.and_then(|worker| Pid::from_raw(worker.cast_signed()));
+        Ok(Attached { memories, worker: worker.ok_or("the server has no worker")? })
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It ends with its last session. If it has not in time, its worker would take its place: both go.
-        let _ = kill_process(Pid::from_child(&self.child), Signal::TERM);
-        let give_up = Instant::now() + PATIENCE;
+        let keeper = Pid::from_child(&self.child);
+        // Unless it serves already, it ends by this.
+        let _ = kill_process(keeper, Signal::TERM);
+        let started = Instant::now();
         while matches!(self.child.try_wait(), Ok(None)) {
-            if Instant::now() > give_up {
-                let _ = kill_process(Pid::from_child(&self.child), Signal::STOP);
-                let _ = self.kill_worker();
+            if started.elapsed() > 2 * PATIENCE {
                 let _ = self.child.kill();
+            } else if started.elapsed() > PATIENCE {
+                // The second time it leaves its sessions alone: there are none.
+                let _ = kill_process(keeper, Signal::TERM);
             }
             thread::sleep(LOOK);
         }
     }
+}
+
+/// Two mappings of the image, and the process that answers their faults.
+struct Attached {
+    memories: [AttachedMemory; 2],
+    worker: Pid,
 }
 
 /// Has the first part of the image served by another process, and compares every byte of it. Returns whether
@@ -90,26 +110,23 @@ pub(super) fn run(
     out: &Output,
 ) -> Result<bool, Failure> {
     let started = Instant::now();
-    let attached = Server::start(image, &plan.directory)
-        .map_err(|cause| cause.to_string())
-        .and_then(|server| {
-            let memories = attach(&server.socket).map_err(|error| error.to_string())?;
-            Ok((server, memories))
-        });
-    let (server, memories) = match attached {
+    let server = Server::start(image, &plan.directory).map_err(Box::<dyn Error>::from);
+    // The socket is gone before a signal ends this process. The other one starts with none held.
+    let _held = Held::hold()?;
+    let attached = server.and_then(|mut server| Ok((server.attach()?, server)));
+    let (attached, server) = match attached {
         Ok(attached) => attached,
         Err(reason) => {
             steps.done("serve", started, format!("left out: {reason}"));
             return Ok(true);
         }
     };
-    let wrong = compare(&server, &memories, plan.part, image, out)?;
-    drop(memories);
+    let wrong = compare(&attached, plan.part, image, out)?;
+    drop(attached);
     drop(server);
     let what = match wrong {
         None => format!(
-            "by another process, to two mappings that share {}; it was killed in between, and every \
-             byte is right",
+            "{} by another process, killed in between; two mappings share it, and are right",
             plan.part
         ),
         Some(offset) => {
@@ -123,15 +140,9 @@ pub(super) fn run(
     Ok(wrong.is_none())
 }
 
-fn attach(socket: &Path) -> Result<[AttachedMemory; 2], AttachError> {
-    let options = AttachOptions::default().share(true);
-    Ok([AttachedMemory::attach(socket, &options)?, AttachedMemory::attach(socket, &options)?])
-}
-
 /// Compares two mappings with the image, each in a thread. Returns where the first wrong chunk starts.
 fn compare(
-    server: &Server,
-    memories: &[AttachedMemory; 2],
+    attached: &Attached,
     part: ByteLen,
     image: &Image,
     out: &Output,
@@ -157,9 +168,10 @@ fn compare(
         Ok(wrong)
     };
     thread::scope(|scope| {
-        let other = scope.spawn(|| check(&memories[1], false));
-        let killed = server.kill_worker();
-        let first = check(&memories[0], true);
+        let [first, other] = &attached.memories;
+        let other = scope.spawn(|| check(other, false));
+        let killed = kill_process(attached.worker, Signal::KILL);
+        let first = check(first, true);
         let other = other.join().unwrap_or(Ok(Some(0)));
         if let Err(cause) = killed {
             out.warn(format_args!("the process that answers faults was not killed: {cause}"));
