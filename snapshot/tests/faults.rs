@@ -1,0 +1,327 @@
+//! Injected faults of images in object storage with a cache on disk: what is read is right, or an error of a
+//! known kind that names the URL. The bytes of the object, its index, the cache, and the network fail.
+//!
+//! The seeds are fixed, so a fault has the same number in every run, and a failure prints it. There are 200;
+//! `UZONE_FAULTS` is another number.
+#![cfg(feature = "object-storage")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    reason = "helpers of tests fail by panicking, as tests do"
+)]
+
+mod s3;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use object_store::aws::AmazonS3Builder;
+use object_store::{BackoffConfig, ClientOptions, RetryConfig};
+use s3::{Act, BUCKET, Server};
+use uzone_pages::{ByteLen, ErrorKind};
+use uzone_snapshot::{
+    Codec, DiskCache, Image, ObjectSource, OpenOptions, Packer, Root, SnapshotError,
+};
+
+const FRAME: usize = 8 << 10;
+const URL: &str = "s3://images/image";
+const THREADS: u64 = 4;
+
+/// Numbers that look random and are the same in every run (`SplitMix64`).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// Returns a number below `end`, which is not zero.
+    fn below(&mut self, end: usize) -> usize {
+        (self.next() % end as u64) as usize
+    }
+}
+
+/// What fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fault {
+    /// Bits of the stored frames, or of what follows them.
+    Object { is_index: bool, bits: usize },
+    /// The object ends there.
+    Truncated { len: usize },
+    /// Bits of the cache.
+    Cache { bits: usize },
+    /// The cache ends there, or has zeroes from there on.
+    CacheCut { at: usize, is_hole: bool },
+    /// Each of so many requests from one on.
+    Network { act: Act, from: u64, count: u64 },
+}
+
+impl Fault {
+    fn choose(number: u64, len: usize, random: &mut Random) -> Self {
+        let network = |act, random: &mut Random| Self::Network {
+            act,
+            from: random.next() % 12,
+            count: [1, 2, 1000][random.below(3)],
+        };
+        match number % 10 {
+            0 => Self::Object { is_index: false, bits: 1 + random.below(6) },
+            1 => Self::Object { is_index: true, bits: 1 + random.below(6) },
+            2 => Self::Truncated { len: random.below(len) },
+            3 | 4 => Self::Cache { bits: 1 + random.below(40) },
+            5 => Self::CacheCut { at: random.below(len), is_hole: random.below(2) == 0 },
+            6 => network(Act::Fail([500, 503, 403, 404][random.below(4)]), random),
+            7 => network(Act::Cut, random),
+            8 => network(Act::Short, random),
+            _ => network(Act::Flip, random),
+        }
+    }
+
+    fn label(self) -> &'static str {
+        match self {
+            Self::Object { is_index: false, .. } => "bits of frames",
+            Self::Object { is_index: true, .. } => "bits of the index",
+            Self::Truncated { .. } => "truncated",
+            Self::Cache { .. } => "bits of the cache",
+            Self::CacheCut { .. } => "cut cache",
+            Self::Network { act: Act::Fail(_), .. } => "failing requests",
+            Self::Network { act: Act::Cut, .. } => "answers that break off",
+            Self::Network { act: Act::Short, .. } => "short answers",
+            Self::Network { .. } => "wrong answers",
+        }
+    }
+}
+
+/// Prints which fault it was if the test fails in its scope.
+struct Named(u64, Fault);
+
+impl Drop for Named {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("fault {}: {:?}", self.0, self.1);
+        }
+    }
+}
+
+/// Returns bytes of which some pages are zero, some compress, and some do not.
+fn memory() -> Vec<u8> {
+    let mut random = Random(1);
+    let mut bytes = vec![0; 90 * 4096 + 777];
+    for (number, page) in bytes.chunks_mut(4096).enumerate() {
+        match number % 7 {
+            2 | 3 => {}
+            0 | 4 => page.iter_mut().for_each(|byte| *byte = random.next() as u8),
+            _ => page.iter_mut().enumerate().for_each(|(at, byte)| *byte = (at % 97) as u8 + 1),
+        }
+    }
+    bytes
+}
+
+/// What one thread tries.
+struct Case {
+    server: Server,
+    directory: PathBuf,
+    raw: Vec<u8>,
+    file: Vec<u8>,
+    root: Root,
+}
+
+impl Case {
+    fn new(thread: u64) -> Self {
+        let server = Server::start(&format!("faults-{thread}"));
+        let name = format!("uzone-faults-{thread}-{}", std::process::id());
+        let directory = std::env::temp_dir().join(name);
+        fs::create_dir_all(&directory).unwrap();
+        let (raw, path) = (memory(), directory.join("image"));
+        let codec = [Codec::Zstd, Codec::Lz4, Codec::None][thread as usize % 3];
+        let packer = Packer::default().codec(codec).frame(ByteLen::new(FRAME as u64)).threads(1);
+        let packed = packer.level(0).pack(&mut &*raw, &path, None, &|_| true).unwrap();
+        let file = fs::read(&path).unwrap();
+        Self { server, directory, raw, file, root: packed.root }
+    }
+
+    fn open(&self) -> Result<Image, SnapshotError> {
+        let failed =
+            |cause| SnapshotError::Read { name: URL.into(), offset: 0, len_bytes: 0, cause };
+        let builder = self.server.environment().into_iter().fold(
+            AmazonS3Builder::new().with_bucket_name(BUCKET),
+            |builder, (name, value)| {
+                builder.with_config(name.to_ascii_lowercase().parse().unwrap(), value)
+            },
+        );
+        let pause = Duration::from_millis(1);
+        let backoff = BackoffConfig { init_backoff: pause, max_backoff: 2 * pause, base: 2.0 };
+        let retry = RetryConfig { backoff, max_retries: 2, retry_timeout: Duration::from_secs(20) };
+        let options = ClientOptions::new().with_allow_http(true);
+        let builder = builder.with_client_options(options).with_retry(retry);
+        let source =
+            ObjectSource::from_store(|| Ok(Arc::new(builder.build()?)), "image".into(), URL);
+        let disk = DiskCache::open(self.directory.join("cache"), 1 << 30, |_| ())?;
+        let options = OpenOptions::default().root(self.root).disk_cache(disk);
+        Image::from_source(Box::new(source.map_err(failed)?), &options)
+    }
+
+    /// Reads frames, each of which is right or an error; returns the kinds of the errors. After some errors,
+    /// the others are not read: a store that is gone takes its time.
+    fn read(&self, random: &mut Random) -> Vec<ErrorKind> {
+        let image = match self.open() {
+            Ok(image) => image,
+            Err(error) => return vec![kind(&error)],
+        };
+        let mut errors = Vec::new();
+        let frames = self.raw.len().div_ceil(FRAME);
+        let is_in_order = random.below(2) == 0;
+        for number in 0..frames {
+            let frame = if is_in_order { number } else { random.below(frames) };
+            let expected = &self.raw[frame * FRAME..self.raw.len().min((frame + 1) * FRAME)];
+            let mut read = vec![0xaa; expected.len()];
+            match image.read_at((frame * FRAME) as u64, &mut read) {
+                Ok(()) => assert!(read == expected, "frame {frame} has wrong bytes"),
+                Err(error) => errors.push(kind(&error)),
+            }
+            if errors.len() > 2 {
+                break;
+            }
+        }
+        errors
+    }
+
+    /// Has the cache filled by a reader that nothing disturbs.
+    fn fill(&self, random: &mut Random) -> PathBuf {
+        self.server.decide(|_| Act::Pass);
+        self.server.put("image", &self.file);
+        assert_eq!(self.read(random), []);
+        let image = self.open().unwrap();
+        let mut read = vec![0; self.raw.len()];
+        image.read_at(0, &mut read).unwrap();
+        assert!(read == self.raw);
+        self.directory.join("cache").join(format!("{}.frames", self.root))
+    }
+
+    /// Injects one fault. Returns the kinds of errors.
+    fn inject(&self, fault: Fault, random: &mut Random) -> Vec<ErrorKind> {
+        let _ = fs::remove_dir_all(self.directory.join("cache"));
+        match fault {
+            Fault::Object { is_index, bits } => {
+                let mut file = self.file.clone();
+                let data = file.windows(8).rposition(|at| at == b"UZONEIMG").unwrap();
+                let range = if is_index { data..file.len() } else { 0..data };
+                flip(&mut file[range], bits, random);
+                self.server.put("image", &file);
+            }
+            Fault::Truncated { len } => self.server.put("image", &self.file[..len]),
+            Fault::Cache { bits } => {
+                let path = self.fill(random);
+                change(&path, |bytes| flip(bytes, bits, random));
+            }
+            Fault::CacheCut { at, is_hole } => {
+                let path = self.fill(random);
+                change(&path, |bytes| {
+                    let at = at.min(bytes.len());
+                    if is_hole { bytes[at..].fill(0) } else { bytes.truncate(at) }
+                });
+            }
+            Fault::Network { act, from, count } => {
+                self.server.put("image", &self.file);
+                let fails = from..from + count;
+                self.server
+                    .decide(move |seen| if fails.contains(&seen.number) { act } else { Act::Pass });
+            }
+        }
+        let errors = self.read(random);
+        self.server.decide(|_| Act::Pass);
+        if matches!(fault, Fault::Network { .. } | Fault::Cache { .. } | Fault::CacheCut { .. }) {
+            // Nothing of it stays in the cache.
+            assert_eq!(self.read(random), [], "what has failed is over");
+        }
+        errors
+    }
+}
+
+impl Drop for Case {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.directory);
+    }
+}
+
+/// Returns the kind of an error, which must be one of four and name its source.
+fn kind(error: &SnapshotError) -> ErrorKind {
+    assert!(error.to_string().contains(URL), "{error}");
+    match error.kind() {
+        kind @ (ErrorKind::InvalidData
+        | ErrorKind::Io
+        | ErrorKind::NotSupported
+        | ErrorKind::NotFound
+        | ErrorKind::PermissionDenied) => kind,
+        other => panic!("{other:?}: {error}"),
+    }
+}
+
+fn flip(bytes: &mut [u8], bits: usize, random: &mut Random) {
+    for _ in 0..bits {
+        let at = random.below(bytes.len());
+        bytes[at] ^= 1 << random.below(8);
+    }
+}
+
+fn change(path: &Path, with: impl FnOnce(&mut Vec<u8>)) {
+    let mut bytes = fs::read(path).unwrap();
+    with(&mut bytes);
+    fs::write(path, bytes).unwrap();
+}
+
+#[test]
+fn no_fault_of_a_store_its_network_or_the_cache_gives_a_wrong_byte() {
+    let count = std::env::var("UZONE_FAULTS").ok();
+    let count: u64 = count.map_or(200, |count| count.parse().expect("UZONE_FAULTS is a number"));
+    let next = AtomicU64::new(0);
+    let counts: Mutex<BTreeMap<&str, (u64, u64)>> = Mutex::default();
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let (next, counts) = (&next, &counts);
+            scope.spawn(move || {
+                let case = Case::new(thread);
+                loop {
+                    let number = next.fetch_add(1, Ordering::Relaxed);
+                    if number >= count {
+                        return;
+                    }
+                    let mut random = Random(number);
+                    let fault = Fault::choose(number, case.file.len(), &mut random);
+                    let named = Named(number, fault);
+                    let errors = case.inject(fault, &mut random);
+                    match fault {
+                        // The root hash and the seek table cover it, or its bytes have no meaning.
+                        Fault::Truncated { .. } => assert_ne!(errors, []),
+                        Fault::Cache { .. } | Fault::CacheCut { .. } => assert_eq!(errors, []),
+                        Fault::Network {
+                            act: Act::Fail(500 | 503) | Act::Cut,
+                            count: 1 | 2,
+                            ..
+                        } => {
+                            assert_eq!(errors, [], "two failures are within the budget");
+                        }
+                        _ => {}
+                    }
+                    drop(named);
+                    let mut counts = counts.lock().unwrap();
+                    let entry = counts.entry(fault.label()).or_default();
+                    *entry = (entry.0 + 1, entry.1 + u64::from(!errors.is_empty()));
+                }
+            });
+        }
+    });
+    let counts = counts.into_inner().unwrap();
+    let sum: u64 = counts.values().map(|(faults, _)| faults).sum();
+    assert_eq!(sum, count);
+    for (label, (faults, failed)) in counts {
+        println!("{label}: {faults} faults, {failed} with errors, none with a wrong byte");
+    }
+}
