@@ -1,23 +1,27 @@
 //! `uzone bench snapshot`: packing an image of memory, reading it, checking it, and mapping it lazily.
 //!
 //! The image is made of the programs and libraries of this host (`material.rs`), in a file without a name;
-//! all files are in the page cache. `zstd` is measured if it is installed.
+//! all files are in the page cache but for rows that are cold. `zstd` is measured if it is installed.
 //!
 //! | table | asks |
 //! |---|---|
 //! | `snapshot-pack`, `snapshot-unpack` | how fast an image is written and undone, beside `zstd` and frames |
-//! | `snapshot-read` | 64 KiB at a random place |
+//! | `snapshot-read`, `snapshot-read-cold` | 64 KiB at a random place; the same from the device |
 //! | `snapshot-verify` | every hash, beside BLAKE3 alone |
 //! | `snapshot-touch-seq`, `snapshot-touch-random` | a lazily mapped image, beside reading all of it first |
+//! | `snapshot-s3-seq`, `snapshot-s3-random` | an image in S3, beside its link and one round trip |
 //! | `snapshot-share` | the second mapping of shared pages, beside the kernel's mapping of their file |
 //!
-//! The first four are in `snapshot/pack.rs`, the others in `snapshot/touch.rs` and `snapshot/share.rs`. The limits decode frames
-//! without hashes (`snapshot/frames.rs`).
+//! The first four are in `snapshot/pack.rs`, the others in `snapshot/touch.rs`, `snapshot/share.rs` and
+//! `snapshot/remote.rs`. The limits decode frames without hashes (`snapshot/frames.rs`), or ask the store
+//! and do nothing else (`snapshot/store.rs`).
 
 pub(crate) mod frames;
 pub(crate) mod material;
 mod pack;
+mod remote;
 mod share;
+mod store;
 mod touch;
 
 use crate::group::Watch;
@@ -52,13 +56,18 @@ pub fn run(settings: &Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
     if session.wants("snapshot-read") {
         pack::read(&material, &mut session)?;
     }
+    if session.wants("snapshot-read-cold") {
+        pack::read_cold(&material, &mut session)?;
+    }
     if session.wants("snapshot-verify") {
         pack::verify(&material, &mut session)?;
     }
-    let touched: [(&str, Rows); 3] = [
+    let touched: [(&str, Rows); 5] = [
         ("snapshot-touch-seq", touch::in_order),
         ("snapshot-touch-random", touch::at_random),
         ("snapshot-share", share::in_order),
+        ("snapshot-s3-seq", remote::in_order),
+        ("snapshot-s3-random", remote::at_random),
     ];
     for (table, rows) in touched {
         if !session.wants(table) {

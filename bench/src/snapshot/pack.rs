@@ -3,10 +3,12 @@
 use std::fs::File;
 use std::hint::black_box;
 use std::io::{self, Seek};
+use std::num::NonZeroU64;
 use std::os::unix::fs::FileExt;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
+use uzone_os::page_cache;
 use uzone_pages::ByteLen;
 use uzone_snapshot::Codec;
 
@@ -231,6 +233,65 @@ pub(super) fn read(material: &Material, session: &mut Session<'_>) -> Result<(),
          decodes without the hash",
     );
     Ok(())
+}
+
+/// Measures random reads of files that the page cache has forgotten.
+pub(super) fn read_cold(material: &Material, session: &mut Session<'_>) -> Result<(), BenchError> {
+    let frames = random_frames(material, READS);
+    let (calls, bytes) = (frames.len() as u64, (frames.len() * FRAME) as u64);
+    let offsets: Vec<u64> = frames.iter().map(|frame| (frame * FRAME) as u64).collect();
+    let mut suite = Suite::new(ByteLen::new(bytes));
+    let (row, name) = ("snapshot-read-cold/zeekstd", "a seek in the crate zeekstd");
+    suite.add(Role::Naive, row, name, bytes, 1, || {
+        forget(&material.packed)?;
+        seek(material, &offsets)
+    });
+    let (row, name) = ("snapshot-read-cold/decode", "reading and decoding a frame alone");
+    suite.add(Role::Limit, row, name, bytes, 1, || {
+        forget(&material.frames.0)?;
+        let mut reader = Reader::new().map_err(failed)?;
+        let started = Instant::now();
+        for frame in &frames {
+            black_box(decode(material, &mut reader, *frame).map_err(failed)?);
+        }
+        Ok(started.elapsed())
+    });
+    let (row, name) = ("snapshot-read-cold/raw", "preadv of the raw bytes");
+    suite.add(Role::Peer, row, name, bytes, 1, || {
+        forget(&material.raw)?;
+        read_raw(material, &offsets)
+    });
+    let (row, name) = ("snapshot-read-cold/ours", "ours");
+    let spec = suite.add(Role::Ours, row, name, bytes, 1, || {
+        let image = material.open(ByteLen::ZERO)?;
+        forget(&material.packed)?;
+        let mut out = vec![0; FRAME];
+        let started = Instant::now();
+        for offset in &offsets {
+            image.read_at(*offset, &mut out)?;
+            black_box(&out);
+        }
+        Ok(started.elapsed())
+    });
+    spec.limit("snapshot-read-cold/decode", bytes);
+    spec.headline("read 64 KiB of a packed image at random, from the device");
+    suite.each_spec(|spec| {
+        spec.naive("snapshot-read-cold/zeekstd").counts(Some(calls), None).cold = true;
+    });
+    session.run(suite, "reading at random from the device")?;
+    session.table(
+        "snapshot-read-cold",
+        format!("Reading 64 KiB at {calls} random places of a packed image that the page cache has forgotten"),
+        "the file of each row is forgotten first (POSIX_FADV_DONTNEED); a host below this one may have it still",
+    );
+    Ok(())
+}
+
+/// Has the page cache forget a file.
+fn forget(file: &File) -> Result<(), BenchError> {
+    let Some(len) = NonZeroU64::new(len_of(file)?) else { return Ok(()) };
+    // Pages that are not on the device yet stay.
+    file.sync_data().and_then(|()| page_cache::forget(file, 0, len)).map_err(failed)
 }
 
 /// Reads the raw bytes of a frame at each offset.
