@@ -29,7 +29,7 @@ use uzone_snapshot::{
 
 const FRAME: usize = 8 << 10;
 const URL: &str = "s3://images/image";
-const THREADS: u64 = 4;
+const THREADS: u64 = 8;
 
 /// Numbers that look random and are the same in every run (`SplitMix64`).
 struct Random(u64);
