@@ -6,11 +6,13 @@ mod s3;
 
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use common::{Dir, keeps_to};
 use s3::{Act, Server};
 use serde_json::Value;
+use uzone_attach::{AttachError, AttachOptions, AttachedMemory};
 
 fn command(server: &Server, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
@@ -168,17 +170,42 @@ fn what_cannot_be_read_or_written_names_the_url_the_operation_and_the_fix() {
 fn a_server_serves_an_image_of_a_bucket() {
     let (server, dir) = (Server::start("serve"), Dir::new("serve-remote"));
     let (raw, socket) = (dir.name("raw"), dir.name("sock"));
-    fs::write(&raw, memory(1 << 20)).expect("a file is written");
+    let bytes = memory(1 << 20);
+    fs::write(&raw, &bytes).expect("a file is written");
     let url = "s3://images/image";
     object(&server, &["pack", &raw, url, "--json"]);
-    let arguments = ["serve", "--json", url, "--socket", &socket];
+    // This process attaches to it, and must outlive a page that fails.
+    let arguments = ["serve", "--json", url, "--socket", &socket, "--on-failure", "hold"];
     let mut served = command(&server, &arguments);
+    // By a name, which is looked up.
+    let [_, _, (variable, endpoint), ..] = server.environment();
+    served.env(variable, endpoint.replace("127.0.0.1", "localhost"));
     let mut served = served.stdout(Stdio::piped()).spawn().expect("the binary under test runs");
     let mut line = String::new();
     let mut lines = BufReader::new(served.stdout.take().expect("a pipe"));
     lines.read_line(&mut line).expect("it is read");
     let listening: Value = serde_json::from_str(&line).expect("an object");
     assert_eq!((&listening["event"], &listening["image"]), (&"listening".into(), &url.into()));
+    assert_eq!(listening["sandbox"]["seccomp"], true, "{listening}");
+    let worker = &object(&server, &["status", "--socket", &socket, "--json"])["worker"];
+    for task in fs::read_dir(format!("/proc/{worker}/task")).expect("it runs") {
+        let status = fs::read_to_string(task.expect("a thread").path().join("status"));
+        let status = status.expect("it is read");
+        assert!(status.contains("\nSeccomp:\t2\n"), "also those that fetch: {status}");
+        assert!(status.contains("\nCapEff:\t0000000000000000\n"), "{status}");
+    }
+    match AttachedMemory::attach(Path::new(&socket), &AttachOptions::default()) {
+        Ok(memory) => {
+            let mut seen = vec![0; bytes.len()];
+            memory.mapping().read_at(0, &mut seen).expect("it is served");
+            assert!(seen == bytes, "another byte than that of the image");
+        }
+        Err(AttachError::Open(error)) => {
+            assert!(std::env::var("REQUIRE_ALL").as_deref() != Ok("1"), "{error}");
+            println!("skipped: reading what is served: {error}");
+        }
+        Err(error) => panic!("{error}"),
+    }
     object(&server, &["drain", "--socket", &socket, "--json"]);
     assert!(served.wait().expect("it ends").success());
     // Raw bytes have no hashes, so they are not served from far away.

@@ -6,7 +6,7 @@
 //! worker does when it takes the place of a dead keeper. Seccomp: threads that answer faults have the calls
 //! of memory, waiting and reading; the main thread also those of files, of starting a process, and of sockets
 //! that it was handed. No thread makes or connects a socket, so that a worker of root's reaches no other
-//! service. A call that is not on the list ends the process with a line that has its number, and the next
+//! service; for an image in object storage they make those of the network, and no others. A call that is not on the list ends the process with a line that has its number, and the next
 //! worker takes over: an answer instead would hide a list that is too short.
 //!
 //! Scopes of signals are left out: without a keeper, the worker is who ends a machine.
@@ -36,6 +36,29 @@ const LANDLOCK: ABI = ABI::V10;
 const LOADER: [&str; 2] = ["/etc/ld.so.cache", "/etc/ld.so.preload"];
 /// Where libraries are, for a process that may not read which it has.
 const LIBRARIES: [&str; 4] = ["/lib", "/lib64", "/usr/lib", "/usr/lib64"];
+
+/// Where the names and certificates of servers are, and what the C library reads to look them up.
+const NETWORK: [&str; 9] = [
+    "/etc/resolv.conf",
+    "/etc/hosts",
+    "/etc/host.conf",
+    "/etc/nsswitch.conf",
+    "/etc/gai.conf",
+    "/etc/services",
+    "/etc/ssl",
+    "/etc/pki",
+    "/usr/share/ca-certificates",
+];
+/// What names a file that clients of object storage read, or a folder of certificates.
+const CREDENTIALS: [&str; 7] = [
+    "SSL_CERT_FILE",
+    "SSL_CERT_DIR",
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
+    "GOOGLE_APPLICATION_CREDENTIALS",
+    "GOOGLE_SERVICE_ACCOUNT",
+    "AZURE_FEDERATED_TOKEN_FILE",
+];
 
 /// How a worker is confined.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -71,13 +94,25 @@ impl fmt::Display for Sandbox {
     }
 }
 
-/// The files that a worker needs.
+/// What a worker needs.
 #[derive(Debug, Default)]
 pub(crate) struct Files {
-    /// Those that are read.
+    /// What is read.
     pub(crate) read: Vec<PathBuf>,
     /// The folder that is written.
     pub(crate) written: Option<PathBuf>,
+    /// Whether the image comes by the network.
+    pub(crate) is_remote: bool,
+}
+
+impl Files {
+    /// Returns what fetching needs: the names and certificates of servers, and files that the environment
+    /// names for credentials.
+    pub(crate) fn remote() -> Self {
+        let named = CREDENTIALS.iter().filter_map(std::env::var_os).map(PathBuf::from);
+        let read = NETWORK.iter().map(PathBuf::from).chain(named).collect();
+        Self { read, written: None, is_remote: true }
+    }
 }
 
 impl Sandbox {
@@ -117,7 +152,7 @@ impl Sandbox {
         start: impl FnOnce() -> T + Send,
     ) -> io::Result<T> {
         let started = thread::scope(|scope| {
-            let body = || (filter(answering_calls(), &[CLONE, OPEN]), start());
+            let body = || (filter(answering_calls(), vec![clone3(), opening()]), start());
             let thread = thread::Builder::new().name("uzone-start".into());
             // A panic of it was printed when it happened.
             thread.spawn_scoped(scope, body)?.join().map_err(|_| io::ErrorKind::Other.into())
@@ -128,8 +163,13 @@ impl Sandbox {
     }
 
     /// Confines this thread, and what it starts from now on, to its system calls.
-    pub(crate) fn confine_calls(&mut self) {
-        let filtered = filter(main_calls(), &[CLONE]);
+    pub(crate) fn confine_calls(&mut self, is_remote: bool) {
+        let (mut calls, mut without) = (main_calls(), vec![clone3()]);
+        if is_remote {
+            add_network(&mut calls);
+            without.push(local_sockets());
+        }
+        let filtered = filter(calls, without);
         self.note(filtered);
         self.seccomp = !self.missing.iter().any(|missing| missing.starts_with(SECCOMP));
     }
@@ -184,15 +224,17 @@ fn restrict(files: &Files) -> Result<LandlockStatus, RulesetError> {
     let change = make_bitflags!(AccessFs::{
         ReadFile | WriteFile | Truncate | ReadDir | MakeReg | RemoveFile
     });
-    let mut rules = Ruleset::default()
-        .handle_access(AccessFs::from_all(LANDLOCK))?
-        .handle_access(AccessNet::from_all(LANDLOCK))?
-        .scope(Scope::AbstractUnixSocket)?
-        .create()?;
+    let mut rules = Ruleset::default().handle_access(AccessFs::from_all(LANDLOCK))?;
+    if !files.is_remote {
+        rules = rules.handle_access(AccessNet::from_all(LANDLOCK))?;
+    }
+    let mut rules = rules.scope(Scope::AbstractUnixSocket)?.create()?;
     for path in files.read.iter().map(PathBuf::as_path).chain(LOADER.map(Path::new)) {
         rules = allow(rules, path, read)?;
     }
-    for path in program_files() {
+    // The C library loads more when it looks up the name of a server.
+    let libraries = LIBRARIES.map(PathBuf::from).into_iter().filter(|_| files.is_remote);
+    for path in program_files().into_iter().chain(libraries) {
         rules = allow(rules, &path, run)?;
     }
     if let Some(folder) = &files.written {
@@ -206,7 +248,7 @@ type Calls = BTreeMap<i64, Vec<SeccompRule>>;
 
 /// Lets this thread, and what it starts, make these system calls alone. Those that it is to do without get an
 /// error, with which a program goes on.
-fn filter(calls: Calls, without: &[(&[i64], i32)]) -> Result<(), seccompiler::Error> {
+fn filter(calls: Calls, without: Vec<(Calls, i32)>) -> Result<(), seccompiler::Error> {
     let arch: TargetArch = std::env::consts::ARCH.try_into()?;
     let apply = |calls, otherwise, action| {
         let filter = SeccompFilter::new(calls, otherwise, action, arch)?;
@@ -214,7 +256,6 @@ fn filter(calls: Calls, without: &[(&[i64], i32)]) -> Result<(), seccompiler::Er
         seccompiler::apply_filter(&program)
     };
     for (calls, errno) in without {
-        let calls = calls.iter().map(|call| (*call, Vec::new())).collect();
         apply(calls, SeccompAction::Allow, SeccompAction::Errno(errno.unsigned_abs()))?;
     }
     apply(calls, SeccompAction::Trap, SeccompAction::Allow)
@@ -246,15 +287,12 @@ const SOCKET_KIND: u64 = 0xf;
 const UFFD: u64 = 0xaa00;
 const UFFD_ANSWERS: [u64; 7] =
     [UFFD | 2, UFFD | 3, UFFD | 4, UFFD | 5, UFFD | 6, UFFD | 7, UFFD | 8];
+/// How many bytes a socket has to read: asm-generic/ioctls.h.
+const FIONREAD: u64 = 0x541b;
 /// `UFFDIO_REGISTER`, `UFFDIO_UNREGISTER` and `UFFDIO_API`.
 const UFFD_BEGINNINGS: [u64; 3] = [UFFD, UFFD | 1, UFFD | 0x3f];
 /// `UFFD_USER_MODE_ONLY`: linux/userfaultfd.h.
 const USER_MODE_ONLY: u64 = 1;
-
-/// The flags of clone3(2) are in memory, where no filter looks: the C library uses clone(2) then.
-const CLONE: (&[i64], i32) = (&[libc::SYS_clone3], libc::ENOSYS);
-/// Threads that answer faults open no file; for an error that is explained better, they try to.
-const OPEN: (&[i64], i32) = (&[libc::SYS_openat], libc::EACCES);
 
 /// The calls of the threads that answer faults and read the image.
 const ANSWERING: &[i64] = &[
@@ -445,6 +483,38 @@ fn main_calls() -> Calls {
     // To where the socket is connected: the address is none.
     with_argument(&mut calls, libc::SYS_sendto, 5, ALL, &[0]);
     calls
+}
+
+/// The flags of clone3(2) are in memory, where no filter looks: the C library uses clone(2) then.
+fn clone3() -> (Calls, i32) {
+    (Calls::from([(libc::SYS_clone3, Vec::new())]), libc::ENOSYS)
+}
+
+/// Threads that answer faults open no file; for an error that is explained better, they try to.
+fn opening() -> (Calls, i32) {
+    (Calls::from([(libc::SYS_openat, Vec::new())]), libc::EACCES)
+}
+
+/// Looking a name up, the C library tries services of this host first, and does without.
+fn local_sockets() -> (Calls, i32) {
+    let mut calls = Calls::new();
+    let unix = u64::from(libc::AF_UNIX.unsigned_abs());
+    with_argument(&mut calls, libc::SYS_socket, 0, ALL, &[unix]);
+    (calls, libc::EACCES)
+}
+
+/// Admits sockets of the network, which those of other services of this host are not, and what the threads
+/// that fetch need.
+fn add_network(calls: &mut Calls) {
+    // The first is refused by an error: `local_sockets`.
+    for domain in [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK] {
+        let domain = u64::from(domain.unsigned_abs());
+        with_argument(calls, libc::SYS_socket, 0, ALL, &[domain]);
+    }
+    for call in [libc::SYS_connect, libc::SYS_bind, libc::SYS_sendto, libc::SYS_sendmmsg] {
+        calls.insert(call, Vec::new());
+    }
+    with_argument(calls, libc::SYS_ioctl, 1, ALL, &[FIONREAD]);
 }
 
 #[cfg(test)]

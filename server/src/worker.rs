@@ -84,8 +84,17 @@ impl Worker {
         let sandbox =
             if options.sandbox { Sandbox::without_capabilities() } else { Sandbox::off() };
         let mut sandbox = sandbox.map_err(ServeError::Capabilities)?;
+        // Both read files of the kernel: how many CPUs there are, and how much memory.
+        let threads = EngineOptions::default().zone(Zone::default());
+        let is_remote = uzone_snapshot::is_url(image);
+        if is_remote && options.sandbox {
+            // Opening it starts the threads that fetch.
+            confine(&mut sandbox, &options, Files::remote());
+        }
         let opened = open(image, &options).map_err(|error| match error {
-            ServeError::Image(cause) if cause.kind() == ErrorKind::PermissionDenied => {
+            ServeError::Image(cause)
+                if cause.kind() == ErrorKind::PermissionDenied && !is_remote =>
+            {
                 ServeError::Unreadable { path: image.to_owned(), user: sandbox.user, cause }
             }
             error => error,
@@ -103,7 +112,7 @@ impl Worker {
             let recording = Recording::open(path.clone(), page_bytes);
             recording.map_err(|cause| unusable(&path, cause))
         });
-        let engine = engine(&mut sandbox, &options, files)?;
+        let engine = engine(threads, &mut sandbox, &options, files)?;
         Ok(Self {
             backing,
             shared: None,
@@ -381,15 +390,34 @@ impl fmt::Debug for Worker {
 
 /// Starts the threads that answer faults, and confines this process to what it needs from then on.
 fn engine(
+    threads: EngineOptions,
     sandbox: &mut Sandbox,
     options: &ServerOptions,
-    mut files: Files,
+    files: Files,
 ) -> Result<Engine, ServeError> {
-    // Both read files of the kernel: how many CPUs there are, and how much memory.
-    let threads = EngineOptions::default().zone(Zone::default());
     if !options.sandbox {
         return Ok(Engine::with(threads)?);
     }
+    let is_confined = files.is_remote;
+    if !is_confined {
+        confine_files(sandbox, options, files);
+    }
+    let engine = sandbox.confine_threads(|| Engine::with(threads));
+    let engine = engine.map_err(|cause| ServeError::Engine(MapError::Thread(cause)))?;
+    if !is_confined {
+        sandbox.confine_calls(false);
+    }
+    Ok(engine?)
+}
+
+/// Confines this process to what it needs, before it has other threads.
+fn confine(sandbox: &mut Sandbox, options: &ServerOptions, files: Files) {
+    let is_remote = files.is_remote;
+    confine_files(sandbox, options, files);
+    sandbox.confine_calls(is_remote);
+}
+
+fn confine_files(sandbox: &mut Sandbox, options: &ServerOptions, mut files: Files) {
     if let Prefetch::File(path) = &options.prefetch {
         files.read.push(path.clone());
     }
@@ -398,10 +426,6 @@ fn engine(
         files.written = Some(folder.unwrap_or(Path::new(".")).to_owned());
     }
     sandbox.confine_files(&files);
-    let engine = sandbox.confine_threads(|| Engine::with(threads));
-    let engine = engine.map_err(|cause| ServeError::Engine(MapError::Thread(cause)))?;
-    sandbox.confine_calls();
-    Ok(engine?)
 }
 
 fn refused(session: u64, pid: u32, reason: String) -> Report {
@@ -438,7 +462,8 @@ fn open(path: &Path, options: &ServerOptions) -> Result<Opened, ServeError> {
             let parents = iter::successors(image.parent(), |image| image.parent());
             let parents = parents.map(|image| PathBuf::from(image.name()));
             let read = iter::once(path.to_owned()).chain(parents).collect();
-            let files = Files { read, written: None };
+            let is_remote = uzone_snapshot::is_url(path);
+            let files = Files { read, written: None, is_remote };
             let backing = Arc::new(SnapshotBacking::new(Arc::new(image)));
             return Ok(Opened { backing, image: name, files, working_set, page_bytes });
         }
@@ -469,7 +494,7 @@ fn open(path: &Path, options: &ServerOptions) -> Result<Opened, ServeError> {
     }
     let backing = Arc::new(FileBacking::new(file).map_err(failed)?);
     let image = raw_name(&metadata);
-    let files = Files { read: vec![path.to_owned()], written: None };
+    let files = Files { read: vec![path.to_owned()], ..Files::default() };
     Ok(Opened { backing, image, files, working_set: Vec::new(), page_bytes: RAW_PAGE })
 }
 
