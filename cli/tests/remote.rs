@@ -175,7 +175,9 @@ fn a_server_serves_an_image_of_a_bucket() {
     let url = "s3://images/image";
     object(&server, &["pack", &raw, url, "--json"]);
     // This process attaches to it, and must outlive a page that fails.
+    let cache = dir.name("cache");
     let arguments = ["serve", "--json", url, "--socket", &socket, "--on-failure", "hold"];
+    let arguments = [&arguments[..], &["--cache-dir", &cache]].concat();
     let mut served = command(&server, &arguments);
     // By a name, which is looked up.
     let [_, _, (variable, endpoint), ..] = server.environment();
@@ -199,6 +201,13 @@ fn a_server_serves_an_image_of_a_bucket() {
             let mut seen = vec![0; bytes.len()];
             memory.mapping().read_at(0, &mut seen).expect("it is served");
             assert!(seen == bytes, "another byte than that of the image");
+            // A confined process keeps what it fetched, by threads that answer.
+            let kept = fs::read_dir(&cache).expect("a directory");
+            let kept =
+                kept.map(|entry| entry.expect("a file").metadata().expect("it is there").len());
+            assert!(kept.sum::<u64>() > bytes.len() as u64 / 2);
+            let status = object(&server, &["status", "--socket", &socket, "--json"]);
+            assert_eq!(status["worker_deaths"], 0);
         }
         Err(AttachError::Open(error)) => {
             assert!(std::env::var("REQUIRE_ALL").as_deref() != Ok("1"), "{error}");

@@ -99,8 +99,8 @@ impl fmt::Display for Sandbox {
 pub(crate) struct Files {
     /// What is read.
     pub(crate) read: Vec<PathBuf>,
-    /// The folder that is written.
-    pub(crate) written: Option<PathBuf>,
+    /// The folders that are written.
+    pub(crate) written: Vec<PathBuf>,
     /// Whether the image comes by the network.
     pub(crate) is_remote: bool,
 }
@@ -111,7 +111,7 @@ impl Files {
     pub(crate) fn remote() -> Self {
         let named = CREDENTIALS.iter().filter_map(std::env::var_os).map(PathBuf::from);
         let read = NETWORK.iter().map(PathBuf::from).chain(named).collect();
-        Self { read, written: None, is_remote: true }
+        Self { read, is_remote: true, ..Self::default() }
     }
 }
 
@@ -149,10 +149,17 @@ impl Sandbox {
     /// Confines threads that answer faults: `start` starts them.
     pub(crate) fn confine_threads<T: Send>(
         &mut self,
+        has_cache: bool,
         start: impl FnOnce() -> T + Send,
     ) -> io::Result<T> {
+        let (mut calls, mut without) = (answering_calls(), vec![clone3()]);
+        if has_cache {
+            calls.extend(CACHING.iter().map(|call| (*call, Vec::new())));
+        } else {
+            without.push(opening());
+        }
         let started = thread::scope(|scope| {
-            let body = || (filter(answering_calls(), vec![clone3(), opening()]), start());
+            let body = || (filter(calls, without), start());
             let thread = thread::Builder::new().name("uzone-start".into());
             // A panic of it was printed when it happened.
             thread.spawn_scoped(scope, body)?.join().map_err(|_| io::ErrorKind::Other.into())
@@ -237,7 +244,7 @@ fn restrict(files: &Files) -> Result<LandlockStatus, RulesetError> {
     for path in program_files().into_iter().chain(libraries) {
         rules = allow(rules, &path, run)?;
     }
-    if let Some(folder) = &files.written {
+    for folder in &files.written {
         rules = allow(rules, folder, change)?;
     }
     let null = make_bitflags!(AccessFs::{ReadFile | WriteFile});
@@ -360,6 +367,19 @@ const ANSWERING: &[i64] = &[
     libc::SYS_exit_group,
 ];
 
+/// What the threads that read the image have beside these, where they keep frames in a folder.
+const CACHING: &[i64] = &[
+    libc::SYS_pwrite64,
+    libc::SYS_flock,
+    libc::SYS_getdents64,
+    libc::SYS_newfstatat,
+    libc::SYS_unlinkat,
+    libc::SYS_utimensat,
+    libc::SYS_fallocate,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_unlink,
+];
+
 /// `cachestat(2)` of Linux 6.5: asm-generic/unistd.h.
 const CACHESTAT: i64 = 451;
 
@@ -371,6 +391,9 @@ const MAIN: &[i64] = &[
     libc::SYS_faccessat2,
     libc::SYS_readlinkat,
     libc::SYS_getcwd,
+    libc::SYS_mkdirat,
+    libc::SYS_flock,
+    libc::SYS_utimensat,
     libc::SYS_getdents64,
     libc::SYS_ftruncate,
     libc::SYS_fallocate,
@@ -436,6 +459,7 @@ const MAIN_OLD: &[i64] = &[
     libc::SYS_readlink,
     libc::SYS_rename,
     libc::SYS_unlink,
+    libc::SYS_mkdir,
     libc::SYS_dup2,
     libc::SYS_fork,
     libc::SYS_vfork,
@@ -554,7 +578,8 @@ mod tests {
         let test = "sandbox::tests::a_thread_that_answers_faults_has_no_other_calls";
         if let Ok(what) = std::env::var(TRY) {
             let mut sandbox = Sandbox::without_capabilities().unwrap();
-            let outcome = sandbox.confine_threads(|| attempt(&what).map_err(|cause| cause.kind()));
+            let outcome =
+                sandbox.confine_threads(false, || attempt(&what).map_err(|cause| cause.kind()));
             assert_eq!(sandbox.missing, [""; 0]);
             let is_file = what.contains("file");
             let expected = if is_file { Err(io::ErrorKind::PermissionDenied) } else { Ok(()) };

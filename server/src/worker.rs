@@ -402,7 +402,8 @@ fn engine(
     if !is_confined {
         confine_files(sandbox, options, files);
     }
-    let engine = sandbox.confine_threads(|| Engine::with(threads));
+    let has_cache = options.disk_cache.is_some();
+    let engine = sandbox.confine_threads(has_cache, || Engine::with(threads));
     let engine = engine.map_err(|cause| ServeError::Engine(MapError::Thread(cause)))?;
     if !is_confined {
         sandbox.confine_calls(false);
@@ -423,8 +424,9 @@ fn confine_files(sandbox: &mut Sandbox, options: &ServerOptions, mut files: File
     }
     if let Some(path) = &options.record {
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-        files.written = Some(folder.unwrap_or(Path::new(".")).to_owned());
+        files.written.push(folder.unwrap_or(Path::new(".")).to_owned());
     }
+    files.written.extend(options.disk_cache.iter().map(|disk| disk.directory().to_owned()));
     sandbox.confine_files(&files);
 }
 
@@ -463,7 +465,7 @@ fn open(path: &Path, options: &ServerOptions) -> Result<Opened, ServeError> {
             let parents = parents.map(|image| PathBuf::from(image.name()));
             let read = iter::once(path.to_owned()).chain(parents).collect();
             let is_remote = uzone_snapshot::is_url(path);
-            let files = Files { read, written: None, is_remote };
+            let files = Files { read, is_remote, ..Files::default() };
             let backing = Arc::new(SnapshotBacking::new(Arc::new(image)));
             return Ok(Opened { backing, image: name, files, working_set, page_bytes });
         }

@@ -72,6 +72,12 @@ impl DiskCache {
         }))
     }
 
+    /// Returns where the files are.
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
     /// Opens the file of an image. Without one, the image is not cached.
     pub(crate) fn image(self: &Arc<Self>, root: Root) -> Option<CachedImage> {
         let path = self.directory.join(format!("{root}{SUFFIX}"));
