@@ -20,6 +20,7 @@
 //! | `dialect`, `handshake` | what came by a connection, and what a monitor sends, from bytes to regions |
 //! | `session` | one machine: its memory, and what becomes of it if a page fails |
 //! | `capture` | the memory of a machine as it is now, for an image of it |
+//! | `offload` | [`Offload`]: restoring machines of Cloud Hypervisor, which asks for pages itself |
 //! | `sandbox` | what a worker may do |
 //! | `control`, `status` | asking a server what it does, and letting it end |
 //! | `working_set` | the pages that machines touched, recorded and read |
@@ -35,6 +36,7 @@ mod event;
 mod handshake;
 mod keeper;
 mod link;
+mod offload;
 mod options;
 mod sandbox;
 mod session;
@@ -50,6 +52,7 @@ pub use error::ServeError;
 pub use event::ServeEvent;
 pub use handshake::{HandshakeError, regions};
 pub use keeper::{Keeper, Served};
+pub use offload::{MemoryBytes, Offload, OffloadError, Offloaded};
 pub use options::{OnFailure, Prefetch, ServerOptions};
 pub use sandbox::Sandbox;
 pub use status::{SessionStats, SessionStatus, Status};

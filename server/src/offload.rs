@@ -1,0 +1,615 @@
+//! Restoring a machine of Cloud Hypervisor from an image, page by page: [`Offload`].
+//!
+//! Cloud Hypervisor takes a machine from a daemon as it does from another host: it listens
+//! (`receive-migration` with `memory_mode=postcopy`), and the daemon connects and sends the machine's
+//! configuration, its state, and a memory file for each slot of its memory. A second connection carries page
+//! faults the other way: the daemon writes the page into the file, and answers.
+//!
+//! A machine maps its files shared, so no file goes to a second machine. A page is written there once: what
+//! the file has is the machine's from then on, and what the machine has given back is zero.
+//!
+//! All numbers are little-endian. A request is a command (2 bytes), 6 bytes and the length of what follows (8
+//! bytes); an answer has a status in place of the command.
+//! Source: Cloud Hypervisor, `docs/snapshot_restore.md` and the protocol that it names, version 0.
+
+use std::collections::HashSet;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::net::Shutdown;
+use std::ops::Range;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
+
+use serde::Deserialize;
+use uzone_os::file_system::next_data;
+use uzone_os::uffd::{EventSet, ReadyKeys};
+use uzone_os::{MapError, Mapping, peer};
+use uzone_pages::{ByteLen, ErrorKind};
+use uzone_snapshot::SnapshotError;
+
+/// How many bytes a page has, of which the other side asks for whole ones.
+const PAGE_LEN: usize = 4096;
+const PAGE: u64 = PAGE_LEN as u64;
+/// What is written along with a page, while no page is asked for.
+const WINDOW_LEN: usize = 64 << 10;
+const WINDOW: u64 = WINDOW_LEN as u64;
+/// How many pages of those at once.
+const AT_ONCE: usize = 4;
+/// How long what is asked for at once may be.
+const LONGEST: u64 = 64 << 20;
+/// How many slots a machine has at most.
+const SLOTS: usize = 1024;
+
+/// How long a request and an answer are.
+const HEADER: usize = 16;
+/// The commands that a daemon sends or gets, and the statuses of an answer.
+const START: u16 = 1;
+const CONFIG: u16 = 2;
+const STATE: u16 = 3;
+const COMPLETE: u16 = 5;
+const MEMORY_FD: u16 = 7;
+const COMPLETE_PAUSED: u16 = 8;
+const PAGE_FAULT: u16 = 9;
+const OK: u16 = 1;
+const ERROR: u16 = 2;
+/// What the second connection starts with: that it carries faults.
+const FAULTS: u16 = 2;
+
+/// A machine that is not restored.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OffloadError {
+    /// The configuration has no memory, or memory that there cannot be.
+    #[error("the configuration of the machine cannot be used: {why}")]
+    Config {
+        /// Why not.
+        why: String,
+    },
+    /// The memory is larger than the image.
+    #[error(
+        "the machine has {asked_bytes} bytes of memory, and the image has {has_bytes}: it is of another machine"
+    )]
+    TooShort {
+        /// How many bytes the machine has.
+        asked_bytes: u64,
+        /// How many bytes the image has.
+        has_bytes: u64,
+    },
+    /// Cloud Hypervisor cannot be reached.
+    #[error(
+        "cannot connect to {}: {cause}; have Cloud Hypervisor receive there (receive-migration)", path.display()
+    )]
+    Connect {
+        /// Where it should listen.
+        path: PathBuf,
+        /// What the system answered.
+        #[source]
+        cause: io::Error,
+    },
+    /// It refused a part of the machine; its own log has the reason.
+    #[error("Cloud Hypervisor refuses {what}: its log has the reason")]
+    Refused {
+        /// What was sent.
+        what: &'static str,
+    },
+    /// It ended the connection, or sent what there is not in the protocol.
+    #[error("cannot send or receive {what}: {cause}")]
+    Broken {
+        /// What was being sent or received.
+        what: &'static str,
+        /// What the system answered.
+        #[source]
+        cause: io::Error,
+    },
+    /// There is no memory for a file.
+    #[error(transparent)]
+    Memory(#[from] MapError),
+    /// A page cannot be read from the image, or written to the file.
+    #[error("cannot restore the page at guest address {address:#x}: {cause}")]
+    Page {
+        /// Where it is for the guest.
+        address: u64,
+        /// Why not.
+        #[source]
+        cause: SnapshotError,
+    },
+}
+
+impl OffloadError {
+    /// Returns the kind of the error.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Config { .. } | Self::TooShort { .. } => ErrorKind::InvalidData,
+            Self::Connect { cause, .. } if cause.kind() == io::ErrorKind::PermissionDenied => {
+                ErrorKind::PermissionDenied
+            }
+            Self::Connect { .. } => ErrorKind::NotFound,
+            Self::Refused { .. } | Self::Broken { .. } => ErrorKind::Io,
+            Self::Memory(_) => ErrorKind::OutOfMemory,
+            Self::Page { cause, .. } => cause.kind(),
+        }
+    }
+}
+
+/// The bytes that memory is restored from.
+pub trait MemoryBytes: Send + Sync {
+    /// Returns how many there are.
+    fn byte_len(&self) -> u64;
+
+    /// Reads bytes, all of them or none.
+    ///
+    /// # Errors
+    /// [`SnapshotError`] if they cannot be had.
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), SnapshotError>;
+}
+
+impl MemoryBytes for uzone_snapshot::Image {
+    fn byte_len(&self) -> u64 {
+        self.byte_len()
+    }
+
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), SnapshotError> {
+        self.read_at(offset, out)
+    }
+}
+
+/// The raw bytes of memory.
+impl MemoryBytes for uzone_snapshot::FileSource {
+    fn byte_len(&self) -> u64 {
+        uzone_snapshot::Source::byte_len(self)
+    }
+
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), SnapshotError> {
+        uzone_snapshot::Source::read_at(self, offset, out).map_err(|cause| SnapshotError::Read {
+            name: uzone_snapshot::Source::name(self),
+            offset,
+            len_bytes: out.len() as u64,
+            cause,
+        })
+    }
+}
+
+/// A slot of memory, as the configuration of a machine has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Slot {
+    number: u32,
+    /// Where it is for the guest.
+    address: u64,
+    len: u64,
+    /// Where it starts in its memory file, and in the image.
+    in_file: u64,
+    in_image: u64,
+}
+
+impl Slot {
+    fn addresses(&self) -> Range<u64> {
+        self.address..self.address + self.len
+    }
+}
+
+#[derive(Deserialize)]
+struct Config {
+    memory_manager_data: MemoryConfig,
+}
+
+#[derive(Deserialize)]
+struct MemoryConfig {
+    guest_ram_mappings: Vec<SlotConfig>,
+}
+
+#[derive(Deserialize)]
+struct SlotConfig {
+    slot: u32,
+    gpa: u64,
+    size: u64,
+    file_offset: u64,
+}
+
+/// Returns the slots of a configuration, by their addresses. The image has one behind the other in that order.
+fn slots(config: &[u8]) -> Result<Vec<Slot>, OffloadError> {
+    let unusable = |why: String| OffloadError::Config { why };
+    let config: Config =
+        serde_json::from_slice(config).map_err(|error| unusable(error.to_string()))?;
+    let mut mappings = config.memory_manager_data.guest_ram_mappings;
+    if !(1..=SLOTS).contains(&mappings.len()) {
+        return Err(unusable(format!(
+            "it has {} slots: 1 to {SLOTS} are possible",
+            mappings.len()
+        )));
+    }
+    mappings.sort_by_key(|mapping| mapping.gpa);
+    let (mut slots, mut numbers, mut in_image) = (Vec::<Slot>::new(), HashSet::new(), 0_u64);
+    for SlotConfig { slot: number, gpa: address, size: len, file_offset: in_file } in mappings {
+        let ends = [address, in_file, in_image].map(|start| start.checked_add(len));
+        let is_cut = len == 0 || (address | len | in_file) % PAGE != 0;
+        let overlaps = slots.last().is_some_and(|last| last.addresses().end > address);
+        if is_cut || overlaps || ends.contains(&None) || !numbers.insert(number) {
+            return Err(unusable(format!(
+                "slot {number} of {len} bytes at {address:#x} cuts a page, overlaps another slot, or is there twice"
+            )));
+        }
+        slots.push(Slot { number, address, len, in_file, in_image });
+        in_image += len;
+    }
+    Ok(slots)
+}
+
+fn header(code: u16, version: u16, len: usize) -> [u8; HEADER] {
+    let mut header = [0; HEADER];
+    header[..2].copy_from_slice(&code.to_le_bytes());
+    header[2..4].copy_from_slice(&version.to_le_bytes());
+    header[8..].copy_from_slice(&(len as u64).to_le_bytes());
+    header
+}
+
+/// Returns the code of a header, and how long what follows is.
+fn parse(header: [u8; HEADER]) -> (u16, u64) {
+    let [a, b, .., c, d, e, f, g, h, i, j] = header;
+    (u16::from_le_bytes([a, b]), u64::from_le_bytes([c, d, e, f, g, h, i, j]))
+}
+
+/// What was done for a machine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Offloaded {
+    /// How many times pages were asked for.
+    pub faults: u64,
+    /// How many bytes were written because they were asked for.
+    pub asked_bytes: u64,
+    /// How many bytes were written along with them.
+    pub around_bytes: u64,
+}
+
+/// A machine of Cloud Hypervisor that is to be restored.
+pub struct Offload {
+    bytes: Box<dyn MemoryBytes>,
+    config: Vec<u8>,
+    state: Vec<u8>,
+    slots: Vec<Slot>,
+}
+
+impl Offload {
+    /// Takes the memory, the configuration and the state of a machine. The bytes are those of its slots, one
+    /// behind the other by their guest addresses.
+    ///
+    /// # Errors
+    /// [`OffloadError::Config`], or [`OffloadError::TooShort`] if there are fewer bytes.
+    pub fn new(
+        bytes: Box<dyn MemoryBytes>,
+        config: Vec<u8>,
+        state: Vec<u8>,
+    ) -> Result<Self, OffloadError> {
+        let slots = slots(&config)?;
+        let asked_bytes = slots.iter().map(|slot| slot.len).sum();
+        let has_bytes = bytes.byte_len();
+        if asked_bytes > has_bytes {
+            return Err(OffloadError::TooShort { asked_bytes, has_bytes });
+        }
+        Ok(Self { bytes, config, state, slots })
+    }
+
+    /// Restores the machine in the process that listens on `socket`, and answers its faults until it needs no
+    /// more pages, or ends. It runs at once if it is to be resumed, and is paused otherwise. It may be called
+    /// again, for another machine: each has memory of its own.
+    ///
+    /// # Errors
+    /// [`OffloadError`]. The connection is closed then, before the machine sees another byte than that of the
+    /// image; a page that cannot be produced is answered by an error.
+    pub fn restore(&self, socket: &Path, resumes: bool) -> Result<Offloaded, OffloadError> {
+        let connect = || {
+            UnixStream::connect(socket)
+                .map_err(|cause| OffloadError::Connect { path: socket.to_owned(), cause })
+        };
+        let stream = connect()?;
+        send(&stream, "its start", START, &[])?;
+        let memory = self.slots.iter().map(|slot| SlotMemory::new(*slot));
+        let memory = memory.collect::<Result<Vec<_>, OffloadError>>()?;
+        for one in &memory {
+            one.hand_over(&stream)?;
+        }
+        send(&stream, "its configuration", CONFIG, &self.config)?;
+        // The other side reads pages while it takes the state.
+        let faults = connect()?;
+        broken("the role of a connection", (&faults).write_all(&FAULTS.to_le_bytes()))?;
+        let mut server = Server { bytes: &*self.bytes, memory, done: Offloaded::default() };
+        thread::scope(|scope| {
+            let answering = scope.spawn(|| {
+                let answered = server.answer(&faults).map(|()| server.done);
+                if answered.is_err() {
+                    // The other thread does not wait for a machine that cannot be had.
+                    let _ = stream.shutdown(Shutdown::Both);
+                }
+                answered
+            });
+            let complete = if resumes { COMPLETE } else { COMPLETE_PAUSED };
+            let sent = send(&stream, "its state", STATE, &self.state)
+                .and_then(|()| send(&stream, "its end", complete, &[]));
+            if sent.is_err() {
+                // It may be closed already.
+                let _ = faults.shutdown(Shutdown::Both);
+            }
+            let answered =
+                answering.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            // What a page failed of is why the other side refuses the rest.
+            answered.and_then(|done| sent.map(|()| done))
+        })
+    }
+}
+
+impl std::fmt::Debug for Offload {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Offload").field("slots", &self.slots).finish_non_exhaustive()
+    }
+}
+
+fn broken<T>(what: &'static str, result: io::Result<T>) -> Result<T, OffloadError> {
+    result.map_err(|cause| OffloadError::Broken { what, cause })
+}
+
+/// Sends a request and what follows it, and waits for the answer.
+fn send(
+    mut stream: &UnixStream,
+    what: &'static str,
+    command: u16,
+    payload: &[u8],
+) -> Result<(), OffloadError> {
+    broken(what, stream.write_all(&header(command, 0, payload.len())))?;
+    broken(what, stream.write_all(payload))?;
+    expect_ok(stream, what)
+}
+
+fn expect_ok(mut stream: &UnixStream, what: &'static str) -> Result<(), OffloadError> {
+    let mut answer = [0; HEADER];
+    broken(what, stream.read_exact(&mut answer))?;
+    match parse(answer) {
+        (OK, 0) => Ok(()),
+        (OK, _) => broken(what, Err(io::ErrorKind::InvalidData.into())),
+        _ => Err(OffloadError::Refused { what }),
+    }
+}
+
+/// The memory file of a slot.
+struct SlotMemory {
+    slot: Slot,
+    file: File,
+    /// The pages that were written, a bit each. One of them that the file has no more was given back.
+    written: Vec<u64>,
+}
+
+impl SlotMemory {
+    fn new(slot: Slot) -> Result<Self, OffloadError> {
+        let len = ByteLen::new(slot.in_file + slot.len);
+        let mapping = Mapping::memfd(&format!("uzone-slot-{}", slot.number), len, None)?;
+        let fd = mapping.fd().ok_or(io::ErrorKind::Unsupported.into());
+        let fd = fd.and_then(|fd| fd.try_clone_to_owned());
+        let file = File::from(broken("a memory file", fd)?);
+        let words = usize::try_from((slot.len / PAGE).div_ceil(64)).unwrap_or(usize::MAX);
+        Ok(Self { slot, file, written: vec![0; words] })
+    }
+
+    fn hand_over(&self, mut stream: &UnixStream) -> Result<(), OffloadError> {
+        let (what, number) = ("a memory file", self.slot.number.to_le_bytes());
+        broken(what, stream.write_all(&header(MEMORY_FD, 0, number.len())))?;
+        let sent = peer::send(stream, &number, &[self.file.as_fd()]);
+        // A part of 4 bytes is none that is sent by a stream that waits.
+        broken(what, sent.and_then(|len| stream.write_all(&number[len..])))?;
+        expect_ok(stream, what)
+    }
+
+    /// Returns the word and the bit of the page at an offset in the slot.
+    fn bit(offset: u64) -> (usize, u64) {
+        let page = offset / PAGE;
+        (usize::try_from(page / 64).unwrap_or(usize::MAX), 1 << (page % 64))
+    }
+
+    fn is_written(&self, offset: u64) -> bool {
+        let (word, bit) = Self::bit(offset);
+        self.written.get(word).is_some_and(|word| word & bit != 0)
+    }
+
+    /// Returns the first run of pages of a range in the slot that the file has not.
+    fn next_hole(&self, range: Range<u64>) -> io::Result<Option<Range<u64>>> {
+        let mut at = range.start;
+        while at < range.end {
+            let data = next_data(&self.file, self.slot.in_file + at)?;
+            let data = data.map_or(range.end..range.end, |data| {
+                data.start - self.slot.in_file..data.end - self.slot.in_file
+            });
+            if data.start > at {
+                return Ok(Some(at..data.start.min(range.end)));
+            }
+            at = data.end.next_multiple_of(PAGE);
+        }
+        Ok(None)
+    }
+
+    /// Writes a page. The kernel shows it to the machine when it is whole.
+    fn write(&mut self, offset: u64, page: &[u8]) -> io::Result<()> {
+        self.file.write_all_at(page, self.slot.in_file + offset)?;
+        let (word, bit) = Self::bit(offset);
+        if let Some(word) = self.written.get_mut(word) {
+            *word |= bit;
+        }
+        Ok(())
+    }
+}
+
+/// Answers the faults of a machine.
+struct Server<'a> {
+    bytes: &'a dyn MemoryBytes,
+    memory: Vec<SlotMemory>,
+    done: Offloaded,
+}
+
+impl Server<'_> {
+    /// Answers until the other side closes the connection.
+    fn answer(&mut self, mut faults: &UnixStream) -> Result<(), OffloadError> {
+        let what = "a page fault";
+        let set = broken(what, EventSet::new())?;
+        broken(what, set.add(faults, 0))?;
+        let mut ready = ReadyKeys::new();
+        loop {
+            let mut request = [0; HEADER + 16];
+            match faults.read_exact(&mut request) {
+                Ok(()) => {}
+                // All pages are there, or the machine has ended.
+                Err(cause) if is_end(&cause) => return Ok(()),
+                Err(cause) => return broken(what, Err(cause)),
+            }
+            let asked = self.asked(&request).and_then(|(index, range)| {
+                self.done.faults += 1;
+                self.done.asked_bytes += self.fill(index, range.clone(), true)?;
+                Ok((index, range))
+            });
+            let status = if asked.is_ok() { OK } else { ERROR };
+            match faults.write_all(&header(status, 0, 0)) {
+                Err(cause) if is_end(&cause) && asked.is_ok() => return Ok(()),
+                sent => broken(what, sent)?,
+            }
+            let (index, range) = asked?;
+            let start = range.start / WINDOW * WINDOW;
+            let end = (start + WINDOW).min(self.memory[index].slot.len);
+            for at in (start..end).step_by(AT_ONCE * PAGE_LEN) {
+                broken(what, set.wait(&mut ready, Some(Duration::ZERO)))?;
+                if !ready.keys().is_empty() {
+                    break;
+                }
+                // A page that fails is asked for later, and answered by an error then.
+                let part = at..(at + AT_ONCE as u64 * PAGE).min(end);
+                let Ok(bytes) = self.fill(index, part, false) else { break };
+                self.done.around_bytes += bytes;
+            }
+        }
+    }
+
+    /// Returns which part of which slot is asked for.
+    fn asked(&self, request: &[u8; HEADER + 16]) -> Result<(usize, Range<u64>), OffloadError> {
+        let (head, range) = request.split_at(HEADER);
+        let number = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().unwrap_or_default());
+        let (address, len) = (number(&range[..8]), number(&range[8..]));
+        let code = parse(head.try_into().unwrap_or_default());
+        let is_valid = code == (PAGE_FAULT, 16)
+            && (address | len) % PAGE == 0
+            && (PAGE..=LONGEST).contains(&len);
+        let index = self.memory.iter().position(|one| {
+            let addresses = one.slot.addresses();
+            addresses.contains(&address) && len <= addresses.end - address
+        });
+        let why = || {
+            let why = format!("request {code:?} for {len} bytes at guest address {address:#x}");
+            io::Error::new(io::ErrorKind::InvalidData, why)
+        };
+        let index = broken("a page fault", index.filter(|_| is_valid).ok_or_else(why))?;
+        let start = address - self.memory[index].slot.address;
+        Ok((index, start..start + len))
+    }
+
+    /// Writes the pages of a range in a slot that its file has not. Pages that are not asked for and are zero
+    /// are left out, and so are those that the machine has given back. Returns how many bytes were written.
+    fn fill(
+        &mut self,
+        index: usize,
+        range: Range<u64>,
+        is_asked: bool,
+    ) -> Result<u64, OffloadError> {
+        let (bytes, memory) = (self.bytes, &mut self.memory[index]);
+        let address = memory.slot.address;
+        let failed = |at: u64, cause| OffloadError::Page { address: address + at, cause };
+        let of_file = |at: u64, cause| {
+            let name = "the memory of the machine".to_owned();
+            failed(at, SnapshotError::Read { name, offset: at, len_bytes: PAGE, cause })
+        };
+        let (mut room, mut done, mut at) = ([0; WINDOW_LEN], 0, range.start);
+        while let Some(hole) =
+            memory.next_hole(at..range.end).map_err(|cause| of_file(at, cause))?
+        {
+            let part = hole.start..hole.end.min(hole.start + WINDOW);
+            at = part.end;
+            let part_len = usize::try_from(part.end - part.start).unwrap_or(room.len());
+            let read = &mut room[..part_len];
+            bytes
+                .read_at(memory.slot.in_image + part.start, read)
+                .map_err(|cause| failed(part.start, cause))?;
+            for (offset, page) in part.step_by(PAGE_LEN).zip(read.chunks_mut(PAGE_LEN)) {
+                let was_removed = memory.is_written(offset);
+                if was_removed {
+                    page.fill(0);
+                }
+                if !is_asked && (was_removed || page.iter().all(|byte| *byte == 0)) {
+                    continue;
+                }
+                memory.write(offset, page).map_err(|cause| of_file(offset, cause))?;
+                done += page.len() as u64;
+            }
+        }
+        Ok(done)
+    }
+}
+
+/// Returns whether the other side has ended.
+fn is_end(cause: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+    matches!(cause.kind(), UnexpectedEof | BrokenPipe | ConnectionReset)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Composed from the fields of the protocol.
+    fn config(slots: &[(u32, u64, u64, u64)]) -> Vec<u8> {
+        let slot = |(slot, gpa, size, file_offset): &(u32, u64, u64, u64)| {
+            serde_json::json!({
+                "slot": slot, "gpa": gpa, "size": size, "file_offset": file_offset, "virtio_mem": false
+            })
+        };
+        let slots: Vec<_> = slots.iter().map(slot).collect();
+        let memory = serde_json::json!({ "guest_ram_mappings": slots, "next_memory_slot": 2 });
+        serde_json::to_vec(&serde_json::json!({ "vm_config": {}, "memory_manager_data": memory }))
+            .unwrap()
+    }
+
+    #[test]
+    fn slots_are_in_the_image_by_their_addresses() {
+        let slots = slots(&config(&[(3, 4 << 30, 8192, 4096), (0, 0, 4096, 0)])).unwrap();
+        let first = Slot { number: 0, address: 0, len: 4096, in_file: 0, in_image: 0 };
+        let second = Slot { number: 3, address: 4 << 30, len: 8192, in_file: 4096, in_image: 4096 };
+        assert_eq!(slots, [first, second]);
+    }
+
+    #[test]
+    fn a_configuration_that_cannot_be_is_refused_by_name() {
+        let refused = |bytes: &[u8]| {
+            let error = slots(bytes).unwrap_err();
+            assert!(matches!(error, OffloadError::Config { .. }), "{error}");
+        };
+        refused(b"");
+        refused(b"{}");
+        for wrong in [
+            &[][..],
+            &[(0, 0, 0, 0)],
+            &[(0, 0, 4095, 0)],
+            &[(0, 1, 4096, 0)],
+            &[(0, 0, 4096, 1)],
+            &[(0, 0, 8192, 0), (1, 4096, 4096, 0)],
+            &[(0, 0, 4096, 0), (0, 4096, 4096, 0)],
+            &[(0, !0xfff, 8192, 0)],
+            &[(0, 0, 8192, !0xfff)],
+        ] {
+            refused(&config(wrong));
+        }
+    }
+
+    #[test]
+    fn a_header_has_its_fields_where_the_protocol_has_them() {
+        let bytes = header(PAGE_FAULT, 0, 16);
+        assert_eq!(bytes, [9, 0, 0, 0, 0, 0, 0, 0, 16, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(parse(bytes), (PAGE_FAULT, 16));
+        assert_eq!(header(START, 0x102, 0)[..4], [1, 0, 2, 1]);
+    }
+}

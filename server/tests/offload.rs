@@ -1,0 +1,301 @@
+//! Machines of Cloud Hypervisor are restored by faults. The other side is composed from the fields of its
+//! protocol, and plays what its process does: it takes the machine, maps its memory files shared, and asks for
+//! pages, some of them before it has taken the state.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
+
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::thread;
+
+use rustix::fs::FallocateFlags;
+use uzone_os::peer;
+use uzone_server::{Offload, OffloadError, Offloaded};
+use uzone_snapshot::{FileSource, Image, OpenOptions, Packer};
+
+const PAGE: u64 = 4096;
+const PAGES: u64 = 256;
+/// The guest addresses of two slots; the second starts in its file behind a page of another.
+const LOW: (u32, u64, u64, u64) = (0, 0, 192 * PAGE, 0);
+const HIGH: (u32, u64, u64, u64) = (1, 4 << 30, 64 * PAGE, PAGE);
+const OK: u16 = 1;
+const ERROR: u16 = 2;
+
+/// The oracle: a page of the image.
+fn page_of(index: u64) -> Vec<u8> {
+    if index % 5 == 3 {
+        return vec![0; 4096];
+    }
+    let word = |at: u64| ((index * 512 + at + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)).to_le_bytes();
+    (0..512).flat_map(word).collect()
+}
+
+fn folder(name: &str) -> PathBuf {
+    let folder = std::env::temp_dir().join(format!("uzone-offload-{name}-{}", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    let raw: Vec<u8> = (0..PAGES).flat_map(page_of).collect();
+    fs::write(folder.join("raw"), &raw).unwrap();
+    Packer::default().pack(&mut &raw[..], &folder.join("packed"), None, &|_| true).unwrap();
+    folder
+}
+
+fn config() -> Vec<u8> {
+    let slot = |(slot, gpa, size, offset)| {
+        format!(r#"{{"slot":{slot},"gpa":{gpa},"size":{size},"file_offset":{offset}}}"#)
+    };
+    let slots = format!("{},{}", slot(HIGH), slot(LOW));
+    format!(r#"{{"vm_config":{{}},"memory_manager_data":{{"guest_ram_mappings":[{slots}]}}}}"#)
+        .into_bytes()
+}
+
+fn packed(folder: &Path) -> Offload {
+    let image = Image::open(folder.join("packed"), &OpenOptions::default()).unwrap();
+    Offload::new(Box::new(image), config(), b"the state".to_vec()).unwrap()
+}
+
+/// What the other process has of a machine.
+struct Machine {
+    stream: UnixStream,
+    faults: UnixStream,
+    low: File,
+    high: File,
+}
+
+impl Machine {
+    fn header(stream: &mut UnixStream) -> (u16, u64) {
+        let mut header = [0; 16];
+        stream.read_exact(&mut header).unwrap();
+        let code = u16::from_le_bytes(header[..2].try_into().unwrap());
+        (code, u64::from_le_bytes(header[8..].try_into().unwrap()))
+    }
+
+    fn answer(stream: &mut UnixStream, status: u16) {
+        let mut answer = [0; 16];
+        answer[..2].copy_from_slice(&status.to_le_bytes());
+        stream.write_all(&answer).unwrap();
+    }
+
+    /// Takes a machine up to its state.
+    fn receive(listener: &UnixListener) -> Self {
+        let (mut stream, _) = listener.accept().unwrap();
+        assert_eq!(Self::header(&mut stream), (1, 0), "the start");
+        Self::answer(&mut stream, OK);
+        let mut files = Vec::new();
+        for expected in [LOW.0, HIGH.0] {
+            assert_eq!(Self::header(&mut stream), (7, 4), "a memory file");
+            let (mut number, mut fds) = ([0; 4], Vec::new());
+            assert_eq!(peer::receive(&stream, &mut number, &mut fds).unwrap(), 4);
+            assert_eq!(u32::from_le_bytes(number), expected);
+            files.push(File::from(fds.pop().unwrap()));
+            Self::answer(&mut stream, OK);
+        }
+        let (code, len) = Self::header(&mut stream);
+        let mut came = vec![0; usize::try_from(len).unwrap()];
+        stream.read_exact(&mut came).unwrap();
+        assert!(code == 2 && came == config());
+        Self::answer(&mut stream, OK);
+        let (mut faults, _) = listener.accept().unwrap();
+        let mut role = [0; 2];
+        faults.read_exact(&mut role).unwrap();
+        assert_eq!(u16::from_le_bytes(role), 2, "it carries faults");
+        let high = files.pop().unwrap();
+        Self { stream, faults, low: files.pop().unwrap(), high }
+    }
+
+    /// Takes the rest. Returns the command that ends it.
+    fn complete(&mut self) -> u16 {
+        let (code, len) = Self::header(&mut self.stream);
+        let mut state = vec![0; usize::try_from(len).unwrap()];
+        self.stream.read_exact(&mut state).unwrap();
+        assert!(code == 3 && state == b"the state");
+        Self::answer(&mut self.stream, OK);
+        let (code, _) = Self::header(&mut self.stream);
+        Self::answer(&mut self.stream, OK);
+        code
+    }
+
+    /// Asks for a range. Returns the status of the answer.
+    fn ask(&mut self, address: u64, len: u64) -> u16 {
+        let mut request = [0; 32];
+        (request[0], request[8]) = (9, 16);
+        request[16..24].copy_from_slice(&address.to_le_bytes());
+        request[24..].copy_from_slice(&len.to_le_bytes());
+        self.faults.write_all(&request).unwrap();
+        let (status, len) = Self::header(&mut self.faults);
+        assert_eq!(len, 0, "the bytes are in the file");
+        status
+    }
+
+    /// Returns the file of a page of the image, where it is there, and its guest address.
+    fn place(&self, index: u64) -> (&File, u64, u64) {
+        match index.checked_sub(LOW.2 / PAGE) {
+            None => (&self.low, index * PAGE, index * PAGE),
+            Some(index) => (&self.high, HIGH.3 + index * PAGE, HIGH.1 + index * PAGE),
+        }
+    }
+
+    fn seen(&self, index: u64) -> Vec<u8> {
+        let (file, at, _) = self.place(index);
+        let mut page = vec![1; 4096];
+        file.read_exact_at(&mut page, at).unwrap();
+        page
+    }
+
+    /// Has a page, as a guest that touches it has.
+    fn touch(&mut self, index: u64) -> Vec<u8> {
+        let address = self.place(index).2;
+        assert_eq!(self.ask(address, PAGE), OK);
+        self.seen(index)
+    }
+}
+
+/// Restores a machine, which does something.
+fn restored(
+    offload: &Offload,
+    socket: &Path,
+    resumes: bool,
+    machine: impl FnOnce(Machine) + Send,
+) -> Result<Offloaded, OffloadError> {
+    let listener = UnixListener::bind(socket).unwrap();
+    let restored = thread::scope(|scope| {
+        let other = scope.spawn(|| machine(Machine::receive(&listener)));
+        let restored = offload.restore(socket, resumes);
+        other.join().unwrap();
+        restored
+    });
+    fs::remove_file(socket).unwrap();
+    restored
+}
+
+#[test]
+fn each_page_has_the_bytes_of_the_image_when_it_was_asked_for() {
+    let folder = folder("bytes");
+    let socket = folder.join("sock");
+    let raw = FileSource::open(folder.join("raw")).unwrap();
+    let raw = Offload::new(Box::new(raw), config(), b"the state".to_vec()).unwrap();
+    for (offload, resumes) in [(&packed(&folder), true), (&raw, false)] {
+        let done = restored(offload, &socket, resumes, |mut machine| {
+            // As the other side does while it takes the state.
+            assert!(machine.touch(7) == page_of(7));
+            assert_eq!(machine.complete(), if resumes { 5 } else { 8 });
+            for step in 0..PAGES {
+                let index = (step * 37 + 11) % PAGES;
+                assert!(machine.touch(index) == page_of(index), "page {index}");
+            }
+            assert_eq!(machine.ask(LOW.1, LOW.2), OK, "as many as there are");
+        });
+        let done = done.unwrap();
+        assert_eq!(done.faults, PAGES + 2);
+        assert!(done.asked_bytes + done.around_bytes <= PAGES * PAGE, "written once: {done:?}");
+    }
+    fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn two_clones_that_write_the_same_page_do_not_see_each_other() {
+    let folder = folder("clones");
+    let offload = packed(&folder);
+    let written = |number: u8| vec![number; 4096];
+    thread::scope(|scope| {
+        for number in [1, 2] {
+            let (offload, folder) = (&offload, &folder);
+            scope.spawn(move || {
+                let socket = folder.join(format!("sock-{number}"));
+                let clone = |mut machine: Machine| {
+                    machine.complete();
+                    assert!(machine.touch(9) == page_of(9), "another's page");
+                    machine.low.write_all_at(&written(number), 9 * PAGE).unwrap();
+                    for index in 0..PAGES {
+                        let seen = machine.touch(index);
+                        let expected = if index == 9 { written(number) } else { page_of(index) };
+                        assert!(seen == expected, "page {index} of clone {number}");
+                    }
+                };
+                restored(offload, &socket, true, clone).unwrap();
+            });
+        }
+    });
+    fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn what_a_machine_wrote_stays_and_what_it_gave_back_is_zero() {
+    let folder = folder("once");
+    let done = restored(&packed(&folder), &folder.join("sock"), true, |mut machine| {
+        machine.complete();
+        assert!(machine.touch(20) == page_of(20));
+        machine.low.write_all_at(&[7; 4096], 20 * PAGE).unwrap();
+        assert!(machine.touch(20) == [7; 4096], "it was written over");
+        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        rustix::fs::fallocate(&machine.low, hole, 20 * PAGE, PAGE).unwrap();
+        // Its neighbours do not bring it back.
+        assert!(machine.touch(21) == page_of(21));
+        assert!(machine.touch(20) == [0; 4096], "it has old bytes");
+        assert!(machine.touch(22) == page_of(22));
+    });
+    assert_eq!(done.unwrap().faults, 5);
+    fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn a_page_that_cannot_be_produced_is_answered_by_an_error_and_is_not_there() {
+    let folder = folder("damaged");
+    let packed_file = folder.join("packed");
+    let offload = packed(&folder);
+    let file = File::options().read(true).write(true).open(&packed_file).unwrap();
+    let (mut byte, at) = ([0], file.metadata().unwrap().len() / 4);
+    file.read_exact_at(&mut byte, at).unwrap();
+    file.write_all_at(&[byte[0] ^ 1], at).unwrap();
+    let result = restored(&offload, &folder.join("sock"), true, |mut machine| {
+        machine.complete();
+        let failed = (0..PAGES).find(|index| {
+            let address = machine.place(*index).2;
+            let failed = machine.ask(address, PAGE) == ERROR;
+            let expected = if failed { vec![0; 4096] } else { page_of(*index) };
+            assert!(machine.seen(*index) == expected, "page {index}");
+            failed
+        });
+        assert!(failed.is_some(), "the damage is in a page");
+    });
+    let error = result.unwrap_err();
+    assert!(matches!(error, OffloadError::Page { .. }), "{error}");
+    fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn what_is_no_request_is_answered_by_an_error_and_a_refusal_is_named() {
+    let folder = folder("rubbish");
+    let (socket, offload) = (folder.join("sock"), packed(&folder));
+    for (address, len) in [
+        (LOW.2, PAGE),
+        (LOW.2 - PAGE, 2 * PAGE),
+        (1, PAGE),
+        (0, 0),
+        (0, 1 << 40),
+        (!0xfff, PAGE),
+        (HIGH.1 - PAGE, 2 * PAGE),
+    ] {
+        let result = restored(&offload, &socket, true, |mut machine| {
+            machine.complete();
+            assert_eq!(machine.ask(address, len), ERROR, "{len} bytes at {address:#x}");
+        });
+        assert!(matches!(result, Err(OffloadError::Broken { .. })), "{result:?}");
+    }
+    let refused = restored(&offload, &socket, true, |mut machine| {
+        let (code, len) = Machine::header(&mut machine.stream);
+        let mut state = vec![0; usize::try_from(len).unwrap()];
+        machine.stream.read_exact(&mut state).unwrap();
+        assert_eq!(code, 3);
+        Machine::answer(&mut machine.stream, ERROR);
+    });
+    assert!(matches!(refused, Err(OffloadError::Refused { what: "its state" })), "{refused:?}");
+    let nowhere = offload.restore(&folder.join("nowhere"), true);
+    assert!(matches!(nowhere, Err(OffloadError::Connect { .. })), "{nowhere:?}");
+    let short = FileSource::open(folder.join("packed")).unwrap();
+    let short = Offload::new(Box::new(short), config(), Vec::new());
+    assert!(matches!(short, Err(OffloadError::TooShort { .. })), "{short:?}");
+    fs::remove_dir_all(folder).unwrap();
+}
