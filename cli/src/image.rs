@@ -169,7 +169,7 @@ pub(crate) struct OnDisk {
     #[arg(long, value_name = "DIR")]
     cache_dir: Option<PathBuf>,
     /// How many bytes DIR may take; images that were not opened for the longest time give room
-    #[arg(long, value_name = "SIZE", default_value = "16G", requires = "cache_dir")]
+    #[arg(long, value_name = "SIZE", default_value = "16G")]
     cache_disk_bytes: ByteLen,
 }
 

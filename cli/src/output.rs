@@ -202,6 +202,14 @@ impl Output {
         Ok(to_stdout(&text)?)
     }
 
+    /// Prints a text that is no result, the same with `--json`.
+    ///
+    /// # Errors
+    /// As of [`Output::print`].
+    pub(crate) fn text(&self, text: &str) -> Result<(), Failure> {
+        Ok(to_stdout(text)?)
+    }
+
     /// Prints a warning to standard error, unless `--quiet`.
     pub(crate) fn warn(&self, line: impl fmt::Display) {
         if self.verbosity != Verbosity::Quiet {

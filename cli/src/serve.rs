@@ -1,5 +1,8 @@
 //! `uzone serve`: restores virtual machines from an image of their memory, page by page. The command is the
-//! keeper; it starts itself again as the worker.
+//! keeper; it starts itself again as the worker. A file can name several images (`config.rs`): then it is the
+//! keeper of each, and each has a worker.
+
+mod config;
 
 use std::env;
 use std::ffi::OsString;
@@ -63,48 +66,55 @@ const EXITS: [Exit; 9] = [
 pub(crate) struct Args {
     /// The image: packed, or the raw bytes of memory; one that is packed may be a URL such as
     /// s3://BUCKET/KEY#root=HASH
-    image: PathBuf,
+    #[arg(required_unless_present = "config", conflicts_with = "config")]
+    image: Option<PathBuf>,
+    /// Serve the images of a TOML file, each on a socket of its own; its keys are these options
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Print the whole configuration as such a file, and serve nothing
+    #[arg(long)]
+    print_config: bool,
     /// Where monitors connect [default: uzone.sock in $XDG_RUNTIME_DIR, or else in this directory]
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", env = "UZONE_SERVE_SOCKET")]
     socket: Option<PathBuf>,
     /// Who may connect: the mode of the socket, in octal
-    #[arg(long, value_name = "MODE", default_value = "600", value_parser = mode)]
+    #[arg(long, value_name = "MODE", default_value = "600", value_parser = mode, env = "UZONE_SERVE_MODE")]
     mode: u32,
     /// What becomes of a machine whose page cannot be produced
-    #[arg(long, value_enum, value_name = "WHAT", default_value_t)]
+    #[arg(long, value_enum, value_name = "WHAT", default_value_t, env = "UZONE_SERVE_ON_FAILURE")]
     on_failure: Failing,
     /// After how many seconds a page counts as one that cannot be produced
-    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86_400), env = "UZONE_SERVE_DEADLINE")]
     deadline: u64,
     /// Record in FILE which pages machines touch, in that order, beside those that it has; faults are
     /// answered one page at a time then
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", env = "UZONE_SERVE_RECORD")]
     record: Option<PathBuf>,
     /// The pages to install before they are touched: a file of --record, or `none` [default: the working set
     /// of the image]
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", env = "UZONE_SERVE_PREFETCH")]
     prefetch: Option<PathBuf>,
     /// Serve metrics for Prometheus by HTTP at ADDRESS:PORT, to all who can reach it; the control socket has
     /// them in any case
-    #[arg(long, value_name = "ADDRESS")]
+    #[arg(long, value_name = "ADDRESS", env = "UZONE_SERVE_METRICS")]
     metrics: Option<SocketAddr>,
     /// Take the socket and all machines over from the server that runs there: an upgrade. The image must be
     /// the same
     #[arg(long)]
     take_over: bool,
     /// Serve the image with this root hash alone; without it, a forged image is not noticed
-    #[arg(long, value_name = "HASH")]
+    #[arg(long, value_name = "HASH", env = "UZONE_SERVE_ROOT")]
     root: Option<Root>,
     /// How many bytes of decoded frames are kept, for all machines
-    #[arg(long, value_name = "SIZE", default_value = "64M")]
+    #[arg(long, value_name = "SIZE", default_value = "64M", env = "UZONE_SERVE_CACHE_BYTES")]
     cache_bytes: ByteLen,
     /// Answer faults as this user, a name or a number, which must be able to read the image; root alone can
     /// change it [default: the user of this command]
-    #[arg(long, value_name = "USER")]
+    #[arg(long, value_name = "USER", env = "UZONE_SERVE_USER")]
     user: Option<String>,
     /// Let the process that answers faults do what its user may do, for a debugger: by default it has no
     /// capability, and only the files and system calls that it needs
-    #[arg(long)]
+    #[arg(long, env = "UZONE_SERVE_NO_SANDBOX")]
     no_sandbox: bool,
     #[command(flatten)]
     on_disk: OnDisk,
@@ -139,6 +149,9 @@ fn mode(text: &str) -> Result<u32, String> {
 #[derive(Debug, Serialize)]
 struct Line<'a> {
     schema: &'static str,
+    /// The socket of the server, where there are several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    server: Option<String>,
     #[serde(flatten)]
     happened: Happened<'a>,
 }
@@ -159,12 +172,19 @@ enum ServerEvent {
 
 impl<'a> Line<'a> {
     fn new(happened: Happened<'a>) -> Self {
-        Self { schema: "uzone.serve/1", happened }
+        Self { schema: "uzone.serve/1", server: None, happened }
     }
 }
 
 impl Report for Line<'_> {
     fn text(&self, _style: Style) -> String {
+        let server = self.server.as_ref().map(|server| format!("{server}: ")).unwrap_or_default();
+        format!("{server}{}", self.what())
+    }
+}
+
+impl Line<'_> {
+    fn what(&self) -> String {
         let event = match &self.happened {
             Happened::Server(ServerEvent::Listening { socket, image, metrics, sandbox }) => {
                 let metrics = metrics.map(|at| format!("; metrics at http://{at}/metrics"));
@@ -272,23 +292,53 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     if args.worker {
         return work(args, out);
     }
-    let socket = args.socket.clone().unwrap_or_else(default_socket);
-    // Before the socket: a signal that comes then removes it.
+    // Before the sockets: a signal that comes then removes them.
     let signals = Signals::new([SIGINT, SIGTERM])?;
-    let (log, printer) = printer();
-    let user = args.user.as_deref().map(User::named).transpose().map_err(UserError::failure)?;
-    let start = start_worker(user);
-    let kept = if args.take_over {
-        Keeper::take_over(&socket, options(args), log, start)
-    } else {
-        Keeper::bind(&socket, options(args), log, start)
+    let configured = match &args.config {
+        Some(path) => config::read(path)?,
+        None => vec![config::alone()?],
     };
-    match kept {
-        // It has stated why.
-        Err(ServeError::Worker { status }) if let Some(exit) = Exit::of_process(status) => Ok(exit),
-        kept => {
-            let manager = service_manager();
-            keep(kept?, manager.as_ref(), args, &socket, signals, printer, out)
+    if args.print_config {
+        out.text(&config::print(&configured))?;
+        return Ok(Exit::Ok);
+    }
+    let mut listening = Vec::new();
+    for server in &configured {
+        match Listening::open(server)? {
+            Ok(opened) => listening.push(opened),
+            // Its worker has stated why.
+            Err(exit) => return Ok(exit),
+        }
+    }
+    serve_all(listening, service_manager().as_ref(), signals, out)
+}
+
+/// A server that listens.
+struct Listening<'a> {
+    keeper: Keeper,
+    args: &'a Args,
+    socket: PathBuf,
+    printer: Printer,
+}
+
+impl<'a> Listening<'a> {
+    /// Starts the worker of a server, and listens. `Ok(Err(_))` is how a worker ended that has stated why.
+    fn open(server: &'a config::Server) -> Result<Result<Self, Exit>, Failure> {
+        let config::Server { args, arguments, .. } = server;
+        let socket = args.socket.clone().unwrap_or_else(default_socket);
+        let (log, printer) = printer();
+        let user = args.user.as_deref().map(User::named).transpose().map_err(UserError::failure)?;
+        let start = start_worker(arguments.clone(), user);
+        let kept = if args.take_over {
+            Keeper::take_over(&socket, options(args), log, start)
+        } else {
+            Keeper::bind(&socket, options(args), log, start)
+        };
+        match kept {
+            Err(ServeError::Worker { status }) if let Some(exit) = Exit::of_process(status) => {
+                Ok(Err(exit))
+            }
+            kept => Ok(Ok(Self { keeper: kept?, args, socket, printer })),
         }
     }
 }
@@ -331,64 +381,95 @@ fn printer() -> (impl Fn(&ServeEvent) + Send + 'static, Printer) {
     (log, Printer { events, dropped })
 }
 
-/// Serves machines until a signal.
-fn keep(
-    mut keeper: Keeper,
+/// Serves the machines of all servers until a signal, each server by a thread of its own.
+fn serve_all(
+    servers: Vec<Listening<'_>>,
     manager: Option<&UnixDatagram>,
-    args: &Args,
-    socket: &Path,
     mut signals: Signals,
-    printer: Printer,
     out: &Output,
 ) -> Result<Exit, Failure> {
-    out.event(&Line::new(Happened::Server(ServerEvent::Listening {
-        socket: socket.display().to_string(),
-        image: args.image.display().to_string(),
-        metrics: keeper.metrics(),
-        sandbox: keeper.sandbox().clone(),
-    })));
-    let states = [NotifyState::Ready, NotifyState::MainPid(std::process::id())];
-    notify(manager, &states);
-    // The worker cannot connect to it, should it take the place of this process.
-    if let Some(manager) = manager {
-        keeper.keep(manager.try_clone()?.into());
+    let (mut bells, is_one) = (Vec::new(), servers.len() == 1);
+    for Listening { keeper, args, socket, .. } in &servers {
+        let image = args.image.as_deref().unwrap_or(Path::new("-"));
+        out.event(&Line::new(Happened::Server(ServerEvent::Listening {
+            socket: socket.display().to_string(),
+            image: image.display().to_string(),
+            metrics: keeper.metrics(),
+            sandbox: keeper.sandbox().clone(),
+        })));
+        bells.push(Arc::new(Doorbell::new()?));
     }
-    let (lines, Printer { events, dropped }) = (*out, printer);
-    let printer = thread::Builder::new().name("uzone-log".into()).spawn(move || {
-        for event in events {
-            lines.event(&Line::new(Happened::Session(&event)));
-        }
-    })?;
-    let stop = Arc::new(Doorbell::new()?);
-    let bell = stop.clone();
+    notify(manager, &[NotifyState::Ready, NotifyState::MainPid(std::process::id())]);
+    let all = bells.clone();
     thread::Builder::new().name("uzone-signals".into()).spawn(move || {
         for _ in signals.forever() {
             // The counter of a bell is never full.
-            let _ = bell.ring();
+            all.iter().for_each(|bell| drop(bell.ring()));
         }
     })?;
-    let Served { sessions, left, deaths, .. } = keeper.run(&stop)?;
+    let served = thread::scope(|scope| {
+        let threads: Vec<_> = servers
+            .into_iter()
+            .zip(&bells)
+            .map(|(server, bell)| scope.spawn(move || server.serve(bell, manager, is_one, out)))
+            .collect();
+        let served = threads.into_iter().map(|thread| match thread.join() {
+            Ok(served) => served,
+            Err(panic) => std::panic::resume_unwind(panic),
+        });
+        served.collect::<Result<Vec<_>, Failure>>()
+    });
     notify(manager, &[NotifyState::Stopping]);
-    // The last sender, so that the printer ends.
-    drop(keeper);
-    let _ = printer.join();
-    out.event(&Line::new(Happened::Server(ServerEvent::Stopped {
-        sessions,
-        left,
-        worker_deaths: deaths,
-        dropped_events: dropped.load(Ordering::Relaxed),
-    })));
-    Ok(if left == 0 { Exit::Ok } else { Exit::Again })
+    Ok(if served?.iter().all(|served| served.left == 0) { Exit::Ok } else { Exit::Again })
+}
+
+impl Listening<'_> {
+    /// Serves machines until the bell rings.
+    fn serve(
+        self,
+        stop: &Doorbell,
+        manager: Option<&UnixDatagram>,
+        is_one: bool,
+        out: &Output,
+    ) -> Result<Served, Failure> {
+        let Self { mut keeper, socket, printer: Printer { events, dropped }, .. } = self;
+        // The worker cannot connect to it, should it take the place of this process.
+        if let Some(manager) = manager {
+            keeper.keep(manager.try_clone()?.into());
+        }
+        let socket = (!is_one).then(|| socket.display().to_string());
+        let (lines, of) = (*out, socket.clone());
+        let printer = thread::Builder::new().name("uzone-log".into()).spawn(move || {
+            for event in events {
+                lines.event(&Line { server: of.clone(), ..Line::new(Happened::Session(&event)) });
+            }
+        })?;
+        let served = keeper.run(stop)?;
+        // The last sender, so that the printer ends.
+        drop(keeper);
+        let _ = printer.join();
+        let stopped = Happened::Server(ServerEvent::Stopped {
+            sessions: served.sessions,
+            left: served.left,
+            worker_deaths: served.deaths,
+            dropped_events: dropped.load(Ordering::Relaxed),
+        });
+        out.event(&Line { server: socket, ..Line::new(stopped) });
+        Ok(served)
+    }
 }
 
 /// Returns what starts this program as the process that answers faults, out of the reach of the terminal's
 /// signals.
-fn start_worker(user: Option<User>) -> impl FnMut(OwnedFd) -> io::Result<Child> + Send + 'static {
+fn start_worker(
+    arguments: Vec<OsString>,
+    user: Option<User>,
+) -> impl FnMut(OwnedFd) -> io::Result<Child> + Send + 'static {
     move |keeper| {
-        let is_ours = |argument: &OsString| argument != "--worker" && argument != "--take-over";
-        let arguments = env::args_os().skip(1).filter(is_ours);
+        let is_ours = |argument: &&OsString| *argument != "--worker" && *argument != "--take-over";
         let mut command = Command::new(PROGRAM);
-        command.args(arguments).arg("--worker").stdin(keeper).process_group(0);
+        command.args(arguments.iter().filter(is_ours)).arg("--worker");
+        command.stdin(keeper).process_group(0);
         if let Some(user) = user {
             user.runs(&mut command);
         }
@@ -401,7 +482,8 @@ fn work(args: &Args, out: &Output) -> Result<Exit, Failure> {
     // A keeper that stops ends this process, and one that does not needs it.
     let signals = Signals::new([SIGINT, SIGTERM])?;
     let disk = args.on_disk.open(out)?;
-    let mut worker = Worker::open(&args.image, options(args).disk_cache(disk))?;
+    let image = args.image.as_deref().unwrap_or(Path::new("-"));
+    let mut worker = Worker::open(image, options(args).disk_cache(disk))?;
     worker.run(io::stdin().as_fd().try_clone_to_owned()?)?;
     let Some(estate) = worker.into_estate() else { return Ok(Exit::Ok) };
     out.warn(format_args!("the keeper of this server has died; its worker takes its place"));
@@ -410,6 +492,8 @@ fn work(args: &Args, out: &Output) -> Result<Exit, Failure> {
     let manager =
         estate.kept().map(|fd| fd.try_clone_to_owned()).transpose()?.map(UnixDatagram::from);
     // This process is the user's already, and a worker of it is as well.
-    let keeper = Keeper::inherit(estate, &socket, options(args), log, start_worker(None))?;
-    keep(keeper, manager.as_ref(), args, &socket, signals, printer, out)
+    let start = start_worker(env::args_os().skip(1).collect(), None);
+    let keeper = Keeper::inherit(estate, &socket, options(args), log, start)?;
+    let listening = Listening { keeper, args, socket, printer };
+    serve_all(vec![listening], manager.as_ref(), signals, out)
 }

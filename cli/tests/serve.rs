@@ -250,3 +250,85 @@ fn an_image_that_cannot_be_served_is_named_with_its_exit_code() {
         .expect("the binary under test runs");
     assert_eq!(output.status.code(), Some(2));
 }
+
+#[test]
+fn a_file_describes_several_servers_and_flags_go_before_it() {
+    let dir = Dir::new("serve-config");
+    let (one, two) = (dir.name("one"), dir.name("two"));
+    for (path, byte) in [(&one, 1), (&two, 2)] {
+        fs::write(path, vec![byte; 1 << 20]).expect("a file is written");
+    }
+    let (first, second) = (dir.name("first.sock"), dir.name("second.sock"));
+    let text = format!(
+        "deadline = 20\n\n[[image]]\npath = \"{one}\"\nsocket = \"{first}\"\n\n[[image]]\npath = \"{two}\"\n\
+         socket = \"{second}\"\ndeadline = 10\n"
+    );
+    let config = dir.file("uzone.toml", &text);
+    let print = |arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
+        command.args(["serve", "--config", &config, "--print-config"]).args(arguments);
+        let output = command.env("UZONE_SERVE_CACHE_BYTES", "8M").output().expect("it runs");
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).expect("text")
+    };
+    let printed = print(&[]);
+    assert!(
+        printed.contains("deadline = \"20\"") && printed.contains("deadline = \"10\""),
+        "{printed}"
+    );
+    assert_eq!(printed.matches("cache-bytes = \"8M\"").count(), 2, "{printed}");
+    assert_eq!(print(&["--deadline", "5"]).matches("deadline = \"5\"").count(), 2);
+
+    let (mut server, mut lines) = serve(&["--config", &config]);
+    for socket in [&first, &second] {
+        let listening = event(&mut lines);
+        assert_eq!(
+            (&listening["event"], &listening["socket"]),
+            (&"listening".into(), &socket[..].into())
+        );
+    }
+    for (socket, byte) in [(&first, 1), (&second, 2)] {
+        let options = uzone_attach::AttachOptions::default();
+        match uzone_attach::AttachedMemory::attach(socket.as_ref(), &options) {
+            Ok(memory) => {
+                let mut seen = [0; 64];
+                memory.mapping().read_at(5000, &mut seen).expect("it is served");
+                assert_eq!(seen, [byte; 64]);
+            }
+            Err(uzone_attach::AttachError::Open(error)) => println!("skipped: attaching: {error}"),
+            Err(error) => panic!("{error}"),
+        }
+        UnixStream::connect(socket)
+            .expect("it listens")
+            .write_all(b"rubbish")
+            .expect("it is taken");
+        loop {
+            let happened = event(&mut lines);
+            assert_eq!(happened["server"], socket[..], "{happened}");
+            if happened["event"] == "refused" {
+                break;
+            }
+        }
+    }
+    signal(&server);
+    let mut stopped: Vec<_> = (0..2)
+        .map(|_| {
+            loop {
+                let happened = event(&mut lines);
+                if happened["event"] == "stopped" {
+                    break happened["server"].as_str().expect("a socket").to_owned();
+                }
+            }
+        })
+        .collect();
+    stopped.sort();
+    assert_eq!(stopped, [first, second]);
+    assert!(server.wait().expect("it ends").success());
+
+    let config = dir.file("wrong.toml", "[[image]]\npath = 'a'\nsocket = 'b'\nspeed = 3\n");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
+    let output = command.args(["serve", "--config", &config]).output().expect("it runs");
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(65), "{message}");
+    assert!(message.contains("line 4: there is no key speed"), "{message}");
+}
