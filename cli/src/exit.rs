@@ -14,7 +14,7 @@ use uzone_bench::BenchError;
 use uzone_os as os;
 use uzone_pages::{AddrError, ErrorKind, LayoutError};
 use uzone_report::ReportError;
-use uzone_server::ServeError;
+use uzone_server::{OffloadError, ServeError};
 use uzone_snapshot::SnapshotError;
 
 /// How the command ended.
@@ -130,6 +130,7 @@ fn of_link(error: &(dyn Error + 'static)) -> Option<Exit> {
         .or_else(|| error.downcast_ref().map(ReportError::kind))
         .or_else(|| error.downcast_ref().map(SnapshotError::kind))
         .or_else(|| error.downcast_ref().map(ServeError::kind))
+        .or_else(|| error.downcast_ref().map(OffloadError::kind))
         .or_else(|| error.downcast_ref().map(AddrError::kind))
         .or_else(|| error.downcast_ref().map(LayoutError::kind));
     if let Some(kind) = kind {

@@ -11,6 +11,7 @@ mod doctor;
 mod exit;
 mod generate;
 mod image;
+mod offload;
 mod output;
 mod progress;
 mod report;
@@ -56,6 +57,7 @@ enum Command {
     Status(status::StatusArgs),
     Drain(status::DrainArgs),
     Diff(diff::Args),
+    Offload(offload::Args),
     Man(generate::ManArgs),
     Completions(generate::CompletionsArgs),
 }
@@ -75,6 +77,7 @@ impl Command {
             Self::Status(args) => status::status(args, out),
             Self::Drain(args) => status::drain(args, out),
             Self::Diff(args) => diff::run(args, out),
+            Self::Offload(args) => offload::run(args, out),
             Self::Man(args) => generate::man(args, out),
             Self::Completions(args) => generate::completions(args, out),
         }

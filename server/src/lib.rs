@@ -52,7 +52,7 @@ pub use error::ServeError;
 pub use event::ServeEvent;
 pub use handshake::{HandshakeError, regions};
 pub use keeper::{Keeper, Served};
-pub use offload::{MemoryBytes, Offload, OffloadError, Offloaded};
+pub use offload::{MemoryBytes, Offload, OffloadError, Offloaded, open_memory};
 pub use options::{OnFailure, Prefetch, ServerOptions};
 pub use sandbox::Sandbox;
 pub use status::{SessionStats, SessionStatus, Status};

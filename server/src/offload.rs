@@ -29,7 +29,9 @@ use uzone_os::file_system::next_data;
 use uzone_os::uffd::{EventSet, ReadyKeys};
 use uzone_os::{MapError, Mapping, peer};
 use uzone_pages::{ByteLen, ErrorKind};
-use uzone_snapshot::SnapshotError;
+use uzone_snapshot::{FileSource, Image, OpenOptions, Root, SnapshotError, Source, is_url};
+
+use crate::worker::open_raw;
 
 /// How many bytes a page has, of which the other side asks for whole ones.
 const PAGE_LEN: usize = 4096;
@@ -148,7 +150,7 @@ pub trait MemoryBytes: Send + Sync {
     fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), SnapshotError>;
 }
 
-impl MemoryBytes for uzone_snapshot::Image {
+impl MemoryBytes for Image {
     fn byte_len(&self) -> u64 {
         self.byte_len()
     }
@@ -159,18 +161,40 @@ impl MemoryBytes for uzone_snapshot::Image {
 }
 
 /// The raw bytes of memory.
-impl MemoryBytes for uzone_snapshot::FileSource {
+impl MemoryBytes for FileSource {
     fn byte_len(&self) -> u64 {
-        uzone_snapshot::Source::byte_len(self)
+        Source::byte_len(self)
     }
 
     fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), SnapshotError> {
-        uzone_snapshot::Source::read_at(self, offset, out).map_err(|cause| SnapshotError::Read {
-            name: uzone_snapshot::Source::name(self),
+        Source::read_at(self, offset, out).map_err(|cause| SnapshotError::Read {
+            name: Source::name(self),
             offset,
             len_bytes: out.len() as u64,
             cause,
         })
+    }
+}
+
+/// Opens an image, packed or the raw bytes of memory, to restore machines from.
+///
+/// # Errors
+/// [`SnapshotError`]: it cannot be read, has another root hash than is required, or is a damaged packed image.
+pub fn open_memory(path: &Path, root: Option<Root>) -> Result<Box<dyn MemoryBytes>, SnapshotError> {
+    let options = root.into_iter().fold(OpenOptions::default(), OpenOptions::root);
+    match Image::open(path, &options) {
+        Ok(image) => Ok(Box::new(image)),
+        Err(error @ SnapshotError::NotAnImage { .. }) if root.is_none() && !is_url(path) => {
+            let (file, _) = open_raw(path, error)?;
+            let file = FileSource::from_file(file, path).map_err(|cause| SnapshotError::Read {
+                name: path.display().to_string(),
+                offset: 0,
+                len_bytes: 0,
+                cause,
+            });
+            Ok(Box::new(file?))
+        }
+        Err(error) => Err(error),
     }
 }
 
@@ -210,7 +234,8 @@ struct SlotConfig {
     file_offset: u64,
 }
 
-/// Returns the slots of a configuration, by their addresses. The image has one behind the other in that order.
+/// Returns the slots of a configuration, by their addresses. The image has one behind the other in that
+/// order.
 fn slots(config: &[u8]) -> Result<Vec<Slot>, OffloadError> {
     let unusable = |why: String| OffloadError::Config { why };
     let config: Config =

@@ -6,8 +6,9 @@
 //! worker does when it takes the place of a dead keeper. Seccomp: threads that answer faults have the calls
 //! of memory, waiting and reading; the main thread also those of files, of starting a process, and of sockets
 //! that it was handed. No thread makes or connects a socket, so that a worker of root's reaches no other
-//! service; for an image in object storage they make those of the network, and no others. A call that is not on the list ends the process with a line that has its number, and the next
-//! worker takes over: an answer instead would hide a list that is too short.
+//! service; for an image in object storage they make those of the network, and no others. A call that is
+//! not on the list ends the process with a line that has its number, and the next worker takes over: an
+//! answer instead would hide a list that is too short.
 //!
 //! Scopes of signals are left out: without a keeper, the worker is who ends a machine.
 //! Source: landlock(7), seccomp(2), capabilities(7), ioctl_userfaultfd(2).

@@ -476,6 +476,22 @@ fn open(path: &Path, options: &ServerOptions) -> Result<Opened, ServeError> {
         }
         Err(error) => return Err(error.into()),
     };
+    let (file, metadata) = open_raw(path, not_packed)?;
+    let failed = |cause| {
+        let name = path.display().to_string();
+        SnapshotError::Read { name, offset: 0, len_bytes: 0, cause }
+    };
+    let backing = Arc::new(FileBacking::new(file).map_err(failed)?);
+    let image = raw_name(&metadata);
+    let files = Files { read: vec![path.to_owned()], ..Files::default() };
+    Ok(Opened { backing, image, files, working_set: Vec::new(), page_bytes: RAW_PAGE })
+}
+
+/// Opens the raw bytes of memory, which are no packed image by `not_packed`.
+pub(crate) fn open_raw(
+    path: &Path,
+    not_packed: SnapshotError,
+) -> Result<(File, Metadata), SnapshotError> {
     let failed = |cause| {
         let name = path.display().to_string();
         SnapshotError::Read { name, offset: 0, len_bytes: 0, cause }
@@ -489,15 +505,12 @@ fn open(path: &Path, options: &ServerOptions) -> Result<Opened, ServeError> {
             matches!(u32::from_le_bytes(start), ZSTD_FRAME | FIRST_SKIPPABLE..=LAST_SKIPPABLE)
         }
         Err(cause) if cause.kind() == io::ErrorKind::UnexpectedEof => true,
-        Err(cause) => return Err(failed(cause).into()),
+        Err(cause) => return Err(failed(cause)),
     };
     if is_packed || len % RAW_PAGE != 0 {
-        return Err(not_packed.into());
+        return Err(not_packed);
     }
-    let backing = Arc::new(FileBacking::new(file).map_err(failed)?);
-    let image = raw_name(&metadata);
-    let files = Files { read: vec![path.to_owned()], ..Files::default() };
-    Ok(Opened { backing, image, files, working_set: Vec::new(), page_bytes: RAW_PAGE })
+    Ok((file, metadata))
 }
 
 /// Returns what tells raw memory from other images: its bytes have no hash, so it is the same file, unchanged.

@@ -1,6 +1,6 @@
 //! Machines of Cloud Hypervisor are restored by faults. The other side is composed from the fields of its
-//! protocol, and plays what its process does: it takes the machine, maps its memory files shared, and asks for
-//! pages, some of them before it has taken the state.
+//! protocol, and plays what its process does: it takes the machine and its memory files, and asks for pages,
+//! some of them before it has taken the state.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
 

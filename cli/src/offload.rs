@@ -1,0 +1,95 @@
+//! `uzone offload`: restores a machine of Cloud Hypervisor from an image of its memory, page by page.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use serde::Serialize;
+use uzone_pages::ByteLen;
+use uzone_report::human_duration;
+use uzone_server::{Offload, OffloadError, Offloaded, open_memory};
+use uzone_snapshot::Root;
+
+use crate::exit::{self, Exit, Failure};
+use crate::output::{Output, Report, Style};
+
+const EXITS: [Exit; 7] =
+    [Exit::Ok, Exit::Usage, Exit::Data, Exit::Input, Exit::Os, Exit::Io, Exit::Permission];
+
+/// Restore a machine of Cloud Hypervisor from an image of its memory, page by page
+///
+/// Have Cloud Hypervisor receive a machine at the socket first: `ch-remote receive-migration
+/// receiver_url=unix:SOCKET,memory_mode=postcopy`. The folder has what its offload daemon saves beside the
+/// memory: migration_config.json and state.json. The image has the slots of the memory (memory-0, memory-1,
+/// ...), one behind the other by their guest addresses. The command ends when the machine needs no more pages.
+#[derive(Debug, clap::Args)]
+#[command(after_help = exit::help("uzone offload --socket /run/ch.sock --state /var/vm vm.image --resume", &EXITS))]
+pub(crate) struct Args {
+    /// The image: packed, or the raw bytes of memory
+    image: PathBuf,
+    /// Where Cloud Hypervisor listens
+    #[arg(long, value_name = "PATH")]
+    socket: PathBuf,
+    /// The folder of the machine's configuration and state
+    #[arg(long, value_name = "DIR")]
+    state: PathBuf,
+    /// Let the machine run when it is restored; otherwise it is paused
+    #[arg(long)]
+    resume: bool,
+    /// Restore from the image with this root hash alone; without it, a forged image is not noticed
+    #[arg(long, value_name = "HASH")]
+    root: Option<Root>,
+}
+
+/// A file of the machine that cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot read {}: {cause}", path.display())]
+struct Unread {
+    path: PathBuf,
+    #[source]
+    cause: std::io::Error,
+}
+
+/// `uzone.offload/1`
+#[derive(Debug, Serialize)]
+struct OffloadReport {
+    schema: &'static str,
+    faults: u64,
+    asked_bytes: u64,
+    around_bytes: u64,
+    served_ns: u64,
+}
+
+impl Report for OffloadReport {
+    fn text(&self, _style: Style) -> String {
+        format!(
+            "restored by {} faults in {}: {:.1} were asked for, and {:.1} came along\n",
+            self.faults,
+            human_duration(std::time::Duration::from_nanos(self.served_ns)),
+            ByteLen::new(self.asked_bytes),
+            ByteLen::new(self.around_bytes)
+        )
+    }
+}
+
+/// Restores a machine.
+///
+/// # Errors
+/// If the image or the state cannot be read, or Cloud Hypervisor refuses the machine.
+pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
+    let read = |name| {
+        let path = args.state.join(name);
+        fs::read(&path).map_err(|cause| Unread { path, cause })
+    };
+    let (config, state) = (read("migration_config.json")?, read("state.json")?);
+    let bytes = open_memory(&args.image, args.root)?;
+    let offload = Offload::new(bytes, config, state)?;
+    let started = Instant::now();
+    out.log(format_args!("restoring a machine at {}", args.socket.display()));
+    let done: Result<_, OffloadError> = offload.restore(&args.socket, args.resume);
+    let Offloaded { faults, asked_bytes, around_bytes, .. } = done?;
+    let served_ns = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    let schema = "uzone.offload/1";
+    out.print(&OffloadReport { schema, faults, asked_bytes, around_bytes, served_ns })?;
+    Ok(Exit::Ok)
+}
