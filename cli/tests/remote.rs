@@ -5,7 +5,7 @@ mod common;
 mod s3;
 
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
@@ -221,4 +221,40 @@ fn a_server_serves_an_image_of_a_bucket() {
     server.put("raw", &memory(1 << 20));
     let arguments = ["serve", "s3://images/raw", "--socket", &socket];
     assert!(fails(&server, 65, &arguments).contains("s3://images/raw is not a packed image"));
+}
+
+#[test]
+fn a_worker_whose_keeper_dies_starts_another_one_that_reaches_the_bucket() {
+    let (server, dir) = (Server::start("keeper"), Dir::new("serve-keeper"));
+    let (raw, socket) = (dir.name("raw"), dir.name("sock"));
+    let bytes = memory(1 << 20);
+    fs::write(&raw, &bytes).expect("a file is written");
+    let url = "s3://images/image";
+    object(&server, &["pack", &raw, url, "--json"]);
+    let cache = dir.name("cache");
+    let arguments = ["serve", "--json", url, "--socket", &socket, "--on-failure", "hold"];
+    let arguments = [&arguments[..], &["--cache-dir", &cache]].concat();
+    let mut served = command(&server, &arguments);
+    let mut served = served.stdout(Stdio::piped()).spawn().expect("the binary under test runs");
+    let mut line = String::new();
+    let mut lines = BufReader::new(served.stdout.take().expect("a pipe"));
+    lines.read_line(&mut line).expect("it is read");
+    served.kill().expect("it runs");
+    served.wait().expect("it ends");
+    match AttachedMemory::attach(Path::new(&socket), &AttachOptions::default()) {
+        Ok(memory) => {
+            let mut seen = vec![0; bytes.len()];
+            memory.mapping().read_at(0, &mut seen).expect("it is served");
+            assert!(seen == bytes, "another byte than that of the image");
+        }
+        Err(AttachError::Open(error)) => {
+            assert!(std::env::var("REQUIRE_ALL").as_deref() != Ok("1"), "{error}");
+            println!("skipped: reading what is served: {error}");
+        }
+        Err(error) => panic!("{error}"),
+    }
+    object(&server, &["drain", "--socket", &socket, "--json"]);
+    // The last process that has the pipe has ended.
+    lines.read_to_string(&mut line).expect("it is read");
+    assert!(!line.contains("worker_ended"), "{line}");
 }
