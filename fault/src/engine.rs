@@ -156,6 +156,7 @@ impl Engine {
         let attached =
             self.attach(FaultMemory::Own(memory.clone()), None, core.clone(), options, room)?;
         let answered = answer_in_thread(in_thread, &memory, &core, options);
+        tracing::debug!(%len, %page, ?answered, "map");
         let mut mapping = LazyMapping::new(attached, memory, core, room, tracker, answered);
         if let Some(quiet) = options.collapse_when_settled {
             mapping.collapse_when_settled(quiet).map_err(MapError::Thread)?;

@@ -419,6 +419,7 @@ impl<P: Payload> Pagemap<P> {
                 inner.collect_bus_errors();
                 let Inner { mut region, parts, bad, .. } = inner;
                 let range = parts.memmap.layout().range();
+                tracing::debug!(%range, "unbind");
                 region.remember_bad(&bad.in_range(range), range);
                 Ok(parts.into_region(region))
             }

@@ -89,7 +89,9 @@ impl<P: Payload> Pagemap<P> {
     /// # Errors
     /// [`PoisonFailure`] if the page is not the region's, or known to be bad.
     pub fn poison(&self, pfn: Pfn) -> Result<Poisoned, PoisonFailure> {
-        self.inner.poison(pfn)
+        let poisoned = self.inner.poison(pfn)?;
+        tracing::debug!(%pfn, "poison");
+        Ok(poisoned)
     }
 
     /// Records that page `pfn` is good again, as after its block was written or replaced. What is in it

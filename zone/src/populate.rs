@@ -337,6 +337,7 @@ impl Region {
             elapsed: started.elapsed(),
         };
         self.count_huge(&mut report, start)?;
+        tracing::debug!(?range, ?populated, threads = report.threads, elapsed = ?report.elapsed, "populate");
         Ok(report)
     }
 

@@ -476,6 +476,7 @@ impl<P: Payload> Pagemap<P> {
             sort(&mut zeroed);
         }
         zeroed.elapsed = started.elapsed();
+        tracing::debug!(%range, elapsed = ?zeroed.elapsed, "clear");
         Ok(zeroed)
     }
 

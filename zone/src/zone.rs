@@ -70,7 +70,15 @@ impl Zone {
         region: Region,
         options: BindOptions<P>,
     ) -> Result<Pagemap<P>, BindFailure> {
-        bind::bind(&self.shared, region, &options)
+        let pagemap = bind::bind(&self.shared, region, &options)?;
+        let report = pagemap.report();
+        tracing::debug!(
+            pages = report.pages.get(),
+            method = ?report.stamp,
+            elapsed = ?report.elapsed,
+            "bind: {report}"
+        );
+        Ok(pagemap)
     }
 
     /// Returns how much descriptor memory is kept for the next bind.

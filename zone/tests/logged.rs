@@ -1,5 +1,5 @@
-//! What a zone logs where no caller can be given an error: a pagemap that is dropped while its
-//! pages are held.
+//! What a zone logs: each step, and where no caller can be given an error, a pagemap that is dropped while
+//! its pages are held.
 #![allow(clippy::unwrap_used, reason = "a test reports a failure by panicking")]
 
 use std::collections::BTreeMap;
@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Metadata, Subscriber, span, subscriber};
 use uzone_pages::{ByteLen, MemoryKind};
-use uzone_zone::{BindOptions, Pagemap, Region, Zone};
+use uzone_zone::{BindOptions, Init, Pagemap, PopulateOptions, Region, ZeroOptions, Zone};
 
 /// The fields of each event, by name, and its level.
 type Events = Arc<Mutex<Vec<(Level, BTreeMap<&'static str, String>)>>>;
@@ -56,6 +56,11 @@ fn logged(act: impl FnOnce()) -> Vec<(Level, BTreeMap<&'static str, String>)> {
     std::mem::take(&mut *events.lock().unwrap())
 }
 
+/// The same without what is logged of each step for those who look closer.
+fn problems(act: impl FnOnce()) -> Vec<(Level, BTreeMap<&'static str, String>)> {
+    logged(act).into_iter().filter(|(level, _)| *level < Level::DEBUG).collect()
+}
+
 /// Held by each test: one asks whether an address is mapped, and the other would map there.
 static ALONE: Mutex<()> = Mutex::new(());
 
@@ -75,7 +80,7 @@ fn a_pagemap_that_is_dropped_while_its_pages_are_held_is_an_error_in_the_log() {
     pagemap.pin_and_write(100, b"still here").unwrap();
     let address = pinned.segments().next().unwrap().address;
 
-    let events = logged(|| drop(pagemap));
+    let events = problems(|| drop(pagemap));
     assert_eq!(events.len(), 1, "{events:?}");
     let (level, fields) = &events[0];
     assert_eq!(*level, Level::ERROR);
@@ -91,16 +96,16 @@ fn a_pagemap_that_is_dropped_while_its_pages_are_held_is_an_error_in_the_log() {
 
     // The memory is there as long as anybody holds it, and not longer.
     assert!(is_mapped(address));
-    let events = logged(|| drop((pinned, again)));
+    let events = problems(|| drop((pinned, again)));
     assert!(events.is_empty() && is_mapped(address));
-    let events = logged(|| drop(referenced));
+    let events = problems(|| drop(referenced));
     assert!(events.is_empty() && !is_mapped(address));
 }
 
 #[test]
 fn a_pagemap_that_is_unbound_or_not_held_is_not_logged() {
     let _alone = ALONE.lock();
-    let events = logged(|| {
+    let events = problems(|| {
         drop(bound());
         drop(bound().unbind().unwrap());
         let pagemap = bound();
@@ -110,6 +115,28 @@ fn a_pagemap_that_is_unbound_or_not_held_is_not_logged() {
         drop(pagemap);
     });
     assert!(events.is_empty(), "{events:?}");
+}
+
+#[test]
+fn each_step_is_logged_for_those_who_look_closer() {
+    let _alone = ALONE.lock();
+    let events = logged(|| {
+        let region = Region::anonymous(ByteLen::mib(4)).unwrap();
+        let _ = region.populate(0..1 << 20, &PopulateOptions::default()).unwrap();
+        let options = BindOptions::new(MemoryKind::Generic).init(Init::Eager);
+        let pagemap: Pagemap = Zone::new().bind(region, options).unwrap();
+        let _ = pagemap.zero(pagemap.range(), &ZeroOptions::default()).unwrap();
+        pagemap.poison(pagemap.range().start()).unwrap();
+        drop(pagemap.unbind().unwrap());
+    });
+    let seen: Vec<_> = events.iter().map(|(_, fields)| fields["message"].clone()).collect();
+    let [populate, bind, clear, poison, unbind] = &seen[..] else { panic!("{seen:?}") };
+    assert_eq!([populate, clear, poison, unbind], ["populate", "clear", "poison", "unbind"]);
+    assert!(bind.starts_with("bind: ") && bind.contains("1024"), "{bind}");
+    assert!(events.iter().all(|(level, _)| *level == Level::DEBUG), "{events:?}");
+    let fields = &events[1].1;
+    assert_eq!(fields["pages"], "1024");
+    assert!(fields.contains_key("method") && fields.contains_key("elapsed"), "{fields:?}");
 }
 
 /// Whether this process has anything mapped at an address, by the kernel's own list.

@@ -14,7 +14,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use uzone_os::uffd::{AnswerError, Answered, Features, KernelFaults, Modes, Registered, Uffd};
+use uzone_os::uffd::{
+    AnswerError, Answered, Features, KernelFaults, Modes, Refusal, Registered, Uffd,
+};
 use uzone_os::{Mapping, Sharing};
 use uzone_pages::{ByteLen, Content, FaultAround, PageSize};
 
@@ -219,7 +221,8 @@ impl SharedBacking {
                         Produced::Failed(error) => {
                             // Another attempt may succeed, by this mapping or another.
                             self.core.release(page);
-                            return Err(error);
+                            // The memory of the mapping may have room where the file has none.
+                            return if is_short(&error) { Ok(false) } else { Err(error) };
                         }
                         Produced::Deferred => self.core.release(page),
                     }
@@ -230,6 +233,12 @@ impl SharedBacking {
             std::thread::sleep(PAUSE);
         }
     }
+}
+
+/// Returns whether there was no memory for a page.
+fn is_short(error: &BackingError) -> bool {
+    let BackingError::Answer(AnswerError::Refused { refusal, .. }) = error else { return false };
+    *refusal == Refusal::NoMemory
 }
 
 impl Backing for SharedBacking {
