@@ -185,15 +185,22 @@ impl Report for Line<'_> {
 
 impl Line<'_> {
     fn what(&self) -> String {
-        let event = match &self.happened {
-            Happened::Server(ServerEvent::Listening { socket, image, metrics, sandbox }) => {
+        match &self.happened {
+            Happened::Server(event) => event.text(),
+            Happened::Session(event) => session_text(event),
+        }
+    }
+}
+
+impl ServerEvent {
+    fn text(&self) -> String {
+        match self {
+            Self::Listening { socket, image, metrics, sandbox } => {
                 let metrics = metrics.map(|at| format!("; metrics at http://{at}/metrics"));
                 let metrics = metrics.unwrap_or_default();
-                return format!(
-                    "serving {image} on {socket}{metrics}\nfaults are answered as {sandbox}\n"
-                );
+                format!("serving {image} on {socket}{metrics}\nfaults are answered as {sandbox}\n")
             }
-            Happened::Server(ServerEvent::Stopped { sessions, left, dropped_events, .. }) => {
+            Self::Stopped { sessions, left, dropped_events, .. } => {
                 let left = match left {
                     0 => String::new(),
                     left => format!("; {left} of them are left without a server"),
@@ -202,58 +209,60 @@ impl Line<'_> {
                     0 => String::new(),
                     lines => format!("; {lines} events were not printed in time"),
                 };
-                return format!("served {sessions} machines{left}{dropped}\n");
+                format!("served {sessions} machines{left}{dropped}\n")
             }
-            Happened::Session(event) => event,
-        };
-        let killed = |was_killed: &bool| if *was_killed { ", and it was killed" } else { "" };
-        match event {
-            ServeEvent::Connected {
-                session,
-                pid,
-                uid,
-                can_be_killed,
-                regions,
-                len_bytes,
-                page_bytes,
-            } => {
-                let rights = if *can_be_killed { "" } else { "; this server may not kill it" };
-                format!(
-                    "session {session}: process {pid} of user {uid} has {:.1} in {regions} regions of {:.1} \
-                     pages{rights}\n",
-                    ByteLen::new(*len_bytes),
-                    ByteLen::new(*page_bytes)
-                )
-            }
-            ServeEvent::Refused { session, pid, reason, was_killed } => format!(
-                "session {session}: process {pid} is not served{}: {reason}\n",
-                killed(was_killed)
-            ),
-            ServeEvent::WorkerEnded { status, sessions } => format!(
-                "the process that answers faults has ended ({status}) with {sessions} machines; the next one takes over\n"
-            ),
-            ServeEvent::HandedOver { sessions } => {
-                format!("another server has taken {sessions} machines over\n")
-            }
-            ServeEvent::TakenOver { session, pid, after_ns } => format!(
-                "session {session}: process {pid} is served again after {}\n",
-                human_duration(Duration::from_nanos(*after_ns))
-            ),
-            ServeEvent::Failed { session, pid, offset, reason, was_killed } => format!(
-                "session {session}: process {pid} needs the page at {offset:#x}, which cannot be produced{}: \
-                 {reason}\n",
-                killed(was_killed)
-            ),
-            ServeEvent::Ended { session, pid, served_ns, faults, demand_pages, around_pages } => {
-                format!(
-                    "session {session}: process {pid} ended after {}; {faults} faults brought {demand_pages} pages, \
-                 and {around_pages} came along\n",
-                    human_duration(Duration::from_nanos(*served_ns))
-                )
-            }
-            // Of a library that is newer than this command.
-            event => format!("{event:?}\n"),
         }
+    }
+}
+
+fn session_text(event: &ServeEvent) -> String {
+    let killed = |was_killed: &bool| if *was_killed { ", and it was killed" } else { "" };
+    match event {
+        ServeEvent::Connected {
+            session,
+            pid,
+            uid,
+            can_be_killed,
+            regions,
+            len_bytes,
+            page_bytes,
+        } => {
+            let rights = if *can_be_killed { "" } else { "; this server may not kill it" };
+            format!(
+                "session {session}: process {pid} of user {uid} has {:.1} in {regions} regions of {:.1} \
+                 pages{rights}\n",
+                ByteLen::new(*len_bytes),
+                ByteLen::new(*page_bytes)
+            )
+        }
+        ServeEvent::Refused { session, pid, reason, was_killed } => format!(
+            "session {session}: process {pid} is not served{}: {reason}\n",
+            killed(was_killed)
+        ),
+        ServeEvent::WorkerEnded { status, sessions } => format!(
+            "the process that answers faults has ended ({status}) with {sessions} machines; the next one takes over\n"
+        ),
+        ServeEvent::HandedOver { sessions } => {
+            format!("another server has taken {sessions} machines over\n")
+        }
+        ServeEvent::TakenOver { session, pid, after_ns } => format!(
+            "session {session}: process {pid} is served again after {}\n",
+            human_duration(Duration::from_nanos(*after_ns))
+        ),
+        ServeEvent::Failed { session, pid, offset, reason, was_killed } => format!(
+            "session {session}: process {pid} needs the page at {offset:#x}, which cannot be produced{}: \
+             {reason}\n",
+            killed(was_killed)
+        ),
+        ServeEvent::Ended { session, pid, served_ns, faults, demand_pages, around_pages } => {
+            format!(
+                "session {session}: process {pid} ended after {}; {faults} faults brought {demand_pages} pages, \
+             and {around_pages} came along\n",
+                human_duration(Duration::from_nanos(*served_ns))
+            )
+        }
+        // Of a library that is newer than this command.
+        event => format!("{event:?}\n"),
     }
 }
 

@@ -4,7 +4,8 @@
 mod common;
 
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -57,6 +58,7 @@ fn images(dir: &Dir) -> (String, String) {
 struct Server {
     child: Child,
     lines: BufReader<ChildStdout>,
+    socket: String,
 }
 
 impl Server {
@@ -66,8 +68,8 @@ impl Server {
         command.args(["serve", "--json", "--on-failure", "poison", image, "--socket", socket]);
         let mut child =
             command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("it runs");
-        let mut server =
-            Self { lines: BufReader::new(child.stdout.take().expect("a pipe")), child };
+        let lines = BufReader::new(child.stdout.take().expect("a pipe"));
+        let mut server = Self { lines, child, socket: socket.to_owned() };
         server.event("listening");
         server
     }
@@ -81,12 +83,22 @@ impl Server {
         object
     }
 
-    /// Returns the process that answers faults.
-    fn worker(&self) -> Pid {
-        let pid = self.child.id();
-        let children = format!("/proc/{pid}/task/{pid}/children");
-        let children = fs::read_to_string(children).expect("it is read");
-        Pid::from_raw(children.trim().parse().expect("one number")).expect("a process")
+    /// Returns the process that answers faults, and those before it that were not waited for yet.
+    fn workers(&self) -> Vec<Pid> {
+        let threads = fs::read_dir(format!("/proc/{}/task", self.child.id())).expect("it runs");
+        // A process is a child of the thread that started it.
+        let children = threads
+            .filter_map(|thread| fs::read_to_string(thread.ok()?.path().join("children")).ok());
+        let children = children.collect::<Vec<_>>().join(" ");
+        let numbers = children.split_whitespace().filter_map(|number| number.parse().ok());
+        numbers.filter_map(Pid::from_raw).collect()
+    }
+
+    fn kill_worker(&self) {
+        wait_until("a worker", || !self.workers().is_empty());
+        for worker in self.workers() {
+            kill_process(worker, Signal::KILL).expect("it is not waited for");
+        }
     }
 
     /// Kills both processes at once: neither gets to taking the place of the other.
@@ -95,9 +107,16 @@ impl Server {
         let keeper = Pid::from_child(&self.child);
         if self.child.try_wait().is_ok_and(|status| status.is_none()) {
             let _ = kill_process(keeper, Signal::STOP);
-            let _ = kill_process(self.worker(), Signal::KILL);
+            for worker in self.workers() {
+                let _ = kill_process(worker, Signal::KILL);
+            }
             let _ = kill_process(keeper, Signal::KILL);
             let _ = self.child.wait();
+            // The worker has the socket until the kernel has ended it.
+            let give_up = Instant::now() + PATIENCE;
+            while UnixStream::connect(&self.socket).is_ok() && Instant::now() < give_up {
+                thread::sleep(Duration::from_millis(1));
+            }
         }
     }
 }
@@ -195,7 +214,7 @@ fn programs_notice_a_pause_when_the_server_is_killed_and_started_again() {
         let given_back = PAGES / 8..PAGES / 2;
         let bytes = given_back.start * PAGE..given_back.end * PAGE;
         memory.mapping().discard(bytes).expect("it is given back");
-        kill_process(server.worker(), Signal::KILL).expect("it runs");
+        server.kill_worker();
         (PAGES / 2..PAGES * 5 / 8).for_each(|page| check(&memory, page, &page_of(page)));
         check(&memory, given_back.start, &[0; 4096]);
         let has_ended = AtomicBool::new(false);
@@ -256,11 +275,12 @@ fn what_is_no_page_server_is_named() {
     let attach = || AttachedMemory::attach(Path::new(&socket), &options);
     let error = attach().expect_err("there is no server");
     assert!(matches!(error, AttachError::Unreachable { .. }), "{error}");
-    let listener = std::os::unix::net::UnixListener::bind(&socket).expect("it listens");
+    let listener = UnixListener::bind(&socket).expect("it listens");
     thread::scope(|scope| {
         scope.spawn(|| {
             let (mut stream, _) = listener.accept().expect("one connects");
-            std::io::Write::write_all(&mut stream, b"SSH-2.0\n").expect("it is taken");
+            stream.read_exact(&mut [0; 8]).expect("it asks");
+            stream.write_all(b"SSH-2.0\n").expect("it is taken");
         });
         let error = attach().expect_err("it is another server");
         assert!(matches!(error, AttachError::NotAServer { .. }), "{error}");

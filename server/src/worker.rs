@@ -218,6 +218,7 @@ impl Worker {
     fn end_the_gone(&mut self, mut ended: impl FnMut(ServeEvent)) {
         // Before a session goes.
         self.record(!self.orphans.is_empty());
+        let had_sessions = !self.sessions.is_empty();
         let sessions = &mut self.sessions;
         self.orphans.retain(|number| {
             let Some(session) = sessions.get(number) else { return false };
@@ -227,6 +228,10 @@ impl Worker {
             }
             sessions.contains_key(number)
         });
+        if had_sessions && self.sessions.is_empty() {
+            // The pages take memory; a program that comes later has the file made anew.
+            self.shared = None;
+        }
     }
 
     /// Does what the keeper asks for, and asks for more. Returns whether the keeper is there.
