@@ -58,9 +58,20 @@ stage() {
     { grep -hE '^skipped: ' "$log" || true; } | sort -u | sed 's/^/         /'
 }
 
-# Adds up what the test runner counted in a log; a stage that ran nothing fails.
+# Runs the command line that follows the seconds, at most that long. A test that hangs fails the stage, and
+# the runner has named it by then.
+limited() {
+    local seconds=$1 code=0
+    shift
+    timeout --kill-after=10 "$seconds" "$@" || code=$?
+    [ "$code" -ne 124 ] || say "stopped after $seconds s: a test that 'has been running' above did not end"
+    return "$code"
+}
+
+# Adds up what the test runner counted in the log of a stage; a stage that ran nothing fails.
 count_tests() {
-    local name=$1 log=$2 ran skips
+    local name=$1 ran skips
+    local log=$LOGS/$name
     ran=$(grep -oE '^test result: ok\. [0-9]+ passed' "$log" | awk '{sum += $4} END {print sum + 0}')
     skips=$({ grep -hE '^skipped: ' "$log" || true; } | sort -u | wc -l)
     if [ "$ran" -eq 0 ]; then
@@ -100,11 +111,12 @@ need_strace() {
 }
 
 stage_test() {
-    local log="$LOGS/test.out"
     need_strace
+    cargo test --workspace --locked --no-run
     # --show-output, so that a skip of a passing test is seen. The soak takes a minute.
-    SOAK_SECS=${SOAK_SECS:-60} cargo test --workspace --no-fail-fast --locked -- --show-output 2>&1 | tee "$log"
-    count_tests test "$log"
+    SOAK_SECS=${SOAK_SECS:-60} limited 1800 \
+        cargo test --workspace --no-fail-fast --locked -- --show-output
+    count_tests test
 }
 
 stage_doc() {
@@ -117,22 +129,18 @@ stage_doc() {
 
 # Every package can be packed for publication: its files, its metadata, and the versions that it names.
 stage_package() {
-    local log="$LOGS/package.out"
-    cargo package --workspace --locked --allow-dirty --no-verify 2>&1 | tee "$log"
-    say "$(grep -c ' Packaged ' "$log") packages" >"$LOGS/package.summary"
+    cargo package --workspace --locked --allow-dirty --no-verify
+    say "$(grep -c ' Packaged ' "$LOGS/package") packages" >"$LOGS/package.summary"
 }
 
 stage_loom() {
-    local log="$LOGS/loom.out"
     # The bound on preemptions keeps the search finite: more than three in one race are not tried.
     LOOM_MAX_PREEMPTIONS=3 RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom \
-        cargo test -p uzone-pages -p uzone-os -p uzone-fault --test loom --release --locked 2>&1 |
-        tee "$log"
-    count_tests loom "$log"
+        cargo test -p uzone-pages -p uzone-os -p uzone-fault --test loom --release --locked
+    count_tests loom
 }
 
 stage_miri() {
-    local log="$LOGS/miri.out"
     if ! cargo "+$MIRI_TOOLCHAIN" miri --version >/dev/null 2>&1; then
         rustup toolchain install "$MIRI_TOOLCHAIN" --profile minimal \
             --component miri --component rust-src || {
@@ -143,16 +151,16 @@ stage_miri() {
     # The compiler of the toolchain may know lints that ours does not.
     RUSTFLAGS="--cap-lints=warn" \
         cargo "+$MIRI_TOOLCHAIN" miri test -p uzone-pages -p uzone-stream --locked -- \
-        --show-output 2>&1 | tee "$log"
+        --show-output
     # The rest of the package calls the kernel.
     RUSTFLAGS="--cap-lints=warn" \
         cargo "+$MIRI_TOOLCHAIN" miri test -p uzone-os --lib --locked -- \
-        --show-output live:: 2>&1 | tee -a "$log"
+        --show-output live::
     # Against a kernel and words that are made up; cases that need the real ones are skipped by name.
     RUSTFLAGS="--cap-lints=warn" \
         cargo "+$MIRI_TOOLCHAIN" miri test -p uzone-fault --lib --locked -- \
-        --show-output 2>&1 | tee -a "$log"
-    count_tests miri "$log"
+        --show-output
+    count_tests miri
 }
 
 stage_bench() {
