@@ -9,9 +9,6 @@ use std::ffi::OsString;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::net::{SocketAddr as SocketAddress, UnixDatagram};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
@@ -29,7 +26,8 @@ use uzone_os::uffd::Doorbell;
 use uzone_pages::ByteLen;
 use uzone_report::human_duration;
 use uzone_server::{
-    Keeper, OnFailure, Prefetch, Sandbox, ServeError, ServeEvent, Served, ServerOptions, Worker,
+    Keeper, OnFailure, Passed, Prefetch, Sandbox, ServeError, ServeEvent, Served, ServerOptions,
+    ServiceManager, Worker,
 };
 use uzone_snapshot::Root;
 
@@ -301,6 +299,8 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     if args.worker {
         return work(args, out);
     }
+    // Before this process opens anything.
+    let mut passed = Passed::of_environment();
     // Before the sockets: a signal that comes then removes them.
     let signals = Signals::new([SIGINT, SIGTERM])?;
     let configured = match &args.config {
@@ -313,13 +313,13 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     }
     let mut listening = Vec::new();
     for server in &configured {
-        match Listening::open(server)? {
+        match Listening::open(server, &mut passed)? {
             Ok(opened) => listening.push(opened),
             // Its worker has stated why.
             Err(exit) => return Ok(exit),
         }
     }
-    serve_all(listening, service_manager().as_ref(), signals, out)
+    serve_all(listening, ServiceManager::of_environment().as_ref(), signals, out)
 }
 
 /// A server that listens.
@@ -332,42 +332,38 @@ struct Listening<'a> {
 
 impl<'a> Listening<'a> {
     /// Starts the worker of a server, and listens. `Ok(Err(_))` is how a worker ended that has stated why.
-    fn open(server: &'a config::Server) -> Result<Result<Self, Exit>, Failure> {
+    fn open(
+        server: &'a config::Server,
+        passed: &mut Passed,
+    ) -> Result<Result<Self, Exit>, Failure> {
         let config::Server { args, arguments, .. } = server;
-        let socket = args.socket.clone().unwrap_or_else(default_socket);
+        let socket = args.socket.clone().or_else(|| passed.socket());
+        let socket = socket.unwrap_or_else(default_socket);
         let (log, printer) = printer();
         let user = args.user.as_deref().map(User::named).transpose().map_err(UserError::failure)?;
         let start = start_worker(arguments.clone(), user);
-        let kept = if args.take_over {
+        let keeper = if args.take_over {
             Keeper::take_over(&socket, options(args), log, start)
         } else {
-            Keeper::bind(&socket, options(args), log, start)
+            match passed.estate(&socket, args.mode)? {
+                Some(estate) => Keeper::inherit(estate, &socket, options(args), log, start),
+                None => Keeper::bind(&socket, options(args), log, start),
+            }
         };
-        match kept {
+        match keeper {
             Err(ServeError::Worker { status }) if let Some(exit) = Exit::of_process(status) => {
                 Ok(Err(exit))
             }
-            kept => Ok(Ok(Self { keeper: kept?, args, socket, printer })),
+            keeper => Ok(Ok(Self { keeper: keeper?, args, socket, printer })),
         }
     }
 }
 
-/// Returns a socket to the service manager, if there is one.
-fn service_manager() -> Option<UnixDatagram> {
-    let name = env::var_os("NOTIFY_SOCKET")?;
-    let address = match name.as_bytes() {
-        [b'@', name @ ..] => SocketAddress::from_abstract_name(name),
-        _ => SocketAddress::from_pathname(&name),
-    };
-    let socket = UnixDatagram::unbound().ok()?;
-    socket.connect_addr(&address.ok()?).ok()?;
-    Some(socket)
-}
-
-/// Notifies the service manager. One that does not listen is not waited for.
-fn notify(manager: Option<&UnixDatagram>, states: &[NotifyState]) {
-    let lines: String = states.iter().map(|state| format!("{state}\n")).collect();
-    let _ = manager.map(|manager| manager.send(lines.as_bytes()));
+/// Notifies the service manager.
+fn notify(manager: Option<&ServiceManager>, states: &[NotifyState]) {
+    if let Some(manager) = manager {
+        manager.notify(&states.iter().map(|state| format!("{state}\n")).collect::<String>());
+    }
 }
 
 /// What happens, on its way to be printed.
@@ -393,7 +389,7 @@ fn printer() -> (impl Fn(&ServeEvent) + Send + 'static, Printer) {
 /// Serves the machines of all servers until a signal, each server by a thread of its own.
 fn serve_all(
     servers: Vec<Listening<'_>>,
-    manager: Option<&UnixDatagram>,
+    manager: Option<&ServiceManager>,
     mut signals: Signals,
     out: &Output,
 ) -> Result<Exit, Failure> {
@@ -437,14 +433,13 @@ impl Listening<'_> {
     fn serve(
         self,
         stop: &Doorbell,
-        manager: Option<&UnixDatagram>,
+        manager: Option<&ServiceManager>,
         is_one: bool,
         out: &Output,
     ) -> Result<Served, Failure> {
         let Self { mut keeper, socket, printer: Printer { events, dropped }, .. } = self;
-        // The worker cannot connect to it, should it take the place of this process.
         if let Some(manager) = manager {
-            keeper.keep(manager.try_clone()?.into());
+            keeper.kept_by(manager.try_clone()?);
         }
         let socket = (!is_one).then(|| socket.display().to_string());
         let (lines, of) = (*out, socket.clone());
@@ -498,8 +493,7 @@ fn work(args: &Args, out: &Output) -> Result<Exit, Failure> {
     out.warn(format_args!("the keeper of this server has died; its worker takes its place"));
     let socket = args.socket.clone().unwrap_or_else(default_socket);
     let (log, printer) = printer();
-    let manager =
-        estate.kept().map(|fd| fd.try_clone_to_owned()).transpose()?.map(UnixDatagram::from);
+    let manager = estate.manager();
     // This process is the user's already, and a worker of it is as well.
     let start = start_worker(env::args_os().skip(1).collect(), None);
     let keeper = Keeper::inherit(estate, &socket, options(args), log, start)?;

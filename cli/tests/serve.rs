@@ -202,9 +202,42 @@ fn a_service_manager_is_notified_when_machines_can_connect() {
     );
     drop(UnixStream::connect(&socket).expect("it listens"));
     signal(&server);
-    let len = notified.recv(&mut heard).expect("it is notified");
-    assert!(String::from_utf8_lossy(&heard[..len]).contains("STOPPING=1"));
+    loop {
+        let len = notified.recv(&mut heard).expect("it is notified");
+        let text = String::from_utf8_lossy(&heard[..len]);
+        if text.contains("STOPPING=1") {
+            break;
+        }
+        assert!(text.contains("FDNAME=uzone.socket."), "{text}");
+    }
     assert!(server.wait().expect("it ends").success());
+}
+
+#[test]
+fn a_process_that_the_server_cannot_see_is_refused_by_name() {
+    let name = "a_process_that_the_server_cannot_see_is_refused_by_name";
+    let dir = Dir::new("serve-namespace");
+    let (image, socket) = (dir.name("raw"), dir.name("sock"));
+    fs::write(&image, vec![7; 1 << 20]).expect("a file is written");
+    let unshare = ["--fork", "--pid", "--mount-proc", "--kill-child"];
+    let may = Command::new("unshare").args(unshare).arg("true").output();
+    if !may.as_ref().is_ok_and(|output| output.status.success()) {
+        assert!(std::env::var("REQUIRE_ALL").as_deref() != Ok("1"), "{name}: {may:?}");
+        println!("skipped: {name}: a PID namespace cannot be made here");
+        return;
+    }
+    let mut command = Command::new("unshare");
+    command.args(unshare).args([env!("CARGO_BIN_EXE_uzone"), "serve", "--json"]);
+    command.args([&image, "--socket", &socket]).stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut server = command.spawn().expect("it runs");
+    let mut lines = BufReader::new(server.stdout.take().expect("a pipe"));
+    assert_eq!(event(&mut lines)["event"], "listening");
+    let _stream = UnixStream::connect(&socket).expect("it listens");
+    let refused = event(&mut lines);
+    assert_eq!((&refused["event"], &refused["pid"]), (&"refused".into(), &0.into()));
+    assert!(refused["reason"].as_str().is_some_and(|text| text.contains("PID namespace")));
+    server.kill().expect("it runs");
+    server.wait().expect("it ends");
 }
 
 #[test]

@@ -49,6 +49,7 @@
 //! | `privilege` | capabilities given up, and system calls that a filter denies |
 //! | `signals` | signals that end the process: held back, or wanted with its parent's end |
 //! | `unix_socket` | messages between two processes, and descriptors with them |
+//! | `passed` | descriptors that a service manager passes to a program |
 //! | `peer` | the process at the other end of a socket, and the descriptors that it sends |
 //! | `libpmem` | clearing and copying by libpmem, for benchmarks |
 //! | `probe` | what this kernel offers |
@@ -83,6 +84,7 @@ pub mod numa;
 mod options;
 pub mod page_cache;
 mod pagemap_scan;
+mod passed;
 pub mod peer;
 mod populate;
 pub mod priority;
@@ -109,6 +111,7 @@ pub use live::{LiveArc, LiveGuard, LiveOwner, Pins, References, Sort};
 pub use mapped::Mapped;
 pub use mapping::{FileId, Mapping, MappingError, Rejected, leaked};
 pub use options::{Access, Addr, Anonymous, HugeAdvice, RangeError, Reserve, Sharing, Vaddr};
+pub use passed::{memory_file, passed_descriptors};
 pub use populate::{PopulateHow, Populated, populate_slice};
 pub use priority::thread_id;
 pub use root::{SysError, SystemRoot};

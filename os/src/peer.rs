@@ -1,7 +1,7 @@
 //! The process at the other end of a Unix socket: [`Peer`], which is told from every later process of the
 //! same number, and the descriptors that go to it and come from it ([`send`], [`receive`]).
 //!
-//! Unsafe: getsockopt(2) with `SO_PEERPIDFD`, which rustix does not wrap.
+//! Unsafe: getsockopt(2) with `SO_PEERPIDFD`, which rustix does not wrap, and with `SO_PEERCRED`.
 //! Source: unix(7), pidfd_open(2), pidfd_send_signal(2), proc_pid_mem(5), proc_pid_pagemap(5).
 
 use std::fs::File;
@@ -41,16 +41,17 @@ impl Peer {
     /// the number is another's by now.
     ///
     /// # Errors
-    /// The error of the system: the process has ended, or this one has as many descriptors as it may.
+    /// [`io::ErrorKind::Unsupported`] if the process is of a PID namespace that this one cannot see into, and
+    /// otherwise the error of the system: it has ended, or this process has as many descriptors as it may.
     pub fn of(stream: &UnixStream) -> io::Result<Self> {
-        let who = rustix::net::sockopt::socket_peercred(stream)?;
+        let (pid, uid) = peer_credentials(stream.as_fd())?;
         let pidfd = match peer_pidfd(stream.as_fd()) {
             Err(cause) if cause.raw_os_error() == Some(libc::ENOPROTOOPT) => {
-                rustix::process::pidfd_open(who.pid, PidfdFlags::empty())?
+                rustix::process::pidfd_open(pid, PidfdFlags::empty())?
             }
             pidfd => pidfd?,
         };
-        Ok(Self { pid: who.pid, uid: who.uid.as_raw(), pidfd })
+        Ok(Self { pid, uid, pidfd })
     }
 
     /// Takes what another process learned of a peer: its number, its user, and a pidfd of it. `None` for a
@@ -114,44 +115,63 @@ impl AsFd for Peer {
 }
 
 fn peer_pidfd(stream: BorrowedFd<'_>) -> io::Result<OwnedFd> {
-    let mut fd: libc::c_int = -1;
-    let mut len: libc::socklen_t = 4;
-    // SAFETY: getsockopt(2) writes at most `len` bytes to where it is pointed at, which is an integer of
-    // that size, and the length; both live over the call.
-    let answer = unsafe {
-        libc::getsockopt(
-            stream.as_raw_fd(),
-            libc::SOL_SOCKET,
-            PEER_PIDFD,
-            (&raw mut fd).cast(),
-            &raw mut len,
-        )
-    };
-    if answer != 0 {
-        return Err(io::Error::last_os_error());
-    }
+    // SAFETY: an integer of any bytes is one.
+    let fd: libc::c_int = unsafe { socket_option(stream, PEER_PIDFD, -1) }?;
     // SAFETY: the kernel has just opened this descriptor for us, and it is taken once.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Receives what is there of a stream into `buffer`, and appends the descriptors that came along to
+/// Returns the number and the user of the process at the other end. rustix takes the number for one that is
+/// never 0, which it is for a process that this one cannot see.
+fn peer_credentials(stream: BorrowedFd<'_>) -> io::Result<(Pid, u32)> {
+    let none = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    // SAFETY: three integers of any bytes are a `ucred`.
+    let who = unsafe { socket_option(stream, libc::SO_PEERCRED, none) }?;
+    let pid = Pid::from_raw(who.pid).ok_or_else(|| {
+        let text = "the process is of another PID namespace, which this one cannot see into";
+        io::Error::new(io::ErrorKind::Unsupported, text)
+    })?;
+    Ok((pid, who.uid))
+}
+
+/// Returns an option of a socket.
+///
+/// # Safety
+/// Each pattern of bytes is a `T`.
+unsafe fn socket_option<T>(
+    stream: BorrowedFd<'_>,
+    option: libc::c_int,
+    mut value: T,
+) -> io::Result<T> {
+    let mut len = u32::try_from(size_of::<T>()).map_err(io::Error::other)?;
+    // SAFETY: getsockopt(2) writes at most `len` bytes to where it is pointed at, which is a value of that
+    // size, and the length; both live over the call.
+    let answer = unsafe {
+        libc::getsockopt(
+            stream.as_raw_fd(),
+            libc::SOL_SOCKET,
+            option,
+            (&raw mut value).cast(),
+            &raw mut len,
+        )
+    };
+    if answer == 0 { Ok(value) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Receives what is there of a Unix socket into `buffer`, and appends the descriptors that came along to
 /// `fds`; they are closed when a program is started. Returns how many bytes there were: none at the end.
 ///
 /// # Errors
 /// [`io::ErrorKind::InvalidData`] if more than 16 descriptors came at once, of which those beyond are
 /// closed; otherwise the error of recvmsg(2), as [`io::ErrorKind::WouldBlock`] of a socket that does not
 /// wait.
-pub fn receive(
-    stream: &UnixStream,
-    buffer: &mut [u8],
-    fds: &mut Vec<OwnedFd>,
-) -> io::Result<usize> {
+pub fn receive(stream: impl AsFd, buffer: &mut [u8], fds: &mut Vec<OwnedFd>) -> io::Result<usize> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
     loop {
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let mut parts = [IoSliceMut::new(buffer)];
         let flags = RecvFlags::CMSG_CLOEXEC;
-        let received = match rustix::net::recvmsg(stream, &mut parts, &mut control, flags) {
+        let received = match rustix::net::recvmsg(stream.as_fd(), &mut parts, &mut control, flags) {
             Ok(received) => received,
             Err(cause) if errno::is_interrupted(cause) => continue,
             Err(cause) => return Err(cause.into()),
@@ -174,7 +194,7 @@ pub fn receive(
 /// # Errors
 /// [`io::ErrorKind::InvalidInput`] for no byte or more descriptors; otherwise the error of sendmsg(2). No
 /// signal is raised if the other side has ended.
-pub fn send(stream: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
+pub fn send(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
     if bytes.is_empty() || fds.len() > DESCRIPTORS {
         return Err(io::ErrorKind::InvalidInput.into());
     }
@@ -185,7 +205,7 @@ pub fn send(stream: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Re
     }
     loop {
         let parts = [IoSlice::new(bytes)];
-        match rustix::net::sendmsg(stream, &parts, &mut control, SendFlags::NOSIGNAL) {
+        match rustix::net::sendmsg(socket.as_fd(), &parts, &mut control, SendFlags::NOSIGNAL) {
             Err(cause) if errno::is_interrupted(cause) => {}
             sent => return Ok(sent?),
         }

@@ -1,6 +1,7 @@
 //! A connection of a monitor, and all that came by it: [`Connection`]. Keepers and workers have the same, so
 //! that each can hand it to the next process.
 
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -16,6 +17,8 @@ use crate::status::{SessionStats, SessionStatus, nanoseconds};
 
 /// How much of a monitor's message is handed over: more than it may have, so that the worker refuses it.
 pub(crate) const TAKEN_BYTES: usize = MESSAGE_BYTES + 1;
+/// How often the service manager keeps what a monitor has sent in parts.
+const TIMES_KEPT: u32 = 8;
 /// How many descriptors of a monitor are handed over.
 const TAKEN_FDS: usize = 16;
 
@@ -40,12 +43,22 @@ pub(crate) struct Connection {
     pub(crate) stats: Option<SessionStats>,
     /// How many workers died of taking it.
     pub(crate) deaths: u32,
+    /// What no other connection has, also none of another process.
+    pub(crate) id: u64,
+    /// What it was served from by a server that has died.
+    pub(crate) image: Option<String>,
+    /// How many bytes of it the service manager keeps, and how often it was asked to keep more of them.
+    pub(crate) kept_bytes: Option<usize>,
+    pub(crate) times_kept: u32,
+    /// The number of its next log.
+    pub(crate) logs: u64,
 }
 
 /// What another process needs to know of a connection, beside its bytes and descriptors.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Kept {
     session: u64,
+    id: u64,
     pid: u32,
     uid: u32,
     can_be_killed: bool,
@@ -53,7 +66,17 @@ pub(crate) struct Kept {
     is_ended: bool,
     has_log: bool,
     memory: Option<(u64, u64)>,
+    /// The number of the log that is kept next by the process that sends this.
+    logs: u64,
     age_ns: u64,
+}
+
+impl Kept {
+    /// Returns what it is when the processes that had it have died. With a log, it is a machine.
+    pub(crate) fn of_the_dead(self, has_log: bool) -> Self {
+        let memory = if has_log { self.memory.or(Some((0, 0))) } else { None };
+        Self { has_log, memory, is_ended: self.is_ended || has_log, ..self }
+    }
 }
 
 impl Connection {
@@ -71,6 +94,11 @@ impl Connection {
             memory: None,
             stats: None,
             deaths: 0,
+            id: RandomState::new().build_hasher().finish(),
+            image: None,
+            kept_bytes: None,
+            times_kept: 0,
+            logs: 0,
         }
     }
 
@@ -151,6 +179,7 @@ impl Connection {
     pub(crate) fn kept(&self, session: u64) -> Kept {
         Kept {
             session,
+            id: self.id,
             pid: self.peer.pid(),
             uid: self.peer.uid(),
             can_be_killed: self.can_be_killed,
@@ -158,6 +187,7 @@ impl Connection {
             is_ended: self.is_ended,
             has_log: self.log.is_some(),
             memory: self.memory,
+            logs: self.logs,
             age_ns: nanoseconds(self.since.elapsed()),
         }
     }
@@ -190,6 +220,12 @@ impl Connection {
             memory: kept.memory,
             stats: None,
             deaths: 0,
+            id: kept.id,
+            image: None,
+            kept_bytes: None,
+            times_kept: 0,
+            // That process may keep one more before it dies, and the latest has the highest number.
+            logs: kept.logs + 1,
         };
         Some((kept.session, connection))
     }
@@ -197,10 +233,27 @@ impl Connection {
     /// Ends the process if it handed memory over: its faults would wait for ever. A program that attaches
     /// notices the end of the stream, and is not ended. Returns whether that was done.
     pub(crate) fn end_if_it_has_memory(&mut self) -> bool {
-        let is_program = self.bytes.trim_ascii_start().first() == Some(&b'{');
+        let is_program = self.is_program();
         let has_memory =
             std::mem::take(&mut self.fds).into_iter().any(|fd| Remote::adopt(fd).is_ok());
         has_memory && !is_program && self.peer.kill().is_ok()
+    }
+
+    /// Returns whether it is of a program that attaches, which goes on to the next server by itself.
+    fn is_program(&self) -> bool {
+        self.bytes.trim_ascii_start().first() == Some(&b'{')
+    }
+
+    /// Returns whether the service manager is to keep what came: a machine may come of it that waits if its
+    /// server dies, and it is the first part, or it may be whole and is more than before.
+    pub(crate) fn is_worth_keeping(&self) -> bool {
+        let is_news = match self.kept_bytes {
+            None => true,
+            Some(len) => {
+                self.may_be_whole() && self.bytes.len() > len && self.times_kept < TIMES_KEPT
+            }
+        };
+        is_news && self.count_descriptors() == 1 && !self.is_program()
     }
 
     /// Returns what is known of the machine, if there is one.

@@ -92,7 +92,7 @@ impl Control {
         control: OwnedFd,
         metrics: Option<OwnedFd>,
     ) -> Result<Self, ServeError> {
-        let listening = ListeningSocket::inherit(&control_path(socket), control);
+        let listening = ListeningSocket::inherit(&control_path(socket), control, true);
         Self::listen(listening, metrics.map(TcpListener::from))
     }
 

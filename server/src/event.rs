@@ -28,7 +28,7 @@ pub enum ServeEvent {
     Refused {
         /// The number of the connection.
         session: u64,
-        /// The process that connected.
+        /// The process that connected; 0 if it is of a PID namespace that the server cannot see into.
         pid: u32,
         /// Why.
         reason: String,

@@ -23,6 +23,7 @@ use crate::control::{self, Asked, Control, Request};
 use crate::error::ServeError;
 use crate::event::ServeEvent;
 use crate::link::{self, Report};
+use crate::manager::ServiceManager;
 use crate::options::{OnFailure, ServerOptions};
 use crate::sandbox::Sandbox;
 use crate::socket::ListeningSocket;
@@ -108,8 +109,7 @@ pub struct Keeper {
     image: String,
     /// How the latest worker is confined.
     sandbox: Sandbox,
-    /// For the process that takes the place of this one.
-    kept: Option<OwnedFd>,
+    manager: Option<ServiceManager>,
     options: ServerOptions,
     log: Box<dyn Fn(&ServeEvent) + Send>,
     start: Start,
@@ -189,13 +189,13 @@ impl Keeper {
 
     /// Goes on with the socket and the connections of another keeper.
     fn enter(&mut self, estate: Estate) {
-        let listening = ListeningSocket::inherit(&self.path, estate.socket);
+        let listening = ListeningSocket::inherit(&self.path, estate.socket, estate.is_named);
         if let Some(control) = estate.control {
             // If that fails, it is tried again by the clock.
             let control = Control::inherit(&self.path, control, estate.metrics);
             let _ = control.and_then(|control| self.listen_to(control));
         }
-        self.kept = estate.kept;
+        self.manager = estate.manager.map(ServiceManager::from_fd);
         // If one cannot be waited for, it counts as late after a while, or is served without an end.
         self.is_accepting = self.set.add(&listening.listener, LISTENER).is_ok();
         for (key, connection) in &estate.connections {
@@ -208,8 +208,20 @@ impl Keeper {
         self.connections.values_mut().for_each(Connection::ask_for_rights);
         (self.next, self.down_since) =
             (estate.next, Some(self.down_since.unwrap_or_else(Instant::now)));
+        self.refuse_other_images();
         self.renew();
         self.hand_over();
+    }
+
+    /// Refuses machines that were served from another image by a server that has died.
+    fn refuse_other_images(&mut self) {
+        let is_other = |connection: &Connection| {
+            connection.image.as_ref().is_some_and(|image| *image != self.image)
+        };
+        let others = self.connections.iter().filter(|(_, connection)| is_other(connection));
+        for key in others.map(|(key, _)| *key).collect::<Vec<_>>() {
+            self.refuse(key, format!("it was served from another image than {}", self.image));
+        }
     }
 
     fn started(
@@ -225,7 +237,7 @@ impl Keeper {
             path: socket.to_owned(),
             image: String::new(),
             sandbox: Sandbox::default(),
-            kept: None,
+            manager: None,
             options,
             log: Box::new(log),
             start: Box::new(start),
@@ -267,11 +279,52 @@ impl Keeper {
         }
     }
 
-    /// Keeps a descriptor for the process that takes the place of this one if it dies, and may not be able to
-    /// make it: [`Estate::kept`].
-    pub fn keep(&mut self, fd: OwnedFd) {
-        self.kept = Some(fd);
+    /// Has a service manager keep the socket and the descriptors of all machines from now on, for a server
+    /// that it starts when both processes of this one have died: [`Passed`](crate::Passed).
+    pub fn kept_by(&mut self, manager: ServiceManager) {
+        if let Some(socket) = self.socket.as_ref().filter(|socket| socket.is_named()) {
+            manager.keep_socket(&self.path, socket.listener.as_fd());
+        }
+        self.manager = Some(manager);
+        for key in self.connections.keys().copied().collect::<Vec<_>>() {
+            if self.connections.get(&key).is_some_and(|one| one.kept_bytes.is_none()) {
+                // First, since a machine without a log is taken for one that gave nothing back.
+                self.keep_log(key, false);
+                self.keep_machine(key);
+            }
+        }
         self.heirlooms_changed();
+    }
+
+    /// Has the service manager keep a machine, as far as its message has come.
+    fn keep_machine(&mut self, key: u64) {
+        let (manager, connection) = (self.manager.as_ref(), self.connections.get_mut(&key));
+        let (Some(manager), Some(connection)) = (manager, connection) else { return };
+        if connection.is_worth_keeping() {
+            manager.keep_machine(&self.path, &self.image, key, connection);
+            connection.kept_bytes = Some(connection.bytes.len());
+            connection.times_kept += 1;
+        }
+    }
+
+    /// Has the service manager keep the log of a machine, in place of those before if it is a new one.
+    fn keep_log(&mut self, key: u64, is_new: bool) {
+        let (manager, connection) = (self.manager.as_ref(), self.connections.get_mut(&key));
+        let (Some(manager), Some(connection)) = (manager, connection) else { return };
+        manager.keep_log(&self.path, connection);
+        if is_new {
+            manager.discard_logs(&self.path, connection);
+        }
+        connection.logs += 1;
+    }
+
+    /// Removes a connection, also from what the service manager keeps.
+    fn forget(&mut self, key: u64) -> Option<Connection> {
+        let connection = self.connections.remove(&key)?;
+        if let (Some(manager), Some(_)) = (&self.manager, connection.kept_bytes) {
+            manager.discard_machine(&self.path, &connection);
+        }
+        Some(connection)
     }
 
     /// Returns how the worker is confined.
@@ -361,12 +414,18 @@ impl Keeper {
     /// Stops accepting. Returns whether that was done before.
     fn is_stopped_again(&mut self) -> bool {
         let Some(socket) = self.socket.take() else { return true };
+        if let Some(manager) = &self.manager {
+            manager.discard_socket(&self.path);
+        }
         if self.is_accepting {
             // It was waited for.
             let _ = self.set.remove(&socket.listener);
         }
         // A machine that has handed its memory over is served.
-        self.connections.retain(|_, connection| connection.has_descriptors());
+        let rest = self.connections.iter().filter(|(_, one)| !one.has_descriptors());
+        for key in rest.map(|(key, _)| *key).collect::<Vec<_>>() {
+            self.forget(key);
+        }
         false
     }
 
@@ -388,14 +447,27 @@ impl Keeper {
                 // One that went again, or no descriptor is free: the next wait tries again, a little later.
                 Err(_) => return std::thread::sleep(ACCEPT_AGAIN),
             };
-            // A process that has ended is not waited for.
-            let Ok(peer) = Peer::of(&stream) else { continue };
             let key = self.next;
+            let peer = match Peer::of(&stream) {
+                Ok(peer) => peer,
+                Err(cause) if cause.kind() == io::ErrorKind::Unsupported => {
+                    self.next += 1;
+                    let (pid, reason) = (0, cause.to_string());
+                    let event =
+                        ServeEvent::Refused { session: key, pid, reason, was_killed: false };
+                    (self.log)(&event);
+                    continue;
+                }
+                // A process that has ended is not waited for.
+                Err(_) => continue,
+            };
             if stream.set_nonblocking(true).and_then(|()| self.set.add(&stream, key)).is_err() {
                 continue;
             }
             self.next += 1;
             self.connections.insert(key, Connection::new(stream, peer));
+            // At once: what has been accepted is lost if this process is killed, unless it is kept.
+            self.read(key);
         }
     }
 
@@ -409,6 +481,7 @@ impl Keeper {
         if connection.may_be_whole() && !self.news.contains(&key) {
             self.news.push_back(key);
         }
+        self.keep_machine(key);
     }
 
     /// Hands a connection over, if the worker waits for one.
@@ -416,10 +489,9 @@ impl Keeper {
         while let Some(worker) = self.worker.as_mut().filter(|worker| worker.asks) {
             if let Some(socket) = self.socket.as_ref().filter(|_| !worker.has_socket) {
                 (worker.asks, worker.has_socket) = (false, true);
-                let (listener, kept) = (socket.listener.as_fd(), self.kept.as_ref());
-                let control = self.control.as_ref();
-                let kept = kept.map(AsFd::as_fd);
-                if link::hand_heirlooms_over(&worker.socket, listener, control, kept).is_err() {
+                let (listener, control) = (socket.listener.as_fd(), self.control.as_ref());
+                let manager = self.manager.as_ref().map(AsFd::as_fd);
+                if link::hand_heirlooms_over(&worker.socket, listener, control, manager).is_err() {
                     return self.worker_ended();
                 }
                 continue;
@@ -536,13 +608,20 @@ impl Keeper {
                     connection.is_ended = true;
                     connection.log = log;
                 }
+                if self.connections.get(&key).is_some_and(|one| one.kept_bytes.is_some()) {
+                    self.keep_log(key, true);
+                }
+                if let Some(worker) = &self.worker {
+                    // It has died otherwise, which the next wait reports.
+                    let _ = link::log_is_kept(&worker.socket);
+                }
             }
             Report::Stats(key, stats) => {
                 if let Some(connection) = self.connections.get_mut(&key) {
                     connection.stats = Some(stats);
                 }
             }
-            Report::Probe(key) => drop(self.connections.remove(&key)),
+            Report::Probe(key) => drop(self.forget(key)),
             Report::Event(event) => self.happened(event),
         }
     }
@@ -562,7 +641,7 @@ impl Keeper {
                 }
             }
             ServeEvent::Refused { session, was_killed, .. } => {
-                let Some(mut connection) = self.connections.remove(session) else { return };
+                let Some(mut connection) = self.forget(*session) else { return };
                 *was_killed = self.kills() && connection.end_if_it_has_memory();
                 _closed = Some(connection);
             }
@@ -571,7 +650,7 @@ impl Keeper {
                 // A refusal means that the process has ended.
                 *was_killed = self.kills() && connection.peer.kill().is_ok();
             }
-            ServeEvent::Ended { session, .. } => drop(self.connections.remove(session)),
+            ServeEvent::Ended { session, .. } => drop(self.forget(*session)),
             ServeEvent::WorkerEnded { .. }
             | ServeEvent::TakenOver { .. }
             | ServeEvent::HandedOver { .. } => {}
@@ -625,7 +704,8 @@ impl Keeper {
 
     /// Ends the machines that no worker could be started for.
     fn end_the_waiting(&mut self) {
-        for (session, mut connection) in std::mem::take(&mut self.connections) {
+        for session in self.connections.keys().copied().collect::<Vec<_>>() {
+            let Some(mut connection) = self.forget(session) else { continue };
             let reason = format!("no worker could be started within {:?}", self.options.deadline);
             let pid = connection.peer.pid();
             let was_killed = connection.end_if_it_has_memory();

@@ -22,6 +22,7 @@
 //! | `capture` | the memory of a machine as it is now, for an image of it |
 //! | `offload` | [`Offload`]: restoring machines of Cloud Hypervisor, which asks for pages itself |
 //! | `sandbox` | what a worker may do |
+//! | `manager` | [`ServiceManager`]: what a service manager keeps while no process of a server lives |
 //! | `control`, `status` | asking a server what it does, and letting it end |
 //! | `working_set` | the pages that machines touched, recorded and read |
 //! | `event`, `options`, `error` | [`ServeEvent`], [`ServerOptions`] and [`OnFailure`], [`ServeError`] |
@@ -36,6 +37,7 @@ mod event;
 mod handshake;
 mod keeper;
 mod link;
+mod manager;
 mod offload;
 mod options;
 mod sandbox;
@@ -52,6 +54,7 @@ pub use error::ServeError;
 pub use event::ServeEvent;
 pub use handshake::{HandshakeError, regions};
 pub use keeper::{Keeper, Served};
+pub use manager::{Passed, ServiceManager};
 pub use offload::{MemoryBytes, Offload, OffloadError, Offloaded, open_memory};
 pub use options::{OnFailure, Prefetch, ServerOptions};
 pub use sandbox::Sandbox;

@@ -22,6 +22,7 @@ enum Title {
     Socket(HeirloomKinds),
     Connection(Kept),
     Stats,
+    LogIsKept,
 }
 
 /// Which descriptors come along with the socket.
@@ -29,7 +30,7 @@ enum Title {
 struct HeirloomKinds {
     has_control: bool,
     has_metrics: bool,
-    has_kept: bool,
+    has_manager: bool,
 }
 
 /// What the next keeper needs: a worker could not make it.
@@ -40,8 +41,8 @@ pub(crate) struct Heirlooms {
     /// That of questions, and the one of metrics.
     pub(crate) control: Option<OwnedFd>,
     pub(crate) metrics: Option<OwnedFd>,
-    /// What the keeper's owner wants to have then.
-    pub(crate) kept: Option<OwnedFd>,
+    /// The socket to the service manager.
+    pub(crate) manager: Option<OwnedFd>,
 }
 
 impl Heirlooms {
@@ -50,7 +51,7 @@ impl Heirlooms {
         let socket = fds.next()?;
         let mut next = |is_there: bool| if is_there { fds.next() } else { None };
         let (control, metrics) = (next(kinds.has_control), next(kinds.has_metrics));
-        Some(Self { socket, control, metrics, kept: next(kinds.has_kept) })
+        Some(Self { socket, control, metrics, manager: next(kinds.has_manager) })
     }
 }
 
@@ -63,6 +64,8 @@ pub(crate) enum Order {
     Take(u64, Box<Connection>),
     /// It reports the counts of each session before it asks for more.
     Stats,
+    /// The keeper has the log of the session that is about to be read.
+    LogIsKept,
 }
 
 /// What the worker sends.
@@ -91,10 +94,21 @@ pub(crate) fn send_titled(
     fds: &[BorrowedFd<'_>],
     bytes: &[u8],
 ) -> io::Result<()> {
+    socket.send(&titled(title, bytes)?, fds)
+}
+
+/// Returns bytes that start with a line of JSON.
+pub(crate) fn titled(title: &impl Serialize, bytes: &[u8]) -> io::Result<Vec<u8>> {
     let mut message = serde_json::to_vec(title)?;
     message.push(b'\n');
     message.extend_from_slice(&bytes[..bytes.len().min(TAKEN_BYTES)]);
-    socket.send(&message, fds)
+    Ok(message)
+}
+
+/// Returns the line of JSON that bytes start with, and what follows.
+pub(crate) fn parse_titled<T: DeserializeOwned>(bytes: &[u8]) -> io::Result<(T, &[u8])> {
+    let line = bytes.iter().position(|byte| *byte == b'\n').ok_or(io::ErrorKind::InvalidData)?;
+    Ok((serde_json::from_slice(&bytes[..line])?, &bytes[line + 1..]))
 }
 
 /// A message that starts with a line of JSON.
@@ -111,10 +125,8 @@ pub(crate) fn receive_titled<T: DeserializeOwned>(
     room: &mut [u8],
 ) -> io::Result<Option<Titled<T>>> {
     let Some(message) = socket.receive(room)? else { return Ok(None) };
-    let bytes = &room[..message.len];
-    let line = bytes.iter().position(|byte| *byte == b'\n').ok_or(io::ErrorKind::InvalidData)?;
-    let title = serde_json::from_slice(&bytes[..line])?;
-    Ok(Some(Titled { title, fds: message.fds, bytes: bytes[line + 1..].to_vec() }))
+    let (title, bytes) = parse_titled(&room[..message.len])?;
+    Ok(Some(Titled { title, fds: message.fds, bytes: bytes.to_vec() }))
 }
 
 /// Hands a connection over.
@@ -132,21 +144,26 @@ pub(crate) fn hand_heirlooms_over(
     socket: &MessageSocket,
     listener: BorrowedFd<'_>,
     control: Option<&Control>,
-    kept: Option<BorrowedFd<'_>>,
+    manager: Option<BorrowedFd<'_>>,
 ) -> io::Result<()> {
     let (control, metrics) = control.map_or((None, None), Control::sockets);
     let kinds = HeirloomKinds {
         has_control: control.is_some(),
         has_metrics: metrics.is_some(),
-        has_kept: kept.is_some(),
+        has_manager: manager.is_some(),
     };
-    let fds: Vec<_> = [Some(listener), control, metrics, kept].into_iter().flatten().collect();
+    let fds: Vec<_> = [Some(listener), control, metrics, manager].into_iter().flatten().collect();
     send_titled(socket, &Title::Socket(kinds), &fds, &[])
 }
 
 /// Asks for the counts of each session.
 pub(crate) fn ask_for_stats(socket: &MessageSocket) -> io::Result<()> {
     send_titled(socket, &Title::Stats, &[], &[])
+}
+
+/// States that the log that came with a report is kept.
+pub(crate) fn log_is_kept(socket: &MessageSocket) -> io::Result<()> {
+    send_titled(socket, &Title::LogIsKept, &[], &[])
 }
 
 /// Sends a report.
@@ -170,6 +187,7 @@ pub(crate) fn receive(socket: &MessageSocket, room: &mut [u8]) -> io::Result<Opt
     };
     let order = match title {
         Title::Stats => Some(Order::Stats),
+        Title::LogIsKept => Some(Order::LogIsKept),
         Title::Socket(kinds) => Heirlooms::from_fds(&kinds, fds).map(Order::Keep),
         Title::Connection(kept) => Connection::from_kept(&kept, fds, bytes)
             .map(|(session, connection)| Order::Take(session, Box::new(connection))),
@@ -238,7 +256,7 @@ mod tests {
         assert!(matches!(receive(&worker, &mut room).unwrap(), Some(Order::Stats)));
         hand_heirlooms_over(&keeper, far.as_fd(), None, Some(far.as_fd())).unwrap();
         let Some(Order::Keep(heirlooms)) = receive(&worker, &mut room).unwrap() else { panic!() };
-        assert!(heirlooms.kept.is_some() && heirlooms.control.is_none());
+        assert!(heirlooms.manager.is_some() && heirlooms.control.is_none());
         report(&worker, &Report::Reading(7), Some(far.as_fd())).unwrap();
         let came = receive_report(&keeper, &mut room).unwrap().unwrap();
         assert!(matches!(came, (Report::Reading(7), Some(_))), "{came:?}");

@@ -57,9 +57,21 @@ impl ListeningSocket {
         }
     }
 
-    /// Goes on with the socket of another process, which left it.
-    pub(crate) fn inherit(path: &Path, fd: OwnedFd) -> Self {
-        Self { listener: UnixListener::from(fd), path: path.to_owned(), is_left: false }
+    /// Goes on with the socket of another process, which left it. Its name is this process's to remove if
+    /// `is_named`.
+    pub(crate) fn inherit(path: &Path, fd: OwnedFd, is_named: bool) -> Self {
+        Self { listener: UnixListener::from(fd), path: path.to_owned(), is_left: !is_named }
+    }
+
+    /// Returns the descriptor, and leaves the name.
+    pub(crate) fn into_fd(mut self) -> io::Result<OwnedFd> {
+        self.is_left = true;
+        Ok(self.listener.try_clone()?.into())
+    }
+
+    /// Returns whether the name is this process's to remove.
+    pub(crate) fn is_named(&self) -> bool {
+        !self.is_left
     }
 
     /// Leaves the name to another process.

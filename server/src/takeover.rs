@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -13,6 +13,7 @@ use uzone_os::uffd::{EventSet, ReadyKeys};
 
 use crate::connection::{Connection, Kept};
 use crate::link::{self, Titled};
+use crate::manager::ServiceManager;
 
 /// How long the other side may take for a message.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -38,21 +39,22 @@ enum Piece {
 #[derive(Debug)]
 pub struct Estate {
     pub(crate) socket: OwnedFd,
+    /// Whether the name of the socket is the server's to remove.
+    pub(crate) is_named: bool,
     /// The sockets for questions and for metrics, unless the next one makes its own.
     pub(crate) control: Option<OwnedFd>,
     pub(crate) metrics: Option<OwnedFd>,
-    pub(crate) kept: Option<OwnedFd>,
+    pub(crate) manager: Option<OwnedFd>,
     pub(crate) connections: BTreeMap<u64, Connection>,
     /// The number of the next connection.
     pub(crate) next: u64,
 }
 
 impl Estate {
-    /// Returns a descriptor of what the keeper kept for its successor
-    /// ([`Keeper::keep`](crate::Keeper::keep)).
+    /// Returns the service manager of the keeper before, if it had one.
     #[must_use]
-    pub fn kept(&self) -> Option<BorrowedFd<'_>> {
-        self.kept.as_ref().map(AsFd::as_fd)
+    pub fn manager(&self) -> Option<ServiceManager> {
+        Some(ServiceManager::from_fd(self.manager.as_ref()?.try_clone().ok()?))
     }
 }
 
@@ -124,8 +126,8 @@ pub(crate) fn take(from: &MessageSocket, image: &str) -> io::Result<Estate> {
     link::send_titled(from, &Piece::Taken, &[], &[])?;
     match receive(from, &mut room)?.title {
         Piece::Go => {
-            let (control, metrics, kept) = (None, None, None);
-            Ok(Estate { socket, control, metrics, kept, connections, next })
+            let (control, metrics, manager) = (None, None, None);
+            Ok(Estate { socket, is_named: true, control, metrics, manager, connections, next })
         }
         other => unexpected(&other),
     }

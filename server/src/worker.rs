@@ -39,6 +39,8 @@ const KEEPER: u64 = 0;
 /// How often a machine is probed whose monitor ended before it did.
 const PROBE: Duration = Duration::from_millis(200);
 
+/// How long a service manager may take to end what is left of a server.
+const MANAGER_WITHIN: Duration = Duration::from_secs(2);
 /// How often it is written down which pages machines touch.
 const RECORD_EVERY: Duration = Duration::from_secs(2);
 
@@ -171,15 +173,21 @@ impl Worker {
 
     /// Stops answering, and returns everything for a keeper that takes the place of the one that has ended
     /// ([`Keeper::inherit`](crate::Keeper::inherit)).
+    ///
+    /// Under a service manager it answers faults for two seconds more before that: a manager that ends what
+    /// is left of a server, and starts it again, does so by then.
     #[must_use]
     pub fn into_estate(self) -> Option<Estate> {
+        if self.heirlooms.as_ref().is_some_and(|heirlooms| heirlooms.manager.is_some()) {
+            std::thread::sleep(MANAGER_WITHIN);
+        }
         let next = self.sessions.keys().max().map_or(1, |last| last + 1);
         let sessions = self.sessions.into_iter();
         // Each stops reading events before its log goes on.
         let connections = sessions.map(|(number, session)| (number, session.into_connection()));
-        let Heirlooms { socket, control, metrics, kept } = self.heirlooms?;
+        let Heirlooms { socket, control, metrics, manager } = self.heirlooms?;
         let connections = connections.collect();
-        Some(Estate { socket, control, metrics, kept, connections, next })
+        Some(Estate { socket, is_named: true, control, metrics, manager, connections, next })
     }
 
     fn wait(&self, ready: &mut ReadyKeys) -> Result<(), ServeError> {
@@ -243,6 +251,8 @@ impl Worker {
                     self.take(keeper, number, *connection);
                 }
             }
+            // It comes after a report that was waited for.
+            Order::LogIsKept => return true,
             Order::Stats => {
                 for (number, session) in &self.sessions {
                     let stats = Report::Stats(*number, session.stats());
@@ -358,6 +368,7 @@ impl Worker {
         let log = removals.fd().ok_or("the log has no descriptor")?;
         connection.log = Some(log.try_clone_to_owned().map_err(|cause| text(&cause))?);
         link::report(keeper, &Report::Reading(number), Some(log))
+            .and_then(|()| link::receive(keeper, &mut link::room()))
             .map_err(|cause| format!("the keeper does not answer: {cause}"))?;
         // More of the stream means nothing.
         connection.is_ended = true;
