@@ -26,6 +26,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use exit::{Exit, Failure};
 use output::{Flags, Output};
+use tracing::Level;
 
 /// A memory manager for big memory, in user space.
 #[derive(Debug, Parser)]
@@ -63,6 +64,15 @@ enum Command {
 }
 
 impl Command {
+    /// Returns which events of the libraries are printed: of a server, also those that an operator may ask
+    /// for later, such as that an image was opened without a root hash.
+    fn usual_level(&self) -> Level {
+        match self {
+            Self::Serve(_) | Self::Offload(_) => Level::INFO,
+            _ => Level::WARN,
+        }
+    }
+
     fn run(&self, out: &Output) -> Result<Exit, Failure> {
         match self {
             Self::Doctor(args) => doctor::run(args, out),
@@ -93,6 +103,7 @@ fn main() -> ExitCode {
     let exit = match parsed {
         Ok(Arguments { flags, command }) => {
             let out = Output::new(flags);
+            out.print_events(command.usual_level());
             command.run(&out).unwrap_or_else(|failure| out.fail(&failure))
         }
         Err(error) => early.usage(&error),

@@ -12,6 +12,7 @@ use std::io::{self, IsTerminal, Write};
 use clap::{Args, ValueEnum};
 use comfy_table::{CellAlignment, Table};
 use serde::Serialize;
+use tracing::Level;
 
 pub(crate) use uzone_report::human_duration;
 
@@ -216,6 +217,25 @@ impl Output {
             let style = self.style(io::stderr().is_terminal());
             to_stderr(&format!("{} {line}\n", style.paint(Tone::Caution, "warning:")));
         }
+    }
+
+    /// Prints from now on what the libraries report: warnings and errors, and what is less from `usual` on;
+    /// a step more with `--verbose`, and errors alone with `--quiet`.
+    pub(crate) fn print_events(&self, usual: Level) {
+        let level = match self.verbosity {
+            Verbosity::Quiet => Level::ERROR,
+            Verbosity::Normal => usual,
+            Verbosity::Verbose => usual.max(Level::INFO),
+        };
+        // A second call has no effect.
+        let _ = tracing_subscriber::fmt()
+            .with_max_level(level)
+            .with_writer(io::stderr)
+            .with_ansi(false)
+            .with_target(false)
+            .without_time()
+            .compact()
+            .try_init();
     }
 
     /// Prints a line to standard error, with `--verbose` only.

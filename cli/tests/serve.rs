@@ -262,6 +262,43 @@ fn a_signal_ends_a_server_and_one_that_is_not_there_cannot_be_asked() {
 }
 
 #[test]
+fn a_log_line_states_what_is_not_verified() {
+    let dir = Dir::new("serve-trust");
+    let (raw, packed, socket) = (dir.name("raw"), dir.name("packed"), dir.name("sock"));
+    fs::write(&raw, vec![7; 1 << 20]).expect("a file is written");
+    let pack = Command::new(env!("CARGO_BIN_EXE_uzone")).args(["pack", &raw, &packed]).output();
+    assert!(pack.is_ok_and(|output| output.status.success()));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
+    let inspected = command.args(["inspect", "--json", &packed]).output().expect("it runs");
+    let inspected: Value = serde_json::from_slice(&inspected.stdout).expect("an object");
+    let root = format!("--root={}", inspected["chain"][0]["root"].as_str().expect("a hash"));
+    for (arguments, part) in [
+        (&[&raw[..]][..], "neither damage nor forgery"),
+        (&[&packed], "forgery is not"),
+        (&[&raw, "--quiet"], ""),
+        (&[&packed, &root], ""),
+    ] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
+        command.args(["serve", "--json", "--socket", &socket]).args(arguments);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut server = command.spawn().expect("it runs");
+        let mut lines = BufReader::new(server.stdout.take().expect("a pipe"));
+        if !arguments.contains(&"--quiet") {
+            event(&mut lines);
+        } else {
+            while UnixStream::connect(&socket).is_err() {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
+        signal(&server);
+        let mut logged = String::new();
+        server.stderr.take().expect("a pipe").read_to_string(&mut logged).expect("text");
+        assert!(server.wait().expect("it ends").success());
+        assert!(logged.contains(part) && logged.is_empty() == part.is_empty(), "{logged}");
+    }
+}
+
+#[test]
 fn an_image_that_cannot_be_served_is_named_with_its_exit_code() {
     let dir = Dir::new("serve-not");
     let (cut, none, socket) = (dir.name("cut"), dir.name("none"), dir.name("sock"));

@@ -493,6 +493,7 @@ fn open(path: &Path, options: &ServerOptions) -> Result<Opened, ServeError> {
         Err(error) => return Err(error.into()),
     };
     let (file, metadata) = open_raw(path, not_packed)?;
+    tracing::info!(image = %path.display(), "raw memory has no hashes: neither damage nor forgery is found");
     let failed = |cause| {
         let name = path.display().to_string();
         SnapshotError::Read { name, offset: 0, len_bytes: 0, cause }

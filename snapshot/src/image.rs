@@ -233,11 +233,12 @@ impl Image {
         options: &OpenOptions,
     ) -> Result<Self, SnapshotError> {
         let cache = options.cache.clone().unwrap_or_else(|| FrameCache::new(16 << 20));
-        if options.root.is_none() {
-            tracing::info!(image = %source.name(), "opened without a root hash: damage is found, forgery is not");
-        }
         let caches = Caches { frames: &cache, disk: options.disk.as_ref() };
-        Self::open_at(source, options.root, caches, MAX_DEPTH)
+        let image = Self::open_at(source, options.root, caches, MAX_DEPTH)?;
+        if options.root.is_none() {
+            tracing::info!(image = %image.name(), "opened without a root hash: damage is found, forgery is not");
+        }
+        Ok(image)
     }
 
     fn open_at(
