@@ -14,8 +14,9 @@
 //!
 //! The first four are in `snapshot/pack.rs`, the others in `snapshot/touch.rs`, `snapshot/share.rs` and
 //! `snapshot/remote.rs`. The limits decode frames without hashes (`snapshot/frames.rs`), or ask the store
-//! and do nothing else (`snapshot/store.rs`).
+//! and do nothing else (`snapshot/store.rs`). The kernel's rival is EROFS (`snapshot/erofs.rs`).
 
+pub(crate) mod erofs;
 pub(crate) mod frames;
 pub(crate) mod material;
 mod pack;
@@ -30,6 +31,7 @@ use crate::settings::Part;
 pub use crate::settings::SnapshotSettings as Settings;
 use crate::suite::{BenchError, Session, sentence};
 
+use self::erofs::Erofs;
 use self::material::Material;
 
 /// Runs the tables.
@@ -42,7 +44,7 @@ pub fn run(settings: &Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
         return Err(BenchError::SnapshotSize { size });
     }
     let threads = threads.get();
-    let material = Material::new(&settings.directory, size, threads, watch)?;
+    let mut material = Material::new(&settings.directory, size, threads, watch)?;
     let asked = format!(
         "an image of {size}: programs and libraries, {} % of its pages zero; {rounds} rounds, {threads} \
          threads; the files are in {}",
@@ -50,6 +52,16 @@ pub fn run(settings: &Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
         settings.directory.display()
     );
     let mut session = Session::new(asked, &Part::Snapshot(settings.clone()), rounds, watch);
+    let erofs = ["snapshot-read", "snapshot-touch-seq", "snapshot-touch-random"];
+    let erofs = erofs.into_iter().filter(|table| session.wants(table)).collect::<Vec<_>>();
+    if !erofs.is_empty() {
+        match Erofs::new(&material)? {
+            Ok(made) => material.erofs = Some(made),
+            Err(reason) => {
+                erofs.iter().for_each(|table| session.skip(format!("{table}/erofs"), &*reason));
+            }
+        }
+    }
     if session.wants_any(&["snapshot-pack", "snapshot-unpack"]) {
         pack::tables(&material, &mut session)?;
     }

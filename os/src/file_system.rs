@@ -1,21 +1,23 @@
 //! What there is room for in a directory, and files in it that have no name, for good or until they are
 //! finished: [`room`], [`nameless_file`], [`NewFile`]. The holes of sparse files: [`next_data`],
-//! [`hole_problem`].
+//! [`hole_problem`]. A file in a file system that is in a file: [`file_of_image`].
 //!
 //! The room is a snapshot: other processes write too, and a quota of the user is not in it, so a write can
 //! still fail. A file without a name is gone with its last descriptor, however the process ends.
 //!
-//! Source: statfs(2), getrlimit(2) "RLIMIT_FSIZE", open(2) "O_TMPFILE".
+//! Source: statfs(2), getrlimit(2) "RLIMIT_FSIZE", open(2) "O_TMPFILE", mount(2), umount(2) "MNT_DETACH".
 
 mod holes;
 mod new_file;
 
+use std::ffi::CStr;
 use std::fs::File;
 use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{Mode, OFlags};
+use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::process::{Resource, getrlimit};
 use uzone_pages::ByteLen;
 
@@ -52,6 +54,27 @@ pub fn room(directory: &Path) -> io::Result<Room> {
         longest_file: getrlimit(Resource::Fsize).current.map(ByteLen::new),
         is_memory: IN_MEMORY.contains(&i128::from(stat.f_type)),
     })
+}
+
+/// Mounts a file system that a file contains, opens a file in it to read, and takes the mount away again: it
+/// lasts as long as what is returned is open, whatever becomes of this process, and no other one finds it.
+///
+/// # Errors
+/// The error of mount(2): this process is not privileged, or the kernel mounts such a file system from block
+/// devices alone (EROFS before Linux 6.12); or that of open(2).
+pub fn file_of_image(
+    image: &Path,
+    kind: &CStr,
+    mount_point: &Path,
+    name: &Path,
+) -> io::Result<File> {
+    let flags = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    // A signal that ends the process in between would leave the mount.
+    let _held = Held::hold()?;
+    rustix::mount::mount(image, mount_point, kind, flags, None)?;
+    let file = File::open(mount_point.join(name));
+    rustix::mount::unmount(mount_point, UnmountFlags::DETACH)?;
+    file
 }
 
 /// Makes a file without a name in a directory, open for reading and writing, for this user alone.

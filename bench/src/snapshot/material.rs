@@ -17,6 +17,7 @@ use uzone_os::file_system;
 use uzone_pages::ByteLen;
 use uzone_snapshot::{Codec, FileSource, FrameCache, Image, OpenOptions, Packed, Packer};
 
+use super::erofs::Erofs;
 use super::frames::{self, Reader, Stored};
 use crate::group::{Phase, Watch};
 use crate::suite::BenchError;
@@ -56,6 +57,8 @@ pub(crate) struct Material {
     /// A word of each page, which is checked when it is touched.
     pub(crate) words: Vec<u64>,
     zero_pages: usize,
+    /// The bytes of the image in EROFS, if a table wants them.
+    pub(super) erofs: Option<Erofs>,
 }
 
 /// Returns the error of a file that cannot be used.
@@ -107,6 +110,7 @@ impl Material {
             is_zero,
             words,
             zero_pages,
+            erofs: None,
         };
         let (packed, result) = material.pack(Codec::Zstd)?;
         (material.packed, material.packed_len) = (packed, result.file_bytes);

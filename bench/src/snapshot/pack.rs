@@ -199,8 +199,13 @@ pub(super) fn read(material: &Material, session: &mut Session<'_>) -> Result<(),
         Ok(started.elapsed())
     });
     suite.add(Role::Peer, "snapshot-read/raw", "preadv of the raw bytes", bytes, 1, || {
-        read_raw(material, &offsets)
+        read_at_each(&material.raw, &offsets)
     });
+    if let Some(erofs) = &material.erofs {
+        suite.add(Role::Peer, "snapshot-read/erofs", erofs.name("preadv of"), bytes, 1, || {
+            read_at_each(erofs.open()?, &offsets)
+        });
+    }
     let rows = [
         ("ours", "ours, decoded each time", ByteLen::ZERO, Role::Ours),
         ("ours-kept", "ours, decoded before", ByteLen::new(2 * bytes), Role::Variant),
@@ -259,7 +264,7 @@ pub(super) fn read_cold(material: &Material, session: &mut Session<'_>) -> Resul
     let (row, name) = ("snapshot-read-cold/raw", "preadv of the raw bytes");
     suite.add(Role::Peer, row, name, bytes, 1, || {
         forget(&material.raw)?;
-        read_raw(material, &offsets)
+        read_at_each(&material.raw, &offsets)
     });
     let (row, name) = ("snapshot-read-cold/ours", "ours");
     let spec = suite.add(Role::Ours, row, name, bytes, 1, || {
@@ -294,12 +299,12 @@ fn forget(file: &File) -> Result<(), BenchError> {
     file.sync_data().and_then(|()| page_cache::forget(file, 0, len)).map_err(failed)
 }
 
-/// Reads the raw bytes of a frame at each offset.
-fn read_raw(material: &Material, offsets: &[u64]) -> Result<Duration, BenchError> {
+/// Reads as many bytes as a frame has at each offset.
+fn read_at_each(file: &File, offsets: &[u64]) -> Result<Duration, BenchError> {
     let mut out = vec![0; FRAME];
     let started = Instant::now();
     for offset in offsets {
-        material.raw.read_exact_at(&mut out, *offset).map_err(failed)?;
+        file.read_exact_at(&mut out, *offset).map_err(failed)?;
         black_box(&out);
     }
     Ok(started.elapsed())

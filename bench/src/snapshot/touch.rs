@@ -2,12 +2,13 @@
 
 use std::hint::black_box;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use uzone_fault::{Engine, EngineOptions, LazyMapping, LazyOptions};
 use uzone_os::uffd::{Answered, Features, Install, KernelFaults, Modes, Registered, Uffd};
-use uzone_os::{Anonymous, HugeAdvice, Mapping, numa};
+use uzone_os::{Access, Anonymous, HugeAdvice, Mapping, Sharing, numa};
 use uzone_pages::ByteLen;
 use uzone_snapshot::{Image, SnapshotBacking};
 
@@ -38,6 +39,7 @@ pub(super) fn in_order(material: &Material, session: &mut Session<'_>) -> Result
     });
     spec.headline(format!("map an image of {} lazily, in order", ByteLen::new(bytes)));
     add_same(&mut suite, table, material, &pages);
+    add_erofs(&mut suite, table, material, &pages);
     finish(suite, table, bytes, threads, session)?;
     session.table(
         table,
@@ -68,6 +70,7 @@ pub(super) fn at_random(material: &Material, session: &mut Session<'_>) -> Resul
     });
     spec.headline("touch a page of a packed image at random");
     add_same(&mut suite, table, material, &pages);
+    add_erofs(&mut suite, table, material, &pages);
     suite.each_spec(|spec| {
         spec.counts(Some(calls), None);
     });
@@ -196,6 +199,21 @@ fn add_same<'a>(suite: &mut Suite<'a>, table: &str, material: &'a Material, page
     suite.add(Role::Variant, &id, "ours, all threads on one CPU", 0, 1, move || {
         let cpus = numa::usable(&(0..1024).collect::<Vec<_>>())?;
         lazily(material, &pages, &row, cpus.first().copied())
+    });
+}
+
+/// Adds touching the kernel's mapping of the same bytes in EROFS.
+fn add_erofs<'a>(suite: &mut Suite<'a>, table: &str, material: &'a Material, pages: &[usize]) {
+    let Some(erofs) = &material.erofs else { return };
+    let (id, pages) = (format!("{table}/erofs"), pages.to_vec());
+    let row = id.clone();
+    suite.add(Role::Peer, &id, erofs.name("the kernel's mapping of"), 0, 1, move || {
+        let file = OwnedFd::from(erofs.open()?.try_clone().map_err(failed)?);
+        let len = ByteLen::new(material.len as u64);
+        let memory = Mapping::file(file, 0, len, Access::ReadWrite, Sharing::Private)?;
+        let started = Instant::now();
+        check(material, &pages, &row, |at, out| Ok(memory.read_at(at as u64, out)?))?;
+        Ok(started.elapsed())
     });
 }
 
