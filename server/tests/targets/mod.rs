@@ -1,0 +1,21 @@
+//! What is fuzzed: the message of a monitor, which may be any bytes. `fuzz/` calls this without an end, and
+//! `tests/corpus.rs` with the bytes that are kept in `fuzz/corpus`.
+
+use uzone_server::regions;
+
+/// Takes the bytes for what a monitor sends, which may come in parts.
+///
+/// # Panics
+/// If what was parsed contradicts itself.
+pub(crate) fn handshake(bytes: &[u8]) {
+    let Ok(Some((found, page))) = regions(bytes) else { return };
+    assert!(!found.is_empty() && [4096, 2 << 20].contains(&page.bytes()));
+    // A message that ends earlier is the same one, and one that is not whole waits for the rest.
+    for len in 0..bytes.len() {
+        match regions(&bytes[..len]) {
+            Ok(None) => {}
+            Ok(Some(part)) => assert_eq!(part, (found.clone(), page)),
+            Err(error) => panic!("{len} of {} bytes: {error}", bytes.len()),
+        }
+    }
+}
