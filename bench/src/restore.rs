@@ -13,6 +13,10 @@
 //! | `read-first` | nothing: all of the raw file is read before the machine runs |
 //! | `kernel` | the kernel's own private mapping of the raw file |
 //! | `decode` | nothing: the frames are decoded on all threads |
+//!
+//! `neighbour` has the table of two machines side by side.
+
+mod neighbour;
 
 use std::fs::File;
 use std::hint::black_box;
@@ -80,6 +84,17 @@ pub fn run(settings: &Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
                 Err(error) if error.is_of_this_host() => session.skip(table, sentence(&error)),
                 done => done?,
             }
+        }
+    }
+    if session.wants("restore-neighbour")
+        && let Some(placement) = Placement::all(&[1])?.first()
+    {
+        let restore = Restore { material: &material, placement, pages: &[] };
+        match neighbour::table(restore, &mut session) {
+            Err(error) if error.is_of_this_host() => {
+                session.skip("restore-neighbour", sentence(&error));
+            }
+            done => done?,
         }
     }
     session.finish()

@@ -343,8 +343,13 @@ fn the_restore_object_keeps_to_the_same_schema_and_every_table_has_its_rows() {
     keeps_to("uzone.bench-1", &bench);
     let (rows, skipped) = (&bench["results"], &bench["skipped"]);
     let (rows, skipped) = (rows.as_array().expect("rows"), skipped.as_array().expect("skipped"));
-    for table in ["restore-seq-same", "restore-set-same"] {
-        for row in ["naive", "raw", "packed", "replay", "own", "read-first", "kernel", "decode"] {
+    let rows_of_all = ["naive", "raw", "packed", "replay", "own", "read-first", "kernel", "decode"];
+    for (table, of_table) in [
+        ("restore-seq-same", &rows_of_all[..]),
+        ("restore-set-same", &rows_of_all),
+        ("restore-neighbour", &["alone", "apart", "same"]),
+    ] {
+        for row in of_table {
             let id = format!("{table}/{row}");
             // There may be no userfaultfd.
             let is_skipped = skipped.iter().any(|skip| skip["id"] == table);
