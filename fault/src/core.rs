@@ -51,6 +51,10 @@ const SHARED_AT_ONCE: u64 = 128;
 /// more time on waking readers that caught up.
 const AHEAD_AT_ONCE: u64 = 32;
 
+/// How many bytes of a sequential reader's window are installed along with its page, but at least a page, by a
+/// thread that answers for other mappings too: their faults wait meanwhile.
+const COMPANY_BYTES: u64 = 256 << 10;
+
 /// How many runs of neighbours may wait until there is no fault; more are left out.
 const NEIGHBOURS: usize = 64;
 /// How many of them may wait where neighbours are known to be wanted: those of one fault.
@@ -104,6 +108,9 @@ pub(crate) struct ReaderState {
     wanted: u32,
     /// Whether the pages that will be touched are known and on their way: then no others are guessed.
     pub(crate) is_prefetching: bool,
+    /// Whether the thread answers for other mappings too: then no fault brings more than a bounded number of
+    /// pages along.
+    pub(crate) has_company: bool,
 }
 
 impl ReaderState {
@@ -121,12 +128,18 @@ impl ReaderState {
             meter: CostMeter::new(COPIED_NS, false),
             wanted: 0,
             is_prefetching: false,
+            has_company: false,
         }
     }
 
     /// Returns whether there are neighbours to be installed.
     pub(crate) fn has_neighbours(&self) -> bool {
         !self.neighbours.is_empty() || self.ahead.is_some()
+    }
+
+    /// Returns in how many steps neighbours are installed at most before the next fault is answered.
+    fn steps_between(&self) -> u32 {
+        if self.has_company { STEPS_BETWEEN } else { u32::MAX }
     }
 
     /// Remembers that the thread waited for a page. Returns whether that was remembered already.
@@ -420,10 +433,11 @@ impl Core {
             // A sequential reader wants the rest of the window next, and one more.
             let next = window.end + (window.end - window.start);
             let ahead = page + 1..next.min(plan.area.end().get());
-            let progress = self.offer(window, Some(page), state);
+            let offered = self.part_at_once(page, &plan, state);
+            let progress = self.offer(offered.clone(), Some(page), state);
             let outcome = self.demanded(page, &progress, Some(ahead));
             if outcome == Outcome::Answered && !state.shares_cpu {
-                state.ahead = plan.ahead.map(|pages| pages.start().get()..pages.end().get());
+                state.ahead = plan.ahead.map(|pages| offered.end..pages.end().get());
             }
             return outcome;
         }
@@ -431,6 +445,18 @@ impl Core {
             return self.map_block(page, window, state);
         }
         self.map_page_first(page, window, state)
+    }
+
+    /// Returns the part of a sequential reader's window that is offered along with its page: all of it, unless
+    /// the faults of other mappings would wait for long.
+    fn part_at_once(&self, page: u64, plan: &FaultPlan, state: &ReaderState) -> Range<u64> {
+        let window = plan.window.start().get()..plan.window.end().get();
+        let most = (COMPANY_BYTES >> self.pages.page.shift()).max(1);
+        if !state.has_company || window.end - page <= most {
+            return window;
+        }
+        self.pattern().went_only_to(Pfn::new(page + most), plan.window);
+        page..page + most
     }
 
     /// Offers the page `page`, and queues its neighbours.
@@ -453,8 +479,10 @@ impl Core {
         if !progress.deferred && !progress.gone {
             self.push_neighbours(page, window, state);
         }
-        while state.wanted > 0 && state.neighbours.len() > NEIGHBOURS_WANTED {
+        let mut steps = state.steps_between();
+        while state.wanted > 0 && state.neighbours.len() > NEIGHBOURS_WANTED && steps > 0 {
             self.map_around(state);
+            steps -= 1;
         }
         outcome
     }
@@ -469,7 +497,7 @@ impl Core {
         self.push_neighbours(page, block, state);
         state.wanted = WANTED_FOR;
         // Where faults never cease, some of the waiting neighbours are installed between two of them.
-        let mut steps = if state.shares_cpu { u32::MAX } else { STEPS_BETWEEN };
+        let mut steps = if state.shares_cpu { state.steps_between() } else { STEPS_BETWEEN };
         let most = if state.shares_cpu { 0 } else { BLOCKS_WAITING };
         while state.neighbours.len() > most && steps > 0 {
             self.map_around(state);
@@ -495,7 +523,7 @@ impl Core {
         let most = match state.wanted {
             0 => AROUND_AT_ONCE,
             // The thread that faults next has to wait for this CPU in any case.
-            _ if state.shares_cpu => SHARED_AT_ONCE,
+            _ if state.shares_cpu && !state.has_company => SHARED_AT_ONCE,
             _ => WANTED_AT_ONCE,
         };
         let end = part.end.min(part.start + most);

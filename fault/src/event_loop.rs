@@ -36,6 +36,8 @@ use crate::staged::Staged;
 const BELL: u64 = u64::MAX;
 /// After how many rounds over the mappings that have faults the others are checked.
 const ROUNDS: u32 = 8;
+/// After how long they are checked at the latest.
+const OTHERS: Duration = Duration::from_micros(50);
 /// How long to wait where waiting or ringing failed.
 const RETRY: Duration = Duration::from_millis(1);
 /// How often a failing ring of the bell is repeated before the message waits for the next one.
@@ -237,6 +239,7 @@ impl Runner {
 
     fn run(&mut self) {
         let mut round = 0_u32;
+        let mut checked = Instant::now();
         loop {
             // Acquire pairs with the Release of `send`.
             if self.inbox.called.load(Ordering::Acquire) && self.take_messages() {
@@ -251,8 +254,10 @@ impl Runner {
             }
             round = round.wrapping_add(1);
             let has_others = self.readers.len() > self.active.len();
-            if has_others && (!is_busy || round.is_multiple_of(ROUNDS)) {
+            let is_time = || round.is_multiple_of(ROUNDS) || checked.elapsed() >= OTHERS;
+            if has_others && (!is_busy || is_time()) {
                 self.wait(Some(Duration::ZERO));
+                checked = Instant::now();
             } else if !is_busy {
                 std::hint::spin_loop();
             }
@@ -346,12 +351,14 @@ impl Runner {
     fn step_active(&mut self) -> bool {
         let mut is_busy = false;
         let mut at = 0;
+        let has_company = self.readers.len() > 1;
         while let Some(&key) = self.active.get(at) {
             let Some(reader) = self.readers.get_mut(&key) else {
                 self.active.swap_remove(at);
                 continue;
             };
             let had_failed_poll = reader.poll_failed;
+            reader.set_company(has_company);
             let submit = Submit { filler: &self.filler, key };
             let Some(was_busy) = caught(|| reader.step(&mut self.scratch, &submit)) else {
                 reader.fail();

@@ -28,6 +28,11 @@ use crate::stats::Counters;
 pub(crate) const EVENTS: usize = 64;
 /// How many faults are answered before more are read.
 const FAULTS: usize = 1024;
+/// How many times events are read before other mappings come to their turn: removals that never cease do not
+/// hold them up.
+const READS: u32 = 64;
+/// How long faults are answered before other mappings come to their turn.
+const TURN: Duration = Duration::from_micros(100);
 /// How many pages may wait for room in the queue; if there are more, all waiting threads are woken.
 const PARKED: usize = 256;
 /// After how long deferred work is retried.
@@ -97,6 +102,17 @@ impl AdaptiveSpin {
     }
 }
 
+/// What came of reading the events that are pending.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Drained {
+    /// There are no others.
+    All,
+    /// There may be more.
+    Part,
+    /// The descriptor cannot be read.
+    Failed,
+}
+
 /// One mapping, and what is being done about its faults.
 pub(crate) struct MappingReader {
     fault_memory: FaultMemory,
@@ -114,6 +130,8 @@ pub(crate) struct MappingReader {
     /// How many chunks are on their way or there.
     prefetching: usize,
     children: Children,
+    /// Faults that were read and are answered in the next turn.
+    unanswered: Vec<PageFault>,
     /// Where its events are read to, if they must outlive this process.
     logged: Option<EventBuffer>,
     /// Whether a step panicked. Then each page that is touched is made bad.
@@ -161,6 +179,7 @@ impl MappingReader {
             chunks: VecDeque::new(),
             prefetching: 0,
             children: Children::new(),
+            unanswered: Vec::new(),
             logged: log.map(EventBuffer::logged),
             has_failed: false,
             looked: Instant::now(),
@@ -187,8 +206,14 @@ impl MappingReader {
         let _ = self.fault_memory.leave(set);
     }
 
-    /// Answers the pending faults, or else does deferred work. Returns whether there was any. Pages that
-    /// the pool produced come back through `submit`.
+    /// Notes whether the thread answers for other mappings too.
+    pub(crate) fn set_company(&mut self, has_company: bool) {
+        self.state.has_company = has_company;
+    }
+
+    /// Answers the pending faults, or else does deferred work. Returns whether there was any. Where the
+    /// thread has other mappings, the faults that do not fit in its turn are answered in the next one. Pages
+    /// that the pool produced come back through `submit`.
     pub(crate) fn step(&mut self, scratch: &mut Scratch, submit: &Submit<'_>) -> bool {
         if self.has_failed {
             self.looked = Instant::now();
@@ -200,17 +225,22 @@ impl MappingReader {
             return is_busy;
         }
         std::mem::swap(&mut scratch.staging, &mut self.state.staging);
-        let is_read = self.drain(&mut scratch.buffer, &mut scratch.faults);
+        scratch.faults.append(&mut self.unanswered);
+        let drained = self.drain(&mut scratch.buffer, &mut scratch.faults);
         self.looked = Instant::now();
         let read_at = self.looked;
-        let mut is_busy = !scratch.faults.is_empty();
-        if is_busy {
+        let mut is_busy = !scratch.faults.is_empty() || drained == Drained::Part;
+        if drained == Drained::Part {
+            // A removal may be unread that is older than one of these faults.
+            self.unanswered.append(&mut scratch.faults);
+            self.look.found(read_at);
+        } else if is_busy {
             let has_waited = self.state.has_neighbours();
             self.state.meter.read(scratch.faults.len(), read_at, has_waited);
             self.answer_all(scratch, submit, read_at);
             self.look.found(read_at);
         } else {
-            self.poll_failed = !is_read;
+            self.poll_failed = drained == Drained::Failed;
             self.see_to_what_waits();
             // No thread waits: time for neighbours, a few at a time. If this thread does not poll, it may
             // be on the CPU of the thread that was just woken, which goes first.
@@ -239,6 +269,7 @@ impl MappingReader {
         }
         self.core.fail();
         self.late.clear();
+        self.unanswered.clear();
         for page in self.core.pending().pages() {
             self.core.give_up(page);
         }
@@ -250,9 +281,14 @@ impl MappingReader {
     /// Answers the faults that were read.
     fn answer_all(&mut self, scratch: &mut Scratch, submit: &Submit<'_>, read_at: Instant) {
         let at = self.core.recorder().since_start(read_at);
-        for fault in scratch.faults.drain(..) {
+        let mut faults = scratch.faults.drain(..);
+        for fault in faults.by_ref() {
             scratch.records.extend(self.answer(&fault, submit, read_at, at));
+            if self.state.has_company && read_at.elapsed() >= TURN {
+                break;
+            }
         }
+        self.unanswered.extend(faults);
         self.has_yielded = false;
         self.core.recorder().note(&scratch.records);
         scratch.records.clear();
@@ -285,7 +321,8 @@ impl MappingReader {
     /// Returns whether the reader can sleep right after a step that answered faults, because it does not
     /// poll and has no neighbours to install.
     pub(crate) fn rests(&self) -> bool {
-        self.look.most.is_zero() && !self.state.has_neighbours() && self.chunks.is_empty()
+        let has_work = self.state.has_neighbours() || !self.unanswered.is_empty();
+        self.look.most.is_zero() && !has_work && self.chunks.is_empty()
     }
 
     /// Takes pages that are ready, to be installed while no fault is pending.
@@ -367,6 +404,9 @@ impl MappingReader {
                     self.core.give_up(page);
                 }
                 self.core.kernel().ended();
+                for fault in std::mem::take(&mut self.unanswered) {
+                    self.refuse_fault(&fault);
+                }
                 while self.refuse(&mut scratch.buffer) {}
             }
             // Unanswered faults are reported again to the next server.
@@ -379,26 +419,30 @@ impl MappingReader {
                     self.core.release(page);
                     self.parked.push(page);
                 }
+                for fault in std::mem::take(&mut self.unanswered) {
+                    if let Some(page) = self.page(fault.address) {
+                        self.parked.push(page);
+                    }
+                }
                 self.parked.wake_now(&self.core);
             }
         }
     }
 
-    /// Reads what is pending: faults into `faults`, removals at once into the pages' words. Returns
-    /// whether that worked.
-    fn drain(&mut self, buffer: &mut EventBuffer, faults: &mut Vec<PageFault>) -> bool {
+    /// Reads what is pending: faults into `faults`, removals at once into the pages' words.
+    fn drain(&mut self, buffer: &mut EventBuffer, faults: &mut Vec<PageFault>) -> Drained {
         let mut logged = self.logged.take();
-        let is_read = self.drain_to(logged.as_mut().unwrap_or(buffer), faults);
+        let drained = self.drain_to(logged.as_mut().unwrap_or(buffer), faults);
         self.logged = logged;
-        is_read
+        drained
     }
 
-    fn drain_to(&mut self, buffer: &mut EventBuffer, faults: &mut Vec<PageFault>) -> bool {
-        loop {
+    fn drain_to(&mut self, buffer: &mut EventBuffer, faults: &mut Vec<PageFault>) -> Drained {
+        for _ in 0..READS {
             let read = match self.fault_memory.read(buffer) {
-                Ok(0) => return true,
+                Ok(0) => return Drained::All,
                 Ok(read) => read,
-                Err(_) => return false,
+                Err(_) => return Drained::Failed,
             };
             while let Some(event) = buffer.next() {
                 match event {
@@ -417,9 +461,10 @@ impl MappingReader {
             }
             // A buffer that is not full has taken all events, unless a removal came meanwhile.
             if read < buffer.capacity() && matches!(self.fault_memory, FaultMemory::Own(_)) {
-                return true;
+                return Drained::All;
             }
         }
+        Drained::Part
     }
 
     /// Marks pages in the log that were given back, if there is one. `removed` is called with them.
@@ -449,11 +494,7 @@ impl MappingReader {
         self.poll_failed = read.is_err();
         while let Some(event) = buffer.next() {
             match event {
-                Event::PageFault(fault) => {
-                    if let Some(page) = self.page(fault.address) {
-                        self.core.refuse(page, fault.kind == FaultKind::WriteProtect);
-                    }
-                }
+                Event::PageFault(fault) => self.refuse_fault(&fault),
                 Event::Removed { start, end } | Event::Unmapped { start, end } => {
                     self.mark(buffer, start, end, |_| {});
                 }
@@ -463,6 +504,12 @@ impl MappingReader {
         }
         self.logged = logged;
         matches!(read, Ok(1..))
+    }
+
+    fn refuse_fault(&self, fault: &PageFault) {
+        if let Some(page) = self.page(fault.address) {
+            self.core.refuse(page, fault.kind == FaultKind::WriteProtect);
+        }
     }
 
     fn page(&self, address: Vaddr) -> Option<u64> {

@@ -879,6 +879,22 @@ fn pages_ahead_of_who_reads_in_order_wait_until_there_is_nothing_else() {
 }
 
 #[test]
+fn a_fault_brings_a_bounded_number_of_pages_where_other_mappings_wait() {
+    let (kernel, core) = plain(all(Kind::Ready), Advice::Sequential, 128);
+    let mut state = ReaderState::new(16 * PAGE);
+    state.has_company = true;
+    for (page, count) in [(0, 64), (64, 128), (128, 192)] {
+        assert_eq!(core.fault(page, Touch::Read, &mut state), Outcome::Answered);
+        assert_eq!(present(&kernel).len(), count, "page {page}");
+    }
+    // A mapping alone waits for its own pages only.
+    let (kernel, core) = plain(all(Kind::Ready), Advice::Sequential, 128);
+    state.has_company = false;
+    assert_eq!(core.fault(0, Touch::Read, &mut state), Outcome::Answered);
+    assert_eq!(present(&kernel).len(), 128);
+}
+
+#[test]
 fn pages_ahead_are_put_in_place_step_by_step_as_far_as_they_are_at_hand() {
     let mut state = ReaderState::new(16 * PAGE);
     // Windows of 64 pages, of which 32 are a step.

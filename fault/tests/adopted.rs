@@ -12,12 +12,14 @@ use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, AsRawFd};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use common::{page, skip};
 use uzone_fault::{
-    AdoptedMemory, BackingError, Engine, EventLog, FunctionBacking, LazyOptions, MapError,
-    RemoteRegion, ZeroBacking,
+    AdoptedMemory, BackingError, Engine, EngineOptions, EventLog, FunctionBacking, LazyOptions,
+    MapError, RemoteRegion, ZeroBacking,
 };
 use uzone_os::uffd::{EventBuffer, Features, KernelFaults, Modes, Registered, Remote, Uffd};
 use uzone_os::{Anonymous, Mapping, Vaddr, probe};
@@ -203,6 +205,78 @@ fn another_process_gets_its_bytes_and_its_zeroes_and_a_second_server() {
     drop(memory);
 }
 
+/// Memory of `PAGES` pages as another process registers it, and the descriptor for its server.
+fn registered() -> (Registered, Remote) {
+    let features = Features::EVENT_REMOVE;
+    let uffd = Uffd::open(features, Features::NONE, KernelFaults::IfAllowed).unwrap();
+    let remote = Remote::adopt(uffd.as_fd().try_clone_to_owned().unwrap()).unwrap();
+    let mapping = Mapping::anonymous(ByteLen::new(PAGES * page()), Anonymous::default()).unwrap();
+    (Registered::new(Arc::new(uffd), mapping, Modes::MISSING).unwrap(), remote)
+}
+
+/// Touches pages of a part of the memory and gives them back, until `stop` is set.
+fn be_noisy(memory: &Registered, part: u64, parts: u64, stop: &AtomicBool) {
+    let len = PAGES / parts;
+    let mut word = [0; 8];
+    while !stop.load(Ordering::Acquire) {
+        for at in part * len..(part + 1) * len {
+            memory.mapping().read_at(at * page(), &mut word).unwrap();
+            let mut right = [0; 8];
+            fill(at * page(), &mut right);
+            assert!(word == right || word == [0; 8], "page {at}");
+            if at % 4 == 0 {
+                memory.mapping().discard(at * page()..(at + 1) * page()).unwrap();
+            }
+        }
+        memory.mapping().discard(part * len * page()..(part + 1) * len * page()).unwrap();
+    }
+}
+
+#[test]
+fn a_client_that_faults_at_full_speed_beside_one_that_must_stay_fast() {
+    const NOISY: u64 = 32;
+    let name = "a_client_that_faults_at_full_speed_beside_one_that_must_stay_fast";
+    if let Err(error) = Uffd::open(Features::EVENT_REMOVE, Features::NONE, KernelFaults::IfAllowed)
+    {
+        return skip(name, &error.to_string());
+    }
+    let one = EngineOptions::default().readers(NonZeroUsize::MIN).producers(NonZeroUsize::MIN);
+    let engine = Engine::with(one).unwrap();
+    let adopt = |advice| {
+        let (memory, remote) = registered();
+        let (start, len) = (memory.mapping().addr().get() as u64, ByteLen::new(PAGES * page()));
+        let regions = vec![RemoteRegion { start: Vaddr::new(start), len, offset: 0 }];
+        let (page, options) = (probe::page_size(), LazyOptions::default().advice(advice));
+        (engine.adopt(remote, regions, page, backing(), &options).unwrap(), memory)
+    };
+    let ((quiet, quiet_memory), (noisy, noisy_memory)) =
+        (adopt(Advice::Random), adopt(Advice::Auto));
+    let stop = AtomicBool::new(false);
+    let mut before = 0;
+    thread::scope(|scope| {
+        for part in 0..NOISY {
+            let (memory, stop) = (&noisy_memory, &stop);
+            scope.spawn(move || be_noisy(memory, part, NOISY, stop));
+        }
+        let quiet = scope.spawn(|| {
+            for at in (0..PAGES).step_by(32) {
+                // The other one goes on between two faults of this one.
+                while noisy.stats().faults < before + 64 {
+                    thread::yield_now();
+                }
+                let begin = Instant::now();
+                check(&quiet_memory, at, 0, false);
+                assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
+                before = noisy.stats().faults;
+            }
+        });
+        let quiet = quiet.join();
+        stop.store(true, Ordering::Release);
+        quiet.unwrap();
+    });
+    assert!(quiet.stats().faults >= PAGES / 32 && noisy.stats().poisoned == 0, "{quiet:?}");
+}
+
 #[test]
 fn regions_that_do_not_fit_are_refused() {
     let engine = Engine::new(NonZeroUsize::MIN).unwrap();
@@ -347,7 +421,7 @@ fn what_is_prefetched_is_there_when_it_is_touched_and_what_was_given_back_stays_
     let mut offsets: Vec<u64> = wanted.map(|at| at * page() + at).collect();
     offsets.extend([0, PAGES * page(), u64::MAX, 0]);
     server.prefetch(&offsets);
-    let begin = std::time::Instant::now();
+    let begin = Instant::now();
     while server.stats().populated < PAGES / 2 - 4 {
         assert!(begin.elapsed().as_secs() < 60, "{:?}", server.stats());
         thread::yield_now();

@@ -250,6 +250,14 @@ impl FaultPattern {
         }
     }
 
+    /// Notes that of a window that was planned ([`FaultPlan::window`]) only the pages before `end` are offered:
+    /// a thread that reads in order faults there.
+    pub fn went_only_to(&mut self, end: Pfn, window: PfnRange) {
+        if let Some(stream) = self.streams.iter_mut().find(|stream| stream.next == window.end()) {
+            stream.next = end;
+        }
+    }
+
     /// Notes that pages were given back, so that their blocks count as untouched.
     pub fn gave_back(&mut self, pages: PfnRange) {
         let last = Pfn::new(pages.end().get() - 1); // a range has a page
@@ -331,6 +339,20 @@ mod tests {
         // 16, 32, 64, 128, 256 from 0, each up to an aligned end, and then 512 at a time.
         assert!(faults(Advice::Sequential) <= 128 + 8, "{}", faults(Advice::Sequential));
         assert!(faults(Advice::Auto) <= 128 + 16, "{}", faults(Advice::Auto));
+    }
+
+    #[test]
+    fn a_scan_goes_on_where_a_window_was_cut() {
+        let area = area(0, 4096);
+        let mut pattern = of_area(area, Advice::Sequential, pages(64), FaultAround::MAX);
+        let mut at = Pfn::new(0);
+        for _ in 0..20 {
+            let plan = pattern.plan(at, Touch::Read, COSTS).unwrap();
+            assert!(plan.follows, "{at:?}");
+            at = at.checked_add(PageCount::new(16)).unwrap();
+            pattern.went_only_to(at, plan.window);
+        }
+        assert!(!pattern.plan(Pfn::new(3000), Touch::Read, COSTS).unwrap().follows);
     }
 
     #[test]

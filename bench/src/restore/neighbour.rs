@@ -8,7 +8,7 @@
 //! |---|---|
 //! | `alone` | there is none |
 //! | `same` | the thread that answers the quiet one |
-//! | `apart` | an engine of its own, which shares the CPUs alone with the other |
+//! | `apart` | an engine of its own, which shares nothing but the CPUs with the other |
 
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicBool, Ordering};
