@@ -174,6 +174,8 @@ pub(crate) struct Core {
     by_reader: Counters,
     recorder: Recorder,
     pending: Pending,
+    /// The turn of the last of its pages that was queued for the I/O threads.
+    pub(crate) turn: AtomicU64,
     /// Whether its reader panicked.
     has_failed: AtomicBool,
     // Held for an assignment.
@@ -203,6 +205,7 @@ impl Core {
             by_reader: Counters::default(),
             recorder,
             pending: Pending::new(),
+            turn: AtomicU64::new(0),
             has_failed: AtomicBool::new(false),
             last_failure: Mutex::default(),
             on_failure: None,

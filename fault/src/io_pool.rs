@@ -16,6 +16,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::num::NonZeroUsize;
 use std::ops::Range;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::Builder;
 
@@ -42,6 +43,8 @@ struct Job {
     room: usize,
     /// The thread that installs it, if that is not the one that produces it.
     filler: Option<(LoopHandle, u64)>,
+    /// When it is its turn, set by the queue.
+    turn: u64,
 }
 
 impl Job {
@@ -81,7 +84,10 @@ impl Job {
 
 #[derive(Default)]
 struct Queues {
+    /// In the order of their turns: the pages of one mapping have one turn each.
     demand: VecDeque<Job>,
+    /// The turn of the page that was taken last.
+    turn: u64,
     /// Pages for which threads of the pool wait: those go first. No more than there are such threads.
     nested: VecDeque<Job>,
     ahead: VecDeque<(Arc<Core>, Range<u64>)>,
@@ -132,6 +138,29 @@ impl Queues {
         }
         self.ended(thread);
         self.waiting.push(Waiting { thread, core: Arc::downgrade(core), page });
+    }
+
+    /// Queues a page behind those of its mapping, and before those that other mappings have more of. Returns
+    /// whether there was room; there is for the first of a mapping, and for one that a thread of the pool waits
+    /// for.
+    fn push(&mut self, mut job: Job, is_nested: bool) -> bool {
+        // Relaxed: it is changed under the lock of the queues alone.
+        let last = job.core.turn.load(Ordering::Relaxed);
+        job.turn = last.max(self.turn) + 1;
+        if self.demand.len() >= LIMIT && last > self.turn && !is_nested {
+            return false;
+        }
+        job.core.turn.store(job.turn, Ordering::Relaxed);
+        let at = self.demand.partition_point(|other| other.turn <= job.turn);
+        self.demand.insert(at, job);
+        true
+    }
+
+    /// Takes the page whose turn it is.
+    fn pop(&mut self) -> Option<Job> {
+        let job = self.demand.pop_front()?;
+        self.turn = job.turn;
+        Some(job)
     }
 
     fn next_ahead(&mut self) -> Option<Ahead> {
@@ -193,7 +222,7 @@ impl Submit<'_> {
         is_nested: bool,
     ) -> bool {
         let filler = core.has_one_filler().then(|| (self.filler.clone(), self.key));
-        pool.submit(Job { core: core.clone(), page, room, filler }, is_nested)
+        pool.submit(Job { core: core.clone(), page, room, filler, turn: 0 }, is_nested)
     }
 }
 
@@ -248,12 +277,9 @@ impl IoPool {
     }
 
     fn submit(&self, job: Job, is_nested: bool) -> bool {
-        let mut queues = self.shared.lock();
-        if queues.demand.len() >= LIMIT && !is_nested {
+        if !self.shared.lock().push(job, is_nested) {
             return false;
         }
-        queues.demand.push_back(job);
-        drop(queues);
         self.shared.ready.notify_one();
         true
     }
@@ -305,7 +331,7 @@ fn work(shared: &Shared) {
     let mut queues = shared.lock();
     queues.threads.push(thread);
     loop {
-        if let Some(job) = queues.nested.pop_front().or_else(|| queues.demand.pop_front()) {
+        if let Some(job) = queues.nested.pop_front().or_else(|| queues.pop()) {
             drop(queues);
             job.run(&mut state);
             queues = shared.lock();

@@ -10,8 +10,8 @@ mod common;
 use std::fs::File;
 use std::num::NonZeroUsize;
 use std::os::fd::AsFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -469,4 +469,49 @@ fn where_faults_are_answered_best_is_measured() {
     for (place, time) in &placement.times {
         println!("{place}: {time:?}");
     }
+}
+
+#[test]
+fn the_pages_of_a_mapping_do_not_wait_for_all_those_of_another() {
+    const NOISY: u64 = 48;
+    let one = NonZeroUsize::MIN;
+    let engine = engine(EngineOptions::default().producers(one).readers(one));
+    let gate = Arc::new(Gate::default());
+    let order = Arc::new(Mutex::new(Vec::new()));
+    let map = |is_noisy: bool| {
+        let (gate, order) = (gate.clone(), order.clone());
+        let backing = FunctionBacking::slow(move |offset, out: &mut [u8]| {
+            gate.pass();
+            order.lock().unwrap().push(is_noisy);
+            write_words(offset, out);
+            Ok::<_, BackingError>(())
+        });
+        let options = LazyOptions::default().advice(Advice::Random);
+        let answer = engine.map(ByteLen::new(NOISY * page()), Arc::new(backing), &options);
+        mapped("the pages of a mapping do not wait", answer)
+    };
+    let (Some(noisy), Some(quiet)) = (map(true), map(false)) else { return };
+    thread::scope(|scope| {
+        let read = |memory: &LazyMapping, at: u64| {
+            let (mut seen, mut right) = (vec![0; size()], vec![0; size()]);
+            memory.read_at(at * page(), &mut seen).unwrap();
+            write_words(at * page(), &mut right);
+            assert!(seen == right, "page {at}");
+        };
+        let (noisy, quiet) = (&noisy, &quiet);
+        for at in 0..NOISY {
+            scope.spawn(move || read(noisy, at));
+        }
+        until("all of the noisy one wait", || noisy.stats().queued == NOISY);
+        for at in 0..2 {
+            scope.spawn(move || read(quiet, at));
+        }
+        until("both of the quiet one wait", || quiet.stats().queued == 2);
+        gate.open();
+    });
+    let order = order.lock().unwrap();
+    let places = order.iter().enumerate().filter(|(_, is_noisy)| !**is_noisy);
+    let places: Vec<usize> = places.map(|(at, _)| at).collect();
+    // One of the noisy one was being produced, and one came with each of the quiet one.
+    assert!(order.len() == 50 && places.len() == 2 && places[1] <= 4, "{places:?}");
 }
