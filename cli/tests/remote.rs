@@ -258,3 +258,68 @@ fn a_worker_whose_keeper_dies_starts_another_one_that_reaches_the_bucket() {
     lines.read_to_string(&mut line).expect("it is read");
     assert!(!line.contains("worker_ended"), "{line}");
 }
+
+/// A file system in memory at a directory with room for 128 KiB, unmounted when this ends.
+struct SmallDisk(String);
+
+impl SmallDisk {
+    fn mount(at: String) -> Option<Self> {
+        fs::create_dir(&at).expect("it is made");
+        let mount = ["-t", "tmpfs", "-o", "size=4m", "none", &at];
+        let mounted = Command::new("mount").args(mount).stderr(Stdio::null()).status();
+        let disk = mounted.is_ok_and(|status| status.success()).then_some(Self(at))?;
+        fs::write(format!("{}/other", disk.0), vec![1; (4 << 20) - (128 << 10)]).expect("it fits");
+        Some(disk)
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        // A test that failed may have left a process with a file open.
+        let _ = Command::new("umount").args(["--lazy", &self.0]).status();
+    }
+}
+
+#[test]
+fn a_server_with_a_full_disk_under_its_cache_serves_from_the_bucket_and_names_the_disk() {
+    let (server, dir) = (Server::start("full"), Dir::new("serve-full"));
+    let (raw, socket, log) = (dir.name("raw"), dir.name("sock"), dir.name("log"));
+    let Some(disk) = SmallDisk::mount(dir.name("cache")) else {
+        return println!("skipped: a full disk under the cache: this user mounts no tmpfs");
+    };
+    let bytes = memory(8 << 20);
+    fs::write(&raw, &bytes).expect("a file is written");
+    let url = "s3://images/image";
+    object(&server, &["pack", &raw, url, "--json"]);
+    let arguments = ["serve", "--json", url, "--socket", &socket, "--on-failure", "hold"];
+    let mut served = command(&server, &[&arguments[..], &["--cache-dir", &disk.0]].concat());
+    served.stdout(Stdio::piped()).stderr(fs::File::create(&log).expect("a file"));
+    let mut served = served.spawn().expect("the binary under test runs");
+    let mut lines = BufReader::new(served.stdout.take().expect("a pipe"));
+    lines.read_line(&mut String::new()).expect("it listens");
+    let mut is_served = true;
+    // A part of what the second program needs is on the disk.
+    for _ in 0..2 {
+        match AttachedMemory::attach(Path::new(&socket), &AttachOptions::default()) {
+            Ok(memory) => {
+                let mut seen = vec![0; bytes.len()];
+                memory.mapping().read_at(0, &mut seen).expect("it is served");
+                assert!(seen == bytes, "another byte than that of the image");
+            }
+            Err(AttachError::Open(error)) => {
+                assert!(std::env::var("REQUIRE_ALL").as_deref() != Ok("1"), "{error}");
+                println!("skipped: reading what is served: {error}");
+                is_served = false;
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+    let status = object(&server, &["status", "--socket", &socket, "--json"]);
+    let log = fs::read_to_string(log).expect("its messages");
+    assert_eq!(status["worker_deaths"], 0, "{log}");
+    object(&server, &["drain", "--socket", &socket, "--json"]);
+    assert!(served.wait().expect("it ends").success());
+    let warnings = log.matches("without being kept").count();
+    assert_eq!(warnings, usize::from(is_served), "{log}");
+    assert!(!is_served || log.contains(&format!("cannot write {}", disk.0)), "{log}");
+}

@@ -42,6 +42,10 @@ const WORKER_USER: &str = "UZONE_SERVER_TEST_WORKER_USER";
 /// Users that own nothing here.
 const STRANGER: u32 = 65_534;
 const OTHER_STRANGER: u32 = 65_533;
+/// Set for a machine that stops itself while its threads fault.
+const STOPS: &str = "UZONE_SERVER_TEST_STOPS";
+/// How many seconds it is stopped: 1 by default.
+const STOP_SECS: &str = "STOP_SECS";
 /// How often workers are killed under load: 12 times by default.
 const KILLS: &str = "UZONE_SERVER_TEST_KILLS";
 const PAGE: u64 = 4096;
@@ -112,6 +116,9 @@ fn be_a_machine(socket: &Path) {
             let (high, low) = (&high, &low);
             scope.spawn(move || {
                 for step in 0..half {
+                    if seed == 0 && step == half / 2 && std::env::var_os(STOPS).is_some() {
+                        send(std::process::id(), rustix::process::Signal::STOP);
+                    }
                     let at = (step * 37 + seed * 101) % half;
                     check(high, at, &page_of(half + at));
                     check(low, at, &page_of(at));
@@ -799,6 +806,43 @@ fn thirty_two_clones_are_served_at_once_and_a_stopped_one_holds_up_no_other() {
     assert!(end_of(&mut stopped).success());
     let (served, _) = server.stop();
     assert_eq!((served.sessions, served.left, served.deaths), (33, 0, 0));
+    fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn a_machine_that_is_stopped_for_long_holds_up_no_other_and_goes_on() {
+    let name = "a_machine_that_is_stopped_for_long_holds_up_no_other_and_goes_on";
+    if is_machine(name) {
+        return;
+    }
+    let seconds = std::env::var(STOP_SECS).map_or(1, |secs| secs.parse().expect("STOP_SECS"));
+    let folder = folder("stopped");
+    let socket = folder.join("sock");
+    let server = Running::start(&socket, &folder.join("packed"), "kill");
+    let mut stopped = program(name).env(MACHINE, &socket).env(STOPS, "1").spawn().unwrap();
+    let is_stopped = || {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", stopped.id())).unwrap();
+        stat.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with('T'))
+    };
+    wait_until("the machine does not stop", is_stopped);
+    let (begin, mut others) = (Instant::now(), 0);
+    while others < 4 || begin.elapsed() < Duration::from_secs(seconds) {
+        assert!(end_of(&mut machine(name, &socket)).success());
+        others += 1;
+        if others == 2 {
+            // The next worker takes over a machine that is stopped.
+            server.kill_worker();
+            let ended = |event: &ServeEvent| matches!(event, ServeEvent::WorkerEnded { .. });
+            server.wait_for("the end of the worker", ended);
+        }
+    }
+    let sessions = || uzone_server::status(&socket).unwrap().sessions.len();
+    wait_until("the sessions of the others do not end", || sessions() <= 1);
+    assert!(stopped.try_wait().unwrap().is_none(), "it waits");
+    send(stopped.id(), rustix::process::Signal::CONT);
+    assert!(end_of(&mut stopped).success());
+    let (served, _) = server.stop();
+    assert_eq!((served.sessions, served.left, served.deaths), (others + 1, 0, 1));
     fs::remove_dir_all(folder).unwrap();
 }
 
