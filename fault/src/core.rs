@@ -613,6 +613,12 @@ impl Core {
         let _ = caught(|| self.backing.read_ahead(self.bytes(pages)));
     }
 
+    /// Lets the backing fetch pages that will be read ahead later.
+    pub(crate) fn will_need(&self, runs: &[Range<u64>]) {
+        let ranges: Vec<_> = runs.iter().map(|run| self.bytes(run.clone())).collect();
+        let _ = caught(|| self.backing.will_need(&ranges));
+    }
+
     /// Returns what happened so far.
     pub(crate) fn stats(&self) -> FaultStats {
         let (all, reader) = (self.counters(), self.by_reader());

@@ -1,6 +1,7 @@
 //! Pages that will be touched, installed before they are: [`Prefetch`]. An I/O thread makes a chunk of them
 //! ready, the reader installs it while no fault is pending, and asks for the next. Two chunks are on their
-//! way, so that both work. A list that is wrong costs time: pages that are there already are passed over.
+//! way, so that both work; the backing knows in advance which pages come after those. A list that is wrong
+//! costs time: pages that are there already are passed over.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -17,6 +18,8 @@ use crate::event_loop::LoopHandle;
 pub(crate) const CHUNKS: usize = 2;
 /// How many bytes a chunk has, but at least a page.
 const CHUNK_BYTES: u64 = 256 << 10;
+/// How many bytes the backing fetches before their chunk is made ready, but at least a page.
+const AHEAD_BYTES: u64 = 8 << 20;
 /// Pages in the same so many bytes come together, where the first of them does: a backing that decodes has
 /// frames of that length, and reads each once.
 const GROUP_BYTES: u64 = 64 << 10;
@@ -28,6 +31,9 @@ pub(crate) struct Prefetch {
     pages: Vec<u64>,
     next: AtomicUsize,
     chunk: usize,
+    /// How many of the pages the backing was asked to fetch, and how far that goes ahead.
+    announced: AtomicUsize,
+    ahead: usize,
 }
 
 impl Prefetch {
@@ -41,7 +47,13 @@ impl Prefetch {
         }
         pages.sort_unstable_by_key(|page| (firsts[&group(page)], *page));
         pages.dedup();
-        Arc::new(Self { pages, next: AtomicUsize::new(0), chunk: of_bytes(CHUNK_BYTES, page) })
+        Arc::new(Self {
+            pages,
+            next: AtomicUsize::new(0),
+            chunk: of_bytes(CHUNK_BYTES, page),
+            announced: AtomicUsize::new(0),
+            ahead: of_bytes(AHEAD_BYTES, page),
+        })
     }
 
     /// Returns the next pages, in ascending runs.
@@ -49,10 +61,27 @@ impl Prefetch {
         // Relaxed: each chunk is taken once, and the list does not change.
         let start = self.next.fetch_add(self.chunk, Ordering::Relaxed);
         let rest = self.pages.get(start..).filter(|rest| !rest.is_empty())?;
-        let pages = &rest[..rest.len().min(self.chunk)];
-        let runs = pages.chunk_by(|one, next| one + 1 == *next);
-        Some(runs.map(|run| run[0]..run[run.len() - 1] + 1).collect())
+        Some(runs_of(&rest[..rest.len().min(self.chunk)]))
     }
+
+    /// Returns the pages that the backing shall fetch by now, each once, in ascending runs. There are some
+    /// when half of those before were taken.
+    fn announce(&self) -> Vec<Range<u64>> {
+        let next = self.next.load(Ordering::Relaxed);
+        let end = (next + self.ahead).min(self.pages.len());
+        // Relaxed: as for `next`.
+        let announced = self.announced.load(Ordering::Relaxed);
+        if announced >= end || announced > next + self.ahead / 2 {
+            return Vec::new();
+        }
+        let start = self.announced.fetch_max(end, Ordering::Relaxed);
+        self.pages.get(start..end).map_or(Vec::new(), runs_of)
+    }
+}
+
+fn runs_of(pages: &[u64]) -> Vec<Range<u64>> {
+    let runs = pages.chunk_by(|one, next| one + 1 == *next);
+    runs.map(|run| run[0]..run[run.len() - 1] + 1).collect()
 }
 
 /// Returns the pages that come together with one of them, as far as they are in `area`.
@@ -78,10 +107,18 @@ pub(crate) struct PrefetchJob {
 impl PrefetchJob {
     /// Makes the next chunk ready and hands it over, or notes that there is none.
     pub(crate) fn run(self) {
+        let end = self.core.contents().area().end().get();
+        let mut announced = self.prefetch.announce();
+        announced.retain_mut(|run| {
+            run.end = run.end.min(end);
+            !run.is_empty()
+        });
+        if !announced.is_empty() {
+            self.core.will_need(&announced);
+        }
         let runs = self.prefetch.take();
         let is_last = runs.is_none();
         let contents = self.core.contents();
-        let end = contents.area().end().get();
         let mut open = Vec::new();
         for run in runs.into_iter().flatten() {
             let mut rest = run.start..run.end.min(end);
@@ -152,5 +189,23 @@ mod tests {
             assert_eq!(prefetch.take(), Some([run].to_vec()));
         }
         assert_eq!(prefetch.take(), None);
+    }
+
+    #[test]
+    fn each_page_is_announced_once_and_long_before_it_is_taken() {
+        const PAGES: u64 = 10_000;
+        let page = PageSize::try_from_bytes(4096).unwrap();
+        let prefetch = Prefetch::new(&(0..PAGES).map(|at| at * 2 * 4096).collect::<Vec<_>>(), page);
+        let (mut announced, mut steps, mut taken) = (Vec::new(), 0, 0);
+        loop {
+            let runs = prefetch.announce();
+            steps += u32::from(!runs.is_empty());
+            announced.extend(runs.into_iter().flatten());
+            assert!(announced.len() as u64 >= PAGES.min(taken + 1024), "{taken}");
+            let Some(runs) = prefetch.take() else { break };
+            taken += runs.into_iter().flatten().count() as u64;
+        }
+        assert!(announced.into_iter().eq((0..PAGES).map(|at| at * 2)));
+        assert!(steps <= 10, "{steps}");
     }
 }

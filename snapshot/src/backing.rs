@@ -206,6 +206,10 @@ impl Backing for SnapshotBacking {
         }
     }
 
+    fn will_need(&self, ranges: &[Range<u64>]) {
+        self.image.will_need(ranges);
+    }
+
     fn byte_len(&self) -> Option<ByteLen> {
         Some(ByteLen::new(self.image.byte_len()))
     }

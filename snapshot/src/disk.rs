@@ -13,18 +13,20 @@
 
 use std::fs::{self, File};
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
-use uzone_os::file_system::room;
+use uzone_os::file_system::{next_data, room};
 use uzone_os::page_cache::{CachedRead, read_cached};
 use uzone_pages::ByteLen;
 
 use crate::error::SnapshotError;
 use crate::format::Root;
+use crate::source;
 
 /// How much room is taken at once.
 const STEP: u64 = 16 << 20;
@@ -195,6 +197,18 @@ impl CachedImage {
     pub(crate) fn read_ready(&self, offset: u64, out: &mut [u8]) -> bool {
         let read = read_cached(&self.file, offset, out);
         matches!(read, Ok(CachedRead::Read { bytes }) if bytes == out.len())
+    }
+
+    /// Has the kernel read those of some frames that are kept. Returns the others.
+    pub(crate) fn will_need(&self, frames: Vec<Range<u64>>) -> Vec<Range<u64>> {
+        // A frame of which some blocks are there is read from where it is kept for good when it is wanted.
+        let is_kept = |frame: &Range<u64>| {
+            let data = next_data(&self.file, frame.start);
+            matches!(data, Ok(Some(data)) if data.start < frame.end)
+        };
+        let (kept, others): (Vec<_>, Vec<_>) = frames.into_iter().partition(is_kept);
+        source::fetch(&self.file, &kept);
+        others
     }
 
     /// Keeps a frame whose hash was compared, if there is room.

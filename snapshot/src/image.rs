@@ -145,6 +145,12 @@ impl StoredPart<'_> {
         self.owner.cache.soon((self.owner.root, self.frame))
     }
 
+    /// Returns where the stored bytes of the whole frame are in the file of its owner.
+    fn in_file(&self) -> Range<u64> {
+        let (offset, record) = self.owner.stored(self.number);
+        offset..offset + u64::from(record.len)
+    }
+
     /// Returns the bytes of the whole frame. It may block.
     pub(crate) fn get(&self) -> Result<Arc<[u8]>, SnapshotError> {
         let owner = self.owner;
@@ -608,6 +614,27 @@ impl Image {
             part.copy_from_slice(&bytes[stored.start..stored.start + part.len()]);
             Ok(())
         })
+    }
+
+    /// Has the stored frames of some ranges fetched that are not decoded yet, without waiting for them.
+    pub(crate) fn will_need(&self, ranges: &[Range<u64>]) {
+        let mut wanted = Vec::new();
+        for range in ranges {
+            let (mut at, end) = (range.start, range.end.min(self.byte_len()));
+            while at < end {
+                let extent = self.extent(at, end);
+                wanted.extend(extent.stored.filter(|stored| stored.kept().is_none()));
+                at = extent.end;
+            }
+        }
+        wanted.sort_unstable_by_key(|stored| (stored.owner.root.0, stored.number));
+        wanted.dedup_by_key(|stored| (stored.owner.root, stored.number));
+        for of_one in wanted.chunk_by(|one, other| one.owner.root == other.owner.root) {
+            let owner = of_one[0].owner;
+            let frames = of_one.iter().map(StoredPart::in_file).collect();
+            let frames = owner.disk.iter().fold(frames, |frames, disk| disk.will_need(frames));
+            owner.source.will_need(&frames);
+        }
     }
 
     /// Calls `read` for each part of `out` that is in one stored frame, and zeroes the others.

@@ -2,7 +2,8 @@
 //!
 //! A read that waits for the network takes one request for exactly its bytes; if that takes longer than 95
 //! of 100 took before, a second one is sent, and the first answer counts. For a reader in order, larger
-//! requests run ahead ([`ahead`]); what they bring is read without waiting.
+//! requests run ahead ([`ahead`]), and for ranges that are announced; what they bring is read without
+//! waiting.
 //!
 //! Threads: requests run on two threads of their own, once a process; a read blocks its caller until then,
 //! so it belongs on a thread that may wait. Limits: 64 requests at once for reads that wait, 16 ahead, and
@@ -122,7 +123,12 @@ impl ObjectSource {
     /// Takes down that a range is read, and sends the requests ahead that follow from that.
     fn note(&self, range: &Range<u64>) -> io::Result<()> {
         let wanted = self.shared.ahead().note(range);
-        for chunk in wanted {
+        self.request(wanted)
+    }
+
+    /// Sends requests for chunks that no read waits for.
+    fn request(&self, chunks: Vec<Range<u64>>) -> io::Result<()> {
+        for chunk in chunks {
             runtime()?.spawn(self.shared.clone().fetch_ahead(chunk));
         }
         Ok(())
@@ -161,6 +167,12 @@ impl Source for ObjectSource {
         let shared = self.shared.clone();
         out.copy_from_slice(&wait(shared.demand(range))??);
         Ok(())
+    }
+
+    fn will_need(&self, ranges: &[Range<u64>]) {
+        let wanted = self.shared.ahead().announce(ranges);
+        // Without its threads a read fails too, and names the cause.
+        let _ = self.request(wanted);
     }
 
     fn neighbour(&self, name: &str) -> io::Result<Box<dyn Source>> {

@@ -2,6 +2,8 @@
 
 use std::fs::File;
 use std::io;
+use std::num::NonZeroU64;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -40,6 +42,12 @@ pub trait Source: Send + Sync {
         self.read_at(offset, out)
     }
 
+    /// Starts to fetch several ranges, which are in ascending order and will be read soon, and does not wait
+    /// for them. It is a hint; by default it does nothing.
+    fn will_need(&self, ranges: &[Range<u64>]) {
+        let _ = ranges;
+    }
+
     /// Returns the source that `name` means beside this one: how an image names its parent.
     ///
     /// # Errors
@@ -48,6 +56,20 @@ pub trait Source: Send + Sync {
         let _ = name;
         Err(io::ErrorKind::Unsupported.into())
     }
+}
+
+/// Returns the ranges, which are in ascending order, where those that are no more than `gap` apart are one.
+pub(crate) fn joined(ranges: &[Range<u64>], gap: u64) -> Vec<Range<u64>> {
+    let mut joined: Vec<Range<u64>> = Vec::new();
+    for range in ranges {
+        match joined.last_mut() {
+            Some(last) if range.start <= last.end.saturating_add(gap) => {
+                last.end = last.end.max(range.end);
+            }
+            _ => joined.push(range.clone()),
+        }
+    }
+    joined
 }
 
 /// What a path is: of a file, or the URL of an object.
@@ -157,9 +179,24 @@ impl Source for FileSource {
         Ok(matches!(read, CachedRead::Read { bytes } if bytes == out.len()))
     }
 
+    fn will_need(&self, ranges: &[Range<u64>]) {
+        fetch(&self.file, ranges);
+    }
+
     fn neighbour(&self, name: &str) -> io::Result<Box<dyn Source>> {
         let directory = self.path.parent().unwrap_or(Path::new(""));
         Ok(Box::new(Self::open(directory.join(name))?))
+    }
+}
+
+/// Has the kernel read ranges of a file, many at once. Two that share a page are one.
+pub(crate) fn fetch(file: &File, ranges: &[Range<u64>]) {
+    const PAGE: u64 = 4096;
+    for range in joined(ranges, PAGE) {
+        if let Some(len) = NonZeroU64::new(range.end.saturating_sub(range.start)) {
+            // It is a hint; an error of the file shows when it is read.
+            let _ = page_cache::read_ahead(file, range.start, len);
+        }
     }
 }
 
@@ -182,5 +219,19 @@ impl Source for Vec<u8> {
 
     fn read_ready(&self, offset: u64, out: &mut [u8]) -> io::Result<bool> {
         self.read_at(offset, out).map(|()| true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_with_small_gaps_are_one() {
+        let ranges = [0..10, 10..20, 25..30, 31..40, 100..110];
+        assert_eq!(joined(&ranges, 5), [0..40, 100..110]);
+        assert_eq!(joined(&ranges, 0), [0..20, 25..30, 31..40, 100..110]);
+        assert_eq!(joined(&[0..100, 10..20, 100..101, 200..201], 0), [0..101, 200..201]);
+        assert_eq!(joined(&[], 5), []);
     }
 }

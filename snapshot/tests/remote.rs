@@ -16,10 +16,10 @@ use std::time::Duration;
 use object_store::aws::AmazonS3Builder;
 use object_store::{BackoffConfig, ClientOptions, RetryConfig};
 use s3::{Act, BUCKET, Server};
-use uzone_fault::{Engine, LazyOptions, bus};
+use uzone_fault::{Backing, Engine, LazyOptions, bus};
 use uzone_pages::{ByteLen, ErrorKind};
 use uzone_snapshot::{
-    Image, ObjectSource, OpenOptions, Packed, Packer, Root, SnapshotBacking, Source,
+    DiskCache, Image, ObjectSource, OpenOptions, Packed, Packer, Root, SnapshotBacking, Source,
 };
 
 const FRAME: usize = 8 << 10;
@@ -275,6 +275,34 @@ fn a_source_refuses_what_is_behind_its_end() {
     let error = source.read_at(901, &mut read).unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::UnexpectedEof);
     assert!(!source.read_ready(0, &mut read).unwrap(), "it waits for the network");
+}
+
+#[test]
+fn ranges_that_are_announced_come_in_few_requests_and_those_on_disk_in_none() {
+    let server = Server::start("announced");
+    let raw = memory(1000);
+    let packed = pack(&server, "image", &raw, None);
+    let directory = std::env::temp_dir().join(format!("uzone-announced-{}", std::process::id()));
+    let pages: Vec<u64> = (10..900).step_by(11).collect();
+    let ranges: Vec<_> = pages.iter().map(|page| page * 4096..(page + 1) * 4096).collect();
+    for are_on_disk in [false, true] {
+        let disk = DiskCache::open(&directory, 64 << 20, |error| panic!("{error}")).unwrap();
+        let options = OpenOptions::default().root(packed.root).disk_cache(disk);
+        let source = Box::new(source(&server, "image").unwrap());
+        let image = Arc::new(Image::from_source(source, &options).unwrap());
+        server.decide(|_| Act::Pass);
+        SnapshotBacking::new(image.clone()).will_need(&ranges);
+        for page in &pages {
+            let mut read = vec![0; 4096];
+            image.read_at(page * 4096, &mut read).unwrap();
+            let at = *page as usize * 4096;
+            assert!(read == raw[at..at + 4096], "page {page}");
+        }
+        let most = if are_on_disk { 0 } else { 8 };
+        assert!(server.requests() <= most, "{} requests", server.requests());
+        assert!(are_on_disk || server.requests() > 0);
+    }
+    std::fs::remove_dir_all(directory).unwrap();
 }
 
 #[test]

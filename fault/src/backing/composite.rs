@@ -244,6 +244,15 @@ impl Backing for CompositeBacking {
         }
     }
 
+    fn will_need(&self, ranges: &[Range<u64>]) {
+        for range in ranges {
+            for (part, inside, offset) in self.parts(range.clone()) {
+                let range = offset..offset + (inside.end - inside.start);
+                part.backing.will_need(std::slice::from_ref(&range));
+            }
+        }
+    }
+
     fn byte_len(&self) -> Option<ByteLen> {
         self.parts.last().map(|last| ByteLen::new(last.range.end))
     }

@@ -58,6 +58,13 @@ pub trait Backing: Send + Sync {
         let _ = range;
     }
 
+    /// Starts to fetch the bytes of several ranges that will be wanted later than those that `read_ahead` is
+    /// called with: where each request takes long, many of them are under way at once. This is a hint,
+    /// called by an I/O thread: it may do nothing, and does not wait.
+    fn will_need(&self, ranges: &[std::ops::Range<u64>]) {
+        let _ = ranges;
+    }
+
     /// Returns how many bytes there are, or `None` for as many as are asked for.
     fn byte_len(&self) -> Option<ByteLen>;
 

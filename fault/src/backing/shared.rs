@@ -286,6 +286,10 @@ impl Backing for SharedBacking {
         self.inner.read_ahead(range);
     }
 
+    fn will_need(&self, ranges: &[Range<u64>]) {
+        self.inner.will_need(ranges);
+    }
+
     fn byte_len(&self) -> Option<ByteLen> {
         Some(self.len)
     }

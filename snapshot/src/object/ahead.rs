@@ -2,12 +2,15 @@
 //!
 //! A reader in order is one whose reads follow each other, give or take [`SLACK`]: several threads that
 //! share the work are one reader. Behind its third read, requests run ahead of it, first for 1 MiB and then
-//! for twice as much each time, to 32 MiB. Pure decisions; the caller sends the requests.
+//! for twice as much each time, to 32 MiB. What is announced is requested in any case ([`Ahead::announce`]).
+//! Pure decisions; the caller sends the requests.
 //!
 //! Units: bytes of the object.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
+
+use crate::source::joined;
 
 /// How far reads of one reader may be from where they would be in order.
 const SLACK: u64 = 1 << 20;
@@ -21,6 +24,10 @@ const IN_ORDER: u32 = 2;
 /// How many readers are known, and how many bytes are kept for all of them.
 const READERS: usize = 8;
 const MOST: u64 = 64 << 20;
+/// How many of these are of chunks that were announced, and how far apart those are at least: what is
+/// between two that are closer costs less than another request.
+const ANNOUNCED: u64 = 16 << 20;
+const GAP: u64 = 32 << 10;
 
 /// What was requested ahead, and for whom.
 #[derive(Debug)]
@@ -31,6 +38,9 @@ pub(super) struct Ahead {
     bytes: u64,
     readers: Vec<Reader>,
     reads: u64,
+    /// What was announced, the oldest first, and how many bytes that is.
+    announced: VecDeque<Range<u64>>,
+    announced_bytes: u64,
 }
 
 #[derive(Debug)]
@@ -66,7 +76,35 @@ pub(super) enum Kept {
 impl Ahead {
     /// Knows nothing of an object of that length.
     pub(super) fn new(len: u64) -> Self {
-        Self { len, chunks: BTreeMap::new(), bytes: 0, readers: Vec::new(), reads: 0 }
+        Self {
+            len,
+            chunks: BTreeMap::new(),
+            bytes: 0,
+            readers: Vec::new(),
+            reads: 0,
+            announced: VecDeque::new(),
+            announced_bytes: 0,
+        }
+    }
+
+    /// Takes ranges that will be read, in ascending order. Returns what is to be requested, as
+    /// [`Ahead::note`] does. Chunks that were announced long ago are dropped for them.
+    pub(super) fn announce(&mut self, ranges: &[Range<u64>]) -> Vec<Range<u64>> {
+        let mut wanted = Vec::new();
+        for range in joined(ranges, GAP) {
+            let claimed = self.claim(range.start..range.end.min(self.len));
+            self.announced_bytes +=
+                claimed.iter().map(|chunk| chunk.end - chunk.start).sum::<u64>();
+            self.announced.extend(claimed.iter().cloned());
+            wanted.extend(claimed);
+            while self.announced_bytes > ANNOUNCED
+                && let Some(oldest) = self.announced.pop_front()
+            {
+                self.announced_bytes -= oldest.end - oldest.start;
+                self.drop_chunks(&oldest);
+            }
+        }
+        wanted
     }
 
     /// Takes down a read. Returns what is to be requested; each of it has to arrive, or to be given up, by
@@ -220,6 +258,8 @@ impl Ahead {
 
 #[cfg(test)]
 mod tests {
+    use std::slice::from_ref;
+
     use super::*;
 
     const LEN: u64 = 200 << 20;
@@ -265,6 +305,33 @@ mod tests {
         }
         assert_eq!(ahead.copy(&(0..10), &mut [0; 10]), Kept::No);
         assert!(ahead.readers.len() <= READERS);
+    }
+
+    #[test]
+    fn what_is_announced_is_requested_once_in_few_parts_and_kept_within_a_limit() {
+        let mut ahead = Ahead::new(LEN);
+        let ranges: Vec<_> =
+            (0..100).map(|number| number * (30 << 10)..number * (30 << 10) + READ).collect();
+        let wanted = ahead.announce(&ranges);
+        assert_eq!(wanted.len(), 2, "{wanted:?}");
+        assert_eq!(ahead.announce(&ranges), []);
+        assert_eq!(ahead.copy(&ranges[50], &mut vec![0; 20_000]), Kept::Coming);
+        answer(&mut ahead, &wanted);
+        let mut out = vec![0; 20_000];
+        for range in ranges {
+            assert_eq!(ahead.copy(&range, &mut out), Kept::All);
+            assert!(out.iter().zip(range).all(|(found, at)| *found == byte(at)));
+        }
+        for start in (10 << 20..LEN - READ).step_by(1 << 20) {
+            let range = start..start + READ;
+            assert_eq!(ahead.announce(from_ref(&range)), from_ref(&range));
+        }
+        let far: Vec<_> =
+            (1..20).map(|number| number * (10 << 20)..(number + 1) * (10 << 20)).collect();
+        let requested = far.iter().flat_map(|range| ahead.announce(from_ref(range)));
+        assert!(requested.count() > 80);
+        assert!(ahead.bytes <= ANNOUNCED && ahead.announced_bytes <= ANNOUNCED, "{}", ahead.bytes);
+        assert_eq!(ahead.copy(&(0..10), &mut [0; 10]), Kept::No, "the oldest gave room");
     }
 
     #[test]
