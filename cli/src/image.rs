@@ -174,23 +174,13 @@ pub(crate) struct OnDisk {
 }
 
 impl OnDisk {
-    /// Returns the cache, which prints a warning when it is not used any more.
-    pub(crate) fn open(&self, out: &Output) -> Result<Option<Arc<DiskCache>>, SnapshotError> {
-        let out = *out;
-        let warn = move |error: &SnapshotError| {
-            out.warn(format_args!("{error}; frames are fetched without being kept from now on"));
-        };
-        let open = |dir| DiskCache::open(dir, self.cache_disk_bytes.get(), warn);
+    pub(crate) fn open(&self) -> Result<Option<Arc<DiskCache>>, SnapshotError> {
+        let open = |dir| DiskCache::open(dir, self.cache_disk_bytes.get());
         self.cache_dir.as_ref().map(open).transpose()
     }
 
-    fn open_image(
-        &self,
-        image: &Path,
-        required: &Required,
-        out: &Output,
-    ) -> Result<Image, SnapshotError> {
-        let disk = self.open(out)?;
+    fn open_image(&self, image: &Path, required: &Required) -> Result<Image, SnapshotError> {
+        let disk = self.open()?;
         Image::open(image, &disk.into_iter().fold(required.options(), OpenOptions::disk_cache))
     }
 }
@@ -530,7 +520,7 @@ const PIPE_BYTES: u64 = 4 << 20;
 /// # Errors
 /// If a frame is damaged or the output cannot be written.
 pub(crate) fn unpack(args: &UnpackArgs, out: &Output) -> Result<Exit, Failure> {
-    let image = args.on_disk.open_image(&args.image, &args.required, out)?;
+    let image = args.on_disk.open_image(&args.image, &args.required)?;
     let bar = Progress::bytes(out, "unpacking", image.byte_len());
     let started = Instant::now();
     if args.output == Path::new("-") {
@@ -779,7 +769,7 @@ impl Report for VerifyReport {
 /// # Errors
 /// If a frame is damaged, or a file cannot be read.
 pub(crate) fn verify(args: &VerifyArgs, out: &Output) -> Result<Exit, Failure> {
-    let image = args.on_disk.open_image(&args.image, &args.required, out)?;
+    let image = args.on_disk.open_image(&args.image, &args.required)?;
     let started = Instant::now();
     let (mut images, mut frames, mut file_bytes) = (0, 0, 0);
     for image in chain(&image) {

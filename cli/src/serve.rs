@@ -485,7 +485,7 @@ fn start_worker(
 fn work(args: &Args, out: &Output) -> Result<Exit, Failure> {
     // A keeper that stops ends this process, and one that does not needs it.
     let signals = Signals::new([SIGINT, SIGTERM])?;
-    let disk = args.on_disk.open(out)?;
+    let disk = args.on_disk.open()?;
     let image = args.image.as_deref().unwrap_or(Path::new("-"));
     let mut worker = Worker::open(image, options(args).disk_cache(disk))?;
     worker.run(io::stdin().as_fd().try_clone_to_owned()?)?;

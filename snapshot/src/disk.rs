@@ -37,28 +37,24 @@ const OPENINGS: usize = 8;
 /// The unit of `st_blocks`.
 const BLOCK: u64 = 512;
 
-type Warn = Box<dyn Fn(&SnapshotError) + Send + Sync>;
-
 /// Frames of images far away in a directory, within a limit.
 pub struct DiskCache {
     directory: PathBuf,
     limit_bytes: u64,
     /// A file may not become longer (`ulimit -f`): a write behind that raises a signal.
     longest_file: u64,
-    warn: Warn,
     has_warned: AtomicBool,
 }
 
 impl DiskCache {
     /// Keeps at most `limit_bytes` in a directory, which is made if there is none. What goes wrong later is no
-    /// error: frames are no longer kept then, and `warn` is called once.
+    /// error: frames are no longer kept then, and a `tracing` event reports it once.
     ///
     /// # Errors
     /// [`SnapshotError::Write`] if there is no directory and none can be made.
     pub fn open(
         directory: impl Into<PathBuf>,
         limit_bytes: u64,
-        warn: impl Fn(&SnapshotError) + Send + Sync + 'static,
     ) -> Result<Arc<Self>, SnapshotError> {
         let directory = directory.into();
         let failed = |step, cause| SnapshotError::Write { path: directory.clone(), step, cause };
@@ -68,7 +64,6 @@ impl DiskCache {
         Ok(Arc::new(Self {
             limit_bytes,
             longest_file: room.longest_file.map_or(u64::MAX, ByteLen::get),
-            warn: Box::new(warn),
             has_warned: AtomicBool::new(false),
             directory,
         }))
@@ -98,10 +93,9 @@ impl DiskCache {
     }
 
     fn warn(&self, error: &SnapshotError) {
-        tracing::warn!(%error, "frames are not kept on disk");
         // Relaxed: it is about this call alone.
         if !self.has_warned.swap(true, Ordering::Relaxed) {
-            (self.warn)(error);
+            tracing::warn!("{error}; frames are fetched without being kept from now on");
         }
     }
 

@@ -163,7 +163,7 @@ impl Case {
         let builder = builder.with_client_options(options).with_retry(retry);
         let source =
             ObjectSource::from_store(|| Ok(Arc::new(builder.build()?)), "image".into(), URL);
-        let disk = DiskCache::open(self.directory.join("cache"), 1 << 30, |_| ())?;
+        let disk = DiskCache::open(self.directory.join("cache"), 1 << 30)?;
         let options = OpenOptions::default().root(self.root).disk_cache(disk);
         Image::from_source(Box::new(source.map_err(failed)?), &options)
     }

@@ -286,7 +286,7 @@ fn ranges_that_are_announced_come_in_few_requests_and_those_on_disk_in_none() {
     let pages: Vec<u64> = (10..900).step_by(11).collect();
     let ranges: Vec<_> = pages.iter().map(|page| page * 4096..(page + 1) * 4096).collect();
     for are_on_disk in [false, true] {
-        let disk = DiskCache::open(&directory, 64 << 20, |error| panic!("{error}")).unwrap();
+        let disk = DiskCache::open(&directory, 64 << 20).unwrap();
         let options = OpenOptions::default().root(packed.root).disk_cache(disk);
         let source = Box::new(source(&server, "image").unwrap());
         let image = Arc::new(Image::from_source(source, &options).unwrap());
