@@ -37,7 +37,7 @@ const BELL: u64 = u64::MAX;
 /// After how many rounds over the mappings that have faults the others are checked.
 const ROUNDS: u32 = 8;
 /// After how long they are checked at the latest.
-const OTHERS: Duration = Duration::from_micros(50);
+const OTHERS: Duration = Duration::from_micros(20);
 /// How long to wait where waiting or ringing failed.
 const RETRY: Duration = Duration::from_millis(1);
 /// How often a failing ring of the bell is repeated before the message waits for the next one.

@@ -32,7 +32,7 @@ const FAULTS: usize = 1024;
 /// hold them up.
 const READS: u32 = 64;
 /// How long faults are answered before other mappings come to their turn.
-const TURN: Duration = Duration::from_micros(100);
+const TURN: Duration = Duration::from_micros(30);
 /// How many pages may wait for room in the queue; if there are more, all waiting threads are woken.
 const PARKED: usize = 256;
 /// After how long deferred work is retried.
