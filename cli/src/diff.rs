@@ -1,13 +1,13 @@
 //! `uzone diff`: an image of what a machine has changed, made while a page server serves it.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Instant;
 
 use serde::Serialize;
 use uzone_pages::ByteLen;
 use uzone_report::human_duration;
-use uzone_server::{CapturedPages, SessionMemory, raw_name};
-use uzone_snapshot::{FileSource, Image, OpenOptions, Packer, SnapshotError, Source};
+use uzone_server::{CapturedPages, SessionMemory};
+use uzone_snapshot::{Image, OpenOptions, Packer, Source};
 
 use crate::exit::{self, Exit, Failure};
 use crate::image::{Threads, Work, is_same};
@@ -114,43 +114,6 @@ impl Line {
     }
 }
 
-/// The image below: packed, or raw bytes.
-enum Below {
-    Packed(Box<Image>),
-    Raw(FileSource),
-}
-
-impl Below {
-    fn open(path: &Path) -> Result<(Self, String), SnapshotError> {
-        match Image::open(path, &OpenOptions::default()) {
-            Ok(image) => {
-                let name = image.root().to_string();
-                Ok((Self::Packed(Box::new(image)), name))
-            }
-            Err(SnapshotError::NotAnImage { .. }) => {
-                let name = path.display().to_string();
-                let failed = |cause| SnapshotError::Read {
-                    name: name.clone(),
-                    offset: 0,
-                    len_bytes: 0,
-                    cause,
-                };
-                let metadata = std::fs::metadata(path).map_err(failed)?;
-                let source = FileSource::open(path).map_err(failed)?;
-                Ok((Self::Raw(source), raw_name(&metadata)))
-            }
-            Err(error) => Err(error),
-        }
-    }
-
-    fn source(&self) -> &dyn Source {
-        match self {
-            Self::Packed(image) => &**image,
-            Self::Raw(file) => file,
-        }
-    }
-}
-
 /// Writes an image of what a machine has changed.
 ///
 /// # Errors
@@ -161,11 +124,11 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
         return Err(Failure::with(Exit::Usage, DiffError::SameFile { path }));
     }
     // What takes long comes before the memory is looked at: the machine is paused.
-    let (below, name) = Below::open(&args.image)?;
+    let below = Image::open_or_raw(&args.image, &OpenOptions::default())?;
     let socket = args.socket.clone().unwrap_or_else(default_socket);
     let (session, started) = (args.session, Instant::now());
     let memory = SessionMemory::open(&socket, session)?;
-    if memory.image() != name {
+    if memory.image() != below.identity() {
         let (image, serves) = (args.image.clone(), memory.image().to_owned());
         return Err(Failure::with(Exit::Data, DiffError::OtherImage { session, image, serves }));
     }
@@ -179,20 +142,17 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     Ok(Exit::Ok)
 }
 
-fn pack(args: &Args, below: &Below, copied: &CapturedPages, out: &Output) -> Result<Step, Failure> {
+fn pack(args: &Args, below: &Image, copied: &CapturedPages, out: &Output) -> Result<Step, Failure> {
     let mut packer = Packer::default().threads(args.threads.get());
-    let parent = match below {
-        Below::Packed(image) => {
-            packer = packer
-                .page(ByteLen::new(image.page_bytes()))
-                .frame(ByteLen::new(image.frame_bytes()))
-                .regions(image.regions().to_vec())
-                .working_set(image.working_set().to_vec());
-            Some(&**image)
-        }
-        Below::Raw(_) => None,
-    };
-    let memory = copied.over(below.source());
+    if !below.is_raw() {
+        packer = packer
+            .page(ByteLen::new(below.page_bytes()))
+            .frame(ByteLen::new(below.frame_bytes()))
+            .regions(below.regions().to_vec())
+            .working_set(below.working_set().to_vec());
+    }
+    let parent = Some(below).filter(|image| !image.is_raw());
+    let memory = copied.over(below);
     let bar = Progress::bytes(out, "packing", memory.byte_len());
     let started = Instant::now();
     let packed = packer.pack_source(&memory, &args.output, parent, &|done| {

@@ -7,8 +7,9 @@ use std::time::Instant;
 use serde::Serialize;
 use uzone_pages::ByteLen;
 use uzone_report::human_duration;
-use uzone_server::{Offload, OffloadError, Offloaded, open_memory};
+use uzone_server::{Offload, OffloadError, Offloaded};
 use uzone_snapshot::Root;
+use uzone_snapshot::{Image, OpenOptions};
 
 use crate::exit::{self, Exit, Failure};
 use crate::output::{Output, Report, Style};
@@ -82,7 +83,8 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
         fs::read(&path).map_err(|cause| Unread { path, cause })
     };
     let (config, state) = (read("migration_config.json")?, read("state.json")?);
-    let bytes = open_memory(&args.image, args.root)?;
+    let options = args.root.into_iter().fold(OpenOptions::default(), OpenOptions::root);
+    let bytes = Image::open_or_raw(&args.image, &options)?;
     let offload = Offload::new(bytes, config, state)?;
     let started = Instant::now();
     out.log(format_args!("restoring a machine at {}", args.socket.display()));

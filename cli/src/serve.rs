@@ -62,8 +62,8 @@ const EXITS: [Exit; 9] = [
 #[derive(Debug, clap::Args)]
 #[command(after_help = exit::help("uzone serve --socket /run/vm.sock memory.img", &EXITS))]
 pub(crate) struct Args {
-    /// The image: packed, or the raw bytes of memory; one that is packed may be a URL such as
-    /// s3://BUCKET/KEY#root=HASH
+    /// The image: packed, or the raw bytes of memory; a URL such as s3://BUCKET/KEY, with #root=HASH if it
+    /// is packed
     #[arg(required_unless_present = "config", conflicts_with = "config")]
     image: Option<PathBuf>,
     /// Serve the images of a TOML file, each on a socket of its own; its keys are these options

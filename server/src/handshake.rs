@@ -77,6 +77,14 @@ impl Region {
     }
 }
 
+/// Returns whether a message ends within a number, which the parser takes for a wrong one.
+fn is_cut_in_number(bytes: &[u8], error: &serde_json::Error) -> bool {
+    let last_line = bytes.rsplit(|byte| *byte == b'\n').next().unwrap_or(bytes);
+    let lines = bytes.iter().filter(|byte| **byte == b'\n').count() + 1;
+    matches!(bytes, [.., b'-' | b'+' | b'.' | b'e' | b'E'])
+        && (error.line(), error.column()) == (lines, last_line.len())
+}
+
 /// Returns the regions of a message and the size of their pages, or `None` if the message is not whole yet.
 /// Whether regions overlap, and whether they fit the image, [`Engine::adopt`](uzone_fault::Engine::adopt)
 /// checks.
@@ -87,7 +95,7 @@ pub fn regions(bytes: &[u8]) -> Result<Option<(Vec<RemoteRegion>, PageSize)>, Ha
     let mut values = serde_json::Deserializer::from_slice(bytes).into_iter::<Vec<Region>>();
     let regions = match values.next() {
         None => return Ok(None),
-        Some(Err(error)) if error.is_eof() => return Ok(None),
+        Some(Err(error)) if error.is_eof() || is_cut_in_number(bytes, &error) => return Ok(None),
         Some(Err(error)) => return Err(HandshakeError::NotRegions(error.to_string())),
         Some(Ok(regions)) => regions,
     };

@@ -29,9 +29,7 @@ use uzone_os::file_system::next_data;
 use uzone_os::uffd::{EventSet, ReadyKeys};
 use uzone_os::{MapError, Mapping, peer};
 use uzone_pages::{ByteLen, ErrorKind};
-use uzone_snapshot::{FileSource, Image, OpenOptions, Root, SnapshotError, Source, is_url};
-
-use crate::worker::open_raw;
+use uzone_snapshot::{Image, SnapshotError};
 
 /// How many bytes a page has, of which the other side asks for whole ones.
 const PAGE_LEN: usize = 4096;
@@ -138,66 +136,6 @@ impl OffloadError {
     }
 }
 
-/// The bytes that memory is restored from.
-pub trait MemoryBytes: Send + Sync {
-    /// Returns how many there are.
-    fn byte_len(&self) -> u64;
-
-    /// Reads bytes, all of them or none.
-    ///
-    /// # Errors
-    /// [`SnapshotError`] if they cannot be had.
-    fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), SnapshotError>;
-}
-
-impl MemoryBytes for Image {
-    fn byte_len(&self) -> u64 {
-        self.byte_len()
-    }
-
-    fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), SnapshotError> {
-        self.read_at(offset, out)
-    }
-}
-
-/// The raw bytes of memory.
-impl MemoryBytes for FileSource {
-    fn byte_len(&self) -> u64 {
-        Source::byte_len(self)
-    }
-
-    fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), SnapshotError> {
-        Source::read_at(self, offset, out).map_err(|cause| SnapshotError::Read {
-            name: Source::name(self),
-            offset,
-            len_bytes: out.len() as u64,
-            cause,
-        })
-    }
-}
-
-/// Opens an image, packed or the raw bytes of memory, to restore machines from.
-///
-/// # Errors
-/// [`SnapshotError`]: it cannot be read, has another root hash than is required, or is a damaged packed image.
-pub fn open_memory(path: &Path, root: Option<Root>) -> Result<Box<dyn MemoryBytes>, SnapshotError> {
-    let options = root.into_iter().fold(OpenOptions::default(), OpenOptions::root);
-    match Image::open(path, &options) {
-        Ok(image) => Ok(Box::new(image)),
-        Err(error @ SnapshotError::NotAnImage { .. }) if root.is_none() && !is_url(path) => {
-            let (file, _) = open_raw(path, error)?;
-            let file = FileSource::from_file(file, path).map_err(|cause| SnapshotError::Read {
-                name: path.display().to_string(),
-                offset: 0,
-                len_bytes: 0,
-                cause,
-            });
-            Ok(Box::new(file?))
-        }
-        Err(error) => Err(error),
-    }
-}
-
 /// A slot of memory, as the configuration of a machine has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Slot {
@@ -292,7 +230,7 @@ pub struct Offloaded {
 
 /// A machine of Cloud Hypervisor that is to be restored.
 pub struct Offload {
-    bytes: Box<dyn MemoryBytes>,
+    bytes: Image,
     config: Vec<u8>,
     state: Vec<u8>,
     slots: Vec<Slot>,
@@ -304,11 +242,7 @@ impl Offload {
     ///
     /// # Errors
     /// [`OffloadError::Config`], or [`OffloadError::TooShort`] if there are fewer bytes.
-    pub fn new(
-        bytes: Box<dyn MemoryBytes>,
-        config: Vec<u8>,
-        state: Vec<u8>,
-    ) -> Result<Self, OffloadError> {
+    pub fn new(bytes: Image, config: Vec<u8>, state: Vec<u8>) -> Result<Self, OffloadError> {
         let slots = slots(&config)?;
         let asked_bytes = slots.iter().map(|slot| slot.len).sum();
         let has_bytes = bytes.byte_len();
@@ -341,7 +275,7 @@ impl Offload {
         // The other side reads pages while it takes the state.
         let faults = connect()?;
         broken("the role of a connection", (&faults).write_all(&FAULTS.to_le_bytes()))?;
-        let mut server = Server { bytes: &*self.bytes, memory, done: Offloaded::default() };
+        let mut server = Server { bytes: &self.bytes, memory, done: Offloaded::default() };
         thread::scope(|scope| {
             let answering = scope.spawn(|| {
                 let answered = server.answer(&faults).map(|()| server.done);
@@ -466,7 +400,7 @@ impl SlotMemory {
 
 /// Answers the faults of a machine.
 struct Server<'a> {
-    bytes: &'a dyn MemoryBytes,
+    bytes: &'a Image,
     memory: Vec<SlotMemory>,
     done: Offloaded,
 }

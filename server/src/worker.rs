@@ -3,11 +3,8 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::fs::{File, Metadata};
-use std::io;
 use std::iter;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -43,13 +40,6 @@ const PROBE: Duration = Duration::from_millis(200);
 const MANAGER_WITHIN: Duration = Duration::from_secs(2);
 /// How often it is written down which pages machines touch.
 const RECORD_EVERY: Duration = Duration::from_secs(2);
-
-/// How a packed image starts: a frame of zstd, or one that is skipped. RFC 8878.
-const ZSTD_FRAME: u32 = 0xfd2f_b528;
-const FIRST_SKIPPABLE: u32 = 0x184d_2a50;
-const LAST_SKIPPABLE: u32 = 0x184d_2a5f;
-/// What the length of raw memory is a multiple of.
-const RAW_PAGE: u64 = 4096;
 
 /// Answers the faults of machines from one image, in a process of its own.
 pub struct Worker {
@@ -462,9 +452,7 @@ struct Opened {
     page_bytes: u64,
 }
 
-/// Opens a packed image, or the raw bytes of memory. A packed image that lost its end would look like raw
-/// bytes, and a machine would get what is compressed for its memory: so a file that starts as a packed image
-/// does, or is not whole pages, is not taken for raw.
+/// Opens a packed image, or the raw bytes of memory.
 fn open(path: &Path, options: &ServerOptions) -> Result<Opened, ServeError> {
     let mut how = OpenOptions::default().cache(FrameCache::new(options.cache.get()));
     if let Some(disk) = &options.disk_cache {
@@ -473,72 +461,24 @@ fn open(path: &Path, options: &ServerOptions) -> Result<Opened, ServeError> {
     if let Some(root) = options.root {
         how = how.root(root);
     }
-    let not_packed = match Image::open(path, &how) {
-        Ok(image) => {
-            let (working_set, page_bytes) = (image.working_set().to_vec(), image.page_bytes());
-            let name = image.root().to_string();
-            let parents = iter::successors(image.parent(), |image| image.parent());
-            let parents = parents.map(|image| PathBuf::from(image.name()));
-            let read = iter::once(path.to_owned()).chain(parents).collect();
-            let is_remote = uzone_snapshot::is_url(path);
-            let files = Files { read, is_remote, ..Files::default() };
-            let backing = Arc::new(SnapshotBacking::new(Arc::new(image)));
-            return Ok(Opened { backing, image: name, files, working_set, page_bytes });
+    let image = Image::open_or_raw(path, &how)?;
+    let (working_set, page_bytes) = (image.working_set().to_vec(), image.page_bytes());
+    let name = image.identity();
+    let parents = iter::successors(image.parent(), |image| image.parent());
+    let parents = parents.map(|image| PathBuf::from(image.name()));
+    let read = iter::once(path.to_owned()).chain(parents).collect();
+    let is_remote = uzone_snapshot::is_url(path);
+    let files = Files { read, is_remote, ..Files::default() };
+    let backing: Arc<dyn Backing> = match image.raw_file() {
+        Some(file) => {
+            let backing = file.try_clone().and_then(FileBacking::new);
+            let failed = |cause| {
+                let name = image.name();
+                SnapshotError::Read { name, offset: 0, len_bytes: 0, cause }
+            };
+            Arc::new(backing.map_err(failed)?)
         }
-        Err(error @ SnapshotError::NotAnImage { .. })
-            if options.root.is_none() && !uzone_snapshot::is_url(path) =>
-        {
-            error
-        }
-        Err(error) => return Err(error.into()),
+        None => Arc::new(SnapshotBacking::new(Arc::new(image))),
     };
-    let (file, metadata) = open_raw(path, not_packed)?;
-    tracing::info!(image = %path.display(), "raw memory has no hashes: neither damage nor forgery is found");
-    let failed = |cause| {
-        let name = path.display().to_string();
-        SnapshotError::Read { name, offset: 0, len_bytes: 0, cause }
-    };
-    let backing = Arc::new(FileBacking::new(file).map_err(failed)?);
-    let image = raw_name(&metadata);
-    let files = Files { read: vec![path.to_owned()], ..Files::default() };
-    Ok(Opened { backing, image, files, working_set: Vec::new(), page_bytes: RAW_PAGE })
-}
-
-/// Opens the raw bytes of memory, which are no packed image by `not_packed`.
-pub(crate) fn open_raw(
-    path: &Path,
-    not_packed: SnapshotError,
-) -> Result<(File, Metadata), SnapshotError> {
-    let failed = |cause| {
-        let name = path.display().to_string();
-        SnapshotError::Read { name, offset: 0, len_bytes: 0, cause }
-    };
-    let file = File::open(path).map_err(failed)?;
-    let metadata = file.metadata().map_err(failed)?;
-    let len = metadata.len();
-    let mut start = [0; 4];
-    let is_packed = match file.read_exact_at(&mut start, 0) {
-        Ok(()) => {
-            matches!(u32::from_le_bytes(start), ZSTD_FRAME | FIRST_SKIPPABLE..=LAST_SKIPPABLE)
-        }
-        Err(cause) if cause.kind() == io::ErrorKind::UnexpectedEof => true,
-        Err(cause) => return Err(failed(cause)),
-    };
-    if is_packed || len % RAW_PAGE != 0 {
-        return Err(not_packed);
-    }
-    Ok((file, metadata))
-}
-
-/// Returns what tells raw memory from other images: its bytes have no hash, so it is the same file, unchanged.
-#[must_use]
-pub fn raw_name(metadata: &Metadata) -> String {
-    format!(
-        "file {}:{} of {} bytes, changed {}.{:09}",
-        metadata.dev(),
-        metadata.ino(),
-        metadata.len(),
-        metadata.mtime(),
-        metadata.mtime_nsec()
-    )
+    Ok(Opened { backing, image: name, files, working_set, page_bytes })
 }

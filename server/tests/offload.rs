@@ -14,7 +14,7 @@ use std::thread;
 use rustix::fs::FallocateFlags;
 use uzone_os::peer;
 use uzone_server::{Offload, OffloadError, Offloaded};
-use uzone_snapshot::{FileSource, Image, OpenOptions, Packer};
+use uzone_snapshot::{Image, OpenOptions, Packer};
 
 const PAGE: u64 = 4096;
 const PAGES: u64 = 256;
@@ -53,7 +53,7 @@ fn config() -> Vec<u8> {
 
 fn packed(folder: &Path) -> Offload {
     let image = Image::open(folder.join("packed"), &OpenOptions::default()).unwrap();
-    Offload::new(Box::new(image), config(), b"the state".to_vec()).unwrap()
+    Offload::new(image, config(), b"the state".to_vec()).unwrap()
 }
 
 /// What the other process has of a machine.
@@ -174,8 +174,8 @@ fn restored(
 fn each_page_has_the_bytes_of_the_image_when_it_was_asked_for() {
     let folder = folder("bytes");
     let socket = folder.join("sock");
-    let raw = FileSource::open(folder.join("raw")).unwrap();
-    let raw = Offload::new(Box::new(raw), config(), b"the state".to_vec()).unwrap();
+    let raw = Image::open_or_raw(folder.join("raw"), &OpenOptions::default()).unwrap();
+    let raw = Offload::new(raw, config(), b"the state".to_vec()).unwrap();
     for (offload, resumes) in [(&packed(&folder), true), (&raw, false)] {
         let done = restored(offload, &socket, resumes, |mut machine| {
             // As the other side does while it takes the state.
@@ -294,8 +294,9 @@ fn what_is_no_request_is_answered_by_an_error_and_a_refusal_is_named() {
     assert!(matches!(refused, Err(OffloadError::Refused { what: "its state" })), "{refused:?}");
     let nowhere = offload.restore(&folder.join("nowhere"), true);
     assert!(matches!(nowhere, Err(OffloadError::Connect { .. })), "{nowhere:?}");
-    let short = FileSource::open(folder.join("packed")).unwrap();
-    let short = Offload::new(Box::new(short), config(), Vec::new());
+    fs::write(folder.join("short"), page_of(1)).unwrap();
+    let short = Image::open_or_raw(folder.join("short"), &OpenOptions::default()).unwrap();
+    let short = Offload::new(short, config(), Vec::new());
     assert!(matches!(short, Err(OffloadError::TooShort { .. })), "{short:?}");
     fs::remove_dir_all(folder).unwrap();
 }

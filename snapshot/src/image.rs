@@ -8,6 +8,7 @@
 //! Cost: 24 bytes of memory a stored frame, and two bits a page.
 
 use std::cell::RefCell;
+use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::path::Path;
@@ -22,6 +23,7 @@ use crate::format::{
     self, Codec, FOOTER_LEN, Flaw, ImageRegion, Index, Record, Root, SKIPPABLE_LEN, bit, is_zero,
     stored_hash,
 };
+use crate::order::Order;
 use crate::source::{self, Address, Source};
 
 /// The longest chain of parents.
@@ -33,7 +35,15 @@ const READ_BYTES: u64 = 1 << 20;
 /// How many frames of a map share a count of those before them.
 const RANK_FRAMES: u64 = 512;
 
-/// A packed image.
+/// How a packed image starts: a frame of zstd, or one that is skipped. RFC 8878.
+const ZSTD_FRAME: u32 = 0xfd2f_b528;
+const FIRST_SKIPPABLE: u32 = 0x184d_2a50;
+const LAST_SKIPPABLE: u32 = 0x184d_2a5f;
+/// How large the pages of raw memory are taken to be, and how much of it is read at once.
+const RAW_PAGE_SHIFT: u8 = 12;
+const RAW_FRAME_SHIFT: u8 = 16;
+
+/// A packed image, or the raw bytes of memory.
 pub struct Image {
     source: Box<dyn Source>,
     index: Index,
@@ -47,6 +57,8 @@ pub struct Image {
     /// Stored frames that were fetched already.
     disk: Option<CachedImage>,
     root_was_required: bool,
+    /// Of raw memory, which has no hashes: what tells it from others.
+    raw: Option<String>,
 }
 
 /// What is to be checked when an image is opened, and what it may use.
@@ -230,6 +242,66 @@ impl Image {
         Self::from_source(source, &options)
     }
 
+    /// Opens an image as [`Image::open`] does, or the raw bytes of memory, which have no hashes: what the
+    /// source has is what is read. A packed image that lost its end would look like raw bytes, so what starts
+    /// as a packed image does, or is not whole pages of 4 KiB, is not taken for raw; nor is anything where a
+    /// root hash is required.
+    ///
+    /// # Errors
+    /// As for [`Image::open`].
+    pub fn open_or_raw(
+        path: impl AsRef<Path>,
+        options: &OpenOptions,
+    ) -> Result<Self, SnapshotError> {
+        let path = path.as_ref();
+        match Self::open(path, options) {
+            Err(not_packed @ SnapshotError::NotAnImage { .. })
+                if options.root.is_none()
+                    && !matches!(source::address(path), Address::Url { fragment: Some(_), .. }) =>
+            {
+                Self::open_raw(path, options, not_packed)
+            }
+            opened => opened,
+        }
+    }
+
+    fn open_raw(
+        path: &Path,
+        options: &OpenOptions,
+        not_packed: SnapshotError,
+    ) -> Result<Self, SnapshotError> {
+        let mut start = [0; 4];
+        let name = path.display().to_string();
+        let failed = |cause| {
+            let len_bytes = size_of::<u32>() as u64;
+            SnapshotError::Read { name: name.clone(), offset: 0, len_bytes, cause }
+        };
+        let source = source::open_source(path).map_err(failed)?;
+        let len = source.byte_len();
+        if len == 0 || !len.is_multiple_of(1 << RAW_PAGE_SHIFT) {
+            return Err(not_packed);
+        }
+        source.read_at(0, &mut start).map_err(failed)?;
+        if matches!(u32::from_le_bytes(start), ZSTD_FRAME | FIRST_SKIPPABLE..=LAST_SKIPPABLE) {
+            return Err(not_packed);
+        }
+        let Some(identity) = source.identity() else {
+            let why = "it is no packed image, and its store names no version (a strong ETag), so that as raw \
+                       memory it could be replaced while it is read";
+            return Err(SnapshotError::NotAnImage { name, why });
+        };
+        tracing::info!(image = %name, "raw memory has no hashes: neither damage nor forgery is found");
+        if options.disk.is_some() && source.file().is_none() {
+            tracing::warn!(image = %name, "raw memory has no hashes and is not kept in the disk cache");
+        }
+        let root = Root(*blake3::hash(identity.as_bytes()).as_bytes());
+        let cache = options.cache.clone().unwrap_or_else(|| FrameCache::new(16 << 20));
+        let caches = Caches { frames: &cache, disk: None };
+        let mut image = Self::of(source, raw_index(len), 0, root, None, caches);
+        image.raw = Some(identity);
+        Ok(image)
+    }
+
     /// Opens the image in a source, and its parents beside it.
     ///
     /// # Errors
@@ -259,6 +331,21 @@ impl Image {
         }
         let parent = Self::open_parent(&*source, &index, caches, depth)?;
         let around = if index.codec == Codec::Zstd { 0 } else { SKIPPABLE_LEN };
+        let mut image = Self::of(source, index, around, found, parent, caches);
+        image.disk = caches.disk.and_then(|disk| disk.image(found));
+        image.root_was_required = root.is_some();
+        Ok(image)
+    }
+
+    /// Makes an image of its parts, with `around` bytes before each stored frame. It has no disk cache.
+    fn of(
+        source: Box<dyn Source>,
+        index: Index,
+        around: u64,
+        root: Root,
+        parent: Option<Box<Self>>,
+        caches: Caches<'_>,
+    ) -> Self {
         let mut end = 0;
         let offsets = index.records.iter().map(|record| {
             let start = end + around;
@@ -275,17 +362,19 @@ impl Image {
             },
         );
         let ranks = ranks.collect();
-        Ok(Self {
+        let cache = caches.frames.clone();
+        Self {
             source,
-            root: found,
+            index,
+            root,
             parent,
             offsets,
             ranks,
-            cache: caches.frames.clone(),
-            disk: caches.disk.and_then(|disk| disk.image(found)),
-            index,
-            root_was_required: root.is_some(),
-        })
+            cache,
+            disk: None,
+            root_was_required: false,
+            raw: None,
+        }
     }
 
     /// Opens the parent that an index names, and checks that it has what it must have.
@@ -339,7 +428,26 @@ impl Image {
         self.source.name()
     }
 
-    /// Returns the root hash.
+    /// Returns whether it is the raw bytes of memory, without hashes.
+    #[must_use]
+    pub fn is_raw(&self) -> bool {
+        self.raw.is_some()
+    }
+
+    /// Returns what tells the image from all others: its root hash; of raw memory, which file it is and when
+    /// that was changed, or the URL and the version of the object.
+    #[must_use]
+    pub fn identity(&self) -> String {
+        self.raw.clone().unwrap_or_else(|| self.root.to_string())
+    }
+
+    /// Returns the file of raw memory, whose bytes are those of the image.
+    #[must_use]
+    pub fn raw_file(&self) -> Option<&File> {
+        self.raw.as_ref().and_then(|_| self.source.file())
+    }
+
+    /// Returns the root hash; of raw memory, a hash of its [identity](Image::identity).
     #[must_use]
     pub fn root(&self) -> Root {
         self.root
@@ -519,7 +627,7 @@ impl Image {
         scratch.stored.resize(usize::try_from(record.len).unwrap_or(usize::MAX), 0);
         let is_read = (self.read_kept(offset, record, true, &mut scratch.stored)
             || (self.source.read_ready(offset, &mut scratch.stored).unwrap_or(false)
-                && stored_hash(&mut scratch.stored) == record.hash))
+                && self.is_right(record, &mut scratch.stored)))
             && scratch.decode(self.index.codec, out).unwrap_or(false);
         SCRATCH.set(scratch);
         is_read
@@ -575,11 +683,16 @@ impl Image {
             len_bytes: u64::from(record.len),
             cause,
         })?;
-        let is_right = stored_hash(stored) == record.hash;
+        let is_right = self.is_right(record, stored);
         if let Some(disk) = self.disk.as_ref().filter(|_| is_right) {
             disk.write(offset, stored);
         }
         Ok(is_right)
+    }
+
+    /// Returns whether stored bytes have their hash. Raw memory has none.
+    fn is_right(&self, record: Record, stored: &mut Vec<u8>) -> bool {
+        self.raw.is_some() || stored_hash(stored) == record.hash
     }
 
     /// Reads the stored bytes of a frame from the disk cache; if it is to be ready, without waiting for a
@@ -797,6 +910,10 @@ impl Image {
     /// Checks that what follows the frames is what a writer makes of this index: the seek table, by which
     /// other programs find frames, is covered by no hash.
     fn check_tail(&self) -> Result<(), SnapshotError> {
+        if self.is_raw() {
+            let why = "raw memory has no hashes";
+            return Err(SnapshotError::NotAnImage { name: self.source.name(), why });
+        }
         let bad = |why| SnapshotError::BadIndex { name: self.source.name(), why };
         // What a newer minor version adds to the index is not known here, only where the seek table starts.
         let tail = if self.index.minor == format::MINOR {
@@ -848,6 +965,31 @@ impl std::fmt::Debug for Image {
             .field("root", &self.root)
             .field("byte_len", &self.index.image_len)
             .finish_non_exhaustive()
+    }
+}
+
+/// Returns an index of the raw bytes of memory: each frame is stored as it is, and has no hash.
+fn raw_index(len: u64) -> Index {
+    let frames = len.div_ceil(1 << RAW_FRAME_SHIFT);
+    let record = |frame: u64| {
+        let left = len - (frame << RAW_FRAME_SHIFT);
+        let len = u32::try_from(left.min(1 << RAW_FRAME_SHIFT)).unwrap_or(u32::MAX);
+        Record { hash: [0; 16], len }
+    };
+    Index {
+        minor: format::MINOR,
+        codec: Codec::None,
+        page_shift: RAW_PAGE_SHIFT,
+        frame_shift: RAW_FRAME_SHIFT,
+        image_len: len,
+        data_len: len,
+        regions: Vec::new(),
+        parent: None,
+        stored: vec![0xff; usize::try_from(frames.div_ceil(8)).unwrap_or(usize::MAX)],
+        zero: Vec::new(),
+        records: (0..frames).map(record).collect(),
+        order: Order::default(),
+        working_set: Vec::new(),
     }
 }
 

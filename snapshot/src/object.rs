@@ -144,6 +144,11 @@ impl Source for ObjectSource {
         self.shared.len
     }
 
+    fn identity(&self) -> Option<String> {
+        let Shared { place, len, version, .. } = &*self.shared;
+        version.as_ref().map(|version| format!("{} of {len} bytes, version {version}", place.url))
+    }
+
     fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
         let range = self.range(offset, out)?;
         self.note(&range)?;
@@ -303,6 +308,13 @@ impl Shared {
             .with_range(Some(GetRange::Bounded(range.clone())))
             .with_if_match(self.version.clone());
         let answer = self.place.store.get_opts(&self.place.path, options).await.map_err(failed)?;
+        // A store may ignore the condition.
+        if self.version.is_some() && answer.meta.e_tag != self.version {
+            return Err(failed(object_store::Error::Precondition {
+                path: self.place.path.to_string(),
+                source: "the answer has another ETag".into(),
+            }));
+        }
         Ok(answer.bytes().await.map(Vec::from))
     }
 }

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io;
 use std::num::NonZeroU64;
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use uzone_os::page_cache::{self, CachedRead};
@@ -16,6 +16,17 @@ pub trait Source: Send + Sync {
 
     /// Returns how many bytes there are.
     fn byte_len(&self) -> u64;
+
+    /// Returns what tells these bytes from all others, those that take their place under the same name too;
+    /// `None` if the source does not know.
+    fn identity(&self) -> Option<String> {
+        None
+    }
+
+    /// Returns the file that has these bytes, if there is one.
+    fn file(&self) -> Option<&File> {
+        None
+    }
 
     /// Reads bytes from `offset` on until `out` is full. It may block.
     ///
@@ -132,6 +143,7 @@ pub struct FileSource {
     file: File,
     path: PathBuf,
     len: u64,
+    identity: String,
 }
 
 impl FileSource {
@@ -156,8 +168,16 @@ impl FileSource {
     /// # Errors
     /// The error of the system that its length was queried with.
     pub fn from_file(file: File, path: impl Into<PathBuf>) -> io::Result<Self> {
-        let len = file.metadata()?.len();
-        Ok(Self { file, path: path.into(), len })
+        let metadata = file.metadata()?;
+        let identity = format!(
+            "file {}:{} of {} bytes, changed {}.{:09}",
+            metadata.dev(),
+            metadata.ino(),
+            metadata.len(),
+            metadata.mtime(),
+            metadata.mtime_nsec()
+        );
+        Ok(Self { file, path: path.into(), len: metadata.len(), identity })
     }
 }
 
@@ -168,6 +188,14 @@ impl Source for FileSource {
 
     fn byte_len(&self) -> u64 {
         self.len
+    }
+
+    fn identity(&self) -> Option<String> {
+        Some(self.identity.clone())
+    }
+
+    fn file(&self) -> Option<&File> {
+        Some(&self.file)
     }
 
     fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
