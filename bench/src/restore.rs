@@ -14,8 +14,9 @@
 //! | `kernel` | the kernel's own private mapping of the raw file |
 //! | `decode` | nothing: the frames are decoded on all threads |
 //!
-//! `neighbour` has the table of two machines side by side.
+//! `neighbour` has the table of two machines side by side, `far` that of an image in object storage.
 
+mod far;
 mod neighbour;
 
 use std::fs::File;
@@ -86,14 +87,16 @@ pub fn run(settings: &Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
             }
         }
     }
-    if session.wants("restore-neighbour")
-        && let Some(placement) = Placement::all(&[1])?.first()
-    {
-        let restore = Restore { material: &material, placement, pages: &[] };
-        match neighbour::table(restore, &mut session) {
-            Err(error) if error.is_of_this_host() => {
-                session.skip("restore-neighbour", sentence(&error));
-            }
+    type Table = fn(Restore<'_>, &mut Session<'_>) -> Result<(), BenchError>;
+    let others: [(&str, Table); 2] =
+        [("restore-far", far::table), ("restore-neighbour", neighbour::table)];
+    let placements = Placement::all(&[1])?;
+    let pages = working_set(material.words.len());
+    for (table, measure) in others {
+        let Some(placement) = placements.first().filter(|_| session.wants(table)) else { continue };
+        let restore = Restore { material: &material, placement, pages: &pages };
+        match measure(restore, &mut session) {
+            Err(error) if error.is_of_this_host() => session.skip(table, sentence(&error)),
             done => done?,
         }
     }

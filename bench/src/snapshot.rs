@@ -22,7 +22,7 @@ pub(crate) mod material;
 mod pack;
 mod remote;
 mod share;
-mod store;
+pub(crate) mod store;
 mod touch;
 
 use crate::group::Watch;

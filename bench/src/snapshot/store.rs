@@ -19,9 +19,9 @@ use object_store::aws::AmazonS3Builder;
 use uzone_snapshot::ObjectSource;
 
 /// How long each answer takes to start.
-pub(super) const LATENCY: Duration = Duration::from_millis(5);
+pub(crate) const LATENCY: Duration = Duration::from_millis(5);
 /// How many bytes a second the link has: 2 Gbit/s.
-pub(super) const RATE: u64 = 250_000_000;
+pub(crate) const RATE: u64 = 250_000_000;
 /// How much is sent at once.
 const PIECE: usize = 64 << 10;
 
@@ -29,7 +29,7 @@ const BUCKET: &str = "bench";
 const KEY: &str = "image";
 
 /// The store. Dropping it ends it.
-pub(super) struct Store {
+pub(crate) struct Store {
     address: SocketAddr,
     is_over: Arc<AtomicBool>,
 }
@@ -43,7 +43,7 @@ struct Object {
 
 impl Store {
     /// Starts a store of the bytes of a file.
-    pub(super) fn start(file: &File) -> io::Result<Self> {
+    pub(crate) fn start(file: &File) -> io::Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let (address, is_over) = (listener.local_addr()?, Arc::new(AtomicBool::new(false)));
         let file = file.try_clone()?;
@@ -65,7 +65,7 @@ impl Store {
     }
 
     /// Opens the object as a user does.
-    pub(super) fn open(&self) -> io::Result<ObjectSource> {
+    pub(crate) fn open(&self) -> io::Result<ObjectSource> {
         let store = || {
             let builder = AmazonS3Builder::new()
                 .with_endpoint(format!("http://{}", self.address))
@@ -80,7 +80,7 @@ impl Store {
     }
 
     /// Connects a client that does nothing else than ask.
-    pub(super) fn client(&self) -> io::Result<Client> {
+    pub(crate) fn client(&self) -> io::Result<Client> {
         let connection = TcpStream::connect(self.address)?;
         connection.set_nodelay(true)?;
         Ok(Client { answers: BufReader::with_capacity(PIECE, connection) })
@@ -167,13 +167,13 @@ impl Request {
 }
 
 /// A client that does nothing else than ask.
-pub(super) struct Client {
+pub(crate) struct Client {
     answers: BufReader<TcpStream>,
 }
 
 impl Client {
     /// Reads a range.
-    pub(super) fn get(&mut self, range: &Range<u64>, out: &mut Vec<u8>) -> io::Result<()> {
+    pub(crate) fn get(&mut self, range: &Range<u64>, out: &mut Vec<u8>) -> io::Result<()> {
         let (start, last) = (range.start, range.end - 1);
         let mut request = self.answers.get_ref();
         let text = format!(

@@ -1,0 +1,116 @@
+//! A machine that is restored from an image in object storage, a known distance away.
+//!
+//! | row | what is done |
+//! |---|---|
+//! | `packed` | each frame is fetched when one of its pages is touched first |
+//! | `replay` | the list of the pages is installed ahead |
+//! | `read-first` | all of the image is read before the machine runs |
+//! | `link` | the bytes of the frames are asked for by 8 connections, and nothing is done with them |
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use uzone_fault::LazyOptions;
+use uzone_os::{Anonymous, Mapping};
+use uzone_snapshot::{FrameCache, Image, OpenOptions, SnapshotBacking};
+
+use super::{CACHE, Machine, PIECE, Restore};
+use crate::report::{Found, Role};
+use crate::snapshot::frames;
+use crate::snapshot::material::{FRAME, PAGE, failed, place};
+use crate::snapshot::store::{LATENCY, RATE, Store};
+use crate::suite::{BenchError, Session, Suite};
+
+/// How many connections fill the link.
+const CONNECTIONS: usize = 8;
+/// How many pages are touched at most: each may take a round trip.
+const TOUCHES: usize = 512;
+
+fn open(store: &Store) -> Result<Image, BenchError> {
+    let options = OpenOptions::default().cache(FrameCache::new(CACHE.get()));
+    Ok(Image::from_source(Box::new(store.open().map_err(failed)?), &options)?)
+}
+
+pub(super) fn table(restore: Restore<'_>, session: &mut Session<'_>) -> Result<(), BenchError> {
+    let table = "restore-far";
+    let restore = Restore { pages: &restore.pages[..restore.pages.len().min(TOUCHES)], ..restore };
+    let (engine, store) =
+        (&restore.engine()?, &Store::start(&restore.material.packed).map_err(failed)?);
+    let offsets: &Vec<Vec<u64>> =
+        &vec![restore.pages.iter().map(|page| place(*page) as u64).collect()];
+    let mut suite = Suite::new(restore.len());
+    for (row, name, role) in [
+        ("packed", "ours, a request for each frame", Role::Peer),
+        ("replay", "ours, the set installed ahead", Role::Ours),
+    ] {
+        let spec = suite.faults(role, &format!("{table}/{row}"), name, 1, move |row| {
+            let backing = Arc::new(SnapshotBacking::new(Arc::new(open(store)?)));
+            let memory = Machine::new(engine, restore.len(), backing, &LazyOptions::default())?;
+            if role == Role::Ours {
+                memory.answering.prefetch(&offsets[0]);
+            }
+            let done = restore.touch(row, &memory, offsets)?;
+            let stats = memory.answering.stats();
+            let placed = stats.demand + stats.around + stats.populated;
+            Ok(done.found(stats.faults, placed.saturating_sub(restore.pages.len() as u64)))
+        });
+        if role == Role::Ours {
+            spec.headline("restore a working set from S3");
+        }
+    }
+    let name = "everything read first";
+    suite.faults(Role::Peer, &format!("{table}/read-first"), name, 1, move |row| {
+        let begun = Instant::now();
+        let (image, len) = (open(store)?, restore.len());
+        let memory = Mapping::anonymous(len, Anonymous::default())?;
+        let mut piece = vec![0; PIECE];
+        for at in (0..len.get()).step_by(PIECE) {
+            let left = usize::try_from(len.get() - at).map_or(PIECE, |left| left.min(PIECE));
+            image.read_at(at, &mut piece[..left])?;
+            memory.write_at(at, &piece[..left])?;
+        }
+        let read = begun.elapsed();
+        let mut found = restore.touch(row, &memory, offsets)?.found(0, 0);
+        found.elapsed += read;
+        Ok(found)
+    });
+    add_link(&mut suite, table, &restore, store);
+    let touched = restore.pages.len() as u64;
+    suite.each_spec(|spec| {
+        spec.pages = touched;
+        spec.bytes = touched * PAGE as u64;
+    });
+    session.run(suite, table)?;
+    session.table(
+        table,
+        format!("A machine of {} restored from S3: {touched} pages of a working set", restore.len()),
+        format!(
+            "{}; packed, a random order; a store on this machine behind {} ms and a link of {} MB/s",
+            restore.placement.title,
+            LATENCY.as_millis(),
+            RATE / 1_000_000
+        ),
+    );
+    Ok(())
+}
+
+/// Adds what the link allows.
+fn add_link<'a>(suite: &mut Suite<'a>, table: &str, restore: &Restore<'a>, store: &'a Store) {
+    let material = restore.material;
+    let mut wanted: Vec<usize> = restore.pages.iter().map(|page| page / (FRAME / PAGE)).collect();
+    wanted.sort_unstable();
+    wanted.dedup();
+    wanted.retain(|frame| !material.is_zero[*frame]);
+    let mean = material.packed_len / material.is_zero.len().max(1) as u64;
+    let name = "the link, by 8 connections";
+    suite.faults(Role::Limit, &format!("{table}/link"), name, CONNECTIONS, move |_| {
+        let begun = Instant::now();
+        let own = || Ok::<_, std::io::Error>((store.client()?, Vec::new()));
+        frames::share(CONNECTIONS, wanted.len(), own, |(client, out), number| {
+            let start = wanted[number] as u64 * mean;
+            client.get(&(start..start + mean), out)
+        })
+        .map_err(failed)?;
+        Ok(Found { elapsed: begun.elapsed(), faults: 0, wasted: 0, touches_ns: Vec::new() })
+    });
+}
