@@ -11,8 +11,8 @@ use serde::Serialize;
 use uzone_pages::ByteLen;
 use uzone_report::{Document, ImageMap, ImagePart};
 use uzone_snapshot::{
-    Codec, DiskCache, Image, ImageRegion, Layers, OpenOptions, Packer, Root, SnapshotError, Source,
-    is_url, open_source,
+    Codec, DiskCache, HASHES, Image, ImageRegion, Layers, OpenOptions, Packer, Root, SnapshotError,
+    Source, is_url, open_source,
 };
 
 use crate::exit::{self, Exit, Failure};
@@ -92,6 +92,10 @@ pub(crate) struct PackArgs {
     /// its working set, and the sizes of its pages and frames
     #[arg(long, conflicts_with = "firecracker")]
     rebase: bool,
+    /// Write only hashes of the input, as IMAGE, which is the name of the input with .hashes behind it: then
+    /// each command that takes an image takes the input for one, verified and not compressed
+    #[arg(long, conflicts_with_all = ["firecracker", "parent", "order", "rebase", "codec", "level"])]
+    hashes_only: bool,
     #[command(flatten)]
     threads: Threads,
 }
@@ -262,6 +266,8 @@ enum ArgsError {
     DiffOfInput,
     #[error("--order and --rebase need an input that can be read at any place: name a file")]
     PipeInOrder,
+    #[error("hashes are found beside their memory alone: name {}", expected.display())]
+    NotBeside { expected: PathBuf },
     #[error("line {line} of {} is not the number of a page", path.display())]
     NotAPage { path: PathBuf, line: usize },
 }
@@ -378,7 +384,7 @@ pub(crate) fn pack(args: &PackArgs, out: &Output) -> Result<Exit, Failure> {
         schema: "uzone.pack/1",
         image: args.image.display().to_string(),
         root: packed.root.to_string(),
-        codec: Codec::from(args.codec).name(),
+        codec: args.codec().name(),
         image_bytes: packed.image_bytes,
         file_bytes: packed.file_bytes,
         page_bytes: page,
@@ -391,6 +397,10 @@ pub(crate) fn pack(args: &PackArgs, out: &Output) -> Result<Exit, Failure> {
 }
 
 impl PackArgs {
+    fn codec(&self) -> Codec {
+        if self.hashes_only { Codec::None } else { self.codec.into() }
+    }
+
     fn same_file(&self) -> Failure {
         Failure::with(Exit::Usage, ArgsError::SameFile { path: self.image.clone() })
     }
@@ -403,6 +413,13 @@ impl PackArgs {
         }
         if self.input.is_some() && !self.diff.is_empty() {
             return Err(Failure::with(Exit::Usage, ArgsError::DiffOfInput));
+        }
+        if self.hashes_only
+            && let Some(input) = &self.input
+            && self.image.as_os_str() != beside(input).as_os_str()
+        {
+            let expected = beside(input);
+            return Err(Failure::with(Exit::Usage, ArgsError::NotBeside { expected }));
         }
         let is_pipe = self.input.as_deref() == Some(Path::new("-"));
         if is_pipe && (self.order.is_some() || self.rebase) {
@@ -431,9 +448,11 @@ impl PackArgs {
             (None, None) => Vec::new(),
         };
         let order = self.order.as_deref().map(read_pages).transpose()?;
-        let level = if matches!(self.codec, CodecName::Zstd) { 3 } else { 0 };
+        let codec = self.codec();
+        let level = if codec == Codec::Zstd { 3 } else { 0 };
         let packer = Packer::default()
-            .codec(self.codec.into())
+            .codec(codec)
+            .hashes_only(self.hashes_only)
             .level(self.level.unwrap_or(level))
             .frame(ByteLen::new(frame))
             .page(ByteLen::new(page))
@@ -466,6 +485,13 @@ impl PackArgs {
         let (input, len) = open_input(path)?;
         Ok(Input::Stream(input, len))
     }
+}
+
+/// Returns where the hashes of raw memory are looked for.
+fn beside(raw: &Path) -> PathBuf {
+    let mut name = raw.as_os_str().to_owned();
+    name.push(HASHES);
+    name.into()
 }
 
 fn unread(path: &Path, cause: io::Error) -> SnapshotError {

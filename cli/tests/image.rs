@@ -194,6 +194,32 @@ fn an_image_is_packed_in_an_order_and_anew_without_its_parent() {
 }
 
 #[test]
+fn raw_memory_with_hashes_beside_it_is_an_image() {
+    let dir = Dir::new("hashes");
+    let (raw, hashes) = (dir.name("raw"), dir.name("raw.hashes"));
+    let bytes = memory();
+    fs::write(&raw, &bytes).expect("a file is written");
+    assert_eq!(run(&["verify", &raw]).status.code(), Some(65));
+    let output = run(&["pack", "--hashes-only", &raw, &dir.name("other")]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains(&format!("name {hashes}")), "{output:?}");
+    let packed = object(&["pack", "--hashes-only", &raw, &hashes, "--json"]);
+    keeps_to("uzone.pack-1", &packed);
+    assert_eq!((&packed["codec"], &packed["image_bytes"]), (&"none".into(), &bytes.len().into()));
+    let root = packed["root"].as_str().expect("a hash");
+    let verified = object(&["verify", &raw, "--root", root, "--json"]);
+    keeps_to("uzone.verify-1", &verified);
+    assert_eq!(verified["root_was_required"], true);
+    keeps_to("uzone.inspect-1", &object(&["inspect", &raw, "--json"]));
+    assert!(run(&["unpack", &raw, "-"]).stdout == bytes);
+    let file = fs::File::options().write(true).open(&raw).expect("a file");
+    file.write_all_at(&[7], 70_000).expect("it is written");
+    let output = run(&["verify", &raw]);
+    assert_eq!(output.status.code(), Some(65));
+    assert!(text(&output.stderr).contains("do not match their hash"), "{output:?}");
+}
+
+#[test]
 fn a_pipe_is_packed_and_an_image_stores_what_differs_from_its_parent() {
     let dir = Dir::new("chain");
     let (raw, base, child) = (dir.name("raw"), dir.name("base"), dir.name("child"));

@@ -96,6 +96,11 @@ fn an_image_is_packed_into_a_bucket_and_inspected_verified_and_unpacked_from_the
     assert!(fs::read(server.object("raw")).expect("an object") == bytes);
     let again = object(&server, &["pack", "s3://images/raw", &dir.name("again"), "--json"]);
     assert_eq!(again["root"], packed["root"]);
+    // With hashes beside them, they are an image.
+    let to = "s3://images/raw.hashes";
+    let hashes = object(&server, &["pack", "--hashes-only", "s3://images/raw", to, "--json"]);
+    let url = format!("s3://images/raw#root={}", hashes["root"].as_str().expect("a hash"));
+    assert!(run(&server, &["unpack", &url, "-"]).stdout == bytes);
 }
 
 #[test]

@@ -464,9 +464,8 @@ fn open(path: &Path, options: &ServerOptions) -> Result<Opened, ServeError> {
     let image = Image::open_or_raw(path, &how)?;
     let (working_set, page_bytes) = (image.working_set().to_vec(), image.page_bytes());
     let name = image.identity();
-    let parents = iter::successors(image.parent(), |image| image.parent());
-    let parents = parents.map(|image| PathBuf::from(image.name()));
-    let read = iter::once(path.to_owned()).chain(parents).collect();
+    let others = image.sources().into_iter().skip(1).map(PathBuf::from);
+    let read = iter::once(path.to_owned()).chain(others).collect();
     let is_remote = uzone_snapshot::is_url(path);
     let files = Files { read, is_remote, ..Files::default() };
     let backing: Arc<dyn Backing> = match image.raw_file() {

@@ -179,6 +179,24 @@ impl Index {
         self.image_len.div_ceil(1 << self.frame_shift)
     }
 
+    /// Returns where each stored frame starts in a packed image.
+    pub(crate) fn packed_offsets(&self) -> Vec<u64> {
+        let around = if self.codec == Codec::Zstd { 0 } else { SKIPPABLE_LEN };
+        let mut end = 0;
+        let offsets = self.records.iter().map(|record| {
+            let start = end + around;
+            end = start + u64::from(record.len);
+            start
+        });
+        offsets.collect()
+    }
+
+    /// Returns where each stored frame starts in raw memory.
+    pub(crate) fn raw_offsets(&self) -> Vec<u64> {
+        let stored = (0..self.frames()).filter(|frame| bit(&self.stored, *frame));
+        stored.map(|frame| frame << self.frame_shift).collect()
+    }
+
     /// Returns how many pages the image has.
     pub(crate) fn pages(&self) -> u64 {
         self.image_len.div_ceil(1 << self.page_shift)

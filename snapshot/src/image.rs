@@ -32,6 +32,8 @@ const MAX_DEPTH: usize = 16;
 const LONGEST_READY: u64 = 256 << 10;
 /// How much is read at once where nothing is decoded.
 const READ_BYTES: u64 = 1 << 20;
+/// How much may be read for frames that are verified together: one of 16 MiB, or several with others between.
+const LONGEST_READ: u64 = 17 << 20;
 /// How many frames of a map share a count of those before them.
 const RANK_FRAMES: u64 = 512;
 
@@ -39,6 +41,10 @@ const RANK_FRAMES: u64 = 512;
 const ZSTD_FRAME: u32 = 0xfd2f_b528;
 const FIRST_SKIPPABLE: u32 = 0x184d_2a50;
 const LAST_SKIPPABLE: u32 = 0x184d_2a5f;
+/// What follows the name of raw memory in the name of its hashes ([`Packer::hashes_only`]).
+///
+/// [`Packer::hashes_only`]: crate::Packer::hashes_only
+pub const HASHES: &str = ".hashes";
 /// How large the pages of raw memory are taken to be, and how much of it is read at once.
 const RAW_PAGE_SHIFT: u8 = 12;
 const RAW_FRAME_SHIFT: u8 = 16;
@@ -57,8 +63,10 @@ pub struct Image {
     /// Stored frames that were fetched already.
     disk: Option<CachedImage>,
     root_was_required: bool,
-    /// Of raw memory, which has no hashes: what tells it from others.
+    /// Of raw memory that has no hashes: what tells it from others.
     raw: Option<String>,
+    /// Where the hashes of raw memory are.
+    hashes: Option<Box<dyn Source>>,
 }
 
 /// What is to be checked when an image is opened, and what it may use.
@@ -233,13 +241,54 @@ impl Image {
             }
             options.root = Some(root);
         }
-        let source = source::open_source(path).map_err(|cause| SnapshotError::Read {
-            name: path.display().to_string(),
-            offset: 0,
-            len_bytes: FOOTER_LEN as u64,
-            cause,
-        })?;
-        Self::from_source(source, &options)
+        let open = || source::open_source(path).map_err(|cause| unread(&path.display(), cause));
+        let image = match Self::from_source(open()?, &options) {
+            Err(not_packed @ SnapshotError::NotAnImage { .. }) => {
+                Self::open_hashed(open()?, &options, not_packed)?
+            }
+            opened => opened?,
+        };
+        if options.root.is_none() {
+            tracing::info!(image = %image.name(), "opened without a root hash: damage is found, forgery is not");
+        }
+        Ok(image)
+    }
+
+    /// Opens raw memory by the hashes beside it, if there are any.
+    fn open_hashed(
+        source: Box<dyn Source>,
+        options: &OpenOptions,
+        not_packed: SnapshotError,
+    ) -> Result<Self, SnapshotError> {
+        let name = source.name();
+        let name = Path::new(&name).file_name().and_then(|name| name.to_str());
+        let Some(name) = name.map(|name| format!("{name}{HASHES}")) else { return Err(not_packed) };
+        let hashes = match (source.neighbour(&name), source.file()) {
+            (Ok(hashes), _) => hashes,
+            (Err(cause), _) if cause.kind() == io::ErrorKind::NotFound => return Err(not_packed),
+            // A store answers so where there is nothing, to those who may not list what there is.
+            (Err(cause), None) if cause.kind() == io::ErrorKind::PermissionDenied => {
+                return Err(not_packed);
+            }
+            (Err(cause), _) => return Err(unread(&name, cause)),
+        };
+        let (index, found) = read_index(&*hashes, false)?;
+        if index.codec != Codec::None
+            || index.image_len != source.byte_len()
+            || index.parent.is_some()
+            || !index.order.is_empty()
+        {
+            let why = "it does not have the hashes of raw memory as long as this";
+            return Err(SnapshotError::BadIndex { name: hashes.name(), why });
+        }
+        check_root(&hashes.name(), options.root, found)?;
+        let cache = options.cache.clone().unwrap_or_else(|| FrameCache::new(16 << 20));
+        let disk = options.disk.as_ref().and_then(|disk| disk.image(found));
+        let offsets = index.raw_offsets();
+        let mut image = Self::of(source, index, offsets, found, &cache);
+        (image.disk, image.hashes) = (disk, Some(hashes));
+        image.root_was_required = options.root.is_some();
+        Ok(image)
     }
 
     /// Opens an image as [`Image::open`] does, or the raw bytes of memory, which have no hashes: what the
@@ -272,10 +321,7 @@ impl Image {
     ) -> Result<Self, SnapshotError> {
         let mut start = [0; 4];
         let name = path.display().to_string();
-        let failed = |cause| {
-            let len_bytes = size_of::<u32>() as u64;
-            SnapshotError::Read { name: name.clone(), offset: 0, len_bytes, cause }
-        };
+        let failed = |cause| unread(&name, cause);
         let source = source::open_source(path).map_err(failed)?;
         let len = source.byte_len();
         if len == 0 || !len.is_multiple_of(1 << RAW_PAGE_SHIFT) {
@@ -296,8 +342,9 @@ impl Image {
         }
         let root = Root(*blake3::hash(identity.as_bytes()).as_bytes());
         let cache = options.cache.clone().unwrap_or_else(|| FrameCache::new(16 << 20));
-        let caches = Caches { frames: &cache, disk: None };
-        let mut image = Self::of(source, raw_index(len), 0, root, None, caches);
+        let index = raw_index(len);
+        let offsets = index.raw_offsets();
+        let mut image = Self::of(source, index, offsets, root, &cache);
         image.raw = Some(identity);
         Ok(image)
     }
@@ -312,11 +359,7 @@ impl Image {
     ) -> Result<Self, SnapshotError> {
         let cache = options.cache.clone().unwrap_or_else(|| FrameCache::new(16 << 20));
         let caches = Caches { frames: &cache, disk: options.disk.as_ref() };
-        let image = Self::open_at(source, options.root, caches, MAX_DEPTH)?;
-        if options.root.is_none() {
-            tracing::info!(image = %image.name(), "opened without a root hash: damage is found, forgery is not");
-        }
-        Ok(image)
+        Self::open_at(source, options.root, caches, MAX_DEPTH)
     }
 
     fn open_at(
@@ -325,34 +368,25 @@ impl Image {
         caches: Caches<'_>,
         depth: usize,
     ) -> Result<Self, SnapshotError> {
-        let (index, found) = read_index(&*source)?;
-        if let Some(expected) = root.filter(|root| *root != found) {
-            return Err(SnapshotError::OtherRoot { name: source.name(), expected, found });
-        }
+        let (index, found) = read_index(&*source, true)?;
+        check_root(&source.name(), root, found)?;
         let parent = Self::open_parent(&*source, &index, caches, depth)?;
-        let around = if index.codec == Codec::Zstd { 0 } else { SKIPPABLE_LEN };
-        let mut image = Self::of(source, index, around, found, parent, caches);
+        let offsets = index.packed_offsets();
+        let mut image = Self::of(source, index, offsets, found, caches.frames);
+        image.parent = parent;
         image.disk = caches.disk.and_then(|disk| disk.image(found));
         image.root_was_required = root.is_some();
         Ok(image)
     }
 
-    /// Makes an image of its parts, with `around` bytes before each stored frame. It has no disk cache.
+    /// Makes an image whose stored frames start at `offsets`, without a parent and a disk cache.
     fn of(
         source: Box<dyn Source>,
         index: Index,
-        around: u64,
+        offsets: Vec<u64>,
         root: Root,
-        parent: Option<Box<Self>>,
-        caches: Caches<'_>,
+        cache: &Arc<FrameCache>,
     ) -> Self {
-        let mut end = 0;
-        let offsets = index.records.iter().map(|record| {
-            let start = end + around;
-            end = start + u64::from(record.len);
-            start
-        });
-        let offsets = offsets.collect();
         let ranks = index.stored.chunks(usize::try_from(RANK_FRAMES / 8).unwrap_or(1)).scan(
             0,
             |before, part| {
@@ -361,19 +395,18 @@ impl Image {
                 Some(rank)
             },
         );
-        let ranks = ranks.collect();
-        let cache = caches.frames.clone();
         Self {
             source,
-            index,
             root,
-            parent,
+            parent: None,
             offsets,
-            ranks,
-            cache,
+            ranks: ranks.collect(),
+            cache: cache.clone(),
             disk: None,
+            index,
             root_was_required: false,
             raw: None,
+            hashes: None,
         }
     }
 
@@ -426,6 +459,15 @@ impl Image {
     #[must_use]
     pub fn name(&self) -> String {
         self.source.name()
+    }
+
+    /// Returns the names of what the image is read from: of its file, of the hashes beside that, and of its
+    /// parents.
+    #[must_use]
+    pub fn sources(&self) -> Vec<String> {
+        let own = [Some(&self.source), self.hashes.as_ref()];
+        let own = own.into_iter().flatten().map(|source| source.name());
+        own.chain(self.parent.iter().flat_map(|parent| parent.sources())).collect()
     }
 
     /// Returns whether it is the raw bytes of memory, without hashes.
@@ -862,14 +904,19 @@ impl Image {
         let parts = self.offsets[numbers.clone()].iter().zip(&self.index.records[numbers]);
         let from = self.offsets[start];
         let end = parts.clone().next_back().map_or(from, |(at, record)| at + u64::from(record.len));
-        room.whole.resize(usize::try_from(end - from).unwrap_or(usize::MAX), 0);
-        // With a disk cache, each frame is read alone: some are there.
-        let is_read = self.disk.is_none() && self.source.read_at(from, &mut room.whole).is_ok();
+        // With a disk cache, each frame is read alone: some are there. In raw memory, those of zeroes are in
+        // between.
+        let is_read = self.disk.is_none() && end - from <= LONGEST_READ && {
+            room.whole.resize(usize::try_from(end - from).unwrap_or(usize::MAX), 0);
+            self.source.read_at(from, &mut room.whole).is_ok()
+        };
         for ((at, record), (number, frame)) in parts.zip((start..).zip(frames)) {
             let inside = usize::try_from(at - from).unwrap_or(usize::MAX);
             let len = usize::try_from(record.len).unwrap_or(usize::MAX);
             room.stored.clear();
-            room.stored.extend_from_slice(&room.whole[inside..inside + len]);
+            if is_read {
+                room.stored.extend_from_slice(&room.whole[inside..inside + len]);
+            }
             if !is_read || stored_hash(&mut room.stored) != record.hash {
                 self.check_hash(*frame, *at, *record, is_read, &mut room.stored)
                     .map_err(|error| (number, error))?;
@@ -923,11 +970,12 @@ impl Image {
         };
         let tail = tail.ok_or_else(|| bad("it is longer than a frame can be"))?;
         let mut found = vec![0; tail.len()];
-        let end = self.source.byte_len();
+        let source = self.hashes.as_ref().unwrap_or(&self.source);
+        let end = source.byte_len();
         let start =
             end.checked_sub(tail.len() as u64).ok_or_else(|| bad("the file is too short"))?;
-        self.source.read_at(start, &mut found).map_err(|cause| SnapshotError::Read {
-            name: self.source.name(),
+        source.read_at(start, &mut found).map_err(|cause| SnapshotError::Read {
+            name: source.name(),
             offset: start,
             len_bytes: tail.len() as u64,
             cause,
@@ -993,8 +1041,23 @@ fn raw_index(len: u64) -> Index {
     }
 }
 
-/// Finds and reads the index of a source.
-fn read_index(source: &dyn Source) -> Result<(Index, Root), SnapshotError> {
+/// Returns an error of the first read of a source.
+fn unread(name: &impl ToString, cause: io::Error) -> SnapshotError {
+    let (name, len_bytes) = (name.to_string(), FOOTER_LEN as u64);
+    SnapshotError::Read { name, offset: 0, len_bytes, cause }
+}
+
+fn check_root(name: &str, expected: Option<Root>, found: Root) -> Result<(), SnapshotError> {
+    match expected {
+        Some(expected) if expected != found => {
+            Err(SnapshotError::OtherRoot { name: name.to_owned(), expected, found })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Finds and reads the index of a source, before which there are frames or nothing.
+fn read_index(source: &dyn Source, has_frames: bool) -> Result<(Index, Root), SnapshotError> {
     let name = || source.name();
     let read = |offset, out: &mut [u8]| {
         source.read_at(offset, out).map_err(|cause| SnapshotError::Read {
@@ -1027,7 +1090,7 @@ fn read_index(source: &dyn Source) -> Result<(Index, Root), SnapshotError> {
         Flaw::Version(major) => SnapshotError::Version { name: name(), major },
         Flaw::Bad(why) => bad(why),
     })?;
-    if index.data_len != place.start {
+    if place.start != if has_frames { index.data_len } else { 0 } {
         return Err(bad("it does not start where the frames end"));
     }
     let longest = codec::longest_stored(index.codec, 1 << index.frame_shift)

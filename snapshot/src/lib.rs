@@ -39,7 +39,7 @@ pub use cache::FrameCache;
 pub use disk::DiskCache;
 pub use error::SnapshotError;
 pub use format::{Codec, ImageRegion, ParseRootError, Root};
-pub use image::{FrameCounts, Image, OpenOptions, PageCounts};
+pub use image::{FrameCounts, HASHES, Image, OpenOptions, PageCounts};
 pub use layers::Layers;
 #[cfg(feature = "object-storage")]
 pub use object::ObjectSource;

@@ -21,6 +21,8 @@ use crate::error::SnapshotError;
 use crate::format::{
     self, Codec, ImageRegion, Index, ParentLink, Record, Root, is_zero, set_bit, stored_hash,
 };
+#[cfg(doc)]
+use crate::image::HASHES;
 use crate::image::Image;
 use crate::order::Order;
 use crate::source::{self, Address, Source};
@@ -36,6 +38,7 @@ pub struct Packer {
     regions: Vec<ImageRegion>,
     working_set: Vec<u64>,
     order: Vec<u64>,
+    hashes_only: bool,
 }
 
 impl Default for Packer {
@@ -50,6 +53,7 @@ impl Default for Packer {
             regions: Vec::new(),
             working_set: Vec::new(),
             order: Vec::new(),
+            hashes_only: false,
         }
     }
 }
@@ -129,6 +133,15 @@ impl Packer {
         self
     }
 
+    /// Writes no frames, only what follows them in an image with [`Codec::None`], and with no parent and no
+    /// order: the hashes of raw memory. [`Image::open`] finds them beside a file by the name of that with
+    /// [`HASHES`] behind it.
+    #[must_use]
+    pub fn hashes_only(mut self, hashes_only: bool) -> Self {
+        self.hashes_only = hashes_only;
+        self
+    }
+
     /// Writes the bytes of a source as an image, as [`Packer::pack`] does; the source may be another image,
     /// whose regions and working set it does not take by itself.
     ///
@@ -186,6 +199,11 @@ impl Packer {
         progress: &(dyn Fn(u64) -> bool + Sync),
     ) -> Result<Packed, SnapshotError> {
         let mut index = Index { order: order.clone(), ..self.empty_index()? };
+        if self.hashes_only && (index.codec != Codec::None || parent.is_some() || !order.is_empty())
+        {
+            let why = "hashes of raw memory have no codec, no parent and no order";
+            return Err(SnapshotError::Options { why });
+        }
         if let Some(parent) = parent {
             index.parent = Some(link_to(parent, path)?);
         }
@@ -232,7 +250,7 @@ impl Packer {
         });
         let input = turns.input.into_inner().unwrap_or_else(PoisonError::into_inner);
         let output = turns.output.into_inner().unwrap_or_else(PoisonError::into_inner);
-        let packed = output.finish(input.done, path, &self.regions)?;
+        let packed = output.finish(input.done, path, self)?;
         file.finish().map_err(failed("finish"))?;
         Ok(packed)
     }
@@ -470,7 +488,7 @@ impl Worker<'_> {
                 return Ok(());
             }
             output.waiting.insert(number, frame);
-            let done = output.collect_ready(self.around);
+            let done = output.collect_ready(self.around, !self.packer.hashes_only);
             turns.write_full(output)?;
             if let Some(frames) = done {
                 turns.moved.notify_all();
@@ -547,9 +565,9 @@ impl Worker<'_> {
 const WRITE_BYTES: usize = 1 << 20;
 
 impl Output<'_> {
-    /// Puts the frames whose turn it is where they are written from. Returns how many are behind that if any
-    /// was.
-    fn collect_ready(&mut self, around: u64) -> Option<u64> {
+    /// Puts the frames whose turn it is where they are written from, if they are. Returns how many are behind
+    /// that if any was.
+    fn collect_ready(&mut self, around: u64, are_written: bool) -> Option<u64> {
         let before = self.next;
         while let Some(frame) = self.waiting.remove(&self.next) {
             let index = &mut self.index;
@@ -563,10 +581,12 @@ impl Output<'_> {
                 set_bit(&mut index.stored, self.next);
                 index.records.push(Record { hash, len });
                 index.data_len += around + u64::from(len);
-                if around > 0 {
+                if around > 0 && are_written {
                     self.buffer.extend(format::stored_header(len));
                 }
-                self.buffer.extend(stored);
+                if are_written {
+                    self.buffer.extend(stored);
+                }
             }
             self.next += 1;
         }
@@ -574,12 +594,8 @@ impl Output<'_> {
     }
 
     /// Writes what follows the frames.
-    fn finish(
-        mut self,
-        read: u64,
-        path: &Path,
-        regions: &[ImageRegion],
-    ) -> Result<Packed, SnapshotError> {
+    fn finish(mut self, read: u64, path: &Path, packer: &Packer) -> Result<Packed, SnapshotError> {
+        let regions = &packer.regions;
         if let Some(error) = self.stop.take() {
             return Err(error.at(path));
         }
@@ -593,7 +609,7 @@ impl Output<'_> {
             len_bytes: read,
             page_bytes: 1 << index.page_shift,
         };
-        index.regions = if regions.is_empty() { vec![all] } else { regions.to_vec() };
+        index.regions = if regions.is_empty() { vec![all] } else { regions.clone() };
         let is_inside = |region: &ImageRegion| {
             region.offset.checked_add(region.len_bytes).is_some_and(|end| end <= read)
                 && region.guest_addr.checked_add(region.len_bytes).is_some()
@@ -607,10 +623,11 @@ impl Output<'_> {
         let (tail, root) = format::tail(index).ok_or(SnapshotError::Options {
             why: "the image has too many frames: take larger ones",
         })?;
+        let data_len = if packer.hashes_only { 0 } else { index.data_len };
         let packed = Packed {
             root,
             image_bytes: read,
-            file_bytes: index.data_len + tail.len() as u64,
+            file_bytes: data_len + tail.len() as u64,
             zero_pages: index.zero.iter().map(|byte| u64::from(byte.count_ones())).sum(),
             stored_frames: index.records.len() as u64,
         };
