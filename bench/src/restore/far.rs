@@ -5,7 +5,7 @@
 //! | `packed` | each frame is fetched when one of its pages is touched first |
 //! | `replay` | the list of the pages is installed ahead |
 //! | `read-first` | all of the image is read before the machine runs |
-//! | `link` | the bytes of the frames are asked for by 8 connections, and nothing is done with them |
+//! | `link` | the bytes of the frames are asked for by 64 connections, and nothing is done with them |
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -22,7 +22,7 @@ use crate::snapshot::store::{LATENCY, RATE, Store};
 use crate::suite::{BenchError, Session, Suite};
 
 /// How many connections fill the link.
-const CONNECTIONS: usize = 8;
+const CONNECTIONS: usize = 64;
 /// How many pages are touched at most: each may take a round trip.
 const TOUCHES: usize = 512;
 
@@ -102,7 +102,7 @@ fn add_link<'a>(suite: &mut Suite<'a>, table: &str, restore: &Restore<'a>, store
     wanted.dedup();
     wanted.retain(|frame| !material.is_zero[*frame]);
     let mean = material.packed_len / material.is_zero.len().max(1) as u64;
-    let name = "the link, by 8 connections";
+    let name = "the link, by 64 connections";
     suite.faults(Role::Limit, &format!("{table}/link"), name, CONNECTIONS, move |_| {
         let begun = Instant::now();
         let own = || Ok::<_, std::io::Error>((store.client()?, Vec::new()));

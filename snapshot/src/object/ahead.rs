@@ -50,6 +50,8 @@ struct Chunk {
     bytes: Option<Vec<u8>>,
     /// A reader has waited long enough; no other one waits.
     is_late: bool,
+    /// It stays until there is no room for others that are announced, wherever readers are.
+    is_announced: bool,
 }
 
 #[derive(Debug)]
@@ -93,15 +95,19 @@ impl Ahead {
         let mut wanted = Vec::new();
         for range in joined(ranges, GAP) {
             let claimed = self.claim(range.start..range.end.min(self.len));
-            self.announced_bytes +=
-                claimed.iter().map(|chunk| chunk.end - chunk.start).sum::<u64>();
-            self.announced.extend(claimed.iter().cloned());
-            wanted.extend(claimed);
+            for claimed in claimed {
+                if let Some(chunk) = self.chunks.get_mut(&claimed.start) {
+                    chunk.is_announced = true;
+                }
+                self.announced_bytes += claimed.end - claimed.start;
+                self.announced.push_back(claimed.clone());
+                wanted.push(claimed);
+            }
             while self.announced_bytes > ANNOUNCED
                 && let Some(oldest) = self.announced.pop_front()
             {
                 self.announced_bytes -= oldest.end - oldest.start;
-                self.drop_chunks(&oldest);
+                self.drop_chunk(oldest.start);
             }
         }
         wanted
@@ -180,7 +186,7 @@ impl Ahead {
                 break;
             }
             self.bytes += end - at;
-            self.chunks.insert(at, Chunk { end, bytes: None, is_late: false });
+            self.chunks.insert(at, Chunk { end, bytes: None, is_late: false, is_announced: false });
             wanted.push(at..end);
             at = end;
         }
@@ -192,7 +198,8 @@ impl Ahead {
         if range.is_empty() {
             return 0;
         }
-        let inside = self.chunks.range(range.clone()).filter(|(_, chunk)| chunk.end <= range.end);
+        let inside = self.chunks.range(range.clone());
+        let inside = inside.filter(|(_, chunk)| chunk.end <= range.end && !chunk.is_announced);
         let dropped: Vec<(u64, u64)> = inside.map(|(start, chunk)| (*start, chunk.end)).collect();
         dropped.iter().for_each(|(start, _)| self.drop_chunk(*start));
         dropped.last().map_or(0, |(_, end)| *end)
@@ -322,6 +329,10 @@ mod tests {
             assert_eq!(ahead.copy(&range, &mut out), Kept::All);
             assert!(out.iter().zip(range).all(|(found, at)| *found == byte(at)));
         }
+        for number in (0..100).rev() {
+            ahead.note(&(number << 20..(number << 20) + READ));
+        }
+        assert_eq!(ahead.copy(&(0..READ), &mut out), Kept::All, "other readers do not drop it");
         for start in (10 << 20..LEN - READ).step_by(1 << 20) {
             let range = start..start + READ;
             assert_eq!(ahead.announce(from_ref(&range)), from_ref(&range));
