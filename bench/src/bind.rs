@@ -25,7 +25,7 @@ use uzone_pages::{
     PfnRange, Tails, Template,
 };
 use uzone_stream::{Pattern, Streaming};
-use uzone_zone::{BindOptions, Init, InitMethod, Region, StorePath, Zone};
+use uzone_zone::{AltmapOptions, BindOptions, Init, InitMethod, Region, StorePath, Zone};
 use zerocopy::FromBytes;
 
 use crate::group::Watch;
@@ -126,6 +126,9 @@ pub fn run(settings: &Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
     let mut session = Session::new(sentence, &part, settings.rebinds, watch);
     if session.wants_any(&["bind-4k", "bind-2m", "bind-small", "bind-limit"]) {
         rebinds(settings, &mut session)?;
+    }
+    if session.wants("bind-altmap") {
+        altmap(settings, &mut session)?;
     }
     if settings.first_binds > 0 && session.wants("bind-first") {
         session.rounds = settings.first_binds;
@@ -329,6 +332,62 @@ fn small_rows<'a>(suite: &mut Suite<'a>, zone: &'a Zone, size: ByteLen) -> Resul
         let options = linux(order, Tails::Derived, 1);
         suite.bind(role, &id(64), name(64), zone, options)?.naive(NAIVE);
     }
+    Ok(())
+}
+
+/// The most memory that is described by descriptors in itself: they are a 64th of it, and its data is never
+/// touched.
+const ALTMAP: ByteLen = ByteLen::gib(16);
+
+/// What of a bind and the unbind after it is timed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Timed {
+    Both,
+    Bind,
+    Unbind,
+}
+
+/// Binds and unbinds memory whose descriptors lie in itself, which are cleared then.
+fn altmap(settings: &Settings, session: &mut Session<'_>) -> Result<(), BenchError> {
+    let (table, size) = ("bind-altmap", settings.size.min(ALTMAP));
+    let threads = settings.threads.get();
+    let bytes = (size.get() >> 12) * 64;
+    let zone = &Zone::with_keep_limit(ByteLen::new(bytes + (64 << 20)));
+    let mut suite = Suite::new(size);
+    let own = || linux(Order::BASE, Tails::Stored, threads);
+    let inside = || own().altmap(AltmapOptions::new());
+    type Row<'r> = (Role, &'r str, &'r str, BindOptions<LinuxPage>, Timed);
+    let rows: [Row<'_>; 4] = [
+        (Role::Peer, "own", "memory of their own, bind and unbind", own(), Timed::Both),
+        (Role::Ours, "both", "in the region, bind and unbind", inside(), Timed::Both),
+        (Role::Variant, "bind", "in the region, bind", inside(), Timed::Bind),
+        (Role::Variant, "unbind", "in the region, unbind", inside(), Timed::Unbind),
+    ];
+    for (role, row, name, options, timed) in rows {
+        let mut region = Some(Region::anonymous(size)?);
+        let id = format!("{table}/{row}");
+        suite.add(role, &id, name, bytes, threads, move || {
+            let Some(mine) = region.take() else { return Ok(Duration::ZERO) };
+            let started = Instant::now();
+            let pagemap = zone.bind(mine, options.clone())?;
+            let bound = started.elapsed();
+            region = Some(suite::unbind(pagemap)?);
+            let both = started.elapsed();
+            Ok(match timed {
+                Timed::Both => both,
+                Timed::Bind => bound,
+                Timed::Unbind => both - bound,
+            })
+        });
+    }
+    session.run(suite, "descriptors in the region")?;
+    session.table(
+        table,
+        format!("Descriptors in the region itself: {size}, base pages, 64 bytes each"),
+        format!(
+            "anonymous memory, again; unbind clears the descriptors in place; {threads} threads"
+        ),
+    );
     Ok(())
 }
 

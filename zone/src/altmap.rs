@@ -7,12 +7,14 @@
 //! [`Placement`].
 //!
 //! What is left of descriptors is cleared, by whichever way the pagemap ends, before anybody else can
-//! see it. Private memory of no file is given back to the kernel, or unmapped; other memory is
-//! overwritten, at the rate at which this machine streams. A process that is killed clears nothing.
+//! see it. Private memory of no file is unmapped; or, when the region is unbound, given back to the kernel if
+//! its descriptors were initialised on touch. Other memory is overwritten, at the rate at which this machine
+//! streams, and stays present. A process that is killed clears nothing.
 //! No later bind takes the bytes for descriptors: memory is initialised on touch only where it was
 //! just given back, or was never touched.
 
 use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
 
 use uzone_os::{Exclusive, Mapping, SystemRoot, memory};
 use uzone_pages::{
@@ -191,9 +193,15 @@ impl Front {
         region
     }
 
-    /// Joins the parts of a region, none of whose descriptors may stay visible.
-    pub(crate) fn join_cleared(self, mut memory: Exclusive, len: usize, data: Region) -> Region {
-        clear(&mut memory, len);
+    /// Joins the parts of a region, none of whose descriptors may stay visible: [`clear`].
+    pub(crate) fn join_cleared(
+        self,
+        mut memory: Exclusive,
+        len: usize,
+        writers: usize,
+        data: Region,
+    ) -> Region {
+        clear(&mut memory, len, writers);
         self.join(Some(memory.into_mapping()), data)
     }
 }
@@ -245,8 +253,14 @@ fn is_known_zero(memory: &mut Exclusive) -> bool {
     }
 }
 
-/// Clears the first `len` bytes of memory that had descriptors, as far as it is there.
-pub(crate) fn clear(memory: &mut Exclusive, len: usize) {
+/// Clears the first `len` bytes of memory that had descriptors, as far as it is there. If `writers` threads
+/// wrote all of it, as many clear it in place, so that the next bind finds it present; if `writers` is 0, some
+/// of it may never have been touched.
+pub(crate) fn clear(memory: &mut Exclusive, len: usize, writers: usize) {
+    if memory.is_private() && writers > 0 {
+        clear_present(&mut memory.as_bytes_mut()[..len], writers);
+        return;
+    }
     let is_huge = memory.page_size() != uzone_os::probe::page_size();
     if memory.is_private() && !is_huge && memory.discard(0..memory.len().get()).is_ok() {
         return;
@@ -261,6 +275,27 @@ pub(crate) fn clear(memory: &mut Exclusive, len: usize) {
         }
         clear_part(&mut memory.as_bytes_mut()[part]);
     }
+}
+
+/// Clears bytes by several threads.
+fn clear_present(bytes: &mut [u8], threads: usize) {
+    let queue = Mutex::new(bytes.chunks_mut(SECTION_BYTES));
+    let take = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let work = || {
+        while let Some(section) = take() {
+            uzone_stream::zero(section);
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..threads {
+            let worker = std::thread::Builder::new().name("uzone-unbind".to_owned());
+            if worker.spawn_scoped(scope, work).is_err() {
+                // A limit on threads or on memory: those that run do all of it.
+                break;
+            }
+        }
+        work();
+    });
 }
 
 fn is_untouched(memory: &Exclusive, part: &Range<usize>) -> bool {

@@ -83,7 +83,7 @@ pub(crate) fn bind<P: Payload>(
                         .and_then(ByteLen::to_usize)
                         .unwrap_or(usize::MAX);
                     let most = memory.as_bytes().len();
-                    front.join_cleared(memory, len.min(most), data)
+                    front.join_cleared(memory, len.min(most), 0, data)
                 }
                 _ => data,
             };

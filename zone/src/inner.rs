@@ -92,7 +92,7 @@ impl<P: Payload> Drop for CachedMemmap<P> {
             let mut memory = memmap.into_descriptors().into_exclusive();
             // Private memory is unmapped in a moment; what others may have outlives us.
             if !memory.is_private() {
-                altmap::clear(&mut memory, len);
+                altmap::clear(&mut memory, len, 0);
             }
             drop(self.claim.take());
             drop(memory);
@@ -133,7 +133,7 @@ impl<P: Payload> Parts<P> {
         match self.front {
             Some(front) => {
                 let (memory, len, claim) = self.memmap.into_exclusive();
-                let region = front.join_cleared(memory, len, data);
+                let region = front.join_cleared(memory, len, self.report.threads, data);
                 drop(claim);
                 region
             }

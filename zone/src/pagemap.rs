@@ -394,8 +394,9 @@ impl<P: Payload> Pagemap<P> {
 
     /// Ends the description and gives the region back, if no page of it is held. The
     /// descriptors' memory is kept for the next bind of the zone if they were written eagerly. With an
-    /// altmap the region is whole again and the descriptors in it are cleared: private memory of base
-    /// pages is given back to the kernel, other memory is overwritten.
+    /// altmap the region is whole again and the descriptors in it are cleared: what was written eagerly is
+    /// overwritten by as many threads, and stays present for the next bind; private memory of base pages whose
+    /// descriptors were initialised on touch is given back to the kernel.
     ///
     /// # Errors
     /// [`Busy`] gives the pagemap back, in use as before, with the number of holders.

@@ -363,13 +363,24 @@ fn no_descriptor_is_left_to_the_next_user_of_the_memory() {
         assert!(bytes[end..].iter().all(|byte| *byte == 0xff));
         assert_eq!(report.descriptors.get(), (size * count).div_ceil(4096));
     }
-    // And of private memory nothing is even resident.
-    let pagemap = zone.bind(anonymous(1 << 12), linux()).unwrap();
+    // Private memory that was written stays present for the next bind, and no byte of it is left.
+    let mut region = anonymous(1 << 12);
+    for threads in [1, 3] {
+        let options = linux().threads(NonZeroUsize::new(threads).unwrap());
+        let pagemap = zone.bind(region, options).unwrap();
+        let metadata = pagemap.report().metadata;
+        assert!(pagemap.metadata_resident().unwrap() >= metadata);
+        region = pagemap.unbind().unwrap();
+        assert!(region.mapping().resident_in(0..metadata.get()).unwrap() >= metadata);
+        assert!(bytes(&region).iter().all(|byte| *byte == 0));
+    }
+    // Of descriptors that were initialised on touch nothing is even resident.
+    let pagemap = zone.bind(region, generic()).unwrap();
+    assert_eq!(pagemap.report().init, Init::OnTouch);
+    pagemap.pin(pagemap.range()).unwrap();
     let metadata = pagemap.report().metadata;
-    assert!(pagemap.metadata_resident().unwrap() >= metadata);
     let region = pagemap.unbind().unwrap();
-    let resident = region.mapping().resident_in(0..metadata.get()).unwrap();
-    assert_eq!(resident, ByteLen::ZERO);
+    assert_eq!(region.mapping().resident_in(0..metadata.get()).unwrap(), ByteLen::ZERO);
     assert!(bytes(&region).iter().all(|byte| *byte == 0));
 }
 
