@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
 # Runs every check of the project, here as in CI: format, Clippy, tests, documentation, packages, loom,
-# Miri, each benchmark once at a small size, every example, and the rules for dependencies. What is missing
+# Miri, a part under AddressSanitizer, each benchmark once at a small size, every example, and the rules for dependencies. What is missing
 # is installed.
 #
 #   ./check.sh            everything
 #   ./check.sh test doc   only these stages
 #
 # REQUIRE_ALL=1 makes a skipped test case a failure.
-# MIRI_TOOLCHAIN names the toolchain that has Miri (default: nightly).
+# MIRI_TOOLCHAIN names the toolchain that has Miri and sanitizers (default: nightly).
 set -euo pipefail
 cd "$(dirname "$0")"
 
-STAGES=(format clippy test doc package loom miri bench examples deny)
+STAGES=(format clippy test doc package loom miri asan bench examples deny)
 MIRI_TOOLCHAIN=${MIRI_TOOLCHAIN:-nightly}
 LOGS=$(mktemp -d)
 trap 'rm -rf "$LOGS"' EXIT
@@ -140,14 +140,17 @@ stage_loom() {
     count_tests loom
 }
 
+need_nightly() {
+    cargo "+$MIRI_TOOLCHAIN" miri --version >/dev/null 2>&1 && return
+    rustup toolchain install "$MIRI_TOOLCHAIN" --profile minimal \
+        --component miri --component rust-src || {
+        say "cannot install Miri: run 'rustup toolchain install $MIRI_TOOLCHAIN --component miri,rust-src'"
+        return 1
+    }
+}
+
 stage_miri() {
-    if ! cargo "+$MIRI_TOOLCHAIN" miri --version >/dev/null 2>&1; then
-        rustup toolchain install "$MIRI_TOOLCHAIN" --profile minimal \
-            --component miri --component rust-src || {
-            say "cannot install Miri: run 'rustup toolchain install $MIRI_TOOLCHAIN --component miri,rust-src'"
-            return 1
-        }
-    fi
+    need_nightly
     # The compiler of the toolchain may know lints that ours does not.
     RUSTFLAGS="--cap-lints=warn" \
         cargo "+$MIRI_TOOLCHAIN" miri test -p uzone-pages -p uzone-stream --locked -- \
@@ -161,6 +164,22 @@ stage_miri() {
         cargo "+$MIRI_TOOLCHAIN" miri test -p uzone-fault --lib --locked -- \
         --show-output
     count_tests miri
+}
+
+# A sanitizer selects the slow paths by itself (os/build.rs). Some tests leak on purpose, and SIGBUS is ours;
+# the other tests of zone and os count mappings and limit the address space, of which a sanitizer takes much.
+stage_asan() {
+    need_nightly
+    local target
+    target=$(rustc -vV | sed -n 's/^host: //p')
+    asan() {
+        UZONE_SANITIZED=1 ASAN_OPTIONS=detect_leaks=0:handle_sigbus=0 CARGO_TARGET_DIR=target/asan \
+            RUSTFLAGS="-Zsanitizer=address --cap-lints=warn" \
+            limited 900 cargo "+$MIRI_TOOLCHAIN" test --target "$target" --locked "$@" -- --show-output
+    }
+    asan -p uzone-os -p uzone-stream -p uzone-zone -p uzone-fault --lib
+    asan -p uzone-zone --test altmap --test hold --test pool
+    count_tests asan
 }
 
 stage_bench() {

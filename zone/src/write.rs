@@ -216,3 +216,13 @@ impl<P: Payload> Job<'_, '_, P> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    /// check.sh sets the variable where it builds with a sanitizer.
+    #[test]
+    fn a_sanitizer_selects_the_slow_path_by_itself() {
+        assert_eq!(cfg!(uzone_sanitizer), std::env::var_os("UZONE_SANITIZED").is_some());
+        assert_eq!(super::is_portable_build(), cfg!(any(miri, uzone_sanitizer)));
+    }
+}
