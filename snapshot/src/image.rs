@@ -272,7 +272,11 @@ impl Image {
             }
             (Err(cause), _) => return Err(unread(&name, cause)),
         };
-        let (index, found) = read_index(&*hashes, false)?;
+        let (index, found) = read_index(&*hashes, false).map_err(|error| match error {
+            // The memory is not taken for raw then.
+            SnapshotError::NotAnImage { name, why } => SnapshotError::BadIndex { name, why },
+            error => error,
+        })?;
         if index.codec != Codec::None
             || index.image_len != source.byte_len()
             || index.parent.is_some()

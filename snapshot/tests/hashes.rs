@@ -104,6 +104,14 @@ fn memory_that_does_not_match_its_hashes_is_an_error() {
     assert!(error.to_string().contains("raw memory as long as this"), "{error}");
     let error = Image::open_or_raw(&raw, &OpenOptions::default()).unwrap_err();
     assert!(error.to_string().contains(HASHES), "never taken for raw: {error}");
+    let whole = fs::read(&hashes).unwrap();
+    fs::write(&raw, memory()).unwrap();
+    for damaged in [&whole[..0], &whole[..whole.len() - 1], &whole[1..], &[7; 5000]] {
+        fs::write(&hashes, damaged).unwrap();
+        let error = Image::open_or_raw(&raw, &OpenOptions::default()).unwrap_err();
+        assert!(error.to_string().contains(HASHES), "never taken for raw: {error}");
+    }
+    fs::write(&hashes, whole).unwrap();
     // An image with frames has no hashes of raw memory, and hashes alone are no image.
     fs::write(&raw, &bytes).unwrap();
     fs::copy(&hashes, dir.path("hashes")).unwrap();
