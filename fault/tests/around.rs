@@ -1,5 +1,6 @@
-//! What comes along with a page that is touched, and what is left alone: the list of KERNEL.md 4.8
-//! as far as the engine answers for it. (The windows themselves are pure: `pages/src/window.rs`.)
+//! What comes along with a page that is touched, and what is left alone, as Linux's `filemap_map_pages` has it
+//! (mm/filemap.c) and as far as the engine answers for it. (The windows themselves are pure:
+//! `pages/src/window.rs`.)
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
 
