@@ -42,6 +42,7 @@ use crate::settings::Part;
 pub use crate::settings::SnapshotSettings as Settings;
 use crate::snapshot::frames::{self, Reader};
 use crate::snapshot::material::{FRAME, Material, PAGE, decode, failed, place};
+use crate::snapshot::pack::forget;
 use crate::suite::{BenchError, Session, Suite, sentence};
 
 /// Room for decoded frames, as an image has it by default.
@@ -51,6 +52,8 @@ const SET_SHARE: usize = 10;
 const LONGEST_RUN: usize = 64;
 /// How much is read at once where all is read first.
 const PIECE: usize = 1 << 20;
+/// How many pages are touched at most where each may be read from a device.
+const COLD_TOUCHES: usize = 2048;
 
 /// Runs the tables.
 ///
@@ -73,13 +76,14 @@ pub fn run(settings: &Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
         ("restore-seq", "all pages in order", (0..material.words.len()).collect()),
         ("restore-set", "a working set in a random order", working_set(material.words.len())),
     ];
+    let placements = Placement::all(&[1])?;
     for (table, what, pages) in orders.drain(..) {
-        for placement in Placement::all(&[1])? {
+        for placement in &placements {
             let table = format!("{table}{}", placement.id);
             if !session.wants(&table) {
                 continue;
             }
-            let restore = Restore { material: &material, placement: &placement, pages: &pages };
+            let restore = Restore { material: &material, placement, pages: &pages, is_cold: false };
             match restore.table(&table, what, &mut session) {
                 // A host without userfaultfd has other benchmarks.
                 Err(error) if error.is_of_this_host() => session.skip(table, sentence(&error)),
@@ -88,13 +92,15 @@ pub fn run(settings: &Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
         }
     }
     type Table = fn(Restore<'_>, &mut Session<'_>) -> Result<(), BenchError>;
-    let others: [(&str, Table); 2] =
-        [("restore-far", far::table), ("restore-neighbour", neighbour::table)];
-    let placements = Placement::all(&[1])?;
+    let others: [(&str, Table); 3] = [
+        ("restore-set-cold", cold_table),
+        ("restore-far", far::table),
+        ("restore-neighbour", neighbour::table),
+    ];
     let pages = working_set(material.words.len());
     for (table, measure) in others {
         let Some(placement) = placements.first().filter(|_| session.wants(table)) else { continue };
-        let restore = Restore { material: &material, placement, pages: &pages };
+        let restore = Restore { material: &material, placement, pages: &pages, is_cold: false };
         match measure(restore, &mut session) {
             Err(error) if error.is_of_this_host() => session.skip(table, sentence(&error)),
             done => done?,
@@ -162,11 +168,23 @@ struct Restore<'a> {
     placement: &'a Placement,
     /// What is touched, in that order.
     pages: &'a [usize],
+    /// Whether the page cache has none of the files.
+    is_cold: bool,
 }
 
 impl<'a> Restore<'a> {
     fn len(&self) -> ByteLen {
         ByteLen::new(self.material.len as u64)
+    }
+
+    /// Has the page cache forget the files, where that is measured.
+    fn chill(&self) -> Result<(), BenchError> {
+        if self.is_cold {
+            forget(&self.material.raw)?;
+            forget(&self.material.packed)?;
+            forget(&self.material.frames.0)?;
+        }
+        Ok(())
     }
 
     fn table(&self, table: &str, what: &str, session: &mut Session<'_>) -> Result<(), BenchError> {
@@ -180,6 +198,7 @@ impl<'a> Restore<'a> {
         suite.each_spec(|spec| {
             spec.naive(format!("{table}/naive")).pages = touched;
             spec.bytes = touched * PAGE as u64;
+            spec.cold = self.is_cold;
         });
         session.run(suite, table)?;
         session.table(
@@ -237,11 +256,19 @@ impl<'a> Restore<'a> {
         offsets: &'a [Vec<u64>],
     ) -> Result<(), BenchError> {
         let (this, len) = (*self, self.len());
-        let source = Arc::new(self.map_raw(Sharing::Shared)?);
-        source.populate(0..len.get())?;
+        let mapped = move || {
+            let source = this.map_raw(Sharing::Shared)?;
+            if !this.is_cold {
+                source.populate(0..len.get())?;
+            }
+            Ok::<_, BenchError>(Arc::new(source))
+        };
+        // A page that is mapped stays in the page cache.
+        let source = if self.is_cold { None } else { Some(mapped()?) };
         let id = |row: &str| format!("{table}/{row}");
         suite.faults(Role::Naive, &id("naive"), "one page a fault, raw", 1, move |row| {
-            let answer = Answer::Copy(source.clone());
+            this.chill()?;
+            let answer = Answer::Copy(source.clone().map_or_else(mapped, Ok)?);
             let memory =
                 this.placement.by_handler(|| Bare::anonymous(len, answer, Waiting::Poll))?;
             let done = this.touch(row, &memory, offsets)?;
@@ -261,6 +288,7 @@ impl<'a> Restore<'a> {
         for (row, name, open, is_replayed) in ways {
             let options = options.clone();
             let spec = suite.faults(Role::Ours, &id(row), name, 1, move |row| {
+                this.chill()?;
                 let memory = this
                     .placement
                     .by_handler(|| Machine::new(engine, len, open(&this)?, &options))?;
@@ -272,11 +300,12 @@ impl<'a> Restore<'a> {
                 let placed = stats.demand + stats.around + stats.populated;
                 Ok(done.found(stats.faults, placed.saturating_sub(this.pages.len() as u64)))
             });
-            if row == "raw" && self.placement.is_first {
+            if row == "raw" && self.placement.is_first && !self.is_cold {
                 spec.headline(format!("restore a machine of {len} lazily"));
             }
         }
         suite.faults(Role::Peer, &id("own"), "ours, raw, memory of its own", 1, move |row| {
+            this.chill()?;
             let memory = this
                 .placement
                 .by_handler(|| Ok(engine.map(len, this.raw_backing()?, &options)?))?;
@@ -293,6 +322,7 @@ impl<'a> Restore<'a> {
         let (this, len) = (*self, self.len());
         let id = |row: &str| format!("{table}/{row}");
         suite.faults(Role::Peer, &id("read-first"), "everything read first, raw", 1, move |row| {
+            this.chill()?;
             let begun = Instant::now();
             let memory = Mapping::anonymous(len, Anonymous::default())?;
             let mut piece = vec![0; PIECE];
@@ -307,6 +337,7 @@ impl<'a> Restore<'a> {
             Ok(found)
         });
         suite.faults(Role::Peer, &id("kernel"), "the kernel's mapping, raw", 1, move |row| {
+            this.chill()?;
             let done = this.touch(row, &this.map_raw(Sharing::Private)?, offsets)?;
             let faults = done.kernel_faults;
             Ok(done.found(faults, 0))
@@ -319,6 +350,7 @@ impl<'a> Restore<'a> {
         let threads = self.material.threads;
         let name = "decoding the frames alone";
         suite.faults(Role::Peer, &id("decode"), name, threads, move |_| {
+            this.chill()?;
             let begun = Instant::now();
             frames::share(threads, wanted.len(), Reader::new, |reader, number| {
                 black_box(decode(this.material, reader, wanted[number])?);
@@ -329,6 +361,13 @@ impl<'a> Restore<'a> {
             Ok(Found { elapsed, faults: 0, wasted: 0, touches_ns: Vec::new() })
         });
     }
+}
+
+/// Runs the table of a working set whose files are not in the page cache.
+fn cold_table(restore: Restore<'_>, session: &mut Session<'_>) -> Result<(), BenchError> {
+    let pages = &restore.pages[..restore.pages.len().min(COLD_TOUCHES)];
+    let cold = Restore { pages, is_cold: true, ..restore };
+    cold.table("restore-set-cold", "a working set in a random order, cold", session)
 }
 
 impl Clone for Restore<'_> {

@@ -19,7 +19,7 @@
 pub(crate) mod erofs;
 pub(crate) mod frames;
 pub(crate) mod material;
-mod pack;
+pub(crate) mod pack;
 mod remote;
 mod share;
 pub(crate) mod store;

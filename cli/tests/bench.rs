@@ -348,6 +348,7 @@ fn the_restore_object_keeps_to_the_same_schema_and_every_table_has_its_rows() {
     for (table, of_table) in [
         ("restore-seq-same", &rows_of_all[..]),
         ("restore-set-same", &rows_of_all),
+        ("restore-set-cold", &rows_of_all),
         ("restore-far", &["packed", "replay", "read-first", "link"]),
         ("restore-neighbour", &["alone", "apart", "same"]),
     ] {

@@ -293,7 +293,7 @@ pub(super) fn read_cold(material: &Material, session: &mut Session<'_>) -> Resul
 }
 
 /// Has the page cache forget a file.
-fn forget(file: &File) -> Result<(), BenchError> {
+pub(crate) fn forget(file: &File) -> Result<(), BenchError> {
     let Some(len) = NonZeroU64::new(len_of(file)?) else { return Ok(()) };
     // Pages that are not on the device yet stay.
     file.sync_data().and_then(|()| page_cache::forget(file, 0, len)).map_err(failed)
