@@ -11,6 +11,7 @@
 //! | `cold` | a file that the page cache has forgotten, touched here and there |
 //! | `stall` | cached pages while another page does not come |
 //! | `split` | round trip, copy, bookkeeping |
+//! | `place` | the reader where it is by default, and where a caller can place it |
 //! | `huge` | reading at random what was filled in small pages, and in huge ones |
 //! | `bare` | the yardstick: a handler that answers one page a fault |
 //! | `run` | what the tables share |
@@ -25,6 +26,7 @@ mod bare;
 mod cold;
 mod density;
 mod huge;
+mod place;
 mod run;
 mod scan;
 mod source;
@@ -97,6 +99,8 @@ pub fn run(settings: &Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
     if let Some(placement) = placements.first() {
         stall::table(&mut run, &file, placement)?;
     }
+    file.warm(file.len)?;
+    place::tables(&mut run, &file)?;
     huge::table(&mut run, &file)?;
     cold::table(&mut run, &file)?;
     drop(file);

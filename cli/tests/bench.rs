@@ -280,6 +280,12 @@ fn the_fault_object_keeps_to_the_same_schema_and_counts_what_was_published() {
     assert!(row("fault-sparse-file-same/order-4")["published"]["ns"].is_u64());
     assert!(row("fault-split-same/ours-zero")["faults"]["beyond_ns"].is_number());
     assert!(row("fault-stall/auto-stalled")["ratio_naive"].is_number());
+    for row_of in ["default", "first", "last", "last-sleeps", "any-sleeps"] {
+        for table in ["order-0-kept", "order-4-1", "auto-2", "auto-8"] {
+            let place = &row(&format!("fault-place-{table}/{row_of}"))["ratio_best"];
+            assert!(place.as_f64() > Some(0.0), "{table}/{row_of}");
+        }
+    }
     for id in ["fault-random-file-2/auto", "fault-seq-memfd-2/kernel", "fault-sparse-file-2/naive"]
     {
         assert!(row(id)["median_ns"].as_u64() > Some(0), "{id}");

@@ -15,8 +15,8 @@ use uzone_pages::{ByteLen, PageCount, PageSize};
 
 use crate::backing::Backing;
 use crate::core::Core;
-use crate::engine::{Engine, TRACED, at_most, check_backing, pattern, room};
-use crate::error::MapError;
+use crate::engine::{Engine, TRACED, check_backing, pattern, room};
+use crate::error::{MapError, at_most};
 use crate::event_loop::Attached;
 use crate::fault_memory::{FaultMemory, RemoteMemory, RemoteRegion, offsets};
 use crate::mapping_reader::EVENTS;

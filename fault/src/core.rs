@@ -69,7 +69,7 @@ const WANTED_FOR: u32 = 64;
 
 const FAILED: &str = "answering the faults of the mapping panicked, which is a bug of uzone";
 const NESTED: &str =
-    "too many backings of one engine wait for each other's memory: give them engines of their own";
+    "too many backings wait for each other's memory: give them engines with threads of their own";
 
 /// What is left to do about a fault.
 #[derive(Clone, Debug, PartialEq, Eq)]

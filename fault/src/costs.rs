@@ -36,6 +36,12 @@ impl CostMeter {
         Self { costs: FaultCosts { page_ns, is_parallel, ..FaultCosts::default() }, last: None }
     }
 
+    /// Notes whether neighbours are mapped on another CPU from now on.
+    pub(crate) fn set_parallel(&mut self, is_parallel: bool) {
+        let FaultCosts { page_ns, .. } = self.costs;
+        *self = Self::new(page_ns, is_parallel);
+    }
+
     pub(crate) fn costs(&self) -> FaultCosts {
         self.costs
     }

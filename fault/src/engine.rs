@@ -4,13 +4,13 @@
 //! when their page is touched, but for mappings of up to 262,144 pages, which have theirs from the start.
 
 use std::fmt;
-use std::io;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
+use std::time::Duration;
 
 use uzone_os::uffd::in_thread::{InThread, InThreadError, Place, Source, Window};
 use uzone_os::uffd::{EventLog, Features, KernelFaults, Modes, Registered, Uffd, UffdCall};
-use uzone_os::{Access, Anonymous, HugeAdvice, Mapping};
+use uzone_os::{Access, Anonymous, HugeAdvice, Mapping, numa};
 use uzone_pages::{Advice, ByteLen, FaultArea, FaultAround, FaultPattern, PageSize};
 use uzone_zone::{PagemapOps, Zone};
 
@@ -18,10 +18,9 @@ use crate::backing::hooks::sealed::Sealed;
 use crate::backing::{Backing, Memory};
 use crate::core::Core;
 use crate::dirty::Tracker;
-use crate::error::MapError;
+use crate::error::{MapError, at_most};
 use crate::event_loop::{Attached, EventLoop};
 use crate::fault_memory::FaultMemory;
-use crate::io_pool::IoPool;
 use crate::kernel::Kernel;
 use crate::lazy::LazyMapping;
 use crate::mapping_reader::{MappingReader, ReaderParts};
@@ -30,12 +29,11 @@ use crate::page_states::PageStates;
 use crate::pages::Policy;
 use crate::populate::Producer;
 use crate::record::Recorder;
+use crate::threads::Threads;
 use crate::transparent::{self, Transparent};
 
 /// How many bytes are read from a backing at once.
 const STAGING: u64 = 256 << 10;
-/// How many threads of one kind an engine has at most.
-const THREADS: usize = 1024;
 /// How many faults a mapping remembers at most: those take 768 MiB.
 pub(crate) const TRACED: usize = 1 << 24;
 
@@ -48,13 +46,13 @@ const BLOCK_MAPPED: u8 = 20;
 type Answering = Result<(Place, Source), &'static str>;
 
 /// What makes lazy mappings and answers their faults: threads that answer, and threads that wait for
-/// devices, shared by all mappings. They end when the engine and all mappings are dropped.
+/// devices, shared by all mappings. They end when the engine and all mappings are dropped. The engines of a
+/// process share them too, unless [`EngineOptions`] choose threads.
 ///
 /// Idle threads sleep. A mapping belongs to one thread that answers, as long as it lives.
 pub struct Engine {
     zone: Zone,
-    pool: Arc<IoPool>,
-    readers: Vec<Arc<EventLoop>>,
+    threads: Arc<Threads>,
     handles_sigbus: bool,
 }
 
@@ -74,14 +72,9 @@ impl Engine {
     /// # Errors
     /// [`MapError::Thread`] if a thread is refused, or may not run on those CPUs.
     pub fn with(options: EngineOptions) -> Result<Self, MapError> {
-        let EngineOptions { zone, producers, readers, cpus, handles_sigbus } = options;
-        at_most("EngineOptions::producers", producers.get(), THREADS)?;
-        at_most("EngineOptions::readers", readers.get(), THREADS)?;
-        let pool = Arc::new(IoPool::start(producers).map_err(MapError::Thread)?);
-        let start = |index| EventLoop::start(&format!("uzone-fault-{index}"), &cpus).map(Arc::new);
-        let readers: io::Result<Vec<_>> = (0..readers.get()).map(start).collect();
-        let readers = readers.map_err(MapError::Thread)?;
-        Ok(Self { zone: zone.unwrap_or_default(), pool, readers, handles_sigbus })
+        let threads = Threads::of(&options)?;
+        let EngineOptions { zone, handles_sigbus, .. } = options;
+        Ok(Self { zone: zone.unwrap_or_default(), threads, handles_sigbus })
     }
 
     /// Returns the zone that lazily mapped memory is bound in: pages are pinned there by address
@@ -239,11 +232,20 @@ impl Engine {
         room: usize,
     ) -> Result<Attached, MapError> {
         let &LazyOptions { spin, deadline, .. } = options;
-        let pool = self.pool.clone();
+        // On the only CPU, polling would keep the thread from running that was just woken.
+        let spin = if numa::current_cpu_count().is_ok_and(|cpus| cpus == 1) {
+            Duration::ZERO
+        } else {
+            spin
+        };
+        let pool = self.threads.pool.clone();
         let source =
             MappingReader::new(ReaderParts { fault_memory, log, core, pool, spin, deadline, room });
         let reader = match &options.reader {
-            Reader::Shared => self.readers.iter().min_by_key(|reader| reader.readers()).cloned(),
+            Reader::Shared => {
+                let readers = self.threads.readers.iter();
+                readers.min_by_key(|reader| reader.readers()).cloned()
+            }
             Reader::Own { cpus } => {
                 let own = EventLoop::start("uzone-fault", cpus).map_err(MapError::Thread)?;
                 Some(Arc::new(own))
@@ -286,11 +288,6 @@ fn in_thread_window(options: &LazyOptions, most: FaultAround, source: &Source) -
     }
 }
 
-/// Refuses an option that is larger than `most`.
-pub(crate) fn at_most(option: &'static str, asked: usize, most: usize) -> Result<(), MapError> {
-    if asked > most { Err(MapError::TooMany { option, asked, most }) } else { Ok(()) }
-}
-
 /// Refuses a backing that is shorter than `asked`, or cannot fill pages of `page`.
 pub(crate) fn check_backing(
     backing: &dyn Backing,
@@ -329,7 +326,7 @@ impl fmt::Debug for Engine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Engine")
             .field("zone", &self.zone)
-            .field("readers", &self.readers.len())
+            .field("readers", &self.threads.readers.len())
             .finish_non_exhaustive()
     }
 }

@@ -158,6 +158,11 @@ pub struct Failure {
     pub reason: String,
 }
 
+/// Refuses an option that is larger than `most`.
+pub(crate) fn at_most(option: &'static str, asked: usize, most: usize) -> Result<(), MapError> {
+    if asked > most { Err(MapError::TooMany { option, asked, most }) } else { Ok(()) }
+}
+
 /// Calls code of the caller's. Returns `None` if it panicked.
 pub(crate) fn caught<R>(call: impl FnOnce() -> R) -> Option<R> {
     match catch_unwind(AssertUnwindSafe(call)) {

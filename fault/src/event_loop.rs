@@ -27,6 +27,7 @@ use uzone_os::numa;
 use uzone_os::uffd::{Doorbell, EventSet, ReadyKeys};
 
 use crate::error::{caught, discard};
+use crate::follow::Follower;
 use crate::io_pool::Submit;
 use crate::mapping_reader::{MappingReader, Scratch};
 use crate::prefetch::{CHUNKS, Chunk, Prefetch};
@@ -219,6 +220,9 @@ struct Runner {
     /// The mappings with deferred work.
     timed: Vec<u64>,
     scratch: Scratch,
+    follower: Follower,
+    /// Whether this thread is on the CPU of a thread whose faults it answers.
+    shares_cpu: bool,
     ready: ReadyKeys,
     /// The way to this thread, for the I/O threads.
     filler: LoopHandle,
@@ -233,6 +237,8 @@ impl Runner {
             active: Vec::new(),
             timed: Vec::new(),
             scratch: Scratch::new(),
+            follower: Follower::new(),
+            shares_cpu: false,
             ready: ReadyKeys::new(),
         }
     }
@@ -246,6 +252,9 @@ impl Runner {
                 return;
             }
             let is_busy = self.step_active();
+            if is_busy {
+                self.follow();
+            }
             if self.active.is_empty() {
                 let timeout =
                     self.next_due().map(|due| due.saturating_duration_since(Instant::now()));
@@ -264,6 +273,14 @@ impl Runner {
         }
     }
 
+    /// Moves this thread to the CPU of the thread whose faults it answers, or back, if that is due.
+    fn follow(&mut self) {
+        if let Some(shares_cpu) = self.follower.follow(&mut self.scratch.waiters) {
+            self.shares_cpu = shares_cpu;
+            self.readers.values_mut().for_each(|reader| reader.set_shares_cpu(shares_cpu));
+        }
+    }
+
     /// Handles the messages. Returns whether one of them stops the loop.
     fn take_messages(&mut self) -> bool {
         // In this order: a thread that sends after the swap rings again.
@@ -274,7 +291,10 @@ impl Runner {
         );
         for message in messages {
             match message {
-                Message::Join { key, reader } => {
+                Message::Join { key, mut reader } => {
+                    if self.shares_cpu {
+                        reader.set_shares_cpu(true);
+                    }
                     if self.scratch.staging.len() < reader.room() {
                         self.scratch.staging.resize(reader.room(), 0);
                     }

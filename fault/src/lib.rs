@@ -81,6 +81,7 @@ mod engine;
 mod error;
 mod event_loop;
 mod fault_memory;
+mod follow;
 mod io_pool;
 mod kernel;
 mod lazy;
@@ -100,6 +101,7 @@ mod slot;
 mod staged;
 mod stats;
 mod sync;
+mod threads;
 mod transparent;
 mod window;
 

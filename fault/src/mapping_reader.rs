@@ -5,6 +5,7 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::num::NonZero;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,6 +18,7 @@ use crate::backing::Memory;
 use crate::core::{Core, Outcome, ReaderState};
 use crate::costs::{CONTINUED_NS, COPIED_NS, CostMeter};
 use crate::fault_memory::FaultMemory;
+use crate::follow::Waiters;
 use crate::io_pool::{IoPool, Submit};
 use crate::pending::Awaited;
 use crate::prefetch::{Chunk, PrefetchJob};
@@ -47,6 +49,8 @@ pub(crate) struct Scratch {
     faults: Vec<PageFault>,
     /// Their outcomes.
     records: Vec<FaultRecord>,
+    /// The threads of this process that took them.
+    pub(crate) waiters: Waiters,
     pub(crate) staging: Vec<u8>,
 }
 
@@ -56,6 +60,7 @@ impl Scratch {
             buffer: EventBuffer::new(EVENTS),
             faults: Vec::with_capacity(FAULTS),
             records: Vec::with_capacity(FAULTS),
+            waiters: Waiters::new(),
             staging: Vec::new(),
         }
     }
@@ -145,6 +150,8 @@ pub(crate) struct MappingReader {
     pub(crate) is_timed: bool,
     deadline: Option<Duration>,
     room: usize,
+    /// For how long it polls where it does not share the CPU of the faulting thread.
+    spin: Duration,
 }
 
 /// The parts of a reader.
@@ -189,7 +196,17 @@ impl MappingReader {
             is_timed: false,
             deadline,
             room,
+            spin,
         }
+    }
+
+    /// Notes whether the thread is on the CPU of the threads whose faults it answers, as it is where it was
+    /// made not to poll.
+    pub(crate) fn set_shares_cpu(&mut self, shares_cpu: bool) {
+        let spin = if shares_cpu { Duration::ZERO } else { self.spin };
+        self.look = AdaptiveSpin::new(spin);
+        self.state.shares_cpu = spin.is_zero();
+        self.state.meter.set_parallel(!spin.is_zero());
     }
 
     /// Returns how many bytes are read from its backing at once.
@@ -282,7 +299,10 @@ impl MappingReader {
     fn answer_all(&mut self, scratch: &mut Scratch, submit: &Submit<'_>, read_at: Instant) {
         let at = self.core.recorder().since_start(read_at);
         let mut faults = scratch.faults.drain(..);
+        let is_own = matches!(self.fault_memory, FaultMemory::Own(_));
         for fault in faults.by_ref() {
+            let waiter = fault.thread.filter(|_| is_own).map_or(0, NonZero::get);
+            scratch.waiters.note(waiter, read_at);
             scratch.records.extend(self.answer(&fault, submit, read_at, at));
             if self.state.has_company && read_at.elapsed() >= TURN {
                 break;
@@ -532,7 +552,7 @@ impl MappingReader {
             FaultKind::Minor => FaultClass::Minor,
             FaultKind::WriteProtect => FaultClass::WriteProtect,
         };
-        self.state.waiter = fault.thread.map_or(0, std::num::NonZero::get);
+        self.state.waiter = fault.thread.map_or(0, NonZero::get);
         if class == FaultClass::Minor {
             Counters::bump(&self.core.by_reader().minor, 1);
         }

@@ -12,9 +12,7 @@ use uzone_zone::Zone;
 
 use crate::dirty::WriteTracking;
 use crate::error::Failure;
-
-/// The default number of threads of each kind, on a host with at least as many CPUs.
-const THREADS: NonZeroUsize = NonZeroUsize::MIN.saturating_add(3);
+use crate::threads::{default_producers, default_readers};
 
 /// Which thread answers the faults of a mapping.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -135,7 +133,7 @@ impl Default for LazyOptions {
 
 impl LazyOptions {
     /// The default of [`LazyOptions::spin`].
-    pub const DEFAULT_SPIN: Duration = Duration::from_micros(20);
+    pub const DEFAULT_SPIN: Duration = Duration::from_micros(60);
 
     /// Sets the expected access pattern: [`Advice::Auto`] by default.
     #[must_use]
@@ -158,8 +156,9 @@ impl LazyOptions {
         self
     }
 
-    /// Sets how long the reader thread polls for more faults before it sleeps: 20 us by default. Polling
-    /// uses that much CPU time after each burst of faults, and saves a wake-up.
+    /// Sets how long the reader thread polls for more faults before it sleeps: 60 us by default, and not
+    /// at all on the only CPU of a process. Polling uses that much CPU time after each burst of faults, and
+    /// saves a wake-up. In a virtual machine a faulting thread wakes within 20 to 50 us.
     ///
     /// After a few unsuccessful polls the reader sleeps at once, until a fault arrives within the polling
     /// window. Zero is for a reader that shares the CPU of the faulting thread: it always sleeps at once, and
@@ -243,23 +242,15 @@ impl LazyOptions {
 #[derive(Clone, Debug)]
 pub struct EngineOptions {
     pub(crate) zone: Option<Zone>,
-    pub(crate) producers: NonZeroUsize,
-    pub(crate) readers: NonZeroUsize,
+    pub(crate) producers: Option<NonZeroUsize>,
+    pub(crate) readers: Option<NonZeroUsize>,
     pub(crate) cpus: Vec<u32>,
     pub(crate) handles_sigbus: bool,
 }
 
 impl Default for EngineOptions {
     fn default() -> Self {
-        let cpus = std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
-        let two = NonZeroUsize::MIN.saturating_add(1);
-        Self {
-            zone: None,
-            producers: cpus.clamp(two, THREADS),
-            readers: cpus.min(THREADS),
-            cpus: Vec::new(),
-            handles_sigbus: true,
-        }
+        Self { zone: None, producers: None, readers: None, cpus: Vec::new(), handles_sigbus: true }
     }
 }
 
@@ -277,7 +268,7 @@ impl EngineOptions {
     /// for pages of other memory of the same engine, there may be up to 64 more.
     #[must_use]
     pub fn producers(mut self, producers: NonZeroUsize) -> Self {
-        self.producers = producers;
+        self.producers = Some(producers);
         self
     }
 
@@ -285,12 +276,22 @@ impl EngineOptions {
     /// default is the number of CPUs, but at most 4; at most 1024 are allowed.
     #[must_use]
     pub fn readers(mut self, readers: NonZeroUsize) -> Self {
-        self.readers = readers;
+        self.readers = Some(readers);
         self
     }
 
-    /// Sets the CPUs that the readers may run on. An empty list, the default, allows all. See
-    /// [`ReaderPlacement`](crate::ReaderPlacement) for what placement is worth.
+    /// Has the engine start threads of its own, as many as by default. Without this and the other choices of
+    /// threads, the engines of a process share theirs, which have the CPUs and the restrictions of the
+    /// thread that made the first of them. Then a backing whose [`map_pages`](crate::Backing::map_pages)
+    /// waits, or whose `fault` hangs, holds up the mappings of other engines too.
+    #[must_use]
+    pub fn own_threads(self) -> Self {
+        self.producers(default_producers()).readers(default_readers())
+    }
+
+    /// Sets the CPUs that the readers may run on. An empty list, the default, allows all. Among those, a
+    /// reader goes to the CPU of a thread that is kept to it and has all the faults, if they are answered
+    /// faster there. See [`ReaderPlacement`](crate::ReaderPlacement) for what placement is worth.
     #[must_use]
     pub fn cpus(mut self, cpus: Vec<u32>) -> Self {
         self.cpus = cpus;

@@ -2,7 +2,9 @@
 //!
 //! Source: `/sys/devices/system/node`, sched_getaffinity(2), sched_setaffinity(2).
 
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use std::num::NonZeroU32;
+
+use rustix::thread::{CpuSet, Pid, sched_getaffinity, sched_setaffinity};
 use uzone_pages::ByteLen;
 
 use crate::errno;
@@ -103,6 +105,22 @@ pub fn current_cpu_count() -> Result<usize, SysError> {
 pub fn usable(cpus: &[u32]) -> Result<Vec<u32>, SysError> {
     let set = sched_getaffinity(None).map_err(|cause| SysError::Cpus { cause: cause.into() })?;
     Ok(cpus.iter().copied().filter(|cpu| is_in(&set, *cpu)).collect())
+}
+
+/// Returns the CPU of a thread that may use no other.
+///
+/// # Errors
+/// [`SysError::Cpus`] if there is no such thread, or the kernel does not say.
+pub fn only_cpu_of(thread: NonZeroU32) -> Result<Option<u32>, SysError> {
+    // The kernel numbers threads up to 2^22.
+    let Some(thread) = Pid::from_raw(thread.get().cast_signed()) else { return Ok(None) };
+    let set =
+        sched_getaffinity(Some(thread)).map_err(|cause| SysError::Cpus { cause: cause.into() })?;
+    if set.count() != 1 {
+        return Ok(None);
+    }
+    let cpu = (0..CpuSet::MAX_CPU).find(|&cpu| set.is_set(cpu));
+    Ok(cpu.and_then(|cpu| u32::try_from(cpu).ok()))
 }
 
 /// Keeps this thread to those of `cpus` that its process may use, until its affinity is set again: also to

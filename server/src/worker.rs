@@ -77,7 +77,7 @@ impl Worker {
             if options.sandbox { Sandbox::without_capabilities() } else { Sandbox::off() };
         let mut sandbox = sandbox.map_err(ServeError::Capabilities)?;
         // Both read files of the kernel: how many CPUs there are, and how much memory.
-        let threads = EngineOptions::default().zone(Zone::default());
+        let threads = EngineOptions::default().zone(Zone::default()).own_threads();
         let is_remote = uzone_snapshot::is_url(image);
         if is_remote && options.sandbox {
             // Opening it starts the threads that fetch.

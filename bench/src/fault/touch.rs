@@ -137,6 +137,33 @@ impl Placement {
         })
     }
 
+    /// Returns the places that a caller can choose for the handler, and the id of each, while so many threads
+    /// touch: on the first CPU, or where the scheduler puts them. The first restricts no handler.
+    pub(super) fn of_handler(
+        threads: usize,
+        is_kept: bool,
+    ) -> Result<Vec<(&'static str, Self)>, BenchError> {
+        let anywhere = Self::anywhere()?;
+        let all = anywhere.handler.clone();
+        let one = |cpu: Option<&u32>| cpu.map_or_else(Vec::new, |cpu| vec![*cpu]);
+        let (first, last) = (one(all.first()), one(all.last()));
+        let touchers = if is_kept { first.clone() } else { all.clone() };
+        let sleeps = Some(Duration::ZERO);
+        let places = [
+            ("default", "where it is by default", all.clone(), None),
+            ("first", "on the first CPU, sleeping", first, sleeps),
+            ("last", "on the last CPU, looking for faults", last.clone(), None),
+            ("last-sleeps", "on the last CPU, sleeping", last, sleeps),
+            ("any-sleeps", "on any CPU, sleeping", all, sleeps),
+        ];
+        let place = |(id, title, handler, spin): (_, &str, _, _)| {
+            let title = format!("the handler {title}");
+            let touchers = touchers.clone();
+            (id, Self { title, threads, touchers, handler, spin, ..anywhere.clone() })
+        };
+        Ok(places.map(place).into())
+    }
+
     /// Starts an engine whose threads run where the handler does.
     pub(super) fn engine(&self) -> Result<Engine, BenchError> {
         let one = NonZeroUsize::MIN;

@@ -1,0 +1,66 @@
+//! The threads of engines: those that answer faults, and those that wait for devices. Engines that choose
+//! none of them share the same ones, so that a process with many engines has few threads.
+
+use std::io;
+use std::num::NonZeroUsize;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use crate::error::{MapError, at_most};
+use crate::event_loop::EventLoop;
+use crate::io_pool::IoPool;
+use crate::options::EngineOptions;
+
+/// How many threads of one kind an engine has at most, and how many by default.
+const MOST: usize = 1024;
+const DEFAULT: NonZeroUsize = NonZeroUsize::MIN.saturating_add(3);
+
+/// The threads that engines share, and the process that has them: a forked child has none.
+///
+/// Locked while they are started.
+static SHARED: Mutex<(u32, Weak<Threads>)> = Mutex::new((0, Weak::new()));
+
+/// The threads of an engine. They end when it and all its mappings are dropped.
+pub(crate) struct Threads {
+    pub(crate) pool: Arc<IoPool>,
+    pub(crate) readers: Vec<Arc<EventLoop>>,
+}
+
+impl Threads {
+    /// Returns the threads that an engine has with these options.
+    pub(crate) fn of(options: &EngineOptions) -> Result<Arc<Self>, MapError> {
+        let EngineOptions { producers, readers, cpus, .. } = options;
+        if producers.is_some() || readers.is_some() || !cpus.is_empty() {
+            return Self::start(options).map(Arc::new);
+        }
+        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        let process = std::process::id();
+        let running = (shared.0 == process).then(|| shared.1.upgrade()).flatten();
+        if let Some(threads) = running {
+            return Ok(threads);
+        }
+        let threads = Arc::new(Self::start(options)?);
+        *shared = (process, Arc::downgrade(&threads));
+        Ok(threads)
+    }
+
+    fn start(options: &EngineOptions) -> Result<Self, MapError> {
+        let producers = options.producers.unwrap_or_else(default_producers);
+        let readers = options.readers.unwrap_or_else(default_readers);
+        at_most("EngineOptions::producers", producers.get(), MOST)?;
+        at_most("EngineOptions::readers", readers.get(), MOST)?;
+        let pool = Arc::new(IoPool::start(producers).map_err(MapError::Thread)?);
+        let start =
+            |index| EventLoop::start(&format!("uzone-fault-{index}"), &options.cpus).map(Arc::new);
+        let readers: io::Result<Vec<_>> = (0..readers.get()).map(start).collect();
+        Ok(Self { pool, readers: readers.map_err(MapError::Thread)? })
+    }
+}
+
+pub(crate) fn default_producers() -> NonZeroUsize {
+    let two = NonZeroUsize::MIN.saturating_add(1);
+    default_readers().max(two)
+}
+
+pub(crate) fn default_readers() -> NonZeroUsize {
+    std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN).min(DEFAULT)
+}
