@@ -33,9 +33,9 @@ mod plain;
 pub(crate) mod scope;
 
 #[cfg(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer)))]
-pub(crate) use scope::{copy_words, zero_words};
+pub(crate) use scope::{copy_words, flush_words, zero_words};
 #[cfg(not(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer))))]
-pub(crate) use unguarded::{copy_words, zero_words};
+pub(crate) use unguarded::{copy_words, flush_words, zero_words};
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -64,6 +64,11 @@ mod unguarded {
 
     pub(crate) fn zero_words(way: CopyMethod, dst: &[AtomicU64]) -> Result<(), Fault> {
         uzone_stream::zero_words(way, dst);
+        Ok(())
+    }
+
+    pub(crate) fn flush_words(words: &[AtomicU64]) -> Result<(), Fault> {
+        uzone_stream::flush_words(words);
         Ok(())
     }
 

@@ -5,7 +5,12 @@
 //! failure in the middle leaves all or nothing (only aligned 8-byte words are never torn), that a
 //! line it shares with neighbours stays cached, or anything where [`write_back`] is `None`.
 //!
-//! Cost: as [`crate::copy`], plus at most two line write-backs for ragged ends.
+//! [`flush_words`] does the same for bytes that were written before, by any stores.
+//!
+//! Cost: as [`crate::copy`], plus at most two line write-backs for ragged ends. A line of [`flush_words`]
+//! takes what memory takes to write it, or a few nanoseconds if it is clean.
+
+use std::sync::atomic::AtomicU64;
 
 use crate::path::{Path, Ready};
 use crate::policy::best;
@@ -77,4 +82,61 @@ fn copy_flush_any(path: Ready, dst: &mut [u8], src: &[u8]) {
         }
     }
     arch::drain();
+}
+
+/// Writes every cache line that holds one of `words` back to memory, and waits until all of them are in the
+/// persistence domain of a platform with ADR: a store fence comes last. Clean lines are left as they are.
+///
+/// Where [`write_back`] is `None`, nothing is written back.
+pub fn flush_words(words: &[AtomicU64]) {
+    flush_by(words, arch::write_back_word, arch::drain);
+}
+
+/// Writes back each line that holds one of `words`, by any one of its words, and fences afterwards.
+fn flush_by(words: &[AtomicU64], mut write_back: impl FnMut(&AtomicU64), fence: impl FnOnce()) {
+    let word_bytes = size_of::<AtomicU64>();
+    let until_line = words.as_ptr().addr().next_multiple_of(LINE_BYTES) - words.as_ptr().addr();
+    let (first, rest) = words.split_at((until_line / word_bytes).min(words.len()));
+    let lines = first.first().into_iter().chain(rest.iter().step_by(LINE_BYTES / word_bytes));
+    lines.for_each(&mut write_back);
+    fence();
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn every_line_of_the_words_is_written_back_once_and_the_fence_comes_after_all_of_them() {
+        let memory: Vec<AtomicU64> = (0..64).map(AtomicU64::new).collect();
+        for start in 0..20 {
+            for len in 0..=40 {
+                let words = &memory[start..start + len];
+                let line_of = |word: &AtomicU64| std::ptr::from_ref(word).addr() / LINE_BYTES;
+                let flushed = RefCell::new(Vec::new());
+                let expected: BTreeSet<usize> = words.iter().map(line_of).collect();
+                let mut fences = 0;
+                flush_by(
+                    words,
+                    |word| flushed.borrow_mut().push(line_of(word)),
+                    || {
+                        fences += 1;
+                        let flushed = flushed.borrow();
+                        assert!(flushed.iter().eq(&expected), "{start} {len}: {flushed:?}");
+                    },
+                );
+                assert_eq!(fences, 1, "one fence, at the end");
+                flush_words(words);
+            }
+        }
+        assert!(
+            memory
+                .iter()
+                .zip(0..)
+                .all(|(word, value)| word.load(std::sync::atomic::Ordering::Relaxed) == value)
+        );
+    }
 }

@@ -11,7 +11,7 @@
 //! - [`Streaming`]: a scope for any number of copies and fills with one fence at its end.
 //! - [`copy`], [`fill`], [`zero`]: one call, fenced before it returns.
 //! - [`Pattern`]: what a fill repeats, constant or counting up.
-//! - [`copy_flush`]: a copy for persistent memory.
+//! - [`copy_flush`], [`flush_words`]: for persistent memory, a copy, and what was written before.
 //! - [`zero_words`], [`copy_words`]: clearing and copying memory that others may touch meanwhile, by
 //!   each [`CopyMethod`] there is; [`zero_bytes`], [`copy_bytes`] the same for slices.
 //! - [`StorePolicy`]: which of them for which length, by a table of CPUs, the environment variable
@@ -44,7 +44,7 @@ use other as arch;
 use x86_64 as arch;
 
 pub use copy_method::{CopyMethod, copy_bytes, copy_words, zero_bytes, zero_words};
-pub use flush::{WriteBack, copy_flush, write_back};
+pub use flush::{WriteBack, copy_flush, flush_words, write_back};
 pub use path::{Path, PathError};
 pub use pattern::{Pattern, PatternError};
 pub use policy::{

@@ -50,6 +50,9 @@ pub(crate) fn write_back() -> Option<WriteBack> {
 /// Writes lines back to memory: there is no instruction for it.
 pub(crate) fn write_back_lines(_: &mut [u8]) {}
 
+/// Writes the line of a word back to memory: there is no instruction for it.
+pub(crate) fn write_back_word(_: &AtomicU64) {}
+
 /// Drops lines from the cache: there is no instruction for it, so they stay as warm as they are.
 pub(crate) fn evict_lines(_: &mut [u8]) {}
 

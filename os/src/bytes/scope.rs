@@ -7,7 +7,7 @@
 //! call, as a `siglongjmp` would: what ran in the call is abandoned.
 //!
 //! What may be abandoned is a frame without anything to drop, to unlock or to finish, and
-//! `zero_words` and `copy_words` of `uzone-stream` are such: loops over stores, and a fence, which is
+//! `zero_words`, `copy_words` and `flush_words` of `uzone-stream` are such: loops, and a fence, which is
 //! done here in their place. Nothing else is called in a scope, so it is no `pub` function that takes
 //! a closure. How much was written is not known: whole words, each old or new.
 //!
@@ -174,7 +174,7 @@ struct Stores<'a> {
 }
 
 extern "sysv64" fn zero_stores(data: *const c_void) {
-    // SAFETY: `zero_words` and `copy_words` below pass a `Stores` that lives over the call.
+    // SAFETY: the functions below pass a `Stores` that lives over the call.
     let stores = unsafe { &*data.cast::<Stores<'_>>() };
     uzone_stream::zero_words(stores.way, stores.dst);
 }
@@ -183,6 +183,28 @@ extern "sysv64" fn copy_stores(data: *const c_void) {
     // SAFETY: as in `zero_stores`.
     let stores = unsafe { &*data.cast::<Stores<'_>>() };
     uzone_stream::copy_words(stores.way, stores.dst, stores.src);
+}
+
+extern "sysv64" fn flush_stores(data: *const c_void) {
+    // SAFETY: `flush_words` below passes a `Stores` that lives over the call.
+    let stores = unsafe { &*data.cast::<Stores<'_>>() };
+    uzone_stream::flush_words(stores.dst);
+}
+
+/// Writes the lines of words back as [`uzone_stream::flush_words`] does.
+///
+/// # Errors
+/// [`Fault`] if some are not there. Others may be written back then.
+pub(crate) fn flush_words(words: &[AtomicU64]) -> Result<(), Fault> {
+    if !crate::bus::state::is_installed() {
+        uzone_stream::flush_words(words);
+        return Ok(());
+    }
+    // The first call finds out what the CPU has, by a lock that must not be abandoned.
+    let _ = uzone_stream::write_back();
+    let stores = Stores { way: CopyMethod::String, dst: words, src: &[] };
+    // SAFETY: as in `zero_words`; `flush_words` panics for nothing.
+    unsafe { guarded_call(flush_stores, (&raw const stores).cast(), [side(words), NOTHING]) }
 }
 
 /// Zeroes words as [`uzone_stream::zero_words`] does.

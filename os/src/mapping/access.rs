@@ -153,6 +153,18 @@ impl Mapping {
         })
     }
 
+    /// Writes the cache lines of a range of words back to memory, and waits for them, as
+    /// [`uzone_stream::flush_words`] does: on DAX, what was written there lasts from then on.
+    ///
+    /// # Errors
+    /// As [`Mapping::as_words`]. After `bus::install`, [`AccessError::Bus`] if some of the memory is not
+    /// there: any of the lines may be written back then, so none counts.
+    pub fn flush_lines(&self, range: Range<u64>) -> Result<(), AccessError> {
+        let (start, len_bytes) = (range.start, range.end.saturating_sub(range.start));
+        bytes::flush_words(self.as_words(range)?)
+            .map_err(|fault| self.stores_error(CopyDirection::Write, start, len_bytes, fault))
+    }
+
     /// Returns the error for stores in any order that met `fault`.
     #[cold]
     fn stores_error(

@@ -120,6 +120,15 @@ pub enum MappingError {
         #[source]
         cause: io::Error,
     },
+    /// The storage of the file behind the mapping did not take its pages.
+    #[error("cannot write bytes {range:#x?} to the storage of their file: {cause}")]
+    Sync {
+        /// What was to be written.
+        range: Range<u64>,
+        /// What the kernel answered.
+        #[source]
+        cause: io::Error,
+    },
     /// The memory is of a file, or adopted.
     #[error("it is of a file that others may have: its bytes can be copied, and not lent")]
     Shared,
@@ -170,7 +179,9 @@ impl MappingError {
         match self {
             Self::Sys(error) => error.kind(),
             Self::Memory { .. } | Self::Threads { .. } => ErrorKind::OutOfMemory,
-            Self::Fault { .. } | Self::Populate { .. } | Self::Scan { .. } => ErrorKind::Io,
+            Self::Fault { .. } | Self::Populate { .. } | Self::Scan { .. } | Self::Sync { .. } => {
+                ErrorKind::Io
+            }
             Self::Poisoned { .. } => ErrorKind::Poisoned,
             Self::Advice { .. } | Self::NotPunchable { .. } | Self::Punch { .. } => {
                 ErrorKind::NotSupported

@@ -11,6 +11,7 @@
 
 use std::arch::asm;
 use std::arch::x86_64::_mm_clflush;
+use std::sync::atomic::AtomicU64;
 
 use super::cut::split_at_boundary;
 use super::{Cpu, cpu};
@@ -28,34 +29,45 @@ pub(crate) fn write_back() -> Option<WriteBack> {
 
 /// Starts writing back every line that holds a byte of `bytes`. A fence completes it.
 pub(crate) fn write_back_lines(bytes: &mut [u8]) {
-    match write_back() {
-        Some(WriteBack::Clwb) => each_line(bytes, |line| {
+    if cpu().clwb {
+        each_line(bytes, |line| {
             // SAFETY: CLWB wants the CPU feature, asked for above, and a mapped address. It changes
             // no byte, no flags and no stack.
             unsafe { asm!("clwb [{}]", in(reg) line, options(nostack, preserves_flags)) };
-        }),
-        Some(WriteBack::Clflushopt) => evict_lines(bytes),
-        Some(WriteBack::Clflush) | None => each_line(bytes, |line| {
-            // SAFETY: `_mm_clflush` wants a mapped address; it changes no byte.
-            unsafe { _mm_clflush(line) };
-        }),
+        });
+    } else {
+        evict_lines(bytes);
+    }
+}
+
+/// Starts writing back the line of a word, which others may touch meanwhile. A fence completes it.
+#[inline]
+pub(crate) fn write_back_word(word: &AtomicU64) {
+    let line = word.as_ptr();
+    if cpu().clwb {
+        // SAFETY: as in `write_back_lines`.
+        unsafe { asm!("clwb [{}]", in(reg) line, options(nostack, preserves_flags)) };
+    } else {
+        evict_line(line.cast());
+    }
+}
+
+/// Writes the line of an address back and drops it. A fence completes it.
+#[inline]
+fn evict_line(line: *const u8) {
+    if cpu().clflushopt {
+        // SAFETY: CLFLUSHOPT wants the CPU feature, asked for above, and a mapped address, which every
+        // caller has. It changes no byte, no flags and no stack.
+        unsafe { asm!("clflushopt [{}]", in(reg) line, options(nostack, preserves_flags)) };
+    } else {
+        // SAFETY: `_mm_clflush` wants a mapped address; it changes no byte.
+        unsafe { _mm_clflush(line) };
     }
 }
 
 /// Writes back and drops every line that holds a byte of `bytes`. A fence completes it.
 pub(crate) fn evict_lines(bytes: &mut [u8]) {
-    if cpu().clflushopt {
-        each_line(bytes, |line| {
-            // SAFETY: CLFLUSHOPT wants the CPU feature, asked for above, and a mapped address. It
-            // changes no byte, no flags and no stack.
-            unsafe { asm!("clflushopt [{}]", in(reg) line, options(nostack, preserves_flags)) };
-        });
-    } else {
-        each_line(bytes, |line| {
-            // SAFETY: `_mm_clflush` wants a mapped address; it changes no byte.
-            unsafe { _mm_clflush(line) };
-        });
-    }
+    each_line(bytes, evict_line);
 }
 
 /// Calls `act` with the address of one byte in each line that holds a byte of `bytes`: all of them

@@ -1,0 +1,130 @@
+//! Bytes that survive a loss of power: [`Pagemap::persist`], [`Pagemap::write_durably`].
+//!
+//! On DAX the memory is the storage, and what is written is in the CPU's caches until their lines are written
+//! back. A mapping of a DAX file (`MAP_SYNC`) and one of a DAX device need no system call for that. The
+//! pages of another file are written to its device by msync(2).
+//!
+//! What is promised: after a return, the bytes are in the persistence domain of a platform with ADR, or on
+//! the device. Not promised: that a loss of power in the middle leaves all or nothing. Only aligned words of
+//! 8 bytes are never torn.
+//!
+//! Cost: on DAX what memory takes to write the lines that changed, and a few nanoseconds for each other line.
+
+use std::ops::Range;
+
+use uzone_os::{AccessError, MappingError};
+use uzone_pages::{Payload, Pfn, PfnRange};
+
+use crate::bytes::WriteFailure;
+use crate::error::PinError;
+use crate::inner::Inner;
+use crate::pagemap::Pagemap;
+use crate::pin_target::{self, PinTarget};
+use crate::region::{Backing, Region};
+
+/// Bytes that may not survive a loss of power.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PersistFailure {
+    /// Not every page belongs to the region.
+    #[error("cannot make pages last: {0}")]
+    NotHere(#[source] PinError),
+    /// A page is bad: what was written there is lost.
+    #[error("cannot make page {pfn} last: it is bad, and its bytes are lost")]
+    Poisoned {
+        /// The first such page.
+        pfn: Pfn,
+    },
+    /// The memory ends with the process, or what is behind it is not known.
+    #[error(
+        "cannot make bytes last: the region is {backing}, which has no storage; use a file, a file on a DAX mount, or a DAX device"
+    )]
+    NoStorage {
+        /// What the memory is.
+        backing: Backing,
+    },
+    /// The CPU, or this build, has no instruction that writes cache lines back.
+    #[error("cannot make bytes last: this build has no instruction that writes cache lines back")]
+    NoInstruction,
+    /// The bytes could not be written.
+    #[error(transparent)]
+    Write(#[from] WriteFailure),
+    /// The memory is not there.
+    #[error("cannot make bytes last: {0}")]
+    Access(#[from] AccessError),
+    /// The device did not take the pages.
+    #[error("cannot make bytes last: {0}")]
+    Sync(#[from] MappingError),
+}
+
+impl<P: Payload> Pagemap<P> {
+    /// Makes what was written to pages survive a loss of power. Writes of other threads during the call may
+    /// survive or not.
+    ///
+    /// # Errors
+    /// [`PersistFailure`]: a page is bad or not of the region, the memory has no storage, or the device
+    /// failed. Then none of the pages counts as persistent.
+    pub fn persist(&self, range: PfnRange) -> Result<(), PersistFailure> {
+        if let Some(&pfn) = self.bad_pages(range).first() {
+            return Err(PersistFailure::Poisoned { pfn });
+        }
+        let bytes = bytes_of(&self.inner, range);
+        let not_here = || PersistFailure::NotHere(pin_target::not_here(&*self.inner, range));
+        persist(&self.inner.region, bytes.ok_or_else(not_here)?)
+    }
+
+    /// Writes bytes as [`Pagemap::pin_and_write`] does, from byte `offset_bytes` of the region on, and makes
+    /// them survive a loss of power before it returns.
+    ///
+    /// # Errors
+    /// [`PersistFailure`]; the bytes may be written then, and last or not.
+    #[track_caller]
+    pub fn write_durably(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), PersistFailure> {
+        can_persist(&self.inner.region)?;
+        self.pin_and_write(offset_bytes, bytes)?;
+        persist(&self.inner.region, offset_bytes..offset_bytes + bytes.len() as u64)
+    }
+}
+
+/// Returns the bytes of pages in the memory of their region, if they are all there.
+fn bytes_of<P: Payload>(inner: &Inner<P>, range: PfnRange) -> Option<Range<u64>> {
+    let pages = inner.range();
+    let page = inner.region.page_size().bytes();
+    let start = range.start().checked_since(pages.start())?.get().checked_mul(page)?;
+    let end = range.end().checked_since(pages.start())?.get().checked_mul(page)?;
+    (range.end() <= pages.end()).then_some(start..end)
+}
+
+/// Returns how the bytes of a region come to its storage.
+fn can_persist(region: &Region) -> Result<Way, PersistFailure> {
+    match region.backing() {
+        Backing::Devdax { .. } | Backing::Fsdax { .. } if uzone_stream::write_back().is_none() => {
+            Err(PersistFailure::NoInstruction)
+        }
+        Backing::Devdax { .. } | Backing::Fsdax { .. } => Ok(Way::Lines),
+        Backing::File { .. } => Ok(Way::File),
+        backing => Err(PersistFailure::NoStorage { backing: backing.clone() }),
+    }
+}
+
+/// How bytes come to their storage.
+enum Way {
+    /// By writing back the lines of the cache.
+    Lines,
+    /// By the kernel, which writes pages to a device.
+    File,
+}
+
+fn persist(region: &Region, range: Range<u64>) -> Result<(), PersistFailure> {
+    let way = can_persist(region)?;
+    if range.is_empty() {
+        return Ok(());
+    }
+    let memory = region.memory();
+    match way {
+        // A line has whole words, and so has a region.
+        Way::Lines => memory.flush_lines(range.start & !7..range.end.next_multiple_of(8))?,
+        Way::File => memory.sync(range)?,
+    }
+    Ok(())
+}
