@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs every check of the project, here as in CI: format, Clippy, tests, documentation, packages, loom,
-# Miri, a part under AddressSanitizer, each benchmark once at a small size, every example, and the rules for dependencies. What is missing
-# is installed.
+# Miri, a part under AddressSanitizer, each benchmark once at a small size, every example, DAX in a virtual
+# machine, and the rules for dependencies. What is missing is installed.
 #
 #   ./check.sh            everything
 #   ./check.sh test doc   only these stages
@@ -11,7 +11,7 @@
 set -euo pipefail
 cd "$(dirname "$0")"
 
-STAGES=(format clippy test doc package loom miri asan bench examples deny)
+STAGES=(format clippy test doc package loom miri asan bench examples dax deny)
 MIRI_TOOLCHAIN=${MIRI_TOOLCHAIN:-nightly}
 LOGS=$(mktemp -d)
 trap 'rm -rf "$LOGS"' EXIT
@@ -226,6 +226,19 @@ stage_examples() {
     done
     cargo run --release --locked -- report "$LOGS/trace.json" -o "$LOGS/trace.html"
     say "$ran examples" >"$LOGS/examples.summary"
+}
+
+# Tests of DAX memory in a virtual machine, whose loss of power is a signal.
+stage_dax() {
+    local code=0
+    limited 1200 scripts/dax-vm.sh || code=$?
+    if [ "$code" -eq 75 ]; then
+        say "skipped: dax: this host lacks what emulates NVDIMMs; scripts/dax-vm.sh names it"
+        echo "skipped" >"$LOGS/dax.summary"
+        return 0
+    fi
+    [ "$code" -eq 0 ] || return "$code"
+    count_tests dax
 }
 
 stage_deny() {

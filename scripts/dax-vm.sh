@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Runs the live DAX tests in a virtual machine with two emulated NVDIMMs: one becomes a DAX device,
-# one carries ext4 on a DAX mount. Nothing of this host's memory or disks is touched.
+# Runs the tests that need DAX in a virtual machine with two emulated NVDIMMs: one becomes a DAX device,
+# one carries ext4 on a DAX mount. Then the machine is killed while a test writes files, and a second boot
+# finds what has lasted. Nothing of this host's memory or disks is touched.
 #
 #   scripts/dax-vm.sh           devices with pages of 2 MiB
 #   ALIGN=4K scripts/dax-vm.sh  another alignment: 4K, 2M
@@ -8,52 +9,67 @@
 # The machine is emulated in software, which is fast enough and also works where this host is itself
 # a virtual machine.
 #
-# Needs a Debian or Ubuntu host on x86-64, 2 GiB of memory, and root once, to install QEMU. Takes some
-# ten seconds after the download and the build. It is not part of check.sh.
+# Needs a Debian or Ubuntu host on x86-64, 2 GiB of memory, and root once, to install QEMU. Takes about a
+# minute after the download and the build. `./check.sh dax` calls it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 ALIGN=${ALIGN:-2M}
 NVDIMM_MIB=256
-TIMEOUT_S=${TIMEOUT_S:-300}
+TIMEOUT_S=${TIMEOUT_S:-600}
 WORK=$(mktemp -d)
-trap 'rm -rf "$WORK"' EXIT
+machine=
+trap '[ -z "$machine" ] || kill -KILL "$machine" 2>/dev/null || true; rm -rf "$WORK"' EXIT
 
 say() { printf '%s\n' "$*"; }
 die() { say "dax-vm.sh: $*" >&2; exit 1; }
+# What the host does not have is no failure of a test.
+lacking() { say "dax-vm.sh: $*" >&2; exit 75; }
 
-[ "$(uname -m)" = x86_64 ] || die "NVDIMMs are emulated for x86-64 only; this host is $(uname -m)"
-command -v apt-get >/dev/null || die "apt-get is missing: this script installs Debian packages"
+[ "$(uname -m)" = x86_64 ] || lacking "NVDIMMs are emulated for x86-64 only; this host is $(uname -m)"
+command -v apt-get >/dev/null || lacking "apt-get is missing: this script installs Debian packages"
 
 missing=()
 for tool in qemu-system-x86_64:qemu-system-x86 busybox:busybox-static cpio:cpio ndctl:ndctl \
     mkfs.ext4:e2fsprogs; do
     command -v "${tool%%:*}" >/dev/null || missing+=("${tool#*:}")
 done
+# A host may never have fetched the list of packages.
+install() {
+    apt-get install -y --no-install-recommends "$@" ||
+        { apt-get update && apt-get install -y --no-install-recommends "$@"; }
+}
 if [ ${#missing[@]} -gt 0 ]; then
     say "installing ${missing[*]}"
-    [ "$(id -u)" -eq 0 ] || die "run as root, or: apt-get install ${missing[*]}"
-    apt-get install -y --no-install-recommends "${missing[@]}" >"$WORK/apt.log" 2>&1 || {
+    [ "$(id -u)" -eq 0 ] || lacking "run as root, or: apt-get install ${missing[*]}"
+    install "${missing[@]}" >"$WORK/apt.log" 2>&1 || {
         cat "$WORK/apt.log"
-        die "cannot install ${missing[*]}: is the package list current? apt-get update"
+        lacking "cannot install ${missing[*]}"
     }
 fi
 
 # The kernel of the machine is unpacked and never installed.
 kernel=$(apt-cache depends linux-image-amd64 linux-image-generic 2>/dev/null |
     awk '/Depends: linux-image-[0-9]/ {print $2; exit}')
-[ -n "$kernel" ] || die "no kernel package is known: apt-get update"
+[ -n "$kernel" ] || lacking "no kernel package is known: apt-get update"
 say "downloading $kernel"
-(cd "$WORK" && apt-get download "$kernel" >apt.log 2>&1) || { cat "$WORK/apt.log"; die "no kernel"; }
+(cd "$WORK" && apt-get download "$kernel" >apt.log 2>&1) || { cat "$WORK/apt.log"; lacking "no kernel"; }
 dpkg-deb -x "$WORK"/*.deb "$WORK/kernel"
 rm "$WORK"/*.deb
 version=$(ls "$WORK/kernel/lib/modules")
 busybox depmod -b "$WORK/kernel" "$version"
 
 say "building the tests"
-binaries=$(cargo test --locked -p uzone-os --test live -p uzone-zone --test regions --no-run \
-    --message-format=json | grep -oE '"executable":"[^"]+"' | cut -d'"' -f4)
-[ -n "$binaries" ] || die "cargo built no test"
+# Prints the program that cargo builds for a test of a package, or for the command.
+built() {
+    cargo "$@" --locked --message-format=json 2>"$WORK/build.log" |
+        grep -oE '"executable":"[^"]+"' | tail -n 1 | cut -d'"' -f4 || { cat "$WORK/build.log" >&2; die "no $*"; }
+}
+declare -A programs
+for test in os:live zone:regions zone:altmap zone:persist fault:live; do
+    programs[${test/:/-}]=$(built test -p "uzone-${test%:*}" --test "${test#*:}" --no-run)
+done
+programs[uzone]=$(built build -p uzone-cli)
 
 say "making the initial file system"
 root="$WORK/root"
@@ -70,9 +86,8 @@ take() {
 }
 take "$(command -v ndctl)" "$root/bin/ndctl"
 take "$(PATH=$PATH:/sbin:/usr/sbin command -v mkfs.ext4)" "$root/bin/mkfs.ext4"
-for binary in $binaries; do
-    name=$(basename "$binary")
-    take "$binary" "$root/tests/${name%-*}"
+for name in "${!programs[@]}"; do
+    take "${programs[$name]}" "$root/tests/$name"
 done
 # Modules in the order in which they need each other.
 modules="$WORK/kernel/lib/modules/$version"
@@ -90,6 +105,7 @@ for file in "${needed[@]}"; do
     printf '%s\n' "/modules/$(basename "$file")" >>"$root/modules/order"
 done
 
+# What each boot begins with. Its last argument of the kernel's command line is what it is for.
 cat >"$root/init" <<INIT
 #!/bin/busybox sh
 /bin/busybox --install -s /bin
@@ -107,30 +123,65 @@ run() {
     poweroff -f
 }
 while read -r module; do run insmod "\$module"; done </modules/order
+export REQUIRE_DAX=1 DAX_DIR=/mnt
+if [ "\$purpose" = check ]; then
+    run mount -t ext4 -o dax=always /dev/pmem1 /mnt
+    DAX_LASTING=check run /tests/zone-persist what_is_written --nocapture
+    echo "dax-vm: PASSED"
+    poweroff -f
+fi
 run ndctl create-namespace --force --reconfig=namespace0.0 --mode=devdax --align=$ALIGN --map=mem
 run ndctl create-namespace --force --reconfig=namespace1.0 --mode=fsdax --map=mem
 run mkfs.ext4 -q -b 4096 /dev/pmem1
 run mount -t ext4 -o dax=always /dev/pmem1 /mnt
 ls -l /dev/dax*
-export REQUIRE_DAX=1 DAX_DIR=/mnt
-run /tests/live dax:: --nocapture --test-threads=1
-run /tests/live adopt:: --test-threads=1
-run /tests/regions --nocapture --test-threads=1
-echo "dax-vm: PASSED"
-poweroff -f
+run /tests/os-live dax:: --nocapture --test-threads=1
+run /tests/os-live adopt:: --test-threads=1
+run /tests/zone-regions --nocapture --test-threads=1
+run /tests/zone-altmap holds_its_own_descriptors --nocapture --test-threads=1
+run /tests/zone-persist --nocapture --test-threads=1
+# Their files are on the DAX mount.
+TMPDIR=/mnt run /tests/fault-live --test-threads=1
+run /tests/uzone bench bind --quick
+DAX_LASTING=write run /tests/zone-persist what_is_written --nocapture
 INIT
 chmod +x "$root/init"
 (cd "$root" && find . | cpio --quiet -o -H newc | gzip -1) >"$WORK/initrd"
 
-say "booting $version, output follows"
-timeout "$TIMEOUT_S" qemu-system-x86_64 \
-    -machine "q35,nvdimm=on,accel=tcg" -cpu max -smp 2 -m 1G,slots=2,maxmem=4G \
-    -object "memory-backend-ram,id=memory0,size=${NVDIMM_MIB}M" \
-    -device nvdimm,id=nvdimm0,memdev=memory0 \
-    -object "memory-backend-ram,id=memory1,size=${NVDIMM_MIB}M" \
-    -device nvdimm,id=nvdimm1,memdev=memory1 \
-    -kernel "$WORK/kernel/boot/vmlinuz-$version" -initrd "$WORK/initrd" \
-    -append "console=ttyS0 quiet panic=-1" \
-    -nographic -no-reboot -nic none </dev/null 2>&1 | tr -d '\r' | tee "$WORK/output" ||
-    die "QEMU failed, or the machine ran for more than $TIMEOUT_S s"
-grep -q '^dax-vm: PASSED' "$WORK/output" || die "the tests failed in the machine, see above"
+# Starts the machine for a purpose. Its memory that lasts is two files.
+boot() {
+    say "booting $version to $1, output follows"
+    qemu-system-x86_64 \
+        -machine "q35,nvdimm=on,accel=tcg" -cpu max -smp 2 -m 1G,slots=2,maxmem=4G \
+        -object "memory-backend-file,id=memory0,mem-path=$WORK/nvdimm0,size=${NVDIMM_MIB}M,share=on" \
+        -device nvdimm,id=nvdimm0,memdev=memory0 \
+        -object "memory-backend-file,id=memory1,mem-path=$WORK/nvdimm1,size=${NVDIMM_MIB}M,share=on" \
+        -device nvdimm,id=nvdimm1,memdev=memory1 \
+        -kernel "$WORK/kernel/boot/vmlinuz-$version" -initrd "$WORK/initrd" \
+        -append "console=ttyS0 quiet panic=-1 purpose=$1" \
+        -nographic -no-reboot -nic none </dev/null > >(sed -u 's/\r//g' | tee "$WORK/output") 2>&1 &
+    machine=$!
+}
+
+# Waits for a line of the machine's output.
+await() {
+    local until=$((SECONDS + TIMEOUT_S))
+    until grep -q "^dax-vm: $1" "$WORK/output"; do
+        grep -q '^dax-vm: FAILED' "$WORK/output" && die "the tests failed in the machine, see above"
+        kill -0 "$machine" 2>/dev/null || die "the machine ended before it printed 'dax-vm: $1'"
+        [ "$SECONDS" -lt "$until" ] || die "the machine ran for more than $TIMEOUT_S s"
+        sleep 0.05
+    done
+}
+
+: >"$WORK/output"
+boot test
+await WRITTEN
+# As a loss of power: the machine's kernel writes nothing any more.
+kill -KILL "$machine"
+wait "$machine" 2>/dev/null || true
+: >"$WORK/output"
+boot check
+await PASSED
+wait "$machine" || true
+machine=
