@@ -143,8 +143,10 @@ fn uses(region: Region) {
     assert!(bytes.iter().all(|byte| *byte == 0), "{what}: a pool hands out zeroes");
 }
 
-/// The files, whether what is written there has to last, and how it is written.
-const FILES: [(&str, bool, fn(&Path)); 3] =
+/// A file, whether what is written there has to last, and how it is written.
+type Written = (&'static str, bool, fn(&Path));
+
+const FILES: [Written; 3] =
     [("sync", true, write_dax), ("msync", true, write_file), ("neither", false, write_nowhere)];
 
 fn write_dax(path: &Path) {
