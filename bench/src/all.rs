@@ -99,6 +99,7 @@ pub fn parts(available: ByteLen, threads: NonZeroUsize, pace: Pace, directory: &
         Part::Fault(fault::Settings {
             size: if is_quick { ByteLen::mib(4) } else { ByteLen::mib(8) },
             density: if is_quick { ByteLen::mib(8) } else { ByteLen::mib(256) },
+            whole: None,
             rounds: if is_quick { 1 } else { 7 },
             threads: vec![1],
             directory: directory.to_owned(),
@@ -119,6 +120,114 @@ pub fn parts(available: ByteLen, threads: NonZeroUsize, pace: Pace, directory: &
             tables: Vec::new(),
         }),
     ]
+}
+
+/// Returns the published experiments: those of describing memory, pinning it, clearing it and mapping it.
+/// With `is_full` they have the published sizes, as far as memory allows; without, they take less than five
+/// minutes on 2 CPUs.
+#[must_use]
+pub fn seeds(
+    available: ByteLen,
+    threads: NonZeroUsize,
+    is_full: bool,
+    directory: &Path,
+) -> Vec<Part> {
+    let gib = ByteLen::gib;
+    let room = available.get() / 2;
+    // The descriptors are a 64th, twice; a file takes as much again for a copy.
+    let fitting = |most: ByteLen, cost: u64| {
+        let sizes =
+            std::iter::successors(Some(most.get()), |size| Some(size / 2 / (1 << 30) * (1 << 30)));
+        let fits = |size: &u64| size / 4096 * cost <= room || *size <= 1 << 30;
+        ByteLen::new(sizes.into_iter().find(fits).unwrap_or(1 << 30).max(1 << 30))
+    };
+    let tables = |ids: &[&str]| ids.iter().map(|id| (*id).to_owned()).collect();
+    let (described, rounds) = if is_full { (gib(100), 30) } else { (gib(16), 5) };
+    let whole = fault::WholeSettings {
+        size: if is_full { fitting(gib(16), 2 * 4096) } else { ByteLen::mib(16) },
+        threads: if is_full { vec![1, 8, 32, 60, 120] } else { vec![1, 8, 120] },
+        orders: if is_full { vec![0, 1, 3, 4, 5, 7, 9] } else { vec![0, 4, 9] },
+    };
+    let pinned = |size| {
+        let tables = tables(&["pin-2m", "pin-2m-altmap"]);
+        Part::Pin(pin::Settings { size, rounds, tables })
+    };
+    vec![
+        Part::Bind(bind::Settings {
+            size: fitting(described, 2 * 64),
+            rebinds: rounds,
+            first_binds: if is_full { 10 } else { 3 },
+            threads,
+            growth: ByteLen::ZERO,
+            tables: tables(&[
+                "bind-4k",
+                "bind-2m",
+                "bind-small",
+                "bind-limit",
+                "bind-altmap",
+                "bind-first",
+            ]),
+        }),
+        pinned(fitting(if is_full { gib(128) } else { gib(16) }, 80)),
+        Part::Zero(zero::Settings {
+            size: gib(1),
+            rounds: rounds.min(5),
+            first_touches: if is_full { 5 } else { 2 },
+            populate: fitting(if is_full { gib(64) } else { gib(2) }, 4096),
+            threads,
+            tables: tables(&["zero-cold-later", "zero-kernel", "populate", "pool-take"]),
+        }),
+        Part::Fault(fault::Settings {
+            size: ByteLen::mib(8),
+            density: ByteLen::ZERO,
+            whole: Some(whole),
+            rounds: if is_full { 5 } else { 3 },
+            threads: vec![1],
+            directory: directory.to_owned(),
+            tables: tables(&["fault-whole"]),
+        }),
+    ]
+}
+
+/// What the run of the published experiments is called.
+pub const SEEDS: &str = "seeds";
+
+/// Returns the published experiments as a quick run of `parts` has them: whether they work.
+#[must_use]
+pub fn quick_seeds(parts: Vec<Part>) -> Vec<Part> {
+    let whole =
+        fault::WholeSettings { size: ByteLen::mib(4), threads: vec![1, 8], orders: vec![4] };
+    let of = |part| match part {
+        Part::Bind(_) | Part::Pin(_) | Part::Zero(_) => Some(part),
+        Part::Fault(settings) => {
+            let tables = vec!["fault-whole".to_owned()];
+            Some(Part::Fault(fault::Settings { whole: Some(whole.clone()), tables, ..settings }))
+        }
+        Part::Copy(_) | Part::Snapshot(_) | Part::Restore(_) => None,
+    };
+    parts.into_iter().filter_map(of).collect()
+}
+
+/// Returns those of `parts` that have some of the tables whose ids begin so, with these alone; all of them if
+/// there are no ids.
+#[must_use]
+pub fn with_tables(parts: Vec<Part>, ids: &[String]) -> Vec<Part> {
+    if ids.is_empty() {
+        return parts;
+    }
+    let of = |part: Part| {
+        let own: Vec<String> = ids.iter().filter(|id| part.owns(id)).cloned().collect();
+        (!own.is_empty()).then(|| part.with_tables(own))
+    };
+    parts.into_iter().filter_map(of).collect()
+}
+
+/// Runs the published experiments, and counts the bytes of descriptors.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_seeds(parts: &[Part], watch: Watch<'_>) -> Result<Bench, BenchError> {
+    Ok(Bench { benchmark: SEEDS.to_owned(), ..run(parts, Some(metadata()), watch)? })
 }
 
 /// Returns how much memory the descriptors may take that are counted and not timed: little, for rows

@@ -53,6 +53,11 @@ impl Settings {
 
 const LI_ZHE_V3: &str = "Li Zhe, memmap template and streaming copy, v3, May 2026, Ice Lake VM, \
      100 GB; scaled to as many pages as here";
+const LI_ZHE_V3_FIRST: &str = "Li Zhe, memmap template and streaming copy, v3, May 2026, Ice Lake VM, \
+     100 GB, first bind: 1486 ms before, 1422 by the template, 1285 by streaming (devdax with 2 MiB pages: \
+     1515, 1422, 1331); scaled to as many pages as here";
+const LI_ZHE_V1: &str = "Li Zhe, memmap template and streaming copy, v1, May 2026, Ice Lake VM, \
+     100 GB; scaled to as many pages as here";
 const LI_ZHE_V5: &str = "Li Zhe, memmap template and streaming copy, v5, July 2026, Ice Lake VM, \
      100 GB; scaled to as many pages as here";
 
@@ -63,7 +68,11 @@ struct Shape {
     order: Order,
     /// Nanoseconds, and who published them.
     published_naive: (u64, &'static str),
+    published_template: (u64, &'static str),
     published_ours: (u64, &'static str),
+    /// An earlier version, by stores of 8 bytes, and a later one.
+    published_v1: (u64, &'static str),
+    published_v5: (u64, &'static str),
     /// What it stands for in the summary.
     headline: &'static str,
 }
@@ -74,7 +83,10 @@ const SHAPES: [Shape; 2] = [
         title: "Rebind, base pages, 64-byte Linux descriptors",
         order: Order::BASE,
         published_naive: (273_520_000, LI_ZHE_V3),
-        published_ours: (96_790_000, LI_ZHE_V5),
+        published_template: (246_650_000, LI_ZHE_V3),
+        published_ours: (114_310_000, LI_ZHE_V3),
+        published_v1: (104_590_000, LI_ZHE_V1),
+        published_v5: (96_790_000, LI_ZHE_V5),
         headline: "64-byte descriptors, again",
     },
     Shape {
@@ -82,7 +94,10 @@ const SHAPES: [Shape; 2] = [
         title: "Rebind, 2 MiB folios with stored tails, 64-byte Linux descriptors",
         order: Order::PMD,
         published_naive: (313_450_000, LI_ZHE_V3),
+        published_template: (240_420_000, LI_ZHE_V3),
         published_ours: (99_370_000, LI_ZHE_V3),
+        published_v1: (116_930_000, LI_ZHE_V1),
+        published_v5: (119_040_000, LI_ZHE_V5),
         headline: "64-byte descriptors, 2 MiB folios, again",
     },
 ];
@@ -91,9 +106,20 @@ const SHAPES: [Shape; 2] = [
 /// scaled to other sizes.
 const PUBLISHED_SIZE: ByteLen = ByteLen::gib(100);
 
+/// What Linux saves of descriptors of folios was published for this much.
+const COMPOUND_SIZE: ByteLen = ByteLen::gib(128);
+const MARTINS_2M: &str = "Joao Martins, compound devmap, 2021: bootstrap of a namespace of 128 GB, from 268 to \
+     358 ms to 78 to 100; initialisation of descriptors alone from 190 to 80; scaled to as many pages as here";
+const MARTINS_1G: &str = "Joao Martins, compound devmap, 2021: bootstrap of a namespace of 128 GB with pages of \
+     1 GiB, from 268 to 358 ms to less than 1; scaled to as many pages as here";
+
 /// Returns a published time for as many pages as `size` has.
-fn scaled((ns, source): (u64, &'static str), size: ByteLen) -> Published {
-    let ns = u128::from(ns) * u128::from(size.get()) / u128::from(PUBLISHED_SIZE.get());
+fn scaled(published: (u64, &'static str), size: ByteLen) -> Published {
+    scaled_from(published, PUBLISHED_SIZE, size)
+}
+
+fn scaled_from((ns, source): (u64, &'static str), from: ByteLen, size: ByteLen) -> Published {
+    let ns = u128::from(ns) * u128::from(size.get()) / u128::from(from.get());
     Published { ns: u64::try_from(ns).unwrap_or(u64::MAX), source: source.into() }
 }
 
@@ -290,12 +316,20 @@ impl Shape {
             let name = format!("ours, {threads} threads");
             rows.push((Role::Ours, "ours-all".to_owned(), name, options(threads)));
         }
+        let widest = format!("template-{}", uzone_stream::best());
         for (role, row, name, options) in rows {
             let limit = if row == "ours-all" { LINE_MANY } else { LINE_ONE };
             let spec = suite.bind(role, &id(&row), name, zone, options)?;
             spec.naive(id("naive")).limit(limit, bytes);
+            spec.published = match row.as_str() {
+                "slow-path" => Some(self.published_naive),
+                "template-portable" => Some(self.published_template),
+                "template-movnti" => Some(self.published_v1),
+                "ours-1" => Some(self.published_ours),
+                _ => (row == widest).then_some(self.published_v5),
+            }
+            .map(|published| scaled(published, size));
             if row == "ours-1" {
-                spec.published = Some(scaled(self.published_ours, size));
                 spec.headline(format!("describe {size}: {}", self.headline));
             }
         }
@@ -323,14 +357,19 @@ fn small_rows<'a>(suite: &mut Suite<'a>, zone: &'a Zone, size: ByteLen) -> Resul
         .bind(Role::Ours, "bind-small/on-touch", name, zone, options)?
         .naive(NAIVE)
         .headline(format!("describe {size}: 8-byte descriptors, on touch"));
-    for (order, id, folio) in [(Order::PMD, "2m", "2 MiB"), (Order::PUD, "1g", "1 GiB")] {
+    let shapes = [
+        (Order::PMD, "2m", "2 MiB", (78_000_000, MARTINS_2M)),
+        (Order::PUD, "1g", "1 GiB", (1_000_000, MARTINS_1G)),
+    ];
+    for (order, id, folio, published) in shapes {
         let id = |bytes: u64| format!("bind-small/derived-{id}-{bytes}-bytes");
         let name =
             |bytes: u64| format!("{bytes}-byte descriptors, {folio} folios, derived tails, eager");
         let (role, options) = (Role::Ours, small(order, 1));
         suite.bind(role, &id(8), name(8), zone, options)?.naive(NAIVE);
         let options = linux(order, Tails::Derived, 1);
-        suite.bind(role, &id(64), name(64), zone, options)?.naive(NAIVE);
+        let spec = suite.bind(role, &id(64), name(64), zone, options)?;
+        spec.naive(NAIVE).published = Some(scaled_from(published, COMPOUND_SIZE, size));
     }
     Ok(())
 }
@@ -366,19 +405,22 @@ fn altmap(settings: &Settings, session: &mut Session<'_>) -> Result<(), BenchErr
     for (role, row, name, options, timed) in rows {
         let mut region = Some(Region::anonymous(size)?);
         let id = format!("{table}/{row}");
-        suite.add(role, &id, name, bytes, threads, move || {
-            let Some(mine) = region.take() else { return Ok(Duration::ZERO) };
-            let started = Instant::now();
-            let pagemap = zone.bind(mine, options.clone())?;
-            let bound = started.elapsed();
-            region = Some(suite::unbind(pagemap)?);
-            let both = started.elapsed();
-            Ok(match timed {
-                Timed::Both => both,
-                Timed::Bind => bound,
-                Timed::Unbind => both - bound,
+        suite
+            .add(role, &id, name, bytes, threads, move || {
+                let Some(mine) = region.take() else { return Ok(Duration::ZERO) };
+                let started = Instant::now();
+                let pagemap = zone.bind(mine, options.clone())?;
+                let bound = started.elapsed();
+                region = Some(suite::unbind(pagemap)?);
+                let both = started.elapsed();
+                Ok(match timed {
+                    Timed::Both => both,
+                    Timed::Bind => bound,
+                    Timed::Unbind => both - bound,
+                })
             })
-        });
+            // The published namespace of base pages had its descriptors in itself.
+            .published = (timed == Timed::Bind).then(|| scaled(SHAPES[0].published_ours, size));
     }
     session.run(suite, "descriptors in the region")?;
     session.table(
@@ -411,6 +453,9 @@ fn first_binds(settings: &Settings, session: &mut Session<'_>) -> Result<(), Ben
         let bind = move || naive_first_bind(&template, huge);
         let spec = suite.add(Role::Naive, id, name, linux_bytes, 1, bind);
         spec.naive(NAIVE).limit(CLEARING, linux_bytes).cold = true;
+        if huge == HugeAdvice::Never {
+            spec.published = Some(scaled((1_486_000_000, LI_ZHE_V3_FIRST), settings.size));
+        }
     }
     let name = "the kernel's clearing alone, huge pages";
     let clear = move || {
@@ -432,6 +477,7 @@ fn first_binds(settings: &Settings, session: &mut Session<'_>) -> Result<(), Ben
         let warm = move || warm_host(linux_bytes);
         let spec = suite.bind_after(Role::Ours, id, name, &fresh, options, warm)?;
         spec.naive(NAIVE).cold = true;
+        spec.published = Some(scaled((1_285_000_000, LI_ZHE_V3_FIRST), settings.size));
         // The clearing was measured on one thread.
         if threads == 1 {
             let line = format!("describe {}: 64-byte descriptors, first time", settings.size);

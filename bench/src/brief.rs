@@ -96,7 +96,7 @@ impl LazyFile {
 }
 
 impl Reads for LazyFile {
-    fn read(&self, offset: u64, out: &mut [u8; 8]) -> Result<(), BenchError> {
+    fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), BenchError> {
         Ok(self.read_at(offset, out)?)
     }
 }

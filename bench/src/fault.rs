@@ -14,6 +14,7 @@
 //! | `place` | the reader where it is by default, and where a caller can place it |
 //! | `huge` | reading at random what was filled in small pages, and in huge ones |
 //! | `bare` | the yardstick: a handler that answers one page a fault |
+//! | `whole` | every thread reads the whole file |
 //! | `run` | what the tables share |
 //! | `source` | the files, and which bytes are right |
 //! | `touch` | which pages are touched, by whom, on which CPUs |
@@ -33,6 +34,7 @@ mod source;
 mod split;
 mod stall;
 mod touch;
+mod whole;
 
 pub(crate) use bare::{Answer, Bare, Waiting};
 pub(crate) use source::Reads;
@@ -49,8 +51,8 @@ use self::source::{PAGE, Source};
 use self::touch::Pattern;
 use crate::group::Watch;
 use crate::report::Bench;
-pub use crate::settings::FaultSettings as Settings;
 use crate::settings::Part;
+pub use crate::settings::{FaultSettings as Settings, WholeSettings};
 use crate::suite::{BenchError, Session};
 
 /// How much is touched at random at most, as was published.
@@ -104,6 +106,9 @@ pub fn run(settings: &Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
     huge::table(&mut run, &file)?;
     cold::table(&mut run, &file)?;
     drop(file);
+    if let Some(whole) = &settings.whole {
+        whole::tables(&mut run, whole)?;
+    }
     if density::is_wanted(&run, &placements) {
         let file = Source::new(&settings.directory, fitting(settings.density).0)?;
         file.warm(file.len)?;

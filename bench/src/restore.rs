@@ -157,7 +157,7 @@ impl Machine {
 }
 
 impl Reads for Machine {
-    fn read(&self, offset: u64, out: &mut [u8; 8]) -> Result<(), BenchError> {
+    fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), BenchError> {
         Ok(self.memory.mapping().read_at(offset, out)?)
     }
 }

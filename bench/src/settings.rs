@@ -142,6 +142,9 @@ pub struct FaultSettings {
     /// How large the file is of which a part is touched at random; 0 leaves these tables out.
     #[serde(default, rename = "density_bytes", with = "byte_len")]
     pub density: ByteLen,
+    /// The published experiment as it was run, if that is measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub whole: Option<WholeSettings>,
     /// How many rounds.
     pub rounds: u32,
     /// How many threads touch, in tables of their own; one always does.
@@ -151,6 +154,18 @@ pub struct FaultSettings {
     pub directory: PathBuf,
     /// What the ids of the tables begin with that are run; none, and all are.
     pub tables: Vec<String>,
+}
+
+/// Every thread reads a whole file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WholeSettings {
+    /// How large the file is; at random at most 1 GiB of it is read.
+    #[serde(rename = "size_bytes", with = "byte_len")]
+    pub size: ByteLen,
+    /// How many threads read, a table each.
+    pub threads: Vec<usize>,
+    /// The windows, by order.
+    pub orders: Vec<u8>,
 }
 
 /// The settings of `uzone bench snapshot` and `uzone bench restore`.

@@ -11,6 +11,7 @@ use clap::Subcommand;
 use uzone_bench::all::{self, Pace};
 use uzone_bench::bind::Settings;
 use uzone_bench::metadata;
+use uzone_bench::report::Bench;
 use uzone_bench::settings::Part;
 use uzone_bench::{BenchError, Watch};
 use uzone_bench::{copy, fault, pin, restore, snapshot, zero};
@@ -68,6 +69,25 @@ enum Benchmark {
     Fault(FaultArgs),
     Snapshot(SnapshotArgs),
     Restore(RestoreArgs),
+    Seeds(SeedsArgs),
+}
+
+/// The published experiments: describing memory, pinning it, clearing it, and mapping a file by windows
+///
+/// Each is a table with the published figures beside the naive way, ours and the limit. Without --full they are
+/// scaled, which each table states, and take less than five minutes on 2 CPUs. With it they have the published
+/// sizes as far as memory allows, all windows, and 1 to 120 threads.
+#[derive(Debug, PartialEq, clap::Args)]
+#[command(after_help = exit::help("uzone bench seeds --report seeds.html", &EXITS))]
+struct SeedsArgs {
+    /// Take the published sizes
+    #[arg(long)]
+    full: bool,
+    /// Where the file is made that is mapped [default: where temporary files go]
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    #[command(flatten)]
+    tables: Tables,
 }
 
 /// Map files lazily: windows of every size, beside a one-page handler and the kernel's own mapping
@@ -275,12 +295,21 @@ impl Benchmark {
             Self::Fault(_) => "fault",
             Self::Snapshot(_) => "snapshot",
             Self::Restore(_) => "restore",
+            Self::Seeds(_) => all::SEEDS,
         }
     }
 
-    /// Returns the settings of the benchmark.
-    fn part(&self) -> Part {
-        match self {
+    /// Runs it.
+    fn run(&self, watch: Watch<'_>) -> Result<Bench, BenchError> {
+        match self.parts() {
+            Ok(part) => part.run(watch),
+            Err(parts) => all::run_seeds(&parts, watch),
+        }
+    }
+
+    /// Returns the settings of the benchmark, or of the several that it is.
+    fn parts(&self) -> Result<Part, Vec<Part>> {
+        Ok(match self {
             Self::Bind(args) => Part::Bind(args.settings()),
             Self::Pin(args) => {
                 let tables = args.tables.table.clone();
@@ -301,6 +330,7 @@ impl Benchmark {
             Self::Fault(args) => Part::Fault(fault::Settings {
                 size: args.size,
                 density: args.density_size,
+                whole: None,
                 rounds: args.rounds,
                 threads: args.threads.iter().copied().map(usize::from).collect(),
                 directory: args.dir.clone().unwrap_or_else(std::env::temp_dir),
@@ -320,7 +350,13 @@ impl Benchmark {
                 directory: args.dir.clone().unwrap_or_else(std::env::temp_dir),
                 tables: args.tables.table.clone(),
             }),
-        }
+            Self::Seeds(args) => {
+                let directory = args.dir.clone().unwrap_or_else(std::env::temp_dir);
+                let threads = or_all_cpus(None);
+                let parts = all::seeds(all::available(), threads, args.full, &directory);
+                return Err(all::with_tables(parts, &args.tables.table));
+            }
+        })
     }
 
     /// Returns which of its tables are run.
@@ -333,6 +369,7 @@ impl Benchmark {
             Self::Fault(args) => &args.tables,
             Self::Snapshot(args) => &args.tables,
             Self::Restore(args) => &args.tables,
+            Self::Seeds(args) => &args.tables,
         }
     }
 
@@ -358,6 +395,7 @@ impl Benchmark {
             Self::Fault(args) => is_default(args, &words),
             Self::Snapshot(args) => is_default(args, &words),
             Self::Restore(args) => is_default(args, &words),
+            Self::Seeds(args) => is_default(args, &words),
         }
     }
 }
@@ -406,8 +444,11 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
         benchmark => {
             choose_stores(out)?;
             let mut found = with_progress(out, |watch| match benchmark {
-                Some(benchmark) if args.quick => args.quick_part(benchmark).run(watch),
-                Some(benchmark) => benchmark.part().run(watch),
+                Some(benchmark) if args.quick => match args.quick_part(benchmark) {
+                    Some(part) => part.run(watch),
+                    None => all::run_seeds(&all::quick_seeds(args.all_parts()), watch),
+                },
+                Some(benchmark) => benchmark.run(watch),
                 None => all::run(&args.all_parts(), Some(all::metadata()), watch),
             })?;
             found.quick = args.quick;
@@ -424,11 +465,10 @@ impl Args {
         all::parts(all::available(), or_all_cpus(None), pace, &std::env::temp_dir())
     }
 
-    /// Returns one benchmark as a quick run of all has it.
-    fn quick_part(&self, benchmark: &Benchmark) -> Part {
-        let mut parts = self.all_parts().into_iter();
-        let part = parts.find(|part| part.name() == benchmark.name());
-        part.unwrap_or_else(|| benchmark.part()).with_tables(benchmark.tables().table.clone())
+    /// Returns one benchmark as a quick run of all has it, if that does.
+    fn quick_part(&self, benchmark: &Benchmark) -> Option<Part> {
+        let part = self.all_parts().into_iter().find(|part| part.name() == benchmark.name())?;
+        Some(part.with_tables(benchmark.tables().table.clone()))
     }
 
     fn fit_together(&self) -> Result<(), ArgsError> {

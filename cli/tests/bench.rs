@@ -3,6 +3,7 @@
 mod common;
 
 use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
 use common::{keeps_to, pool};
 use serde_json::Value;
@@ -296,6 +297,50 @@ fn the_fault_object_keeps_to_the_same_schema_and_counts_what_was_published() {
         let table = id.trim_end_matches("/auto");
         let is_skipped = skipped.iter().any(|skip| skip["id"] == table);
         assert_ne!(is_skipped, rows.iter().any(|row| row["id"] == id), "{id}");
+    }
+}
+
+#[test]
+fn the_published_experiments_are_one_document_with_the_figures_of_each() {
+    let _pool = pool();
+    let output = run(&["bench", "seeds", "--quick", "--dir=.", "--json"]);
+    assert_eq!(output.status.code(), Some(2), "--quick has a directory of its own");
+    let output = run(&["bench", "seeds", "--quick", "--json"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let bench = json(&output);
+    keeps_to("uzone.bench-1", &bench);
+    assert_eq!(bench["benchmark"], "seeds");
+    let rows = bench["results"].as_array().expect("rows");
+    let published = |id: &str| {
+        let row = rows.iter().find(|row| row["id"] == id).unwrap_or_else(|| panic!("no row {id}"));
+        row["published"]["ns"].as_u64().unwrap_or_else(|| panic!("{id} has no published figure"))
+    };
+    // 100 GiB in the text, 1 GiB here.
+    for (id, ms) in [
+        ("bind-4k/naive", 273.52),
+        ("bind-4k/template-portable", 246.65),
+        ("bind-4k/template-movnti", 104.59),
+        ("bind-4k/ours-1", 114.31),
+        ("bind-2m/naive", 313.45),
+        ("bind-2m/template-portable", 240.42),
+        ("bind-2m/template-movnti", 116.93),
+        ("bind-2m/ours-1", 99.37),
+        ("bind-first/naive", 1486.0),
+        ("bind-first/ours-1", 1285.0),
+        ("bind-altmap/bind", 114.31),
+    ] {
+        let expected = Duration::from_secs_f64(ms / 1e5).as_nanos();
+        assert!(u128::from(published(id)).abs_diff(expected) < 2, "{id}");
+    }
+    for id in [
+        "bind-small/derived-2m-64-bytes",
+        "pin-2m/naive-pin",
+        "pin-2m-altmap/call-get",
+        "fault-whole-seq-8/order-4",
+        "fault-whole-random-1/thread-order-4",
+        "fault-whole-sparse-8/order-4",
+    ] {
+        assert!(published(id) > 0, "{id}");
     }
 }
 

@@ -137,6 +137,9 @@ pub(crate) struct MappingReader {
     children: Children,
     /// Faults that were read and are answered in the next turn.
     unanswered: Vec<PageFault>,
+    /// The page that was answered last, after all faults of the turn had been read: each thread that waited
+    /// for it is awake.
+    answered: Option<u64>,
     /// Where its events are read to, if they must outlive this process.
     logged: Option<EventBuffer>,
     /// Whether a step panicked. Then each page that is touched is made bad.
@@ -187,6 +190,7 @@ impl MappingReader {
             prefetching: 0,
             children: Children::new(),
             unanswered: Vec::new(),
+            answered: None,
             logged: log.map(EventBuffer::logged),
             has_failed: false,
             looked: Instant::now(),
@@ -299,6 +303,7 @@ impl MappingReader {
     fn answer_all(&mut self, scratch: &mut Scratch, submit: &Submit<'_>, read_at: Instant) {
         let at = self.core.recorder().since_start(read_at);
         let mut faults = scratch.faults.drain(..);
+        self.answered = None;
         let is_own = matches!(self.fault_memory, FaultMemory::Own(_));
         for fault in faults.by_ref() {
             let waiter = fault.thread.filter(|_| is_own).map_or(0, NonZero::get);
@@ -582,8 +587,17 @@ impl MappingReader {
             return Some(self.deferred(page));
         }
         let touch = if is_write { Touch::Write } else { Touch::Read };
+        // Many threads that read in step wait for the same page.
+        if self.answered == Some(page) {
+            Counters::bump(&self.core.by_reader().faults, 1);
+            Counters::bump(&self.core.by_reader().retouched, 1);
+            return Some(FaultOutcome::Ready);
+        }
         match self.core.fault(page, touch, &mut self.state) {
-            Outcome::Answered => return Some(FaultOutcome::Ready),
+            Outcome::Answered => {
+                self.answered = Some(page);
+                return Some(FaultOutcome::Ready);
+            }
             Outcome::Coalesced => {
                 self.see_to_nesting(page);
                 return Some(FaultOutcome::Coalesced);

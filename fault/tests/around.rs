@@ -256,3 +256,26 @@ fn pages_that_are_evicted_while_others_are_mapped_come_back() {
     assert!(memory.stats().evicted > 0);
     assert_eq!(memory.stats().poisoned, 0);
 }
+
+#[test]
+fn threads_that_read_in_step_have_each_page_filled_once() {
+    let name = "threads_that_read_in_step_have_each_page_filled_once";
+    let (pages, threads) = (200, 32);
+    let backing = FileBacking::new(file_of(pages * page())).unwrap();
+    let engine = engine();
+    let options = options(Advice::Random, 1);
+    let Some(memory) = map(name, &engine, pages * page(), backing, &options) else { return };
+    let (memory, together) = (&memory, &Barrier::new(threads));
+    thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(move || {
+                for at in 0..pages {
+                    together.wait();
+                    check_page(memory, at * page());
+                }
+            });
+        }
+    });
+    let stats = memory.stats();
+    assert_eq!((stats.demand, stats.around), (pages, 0), "{stats:?}");
+}

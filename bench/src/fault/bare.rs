@@ -123,7 +123,7 @@ fn started(cause: io::Error) -> BenchError {
 }
 
 impl Reads for Bare {
-    fn read(&self, offset: u64, out: &mut [u8; 8]) -> Result<(), BenchError> {
+    fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), BenchError> {
         Ok(self.shared.memory.mapping().read_at(offset, out)?)
     }
 }

@@ -19,7 +19,7 @@ const MOST: usize = 512;
 struct Plain<'a>(&'a File);
 
 impl Reads for Plain<'_> {
-    fn read(&self, offset: u64, out: &mut [u8; 8]) -> Result<(), BenchError> {
+    fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), BenchError> {
         // A page, as the others read it.
         let mut page = [0; 4096];
         let start = offset & !(PAGE - 1);
@@ -27,7 +27,7 @@ impl Reads for Plain<'_> {
             .read_exact_at(&mut page, start)
             .map_err(|cause| BenchError::UseFile { what: "read", cause })?;
         let at = usize::try_from(offset - start).unwrap_or(0);
-        out.copy_from_slice(&page[at..at + 8]);
+        out.copy_from_slice(&page[at..at + out.len()]);
         Ok(())
     }
 }

@@ -136,7 +136,7 @@ impl<'a> Visit<'a> {
 }
 
 /// Waits until no page is installed any more: neighbours come after the page that was touched.
-fn settled(memory: &LazyMapping) -> FaultStats {
+pub(super) fn settled(memory: &LazyMapping) -> FaultStats {
     let mut before = memory.stats();
     loop {
         std::thread::sleep(Duration::from_millis(2));

@@ -235,9 +235,9 @@ fn add_kernel<'a>(
 const IN_ORDER_S: [f64; 7] = [7.25, 6.46, 5.49, 5.49, 5.71, 5.90, 5.11];
 /// Seconds for a page of each table of 16 GiB, by order of the window, one thread.
 const SPARSE_S: [f64; 7] = [0.0399, 0.0454, 0.0518, 0.0637, 0.0791, 0.1765, 0.5412];
-const SHUTEMOV: &str = "Kirill A. Shutemov, fault-around, February 2014: the kernel's own faults on a \
-     file of 16 GiB, one thread of a machine with 4 sockets; scaled to as many touches as here. \
-     The published random rows touch each page often, and are not compared";
+pub(super) const SHUTEMOV: &str = "Kirill A. Shutemov, fault-around, February 2014: the kernel's own faults on a \
+     file of 16 GiB, a machine with 4 sockets; scaled to as many touches as here. \
+     The published random rows touch each page often";
 
 /// Returns the published time for as many touches.
 fn published(pattern: Pattern, index: usize, touched: u64) -> Option<Published> {

@@ -147,17 +147,17 @@ pub(super) fn map_memory_file(
 
 /// Memory that is read through its page tables.
 pub(crate) trait Reads: Sync {
-    fn read(&self, offset: u64, out: &mut [u8; 8]) -> Result<(), BenchError>;
+    fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), BenchError>;
 }
 
 impl Reads for Mapping {
-    fn read(&self, offset: u64, out: &mut [u8; 8]) -> Result<(), BenchError> {
+    fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), BenchError> {
         Ok(self.read_at(offset, out)?)
     }
 }
 
 impl Reads for LazyMapping {
-    fn read(&self, offset: u64, out: &mut [u8; 8]) -> Result<(), BenchError> {
+    fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), BenchError> {
         Ok(self.read_at(offset, out)?)
     }
 }

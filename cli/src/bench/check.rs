@@ -177,7 +177,8 @@ pub(super) fn run(
         let found = format!("uzone bench{found}");
         return Err(CheckError::Other { path: file.to_owned(), found }.failure());
     }
-    let given = asked.filter(|asked| !asked.is_untold_but(&[])).map(Benchmark::part);
+    let given =
+        asked.filter(|asked| !asked.is_untold_but(&[])).and_then(|asked| asked.parts().ok());
     if let (Some(given), Some(then)) = (given, parameters.first())
         && let Some((name, then, now)) = different_setting(then, &given)?
     {
@@ -197,9 +198,10 @@ pub(super) fn run(
     if comparison.rows.is_empty() {
         return Err(CheckError::NothingInCommon { path: file.to_owned() }.failure());
     }
-    let again = parts_of(&parameters, &comparison.worse_tables());
-    if !again.is_empty() {
-        out.log(format_args!("once more: {}", comparison.worse_tables().join(", ")));
+    let worse = comparison.worse_tables();
+    if !worse.is_empty() {
+        let again = all::with_tables(parameters, &worse);
+        out.log(format_args!("once more: {}", worse.join(", ")));
         let bench = with_progress(out, |watch| all::run(&again, None, watch))?;
         comparison.again(&earlier.results, &bench.results);
     }
@@ -243,15 +245,6 @@ fn measure(parts: &[Part], is_all: bool, watch: Watch<'_>) -> Result<Bench, Benc
         [part] if !is_all => part.run(watch),
         parts => all::run(parts, None, watch),
     }
-}
-
-/// Returns the benchmarks that have some of `tables`, with those alone.
-fn parts_of(parts: &[Part], tables: &[String]) -> Vec<Part> {
-    let of = |part: &Part| {
-        let tables: Vec<String> = tables.iter().filter(|table| part.owns(table)).cloned().collect();
-        (!tables.is_empty()).then(|| part.clone().with_tables(tables))
-    };
-    parts.iter().filter_map(of).collect()
 }
 
 /// Returns what differs between the machines, where it matters.
