@@ -107,6 +107,12 @@ mod tests {
         let ListeningSocket { listener, .. } = &first;
         let _ = listener.accept();
         drop(UnixListener::bind(folder.join("dead")).unwrap());
+        // A child that another test forked has its descriptor until it executes its program.
+        let give_up = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        while UnixStream::connect(folder.join("dead")).is_ok() {
+            assert!(std::time::Instant::now() < give_up, "the socket is listened on");
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
         drop(ListeningSocket::bind(&folder.join("dead"), 0o600).unwrap());
         assert!(!folder.join("dead").exists(), "it was removed when it was dropped");
         fs::write(folder.join("file"), "kept").unwrap();
