@@ -7,6 +7,7 @@ mod common;
 use std::fs;
 use std::sync::Arc;
 use std::thread;
+use std::time::Duration;
 
 use common::{check_page, file_of, map, options, page};
 use uzone_fault::{Engine, EngineOptions, FileBacking};
@@ -56,7 +57,13 @@ fn a_reader_follows_a_thread_that_is_kept_to_a_cpu_and_engines_share_their_threa
             if let Some(cpu) = kept {
                 numa::keep_thread_to(&[cpu]).unwrap();
             }
-            (from..from + third).for_each(|at| check_page(&memory, at * page()));
+            for at in from..from + third {
+                if at == from + third / 2 {
+                    // A place is kept for some milliseconds.
+                    thread::sleep(Duration::from_millis(10));
+                }
+                check_page(&memory, at * page());
+            }
         };
         thread::spawn(touches).join().unwrap();
         let now = cpus_of("uzone-fault");
