@@ -123,7 +123,7 @@ run() {
     poweroff -f
 }
 while read -r module; do run insmod "\$module"; done </modules/order
-export REQUIRE_DAX=1 DAX_DIR=/mnt
+export REQUIRE_DAX=1 DAX_DIR=/mnt DAX_NODE=1
 if [ "\$purpose" = check ]; then
     run mount -t ext4 -o dax=always /dev/pmem1 /mnt
     DAX_LASTING=check run /tests/zone-persist what_is_written --nocapture
@@ -142,21 +142,25 @@ run /tests/zone-altmap holds_its_own_descriptors --nocapture --test-threads=1
 run /tests/zone-persist --nocapture --test-threads=1
 # Their files are on the DAX mount.
 TMPDIR=/mnt run /tests/fault-live --test-threads=1
+run /tests/uzone doctor
 run /tests/uzone bench bind --quick
 DAX_LASTING=write run /tests/zone-persist what_is_written --nocapture
 INIT
 chmod +x "$root/init"
 (cd "$root" && find . | cpio --quiet -o -H newc | gzip -1) >"$WORK/initrd"
 
-# Starts the machine for a purpose. Its memory that lasts is two files.
+# Starts the machine for a purpose. Its memory that lasts is two files, on the second of its two nodes; a
+# program starts on the first.
 boot() {
     say "booting $version to $1, output follows"
     qemu-system-x86_64 \
         -machine "q35,nvdimm=on,accel=tcg" -cpu max -smp 2 -m 1G,slots=2,maxmem=4G \
+        -object memory-backend-ram,id=near,size=640M -numa node,nodeid=0,cpus=0-1,memdev=near \
+        -object memory-backend-ram,id=far,size=384M -numa node,nodeid=1,memdev=far \
         -object "memory-backend-file,id=memory0,mem-path=$WORK/nvdimm0,size=${NVDIMM_MIB}M,share=on" \
-        -device nvdimm,id=nvdimm0,memdev=memory0 \
+        -device nvdimm,id=nvdimm0,memdev=memory0,node=1 \
         -object "memory-backend-file,id=memory1,mem-path=$WORK/nvdimm1,size=${NVDIMM_MIB}M,share=on" \
-        -device nvdimm,id=nvdimm1,memdev=memory1 \
+        -device nvdimm,id=nvdimm1,memdev=memory1,node=1 \
         -kernel "$WORK/kernel/boot/vmlinuz-$version" -initrd "$WORK/initrd" \
         -append "console=ttyS0 quiet panic=-1 purpose=$1" \
         -nographic -no-reboot -nic none </dev/null > >(sed -u 's/\r//g' | tee "$WORK/output") 2>&1 &

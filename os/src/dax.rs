@@ -155,6 +155,19 @@ pub fn device(root: &SystemRoot, file: impl AsFd) -> Result<DaxDevice, DaxError>
     numbered(root, rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev))
 }
 
+/// Returns the node that the DAX memory behind a file is nearest to: of a DAX device, or of the device
+/// of the file system that a file lies on. `None` if the kernel knows of none.
+#[must_use]
+pub fn node_of(root: &SystemRoot, file: impl AsFd) -> Option<u32> {
+    let stat = rustix::fs::fstat(file).ok()?;
+    let (kind, device, to) = match FileType::from_raw_mode(stat.st_mode) {
+        FileType::CharacterDevice => ("char", stat.st_rdev, ""),
+        _ => ("block", stat.st_dev, "device"),
+    };
+    let number = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
+    node(root, &Path::new("sys/dev").join(kind).join(number).join(to)).ok()?
+}
+
 /// Returns the properties of the character device of a number.
 fn numbered(root: &SystemRoot, major: u32, minor: u32) -> Result<DaxDevice, DaxError> {
     let directory = PathBuf::from(format!("sys/dev/char/{major}:{minor}"));
@@ -167,6 +180,40 @@ fn numbered(root: &SystemRoot, major: u32, minor: u32) -> Result<DaxDevice, DaxE
     if subsystem != "dax" {
         return Err(DaxError::OtherSubsystem { path, found: subsystem });
     }
+    described(root, &directory)
+}
+
+/// Returns the names and properties of the DAX devices of a host that a program can map, sorted by name.
+/// Those that are system RAM are not among them.
+///
+/// # Errors
+/// [`DaxError`]: the kernel does not say enough about one.
+pub fn devices(root: &SystemRoot) -> Result<Vec<(String, DaxDevice)>, DaxError> {
+    const DEVICES: &str = "sys/bus/dax/devices";
+    let path = root.path(DEVICES);
+    let entries = match std::fs::read_dir(&path) {
+        Ok(entries) => entries,
+        // A kernel without the bus has no device.
+        Err(cause) if cause.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(cause) => return Err(DaxError::Unknown { path, cause }),
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let entry = entry.map_err(|cause| DaxError::Unknown { path: path.clone(), cause })?;
+        let driver = std::fs::read_link(entry.path().join("driver")).unwrap_or_default();
+        if driver.file_name().is_some_and(|driver| driver == "device_dax") {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let device = described(root, &Path::new(DEVICES).join(&name))?;
+            found.push((name, device));
+        }
+    }
+    found.sort_by(|(one, _), (other, _)| one.cmp(other));
+    Ok(found)
+}
+
+/// Returns the properties of the DAX device of a directory of sysfs.
+fn described(root: &SystemRoot, directory: &Path) -> Result<DaxDevice, DaxError> {
+    let path = root.path(directory);
     let attribute = |what| {
         let path = path.clone();
         move |cause| DaxError::Attribute { path, what, cause: Box::new(cause) }
@@ -175,7 +222,7 @@ fn numbered(root: &SystemRoot, major: u32, minor: u32) -> Result<DaxDevice, DaxE
     let wanted = "a power of two of at least 4096, the alignment in bytes";
     let align =
         root.parse(directory.join("align"), wanted, parse_align).map_err(attribute("alignment"))?;
-    let node = node(root, &directory).map_err(attribute("node"))?;
+    let node = node(root, directory).map_err(attribute("node"))?;
     if size == 0 {
         return Err(DaxError::Empty { path });
     }
@@ -325,5 +372,34 @@ mod tests {
             let error = device.check(offset, ByteLen::new(len)).unwrap_err();
             assert!(matches!(error, DaxError::BeyondEnd { .. }), "{offset} {len}: {error}");
         }
+    }
+
+    #[test]
+    fn devices_that_are_system_ram_are_not_listed() {
+        const DEVICES: &str = "sys/bus/dax/devices";
+        let files = |name: &str| {
+            let at = |file| format!("{DEVICES}/{name}/{file}");
+            [(at("size"), "4194304\n"), (at("align"), "2097152\n"), (at("numa_node"), "1\n")]
+        };
+        let files = [files("dax1.0"), files("dax0.1"), files("dax0.0")].concat();
+        let files: Vec<(&str, &str)> =
+            files.iter().map(|(path, text)| (path.as_str(), *text)).collect();
+        let tree = MadeUp::new(&files);
+        for (name, driver) in
+            [("dax1.0", "device_dax"), ("dax0.1", "kmem"), ("dax0.0", "device_dax")]
+        {
+            let link = tree.root().path(format!("{DEVICES}/{name}/driver"));
+            symlink(format!("/sys/bus/dax/drivers/{driver}"), link).unwrap();
+        }
+        let found = devices(&tree.root()).unwrap();
+        let names: Vec<_> = found.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["dax0.0", "dax1.0"]);
+        assert_eq!((found[0].1.size, found[0].1.node), (ByteLen::mib(4), Some(1)));
+        assert_eq!(devices(&MadeUp::new(&[("proc/version", "")]).root()).unwrap(), []);
+        let broken = MadeUp::new(&[("sys/bus/dax/devices/dax0.0/size", "none\n")]);
+        let link = broken.root().path("sys/bus/dax/devices/dax0.0/driver");
+        symlink("/sys/bus/dax/drivers/device_dax", link).unwrap();
+        let error = devices(&broken.root()).unwrap_err();
+        assert!(matches!(error, DaxError::Attribute { what: "size", .. }), "{error}");
     }
 }

@@ -14,6 +14,7 @@
 
 use core::ops::Range;
 use core::sync::atomic::AtomicBool;
+use std::io;
 use std::num::NonZeroUsize;
 
 use uzone_pages::{ByteLen, PageSize};
@@ -185,6 +186,14 @@ impl Exclusive {
     #[must_use]
     pub fn is_private(&self) -> bool {
         self.0.is_private()
+    }
+
+    /// As [`Mapping::prefer_node`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn prefer_node(&self, node: u32) -> io::Result<()> {
+        self.0.prefer_node(node)
     }
 
     /// Returns how long the memory is, as it was asked for; never zero.

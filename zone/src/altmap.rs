@@ -237,7 +237,8 @@ pub(crate) fn check_memory(memory: &Exclusive, len: ByteLen) -> Result<(), BindE
 
 /// Returns the region's own memory as memory for descriptors.
 pub(crate) fn own(memory: Exclusive) -> MemmapMemory {
-    MemmapMemory { memory, pages: MemmapPages::Region, source: Source::Region, behind: None }
+    let (pages, source) = (MemmapPages::Region, Source::Region);
+    MemmapMemory { memory, pages, source, node: None, behind: None }
 }
 
 /// Returns whether memory reads as zero, after an attempt to make it so that costs next to nothing.

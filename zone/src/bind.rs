@@ -9,8 +9,8 @@ use std::time::Instant;
 
 use uzone_os::{Exclusive, Mapped, SystemRoot, memory};
 use uzone_pages::{
-    AddrError, ByteLen, Content, Layout, Memmap, MemoryKind, Order, Page, PageCount, PageSize,
-    Payload, Pfn, PfnRange, Placement, Template,
+    AddrError, ByteLen, Content, Layout, Memmap, MemoryKind, Order, Page, PageCount, Payload, Pfn,
+    PfnRange, Placement, Template,
 };
 
 use crate::altmap::{self, Cut};
@@ -64,7 +64,7 @@ pub(crate) fn bind<P: Payload>(
     };
     // Declared last, so that a panic ends it before anything is unmapped.
     let mut claim = Some(claim);
-    match describe(shared, &mut claim, layout, &mut own, data.page_size(), options, started) {
+    match describe(shared, &mut claim, layout, &mut own, &data, options, started) {
         Ok(mut parts) => {
             if let Some(altmap) = &report {
                 // Not what is skipped behind the descriptors.
@@ -134,12 +134,16 @@ fn describe<P: Payload>(
     claim: &mut Option<Claim>,
     layout: Layout,
     own: &mut Option<Exclusive>,
-    page: PageSize,
+    region: &Region,
     options: &BindOptions<P>,
     started: Instant,
 ) -> Result<Parts<P>, BindError> {
     let len = descriptor_bytes::<P>(&layout)?;
-    let (mut memory, template, init) = find_memory(shared, &layout, len, own, options)?;
+    let wanted = region.node();
+    let (mut memory, template, init) = find_memory(shared, &layout, len, own, wanted, options)?;
+    if let (Some(node), Source::Fresh) = (wanted, memory.source) {
+        memory.prefer_node(node);
+    }
     let (blocks, written) = match fill(&mut memory, &template, init, len, &layout, options) {
         Ok(filled) => filled,
         Err(error) => {
@@ -148,11 +152,12 @@ fn describe<P: Payload>(
         }
     };
     let (pages, source, held) = (memory.pages, memory.source, memory.held());
+    let node = if source == Source::Region { wanted } else { memory.node };
     let memmap = memmap_in(memory, own, blocks, layout, options)?;
     let keeper = (init == Init::Eager && source != Source::Region).then(|| shared.clone());
     let Some(taken) = claim.take() else { unreachable!("a bind has claimed its region") };
     let mut parts = Parts {
-        memmap: CachedMemmap::new(memmap, taken, keeper, pages),
+        memmap: CachedMemmap::new(memmap, taken, keeper, pages, node),
         template,
         owner: options.owner,
         ops: options.ops.clone(),
@@ -168,6 +173,7 @@ fn describe<P: Payload>(
             stamp: written.stamp,
             memmap_pages: pages,
             source,
+            node,
             threads: written.threads,
             drains: written.drains,
             metadata: len,
@@ -177,7 +183,7 @@ fn describe<P: Payload>(
         },
         front: None,
     };
-    if call_pageblocks(&parts, options, pageblock_order(page)).is_err() {
+    if call_pageblocks(&parts, options, pageblock_order(region.page_size())).is_err() {
         if source == Source::Region {
             let (memory, _, taken) = parts.memmap.into_exclusive();
             (*own, *claim) = (Some(memory), Some(taken));
@@ -203,6 +209,7 @@ fn find_memory<P: Payload>(
     layout: &Layout,
     len: ByteLen,
     own: &mut Option<Exclusive>,
+    node: Option<u32>,
     options: &BindOptions<P>,
 ) -> Result<(MemmapMemory, Template<P>, Init), BindError> {
     let blocks_len = Blocks::len_bytes(layout, options.kind);
@@ -216,7 +223,7 @@ fn find_memory<P: Payload>(
     if options.init == Some(Init::OnTouch) {
         return Err(BindError::NotZero);
     }
-    let memory = eager_memory(shared, len, blocks_len, own, options)?;
+    let memory = eager_memory(shared, len, blocks_len, own, node, options)?;
     let template = template(address_of(&memory.memory));
     Ok((memory, template, Init::Eager))
 }
@@ -345,6 +352,7 @@ fn eager_memory<P: Payload>(
     len: ByteLen,
     blocks_len: ByteLen,
     own: &mut Option<Exclusive>,
+    node: Option<u32>,
     options: &BindOptions<P>,
 ) -> Result<MemmapMemory, BindError> {
     if let Some(memory) = own {
@@ -354,7 +362,7 @@ fn eager_memory<P: Payload>(
         return Ok(altmap::own(memory));
     }
     let map = |cause| BindError::Map { len, cause };
-    if let Some(kept) = shared.memmap_cache.take(len, options.uses_hugetlb_pool) {
+    if let Some(kept) = shared.memmap_cache.take(len, node, options.uses_hugetlb_pool) {
         return Ok(kept);
     }
     if len < memmap_cache::CACHED_FROM {

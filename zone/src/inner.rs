@@ -37,6 +37,8 @@ pub(crate) struct CachedMemmap<P: Payload> {
     claim: Option<Claim>,
     keeper: Option<Arc<Shared>>,
     pages: MemmapPages,
+    /// The node that its memory was asked of.
+    node: Option<u32>,
 }
 
 impl<P: Payload> CachedMemmap<P> {
@@ -46,8 +48,9 @@ impl<P: Payload> CachedMemmap<P> {
         claim: Claim,
         keeper: Option<Arc<Shared>>,
         pages: MemmapPages,
+        node: Option<u32>,
     ) -> Self {
-        Self { memmap: Some(memmap), claim: Some(claim), keeper, pages }
+        Self { memmap: Some(memmap), claim: Some(claim), keeper, pages, node }
     }
 
     /// Returns the claim of the region.
@@ -108,7 +111,14 @@ impl<P: Payload> Drop for CachedMemmap<P> {
             }
             (_, Some(keeper)) => {
                 let (pages, source) = (self.pages, Source::Kept);
-                keeper.memmap_cache.give(MemmapMemory { memory, pages, source, behind: None });
+                let node = self.node;
+                keeper.memmap_cache.give(MemmapMemory {
+                    memory,
+                    pages,
+                    source,
+                    node,
+                    behind: None,
+                });
             }
             _ => {}
         }

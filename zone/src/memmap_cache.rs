@@ -60,13 +60,26 @@ pub(crate) struct MemmapMemory {
     pub(crate) memory: Exclusive,
     pub(crate) pages: MemmapPages,
     pub(crate) source: Source,
+    /// The NUMA node that its pages were asked of.
+    pub(crate) node: Option<u32>,
     /// What was mapped together with it, for the blocks; such memory is fresh and not kept.
     pub(crate) behind: Option<Exclusive>,
 }
 
 impl MemmapMemory {
     fn fresh(memory: Exclusive, pages: MemmapPages) -> Self {
-        Self { memory, pages, source: Source::Fresh, behind: None }
+        Self { memory, pages, source: Source::Fresh, node: None, behind: None }
+    }
+
+    /// Asks that pages of fresh memory come from a node. Where that is not possible, they come from
+    /// wherever the threads run that write them.
+    pub(crate) fn prefer_node(&mut self, node: u32) {
+        let parts = [Some(&self.memory), self.behind.as_ref()];
+        let asked = parts.into_iter().flatten().try_for_each(|memory| memory.prefer_node(node));
+        match asked {
+            Ok(()) => self.node = Some(node),
+            Err(cause) => tracing::debug!(node, %cause, "descriptors are not asked of the node"),
+        }
     }
 
     /// Finds out what memory that was to be huge pages became, now that it is present.
@@ -104,14 +117,20 @@ impl MemmapCache {
         Self { limit, kept: Mutex::default() }
     }
 
-    /// Returns the smallest kept memory that is long enough, unless more than half of it and of a
-    /// huge page would be wasted.
-    pub(crate) fn take(&self, len: ByteLen, may_be_of_pool: bool) -> Option<MemmapMemory> {
+    /// Returns the smallest kept memory of a node that is long enough, unless more than half of it and
+    /// of a huge page would be wasted.
+    pub(crate) fn take(
+        &self,
+        len: ByteLen,
+        node: Option<u32>,
+        may_be_of_pool: bool,
+    ) -> Option<MemmapMemory> {
         let most = len.get().saturating_mul(2).saturating_add(CACHED_FROM.get());
         let mut kept = self.lock();
         let (index, _) = kept
             .iter()
             .enumerate()
+            .filter(|(_, memory)| memory.node == node)
             .filter(|(_, memory)| (len.get()..=most).contains(&memory.memory.len().get()))
             .filter(|(_, memory)| {
                 may_be_of_pool || !matches!(memory.pages, MemmapPages::Hugetlb(_))

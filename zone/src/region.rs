@@ -168,6 +168,8 @@ pub struct Region {
     backing: Backing,
     page_size: PageSize,
     pages: PageCount,
+    /// The NUMA node that DAX memory is nearest to.
+    node: Option<u32>,
     /// The pages that were bad when the region was unbound last, counted from its first, ascending.
     bad: Vec<PageCount>,
     /// Whether no byte can have been written since the kernel made the memory.
@@ -257,7 +259,8 @@ impl Region {
         let device = dax::device(&SystemRoot::host(), &file)
             .map_err(|cause| RegionError::Device { path: path.to_owned(), cause })?;
         let backing = Backing::Devdax { path: path.to_owned() };
-        Self::mapped(device.size, backing, || Mapping::devdax(file, 0, device.size))
+        let region = Self::mapped(device.size, backing, || Mapping::devdax(file, 0, device.size))?;
+        Ok(Self { node: device.node, ..region })
     }
 
     /// Maps `len` bytes of a file on a DAX mount from `offset_bytes` on: the memory of the file, and
@@ -271,8 +274,10 @@ impl Region {
     /// not offer it for this file.
     pub fn fsdax(path: &Path, offset_bytes: u64, len: ByteLen) -> Result<Self, RegionError> {
         let file = open(path)?;
+        let node = dax::node_of(&SystemRoot::host(), &file);
         let backing = Backing::Fsdax { path: path.to_owned(), offset_bytes };
-        Self::mapped(len, backing, || Mapping::fsdax(file, offset_bytes, len))
+        let region = Self::mapped(len, backing, || Mapping::fsdax(file, offset_bytes, len))?;
+        Ok(Self { node, ..region })
     }
 
     /// Takes a mapping that the caller made, of whatever is behind it. With
@@ -291,7 +296,7 @@ impl Region {
             Ok(pages) => {
                 let (backing, bad) = (Backing::Adopted, Vec::new());
                 let untouched = Untouched::of(&backing);
-                Ok(Self { mapping, backing, page_size, pages, bad, untouched })
+                Ok(Self { mapping, backing, page_size, pages, node: None, bad, untouched })
             }
             Err(cause) => Err(NotAdopted { mapping, cause: Box::new(cause) }),
         }
@@ -307,7 +312,7 @@ impl Region {
         match map() {
             Ok(mapping) => {
                 let (bad, untouched) = (Vec::new(), Untouched::of(&backing));
-                Ok(Self { mapping, backing, page_size, pages, bad, untouched })
+                Ok(Self { mapping, backing, page_size, pages, node: None, bad, untouched })
             }
             Err(cause) => Err(RegionError::Map { len, backing, cause }),
         }
@@ -378,6 +383,14 @@ impl Region {
         self.page_size.order_of(self.mapping.page_size().bytes()).unwrap_or(Order::BASE)
     }
 
+    /// Returns the NUMA node that the memory of a DAX device, or of a file on a DAX mount, is nearest to.
+    /// `None` for other memory, whose node is decided when a page is touched first. The descriptors of the
+    /// region are asked of the same node.
+    #[must_use]
+    pub fn node(&self) -> Option<u32> {
+        self.node
+    }
+
     /// Returns how long the region is; never zero.
     #[must_use]
     pub fn len(&self) -> ByteLen {
@@ -421,9 +434,9 @@ impl Region {
     /// The region as it was, if nothing would be left of one part, or a page of the backing would
     /// be cut.
     pub(crate) fn cut_front(self, pages: PageCount) -> Result<(Mapping, Self), Box<Self>> {
-        let Self { mapping, backing, page_size, pages: all, bad, untouched } = self;
+        let Self { mapping, backing, page_size, pages: all, node, bad, untouched } = self;
         let whole = |mapping, backing, bad, untouched| {
-            Box::new(Self { mapping, backing, page_size, pages: all, bad, untouched })
+            Box::new(Self { mapping, backing, page_size, pages: all, node, bad, untouched })
         };
         let Ok(len) = pages.to_bytes(page_size) else {
             return Err(whole(mapping, backing, bad, untouched));
@@ -437,7 +450,7 @@ impl Region {
                 let bad = bad.iter().filter_map(|page| page.get().checked_sub(before));
                 let bad = bad.map(PageCount::new).collect();
                 let rest =
-                    Self { mapping: behind, backing, page_size, pages: rest, bad, untouched };
+                    Self { mapping: behind, backing, page_size, pages: rest, node, bad, untouched };
                 Ok((front, rest))
             }
             Err(refused) => Err(whole(*refused.value, backing, bad, untouched)),
@@ -446,7 +459,7 @@ impl Region {
 
     /// Puts back what [`Region::cut_front`] cut off, but for its bad pages.
     pub(crate) fn join_front(self, front: Mapping) -> Self {
-        let Self { mapping, backing, page_size, pages, bad, untouched } = self;
+        let Self { mapping, backing, page_size, pages, node, bad, untouched } = self;
         let len = front.len();
         let front_pages = len.get() >> page_size.shift();
         match front.join(mapping) {
@@ -455,6 +468,7 @@ impl Region {
                 backing: backing.moved(|offset| offset.saturating_sub(len.get())),
                 page_size,
                 pages: PageCount::new(pages.get() + front_pages),
+                node,
                 bad: bad.iter().map(|page| PageCount::new(page.get() + front_pages)).collect(),
                 untouched,
             },

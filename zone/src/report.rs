@@ -36,6 +36,11 @@ pub struct BindReport {
     pub memmap_pages: MemmapPages,
     /// Where their memory came from.
     pub source: Source,
+    /// The NUMA node of the region ([`Region::node`]), if their memory lies in it or was asked of that node;
+    /// `None` where the region has none, or the kernel refused.
+    ///
+    /// [`Region::node`]: crate::Region::node
+    pub node: Option<u32>,
     /// How many threads wrote them; none for [`Init::OnTouch`].
     pub threads: usize,
     /// How often streaming stores were drained.
@@ -93,6 +98,9 @@ impl fmt::Display for BindReport {
                 Source::Region => "the first",
             };
             write!(f, " of {source} {}, {stamp}", self.memmap_pages)?;
+            if let Some(node) = self.node {
+                write!(f, " on node {node}")?;
+            }
             if self.threads > 1 {
                 write!(f, " by {} threads", self.threads)?;
             }

@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 use std::ptr::{self, NonNull};
 
 use uzone_os::{Access, Anonymous, Sharing, probe};
-use uzone_pages::{ByteLen, MemoryKind, Order, PageSize, Word};
+use uzone_pages::{ByteLen, LinuxPage, LinuxSeed, MemoryKind, Order, PageSize, Word};
 use uzone_zone::{
-    AccessError, AltmapOptions, Backing, BindError, BindOptions, DaxError, Exclusivity, MapError,
-    Mapping, PinError, Region, RegionError, WriteFailure, Zone,
+    AccessError, AltmapOptions, Backing, BindError, BindOptions, DaxError, Exclusivity, Init,
+    MapError, Mapping, PinError, Region, RegionError, Source, WriteFailure, Zone,
 };
 
 const HUGE: u64 = 2 << 20;
@@ -282,6 +282,66 @@ fn a_dax_device_is_bound_in_folios_of_its_alignment() {
     let mut seen = [0; 4];
     twice.region.read_at(len.get() - 4, &mut seen).unwrap();
     assert_eq!(&seen, b"tail");
+}
+
+#[test]
+fn descriptors_of_dax_memory_come_from_its_node() {
+    let name = "descriptors_of_dax_memory_come_from_its_node";
+    let path = Path::new("/dev/dax0.0");
+    if !path.exists() || !is_required() {
+        return skip(name, "there is no /dev/dax0.0, or REQUIRE_DAX=1 is not set");
+    }
+    let device = Region::devdax(path).unwrap();
+    let wanted: u32 = match std::env::var("DAX_NODE") {
+        Ok(node) => node.parse().unwrap(),
+        Err(_) => return skip(name, "DAX_NODE does not say which node the device is on"),
+    };
+    assert_eq!(device.node(), Some(wanted));
+    // Enough of them that the zone keeps their memory.
+    let of_64_bytes = || {
+        let options =
+            BindOptions::<LinuxPage>::with_payload(MemoryKind::Generic, LinuxSeed::default());
+        options.init(Init::Eager)
+    };
+    // Fresh memory, and then memory that the zone has kept.
+    let zone = Zone::new();
+    let mut region = device;
+    for source in [Source::Fresh, Source::Kept] {
+        let pagemap = zone.bind(region, of_64_bytes()).unwrap();
+        let report = pagemap.report();
+        assert_eq!((report.source, report.node), (source, Some(wanted)), "{report}");
+        assert!(report.to_string().contains(&format!("on node {wanted}")), "{report}");
+        assert!(report.metadata >= ByteLen::mib(2), "{report}");
+        let (here, elsewhere) = pages_that_prefer(wanted);
+        assert!(here > 0 && elsewhere == 0, "{here} pages there, {elsewhere} elsewhere");
+        region = pagemap.unbind().unwrap();
+    }
+    let mount = PathBuf::from(std::env::var_os("DAX_DIR").unwrap());
+    let file = Temporary::new(&mount, "node", 4 * HUGE);
+    let region = Region::fsdax(&file.0, 0, ByteLen::new(4 * HUGE)).unwrap();
+    assert_eq!(region.node(), Some(wanted));
+    // Memory of no device comes from where it is touched first, and takes no kept memory of the node.
+    let region = Region::anonymous(ByteLen::mib(256)).unwrap();
+    assert_eq!(region.node(), None);
+    let pagemap = zone.bind(region, of_64_bytes()).unwrap();
+    assert_eq!((pagemap.report().source, pagemap.report().node), (Source::Fresh, None));
+}
+
+/// Returns how many pages of memory that was asked of a node lie there, and how many elsewhere.
+fn pages_that_prefer(node: u32) -> (u64, u64) {
+    let policies = std::fs::read_to_string("/proc/self/numa_maps").unwrap();
+    let (mut here, mut elsewhere) = (0, 0);
+    for line in policies.lines().filter(|line| line.contains(&format!(" prefer:{node} "))) {
+        for word in line.split_whitespace() {
+            let Some((on, pages)) = word.strip_prefix('N').and_then(|word| word.split_once('='))
+            else {
+                continue;
+            };
+            let pages: u64 = pages.parse().unwrap();
+            if on == node.to_string() { here += pages } else { elsewhere += pages }
+        }
+    }
+    (here, elsewhere)
 }
 
 #[test]

@@ -8,6 +8,7 @@ use std::error::Error;
 use serde::Serialize;
 use uzone_bench::sentence;
 use uzone_os::HugeSize;
+use uzone_os::dax::DaxDevice;
 use uzone_os::hugepages::{Pool, ThpDefrag, ThpEnabled, ThpShmem};
 use uzone_os::memory::{Available, Limit};
 use uzone_os::probe::{Overcommit, UffdAccess, UffdFeatures};
@@ -104,7 +105,7 @@ impl Check {
 
 /// Returns the checks of a host, in the order in which a person reads them.
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
-    let mut checks = vec![kernel(facts), page_size(facts), memory(facts), numa(facts)];
+    let mut checks = vec![kernel(facts), page_size(facts), memory(facts), numa(facts), dax(facts)];
     checks.extend([cpu(facts), stores(facts), streaming(facts)]);
     checks.extend([thp(facts), thp_files(facts)]);
     checks.extend(pools(facts));
@@ -220,6 +221,27 @@ fn numa(facts: &Facts) -> Check {
              counted in both places",
         ),
         _ => Check::ok(NAME, value),
+    }
+}
+
+fn dax(facts: &Facts) -> Check {
+    const NAME: &str = "DAX devices";
+    let devices = match &facts.dax {
+        Ok(devices) => devices,
+        Err(error) => return Check::unknown(NAME, error),
+    };
+    let described = |(name, device): &(String, DaxDevice)| {
+        let node = device.node.map_or_else(
+            || "on no node".to_owned(),
+            |node| format!("on node {node}, of which its descriptors are asked as well"),
+        );
+        format!("{name}: {} in pages of {}, {node}", device.size, device.align)
+    };
+    match devices.as_slice() {
+        [] => Check::ok(NAME, "none"),
+        [device] => Check::ok(NAME, described(device)),
+        devices => Check::ok(NAME, devices.len().to_string())
+            .with_details(devices.iter().map(described).collect()),
     }
 }
 

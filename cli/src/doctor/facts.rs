@@ -8,6 +8,7 @@ use std::env::consts;
 use std::time::{Duration, Instant};
 
 use uzone_fault::{PlacementError, ReaderPlacement};
+use uzone_os::dax::{self, DaxDevice, DaxError};
 use uzone_os::hugepages::{self, NodePool, Pool, Thp};
 use uzone_os::memory::{self, Available, SystemMemory};
 use uzone_os::numa::{self, Node};
@@ -61,6 +62,8 @@ pub(super) struct Facts {
     pub(super) max_map_count: Result<u64, SysError>,
     pub(super) overcommit: Result<Overcommit, SysError>,
     pub(super) nodes: Result<Vec<Node>, SysError>,
+    /// The DAX devices that can be mapped, by name.
+    pub(super) dax: Result<Vec<(String, DaxDevice)>, DaxError>,
     pub(super) memory: Result<SystemMemory, SysError>,
     pub(super) available: Result<Available, SysError>,
     /// Whether [`TRIAL`] could be mapped and made present.
@@ -131,6 +134,7 @@ impl Facts {
             max_map_count: probe::max_map_count(root),
             overcommit: probe::overcommit(root),
             nodes: numa::nodes(root),
+            dax: dax::devices(root),
             memory: memory::system(root),
             available: memory::available(root),
             trial,

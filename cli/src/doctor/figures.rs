@@ -38,6 +38,12 @@ pub(super) fn of(facts: &Facts) -> Value {
             "total_bytes": node.total.get(),
             "free_bytes": node.free.get(),
         })),
+        "dax_devices": each(facts.dax.as_deref(), |(name, device)| json!({
+            "name": name,
+            "size_bytes": device.size.get(),
+            "align_bytes": device.align.bytes(),
+            "node": device.node,
+        })),
         "cpu": {
             "model": facts.cpu_model.as_ref().ok(),
             "usable_cpus": facts.usable_cpus.as_ref().ok(),

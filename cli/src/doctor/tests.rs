@@ -2,6 +2,7 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use uzone_os::dax::{DaxDevice, DaxError};
 use uzone_os::hugepages::{NodePool, Pool, Thp, ThpDefrag, ThpEnabled, ThpShmem};
 use uzone_os::memory::{Available, Limit, SystemMemory};
 use uzone_os::numa::Node;
@@ -76,6 +77,7 @@ fn everything() -> Facts {
             total: ByteLen::gib(63),
             free: ByteLen::gib(50),
         }]),
+        dax: Ok(Vec::new()),
         memory: Ok(SystemMemory { total: ByteLen::gib(64), available: ByteLen::gib(60) }),
         available: Ok(all),
         trial: Ok(()),
@@ -131,6 +133,7 @@ fn hidden() -> Facts {
         max_map_count: Err(unread()),
         overcommit: Err(unread()),
         nodes: Err(unread()),
+        dax: Err(DaxError::NotDevice),
         memory: Err(unread()),
         available: Err(unread()),
         ..everything()
@@ -243,7 +246,7 @@ fn each_setting_is_judged_by_itself() {
     type Change = fn(&mut Facts);
     // What differs from a host with everything; the check; its status; part of its value, and of
     // its fix.
-    let table: [(Change, &str, Status, &str, &str); 24] = [
+    let table: [(Change, &str, Status, &str, &str); 25] = [
         (
             |facts| {
                 set_stores(facts, |stores| {
@@ -449,6 +452,17 @@ fn each_setting_is_judged_by_itself() {
             "1: CPUs 0-7, 50 GiB free of 63 GiB, but the host reports 128 GiB",
             "the smaller figure",
         ),
+        (
+            |facts| {
+                let (size, align) = (ByteLen::gib(16), HugeSize::MIB_2.page_size());
+                let device = DaxDevice { size, align, node: Some(1) };
+                facts.dax = Ok(vec![("dax0.0".to_owned(), device)]);
+            },
+            "DAX devices",
+            Status::Ok,
+            "dax0.0: 16 GiB in pages of 2 MiB, on node 1, of which its descriptors are asked as well",
+            "",
+        ),
     ];
     for (change, name, status, value, fix) in table {
         let mut facts = everything();
@@ -513,7 +527,7 @@ fn each_check_is_one_aligned_line_with_its_fix_below() {
     let warned = lines.iter().position(|line| line.starts_with("warn  overcommit")).unwrap();
     assert_eq!(lines[warned + 1], "      fix: as root: sysctl vm.overcommit_memory=0");
     assert!(lines[warned + 2].starts_with("           or raise"), "{text}");
-    assert_eq!(lines.last(), Some(&"ready, with warnings: 18 ok, 1 warning"));
+    assert_eq!(lines.last(), Some(&"ready, with warnings: 19 ok, 1 warning"));
 }
 
 #[test]
