@@ -1,4 +1,5 @@
-//! What `counted.rs` shares and waits with, in one place so that a model checker can stand in for it:
-//! `tests/loom.rs` compiles that file beside loom's.
+//! What `live.rs` and `uffd/gate.rs` share and wait with, in one place so that a model checker can stand in for it:
+//! `tests/loom.rs` compiles those files beside loom's.
 
+pub(crate) use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 pub(crate) use std::sync::{Arc, Condvar, Mutex};

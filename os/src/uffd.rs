@@ -36,6 +36,7 @@ mod descriptor;
 mod event;
 mod event_set;
 mod features;
+mod gate;
 pub mod in_thread;
 mod log;
 pub(crate) mod open;

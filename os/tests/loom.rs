@@ -1,5 +1,5 @@
-//! Every interleaving of two or three threads on the table of watches, on a value with guards, and on
-//! addresses that the kernel hands out again, searched by loom. A handler is a thread here: it may come between any two steps of the others, and it
+//! Every interleaving of two or three threads on the table of watches, on a gate of the handler that answers
+//! faults, on a value with guards, and on addresses that the kernel hands out again, searched by loom. A handler is a thread here: it may come between any two steps of the others, and it
 //! never waits for them.
 //!
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p uzone-os --test loom --release`.
@@ -7,9 +7,12 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
 
 mod sync {
-    pub(crate) use loom::sync::atomic::{AtomicU64, Ordering};
+    pub(crate) use loom::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
     pub(crate) use loom::sync::{Arc, Condvar, Mutex};
 }
+#[path = "../src/uffd/gate.rs"]
+#[allow(dead_code, reason = "it is the whole file of the library")]
+mod gate;
 #[path = "../src/live.rs"]
 #[allow(dead_code, unreachable_pub, reason = "it is the whole file of the library")]
 mod live;
@@ -19,6 +22,7 @@ mod table;
 
 use std::time::Duration;
 
+use gate::Gate;
 use live::{LiveArc, LiveOwner, Pins, References};
 use loom::cell::UnsafeCell;
 use loom::sync::{Arc, Mutex};
@@ -479,4 +483,75 @@ fn an_address_that_is_handed_out_again_has_no_claim_and_no_entry() {
 #[should_panic(expected = "bound already")]
 fn an_address_that_is_free_before_its_claim_is_refused_to_the_next() {
     reuse_an_address(|claim, memory| Bound::MemoryFirst(memory, claim), &Seen::new(2));
+}
+
+/// What answers for a mapping: a word that is written before and after, and read by handlers.
+type Answerer = UnsafeCell<u64>;
+
+/// Lets a gate be opened, closed and opened for other addresses while a handler comes. `is_empty` looks for
+/// handlers inside, before the answerer is freed.
+fn answer_and_close(
+    seen: &Seen,
+    is_empty: fn(&Gate<Answerer>) -> bool,
+) -> impl Fn() + Sync + Send + 'static {
+    let seen = seen.clone();
+    move || {
+        let gate = Arc::new(Gate::<Answerer>::new());
+        let answerers = Arc::new([UnsafeCell::new(0), UnsafeCell::new(0)]);
+        // SAFETY: `with_mut` lends a pointer to the word, which loom watches for the accesses of others.
+        let write = |answerer: &Answerer, word| answerer.with_mut(|at| unsafe { *at = word });
+        write(&answerers[0], 1);
+        assert!(gate.take());
+        gate.open(LOW.first, LOW.last, (&raw const answerers[0]).cast_mut());
+        let handler = {
+            // The answerers live as long as the handler does; what is freed is their contents.
+            let (gate, answerers) = (gate.clone(), answerers.clone());
+            thread::spawn(move || {
+                let mut word = 0;
+                let is_answered = gate.answer(0x180, |answerer| {
+                    assert_eq!(
+                        answerer.cast_const(),
+                        &raw const answerers[0],
+                        "of another mapping"
+                    );
+                    // SAFETY: it is one of the answerers; loom watches the access.
+                    word = unsafe { &*answerer }.with(|at| unsafe { *at });
+                    true
+                });
+                assert_eq!(word, u64::from(is_answered));
+                is_answered
+            })
+        };
+        gate.close();
+        assert!(!gate.take(), "a gate that is being closed is taken");
+        while !is_empty(&gate) {
+            seen.mark(0);
+            thread::yield_now();
+        }
+        write(&answerers[0], 2);
+        gate.give_back();
+        // A handler may be looking at a gate that it does not enter.
+        if gate.take() {
+            write(&answerers[1], 3);
+            gate.open(HIGH.first, HIGH.last, (&raw const answerers[1]).cast_mut());
+            seen.mark(1);
+        } else {
+            seen.mark(2);
+        }
+        seen.mark(3 + usize::from(handler.join().unwrap()));
+    }
+}
+
+#[test]
+fn what_answers_faults_is_freed_after_the_last_handler_has_left() {
+    let seen = Seen::new(5);
+    loom::model(answer_and_close(&seen, Gate::is_empty));
+    seen.assert_all();
+}
+
+/// Without the look for handlers inside, one reads what is freed: the search must find that.
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn what_answers_faults_and_is_freed_at_once_is_read_afterwards() {
+    loom::model(answer_and_close(&Seen::new(5), |_| true));
 }

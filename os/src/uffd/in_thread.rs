@@ -23,8 +23,7 @@
 //! Source: ioctl_userfaultfd(2), `UFFD_FEATURE_SIGBUS`; signal-safety(7).
 
 use core::ops::Range;
-use core::ptr;
-use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use core::time::Duration;
 use std::fs::File;
 use std::sync::Arc;
@@ -36,6 +35,7 @@ use crate::bus;
 use crate::mapping::Mapping;
 use crate::options::Vaddr;
 use crate::uffd::answer::{AnswerError, Install};
+use crate::uffd::gate::Gate;
 use crate::uffd::registered::Registered;
 use crate::uffd::reply::{Answered, Refusal};
 
@@ -47,9 +47,6 @@ const BLOCK: u64 = 512;
 const STREAMS: usize = 8;
 /// How long to wait for handlers at the end; if one is stopped inside, its memory is kept for good.
 const PATIENCE: Duration = Duration::from_secs(2);
-
-/// The bit of a slot that is in use; the others count the handlers that are inside.
-const ACTIVE: u64 = 1 << 63;
 
 /// Where pages come from.
 #[derive(Debug)]
@@ -85,22 +82,12 @@ pub enum Window {
     },
 }
 
-/// A slot of the handler: the addresses of one mapping.
-struct Slot {
-    state: AtomicU64,
-    first: AtomicU64,
-    last: AtomicU64,
-    answerer: AtomicPtr<Answerer>,
-}
-
-static TABLE: [Slot; SLOTS] = [const {
-    Slot {
-        state: AtomicU64::new(0),
-        first: AtomicU64::new(u64::MAX),
-        last: AtomicU64::new(0),
-        answerer: AtomicPtr::new(ptr::null_mut()),
-    }
-}; SLOTS];
+#[cfg(not(loom))]
+static TABLE: [Gate<Answerer>; SLOTS] = [const { Gate::new() }; SLOTS];
+// Gates of the model checker are not made by constants.
+#[cfg(loom)]
+static TABLE: std::sync::LazyLock<[Gate<Answerer>; SLOTS]> =
+    std::sync::LazyLock::new(|| core::array::from_fn(|_| Gate::new()));
 
 /// What answers for one mapping.
 struct Answerer {
@@ -169,17 +156,13 @@ impl Place {
         if !matches!(bus::install(), Ok(bus::Installed::New | bus::Installed::Already)) {
             return Err(InThreadError::Handler);
         }
-        // Acquire pairs with the Release of those that leave: no handler of an earlier mapping is inside.
-        let is_taken = |slot: &Slot| {
-            slot.state.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok()
-        };
-        TABLE.iter().position(is_taken).map(Self).ok_or(InThreadError::Full)
+        TABLE.iter().position(Gate::take).map(Self).ok_or(InThreadError::Full)
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        TABLE[self.0].state.fetch_sub(1, Ordering::Release);
+        TABLE[self.0].give_back();
     }
 }
 
@@ -220,12 +203,8 @@ impl InThread {
         let index = place.0;
         // The slot is this value's from here on.
         core::mem::forget(place);
-        let (slot, answerer) = (&TABLE[index], Box::into_raw(Box::new(answerer)));
-        slot.answerer.store(answerer, Ordering::Relaxed);
-        slot.last.store(last, Ordering::Relaxed);
-        slot.first.store(first, Ordering::Relaxed);
-        // From here on handlers enter. Release pairs with their Acquire. The one that took the slot leaves.
-        slot.state.fetch_add(ACTIVE - 1, Ordering::Release);
+        let answerer = Box::into_raw(Box::new(answerer));
+        TABLE[index].open(first, last, answerer);
         Ok(Self { slot: index, answerer })
     }
 
@@ -263,12 +242,9 @@ impl InThread {
 impl Drop for InThread {
     fn drop(&mut self) {
         let slot = &TABLE[self.slot];
-        slot.first.store(u64::MAX, Ordering::Relaxed);
-        slot.last.store(0, Ordering::Relaxed);
-        // Acquire pairs with the Release of the handlers that leave.
-        slot.state.fetch_and(!ACTIVE, Ordering::Acquire);
+        slot.close();
         let give_up = Instant::now() + PATIENCE;
-        while slot.state.load(Ordering::Acquire) != 0 {
+        while !slot.is_empty() {
             if Instant::now() >= give_up {
                 // A handler waits for a device, or is stopped; or this is a child of a process whose handler
                 // was inside when it forked. The slot is not used again.
@@ -276,11 +252,10 @@ impl Drop for InThread {
             }
             std::thread::yield_now();
         }
-        slot.answerer.store(ptr::null_mut(), Ordering::Relaxed);
         // SAFETY: `from_raw` wants what `into_raw` returned, once: the invariant. No handler is inside, and
-        // none enters a slot that is not active; the slot is zero, so another mapping may take it from here
-        // on.
+        // none enters a slot that is closed.
         drop(unsafe { Box::from_raw(self.answerer) });
+        slot.give_back();
     }
 }
 
@@ -297,32 +272,13 @@ impl core::fmt::Debug for InThread {
 /// Fills the page of an address, if it is of a mapping that is answered for here. Returns whether the access
 /// is to be repeated. Called by the handler of `SIGBUS`.
 pub(crate) fn answer(address: u64) -> bool {
-    for slot in &TABLE {
-        if address < slot.first.load(Ordering::Relaxed)
-            || address > slot.last.load(Ordering::Relaxed)
-        {
-            continue;
-        }
-        // Acquire pairs with the Release of `start`: what is behind the pointer is seen.
-        let state = slot.state.fetch_add(1, Ordering::Acquire);
-        // The addresses again: the slot may have become another mapping's meanwhile.
-        let is_its = state & ACTIVE != 0
-            && address >= slot.first.load(Ordering::Relaxed)
-            && address <= slot.last.load(Ordering::Relaxed);
-        let is_answered = is_its && {
-            let answerer = slot.answerer.load(Ordering::Relaxed);
-            // SAFETY: `&*` wants a value that lives as long as the reference. The slot was active in the step
-            // that counted this handler, so the pointer was stored before; it is freed only after the count
-            // was zero.
+    TABLE.iter().any(|slot| {
+        slot.answer(address, |answerer| {
+            // SAFETY: `&*` wants a value that lives as long as the reference. The slot is open to this
+            // handler, so the pointer is that of `start`; it is freed only after the handler has left.
             unsafe { &*answerer }.answer(address)
-        };
-        // Release pairs with the Acquire of `drop`.
-        slot.state.fetch_sub(1, Ordering::Release);
-        if is_answered {
-            return true;
-        }
-    }
-    false
+        })
+    })
 }
 
 impl Answerer {

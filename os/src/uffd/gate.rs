@@ -1,0 +1,92 @@
+//! A range of addresses whose faults are answered by handlers of signals, and how many of those are inside:
+//! [`Gate`].
+//!
+//! A handler may come at any time and waits for nothing, so what it uses is freed only when none is inside.
+//! `tests/loom.rs` searches the interleavings.
+
+use crate::sync::{AtomicPtr, AtomicU64, Ordering};
+
+/// The bit of a gate that is open; the others count the handlers inside, and the one that has taken it.
+const OPEN: u64 = 1 << 63;
+
+/// A range of addresses, and what answers for it while it is open.
+pub(crate) struct Gate<T> {
+    state: AtomicU64,
+    first: AtomicU64,
+    last: AtomicU64,
+    /// Read only by handlers that found the gate open as they were counted in.
+    answerer: AtomicPtr<T>,
+}
+
+impl<T> Gate<T> {
+    #[cfg(not(loom))]
+    pub(crate) const fn new() -> Self {
+        let (state, first, last) = (AtomicU64::new(0), AtomicU64::new(u64::MAX), AtomicU64::new(0));
+        Self { state, first, last, answerer: AtomicPtr::new(core::ptr::null_mut()) }
+    }
+
+    #[cfg(loom)]
+    pub(crate) fn new() -> Self {
+        let (state, first, last) = (AtomicU64::new(0), AtomicU64::new(u64::MAX), AtomicU64::new(0));
+        Self { state, first, last, answerer: AtomicPtr::new(core::ptr::null_mut()) }
+    }
+
+    /// Takes the gate, unless it is in use or a handler of its last user is still inside.
+    pub(crate) fn take(&self) -> bool {
+        // Acquire pairs with the Release of those that leave: no handler of an earlier user is inside.
+        self.state.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    }
+
+    /// Gives back a gate that the caller has taken and that is not open: others may take it.
+    pub(crate) fn give_back(&self) {
+        // Release pairs with the Acquire of `take`.
+        self.state.fetch_sub(1, Ordering::Release);
+    }
+
+    /// Opens a gate that the caller has taken.
+    pub(crate) fn open(&self, first: u64, last: u64, answerer: *mut T) {
+        self.answerer.store(answerer, Ordering::Relaxed);
+        self.last.store(last, Ordering::Relaxed);
+        self.first.store(first, Ordering::Relaxed);
+        // From here on handlers enter. Release pairs with their Acquire. The one that took the gate leaves.
+        self.state.fetch_add(OPEN - 1, Ordering::Release);
+    }
+
+    /// Calls `answer` with what answers for an address, which is not freed before it returns. Returns
+    /// whether it did, and `false` if the gate is not open for the address.
+    pub(crate) fn answer(&self, address: u64, answer: impl FnOnce(*mut T) -> bool) -> bool {
+        // Relaxed: a hint, which spares most gates a write.
+        if !self.covers(address) {
+            return false;
+        }
+        // Acquire pairs with the Release of `open`: what is behind the pointer is seen.
+        let state = self.state.fetch_add(1, Ordering::Acquire);
+        // The addresses again: the gate may have become another mapping's meanwhile.
+        let is_answered = state & OPEN != 0
+            && self.covers(address)
+            && answer(self.answerer.load(Ordering::Relaxed));
+        // Release pairs with the Acquire of `is_empty`.
+        self.state.fetch_sub(1, Ordering::Release);
+        is_answered
+    }
+
+    fn covers(&self, address: u64) -> bool {
+        address >= self.first.load(Ordering::Relaxed)
+            && address <= self.last.load(Ordering::Relaxed)
+    }
+
+    /// Lets no handler in any more. The gate stays the caller's.
+    pub(crate) fn close(&self) {
+        self.first.store(u64::MAX, Ordering::Relaxed);
+        self.last.store(0, Ordering::Relaxed);
+        // The caller is counted again, so that no other takes the gate as soon as the last handler has left.
+        // Relaxed: the caller has seen all that it frees, and what others wrote is seen by `is_empty`.
+        self.state.fetch_sub(OPEN - 1, Ordering::Relaxed);
+    }
+
+    /// Returns whether no handler is inside of a gate that the caller has closed.
+    pub(crate) fn is_empty(&self) -> bool {
+        // Acquire pairs with the Release of the handlers that leave.
+        self.state.load(Ordering::Acquire) == 1
+    }
+}
