@@ -7,48 +7,33 @@
 //! Sharing: every method takes `&self`, from any thread.
 //! Cost: 24 bytes of memory a stored frame, and two bits a page.
 
+mod open;
+mod verify;
+
 use std::cell::RefCell;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use crate::cache::{FrameCache, Ready};
-use crate::codec::{self, Decoder};
+use crate::codec::Decoder;
 use crate::disk::{CachedImage, DiskCache};
 use crate::error::SnapshotError;
-use crate::format::{
-    self, Codec, FOOTER_LEN, Flaw, ImageRegion, Index, Record, Root, SKIPPABLE_LEN, bit, is_zero,
-    stored_hash,
-};
-use crate::order::Order;
-use crate::source::{self, Address, Source};
+use crate::format::{Codec, ImageRegion, Index, Record, Root, bit, stored_hash};
+use crate::source::Source;
 
-/// The longest chain of parents.
-const MAX_DEPTH: usize = 16;
 /// The longest frame that is decoded by a thread that answers faults: others wait meanwhile, for 0.2 ms.
 const LONGEST_READY: u64 = 256 << 10;
 /// How much is read at once where nothing is decoded.
 const READ_BYTES: u64 = 1 << 20;
-/// How much may be read for frames that are verified together: one of 16 MiB, or several with others between.
-const LONGEST_READ: u64 = 17 << 20;
 /// How many frames of a map share a count of those before them.
 const RANK_FRAMES: u64 = 512;
 
-/// How a packed image starts: a frame of zstd, or one that is skipped. RFC 8878.
-const ZSTD_FRAME: u32 = 0xfd2f_b528;
-const FIRST_SKIPPABLE: u32 = 0x184d_2a50;
-const LAST_SKIPPABLE: u32 = 0x184d_2a5f;
 /// What follows the name of raw memory in the name of its hashes ([`Packer::hashes_only`]).
 ///
 /// [`Packer::hashes_only`]: crate::Packer::hashes_only
 pub const HASHES: &str = ".hashes";
-/// How large the pages of raw memory are taken to be, and how much of it is read at once.
-const RAW_PAGE_SHIFT: u8 = 12;
-const RAW_FRAME_SHIFT: u8 = 16;
-
 /// A packed image, or the raw bytes of memory.
 pub struct Image {
     source: Box<dyn Source>,
@@ -102,13 +87,6 @@ impl OpenOptions {
         self.disk = Some(disk);
         self
     }
-}
-
-/// What an image and its parents share.
-#[derive(Clone, Copy)]
-struct Caches<'a> {
-    frames: &'a Arc<FrameCache>,
-    disk: Option<&'a Arc<DiskCache>>,
 }
 
 /// Where the bytes of a frame come from.
@@ -219,229 +197,6 @@ pub struct PageCounts {
 }
 
 impl Image {
-    /// Opens the image in a file, and its parents beside it; with the feature `object-storage`, `path` may be
-    /// a URL. `#root=HASH` behind that requires this root hash.
-    ///
-    /// # Errors
-    /// [`SnapshotError`] if it cannot be read, is no image, is damaged, or is not the one that is required.
-    pub fn open(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Self, SnapshotError> {
-        let path = path.as_ref();
-        let mut options = options.clone();
-        if source::address(path) == Address::File {
-            options.disk = None;
-        }
-        if let Address::Url { fragment: Some(fragment), .. } = source::address(path) {
-            let root = fragment.strip_prefix("root=").and_then(|root| root.parse().ok());
-            let why =
-                "what follows # in a URL is root= and the 64 hexadecimal digits of a root hash";
-            let root = root.ok_or(SnapshotError::Options { why })?;
-            if options.root.is_some_and(|other| other != root) {
-                let why = "the URL requires another root hash than the options";
-                return Err(SnapshotError::Options { why });
-            }
-            options.root = Some(root);
-        }
-        let open = || source::open_source(path).map_err(|cause| unread(&path.display(), cause));
-        let image = match Self::from_source(open()?, &options) {
-            Err(not_packed @ SnapshotError::NotAnImage { .. }) => {
-                Self::open_hashed(open()?, &options, not_packed)?
-            }
-            opened => opened?,
-        };
-        if options.root.is_none() {
-            tracing::info!(image = %image.name(), "opened without a root hash: damage is found, forgery is not");
-        }
-        Ok(image)
-    }
-
-    /// Opens raw memory by the hashes beside it, if there are any.
-    fn open_hashed(
-        source: Box<dyn Source>,
-        options: &OpenOptions,
-        not_packed: SnapshotError,
-    ) -> Result<Self, SnapshotError> {
-        let name = source.name();
-        let name = Path::new(&name).file_name().and_then(|name| name.to_str());
-        let Some(name) = name.map(|name| format!("{name}{HASHES}")) else { return Err(not_packed) };
-        let hashes = match (source.neighbour(&name), source.file()) {
-            (Ok(hashes), _) => hashes,
-            (Err(cause), _) if cause.kind() == io::ErrorKind::NotFound => return Err(not_packed),
-            // A store answers so where there is nothing, to those who may not list what there is.
-            (Err(cause), None) if cause.kind() == io::ErrorKind::PermissionDenied => {
-                return Err(not_packed);
-            }
-            (Err(cause), _) => return Err(unread(&name, cause)),
-        };
-        let (index, found) = read_index(&*hashes, false).map_err(|error| match error {
-            // The memory is not taken for raw then.
-            SnapshotError::NotAnImage { name, why } => SnapshotError::BadIndex { name, why },
-            error => error,
-        })?;
-        if index.codec != Codec::None
-            || index.image_len != source.byte_len()
-            || index.parent.is_some()
-            || !index.order.is_empty()
-        {
-            let why = "it does not have the hashes of raw memory as long as this";
-            return Err(SnapshotError::BadIndex { name: hashes.name(), why });
-        }
-        check_root(&hashes.name(), options.root, found)?;
-        let cache = options.cache.clone().unwrap_or_else(|| FrameCache::new(16 << 20));
-        let disk = options.disk.as_ref().and_then(|disk| disk.image(found));
-        let offsets = index.raw_offsets();
-        let mut image = Self::of(source, index, offsets, found, &cache);
-        (image.disk, image.hashes) = (disk, Some(hashes));
-        image.root_was_required = options.root.is_some();
-        Ok(image)
-    }
-
-    /// Opens an image as [`Image::open`] does, or the raw bytes of memory, which have no hashes: what the
-    /// source has is what is read. A packed image that lost its end would look like raw bytes, so what starts
-    /// as a packed image does, or is not whole pages of 4 KiB, is not taken for raw; nor is anything where a
-    /// root hash is required.
-    ///
-    /// # Errors
-    /// As for [`Image::open`].
-    pub fn open_or_raw(
-        path: impl AsRef<Path>,
-        options: &OpenOptions,
-    ) -> Result<Self, SnapshotError> {
-        let path = path.as_ref();
-        match Self::open(path, options) {
-            Err(not_packed @ SnapshotError::NotAnImage { .. })
-                if options.root.is_none()
-                    && !matches!(source::address(path), Address::Url { fragment: Some(_), .. }) =>
-            {
-                Self::open_raw(path, options, not_packed)
-            }
-            opened => opened,
-        }
-    }
-
-    fn open_raw(
-        path: &Path,
-        options: &OpenOptions,
-        not_packed: SnapshotError,
-    ) -> Result<Self, SnapshotError> {
-        let mut start = [0; 4];
-        let name = path.display().to_string();
-        let failed = |cause| unread(&name, cause);
-        let source = source::open_source(path).map_err(failed)?;
-        let len = source.byte_len();
-        if len == 0 || !len.is_multiple_of(1 << RAW_PAGE_SHIFT) {
-            return Err(not_packed);
-        }
-        source.read_at(0, &mut start).map_err(failed)?;
-        if matches!(u32::from_le_bytes(start), ZSTD_FRAME | FIRST_SKIPPABLE..=LAST_SKIPPABLE) {
-            return Err(not_packed);
-        }
-        let Some(identity) = source.identity() else {
-            let why = "it is no packed image, and its store names no version (a strong ETag), so that as raw \
-                       memory it could be replaced while it is read";
-            return Err(SnapshotError::NotAnImage { name, why });
-        };
-        tracing::info!(image = %name, "raw memory has no hashes: neither damage nor forgery is found");
-        if options.disk.is_some() && source.file().is_none() {
-            tracing::warn!(image = %name, "raw memory has no hashes and is not kept in the disk cache");
-        }
-        let root = Root(*blake3::hash(identity.as_bytes()).as_bytes());
-        let cache = options.cache.clone().unwrap_or_else(|| FrameCache::new(16 << 20));
-        let index = raw_index(len);
-        let offsets = index.raw_offsets();
-        let mut image = Self::of(source, index, offsets, root, &cache);
-        image.raw = Some(identity);
-        Ok(image)
-    }
-
-    /// Opens the image in a source, and its parents beside it.
-    ///
-    /// # Errors
-    /// As for [`Image::open`].
-    pub fn from_source(
-        source: Box<dyn Source>,
-        options: &OpenOptions,
-    ) -> Result<Self, SnapshotError> {
-        let cache = options.cache.clone().unwrap_or_else(|| FrameCache::new(16 << 20));
-        let caches = Caches { frames: &cache, disk: options.disk.as_ref() };
-        Self::open_at(source, options.root, caches, MAX_DEPTH)
-    }
-
-    fn open_at(
-        source: Box<dyn Source>,
-        root: Option<Root>,
-        caches: Caches<'_>,
-        depth: usize,
-    ) -> Result<Self, SnapshotError> {
-        let (index, found) = read_index(&*source, true)?;
-        check_root(&source.name(), root, found)?;
-        let parent = Self::open_parent(&*source, &index, caches, depth)?;
-        let offsets = index.packed_offsets();
-        let mut image = Self::of(source, index, offsets, found, caches.frames);
-        image.parent = parent;
-        image.disk = caches.disk.and_then(|disk| disk.image(found));
-        image.root_was_required = root.is_some();
-        Ok(image)
-    }
-
-    /// Makes an image whose stored frames start at `offsets`, without a parent and a disk cache.
-    fn of(
-        source: Box<dyn Source>,
-        index: Index,
-        offsets: Vec<u64>,
-        root: Root,
-        cache: &Arc<FrameCache>,
-    ) -> Self {
-        let ranks = index.stored.chunks(usize::try_from(RANK_FRAMES / 8).unwrap_or(1)).scan(
-            0,
-            |before, part| {
-                let rank = *before;
-                *before += part.iter().map(|byte| u64::from(byte.count_ones())).sum::<u64>();
-                Some(rank)
-            },
-        );
-        Self {
-            source,
-            root,
-            parent: None,
-            offsets,
-            ranks: ranks.collect(),
-            cache: cache.clone(),
-            disk: None,
-            index,
-            root_was_required: false,
-            raw: None,
-            hashes: None,
-        }
-    }
-
-    /// Opens the parent that an index names, and checks that it has what it must have.
-    fn open_parent(
-        source: &dyn Source,
-        index: &Index,
-        caches: Caches<'_>,
-        depth: usize,
-    ) -> Result<Option<Box<Self>>, SnapshotError> {
-        let Some(link) = &index.parent else { return Ok(None) };
-        if depth == 0 {
-            return Err(SnapshotError::TooDeep { name: source.name(), max: MAX_DEPTH });
-        }
-        let failed = |cause| SnapshotError::Parent {
-            name: source.name(),
-            parent: link.name.clone(),
-            cause: Box::new(cause),
-        };
-        let below = source.neighbour(&link.name).map_err(|cause| {
-            let (name, len_bytes) = (link.name.clone(), FOOTER_LEN as u64);
-            failed(SnapshotError::Read { name, offset: 0, len_bytes, cause })
-        })?;
-        let below = Self::open_at(below, Some(link.root), caches, depth - 1).map_err(failed)?;
-        if !index.fits_parent(below.byte_len()) {
-            let why = "a frame is neither stored nor zero, and lies behind the end of the parent";
-            return Err(SnapshotError::BadIndex { name: source.name(), why });
-        }
-        Ok(Some(Box::new(below)))
-    }
-
     /// Returns whether so many bytes of decoded frames can be kept.
     pub(crate) fn keeps(&self, len_bytes: u64) -> bool {
         self.cache.has_room_for(len_bytes)
@@ -820,176 +575,6 @@ impl Image {
         }
         Ok(())
     }
-
-    /// Reads every stored frame of this image and checks its hash, with `threads` threads; with `decode`, it
-    /// is decoded as well, and compared with the map of zero pages. `progress` is called now and then with
-    /// how many bytes of the file were read. Returns how many frames were checked. The parents are images of
-    /// their own.
-    ///
-    /// # Errors
-    /// [`SnapshotError::BadFrame`] for the first bad frame in the order of the file, or another one if the
-    /// file cannot be read or its seek table is not that of its frames.
-    pub fn verify(
-        &self,
-        threads: usize,
-        decode: bool,
-        progress: &(dyn Fn(u64) + Sync),
-    ) -> Result<u64, SnapshotError> {
-        self.check_tail()?;
-        let frames: Vec<u64> =
-            (0..self.index.frames()).filter(|frame| bit(&self.index.stored, *frame)).collect();
-        // Frames that follow each other in the file are read together.
-        let each = if decode { 1 } else { (READ_BYTES / self.frame_bytes()).clamp(1, 64) };
-        let each = usize::try_from(each).unwrap_or(1);
-        let (next, done) = (AtomicUsize::new(0), AtomicU64::new(0));
-        let failed = AtomicBool::new(false);
-        let first: Mutex<Option<(usize, SnapshotError)>> = Mutex::default();
-        let work = || {
-            let mut room = Room::default();
-            // Relaxed: the numbers alone are shared, and the scope ends with a join. Threads take frames in
-            // order, so the frames before the first failure are all looked at.
-            while !failed.load(Ordering::Relaxed) {
-                let start = next.fetch_add(each, Ordering::Relaxed);
-                let Some(taken) = frames.get(start..).filter(|rest| !rest.is_empty()) else {
-                    break;
-                };
-                let taken = &taken[..each.min(taken.len())];
-                let result = if decode {
-                    self.check_decoded(start, taken[0], &mut room)
-                } else {
-                    self.check_hashes(start, taken, &mut room)
-                };
-                if let Err((number, error)) = result {
-                    failed.store(true, Ordering::Relaxed);
-                    let mut first = first.lock().unwrap_or_else(PoisonError::into_inner);
-                    if first.as_ref().is_none_or(|(at, _)| number < *at) {
-                        *first = Some((number, error));
-                    }
-                }
-                let records = &self.index.records[start..start + taken.len()];
-                let read: u64 = records.iter().map(|record| u64::from(record.len)).sum();
-                progress(done.fetch_add(read, Ordering::Relaxed) + read);
-            }
-        };
-        std::thread::scope(|scope| {
-            for _ in 1..threads.max(1) {
-                scope.spawn(work);
-            }
-            work();
-        });
-        match first.into_inner().unwrap_or_else(PoisonError::into_inner) {
-            Some((_, error)) => Err(error),
-            None => Ok(frames.len() as u64),
-        }
-    }
-
-    /// Decodes a stored frame, and compares it with the map of zero pages.
-    fn check_decoded(
-        &self,
-        number: usize,
-        frame: u64,
-        room: &mut Room,
-    ) -> Result<(), (usize, SnapshotError)> {
-        room.whole.resize(usize::try_from(self.index.frame_len(frame)).unwrap_or(0), 0);
-        self.read_stored(frame, number, &mut room.whole)
-            .and_then(|()| self.check_zero_pages(frame, self.offsets[number], &room.whole))
-            .map_err(|error| (number, error))
-    }
-
-    /// Compares the hashes of stored frames that follow each other. One that does not match is read again,
-    /// and so is each if they cannot be read together.
-    fn check_hashes(
-        &self,
-        start: usize,
-        frames: &[u64],
-        room: &mut Room,
-    ) -> Result<(), (usize, SnapshotError)> {
-        let numbers = start..start + frames.len();
-        let parts = self.offsets[numbers.clone()].iter().zip(&self.index.records[numbers]);
-        let from = self.offsets[start];
-        let end = parts.clone().next_back().map_or(from, |(at, record)| at + u64::from(record.len));
-        // With a disk cache, each frame is read alone: some are there. In raw memory, those of zeroes are in
-        // between.
-        let is_read = self.disk.is_none() && end - from <= LONGEST_READ && {
-            room.whole.resize(usize::try_from(end - from).unwrap_or(usize::MAX), 0);
-            self.source.read_at(from, &mut room.whole).is_ok()
-        };
-        for ((at, record), (number, frame)) in parts.zip((start..).zip(frames)) {
-            let inside = usize::try_from(at - from).unwrap_or(usize::MAX);
-            let len = usize::try_from(record.len).unwrap_or(usize::MAX);
-            room.stored.clear();
-            if is_read {
-                room.stored.extend_from_slice(&room.whole[inside..inside + len]);
-            }
-            if !is_read || stored_hash(&mut room.stored) != record.hash {
-                self.check_hash(*frame, *at, *record, is_read, &mut room.stored)
-                    .map_err(|error| (number, error))?;
-            }
-        }
-        Ok(())
-    }
-
-    fn check_hash(
-        &self,
-        frame: u64,
-        offset: u64,
-        record: Record,
-        is_again: bool,
-        stored: &mut Vec<u8>,
-    ) -> Result<(), SnapshotError> {
-        if (!is_again && self.read_verified(offset, record, false, stored)?)
-            || self.read_verified(offset, record, true, stored)?
-        {
-            return Ok(());
-        }
-        let why = "its bytes do not match their hash";
-        Err(SnapshotError::BadFrame { name: self.source.name(), frame, offset, why })
-    }
-
-    /// Checks that the pages of a frame which the index has as zero are zero in its bytes.
-    fn check_zero_pages(&self, frame: u64, offset: u64, raw: &[u8]) -> Result<(), SnapshotError> {
-        let page_len = usize::try_from(self.page_bytes()).unwrap_or(usize::MAX);
-        let places = self.index.pages_of(frame).zip(raw.chunks(page_len));
-        let is_right = |(at, bytes): (u64, &[u8])| !bit(&self.index.zero, at) || is_zero(bytes);
-        if places.into_iter().all(is_right) {
-            return Ok(());
-        }
-        let why = "a page that the index has as zero is not: the writer was faulty";
-        Err(SnapshotError::BadFrame { name: self.source.name(), frame, offset, why })
-    }
-
-    /// Checks that what follows the frames is what a writer makes of this index: the seek table, by which
-    /// other programs find frames, is covered by no hash.
-    fn check_tail(&self) -> Result<(), SnapshotError> {
-        if self.is_raw() {
-            let why = "raw memory has no hashes";
-            return Err(SnapshotError::NotAnImage { name: self.source.name(), why });
-        }
-        let bad = |why| SnapshotError::BadIndex { name: self.source.name(), why };
-        // What a newer minor version adds to the index is not known here, only where the seek table starts.
-        let tail = if self.index.minor == format::MINOR {
-            format::tail(&self.index).map(|(tail, _)| tail)
-        } else {
-            format::seek_table(&self.index)
-        };
-        let tail = tail.ok_or_else(|| bad("it is longer than a frame can be"))?;
-        let mut found = vec![0; tail.len()];
-        let source = self.hashes.as_ref().unwrap_or(&self.source);
-        let end = source.byte_len();
-        let start =
-            end.checked_sub(tail.len() as u64).ok_or_else(|| bad("the file is too short"))?;
-        source.read_at(start, &mut found).map_err(|cause| SnapshotError::Read {
-            name: source.name(),
-            offset: start,
-            len_bytes: tail.len() as u64,
-            cause,
-        })?;
-        if found == tail {
-            Ok(())
-        } else {
-            Err(bad("the index and the seek table do not belong together"))
-        }
-    }
 }
 
 /// The bytes of an image as a source: of a packer that stores them against another parent, or in an order.
@@ -1018,100 +603,6 @@ impl std::fmt::Debug for Image {
             .field("byte_len", &self.index.image_len)
             .finish_non_exhaustive()
     }
-}
-
-/// Returns an index of the raw bytes of memory: each frame is stored as it is, and has no hash.
-fn raw_index(len: u64) -> Index {
-    let frames = len.div_ceil(1 << RAW_FRAME_SHIFT);
-    let record = |frame: u64| {
-        let left = len - (frame << RAW_FRAME_SHIFT);
-        let len = u32::try_from(left.min(1 << RAW_FRAME_SHIFT)).unwrap_or(u32::MAX);
-        Record { hash: [0; 16], len }
-    };
-    Index {
-        minor: format::MINOR,
-        codec: Codec::None,
-        page_shift: RAW_PAGE_SHIFT,
-        frame_shift: RAW_FRAME_SHIFT,
-        image_len: len,
-        data_len: len,
-        regions: Vec::new(),
-        parent: None,
-        stored: vec![0xff; usize::try_from(frames.div_ceil(8)).unwrap_or(usize::MAX)],
-        zero: Vec::new(),
-        records: (0..frames).map(record).collect(),
-        order: Order::default(),
-        working_set: Vec::new(),
-    }
-}
-
-/// Returns an error of the first read of a source.
-fn unread(name: &impl ToString, cause: io::Error) -> SnapshotError {
-    let (name, len_bytes) = (name.to_string(), FOOTER_LEN as u64);
-    SnapshotError::Read { name, offset: 0, len_bytes, cause }
-}
-
-fn check_root(name: &str, expected: Option<Root>, found: Root) -> Result<(), SnapshotError> {
-    match expected {
-        Some(expected) if expected != found => {
-            Err(SnapshotError::OtherRoot { name: name.to_owned(), expected, found })
-        }
-        _ => Ok(()),
-    }
-}
-
-/// Finds and reads the index of a source, before which there are frames or nothing.
-fn read_index(source: &dyn Source, has_frames: bool) -> Result<(Index, Root), SnapshotError> {
-    let name = || source.name();
-    let read = |offset, out: &mut [u8]| {
-        source.read_at(offset, out).map_err(|cause| SnapshotError::Read {
-            name: source.name(),
-            offset,
-            len_bytes: out.len() as u64,
-            cause,
-        })
-    };
-    let not = |why| SnapshotError::NotAnImage { name: name(), why };
-    let file_len = source.byte_len();
-    let footer_at =
-        file_len.checked_sub(FOOTER_LEN as u64).ok_or_else(|| not("it is too short"))?;
-    let mut footer = [0; FOOTER_LEN];
-    read(footer_at, &mut footer)?;
-    let trailer_at = format::trailer_at(file_len, &footer).map_err(not)?;
-    let mut trailer = [0; format::TRAILER];
-    read(trailer_at, &mut trailer)?;
-    let place = format::index_place(trailer_at, &trailer).map_err(not)?;
-    let bad = |why| SnapshotError::BadIndex { name: name(), why };
-    let mut header = [0; 8];
-    read(place.start, &mut header)?;
-    if !format::is_index_header(&header, place.len) {
-        return Err(bad("its frame and its trailer have different lengths"));
-    }
-    // Not longer than the file, as was checked.
-    let mut bytes = vec![0; usize::try_from(place.len).unwrap_or(usize::MAX)];
-    read(place.start + SKIPPABLE_LEN, &mut bytes)?;
-    let (index, root) = Index::decode(&bytes).map_err(|flaw| match flaw {
-        Flaw::Version(major) => SnapshotError::Version { name: name(), major },
-        Flaw::Bad(why) => bad(why),
-    })?;
-    if place.start != if has_frames { index.data_len } else { 0 } {
-        return Err(bad("it does not start where the frames end"));
-    }
-    let longest = codec::longest_stored(index.codec, 1 << index.frame_shift)
-        .map_err(|cause| SnapshotError::Codec { codec: index.codec.name(), cause })?;
-    if index.records.iter().any(|record| record.len as usize > longest) {
-        return Err(bad("a stored frame is longer than its codec makes it"));
-    }
-    Ok((index, root))
-}
-
-/// What a thread that verifies keeps.
-#[derive(Default)]
-struct Room {
-    /// Bytes of several stored frames, or of one that is decoded.
-    whole: Vec<u8>,
-    /// Those of one stored frame.
-    stored: Vec<u8>,
 }
 
 /// What a thread keeps from one frame to the next.

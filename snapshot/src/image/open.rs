@@ -1,0 +1,341 @@
+//! How an image is opened: by its index, by hashes beside raw memory, or as raw memory; and its parents.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::{HASHES, Image, OpenOptions, RANK_FRAMES};
+use crate::cache::FrameCache;
+use crate::codec;
+use crate::disk::DiskCache;
+use crate::error::SnapshotError;
+use crate::format::{self, Codec, FOOTER_LEN, Flaw, Index, Record, Root, SKIPPABLE_LEN};
+use crate::order::Order;
+use crate::source::{self, Address, Source};
+
+/// The longest chain of parents.
+const MAX_DEPTH: usize = 16;
+/// How a packed image starts: a frame of zstd, or one that is skipped. RFC 8878.
+const ZSTD_FRAME: u32 = 0xfd2f_b528;
+const FIRST_SKIPPABLE: u32 = 0x184d_2a50;
+const LAST_SKIPPABLE: u32 = 0x184d_2a5f;
+/// How large the pages of raw memory are taken to be, and how much of it is read at once.
+const RAW_PAGE_SHIFT: u8 = 12;
+const RAW_FRAME_SHIFT: u8 = 16;
+
+/// What an image and its parents share.
+#[derive(Clone, Copy)]
+struct Caches<'a> {
+    frames: &'a Arc<FrameCache>,
+    disk: Option<&'a Arc<DiskCache>>,
+}
+
+impl Image {
+    /// Opens the image in a file, and its parents beside it; with the feature `object-storage`, `path` may be
+    /// a URL. `#root=HASH` behind that requires this root hash.
+    ///
+    /// # Errors
+    /// [`SnapshotError`] if it cannot be read, is no image, is damaged, or is not the one that is required.
+    pub fn open(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Self, SnapshotError> {
+        let path = path.as_ref();
+        let mut options = options.clone();
+        if source::address(path) == Address::File {
+            options.disk = None;
+        }
+        if let Address::Url { fragment: Some(fragment), .. } = source::address(path) {
+            let root = fragment.strip_prefix("root=").and_then(|root| root.parse().ok());
+            let why =
+                "what follows # in a URL is root= and the 64 hexadecimal digits of a root hash";
+            let root = root.ok_or(SnapshotError::Options { why })?;
+            if options.root.is_some_and(|other| other != root) {
+                let why = "the URL requires another root hash than the options";
+                return Err(SnapshotError::Options { why });
+            }
+            options.root = Some(root);
+        }
+        let open = || source::open_source(path).map_err(|cause| unread(&path.display(), cause));
+        let image = match Self::from_source(open()?, &options) {
+            Err(not_packed @ SnapshotError::NotAnImage { .. }) => {
+                Self::open_hashed(open()?, &options, not_packed)?
+            }
+            opened => opened?,
+        };
+        if options.root.is_none() {
+            tracing::info!(image = %image.name(), "opened without a root hash: damage is found, forgery is not");
+        }
+        Ok(image)
+    }
+
+    /// Opens raw memory by the hashes beside it, if there are any.
+    fn open_hashed(
+        source: Box<dyn Source>,
+        options: &OpenOptions,
+        not_packed: SnapshotError,
+    ) -> Result<Self, SnapshotError> {
+        let name = source.name();
+        let name = Path::new(&name).file_name().and_then(|name| name.to_str());
+        let Some(name) = name.map(|name| format!("{name}{HASHES}")) else { return Err(not_packed) };
+        let hashes = match (source.neighbour(&name), source.file()) {
+            (Ok(hashes), _) => hashes,
+            (Err(cause), _) if cause.kind() == io::ErrorKind::NotFound => return Err(not_packed),
+            // A store answers so where there is nothing, to those who may not list what there is.
+            (Err(cause), None) if cause.kind() == io::ErrorKind::PermissionDenied => {
+                return Err(not_packed);
+            }
+            (Err(cause), _) => return Err(unread(&name, cause)),
+        };
+        let (index, found) = read_index(&*hashes, false).map_err(|error| match error {
+            // The memory is not taken for raw then.
+            SnapshotError::NotAnImage { name, why } => SnapshotError::BadIndex { name, why },
+            error => error,
+        })?;
+        if index.codec != Codec::None
+            || index.image_len != source.byte_len()
+            || index.parent.is_some()
+            || !index.order.is_empty()
+        {
+            let why = "it does not have the hashes of raw memory as long as this";
+            return Err(SnapshotError::BadIndex { name: hashes.name(), why });
+        }
+        check_root(&hashes.name(), options.root, found)?;
+        let cache = options.cache.clone().unwrap_or_else(|| FrameCache::new(16 << 20));
+        let disk = options.disk.as_ref().and_then(|disk| disk.image(found));
+        let offsets = index.raw_offsets();
+        let mut image = Self::of(source, index, offsets, found, &cache);
+        (image.disk, image.hashes) = (disk, Some(hashes));
+        image.root_was_required = options.root.is_some();
+        Ok(image)
+    }
+
+    /// Opens an image as [`Image::open`] does, or the raw bytes of memory, which have no hashes: what the
+    /// source has is what is read. A packed image that lost its end would look like raw bytes, so what starts
+    /// as a packed image does, or is not whole pages of 4 KiB, is not taken for raw; nor is anything where a
+    /// root hash is required.
+    ///
+    /// # Errors
+    /// As for [`Image::open`].
+    pub fn open_or_raw(
+        path: impl AsRef<Path>,
+        options: &OpenOptions,
+    ) -> Result<Self, SnapshotError> {
+        let path = path.as_ref();
+        match Self::open(path, options) {
+            Err(not_packed @ SnapshotError::NotAnImage { .. })
+                if options.root.is_none()
+                    && !matches!(source::address(path), Address::Url { fragment: Some(_), .. }) =>
+            {
+                Self::open_raw(path, options, not_packed)
+            }
+            opened => opened,
+        }
+    }
+
+    fn open_raw(
+        path: &Path,
+        options: &OpenOptions,
+        not_packed: SnapshotError,
+    ) -> Result<Self, SnapshotError> {
+        let mut start = [0; 4];
+        let name = path.display().to_string();
+        let failed = |cause| unread(&name, cause);
+        let source = source::open_source(path).map_err(failed)?;
+        let len = source.byte_len();
+        if len == 0 || !len.is_multiple_of(1 << RAW_PAGE_SHIFT) {
+            return Err(not_packed);
+        }
+        source.read_at(0, &mut start).map_err(failed)?;
+        if matches!(u32::from_le_bytes(start), ZSTD_FRAME | FIRST_SKIPPABLE..=LAST_SKIPPABLE) {
+            return Err(not_packed);
+        }
+        let Some(identity) = source.identity() else {
+            let why = "it is no packed image, and its store names no version (a strong ETag), so that as raw \
+                       memory it could be replaced while it is read";
+            return Err(SnapshotError::NotAnImage { name, why });
+        };
+        tracing::info!(image = %name, "raw memory has no hashes: neither damage nor forgery is found");
+        if options.disk.is_some() && source.file().is_none() {
+            tracing::warn!(image = %name, "raw memory has no hashes and is not kept in the disk cache");
+        }
+        let root = Root(*blake3::hash(identity.as_bytes()).as_bytes());
+        let cache = options.cache.clone().unwrap_or_else(|| FrameCache::new(16 << 20));
+        let index = raw_index(len);
+        let offsets = index.raw_offsets();
+        let mut image = Self::of(source, index, offsets, root, &cache);
+        image.raw = Some(identity);
+        Ok(image)
+    }
+
+    /// Opens the image in a source, and its parents beside it.
+    ///
+    /// # Errors
+    /// As for [`Image::open`].
+    pub fn from_source(
+        source: Box<dyn Source>,
+        options: &OpenOptions,
+    ) -> Result<Self, SnapshotError> {
+        let cache = options.cache.clone().unwrap_or_else(|| FrameCache::new(16 << 20));
+        let caches = Caches { frames: &cache, disk: options.disk.as_ref() };
+        Self::open_at(source, options.root, caches, MAX_DEPTH)
+    }
+
+    fn open_at(
+        source: Box<dyn Source>,
+        root: Option<Root>,
+        caches: Caches<'_>,
+        depth: usize,
+    ) -> Result<Self, SnapshotError> {
+        let (index, found) = read_index(&*source, true)?;
+        check_root(&source.name(), root, found)?;
+        let parent = Self::open_parent(&*source, &index, caches, depth)?;
+        let offsets = index.packed_offsets();
+        let mut image = Self::of(source, index, offsets, found, caches.frames);
+        image.parent = parent;
+        image.disk = caches.disk.and_then(|disk| disk.image(found));
+        image.root_was_required = root.is_some();
+        Ok(image)
+    }
+
+    /// Makes an image whose stored frames start at `offsets`, without a parent and a disk cache.
+    fn of(
+        source: Box<dyn Source>,
+        index: Index,
+        offsets: Vec<u64>,
+        root: Root,
+        cache: &Arc<FrameCache>,
+    ) -> Self {
+        let ranks = index.stored.chunks(usize::try_from(RANK_FRAMES / 8).unwrap_or(1)).scan(
+            0,
+            |before, part| {
+                let rank = *before;
+                *before += part.iter().map(|byte| u64::from(byte.count_ones())).sum::<u64>();
+                Some(rank)
+            },
+        );
+        Self {
+            source,
+            root,
+            parent: None,
+            offsets,
+            ranks: ranks.collect(),
+            cache: cache.clone(),
+            disk: None,
+            index,
+            root_was_required: false,
+            raw: None,
+            hashes: None,
+        }
+    }
+
+    /// Opens the parent that an index names, and checks that it has what it must have.
+    fn open_parent(
+        source: &dyn Source,
+        index: &Index,
+        caches: Caches<'_>,
+        depth: usize,
+    ) -> Result<Option<Box<Self>>, SnapshotError> {
+        let Some(link) = &index.parent else { return Ok(None) };
+        if depth == 0 {
+            return Err(SnapshotError::TooDeep { name: source.name(), max: MAX_DEPTH });
+        }
+        let failed = |cause| SnapshotError::Parent {
+            name: source.name(),
+            parent: link.name.clone(),
+            cause: Box::new(cause),
+        };
+        let below = source.neighbour(&link.name).map_err(|cause| {
+            let (name, len_bytes) = (link.name.clone(), FOOTER_LEN as u64);
+            failed(SnapshotError::Read { name, offset: 0, len_bytes, cause })
+        })?;
+        let below = Self::open_at(below, Some(link.root), caches, depth - 1).map_err(failed)?;
+        if !index.fits_parent(below.byte_len()) {
+            let why = "a frame is neither stored nor zero, and lies behind the end of the parent";
+            return Err(SnapshotError::BadIndex { name: source.name(), why });
+        }
+        Ok(Some(Box::new(below)))
+    }
+}
+
+/// Returns an index of the raw bytes of memory: each frame is stored as it is, and has no hash.
+fn raw_index(len: u64) -> Index {
+    let frames = len.div_ceil(1 << RAW_FRAME_SHIFT);
+    let record = |frame: u64| {
+        let left = len - (frame << RAW_FRAME_SHIFT);
+        let len = u32::try_from(left.min(1 << RAW_FRAME_SHIFT)).unwrap_or(u32::MAX);
+        Record { hash: [0; 16], len }
+    };
+    Index {
+        minor: format::MINOR,
+        codec: Codec::None,
+        page_shift: RAW_PAGE_SHIFT,
+        frame_shift: RAW_FRAME_SHIFT,
+        image_len: len,
+        data_len: len,
+        regions: Vec::new(),
+        parent: None,
+        stored: vec![0xff; usize::try_from(frames.div_ceil(8)).unwrap_or(usize::MAX)],
+        zero: Vec::new(),
+        records: (0..frames).map(record).collect(),
+        order: Order::default(),
+        working_set: Vec::new(),
+    }
+}
+
+/// Returns an error of the first read of a source.
+fn unread(name: &impl ToString, cause: io::Error) -> SnapshotError {
+    let (name, len_bytes) = (name.to_string(), FOOTER_LEN as u64);
+    SnapshotError::Read { name, offset: 0, len_bytes, cause }
+}
+
+fn check_root(name: &str, expected: Option<Root>, found: Root) -> Result<(), SnapshotError> {
+    match expected {
+        Some(expected) if expected != found => {
+            Err(SnapshotError::OtherRoot { name: name.to_owned(), expected, found })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Finds and reads the index of a source, before which there are frames or nothing.
+fn read_index(source: &dyn Source, has_frames: bool) -> Result<(Index, Root), SnapshotError> {
+    let name = || source.name();
+    let read = |offset, out: &mut [u8]| {
+        source.read_at(offset, out).map_err(|cause| SnapshotError::Read {
+            name: source.name(),
+            offset,
+            len_bytes: out.len() as u64,
+            cause,
+        })
+    };
+    let not = |why| SnapshotError::NotAnImage { name: name(), why };
+    let file_len = source.byte_len();
+    let footer_at =
+        file_len.checked_sub(FOOTER_LEN as u64).ok_or_else(|| not("it is too short"))?;
+    let mut footer = [0; FOOTER_LEN];
+    read(footer_at, &mut footer)?;
+    let trailer_at = format::trailer_at(file_len, &footer).map_err(not)?;
+    let mut trailer = [0; format::TRAILER];
+    read(trailer_at, &mut trailer)?;
+    let place = format::index_place(trailer_at, &trailer).map_err(not)?;
+    let bad = |why| SnapshotError::BadIndex { name: name(), why };
+    let mut header = [0; 8];
+    read(place.start, &mut header)?;
+    if !format::is_index_header(&header, place.len) {
+        return Err(bad("its frame and its trailer have different lengths"));
+    }
+    // Not longer than the file, as was checked.
+    let mut bytes = vec![0; usize::try_from(place.len).unwrap_or(usize::MAX)];
+    read(place.start + SKIPPABLE_LEN, &mut bytes)?;
+    let (index, root) = Index::decode(&bytes).map_err(|flaw| match flaw {
+        Flaw::Version(major) => SnapshotError::Version { name: name(), major },
+        Flaw::Bad(why) => bad(why),
+    })?;
+    if place.start != if has_frames { index.data_len } else { 0 } {
+        return Err(bad("it does not start where the frames end"));
+    }
+    let longest = codec::longest_stored(index.codec, 1 << index.frame_shift)
+        .map_err(|cause| SnapshotError::Codec { codec: index.codec.name(), cause })?;
+    if index.records.iter().any(|record| record.len as usize > longest) {
+        return Err(bad("a stored frame is longer than its codec makes it"));
+    }
+    Ok((index, root))
+}
