@@ -14,8 +14,10 @@
 //! | `kernel` | the kernel's own private mapping of the raw file |
 //! | `decode` | nothing: the frames are decoded on all threads |
 //!
-//! `neighbour` has the table of two machines side by side, `far` that of an image in object storage.
+//! `neighbour` has the table of two machines side by side, `clones` that of many machines of one image, `far`
+//! that of an image in object storage.
 
+mod clones;
 mod far;
 mod neighbour;
 
@@ -92,8 +94,9 @@ pub fn run(settings: &Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
         }
     }
     type Table = fn(Restore<'_>, &mut Session<'_>) -> Result<(), BenchError>;
-    let others: [(&str, Table); 3] = [
+    let others: [(&str, Table); 4] = [
         ("restore-set-cold", cold_table),
+        ("restore-clones", clones::table),
         ("restore-far", far::table),
         ("restore-neighbour", neighbour::table),
     ];
@@ -347,7 +350,8 @@ impl<'a> Restore<'a> {
         wanted.sort_unstable();
         wanted.dedup();
         wanted.retain(|frame| !self.material.is_zero[*frame]);
-        let threads = self.material.threads;
+        // As many as ours can have at once: one where the handler has the CPU of the machine.
+        let threads = if self.placement.spin.is_some() { 1 } else { self.material.threads };
         let name = "decoding the frames alone";
         suite.faults(Role::Peer, &id("decode"), name, threads, move |_| {
             this.chill()?;

@@ -1,0 +1,140 @@
+//! Clones of one machine, which run at the same time from the same image.
+//!
+//! | row | where the pages of a clone are |
+//! |---|---|
+//! | `own` | in memory of its own, as a monitor hands it over; decoded frames are shared |
+//! | `share` | in a memory file that all clones map privately: a page is decoded and stored once |
+//! | `kernel` | in the page cache: the kernel's own private mapping of the raw file |
+
+use std::cell::Cell;
+use std::sync::Arc;
+
+use uzone_fault::{Backing, LazyOptions, SharedBacking};
+use uzone_os::Sharing;
+
+use super::{COLD_TOUCHES, Machine, Restore};
+use crate::report::{Found, Role};
+use crate::snapshot::material::{PAGE, place};
+use crate::suite::{BenchError, Session, Suite};
+
+/// How many clones there are.
+const CLONES: usize = 16;
+
+pub(super) fn table(restore: Restore<'_>, session: &mut Session<'_>) -> Result<(), BenchError> {
+    let table = "restore-clones";
+    let restore =
+        Restore { pages: &restore.pages[..restore.pages.len().min(COLD_TOUCHES)], ..restore };
+    let (engine, len) = (&restore.engine()?, restore.len());
+    let offsets: &Vec<Vec<u64>> =
+        &vec![restore.pages.iter().map(|page| place(*page) as u64).collect()];
+    let memory: &[Cell<Option<Grown>>; 3] = &Default::default();
+    let mut suite = Suite::new(len);
+    let name = "ours, packed, memory of each clone's own";
+    suite.faults(Role::Naive, &format!("{table}/own"), name, 1, move |row| {
+        let backing = restore.packed()?;
+        clones(&memory[0], || {
+            let options = LazyOptions::default();
+            let clone = restore
+                .placement
+                .by_handler(|| Machine::new(engine, len, backing.clone(), &options))?;
+            let done = restore.touch(row, &clone, offsets)?;
+            let stats = clone.answering.stats();
+            let wasted = (stats.demand + stats.around).saturating_sub(restore.pages.len() as u64);
+            Ok((done.found(stats.faults, wasted), clone))
+        })
+    });
+    let name = "ours, packed, pages shared by all";
+    suite.faults(Role::Ours, &format!("{table}/share"), name, 1, move |row| {
+        let shared: Arc<dyn Backing> = Arc::new(SharedBacking::new(restore.packed()?, len)?);
+        clones(&memory[1], || {
+            let options = LazyOptions::default();
+            let clone = restore
+                .placement
+                .by_handler(|| Ok(engine.map(len, shared.clone(), &options)?))?;
+            let done = restore.touch(row, &clone, offsets)?;
+            let stats = clone.stats();
+            let wasted = (stats.demand + stats.around).saturating_sub(restore.pages.len() as u64);
+            Ok((done.found(stats.faults, wasted), clone))
+        })
+    });
+    let name = "the kernel's mapping, raw";
+    suite.faults(Role::Peer, &format!("{table}/kernel"), name, 1, move |row| {
+        clones(&memory[2], || {
+            let clone = restore.map_raw(Sharing::Private)?;
+            let done = restore.touch(row, &clone, offsets)?;
+            let faults = done.kernel_faults;
+            Ok((done.found(faults, 0), clone))
+        })
+    });
+    let touched = (CLONES * restore.pages.len()) as u64;
+    suite.each_spec(|spec| {
+        spec.naive(format!("{table}/own")).pages = touched;
+        spec.bytes = touched * PAGE as u64;
+    });
+    session.run(suite, table)?;
+    let [own, share, kernel] = memory.each_ref().map(|grown| {
+        let mib = |kib: u64| kib.div_ceil(1 << 10);
+        grown.get().map_or_else(
+            || "unknown".to_owned(),
+            |grown| format!("{} and {} MiB", mib(grown.by_first), mib(grown.by_all)),
+        )
+    });
+    session.table(
+        table,
+        format!(
+            "{CLONES} clones of a machine of {len}: {} pages of a working set each",
+            restore.pages.len()
+        ),
+        format!(
+            "{}; one after the other, and all stay; memory of the first and of all, shared pages counted once: \
+             own {own}, shared {share}, the kernel's mapping {kernel}",
+            restore.placement.title
+        ),
+    );
+    Ok(())
+}
+
+/// By how much the memory of this process has grown, in KiB.
+#[derive(Clone, Copy)]
+struct Grown {
+    by_first: u64,
+    by_all: u64,
+}
+
+/// Starts the clones, each of which touches its pages, and notes how much memory that takes.
+fn clones<C>(
+    memory: &Cell<Option<Grown>>,
+    mut start: impl FnMut() -> Result<(Found, C), BenchError>,
+) -> Result<Found, BenchError> {
+    let before = own_share();
+    let grown = || own_share()?.checked_sub(before?);
+    let mut by_first = None;
+    let (mut all, mut alive) = (None::<Found>, Vec::with_capacity(CLONES));
+    for _ in 0..CLONES {
+        let (found, clone) = start()?;
+        alive.push(clone);
+        by_first = by_first.or_else(grown);
+        let sum = match all.take() {
+            None => found,
+            Some(mut sum) => {
+                sum.elapsed += found.elapsed;
+                sum.faults += found.faults;
+                sum.wasted += found.wasted;
+                sum.touches_ns.extend(found.touches_ns);
+                sum
+            }
+        };
+        all = Some(sum);
+    }
+    let pair = by_first.zip(grown());
+    memory.set(pair.map(|(by_first, by_all)| Grown { by_first, by_all }));
+    all.ok_or(BenchError::Threads { threads: CLONES })
+}
+
+/// Returns how many KiB of memory this process has, where a page that is mapped several times counts once: its
+/// proportional set size.
+fn own_share() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/self/smaps_rollup").ok()?;
+    let kib = text.lines().find_map(|line| line.strip_prefix("Pss:"))?;
+    kib.trim().strip_suffix(" kB")?.parse().ok()
+}
