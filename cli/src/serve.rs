@@ -26,8 +26,8 @@ use uzone_os::uffd::Doorbell;
 use uzone_pages::ByteLen;
 use uzone_report::human_duration;
 use uzone_server::{
-    Keeper, OnFailure, Passed, Prefetch, Sandbox, ServeError, ServeEvent, Served, ServerOptions,
-    ServiceManager, Worker,
+    Keeper, OnFailure, Passed, Prefetch, Recovery, Sandbox, ServeError, ServeEvent, Served,
+    ServerOptions, ServiceManager, Worker,
 };
 use uzone_snapshot::Root;
 
@@ -100,6 +100,11 @@ pub(crate) struct Args {
     /// the same
     #[arg(long)]
     take_over: bool,
+    /// Keep in FOLDER what it takes to serve machines on when this command and its worker were killed at once,
+    /// and serve those that such a server left: start the same command again. A service manager that keeps
+    /// descriptors does the same without
+    #[arg(long, value_name = "FOLDER", env = "UZONE_SERVE_RECOVER")]
+    recover: Option<PathBuf>,
     /// Serve the image with this root hash alone; without it, a forged image is not noticed
     #[arg(long, value_name = "HASH", env = "UZONE_SERVE_ROOT")]
     root: Option<Root>,
@@ -279,6 +284,7 @@ fn options(args: &Args) -> ServerOptions {
         .root(args.root)
         .cache(args.cache_bytes)
         .sandbox(!args.no_sandbox)
+        .recover(args.recover.clone())
         .prefetch(match &args.prefetch {
             None => Prefetch::OfImage,
             Some(file) if file.as_os_str() == "none" => Prefetch::No,
@@ -345,7 +351,14 @@ impl<'a> Listening<'a> {
         let keeper = if args.take_over {
             Keeper::take_over(&socket, options(args), log, start)
         } else {
-            match passed.estate(&socket, args.mode)? {
+            let recover = || -> Result<_, ServeError> {
+                let Some(folder) = &args.recover else { return Ok(None) };
+                Recovery::open(folder, &socket)?.estate(&socket, args.mode)
+            };
+            match passed
+                .estate(&socket, args.mode)?
+                .map_or_else(recover, |estate| Ok(Some(estate)))?
+            {
                 Some(estate) => Keeper::inherit(estate, &socket, options(args), log, start),
                 None => Keeper::bind(&socket, options(args), log, start),
             }

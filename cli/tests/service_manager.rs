@@ -6,33 +6,18 @@
 mod common;
 
 use std::fs;
-use std::io::{BufRead, BufReader, ErrorKind, Write};
+use std::io::{ErrorKind, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
-use std::process::{Child, ChildStdout, Command, Stdio};
-use std::sync::Arc;
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{Dir, keeps_to};
+use common::Dir;
+use common::served::{KILLS, Machine, PAGE, PAGES, PATIENCE, Server, page_of};
 use rustix::io::FdFlags;
-use rustix::process::{Pid, Signal, kill_process};
-use serde_json::Value;
-use uzone_os::uffd::{Features, KernelFaults, Modes, Registered, Uffd};
-use uzone_os::{Anonymous, Mapping, peer};
-use uzone_pages::ByteLen;
-
-const PAGE: u64 = 4096;
-const PAGES: u64 = 1024;
-/// How often both processes are killed.
-const KILLS: u64 = 8;
-/// How long anything may take before it counts as hanging.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-fn page_of(index: u64) -> Vec<u8> {
-    let word = |at: u64| ((index * 512 + at + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)).to_le_bytes();
-    (0..512).flat_map(word).collect()
-}
+use rustix::process::{Signal, kill_process};
+use uzone_os::peer;
 
 /// Returns whether two descriptors are of the same thing. Of those without an inode of their own, there is
 /// one of a kind here.
@@ -127,107 +112,7 @@ impl Manager {
         let mut command = Command::new("bash");
         command.args(["-c", &script, env!("CARGO_BIN_EXE_uzone"), "serve", "--json"]);
         command.args(["--on-failure", "poison"]).args(arguments).env("NOTIFY_SOCKET", &self.path);
-        let mut child =
-            command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("it runs");
-        let lines = BufReader::new(child.stdout.take().expect("a pipe"));
-        let mut server = Server { child, lines };
-        server.event("listening");
-        server
-    }
-}
-
-struct Server {
-    child: Child,
-    lines: BufReader<ChildStdout>,
-}
-
-impl Server {
-    /// Waits for an event.
-    fn event(&mut self, what: &str) -> Value {
-        loop {
-            let mut line = String::new();
-            assert!(self.lines.read_line(&mut line).expect("it is read") > 0, "{what}: it ended");
-            let object: Value = serde_json::from_str(&line).expect("an object a line");
-            keeps_to("uzone.serve-1", &object);
-            if object["event"] == what {
-                return object;
-            }
-        }
-    }
-
-    fn workers(&self) -> Vec<Pid> {
-        let threads = fs::read_dir(format!("/proc/{}/task", self.child.id())).expect("it runs");
-        let children = threads
-            .filter_map(|thread| fs::read_to_string(thread.ok()?.path().join("children")).ok());
-        let children = children.collect::<Vec<_>>().join(" ");
-        let numbers = children.split_whitespace().filter_map(|number| number.parse().ok());
-        numbers.filter_map(Pid::from_raw).collect()
-    }
-
-    /// Kills both processes at once, and waits until they are gone.
-    fn kill(mut self) {
-        let keeper = Pid::from_child(&self.child);
-        kill_process(keeper, Signal::STOP).expect("it runs");
-        let workers = self.workers();
-        for worker in &workers {
-            kill_process(*worker, Signal::KILL).expect("it is not waited for");
-        }
-        kill_process(keeper, Signal::KILL).expect("it runs");
-        self.child.wait().expect("it ends");
-        let end = Instant::now() + PATIENCE;
-        // As systemd does, which starts a service when none of its processes is left.
-        let is_there = |worker: &Pid| {
-            let state = fs::read_to_string(format!("/proc/{}/stat", worker.as_raw_nonzero()));
-            state.is_ok_and(|state| !state.contains(") Z "))
-        };
-        while workers.iter().any(is_there) {
-            assert!(Instant::now() < end, "a worker does not end");
-            thread::sleep(Duration::from_millis(1));
-        }
-    }
-
-    fn stop(mut self) -> Value {
-        kill_process(Pid::from_child(&self.child), Signal::TERM).expect("it runs");
-        let stopped = self.event("stopped");
-        assert!(self.child.wait().expect("it ends").success());
-        stopped
-    }
-}
-
-/// A machine of this process.
-struct Machine {
-    memory: Registered,
-    _stream: UnixStream,
-}
-
-impl Machine {
-    fn connect(socket: &str) -> Option<Self> {
-        let uffd = match Uffd::open(Features::EVENT_REMOVE, Features::NONE, KernelFaults::IfAllowed)
-        {
-            Ok(uffd) => Arc::new(uffd),
-            Err(error) => {
-                assert!(std::env::var("REQUIRE_ALL").as_deref() != Ok("1"), "{error}");
-                println!("skipped: machines that a service manager keeps: {error}");
-                return None;
-            }
-        };
-        let len = ByteLen::new(PAGES * PAGE);
-        let mapping = Mapping::anonymous(len, Anonymous::default()).expect("memory");
-        let memory = Registered::new(uffd.clone(), mapping, Modes::MISSING).expect("it is ours");
-        let message = format!(
-            r#"[{{"base_host_virt_addr":{},"size":{len},"offset":0,"page_size":4096}}]"#,
-            memory.mapping().addr().get(),
-            len = len.get()
-        );
-        let stream = UnixStream::connect(socket).expect("it listens");
-        peer::send(&stream, message.as_bytes(), &[uffd.as_fd()]).expect("it is taken");
-        Some(Self { memory, _stream: stream })
-    }
-
-    fn check(&self, page: u64, expected: &[u8]) {
-        let mut seen = vec![1; 4096];
-        self.memory.mapping().read_at(page * PAGE, &mut seen).expect("it is served");
-        assert!(seen == expected, "wrong bytes in page {page}");
+        Server::spawn(&mut command)
     }
 }
 

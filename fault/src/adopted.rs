@@ -146,25 +146,34 @@ pub struct AdoptedMemory {
 
 impl AdoptedMemory {
     /// Makes the log for [`Engine::adopt_logged`] of memory of these regions. It starts with what `before`
-    /// has, the log of a process that answered for them and has ended.
+    /// has, the log of a process that answered for them and has ended. It is a memory file, or made in
+    /// `file`, which is empty or the one that `before` was read from.
     ///
     /// # Errors
-    /// [`MapError`] as for [`Engine::adopt`], or that there is no memory for it, or `before` is no log.
+    /// [`MapError`] as for [`Engine::adopt`], or that there is no room for it, or `before` is of other memory.
     pub fn log(
         regions: &[RemoteRegion],
         page: PageSize,
-        before: Option<OwnedFd>,
+        before: Option<&LoggedEvents>,
+        file: Option<OwnedFd>,
     ) -> Result<EventLog, MapError> {
         let pages = count_pages(regions, page)?;
-        let log = EventLog::new(EVENTS, pages.get()).map_err(MapError::MemoryFile)?;
+        if before.is_some_and(|before| before.marks() != pages.get()) {
+            return Err(MapError::Backing { reason: "the log of events is of other memory" });
+        }
+        let log = match file {
+            Some(file) => EventLog::in_file(file, EVENTS, pages.get()),
+            None => EventLog::new(EVENTS, pages.get()),
+        };
+        let log = log.map_err(MapError::MemoryFile)?;
         let Some(before) = before else { return Ok(log) };
-        let before = LoggedEvents::read(before, pages.get()).map_err(MapError::MemoryFile)?;
         before.marked().for_each(|page| log.mark(page..page + 1));
         for removed in &before.removed {
             for bytes in offsets(regions, removed.start, removed.end) {
                 log.mark(bytes.start >> page.shift()..bytes.end >> page.shift());
             }
         }
+        log.forget_events();
         Ok(log)
     }
 

@@ -128,7 +128,7 @@ pub use window::{Filled, Window};
 
 // What calls here take and return of the packages below, and what their documentation recommends.
 pub use uzone_os::uffd::{
-    AnswerError, EventLog, KernelFaults, NotUffd, OpenError, RegisterError, Remote,
+    AnswerError, EventLog, KernelFaults, LoggedEvents, NotUffd, OpenError, RegisterError, Remote,
 };
 pub use uzone_os::{
     AccessError, Addr, HugeSize, Mapping, MappingError, RangeError, Sharing, SysError, Vaddr,

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use common::{page, skip};
 use uzone_fault::{
     AdoptedMemory, BackingError, Engine, EngineOptions, EventLog, FunctionBacking, LazyOptions,
-    MapError, RemoteRegion, ZeroBacking,
+    LoggedEvents, MapError, RemoteRegion, ZeroBacking,
 };
 use uzone_os::uffd::{EventBuffer, Features, KernelFaults, Modes, Registered, Remote, Uffd};
 use uzone_os::{Anonymous, Mapping, Vaddr, probe};
@@ -340,9 +340,10 @@ fn what_was_read_by_a_server_that_died_of_it_is_known_to_the_next() {
     let regions = vec![RemoteRegion { start, len, offset: 4 * page() }];
     let remote = || Remote::adopt(uffd.as_fd().try_clone_to_owned().unwrap()).unwrap();
     let size = probe::page_size();
-    let log = AdoptedMemory::log(&regions, size, None).unwrap();
+    let log = AdoptedMemory::log(&regions, size, None, None).unwrap();
     assert_eq!(log.marks(), 20);
     let kept = |log: &EventLog| log.fd().unwrap().try_clone_to_owned().unwrap();
+    let read = |fd| LoggedEvents::read(fd).unwrap();
     let first = kept(&log);
     let mut buffer = EventBuffer::logged(log);
     let dead = remote();
@@ -356,11 +357,11 @@ fn what_was_read_by_a_server_that_died_of_it_is_known_to_the_next() {
         reader.join().unwrap();
     });
     // Of this one only the marks are left.
-    let log = AdoptedMemory::log(&regions, size, Some(first)).unwrap();
+    let log = AdoptedMemory::log(&regions, size, Some(&read(first)), None).unwrap();
     assert_eq!(log.marked().collect::<Vec<_>>(), [6, 7, 8]);
     let second = kept(&log);
     drop(log);
-    let log = AdoptedMemory::log(&regions, size, Some(second)).unwrap();
+    let log = AdoptedMemory::log(&regions, size, Some(&read(second)), None).unwrap();
     let third = kept(&log);
 
     let engine = Engine::new(NonZeroUsize::MIN).unwrap();
@@ -385,7 +386,7 @@ fn what_was_read_by_a_server_that_died_of_it_is_known_to_the_next() {
         check(&memory, 9, 4 * page(), true);
         drop(server);
     });
-    let log = AdoptedMemory::log(&regions, size, Some(third)).unwrap();
+    let log = AdoptedMemory::log(&regions, size, Some(&read(third)), None).unwrap();
     assert_eq!(log.marked().collect::<Vec<_>>(), [6, 7, 8, 13]);
     // A log of other memory is refused.
     let other = RemoteRegion { len: ByteLen::new(page()), ..regions[0] };

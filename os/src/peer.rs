@@ -1,8 +1,9 @@
 //! The process at the other end of a Unix socket: [`Peer`], which is told from every later process of the
 //! same number, and the descriptors that go to it and come from it ([`send`], [`receive`]).
 //!
-//! Unsafe: getsockopt(2) with `SO_PEERPIDFD`, which rustix does not wrap, and with `SO_PEERCRED`.
-//! Source: unix(7), pidfd_open(2), pidfd_send_signal(2), proc_pid_mem(5), proc_pid_pagemap(5).
+//! Unsafe: getsockopt(2) with `SO_PEERPIDFD`, which rustix does not wrap, and with `SO_PEERCRED`; kcmp(2).
+//! Source: unix(7), pidfd_open(2), pidfd_send_signal(2), pidfd_getfd(2), kcmp(2), proc_pid_stat(5),
+//! proc_pid_mem(5), proc_pid_pagemap(5).
 
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -16,7 +17,7 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags,
 };
-use rustix::process::{Pid, PidfdFlags, Signal};
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, Signal};
 
 use crate::errno;
 
@@ -62,6 +63,72 @@ impl Peer {
         Some(Self { pid, uid, pidfd })
     }
 
+    /// Returns the process of this number that started then ([`Peer::started`]), of that user.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::NotFound`] if it has ended, and otherwise the error of the system.
+    pub fn of_number(pid: u32, uid: u32, started: u64) -> io::Result<Self> {
+        let pid = Pid::from_raw(pid.cast_signed()).ok_or(io::ErrorKind::InvalidInput)?;
+        let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty())?;
+        let peer = Self { pid, uid, pidfd };
+        if peer.started()? == started { Ok(peer) } else { Err(io::ErrorKind::NotFound.into()) }
+    }
+
+    /// Returns when it started, in clock ticks since the system did.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::NotFound`] if it has ended, and otherwise the error of the system.
+    pub fn started(&self) -> io::Result<u64> {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid()))?;
+        self.is_there()?;
+        // Its name, in parentheses, may have any bytes; the state behind it is the third field.
+        let fields = stat.rsplit_once(") ").map_or("", |(_, fields)| fields);
+        let started = fields.split(' ').nth(22 - 3).and_then(|field| field.parse().ok());
+        started.ok_or_else(|| io::ErrorKind::InvalidData.into())
+    }
+
+    /// Fails if it has ended: what was read by its number before may be another's.
+    fn is_there(&self) -> io::Result<()> {
+        let mut ended = [PollFd::new(&self.pidfd, PollFlags::IN)];
+        match rustix::event::poll(&mut ended, Some(&Timespec::default()))? {
+            0 => Ok(()),
+            _ => Err(io::ErrorKind::NotFound.into()),
+        }
+    }
+
+    /// Returns the number that it has the same open file under as `fd`, for [`Peer::descriptor`].
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::NotFound`] if it has closed it. Otherwise the error of the system: this process may not
+    /// take its descriptors, which takes the same user or `CAP_SYS_PTRACE`, or the kernel cannot compare them.
+    pub fn number_of(&self, fd: BorrowedFd<'_>) -> io::Result<u32> {
+        let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
+        for entry in std::fs::read_dir(format!("/proc/{}/fd", self.pid()))? {
+            let entry = entry?;
+            let number = entry.file_name().to_str().and_then(|name| name.parse().ok());
+            let Some(number) = number else { continue };
+            // It may have been closed meanwhile.
+            if std::fs::read_link(entry.path()).is_ok_and(|other| other == link)
+                && is_same_file(self.pid, number, fd)?
+            {
+                self.is_there()?;
+                // That it may be taken as well is another right.
+                self.descriptor(number)?;
+                return Ok(number);
+            }
+        }
+        Err(io::ErrorKind::NotFound.into())
+    }
+
+    /// Takes another descriptor of a file that it has open.
+    ///
+    /// # Errors
+    /// The error of pidfd_getfd(2): it has ended, has no such descriptor, or this process may not.
+    pub fn descriptor(&self, number: u32) -> io::Result<OwnedFd> {
+        let flags = PidfdGetfdFlags::empty();
+        Ok(rustix::process::pidfd_getfd(&self.pidfd, number.cast_signed(), flags)?)
+    }
+
     /// Returns its number.
     #[must_use]
     pub fn pid(&self) -> u32 {
@@ -90,12 +157,8 @@ impl Peer {
     pub fn open_memory(&self) -> io::Result<(File, File)> {
         let open = |name| File::open(format!("/proc/{}/{name}", self.pid()));
         let opened = (open("mem")?, open("pagemap")?);
-        // The number was its own if it is there now.
-        let mut ended = [PollFd::new(&self.pidfd, PollFlags::IN)];
-        match rustix::event::poll(&mut ended, Some(&Timespec::default()))? {
-            0 => Ok(opened),
-            _ => Err(io::ErrorKind::NotFound.into()),
-        }
+        self.is_there()?;
+        Ok(opened)
     }
 
     /// Returns whether this process may end it, or it has ended.
@@ -111,6 +174,35 @@ impl Peer {
 impl AsFd for Peer {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.pidfd.as_fd()
+    }
+}
+
+impl From<Peer> for OwnedFd {
+    fn from(peer: Peer) -> Self {
+        peer.pidfd
+    }
+}
+
+/// Returns whether a number of a process is the same open file as `fd` of this one.
+fn is_same_file(pid: Pid, number: u32, fd: BorrowedFd<'_>) -> io::Result<bool> {
+    let (own, other) = (rustix::process::getpid(), pid.as_raw_nonzero().get());
+    let file: libc::c_long = 0; // KCMP_FILE: linux/kcmp.h.
+    // SAFETY: kcmp(2) compares two descriptors by their numbers, and has no effect on memory.
+    let answer = unsafe {
+        libc::syscall(
+            libc::SYS_kcmp,
+            libc::c_long::from(own.as_raw_nonzero().get()),
+            libc::c_long::from(other),
+            file,
+            libc::c_long::from(fd.as_raw_fd()),
+            libc::c_long::from(number),
+        )
+    };
+    match answer {
+        0 => Ok(true),
+        // One of them is the lesser in some order.
+        1.. => Ok(false),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 
@@ -229,6 +321,27 @@ mod tests {
         let mut ready = crate::uffd::ReadyKeys::new();
         set.wait(&mut ready, Some(std::time::Duration::ZERO)).unwrap();
         assert_eq!(ready.keys(), [], "it has not ended");
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it compares open files")]
+    fn a_process_is_found_again_by_its_number_and_start_and_so_is_a_file_of_it() {
+        let (one, _other) = UnixStream::pair().unwrap();
+        let peer = Peer::of(&one).unwrap();
+        let started = peer.started().unwrap();
+        let again = Peer::of_number(peer.pid(), peer.uid(), started).unwrap();
+        let earlier = Peer::of_number(peer.pid(), peer.uid(), started - 1);
+        assert_eq!(earlier.unwrap_err().kind(), io::ErrorKind::NotFound);
+        // One file without a name beside another one of the same name.
+        let [first, second] =
+            [b"first", b"other"].map(|bytes| crate::memory_file("twice", bytes).unwrap());
+        for (file, expected) in [(&second, b"other"), (&first, b"first")] {
+            let number = again.number_of(file.as_fd()).unwrap();
+            let mut bytes = [0; 5];
+            let taken = File::from(again.descriptor(number).unwrap());
+            std::os::unix::fs::FileExt::read_exact_at(&taken, &mut bytes, 0).unwrap();
+            assert_eq!(bytes, *expected);
+        }
     }
 
     #[test]

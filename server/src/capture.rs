@@ -15,7 +15,7 @@ use std::sync::Mutex;
 use std::sync::PoisonError;
 
 use serde::{Deserialize, Serialize};
-use uzone_fault::{AdoptedMemory, RemoteRegion};
+use uzone_fault::{AdoptedMemory, LoggedEvents, RemoteRegion};
 use uzone_os::{Anonymous, Exclusive, HugeAdvice, MessageSocket, peer};
 use uzone_pages::{ByteLen, PageSize};
 use uzone_snapshot::Source;
@@ -220,7 +220,9 @@ fn removed(
     page: PageSize,
     log: Option<OwnedFd>,
 ) -> io::Result<Vec<Range<u64>>> {
-    let log = AdoptedMemory::log(regions, page, log).map_err(io::Error::other)?;
+    // Of the keeper, which is trusted.
+    let before = log.map(LoggedEvents::read_trusted).transpose()?;
+    let log = AdoptedMemory::log(regions, page, before.as_ref(), None).map_err(io::Error::other)?;
     let mut removed: Vec<Range<u64>> = Vec::new();
     for mark in log.marked() {
         let bytes = mark << page.shift()..(mark + 1) << page.shift();

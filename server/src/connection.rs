@@ -38,6 +38,8 @@ pub(crate) struct Connection {
     pub(crate) since: Instant,
     /// What its worker reads is logged there. A machine comes of a connection that has one.
     pub(crate) log: Option<OwnedFd>,
+    /// An empty file for its next log, if that is to have a name.
+    pub(crate) log_file: Option<OwnedFd>,
     /// How many bytes of memory the machine has, and how many a page of it; known once it is connected.
     pub(crate) memory: Option<(u64, u64)>,
     pub(crate) stats: Option<SessionStats>,
@@ -65,6 +67,7 @@ pub(crate) struct Kept {
     has_more_fds: bool,
     is_ended: bool,
     has_log: bool,
+    has_log_file: bool,
     memory: Option<(u64, u64)>,
     /// The number of the log that is kept next by the process that sends this.
     logs: u64,
@@ -75,7 +78,13 @@ impl Kept {
     /// Returns what it is when the processes that had it have died. With a log, it is a machine.
     pub(crate) fn of_the_dead(self, has_log: bool) -> Self {
         let memory = if has_log { self.memory.or(Some((0, 0))) } else { None };
-        Self { has_log, memory, is_ended: self.is_ended || has_log, ..self }
+        let is_ended = self.is_ended || has_log;
+        Self { has_log, has_log_file: false, memory, is_ended, ..self }
+    }
+
+    /// Returns the number and the user of the process.
+    pub(crate) fn process(&self) -> (u32, u32) {
+        (self.pid, self.uid)
     }
 }
 
@@ -91,6 +100,7 @@ impl Connection {
             is_ended: false,
             since: Instant::now(),
             log: None,
+            log_file: None,
             memory: None,
             stats: None,
             deaths: 0,
@@ -186,16 +196,19 @@ impl Connection {
             has_more_fds: self.has_more_fds,
             is_ended: self.is_ended,
             has_log: self.log.is_some(),
+            has_log_file: self.log_file.is_some(),
             memory: self.memory,
             logs: self.logs,
             age_ns: nanoseconds(self.since.elapsed()),
         }
     }
 
-    /// Returns its descriptors: the stream, the pidfd, the log if there is one, and what the monitor sent.
+    /// Returns its descriptors: the stream, the pidfd, the log and the file for the next one if there
+    /// are any, and what the monitor sent.
     pub(crate) fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         let own = [self.stream.as_fd(), self.peer.as_fd()].into_iter();
         own.chain(self.log.iter().map(AsFd::as_fd))
+            .chain(self.log_file.iter().map(AsFd::as_fd))
             .chain(self.fds.iter().map(AsFd::as_fd))
             .collect()
     }
@@ -206,6 +219,7 @@ impl Connection {
         let stream = UnixStream::from(fds.next()?);
         let peer = Peer::from_parts(kept.pid, kept.uid, fds.next()?)?;
         let log = if kept.has_log { Some(fds.next()?) } else { None };
+        let log_file = if kept.has_log_file { Some(fds.next()?) } else { None };
         let age = Duration::from_nanos(kept.age_ns);
         let connection = Self {
             stream,
@@ -217,6 +231,7 @@ impl Connection {
             is_ended: kept.is_ended,
             since: Instant::now().checked_sub(age).unwrap_or_else(Instant::now),
             log,
+            log_file,
             memory: kept.memory,
             stats: None,
             deaths: 0,
@@ -253,7 +268,12 @@ impl Connection {
                 self.may_be_whole() && self.bytes.len() > len && self.times_kept < TIMES_KEPT
             }
         };
-        is_news && self.count_descriptors() == 1 && !self.is_program()
+        is_news && self.may_be_a_machine()
+    }
+
+    /// Returns whether a machine may come of it, and not a program that attaches.
+    pub(crate) fn may_be_a_machine(&self) -> bool {
+        self.count_descriptors() == 1 && !self.is_program()
     }
 
     /// Returns what is known of the machine, if there is one.

@@ -42,6 +42,15 @@ pub enum ServeError {
         #[source]
         cause: io::Error,
     },
+    /// The folder for recovery cannot be used.
+    #[error("cannot keep what recovery takes in {}: {cause}", path.display())]
+    Recovery {
+        /// The folder.
+        path: PathBuf,
+        /// What the system answered.
+        #[source]
+        cause: io::Error,
+    },
     /// Another server listens there.
     #[error("another server listens on {}: stop it, or name another socket", path.display())]
     InUse {
@@ -110,7 +119,8 @@ impl ServeError {
         };
         match self {
             Self::Image(error) | Self::Unreadable { cause: error, .. } => error.kind(),
-            Self::Listen { cause, .. }
+            Self::Recovery { cause, .. }
+            | Self::Listen { cause, .. }
             | Self::WorkingSet { cause, .. }
             | Self::Ask { cause, .. }
             | Self::Metrics { cause, .. }

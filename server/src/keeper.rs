@@ -25,6 +25,7 @@ use crate::event::ServeEvent;
 use crate::link::{self, Report};
 use crate::manager::ServiceManager;
 use crate::options::{OnFailure, ServerOptions};
+use crate::recovery::Recovery;
 use crate::sandbox::Sandbox;
 use crate::socket::ListeningSocket;
 use crate::status::{Status, nanoseconds};
@@ -110,6 +111,7 @@ pub struct Keeper {
     /// How the latest worker is confined.
     sandbox: Sandbox,
     manager: Option<ServiceManager>,
+    recovery: Option<Recovery>,
     options: ServerOptions,
     log: Box<dyn Fn(&ServeEvent) + Send>,
     start: Start,
@@ -146,6 +148,7 @@ impl Keeper {
         let socket = ListeningSocket::bind(socket, keeper.options.mode)?;
         keeper.set.add(&socket.listener, LISTENER).map_err(ServeError::Wait)?;
         keeper.socket = Some(socket);
+        keeper.open_recovery()?;
         keeper.bind_control()?;
         keeper.hand_over();
         Ok(keeper)
@@ -165,6 +168,7 @@ impl Keeper {
     ) -> Result<Self, ServeError> {
         let mut keeper = Self::started(socket, options, log, start)?;
         keeper.down_since = Some(Instant::now());
+        keeper.open_recovery()?;
         let estate = control::take_over(socket, &keeper.image)?;
         keeper.enter(estate);
         Ok(keeper)
@@ -183,6 +187,9 @@ impl Keeper {
         start: impl FnMut(OwnedFd) -> io::Result<Child> + Send + 'static,
     ) -> Result<Self, ServeError> {
         let mut keeper = Self::started(socket, options, log, start)?;
+        if !estate.is_confined {
+            keeper.open_recovery()?;
+        }
         keeper.enter(estate);
         Ok(keeper)
     }
@@ -204,6 +211,11 @@ impl Keeper {
             }
         }
         (self.socket, self.connections) = (Some(listening), estate.connections);
+        if let Some(recovery) = &self.recovery {
+            // What is kept of a machine whose log is elsewhere is old.
+            let elsewhere = self.connections.values().filter(|one| one.log_file.is_none());
+            elsewhere.for_each(|connection| recovery.discard(connection.id));
+        }
         // This process may have other rights than the one before.
         self.connections.values_mut().for_each(Connection::ask_for_rights);
         (self.next, self.down_since) =
@@ -238,6 +250,7 @@ impl Keeper {
             image: String::new(),
             sandbox: Sandbox::default(),
             manager: None,
+            recovery: None,
             options,
             log: Box::new(log),
             start: Box::new(start),
@@ -258,6 +271,13 @@ impl Keeper {
             keeper.first_words()?;
         }
         Ok(keeper)
+    }
+
+    fn open_recovery(&mut self) -> Result<(), ServeError> {
+        if let Some(folder) = &self.options.recover {
+            self.recovery = Some(Recovery::open(folder, &self.path)?);
+        }
+        Ok(())
     }
 
     fn bind_control(&mut self) -> Result<(), ServeError> {
@@ -296,12 +316,17 @@ impl Keeper {
         self.heirlooms_changed();
     }
 
-    /// Has the service manager keep a machine, as far as its message has come.
+    /// Has a machine kept, as far as its message has come.
     fn keep_machine(&mut self, key: u64) {
         let (manager, connection) = (self.manager.as_ref(), self.connections.get_mut(&key));
-        let (Some(manager), Some(connection)) = (manager, connection) else { return };
-        if connection.is_worth_keeping() {
+        let Some(connection) = connection.filter(|one| one.is_worth_keeping()) else { return };
+        if let Some(recovery) = &self.recovery {
+            recovery.keep_machine(&self.image, key, connection);
+        }
+        if let Some(manager) = manager {
             manager.keep_machine(&self.path, &self.image, key, connection);
+        }
+        if manager.is_some() || self.recovery.is_some() {
             connection.kept_bytes = Some(connection.bytes.len());
             connection.times_kept += 1;
         }
@@ -318,9 +343,12 @@ impl Keeper {
         connection.logs += 1;
     }
 
-    /// Removes a connection, also from what the service manager keeps.
+    /// Removes a connection, also from what is kept.
     fn forget(&mut self, key: u64) -> Option<Connection> {
         let connection = self.connections.remove(&key)?;
+        if let Some(recovery) = self.recovery.as_ref().filter(|_| connection.may_be_a_machine()) {
+            recovery.discard(connection.id);
+        }
         if let (Some(manager), Some(_)) = (&self.manager, connection.kept_bytes) {
             manager.discard_machine(&self.path, &connection);
         }
@@ -497,8 +525,13 @@ impl Keeper {
                 continue;
             }
             let Some(key) = self.news.pop_front() else { return };
-            let Some(connection) = self.connections.get(&key) else { continue };
+            let Some(connection) = self.connections.get_mut(&key) else { continue };
             (worker.asks, worker.taking) = (false, Some(key));
+            if let Some(recovery) = self.recovery.as_ref().filter(|_| connection.may_be_a_machine())
+            {
+                // If it fails, so it does when the machine is kept, which warns.
+                let _ = recovery.make_log(connection);
+            }
             if link::hand_over(&worker.socket, key, connection).is_err() {
                 return self.worker_ended();
             }
@@ -607,6 +640,13 @@ impl Keeper {
                     }
                     connection.is_ended = true;
                     connection.log = log;
+                    // If it is of another keeper: its file has all of the log before only now.
+                    if let Some(recovery) = &self.recovery
+                        && connection.may_be_a_machine()
+                        && !recovery.has_machine(connection.id)
+                    {
+                        recovery.keep_machine(&self.image, key, connection);
+                    }
                 }
                 if self.connections.get(&key).is_some_and(|one| one.kept_bytes.is_some()) {
                     self.keep_log(key, true);

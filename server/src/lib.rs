@@ -23,6 +23,7 @@
 //! | `offload` | [`Offload`]: restoring machines of Cloud Hypervisor, which asks for pages itself |
 //! | `sandbox` | what a worker may do |
 //! | `manager` | [`ServiceManager`]: what a service manager keeps while no process of a server lives |
+//! | `recovery` | [`Recovery`]: what is kept in a folder, for a server without a service manager |
 //! | `control`, `status` | asking a server what it does, and letting it end |
 //! | `working_set` | the pages that machines touched, recorded and read |
 //! | `event`, `options`, `error` | [`ServeEvent`], [`ServerOptions`] and [`OnFailure`], [`ServeError`] |
@@ -40,6 +41,7 @@ mod link;
 mod manager;
 mod offload;
 mod options;
+mod recovery;
 mod sandbox;
 mod session;
 mod socket;
@@ -57,6 +59,7 @@ pub use keeper::{Keeper, Served};
 pub use manager::{Passed, ServiceManager};
 pub use offload::{Offload, OffloadError, Offloaded};
 pub use options::{OnFailure, Prefetch, ServerOptions};
+pub use recovery::Recovery;
 pub use sandbox::Sandbox;
 pub use status::{SessionStats, SessionStatus, Status};
 pub use takeover::Estate;

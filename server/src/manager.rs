@@ -259,7 +259,16 @@ impl Passed {
         let next = connections.keys().max().map_or(1, |last| last + 1);
         let manager = manager.map(OwnedFd::from);
         let (control, metrics) = (None, None);
-        Ok(Some(Estate { socket: fd, is_named, control, metrics, manager, connections, next }))
+        Ok(Some(Estate {
+            socket: fd,
+            is_named,
+            is_confined: false,
+            control,
+            metrics,
+            manager,
+            connections,
+            next,
+        }))
     }
 
     fn take(&mut self, is_it: impl Fn(&str, &OwnedFd) -> bool) -> Vec<(String, OwnedFd)> {

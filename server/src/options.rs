@@ -38,6 +38,7 @@ pub struct ServerOptions {
     pub(crate) disk_cache: Option<Arc<DiskCache>>,
     pub(crate) share: Option<ByteLen>,
     pub(crate) sandbox: bool,
+    pub(crate) recover: Option<PathBuf>,
 }
 
 /// Which pages are installed before a machine touches them.
@@ -68,6 +69,7 @@ impl Default for ServerOptions {
             disk_cache: None,
             share: None,
             sandbox: true,
+            recover: None,
         }
     }
 }
@@ -153,6 +155,14 @@ impl ServerOptions {
     #[must_use]
     pub fn sandbox(mut self, sandbox: bool) -> Self {
         self.sandbox = sandbox;
+        self
+    }
+
+    /// Sets a folder in which is kept what it takes to serve machines again after both processes were killed
+    /// ([`Recovery`](crate::Recovery)); by default it is not. Files in memory (tmpfs) are the fastest.
+    #[must_use]
+    pub fn recover(mut self, folder: impl Into<Option<PathBuf>>) -> Self {
+        self.recover = folder.into();
         self
     }
 }

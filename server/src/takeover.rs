@@ -41,6 +41,8 @@ pub struct Estate {
     pub(crate) socket: OwnedFd,
     /// Whether the name of the socket is the server's to remove.
     pub(crate) is_named: bool,
+    /// Whether the process that goes on with it was a worker, which may do less.
+    pub(crate) is_confined: bool,
     /// The sockets for questions and for metrics, unless the next one makes its own.
     pub(crate) control: Option<OwnedFd>,
     pub(crate) metrics: Option<OwnedFd>,
@@ -127,7 +129,16 @@ pub(crate) fn take(from: &MessageSocket, image: &str) -> io::Result<Estate> {
     match receive(from, &mut room)?.title {
         Piece::Go => {
             let (control, metrics, manager) = (None, None, None);
-            Ok(Estate { socket, is_named: true, control, metrics, manager, connections, next })
+            Ok(Estate {
+                socket,
+                is_named: true,
+                is_confined: false,
+                control,
+                metrics,
+                manager,
+                connections,
+                next,
+            })
         }
         other => unexpected(&other),
     }

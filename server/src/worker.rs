@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use uzone_attach::protocol::{Reply, Request, VERSION};
 use uzone_fault::{
-    AdoptedMemory, Backing, Engine, EngineOptions, FileBacking, MapError, Memory as Pages, Remote,
-    SharedBacking, Zone,
+    AdoptedMemory, Backing, Engine, EngineOptions, FileBacking, LoggedEvents, MapError,
+    Memory as Pages, Remote, SharedBacking, Zone,
 };
 use uzone_os::MessageSocket;
 use uzone_os::uffd::{EventSet, ReadyKeys};
@@ -176,8 +176,9 @@ impl Worker {
         // Each stops reading events before its log goes on.
         let connections = sessions.map(|(number, session)| (number, session.into_connection()));
         let Heirlooms { socket, control, metrics, manager } = self.heirlooms?;
-        let connections = connections.collect();
-        Some(Estate { socket, is_named: true, control, metrics, manager, connections, next })
+        let is_confined = true;
+        let (is_named, connections) = (true, connections.collect());
+        Some(Estate { socket, is_named, is_confined, control, metrics, manager, connections, next })
     }
 
     fn wait(&self, ready: &mut ReadyKeys) -> Result<(), ServeError> {
@@ -350,9 +351,15 @@ impl Worker {
         let fd = connection.userfaultfd().ok_or("the userfaultfd is lost")?;
         let fd = fd.try_clone().map_err(|cause| text(&cause))?;
         let remote = Remote::adopt(fd).map_err(|error| text(&error))?;
-        let earlier = connection.earlier_log().map(OwnedFd::try_clone).transpose();
-        let earlier = connection.log.take().or(earlier.map_err(|cause| text(&cause))?);
-        let removals = AdoptedMemory::log(&regions, page, earlier);
+        let before = match (connection.log.take(), connection.earlier_log()) {
+            (Some(ours), _) => Some(LoggedEvents::read_trusted(ours)),
+            (None, Some(theirs)) => Some(theirs.try_clone().and_then(LoggedEvents::read)),
+            (None, None) => None,
+        };
+        let before = before.transpose().map_err(|cause| text(&cause))?;
+        let file = connection.log_file.as_ref().map(OwnedFd::try_clone).transpose();
+        let file = file.map_err(|cause| text(&cause))?;
+        let removals = AdoptedMemory::log(&regions, page, before.as_ref(), file);
         let removals = removals.map_err(|error| text(&error))?;
         // The keeper has the log before the first event is read.
         let log = removals.fd().ok_or("the log has no descriptor")?;

@@ -40,9 +40,9 @@ pub mod lazy {
         CompositeBacking, CompositeBuilder, CompositeError, Engine, EngineOptions, EventLog,
         Failure, FaultAround, FaultClass, FaultOutcome, FaultRecord, FaultStats, FaultTrace,
         FileBacking, Filled, FunctionBacking, HugePages, KernelFaults, Latency, LazyError,
-        LazyMapping, LazyOptions, MapError, Mapping, Memory, MemoryBacking, NotStopped, Populate,
-        Reader, ReaderPlace, ReaderPlacement, Refusal, Remote, RemoteRegion, SharedBacking,
-        Uncollapsed, Vaddr, Window, WriteTracking, ZeroBacking,
+        LazyMapping, LazyOptions, LoggedEvents, MapError, Mapping, Memory, MemoryBacking,
+        NotStopped, Populate, Reader, ReaderPlace, ReaderPlacement, Refusal, Remote, RemoteRegion,
+        SharedBacking, Uncollapsed, Vaddr, Window, WriteTracking, ZeroBacking,
     };
 }
 

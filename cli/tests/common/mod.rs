@@ -1,6 +1,8 @@
 //! What the tests of the commands share.
 #![allow(dead_code, reason = "each test file is a program of its own and takes what it needs")]
 
+pub(crate) mod served;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -4,7 +4,8 @@
 //! A thread that gives memory back goes on as soon as its event has been read. If the reading process is
 //! killed before it has noted that, its successor would fill those pages with old bytes. So the kernel writes
 //! the events straight into a memory file that another process holds too, and the notes, a bit a page, lie
-//! behind them. The file is sealed: only the process that made it writes to it.
+//! behind them. The file is sealed: only the process that made it writes to it. Where no process is left to
+//! hold it, it is a file with a name instead ([`EventLog::in_file`]).
 //!
 //! Units: a mark is a bit; what it stands for is the caller's.
 //! Source: userfaultfd(2); memfd_create(2) and fcntl(2), `F_SEAL_FUTURE_WRITE`.
@@ -16,11 +17,11 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
-use rustix::fs::SealFlags;
+use rustix::fs::{FallocateFlags, SealFlags};
 use uzone_pages::ByteLen;
 
 use crate::mapping::Mapping;
-use crate::options::Vaddr;
+use crate::options::{Access, Sharing, Vaddr};
 use crate::uffd::event::{self, Event, MESSAGE, Parsed};
 
 /// What the first word is.
@@ -28,15 +29,15 @@ const MAGIC: u64 = u64::from_le_bytes(*b"uzonlog1");
 /// How many words are before the messages: the magic, how many messages, how many marks.
 const HEADER: usize = 4;
 /// How many messages a log has at most.
-const MESSAGES: u64 = 1 << 16;
+const MESSAGES: usize = 1 << 16;
 /// How many words a message has.
 pub(crate) const WORDS: usize = MESSAGE / size_of::<u64>();
 
 /// A memory file with the events that were read last, and marks.
 ///
 /// # Invariants
-/// Only this process writes to the file: nothing had its descriptor before it was sealed, and the mapping is
-/// not inherited by a fork.
+/// Only this process writes to the file: nothing had its descriptor before it was sealed, or its folder is
+/// closed to others, and the mapping is not inherited by a fork.
 #[derive(Debug)]
 pub struct EventLog {
     mapping: Mapping,
@@ -50,20 +51,75 @@ impl EventLog {
     /// # Errors
     /// The error of the system: no memory, as many descriptors as the process may have, or Linux before 5.1.
     pub fn new(messages: usize, marks: u64) -> io::Result<Self> {
-        let messages = messages.clamp(1, 1 << 16);
+        let len = Self::len_of(messages, marks)?;
+        let mapping = Mapping::memfd("uzone-events", len, None).map_err(io::Error::other)?;
+        mapping.seal_for_readers()?;
+        Self::start(mapping, messages, marks)
+    }
+
+    /// Makes a log in a file, whose name keeps it when no process has it. If the file has the log of a process
+    /// that has ended ([`LoggedEvents::read_trusted`]), its marks stay, and its events until
+    /// [`EventLog::forget_events`]. Only this process may write to the file from now on.
+    ///
+    /// # Errors
+    /// The error of the system: the file is not open for reading and writing, or its disk is full.
+    pub fn in_file(file: OwnedFd, messages: usize, marks: u64) -> io::Result<Self> {
+        let is_log = Self::is_in_file(&File::from(file.try_clone()?))?;
+        let before = match is_log {
+            true => Some(LoggedEvents::read_trusted(file.try_clone()?)?),
+            false => None,
+        };
+        let messages = before.as_ref().map_or(messages, |before| before.messages);
+        if before.as_ref().is_some_and(|before| before.count != marks) {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        let len = Self::len_of(messages, marks)?;
+        // A full disk is found now, and not by a signal when an event is read.
+        rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, len.get())?;
+        let mapping = Mapping::file(file, 0, len, Access::ReadWrite, Sharing::Shared);
+        let mapping = mapping.map_err(io::Error::other)?;
+        if before.is_none() {
+            return Self::start(mapping, messages, marks);
+        }
+        mapping.keep_from_children().map_err(io::Error::other)?;
+        Ok(Self { mapping, messages, marks })
+    }
+
+    /// Returns whether a file has a log, as [`EventLog::in_file`] makes it.
+    ///
+    /// # Errors
+    /// The error of the system: the file cannot be read.
+    pub fn is_in_file(file: &File) -> io::Result<bool> {
+        let mut first = [0; 8];
+        match file.read_exact_at(&mut first, 0) {
+            Err(cause) if cause.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
+            read => read.map(|()| u64::from_ne_bytes(first) == MAGIC),
+        }
+    }
+
+    fn len_of(messages: usize, marks: u64) -> io::Result<ByteLen> {
+        let messages = messages.clamp(1, MESSAGES);
         let words = HEADER as u64 + (messages * WORDS) as u64 + marks.div_ceil(64);
         let len = ByteLen::new(words * 8).align_up(crate::kernel::page_size().bytes());
-        let len = len.map_err(io::Error::other)?;
-        let mapping = Mapping::memfd("uzone-events", len, None).map_err(io::Error::other)?;
+        len.map_err(io::Error::other)
+    }
+
+    fn start(mapping: Mapping, messages: usize, marks: u64) -> io::Result<Self> {
         mapping.keep_from_children().map_err(io::Error::other)?;
-        mapping.seal_for_readers()?;
+        let messages = messages.clamp(1, MESSAGES);
         let log = Self { mapping, messages, marks };
-        // Each page that the kernel writes messages to is present from now on.
-        for (word, value) in log.words().iter().zip([MAGIC, messages as u64, marks]) {
+        log.forget_events();
+        // The magic last: without it, this is no log.
+        for (word, value) in log.words().iter().zip([MAGIC, messages as u64, marks]).rev() {
             word.store(value, Ordering::Relaxed);
         }
-        log.slots().iter().for_each(|word| word.store(0, Ordering::Relaxed));
         Ok(log)
+    }
+
+    /// Forgets the events that were read, all of which are marked. Each page that the kernel writes messages
+    /// to is present from then on.
+    pub fn forget_events(&self) {
+        self.slots().iter().for_each(|word| word.store(0, Ordering::Relaxed));
     }
 
     fn words(&self) -> &[AtomicU64] {
@@ -112,31 +168,42 @@ pub struct LoggedEvents {
     /// The addresses that were given back or unmapped by the events that were read last, from the first to
     /// the one behind the last.
     pub removed: Vec<Range<Vaddr>>,
+    messages: usize,
+    count: u64,
     marks: Vec<u64>,
 }
 
 impl LoggedEvents {
-    /// Reads a log of as many marks that [`EventLog::fd`] is the descriptor of. The process that wrote it must
-    /// have ended. A descriptor may come from a process that is not trusted: the file is a memory file, so
-    /// that reading it never waits.
+    /// Reads a log that [`EventLog::fd`] is the descriptor of. The process that wrote it must have ended. The
+    /// descriptor may come from a process that is not trusted: the file is a sealed memory file, so that
+    /// reading it never waits.
     ///
     /// # Errors
     /// [`io::ErrorKind::InvalidData`] if it is no such file, and the error of the system.
-    pub fn read(fd: OwnedFd, marks: u64) -> io::Result<Self> {
+    pub fn read(fd: OwnedFd) -> io::Result<Self> {
         let is_sealed = rustix::fs::fcntl_get_seals(&fd)
             .is_ok_and(|seals| seals.contains(SealFlags::FUTURE_WRITE | SealFlags::SHRINK));
         if !is_sealed {
             return Err(io::ErrorKind::InvalidData.into());
         }
+        Self::read_trusted(fd)
+    }
+
+    /// Reads a log as [`LoggedEvents::read`] does, also one with a name ([`EventLog::in_file`]). Only
+    /// processes that are trusted may have written to it.
+    ///
+    /// # Errors
+    /// As for [`LoggedEvents::read`].
+    pub fn read_trusted(fd: OwnedFd) -> io::Result<Self> {
         let file = File::from(fd);
         let len = file.metadata()?.len() / 8;
         let mut bytes = vec![0; HEADER * 8];
         file.read_exact_at(&mut bytes, 0)?;
         let header: Vec<u64> = words(&bytes).collect();
-        if header[1] > MESSAGES || header[2] != marks {
+        if header[1] > MESSAGES as u64 {
             return Err(io::ErrorKind::InvalidData.into());
         }
-        let (messages, marks) = (header[1].saturating_mul(WORDS as u64), marks.div_ceil(64));
+        let (messages, marks) = (header[1].saturating_mul(WORDS as u64), header[2].div_ceil(64));
         let end = (HEADER as u64).saturating_add(messages).saturating_add(marks);
         if header[0] != MAGIC || end > len {
             return Err(io::ErrorKind::InvalidData.into());
@@ -157,7 +224,14 @@ impl LoggedEvents {
         });
         let removed = removed.collect();
         let marks = words(&read(HEADER as u64 + messages, marks)?).collect();
-        Ok(Self { removed, marks })
+        let messages = usize::try_from(header[1]).map_err(io::Error::other)?;
+        Ok(Self { removed, messages, count: header[2], marks })
+    }
+
+    /// Returns how many marks there are.
+    #[must_use]
+    pub fn marks(&self) -> u64 {
+        self.count
     }
 
     /// Returns the marks that were set.
@@ -196,9 +270,42 @@ mod tests {
         let file = File::from(fd.try_clone().unwrap());
         file.write_all_at(&[1], 0).unwrap_err();
         drop(log);
-        let events = LoggedEvents::read(fd, 130).unwrap();
+        let events = LoggedEvents::read(fd).unwrap();
+        assert_eq!(events.marks(), 130);
         assert_eq!(events.removed, [Vaddr::new(0x1000)..Vaddr::new(0x3000)]);
         assert_eq!(events.marked().collect::<Vec<_>>(), [3, 4, 127, 128, 129]);
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it maps a file")]
+    fn a_log_in_a_file_goes_on_where_its_process_has_ended() {
+        let file = || crate::memory_file("log", &[]).unwrap();
+        let one = file();
+        assert!(!EventLog::is_in_file(&one).unwrap());
+        let fd = || OwnedFd::from(one.try_clone().unwrap());
+        let log = EventLog::in_file(fd(), 2, 130).unwrap();
+        log.mark(127..130);
+        for (word, value) in log.slots()[WORDS..].iter().zip([0x15, 0x1000, 0x3000]) {
+            word.store(value, Ordering::Relaxed);
+        }
+        drop(log);
+        assert!(EventLog::is_in_file(&one).unwrap());
+        assert!(LoggedEvents::read(fd()).is_err(), "it is not sealed");
+        // With as many messages as it has.
+        let log = EventLog::in_file(fd(), 9, 130).unwrap();
+        let events = LoggedEvents::read_trusted(fd()).unwrap();
+        assert_eq!(events.removed, [Vaddr::new(0x1000)..Vaddr::new(0x3000)]);
+        log.forget_events();
+        assert_eq!(log.marked().collect::<Vec<_>>(), [127, 128, 129]);
+        assert_eq!(LoggedEvents::read_trusted(fd()).unwrap().removed, []);
+        drop(log);
+        let error = EventLog::in_file(fd(), 2, 131).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData, "of other memory");
+        // A process that was killed while it made one leaves none.
+        let part = crate::memory_file("log", &[0; 64]).unwrap();
+        assert!(!EventLog::is_in_file(&part).unwrap());
+        let log = EventLog::in_file(part.into(), 2, 1).unwrap();
+        assert_eq!(log.marked().count(), 0);
     }
 
     #[test]
@@ -206,13 +313,12 @@ mod tests {
     fn another_file_is_refused() {
         let other = Mapping::memfd("other", ByteLen::new(4096), None).unwrap();
         let read = |mapping: &Mapping| {
-            LoggedEvents::read(mapping.fd().unwrap().try_clone_to_owned().unwrap(), 0)
+            LoggedEvents::read(mapping.fd().unwrap().try_clone_to_owned().unwrap())
         };
         assert_eq!(read(&other).unwrap_err().kind(), io::ErrorKind::InvalidData, "not sealed");
         let other = Mapping::memfd("other", ByteLen::new(4096), None).unwrap();
         other.seal_for_readers().unwrap();
-        for header in [[MAGIC, u64::MAX, 0], [MAGIC, 0, u64::MAX], [MAGIC, 128, 0], [MAGIC, 1, 64]]
-        {
+        for header in [[MAGIC, u64::MAX, 0], [MAGIC, 0, u64::MAX], [MAGIC, 128, 0]] {
             let bytes: Vec<u8> = header.into_iter().flat_map(u64::to_ne_bytes).collect();
             other.write_at(0, &bytes).unwrap();
             assert_eq!(read(&other).unwrap_err().kind(), io::ErrorKind::InvalidData, "{header:?}");

@@ -1,0 +1,164 @@
+//! A server as a process of its own, and a machine of this one: what tests kill both processes of a server
+//! with.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use uzone_os::uffd::{Features, KernelFaults, Modes, Registered, Uffd};
+use uzone_os::{Anonymous, Mapping, peer};
+use uzone_pages::ByteLen;
+
+use super::keeps_to;
+
+pub(crate) const PAGE: u64 = 4096;
+pub(crate) const PAGES: u64 = 1024;
+/// How often both processes are killed.
+pub(crate) const KILLS: u64 = 8;
+/// How long anything may take before it counts as hanging.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+pub(crate) fn page_of(index: u64) -> Vec<u8> {
+    let word = |at: u64| ((index * 512 + at + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)).to_le_bytes();
+    (0..512).flat_map(word).collect()
+}
+
+pub(crate) struct Server {
+    child: Child,
+    lines: BufReader<ChildStdout>,
+}
+
+impl Server {
+    /// Starts a command that prints events.
+    pub(crate) fn spawn(command: &mut Command) -> Self {
+        let mut child =
+            command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().expect("it runs");
+        let lines = BufReader::new(child.stdout.take().expect("a pipe"));
+        let mut server = Self { child, lines };
+        server.event("listening");
+        server
+    }
+
+    /// Waits for an event.
+    pub(crate) fn event(&mut self, what: &str) -> Value {
+        loop {
+            let mut line = String::new();
+            assert!(self.lines.read_line(&mut line).expect("it is read") > 0, "{what}: it ended");
+            let object: Value = serde_json::from_str(&line).expect("an object a line");
+            keeps_to("uzone.serve-1", &object);
+            if object["event"] == what {
+                return object;
+            }
+        }
+    }
+
+    pub(crate) fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
+    pub(crate) fn workers(&self) -> Vec<Pid> {
+        children(self.pid())
+    }
+
+    /// Kills both processes at once, and waits until they are gone.
+    pub(crate) fn kill(mut self) {
+        let workers = kill_with_children(self.pid());
+        self.child.wait().expect("it ends");
+        wait_for_the_end(&workers);
+    }
+
+    /// Kills the keeper, and returns the worker that takes its place.
+    pub(crate) fn kill_keeper(mut self) -> Pid {
+        let workers = self.workers();
+        kill_process(self.pid(), Signal::KILL).expect("it runs");
+        self.child.wait().expect("it ends");
+        workers[0]
+    }
+
+    pub(crate) fn stop(mut self) -> Value {
+        kill_process(Pid::from_child(&self.child), Signal::TERM).expect("it runs");
+        let stopped = self.event("stopped");
+        assert!(self.child.wait().expect("it ends").success());
+        stopped
+    }
+}
+
+/// Returns the processes that a process has started.
+pub(crate) fn children(process: Pid) -> Vec<Pid> {
+    let threads = fs::read_dir(format!("/proc/{}/task", process.as_raw_nonzero()));
+    let children = threads
+        .expect("it runs")
+        .filter_map(|thread| fs::read_to_string(thread.ok()?.path().join("children")).ok());
+    let children = children.collect::<Vec<_>>().join(" ");
+    let numbers = children.split_whitespace().filter_map(|number| number.parse().ok());
+    numbers.filter_map(Pid::from_raw).collect()
+}
+
+/// Kills a process and those that it started, and returns those.
+pub(crate) fn kill_with_children(process: Pid) -> Vec<Pid> {
+    kill_process(process, Signal::STOP).expect("it runs");
+    let workers = children(process);
+    for worker in &workers {
+        kill_process(*worker, Signal::KILL).expect("it is not waited for");
+    }
+    kill_process(process, Signal::KILL).expect("it runs");
+    workers
+}
+
+/// Waits until processes that this one did not start are gone.
+pub(crate) fn wait_for_the_end(processes: &[Pid]) {
+    let end = Instant::now() + PATIENCE;
+    // As systemd does, which starts a service when none of its processes is left.
+    let is_there = |process: &Pid| {
+        let state = fs::read_to_string(format!("/proc/{}/stat", process.as_raw_nonzero()));
+        state.is_ok_and(|state| !state.contains(") Z "))
+    };
+    while processes.iter().any(is_there) {
+        assert!(Instant::now() < end, "a process does not end");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// A machine of this process.
+pub(crate) struct Machine {
+    pub(crate) memory: Registered,
+    _stream: UnixStream,
+}
+
+impl Machine {
+    pub(crate) fn connect(socket: &str) -> Option<Self> {
+        let uffd = match Uffd::open(Features::EVENT_REMOVE, Features::NONE, KernelFaults::IfAllowed)
+        {
+            Ok(uffd) => Arc::new(uffd),
+            Err(error) => {
+                assert!(std::env::var("REQUIRE_ALL").as_deref() != Ok("1"), "{error}");
+                println!("skipped: machines that outlive a server: {error}");
+                return None;
+            }
+        };
+        let len = ByteLen::new(PAGES * PAGE);
+        let mapping = Mapping::anonymous(len, Anonymous::default()).expect("memory");
+        let memory = Registered::new(uffd.clone(), mapping, Modes::MISSING).expect("it is ours");
+        let message = format!(
+            r#"[{{"base_host_virt_addr":{},"size":{len},"offset":0,"page_size":4096}}]"#,
+            memory.mapping().addr().get(),
+            len = len.get()
+        );
+        let stream = UnixStream::connect(socket).expect("it listens");
+        peer::send(&stream, message.as_bytes(), &[uffd.as_fd()]).expect("it is taken");
+        Some(Self { memory, _stream: stream })
+    }
+
+    pub(crate) fn check(&self, page: u64, expected: &[u8]) {
+        let mut seen = vec![1; 4096];
+        self.memory.mapping().read_at(page * PAGE, &mut seen).expect("it is served");
+        assert!(seen == expected, "wrong bytes in page {page}");
+    }
+}

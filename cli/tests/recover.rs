@@ -1,0 +1,114 @@
+//! `uzone serve --recover`: machines are served on when both processes of a server were killed at once, without
+//! a service manager.
+
+mod common;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::Dir;
+use common::served::{
+    KILLS, Machine, PAGE, PAGES, PATIENCE, Server, children, kill_with_children, page_of,
+    wait_for_the_end,
+};
+use rustix::process::{Signal, kill_process};
+
+fn start(arguments: &[&str]) -> Server {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
+    command.args(["serve", "--json", "--on-failure", "poison"]).args(arguments);
+    Server::spawn(&mut command)
+}
+
+/// Returns the folder of the one server.
+fn kept_for(folder: &str) -> PathBuf {
+    let mut servers = fs::read_dir(folder).expect("a folder");
+    servers.next().expect("a server").expect("an entry").path()
+}
+
+/// Returns what is kept in the folder of the one server.
+fn kept(folder: &str) -> Vec<PathBuf> {
+    let entries = fs::read_dir(kept_for(folder)).expect("a folder");
+    let mut kept: Vec<_> = entries.map(|entry| entry.expect("an entry").path()).collect();
+    kept.sort();
+    kept
+}
+
+#[test]
+fn machines_outlive_both_processes_of_a_server_without_a_service_manager() {
+    let dir = Dir::new("recover");
+    let (image, other, socket) = (dir.name("raw"), dir.name("other"), dir.name("a b.sock"));
+    let folder = dir.name("kept");
+    let bytes: Vec<u8> = (0..PAGES).flat_map(page_of).collect();
+    fs::write(&image, bytes).expect("a file is written");
+    fs::write(&other, page_of(7).repeat(1024)).expect("a file is written");
+    let arguments = [&image[..], "--socket", &socket, "--recover", &folder];
+    let mut server = start(&arguments);
+    let Some(machine) = Machine::connect(&socket) else { return drop(server.stop()) };
+    let give_back = |first: u64, end: u64| {
+        machine.memory.mapping().discard(first * PAGE..end * PAGE).expect("it is given back");
+    };
+    // Each time, a part is touched and a part is given back, also right before the kill.
+    let part = PAGES / KILLS;
+    for kill in 0..KILLS {
+        let (first, half) = (kill * part, kill * part + part / 2);
+        (first..half - 1).for_each(|page| machine.check(page, &page_of(page)));
+        give_back(first, half - 1);
+        if kill == 3 {
+            // A worker that dies alone is followed by one that goes on with the log.
+            for worker in server.workers() {
+                kill_process(worker, Signal::KILL).expect("it is not waited for");
+            }
+            server.event("taken_over");
+        }
+        give_back(half - 1, half);
+        server.kill();
+        server = start(&arguments);
+        (first..half).for_each(|page| machine.check(page, &[0; 4096]));
+        (half..half + part / 4).for_each(|page| machine.check(page, &page_of(page)));
+        assert_eq!(server.event("taken_over")["pid"], std::process::id());
+    }
+    assert_eq!(kept(&folder).len(), 2, "the machine and its log");
+    // What was left of another machine is given up.
+    let copy = kept(&folder)[1].with_file_name("1.machine");
+    fs::copy(&kept(&folder)[1], &copy).expect("it is copied");
+    server.kill();
+    let server = start(&arguments);
+    machine.check(PAGES - 1, &page_of(PAGES - 1));
+    assert!(!copy.exists());
+    for page in 0..PAGES {
+        let is_zero = page % part < part / 2;
+        machine.check(page, &if is_zero { vec![0; 4096] } else { page_of(page) });
+    }
+    // The worker of a keeper that was killed alone takes its place, and goes on with the log.
+    let successor = server.kill_keeper();
+    let end = Instant::now() + PATIENCE;
+    while children(successor).is_empty() {
+        assert!(Instant::now() < end, "the keeper has no successor");
+        thread::sleep(Duration::from_millis(1));
+    }
+    give_back(PAGES - 2, PAGES);
+    let worker = kill_with_children(successor);
+    wait_for_the_end(&[&worker[..], &[successor]].concat());
+    let server = start(&arguments);
+    machine.check(PAGES - 2, &[0; 4096]);
+    machine.check(PAGES - 1, &[0; 4096]);
+    // Another image is refused, and not mistaken for the one that the machine has pages of.
+    server.kill();
+    let mut server = start(&[&other, "--socket", &socket, "--recover", &folder]);
+    let refused = server.event("refused");
+    assert!(refused["reason"].as_str().is_some_and(|text| text.contains("another image")));
+    assert!(kept(&folder).is_empty(), "what a server gave up is kept for none");
+    drop(machine);
+    server.stop();
+    // A folder in which others can write is none.
+    let of_server = kept_for(&folder);
+    fs::set_permissions(&of_server, fs::Permissions::from_mode(0o770)).expect("it is ours");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
+    let output = command.arg("serve").args(arguments).output().expect("it runs");
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && text.contains("open to other users"), "{text}");
+}
