@@ -8,6 +8,7 @@ use std::env;
 use std::ffi::OsString;
 use std::io;
 use std::net::SocketAddr;
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -22,6 +23,7 @@ use sd_notify::NotifyState;
 use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
+use uzone_fault::Budget;
 use uzone_os::uffd::Doorbell;
 use uzone_pages::ByteLen;
 use uzone_report::human_duration;
@@ -100,6 +102,15 @@ pub(crate) struct Args {
     /// the same
     #[arg(long)]
     take_over: bool,
+    /// How many faults of one machine are read a second, so that it holds up no other [default: no limit]
+    #[arg(long, value_name = "COUNT", env = "UZONE_SERVE_SESSION_FAULTS")]
+    session_faults: Option<NonZeroU32>,
+    /// How many bytes are installed for one machine a second [default: no limit]
+    #[arg(long, value_name = "SIZE", env = "UZONE_SERVE_SESSION_BYTES")]
+    session_bytes: Option<ByteLen>,
+    /// How many pages are read from the image for one machine at once [default: no limit]
+    #[arg(long, value_name = "PAGES", env = "UZONE_SERVE_SESSION_PENDING")]
+    session_pending: Option<NonZeroUsize>,
     /// Keep in FOLDER what it takes to serve machines on when this command and its worker were killed at once,
     /// and serve those that such a server left: start the same command again. A service manager that keeps
     /// descriptors does the same without
@@ -276,6 +287,10 @@ pub(crate) fn default_socket() -> PathBuf {
 }
 
 fn options(args: &Args) -> ServerOptions {
+    let budget = Budget::default()
+        .faults_per_second(args.session_faults)
+        .bytes_per_second(args.session_bytes)
+        .pending(args.session_pending);
     ServerOptions::default()
         .mode(args.mode)
         .deadline(Duration::from_secs(args.deadline))
@@ -285,6 +300,7 @@ fn options(args: &Args) -> ServerOptions {
         .cache(args.cache_bytes)
         .sandbox(!args.no_sandbox)
         .recover(args.recover.clone())
+        .budget(budget)
         .prefetch(match &args.prefetch {
             None => Prefetch::OfImage,
             Some(file) if file.as_os_str() == "none" => Prefetch::No,

@@ -402,7 +402,7 @@ fn the_restore_object_keeps_to_the_same_schema_and_every_table_has_its_rows() {
         ("restore-set-cold", &rows_of_all),
         ("restore-clones", &["own", "share", "kernel"]),
         ("restore-far", &["packed", "replay", "read-first", "link"]),
-        ("restore-neighbour", &["alone", "apart", "same"]),
+        ("restore-neighbour", &["alone", "apart", "same", "budget"]),
     ] {
         for row in of_table {
             let id = format!("{table}/{row}");

@@ -645,6 +645,7 @@ impl Core {
             write_protect: get(|counters| &counters.write_protect),
             collapsed: get(|counters| &counters.collapsed),
             huge_pages: self.kernel().huge_pages(),
+            held: get(|counters| &counters.held),
             read_ahead: get(|counters| &counters.read_ahead),
             has_failed: self.has_failed(),
             pending: self.pending().len() as u64,

@@ -212,6 +212,7 @@ impl Engine {
             (options.trace > 0, "faults are recorded"),
             (options.collapse_when_settled.is_some(), "its pages are collapsed"),
             (options.deadline.is_some(), "its pages have a deadline"),
+            (options.budget.is_limited(), "it has a budget"),
             (options.on_failure.is_some(), "its failures are reported"),
         ];
         if let Some((_, reason)) = reasons.into_iter().find(|(is_so, _)| *is_so) {
@@ -231,7 +232,7 @@ impl Engine {
         options: &LazyOptions,
         room: usize,
     ) -> Result<Attached, MapError> {
-        let &LazyOptions { spin, deadline, .. } = options;
+        let &LazyOptions { spin, deadline, budget, .. } = options;
         // On the only CPU, polling would keep the thread from running that was just woken.
         let spin = if numa::current_cpu_count().is_ok_and(|cpus| cpus == 1) {
             Duration::ZERO
@@ -239,8 +240,8 @@ impl Engine {
             spin
         };
         let pool = self.threads.pool.clone();
-        let source =
-            MappingReader::new(ReaderParts { fault_memory, log, core, pool, spin, deadline, room });
+        let parts = ReaderParts { fault_memory, log, core, pool, spin, deadline, budget, room };
+        let source = MappingReader::new(parts);
         let reader = match &options.reader {
             Reader::Shared => {
                 let readers = self.threads.readers.iter();

@@ -377,7 +377,7 @@ impl Runner {
                 self.active.swap_remove(at);
                 continue;
             };
-            let had_failed_poll = reader.poll_failed;
+            let was_by_clock = reader.is_by_clock();
             reader.set_company(has_company);
             let submit = Submit { filler: &self.filler, key };
             let Some(was_busy) = caught(|| reader.step(&mut self.scratch, &submit)) else {
@@ -402,10 +402,10 @@ impl Runner {
                 reader.is_active = false;
                 self.active.swap_remove(at);
             }
-            if reader.poll_failed && !had_failed_poll {
+            if reader.is_by_clock() && !was_by_clock {
                 // It would be returned by every wait.
                 reader.leave(&self.inbox.set);
-            } else if had_failed_poll && !reader.poll_failed {
+            } else if was_by_clock && !reader.is_by_clock() {
                 // If it cannot be waited for, it is looked at by the clock.
                 reader.poll_failed = reader.join(&self.inbox.set, key).is_err();
             }
@@ -465,6 +465,7 @@ mod tests {
 
     use super::*;
     use crate::backing::ZeroBacking;
+    use crate::budget::Budget;
     use crate::core::Core;
     use crate::engine::pattern;
     use crate::fault_memory::FaultMemory;
@@ -521,6 +522,7 @@ mod tests {
             pool: Arc::new(IoPool::start(NonZeroUsize::MIN).unwrap()),
             spin: Duration::ZERO,
             deadline,
+            budget: Budget::default(),
             room: 4096,
         });
         let attached = event_loop.join(reader).unwrap();

@@ -58,6 +58,7 @@
 //! | `pending` | the pages that threads wait for |
 //! | `staged` | pages that one thread produces and another installs |
 //! | `populate` | pages made present before they are touched, and for pins |
+//! | `budget` | the most that is done for one mapping |
 //! | `stats` | what happened, in numbers |
 //! | `record` | latencies, a trace, and a USDT probe |
 //! | `fault_memory` | the memory whose faults are answered |
@@ -73,6 +74,7 @@
 mod adopted;
 mod backing;
 mod bad_pages;
+mod budget;
 mod collapse;
 mod core;
 mod costs;
@@ -113,6 +115,7 @@ pub use backing::{
     Backing, CompositeBacking, CompositeBuilder, CompositeError, FileBacking, FunctionBacking,
     Memory, MemoryBacking, SharedBacking, ZeroBacking,
 };
+pub use budget::Budget;
 pub use collapse::{Collapsed, Uncollapsed};
 pub use dirty::WriteTracking;
 pub use engine::Engine;

@@ -8,6 +8,7 @@ use std::io;
 use std::num::NonZero;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use uzone_os::Vaddr;
@@ -15,6 +16,7 @@ use uzone_os::uffd::{Event, EventBuffer, EventLog, EventSet, FaultKind, PageFaul
 use uzone_pages::{Content, Touch};
 
 use crate::backing::Memory;
+use crate::budget::{Allowance, Budget};
 use crate::core::{Core, Outcome, ReaderState};
 use crate::costs::{CONTINUED_NS, COPIED_NS, CostMeter};
 use crate::fault_memory::FaultMemory;
@@ -149,6 +151,9 @@ pub(crate) struct MappingReader {
     has_yielded: bool,
     /// Whether reading the descriptor failed, so that it is not waited for.
     pub(crate) poll_failed: bool,
+    /// What it may still use, if that is limited, and until when nothing is read because that is used up.
+    allowance: Option<Allowance>,
+    held_until: Option<Instant>,
     pub(crate) is_active: bool,
     pub(crate) is_timed: bool,
     deadline: Option<Duration>,
@@ -165,12 +170,13 @@ pub(crate) struct ReaderParts {
     pub(crate) pool: Arc<IoPool>,
     pub(crate) spin: Duration,
     pub(crate) deadline: Option<Duration>,
+    pub(crate) budget: Budget,
     pub(crate) room: usize,
 }
 
 impl MappingReader {
     pub(crate) fn new(parts: ReaderParts) -> Self {
-        let ReaderParts { fault_memory, log, core, pool, spin, deadline, room } = parts;
+        let ReaderParts { fault_memory, log, core, pool, spin, deadline, budget, room } = parts;
         let mut state = ReaderState::new(0);
         state.shares_cpu = spin.is_zero();
         let memory = core.backing().memory();
@@ -196,6 +202,8 @@ impl MappingReader {
             looked: Instant::now(),
             has_yielded: false,
             poll_failed: false,
+            allowance: budget.is_limited().then(|| Allowance::new(budget, Instant::now())),
+            held_until: None,
             is_active: false,
             is_timed: false,
             deadline,
@@ -245,6 +253,10 @@ impl MappingReader {
             }
             return is_busy;
         }
+        if self.is_held() {
+            self.see_to_what_waits();
+            return false;
+        }
         std::mem::swap(&mut scratch.staging, &mut self.state.staging);
         scratch.faults.append(&mut self.unanswered);
         let drained = self.drain(&mut scratch.buffer, &mut scratch.faults);
@@ -280,6 +292,27 @@ impl MappingReader {
         }
         std::mem::swap(&mut scratch.staging, &mut self.state.staging);
         is_busy
+    }
+
+    /// Returns whether it has used what it may, so that nothing is read for a while.
+    fn is_held(&mut self) -> bool {
+        let Some(allowance) = &mut self.allowance else { return false };
+        self.looked = Instant::now();
+        let (own, others) = (self.core.by_reader(), self.core.counters());
+        // Relaxed: a statistic.
+        let faults = own.faults.load(Ordering::Relaxed);
+        let bytes = (own.installed() + others.installed()) << self.core.page_size().shift();
+        let until = allowance.held_until([faults, bytes], self.core.pending().len(), self.looked);
+        if until.is_some() && self.held_until.is_none() {
+            Counters::bump(&own.held, 1);
+        }
+        self.held_until = until;
+        until.is_some()
+    }
+
+    /// Returns whether its descriptor is not waited for, and it is looked at by the clock.
+    pub(crate) fn is_by_clock(&self) -> bool {
+        self.poll_failed || self.held_until.is_some()
     }
 
     /// Ends the answering of faults after a panic: pages that are waited for become bad, and so does
@@ -340,7 +373,8 @@ impl MappingReader {
 
     /// Returns whether to poll for faults again at once, after a step that found none.
     pub(crate) fn looks_again(&mut self) -> bool {
-        !self.look.most.is_zero() && self.look.again(Instant::now())
+        let is_held = self.held_until.is_some();
+        !is_held && !self.look.most.is_zero() && self.look.again(Instant::now())
     }
 
     /// Returns whether the reader can sleep right after a step that answered faults, because it does not
@@ -388,7 +422,7 @@ impl MappingReader {
         let children = self.children.due();
         let deadline =
             self.deadline.and_then(|after| self.core.pending().oldest()?.checked_add(after));
-        [parked, late, poll_failed, deadline, children].into_iter().flatten().min()
+        [parked, late, poll_failed, deadline, children, self.held_until].into_iter().flatten().min()
     }
 
     fn see_to_what_waits(&mut self) {

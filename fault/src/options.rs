@@ -10,6 +10,7 @@ use uzone_os::uffd::KernelFaults;
 use uzone_pages::{Advice, FaultAround};
 use uzone_zone::Zone;
 
+use crate::budget::Budget;
 use crate::dirty::WriteTracking;
 use crate::error::Failure;
 use crate::threads::{default_producers, default_readers};
@@ -104,6 +105,7 @@ pub struct LazyOptions {
     pub(crate) spin: Duration,
     pub(crate) reader: Reader,
     pub(crate) deadline: Option<Duration>,
+    pub(crate) budget: Budget,
     pub(crate) trace: usize,
     pub(crate) kernel_faults: KernelFaults,
     pub(crate) track_writes: Option<WriteTracking>,
@@ -121,6 +123,7 @@ impl Default for LazyOptions {
             spin: Self::DEFAULT_SPIN,
             reader: Reader::Shared,
             deadline: None,
+            budget: Budget::default(),
             trace: 0,
             kernel_faults: KernelFaults::IfAllowed,
             track_writes: None,
@@ -181,6 +184,14 @@ impl LazyOptions {
     #[must_use]
     pub fn deadline(mut self, deadline: impl Into<Option<Duration>>) -> Self {
         self.deadline = deadline.into();
+        self
+    }
+
+    /// Limits what is done for the mapping, so that others of its reader have their turn: [`Budget`]. By
+    /// default there is no limit, and readers are fair by the time that they take.
+    #[must_use]
+    pub fn budget(mut self, budget: Budget) -> Self {
+        self.budget = budget;
         self
     }
 

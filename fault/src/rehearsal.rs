@@ -15,6 +15,7 @@ use uzone_os::uffd::{
 use uzone_os::{Anonymous, Mapping, Vaddr};
 use uzone_pages::{ByteLen, Content, PageSize};
 
+use crate::budget::Budget;
 use crate::core::Core;
 use crate::engine::pattern;
 use crate::error::MapError;
@@ -80,6 +81,7 @@ impl Rehearsal {
             pool: Arc::new(pool),
             spin: Duration::ZERO,
             deadline: options.deadline,
+            budget: Budget::default(),
             room: usize::try_from(page.bytes()).unwrap_or(usize::MAX),
         });
         let filler = idle.handle();

@@ -22,12 +22,21 @@ pub(crate) struct Counters {
     pub(crate) zeroes: AtomicU64,
     pub(crate) write_protect: AtomicU64,
     pub(crate) collapsed: AtomicU64,
+    pub(crate) held: AtomicU64,
 }
 
 impl Counters {
+    /// Returns how many pages were installed.
+    pub(crate) fn installed(&self) -> u64 {
+        Self::sum([&self.demand, &self.around, &self.populated])
+    }
+
     /// Returns how many pages were installed or given back: a number that changes with either.
     pub(crate) fn filled(&self) -> u64 {
-        let counters = [&self.demand, &self.around, &self.populated, &self.queued, &self.evicted];
+        self.installed() + Self::sum([&self.queued, &self.evicted])
+    }
+
+    fn sum<const N: usize>(counters: [&AtomicU64; N]) -> u64 {
         // Relaxed: a statistic, by which nothing is published.
         counters.iter().map(|counter| counter.load(Ordering::Relaxed)).sum()
     }
@@ -85,6 +94,8 @@ pub struct FaultStats {
     /// Pages that were installed as one transparent huge page each, of a mapping that has such pages
     /// ([`HugePages::Transparent`](crate::HugePages::Transparent)).
     pub huge_pages: u64,
+    /// How often its [`Budget`](crate::Budget) was used up.
+    pub held: u64,
     /// Pages that were read ahead.
     pub read_ahead: u64,
     /// Whether answering faults panicked, which is a bug of uzone: every page that was missing then is bad.

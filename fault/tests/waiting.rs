@@ -8,7 +8,7 @@
 mod common;
 
 use std::fs::File;
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use common::{Gate, Stalling, page, skip, write_words};
 use uzone_fault::{
-    Backing, BackingError, Engine, EngineOptions, FaultClass, FaultOutcome, FileBacking,
+    Backing, BackingError, Budget, Engine, EngineOptions, FaultClass, FaultOutcome, FileBacking,
     FunctionBacking, LazyMapping, LazyOptions, MapError, Populate, Reader, ReaderPlace,
     ReaderPlacement, RemoteRegion, Window,
 };
@@ -88,6 +88,70 @@ fn a_page_that_misses_its_deadline_raises_a_signal_and_says_why() {
     assert_eq!((stats.pending, stats.oldest_pending, stats.poisoned), (0, None, 1));
     memory.read_at(4 * page(), &mut [0; 8]).unwrap();
     gate.open();
+}
+
+#[test]
+fn a_mapping_with_a_budget_is_held_up_and_not_the_one_beside_it() {
+    let is_right = |memory: &LazyMapping, at: u64| {
+        let (mut seen, mut right) = (vec![0; size()], vec![0; size()]);
+        memory.read_at(at * page(), &mut seen).unwrap();
+        write_words(at * page(), &mut right);
+        seen == right
+    };
+    let engine = engine(EngineOptions::default().readers(NonZeroUsize::MIN));
+    let backing = || {
+        Arc::new(FunctionBacking::quick(|at, out: &mut [u8]| {
+            write_words(at, out);
+            Ok(())
+        }))
+    };
+    let len = ByteLen::new(400 * page());
+    let one_page = LazyOptions::default().advice(Advice::Random);
+    let rate = |faults| Budget::default().faults_per_second(NonZeroU32::new(faults));
+    let limited = one_page.clone().budget(rate(1000));
+    let Some(noisy) = mapped("a budget", engine.map(len, backing(), &limited)) else { return };
+    let quiet = engine.map(len, backing(), &one_page).unwrap();
+    let begin = Instant::now();
+    thread::scope(|scope| {
+        let noise = scope.spawn(|| (0..400).for_each(|at| assert!(is_right(&noisy, at))));
+        until("it is held up", || noisy.stats().held > 0);
+        let before = noisy.stats().faults;
+        (0..400).for_each(|at| assert!(is_right(&quiet, at)));
+        // In the time of the few that the other one was let have.
+        let meanwhile = noisy.stats().faults - before;
+        assert!(meanwhile < 200, "{meanwhile}");
+        noise.join().unwrap();
+    });
+    // A tenth of a second is saved up.
+    assert!(begin.elapsed() >= Duration::from_millis(299), "{:?}", begin.elapsed());
+    assert_eq!((noisy.stats().demand, quiet.stats().held), (400, 0));
+    // What is given back waits for its turn too, and is missing afterwards.
+    noisy.evict(0..8 * page()).unwrap();
+    (0..8).for_each(|at| assert!(is_right(&noisy, at)));
+    drop(noisy);
+
+    // Pages that are being produced, and bytes.
+    let slow = Stalling::at(|at| at == 0);
+    let gate = slow.gate.clone();
+    let options = one_page.budget(Budget::default().pending(NonZeroUsize::MIN));
+    let noisy = engine.map(len, Arc::new(slow), &options).unwrap();
+    thread::scope(|scope| {
+        let first = scope.spawn(|| assert!(is_right(&noisy, 0)));
+        until("it is produced", || noisy.stats().pending == 1);
+        let second = scope.spawn(|| assert!(is_right(&noisy, 1)));
+        thread::sleep(Duration::from_millis(20));
+        assert!(!second.is_finished() && noisy.stats().held == 1);
+        gate.open();
+        first.join().unwrap();
+        second.join().unwrap();
+    });
+    let options = LazyOptions::default()
+        .budget(Budget::default().bytes_per_second(ByteLen::new(1000 * page())));
+    let noisy = engine.map(len, backing(), &options).unwrap();
+    let begin = Instant::now();
+    (0..400).for_each(|at| assert!(is_right(&noisy, at)));
+    assert!(begin.elapsed() >= Duration::from_millis(150), "{:?}", begin.elapsed());
+    assert!(noisy.stats().faults < 100, "windows as ever: {:?}", noisy.stats());
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use uzone_fault::Budget;
 use uzone_pages::ByteLen;
 use uzone_snapshot::{DiskCache, Root};
 
@@ -39,6 +40,7 @@ pub struct ServerOptions {
     pub(crate) share: Option<ByteLen>,
     pub(crate) sandbox: bool,
     pub(crate) recover: Option<PathBuf>,
+    pub(crate) budget: Budget,
 }
 
 /// Which pages are installed before a machine touches them.
@@ -70,6 +72,7 @@ impl Default for ServerOptions {
             share: None,
             sandbox: true,
             recover: None,
+            budget: Budget::default(),
         }
     }
 }
@@ -155,6 +158,14 @@ impl ServerOptions {
     #[must_use]
     pub fn sandbox(mut self, sandbox: bool) -> Self {
         self.sandbox = sandbox;
+        self
+    }
+
+    /// Limits what is done for each machine, so that one that faults without end holds up no other: by default
+    /// there is no limit, and machines have their turns.
+    #[must_use]
+    pub fn budget(mut self, budget: Budget) -> Self {
+        self.budget = budget;
         self
     }
 

@@ -71,6 +71,7 @@ impl Session {
             page_bytes: page.bytes(),
         };
         let mut options = LazyOptions::default().deadline(parts.options.deadline);
+        options = options.budget(parts.options.budget);
         if parts.options.record.is_some() {
             // A page at a time, so that each one that is touched is seen.
             options = options.advice(Advice::Random).trace(TRACED);
@@ -124,6 +125,7 @@ impl Session {
             prefetched_pages: stats.populated,
             zero_pages: stats.zeroes,
             bad_pages: stats.poisoned,
+            held: stats.held,
             pending_pages: stats.pending,
             oldest_pending_ns: stats.oldest_pending.map_or(0, nanoseconds),
         }

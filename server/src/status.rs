@@ -69,6 +69,8 @@ pub struct SessionStats {
     pub zero_pages: u64,
     /// Pages that could not be produced, and are bad.
     pub bad_pages: u64,
+    /// How often its budget was used up ([`ServerOptions::budget`](crate::ServerOptions::budget)).
+    pub held: u64,
     /// Pages that are being produced now.
     pub pending_pages: u64,
     /// For how long the oldest of them has been, in nanoseconds.
@@ -104,7 +106,7 @@ impl Status {
             let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}\n{name} {value}");
         }
         type Get = fn(&SessionStats) -> u64;
-        let each: [(&str, &str, &str, Get); 8] = [
+        let each: [(&str, &str, &str, Get); 9] = [
             ("faults_total", "counter", "Faults that were read.", |stats| stats.faults),
             ("demand_pages_total", "counter", "Pages for waiting threads.", |stats| {
                 stats.demand_pages
@@ -115,6 +117,7 @@ impl Status {
             }),
             ("zero_pages_total", "counter", "Zero pages.", |stats| stats.zero_pages),
             ("bad_pages_total", "counter", "Pages that are bad.", |stats| stats.bad_pages),
+            ("held_total", "counter", "How often its budget was used up.", |stats| stats.held),
             ("pending_pages", "gauge", "Pages that are being produced.", |stats| {
                 stats.pending_pages
             }),

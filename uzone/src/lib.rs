@@ -36,7 +36,7 @@ pub use uzone_zone::{
 /// Memory whose pages are put in place when they are first touched.
 pub mod lazy {
     pub use uzone_fault::{
-        AdoptedMemory, Advice, Answer, AnsweredBy, Backing, BackingError, Collapsed,
+        AdoptedMemory, Advice, Answer, AnsweredBy, Backing, BackingError, Budget, Collapsed,
         CompositeBacking, CompositeBuilder, CompositeError, Engine, EngineOptions, EventLog,
         Failure, FaultAround, FaultClass, FaultOutcome, FaultRecord, FaultStats, FaultTrace,
         FileBacking, Filled, FunctionBacking, HugePages, KernelFaults, Latency, LazyError,

@@ -8,13 +8,14 @@
 //! |---|---|
 //! | `alone` | there is none |
 //! | `same` | the thread that answers the quiet one |
+//! | `budget` | the same, with a budget of [`BUDGET`] faults a second |
 //! | `apart` | an engine of its own, which shares nothing but the CPUs with the other |
 
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use uzone_fault::{Engine, EngineOptions, LazyOptions};
+use uzone_fault::{Budget, Engine, EngineOptions, LazyOptions};
 
 use super::{Machine, Restore};
 use crate::fault::Reads;
@@ -30,6 +31,8 @@ const TOUCHES: usize = 250;
 const NOISY: usize = 2;
 /// How many pages one of them touches before it gives them back.
 const RUN: usize = 64;
+/// How many faults of the noisy machine are read a second, where that is limited.
+const BUDGET: NonZeroU32 = NonZeroU32::new(5000).unwrap();
 /// How long the noisy machine may take to begin.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -38,6 +41,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 enum Noise {
     None,
     Same,
+    Budget,
     Apart,
 }
 
@@ -51,13 +55,15 @@ pub(super) fn table(restore: Restore<'_>, session: &mut Session<'_>) -> Result<(
         ("alone", "a quiet machine alone", Role::Peer, Noise::None),
         ("apart", "beside a noisy one of another engine", Role::Peer, Noise::Apart),
         ("same", "beside a noisy one of the same thread", Role::Ours, Noise::Same),
+        ("budget", "beside one with a budget", Role::Ours, Noise::Budget),
     ] {
         suite.faults(role, &format!("{table}/{row}"), name, 1, move |row| {
-            let quiet = machine(&restore, one)?;
+            let quiet = machine(&restore, one, Budget::default())?;
             let times = match noise {
                 Noise::None => touch_now_and_then(row, &quiet, pages, restore.material),
-                Noise::Same => beside(row, &restore, &quiet, pages, one),
-                Noise::Apart => beside(row, &restore, &quiet, pages, other),
+                Noise::Same => beside(row, &restore, &quiet, pages, one, Budget::default()),
+                Noise::Budget => beside(row, &restore, &quiet, pages, one, budget()),
+                Noise::Apart => beside(row, &restore, &quiet, pages, other, Budget::default()),
             }?;
             let elapsed = Duration::from_nanos(times.iter().sum());
             Ok(Found { elapsed, faults: times.len() as u64, wasted: 0, touches_ns: times })
@@ -88,8 +94,13 @@ fn quiet_pages(pages: usize) -> Vec<usize> {
     quiet
 }
 
-fn machine(restore: &Restore<'_>, engine: &Engine) -> Result<Machine, BenchError> {
-    Machine::new(engine, restore.len(), restore.raw_backing()?, &LazyOptions::default())
+fn budget() -> Budget {
+    Budget::default().faults_per_second(BUDGET)
+}
+
+fn machine(restore: &Restore<'_>, engine: &Engine, budget: Budget) -> Result<Machine, BenchError> {
+    let options = LazyOptions::default().budget(budget);
+    Machine::new(engine, restore.len(), restore.raw_backing()?, &options)
 }
 
 /// Touches pages with a pause before each, and returns how long each touch took.
@@ -120,8 +131,9 @@ fn beside(
     quiet: &Machine,
     pages: &[usize],
     engine: &Engine,
+    budget: Budget,
 ) -> Result<Vec<u64>, BenchError> {
-    let noisy = &machine(restore, engine)?;
+    let noisy = &machine(restore, engine, budget)?;
     let stop = &AtomicBool::new(false);
     let failed = || BenchError::Threads { threads: NOISY };
     std::thread::scope(|scope| {
