@@ -74,8 +74,8 @@ struct RunningWorker {
     socket: MessageSocket,
     since: Instant,
     is_ready: bool,
-    /// Whether it has the socket that monitors connect to, in case that this process dies.
-    has_socket: bool,
+    /// Whether it has what the next keeper needs, in case that this process dies.
+    has_heirlooms: bool,
     /// Whether it waits for an order.
     asks: bool,
     /// Whether it was asked for its counts, and has not reported all.
@@ -196,7 +196,9 @@ impl Keeper {
 
     /// Goes on with the socket and the connections of another keeper.
     fn enter(&mut self, estate: Estate) {
-        let listening = ListeningSocket::inherit(&self.path, estate.socket, estate.is_named);
+        let listening = estate
+            .socket
+            .map(|socket| ListeningSocket::inherit(&self.path, socket, estate.is_named));
         if let Some(control) = estate.control {
             // If that fails, it is tried again by the clock.
             let control = Control::inherit(&self.path, control, estate.metrics);
@@ -204,13 +206,15 @@ impl Keeper {
         }
         self.manager = estate.manager.map(ServiceManager::from_fd);
         // If one cannot be waited for, it counts as late after a while, or is served without an end.
-        self.is_accepting = self.set.add(&listening.listener, LISTENER).is_ok();
+        self.is_accepting = listening
+            .as_ref()
+            .is_some_and(|socket| self.set.add(&socket.listener, LISTENER).is_ok());
         for (key, connection) in &estate.connections {
             if !connection.is_ended {
                 let _ = self.set.add(&connection.stream, *key);
             }
         }
-        (self.socket, self.connections) = (Some(listening), estate.connections);
+        (self.socket, self.connections) = (listening, estate.connections);
         if let Some(recovery) = &self.recovery {
             // What is kept of a machine whose log is elsewhere is old.
             let elsewhere = self.connections.values().filter(|one| one.log_file.is_none());
@@ -295,7 +299,7 @@ impl Keeper {
     /// Has the worker get what the next keeper needs, once more.
     fn heirlooms_changed(&mut self) {
         if let Some(worker) = &mut self.worker {
-            worker.has_socket = false;
+            worker.has_heirlooms = false;
         }
     }
 
@@ -445,6 +449,8 @@ impl Keeper {
         if let Some(manager) = &self.manager {
             manager.discard_socket(&self.path);
         }
+        // A worker that takes the place of this process accepts none either.
+        self.heirlooms_changed();
         if self.is_accepting {
             // It was waited for.
             let _ = self.set.remove(&socket.listener);
@@ -515,9 +521,10 @@ impl Keeper {
     /// Hands a connection over, if the worker waits for one.
     fn hand_over(&mut self) {
         while let Some(worker) = self.worker.as_mut().filter(|worker| worker.asks) {
-            if let Some(socket) = self.socket.as_ref().filter(|_| !worker.has_socket) {
-                (worker.asks, worker.has_socket) = (false, true);
-                let (listener, control) = (socket.listener.as_fd(), self.control.as_ref());
+            if !worker.has_heirlooms {
+                (worker.asks, worker.has_heirlooms) = (false, true);
+                let listener = self.socket.as_ref().map(|socket| socket.listener.as_fd());
+                let control = self.control.as_ref();
                 let manager = self.manager.as_ref().map(AsFd::as_fd);
                 if link::hand_heirlooms_over(&worker.socket, listener, control, manager).is_err() {
                     return self.worker_ended();
@@ -763,7 +770,7 @@ impl Keeper {
             socket,
             since,
             is_ready: false,
-            has_socket: false,
+            has_heirlooms: false,
             asks: false,
             is_counting: false,
             taking: None,

@@ -25,9 +25,10 @@ enum Title {
     LogIsKept,
 }
 
-/// Which descriptors come along with the socket.
+/// Which descriptors come along.
 #[derive(Debug, Serialize, Deserialize)]
 struct HeirloomKinds {
+    has_socket: bool,
     has_control: bool,
     has_metrics: bool,
     has_manager: bool,
@@ -36,8 +37,8 @@ struct HeirloomKinds {
 /// What the next keeper needs: a worker could not make it.
 #[derive(Debug)]
 pub(crate) struct Heirlooms {
-    /// The socket that monitors connect to.
-    pub(crate) socket: OwnedFd,
+    /// The socket that monitors connect to, unless no more are accepted.
+    pub(crate) socket: Option<OwnedFd>,
     /// That of questions, and the one of metrics.
     pub(crate) control: Option<OwnedFd>,
     pub(crate) metrics: Option<OwnedFd>,
@@ -48,10 +49,10 @@ pub(crate) struct Heirlooms {
 impl Heirlooms {
     fn from_fds(kinds: &HeirloomKinds, fds: Vec<OwnedFd>) -> Option<Self> {
         let mut fds = fds.into_iter();
-        let socket = fds.next()?;
-        let mut next = |is_there: bool| if is_there { fds.next() } else { None };
-        let (control, metrics) = (next(kinds.has_control), next(kinds.has_metrics));
-        Some(Self { socket, control, metrics, manager: next(kinds.has_manager) })
+        let mut next = |is_there: bool| if is_there { fds.next().map(Some) } else { Some(None) };
+        let socket = next(kinds.has_socket)?;
+        let (control, metrics) = (next(kinds.has_control)?, next(kinds.has_metrics)?);
+        Some(Self { socket, control, metrics, manager: next(kinds.has_manager)? })
     }
 }
 
@@ -142,17 +143,18 @@ pub(crate) fn hand_over(
 /// Hands over what the next keeper needs.
 pub(crate) fn hand_heirlooms_over(
     socket: &MessageSocket,
-    listener: BorrowedFd<'_>,
+    listener: Option<BorrowedFd<'_>>,
     control: Option<&Control>,
     manager: Option<BorrowedFd<'_>>,
 ) -> io::Result<()> {
     let (control, metrics) = control.map_or((None, None), Control::sockets);
     let kinds = HeirloomKinds {
+        has_socket: listener.is_some(),
         has_control: control.is_some(),
         has_metrics: metrics.is_some(),
         has_manager: manager.is_some(),
     };
-    let fds: Vec<_> = [Some(listener), control, metrics, manager].into_iter().flatten().collect();
+    let fds: Vec<_> = [listener, control, metrics, manager].into_iter().flatten().collect();
     send_titled(socket, &Title::Socket(kinds), &fds, &[])
 }
 
@@ -254,9 +256,9 @@ mod tests {
         assert!(came.log.is_some() && came.count_descriptors() == connection.count_descriptors());
         ask_for_stats(&keeper).unwrap();
         assert!(matches!(receive(&worker, &mut room).unwrap(), Some(Order::Stats)));
-        hand_heirlooms_over(&keeper, far.as_fd(), None, Some(far.as_fd())).unwrap();
+        hand_heirlooms_over(&keeper, None, None, Some(far.as_fd())).unwrap();
         let Some(Order::Keep(heirlooms)) = receive(&worker, &mut room).unwrap() else { panic!() };
-        assert!(heirlooms.manager.is_some() && heirlooms.control.is_none());
+        assert!(heirlooms.manager.is_some() && heirlooms.socket.is_none());
         report(&worker, &Report::Reading(7), Some(far.as_fd())).unwrap();
         let came = receive_report(&keeper, &mut room).unwrap().unwrap();
         assert!(matches!(came, (Report::Reading(7), Some(_))), "{came:?}");

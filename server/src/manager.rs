@@ -260,7 +260,7 @@ impl Passed {
         let manager = manager.map(OwnedFd::from);
         let (control, metrics) = (None, None);
         Ok(Some(Estate {
-            socket: fd,
+            socket: Some(fd),
             is_named,
             is_confined: false,
             control,

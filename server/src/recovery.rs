@@ -195,7 +195,7 @@ impl Recovery {
         }
         let next = connections.keys().max().map_or(1, |last| last + 1);
         let listen = |cause| ServeError::Listen { path: socket.to_owned(), cause };
-        let socket = listener.into_fd().map_err(listen)?;
+        let socket = Some(listener.into_fd().map_err(listen)?);
         let (control, metrics, manager) = (None, None, None);
         Ok(Some(Estate {
             socket,

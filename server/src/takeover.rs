@@ -38,7 +38,8 @@ enum Piece {
 /// What a keeper has, for the next one.
 #[derive(Debug)]
 pub struct Estate {
-    pub(crate) socket: OwnedFd,
+    /// Where monitors connect, unless no more are accepted.
+    pub(crate) socket: Option<OwnedFd>,
     /// Whether the name of the socket is the server's to remove.
     pub(crate) is_named: bool,
     /// Whether the process that goes on with it was a worker, which may do less.
@@ -129,6 +130,7 @@ pub(crate) fn take(from: &MessageSocket, image: &str) -> io::Result<Estate> {
     match receive(from, &mut room)?.title {
         Piece::Go => {
             let (control, metrics, manager) = (None, None, None);
+            let socket = Some(socket);
             Ok(Estate {
                 socket,
                 is_named: true,

@@ -581,6 +581,36 @@ fn a_worker_takes_the_place_of_its_keeper_that_was_killed() {
     fs::remove_dir_all(folder).unwrap();
 }
 
+#[test]
+fn a_worker_that_takes_the_place_of_a_keeper_that_drains_accepts_no_machine() {
+    let name = "a_worker_that_takes_the_place_of_a_keeper_that_drains_accepts_no_machine";
+    if is_machine(name) {
+        return;
+    }
+    let folder = folder("drained");
+    let socket = folder.join("sock");
+    let mut program_of_keeper = program("a_keeper_of_another_test");
+    let mut keeper = program_of_keeper.env(KEEPER, &socket).env(INHERIT, &socket).spawn().unwrap();
+    wait_until("the keeper does not listen", || uzone_server::status(&socket).is_ok());
+    let mut machine = program(name).env(MACHINE, &socket).env(STOPS, "1").spawn().unwrap();
+    let stat = format!("/proc/{}/stat", machine.id());
+    wait_until("it does not stop", || fs::read_to_string(&stat).unwrap().contains(") T "));
+    let status = uzone_server::drain(&socket).unwrap();
+    assert!(status.is_draining && status.sessions.len() == 1, "{status:?}");
+    keeper.kill().unwrap();
+    keeper.wait().unwrap();
+    wait_until("the new keeper cannot be asked", || {
+        uzone_server::status(&socket).is_ok_and(|now| Some(now.keeper) == status.worker)
+    });
+    let now = uzone_server::status(&socket).unwrap();
+    assert!(now.is_draining && now.sessions.len() == 1, "{now:?}");
+    assert!(UnixStream::connect(&socket).is_err(), "it accepts machines");
+    send(machine.id(), rustix::process::Signal::CONT);
+    assert!(end_of(&mut machine).success());
+    wait_until("the new keeper does not end", || uzone_server::status(&socket).is_err());
+    fs::remove_dir_all(folder).unwrap();
+}
+
 /// Returns whether tests can be of several users, which takes root and a program that any user may run.
 fn has_users(name: &str) -> bool {
     let mut other = program("no_such_test");
