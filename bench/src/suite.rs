@@ -351,9 +351,10 @@ impl<'a> Suite<'a> {
         let (log, row) = (Log::default(), id.to_owned());
         let faults = FaultSpec { log: log.clone(), ..FaultSpec::default() };
         let spec = self.add(role, id, name, 0, threads, move || {
+            let before = process_cpu();
             let found = run(&row)?;
             let elapsed = found.elapsed;
-            log.borrow_mut().push(found);
+            log.borrow_mut().push(found, process_cpu().saturating_sub(before));
             Ok(elapsed)
         });
         spec.faults = faults;
@@ -556,4 +557,10 @@ pub(crate) fn check_every<P: Payload + Immutable>(
         }
     }
     Ok(())
+}
+
+/// Returns how much time of a CPU this process has had.
+fn process_cpu() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
 }

@@ -25,6 +25,9 @@ pub(crate) struct FaultLog {
     is_warm: bool,
     counts: Vec<u64>,
     wasted: Vec<u64>,
+    firsts_ns: Vec<u64>,
+    halves_ns: Vec<u64>,
+    cpus_ns: Vec<u64>,
     touches_ns: Vec<u64>,
     /// The median touch of each round.
     medians_ns: Vec<u64>,
@@ -32,14 +35,22 @@ pub(crate) struct FaultLog {
 
 impl FaultLog {
     /// Takes what one round found; the first does not count.
-    pub(crate) fn push(&mut self, found: Found) {
-        let Found { faults, wasted, mut touches_ns, .. } = found;
+    pub(crate) fn push(&mut self, found: Found, cpu: Duration) {
+        let Found { elapsed, faults, wasted, mut touches_ns } = found;
         if !self.is_warm {
             self.is_warm = true;
             return;
         }
         self.counts.push(faults);
         self.wasted.push(wasted);
+        self.cpus_ns.push(nanoseconds(cpu));
+        if !touches_ns.is_empty() {
+            // What came before the first of them, and between them, is taken for before.
+            let before = nanoseconds(elapsed).saturating_sub(touches_ns.iter().sum());
+            let half = touches_ns.len().div_ceil(2);
+            self.firsts_ns.push(before + touches_ns[0]);
+            self.halves_ns.push(before + touches_ns[..half].iter().sum::<u64>());
+        }
         touches_ns.sort_unstable();
         self.medians_ns.push(median(&touches_ns));
         self.touches_ns.append(&mut touches_ns);
@@ -96,6 +107,9 @@ impl FaultSpec {
             count,
             ns_per_fault: is_alone.then(|| float(median_ns) / float(count)),
             wasted_pages: middle(&log.wasted),
+            first_ns: (threads == 1 && !log.firsts_ns.is_empty()).then(|| middle(&log.firsts_ns)),
+            half_ns: (threads == 1 && !log.halves_ns.is_empty()).then(|| middle(&log.halves_ns)),
+            cpu_ns: middle(&log.cpus_ns),
             ratio_waiting_alike: self
                 .waiting_alike
                 .as_ref()
@@ -108,6 +122,10 @@ impl FaultSpec {
                 .and_then(|other| log.compared(other, |mine, other| mine - other)),
         }
     }
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// Returns the smallest of times in ascending order that at least so many of 1000 do not exceed.
@@ -123,9 +141,13 @@ fn spread(mut ns: Vec<u64>) -> Option<(Vec<u64>, Spread)> {
     Some((ns, Spread { p50_ns, p99_ns: None, p999_ns: None, worst_ns, count }))
 }
 
-/// Sums up the times of single calls, with what one in a hundred exceeds.
+/// Sums up the times of single calls, with what one in a hundred and one in a thousand
+/// exceed.
 pub(super) fn latency(ns: Vec<u64>) -> Option<Spread> {
-    spread(ns).map(|(ns, spread)| Spread { p99_ns: Some(not_exceeded(&ns, 990)), ..spread })
+    spread(ns).map(|(ns, spread)| {
+        let (p99_ns, p999_ns) = (not_exceeded(&ns, 990), not_exceeded(&ns, 999));
+        Spread { p99_ns: Some(p99_ns), p999_ns: Some(p999_ns), ..spread }
+    })
 }
 
 /// Sums up the times between two yield points, with what one in a thousand exceeds.
@@ -142,8 +164,10 @@ mod tests {
         let log = |rounds: &[[u64; 3]]| {
             let log = Log::default();
             for touches in rounds {
-                let (elapsed, touches_ns) = (Duration::ZERO, touches.to_vec());
-                log.borrow_mut().push(Found { elapsed, faults: touches[0], wasted: 1, touches_ns });
+                let touches_ns = touches.to_vec();
+                let elapsed = Duration::from_nanos(5 + touches_ns.iter().sum::<u64>());
+                let found = Found { elapsed, faults: touches[0], wasted: 1, touches_ns };
+                log.borrow_mut().push(found, Duration::from_nanos(touches[0] * 3));
             }
             log
         };
@@ -158,11 +182,12 @@ mod tests {
         let faults = spec.faults("mine", 200, 1, &Samples::default());
         assert_eq!((faults.count, faults.wasted_pages), (20, 1));
         assert_eq!(faults.ns_per_fault, Some(10.0));
+        assert_eq!((faults.first_ns, faults.half_ns, faults.cpu_ns), (Some(25), Some(45), 60));
         assert_eq!((faults.touch_ratio_naive, faults.beyond_ns), (Some(2.0), Some(-20.0)));
         let touch = faults.touch.expect("some");
         assert_eq!(
-            (touch.p50_ns, touch.p99_ns, touch.worst_ns, touch.count),
-            (20, Some(900), 900, 9)
+            (touch.p50_ns, touch.p99_ns, touch.p999_ns, touch.worst_ns, touch.count),
+            (20, Some(900), Some(900), 900, 9)
         );
     }
 

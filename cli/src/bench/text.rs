@@ -168,7 +168,7 @@ type Column = (&'static str, fn(&Row) -> Option<String>);
 
 const PUBLISHED: &str = "published";
 
-const COLUMNS: [Column; 20] = [
+const COLUMNS: [Column; 22] = [
     ("row", |row| Some(row.label())),
     ("median", |row| Some(ns(row.median_ns))),
     ("worst", |row| Some(ns(row.worst_ns))),
@@ -184,9 +184,14 @@ const COLUMNS: [Column; 20] = [
     ("faults", |row| Some(row.faults?.count.to_string())),
     ("ns/fault", |row| row.faults?.ns_per_fault.map(number)),
     ("wasted pages", |row| Some(row.faults?.wasted_pages.to_string())),
-    ("touch p50, p99", |row| {
+    ("first, half", |row| {
+        let faults = row.faults?;
+        Some(format!("{}, {}", ns(faults.first_ns?), ns(faults.half_ns?)))
+    }),
+    ("CPU", |row| row.faults.map(|faults| ns(faults.cpu_ns))),
+    ("touch p50, p99, p99.9", |row| {
         let touch = row.faults?.touch?;
-        Some(format!("{}, {}", ns(touch.p50_ns), ns(touch.p99_ns?)))
+        Some(format!("{}, {}, {}", ns(touch.p50_ns), ns(touch.p99_ns?), ns(touch.p999_ns?)))
     }),
     ("beyond", |row| Some(format!("{:+.0} ns", row.faults?.beyond_ns?))),
     ("pause p50, p99.9, worst", |row| quantiles(row.pauses?)),
