@@ -32,7 +32,7 @@ const NOISY: usize = 2;
 /// How many pages one of them touches before it gives them back.
 const RUN: usize = 64;
 /// How many faults of the noisy machine are read a second, where that is limited.
-const BUDGET: NonZeroU32 = NonZeroU32::new(5000).unwrap();
+const BUDGET: NonZeroU32 = NonZeroU32::new(1000).unwrap();
 /// How long the noisy machine may take to begin.
 const PATIENCE: Duration = Duration::from_secs(20);
 
