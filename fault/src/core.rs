@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use uzone_os::uffd::in_thread::InThread;
+use uzone_os::uffd::in_thread::{Counts, InThread, Record};
 use uzone_pages::{Content, FaultPattern, FaultPlan, PageCount, PageSize, Pfn, PfnRange, Touch};
 
 use crate::backing::Backing;
@@ -31,7 +31,7 @@ use crate::page_states::PageStates;
 use crate::pages::{Pages, Policy};
 use crate::pending::Pending;
 use crate::prefetch;
-use crate::record::{FaultOutcome, Recorder};
+use crate::record::{FaultClass, FaultOutcome, FaultRecord, Recorder};
 use crate::stats::{Counters, FaultStats};
 use crate::window::{Progress, Window};
 
@@ -309,6 +309,33 @@ impl Core {
     /// Returns the counts of the one thread that answers faults.
     pub(crate) fn by_reader(&self) -> &Counters {
         &self.by_reader
+    }
+
+    /// Returns the recorder, with the faults that threads answered themselves.
+    pub(crate) fn all_recorded(&self) -> &Recorder {
+        if let Some(in_thread) = self.in_thread() {
+            self.recorder
+                .absorb(|note| in_thread.take_records(|record| note(self.record_of(&record))));
+        }
+        &self.recorder
+    }
+
+    fn record_of(&self, record: &Record) -> FaultRecord {
+        let is_tracked = self.pages.policy.is_tracked;
+        let class = match () {
+            () if is_tracked && record.was_present && record.is_write => FaultClass::WriteProtect,
+            () if record.is_minor => FaultClass::Minor,
+            () => FaultClass::Missing,
+        };
+        let outcome = if record.is_answered { FaultOutcome::Ready } else { FaultOutcome::Failed };
+        FaultRecord {
+            at: self.recorder.since_start(record.at),
+            offset: self.bytes(record.page..record.page + 1).start,
+            class,
+            is_write: record.is_write,
+            outcome,
+            latency: record.latency,
+        }
     }
 
     pub(crate) fn recorder(&self) -> &Recorder {
@@ -626,15 +653,15 @@ impl Core {
         let get = |of: fn(&Counters) -> &AtomicU64| {
             of(all).load(Ordering::Relaxed) + of(reader).load(Ordering::Relaxed)
         };
-        let (in_thread, filled) = self.in_thread().map_or((0, 0), |it| it.counts());
-        let demand = in_thread.min(filled);
+        let in_thread = self.in_thread().map_or(Counts::default(), |it| it.counts());
+        let demand = in_thread.faults.min(in_thread.filled);
         FaultStats {
-            faults: get(|counters| &counters.faults) + in_thread,
+            faults: get(|counters| &counters.faults) + in_thread.faults + in_thread.writes,
             minor: get(|counters| &counters.minor),
             coalesced: get(|counters| &counters.coalesced),
             retouched: get(|counters| &counters.retouched),
             demand: get(|counters| &counters.demand) + demand,
-            around: get(|counters| &counters.around) + (filled - demand),
+            around: get(|counters| &counters.around) + (in_thread.filled - demand),
             populated: get(|counters| &counters.populated),
             queued: get(|counters| &counters.queued),
             deferred: get(|counters| &counters.deferred),
@@ -642,7 +669,7 @@ impl Core {
             evicted: get(|counters| &counters.evicted),
             left_out: get(|counters| &counters.left_out),
             zeroes: get(|counters| &counters.zeroes),
-            write_protect: get(|counters| &counters.write_protect),
+            write_protect: get(|counters| &counters.write_protect) + in_thread.writes,
             collapsed: get(|counters| &counters.collapsed),
             huge_pages: self.kernel().huge_pages(),
             held: get(|counters| &counters.held),

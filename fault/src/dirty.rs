@@ -5,7 +5,7 @@
 //! | | asynchronous | synchronous |
 //! |---|---|---|
 //! | a first write | the kernel removes the protection and goes on | an event, and the reader lets the writer in |
-//! | where it is recorded | the page tables, by a scan | a byte a page ([`States`]) |
+//! | where it is recorded | the page tables, by a scan | a byte a page ([`WriteStates`]) |
 //! | first write, at random | 3 us | 17 us |
 //! | first write, in order | 2.3 us | 1.6 us: up to 16 pages at once |
 //! | taking a dirty page | 0.15 us | 2.7 us where they are scattered |
@@ -27,17 +27,16 @@
 //! that is being made clean waits until it is protected again.
 //! Source: "Userfaultfd" in the Linux administrator's guide, ioctl_pagemap_scan(2).
 
-pub(crate) mod states;
-
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use uzone_os::uffd::in_thread::Writes;
+use uzone_os::uffd::write_states::{Which, WriteStates};
 use uzone_os::uffd::{AnswerError, Answered, Features, Install, Modes, Registered, UffdCall};
-use uzone_os::{Mapping, Sharing, WriteScan};
-use uzone_pages::{PageCount, PageSize};
+use uzone_os::{Anonymous, Exclusive, Mapped, Mapping, Sharing, WriteScan};
+use uzone_pages::{ByteLen, PageCount, PageSize};
 
-use crate::dirty::states::{States, Which};
 use crate::error::{LazyError, MapError};
 use crate::kernel::{self, Fill, Kernel};
 use crate::options::HugePages;
@@ -102,7 +101,7 @@ impl WriteTracking {
 
 enum How {
     Async(WriteScan),
-    Sync(States),
+    Sync(Arc<WriteStates>),
 }
 
 /// The dirty pages of a mapping, and a kernel that installs pages clean.
@@ -127,7 +126,12 @@ impl Tracker {
         let page = memory.mapping().page_size();
         let how = match tracking {
             WriteTracking::Async => How::Async(WriteScan::open()?),
-            WriteTracking::Sync => How::Sync(States::new(pages)?),
+            WriteTracking::Sync => {
+                let bytes = ByteLen::new(pages.get());
+                let memory = Exclusive::anonymous(bytes, Anonymous::default())?;
+                let states = Mapped::try_new(memory, bytes.to_usize()?);
+                How::Sync(Arc::new(WriteStates::new(states.map_err(|refused| refused.cause)?)))
+            }
         };
         Ok(Self { memory, page, how, turn: Mutex::new(()) })
     }
@@ -142,10 +146,18 @@ impl Tracker {
         }
     }
 
-    pub(crate) fn states(&self) -> Option<&States> {
+    pub(crate) fn states(&self) -> Option<&WriteStates> {
         match &self.how {
             How::Sync(states) => Some(states),
             How::Async(_) => None,
+        }
+    }
+
+    /// Returns how the threads track writes that answer their faults themselves.
+    pub(crate) fn writes(&self) -> Writes {
+        match &self.how {
+            How::Sync(states) => Writes::Awaited(states.clone()),
+            How::Async(_) => Writes::Recorded,
         }
     }
 
@@ -215,6 +227,15 @@ impl Tracker {
                 Ok(())
             }
             How::Async(_) => runs.iter().try_for_each(|run| self.protect(run, false)),
+        }
+    }
+
+    /// Makes pages dirty and lets writers in, which then may write at any time. The caller has its turn.
+    pub(crate) fn open(&self, runs: &[Range<u64>]) -> Result<(), LazyError> {
+        self.put_back(runs)?;
+        match &self.how {
+            How::Sync(_) => runs.iter().try_for_each(|run| self.protect(run, false)),
+            How::Async(_) => Ok(()),
         }
     }
 

@@ -8,7 +8,7 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
-use uzone_os::uffd::in_thread::{InThread, InThreadError, Place, Source, Window};
+use uzone_os::uffd::in_thread::{Answers, InThread, InThreadError, Place, Source, Window, Writes};
 use uzone_os::uffd::{EventLog, Features, KernelFaults, Modes, Registered, Uffd, UffdCall};
 use uzone_os::{Access, Anonymous, HugeAdvice, Mapping, numa};
 use uzone_pages::{Advice, ByteLen, FaultArea, FaultAround, FaultPattern, PageSize};
@@ -148,7 +148,8 @@ impl Engine {
         producer.serves(&core, room);
         let attached =
             self.attach(FaultMemory::Own(memory.clone()), None, core.clone(), options, room)?;
-        let answered = answer_in_thread(in_thread, &memory, &core, options);
+        let writes = tracker.as_ref().map_or(Writes::Free, |tracker| tracker.writes());
+        let answered = answer_in_thread(in_thread, &memory, &core, writes, options);
         tracing::debug!(%len, %page, ?answered, "map");
         let mut mapping = LazyMapping::new(attached, memory, core, room, tracker, answered);
         if let Some(quiet) = options.collapse_when_settled {
@@ -207,9 +208,7 @@ impl Engine {
             (options.answer == Answer::Reader, "that was asked for"),
             (options.kernel_faults == KernelFaults::Required, "faults of system calls are wanted"),
             (!self.handles_sigbus, "the engine must not handle SIGBUS"),
-            (options.track_writes.is_some(), "writes are tracked"),
             (is_huge, "its pages are huge"),
-            (options.trace > 0, "faults are recorded"),
             (options.collapse_when_settled.is_some(), "its pages are collapsed"),
             (options.deadline.is_some(), "its pages have a deadline"),
             (options.budget.is_limited(), "it has a budget"),
@@ -262,11 +261,13 @@ fn answer_in_thread(
     answering: Answering,
     memory: &Arc<Registered>,
     core: &Core,
+    writes: Writes,
     options: &LazyOptions,
 ) -> Result<Arc<InThread>, &'static str> {
     let (place, source) = answering?;
     let window = in_thread_window(options, core.backing().largest_window(), &source);
-    let in_thread = InThread::start(place, memory.clone(), source, window);
+    let answers = Answers::new(source, window).writes(writes).records(options.trace);
+    let in_thread = InThread::start(place, memory.clone(), answers);
     let in_thread = Arc::new(in_thread.map_err(|_| "the userfaultfd reports faults")?);
     core.answered_in_thread(&in_thread);
     Ok(in_thread)
@@ -282,7 +283,7 @@ fn in_thread_window(options: &LazyOptions, most: FaultAround, source: &Source) -
             first,
             most: most.max(first),
             block_after: match source {
-                Source::File { .. } => BLOCK_COPIED,
+                Source::File(_) | Source::Parts(_) => BLOCK_COPIED,
                 Source::Cached | Source::Zero => BLOCK_MAPPED,
             },
         },

@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use uzone_os::uffd::Registered;
 use uzone_os::uffd::in_thread::InThread;
+use uzone_os::uffd::write_states::{Which, WriteStates, runs_of};
 use uzone_os::{Addr, Mapping, RangeError};
 use uzone_pages::{ByteLen, Content, FaultAround, PageSize};
 use uzone_zone::Pinned;
@@ -25,7 +26,6 @@ use uzone_zone::Pinned;
 use crate::collapse::{Collapsed, Collapser, QuietCollapser};
 use crate::core::{Core, ReaderState};
 use crate::dirty::Tracker;
-use crate::dirty::states::{States, Which, collect};
 use crate::error::LazyError;
 use crate::event_loop::Attached;
 use crate::options::AnsweredBy;
@@ -187,6 +187,24 @@ impl LazyMapping {
         Ok(self.core.contents().pin(whole)?)
     }
 
+    /// Pins pages as [`LazyMapping::pin`] does, for a system call or a device that writes to them. Where
+    /// writes are tracked, the pages are dirty from then on and not protected: a system call that is given a
+    /// protected page fails with `EFAULT` where its faults are not answered
+    /// ([`LazyMapping::sees_kernel_faults`]), and a write of a device is not seen.
+    ///
+    /// # Errors
+    /// As for [`LazyMapping::pin`], and [`LazyError`] if the kernel refuses.
+    pub fn pin_for_write(&self, range: Range<u64>) -> Result<Pinned, LazyError> {
+        let page = self.page_size().bytes();
+        let pinned = self.pin(range.clone())?;
+        if let Some(tracker) = self.tracking() {
+            let _turn = tracker.turn();
+            let pages = range.start / page..range.end.div_ceil(page);
+            tracker.open(std::slice::from_ref(&pages))?;
+        }
+        Ok(pinned)
+    }
+
     /// Makes pages of a range of bytes present before they are touched, in the calling thread. Returns how
     /// many pages were installed. With [`Populate::Cached`] it never blocks on the backing; with
     /// [`Populate::All`] it waits at most 30 seconds for a page that another thread is producing.
@@ -225,6 +243,12 @@ impl LazyMapping {
     pub(crate) fn evict_pages(&self, pages: Range<u64>) -> Result<u64, LazyError> {
         let contents = self.core.contents();
         let in_thread = self.core.in_thread();
+        if let Some(in_thread) = in_thread.as_ref().filter(|_| self.tracker.is_some())
+            && !in_thread.drain()
+        {
+            // It may fill a page with what the backing had before something was written back.
+            return Err(LazyError::TimedOut { offset: self.core.bytes(pages).start });
+        }
         let mut evicted = match &in_thread {
             Some(in_thread) => self.evict_unknown(in_thread, pages.clone())?,
             None => 0,
@@ -285,6 +309,9 @@ impl LazyMapping {
             }
             in_thread.gives_back(start..at);
             let answer = self.mapping().discard(self.core.bytes(start..at));
+            if let (Ok(()), Some(tracker)) = (&answer, self.tracking()) {
+                tracker.evicted(&(start..at));
+            }
             (start..at).for_each(|page| self.core.release(page));
             answer?;
             evicted += at - start;
@@ -329,7 +356,7 @@ impl LazyMapping {
     fn evict_closed(
         &self,
         tracker: &Tracker,
-        states: &States,
+        states: &WriteStates,
         pages: Range<u64>,
         which: Which,
     ) -> Result<u64, LazyError> {
@@ -447,8 +474,8 @@ impl LazyMapping {
         // they are read, so that what was written until an unpin is seen.
         let contents = self.core.contents();
         let pinned =
-            taken.iter().flat_map(|run| collect(run.clone(), |page| contents.maybe_pinned(page)));
-        if let Err(error) = tracker.put_back(&pinned.collect::<Vec<_>>()) {
+            taken.iter().flat_map(|run| runs_of(run.clone(), |page| contents.maybe_pinned(page)));
+        if let Err(error) = tracker.open(&pinned.collect::<Vec<_>>()) {
             // Then all are as dirty as they were, as far as the kernel allows it.
             let _ = tracker.put_back(&taken);
             return Err(error);
@@ -461,7 +488,7 @@ impl LazyMapping {
         let contents = self.core.contents();
         let runs = runs
             .iter()
-            .map(|run| collect(run.clone(), |page| contents.get(page) != Content::Poisoned));
+            .map(|run| runs_of(run.clone(), |page| contents.get(page) != Content::Poisoned));
         runs.flatten().collect()
     }
 

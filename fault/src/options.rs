@@ -39,7 +39,9 @@ pub enum Answer {
     /// thread has to be woken. [`LazyMapping::answered_by`](crate::LazyMapping::answered_by) states who it
     /// is.
     ///
-    /// A system call that is given a missing page fails with `EFAULT`: pin the pages first. A thread that
+    /// A system call that is given a missing page fails with `EFAULT`: pin the pages first
+    /// ([`LazyMapping::pin`](crate::LazyMapping::pin),
+    /// [`LazyMapping::pin_for_write`](crate::LazyMapping::pin_for_write)). A thread that
     /// blocks `SIGBUS` dies of a fault. Never for memory of a KVM guest.
     InThread,
     /// A reader, another thread.
@@ -195,8 +197,8 @@ impl LazyOptions {
         self
     }
 
-    /// Sets how many of the last faults are recorded, each in 48 bytes, for
-    /// [`LazyMapping::take_trace`](crate::LazyMapping::take_trace): none by default, at most 16,777,216.
+    /// Sets how many of the last faults are recorded, each in 48 bytes and in 32 more where threads answer
+    /// themselves, for [`LazyMapping::take_trace`](crate::LazyMapping::take_trace): none by default, at most 16,777,216.
     #[must_use]
     pub fn trace(mut self, trace: usize) -> Self {
         self.trace = trace;

@@ -174,6 +174,16 @@ impl Recorder {
         }
     }
 
+    /// Records faults that were noted elsewhere. `take` hands them over, and returns how many were lost.
+    pub(crate) fn absorb(&self, take: impl FnOnce(&mut dyn FnMut(FaultRecord)) -> u64) {
+        let mut records = self.lock();
+        let lost = take(&mut |fault| {
+            fire(&fault);
+            records.note(&fault);
+        });
+        records.lost += lost;
+    }
+
     /// Returns how long faults took, by class and outcome.
     pub(crate) fn latencies(&self) -> Vec<Latency> {
         let records = self.lock();

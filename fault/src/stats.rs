@@ -117,17 +117,19 @@ macro_rules! observe {
                 self.core.stats()
             }
 
-            /// Returns how long faults took so far, by class and outcome.
+            /// Returns how long faults took so far, by class and outcome. Those that threads answer
+            /// themselves are among them with [`LazyOptions::trace`](crate::LazyOptions::trace), as far as
+            /// the trace had room for them since it was looked at last.
             #[must_use]
             pub fn latencies(&self) -> Vec<$crate::Latency> {
-                self.core.recorder().latencies()
+                self.core.all_recorded().latencies()
             }
 
             /// Takes the faults that were recorded since the last call: the last
             /// [`LazyOptions::trace`](crate::LazyOptions::trace) of them.
             #[must_use]
             pub fn take_trace(&self) -> $crate::FaultTrace {
-                self.core.recorder().take_trace()
+                self.core.all_recorded().take_trace()
             }
 
             /// Returns the last page that could not be produced for a waiting thread, and why.

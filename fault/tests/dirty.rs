@@ -19,8 +19,8 @@ use common::{
 };
 use proptest::prelude::*;
 use uzone_fault::{
-    Backing, BackingError, CompositeBacking, FileBacking, FunctionBacking, HugePages, LazyError,
-    LazyMapping, LazyOptions, MapError, MemoryBacking, Populate, Window, WriteTracking,
+    Answer, Backing, BackingError, CompositeBacking, FileBacking, FunctionBacking, HugePages,
+    LazyError, LazyMapping, LazyOptions, MapError, MemoryBacking, Populate, Window, WriteTracking,
     ZeroBacking,
 };
 use uzone_os::{HugeSize, Mapping, Sharing, probe};
@@ -43,19 +43,18 @@ fn memfd(len: u64) -> Arc<Mapping> {
     file
 }
 
-/// Every kind of memory of base pages that can be tracked so.
+/// Every kind of memory of base pages that can be tracked so, by readers and by the threads that fault.
 fn memories(name: &str, track: WriteTracking, pages: u64) -> Vec<LazyMapping> {
     let len = pages * page();
-    let private = MemoryBacking::new(memfd(len), Sharing::Private).unwrap();
-    let shared = MemoryBacking::new(memfd(len), Sharing::Shared).unwrap();
-    let options = options(track);
-    let mut memories = vec![
-        map(name, &engine(), len, function(), &options),
-        map(name, &engine(), len, ZeroBacking, &options),
-        map(name, &engine(), len, private, &options),
-    ];
-    if track == WriteTracking::Sync {
-        memories.push(map(name, &engine(), len, shared, &options));
+    let mut memories = vec![map(name, &engine(), len, function(), &options(track))];
+    for answer in [Answer::Reader, Answer::InThread] {
+        let options = options(track).answer(answer);
+        let of_file = |sharing| MemoryBacking::new(memfd(len), sharing).unwrap();
+        memories.push(map(name, &engine(), len, ZeroBacking, &options));
+        memories.push(map(name, &engine(), len, of_file(Sharing::Private), &options));
+        if track == WriteTracking::Sync {
+            memories.push(map(name, &engine(), len, of_file(Sharing::Shared), &options));
+        }
     }
     memories.into_iter().flatten().collect()
 }
@@ -583,14 +582,22 @@ fn writers_never_miss_what_they_wrote_while_pages_are_brought_back_and_evicted()
     let name = "writers_never_miss_what_they_wrote";
     let (pages, writers) = (96, 3);
     let len = pages * page();
-    for track in BOTH {
-        let store = Store::new(len);
+    for (track, answer) in
+        BOTH.into_iter().flat_map(|track| [(track, Answer::Reader), (track, Answer::InThread)])
+    {
+        let (store, file) = (Store::new(len), file_with(&vec![0; usize_of(len)]));
         let options = options(track)
+            .answer(answer)
             .advice(Advice::Normal)
             .fault_around(FaultAround::try_new(ByteLen::new(4 * page())).unwrap());
-        let Some(memory) = map(name, &engine(), len, Stored(store.clone()), &options) else {
-            return;
+        let memory = match answer {
+            Answer::InThread => {
+                let backing = FileBacking::writable(file.try_clone().unwrap()).unwrap();
+                map(name, &engine(), len, backing, &options)
+            }
+            _ => map(name, &engine(), len, Stored(store.clone()), &options),
         };
+        let Some(memory) = memory else { return };
         let stop = AtomicBool::new(false);
         let (mut brought, mut evicted) = (0, 0);
         thread::scope(|scope| {
@@ -633,7 +640,10 @@ fn writers_never_miss_what_they_wrote_while_pages_are_brought_back_and_evicted()
             let lasts: Vec<_> = running.into_iter().map(|writer| writer.join().unwrap()).collect();
             memory.write_back(0..len).unwrap();
             assert_eq!(memory.dirty(0..len).unwrap(), []);
-            let bytes = store.bytes.lock().unwrap().clone();
+            let mut bytes = store.bytes.lock().unwrap().clone();
+            if answer == Answer::InThread {
+                file.read_exact_at(&mut bytes, 0).unwrap();
+            }
             for at in 0..pages {
                 let offset = usize_of(at * page() + 8 * (at / writers % 512));
                 let found = u64::from_ne_bytes(bytes[offset..offset + 8].try_into().unwrap());
@@ -644,7 +654,9 @@ fn writers_never_miss_what_they_wrote_while_pages_are_brought_back_and_evicted()
             brought > 0 && (evicted > 0 || track == WriteTracking::Async),
             "{track:?}: {brought} and {evicted}"
         );
-        eprintln!("{track:?}: {brought} pages brought back, {evicted} evicted under 3 writers");
+        eprintln!(
+            "{track:?}, {answer:?}: {brought} pages brought back, {evicted} evicted under 3 writers"
+        );
         assert_eq!(memory.stats().poisoned, 0);
     }
 }
@@ -681,13 +693,15 @@ proptest! {
         steps in steps(),
         track in prop::sample::select(BOTH.to_vec()),
         cut in 0_u64..4096,
+        answer in prop::sample::select(vec![Answer::Reader, Answer::InThread]),
     ) {
         let len = PAGES * page() - cut;
         let mut expected = words(len);
         let file = file_with(&expected);
         let backing = FileBacking::writable(file.try_clone().unwrap()).unwrap();
         let name = "the_file_is_what_was_written";
-        let Some(memory) = map(name, &engine(), PAGES * page(), backing, &options(track)) else {
+        let options = options(track).answer(answer);
+        let Some(memory) = map(name, &engine(), PAGES * page(), backing, &options) else {
             return Ok(());
         };
         let part = |page: u64, pages: u64| range(page..(page + pages).min(PAGES));

@@ -8,6 +8,7 @@ mod common;
 use std::fs::File;
 use std::io::Write;
 use std::num::NonZeroUsize;
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -15,11 +16,12 @@ use std::time::{Duration, Instant};
 
 use common::{page, skip};
 use uzone_fault::{
-    Advice, Answer, AnsweredBy, Backing, ByteLen, Content, Engine, EngineOptions, FaultAround,
-    FileBacking, FunctionBacking, KernelFaults, LazyMapping, LazyOptions, Mapping, MemoryBacking,
-    Populate, Sharing, WriteTracking, ZeroBacking, bus,
+    Advice, Answer, AnsweredBy, Backing, ByteLen, CompositeBacking, Content, Engine, EngineOptions,
+    FaultAround, FaultClass, FaultOutcome, FileBacking, FunctionBacking, KernelFaults, LazyMapping,
+    LazyOptions, Mapping, MemoryBacking, Populate, Sharing, WriteTracking, ZeroBacking, bus,
 };
 use uzone_os::uffd::{Features, Uffd};
+use uzone_pages::PageSize;
 
 const PAGES: u64 = 2048;
 /// For how many seconds the stress test runs: 2 by default.
@@ -158,13 +160,14 @@ fn a_reader_answers_where_a_thread_cannot_and_states_why() {
         by(&engine, zero(), auto.clone().kernel_faults(KernelFaults::Never)),
         AnsweredBy::Thread
     );
+    for options in [in_thread().track_writes(WriteTracking::Sync), in_thread().trace(8)] {
+        assert_eq!(by(&engine, zero(), options), AnsweredBy::Thread);
+    }
     for (reason, answered) in [
         ("asked for", by(&engine, zero(), auto.clone().answer(Answer::Reader))),
         ("must not handle SIGBUS", by(&forbidding, zero(), in_thread())),
         ("runs code", by(&engine, function, in_thread())),
         ("deadline", by(&engine, zero(), in_thread().deadline(Duration::from_secs(9)))),
-        ("tracked", by(&engine, zero(), in_thread().track_writes(WriteTracking::Sync))),
-        ("recorded", by(&engine, zero(), in_thread().trace(8))),
     ] {
         let AnsweredBy::Reader { reason: why } = answered else { panic!("{reason}: {answered:?}") };
         assert!(why.contains(reason), "{why}");
@@ -189,7 +192,97 @@ fn a_page_of_a_file_that_was_cut_is_an_error_and_never_zero() {
     (0..50).for_each(|at| check(&memory, at));
 }
 
-/// Threads that read, pin, evict, populate, map and unmap, for a while.
+#[test]
+fn parts_of_files_and_zeroes_are_filled_and_a_file_that_was_cut_is_an_error() {
+    if is_skipped("parts_of_files_and_zeroes_are_filled_and_a_file_that_was_cut_is_an_error") {
+        return;
+    }
+    let source = file("parts");
+    let whole = Arc::new(FileBacking::new(source.try_clone().unwrap()).unwrap());
+    let size = PageSize::try_from_bytes(page()).unwrap();
+    let pages = |pages: std::ops::Range<u64>| pages.start * page()..pages.end * page();
+    // Pages of the file from 100 on, zeroes, and its last pages.
+    let parts = CompositeBacking::builder(size)
+        .part(pages(0..600), whole.clone(), 100 * page())
+        .zero(pages(600..1300))
+        .part(pages(1300..1400), whole, (PAGES - 100) * page())
+        .build()
+        .unwrap();
+    let parts: Arc<dyn Backing> = Arc::new(parts);
+    let right = |at: u64| match at / page() {
+        0..600 => byte(at + 100 * page()),
+        600..1300 => 0,
+        _ => byte(at + (PAGES - 1400) * page()),
+    };
+    let check = |memory: &LazyMapping, at: u64| {
+        let mut seen = vec![1; usize::try_from(page()).unwrap()];
+        memory.read_at(at * page(), &mut seen).unwrap();
+        assert!(seen.into_iter().eq((at * page()..(at + 1) * page()).map(right)), "page {at}");
+    };
+    for advice in [Advice::Auto, Advice::Random, Advice::Normal] {
+        for track in [None, Some(WriteTracking::Async), Some(WriteTracking::Sync)] {
+            let mut options = in_thread().advice(advice).fault_around(FaultAround::MAX);
+            options = track.into_iter().fold(options, LazyOptions::track_writes);
+            let len = ByteLen::new(1400 * page());
+            let memory = engine().map(len, parts.clone(), &options).unwrap();
+            assert_eq!(memory.answered_by(), AnsweredBy::Thread);
+            (0..1400).for_each(|at| check(&memory, (at * 37) % 1400));
+            if track != Some(WriteTracking::Async) {
+                assert_eq!(memory.evict(0..len.get()).unwrap(), 1400);
+            }
+            (0..1400).for_each(|at| check(&memory, at));
+        }
+    }
+    let memory = engine().map(ByteLen::new(1400 * page()), parts, &in_thread()).unwrap();
+    source.set_len(150 * page()).unwrap();
+    (0..50).chain(600..1300).for_each(|at| check(&memory, at));
+    for at in [50, 599, 1300, 1399] {
+        memory.read_at(at * page(), &mut [0]).unwrap_err();
+    }
+}
+
+#[test]
+fn faults_that_threads_answer_are_recorded() {
+    if is_skipped("faults_that_threads_answer_are_recorded") {
+        return;
+    }
+    let options = in_thread().advice(Advice::Random).trace(16).track_writes(WriteTracking::Sync);
+    let source = file("recorded");
+    let backing = Arc::new(FileBacking::new(source.try_clone().unwrap()).unwrap());
+    let memory = engine().map(ByteLen::new(len()), backing, &options).unwrap();
+    check(&memory, 7);
+    memory.write_at(7 * page(), &[byte(7 * page())]).unwrap();
+    memory.write_at(9 * page(), &[byte(9 * page())]).unwrap();
+    source.set_len(10 * page()).unwrap();
+    memory.read_at(20 * page(), &mut [0]).unwrap_err();
+    let trace = memory.take_trace();
+    assert_eq!(trace.lost, 0);
+    let seen: Vec<_> = trace
+        .records
+        .iter()
+        .map(|fault| (fault.offset / page(), fault.class, fault.is_write, fault.outcome))
+        .collect();
+    let (ready, failed) = (FaultOutcome::Ready, FaultOutcome::Failed);
+    assert_eq!(seen[0], (7, FaultClass::Missing, false, ready));
+    assert_eq!(seen[1], (7, FaultClass::WriteProtect, true, ready));
+    // A page that is missing is read before it is written to.
+    assert_eq!(seen[2], (9, FaultClass::Missing, false, ready));
+    assert_eq!(seen[3], (9, FaultClass::WriteProtect, true, ready));
+    assert_eq!((seen[4].0, seen[4].3), (20, failed));
+    assert!(trace.records.is_sorted_by_key(|fault| fault.at));
+    assert_eq!(memory.dirty(0..len()).unwrap().len(), 2);
+    let stats = memory.stats();
+    assert_eq!((stats.faults, stats.write_protect), (5, 2), "{stats:?}");
+    assert_eq!(memory.latencies().iter().map(|latency| latency.count).sum::<u64>(), 5);
+    // The last ones are kept.
+    source.set_len(len()).unwrap();
+    (100..150).for_each(|at| memory.read_at(at * page(), &mut [0]).unwrap());
+    let trace = memory.take_trace();
+    assert_eq!((trace.records.len(), trace.lost), (16, 34));
+    assert_eq!(trace.records[15].offset, 149 * page());
+}
+
+/// Threads that read, write, pin, evict, populate, map and unmap, for a while.
 #[test]
 fn many_threads_over_mappings_that_come_and_go_see_the_right_bytes() {
     if is_skipped("many_threads_over_mappings_that_come_and_go_see_the_right_bytes") {
@@ -197,34 +290,60 @@ fn many_threads_over_mappings_that_come_and_go_see_the_right_bytes() {
     }
     let seconds = std::env::var(STRESS).map_or(2, |seconds| seconds.parse().unwrap());
     let engine = &engine();
-    let source = file("stress");
+    let (source, written) = (file("stress"), file("written"));
     let file = || Arc::new(FileBacking::new(source.try_clone().unwrap()).unwrap());
     let long = &engine.map(ByteLen::new(len()), file(), &in_thread()).unwrap();
     let other = &engine.map(ByteLen::new(len()), memory_file(), &in_thread()).unwrap();
+    written.write_all_at(&vec![0; usize::try_from(len()).unwrap()], 0).unwrap();
+    let options = in_thread().track_writes(WriteTracking::Sync);
+    let writable = Arc::new(FileBacking::writable(written.try_clone().unwrap()).unwrap());
+    let tracked = &engine.map(ByteLen::new(len()), writable, &options).unwrap();
+    assert_eq!(tracked.answered_by(), AnsweredBy::Thread);
     let (end, is_over) = (Instant::now() + Duration::from_secs(seconds), &AtomicBool::new(false));
     thread::scope(|scope| {
-        for seed in 0..12_u64 {
-            scope.spawn(move || {
-                let mut at = seed * 7919;
-                while !is_over.load(Ordering::Acquire) {
-                    at = at.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1442);
-                    let page_number = (at >> 33) % PAGES;
-                    let memory = if at >> 63 == 0 { long } else { other };
-                    check(memory, page_number);
-                    if seed % 4 == 0 {
-                        let range = page_number * page()..(page_number + 1) * page();
-                        let pinned = memory.pin(range.clone()).unwrap();
+        let threads: Vec<_> = (0..12_u64)
+            .map(|seed| {
+                scope.spawn(move || {
+                    let mut at = seed * 7919;
+                    // What this thread wrote last to its word of each page.
+                    let mut last = vec![0_u64; usize::try_from(PAGES).unwrap()];
+                    while !is_over.load(Ordering::Acquire) {
+                        at = at.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1442);
+                        let page_number = (at >> 33) % PAGES;
+                        let memory = if at >> 63 == 0 { long } else { other };
                         check(memory, page_number);
-                        drop(pinned);
+                        if seed % 4 == 0 {
+                            let range = page_number * page()..(page_number + 1) * page();
+                            let pinned = memory.pin(range.clone()).unwrap();
+                            check(memory, page_number);
+                            drop(pinned);
+                        }
+                        let word = page_number * page() + 8 * seed;
+                        let held = (seed % 4 == 1).then(|| {
+                            tracked.pin_for_write(page_number * page()..(page_number + 1) * page())
+                        });
+                        let mut seen = [0; 8];
+                        tracked.read_at(word, &mut seen).unwrap();
+                        let last = &mut last[usize::try_from(page_number).unwrap()];
+                        assert_eq!(u64::from_ne_bytes(seen), *last, "page {page_number}");
+                        tracked.write_at(word, &u64::to_ne_bytes(at)).unwrap();
+                        *last = at;
+                        drop(held.transpose().unwrap());
                     }
-                }
-            });
-        }
+                    last
+                })
+            })
+            .collect();
         scope.spawn(|| {
             while !is_over.load(Ordering::Acquire) {
                 for memory in [long, other] {
                     memory.evict(0..len()).unwrap();
                     memory.populate(0..64 * page(), Populate::All).unwrap();
+                }
+                for at in (0..PAGES).step_by(64) {
+                    let some = at * page()..(at + 64) * page();
+                    tracked.write_back(some.clone()).unwrap();
+                    tracked.evict(some).unwrap();
                 }
             }
         });
@@ -235,7 +354,22 @@ fn many_threads_over_mappings_that_come_and_go_see_the_right_bytes() {
             }
             is_over.store(true, Ordering::Release);
         });
+        let lasts: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+        tracked.write_back(0..len()).unwrap();
+        for at in 0..PAGES {
+            for (seed, last) in (0..).zip(&lasts) {
+                let mut word = [0; 8];
+                written.read_exact_at(&mut word, at * page() + 8 * seed).unwrap();
+                assert_eq!(u64::from_ne_bytes(word), last[usize::try_from(at).unwrap()], "{at}");
+            }
+        }
     });
-    let faults = (long.stats().faults, other.stats().faults);
-    assert!(faults.0 > 100 && faults.1 > 100, "{faults:?}");
+    for memory in [long, other, tracked] {
+        let stats = memory.stats();
+        assert!(stats.faults > 100 && stats.evicted > 100, "{stats:?}");
+        eprintln!(
+            "{} faults, {} of writes, {} evicted",
+            stats.faults, stats.write_protect, stats.evicted
+        );
+    }
 }

@@ -6,13 +6,17 @@
 
 mod common;
 
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::num::NonZeroUsize;
 use std::os::unix::process::CommandExt;
 use std::sync::Arc;
 
-use common::{CHILD, check_all, ends, engine, function, page, skip, usize_of, words};
-use uzone_fault::{Engine, LazyMapping, LazyOptions, MapError, Populate};
+use common::{
+    CHILD, bytes_of, check_all, ends, engine, file_with, function, page, skip, usize_of, words,
+};
+use uzone_fault::{
+    Answer, Engine, FileBacking, LazyMapping, LazyOptions, MapError, Populate, WriteTracking,
+};
 use uzone_os::uffd::{KernelFaults, OpenError};
 use uzone_pages::ByteLen;
 
@@ -35,6 +39,20 @@ fn give_to_the_kernel(memory: &LazyMapping, offset: u64) -> Result<usize, io::Er
     // 2. They stay: no thread writes to it or evicts it meanwhile.
     let bytes = unsafe { std::slice::from_raw_parts(start, usize_of(page())) };
     writer.write(bytes).map_err(|error| {
+        assert_eq!(error.raw_os_error(), Some(EFAULT), "{error}");
+        error.kind()
+    })
+}
+
+/// Reads a page of sevens from a pipe into the memory: a system call that writes to it.
+fn take_from_the_kernel(memory: &LazyMapping, offset: u64) -> Result<usize, io::ErrorKind> {
+    let (mut reader, mut writer) = io::pipe().unwrap();
+    writer.write_all(&vec![7; usize_of(page())]).unwrap();
+    let start = std::ptr::with_exposed_provenance_mut::<u8>(memory.addr().get() + usize_of(offset));
+    // SAFETY: the bytes have to be mapped and this thread's alone while the slice lives: as above, and no
+    // other thread looks at them meanwhile.
+    let bytes = unsafe { std::slice::from_raw_parts_mut(start, usize_of(page())) };
+    reader.read(bytes).map_err(|error| {
         assert_eq!(error.raw_os_error(), Some(EFAULT), "{error}");
         error.kind()
     })
@@ -123,4 +141,44 @@ fn a_user_who_may_have_them_can_ask_for_no_faults_of_the_kernel() {
     assert_eq!(give_to_the_kernel(&memory, 0), Err(no_address()));
     check_all(&memory);
     assert_eq!(give_to_the_kernel(&memory, 0), Ok(usize_of(page())));
+}
+
+#[test]
+fn a_system_call_writes_to_pages_that_are_pinned_for_it_and_they_are_dirty() {
+    let name = "a_system_call_writes_to_pages_that_are_pinned_for_it";
+    let whole = 0..8 * page();
+    for answer in [Answer::Reader, Answer::InThread] {
+        for track in [WriteTracking::Sync, WriteTracking::Async] {
+            let options = LazyOptions::default()
+                .kernel_faults(KernelFaults::Never)
+                .answer(answer)
+                .track_writes(track);
+            let backing = FileBacking::new(file_with(&words(8 * page()))).unwrap();
+            let mapped = common::map(name, &engine(), 8 * page(), backing, &options);
+            let Some(memory) = mapped else { return };
+            let (at, one) = (3 * page(), 3 * page()..4 * page());
+            assert_eq!(take_from_the_kernel(&memory, at), Err(no_address()), "{answer:?}");
+            let pinned = memory.pin(one.clone()).unwrap();
+            if track == WriteTracking::Sync {
+                let answer = take_from_the_kernel(&memory, at);
+                assert_eq!(answer, Err(no_address()), "it is protected");
+                assert_eq!(memory.dirty(whole.clone()).unwrap(), []);
+            }
+            drop(pinned);
+            let pinned = memory.pin_for_write(one.clone()).unwrap();
+            let dirty = [one];
+            assert_eq!(memory.dirty(whole.clone()).unwrap(), dirty, "{track:?}");
+            // Taking and evicting changes nothing while it is pinned.
+            for _ in 0..2 {
+                assert_eq!(take_from_the_kernel(&memory, at), Ok(usize_of(page())));
+                assert_eq!(bytes_of(&memory, at, page()), vec![7; usize_of(page())]);
+                assert_eq!(memory.take_dirty(whole.clone()).unwrap(), dirty);
+                let _ = memory.evict_all(whole.clone()).unwrap();
+            }
+            drop(pinned);
+            assert_eq!(memory.take_dirty(whole.clone()).unwrap(), dirty);
+            assert_eq!(memory.take_dirty(whole.clone()).unwrap(), []);
+            memory.pin_for_write(7 * page()..9 * page()).unwrap_err();
+        }
+    }
 }

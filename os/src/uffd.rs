@@ -44,7 +44,9 @@ pub(crate) mod probe;
 pub(crate) mod registered;
 mod remote;
 mod reply;
+mod ring;
 mod wait;
+pub mod write_states;
 
 pub use answer::{AnswerError, Install};
 pub use descriptor::{KernelFaults, OpenError, Uffd};

@@ -1,6 +1,7 @@
 //! Every interleaving of two or three threads on the table of watches, on a gate of the handler that answers
-//! faults, on a value with guards, and on addresses that the kernel hands out again, searched by loom. A handler is a thread here: it may come between any two steps of the others, and it
-//! never waits for them.
+//! faults and its ring of records, on a value with guards, and on addresses that the kernel hands out again,
+//! searched by loom. A handler is a thread here: it may come between any two steps of the others, and it never
+//! waits for them.
 //!
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p uzone-os --test loom --release`.
 #![cfg(loom)]
@@ -16,6 +17,9 @@ mod gate;
 #[path = "../src/live.rs"]
 #[allow(dead_code, unreachable_pub, reason = "it is the whole file of the library")]
 mod live;
+#[path = "../src/uffd/ring.rs"]
+#[allow(dead_code, reason = "it is the whole file of the library")]
+mod ring;
 #[path = "../src/bus/table.rs"]
 #[allow(dead_code, reason = "it is the whole file of the library")]
 mod table;
@@ -27,6 +31,7 @@ use live::{LiveArc, LiveOwner, Pins, References};
 use loom::cell::UnsafeCell;
 use loom::sync::{Arc, Mutex};
 use loom::thread;
+use ring::Ring;
 use table::{Entry, Extent, Table};
 
 /// The outcomes a model was seen to have, collected over all its interleavings. They are flags outside
@@ -508,7 +513,7 @@ fn answer_and_close(
             let (gate, answerers) = (gate.clone(), answerers.clone());
             thread::spawn(move || {
                 let mut word = 0;
-                let is_answered = gate.answer(0x180, |answerer| {
+                let answer = gate.answer(0x180, |answerer| {
                     assert_eq!(
                         answerer.cast_const(),
                         &raw const answerers[0],
@@ -518,6 +523,7 @@ fn answer_and_close(
                     word = unsafe { &*answerer }.with(|at| unsafe { *at });
                     true
                 });
+                let is_answered = answer.unwrap();
                 assert_eq!(word, u64::from(is_answered));
                 is_answered
             })
@@ -554,4 +560,94 @@ fn what_answers_faults_is_freed_after_the_last_handler_has_left() {
 #[should_panic(expected = "Causality violation")]
 fn what_answers_faults_and_is_freed_at_once_is_read_afterwards() {
     loom::model(answer_and_close(&Seen::new(5), |_| true));
+}
+
+/// A page is filled by a handler from a word, while its owner changes that word, waits for the handlers inside
+/// and gives the page back. Two handlers come; the second one may find the gate paused.
+fn fill_and_give_back(
+    seen: &Seen,
+    drain: fn(&Gate<Answerer>) -> bool,
+) -> impl Fn() + Sync + Send + 'static {
+    use loom::sync::atomic::{AtomicU64, Ordering};
+    const ABSENT: u64 = 0;
+    const OLD: u64 = 1;
+    const NEW: u64 = 2;
+    let seen = seen.clone();
+    move || {
+        let gate = Arc::new(Gate::<Answerer>::new());
+        let words = Arc::new((AtomicU64::new(OLD), AtomicU64::new(ABSENT)));
+        assert!(gate.take());
+        gate.open(LOW.first, LOW.last, core::ptr::null_mut());
+        let handler = {
+            let (gate, words) = (gate.clone(), words.clone());
+            thread::spawn(move || {
+                let answer = gate.answer(0x180, |_| {
+                    let (source, page) = &*words;
+                    // Relaxed: it is the gate that orders them.
+                    let word = source.load(Ordering::Relaxed);
+                    // As the kernel does it: a page that is there stays.
+                    page.compare_exchange(ABSENT, word, Ordering::Relaxed, Ordering::Relaxed)
+                        .is_ok()
+                });
+                usize::from(answer.is_some())
+            })
+        };
+        let (source, page) = &*words;
+        source.store(NEW, Ordering::Relaxed);
+        assert!(drain(&gate));
+        page.store(ABSENT, Ordering::Relaxed);
+        let answer = handler.join().unwrap();
+        seen.mark(answer);
+        let found = page.load(Ordering::Relaxed);
+        assert_ne!(found, OLD, "a page with old bytes");
+        seen.mark(2 + usize::from(found == NEW));
+    }
+}
+
+#[test]
+fn a_page_that_was_given_back_is_not_filled_with_bytes_of_before() {
+    let seen = Seen::new(4);
+    loom::model(fill_and_give_back(&seen, |gate| {
+        gate.drain(|| {
+            thread::yield_now();
+            true
+        })
+    }));
+    seen.assert_all();
+}
+
+/// Without the wait a handler fills it from what it read before: the search must find that.
+#[test]
+#[should_panic(expected = "a page with old bytes")]
+fn a_page_that_is_given_back_at_once_is_filled_with_bytes_of_before() {
+    loom::model(fill_and_give_back(&Seen::new(4), |_| true));
+}
+
+/// Two handlers write records to a ring of one entry while they are taken out.
+#[test]
+fn a_record_of_a_ring_is_whole_or_lost_and_each_is_counted() {
+    let seen = Seen::new(3);
+    let marks = seen.clone();
+    loom::model(move || {
+        let ring = Arc::new(Ring::new(1));
+        let handlers = [1, 2].map(|word| {
+            let ring = ring.clone();
+            thread::spawn(move || ring.push([word; Ring::WORDS]))
+        });
+        let mut found = 0;
+        let mut take = || {
+            ring.take(|words| {
+                assert!(words == [1; 3] || words == [2; 3], "a torn record: {words:?}");
+                found += 1;
+            })
+        };
+        let mut lost = take();
+        for handler in handlers {
+            handler.join().unwrap();
+        }
+        lost += take();
+        assert_eq!(found + lost, 2);
+        marks.mark(usize::try_from(lost).unwrap());
+    });
+    seen.assert_all();
 }

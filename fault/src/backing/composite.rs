@@ -14,8 +14,10 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
+use uzone_os::uffd::in_thread::{Source, SourcePart};
 use uzone_pages::{ByteLen, FaultAround, PageSize};
 
+use crate::backing::hooks::sealed::Sealed;
 use crate::backing::hooks::{Backing, Memory};
 use crate::backing::zero::ZeroBacking;
 use crate::error::BackingError;
@@ -251,6 +253,19 @@ impl Backing for CompositeBacking {
                 part.backing.will_need(std::slice::from_ref(&range));
             }
         }
+    }
+
+    fn in_thread(&self, _: Sealed) -> Option<Source> {
+        let part = |part: &Part| {
+            let file = match part.backing.in_thread(Sealed(()))? {
+                Source::File(file) => Some((file, part.offset)),
+                Source::Zero => None,
+                // A memory file is not a part; parts of parts take a reader.
+                Source::Cached | Source::Parts(_) => return None,
+            };
+            Some(SourcePart { range: part.range.clone(), file })
+        };
+        self.parts.iter().map(part).collect::<Option<_>>().map(Source::Parts)
     }
 
     fn byte_len(&self) -> Option<ByteLen> {

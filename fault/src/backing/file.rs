@@ -19,7 +19,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use uzone_os::page_cache::{self, CachedRead};
-use uzone_os::uffd::in_thread::Source;
+use uzone_os::uffd::in_thread::{FileSource, Source};
 use uzone_os::{Access, FileWrites, Mapping, Sharing};
 use uzone_pages::ByteLen;
 
@@ -39,7 +39,7 @@ const SMALLEST_COPY: u64 = 48 << 10;
 /// The bytes of a file, from its start on.
 #[derive(Debug)]
 pub struct FileBacking {
-    file: File,
+    file: Arc<File>,
     len: u64,
     is_writable: bool,
     /// The same bytes mapped, where the file can be: what is cached is copied from there.
@@ -58,7 +58,8 @@ impl FileBacking {
             Mapping::file(file, 0, ByteLen::new(len), access, sharing).ok()
         };
         let mapped = file.try_clone().ok().and_then(map);
-        Ok(Self { file, len, is_writable: false, mapped: mapped.map(Arc::new) })
+        let (file, mapped) = (Arc::new(file), mapped.map(Arc::new));
+        Ok(Self { file, len, is_writable: false, mapped })
     }
 
     /// Takes a file that is open for reading and writing, as long as it is now: what is written to the
@@ -266,7 +267,7 @@ impl Backing for FileBacking {
     }
 
     fn in_thread(&self, _: Sealed) -> Option<Source> {
-        let (mapped, file) = (self.mapped.clone()?, self.file.try_clone().ok()?);
-        Some(Source::File { file, mapped, len: ByteLen::new(self.len) })
+        let (mapped, file) = (self.mapped.clone()?, self.file.clone());
+        Some(Source::File(FileSource { file, mapped, len: ByteLen::new(self.len) }))
     }
 }

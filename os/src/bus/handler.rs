@@ -191,7 +191,9 @@ fn absorb(info: *mut libc::siginfo_t, context: *mut c_void) -> bool {
     let Some(error) = error_of(info) else {
         return false;
     };
-    if error.kind == BusKind::BeyondEnd && in_thread::answer(error.address.get() as u64) {
+    if error.kind == BusKind::BeyondEnd
+        && in_thread::answer(error.address.get() as u64, access_of(context))
+    {
         return true;
     }
     let watches = TABLE.record(error.extent(), error.entry());
@@ -227,6 +229,24 @@ fn recover(context: *mut c_void, error: BusError) -> bool {
     let registers = unsafe { &mut *registers };
     crate::bytes::guarded::land(registers, first..=last, error.info())
         || crate::bytes::scope::land(registers, first..=last, error.info())
+}
+
+/// Returns what the thread did at the address.
+#[cfg(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer)))]
+fn access_of(context: *mut c_void) -> Option<in_thread::Access> {
+    const PRESENT: libc::greg_t = 1 << 0;
+    const WRITE: libc::greg_t = 1 << 1;
+    let error = usize::try_from(libc::REG_ERR).ok()?;
+    // SAFETY: `&*` wants aligned and initialised registers that are not changed meanwhile: as in `recover`,
+    // which comes after this.
+    let error = unsafe { &*registers_of(context) }[error];
+    Some(in_thread::Access { is_present: error & PRESENT != 0, is_write: error & WRITE != 0 })
+}
+
+/// Returns that what the thread did is not known.
+#[cfg(not(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer))))]
+fn access_of(_: *mut c_void) -> Option<in_thread::Access> {
+    None
 }
 
 /// Returns where the registers of the interrupted thread are in a context that the kernel wrote.

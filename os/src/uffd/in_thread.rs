@@ -19,9 +19,17 @@
 //! that they have cost as much as mapping all of it, and then that. One bit a page states whether it was
 //! filled; it is a hint, and the kernel decides.
 //!
+//! # Writes
+//!
+//! Where writes are tracked ([`Writes`]), pages are filled protected. If each first write is an event, the
+//! thread that writes notes it and lets itself in; while another thread makes the page clean, it tries again.
+//! A page that is given back may come again with other bytes, those that were written back, so
+//! [`InThread::drain`] waits for the handlers that may have read the old ones.
+//!
 //! Unsafe: a pointer that the handler follows.
 //! Source: ioctl_userfaultfd(2), `UFFD_FEATURE_SIGBUS`; signal-safety(7).
 
+use core::cmp::Ordering::{Equal, Greater, Less};
 use core::ops::Range;
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use core::time::Duration;
@@ -33,11 +41,13 @@ use uzone_pages::{ByteLen, FaultAround, PageCount, PageSize, Pfn, PfnRange};
 
 use crate::bus;
 use crate::mapping::Mapping;
-use crate::options::Vaddr;
+use crate::options::{Anonymous, Vaddr};
 use crate::uffd::answer::{AnswerError, Install};
 use crate::uffd::gate::Gate;
 use crate::uffd::registered::Registered;
 use crate::uffd::reply::{Answered, Refusal};
+use crate::uffd::ring::Ring;
+use crate::uffd::write_states::WriteStates;
 
 /// How many mappings can be answered for so at a time.
 pub const SLOTS: usize = 64;
@@ -48,22 +58,64 @@ const STREAMS: usize = 8;
 /// How long to wait for handlers at the end; if one is stopped inside, its memory is kept for good.
 const PATIENCE: Duration = Duration::from_secs(2);
 
+/// What is noted of a fault, in the lowest bits of a word whose others are nanoseconds.
+const WRITE: u64 = 1;
+const PRESENT: u64 = 2;
+const ANSWERED: u64 = 4;
+const FLAGS: u32 = 3;
+
 /// Where pages come from.
 #[derive(Debug)]
 pub enum Source {
-    /// A file, and all of it mapped.
-    File {
-        /// The file, whose length is looked at.
-        file: File,
-        /// The file, mapped from its start on.
-        mapped: Arc<Mapping>,
-        /// How many bytes it had when it was taken. What is behind is zero, up to the end of that page.
-        len: ByteLen,
-    },
+    /// A file.
+    File(FileSource),
     /// The memory file that the memory is a mapping of. Its holes are zero.
     Cached,
     /// Zeroes.
     Zero,
+    /// Parts of files, and zeroes.
+    Parts(Box<[SourcePart]>),
+}
+
+/// A file, and all of it mapped.
+#[derive(Clone, Debug)]
+pub struct FileSource {
+    /// The file, whose length is looked at.
+    pub file: Arc<File>,
+    /// The file, mapped from its start on.
+    pub mapped: Arc<Mapping>,
+    /// How many bytes it had when it was taken. What is behind is zero, up to the end of that page.
+    pub len: ByteLen,
+}
+
+/// Some bytes of a memory, in whole pages. Parts are in order and leave nothing out.
+#[derive(Debug)]
+pub struct SourcePart {
+    /// Where it is in the memory.
+    pub range: Range<u64>,
+    /// The file, and where the part starts in it; without one it is zero.
+    pub file: Option<(FileSource, u64)>,
+}
+
+/// How writes are tracked.
+#[derive(Debug, Default)]
+pub enum Writes {
+    /// They are not.
+    #[default]
+    Free,
+    /// The kernel records them, and lets writers in.
+    Recorded,
+    /// Each first write of a page is an event.
+    Awaited(Arc<WriteStates>),
+}
+
+/// What a thread did that took a fault.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Access {
+    /// Whether there was a page, which it may not access so.
+    pub(crate) is_present: bool,
+    /// Whether it wrote.
+    pub(crate) is_write: bool,
 }
 
 /// Which pages a fault maps.
@@ -89,11 +141,75 @@ static TABLE: [Gate<Answerer>; SLOTS] = [const { Gate::new() }; SLOTS];
 static TABLE: std::sync::LazyLock<[Gate<Answerer>; SLOTS]> =
     std::sync::LazyLock::new(|| core::array::from_fn(|_| Gate::new()));
 
+/// How faults are answered.
+#[derive(Debug)]
+pub struct Answers {
+    source: Source,
+    window: Window,
+    writes: Writes,
+    records: usize,
+}
+
+impl Answers {
+    /// Fills pages from `source`, as many at a time as `window` has.
+    #[must_use]
+    pub fn new(source: Source, window: Window) -> Self {
+        Self { source, window, writes: Writes::Free, records: 0 }
+    }
+
+    /// Tracks writes.
+    #[must_use]
+    pub fn writes(mut self, writes: Writes) -> Self {
+        self.writes = writes;
+        self
+    }
+
+    /// Keeps records of the last faults.
+    #[must_use]
+    pub fn records(mut self, keeps: usize) -> Self {
+        self.records = keeps;
+        self
+    }
+}
+
+/// A fault that was answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// When the handler was called.
+    pub at: Instant,
+    /// The page.
+    pub page: u64,
+    /// Whether it was a write.
+    pub is_write: bool,
+    /// Whether the page was there before.
+    pub was_present: bool,
+    /// Whether the page was one of a memory file.
+    pub is_minor: bool,
+    /// Whether the access was repeated.
+    pub is_answered: bool,
+    /// How long the handler took.
+    pub latency: Duration,
+}
+
+/// What was done so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// How many faults there were of pages that were not there.
+    pub faults: u64,
+    /// How many pages were filled for them.
+    pub filled: u64,
+    /// How many faults there were of writes to pages that were there.
+    pub writes: u64,
+}
+
 /// What answers for one mapping.
 struct Answerer {
     memory: Arc<Registered>,
-    source: Source,
-    window: Window,
+    answers: Answers,
+    /// Zeroes to copy, where the kernel's zero page is not what a page is filled with.
+    zeroes: Option<Mapping>,
+    started: Instant,
+    records: Ring,
     page: PageSize,
     pages: u64,
     /// The process; a child that was forked off has none of this.
@@ -108,6 +224,18 @@ struct Answerer {
     oldest: AtomicU64,
     faults: AtomicU64,
     filled_pages: AtomicU64,
+    write_faults: AtomicU64,
+}
+
+/// What became of the page that a thread waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wanted {
+    /// It was filled, or the access is repeated and may fault again.
+    Now,
+    /// It was there before.
+    Before,
+    /// It cannot be filled.
+    Never,
 }
 
 /// A mapping whose faults are answered by the threads that take them, until this is dropped.
@@ -138,6 +266,9 @@ pub enum InThreadError {
     /// All slots are in use.
     #[error("{SLOTS} mappings are answered for in their threads already")]
     Full,
+    /// There is no memory for it.
+    #[error("the kernel has no memory for the handler")]
+    Memory,
 }
 
 /// A place among those that the handler looks at.
@@ -171,23 +302,32 @@ impl InThread {
     /// [`Features::SIGBUS`](crate::uffd::Features::SIGBUS).
     ///
     /// # Errors
-    /// [`InThreadError::Feature`] if it has not.
+    /// [`InThreadError::Feature`] if it has not, and [`InThreadError::Memory`] without memory for it.
     pub fn start(
         place: Place,
         memory: Arc<Registered>,
-        source: Source,
-        window: Window,
+        answers: Answers,
     ) -> Result<Self, InThreadError> {
         if !memory.uffd().features().contains(crate::uffd::Features::SIGBUS) {
             return Err(InThreadError::Feature);
         }
         let page = memory.mapping().page_size();
+        let copies_zeroes = match answers.writes {
+            Writes::Free => false,
+            Writes::Recorded => !memory.mapping().is_private(),
+            Writes::Awaited(_) => true,
+        };
+        let zeroes =
+            || Mapping::anonymous(ByteLen::new(BLOCK << page.shift()), Anonymous::default());
+        let zeroes = copies_zeroes.then(zeroes).transpose();
         let pages = memory.mapping().mapped_len() as u64 / page.bytes();
         let count = |per: u64| usize::try_from(pages.div_ceil(per)).unwrap_or(usize::MAX);
         let first = memory.mapping().addr().get() as u64;
         let answerer = Answerer {
-            source,
-            window,
+            zeroes: zeroes.map_err(|_| InThreadError::Memory)?,
+            started: Instant::now(),
+            records: Ring::new(answers.records),
+            answers,
             page,
             pages,
             process: std::process::id(),
@@ -197,6 +337,7 @@ impl InThread {
             oldest: AtomicU64::new(0),
             faults: AtomicU64::new(0),
             filled_pages: AtomicU64::new(0),
+            write_faults: AtomicU64::new(0),
             memory,
         };
         let last = first + (pages << page.shift()) - 1;
@@ -214,12 +355,46 @@ impl InThread {
         unsafe { &*self.answerer }
     }
 
-    /// Returns how many faults were answered, and how many pages were filled for them.
+    /// Returns what was done so far.
     #[must_use]
-    pub fn counts(&self) -> (u64, u64) {
+    pub fn counts(&self) -> Counts {
         let answerer = self.answerer();
         // Relaxed: statistics.
-        (answerer.faults.load(Ordering::Relaxed), answerer.filled_pages.load(Ordering::Relaxed))
+        let get = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        Counts {
+            faults: get(&answerer.faults),
+            filled: get(&answerer.filled_pages),
+            writes: get(&answerer.write_faults),
+        }
+    }
+
+    /// Takes the records out that were made since the last call, in the order in which they were finished
+    /// or nearly so. Returns how many were lost. One thread at a time calls it.
+    pub fn take_records(&self, mut found: impl FnMut(Record)) -> u64 {
+        let answerer = self.answerer();
+        answerer.records.take(|[at, page, rest]| {
+            found(Record {
+                at: answerer.started + Duration::from_nanos(at),
+                page,
+                is_write: rest & WRITE != 0,
+                was_present: rest & PRESENT != 0,
+                is_minor: matches!(answerer.answers.source, Source::Cached),
+                is_answered: rest & ANSWERED != 0,
+                latency: Duration::from_nanos(rest >> FLAGS),
+            });
+        })
+    }
+
+    /// Waits until each handler has left that may have read bytes for a page and not filled it yet: from then
+    /// on pages are filled with what the source has now. Returns whether they have; a handler that waits for
+    /// a device may take longer than this waits, which is two seconds. One thread at a time calls it.
+    #[must_use]
+    pub fn drain(&self) -> bool {
+        let give_up = Instant::now() + PATIENCE;
+        TABLE[self.slot].drain(|| {
+            std::thread::yield_now();
+            Instant::now() < give_up
+        })
     }
 
     /// Returns whether a page may have been filled here.
@@ -261,22 +436,23 @@ impl Drop for InThread {
 
 impl core::fmt::Debug for InThread {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        let (faults, pages) = self.counts();
-        f.debug_struct("InThread")
-            .field("faults", &faults)
-            .field("pages", &pages)
-            .finish_non_exhaustive()
+        f.debug_struct("InThread").field("counts", &self.counts()).finish_non_exhaustive()
     }
 }
 
-/// Fills the page of an address, if it is of a mapping that is answered for here. Returns whether the access
-/// is to be repeated. Called by the handler of `SIGBUS`.
-pub(crate) fn answer(address: u64) -> bool {
+/// Fills the page of an address, if it is of a mapping that is answered for here, or lets a writer in. Returns
+/// whether the access is to be repeated. Called by the handler of `SIGBUS`, with what the thread did if that
+/// is known.
+pub(crate) fn answer(address: u64, access: Option<Access>) -> bool {
     TABLE.iter().any(|slot| {
-        slot.answer(address, |answerer| {
+        let answer = slot.answer(address, |answerer| {
             // SAFETY: `&*` wants a value that lives as long as the reference. The slot is open to this
             // handler, so the pointer is that of `start`; it is freed only after the handler has left.
-            unsafe { &*answerer }.answer(address)
+            unsafe { &*answerer }.answer(address, access)
+        });
+        answer.unwrap_or_else(|| {
+            std::thread::yield_now();
+            true
         })
     })
 }
@@ -305,31 +481,103 @@ impl Answerer {
         }
     }
 
-    fn answer(&self, address: u64) -> bool {
+    fn answer(&self, address: u64, access: Option<Access>) -> bool {
         let Some(offset) = self.memory.offset_of(Vaddr::new(address)) else { return false };
         let page = offset >> self.page.shift();
         if page >= self.pages || std::process::id() != self.process {
             return false;
         }
-        self.faults.fetch_add(1, Ordering::Relaxed); // a statistic
-        let whole = self.whole_pages();
-        if page >= whole {
-            return false;
+        let begun = (self.answers.records > 0).then(|| self.started.elapsed());
+        let states = match &self.answers.writes {
+            Writes::Awaited(states) => Some(states),
+            Writes::Free | Writes::Recorded => None,
+        };
+        let wanted = match access {
+            Some(access) if access.is_present && states.is_some() => Wanted::Before,
+            _ => self.fill(self.plan(page), page),
+        };
+        let was_there = wanted == Wanted::Before;
+        let count = if was_there && states.is_some() { &self.write_faults } else { &self.faults };
+        count.fetch_add(1, Ordering::Relaxed); // a statistic
+        // A fault of a page that was there was one of a write, if that is all that is known.
+        let is_write = access.map_or(was_there, |access| access.is_write);
+        if let Some(states) = states
+            && wanted != Wanted::Never
+            && is_write
+        {
+            self.let_write(states, page);
         }
-        let window = self.plan(page);
-        self.fill(window.start..window.end.min(whole), page)
+        if let Some(begun) = begun {
+            let is_answered = wanted != Wanted::Never;
+            self.record(begun, page, [is_write, was_there, is_answered]);
+        }
+        wanted != Wanted::Never
     }
 
-    /// Returns how many pages the source has from the first on: a file may have become shorter.
-    fn whole_pages(&self) -> u64 {
-        let Source::File { file, len, .. } = &self.source else { return self.pages };
-        let now = file.metadata().map_or(0, |metadata| metadata.len());
-        if now >= len.get() { self.pages } else { now >> self.page.shift() }
+    /// Lets a thread write to a page, and perhaps to pages behind it.
+    fn let_write(&self, states: &WriteStates, page: u64) {
+        let is_there = |page| page < self.pages && self.is_filled(page);
+        match states.open(page, is_there) {
+            Some(run) => {
+                let bytes = run.start << self.page.shift()..run.end << self.page.shift();
+                // If the kernel defers it, a page is dirty and protected, and its next write faults again.
+                let _ = self.memory.write_protect(bytes, false);
+                states.opened(run);
+            }
+            // Another thread lets writers in, or makes it clean: the access is repeated.
+            None => std::thread::yield_now(),
+        }
+    }
+
+    fn record(&self, begun: Duration, page: u64, flags: [bool; 3]) {
+        let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let latency = self.started.elapsed().saturating_sub(begun);
+        let bits = flags.iter().zip([WRITE, PRESENT, ANSWERED]).filter(|(is_set, _)| **is_set);
+        let bits = bits.fold(0, |bits, (_, bit)| bits | bit);
+        let latency = nanoseconds(latency).min(u64::MAX >> FLAGS) << FLAGS;
+        self.records.push([nanoseconds(begun), page, latency | bits]);
+    }
+
+    /// Returns what the pages from `at` on are filled with, and up to which one before `end`. `None` where
+    /// the source has no such page: a file may have become shorter.
+    fn bytes(&self, at: u64, end: u64) -> Option<(Bytes<'_>, u64)> {
+        let shift = self.page.shift();
+        let of_file = |source: &'_ FileSource, from: u64, end: u64| {
+            let now = source.file.metadata().map_or(0, |metadata| metadata.len());
+            // As many pages from there on are whole.
+            let is_whole = now >= source.len.get();
+            let left = (now >> shift).saturating_sub(from >> shift);
+            let end = if is_whole { end } else { end.min(at + left) };
+            (end > at).then_some(end)
+        };
+        match &self.answers.source {
+            Source::File(source) => {
+                let end = of_file(source, at << shift, end)?;
+                Some((Bytes::Mapped(&source.mapped, at << shift), end))
+            }
+            Source::Cached => Some((Bytes::Cached, end)),
+            Source::Zero => self.zeroes(end.min(at + BLOCK)),
+            Source::Parts(parts) => {
+                let index = parts.partition_point(|part| part.range.end <= at << shift);
+                let part = parts.get(index)?;
+                let end = end.min(part.range.end >> shift);
+                let Some((source, offset)) = &part.file else {
+                    return self.zeroes(end.min(at + BLOCK));
+                };
+                let from = offset + ((at << shift) - part.range.start);
+                Some((Bytes::Mapped(&source.mapped, from), of_file(source, from, end)?))
+            }
+        }
+    }
+
+    fn zeroes(&self, end: u64) -> Option<(Bytes<'_>, u64)> {
+        let bytes = self.zeroes.as_ref().map_or(Bytes::Zero, |zeroes| Bytes::Mapped(zeroes, 0));
+        Some((bytes, end))
     }
 
     /// Returns which pages to map for a fault.
     fn plan(&self, page: u64) -> Range<u64> {
-        match self.window {
+        match self.answers.window {
             Window::Fixed(size) => self.around(size, page),
             Window::Growing { first, most, block_after } => {
                 if let Some(window) = self.grown(page, first, most) {
@@ -383,9 +631,9 @@ impl Answerer {
         self.streams[index].store(next, Ordering::Relaxed);
     }
 
-    /// Fills what is missing of a window. Returns whether the page `wanted` is there.
-    fn fill(&self, window: Range<u64>, wanted: u64) -> bool {
-        let mut at = window.start;
+    /// Fills what is missing of a window.
+    fn fill(&self, window: Range<u64>, wanted: u64) -> Wanted {
+        let (mut at, mut found) = (window.start, Wanted::Now);
         while at < window.end {
             if at != wanted && self.is_filled(at) {
                 at += 1;
@@ -395,7 +643,15 @@ impl Answerer {
             while end < window.end && (end == wanted || !self.is_filled(end)) {
                 end += 1;
             }
-            match self.ask(at..end) {
+            let Some((bytes, end)) = self.bytes(at, end) else {
+                match at.cmp(&wanted) {
+                    Less => at = wanted,
+                    Equal => return Wanted::Never,
+                    Greater => return found,
+                }
+                continue;
+            };
+            match self.ask(at..end, &bytes) {
                 Ok(Answered::All) => {
                     self.note_filled(at..end);
                     at = end;
@@ -408,54 +664,75 @@ impl Answerer {
                 Ok(Answered::Present) => {
                     let (word, bit) = self.place(at);
                     word.fetch_or(bit, Ordering::Relaxed); // a hint
+                    if at == wanted {
+                        found = Wanted::Before;
+                    }
                     at += 1;
                 }
                 // Only of a memory file.
                 Ok(Answered::Hole) => {
-                    if at == wanted && !self.zero(wanted) {
-                        return false;
+                    if at == wanted && !self.fill_hole(wanted) {
+                        return Wanted::Never;
                     }
                     at += 1;
                 }
                 // The access is repeated.
                 Ok(Answered::LayoutChanging | Answered::Busy | Answered::Part { .. }) => {
-                    return true;
+                    return Wanted::Now;
                 }
-                Ok(Answered::NotRegistered | Answered::Gone) => return false,
-                Err(_) if at > wanted => return true,
+                Ok(Answered::NotRegistered | Answered::Gone) => return Wanted::Never,
+                Err(_) if at > wanted => return found,
                 Err(_) if at < wanted => at = wanted,
                 Err(AnswerError::Refused { refusal: Refusal::Unreadable, .. }) if end > at + 1 => {
                     // Perhaps a page behind it is the one that cannot be read.
-                    return match self.ask(at..at + 1) {
-                        Ok(Answered::NotRegistered | Answered::Gone) | Err(_) => false,
+                    return match self.ask(at..at + 1, &bytes) {
+                        Ok(Answered::NotRegistered | Answered::Gone) | Err(_) => Wanted::Never,
                         // It is there, or the access is repeated.
-                        Ok(_) => true,
+                        Ok(_) => Wanted::Now,
                     };
                 }
                 // The signal is an error, and so is that of the next touch.
-                Err(_) => return false,
+                Err(_) => return Wanted::Never,
             }
         }
-        true
+        found
     }
 
-    fn ask(&self, pages: Range<u64>) -> Result<Answered, AnswerError> {
-        let (start, how) = (pages.start << self.page.shift(), Install::default());
+    fn ask(&self, pages: Range<u64>, bytes: &Bytes<'_>) -> Result<Answered, AnswerError> {
+        let start = pages.start << self.page.shift();
         let range = start..pages.end << self.page.shift();
-        match &self.source {
-            Source::File { mapped, .. } => {
+        let write_protect = !matches!(self.answers.writes, Writes::Free);
+        let how = Install { write_protect, ..Install::default() };
+        match *bytes {
+            Bytes::Mapped(mapped, from) => {
                 let len = ByteLen::new(range.end - start);
-                self.memory.copy_from(start, mapped, start, len, how)
+                self.memory.copy_from(start, mapped, from, len, how)
             }
-            Source::Cached => self.memory.continue_mapping(range, how),
-            Source::Zero => self.memory.zero(range, how),
+            Bytes::Cached => self.memory.continue_mapping(range, how),
+            Bytes::Zero => self.memory.zero(range, Install::default()),
         }
     }
 
     /// Fills a hole of a memory file. Returns whether the page is there.
-    fn zero(&self, page: u64) -> bool {
-        let start = page << self.page.shift();
-        let answer = self.memory.zero(start..start + self.page.bytes(), Install::default());
-        matches!(answer, Ok(Answered::All | Answered::Present | Answered::LayoutChanging))
+    fn fill_hole(&self, page: u64) -> bool {
+        let zeroes = self.zeroes(page + 1).map(|(bytes, _)| self.ask(page..page + 1, &bytes));
+        match zeroes {
+            Some(Ok(Answered::All)) => {
+                self.note_filled(page..page + 1);
+                true
+            }
+            Some(Ok(Answered::Present | Answered::LayoutChanging)) => true,
+            _ => false,
+        }
     }
+}
+
+/// What pages are filled with.
+enum Bytes<'a> {
+    /// Bytes of a mapping, from one of them on.
+    Mapped(&'a Mapping, u64),
+    /// What the page cache has.
+    Cached,
+    /// The kernel's zero page.
+    Zero,
 }

@@ -8,7 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 
-use uzone_os::uffd::in_thread::{InThread, InThreadError, Place, SLOTS, Source, Window};
+use uzone_os::uffd::in_thread::{
+    Answers, Counts, FileSource, InThread, InThreadError, Place, SLOTS, Source, Window,
+};
 use uzone_os::uffd::{Features, KernelFaults, Modes, Registered, Uffd};
 use uzone_os::{Access, AccessError, Anonymous, Mapping, Sharing};
 use uzone_pages::{ByteLen, FaultAround};
@@ -56,7 +58,7 @@ fn registered(uffd: Arc<Uffd>) -> Arc<Registered> {
 
 fn from_file(file: &File, mapped: &Arc<Mapping>, len: u64) -> Source {
     let (file, mapped) = (file.try_clone().unwrap(), mapped.clone());
-    Source::File { file, mapped, len: ByteLen::new(len) }
+    Source::File(FileSource { file: Arc::new(file), mapped, len: ByteLen::new(len) })
 }
 
 fn check(memory: &Registered, at: u64, len: u64) {
@@ -83,7 +85,8 @@ fn threads_fill_what_they_touch_and_each_byte_is_right() {
         let memory = registered(uffd.clone());
         let source = from_file(&file, &mapped, len);
         let answering =
-            InThread::start(Place::take().unwrap(), memory.clone(), source, window).unwrap();
+            InThread::start(Place::take().unwrap(), memory.clone(), Answers::new(source, window))
+                .unwrap();
         assert!(!answering.may_have_filled(0));
         thread::scope(|scope| {
             for seed in 0..8 {
@@ -96,7 +99,7 @@ fn threads_fill_what_they_touch_and_each_byte_is_right() {
                 });
             }
         });
-        let (faults, pages) = answering.counts();
+        let Counts { faults, filled: pages, .. } = answering.counts();
         assert_eq!(pages, PAGES, "{window:?}");
         let fewest = if matches!(window, Window::Fixed(FaultAround::MIN)) { PAGES } else { 1 };
         assert!((fewest..=8 * PAGES).contains(&faults), "{window:?}: {faults}");
@@ -105,7 +108,7 @@ fn threads_fill_what_they_touch_and_each_byte_is_right() {
         answering.gives_back(3..9);
         memory.mapping().discard(3 * page()..9 * page()).unwrap();
         (0..PAGES).for_each(|at| check(&memory, at, len));
-        assert_eq!(answering.counts().1, PAGES + 6);
+        assert_eq!(answering.counts().filled, PAGES + 6);
         drop(answering);
         // Without it the signal is an error again.
         memory.mapping().discard(0..page()).unwrap();
@@ -129,8 +132,7 @@ fn a_page_of_a_file_that_was_cut_is_an_error_and_a_system_call_gets_one_too() {
     let answering = InThread::start(
         Place::take().unwrap(),
         memory.clone(),
-        source,
-        Window::Fixed(FaultAround::DEFAULT),
+        Answers::new(source, Window::Fixed(FaultAround::DEFAULT)),
     )
     .unwrap();
     check(&memory, 0, len);
@@ -186,11 +188,15 @@ fn a_memory_file_is_mapped_and_its_holes_are_zero() {
         Ok(memory) => Arc::new(memory),
         Err(error) => return skip(name, &error.to_string()),
     };
-    let answering =
-        InThread::start(Place::take().unwrap(), memory.clone(), Source::Cached, GROWING).unwrap();
+    let answering = InThread::start(
+        Place::take().unwrap(),
+        memory.clone(),
+        Answers::new(Source::Cached, GROWING),
+    )
+    .unwrap();
     (0..PAGES).for_each(|at| check(&memory, at, 8 * page()));
     memory.mapping().write_at(3, &[7]).unwrap();
-    assert_eq!(answering.counts().1 + (PAGES - 8), PAGES);
+    assert_eq!(answering.counts().filled + (PAGES - 8), PAGES);
     let mut seen = [0; 1];
     file.read_at(3, &mut seen).unwrap();
     assert_eq!(seen, [byte(3)], "it is private");
@@ -209,8 +215,12 @@ fn threads_that_end_and_mappings_that_go_leave_no_slot_behind() {
             .map(|_| {
                 let memory = registered(uffd.clone());
                 (
-                    InThread::start(Place::take().unwrap(), memory.clone(), Source::Zero, window)
-                        .unwrap(),
+                    InThread::start(
+                        Place::take().unwrap(),
+                        memory.clone(),
+                        Answers::new(Source::Zero, window),
+                    )
+                    .unwrap(),
                     memory,
                 )
             })
@@ -228,7 +238,8 @@ fn threads_that_end_and_mappings_that_go_leave_no_slot_behind() {
     }
     let silent = Uffd::open(Features::NONE, Features::NONE, KernelFaults::Never).unwrap();
     let memory = registered(Arc::new(silent));
-    let answer = InThread::start(Place::take().unwrap(), memory, Source::Zero, window);
+    let answer =
+        InThread::start(Place::take().unwrap(), memory, Answers::new(Source::Zero, window));
     assert_eq!(answer.unwrap_err(), InThreadError::Feature);
     // Nothing but SIGBUS of a missing page is answered.
     let gone = File::open("/nonexistent").unwrap_err();
@@ -259,7 +270,8 @@ fn a_fault_inside_of_another_handler_and_of_the_c_library_is_answered_and_errno_
     let source = from_file(&file, &mapped, len);
     let window = Window::Fixed(FaultAround::MIN);
     let answering =
-        InThread::start(Place::take().unwrap(), memory.clone(), source, window).unwrap();
+        InThread::start(Place::take().unwrap(), memory.clone(), Answers::new(source, window))
+            .unwrap();
     let start = memory.mapping().addr().get();
     // SAFETY: all zero is the default action with an empty mask.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
@@ -290,5 +302,5 @@ fn a_fault_inside_of_another_handler_and_of_the_c_library_is_answered_and_errno_
     // SAFETY: as above.
     assert_eq!(unsafe { errno.read() }, 77);
     assert!(copied.into_iter().eq((from..from + count).map(byte)));
-    assert_eq!(answering.counts().0, 64 + 20);
+    assert_eq!(answering.counts().faults, 64 + 20);
 }

@@ -1,4 +1,4 @@
-//! Which pages were written, where each first write is an event: [`States`], a byte a page.
+//! Which pages were written, where each first write is an event: [`WriteStates`], a byte a page.
 //!
 //! ```text
 //!          a write faults                 the kernel lets writers in
@@ -22,10 +22,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use uzone_os::{Anonymous, Exclusive, Mapped};
-use uzone_pages::{ByteLen, PageCount};
-
-use crate::error::MapError;
+use crate::mapped::Mapped;
 
 const CLEAN: u8 = 0;
 const OPENING: u8 = 1;
@@ -42,7 +39,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Which pages are wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Which {
+pub enum Which {
     /// Those that were not written.
     Clean,
     /// Those that may have been.
@@ -50,20 +47,19 @@ pub(crate) enum Which {
 }
 
 /// The states of the pages of one mapping.
-pub(crate) struct States {
+#[derive(Debug)]
+pub struct WriteStates {
     states: Mapped<AtomicU8>,
     /// The page behind the last that was opened, and how often in a row that was expected.
     expected: AtomicU64,
     streak: AtomicU64,
 }
 
-impl States {
-    /// Takes the number of pages. None was written.
-    pub(crate) fn new(pages: PageCount) -> Result<Self, MapError> {
-        let bytes = ByteLen::new(pages.get());
-        let memory = Exclusive::anonymous(bytes, Anonymous::default())?;
-        let states = Mapped::try_new(memory, bytes.to_usize()?).map_err(|refused| refused.cause)?;
-        Ok(Self { states, expected: AtomicU64::new(u64::MAX), streak: AtomicU64::new(0) })
+impl WriteStates {
+    /// Takes a byte for each page, all zero: none was written.
+    #[must_use]
+    pub fn new(states: Mapped<AtomicU8>) -> Self {
+        Self { states, expected: AtomicU64::new(u64::MAX), streak: AtomicU64::new(0) }
     }
 
     fn state(&self, page: u64) -> Option<&AtomicU8> {
@@ -97,7 +93,7 @@ impl States {
     ///
     /// Pages behind it count as written from then on, also if they never are. `may_open` returns whether
     /// one of them is present.
-    pub(crate) fn open(&self, page: u64, may_open: impl Fn(u64) -> bool) -> Option<Range<u64>> {
+    pub fn open(&self, page: u64, may_open: impl Fn(u64) -> bool) -> Option<Range<u64>> {
         // A page can be protected although it is dirty: it was, when it was filled again.
         if !self.step(page, CLEAN, OPENING) && !self.step(page, DIRTY, OPENING) {
             return None;
@@ -123,15 +119,15 @@ impl States {
     }
 
     /// Notes that pages that the caller opened may be written.
-    pub(crate) fn opened(&self, pages: Range<u64>) {
+    pub fn opened(&self, pages: Range<u64>) {
         self.set(pages, DIRTY);
     }
 
     /// Makes the caller the owner of those pages of a range that are wanted. Returns them in runs.
     /// A page whose owner is at work for too long is left out.
-    pub(crate) fn close(&self, pages: Range<u64>, which: Which) -> Vec<Range<u64>> {
+    pub fn close(&self, pages: Range<u64>, which: Which) -> Vec<Range<u64>> {
         let give_up = Instant::now() + PATIENCE;
-        collect(pages, |page| {
+        runs_of(pages, |page| {
             let from = if which == Which::Clean { CLEAN } else { DIRTY };
             loop {
                 match self.get(page) {
@@ -151,24 +147,24 @@ impl States {
     }
 
     /// Notes that no writer can get at pages that the caller closed.
-    pub(crate) fn closed(&self, pages: Range<u64>) {
+    pub fn closed(&self, pages: Range<u64>) {
         self.set(pages, CLEAN);
     }
 
     /// Notes that pages that the caller closed may be written, or are protected and fault again.
-    pub(crate) fn reopened(&self, pages: Range<u64>) {
+    pub fn reopened(&self, pages: Range<u64>) {
         self.set(pages, DIRTY);
     }
 
     /// Gives up those of some pages that the caller closed and still owns.
-    pub(crate) fn release(&self, pages: Range<u64>, are_clean: bool) {
+    pub fn release(&self, pages: Range<u64>, are_clean: bool) {
         for page in pages {
             let _ = self.step(page, CLOSING, if are_clean { CLEAN } else { DIRTY });
         }
     }
 
     /// Makes clean pages dirty, as if they were written.
-    pub(crate) fn mark(&self, pages: Range<u64>) {
+    pub fn mark(&self, pages: Range<u64>) {
         for page in pages {
             // A page that another thread opens becomes dirty by that.
             let _ = self.step(page, CLEAN, DIRTY);
@@ -176,13 +172,13 @@ impl States {
     }
 
     /// Returns the runs of pages of a range that may have been written.
-    pub(crate) fn dirty(&self, pages: Range<u64>) -> Vec<Range<u64>> {
-        collect(pages, |page| self.get(page) != CLEAN)
+    pub fn dirty(&self, pages: Range<u64>) -> Vec<Range<u64>> {
+        runs_of(pages, |page| self.get(page) != CLEAN)
     }
 }
 
 /// Returns the runs of pages for which `is_one` holds, which is called once for each.
-pub(crate) fn collect(pages: Range<u64>, mut is_one: impl FnMut(u64) -> bool) -> Vec<Range<u64>> {
+pub fn runs_of(pages: Range<u64>, mut is_one: impl FnMut(u64) -> bool) -> Vec<Range<u64>> {
     let mut runs: Vec<Range<u64>> = Vec::new();
     for page in pages {
         if !is_one(page) {
@@ -200,10 +196,14 @@ pub(crate) fn collect(pages: Range<u64>, mut is_one: impl FnMut(u64) -> bool) ->
 mod tests {
     #![expect(clippy::single_range_in_vec_init, reason = "a list of one run of pages")]
 
-    use super::*;
+    use uzone_pages::ByteLen;
 
-    fn states() -> States {
-        States::new(PageCount::new(64)).unwrap()
+    use super::*;
+    use crate::{Anonymous, Exclusive};
+
+    fn states() -> WriteStates {
+        let memory = Exclusive::anonymous(ByteLen::kib(4), Anonymous::default()).unwrap();
+        WriteStates::new(Mapped::try_new(memory, 64).unwrap())
     }
 
     #[test]
