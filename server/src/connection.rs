@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use uzone_os::peer::{self, Peer};
 use uzone_os::uffd::Remote;
 
-use crate::handshake::MESSAGE_BYTES;
+use crate::dialect::MESSAGE_BYTES;
 use crate::status::{SessionStats, SessionStatus, nanoseconds};
 
 /// How much of a monitor's message is handed over: more than it may have, so that the worker refuses it.

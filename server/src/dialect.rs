@@ -1,16 +1,75 @@
-//! What came by a connection: [`Said`]. A monitor sends its regions and its userfaultfd at once; a program
-//! that attaches asks for the image before ([`uzone_attach::protocol`]).
+//! How a client hands memory over: a [`Dialect`], one for each kind of client. A session is the same for all.
+//!
+//! A new kind of client is a new implementation, in [`DIALECTS`].
 
-use std::io;
-use std::os::fd::BorrowedFd;
-use std::os::unix::net::UnixStream;
+pub(crate) mod attach;
+pub(crate) mod firecracker;
 
-use uzone_attach::protocol::{Reply, Request};
+use uzone_attach::protocol::Request;
 use uzone_fault::{PageSize, RemoteRegion};
-use uzone_os::peer;
 
 use crate::connection::Connection;
-use crate::handshake::{self, HandshakeError, MESSAGE_BYTES};
+use firecracker::REGIONS;
+
+/// How long a message is at most.
+pub(crate) const MESSAGE_BYTES: usize = 64 << 10;
+/// The dialects. The first one takes a message whose start is of several.
+const DIALECTS: [&dyn Dialect; 2] = [&attach::Attach, &firecracker::Firecracker];
+
+/// What one kind of client sends.
+trait Dialect: Sync {
+    /// Returns whether a message may be of it that starts with this byte, leaving out white space.
+    fn has(&self, first: u8) -> bool;
+
+    /// Returns what came so far: a pure function of the bytes.
+    ///
+    /// # Errors
+    /// [`HandshakeError`] if it is no message of this dialect.
+    fn parse(&self, bytes: &[u8]) -> Result<Said, HandshakeError>;
+
+    /// Returns how many descriptors come with memory at most; the first is the userfaultfd.
+    fn descriptors(&self) -> usize;
+}
+
+/// A message that hands no memory over.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum HandshakeError {
+    /// It is no array of regions.
+    #[error("the message is no array of regions in JSON: {0}")]
+    NotRegions(String),
+    /// It is an object, and no request of a program that attaches.
+    #[error("the message is no request to attach: {0}")]
+    NotARequest(String),
+    /// It has no region, or too many.
+    #[error("the message has {0} regions: 1 to {REGIONS} are possible")]
+    Count(usize),
+    /// It is longer than a message may be.
+    #[error("the message is longer than {MESSAGE_BYTES} bytes")]
+    TooLong,
+    /// The pages have a size that memory cannot have.
+    #[error("region {index} has pages of {page_bytes} bytes: 4096 and 2097152 are possible")]
+    PageSize {
+        /// Which region.
+        index: usize,
+        /// How many bytes.
+        page_bytes: u64,
+    },
+    /// Not all pages have one size.
+    #[error(
+        "region {index} has pages of another size than region 0: one size a machine is possible"
+    )]
+    MixedPages {
+        /// Which region.
+        index: usize,
+    },
+    /// The connection ended before the message did.
+    #[error("the connection ended after {0} bytes of a message")]
+    Ended(usize),
+    /// It came without a descriptor, or with too many.
+    #[error("the message came with {0} descriptors: one userfaultfd is needed")]
+    Descriptors(usize),
+}
 
 /// What came so far.
 #[derive(Debug, PartialEq, Eq)]
@@ -40,93 +99,42 @@ impl Memory {
     }
 }
 
+/// Returns the dialect of a message, which is not known before it has a byte.
+fn dialect(bytes: &[u8]) -> Option<&'static dyn Dialect> {
+    let first = *bytes.trim_ascii_start().first()?;
+    DIALECTS.into_iter().find(|dialect| dialect.has(first))
+}
+
 /// Returns what came by a connection.
 ///
 /// # Errors
-/// [`HandshakeError`] if it is none of the two.
+/// [`HandshakeError`] if it is of no dialect.
 pub(crate) fn read(connection: &Connection) -> Result<Said, HandshakeError> {
     let bytes = &connection.bytes;
     if bytes.len() > MESSAGE_BYTES {
         return Err(HandshakeError::TooLong);
     }
+    let dialect = dialect(bytes);
+    let said = dialect.map_or(Ok(Said::Part), |dialect| dialect.parse(bytes))?;
     let descriptors = connection.count_descriptors();
-    let (request, rest) = match request(bytes)? {
-        Asked::No => (None, &bytes[..]),
-        Asked::Part => return part(connection, 0),
-        Asked::For(request, len) => (Some(request), &bytes[len..]),
-    };
-    if let Some(request) = &request
-        && rest.trim_ascii().is_empty()
-        && !connection.is_ended
-    {
-        return Ok(Said::Asks(request.clone()));
-    }
-    // A program sends the log of an earlier server too, if there was one.
-    let most = if request.is_some() { 2 } else { 1 };
-    match handshake::regions(rest)? {
-        None => part(connection, most),
-        Some(_) if !(1..=most).contains(&descriptors) => {
+    let most = dialect.map_or(1, |dialect| dialect.descriptors());
+    match said {
+        // More will not come.
+        Said::Part | Said::Asks(_) if connection.is_ended => {
+            Err(HandshakeError::Ended(bytes.len()))
+        }
+        Said::Part if descriptors > most => Err(HandshakeError::Descriptors(descriptors)),
+        Said::Memory(_) if !(1..=most).contains(&descriptors) => {
             Err(HandshakeError::Descriptors(descriptors))
         }
-        Some((regions, page)) => Ok(Said::Memory(Memory { regions, page, request })),
+        said => Ok(said),
     }
 }
 
 /// Returns the memory that was handed over by a whole message.
 pub(crate) fn memory_of(bytes: &[u8]) -> Option<Memory> {
-    let (request, rest) = match request(bytes).ok()? {
-        Asked::No => (None, bytes),
-        Asked::Part => return None,
-        Asked::For(request, len) => (Some(request), &bytes[len..]),
-    };
-    let (regions, page) = handshake::regions(rest).ok()??;
-    Some(Memory { regions, page, request })
-}
-
-/// Returns that a message is not whole, unless it will never be.
-fn part(connection: &Connection, most: usize) -> Result<Said, HandshakeError> {
-    let descriptors = connection.count_descriptors();
-    if connection.is_ended {
-        Err(HandshakeError::Ended(connection.bytes.len()))
-    } else if descriptors > most.max(1) {
-        Err(HandshakeError::Descriptors(descriptors))
-    } else {
-        Ok(Said::Part)
-    }
-}
-
-enum Asked {
-    /// It is a monitor.
-    No,
-    Part,
-    /// With the length of the request.
-    For(Request, usize),
-}
-
-fn request(bytes: &[u8]) -> Result<Asked, HandshakeError> {
-    if bytes.trim_ascii_start().first() != Some(&b'{') {
-        return Ok(Asked::No);
-    }
-    let mut values = serde_json::Deserializer::from_slice(bytes).into_iter();
-    match values.next() {
-        None => Ok(Asked::Part),
-        Some(Err(error)) if error.is_eof() => Ok(Asked::Part),
-        Some(Err(error)) => Err(HandshakeError::NotARequest(error.to_string())),
-        Some(Ok(request)) => Ok(Asked::For(request, values.byte_offset())),
-    }
-}
-
-/// Sends a program a reply, and the descriptor that belongs to it. It waits for none: a program that takes
-/// nothing is not answered.
-pub(crate) fn reply(
-    stream: &UnixStream,
-    reply: &Reply,
-    fd: Option<BorrowedFd<'_>>,
-) -> io::Result<()> {
-    let mut line = serde_json::to_vec(reply)?;
-    line.push(b'\n');
-    match peer::send(stream, &line, fd.as_slice())? {
-        sent if sent == line.len() => Ok(()),
-        _ => Err(io::ErrorKind::WouldBlock.into()),
+    match dialect(bytes)?.parse(bytes).ok()? {
+        Said::Memory(memory) => Some(memory),
+        Said::Part | Said::Asks(_) => None,
     }
 }

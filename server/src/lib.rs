@@ -17,7 +17,7 @@
 //! | `takeover` | how one keeper hands everything to the next |
 //! | `link` | the messages between the two |
 //! | `socket` | the socket that monitors connect to |
-//! | `dialect`, `handshake` | what came by a connection, and what a monitor sends, from bytes to regions |
+//! | `dialect` | what came by a connection, from bytes to regions: a trait with a kind of client each |
 //! | `session` | one machine: its memory, and what becomes of it if a page fails |
 //! | `capture` | the memory of a machine as it is now, for an image of it |
 //! | `offload` | [`Offload`]: restoring machines of Cloud Hypervisor, which asks for pages itself |
@@ -35,7 +35,6 @@ mod control;
 mod dialect;
 mod error;
 mod event;
-mod handshake;
 mod keeper;
 mod link;
 mod manager;
@@ -52,9 +51,10 @@ mod working_set;
 
 pub use capture::{CapturedPages, SessionMemory};
 pub use control::{control_path, drain, status};
+pub use dialect::HandshakeError;
+pub use dialect::firecracker::regions;
 pub use error::ServeError;
 pub use event::ServeEvent;
-pub use handshake::{HandshakeError, regions};
 pub use keeper::{Keeper, Served};
 pub use manager::{Passed, ServiceManager};
 pub use offload::{Offload, OffloadError, Offloaded};

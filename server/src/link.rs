@@ -214,7 +214,7 @@ mod tests {
     use uzone_os::peer::{self, Peer};
 
     use super::*;
-    use crate::handshake::MESSAGE_BYTES;
+    use crate::dialect::MESSAGE_BYTES;
 
     #[test]
     fn the_longest_message_and_the_most_descriptors_come_over_whole() {

@@ -85,7 +85,7 @@ impl Session {
         if is_attached {
             // A program that takes no answer has its memory filled all the same.
             let log = connection.log.as_ref().map(AsFd::as_fd);
-            let _ = dialect::reply(&connection.stream, &Reply::Served, log);
+            let _ = dialect::attach::reply(&connection.stream, &Reply::Served, log);
         }
         let since = Instant::now();
         Ok(Self { number, memory, connection, remote: watched, is_attached, since })

@@ -20,10 +20,9 @@ use uzone_pages::{ByteLen, ErrorKind};
 use uzone_snapshot::{FrameCache, Image, OpenOptions, SnapshotBacking, SnapshotError};
 
 use crate::connection::Connection;
-use crate::dialect::{self, Memory, Said};
+use crate::dialect::{self, HandshakeError, Memory, Said};
 use crate::error::ServeError;
 use crate::event::ServeEvent;
-use crate::handshake::HandshakeError;
 use crate::link::{self, Heirlooms, Order, Report};
 use crate::options::{OnFailure, Prefetch, ServerOptions};
 use crate::sandbox::{Files, Sandbox};
@@ -276,7 +275,8 @@ impl Worker {
         let Err(reason) = reason else { return };
         if let Some(stream) = stream.ok().filter(|_| attaches) {
             // A program that has gone is not interested.
-            let _ = dialect::reply(&stream, &Reply::Refused { reason: reason.clone() }, None);
+            let _ =
+                dialect::attach::reply(&stream, &Reply::Refused { reason: reason.clone() }, None);
         }
         // If it was not sent, the keeper has ended, which the next receive finds.
         let _ = link::report(keeper, &refused(number, pid, reason), None);
@@ -308,7 +308,7 @@ impl Worker {
         };
         let (image, shares) = (self.image.clone(), file.is_some());
         let reply = Reply::Image { image, len_bytes: len.get(), shares };
-        dialect::reply(&connection.stream, &reply, file.as_ref().map(AsFd::as_fd))
+        dialect::attach::reply(&connection.stream, &reply, file.as_ref().map(AsFd::as_fd))
             .map_err(|cause| format!("it does not take the answer: {cause}"))
     }
 

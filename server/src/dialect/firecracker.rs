@@ -1,4 +1,4 @@
-//! What a virtual machine monitor sends when it connects: [`regions`], from bytes to regions.
+//! What Firecracker sends when it connects: [`regions`], from bytes to regions.
 //!
 //! Firecracker sends one array of JSON and one userfaultfd, and waits for no answer. The array has one
 //! object a region: `base_host_virt_addr`, `size` and `offset` in bytes, from 1.7 on also `page_size_kib`,
@@ -9,52 +9,32 @@
 use serde::Deserialize;
 use uzone_fault::{ByteLen, PageSize, RemoteRegion, Vaddr};
 
-/// How long a message is at most.
-pub(crate) const MESSAGE_BYTES: usize = 64 << 10;
+use super::{Dialect, HandshakeError, Memory, Said};
+
 /// How many regions a virtual machine has at most.
-const REGIONS: usize = 1024;
+pub(super) const REGIONS: usize = 1024;
 /// The sizes of pages that memory of a machine has.
 const SMALL: u64 = 4 << 10;
 const HUGE: u64 = 2 << 20;
 
-/// A message that is not one of a virtual machine monitor.
-#[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum HandshakeError {
-    /// It is no array of regions.
-    #[error("the message is no array of regions in JSON: {0}")]
-    NotRegions(String),
-    /// It is an object, and no request of a program that attaches.
-    #[error("the message is no request to attach: {0}")]
-    NotARequest(String),
-    /// It has no region, or too many.
-    #[error("the message has {0} regions: 1 to {REGIONS} are possible")]
-    Count(usize),
-    /// It is longer than a message may be.
-    #[error("the message is longer than {MESSAGE_BYTES} bytes")]
-    TooLong,
-    /// The pages have a size that memory cannot have.
-    #[error("region {index} has pages of {page_bytes} bytes: 4096 and 2097152 are possible")]
-    PageSize {
-        /// Which region.
-        index: usize,
-        /// How many bytes.
-        page_bytes: u64,
-    },
-    /// Not all pages have one size.
-    #[error(
-        "region {index} has pages of another size than region 0: one size a machine is possible"
-    )]
-    MixedPages {
-        /// Which region.
-        index: usize,
-    },
-    /// The connection ended before the message did.
-    #[error("the connection ended after {0} bytes of a message")]
-    Ended(usize),
-    /// It came without a descriptor, or with too many.
-    #[error("the message came with {0} descriptors: one userfaultfd is needed")]
-    Descriptors(usize),
+/// One message of regions, with a userfaultfd.
+pub(super) struct Firecracker;
+
+impl Dialect for Firecracker {
+    fn has(&self, _: u8) -> bool {
+        true
+    }
+
+    fn parse(&self, bytes: &[u8]) -> Result<Said, HandshakeError> {
+        Ok(match regions(bytes)? {
+            None => Said::Part,
+            Some((regions, page)) => Said::Memory(Memory { regions, page, request: None }),
+        })
+    }
+
+    fn descriptors(&self) -> usize {
+        1
+    }
 }
 
 #[derive(Deserialize)]
