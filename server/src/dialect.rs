@@ -117,7 +117,7 @@ pub(crate) fn read(connection: &Connection) -> Result<Said, HandshakeError> {
     let dialect = dialect(bytes);
     let said = dialect.map_or(Ok(Said::Part), |dialect| dialect.parse(bytes))?;
     let descriptors = connection.count_descriptors();
-    let most = dialect.map_or(1, |dialect| dialect.descriptors());
+    let most = dialect.map_or(1, Dialect::descriptors);
     match said {
         // More will not come.
         Said::Part | Said::Asks(_) if connection.is_ended => {

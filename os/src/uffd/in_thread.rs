@@ -501,31 +501,31 @@ impl Answerer {
         count.fetch_add(1, Ordering::Relaxed); // a statistic
         // A fault of a page that was there was one of a write, if that is all that is known.
         let is_write = access.map_or(was_there, |access| access.is_write);
-        if let Some(states) = states
-            && wanted != Wanted::Never
-            && is_write
-        {
-            self.let_write(states, page);
-        }
+        let is_answered = wanted != Wanted::Never
+            && states.is_none_or(|states| !is_write || self.let_write(states, page));
         if let Some(begun) = begun {
-            let is_answered = wanted != Wanted::Never;
             self.record(begun, page, [is_write, was_there, is_answered]);
         }
-        wanted != Wanted::Never
+        is_answered
     }
 
-    /// Lets a thread write to a page, and perhaps to pages behind it.
-    fn let_write(&self, states: &WriteStates, page: u64) {
+    /// Lets a thread write to a page, and perhaps to pages behind it. Returns whether the access is to be
+    /// repeated: the kernel did so, or not yet, or another thread is about to.
+    fn let_write(&self, states: &WriteStates, page: u64) -> bool {
         let is_there = |page| page < self.pages && self.is_filled(page);
         match states.open(page, is_there) {
             Some(run) => {
                 let bytes = run.start << self.page.shift()..run.end << self.page.shift();
+                let answer = self.memory.write_protect(bytes, false);
                 // If the kernel defers it, a page is dirty and protected, and its next write faults again.
-                let _ = self.memory.write_protect(bytes, false);
                 states.opened(run);
+                answer.is_ok()
             }
-            // Another thread lets writers in, or makes it clean: the access is repeated.
-            None => std::thread::yield_now(),
+            // Another thread lets writers in, or makes it clean.
+            None => {
+                std::thread::yield_now();
+                true
+            }
         }
     }
 
