@@ -11,6 +11,7 @@
 //! | `cold` | a file that the page cache has forgotten, touched here and there |
 //! | `stall` | cached pages while another page does not come |
 //! | `split` | round trip, copy, bookkeeping |
+//! | `write` | the first write to a page whose writes are tracked |
 //! | `place` | the reader where it is by default, and where a caller can place it |
 //! | `huge` | reading at random what was filled in small pages, and in huge ones |
 //! | `bare` | the yardstick: a handler that answers one page a fault |
@@ -35,6 +36,7 @@ mod split;
 mod stall;
 mod touch;
 mod whole;
+mod write;
 
 pub(crate) use bare::{Answer, Bare, Waiting};
 pub(crate) use source::Reads;
@@ -169,6 +171,7 @@ fn scans(
     }
     for placement in alone() {
         split::table(run, file, &memory, placement)?;
+        write::tables(run, &memory, placement)?;
     }
     Ok(())
 }

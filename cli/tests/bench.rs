@@ -281,6 +281,10 @@ fn the_fault_object_keeps_to_the_same_schema_and_counts_what_was_published() {
     assert!(row("fault-sparse-file-same/order-4")["published"]["ns"].is_u64());
     assert!(row("fault-split-same/ours-zero")["faults"]["beyond_ns"].is_number());
     assert!(row("fault-stall/auto-stalled")["ratio_naive"].is_number());
+    for (row_of, is_event) in [("reader", true), ("thread", true), ("kernel", false)] {
+        let faults = &row(&format!("fault-write-random-same/{row_of}"))["faults"];
+        assert_eq!(faults["count"].as_u64() > Some(0), is_event, "{row_of}: {faults}");
+    }
     for row_of in ["default", "first", "last", "last-sleeps", "any-sleeps"] {
         for table in ["order-0-kept", "order-4-1", "auto-2", "auto-8"] {
             let place = &row(&format!("fault-place-{table}/{row_of}"))["ratio_best"];

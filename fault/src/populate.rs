@@ -36,6 +36,7 @@ pub(crate) fn populate(
     state: &mut ReaderState,
 ) -> Result<u64, LazyError> {
     let step = FaultAround::MAX.pages(core.page_size()).get();
+    let in_thread = core.in_thread();
     let mut filled = 0;
     let mut answer = Ok(());
     let mut at = pages.start;
@@ -44,10 +45,14 @@ pub(crate) fn populate(
         at = window.end;
         filled += core.map_ready(window.clone(), state);
         if what == Populate::All {
+            let whole = window.clone();
             answer = window.try_for_each(|page| {
                 filled += produce(core, page, state)?;
                 Ok(())
             });
+            if let (Ok(()), Some(in_thread)) = (&answer, &in_thread) {
+                in_thread.filled_elsewhere(whole);
+            }
         }
     }
     Counters::add(&core.counters().populated, filled);

@@ -178,15 +178,31 @@ impl Placement {
         &self,
         work: impl FnOnce() -> Result<T, BenchError> + Send,
     ) -> Result<T, BenchError> {
-        std::thread::scope(|scope| {
-            let thread = std::thread::Builder::new().spawn_scoped(scope, || {
-                numa::keep_thread_to(&self.handler)?;
-                work()
-            });
-            let thread = thread.map_err(|_| BenchError::Threads { threads: 1 })?;
-            thread.join().unwrap_or(Err(BenchError::Threads { threads: 1 }))
-        })
+        on(&self.handler, work)
     }
+
+    /// Does something where memory is touched.
+    pub(super) fn by_toucher<T: Send>(
+        &self,
+        work: impl FnOnce() -> Result<T, BenchError> + Send,
+    ) -> Result<T, BenchError> {
+        on(&self.touchers, work)
+    }
+}
+
+/// Does something in a thread of its own, on these CPUs.
+fn on<T: Send>(
+    cpus: &[u32],
+    work: impl FnOnce() -> Result<T, BenchError> + Send,
+) -> Result<T, BenchError> {
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().spawn_scoped(scope, || {
+            numa::keep_thread_to(cpus)?;
+            work()
+        });
+        let thread = thread.map_err(|_| BenchError::Threads { threads: 1 })?;
+        thread.join().unwrap_or(Err(BenchError::Threads { threads: 1 }))
+    })
 }
 
 /// What came of touching.

@@ -403,6 +403,13 @@ impl InThread {
         page < self.answerer().pages && self.answerer().is_filled(page)
     }
 
+    /// Notes that pages were filled elsewhere: a window leaves them out, and a writer that goes on page by
+    /// page is let in there too.
+    pub fn filled_elsewhere(&self, pages: Range<u64>) {
+        let answerer = self.answerer();
+        answerer.mark_filled(pages.start..pages.end.min(answerer.pages));
+    }
+
     /// Notes that pages are being given back. Called before they are.
     pub fn gives_back(&self, pages: Range<u64>) {
         let answerer = self.answerer();
@@ -470,12 +477,17 @@ impl Answerer {
     }
 
     fn note_filled(&self, pages: Range<u64>) {
-        // Relaxed: a statistic, and hints.
+        // Relaxed: a statistic.
         self.filled_pages.fetch_add(pages.end - pages.start, Ordering::Relaxed);
+        self.mark_filled(pages);
+    }
+
+    fn mark_filled(&self, pages: Range<u64>) {
         let mut page = pages.start;
         while page < pages.end {
             let end = pages.end.min((page / 64 + 1) * 64);
             let bits = u64::MAX >> (64 - (end - page)) << (page % 64);
+            // Relaxed: hints.
             self.place(page).0.fetch_or(bits, Ordering::Relaxed);
             page = end;
         }

@@ -196,7 +196,7 @@ fn a_memory_file_is_mapped_and_its_holes_are_zero() {
     .unwrap();
     (0..PAGES).for_each(|at| check(&memory, at, 8 * page()));
     memory.mapping().write_at(3, &[7]).unwrap();
-    assert_eq!(answering.counts().filled + (PAGES - 8), PAGES);
+    assert_eq!(answering.counts().filled, PAGES, "holes are filled as well");
     let mut seen = [0; 1];
     file.read_at(3, &mut seen).unwrap();
     assert_eq!(seen, [byte(3)], "it is private");
