@@ -2,7 +2,7 @@
 //!
 //! A reader in order is one whose reads follow each other, give or take [`SLACK`]: several threads that
 //! share the work are one reader. Behind its third read, requests run ahead of it, first for 1 MiB and then
-//! for twice as much each time, to 32 MiB. What is announced is requested in any case ([`Ahead::announce`]).
+//! for twice as much each time, to 32 MiB, which is kept full by single requests. What is announced is requested in any case ([`Ahead::announce`]).
 //! Pure decisions; the caller sends the requests.
 //!
 //! Units: bytes of the object.
@@ -139,12 +139,17 @@ impl Ahead {
             return Vec::new();
         }
         reader.requested = reader.requested.max(reader.next);
-        // Half of the window is left: time to request the other half.
-        if reader.requested - reader.next > reader.window / 2 {
+        let left = reader.requested - reader.next;
+        let is_half = left <= reader.window / 2;
+        // There is room for a request: if all of a window were requested at once, it would come at once, and
+        // the link would be idle until half of it is read.
+        if !is_half && left + CHUNK > reader.window {
             return Vec::new();
         }
         let end = (reader.next + reader.window).min(self.len);
-        reader.window = (2 * reader.window).min(FARTHEST);
+        if is_half {
+            reader.window = (2 * reader.window).min(FARTHEST);
+        }
         let start = reader.requested;
         let wanted = self.claim(start..end);
         if let Some(last) = wanted.last() {
@@ -301,6 +306,20 @@ mod tests {
         }
         assert!(requested <= at + FARTHEST + CHUNK, "each byte once: {requested}");
         assert!(ahead.bytes <= FARTHEST + 2 * CHUNK + SLACK, "what was read is dropped");
+    }
+
+    #[test]
+    fn the_largest_window_is_kept_full_by_single_requests() {
+        let mut ahead = Ahead::new(LEN);
+        for at in (0..150 << 20).step_by(1 << 16) {
+            let wanted = ahead.note(&(at..at + (1 << 16)));
+            answer(&mut ahead, &wanted);
+            if at >= 64 << 20 {
+                let reader = &ahead.readers[0];
+                assert!(wanted.len() <= 1, "{wanted:?}");
+                assert!(reader.requested - reader.next >= FARTHEST - 2 * CHUNK, "{at}");
+            }
+        }
     }
 
     #[test]
