@@ -6,11 +6,15 @@
 
 use crate::sync::{AtomicPtr, AtomicU64, Ordering};
 
-/// The bit of a gate that is open; the bits below the next count the handlers inside, and the one that has
-/// taken it.
+/// The bit of a gate that is open.
 const OPEN: u64 = 1 << 63;
-/// The bit of a gate that lets handlers in later.
-const PAUSED: u64 = 1 << 62;
+/// The bit that decides which of two counts a handler is in that comes: the lower one, with the one that has
+/// taken the gate, or the upper one.
+const UPPER: u64 = 1 << 62;
+/// One handler in either count.
+const ONE: [u64; 2] = [1, 1 << 31];
+/// The bits of a count, in the lower place.
+const COUNT: u64 = (1 << 31) - 1;
 
 /// A range of addresses, and what answers for it while it is open.
 pub(crate) struct Gate<T> {
@@ -56,42 +60,45 @@ impl<T> Gate<T> {
     }
 
     /// Calls `answer` with what answers for an address, which is not freed before it returns. Returns
-    /// whether it did, and `false` if the gate is not open for the address; `None` if the caller is to try
-    /// again.
-    pub(crate) fn answer(&self, address: u64, answer: impl FnOnce(*mut T) -> bool) -> Option<bool> {
+    /// whether it did, and `false` if the gate is not open for the address.
+    pub(crate) fn answer(&self, address: u64, answer: impl FnOnce(*mut T) -> bool) -> bool {
         // Relaxed: a hint, which spares most gates a write.
         if !self.covers(address) {
-            return Some(false);
+            return false;
         }
+        // Relaxed: in either count a handler is waited for.
+        let one = ONE[usize::from(self.state.load(Ordering::Relaxed) & UPPER != 0)];
         // Acquire pairs with the Release of `open`: what is behind the pointer is seen. And with that of
         // `drain`: a handler that comes after it sees what its caller did before.
-        let state = self.state.fetch_add(1, Ordering::Acquire);
+        let state = self.state.fetch_add(one, Ordering::Acquire);
         // The addresses again: the gate may have become another mapping's meanwhile.
-        let is_answered = match state & OPEN != 0 && self.covers(address) {
-            true if state & PAUSED != 0 => None,
-            true => Some(answer(self.answerer.load(Ordering::Relaxed))),
-            false => Some(false),
-        };
+        let is_answered = state & OPEN != 0
+            && self.covers(address)
+            && answer(self.answerer.load(Ordering::Relaxed));
         // Release pairs with the Acquire of `is_empty` and `drain`.
-        self.state.fetch_sub(1, Ordering::Release);
+        self.state.fetch_sub(one, Ordering::Release);
         is_answered
     }
 
     /// Waits until all handlers have left that are inside an open gate: each that comes later sees what the
-    /// caller did before. Calls `goes_on` meanwhile; if that returns `false` it gives up. Returns whether
-    /// they have left. One thread at a time calls it.
+    /// caller did before. Others come and go meanwhile, also in the calling thread, and are not waited for.
+    /// Calls `goes_on` between looks; if that returns `false` it gives up. Returns whether they have left.
+    /// One thread at a time calls it.
     pub(crate) fn drain(&self, goes_on: impl Fn() -> bool) -> bool {
-        // Relaxed: what is read below orders it, and the handlers that come meanwhile do nothing.
-        self.state.fetch_or(PAUSED, Ordering::Relaxed);
-        // Acquire pairs with the Release of the handlers that leave.
-        let is_drained = || self.state.load(Ordering::Acquire) & !(OPEN | PAUSED) == 0;
-        let mut has_drained = is_drained();
-        while !has_drained && goes_on() {
-            has_drained = is_drained();
+        // Those that come are counted in the one place while the other is waited for, and then the other way
+        // round: a handler that looked for its count long ago may be in either.
+        for one in ONE {
+            // Release pairs with the Acquire of the handlers that come.
+            self.state.fetch_xor(UPPER, Ordering::Release);
+            // Acquire pairs with the Release of the handlers that leave.
+            while self.state.load(Ordering::Acquire) & (COUNT * one) != 0 {
+                if !goes_on() {
+                    self.state.fetch_and(!UPPER, Ordering::Relaxed);
+                    return false;
+                }
+            }
         }
-        // Release pairs with the Acquire of the handlers that come.
-        self.state.fetch_and(!PAUSED, Ordering::Release);
-        has_drained
+        true
     }
 
     fn covers(&self, address: u64) -> bool {

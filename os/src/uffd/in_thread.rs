@@ -452,14 +452,10 @@ impl core::fmt::Debug for InThread {
 /// is known.
 pub(crate) fn answer(address: u64, access: Option<Access>) -> bool {
     TABLE.iter().any(|slot| {
-        let answer = slot.answer(address, |answerer| {
+        slot.answer(address, |answerer| {
             // SAFETY: `&*` wants a value that lives as long as the reference. The slot is open to this
             // handler, so the pointer is that of `start`; it is freed only after the handler has left.
             unsafe { &*answerer }.answer(address, access)
-        });
-        answer.unwrap_or_else(|| {
-            std::thread::yield_now();
-            true
         })
     })
 }
