@@ -33,7 +33,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use uzone_os::uffd::in_thread::Writes;
-use uzone_os::uffd::write_states::{Which, WriteStates};
+use uzone_os::uffd::write_states::{Which, WriteStates, runs_of};
 use uzone_os::uffd::{AnswerError, Answered, Features, Install, Modes, Registered, UffdCall};
 use uzone_os::{Anonymous, Exclusive, Mapped, Mapping, Sharing, WriteScan};
 use uzone_pages::{ByteLen, PageCount, PageSize};
@@ -187,9 +187,14 @@ impl Tracker {
         }
     }
 
-    /// Takes the runs of pages of a range that may have been written, which are clean from then on.
-    /// The caller has its turn. After an error, all are as dirty as they were.
-    pub(crate) fn take(&self, pages: Range<u64>) -> Result<Vec<Range<u64>>, LazyError> {
+    /// Takes the runs of pages of a range that may have been written, which are clean from then on. Where
+    /// writes are events, pinned ones stay dirty and are not protected even for a moment: a system call may
+    /// be writing to them. The caller has its turn. After an error, all are as dirty as they were.
+    pub(crate) fn take(
+        &self,
+        pages: Range<u64>,
+        is_pinned: impl Fn(u64) -> bool,
+    ) -> Result<Vec<Range<u64>>, LazyError> {
         match &self.how {
             How::Async(scan) => {
                 let mut found = Vec::new();
@@ -202,13 +207,15 @@ impl Tracker {
                 Ok(found)
             }
             How::Sync(states) => {
-                let found = states.close(pages, Which::Dirty);
-                for (index, run) in found.iter().enumerate() {
+                let found = states.dirty(pages);
+                let free = found.iter().flat_map(|run| runs_of(run.clone(), |at| !is_pinned(at)));
+                let closed: Vec<_> = free.flat_map(|run| states.close(run, Which::Dirty)).collect();
+                for (index, run) in closed.iter().enumerate() {
                     if let Err(error) = self.protect(run, true) {
                         // The runs before it are clean by now, and the others are still ours.
-                        found[index..].iter().for_each(|run| states.reopened(run.clone()));
-                        found[..index].iter().for_each(|run| states.mark(run.clone()));
-                        found.iter().for_each(|run| self.wake(self.bytes(run)));
+                        closed[index..].iter().for_each(|run| states.reopened(run.clone()));
+                        closed[..index].iter().for_each(|run| states.mark(run.clone()));
+                        closed.iter().for_each(|run| self.wake(self.bytes(run)));
                         return Err(error);
                     }
                     states.closed(run.clone());

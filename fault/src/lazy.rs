@@ -469,12 +469,11 @@ impl LazyMapping {
     /// Takes the runs of dirty pages that can be read. Pinned pages are dirty again at once: a device may
     /// write to them without an event.
     fn taken(&self, tracker: &Tracker, pages: Range<u64>) -> Result<Vec<Range<u64>>, LazyError> {
-        let taken = self.readable(&tracker.take(pages)?);
-        // After they are protected, so that the first write after a later pin raises an event; and before
-        // they are read, so that what was written until an unpin is seen.
-        let contents = self.core.contents();
-        let pinned =
-            taken.iter().flat_map(|run| runs_of(run.clone(), |page| contents.maybe_pinned(page)));
+        let is_pinned = |page| self.core.contents().maybe_pinned(page);
+        let taken = self.readable(&tracker.take(pages, is_pinned)?);
+        // Again after they are protected, so that the first write after a later pin raises an event; and
+        // before they are read, so that what was written until an unpin is seen.
+        let pinned = taken.iter().flat_map(|run| runs_of(run.clone(), is_pinned));
         if let Err(error) = tracker.open(&pinned.collect::<Vec<_>>()) {
             // Then all are as dirty as they were, as far as the kernel allows it.
             let _ = tracker.put_back(&taken);

@@ -10,6 +10,7 @@ use std::io::{self, Read, Write};
 use std::num::NonZeroUsize;
 use std::os::unix::process::CommandExt;
 use std::sync::Arc;
+use std::thread;
 
 use common::{
     CHILD, bytes_of, check_all, ends, engine, file_with, function, page, skip, usize_of, words,
@@ -175,6 +176,16 @@ fn a_system_call_writes_to_pages_that_are_pinned_for_it_and_they_are_dirty() {
                 assert_eq!(memory.take_dirty(whole.clone()).unwrap(), dirty);
                 let _ = memory.evict_all(whole.clone()).unwrap();
             }
+            // Not even while they are being taken.
+            thread::scope(|scope| {
+                let calls = scope.spawn(|| {
+                    (0..500).try_for_each(|_| take_from_the_kernel(&memory, at).map(drop))
+                });
+                while !calls.is_finished() {
+                    assert_eq!(memory.take_dirty(whole.clone()).unwrap(), dirty);
+                }
+                assert_eq!(calls.join().unwrap(), Ok(()), "{answer:?} {track:?}");
+            });
             drop(pinned);
             assert_eq!(memory.take_dirty(whole.clone()).unwrap(), dirty);
             assert_eq!(memory.take_dirty(whole.clone()).unwrap(), []);
