@@ -105,8 +105,8 @@ pub(crate) struct Args {
     /// How many faults of one machine are read a second, so that it holds up no other [default: no limit]
     #[arg(long, value_name = "COUNT", env = "UZONE_SERVE_SESSION_FAULTS")]
     session_faults: Option<NonZeroU32>,
-    /// How many bytes are installed for one machine a second [default: no limit]
-    #[arg(long, value_name = "SIZE", env = "UZONE_SERVE_SESSION_BYTES")]
+    /// How many bytes are installed for one machine a second, at least 1M [default: no limit]
+    #[arg(long, value_name = "SIZE", env = "UZONE_SERVE_SESSION_BYTES", value_parser = session_bytes)]
     session_bytes: Option<ByteLen>,
     /// How many pages are read from the image for one machine at once [default: no limit]
     #[arg(long, value_name = "PAGES", env = "UZONE_SERVE_SESSION_PENDING")]
@@ -284,6 +284,17 @@ fn session_text(event: &ServeEvent) -> String {
 pub(crate) fn default_socket() -> PathBuf {
     let folder = env::var_os("XDG_RUNTIME_DIR").filter(|folder| !folder.is_empty());
     folder.map_or_else(|| PathBuf::from("."), PathBuf::from).join("uzone.sock")
+}
+
+fn session_bytes(text: &str) -> Result<ByteLen, String> {
+    let bytes: ByteLen = text.parse().map_err(|error| format!("{error}"))?;
+    if bytes < Budget::LEAST_BYTES {
+        return Err(format!(
+            "a machine needs at least {} a second, or each of its faults waits for minutes",
+            Budget::LEAST_BYTES
+        ));
+    }
+    Ok(bytes)
 }
 
 fn options(args: &Args) -> ServerOptions {

@@ -348,6 +348,18 @@ fn a_file_describes_several_servers_and_flags_go_before_it() {
     );
     assert_eq!(printed.matches("cache-bytes = \"8M\"").count(), 2, "{printed}");
     assert_eq!(print(&["--deadline", "5"]).matches("deadline = \"5\"").count(), 2);
+    assert_eq!(print(&["--session-bytes", "64M"]).matches("session-bytes = \"64M\"").count(), 2);
+    for (given, reason) in
+        [("--session-bytes=100", "at least 1 MiB"), ("--session-faults=0", "zero")]
+    {
+        let refused = Command::new(env!("CARGO_BIN_EXE_uzone"))
+            .args(["serve", "--config", &config, "--print-config", given])
+            .output()
+            .expect("it runs");
+        assert_eq!(refused.status.code(), Some(2), "{given}");
+        let message = String::from_utf8(refused.stderr).expect("text");
+        assert!(message.contains(reason), "{message}");
+    }
 
     let (mut server, mut lines) = serve(&["--config", &config]);
     for socket in [&first, &second] {

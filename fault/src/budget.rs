@@ -34,7 +34,12 @@ impl Budget {
         self
     }
 
-    /// Limits how many bytes are installed a second, with those around a fault and those ahead of it.
+    /// The lowest limit of bytes: with less, one window would hold a mapping up for longer than any client
+    /// waits.
+    pub const LEAST_BYTES: ByteLen = ByteLen::mib(1);
+
+    /// Limits how many bytes are installed a second, with those around a fault and those ahead of it. Less
+    /// than [`Budget::LEAST_BYTES`] counts as that.
     #[must_use]
     pub fn bytes_per_second(mut self, bytes: impl Into<Option<ByteLen>>) -> Self {
         self.bytes = bytes.into();
@@ -79,7 +84,8 @@ impl Allowance {
         now: Instant,
     ) -> Option<Instant> {
         let Budget { faults, bytes, pending: most } = self.budget;
-        let rates = [faults.map(|rate| rate.get().into()), bytes.map(|rate| rate.get().max(1))];
+        let bytes = bytes.map(|rate| rate.max(Budget::LEAST_BYTES).get());
+        let rates = [faults.map(|rate| rate.get().into()), bytes];
         for ((paid, rate), (used, before)) in
             self.paid.iter_mut().zip(rates).zip(used.into_iter().zip(&mut self.used))
         {
@@ -124,7 +130,8 @@ mod tests {
     #[test]
     fn bytes_and_pages_that_are_produced_hold_it_up_as_well() {
         let start = Instant::now() + Duration::from_secs(10);
-        let budget = Budget::default().bytes_per_second(ByteLen::mib(1)).pending(NonZeroUsize::MIN);
+        // It counts as 1 MiB.
+        let budget = Budget::default().bytes_per_second(ByteLen::ZERO).pending(NonZeroUsize::MIN);
         assert!(budget.is_limited() && !Budget::default().is_limited());
         let mut allowance = Allowance::new(budget, start);
         assert_eq!(allowance.held_until([9, 0], 0, start), None);
