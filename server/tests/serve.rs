@@ -548,6 +548,14 @@ fn machines_notice_nothing_but_a_pause_when_workers_are_killed() {
     fs::remove_dir_all(folder).unwrap();
 }
 
+/// Starts a keeper whose worker takes its place when it dies.
+fn keeper_that_listens(socket: &Path) -> Child {
+    let mut keeper = program("a_keeper_of_another_test");
+    let keeper = keeper.env(KEEPER, socket).env(INHERIT, socket).spawn().unwrap();
+    wait_until("the keeper does not listen", || uzone_server::status(socket).is_ok());
+    keeper
+}
+
 #[test]
 fn a_worker_takes_the_place_of_its_keeper_that_was_killed() {
     let name = "a_worker_takes_the_place_of_its_keeper_that_was_killed";
@@ -556,9 +564,7 @@ fn a_worker_takes_the_place_of_its_keeper_that_was_killed() {
     }
     let folder = folder("unkept");
     let socket = folder.join("sock");
-    let mut program = program("a_keeper_of_another_test");
-    let mut keeper = program.env(KEEPER, &socket).env(INHERIT, &socket).spawn().unwrap();
-    wait_until("the keeper does not listen", || uzone_server::status(&socket).is_ok());
+    let mut keeper = keeper_that_listens(&socket);
     let mut machines = [(); 3].map(|()| machine(name, &socket));
     for session in 1..=3 {
         let connected = folder.join(format!("connected-{session}"));
@@ -589,9 +595,7 @@ fn a_worker_that_takes_the_place_of_a_keeper_that_drains_accepts_no_machine() {
     }
     let folder = folder("drained");
     let socket = folder.join("sock");
-    let mut program_of_keeper = program("a_keeper_of_another_test");
-    let mut keeper = program_of_keeper.env(KEEPER, &socket).env(INHERIT, &socket).spawn().unwrap();
-    wait_until("the keeper does not listen", || uzone_server::status(&socket).is_ok());
+    let mut keeper = keeper_that_listens(&socket);
     let mut machine = program(name).env(MACHINE, &socket).env(STOPS, "1").spawn().unwrap();
     let stat = format!("/proc/{}/stat", machine.id());
     wait_until("it does not stop", || fs::read_to_string(&stat).unwrap().contains(") T "));
