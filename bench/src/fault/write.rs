@@ -45,20 +45,19 @@ fn write(
     let len = memory.len().min(MOST);
     let parts = pattern.parts(len, PAGE, 1);
     let offsets = &parts.concat()[..];
-    let options = Ours::new(None, placement)?.options;
-    let options = |track, answer| options.clone().answer(answer).track_writes(track);
-    let by_reader = |track| options(track, Answer::Reader);
-    let in_thread = |track| options(track, Answer::InThread);
-    let (sync, by_kernel) = (WriteTracking::Sync, WriteTracking::Async);
+    let free = Ours::new(None, placement)?.options;
+    let tracked = |track, answer| free.clone().answer(answer).track_writes(track);
+    let event = |answer| tracked(WriteTracking::Sync, answer);
+    let recorded = |answer| tracked(WriteTracking::Async, answer);
+    let (reader, thread) = (Answer::Reader, Answer::InThread);
     let engine = &placement.engine()?;
     let mut suite = Suite::new(len);
-    let free = Ours::new(None, placement)?.options;
     let rows: [(&str, &str, Role, LazyOptions); 5] = [
-        ("free", "not tracked", Role::Limit, free),
-        ("reader", "an event a page, by a reader", Role::Ours, by_reader(sync)),
-        ("thread", "an event a page, in the thread", Role::Ours, in_thread(sync)),
-        ("kernel", "recorded by the kernel, by a reader", Role::Ours, by_reader(by_kernel)),
-        ("thread-kernel", "the same, in the thread", Role::Ours, in_thread(by_kernel)),
+        ("free", "not tracked", Role::Limit, free.clone()),
+        ("reader", "an event a page, by a reader", Role::Ours, event(reader)),
+        ("thread", "an event a page, in the thread", Role::Ours, event(thread)),
+        ("kernel", "recorded by the kernel, by a reader", Role::Ours, recorded(reader)),
+        ("thread-kernel", "the same, in the thread", Role::Ours, recorded(thread)),
     ];
     for (row, name, role, options) in rows {
         let is_tracked = role == Role::Ours;
