@@ -283,8 +283,10 @@ fn in_thread_window(options: &LazyOptions, most: FaultAround, source: &Source) -
             first,
             most: most.max(first),
             block_after: match source {
-                Source::File(_) | Source::Parts(_) => BLOCK_COPIED,
-                Source::Cached | Source::Zero => BLOCK_MAPPED,
+                Source::Parts(parts) if parts.iter().any(|part| part.file.is_some()) => {
+                    BLOCK_COPIED
+                }
+                Source::Parts(_) | Source::Cached => BLOCK_MAPPED,
             },
         },
     }

@@ -208,6 +208,13 @@ fn parts_of_files_and_zeroes_are_filled_and_a_file_that_was_cut_is_an_error() {
         .part(pages(1300..1400), whole, (PAGES - 100) * page())
         .build()
         .unwrap();
+    // The same as the part of another one.
+    let nested: Arc<dyn Backing> = Arc::new(parts);
+    let parts = CompositeBacking::builder(size)
+        .part(pages(0..500), nested.clone(), 0)
+        .part(pages(500..1400), nested, 500 * page())
+        .build()
+        .unwrap();
     let parts: Arc<dyn Backing> = Arc::new(parts);
     let right = |at: u64| match at / page() {
         0..600 => byte(at + 100 * page()),

@@ -256,16 +256,20 @@ impl Backing for CompositeBacking {
     }
 
     fn in_thread(&self, _: Sealed) -> Option<Source> {
-        let part = |part: &Part| {
-            let file = match part.backing.in_thread(Sealed(()))? {
-                Source::File(file) => Some((file, part.offset)),
-                Source::Zero => None,
-                // A memory file is not a part; parts of parts take a reader.
-                Source::Cached | Source::Parts(_) => return None,
-            };
-            Some(SourcePart { range: part.range.clone(), file })
-        };
-        self.parts.iter().map(part).collect::<Option<_>>().map(Source::Parts)
+        let mut parts = Vec::new();
+        for Part { range, offset, backing } in &self.parts {
+            let Source::Parts(inner) = backing.in_thread(Sealed(()))? else { return None };
+            let end = offset + (range.end - range.start);
+            for part in inner {
+                let (from, to) = (part.range.start.max(*offset), part.range.end.min(end));
+                if from < to {
+                    let file = part.file.map(|(file, at)| (file, at + (from - part.range.start)));
+                    let range = range.start + (from - offset)..range.start + (to - offset);
+                    parts.push(SourcePart { range, file });
+                }
+            }
+        }
+        Some(Source::Parts(parts))
     }
 
     fn byte_len(&self) -> Option<ByteLen> {

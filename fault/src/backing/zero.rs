@@ -32,7 +32,7 @@ impl Backing for ZeroBacking {
     }
 
     fn in_thread(&self, _: Sealed) -> Option<Source> {
-        Some(Source::Zero)
+        Some(Source::zero())
     }
 
     fn largest_window(&self) -> FaultAround {

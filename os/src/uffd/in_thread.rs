@@ -67,14 +67,24 @@ const FLAGS: u32 = 3;
 /// Where pages come from.
 #[derive(Debug)]
 pub enum Source {
-    /// A file.
-    File(FileSource),
     /// The memory file that the memory is a mapping of. Its holes are zero.
     Cached,
-    /// Zeroes.
-    Zero,
-    /// Parts of files, and zeroes.
-    Parts(Box<[SourcePart]>),
+    /// Files and zeroes, in order and without a gap.
+    Parts(Vec<SourcePart>),
+}
+
+impl Source {
+    /// Returns a source of nothing but zeroes.
+    #[must_use]
+    pub fn zero() -> Self {
+        Self::Parts(vec![SourcePart { range: 0..u64::MAX, file: None }])
+    }
+
+    /// Returns a source of a file alone.
+    #[must_use]
+    pub fn file(file: FileSource) -> Self {
+        Self::Parts(vec![SourcePart { range: 0..u64::MAX, file: Some((file, 0)) }])
+    }
 }
 
 /// A file, and all of it mapped.
@@ -88,7 +98,7 @@ pub struct FileSource {
     pub len: ByteLen,
 }
 
-/// Some bytes of a memory, in whole pages. Parts are in order and leave nothing out.
+/// Some bytes of a memory, in whole pages.
 #[derive(Debug)]
 pub struct SourcePart {
     /// Where it is in the memory.
@@ -549,38 +559,25 @@ impl Answerer {
     /// Returns what the pages from `at` on are filled with, and up to which one before `end`. `None` where
     /// the source has no such page: a file may have become shorter.
     fn bytes(&self, at: u64, end: u64) -> Option<(Bytes<'_>, u64)> {
-        let shift = self.page.shift();
-        let of_file = |source: &'_ FileSource, from: u64, end: u64| {
-            let now = source.file.metadata().map_or(0, |metadata| metadata.len());
-            // As many pages from there on are whole.
-            let is_whole = now >= source.len.get();
-            let left = (now >> shift).saturating_sub(from >> shift);
-            let end = if is_whole { end } else { end.min(at + left) };
-            (end > at).then_some(end)
-        };
-        match &self.answers.source {
-            Source::File(source) => {
-                let end = of_file(source, at << shift, end)?;
-                Some((Bytes::Mapped(&source.mapped, at << shift), end))
-            }
-            Source::Cached => Some((Bytes::Cached, end)),
-            Source::Zero => self.zeroes(end.min(at + BLOCK)),
-            Source::Parts(parts) => {
-                let index = parts.partition_point(|part| part.range.end <= at << shift);
-                let part = parts.get(index)?;
-                let end = end.min(part.range.end >> shift);
-                let Some((source, offset)) = &part.file else {
-                    return self.zeroes(end.min(at + BLOCK));
-                };
-                let from = offset + ((at << shift) - part.range.start);
-                Some((Bytes::Mapped(&source.mapped, from), of_file(source, from, end)?))
-            }
-        }
+        let Source::Parts(parts) = &self.answers.source else { return Some((Bytes::Cached, end)) };
+        let (start, shift) = (at << self.page.shift(), self.page.shift());
+        let part = parts.get(parts.partition_point(|part| part.range.end <= start))?;
+        let end = end.min(part.range.end >> shift);
+        let Some((file, offset)) = &part.file else { return Some(self.zeroes(at, end)) };
+        let from = offset + (start - part.range.start);
+        let now = file.file.metadata().map_or(0, |metadata| metadata.len());
+        // Of a file that was cut, only whole pages are left.
+        let left = (now >> shift).saturating_sub(from >> shift);
+        let end = if now >= file.len.get() { end } else { end.min(at + left) };
+        (end > at).then_some((Bytes::Mapped(&file.mapped, from), end))
     }
 
-    fn zeroes(&self, end: u64) -> Option<(Bytes<'_>, u64)> {
-        let bytes = self.zeroes.as_ref().map_or(Bytes::Zero, |zeroes| Bytes::Mapped(zeroes, 0));
-        Some((bytes, end))
+    /// Returns zeroes for pages from `at` on, up to one before `end`.
+    fn zeroes(&self, at: u64, end: u64) -> (Bytes<'_>, u64) {
+        match &self.zeroes {
+            Some(zeroes) => (Bytes::Mapped(zeroes, 0), end.min(at + BLOCK)),
+            None => (Bytes::Zero, end),
+        }
     }
 
     /// Returns which pages to map for a fault.
@@ -723,13 +720,13 @@ impl Answerer {
 
     /// Fills a hole of a memory file. Returns whether the page is there.
     fn fill_hole(&self, page: u64) -> bool {
-        let zeroes = self.zeroes(page + 1).map(|(bytes, _)| self.ask(page..page + 1, &bytes));
-        match zeroes {
-            Some(Ok(Answered::All)) => {
-                self.note_filled(page..page + 1);
+        let (zeroes, end) = self.zeroes(page, page + 1);
+        match self.ask(page..end, &zeroes) {
+            Ok(Answered::All) => {
+                self.note_filled(page..end);
                 true
             }
-            Some(Ok(Answered::Present | Answered::LayoutChanging)) => true,
+            Ok(Answered::Present | Answered::LayoutChanging) => true,
             _ => false,
         }
     }

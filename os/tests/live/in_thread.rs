@@ -58,7 +58,7 @@ fn registered(uffd: Arc<Uffd>) -> Arc<Registered> {
 
 fn from_file(file: &File, mapped: &Arc<Mapping>, len: u64) -> Source {
     let (file, mapped) = (file.try_clone().unwrap(), mapped.clone());
-    Source::File(FileSource { file: Arc::new(file), mapped, len: ByteLen::new(len) })
+    Source::file(FileSource { file: Arc::new(file), mapped, len: ByteLen::new(len) })
 }
 
 fn check(memory: &Registered, at: u64, len: u64) {
@@ -218,7 +218,7 @@ fn threads_that_end_and_mappings_that_go_leave_no_slot_behind() {
                     InThread::start(
                         Place::take().unwrap(),
                         memory.clone(),
-                        Answers::new(Source::Zero, window),
+                        Answers::new(Source::zero(), window),
                     )
                     .unwrap(),
                     memory,
@@ -239,7 +239,7 @@ fn threads_that_end_and_mappings_that_go_leave_no_slot_behind() {
     let silent = Uffd::open(Features::NONE, Features::NONE, KernelFaults::Never).unwrap();
     let memory = registered(Arc::new(silent));
     let answer =
-        InThread::start(Place::take().unwrap(), memory, Answers::new(Source::Zero, window));
+        InThread::start(Place::take().unwrap(), memory, Answers::new(Source::zero(), window));
     assert_eq!(answer.unwrap_err(), InThreadError::Feature);
     // Nothing but SIGBUS of a missing page is answered.
     let gone = File::open("/nonexistent").unwrap_err();
