@@ -180,7 +180,7 @@ pub fn map(
     for (role, row, name, read) in ways {
         let spec = suite.faults(role, &format!("demo-map/{row}"), name, 1, move |_| {
             let (elapsed, faults) = read()?;
-            Ok(Found { elapsed, faults, wasted: 0, touches_ns: Vec::new() })
+            Ok(Found { elapsed, faults, ..Found::default() })
         });
         spec.bytes = len.get();
         spec.naive("demo-map/naive");

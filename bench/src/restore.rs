@@ -335,9 +335,7 @@ impl<'a> Restore<'a> {
                 memory.write_at(at, &piece[..left])?;
             }
             let read = begun.elapsed();
-            let mut found = this.touch(row, &memory, offsets)?.found(0, 0);
-            found.elapsed += read;
-            Ok(found)
+            Ok(this.touch(row, &memory, offsets)?.found(0, 0).after(read))
         });
         suite.faults(Role::Peer, &id("kernel"), "the kernel's mapping, raw", 1, move |row| {
             this.chill()?;
@@ -362,7 +360,7 @@ impl<'a> Restore<'a> {
             })
             .map_err(failed)?;
             let elapsed: Duration = begun.elapsed();
-            Ok(Found { elapsed, faults: 0, wasted: 0, touches_ns: Vec::new() })
+            Ok(Found { elapsed, ..Found::default() })
         });
     }
 }

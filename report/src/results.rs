@@ -265,10 +265,10 @@ pub struct Faults {
     pub ns_per_fault: Option<f64>,
     /// How many pages were mapped and never touched, by the median.
     pub wasted_pages: u64,
-    /// When the first touch was done, by the median: from the start of the row's work, of which reading all
-    /// first is a part. Not where several threads touch, or touches are not timed.
+    /// When the first touch was done, by the median: after reading all, where that is first. Not where several
+    /// threads touch, or touches are not timed.
     pub first_ns: Option<u64>,
-    /// When half of the touches were done.
+    /// When half of the touches were done, leaving out what is between them.
     pub half_ns: Option<u64>,
     /// The time of a CPU that this process had in a round, by the median, with making the memory and taking
     /// it down.

@@ -225,9 +225,7 @@ fn add_kernel<'a>(
         let begun = Instant::now();
         memory.populate(0..len.get())?;
         let populated = begun.elapsed();
-        let mut found = visit.kernel(row, &memory)?;
-        found.elapsed += populated;
-        Ok(found)
+        Ok(visit.kernel(row, &memory)?.after(populated))
     });
 }
 

@@ -151,7 +151,7 @@ fn rehearse(
         Some(&offset) => Err(BenchError::wrong_byte(row, offset)),
         None => {
             let faults = (touches_ns.len() * TIMED) as u64;
-            Ok(Found { elapsed, faults, wasted: 0, touches_ns })
+            Ok(Found { elapsed, faults, touches_ns, ..Found::default() })
         }
     }
 }

@@ -218,7 +218,8 @@ pub(crate) struct Touched {
 impl Touched {
     /// Adds how many faults there were, and how many pages were mapped and not touched.
     pub(crate) fn found(self, faults: u64, wasted: u64) -> Found {
-        Found { elapsed: self.elapsed, faults, wasted, touches_ns: self.times_ns }
+        let Self { elapsed, times_ns: touches_ns, .. } = self;
+        Found { elapsed, faults, wasted, touches_ns, ..Found::default() }
     }
 }
 

@@ -165,7 +165,7 @@ struct Done {
 
 impl Done {
     fn found(self, faults: u64, wasted: u64) -> Found {
-        Found { elapsed: self.elapsed, faults, wasted, touches_ns: Vec::new() }
+        Found { elapsed: self.elapsed, faults, wasted, ..Found::default() }
     }
 }
 
@@ -221,8 +221,7 @@ impl Visit<'_> {
         let done = self.touch(row, memory)?;
         let resident = memory.resident()?.get() / PAGE;
         let faults = done.kernel_faults;
-        let mut found = done.found(faults, resident.saturating_sub(self.pages.len() as u64));
-        found.elapsed += populated;
-        Ok(found)
+        let wasted = resident.saturating_sub(self.pages.len() as u64);
+        Ok(done.found(faults, wasted).after(populated))
     }
 }

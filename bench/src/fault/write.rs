@@ -108,5 +108,5 @@ fn write_all(
     if is_tracked && memory.dirty(whole.clone())? != std::slice::from_ref(&whole) {
         return Err(BenchError::wrong_byte(row, 0));
     }
-    Ok(Found { elapsed, faults, wasted: 0, touches_ns })
+    Ok(Found { elapsed, faults, touches_ns, ..Found::default() })
 }

@@ -9,13 +9,23 @@ use uzone_report::results::{Faults, Spread};
 use crate::group::{Samples, float, median};
 
 /// What a case that takes faults finds out in a round.
+#[derive(Debug, Default)]
 pub(crate) struct Found {
     pub(crate) elapsed: Duration,
+    /// How much of that was before the first touch.
+    pub(crate) before: Duration,
     pub(crate) faults: u64,
     /// How many pages were mapped and never touched.
     pub(crate) wasted: u64,
     /// How long each touch took, where that is asked for.
     pub(crate) touches_ns: Vec<u64>,
+}
+
+impl Found {
+    /// Adds what was done before the first touch.
+    pub(crate) fn after(self, before: Duration) -> Self {
+        Self { elapsed: self.elapsed + before, before: self.before + before, ..self }
+    }
 }
 
 /// What a case that takes faults finds out, round by round.
@@ -36,7 +46,7 @@ pub(crate) struct FaultLog {
 impl FaultLog {
     /// Takes what one round found; the first does not count.
     pub(crate) fn push(&mut self, found: Found, cpu: Duration) {
-        let Found { elapsed, faults, wasted, mut touches_ns } = found;
+        let Found { elapsed: _, before, faults, wasted, mut touches_ns } = found;
         if !self.is_warm {
             self.is_warm = true;
             return;
@@ -45,11 +55,11 @@ impl FaultLog {
         self.wasted.push(wasted);
         self.cpus_ns.push(nanoseconds(cpu));
         if !touches_ns.is_empty() {
-            // What came before the first of them, and between them, is taken for before.
-            let before = nanoseconds(elapsed).saturating_sub(touches_ns.iter().sum());
-            let half = touches_ns.len().div_ceil(2);
-            self.firsts_ns.push(before + touches_ns[0]);
-            self.halves_ns.push(before + touches_ns[..half].iter().sum::<u64>());
+            // Of what is done between touches nothing counts.
+            let until =
+                |touch: usize| nanoseconds(before) + touches_ns[..touch].iter().sum::<u64>();
+            self.firsts_ns.push(until(1));
+            self.halves_ns.push(until(touches_ns.len().div_ceil(2)));
         }
         touches_ns.sort_unstable();
         self.medians_ns.push(median(&touches_ns));
@@ -165,8 +175,8 @@ mod tests {
             let log = Log::default();
             for touches in rounds {
                 let touches_ns = touches.to_vec();
-                let elapsed = Duration::from_nanos(5 + touches_ns.iter().sum::<u64>());
-                let found = Found { elapsed, faults: touches[0], wasted: 1, touches_ns };
+                let found = Found { faults: touches[0], wasted: 1, touches_ns, ..Found::default() };
+                let found = found.after(Duration::from_nanos(5));
                 log.borrow_mut().push(found, Duration::from_nanos(touches[0] * 3));
             }
             log

@@ -70,9 +70,7 @@ pub(super) fn table(restore: Restore<'_>, session: &mut Session<'_>) -> Result<(
             memory.write_at(at, &piece[..left])?;
         }
         let read = begun.elapsed();
-        let mut found = restore.touch(row, &memory, offsets)?.found(0, 0);
-        found.elapsed += read;
-        Ok(found)
+        Ok(restore.touch(row, &memory, offsets)?.found(0, 0).after(read))
     });
     add_link(&mut suite, table, &restore, store);
     let touched = restore.pages.len() as u64;
@@ -111,6 +109,6 @@ fn add_link<'a>(suite: &mut Suite<'a>, table: &str, restore: &Restore<'a>, store
             client.get(&(start..start + mean), out)
         })
         .map_err(failed)?;
-        Ok(Found { elapsed: begun.elapsed(), faults: 0, wasted: 0, touches_ns: Vec::new() })
+        Ok(Found { elapsed: begun.elapsed(), ..Found::default() })
     });
 }

@@ -66,7 +66,8 @@ pub(super) fn table(restore: Restore<'_>, session: &mut Session<'_>) -> Result<(
                 Noise::Apart => beside(row, &restore, &quiet, pages, other, Budget::default()),
             }?;
             let elapsed = Duration::from_nanos(times.iter().sum());
-            Ok(Found { elapsed, faults: times.len() as u64, wasted: 0, touches_ns: times })
+            let faults = times.len() as u64;
+            Ok(Found { elapsed, faults, touches_ns: times, ..Found::default() })
         });
     }
     suite.each_spec(|spec| {
