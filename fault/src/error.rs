@@ -230,7 +230,8 @@ pub enum LazyError {
     Hold(#[from] PinError),
     /// A page was not ready in time: for 30 seconds another thread had it and did not produce it, where it
     /// was to be present; or the kernel, whose layout of the process kept changing, did not protect it
-    /// against writing, or let writers in, for two.
+    /// against writing, or let writers in, for two; or a thread that answers its own fault was filling pages
+    /// for two, and none could be given back.
     #[error("the page at {offset:#x} was not produced in time")]
     TimedOut {
         /// Where it is in the mapping.
