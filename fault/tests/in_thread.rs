@@ -9,8 +9,10 @@ use std::fs::File;
 use std::io::Write;
 use std::num::NonZeroUsize;
 use std::os::unix::fs::FileExt;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -289,7 +291,61 @@ fn faults_that_threads_answer_are_recorded() {
     assert_eq!(trace.records[15].offset, 149 * page());
 }
 
-/// Threads that read, write, pin, evict, populate, map and unmap, for a while.
+/// Where the handler of SIGUSR1 reads, how often it has, and how often the byte was wrong.
+static LAZY: AtomicUsize = AtomicUsize::new(0);
+static SIGNALS: AtomicU64 = AtomicU64::new(0);
+static WRONG: AtomicU64 = AtomicU64::new(0);
+
+/// Reads a byte of lazily mapped memory, wherever its thread is.
+extern "C" fn read_a_byte(_: i32) {
+    let signals = SIGNALS.fetch_add(1, Ordering::Relaxed);
+    let at = signals.wrapping_mul(0x9e37_79b9_7f4a_7c15) % len();
+    let address = LAZY.load(Ordering::Relaxed) + usize::try_from(at).unwrap_or(0);
+    let pointer = std::ptr::with_exposed_provenance::<u8>(address);
+    // SAFETY: the byte is of a mapping that lives until the last signal was handled, and that no thread
+    // writes to.
+    let seen = unsafe { pointer.read_volatile() };
+    WRONG.fetch_add(u64::from(seen != byte(at)), Ordering::Relaxed);
+}
+
+/// Has SIGUSR1 read the memory.
+fn read_by_signal(memory: &LazyMapping) {
+    LAZY.store(memory.addr().get(), Ordering::Relaxed);
+    let handler: extern "C" fn(i32) = read_a_byte;
+    // SAFETY: all zero is the default action with an empty mask.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = handler as libc::sighandler_t;
+    action.sa_flags = libc::SA_RESTART;
+    // SAFETY: the action lives over the call, and its handler does what handlers may do.
+    let answer = unsafe { libc::sigaction(libc::SIGUSR1, &action, std::ptr::null_mut()) };
+    assert_eq!(answer, 0);
+}
+
+/// Forks; the child then is another program. Without what runs before that, std would not fork.
+fn fork_once() {
+    let mut command = Command::new("/bin/true");
+    // SAFETY: what runs in the child after the fork may only make system calls, and this makes none.
+    unsafe { command.pre_exec(|| Ok(())) };
+    assert!(command.status().unwrap().success());
+}
+
+/// Maps a file, of which a part is cut off before it was read: each page behind the cut is an error.
+fn map_and_cut(engine: &Engine) {
+    let source = file("cut-again");
+    let backing = FileBacking::new(source.try_clone().unwrap()).unwrap();
+    let memory = engine.map(ByteLen::new(len()), Arc::new(backing), &in_thread()).unwrap();
+    (0..PAGES).step_by(67).for_each(|at| check(&memory, at));
+    let left = PAGES / 2;
+    source.set_len(left * page()).unwrap();
+    memory.evict(0..len()).unwrap();
+    (0..PAGES).step_by(31).for_each(|at| match at < left {
+        true => check(&memory, at),
+        false => assert!(memory.read_at(at * page(), &mut [0]).is_err(), "page {at}"),
+    });
+}
+
+/// Threads that read, write, pin, evict, populate, map and unmap, for a while; signals of which the handlers
+/// take faults too, forks, and files that are cut.
 #[test]
 fn many_threads_over_mappings_that_come_and_go_see_the_right_bytes() {
     if is_skipped("many_threads_over_mappings_that_come_and_go_see_the_right_bytes") {
@@ -307,10 +363,15 @@ fn many_threads_over_mappings_that_come_and_go_see_the_right_bytes() {
     let tracked = &engine.map(ByteLen::new(len()), writable, &options).unwrap();
     assert_eq!(tracked.answered_by(), AnsweredBy::Thread);
     let (end, is_over) = (Instant::now() + Duration::from_secs(seconds), &AtomicBool::new(false));
+    read_by_signal(other);
+    let signalled = &Mutex::new(Vec::new());
+    let forks = &AtomicU64::new(0);
     thread::scope(|scope| {
         let threads: Vec<_> = (0..12_u64)
             .map(|seed| {
                 scope.spawn(move || {
+                    // SAFETY: pthread_self(3) touches no memory.
+                    signalled.lock().unwrap().push(unsafe { libc::pthread_self() });
                     let mut at = seed * 7919;
                     // What this thread wrote last to its word of each page.
                     let mut last = vec![0_u64; usize::try_from(PAGES).unwrap()];
@@ -337,6 +398,8 @@ fn many_threads_over_mappings_that_come_and_go_see_the_right_bytes() {
                         *last = at;
                         drop(held.transpose().unwrap());
                     }
+                    // No signal comes after this.
+                    signalled.lock().unwrap().clear();
                     last
                 })
             })
@@ -352,6 +415,22 @@ fn many_threads_over_mappings_that_come_and_go_see_the_right_bytes() {
                     tracked.write_back(some.clone()).unwrap();
                     tracked.evict(some).unwrap();
                 }
+            }
+        });
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Acquire) {
+                for &thread in &*signalled.lock().unwrap() {
+                    // SAFETY: the thread runs: it takes itself off the list before it ends, under the lock.
+                    assert_eq!(unsafe { libc::pthread_kill(thread, libc::SIGUSR1) }, 0);
+                }
+                thread::sleep(Duration::from_micros(500));
+            }
+        });
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Acquire) {
+                fork_once();
+                forks.fetch_add(1, Ordering::Relaxed);
+                map_and_cut(engine);
             }
         });
         scope.spawn(|| {
@@ -371,6 +450,10 @@ fn many_threads_over_mappings_that_come_and_go_see_the_right_bytes() {
             }
         }
     });
+    let (signals, wrong) = (SIGNALS.load(Ordering::Relaxed), WRONG.load(Ordering::Relaxed));
+    let forks = forks.load(Ordering::Relaxed);
+    eprintln!("{signals} signals, {forks} forks");
+    assert!(wrong == 0 && signals > 1000 && forks > 0, "{wrong} of {signals}, {forks}");
     for memory in [long, other, tracked] {
         let stats = memory.stats();
         assert!(stats.faults > 100 && stats.evicted > 100, "{stats:?}");

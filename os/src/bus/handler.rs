@@ -12,8 +12,11 @@
 //! | another one of the kernel's | recorded where watched; then the previous action |
 //! | of kill(2), sigqueue(3) and the like | the previous action |
 //!
+//! Signals wait while the handler runs: the handler of another signal may touch a missing page as well, and
+//! a thread that blocks SIGBUS dies of that. Those that an instruction raises do not wait.
+//!
 //! Before the previous action is called nothing of the table is held, so it may leave by a `siglongjmp`. It
-//! finds the mask that it would have found: its own is added for the time of the call, and `SA_NODEFER` and
+//! finds the mask that it would have found: that of the interrupted thread and its own, and `SA_NODEFER` and
 //! `SA_RESETHAND` are honoured. Two of its flags cannot be: it runs on the alternate stack if there is one,
 //! and system calls that the signal interrupts are restarted. "Default" is the process dying of this very
 //! signal: the action is set back and the signal, with its `siginfo`, is queued again for this thread,
@@ -123,14 +126,31 @@ fn ours() -> libc::sighandler_t {
 }
 
 /// Returns the action of our handler. On the alternate stack, since the thread's stack may be too small for
-/// it (that of a coroutine), with nothing blocked but SIGBUS itself: an error inside the handler is a bug,
-/// and kills.
+/// it (that of a coroutine), with SIGBUS blocked: an error inside the handler is a bug, and kills.
 fn action() -> libc::sigaction {
     libc::sigaction {
         sa_sigaction: ours(),
+        sa_mask: deferred(),
         sa_flags: libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART,
         ..default_action()
     }
+}
+
+/// Returns the signals that wait for our handler: all but those that an instruction raises, or a thread
+/// itself by abort(3).
+fn deferred() -> libc::sigset_t {
+    let mut set = MaybeUninit::<libc::sigset_t>::zeroed();
+    // SAFETY: sigfillset(3) writes a whole set.
+    unsafe { libc::sigfillset(set.as_mut_ptr()) };
+    // SAFETY: the call above has written it.
+    let mut set = unsafe { set.assume_init() };
+    for signal in
+        [libc::SIGSEGV, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGSYS, libc::SIGABRT]
+    {
+        // SAFETY: sigdelset(3) changes a set that is initialised, for a signal that there is.
+        unsafe { libc::sigdelset(&mut set, signal) };
+    }
+    set
 }
 
 /// Returns the action `SIG_DFL`, which is zero, with an empty mask and no flags.
@@ -292,7 +312,7 @@ fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: *mut c_void) {
         }
         return;
     }
-    let mask = with_mask_of(&previous.action, signal);
+    let mask = set_mask(libc::SIG_SETMASK, &mask_of(&previous.action, signal, context));
     if flags & libc::SA_SIGINFO != 0 {
         // SAFETY: the number is that of a handler which takes three arguments, as its flags state.
         let handler = unsafe {
@@ -311,20 +331,38 @@ fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: *mut c_void) {
     set_mask(libc::SIG_SETMASK, &mask);
 }
 
-/// Blocks what `action` wants blocked, and returns what was blocked before.
-fn with_mask_of(action: &libc::sigaction, signal: i32) -> libc::sigset_t {
-    let before = set_mask(libc::SIG_BLOCK, &action.sa_mask);
-    // SAFETY: sigismember(3) reads a set.
-    let is_masked = unsafe { libc::sigismember(&action.sa_mask, signal) } == 1;
-    if action.sa_flags & libc::SA_NODEFER != 0 && !is_masked {
-        let mut only = action.sa_mask;
-        // SAFETY: sigemptyset(3) writes a set.
-        unsafe { libc::sigemptyset(&mut only) };
-        // SAFETY: sigaddset(3) changes a set.
-        unsafe { libc::sigaddset(&mut only, signal) };
-        set_mask(libc::SIG_UNBLOCK, &only);
+/// Returns what is blocked while the handler of `action` runs.
+fn mask_of(action: &libc::sigaction, signal: i32, context: *mut c_void) -> libc::sigset_t {
+    let mut mask = interrupted_mask(context);
+    // The kernel has signals 1 to 64.
+    for other in 1..=64 {
+        // SAFETY: sigismember(3) reads a set, and refuses what is no signal.
+        let is_masked = unsafe { libc::sigismember(&action.sa_mask, other) } == 1;
+        if is_masked || (other == signal && action.sa_flags & libc::SA_NODEFER == 0) {
+            // SAFETY: sigaddset(3) changes a set that is initialised.
+            unsafe { libc::sigaddset(&mut mask, other) };
+        }
     }
-    before
+    mask
+}
+
+/// Returns what the interrupted thread blocks.
+fn interrupted_mask(context: *mut c_void) -> libc::sigset_t {
+    const AT: usize = offset_of!(libc::ucontext_t, uc_sigmask);
+    #[cfg(target_arch = "x86_64")]
+    const _: () = assert!(AT == 40 + 256);
+    // SAFETY: a set is an array of numbers, of which zero is one.
+    let mut mask: libc::sigset_t = unsafe { core::mem::zeroed() };
+    // SAFETY: the kernel's context of the interrupted thread lives over the call, and has a mask of 64 bits
+    // there, which is less than the C library's type has. A set starts with those.
+    unsafe {
+        ptr::copy_nonoverlapping(
+            context.wrapping_byte_add(AT).cast(),
+            (&raw mut mask).cast::<u8>(),
+            8,
+        );
+    }
+    mask
 }
 
 /// Changes which signals this thread blocks, and returns those that it blocked.
