@@ -80,6 +80,7 @@ pub fn parts(available: ByteLen, threads: NonZeroUsize, pace: Pace, directory: &
         }),
         Part::Pin(pin::Settings {
             size: pick(&[gib(16), gib(4), gib(1)], 80, gib(1)),
+            larger: ByteLen::ZERO,
             rounds: if is_quick { 2 } else { 11 },
             tables: Vec::new(),
         }),
@@ -148,10 +149,6 @@ pub fn seeds(
         threads: if is_full { vec![1, 8, 32, 60, 120] } else { vec![1, 8, 120] },
         orders: if is_full { vec![0, 1, 3, 4, 5, 7, 9] } else { vec![0, 4, 9] },
     };
-    let pinned = |size| {
-        let tables = tables(&["pin-2m", "pin-2m-altmap"]);
-        Part::Pin(pin::Settings { size, rounds, tables })
-    };
     vec![
         Part::Bind(bind::Settings {
             size: fitting(described, 2 * 64),
@@ -168,7 +165,12 @@ pub fn seeds(
                 "bind-first",
             ]),
         }),
-        pinned(fitting(if is_full { gib(128) } else { gib(16) }, 80)),
+        Part::Pin(pin::Settings {
+            size: fitting(gib(16), 80),
+            larger: gib(128),
+            rounds,
+            tables: tables(&["pin-2m", "pin-2m-altmap"]),
+        }),
         Part::Zero(zero::Settings {
             size: gib(1),
             rounds: rounds.min(5),
@@ -198,7 +200,10 @@ pub fn quick_seeds(parts: Vec<Part>) -> Vec<Part> {
     let whole =
         fault::WholeSettings { size: ByteLen::mib(4), threads: vec![1, 8], orders: vec![4] };
     let of = |part| match part {
-        Part::Bind(_) | Part::Pin(_) | Part::Zero(_) => Some(part),
+        Part::Bind(_) | Part::Zero(_) => Some(part),
+        Part::Pin(settings) => {
+            Some(Part::Pin(pin::Settings { larger: ByteLen::gib(2), ..settings }))
+        }
         Part::Fault(settings) => {
             let tables = vec!["fault-whole".to_owned()];
             Some(Part::Fault(fault::Settings { whole: Some(whole.clone()), tables, ..settings }))
@@ -216,6 +221,10 @@ pub fn with_tables(parts: Vec<Part>, ids: &[String]) -> Vec<Part> {
         return parts;
     }
     let of = |part: Part| {
+        let all = format!("{}-", part.name());
+        if ids.iter().any(|id| all.starts_with(id.as_str())) {
+            return Some(part);
+        }
         let own: Vec<String> = ids.iter().filter(|id| part.owns(id)).cloned().collect();
         (!own.is_empty()).then(|| part.with_tables(own))
     };

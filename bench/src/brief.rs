@@ -251,7 +251,10 @@ pub fn zero(arena: ByteLen, rounds: u32, watch: Watch<'_>) -> Result<Part, Bench
 /// # Errors
 /// As of [`pin::run`].
 pub fn pin(size: ByteLen, rounds: u32, watch: Watch<'_>) -> Result<Part, BenchError> {
-    let rows = pin::only_folios(&pin::Settings { size, rounds, tables: Vec::new() }, watch)?;
+    let rows = pin::only_folios(
+        &pin::Settings { size, larger: ByteLen::ZERO, rounds, tables: Vec::new() },
+        watch,
+    )?;
     let table = Table {
         id: "demo-pin".to_owned(),
         title: format!("Pinning {size} of memory: uzone does not take it away"),

@@ -6,8 +6,8 @@
 use crate::extents::{self, Arena, Work};
 use crate::group::Watch;
 use crate::report::Bench;
+pub use crate::settings::CopySettings as Settings;
 use crate::settings::Part;
-pub use crate::settings::RoundSettings as Settings;
 use crate::suite::{BenchError, Session};
 
 /// Runs the tables.

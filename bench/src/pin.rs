@@ -29,8 +29,11 @@ use uzone_pages::ByteLen;
 use crate::group::Watch;
 use crate::report::{Bench, Row};
 use crate::settings::Part;
-pub use crate::settings::RoundSettings as Settings;
-use crate::suite::{BenchError, Session, check_memory};
+pub use crate::settings::PinSettings as Settings;
+use crate::suite::{BenchError, Session, check_memory, sentence};
+
+/// What the ids of the tables of a larger region end with.
+const LARGER: &str = "-larger";
 
 /// Runs the tables.
 ///
@@ -39,7 +42,7 @@ use crate::suite::{BenchError, Session, check_memory};
 pub fn run(settings: &Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
     let mut session = session(settings, watch)?;
     if session.wants_any(&["pin-2m", "pin-2m-altmap"]) {
-        folios::run(settings, &mut session)?;
+        folios::run(settings.size, "", &mut session)?;
     }
     if session.wants("pin-list") {
         list::run(settings, &mut session)?;
@@ -53,24 +56,36 @@ pub fn run(settings: &Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
     if session.wants("pin-kernel") {
         kernel::run(settings, &mut session)?;
     }
+    let larger = [format!("pin-2m{LARGER}"), format!("pin-2m-altmap{LARGER}")];
+    if !settings.larger.is_zero() && session.wants_any(&larger.each_ref().map(String::as_str)) {
+        match check(settings.larger) {
+            Ok(()) => folios::run(settings.larger, LARGER, &mut session)?,
+            Err(error) => session.skip(&larger[0], sentence(&error)),
+        }
+    }
     session.finish()
 }
 
 /// Runs the table of 2 MiB folios alone.
 pub(crate) fn only_folios(settings: &Settings, watch: Watch<'_>) -> Result<Vec<Row>, BenchError> {
     let mut session = session(settings, watch)?;
-    folios::outside(settings, &mut session)?;
+    folios::outside(settings.size, "", &mut session)?;
     Ok(session.bench.results)
 }
 
 /// Begins, if the tables can be run: before minutes are spent.
 fn session<'a>(settings: &Settings, watch: Watch<'a>) -> Result<Session<'a>, BenchError> {
     let &Settings { size, rounds, .. } = settings;
+    check(size)?;
+    let sentence = format!("{size} held ({} pages), {rounds} rounds", size.get() >> 12);
+    Ok(Session::new(sentence, &Part::Pin(settings.clone()), rounds, watch))
+}
+
+/// Checks that so much memory is measured, and can be described here.
+fn check(size: ByteLen) -> Result<(), BenchError> {
     if size.is_zero() || !size.get().is_multiple_of(1 << 30) {
         return Err(BenchError::Size { size });
     }
     // The naive way's 64 bytes a page, a list of 8, and our descriptors of 8; and a fifth on top.
-    check_memory(ByteLen::new((size.get() >> 12) * 80 / 5 * 6))?;
-    let sentence = format!("{size} held ({} pages), {rounds} rounds", size.get() >> 12);
-    Ok(Session::new(sentence, &Part::Pin(settings.clone()), rounds, watch))
+    check_memory(ByteLen::new((size.get() >> 12) * 80 / 5 * 6))
 }

@@ -13,11 +13,11 @@ pub enum Part {
     /// `uzone bench bind`.
     Bind(BindSettings),
     /// `uzone bench pin`.
-    Pin(RoundSettings),
+    Pin(PinSettings),
     /// `uzone bench zero`.
     Zero(ZeroSettings),
     /// `uzone bench copy`.
-    Copy(RoundSettings),
+    Copy(CopySettings),
     /// `uzone bench fault`.
     Fault(FaultSettings),
     /// `uzone bench snapshot`.
@@ -102,10 +102,25 @@ pub struct BindSettings {
     pub tables: Vec<String>,
 }
 
-/// The settings of `uzone bench pin` and `uzone bench copy`.
+/// The settings of `uzone bench pin`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RoundSettings {
-    /// How much memory is held; of copies the largest extent.
+pub struct PinSettings {
+    /// How much memory is held.
+    #[serde(rename = "size_bytes", with = "byte_len")]
+    pub size: ByteLen,
+    /// How much more is held in tables of 2 MiB folios of their own; 0 leaves these out.
+    #[serde(default, rename = "larger_bytes", with = "byte_len")]
+    pub larger: ByteLen,
+    /// How many rounds.
+    pub rounds: u32,
+    /// What the ids of the tables begin with that are run; none, and all are.
+    pub tables: Vec<String>,
+}
+
+/// The settings of `uzone bench copy`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CopySettings {
+    /// The largest extent.
     #[serde(rename = "size_bytes", with = "byte_len")]
     pub size: ByteLen,
     /// How many rounds.

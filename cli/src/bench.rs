@@ -303,6 +303,9 @@ impl Benchmark {
     fn run(&self, watch: Watch<'_>) -> Result<Bench, BenchError> {
         match self.parts() {
             Ok(part) => part.run(watch),
+            Err(parts) if parts.is_empty() => {
+                Err(BenchError::NoTable { asked: self.tables().table.join(",") })
+            }
             Err(parts) => all::run_seeds(&parts, watch),
         }
     }
@@ -313,7 +316,8 @@ impl Benchmark {
             Self::Bind(args) => Part::Bind(args.settings()),
             Self::Pin(args) => {
                 let tables = args.tables.table.clone();
-                Part::Pin(pin::Settings { size: args.size, rounds: args.rounds, tables })
+                let (size, larger, rounds) = (args.size, ByteLen::ZERO, args.rounds);
+                Part::Pin(pin::Settings { size, larger, rounds, tables })
             }
             Self::Zero(args) => Part::Zero(zero::Settings {
                 size: args.size,

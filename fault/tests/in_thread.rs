@@ -342,6 +342,10 @@ fn map_and_cut(engine: &Engine) {
         true => check(&memory, at),
         false => assert!(memory.read_at(at * page(), &mut [0]).is_err(), "page {at}"),
     });
+    // And where it was made bad.
+    let behind = left * page()..(left + 1) * page();
+    assert!(memory.populate(behind.clone(), Populate::All).is_err());
+    assert!(memory.read_at(behind.start, &mut [0]).is_err());
 }
 
 /// Threads that read, write, pin, evict, populate, map and unmap, for a while; signals of which the handlers

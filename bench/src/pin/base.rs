@@ -11,7 +11,7 @@ use super::shared::{
     words,
 };
 use crate::report::Role;
-use crate::settings::RoundSettings as Settings;
+use crate::settings::PinSettings as Settings;
 use crate::suite::{BenchError, Session, Suite};
 
 pub(super) fn run(settings: &Settings, session: &mut Session<'_>) -> Result<(), BenchError> {

@@ -15,13 +15,12 @@ use super::shared::{
     hold_bare_and_give_back, published, timed, timed_each, words,
 };
 use crate::report::{Published, Role};
-use crate::settings::RoundSettings as Settings;
 use crate::suite::{BenchError, Session, Suite};
 
 /// One table: a way of describing the region, and what was published of it.
 struct Shape {
-    table: &'static str,
-    title: &'static str,
+    table: String,
+    title: String,
     /// The rows that stand in the summary, and what they are called there.
     headlines: Option<[(&'static str, &'static str); 2]>,
     naive_get: Option<Published>,
@@ -33,20 +32,28 @@ struct Shape {
 const NOTE: &str = "one thread; the guards of a row that pins alone are dropped when the clock has \
      stopped; naive is of the same kind of row; the limit is bare atomics on a word for each folio";
 
-pub(super) fn run(settings: &Settings, session: &mut Session<'_>) -> Result<(), BenchError> {
-    outside(settings, session)?;
-    inside(settings, session)
+/// Measures both tables; their ids end with `suffix`.
+pub(super) fn run(
+    size: ByteLen,
+    suffix: &str,
+    session: &mut Session<'_>,
+) -> Result<(), BenchError> {
+    outside(size, suffix, session)?;
+    inside(size, suffix, session)
 }
 
 /// Descriptors in memory of their own.
-pub(super) fn outside(settings: &Settings, session: &mut Session<'_>) -> Result<(), BenchError> {
-    let size = settings.size;
+pub(super) fn outside(
+    size: ByteLen,
+    suffix: &str,
+    session: &mut Session<'_>,
+) -> Result<(), BenchError> {
     let zone = Zone::with_keep_limit(ByteLen::ZERO);
     let folios = bind(&zone, size, Order::PMD)?;
     let shape = Shape {
-        table: "pin-2m",
-        title: "2 MiB folios, 8-byte descriptors",
-        headlines: Some([
+        table: format!("pin-2m{suffix}"),
+        title: format!("2 MiB folios, {size}, 8-byte descriptors"),
+        headlines: suffix.is_empty().then_some([
             ("whole-pin", "2 MiB folios, whole"),
             ("call-pin", "2 MiB folios, 512 pages a call"),
         ]),
@@ -55,12 +62,11 @@ pub(super) fn outside(settings: &Settings, session: &mut Session<'_>) -> Result<
         get: published(size, 6_100, 49_000),
         pin: published(size, 6_200, 50_000),
     };
-    table(&shape, settings, &zone, &folios, session)
+    table(&shape, size, &zone, &folios, session)
 }
 
 /// Descriptors in the region itself.
-fn inside(settings: &Settings, session: &mut Session<'_>) -> Result<(), BenchError> {
-    let size = settings.size;
+fn inside(size: ByteLen, suffix: &str, session: &mut Session<'_>) -> Result<(), BenchError> {
     let zone = Zone::with_keep_limit(ByteLen::ZERO);
     let options = BindOptions::new(MemoryKind::Generic)
         .order(Order::PMD)
@@ -68,15 +74,15 @@ fn inside(settings: &Settings, session: &mut Session<'_>) -> Result<(), BenchErr
         .altmap(AltmapOptions::new());
     let folios = zone.bind(Region::anonymous(size)?, options)?;
     let shape = Shape {
-        table: "pin-2m-altmap",
-        title: "2 MiB folios, 8-byte descriptors inside of the region (altmap)",
+        table: format!("pin-2m-altmap{suffix}"),
+        title: format!("2 MiB folios, {size}, 8-byte descriptors inside of the region (altmap)"),
         headlines: None,
         naive_get: published(size, 494_000, 3_910_000),
         naive_pin: published(size, 494_000, 3_970_000),
         get: published(size, 9_000, 70_000),
         pin: published(size, 10_000, 74_000),
     };
-    table(&shape, settings, &zone, &folios, session)
+    table(&shape, size, &zone, &folios, session)
 }
 
 /// Guards that were taken while the clock ran, and will be dropped when it has stopped.
@@ -108,7 +114,7 @@ where
 
 fn table(
     shape: &Shape,
-    settings: &Settings,
+    size: ByteLen,
     zone: &Zone,
     folios: &Pagemap,
     session: &mut Session<'_>,
@@ -120,7 +126,7 @@ fn table(
     let (pieces, addresses) = calls(folios)?;
     let naive = Naive::new(pages, CALL_ENTRIES)?;
     check_naive(&naive, &id("naive-pin"), folios)?;
-    let words = words(settings.size)?;
+    let words = words(size)?;
     let pinned: Kept<Pinned> = keep(pieces.len());
     let across: Kept<PinnedRanges<Pinned>> = keep(pieces.len());
     let referenced: Kept<PinnedRanges<Referenced>> = keep(pieces.len());
@@ -194,15 +200,15 @@ fn table(
     row.add("limit-both", "bare atomics, two a folio", Kind::Limit, || {
         hold_bare_and_give_back(&words)
     });
-    session.table(shape.table, shape.title, NOTE);
+    session.table(&shape.table, &shape.title, NOTE);
     if let Some(headlines) = shape.headlines {
         for (row, name) in headlines {
             if let Some(spec) = suite.spec(&id(row)) {
-                spec.headline(format!("pin {}: {name}", settings.size));
+                spec.headline(format!("pin {size}: {name}"));
             }
         }
     }
-    session.run(suite, shape.title)
+    session.run(suite, &shape.title)
 }
 
 /// What a row is compared with.
@@ -228,7 +234,7 @@ impl<'a> Rows<'_, 'a> {
         kind: Kind,
         run: impl FnMut() -> Result<Duration, BenchError> + 'a,
     ) {
-        let table = self.shape.table;
+        let table = &self.shape.table;
         let is_get = row.ends_with("-get");
         let is_both = row.ends_with("-both");
         let naive = match (is_get, is_both) {

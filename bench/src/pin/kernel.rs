@@ -12,7 +12,7 @@ use uzone_pages::ByteLen;
 use uzone_zone::{HugeSize, Mapping};
 
 use crate::report::Role;
-use crate::settings::RoundSettings as Settings;
+use crate::settings::PinSettings as Settings;
 use crate::suite::{BenchError, Session, Suite, sentence};
 
 /// Memory of one kind, present, or why this host does not have it.

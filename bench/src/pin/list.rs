@@ -12,7 +12,7 @@ use zerocopy::IntoBytes;
 use super::naive::Naive;
 use super::shared::{CALL_ENTRIES, CALL_PAGES, bind, calls, present, timed};
 use crate::report::Role;
-use crate::settings::RoundSettings as Settings;
+use crate::settings::PinSettings as Settings;
 use crate::suite::{BenchError, Session, Suite};
 
 const NAIVE: &str = "pin-list/naive";

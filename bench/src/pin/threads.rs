@@ -13,7 +13,7 @@ use uzone_zone::{Pagemap, Zone};
 
 use super::shared::{bare_add, bare_sub, bind, words};
 use crate::report::Role;
-use crate::settings::RoundSettings as Settings;
+use crate::settings::PinSettings as Settings;
 use crate::suite::{BenchError, Session, Suite};
 
 /// How many pages' worth of passes a sample is: milliseconds.
