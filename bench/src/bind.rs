@@ -75,6 +75,12 @@ struct Shape {
     published_v5: (u64, &'static str),
     /// What it stands for in the summary.
     headline: &'static str,
+    /// The table of first binds, and its title.
+    first: [&'static str; 2],
+    /// Nanoseconds of the first bind: before, by the template alone, and by streaming stores as well.
+    published_first: [u64; 3],
+    /// What the first bind stands for in the summary, if it does.
+    first_headline: Option<&'static str>,
 }
 
 const SHAPES: [Shape; 2] = [
@@ -88,6 +94,9 @@ const SHAPES: [Shape; 2] = [
         published_v1: (104_590_000, LI_ZHE_V1),
         published_v5: (96_790_000, LI_ZHE_V5),
         headline: "64-byte descriptors, again",
+        first: ["bind-first", "First bind, base pages, 64-byte Linux descriptors"],
+        published_first: [1_486_000_000, 1_422_000_000, 1_285_000_000],
+        first_headline: Some("64-byte descriptors, first time"),
     },
     Shape {
         table: "bind-2m",
@@ -99,6 +108,12 @@ const SHAPES: [Shape; 2] = [
         published_v1: (116_930_000, LI_ZHE_V1),
         published_v5: (119_040_000, LI_ZHE_V5),
         headline: "64-byte descriptors, 2 MiB folios, again",
+        first: [
+            "bind-first-2m",
+            "First bind, 2 MiB folios with stored tails, 64-byte Linux descriptors",
+        ],
+        published_first: [1_515_000_000, 1_422_000_000, 1_331_000_000],
+        first_headline: None,
     },
 ];
 
@@ -156,9 +171,11 @@ pub fn run(settings: &Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
     if session.wants("bind-altmap") {
         altmap(settings, &mut session)?;
     }
-    if settings.first_binds > 0 && session.wants("bind-first") {
-        session.rounds = settings.first_binds;
-        first_binds(settings, &mut session)?;
+    for shape in &SHAPES {
+        if settings.first_binds > 0 && session.wants(shape.first[0]) {
+            session.rounds = settings.first_binds;
+            first_binds(shape, settings, &mut session)?;
+        }
     }
     if !settings.growth.is_zero() && session.wants("bind-growth") {
         session.rounds = settings.rebinds.clamp(3, 10);
@@ -436,26 +453,30 @@ fn altmap(settings: &Settings, session: &mut Session<'_>) -> Result<(), BenchErr
 const LINE_ONE: &str = "bind-limit/line-1";
 const LINE_MANY: &str = "bind-limit/line-all";
 
-fn first_binds(settings: &Settings, session: &mut Session<'_>) -> Result<(), BenchError> {
+fn first_binds(
+    shape: &Shape,
+    settings: &Settings,
+    session: &mut Session<'_>,
+) -> Result<(), BenchError> {
+    let [table, title] = shape.first;
+    let [before, template, both] =
+        shape.published_first.map(|ns| Some(scaled((ns, LI_ZHE_V3_FIRST), settings.size)));
+    let id = |row: &str| format!("{table}/{row}");
     let linux_bytes = (settings.size.get() >> 12) * 64;
     let threads = settings.threads.get();
     let kept = Zone::with_keep_limit(ByteLen::new(linux_bytes + (64 << 20)));
     let fresh = Zone::with_keep_limit(ByteLen::ZERO);
     let mut suite = Suite::new(settings.size);
-    const NAIVE: &str = "bind-first/naive";
-    const CLEARING: &str = "bind-first/clearing";
 
-    for (id, name, huge) in [
-        (NAIVE, "naive, faulting 4 KiB pages as it goes", HugeAdvice::Never),
-        ("bind-first/naive-huge", "naive, faulting huge pages as it goes", HugeAdvice::Advise),
+    for (row, name, huge, published) in [
+        ("naive", "naive, faulting 4 KiB pages as it goes", HugeAdvice::Never, before),
+        ("naive-huge", "naive, faulting huge pages as it goes", HugeAdvice::Advise, None),
     ] {
-        let template = naive_template(settings.size, Order::BASE, None)?;
+        let template = naive_template(settings.size, shape.order, None)?;
         let bind = move || naive_first_bind(&template, huge);
-        let spec = suite.add(Role::Naive, id, name, linux_bytes, 1, bind);
-        spec.naive(NAIVE).limit(CLEARING, linux_bytes).cold = true;
-        if huge == HugeAdvice::Never {
-            spec.published = Some(scaled((1_486_000_000, LI_ZHE_V3_FIRST), settings.size));
-        }
+        let spec = suite.add(Role::Naive, &id(row), name, linux_bytes, 1, bind);
+        spec.naive(id("naive")).limit(id("clearing"), linux_bytes).cold = true;
+        spec.published = published;
     }
     let name = "the kernel's clearing alone, huge pages";
     let clear = move || {
@@ -466,31 +487,38 @@ fn first_binds(settings: &Settings, session: &mut Session<'_>) -> Result<(), Ben
         drop(memory);
         Ok(elapsed)
     };
-    suite.add(Role::Limit, CLEARING, name, linux_bytes, 1, clear).naive(NAIVE).cold = true;
-    let mut rows = vec![("bind-first/ours-1", "ours, fresh memory".to_owned(), 1)];
+    let spec = suite.add(Role::Limit, &id("clearing"), name, linux_bytes, 1, clear);
+    spec.naive(id("naive")).cold = true;
+    let options = |threads| linux(shape.order, Tails::Stored, threads);
+    let plain = options(1).stamp(InitMethod::Template(StorePath::Portable));
+    let name = "template, plain stores, fresh memory".to_owned();
+    let mut rows = vec![
+        (Role::Variant, "template-portable", name, plain, template),
+        (Role::Ours, "ours-1", "ours, fresh memory".to_owned(), options(1), both.clone()),
+    ];
     if threads > 1 {
         let name = format!("ours, fresh memory, {threads} threads");
-        rows.push(("bind-first/ours-all", name, threads));
+        rows.push((Role::Ours, "ours-all", name, options(threads), both));
     }
-    for (id, name, threads) in rows {
-        let options = linux(Order::BASE, Tails::Stored, threads);
+    for (role, row, name, options, published) in rows {
         let warm = move || warm_host(linux_bytes);
-        let spec = suite.bind_after(Role::Ours, id, name, &fresh, options, warm)?;
-        spec.naive(NAIVE).cold = true;
-        spec.published = Some(scaled((1_285_000_000, LI_ZHE_V3_FIRST), settings.size));
+        let spec = suite.bind_after(role, &id(row), name, &fresh, options, warm)?;
+        spec.naive(id("naive")).cold = true;
+        spec.published = published;
         // The clearing was measured on one thread.
-        if threads == 1 {
-            let line = format!("describe {}: 64-byte descriptors, first time", settings.size);
-            spec.limit(CLEARING, linux_bytes).headline(line);
+        if row != "ours-all" {
+            spec.limit(id("clearing"), linux_bytes);
+        }
+        if let Some(headline) = shape.first_headline.filter(|_| row == "ours-1") {
+            spec.headline(format!("describe {}: {headline}", settings.size));
         }
     }
-    let options = linux(Order::BASE, Tails::Stored, 1);
-    drop(kept.bind(Region::anonymous(settings.size)?, options.clone())?);
+    drop(kept.bind(Region::anonymous(settings.size)?, options(1))?);
     let name = "ours, memory that the zone had kept";
-    suite.bind_another("bind-first/ours-kept", name, &kept, options).naive(NAIVE);
+    suite.bind_another(&id("ours-kept"), name, &kept, options(1)).naive(id("naive"));
     session.table(
-        "bind-first",
-        "First bind, base pages, 64-byte Linux descriptors",
+        table,
+        title,
         "cold: memory fresh from the kernel, which a host below it was made to have ready; \
              the limit is the kernel's clearing of it",
     );
