@@ -177,7 +177,13 @@ pub fn seeds(
             first_touches: if is_full { 5 } else { 2 },
             populate: fitting(if is_full { gib(64) } else { gib(2) }, 4096),
             threads,
-            tables: tables(&["zero-cold-later", "zero-kernel", "populate", "pool-take"]),
+            tables: tables(&[
+                "zero-cold-later",
+                "zero-kernel",
+                "zero-demand",
+                "populate",
+                "pool-take",
+            ]),
         }),
         Part::Fault(fault::Settings {
             size: ByteLen::mib(8),

@@ -29,7 +29,7 @@ use uzone_zone::{
 };
 
 use crate::group::Watch;
-use crate::report::{Published, Role, Row};
+use crate::report::{Role, Row};
 use crate::suite::{BenchError, Session, Suite, check_memory};
 
 /// What a page at a time takes at a time.
@@ -229,22 +229,6 @@ const CASES: [Case; 4] = [
     },
 ];
 
-const ARORA: &str =
-    "Ankur Arora, contiguous page clearing v9, November 2025, EPYC 7J13: by demand faults";
-
-/// What was published for a row, as the time for its bytes.
-fn published(work: Work, case: &Case, size: u64, row: &str) -> Option<Published> {
-    let hundredths = match (work, case.name, size, row) {
-        (Work::Zero, "cold-later", 0x20_0000, "page-at-a-time") => 1292,
-        (Work::Zero, "cold-later", 0x20_0000, "ours") => 1703,
-        (Work::Zero, "cold-later", 0x4000_0000, "page-at-a-time") => 1726,
-        (Work::Zero, "cold-later", 0x4000_0000, "ours") => 4217,
-        _ => return None,
-    };
-    // Hundredths of a GB/s, so bytes by these is a hundredth of the nanoseconds.
-    Some(Published { ns: size * 100 / hundredths, source: ARORA.into() })
-}
-
 /// Refuses a largest extent that is no size of the tables.
 pub(crate) fn check_size(largest: ByteLen) -> Result<(), BenchError> {
     if SIZES.contains(&largest.get()) { Ok(()) } else { Err(BenchError::Extent { size: largest }) }
@@ -321,7 +305,7 @@ struct Extents<'a> {
 impl<'a> Extents<'a> {
     /// Adds all rows, after each of them was checked.
     fn add(&self, suite: &mut Suite<'a>) -> Result<(), BenchError> {
-        let Self { work, case, arena, .. } = *self;
+        let Self { case, arena, .. } = *self;
         let Case { was, next, .. } = *case;
         let size = usize::try_from(self.size).unwrap_or(usize::MAX);
         let batch = if was == CacheState::Hot { HOT_BATCH } else { COLD_BATCH };
@@ -336,7 +320,6 @@ impl<'a> Extents<'a> {
                 Ok(arena.time(&op, size, calls, was, next))
             });
             spec.is_rival = true;
-            spec.published = published(work, case, self.size, &row);
             if role == Role::Ours {
                 spec.headline = self.headline();
             }

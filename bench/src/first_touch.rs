@@ -1,8 +1,10 @@
-//! Clearing in place beside the kernel's own clearing, and first touch: `zero-kernel`, `populate`.
+//! Clearing in place beside the kernel's own clearing, and first touch: `zero-kernel`, `zero-demand-2m`,
+//! `zero-demand-1g`, `populate`.
 //!
 //! The kernel clears pages that were given back and are touched again. That is measured for base
 //! pages, transparent huge pages and a hugetlb pool; for the last, pages are put into the pool for the
-//! time of the run and taken out again, which takes root.
+//! time of the run and taken out again, which takes root. The published experiment touched pages of such
+//! pools for the first time, of 2 MiB and of 1 GiB.
 
 use std::hint::black_box;
 use std::num::NonZeroUsize;
@@ -10,11 +12,13 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use uzone_pages::ByteLen;
-use uzone_zone::{Backing, ClearError, Huge, HugeSize, PopulateOptions, Region, ZeroOptions};
+use uzone_zone::{
+    Backing, Batching, ClearError, CopyMethod, Huge, HugeSize, PopulateOptions, Region, ZeroOptions,
+};
 
 use crate::extents::Arena;
 use crate::put_back;
-use crate::report::Role;
+use crate::report::{Published, Role};
 use crate::suite::{BenchError, Session, Suite, bytes, cause, check_memory, fill_zeroes};
 
 /// How much is given back and touched again, at most.
@@ -28,9 +32,9 @@ pub(crate) fn check(populate: ByteLen) -> Result<(), BenchError> {
     check_memory(needed)
 }
 
-/// Makes the pool of 2 MiB pages larger for a run. It is put back when that ends, or a signal ends it.
-fn raise_pool(pages: u64) -> Result<put_back::Changed, String> {
-    let path = HugeSize::MIB_2.nr_path();
+/// Makes a pool of huge pages larger for a run. It is put back when that ends, or a signal ends it.
+fn raise_pool(size: HugeSize, pages: u64) -> Result<put_back::Changed, String> {
+    let path = size.nr_path();
     let said = |error: std::io::Error| format!("{path}: {error}: run as root");
     let before = std::fs::read_to_string(&path).map_err(said)?;
     let total = before.trim().parse::<u64>().map_err(|error| error.to_string())? + pages;
@@ -65,7 +69,7 @@ pub(crate) fn kernel(arena: &Arena, session: &mut Session<'_>) -> Result<(), Ben
     let len = TOUCHED.min(ByteLen::new(arena.len as u64));
     let whole = || 0..len.get();
     // Given back in the reverse order, the pages of the pool after the region that has them.
-    let pool = raise_pool(len.get() >> 21);
+    let pool = raise_pool(HugeSize::MIB_2, len.get() >> 21);
     let mut regions = Vec::new();
     for (row, huge) in [("thp", Huge::Preferred), ("4k", Huge::Never)] {
         let region = Region::anonymous(len)?;
@@ -142,6 +146,130 @@ pub(crate) fn kernel(arena: &Arena, session: &mut Session<'_>) -> Result<(), Ben
         "zero-kernel",
         format!("Clearing {len} in place, and by giving the pages back to the kernel"),
         "one thread; naive is to give the same pages back and touch them",
+    );
+    Ok(())
+}
+
+/// Huge pages of one size, and what was published of them in hundredths of a GB/s: faults that clear a page at
+/// a time and whole, and the same where the kernel clears units of 8 MB.
+pub(crate) struct Demand {
+    pub(crate) table: &'static str,
+    size: HugeSize,
+    whole: [u64; 2],
+    units: Option<[u64; 2]>,
+}
+
+pub(crate) const DEMAND: [Demand; 2] = [
+    Demand { table: "zero-demand-2m", size: HugeSize::MIB_2, whole: [1292, 1703], units: None },
+    Demand {
+        table: "zero-demand-1g",
+        size: HugeSize::GIB_1,
+        whole: [1726, 4217],
+        units: Some([1714, 1804]),
+    },
+];
+
+/// What the published experiment cleared at a time where the kernel is not preempted.
+const UNIT: ByteLen = ByteLen::mib(8);
+const ARORA: &str = "Ankur Arora, contiguous page clearing v9, November 2025, EPYC 7J13: demand faults of \
+     64 GB, scaled to as many bytes as here; naive before, ours after; in place: in units of 8 MB";
+
+/// Touches huge pages for the first time, at most so many bytes of them, and clears them in place.
+pub(crate) fn demand(
+    demand: &Demand,
+    most: ByteLen,
+    threads: NonZeroUsize,
+    arena: &Arena,
+    session: &mut Session<'_>,
+) -> Result<(), BenchError> {
+    let &Demand { table, size, whole, units } = demand;
+    let page = size.page_size().bytes();
+    let len = ByteLen::new(most.get() / page * page);
+    if len.is_zero() {
+        session.skip(table, format!("{most} have no page of {size}: raise --populate-size"));
+        return Ok(());
+    }
+    let held = match raise_pool(size, len.get() / page) {
+        Ok(changed) => (changed, Region::hugetlb(len, size)?),
+        Err(reason) => {
+            session.skip(table, reason);
+            return Ok(());
+        }
+    };
+    let region = &held.1;
+    let id = |row: &str| format!("{table}/{row}");
+    let published = |hundredths: u64| {
+        // Hundredths of a GB/s, so bytes by these is a hundredth of the nanoseconds.
+        Some(Published { ns: len.get() * 100 / hundredths, source: ARORA.into() })
+    };
+    let [[before, after], [before_units, after_units]] =
+        [Some(whole), units].map(|pair| pair.map_or([None, None], |pair| pair.map(published)));
+    let mut suite = Suite::new(len);
+    let again = bytes(arena.len).get();
+    let name = format!("limit, {} again", bytes(arena.len));
+    suite.add(Role::Limit, &id("limit"), name, again, 1, || {
+        arena.with_next(arena.len, |dst| fill_zeroes(dst, 1))
+    });
+    let fresh = || region.punch(0..len.get());
+    let name = "naive, a byte of each page touched";
+    let spec = suite.add(Role::Naive, &id("naive"), name, len.get(), 1, || {
+        fresh()?;
+        let started = Instant::now();
+        touch(region)?;
+        Ok(started.elapsed())
+    });
+    spec.published = before;
+    let mut rows = vec![("ours-1", "ours, populated".to_owned(), NonZeroUsize::MIN)];
+    if threads.get() > 1 {
+        rows.push(("ours-all", format!("ours, populated, {threads} threads"), threads));
+    }
+    for (row, name, threads) in rows {
+        let options = PopulateOptions::default().threads_per_node(threads);
+        let populate = move || {
+            fresh()?;
+            let started = Instant::now();
+            let _ = black_box(region.populate(0..len.get(), &options)?);
+            Ok(started.elapsed())
+        };
+        suite.add(Role::Ours, &id(row), name, len.get(), threads.get(), populate).published =
+            after.clone();
+    }
+    let by_page = ZeroOptions::default().way(CopyMethod::String);
+    for (role, row, name, options, published) in [
+        (
+            Role::Variant,
+            "place-page",
+            "in place, a page at a time",
+            by_page.batching(Batching::Bytes(ByteLen::new(PAGE))),
+            before_units,
+        ),
+        (
+            Role::Ours,
+            "place-units",
+            "ours in place, 8 MiB at a time",
+            ZeroOptions::default().batching(Batching::Bytes(UNIT)),
+            after_units,
+        ),
+        (Role::Ours, "place", "ours in place, whole", ZeroOptions::default(), None),
+    ] {
+        let spec = suite.add(role, &id(row), name, len.get(), 1, move || {
+            touch(region)?; // whatever the row before left
+            let started = Instant::now();
+            let _ = black_box(region.zero_range(0, len, &options)?);
+            Ok(started.elapsed())
+        });
+        spec.published = published;
+    }
+    suite.each_spec(|spec| {
+        let naive = if spec.id.contains("/place") { "place-page" } else { "naive" };
+        spec.naive(id(naive)).limit(id("limit"), again);
+    });
+    session.run(suite, &format!("demand faults of {size}"))?;
+    session.table(
+        table,
+        format!("First touch of {len} in pages of {size}, and clearing them in place"),
+        "pages of the hugetlb pool; the limit is a bare streaming fill by one thread of memory that is present; \
+             rows in place are compared with a page at a time in place",
     );
     Ok(())
 }

@@ -9,9 +9,11 @@
 //! | `zero-pause` | what batches cost, and how long others wait for one |
 //! | `zero-threads` | what a second thread brings |
 //! | `pool-take` | how long a taker waits for a zero folio, by what has cleared it |
-//! | `zero-kernel`, `populate` | clearing in place beside the kernel's own, and first touch |
+//! | `zero-kernel` | clearing in place beside the kernel's own |
+//! | `zero-demand-2m`, `zero-demand-1g` | huge pages touched for the first time, as published |
+//! | `populate` | first touch |
 //!
-//! `pool-take` is in `hand_out.rs`, and the last two in `first_touch.rs`.
+//! `pool-take` is in `hand_out.rs`, and what is below it in `first_touch.rs`.
 
 use std::cell::RefCell;
 use std::hint::black_box;
@@ -74,8 +76,13 @@ pub fn run(settings: &Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
     if session.wants("zero-kernel") {
         first_touch::kernel(&arena, &mut session)?;
     }
+    session.rounds = first_touches;
+    for demand in first_touch::DEMAND.iter().filter(|_| !populate.is_zero()) {
+        if session.wants(demand.table) {
+            first_touch::demand(demand, populate, threads, &arena, &mut session)?;
+        }
+    }
     if session.wants("populate") && !populate.is_zero() {
-        session.rounds = first_touches;
         first_touch::populate(&arena, populate, threads, &mut session)?;
     }
     session.finish()

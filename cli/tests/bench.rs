@@ -344,6 +344,8 @@ fn the_published_experiments_are_one_document_with_the_figures_of_each() {
         "bind-small/derived-2m-64-bytes",
         "pin-2m/naive-pin",
         "pin-2m-altmap/call-get",
+        "zero-demand-2m/naive",
+        "zero-demand-2m/ours-1",
         "pin-2m-larger/call-pin",
         "pin-2m-altmap-larger/call-get",
         "fault-whole-seq-8/order-4",

@@ -652,7 +652,7 @@ fn skip(name: &str, reason: &str, variable: &str) {
 #[test]
 fn a_region_of_huge_pages_gives_whole_ones_and_is_read_as_zero_only_untouched() {
     let name = "a_region_of_huge_pages_gives_whole_ones_and_is_read_as_zero_only_untouched";
-    let _pool = match RaisedPool::raise(8) {
+    let _pool = match RaisedPool::raise(HugeSize::MIB_2, 8) {
         Ok(pool) => pool,
         Err(reason) => return skip(name, &reason, "REQUIRE_ALL"),
     };

@@ -20,7 +20,7 @@ fn linux() -> BindOptions<LinuxPage> {
 
 #[test]
 fn descriptors_lie_in_the_hugetlb_pool_where_it_has_room_and_may() {
-    let _pool = match RaisedPool::raise(16) {
+    let _pool = match RaisedPool::raise(HugeSize::MIB_2, 16) {
         Ok(pool) => pool,
         Err(reason) => {
             assert!(std::env::var_os("REQUIRE_ALL").is_none(), "{reason}");

@@ -17,8 +17,8 @@ use uzone_os::hugepages::{self, ThpEnabled};
 use uzone_os::{Access, Anonymous, HugeAdvice, Sharing, SystemRoot, probe};
 use uzone_pages::ByteLen;
 use uzone_zone::{
-    Backing, Cancel, Huge, HugeSize, Mapping, MappingError, NotPopulated, PopulateOptions,
-    Populated, Progress, Region,
+    Backing, Batching, Cancel, Huge, HugeSize, Mapping, MappingError, NotPopulated,
+    PopulateOptions, Populated, Progress, Region, ZeroOptions,
 };
 
 const MIB: u64 = 1 << 20;
@@ -271,7 +271,7 @@ fn a_hole_in_a_file_is_seen_by_who_reads_it_and_what_is_not_shared_is_refused() 
 
 #[test]
 fn a_region_of_a_pool_is_huge_may_be_punched_and_finds_an_empty_pool_at_once() {
-    let pool = match RaisedPool::raise(8) {
+    let pool = match RaisedPool::raise(HugeSize::MIB_2, 8) {
         Ok(pool) => pool,
         Err(reason) => return skip("a_region_of_a_pool", &reason),
     };
@@ -293,6 +293,28 @@ fn a_region_of_a_pool_is_huge_may_be_punched_and_finds_an_empty_pool_at_once() {
             assert_eq!((needed, free), (ByteLen::mib(2), ByteLen::ZERO));
         }
         Err(error) => panic!("{error}"),
+    }
+}
+
+#[test]
+fn a_page_of_1_gib_is_taken_and_cleared_whole_and_in_units() {
+    const PAGE: ByteLen = ByteLen::gib(1);
+    let _pool = match RaisedPool::raise(HugeSize::GIB_1, 1) {
+        Ok(pool) => pool,
+        Err(reason) => return skip("a_page_of_1_gib", &reason),
+    };
+    let region = Region::hugetlb(PAGE, HugeSize::GIB_1).unwrap();
+    let report = region.populate(0..PAGE.get(), &PopulateOptions::default()).unwrap();
+    assert_eq!((report.huge, region.mapping().page_size().bytes()), (PAGE, PAGE.get()));
+    for batching in [Batching::Whole, Batching::Bytes(ByteLen::mib(8))] {
+        for at in [0, 511 * MIB, PAGE.get() - 8] {
+            region.write_at(at, &[7; 8]).unwrap();
+        }
+        let options = ZeroOptions::default().batching(batching);
+        assert_eq!(region.zero_range(0, PAGE, &options).unwrap().done, PAGE);
+        for start in (0..1024).step_by(64) {
+            assert!(all_zero(&region, start * MIB..(start + 64) * MIB), "at {start} MiB");
+        }
     }
 }
 
