@@ -32,6 +32,7 @@
 
 pub(crate) mod abi;
 mod answer;
+mod bare;
 mod descriptor;
 mod event;
 mod event_set;
@@ -49,6 +50,7 @@ mod wait;
 pub mod write_states;
 
 pub use answer::{AnswerError, Install};
+pub use bare::BareHandler;
 pub use descriptor::{KernelFaults, OpenError, Uffd};
 pub use event::{Event, EventBuffer, FaultKind, PageFault};
 pub use event_set::{EventSet, ReadyKeys};

@@ -1,8 +1,8 @@
-//! The yardstick: handlers that answer one page for each fault, as published examples do.
+//! The yardsticks: handlers that keep no record of any page.
 //!
-//! The naive one waits with poll(2), reads one event, answers its page, and waits again, on a
-//! thread of its own. The other differs in waiting as ours does: it looks again for a moment before
-//! it sleeps. Neither keeps a record of any page.
+//! [`Bare`] answers one page for each fault, as published examples do: it waits with poll(2), reads one event,
+//! answers its page, and waits again, on a thread of its own. Or it waits as ours does: it looks again for a
+//! moment before it sleeps. [`BareThread`] fills a window in the thread that takes the fault.
 
 use std::fs::File;
 use std::io;
@@ -13,8 +13,8 @@ use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use uzone_os::uffd::{
-    Answered, Doorbell, Event, EventBuffer, Features, Install, KernelFaults, Modes, Registered,
-    Uffd, wait,
+    Answered, BareHandler, Doorbell, Event, EventBuffer, Features, Install, KernelFaults, Modes,
+    Registered, Uffd, wait,
 };
 use uzone_os::{Anonymous, HugeAdvice, Mapping};
 use uzone_pages::ByteLen;
@@ -99,9 +99,7 @@ impl Bare {
         answer: Answer,
         waiting: Waiting,
     ) -> Result<Self, BenchError> {
-        let align = Some(ByteLen::mib(2));
-        let how = Anonymous { huge: HugeAdvice::Default, align, ..Anonymous::default() };
-        Self::new(Mapping::anonymous(len, how)?, answer, waiting)
+        Self::new(anonymous(len)?, answer, waiting)
     }
 
     pub(crate) fn faults(&self) -> u64 {
@@ -115,6 +113,60 @@ impl Bare {
             None => Ok(()),
             Some(cause) => Err(BenchError::Handler { row: row.to_owned(), cause }),
         }
+    }
+}
+
+/// Memory as ours maps it.
+fn anonymous(len: ByteLen) -> Result<Mapping, BenchError> {
+    let align = Some(ByteLen::mib(2));
+    let how = Anonymous { huge: HugeAdvice::Default, align, ..Anonymous::default() };
+    Ok(Mapping::anonymous(len, how)?)
+}
+
+/// Memory whose faults are answered by the threads that take them.
+pub(crate) struct BareThread {
+    memory: Arc<Registered>,
+    handler: BareHandler,
+}
+
+impl BareThread {
+    /// Maps as much memory, and fills it with copies of `source`.
+    pub(super) fn copied(
+        len: ByteLen,
+        source: Arc<Mapping>,
+        window: ByteLen,
+    ) -> Result<Self, BenchError> {
+        Self::new(anonymous(len)?, Some(source), window)
+    }
+
+    /// Registers a mapping of a memory file.
+    pub(super) fn shared(memory: Mapping, window: ByteLen) -> Result<Self, BenchError> {
+        Self::new(memory, None, window)
+    }
+
+    fn new(
+        memory: Mapping,
+        source: Option<Arc<Mapping>>,
+        window: ByteLen,
+    ) -> Result<Self, BenchError> {
+        let (modes, features) = match source {
+            Some(_) => (Modes::MISSING, Features::NONE),
+            None => (Modes::MINOR, Features::MINOR_SHMEM),
+        };
+        let uffd = Uffd::open(features | Features::SIGBUS, Features::NONE, KernelFaults::Never)?;
+        let memory = Arc::new(Registered::new(Arc::new(uffd), memory, modes)?);
+        let handler = BareHandler::install(memory.clone(), source, window).map_err(started)?;
+        Ok(Self { memory, handler })
+    }
+
+    pub(crate) fn faults(&self) -> u64 {
+        self.handler.faults()
+    }
+}
+
+impl Reads for BareThread {
+    fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), BenchError> {
+        Ok(self.memory.mapping().read_at(offset, out)?)
     }
 }
 

@@ -7,7 +7,7 @@ use uzone_fault::{Answer, FaultStats, LazyMapping, LazyOptions, MapError};
 use uzone_os::Mapping;
 use uzone_pages::{Advice, ByteLen, FaultAround};
 
-use super::bare::Bare;
+use super::bare::{Bare, BareThread};
 use super::source::{PAGE, Reads, word};
 use super::touch::{Placement, Touched, touch};
 use crate::report::Found;
@@ -109,6 +109,11 @@ impl<'a> Visit<'a> {
         let done = self.touch(row, memory);
         memory.check(row)?;
         Ok(done?.found(memory.faults(), 0))
+    }
+
+    /// Touches memory that threads fill for themselves without a record.
+    pub(super) fn bare_thread(&self, row: &str, memory: &BareThread) -> Result<Found, BenchError> {
+        Ok(self.touch(row, memory)?.found(memory.faults(), 0))
     }
 
     /// Touches memory of ours.

@@ -9,7 +9,7 @@ use uzone_fault::{Backing, Engine, HugePages, LazyMapping, LazyOptions, MemoryBa
 use uzone_os::{Access, HugeSize, Mapping, Sharing};
 use uzone_pages::{ByteLen, PageSize};
 
-use super::bare::{Answer, Bare, Waiting};
+use super::bare::{Answer, Bare, BareThread, Waiting};
 use super::huge;
 use super::run::{Ours, Run, Visit};
 use super::source::{self, Source};
@@ -76,6 +76,21 @@ impl Backend<'_> {
             Self::Memory(memory) => {
                 let memory = source::map_memory_file(memory, len, Access::ReadWrite)?;
                 Bare::new(memory, Answer::Continue, waiting)
+            }
+        }
+    }
+
+    /// Returns memory that threads fill for themselves, as many pages at once as a window of `order` has. Not
+    /// of huge pages.
+    fn bare_thread(&self, len: ByteLen, order: u8) -> Result<BareThread, BenchError> {
+        let window = ByteLen::new(self.page().bytes() << order);
+        match self {
+            Self::File(_, mapped) | Self::HugeCopy(_, mapped) => {
+                BareThread::copied(len, mapped.clone(), window)
+            }
+            Self::Memory(memory) => {
+                let memory = source::map_memory_file(memory, len, Access::ReadWrite)?;
+                BareThread::shared(memory, window)
             }
         }
     }
@@ -179,6 +194,18 @@ pub(super) fn table(
             let index = ORDERS.iter().position(|known| *known == order)?;
             published(pattern, index, touched)
         });
+    }
+    if !backend.is_huge() {
+        for order in IN_THREAD.into_iter().flatten() {
+            let name = format!("bare, {} pages, in the thread", 1_u64 << order);
+            suite.faults(
+                Role::Peer,
+                &id(&format!("thread-bare-{order}")),
+                name,
+                threads,
+                move |row| visit.bare_thread(row, &backend.bare_thread(len, order)?),
+            );
+        }
     }
     add_kernel(&mut suite, &table, backend, visit, len);
     suite.each_spec(|spec| {
