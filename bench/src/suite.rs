@@ -351,10 +351,11 @@ impl<'a> Suite<'a> {
         let (log, row) = (Log::default(), id.to_owned());
         let faults = FaultSpec { log: log.clone(), ..FaultSpec::default() };
         let spec = self.add(role, id, name, 0, threads, move || {
-            let before = process_cpu();
-            let found = run(&row)?;
+            let (cpu, read) = (process_cpu(), device_reads());
+            let mut found = run(&row)?;
             let elapsed = found.elapsed;
-            log.borrow_mut().push(found, process_cpu().saturating_sub(before));
+            found.read_bytes += device_reads().saturating_sub(read);
+            log.borrow_mut().push(found, process_cpu().saturating_sub(cpu));
             Ok(elapsed)
         });
         spec.faults = faults;
@@ -557,6 +558,13 @@ pub(crate) fn check_every<P: Payload + Immutable>(
         }
     }
     Ok(())
+}
+
+/// Returns how many bytes devices have read for this process; none where the kernel does not count them.
+fn device_reads() -> u64 {
+    let counts = std::fs::read_to_string("/proc/self/io").unwrap_or_default();
+    let read = counts.lines().find_map(|line| line.strip_prefix("read_bytes: "));
+    read.and_then(|bytes| bytes.parse().ok()).unwrap_or(0)
 }
 
 /// Returns how much time of a CPU this process has had.

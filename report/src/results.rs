@@ -273,6 +273,8 @@ pub struct Faults {
     /// The time of a CPU that this process had in a round, by the median, with making the memory and taking
     /// it down.
     pub cpu_ns: u64,
+    /// How many bytes were read from devices and object storage in a round, by the median.
+    pub read_bytes: u64,
     /// How many times the one-page handler that waits as ours does took this one's time; the median
     /// of the rounds' ratios.
     pub ratio_waiting_alike: Option<f64>,

@@ -17,6 +17,8 @@ pub(crate) struct Found {
     pub(crate) faults: u64,
     /// How many pages were mapped and never touched.
     pub(crate) wasted: u64,
+    /// How many bytes came from object storage, and from devices.
+    pub(crate) read_bytes: u64,
     /// How long each touch took, where that is asked for.
     pub(crate) touches_ns: Vec<u64>,
 }
@@ -38,6 +40,7 @@ pub(crate) struct FaultLog {
     firsts_ns: Vec<u64>,
     halves_ns: Vec<u64>,
     cpus_ns: Vec<u64>,
+    read_bytes: Vec<u64>,
     touches_ns: Vec<u64>,
     /// The median touch of each round.
     medians_ns: Vec<u64>,
@@ -46,7 +49,7 @@ pub(crate) struct FaultLog {
 impl FaultLog {
     /// Takes what one round found; the first does not count.
     pub(crate) fn push(&mut self, found: Found, cpu: Duration) {
-        let Found { elapsed: _, before, faults, wasted, mut touches_ns } = found;
+        let Found { elapsed: _, before, faults, wasted, read_bytes, mut touches_ns } = found;
         if !self.is_warm {
             self.is_warm = true;
             return;
@@ -54,6 +57,7 @@ impl FaultLog {
         self.counts.push(faults);
         self.wasted.push(wasted);
         self.cpus_ns.push(nanoseconds(cpu));
+        self.read_bytes.push(read_bytes);
         if !touches_ns.is_empty() {
             // Of what is done between touches nothing counts.
             let until =
@@ -120,6 +124,7 @@ impl FaultSpec {
             first_ns: (threads == 1 && !log.firsts_ns.is_empty()).then(|| middle(&log.firsts_ns)),
             half_ns: (threads == 1 && !log.halves_ns.is_empty()).then(|| middle(&log.halves_ns)),
             cpu_ns: middle(&log.cpus_ns),
+            read_bytes: middle(&log.read_bytes),
             ratio_waiting_alike: self
                 .waiting_alike
                 .as_ref()
@@ -175,7 +180,8 @@ mod tests {
             let log = Log::default();
             for touches in rounds {
                 let touches_ns = touches.to_vec();
-                let found = Found { faults: touches[0], wasted: 1, touches_ns, ..Found::default() };
+                let (faults, read_bytes) = (touches[0], touches[0] * 7);
+                let found = Found { faults, wasted: 1, read_bytes, touches_ns, ..Found::default() };
                 let found = found.after(Duration::from_nanos(5));
                 log.borrow_mut().push(found, Duration::from_nanos(touches[0] * 3));
             }
@@ -190,7 +196,7 @@ mod tests {
             waiting_alike: None,
         };
         let faults = spec.faults("mine", 200, 1, &Samples::default());
-        assert_eq!((faults.count, faults.wasted_pages), (20, 1));
+        assert_eq!((faults.count, faults.wasted_pages, faults.read_bytes), (20, 1, 140));
         assert_eq!(faults.ns_per_fault, Some(10.0));
         assert_eq!((faults.first_ns, faults.half_ns, faults.cpu_ns), (Some(25), Some(45), 60));
         assert_eq!((faults.touch_ratio_naive, faults.beyond_ns), (Some(2.0), Some(-20.0)));

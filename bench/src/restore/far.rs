@@ -44,6 +44,7 @@ pub(super) fn table(restore: Restore<'_>, session: &mut Session<'_>) -> Result<(
         ("replay", "ours, the set installed ahead", Role::Ours),
     ] {
         let spec = suite.faults(role, &format!("{table}/{row}"), name, 1, move |row| {
+            let sent = store.sent();
             let backing = Arc::new(SnapshotBacking::new(Arc::new(open(store)?)));
             let memory = Machine::new(engine, restore.len(), backing, &LazyOptions::default())?;
             if role == Role::Ours {
@@ -52,7 +53,8 @@ pub(super) fn table(restore: Restore<'_>, session: &mut Session<'_>) -> Result<(
             let done = restore.touch(row, &memory, offsets)?;
             let stats = memory.answering.stats();
             let placed = stats.demand + stats.around + stats.populated;
-            Ok(done.found(stats.faults, placed.saturating_sub(restore.pages.len() as u64)))
+            let found = done.found(stats.faults, placed.saturating_sub(restore.pages.len() as u64));
+            Ok(Found { read_bytes: store.sent() - sent, ..found })
         });
         if role == Role::Ours {
             spec.headline("restore a working set from S3");
@@ -60,7 +62,7 @@ pub(super) fn table(restore: Restore<'_>, session: &mut Session<'_>) -> Result<(
     }
     let name = "everything read first";
     suite.faults(Role::Peer, &format!("{table}/read-first"), name, 1, move |row| {
-        let begun = Instant::now();
+        let (begun, sent) = (Instant::now(), store.sent());
         let (image, len) = (open(store)?, restore.len());
         let memory = Mapping::anonymous(len, Anonymous::default())?;
         let mut piece = vec![0; PIECE];
@@ -70,7 +72,9 @@ pub(super) fn table(restore: Restore<'_>, session: &mut Session<'_>) -> Result<(
             memory.write_at(at, &piece[..left])?;
         }
         let read = begun.elapsed();
-        Ok(restore.touch(row, &memory, offsets)?.found(0, 0).after(read))
+        let read_bytes = store.sent() - sent;
+        let found = restore.touch(row, &memory, offsets)?.found(0, 0).after(read);
+        Ok(Found { read_bytes, ..found })
     });
     add_link(&mut suite, table, &restore, store);
     let touched = restore.pages.len() as u64;
@@ -102,13 +106,14 @@ fn add_link<'a>(suite: &mut Suite<'a>, table: &str, restore: &Restore<'a>, store
     let mean = material.packed_len / material.is_zero.len().max(1) as u64;
     let name = "the link, by 64 connections";
     suite.faults(Role::Limit, &format!("{table}/link"), name, CONNECTIONS, move |_| {
-        let begun = Instant::now();
+        let (begun, sent) = (Instant::now(), store.sent());
         let own = || Ok::<_, std::io::Error>((store.client()?, Vec::new()));
         frames::share(CONNECTIONS, wanted.len(), own, |(client, out), number| {
             let start = wanted[number] as u64 * mean;
             client.get(&(start..start + mean), out)
         })
         .map_err(failed)?;
-        Ok(Found { elapsed: begun.elapsed(), ..Found::default() })
+        let (elapsed, read_bytes) = (begun.elapsed(), store.sent() - sent);
+        Ok(Found { elapsed, read_bytes, ..Found::default() })
     });
 }

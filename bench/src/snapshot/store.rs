@@ -9,7 +9,7 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -32,6 +32,7 @@ const KEY: &str = "image";
 pub(crate) struct Store {
     address: SocketAddr,
     is_over: Arc<AtomicBool>,
+    object: Arc<Object>,
 }
 
 struct Object {
@@ -39,6 +40,7 @@ struct Object {
     len: u64,
     /// When the link has sent what it was given.
     free_at: Mutex<Instant>,
+    sent: AtomicU64,
 }
 
 impl Store {
@@ -48,20 +50,30 @@ impl Store {
         let (address, is_over) = (listener.local_addr()?, Arc::new(AtomicBool::new(false)));
         let file = file.try_clone()?;
         let len = file.metadata()?.len();
-        let object = Arc::new(Object { file, len, free_at: Mutex::new(Instant::now()) });
-        let ends = is_over.clone();
+        let object = Arc::new(Object {
+            file,
+            len,
+            free_at: Mutex::new(Instant::now()),
+            sent: AtomicU64::new(0),
+        });
+        let (ends, served) = (is_over.clone(), object.clone());
         thread::Builder::new().name("bench-store".into()).spawn(move || {
             for connection in listener.incoming().map_while(Result::ok) {
                 // Relaxed: the connection that ends this comes after the store.
                 if ends.load(Ordering::Relaxed) {
                     return;
                 }
-                let object = object.clone();
+                let object = served.clone();
                 // A client whose connection is not served tries another one.
                 let _ = thread::Builder::new().spawn(move || object.serve(&connection));
             }
         })?;
-        Ok(Self { address, is_over })
+        Ok(Self { address, is_over, object })
+    }
+
+    /// Returns how many bytes of the object were sent so far.
+    pub(crate) fn sent(&self) -> u64 {
+        self.object.sent.load(Ordering::Relaxed) // a statistic
     }
 
     /// Opens the object as a user does.
@@ -119,6 +131,7 @@ impl Object {
                 self.file.read_exact_at(&mut piece[..part], at)?;
                 self.wait_for_link(part as u64);
                 to.write_all(&piece[..part])?;
+                self.sent.fetch_add(part as u64, Ordering::Relaxed); // a statistic
                 at += part as u64;
             }
         }

@@ -168,7 +168,7 @@ type Column = (&'static str, fn(&Row) -> Option<String>);
 
 const PUBLISHED: &str = "published";
 
-const COLUMNS: [Column; 22] = [
+const COLUMNS: [Column; 23] = [
     ("row", |row| Some(row.label())),
     ("median", |row| Some(ns(row.median_ns))),
     ("worst", |row| Some(ns(row.worst_ns))),
@@ -189,6 +189,10 @@ const COLUMNS: [Column; 22] = [
         Some(format!("{}, {}", ns(faults.first_ns?), ns(faults.half_ns?)))
     }),
     ("CPU", |row| row.faults.map(|faults| ns(faults.cpu_ns))),
+    ("read", |row| {
+        let read = row.faults?.read_bytes;
+        (read > 0).then(|| ByteLen::new(read).to_string())
+    }),
     ("touch p50, p99, p99.9", |row| {
         let touch = row.faults?.touch?;
         Some(format!("{}, {}, {}", ns(touch.p50_ns), ns(touch.p99_ns?), ns(touch.p999_ns?)))

@@ -368,7 +368,7 @@ pub(super) fn none() -> String {
 /// A heading, and what a row has under it.
 type Column = (&'static str, fn(&Row) -> Option<String>);
 
-const COLUMNS: [Column; 29] = [
+const COLUMNS: [Column; 30] = [
     ("row", |row| Some(row.label())),
     ("id", |row| Some(row.id.clone())),
     ("median", |row| Some(ns(row.median_ns))),
@@ -393,6 +393,7 @@ const COLUMNS: [Column; 29] = [
     ("first touch", |row| row.faults?.first_ns.map(ns)),
     ("half of them", |row| row.faults?.half_ns.map(ns)),
     ("CPU", |row| known(row.faults?.cpu_ns).map(ns)),
+    ("bytes read", |row| known(row.faults?.read_bytes).map(bytes)),
     ("x alike", |row| row.faults?.ratio_waiting_alike.map(number)),
     ("touch x naive", |row| row.faults?.touch_ratio_naive.map(number)),
     ("beyond", |row| Some(format!("{:+.0} ns", row.faults?.beyond_ns?))),
