@@ -74,7 +74,8 @@ enum Benchmark {
 
 /// The published experiments: describing memory, pinning it, clearing it, and mapping a file by windows
 ///
-/// Each is a table with the published figures beside the naive way, ours and the limit. Without --full they are
+/// Each is a table with the published figures beside the naive way, ours and the limit; SQLite and ripgrep over
+/// mapped files take the place of the builds of Linux and the tests of git. Without --full they are
 /// scaled, which each table states, and take less than five minutes on 2 CPUs. With it they have the published
 /// sizes as far as memory allows, all windows, and 1 to 120 threads.
 #[derive(Debug, PartialEq, clap::Args)]
@@ -331,6 +332,7 @@ impl Benchmark {
                 size: args.size,
                 density: args.density_size,
                 whole: None,
+                programs: None,
                 rounds: args.rounds,
                 threads: args.threads.iter().copied().map(usize::from).collect(),
                 directory: args.dir.clone().unwrap_or_else(std::env::temp_dir),
