@@ -448,7 +448,11 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
             let mut found = with_progress(out, |watch| match benchmark {
                 Some(benchmark) if args.quick => match args.quick_part(benchmark) {
                     Some(part) => part.run(watch),
-                    None => all::run_seeds(&all::quick_seeds(args.all_parts()), watch),
+                    None => {
+                        let parts = all::quick_seeds(args.all_parts());
+                        let parts = all::with_tables(parts, &benchmark.tables().table);
+                        all::run_seeds(&parts, watch)
+                    }
                 },
                 Some(benchmark) => benchmark.run(watch),
                 None => all::run(&args.all_parts(), Some(all::metadata()), watch),

@@ -367,6 +367,17 @@ fn the_published_experiments_are_one_document_with_the_figures_of_each() {
 }
 
 #[test]
+fn a_quick_run_of_the_published_experiments_has_the_tables_that_are_asked_for() {
+    let _pool = pool();
+    let output = run(&["bench", "seeds", "--quick", "--table=fault-program-grep", "--json"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let bench = json(&output);
+    let tables = bench["tables"].as_array().expect("tables");
+    assert!(tables.iter().all(|table| table["id"] == "fault-program-grep"), "{tables:?}");
+    assert_eq!(tables.len(), 1);
+}
+
+#[test]
 fn the_snapshot_object_keeps_to_the_same_schema_and_every_table_has_its_rows() {
     let arguments = ["bench", "snapshot", "--size=4M", "--rounds=1", "--threads=2", "--dir=."];
     let output = run(&[&arguments[..], &["--json"]].concat());
