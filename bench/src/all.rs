@@ -101,6 +101,7 @@ pub fn parts(available: ByteLen, threads: NonZeroUsize, pace: Pace, directory: &
             size: if is_quick { ByteLen::mib(4) } else { ByteLen::mib(8) },
             density: if is_quick { ByteLen::mib(8) } else { ByteLen::mib(256) },
             whole: None,
+            programs: None,
             rounds: if is_quick { 1 } else { 7 },
             threads: vec![1],
             directory: directory.to_owned(),
@@ -123,7 +124,8 @@ pub fn parts(available: ByteLen, threads: NonZeroUsize, pace: Pace, directory: &
     ]
 }
 
-/// Returns the published experiments: those of describing memory, pinning it, clearing it and mapping it.
+/// Returns the published experiments: those of describing memory, pinning it, clearing it and mapping it,
+/// programs over mapped files included.
 /// With `is_full` they have the published sizes, as far as memory allows; without, they take less than five
 /// minutes on 2 CPUs.
 #[must_use]
@@ -148,6 +150,12 @@ pub fn seeds(
         size: if is_full { fitting(gib(16), 2 * 4096) } else { ByteLen::mib(16) },
         threads: if is_full { vec![1, 8, 32, 60, 120] } else { vec![1, 8, 120] },
         orders: if is_full { vec![0, 1, 3, 4, 5, 7, 9] } else { vec![0, 4, 9] },
+    };
+    let programs = ByteLen::mib(if is_full { 256 } else { 64 });
+    let programs = fault::ProgramSettings {
+        database: programs,
+        sources: programs,
+        orders: whole.orders.clone(),
     };
     vec![
         Part::Bind(bind::Settings {
@@ -189,10 +197,11 @@ pub fn seeds(
             size: ByteLen::mib(8),
             density: ByteLen::ZERO,
             whole: Some(whole),
+            programs: Some(programs),
             rounds: if is_full { 5 } else { 3 },
             threads: vec![1],
             directory: directory.to_owned(),
-            tables: tables(&["fault-whole"]),
+            tables: tables(&["fault-whole", "fault-program"]),
         }),
     ]
 }
@@ -205,14 +214,20 @@ pub const SEEDS: &str = "seeds";
 pub fn quick_seeds(parts: Vec<Part>) -> Vec<Part> {
     let whole =
         fault::WholeSettings { size: ByteLen::mib(4), threads: vec![1, 8], orders: vec![4] };
+    let programs = fault::ProgramSettings {
+        database: ByteLen::mib(4),
+        sources: ByteLen::mib(4),
+        orders: vec![4],
+    };
     let of = |part| match part {
         Part::Bind(_) | Part::Zero(_) => Some(part),
         Part::Pin(settings) => {
             Some(Part::Pin(pin::Settings { larger: ByteLen::gib(2), ..settings }))
         }
         Part::Fault(settings) => {
-            let tables = vec!["fault-whole".to_owned()];
-            Some(Part::Fault(fault::Settings { whole: Some(whole.clone()), tables, ..settings }))
+            let (whole, programs) = (Some(whole.clone()), Some(programs.clone()));
+            let tables = ["fault-whole", "fault-program"].map(str::to_owned).into();
+            Some(Part::Fault(fault::Settings { whole, programs, tables, ..settings }))
         }
         Part::Copy(_) | Part::Snapshot(_) | Part::Restore(_) => None,
     };
@@ -354,8 +369,10 @@ mod tests {
 
     #[test]
     fn what_a_run_was_told_is_read_again_as_it_was_written() {
-        let parts = parts(ByteLen::gib(8), NonZeroUsize::MIN, Pace::Full, Path::new("/var/tmp"));
-        for part in parts {
+        let (available, directory) = (ByteLen::gib(8), Path::new("/var/tmp"));
+        let parts = parts(available, NonZeroUsize::MIN, Pace::Full, directory);
+        let seeds = seeds(available, NonZeroUsize::MIN, false, directory);
+        for part in parts.into_iter().chain(seeds) {
             let part = part.with_tables(vec!["zero-hint".to_owned()]);
             let text = serde_json::to_string(&part).expect("it can be written");
             assert!(text.contains(r#""size_bytes":"#) && text.contains(part.name()), "{text}");

@@ -16,6 +16,7 @@
 //! | `huge` | reading at random what was filled in small pages, and in huge ones |
 //! | `bare` | the yardstick: a handler that answers one page a fault |
 //! | `whole` | every thread reads the whole file |
+//! | `program` | SQLite and ripgrep over lazily mapped files |
 //! | `run` | what the tables share |
 //! | `source` | the files, and which bytes are right |
 //! | `touch` | which pages are touched, by whom, on which CPUs |
@@ -29,6 +30,7 @@ mod cold;
 mod density;
 mod huge;
 mod place;
+mod program;
 mod run;
 mod scan;
 mod source;
@@ -54,7 +56,7 @@ use self::touch::Pattern;
 use crate::group::Watch;
 use crate::report::Bench;
 use crate::settings::Part;
-pub use crate::settings::{FaultSettings as Settings, WholeSettings};
+pub use crate::settings::{FaultSettings as Settings, ProgramSettings, WholeSettings};
 use crate::suite::{BenchError, Session};
 
 /// How much is touched at random at most, as was published.
@@ -110,6 +112,9 @@ pub fn run(settings: &Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
     drop(file);
     if let Some(whole) = &settings.whole {
         whole::tables(&mut run, whole)?;
+    }
+    if let Some(programs) = &settings.programs {
+        program::tables(&mut run, programs)?;
     }
     if density::is_wanted(&run, &placements) {
         let file = Source::new(&settings.directory, fitting(settings.density).0)?;

@@ -160,6 +160,9 @@ pub struct FaultSettings {
     /// The published experiment as it was run, if that is measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub whole: Option<WholeSettings>,
+    /// The programs that read lazily mapped files, if they are measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub programs: Option<ProgramSettings>,
     /// How many rounds.
     pub rounds: u32,
     /// How many threads touch, in tables of their own; one always does.
@@ -179,6 +182,19 @@ pub struct WholeSettings {
     pub size: ByteLen,
     /// How many threads read, a table each.
     pub threads: Vec<usize>,
+    /// The windows, by order.
+    pub orders: Vec<u8>,
+}
+
+/// Programs that read lazily mapped files.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProgramSettings {
+    /// About how large the database of SQLite is.
+    #[serde(rename = "database_bytes", with = "byte_len")]
+    pub database: ByteLen,
+    /// How large the image of sources is.
+    #[serde(rename = "sources_bytes", with = "byte_len")]
+    pub sources: ByteLen,
     /// The windows, by order.
     pub orders: Vec<u8>,
 }

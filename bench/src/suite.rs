@@ -139,6 +139,15 @@ pub enum BenchError {
         /// Where in the extent.
         offset: u64,
     },
+    /// A program answered something else from mapped memory than without it. A defect of uzone, or of its
+    /// rival.
+    #[error("the row {row} answered wrongly: {question}")]
+    WrongAnswer {
+        /// The row.
+        row: String,
+        /// What the program was asked.
+        question: &'static str,
+    },
     /// A row wrote something else than the slow path. A defect of uzone.
     #[error("the row {row} wrote a wrong descriptor for page {pfn}")]
     Wrong {
@@ -219,6 +228,9 @@ failures! {
     NotPopulated: "make a region present", true;
     TakeFailure: "take a folio of a pool", false;
     uzone_snapshot::SnapshotError: "pack or read an image", false;
+    rusqlite::Error: "query a database", false;
+    sqlite_vfs::RegisterError: "add a file system to SQLite", false;
+    grep_regex::Error: "make a regular expression", false;
 }
 
 /// Returns an error unless so much memory can be had.

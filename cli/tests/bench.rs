@@ -354,6 +354,35 @@ fn the_published_experiments_are_one_document_with_the_figures_of_each() {
     ] {
         assert!(published(id) > 0, "{id}");
     }
+    for table in ["fault-program-sqlite", "fault-program-grep"] {
+        let faults = |row: &str| {
+            let id = format!("{table}/{row}");
+            let row = rows.iter().find(|row| row["id"] == *id);
+            row.unwrap_or_else(|| panic!("no row {id}"))["faults"]["count"]
+                .as_u64()
+                .expect("faults")
+        };
+        let naive = faults("naive");
+        for row in ["order-4", "thread-order-4", "auto", "thread-auto"] {
+            assert!((1..naive).contains(&faults(row)), "{table}/{row}: {} of {naive}", faults(row));
+        }
+        assert!((1..naive).contains(&faults("kernel")) && faults("populate") < naive, "{table}");
+        let found =
+            bench["tables"].as_array().and_then(|all| all.iter().find(|it| it["id"] == table));
+        let note = found.and_then(|table| table["note"].as_str()).expect("a note");
+        assert!(note.contains("283.3, 204.8 and 193.4 million"), "{note}");
+    }
+}
+
+#[test]
+fn a_quick_run_of_the_published_experiments_has_the_tables_that_are_asked_for() {
+    let _pool = pool();
+    let output = run(&["bench", "seeds", "--quick", "--table=fault-program-grep", "--json"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let bench = json(&output);
+    let tables = bench["tables"].as_array().expect("tables");
+    assert!(tables.iter().all(|table| table["id"] == "fault-program-grep"), "{tables:?}");
+    assert_eq!(tables.len(), 1);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! What is mapped: a file and a memory file with the same bytes, and the bytes that are right.
 
 use std::fs::File;
-use std::io::Write;
+use std::io::{self, Write};
 use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -67,9 +67,23 @@ pub(super) struct Source {
 
 impl Source {
     pub(super) fn new(directory: &Path, len: ByteLen) -> Result<Self, BenchError> {
+        Self::write(directory, len, |file| each_piece(len, |_, bytes| file.write_all(bytes)))
+    }
+
+    /// A file of these bytes, which are whole pages.
+    pub(super) fn of(directory: &Path, bytes: &[u8]) -> Result<Self, BenchError> {
+        let len = ByteLen::new(bytes.len() as u64);
+        Self::write(directory, len, |file| file.write_all(bytes))
+    }
+
+    fn write(
+        directory: &Path,
+        len: ByteLen,
+        write: impl FnOnce(&mut File) -> io::Result<()>,
+    ) -> Result<Self, BenchError> {
         let make = || {
             let mut file = file_system::nameless_file(directory)?;
-            each_piece(len, |_, bytes| file.write_all(bytes))?;
+            write(&mut file)?;
             // What is dirty could not be forgotten.
             file.sync_all()?;
             Ok(file)
@@ -140,7 +154,7 @@ pub(super) fn map_memory_file(
     access: Access,
 ) -> Result<Mapping, BenchError> {
     let shared = |cause| BenchError::UseFile { what: "share", cause };
-    let fd = memory.fd().ok_or_else(|| shared(std::io::ErrorKind::Unsupported.into()))?;
+    let fd = memory.fd().ok_or_else(|| shared(io::ErrorKind::Unsupported.into()))?;
     let fd = fd.try_clone_to_owned().map_err(shared)?;
     Ok(Mapping::file(fd, 0, len, access, Sharing::Private)?)
 }

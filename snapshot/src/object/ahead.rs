@@ -2,7 +2,9 @@
 //!
 //! A reader in order is one whose reads follow each other, give or take [`SLACK`]: several threads that
 //! share the work are one reader. Behind its third read, requests run ahead of it, first for 1 MiB and then
-//! for twice as much each time, to 32 MiB, which is kept full by single requests. What is announced is requested in any case ([`Ahead::announce`]).
+//! for twice as much each time, to 32 MiB, which is kept full by single requests; not while it leaves out most
+//! of the bytes, as reads at random of a small object do that are near each other. What is announced is
+//! requested in any case ([`Ahead::announce`]).
 //! Pure decisions; the caller sends the requests.
 //!
 //! Units: bytes of the object.
@@ -19,8 +21,9 @@ const CHUNK: u64 = 2 << 20;
 /// How far requests run ahead, at first and at most.
 const FIRST: u64 = 1 << 20;
 const FARTHEST: u64 = 32 << 20;
-/// After how many reads in order.
+/// After how many reads in order, of which these bytes were one in so many at least.
 const IN_ORDER: u32 = 2;
+const SPARSE: u64 = 4;
 /// How many readers are known, and how many bytes are kept for all of them.
 const READERS: usize = 8;
 const MOST: u64 = 64 << 20;
@@ -56,6 +59,9 @@ struct Chunk {
 
 #[derive(Debug)]
 struct Reader {
+    /// Where its first read started, and how many bytes it has read since.
+    start: u64,
+    read: u64,
     /// Where its farthest read ended.
     next: u64,
     in_order: u32,
@@ -121,11 +127,12 @@ impl Ahead {
             (reader.next.saturating_sub(SLACK)..=reader.next + SLACK).contains(&range.start)
         };
         let Some(at) = self.readers.iter().position(is_near) else {
-            self.meet(range.end);
+            self.meet(range);
             return Vec::new();
         };
         let reader = &mut self.readers[at];
         reader.latest = self.reads;
+        reader.read += range.end - range.start;
         if range.end <= reader.next {
             return Vec::new();
         }
@@ -135,7 +142,8 @@ impl Ahead {
         let dropped = self.drop_chunks(&passed);
         let reader = &mut self.readers[at];
         reader.kept = reader.kept.max(dropped);
-        if reader.in_order < IN_ORDER {
+        let span = reader.next.saturating_sub(reader.start);
+        if reader.in_order < IN_ORDER || span > SPARSE * reader.read {
             return Vec::new();
         }
         reader.requested = reader.requested.max(reader.next);
@@ -159,13 +167,16 @@ impl Ahead {
     }
 
     /// Knows a new reader, in the place of the one that read the longest time ago if there are too many.
-    fn meet(&mut self, next: u64) {
+    fn meet(&mut self, range: &Range<u64>) {
         if self.readers.len() == READERS {
             let oldest = (0..READERS).min_by_key(|at| self.readers[*at].latest).unwrap_or(0);
             let Reader { kept, requested, .. } = self.readers.swap_remove(oldest);
             self.drop_chunks(&(kept..requested));
         }
+        let next = range.end;
         let reader = Reader {
+            start: range.start,
+            read: next - range.start,
             next,
             in_order: 0,
             window: FIRST,
@@ -331,6 +342,11 @@ mod tests {
         }
         assert_eq!(ahead.copy(&(0..10), &mut [0; 10]), Kept::No);
         assert!(ahead.readers.len() <= READERS);
+        // Of an object so small that most are near one before.
+        for number in 0..100_u64 {
+            let at = number * 37 % 100 * (280 << 10);
+            assert!(ahead.note(&(at..at + READ)).is_empty(), "{number}");
+        }
     }
 
     #[test]
