@@ -1,9 +1,9 @@
 //! Which bytes of an object are requested before they are read: [`Ahead`].
 //!
 //! A reader in order is one whose reads follow each other, give or take [`SLACK`]: several threads that
-//! share the work are one reader. Behind its third read, requests run ahead of it, first for 1 MiB and then
-//! for twice as much each time, to 32 MiB, which is kept full by single requests; not while it leaves out most
-//! of the bytes, as reads at random of a small object do that are near each other. What is announced is
+//! share the work are one reader. Behind its third read, requests run ahead of it, at most four times as far
+//! as what it has read, and to 32 MiB, which is kept full by single requests; not while it leaves out more
+//! than it reads, as reads at random of a small object do that are near each other. What is announced is
 //! requested in any case ([`Ahead::announce`]).
 //! Pure decisions; the caller sends the requests.
 //!
@@ -18,12 +18,12 @@ use crate::source::joined;
 const SLACK: u64 = 1 << 20;
 /// The longest request.
 const CHUNK: u64 = 2 << 20;
-/// How far requests run ahead, at first and at most.
-const FIRST: u64 = 1 << 20;
+/// How far requests run ahead at most.
 const FARTHEST: u64 = 32 << 20;
-/// After how many reads in order, of which these bytes were one in so many at least.
+/// After how many reads in order.
 const IN_ORDER: u32 = 2;
-const SPARSE: u64 = 4;
+/// How many bytes are requested ahead for each that a reader has read in order.
+const TIMES: u64 = 4;
 /// How many readers are known, and how many bytes are kept for all of them.
 const READERS: usize = 8;
 const MOST: u64 = 64 << 20;
@@ -59,13 +59,14 @@ struct Chunk {
 
 #[derive(Debug)]
 struct Reader {
-    /// Where its first read started, and how many bytes it has read since.
+    /// From where on it is looked at what it leaves out, and how many bytes it has read since.
     start: u64,
     read: u64,
+    /// How many bytes it has read in order.
+    earned: u64,
     /// Where its farthest read ended.
     next: u64,
     in_order: u32,
-    window: u64,
     /// Up to where was requested for it, and from where on that is kept.
     requested: u64,
     kept: u64,
@@ -133,6 +134,7 @@ impl Ahead {
         let reader = &mut self.readers[at];
         reader.latest = self.reads;
         reader.read += range.end - range.start;
+        reader.earned += range.end - range.start;
         if range.end <= reader.next {
             return Vec::new();
         }
@@ -143,21 +145,26 @@ impl Ahead {
         let reader = &mut self.readers[at];
         reader.kept = reader.kept.max(dropped);
         let span = reader.next.saturating_sub(reader.start);
-        if reader.in_order < IN_ORDER || span > SPARSE * reader.read {
+        if span > 2 * reader.read {
+            reader.earned = 0;
+        }
+        if span > SLACK {
+            // What it did longer ago counts less.
+            reader.start += span / 2;
+            reader.read -= reader.read / 2;
+        }
+        if reader.in_order < IN_ORDER || reader.earned == 0 {
             return Vec::new();
         }
+        let window = (TIMES * reader.earned).min(FARTHEST);
         reader.requested = reader.requested.max(reader.next);
         let left = reader.requested - reader.next;
-        let is_half = left <= reader.window / 2;
         // There is room for a request: if all of a window were requested at once, it would come at once, and
         // the link would be idle until half of it is read.
-        if !is_half && left + CHUNK > reader.window {
+        if left > window / 2 && left + CHUNK > window {
             return Vec::new();
         }
-        let end = (reader.next + reader.window).min(self.len);
-        if is_half {
-            reader.window = (2 * reader.window).min(FARTHEST);
-        }
+        let end = (reader.next + window).min(self.len);
         let start = reader.requested;
         let wanted = self.claim(start..end);
         if let Some(last) = wanted.last() {
@@ -177,9 +184,9 @@ impl Ahead {
         let reader = Reader {
             start: range.start,
             read: next - range.start,
+            earned: next - range.start,
             next,
             in_order: 0,
-            window: FIRST,
             requested: next,
             kept: next.saturating_sub(SLACK),
             latest: self.reads,
