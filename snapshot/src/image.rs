@@ -593,6 +593,10 @@ impl Source for Image {
             other => io::Error::new(io::ErrorKind::InvalidData, other),
         })
     }
+
+    fn will_need(&self, ranges: &[Range<u64>]) {
+        Self::will_need(self, ranges);
+    }
 }
 
 impl std::fmt::Debug for Image {

@@ -303,6 +303,27 @@ fn ranges_that_are_announced_come_in_few_requests_and_those_on_disk_in_none() {
 }
 
 #[test]
+fn the_pages_of_an_order_are_requested_from_an_object_many_at_once() {
+    let server = Server::start("order");
+    let raw = memory(4000);
+    server.put("raw", &raw);
+    let order: Vec<u64> = (0..600).map(|number| number * 1999 % 4000).collect();
+    let pack = |name: &str, source: &dyn Source| {
+        let path = server.object(name);
+        let packer = Packer::default().order(order.clone());
+        packer.pack_source(source, &path, None, &|_| true).unwrap();
+        std::fs::read(path).unwrap()
+    };
+    let expected = pack("from-file", &raw);
+    let source = source(&server, "raw").unwrap();
+    server.decide(|_| Act::Pass);
+    assert!(pack("from-object", &source) == expected);
+    // Most pages are too far from the next one to come with it.
+    assert!(server.requests() < 700, "{} requests", server.requests());
+    assert!(server.most_under_way() >= 8, "{} at once", server.most_under_way());
+}
+
+#[test]
 fn a_mapping_of_an_image_in_a_bucket_has_its_bytes_in_order_and_at_random() {
     let server = Server::start("mapped");
     let raw = memory(1000);
