@@ -247,7 +247,7 @@ fn a_chunk_that_was_read_ahead_and_is_corrupt_costs_its_bad_frame_alone_a_reques
 #[test]
 fn a_slow_request_is_sent_a_second_time() {
     let server = Server::start("hedge");
-    server.put("object", &[7; 1000]);
+    server.put("object", &[7; 100_000]);
     let source = source(&server, "object").unwrap();
     let mut read = [0; 100];
     for _ in 0..40 {
@@ -263,15 +263,16 @@ fn a_slow_request_is_sent_a_second_time() {
 #[test]
 fn a_source_refuses_what_is_behind_its_end() {
     let server = Server::start("end");
-    server.put("object", &[7; 1000]);
+    server.put("object", &[7; 100_000]);
     let source = source(&server, "object").unwrap();
-    assert_eq!(source.byte_len(), 1000);
+    assert_eq!(source.byte_len(), 100_000);
     let mut read = [0; 100];
-    source.read_at(900, &mut read).unwrap();
+    source.read_at(99_900, &mut read).unwrap();
     assert_eq!(read, [7; 100]);
-    let error = source.read_at(901, &mut read).unwrap_err();
+    let error = source.read_at(99_901, &mut read).unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::UnexpectedEof);
     assert!(!source.read_ready(0, &mut read).unwrap(), "it waits for the network");
+    assert!(source.read_ready(99_900, &mut read).unwrap(), "the end came with its length");
 }
 
 #[test]
