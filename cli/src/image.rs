@@ -167,10 +167,10 @@ impl Required {
     }
 }
 
-/// Where frames of images in object storage are kept.
+/// Where frames and indexes of images in object storage are kept.
 #[derive(Debug, clap::Args)]
 pub(crate) struct OnDisk {
-    /// Keep fetched frames of an image in object storage in DIR, for this and other processes
+    /// Keep the index and fetched frames of an image in object storage in DIR, for this and other processes
     #[arg(long, value_name = "DIR")]
     cache_dir: Option<PathBuf>,
     /// How many bytes DIR may take; images that were not opened for the longest time give room

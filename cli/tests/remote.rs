@@ -265,8 +265,14 @@ fn a_server_serves_an_image_of_a_bucket() {
         assert!(is_served(&memory, &bytes));
         // A confined process keeps what it fetched, by threads that answer.
         let kept = fs::read_dir(&cache).expect("a directory");
-        let kept = kept.map(|entry| entry.expect("a file").metadata().expect("it is there").len());
-        assert!(kept.sum::<u64>() > bytes.len() as u64 / 2);
+        let kept: Vec<_> = kept.map(|entry| entry.expect("a file")).collect();
+        let lens = kept.iter().map(|file| file.metadata().expect("it is there").len());
+        assert!(lens.sum::<u64>() > bytes.len() as u64 / 2);
+        let is_index = |name: &str| name.ends_with(".index");
+        assert!(
+            kept.iter().any(|file| file.file_name().to_str().is_some_and(is_index)),
+            "{kept:?}"
+        );
         let status = object(&server, &["status", "--socket", &socket, "--json"]);
         assert_eq!(status["worker_deaths"], 0);
     }

@@ -80,8 +80,8 @@ impl OpenOptions {
         self
     }
 
-    /// Keeps stored frames of the image and its parents on disk as well. [`Image::open`] does so for images
-    /// in object storage alone.
+    /// Keeps the indexes and stored frames of the image and its parents on disk as well. [`Image::open`] does
+    /// so for images in object storage alone.
     #[must_use]
     pub fn disk_cache(mut self, disk: Arc<DiskCache>) -> Self {
         self.disk = Some(disk);
