@@ -43,7 +43,8 @@ const EXITS: [Exit; 8] = [
 /// A Firecracker snapshot is the memory file of a full snapshot and those of diffs, the oldest first. What a
 /// diff has is known from the holes of its file, which is right on the file that Firecracker wrote, and wrong
 /// on a copy that has other holes. Files on hugetlbfs, on a tmpfs with huge pages, and on file systems
-/// without holes are refused by name.
+/// without holes are refused by name. An object has no holes: the memory file may be one, and a diff only
+/// with --all-data.
 #[derive(Debug, clap::Args)]
 #[command(allow_missing_positional = true)]
 #[command(after_help = exit::help("uzone pack --firecracker vm.mem --diff vm.mem.1 vm.img", &EXITS))]
@@ -86,7 +87,7 @@ pub(crate) struct PackArgs {
     working_set: Option<PathBuf>,
     /// Pack these pages together, before all others: their numbers in order, one a line, as a run touches
     /// them. `zstd -d` then gives the pages in that order
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["firecracker", "parent"])]
+    #[arg(long, value_name = "FILE", conflicts_with = "parent")]
     order: Option<PathBuf>,
     /// The input is an image: pack its bytes anew, with those of the images below it. It keeps its regions,
     /// its working set, and the sizes of its pages and frames
@@ -166,10 +167,10 @@ impl Required {
     }
 }
 
-/// Where frames of images in object storage are kept.
+/// Where frames and indexes of images in object storage are kept.
 #[derive(Debug, clap::Args)]
 pub(crate) struct OnDisk {
-    /// Keep fetched frames of an image in object storage in DIR, for this and other processes
+    /// Keep the index and fetched frames of an image in object storage in DIR, for this and other processes
     #[arg(long, value_name = "DIR")]
     cache_dir: Option<PathBuf>,
     /// How many bytes DIR may take; images that were not opened for the longest time give room
@@ -472,8 +473,7 @@ impl PackArgs {
                      Firecracker wrote; a copy may have lost or gained holes, and would make a wrong image"
                 ));
             }
-            let len = layers.byte_len();
-            return Ok(Input::Stream(Box::new(layers), len));
+            return Ok(Input::Source(Box::new(layers)));
         }
         let path = self.input.as_deref().unwrap_or(Path::new("-"));
         if self.rebase {

@@ -89,6 +89,15 @@ fn a_firecracker_snapshot_is_packed_with_its_diffs_and_the_regions_of_its_guest(
     assert_eq!(shown["regions"][1]["guest_addr"], 1_u64 << 32);
     assert_eq!(shown["regions"][1]["offset_bytes"], 128 << 10);
     // Every byte of the diff: its holes are zeroes.
+    // In an order, as the merged memory is packed.
+    let (set, merged) = (dir.file("set", "40\n3\n60\n"), dir.name("merged"));
+    let ordered = object(&[&pack[..], &["--order", &set, "--json"]].concat());
+    assert_eq!(
+        object(&["pack", &back, &merged, "--order", &set, "--json"])["root"],
+        ordered["root"]
+    );
+    assert!(fs::read(&image).expect("an image") == fs::read(&merged).expect("an image"));
+    assert!(run(&["unpack", &image, "-"]).stdout == bytes);
     object(&[&pack[..], &["--all-data", "--json"]].concat());
     assert!(run(&["unpack", &image, "-"]).stdout == fs::read(&diff).expect("a file"));
     for (arguments, code, part) in [

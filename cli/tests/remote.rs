@@ -6,6 +6,7 @@ mod s3;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
@@ -101,6 +102,46 @@ fn an_image_is_packed_into_a_bucket_and_inspected_verified_and_unpacked_from_the
     let hashes = object(&server, &["pack", "--hashes-only", "s3://images/raw", to, "--json"]);
     let url = format!("s3://images/raw#root={}", hashes["root"].as_str().expect("a hash"));
     assert!(run(&server, &["unpack", &url, "-"]).stdout == bytes);
+}
+
+#[test]
+fn a_firecracker_snapshot_in_a_bucket_is_packed_with_its_diffs_and_in_an_order() {
+    let (server, dir) = (Server::start("firecracker"), Dir::new("firecracker-remote"));
+    let (diff, image, merged) = (dir.name("diff"), dir.name("image"), dir.name("merged"));
+    let mut bytes = memory(4 << 20);
+    server.put("vm.mem", &bytes);
+    let file = fs::File::create(&diff).expect("a file is made");
+    file.set_len(4 << 20).expect("a sparse file");
+    for (page, byte) in [(3_usize, 0), (40, 9), (900, 8)] {
+        file.write_all_at(&[byte; 4096], page as u64 * 4096).expect("a page is written");
+        bytes[page * 4096..(page + 1) * 4096].fill(byte);
+    }
+    let raw = dir.name("raw");
+    fs::write(&raw, &bytes).expect("a file is written");
+    let numbers: String = (0..300).map(|number| format!("{}\n", number * 499 % 1024)).collect();
+    let set = dir.file("set", &numbers);
+    let pack = ["pack", "--firecracker", "s3://images/vm.mem", &image];
+    for options in [&[][..], &["--order", &set]] {
+        let output = run(&server, &[&pack[..], &["--diff", &diff, "--quiet"], options].concat());
+        if output.status.code() == Some(69) {
+            println!("skipped: a Firecracker snapshot in a bucket: {}", text(&output.stderr));
+            break;
+        }
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        object(&server, &[&["pack", &raw, &merged, "--json"], options].concat());
+        let read = |name: &String| fs::read(name).expect("an image");
+        assert!(read(&image) == read(&merged), "{options:?}");
+    }
+    // A diff in the bucket has no holes.
+    server.put("vm.mem.1", &bytes);
+    let with_object = [&pack[..], &["--diff", "s3://images/vm.mem.1", "--json"]].concat();
+    let message = fails(&server, 69, &with_object);
+    assert!(message.contains("s3://images/vm.mem.1 is in object storage"), "{message}");
+    assert!(message.contains("the local file") && message.contains("--all-data"), "{message}");
+    object(&server, &[&with_object[..], &["--all-data"]].concat());
+    assert!(run(&server, &["unpack", &image, "-"]).stdout == bytes);
+    let message = fails(&server, 66, &["pack", "--firecracker", "s3://images/none", &image]);
+    assert!(message.contains("s3://images/none: there is no such object"), "{message}");
 }
 
 #[test]
@@ -224,8 +265,14 @@ fn a_server_serves_an_image_of_a_bucket() {
         assert!(is_served(&memory, &bytes));
         // A confined process keeps what it fetched, by threads that answer.
         let kept = fs::read_dir(&cache).expect("a directory");
-        let kept = kept.map(|entry| entry.expect("a file").metadata().expect("it is there").len());
-        assert!(kept.sum::<u64>() > bytes.len() as u64 / 2);
+        let kept: Vec<_> = kept.map(|entry| entry.expect("a file")).collect();
+        let lens = kept.iter().map(|file| file.metadata().expect("it is there").len());
+        assert!(lens.sum::<u64>() > bytes.len() as u64 / 2);
+        let is_index = |name: &str| name.ends_with(".index");
+        assert!(
+            kept.iter().any(|file| file.file_name().to_str().is_some_and(is_index)),
+            "{kept:?}"
+        );
         let status = object(&server, &["status", "--socket", &socket, "--json"]);
         assert_eq!(status["worker_deaths"], 0);
     }

@@ -1,9 +1,12 @@
-//! Stored frames of images far away, kept in files: [`DiskCache`].
+//! Stored frames and indexes of images far away, kept in files: [`DiskCache`].
 //!
 //! Each image has a sparse file, named by its root hash, with frames where the image has them. There is no list
 //! of what is in it: every read is compared with the hash of its frame, and what does not match is fetched
 //! anew. So a crash, a full device, a flipped bit or another writer can cost a request and never a wrong byte,
 //! and nothing has to be on the device in any order.
+//!
+//! An index is needed before a root hash is known, so it has a file of its own, named by a key that the caller
+//! makes of what tells the object from all others. The file starts with a hash of the key and the index.
 //!
 //! Sharing: any number of processes and hosts. A process that has an image open holds a shared lock of its
 //! file (flock(2)). One that needs room removes the files of the images that were opened the longest time ago,
@@ -12,7 +15,7 @@
 //! Limit: room is taken in steps of 16 MiB, and each process may be ahead of the others by one for each image.
 
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Read};
 use std::ops::Range;
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -30,14 +33,17 @@ use crate::source;
 
 /// How much room is taken at once.
 const STEP: u64 = 16 << 20;
-/// What the name of a file of frames ends with.
-const SUFFIX: &str = ".frames";
+/// What the name of a file of frames ends with, and that of a file with an index.
+const FRAMES: &str = ".frames";
+const INDEX: &str = ".index";
+/// How long the hash is that an index is kept behind.
+const SEAL: usize = blake3::OUT_LEN;
 /// How often a file is opened that another process removes meanwhile.
 const OPENINGS: usize = 8;
 /// The unit of `st_blocks`.
 const BLOCK: u64 = 512;
 
-/// Frames of images far away in a directory, within a limit.
+/// Frames and indexes of images far away in a directory, within a limit.
 pub struct DiskCache {
     directory: PathBuf,
     limit_bytes: u64,
@@ -77,7 +83,7 @@ impl DiskCache {
 
     /// Opens the file of an image. Without one, the image is not cached.
     pub(crate) fn image(self: &Arc<Self>, root: Root) -> Option<CachedImage> {
-        let path = self.directory.join(format!("{root}{SUFFIX}"));
+        let path = self.directory.join(format!("{root}{FRAMES}"));
         match open_locked(&path) {
             Ok(file) => {
                 // The order in which images give room; without it, an older one.
@@ -92,6 +98,44 @@ impl DiskCache {
         }
     }
 
+    /// Returns an index that was kept under a key, if it is whole and has at most `most` bytes.
+    pub(crate) fn index(&self, key: blake3::Hash, most: u64) -> Option<Vec<u8>> {
+        let file = File::options().read(true).write(true).open(self.index_path(key)).ok()?;
+        let _ = file.set_modified(SystemTime::now());
+        let mut sealed = Vec::new();
+        file.take(most.saturating_add(SEAL as u64)).read_to_end(&mut sealed).ok()?;
+        let found: [u8; SEAL] = *sealed.first_chunk()?;
+        let index = sealed.split_off(SEAL);
+        (seal(key, &index) == found).then_some(index)
+    }
+
+    /// Keeps the index of an image under a key, if there is room.
+    pub(crate) fn keep_index(&self, key: blake3::Hash, index: &[u8]) {
+        let path = self.index_path(key);
+        let sealed = [seal(key, index).as_bytes(), index].concat();
+        if let Err(cause) = self.write_index(&path, &sealed) {
+            self.warn(&SnapshotError::Write { path, step: "write", cause });
+        }
+    }
+
+    fn write_index(&self, path: &Path, sealed: &[u8]) -> io::Result<()> {
+        let len = sealed.len() as u64;
+        if len > self.longest_file {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        if !self.make_room(blocks(len))? {
+            return Ok(());
+        }
+        // Another process may write it too, and writes the same bytes.
+        let file = open_locked(path)?;
+        file.set_len(len)?;
+        file.write_all_at(sealed, 0)
+    }
+
+    fn index_path(&self, key: blake3::Hash) -> PathBuf {
+        self.directory.join(format!("{key}{INDEX}"))
+    }
+
     fn warn(&self, error: &SnapshotError) {
         // Relaxed: it is about this call alone.
         if !self.has_warned.swap(true, Ordering::Relaxed) {
@@ -99,8 +143,8 @@ impl DiskCache {
         }
     }
 
-    /// Makes room for a step, by removing images that are not in use. Returns whether there is.
-    fn make_room(&self) -> io::Result<bool> {
+    /// Makes room for so many bytes, by removing images that are not in use. Returns whether there is.
+    fn make_room(&self, bytes: u64) -> io::Result<bool> {
         // One process at a time looks and removes.
         let path = self.directory.join("lock");
         let guard =
@@ -109,7 +153,8 @@ impl DiskCache {
         let mut images = Vec::new();
         for entry in fs::read_dir(&self.directory)? {
             let path = entry?.path();
-            let is_ours = path.to_str().is_some_and(|path| path.ends_with(SUFFIX));
+            let is_ours =
+                path.to_str().is_some_and(|path| path.ends_with(FRAMES) || path.ends_with(INDEX));
             // A file that is gone meanwhile takes no room.
             if let Some(metadata) = fs::metadata(&path).ok().filter(|_| is_ours) {
                 images.push((metadata.modified()?, metadata.blocks() * BLOCK, path));
@@ -117,15 +162,15 @@ impl DiskCache {
         }
         let mut used: u64 = images.iter().map(|(_, bytes, _)| bytes).sum();
         images.sort_unstable();
-        for (_, bytes, path) in images {
-            if used + STEP <= self.limit_bytes {
+        for (_, taken, path) in images {
+            if used + bytes <= self.limit_bytes {
                 break;
             }
             if remove_unused(&path)? {
-                used -= bytes;
+                used -= taken;
             }
         }
-        Ok(used + STEP <= self.limit_bytes)
+        Ok(used + bytes <= self.limit_bytes)
     }
 }
 
@@ -136,6 +181,17 @@ impl std::fmt::Debug for DiskCache {
             .field("limit_bytes", &self.limit_bytes)
             .finish_non_exhaustive()
     }
+}
+
+/// Returns how much room some bytes take at most: what a part of a block takes is a block.
+fn blocks(len_bytes: u64) -> u64 {
+    len_bytes.next_multiple_of(8 * BLOCK) + 8 * BLOCK
+}
+
+/// Returns the hash that an index is kept behind. It has the key in it: a file under the name of another one
+/// is not believed.
+fn seal(key: blake3::Hash, index: &[u8]) -> blake3::Hash {
+    blake3::Hasher::new().update(key.as_bytes()).update(index).finalize()
 }
 
 /// Opens or makes a file, and locks it for sharing.
@@ -228,10 +284,9 @@ impl CachedImage {
         if offset + len_bytes > self.cache.longest_file {
             return Err(io::ErrorKind::FileTooLarge.into());
         }
-        // What a part of a block takes is a block.
-        let taken = len_bytes.next_multiple_of(8 * BLOCK) + 8 * BLOCK;
+        let taken = blocks(len_bytes);
         if room.left_bytes < taken {
-            if !self.cache.make_room()? {
+            if !self.cache.make_room(STEP)? {
                 room.is_over = true;
                 tracing::info!(path = %self.path.display(), "the disk cache is full of images in use");
                 return Ok(false);

@@ -45,6 +45,15 @@ pub enum SnapshotError {
         /// Why not.
         why: HoleProblem,
     },
+    /// A diff is an object, which has no holes that show which pages it has.
+    #[error(
+        "{url} is in object storage, where a diff has no holes that show which pages it has: take the local file \
+         that was written as the diff, or every byte of this one with --all-data", url = path.display()
+    )]
+    NoHoles {
+        /// The URL of the diff.
+        path: PathBuf,
+    },
     /// A diff is not as long as the memory that it changes.
     #[error(
         "{path} has {len_bytes} bytes, and the memory below it has {below_bytes}: it is not a diff of that memory",
@@ -187,7 +196,9 @@ impl SnapshotError {
             | Self::OtherRoot { .. }
             | Self::OtherLength { .. }
             | Self::TooDeep { .. } => ErrorKind::InvalidData,
-            Self::Version { .. } | Self::Holes { .. } => ErrorKind::NotSupported,
+            Self::Version { .. } | Self::Holes { .. } | Self::NoHoles { .. } => {
+                ErrorKind::NotSupported
+            }
             Self::Parent { cause, .. } => cause.kind(),
             Self::Beyond { .. } | Self::Options { .. } => ErrorKind::InvalidInput,
             Self::Codec { .. } => ErrorKind::Other,

@@ -80,8 +80,8 @@ impl OpenOptions {
         self
     }
 
-    /// Keeps stored frames of the image and its parents on disk as well. [`Image::open`] does so for images
-    /// in object storage alone.
+    /// Keeps the indexes and stored frames of the image and its parents on disk as well. [`Image::open`] does
+    /// so for images in object storage alone.
     #[must_use]
     pub fn disk_cache(mut self, disk: Arc<DiskCache>) -> Self {
         self.disk = Some(disk);
@@ -592,6 +592,10 @@ impl Source for Image {
             SnapshotError::Read { cause, .. } => cause,
             other => io::Error::new(io::ErrorKind::InvalidData, other),
         })
+    }
+
+    fn will_need(&self, ranges: &[Range<u64>]) {
+        Self::will_need(self, ranges);
     }
 }
 

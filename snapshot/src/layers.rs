@@ -1,53 +1,73 @@
-//! A memory file and the diffs of it as one input: [`Layers`].
+//! A memory file and the diffs of it as one source: [`Layers`].
 //!
 //! Firecracker writes a diff as a sparse file as long as the memory: the pages that were written since the
 //! snapshot before it are data, all others are holes. So each page is that of the last diff which has it, or
 //! that of the memory file. A hole is known from zeroes by lseek(2) alone, which is right only on the file
 //! that Firecracker wrote: see [`uzone_os::file_system::hole_problem`] for what is refused. A copy cannot be
-//! known: it may have other holes.
+//! known: it may have other holes. An object has none.
 
 use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
-use uzone_os::file_system::{hole_problem, next_data};
+use uzone_os::file_system::{HoleProblem, hole_problem, next_data};
 
 use crate::error::SnapshotError;
+use crate::source::{Source, is_url, open_source};
 
 /// The page of the guest, which a diff has or has not.
 const PAGE_BYTES: u64 = 4096;
 
-/// A memory file with diffs on top, read in order.
-#[derive(Debug)]
+/// A memory file with diffs on top.
 pub struct Layers {
-    base: File,
-    /// The diffs, the oldest first.
-    diffs: Vec<Diff>,
-    at: u64,
+    /// The memory file, then the diffs, the oldest first. The memory file has all bytes.
+    layers: Vec<Layer>,
     len: u64,
 }
 
-#[derive(Debug)]
-struct Diff {
-    file: File,
-    takes_all: bool,
-    /// The data that ends behind the position, or nothing behind the end.
+struct Layer {
+    source: Box<dyn Source>,
+    has_all: bool,
+    known: Mutex<Known>,
+}
+
+/// Data of a diff, and from where on there is none before it.
+#[derive(Clone, Default)]
+struct Known {
+    from: u64,
     data: Range<u64>,
 }
 
+/// A layer that cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[error("{name}: {cause}")]
+struct LayerError {
+    name: String,
+    #[source]
+    cause: io::Error,
+}
+
 impl Layers {
-    /// Opens a memory file and its diffs, the oldest first. With `takes_all`, every byte of a diff is taken,
-    /// and its holes are zeroes.
+    /// Opens a memory file and its diffs, the oldest first. Each is a file or, with the feature
+    /// `object-storage`, the URL of an object. With `takes_all`, every byte of a diff is taken, and its holes
+    /// are zeroes; the diffs can be objects only then.
     ///
     /// # Errors
-    /// [`SnapshotError::Holes`] if a diff does not show which pages it has, [`SnapshotError::OtherLength`] if
-    /// it is not one of this memory, [`SnapshotError::Read`] if a file cannot be opened.
+    /// [`SnapshotError::Holes`] or [`SnapshotError::NoHoles`] if a diff does not show which pages it has,
+    /// [`SnapshotError::OtherLength`] if it is not one of this memory, [`SnapshotError::Read`] if one of them
+    /// cannot be opened.
     pub fn open(base: &Path, diffs: &[PathBuf], takes_all: bool) -> Result<Self, SnapshotError> {
-        let (base, len) = open(base)?;
-        let diffs = diffs.iter().map(|path| {
-            let (file, len_bytes) = open(path)?;
+        let base = Layer::open(base, true)?;
+        let len = base.source.byte_len();
+        let mut layers = vec![base];
+        for path in diffs {
+            if !takes_all && is_url(path) {
+                return Err(SnapshotError::NoHoles { path: path.clone() });
+            }
+            let diff = Layer::open(path, takes_all)?;
+            let len_bytes = diff.source.byte_len();
             if len_bytes != len {
                 return Err(SnapshotError::OtherLength {
                     path: path.clone(),
@@ -55,80 +75,118 @@ impl Layers {
                     below_bytes: len,
                 });
             }
-            let problem = hole_problem(&file, PAGE_BYTES).map_err(|cause| failed(path, cause))?;
-            match problem.filter(|_| !takes_all) {
-                Some(why) => Err(SnapshotError::Holes { path: path.clone(), why }),
-                None => Ok(Diff { file, takes_all, data: 0..0 }),
+            if let Some(why) = diff.hole_problem().map_err(|cause| unopened(path, cause))? {
+                return Err(SnapshotError::Holes { path: path.clone(), why });
             }
-        });
-        let diffs = diffs.collect::<Result<_, _>>()?;
-        Ok(Self { base, diffs, at: 0, len })
+            layers.push(diff);
+        }
+        Ok(Self { layers, len })
     }
 
-    /// Returns how many bytes there are.
-    #[must_use]
-    pub fn byte_len(&self) -> u64 {
-        self.len
+    /// Returns which layer has the byte at `at`, and up to where, at most up to `end`.
+    fn layer_at(&self, at: u64, mut end: u64) -> io::Result<(usize, u64)> {
+        // The newest first: what it has hides the others.
+        for (number, layer) in self.layers.iter().enumerate().rev() {
+            let data = layer.data_at(at).map_err(|cause| layer.failed(cause))?;
+            if data.start <= at {
+                return Ok((number, end.min(data.end)));
+            }
+            end = end.min(data.start);
+        }
+        Ok((0, end))
     }
 }
 
-fn failed(path: &Path, cause: io::Error) -> SnapshotError {
+fn unopened(path: &Path, cause: io::Error) -> SnapshotError {
     let name = path.display().to_string();
     SnapshotError::Read { name, offset: 0, len_bytes: 0, cause }
 }
 
-fn open(path: &Path) -> Result<(File, u64), SnapshotError> {
-    let open = || {
-        // Before it is opened: opening a FIFO waits for a writer.
-        if !std::fs::metadata(path)?.is_file() {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"));
-        }
-        let file = File::open(path)?;
-        let len = file.metadata()?.len();
-        Ok((file, len))
-    };
-    open().map_err(|cause| failed(path, cause))
-}
+impl Layer {
+    fn open(path: &Path, has_all: bool) -> Result<Self, SnapshotError> {
+        let source = open_source(path).map_err(|cause| unopened(path, cause))?;
+        Ok(Self { source, has_all, known: Mutex::default() })
+    }
 
-impl Diff {
-    /// Returns the next data that ends behind `at`; it is empty if there is none.
-    fn data_at(&mut self, at: u64, len: u64) -> io::Result<Range<u64>> {
-        if self.takes_all {
-            return Ok(at..len);
+    /// Returns the file whose holes are the pages that the layer does not have.
+    fn with_holes(&self) -> Option<&File> {
+        self.source.file().filter(|_| !self.has_all)
+    }
+
+    fn hole_problem(&self) -> io::Result<Option<HoleProblem>> {
+        self.with_holes().map_or(Ok(None), |file| hole_problem(file, PAGE_BYTES))
+    }
+
+    /// Returns the next data that ends behind `at`; it starts behind the end if there is none.
+    fn data_at(&self, at: u64) -> io::Result<Range<u64>> {
+        let Some(file) = self.with_holes() else { return Ok(0..u64::MAX) };
+        let known = || self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let Known { from, data } = known().clone();
+        if from <= at && at < data.end {
+            return Ok(data);
         }
-        if self.data.end <= at {
-            self.data = next_data(&self.file, at)?.unwrap_or(len..u64::MAX);
-        }
-        Ok(self.data.clone())
+        let data = next_data(file, at)?.unwrap_or(u64::MAX..u64::MAX);
+        *known() = Known { from: at, data: data.clone() };
+        Ok(data)
+    }
+
+    /// Returns an error with the name of the layer, which the packer does not know.
+    fn failed(&self, cause: io::Error) -> io::Error {
+        let kind = cause.kind();
+        let cause = match kind {
+            io::ErrorKind::UnexpectedEof if self.source.file().is_some() => {
+                io::Error::new(kind, "the file became shorter while it was read")
+            }
+            _ => cause,
+        };
+        io::Error::new(kind, LayerError { name: self.source.name(), cause })
     }
 }
 
-impl Read for Layers {
-    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
-        let at = self.at;
-        let mut end = self.len.min(at.saturating_add(out.len() as u64));
-        if at >= end {
-            return Ok(0);
+impl Source for Layers {
+    fn name(&self) -> String {
+        self.layers[0].source.name()
+    }
+
+    fn byte_len(&self) -> u64 {
+        self.len
+    }
+
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        let end = offset.checked_add(out.len() as u64).filter(|end| *end <= self.len);
+        let end = end.ok_or(io::ErrorKind::UnexpectedEof)?;
+        let (mut at, mut rest) = (offset, out);
+        while at < end {
+            let (number, part_end) = self.layer_at(at, end)?;
+            let (part, behind) =
+                rest.split_at_mut(usize::try_from(part_end - at).unwrap_or(usize::MAX));
+            let layer = &self.layers[number];
+            layer.source.read_at(at, part).map_err(|cause| layer.failed(cause))?;
+            (at, rest) = (part_end, behind);
         }
-        let mut from = &self.base;
-        // The newest first: what it has hides the others.
-        for diff in self.diffs.iter_mut().rev() {
-            let data = diff.data_at(at, self.len)?;
-            if data.start <= at {
-                end = end.min(data.end);
-                from = &diff.file;
-                break;
+        Ok(())
+    }
+
+    fn will_need(&self, ranges: &[Range<u64>]) {
+        let mut wanted = vec![Vec::new(); self.layers.len()];
+        for range in ranges {
+            let (mut at, end) = (range.start, range.end.min(self.len));
+            while at < end {
+                // It is a hint; an error shows when the range is read.
+                let Ok((number, part_end)) = self.layer_at(at, end) else { return };
+                wanted[number].push(at..part_end);
+                at = part_end;
             }
-            end = end.min(data.start);
         }
-        let len = usize::try_from(end - at).unwrap_or(usize::MAX);
-        let read = from.read_at(&mut out[..len], at)?;
-        if read == 0 {
-            // Not an end: the image would be shorter than the memory, and look whole.
-            let why = "a file became shorter while it was read";
-            return Err(io::Error::new(io::ErrorKind::UnexpectedEof, why));
+        for (layer, ranges) in self.layers.iter().zip(wanted) {
+            layer.source.will_need(&ranges);
         }
-        self.at += read as u64;
-        Ok(read)
+    }
+}
+
+impl std::fmt::Debug for Layers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let names: Vec<String> = self.layers.iter().map(|layer| layer.source.name()).collect();
+        f.debug_struct("Layers").field("layers", &names).field("len", &self.len).finish()
     }
 }

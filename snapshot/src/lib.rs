@@ -10,7 +10,7 @@
 //! | open, read and verify one | [`Image`] |
 //! | map one lazily | [`SnapshotBacking`], with [`uzone_fault::Engine`] |
 //! | share decoded frames | [`FrameCache`] |
-//! | keep stored frames of images far away on disk | [`DiskCache`] |
+//! | keep frames and indexes of images far away on disk | [`DiskCache`] |
 //! | pack a Firecracker snapshot and the diffs of it | [`Layers`] |
 //! | read from elsewhere than a file | [`Source`] |
 //!

@@ -3,7 +3,8 @@
 //! A read that waits for the network takes one request for exactly its bytes; if that takes longer than 95
 //! of 100 took before, a second one is sent, and the first answer counts. For a reader in order, larger
 //! requests run ahead ([`ahead`]), and for ranges that are announced; what they bring is read without
-//! waiting.
+//! waiting. The first request brings the last bytes, which an image is opened by, and with them how long
+//! the object is.
 //!
 //! Threads: requests run on two threads of their own, once a process; a read blocks its caller until then,
 //! so it belongs on a thread that may wait. Limits: 64 requests at once for reads that wait, 16 ahead, and
@@ -15,14 +16,16 @@ mod upload;
 
 use std::fmt;
 use std::io;
+use std::iter::successors;
 use std::ops::Range;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use object_store::client::HttpError;
 use object_store::path::Path;
-use object_store::{GetOptions, GetRange, ObjectStore, ObjectStoreExt};
+use object_store::{GetOptions, GetRange, ObjectMeta, ObjectStore, ObjectStoreExt};
 use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 
@@ -45,6 +48,9 @@ const PATIENCE: Duration = Duration::from_millis(200);
 const ATTEMPTS: u32 = 3;
 /// The longest read that is sent twice if it is slow: a larger one is slow for its length.
 const LONGEST_HEDGED: u64 = 1 << 20;
+
+/// How many of the last bytes are requested at first: no more than what is cheaper than another request.
+const TAIL: u64 = 32 << 10;
 
 /// An object of S3, Google Cloud Storage, Azure Blob Storage or a web server as a source.
 pub struct ObjectSource {
@@ -95,9 +101,11 @@ impl ObjectSource {
 
     fn at(place: Place) -> io::Result<Self> {
         let asked = place.clone();
-        let meta = wait(async move { asked.store.head(&asked.path).await })?.map_err(failed)?;
+        let (meta, tail) = wait(async move { describe(&asked).await })??;
         // A weak tag never matches.
         let version = meta.e_tag.filter(|tag| !tag.starts_with("W/"));
+        let mut ahead = Ahead::new(meta.size);
+        ahead.keep_tail(tail);
         Ok(Self {
             shared: Arc::new(Shared {
                 place,
@@ -108,7 +116,7 @@ impl ObjectSource {
                 running_ahead: Semaphore::new(AHEAD),
                 latencies: Mutex::default(),
                 latencies_ahead: Mutex::default(),
-                ahead: Mutex::new(Ahead::new(meta.size)),
+                ahead: Mutex::new(ahead),
                 arrived: Condvar::new(),
                 is_over: AtomicBool::new(false),
             }),
@@ -288,10 +296,7 @@ impl Shared {
         loop {
             let why = match self.get_once(range).await? {
                 Ok(bytes) if bytes.len() as u64 == range.end - range.start => return Ok(bytes),
-                Ok(_) => io::Error::new(
-                    io::ErrorKind::UnexpectedEof,
-                    "the store sends fewer bytes than it names; check what is between it and this host",
-                ),
+                Ok(_) => too_short(),
                 Err(cause) => failed(cause),
             };
             if attempt == ATTEMPTS {
@@ -317,6 +322,56 @@ impl Shared {
         }
         Ok(answer.bytes().await.map(Vec::from))
     }
+}
+
+/// Requests the last bytes of an object, and what is known of it. There are none from a store that answers no
+/// such request (Azure), and of an empty object.
+async fn describe(place: &Place) -> io::Result<(ObjectMeta, Vec<u8>)> {
+    let mut attempt = 1;
+    loop {
+        let options = GetOptions::new().with_range(Some(GetRange::Suffix(TAIL)));
+        let answer = match place.store.get_opts(&place.path, options).await {
+            Ok(answer) => answer,
+            Err(error) if may_refuse_tail(&error) => {
+                let meta = place.store.head(&place.path).await.map_err(failed)?;
+                return Ok((meta, Vec::new()));
+            }
+            Err(error) => return Err(failed(error)),
+        };
+        let (meta, len) = (answer.meta.clone(), answer.range.end - answer.range.start);
+        let why = match answer.bytes().await {
+            Ok(bytes) if bytes.len() as u64 == len => return Ok((meta, bytes.into())),
+            Ok(_) => too_short(),
+            Err(error) => failed(error),
+        };
+        if attempt == ATTEMPTS {
+            return Err(why);
+        }
+        sleep(Duration::from_millis(50 << attempt)).await;
+        attempt += 1;
+    }
+}
+
+/// Returns whether the store may have refused that the last bytes were requested, and nothing else. Without an
+/// answer it did not.
+fn may_refuse_tail(error: &object_store::Error) -> bool {
+    use object_store::Error;
+    match error {
+        Error::NotSupported { .. } | Error::NotImplemented { .. } => true,
+        Error::Generic { source, .. } => {
+            let first: &(dyn std::error::Error + 'static) = &**source;
+            successors(Some(first), |error| error.source())
+                .all(|error| error.downcast_ref::<HttpError>().is_none())
+        }
+        _ => false,
+    }
+}
+
+fn too_short() -> io::Error {
+    io::Error::new(
+        io::ErrorKind::UnexpectedEof,
+        "the store sends fewer bytes than it names; check what is between it and this host",
+    )
 }
 
 /// How long the latest requests took.

@@ -162,7 +162,8 @@ impl Packer {
             return Err(SnapshotError::Options { why });
         }
         let pages = order.pages(index.pages()).peekable();
-        let mut input = InOrder { source, pages, page: self.page.get(), run: 0..0 };
+        let ahead = Announced { listed: order.listed(), announced: 0, taken: 0 };
+        let mut input = InOrder { source, pages, ahead, page: self.page.get(), run: 0..0 };
         self.pack_in(&order, &mut input, path, parent, progress)
     }
 
@@ -293,19 +294,52 @@ impl Packer {
     }
 }
 
+/// How many listed pages are announced to a source at once, and at most how many bytes: what is between them
+/// comes along, so that two of these fit into what a source keeps.
+const ANNOUNCED_PAGES: u64 = 128;
+const ANNOUNCED_BYTES: u64 = 2 << 20;
+
 /// The pages of a source in an order, as bytes.
 struct InOrder<'a, I: Iterator<Item = u64>> {
     source: &'a dyn Source,
     pages: Peekable<I>,
+    ahead: Announced<'a>,
     page: u64,
     /// Bytes of the source that come next.
     run: Range<u64>,
 }
 
+/// How many of the listed pages were announced to a source, and how many pages were taken.
+struct Announced<'a> {
+    listed: &'a [u64],
+    announced: usize,
+    taken: usize,
+}
+
+impl Announced<'_> {
+    /// Announces the pages that follow, a part ahead of the one that is read: alone, each would wait for a
+    /// device or a network.
+    fn announce(&mut self, source: &dyn Source, page: u64) {
+        let part = ANNOUNCED_PAGES.min(ANNOUNCED_BYTES / page).max(1);
+        let part = usize::try_from(part).unwrap_or(1);
+        while self.announced < self.listed.len() && self.announced < self.taken + part + 1 {
+            let end = self.listed.len().min(self.announced + part);
+            let mut pages = self.listed[self.announced..end].to_vec();
+            pages.sort_unstable();
+            let len = source.byte_len();
+            let ranges = pages.iter().map(|at| at * page..len.min((at + 1) * page));
+            source.will_need(&ranges.collect::<Vec<_>>());
+            self.announced = end;
+        }
+    }
+}
+
 impl<I: Iterator<Item = u64>> Read for InOrder<'_, I> {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         if self.run.is_empty() {
+            self.ahead.announce(self.source, self.page);
             let Some(page) = self.pages.next() else { return Ok(0) };
+            self.ahead.taken += 1;
             let start = page * self.page;
             self.run = start..self.source.byte_len().min(start + self.page);
         }
@@ -314,6 +348,7 @@ impl<I: Iterator<Item = u64>> Read for InOrder<'_, I> {
             && self.run.end.is_multiple_of(self.page)
             && let Some(page) = self.pages.next_if_eq(&(self.run.end / self.page))
         {
+            self.ahead.taken += 1;
             self.run.end = self.source.byte_len().min((page + 1) * self.page);
         }
         let len =

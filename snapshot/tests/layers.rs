@@ -1,13 +1,13 @@
-//! A memory file and diffs of it become one image: each page is that of the newest diff which has it.
+//! A memory file and diffs of it become one image: each page is that of the newest diff which has it, in
+//! whatever order the pages are packed.
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
 
 use std::fs::File;
-use std::io::Read;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
-use uzone_snapshot::{Image, Layers, OpenOptions, Packer, SnapshotError};
+use uzone_snapshot::{Image, Layers, OpenOptions, Packer, SnapshotError, Source};
 
 const PAGE: usize = 4096;
 
@@ -40,19 +40,21 @@ impl Drop for Directory {
     }
 }
 
-/// Reads layers to their end, or returns nothing where the temporary directory has no holes.
-fn read(base: &Path, diffs: &[PathBuf], takes_all: bool) -> Option<Vec<u8>> {
-    let mut layers = match Layers::open(base, diffs, takes_all) {
+/// Opens layers, or returns nothing where the temporary directory has no holes.
+fn open(base: &Path, diffs: &[PathBuf], takes_all: bool) -> Option<Layers> {
+    match Layers::open(base, diffs, takes_all) {
         Err(SnapshotError::Holes { path, why }) => {
             eprintln!("skipped: layers: {}: {why}", path.display());
-            return None;
+            None
         }
-        layers => layers.unwrap(),
-    };
-    let mut bytes = Vec::new();
-    layers.read_to_end(&mut bytes).unwrap();
-    assert_eq!(bytes.len() as u64, layers.byte_len());
-    Some(bytes)
+        layers => Some(layers.unwrap()),
+    }
+}
+
+fn read(layers: &Layers) -> Vec<u8> {
+    let mut bytes = vec![0xaa; usize::try_from(layers.byte_len()).unwrap()];
+    layers.read_at(0, &mut bytes).unwrap();
+    bytes
 }
 
 proptest! {
@@ -63,6 +65,8 @@ proptest! {
         base in prop::collection::vec((0_usize..40, 1_u8..9), 0..20),
         // Zeroes are data as well: a page that was cleared hides the one below it.
         diffs in prop::collection::vec(prop::collection::vec((0_usize..40, 0_u8..9), 0..20), 0..4),
+        reads in prop::collection::vec((0_usize..40 * PAGE, 0_usize..9 * PAGE), 20),
+        order in prop::collection::vec(0_u64..45, 0..30),
     ) {
         let directory = Directory::new("merge");
         let mut expected = vec![0; 40 * PAGE];
@@ -75,11 +79,25 @@ proptest! {
             .enumerate()
             .map(|(number, pages)| directory.sparse(&format!("diff-{number}"), 40, pages))
             .collect();
-        if let Some(bytes) = read(&base, &files, false) {
-            prop_assert!(bytes == expected);
+        if let Some(layers) = open(&base, &files, false) {
+            prop_assert!(read(&layers) == expected);
+            // At any place, also before the one that was read last.
+            for (start, len) in reads {
+                let end = expected.len().min(start + len);
+                let mut out = vec![0xaa; end - start];
+                layers.read_at(start as u64, &mut out).unwrap();
+                prop_assert!(out == expected[start..end], "{start}..{end}");
+            }
+            let packer = Packer::default().threads(2).order(order);
+            let pack = |name: &str, source: &dyn Source| {
+                let path = directory.0.join(name);
+                packer.pack_source(source, &path, None, &|_| true).unwrap();
+                std::fs::read(path).unwrap()
+            };
+            prop_assert!(pack("layers", &layers) == pack("merged", &expected));
         }
         // Whole diffs hide everything below them.
-        let all = read(&base, &files, true).unwrap();
+        let all = read(&open(&base, &files, true).unwrap());
         prop_assert!(all == std::fs::read(files.last().unwrap_or(&base)).unwrap());
     }
 }
@@ -89,9 +107,9 @@ fn a_snapshot_with_a_diff_packs_into_the_image_of_the_merged_memory() {
     let directory = Directory::new("pack");
     let base = directory.sparse("mem", 100, &[(0, 1), (17, 2), (18, 3), (99, 4)]);
     let diff = directory.sparse("diff", 100, &[(17, 0), (50, 5)]);
-    let Ok(mut layers) = Layers::open(&base, std::slice::from_ref(&diff), false) else { return };
+    let Some(layers) = open(&base, std::slice::from_ref(&diff), false) else { return };
     let path = directory.0.join("image");
-    let packed = Packer::default().pack(&mut layers, &path, None, &|_| true).unwrap();
+    let packed = Packer::default().pack_source(&layers, &path, None, &|_| true).unwrap();
     assert_eq!(packed.image_bytes, (100 * PAGE) as u64);
     let image = Image::open(&path, &OpenOptions::default()).unwrap();
     let mut bytes = vec![9; 100 * PAGE];
@@ -134,10 +152,13 @@ fn what_is_no_diff_of_this_memory_is_refused_by_name() {
 fn a_file_that_becomes_shorter_is_an_error_and_no_short_image() {
     let directory = Directory::new("shorter");
     let base = directory.sparse("mem", 10, &[(0, 1), (9, 1)]);
-    let mut layers = Layers::open(&base, &[], false).unwrap();
+    let layers = Layers::open(&base, &[], false).unwrap();
     File::options().write(true).open(&base).unwrap().set_len(PAGE as u64).unwrap();
     let path = directory.0.join("image");
-    let error = Packer::default().pack(&mut layers, &path, None, &|_| true).unwrap_err();
-    assert!(matches!(error, SnapshotError::Input { done: 4096, .. }), "{error}");
+    let error = Packer::default().pack_source(&layers, &path, None, &|_| true).unwrap_err();
+    assert!(matches!(error, SnapshotError::Input { .. }), "{error}");
+    let part = format!("{}: the file became shorter", base.display());
+    assert!(error.to_string().contains(&part), "{error}");
+    assert!(layers.read_at(10 * PAGE as u64, &mut [0]).is_err(), "behind the end");
     assert!(!path.exists());
 }

@@ -9,6 +9,8 @@
 mod s3;
 
 use std::num::NonZeroUsize;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -19,7 +21,8 @@ use s3::{Act, BUCKET, Server};
 use uzone_fault::{Backing, Engine, LazyOptions, bus};
 use uzone_pages::{ByteLen, ErrorKind};
 use uzone_snapshot::{
-    DiskCache, Image, ObjectSource, OpenOptions, Packed, Packer, Root, SnapshotBacking, Source,
+    Codec, DiskCache, Image, ObjectSource, OpenOptions, Packed, Packer, Root, SnapshotBacking,
+    SnapshotError, Source,
 };
 
 const FRAME: usize = 8 << 10;
@@ -144,6 +147,211 @@ fn an_object_that_is_missing_or_refused_is_an_error_with_its_url_and_the_fix() {
 }
 
 #[test]
+fn an_object_is_opened_by_its_end_or_by_its_length_alone() {
+    let server = Server::start("opened");
+    let raw = memory(400);
+    let packed = pack(&server, "image", &raw, None);
+    for (number, act) in
+        [Act::Pass, Act::Fail(500), Act::Cut, Act::Short, Act::Hang, Act::Fail(416)]
+            .into_iter()
+            .enumerate()
+    {
+        let is_last = act == Act::Fail(416);
+        // Once, but for a store that never answers such a request.
+        server.decide(move |seen| {
+            let is_tail = seen.method == "GET" && seen.range.is_none();
+            if is_tail && (is_last || seen.number == 0) { act } else { Act::Pass }
+        });
+        let image = open(&server, "image", packed.root);
+        // By the last bytes; or after the length: the footer, the trailer and the index.
+        let most = [1, 2, 2, 2, 2, 5][number];
+        assert!(server.requests() <= most, "{act:?}: {} requests", server.requests());
+        read_in_order(&image, &raw);
+    }
+    server.put("empty", b"");
+    let empty = source(&server, "empty").unwrap();
+    assert_eq!(empty.byte_len(), 0);
+    let error = Image::from_source(Box::new(empty), &OpenOptions::default()).unwrap_err();
+    assert!(error.to_string().contains("it is too short"), "{error}");
+}
+
+/// A directory with a cache, gone at the end.
+struct Cache {
+    directory: PathBuf,
+    limit_bytes: u64,
+}
+
+impl Cache {
+    fn new(test: &str) -> Self {
+        let name = format!("uzone-cache-{test}-{}", std::process::id());
+        Self { directory: std::env::temp_dir().join(name), limit_bytes: 64 << 20 }
+    }
+
+    /// Opens an image by way of the cache. Returns how many requests and bytes that took as well.
+    fn open(&self, server: &Server, key: &str, root: Option<Root>) -> (Image, u64, u64) {
+        self.try_open(server, key, root).unwrap()
+    }
+
+    fn try_open(
+        &self,
+        server: &Server,
+        key: &str,
+        root: Option<Root>,
+    ) -> Result<(Image, u64, u64), SnapshotError> {
+        let disk = DiskCache::open(&self.directory, self.limit_bytes).unwrap();
+        let options = root.into_iter().fold(OpenOptions::default(), OpenOptions::root);
+        server.decide(|_| Act::Pass);
+        let source = Box::new(source(server, key).unwrap());
+        let image = Image::from_source(source, &options.disk_cache(disk))?;
+        Ok((image, server.requests(), server.bytes()))
+    }
+
+    fn indexes(&self) -> Vec<PathBuf> {
+        let paths = std::fs::read_dir(&self.directory).unwrap().map(|entry| entry.unwrap().path());
+        paths.filter(|path| path.extension().is_some_and(|end| end == "index")).collect()
+    }
+}
+
+impl Drop for Cache {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.directory);
+    }
+}
+
+/// Packs an image whose index is longer than what is requested at first. Returns its bytes as well.
+fn pack_long(server: &Server, key: &str, change: usize) -> (Packed, Vec<u8>) {
+    let mut raw = memory(4000);
+    raw[change] ^= 1;
+    let packer = Packer::default().frame(ByteLen::kib(4)).codec(Codec::Lz4);
+    let packed = packer.pack(&mut &*raw, &server.object(key), None, &|_| true).unwrap();
+    (packed, raw)
+}
+
+#[test]
+fn an_image_that_was_opened_before_takes_one_request_for_each_image_of_its_chain() {
+    let (server, cache) = (Server::start("again"), Cache::new("again"));
+    let (packed, mut raw) = pack_long(&server, "image", 9);
+    let (image, first, first_bytes) = cache.open(&server, "image", None);
+    read_in_order(&image, &raw);
+    let (image, second, second_bytes) = cache.open(&server, "image", None);
+    assert!(first == 2 && first_bytes > 80_000, "{first} requests, {first_bytes} bytes");
+    assert_eq!((second, second_bytes), (1, 32 << 10));
+    read_in_order(&image, &raw);
+    assert_eq!(server.requests(), 1, "frames are kept too");
+    assert_eq!((image.root(), image.root_was_required()), (packed.root, false));
+    image.verify(2, true, &|_| ()).unwrap();
+    // A parent, which must have the root hash that the child names.
+    let parent = Image::open(server.object("image"), &OpenOptions::default()).unwrap();
+    raw[3_000_000] ^= 1;
+    let child = pack(&server, "child", &raw, Some(&parent));
+    for most in [4, 2] {
+        let (image, requests, _) = cache.open(&server, "child", Some(child.root));
+        assert!(requests <= most, "{requests} requests");
+        assert!(image.root_was_required());
+        read_in_order(&image, &raw);
+    }
+}
+
+#[test]
+fn an_index_on_disk_that_is_damaged_or_that_of_another_image_is_fetched_anew() {
+    let (server, cache) = (Server::start("index"), Cache::new("index"));
+    let (packed, raw) = pack_long(&server, "image", 9);
+    drop(cache.open(&server, "image", None));
+    let index = cache.indexes().remove(0);
+    let whole = std::fs::read(&index).unwrap();
+    let is_mended = |what: &str| {
+        let (image, requests, _) = cache.open(&server, "image", None);
+        assert_eq!((image.root(), requests), (packed.root, 2), "{what}");
+        read_in_order(&image, &raw);
+        assert!(std::fs::read(&index).unwrap() == whole, "{what}");
+        assert_eq!(cache.open(&server, "image", None).1, 1, "{what}");
+    };
+    // The working set and what follows the seal are covered too.
+    for at in [0, 31, 32, 100, 160, whole.len() / 2, whole.len() - 1] {
+        let mut damaged = whole.clone();
+        damaged[at] ^= 16;
+        std::fs::write(&index, damaged).unwrap();
+        is_mended(&format!("byte {at}"));
+    }
+    // As a writer leaves it that was killed, or a device that was full.
+    for len in [0, 31, 32, 33, 4096, whole.len() - 1] {
+        std::fs::write(&index, &whole[..len]).unwrap();
+        is_mended(&format!("{len} bytes"));
+    }
+    std::fs::write(&index, [&whole[..], &[0]].concat()).unwrap();
+    is_mended("a byte more");
+    std::fs::write(&index, [&whole[..4096], &vec![0; whole.len() - 4096]].concat()).unwrap();
+    is_mended("blocks that were never written");
+    // Whole, under the name of another one.
+    pack_long(&server, "other", 10);
+    drop(cache.open(&server, "other", None));
+    let other = cache.indexes().into_iter().find(|path| *path != index).unwrap();
+    std::fs::copy(&other, &index).unwrap();
+    is_mended("the index of another image");
+    std::fs::remove_file(&index).unwrap();
+    is_mended("none");
+}
+
+#[test]
+fn an_index_on_disk_that_is_forged_is_not_the_one_that_is_required() {
+    let (server, cache) = (Server::start("forged"), Cache::new("forged"));
+    let (packed, raw) = pack_long(&server, "image", 9);
+    drop(cache.open(&server, "image", Some(packed.root)));
+    let index = cache.indexes().remove(0);
+    pack_long(&server, "other", 10);
+    drop(cache.open(&server, "other", None));
+    let other = cache.indexes().into_iter().find(|path| *path != index).unwrap();
+    let other = std::fs::read(other).unwrap().split_off(32);
+    let key = blake3::Hash::from_hex(index.file_stem().unwrap().to_str().unwrap()).unwrap();
+    let seal = blake3::Hasher::new().update(key.as_bytes()).update(&other).finalize();
+    std::fs::write(&index, [seal.as_bytes(), &*other].concat()).unwrap();
+    let (image, requests, _) = cache.open(&server, "image", Some(packed.root));
+    assert_eq!((image.root(), requests), (packed.root, 2));
+    read_in_order(&image, &raw);
+}
+
+#[test]
+fn indexes_on_disk_are_within_the_limit_and_the_oldest_gives_room() {
+    let server = Server::start("room");
+    let keys = [("first", 9), ("second", 10)];
+    for (key, change) in keys {
+        pack_long(&server, key, change);
+    }
+    // Room for one of them, and for none.
+    for (limit_bytes, kept, again) in
+        [(128 << 10, 1, [2, 2]), (64 << 10, 0, [2, 2]), (1 << 20, 2, [1, 1])]
+    {
+        let mut cache = Cache::new("room");
+        cache.limit_bytes = limit_bytes;
+        for (key, _) in keys {
+            assert_eq!(cache.open(&server, key, None).1, 2);
+        }
+        let indexes = cache.indexes();
+        let used = indexes.iter().map(|path| path.metadata().unwrap().blocks() * 512);
+        assert!(indexes.len() == kept && used.sum::<u64>() <= limit_bytes, "{limit_bytes}");
+        assert_eq!(keys.map(|(key, _)| cache.open(&server, key, None).1), again, "{limit_bytes}");
+    }
+}
+
+#[test]
+fn an_object_that_was_replaced_since_its_index_was_kept_is_noticed() {
+    let (server, cache) = (Server::start("since"), Cache::new("since"));
+    let (old, _) = pack_long(&server, "image", 9);
+    let len = std::fs::metadata(server.object("image")).unwrap().len();
+    for root in [None, Some(old.root)] {
+        drop(cache.open(&server, "image", root));
+    }
+    // As long, with another page in the first frame alone.
+    let (new, raw) = pack_long(&server, "image", 10);
+    assert_eq!(std::fs::metadata(server.object("image")).unwrap().len(), len);
+    let (image, requests, _) = cache.open(&server, "image", None);
+    assert_eq!((image.root(), requests), (new.root, 2));
+    read_in_order(&image, &raw);
+    let error = cache.try_open(&server, "image", Some(old.root)).unwrap_err();
+    assert!(matches!(error, SnapshotError::OtherRoot { .. }), "{error}");
+}
+
+#[test]
 fn an_object_that_is_replaced_is_not_read_in_parts_of_both() {
     let server = Server::start("replaced");
     let raw = memory(600);
@@ -247,7 +455,7 @@ fn a_chunk_that_was_read_ahead_and_is_corrupt_costs_its_bad_frame_alone_a_reques
 #[test]
 fn a_slow_request_is_sent_a_second_time() {
     let server = Server::start("hedge");
-    server.put("object", &[7; 1000]);
+    server.put("object", &[7; 100_000]);
     let source = source(&server, "object").unwrap();
     let mut read = [0; 100];
     for _ in 0..40 {
@@ -263,15 +471,16 @@ fn a_slow_request_is_sent_a_second_time() {
 #[test]
 fn a_source_refuses_what_is_behind_its_end() {
     let server = Server::start("end");
-    server.put("object", &[7; 1000]);
+    server.put("object", &[7; 100_000]);
     let source = source(&server, "object").unwrap();
-    assert_eq!(source.byte_len(), 1000);
+    assert_eq!(source.byte_len(), 100_000);
     let mut read = [0; 100];
-    source.read_at(900, &mut read).unwrap();
+    source.read_at(99_900, &mut read).unwrap();
     assert_eq!(read, [7; 100]);
-    let error = source.read_at(901, &mut read).unwrap_err();
+    let error = source.read_at(99_901, &mut read).unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::UnexpectedEof);
     assert!(!source.read_ready(0, &mut read).unwrap(), "it waits for the network");
+    assert!(source.read_ready(99_900, &mut read).unwrap(), "the end came with its length");
 }
 
 #[test]
@@ -300,6 +509,27 @@ fn ranges_that_are_announced_come_in_few_requests_and_those_on_disk_in_none() {
         assert!(are_on_disk || server.requests() > 0);
     }
     std::fs::remove_dir_all(directory).unwrap();
+}
+
+#[test]
+fn the_pages_of_an_order_are_requested_from_an_object_many_at_once() {
+    let server = Server::start("order");
+    let raw = memory(4000);
+    server.put("raw", &raw);
+    let order: Vec<u64> = (0..600).map(|number| number * 1999 % 4000).collect();
+    let pack = |name: &str, source: &dyn Source| {
+        let path = server.object(name);
+        let packer = Packer::default().order(order.clone());
+        packer.pack_source(source, &path, None, &|_| true).unwrap();
+        std::fs::read(path).unwrap()
+    };
+    let expected = pack("from-file", &raw);
+    let source = source(&server, "raw").unwrap();
+    server.decide(|_| Act::Pass);
+    assert!(pack("from-object", &source) == expected);
+    // Most pages are too far from the next one to come with it.
+    assert!(server.requests() < 700, "{} requests", server.requests());
+    assert!(server.most_under_way() >= 8, "{} at once", server.most_under_way());
 }
 
 #[test]

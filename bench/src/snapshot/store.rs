@@ -113,7 +113,7 @@ impl Object {
         let mut requests = BufReader::new(connection.try_clone()?);
         let mut piece = vec![0; PIECE];
         let mut to = connection;
-        while let Some(request) = Request::read(&mut requests)? {
+        while let Some(request) = Request::read(&mut requests, self.len)? {
             thread::sleep(LATENCY);
             let range = request.range.unwrap_or(0..self.len);
             let (start, end) = (range.start, range.end.min(self.len));
@@ -157,8 +157,8 @@ struct Request {
 }
 
 impl Request {
-    /// Reads the next request, or `None` at the end of the connection.
-    fn read(from: &mut impl BufRead) -> io::Result<Option<Self>> {
+    /// Reads the next request for an object of `len` bytes, or `None` at the end of the connection.
+    fn read(from: &mut impl BufRead, len: u64) -> io::Result<Option<Self>> {
         let mut line = String::new();
         if from.read_line(&mut line)? == 0 {
             return Ok(None);
@@ -170,7 +170,12 @@ impl Request {
             let field = line.to_ascii_lowercase();
             if let Some(bounds) = field.trim_end().strip_prefix("range: bytes=") {
                 let bounds = bounds.split_once('-').and_then(|(start, last)| {
-                    Some(start.parse().ok()?..last.parse::<u64>().ok()? + 1)
+                    let last: u64 = last.parse().ok()?;
+                    // Without a start, it is how many of the last bytes are wanted.
+                    Some(match start {
+                        "" => len.saturating_sub(last)..len,
+                        start => start.parse().ok()?..last + 1,
+                    })
                 });
                 range = Some(bounds.ok_or(io::ErrorKind::InvalidData)?);
             }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::{HASHES, Image, OpenOptions, RANK_FRAMES};
 use crate::cache::FrameCache;
 use crate::codec;
-use crate::disk::DiskCache;
+use crate::disk::{CachedImage, DiskCache};
 use crate::error::SnapshotError;
 use crate::format::{self, Codec, FOOTER_LEN, Flaw, Index, Record, Root, SKIPPABLE_LEN};
 use crate::order::Order;
@@ -23,11 +23,31 @@ const LAST_SKIPPABLE: u32 = 0x184d_2a5f;
 const RAW_PAGE_SHIFT: u8 = 12;
 const RAW_FRAME_SHIFT: u8 = 16;
 
+/// The header of the frame of an index.
+const HEADER: usize = 8;
+const _: () = assert!(HEADER as u64 == SKIPPABLE_LEN);
+/// How much of the end of a source is read first: its footer, and more to tell it from others by.
+const END: u64 = 4 << 10;
+
 /// What an image and its parents share.
-#[derive(Clone, Copy)]
-struct Caches<'a> {
-    frames: &'a Arc<FrameCache>,
-    disk: Option<&'a Arc<DiskCache>>,
+struct Caches {
+    frames: Arc<FrameCache>,
+    disk: Option<Arc<DiskCache>>,
+}
+
+impl Caches {
+    fn of(options: &OpenOptions) -> Self {
+        let frames = options.cache.clone().unwrap_or_else(|| FrameCache::new(16 << 20));
+        Self { frames, disk: options.disk.clone() }
+    }
+}
+
+/// The index of a source, and where its frames are kept.
+struct Found {
+    index: Index,
+    root: Root,
+    root_was_required: bool,
+    disk: Option<CachedImage>,
 }
 
 impl Image {
@@ -53,12 +73,13 @@ impl Image {
             }
             options.root = Some(root);
         }
-        let open = || source::open_source(path).map_err(|cause| unread(&path.display(), cause));
-        let image = match Self::from_source(open()?, &options) {
+        let source = source::open_source(path).map_err(|cause| unread(&path.display(), cause))?;
+        let caches = Caches::of(&options);
+        let image = match Found::read(&*source, true, options.root, &caches) {
             Err(not_packed @ SnapshotError::NotAnImage { .. }) => {
-                Self::open_hashed(open()?, &options, not_packed)?
+                Self::open_hashed(source, options.root, &caches, not_packed)?
             }
-            opened => opened?,
+            found => Self::open_found(source, found?, &caches, MAX_DEPTH)?,
         };
         if options.root.is_none() {
             tracing::info!(image = %image.name(), "opened without a root hash: damage is found, forgery is not");
@@ -69,7 +90,8 @@ impl Image {
     /// Opens raw memory by the hashes beside it, if there are any.
     fn open_hashed(
         source: Box<dyn Source>,
-        options: &OpenOptions,
+        root: Option<Root>,
+        caches: &Caches,
         not_packed: SnapshotError,
     ) -> Result<Self, SnapshotError> {
         let name = source.name();
@@ -84,11 +106,12 @@ impl Image {
             }
             (Err(cause), _) => return Err(unread(&name, cause)),
         };
-        let (index, found) = read_index(&*hashes, false).map_err(|error| match error {
+        let found = Found::read(&*hashes, false, root, caches).map_err(|error| match error {
             // The memory is not taken for raw then.
             SnapshotError::NotAnImage { name, why } => SnapshotError::BadIndex { name, why },
             error => error,
         })?;
+        let index = &found.index;
         if index.codec != Codec::None
             || index.image_len != source.byte_len()
             || index.parent.is_some()
@@ -97,13 +120,9 @@ impl Image {
             let why = "it does not have the hashes of raw memory as long as this";
             return Err(SnapshotError::BadIndex { name: hashes.name(), why });
         }
-        check_root(&hashes.name(), options.root, found)?;
-        let cache = options.cache.clone().unwrap_or_else(|| FrameCache::new(16 << 20));
-        let disk = options.disk.as_ref().and_then(|disk| disk.image(found));
         let offsets = index.raw_offsets();
-        let mut image = Self::of(source, index, offsets, found, &cache);
-        (image.disk, image.hashes) = (disk, Some(hashes));
-        image.root_was_required = options.root.is_some();
+        let mut image = Self::of(source, found, offsets, &caches.frames);
+        image.hashes = Some(hashes);
         Ok(image)
     }
 
@@ -157,10 +176,10 @@ impl Image {
             tracing::warn!(image = %name, "raw memory has no hashes and is not kept in the disk cache");
         }
         let root = Root(*blake3::hash(identity.as_bytes()).as_bytes());
-        let cache = options.cache.clone().unwrap_or_else(|| FrameCache::new(16 << 20));
         let index = raw_index(len);
         let offsets = index.raw_offsets();
-        let mut image = Self::of(source, index, offsets, root, &cache);
+        let found = Found { index, root, root_was_required: false, disk: None };
+        let mut image = Self::of(source, found, offsets, &Caches::of(options).frames);
         image.raw = Some(identity);
         Ok(image)
     }
@@ -173,36 +192,33 @@ impl Image {
         source: Box<dyn Source>,
         options: &OpenOptions,
     ) -> Result<Self, SnapshotError> {
-        let cache = options.cache.clone().unwrap_or_else(|| FrameCache::new(16 << 20));
-        let caches = Caches { frames: &cache, disk: options.disk.as_ref() };
-        Self::open_at(source, options.root, caches, MAX_DEPTH)
+        let caches = Caches::of(options);
+        let found = Found::read(&*source, true, options.root, &caches)?;
+        Self::open_found(source, found, &caches, MAX_DEPTH)
     }
 
-    fn open_at(
+    /// Opens the packed image whose index was found in a source, and its parents.
+    fn open_found(
         source: Box<dyn Source>,
-        root: Option<Root>,
-        caches: Caches<'_>,
+        found: Found,
+        caches: &Caches,
         depth: usize,
     ) -> Result<Self, SnapshotError> {
-        let (index, found) = read_index(&*source, true)?;
-        check_root(&source.name(), root, found)?;
-        let parent = Self::open_parent(&*source, &index, caches, depth)?;
-        let offsets = index.packed_offsets();
-        let mut image = Self::of(source, index, offsets, found, caches.frames);
+        let parent = Self::open_parent(&*source, &found.index, caches, depth)?;
+        let offsets = found.index.packed_offsets();
+        let mut image = Self::of(source, found, offsets, &caches.frames);
         image.parent = parent;
-        image.disk = caches.disk.and_then(|disk| disk.image(found));
-        image.root_was_required = root.is_some();
         Ok(image)
     }
 
-    /// Makes an image whose stored frames start at `offsets`, without a parent and a disk cache.
+    /// Makes an image whose stored frames start at `offsets`, without a parent.
     fn of(
         source: Box<dyn Source>,
-        index: Index,
+        found: Found,
         offsets: Vec<u64>,
-        root: Root,
         cache: &Arc<FrameCache>,
     ) -> Self {
+        let Found { index, root, root_was_required, disk } = found;
         let ranks = index.stored.chunks(usize::try_from(RANK_FRAMES / 8).unwrap_or(1)).scan(
             0,
             |before, part| {
@@ -218,9 +234,9 @@ impl Image {
             offsets,
             ranks: ranks.collect(),
             cache: cache.clone(),
-            disk: None,
+            disk,
             index,
-            root_was_required: false,
+            root_was_required,
             raw: None,
             hashes: None,
         }
@@ -230,7 +246,7 @@ impl Image {
     fn open_parent(
         source: &dyn Source,
         index: &Index,
-        caches: Caches<'_>,
+        caches: &Caches,
         depth: usize,
     ) -> Result<Option<Box<Self>>, SnapshotError> {
         let Some(link) = &index.parent else { return Ok(None) };
@@ -246,7 +262,9 @@ impl Image {
             let (name, len_bytes) = (link.name.clone(), FOOTER_LEN as u64);
             failed(SnapshotError::Read { name, offset: 0, len_bytes, cause })
         })?;
-        let below = Self::open_at(below, Some(link.root), caches, depth - 1).map_err(failed)?;
+        let below = Found::read(&*below, true, Some(link.root), caches)
+            .and_then(|found| Self::open_found(below, found, caches, depth - 1))
+            .map_err(failed)?;
         if !index.fits_parent(below.byte_len()) {
             let why = "a frame is neither stored nor zero, and lies behind the end of the parent";
             return Err(SnapshotError::BadIndex { name: source.name(), why });
@@ -295,47 +313,111 @@ fn check_root(name: &str, expected: Option<Root>, found: Root) -> Result<(), Sna
     }
 }
 
-/// Finds and reads the index of a source, before which there are frames or nothing.
-fn read_index(source: &dyn Source, has_frames: bool) -> Result<(Index, Root), SnapshotError> {
-    let name = || source.name();
-    let read = |offset, out: &mut [u8]| {
-        source.read_at(offset, out).map_err(|cause| SnapshotError::Read {
-            name: source.name(),
-            offset,
-            len_bytes: out.len() as u64,
-            cause,
-        })
+impl Found {
+    /// Finds and reads the index of a source, before which there are frames or nothing. One that was kept on
+    /// disk is not read from the source, but for its end.
+    fn read(
+        source: &dyn Source,
+        has_frames: bool,
+        expected: Option<Root>,
+        caches: &Caches,
+    ) -> Result<Self, SnapshotError> {
+        let file_len = source.byte_len();
+        let mut end = vec![0; usize::try_from(file_len.min(END)).unwrap_or(usize::MAX)];
+        read(source, file_len - end.len() as u64, &mut end)?;
+        let disk = caches.disk.as_ref();
+        let keeper =
+            disk.and_then(|disk| Some((disk, key_of(source, has_frames, expected, &end)?)));
+        let kept = keeper
+            .and_then(|(disk, key)| disk.index(key, file_len))
+            .and_then(|bytes| decode(source, &bytes).ok())
+            .filter(|(_, root)| expected.is_none_or(|expected| expected == *root));
+        let (index, root, fetched) = match kept {
+            Some((index, root)) => (index, root, None),
+            None => {
+                let (start, frame) = fetch_index(source, &end)?;
+                let (index, root) = decode(source, &frame[HEADER..])?;
+                if start != if has_frames { index.data_len } else { 0 } {
+                    return Err(bad(source, "it does not start where the frames end"));
+                }
+                check_root(&source.name(), expected, root)?;
+                (index, root, Some(frame))
+            }
+        };
+        // In use before there is room made for its index.
+        let cached = disk.and_then(|disk| disk.image(root));
+        if let (Some((disk, key)), Some(frame)) = (keeper, fetched) {
+            disk.keep_index(key, &frame[HEADER..]);
+        }
+        Ok(Self { index, root, root_was_required: expected.is_some(), disk: cached })
+    }
+}
+
+/// Returns under which key the index of a source far away is kept: by what tells its bytes from all others, or
+/// else by the root hash that it must have; and by its end, in case a store calls two objects the same.
+fn key_of(
+    source: &dyn Source,
+    has_frames: bool,
+    root: Option<Root>,
+    end: &[u8],
+) -> Option<blake3::Hash> {
+    if source.file().is_some() {
+        return None;
+    }
+    let by_root = || {
+        root.map(|root| format!("{} of {} bytes, root {root}", source.name(), source.byte_len()))
     };
-    let not = |why| SnapshotError::NotAnImage { name: name(), why };
-    let file_len = source.byte_len();
-    let footer_at =
-        file_len.checked_sub(FOOTER_LEN as u64).ok_or_else(|| not("it is too short"))?;
-    let mut footer = [0; FOOTER_LEN];
-    read(footer_at, &mut footer)?;
-    let trailer_at = format::trailer_at(file_len, &footer).map_err(not)?;
+    let identity = source.identity().or_else(by_root)?;
+    let mut hasher = blake3::Hasher::new();
+    Some(hasher.update(&[has_frames.into()]).update(identity.as_bytes()).update(end).finalize())
+}
+
+fn not(source: &dyn Source, why: &'static str) -> SnapshotError {
+    SnapshotError::NotAnImage { name: source.name(), why }
+}
+
+fn bad(source: &dyn Source, why: &'static str) -> SnapshotError {
+    SnapshotError::BadIndex { name: source.name(), why }
+}
+
+fn read(source: &dyn Source, offset: u64, out: &mut [u8]) -> Result<(), SnapshotError> {
+    source.read_at(offset, out).map_err(|cause| SnapshotError::Read {
+        name: source.name(),
+        offset,
+        len_bytes: out.len() as u64,
+        cause,
+    })
+}
+
+/// Finds and reads the frame of an index by the end of its source. Returns where it starts, and all but its
+/// trailer.
+fn fetch_index(source: &dyn Source, end: &[u8]) -> Result<(u64, Vec<u8>), SnapshotError> {
+    let footer: &[u8; FOOTER_LEN] =
+        end.last_chunk().ok_or_else(|| not(source, "it is too short"))?;
+    let trailer_at =
+        format::trailer_at(source.byte_len(), footer).map_err(|why| not(source, why))?;
     let mut trailer = [0; format::TRAILER];
-    read(trailer_at, &mut trailer)?;
-    let place = format::index_place(trailer_at, &trailer).map_err(not)?;
-    let bad = |why| SnapshotError::BadIndex { name: name(), why };
-    let mut header = [0; 8];
-    read(place.start, &mut header)?;
-    if !format::is_index_header(&header, place.len) {
-        return Err(bad("its frame and its trailer have different lengths"));
-    }
+    read(source, trailer_at, &mut trailer)?;
+    let place = format::index_place(trailer_at, &trailer).map_err(|why| not(source, why))?;
     // Not longer than the file, as was checked.
-    let mut bytes = vec![0; usize::try_from(place.len).unwrap_or(usize::MAX)];
-    read(place.start + SKIPPABLE_LEN, &mut bytes)?;
-    let (index, root) = Index::decode(&bytes).map_err(|flaw| match flaw {
-        Flaw::Version(major) => SnapshotError::Version { name: name(), major },
-        Flaw::Bad(why) => bad(why),
-    })?;
-    if place.start != if has_frames { index.data_len } else { 0 } {
-        return Err(bad("it does not start where the frames end"));
+    let mut frame = vec![0; usize::try_from(SKIPPABLE_LEN + place.len).unwrap_or(usize::MAX)];
+    read(source, place.start, &mut frame)?;
+    if !format::is_index_header(&frame, place.len) {
+        return Err(bad(source, "its frame and its trailer have different lengths"));
     }
+    Ok((place.start, frame))
+}
+
+/// Reads an index, and checks what a packer keeps to.
+fn decode(source: &dyn Source, bytes: &[u8]) -> Result<(Index, Root), SnapshotError> {
+    let (index, root) = Index::decode(bytes).map_err(|flaw| match flaw {
+        Flaw::Version(major) => SnapshotError::Version { name: source.name(), major },
+        Flaw::Bad(why) => bad(source, why),
+    })?;
     let longest = codec::longest_stored(index.codec, 1 << index.frame_shift)
         .map_err(|cause| SnapshotError::Codec { codec: index.codec.name(), cause })?;
     if index.records.iter().any(|record| record.len as usize > longest) {
-        return Err(bad("a stored frame is longer than its codec makes it"));
+        return Err(bad(source, "a stored frame is longer than its codec makes it"));
     }
     Ok((index, root))
 }

@@ -120,6 +120,13 @@ impl Ahead {
         wanted
     }
 
+    /// Keeps the last bytes, as if they had been announced.
+    pub(super) fn keep_tail(&mut self, tail: Vec<u8>) {
+        let start = self.len.saturating_sub(tail.len() as u64);
+        self.announce(std::slice::from_ref(&(start..self.len)));
+        self.arrive(start, Some(tail));
+    }
+
     /// Takes down a read. Returns what is to be requested; each of it has to arrive, or to be given up, by
     /// [`Ahead::arrive`].
     pub(super) fn note(&mut self, range: &Range<u64>) -> Vec<Range<u64>> {

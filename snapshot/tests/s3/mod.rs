@@ -19,7 +19,10 @@ use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
+use s3s::access::S3Access;
+use s3s::dto::{GetObjectInput, Range};
 use s3s::service::{S3Service, S3ServiceBuilder};
+use s3s::{S3Request, S3Result};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 
@@ -62,6 +65,7 @@ struct Network {
     service: S3Service,
     decide: Mutex<Decide>,
     requests: AtomicU64,
+    bytes: AtomicU64,
     under_way: AtomicU64,
     most_under_way: AtomicU64,
 }
@@ -82,10 +86,12 @@ impl Server {
         let files = s3s_fs::FileSystem::new(&directory).expect("a directory of objects");
         let mut builder = S3ServiceBuilder::new(files);
         builder.set_auth(s3s::auth::SimpleAuth::from_single(KEY_ID, SECRET));
+        builder.set_access(LastBytes { directory: directory.clone() });
         let network = Arc::new(Network {
             service: builder.build(),
             decide: Mutex::new(Box::new(|_| Act::Pass)),
             requests: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
             under_way: AtomicU64::new(0),
             most_under_way: AtomicU64::new(0),
         });
@@ -96,15 +102,21 @@ impl Server {
         Self { _runtime: runtime, network, address, directory }
     }
 
-    /// Has each request decided upon by `decide` from now on, and counts them anew.
+    /// Has each request decided upon by `decide` from now on, and counts requests and bytes anew.
     pub(crate) fn decide(&self, decide: impl Fn(&Seen<'_>) -> Act + Send + Sync + 'static) {
         *self.network.decide.lock().expect("no panic") = Box::new(decide);
         self.network.requests.store(0, Ordering::SeqCst);
+        self.network.bytes.store(0, Ordering::SeqCst);
         self.network.most_under_way.store(0, Ordering::SeqCst);
     }
 
     pub(crate) fn requests(&self) -> u64 {
         self.network.requests.load(Ordering::SeqCst)
+    }
+
+    /// Returns how many bytes the answers had.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.network.bytes.load(Ordering::SeqCst)
     }
 
     pub(crate) fn most_under_way(&self) -> u64 {
@@ -162,6 +174,30 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.directory);
+    }
+}
+
+/// Has more last bytes than an object has be all of it, as S3 does: `s3s-fs` fails.
+struct LastBytes {
+    directory: PathBuf,
+}
+
+impl S3Access for LastBytes {
+    fn get_object<'a, 'b, 'c>(
+        &'a self,
+        request: &'b mut S3Request<GetObjectInput>,
+    ) -> Pin<Box<dyn Future<Output = S3Result<()>> + Send + 'c>>
+    where
+        'a: 'c,
+        'b: 'c,
+        Self: 'c,
+    {
+        let GetObjectInput { bucket, key, range, .. } = &mut request.input;
+        let object = std::fs::metadata(self.directory.join(bucket).join(key));
+        if let (Some(Range::Suffix { length }), Ok(object)) = (range, object) {
+            *length = object.len().min(*length);
+        }
+        Box::pin(std::future::ready(Ok(())))
     }
 }
 
@@ -254,6 +290,7 @@ impl Network {
         let (mut parts, body) = response.into_parts();
         let mut bytes = body.collect().await.expect("a whole body").to_bytes().to_vec();
         let (len, mut breaks_off) = (bytes.len(), false);
+        self.bytes.fetch_add(len as u64, Ordering::SeqCst);
         match act {
             Act::Cut if len > 1 => {
                 parts.headers.insert("content-length", len.into());
