@@ -127,6 +127,23 @@ fn a_snapshot_with_a_diff_packs_into_the_image_of_the_merged_memory() {
 }
 
 #[test]
+fn a_diff_that_is_cut_while_it_is_packed_is_an_error_and_hides_no_page() {
+    let directory = Directory::new("cut");
+    let base = directory.sparse("mem", 40, &[(30, 1)]);
+    let diff = directory.sparse("diff", 40, &[(2, 2), (30, 3)]);
+    let Some(layers) = open(&base, std::slice::from_ref(&diff), false) else { return };
+    let mut page = [0; PAGE];
+    layers.read_at((2 * PAGE) as u64, &mut page).unwrap();
+    File::options().write(true).open(&diff).unwrap().set_len((20 * PAGE) as u64).unwrap();
+    for at in [30, 25, 10] {
+        let error = layers.read_at((at * PAGE) as u64, &mut page).unwrap_err();
+        assert!(error.to_string().contains("diff: the file became shorter"), "{at}: {error}");
+    }
+    layers.read_at((2 * PAGE) as u64, &mut page).unwrap();
+    assert_eq!(page, [2; PAGE]);
+}
+
+#[test]
 fn what_is_no_diff_of_this_memory_is_refused_by_name() {
     let directory = Directory::new("refuse");
     let base = directory.sparse("mem", 10, &[(0, 1)]);
