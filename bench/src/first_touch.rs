@@ -237,9 +237,9 @@ pub(crate) fn demand(
     let by_page = ZeroOptions::default().way(CopyMethod::String);
     for (role, row, name, options, published) in [
         (
-            Role::Variant,
+            Role::Naive,
             "place-page",
-            "in place, a page at a time",
+            "naive in place, a page at a time",
             by_page.batching(Batching::Bytes(ByteLen::new(PAGE))),
             before_units,
         ),

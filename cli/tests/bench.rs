@@ -255,6 +255,12 @@ fn the_fault_object_keeps_to_the_same_schema_and_counts_what_was_published() {
             assert_eq!(count(&id, "count"), 1024 >> order, "{id}");
             assert_eq!(count(&id, "wasted_pages"), 0, "{id}");
         }
+        for order in [0, 4, 7, 9] {
+            for row in ["thread-order", "thread-bare"] {
+                let id = format!("{table}/{row}-{order}");
+                assert_eq!(count(&id, "count"), 1024 >> order, "{id}");
+            }
+        }
         assert_eq!(count(&format!("{table}/naive"), "count"), 1024);
     }
     // Of a page table one page is touched: the others of its window are waste. They are installed
