@@ -126,7 +126,8 @@ fn ripgrep_finds_the_same_lines_in_lazily_mapped_memory() {
         assert_eq!(stats.poisoned, 0, "{stats:?}");
         // It reads in order, and windows grow.
         assert!(is_cold || stats.faults < len / page() / 50, "{stats:?}");
-        assert!(is_cold || stats.queued == 0, "{stats:?}");
+        // For a moment the kernel may not lend a page that is in the page cache.
+        assert!(is_cold || stats.queued < stats.faults / 20, "{stats:?}");
         // Once more while pages are given back under it, by two at once.
         let stop = AtomicBool::new(false);
         thread::scope(|scope| {
