@@ -14,9 +14,10 @@
 //! | `write` | the first write to a page whose writes are tracked |
 //! | `place` | the reader where it is by default, and where a caller can place it |
 //! | `huge` | reading at random what was filled in small pages, and in huge ones |
-//! | `bare` | the yardstick: a handler that answers one page a fault |
+//! | `bare` | the yardsticks: handlers that keep no record of any page |
 //! | `whole` | every thread reads the whole file |
 //! | `program` | SQLite and ripgrep over lazily mapped files |
+//! | `ways` | the rows that `whole` and `program` have in common |
 //! | `run` | what the tables share |
 //! | `source` | the files, and which bytes are right |
 //! | `touch` | which pages are touched, by whom, on which CPUs |
@@ -37,6 +38,7 @@ mod source;
 mod split;
 mod stall;
 mod touch;
+mod ways;
 mod whole;
 mod write;
 

@@ -11,17 +11,15 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use uzone_fault::{Engine, EngineOptions};
-use uzone_os::Mapping;
 
-use super::bare::Waiting;
-use super::run::{Ours, Run, settled};
+use super::run::Run;
 use super::scan::Backend;
 use super::source::{PAGE, Reads, Source};
-use super::touch::{Placement, kernel_faults};
-use crate::report::{Found, Role};
+use super::touch::kernel_faults;
+use super::ways::{Done, Memory, Ways};
 use crate::settings::ProgramSettings;
 use crate::suite::{BenchError, Suite};
 
@@ -30,9 +28,6 @@ const PUBLISHED: &str = "published, for windows of 1, 16 and 512 pages: a build 
      151.45 s with 283.3, 204.8 and 193.4 million faults; the tests of git, 66.09, 65.28 and 67.24 s with 129.6, \
      57.6 and 44.1 million (Kirill A. Shutemov, fault-around, February 2014: the kernel's own faults, 60 jobs, a \
      machine with 4 sockets)";
-
-/// Memory that holds the file of a program.
-type Memory = Arc<dyn Reads + Send>;
 
 /// What a program was asked, and what it answered.
 type Answers = Vec<(&'static str, String)>;
@@ -69,43 +64,13 @@ fn table(run: &mut Run<'_>, program: &Program<'_>, orders: &[u8]) -> Result<(), 
     let mapped = Arc::new(file.map(len)?);
     mapped.populate(0..len.get())?;
     let backend = &Backend::File(file, mapped);
-    let id = |row: &str| format!("{table}/{row}");
-    let anywhere = Placement::anywhere()?;
     let engine = &Engine::with(EngineOptions::default())?;
+    let ways = Ways { table, backend, engine, len, threads: 1, orders, touched };
+    let visit = |row: &str, memory| program.run(row, memory);
     let mut suite = Suite::new(len);
-    suite.faults(Role::Naive, &id("naive"), "one page, poll and read", 1, |row| {
-        let memory = Arc::new(backend.bare(len, Waiting::Poll)?);
-        let done = program.run(row, memory.clone());
-        memory.check(row)?;
-        Ok(done?.found(memory.faults(), 0))
-    });
-    for order in orders.iter().copied().map(Some).chain([None]) {
-        for Ours { row, name, options } in
-            [Ours::new(order, &anywhere)?, Ours::in_thread(order, &anywhere)?]
-        {
-            suite.faults(Role::Ours, &id(&row), name, 1, move |row| {
-                let memory = Arc::new(backend.lazy(engine, len, &options)?);
-                let done = program.run(row, memory.clone())?;
-                let stats = settled(&memory);
-                let placed = stats.demand + stats.around + stats.populated;
-                Ok(done.found(stats.faults, placed.saturating_sub(touched)))
-            });
-        }
-    }
-    let name = "the kernel's own mapping";
-    suite.faults(Role::Peer, &id("kernel"), name, 1, |row| {
-        program.kernel(row, file.map(len)?, touched)
-    });
-    let name = "limit, populated by the kernel";
-    suite.faults(Role::Limit, &id("populate"), name, 1, |row| {
-        let memory = file.map(len)?;
-        let begun = Instant::now();
-        memory.populate(0..len.get())?;
-        let populated = begun.elapsed();
-        Ok(program.kernel(row, memory, touched)?.after(populated))
-    });
+    ways.add(&mut suite, &visit)?;
     suite.each_spec(|spec| {
-        spec.naive(id("naive")).limit(id("populate"), 0).pages = touched;
+        spec.naive(ways.id("naive")).limit(ways.id("populate"), 0).pages = touched;
     });
     let title =
         format!("{}, of whose {} pages it reads {touched}", program.title, len.get() / PAGE);
@@ -113,18 +78,6 @@ fn table(run: &mut Run<'_>, program: &Program<'_>, orders: &[u8]) -> Result<(), 
         format!("one thread; the program's own work is in the time of each row; {PUBLISHED}");
     run.session.table(table, title, note);
     run.session.run(suite, table)
-}
-
-/// What came of a run.
-struct Done {
-    elapsed: Duration,
-    kernel_faults: u64,
-}
-
-impl Done {
-    fn found(self, faults: u64, wasted: u64) -> Found {
-        Found { elapsed: self.elapsed, faults, wasted, ..Found::default() }
-    }
 }
 
 impl Program<'_> {
@@ -141,15 +94,6 @@ impl Program<'_> {
             }
             None => Ok(Done { elapsed, kernel_faults }),
         }
-    }
-
-    /// Runs it over a mapping whose faults the kernel handles.
-    fn kernel(&self, row: &str, memory: Mapping, touched: u64) -> Result<Found, BenchError> {
-        let memory = Arc::new(memory);
-        let done = self.run(row, memory.clone())?;
-        let resident = memory.resident()?.get() / PAGE;
-        let faults = done.kernel_faults;
-        Ok(done.found(faults, resident.saturating_sub(touched)))
     }
 }
 

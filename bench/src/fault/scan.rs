@@ -112,7 +112,7 @@ impl Backend<'_> {
         Ok(engine.map(len, backing, &options)?)
     }
 
-    fn plain(&self, len: ByteLen) -> Result<Mapping, BenchError> {
+    pub(super) fn plain(&self, len: ByteLen) -> Result<Mapping, BenchError> {
         match self {
             Self::File(file, _) | Self::HugeCopy(file, _) => file.map(len),
             Self::Memory(memory) => source::map_memory_file(memory, len, Access::ReadOnly),

@@ -8,15 +8,14 @@ use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use uzone_fault::{Engine, EngineOptions};
-use uzone_os::Mapping;
 use uzone_pages::ByteLen;
 
-use super::bare::Waiting;
-use super::run::{Ours, Run, settled};
+use super::run::Run;
 use super::scan::{Backend, ORDERS, SHUTEMOV};
 use super::source::{PAGE, Reads, Source, word};
-use super::touch::{Pattern, Placement, kernel_faults};
-use crate::report::{Found, Published, Role};
+use super::touch::{Pattern, kernel_faults};
+use super::ways::{Done, Memory, Ways};
+use crate::report::Published;
 use crate::settings::WholeSettings;
 use crate::suite::{BenchError, Suite};
 
@@ -83,42 +82,23 @@ fn table(
     file.warm(len)?;
     let pages = pattern.parts(len, PAGE, 1).concat();
     let visit = Visit { pages: &pages, threads, is_whole: pattern != Pattern::OnePerTable };
-    let id = |row: &str| format!("{table}/{row}");
     let engine = &Engine::with(EngineOptions::default())?;
+    let touched = pages.len() as u64;
+    let ways = Ways { table: &table, backend, engine, len, threads, orders, touched };
+    let touch = |row: &str, memory: Memory| visit.touch(row, &*memory);
     let mut suite = Suite::new(len);
-    suite.faults(Role::Naive, &id("naive"), "one page, poll and read", threads, |row| {
-        let memory = backend.bare(len, Waiting::Poll)?;
-        let found = visit.touch(row, &memory);
-        memory.check(row)?;
-        Ok(found?.found(memory.faults(), 0))
-    });
-    let anywhere = Placement::anywhere()?;
-    for order in orders.iter().copied().map(Some).chain([None]) {
-        let reader = Ours::new(order, &anywhere)?;
-        let in_thread = Ours::in_thread(order, &anywhere)?;
-        for Ours { row, name, options } in [reader, in_thread] {
-            let spec = suite.faults(Role::Ours, &id(&row), name, threads, move |row| {
-                let memory = backend.lazy(engine, len, &options)?;
-                let done = visit.touch(row, &memory)?;
-                let stats = settled(&memory);
-                let placed = stats.demand + stats.around + stats.populated;
-                Ok(done.found(stats.faults, placed.saturating_sub(visit.pages.len() as u64)))
-            });
-            spec.published = order.and_then(|order| published(pattern, threads, order, len));
+    ways.add(&mut suite, &touch)?;
+    for &order in orders {
+        for row in ["order", "thread-order"] {
+            if let Some(spec) = suite.spec(&ways.id(&format!("{row}-{order}"))) {
+                spec.published = published(pattern, threads, order, len);
+            }
         }
     }
-    let name = "the kernel's own mapping";
-    suite.faults(Role::Peer, &id("kernel"), name, threads, |row| {
-        visit.kernel(row, &file.map(len)?, false)
-    });
-    let name = "limit, populated by the kernel";
-    suite.faults(Role::Limit, &id("populate"), name, threads, |row| {
-        visit.kernel(row, &file.map(len)?, true)
-    });
     suite.each_spec(|spec| {
-        spec.naive(id("naive")).pages = pages.len() as u64 * threads as u64;
+        spec.naive(ways.id("naive")).pages = touched * threads as u64;
         if visit.is_whole {
-            spec.limit(id("populate"), 0).bytes = len.get() * threads as u64;
+            spec.limit(ways.id("populate"), 0).bytes = len.get() * threads as u64;
         }
     });
     let plural = if threads == 1 { "thread" } else { "threads, each" };
@@ -157,21 +137,9 @@ struct Visit<'a> {
     is_whole: bool,
 }
 
-/// What came of it.
-struct Done {
-    elapsed: Duration,
-    kernel_faults: u64,
-}
-
-impl Done {
-    fn found(self, faults: u64, wasted: u64) -> Found {
-        Found { elapsed: self.elapsed, faults, wasted, ..Found::default() }
-    }
-}
-
 impl Visit<'_> {
     /// Reads the pages by every thread, and checks every word.
-    fn touch(&self, row: &str, memory: &impl Reads) -> Result<Done, BenchError> {
+    fn touch(&self, row: &str, memory: &dyn Reads) -> Result<Done, BenchError> {
         let start = Barrier::new(self.threads);
         let work = || -> Result<(Instant, Instant, u64), BenchError> {
             let faults = kernel_faults();
@@ -194,7 +162,7 @@ impl Visit<'_> {
         Ok(Done { elapsed, kernel_faults: parts.iter().map(|part| part.2).sum() })
     }
 
-    fn check(&self, row: &str, memory: &impl Reads, offset: u64) -> Result<(), BenchError> {
+    fn check(&self, row: &str, memory: &dyn Reads, offset: u64) -> Result<(), BenchError> {
         let mut page = [0; 4096];
         let (start, bytes) = if self.is_whole {
             (offset - offset % PAGE, &mut page[..])
@@ -209,19 +177,5 @@ impl Visit<'_> {
             }
         }
         Ok(())
-    }
-
-    /// Reads a mapping whose faults the kernel handles, after populating it or not.
-    fn kernel(&self, row: &str, memory: &Mapping, is_populated: bool) -> Result<Found, BenchError> {
-        let begun = Instant::now();
-        if is_populated {
-            memory.populate(0..memory.len().get())?;
-        }
-        let populated = if is_populated { begun.elapsed() } else { Duration::ZERO };
-        let done = self.touch(row, memory)?;
-        let resident = memory.resident()?.get() / PAGE;
-        let faults = done.kernel_faults;
-        let wasted = resident.saturating_sub(self.pages.len() as u64);
-        Ok(done.found(faults, wasted).after(populated))
     }
 }

@@ -15,7 +15,8 @@ use sqlite_vfs::{DatabaseHandle, LockKind, OpenKind, OpenOptions, Vfs};
 use uzone_pages::ByteLen;
 
 use super::super::source::Source;
-use super::{Answers, Memory, Program};
+use super::super::ways::Memory;
+use super::{Answers, Program};
 use crate::suite::BenchError;
 
 pub(super) const TABLE: &str = "fault-program-sqlite";

@@ -14,7 +14,8 @@ use grep_searcher::{Searcher, Sink, SinkMatch};
 use uzone_pages::ByteLen;
 
 use super::super::source::{PAGE, Reads, Source};
-use super::{Answers, Memory, Program};
+use super::super::ways::Memory;
+use super::{Answers, Program};
 use crate::suite::BenchError;
 
 pub(super) const TABLE: &str = "fault-program-grep";
