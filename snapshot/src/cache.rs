@@ -39,6 +39,8 @@ struct State {
     /// The frames that are kept, from the hand of the clock on.
     clock: VecDeque<Key>,
     bytes: u64,
+    /// How many threads wait for a frame: waking none takes a system call as well.
+    waiting: usize,
     /// Frames that were given up and that no thread reads any more: memory for the next ones, which need not
     /// be taken from the kernel page by page.
     spare: Vec<Arc<[u8]>>,
@@ -71,6 +73,14 @@ impl FrameCache {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Waits until a thread has decoded a frame or given it up.
+    fn wait<'a>(&self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        state.waiting += 1;
+        let mut state = self.decoded.wait(state).unwrap_or_else(PoisonError::into_inner);
+        state.waiting -= 1;
+        state
+    }
+
     /// Returns a frame if it is kept.
     pub(crate) fn get(&self, key: Key) -> Option<Arc<[u8]>> {
         match self.lock().frames.get_mut(&key) {
@@ -97,7 +107,7 @@ impl FrameCache {
                     return Ok(bytes.clone());
                 }
                 Some(Slot::Decoding { .. }) => {
-                    state = self.decoded.wait(state).unwrap_or_else(PoisonError::into_inner);
+                    state = self.wait(state);
                 }
                 None => break,
             }
@@ -146,7 +156,7 @@ impl FrameCache {
                     return Some(bytes.clone());
                 }
                 Some(Slot::Decoding { is_brief: true }) => {
-                    state = self.decoded.wait(state).unwrap_or_else(PoisonError::into_inner);
+                    state = self.wait(state);
                 }
                 Some(Slot::Decoding { is_brief: false }) | None => return None,
             }
@@ -217,8 +227,11 @@ impl Drop for Attempt<'_> {
         if let Some(Slot::Decoding { .. }) = state.frames.get(&self.key) {
             state.frames.remove(&self.key);
         }
+        let has_waiters = state.waiting > 0;
         drop(state);
-        self.cache.decoded.notify_all();
+        if has_waiters {
+            self.cache.decoded.notify_all();
+        }
     }
 }
 
