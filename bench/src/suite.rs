@@ -3,6 +3,7 @@
 use std::error::Error;
 use std::io;
 use std::path::PathBuf;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use uzone_os::uffd::{NotUffd, OpenError, RegisterError};
@@ -451,6 +452,20 @@ impl<'a> Suite<'a> {
     /// Returns what is known of a row that was added.
     pub(crate) fn spec(&mut self, id: &str) -> Option<&mut RowSpec> {
         self.specs.iter_mut().find(|spec| spec.id == id)
+    }
+
+    /// Has `before` called before each case that was added, in every round; it is not measured.
+    pub(crate) fn before_each(&mut self, before: impl Fn() -> Result<(), BenchError> + 'a) {
+        let before = Rc::new(before);
+        let cases = std::mem::take(&mut self.cases).into_iter().map(|Case { name, mut run }| {
+            let before = before.clone();
+            let run = Box::new(move || {
+                before()?;
+                run()
+            });
+            Case { name, run }
+        });
+        self.cases = cases.collect();
     }
 
     /// Calls `set` with every row that was added.
