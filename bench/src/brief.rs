@@ -73,10 +73,10 @@ impl LazyFile {
         let mapping = Mapping::anonymous(len, how)?;
         let memory = Registered::new(Arc::new(uffd), mapping, Modes::MISSING)?;
         let start = Vaddr::new(memory.mapping().addr().get() as u64);
-        let region = RemoteRegion { start, len, offset: 0 };
+        let region = RemoteRegion { start, len, offset: 0, page: probe::page_size() };
         let remote = Remote::adopt(fd)?;
         let backing = Arc::new(FileBacking::new(file).map_err(shared)?);
-        let answering = engine.adopt(remote, vec![region], probe::page_size(), backing, options)?;
+        let answering = engine.adopt(remote, vec![region], backing, options)?;
         Ok(Self { answering, memory })
     }
 

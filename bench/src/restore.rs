@@ -153,8 +153,8 @@ impl Machine {
         let mapping = Mapping::anonymous(len, how)?;
         let memory = Registered::new(Arc::new(uffd), mapping, Modes::MISSING)?;
         let start = Vaddr::new(memory.mapping().addr().get() as u64);
-        let regions = vec![RemoteRegion { start, len, offset: 0 }];
-        let answering = engine.adopt(remote, regions, probe::page_size(), backing, options)?;
+        let regions = vec![RemoteRegion { start, len, offset: 0, page: probe::page_size() }];
+        let answering = engine.adopt(remote, regions, backing, options)?;
         Ok(Self { answering, memory })
     }
 }

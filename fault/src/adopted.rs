@@ -7,11 +7,12 @@
 
 use std::fmt;
 use std::io;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use uzone_os::uffd::{EventLog, LoggedEvents, Remote};
-use uzone_pages::{ByteLen, PageCount, PageSize};
+use uzone_pages::{AddrError, ByteLen, PageCount, PageSize};
 
 use crate::backing::Backing;
 use crate::core::Core;
@@ -19,6 +20,7 @@ use crate::engine::{Engine, TRACED, check_backing, pattern, room};
 use crate::error::{MapError, at_most};
 use crate::event_loop::Attached;
 use crate::fault_memory::{FaultMemory, RemoteMemory, RemoteRegion, offsets};
+use crate::kernel::Kernel;
 use crate::mapping_reader::EVENTS;
 use crate::options::LazyOptions;
 use crate::page_states::PageStates;
@@ -27,8 +29,8 @@ use crate::prefetch::Prefetch;
 use crate::record::Recorder;
 
 impl Engine {
-    /// Answers the faults of memory of another process from now on, by `backing`. The regions are
-    /// whole pages of `page`, which is the size of huge pages where the memory has those.
+    /// Answers the faults of memory of another process from now on, by `backing`. Each region is whole
+    /// pages of its size.
     ///
     /// Of the options, `huge` and `kernel_faults` are the other side's and mean nothing here, nor do
     /// `track_writes` and `collapse_when_settled`: what was written there is not asked for, and no huge
@@ -42,11 +44,10 @@ impl Engine {
         &self,
         remote: Remote,
         regions: Vec<RemoteRegion>,
-        page: PageSize,
         backing: Arc<dyn Backing>,
         options: &LazyOptions,
     ) -> Result<AdoptedMemory, MapError> {
-        self.adopt_memory(remote, regions, page, backing, options, None)
+        self.adopt_memory(remote, regions, backing, options, None)
     }
 
     /// Answers as [`Engine::adopt`] does, and keeps in `log` ([`AdoptedMemory::log`], of the same regions)
@@ -60,25 +61,23 @@ impl Engine {
         &self,
         remote: Remote,
         regions: Vec<RemoteRegion>,
-        page: PageSize,
         backing: Arc<dyn Backing>,
         options: &LazyOptions,
         log: EventLog,
     ) -> Result<AdoptedMemory, MapError> {
-        self.adopt_memory(remote, regions, page, backing, options, Some(log))
+        self.adopt_memory(remote, regions, backing, options, Some(log))
     }
 
     fn adopt_memory(
         &self,
         remote: Remote,
         regions: Vec<RemoteRegion>,
-        page: PageSize,
         backing: Arc<dyn Backing>,
         options: &LazyOptions,
         log: Option<EventLog>,
     ) -> Result<AdoptedMemory, MapError> {
         at_most("LazyOptions::trace", options.trace, TRACED)?;
-        let pages = count_pages(&regions, page)?;
+        let pages = count_pages(&regions)?;
         let mut by_offset: Vec<_> = regions.iter().map(RemoteRegion::offsets).collect();
         by_offset.sort_by_key(|offsets| offsets.start);
         if by_offset.windows(2).any(|two| two[0].end > two[1].start) {
@@ -94,44 +93,93 @@ impl Engine {
         if log.as_ref().is_some_and(|log| log.marks() != pages.get()) {
             return Err(MapError::Backing { reason: "the log of events is of other memory" });
         }
-        check_backing(&*backing, pages.to_bytes(page)?, page)?;
-        let contents = PageStates::reserve(pages, page)?;
-        let areas: Result<Vec<_>, MapError> =
-            regions.iter().map(|region| Ok(region.fault_area(page)?)).collect();
-        let pattern = pattern(&areas?, page, &*backing, options);
-        let zeroes_by_copy = page > uzone_os::probe::page_size();
-        let memory = Arc::new(RemoteMemory { remote, regions });
-        let policy = Policy { zeroes_by_copy, removed_is_zero: true, is_tracked: false };
+        let mut sizes: Vec<_> = regions.iter().map(|region| region.page).collect();
+        sizes.sort_unstable();
+        sizes.dedup();
+        let memory = RemoteMemory { remote: Arc::new(remote), regions };
         let recorder = Recorder::new(options.trace);
-        let core = Core::new(memory.clone(), backing, contents, page, policy, pattern, recorder);
-        let core = Arc::new(core.on_failure(options.on_failure.clone()));
+        let part_of = {
+            let (memory, recorder) = (&memory, &recorder);
+            move |page| part_of(memory, page, &backing, options, recorder)
+        };
+        let parts: Result<Vec<_>, MapError> = sizes.into_iter().map(part_of).collect();
+        let parts = parts?;
+        let Some((_, largest)) = parts.last() else {
+            return Err(MapError::Backing { reason: "no region holds a byte of it" });
+        };
+        let room = room(largest.page_size())?;
         let is_logged = log.is_some();
+        let smallest = smallest_page(&memory.regions);
         for marked in log.iter().flat_map(EventLog::marked) {
-            core.removed(marked..marked + 1);
+            let offset = marked << smallest.shift();
+            if let Some((_, core)) = parts.iter().find(|(part, _)| part.has(offset)) {
+                let page = offset >> core.page_size().shift();
+                core.removed(page..page + 1);
+            }
         }
+        let pagers =
+            parts.iter().map(|(part, core)| (FaultMemory::Remote(part.clone()), core.clone()));
+        let memory = Arc::new(memory);
         let fault_memory = FaultMemory::Remote(memory.clone());
-        let attached = self.attach(fault_memory, log, core.clone(), options, room(page)?)?;
+        let attached = self.attach(fault_memory, log, pagers.collect(), options, room)?;
         if is_logged {
             // What another process read and did not answer is reported again.
-            core.kernel().wake(core.bytes(0..pages.get()));
+            memory.wake(0..pages.to_bytes(smallest)?.get());
         }
-        Ok(AdoptedMemory { attached: Some(attached), memory, core })
+        let (parts, cores) = parts.into_iter().unzip();
+        Ok(AdoptedMemory { attached: Some(attached), memory, parts, cores })
     }
 }
 
-/// Returns how many pages of the backing the regions reach over, from its start on.
-fn count_pages(regions: &[RemoteRegion], page: PageSize) -> Result<PageCount, MapError> {
-    let mut end = 0;
+/// Returns the part of `memory` that has pages of a size, and those pages.
+fn part_of(
+    memory: &RemoteMemory,
+    page: PageSize,
+    backing: &Arc<dyn Backing>,
+    options: &LazyOptions,
+    recorder: &Arc<Recorder>,
+) -> Result<(Arc<RemoteMemory>, Arc<Core>), MapError> {
+    let mut regions = memory.regions.clone();
+    regions.retain(|region| region.page == page);
+    let pages = PageCount::new(end_of(&regions)?.get() >> page.shift());
+    check_backing(&**backing, pages.to_bytes(page)?, page)?;
+    let contents = PageStates::reserve(pages, page)?;
+    let areas: Result<Vec<_>, AddrError> = regions.iter().map(RemoteRegion::fault_area).collect();
+    let pattern = pattern(&areas?, page, &**backing, options);
+    let zeroes_by_copy = page > uzone_os::probe::page_size();
+    let part = Arc::new(RemoteMemory { remote: memory.remote.clone(), regions });
+    let policy = Policy { zeroes_by_copy, removed_is_zero: true, is_tracked: false };
+    let (backing, recorder) = (backing.clone(), recorder.clone());
+    let core = Core::new(part.clone(), backing, contents, page, policy, pattern, recorder);
+    Ok((part, Arc::new(core.on_failure(options.on_failure.clone()))))
+}
+
+/// Returns the size of the smallest pages of regions.
+fn smallest_page(regions: &[RemoteRegion]) -> PageSize {
+    let pages = regions.iter().map(|region| region.page);
+    pages.min().unwrap_or_else(uzone_os::probe::page_size)
+}
+
+/// Returns where the last byte of the backing ends that regions hold.
+fn end_of(regions: &[RemoteRegion]) -> Result<ByteLen, AddrError> {
+    let mut end = ByteLen::ZERO;
     for region in regions {
-        let (start, len) = (region.start.get(), region.len);
+        end = end.max(ByteLen::new(region.offset).checked_add(region.len)?);
+    }
+    Ok(end)
+}
+
+/// Returns how many pages of the backing the regions reach over, from its start on, in the smallest of them.
+fn count_pages(regions: &[RemoteRegion]) -> Result<PageCount, MapError> {
+    for region in regions {
+        let (start, len, page) = (region.start.get(), region.len, region.page);
         let is_cut = (start | len.get() | region.offset) & (page.bytes() - 1) != 0;
         if is_cut || len.is_zero() {
             return Err(MapError::CutsPage { len, page: ByteLen::new(page.bytes()) });
         }
-        end = end.max(ByteLen::new(region.offset).checked_add(len)?.get());
         ByteLen::new(start).checked_add(len)?;
     }
-    Ok(page.pages_in(ByteLen::new(end))?)
+    Ok(smallest_page(regions).pages_in(end_of(regions)?)?)
 }
 
 /// Memory of another process whose faults are answered, until this is dropped or stopped. Dropping it
@@ -141,7 +189,9 @@ pub struct AdoptedMemory {
     // Dropped first: no thread reads the descriptor afterwards.
     attached: Option<Attached>,
     memory: Arc<RemoteMemory>,
-    core: Arc<Core>,
+    /// The parts of it that have pages of one size each, and those pages, the smallest first.
+    parts: Vec<Arc<RemoteMemory>>,
+    cores: Vec<Arc<Core>>,
 }
 
 impl AdoptedMemory {
@@ -153,11 +203,10 @@ impl AdoptedMemory {
     /// [`MapError`] as for [`Engine::adopt`], or that there is no room for it, or `before` is of other memory.
     pub fn log(
         regions: &[RemoteRegion],
-        page: PageSize,
         before: Option<&LoggedEvents>,
         file: Option<OwnedFd>,
     ) -> Result<EventLog, MapError> {
-        let pages = count_pages(regions, page)?;
+        let pages = count_pages(regions)?;
         if before.is_some_and(|before| before.marks() != pages.get()) {
             return Err(MapError::Backing { reason: "the log of events is of other memory" });
         }
@@ -167,23 +216,58 @@ impl AdoptedMemory {
         };
         let log = log.map_err(MapError::MemoryFile)?;
         let Some(before) = before else { return Ok(log) };
+        let shift = smallest_page(regions).shift();
         before.marked().for_each(|page| log.mark(page..page + 1));
         for removed in &before.removed {
             for bytes in offsets(regions, removed.start, removed.end) {
-                log.mark(bytes.start >> page.shift()..bytes.end >> page.shift());
+                log.mark(bytes.start >> shift..bytes.end >> shift);
             }
         }
         log.forget_events();
         Ok(log)
     }
 
+    /// Returns the bytes of the backing that memory of these regions gave back, as the log of a process has
+    /// them that answered for it and has ended: in ascending order, neighbours as one range.
+    ///
+    /// # Errors
+    /// As for [`AdoptedMemory::log`].
+    pub fn given_back(
+        regions: &[RemoteRegion],
+        before: &LoggedEvents,
+    ) -> Result<Vec<Range<u64>>, MapError> {
+        let shift = smallest_page(regions).shift();
+        let mut ranges: Vec<Range<u64>> = Vec::new();
+        for mark in Self::log(regions, Some(before), None)?.marked() {
+            let bytes = mark << shift..(mark + 1) << shift;
+            match ranges.last_mut() {
+                Some(last) if last.end == bytes.start => last.end = bytes.end,
+                _ => ranges.push(bytes),
+            }
+        }
+        Ok(ranges)
+    }
+
     /// Has the pages with these bytes of the backing installed before they are touched, in this order, while
     /// no fault is pending: those that an earlier run touched, for instance. Pages that are there already and
     /// bytes that there are not are passed over. It returns at once.
     pub fn prefetch(&self, offsets: &[u64]) {
-        if let Some(attached) = self.attached.as_ref().filter(|_| !offsets.is_empty()) {
-            attached.prefetch(&Prefetch::new(offsets, self.core.page_size()));
+        let Some(attached) = &self.attached else { return };
+        for (pager, (part, core)) in self.parts.iter().zip(&self.cores).enumerate() {
+            let offsets: Vec<_> = offsets.iter().copied().filter(|at| part.has(*at)).collect();
+            if !offsets.is_empty() {
+                attached.prefetch(pager, &Prefetch::new(&offsets, core.page_size()));
+            }
         }
+    }
+
+    fn cores(&self) -> &[Arc<Core>] {
+        &self.cores
+    }
+
+    fn core_at(&self, offset: u64) -> Option<&Core> {
+        let part = self.parts.iter().position(|part| part.has(offset))?;
+        Some(&self.cores[part])
     }
 
     /// Stops answering and returns the descriptor for the next server. Threads that wait for a page go on

@@ -1,4 +1,4 @@
-//! What becomes of a fault: [`Core`], the decisions of one mapping.
+//! What becomes of a fault: [`Core`], the decisions about the pages of one size of a mapping.
 //!
 //! No thread and no descriptor is here: a fault comes in as a page number, the answers go out through a
 //! [`Kernel`], and pages that take time are handed back to be queued. So the same code runs against the
@@ -24,7 +24,7 @@ use uzone_pages::{Content, FaultPattern, FaultPlan, PageCount, PageSize, Pfn, Pf
 
 use crate::backing::Backing;
 use crate::costs::{COPIED_NS, CostMeter};
-use crate::error::{BackingError, Failure, caught};
+use crate::error::{BackingError, caught};
 use crate::kernel::{Fill, Kernel};
 use crate::options::OnFailure;
 use crate::page_states::PageStates;
@@ -164,7 +164,7 @@ impl ReaderState {
     }
 }
 
-/// One mapping: its pages, their backing, and the kernel that installs them.
+/// The pages of one size of a mapping, their backing, and the kernel that installs them.
 pub(crate) struct Core {
     pub(crate) pages: Pages,
     backing: Arc<dyn Backing>,
@@ -172,14 +172,12 @@ pub(crate) struct Core {
     pattern: Mutex<FaultPattern>,
     /// Counts of the one thread that answers faults.
     by_reader: Counters,
-    recorder: Recorder,
+    recorder: Arc<Recorder>,
     pending: Pending,
     /// The turn of the last of its pages that was queued for the I/O threads.
     pub(crate) turn: AtomicU64,
     /// Whether its reader panicked.
     has_failed: AtomicBool,
-    // Held for an assignment.
-    last_failure: Mutex<Option<Failure>>,
     on_failure: Option<OnFailure>,
     /// Whether threads wait on for pages that cannot be produced.
     holds: AtomicBool,
@@ -196,7 +194,7 @@ impl Core {
         page: PageSize,
         policy: Policy,
         pattern: FaultPattern,
-        recorder: Recorder,
+        recorder: Arc<Recorder>,
     ) -> Self {
         Self {
             pages: Pages::new(kernel, contents, page, policy),
@@ -207,7 +205,6 @@ impl Core {
             pending: Pending::new(),
             turn: AtomicU64::new(0),
             has_failed: AtomicBool::new(false),
-            last_failure: Mutex::default(),
             on_failure: None,
             holds: AtomicBool::new(false),
             in_thread: OnceLock::new(),
@@ -646,15 +643,20 @@ impl Core {
         let _ = caught(|| self.backing.will_need(&ranges));
     }
 
-    /// Returns what happened so far.
-    pub(crate) fn stats(&self) -> FaultStats {
-        let (all, reader) = (self.counters(), self.by_reader());
+    /// Returns what happened so far to a mapping, whose pages are those of `cores`.
+    pub(crate) fn stats(cores: &[Arc<Self>]) -> FaultStats {
         // Relaxed: each is a statistic of its own.
         let get = |of: fn(&Counters) -> &AtomicU64| {
-            of(all).load(Ordering::Relaxed) + of(reader).load(Ordering::Relaxed)
+            let of_one = |core: &Arc<Self>| {
+                of(core.counters()).load(Ordering::Relaxed)
+                    + of(core.by_reader()).load(Ordering::Relaxed)
+            };
+            cores.iter().map(of_one).sum::<u64>()
         };
-        let in_thread = self.in_thread().map_or(Counts::default(), |it| it.counts());
+        let in_thread = cores.iter().find_map(|core| core.in_thread());
+        let in_thread = in_thread.map_or(Counts::default(), |it| it.counts());
         let demand = in_thread.faults.min(in_thread.filled);
+        let oldest = cores.iter().filter_map(|core| core.pending().oldest()).min();
         FaultStats {
             faults: get(|counters| &counters.faults) + in_thread.faults + in_thread.writes,
             minor: get(|counters| &counters.minor),
@@ -671,12 +673,12 @@ impl Core {
             zeroes: get(|counters| &counters.zeroes),
             write_protect: get(|counters| &counters.write_protect) + in_thread.writes,
             collapsed: get(|counters| &counters.collapsed),
-            huge_pages: self.kernel().huge_pages(),
+            huge_pages: cores.iter().map(|core| core.kernel().huge_pages()).sum(),
             held: get(|counters| &counters.held),
             read_ahead: get(|counters| &counters.read_ahead),
-            has_failed: self.has_failed(),
-            pending: self.pending().len() as u64,
-            oldest_pending: self.pending().oldest().map(|since| since.elapsed()),
+            has_failed: cores.iter().any(|core| core.has_failed()),
+            pending: cores.iter().map(|core| core.pending().len() as u64).sum(),
+            oldest_pending: oldest.map(|since| since.elapsed()),
         }
     }
 }

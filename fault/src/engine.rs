@@ -146,8 +146,10 @@ impl Engine {
         let core = Arc::new(core.on_failure(options.on_failure.clone()));
         let room = room(page)?;
         producer.serves(&core, room);
-        let attached =
-            self.attach(FaultMemory::Own(memory.clone()), None, core.clone(), options, room)?;
+        let attached = {
+            let own = FaultMemory::Own(memory.clone());
+            self.attach(own.clone(), None, vec![(own, core.clone())], options, room)?
+        };
         let writes = tracker.as_ref().map_or(Writes::Free, |tracker| tracker.writes());
         let answered = answer_in_thread(in_thread, &memory, &core, writes, options);
         tracing::debug!(%len, %page, ?answered, "map");
@@ -227,7 +229,7 @@ impl Engine {
         &self,
         fault_memory: FaultMemory,
         log: Option<EventLog>,
-        core: Arc<Core>,
+        pagers: Vec<(FaultMemory, Arc<Core>)>,
         options: &LazyOptions,
         room: usize,
     ) -> Result<Attached, MapError> {
@@ -239,7 +241,7 @@ impl Engine {
             spin
         };
         let pool = self.threads.pool.clone();
-        let parts = ReaderParts { fault_memory, log, core, pool, spin, deadline, budget, room };
+        let parts = ReaderParts { fault_memory, log, pagers, pool, spin, deadline, budget, room };
         let source = MappingReader::new(parts);
         let reader = match &options.reader {
             Reader::Shared => {

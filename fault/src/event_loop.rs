@@ -44,12 +44,21 @@ const RETRY: Duration = Duration::from_millis(1);
 /// How often a failing ring of the bell is repeated before the message waits for the next one.
 const RINGS: u32 = 1000;
 
+/// What the pages of one size of a mapping are known by.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PagerKey {
+    /// The key of the mapping.
+    pub(crate) mapping: u64,
+    /// Which of its pagers has them.
+    pub(crate) pager: usize,
+}
+
 /// A message to a loop.
 enum Message {
     Join { key: u64, reader: Box<MappingReader> },
     Leave { key: u64, done: SyncSender<()> },
-    Install { key: u64, page: u64, staged: Staged },
-    Prefetch { key: u64, chunk: Chunk },
+    Install { key: PagerKey, page: u64, staged: Staged },
+    Prefetch { key: PagerKey, chunk: Chunk },
     Stop,
 }
 
@@ -93,13 +102,13 @@ pub(crate) struct LoopHandle(Arc<Inbox>);
 
 impl LoopHandle {
     /// Hands a page over to the thread that installs it.
-    pub(crate) fn install(&self, key: u64, page: u64, staged: Staged) {
+    pub(crate) fn install(&self, key: PagerKey, page: u64, staged: Staged) {
         // If the loop is not woken now, the next message wakes it.
         let _ = self.0.send(Message::Install { key, page, staged });
     }
 
     /// Hands pages over that are ready.
-    pub(crate) fn prefetch(&self, key: u64, chunk: Chunk) {
+    pub(crate) fn prefetch(&self, key: PagerKey, chunk: Chunk) {
         let _ = self.0.send(Message::Prefetch { key, chunk });
     }
 }
@@ -190,11 +199,11 @@ pub(crate) struct Attached {
 }
 
 impl Attached {
-    /// Has pages installed before they are touched.
-    pub(crate) fn prefetch(&self, prefetch: &Arc<Prefetch>) {
+    /// Has pages of a pager installed before they are touched.
+    pub(crate) fn prefetch(&self, pager: usize, prefetch: &Arc<Prefetch>) {
         for _ in 0..CHUNKS {
             let chunk = Chunk::before_the_first(prefetch.clone());
-            self.event_loop.handle().prefetch(self.key, chunk);
+            self.event_loop.handle().prefetch(PagerKey { mapping: self.key, pager }, chunk);
         }
     }
 }
@@ -308,17 +317,17 @@ impl Runner {
                     let _ = done.send(()); // there is no receiver if the loop itself drops the mapping
                 }
                 Message::Install { key, page, staged } => {
-                    if let Some(reader) = self.readers.get_mut(&key) {
-                        if caught(|| reader.install(page, staged)).is_none() {
+                    if let Some(reader) = self.readers.get_mut(&key.mapping) {
+                        if caught(|| reader.install(key.pager, page, staged)).is_none() {
                             reader.fail();
                         }
-                        self.note_timer(key);
+                        self.note_timer(key.mapping);
                     }
                 }
                 Message::Prefetch { key, chunk } => {
-                    if let Some(reader) = self.readers.get_mut(&key) {
-                        reader.prefetch(chunk);
-                        self.activate(key);
+                    if let Some(reader) = self.readers.get_mut(&key.mapping) {
+                        reader.prefetch(key.pager, chunk);
+                        self.activate(key.mapping);
                     }
                 }
                 Message::Stop => {
@@ -379,7 +388,8 @@ impl Runner {
             };
             let was_by_clock = reader.is_by_clock();
             reader.set_company(has_company);
-            let submit = Submit { filler: &self.filler, key };
+            let key_of_first = PagerKey { mapping: key, pager: 0 };
+            let submit = Submit { filler: &self.filler, key: key_of_first };
             let Some(was_busy) = caught(|| reader.step(&mut self.scratch, &submit)) else {
                 reader.fail();
                 self.renew_scratch();
@@ -522,7 +532,7 @@ mod tests {
         let reader = MappingReader::new(ReaderParts {
             fault_memory: FaultMemory::Own(memory.clone()),
             log: None,
-            core: core.clone(),
+            pagers: vec![(FaultMemory::Own(memory.clone()), core.clone())],
             pool: Arc::new(IoPool::start(NonZeroUsize::MIN).unwrap()),
             spin: Duration::ZERO,
             deadline,
@@ -553,7 +563,7 @@ mod tests {
         assert!(!core.has_failed());
         memory.mapping().read_at(3 * page, &mut [1]).unwrap_err();
         assert!(core.has_failed());
-        assert!(core.last_failure().unwrap().reason.contains("panicked"));
+        assert!(core.recorder().last_failure().unwrap().reason.contains("panicked"));
         // What was there is there, and what was missing is bad.
         memory.mapping().read_at(page, &mut [1]).unwrap();
         memory.mapping().read_at(9 * page, &mut [1]).unwrap_err();

@@ -29,6 +29,8 @@ pub struct RemoteRegion {
     pub len: ByteLen,
     /// Which byte of the backing it starts with.
     pub offset: u64,
+    /// The size of its pages: that of huge pages where the memory has those.
+    pub page: PageSize,
 }
 
 impl RemoteRegion {
@@ -42,10 +44,11 @@ impl RemoteRegion {
     }
 
     /// Returns it as an area of faults, which are numbered by their offsets in the backing.
-    pub(crate) fn fault_area(&self, page: PageSize) -> Result<FaultArea, AddrError> {
-        let first = Pfn::new(self.offset >> page.shift());
-        let pages = PfnRange::try_new(first, page.pages_in(self.len)?)?;
-        Ok(FaultArea { pages, address: self.start.get() >> page.shift() })
+    pub(crate) fn fault_area(&self) -> Result<FaultArea, AddrError> {
+        let shift = self.page.shift();
+        let first = Pfn::new(self.offset >> shift);
+        let pages = PfnRange::try_new(first, self.page.pages_in(self.len)?)?;
+        Ok(FaultArea { pages, address: self.start.get() >> shift })
     }
 
     /// Returns which bytes of the backing it holds.
@@ -57,7 +60,7 @@ impl RemoteRegion {
 /// Memory of another process whose faults are answered.
 #[derive(Debug)]
 pub(crate) struct RemoteMemory {
-    pub(crate) remote: Remote,
+    pub(crate) remote: Arc<Remote>,
     pub(crate) regions: Vec<RemoteRegion>,
 }
 
@@ -71,6 +74,11 @@ impl RemoteMemory {
             .find(|region| (region.offset..region.end_offset()).contains(&range.start))?;
         let address = region.start.get() + (range.start - region.offset);
         Some((Vaddr::new(address), range.end.min(region.end_offset()) - range.start))
+    }
+
+    /// Returns whether it holds a byte of the backing.
+    pub(crate) fn has(&self, offset: u64) -> bool {
+        self.regions.iter().any(|region| region.offsets().contains(&offset))
     }
 
     fn offset_of(&self, address: Vaddr) -> Option<u64> {
@@ -132,14 +140,14 @@ impl FaultMemory {
     pub(crate) fn join(&self, set: &EventSet, key: u64) -> io::Result<()> {
         match self {
             Self::Own(memory) => set.add(&**memory.uffd(), key),
-            Self::Remote(memory) => set.add(&memory.remote, key),
+            Self::Remote(memory) => set.add(&*memory.remote, key),
         }
     }
 
     pub(crate) fn leave(&self, set: &EventSet) -> io::Result<()> {
         match self {
             Self::Own(memory) => set.remove(&**memory.uffd()),
-            Self::Remote(memory) => set.remove(&memory.remote),
+            Self::Remote(memory) => set.remove(&*memory.remote),
         }
     }
 
@@ -268,9 +276,10 @@ mod tests {
                 start: start(memory),
                 len: page,
                 offset: at * page.get(),
+                page: uzone_os::probe::page_size(),
             })
             .collect();
-        let memory = RemoteMemory { remote, regions };
+        let memory = RemoteMemory { remote: Arc::new(remote), regions };
         let mut buffer = EventBuffer::new(8);
         let mut read_faults = |count: usize| {
             let give_up = Instant::now() + Duration::from_secs(30);
@@ -310,7 +319,8 @@ mod tests {
         let mapping = Mapping::anonymous(len, Anonymous::default()).unwrap();
         let memory = Registered::new(Arc::new(uffd), mapping, Modes::MISSING).unwrap();
         let start = Vaddr::new(memory.mapping().addr().get() as u64);
-        let regions = [RemoteRegion { start, len, offset: 0 }];
+        let page = uzone_os::probe::page_size();
+        let regions = [RemoteRegion { start, len, offset: 0, page }];
         let remote = Remote::adopt(memory.uffd().as_fd().try_clone_to_owned().unwrap()).unwrap();
         let done = std::sync::atomic::AtomicBool::new(false);
         std::thread::scope(|scope| {

@@ -24,7 +24,7 @@ use uzone_pages::Content;
 
 use crate::core::{Core, ReaderState};
 use crate::error::{caught, discard};
-use crate::event_loop::LoopHandle;
+use crate::event_loop::{LoopHandle, PagerKey};
 use crate::prefetch::PrefetchJob;
 use crate::record::FaultOutcome;
 use crate::stats::Counters;
@@ -42,7 +42,7 @@ struct Job {
     page: u64,
     room: usize,
     /// The thread that installs it, if that is not the one that produces it.
-    filler: Option<(LoopHandle, u64)>,
+    filler: Option<(LoopHandle, PagerKey)>,
     /// When it is its turn, set by the queue.
     turn: u64,
 }
@@ -203,14 +203,20 @@ pub(crate) struct IoPool {
     shared: Arc<Shared>,
 }
 
-/// How the pages of one mapping are submitted.
+/// How the pages of a mapping are submitted.
+#[derive(Clone, Copy)]
 pub(crate) struct Submit<'a> {
-    /// The thread that answers its faults, and its key there.
+    /// The thread that answers its faults, and the key of its pages there.
     pub(crate) filler: &'a LoopHandle,
-    pub(crate) key: u64,
+    pub(crate) key: PagerKey,
 }
 
 impl Submit<'_> {
+    /// Returns how the pages of the mapping with that pager are submitted.
+    pub(crate) fn of(self, pager: usize) -> Self {
+        Self { key: PagerKey { pager, ..self.key }, ..self }
+    }
+
     /// Queues a page that the caller owns. Returns whether there was room; if not, the caller owns
     /// it still. There is for a page that a thread of the pool waits for.
     pub(crate) fn demand(

@@ -50,9 +50,10 @@
 //! | `costs` | what faults cost, measured |
 //! | `bad_pages` | making a page a bad one |
 //! | `page_states` | the state of each page |
-//! | `pages` | the pages of one mapping, with the kernel that installs them |
+//! | `pages` | the pages of one size of a mapping, with the kernel that installs them |
 //! | `event_loop` | the reader threads |
 //! | `mapping_reader` | one mapping, as its reader sees it |
+//! | `pager` | its pages of one size, and the answers to their faults |
 //! | `io_pool` | the I/O threads |
 //! | `placement` | where the reader should run, measured |
 //! | `pending` | the pages that threads wait for |
@@ -91,6 +92,7 @@ mod mapping_reader;
 mod options;
 #[cfg_attr(miri, path = "page_states/plain.rs")]
 mod page_states;
+mod pager;
 mod pages;
 mod pending;
 mod placement;

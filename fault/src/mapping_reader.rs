@@ -1,9 +1,11 @@
-//! One mapping, as its reader thread sees it: [`MappingReader`]. A step reads the pending faults and
-//! answers them; if there are none, it retries deferred work and installs neighbours. It never blocks on a
-//! backing, and allocates nothing. All pending events are read before a fault is answered: the kernel
-//! reports a fault before a removal that is older.
+//! One mapping, as its reader thread sees it: [`MappingReader`]. A step reads the pending faults and has
+//! the [`Pager`] of each answer it; if there are none, it retries deferred work and installs neighbours. It
+//! never blocks on a backing, and allocates nothing. All pending events are read before a fault is answered:
+//! the kernel reports a fault before a removal that is older.
+//!
+//! Memory of another process may have pages of several sizes behind one descriptor. Each size has a pager of
+//! its own; what comes by the descriptor, and what is allowed of it, belongs to the reader.
 
-use std::collections::VecDeque;
 use std::io;
 use std::num::NonZero;
 use std::ops::Range;
@@ -12,19 +14,16 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use uzone_os::Vaddr;
-use uzone_os::uffd::{Event, EventBuffer, EventLog, EventSet, FaultKind, PageFault, Remote};
-use uzone_pages::{Content, Touch};
+use uzone_os::uffd::{Event, EventBuffer, EventLog, EventSet, PageFault, Remote};
 
-use crate::backing::Memory;
 use crate::budget::{Allowance, Budget};
-use crate::core::{Core, Outcome, ReaderState};
-use crate::costs::{CONTINUED_NS, COPIED_NS, CostMeter};
+use crate::core::Core;
 use crate::fault_memory::FaultMemory;
 use crate::follow::Waiters;
 use crate::io_pool::{IoPool, Submit};
-use crate::pending::Awaited;
-use crate::prefetch::{Chunk, PrefetchJob};
-use crate::record::{FaultClass, FaultOutcome, FaultRecord};
+use crate::pager::{Pager, RETRY};
+use crate::prefetch::Chunk;
+use crate::record::{FaultRecord, Recorder};
 use crate::staged::Staged;
 use crate::stats::Counters;
 
@@ -37,10 +36,6 @@ const FAULTS: usize = 1024;
 const READS: u32 = 64;
 /// How long faults are answered before other mappings come to their turn.
 const TURN: Duration = Duration::from_micros(30);
-/// How many pages may wait for room in the queue; if there are more, all waiting threads are woken.
-const PARKED: usize = 256;
-/// After how long deferred work is retried.
-const RETRY: Duration = Duration::from_millis(1);
 /// After this many unsuccessful polls the reader stops polling, until a fault arrives within the polling
 /// window.
 const VAIN: u8 = 4;
@@ -123,32 +118,25 @@ enum Drained {
 /// One mapping, and what is being done about its faults.
 pub(crate) struct MappingReader {
     fault_memory: FaultMemory,
-    core: Arc<Core>,
-    /// Produces the pages that are not ready.
-    pool: Arc<IoPool>,
-    state: ReaderState,
-    parked: Parked,
+    /// At least one.
+    pagers: Vec<Pager>,
+    /// Which of them has the room for bytes during a step.
+    lent: usize,
     look: AdaptiveSpin,
-    /// Pages that an I/O thread produced for this one and that the kernel deferred.
-    late: VecDeque<(u64, Staged)>,
-    late_since: Instant,
-    /// Pages that are ready and will be touched.
-    chunks: VecDeque<Chunk>,
-    /// How many chunks are on their way or there.
-    prefetching: usize,
     children: Children,
     /// Faults that were read and are answered in the next turn.
     unanswered: Vec<PageFault>,
-    /// The page that was answered last, after all faults of the turn had been read: each thread that waited
-    /// for it is awake.
-    answered: Option<u64>,
     /// Where its events are read to, if they must outlive this process.
     logged: Option<EventBuffer>,
+    /// The size of a mark of that log, as a shift: that of the smallest pages.
+    mark_shift: u32,
     /// Whether a step panicked. Then each page that is touched is made bad.
     has_failed: bool,
     looked: Instant,
     /// Whether others were let run since the last fault was answered.
     has_yielded: bool,
+    /// Whether the thread answers for other mappings too.
+    has_company: bool,
     /// Whether reading the descriptor failed, so that it is not waited for.
     pub(crate) poll_failed: bool,
     /// What it may still use, if that is limited, and until when nothing is read because that is used up.
@@ -156,7 +144,6 @@ pub(crate) struct MappingReader {
     held_until: Option<Instant>,
     pub(crate) is_active: bool,
     pub(crate) is_timed: bool,
-    deadline: Option<Duration>,
     room: usize,
     /// For how long it polls where it does not share the CPU of the faulting thread.
     spin: Duration,
@@ -166,7 +153,9 @@ pub(crate) struct MappingReader {
 pub(crate) struct ReaderParts {
     pub(crate) fault_memory: FaultMemory,
     pub(crate) log: Option<EventLog>,
-    pub(crate) core: Arc<Core>,
+    /// The pages of each size and which part of the memory has them, the smallest first. Their recorder is the
+    /// same.
+    pub(crate) pagers: Vec<(FaultMemory, Arc<Core>)>,
     pub(crate) pool: Arc<IoPool>,
     pub(crate) spin: Duration,
     pub(crate) deadline: Option<Duration>,
@@ -176,37 +165,28 @@ pub(crate) struct ReaderParts {
 
 impl MappingReader {
     pub(crate) fn new(parts: ReaderParts) -> Self {
-        let ReaderParts { fault_memory, log, core, pool, spin, deadline, budget, room } = parts;
-        let mut state = ReaderState::new(0);
-        state.shares_cpu = spin.is_zero();
-        let memory = core.backing().memory();
-        let is_continued = memory.is_ok_and(|memory| matches!(memory, Memory::File { .. }));
-        let page_ns = if is_continued { CONTINUED_NS } else { COPIED_NS };
-        state.meter = CostMeter::new(page_ns, !state.shares_cpu);
+        let ReaderParts { fault_memory, log, pagers, pool, spin, deadline, budget, room } = parts;
+        let pager =
+            |(part, core)| Pager::new(part, core, pool.clone(), spin.is_zero(), deadline, room);
+        let pagers: Vec<_> = pagers.into_iter().map(pager).collect();
         Self {
             fault_memory,
-            core,
-            pool,
-            state,
-            parked: Parked::new(),
+            mark_shift: pagers[0].core().page_size().shift(),
+            pagers,
+            lent: 0,
             look: AdaptiveSpin::new(spin),
-            late: VecDeque::new(),
-            late_since: Instant::now(),
-            chunks: VecDeque::new(),
-            prefetching: 0,
             children: Children::new(),
             unanswered: Vec::new(),
-            answered: None,
             logged: log.map(EventBuffer::logged),
             has_failed: false,
             looked: Instant::now(),
             has_yielded: false,
+            has_company: false,
             poll_failed: false,
             allowance: budget.is_limited().then(|| Allowance::new(budget, Instant::now())),
             held_until: None,
             is_active: false,
             is_timed: false,
-            deadline,
             room,
             spin,
         }
@@ -217,8 +197,7 @@ impl MappingReader {
     pub(crate) fn set_shares_cpu(&mut self, shares_cpu: bool) {
         let spin = if shares_cpu { Duration::ZERO } else { self.spin };
         self.look = AdaptiveSpin::new(spin);
-        self.state.shares_cpu = spin.is_zero();
-        self.state.meter.set_parallel(!spin.is_zero());
+        self.pagers.iter_mut().for_each(|pager| pager.set_shares_cpu(spin.is_zero()));
     }
 
     /// Returns how many bytes are read from its backing at once.
@@ -237,7 +216,8 @@ impl MappingReader {
 
     /// Notes whether the thread answers for other mappings too.
     pub(crate) fn set_company(&mut self, has_company: bool) {
-        self.state.has_company = has_company;
+        self.has_company = has_company;
+        self.pagers.iter_mut().for_each(|pager| pager.state.has_company = has_company);
     }
 
     /// Answers the pending faults, or else does deferred work. Returns whether there was any. Where the
@@ -257,7 +237,7 @@ impl MappingReader {
             self.see_to_what_waits();
             return false;
         }
-        std::mem::swap(&mut scratch.staging, &mut self.state.staging);
+        self.lend(&mut scratch.staging);
         scratch.faults.append(&mut self.unanswered);
         let drained = self.drain(&mut scratch.buffer, &mut scratch.faults);
         self.looked = Instant::now();
@@ -268,8 +248,10 @@ impl MappingReader {
             self.unanswered.append(&mut scratch.faults);
             self.look.found(read_at);
         } else if is_busy {
-            let has_waited = self.state.has_neighbours();
-            self.state.meter.read(scratch.faults.len(), read_at, has_waited);
+            let has_waited = self.has_neighbours();
+            for pager in &mut self.pagers {
+                pager.state.meter.read(scratch.faults.len(), read_at, has_waited);
+            }
             self.answer_all(scratch, submit, read_at);
             self.look.found(read_at);
         } else {
@@ -278,33 +260,75 @@ impl MappingReader {
             // No thread waits: time for neighbours, a few at a time. If this thread does not poll, it may
             // be on the CPU of the thread that was just woken, which goes first.
             if self.look.most.is_zero()
-                && self.state.has_neighbours()
+                && self.has_neighbours()
                 && !std::mem::replace(&mut self.has_yielded, true)
             {
                 std::thread::yield_now();
                 is_busy = true;
             } else {
-                is_busy = self.core.map_around(&mut self.state) || self.map_prefetched(submit);
+                is_busy = self.map_around() || self.map_prefetched(submit);
             }
             if is_busy {
                 self.look.worked(read_at);
             }
         }
-        std::mem::swap(&mut scratch.staging, &mut self.state.staging);
+        self.take_back(&mut scratch.staging);
         is_busy
+    }
+
+    /// Lends the room for bytes to the pagers for a step.
+    fn lend(&mut self, staging: &mut Vec<u8>) {
+        self.lent = 0;
+        std::mem::swap(staging, &mut self.pagers[0].state.staging);
+    }
+
+    fn take_back(&mut self, staging: &mut Vec<u8>) {
+        std::mem::swap(staging, &mut self.pagers[self.lent].state.staging);
+    }
+
+    /// Returns a pager, which has the room for bytes.
+    fn pager(&mut self, index: usize) -> &mut Pager {
+        if self.lent != index {
+            let staging = std::mem::take(&mut self.pagers[self.lent].state.staging);
+            self.pagers[index].state.staging = staging;
+            self.lent = index;
+        }
+        &mut self.pagers[index]
+    }
+
+    fn recorder(&self) -> &Recorder {
+        self.pagers[0].core().recorder()
+    }
+
+    fn has_neighbours(&self) -> bool {
+        self.pagers.iter().any(|pager| pager.state.has_neighbours())
+    }
+
+    /// Installs some neighbours of pages that were faulted on. Returns whether there were any.
+    fn map_around(&mut self) -> bool {
+        (0..self.pagers.len()).any(|index| self.pager(index).map_around())
+    }
+
+    /// Installs some pages that will be touched. Returns whether there were any.
+    fn map_prefetched(&mut self, submit: &Submit<'_>) -> bool {
+        (0..self.pagers.len()).any(|index| self.pager(index).map_prefetched(&submit.of(index)))
     }
 
     /// Returns whether it has used what it may, so that nothing is read for a while.
     fn is_held(&mut self) -> bool {
         let Some(allowance) = &mut self.allowance else { return false };
         self.looked = Instant::now();
-        let (own, others) = (self.core.by_reader(), self.core.counters());
-        // Relaxed: a statistic.
-        let faults = own.faults.load(Ordering::Relaxed);
-        let bytes = (own.installed() + others.installed()) << self.core.page_size().shift();
-        let until = allowance.held_until([faults, bytes], self.core.pending().len(), self.looked);
+        let (mut faults, mut bytes, mut pending) = (0, 0, 0);
+        for core in self.pagers.iter().map(Pager::core) {
+            let (own, others) = (core.by_reader(), core.counters());
+            // Relaxed: a statistic.
+            faults += own.faults.load(Ordering::Relaxed);
+            bytes += (own.installed() + others.installed()) << core.page_size().shift();
+            pending += core.pending().len();
+        }
+        let until = allowance.held_until([faults, bytes], pending, self.looked);
         if until.is_some() && self.held_until.is_none() {
-            Counters::bump(&own.held, 1);
+            Counters::bump(&self.pagers[0].core().by_reader().held, 1);
         }
         self.held_until = until;
         until.is_some()
@@ -321,34 +345,31 @@ impl MappingReader {
         if std::mem::replace(&mut self.has_failed, true) {
             return;
         }
-        self.core.fail();
-        self.late.clear();
         self.unanswered.clear();
-        for page in self.core.pending().pages() {
-            self.core.give_up(page);
-        }
-        // The kernel reports unanswered faults again.
-        self.parked.push_all();
-        self.parked.wake_now(&self.core);
+        self.pagers.iter_mut().for_each(Pager::fail);
     }
 
     /// Answers the faults that were read.
     fn answer_all(&mut self, scratch: &mut Scratch, submit: &Submit<'_>, read_at: Instant) {
-        let at = self.core.recorder().since_start(read_at);
+        let at = self.recorder().since_start(read_at);
         let mut faults = scratch.faults.drain(..);
-        self.answered = None;
+        self.pagers.iter_mut().for_each(Pager::forget_answered);
         let is_own = matches!(self.fault_memory, FaultMemory::Own(_));
         for fault in faults.by_ref() {
             let waiter = fault.thread.filter(|_| is_own).map_or(0, NonZero::get);
             scratch.waiters.note(waiter, read_at);
-            scratch.records.extend(self.answer(&fault, submit, read_at, at));
-            if self.state.has_company && read_at.elapsed() >= TURN {
+            if let Some((index, page)) = self.page(fault.address) {
+                let submit = submit.of(index);
+                let record = self.pager(index).answer(page, &fault, &submit, read_at, at);
+                scratch.records.extend(record);
+            }
+            if self.has_company && read_at.elapsed() >= TURN {
                 break;
             }
         }
         self.unanswered.extend(faults);
         self.has_yielded = false;
-        self.core.recorder().note(&scratch.records);
+        self.recorder().note(&scratch.records);
         scratch.records.clear();
         // Deferred work is due even if faults never cease.
         if self.due().is_some_and(|due| due <= read_at) {
@@ -363,12 +384,12 @@ impl MappingReader {
         scratch: &mut Scratch,
         submit: &Submit<'_>,
     ) {
-        std::mem::swap(&mut scratch.staging, &mut self.state.staging);
+        self.lend(&mut scratch.staging);
         scratch.faults.push(fault);
         self.looked = Instant::now();
         self.answer_all(scratch, submit, self.looked);
-        while self.core.map_around(&mut self.state) {}
-        std::mem::swap(&mut scratch.staging, &mut self.state.staging);
+        while self.map_around() {}
+        self.take_back(&mut scratch.staging);
     }
 
     /// Returns whether to poll for faults again at once, after a step that found none.
@@ -380,77 +401,33 @@ impl MappingReader {
     /// Returns whether the reader can sleep right after a step that answered faults, because it does not
     /// poll and has no neighbours to install.
     pub(crate) fn rests(&self) -> bool {
-        let has_work = self.state.has_neighbours() || !self.unanswered.is_empty();
-        self.look.most.is_zero() && !has_work && self.chunks.is_empty()
+        let has_work = self.has_neighbours() || !self.unanswered.is_empty();
+        self.look.most.is_zero() && !has_work && !self.pagers.iter().any(Pager::is_prefetching)
     }
 
-    /// Takes pages that are ready, to be installed while no fault is pending.
-    pub(crate) fn prefetch(&mut self, chunk: Chunk) {
-        if chunk.is_first() {
-            self.prefetching += 1;
-        }
-        if chunk.is_last {
-            self.prefetching = self.prefetching.saturating_sub(1);
-        } else {
-            self.chunks.push_back(chunk);
-        }
-        self.state.is_prefetching = self.prefetching > 0;
-    }
-
-    /// Installs some pages that will be touched. Returns whether there were any.
-    fn map_prefetched(&mut self, submit: &Submit<'_>) -> bool {
-        let Some(chunk) = self.chunks.front_mut() else { return false };
-        if let Some(pages) = chunk.take(self.core.page_size()) {
-            let filled = self.core.map_ready(pages, &mut self.state);
-            Counters::bump(&self.core.by_reader().populated, filled);
-        } else if let Some(chunk) = self.chunks.pop_front() {
-            self.pool.prefetch(PrefetchJob {
-                core: self.core.clone(),
-                prefetch: chunk.prefetch,
-                filler: submit.filler.clone(),
-                key: submit.key,
-            });
-        }
-        true
+    /// Takes pages of a pager that are ready, to be installed while no fault is pending.
+    pub(crate) fn prefetch(&mut self, pager: usize, chunk: Chunk) {
+        self.pagers[pager].prefetch(chunk);
     }
 
     /// Returns when deferred work is due, if there is any.
     pub(crate) fn due(&self) -> Option<Instant> {
-        let parked = self.parked.is_waiting().then_some(self.parked.since + RETRY);
-        let late = (!self.late.is_empty()).then_some(self.late_since + RETRY);
         let poll_failed = self.poll_failed.then(|| self.looked + RETRY);
-        let children = self.children.due();
-        let deadline =
-            self.deadline.and_then(|after| self.core.pending().oldest()?.checked_add(after));
-        [parked, late, poll_failed, deadline, children, self.held_until].into_iter().flatten().min()
+        let own = [poll_failed, self.children.due(), self.held_until];
+        let pagers = self.pagers.iter().map(Pager::due);
+        pagers.chain(own).flatten().min()
     }
 
     fn see_to_what_waits(&mut self) {
-        self.parked.wake(&self.core);
         if self.poll_failed || self.children.due().is_some_and(|due| due <= self.looked) {
             self.children.reap(&self.fault_memory);
         }
-        if !self.late.is_empty() && self.late_since.elapsed() >= RETRY {
-            for _ in 0..self.late.len() {
-                if let Some((page, staged)) = self.late.pop_front() {
-                    self.install(page, staged);
-                }
-            }
-        }
-        if let Some(after) = self.deadline {
-            while let Some(page) = self.core.pending().older_than(after) {
-                let is_produced = self.late.iter().any(|(late, _)| *late == page);
-                self.core.time_out(page, after, is_produced);
-            }
-        }
+        self.pagers.iter_mut().for_each(Pager::see_to_what_waits);
     }
 
-    /// Installs a page that the pool produced for this thread.
-    pub(crate) fn install(&mut self, page: u64, staged: Staged) {
-        if let Some(staged) = self.core.install(page, staged, self.deadline.is_some()) {
-            self.late_since = Instant::now();
-            self.late.push_back((page, staged));
-        }
+    /// Installs a page that the pool produced for a pager.
+    pub(crate) fn install(&mut self, pager: usize, page: u64, staged: Staged) {
+        self.pagers[pager].install(page, staged);
     }
 
     /// Ends the answering. Waiting threads get a signal, not zeroes; those of another process wait for the
@@ -458,11 +435,10 @@ impl MappingReader {
     pub(crate) fn finish(mut self, scratch: &mut Scratch) {
         match &self.fault_memory {
             FaultMemory::Own(_) => {
-                // A backing may never return; what it brings later is dropped.
-                for page in self.core.pending().pages() {
-                    self.core.give_up(page);
+                for pager in &self.pagers {
+                    pager.give_up();
+                    pager.core().kernel().ended();
                 }
-                self.core.kernel().ended();
                 for fault in std::mem::take(&mut self.unanswered) {
                     self.refuse_fault(&fault);
                 }
@@ -470,21 +446,21 @@ impl MappingReader {
             }
             // Unanswered faults are reported again to the next server.
             FaultMemory::Remote(_) => {
-                for page in self.core.pending().drain() {
-                    self.core.release(page);
-                    self.parked.push(page);
-                }
-                for (page, _) in std::mem::take(&mut self.late) {
-                    self.core.release(page);
-                    self.parked.push(page);
-                }
-                for fault in std::mem::take(&mut self.unanswered) {
-                    if let Some(page) = self.page(fault.address) {
-                        self.parked.push(page);
-                    }
-                }
-                self.parked.wake_now(&self.core);
+                let unanswered = std::mem::take(&mut self.unanswered);
+                self.pagers.iter_mut().for_each(|pager| pager.release(&unanswered));
             }
+        }
+    }
+
+    /// Returns which page has an address, and which pager has the page.
+    fn page(&self, address: Vaddr) -> Option<(usize, u64)> {
+        let page = |(index, pager): (usize, &Pager)| Some((index, pager.page(address)?));
+        self.pagers.iter().enumerate().find_map(page)
+    }
+
+    fn refuse_fault(&self, fault: &PageFault) {
+        if let Some((index, page)) = self.page(fault.address) {
+            self.pagers[index].refuse(page, fault);
         }
     }
 
@@ -508,11 +484,10 @@ impl MappingReader {
                     Event::PageFault(fault) if faults.len() < FAULTS => faults.push(fault),
                     // It is reported again after the next wake.
                     Event::PageFault(_) => {
-                        Counters::bump(&self.core.by_reader().deferred, 1);
-                        self.parked.push_all();
+                        self.pagers.iter_mut().for_each(Pager::forgot_faults);
                     }
                     Event::Removed { start, end } | Event::Unmapped { start, end } => {
-                        self.mark(buffer, start, end, |pages| self.core.removed(pages));
+                        self.mark(buffer, start, end, Core::removed);
                     }
                     Event::Forked(child) => self.children.push(child, &self.fault_memory),
                     _ => {}
@@ -532,16 +507,16 @@ impl MappingReader {
         buffer: &EventBuffer,
         start: Vaddr,
         end: Vaddr,
-        mut removed: impl FnMut(Range<u64>),
+        removed: impl Fn(&Core, Range<u64>),
     ) {
-        for bytes in self.fault_memory.offsets(start, end) {
-            let shift = self.core.page_size().shift();
-            let last = self.core.contents().area().end().get();
-            let pages = bytes.start >> shift..(bytes.end >> shift).min(last);
-            if let Some(log) = buffer.log() {
-                log.mark(pages.clone());
+        for pager in &self.pagers {
+            for pages in pager.pages(start, end) {
+                if let Some(log) = buffer.log() {
+                    let bytes = pager.core().bytes(pages.clone());
+                    log.mark(bytes.start >> self.mark_shift..bytes.end >> self.mark_shift);
+                }
+                removed(pager.core(), pages);
             }
-            removed(pages);
         }
     }
 
@@ -555,7 +530,7 @@ impl MappingReader {
             match event {
                 Event::PageFault(fault) => self.refuse_fault(&fault),
                 Event::Removed { start, end } | Event::Unmapped { start, end } => {
-                    self.mark(buffer, start, end, |_| {});
+                    self.mark(buffer, start, end, |_, _| {});
                 }
                 Event::Forked(child) => self.children.push(child, &self.fault_memory),
                 _ => {}
@@ -563,125 +538,6 @@ impl MappingReader {
         }
         self.logged = logged;
         matches!(read, Ok(1..))
-    }
-
-    fn refuse_fault(&self, fault: &PageFault) {
-        if let Some(page) = self.page(fault.address) {
-            self.core.refuse(page, fault.kind == FaultKind::WriteProtect);
-        }
-    }
-
-    fn page(&self, address: Vaddr) -> Option<u64> {
-        let page = self.fault_memory.offset_of(address)? >> self.core.page_size().shift();
-        (page < self.core.contents().area().end().get()).then_some(page)
-    }
-
-    /// Answers a fault that was read at `read_at`, which is `at` since the mapping was made. Returns its
-    /// outcome, unless that is known only later.
-    fn answer(
-        &mut self,
-        fault: &PageFault,
-        submit: &Submit<'_>,
-        read_at: Instant,
-        at: Duration,
-    ) -> Option<FaultRecord> {
-        let page = self.page(fault.address)?;
-        let class = match fault.kind {
-            FaultKind::Missing => FaultClass::Missing,
-            FaultKind::Minor => FaultClass::Minor,
-            FaultKind::WriteProtect => FaultClass::WriteProtect,
-        };
-        self.state.waiter = fault.thread.map_or(0, NonZero::get);
-        if class == FaultClass::Minor {
-            Counters::bump(&self.core.by_reader().minor, 1);
-        }
-        let outcome = self.answer_page(page, class, fault.is_write, submit, read_at)?;
-        Some(FaultRecord {
-            at,
-            offset: self.core.bytes(page..page + 1).start,
-            class,
-            is_write: fault.is_write,
-            outcome,
-            latency: read_at.elapsed(),
-        })
-    }
-
-    fn answer_page(
-        &mut self,
-        page: u64,
-        class: FaultClass,
-        is_write: bool,
-        submit: &Submit<'_>,
-        read_at: Instant,
-    ) -> Option<FaultOutcome> {
-        if class == FaultClass::WriteProtect {
-            if self.core.write_fault(page) {
-                return Some(FaultOutcome::Ready);
-            }
-            return Some(self.deferred(page));
-        }
-        let touch = if is_write { Touch::Write } else { Touch::Read };
-        // Many threads that read in step wait for the same page.
-        if self.answered == Some(page) {
-            Counters::bump(&self.core.by_reader().faults, 1);
-            Counters::bump(&self.core.by_reader().retouched, 1);
-            return Some(FaultOutcome::Ready);
-        }
-        match self.core.fault(page, touch, &mut self.state) {
-            Outcome::Answered => {
-                self.answered = Some(page);
-                return Some(FaultOutcome::Ready);
-            }
-            Outcome::Coalesced => {
-                self.see_to_nesting(page);
-                return Some(FaultOutcome::Coalesced);
-            }
-            Outcome::Later => {}
-            Outcome::Produce { ahead } => {
-                Counters::bump(&self.core.by_reader().queued, 1);
-                let is_listed = self.core.pending().push(Awaited {
-                    page,
-                    since: read_at,
-                    class,
-                    is_write,
-                    is_fault: true,
-                });
-                // A page that a thread of the pool waits for needs no room in the queue.
-                let is_nested = self.is_nested();
-                if is_listed || is_nested {
-                    if submit.demand(&self.pool, &self.core, page, self.room, is_nested) {
-                        self.see_to_nesting(page);
-                        if let Some(ahead) = ahead {
-                            self.pool.read_ahead(&self.core, ahead);
-                        }
-                        return None;
-                    }
-                    self.core.pending().remove(page);
-                }
-                self.core.release(page);
-            }
-        }
-        Some(self.deferred(page))
-    }
-
-    /// Returns whether the thread that waits is one that produces pages: a backing reads other memory of the
-    /// same engine.
-    fn is_nested(&self) -> bool {
-        matches!(self.fault_memory, FaultMemory::Own(_)) && self.pool.is_producer(self.state.waiter)
-    }
-
-    /// Makes sure that a page is produced that a thread of the pool waits for: all threads may be waiting
-    /// for each other.
-    fn see_to_nesting(&self, page: u64) {
-        if self.is_nested() && !self.pool.reinforce(self.state.waiter, &self.core, page) {
-            self.core.refuse_nested(page);
-        }
-    }
-
-    fn deferred(&mut self, page: u64) -> FaultOutcome {
-        Counters::bump(&self.core.by_reader().deferred, 1);
-        self.parked.push(page);
-        FaultOutcome::Deferred
     }
 }
 
@@ -748,62 +604,6 @@ impl Children {
     /// Returns when to probe next, if there are any.
     fn due(&self) -> Option<Instant> {
         self.probed.filter(|_| !self.remotes.is_empty()).map(|probed| probed + PROBE)
-    }
-}
-
-/// Pages for which there was no room in the queue.
-struct Parked {
-    pages: Vec<u64>,
-    /// More than there is room for: all waiting threads are woken.
-    all: bool,
-    since: Instant,
-}
-
-impl Parked {
-    fn new() -> Self {
-        Self { pages: Vec::with_capacity(PARKED), all: false, since: Instant::now() }
-    }
-
-    fn push(&mut self, page: u64) {
-        if !self.is_waiting() {
-            self.since = Instant::now();
-        }
-        if self.pages.len() == PARKED {
-            self.all = true;
-        } else {
-            self.pages.push(page);
-        }
-    }
-
-    fn push_all(&mut self) {
-        if !self.is_waiting() {
-            self.since = Instant::now();
-        }
-        self.all = true;
-    }
-
-    fn is_waiting(&self) -> bool {
-        self.all || !self.pages.is_empty()
-    }
-
-    /// Wakes the threads that wait for the pages, if it is time: they fault again.
-    fn wake(&mut self, core: &Core) {
-        if self.is_waiting() && self.since.elapsed() >= RETRY {
-            self.wake_now(core);
-        }
-    }
-
-    fn wake_now(&mut self, core: &Core) {
-        if self.all {
-            let area = core.contents().area();
-            core.kernel().wake(core.bytes(area.start().get()..area.end().get()));
-        }
-        for page in self.pages.drain(..) {
-            if core.contents().get(page) != Content::Filling {
-                core.kernel().wake(core.bytes(page..page + 1));
-            }
-        }
-        self.all = false;
     }
 }
 

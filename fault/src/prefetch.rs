@@ -12,7 +12,7 @@ use uzone_pages::PageSize;
 
 use crate::core::Core;
 use crate::error::discard;
-use crate::event_loop::LoopHandle;
+use crate::event_loop::{LoopHandle, PagerKey};
 
 /// How many chunks of a mapping are on their way.
 pub(crate) const CHUNKS: usize = 2;
@@ -101,7 +101,7 @@ pub(crate) struct PrefetchJob {
     pub(crate) prefetch: Arc<Prefetch>,
     /// The thread that installs it.
     pub(crate) filler: LoopHandle,
-    pub(crate) key: u64,
+    pub(crate) key: PagerKey,
 }
 
 impl PrefetchJob {

@@ -11,10 +11,12 @@
 //! Locks: one, held while some numbers are noted or copied, over nothing else.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
+
+use crate::error::Failure;
 
 /// The longest latency that is distinguished from longer ones.
 const LONGEST: Duration = Duration::from_secs(60);
@@ -105,6 +107,7 @@ struct Records {
     keeps: usize,
     /// How many it had no room for.
     lost: u64,
+    last_failure: Option<Failure>,
 }
 
 /// The faults of one mapping.
@@ -137,7 +140,7 @@ fn nanoseconds(time: Duration) -> u64 {
 
 impl Recorder {
     /// Starts with no fault, and keeps a trace of the last `keeps`.
-    pub(crate) fn new(keeps: usize) -> Self {
+    pub(crate) fn new(keeps: usize) -> Arc<Self> {
         // Those that are common are made here: noting a fault allocates nothing then.
         let common = [
             (FaultClass::Missing, FaultOutcome::Ready),
@@ -150,8 +153,9 @@ impl Recorder {
             trace: VecDeque::with_capacity(keeps),
             keeps,
             lost: 0,
+            last_failure: None,
         };
-        Self { started: Instant::now(), records: Mutex::new(records) }
+        Arc::new(Self { started: Instant::now(), records: Mutex::new(records) })
     }
 
     fn lock(&self) -> MutexGuard<'_, Records> {
@@ -195,6 +199,16 @@ impl Recorder {
             .collect();
         latencies.sort_by_key(|latency| (latency.class, latency.outcome));
         latencies
+    }
+
+    /// Notes why a page could not be produced.
+    pub(crate) fn note_failure(&self, failure: Failure) {
+        self.lock().last_failure = Some(failure);
+    }
+
+    /// Returns what was noted last.
+    pub(crate) fn last_failure(&self) -> Option<Failure> {
+        self.lock().last_failure.clone()
     }
 
     /// Takes the trace out.

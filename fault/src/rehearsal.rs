@@ -19,7 +19,7 @@ use crate::budget::Budget;
 use crate::core::Core;
 use crate::engine::pattern;
 use crate::error::MapError;
-use crate::event_loop::{EventLoop, LoopHandle};
+use crate::event_loop::{EventLoop, LoopHandle, PagerKey};
 use crate::fault_memory::FaultMemory;
 use crate::io_pool::{IoPool, Submit};
 use crate::kernel::{Fill, Kernel};
@@ -75,9 +75,9 @@ impl Rehearsal {
         let idle = EventLoop::start("uzone-idle", &[]).map_err(MapError::Thread)?;
         let pool = IoPool::start(NonZeroUsize::MIN).map_err(MapError::Thread)?;
         let source = MappingReader::new(ReaderParts {
-            fault_memory: FaultMemory::Own(memory),
+            fault_memory: FaultMemory::Own(memory.clone()),
             log: None,
-            core: core.clone(),
+            pagers: vec![(FaultMemory::Own(memory), core.clone())],
             pool: Arc::new(pool),
             spin: Duration::ZERO,
             deadline: options.deadline,
@@ -96,7 +96,8 @@ impl Rehearsal {
             is_write: false,
             thread: None,
         };
-        let submit = Submit { filler: &self.filler, key: 0 };
+        let key = PagerKey { mapping: 0, pager: 0 };
+        let submit = Submit { filler: &self.filler, key };
         self.source.rehearse(fault, &mut self.scratch, &submit);
     }
 

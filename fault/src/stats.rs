@@ -106,15 +106,15 @@ pub struct FaultStats {
     pub oldest_pending: Option<Duration>,
 }
 
-/// Defines what can be observed and advised of memory whose faults are answered. `$of` is what byte
-/// offsets count from.
+/// Defines what can be observed and advised of memory whose faults are answered, by its `cores`, of which
+/// there is one and which have one recorder, and by `core_at`. `$of` is what byte offsets count from.
 macro_rules! observe {
     ($memory:ty, $of:literal) => {
         impl $memory {
             /// Returns what happened so far.
             #[must_use]
             pub fn stats(&self) -> $crate::FaultStats {
-                self.core.stats()
+                $crate::core::Core::stats(self.cores())
             }
 
             /// Returns how long faults took so far, by class and outcome. Those that threads answer
@@ -122,33 +122,33 @@ macro_rules! observe {
             /// the trace had room for them since it was looked at last.
             #[must_use]
             pub fn latencies(&self) -> Vec<$crate::Latency> {
-                self.core.all_recorded().latencies()
+                self.cores()[0].all_recorded().latencies()
             }
 
             /// Takes the faults that were recorded since the last call: the last
             /// [`LazyOptions::trace`](crate::LazyOptions::trace) of them.
             #[must_use]
             pub fn take_trace(&self) -> $crate::FaultTrace {
-                self.core.all_recorded().take_trace()
+                self.cores()[0].all_recorded().take_trace()
             }
 
             /// Returns the last page that could not be produced for a waiting thread, and why.
             #[must_use]
             pub fn last_failure(&self) -> Option<$crate::Failure> {
-                self.core.last_failure()
+                self.cores()[0].recorder().last_failure()
             }
 
             /// Changes how faults are answered from now on.
             pub fn advise(&self, advice: $crate::Advice, fault_around: $crate::FaultAround) {
-                self.core.pattern().set(advice, fault_around);
+                self.cores().iter().for_each(|core| core.pattern().set(advice, fault_around));
             }
 
             #[doc = concat!("Returns the state of the page with byte `offset` of ", $of, ", or `None` if there is none.")]
             #[must_use]
             pub fn content(&self, offset: u64) -> Option<$crate::Content> {
-                let contents = self.core.contents();
-                let page = offset >> self.core.page_size().shift();
-                (page < contents.area().end().get()).then(|| self.core.content(page))
+                let core = self.core_at(offset)?;
+                let page = offset >> core.page_size().shift();
+                (page < core.contents().area().end().get()).then(|| core.content(page))
             }
         }
     };

@@ -630,9 +630,9 @@ fn a_page_of_another_process_that_has_no_memory_for_it_waits_until_the_deadline(
     }
     assert!(core.install(7, staged, true).is_none());
     assert_eq!(kernel.lock().pages[&7], Some(right(7)));
-    assert!(core.last_failure().is_none());
+    assert!(core.recorder().last_failure().is_none());
     core.time_out(8, Duration::from_secs(1), true);
-    let reason = core.last_failure().expect("it was given up").reason;
+    let reason = core.recorder().last_failure().expect("it was given up").reason;
     assert!(reason.contains("memory limit"), "{reason}");
 }
 

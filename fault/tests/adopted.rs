@@ -16,13 +16,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{page, skip};
+use common::{HUGE, Pool, page, skip};
 use uzone_fault::{
     AdoptedMemory, BackingError, Engine, EngineOptions, EventLog, FunctionBacking, LazyOptions,
     LoggedEvents, MapError, RemoteRegion, ZeroBacking,
 };
 use uzone_os::uffd::{EventBuffer, Features, KernelFaults, Modes, Registered, Remote, Uffd};
-use uzone_os::{Anonymous, Mapping, Vaddr, probe};
+use uzone_os::{Anonymous, HugeSize, Mapping, Vaddr, probe};
 use uzone_pages::{Advice, ByteLen, Content, PageSize};
 
 const CHILD: &str = "UZONE_FAULT_TEST_OTHER";
@@ -176,13 +176,13 @@ fn another_process_gets_its_bytes_and_its_zeroes_and_a_second_server() {
     let remote = Remote::adopt(fd).unwrap();
     let len = ByteLen::new(PAGES / 2 * page());
     let regions = vec![
-        RemoteRegion { start: Vaddr::new(first), len, offset: len.get() },
-        RemoteRegion { start: Vaddr::new(second), len, offset: 0 },
+        RemoteRegion { start: Vaddr::new(first), len, offset: len.get(), page: probe::page_size() },
+        RemoteRegion { start: Vaddr::new(second), len, offset: 0, page: probe::page_size() },
     ];
     let engine = Engine::new(NonZeroUsize::MIN).unwrap();
     let options = LazyOptions::default().advice(Advice::Auto);
     let adopt = |remote: Remote| -> AdoptedMemory {
-        engine.adopt(remote, regions.clone(), probe::page_size(), backing(), &options).unwrap()
+        engine.adopt(remote, regions.clone(), backing(), &options).unwrap()
     };
     let memory = adopt(remote);
     other.go_on();
@@ -245,9 +245,14 @@ fn a_client_that_faults_at_full_speed_beside_one_that_must_stay_fast() {
     let adopt = |advice| {
         let (memory, remote) = registered();
         let (start, len) = (memory.mapping().addr().get() as u64, ByteLen::new(PAGES * page()));
-        let regions = vec![RemoteRegion { start: Vaddr::new(start), len, offset: 0 }];
-        let (page, options) = (probe::page_size(), LazyOptions::default().advice(advice));
-        (engine.adopt(remote, regions, page, backing(), &options).unwrap(), memory)
+        let regions = vec![RemoteRegion {
+            start: Vaddr::new(start),
+            len,
+            offset: 0,
+            page: probe::page_size(),
+        }];
+        let options = LazyOptions::default().advice(advice);
+        (engine.adopt(remote, regions, backing(), &options).unwrap(), memory)
     };
     let ((quiet, quiet_memory), (noisy, noisy_memory)) =
         (adopt(Advice::Random), adopt(Advice::Auto));
@@ -285,15 +290,17 @@ fn regions_that_do_not_fit_are_refused() {
     };
     let remote = || Remote::adopt(uffd.as_fd().try_clone_to_owned().unwrap()).unwrap();
     let adopt = |regions| {
-        let (page, options) = (PageSize::KIB_4, LazyOptions::default());
-        engine.adopt(remote(), regions, page, Arc::new(ZeroBacking), &options)
+        let options = LazyOptions::default();
+        engine.adopt(remote(), regions, Arc::new(ZeroBacking), &options)
     };
-    let whole = RemoteRegion { start: Vaddr::new(1 << 30), len: ByteLen::mib(1), offset: 0 };
+    let (start, page) = (Vaddr::new(1 << 30), PageSize::KIB_4);
+    let whole = RemoteRegion { start, len: ByteLen::mib(1), offset: 0, page };
     for region in [
         RemoteRegion { start: Vaddr::new((1 << 30) + 1), ..whole },
         RemoteRegion { len: ByteLen::new(100), ..whole },
         RemoteRegion { len: ByteLen::ZERO, ..whole },
         RemoteRegion { offset: 8, ..whole },
+        RemoteRegion { page: PageSize::try_from_bytes(2 << 20).unwrap(), ..whole },
     ] {
         let answer = adopt(vec![whole, region]);
         assert!(matches!(answer, Err(MapError::CutsPage { .. })), "{region:?}");
@@ -313,13 +320,7 @@ fn regions_that_do_not_fit_are_refused() {
     assert!(none.is_err());
     // `/dev/null` has no byte.
     let empty = uzone_fault::FileBacking::new(std::fs::File::open("/dev/null").unwrap()).unwrap();
-    let answer = engine.adopt(
-        remote(),
-        vec![whole],
-        PageSize::KIB_4,
-        Arc::new(empty),
-        &LazyOptions::default(),
-    );
+    let answer = engine.adopt(remote(), vec![whole], Arc::new(empty), &LazyOptions::default());
     assert!(matches!(answer, Err(MapError::TooShort { .. })));
 }
 
@@ -337,10 +338,9 @@ fn what_was_read_by_a_server_that_died_of_it_is_known_to_the_next() {
     let memory = Registered::new(uffd.clone(), mapping, Modes::MISSING).unwrap();
     let start = Vaddr::new(memory.mapping().addr().get() as u64);
     // The region is in the middle of the backing.
-    let regions = vec![RemoteRegion { start, len, offset: 4 * page() }];
+    let regions = vec![RemoteRegion { start, len, offset: 4 * page(), page: probe::page_size() }];
     let remote = || Remote::adopt(uffd.as_fd().try_clone_to_owned().unwrap()).unwrap();
-    let size = probe::page_size();
-    let log = AdoptedMemory::log(&regions, size, None, None).unwrap();
+    let log = AdoptedMemory::log(&regions, None, None).unwrap();
     assert_eq!(log.marks(), 20);
     let kept = |log: &EventLog| log.fd().unwrap().try_clone_to_owned().unwrap();
     let read = |fd| LoggedEvents::read(fd).unwrap();
@@ -357,11 +357,11 @@ fn what_was_read_by_a_server_that_died_of_it_is_known_to_the_next() {
         reader.join().unwrap();
     });
     // Of this one only the marks are left.
-    let log = AdoptedMemory::log(&regions, size, Some(&read(first)), None).unwrap();
+    let log = AdoptedMemory::log(&regions, Some(&read(first)), None).unwrap();
     assert_eq!(log.marked().collect::<Vec<_>>(), [6, 7, 8]);
     let second = kept(&log);
     drop(log);
-    let log = AdoptedMemory::log(&regions, size, Some(&read(second)), None).unwrap();
+    let log = AdoptedMemory::log(&regions, Some(&read(second)), None).unwrap();
     let third = kept(&log);
 
     let engine = Engine::new(NonZeroUsize::MIN).unwrap();
@@ -377,7 +377,7 @@ fn what_was_read_by_a_server_that_died_of_it_is_known_to_the_next() {
             thread::yield_now();
         }
         let server =
-            engine.adopt_logged(remote(), regions.clone(), size, backing, &options, log).unwrap();
+            engine.adopt_logged(remote(), regions.clone(), backing, &options, log).unwrap();
         waiter.join().unwrap();
         (0..16).for_each(|at| check(&memory, at, 4 * page(), (2..5).contains(&at)));
         thread::scope(|scope| {
@@ -386,12 +386,11 @@ fn what_was_read_by_a_server_that_died_of_it_is_known_to_the_next() {
         check(&memory, 9, 4 * page(), true);
         drop(server);
     });
-    let log = AdoptedMemory::log(&regions, size, Some(&read(third)), None).unwrap();
+    let log = AdoptedMemory::log(&regions, Some(&read(third)), None).unwrap();
     assert_eq!(log.marked().collect::<Vec<_>>(), [6, 7, 8, 13]);
     // A log of other memory is refused.
     let other = RemoteRegion { len: ByteLen::new(page()), ..regions[0] };
-    let answer =
-        engine.adopt_logged(remote(), vec![other], size, Arc::new(ZeroBacking), &options, log);
+    let answer = engine.adopt_logged(remote(), vec![other], Arc::new(ZeroBacking), &options, log);
     assert!(matches!(answer, Err(MapError::Backing { .. })), "{answer:?}");
 }
 
@@ -407,7 +406,7 @@ fn what_is_prefetched_is_there_when_it_is_touched_and_what_was_given_back_stays_
     let mapping = Mapping::anonymous(len, Anonymous::default()).unwrap();
     let memory = Registered::new(uffd.clone(), mapping, Modes::MISSING).unwrap();
     let start = Vaddr::new(memory.mapping().addr().get() as u64);
-    let regions = vec![RemoteRegion { start, len, offset: 0 }];
+    let regions = vec![RemoteRegion { start, len, offset: 0, page: probe::page_size() }];
     let remote = Remote::adopt(uffd.as_fd().try_clone_to_owned().unwrap()).unwrap();
     let engine = Engine::new(NonZeroUsize::MIN).unwrap();
     let backing = Arc::new(FunctionBacking::quick(|offset, out: &mut [u8]| {
@@ -415,7 +414,7 @@ fn what_is_prefetched_is_there_when_it_is_touched_and_what_was_given_back_stays_
         Ok(())
     }));
     let options = LazyOptions::default().advice(Advice::Random);
-    let server = engine.adopt(remote, regions, probe::page_size(), backing, &options).unwrap();
+    let server = engine.adopt(remote, regions, backing, &options).unwrap();
     memory.mapping().discard(8 * page()..16 * page()).unwrap();
     // Every second page in a wild order, some twice, and some that there are not.
     let wanted = (0..PAGES).map(|at| at * 37 % PAGES).filter(|at| at % 2 == 0);
@@ -433,4 +432,110 @@ fn what_is_prefetched_is_there_when_it_is_touched_and_what_was_given_back_stays_
     assert_eq!(server.stats().faults, 0);
     (0..PAGES).for_each(|at| check(&memory, at, 0, (8..16).contains(&at)));
     assert_eq!(server.stats().populated, PAGES / 2 - 4);
+}
+
+/// Memory with pages of two sizes, as a machine may have that has its RAM in huge pages and the rest not.
+#[test]
+fn pages_of_two_sizes_behind_one_descriptor_get_their_bytes_their_zeroes_and_the_next_server() {
+    let name = "pages_of_two_sizes_behind_one_descriptor";
+    let features = Features::EVENT_REMOVE | Features::MISSING_HUGETLB | Features::POISON;
+    let uffd = match Uffd::open(features, Features::NONE, KernelFaults::IfAllowed) {
+        Ok(uffd) => Arc::new(uffd),
+        Err(error) => return skip(name, &error.to_string()),
+    };
+    let _pool = match Pool::try_grow(4) {
+        Ok(pool) => pool,
+        Err(reason) => return skip(name, &reason),
+    };
+    let remote = || Remote::adopt(uffd.as_fd().try_clone_to_owned().unwrap()).unwrap();
+    let (small, huge) = (PageSize::KIB_4, PageSize::try_from_bytes(HUGE).unwrap());
+    // A small area, a huge one, a small one behind a page that no area has, and a huge one.
+    let areas = [
+        (small, 0, HUGE),
+        (huge, HUGE, HUGE),
+        (small, 2 * HUGE + 4096, HUGE),
+        (huge, 4 * HUGE, 3 * HUGE),
+    ]
+    .map(|(size, offset, len)| {
+        let bytes = ByteLen::new(len);
+        let mapping = if size == huge {
+            Mapping::hugetlb(bytes, HugeSize::MIB_2).unwrap()
+        } else {
+            Mapping::anonymous(bytes, Anonymous::default()).unwrap()
+        };
+        let memory = Registered::new(uffd.clone(), mapping, Modes::MISSING).unwrap();
+        let start = Vaddr::new(memory.mapping().addr().get() as u64);
+        (memory, RemoteRegion { start, len: bytes, offset, page: size })
+    });
+    let regions: Vec<_> = areas.iter().map(|(_, region)| *region).collect();
+    let engine = Engine::new(NonZeroUsize::MIN).unwrap();
+    let options = LazyOptions::default().advice(Advice::Auto).trace(1 << 12);
+    let adopt = |before: Option<&LoggedEvents>| {
+        let log = AdoptedMemory::log(&regions, before, None).unwrap();
+        assert_eq!(log.marks(), 7 * HUGE / 4096);
+        let kept = log.fd().unwrap().try_clone_to_owned().unwrap();
+        let server = engine.adopt_logged(remote(), regions.clone(), backing(), &options, log);
+        (server.unwrap(), kept)
+    };
+    let (server, log) = adopt(None);
+    let right = |area: usize, at: u64, is_zero: bool| {
+        let (memory, region) = &areas[area];
+        check(memory, at, region.offset, is_zero);
+    };
+    let pages = |area: usize| areas[area].1.len.get() / 4096;
+    // The second huge page of the last area comes before it is touched, and pages of a small one.
+    server.prefetch(&[5 * HUGE + 7, 2 * HUGE + 4096 * 3, 2 * HUGE, 2 * HUGE + 4096 * 2]);
+    let begin = Instant::now();
+    while server.stats().populated < 3 {
+        assert!(begin.elapsed().as_secs() < 60, "{:?}", server.stats());
+        thread::yield_now();
+    }
+    assert_eq!(server.content(5 * HUGE), Some(Content::Present));
+    assert_eq!(server.content(2 * HUGE + 4096 * 2), Some(Content::Present));
+    assert_eq!((server.content(2 * HUGE), server.content(7 * HUGE)), (None, None));
+    thread::scope(|scope| {
+        for (seed, area) in (0..4).zip([1, 2, 0, 1]) {
+            let right = &right;
+            scope.spawn(move || {
+                for step in 0..3 * 512 {
+                    let at = (step * 37 + seed * 101) % (3 * 512);
+                    right(area, at % 512, false);
+                    right(3, at, false);
+                }
+            });
+        }
+    });
+    // Four huge pages, and at most each small one, were installed once.
+    let stats = server.stats();
+    assert!(stats.demand + stats.around + stats.populated <= 4 + 2 * 512, "{stats:?}");
+    let trace = server.take_trace();
+    assert!(trace.records.iter().any(|it| it.offset >= 4 * HUGE), "{trace:?}");
+    assert!(trace.records.iter().any(|it| it.offset < HUGE), "{trace:?}");
+    // What is given back is zero, a huge page as a whole.
+    areas[0].0.mapping().discard(4096..3 * 4096).unwrap();
+    areas[3].0.mapping().discard(HUGE..2 * HUGE).unwrap();
+    let is_zero = |area: usize, at: u64| match area {
+        0 => (1..3).contains(&at),
+        3 => (512..1024).contains(&at),
+        _ => false,
+    };
+    (0..4).for_each(|area| (0..pages(area)).for_each(|at| right(area, at, is_zero(area, at))));
+    drop(server);
+
+    // The next server knows that from the log. What was installed before does not fault.
+    let before = LoggedEvents::read(log).unwrap();
+    let given_back = AdoptedMemory::given_back(&regions, &before).unwrap();
+    assert_eq!(given_back, [4096..3 * 4096, 5 * HUGE..6 * HUGE]);
+    let (server, _) = adopt(Some(&before));
+    assert_eq!(server.content(HUGE), Some(Content::Absent));
+    areas[3].0.mapping().discard(0..HUGE).unwrap();
+    areas[2].0.mapping().discard(0..8 * 4096).unwrap();
+    (0..4).for_each(|area| {
+        (0..pages(area)).for_each(|at| {
+            let is_new = area == 3 && at < 512 || area == 2 && at < 8;
+            right(area, at, is_new || is_zero(area, at));
+        });
+    });
+    // Eight small pages and a huge one.
+    assert_eq!(server.stats().demand, 9, "{:?}", server.stats());
 }

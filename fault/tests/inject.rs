@@ -191,9 +191,10 @@ fn adopt() -> Done {
     // It stays until the last server has gone: a closed descriptor would mean zeroes.
     let remote = Remote::adopt(uffd.as_fd().try_clone_to_owned()?)?;
     let start = Vaddr::new(memory.mapping().addr().get() as u64);
-    let region = RemoteRegion { start, len: memory.mapping().len(), offset: 0 };
-    let (size, options) = (probe::page_size(), LazyOptions::default());
-    let server = engine.adopt(remote, vec![region], size, Arc::new(function()), &options)?;
+    let len = memory.mapping().len();
+    let region = RemoteRegion { start, len, offset: 0, page: probe::page_size() };
+    let options = LazyOptions::default();
+    let server = engine.adopt(remote, vec![region], Arc::new(function()), &options)?;
     let mut seen = [0; 8];
     memory.mapping().read_at(3 * page(), &mut seen)?;
     if u64::from_ne_bytes(seen) != word(3 * page()) {

@@ -198,11 +198,11 @@ fn memory_of_another_file_gets_copies() {
         let memory = Registered::new(uffd.clone(), private, modes).unwrap();
         let remote = Remote::adopt(uffd.as_fd().try_clone_to_owned().unwrap()).unwrap();
         let start = Vaddr::new(memory.mapping().addr().get() as u64);
-        let regions = vec![RemoteRegion { start, len: ByteLen::new(LEN - page()), offset: 0 }];
+        let (len, host) = (ByteLen::new(LEN - page()), uzone_os::probe::page_size());
+        let regions = vec![RemoteRegion { start, len, offset: 0, page: host }];
         let options = LazyOptions::default();
         let engine = engine();
-        let host = uzone_os::probe::page_size();
-        let adopted = engine.adopt(remote, regions, host, backing.clone(), &options).unwrap();
+        let adopted = engine.adopt(remote, regions, backing.clone(), &options).unwrap();
         for at in scattered(3, LEN - page()).take(2000) {
             let at = at & !7;
             let mut seen = [1; 8];

@@ -307,7 +307,8 @@ fn windows_of_adopted_memory_are_those_of_the_kernel_in_each_region() {
         .iter()
         .map(|memory| {
             let start = Vaddr::new(memory.mapping().addr().get() as u64);
-            let region = RemoteRegion { start, len: memory.mapping().len(), offset };
+            let (len, page) = (memory.mapping().len(), probe::page_size());
+            let region = RemoteRegion { start, len, offset, page };
             offset += region.len.get();
             region
         })
@@ -316,8 +317,7 @@ fn windows_of_adopted_memory_are_those_of_the_kernel_in_each_region() {
     let adopt = || {
         let remote = Remote::adopt(uffd.as_fd().try_clone_to_owned().unwrap()).unwrap();
         let options = options(Advice::Normal, 16);
-        let (regions, page) = (regions.clone(), probe::page_size());
-        engine.adopt(remote, regions, page, Arc::new(function()), &options).unwrap()
+        engine.adopt(remote, regions.clone(), Arc::new(function()), &options).unwrap()
     };
     let mut state = 7_u64;
     for _ in 0..40 {
@@ -411,13 +411,11 @@ fn a_client_that_forks_leaves_no_descriptor_for_a_child_that_has_ended() {
             return skip(name, &format!("pidfd_getfd: {error}: run as root"));
         }
     };
-    let region =
-        RemoteRegion { start: Vaddr::new(numbers[1]), len: ByteLen::new(64 * page()), offset: 0 };
+    let (start, len) = (Vaddr::new(numbers[1]), ByteLen::new(64 * page()));
+    let region = RemoteRegion { start, len, offset: 0, page: probe::page_size() };
     let (engine, options) = (engine(), options(Advice::Random, 1));
     let remote = Remote::adopt(fd).unwrap();
-    let page_size = probe::page_size();
-    let server =
-        engine.adopt(remote, vec![region], page_size, Arc::new(function()), &options).unwrap();
+    let server = engine.adopt(remote, vec![region], Arc::new(function()), &options).unwrap();
     let before = descriptors();
     let mut stdin = client.stdin.take().unwrap();
     writeln!(stdin, "go on").unwrap();

@@ -441,8 +441,7 @@ fn adopted(name: &str, pages: u64, is_slow: fn(u64) -> bool) -> Option<Adopted> 
     let server = engine
         .adopt(
             remote,
-            vec![RemoteRegion { start, len, offset: 0 }],
-            probe::page_size(),
+            vec![RemoteRegion { start, len, offset: 0, page: probe::page_size() }],
             Arc::new(backing),
             &LazyOptions::default().fault_around(FaultAround::MIN),
         )
@@ -503,11 +502,11 @@ fn a_server_that_stops_leaves_what_is_pending_to_the_next() {
         let remote = server.stop().unwrap();
         let engine = engine(EngineOptions::default().producers(two()));
         let start = Vaddr::new(memory.mapping().addr().get() as u64);
+        let (len, page) = (ByteLen::new(16 * page()), probe::page_size());
         let next = engine
             .adopt(
                 remote,
-                vec![RemoteRegion { start, len: ByteLen::new(16 * page()), offset: 0 }],
-                probe::page_size(),
+                vec![RemoteRegion { start, len, offset: 0, page }],
                 Arc::new(Stalling::at(|_| false)),
                 &LazyOptions::default(),
             )

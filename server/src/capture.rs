@@ -7,7 +7,7 @@
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -17,7 +17,7 @@ use std::sync::PoisonError;
 use serde::{Deserialize, Serialize};
 use uzone_fault::{AdoptedMemory, LoggedEvents, RemoteRegion};
 use uzone_os::{Anonymous, Exclusive, HugeAdvice, MessageSocket, peer};
-use uzone_pages::{ByteLen, PageSize};
+use uzone_pages::ByteLen;
 use uzone_snapshot::Source;
 
 use crate::connection::Connection;
@@ -116,7 +116,11 @@ impl SessionMemory {
             return Err(io::ErrorKind::InvalidData.into());
         };
         let of = dialect::memory_of(&bytes).ok_or(io::ErrorKind::InvalidData)?;
-        let (removed, is_shared) = (removed(&of.regions, of.page, fds.next())?, of.is_shared());
+        // Of the keeper, which is trusted.
+        let log = fds.next().map(LoggedEvents::read_trusted).transpose()?;
+        let removed = log.map(|log| AdoptedMemory::given_back(&of.regions, &log)).transpose();
+        let removed = removed.map_err(io::Error::other)?.unwrap_or_default();
+        let is_shared = of.is_shared();
         let (memory, pagemap) = (File::from(memory), File::from(pagemap));
         Ok(Self { image, regions: of.regions, is_shared, removed, memory, pagemap })
     }
@@ -212,26 +216,6 @@ impl SessionMemory {
             answers.into_iter().collect()
         })
     }
-}
-
-/// Returns the bytes that a log states to be zero.
-fn removed(
-    regions: &[RemoteRegion],
-    page: PageSize,
-    log: Option<OwnedFd>,
-) -> io::Result<Vec<Range<u64>>> {
-    // Of the keeper, which is trusted.
-    let before = log.map(LoggedEvents::read_trusted).transpose()?;
-    let log = AdoptedMemory::log(regions, page, before.as_ref(), None).map_err(io::Error::other)?;
-    let mut removed: Vec<Range<u64>> = Vec::new();
-    for mark in log.marked() {
-        let bytes = mark << page.shift()..(mark + 1) << page.shift();
-        match removed.last_mut() {
-            Some(last) if last.end == bytes.start => last.end = bytes.end,
-            _ => removed.push(bytes),
-        }
-    }
-    Ok(removed)
 }
 
 /// Pages that there are, one behind the other.

@@ -6,7 +6,7 @@ pub(crate) mod attach;
 pub(crate) mod firecracker;
 
 use uzone_attach::protocol::Request;
-use uzone_fault::{PageSize, RemoteRegion};
+use uzone_fault::RemoteRegion;
 
 use crate::connection::Connection;
 use firecracker::REGIONS;
@@ -55,14 +55,6 @@ pub enum HandshakeError {
         /// How many bytes.
         page_bytes: u64,
     },
-    /// Not all pages have one size.
-    #[error(
-        "region {index} has pages of another size than region 0: one size a machine is possible"
-    )]
-    MixedPages {
-        /// Which region.
-        index: usize,
-    },
     /// The connection ended before the message did.
     #[error("the connection ended after {0} bytes of a message")]
     Ended(usize),
@@ -86,7 +78,6 @@ pub(crate) enum Said {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Memory {
     pub(crate) regions: Vec<RemoteRegion>,
-    pub(crate) page: PageSize,
     /// What a program asked for before; a monitor asks for nothing.
     pub(crate) request: Option<Request>,
 }

@@ -21,7 +21,7 @@ pub enum ServeEvent {
         regions: usize,
         /// How many bytes those are.
         len_bytes: u64,
-        /// How many bytes a page of it has.
+        /// How many bytes its smallest pages have.
         page_bytes: u64,
     },
     /// A connection was closed that no machine came of.

@@ -7,8 +7,8 @@ use std::time::Instant;
 
 use uzone_attach::protocol::Reply;
 use uzone_fault::{
-    AdoptedMemory, Advice, Backing, Engine, EventLog, FaultStats, FaultTrace, LazyOptions,
-    PageSize, Refusal, Remote, RemoteRegion,
+    AdoptedMemory, Advice, Backing, Engine, EventLog, FaultStats, FaultTrace, LazyOptions, Refusal,
+    Remote, RemoteRegion,
 };
 use uzone_os::peer::Peer;
 
@@ -30,7 +30,6 @@ pub(crate) struct SessionParts<'a> {
     pub(crate) connection: Connection,
     pub(crate) remote: Remote,
     pub(crate) regions: Vec<RemoteRegion>,
-    pub(crate) page: PageSize,
     pub(crate) removals: EventLog,
     pub(crate) backing: Arc<dyn Backing>,
     /// Whether it is a program that attached: the end of its stream ends the session.
@@ -56,8 +55,7 @@ pub(crate) struct Session {
 impl Session {
     /// Serves a machine from now on.
     pub(crate) fn start(parts: SessionParts<'_>) -> Result<Self, String> {
-        let SessionParts { number, connection, remote, regions, page, removals, backing, .. } =
-            parts;
+        let SessionParts { number, connection, remote, regions, removals, backing, .. } = parts;
         let is_attached = parts.is_attached;
         let peer = connection.peer.clone();
         let watched = remote.try_clone().map_err(|error| error.to_string())?;
@@ -68,7 +66,7 @@ impl Session {
             can_be_killed: connection.can_be_killed(),
             regions: regions.len(),
             len_bytes: regions.iter().map(|region| region.len.get()).fold(0, u64::saturating_add),
-            page_bytes: page.bytes(),
+            page_bytes: regions.iter().map(|region| region.page.bytes()).min().unwrap_or(0),
         };
         let mut options = LazyOptions::default().deadline(parts.options.deadline);
         options = options.budget(parts.options.budget);
@@ -78,7 +76,7 @@ impl Session {
         }
         let policy = parts.options.on_failure;
         let options = on_failure(options, number, peer, policy, &parts.log);
-        let memory = parts.engine.adopt_logged(remote, regions, page, backing, &options, removals);
+        let memory = parts.engine.adopt_logged(remote, regions, backing, &options, removals);
         let memory = memory.map_err(|error| error.to_string())?;
         memory.prefetch(parts.prefetch);
         (parts.log)(connected);

@@ -45,7 +45,7 @@ pub struct SessionStatus {
     pub can_be_killed: bool,
     /// How many bytes of memory it has.
     pub len_bytes: u64,
-    /// How many bytes a page of it has.
+    /// How many bytes its smallest pages have.
     pub page_bytes: u64,
     /// For how long it has been connected, in nanoseconds.
     pub connected_ns: u64,

@@ -332,7 +332,7 @@ impl Worker {
     ) -> Result<(), String> {
         let text = |error: &dyn fmt::Display| error.to_string();
         let is_shared = memory.is_shared();
-        let Memory { regions, page, request } = memory;
+        let Memory { regions, request } = memory;
         let peer = &connection.peer;
         // A machine that another process served is better off with faults that are answered.
         let is_new = connection.is_greeting();
@@ -359,7 +359,7 @@ impl Worker {
         let before = before.transpose().map_err(|cause| text(&cause))?;
         let file = connection.log_file.as_ref().map(OwnedFd::try_clone).transpose();
         let file = file.map_err(|cause| text(&cause))?;
-        let removals = AdoptedMemory::log(&regions, page, before.as_ref(), file);
+        let removals = AdoptedMemory::log(&regions, before.as_ref(), file);
         let removals = removals.map_err(|error| text(&error))?;
         // The keeper has the log before the first event is read.
         let log = removals.fd().ok_or("the log has no descriptor")?;
@@ -375,7 +375,6 @@ impl Worker {
             connection,
             remote,
             regions,
-            page,
             removals,
             backing,
             is_attached: request.is_some(),

@@ -904,37 +904,48 @@ impl Drop for Pool {
     }
 }
 
-/// What a machine of 2 MiB pages does.
+/// What a machine does whose memory is pages of 2 MiB, or of 4 KiB in its last 2 MiB.
 fn be_a_huge_machine(socket: &Path) {
+    /// How many of its pages are small.
+    const SMALL: u64 = 512;
     let features = Features::EVENT_REMOVE | Features::MISSING_HUGETLB;
     let uffd = Arc::new(Uffd::open(features, Features::NONE, KernelFaults::IfAllowed).unwrap());
-    let mapping = Mapping::hugetlb(ByteLen::new(PAGES * PAGE), HugeSize::MIB_2).unwrap();
+    let (len, small_len) = ((PAGES - SMALL) * PAGE, SMALL * PAGE);
+    let mapping = Mapping::hugetlb(ByteLen::new(len), HugeSize::MIB_2).unwrap();
     let memory = Registered::new(uffd.clone(), mapping, Modes::MISSING).unwrap();
+    let small = Mapping::anonymous(ByteLen::new(small_len), Anonymous::default()).unwrap();
+    let small = Registered::new(uffd.clone(), small, Modes::MISSING).unwrap();
     let message = format!(
-        r#"[{{"base_host_virt_addr":{},"size":{},"offset":0,"page_size":2097152,"page_size_kib":2097152}}]"#,
+        r#"[{{"base_host_virt_addr":{},"size":{len},"offset":0,"page_size":2097152}},
+            {{"base_host_virt_addr":{},"size":{small_len},"offset":{len},"page_size":4096}}]"#,
         memory.mapping().addr().get(),
-        PAGES * PAGE
+        small.mapping().addr().get(),
     );
+    let check = |at: u64, expected: &[u8]| match at.checked_sub(PAGES - SMALL) {
+        None => check(&memory, at, expected),
+        Some(at) => check(&small, at, expected),
+    };
     let _stream = greet(socket, &message, &[uffd.as_fd()]);
     thread::scope(|scope| {
         for seed in 0..4 {
-            let memory = &memory;
+            let check = &check;
             scope.spawn(move || {
                 (0..PAGES).for_each(|step| {
                     let at = (step * 509 + seed * 101) % PAGES;
-                    check(memory, at, &page_of(at));
+                    check(at, &page_of(at));
                 });
             });
         }
     });
     memory.mapping().discard(0..2 << 20).unwrap();
-    (0..512).for_each(|at| check(&memory, at, &[0; 4096]));
-    (512..PAGES).for_each(|at| check(&memory, at, &page_of(at)));
+    small.mapping().discard(PAGE..2 * PAGE).unwrap();
+    let is_zero = |at: u64| at < 512 || at == PAGES - SMALL + 1;
+    (0..PAGES).for_each(|at| check(at, &if is_zero(at) { vec![0; 4096] } else { page_of(at) }));
 }
 
 #[test]
-fn machines_of_huge_pages_are_served_from_frames_of_any_size() {
-    let name = "machines_of_huge_pages_are_served_from_frames_of_any_size";
+fn machines_of_huge_and_small_pages_are_served_from_frames_of_any_size() {
+    let name = "machines_of_huge_and_small_pages_are_served_from_frames_of_any_size";
     if let Some(socket) = std::env::var_os(MACHINE) {
         return be_a_huge_machine(Path::new(&socket));
     }

@@ -1,6 +1,5 @@
 //! Pages that have an owner: produced however long that takes, installed, or given up.
 
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -78,7 +77,7 @@ impl Core {
         result
     }
 
-    /// Records why a page is bad, for [`Core::last_failure`].
+    /// Records why a page is bad.
     pub(crate) fn note_failure(&self, page: u64, error: &BackingError) {
         // What a backing's error prints is the caller's code.
         let reason = caught(|| chain(error));
@@ -92,11 +91,7 @@ impl Core {
                 self.holds.store(true, Ordering::Relaxed);
             }
         }
-        *self.last_failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(failure);
-    }
-
-    pub(crate) fn last_failure(&self) -> Option<Failure> {
-        self.last_failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.recorder.note_failure(failure);
     }
 
     /// Makes a page bad that is being filled: a thread that touches it gets a signal. Where threads are

@@ -32,7 +32,7 @@ impl Dialect for Attach {
         }
         Ok(match firecracker::regions(rest)? {
             None => Said::Part,
-            Some((regions, page)) => Said::Memory(Memory { regions, page, request: Some(request) }),
+            Some(regions) => Said::Memory(Memory { regions, request: Some(request) }),
         })
     }
 

@@ -28,7 +28,7 @@ impl Dialect for Firecracker {
     fn parse(&self, bytes: &[u8]) -> Result<Said, HandshakeError> {
         Ok(match regions(bytes)? {
             None => Said::Part,
-            Some((regions, page)) => Said::Memory(Memory { regions, page, request: None }),
+            Some(regions) => Said::Memory(Memory { regions, request: None }),
         })
     }
 
@@ -65,13 +65,13 @@ fn is_cut_in_number(bytes: &[u8], error: &serde_json::Error) -> bool {
         && (error.line(), error.column()) == (lines, last_line.len())
 }
 
-/// Returns the regions of a message and the size of their pages, or `None` if the message is not whole yet.
+/// Returns the regions of a message, or `None` if the message is not whole yet.
 /// Whether regions overlap, and whether they fit the image, [`Engine::adopt`](uzone_fault::Engine::adopt)
 /// checks.
 ///
 /// # Errors
 /// [`HandshakeError`] if it is not a message of regions.
-pub fn regions(bytes: &[u8]) -> Result<Option<(Vec<RemoteRegion>, PageSize)>, HandshakeError> {
+pub fn regions(bytes: &[u8]) -> Result<Option<Vec<RemoteRegion>>, HandshakeError> {
     let mut values = serde_json::Deserializer::from_slice(bytes).into_iter::<Vec<Region>>();
     let regions = match values.next() {
         None => return Ok(None),
@@ -79,24 +79,22 @@ pub fn regions(bytes: &[u8]) -> Result<Option<(Vec<RemoteRegion>, PageSize)>, Ha
         Some(Err(error)) => return Err(HandshakeError::NotRegions(error.to_string())),
         Some(Ok(regions)) => regions,
     };
-    let Some(first) = regions.first().filter(|_| regions.len() <= REGIONS) else {
+    if !(1..=REGIONS).contains(&regions.len()) {
         return Err(HandshakeError::Count(regions.len()));
-    };
-    let page_bytes = first.page_bytes();
-    let page = PageSize::try_from_bytes(page_bytes)
-        .ok()
-        .filter(|page| matches!(page.bytes(), SMALL | HUGE))
-        .ok_or(HandshakeError::PageSize { index: 0, page_bytes })?;
-    let is_other = |region: &Region| region.page_bytes() != page_bytes;
-    if let Some(index) = regions.iter().position(is_other) {
-        return Err(HandshakeError::MixedPages { index });
     }
-    let regions = regions.iter().map(|region| RemoteRegion {
-        start: Vaddr::new(region.base_host_virt_addr),
-        len: ByteLen::new(region.size),
-        offset: region.offset,
-    });
-    Ok(Some((regions.collect(), page)))
+    let region = |(index, region): (usize, &Region)| {
+        let page_bytes = region.page_bytes();
+        let page = PageSize::try_from_bytes(page_bytes).ok();
+        Ok(RemoteRegion {
+            start: Vaddr::new(region.base_host_virt_addr),
+            len: ByteLen::new(region.size),
+            offset: region.offset,
+            page: page
+                .filter(|page| matches!(page.bytes(), SMALL | HUGE))
+                .ok_or(HandshakeError::PageSize { index, page_bytes })?,
+        })
+    };
+    regions.iter().enumerate().map(region).collect::<Result<_, _>>().map(Some)
 }
 
 #[cfg(test)]
@@ -119,34 +117,39 @@ mod tests {
         ),
     ];
     /// Composed from the fields of a version.
-    const COMPOSED: [(&str, &str, u64); 4] = [
-        ("1.1", r#"[{"base_host_virt_addr":4194304,"size":8192,"offset":0}]"#, 4096),
+    const COMPOSED: [(&str, &str, &[u64]); 5] = [
+        ("1.1", r#"[{"base_host_virt_addr":4194304,"size":8192,"offset":0}]"#, &[4096]),
         (
             "1.16.1, 2M",
             r#"[{"base_host_virt_addr":4194304,"size":2097152,"offset":0,"page_size":2097152,"page_size_kib":2097152}]"#,
-            2 << 20,
+            &[2 << 20],
         ),
         (
             "fields to come",
             r#"[{"base_host_virt_addr":4194304,"size":8192,"offset":0,"gpa_start":0,"is_guest_memfd":{"a":[1]}}]"#,
-            4096,
+            &[4096],
         ),
         (
             "KiB as the name has it",
             r#" [{"base_host_virt_addr":4194304,"size":8192,"offset":0,"page_size_kib":4}] "#,
-            4096,
+            &[4096],
+        ),
+        (
+            "two sizes",
+            r#"[{"base_host_virt_addr":4194304,"size":8192,"offset":0,"page_size":4096},{"base_host_virt_addr":8388608,"size":2097152,"offset":2097152,"page_size":2097152}]"#,
+            &[4096, 2 << 20],
         ),
     ];
 
     #[test]
     fn recorded_messages_have_their_regions() {
         for (version, text) in RECORDED {
-            let (regions, page) = regions(text.as_bytes()).unwrap().expect(version);
-            assert_eq!(page, PageSize::KIB_4, "{version}");
+            let regions = regions(text.as_bytes()).unwrap().expect(version);
+            assert!(regions.iter().all(|region| region.page == PageSize::KIB_4), "{version}");
             assert_eq!(regions.len(), text.matches("offset").count(), "{version}");
             assert_eq!(regions[0].offset, 0, "{version}");
         }
-        let (two, _) = regions(RECORDED[2].1.as_bytes()).unwrap().unwrap();
+        let two = regions(RECORDED[2].1.as_bytes()).unwrap().unwrap();
         assert!(two[1].start.get() < two[0].start.get(), "the second lies below the first");
         assert_eq!(two[1].offset, two[0].len.get());
     }
@@ -154,8 +157,11 @@ mod tests {
     #[test]
     fn composed_messages_have_the_page_size_of_their_version() {
         for (version, text, bytes) in COMPOSED {
-            let (regions, page) = regions(text.as_bytes()).unwrap().expect(version);
-            assert_eq!((regions.len(), page.bytes()), (1, bytes), "{version}");
+            let regions = regions(text.as_bytes()).unwrap().expect(version);
+            assert!(
+                regions.iter().map(|it| it.page.bytes()).eq(bytes.iter().copied()),
+                "{version}"
+            );
         }
     }
 
@@ -179,9 +185,9 @@ mod tests {
                 let at = at.index(bytes.len());
                 bytes[at] = byte;
             }
-            if let Ok(Some((regions, page))) = regions(&bytes) {
+            if let Ok(Some(regions)) = regions(&bytes) {
                 proptest::prop_assert!((1..=REGIONS).contains(&regions.len()));
-                proptest::prop_assert!(matches!(page.bytes(), SMALL | HUGE));
+                proptest::prop_assert!(regions.iter().all(|it| matches!(it.page.bytes(), SMALL | HUGE)));
             }
         }
     }
@@ -203,8 +209,8 @@ mod tests {
         is_error(&format!("[{}]", region(8192)), |error| {
             matches!(error, HandshakeError::PageSize { page_bytes: 8192, .. })
         });
-        is_error(&format!("[{},{}]", region(4096), region(2 << 20)), |error| {
-            matches!(error, HandshakeError::MixedPages { index: 1 })
+        is_error(&format!("[{},{}]", region(4096), region(1 << 30)), |error| {
+            matches!(error, HandshakeError::PageSize { index: 1, .. })
         });
         let many = vec![region(4096); REGIONS + 1].join(",");
         is_error(&format!("[{many}]"), |error| matches!(error, HandshakeError::Count(_)));

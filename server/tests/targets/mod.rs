@@ -8,13 +8,14 @@ use uzone_server::regions;
 /// # Panics
 /// If what was parsed contradicts itself.
 pub(crate) fn handshake(bytes: &[u8]) {
-    let Ok(Some((found, page))) = regions(bytes) else { return };
-    assert!(!found.is_empty() && [4096, 2 << 20].contains(&page.bytes()));
+    let Ok(Some(found)) = regions(bytes) else { return };
+    assert!(!found.is_empty());
+    assert!(found.iter().all(|region| [4096, 2 << 20].contains(&region.page.bytes())));
     // A message that ends earlier is the same one, and one that is not whole waits for the rest.
     for len in 0..bytes.len() {
         match regions(&bytes[..len]) {
             Ok(None) => {}
-            Ok(Some(part)) => assert_eq!(part, (found.clone(), page)),
+            Ok(Some(part)) => assert_eq!(part, found),
             Err(error) => panic!("{len} of {} bytes: {error}", bytes.len()),
         }
     }
