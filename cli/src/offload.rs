@@ -12,6 +12,7 @@ use uzone_snapshot::Root;
 use uzone_snapshot::{Image, OpenOptions};
 
 use crate::exit::{self, Exit, Failure};
+use crate::image::Requests;
 use crate::output::{Output, Report, Style};
 
 const EXITS: [Exit; 7] =
@@ -40,6 +41,8 @@ pub(crate) struct Args {
     /// Restore from the image with this root hash alone; without it, a forged image is not noticed
     #[arg(long, value_name = "HASH")]
     root: Option<Root>,
+    #[command(flatten)]
+    requests: Requests,
 }
 
 /// A file of the machine that cannot be read.
@@ -83,7 +86,7 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
         fs::read(&path).map_err(|cause| Unread { path, cause })
     };
     let (config, state) = (read("migration_config.json")?, read("state.json")?);
-    let options = args.root.into_iter().fold(OpenOptions::default(), OpenOptions::root);
+    let options = args.root.into_iter().fold(args.requests.open(), OpenOptions::root);
     let bytes = Image::open_or_raw(&args.image, &options)?;
     let offload = Offload::new(bytes, config, state)?;
     let started = Instant::now();

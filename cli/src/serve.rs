@@ -31,10 +31,10 @@ use uzone_server::{
     Keeper, OnFailure, Passed, Prefetch, Recovery, Sandbox, ServeError, ServeEvent, Served,
     ServerOptions, ServiceManager, Worker,
 };
-use uzone_snapshot::Root;
+use uzone_snapshot::{Root, is_url};
 
 use crate::exit::{self, Exit, Failure};
-use crate::image::OnDisk;
+use crate::image::{OnDisk, Requests};
 use crate::output::{Output, Report, Style};
 use crate::user::{User, UserError};
 
@@ -132,6 +132,8 @@ pub(crate) struct Args {
     no_sandbox: bool,
     #[command(flatten)]
     on_disk: OnDisk,
+    #[command(flatten)]
+    requests: Requests,
     /// Answer faults for the process at standard input, which started this one
     #[arg(long, hide = true)]
     worker: bool,
@@ -311,6 +313,7 @@ fn options(args: &Args) -> ServerOptions {
         .cache(args.cache_bytes)
         .sandbox(!args.no_sandbox)
         .recover(args.recover.clone())
+        .requests(args.requests.options())
         .budget(budget)
         .prefetch(match &args.prefetch {
             None => Prefetch::OfImage,
@@ -346,6 +349,7 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     }
     let mut listening = Vec::new();
     for server in &configured {
+        warn_of_long_requests(&server.args, out);
         match Listening::open(server, &mut passed)? {
             Ok(opened) => listening.push(opened),
             // Its worker has stated why.
@@ -353,6 +357,20 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
         }
     }
     serve_all(listening, ServiceManager::of_environment().as_ref(), signals, out)
+}
+
+/// States that a page can be given up while object storage is asked for it still. It is no error: a short
+/// deadline is a choice, and then the requests behind it are in vain, and nothing else.
+fn warn_of_long_requests(args: &Args, out: &Output) {
+    let (requests, image) = (&args.requests, args.image.as_deref());
+    let longest = requests.options().longest();
+    if image.is_some_and(is_url) && longest >= Duration::from_secs(args.deadline) {
+        out.warn(format_args!(
+            "--deadline {} gives a page up before its requests end, which is after {longest:?}: --source-retry \
+             {:?} and twice --source-timeout {:?}",
+            args.deadline, requests.source_retry, requests.source_timeout
+        ));
+    }
 }
 
 /// A server that listens.

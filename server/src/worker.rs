@@ -461,7 +461,8 @@ struct Opened {
 
 /// Opens a packed image, or the raw bytes of memory.
 fn open(path: &Path, options: &ServerOptions) -> Result<Opened, ServeError> {
-    let mut how = OpenOptions::default().cache(FrameCache::new(options.cache.get()));
+    let cache = FrameCache::new(options.cache.get());
+    let mut how = OpenOptions::default().cache(cache).requests(options.requests);
     if let Some(disk) = &options.disk_cache {
         how = how.disk_cache(disk.clone());
     }
