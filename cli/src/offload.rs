@@ -43,6 +43,10 @@ pub(crate) struct Args {
     root: Option<Root>,
     #[command(flatten)]
     requests: Requests,
+    /// Let this process do what its user may do while it answers faults, for a debugger: by default it has no
+    /// capability, and only the files and system calls that it needs
+    #[arg(long)]
+    no_sandbox: bool,
 }
 
 /// A file of the machine that cannot be read.
@@ -88,7 +92,7 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     let (config, state) = (read("migration_config.json")?, read("state.json")?);
     let options = args.root.into_iter().fold(args.requests.open(), OpenOptions::root);
     let bytes = Image::open_or_raw(&args.image, &options)?;
-    let offload = Offload::new(bytes, config, state)?;
+    let offload = Offload::new(bytes, config, state)?.sandbox(!args.no_sandbox);
     let started = Instant::now();
     out.log(format_args!("restoring a machine at {}", args.socket.display()));
     let done: Result<_, OffloadError> = offload.restore(&args.socket, args.resume);
