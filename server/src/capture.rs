@@ -66,7 +66,7 @@ pub(crate) fn show(
         return link::send_titled(to, &Shown::Refused { reason }, &[], &[]);
     };
     let (peer, image) = (&connection.peer, image.to_owned());
-    let opened = peer.open_memory();
+    let opened = connection.open_memory();
     let (title, [first, second]) = match &opened {
         Ok((memory, pagemap)) => (Shown::Memory { image }, [memory.as_fd(), pagemap.as_fd()]),
         Err(cause) => {

@@ -171,7 +171,11 @@ impl Keeper {
         let mut keeper = Self::started(socket, options, log, start)?;
         keeper.down_since = Some(Instant::now());
         keeper.open_recovery()?;
-        let estate = control::take_over(socket, &keeper.image)?;
+        let is_of_a_worker = control::status(socket).is_ok_and(|status| status.is_confined);
+        let mut estate = control::take_over(socket, &keeper.image)?;
+        if is_of_a_worker {
+            estate.connections.values_mut().for_each(Connection::check_peer);
+        }
         keeper.enter(estate);
         Ok(keeper)
     }
@@ -699,8 +703,7 @@ impl Keeper {
             }
             ServeEvent::Failed { session, was_killed, .. } => {
                 let Some(connection) = self.connections.get(session) else { return };
-                // A refusal means that the process has ended.
-                *was_killed = self.kills() && connection.peer.kill().is_ok();
+                *was_killed = self.kills() && connection.kill();
             }
             ServeEvent::Ended { session, .. } => drop(self.forget(*session)),
             ServeEvent::WorkerEnded { .. }
