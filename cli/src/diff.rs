@@ -7,10 +7,10 @@ use serde::Serialize;
 use uzone_pages::ByteLen;
 use uzone_report::human_duration;
 use uzone_server::{CapturedPages, SessionMemory};
-use uzone_snapshot::{Image, OpenOptions, Packer, Source};
+use uzone_snapshot::{Image, Packer, Source};
 
 use crate::exit::{self, Exit, Failure};
-use crate::image::{Threads, Work, is_same};
+use crate::image::{Requests, Threads, Work, is_same};
 use crate::output::{Output, Report, Style};
 use crate::progress::Progress;
 use crate::serve::default_socket;
@@ -43,6 +43,8 @@ pub(crate) struct Args {
     /// Where monitors connect [default: uzone.sock in $XDG_RUNTIME_DIR, or else in this directory]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
+    #[command(flatten)]
+    requests: Requests,
     #[command(flatten)]
     threads: Threads,
 }
@@ -124,7 +126,7 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
         return Err(Failure::with(Exit::Usage, DiffError::SameFile { path }));
     }
     // What takes long comes before the memory is looked at: the machine is paused.
-    let below = Image::open_or_raw(&args.image, &OpenOptions::default())?;
+    let below = Image::open_or_raw(&args.image, &args.requests.open())?;
     let socket = args.socket.clone().unwrap_or_else(default_socket);
     let (session, started) = (args.session, Instant::now());
     let memory = SessionMemory::open(&socket, session)?;

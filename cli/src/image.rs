@@ -5,14 +5,14 @@ use std::io::{self, Read, Write as _};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use uzone_pages::ByteLen;
 use uzone_report::{Document, ImageMap, ImagePart};
 use uzone_snapshot::{
-    Codec, DiskCache, HASHES, Image, ImageRegion, Layers, OpenOptions, Packer, Root, SnapshotError,
-    Source, is_url, open_source,
+    Codec, DiskCache, HASHES, Image, ImageRegion, Layers, OpenOptions, Packer, RequestOptions,
+    Root, SnapshotError, Source, is_url, open_source,
 };
 
 use crate::exit::{self, Exit, Failure};
@@ -98,6 +98,8 @@ pub(crate) struct PackArgs {
     #[arg(long, conflicts_with_all = ["firecracker", "parent", "order", "rebase", "codec", "level"])]
     hashes_only: bool,
     #[command(flatten)]
+    requests: Requests,
+    #[command(flatten)]
     threads: Threads,
 }
 
@@ -159,12 +161,56 @@ struct Required {
     /// Require this root hash, as `uzone pack` printed it
     #[arg(long, value_name = "HASH")]
     root: Option<Root>,
+    #[command(flatten)]
+    requests: Requests,
 }
 
 impl Required {
     fn options(&self) -> OpenOptions {
-        self.root.into_iter().fold(OpenOptions::default(), OpenOptions::root)
+        self.root.into_iter().fold(self.requests.open(), OpenOptions::root)
     }
+}
+
+/// How images in object storage are requested.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Requests {
+    /// How long a request to object storage may take to connect, and its server may be silent then; a number
+    /// alone is seconds
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = time, env = "UZONE_SOURCE_TIMEOUT")]
+    pub(crate) source_timeout: Duration,
+    /// Until when a request that fails is repeated, from its beginning
+    #[arg(long, value_name = "TIME", default_value = "15s", value_parser = time, env = "UZONE_SOURCE_RETRY")]
+    pub(crate) source_retry: Duration,
+    /// How often a request that fails is repeated at most
+    #[arg(long, value_name = "COUNT", default_value_t = 6, env = "UZONE_SOURCE_RETRY_COUNT")]
+    source_retry_count: u32,
+    /// How long the pauses before repetitions are at most: they are random, and grow from 50ms on
+    #[arg(long, value_name = "TIME", default_value = "3s", value_parser = time, env = "UZONE_SOURCE_RETRY_PAUSE")]
+    source_retry_pause: Duration,
+}
+
+impl Requests {
+    pub(crate) fn options(&self) -> RequestOptions {
+        RequestOptions::default()
+            .timeout(self.source_timeout)
+            .retry(self.source_retry)
+            .retry_count(self.source_retry_count)
+            .retry_pause(self.source_retry_pause)
+    }
+
+    /// Returns how an image is opened.
+    pub(crate) fn open(&self) -> OpenOptions {
+        OpenOptions::default().requests(self.options())
+    }
+}
+
+/// Reads a time, such as `5s`, `500ms` or `20`, which is in seconds as `--deadline` is.
+fn time(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse().map(Duration::from_secs);
+    let time = seconds.or_else(|_| humantime::parse_duration(text));
+    let time = time.map_err(|_| "a time is such as 5s, 500ms, or 20 for as many seconds")?;
+    let (least, most) = (Duration::from_millis(1), Duration::from_hours(24));
+    if (least..=most).contains(&time) { Ok(time) } else { Err("a time is 1ms to 24h".into()) }
 }
 
 /// Where frames and indexes of images in object storage are kept.
@@ -351,7 +397,7 @@ enum Input {
 /// If the input cannot be read or the image cannot be written.
 pub(crate) fn pack(args: &PackArgs, out: &Output) -> Result<Exit, Failure> {
     args.fit_together()?;
-    let parent = args.parent.as_ref().map(|path| Image::open(path, &OpenOptions::default()));
+    let parent = args.parent.as_ref().map(|path| Image::open(path, &args.requests.open()));
     let parent = parent.transpose()?;
     let mut input = args.open_input(out)?;
     let (packer, page, frame) = args.packer(&input)?;
@@ -466,7 +512,7 @@ impl PackArgs {
 
     fn open_input(&self, out: &Output) -> Result<Input, SnapshotError> {
         if let Some(memory) = &self.firecracker {
-            let layers = Layers::open(memory, &self.diff, self.all_data)?;
+            let layers = Layers::open(memory, &self.diff, self.all_data, &self.requests.options())?;
             if !self.diff.is_empty() && !self.all_data {
                 out.warn(format_args!(
                     "the holes of a diff are the pages that it does not have: that is so of the file that \
@@ -477,10 +523,11 @@ impl PackArgs {
         }
         let path = self.input.as_deref().unwrap_or(Path::new("-"));
         if self.rebase {
-            return Ok(Input::Image(Box::new(Image::open(path, &OpenOptions::default())?)));
+            return Ok(Input::Image(Box::new(Image::open(path, &self.requests.open())?)));
         }
         if self.order.is_some() || is_url(path) {
-            return Ok(Input::Source(open_source(path).map_err(|cause| unread(path, cause))?));
+            let source = open_source(path, &self.requests.options());
+            return Ok(Input::Source(source.map_err(|cause| unread(path, cause))?));
         }
         let (input, len) = open_input(path)?;
         Ok(Input::Stream(input, len))

@@ -12,6 +12,7 @@ use uzone_snapshot::Root;
 use uzone_snapshot::{Image, OpenOptions};
 
 use crate::exit::{self, Exit, Failure};
+use crate::image::Requests;
 use crate::output::{Output, Report, Style};
 
 const EXITS: [Exit; 7] =
@@ -40,6 +41,12 @@ pub(crate) struct Args {
     /// Restore from the image with this root hash alone; without it, a forged image is not noticed
     #[arg(long, value_name = "HASH")]
     root: Option<Root>,
+    #[command(flatten)]
+    requests: Requests,
+    /// Let this process do what its user may do while it answers faults, for a debugger: by default it has no
+    /// capability, and only the files and system calls that it needs
+    #[arg(long)]
+    no_sandbox: bool,
 }
 
 /// A file of the machine that cannot be read.
@@ -83,9 +90,9 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
         fs::read(&path).map_err(|cause| Unread { path, cause })
     };
     let (config, state) = (read("migration_config.json")?, read("state.json")?);
-    let options = args.root.into_iter().fold(OpenOptions::default(), OpenOptions::root);
+    let options = args.root.into_iter().fold(args.requests.open(), OpenOptions::root);
     let bytes = Image::open_or_raw(&args.image, &options)?;
-    let offload = Offload::new(bytes, config, state)?;
+    let offload = Offload::new(bytes, config, state)?.sandbox(!args.no_sandbox);
     let started = Instant::now();
     out.log(format_args!("restoring a machine at {}", args.socket.display()));
     let done: Result<_, OffloadError> = offload.restore(&args.socket, args.resume);

@@ -6,10 +6,12 @@ mod config;
 
 use std::env;
 use std::ffi::OsString;
+use std::fs;
 use std::io;
 use std::net::SocketAddr;
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
@@ -24,6 +26,7 @@ use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use uzone_fault::Budget;
+use uzone_os::privilege::Privileges;
 use uzone_os::uffd::Doorbell;
 use uzone_pages::ByteLen;
 use uzone_report::human_duration;
@@ -31,10 +34,10 @@ use uzone_server::{
     Keeper, OnFailure, Passed, Prefetch, Recovery, Sandbox, ServeError, ServeEvent, Served,
     ServerOptions, ServiceManager, Worker,
 };
-use uzone_snapshot::Root;
+use uzone_snapshot::{Root, is_url};
 
 use crate::exit::{self, Exit, Failure};
-use crate::image::OnDisk;
+use crate::image::{OnDisk, Requests};
 use crate::output::{Output, Report, Style};
 use crate::user::{User, UserError};
 
@@ -60,7 +63,8 @@ const EXITS: [Exit; 9] = [
 /// ended. The second ends it at once: machines that are left wait for ever at the next page that they lack.
 ///
 /// Faults are answered by a process of its own. If that dies, the next one takes over all machines, which
-/// notice a pause and nothing else.
+/// notice a pause and nothing else. If this command is killed, that process takes its place, with fewer
+/// rights; the same command, started again, takes over from it.
 #[derive(Debug, clap::Args)]
 #[command(after_help = exit::help("uzone serve --socket /run/vm.sock memory.img", &EXITS))]
 pub(crate) struct Args {
@@ -132,6 +136,8 @@ pub(crate) struct Args {
     no_sandbox: bool,
     #[command(flatten)]
     on_disk: OnDisk,
+    #[command(flatten)]
+    requests: Requests,
     /// Answer faults for the process at standard input, which started this one
     #[arg(long, hide = true)]
     worker: bool,
@@ -311,6 +317,7 @@ fn options(args: &Args) -> ServerOptions {
         .cache(args.cache_bytes)
         .sandbox(!args.no_sandbox)
         .recover(args.recover.clone())
+        .requests(args.requests.options())
         .budget(budget)
         .prefetch(match &args.prefetch {
             None => Prefetch::OfImage,
@@ -346,6 +353,7 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     }
     let mut listening = Vec::new();
     for server in &configured {
+        warn_of_long_requests(&server.args, out);
         match Listening::open(server, &mut passed)? {
             Ok(opened) => listening.push(opened),
             // Its worker has stated why.
@@ -353,6 +361,20 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
         }
     }
     serve_all(listening, ServiceManager::of_environment().as_ref(), signals, out)
+}
+
+/// States that a page can be given up while object storage is asked for it still. It is no error: a short
+/// deadline is a choice, and then the requests behind it are in vain, and nothing else.
+fn warn_of_long_requests(args: &Args, out: &Output) {
+    let (requests, image) = (&args.requests, args.image.as_deref());
+    let longest = requests.options().longest();
+    if image.is_some_and(is_url) && longest >= Duration::from_secs(args.deadline) {
+        out.warn(format_args!(
+            "--deadline {} gives a page up before its requests end, which is after {longest:?}: --source-retry \
+             {:?} and twice --source-timeout {:?}",
+            args.deadline, requests.source_retry, requests.source_timeout
+        ));
+    }
 }
 
 /// A server that listens.
@@ -375,17 +397,18 @@ impl<'a> Listening<'a> {
         let (log, printer) = printer();
         let user = args.user.as_deref().map(User::named).transpose().map_err(UserError::failure)?;
         let start = start_worker(arguments.clone(), user);
-        let keeper = if args.take_over {
+        let estate = match args.take_over {
+            true => None,
+            false => passed.estate(&socket, args.mode)?,
+        };
+        let keeper = if args.take_over || estate.is_none() && is_left_to_a_worker(&socket) {
             Keeper::take_over(&socket, options(args), log, start)
         } else {
             let recover = || -> Result<_, ServeError> {
                 let Some(folder) = &args.recover else { return Ok(None) };
                 Recovery::open(folder, &socket)?.estate(&socket, args.mode)
             };
-            match passed
-                .estate(&socket, args.mode)?
-                .map_or_else(recover, |estate| Ok(Some(estate)))?
-            {
+            match estate.map_or_else(recover, |estate| Ok(Some(estate)))? {
                 Some(estate) => Keeper::inherit(estate, &socket, options(args), log, start),
                 None => Keeper::bind(&socket, options(args), log, start),
             }
@@ -397,6 +420,16 @@ impl<'a> Listening<'a> {
             keeper => Ok(Ok(Self { keeper: keeper?, args, socket, printer })),
         }
     }
+}
+
+/// Returns whether the keeper of a socket was killed, and its worker serves with the rights that it has.
+fn is_left_to_a_worker(socket: &Path) -> bool {
+    // The keeper made the socket for questions. One that another user made may be of no server, and what
+    // comes by it is trusted.
+    let of = fs::metadata(uzone_server::control_path(socket)).map(|socket| socket.uid());
+    of.is_ok_and(|user| Privileges::of_this_thread().is_ok_and(|own| own.user == user))
+        && uzone_server::status(socket)
+            .is_ok_and(|status| status.is_confined && !status.is_draining)
 }
 
 /// Notifies the service manager.
@@ -530,7 +563,10 @@ fn work(args: &Args, out: &Output) -> Result<Exit, Failure> {
     let mut worker = Worker::open(image, options(args).disk_cache(disk))?;
     worker.run(io::stdin().as_fd().try_clone_to_owned()?)?;
     let Some(estate) = worker.into_estate() else { return Ok(Exit::Ok) };
-    out.warn(format_args!("the keeper of this server has died; its worker takes its place"));
+    out.warn(format_args!(
+        "the keeper of this server has died; its worker takes its place, with the rights of a worker: start \
+         the server again, which takes over"
+    ));
     let socket = args.socket.clone().unwrap_or_else(default_socket);
     let (log, printer) = printer();
     let manager = estate.manager();

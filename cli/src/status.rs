@@ -84,6 +84,12 @@ impl Report for StatusReport {
         if self.status.worker.is_some() {
             text.push_str(&format!("faults are answered as {}\n", self.status.sandbox));
         }
+        if self.status.is_confined {
+            text.push_str(
+                "the keeper before it was killed, and it has the rights of a worker: start the server again, \
+                 which takes over from it\n",
+            );
+        }
         if sessions.is_empty() {
             return text;
         }

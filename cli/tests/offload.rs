@@ -10,7 +10,7 @@ use std::thread;
 
 use common::{Dir, keeps_to};
 use serde_json::Value;
-use uzone_os::peer;
+use uzone_os::peer::{self, Peer};
 
 const CONFIG: &str = r#"{"memory_manager_data":{"guest_ram_mappings":[
     {"slot":0,"gpa":0,"size":1048576,"file_offset":0}]}}"#;
@@ -90,4 +90,50 @@ fn what_keeps_a_machine_from_being_restored_is_named_with_its_exit_code() {
     dir.file("migration_config.json", CONFIG);
     fails(&short, 65, "it is of another machine");
     fails(&image, 66, "have Cloud Hypervisor receive there");
+}
+
+#[test]
+fn each_thread_that_answers_faults_is_confined_unless_that_is_turned_off() {
+    let dir = Dir::new("offload-sandbox");
+    let image = dir.name("raw");
+    fs::write(&image, vec![7; 1 << 20]).expect("a file is written");
+    dir.file("migration_config.json", CONFIG);
+    dir.file("state.json", "{}");
+    for arguments in [&["--resume"][..], &["--resume", "--no-sandbox"]] {
+        let listener = UnixListener::bind(dir.name("sock")).expect("it listens");
+        let other = thread::spawn(move || {
+            let (stream, _) = listener.accept().expect("a daemon");
+            [1, 7, 2].into_iter().for_each(|command| take(&stream, command));
+            let (mut faults, _) = listener.accept().expect("a daemon");
+            faults.read_exact(&mut [0; 2]).expect("a role");
+            let mut request = [0; 32];
+            (request[0], request[8], request[25]) = (9, 16, 16);
+            faults.write_all(&request).expect("it is taken");
+            faults.read_exact(&mut [0; 16]).expect("an answer");
+            // The thread that sends the state waits for its answer.
+            let pid = Peer::of(&stream).expect("the daemon").pid();
+            let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("it runs");
+            let states = tasks.map(|task| {
+                let path = task.expect("a thread").path().join("status");
+                fs::read_to_string(path).expect("it is read")
+            });
+            let states: Vec<_> = states.collect();
+            [3, 5].into_iter().for_each(|command| take(&stream, command));
+            states
+        });
+        let output = offload(&dir, &image, arguments);
+        assert!(output.status.success(), "{output:?}");
+        let states = other.join().expect("its own assertions");
+        let is_off = arguments.contains(&"--no-sandbox");
+        let message = String::from_utf8_lossy(&output.stderr);
+        // In a sandbox, one that starts the others as well.
+        assert!(states.len() >= if is_off { 2 } else { 3 }, "{states:?}");
+        for state in &states {
+            assert_eq!(state.contains("NoNewPrivs:\t1\n"), !is_off, "{state}");
+            assert!(is_off || state.contains("CapEff:\t0000000000000000\n"), "{state}");
+            let is_filtered = !is_off && !message.contains("seccomp: ");
+            assert_eq!(state.contains("Seccomp:\t2\n"), is_filtered, "{state}: {message}");
+        }
+        fs::remove_file(dir.name("sock")).expect("it is there");
+    }
 }

@@ -4,23 +4,66 @@
 mod common;
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::PathBuf;
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::Dir;
 use common::served::{
     KILLS, Machine, PAGE, PAGES, PATIENCE, Server, children, kill_with_children, page_of,
     wait_for_the_end,
 };
-use rustix::process::{Signal, kill_process};
+use common::{Dir, keeps_to};
+use rustix::process::{Pid, Signal, geteuid, kill_process};
+use serde_json::Value;
 
 fn start(arguments: &[&str]) -> Server {
     let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
     command.args(["serve", "--json", "--on-failure", "poison"]).args(arguments);
     Server::spawn(&mut command)
+}
+
+/// Waits until a process is the keeper of a socket, and returns the status then.
+fn status_of(keeper: Pid, socket: &str) -> Value {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
+        let output = command.args(["status", "--json", "--socket", socket]).output();
+        let status = serde_json::from_slice::<Value>(&output.expect("it runs").stdout);
+        if let Ok(status) = status
+            && status["keeper"] == keeper.as_raw_nonzero().get()
+        {
+            keeps_to("uzone.status-1", &status);
+            return status;
+        }
+        assert!(Instant::now() < end, "process {keeper:?} is no keeper");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Changes a page of each machine, and checks what is packed of it.
+fn check_diffs(machines: &[&Machine], status: &Value, image: &str, changed: &str) {
+    let socket = status["socket"].as_str().expect("a path");
+    let sessions = status["sessions"].as_array().expect("a list");
+    assert_eq!(sessions.len(), machines.len());
+    let run = |arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
+        let output = command.args(arguments).output().expect("it runs");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        output.stdout
+    };
+    let before = fs::read(image).expect("it is there");
+    for (session, machine) in sessions.iter().zip(machines) {
+        let number = session["session"].as_u64().expect("a number");
+        let page = number + 10;
+        machine.memory.mapping().write_at(page * PAGE, &[9; 4096]).expect("it is served");
+        run(&["diff", &number.to_string(), image, changed, "--json", "--socket", socket]);
+        let memory = run(&["unpack", changed, "-"]);
+        let at = usize::try_from(page * PAGE).expect("it is small");
+        assert!(memory[at..at + 4096] == [9; 4096], "what it changed");
+        assert!(memory[..at] == before[..at] && memory[at + 4096..] == before[at + 4096..]);
+    }
 }
 
 /// Returns the folder of the one server.
@@ -111,4 +154,74 @@ fn machines_outlive_both_processes_of_a_server_without_a_service_manager() {
     let output = command.arg("serve").args(arguments).output().expect("it runs");
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && text.contains("open to other users"), "{text}");
+}
+
+#[test]
+fn a_server_that_is_started_again_after_its_keeper_was_killed_may_do_all_again() {
+    for user in [&[][..], &["--user", "65534"]] {
+        if user.is_empty() || geteuid().is_root() {
+            start_again(user);
+        }
+    }
+}
+
+fn start_again(user: &[&str]) {
+    let dir = Dir::new("start-again");
+    let (image, changed, socket) = (dir.name("raw"), dir.name("changed"), dir.name("sock"));
+    let folder = dir.name("kept");
+    let bytes: Vec<u8> = (0..PAGES).flat_map(page_of).collect();
+    fs::write(&image, &bytes).expect("a file is written");
+    let arguments = [&[&image, "--socket", &socket, "--recover", &folder], user].concat();
+    let server = start(&arguments);
+    let Some(first) = Machine::connect(&socket) else { return drop(server.stop()) };
+    first.check(0, &page_of(0));
+    assert_eq!(status_of(server.pid(), &socket)["is_confined"], false);
+    let successor = server.kill_keeper();
+    let status = status_of(successor, &socket);
+    assert_eq!(status["is_confined"], true);
+    // What connects now is served, and what it changes is packed; to keep it is for a keeper.
+    let Some(second) = Machine::connect(&socket) else { panic!("it did before") };
+    second.check(1, &page_of(1));
+    check_diffs(&[&first, &second], &status_of(successor, &socket), &image, &changed);
+    assert_eq!(kept(&folder).len(), 2, "the machine of before and its log");
+    if geteuid().is_root() {
+        // What another user has made is no server that this one trusts.
+        let control = format!("{socket}.control");
+        chown(&control, Some(65534), None).expect("root may");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
+        let output = command.arg("serve").args(&arguments).output().expect("it runs");
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && text.contains("another server"), "{text}");
+        chown(&control, Some(0), None).expect("root may");
+    }
+
+    let mut server = start(&arguments);
+    for _ in 0..2 {
+        server.event("taken_over");
+    }
+    wait_for_the_end(&[successor]);
+    assert_eq!(status_of(server.pid(), &socket)["is_confined"], false);
+    let Some(third) = Machine::connect(&socket) else { panic!("it did before") };
+    third.check(2, &page_of(2));
+    let machines = [first, second, third];
+    let status = status_of(server.pid(), &socket);
+    check_diffs(&machines.each_ref(), &status, &image, &changed);
+    assert_eq!(kept(&folder).len(), 6, "three machines and their logs");
+    server.kill();
+    let mut server = start(&arguments);
+    for machine in &machines {
+        machine.check(PAGES - 1, &page_of(PAGES - 1));
+    }
+    // Its machines are of this process, so it leaves them.
+    let names = [socket.clone(), format!("{socket}.control")];
+    assert!(names.iter().all(|name| fs::exists(name).expect("it is known")));
+    kill_process(server.pid(), Signal::TERM).expect("it runs");
+    let end = Instant::now() + PATIENCE;
+    while fs::exists(&socket).expect("it is known") {
+        assert!(Instant::now() < end, "the socket stays");
+        thread::sleep(Duration::from_millis(1));
+    }
+    kill_process(server.pid(), Signal::TERM).expect("it runs");
+    assert_eq!(server.event("stopped")["left"], 3);
+    assert!(names.iter().all(|name| !fs::exists(name).expect("it is known")));
 }

@@ -232,6 +232,56 @@ fn what_cannot_be_read_or_written_names_the_url_the_operation_and_the_fix() {
 }
 
 #[test]
+fn requests_are_repeated_as_the_options_have_it_and_a_bad_value_names_its_option() {
+    let (server, dir) = (Server::start("requests"), Dir::new("requests"));
+    let raw = dir.name("raw");
+    fs::write(&raw, memory(1 << 20)).expect("a file is written");
+    let url = "s3://images/image";
+    object(&server, &["pack", &raw, url, "--json"]);
+    let pause = ["--source-retry-pause", "1ms"];
+    let fails_for = |first: u64| {
+        server.decide(move |seen| if seen.number < first { Act::Fail(503) } else { Act::Pass });
+    };
+    let packed = dir.name("packed");
+    for command in [
+        &["inspect", url][..],
+        &["verify", url],
+        &["unpack", url, "-"],
+        &["pack", "--rebase", url, &packed],
+    ] {
+        let run = |options: &[&str]| run(&server, &[command, &pause, options].concat());
+        fails_for(9);
+        let done = run(&["--source-retry-count", "9"]);
+        assert!(done.status.success(), "{command:?}: {}", text(&done.stderr));
+        // As often by its length alone.
+        fails_for(8);
+        let done = run(&["--source-retry-count", "3"]);
+        assert_eq!(done.status.code(), Some(74), "{command:?}");
+        assert!(text(&done.stderr).contains("check the network"), "{}", text(&done.stderr));
+        assert_eq!(server.requests(), 8, "{command:?}");
+    }
+    fails_for(u64::MAX);
+    let socket = dir.name("sock");
+    let serve = ["serve", url, "--socket", &socket, "--source-retry-count=1", "--deadline", "9"];
+    let message = fails(&server, 74, &[&serve[..], &pause].concat());
+    assert_eq!(server.requests(), 4);
+    for part in ["--deadline 9", "25s", "--source-retry 15s", "--source-timeout 5s"] {
+        assert!(message.contains(part), "{message}");
+    }
+    let long = ["--deadline", "26"];
+    let message = fails(&server, 74, &[&serve[..5], &pause, &long].concat());
+    assert!(!message.contains("--deadline"), "{message}");
+    for option in ["--source-timeout", "--source-retry", "--source-retry-pause"] {
+        for value in ["0", "0s", "25h", "soon"] {
+            let message = fails(&server, 2, &["serve", url, option, value]);
+            assert!(message.contains(option) && message.contains("a time is"), "{message}");
+        }
+    }
+    let message = fails(&server, 2, &["inspect", url, "--source-retry-count=-1"]);
+    assert!(message.contains("--source-retry-count"), "{message}");
+}
+
+#[test]
 fn a_server_serves_an_image_of_a_bucket() {
     let (server, dir) = (Server::start("serve"), Dir::new("serve-remote"));
     let (raw, socket) = (dir.name("raw"), dir.name("sock"));

@@ -347,6 +347,25 @@ fn a_file_describes_several_servers_and_flags_go_before_it() {
         "{printed}"
     );
     assert_eq!(printed.matches("cache-bytes = \"8M\"").count(), 2, "{printed}");
+    // The variable goes before the file, and the option before both.
+    let text =
+        format!("source-timeout = 7\nsource-retry = \"40s\"\nsource-retry-pause = 1\n{text}");
+    let requests = dir.file("requests.toml", &text);
+    let of = |arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
+        command.args(["serve", "--config", &requests, "--print-config"]).args(arguments);
+        command.env("UZONE_SOURCE_RETRY", "50s").env("UZONE_SOURCE_RETRY_PAUSE", "2s");
+        let printed = String::from_utf8(command.output().expect("it runs").stdout).expect("text");
+        let values = ["timeout", "retry", "retry-pause", "retry-count"].map(|name| {
+            let mut lines = printed.lines().filter_map(|line| line.strip_prefix("source-"));
+            let value = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(" = "));
+            value.unwrap_or_default().trim_matches('"').to_owned()
+        });
+        assert_eq!(printed.matches("source-").count(), 8, "{printed}");
+        values
+    };
+    assert_eq!(of(&[]), ["7", "50s", "2s", "6"]);
+    assert_eq!(of(&["--source-retry-pause", "500ms"]), ["7", "50s", "500ms", "6"]);
     assert_eq!(print(&["--deadline", "5"]).matches("deadline = \"5\"").count(), 2);
     assert_eq!(print(&["--session-bytes", "64M"]).matches("session-bytes = \"64M\"").count(), 2);
     for (given, reason) in

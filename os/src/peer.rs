@@ -112,9 +112,13 @@ impl Peer {
                 && is_same_file(self.pid, number, fd)?
             {
                 self.is_there()?;
-                // That it may be taken as well is another right.
-                self.descriptor(number)?;
-                return Ok(number);
+                // That it may be taken as well is another right. And a number of another process than that of
+                // the pidfd, as a caller may have made the two one peer, has another file there.
+                let taken = self.descriptor(number)?;
+                let here = u32::try_from(taken.as_raw_fd()).map_err(io::Error::other)?;
+                if is_same_file(rustix::process::getpid(), here, fd)? {
+                    return Ok(number);
+                }
             }
         }
         Err(io::ErrorKind::NotFound.into())
@@ -321,6 +325,21 @@ mod tests {
         let mut ready = crate::uffd::ReadyKeys::new();
         set.wait(&mut ready, Some(std::time::Duration::ZERO)).unwrap();
         assert_eq!(ready.keys(), [], "it has not ended");
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it starts a process")]
+    fn a_number_of_one_process_and_the_pidfd_of_another_are_no_peer_that_has_a_file() {
+        let (reader, _writer) = io::pipe().unwrap();
+        let mut command = std::process::Command::new("/bin/cat");
+        let mut other = command.stdin(reader).spawn().unwrap();
+        let pidfd = rustix::process::pidfd_open(Pid::from_child(&other), PidfdFlags::empty());
+        let peer = Peer::from_parts(std::process::id(), 0, pidfd.unwrap()).unwrap();
+        // Both have a standard input, and the pidfd's is another file.
+        let number = peer.number_of(io::stdin().as_fd()).map_err(|cause| cause.kind());
+        other.kill().unwrap();
+        other.wait().unwrap();
+        assert_eq!(number, Err(io::ErrorKind::NotFound));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The memory of a machine as it is now, for an image of it: [`SessionMemory`], opened through the keeper,
-//! and [`CapturedPages`], copied while the machine is paused.
+//! and [`CapturedPages`], copied while the machine is paused. A keeper that may not open it names the process
+//! instead, and the client opens it by rights of its own.
 //!
 //! The kernel's page table states which pages there are; the log of its session states which were given
 //! back. All others are those of the image, and are not read.
@@ -7,7 +8,7 @@
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -16,7 +17,8 @@ use std::sync::PoisonError;
 
 use serde::{Deserialize, Serialize};
 use uzone_fault::{AdoptedMemory, LoggedEvents, RemoteRegion};
-use uzone_os::{Anonymous, Exclusive, HugeAdvice, MessageSocket, peer};
+use uzone_os::peer::{self, Peer};
+use uzone_os::{Anonymous, Exclusive, HugeAdvice, MessageSocket};
 use uzone_pages::ByteLen;
 use uzone_snapshot::Source;
 
@@ -41,39 +43,54 @@ const PIECE: u64 = 4 << 20;
 #[derive(Debug, Serialize, Deserialize)]
 enum Shown {
     /// The memory, its page table and its log come along, and what the monitor sent.
-    Memory {
-        image: String,
-    },
-    Refused {
-        reason: String,
-    },
+    Memory { image: String },
+    /// The keeper may not read the memory: a pidfd, the userfaultfd and the log come along instead, for a
+    /// client that may.
+    Process { image: String, pid: u32, uid: u32, cause: String },
+    /// Nothing comes along.
+    Refused { reason: String },
 }
 
-/// Hands the memory of a machine to a client that asked for it.
+/// Hands the memory of a machine to a client that asked for it, or the process that has it.
 pub(crate) fn show(
     to: &MessageSocket,
     image: &str,
     session: u64,
     connection: Option<&Connection>,
 ) -> io::Result<()> {
-    let opened = connection.filter(|connection| !connection.is_greeting()).map(|connection| {
-        let (memory, pagemap) = connection.peer.open_memory()?;
-        Ok((connection, memory, pagemap))
-    });
-    let reason = match opened {
-        Some(Ok((connection, memory, pagemap))) => {
-            let log = connection.log.as_ref().map(AsFd::as_fd);
-            let fds: Vec<_> = [memory.as_fd(), pagemap.as_fd()].into_iter().chain(log).collect();
-            let title = Shown::Memory { image: image.to_owned() };
-            return link::send_titled(to, &title, &fds, &connection.bytes);
-        }
-        Some(Err::<_, io::Error>(cause)) => format!(
-            "the keeper may not read the memory of the process: {cause}; run it as the user of the monitor, \
-             or with CAP_SYS_PTRACE"
-        ),
-        None => format!("there is no session {session}"),
+    let connection = connection.filter(|connection| !connection.is_greeting());
+    let Some((connection, userfaultfd)) =
+        connection.and_then(|one| Some((one, one.userfaultfd()?)))
+    else {
+        let reason = format!("there is no session {session}");
+        return link::send_titled(to, &Shown::Refused { reason }, &[], &[]);
     };
-    link::send_titled(to, &Shown::Refused { reason }, &[], &[])
+    let (peer, image) = (&connection.peer, image.to_owned());
+    let opened = connection.open_memory();
+    let (title, [first, second]) = match &opened {
+        Ok((memory, pagemap)) => (Shown::Memory { image }, [memory.as_fd(), pagemap.as_fd()]),
+        Err(cause) => {
+            let (pid, uid, cause) = (peer.pid(), peer.uid(), cause.to_string());
+            (Shown::Process { image, pid, uid, cause }, [peer.as_fd(), userfaultfd.as_fd()])
+        }
+    };
+    let log = connection.log.as_ref().map(AsFd::as_fd);
+    let fds: Vec<_> = [first, second].into_iter().chain(log).collect();
+    link::send_titled(to, &title, &fds, &connection.bytes)
+}
+
+/// Opens the memory of a process, by the rights of this one, for a keeper that may not.
+///
+/// A keeper that was a worker has parsed what monitors send, so it is not trusted with which process that is:
+/// the process must have the userfaultfd, as no other than a monitor of that keeper does.
+fn open_for_keeper(peer: &Peer, userfaultfd: BorrowedFd<'_>) -> io::Result<(File, File)> {
+    match peer.number_of(userfaultfd) {
+        Err(cause) if cause.kind() == io::ErrorKind::NotFound => {
+            let reason = "it has ended, or closed its userfaultfd, by which it is known";
+            Err(io::Error::new(cause.kind(), reason))
+        }
+        known => known.and_then(|_| peer.open_memory()),
+    }
 }
 
 /// The memory of a machine that is served.
@@ -94,7 +111,8 @@ impl SessionMemory {
     /// before this call until [`SessionMemory::capture`] has returned.
     ///
     /// # Errors
-    /// [`ServeError::Ask`] if there is no such server or session, or the keeper may not read the memory.
+    /// [`ServeError::Ask`] if there is no such server or session, or neither the keeper nor this process may
+    /// read the memory.
     pub fn open(socket: &Path, session: u64) -> Result<Self, ServeError> {
         let path = control_path(socket);
         Self::ask(&path, session).map_err(|cause| ServeError::Ask { path, cause })
@@ -107,21 +125,29 @@ impl SessionMemory {
         drop(there);
         let answer = link::receive_titled(&here, &mut link::room())?;
         let Titled { title, fds, bytes } = answer.ok_or(io::ErrorKind::UnexpectedEof)?;
-        let image = match title {
-            Shown::Memory { image } => image,
+        let mut fds = fds.into_iter();
+        let mut next = || fds.next().ok_or(io::ErrorKind::InvalidData);
+        let (image, (memory, pagemap)) = match title {
+            Shown::Memory { image } => (image, (next()?.into(), next()?.into())),
+            Shown::Process { image, pid, uid, cause: of_keeper } => {
+                let peer = Peer::from_parts(pid, uid, next()?).ok_or(io::ErrorKind::InvalidData)?;
+                let opened = open_for_keeper(&peer, next()?.as_fd()).map_err(|cause| {
+                    let text = format!(
+                        "neither the keeper ({of_keeper}) nor this command ({cause}) may read the memory of \
+                         process {pid}; run one of them as its user, or with CAP_SYS_PTRACE"
+                    );
+                    io::Error::new(cause.kind(), text)
+                });
+                (image, opened?)
+            }
             Shown::Refused { reason } => return Err(io::Error::other(reason)),
         };
-        let mut fds = fds.into_iter();
-        let (Some(memory), Some(pagemap)) = (fds.next(), fds.next()) else {
-            return Err(io::ErrorKind::InvalidData.into());
-        };
         let of = dialect::memory_of(&bytes).ok_or(io::ErrorKind::InvalidData)?;
-        // Of the keeper, which is trusted.
+        // Of the keeper. One that was a worker, and is not trusted, could have this command wait by it.
         let log = fds.next().map(LoggedEvents::read_trusted).transpose()?;
         let removed = log.map(|log| AdoptedMemory::given_back(&of.regions, &log)).transpose();
         let removed = removed.map_err(io::Error::other)?.unwrap_or_default();
         let is_shared = of.is_shared();
-        let (memory, pagemap) = (File::from(memory), File::from(pagemap));
         Ok(Self { image, regions: of.regions, is_shared, removed, memory, pagemap })
     }
 
@@ -318,7 +344,29 @@ impl Source for Memory<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
+    use rustix::process::{Pid, PidfdFlags};
+
     use super::*;
+
+    #[test]
+    fn a_process_whose_memory_a_client_opens_must_have_the_userfaultfd() {
+        // What is compared are open files: here those of pipes.
+        let ((known, _near), (other, _far)) = (io::pipe().unwrap(), io::pipe().unwrap());
+        let mut command = Command::new("/bin/cat");
+        let mut process = command.stdin(known.try_clone().unwrap()).spawn().unwrap();
+        let pid = Pid::from_child(&process);
+        let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::empty()).unwrap();
+        let peer = Peer::from_parts(process.id(), 0, pidfd).unwrap();
+        let opened = open_for_keeper(&peer, known.as_fd()).map(drop);
+        let refused = open_for_keeper(&peer, other.as_fd()).map(drop).map_err(|cause| cause.kind());
+        process.kill().unwrap();
+        process.wait().unwrap();
+        opened.unwrap();
+        assert_eq!(refused, Err(io::ErrorKind::NotFound));
+        assert!(open_for_keeper(&peer, known.as_fd()).is_err(), "it has ended");
+    }
 
     #[test]
     fn what_is_copied_comes_before_what_was_given_back_and_that_before_the_image() {

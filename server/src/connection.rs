@@ -1,6 +1,7 @@
 //! A connection of a monitor, and all that came by it: [`Connection`]. Keepers and workers have the same, so
 //! that each can hand it to the next process.
 
+use std::fs::File;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -29,6 +30,8 @@ pub(crate) struct Connection {
     pub(crate) peer: Arc<Peer>,
     /// Whether the keeper may end the peer.
     can_be_killed: bool,
+    /// Whether the peer is a process that has not the userfaultfd, and was named by one that is not trusted.
+    is_foreign: bool,
     pub(crate) bytes: Vec<u8>,
     fds: Vec<OwnedFd>,
     /// Whether more descriptors came than were taken.
@@ -64,6 +67,8 @@ pub(crate) struct Kept {
     pid: u32,
     uid: u32,
     can_be_killed: bool,
+    #[serde(default)]
+    is_foreign: bool,
     has_more_fds: bool,
     is_ended: bool,
     has_log: bool,
@@ -93,6 +98,7 @@ impl Connection {
         Self {
             stream,
             can_be_killed: peer.can_be_killed(),
+            is_foreign: false,
             peer: Arc::new(peer),
             bytes: Vec::new(),
             fds: Vec::new(),
@@ -114,7 +120,30 @@ impl Connection {
 
     /// Learns which rights this process has over the peer.
     pub(crate) fn ask_for_rights(&mut self) {
-        self.can_be_killed = self.peer.can_be_killed();
+        self.can_be_killed = !self.is_foreign && self.peer.can_be_killed();
+    }
+
+    /// Has this process use no rights over the peer unless that has the userfaultfd. A worker in the place of
+    /// its keeper names peers, and would have a keeper end or read processes that it may not.
+    pub(crate) fn check_peer(&mut self) {
+        let number = self.userfaultfd().map(|userfaultfd| self.peer.number_of(userfaultfd.as_fd()));
+        // Another error is of a process that this one may not read.
+        self.is_foreign =
+            matches!(number, Some(Err(cause)) if cause.kind() == io::ErrorKind::NotFound);
+    }
+
+    /// Ends the peer. Returns whether that was done: a refusal means that it has ended, or is not a machine's.
+    pub(crate) fn kill(&self) -> bool {
+        !self.is_foreign && self.peer.kill().is_ok()
+    }
+
+    /// Opens the memory of the peer and its page table.
+    pub(crate) fn open_memory(&self) -> io::Result<(File, File)> {
+        if self.is_foreign {
+            let reason = "the process was named by a worker, and has not the userfaultfd";
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, reason));
+        }
+        self.peer.open_memory()
     }
 
     /// Returns whether no machine has come of it yet.
@@ -193,6 +222,7 @@ impl Connection {
             pid: self.peer.pid(),
             uid: self.peer.uid(),
             can_be_killed: self.can_be_killed,
+            is_foreign: self.is_foreign,
             has_more_fds: self.has_more_fds,
             is_ended: self.is_ended,
             has_log: self.log.is_some(),
@@ -225,6 +255,7 @@ impl Connection {
             stream,
             peer: Arc::new(peer),
             can_be_killed: kept.can_be_killed,
+            is_foreign: kept.is_foreign,
             bytes,
             fds: fds.collect(),
             has_more_fds: kept.has_more_fds,
@@ -251,7 +282,7 @@ impl Connection {
         let is_program = self.is_program();
         let has_memory =
             std::mem::take(&mut self.fds).into_iter().any(|fd| Remote::adopt(fd).is_ok());
-        has_memory && !is_program && self.peer.kill().is_ok()
+        has_memory && !is_program && self.kill()
     }
 
     /// Returns whether it is of a program that attaches, which goes on to the next server by itself.
@@ -289,5 +320,39 @@ impl Connection {
             connected_ns: nanoseconds(self.since.elapsed()),
             stats: self.stats,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use rustix::process::{Pid, PidfdFlags};
+
+    use super::*;
+
+    #[test]
+    fn a_process_that_has_not_the_userfaultfd_is_neither_ended_nor_read() {
+        // What is compared are open files: here those of pipes.
+        let ((known, _near), (other, _far)) = (io::pipe().unwrap(), io::pipe().unwrap());
+        let mut command = Command::new("/bin/cat");
+        let mut process = command.stdin(known.try_clone().unwrap()).spawn().unwrap();
+        let pidfd = rustix::process::pidfd_open(Pid::from_child(&process), PidfdFlags::empty());
+        let peer = Peer::from_parts(process.id(), 0, pidfd.unwrap()).unwrap();
+        let (stream, _far) = UnixStream::pair().unwrap();
+        let mut connection = Connection::new(stream, peer);
+        let may = |connection: &mut Connection, fd: OwnedFd| {
+            connection.fds = vec![fd];
+            connection.check_peer();
+            connection.ask_for_rights();
+            (connection.can_be_killed(), connection.open_memory().is_ok())
+        };
+        assert_eq!(may(&mut connection, known.into()), (true, true));
+        assert_eq!(may(&mut connection, other.into()), (false, false));
+        assert!(!connection.kill());
+        assert!(process.try_wait().unwrap().is_none(), "it runs");
+        assert!(connection.kept(1).is_foreign, "the next keeper knows");
+        process.kill().unwrap();
+        process.wait().unwrap();
     }
 }

@@ -110,6 +110,8 @@ pub struct Keeper {
     image: String,
     /// How the latest worker is confined.
     sandbox: Sandbox,
+    /// Whether this process was a worker, and has the rights of one.
+    is_confined: bool,
     manager: Option<ServiceManager>,
     recovery: Option<Recovery>,
     options: ServerOptions,
@@ -169,7 +171,11 @@ impl Keeper {
         let mut keeper = Self::started(socket, options, log, start)?;
         keeper.down_since = Some(Instant::now());
         keeper.open_recovery()?;
-        let estate = control::take_over(socket, &keeper.image)?;
+        let is_of_a_worker = control::status(socket).is_ok_and(|status| status.is_confined);
+        let mut estate = control::take_over(socket, &keeper.image)?;
+        if is_of_a_worker {
+            estate.connections.values_mut().for_each(Connection::check_peer);
+        }
         keeper.enter(estate);
         Ok(keeper)
     }
@@ -187,7 +193,8 @@ impl Keeper {
         start: impl FnMut(OwnedFd) -> io::Result<Child> + Send + 'static,
     ) -> Result<Self, ServeError> {
         let mut keeper = Self::started(socket, options, log, start)?;
-        if !estate.is_confined {
+        keeper.is_confined = estate.is_confined;
+        if !keeper.is_confined {
             keeper.open_recovery()?;
         }
         keeper.enter(estate);
@@ -216,9 +223,9 @@ impl Keeper {
         }
         (self.socket, self.connections) = (listening, estate.connections);
         if let Some(recovery) = &self.recovery {
-            // What is kept of a machine whose log is elsewhere is old.
-            let elsewhere = self.connections.values().filter(|one| one.log_file.is_none());
-            elsewhere.for_each(|connection| recovery.discard(connection.id));
+            // What is kept of a machine whose log is elsewhere is old, and of one that has ended meanwhile.
+            let kept = self.connections.values().filter(|one| one.log_file.is_some());
+            recovery.discard_others(&kept.map(|connection| connection.id).collect());
         }
         // This process may have other rights than the one before.
         self.connections.values_mut().for_each(Connection::ask_for_rights);
@@ -253,6 +260,7 @@ impl Keeper {
             path: socket.to_owned(),
             image: String::new(),
             sandbox: Sandbox::default(),
+            is_confined: false,
             manager: None,
             recovery: None,
             options,
@@ -606,6 +614,7 @@ impl Keeper {
         Status {
             socket: self.path.display().to_string(),
             keeper: std::process::id(),
+            is_confined: self.is_confined,
             worker: self.worker.as_ref().map(|worker| worker.child.id()),
             sandbox: self.sandbox.clone(),
             worker_deaths: self.served.deaths,
@@ -694,8 +703,7 @@ impl Keeper {
             }
             ServeEvent::Failed { session, was_killed, .. } => {
                 let Some(connection) = self.connections.get(session) else { return };
-                // A refusal means that the process has ended.
-                *was_killed = self.kills() && connection.peer.kill().is_ok();
+                *was_killed = self.kills() && connection.kill();
             }
             ServeEvent::Ended { session, .. } => drop(self.forget(*session)),
             ServeEvent::WorkerEnded { .. }

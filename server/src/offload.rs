@@ -31,6 +31,8 @@ use uzone_os::{MapError, Mapping, peer};
 use uzone_pages::{ByteLen, ErrorKind};
 use uzone_snapshot::{Image, SnapshotError};
 
+use crate::sandbox::{Beside, Files, Sandbox};
+
 /// How many bytes a page has, of which the other side asks for whole ones.
 const PAGE_LEN: usize = 4096;
 const PAGE: u64 = PAGE_LEN as u64;
@@ -105,6 +107,9 @@ pub enum OffloadError {
         #[source]
         cause: io::Error,
     },
+    /// This process cannot be confined ([`Offload::sandbox`]).
+    #[error("cannot confine the process that answers page faults: {0}")]
+    Sandbox(#[source] io::Error),
     /// There is no memory for a file.
     #[error(transparent)]
     Memory(#[from] MapError),
@@ -129,7 +134,7 @@ impl OffloadError {
                 ErrorKind::PermissionDenied
             }
             Self::Connect { .. } => ErrorKind::NotFound,
-            Self::Refused { .. } | Self::Broken { .. } => ErrorKind::Io,
+            Self::Refused { .. } | Self::Broken { .. } | Self::Sandbox(_) => ErrorKind::Io,
             Self::Memory(_) => ErrorKind::OutOfMemory,
             Self::Page { cause, .. } => cause.kind(),
         }
@@ -234,6 +239,7 @@ pub struct Offload {
     config: Vec<u8>,
     state: Vec<u8>,
     slots: Vec<Slot>,
+    sandbox: bool,
 }
 
 impl Offload {
@@ -249,7 +255,17 @@ impl Offload {
         if asked_bytes > has_bytes {
             return Err(OffloadError::TooShort { asked_bytes, has_bytes });
         }
-        Ok(Self { bytes, config, state, slots })
+        Ok(Self { bytes, config, state, slots, sandbox: false })
+    }
+
+    /// Sets whether [`Offload::restore`] confines the thread that calls it, and those that it starts, for good,
+    /// before it answers the first fault: not by default. They have their connections then. They can read the
+    /// image and write the memory files, open and connect nothing else, and start no other program. So this is
+    /// for a process of its own that restores one machine.
+    #[must_use]
+    pub fn sandbox(mut self, sandbox: bool) -> Self {
+        self.sandbox = sandbox;
+        self
     }
 
     /// Restores the machine in the process that listens on `socket`, and answers its faults until it needs no
@@ -275,28 +291,51 @@ impl Offload {
         // The other side reads pages while it takes the state.
         let faults = connect()?;
         broken("the role of a connection", (&faults).write_all(&FAULTS.to_le_bytes()))?;
+        let mut sandbox = if self.sandbox { Some(self.confine()?) } else { None };
         let mut server = Server { bytes: &self.bytes, memory, done: Offloaded::default() };
         thread::scope(|scope| {
-            let answering = scope.spawn(|| {
-                let answered = server.answer(&faults).map(|()| server.done);
-                if answered.is_err() {
-                    // The other thread does not wait for a machine that cannot be had.
-                    let _ = stream.shutdown(Shutdown::Both);
+            let sending = scope.spawn(|| {
+                let complete = if resumes { COMPLETE } else { COMPLETE_PAUSED };
+                let sent = send(&stream, "its state", STATE, &self.state)
+                    .and_then(|()| send(&stream, "its end", complete, &[]));
+                if sent.is_err() {
+                    // It may be closed already.
+                    let _ = faults.shutdown(Shutdown::Both);
                 }
-                answered
+                sent
             });
-            let complete = if resumes { COMPLETE } else { COMPLETE_PAUSED };
-            let sent = send(&stream, "its state", STATE, &self.state)
-                .and_then(|()| send(&stream, "its end", complete, &[]));
-            if sent.is_err() {
-                // It may be closed already.
-                let _ = faults.shutdown(Shutdown::Both);
+            let mut answer = || server.answer(&faults).map(|()| server.done);
+            let answered = match &mut sandbox {
+                Some(sandbox) => sandbox
+                    .confine_threads(Beside::MemoryFiles, answer)
+                    .unwrap_or_else(|cause| Err(OffloadError::Sandbox(cause))),
+                None => answer(),
+            };
+            if answered.is_err() {
+                // The other thread does not wait for a machine that cannot be had.
+                let _ = stream.shutdown(Shutdown::Both);
             }
-            let answered =
-                answering.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            let sent = sending.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             // What a page failed of is why the other side refuses the rest.
             answered.and_then(|done| sent.map(|()| done))
         })
+    }
+
+    /// Confines this thread, and what it starts.
+    fn confine(&self) -> Result<Sandbox, OffloadError> {
+        let mut sandbox = Sandbox::without_capabilities().map_err(OffloadError::Sandbox)?;
+        let read: Vec<_> = self.bytes.sources().into_iter().map(PathBuf::from).collect();
+        if read.iter().any(|path| uzone_snapshot::is_url(path)) {
+            sandbox.missing.push("the threads that fetch the image are started before".to_owned());
+        }
+        sandbox.confine_files(&Files { read, ..Files::default() });
+        sandbox.confine_calls(false);
+        if sandbox.missing.is_empty() {
+            tracing::debug!("faults are answered as {sandbox}");
+        } else {
+            tracing::warn!("faults are answered as {sandbox}");
+        }
+        Ok(sandbox)
     }
 }
 

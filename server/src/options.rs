@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use uzone_fault::Budget;
 use uzone_pages::ByteLen;
-use uzone_snapshot::{DiskCache, Root};
+use uzone_snapshot::{DiskCache, RequestOptions, Root};
 
 /// What becomes of a machine that touches a page which cannot be produced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -37,6 +37,7 @@ pub struct ServerOptions {
     pub(crate) root: Option<Root>,
     pub(crate) cache: ByteLen,
     pub(crate) disk_cache: Option<Arc<DiskCache>>,
+    pub(crate) requests: RequestOptions,
     pub(crate) share: Option<ByteLen>,
     pub(crate) sandbox: bool,
     pub(crate) recover: Option<PathBuf>,
@@ -69,6 +70,7 @@ impl Default for ServerOptions {
             root: None,
             cache: CACHE,
             disk_cache: None,
+            requests: RequestOptions::default(),
             share: None,
             sandbox: true,
             recover: None,
@@ -145,6 +147,16 @@ impl ServerOptions {
         self.disk_cache = disk_cache;
         self
     }
+
+    /// Sets how an image in object storage is requested. A page for which that takes longer than
+    /// [`ServerOptions::deadline`] counts as one that cannot be produced: [`RequestOptions::longest`] should be
+    /// less.
+    #[must_use]
+    pub fn requests(mut self, requests: RequestOptions) -> Self {
+        self.requests = requests;
+        self
+    }
+
     /// Sets how many bytes of pages are kept for the programs that attach and share them: the whole image by
     /// default. Beyond that, each has copies of its own.
     #[must_use]

@@ -4,7 +4,8 @@
 //! A machine is a file with what its monitor sent and where its userfaultfd is: a number of the process that
 //! it came from, which has it still. When that process started tells it from later ones of its number. The
 //! log of what the machine gave back is a file too, one for each worker after the other. A worker cannot write
-//! in the folder, nor can one that takes the place of its keeper: what the log states stays true.
+//! in the folder, nor can one that takes the place of its keeper: what the log states stays true. A keeper that
+//! takes over from that one keeps the machines which have connected to it meanwhile.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -159,6 +160,27 @@ impl Recovery {
         }
     }
 
+    /// Gives up all machines but these.
+    pub(crate) fn discard_others(&self, kept: &BTreeSet<u64>) {
+        match self.machines() {
+            Ok(machines) => machines.difference(kept).for_each(|id| self.discard(*id)),
+            Err(cause) => {
+                tracing::warn!(%cause, path = %self.folder.display(), "what is kept of machines stays");
+            }
+        }
+    }
+
+    /// Returns the machines that are kept, also those of which a server that was killed has left a part.
+    fn machines(&self) -> io::Result<BTreeSet<u64>> {
+        let mut ids = BTreeSet::new();
+        for entry in fs::read_dir(&self.folder)? {
+            let name = entry?.file_name();
+            let id = name.to_str().and_then(|name| name.split('.').next());
+            ids.extend(id.and_then(|id| u64::from_str_radix(id, 16).ok()));
+        }
+        Ok(ids)
+    }
+
     /// Takes the machines of a server that was killed, and listens on `socket` with `mode`. `None` if there
     /// are none.
     ///
@@ -167,13 +189,7 @@ impl Recovery {
     /// for instance.
     pub fn estate(&self, socket: &Path, mode: u32) -> Result<Option<Estate>, ServeError> {
         let failed = |cause| ServeError::Recovery { path: self.folder.clone(), cause };
-        // Also those of which a server that was killed has left a part.
-        let mut ids = BTreeSet::new();
-        for entry in fs::read_dir(&self.folder).map_err(failed)? {
-            let name = entry.map_err(failed)?.file_name();
-            let id = name.to_str().and_then(|name| name.split('.').next());
-            ids.extend(id.and_then(|id| u64::from_str_radix(id, 16).ok()));
-        }
+        let ids = self.machines().map_err(failed)?;
         if ids.is_empty() {
             return Ok(None);
         }
@@ -242,5 +258,25 @@ impl Recovery {
         connection.image = Some(image);
         connection.log_file = log_file.map(OwnedFd::from);
         Ok((session, connection))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_kept_of_machines_that_have_ended_is_discarded_and_the_rest_stays() {
+        let folder = std::env::temp_dir().join(format!("uzone-recovery-{}", std::process::id()));
+        let recovery = Recovery::open(&folder, Path::new("/run/s")).unwrap();
+        let names = ["a1.machine", "a1.log", "b2.machine", "b2.part", "b2.log", "c3.log", "other"];
+        for name in names {
+            fs::write(recovery.folder.join(name), "").unwrap();
+        }
+        recovery.discard_others(&BTreeSet::from([0xa1, 0xff]));
+        let left = fs::read_dir(&recovery.folder).unwrap();
+        let left: BTreeSet<_> = left.map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(left, ["a1.log", "a1.machine", "other"].map(Into::into).into());
+        fs::remove_dir_all(folder).unwrap();
     }
 }

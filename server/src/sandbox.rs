@@ -10,6 +10,8 @@
 //! not on the list ends the process with a line that has its number, and the next worker takes over: an
 //! answer instead would hide a list that is too short.
 //!
+//! A process that restores one machine ([`Offload::sandbox`](crate::Offload::sandbox)) has the same walls.
+//!
 //! Scopes of signals are left out: without a keeper, the worker is who ends a machine.
 //! Source: landlock(7), seccomp(2), capabilities(7), ioctl_userfaultfd(2).
 
@@ -147,16 +149,23 @@ impl Sandbox {
         }
     }
 
-    /// Confines threads that answer faults: `start` starts them.
+    /// Confines threads that answer faults: `start` starts them, or is one of them.
     pub(crate) fn confine_threads<T: Send>(
         &mut self,
-        has_cache: bool,
+        beside: Beside,
         start: impl FnOnce() -> T + Send,
     ) -> io::Result<T> {
         let (mut calls, mut without) = (answering_calls(), vec![clone3()]);
-        if has_cache {
-            calls.extend(CACHING.iter().map(|call| (*call, Vec::new())));
-        } else {
+        let more = match beside {
+            Beside::Nothing => &[],
+            Beside::Cache => CACHING,
+            Beside::MemoryFiles => {
+                send_where_connected(&mut calls);
+                WRITING
+            }
+        };
+        calls.extend(more.iter().map(|call| (*call, Vec::new())));
+        if !matches!(beside, Beside::Cache) {
             without.push(opening());
         }
         let started = thread::scope(|scope| {
@@ -190,6 +199,16 @@ impl Sandbox {
             }
         }
     }
+}
+
+/// What threads that answer faults do beside reading the image and installing pages.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Beside {
+    Nothing,
+    /// They keep frames in a folder.
+    Cache,
+    /// They write memory files, and are asked for pages by a socket that is there.
+    MemoryFiles,
 }
 
 /// How the reasons start why there is no filter of system calls.
@@ -381,6 +400,9 @@ const CACHING: &[i64] = &[
     libc::SYS_unlink,
 ];
 
+/// What a thread has beside these that writes memory files.
+const WRITING: &[i64] = &[libc::SYS_pwrite64, libc::SYS_recvfrom, libc::SYS_shutdown];
+
 /// `cachestat(2)` of Linux 6.5: asm-generic/unistd.h.
 const CACHESTAT: i64 = 451;
 
@@ -505,9 +527,13 @@ fn main_calls() -> Calls {
         let kind = (1, SOCKET_KIND, u64::from(kind.unsigned_abs()));
         with_arguments(&mut calls, libc::SYS_socketpair, &[(0, ALL, unix), kind]);
     }
-    // To where the socket is connected: the address is none.
-    with_argument(&mut calls, libc::SYS_sendto, 5, ALL, &[0]);
+    send_where_connected(&mut calls);
     calls
+}
+
+/// Admits sending to where a socket is connected: the address is none.
+fn send_where_connected(calls: &mut Calls) {
+    with_argument(calls, libc::SYS_sendto, 5, ALL, &[0]);
 }
 
 /// The flags of clone3(2) are in memory, where no filter looks: the C library uses clone(2) then.
@@ -578,9 +604,13 @@ mod tests {
     fn a_thread_that_answers_faults_has_no_other_calls() {
         let test = "sandbox::tests::a_thread_that_answers_faults_has_no_other_calls";
         if let Ok(what) = std::env::var(TRY) {
+            let (what, beside) = match what.strip_suffix(" by one that writes") {
+                Some(what) => (what, Beside::MemoryFiles),
+                None => (&what[..], Beside::Nothing),
+            };
             let mut sandbox = Sandbox::without_capabilities().unwrap();
             let outcome =
-                sandbox.confine_threads(false, || attempt(&what).map_err(|cause| cause.kind()));
+                sandbox.confine_threads(beside, || attempt(what).map_err(|cause| cause.kind()));
             assert_eq!(sandbox.missing, [""; 0]);
             let is_file = what.contains("file");
             let expected = if is_file { Err(io::ErrorKind::PermissionDenied) } else { Ok(()) };
@@ -590,13 +620,14 @@ mod tests {
             let mut this = Command::new(std::env::current_exe().unwrap());
             this.args([test, "--exact", "--nocapture"]).env(TRY, what).output().unwrap()
         };
-        for what in ["a thread", "its name", "a file", "a new file"] {
-            let output = run(what);
+        let of_both = |what: &&str| [(*what).to_owned(), format!("{what} by one that writes")];
+        for what in ["a thread", "its name", "a file", "a new file"].iter().flat_map(of_both) {
+            let output = run(&what);
             assert!(output.status.success(), "{what}: {output:?}");
         }
         let ended = ["a socket", "a pair", "datagrams", "another root", "a signal", "capabilities"];
-        for what in ended {
-            let output = run(what);
+        for what in ended.iter().flat_map(of_both) {
+            let output = run(&what);
             assert_eq!(output.status.signal(), Some(31), "{what}: {output:?}");
             let line = String::from_utf8_lossy(&output.stderr).into_owned();
             assert!(line.contains("thread uzone-start made system call "), "{what}: {line}");

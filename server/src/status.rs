@@ -15,6 +15,10 @@ pub struct Status {
     pub socket: String,
     /// The process of the keeper.
     pub keeper: u32,
+    /// Whether the keeper was the worker of one that died: it has the rights of a worker. A server that takes
+    /// over from it has all again.
+    #[serde(default)]
+    pub is_confined: bool,
     /// The process of the worker, if there is one.
     pub worker: Option<u32>,
     /// How the latest worker is confined.
@@ -168,6 +172,7 @@ mod tests {
         let status = Status {
             socket: "/run/s".into(),
             keeper: 1,
+            is_confined: false,
             worker: Some(2),
             sandbox: Sandbox::default(),
             worker_deaths: 3,

@@ -25,7 +25,7 @@ use crate::error::ServeError;
 use crate::event::ServeEvent;
 use crate::link::{self, Heirlooms, Order, Report};
 use crate::options::{OnFailure, Prefetch, ServerOptions};
-use crate::sandbox::{Files, Sandbox};
+use crate::sandbox::{Beside, Files, Sandbox};
 use crate::session::{Session, SessionParts};
 use crate::takeover::Estate;
 use crate::working_set::{self, Recording};
@@ -414,8 +414,8 @@ fn engine(
     if !is_confined {
         confine_files(sandbox, options, files);
     }
-    let has_cache = options.disk_cache.is_some();
-    let engine = sandbox.confine_threads(has_cache, || Engine::with(threads));
+    let beside = options.disk_cache.as_ref().map_or(Beside::Nothing, |_| Beside::Cache);
+    let engine = sandbox.confine_threads(beside, || Engine::with(threads));
     let engine = engine.map_err(|cause| ServeError::Engine(MapError::Thread(cause)))?;
     if !is_confined {
         sandbox.confine_calls(false);
@@ -460,7 +460,8 @@ struct Opened {
 
 /// Opens a packed image, or the raw bytes of memory.
 fn open(path: &Path, options: &ServerOptions) -> Result<Opened, ServeError> {
-    let mut how = OpenOptions::default().cache(FrameCache::new(options.cache.get()));
+    let cache = FrameCache::new(options.cache.get());
+    let mut how = OpenOptions::default().cache(cache).requests(options.requests);
     if let Some(disk) = &options.disk_cache {
         how = how.disk_cache(disk.clone());
     }

@@ -8,12 +8,15 @@ use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::thread;
+use std::process::Command;
+use std::{io, thread};
 
 use rustix::fs::FallocateFlags;
 use uzone_os::peer;
-use uzone_server::{Offload, OffloadError, Offloaded};
+use uzone_os::uffd::{Features, KernelFaults, Uffd};
+use uzone_server::{Offload, OffloadError, Offloaded, ServerOptions, Worker};
 use uzone_snapshot::{Image, OpenOptions, Packer};
 
 const PAGE: u64 = 4096;
@@ -298,5 +301,116 @@ fn what_is_no_request_is_answered_by_an_error_and_a_refusal_is_named() {
     let short = Image::open_or_raw(folder.join("short"), &OpenOptions::default()).unwrap();
     let short = Offload::new(short, config(), Vec::new());
     assert!(matches!(short, Err(OffloadError::TooShort { .. })), "{short:?}");
+    fs::remove_dir_all(folder).unwrap();
+}
+
+/// Names what a process tries that has restored a machine.
+const TRY: &str = "UZONE_OFFLOAD_TEST_TRY";
+/// Where the image and the socket are.
+const FOLDER: &str = "UZONE_OFFLOAD_TEST_FOLDER";
+const REFUSED: [&str; 7] = [
+    "to read a secret beside the image",
+    "to read the memory of its parent",
+    "to list a folder",
+    "to write to the image",
+    "to make a file beside the image",
+    "to remove the socket",
+    "to start a shell",
+];
+/// These end the process.
+const ENDED: [&str; 4] =
+    ["to connect again", "to have another root", "to be another user", "to have a userfaultfd"];
+
+fn attempt(what: &str, folder: &Path) -> io::Result<()> {
+    match what {
+        "to read the image" => fs::read(folder.join("packed")).map(drop),
+        "to read a secret beside the image" => fs::read(folder.join("raw")).map(drop),
+        "to read the memory of its parent" => {
+            let parent = rustix::process::getppid().unwrap().as_raw_nonzero();
+            File::open(format!("/proc/{parent}/mem")).map(drop)
+        }
+        "to list a folder" => fs::read_dir("/").map(drop),
+        "to write to the image" => {
+            File::options().write(true).open(folder.join("packed")).map(drop)
+        }
+        "to make a file beside the image" => fs::write(folder.join("new"), "x"),
+        "to remove the socket" => fs::remove_file(folder.join("sock")),
+        "to start a shell" => Command::new("/bin/sh").status().map(drop),
+        "to connect again" => UnixStream::connect(folder.join("sock")).map(drop),
+        "to have another root" => Ok(rustix::process::chroot("/")?),
+        "to be another user" => {
+            Ok(rustix::thread::set_thread_uid(rustix::process::Uid::from_raw(65534))?)
+        }
+        "to have a userfaultfd" => {
+            let (none, faults) = (Features::NONE, KernelFaults::Required);
+            Uffd::open(none, none, faults).map(drop).map_err(io::Error::other)
+        }
+        _ => unreachable!("{what}"),
+    }
+}
+
+/// No test, but the process that others start.
+#[test]
+fn a_process_that_restores_a_machine_and_tries_to_break_out() {
+    let (Ok(what), Some(folder)) = (std::env::var(TRY), std::env::var_os(FOLDER)) else { return };
+    let folder = PathBuf::from(folder);
+    if what == "to be confined" {
+        let worker = Worker::open(&folder.join("packed"), ServerOptions::default()).unwrap();
+        return println!("outcome: not in force: {}", worker.sandbox().missing.join("; "));
+    }
+    let offload = packed(&folder).sandbox(true);
+    assert_eq!(offload.restore(&folder.join("sock"), true).unwrap().faults, 1);
+    match attempt(&what, &folder) {
+        Ok(()) => println!("outcome: done"),
+        Err(cause) if cause.kind() == io::ErrorKind::PermissionDenied => {
+            println!("outcome: refused");
+        }
+        Err(cause) => println!("outcome: {cause:?}"),
+    }
+}
+
+#[test]
+fn a_process_that_restores_a_machine_reads_its_image_and_does_nothing_else() {
+    let folder = folder("break-out");
+    let listener = UnixListener::bind(folder.join("sock")).unwrap();
+    let run = |what: &str| {
+        let mut this = Command::new(std::env::current_exe().unwrap());
+        let test = "a_process_that_restores_a_machine_and_tries_to_break_out";
+        this.args([test, "--exact", "--nocapture", "--test-threads=1"]);
+        let output = this.env(TRY, what).env(FOLDER, &folder).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let line = text.lines().find_map(|line| line.split("outcome: ").nth(1).map(str::to_owned));
+        (line, output)
+    };
+    let outcome = |what: &str| {
+        thread::scope(|scope| {
+            let process = scope.spawn(|| run(what));
+            let mut machine = Machine::receive(&listener);
+            machine.complete();
+            assert!(machine.touch(7) == page_of(7));
+            drop(machine);
+            process.join().unwrap()
+        })
+    };
+    let (missing, output) = run("to be confined");
+    if missing.as_deref() != Some("not in force: ") {
+        let name = "a_process_that_restores_a_machine_reads_its_image_and_does_nothing_else";
+        assert!(std::env::var("REQUIRE_ALL").as_deref() != Ok("1"), "{name}: {output:?}");
+        fs::remove_dir_all(folder).unwrap();
+        return eprintln!("skipped: {name}: {missing:?}");
+    }
+    let (line, output) = outcome("to read the image");
+    assert_eq!(line.as_deref(), Some("done"), "{output:?}");
+    for what in REFUSED {
+        let (line, output) = outcome(what);
+        assert_eq!(line.as_deref(), Some("refused"), "{what}: {output:?}");
+    }
+    for what in ENDED {
+        let (line, output) = outcome(what);
+        assert_eq!((line, output.status.signal()), (None, Some(31)), "{what}: {output:?}");
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(message.contains("made system call "), "{what}: {message}");
+    }
+    assert!(folder.join("sock").exists() && !folder.join("new").exists());
     fs::remove_dir_all(folder).unwrap();
 }

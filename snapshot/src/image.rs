@@ -21,7 +21,7 @@ use crate::codec::Decoder;
 use crate::disk::{CachedImage, DiskCache};
 use crate::error::SnapshotError;
 use crate::format::{Codec, ImageRegion, Index, Record, Root, bit, stored_hash};
-use crate::source::Source;
+use crate::source::{RequestOptions, Source};
 
 /// The longest frame that is decoded by a thread that answers faults: others wait meanwhile, for 0.2 ms.
 const LONGEST_READY: u64 = 256 << 10;
@@ -60,6 +60,7 @@ pub struct OpenOptions {
     root: Option<Root>,
     cache: Option<Arc<FrameCache>>,
     disk: Option<Arc<DiskCache>>,
+    requests: RequestOptions,
 }
 
 impl OpenOptions {
@@ -85,6 +86,13 @@ impl OpenOptions {
     #[must_use]
     pub fn disk_cache(mut self, disk: Arc<DiskCache>) -> Self {
         self.disk = Some(disk);
+        self
+    }
+
+    /// Sets how an image in object storage and its parents are requested.
+    #[must_use]
+    pub fn requests(mut self, requests: RequestOptions) -> Self {
+        self.requests = requests;
         self
     }
 }

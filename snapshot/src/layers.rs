@@ -15,7 +15,7 @@ use std::sync::{Mutex, PoisonError};
 use uzone_os::file_system::{HoleProblem, hole_problem, next_data};
 
 use crate::error::SnapshotError;
-use crate::source::{Source, is_url, open_source};
+use crate::source::{RequestOptions, Source, is_url, open_source};
 
 /// The page of the guest, which a diff has or has not.
 const PAGE_BYTES: u64 = 4096;
@@ -58,15 +58,20 @@ impl Layers {
     /// [`SnapshotError::Holes`] or [`SnapshotError::NoHoles`] if a diff does not show which pages it has,
     /// [`SnapshotError::OtherLength`] if it is not one of this memory, [`SnapshotError::Read`] if one of them
     /// cannot be opened.
-    pub fn open(base: &Path, diffs: &[PathBuf], takes_all: bool) -> Result<Self, SnapshotError> {
-        let base = Layer::open(base, true)?;
+    pub fn open(
+        base: &Path,
+        diffs: &[PathBuf],
+        takes_all: bool,
+        requests: &RequestOptions,
+    ) -> Result<Self, SnapshotError> {
+        let base = Layer::open(base, true, requests)?;
         let len = base.source.byte_len();
         let mut layers = vec![base];
         for path in diffs {
             if !takes_all && is_url(path) {
                 return Err(SnapshotError::NoHoles { path: path.clone() });
             }
-            let diff = Layer::open(path, takes_all)?;
+            let diff = Layer::open(path, takes_all, requests)?;
             let len_bytes = diff.source.byte_len();
             if len_bytes != len {
                 return Err(SnapshotError::OtherLength {
@@ -103,8 +108,8 @@ fn unopened(path: &Path, cause: io::Error) -> SnapshotError {
 }
 
 impl Layer {
-    fn open(path: &Path, has_all: bool) -> Result<Self, SnapshotError> {
-        let source = open_source(path).map_err(|cause| unopened(path, cause))?;
+    fn open(path: &Path, has_all: bool, requests: &RequestOptions) -> Result<Self, SnapshotError> {
+        let source = open_source(path, requests).map_err(|cause| unopened(path, cause))?;
         Ok(Self { source, has_all, known: Mutex::default() })
     }
 

@@ -12,7 +12,7 @@
 //! | share decoded frames | [`FrameCache`] |
 //! | keep frames and indexes of images far away on disk | [`DiskCache`] |
 //! | pack a Firecracker snapshot and the diffs of it | [`Layers`] |
-//! | read from elsewhere than a file | [`Source`] |
+//! | read from elsewhere than a file | [`Source`], [`RequestOptions`] |
 //!
 //! With the feature `object-storage`, a path may be a URL such as `s3://BUCKET/KEY`.
 #![forbid(unsafe_code)]
@@ -43,5 +43,5 @@ pub use image::{FrameCounts, HASHES, Image, OpenOptions, PageCounts};
 pub use layers::Layers;
 #[cfg(feature = "object-storage")]
 pub use object::ObjectSource;
-pub use source::{FileSource, Source, is_url, open_source};
+pub use source::{FileSource, RequestOptions, Source, is_url, open_source};
 pub use writer::{Packed, Packer};

@@ -29,7 +29,7 @@ use object_store::{GetOptions, GetRange, ObjectMeta, ObjectStore, ObjectStoreExt
 use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 
-use crate::source::Source;
+use crate::source::{RequestOptions, Source};
 use ahead::{Ahead, Kept};
 use store::{failed, runtime, wait};
 
@@ -40,8 +40,6 @@ pub(crate) use upload::Upload;
 const WAITING: usize = 64;
 const HEDGES: usize = 4;
 const AHEAD: usize = 16;
-/// How long a read that waits may take in all: less than a machine waits for its page by default.
-const DEADLINE: Duration = Duration::from_secs(25);
 /// How long a read waits for a larger request that runs ahead before it sends its own.
 const PATIENCE: Duration = Duration::from_millis(200);
 /// How often a request is sent whose answer breaks off or is too short, beside the repetitions of the store.
@@ -79,14 +77,15 @@ impl ObjectSource {
     /// environment, as the `from_env` of the builders of [`object_store`] reads them.
     ///
     /// # Errors
-    /// [`io::ErrorKind::InvalidInput`] if it is not such a URL, [`io::ErrorKind::NotFound`] or
+    /// [`io::ErrorKind::InvalidInput`] if it is not such a URL or a time is zero, [`io::ErrorKind::NotFound`] or
     /// [`io::ErrorKind::PermissionDenied`] by the answer of the store, or another one.
-    pub fn open(url: &str) -> io::Result<Self> {
-        Self::at(Place::of(url)?)
+    pub fn open(url: &str, requests: &RequestOptions) -> io::Result<Self> {
+        Self::at(Place::of(url, requests)?)
     }
 
     /// Opens the object at `path` of a store that the caller configures: `store` makes it, after this process
-    /// was given what TLS needs. Errors call the object by `name`.
+    /// was given what TLS needs. Errors call the object by `name`. How requests are repeated is what the store
+    /// was made with; a read ends after the longest time of the default [`RequestOptions`].
     ///
     /// # Errors
     /// As for [`ObjectSource::open`], and those of `store`.
@@ -246,9 +245,12 @@ impl Shared {
 
     /// Requests a range that a thread waits for.
     async fn demand(self: Arc<Self>, range: Range<u64>) -> io::Result<Vec<u8>> {
-        let late =
-            || io::Error::new(io::ErrorKind::TimedOut, "no answer in time; check the network");
-        timeout(DEADLINE, self.demand_now(range)).await.map_err(|_| late())?
+        let longest = self.place.longest;
+        let late = |_| {
+            let text = format!("no answer within {longest:?}; check the network");
+            io::Error::new(io::ErrorKind::TimedOut, text)
+        };
+        timeout(longest, self.demand_now(range)).await.map_err(late)?
     }
 
     async fn demand_now(&self, range: Range<u64>) -> io::Result<Vec<u8>> {

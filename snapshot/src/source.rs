@@ -1,4 +1,5 @@
-//! Where the bytes of an image come from: [`Source`], [`FileSource`], [`open_source`].
+//! Where the bytes of an image come from: [`Source`], [`FileSource`], [`open_source`], and how those of an
+//! object are requested: [`RequestOptions`].
 
 use std::fs::File;
 use std::io;
@@ -6,6 +7,7 @@ use std::num::NonZeroU64;
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use uzone_os::page_cache::{self, CachedRead};
 
@@ -115,18 +117,80 @@ pub fn is_url(path: &Path) -> bool {
     address(path) != Address::File
 }
 
+/// How requests to object storage are made: how long one waits for an answer, and how one that fails is
+/// repeated. It fails if there is no answer in time, if the connection breaks off, and if the store answers
+/// that it has failed or is overloaded.
+///
+/// No time may be zero: what is opened with such options is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RequestOptions {
+    pub(crate) timeout: Duration,
+    pub(crate) retry: Duration,
+    pub(crate) retry_count: u32,
+    pub(crate) retry_pause: Duration,
+}
+
+impl Default for RequestOptions {
+    fn default() -> Self {
+        let (timeout, retry) = (Duration::from_secs(5), Duration::from_secs(15));
+        Self { timeout, retry, retry_count: 6, retry_pause: Duration::from_secs(3) }
+    }
+}
+
+impl RequestOptions {
+    /// Sets how long a request may take to connect, and how long a server may be silent then: 5 seconds by
+    /// default.
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// Sets until when a request that fails is repeated, from its beginning: 15 seconds by default.
+    #[must_use]
+    pub fn retry(mut self, retry: Duration) -> Self {
+        self.retry = retry;
+        self
+    }
+
+    /// Sets how often a request that fails is repeated at most: 6 times by default, and never by 0.
+    #[must_use]
+    pub fn retry_count(mut self, retry_count: u32) -> Self {
+        self.retry_count = retry_count;
+        self
+    }
+
+    /// Sets how long the pauses before repetitions are at most: 3 seconds by default. They are random, and
+    /// grow from 50 ms on.
+    #[must_use]
+    pub fn retry_pause(mut self, retry_pause: Duration) -> Self {
+        self.retry_pause = retry_pause;
+        self
+    }
+
+    /// Returns how long a read may take in all: its repetitions, and the last of them, which connects and waits
+    /// for an answer. A machine should wait longer for its page.
+    #[must_use]
+    pub fn longest(&self) -> Duration {
+        self.retry.saturating_add(self.timeout.saturating_mul(2))
+    }
+}
+
 /// Opens the file at a path, or, with the feature `object-storage`, the object that a URL names, such as
-/// `s3://BUCKET/KEY`.
+/// `s3://BUCKET/KEY`, by requests as `requests` has them.
 ///
 /// # Errors
 /// As for [`FileSource::open`], and those of the store.
-pub fn open_source(path: &Path) -> io::Result<Box<dyn Source>> {
+pub fn open_source(path: &Path, requests: &RequestOptions) -> io::Result<Box<dyn Source>> {
     match address(path) {
         Address::File => Ok(Box::new(FileSource::open(path)?)),
         #[cfg(feature = "object-storage")]
-        Address::Url { url, .. } => Ok(Box::new(crate::object::ObjectSource::open(url)?)),
+        Address::Url { url, .. } => Ok(Box::new(crate::object::ObjectSource::open(url, requests)?)),
         #[cfg(not(feature = "object-storage"))]
-        Address::Url { .. } => Err(without_object_storage()),
+        Address::Url { .. } => {
+            let _ = requests;
+            Err(without_object_storage())
+        }
     }
 }
 

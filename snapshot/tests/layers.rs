@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
-use uzone_snapshot::{Image, Layers, OpenOptions, Packer, SnapshotError, Source};
+use uzone_snapshot::{Image, Layers, OpenOptions, Packer, RequestOptions, SnapshotError, Source};
 
 const PAGE: usize = 4096;
 
@@ -42,7 +42,7 @@ impl Drop for Directory {
 
 /// Opens layers, or returns nothing where the temporary directory has no holes.
 fn open(base: &Path, diffs: &[PathBuf], takes_all: bool) -> Option<Layers> {
-    match Layers::open(base, diffs, takes_all) {
+    match Layers::open(base, diffs, takes_all, &RequestOptions::default()) {
         Err(SnapshotError::Holes { path, why }) => {
             eprintln!("skipped: layers: {}: {why}", path.display());
             None
@@ -148,19 +148,25 @@ fn what_is_no_diff_of_this_memory_is_refused_by_name() {
     let directory = Directory::new("refuse");
     let base = directory.sparse("mem", 10, &[(0, 1)]);
     let longer = directory.sparse("longer", 11, &[(0, 1)]);
-    let error = Layers::open(&base, std::slice::from_ref(&longer), true).unwrap_err();
+    let error =
+        Layers::open(&base, std::slice::from_ref(&longer), true, &RequestOptions::default())
+            .unwrap_err();
     assert!(matches!(error, SnapshotError::OtherLength { .. }), "{error}");
     let said = error.to_string();
     assert!(said.contains("longer has 45056 bytes") && said.contains("has 40960"), "{said}");
     let missing = directory.0.join("missing");
-    let said = Layers::open(&base, std::slice::from_ref(&missing), false).unwrap_err().to_string();
+    let said =
+        Layers::open(&base, std::slice::from_ref(&missing), false, &RequestOptions::default())
+            .unwrap_err()
+            .to_string();
     assert!(said.contains("missing"), "{said}");
-    let said = Layers::open(&directory.0, &[], false).unwrap_err().to_string();
+    let said =
+        Layers::open(&directory.0, &[], false, &RequestOptions::default()).unwrap_err().to_string();
     assert!(said.contains("not a regular file"), "{said}");
     // A file of procfs: no type of file system that is known to have holes.
     let proc = PathBuf::from("/proc/self/cmdline");
     let empty = directory.sparse("empty", 0, &[]);
-    let error = Layers::open(&empty, &[proc], false).unwrap_err();
+    let error = Layers::open(&empty, &[proc], false, &RequestOptions::default()).unwrap_err();
     assert!(matches!(error, SnapshotError::Holes { .. }), "{error}");
     assert!(error.to_string().contains("--all-data"), "{error}");
 }
@@ -169,7 +175,7 @@ fn what_is_no_diff_of_this_memory_is_refused_by_name() {
 fn a_file_that_becomes_shorter_is_an_error_and_no_short_image() {
     let directory = Directory::new("shorter");
     let base = directory.sparse("mem", 10, &[(0, 1), (9, 1)]);
-    let layers = Layers::open(&base, &[], false).unwrap();
+    let layers = Layers::open(&base, &[], false, &RequestOptions::default()).unwrap();
     File::options().write(true).open(&base).unwrap().set_len(PAGE as u64).unwrap();
     let path = directory.0.join("image");
     let error = Packer::default().pack_source(&layers, &path, None, &|_| true).unwrap_err();

@@ -21,8 +21,8 @@ use s3::{Act, BUCKET, Server};
 use uzone_fault::{Backing, Engine, LazyOptions, bus};
 use uzone_pages::{ByteLen, ErrorKind};
 use uzone_snapshot::{
-    Codec, DiskCache, Image, ObjectSource, OpenOptions, Packed, Packer, Root, SnapshotBacking,
-    SnapshotError, Source,
+    Codec, DiskCache, Image, ObjectSource, OpenOptions, Packed, Packer, RequestOptions, Root,
+    SnapshotBacking, SnapshotError, Source,
 };
 
 const FRAME: usize = 8 << 10;
@@ -402,6 +402,59 @@ fn a_network_that_always_fails_is_an_error_after_the_budget_and_never_a_hang() {
         image.read_at(50 * 4096, &mut read).unwrap();
         assert!(read == raw[50 * 4096..51 * 4096], "the next try is a new one");
     }
+}
+
+#[test]
+fn a_request_is_repeated_as_often_and_as_long_as_the_options_have_it() {
+    let server = Server::start("options");
+    server.put("object", &[7; 100_000]);
+    let url = server.web_address("object");
+    let options = RequestOptions::default().retry_pause(Duration::from_millis(1));
+    // Reads a part; returns whether it was there, and how many requests that took.
+    let read = |options: RequestOptions, act: Act, fails: u64| {
+        server.decide(|_| Act::Pass);
+        let source = ObjectSource::open(&url, &options).unwrap();
+        server.decide(move |seen| if seen.number < fails { act } else { Act::Pass });
+        let mut read = [0; 100];
+        let done = source.read_at(500, &mut read);
+        assert_eq!(done.is_ok(), read == [7; 100]);
+        (done.is_ok(), server.requests())
+    };
+    let failing = Act::Fail(503);
+    for (count, fails, expected) in
+        [(0, 0, (true, 1)), (0, 1, (false, 1)), (3, 3, (true, 4)), (3, 4, (false, 4))]
+    {
+        assert_eq!(read(options.retry_count(count), failing, fails), expected);
+    }
+    assert_eq!(read(options, failing, 6), (true, 7), "the default");
+    assert_eq!(read(options, failing, 7), (false, 7), "the default");
+    // By time: 40 pauses of about a millisecond.
+    let often = options.retry_count(1000);
+    assert_eq!(read(often.retry(Duration::from_secs(600)), failing, 40), (true, 41));
+    let (is_read, requests) = read(often.retry(Duration::from_millis(2)), failing, 40);
+    assert!(!is_read && requests < 41, "{requests} requests");
+    // A server that is silent.
+    let (late, once) = (Act::Late(Duration::from_millis(1500)), options.retry_count(0));
+    assert_eq!(read(once, late, 1), (true, 1));
+    let hasty = options.timeout(Duration::from_millis(100));
+    assert_eq!(read(hasty.retry_count(0), late, 1), (false, 1));
+    assert_eq!(read(hasty.retry_count(1), Act::Hang, 1), (true, 2));
+    assert_eq!(hasty.longest(), Duration::from_millis(15_200));
+}
+
+#[test]
+fn a_time_of_zero_is_refused_before_anything_is_requested() {
+    let server = Server::start("zero");
+    let (url, options) = (server.web_address("object"), RequestOptions::default());
+    let zero = Duration::ZERO;
+    for options in [options.timeout(zero), options.retry(zero), options.retry_pause(zero)] {
+        let error = ObjectSource::open(&url, &options).unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::InvalidInput);
+        let error = Image::open(&url, &OpenOptions::default().requests(options)).unwrap_err();
+        let cause = std::error::Error::source(&error).unwrap().to_string();
+        assert!(cause.contains("are more than zero"), "{cause}");
+    }
+    assert_eq!(server.requests(), 0);
 }
 
 #[test]

@@ -50,8 +50,8 @@ pub mod lazy {
 pub mod snapshot {
     pub use uzone_snapshot::{
         Codec, DiskCache, FileSource, FrameCache, FrameCounts, Image, ImageRegion, OpenOptions,
-        Packed, Packer, ParseRootError, Root, SnapshotBacking, SnapshotError, Source, is_url,
-        open_source,
+        Packed, Packer, ParseRootError, RequestOptions, Root, SnapshotBacking, SnapshotError,
+        Source, is_url, open_source,
     };
 
     #[cfg(feature = "object-storage")]

@@ -16,14 +16,14 @@ use object_store::{
 use tokio::runtime::{Builder, Runtime};
 use url::{Position, Url};
 
+use crate::source::RequestOptions;
+
 /// How many threads run requests.
 const THREADS: usize = 2;
-/// How long a server may be silent.
-const SILENCE: &str = "5 s";
-const CONNECTING: &str = "5 s";
-/// How often a request is repeated, and for how long, which is less than a machine waits for its page.
-const REPETITIONS: usize = 6;
-const REPEATING: Duration = Duration::from_secs(15);
+/// The pause before the first repetition, if it may be that long.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+/// How long a request with its answer may take unless the environment limits it: the default of the client.
+const WHOLE: Duration = Duration::from_secs(30);
 
 /// An object.
 #[derive(Clone)]
@@ -31,6 +31,8 @@ pub(crate) struct Place {
     pub(super) store: Arc<dyn ObjectStore>,
     pub(super) path: Path,
     pub(super) url: String,
+    /// How long a read may take in all.
+    pub(super) longest: Duration,
 }
 
 /// A request that failed.
@@ -54,11 +56,11 @@ fn invalid(why: &'static str) -> io::Error {
 
 impl Place {
     pub(super) fn new(store: Arc<dyn ObjectStore>, path: Path, url: String) -> Self {
-        Self { store, path, url }
+        Self { store, path, url, longest: RequestOptions::default().longest() }
     }
 
     /// Returns the object that a URL names, in a store with what the environment has for it.
-    pub(crate) fn of(url: &str) -> io::Result<Self> {
+    pub(crate) fn of(url: &str, requests: &RequestOptions) -> io::Result<Self> {
         let parsed = Url::parse(url).map_err(|_| invalid("it is not a valid URL"))?;
         if parsed.password().is_some() || parsed.query().is_some() {
             return Err(invalid(
@@ -70,10 +72,16 @@ impl Place {
         if path.as_ref().is_empty() {
             return Err(invalid("it names no object: write the key behind the bucket"));
         }
+        let RequestOptions { timeout, retry, retry_pause, .. } = requests;
+        if [timeout, retry, retry_pause].into_iter().any(Duration::is_zero) {
+            return Err(invalid(
+                "the timeout of requests, the time of their repetitions and the pauses are more than zero",
+            ));
+        }
         // It installs what TLS needs.
         runtime()?;
-        let store = store(&scheme, &parsed).map_err(failed)?;
-        Ok(Self { store, path, url: url.to_owned() })
+        let store = store(&scheme, &parsed, requests).map_err(failed)?;
+        Ok(Self { store, path, url: url.to_owned(), longest: requests.longest() })
     }
 
     /// Returns the object that `name` means beside this one.
@@ -90,7 +98,7 @@ impl Place {
         let path: Path = parts.into_iter().collect();
         let base = self.url.strip_suffix(self.path.as_ref()).unwrap_or_default();
         let url = format!("{base}{path}");
-        Ok(Self { store: self.store.clone(), path, url })
+        Ok(Self { store: self.store.clone(), path, url, longest: self.longest })
     }
 }
 
@@ -113,29 +121,37 @@ pub(crate) fn relative(own: &str, other: &str) -> Option<String> {
     Some(up.chain(other.2[common..].iter().cloned()).collect::<Vec<_>>().join("/"))
 }
 
-fn repetitions() -> RetryConfig {
+fn repetitions(requests: &RequestOptions) -> RetryConfig {
     RetryConfig {
         backoff: BackoffConfig {
-            init_backoff: Duration::from_millis(50),
-            max_backoff: Duration::from_secs(3),
+            // A first pause that is longer than the longest one would be a panic.
+            init_backoff: FIRST_PAUSE.min(requests.retry_pause),
+            max_backoff: requests.retry_pause,
             base: 2.0,
         },
-        max_retries: REPETITIONS,
-        retry_timeout: REPEATING,
+        max_retries: requests.retry_count as usize,
+        retry_timeout: requests.retry,
     }
 }
 
-fn store(scheme: &ObjectStoreScheme, url: &Url) -> object_store::Result<Arc<dyn ObjectStore>> {
+fn store(
+    scheme: &ObjectStoreScheme,
+    url: &Url,
+    requests: &RequestOptions,
+) -> object_store::Result<Arc<dyn ObjectStore>> {
+    let repetitions = repetitions(requests);
+    let of = |time: Duration| format!("{} ms", time.as_millis().max(1));
+    // It connects and is silent within the limit of the whole.
+    let whole = requests.timeout.saturating_mul(2);
+    let whole = (whole > WHOLE).then(|| (ClientConfigKey::Timeout, of(whole)));
+    let parts = [ClientConfigKey::ReadTimeout, ClientConfigKey::ConnectTimeout];
+    let limits = parts.map(|key| (key, of(requests.timeout))).into_iter().chain(whole);
     macro_rules! with_limits {
         ($builder:expr, $key:ident) => {{
-            let limits = [
-                (ClientConfigKey::ReadTimeout, SILENCE),
-                (ClientConfigKey::ConnectTimeout, CONNECTING),
-            ];
-            let builder = limits.into_iter().fold($builder, |builder, (key, value)| {
+            let builder = limits.fold($builder, |builder, (key, value)| {
                 builder.with_config($key::Client(key), value)
             });
-            Arc::new(builder.with_url(url.as_str()).with_retry(repetitions()).build()?)
+            Arc::new(builder.with_url(url.as_str()).with_retry(repetitions).build()?)
         }};
     }
     Ok(match scheme {
@@ -149,12 +165,11 @@ fn store(scheme: &ObjectStoreScheme, url: &Url) -> object_store::Result<Arc<dyn 
             with_limits!(MicrosoftAzureBuilder::from_env(), AzureConfigKey)
         }
         _ => {
-            let options = ClientOptions::new()
-                .with_allow_http(url.scheme() == "http")
-                .with_config(ClientConfigKey::ReadTimeout, SILENCE)
-                .with_config(ClientConfigKey::ConnectTimeout, CONNECTING);
+            let options = ClientOptions::new().with_allow_http(url.scheme() == "http");
+            let options =
+                limits.fold(options, |options, (key, value)| options.with_config(key, value));
             let builder = HttpBuilder::new().with_url(&url[..Position::BeforePath]);
-            Arc::new(builder.with_client_options(options).with_retry(repetitions()).build()?)
+            Arc::new(builder.with_client_options(options).with_retry(repetitions).build()?)
         }
     })
 }
@@ -259,7 +274,7 @@ mod tests {
             ("http://user:secret@host/key", "password"),
             ("https://host/key?token=1", "query"),
         ] {
-            let error = Place::of(url).err().unwrap();
+            let error = Place::of(url, &RequestOptions::default()).err().unwrap();
             assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
             assert!(error.to_string().contains(why), "{url}: {error}");
         }

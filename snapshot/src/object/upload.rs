@@ -13,6 +13,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::store::{Place, failed, runtime, wait};
+use crate::source::RequestOptions;
 
 const PART: usize = 8 << 20;
 /// How many parts have that size; the others have eight times as much.
@@ -33,7 +34,7 @@ pub(crate) struct Upload {
 impl Upload {
     /// Prepares an object; nothing is sent before there is a part.
     pub(crate) fn create(url: &str) -> io::Result<Self> {
-        let place = Place::of(url)?;
+        let place = Place::of(url, &RequestOptions::default())?;
         if url.starts_with("http") && place.store.to_string().starts_with("HttpStore") {
             let why = "a web server takes no images: write to s3, gs or az";
             return Err(io::Error::new(io::ErrorKind::Unsupported, why));
