@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use uzone_os::uffd::{AnswerError, OpenError, RegisterError};
 use uzone_os::{AccessError, MappingError, RangeError, SysError};
-use uzone_pages::{AddrError, ByteLen, FaultAroundError};
+use uzone_pages::{AddrError, ByteLen};
 use uzone_zone::{BindError, PinError, RegionError};
 
 /// Memory that was not mapped lazily.
@@ -27,7 +27,7 @@ pub enum MapError {
     /// The page tables cannot be scanned for writes.
     #[error("writes cannot be tracked: {0}")]
     Scan(#[from] SysError),
-    /// The length has no such number of pages.
+    /// The length has no such number of pages, or the window size was refused.
     #[error(transparent)]
     Addr(#[from] AddrError),
     /// The memory is no region.
@@ -36,9 +36,6 @@ pub enum MapError {
     /// The pages cannot be described.
     #[error("the pages cannot be described: {0}")]
     Bind(#[from] BindError),
-    /// The window size was refused.
-    #[error(transparent)]
-    FaultAround(#[from] FaultAroundError),
     /// The backing is shorter than what was to be mapped.
     #[error("cannot map {asked} of a backing that has {has}")]
     TooShort {

@@ -136,7 +136,5 @@ pub use uzone_os::uffd::{
 pub use uzone_os::{
     AccessError, Addr, HugeSize, Mapping, MappingError, RangeError, Sharing, SysError, Vaddr,
 };
-pub use uzone_pages::{
-    AddrError, Advice, ByteLen, Content, FaultAround, FaultAroundError, PageSize,
-};
+pub use uzone_pages::{AddrError, Advice, ByteLen, Content, FaultAround, PageSize};
 pub use uzone_zone::{BindError, FaultError, PinError, Pinned, RegionError, Zone, bus};

@@ -16,37 +16,11 @@
 use core::iter::FusedIterator;
 use core::ops::Range;
 
-use crate::addr::PageSize;
+use crate::addr::{AddrError, PageSize};
 use crate::byte_len::ByteLen;
 
 /// How many pages on either side of the hinted one belong to its neighbourhood.
 pub const NEIGHBOUR_PAGES: u64 = 2;
-
-/// Memory that cannot be cleared or copied as asked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum PlanError {
-    /// The range has no byte, or ends before it starts.
-    #[error("bytes {start:#x} to {end:#x} are none: there is nothing to clear or copy")]
-    Empty {
-        /// Where it starts.
-        start: u64,
-        /// Where it ends.
-        end: u64,
-    },
-    /// The hint is not in the range.
-    #[error(
-        "the hint {hint:#x} is not among bytes {start:#x} to {end:#x}: hint at a byte of the range, or not at all"
-    )]
-    HintOutside {
-        /// The byte that was hinted at.
-        hint: u64,
-        /// Where the range starts.
-        start: u64,
-        /// Where it ends.
-        end: u64,
-    },
-}
 
 /// When the bytes of a batch are read again.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -101,21 +75,21 @@ impl Plan {
     /// Takes a range of bytes and a byte that is read next, if that is known.
     ///
     /// # Errors
-    /// [`PlanError::Empty`] without a byte, [`PlanError::HintOutside`] if the hint is none of them.
+    /// [`AddrError::NoBytes`] without a byte, [`AddrError::HintOutside`] if the hint is none of them.
     pub const fn try_new(
         bytes: Range<u64>,
         hint: Option<u64>,
         page: PageSize,
-    ) -> Result<Self, PlanError> {
+    ) -> Result<Self, AddrError> {
         let (start, end) = (bytes.start, bytes.end);
         if start >= end {
-            return Err(PlanError::Empty { start, end });
+            return Err(AddrError::NoBytes { start, end });
         }
         let Some(hint) = hint else {
             return Ok(Self { parts: [start..end, end..end, end..end], next: 0 });
         };
         if hint < start || end <= hint {
-            return Err(PlanError::HintOutside { hint, start, end });
+            return Err(AddrError::HintOutside { hint, start, end });
         }
         // Clamped on either side, also where the hint is at an end of all 64-bit numbers.
         let first = hint & !(page.bytes() - 1);
@@ -358,12 +332,12 @@ mod tests {
     fn a_range_of_nothing_and_a_hint_outside_are_refused() {
         let (start, end) = (PAGE, PAGE);
         let page = PageSize::KIB_4;
-        assert_eq!(Plan::try_new(start..end, None, page), Err(PlanError::Empty { start, end }));
+        assert_eq!(Plan::try_new(start..end, None, page), Err(AddrError::NoBytes { start, end }));
         let end = 2 * PAGE;
         for hint in [0, PAGE - 1, end, u64::MAX] {
             assert_eq!(
                 Plan::try_new(start..end, Some(hint), page),
-                Err(PlanError::HintOutside { hint, start, end })
+                Err(AddrError::HintOutside { hint, start, end })
             );
         }
     }

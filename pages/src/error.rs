@@ -5,17 +5,12 @@
 
 use crate::addr::AddrError;
 use crate::altmap::AltmapError;
-use crate::byte_len::ParseByteLenError;
-use crate::chunks::ChunkError;
-use crate::clearing::PlanError;
 use crate::content::Content;
 use crate::folio::{AdvanceError, HoldError, ReleaseError};
-use crate::kind::ParseMemoryKindError;
 use crate::layout::LayoutError;
 use crate::live_ref::EnterError;
 use crate::memmap::MemmapError;
 use crate::placement::PlacementError;
-use crate::window::FaultAroundError;
 
 /// What kind of error an error is.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -91,14 +86,9 @@ macro_rules! kinds {
 kinds! {
     AddrError { _ => InvalidInput }
     AltmapError { Self::NoRoom { .. } => OutOfMemory, _ => InvalidInput }
-    ChunkError { _ => InvalidInput }
-    FaultAroundError { _ => InvalidInput }
     LayoutError { _ => InvalidInput }
     MemmapError { _ => InvalidInput }
-    ParseByteLenError { _ => InvalidInput }
-    ParseMemoryKindError { _ => InvalidInput }
     PlacementError { _ => InvalidInput }
-    PlanError { _ => InvalidInput }
     ReleaseError { _ => InvalidInput }
     EnterError {
         Self::Closing => Busy,

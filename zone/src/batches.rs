@@ -12,7 +12,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use uzone_os::{Access, AccessError, Mapping};
-use uzone_pages::{Batch, ByteLen, Nearness, Pace, PageSize, Plan, PlanError};
+use uzone_pages::{Batch, ByteLen, Nearness, Pace, PageSize, Plan};
 use uzone_stream::{CopyMethod, NextUse, Work as StoreWork};
 
 use crate::clear::{Batching, ClearError, Cleared, ZeroOptions, check_inside};
@@ -90,7 +90,7 @@ impl<'a, 'o> Job<'a, 'o> {
     ) -> Result<Self, ClearError> {
         let bytes = check_inside(work.dst, work.start, len)?;
         let plan = Plan::try_new(bytes, options.hint, page)?;
-        let len_bytes = len.to_usize().map_err(|_| PlanError::Empty { start: 0, end: 0 })?;
+        let len_bytes = len.to_usize()?;
         if work.dst.access() == Access::ReadOnly {
             return Err(AccessError::ReadOnly { offset: work.start, len_bytes }.into());
         }

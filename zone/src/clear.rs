@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use uzone_os::{AccessError, Mapping, RangeError};
-use uzone_pages::{ByteLen, PlanError};
+use uzone_pages::{AddrError, ByteLen};
 use uzone_stream::{CacheState, CopyMethod, NextUse};
 
 use crate::batches::{Batched, Job};
@@ -35,7 +35,7 @@ use crate::region::Region;
 pub enum ClearError {
     /// There is no byte to write, or the hint is not among them.
     #[error(transparent)]
-    Plan(#[from] PlanError),
+    Plan(#[from] AddrError),
     /// The bytes are not all inside of the region, or it is read-only.
     #[error(transparent)]
     Access(#[from] AccessError),

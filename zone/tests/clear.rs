@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use uzone_os::{Access, Sharing, SystemRoot, memory};
-use uzone_pages::{ByteLen, PlanError};
+use uzone_pages::{AddrError, ByteLen};
 use uzone_zone::{
     AccessError, Batching, CacheState, Cancel, ClearError, CopyMethod, Mapping, NextUse, Progress,
     Region, StorePath, ZeroOptions,
@@ -333,14 +333,14 @@ fn what_cannot_be_cleared_is_refused_and_nothing_is_written() {
         region.zero_range(start, ByteLen::new(len), options).unwrap_err()
     };
     let plain = ZeroOptions::default();
-    assert_eq!(zero(5, 0, &plain), ClearError::Plan(PlanError::Empty { start: 5, end: 5 }));
+    assert_eq!(zero(5, 0, &plain), ClearError::Plan(AddrError::NoBytes { start: 5, end: 5 }));
     for (start, len) in [(0, MIB + 1), (MIB, 1), (u64::MAX, 2), (1, u64::MAX), (u64::MAX - 1, 1)] {
         let error = zero(start, len, &plain);
         assert!(matches!(error, ClearError::Access(AccessError::Range(_))), "{error:?}");
     }
     assert_eq!(
         zero(PAGE, PAGE, &ZeroOptions::default().hint(0)),
-        ClearError::Plan(PlanError::HintOutside { hint: 0, start: PAGE, end: 2 * PAGE })
+        ClearError::Plan(AddrError::HintOutside { hint: 0, start: PAGE, end: 2 * PAGE })
     );
     if let Some(path) = StorePath::ALL.into_iter().find(|path| !path.is_available()) {
         let way = CopyMethod::Streaming(path);
