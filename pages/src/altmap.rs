@@ -13,6 +13,7 @@
 
 use crate::addr::{AddrError, PageCount, PageSize, Pfn, PfnRange};
 use crate::byte_len::ByteLen;
+use crate::layout::LayoutError;
 
 /// Room for descriptors at the start of a region.
 ///
@@ -25,44 +26,6 @@ pub struct Altmap {
     free: PageCount,
     align: PageCount,
     alloc: PageCount,
-}
-
-/// A request that an altmap does not serve.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum AltmapError {
-    /// The request is for no byte, or cuts a page.
-    #[error("{len} cannot be taken from an altmap: a request is whole pages of {page}")]
-    NotWholePages {
-        /// What was asked for.
-        len: ByteLen,
-        /// The size of a page.
-        page: PageSize,
-    },
-    /// There is not so much room.
-    #[error(
-        "{asked} pages, and {align} to align them, do not fit in the {left} pages that an altmap \
-         has left"
-    )]
-    NoRoom {
-        /// How many pages were asked for.
-        asked: PageCount,
-        /// How many would have been skipped before them.
-        align: PageCount,
-        /// How many are left.
-        left: PageCount,
-    },
-    /// More was given back than was taken.
-    #[error("{given} pages were given back to an altmap that had handed out {alloc}")]
-    NotTaken {
-        /// How many were given back.
-        given: PageCount,
-        /// How many were out.
-        alloc: PageCount,
-    },
-    /// The room has no 64-bit numbers.
-    #[error(transparent)]
-    Addr(#[from] AddrError),
 }
 
 impl Altmap {
@@ -134,11 +97,11 @@ impl Altmap {
     /// fails nothing has changed.
     ///
     /// # Errors
-    /// [`AltmapError::NotWholePages`], or [`AltmapError::NoRoom`] with the numbers.
-    pub fn take(&mut self, len: ByteLen, page: PageSize) -> Result<PfnRange, AltmapError> {
+    /// [`LayoutError::NotWholePages`], or [`LayoutError::NoRoom`] with the numbers.
+    pub fn take(&mut self, len: ByteLen, page: PageSize) -> Result<PfnRange, LayoutError> {
         match page.pages_in(len) {
             Ok(pages) if !pages.is_zero() => self.take_blocks(pages, 1),
-            _ => Err(AltmapError::NotWholePages { len, page }),
+            _ => Err(LayoutError::NotWholePages { len, page }),
         }
     }
 
@@ -146,8 +109,8 @@ impl Altmap {
     /// [`Altmap::take`] come to: behind a block the next one is aligned already.
     ///
     /// # Errors
-    /// [`AltmapError::NoRoom`] if they do not all fit, [`AltmapError::Addr`] if there are none.
-    pub fn take_blocks(&mut self, block: PageCount, count: u64) -> Result<PfnRange, AltmapError> {
+    /// [`LayoutError::NoRoom`] if they do not all fit, [`LayoutError::Addr`] if there are none.
+    pub fn take_blocks(&mut self, block: PageCount, count: u64) -> Result<PfnRange, LayoutError> {
         let overflow = AddrError::Overflow { value: block.get(), operation: "*", operand: count };
         let asked = block.get().checked_mul(count).ok_or(overflow)?;
         let next = self.next();
@@ -157,7 +120,7 @@ impl Altmap {
         let left = self.left();
         if asked.checked_add(align).is_none_or(|needed| needed > left.get()) {
             let (asked, align) = (PageCount::new(asked), PageCount::new(align));
-            return Err(AltmapError::NoRoom { asked, align, left });
+            return Err(LayoutError::NoRoom { asked, align, left });
         }
         let start = next.checked_add(PageCount::new(align))?;
         let range = PfnRange::try_new(start, PageCount::new(asked))?;
@@ -169,14 +132,14 @@ impl Altmap {
     /// Gives `pages` back. They count as room again; what was skipped to align them stays lost.
     ///
     /// # Errors
-    /// [`AltmapError::NotTaken`] if so many were not out; then nothing has changed.
-    pub fn give_back(&mut self, pages: PageCount) -> Result<(), AltmapError> {
+    /// [`LayoutError::NotTaken`] if so many were not out; then nothing has changed.
+    pub fn give_back(&mut self, pages: PageCount) -> Result<(), LayoutError> {
         match self.alloc.get().checked_sub(pages.get()) {
             Some(alloc) => {
                 self.alloc = PageCount::new(alloc);
                 Ok(())
             }
-            None => Err(AltmapError::NotTaken { given: pages, alloc: self.alloc }),
+            None => Err(LayoutError::NotTaken { given: pages, alloc: self.alloc }),
         }
     }
 }
@@ -189,7 +152,7 @@ mod tests {
         Altmap::try_new(Pfn::new(base), PageCount::new(reserve), PageCount::new(free)).unwrap()
     }
 
-    fn take(altmap: &mut Altmap, pages: u64) -> Result<(u64, u64), AltmapError> {
+    fn take(altmap: &mut Altmap, pages: u64) -> Result<(u64, u64), LayoutError> {
         let range = altmap.take(ByteLen::new(pages * 4096), PageSize::KIB_4)?;
         Ok((range.start().get(), range.pages().get()))
     }
@@ -223,7 +186,7 @@ mod tests {
         let before = altmap;
         // 512 pages and 510 to align them.
         let refused = take(&mut altmap, 512);
-        let counts = |asked, align, left| AltmapError::NoRoom {
+        let counts = |asked, align, left| LayoutError::NoRoom {
             asked: PageCount::new(asked),
             align: PageCount::new(align),
             left: PageCount::new(left),
@@ -240,7 +203,7 @@ mod tests {
         assert_eq!(take(&mut altmap, 1), Ok((0x10_0259, 1)));
         assert_eq!(
             altmap.give_back(PageCount::new(601)),
-            Err(AltmapError::NotTaken { given: PageCount::new(601), alloc: PageCount::new(600) })
+            Err(LayoutError::NotTaken { given: PageCount::new(601), alloc: PageCount::new(600) })
         );
         assert_eq!(altmap.give_back(PageCount::new(600)), Ok(()));
         assert_eq!(altmap.left(), PageCount::new(600));
@@ -253,16 +216,16 @@ mod tests {
             let len = ByteLen::new(bytes);
             assert_eq!(
                 altmap.take(len, PageSize::KIB_4),
-                Err(AltmapError::NotWholePages { len, page: PageSize::KIB_4 })
+                Err(LayoutError::NotWholePages { len, page: PageSize::KIB_4 })
             );
         }
         let too_many = altmap.take_blocks(PageCount::new(1 << 40), 1 << 40);
-        assert!(matches!(too_many, Err(AltmapError::Addr(AddrError::Overflow { .. }))));
+        assert!(matches!(too_many, Err(LayoutError::Addr(AddrError::Overflow { .. }))));
         let huge = altmap.take_blocks(PageCount::new(u64::MAX), 1);
-        assert!(matches!(huge, Err(AltmapError::NoRoom { .. })));
+        assert!(matches!(huge, Err(LayoutError::NoRoom { .. })));
         for (block, count) in [(0, 1), (1, 0), (0, 0)] {
             let none = altmap.take_blocks(PageCount::new(block), count);
-            assert!(matches!(none, Err(AltmapError::Addr(AddrError::Empty { .. }))), "{none:?}");
+            assert!(matches!(none, Err(LayoutError::Addr(AddrError::Empty { .. }))), "{none:?}");
         }
         assert_eq!(altmap.left(), PageCount::new(16));
     }

@@ -4,13 +4,10 @@
 //! exit codes and the C library maps them to errno ([`ErrorKind::errno`]).
 
 use crate::addr::AddrError;
-use crate::altmap::AltmapError;
 use crate::content::Content;
 use crate::folio::{AdvanceError, HoldError, ReleaseError};
 use crate::layout::LayoutError;
 use crate::live_ref::EnterError;
-use crate::memmap::MemmapError;
-use crate::placement::PlacementError;
 
 /// What kind of error an error is.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -85,10 +82,7 @@ macro_rules! kinds {
 
 kinds! {
     AddrError { _ => InvalidInput }
-    AltmapError { Self::NoRoom { .. } => OutOfMemory, _ => InvalidInput }
-    LayoutError { _ => InvalidInput }
-    MemmapError { _ => InvalidInput }
-    PlacementError { _ => InvalidInput }
+    LayoutError { Self::NoRoom { .. } => OutOfMemory, _ => InvalidInput }
     ReleaseError { _ => InvalidInput }
     EnterError {
         Self::Closing => Busy,

@@ -64,7 +64,7 @@ mod window;
 mod word;
 
 pub use addr::{AddrError, Order, PageCount, PageSize, Pfn, PfnRange};
-pub use altmap::{Altmap, AltmapError};
+pub use altmap::Altmap;
 pub use block::{BLOCK_ORDER, Block};
 pub use byte_len::ByteLen;
 pub use chunks::Chunks;
@@ -77,11 +77,11 @@ pub use kind::MemoryKind;
 pub use layout::{Class, Layout, LayoutError, Slot, Tails};
 pub use linux::{LinuxPage, LinuxRelease, LinuxSeed, SectionBits, StructPage};
 pub use live_ref::{EnterError, Guards, Left, LiveRef, MAX_GUARDS};
-pub use memmap::{Memmap, MemmapError, PageRef};
+pub use memmap::{Memmap, PageRef};
 pub use page::Page;
 pub use pattern::{Advice, FaultArea, FaultPattern, FaultPlan, Touch};
 pub use payload::{MAX_PAYLOAD_BYTES, Payload, Plain, Refresh, Template};
-pub use placement::{Placement, PlacementError, PlacementSpec};
+pub use placement::{Placement, PlacementSpec};
 pub use pool_state::{
     FolioState, PoolBackend, PoolState, Refusal, clear_ahead, give_back, hand_out, look_again,
     restock,

@@ -4,8 +4,8 @@
 use proptest::prelude::*;
 use proptest::sample::select;
 use uzone_pages::{
-    Altmap, AltmapError, ByteLen, Order, PageCount, PageSize, Pfn, PfnRange, Placement,
-    PlacementError, PlacementSpec, Tails,
+    Altmap, ByteLen, LayoutError, Order, PageCount, PageSize, Pfn, PfnRange, Placement,
+    PlacementSpec, Tails,
 };
 
 #[derive(Clone, Debug)]
@@ -77,7 +77,7 @@ proptest! {
                     let len = ByteLen::new(pages * 4096 + bytes);
                     let found = altmap.take(len, PageSize::KIB_4);
                     if bytes != 0 || pages == 0 {
-                        let is_refused = matches!(found, Err(AltmapError::NotWholePages { .. }));
+                        let is_refused = matches!(found, Err(LayoutError::NotWholePages { .. }));
                         prop_assert!(is_refused);
                         prop_assert_eq!(altmap, before);
                         continue;
@@ -173,7 +173,7 @@ proptest! {
                 prop_assert_eq!(placement.altmap().offset().get(), data - start);
                 prop_assert_eq!(placement.lost().get(), data - start - reserve - needed);
             }
-            (Err(PlacementError::NoFolioLeft { .. }), None) => {}
+            (Err(LayoutError::NoFolioLeft { .. }), None) => {}
             (found, expected) => prop_assert!(false, "{:?}, not {:?}", found, expected),
         }
     }

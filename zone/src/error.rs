@@ -5,14 +5,14 @@ use std::fmt;
 use uzone_os::{MapError, MappingError, memory};
 use uzone_pages::{
     AddrError, ByteLen, EnterError, HoldError, LayoutError, MemoryKind, Order, PageCount, Pfn,
-    PfnRange, PlacementError,
+    PfnRange,
 };
 
 /// Why a region could not be bound.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BindError {
-    /// The region starts or ends inside a folio.
+    /// The region starts or ends inside a folio, or its descriptors do not fit in it.
     #[error(transparent)]
     Layout(#[from] LayoutError),
     /// A frame number beyond 64 bits.
@@ -84,9 +84,6 @@ pub enum BindError {
          private, of no file and reads as zero: ask for Init::Eager, or leave the choice to bind"
     )]
     OldBytes,
-    /// The descriptors do not fit in the region.
-    #[error(transparent)]
-    Placement(#[from] PlacementError),
     /// Others may have the memory that the descriptors are to lie in.
     #[error(
         "the descriptors cannot lie in memory that others may change: vouch for it with \
