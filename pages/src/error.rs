@@ -7,7 +7,6 @@ use crate::addr::AddrError;
 use crate::content::Content;
 use crate::folio::{AdvanceError, HoldError, ReleaseError};
 use crate::layout::LayoutError;
-use crate::live_ref::EnterError;
 
 /// What kind of error an error is.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -84,16 +83,12 @@ kinds! {
     AddrError { _ => InvalidInput }
     LayoutError { Self::NoRoom { .. } => OutOfMemory, _ => InvalidInput }
     ReleaseError { _ => InvalidInput }
-    EnterError {
-        Self::Closing => Busy,
-        Self::Gone => Gone,
-        Self::Full => OutOfMemory,
-    }
     HoldError {
         Self::Free => InvalidInput,
-        Self::Overflow => OutOfMemory,
+        Self::Overflow | Self::Full => OutOfMemory,
         Self::Content(Content::Poisoned) => Poisoned,
-        Self::Content(_) | Self::Busy => Busy,
+        Self::Content(_) | Self::Busy | Self::Closing => Busy,
+        Self::Gone => Gone,
     }
     AdvanceError {
         Self::Found { found: Content::Poisoned, .. } => Poisoned,
@@ -114,6 +109,6 @@ mod tests {
         let found = |found| AdvanceError::Found { expected: Content::Zeroing, found }.kind();
         assert_eq!(found(Content::Poisoned), ErrorKind::Poisoned);
         assert_eq!(found(Content::Zero), ErrorKind::Busy);
-        assert_eq!(EnterError::Gone.kind().errno(), 19);
+        assert_eq!(HoldError::Gone.kind().errno(), 19);
     }
 }

@@ -76,7 +76,7 @@ pub use folio::{AdvanceError, Folio, HoldError, ReleaseError, Released};
 pub use kind::MemoryKind;
 pub use layout::{Class, Layout, LayoutError, Slot, Tails};
 pub use linux::{LinuxPage, LinuxRelease, LinuxSeed, SectionBits, StructPage};
-pub use live_ref::{EnterError, Guards, Left, LiveRef, MAX_GUARDS};
+pub use live_ref::{Guards, Left, LiveRef, MAX_GUARDS};
 pub use memmap::{Memmap, PageRef};
 pub use page::Page;
 pub use pattern::{Advice, FaultArea, FaultPattern, FaultPlan, Touch};

@@ -4,8 +4,7 @@ use std::fmt;
 
 use uzone_os::{MapError, MappingError, memory};
 use uzone_pages::{
-    AddrError, ByteLen, EnterError, HoldError, LayoutError, MemoryKind, Order, PageCount, Pfn,
-    PfnRange,
+    AddrError, ByteLen, HoldError, LayoutError, MemoryKind, Order, PageCount, Pfn, PfnRange,
 };
 
 /// Why a region could not be bound.
@@ -240,7 +239,7 @@ pub enum PinError {
     },
     /// The pagemap admits no guard.
     #[error("cannot hold pages of this region: {0}")]
-    NotAdmitted(#[source] EnterError),
+    NotAdmitted(#[source] HoldError),
 }
 
 /// Why a page was not marked, or not mended.
