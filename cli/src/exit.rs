@@ -176,7 +176,7 @@ fn of_link(error: &(dyn Error + 'static)) -> Option<Exit> {
             _ => None,
         };
     }
-    if error.is::<uzone_stream::StorePolicyError>() {
+    if error.is::<uzone_stream::StreamError>() {
         return Some(Exit::Config);
     }
     if error.is::<serde_json::Error>() {
@@ -362,10 +362,7 @@ mod tests {
                 Exit::Feature,
             ),
             (Box::new(os::probe::ProbeError::NoUserfaultfd { cause: refused() }), Exit::Permission),
-            (
-                Box::new(uzone_stream::StorePolicyError::Malformed { part: "mmx".into() }),
-                Exit::Config,
-            ),
+            (Box::new(uzone_stream::StreamError::Malformed { part: "mmx".into() }), Exit::Config),
             (Box::new(io::Error::from(io::ErrorKind::NotFound)), Exit::Input),
             (Box::new(io::Error::from(io::ErrorKind::WouldBlock)), Exit::Again),
             (Box::new(io::Error::from(io::ErrorKind::UnexpectedEof)), Exit::Data),

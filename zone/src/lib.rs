@@ -124,8 +124,8 @@ pub use uzone_os::{
     MapError, Mapping, MappingError, Populated, RangeError, Reserve, Sharing,
 };
 pub use uzone_stream::{
-    CacheState, CopyMethod, NextUse, Path as StorePath, STORE_POLICY, StorePolicy,
-    StorePolicyError, Work as StoreWork,
+    CacheState, CopyMethod, NextUse, Path as StorePath, STORE_POLICY, StorePolicy, StreamError,
+    Work as StoreWork,
 };
 pub use view::PageView;
 pub use zero::{Unclearable, ZeroFailure, Zeroed};

@@ -15,7 +15,7 @@ use uzone_os::numa::{self, Node};
 use uzone_os::probe::{self, Overcommit, ProbeError, UffdAccess, UffdFeatures};
 use uzone_os::{Anonymous, Exclusive, SysError, SystemRoot};
 use uzone_pages::{ByteLen, PageSize};
-use uzone_stream::{Basis, CacheState, NextUse, Path, StorePolicy, StorePolicyError, Work};
+use uzone_stream::{Basis, CacheState, NextUse, Path, StorePolicy, StreamError, Work};
 
 /// How much is mapped and made present, to see whether memory can be had at all. It is more than the
 /// measurement of the stores takes, which ends the process where it has none.
@@ -80,7 +80,7 @@ pub(super) struct Stores {
     pub(super) policy: String,
     pub(super) basis: Basis,
     /// Why the environment variable was not followed.
-    pub(super) problem: Option<StorePolicyError>,
+    pub(super) problem: Option<StreamError>,
     /// From which length on clearing and copying go past the cache.
     pub(super) zero: From,
     pub(super) copy: From,

@@ -9,7 +9,7 @@ use uzone_os::numa::Node;
 use uzone_os::probe::{Overcommit, ProbeError, UffdAccess, UffdFeatures};
 use uzone_os::{MapError, SysError};
 use uzone_pages::{ByteLen, PageSize};
-use uzone_stream::{Basis, Path, PathError, StorePolicyError};
+use uzone_stream::{Basis, Path, StreamError};
 
 use super::facts::{From, Stores, TRIAL};
 use super::*;
@@ -250,9 +250,9 @@ fn each_setting_is_judged_by_itself() {
         (
             |facts| {
                 set_stores(facts, |stores| {
-                    stores.problem = Some(StorePolicyError::Store {
+                    stores.problem = Some(StreamError::Store {
                         part: "fill=bogus".into(),
-                        cause: PathError::Unknown { name: "bogus".into() },
+                        cause: Box::new(StreamError::UnknownPath { name: "bogus".into() }),
                     });
                 });
             },
