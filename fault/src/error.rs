@@ -4,7 +4,7 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use uzone_os::uffd::{AnswerError, OpenError, RegisterError};
-use uzone_os::{AccessError, MappingError, RangeError, SysError};
+use uzone_os::{AccessError, MappingError, SysError};
 use uzone_pages::{AddrError, ByteLen};
 use uzone_zone::{BindError, PinError, RegionError};
 
@@ -198,10 +198,7 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LazyError {
-    /// The range is not inside the mapping, or cuts a page.
-    #[error(transparent)]
-    Range(#[from] RangeError),
-    /// The bytes cannot be copied.
+    /// The range is not inside the mapping or cuts a page, or its bytes cannot be copied.
     #[error(transparent)]
     Access(#[from] AccessError),
     /// The pages cannot be given back, or which of them were written is not known.

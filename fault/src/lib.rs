@@ -133,8 +133,6 @@ pub use window::{Filled, Window};
 pub use uzone_os::uffd::{
     AnswerError, EventLog, KernelFaults, LoggedEvents, NotUffd, OpenError, RegisterError, Remote,
 };
-pub use uzone_os::{
-    AccessError, Addr, HugeSize, Mapping, MappingError, RangeError, Sharing, SysError, Vaddr,
-};
+pub use uzone_os::{AccessError, Addr, HugeSize, Mapping, MappingError, Sharing, SysError, Vaddr};
 pub use uzone_pages::{AddrError, Advice, ByteLen, Content, FaultAround, PageSize};
 pub use uzone_zone::{BindError, FaultError, PinError, Pinned, RegionError, Zone, bus};

@@ -21,7 +21,7 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
-use uzone_os::{AccessError, Mapping, RangeError};
+use uzone_os::{AccessError, Mapping};
 use uzone_pages::{AddrError, ByteLen};
 use uzone_stream::{CacheState, CopyMethod, NextUse};
 
@@ -334,7 +334,7 @@ pub(crate) fn check_inside(
     // No mapping ends at the last number, so an end that was cut is beyond.
     let end = start.saturating_add(len.get());
     if end > len_bytes {
-        return Err(AccessError::from(RangeError::Beyond { start, end, len_bytes }).into());
+        return Err(AccessError::Beyond { start, end, len_bytes }.into());
     }
     Ok(start..end)
 }

@@ -6,7 +6,8 @@ use std::io;
 
 use uzone_pages::{ByteLen, ErrorKind};
 
-use crate::options::{Addr, RangeError};
+use crate::bytes::AccessError;
+use crate::options::Addr;
 use crate::root::SysError;
 
 /// An operation on mapped memory that failed.
@@ -15,7 +16,7 @@ use crate::root::SysError;
 pub enum MappingError {
     /// The range is not inside the mapping, or cuts a page.
     #[error(transparent)]
-    Range(#[from] RangeError),
+    Access(#[from] AccessError),
     /// A setting or a fact of the host could not be read, or a thread could not be placed.
     #[error(transparent)]
     Sys(#[from] SysError),

@@ -19,9 +19,10 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use uzone_pages::ByteLen;
 
+use crate::bytes::AccessError;
 use crate::exclusive::Exclusive;
 use crate::mapping::Mapping;
-use crate::options::{RangeError, Vaddr};
+use crate::options::Vaddr;
 use crate::uffd::abi;
 use crate::uffd::answer::{AnswerError, Install, answered, counted, source_address};
 use crate::uffd::descriptor::Uffd;
@@ -198,27 +199,27 @@ impl Registered {
     }
 
     /// Returns the address of `range`, if it is whole pages of the memory.
-    fn address(&self, range: &Range<u64>) -> Result<u64, RangeError> {
+    fn address(&self, range: &Range<u64>) -> Result<u64, AccessError> {
         let &Range { start, end } = range;
         let mapping = self.mapping();
         let (page, len_bytes) = (mapping.page_size(), mapping.mapped_len() as u64);
         if start >= end {
-            return Err(RangeError::Empty { start, end });
+            return Err(AccessError::Empty { start, end });
         }
         if end > len_bytes {
-            return Err(RangeError::Beyond { start, end, len_bytes });
+            return Err(AccessError::Beyond { start, end, len_bytes });
         }
         if (start | end) & (page.bytes() - 1) != 0 {
-            return Err(RangeError::CutsPage { start, end, page });
+            return Err(AccessError::CutsPage { start, end, page });
         }
         Ok(mapping.addr().get() as u64 + start)
     }
 
     /// Returns `len` bytes from `offset` on as a range.
-    fn range(&self, offset: u64, len: u64) -> Result<Range<u64>, RangeError> {
+    fn range(&self, offset: u64, len: u64) -> Result<Range<u64>, AccessError> {
         let len_bytes = self.mapping().mapped_len() as u64;
         let end = offset.checked_add(len);
-        let end = end.ok_or(RangeError::Beyond { start: offset, end: u64::MAX, len_bytes })?;
+        let end = end.ok_or(AccessError::Beyond { start: offset, end: u64::MAX, len_bytes })?;
         Ok(offset..end)
     }
 
@@ -316,7 +317,7 @@ impl Registered {
         let mapping = source.mapping();
         let source_len = mapping.mapped_len() as u64;
         if source_offset.checked_add(len).is_none_or(|end| end > source_len) {
-            return Err(RangeError::Beyond {
+            return Err(AccessError::Beyond {
                 start: source_offset,
                 end: source_offset.saturating_add(len),
                 len_bytes: source_len,

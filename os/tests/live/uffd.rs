@@ -14,7 +14,7 @@ use uzone_os::uffd::{
     AnswerError, Answered, Doorbell, Event, EventBuffer, FaultKind, Features, Install,
     KernelFaults, Modes, OpenError, PageFault, Refusal, Registered, Remote, Uffd, UffdCall, wait,
 };
-use uzone_os::{Access, Exclusive, HugeSize, Mapping, RangeError, Sharing, Vaddr};
+use uzone_os::{Access, AccessError, Exclusive, HugeSize, Mapping, Sharing, Vaddr};
 use uzone_pages::ByteLen;
 
 use crate::huge::Pool;
@@ -215,7 +215,7 @@ fn a_huge_page_of_a_pool_is_filled_as_a_whole() {
         let part = &filled[..usize::try_from(page()).unwrap()];
         assert!(matches!(
             memory.copy(huge, part, Install::default()),
-            Err(AnswerError::Range(RangeError::CutsPage { .. }))
+            Err(AnswerError::Access(AccessError::CutsPage { .. }))
         ));
         assert_eq!(memory.copy(huge, &filled, Install::default()).unwrap(), Answered::All);
         assert_eq!(reader.join().unwrap(), 3);
@@ -263,7 +263,7 @@ fn pages_are_moved_without_a_copy_and_leave_zeroes_behind() {
     for (offset, source_offset) in [(6 * page(), 0), (0, 6 * page()), (0, u64::MAX)] {
         assert!(matches!(
             memory.move_pages(offset, &mut source, source_offset, len, how),
-            Err(AnswerError::Range(RangeError::Beyond { .. }))
+            Err(AnswerError::Access(AccessError::Beyond { .. }))
         ));
     }
 }
@@ -467,13 +467,16 @@ fn a_wrong_use_is_refused_with_what_it_was_given() {
     let (short, two) = (vec![0; 100], bytes(0, 2));
     assert!(matches!(
         memory.copy(0, &short, how),
-        Err(AnswerError::Range(RangeError::CutsPage { .. }))
+        Err(AnswerError::Access(AccessError::CutsPage { .. }))
     ));
-    assert!(matches!(memory.copy(0, &[], how), Err(AnswerError::Range(RangeError::Empty { .. }))));
+    assert!(matches!(
+        memory.copy(0, &[], how),
+        Err(AnswerError::Access(AccessError::Empty { .. }))
+    ));
     for offset in [3 * page(), 4 * page(), !(page() - 1)] {
         let answer = memory.copy(offset, &two, how);
         assert!(
-            matches!(answer, Err(AnswerError::Range(RangeError::Beyond { .. }))),
+            matches!(answer, Err(AnswerError::Access(AccessError::Beyond { .. }))),
             "{offset:#x}"
         );
     }
