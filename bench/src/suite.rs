@@ -6,8 +6,10 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use uzone_os::uffd::{NotUffd, OpenError, RegisterError};
-use uzone_os::{FixedBuffersError, MapError, MappingError, SysError, SystemRoot, memory};
+use uzone_os::uffd::{NotUffd, UffdError};
+use uzone_os::{
+    FixedBuffersError, MapError, Mapping, MappingError, Rejected, SysError, SystemRoot, memory,
+};
 use uzone_pages::{ByteLen, ErrorKind, Payload, Pfn, Template, Word};
 use uzone_stream::Streaming;
 use uzone_zone::{
@@ -221,9 +223,9 @@ failures! {
     SysError: "measure what this process has", true;
     uzone_fault::MapError: "map memory lazily", true;
     uzone_fault::LazyError: "use lazily mapped memory", false;
-    OpenError: "open a userfaultfd", true;
+    UffdError: "open a userfaultfd", true;
     NotUffd: "use a descriptor as a userfaultfd", false;
-    RegisterError: "register memory with a userfaultfd", true;
+    Rejected<Mapping, UffdError>: "register memory with a userfaultfd", true;
     AccessError: "reach mapped memory", false;
     ClearError: "clear or copy the memory of a region", false;
     NotPopulated: "make a region present", true;

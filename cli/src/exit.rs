@@ -156,9 +156,6 @@ fn of_link(error: &(dyn Error + 'static)) -> Option<Exit> {
             _ => None,
         };
     }
-    if let Some(os::probe::ProbeError::Sys(inner)) = error.downcast_ref() {
-        return of_link(inner);
-    }
     if let Some(error) = error.downcast_ref::<uzone_zone::RegionError>() {
         return match error {
             uzone_zone::RegionError::EndsInsidePage { .. } => Some(Exit::Usage),
@@ -361,7 +358,7 @@ mod tests {
                 Box::new(Outer { what: "this", cause: unread(io::ErrorKind::NotFound) }),
                 Exit::Feature,
             ),
-            (Box::new(os::probe::ProbeError::NoUserfaultfd { cause: refused() }), Exit::Permission),
+            (Box::new(os::uffd::UffdError::NoUserfaultfd { cause: refused() }), Exit::Permission),
             (Box::new(uzone_stream::StreamError::Malformed { part: "mmx".into() }), Exit::Config),
             (Box::new(io::Error::from(io::ErrorKind::NotFound)), Exit::Input),
             (Box::new(io::Error::from(io::ErrorKind::WouldBlock)), Exit::Again),

@@ -3,8 +3,8 @@
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use uzone_os::uffd::{AnswerError, OpenError, RegisterError};
-use uzone_os::{AccessError, MappingError, SysError};
+use uzone_os::uffd::{AnswerError, UffdError};
+use uzone_os::{AccessError, Mapping, MappingError, Rejected, SysError};
 use uzone_pages::{AddrError, ByteLen};
 use uzone_zone::{BindError, PinError, RegionError};
 
@@ -14,10 +14,10 @@ use uzone_zone::{BindError, PinError, RegionError};
 pub enum MapError {
     /// There is no userfaultfd, or it lacks a feature.
     #[error("cannot receive page faults: {0}")]
-    Open(#[from] OpenError),
+    Open(#[from] UffdError),
     /// The memory could not be registered with the userfaultfd.
     #[error("cannot receive the page faults of the memory: {0}")]
-    Register(#[from] RegisterError),
+    Register(#[from] Rejected<Mapping, UffdError>),
     /// No memory was mapped, for the caller's pages or for their descriptors.
     #[error("cannot map the memory: {0}")]
     Map(#[from] uzone_os::MapError),

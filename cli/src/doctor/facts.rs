@@ -12,7 +12,8 @@ use uzone_os::dax::{self, DaxDevice, DaxError};
 use uzone_os::hugepages::{self, NodePool, Pool, Thp};
 use uzone_os::memory::{self, Available, SystemMemory};
 use uzone_os::numa::{self, Node};
-use uzone_os::probe::{self, Overcommit, ProbeError, UffdAccess, UffdFeatures};
+use uzone_os::probe::{self, Overcommit, UffdAccess, UffdFeatures};
+use uzone_os::uffd::UffdError;
 use uzone_os::{Anonymous, Exclusive, SysError, SystemRoot};
 use uzone_pages::{ByteLen, PageSize};
 use uzone_stream::{Basis, CacheState, NextUse, Path, StorePolicy, StreamError, Work};
@@ -46,7 +47,7 @@ pub(super) struct Facts {
     pub(super) uffd_syscall: UffdAccess,
     pub(super) uffd_device: UffdAccess,
     pub(super) uffd_unprivileged: Result<bool, SysError>,
-    pub(super) uffd_features: Result<UffdFeatures, ProbeError>,
+    pub(super) uffd_features: Result<UffdFeatures, UffdError>,
     /// Where faults are answered best; measured only where they can be answered at all.
     pub(super) placement: Option<Result<ReaderPlacement, PlacementError>>,
     /// Whether `MADV_POPULATE_WRITE` is known.

@@ -6,7 +6,8 @@ use uzone_os::dax::{DaxDevice, DaxError};
 use uzone_os::hugepages::{NodePool, Pool, Thp, ThpDefrag, ThpEnabled, ThpShmem};
 use uzone_os::memory::{Available, Limit, SystemMemory};
 use uzone_os::numa::Node;
-use uzone_os::probe::{Overcommit, ProbeError, UffdAccess, UffdFeatures};
+use uzone_os::probe::{Overcommit, UffdAccess, UffdFeatures};
+use uzone_os::uffd::UffdError;
 use uzone_os::{MapError, SysError};
 use uzone_pages::{ByteLen, PageSize};
 use uzone_stream::{Basis, Path, StreamError};
@@ -107,7 +108,7 @@ fn nothing() -> Facts {
         uffd_syscall: UffdAccess::Denied { cause: denied() },
         uffd_device: UffdAccess::Absent { cause: io::ErrorKind::NotFound.into() },
         uffd_unprivileged: Err(absent("/proc/sys/vm/unprivileged_userfaultfd")),
-        uffd_features: Err(ProbeError::NoUserfaultfd { cause: denied() }),
+        uffd_features: Err(UffdError::NoUserfaultfd { cause: denied() }),
         placement: None,
         can_populate: false,
         can_collapse: false,

@@ -195,16 +195,16 @@ impl MappingError {
 /// What a call did not take, given back as it was.
 #[derive(Debug, thiserror::Error)]
 #[error("{cause}")]
-pub struct Rejected<T> {
+pub struct Rejected<T, E = MappingError> {
     /// The value. Boxed: a failure travels through many returns.
     pub value: Box<T>,
     /// Why it was not taken.
     #[source]
-    pub cause: MappingError,
+    pub cause: E,
 }
 
-impl<T> Rejected<T> {
-    pub(crate) fn new(value: T, cause: impl Into<MappingError>) -> Self {
+impl<T, E> Rejected<T, E> {
+    pub(crate) fn new(value: T, cause: impl Into<E>) -> Self {
         Self { value: Box::new(value), cause: cause.into() }
     }
 }

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use uzone_os::uffd::{
     AnswerError, Answered, Doorbell, Event, EventBuffer, FaultKind, Features, Install,
-    KernelFaults, Modes, OpenError, PageFault, Refusal, Registered, Remote, Uffd, UffdCall, wait,
+    KernelFaults, Modes, PageFault, Refusal, Registered, Remote, Uffd, UffdCall, UffdError, wait,
 };
 use uzone_os::{Access, AccessError, Exclusive, HugeSize, Mapping, Sharing, Vaddr};
 use uzone_pages::ByteLen;
@@ -27,7 +27,7 @@ fn open(name: &str, features: Features) -> Option<Arc<Uffd>> {
             assert!(uffd.features().contains(features));
             Some(Arc::new(uffd))
         }
-        Err(error @ (OpenError::Missing { .. } | OpenError::Probe(_) | OpenError::None { .. })) => {
+        Err(error @ (UffdError::Missing { .. } | UffdError::NoUserfaultfd { .. })) => {
             skip(name, &error.to_string());
             None
         }
@@ -409,7 +409,7 @@ fn a_userfaultfd_of_user_mode_is_had_without_privilege() {
     assert!(!uffd.sees_kernel_faults());
     match Uffd::open(Features::NONE, Features::NONE, KernelFaults::Required) {
         Ok(uffd) => assert!(uffd.sees_kernel_faults(), "this host allows it"),
-        Err(OpenError::NotForKernel { .. }) => {
+        Err(UffdError::NotForKernel { .. }) => {
             let either = Uffd::open(Features::NONE, Features::NONE, KernelFaults::IfAllowed);
             assert!(!either.unwrap().sees_kernel_faults());
         }
@@ -420,7 +420,7 @@ fn a_userfaultfd_of_user_mode_is_had_without_privilege() {
     assert!(!wished.features().contains(Features::EVENT_FORK));
     assert!(matches!(
         Uffd::open(Features::EVENT_FORK, Features::NONE, KernelFaults::Never),
-        Err(OpenError::Handshake { .. })
+        Err(UffdError::Handshake { .. })
     ));
     let memory = Registered::new(uffd, anonymous(1), Modes::MISSING).unwrap();
     thread::scope(|scope| {
@@ -436,7 +436,7 @@ fn a_wrong_use_is_refused_with_what_it_was_given() {
     let name = "a_wrong_use_is_refused";
     let newer = Features::from_bits(1 << 50);
     let error = Uffd::open(newer, Features::NONE, KernelFaults::IfAllowed);
-    assert!(matches!(error, Err(OpenError::Missing { missing }) if missing == newer));
+    assert!(matches!(error, Err(UffdError::Missing { missing }) if missing == newer));
     let Some(uffd) = open(name, Features::NONE) else { return };
 
     // A file of a file system has no such faults.
@@ -453,7 +453,7 @@ fn a_wrong_use_is_refused_with_what_it_was_given() {
                 error.to_string().contains("cannot be registered for missing faults"),
                 "{error}"
             );
-            assert_eq!(error.mapping.len(), len);
+            assert_eq!(error.value.len(), len);
         }
         // The directory for temporary files may be of memory, and then it works.
         Ok(memory) => drop(memory),
