@@ -103,7 +103,7 @@ mod write_scan;
 
 pub use advise::Collapsed;
 pub use bytes::{AccessError, CopyDirection};
-pub use dax::{DaxDevice, DaxError};
+pub use dax::DaxDevice;
 pub use exclusive::{Exclusive, Exclusivity};
 pub use file_writes::{FileWrites, file_writes};
 pub use fixed_buffers::{FixedBuffers, FixedBuffersError};

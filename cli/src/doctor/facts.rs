@@ -8,13 +8,13 @@ use std::env::consts;
 use std::time::{Duration, Instant};
 
 use uzone_fault::{PlacementError, ReaderPlacement};
-use uzone_os::dax::{self, DaxDevice, DaxError};
+use uzone_os::dax::{self, DaxDevice};
 use uzone_os::hugepages::{self, NodePool, Pool, Thp};
 use uzone_os::memory::{self, Available, SystemMemory};
 use uzone_os::numa::{self, Node};
 use uzone_os::probe::{self, Overcommit, UffdAccess, UffdFeatures};
 use uzone_os::uffd::UffdError;
-use uzone_os::{Anonymous, Exclusive, SysError, SystemRoot};
+use uzone_os::{Anonymous, Exclusive, MapError, SysError, SystemRoot};
 use uzone_pages::{ByteLen, PageSize};
 use uzone_stream::{Basis, CacheState, NextUse, Path, StorePolicy, StreamError, Work};
 
@@ -64,7 +64,7 @@ pub(super) struct Facts {
     pub(super) overcommit: Result<Overcommit, SysError>,
     pub(super) nodes: Result<Vec<Node>, SysError>,
     /// The DAX devices that can be mapped, by name.
-    pub(super) dax: Result<Vec<(String, DaxDevice)>, DaxError>,
+    pub(super) dax: Result<Vec<(String, DaxDevice)>, MapError>,
     pub(super) memory: Result<SystemMemory, SysError>,
     pub(super) available: Result<Available, SysError>,
     /// Whether [`TRIAL`] could be mapped and made present.

@@ -2,7 +2,7 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use uzone_os::dax::{DaxDevice, DaxError};
+use uzone_os::dax::DaxDevice;
 use uzone_os::hugepages::{NodePool, Pool, Thp, ThpDefrag, ThpEnabled, ThpShmem};
 use uzone_os::memory::{Available, Limit, SystemMemory};
 use uzone_os::numa::Node;
@@ -134,7 +134,7 @@ fn hidden() -> Facts {
         max_map_count: Err(unread()),
         overcommit: Err(unread()),
         nodes: Err(unread()),
-        dax: Err(DaxError::NotDevice),
+        dax: Err(MapError::NotDaxDevice),
         memory: Err(unread()),
         available: Err(unread()),
         ..everything()
