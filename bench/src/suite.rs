@@ -7,9 +7,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use uzone_os::uffd::{NotUffd, UffdError};
-use uzone_os::{
-    FixedBuffersError, MapError, Mapping, MappingError, Rejected, SysError, SystemRoot, memory,
-};
+use uzone_os::{MapError, Mapping, MappingError, Rejected, SysError, SystemRoot, memory};
 use uzone_pages::{ByteLen, ErrorKind, Payload, Pfn, Template, Word};
 use uzone_stream::Streaming;
 use uzone_zone::{
@@ -217,7 +215,6 @@ failures! {
     ListTooShort: "list the pages of a guard", false;
     Box<TooManyRawGuards<Pinned>>: "turn a guard into bits", false;
     NotAGuard: "redeem a guard", false;
-    FixedBuffersError: "have the kernel pin memory", true;
     MapError: "map memory", true;
     MappingError: "use mapped memory", true;
     SysError: "measure what this process has", true;

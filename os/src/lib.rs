@@ -106,7 +106,7 @@ pub use bytes::{AccessError, CopyDirection};
 pub use dax::DaxDevice;
 pub use exclusive::{Exclusive, Exclusivity};
 pub use file_writes::{FileWrites, file_writes};
-pub use fixed_buffers::{FixedBuffers, FixedBuffersError};
+pub use fixed_buffers::FixedBuffers;
 pub use hugepages::HugeSize;
 pub use libpmem::{LibPmem, LibPmemError};
 pub use live::{LiveArc, LiveGuard, LiveOwner, Pins, References, Sort};
