@@ -48,7 +48,9 @@ fn mapped(name: &str, answer: Result<LazyMapping, MapError>) -> Option<LazyMappi
     match answer {
         Ok(memory) => Some(memory),
         Err(MapError::Open(
-            error @ (UffdError::Missing { .. } | UffdError::NoUserfaultfd { .. }),
+            error @ (UffdError::Missing { .. }
+            | UffdError::NoUserfaultfd { .. }
+            | UffdError::Probe { .. }),
         )) => {
             skip(name, &error.to_string());
             None

@@ -47,7 +47,9 @@ pub(crate) fn map(
     match engine.map(ByteLen::new(len), Arc::new(backing), options) {
         Ok(memory) => Some(memory),
         Err(MapError::Open(
-            error @ (UffdError::Missing { .. } | UffdError::NoUserfaultfd { .. }),
+            error @ (UffdError::Missing { .. }
+            | UffdError::NoUserfaultfd { .. }
+            | UffdError::Probe { .. }),
         )) => {
             skip(name, &error.to_string());
             None

@@ -113,6 +113,7 @@ pub enum UffdError {
 
 /// The kernel that has some features, for people.
 struct Since(Features);
+
 impl fmt::Display for Since {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0.since() {

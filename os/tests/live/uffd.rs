@@ -27,7 +27,11 @@ fn open(name: &str, features: Features) -> Option<Arc<Uffd>> {
             assert!(uffd.features().contains(features));
             Some(Arc::new(uffd))
         }
-        Err(error @ (UffdError::Missing { .. } | UffdError::NoUserfaultfd { .. })) => {
+        Err(
+            error @ (UffdError::Missing { .. }
+            | UffdError::NoUserfaultfd { .. }
+            | UffdError::Probe { .. }),
+        ) => {
             skip(name, &error.to_string());
             None
         }
