@@ -148,7 +148,7 @@ pub enum BindError {
     },
 }
 
-/// Why pages were not held.
+/// Why pages were not held, or a page was not marked as bad or as good.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PinError {
@@ -181,7 +181,10 @@ pub enum PinError {
         len_bytes: u64,
     },
     /// A page is not described: it holds the descriptors of the region, or is kept for its owner.
-    #[error("page {pfn} holds the descriptors of the region: the pages {metadata} cannot be held")]
+    #[error(
+        "page {pfn} holds the descriptors of the region: the pages {metadata} cannot be held or marked; \
+         if one of them is bad, unbind the region, and bind it without that page"
+    )]
     Metadata {
         /// The first such page that was asked for.
         pfn: Pfn,
@@ -240,50 +243,29 @@ pub enum PinError {
     /// The pagemap admits no guard.
     #[error("cannot hold pages of this region: {0}")]
     NotAdmitted(#[source] HoldError),
-}
-
-/// Why a page was not marked, or not mended.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum PoisonFailure {
-    /// The page does not belong to the region.
-    #[error("page {pfn} does not belong to the region, which has {region}")]
-    NotHere {
-        /// The page that was given.
-        pfn: Pfn,
-        /// The pages of the region.
-        region: PfnRange,
-    },
-    /// The page holds the descriptors of the region, or is kept for its owner.
-    #[error(
-        "page {pfn} holds the descriptors of the region: nothing can tell what is left of \
-         {metadata}; unbind the region, and bind it without that page"
-    )]
-    Metadata {
-        /// The page that was given.
-        pfn: Pfn,
-        /// All such pages of the region.
-        metadata: PfnRange,
-    },
-    /// The page is bad already.
+    /// The page is to be marked as bad, and is already.
     #[error("page {pfn} is known to be bad")]
-    Known {
+    AlreadyPoisoned {
         /// The page that was given.
         pfn: Pfn,
     },
-    /// Somebody is clearing or filling the page, and has not heard yet that it is bad.
+    /// The page is to be marked as good, and is not bad.
+    #[error("page {pfn} is not bad: there is nothing to mend")]
+    NotPoisoned {
+        /// The page that was given.
+        pfn: Pfn,
+    },
+    /// The page is to be marked as good while a thread clears or fills it, which has not seen yet that it
+    /// is bad.
     #[error("page {pfn} is being cleared or filled: mend it when that has ended")]
     Owned {
         /// The page that was given.
         pfn: Pfn,
     },
-    /// The page is good.
-    #[error("page {pfn} is not bad: there is nothing to mend")]
-    Good {
-        /// The page that was given.
-        pfn: Pfn,
-    },
 }
+
+// It is returned by each pin, so it stays small.
+const _: () = assert!(size_of::<PinError>() <= 40);
 
 /// Why a page could not be produced.
 #[derive(Clone)]

@@ -98,7 +98,7 @@ pub use batches::Batched;
 pub use bind::BindFailure;
 pub use bytes::WriteFailure;
 pub use clear::{Batching, ClearError, Cleared, CopyOptions, ZeroOptions};
-pub use error::{BindError, FaultError, PinError, PoisonFailure};
+pub use error::{BindError, FaultError, PinError};
 pub use guards::Holder;
 pub use hold::{ListTooShort, PinOptions, Pinned, Referenced};
 pub use init_method::InitMethod;

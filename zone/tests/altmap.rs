@@ -21,8 +21,8 @@ use uzone_pages::{
 };
 use uzone_zone::{
     AltmapOptions, Backing, BindError, BindFailure, BindOptions, Cancel, Exclusivity, HugeSize,
-    Init, MappingError, MemmapPages, PageView, Pagemap, PinError, PoisonFailure, Region, Source,
-    ZeroFailure, ZeroOptions, Zone,
+    Init, MappingError, MemmapPages, PageView, Pagemap, PinError, Region, Source, ZeroFailure,
+    ZeroOptions, Zone,
 };
 use zerocopy::{FromBytes, IntoBytes, KnownLayout};
 
@@ -781,7 +781,7 @@ fn pages_in_front_are_refused_by_whoever_asks_and_the_others_found() {
             ] {
                 assert!(matches!(failure, PinError::Metadata { .. }), "{failure}");
             }
-            assert_eq!(pagemap.poison(pfn), Err(PoisonFailure::Metadata { pfn, metadata }));
+            assert_eq!(pagemap.poison(pfn), Err(PinError::Metadata { pfn, metadata }));
             assert!(!pagemap.is_poisoned(pfn));
         }
         let all = PfnRange::try_new(metadata.start(), PageCount::new(16 << 10)).unwrap();
