@@ -11,9 +11,9 @@ use uzone_os::{MapError, Mapping, MappingError, Rejected, SysError, SystemRoot, 
 use uzone_pages::{ByteLen, ErrorKind, Payload, Pfn, Template, Word};
 use uzone_stream::Streaming;
 use uzone_zone::{
-    AccessError, BindFailure, BindOptions, ClearError, Init, Limit, ListTooShort, NotAGuard,
-    NotPopulated, Pagemap, PinError, Pinned, Region, RegionError, Source, TakeFailure,
-    TooManyRawGuards, Zone,
+    AccessError, BindFailure, BindOptions, Init, Limit, ListTooShort, NotAGuard, NotPopulated,
+    Pagemap, PinError, Pinned, Region, RegionError, Source, TakeFailure, TooManyRawGuards,
+    WriteError, Zone,
 };
 use zerocopy::Immutable;
 
@@ -224,7 +224,7 @@ failures! {
     NotUffd: "use a descriptor as a userfaultfd", false;
     Rejected<Mapping, UffdError>: "register memory with a userfaultfd", true;
     AccessError: "reach mapped memory", false;
-    ClearError: "clear or copy the memory of a region", false;
+    WriteError: "clear or copy the memory of a region", false;
     NotPopulated: "make a region present", true;
     TakeFailure: "take a folio of a pool", false;
     uzone_snapshot::SnapshotError: "pack or read an image", false;

@@ -96,9 +96,8 @@ mod zone;
 
 pub use batches::Batched;
 pub use bind::BindFailure;
-pub use bytes::WriteFailure;
-pub use clear::{Batching, ClearError, Cleared, CopyOptions, ZeroOptions};
-pub use error::{BindError, FaultError, PinError};
+pub use clear::{Batching, Cleared, CopyOptions, ZeroOptions};
+pub use error::{BindError, FaultError, PinError, WriteError};
 pub use guards::Holder;
 pub use hold::{ListTooShort, PinOptions, Pinned, Referenced};
 pub use init_method::InitMethod;
@@ -107,7 +106,6 @@ pub use memmap_cache::{MemmapPages, Source};
 pub use ops::{Owner, PagemapOps, Poisoned, Populate};
 pub use options::{AltmapOptions, BindOptions, Cancel, Init, Progress};
 pub use pagemap::{Busy, Pagemap};
-pub use persist::PersistFailure;
 pub use pin_target::Segment;
 pub use pinned_ranges::PinnedRanges;
 pub use pool::{FreeFailure, Pool, PoolOptions, PoolStats, Pooled, TakeFailure};
@@ -128,5 +126,5 @@ pub use uzone_stream::{
     Work as StoreWork,
 };
 pub use view::PageView;
-pub use zero::{Unclearable, ZeroFailure, Zeroed};
+pub use zero::{Unclearable, Zeroed};
 pub use zone::Zone;

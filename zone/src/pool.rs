@@ -38,13 +38,14 @@ use uzone_pages::{
 };
 
 use crate::clear::{Batching, ZeroOptions};
+use crate::error::WriteError;
 use crate::inner::Inner;
 use crate::lent::PagemapView;
 use crate::options::Cancel;
 use crate::pagemap::Pagemap;
 use crate::pin_target::{PinTarget, Segment};
 use crate::populate::{NotPopulated, PopulateOptions, PopulateReport};
-use crate::zero::{self, CLEARABLE, ZeroFailure};
+use crate::zero::{self, CLEARABLE};
 
 /// How much the worker takes at a time, so that a taker who has to wait for it does not for long.
 const WORKER_BYTES: u64 = 2 << 20;
@@ -112,7 +113,7 @@ pub enum TakeFailure {
     Nothing,
     /// The memory cannot be cleared.
     #[error("cannot clear the folio: {0}")]
-    Clear(#[from] ZeroFailure),
+    Clear(#[from] WriteError),
 }
 
 /// Why folios were not taken back. They are whose they were.
@@ -426,7 +427,7 @@ impl<P: Payload> Drop for Filling<'_, P> {
 }
 
 impl<P: Payload> PoolBackend for Shared<P> {
-    type Failure = ZeroFailure;
+    type Failure = WriteError;
     type Locked<'a>
         = Locked<'a>
     where
@@ -479,7 +480,7 @@ impl<P: Payload> PoolBackend for Shared<P> {
         (first..first + folios).filter(is_owned).count()
     }
 
-    fn clear(&self, first: usize, folios: usize) -> Result<usize, ZeroFailure> {
+    fn clear(&self, first: usize, folios: usize) -> Result<usize, WriteError> {
         // No thread takes when the pool ends, so this cancels the worker, and what comes back later.
         let options = ZeroOptions::default().batching(Batching::COOPERATIVE);
         let options = options.cancel(self.cancel.clone());
@@ -489,7 +490,7 @@ impl<P: Payload> PoolBackend for Shared<P> {
         if let Some(error) = zeroed.lost().next()
             && self.pagemap.inner.collect_bus_errors() == 0
         {
-            return Err(ZeroFailure::Clear(error.into()));
+            return Err(WriteError::Access(error));
         }
         Ok(usize::try_from(zeroed.pages.get() >> self.order().get()).unwrap_or(usize::MAX))
     }

@@ -21,7 +21,7 @@ use uzone_pages::{
 };
 use uzone_zone::{
     AltmapOptions, Backing, BindError, BindFailure, BindOptions, Cancel, Exclusivity, HugeSize,
-    Init, MappingError, MemmapPages, PageView, Pagemap, PinError, Region, Source, ZeroFailure,
+    Init, MappingError, MemmapPages, PageView, Pagemap, PinError, Region, Source, WriteError,
     ZeroOptions, Zone,
 };
 use zerocopy::{FromBytes, IntoBytes, KnownLayout};
@@ -786,7 +786,7 @@ fn pages_in_front_are_refused_by_whoever_asks_and_the_others_found() {
         }
         let all = PfnRange::try_new(metadata.start(), PageCount::new(16 << 10)).unwrap();
         let failure = pagemap.zero(all, &ZeroOptions::default()).unwrap_err();
-        assert!(matches!(failure, ZeroFailure::Metadata { .. }), "{failure}");
+        assert!(matches!(failure, WriteError::Pin(PinError::Metadata { .. })), "{failure}");
         assert!(pagemap.zero(pagemap.range(), &ZeroOptions::default()).unwrap().is_whole());
         // Long ranges, by the block where there are any.
         let pinned = pagemap.pin(pagemap.range()).unwrap();

@@ -12,7 +12,7 @@ use uzone_os::{Access, Anonymous, Sharing, probe};
 use uzone_pages::{ByteLen, LinuxPage, LinuxSeed, MemoryKind, Order, PageSize, Word};
 use uzone_zone::{
     AccessError, AltmapOptions, Backing, BindError, BindOptions, Exclusivity, Init, MapError,
-    Mapping, PinError, Region, RegionError, Source, WriteFailure, Zone,
+    Mapping, PinError, Region, RegionError, Source, WriteError, Zone,
 };
 
 const HUGE: u64 = 2 << 20;
@@ -127,7 +127,7 @@ fn adopted_memory_is_bound_written_unbound_and_still_mapped() {
     pagemap.region().read_at(HUGE - 2, &mut seen).unwrap();
     assert_eq!(&seen, b"over");
     let beyond = pagemap.pin_and_write(4 * HUGE - 1, b"xy").unwrap_err();
-    assert!(matches!(beyond, WriteFailure::Pin(PinError::NotHere { .. })), "{beyond}");
+    assert!(matches!(beyond, WriteError::Pin(PinError::NotHere { .. })), "{beyond}");
     let region = pagemap.unbind().expect("no page is held");
     assert_eq!(region.len(), ByteLen::new(4 * HUGE));
     let mapping = region.into_mapping();
