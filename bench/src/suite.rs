@@ -12,7 +12,7 @@ use uzone_pages::{ByteLen, ErrorKind, Payload, Pfn, Template, Word};
 use uzone_stream::Streaming;
 use uzone_zone::{
     AccessError, BindFailure, BindOptions, Init, Limit, ListTooShort, NotAGuard, NotPopulated,
-    Pagemap, PinError, Pinned, Region, RegionError, Source, TakeFailure, TooManyRawGuards,
+    Pagemap, PinError, Pinned, PoolError, Region, RegionError, Source, TooManyRawGuards,
     WriteError, Zone,
 };
 use zerocopy::Immutable;
@@ -226,7 +226,7 @@ failures! {
     AccessError: "reach mapped memory", false;
     WriteError: "clear or copy the memory of a region", false;
     NotPopulated: "make a region present", true;
-    TakeFailure: "take a folio of a pool", false;
+    PoolError: "take a folio of a pool", false;
     uzone_snapshot::SnapshotError: "pack or read an image", false;
     rusqlite::Error: "query a database", false;
     sqlite_vfs::RegisterError: "add a file system to SQLite", false;

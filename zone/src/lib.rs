@@ -108,7 +108,7 @@ pub use options::{AltmapOptions, BindOptions, Cancel, Init, Progress};
 pub use pagemap::{Busy, Pagemap};
 pub use pin_target::Segment;
 pub use pinned_ranges::PinnedRanges;
-pub use pool::{FreeFailure, Pool, PoolOptions, PoolStats, Pooled, TakeFailure};
+pub use pool::{Pool, PoolError, PoolOptions, PoolStats, Pooled};
 pub use populate::{Huge, NotPopulated, PopulateOptions, PopulateReport};
 pub use region::{Backing, NotAdopted, Region, RegionError};
 pub use region_view::RegionView;

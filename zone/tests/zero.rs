@@ -305,7 +305,7 @@ fn nobody_clears_a_page_under_its_pin() {
 #[test]
 fn memory_that_cannot_be_written_is_refused_and_its_content_stays_true() {
     use uzone_os::{Access, Mapping, Sharing};
-    use uzone_zone::{Pool, PoolOptions, TakeFailure};
+    use uzone_zone::{Pool, PoolError, PoolOptions};
 
     let path = std::env::temp_dir().join(format!("uzone-read-only-{}", std::process::id()));
     std::fs::write(&path, vec![0xa5; (PAGES * PAGE) as usize]).unwrap();
@@ -325,7 +325,7 @@ fn memory_that_cannot_be_written_is_refused_and_its_content_stays_true() {
     assert!(pagemap.pages().all(|page| page.word().content() == Content::Unknown));
     assert!(pagemap.pin(pagemap.range()).is_ok());
     let pool = Pool::new(pagemap, PoolOptions::default().without_worker()).unwrap();
-    assert!(matches!(pool.take(), Err(TakeFailure::Clear(_))));
+    assert!(matches!(pool.take(), Err(PoolError::Clear(_))));
     assert_eq!(pool.stats().used, 0);
     assert!(pool.into_pagemap().is_ok());
 }
