@@ -136,12 +136,6 @@ impl Plan {
         self.parts.iter().map(|part| (part.end - part.start).div_ceil(len)).sum()
     }
 
-    /// Returns the batches of `len` bytes that are left, as an iterator.
-    #[must_use]
-    pub fn in_batches(self, len: ByteLen) -> Batches {
-        Batches { plan: self, len }
-    }
-
     /// Puts a batch back that was taken last and not written.
     ///
     /// # Panics
@@ -168,23 +162,6 @@ impl Iterator for Plan {
 }
 
 impl FusedIterator for Plan {}
-
-/// The batches of a [`Plan`], all of one length but for the last of an extent.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Batches {
-    plan: Plan,
-    len: ByteLen,
-}
-
-impl Iterator for Batches {
-    type Item = Batch;
-
-    fn next(&mut self) -> Option<Batch> {
-        self.plan.take_batch(self.len)
-    }
-}
-
-impl FusedIterator for Batches {}
 
 /// How long batches may be, so that the pause between two yield points stays under a bound.
 ///
@@ -308,6 +285,11 @@ mod tests {
         }
     }
 
+    /// Returns the batches of `len` bytes, each as it is taken.
+    fn in_batches(mut plan: Plan, len: ByteLen) -> impl Iterator<Item = Batch> {
+        std::iter::from_fn(move || plan.take_batch(len))
+    }
+
     #[test]
     fn a_caller_that_need_not_yield_gets_one_unit_others_one_for_each_batch() {
         assert_eq!(plan(0..FOLIO, None).count(), 1);
@@ -315,7 +297,7 @@ mod tests {
             [(1, 512), (3, 171), (256, 2), (511, 2), (512, 1), (u64::MAX >> 12, 1)]
         {
             let batch = ByteLen::new(batch * PAGE);
-            assert_eq!(plan(0..FOLIO, None).in_batches(batch).count() as u64, units);
+            assert_eq!(in_batches(plan(0..FOLIO, None), batch).count() as u64, units);
             assert_eq!(plan(0..FOLIO, None).batches(batch), units);
         }
         // Each of the three extents is cut by itself.
@@ -324,7 +306,7 @@ mod tests {
 
     #[test]
     fn a_batch_of_nothing_is_a_byte_and_never_an_endless_loop() {
-        assert_eq!(plan(5..9, None).in_batches(ByteLen::ZERO).count(), 4);
+        assert_eq!(in_batches(plan(5..9, None), ByteLen::ZERO).count(), 4);
         assert_eq!(plan(5..9, None).batches(ByteLen::ZERO), 4);
     }
 
@@ -345,10 +327,8 @@ mod tests {
     #[test]
     fn the_last_64_bit_numbers_are_covered_like_others() {
         let start = u64::MAX - 3 * PAGE;
-        let total: u64 = plan(start..u64::MAX, Some(u64::MAX - 1))
-            .in_batches(ByteLen::new(PAGE))
-            .map(|batch| batch.len().get())
-            .sum();
+        let plan = plan(start..u64::MAX, Some(u64::MAX - 1));
+        let total: u64 = in_batches(plan, ByteLen::new(PAGE)).map(|batch| batch.len().get()).sum();
         assert_eq!(total, 3 * PAGE);
     }
 

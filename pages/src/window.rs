@@ -71,12 +71,6 @@ impl FaultAround {
         Self((self.0 + 1).min(most.0.max(Self::MIN.0)))
     }
 
-    /// Returns half the length, or [`FaultAround::MIN`].
-    #[must_use]
-    pub fn halved(self) -> Self {
-        Self((self.0 - 1).max(Self::MIN.0))
-    }
-
     /// Returns the pages to offer for a fault on the page `fault` of `area`, or `None` if it is none
     /// of its pages.
     ///
@@ -207,7 +201,6 @@ mod tests {
             }
         }
         assert_eq!(FaultAround::default().len(), ByteLen::kib(64));
-        assert_eq!(FaultAround::MIN.halved(), FaultAround::MIN);
         assert_eq!(FaultAround::MAX.doubled(FaultAround::MAX), FaultAround::MAX);
     }
 
