@@ -62,7 +62,9 @@ impl DaxDevice {
 /// Returns the properties of the DAX device that is open as `file`.
 ///
 /// # Errors
-/// [`MapError`]: it is no DAX device, or `root` does not say enough about it.
+/// [`MapError::NotDaxDevice`] or [`MapError::OtherSubsystem`] if it is no DAX device, and
+/// [`MapError::Inspect`], [`MapError::UnknownDevice`], [`MapError::DaxAttribute`], [`MapError::DaxEmpty`] or
+/// [`MapError::DaxEndsInsidePage`] if the kernel does not describe one that can be mapped.
 pub fn device(root: &SystemRoot, file: impl AsFd) -> Result<DaxDevice, MapError> {
     let inspect = |cause: Errno| MapError::Inspect { cause: cause.into() };
     let stat = rustix::fs::fstat(file).map_err(inspect)?;
@@ -104,7 +106,7 @@ fn numbered(root: &SystemRoot, major: u32, minor: u32) -> Result<DaxDevice, MapE
 /// Those that are system RAM are not among them.
 ///
 /// # Errors
-/// [`MapError`]: the kernel does not say enough about one.
+/// [`MapError::UnknownDevice`], and of each device as [`device`].
 pub fn devices(root: &SystemRoot) -> Result<Vec<(String, DaxDevice)>, MapError> {
     const DEVICES: &str = "sys/bus/dax/devices";
     let path = root.path(DEVICES);

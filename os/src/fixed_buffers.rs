@@ -58,7 +58,8 @@ impl FixedBuffers {
     /// not present become so.
     ///
     /// # Errors
-    /// [`MappingError`] names the limit or the reason; then nothing is pinned.
+    /// [`MappingError::PinTooLong`], [`MappingError::PinLimit`], [`MappingError::PinNotWritable`] or
+    /// [`MappingError::PinRefused`]; then nothing is pinned.
     pub fn register<'a>(
         &'a mut self,
         mapping: &'a Mapping,

@@ -77,7 +77,8 @@ impl<T: ?Sized> LiveArc<T> {
     /// Enters: the value stays where it is until what is returned is dropped.
     ///
     /// # Errors
-    /// [`HoldError`] if the owner is taking the value out, it is gone, or it has too many guards.
+    /// [`HoldError::Closing`] if the owner is taking the value out, [`HoldError::Gone`] if it has, and
+    /// [`HoldError::Full`] if there are too many guards.
     #[inline(always)]
     pub fn enter<S: Sort>(place: &Arc<Self>) -> Result<LiveGuard<T, S>, HoldError> {
         place.ledger.enter(S::SORT)?;
@@ -256,7 +257,8 @@ impl<T: ?Sized, S: Sort> LiveGuard<T, S> {
     /// Enters once more.
     ///
     /// # Errors
-    /// [`HoldError`] if the owner is taking the value out, or it has too many guards.
+    /// [`HoldError::Closing`] if the owner is taking the value out, and [`HoldError::Full`] if there are too
+    /// many guards.
     pub fn enter_again(&self) -> Result<Self, HoldError> {
         // SAFETY: the place lives as long as a guard does.
         let place = unsafe { self.place.as_ref() };

@@ -37,8 +37,8 @@ impl Chunks {
     /// range without a byte has no piece.
     ///
     /// # Errors
-    /// [`AddrError`] if the alignment is no power of two or longer than the limit, or the range ends
-    /// before it starts.
+    /// [`AddrError::BadAlign`] if the alignment is no power of two, [`AddrError::ChunkTooShort`] if it is
+    /// longer than the limit, and [`AddrError::Backwards`] if the range ends before it starts.
     pub const fn try_new(
         bytes: Range<u64>,
         most: ByteLen,

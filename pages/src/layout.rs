@@ -182,7 +182,7 @@ impl Layout {
     /// Takes the pages to describe, the order of their folios, and whether tails are stored.
     ///
     /// # Errors
-    /// [`LayoutError`] if the range starts or ends inside a folio.
+    /// [`LayoutError::StartInsideFolio`] or [`LayoutError::EndInsideFolio`].
     pub const fn try_new(range: PfnRange, order: Order, tails: Tails) -> Result<Self, LayoutError> {
         let align = order.pages();
         if !range.start().is_aligned(order) {

@@ -101,8 +101,8 @@ impl LiveRef {
     /// Admits a guard.
     ///
     /// # Errors
-    /// [`HoldError`] if the pagemap is being unbound, is gone or has too many; then nothing has
-    /// changed.
+    /// [`HoldError::Closing`] if the pagemap is being unbound, [`HoldError::Gone`] if it has been, and
+    /// [`HoldError::Full`] if it has too many guards; then nothing has changed.
     #[inline]
     pub fn enter(&self, sort: HoldKind) -> Result<(), HoldError> {
         // Relaxed: a guess that the exchange confirms.

@@ -42,7 +42,7 @@ impl<P, S: Deref<Target = [Page<P>]>> Memmap<P, S> {
     /// initialised through [`Template`](crate::Template).
     ///
     /// # Errors
-    /// [`LayoutError`] unless there are as many as the layout has.
+    /// [`LayoutError::Descriptors`] unless there are as many as the layout has.
     pub fn try_new(layout: Layout, kind: MemoryKind, descriptors: S) -> Result<Self, LayoutError> {
         let given = descriptors.len() as u64;
         let needed = layout.descriptors();
@@ -68,8 +68,8 @@ impl<P, S: Deref<Target = [Page<P>]>> Memmap<P, S> {
     /// Takes blocks without holds, before any page was used; or none at all.
     ///
     /// # Errors
-    /// [`LayoutError`] unless there are [`Block::count`] of them, and
-    /// [`Memmap::takes_blocks`] allows any.
+    /// [`LayoutError::Blocks`] unless there are [`Block::count`] of them, and [`LayoutError::NoBlocks`]
+    /// unless [`Memmap::takes_blocks`] allows any.
     pub fn with_blocks<B: Deref<Target = [Block]>>(
         self,
         blocks: B,

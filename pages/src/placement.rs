@@ -71,7 +71,9 @@ impl Placement {
     /// before it.
     ///
     /// # Errors
-    /// [`LayoutError`] with the numbers.
+    /// [`LayoutError::StartInsidePage`], [`LayoutError::ReserveInsidePage`] or
+    /// [`LayoutError::EndInsideFolio`] for a region that is cut, [`LayoutError::NoFolioLeft`] if it is too
+    /// short, and [`LayoutError::Addr`] for numbers beyond 64 bits.
     pub fn try_new(spec: &PlacementSpec) -> Result<Self, LayoutError> {
         let &PlacementSpec { range, reserve, backing, order, .. } = spec;
         let align = backing.pages();

@@ -268,7 +268,8 @@ impl StorePolicy {
     ///
     /// # Errors
     ///
-    /// [`StreamError`], for the first part that cannot be followed here.
+    /// [`StreamError::Malformed`], [`StreamError::Twice`] or [`StreamError::Store`], for the first part that
+    /// cannot be followed here.
     pub fn with_text(mut self, text: &str) -> Result<Self, StreamError> {
         let mut named = Vec::new();
         for part in text.split(',') {

@@ -220,7 +220,8 @@ impl Region {
     /// read-only, the bytes go through a buffer, at a third of the rate.
     ///
     /// # Errors
-    /// As [`Region::zero_range`], and [`WriteError::Overlap`] if both share bytes by their addresses. Two regions that map the same bytes of a file are not recognised.
+    /// As [`Region::zero_range`], and [`WriteError::Overlap`] if both share bytes by their addresses. Two
+    /// regions that map the same bytes of a file are not recognised.
     pub fn copy_range(
         &self,
         offset_bytes: u64,

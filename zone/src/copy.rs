@@ -19,8 +19,8 @@ impl<P: Payload> Pagemap<P> {
     /// [`WriteError::Pin`] if a page is not the region's, [`WriteError::CutsFolio`] if it is no head or the
     /// folios are not of the same order, [`WriteError::Copy`] if the source's bytes are not there or have bad
     /// ones among them, or the destination is pinned, bad or taken by another thread, and else as
-    /// [`Region::copy_range`](crate::Region::copy_range). If it was cancelled, the destination's content is unknown, and the answer
-    /// states how much was copied.
+    /// [`Region::copy_range`](crate::Region::copy_range). If it was cancelled, the destination's content is
+    /// unknown, and the answer states how much was copied.
     pub fn copy_folio<Q: Payload>(
         &self,
         to: Pfn,

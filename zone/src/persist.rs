@@ -42,7 +42,8 @@ impl<P: Payload> Pagemap<P> {
     /// them survive a loss of power before it returns.
     ///
     /// # Errors
-    /// As [`Pagemap::pin_and_write`] and [`Pagemap::persist`]; the bytes may be written then, and last or not.
+    /// As [`Pagemap::pin_and_write`] and [`Pagemap::persist`]; the bytes may be written then, and last or
+    /// not.
     #[track_caller]
     pub fn write_durably(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), WriteError> {
         can_persist(&self.inner.region)?;

@@ -184,8 +184,8 @@ pub enum MappingError {
         #[source]
         cause: io::Error,
     },
-    /// The kernel did not pin the memory for another reason: memory is short, or it is of a kind that is not pinned
-    /// for long.
+    /// The kernel did not pin the memory for another reason: memory is short, or it is of a kind that is not
+    /// pinned for long.
     #[error("cannot pin {len} for io_uring: {cause}")]
     PinRefused {
         /// What was to be pinned.

@@ -135,7 +135,9 @@ impl Uffd {
     /// Makes a userfaultfd with all of `required` and as many of `optional` as there are.
     ///
     /// # Errors
-    /// [`UffdError`] names what is missing: the features, or the permission.
+    /// [`UffdError::NoUserfaultfd`] or [`UffdError::NotForKernel`] without the permission,
+    /// [`UffdError::Missing`] without the features, and [`UffdError::Probe`] or [`UffdError::Handshake`] if
+    /// the kernel refuses.
     pub fn open(
         required: Features,
         optional: Features,

@@ -275,7 +275,8 @@ impl Place {
     /// Takes a place, and installs the handler of `SIGBUS` if that is not done.
     ///
     /// # Errors
-    /// [`UffdError`]: the handler may be installed then.
+    /// [`UffdError::AnotherHandler`] if the handler cannot be installed, and [`UffdError::TooMany`] if all
+    /// places are taken: the handler is installed then.
     pub fn take() -> Result<Self, UffdError> {
         if !matches!(bus::install(), Ok(bus::Installed::New | bus::Installed::Already)) {
             return Err(UffdError::AnotherHandler);

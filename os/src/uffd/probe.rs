@@ -65,7 +65,8 @@ impl UffdFeatures {
 /// Returns what a userfaultfd of this kernel can do, asked of a new one.
 ///
 /// # Errors
-/// [`UffdError`] if none can be had, by the system call or the device, or the kernel refuses.
+/// [`UffdError::NoUserfaultfd`] if none can be had, by the system call or the device, and
+/// [`UffdError::Probe`] if the kernel refuses.
 pub fn uffd_features() -> Result<UffdFeatures, UffdError> {
     // One for faults of user code has the same features, and needs no right; kernels before 5.11 have none.
     let uffd = open::user_mode_only()

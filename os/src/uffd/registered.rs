@@ -124,7 +124,7 @@ impl Registered {
     /// is missing (or not mapped, or protected) waits for an answer.
     ///
     /// # Errors
-    /// [`Rejected`] gives the mapping back.
+    /// [`Rejected`] gives the mapping back, with [`UffdError::Register`].
     pub fn new(
         uffd: Arc<Uffd>,
         mapping: Mapping,
@@ -353,7 +353,7 @@ impl Registered {
     /// then on: fill what has to be present before.
     ///
     /// # Errors
-    /// [`Rejected`] gives it back as it was, registered still.
+    /// [`Rejected`] gives it back as it was, registered still, with [`UffdError::Unregister`].
     pub fn into_mapping(mut self) -> Result<Mapping, Rejected<Self, UffdError>> {
         let range = 0..self.mapping().mapped_len() as u64;
         let (start, len) = (self.mapping().addr().get() as u64, range.end);
