@@ -81,7 +81,7 @@ macro_rules! kinds {
 
 kinds! {
     AddrError { _ => InvalidInput }
-    LayoutError { Self::NoRoom { .. } => OutOfMemory, _ => InvalidInput }
+    LayoutError { _ => InvalidInput }
     ReleaseError { _ => InvalidInput }
     HoldError {
         Self::Free => InvalidInput,

@@ -10,8 +10,7 @@
 //!
 //! Cost: a subtraction and a shift.
 
-use crate::addr::{AddrError, Order, PageCount, PageSize, Pfn, PfnRange};
-use crate::byte_len::ByteLen;
+use crate::addr::{AddrError, Order, PageCount, Pfn, PfnRange};
 use crate::kind::MemoryKind;
 
 /// Whether the tails of a folio have descriptors of their own.
@@ -113,35 +112,6 @@ pub enum LayoutError {
         folio: PageCount,
         /// Pages at a multiple of which the folio would have to start.
         align: PageCount,
-    },
-    /// A request to an altmap is for no byte, or cuts a page.
-    #[error("{len} cannot be taken from an altmap: a request is whole pages of {page}")]
-    NotWholePages {
-        /// What was asked for.
-        len: ByteLen,
-        /// The size of a page.
-        page: PageSize,
-    },
-    /// An altmap has not so much room.
-    #[error(
-        "{asked} pages, and {align} to align them, do not fit in the {left} pages that an altmap \
-         has left"
-    )]
-    NoRoom {
-        /// How many pages were asked for.
-        asked: PageCount,
-        /// How many would have been skipped before them.
-        align: PageCount,
-        /// How many are left.
-        left: PageCount,
-    },
-    /// More was given back to an altmap than was taken.
-    #[error("{given} pages were given back to an altmap that had handed out {alloc}")]
-    NotTaken {
-        /// How many were given back.
-        given: PageCount,
-        /// How many were out.
-        alloc: PageCount,
     },
     /// There are more or fewer descriptors than the layout has.
     #[error("{given} descriptors were given for a layout that has {needed}")]

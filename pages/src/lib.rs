@@ -64,7 +64,6 @@ mod window;
 mod word;
 
 pub use addr::{AddrError, Order, PageCount, PageSize, Pfn, PfnRange};
-pub use altmap::Altmap;
 pub use block::{BLOCK_ORDER, Block};
 pub use byte_len::ByteLen;
 pub use chunks::Chunks;

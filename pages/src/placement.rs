@@ -3,7 +3,7 @@
 //! ```text
 //! base          metadata                      data
 //!  │ reserve │ skip │ descriptors │ skip │ folio │ folio │ ... │
-//!  └───────────── altmap.offset() ───────┘
+//!  └───────────── data_at() ─────────────┘
 //! ```
 //!
 //! Only the pages behind the room are described, so the room depends on how many they are, and they
@@ -140,26 +140,27 @@ impl Placement {
             if count == 0 {
                 continue;
             }
-            match altmap.take_blocks(unit.pages(), count) {
-                // The second part starts where the first ended, which is a multiple of its unit.
-                Ok(part) => {
-                    let start = descriptors.map_or(part.start(), PfnRange::start);
-                    let pages = PageCount::new(part.end().get() - start.get());
-                    descriptors = Some(PfnRange::try_new(start, pages)?);
-                }
-                Err(error @ LayoutError::Addr(_)) => return Err(error),
-                Err(_) => return Ok(None),
-            }
+            let Some(part) = altmap.take_blocks(unit.pages(), count)? else { return Ok(None) };
+            // The second part starts where the first ended, which is a multiple of its unit.
+            let start = descriptors.map_or(part.start(), PfnRange::start);
+            let pages = PageCount::new(part.end().get() - start.get());
+            descriptors = Some(PfnRange::try_new(start, pages)?);
         }
         let layout =
             Layout::try_new(PfnRange::try_new(data, PageCount::new(pages))?, order, tails)?;
         Ok(descriptors.map(|descriptors| Self { altmap, descriptors, layout }))
     }
 
-    /// Returns what was taken from the region, and what of it was lost.
+    /// Returns how many pages the region's owner keeps.
     #[must_use]
-    pub const fn altmap(&self) -> &Altmap {
-        &self.altmap
+    pub const fn reserve(&self) -> PageCount {
+        self.altmap.reserve()
+    }
+
+    /// Returns how many pages lie before the first that is described.
+    #[must_use]
+    pub const fn data_at(&self) -> PageCount {
+        self.altmap.offset()
     }
 
     /// Returns the pages that the descriptors lie in.
@@ -252,7 +253,7 @@ mod tests {
                 placement.lost().get(),
             );
             assert_eq!(found, expected, "{spec:?}");
-            assert_eq!(placement.altmap().reserve().get(), reserve);
+            assert_eq!(placement.reserve().get(), reserve);
             assert_eq!(placement.layout().range().end(), spec.range.end());
         }
     }
