@@ -203,12 +203,6 @@ impl Pace {
         ByteLen::new(self.batch_bytes)
     }
 
-    /// Returns the longest pause that is fine, in nanoseconds.
-    #[must_use]
-    pub const fn bound_ns(&self) -> u64 {
-        self.bound_ns
-    }
-
     /// Learns that a batch of `len` bytes took `elapsed_ns`.
     pub fn observe(&mut self, len: ByteLen, elapsed_ns: u64) {
         let (len, elapsed_ns) = (u128::from(len.get()), u128::from(elapsed_ns.max(1)));
