@@ -3,8 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
-use uzone_os::MapError;
-use uzone_os::uffd::{OpenError, RegisterError};
+use uzone_os::uffd::UffdError;
+use uzone_os::{MapError, Mapping, Rejected};
 use uzone_pages::{AddrError, ErrorKind};
 
 /// Memory that was not attached.
@@ -36,10 +36,10 @@ pub enum AttachError {
     },
     /// Page faults cannot be handed over.
     #[error("cannot hand page faults over: {0}")]
-    Open(#[from] OpenError),
+    Open(#[from] UffdError),
     /// The memory cannot be registered.
     #[error("cannot hand the page faults of the memory over: {0}")]
-    Register(#[from] RegisterError),
+    Register(#[from] Rejected<Mapping, UffdError>),
     /// The memory cannot be mapped.
     #[error("cannot map the memory: {0}")]
     Map(#[from] MapError),

@@ -434,7 +434,7 @@ impl<'a> Extents<'a> {
         let (region, len) = (&self.arena.region, ByteLen::new(self.size));
         let places = [0, self.size / 2, self.size - 64];
         for at in places {
-            region.write_at(at, &[9; 64]).map_err(uzone_zone::ClearError::from)?;
+            region.write_at(at, &[9; 64]).map_err(uzone_zone::WriteError::from)?;
         }
         let done = match &self.arena.from {
             None => region.zero_range(0, len, options)?,
@@ -442,7 +442,7 @@ impl<'a> Extents<'a> {
         };
         for at in places {
             let mut bytes = [9; 64];
-            region.read_at(at, &mut bytes).map_err(uzone_zone::ClearError::from)?;
+            region.read_at(at, &mut bytes).map_err(uzone_zone::WriteError::from)?;
             // Regions that are copied from were never written, so they are zero as well.
             if bytes != [0; 64] || !done.is_whole() {
                 return Err(BenchError::wrong_byte(row, at));

@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use uzone_pages::ByteLen;
 use uzone_zone::{
-    Backing, Batching, ClearError, CopyMethod, Huge, HugeSize, PopulateOptions, Region, ZeroOptions,
+    Backing, Batching, CopyMethod, Huge, HugeSize, PopulateOptions, Region, WriteError, ZeroOptions,
 };
 
 use crate::extents::Arena;
@@ -57,7 +57,7 @@ fn raise_pool(size: HugeSize, pages: u64) -> Result<put_back::Changed, String> {
 
 /// Writes a byte to every page of a region, by one thread.
 fn touch(region: &Region) -> Result<(), BenchError> {
-    let words = region.mapping().as_words(0..region.len().get()).map_err(ClearError::from)?;
+    let words = region.mapping().as_words(0..region.len().get()).map_err(WriteError::from)?;
     for word in words.iter().step_by(usize::try_from(PAGE / 8).unwrap_or(512)) {
         word.store(1, Ordering::Relaxed); // no other thread reads it
     }

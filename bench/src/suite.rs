@@ -6,14 +6,14 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use uzone_os::uffd::{NotUffd, OpenError, RegisterError};
-use uzone_os::{FixedBuffersError, MapError, MappingError, SysError, SystemRoot, memory};
+use uzone_os::uffd::{NotUffd, UffdError};
+use uzone_os::{MapError, Mapping, MappingError, Rejected, SysError, SystemRoot, memory};
 use uzone_pages::{ByteLen, ErrorKind, Payload, Pfn, Template, Word};
 use uzone_stream::Streaming;
 use uzone_zone::{
-    AccessError, BindFailure, BindOptions, ClearError, Init, Limit, ListTooShort, NotAGuard,
-    NotPopulated, Pagemap, PinError, Pinned, Region, RegionError, Source, TakeFailure,
-    TooManyRawGuards, Zone,
+    AccessError, BindFailure, BindOptions, Init, Limit, ListTooShort, NotAGuard, NotPopulated,
+    Pagemap, PinError, Pinned, PoolError, Region, RegionError, Source, TooManyRawGuards,
+    WriteError, Zone,
 };
 use zerocopy::Immutable;
 
@@ -215,19 +215,18 @@ failures! {
     ListTooShort: "list the pages of a guard", false;
     Box<TooManyRawGuards<Pinned>>: "turn a guard into bits", false;
     NotAGuard: "redeem a guard", false;
-    FixedBuffersError: "have the kernel pin memory", true;
     MapError: "map memory", true;
     MappingError: "use mapped memory", true;
     SysError: "measure what this process has", true;
     uzone_fault::MapError: "map memory lazily", true;
     uzone_fault::LazyError: "use lazily mapped memory", false;
-    OpenError: "open a userfaultfd", true;
+    UffdError: "open a userfaultfd", true;
     NotUffd: "use a descriptor as a userfaultfd", false;
-    RegisterError: "register memory with a userfaultfd", true;
+    Rejected<Mapping, UffdError>: "register memory with a userfaultfd", true;
     AccessError: "reach mapped memory", false;
-    ClearError: "clear or copy the memory of a region", false;
+    WriteError: "clear or copy the memory of a region", false;
     NotPopulated: "make a region present", true;
-    TakeFailure: "take a folio of a pool", false;
+    PoolError: "take a folio of a pool", false;
     uzone_snapshot::SnapshotError: "pack or read an image", false;
     rusqlite::Error: "query a database", false;
     sqlite_vfs::RegisterError: "add a file system to SQLite", false;

@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 
 use uzone_pages::ByteLen;
 use uzone_stream::{NextUse, StorePolicy, Work as StoreWork, zero_bytes};
-use uzone_zone::{Batching, CacheState, ClearError, CopyMethod, Region, ZeroOptions};
+use uzone_zone::{Batching, CacheState, CopyMethod, Region, WriteError, ZeroOptions};
 
 use crate::extents::{self, Arena, Work, label, read};
 use crate::first_touch;
@@ -146,7 +146,7 @@ fn hint(arena: &Arena, session: &mut Session<'_>) -> Result<(), BenchError> {
 
 /// Reads every line of a page of a region.
 fn read_words(region: &Region, at: u64) -> Result<u64, BenchError> {
-    let words = region.mapping().as_words(at..at + bytes(PAGE).get()).map_err(ClearError::from)?;
+    let words = region.mapping().as_words(at..at + bytes(PAGE).get()).map_err(WriteError::from)?;
     let lines = words.iter().step_by(8).map(|word| word.load(Ordering::Relaxed));
     Ok(lines.fold(0, u64::wrapping_add))
 }

@@ -156,9 +156,6 @@ fn of_link(error: &(dyn Error + 'static)) -> Option<Exit> {
             _ => None,
         };
     }
-    if let Some(os::probe::ProbeError::Sys(inner)) = error.downcast_ref() {
-        return of_link(inner);
-    }
     if let Some(error) = error.downcast_ref::<uzone_zone::RegionError>() {
         return match error {
             uzone_zone::RegionError::EndsInsidePage { .. } => Some(Exit::Usage),
@@ -176,7 +173,7 @@ fn of_link(error: &(dyn Error + 'static)) -> Option<Exit> {
             _ => None,
         };
     }
-    if error.is::<uzone_stream::StorePolicyError>() {
+    if error.is::<uzone_stream::StreamError>() {
         return Some(Exit::Config);
     }
     if error.is::<serde_json::Error>() {
@@ -361,11 +358,8 @@ mod tests {
                 Box::new(Outer { what: "this", cause: unread(io::ErrorKind::NotFound) }),
                 Exit::Feature,
             ),
-            (Box::new(os::probe::ProbeError::NoUserfaultfd { cause: refused() }), Exit::Permission),
-            (
-                Box::new(uzone_stream::StorePolicyError::Malformed { part: "mmx".into() }),
-                Exit::Config,
-            ),
+            (Box::new(os::uffd::UffdError::NoUserfaultfd { cause: refused() }), Exit::Permission),
+            (Box::new(uzone_stream::StreamError::Malformed { part: "mmx".into() }), Exit::Config),
             (Box::new(io::Error::from(io::ErrorKind::NotFound)), Exit::Input),
             (Box::new(io::Error::from(io::ErrorKind::WouldBlock)), Exit::Again),
             (Box::new(io::Error::from(io::ErrorKind::UnexpectedEof)), Exit::Data),

@@ -8,8 +8,10 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
-use uzone_os::uffd::in_thread::{Answers, InThread, InThreadError, Place, Source, Window, Writes};
-use uzone_os::uffd::{EventLog, Features, KernelFaults, Modes, Registered, Uffd, UffdCall};
+use uzone_os::uffd::in_thread::{Answers, InThread, Place, Source, Window, Writes};
+use uzone_os::uffd::{
+    EventLog, Features, KernelFaults, Modes, Registered, Uffd, UffdCall, UffdError,
+};
 use uzone_os::{Access, Anonymous, HugeAdvice, Mapping, numa};
 use uzone_pages::{Advice, ByteLen, FaultArea, FaultAround, FaultPattern, PageSize};
 use uzone_zone::{PagemapOps, Zone};
@@ -184,7 +186,7 @@ impl Engine {
         };
         let place = match Place::take() {
             Ok(place) => place,
-            Err(InThreadError::Full) => {
+            Err(UffdError::TooMany) => {
                 let reason = "as many mappings as possible are answered for by their threads";
                 return Ok((open(required, options.kernel_faults)?, Err(reason)));
             }

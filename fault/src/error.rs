@@ -3,9 +3,9 @@
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use uzone_os::uffd::{AnswerError, OpenError, RegisterError};
-use uzone_os::{AccessError, MappingError, RangeError, SysError};
-use uzone_pages::{AddrError, ByteLen, FaultAroundError};
+use uzone_os::uffd::{AnswerError, UffdError};
+use uzone_os::{AccessError, Mapping, MappingError, Rejected, SysError};
+use uzone_pages::{AddrError, ByteLen};
 use uzone_zone::{BindError, PinError, RegionError};
 
 /// Memory that was not mapped lazily.
@@ -14,10 +14,10 @@ use uzone_zone::{BindError, PinError, RegionError};
 pub enum MapError {
     /// There is no userfaultfd, or it lacks a feature.
     #[error("cannot receive page faults: {0}")]
-    Open(#[from] OpenError),
+    Open(#[from] UffdError),
     /// The memory could not be registered with the userfaultfd.
     #[error("cannot receive the page faults of the memory: {0}")]
-    Register(#[from] RegisterError),
+    Register(#[from] Rejected<Mapping, UffdError>),
     /// No memory was mapped, for the caller's pages or for their descriptors.
     #[error("cannot map the memory: {0}")]
     Map(#[from] uzone_os::MapError),
@@ -27,7 +27,7 @@ pub enum MapError {
     /// The page tables cannot be scanned for writes.
     #[error("writes cannot be tracked: {0}")]
     Scan(#[from] SysError),
-    /// The length has no such number of pages.
+    /// The length has no such number of pages, or the window size was refused.
     #[error(transparent)]
     Addr(#[from] AddrError),
     /// The memory is no region.
@@ -36,9 +36,6 @@ pub enum MapError {
     /// The pages cannot be described.
     #[error("the pages cannot be described: {0}")]
     Bind(#[from] BindError),
-    /// The window size was refused.
-    #[error(transparent)]
-    FaultAround(#[from] FaultAroundError),
     /// The backing is shorter than what was to be mapped.
     #[error("cannot map {asked} of a backing that has {has}")]
     TooShort {
@@ -201,10 +198,7 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LazyError {
-    /// The range is not inside the mapping, or cuts a page.
-    #[error(transparent)]
-    Range(#[from] RangeError),
-    /// The bytes cannot be copied.
+    /// The range is not inside the mapping or cuts a page, or its bytes cannot be copied.
     #[error(transparent)]
     Access(#[from] AccessError),
     /// The pages cannot be given back, or which of them were written is not known.

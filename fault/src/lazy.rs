@@ -19,7 +19,7 @@ use std::time::Duration;
 use uzone_os::uffd::Registered;
 use uzone_os::uffd::in_thread::InThread;
 use uzone_os::uffd::write_states::{Which, WriteStates, runs_of};
-use uzone_os::{Addr, Mapping, RangeError};
+use uzone_os::{AccessError, Addr, Mapping};
 use uzone_pages::{ByteLen, Content, FaultAround, PageSize};
 use uzone_zone::Pinned;
 
@@ -161,17 +161,17 @@ impl LazyMapping {
     }
 
     /// Returns the pages of a range of bytes that starts and ends at pages.
-    pub(crate) fn pages(&self, range: &Range<u64>) -> Result<Range<u64>, RangeError> {
+    pub(crate) fn pages(&self, range: &Range<u64>) -> Result<Range<u64>, AccessError> {
         let &Range { start, end } = range;
         let (page, len_bytes) = (self.page_size(), self.len().get());
         if start >= end {
-            return Err(RangeError::Empty { start, end });
+            return Err(AccessError::Empty { start, end });
         }
         if end > len_bytes {
-            return Err(RangeError::Beyond { start, end, len_bytes });
+            return Err(AccessError::Beyond { start, end, len_bytes });
         }
         if (start | end) & (page.bytes() - 1) != 0 {
-            return Err(RangeError::CutsPage { start, end, page });
+            return Err(AccessError::CutsPage { start, end, page });
         }
         Ok(start >> page.shift()..end >> page.shift())
     }
@@ -182,12 +182,12 @@ impl LazyMapping {
     /// be dropped and gets a signal.
     ///
     /// # Errors
-    /// [`LazyError::Hold`] if a page cannot be produced or is bad, [`LazyError::Range`] if one is not of
+    /// [`LazyError::Hold`] if a page cannot be produced or is bad, [`LazyError::Access`] if one is not of
     /// the mapping.
     pub fn pin(&self, range: Range<u64>) -> Result<Pinned, LazyError> {
         let Range { start, end } = range;
         if start >= end {
-            return Err(RangeError::Empty { start, end }.into());
+            return Err(AccessError::Empty { start, end }.into());
         }
         let page = self.page_size().bytes();
         let end = end.checked_next_multiple_of(page).unwrap_or(u64::MAX);
@@ -220,7 +220,7 @@ impl LazyMapping {
     /// # Errors
     /// [`LazyError::Poisoned`] or [`LazyError::Backing`] at the first page that cannot be produced,
     /// [`LazyError::TimedOut`] at one that another thread did not produce in time; pages before it are
-    /// present. [`LazyError::Range`] if the range is not inside, or cuts a page.
+    /// present. [`LazyError::Access`] if the range is not inside, or cuts a page.
     pub fn populate(&self, range: Range<u64>, what: Populate) -> Result<u64, LazyError> {
         let pages = self.pages(&range)?;
         populate(&self.core, pages, what, &mut ReaderState::new(self.room))

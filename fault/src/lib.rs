@@ -133,12 +133,8 @@ pub use window::{Filled, Window};
 
 // What calls here take and return of the packages below, and what their documentation recommends.
 pub use uzone_os::uffd::{
-    AnswerError, EventLog, KernelFaults, LoggedEvents, NotUffd, OpenError, RegisterError, Remote,
+    AnswerError, EventLog, KernelFaults, LoggedEvents, NotUffd, Remote, UffdError,
 };
-pub use uzone_os::{
-    AccessError, Addr, HugeSize, Mapping, MappingError, RangeError, Sharing, SysError, Vaddr,
-};
-pub use uzone_pages::{
-    AddrError, Advice, ByteLen, Content, FaultAround, FaultAroundError, PageSize,
-};
+pub use uzone_os::{AccessError, Addr, HugeSize, Mapping, MappingError, Sharing, SysError, Vaddr};
+pub use uzone_pages::{AddrError, Advice, ByteLen, Content, FaultAround, PageSize};
 pub use uzone_zone::{BindError, FaultError, PinError, Pinned, RegionError, Zone, bus};

@@ -11,7 +11,7 @@
 use std::ops::Range;
 
 use uzone_os::uffd::{AnswerError, Answered};
-use uzone_os::{Mapping, RangeError};
+use uzone_os::{AccessError, Mapping};
 use uzone_pages::PageSize;
 
 use crate::kernel::{Fill, Kernel};
@@ -144,19 +144,19 @@ impl<'a> Window<'a> {
     /// until `offered` returns, this window is that part alone, and offsets are the other's.
     ///
     /// # Errors
-    /// [`RangeError`] if the range is not in the window, or one of the offsets cuts a page.
+    /// [`AccessError`] if the range is not in the window, or one of the offsets cuts a page.
     pub fn part<R>(
         &mut self,
         range: Range<u64>,
         offset: u64,
         offered: impl FnOnce(&mut Window<'_>) -> R,
-    ) -> Result<R, RangeError> {
+    ) -> Result<R, AccessError> {
         self.check(&range)?;
         let page = self.page_size();
         let end = offset.checked_add(range.end - range.start);
         let Some(end) = end.filter(|_| offset & (page.bytes() - 1) == 0) else {
             let end = offset.saturating_add(range.end - range.start);
-            return Err(RangeError::CutsPage { start: offset, end, page });
+            return Err(AccessError::CutsPage { start: offset, end, page });
         };
         let start = range.start.wrapping_add(self.base);
         let first = start >> page.shift();
@@ -169,14 +169,14 @@ impl<'a> Window<'a> {
     }
 
     /// Returns whether `range` is whole pages of the window.
-    fn check(&self, range: &Range<u64>) -> Result<(), RangeError> {
+    fn check(&self, range: &Range<u64>) -> Result<(), AccessError> {
         let &Range { start, end } = range;
         let (inside, page) = (self.range(), self.page_size());
         if start < inside.start || end > inside.end {
-            return Err(RangeError::Beyond { start, end, len_bytes: inside.end });
+            return Err(AccessError::Beyond { start, end, len_bytes: inside.end });
         }
         if start >= end || (start | end) & (page.bytes() - 1) != 0 {
-            return Err(RangeError::CutsPage { start, end, page });
+            return Err(AccessError::CutsPage { start, end, page });
         }
         Ok(())
     }

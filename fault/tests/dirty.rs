@@ -192,9 +192,9 @@ fn what_cannot_be_tracked_is_refused_with_the_reason() {
         );
         assert_eq!(memory.dirty(0..4 * page()).unwrap(), [range(1..2)], "nothing is lost");
         for range in [0..0, 0..5 * page(), 1..page()] {
-            assert!(matches!(memory.dirty(range.clone()), Err(LazyError::Range(_))));
-            assert!(matches!(memory.write_back(range.clone()), Err(LazyError::Range(_))));
-            assert!(matches!(memory.evict_all(range.clone()), Err(LazyError::Range(_))));
+            assert!(matches!(memory.dirty(range.clone()), Err(LazyError::Access(_))));
+            assert!(matches!(memory.write_back(range.clone()), Err(LazyError::Access(_))));
+            assert!(matches!(memory.evict_all(range.clone()), Err(LazyError::Access(_))));
         }
     }
 }

@@ -494,7 +494,7 @@ fn a_wrong_request_is_refused_with_what_it_was_given() {
     };
     let backwards = std::ops::Range { start: page(), end: 0 };
     for range in [0..0, backwards, 0..5 * page(), 1..page(), 0..page() + 1] {
-        assert!(matches!(memory.evict(range.clone()), Err(LazyError::Range(_))), "{range:?}");
+        assert!(matches!(memory.evict(range.clone()), Err(LazyError::Access(_))), "{range:?}");
         assert!(memory.populate(range.clone(), Populate::All).is_err(), "{range:?}");
     }
     assert!(memory.read_at(4 * page(), &mut [0]).is_err());
@@ -555,8 +555,8 @@ fn a_pin_produces_what_is_missing_and_keeps_it_until_it_goes() {
     // The memory outlives the mapping as long as it is pinned.
     drop(mapped);
     drop(by_address);
-    assert!(matches!(memory.pin(64 * page()..65 * page()), Err(LazyError::Range(_))));
-    assert!(matches!(memory.pin(5..5), Err(LazyError::Range(_))));
+    assert!(matches!(memory.pin(64 * page()..65 * page()), Err(LazyError::Access(_))));
+    assert!(matches!(memory.pin(5..5), Err(LazyError::Access(_))));
     drop((pinned, memory));
 }
 

@@ -167,7 +167,7 @@ fn huge_pages_are_evicted_populated_and_pinned_whole() {
     let name = "huge_pages_are_evicted";
     let len = 4 * HUGE;
     let Some(memory) = map_huge(name, len, function()) else { return };
-    assert!(matches!(memory.evict(0..page()), Err(LazyError::Range(_))), "it cuts a page");
+    assert!(matches!(memory.evict(0..page()), Err(LazyError::Access(_))), "it cuts a page");
     assert_eq!(memory.populate(0..len, Populate::Cached).unwrap(), 4);
     assert_eq!(memory.populate(0..len, Populate::All).unwrap(), 0);
     let pinned = memory.pin(2 * HUGE + 100..2 * HUGE + 200).unwrap();

@@ -18,7 +18,7 @@ use common::{
 use uzone_fault::{
     Answer, Engine, FileBacking, LazyMapping, LazyOptions, MapError, Populate, WriteTracking,
 };
-use uzone_os::uffd::{KernelFaults, OpenError};
+use uzone_os::uffd::{KernelFaults, UffdError};
 use uzone_pages::ByteLen;
 
 const UNPRIVILEGED: u32 = 65534;
@@ -90,7 +90,7 @@ fn be_nobody() {
     // The error for a caller that requires those faults names the fix.
     let required = LazyOptions::default().kernel_faults(KernelFaults::Required);
     let error = engine.map(len, Arc::new(function()), &required).unwrap_err();
-    assert!(matches!(error, MapError::Open(OpenError::NotForKernel { .. })), "{error:?}");
+    assert!(matches!(error, MapError::Open(UffdError::NotForKernel { .. })), "{error:?}");
     let help =
         std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
     assert!(help.contains("vm.unprivileged_userfaultfd"), "{help}");

@@ -21,7 +21,7 @@ use uzone_fault::{
     FunctionBacking, LazyMapping, LazyOptions, MapError, Populate, Reader, ReaderPlace,
     ReaderPlacement, RemoteRegion, Window,
 };
-use uzone_os::uffd::{Features, KernelFaults, Modes, OpenError, Registered, Remote, Uffd};
+use uzone_os::uffd::{Features, KernelFaults, Modes, Registered, Remote, Uffd, UffdError};
 use uzone_os::{AccessError, Anonymous, Mapping, Vaddr, bus, page_cache, probe};
 use uzone_pages::{Advice, ByteLen, Content, FaultAround};
 
@@ -47,7 +47,11 @@ fn two() -> NonZeroUsize {
 fn mapped(name: &str, answer: Result<LazyMapping, MapError>) -> Option<LazyMapping> {
     match answer {
         Ok(memory) => Some(memory),
-        Err(MapError::Open(error @ (OpenError::Missing { .. } | OpenError::Probe(_)))) => {
+        Err(MapError::Open(
+            error @ (UffdError::Missing { .. }
+            | UffdError::NoUserfaultfd { .. }
+            | UffdError::Probe { .. }),
+        )) => {
             skip(name, &error.to_string());
             None
         }

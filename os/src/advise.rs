@@ -12,11 +12,12 @@ use rustix::io::Errno;
 use rustix::mm::Advice;
 use uzone_pages::ByteLen;
 
+use crate::bytes::AccessError;
 use crate::hugepages;
 use crate::kernel::{self, MADV_COLLAPSE};
 use crate::mapping::Mapping;
 use crate::mapping::MappingError;
-use crate::options::{Access, RangeError, Sharing};
+use crate::options::{Access, Sharing};
 use crate::root::SystemRoot;
 
 /// What collapsing did.
@@ -120,7 +121,7 @@ impl Mapping {
     /// at pages, or at the end of the mapping, because giving back half a page is not possible.
     ///
     /// # Errors
-    /// [`RangeError::CutsPage`] if it does not; then nothing is given back.
+    /// [`AccessError::CutsPage`] if it does not; then nothing is given back.
     pub fn discard(&self, range: Range<u64>) -> Result<(), MappingError> {
         let part = self.whole_pages(&range)?;
         self.advise(part, Advice::LinuxDontNeed, "MADV_DONTNEED")
@@ -132,7 +133,7 @@ impl Mapping {
     /// at once, byte for byte of what they map.
     ///
     /// # Errors
-    /// [`RangeError::CutsPage`], [`MappingError::NotPunchable`] for memory that has other bytes behind it
+    /// [`AccessError::CutsPage`], [`MappingError::NotPunchable`] for memory that has other bytes behind it
     /// (a private mapping of a file), that the caller owns (adopted) or may not write, and
     /// [`MappingError::Punch`] if the file cannot have holes. Nothing is given back then.
     pub fn punch(&self, range: Range<u64>) -> Result<(), MappingError> {
@@ -160,11 +161,11 @@ impl Mapping {
     }
 
     /// Returns a range as indices if it is whole pages, or ends with the mapping.
-    fn whole_pages(&self, range: &Range<u64>) -> Result<Range<usize>, RangeError> {
+    fn whole_pages(&self, range: &Range<u64>) -> Result<Range<usize>, AccessError> {
         let part = self.widen(range)?;
         let ends_mapping = range.end == self.len().get();
         if part.start as u64 != range.start || (part.end as u64 != range.end && !ends_mapping) {
-            return Err(RangeError::CutsPage {
+            return Err(AccessError::CutsPage {
                 start: range.start,
                 end: range.end,
                 page: self.page_size(),

@@ -39,8 +39,10 @@ pub(crate) use unguarded::{copy_words, flush_words, zero_words};
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
+use uzone_pages::PageSize;
+
 use crate::bus::error::BusKind;
-use crate::options::{Addr, RangeError};
+use crate::options::Addr;
 
 /// The copier of this build.
 #[cfg(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer)))]
@@ -102,13 +104,38 @@ impl core::fmt::Display for CopyDirection {
     }
 }
 
-/// Bytes that could not be copied in or out of a mapping.
+/// A range of bytes that is not inside a mapping, or bytes that could not be copied in or out of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum AccessError {
-    /// The bytes are not all inside.
-    #[error(transparent)]
-    Range(#[from] RangeError),
+    /// The range has no byte, or ends before it starts.
+    #[error("bytes {start:#x} to {end:#x} are none")]
+    Empty {
+        /// Where it starts.
+        start: u64,
+        /// Where it ends.
+        end: u64,
+    },
+    /// The range ends behind the mapping.
+    #[error("bytes {start:#x} to {end:#x} are not all inside a mapping of {len_bytes:#x} bytes")]
+    Beyond {
+        /// Where it starts.
+        start: u64,
+        /// Where it ends; the largest number if that has no 64-bit number.
+        end: u64,
+        /// How long the mapping is.
+        len_bytes: u64,
+    },
+    /// The range cuts a page.
+    #[error("bytes {start:#x} to {end:#x} do not start and end at multiples of {page}")]
+    CutsPage {
+        /// Where it starts.
+        start: u64,
+        /// Where it ends.
+        end: u64,
+        /// The size of a page of the mapping.
+        page: PageSize,
+    },
     /// The mapping is read-only.
     #[error("cannot write {len_bytes} bytes at {offset:#x}: the mapping is read-only")]
     ReadOnly {

@@ -22,6 +22,7 @@ use rustix::io::Errno;
 use uzone_pages::{ByteLen, PageSize};
 
 use crate::root::{SysError, SystemRoot};
+use crate::shortage::MapError;
 
 /// The largest alignment that Linux gives a DAX device: what one entry of a page upper directory
 /// maps, on a kernel with the largest base pages.
@@ -39,104 +40,20 @@ pub struct DaxDevice {
     pub node: Option<u32>,
 }
 
-/// A DAX device that cannot be used as one.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum DaxError {
-    /// The file could not be asked for its kind.
-    #[error("cannot inspect the file that should be a DAX device: {cause}")]
-    Inspect {
-        /// What the kernel answered.
-        #[source]
-        cause: io::Error,
-    },
-    /// The file is of a kind that no DAX device is.
-    #[error(
-        "the file is no character device, which a DAX device such as /dev/dax0.0 is: `daxctl list` shows those of this host, and a file on a DAX mount is mapped as fsdax"
-    )]
-    NotDevice,
-    /// The device belongs to another subsystem.
-    #[error("{path} is a device of {found:?}, expected \"dax\": `daxctl list` shows the DAX devices; one is made by `ndctl create-namespace --mode=devdax` of persistent memory, or by `daxctl reconfigure-device --mode=devdax` of system RAM", path = path.display())]
-    OtherSubsystem {
-        /// The device in sysfs.
-        path: PathBuf,
-        /// The subsystem that it has.
-        found: String,
-    },
-    /// The kernel has no entry for a device of this number.
-    #[error("{path} should lead to the subsystem of the device, and cannot be read: mount sysfs at /sys", path = path.display())]
-    Unknown {
-        /// The link in sysfs.
-        path: PathBuf,
-        /// What the kernel answered.
-        #[source]
-        cause: io::Error,
-    },
-    /// The device does not say how large it is, or what its pages are.
-    #[error("the DAX device {path} does not say its {what}: this needs Linux 5.10 or newer, and a device that `daxctl reconfigure-device --mode=devdax` has set up", path = path.display())]
-    Attribute {
-        /// The device in sysfs.
-        path: PathBuf,
-        /// Which of its properties.
-        what: &'static str,
-        /// Which file was read, and what was expected there.
-        #[source]
-        cause: Box<SysError>,
-    },
-    /// The device has no memory.
-    #[error("the DAX device {path} has no byte: give it memory with `daxctl create-device` or `daxctl reconfigure-device --size`", path = path.display())]
-    Empty {
-        /// The device in sysfs.
-        path: PathBuf,
-    },
-    /// The device ends inside one of its pages.
-    #[error("the DAX device {path} has {size_bytes} bytes, which is no multiple of its alignment, {align}: make it anew with `ndctl create-namespace --mode=devdax --align={align_bytes}` or `daxctl reconfigure-device --align={align_bytes}`", path = path.display(), align_bytes = align.bytes())]
-    EndsInsidePage {
-        /// The device in sysfs.
-        path: PathBuf,
-        /// Its size.
-        size_bytes: u64,
-        /// The size of its pages.
-        align: PageSize,
-    },
-    /// A range that cuts a page of the device.
-    #[error(
-        "bytes {offset:#x} and {len_bytes:#x} more cut a page of the DAX device: both have to be multiples of its alignment, {align}"
-    )]
-    CutsPage {
-        /// Where the mapping should have started in the device.
-        offset: u64,
-        /// How long it should have been.
-        len_bytes: u64,
-        /// The size of the device's pages.
-        align: PageSize,
-    },
-    /// A range that ends behind the device.
-    #[error("bytes {offset:#x} to {end:#x} are not all inside the DAX device, which has {size_bytes:#x}", end = u128::from(*offset) + u128::from(*len_bytes))]
-    BeyondEnd {
-        /// Where the mapping should have started in the device.
-        offset: u64,
-        /// How long it should have been.
-        len_bytes: u64,
-        /// How many bytes the device has.
-        size_bytes: u64,
-    },
-}
-
 impl DaxDevice {
     /// Returns how a range of the device is refused, if it is: only whole pages can be mapped.
     ///
     /// # Errors
-    /// [`DaxError::CutsPage`], [`DaxError::BeyondEnd`].
-    pub fn check(&self, offset: u64, len: ByteLen) -> Result<(), DaxError> {
+    /// [`MapError::CutsDaxPage`], [`MapError::BeyondDax`].
+    pub fn check(&self, offset: u64, len: ByteLen) -> Result<(), MapError> {
         let len_bytes = len.get();
         let align = self.align.bytes();
         if !offset.is_multiple_of(align) || !len_bytes.is_multiple_of(align) {
-            return Err(DaxError::CutsPage { offset, len_bytes, align: self.align });
+            return Err(MapError::CutsDaxPage { offset, len_bytes, align: self.align });
         }
         let size_bytes = self.size.get();
         if offset.checked_add(len_bytes).is_none_or(|end| end > size_bytes) {
-            return Err(DaxError::BeyondEnd { offset, len_bytes, size_bytes });
+            return Err(MapError::BeyondDax { offset, len_bytes, size_bytes });
         }
         Ok(())
     }
@@ -145,12 +62,14 @@ impl DaxDevice {
 /// Returns the properties of the DAX device that is open as `file`.
 ///
 /// # Errors
-/// [`DaxError`]: it is no DAX device, or `root` does not say enough about it.
-pub fn device(root: &SystemRoot, file: impl AsFd) -> Result<DaxDevice, DaxError> {
-    let inspect = |cause: Errno| DaxError::Inspect { cause: cause.into() };
+/// [`MapError::NotDaxDevice`] or [`MapError::OtherSubsystem`] if it is no DAX device, and
+/// [`MapError::Inspect`], [`MapError::UnknownDevice`], [`MapError::DaxAttribute`], [`MapError::DaxEmpty`] or
+/// [`MapError::DaxEndsInsidePage`] if the kernel does not describe one that can be mapped.
+pub fn device(root: &SystemRoot, file: impl AsFd) -> Result<DaxDevice, MapError> {
+    let inspect = |cause: Errno| MapError::Inspect { cause: cause.into() };
     let stat = rustix::fs::fstat(file).map_err(inspect)?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::CharacterDevice {
-        return Err(DaxError::NotDevice);
+        return Err(MapError::NotDaxDevice);
     }
     numbered(root, rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev))
 }
@@ -169,16 +88,16 @@ pub fn node_of(root: &SystemRoot, file: impl AsFd) -> Option<u32> {
 }
 
 /// Returns the properties of the character device of a number.
-fn numbered(root: &SystemRoot, major: u32, minor: u32) -> Result<DaxDevice, DaxError> {
+fn numbered(root: &SystemRoot, major: u32, minor: u32) -> Result<DaxDevice, MapError> {
     let directory = PathBuf::from(format!("sys/dev/char/{major}:{minor}"));
     let path = root.path(&directory);
     let link = path.join("subsystem");
     let subsystem = match std::fs::read_link(&link) {
         Ok(target) => target.file_name().unwrap_or_default().to_string_lossy().into_owned(),
-        Err(cause) => return Err(DaxError::Unknown { path: link, cause }),
+        Err(cause) => return Err(MapError::UnknownDevice { path: link, cause }),
     };
     if subsystem != "dax" {
-        return Err(DaxError::OtherSubsystem { path, found: subsystem });
+        return Err(MapError::OtherSubsystem { path, found: subsystem });
     }
     described(root, &directory)
 }
@@ -187,19 +106,19 @@ fn numbered(root: &SystemRoot, major: u32, minor: u32) -> Result<DaxDevice, DaxE
 /// Those that are system RAM are not among them.
 ///
 /// # Errors
-/// [`DaxError`]: the kernel does not say enough about one.
-pub fn devices(root: &SystemRoot) -> Result<Vec<(String, DaxDevice)>, DaxError> {
+/// [`MapError::UnknownDevice`], and of each device as [`device`].
+pub fn devices(root: &SystemRoot) -> Result<Vec<(String, DaxDevice)>, MapError> {
     const DEVICES: &str = "sys/bus/dax/devices";
     let path = root.path(DEVICES);
     let entries = match std::fs::read_dir(&path) {
         Ok(entries) => entries,
         // A kernel without the bus has no device.
         Err(cause) if cause.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(cause) => return Err(DaxError::Unknown { path, cause }),
+        Err(cause) => return Err(MapError::UnknownDevice { path, cause }),
     };
     let mut found = Vec::new();
     for entry in entries {
-        let entry = entry.map_err(|cause| DaxError::Unknown { path: path.clone(), cause })?;
+        let entry = entry.map_err(|cause| MapError::UnknownDevice { path: path.clone(), cause })?;
         let driver = std::fs::read_link(entry.path().join("driver")).unwrap_or_default();
         if driver.file_name().is_some_and(|driver| driver == "device_dax") {
             let name = entry.file_name().to_string_lossy().into_owned();
@@ -212,11 +131,11 @@ pub fn devices(root: &SystemRoot) -> Result<Vec<(String, DaxDevice)>, DaxError> 
 }
 
 /// Returns the properties of the DAX device of a directory of sysfs.
-fn described(root: &SystemRoot, directory: &Path) -> Result<DaxDevice, DaxError> {
+fn described(root: &SystemRoot, directory: &Path) -> Result<DaxDevice, MapError> {
     let path = root.path(directory);
     let attribute = |what| {
         let path = path.clone();
-        move |cause| DaxError::Attribute { path, what, cause: Box::new(cause) }
+        move |cause| MapError::DaxAttribute { path, what, cause: Box::new(cause) }
     };
     let size = root.number(directory.join("size")).map_err(attribute("size"))?;
     let wanted = "a power of two of at least 4096, the alignment in bytes";
@@ -224,10 +143,10 @@ fn described(root: &SystemRoot, directory: &Path) -> Result<DaxDevice, DaxError>
         root.parse(directory.join("align"), wanted, parse_align).map_err(attribute("alignment"))?;
     let node = node(root, directory).map_err(attribute("node"))?;
     if size == 0 {
-        return Err(DaxError::Empty { path });
+        return Err(MapError::DaxEmpty { path });
     }
     if !size.is_multiple_of(align.bytes()) {
-        return Err(DaxError::EndsInsidePage { path, size_bytes: size, align });
+        return Err(MapError::DaxEndsInsidePage { path, size_bytes: size, align });
     }
     Ok(DaxDevice { size: ByteLen::new(size), align, node })
 }
@@ -319,7 +238,7 @@ mod tests {
             let error = numbered(&tree.root(), 252, 0).unwrap_err();
             let text = error.to_string();
             assert!(text.contains(DEVICE) && text.contains("daxctl"), "{text}");
-            let DaxError::Attribute { cause, .. } = error else {
+            let MapError::DaxAttribute { cause, .. } = error else {
                 panic!("{error:?}");
             };
             let cause = cause.to_string();
@@ -333,11 +252,11 @@ mod tests {
         let other = tree("misc", "4096", "4096", "0", "");
         let error = numbered(&other.root(), 252, 0).unwrap_err();
         let text = error.to_string();
-        assert!(matches!(&error, DaxError::OtherSubsystem { found, .. } if found == "misc"));
+        assert!(matches!(&error, MapError::OtherSubsystem { found, .. } if found == "misc"));
         assert!(text.contains(DEVICE) && text.contains("ndctl create-namespace --mode=devdax"));
         for (tree, minor) in [(&other, 1), (&tree("dax", "1", "1", "0", "subsystem"), 0)] {
             let error = numbered(&tree.root(), 252, minor).unwrap_err();
-            assert!(matches!(error, DaxError::Unknown { .. }), "{error:?}");
+            assert!(matches!(error, MapError::UnknownDevice { .. }), "{error:?}");
             assert!(error.to_string().contains(&format!("sys/dev/char/252:{minor}/subsystem")));
         }
     }
@@ -346,11 +265,11 @@ mod tests {
     fn a_device_without_a_whole_page_is_refused() {
         let empty = tree("dax", "0", "2097152", "0", "");
         let error = numbered(&empty.root(), 252, 0).unwrap_err();
-        assert!(matches!(error, DaxError::Empty { .. }), "{error:?}");
+        assert!(matches!(error, MapError::DaxEmpty { .. }), "{error:?}");
         let cut = tree("dax", "2101248", "2097152", "0", "");
         let error = numbered(&cut.root(), 252, 0).unwrap_err();
         assert!(
-            matches!(error, DaxError::EndsInsidePage { size_bytes: 2_101_248, .. }),
+            matches!(error, MapError::DaxEndsInsidePage { size_bytes: 2_101_248, .. }),
             "{error:?}"
         );
         assert!(error.to_string().contains("--align=2097152"), "{error}");
@@ -365,12 +284,12 @@ mod tests {
         }
         for (offset, len) in [(4096, 2 << 20), (0, 4096), (1, 1), (0, (8 << 20) + 1)] {
             let error = device.check(offset, ByteLen::new(len)).unwrap_err();
-            assert!(matches!(error, DaxError::CutsPage { .. }), "{offset} {len}: {error}");
+            assert!(matches!(error, MapError::CutsDaxPage { .. }), "{offset} {len}: {error}");
         }
         let last = u64::MAX - ((2 << 20) - 1);
         for (offset, len) in [(0, 10 << 20), (8 << 20, 2 << 20), (last, 2 << 20), (last, last)] {
             let error = device.check(offset, ByteLen::new(len)).unwrap_err();
-            assert!(matches!(error, DaxError::BeyondEnd { .. }), "{offset} {len}: {error}");
+            assert!(matches!(error, MapError::BeyondDax { .. }), "{offset} {len}: {error}");
         }
     }
 
@@ -400,6 +319,6 @@ mod tests {
         let link = broken.root().path("sys/bus/dax/devices/dax0.0/driver");
         symlink("/sys/bus/dax/drivers/device_dax", link).unwrap();
         let error = devices(&broken.root()).unwrap_err();
-        assert!(matches!(error, DaxError::Attribute { what: "size", .. }), "{error}");
+        assert!(matches!(error, MapError::DaxAttribute { what: "size", .. }), "{error}");
     }
 }

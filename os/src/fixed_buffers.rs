@@ -10,7 +10,6 @@
 //! Unsafe: calls of io_uring_setup(2) and io_uring_register(2).
 //! Source: io_uring_setup(2), io_uring_register(2), getrlimit(2).
 
-use std::io;
 use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
@@ -21,81 +20,12 @@ use rustix::process::{Resource, getrlimit};
 use rustix::thread::{CapabilitySet, capabilities};
 use uzone_pages::ByteLen;
 
-use crate::mapping::Mapping;
+use crate::mapping::{Mapping, MappingError};
 
 /// The longest buffer that the kernel takes; longer memory is registered as several.
-const MAX_BUFFER: usize = 1 << 30;
+pub(crate) const MAX_BUFFER: usize = 1 << 30;
 /// The most buffers of one ring.
-const MAX_BUFFERS: usize = 1 << 14;
-
-/// Why memory was not registered.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum FixedBuffersError {
-    /// This process may not have a ring.
-    #[error(
-        "this process may not use io_uring: as root, `sysctl kernel.io_uring_disabled=0`, and let the filter of the container pass io_uring_setup(2)"
-    )]
-    Disabled {
-        /// What the kernel answered.
-        #[source]
-        cause: io::Error,
-    },
-    /// The kernel has no io_uring.
-    #[error("this kernel was built without io_uring")]
-    Absent {
-        /// What the kernel answered.
-        #[source]
-        cause: io::Error,
-    },
-    /// The ring was refused for another reason.
-    #[error("cannot make an io_uring: {cause}")]
-    Setup {
-        /// What the kernel answered.
-        #[source]
-        cause: io::Error,
-    },
-    /// The process may not lock as much memory.
-    #[error(
-        "cannot pin {len} for io_uring: RLIMIT_MEMLOCK is {limit} for all that the user has pinned: raise it with `ulimit -l`, or give the process CAP_IPC_LOCK"
-    )]
-    Locked {
-        /// What was to be pinned.
-        len: ByteLen,
-        /// The limit.
-        limit: ByteLen,
-        /// What the kernel answered.
-        #[source]
-        cause: io::Error,
-    },
-    /// More than all buffers of a ring can be.
-    #[error("cannot pin {len} for one io_uring: its buffers are at most {max} together", max = ByteLen::new((MAX_BUFFER * MAX_BUFFERS) as u64))]
-    TooLong {
-        /// What was to be pinned.
-        len: ByteLen,
-    },
-    /// The memory cannot be pinned for writing.
-    #[error(
-        "cannot pin {len} for io_uring: a page of it cannot be written or made present; map it writable, and a file as long as the mapping"
-    )]
-    NotWritable {
-        /// What was to be pinned.
-        len: ByteLen,
-        /// What the kernel answered.
-        #[source]
-        cause: io::Error,
-    },
-    /// The kernel refused for another reason: memory is short, or it is of a kind that is not pinned
-    /// for long.
-    #[error("cannot pin {len} for io_uring: {cause}")]
-    Register {
-        /// What was to be pinned.
-        len: ByteLen,
-        /// What the kernel answered.
-        #[source]
-        cause: io::Error,
-    },
-}
+pub(crate) const MAX_BUFFERS: usize = 1 << 14;
 
 /// An io_uring whose queues are not mapped, good for registering memory only.
 #[derive(Debug)]
@@ -107,9 +37,9 @@ impl FixedBuffers {
     /// Makes a ring.
     ///
     /// # Errors
-    /// [`FixedBuffersError::Disabled`] or [`FixedBuffersError::Absent`] where there is no io_uring for
+    /// [`MappingError::RingDisabled`] or [`MappingError::RingAbsent`] where there is no io_uring for
     /// this process.
-    pub fn new() -> Result<Self, FixedBuffersError> {
+    pub fn new() -> Result<Self, MappingError> {
         let mut params = io_uring_params::default();
         // SAFETY: io_uring_setup(2) reads and writes `params`, which is borrowed mutably; its flags
         // are zero, so that none of the descriptors in it is looked at.
@@ -117,9 +47,9 @@ impl FixedBuffers {
         ring.map(|ring| Self { ring }).map_err(|refused| {
             let cause = refused.into();
             match refused {
-                Errno::PERM | Errno::ACCESS => FixedBuffersError::Disabled { cause },
-                Errno::NOSYS => FixedBuffersError::Absent { cause },
-                _ => FixedBuffersError::Setup { cause },
+                Errno::PERM | Errno::ACCESS => MappingError::RingDisabled { cause },
+                Errno::NOSYS => MappingError::RingAbsent { cause },
+                _ => MappingError::RingSetup { cause },
             }
         })
     }
@@ -128,18 +58,19 @@ impl FixedBuffers {
     /// not present become so.
     ///
     /// # Errors
-    /// [`FixedBuffersError`] names the limit or the reason; then nothing is pinned.
+    /// [`MappingError::PinTooLong`], [`MappingError::PinLimit`], [`MappingError::PinNotWritable`] or
+    /// [`MappingError::PinRefused`]; then nothing is pinned.
     pub fn register<'a>(
         &'a mut self,
         mapping: &'a Mapping,
-    ) -> Result<Registered<'a>, FixedBuffersError> {
+    ) -> Result<Registered<'a>, MappingError> {
         let mapped_len = mapping.mapped_len();
         let len = ByteLen::new(mapped_len as u64);
         let parts = mapped_len.div_ceil(MAX_BUFFER);
         let count = u32::try_from(parts)
             .ok()
             .filter(|_| parts <= MAX_BUFFERS)
-            .ok_or(FixedBuffersError::TooLong { len })?;
+            .ok_or(MappingError::PinTooLong { len })?;
         let buffers: Vec<iovec> = (0..mapped_len)
             .step_by(MAX_BUFFER)
             .map(|offset| iovec {
@@ -165,15 +96,15 @@ impl FixedBuffers {
     }
 }
 
-fn refusal(len: ByteLen, refused: Errno) -> FixedBuffersError {
+fn refusal(len: ByteLen, refused: Errno) -> MappingError {
     let cause = refused.into();
     match refused {
-        Errno::FAULT => FixedBuffersError::NotWritable { len, cause },
+        Errno::FAULT => MappingError::PinNotWritable { len, cause },
         Errno::NOMEM => match lock_limit() {
-            Some(limit) => FixedBuffersError::Locked { len, limit, cause },
-            None => FixedBuffersError::Register { len, cause },
+            Some(limit) => MappingError::PinLimit { len, limit, cause },
+            None => MappingError::PinRefused { len, cause },
         },
-        _ => FixedBuffersError::Register { len, cause },
+        _ => MappingError::PinRefused { len, cause },
     }
 }
 

@@ -23,7 +23,7 @@ use core::ptr::NonNull;
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
-use uzone_pages::{EnterError, Guards, HoldKind, Left, LiveRef};
+use uzone_pages::{Guards, HoldError, HoldKind, Left, LiveRef};
 
 use crate::sync::{Arc, Condvar, Mutex};
 
@@ -77,9 +77,10 @@ impl<T: ?Sized> LiveArc<T> {
     /// Enters: the value stays where it is until what is returned is dropped.
     ///
     /// # Errors
-    /// [`EnterError`] if the owner is taking the value out, it is gone, or it has too many guards.
+    /// [`HoldError::Closing`] if the owner is taking the value out, [`HoldError::Gone`] if it has, and
+    /// [`HoldError::Full`] if there are too many guards.
     #[inline(always)]
-    pub fn enter<S: Sort>(place: &Arc<Self>) -> Result<LiveGuard<T, S>, EnterError> {
+    pub fn enter<S: Sort>(place: &Arc<Self>) -> Result<LiveGuard<T, S>, HoldError> {
         place.ledger.enter(S::SORT)?;
         // Of an `Arc`, for `LiveGuard::leave` makes one of it.
         let place = Arc::as_ptr(place).cast_mut();
@@ -256,8 +257,9 @@ impl<T: ?Sized, S: Sort> LiveGuard<T, S> {
     /// Enters once more.
     ///
     /// # Errors
-    /// [`EnterError`] if the owner is taking the value out, or it has too many guards.
-    pub fn enter_again(&self) -> Result<Self, EnterError> {
+    /// [`HoldError::Closing`] if the owner is taking the value out, and [`HoldError::Full`] if there are too
+    /// many guards.
+    pub fn enter_again(&self) -> Result<Self, HoldError> {
         // SAFETY: the place lives as long as a guard does.
         let place = unsafe { self.place.as_ref() };
         place.ledger.enter(S::SORT)?;
@@ -348,7 +350,7 @@ mod tests {
         assert_eq!(drops.load(Ordering::Relaxed), 0);
         drop(inner);
         assert_eq!(drops.load(Ordering::Relaxed), 1);
-        assert_eq!(LiveArc::enter::<Pins>(&place).map(|_| ()).unwrap_err(), EnterError::Gone);
+        assert_eq!(LiveArc::enter::<Pins>(&place).map(|_| ()).unwrap_err(), HoldError::Gone);
     }
 
     #[test]
@@ -364,7 +366,7 @@ mod tests {
         assert_eq!(second.0.load(Ordering::Relaxed), 0);
         drop(second);
         assert_eq!(drops.load(Ordering::Relaxed), 1);
-        assert_eq!(LiveArc::enter::<Pins>(&place).map(|_| ()).unwrap_err(), EnterError::Gone);
+        assert_eq!(LiveArc::enter::<Pins>(&place).map(|_| ()).unwrap_err(), HoldError::Gone);
     }
 
     #[test]

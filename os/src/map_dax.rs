@@ -25,9 +25,9 @@ impl Mapping {
     /// does.
     ///
     /// # Errors
-    /// [`MapError::Dax`] if `file` is no DAX device, or the range cuts a page of it or ends behind
-    /// it; [`MapError::NotOpenFor`] unless it is open for reading and writing; another
-    /// [`MapError`] names the limit that forbids it.
+    /// As [`device`] if `file` is no DAX device; [`MapError::CutsDaxPage`] or [`MapError::BeyondDax`] if the
+    /// range cuts a page of it or ends behind it; [`MapError::NotOpenFor`] unless it is open for reading and
+    /// writing; another [`MapError`] names the limit that forbids it.
     pub fn devdax(file: impl Into<OwnedFd>, offset: u64, len: ByteLen) -> Result<Self, MapError> {
         let fd = file.into();
         if len.is_zero() {

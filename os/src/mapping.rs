@@ -27,8 +27,9 @@ use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use uzone_pages::{ByteLen, PageSize};
 
+use crate::bytes::AccessError;
 use crate::kernel;
-use crate::options::{Access, Addr, RangeError, Sharing};
+use crate::options::{Access, Addr, Sharing};
 use crate::shortage::MapError;
 
 mod access;
@@ -300,12 +301,12 @@ impl Mapping {
     }
 
     /// Returns `range` widened to whole pages of `page`, as indices into the mapping.
-    pub(crate) fn widen(&self, range: &Range<u64>) -> Result<Range<usize>, RangeError> {
+    pub(crate) fn widen(&self, range: &Range<u64>) -> Result<Range<usize>, AccessError> {
         let &Range { start, end } = range;
         if start >= end {
-            return Err(RangeError::Empty { start, end });
+            return Err(AccessError::Empty { start, end });
         }
-        let beyond = RangeError::Beyond { start, end, len_bytes: self.len as u64 };
+        let beyond = AccessError::Beyond { start, end, len_bytes: self.len as u64 };
         if end > self.len as u64 {
             return Err(beyond);
         }

@@ -16,7 +16,7 @@ impl Mapping {
     /// Costs one msync(2), which takes what the device takes.
     ///
     /// # Errors
-    /// [`MappingError::Sync`] if the device failed; [`MappingError::Range`] if the range is not inside.
+    /// [`MappingError::Sync`] if the device failed; [`MappingError::Access`] if the range is not inside.
     pub fn sync(&self, range: Range<u64>) -> Result<(), MappingError> {
         let part = self.widen(&range)?;
         let start = self.at(part.start).as_ptr();

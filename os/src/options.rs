@@ -1,10 +1,10 @@
-//! The words of a mapping: [`Addr`], [`Vaddr`], [`Access`], [`Sharing`], [`Anonymous`], [`RangeError`].
+//! The words of a mapping: [`Addr`], [`Vaddr`], [`Access`], [`Sharing`], [`Anonymous`].
 //!
 //! Plain values, without a system call.
 
 use core::fmt;
 
-use uzone_pages::{ByteLen, PageSize};
+use uzone_pages::ByteLen;
 
 /// The largest alignment that can be asked for: what one entry of a page upper directory maps,
 /// times four.
@@ -83,40 +83,6 @@ impl fmt::Display for Vaddr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:#x}", self.0)
     }
-}
-
-/// A range of bytes that is not inside a mapping.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
-#[non_exhaustive]
-pub enum RangeError {
-    /// The range has no byte, or ends before it starts.
-    #[error("bytes {start:#x} to {end:#x} are none")]
-    Empty {
-        /// Where it starts.
-        start: u64,
-        /// Where it ends.
-        end: u64,
-    },
-    /// The range ends behind the mapping.
-    #[error("bytes {start:#x} to {end:#x} are not all inside a mapping of {len_bytes:#x} bytes")]
-    Beyond {
-        /// Where it starts.
-        start: u64,
-        /// Where it ends; the largest number if that has no 64-bit number.
-        end: u64,
-        /// How long the mapping is.
-        len_bytes: u64,
-    },
-    /// The range cuts a page.
-    #[error("bytes {start:#x} to {end:#x} do not start and end at multiples of {page}")]
-    CutsPage {
-        /// Where it starts.
-        start: u64,
-        /// Where it ends.
-        end: u64,
-        /// The size of a page of the mapping.
-        page: PageSize,
-    },
 }
 
 /// The advice on huge pages for an anonymous mapping.

@@ -26,11 +26,12 @@ use rustix::mm::Advice;
 use uzone_pages::ByteLen;
 
 use crate::bytes;
+use crate::bytes::AccessError;
 use crate::kernel;
 use crate::mapping::Mapping;
 use crate::mapping::MappingError;
 use crate::numa;
-use crate::options::{Access, RangeError};
+use crate::options::Access;
 
 /// How much one call of the kernel is asked for.
 const CHUNK: usize = 64 << 20;
@@ -388,7 +389,7 @@ pub fn populate_slice(bytes: &mut [u8]) -> Result<(), MappingError> {
     let len = bytes.len();
     let page = usize::try_from(kernel::page_size().bytes()).unwrap_or(4096);
     let Some(first) = bytes.first_mut() else {
-        return Err(RangeError::Empty { start: 0, end: 0 }.into());
+        return Err(AccessError::Empty { start: 0, end: 0 }.into());
     };
     if !kernel::madvise_populate_is_known() {
         // The first byte of the slice, then the first of each page behind it.
@@ -405,7 +406,7 @@ pub fn populate_slice(bytes: &mut [u8]) -> Result<(), MappingError> {
     // Wrapping down to the start of a page: the kernel gets the address, and nothing is read by it.
     let start = first.as_ptr().wrapping_sub(skipped);
     let Some(start) = NonNull::new(start) else {
-        return Err(RangeError::Empty { start: 0, end: 0 }.into());
+        return Err(AccessError::Empty { start: 0, end: 0 }.into());
     };
     ask(start, skipped + len, Advice::LinuxPopulateWrite)
         .map_err(|cause| ChunkFailure { chunk: 0..len, cause }.into_error(ByteLen::ZERO))

@@ -5,16 +5,16 @@
 
 use std::fmt;
 use std::io;
+use std::path::PathBuf;
 
 use rustix::process::{Resource, getrlimit};
 use uzone_pages::{ByteLen, PageSize};
 
-use crate::dax::DaxError;
 use crate::hugepages::{self, HugeSize};
 use crate::options::{Access, Addr, Sharing};
-use crate::root::{SystemRoot, kib_field};
+use crate::root::{SysError, SystemRoot, kib_field};
 
-/// A range of memory that could not be mapped.
+/// A range of memory that could not be mapped, or a DAX device that cannot be used as one.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MapError {
@@ -139,9 +139,77 @@ pub enum MapError {
         #[source]
         cause: io::Error,
     },
-    /// A DAX device that is none, or a range of it that cannot be mapped.
-    #[error(transparent)]
-    Dax(#[from] DaxError),
+    /// The file is of a kind that no DAX device is.
+    #[error(
+        "the file is no character device, which a DAX device such as /dev/dax0.0 is: `daxctl list` shows those of this host, and a file on a DAX mount is mapped as fsdax"
+    )]
+    NotDaxDevice,
+    /// A device that should be a DAX device belongs to another subsystem.
+    #[error("{path} is a device of {found:?}, expected \"dax\": `daxctl list` shows the DAX devices; one is made by `ndctl create-namespace --mode=devdax` of persistent memory, or by `daxctl reconfigure-device --mode=devdax` of system RAM", path = path.display())]
+    OtherSubsystem {
+        /// The device in sysfs.
+        path: PathBuf,
+        /// The subsystem that it has.
+        found: String,
+    },
+    /// The kernel has no entry for a device of this number.
+    #[error("{path} should lead to the subsystem of the device, and cannot be read: mount sysfs at /sys", path = path.display())]
+    UnknownDevice {
+        /// The link in sysfs.
+        path: PathBuf,
+        /// What the kernel answered.
+        #[source]
+        cause: io::Error,
+    },
+    /// A DAX device does not say how large it is, or what its pages are.
+    #[error("the DAX device {path} does not say its {what}: this needs Linux 5.10 or newer, and a device that `daxctl reconfigure-device --mode=devdax` has set up", path = path.display())]
+    DaxAttribute {
+        /// The device in sysfs.
+        path: PathBuf,
+        /// Which of its properties.
+        what: &'static str,
+        /// Which file was read, and what was expected there.
+        #[source]
+        cause: Box<SysError>,
+    },
+    /// A DAX device has no memory.
+    #[error("the DAX device {path} has no byte: give it memory with `daxctl create-device` or `daxctl reconfigure-device --size`", path = path.display())]
+    DaxEmpty {
+        /// The device in sysfs.
+        path: PathBuf,
+    },
+    /// A DAX device ends inside one of its pages.
+    #[error("the DAX device {path} has {size_bytes} bytes, which is no multiple of its alignment, {align}: make it anew with `ndctl create-namespace --mode=devdax --align={align_bytes}` or `daxctl reconfigure-device --align={align_bytes}`", path = path.display(), align_bytes = align.bytes())]
+    DaxEndsInsidePage {
+        /// The device in sysfs.
+        path: PathBuf,
+        /// Its size.
+        size_bytes: u64,
+        /// The size of its pages.
+        align: PageSize,
+    },
+    /// A range that cuts a page of a DAX device.
+    #[error(
+        "bytes {offset:#x} and {len_bytes:#x} more cut a page of the DAX device: both have to be multiples of its alignment, {align}"
+    )]
+    CutsDaxPage {
+        /// Where the mapping should have started in the device.
+        offset: u64,
+        /// How long it should have been.
+        len_bytes: u64,
+        /// The size of the device's pages.
+        align: PageSize,
+    },
+    /// A range that ends behind a DAX device.
+    #[error("bytes {offset:#x} to {end:#x} are not all inside the DAX device, which has {size_bytes:#x}", end = u128::from(*offset) + u128::from(*len_bytes))]
+    BeyondDax {
+        /// Where the mapping should have started in the device.
+        offset: u64,
+        /// How long it should have been.
+        len_bytes: u64,
+        /// How many bytes the device has.
+        size_bytes: u64,
+    },
     /// A file of which only a copy in the page cache can be mapped.
     #[error(
         "the file system offers no synchronous DAX mapping of the file: on persistent memory, mount it with `-o dax=always`, or with `-o dax=inode` and `chattr +x` on the file while it is not open; or map it as an ordinary file"

@@ -1,14 +1,11 @@
-//! Signals that end this process: held back for a moment ([`Held`]), and asked for when the process
-//! ends that started this one ([`end_with_parent`]).
+//! Signals that end this process, held back for a moment ([`Held`]).
 //!
 //! Unsafe: this is the file that calls pthread_sigmask(3), which rustix does not wrap.
-//! Source: pthread_sigmask(3), signal(7), "PR_SET_PDEATHSIG".
+//! Source: pthread_sigmask(3), signal(7).
 
 use std::io;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
-
-use rustix::process::Signal;
 
 /// What a user or the system ends a command by: Ctrl-C, kill(1), a terminal that is closed, and
 /// Ctrl-\.
@@ -61,15 +58,6 @@ impl Drop for Held {
     }
 }
 
-/// Has this process killed when the thread ends that started it. One that has ended already is not noticed:
-/// check the parent in another way, such as the other end of a socket.
-///
-/// # Errors
-/// The error of prctl(2).
-pub fn end_with_parent() -> io::Result<()> {
-    Ok(rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -97,18 +85,6 @@ mod tests {
             assert!(ENDING.iter().all(|signal| is_blocked(*signal)));
             drop(held);
             assert_eq!(ENDING.map(is_blocked), before);
-        })
-        .join()
-        .expect("the thread's own assertions");
-    }
-
-    #[test]
-    fn a_process_can_ask_to_end_with_its_parent() {
-        std::thread::spawn(|| {
-            end_with_parent().unwrap();
-            let signal = rustix::process::parent_process_death_signal().unwrap();
-            assert_eq!(signal, Some(Signal::KILL));
-            rustix::process::set_parent_process_death_signal(None).unwrap();
         })
         .join()
         .expect("the thread's own assertions");

@@ -51,12 +51,12 @@ pub mod write_states;
 
 pub use answer::{AnswerError, Install};
 pub use bare::BareHandler;
-pub use descriptor::{KernelFaults, OpenError, Uffd};
+pub use descriptor::{KernelFaults, Uffd, UffdError};
 pub use event::{Event, EventBuffer, FaultKind, PageFault};
 pub use event_set::{EventSet, ReadyKeys};
 pub use features::Features;
 pub use log::{EventLog, LoggedEvents};
-pub use registered::{Calls, Modes, RegisterError, Registered, UnregisterError};
+pub use registered::{Calls, Modes, Registered};
 pub use remote::{NotUffd, Remote};
 pub use reply::{Answered, Refusal, UffdCall};
 pub use wait::{Doorbell, Ready, wait};

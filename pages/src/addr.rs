@@ -10,8 +10,9 @@
 use core::fmt;
 
 use crate::byte_len::ByteLen;
+use crate::window::FaultAround;
 
-/// A step, length or conversion between numbers of pages and bytes that does not fit.
+/// A number, range or size that makes no sense, or a text that is none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AddrError {
@@ -53,6 +54,76 @@ pub enum AddrError {
         /// The size that was given.
         bytes: u64,
     },
+    /// An alignment that is no power of two.
+    #[error("{align_bytes} bytes is no alignment: an alignment is a power of two")]
+    BadAlign {
+        /// What was asked for.
+        align_bytes: u64,
+    },
+    /// No chunk could end at a multiple of the alignment.
+    #[error(
+        "chunks of at most {most} cannot be cut at multiples of {align}: raise the limit to that, or align to less"
+    )]
+    ChunkTooShort {
+        /// The limit.
+        most: ByteLen,
+        /// The alignment.
+        align: ByteLen,
+    },
+    /// A range of bytes that ends before it starts.
+    #[error("bytes {start:#x} to {end:#x} end before they start")]
+    Backwards {
+        /// Where it starts.
+        start: u64,
+        /// Where it ends.
+        end: u64,
+    },
+    /// A range to clear or copy that has no byte, or ends before it starts.
+    #[error("bytes {start:#x} to {end:#x} are none: there is nothing to clear or copy")]
+    NoBytes {
+        /// Where it starts.
+        start: u64,
+        /// Where it ends.
+        end: u64,
+    },
+    /// A hint at a byte outside the range.
+    #[error(
+        "the hint {hint:#x} is not among bytes {start:#x} to {end:#x}: hint at a byte of the range, or not at all"
+    )]
+    HintOutside {
+        /// The byte that was hinted at.
+        hint: u64,
+        /// Where the range starts.
+        start: u64,
+        /// Where it ends.
+        end: u64,
+    },
+    /// A fault-around size that is more than a page table maps.
+    #[error("{asked} cannot be mapped around a fault: at most {max}, which is what a page table maps", max = FaultAround::MAX.len())]
+    FaultAround {
+        /// What was asked for.
+        asked: ByteLen,
+    },
+    /// A text without a number in front of the unit.
+    #[error("a size is a number of bytes with an optional unit, such as 4096, 4K, 2M or 1.5G")]
+    NoNumber,
+    /// A size that is not a whole number of bytes.
+    #[error(
+        "the size is not a whole number of bytes: write a number of bytes, or halves as in 1.5G"
+    )]
+    Fraction,
+    /// The number of bytes in parentheses is not the size in front of it.
+    #[error("the size and the number of bytes in parentheses differ: write one of them")]
+    SizesDiffer,
+    /// A unit that is none of K, M, G, T, P, E, each also written as KiB and so on.
+    #[error("the unit of a size is one of K, M, G, T, P, E (powers of two)")]
+    BadUnit,
+    /// A size that does not fit in 64 bits.
+    #[error("the size does not fit in 64 bits")]
+    SizeTooLarge,
+    /// A text that names no memory kind.
+    #[error("a memory kind is one of private, coherent, fsdax, p2pdma, generic")]
+    UnknownKind,
 }
 
 /// A page frame number: the index of a base page, counted from the start of its address space.

@@ -2,7 +2,7 @@
 //!
 //! The pages before the ones that are described are a *reserve*, which the owner keeps (a label, a
 //! superblock), and behind it room of `free` pages, from which requests are served in ascending
-//! order: `next = base + reserve + alloc + align`. A request of `n` pages starts at a multiple of the
+//! order: `next = base + reserve + alloc + align`. A block of `n` pages starts at a multiple of the
 //! lowest set bit of `n`; what that skips is lost, and counted in `align`. Where in a region the room
 //! ends and the described pages begin is decided by [`Placement`](crate::Placement).
 //!
@@ -11,58 +11,19 @@
 //! Units: base pages. Cost: a few instructions.
 //! Source: the Linux documentation and the behaviour of its `vmem_altmap`.
 
-use crate::addr::{AddrError, PageCount, PageSize, Pfn, PfnRange};
-use crate::byte_len::ByteLen;
+use crate::addr::{AddrError, PageCount, Pfn, PfnRange};
 
 /// Room for descriptors at the start of a region.
 ///
 /// # Invariants
 /// `align + alloc <= free`, and `base + reserve + free` is a 64-bit number.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Altmap {
+pub(crate) struct Altmap {
     base: Pfn,
     reserve: PageCount,
     free: PageCount,
     align: PageCount,
     alloc: PageCount,
-}
-
-/// A request that an altmap does not serve.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum AltmapError {
-    /// The request is for no byte, or cuts a page.
-    #[error("{len} cannot be taken from an altmap: a request is whole pages of {page}")]
-    NotWholePages {
-        /// What was asked for.
-        len: ByteLen,
-        /// The size of a page.
-        page: PageSize,
-    },
-    /// There is not so much room.
-    #[error(
-        "{asked} pages, and {align} to align them, do not fit in the {left} pages that an altmap \
-         has left"
-    )]
-    NoRoom {
-        /// How many pages were asked for.
-        asked: PageCount,
-        /// How many would have been skipped before them.
-        align: PageCount,
-        /// How many are left.
-        left: PageCount,
-    },
-    /// More was given back than was taken.
-    #[error("{given} pages were given back to an altmap that had handed out {alloc}")]
-    NotTaken {
-        /// How many were given back.
-        given: PageCount,
-        /// How many were out.
-        alloc: PageCount,
-    },
-    /// The room has no 64-bit numbers.
-    #[error(transparent)]
-    Addr(#[from] AddrError),
 }
 
 impl Altmap {
@@ -71,7 +32,7 @@ impl Altmap {
     ///
     /// # Errors
     /// [`AddrError::Overflow`] if the room ends past the last 64-bit frame number.
-    pub const fn try_new(
+    pub(crate) const fn try_new(
         base: Pfn,
         reserve: PageCount,
         free: PageCount,
@@ -88,66 +49,47 @@ impl Altmap {
 
     /// Returns how many pages are never handed out.
     #[must_use]
-    pub const fn reserve(&self) -> PageCount {
+    pub(crate) const fn reserve(&self) -> PageCount {
         self.reserve
-    }
-
-    /// Returns how many pages there are for descriptors and what their alignment skips.
-    #[must_use]
-    pub const fn free(&self) -> PageCount {
-        self.free
     }
 
     /// Returns how many pages were skipped to align what was handed out.
     #[must_use]
-    pub const fn align(&self) -> PageCount {
+    pub(crate) const fn align(&self) -> PageCount {
         self.align
-    }
-
-    /// Returns how many pages are handed out.
-    #[must_use]
-    pub const fn alloc(&self) -> PageCount {
-        self.alloc
     }
 
     /// Returns how many pages lie before the first that is described: the reserve and the room.
     #[must_use]
-    pub const fn offset(&self) -> PageCount {
+    pub(crate) const fn offset(&self) -> PageCount {
         // No overflow, here and below: the sum from `base` on is a number.
         PageCount::new(self.reserve.get() + self.free.get())
     }
 
     /// Returns how many pages are neither handed out nor skipped.
     #[must_use]
-    pub const fn left(&self) -> PageCount {
+    pub(crate) const fn left(&self) -> PageCount {
         PageCount::new(self.free.get() - self.align.get() - self.alloc.get())
     }
 
     /// Returns where the next request starts, before it is aligned.
     #[must_use]
-    pub const fn next(&self) -> Pfn {
+    pub(crate) const fn next(&self) -> Pfn {
         let before = self.reserve.get() + self.alloc.get() + self.align.get();
         Pfn::new(self.base.get() + before)
     }
 
-    /// Takes `len` bytes, at a multiple of the lowest set bit of how many pages that is. Where it
-    /// fails nothing has changed.
+    /// Takes `count` blocks of `block` pages each, one behind the other. The first starts at a multiple of
+    /// the lowest set bit of `block`; behind a block the next one is aligned already. `None` if they do not
+    /// all fit; then nothing has changed.
     ///
     /// # Errors
-    /// [`AltmapError::NotWholePages`], or [`AltmapError::NoRoom`] with the numbers.
-    pub fn take(&mut self, len: ByteLen, page: PageSize) -> Result<PfnRange, AltmapError> {
-        match page.pages_in(len) {
-            Ok(pages) if !pages.is_zero() => self.take_blocks(pages, 1),
-            _ => Err(AltmapError::NotWholePages { len, page }),
-        }
-    }
-
-    /// Takes `count` blocks of `block` pages each, one behind the other. It is what as many calls of
-    /// [`Altmap::take`] come to: behind a block the next one is aligned already.
-    ///
-    /// # Errors
-    /// [`AltmapError::NoRoom`] if they do not all fit, [`AltmapError::Addr`] if there are none.
-    pub fn take_blocks(&mut self, block: PageCount, count: u64) -> Result<PfnRange, AltmapError> {
+    /// [`AddrError::Empty`] for no page, and [`AddrError::Overflow`] for more than there are numbers.
+    pub(crate) fn take_blocks(
+        &mut self,
+        block: PageCount,
+        count: u64,
+    ) -> Result<Option<PfnRange>, AddrError> {
         let overflow = AddrError::Overflow { value: block.get(), operation: "*", operand: count };
         let asked = block.get().checked_mul(count).ok_or(overflow)?;
         let next = self.next();
@@ -156,42 +98,31 @@ impl Altmap {
         let align = next.get().wrapping_neg() & (multiple - 1);
         let left = self.left();
         if asked.checked_add(align).is_none_or(|needed| needed > left.get()) {
-            let (asked, align) = (PageCount::new(asked), PageCount::new(align));
-            return Err(AltmapError::NoRoom { asked, align, left });
+            return Ok(None);
         }
         let start = next.checked_add(PageCount::new(align))?;
         let range = PfnRange::try_new(start, PageCount::new(asked))?;
         self.align = PageCount::new(self.align.get() + align);
         self.alloc = PageCount::new(self.alloc.get() + asked);
-        Ok(range)
-    }
-
-    /// Gives `pages` back. They count as room again; what was skipped to align them stays lost.
-    ///
-    /// # Errors
-    /// [`AltmapError::NotTaken`] if so many were not out; then nothing has changed.
-    pub fn give_back(&mut self, pages: PageCount) -> Result<(), AltmapError> {
-        match self.alloc.get().checked_sub(pages.get()) {
-            Some(alloc) => {
-                self.alloc = PageCount::new(alloc);
-                Ok(())
-            }
-            None => Err(AltmapError::NotTaken { given: pages, alloc: self.alloc }),
-        }
+        Ok(Some(range))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use alloc::vec::Vec;
+
+    use proptest::prelude::*;
+
     use super::*;
 
     fn altmap(base: u64, reserve: u64, free: u64) -> Altmap {
         Altmap::try_new(Pfn::new(base), PageCount::new(reserve), PageCount::new(free)).unwrap()
     }
 
-    fn take(altmap: &mut Altmap, pages: u64) -> Result<(u64, u64), AltmapError> {
-        let range = altmap.take(ByteLen::new(pages * 4096), PageSize::KIB_4)?;
-        Ok((range.start().get(), range.pages().get()))
+    fn take(altmap: &mut Altmap, pages: u64) -> Option<(u64, u64)> {
+        let range = altmap.take_blocks(PageCount::new(pages), 1).unwrap()?;
+        Some((range.start().get(), range.pages().get()))
     }
 
     #[test]
@@ -209,8 +140,12 @@ mod tests {
         ] {
             let mut altmap = altmap(base, reserve, 4096);
             assert_eq!(altmap.next().get(), base + reserve);
-            assert_eq!(take(&mut altmap, asked), Ok((start, asked)), "{base:#x} {reserve} {asked}");
-            assert_eq!((altmap.align().get(), altmap.alloc().get()), (lost, asked));
+            assert_eq!(
+                take(&mut altmap, asked),
+                Some((start, asked)),
+                "{base:#x} {reserve} {asked}"
+            );
+            assert_eq!((altmap.align().get(), altmap.alloc.get()), (lost, asked));
             assert_eq!(altmap.next().get(), base + reserve + altmap.align().get() + asked);
             assert_eq!(altmap.left().get(), 4096 - lost - asked);
             assert_eq!(altmap.offset().get(), reserve + 4096);
@@ -222,47 +157,25 @@ mod tests {
         let mut altmap = altmap(0x10_0000, 2, 600);
         let before = altmap;
         // 512 pages and 510 to align them.
-        let refused = take(&mut altmap, 512);
-        let counts = |asked, align, left| AltmapError::NoRoom {
-            asked: PageCount::new(asked),
-            align: PageCount::new(align),
-            left: PageCount::new(left),
-        };
-        assert_eq!(refused, Err(counts(512, 510, 600)));
+        assert_eq!(take(&mut altmap, 512), None);
         assert_eq!(altmap, before);
-        assert_eq!(take(&mut altmap, 599), Ok((0x10_0002, 599)));
-        assert_eq!(take(&mut altmap, 2), Err(counts(2, 1, 1)));
-        assert_eq!(take(&mut altmap, 1), Ok((0x10_0259, 1)));
-        assert_eq!(take(&mut altmap, 1), Err(counts(1, 0, 0)));
+        assert_eq!(take(&mut altmap, 599), Some((0x10_0002, 599)));
+        assert_eq!(take(&mut altmap, 2), None);
+        assert_eq!(take(&mut altmap, 1), Some((0x10_0259, 1)));
+        assert_eq!(take(&mut altmap, 1), None);
         assert_eq!(altmap.left(), PageCount::ZERO);
-        // What is given back can be taken again, and no more than that.
-        assert_eq!(altmap.give_back(PageCount::new(1)), Ok(()));
-        assert_eq!(take(&mut altmap, 1), Ok((0x10_0259, 1)));
-        assert_eq!(
-            altmap.give_back(PageCount::new(601)),
-            Err(AltmapError::NotTaken { given: PageCount::new(601), alloc: PageCount::new(600) })
-        );
-        assert_eq!(altmap.give_back(PageCount::new(600)), Ok(()));
-        assert_eq!(altmap.left(), PageCount::new(600));
     }
 
     #[test]
-    fn half_a_page_and_no_page_are_no_request() {
+    fn no_page_and_more_than_there_are_numbers_are_no_request() {
         let mut altmap = altmap(0, 0, 16);
-        for bytes in [0, 1, 4095, 4097, u64::MAX] {
-            let len = ByteLen::new(bytes);
-            assert_eq!(
-                altmap.take(len, PageSize::KIB_4),
-                Err(AltmapError::NotWholePages { len, page: PageSize::KIB_4 })
-            );
-        }
         let too_many = altmap.take_blocks(PageCount::new(1 << 40), 1 << 40);
-        assert!(matches!(too_many, Err(AltmapError::Addr(AddrError::Overflow { .. }))));
+        assert!(matches!(too_many, Err(AddrError::Overflow { .. })));
         let huge = altmap.take_blocks(PageCount::new(u64::MAX), 1);
-        assert!(matches!(huge, Err(AltmapError::NoRoom { .. })));
+        assert!(matches!(huge, Ok(None)));
         for (block, count) in [(0, 1), (1, 0), (0, 0)] {
             let none = altmap.take_blocks(PageCount::new(block), count);
-            assert!(matches!(none, Err(AltmapError::Addr(AddrError::Empty { .. }))), "{none:?}");
+            assert!(matches!(none, Err(AddrError::Empty { .. })), "{none:?}");
         }
         assert_eq!(altmap.left(), PageCount::new(16));
     }
@@ -276,5 +189,85 @@ mod tests {
         }
         let last = altmap(u64::MAX - 5, 3, 2);
         assert_eq!(last.next().get(), u64::MAX - 2);
+    }
+
+    /// The pages of an altmap, of which each is looked at in turn.
+    struct Plain {
+        next: u64,
+        end: u64,
+        taken: u64,
+        skipped: u64,
+    }
+
+    impl Plain {
+        fn take(&mut self, pages: u64) -> Option<u64> {
+            let mut multiple = 1;
+            while pages.is_multiple_of(multiple * 2) {
+                multiple *= 2;
+            }
+            let mut start = self.next;
+            while !start.is_multiple_of(multiple) {
+                start += 1;
+            }
+            if start + pages > self.end {
+                return None;
+            }
+            self.skipped += start - self.next;
+            self.taken += pages;
+            self.next = start + pages;
+            Some(start)
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig {
+            cases: if cfg!(miri) { 5 } else { 2000 },
+            failure_persistence: None,
+            ..ProptestConfig::default()
+        })]
+
+        #[test]
+        fn an_altmap_hands_out_what_a_list_of_pages_would(
+            base in 0..5000_u64,
+            reserve in 0..40_u64,
+            free in 0..600_u64,
+            blocks in prop::collection::vec(
+                (1..80_u64, prop_oneof![3 => Just(1), 1 => 1..9_u64]),
+                0..30,
+            ),
+        ) {
+            let mut altmap = altmap(base, reserve, free);
+            let end = base + reserve + free;
+            let mut plain = Plain { next: base + reserve, end, taken: 0, skipped: 0 };
+            for (pages, count) in blocks {
+                let before = altmap;
+                let mut one_by_one = before;
+                let found = altmap.take_blocks(PageCount::new(pages), count).unwrap();
+                let all: Option<Vec<_>> =
+                    (0..count).map(|_| take(&mut one_by_one, pages)).collect();
+                match (found, all) {
+                    (Some(range), Some(parts)) => {
+                        prop_assert_eq!(altmap, one_by_one);
+                        prop_assert!(range.start().get() >= base + reserve, "the reserve is not room");
+                        prop_assert!(range.end().get() <= end);
+                        prop_assert_eq!(range.pages().get(), pages * count);
+                        for (start, _) in parts {
+                            prop_assert_eq!(plain.take(pages), Some(start));
+                        }
+                    }
+                    (None, None) => {
+                        prop_assert_eq!(altmap, before);
+                        if count == 1 {
+                            prop_assert_eq!(plain.take(pages), None);
+                        }
+                    }
+                    (found, all) => prop_assert!(false, "{:?} and {:?}", found, all),
+                }
+                prop_assert_eq!(altmap.alloc.get(), plain.taken);
+                prop_assert_eq!(altmap.align().get(), plain.skipped);
+                prop_assert_eq!(altmap.next().get(), plain.next);
+                prop_assert_eq!(altmap.left().get(), free - plain.taken - plain.skipped);
+            }
+        }
     }
 }

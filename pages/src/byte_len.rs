@@ -4,7 +4,7 @@
 //! Cost: one instruction; reading and writing as text allocates nothing.
 
 use core::fmt;
-use core::num::ParseIntError;
+use core::num::{IntErrorKind, ParseIntError};
 use core::str::FromStr;
 
 use crate::addr::AddrError;
@@ -165,31 +165,8 @@ impl fmt::Display for ByteLen {
     }
 }
 
-/// A text that is no length in bytes.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum ParseByteLenError {
-    /// There is no number in front of the unit.
-    #[error("a size is a number of bytes with an optional unit, such as 4096, 4K, 2M or 1.5G")]
-    Number(#[source] ParseIntError),
-    /// The number is not a whole number of bytes.
-    #[error(
-        "the size is not a whole number of bytes: write a number of bytes, or halves as in 1.5G"
-    )]
-    Fraction,
-    /// The number of bytes in parentheses is not the size in front of it.
-    #[error("the size and the number of bytes in parentheses differ: write one of them")]
-    Differs,
-    /// The unit is none of K, M, G, T, P, E, each also written as KiB and so on.
-    #[error("the unit of a size is one of K, M, G, T, P, E (powers of two)")]
-    Unit,
-    /// The number of bytes does not fit in 64 bits.
-    #[error("the size does not fit in 64 bits")]
-    TooLarge,
-}
-
 impl FromStr for ByteLen {
-    type Err = ParseByteLenError;
+    type Err = AddrError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         if let Some((rounded, bytes)) =
@@ -199,7 +176,7 @@ impl FromStr for ByteLen {
             return if same_text(&format_args!("{exact:.1}"), rounded) {
                 Ok(exact)
             } else {
-                Err(ParseByteLenError::Differs)
+                Err(AddrError::SizesDiffer)
             };
         }
         let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
@@ -208,7 +185,10 @@ impl FromStr for ByteLen {
             Some((digits, fraction)) => (digits, Some(fraction)),
             None => (number, None),
         };
-        let whole: u64 = digits.parse().map_err(ParseByteLenError::Number)?;
+        let whole: u64 = digits.parse().map_err(|error: ParseIntError| match error.kind() {
+            IntErrorKind::PosOverflow => AddrError::SizeTooLarge,
+            _ => AddrError::NoNumber,
+        })?;
         let unit = unit.strip_prefix(' ').unwrap_or(unit);
         let shift = if unit.is_empty() || unit == "B" {
             0
@@ -222,11 +202,11 @@ impl FromStr for ByteLen {
                     is_letter || unit == *name
                 })
                 .map(|(shift, ..)| *shift)
-                .ok_or(ParseByteLenError::Unit)?
+                .ok_or(AddrError::BadUnit)?
         };
         let fraction = fraction.map_or(Ok(0), |digits| fraction_bytes(digits, shift))?;
         if whole > u64::MAX >> shift {
-            return Err(ParseByteLenError::TooLarge);
+            return Err(AddrError::SizeTooLarge);
         }
         // The fraction is less than one unit, so it lies in the bits that the shift left free.
         Ok(Self((whole << shift) + fraction))
@@ -234,7 +214,7 @@ impl FromStr for ByteLen {
 }
 
 /// Returns how many bytes the digits behind the point are, of a unit of `1 << shift` bytes.
-fn fraction_bytes(digits: &str, shift: u32) -> Result<u64, ParseByteLenError> {
+fn fraction_bytes(digits: &str, shift: u32) -> Result<u64, AddrError> {
     let digits = match digits.trim_end_matches('0') {
         "" if !digits.is_empty() => "0",
         digits => digits,
@@ -242,18 +222,18 @@ fn fraction_bytes(digits: &str, shift: u32) -> Result<u64, ParseByteLenError> {
     // `parse` takes a sign, which stands nowhere but in front of a number.
     let number: u64 = match digits.parse() {
         Ok(number) if !digits.contains('.') => number,
-        Ok(_) => return Err(ParseByteLenError::Fraction),
-        Err(error) => return Err(ParseByteLenError::Number(error)),
+        Ok(_) => return Err(AddrError::Fraction),
+        Err(_) => return Err(AddrError::NoNumber),
     };
     // A number of more digits has more binary places than any unit.
     let power = u32::try_from(digits.len()).ok().filter(|digits| *digits <= 18);
-    let divisor = u128::from(10_u64.pow(power.ok_or(ParseByteLenError::Fraction)?));
+    let divisor = u128::from(10_u64.pow(power.ok_or(AddrError::Fraction)?));
     let bytes = u128::from(number) << shift;
     if !bytes.is_multiple_of(divisor) {
-        return Err(ParseByteLenError::Fraction);
+        return Err(AddrError::Fraction);
     }
     // Less than one unit, which is at most 2^60 bytes.
-    u64::try_from(bytes / divisor).map_err(|_| ParseByteLenError::TooLarge)
+    u64::try_from(bytes / divisor).map_err(|_| AddrError::SizeTooLarge)
 }
 
 /// Returns whether arguments are written as `text`, without allocating.

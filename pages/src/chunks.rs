@@ -9,37 +9,8 @@
 use core::iter::FusedIterator;
 use core::ops::Range;
 
+use crate::addr::AddrError;
 use crate::byte_len::ByteLen;
-
-/// A range that cannot be cut as asked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum ChunkError {
-    /// The alignment is no power of two.
-    #[error("{align_bytes} bytes is no alignment: an alignment is a power of two")]
-    Align {
-        /// What was asked for.
-        align_bytes: u64,
-    },
-    /// No chunk could end at a multiple of the alignment.
-    #[error(
-        "chunks of at most {most} cannot be cut at multiples of {align}: raise the limit to that, or align to less"
-    )]
-    TooShort {
-        /// The limit.
-        most: ByteLen,
-        /// The alignment.
-        align: ByteLen,
-    },
-    /// The range ends before it starts.
-    #[error("bytes {start:#x} to {end:#x} end before they start")]
-    Backwards {
-        /// Where it starts.
-        start: u64,
-        /// Where it ends.
-        end: u64,
-    },
-}
 
 /// The pieces of a range, in ascending order: none is longer than the limit, and they meet at
 /// multiples of the alignment.
@@ -51,7 +22,7 @@ pub enum ChunkError {
 /// let region = 0..ByteLen::gib(100).get();
 /// let chunks: Vec<_> = Chunks::try_new(region, ByteLen::gib(64), ByteLen::gib(1))?.collect();
 /// assert_eq!(chunks, [0..64 << 30, 64 << 30..100 << 30]);
-/// # Ok::<(), uzone_pages::ChunkError>(())
+/// # Ok::<(), uzone_pages::AddrError>(())
 /// ```
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Chunks {
@@ -66,21 +37,21 @@ impl Chunks {
     /// range without a byte has no piece.
     ///
     /// # Errors
-    /// [`ChunkError`] if the alignment is no power of two or longer than the limit, or the range ends
-    /// before it starts.
+    /// [`AddrError::BadAlign`] if the alignment is no power of two, [`AddrError::ChunkTooShort`] if it is
+    /// longer than the limit, and [`AddrError::Backwards`] if the range ends before it starts.
     pub const fn try_new(
         bytes: Range<u64>,
         most: ByteLen,
         align: ByteLen,
-    ) -> Result<Self, ChunkError> {
+    ) -> Result<Self, AddrError> {
         if !align.get().is_power_of_two() {
-            return Err(ChunkError::Align { align_bytes: align.get() });
+            return Err(AddrError::BadAlign { align_bytes: align.get() });
         }
         if most.get() < align.get() {
-            return Err(ChunkError::TooShort { most, align });
+            return Err(AddrError::ChunkTooShort { most, align });
         }
         if bytes.end < bytes.start {
-            return Err(ChunkError::Backwards { start: bytes.start, end: bytes.end });
+            return Err(AddrError::Backwards { start: bytes.start, end: bytes.end });
         }
         let align = align.get();
         Ok(Self { left: bytes, most: most.get() & !(align - 1), align })
@@ -131,14 +102,14 @@ mod tests {
         let try_new = |bytes, most, align| {
             Chunks::try_new(bytes, ByteLen::new(most), ByteLen::new(align)).unwrap_err()
         };
-        assert_eq!(try_new(0..1, 4, 0), ChunkError::Align { align_bytes: 0 });
-        assert_eq!(try_new(0..1, 4, 3), ChunkError::Align { align_bytes: 3 });
+        assert_eq!(try_new(0..1, 4, 0), AddrError::BadAlign { align_bytes: 0 });
+        assert_eq!(try_new(0..1, 4, 3), AddrError::BadAlign { align_bytes: 3 });
         assert_eq!(
             try_new(0..1, 3, 4),
-            ChunkError::TooShort { most: ByteLen::new(3), align: ByteLen::new(4) }
+            AddrError::ChunkTooShort { most: ByteLen::new(3), align: ByteLen::new(4) }
         );
         #[expect(clippy::reversed_empty_ranges, reason = "that is the point")]
         let backwards = try_new(2..1, 4, 4);
-        assert_eq!(backwards, ChunkError::Backwards { start: 2, end: 1 });
+        assert_eq!(backwards, AddrError::Backwards { start: 2, end: 1 });
     }
 }

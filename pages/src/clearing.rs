@@ -16,37 +16,11 @@
 use core::iter::FusedIterator;
 use core::ops::Range;
 
-use crate::addr::PageSize;
+use crate::addr::{AddrError, PageSize};
 use crate::byte_len::ByteLen;
 
 /// How many pages on either side of the hinted one belong to its neighbourhood.
 pub const NEIGHBOUR_PAGES: u64 = 2;
-
-/// Memory that cannot be cleared or copied as asked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum PlanError {
-    /// The range has no byte, or ends before it starts.
-    #[error("bytes {start:#x} to {end:#x} are none: there is nothing to clear or copy")]
-    Empty {
-        /// Where it starts.
-        start: u64,
-        /// Where it ends.
-        end: u64,
-    },
-    /// The hint is not in the range.
-    #[error(
-        "the hint {hint:#x} is not among bytes {start:#x} to {end:#x}: hint at a byte of the range, or not at all"
-    )]
-    HintOutside {
-        /// The byte that was hinted at.
-        hint: u64,
-        /// Where the range starts.
-        start: u64,
-        /// Where it ends.
-        end: u64,
-    },
-}
 
 /// When the bytes of a batch are read again.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -101,21 +75,21 @@ impl Plan {
     /// Takes a range of bytes and a byte that is read next, if that is known.
     ///
     /// # Errors
-    /// [`PlanError::Empty`] without a byte, [`PlanError::HintOutside`] if the hint is none of them.
+    /// [`AddrError::NoBytes`] without a byte, [`AddrError::HintOutside`] if the hint is none of them.
     pub const fn try_new(
         bytes: Range<u64>,
         hint: Option<u64>,
         page: PageSize,
-    ) -> Result<Self, PlanError> {
+    ) -> Result<Self, AddrError> {
         let (start, end) = (bytes.start, bytes.end);
         if start >= end {
-            return Err(PlanError::Empty { start, end });
+            return Err(AddrError::NoBytes { start, end });
         }
         let Some(hint) = hint else {
             return Ok(Self { parts: [start..end, end..end, end..end], next: 0 });
         };
         if hint < start || end <= hint {
-            return Err(PlanError::HintOutside { hint, start, end });
+            return Err(AddrError::HintOutside { hint, start, end });
         }
         // Clamped on either side, also where the hint is at an end of all 64-bit numbers.
         let first = hint & !(page.bytes() - 1);
@@ -162,12 +136,6 @@ impl Plan {
         self.parts.iter().map(|part| (part.end - part.start).div_ceil(len)).sum()
     }
 
-    /// Returns the batches of `len` bytes that are left, as an iterator.
-    #[must_use]
-    pub fn in_batches(self, len: ByteLen) -> Batches {
-        Batches { plan: self, len }
-    }
-
     /// Puts a batch back that was taken last and not written.
     ///
     /// # Panics
@@ -194,23 +162,6 @@ impl Iterator for Plan {
 }
 
 impl FusedIterator for Plan {}
-
-/// The batches of a [`Plan`], all of one length but for the last of an extent.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Batches {
-    plan: Plan,
-    len: ByteLen,
-}
-
-impl Iterator for Batches {
-    type Item = Batch;
-
-    fn next(&mut self) -> Option<Batch> {
-        self.plan.take_batch(self.len)
-    }
-}
-
-impl FusedIterator for Batches {}
 
 /// How long batches may be, so that the pause between two yield points stays under a bound.
 ///
@@ -250,12 +201,6 @@ impl Pace {
     #[must_use]
     pub const fn batch(&self) -> ByteLen {
         ByteLen::new(self.batch_bytes)
-    }
-
-    /// Returns the longest pause that is fine, in nanoseconds.
-    #[must_use]
-    pub const fn bound_ns(&self) -> u64 {
-        self.bound_ns
     }
 
     /// Learns that a batch of `len` bytes took `elapsed_ns`.
@@ -334,6 +279,11 @@ mod tests {
         }
     }
 
+    /// Returns the batches of `len` bytes, each as it is taken.
+    fn in_batches(mut plan: Plan, len: ByteLen) -> impl Iterator<Item = Batch> {
+        std::iter::from_fn(move || plan.take_batch(len))
+    }
+
     #[test]
     fn a_caller_that_need_not_yield_gets_one_unit_others_one_for_each_batch() {
         assert_eq!(plan(0..FOLIO, None).count(), 1);
@@ -341,7 +291,7 @@ mod tests {
             [(1, 512), (3, 171), (256, 2), (511, 2), (512, 1), (u64::MAX >> 12, 1)]
         {
             let batch = ByteLen::new(batch * PAGE);
-            assert_eq!(plan(0..FOLIO, None).in_batches(batch).count() as u64, units);
+            assert_eq!(in_batches(plan(0..FOLIO, None), batch).count() as u64, units);
             assert_eq!(plan(0..FOLIO, None).batches(batch), units);
         }
         // Each of the three extents is cut by itself.
@@ -350,7 +300,7 @@ mod tests {
 
     #[test]
     fn a_batch_of_nothing_is_a_byte_and_never_an_endless_loop() {
-        assert_eq!(plan(5..9, None).in_batches(ByteLen::ZERO).count(), 4);
+        assert_eq!(in_batches(plan(5..9, None), ByteLen::ZERO).count(), 4);
         assert_eq!(plan(5..9, None).batches(ByteLen::ZERO), 4);
     }
 
@@ -358,12 +308,12 @@ mod tests {
     fn a_range_of_nothing_and_a_hint_outside_are_refused() {
         let (start, end) = (PAGE, PAGE);
         let page = PageSize::KIB_4;
-        assert_eq!(Plan::try_new(start..end, None, page), Err(PlanError::Empty { start, end }));
+        assert_eq!(Plan::try_new(start..end, None, page), Err(AddrError::NoBytes { start, end }));
         let end = 2 * PAGE;
         for hint in [0, PAGE - 1, end, u64::MAX] {
             assert_eq!(
                 Plan::try_new(start..end, Some(hint), page),
-                Err(PlanError::HintOutside { hint, start, end })
+                Err(AddrError::HintOutside { hint, start, end })
             );
         }
     }
@@ -371,10 +321,8 @@ mod tests {
     #[test]
     fn the_last_64_bit_numbers_are_covered_like_others() {
         let start = u64::MAX - 3 * PAGE;
-        let total: u64 = plan(start..u64::MAX, Some(u64::MAX - 1))
-            .in_batches(ByteLen::new(PAGE))
-            .map(|batch| batch.len().get())
-            .sum();
+        let plan = plan(start..u64::MAX, Some(u64::MAX - 1));
+        let total: u64 = in_batches(plan, ByteLen::new(PAGE)).map(|batch| batch.len().get()).sum();
         assert_eq!(total, 3 * PAGE);
     }
 

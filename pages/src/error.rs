@@ -4,18 +4,9 @@
 //! exit codes and the C library maps them to errno ([`ErrorKind::errno`]).
 
 use crate::addr::AddrError;
-use crate::altmap::AltmapError;
-use crate::byte_len::ParseByteLenError;
-use crate::chunks::ChunkError;
-use crate::clearing::PlanError;
 use crate::content::Content;
 use crate::folio::{AdvanceError, HoldError, ReleaseError};
-use crate::kind::ParseMemoryKindError;
 use crate::layout::LayoutError;
-use crate::live_ref::EnterError;
-use crate::memmap::MemmapError;
-use crate::placement::PlacementError;
-use crate::window::FaultAroundError;
 
 /// What kind of error an error is.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -90,26 +81,14 @@ macro_rules! kinds {
 
 kinds! {
     AddrError { _ => InvalidInput }
-    AltmapError { Self::NoRoom { .. } => OutOfMemory, _ => InvalidInput }
-    ChunkError { _ => InvalidInput }
-    FaultAroundError { _ => InvalidInput }
     LayoutError { _ => InvalidInput }
-    MemmapError { _ => InvalidInput }
-    ParseByteLenError { _ => InvalidInput }
-    ParseMemoryKindError { _ => InvalidInput }
-    PlacementError { _ => InvalidInput }
-    PlanError { _ => InvalidInput }
     ReleaseError { _ => InvalidInput }
-    EnterError {
-        Self::Closing => Busy,
-        Self::Gone => Gone,
-        Self::Full => OutOfMemory,
-    }
     HoldError {
         Self::Free => InvalidInput,
-        Self::Overflow => OutOfMemory,
+        Self::Overflow | Self::Full => OutOfMemory,
         Self::Content(Content::Poisoned) => Poisoned,
-        Self::Content(_) | Self::Busy => Busy,
+        Self::Content(_) | Self::Busy | Self::Closing => Busy,
+        Self::Gone => Gone,
     }
     AdvanceError {
         Self::Found { found: Content::Poisoned, .. } => Poisoned,
@@ -130,6 +109,6 @@ mod tests {
         let found = |found| AdvanceError::Found { expected: Content::Zeroing, found }.kind();
         assert_eq!(found(Content::Poisoned), ErrorKind::Poisoned);
         assert_eq!(found(Content::Zero), ErrorKind::Busy);
-        assert_eq!(EnterError::Gone.kind().errno(), 19);
+        assert_eq!(HoldError::Gone.kind().errno(), 19);
     }
 }

@@ -52,7 +52,7 @@ pub(crate) const fn obstacle(word: Word, sort: HoldKind) -> Option<HoldError> {
     refusal(word, sort, sort.raw_count(word) + 1)
 }
 
-/// Why a hold was not given.
+/// Why a hold was not given, on a page or on a whole pagemap.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HoldError {
@@ -69,7 +69,19 @@ pub enum HoldError {
     /// Another thread is changing a page of the same block, and did not get on with it meanwhile.
     #[error("another thread is changing a page of the same block: try again")]
     Busy,
+    /// The pagemap is being unbound.
+    #[error("the pagemap is being unbound")]
+    Closing,
+    /// The pagemap has been unbound or dropped.
+    #[error("the pagemap is gone")]
+    Gone,
+    /// The pagemap has [`MAX_GUARDS`](crate::MAX_GUARDS) guards already.
+    #[error("the pagemap has {} guards of that sort already", crate::MAX_GUARDS)]
+    Full,
 }
+
+// Pins return it by value.
+const _: () = assert!(size_of::<HoldError>() == 1);
 
 /// Why a hold could not be given back.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, thiserror::Error)]

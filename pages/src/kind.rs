@@ -7,6 +7,8 @@
 use core::fmt;
 use core::str::FromStr;
 
+use crate::addr::AddrError;
+
 /// What kind of memory a pagemap describes, after Linux's `MEMORY_DEVICE_*`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum MemoryKind {
@@ -58,15 +60,10 @@ impl fmt::Display for MemoryKind {
     }
 }
 
-/// A text that names no memory kind.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a memory kind is one of private, coherent, fsdax, p2pdma, generic")]
-pub struct ParseMemoryKindError;
-
 impl FromStr for MemoryKind {
-    type Err = ParseMemoryKindError;
+    type Err = AddrError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        Self::ALL.into_iter().find(|kind| kind.name() == text).ok_or(ParseMemoryKindError)
+        Self::ALL.into_iter().find(|kind| kind.name() == text).ok_or(AddrError::UnknownKind)
     }
 }

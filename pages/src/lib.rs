@@ -64,30 +64,27 @@ mod window;
 mod word;
 
 pub use addr::{AddrError, Order, PageCount, PageSize, Pfn, PfnRange};
-pub use altmap::{Altmap, AltmapError};
 pub use block::{BLOCK_ORDER, Block};
-pub use byte_len::{ByteLen, ParseByteLenError};
-pub use chunks::{ChunkError, Chunks};
-pub use clearing::{
-    Batch, Batches, DEFAULT_PAUSE_NS, NEIGHBOUR_PAGES, Nearness, Pace, Plan, PlanError,
-};
+pub use byte_len::ByteLen;
+pub use chunks::Chunks;
+pub use clearing::{Batch, DEFAULT_PAUSE_NS, NEIGHBOUR_PAGES, Nearness, Pace, Plan};
 pub use content::Content;
 pub use density::FaultCosts;
 pub use error::ErrorKind;
 pub use folio::{AdvanceError, Folio, HoldError, ReleaseError, Released};
-pub use kind::{MemoryKind, ParseMemoryKindError};
+pub use kind::MemoryKind;
 pub use layout::{Class, Layout, LayoutError, Slot, Tails};
 pub use linux::{LinuxPage, LinuxRelease, LinuxSeed, SectionBits, StructPage};
-pub use live_ref::{EnterError, Guards, Left, LiveRef, MAX_GUARDS};
-pub use memmap::{Memmap, MemmapError, PageRef};
+pub use live_ref::{Guards, Left, LiveRef, MAX_GUARDS};
+pub use memmap::{Memmap, PageRef};
 pub use page::Page;
 pub use pattern::{Advice, FaultArea, FaultPattern, FaultPlan, Touch};
 pub use payload::{MAX_PAYLOAD_BYTES, Payload, Plain, Refresh, Template};
-pub use placement::{Placement, PlacementError, PlacementSpec};
+pub use placement::{Placement, PlacementSpec};
 pub use pool_state::{
     FolioState, PoolBackend, PoolState, Refusal, clear_ahead, give_back, hand_out, look_again,
     restock,
 };
 pub use span::{Span, SpanRefused};
-pub use window::{FaultAround, FaultAroundError};
+pub use window::FaultAround;
 pub use word::{HoldKind, MAX_HOLDS, MAX_OPTIMISTIC, Word};

@@ -23,6 +23,7 @@
 //! counted, not even for a moment, after the pagemap has ended; and a leaving guard must know *before*
 //! it leaves whether a thread waits for that, since afterwards the pagemap may be gone.
 
+use crate::folio::HoldError;
 use crate::sync::{AtomicU64, Ordering};
 use crate::word::HoldKind;
 
@@ -68,21 +69,6 @@ impl Guards {
     }
 }
 
-/// Why a guard was not admitted.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum EnterError {
-    /// The pagemap is being unbound.
-    #[error("the pagemap is being unbound")]
-    Closing,
-    /// The pagemap has been unbound or dropped.
-    #[error("the pagemap is gone")]
-    Gone,
-    /// There are [`MAX_GUARDS`] already.
-    #[error("the pagemap has {MAX_GUARDS} guards of that sort already")]
-    Full,
-}
-
 /// What the guard that left was to a ledger that is closing or orphaned.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[must_use]
@@ -115,10 +101,10 @@ impl LiveRef {
     /// Admits a guard.
     ///
     /// # Errors
-    /// [`EnterError`] if the pagemap is being unbound, is gone or has too many; then nothing has
-    /// changed.
+    /// [`HoldError::Closing`] if the pagemap is being unbound, [`HoldError::Gone`] if it has been, and
+    /// [`HoldError::Full`] if it has too many guards; then nothing has changed.
     #[inline]
-    pub fn enter(&self, sort: HoldKind) -> Result<(), EnterError> {
+    pub fn enter(&self, sort: HoldKind) -> Result<(), HoldError> {
         // Relaxed: a guess that the exchange confirms.
         let mut word = self.0.load(Ordering::Relaxed);
         loop {
@@ -206,16 +192,16 @@ impl LiveRef {
 
 /// Returns why a guard is not admitted to a ledger of which `word` is the word, if it is not.
 #[inline]
-fn refusal(word: u64, sort: HoldKind) -> Option<EnterError> {
+fn refusal(word: u64, sort: HoldKind) -> Option<HoldError> {
     if word & (CLOSING | ORPHANED) == 0 {
         // The usual case, in one test.
     } else if word & ORPHANED != 0 && Guards::of(word).is_empty() {
-        return Some(EnterError::Gone);
+        return Some(HoldError::Gone);
     } else if word & CLOSING != 0 {
-        return Some(EnterError::Closing);
+        return Some(HoldError::Closing);
     }
     let is_full = (word / one(sort)) & COUNT_MASK == COUNT_MASK;
-    is_full.then_some(EnterError::Full)
+    is_full.then_some(HoldError::Full)
 }
 
 #[cfg(all(test, not(loom)))]
@@ -230,7 +216,7 @@ mod tests {
         assert_eq!(ledger.enter(HoldKind::Reference), Ok(()));
         assert!(ledger.try_leave(HoldKind::Reference), "no thread waits");
         assert_eq!(ledger.close(), Guards { references: 1, pins: 1 });
-        assert_eq!(ledger.enter(HoldKind::Pin), Err(EnterError::Closing));
+        assert_eq!(ledger.enter(HoldKind::Pin), Err(HoldError::Closing));
         assert!(!ledger.try_leave(HoldKind::Pin), "somebody waits");
         assert_eq!(ledger.leave(HoldKind::Pin), Left::Others);
         assert_eq!(ledger.leave(HoldKind::Reference), Left::LastOfClosing);
@@ -249,14 +235,14 @@ mod tests {
         assert!(!ledger.try_leave(HoldKind::Pin));
         assert_eq!(ledger.leave(HoldKind::Pin), Left::Others);
         assert_eq!(ledger.leave(HoldKind::Reference), Left::LastOfOrphan);
-        assert_eq!(ledger.enter(HoldKind::Pin), Err(EnterError::Gone));
+        assert_eq!(ledger.enter(HoldKind::Pin), Err(HoldError::Gone));
         let ledger = LiveRef::new();
         assert!(ledger.orphan().is_empty());
-        assert_eq!(ledger.enter(HoldKind::Pin), Err(EnterError::Gone));
+        assert_eq!(ledger.enter(HoldKind::Pin), Err(HoldError::Gone));
         let ledger = LiveRef::new();
         assert!(ledger.close().is_empty());
         assert!(ledger.orphan().is_empty());
-        assert_eq!(ledger.enter(HoldKind::Pin), Err(EnterError::Gone), "it was unbound");
+        assert_eq!(ledger.enter(HoldKind::Pin), Err(HoldError::Gone), "it was unbound");
     }
 
     #[test]
@@ -264,7 +250,7 @@ mod tests {
         for sort in [HoldKind::Reference, HoldKind::Pin] {
             let ledger = LiveRef(AtomicU64::new(one(sort) * u64::from(MAX_GUARDS)));
             let before = ledger.guards();
-            assert_eq!(ledger.enter(sort), Err(EnterError::Full));
+            assert_eq!(ledger.enter(sort), Err(HoldError::Full));
             assert_eq!(ledger.guards(), before);
             assert!(ledger.try_leave(sort));
             assert_eq!(ledger.enter(sort), Ok(()));

@@ -20,34 +20,9 @@ use crate::block::{BLOCK_ORDER, Block, BlockRef};
 use crate::content::Content;
 use crate::folio::Folio;
 use crate::kind::MemoryKind;
-use crate::layout::{Class, Layout};
+use crate::layout::{Class, Layout, LayoutError};
 use crate::page::Page;
 use crate::word::Word;
-
-/// Descriptors or blocks that a memmap cannot take.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum MemmapError {
-    /// There are more or fewer descriptors than the layout has.
-    #[error("{given} descriptors were given for a layout that has {needed}")]
-    Descriptors {
-        /// How many the layout has.
-        needed: u64,
-        /// How many were given.
-        given: u64,
-    },
-    /// There are more or fewer blocks than the range has.
-    #[error("{given} blocks were given for a range that has {needed}")]
-    Blocks {
-        /// How many the range has.
-        needed: u64,
-        /// How many were given.
-        given: u64,
-    },
-    /// The memmap is one of folios, or its pages come and go: these are counted one by one.
-    #[error("only base pages of memory that always has a reference are held by the block")]
-    NoBlocks,
-}
 
 /// The descriptors of one region, in memory that `S` holds, and for base pages perhaps a word for
 /// each block of them, in memory that `B` holds.
@@ -67,12 +42,12 @@ impl<P, S: Deref<Target = [Page<P>]>> Memmap<P, S> {
     /// initialised through [`Template`](crate::Template).
     ///
     /// # Errors
-    /// [`MemmapError`] unless there are as many as the layout has.
-    pub fn try_new(layout: Layout, kind: MemoryKind, descriptors: S) -> Result<Self, MemmapError> {
+    /// [`LayoutError::Descriptors`] unless there are as many as the layout has.
+    pub fn try_new(layout: Layout, kind: MemoryKind, descriptors: S) -> Result<Self, LayoutError> {
         let given = descriptors.len() as u64;
         let needed = layout.descriptors();
         if given != needed {
-            return Err(MemmapError::Descriptors { needed, given });
+            return Err(LayoutError::Descriptors { needed, given });
         }
         let template = Word::initial(kind);
         Ok(Self { layout, kind, template, descriptors, blocks: &[], payload: PhantomData })
@@ -93,22 +68,22 @@ impl<P, S: Deref<Target = [Page<P>]>> Memmap<P, S> {
     /// Takes blocks without holds, before any page was used; or none at all.
     ///
     /// # Errors
-    /// [`MemmapError`] unless there are [`Block::count`] of them, and
-    /// [`Memmap::takes_blocks`] allows any.
+    /// [`LayoutError::Blocks`] unless there are [`Block::count`] of them, and [`LayoutError::NoBlocks`]
+    /// unless [`Memmap::takes_blocks`] allows any.
     pub fn with_blocks<B: Deref<Target = [Block]>>(
         self,
         blocks: B,
-    ) -> Result<Memmap<P, S, B>, MemmapError> {
+    ) -> Result<Memmap<P, S, B>, LayoutError> {
         let Self { layout, kind, template, descriptors, payload, .. } = self;
         if blocks.is_empty() {
             return Ok(Memmap { layout, kind, template, descriptors, blocks, payload });
         }
         if !Self::takes_blocks(&layout, kind) {
-            return Err(MemmapError::NoBlocks);
+            return Err(LayoutError::NoBlocks);
         }
         let (needed, given) = (Block::count(layout.range()).get(), blocks.len() as u64);
         if given != needed {
-            return Err(MemmapError::Blocks { needed, given });
+            return Err(LayoutError::Blocks { needed, given });
         }
         Ok(Memmap { layout, kind, template, descriptors, blocks, payload })
     }

@@ -3,7 +3,7 @@
 //! ```text
 //! base          metadata                      data
 //!  │ reserve │ skip │ descriptors │ skip │ folio │ folio │ ... │
-//!  └───────────── altmap.offset() ───────┘
+//!  └───────────── data_at() ─────────────┘
 //! ```
 //!
 //! Only the pages behind the room are described, so the room depends on how many they are, and they
@@ -31,7 +31,7 @@
 //! Cost: a few dozen divisions, whatever the size.
 
 use crate::addr::{AddrError, Order, PageCount, PageSize, Pfn, PfnRange};
-use crate::altmap::{Altmap, AltmapError};
+use crate::altmap::Altmap;
 use crate::layout::{Layout, LayoutError, Tails};
 
 /// What a region whose descriptors lie in itself looks like.
@@ -58,58 +58,6 @@ pub struct PlacementSpec {
     pub descriptor_bytes: u64,
 }
 
-/// Why the descriptors of a region cannot lie in it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum PlacementError {
-    /// The region starts inside a page of its backing.
-    #[error(
-        "{range} start inside a huge page of {align} base pages that is behind the region: its \
-         descriptors can lie in it only if the first number is a multiple of that"
-    )]
-    StartInsidePage {
-        /// The pages of the region.
-        range: PfnRange,
-        /// Base pages in a page of the backing.
-        align: PageCount,
-    },
-    /// The reserve ends inside a page of the backing.
-    #[error(
-        "a reserve of {reserve} pages ends inside a huge page of {align} base pages that is behind \
-         the region: reserve a multiple of that"
-    )]
-    ReserveInsidePage {
-        /// What was asked for.
-        reserve: PageCount,
-        /// Base pages in a page of the backing.
-        align: PageCount,
-    },
-    /// No folio is left behind the reserve and the descriptors.
-    #[error(
-        "a region of {pages} pages has no folio of {folio} pages left behind a reserve of {reserve} \
-         and {metadata} pages with the descriptor of that folio, at a multiple of {align} pages: bind \
-         a larger region, smaller folios, data that is aligned to less, or without an altmap"
-    )]
-    NoFolioLeft {
-        /// Pages in the region.
-        pages: PageCount,
-        /// How many the owner keeps.
-        reserve: PageCount,
-        /// How many the descriptors of one folio take.
-        metadata: PageCount,
-        /// Pages in a folio, or in a huge page of the backing where that is more.
-        folio: PageCount,
-        /// Pages at a multiple of which the folio would have to start.
-        align: PageCount,
-    },
-    /// The region ends inside a folio.
-    #[error(transparent)]
-    Layout(#[from] LayoutError),
-    /// A number that does not fit.
-    #[error(transparent)]
-    Addr(#[from] AddrError),
-}
-
 /// Which pages of a region hold its descriptors, and which are described.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Placement {
@@ -123,18 +71,20 @@ impl Placement {
     /// before it.
     ///
     /// # Errors
-    /// [`PlacementError`] with the numbers.
-    pub fn try_new(spec: &PlacementSpec) -> Result<Self, PlacementError> {
+    /// [`LayoutError::StartInsidePage`], [`LayoutError::ReserveInsidePage`] or
+    /// [`LayoutError::EndInsideFolio`] for a region that is cut, [`LayoutError::NoFolioLeft`] if it is too
+    /// short, and [`LayoutError::Addr`] for numbers beyond 64 bits.
+    pub fn try_new(spec: &PlacementSpec) -> Result<Self, LayoutError> {
         let &PlacementSpec { range, reserve, backing, order, .. } = spec;
         let align = backing.pages();
         if !range.start().is_aligned(backing) {
-            return Err(PlacementError::StartInsidePage { range, align });
+            return Err(LayoutError::StartInsidePage { range, align });
         }
         if !reserve.get().is_multiple_of(align.get()) {
-            return Err(PlacementError::ReserveInsidePage { reserve, align });
+            return Err(LayoutError::ReserveInsidePage { reserve, align });
         }
         if !range.end().is_aligned(order) {
-            return Err(LayoutError::EndInsideFolio { range, align: order.pages() }.into());
+            return Err(LayoutError::EndInsideFolio { range, align: order.pages() });
         }
         let folio = order.max(backing);
         let step = folio.max(spec.align);
@@ -165,7 +115,7 @@ impl Placement {
         {
             return Ok(placement);
         }
-        Err(PlacementError::NoFolioLeft {
+        Err(LayoutError::NoFolioLeft {
             pages: range.pages(),
             reserve,
             metadata: spec.metadata(folio.pages())?,
@@ -175,7 +125,7 @@ impl Placement {
     }
 
     /// Lays the region out with `data` as its first described page, if there is room before it.
-    fn with_data_at(spec: &PlacementSpec, data: Pfn) -> Result<Option<Self>, PlacementError> {
+    fn with_data_at(spec: &PlacementSpec, data: Pfn) -> Result<Option<Self>, LayoutError> {
         let &PlacementSpec { range, reserve, backing, block, order, tails, .. } = spec;
         let base = range.start();
         // It is at or behind the end of the reserve, and before the end of the region.
@@ -190,26 +140,27 @@ impl Placement {
             if count == 0 {
                 continue;
             }
-            match altmap.take_blocks(unit.pages(), count) {
-                // The second part starts where the first ended, which is a multiple of its unit.
-                Ok(part) => {
-                    let start = descriptors.map_or(part.start(), PfnRange::start);
-                    let pages = PageCount::new(part.end().get() - start.get());
-                    descriptors = Some(PfnRange::try_new(start, pages)?);
-                }
-                Err(AltmapError::Addr(error)) => return Err(error.into()),
-                Err(_) => return Ok(None),
-            }
+            let Some(part) = altmap.take_blocks(unit.pages(), count)? else { return Ok(None) };
+            // The second part starts where the first ended, which is a multiple of its unit.
+            let start = descriptors.map_or(part.start(), PfnRange::start);
+            let pages = PageCount::new(part.end().get() - start.get());
+            descriptors = Some(PfnRange::try_new(start, pages)?);
         }
         let layout =
             Layout::try_new(PfnRange::try_new(data, PageCount::new(pages))?, order, tails)?;
         Ok(descriptors.map(|descriptors| Self { altmap, descriptors, layout }))
     }
 
-    /// Returns what was taken from the region, and what of it was lost.
+    /// Returns how many pages the region's owner keeps.
     #[must_use]
-    pub const fn altmap(&self) -> &Altmap {
-        &self.altmap
+    pub const fn reserve(&self) -> PageCount {
+        self.altmap.reserve()
+    }
+
+    /// Returns how many pages lie before the first that is described.
+    #[must_use]
+    pub const fn data_at(&self) -> PageCount {
+        self.altmap.offset()
     }
 
     /// Returns the pages that the descriptors lie in.
@@ -302,7 +253,7 @@ mod tests {
                 placement.lost().get(),
             );
             assert_eq!(found, expected, "{spec:?}");
-            assert_eq!(placement.altmap().reserve().get(), reserve);
+            assert_eq!(placement.reserve().get(), reserve);
             assert_eq!(placement.layout().range().end(), spec.range.end());
         }
     }
@@ -321,7 +272,7 @@ mod tests {
                 PlacementSpec { reserve: PageCount::new(reserve), ..spec(1 << 20, pages, order) };
             assert_eq!(
                 Placement::try_new(&spec),
-                Err(PlacementError::NoFolioLeft {
+                Err(LayoutError::NoFolioLeft {
                     pages: PageCount::new(pages),
                     reserve: PageCount::new(reserve),
                     metadata: PageCount::new(metadata),
@@ -358,10 +309,10 @@ mod tests {
         let small = PlacementSpec { align: Order::new(18), ..spec(1 << 20, 1 << 18, 0) };
         assert!(matches!(
             Placement::try_new(&small),
-            Err(PlacementError::NoFolioLeft { align, .. }) if align == Order::new(18).pages()
+            Err(LayoutError::NoFolioLeft { align, .. }) if align == Order::new(18).pages()
         ));
         let last = PlacementSpec { align: Order::new(30), ..spec(u64::MAX - 4096, 4000, 0) };
-        assert!(matches!(Placement::try_new(&last), Err(PlacementError::NoFolioLeft { .. })));
+        assert!(matches!(Placement::try_new(&last), Err(LayoutError::NoFolioLeft { .. })));
     }
 
     #[test]
@@ -374,18 +325,18 @@ mod tests {
         let align = Order::PMD.pages();
         assert!(matches!(
             Placement::try_new(&huge(7, 4096, 0)),
-            Err(PlacementError::StartInsidePage { align: found, .. }) if found == align
+            Err(LayoutError::StartInsidePage { align: found, .. }) if found == align
         ));
         assert_eq!(
             Placement::try_new(&huge(0, 4096, 2)),
-            Err(PlacementError::ReserveInsidePage { reserve: PageCount::new(2), align })
+            Err(LayoutError::ReserveInsidePage { reserve: PageCount::new(2), align })
         );
         assert!(matches!(
             Placement::try_new(&spec(0, 1000, 9)),
-            Err(PlacementError::Layout(LayoutError::EndInsideFolio { .. }))
+            Err(LayoutError::EndInsideFolio { .. })
         ));
         let long = PlacementSpec { reserve: PageCount::new(u64::MAX), ..spec(1, 8, 0) };
-        assert!(matches!(Placement::try_new(&long), Err(PlacementError::Addr(_))));
+        assert!(matches!(Placement::try_new(&long), Err(LayoutError::Addr(_))));
         // Base pages over huge ones: the descriptors have a huge page of their own.
         let placement = Placement::try_new(&huge(512, 4096, 512)).unwrap();
         assert_eq!(placement.descriptors().start(), Pfn::new(1024));

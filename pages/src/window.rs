@@ -10,7 +10,7 @@
 
 use core::fmt;
 
-use crate::addr::{PageCount, PageSize, Pfn, PfnRange};
+use crate::addr::{AddrError, PageCount, PageSize, Pfn, PfnRange};
 use crate::byte_len::ByteLen;
 
 /// How much a read fault maps: a power of two from 4 KiB, which is the faulting page alone, to
@@ -21,14 +21,6 @@ use crate::byte_len::ByteLen;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
 pub struct FaultAround(u8);
-
-/// A fault-around size that is more than a page table maps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{asked} cannot be mapped around a fault: at most {max}, which is what a page table maps", max = FaultAround::MAX.len())]
-pub struct FaultAroundError {
-    /// What was asked for.
-    pub asked: ByteLen,
-}
 
 impl FaultAround {
     /// One page of 4 KiB: nothing is mapped around a fault.
@@ -41,12 +33,12 @@ impl FaultAround {
     /// Takes a length, rounded down to a power of two, and up to 4 KiB.
     ///
     /// # Errors
-    /// [`FaultAroundError`] for 2 MiB and a page or more. Linux counts in whole pages too, so it
+    /// [`AddrError::FaultAround`] for 2 MiB and a page or more. Linux counts in whole pages too, so it
     /// takes 2 MiB and a part of a page for 2 MiB.
-    pub const fn try_new(len: ByteLen) -> Result<Self, FaultAroundError> {
+    pub const fn try_new(len: ByteLen) -> Result<Self, AddrError> {
         let page = PageSize::KIB_4;
         if len.get() >> page.shift() > 1 << (Self::MAX.0 as u32 - page.shift()) {
-            return Err(FaultAroundError { asked: len });
+            return Err(AddrError::FaultAround { asked: len });
         }
         if len.get() < page.bytes() {
             return Ok(Self::MIN);
@@ -77,12 +69,6 @@ impl FaultAround {
     #[must_use]
     pub fn doubled(self, most: Self) -> Self {
         Self((self.0 + 1).min(most.0.max(Self::MIN.0)))
-    }
-
-    /// Returns half the length, or [`FaultAround::MIN`].
-    #[must_use]
-    pub fn halved(self) -> Self {
-        Self((self.0 - 1).max(Self::MIN.0))
     }
 
     /// Returns the pages to offer for a fault on the page `fault` of `area`, or `None` if it is none
@@ -210,12 +196,11 @@ mod tests {
                 }
                 None => {
                     let error = FaultAround::try_new(asked).unwrap_err();
-                    assert_eq!(error, FaultAroundError { asked });
+                    assert_eq!(error, AddrError::FaultAround { asked });
                 }
             }
         }
         assert_eq!(FaultAround::default().len(), ByteLen::kib(64));
-        assert_eq!(FaultAround::MIN.halved(), FaultAround::MIN);
         assert_eq!(FaultAround::MAX.doubled(FaultAround::MAX), FaultAround::MAX);
     }
 

@@ -41,7 +41,8 @@ proptest! {
         let batch = ByteLen::new(batch.max(bytes.end.abs_diff(bytes.start) / 3000));
         let extents: Vec<_> = plan.extents().collect();
         prop_assert_eq!(plan.clone().count(), extents.len());
-        let batches: Vec<_> = plan.clone().in_batches(batch).collect();
+        let mut left = plan.clone();
+        let batches: Vec<_> = std::iter::from_fn(|| left.take_batch(batch)).collect();
         prop_assert_eq!(batches.len() as u64, plan.batches(batch));
         prop_assert!(batches.iter().all(|part| part.len() <= batch));
         cover(batches.iter().map(|part| part.bytes.clone()).collect(), &bytes);

@@ -26,6 +26,7 @@
 //! and builds with `--cfg uzone_sanitizer` have the portable path alone.
 
 mod copy_method;
+mod error;
 mod flush;
 mod measure;
 #[cfg(not(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer))))]
@@ -44,12 +45,11 @@ use other as arch;
 use x86_64 as arch;
 
 pub use copy_method::{CopyMethod, copy_bytes, copy_words, zero_bytes, zero_words};
+pub use error::StreamError;
 pub use flush::{WriteBack, copy_flush, flush_words, write_back};
-pub use path::{Path, PathError};
-pub use pattern::{Pattern, PatternError};
-pub use policy::{
-    Basis, CacheState, NextUse, STORE_POLICY, StorePolicy, StorePolicyError, Work, best,
-};
+pub use path::Path;
+pub use pattern::Pattern;
+pub use policy::{Basis, CacheState, NextUse, STORE_POLICY, StorePolicy, Work, best};
 pub use streaming::{Streaming, copy, copy_by, fill, fill_by, zero, zero_by};
 
 /// The length of a cache line, and of the widest store, in bytes.

@@ -5,11 +5,11 @@
 //!
 //! Cost: [`Path::is_available`] is a load and a compare after its first call, which asks the CPU.
 
-use std::error::Error;
 use std::fmt;
 use std::str::FromStr;
 
 use crate::arch;
+use crate::error::StreamError;
 
 /// A kind of store instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -61,60 +61,20 @@ impl fmt::Display for Path {
 }
 
 impl FromStr for Path {
-    type Err = PathError;
+    type Err = StreamError;
 
     /// Takes a name as [`Path::name`] gives it, in any case.
     ///
     /// # Errors
     ///
-    /// [`PathError::Unknown`]. Whether the path is available is not asked here.
-    fn from_str(name: &str) -> Result<Self, PathError> {
+    /// [`StreamError::UnknownPath`]. Whether the path is available is not asked here.
+    fn from_str(name: &str) -> Result<Self, StreamError> {
         Self::ALL
             .into_iter()
             .find(|path| path.name().eq_ignore_ascii_case(name))
-            .ok_or_else(|| PathError::Unknown { name: name.to_owned() })
+            .ok_or_else(|| StreamError::UnknownPath { name: name.to_owned() })
     }
 }
-
-/// A path that cannot be taken.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum PathError {
-    /// No path has this name.
-    Unknown {
-        /// The name as it was given; bytes that are not UTF-8 are replaced.
-        name: String,
-    },
-    /// This build, CPU or operating system does not offer the path.
-    Unavailable {
-        /// The path asked for.
-        path: Path,
-    },
-}
-
-impl fmt::Display for PathError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Unknown { name } => {
-                write!(f, "no stream path is called {name:?}; there are")?;
-                for (index, path) in Path::ALL.into_iter().enumerate() {
-                    write!(f, "{} {path}", if index == 0 { "" } else { "," })?;
-                }
-                Ok(())
-            }
-            Self::Unavailable { path } => {
-                write!(f, "stream path {path} is not available here; there are")?;
-                let available = Path::ALL.into_iter().filter(|path| path.is_available());
-                for (index, path) in available.enumerate() {
-                    write!(f, "{} {path}", if index == 0 { "" } else { "," })?;
-                }
-                Ok(())
-            }
-        }
-    }
-}
-
-impl Error for PathError {}
 
 /// A path that is available: what the architecture files ask for instead of checking again.
 ///

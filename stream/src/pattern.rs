@@ -8,13 +8,13 @@
 //! in bytes where a name ends in `bytes`.
 //! Cost: preparing is some 200 additions; 1.6 KiB of memory each.
 
-use std::error::Error;
 use std::fmt;
 
 use crate::LINE_BYTES;
+use crate::error::StreamError;
 
 /// The longest element, in words.
-const MAX_ELEMENT_WORDS: usize = 12;
+pub(crate) const MAX_ELEMENT_WORDS: usize = 12;
 /// Words of a line.
 const LINE_WORDS: usize = LINE_BYTES / 8;
 /// The longest block, in lines: that of an 11-word element. A 9-word one takes 9.
@@ -50,8 +50,8 @@ impl Pattern {
     ///
     /// # Errors
     ///
-    /// [`PatternError::ElementWords`] unless there are 1 to 12 words.
-    pub fn constant(words: &[u64]) -> Result<Self, PatternError> {
+    /// [`StreamError::ElementWords`] unless there are 1 to 12 words.
+    pub fn constant(words: &[u64]) -> Result<Self, StreamError> {
         let zeroes = [0; MAX_ELEMENT_WORDS];
         // An element that is too long gets too few steps, but its own length is refused first.
         Self::linear(words, &zeroes[..words.len().min(MAX_ELEMENT_WORDS)])
@@ -63,15 +63,15 @@ impl Pattern {
     ///
     /// # Errors
     ///
-    /// [`PatternError::ElementWords`] unless there are 1 to 12 words, and
-    /// [`PatternError::StepWords`] unless there are as many steps.
-    pub fn linear(words: &[u64], steps: &[u64]) -> Result<Self, PatternError> {
+    /// [`StreamError::ElementWords`] unless there are 1 to 12 words, and
+    /// [`StreamError::StepWords`] unless there are as many steps.
+    pub fn linear(words: &[u64], steps: &[u64]) -> Result<Self, StreamError> {
         let element_words = words.len();
         if element_words == 0 || element_words > MAX_ELEMENT_WORDS {
-            return Err(PatternError::ElementWords { words: element_words });
+            return Err(StreamError::ElementWords { words: element_words });
         }
         if steps.len() != element_words {
-            return Err(PatternError::StepWords { words: element_words, steps: steps.len() });
+            return Err(StreamError::StepWords { words: element_words, steps: steps.len() });
         }
         // lcm(n, 8) / 8: 8 is a power of two, so the common divisor is n's lowest set bit, at most 8.
         let block_lines = element_words >> element_words.trailing_zeros().min(3);
@@ -234,36 +234,3 @@ impl PartialEq for Pattern {
 }
 
 impl Eq for Pattern {}
-
-/// A pattern that cannot be prepared.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum PatternError {
-    /// An element has 1 to 12 words; this one had `words`.
-    ElementWords {
-        /// How many words were given.
-        words: usize,
-    },
-    /// There must be a step for each word.
-    StepWords {
-        /// How many words were given.
-        words: usize,
-        /// How many steps were given.
-        steps: usize,
-    },
-}
-
-impl fmt::Display for PatternError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::ElementWords { words } => {
-                write!(f, "a pattern of {words} words: an element has 1 to {MAX_ELEMENT_WORDS}")
-            }
-            Self::StepWords { words, steps } => {
-                write!(f, "a pattern of {words} words with {steps} steps")
-            }
-        }
-    }
-}
-
-impl Error for PatternError {}

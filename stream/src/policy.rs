@@ -19,7 +19,6 @@
 //! the CPU, which takes microseconds; later calls are a load. No thread is started.
 
 use std::env;
-use std::error::Error;
 use std::ffi::OsStr;
 use std::fmt;
 use std::str::FromStr;
@@ -27,7 +26,8 @@ use std::sync::OnceLock;
 
 use crate::arch;
 use crate::copy_method::CopyMethod;
-use crate::path::{Path, PathError};
+use crate::error::StreamError;
+use crate::path::Path;
 
 /// The environment variable that sets stores for a process:
 /// `UZONE_STORE_POLICY=fill=avx512,zero=avx2,copy=avx512-aside`.
@@ -138,7 +138,7 @@ impl StorePolicy {
 
     /// Returns why the value of [`STORE_POLICY`] is not followed, if it is not.
     #[must_use]
-    pub fn problem() -> Option<&'static StorePolicyError> {
+    pub fn problem() -> Option<&'static StreamError> {
         current().problem.as_ref()
     }
 
@@ -268,20 +268,20 @@ impl StorePolicy {
     ///
     /// # Errors
     ///
-    /// [`StorePolicyError`], for the first part that cannot be followed here.
-    pub fn with_text(mut self, text: &str) -> Result<Self, StorePolicyError> {
+    /// [`StreamError::Malformed`], [`StreamError::Twice`] or [`StreamError::Store`], for the first part that
+    /// cannot be followed here.
+    pub fn with_text(mut self, text: &str) -> Result<Self, StreamError> {
         let mut named = Vec::new();
         for part in text.split(',') {
             let shown = || part.to_owned();
-            let (key, store) = part
-                .split_once('=')
-                .ok_or_else(|| StorePolicyError::Malformed { part: shown() })?;
+            let (key, store) =
+                part.split_once('=').ok_or_else(|| StreamError::Malformed { part: shown() })?;
             let work = Work::ALL
                 .into_iter()
                 .find(|work| work.name() == key.trim())
-                .ok_or_else(|| StorePolicyError::Malformed { part: shown() })?;
+                .ok_or_else(|| StreamError::Malformed { part: shown() })?;
             if named.contains(&work) {
-                return Err(StorePolicyError::Twice { work });
+                return Err(StreamError::Twice { work });
             }
             named.push(work);
             let store = store.trim();
@@ -289,10 +289,10 @@ impl StorePolicy {
                 Some(name) if work == Work::Copy => (name, true),
                 _ => (store, false),
             };
-            let wrong = |cause| StorePolicyError::Store { part: shown(), cause };
+            let wrong = |cause| StreamError::Store { part: shown(), cause: Box::new(cause) };
             let path: Path = name.parse().map_err(wrong)?;
             if !path.is_available() {
-                return Err(wrong(PathError::Unavailable { path }));
+                return Err(wrong(StreamError::Unavailable { path }));
             }
             let way = match path {
                 Path::Portable => CopyMethod::String,
@@ -322,10 +322,10 @@ impl fmt::Display for StorePolicy {
 }
 
 impl FromStr for StorePolicy {
-    type Err = StorePolicyError;
+    type Err = StreamError;
 
     /// [`StorePolicy::for_cpu`] with the works that the text names replaced.
-    fn from_str(text: &str) -> Result<Self, StorePolicyError> {
+    fn from_str(text: &str) -> Result<Self, StreamError> {
         Self::for_cpu().with_text(text)
     }
 }
@@ -337,51 +337,10 @@ pub fn best() -> Path {
     StorePolicy::current().store(Work::Fill)
 }
 
-/// A value of [`STORE_POLICY`] that cannot be followed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum StorePolicyError {
-    /// A part is not `fill=`, `zero=` or `copy=` and a store.
-    Malformed {
-        /// The part.
-        part: String,
-    },
-    /// A work is named twice.
-    Twice {
-        /// The work.
-        work: Work,
-    },
-    /// A store has no such name, or this CPU does not have it.
-    Store {
-        /// The part.
-        part: String,
-        /// What is wrong with the store.
-        cause: PathError,
-    },
-}
-
-impl fmt::Display for StorePolicyError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Malformed { part } => write!(
-                f,
-                "{part:?} is not fill=STORE, zero=STORE or copy=STORE; write it as {STORE_POLICY}={}",
-                StorePolicy::for_cpu()
-            ),
-            Self::Twice { work } => {
-                write!(f, "{} has two stores; write it once in {STORE_POLICY}", work.name())
-            }
-            Self::Store { part, cause } => write!(f, "in {part:?} of {STORE_POLICY}: {cause}"),
-        }
-    }
-}
-
-impl Error for StorePolicyError {}
-
 /// The policy of a process, and why the environment's is not it.
 struct Current {
     policy: StorePolicy,
-    problem: Option<StorePolicyError>,
+    problem: Option<StreamError>,
 }
 
 static CURRENT: OnceLock<Current> = OnceLock::new();

@@ -1,6 +1,6 @@
 //! Patterns: what they accept, and that moving and shifting them agrees with a plain model.
 
-use uzone_stream::{Path, Pattern, PatternError, fill_by};
+use uzone_stream::{Path, Pattern, StreamError, fill_by};
 
 /// Enough for two blocks of every element; less where it takes long.
 const IMAGE_BYTES: usize = if cfg!(miri) { 200 } else { 1500 };
@@ -23,16 +23,16 @@ fn an_element_has_1_to_12_words_and_a_step_for_each() {
     for words in [0, 13, 14, 100] {
         assert_eq!(
             Pattern::constant(&vec![1; words]),
-            Err(PatternError::ElementWords { words }),
+            Err(StreamError::ElementWords { words }),
             "{words}"
         );
     }
     for words in 1..=12 {
         assert_eq!(Pattern::constant(&vec![1; words]).unwrap().element_bytes(), words * 8);
         let error = Pattern::linear(&vec![1; words], &vec![1; words - 1]);
-        assert_eq!(error, Err(PatternError::StepWords { words, steps: words - 1 }));
+        assert_eq!(error, Err(StreamError::StepWords { words, steps: words - 1 }));
         let error = Pattern::linear(&vec![1; words], &vec![1; words + 1]);
-        assert_eq!(error, Err(PatternError::StepWords { words, steps: words + 1 }));
+        assert_eq!(error, Err(StreamError::StepWords { words, steps: words + 1 }));
     }
 }
 

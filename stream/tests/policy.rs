@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use uzone_stream::{
-    Basis, CacheState, NextUse, Path, STORE_POLICY, StorePolicy, StorePolicyError, Work, best,
+    Basis, CacheState, NextUse, Path, STORE_POLICY, StorePolicy, StreamError, Work, best,
 };
 
 /// Set in a child: what it is to assert.
@@ -58,7 +58,7 @@ fn the_child_agrees_with_its_parent() {
         "malformed" => {
             assert_eq!(policy, &StorePolicy::for_cpu());
             let problem = problem.expect("a problem");
-            assert!(matches!(problem, StorePolicyError::Malformed { .. }), "{problem:?}");
+            assert!(matches!(problem, StreamError::Malformed { .. }), "{problem:?}");
         }
         text => {
             assert_eq!((policy.to_string().as_str(), problem), (text, None));

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use uzone::model::Chunks;
 use uzone::{BindOptions, ByteLen, MemoryKind, PinOptions, Pool};
-use uzone::{PoolOptions, Pooled, PopulateOptions, Region, TakeFailure, Zone};
+use uzone::{PoolError, PoolOptions, Pooled, PopulateOptions, Region, Zone};
 
 type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
@@ -102,7 +102,7 @@ fn main() -> Outcome<()> {
         all.push(pool.take()?);
     }
     match pool.take() {
-        Err(TakeFailure::Exhausted { free, .. }) => {
+        Err(PoolError::Exhausted { free, .. }) => {
             println!("{} blocks are in use; {free} more are addresses only", all.len());
         }
         other => return Err(format!("a block that was never populated: {other:?}").into()),

@@ -18,8 +18,7 @@ use std::sync::{Mutex, PoisonError};
 
 use uzone_os::{Exclusive, Mapping, SystemRoot, memory};
 use uzone_pages::{
-    ByteLen, Order, PageCount, Payload, PfnRange, Placement, PlacementError, PlacementSpec,
-    Template,
+    ByteLen, LayoutError, Order, PageCount, Payload, PfnRange, Placement, PlacementSpec, Template,
 };
 
 use crate::error::BindError;
@@ -75,7 +74,7 @@ pub(crate) fn place<P: Payload>(
     };
     match Placement::try_new(&spec) {
         // The default is for regions with room for it.
-        Err(PlacementError::NoFolioLeft { .. }) if altmap.align.is_none() => {
+        Err(LayoutError::NoFolioLeft { .. }) if altmap.align.is_none() => {
             Ok(Placement::try_new(&PlacementSpec { align: Order::BASE, ..spec })?)
         }
         placement => Ok(placement?),
@@ -85,8 +84,8 @@ pub(crate) fn place<P: Payload>(
 /// Returns what a report states about the pages of `range` that are not described.
 pub(crate) fn report(placement: &Placement, range: PfnRange) -> Option<AltmapReport> {
     Some(AltmapReport {
-        range: PfnRange::try_new(range.start(), placement.altmap().offset()).ok()?,
-        reserve: placement.altmap().reserve(),
+        range: PfnRange::try_new(range.start(), placement.data_at()).ok()?,
+        reserve: placement.reserve(),
         descriptors: placement.descriptors().pages(),
         lost: placement.lost(),
     })
@@ -107,8 +106,8 @@ impl Cut {
         placement: &Placement,
         altmap: &AltmapOptions,
     ) -> Result<Self, (Region, BindError)> {
-        let reserve = placement.altmap().reserve();
-        let data_at = placement.altmap().offset().get();
+        let reserve = placement.reserve();
+        let data_at = placement.data_at().get();
         // The descriptors start behind the reserve, which is behind the region's start.
         let descriptors_at = placement.descriptors().start().get() - range.start().get();
         let gap = descriptors_at - reserve.get();

@@ -12,10 +12,11 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use uzone_os::{Access, AccessError, Mapping};
-use uzone_pages::{Batch, ByteLen, Nearness, Pace, PageSize, Plan, PlanError};
+use uzone_pages::{Batch, ByteLen, Nearness, Pace, PageSize, Plan};
 use uzone_stream::{CopyMethod, NextUse, Work as StoreWork};
 
-use crate::clear::{Batching, ClearError, Cleared, ZeroOptions, check_inside};
+use crate::clear::{Batching, Cleared, ZeroOptions, check_inside};
+use crate::error::WriteError;
 use crate::options::Progress;
 use crate::stores;
 
@@ -58,7 +59,7 @@ impl<'a, 'o> Job<'a, 'o> {
         start: u64,
         len: ByteLen,
         options: &'o ZeroOptions,
-    ) -> Result<Self, ClearError> {
+    ) -> Result<Self, WriteError> {
         Self::new(Work { dst, src: None, start }, page, len, options)
     }
 
@@ -70,14 +71,14 @@ impl<'a, 'o> Job<'a, 'o> {
         (src, src_start): (&'a Mapping, u64),
         len: ByteLen,
         options: &'o ZeroOptions,
-    ) -> Result<Self, ClearError> {
+    ) -> Result<Self, WriteError> {
         check_inside(src, src_start, len)?;
         check_inside(dst, start, len)?;
         // Both ranges are mapped, so neither address wraps. They have 64 bits: the package below
         // compiles for nothing else.
         let (to, from) = (dst.addr().get() as u64 + start, src.addr().get() as u64 + src_start);
         if to < from.saturating_add(len.get()) && from < to.saturating_add(len.get()) {
-            return Err(ClearError::Overlap { from, to, len });
+            return Err(WriteError::Overlap { from, to, len });
         }
         Self::new(Work { dst, src: Some((src, src_start)), start }, page, len, options)
     }
@@ -87,15 +88,15 @@ impl<'a, 'o> Job<'a, 'o> {
         page: PageSize,
         len: ByteLen,
         options: &'o ZeroOptions,
-    ) -> Result<Self, ClearError> {
+    ) -> Result<Self, WriteError> {
         let bytes = check_inside(work.dst, work.start, len)?;
         let plan = Plan::try_new(bytes, options.hint, page)?;
-        let len_bytes = len.to_usize().map_err(|_| PlanError::Empty { start: 0, end: 0 })?;
+        let len_bytes = len.to_usize()?;
         if work.dst.access() == Access::ReadOnly {
             return Err(AccessError::ReadOnly { offset: work.start, len_bytes }.into());
         }
         if let Some(way) = options.way.filter(|way| !way.is_available()) {
-            return Err(ClearError::Unavailable { way });
+            return Err(WriteError::Unavailable { way });
         }
         let kind = if work.src.is_some() { StoreWork::Copy } else { StoreWork::Zero };
         let near_bytes = usize::try_from(page.bytes() * (2 * uzone_pages::NEIGHBOUR_PAGES + 1));

@@ -10,45 +10,12 @@ use std::ops::Range;
 use std::sync::atomic::AtomicU64;
 
 use uzone_os::AccessError;
-use uzone_pages::{AddrError, ByteLen, Content, Payload, Pfn};
+use uzone_pages::{ByteLen, Content, Payload};
 
-use crate::error::PinError;
+use crate::error::WriteError;
 use crate::hold::Pinned;
 use crate::inner::Inner;
 use crate::pagemap::Pagemap;
-
-/// Bytes that were not written to a bound region.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum WriteFailure {
-    /// The bytes are not all inside the region.
-    #[error("cannot write {len_bytes} bytes at byte {offset_bytes:#x}: {cause}")]
-    NotHere {
-        /// Where the first byte should have gone.
-        offset_bytes: u64,
-        /// How many bytes were given.
-        len_bytes: usize,
-        /// Why there are no such pages.
-        #[source]
-        cause: AddrError,
-    },
-    /// The pages could not be pinned.
-    #[error("cannot write bytes: {0}")]
-    Pin(#[source] PinError),
-    /// A page is not being filled.
-    #[error(
-        "cannot fill page {pfn}: its content is {content}; advance it from absent to filling first"
-    )]
-    NotFilling {
-        /// The first such page.
-        pfn: Pfn,
-        /// What is known about its bytes.
-        content: Content,
-    },
-    /// The memory cannot be written.
-    #[error(transparent)]
-    Access(#[from] AccessError),
-}
 
 impl<P: Payload> Inner<P> {
     /// Writes to the region for a caller who may.
@@ -96,14 +63,15 @@ impl<P: Payload> Pagemap<P> {
     /// place and does not make its bytes the holder's alone.
     ///
     /// # Errors
-    /// [`WriteFailure`] if a page cannot be pinned ([`Pagemap::pin`]) or the memory cannot be written.
+    /// [`WriteError::Outside`] if the bytes are not all inside the region, [`WriteError::Pin`] if a page
+    /// cannot be pinned ([`Pagemap::pin`]), and [`WriteError::Access`] if the memory cannot be written.
     #[track_caller]
-    pub fn pin_and_write(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), WriteFailure> {
+    pub fn pin_and_write(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), WriteError> {
         if bytes.is_empty() {
             return Ok(());
         }
         let range = self.range_of(offset_bytes, bytes.len())?;
-        let pinned = self.pin(range).map_err(WriteFailure::Pin)?;
+        let pinned = self.pin(range)?;
         self.inner.write(offset_bytes, bytes)?;
         drop(pinned);
         Ok(())
@@ -114,8 +82,9 @@ impl<P: Payload> Pagemap<P> {
     /// advances it to *present* afterwards ([`Pagemap::advance`]).
     ///
     /// # Errors
-    /// [`WriteFailure::NotFilling`] if a page is in another state; then no byte is copied.
-    pub fn fill_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), WriteFailure> {
+    /// [`WriteError::NotFilling`] if a page is in another state; then no byte is copied. Else as
+    /// [`Pagemap::pin_and_write`].
+    pub fn fill_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), WriteError> {
         if bytes.is_empty() {
             return Ok(());
         }
@@ -123,10 +92,9 @@ impl<P: Payload> Pagemap<P> {
         for pfn in range.iter() {
             match self.content(pfn) {
                 Some(Content::Filling) => {}
-                Some(content) => return Err(WriteFailure::NotFilling { pfn, content }),
+                Some(content) => return Err(WriteError::NotFilling { pfn, content }),
                 None => {
-                    let failure = crate::pin_target::not_here(&*self.inner, range);
-                    return Err(WriteFailure::Pin(failure));
+                    return Err(crate::pin_target::not_here(&*self.inner, range).into());
                 }
             }
         }
@@ -138,8 +106,8 @@ impl<P: Payload> Pagemap<P> {
         &self,
         offset_bytes: u64,
         len_bytes: usize,
-    ) -> Result<uzone_pages::PfnRange, WriteFailure> {
+    ) -> Result<uzone_pages::PfnRange, WriteError> {
         self.range_at(offset_bytes, ByteLen::new(len_bytes as u64)) // at most 64 bits
-            .map_err(|cause| WriteFailure::NotHere { offset_bytes, len_bytes, cause })
+            .map_err(|cause| WriteError::Outside { offset_bytes, len_bytes, cause })
     }
 }

@@ -21,43 +21,14 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
-use uzone_os::{AccessError, Mapping, RangeError};
-use uzone_pages::{ByteLen, PlanError};
+use uzone_os::{AccessError, Mapping};
+use uzone_pages::ByteLen;
 use uzone_stream::{CacheState, CopyMethod, NextUse};
 
 use crate::batches::{Batched, Job};
+use crate::error::WriteError;
 use crate::options::{Cancel, Progress};
 use crate::region::Region;
-
-/// Memory that was not cleared or copied. No byte was written.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum ClearError {
-    /// There is no byte to write, or the hint is not among them.
-    #[error(transparent)]
-    Plan(#[from] PlanError),
-    /// The bytes are not all inside of the region, or it is read-only.
-    #[error(transparent)]
-    Access(#[from] AccessError),
-    /// Source and destination share bytes.
-    #[error(
-        "cannot copy {len} from {from:#x} to {to:#x}: they overlap; copy in two steps, by way of other memory"
-    )]
-    Overlap {
-        /// The address of the first byte to read.
-        from: u64,
-        /// The address of the first byte to write.
-        to: u64,
-        /// How many.
-        len: ByteLen,
-    },
-    /// This CPU does not have the stores that were asked for.
-    #[error("stores of the kind '{way}' are not available here: leave the choice to measurement")]
-    Unavailable {
-        /// What was asked for.
-        way: CopyMethod,
-    },
-}
 
 /// How often a caller that shares its thread is let run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -197,15 +168,16 @@ impl Region {
     /// dies otherwise.
     ///
     /// # Errors
-    /// [`ClearError`] if the bytes are not all inside, the hint is none of them, or the region is
-    /// read-only. Nothing is written then. A cancelled call is no error: the answer states what
-    /// was done.
+    /// [`WriteError::Access`] if the bytes are not all inside or the region is read-only,
+    /// [`WriteError::Addr`] if there are none or the hint is not among them, and
+    /// [`WriteError::Unavailable`] if this CPU lacks the stores of the options. Nothing is written then.
+    /// A cancelled call is no error: the answer states what was done.
     pub fn zero_range(
         &self,
         offset_bytes: u64,
         len: ByteLen,
         options: &ZeroOptions,
-    ) -> Result<Cleared, ClearError> {
+    ) -> Result<Cleared, WriteError> {
         let job = Job::zero(self.mapping(), self.page_size(), offset_bytes, len, options)?;
         Ok(job.run())
     }
@@ -235,7 +207,7 @@ impl Region {
         offset_bytes: u64,
         len: ByteLen,
         options: &ZeroOptions,
-    ) -> Result<Batched<'_>, ClearError> {
+    ) -> Result<Batched<'_>, WriteError> {
         let job = Job::zero(self.mapping(), self.page_size(), offset_bytes, len, options)?;
         Ok(job.batched())
     }
@@ -248,8 +220,8 @@ impl Region {
     /// read-only, the bytes go through a buffer, at a third of the rate.
     ///
     /// # Errors
-    /// [`ClearError`] as [`Region::zero_range`], and [`ClearError::Overlap`] if both share bytes by
-    /// their addresses. Two regions that map the same bytes of a file are not recognised.
+    /// As [`Region::zero_range`], and [`WriteError::Overlap`] if both share bytes by their addresses. Two
+    /// regions that map the same bytes of a file are not recognised.
     pub fn copy_range(
         &self,
         offset_bytes: u64,
@@ -257,7 +229,7 @@ impl Region {
         from_bytes: u64,
         len: ByteLen,
         options: &CopyOptions,
-    ) -> Result<Cleared, ClearError> {
+    ) -> Result<Cleared, WriteError> {
         let from = (from.mapping(), from_bytes);
         Ok(Job::copy(self.mapping(), self.page_size(), offset_bytes, from, len, options)?.run())
     }
@@ -274,7 +246,7 @@ impl Region {
         from_bytes: u64,
         len: ByteLen,
         options: &CopyOptions,
-    ) -> Result<Batched<'a>, ClearError> {
+    ) -> Result<Batched<'a>, WriteError> {
         let from = (from.mapping(), from_bytes);
         let job = Job::copy(self.mapping(), self.page_size(), offset_bytes, from, len, options)?;
         Ok(job.batched())
@@ -329,12 +301,12 @@ pub(crate) fn check_inside(
     mapping: &Mapping,
     start: u64,
     len: ByteLen,
-) -> Result<std::ops::Range<u64>, ClearError> {
+) -> Result<std::ops::Range<u64>, WriteError> {
     let len_bytes = mapping.len().get();
     // No mapping ends at the last number, so an end that was cut is beyond.
     let end = start.saturating_add(len.get());
     if end > len_bytes {
-        return Err(AccessError::from(RangeError::Beyond { start, end, len_bytes }).into());
+        return Err(AccessError::Beyond { start, end, len_bytes }.into());
     }
     Ok(start..end)
 }

@@ -4,10 +4,11 @@ use uzone_pages::{ByteLen, Content, Order, Payload, Pfn, PfnRange};
 
 use crate::batches::Job;
 use crate::clear::{Cleared, CopyOptions};
+use crate::error::{PinError, WriteError};
 use crate::pagemap::Pagemap;
 use crate::panics::FirstPanic;
 use crate::pin_target::PinTarget;
-use crate::zero::{CLEARABLE, Unclearable, ZeroFailure, Zeroed};
+use crate::zero::{CLEARABLE, Unclearable, Zeroed};
 
 impl<P: Payload> Pagemap<P> {
     /// Copies the folio at `from` to the one at `to`, by the largest extent and past the cache where
@@ -15,37 +16,37 @@ impl<P: Payload> Pagemap<P> {
     /// for the time, and the destination this thread's alone; it is *present* afterwards.
     ///
     /// # Errors
-    /// [`ZeroFailure`] if a page is not the region's, the folios are not of the same order, the
-    /// source's bytes are not there or have bad ones among them, or the destination is pinned, bad
-    /// or somebody else's. If it was cancelled, the destination's content is unknown, and the answer
-    /// states how much was copied.
+    /// [`WriteError::Pin`] if a page is not the region's, [`WriteError::CutsFolio`] if it is no head or the
+    /// folios are not of the same order, [`WriteError::Copy`] if the source's bytes are not there or have bad
+    /// ones among them, or the destination is pinned, bad or taken by another thread, and else as
+    /// [`Region::copy_range`](crate::Region::copy_range). If it was cancelled, the destination's content is
+    /// unknown, and the answer states how much was copied.
     pub fn copy_folio<Q: Payload>(
         &self,
         to: Pfn,
         source: &Pagemap<Q>,
         from: Pfn,
         options: &CopyOptions,
-    ) -> Result<Cleared, ZeroFailure> {
+    ) -> Result<Cleared, WriteError> {
         let (order, other) = (self.inner.order(), source.inner.order());
         let to = folio_at(to, order, self.range())?;
         let from = folio_at(from, other, source.range())?;
         if order != other {
-            return Err(ZeroFailure::CutsFolio { asked: from, order });
+            return Err(WriteError::CutsFolio { asked: from, order });
         }
         // A pin: while it lasts, the bytes are there and stay.
-        let held = source.try_pin(from).map_err(|failure| ZeroFailure::Copy {
+        let held = source.try_pin(from).map_err(|failure| WriteError::Copy {
             pfn: from.start(),
             cause: match failure {
-                crate::PinError::Refused {
-                    cause: uzone_pages::HoldError::Content(content),
-                    ..
-                } => Unclearable::Content(content),
+                PinError::Refused { cause: uzone_pages::HoldError::Content(content), .. } => {
+                    Unclearable::Content(content)
+                }
                 _ => Unclearable::Poisoned,
             },
         })?;
         let cause = self.take_for_copy(to);
         if let Some(cause) = cause {
-            return Err(ZeroFailure::Copy { pfn: to.start(), cause });
+            return Err(WriteError::Copy { pfn: to.start(), cause });
         }
         let bytes = self.inner.bytes_of(to);
         let source_bytes = (source.inner.region.memory(), source.inner.bytes_of(from).start);
@@ -64,7 +65,7 @@ impl<P: Payload> Pagemap<P> {
         };
         if !zeroed.bad.is_empty() {
             let cause = Unclearable::Poisoned;
-            return Err(ZeroFailure::Copy { pfn: to.start(), cause });
+            return Err(WriteError::Copy { pfn: to.start(), cause });
         }
         if copied.is_whole() {
             // A faster thread has taken it over as it is.
@@ -92,13 +93,13 @@ impl<P: Payload> Pagemap<P> {
 }
 
 /// Returns the folio that starts at page `pfn` of the pages `region`.
-fn folio_at(pfn: Pfn, order: Order, region: PfnRange) -> Result<PfnRange, ZeroFailure> {
+fn folio_at(pfn: Pfn, order: Order, region: PfnRange) -> Result<PfnRange, WriteError> {
     let asked = PfnRange::try_new(pfn, order.pages()).unwrap_or(region);
     if !region.contains_range(asked) {
-        return Err(ZeroFailure::NotHere { asked, region });
+        return Err(PinError::NotHere { asked, region }.into());
     }
     if !pfn.is_aligned(order) {
-        return Err(ZeroFailure::CutsFolio { asked, order });
+        return Err(WriteError::CutsFolio { asked, order });
     }
     Ok(asked)
 }

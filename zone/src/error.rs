@@ -1,18 +1,22 @@
-//! Why a bind, a pin, a fault or a step of poison was refused.
+//! Why a bind, a pin, a write, a fault or a step of poison was refused.
 
 use std::fmt;
 
-use uzone_os::{MapError, MappingError, memory};
+use uzone_os::{AccessError, MapError, MappingError, memory};
 use uzone_pages::{
-    AddrError, ByteLen, EnterError, HoldError, LayoutError, MemoryKind, Order, PageCount, Pfn,
-    PfnRange, PlacementError,
+    AddrError, ByteLen, Content, HoldError, LayoutError, MemoryKind, Order, PageCount, Pfn,
+    PfnRange,
 };
+use uzone_stream::CopyMethod;
+
+use crate::region::Backing;
+use crate::zero::Unclearable;
 
 /// Why a region could not be bound.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BindError {
-    /// The region starts or ends inside a folio.
+    /// The region starts or ends inside a folio, or its descriptors do not fit in it.
     #[error(transparent)]
     Layout(#[from] LayoutError),
     /// A frame number beyond 64 bits.
@@ -84,9 +88,6 @@ pub enum BindError {
          private, of no file and reads as zero: ask for Init::Eager, or leave the choice to bind"
     )]
     OldBytes,
-    /// The descriptors do not fit in the region.
-    #[error(transparent)]
-    Placement(#[from] PlacementError),
     /// Others may have the memory that the descriptors are to lie in.
     #[error(
         "the descriptors cannot lie in memory that others may change: vouch for it with \
@@ -152,7 +153,7 @@ pub enum BindError {
     },
 }
 
-/// Why pages were not held.
+/// Why pages were not held, or a page was not marked as bad or as good.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PinError {
@@ -185,7 +186,10 @@ pub enum PinError {
         len_bytes: u64,
     },
     /// A page is not described: it holds the descriptors of the region, or is kept for its owner.
-    #[error("page {pfn} holds the descriptors of the region: the pages {metadata} cannot be held")]
+    #[error(
+        "page {pfn} holds the descriptors of the region: the pages {metadata} cannot be held or marked; \
+         if one of them is bad, unbind the region, and bind it without that page"
+    )]
     Metadata {
         /// The first such page that was asked for.
         pfn: Pfn,
@@ -243,50 +247,124 @@ pub enum PinError {
     },
     /// The pagemap admits no guard.
     #[error("cannot hold pages of this region: {0}")]
-    NotAdmitted(#[source] EnterError),
-}
-
-/// Why a page was not marked, or not mended.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum PoisonFailure {
-    /// The page does not belong to the region.
-    #[error("page {pfn} does not belong to the region, which has {region}")]
-    NotHere {
-        /// The page that was given.
-        pfn: Pfn,
-        /// The pages of the region.
-        region: PfnRange,
-    },
-    /// The page holds the descriptors of the region, or is kept for its owner.
-    #[error(
-        "page {pfn} holds the descriptors of the region: nothing can tell what is left of \
-         {metadata}; unbind the region, and bind it without that page"
-    )]
-    Metadata {
-        /// The page that was given.
-        pfn: Pfn,
-        /// All such pages of the region.
-        metadata: PfnRange,
-    },
-    /// The page is bad already.
+    NotAdmitted(#[source] HoldError),
+    /// The page is to be marked as bad, and is already.
     #[error("page {pfn} is known to be bad")]
-    Known {
+    AlreadyPoisoned {
         /// The page that was given.
         pfn: Pfn,
     },
-    /// Somebody is clearing or filling the page, and has not heard yet that it is bad.
+    /// The page is to be marked as good, and is not bad.
+    #[error("page {pfn} is not bad: there is nothing to mend")]
+    NotPoisoned {
+        /// The page that was given.
+        pfn: Pfn,
+    },
+    /// The page is to be marked as good while a thread clears or fills it, which has not seen yet that it
+    /// is bad.
     #[error("page {pfn} is being cleared or filled: mend it when that has ended")]
     Owned {
         /// The page that was given.
         pfn: Pfn,
     },
-    /// The page is good.
-    #[error("page {pfn} is not bad: there is nothing to mend")]
-    Good {
-        /// The page that was given.
+}
+
+// It is returned by each pin, so it stays small.
+const _: () = assert!(size_of::<PinError>() <= 40);
+
+/// Why bytes of a region were not written, cleared, copied, given back or made persistent.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum WriteError {
+    /// The pages are not all the region's, or they cannot be pinned.
+    #[error("cannot use the pages: {0}")]
+    Pin(#[from] PinError),
+    /// The bytes are not all inside the region.
+    #[error("cannot write {len_bytes} bytes at byte {offset_bytes:#x}: {cause}")]
+    Outside {
+        /// Where the first byte should have gone.
+        offset_bytes: u64,
+        /// How many bytes were given.
+        len_bytes: usize,
+        /// Why there are no such pages.
+        #[source]
+        cause: AddrError,
+    },
+    /// There is no byte to clear or copy, or the hint is not among them.
+    #[error(transparent)]
+    Addr(#[from] AddrError),
+    /// The memory is read-only, not there, or shorter than the bytes that were asked for.
+    #[error(transparent)]
+    Access(#[from] AccessError),
+    /// The range starts or ends inside a folio, whose content is one.
+    #[error("{asked} cut a folio of order {order}: content is a folio's, so take whole ones")]
+    CutsFolio {
+        /// The pages that were asked for.
+        asked: PfnRange,
+        /// The order of the region's folios.
+        order: Order,
+    },
+    /// A page is not being filled.
+    #[error(
+        "cannot fill page {pfn}: its content is {content}; advance it from absent to filling first"
+    )]
+    NotFilling {
+        /// The first such page.
+        pfn: Pfn,
+        /// What is known about its bytes.
+        content: Content,
+    },
+    /// A folio cannot be copied: its bytes have to be there, and no other thread may have those of the
+    /// destination.
+    #[error("cannot copy the folio of page {pfn}: {cause}")]
+    Copy {
+        /// The page.
+        pfn: Pfn,
+        /// Why not.
+        #[source]
+        cause: Unclearable,
+    },
+    /// Source and destination share bytes.
+    #[error(
+        "cannot copy {len} from {from:#x} to {to:#x}: they overlap; copy in two steps, by way of other memory"
+    )]
+    Overlap {
+        /// The address of the first byte to read.
+        from: u64,
+        /// The address of the first byte to write.
+        to: u64,
+        /// How many.
+        len: ByteLen,
+    },
+    /// This CPU does not have the stores that were asked for.
+    #[error("stores of the kind '{way}' are not available here: leave the choice to measurement")]
+    Unavailable {
+        /// What was asked for.
+        way: CopyMethod,
+    },
+    /// The kernel does not take the pages back.
+    #[error("cannot give pages back: {0}")]
+    Punch(#[source] MappingError),
+    /// A page is bad: what was written there is lost.
+    #[error("cannot make page {pfn} last: it is bad, and its bytes are lost")]
+    Poisoned {
+        /// The first such page.
         pfn: Pfn,
     },
+    /// The memory ends with the process, or what is behind it is not known.
+    #[error(
+        "cannot make bytes last: the region is {backing}, which has no storage; use a file, a file on a DAX mount, or a DAX device"
+    )]
+    NoStorage {
+        /// What the memory is.
+        backing: Backing,
+    },
+    /// The CPU, or this build, has no instruction that writes cache lines back.
+    #[error("cannot make bytes last: this build has no instruction that writes cache lines back")]
+    NoInstruction,
+    /// The device did not take the pages.
+    #[error("cannot make bytes last: {0}")]
+    Sync(#[source] MappingError),
 }
 
 /// Why a page could not be produced.

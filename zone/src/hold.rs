@@ -24,7 +24,7 @@ use std::ops::Range;
 use std::panic::Location;
 use std::sync::atomic::AtomicU64;
 
-use uzone_os::{AccessError, LiveGuard, Pins, RangeError, References, Sort};
+use uzone_os::{AccessError, LiveGuard, Pins, References, Sort};
 use uzone_pages::{
     ByteLen, Content, HoldError, HoldKind, Order, PageCount, Pfn, PfnRange, Span, SpanRefused, Word,
 };
@@ -162,7 +162,7 @@ impl<S: Sort> Hold<S> {
 
     pub(crate) fn words(&self, range: Range<u64>) -> Result<&[AtomicU64], AccessError> {
         let Range { start, end } = range;
-        let none = RangeError::Empty { start, end };
+        let none = AccessError::Empty { start, end };
         let len_bytes = end.checked_sub(start).ok_or(none)?;
         check_inside(start, usize::try_from(len_bytes).map_err(|_| none)?, self.len())?;
         self.inner.words(self.span.range().start(), start, len_bytes)

@@ -23,7 +23,7 @@ use std::ops::Range;
 use uzone_os::bus::WatchError;
 use uzone_pages::{AddrError, ByteLen, Content, MemoryKind, Payload, Pfn, PfnRange};
 
-use crate::error::{PinError, PoisonFailure};
+use crate::error::PinError;
 use crate::hold::{PinOptions, Pinned, Referenced};
 use crate::ops::{Owner, Poisoned};
 use crate::pagemap::Pagemap;
@@ -169,7 +169,7 @@ impl<'a, P: Payload> PagemapView<'a, P> {
     ///
     /// # Errors
     /// As [`Pagemap::poison`].
-    pub fn poison(self, pfn: Pfn) -> Result<Poisoned, PoisonFailure> {
+    pub fn poison(self, pfn: Pfn) -> Result<Poisoned, PinError> {
         self.0.poison(pfn)
     }
 
@@ -177,7 +177,7 @@ impl<'a, P: Payload> PagemapView<'a, P> {
     ///
     /// # Errors
     /// As [`Pagemap::unpoison`].
-    pub fn unpoison(self, pfn: Pfn) -> Result<(), PoisonFailure> {
+    pub fn unpoison(self, pfn: Pfn) -> Result<(), PinError> {
         self.0.unpoison(pfn)
     }
 

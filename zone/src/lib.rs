@@ -96,9 +96,8 @@ mod zone;
 
 pub use batches::Batched;
 pub use bind::BindFailure;
-pub use bytes::WriteFailure;
-pub use clear::{Batching, ClearError, Cleared, CopyOptions, ZeroOptions};
-pub use error::{BindError, FaultError, PinError, PoisonFailure};
+pub use clear::{Batching, Cleared, CopyOptions, ZeroOptions};
+pub use error::{BindError, FaultError, PinError, WriteError};
 pub use guards::Holder;
 pub use hold::{ListTooShort, PinOptions, Pinned, Referenced};
 pub use init_method::InitMethod;
@@ -107,10 +106,9 @@ pub use memmap_cache::{MemmapPages, Source};
 pub use ops::{Owner, PagemapOps, Poisoned, Populate};
 pub use options::{AltmapOptions, BindOptions, Cancel, Init, Progress};
 pub use pagemap::{Busy, Pagemap};
-pub use persist::PersistFailure;
 pub use pin_target::Segment;
 pub use pinned_ranges::PinnedRanges;
-pub use pool::{FreeFailure, Pool, PoolOptions, PoolStats, Pooled, TakeFailure};
+pub use pool::{Pool, PoolError, PoolOptions, PoolStats, Pooled};
 pub use populate::{Huge, NotPopulated, PopulateOptions, PopulateReport};
 pub use region::{Backing, NotAdopted, Region, RegionError};
 pub use region_view::RegionView;
@@ -120,13 +118,13 @@ pub use uzone_os::bus;
 pub use uzone_os::hugepages::HugeSize;
 pub use uzone_os::memory::Limit;
 pub use uzone_os::{
-    Access, AccessError, Addr, Anonymous, CopyDirection, DaxError, Exclusivity, FileId, HugeAdvice,
-    MapError, Mapping, MappingError, Populated, RangeError, Reserve, Sharing,
+    Access, AccessError, Addr, Anonymous, CopyDirection, Exclusivity, FileId, HugeAdvice, MapError,
+    Mapping, MappingError, Populated, Reserve, Sharing,
 };
 pub use uzone_stream::{
-    CacheState, CopyMethod, NextUse, Path as StorePath, STORE_POLICY, StorePolicy,
-    StorePolicyError, Work as StoreWork,
+    CacheState, CopyMethod, NextUse, Path as StorePath, STORE_POLICY, StorePolicy, StreamError,
+    Work as StoreWork,
 };
 pub use view::PageView;
-pub use zero::{Unclearable, ZeroFailure, Zeroed};
+pub use zero::{Unclearable, Zeroed};
 pub use zone::Zone;

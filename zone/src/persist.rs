@@ -12,64 +12,29 @@
 
 use std::ops::Range;
 
-use uzone_os::{AccessError, MappingError};
-use uzone_pages::{Payload, Pfn, PfnRange};
+use uzone_pages::{Payload, PfnRange};
 
-use crate::bytes::WriteFailure;
-use crate::error::PinError;
+use crate::error::WriteError;
 use crate::inner::Inner;
 use crate::pagemap::Pagemap;
 use crate::pin_target::{self, PinTarget};
 use crate::region::{Backing, Region};
-
-/// Bytes that may not survive a loss of power.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum PersistFailure {
-    /// Not every page belongs to the region.
-    #[error("cannot make pages last: {0}")]
-    NotHere(#[source] PinError),
-    /// A page is bad: what was written there is lost.
-    #[error("cannot make page {pfn} last: it is bad, and its bytes are lost")]
-    Poisoned {
-        /// The first such page.
-        pfn: Pfn,
-    },
-    /// The memory ends with the process, or what is behind it is not known.
-    #[error(
-        "cannot make bytes last: the region is {backing}, which has no storage; use a file, a file on a DAX mount, or a DAX device"
-    )]
-    NoStorage {
-        /// What the memory is.
-        backing: Backing,
-    },
-    /// The CPU, or this build, has no instruction that writes cache lines back.
-    #[error("cannot make bytes last: this build has no instruction that writes cache lines back")]
-    NoInstruction,
-    /// The bytes could not be written.
-    #[error(transparent)]
-    Write(#[from] WriteFailure),
-    /// The memory is not there.
-    #[error("cannot make bytes last: {0}")]
-    Access(#[from] AccessError),
-    /// The device did not take the pages.
-    #[error("cannot make bytes last: {0}")]
-    Sync(#[from] MappingError),
-}
 
 impl<P: Payload> Pagemap<P> {
     /// Makes what was written to pages survive a loss of power. Writes of other threads during the call may
     /// survive or not.
     ///
     /// # Errors
-    /// [`PersistFailure`]: a page is bad or not of the region, the memory has no storage, or the device
-    /// failed. Then none of the pages counts as persistent.
-    pub fn persist(&self, range: PfnRange) -> Result<(), PersistFailure> {
+    /// [`WriteError::Poisoned`] if a page is bad, [`WriteError::Pin`] if one is not the region's,
+    /// [`WriteError::NoStorage`] and [`WriteError::NoInstruction`] if the memory cannot be made to last, and
+    /// [`WriteError::Sync`] or [`WriteError::Access`] if the device failed. Then none of the pages counts as
+    /// persistent.
+    pub fn persist(&self, range: PfnRange) -> Result<(), WriteError> {
         if let Some(&pfn) = self.bad_pages(range).first() {
-            return Err(PersistFailure::Poisoned { pfn });
+            return Err(WriteError::Poisoned { pfn });
         }
         let bytes = bytes_of(&self.inner, range);
-        let not_here = || PersistFailure::NotHere(pin_target::not_here(&*self.inner, range));
+        let not_here = || pin_target::not_here(&*self.inner, range);
         persist(&self.inner.region, bytes.ok_or_else(not_here)?)
     }
 
@@ -77,9 +42,10 @@ impl<P: Payload> Pagemap<P> {
     /// them survive a loss of power before it returns.
     ///
     /// # Errors
-    /// [`PersistFailure`]; the bytes may be written then, and last or not.
+    /// As [`Pagemap::pin_and_write`] and [`Pagemap::persist`]; the bytes may be written then, and last or
+    /// not.
     #[track_caller]
-    pub fn write_durably(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), PersistFailure> {
+    pub fn write_durably(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), WriteError> {
         can_persist(&self.inner.region)?;
         self.pin_and_write(offset_bytes, bytes)?;
         persist(&self.inner.region, offset_bytes..offset_bytes + bytes.len() as u64)
@@ -96,14 +62,14 @@ fn bytes_of<P: Payload>(inner: &Inner<P>, range: PfnRange) -> Option<Range<u64>>
 }
 
 /// Returns how the bytes of a region come to its storage.
-fn can_persist(region: &Region) -> Result<Way, PersistFailure> {
+fn can_persist(region: &Region) -> Result<Way, WriteError> {
     match region.backing() {
         Backing::Devdax { .. } | Backing::Fsdax { .. } if uzone_stream::write_back().is_none() => {
-            Err(PersistFailure::NoInstruction)
+            Err(WriteError::NoInstruction)
         }
         Backing::Devdax { .. } | Backing::Fsdax { .. } => Ok(Way::Lines),
         Backing::File { .. } => Ok(Way::File),
-        backing => Err(PersistFailure::NoStorage { backing: backing.clone() }),
+        backing => Err(WriteError::NoStorage { backing: backing.clone() }),
     }
 }
 
@@ -115,7 +81,7 @@ enum Way {
     File,
 }
 
-fn persist(region: &Region, range: Range<u64>) -> Result<(), PersistFailure> {
+fn persist(region: &Region, range: Range<u64>) -> Result<(), WriteError> {
     let way = can_persist(region)?;
     if range.is_empty() {
         return Ok(());
@@ -124,7 +90,7 @@ fn persist(region: &Region, range: Range<u64>) -> Result<(), PersistFailure> {
     match way {
         // A line has whole words, and so has a region.
         Way::Lines => memory.flush_lines(range.start & !7..range.end.next_multiple_of(8))?,
-        Way::File => memory.sync(range)?,
+        Way::File => memory.sync(range).map_err(WriteError::Sync)?,
     }
     Ok(())
 }

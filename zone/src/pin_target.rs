@@ -4,7 +4,7 @@ use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use uzone_os::{AccessError, LiveArc, RangeError};
+use uzone_os::{AccessError, LiveArc};
 use uzone_pages::{
     ByteLen, Content, HoldError, HoldKind, Order, PageCount, Pfn, PfnRange, Span, SpanRefused, Word,
 };
@@ -153,10 +153,10 @@ pub(crate) fn check_inside(
     let end = offset_bytes.checked_add(len_bytes as u64); // a length in memory is at most 64 bits
     match end {
         Some(end) if end <= held.get() => Ok(()),
-        _ => Err(AccessError::Range(RangeError::Beyond {
+        _ => Err(AccessError::Beyond {
             start: offset_bytes,
             end: end.unwrap_or(u64::MAX),
             len_bytes: held.get(),
-        })),
+        }),
     }
 }

@@ -16,19 +16,19 @@
 use uzone_pages::{Content, Order, Payload, Pfn, PfnRange};
 
 use crate::bad_pages::pages_in;
-use crate::error::PoisonFailure;
+use crate::error::PinError;
 use crate::inner::Inner;
 use crate::ops::Poisoned;
 use crate::pagemap::Pagemap;
-use crate::pin_target::{PinTarget, good_pieces};
+use crate::pin_target::{PinTarget, good_pieces, not_here};
 
 impl<P: Payload> Inner<P> {
-    pub(crate) fn poison(&self, pfn: Pfn) -> Result<Poisoned, PoisonFailure> {
+    pub(crate) fn poison(&self, pfn: Pfn) -> Result<Poisoned, PinError> {
         let folio = self.described(pfn)?;
         let poisoned = {
             let mut list = self.bad.write();
             if !list.insert(pfn) {
-                return Err(PoisonFailure::Known { pfn });
+                return Err(PinError::AlreadyPoisoned { pfn });
             }
             let word = if self.order() == Order::BASE {
                 folio.poison().unwrap_or_else(|| folio.word())
@@ -41,15 +41,15 @@ impl<P: Payload> Inner<P> {
         Ok(poisoned)
     }
 
-    fn unpoison(&self, pfn: Pfn) -> Result<(), PoisonFailure> {
+    fn unpoison(&self, pfn: Pfn) -> Result<(), PinError> {
         let folio = self.described(pfn)?;
         let mut list = self.bad.write();
         if !list.contains(&pfn) {
-            return Err(PoisonFailure::Good { pfn });
+            return Err(PinError::NotPoisoned { pfn });
         }
         let word = folio.word();
         if word.is_doomed() || self.order() != Order::BASE && word.content().is_owned() {
-            return Err(PoisonFailure::Owned { pfn });
+            return Err(PinError::Owned { pfn });
         }
         list.remove(&pfn);
         if self.order() == Order::BASE {
@@ -72,10 +72,11 @@ impl<P: Payload> Inner<P> {
         Ok(())
     }
 
-    fn described(&self, pfn: Pfn) -> Result<uzone_pages::Folio<'_, P>, PoisonFailure> {
-        self.folio(pfn).ok_or_else(|| match self.metadata_range() {
-            Some(metadata) if metadata.contains(pfn) => PoisonFailure::Metadata { pfn, metadata },
-            _ => PoisonFailure::NotHere { pfn, region: self.range() },
+    fn described(&self, pfn: Pfn) -> Result<uzone_pages::Folio<'_, P>, PinError> {
+        self.folio(pfn).ok_or_else(|| {
+            // The last number of all is of no range, and of no region.
+            let page = PfnRange::try_single(pfn);
+            page.map_or(PinError::NoPage { pfn }, |page| not_here(self, page))
         })
     }
 }
@@ -87,8 +88,9 @@ impl<P: Payload> Pagemap<P> {
     /// had the page pinned already; their guards answer [`Pinned::bad_pages`](crate::Pinned::bad_pages).
     ///
     /// # Errors
-    /// [`PoisonFailure`] if the page is not the region's, or known to be bad.
-    pub fn poison(&self, pfn: Pfn) -> Result<Poisoned, PoisonFailure> {
+    /// [`PinError::NotHere`] or [`PinError::Metadata`] if the region has no descriptor of the page, and
+    /// [`PinError::AlreadyPoisoned`].
+    pub fn poison(&self, pfn: Pfn) -> Result<Poisoned, PinError> {
         let poisoned = self.inner.poison(pfn)?;
         tracing::debug!(%pfn, "poison");
         Ok(poisoned)
@@ -99,9 +101,10 @@ impl<P: Payload> Pagemap<P> {
     /// ([`BindOptions::absent`](crate::BindOptions::absent)), it is that again.
     ///
     /// # Errors
-    /// [`PoisonFailure`] if the page is not the region's, is not bad, or somebody is still clearing or
-    /// filling it: what they write must not be taken for the new page's bytes.
-    pub fn unpoison(&self, pfn: Pfn) -> Result<(), PoisonFailure> {
+    /// [`PinError::NotHere`] or [`PinError::Metadata`] if the region has no descriptor of the page;
+    /// [`PinError::NotPoisoned`]; and [`PinError::Owned`] while a thread still clears or fills it, whose
+    /// bytes must not be taken for those of the new page.
+    pub fn unpoison(&self, pfn: Pfn) -> Result<(), PinError> {
         self.inner.unpoison(pfn)
     }
 

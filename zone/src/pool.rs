@@ -38,13 +38,14 @@ use uzone_pages::{
 };
 
 use crate::clear::{Batching, ZeroOptions};
+use crate::error::WriteError;
 use crate::inner::Inner;
 use crate::lent::PagemapView;
 use crate::options::Cancel;
 use crate::pagemap::Pagemap;
 use crate::pin_target::{PinTarget, Segment};
 use crate::populate::{NotPopulated, PopulateOptions, PopulateReport};
-use crate::zero::{self, CLEARABLE, ZeroFailure};
+use crate::zero::{self, CLEARABLE};
 
 /// How much the worker takes at a time, so that a taker who has to wait for it does not for long.
 const WORKER_BYTES: u64 = 2 << 20;
@@ -88,10 +89,10 @@ impl PoolOptions {
     }
 }
 
-/// Why no folio was handed out.
+/// Why no folio was handed out, or folios were not taken back: those are whose they were.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum TakeFailure {
+pub enum PoolError {
     /// There are not as many free folios in a row.
     #[error(
         "no {folios} free folios in a row: {free} of {all} are free, {pinned} of these pinned or not there: give back what is not needed, or make the pool larger"
@@ -112,14 +113,8 @@ pub enum TakeFailure {
     Nothing,
     /// The memory cannot be cleared.
     #[error("cannot clear the folio: {0}")]
-    Clear(#[from] ZeroFailure),
-}
-
-/// Why folios were not taken back. They are whose they were.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum FreeFailure {
-    /// The range is not of whole folios of the pool.
+    Clear(#[from] WriteError),
+    /// The range that is given back is not of whole folios of the pool.
     #[error("{given} are no whole folios of the pool, which has {pool}")]
     Foreign {
         /// What was given back.
@@ -306,9 +301,9 @@ impl<P: Payload> Shared<P> {
         sets
     }
 
-    fn take(self: &Arc<Self>, folios: usize) -> Result<Pooled<P>, TakeFailure> {
+    fn take(self: &Arc<Self>, folios: usize) -> Result<Pooled<P>, PoolError> {
         if folios == 0 {
-            return Err(TakeFailure::Nothing);
+            return Err(PoolError::Nothing);
         }
         // Before the lock: it may call the owner, who may ask the pool.
         self.pagemap.inner.collect_bus_errors();
@@ -318,7 +313,7 @@ impl<P: Payload> Shared<P> {
                 Ok(Pooled { shared: self.clone(), range, is_ours: true })
             }
             Err(Refusal::Exhausted { free, pinned }) => {
-                Err(TakeFailure::Exhausted { folios, free, pinned, all: self.folios() })
+                Err(PoolError::Exhausted { folios, free, pinned, all: self.folios() })
             }
             Err(Refusal::Failed(failure)) => Err(failure.into()),
         }
@@ -373,12 +368,12 @@ impl<P: Payload> Shared<P> {
     }
 
     /// Takes folios back: those of a guard, or those whose owner has only their range.
-    fn free(&self, given: PfnRange, is_guard: bool) -> Result<(), FreeFailure> {
+    fn free(&self, given: PfnRange, is_guard: bool) -> Result<(), PoolError> {
         let (pool, order) = (self.pagemap.range(), self.order());
         let is_whole = given.start().is_aligned(order) && given.end().is_aligned(order);
         let before = given.start().checked_since(pool.start());
         let (Some(before), true) = (before, is_whole && pool.contains_range(given)) else {
-            return Err(FreeFailure::Foreign { given, pool });
+            return Err(PoolError::Foreign { given, pool });
         };
         // Numbers of folios of the pool, which has sets of so many.
         let number = |pages: u64| usize::try_from(pages >> order.get()).unwrap_or(usize::MAX);
@@ -387,14 +382,14 @@ impl<P: Payload> Shared<P> {
         for number in first..first + folios {
             let pfn = self.pages(number, 1).start();
             if !stock.is_used(number) {
-                return Err(FreeFailure::Free { pfn });
+                return Err(PoolError::Free { pfn });
             }
             if !is_guard && !stock.is_loose(number) {
-                return Err(FreeFailure::Guarded { pfn });
+                return Err(PoolError::Guarded { pfn });
             }
             let pins = self.pagemap.inner.word(pfn).pins();
             if pins > 0 {
-                return Err(FreeFailure::Pinned { pfn, pins });
+                return Err(PoolError::Pinned { pfn, pins });
             }
         }
         self.take_back(stock, first, folios);
@@ -426,7 +421,7 @@ impl<P: Payload> Drop for Filling<'_, P> {
 }
 
 impl<P: Payload> PoolBackend for Shared<P> {
-    type Failure = ZeroFailure;
+    type Failure = WriteError;
     type Locked<'a>
         = Locked<'a>
     where
@@ -479,7 +474,7 @@ impl<P: Payload> PoolBackend for Shared<P> {
         (first..first + folios).filter(is_owned).count()
     }
 
-    fn clear(&self, first: usize, folios: usize) -> Result<usize, ZeroFailure> {
+    fn clear(&self, first: usize, folios: usize) -> Result<usize, WriteError> {
         // No thread takes when the pool ends, so this cancels the worker, and what comes back later.
         let options = ZeroOptions::default().batching(Batching::COOPERATIVE);
         let options = options.cancel(self.cancel.clone());
@@ -489,7 +484,7 @@ impl<P: Payload> PoolBackend for Shared<P> {
         if let Some(error) = zeroed.lost().next()
             && self.pagemap.inner.collect_bus_errors() == 0
         {
-            return Err(ZeroFailure::Clear(error.into()));
+            return Err(WriteError::Access(error));
         }
         Ok(usize::try_from(zeroed.pages.get() >> self.order().get()).unwrap_or(usize::MAX))
     }
@@ -570,8 +565,8 @@ impl<P: Payload> Pool<P> {
     /// waits for them.
     ///
     /// # Errors
-    /// [`TakeFailure`] if none is free.
-    pub fn take(&self) -> Result<Pooled<P>, TakeFailure> {
+    /// [`PoolError::Exhausted`] if none is free, and [`PoolError::Clear`] if its memory cannot be cleared.
+    pub fn take(&self) -> Result<Pooled<P>, PoolError> {
         self.shared.take(1)
     }
 
@@ -579,17 +574,19 @@ impl<P: Payload> Pool<P> {
     /// cleared first, on this thread. Costs a search for the place besides.
     ///
     /// # Errors
-    /// [`TakeFailure`] if there are not so many in a row.
-    pub fn take_run(&self, folios: usize) -> Result<Pooled<P>, TakeFailure> {
+    /// [`PoolError::Exhausted`] if there are not so many in a row, [`PoolError::Nothing`] for none, and
+    /// [`PoolError::Clear`] if their memory cannot be cleared.
+    pub fn take_run(&self, folios: usize) -> Result<Pooled<P>, PoolError> {
         self.shared.take(folios)
     }
 
     /// Takes folios back that [`Pooled::into_range`] named; some of them, or all.
     ///
     /// # Errors
-    /// [`FreeFailure`] if they are not the pool's, free already, still a guard's ([`Pooled`]), or pinned;
-    /// then none is taken back.
-    pub fn free(&self, range: PfnRange) -> Result<(), FreeFailure> {
+    /// [`PoolError::Foreign`] if they are not whole folios of the pool, and [`PoolError::Free`],
+    /// [`PoolError::Guarded`] or [`PoolError::Pinned`] if one is free already, still a guard's ([`Pooled`]),
+    /// or pinned; then none is taken back.
+    pub fn free(&self, range: PfnRange) -> Result<(), PoolError> {
         self.shared.free(range, false)
     }
 
@@ -771,8 +768,8 @@ impl<P: Payload> Pooled<P> {
     /// Gives the folios back.
     ///
     /// # Errors
-    /// The folios, still handed out, if somebody has one of them pinned.
-    pub fn free(mut self) -> Result<(), (Self, FreeFailure)> {
+    /// The folios, still handed out, with [`PoolError::Pinned`] if one of them is pinned.
+    pub fn free(mut self) -> Result<(), (Self, PoolError)> {
         match self.shared.free(self.range, true) {
             Ok(()) => {
                 self.is_ours = false;

@@ -20,8 +20,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use uzone_os::{
-    Access, AccessError, Anonymous, DaxError, FileId, HugeAdvice, HugeSize, MapError, Mapping,
-    Sharing, SystemRoot, dax,
+    Access, AccessError, Anonymous, FileId, HugeAdvice, HugeSize, MapError, Mapping, Sharing,
+    SystemRoot, dax,
 };
 use uzone_pages::{AddrError, ByteLen, Order, PageCount, PageSize, Pfn, PfnRange};
 
@@ -55,7 +55,7 @@ pub enum RegionError {
         path: PathBuf,
         /// What was expected, and how it is had.
         #[source]
-        cause: DaxError,
+        cause: MapError,
     },
     /// A file could not be opened or read.
     #[error("cannot open {path} for reading and writing: {cause}", path = path.display())]

@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use uzone_os::{LiveArc, LiveGuard, Sort};
-use uzone_pages::{ByteLen, EnterError, PageCount, PageSize, Pfn, PfnRange};
+use uzone_pages::{ByteLen, HoldError, PageCount, PageSize, Pfn, PfnRange};
 
 use crate::error::PinError;
 use crate::pin_target::{PinTarget, Place, Segment};
@@ -104,7 +104,7 @@ impl Entry {
     fn enter<S: Sort>(&self) -> Result<Option<LiveGuard<dyn PinTarget, S>>, Box<PinError>> {
         match LiveArc::enter(&self.place) {
             Ok(pagemap) => Ok(Some(pagemap)),
-            Err(EnterError::Gone) => Ok(None),
+            Err(HoldError::Gone) => Ok(None),
             Err(error) => Err(Box::new(PinError::NotAdmitted(error))),
         }
     }

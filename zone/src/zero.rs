@@ -18,11 +18,14 @@ use std::fmt;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use uzone_os::{AccessError, MappingError};
-use uzone_pages::{AdvanceError, ByteLen, Content, Order, PageCount, Payload, Pfn, PfnRange};
+use uzone_os::AccessError;
+use uzone_pages::{
+    AddrError, AdvanceError, ByteLen, Content, Order, PageCount, Payload, Pfn, PfnRange,
+};
 
 use crate::batches::Job;
-use crate::clear::{ClearError, Cleared, ZeroOptions};
+use crate::clear::{Cleared, ZeroOptions};
+use crate::error::WriteError;
 use crate::inner::Inner;
 use crate::pagemap::Pagemap;
 use crate::panics::FirstPanic;
@@ -34,60 +37,6 @@ const MOST_LOST: usize = 64;
 
 /// How much is claimed at a time: others find the rest as it is, and batches need not be larger.
 const CLAIM: ByteLen = ByteLen::gib(1);
-
-/// Pages that were not cleared, copied or given back. No byte has changed.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ZeroFailure {
-    /// Not every page belongs to the region.
-    #[error("{asked} do not all belong to the region, which has {region}")]
-    NotHere {
-        /// The pages that were asked for.
-        asked: PfnRange,
-        /// The pages of the region.
-        region: PfnRange,
-    },
-    /// A page holds the descriptors of the region, or is kept for its owner.
-    #[error("{asked} have pages that hold the descriptors of the region, which are {metadata}")]
-    Metadata {
-        /// The pages that were asked for.
-        asked: PfnRange,
-        /// Those that have no descriptor.
-        metadata: PfnRange,
-    },
-    /// The range starts or ends inside a folio, whose content is one.
-    #[error("{asked} cut a folio of order {order}: content is a folio's, so take whole ones")]
-    CutsFolio {
-        /// The pages that were asked for.
-        asked: PfnRange,
-        /// The order of the region's folios.
-        order: Order,
-    },
-    /// The page that is to be read next is not among them.
-    #[error("page {hint} is not among {asked}, so no reader waits for it there")]
-    HintOutside {
-        /// The page of the hint.
-        hint: u64,
-        /// The pages that were asked for.
-        asked: PfnRange,
-    },
-    /// The memory cannot be written, or the stores are not available.
-    #[error(transparent)]
-    Clear(#[from] ClearError),
-    /// The kernel does not take the pages back.
-    #[error("cannot give pages back: {0}")]
-    Punch(#[from] MappingError),
-    /// A folio of a copy is not to be had: its bytes have to be there, and those of the destination
-    /// this thread's.
-    #[error("cannot copy the folio of page {pfn}: {cause}")]
-    Copy {
-        /// The page.
-        pfn: Pfn,
-        /// Why not.
-        #[source]
-        cause: Unclearable,
-    },
-}
 
 /// Why a page was not cleared.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, thiserror::Error)]
@@ -226,18 +175,13 @@ pub(crate) struct Claimed {
 
 impl<P: Payload> Inner<P> {
     /// Refuses ranges that are not of whole folios of this region.
-    fn check_folios(&self, asked: PfnRange) -> Result<(), ZeroFailure> {
+    fn check_folios(&self, asked: PfnRange) -> Result<(), WriteError> {
         let (region, order) = (self.range(), self.order());
         if !region.contains_range(asked) {
-            return Err(match self.metadata_range() {
-                Some(metadata) if metadata.overlaps(asked) => {
-                    ZeroFailure::Metadata { asked, metadata }
-                }
-                _ => ZeroFailure::NotHere { asked, region },
-            });
+            return Err(crate::pin_target::not_here(self, asked).into());
         }
         if !asked.start().is_aligned(order) || !asked.end().is_aligned(order) {
-            return Err(ZeroFailure::CutsFolio { asked, order });
+            return Err(WriteError::CutsFolio { asked, order });
         }
         Ok(())
     }
@@ -293,7 +237,7 @@ impl<P: Payload> Inner<P> {
         claimed: &Claimed,
         options: &ZeroOptions,
         zeroed: &mut Zeroed,
-    ) -> Result<(), ClearError> {
+    ) -> Result<(), WriteError> {
         for (index, range) in claimed.ranges.iter().enumerate() {
             let mut panic = FirstPanic::default();
             let cleared = panic.call(|| self.clear_claimed(*range, options, zeroed));
@@ -316,7 +260,7 @@ impl<P: Payload> Inner<P> {
         range: PfnRange,
         options: &ZeroOptions,
         zeroed: &mut Zeroed,
-    ) -> Result<(), ClearError> {
+    ) -> Result<(), WriteError> {
         let shift = self.region().page_size().shift();
         // What is still to do, the next part last.
         let mut parts = vec![range];
@@ -343,7 +287,7 @@ impl<P: Payload> Inner<P> {
                         self.finish(rest, Content::Unknown, zeroed);
                     }
                 }
-                Err(ClearError::Access(error @ AccessError::Bus { offset, .. })) => {
+                Err(WriteError::Access(error @ AccessError::Bus { offset, .. })) => {
                     // Stores are in any order, so of the other folios nothing is known, and they are
                     // cleared again; those before the one that is lost come next.
                     let pages = offset.saturating_sub(self.bytes_of(part).start) >> shift;
@@ -399,7 +343,7 @@ impl<P: Payload> Inner<P> {
         range: PfnRange,
         options: &ZeroOptions,
         zeroed: &mut Zeroed,
-    ) -> Result<Option<u64>, ClearError> {
+    ) -> Result<Option<u64>, WriteError> {
         let bad = if self.order() == Order::BASE { Vec::new() } else { self.bad.in_range(range) };
         for piece in crate::pin_target::good_pieces(range, &bad) {
             let bytes = self.bytes_of(piece);
@@ -453,9 +397,10 @@ impl<P: Payload> Pagemap<P> {
     /// is read next at the end of that.
     ///
     /// # Errors
-    /// [`ZeroFailure`] if the range is not of whole folios of the region, or its memory cannot be
-    /// written; then what was cleared before is zero, and of what was begun nothing is known.
-    pub fn zero(&self, range: PfnRange, options: &ZeroOptions) -> Result<Zeroed, ZeroFailure> {
+    /// [`WriteError::Pin`] if a page is not the region's, [`WriteError::CutsFolio`] if the range is not of
+    /// whole folios, and else as [`Region::zero_range`](crate::Region::zero_range); then what was cleared
+    /// before is zero, and of what was begun nothing is known.
+    pub fn zero(&self, range: PfnRange, options: &ZeroOptions) -> Result<Zeroed, WriteError> {
         let started = Instant::now();
         self.inner.check_folios(range)?;
         self.inner.collect_bus_errors();
@@ -485,23 +430,26 @@ impl<P: Payload> Pagemap<P> {
         piece: PfnRange,
         options: &ZeroOptions,
         zeroed: &mut Zeroed,
-    ) -> Result<(), ZeroFailure> {
+    ) -> Result<(), WriteError> {
         if options.cancel.is_cancelled() {
             zeroed.cancelled = PageCount::new(zeroed.cancelled.get() + piece.pages().get());
             return Ok(());
         }
         let claimed = self.inner.claim(piece, &CLEARABLE, zeroed);
-        Ok(self.inner.clear(&claimed, options, zeroed)?)
+        self.inner.clear(&claimed, options, zeroed)
     }
 
     /// Returns the folio that the hint is in.
-    fn hinted_folio(&self, asked: PfnRange, hint: u64) -> Result<PfnRange, ZeroFailure> {
+    fn hinted_folio(&self, asked: PfnRange, hint: u64) -> Result<PfnRange, WriteError> {
         let page = hint >> self.region().page_size().shift();
         let order = self.inner.order();
         let pfn = self.range().start().checked_add(PageCount::new(page)).ok();
         pfn.filter(|pfn| asked.contains(*pfn))
             .and_then(|pfn| PfnRange::try_new(pfn.align_down(order), order.pages()).ok())
-            .ok_or(ZeroFailure::HintOutside { hint: page, asked })
+            .ok_or_else(|| {
+                let Range { start, end } = self.inner.bytes_of(asked);
+                AddrError::HintOutside { hint, start, end }.into()
+            })
     }
 
     /// Cuts a range of whole folios in pieces that are claimed at once.
@@ -524,10 +472,10 @@ impl<P: Payload> Pagemap<P> {
     /// it is for memory that is not needed for a while.
     ///
     /// # Errors
-    /// [`ZeroFailure`] if the range is not of whole folios of the region, cuts a page of what is
-    /// behind it, or the memory is of a kind that is not given back. Of what was begun nothing is
-    /// known then.
-    pub fn punch(&self, range: PfnRange) -> Result<Zeroed, ZeroFailure> {
+    /// [`WriteError::Pin`] if a page is not the region's, [`WriteError::CutsFolio`] if the range is not of
+    /// whole folios, and [`WriteError::Punch`] if it cuts a page of what is behind it, or the memory is of
+    /// a kind that is not given back. Of what was begun nothing is known then.
+    pub fn punch(&self, range: PfnRange) -> Result<Zeroed, WriteError> {
         let started = Instant::now();
         self.inner.check_folios(range)?;
         self.inner.collect_bus_errors();
@@ -540,7 +488,7 @@ impl<P: Payload> Pagemap<P> {
                 for range in &claimed.ranges[index..] {
                     self.inner.finish(*range, Content::Unknown, &mut zeroed);
                 }
-                return Err(error.into());
+                return Err(WriteError::Punch(error));
             }
             self.inner.finish(*range, Content::Zero, &mut zeroed);
             // The kernel has taken bad pages with the others; whether it gives good ones is its

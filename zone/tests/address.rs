@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use uzone_pages::{
-    ByteLen, EnterError, LinuxPage, LinuxSeed, MemoryKind, Order, PageCount, Pfn, PfnRange,
+    ByteLen, HoldError, LinuxPage, LinuxSeed, MemoryKind, Order, PageCount, Pfn, PfnRange,
 };
 use uzone_zone::{
     BindOptions, Owner, Pagemap, PagemapOps, PinError, PinOptions, RawGuard, Redeemed, Region, Zone,
@@ -236,7 +236,7 @@ fn lookups_beside_binds_and_unbinds_find_a_live_region_or_none() {
                             pins.fetch_add(1, Ordering::Relaxed);
                         }
                         Err(
-                            PinError::NoAddress { .. } | PinError::NotAdmitted(EnterError::Closing),
+                            PinError::NoAddress { .. } | PinError::NotAdmitted(HoldError::Closing),
                         ) => std::thread::yield_now(),
                         Err(other) => panic!("{other}"),
                     }

@@ -17,12 +17,12 @@ use std::time::Duration;
 use hugetlb::RaisedPool;
 use uzone_pages::{
     ByteLen, LayoutError, LinuxPage, LinuxSeed, MemoryKind, Order, PageCount, Payload, Pfn,
-    PfnRange, PlacementError, Refresh, Slot, Tails, Word,
+    PfnRange, Refresh, Slot, Tails, Word,
 };
 use uzone_zone::{
     AltmapOptions, Backing, BindError, BindFailure, BindOptions, Cancel, Exclusivity, HugeSize,
-    Init, MappingError, MemmapPages, PageView, Pagemap, PinError, PoisonFailure, Region, Source,
-    ZeroFailure, ZeroOptions, Zone,
+    Init, MappingError, MemmapPages, PageView, Pagemap, PinError, Region, Source, WriteError,
+    ZeroOptions, Zone,
 };
 use zerocopy::{FromBytes, IntoBytes, KnownLayout};
 
@@ -417,9 +417,8 @@ fn a_region_that_is_too_small_for_its_descriptors_is_refused_with_the_numbers() 
     {
         let options = generic().order(Order::new(order)).altmap(reserve(kept));
         let refused = zone.bind(anonymous(pages), options).unwrap_err();
-        let BindError::Placement(PlacementError::NoFolioLeft {
-            pages: all, reserve, folio, ..
-        }) = refused.cause
+        let BindError::Layout(LayoutError::NoFolioLeft { pages: all, reserve, folio, .. }) =
+            refused.cause
         else {
             panic!("{}", refused.cause);
         };
@@ -428,7 +427,7 @@ fn a_region_that_is_too_small_for_its_descriptors_is_refused_with_the_numbers() 
     }
     assert!(matches!(
         cause(zone.bind(anonymous(1000), generic().order(Order::PMD))),
-        BindError::Placement(PlacementError::Layout(LayoutError::EndInsideFolio { .. }))
+        BindError::Layout(LayoutError::EndInsideFolio { .. })
     ));
     assert!(matches!(
         cause(zone.bind(anonymous(512), generic().order(Order::PUD))),
@@ -670,12 +669,12 @@ fn a_region_of_huge_pages_gives_whole_ones_and_is_read_as_zero_only_untouched() 
     let align = Order::PMD.pages();
     assert!(matches!(
         refused.cause,
-        BindError::Placement(PlacementError::ReserveInsidePage { align: found, .. }) if found == align
+        BindError::Layout(LayoutError::ReserveInsidePage { align: found, .. }) if found == align
     ));
     let refused = zone.bind(*refused.region, generic().base(Pfn::new(7))).unwrap_err();
     assert!(matches!(
         refused.cause,
-        BindError::Placement(PlacementError::StartInsidePage { align: found, .. }) if found == align
+        BindError::Layout(LayoutError::StartInsidePage { align: found, .. }) if found == align
     ));
     // Untouched memory is initialised on touch.
     let pagemap = zone.bind(*refused.region, generic().altmap(reserve(512))).unwrap();
@@ -782,12 +781,12 @@ fn pages_in_front_are_refused_by_whoever_asks_and_the_others_found() {
             ] {
                 assert!(matches!(failure, PinError::Metadata { .. }), "{failure}");
             }
-            assert_eq!(pagemap.poison(pfn), Err(PoisonFailure::Metadata { pfn, metadata }));
+            assert_eq!(pagemap.poison(pfn), Err(PinError::Metadata { pfn, metadata }));
             assert!(!pagemap.is_poisoned(pfn));
         }
         let all = PfnRange::try_new(metadata.start(), PageCount::new(16 << 10)).unwrap();
         let failure = pagemap.zero(all, &ZeroOptions::default()).unwrap_err();
-        assert!(matches!(failure, ZeroFailure::Metadata { .. }), "{failure}");
+        assert!(matches!(failure, WriteError::Pin(PinError::Metadata { .. })), "{failure}");
         assert!(pagemap.zero(pagemap.range(), &ZeroOptions::default()).unwrap().is_whole());
         // Long ranges, by the block where there are any.
         let pinned = pagemap.pin(pagemap.range()).unwrap();

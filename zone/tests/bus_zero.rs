@@ -12,8 +12,8 @@ use std::time::Duration;
 use uzone_pages::{ByteLen, Content, MemoryKind, Order, PageCount, Pfn, PfnRange};
 use uzone_zone::bus;
 use uzone_zone::{
-    AccessError, BindOptions, ClearError, CopyMethod, Pagemap, PagemapOps, Pool, PoolOptions,
-    Pooled, Region, TakeFailure, Unclearable, ZeroFailure, ZeroOptions, Zone,
+    AccessError, BindOptions, CopyMethod, Pagemap, PagemapOps, Pool, PoolError, PoolOptions,
+    Pooled, Region, Unclearable, WriteError, ZeroOptions, Zone,
 };
 
 const PAGES: u64 = 256;
@@ -160,12 +160,7 @@ fn a_pool_hands_out_what_is_there_and_says_why_the_rest_is_not() {
                 }
             };
             assert!(
-                matches!(
-                    failure,
-                    TakeFailure::Clear(ZeroFailure::Clear(ClearError::Access(
-                        AccessError::Bus { .. }
-                    )))
-                ),
+                matches!(failure, PoolError::Clear(WriteError::Access(AccessError::Bus { .. }))),
                 "{failure}"
             );
             assert!(all.len() <= 200 >> order);

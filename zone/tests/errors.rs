@@ -5,7 +5,7 @@ use std::error::Error;
 use std::path::Path;
 
 use uzone_pages::{ByteLen, MemoryKind, Order, PageCount, Pfn, PfnRange};
-use uzone_zone::{BindOptions, Region, TakeFailure, Zone};
+use uzone_zone::{BindOptions, PoolError, Region, Zone};
 
 /// Refuses a message that lacks the text of one of its causes.
 fn assert_complete(error: &(dyn Error + 'static)) -> String {
@@ -56,5 +56,5 @@ fn an_error_that_is_printed_alone_has_the_cure() {
     assert_complete(&pagemap.punch(outside).unwrap_err());
 
     let failure = pagemap.zero(outside, &uzone_zone::ZeroOptions::default()).unwrap_err();
-    assert_complete(&TakeFailure::Clear(failure));
+    assert_complete(&PoolError::Clear(failure));
 }

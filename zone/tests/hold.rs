@@ -10,7 +10,7 @@ use uzone_pages::{
     ByteLen, Content, HoldError, HoldKind, MemoryKind, Order, PageCount, Pfn, PfnRange, Tails,
 };
 use uzone_zone::{
-    BindOptions, Owner, Pagemap, PagemapOps, PinError, Region, WriteFailure, ZeroOptions, Zone,
+    BindOptions, Owner, Pagemap, PagemapOps, PinError, Region, WriteError, ZeroOptions, Zone,
 };
 
 fn anonymous(bytes: u64) -> Region {
@@ -358,13 +358,13 @@ fn bytes_are_written_under_a_pin_by_calls_that_say_so() {
     // A page is filled by the thread that has made it so, and written by no other call meanwhile.
     let first = pagemap.range().start();
     assert!(
-        matches!(pagemap.fill_at(0, b"data"), Err(WriteFailure::NotFilling { pfn, .. }) if pfn == first)
+        matches!(pagemap.fill_at(0, b"data"), Err(WriteError::NotFilling { pfn, .. }) if pfn == first)
     );
     pagemap.advance(first, Content::Unknown, Content::Absent).unwrap();
     pagemap.advance(first, Content::Absent, Content::Filling).unwrap();
-    assert!(matches!(pagemap.pin_and_write(0, b"data"), Err(WriteFailure::Pin(_))));
+    assert!(matches!(pagemap.pin_and_write(0, b"data"), Err(WriteError::Pin(_))));
     pagemap.fill_at(0, b"data").unwrap();
-    assert!(matches!(pagemap.fill_at(page - 2, b"data"), Err(WriteFailure::NotFilling { .. })));
+    assert!(matches!(pagemap.fill_at(page - 2, b"data"), Err(WriteError::NotFilling { .. })));
     pagemap.advance(first, Content::Filling, Content::Present).unwrap();
     pagemap.region().read_at(0, &mut found).unwrap();
     assert_eq!(&found, b"data");

@@ -10,8 +10,8 @@ use uzone_pages::{
     AdvanceError, ByteLen, Content, HoldError, MemoryKind, Order, PageCount, Pfn, PfnRange, Tails,
 };
 use uzone_zone::{
-    BindOptions, Pagemap, PinError, PinOptions, Pinned, PoisonFailure, RawGuard, Redeemed,
-    Referenced, Region, Zone,
+    BindOptions, Pagemap, PinError, PinOptions, Pinned, RawGuard, Redeemed, Referenced, Region,
+    Zone,
 };
 
 const BASE: u64 = 0x1000;
@@ -298,7 +298,7 @@ impl Machine {
                         self.contents.remove(&page);
                     }
                 } else {
-                    assert_eq!(poisoned, Err(PoisonFailure::Known { pfn: Pfn::new(page) }));
+                    assert_eq!(poisoned, Err(PinError::AlreadyPoisoned { pfn: Pfn::new(page) }));
                 }
             }
             Step::Unpoison { page } => {
@@ -307,7 +307,7 @@ impl Machine {
                 let is_owned =
                     self.contents.get(&self.head(page)).is_some_and(|content| content.is_owned());
                 if self.bad.contains(&page) && is_owned {
-                    assert_eq!(mended, Err(PoisonFailure::Owned { pfn: Pfn::new(page) }));
+                    assert_eq!(mended, Err(PinError::Owned { pfn: Pfn::new(page) }));
                 } else {
                     assert_eq!(mended.is_ok(), self.bad.remove(&page));
                     if mended.is_ok() && self.content(page) == Content::Zero {

@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 use uzone_os::probe;
 use uzone_pages::{ByteLen, MemoryKind, PageCount, Pfn, PfnRange};
 use uzone_zone::{
-    Access, BindOptions, Mapping, Pagemap, PersistFailure, PinError, Pool, PoolOptions, Region,
-    Sharing, ZeroOptions, Zone,
+    Access, BindOptions, Mapping, Pagemap, PinError, Pool, PoolOptions, Region, Sharing,
+    WriteError, ZeroOptions, Zone,
 };
 
 /// How long the files are: some extents of a file system.
@@ -61,18 +61,18 @@ fn a_file_is_written_to_its_device_and_memory_without_storage_is_refused() {
     pagemap.persist(pagemap.range()).unwrap();
     let beyond = pages(&pagemap, LEN.get() / page() - 1, 2);
     let failure = pagemap.persist(beyond).unwrap_err();
-    assert!(matches!(failure, PersistFailure::NotHere(PinError::NotHere { .. })), "{failure}");
+    assert!(matches!(failure, WriteError::Pin(PinError::NotHere { .. })), "{failure}");
     let bad = pages(&pagemap, 5, 1).start();
     let _ = pagemap.poison(bad).unwrap();
     match pagemap.persist(pagemap.range()).unwrap_err() {
-        PersistFailure::Poisoned { pfn } => assert_eq!(pfn, bad),
+        WriteError::Poisoned { pfn } => assert_eq!(pfn, bad),
         other => panic!("{other}"),
     }
     pagemap.persist(pages(&pagemap, 6, 4)).unwrap();
     for region in [Region::anonymous(LEN).unwrap(), Region::memfd("persist", LEN).unwrap()] {
         let pagemap = bind(region);
         let failure = pagemap.write_durably(0, b"gone").unwrap_err();
-        assert!(matches!(failure, PersistFailure::NoStorage { .. }), "{failure}");
+        assert!(matches!(failure, WriteError::NoStorage { .. }), "{failure}");
         let mut seen = [1; 4];
         pagemap.region().read_at(0, &mut seen).unwrap();
         assert_eq!(seen, [0; 4], "nothing was written");

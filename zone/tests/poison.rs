@@ -6,9 +6,7 @@ use std::sync::{Arc, Mutex};
 use uzone_pages::{
     ByteLen, Content, HoldError, MemoryKind, Order, PageCount, Pfn, PfnRange, Tails,
 };
-use uzone_zone::{
-    BindOptions, Owner, Pagemap, PagemapOps, PinError, PoisonFailure, Poisoned, Region, Zone,
-};
+use uzone_zone::{BindOptions, Owner, Pagemap, PagemapOps, PinError, Poisoned, Region, Zone};
 
 fn bind(order: u8, tails: Tails) -> Pagemap {
     let region = Region::anonymous(ByteLen::mib(8)).unwrap();
@@ -81,18 +79,14 @@ fn what_cannot_be_marked_or_mended_is_said() {
     for order in [0, 9] {
         let pagemap = bind(order, Tails::Derived);
         let (inside, outside) = (Pfn::new(0x1234), Pfn::new(0x1800));
-        let region = pagemap.range();
-        assert_eq!(
-            pagemap.poison(outside).unwrap_err(),
-            PoisonFailure::NotHere { pfn: outside, region }
-        );
-        assert_eq!(
-            pagemap.unpoison(outside).unwrap_err(),
-            PoisonFailure::NotHere { pfn: outside, region }
-        );
-        assert_eq!(pagemap.unpoison(inside).unwrap_err(), PoisonFailure::Good { pfn: inside });
+        let (region, asked) = (pagemap.range(), PfnRange::try_single(outside).unwrap());
+        assert_eq!(pagemap.poison(outside).unwrap_err(), PinError::NotHere { asked, region });
+        assert_eq!(pagemap.unpoison(outside).unwrap_err(), PinError::NotHere { asked, region });
+        assert_eq!(pagemap.unpoison(inside).unwrap_err(), PinError::NotPoisoned { pfn: inside });
+        let last = Pfn::new(u64::MAX);
+        assert_eq!(pagemap.poison(last).unwrap_err(), PinError::NoPage { pfn: last });
         pagemap.poison(inside).unwrap();
-        assert_eq!(pagemap.poison(inside).unwrap_err(), PoisonFailure::Known { pfn: inside });
+        assert_eq!(pagemap.poison(inside).unwrap_err(), PinError::AlreadyPoisoned { pfn: inside });
         assert!(!pagemap.is_poisoned(outside));
     }
 }
@@ -136,7 +130,7 @@ fn a_page_that_goes_bad_while_it_is_cleared_is_mended_only_afterwards() {
     let page = pagemap.page(pfn).unwrap();
     pagemap.advance(pfn, Content::Unknown, Content::Zeroing).unwrap();
     pagemap.poison(pfn).unwrap();
-    assert_eq!(pagemap.unpoison(pfn), Err(PoisonFailure::Owned { pfn }));
+    assert_eq!(pagemap.unpoison(pfn), Err(PinError::Owned { pfn }));
     assert!(pagemap.is_poisoned(pfn));
     assert!(pagemap.advance(pfn, Content::Zeroing, Content::Zero).is_err());
     assert_eq!(pagemap.unpoison(pfn), Ok(()));

@@ -170,7 +170,7 @@ fn a_range_that_is_not_inside_and_a_node_that_is_not_there_are_refused() {
     let backwards = std::ops::Range { start: 5, end: 4 };
     for range in [0..MIB + 1, 0..0, backwards, u64::MAX - 1..u64::MAX] {
         let error = region.populate(range, &options).unwrap_err();
-        assert!(matches!(error, NotPopulated::Populate(MappingError::Range(_))), "{error}");
+        assert!(matches!(error, NotPopulated::Populate(MappingError::Access(_))), "{error}");
     }
     let error = region.populate(0..MIB, &options.clone().node(1000)).unwrap_err();
     assert!(matches!(error, NotPopulated::Node { node: 1000 }), "{error}");
@@ -228,7 +228,7 @@ fn punched_bytes_are_zero_their_neighbours_stay_and_their_memory_is_given_back()
         let resident = region.mapping().resident_in(0..MIB).unwrap();
         assert_eq!(resident, ByteLen::ZERO);
         let cut = region.punch(3 * MIB + 1..4 * MIB).unwrap_err();
-        assert!(matches!(cut, MappingError::Range(_)), "{cut}");
+        assert!(matches!(cut, MappingError::Access(_)), "{cut}");
         region.read_at(3 * MIB, &mut beside).unwrap();
         assert_eq!(beside, [7, 7], "nothing of a refused range is given back");
     }
@@ -281,7 +281,7 @@ fn a_region_of_a_pool_is_huge_may_be_punched_and_finds_an_empty_pool_at_once() {
         assert_eq!(report.huge, ByteLen::mib(16), "{report}");
     }
     region.write_at(3 * MIB, &[7; 100]).unwrap();
-    assert!(matches!(region.punch(MIB..4 * MIB), Err(MappingError::Range(_))), "cuts a huge page");
+    assert!(matches!(region.punch(MIB..4 * MIB), Err(MappingError::Access(_))), "cuts a huge page");
     region.punch(2 * MIB..4 * MIB).unwrap();
     assert_eq!(region.mapping().resident().unwrap(), ByteLen::mib(14));
     drop(pool); // the pool shrinks under the region

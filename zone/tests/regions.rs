@@ -11,8 +11,8 @@ use std::ptr::{self, NonNull};
 use uzone_os::{Access, Anonymous, Sharing, probe};
 use uzone_pages::{ByteLen, LinuxPage, LinuxSeed, MemoryKind, Order, PageSize, Word};
 use uzone_zone::{
-    AccessError, AltmapOptions, Backing, BindError, BindOptions, DaxError, Exclusivity, Init,
-    MapError, Mapping, PinError, Region, RegionError, Source, WriteFailure, Zone,
+    AccessError, AltmapOptions, Backing, BindError, BindOptions, Exclusivity, Init, MapError,
+    Mapping, PinError, Region, RegionError, Source, WriteError, Zone,
 };
 
 const HUGE: u64 = 2 << 20;
@@ -127,7 +127,7 @@ fn adopted_memory_is_bound_written_unbound_and_still_mapped() {
     pagemap.region().read_at(HUGE - 2, &mut seen).unwrap();
     assert_eq!(&seen, b"over");
     let beyond = pagemap.pin_and_write(4 * HUGE - 1, b"xy").unwrap_err();
-    assert!(matches!(beyond, WriteFailure::Pin(PinError::NotHere { .. })), "{beyond}");
+    assert!(matches!(beyond, WriteError::Pin(PinError::NotHere { .. })), "{beyond}");
     let region = pagemap.unbind().expect("no page is held");
     assert_eq!(region.len(), ByteLen::new(4 * HUGE));
     let mapping = region.into_mapping();
@@ -232,13 +232,13 @@ fn what_is_no_dax_device_is_refused_by_its_path() {
     assert!(matches!(&missing, RegionError::Open { .. }), "{missing}");
     assert!(missing.to_string().contains("/dev/dax-that-is-not"), "{missing}");
     let error = Region::devdax(Path::new("/dev/null")).unwrap_err();
-    let RegionError::Device { path, cause: DaxError::OtherSubsystem { .. } } = &error else {
+    let RegionError::Device { path, cause: MapError::OtherSubsystem { .. } } = &error else {
         panic!("{error:?}");
     };
     assert_eq!(path, Path::new("/dev/null"));
     let file = Temporary::new(Path::new("/dev/shm"), "devdax", page());
     let error = Region::devdax(&file.0).unwrap_err();
-    assert!(matches!(error, RegionError::Device { cause: DaxError::NotDevice, .. }), "{error}");
+    assert!(matches!(error, RegionError::Device { cause: MapError::NotDaxDevice, .. }), "{error}");
 }
 
 #[test]

@@ -10,9 +10,7 @@ use std::sync::RwLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use uzone_pages::{
-    ByteLen, Content, EnterError, HoldError, MemoryKind, Order, PageCount, Pfn, PfnRange,
-};
+use uzone_pages::{ByteLen, Content, HoldError, MemoryKind, Order, PageCount, Pfn, PfnRange};
 use uzone_zone::{BindOptions, Pagemap, PinError, Pinned, Redeemed, Region, Zone};
 
 const BASE: u64 = 0x1000;
@@ -86,7 +84,7 @@ fn pin(zone: &Zone, shared: &RwLock<Option<Pagemap>>, counters: &Counters, rando
             PinError::Poisoned { .. }
             | PinError::NoPage { .. }
             | PinError::Refused { cause: HoldError::Content(_) | HoldError::Busy, .. }
-            | PinError::NotAdmitted(EnterError::Closing),
+            | PinError::NotAdmitted(HoldError::Closing),
         ) => return count(&counters.refusals),
         Err(other) => panic!("{other}"),
     };

@@ -4,7 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use uzone_os::AccessError;
-use uzone_os::uffd::OpenError;
+use uzone_os::uffd::UffdError;
 use uzone_pages::ByteLen;
 use uzone_zone::Limit;
 
@@ -73,7 +73,7 @@ pub(super) enum DemoError {
     )]
     NoFaults {
         #[source]
-        cause: OpenError,
+        cause: UffdError,
     },
     #[error("memory that is pinned was given back: this is a defect of uzone")]
     NotRefused,

@@ -8,14 +8,15 @@ use std::env::consts;
 use std::time::{Duration, Instant};
 
 use uzone_fault::{PlacementError, ReaderPlacement};
-use uzone_os::dax::{self, DaxDevice, DaxError};
+use uzone_os::dax::{self, DaxDevice};
 use uzone_os::hugepages::{self, NodePool, Pool, Thp};
 use uzone_os::memory::{self, Available, SystemMemory};
 use uzone_os::numa::{self, Node};
-use uzone_os::probe::{self, Overcommit, ProbeError, UffdAccess, UffdFeatures};
-use uzone_os::{Anonymous, Exclusive, SysError, SystemRoot};
+use uzone_os::probe::{self, Overcommit, UffdAccess, UffdFeatures};
+use uzone_os::uffd::UffdError;
+use uzone_os::{Anonymous, Exclusive, MapError, SysError, SystemRoot};
 use uzone_pages::{ByteLen, PageSize};
-use uzone_stream::{Basis, CacheState, NextUse, Path, StorePolicy, StorePolicyError, Work};
+use uzone_stream::{Basis, CacheState, NextUse, Path, StorePolicy, StreamError, Work};
 
 /// How much is mapped and made present, to see whether memory can be had at all. It is more than the
 /// measurement of the stores takes, which ends the process where it has none.
@@ -46,7 +47,7 @@ pub(super) struct Facts {
     pub(super) uffd_syscall: UffdAccess,
     pub(super) uffd_device: UffdAccess,
     pub(super) uffd_unprivileged: Result<bool, SysError>,
-    pub(super) uffd_features: Result<UffdFeatures, ProbeError>,
+    pub(super) uffd_features: Result<UffdFeatures, UffdError>,
     /// Where faults are answered best; measured only where they can be answered at all.
     pub(super) placement: Option<Result<ReaderPlacement, PlacementError>>,
     /// Whether `MADV_POPULATE_WRITE` is known.
@@ -63,7 +64,7 @@ pub(super) struct Facts {
     pub(super) overcommit: Result<Overcommit, SysError>,
     pub(super) nodes: Result<Vec<Node>, SysError>,
     /// The DAX devices that can be mapped, by name.
-    pub(super) dax: Result<Vec<(String, DaxDevice)>, DaxError>,
+    pub(super) dax: Result<Vec<(String, DaxDevice)>, MapError>,
     pub(super) memory: Result<SystemMemory, SysError>,
     pub(super) available: Result<Available, SysError>,
     /// Whether [`TRIAL`] could be mapped and made present.
@@ -80,7 +81,7 @@ pub(super) struct Stores {
     pub(super) policy: String,
     pub(super) basis: Basis,
     /// Why the environment variable was not followed.
-    pub(super) problem: Option<StorePolicyError>,
+    pub(super) problem: Option<StreamError>,
     /// From which length on clearing and copying go past the cache.
     pub(super) zero: From,
     pub(super) copy: From,

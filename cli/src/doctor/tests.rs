@@ -2,14 +2,15 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use uzone_os::dax::{DaxDevice, DaxError};
+use uzone_os::dax::DaxDevice;
 use uzone_os::hugepages::{NodePool, Pool, Thp, ThpDefrag, ThpEnabled, ThpShmem};
 use uzone_os::memory::{Available, Limit, SystemMemory};
 use uzone_os::numa::Node;
-use uzone_os::probe::{Overcommit, ProbeError, UffdAccess, UffdFeatures};
+use uzone_os::probe::{Overcommit, UffdAccess, UffdFeatures};
+use uzone_os::uffd::UffdError;
 use uzone_os::{MapError, SysError};
 use uzone_pages::{ByteLen, PageSize};
-use uzone_stream::{Basis, Path, PathError, StorePolicyError};
+use uzone_stream::{Basis, Path, StreamError};
 
 use super::facts::{From, Stores, TRIAL};
 use super::*;
@@ -107,7 +108,7 @@ fn nothing() -> Facts {
         uffd_syscall: UffdAccess::Denied { cause: denied() },
         uffd_device: UffdAccess::Absent { cause: io::ErrorKind::NotFound.into() },
         uffd_unprivileged: Err(absent("/proc/sys/vm/unprivileged_userfaultfd")),
-        uffd_features: Err(ProbeError::NoUserfaultfd { cause: denied() }),
+        uffd_features: Err(UffdError::NoUserfaultfd { cause: denied() }),
         placement: None,
         can_populate: false,
         can_collapse: false,
@@ -133,7 +134,7 @@ fn hidden() -> Facts {
         max_map_count: Err(unread()),
         overcommit: Err(unread()),
         nodes: Err(unread()),
-        dax: Err(DaxError::NotDevice),
+        dax: Err(MapError::NotDaxDevice),
         memory: Err(unread()),
         available: Err(unread()),
         ..everything()
@@ -250,9 +251,9 @@ fn each_setting_is_judged_by_itself() {
         (
             |facts| {
                 set_stores(facts, |stores| {
-                    stores.problem = Some(StorePolicyError::Store {
+                    stores.problem = Some(StreamError::Store {
                         part: "fill=bogus".into(),
-                        cause: PathError::Unknown { name: "bogus".into() },
+                        cause: Box::new(StreamError::UnknownPath { name: "bogus".into() }),
                     });
                 });
             },

@@ -15,7 +15,7 @@ use uzone_fault::{
     Backing, BackingError, Engine, FaultStats, FunctionBacking, LazyMapping, LazyOptions, MapError,
     Window,
 };
-use uzone_os::uffd::OpenError;
+use uzone_os::uffd::UffdError;
 use uzone_os::{AccessError, SystemRoot, hugepages, probe};
 use uzone_pages::{Advice, ByteLen, FaultAround};
 
@@ -46,7 +46,11 @@ pub(crate) fn map(
 ) -> Option<LazyMapping> {
     match engine.map(ByteLen::new(len), Arc::new(backing), options) {
         Ok(memory) => Some(memory),
-        Err(MapError::Open(error @ (OpenError::Missing { .. } | OpenError::Probe(_)))) => {
+        Err(MapError::Open(
+            error @ (UffdError::Missing { .. }
+            | UffdError::NoUserfaultfd { .. }
+            | UffdError::Probe { .. }),
+        )) => {
             skip(name, &error.to_string());
             None
         }

@@ -13,7 +13,7 @@ use uzone_stream::CopyMethod;
 use super::Mapping;
 use crate::bus::BusError;
 use crate::bytes::{self, AccessError, CopyDirection, Fault};
-use crate::options::{Access, Addr, RangeError};
+use crate::options::{Access, Addr};
 
 impl Mapping {
     /// Copies `out.len()` bytes from `offset` on out of the mapping.
@@ -23,7 +23,7 @@ impl Mapping {
     /// SIGBUS, of which the process dies unless [`bus::install`](crate::bus::install) was called.
     ///
     /// # Errors
-    /// [`AccessError::Range`] unless all bytes are inside; then none is copied. After
+    /// [`AccessError::Beyond`] unless all bytes are inside; then none is copied. After
     /// `bus::install`, [`AccessError::Bus`] if the memory is not there, with how many bytes are
     /// copied; what stands behind them in `out` is not specified.
     pub fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), AccessError> {
@@ -42,7 +42,7 @@ impl Mapping {
     /// dies unless [`bus::install`](crate::bus::install) was called.
     ///
     /// # Errors
-    /// [`AccessError::Range`] unless all bytes fit, [`AccessError::ReadOnly`] if the mapping is;
+    /// [`AccessError::Beyond`] unless all bytes fit, [`AccessError::ReadOnly`] if the mapping is;
     /// then none is copied. After `bus::install`, [`AccessError::Bus`] if the memory is not there,
     /// with how many bytes are copied.
     pub fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<(), AccessError> {
@@ -84,15 +84,15 @@ impl Mapping {
     /// truncated raises `SIGBUS`.
     ///
     /// # Errors
-    /// [`AccessError::Range`] unless all bytes are inside, [`AccessError::CutsWord`] unless they start
+    /// [`AccessError::Beyond`] unless all bytes are inside, [`AccessError::CutsWord`] unless they start
     /// and end at multiples of 8, [`AccessError::ReadOnly`] if the mapping is: a store to it would be a
     /// crash.
     pub fn as_words(&self, range: Range<u64>) -> Result<&[AtomicU64], AccessError> {
         let Range { start, end } = range;
         if end < start {
-            return Err(RangeError::Empty { start, end }.into());
+            return Err(AccessError::Empty { start, end });
         }
-        let beyond = RangeError::Beyond { start, end, len_bytes: self.len as u64 };
+        let beyond = AccessError::Beyond { start, end, len_bytes: self.len as u64 };
         let len_bytes = usize::try_from(end - start).map_err(|_| beyond)?;
         if self.access == Access::ReadOnly {
             return Err(AccessError::ReadOnly { offset: start, len_bytes });
@@ -195,8 +195,8 @@ impl Mapping {
 
     /// Returns `offset` as an index if a copy of `len_bytes` from there is all inside, and `None`
     /// if it is a copy of nothing at a place that exists.
-    fn check_copy(&self, offset: u64, len_bytes: usize) -> Result<Option<usize>, RangeError> {
-        let beyond = |end| RangeError::Beyond { start: offset, end, len_bytes: self.len as u64 };
+    fn check_copy(&self, offset: u64, len_bytes: usize) -> Result<Option<usize>, AccessError> {
+        let beyond = |end| AccessError::Beyond { start: offset, end, len_bytes: self.len as u64 };
         let end = offset.checked_add(len_bytes as u64).ok_or_else(|| beyond(u64::MAX))?;
         if end > self.len as u64 {
             return Err(beyond(end));

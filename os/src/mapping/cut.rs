@@ -13,7 +13,7 @@
 use uzone_pages::ByteLen;
 
 use super::{Behind, Mapping, MappingError, Rejected};
-use crate::options::RangeError;
+use crate::bytes::AccessError;
 
 impl Mapping {
     /// Cuts the mapping in two: the first `front` bytes, and the rest. Each part is a mapping in its
@@ -21,8 +21,8 @@ impl Mapping {
     /// of a file, starts at its own offset of that.
     ///
     /// # Errors
-    /// [`Rejected`] with the mapping: [`RangeError::CutsPage`] unless `front` is a multiple of
-    /// [`Mapping::page_size`], [`RangeError::Empty`] or [`RangeError::Beyond`] unless both parts
+    /// [`Rejected`] with the mapping: [`AccessError::CutsPage`] unless `front` is a multiple of
+    /// [`Mapping::page_size`], [`AccessError::Empty`] or [`AccessError::Beyond`] unless both parts
     /// would have a byte.
     pub fn cut(self, front: ByteLen) -> Result<(Self, Self), Rejected<Self>> {
         let at = match self.check_cut(front.get()) {
@@ -46,20 +46,20 @@ impl Mapping {
         Ok((front, behind))
     }
 
-    fn check_cut(&self, at: u64) -> Result<usize, RangeError> {
+    fn check_cut(&self, at: u64) -> Result<usize, AccessError> {
         let len_bytes = self.len as u64;
         if at == 0 {
-            return Err(RangeError::Empty { start: 0, end: 0 });
+            return Err(AccessError::Empty { start: 0, end: 0 });
         }
         if at == len_bytes {
-            return Err(RangeError::Empty { start: at, end: len_bytes });
+            return Err(AccessError::Empty { start: at, end: len_bytes });
         }
-        let beyond = RangeError::Beyond { start: 0, end: at, len_bytes };
+        let beyond = AccessError::Beyond { start: 0, end: at, len_bytes };
         if at > len_bytes {
             return Err(beyond);
         }
         if !at.is_multiple_of(self.page.bytes()) {
-            return Err(RangeError::CutsPage { start: 0, end: at, page: self.page });
+            return Err(AccessError::CutsPage { start: 0, end: at, page: self.page });
         }
         usize::try_from(at).map_err(|_| beyond)
     }

@@ -6,7 +6,9 @@ use std::io;
 
 use uzone_pages::{ByteLen, ErrorKind};
 
-use crate::options::{Addr, RangeError};
+use crate::bytes::AccessError;
+use crate::fixed_buffers;
+use crate::options::Addr;
 use crate::root::SysError;
 
 /// An operation on mapped memory that failed.
@@ -15,7 +17,7 @@ use crate::root::SysError;
 pub enum MappingError {
     /// The range is not inside the mapping, or cuts a page.
     #[error(transparent)]
-    Range(#[from] RangeError),
+    Access(#[from] AccessError),
     /// A setting or a fact of the host could not be read, or a thread could not be placed.
     #[error(transparent)]
     Sys(#[from] SysError),
@@ -129,6 +131,69 @@ pub enum MappingError {
         #[source]
         cause: io::Error,
     },
+    /// This process may not have an io_uring, to pin memory with.
+    #[error(
+        "this process may not use io_uring: as root, `sysctl kernel.io_uring_disabled=0`, and let the filter of the container pass io_uring_setup(2)"
+    )]
+    RingDisabled {
+        /// What the kernel answered.
+        #[source]
+        cause: io::Error,
+    },
+    /// The kernel has no io_uring.
+    #[error("this kernel was built without io_uring")]
+    RingAbsent {
+        /// What the kernel answered.
+        #[source]
+        cause: io::Error,
+    },
+    /// The io_uring was refused for another reason.
+    #[error("cannot make an io_uring: {cause}")]
+    RingSetup {
+        /// What the kernel answered.
+        #[source]
+        cause: io::Error,
+    },
+    /// The process may not pin as much memory.
+    #[error(
+        "cannot pin {len} for io_uring: RLIMIT_MEMLOCK is {limit} for all that the user has pinned: raise it with `ulimit -l`, or give the process CAP_IPC_LOCK"
+    )]
+    PinLimit {
+        /// What was to be pinned.
+        len: ByteLen,
+        /// The limit.
+        limit: ByteLen,
+        /// What the kernel answered.
+        #[source]
+        cause: io::Error,
+    },
+    /// More was to be pinned than all buffers of an io_uring can be.
+    #[error("cannot pin {len} for one io_uring: its buffers are at most {max} together", max = ByteLen::new((fixed_buffers::MAX_BUFFER * fixed_buffers::MAX_BUFFERS) as u64))]
+    PinTooLong {
+        /// What was to be pinned.
+        len: ByteLen,
+    },
+    /// The memory cannot be pinned by an io_uring for writing.
+    #[error(
+        "cannot pin {len} for io_uring: a page of it cannot be written or made present; map it writable, and a file as long as the mapping"
+    )]
+    PinNotWritable {
+        /// What was to be pinned.
+        len: ByteLen,
+        /// What the kernel answered.
+        #[source]
+        cause: io::Error,
+    },
+    /// The kernel did not pin the memory for another reason: memory is short, or it is of a kind that is not
+    /// pinned for long.
+    #[error("cannot pin {len} for io_uring: {cause}")]
+    PinRefused {
+        /// What was to be pinned.
+        len: ByteLen,
+        /// What the kernel answered.
+        #[source]
+        cause: io::Error,
+    },
     /// The memory is of a file, or adopted.
     #[error("it is of a file that others may have: its bytes can be copied, and not lent")]
     Shared,
@@ -178,14 +243,21 @@ impl MappingError {
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Sys(error) => error.kind(),
-            Self::Memory { .. } | Self::Threads { .. } => ErrorKind::OutOfMemory,
-            Self::Fault { .. } | Self::Populate { .. } | Self::Scan { .. } | Self::Sync { .. } => {
-                ErrorKind::Io
+            Self::Memory { .. } | Self::Threads { .. } | Self::PinLimit { .. } => {
+                ErrorKind::OutOfMemory
             }
+            Self::Fault { .. }
+            | Self::Populate { .. }
+            | Self::Scan { .. }
+            | Self::Sync { .. }
+            | Self::RingSetup { .. }
+            | Self::PinRefused { .. } => ErrorKind::Io,
             Self::Poisoned { .. } => ErrorKind::Poisoned,
-            Self::Advice { .. } | Self::NotPunchable { .. } | Self::Punch { .. } => {
-                ErrorKind::NotSupported
-            }
+            Self::RingDisabled { .. } => ErrorKind::PermissionDenied,
+            Self::RingAbsent { .. }
+            | Self::Advice { .. }
+            | Self::NotPunchable { .. }
+            | Self::Punch { .. } => ErrorKind::NotSupported,
             _ => ErrorKind::InvalidInput,
         }
     }
@@ -194,16 +266,16 @@ impl MappingError {
 /// What a call did not take, given back as it was.
 #[derive(Debug, thiserror::Error)]
 #[error("{cause}")]
-pub struct Rejected<T> {
+pub struct Rejected<T, E = MappingError> {
     /// The value. Boxed: a failure travels through many returns.
     pub value: Box<T>,
     /// Why it was not taken.
     #[source]
-    pub cause: MappingError,
+    pub cause: E,
 }
 
-impl<T> Rejected<T> {
-    pub(crate) fn new(value: T, cause: impl Into<MappingError>) -> Self {
+impl<T, E> Rejected<T, E> {
+    pub(crate) fn new(value: T, cause: impl Into<E>) -> Self {
         Self { value: Box::new(value), cause: cause.into() }
     }
 }

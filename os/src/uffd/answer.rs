@@ -4,8 +4,9 @@ use std::io;
 
 use rustix::io::Errno;
 
+use crate::bytes::AccessError;
 use crate::mapping::Mapping;
-use crate::options::{RangeError, Vaddr};
+use crate::options::Vaddr;
 use crate::uffd::abi;
 use crate::uffd::reply::{self, Answered, Refusal, UffdCall};
 
@@ -43,7 +44,7 @@ impl Install {
 pub enum AnswerError {
     /// The range is not inside the mapping, or cuts a page.
     #[error(transparent)]
-    Range(#[from] RangeError),
+    Access(#[from] AccessError),
     /// The kernel refused.
     #[error("UFFDIO_{} of {len_bytes} bytes at {start} was refused: {}", call.name(), refusal.fix())]
     Refused {
@@ -79,11 +80,11 @@ pub(crate) fn answered(
 }
 
 /// Returns where `len` bytes of a mapping are, from its byte `offset` on.
-pub(crate) fn source_address(source: &Mapping, offset: u64, len: u64) -> Result<u64, RangeError> {
+pub(crate) fn source_address(source: &Mapping, offset: u64, len: u64) -> Result<u64, AccessError> {
     let len_bytes = source.mapped_len() as u64;
     let end = offset.saturating_add(len);
     if end > len_bytes {
-        return Err(RangeError::Beyond { start: offset, end, len_bytes });
+        return Err(AccessError::Beyond { start: offset, end, len_bytes });
     }
     Ok(source.addr().get() as u64 + offset)
 }

@@ -43,6 +43,7 @@ use crate::bus;
 use crate::mapping::Mapping;
 use crate::options::{Anonymous, Vaddr};
 use crate::uffd::answer::{AnswerError, Install};
+use crate::uffd::descriptor::UffdError;
 use crate::uffd::gate::Gate;
 use crate::uffd::registered::Registered;
 use crate::uffd::reply::{Answered, Refusal};
@@ -263,24 +264,6 @@ unsafe impl Send for InThread {}
 // SAFETY: as above.
 unsafe impl Sync for InThread {}
 
-/// Why faults cannot be answered by the threads that take them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum InThreadError {
-    /// The handler of `SIGBUS` is not the one of this package, or cannot be.
-    #[error("the process has another handler of SIGBUS")]
-    Handler,
-    /// The userfaultfd reports faults.
-    #[error("the userfaultfd was opened without the feature SIGBUS")]
-    Feature,
-    /// All slots are in use.
-    #[error("{SLOTS} mappings are answered for in their threads already")]
-    Full,
-    /// There is no memory for it.
-    #[error("the kernel has no memory for the handler")]
-    Memory,
-}
-
 /// A place among those that the handler looks at.
 ///
 /// # Invariants
@@ -292,12 +275,13 @@ impl Place {
     /// Takes a place, and installs the handler of `SIGBUS` if that is not done.
     ///
     /// # Errors
-    /// [`InThreadError`]: the handler may be installed then.
-    pub fn take() -> Result<Self, InThreadError> {
+    /// [`UffdError::AnotherHandler`] if the handler cannot be installed, and [`UffdError::TooMany`] if all
+    /// places are taken: the handler is installed then.
+    pub fn take() -> Result<Self, UffdError> {
         if !matches!(bus::install(), Ok(bus::Installed::New | bus::Installed::Already)) {
-            return Err(InThreadError::Handler);
+            return Err(UffdError::AnotherHandler);
         }
-        TABLE.iter().position(Gate::take).map(Self).ok_or(InThreadError::Full)
+        TABLE.iter().position(Gate::take).map(Self).ok_or(UffdError::TooMany)
     }
 }
 
@@ -312,14 +296,14 @@ impl InThread {
     /// [`Features::SIGBUS`](crate::uffd::Features::SIGBUS).
     ///
     /// # Errors
-    /// [`InThreadError::Feature`] if it has not, and [`InThreadError::Memory`] without memory for it.
+    /// [`UffdError::NoSigbus`] if it has not, and [`UffdError::NoMemory`] without memory for it.
     pub fn start(
         place: Place,
         memory: Arc<Registered>,
         answers: Answers,
-    ) -> Result<Self, InThreadError> {
+    ) -> Result<Self, UffdError> {
         if !memory.uffd().features().contains(crate::uffd::Features::SIGBUS) {
-            return Err(InThreadError::Feature);
+            return Err(UffdError::NoSigbus);
         }
         let page = memory.mapping().page_size();
         let copies_zeroes = match answers.writes {
@@ -334,7 +318,7 @@ impl InThread {
         let count = |per: u64| usize::try_from(pages.div_ceil(per)).unwrap_or(usize::MAX);
         let first = memory.mapping().addr().get() as u64;
         let answerer = Answerer {
-            zeroes: zeroes.map_err(|_| InThreadError::Memory)?,
+            zeroes: zeroes.map_err(|_| UffdError::NoMemory)?,
             started: Instant::now(),
             records: Ring::new(answers.records),
             answers,

@@ -1,38 +1,11 @@
 //! What a userfaultfd of this kernel can do: [`uffd_features`].
 
-use std::io;
 use std::os::fd::AsFd;
 
-use crate::root::SysError;
 use crate::uffd::abi;
+use crate::uffd::descriptor::UffdError;
 use crate::uffd::features::Features;
 use crate::uffd::open;
-
-/// A fact that could not be read from the kernel.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ProbeError {
-    /// A file of `/proc` or `/sys` could not be read or understood.
-    #[error(transparent)]
-    Sys(#[from] SysError),
-    /// No userfaultfd could be had, so its features are not known.
-    #[error(
-        "no userfaultfd to be had: run as root, give access to {device}, or set vm.unprivileged_userfaultfd to 1; in a container, a seccomp profile may forbid it (see `uzone doctor`)",
-        device = open::DEVICE
-    )]
-    NoUserfaultfd {
-        /// What userfaultfd(2) answered.
-        #[source]
-        cause: io::Error,
-    },
-    /// The kernel refused the handshake.
-    #[error("the kernel refused UFFDIO_API: {cause}")]
-    Handshake {
-        /// What it answered.
-        #[source]
-        cause: io::Error,
-    },
-}
 
 /// The names of the bits of the ioctls, without `UFFDIO_`.
 const IOCTLS: [(u32, &str); 10] = [
@@ -92,14 +65,15 @@ impl UffdFeatures {
 /// Returns what a userfaultfd of this kernel can do, asked of a new one.
 ///
 /// # Errors
-/// [`ProbeError`] if none can be had, by the system call or the device, or the kernel refuses.
-pub fn uffd_features() -> Result<UffdFeatures, ProbeError> {
+/// [`UffdError::NoUserfaultfd`] if none can be had, by the system call or the device, and
+/// [`UffdError::Probe`] if the kernel refuses.
+pub fn uffd_features() -> Result<UffdFeatures, UffdError> {
     // One for faults of user code has the same features, and needs no right; kernels before 5.11 have none.
     let uffd = open::user_mode_only()
         .or_else(|_| open::full())
-        .map_err(|cause| ProbeError::NoUserfaultfd { cause: cause.into() })?;
+        .map_err(|cause| UffdError::NoUserfaultfd { cause: cause.into() })?;
     let (raw, ioctls) = abi::handshake(uffd.as_fd(), 0)
-        .map_err(|cause| ProbeError::Handshake { cause: cause.into() })?;
+        .map_err(|cause| UffdError::Probe { cause: cause.into() })?;
     Ok(UffdFeatures { raw, ioctls })
 }
 

@@ -12,19 +12,19 @@
 
 use core::fmt;
 use core::ops::Range;
-use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use rustix::io::Errno;
 use uzone_pages::ByteLen;
 
+use crate::bytes::AccessError;
 use crate::exclusive::Exclusive;
-use crate::mapping::Mapping;
-use crate::options::{RangeError, Vaddr};
+use crate::mapping::{Mapping, Rejected};
+use crate::options::Vaddr;
 use crate::uffd::abi;
 use crate::uffd::answer::{AnswerError, Install, answered, counted, source_address};
-use crate::uffd::descriptor::Uffd;
+use crate::uffd::descriptor::{Uffd, UffdError};
 use crate::uffd::reply::{Answered, UffdCall};
 
 /// Which faults of a range are reported.
@@ -98,21 +98,6 @@ impl Calls {
     }
 }
 
-/// Memory that was not registered, given back as it was.
-#[derive(Debug, thiserror::Error)]
-#[error("{len} at {addr} cannot be registered for {modes} faults: {fix}", len = mapping.len(), addr = mapping.addr())]
-pub struct RegisterError {
-    /// The memory.
-    pub mapping: Mapping,
-    /// Which faults were asked for.
-    pub modes: Modes,
-    /// What would help.
-    pub fix: &'static str,
-    /// What the kernel answered.
-    #[source]
-    pub cause: io::Error,
-}
-
 /// Memory of this process whose faults a [`Uffd`] reports.
 ///
 /// # Invariants
@@ -139,8 +124,12 @@ impl Registered {
     /// is missing (or not mapped, or protected) waits for an answer.
     ///
     /// # Errors
-    /// [`RegisterError`] gives the mapping back.
-    pub fn new(uffd: Arc<Uffd>, mapping: Mapping, modes: Modes) -> Result<Self, RegisterError> {
+    /// [`Rejected`] gives the mapping back, with [`UffdError::Register`].
+    pub fn new(
+        uffd: Arc<Uffd>,
+        mapping: Mapping,
+        modes: Modes,
+    ) -> Result<Self, Rejected<Mapping, UffdError>> {
         let (start, len) = (mapping.addr().get() as u64, mapping.mapped_len() as u64);
         // SAFETY: `register` wants no code to rely on pages of the range being zero, or present. It is a
         // mapping that was given to us as a whole, so that no slice of it is lent, and its bytes are read
@@ -157,7 +146,9 @@ impl Registered {
                     Errno::PERM => "it is of a file that is not open for writing",
                     _ => "the kernel gave no reason that is known here",
                 };
-                Err(RegisterError { mapping, modes, fix, cause: cause.into() })
+                let (addr, len) = (mapping.addr(), mapping.len());
+                let cause = UffdError::Register { addr, len, modes, fix, cause: cause.into() };
+                Err(Rejected::new(mapping, cause))
             }
         }
     }
@@ -198,27 +189,27 @@ impl Registered {
     }
 
     /// Returns the address of `range`, if it is whole pages of the memory.
-    fn address(&self, range: &Range<u64>) -> Result<u64, RangeError> {
+    fn address(&self, range: &Range<u64>) -> Result<u64, AccessError> {
         let &Range { start, end } = range;
         let mapping = self.mapping();
         let (page, len_bytes) = (mapping.page_size(), mapping.mapped_len() as u64);
         if start >= end {
-            return Err(RangeError::Empty { start, end });
+            return Err(AccessError::Empty { start, end });
         }
         if end > len_bytes {
-            return Err(RangeError::Beyond { start, end, len_bytes });
+            return Err(AccessError::Beyond { start, end, len_bytes });
         }
         if (start | end) & (page.bytes() - 1) != 0 {
-            return Err(RangeError::CutsPage { start, end, page });
+            return Err(AccessError::CutsPage { start, end, page });
         }
         Ok(mapping.addr().get() as u64 + start)
     }
 
     /// Returns `len` bytes from `offset` on as a range.
-    fn range(&self, offset: u64, len: u64) -> Result<Range<u64>, RangeError> {
+    fn range(&self, offset: u64, len: u64) -> Result<Range<u64>, AccessError> {
         let len_bytes = self.mapping().mapped_len() as u64;
         let end = offset.checked_add(len);
-        let end = end.ok_or(RangeError::Beyond { start: offset, end: u64::MAX, len_bytes })?;
+        let end = end.ok_or(AccessError::Beyond { start: offset, end: u64::MAX, len_bytes })?;
         Ok(offset..end)
     }
 
@@ -316,7 +307,7 @@ impl Registered {
         let mapping = source.mapping();
         let source_len = mapping.mapped_len() as u64;
         if source_offset.checked_add(len).is_none_or(|end| end > source_len) {
-            return Err(RangeError::Beyond {
+            return Err(AccessError::Beyond {
                 start: source_offset,
                 end: source_offset.saturating_add(len),
                 len_bytes: source_len,
@@ -362,8 +353,8 @@ impl Registered {
     /// then on: fill what has to be present before.
     ///
     /// # Errors
-    /// [`UnregisterError`] gives it back as it was, registered still.
-    pub fn into_mapping(mut self) -> Result<Mapping, UnregisterError> {
+    /// [`Rejected`] gives it back as it was, registered still, with [`UffdError::Unregister`].
+    pub fn into_mapping(mut self) -> Result<Mapping, Rejected<Self, UffdError>> {
         let range = 0..self.mapping().mapped_len() as u64;
         let (start, len) = (self.mapping().addr().get() as u64, range.end);
         match abi::unregister(self.uffd.as_fd(), start, len) {
@@ -371,20 +362,13 @@ impl Registered {
                 Some(mapping) => Ok(mapping),
                 None => unreachable!("only what ends this value takes the mapping out"),
             },
-            Err(cause) => Err(UnregisterError { registered: self, cause: cause.into() }),
+            Err(cause) => {
+                let (addr, len) = (self.mapping().addr(), self.mapping().len());
+                let cause = UffdError::Unregister { addr, len, cause: cause.into() };
+                Err(Rejected::new(self, cause))
+            }
         }
     }
-}
-
-/// Memory that is registered still.
-#[derive(Debug, thiserror::Error)]
-#[error("{len} at {addr} cannot be taken from its userfaultfd: {cause}", len = registered.mapping().len(), addr = registered.mapping().addr())]
-pub struct UnregisterError {
-    /// The memory, as it was.
-    pub registered: Registered,
-    /// What the kernel answered.
-    #[source]
-    pub cause: io::Error,
 }
 
 impl Drop for Registered {

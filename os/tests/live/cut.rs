@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::fs::OpenOptions;
 
 use uzone_os::{
-    Access, Exclusive, Exclusivity, HugeSize, Mapped, Mapping, MappingError, RangeError, Sharing,
+    Access, AccessError, Exclusive, Exclusivity, HugeSize, Mapped, Mapping, MappingError, Sharing,
 };
 use uzone_pages::ByteLen;
 
@@ -97,14 +97,14 @@ fn a_cut_that_leaves_nothing_or_half_a_page_is_refused_and_gives_the_mapping_bac
     let mut whole = anonymous(4);
     let len_bytes = 4 * page();
     for (at, expected) in [
-        (0, RangeError::Empty { start: 0, end: 0 }),
-        (len_bytes, RangeError::Empty { start: len_bytes, end: len_bytes }),
-        (5 * page(), RangeError::Beyond { start: 0, end: 5 * page(), len_bytes }),
-        (u64::MAX, RangeError::Beyond { start: 0, end: u64::MAX, len_bytes }),
-        (page() + 1, RangeError::CutsPage { start: 0, end: page() + 1, page: whole.page_size() }),
+        (0, AccessError::Empty { start: 0, end: 0 }),
+        (len_bytes, AccessError::Empty { start: len_bytes, end: len_bytes }),
+        (5 * page(), AccessError::Beyond { start: 0, end: 5 * page(), len_bytes }),
+        (u64::MAX, AccessError::Beyond { start: 0, end: u64::MAX, len_bytes }),
+        (page() + 1, AccessError::CutsPage { start: 0, end: page() + 1, page: whole.page_size() }),
     ] {
         let refused = whole.cut(ByteLen::new(at)).unwrap_err();
-        assert!(matches!(refused.cause, MappingError::Range(cause) if cause == expected));
+        assert!(matches!(refused.cause, MappingError::Access(cause) if cause == expected));
         whole = *refused.value;
         assert_eq!(whole.len(), pages(4));
     }
@@ -168,8 +168,8 @@ fn a_cut_inside_a_huge_page_is_refused_with_its_size() {
         Mapping::memfd("cut", ByteLen::mib(4), Some(size)).unwrap(),
     ] {
         let refused = mapping.cut(pages(1)).unwrap_err();
-        let cut = RangeError::CutsPage { start: 0, end: page(), page: huge };
-        assert!(matches!(refused.cause, MappingError::Range(cause) if cause == cut));
+        let cut = AccessError::CutsPage { start: 0, end: page(), page: huge };
+        assert!(matches!(refused.cause, MappingError::Access(cause) if cause == cut));
         let (front, behind) = refused.value.cut(ByteLen::mib(2)).unwrap();
         front.write_at(0, b"front").unwrap();
         behind.write_at(0, b"behind").unwrap();

@@ -10,7 +10,7 @@ use std::fs::{File, OpenOptions};
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use uzone_os::dax::{self, DaxDevice, DaxError};
+use uzone_os::dax::{self, DaxDevice};
 use uzone_os::{Access, Exclusive, MapError, Mapping, Sharing, SystemRoot};
 use uzone_pages::ByteLen;
 
@@ -93,11 +93,11 @@ fn a_dax_device_is_mapped_in_pages_of_its_alignment() {
         assert!(Exclusive::try_from_mapping(again).is_err());
         for (offset, len) in [(0, end + step), (end, step), (step, end)] {
             let error = Mapping::devdax(open(&path), offset, ByteLen::new(len)).unwrap_err();
-            assert!(matches!(error, MapError::Dax(DaxError::BeyondEnd { .. })), "{error}");
+            assert!(matches!(error, MapError::BeyondDax { .. }), "{error}");
         }
         for (offset, len) in [(0, step / 2), (step / 2, step)] {
             let error = Mapping::devdax(open(&path), offset, ByteLen::new(len)).unwrap_err();
-            assert!(matches!(error, MapError::Dax(DaxError::CutsPage { .. })), "{error}");
+            assert!(matches!(error, MapError::CutsDaxPage { .. }), "{error}");
         }
         let read_only = File::open(&path).unwrap();
         let error = Mapping::devdax(read_only, 0, size).unwrap_err();
@@ -168,13 +168,13 @@ fn a_file_for_dax_is_checked_like_any_other() {
 fn what_is_no_dax_device_is_refused_with_the_fix() {
     let null = Path::new("/dev/null");
     let error = dax::device(&SystemRoot::host(), open(null)).unwrap_err();
-    assert!(matches!(&error, DaxError::OtherSubsystem { found, .. } if found == "mem"), "{error}");
+    assert!(matches!(&error, MapError::OtherSubsystem { found, .. } if found == "mem"), "{error}");
     assert!(error.to_string().contains("/sys/dev/char/1:3"), "{error}");
     let error = Mapping::devdax(open(null), 0, ByteLen::mib(2)).unwrap_err();
-    assert!(matches!(error, MapError::Dax(DaxError::OtherSubsystem { .. })), "{error}");
+    assert!(matches!(error, MapError::OtherSubsystem { .. }), "{error}");
     assert!(matches!(Mapping::devdax(open(null), 0, ByteLen::ZERO), Err(MapError::Empty)));
     let file = unnamed(Path::new("/dev/shm"), page());
     let error = Mapping::devdax(file, 0, ByteLen::new(page())).unwrap_err();
-    assert!(matches!(error, MapError::Dax(DaxError::NotDevice)), "{error}");
+    assert!(matches!(error, MapError::NotDaxDevice), "{error}");
     assert!(error.to_string().contains("fsdax"), "{error}");
 }

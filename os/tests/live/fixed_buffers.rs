@@ -4,7 +4,7 @@ use std::fs;
 
 use rustix::process::{Resource, Rlimit, setrlimit};
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
-use uzone_os::{Access, Anonymous, FixedBuffers, FixedBuffersError, HugeAdvice, Mapping, Sharing};
+use uzone_os::{Access, Anonymous, FixedBuffers, HugeAdvice, Mapping, MappingError, Sharing};
 use uzone_pages::ByteLen;
 
 use crate::{file_of, is_alone, page, skip, small_pages};
@@ -13,7 +13,7 @@ use crate::{file_of, is_alone, page, skip, small_pages};
 fn ring(name: &str) -> Option<FixedBuffers> {
     match FixedBuffers::new() {
         Ok(ring) => Some(ring),
-        Err(error @ (FixedBuffersError::Disabled { .. } | FixedBuffersError::Absent { .. })) => {
+        Err(error @ (MappingError::RingDisabled { .. } | MappingError::RingAbsent { .. })) => {
             skip(name, &error.to_string());
             None
         }
@@ -58,7 +58,7 @@ fn memory_that_cannot_be_written_is_not_registered() {
     let mapping =
         Mapping::file(file, 0, ByteLen::new(page()), Access::ReadOnly, Sharing::Shared).unwrap();
     let error = ring.register(&mapping).unwrap_err();
-    assert!(matches!(error, FixedBuffersError::NotWritable { .. }), "{error:?}");
+    assert!(matches!(error, MappingError::PinNotWritable { .. }), "{error:?}");
     let text = error.to_string();
     assert!(text.contains("map it writable"), "{text}");
 }
@@ -69,7 +69,7 @@ fn more_than_a_ring_has_buffers_for_is_refused_before_the_kernel_is_asked() {
     match Mapping::anonymous(ByteLen::tib(17), small_pages()) {
         Ok(mapping) => {
             let error = ring.register(&mapping).unwrap_err();
-            assert!(matches!(error, FixedBuffersError::TooLong { .. }), "{error:?}");
+            assert!(matches!(error, MappingError::PinTooLong { .. }), "{error:?}");
             assert!(error.to_string().contains("at most 16 TiB"), "{error}");
         }
         Err(error) => skip("more_than_a_ring_has_buffers_for", &error.to_string()),
@@ -92,7 +92,7 @@ fn more_than_may_be_locked_is_refused_by_the_limit() {
     let mapping = Mapping::anonymous(ByteLen::mib(1), small_pages()).unwrap();
     let error = ring.register(&mapping).unwrap_err();
     assert!(
-        matches!(error, FixedBuffersError::Locked { limit, .. } if limit == ByteLen::kib(64)),
+        matches!(error, MappingError::PinLimit { limit, .. } if limit == ByteLen::kib(64)),
         "{error:?}"
     );
     let text = error.to_string();
@@ -101,7 +101,7 @@ fn more_than_may_be_locked_is_refused_by_the_limit() {
     match ring.register(&little) {
         Ok(registered) => assert_eq!(registered.mapping().len(), ByteLen::new(page())),
         // Others of this user have as much pinned.
-        Err(error) => assert!(matches!(error, FixedBuffersError::Locked { .. }), "{error:?}"),
+        Err(error) => assert!(matches!(error, MappingError::PinLimit { .. }), "{error:?}"),
     }
 }
 

@@ -5,8 +5,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use uzone_os::hugepages::ThpEnabled;
 use uzone_os::{
-    Access, Anonymous, Collapsed, Exclusive, HugeAdvice, HugeSize, MapError, Mapped, Mapping,
-    MappingError, RangeError, Sharing, SystemRoot, hugepages, probe,
+    Access, AccessError, Anonymous, Collapsed, Exclusive, HugeAdvice, HugeSize, MapError, Mapped,
+    Mapping, MappingError, Sharing, SystemRoot, hugepages, probe,
 };
 use uzone_pages::ByteLen;
 
@@ -112,7 +112,7 @@ fn huge_pages_of_the_pool_are_private_memory_and_memory_files() {
     assert!(memory.as_bytes().iter().all(|&byte| byte == 0));
     assert!(matches!(
         memory.discard(0..4096),
-        Err(MappingError::Range(RangeError::CutsPage { .. }))
+        Err(MappingError::Access(AccessError::CutsPage { .. }))
     ));
     // The whole of it is lent, as bytes and as values, whose bytes stay.
     memory.as_bytes_mut().fill(0xa5);
@@ -178,7 +178,7 @@ fn huge_pages_are_there_where_they_were_advised_or_collapsed() {
     assert_eq!(memory.huge_backed().unwrap(), huge);
     assert!(matches!(
         memory.discard(1..huge.get()),
-        Err(MappingError::Range(RangeError::CutsPage { .. }))
+        Err(MappingError::Access(AccessError::CutsPage { .. }))
     ));
 
     let mut small =

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use uzone_os::{
     Access, AccessError, Anonymous, Exclusive, HugeAdvice, HugeSize, MapError, Mapped, Mapping,
-    MappingError, RangeError, Reserve, Sharing, Shortage,
+    MappingError, Reserve, Sharing, Shortage,
 };
 use uzone_pages::ByteLen;
 
@@ -249,10 +249,10 @@ fn copies_end_at_the_last_byte_of_the_mapping() {
         let mut out = vec![0x77; asked];
         let error = mapping.read_at(offset, &mut out).unwrap_err();
         let end = offset.saturating_add(asked as u64);
-        let expected = RangeError::Beyond { start: offset, end, len_bytes: len };
-        assert_eq!(error, AccessError::Range(expected));
+        let expected = AccessError::Beyond { start: offset, end, len_bytes: len };
+        assert_eq!(error, expected);
         assert_eq!(out, vec![0x77; asked], "nothing was copied");
-        assert_eq!(mapping.write_at(offset, &out), Err(AccessError::Range(expected)));
+        assert_eq!(mapping.write_at(offset, &out), Err(expected));
     }
 }
 
@@ -375,12 +375,12 @@ fn words_are_lent_where_they_are_whole_and_may_be_written() {
     for (start, end) in [(0, page() + 8), (page() + 8, page() + 16), (0, u64::MAX)] {
         assert_eq!(
             mapping.as_words(start..end).unwrap_err(),
-            AccessError::Range(RangeError::Beyond { start, end, len_bytes })
+            AccessError::Beyond { start, end, len_bytes }
         );
     }
     #[expect(clippy::reversed_empty_ranges, reason = "that is the point")]
     let backwards = mapping.as_words(16..8).unwrap_err();
-    assert_eq!(backwards, AccessError::Range(RangeError::Empty { start: 16, end: 8 }));
+    assert_eq!(backwards, AccessError::Empty { start: 16, end: 8 });
 
     let scratch = Scratch::new("words", &vec![1; usize::try_from(page()).unwrap()]);
     let len = ByteLen::new(page());
@@ -405,5 +405,5 @@ fn a_file_that_is_sealed_against_writing_keeps_its_bytes_when_it_is_to_have_a_ho
     let mut kept = [0; 8];
     mapping.read_at(0, &mut kept).unwrap();
     assert_eq!(kept, [7; 8]);
-    assert!(matches!(mapping.punch(1..page()), Err(MappingError::Range(_))));
+    assert!(matches!(mapping.punch(1..page()), Err(MappingError::Access(_))));
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 use uzone_os::{
-    Anonymous, Exclusive, HugeAdvice, Mapping, MappingError, PopulateHow, Populated, RangeError,
+    AccessError, Anonymous, Exclusive, HugeAdvice, Mapping, MappingError, PopulateHow, Populated,
     populate_slice, probe,
 };
 use uzone_pages::ByteLen;
@@ -36,7 +36,7 @@ fn populating_makes_exactly_the_range_present() {
     assert_eq!(mapping.resident().unwrap(), ByteLen::ZERO);
     let backwards = std::ops::Range { start: 5, end: 4 };
     for range in [0..0, backwards, 0..pages * page() + 1, u64::MAX - 1..u64::MAX] {
-        assert!(matches!(mapping.populate(range.clone()), Err(MappingError::Range(_))));
+        assert!(matches!(mapping.populate(range.clone()), Err(MappingError::Access(_))));
         assert!(mapping.resident_in(range).is_err());
     }
 }
@@ -166,7 +166,10 @@ fn a_slice_is_made_present_with_the_pages_it_lies_in_and_no_others() {
     assert_eq!(memory.resident_in(30 * page()..32 * page()).unwrap().get(), 2 * page());
     assert_eq!(memory.resident().unwrap().get(), 12 * page());
     assert!(memory.as_bytes().iter().all(|&byte| byte == 0));
-    assert!(matches!(populate_slice(&mut []), Err(MappingError::Range(RangeError::Empty { .. }))));
+    assert!(matches!(
+        populate_slice(&mut []),
+        Err(MappingError::Access(AccessError::Empty { .. }))
+    ));
     // Any memory of ours will do, and keeps its bytes.
     let mut heap = vec![7_u8; 3];
     populate_slice(&mut heap).unwrap();

@@ -12,9 +12,9 @@ use std::time::Duration;
 
 use uzone_os::uffd::{
     AnswerError, Answered, Doorbell, Event, EventBuffer, FaultKind, Features, Install,
-    KernelFaults, Modes, OpenError, PageFault, Refusal, Registered, Remote, Uffd, UffdCall, wait,
+    KernelFaults, Modes, PageFault, Refusal, Registered, Remote, Uffd, UffdCall, UffdError, wait,
 };
-use uzone_os::{Access, Exclusive, HugeSize, Mapping, RangeError, Sharing, Vaddr};
+use uzone_os::{Access, AccessError, Exclusive, HugeSize, Mapping, Sharing, Vaddr};
 use uzone_pages::ByteLen;
 
 use crate::huge::Pool;
@@ -27,7 +27,11 @@ fn open(name: &str, features: Features) -> Option<Arc<Uffd>> {
             assert!(uffd.features().contains(features));
             Some(Arc::new(uffd))
         }
-        Err(error @ (OpenError::Missing { .. } | OpenError::Probe(_) | OpenError::None { .. })) => {
+        Err(
+            error @ (UffdError::Missing { .. }
+            | UffdError::NoUserfaultfd { .. }
+            | UffdError::Probe { .. }),
+        ) => {
             skip(name, &error.to_string());
             None
         }
@@ -215,7 +219,7 @@ fn a_huge_page_of_a_pool_is_filled_as_a_whole() {
         let part = &filled[..usize::try_from(page()).unwrap()];
         assert!(matches!(
             memory.copy(huge, part, Install::default()),
-            Err(AnswerError::Range(RangeError::CutsPage { .. }))
+            Err(AnswerError::Access(AccessError::CutsPage { .. }))
         ));
         assert_eq!(memory.copy(huge, &filled, Install::default()).unwrap(), Answered::All);
         assert_eq!(reader.join().unwrap(), 3);
@@ -263,7 +267,7 @@ fn pages_are_moved_without_a_copy_and_leave_zeroes_behind() {
     for (offset, source_offset) in [(6 * page(), 0), (0, 6 * page()), (0, u64::MAX)] {
         assert!(matches!(
             memory.move_pages(offset, &mut source, source_offset, len, how),
-            Err(AnswerError::Range(RangeError::Beyond { .. }))
+            Err(AnswerError::Access(AccessError::Beyond { .. }))
         ));
     }
 }
@@ -409,7 +413,7 @@ fn a_userfaultfd_of_user_mode_is_had_without_privilege() {
     assert!(!uffd.sees_kernel_faults());
     match Uffd::open(Features::NONE, Features::NONE, KernelFaults::Required) {
         Ok(uffd) => assert!(uffd.sees_kernel_faults(), "this host allows it"),
-        Err(OpenError::NotForKernel { .. }) => {
+        Err(UffdError::NotForKernel { .. }) => {
             let either = Uffd::open(Features::NONE, Features::NONE, KernelFaults::IfAllowed);
             assert!(!either.unwrap().sees_kernel_faults());
         }
@@ -420,7 +424,7 @@ fn a_userfaultfd_of_user_mode_is_had_without_privilege() {
     assert!(!wished.features().contains(Features::EVENT_FORK));
     assert!(matches!(
         Uffd::open(Features::EVENT_FORK, Features::NONE, KernelFaults::Never),
-        Err(OpenError::Handshake { .. })
+        Err(UffdError::Handshake { .. })
     ));
     let memory = Registered::new(uffd, anonymous(1), Modes::MISSING).unwrap();
     thread::scope(|scope| {
@@ -436,7 +440,7 @@ fn a_wrong_use_is_refused_with_what_it_was_given() {
     let name = "a_wrong_use_is_refused";
     let newer = Features::from_bits(1 << 50);
     let error = Uffd::open(newer, Features::NONE, KernelFaults::IfAllowed);
-    assert!(matches!(error, Err(OpenError::Missing { missing }) if missing == newer));
+    assert!(matches!(error, Err(UffdError::Missing { missing }) if missing == newer));
     let Some(uffd) = open(name, Features::NONE) else { return };
 
     // A file of a file system has no such faults.
@@ -453,7 +457,7 @@ fn a_wrong_use_is_refused_with_what_it_was_given() {
                 error.to_string().contains("cannot be registered for missing faults"),
                 "{error}"
             );
-            assert_eq!(error.mapping.len(), len);
+            assert_eq!(error.value.len(), len);
         }
         // The directory for temporary files may be of memory, and then it works.
         Ok(memory) => drop(memory),
@@ -467,13 +471,16 @@ fn a_wrong_use_is_refused_with_what_it_was_given() {
     let (short, two) = (vec![0; 100], bytes(0, 2));
     assert!(matches!(
         memory.copy(0, &short, how),
-        Err(AnswerError::Range(RangeError::CutsPage { .. }))
+        Err(AnswerError::Access(AccessError::CutsPage { .. }))
     ));
-    assert!(matches!(memory.copy(0, &[], how), Err(AnswerError::Range(RangeError::Empty { .. }))));
+    assert!(matches!(
+        memory.copy(0, &[], how),
+        Err(AnswerError::Access(AccessError::Empty { .. }))
+    ));
     for offset in [3 * page(), 4 * page(), !(page() - 1)] {
         let answer = memory.copy(offset, &two, how);
         assert!(
-            matches!(answer, Err(AnswerError::Range(RangeError::Beyond { .. }))),
+            matches!(answer, Err(AnswerError::Access(AccessError::Beyond { .. }))),
             "{offset:#x}"
         );
     }
