@@ -12,6 +12,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};
@@ -57,6 +58,8 @@ struct Shared {
     bell: Doorbell,
     /// Rings when the threads are to end.
     stop: Doorbell,
+    /// Whether the name of the socket is another keeper's by then.
+    is_left: AtomicBool,
 }
 
 /// The socket for questions, and its threads.
@@ -79,11 +82,21 @@ pub fn control_path(socket: &Path) -> PathBuf {
 impl Control {
     /// Listens beside `socket`, and for HTTP on `metrics`.
     pub(crate) fn bind(socket: &Path, metrics: Option<SocketAddr>) -> Result<Self, ServeError> {
-        let listening = ListeningSocket::bind(&control_path(socket), MODE)?;
-        let metrics = metrics.map(|address| {
-            TcpListener::bind(address).map_err(|cause| ServeError::Metrics { address, cause })
-        });
-        Self::listen(listening, metrics.transpose()?)
+        let metrics = listen_for_metrics(metrics)?;
+        Self::listen(ListeningSocket::bind(&control_path(socket), MODE)?, metrics)
+    }
+
+    /// Listens as [`Control::bind`] does, in the place of a keeper that has handed everything over and leaves
+    /// the name. It fails while that has the port for metrics.
+    pub(crate) fn replace(socket: &Path, metrics: Option<SocketAddr>) -> Result<Self, ServeError> {
+        let metrics = listen_for_metrics(metrics)?;
+        Self::listen(ListeningSocket::replace(&control_path(socket), MODE)?, metrics)
+    }
+
+    /// Leaves the name of the socket to another keeper.
+    pub(crate) fn leave(&self) {
+        // Relaxed: the thread that reads it is joined by a doorbell.
+        self.shared.is_left.store(true, Ordering::Relaxed);
     }
 
     /// Goes on with the sockets of a keeper that has died.
@@ -102,7 +115,8 @@ impl Control {
     ) -> Result<Self, ServeError> {
         let wait = ServeError::Wait;
         let (bell, stop) = (Doorbell::new().map_err(wait)?, Doorbell::new().map_err(wait)?);
-        let shared = Arc::new(Shared { asked: Mutex::default(), bell, stop });
+        let is_left = AtomicBool::new(false);
+        let shared = Arc::new(Shared { asked: Mutex::default(), bell, stop, is_left });
         let mut control =
             Self { shared, metrics: None, sockets: [None, None], threads: Vec::new() };
         let fd = listening.listener.as_fd().try_clone_to_owned().map_err(wait)?;
@@ -117,6 +131,9 @@ impl Control {
                 let request = read_request(|part| peer::receive(&stream, part, &mut fds))?;
                 Ok(Client { stream, request, fds, is_near: true })
             });
+            if shared.is_left.load(Ordering::Relaxed) {
+                listening.leave();
+            }
         })?;
         let Some(listener) = metrics else { return Ok(control) };
         listener.set_nonblocking(true).map_err(wait)?;
@@ -166,6 +183,13 @@ impl Control {
     pub(crate) fn metrics(&self) -> Option<SocketAddr> {
         self.metrics
     }
+}
+
+fn listen_for_metrics(address: Option<SocketAddr>) -> Result<Option<TcpListener>, ServeError> {
+    let bind = |address| {
+        TcpListener::bind(address).map_err(|cause| ServeError::Metrics { address, cause })
+    };
+    address.map(bind).transpose()
 }
 
 /// It can be waited for: something was asked.

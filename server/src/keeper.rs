@@ -177,6 +177,9 @@ impl Keeper {
             estate.connections.values_mut().for_each(Connection::check_peer);
         }
         keeper.enter(estate);
+        // If the other one still has the port for metrics, it is tried again by the clock.
+        let control = Control::replace(&keeper.path, keeper.options.metrics);
+        let _ = control.and_then(|control| keeper.listen_to(control));
         Ok(keeper)
     }
 
@@ -581,6 +584,9 @@ impl Keeper {
         match takeover::give(to, &self.image, listener, connections, self.next) {
             Ok(()) => {
                 socket.leave();
+                if let Some(control) = &self.control {
+                    control.leave();
+                }
                 let sessions = self.connections.len() - self.greetings();
                 self.connections.clear();
                 self.happened(ServeEvent::HandedOver { sessions });

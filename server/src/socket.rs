@@ -26,13 +26,19 @@ pub(crate) struct ListeningSocket {
 impl ListeningSocket {
     /// Listens on `path`. `mode` is who may connect, as of a file: writing is what it takes.
     pub(crate) fn bind(path: &Path, mode: u32) -> Result<Self, ServeError> {
+        if UnixStream::connect(path).is_ok() {
+            return Err(ServeError::InUse { path: path.to_owned() });
+        }
+        Self::replace(path, mode)
+    }
+
+    /// Listens on `path` as [`ListeningSocket::bind`] does, also in the place of a process that listens there
+    /// and leaves the name to this one.
+    pub(crate) fn replace(path: &Path, mode: u32) -> Result<Self, ServeError> {
         let failed = |cause| ServeError::Listen { path: path.to_owned(), cause };
         match fs::symlink_metadata(path) {
             Ok(metadata) if !metadata.file_type().is_socket() => {
                 return Err(ServeError::NotASocket { path: path.to_owned() });
-            }
-            Ok(_) if UnixStream::connect(path).is_ok() => {
-                return Err(ServeError::InUse { path: path.to_owned() });
             }
             Ok(_) => {}
             Err(cause) if cause.kind() == io::ErrorKind::NotFound => {}

@@ -793,6 +793,8 @@ fn an_upgrade_under_load_is_noticed_by_no_machine_and_another_image_is_refused()
         let other = Running::started(&socket, &folder.join("raw"), "kill", true);
         assert!(matches!(other, Err(ServeError::Ask { .. })), "it serves another image");
         let next = Running::started(&socket, &image, "kill", true).unwrap();
+        // It is asked where the one before was, from the first moment on and when that has ended.
+        uzone_server::status(&socket).unwrap();
         let served = server.thread.take().unwrap().join().unwrap();
         assert_eq!(served.left, 0, "{:?}", server.events);
         sessions += served.sessions;
