@@ -481,6 +481,15 @@ fn a_packed_image_that_lost_its_end_is_not_taken_for_raw_memory() {
     fs::remove_dir_all(folder).unwrap();
 }
 
+/// Sets a flag when it is dropped, so that a thread ends even if its test fails.
+struct SetAtEnd<'a>(&'a AtomicBool);
+
+impl Drop for SetAtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
 #[test]
 fn machines_notice_nothing_but_a_pause_when_workers_are_killed() {
     let name = "machines_notice_nothing_but_a_pause_when_workers_are_killed";
@@ -495,6 +504,7 @@ fn machines_notice_nothing_but_a_pause_when_workers_are_killed() {
         let is_over = AtomicBool::new(false);
         let mut machines = 0;
         thread::scope(|scope| {
+            let _end = SetAtEnd(&is_over);
             scope.spawn(|| {
                 let mut pause = 1;
                 while !is_over.load(Ordering::Acquire) {
@@ -514,14 +524,12 @@ fn machines_notice_nothing_but_a_pause_when_workers_are_killed() {
                 let mut three = [(); 3].map(|()| machine(name, &socket));
                 for machine in &mut three {
                     let status = end_of(machine);
-                    is_over.fetch_or(!status.success(), Ordering::AcqRel);
                     let events = server.events.lock().unwrap();
                     let last = &events[events.len().saturating_sub(20)..];
                     assert!(status.success(), "{status}: {last:?}");
                 }
                 machines += 3;
             }
-            is_over.store(true, Ordering::Release);
         });
         let (served, events) = server.stop();
         let last = &events[events.len().saturating_sub(20)..];
