@@ -78,15 +78,11 @@ impl Engine {
     ) -> Result<AdoptedMemory, MapError> {
         at_most("LazyOptions::trace", options.trace, TRACED)?;
         let pages = count_pages(&regions)?;
-        let mut by_offset: Vec<_> = regions.iter().map(RemoteRegion::offsets).collect();
-        by_offset.sort_by_key(|offsets| offsets.start);
-        if by_offset.windows(2).any(|two| two[0].end > two[1].start) {
+        if overlap(regions.iter().map(RemoteRegion::offsets)) {
             let reason = "two regions hold the same bytes of it, and a page has one address";
             return Err(MapError::Backing { reason });
         }
-        let mut by_address: Vec<_> = regions.iter().map(RemoteRegion::addresses).collect();
-        by_address.sort_by_key(|addresses| addresses.start);
-        if by_address.windows(2).any(|two| two[0].end > two[1].start) {
+        if overlap(regions.iter().map(RemoteRegion::addresses)) {
             let reason = "two regions have the same addresses, and an address has one page";
             return Err(MapError::Backing { reason });
         }
@@ -129,6 +125,13 @@ impl Engine {
         let (parts, cores) = parts.into_iter().unzip();
         Ok(AdoptedMemory { attached: Some(attached), memory, parts, cores })
     }
+}
+
+/// Returns whether two of the ranges have a number in common.
+fn overlap(ranges: impl Iterator<Item = Range<u64>>) -> bool {
+    let mut ranges: Vec<_> = ranges.collect();
+    ranges.sort_by_key(|range| range.start);
+    ranges.windows(2).any(|two| two[0].end > two[1].start)
 }
 
 /// Returns the part of `memory` that has pages of a size, and those pages.

@@ -134,13 +134,7 @@ impl Engine {
             || tracker.as_ref().is_some_and(|tracker| tracker.copies_zeroes());
         let policy =
             Policy { zeroes_by_copy, removed_is_zero: false, is_tracked: tracker.is_some() };
-        let kernel: Arc<dyn Kernel> = match &tracker {
-            Some(tracker) => tracker.clone(),
-            None if options.huge == HugePages::Transparent => {
-                Arc::new(Transparent::new(memory.clone(), page))
-            }
-            None => memory.clone(),
-        };
+        let kernel = kernel_of(&memory, tracker.as_ref(), page, options);
         let area = contents.fault_area(memory.mapping().addr().get() as u64, page);
         let pattern = pattern(&[area], page, &*backing, options);
         let recorder = Recorder::new(options.trace);
@@ -148,10 +142,8 @@ impl Engine {
         let core = Arc::new(core.on_failure(options.on_failure.clone()));
         let room = room(page)?;
         producer.serves(&core, room);
-        let attached = {
-            let own = FaultMemory::Own(memory.clone());
-            self.attach(own.clone(), None, vec![(own, core.clone())], options, room)?
-        };
+        let own = FaultMemory::Own(memory.clone());
+        let attached = self.attach(own.clone(), None, vec![(own, core.clone())], options, room)?;
         let writes = tracker.as_ref().map_or(Writes::Free, |tracker| tracker.writes());
         let answered = answer_in_thread(in_thread, &memory, &core, writes, options);
         tracing::debug!(%len, %page, ?answered, "map");
@@ -257,6 +249,22 @@ impl Engine {
         };
         let reader = reader.unwrap_or_else(|| unreachable!("an engine has a reader"));
         reader.join(source).map_err(MapError::Thread)
+    }
+}
+
+/// Returns what installs the pages of a mapping.
+fn kernel_of(
+    memory: &Arc<Registered>,
+    tracker: Option<&Arc<Tracker>>,
+    page: PageSize,
+    options: &LazyOptions,
+) -> Arc<dyn Kernel> {
+    match tracker {
+        Some(tracker) => tracker.clone(),
+        None if options.huge == HugePages::Transparent => {
+            Arc::new(Transparent::new(memory.clone(), page))
+        }
+        None => memory.clone(),
     }
 }
 

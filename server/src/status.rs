@@ -109,6 +109,11 @@ impl Status {
             // Memory takes it all.
             let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}\n{name} {value}");
         }
+        self.add_metrics_of_sessions(&mut text);
+        text
+    }
+
+    fn add_metrics_of_sessions(&self, text: &mut String) {
         type Get = fn(&SessionStats) -> u64;
         let each: [(&str, &str, &str, Get); 9] = [
             ("faults_total", "counter", "Faults that were read.", |stats| stats.faults),
@@ -143,7 +148,6 @@ impl Status {
                 );
             }
         }
-        text
     }
 }
 

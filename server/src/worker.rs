@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use uzone_attach::protocol::{Reply, Request, VERSION};
 use uzone_fault::{
-    AdoptedMemory, Backing, Engine, EngineOptions, FileBacking, LoggedEvents, MapError,
-    Memory as Pages, Remote, SharedBacking, Zone,
+    AdoptedMemory, Backing, Engine, EngineOptions, EventLog, FileBacking, LoggedEvents, MapError,
+    Memory as Pages, Remote, RemoteRegion, SharedBacking, Zone,
 };
 use uzone_os::MessageSocket;
 use uzone_os::uffd::{EventSet, ReadyKeys};
@@ -351,16 +351,7 @@ impl Worker {
         let fd = connection.userfaultfd().ok_or("the userfaultfd is lost")?;
         let fd = fd.try_clone().map_err(|cause| text(&cause))?;
         let remote = Remote::adopt(fd).map_err(|error| text(&error))?;
-        let before = match (connection.log.take(), connection.earlier_log()) {
-            (Some(ours), _) => Some(LoggedEvents::read_trusted(ours)),
-            (None, Some(theirs)) => Some(theirs.try_clone().and_then(LoggedEvents::read)),
-            (None, None) => None,
-        };
-        let before = before.transpose().map_err(|cause| text(&cause))?;
-        let file = connection.log_file.as_ref().map(OwnedFd::try_clone).transpose();
-        let file = file.map_err(|cause| text(&cause))?;
-        let removals = AdoptedMemory::log(&regions, before.as_ref(), file);
-        let removals = removals.map_err(|error| text(&error))?;
+        let removals = make_log(&mut connection, &regions)?;
         // The keeper has the log before the first event is read.
         let log = removals.fd().ok_or("the log has no descriptor")?;
         connection.log = Some(log.try_clone_to_owned().map_err(|cause| text(&cause))?);
@@ -398,6 +389,19 @@ impl fmt::Debug for Worker {
             .field("sessions", &self.sessions.len())
             .finish_non_exhaustive()
     }
+}
+
+/// Makes the log of what a machine gives back, which goes on with that of the process that served it before.
+fn make_log(connection: &mut Connection, regions: &[RemoteRegion]) -> Result<EventLog, String> {
+    let before = match (connection.log.take(), connection.earlier_log()) {
+        (Some(ours), _) => Some(LoggedEvents::read_trusted(ours)),
+        (None, Some(theirs)) => Some(theirs.try_clone().and_then(LoggedEvents::read)),
+        (None, None) => None,
+    };
+    let before = before.transpose().map_err(|cause| cause.to_string())?;
+    let file = connection.log_file.as_ref().map(OwnedFd::try_clone).transpose();
+    let file = file.map_err(|cause| cause.to_string())?;
+    AdoptedMemory::log(regions, before.as_ref(), file).map_err(|error| error.to_string())
 }
 
 /// Starts the threads that answer faults, and confines this process to what it needs from then on.

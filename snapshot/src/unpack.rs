@@ -38,10 +38,22 @@ impl Image {
         };
         let file = new.file();
         file.set_len(self.byte_len()).map_err(failed("make room in"))?;
+        let write = |raw: &[u8], at| file.write_all_at(raw, at).map_err(failed("write"));
+        self.read_all(threads, write, progress)?;
+        new.finish().map_err(failed("finish"))
+    }
+
+    /// Hands each frame that is not zero to `write`, with the offset of its first byte, on as many threads.
+    fn read_all(
+        &self,
+        threads: usize,
+        write: impl Fn(&[u8], u64) -> Result<(), SnapshotError> + Sync,
+        progress: &(dyn Fn(u64) -> bool + Sync),
+    ) -> Result<(), SnapshotError> {
         let frames = self.byte_len().div_ceil(self.frame_bytes());
         let (next, done) = (AtomicU64::new(0), AtomicU64::new(0));
         let first = Mutex::new(None);
-        let write = || {
+        let run = || {
             let mut raw = vec![0; usize::try_from(self.frame_bytes()).unwrap_or(0)];
             loop {
                 // Relaxed: the numbers alone are shared; files order their own writes.
@@ -55,7 +67,7 @@ impl Image {
                 if !pages.into_iter().all(|page| self.is_zero_page(page)) {
                     let raw = &mut raw[..usize::try_from(len).unwrap_or(usize::MAX)];
                     self.read_through(start, raw)?;
-                    file.write_all_at(raw, start).map_err(failed("write"))?;
+                    write(raw, start)?;
                 }
                 if !progress(done.fetch_add(len, Ordering::Relaxed) + len) {
                     return Err(SnapshotError::Cancelled);
@@ -63,7 +75,7 @@ impl Image {
             }
         };
         let work = || {
-            if let Err(error) = write() {
+            if let Err(error) = run() {
                 // The other threads end at their next frame.
                 next.fetch_max(frames, Ordering::Relaxed);
                 first.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
@@ -75,10 +87,7 @@ impl Image {
             }
             work();
         });
-        match first.into_inner().unwrap_or_else(PoisonError::into_inner) {
-            Some(error) => Err(error),
-            None => new.finish().map_err(failed("finish")),
-        }
+        first.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
     }
 
     #[cfg(feature = "object-storage")]

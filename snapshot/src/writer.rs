@@ -213,22 +213,7 @@ impl Packer {
         let file = Destination::create(path).map_err(failed("create"))?;
         let around = if index.codec == Codec::Zstd { 0 } else { format::SKIPPABLE_LEN };
         let is_plain = index.is_plain();
-        let turns = Turns {
-            input: Mutex::new(Input { from: input, next: 0, done: 0, is_over: false }),
-            output: Mutex::new(Output {
-                file: &file,
-                waiting: BTreeMap::new(),
-                next: 0,
-                buffer: Vec::new(),
-                is_writing: false,
-                spare: Vec::new(),
-                index,
-                stop: None,
-            }),
-            moved: Condvar::new(),
-            written: Condvar::new(),
-            window: self.threads as u64 * 2,
-        };
+        let turns = Turns::new(input, &file, index, self.threads as u64 * 2);
         let work = || {
             let _stop = StopOnPanic(&turns);
             let mut worker = Worker {
@@ -449,7 +434,32 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Turns<'_> {
+impl<'a> Turns<'a> {
+    fn new(
+        from: &'a mut (dyn Read + Send),
+        file: &'a Destination,
+        index: Index,
+        window: u64,
+    ) -> Self {
+        let output = Output {
+            file,
+            waiting: BTreeMap::new(),
+            next: 0,
+            buffer: Vec::new(),
+            is_writing: false,
+            spare: Vec::new(),
+            index,
+            stop: None,
+        };
+        Self {
+            input: Mutex::new(Input { from, next: 0, done: 0, is_over: false }),
+            output: Mutex::new(output),
+            moved: Condvar::new(),
+            written: Condvar::new(),
+            window,
+        }
+    }
+
     fn stop(&self, error: SnapshotError) {
         lock(&self.output).stop.get_or_insert(error);
         self.moved.notify_all();

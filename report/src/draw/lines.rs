@@ -43,28 +43,12 @@ pub(super) fn lines(canvas: &mut Canvas, lines: &Lines) {
     let mut named: Vec<f64> = points().map(|point| point.0).filter(|x| *x >= low).collect();
     named.sort_by(f64::total_cmp);
     named.dedup();
-    let mut free = 0.0;
-    for x in named {
-        let at = x_axis.at(scale(x));
-        let text = lines.x_unit.text(x);
-        let half = crate::canvas::width(&text) / 2.0;
-        canvas.line((at, bottom), (at, bottom + 4.0), "faint", 1.0, "");
-        let middle = at.min(canvas.width - half - 1.0);
-        if middle - half >= free {
-            canvas.text(middle, bottom + 14.0, Anchor::Middle, "faint", &text);
-            free = middle + half + 8.0;
-        }
-    }
+    name_each(canvas, &named, bottom, |x| (x_axis.at(scale(x)), lines.x_unit.text(x)));
     canvas.line((left, bottom), (right, bottom), "faint", 1.0, "");
     let name = crate::canvas::fit(&lines.x_axis, canvas.width - left);
     canvas.text(f64::midpoint(left, right), bottom + 32.0, Anchor::Middle, "", &name);
 
-    let mut levels = 0;
-    let mut order: Vec<(&Series, (f64, &'static str))> = Vec::new();
-    for series in &lines.series {
-        order.push((series, stroke(series, levels)));
-        levels += usize::from(series.points.len() == 1);
-    }
+    let mut order = strokes(lines);
     let strokes: Vec<(f64, &'static str)> = order.iter().map(|(_, stroke)| *stroke).collect();
     order.sort_by_key(|(series, _)| (series.role == Role::Ours, series.role != Role::Peer));
     for (series, (thick, dash)) in order {
@@ -91,6 +75,37 @@ pub(super) fn lines(canvas: &mut Canvas, lines: &Lines) {
     }
     let entries = entries(lines, &strokes);
     canvas.height = legend(canvas, bottom + 48.0, &entries);
+}
+
+/// Returns how each series is drawn.
+fn strokes(lines: &Lines) -> Vec<(&Series, (f64, &'static str))> {
+    let mut levels = 0;
+    let stroke = |series| {
+        let stroke = stroke(series, levels);
+        levels += usize::from(series.points.len() == 1);
+        (series, stroke)
+    };
+    lines.series.iter().map(stroke).collect()
+}
+
+/// Marks values on the axis at `bottom`, and names those whose names do not run into the one before. `place`
+/// returns where a value is, and its name.
+fn name_each(
+    canvas: &mut Canvas,
+    values: &[f64],
+    bottom: f64,
+    place: impl Fn(f64) -> (f64, String),
+) {
+    let mut free = 0.0;
+    for (at, text) in values.iter().map(|value| place(*value)) {
+        let half = crate::canvas::width(&text) / 2.0;
+        canvas.line((at, bottom), (at, bottom + 4.0), "faint", 1.0, "");
+        let middle = at.min(canvas.width - half - 1.0);
+        if middle - half >= free {
+            canvas.text(middle, bottom + 14.0, Anchor::Middle, "faint", &text);
+            free = middle + half + 8.0;
+        }
+    }
 }
 
 /// Returns the entries of the legend; other ways that have a line share one.
