@@ -9,6 +9,7 @@
 //! | `naive` | one page for each fault, copied from a mapping of the raw file: the published example |
 //! | `raw`, `packed` | ours |
 //! | `replay` | ours from the packed image, and the list of the pages is installed ahead |
+//! | `ordered` | the same, from an image in which those pages are packed together |
 //! | `own` | ours from the raw file, for memory that the engine maps itself |
 //! | `read-first` | nothing: all of the raw file is read before the machine runs |
 //! | `kernel` | the kernel's own private mapping of the raw file |
@@ -35,7 +36,7 @@ use uzone_fault::{
 use uzone_os::uffd::{Features, KernelFaults, Modes, Registered, Remote, Uffd};
 use uzone_os::{Access, Anonymous, HugeAdvice, Mapping, Sharing, Vaddr, probe};
 use uzone_pages::ByteLen;
-use uzone_snapshot::SnapshotBacking;
+use uzone_snapshot::{FrameCache, SnapshotBacking};
 
 use crate::fault::{Answer, Bare, Placement, Reads, Touched, Waiting, touch};
 use crate::group::Watch;
@@ -43,7 +44,7 @@ use crate::report::{Bench, Found, Role};
 use crate::settings::Part;
 pub use crate::settings::SnapshotSettings as Settings;
 use crate::snapshot::frames::{self, Reader};
-use crate::snapshot::material::{FRAME, Material, PAGE, decode, failed, place};
+use crate::snapshot::material::{FRAME, Material, PAGE, decode, failed, open, place};
 use crate::snapshot::pack::forget;
 use crate::suite::{BenchError, Session, Suite, sentence};
 
@@ -74,18 +75,21 @@ pub fn run(settings: &Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
         settings.directory.display()
     );
     let mut session = Session::new(asked, &Part::Restore(settings.clone()), rounds, watch);
-    let mut orders = vec![
-        ("restore-seq", "all pages in order", (0..material.words.len()).collect()),
-        ("restore-set", "a working set in a random order", working_set(material.words.len())),
+    let set = working_set(material.words.len());
+    let ordered = material.pack_ordered(set.iter().map(|page| *page as u64).collect())?;
+    let orders = [
+        ("restore-seq", "all pages in order", (0..material.words.len()).collect(), None),
+        ("restore-set", "a working set in a random order", set.clone(), Some(&ordered)),
     ];
     let placements = Placement::all(&[1])?;
-    for (table, what, pages) in orders.drain(..) {
+    for (table, what, pages, ordered) in &orders {
         for placement in &placements {
             let table = format!("{table}{}", placement.id);
             if !session.wants(&table) {
                 continue;
             }
-            let restore = Restore { material: &material, placement, pages: &pages, is_cold: false };
+            let (material, ordered) = (&material, *ordered);
+            let restore = Restore { material, ordered, placement, pages, is_cold: false };
             match restore.table(&table, what, &mut session) {
                 // A host without userfaultfd has other benchmarks.
                 Err(error) if error.is_of_this_host() => session.skip(table, sentence(&error)),
@@ -100,10 +104,10 @@ pub fn run(settings: &Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
         ("restore-far", far::table),
         ("restore-neighbour", neighbour::table),
     ];
-    let pages = working_set(material.words.len());
     for (table, measure) in others {
         let Some(placement) = placements.first().filter(|_| session.wants(table)) else { continue };
-        let restore = Restore { material: &material, placement, pages: &pages, is_cold: false };
+        let (material, ordered) = (&material, Some(&ordered));
+        let restore = Restore { material, ordered, placement, pages: &set, is_cold: false };
         match measure(restore, &mut session) {
             Err(error) if error.is_of_this_host() => session.skip(table, sentence(&error)),
             done => done?,
@@ -168,6 +172,8 @@ impl Reads for Machine {
 /// What a table is measured with.
 struct Restore<'a> {
     material: &'a Material,
+    /// The image with the pages that are touched packed together.
+    ordered: Option<&'a File>,
     placement: &'a Placement,
     /// What is touched, in that order.
     pages: &'a [usize],
@@ -186,6 +192,7 @@ impl<'a> Restore<'a> {
             forget(&self.material.raw)?;
             forget(&self.material.packed)?;
             forget(&self.material.frames.0)?;
+            self.ordered.map_or(Ok(()), forget)?;
         }
         Ok(())
     }
@@ -232,6 +239,12 @@ impl<'a> Restore<'a> {
 
     fn packed(&self) -> Result<Arc<dyn Backing>, BenchError> {
         let image = self.material.open(CACHE)?;
+        Ok(Arc::new(SnapshotBacking::new(Arc::new(image))))
+    }
+
+    fn packed_together(&self) -> Result<Arc<dyn Backing>, BenchError> {
+        let file = self.ordered.unwrap_or(&self.material.packed);
+        let image = open(file, FrameCache::new(CACHE.get()))?;
         Ok(Arc::new(SnapshotBacking::new(Arc::new(image))))
     }
 
@@ -283,11 +296,15 @@ impl<'a> Restore<'a> {
             options = options.spin(spin);
         }
         type Open<'a> = fn(&Restore<'a>) -> Result<Arc<dyn Backing>, BenchError>;
-        let ways: [(&str, &str, Open<'a>, bool); 3] = [
+        let mut ways: Vec<(&str, &str, Open<'a>, bool)> = vec![
             ("raw", "ours, raw", Self::raw_backing, false),
             ("packed", "ours, packed", Self::packed, false),
             ("replay", "ours, packed, the set installed ahead", Self::packed, true),
         ];
+        if self.ordered.is_some() {
+            let name = "ours, the set packed together and installed ahead";
+            ways.push(("ordered", name, Self::packed_together, true));
+        }
         for (row, name, open, is_replayed) in ways {
             let options = options.clone();
             let spec = suite.faults(Role::Ours, &id(row), name, 1, move |row| {

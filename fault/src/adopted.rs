@@ -259,7 +259,8 @@ impl AdoptedMemory {
         for (pager, (part, core)) in self.parts.iter().zip(&self.cores).enumerate() {
             let offsets: Vec<_> = offsets.iter().copied().filter(|at| part.has(*at)).collect();
             if !offsets.is_empty() {
-                attached.prefetch(pager, &Prefetch::new(&offsets, core.page_size()));
+                let stored_at = |offset| core.backing().stored_at(offset);
+                attached.prefetch(pager, &Prefetch::new(&offsets, core.page_size(), stored_at));
             }
         }
     }

@@ -20,8 +20,8 @@ pub(crate) const CHUNKS: usize = 2;
 const CHUNK_BYTES: u64 = 256 << 10;
 /// How many bytes the backing fetches before their chunk is made ready, but at least a page.
 const AHEAD_BYTES: u64 = 8 << 20;
-/// Pages in the same so many bytes come together, where the first of them does: a backing that decodes has
-/// frames of that length, and reads each once.
+/// Pages that are stored in the same so many bytes come together, where the first of them does: a backing that
+/// decodes has frames of that length, and reads each once.
 const GROUP_BYTES: u64 = 64 << 10;
 /// How many bytes are installed before faults are polled for again, but at least a page.
 const STEP_BYTES: u64 = 64 << 10;
@@ -37,16 +37,23 @@ pub(crate) struct Prefetch {
 }
 
 impl Prefetch {
-    /// Takes the offsets of pages in the backing.
-    pub(crate) fn new(offsets: &[u64], page: PageSize) -> Arc<Self> {
-        let group = |page_number: &u64| page_number / of_bytes(GROUP_BYTES, page) as u64;
-        let mut pages: Vec<u64> = offsets.iter().map(|offset| offset >> page.shift()).collect();
+    /// Takes the offsets of pages in the backing. `stored_at` returns where a byte of it is stored.
+    pub(crate) fn new(
+        offsets: &[u64],
+        page: PageSize,
+        stored_at: impl Fn(u64) -> u64,
+    ) -> Arc<Self> {
+        let unit = GROUP_BYTES.max(page.bytes());
         let mut firsts = HashMap::new();
-        for (at, page) in pages.iter().enumerate() {
-            firsts.entry(group(page)).or_insert(at);
+        let mut pages = Vec::with_capacity(offsets.len());
+        for (at, offset) in offsets.iter().enumerate() {
+            let number = offset >> page.shift();
+            let first = firsts.entry(stored_at(number << page.shift()) / unit).or_insert(at);
+            pages.push((*first, number));
         }
-        pages.sort_unstable_by_key(|page| (firsts[&group(page)], *page));
+        pages.sort_unstable();
         pages.dedup();
+        let pages: Vec<u64> = pages.into_iter().map(|(_, number)| number).collect();
         Arc::new(Self {
             pages,
             next: AtomicUsize::new(0),
@@ -180,15 +187,19 @@ mod tests {
     fn pages_come_in_the_order_that_was_recorded_and_those_of_a_group_together() {
         let page = PageSize::try_from_bytes(16 << 10).unwrap();
         let offsets = [9, 20, 8, 8, 3, 21, 4, 1, 2].map(|page| page * (16 << 10) + 5);
-        let prefetch = Prefetch::new(&offsets, page);
+        let prefetch = Prefetch::new(&offsets, page, |offset| offset);
         assert_eq!(prefetch.take(), Some([8..10, 20..22, 1..5].to_vec()));
         assert_eq!((prefetch.take(), prefetch.take()), (None, None));
         let huge = PageSize::try_from_bytes(2 << 20).unwrap();
-        let prefetch = Prefetch::new(&[5 << 21, 4 << 21, (5 << 21) + 4096], huge);
+        let prefetch = Prefetch::new(&[5 << 21, 4 << 21, (5 << 21) + 4096], huge, |offset| offset);
         for run in [5..6, 4..5] {
             assert_eq!(prefetch.take(), Some([run].to_vec()));
         }
         assert_eq!(prefetch.take(), None);
+        // Stored the other way round, and so that other pages are neighbours: 4 and 5, 2 and 3, 0 and 1.
+        let stored_at = |offset: u64| (8 * (16 << 10) - 1) - offset;
+        let prefetch = Prefetch::new(&[6, 1, 5, 2].map(|page| page * (16 << 10)), page, stored_at);
+        assert_eq!(prefetch.take(), Some([5..7, 1..3].to_vec()));
     }
 
     #[test]
@@ -196,8 +207,11 @@ mod tests {
         const PAGES: u64 = 600;
         // Two chunks have 8 pages, and 128 are announced.
         let page = PageSize::try_from_bytes(64 << 10).unwrap();
-        let prefetch =
-            Prefetch::new(&(0..PAGES).map(|at| at * 2 * (64 << 10)).collect::<Vec<_>>(), page);
+        let prefetch = Prefetch::new(
+            &(0..PAGES).map(|at| at * 2 * (64 << 10)).collect::<Vec<_>>(),
+            page,
+            |at| at,
+        );
         let (mut announced, mut steps, mut taken) = (Vec::new(), 0, 0);
         loop {
             let runs = prefetch.announce();

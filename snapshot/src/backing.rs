@@ -25,6 +25,15 @@ pub struct SnapshotBacking {
     ahead: Arc<Ahead>,
 }
 
+/// For which pages of a window frames are decoded.
+#[derive(Clone, Copy)]
+enum Wanted {
+    /// Those from an offset on.
+    From(u64),
+    /// Those of one frame, or none: the neighbours of a page may be in as many frames.
+    Frame(Option<u64>),
+}
+
 impl SnapshotBacking {
     /// Takes an image; several mappings can share it, and then they share decoded frames.
     #[must_use]
@@ -49,13 +58,13 @@ impl SnapshotBacking {
         Ok(())
     }
 
-    /// Installs those of the pages of `range` that are each in one frame which is ready. Before `from`, only
-    /// what is decoded already is.
+    /// Installs those of the pages of `range` that are each in one frame which is ready. What is not `wanted`
+    /// is if it is decoded already.
     fn copy_ready(
         &self,
         window: &mut Window<'_>,
         range: Range<u64>,
-        from: u64,
+        wanted: Wanted,
     ) -> Result<(), BackingError> {
         let page = window.page_size().bytes();
         let inside = range.end.min(self.image.byte_len());
@@ -71,7 +80,8 @@ impl SnapshotBacking {
             }
             let bytes = extent.end.min(end) - at;
             if let Some(stored) = &extent.stored
-                && let Some(frame) = self.frame(stored, at >= from, end..window.range().end)
+                && let Some(frame) =
+                    self.frame(stored, self.decodes(at, wanted), end..window.range().end)
             {
                 let len = usize::try_from(bytes).unwrap_or(usize::MAX);
                 Self::copy(window, at..end, &frame[stored.start..stored.start + len])?;
@@ -102,18 +112,32 @@ impl SnapshotBacking {
         }
     }
 
+    /// Returns whether a frame may be decoded for the page at `offset`.
+    fn decodes(&self, offset: u64, wanted: Wanted) -> bool {
+        match wanted {
+            Wanted::From(start) => offset >= start,
+            Wanted::Frame(frame) => {
+                frame == Some(self.image.packed_at(offset) / self.image.frame_bytes())
+            }
+        }
+    }
+
     /// Has the frames behind a page decoded that is touched by a reader in order, whose windows have several
-    /// frames. Returns where the frame of that page starts.
-    fn look_ahead(&self, window: &Window<'_>) -> u64 {
-        let Some(wanted) = window.wanted() else { return 0 };
+    /// frames. Returns for which pages of the window frames are decoded.
+    fn look_ahead(&self, window: &Window<'_>) -> Wanted {
         let (range, frame) = (window.range(), self.image.frame_bytes());
+        let wanted = window.wanted();
         let len_bytes = range.end - range.start;
+        if self.image.has_order() && (wanted.is_none() || len_bytes <= frame) {
+            return Wanted::Frame(wanted.map(|page| self.image.packed_at(page.start) / frame));
+        }
+        let Some(wanted) = wanted else { return Wanted::From(0) };
         let first = wanted.start / frame * frame;
         if len_bytes > frame {
             let end = (range.end + len_bytes).min(self.image.byte_len());
             self.ahead.decode((first + frame).min(end)..end);
         }
-        first
+        Wanted::From(first)
     }
 
     /// Returns where the run of pages from `range.start` on ends that can be filled in the same way: within a
@@ -143,7 +167,7 @@ impl SnapshotBacking {
         &self,
         window: &mut Window<'_>,
         run: Range<u64>,
-        from: u64,
+        wanted: Wanted,
     ) -> Result<(), BackingError> {
         let page = window.page_size().bytes();
         let mut at = run.start;
@@ -152,7 +176,7 @@ impl SnapshotBacking {
             if is_zero {
                 let _ = window.zero(at..end)?;
             } else {
-                self.copy_ready(window, at..end, from)?;
+                self.copy_ready(window, at..end, wanted)?;
             }
             at = end;
         }
@@ -162,10 +186,10 @@ impl SnapshotBacking {
 
 impl Backing for SnapshotBacking {
     fn map_pages(&self, window: &mut Window<'_>) {
-        let from = self.look_ahead(window);
+        let wanted = self.look_ahead(window);
         while let Some(run) = window.next_run() {
             // A page that fails and that a thread waits for fails again in `fault`, which reports it.
-            if self.fill_ready(window, run, from).is_err() {
+            if self.fill_ready(window, run, wanted).is_err() {
                 return;
             }
         }
@@ -208,6 +232,10 @@ impl Backing for SnapshotBacking {
 
     fn will_need(&self, ranges: &[Range<u64>]) {
         self.image.will_need(ranges);
+    }
+
+    fn stored_at(&self, offset: u64) -> u64 {
+        self.image.packed_at(offset)
     }
 
     fn byte_len(&self) -> Option<ByteLen> {

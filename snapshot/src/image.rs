@@ -421,6 +421,16 @@ impl Image {
         }
     }
 
+    /// Returns where a byte is in the order in which the pages are packed.
+    pub(crate) fn packed_at(&self, offset: u64) -> u64 {
+        self.index.packed_at(offset, offset.saturating_add(1)).0
+    }
+
+    /// Returns whether its pages are packed in another order than that of their offsets.
+    pub(crate) fn has_order(&self) -> bool {
+        !self.index.order.is_empty()
+    }
+
     fn read_stored(&self, frame: u64, number: usize, out: &mut [u8]) -> Result<(), SnapshotError> {
         // Taken out meanwhile: a source may itself read an image in this thread.
         let mut scratch = SCRATCH.take();

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use proptest::prelude::*;
-use uzone_fault::{Engine, LazyOptions};
+use uzone_fault::{Backing, Engine, LazyOptions};
 use uzone_pages::{ByteLen, ErrorKind};
 use uzone_snapshot::{
     Codec, FrameCache, Image, ImageRegion, OpenOptions, Packer, SnapshotBacking, SnapshotError,
@@ -141,6 +141,43 @@ fn an_image_in_an_order_is_mapped_lazily() {
             assert!(read[..expected.len()] == *expected, "page {number}");
         }
     }
+}
+
+/// A page whose neighbours are packed elsewhere comes with those of its own frame.
+#[test]
+fn a_touch_reads_no_frame_but_that_of_its_page() {
+    let bytes = memory(1024, 0);
+    let order: Vec<u64> = (0..64).map(|n| n * 16).collect();
+    let path = path("touch");
+    Packer::default().order(order).pack_source(&bytes, &path, None, &|_| true).unwrap();
+    let reads = Arc::new(Mutex::new(HashSet::new()));
+    let source = Counted { file: std::fs::read(&path).unwrap(), reads: reads.clone() };
+    std::fs::remove_file(&path).unwrap();
+    let image = Image::from_source(Box::new(source), &OpenOptions::default()).unwrap();
+    reads.lock().unwrap().clear();
+    let backing = Arc::new(SnapshotBacking::new(Arc::new(image)));
+    let page = |number: u64| number * 4096;
+    // Sixteen of the list are a frame, and the others follow in theirs.
+    let places = [16, 1, 17].map(|number| backing.stored_at(page(number)));
+    assert_eq!(places, [page(1), page(64), page(64 + 15)]);
+    let mapped = Engine::new(NonZeroUsize::MIN)
+        .and_then(|engine| engine.map(ByteLen::new(page(1024)), backing, &LazyOptions::default()));
+    let mapping = match mapped {
+        Ok(mapping) => mapping,
+        Err(error) => return eprintln!("skipped: lazily mapped images in an order: {error}"),
+    };
+    let touch = |number: u64| {
+        let mut read = [0xaa; 4096];
+        mapping.read_at(page(number), &mut read).unwrap();
+        let start = usize::try_from(page(number)).unwrap();
+        assert!(read[..] == bytes[start..start + 4096], "page {number}");
+    };
+    // Pages of the list, and others, that are far from each other; every third page is zero.
+    for (touched, number) in [34, 160, 700, 1009].into_iter().enumerate() {
+        touch(number);
+        assert_eq!(reads.lock().unwrap().len(), touched + 1, "page {number}");
+    }
+    (0..1024).rev().for_each(touch);
 }
 
 #[test]

@@ -145,15 +145,38 @@ impl Material {
         self.pack_first(self.len, codec)
     }
 
+    /// Packs it with these pages before all others, in that order.
+    pub(crate) fn pack_ordered(&self, pages: Vec<u64>) -> Result<File, BenchError> {
+        let raw = self.raw.try_clone().map_err(failed)?;
+        let source = FileSource::from_file(raw, "the image").map_err(failed)?;
+        let packer = self.packer(Codec::Zstd).order(pages);
+        let write = |path: &Path| Ok(packer.pack_source(&source, path, None, &|_| true)?);
+        self.written(write).map(|(file, _)| file)
+    }
+
+    fn packer(&self, codec: Codec) -> Packer {
+        let packer = Packer::default().codec(codec).threads(self.threads);
+        packer.level(if codec == Codec::Zstd { LEVEL } else { 0 })
+    }
+
     /// Packs the first bytes of it.
     fn pack_first(&self, len: usize, codec: Codec) -> Result<(File, Packed), BenchError> {
+        let packer = self.packer(codec);
+        self.written(|path| {
+            Ok(packer.pack(&mut self.input().take(len as u64), path, None, &|_| true)?)
+        })
+    }
+
+    /// Has a file written, and takes its name away.
+    fn written(
+        &self,
+        write: impl FnOnce(&Path) -> Result<Packed, BenchError>,
+    ) -> Result<(File, Packed), BenchError> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed); // a name, and nothing else
         let name = format!("uzone-bench-{}-{number}.image", std::process::id());
         let path = self.directory.join(name);
-        let packer = Packer::default().codec(codec).threads(self.threads);
-        let packer = packer.level(if codec == Codec::Zstd { LEVEL } else { 0 });
-        let packed = packer.pack(&mut self.input().take(len as u64), &path, None, &|_| true)?;
+        let packed = write(&path)?;
         let file = File::open(&path);
         std::fs::remove_file(&path).map_err(failed)?;
         Ok((file.map_err(failed)?, packed))
@@ -204,7 +227,7 @@ impl Material {
     }
 }
 
-fn open(file: &File, cache: Arc<FrameCache>) -> Result<Image, BenchError> {
+pub(crate) fn open(file: &File, cache: Arc<FrameCache>) -> Result<Image, BenchError> {
     let file = file.try_clone().map_err(failed)?;
     let source = FileSource::from_file(file, "the packed image").map_err(failed)?;
     Ok(Image::from_source(Box::new(source), &OpenOptions::default().cache(cache))?)

@@ -65,6 +65,13 @@ pub trait Backing: Send + Sync {
         let _ = ranges;
     }
 
+    /// Returns where a byte is in the order in which the bytes are stored. Those of the same 64 KiB there are
+    /// read together, so pages that are installed ahead of a touch
+    /// ([`AdoptedMemory::prefetch`](crate::AdoptedMemory::prefetch)) come together.
+    fn stored_at(&self, offset: u64) -> u64 {
+        offset
+    }
+
     /// Returns how many bytes there are, or `None` for as many as are asked for.
     fn byte_len(&self) -> Option<ByteLen>;
 

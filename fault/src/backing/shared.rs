@@ -290,6 +290,10 @@ impl Backing for SharedBacking {
         self.inner.will_need(ranges);
     }
 
+    fn stored_at(&self, offset: u64) -> u64 {
+        self.inner.stored_at(offset)
+    }
+
     fn byte_len(&self) -> Option<ByteLen> {
         Some(self.len)
     }
