@@ -123,8 +123,9 @@ impl Connection {
         self.can_be_killed = !self.is_foreign && self.peer.can_be_killed();
     }
 
-    /// Has this process use no rights over the peer unless that has the userfaultfd. A worker in the place of
-    /// its keeper names peers, and would have a keeper end or read processes that it may not.
+    /// Has this process use no rights over the peer unless that has the userfaultfd. The process that named the
+    /// peer may be a worker in the place of its keeper, and is not trusted: it could have a keeper end or read
+    /// processes that the worker may not.
     pub(crate) fn check_peer(&mut self) {
         let number = self.userfaultfd().map(|userfaultfd| self.peer.number_of(userfaultfd.as_fd()));
         // Another error is of a process that this one may not read.

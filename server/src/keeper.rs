@@ -171,11 +171,9 @@ impl Keeper {
         let mut keeper = Self::started(socket, options, log, start)?;
         keeper.down_since = Some(Instant::now());
         keeper.open_recovery()?;
-        let is_of_a_worker = control::status(socket).is_ok_and(|status| status.is_confined);
         let mut estate = control::take_over(socket, &keeper.image)?;
-        if is_of_a_worker {
-            estate.connections.values_mut().for_each(Connection::check_peer);
-        }
+        // The other one may be a worker in the place of its keeper, and would not admit that if it were hostile.
+        estate.connections.values_mut().for_each(Connection::check_peer);
         keeper.enter(estate);
         // If the other one still has the port for metrics, it is tried again by the clock.
         let control = Control::replace(&keeper.path, keeper.options.metrics);
