@@ -363,8 +363,8 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
     serve_all(listening, ServiceManager::of_environment().as_ref(), signals, out)
 }
 
-/// States that a page can be given up while object storage is asked for it still. It is no error: a short
-/// deadline is a choice, and then the requests behind it are in vain, and nothing else.
+/// Warns if the server gives a page up while its requests to object storage still run. That is no error: their
+/// answers come too late for that page.
 fn warn_of_long_requests(args: &Args, out: &Output) {
     let (requests, image) = (&args.requests, args.image.as_deref());
     let longest = requests.options().longest();
