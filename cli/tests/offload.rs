@@ -44,24 +44,41 @@ fn answer(mut stream: &UnixStream) {
     stream.write_all(&ok).expect("it is taken");
 }
 
-#[test]
-fn a_machine_is_restored_by_its_faults_and_what_was_done_is_an_object() {
-    let dir = Dir::new("offload");
+/// Writes the image and the state of a machine. Returns where the image is.
+fn machine(dir: &Dir) -> String {
     let image = dir.name("raw");
     fs::write(&image, vec![7; 1 << 20]).expect("a file is written");
     dir.file("migration_config.json", CONFIG);
     dir.file("state.json", "{}");
+    image
+}
+
+/// Returns the connection for the state, by which the memory has come, and the one for faults.
+fn connections(listener: &UnixListener) -> (UnixStream, UnixStream) {
+    let (stream, _) = listener.accept().expect("a daemon");
+    [1, 7, 2].into_iter().for_each(|command| take(&stream, command));
+    let (mut faults, _) = listener.accept().expect("a daemon");
+    faults.read_exact(&mut [0; 2]).expect("a role");
+    (stream, faults)
+}
+
+/// Asks for a page, and takes the answer.
+fn fault(mut faults: &UnixStream) {
+    let mut request = [0; 32];
+    (request[0], request[8], request[25]) = (9, 16, 16);
+    faults.write_all(&request).expect("it is taken");
+    faults.read_exact(&mut [0; 16]).expect("an answer");
+}
+
+#[test]
+fn a_machine_is_restored_by_its_faults_and_what_was_done_is_an_object() {
+    let dir = Dir::new("offload");
+    let image = machine(&dir);
     let listener = UnixListener::bind(dir.name("sock")).expect("it listens");
     let other = thread::spawn(move || {
-        let (stream, _) = listener.accept().expect("a daemon");
-        [1, 7, 2].into_iter().for_each(|command| take(&stream, command));
-        let (mut faults, _) = listener.accept().expect("a daemon");
-        faults.read_exact(&mut [0; 2]).expect("a role");
+        let (stream, faults) = connections(&listener);
         [3, 5].into_iter().for_each(|command| take(&stream, command));
-        let mut request = [0; 32];
-        (request[0], request[8], request[25]) = (9, 16, 16);
-        faults.write_all(&request).expect("it is taken");
-        faults.read_exact(&mut [0; 16]).expect("an answer");
+        fault(&faults);
     });
     let output = offload(&dir, &image, &["--resume", "--json"]);
     assert!(output.status.success(), "{output:?}");
@@ -95,21 +112,12 @@ fn what_keeps_a_machine_from_being_restored_is_named_with_its_exit_code() {
 #[test]
 fn each_thread_that_answers_faults_is_confined_unless_that_is_turned_off() {
     let dir = Dir::new("offload-sandbox");
-    let image = dir.name("raw");
-    fs::write(&image, vec![7; 1 << 20]).expect("a file is written");
-    dir.file("migration_config.json", CONFIG);
-    dir.file("state.json", "{}");
+    let image = machine(&dir);
     for arguments in [&["--resume"][..], &["--resume", "--no-sandbox"]] {
         let listener = UnixListener::bind(dir.name("sock")).expect("it listens");
         let other = thread::spawn(move || {
-            let (stream, _) = listener.accept().expect("a daemon");
-            [1, 7, 2].into_iter().for_each(|command| take(&stream, command));
-            let (mut faults, _) = listener.accept().expect("a daemon");
-            faults.read_exact(&mut [0; 2]).expect("a role");
-            let mut request = [0; 32];
-            (request[0], request[8], request[25]) = (9, 16, 16);
-            faults.write_all(&request).expect("it is taken");
-            faults.read_exact(&mut [0; 16]).expect("an answer");
+            let (stream, faults) = connections(&listener);
+            fault(&faults);
             // The thread that sends the state waits for its answer.
             let pid = Peer::of(&stream).expect("the daemon").pid();
             let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("it runs");
