@@ -10,11 +10,13 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use uzone_os::uffd::{EventLog, LoggedEvents, Remote};
+use uzone_os::uffd::{AnswerError, Answered, EventLog, LoggedEvents, Remote};
 use uzone_pages::{AddrError, ByteLen, PageCount, PageSize};
 
 use crate::backing::Backing;
+use crate::capture::{Captured, WriteCapture};
 use crate::core::Core;
 use crate::engine::{Engine, TRACED, check_backing, pattern, room};
 use crate::error::{MapError, at_most};
@@ -27,6 +29,9 @@ use crate::page_states::PageStates;
 use crate::pages::Policy;
 use crate::prefetch::Prefetch;
 use crate::record::Recorder;
+
+/// How long the layout of a process may change before its memory is protected.
+const PROTECT_WITHIN: Duration = Duration::from_secs(1);
 
 impl Engine {
     /// Answers the faults of memory of another process from now on, by `backing`. Each region is whole
@@ -92,7 +97,7 @@ impl Engine {
         let mut sizes: Vec<_> = regions.iter().map(|region| region.page).collect();
         sizes.sort_unstable();
         sizes.dedup();
-        let memory = RemoteMemory { remote: Arc::new(remote), regions };
+        let memory = RemoteMemory { remote: Arc::new(remote), regions, capture: Arc::default() };
         let recorder = Recorder::new(options.trace);
         let part_of = {
             let (memory, recorder) = (&memory, &recorder);
@@ -150,7 +155,8 @@ fn part_of(
     let areas: Result<Vec<_>, AddrError> = regions.iter().map(RemoteRegion::fault_area).collect();
     let pattern = pattern(&areas?, page, &**backing, options);
     let zeroes_by_copy = page > uzone_os::probe::page_size();
-    let part = Arc::new(RemoteMemory { remote: memory.remote.clone(), regions });
+    let (remote, capture) = (memory.remote.clone(), memory.capture.clone());
+    let part = Arc::new(RemoteMemory { remote, regions, capture });
     let policy = Policy { zeroes_by_copy, removed_is_zero: true, is_tracked: false };
     let (backing, recorder) = (backing.clone(), recorder.clone());
     let core = Core::new(part.clone(), backing, contents, page, policy, pattern, recorder);
@@ -265,6 +271,70 @@ impl AdoptedMemory {
         }
     }
 
+    /// Returns the regions of the memory.
+    #[must_use]
+    pub fn regions(&self) -> &[RemoteRegion] {
+        &self.memory.regions
+    }
+
+    /// Protects all of the memory against writing, and has pages kept before they are written to from now on,
+    /// until [`AdoptedMemory::end_capture`]. Of what is written in a page before it was kept nothing is lost:
+    /// see [`KeptPages`](crate::KeptPages). The process does not run meanwhile, or what it writes until this
+    /// returns may be part of what is captured.
+    ///
+    /// `minor` is whether the memory is registered for pages of the page cache that are not mapped.
+    ///
+    /// # Errors
+    /// [`CaptureError`]: there is a capture, or the kernel refuses. Nothing is protected then.
+    pub fn capture(&self, capture: WriteCapture, minor: bool) -> Result<(), CaptureError> {
+        self.memory.capture.set(capture).map_err(|_| CaptureError::Busy)?;
+        let since = Instant::now();
+        let protect = || {
+            for region in &self.memory.regions {
+                match self.memory.remote.report_writes(region.start, region.len, minor)? {
+                    Answered::All => {}
+                    answer => return Ok(answer),
+                }
+            }
+            self.memory.write_protect(&(0..u64::MAX), true)
+        };
+        let error = loop {
+            match protect() {
+                Ok(Answered::All) => return Ok(()),
+                Ok(Answered::LayoutChanging) if since.elapsed() < PROTECT_WITHIN => {
+                    std::thread::yield_now();
+                }
+                Ok(answer) => break CaptureError::Changing { answer },
+                Err(error) => break CaptureError::Refused(error),
+            }
+        };
+        self.end_capture();
+        Err(error)
+    }
+
+    /// Lets writes go on to what is before `until` of the backing: it has been read.
+    pub fn captured_until(&self, until: u64) {
+        if let Some(capture) = self.memory.capture.get() {
+            // What stays protected is let go when it is written to.
+            let _ = self.memory.write_protect(&capture.has_read(until), false);
+        }
+    }
+
+    /// Returns since when the process has been waiting for the end of a capture, because it gives memory back
+    /// or changes its layout.
+    #[must_use]
+    pub fn capture_waits(&self) -> Option<Instant> {
+        self.memory.capture.waits()
+    }
+
+    /// Ends a capture and lets all writes go on. `None` if there is none.
+    pub fn end_capture(&self) -> Option<Captured> {
+        let captured = self.memory.capture.end()?;
+        // What stays protected, since the layout changes for instance, is let go when it is written to.
+        let _ = self.memory.write_protect(&(0..u64::MAX), false);
+        Some(captured)
+    }
+
     fn cores(&self) -> &[Arc<Core>] {
         &self.cores
     }
@@ -292,6 +362,29 @@ impl AdoptedMemory {
 }
 
 crate::stats::observe!(AdoptedMemory, "the backing");
+
+/// Memory whose pages cannot be kept before they are written to.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CaptureError {
+    /// They are, for another reader.
+    #[error("the memory is being captured already: wait until that has ended")]
+    Busy,
+    /// The process has ended, or the layout of its memory changes all the time.
+    #[error("the memory cannot be protected against writing: {}", match answer {
+        Answered::Gone => "its process has ended",
+        Answered::LayoutChanging => "its layout changes all the time",
+        Answered::Busy => "another userfaultfd has a part of it",
+        _ => "it is not as it was registered",
+    })]
+    Changing {
+        /// What the kernel answered.
+        answer: Answered,
+    },
+    /// The kernel refused.
+    #[error("the memory cannot be protected against writing: {0}")]
+    Refused(#[source] AnswerError),
+}
 
 /// Memory that is answered for still, because its descriptor cannot be handed on.
 #[derive(Debug, thiserror::Error)]

@@ -15,6 +15,7 @@ use uzone_os::uffd::{
 };
 use uzone_pages::{AddrError, ByteLen, FaultArea, PageSize, Pfn, PfnRange};
 
+use crate::capture::CaptureSlot;
 use crate::kernel::{Fill, Kernel};
 
 /// How long to retry while the kernel defers poisoning a page of a client's child.
@@ -62,6 +63,8 @@ impl RemoteRegion {
 pub(crate) struct RemoteMemory {
     pub(crate) remote: Arc<Remote>,
     pub(crate) regions: Vec<RemoteRegion>,
+    /// What reads it as it was at one moment, of all parts of it.
+    pub(crate) capture: Arc<CaptureSlot>,
 }
 
 impl RemoteMemory {
@@ -79,6 +82,28 @@ impl RemoteMemory {
     /// Returns whether it holds a byte of the backing.
     pub(crate) fn has(&self, offset: u64) -> bool {
         self.regions.iter().any(|region| region.offsets().contains(&offset))
+    }
+
+    /// Has writes to these bytes of the backing reported, or lets them go on. Returns the first answer that is
+    /// not that all was done.
+    pub(crate) fn write_protect(
+        &self,
+        bytes: &Range<u64>,
+        protected: bool,
+    ) -> Result<Answered, AnswerError> {
+        for region in &self.regions {
+            let from = bytes.start.max(region.offset);
+            let to = bytes.end.min(region.end_offset());
+            if from >= to {
+                continue;
+            }
+            let address = Vaddr::new(region.start.get() + (from - region.offset));
+            match self.remote.write_protect(address, ByteLen::new(to - from), protected)? {
+                Answered::All => {}
+                answer => return Ok(answer),
+            }
+        }
+        Ok(Answered::All)
     }
 
     fn offset_of(&self, address: Vaddr) -> Option<u64> {
@@ -117,6 +142,22 @@ impl Kernel for RemoteMemory {
             }
         }
     }
+
+    /// Memory is protected for a capture, and stays so if the process that captured it was killed.
+    fn written(&self, page: u64, _: &dyn Fn(u64) -> bool) -> bool {
+        // The pages of a pager have one size.
+        let Some(shift) = self.regions.first().map(|region| region.page.shift()) else {
+            return true;
+        };
+        let bytes = page << shift..(page + 1) << shift;
+        if let Some(capture) = self.capture.get()
+            && let Some((address, _)) = self.address(&bytes)
+        {
+            capture.before_write(&bytes, address.get());
+        }
+        let answer = self.write_protect(&bytes, false);
+        !matches!(answer, Ok(Answered::LayoutChanging | Answered::Busy))
+    }
 }
 
 /// The memory whose faults are read and answered.
@@ -132,8 +173,16 @@ impl FaultMemory {
     pub(crate) fn read(&self, buffer: &mut EventBuffer) -> io::Result<usize> {
         match self {
             Self::Own(memory) => memory.uffd().read(buffer),
-            Self::Remote(memory) => memory.remote.read(buffer),
+            Self::Remote(memory) => match memory.capture.get() {
+                Some(capture) => capture.read(&memory.remote, buffer),
+                None => memory.remote.read(buffer),
+            },
         }
+    }
+
+    /// Returns whether an event waits for the end of a capture. No fault can be answered before that.
+    pub(crate) fn is_waiting(&self) -> bool {
+        matches!(self, Self::Remote(memory) if memory.capture.waits().is_some())
     }
 
     /// Lets `set` wait for it, by the key `key`.
@@ -279,7 +328,8 @@ mod tests {
                 page: uzone_os::probe::page_size(),
             })
             .collect();
-        let memory = RemoteMemory { remote: Arc::new(remote), regions };
+        let (remote, capture) = (Arc::new(remote), Arc::default());
+        let memory = RemoteMemory { remote, regions, capture };
         let mut buffer = EventBuffer::new(8);
         let mut read_faults = |count: usize| {
             let give_up = Instant::now() + Duration::from_secs(30);

@@ -64,6 +64,7 @@
 //! | `record` | latencies, a trace, and a USDT probe |
 //! | `fault_memory` | the memory whose faults are answered |
 //! | `dirty` | which pages were written; `dirty/states` where each first write is an event |
+//! | `capture` | keeping pages of another process before they are written to |
 //! | `collapse` | making huge pages of filled ones |
 //! | `transparent`, `slot` | transparent huge pages, filled whole |
 //! | `rehearsal` | the part of a fault outside the kernel, for the benchmark |
@@ -76,6 +77,7 @@ mod adopted;
 mod backing;
 mod bad_pages;
 mod budget;
+mod capture;
 mod collapse;
 mod core;
 mod costs;
@@ -112,12 +114,13 @@ mod window;
 #[cfg(test)]
 mod tests;
 
-pub use adopted::{AdoptedMemory, NotStopped};
+pub use adopted::{AdoptedMemory, CaptureError, NotStopped};
 pub use backing::{
     Backing, CompositeBacking, CompositeBuilder, CompositeError, FileBacking, FunctionBacking,
     Memory, MemoryBacking, SharedBacking, ZeroBacking,
 };
 pub use budget::Budget;
+pub use capture::{Captured, KeptPages, WriteCapture};
 pub use collapse::{Collapsed, Uncollapsed};
 pub use dirty::WriteTracking;
 pub use engine::Engine;
@@ -133,7 +136,7 @@ pub use window::{Filled, Window};
 
 // What calls here take and return of the packages below, and what their documentation recommends.
 pub use uzone_os::uffd::{
-    AnswerError, EventLog, KernelFaults, LoggedEvents, NotUffd, Remote, UffdError,
+    AnswerError, EventLog, KernelFaults, LoggedEvents, NotUffd, PendingFaults, Remote, UffdError,
 };
 pub use uzone_os::{AccessError, Addr, HugeSize, Mapping, MappingError, Sharing, SysError, Vaddr};
 pub use uzone_pages::{AddrError, Advice, ByteLen, Content, FaultAround, PageSize};

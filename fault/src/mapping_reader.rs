@@ -314,9 +314,18 @@ impl MappingReader {
         (0..self.pagers.len()).any(|index| self.pager(index).map_prefetched(&submit.of(index)))
     }
 
-    /// Returns whether it has used what it may, so that nothing is read for a while.
+    /// Returns whether it has used what it may, or its memory is captured and an event waits for that, so that
+    /// nothing is read for a while.
     fn is_held(&mut self) -> bool {
-        let Some(allowance) = &mut self.allowance else { return false };
+        if self.fault_memory.is_waiting() {
+            self.looked = Instant::now();
+            self.held_until = Some(self.looked + RETRY);
+            return true;
+        }
+        let Some(allowance) = &mut self.allowance else {
+            self.held_until = None;
+            return false;
+        };
         self.looked = Instant::now();
         let (mut faults, mut bytes, mut pending) = (0, 0, 0);
         for core in self.pagers.iter().map(Pager::core) {

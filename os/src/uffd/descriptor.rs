@@ -194,7 +194,7 @@ impl Uffd {
     /// # Errors
     /// The error of read(2).
     pub fn read(&self, buffer: &mut EventBuffer) -> io::Result<usize> {
-        buffer.fill(self.fd.as_fd())
+        buffer.fill(self.fd.as_fd(), usize::MAX)
     }
 }
 

@@ -151,6 +151,15 @@ impl EventBuffer {
         }
     }
 
+    /// Returns whether one of the messages that were not taken is no page fault.
+    #[must_use]
+    pub fn has_other_than_faults(&self) -> bool {
+        let left = self.words().chunks_exact(WORDS).take(self.filled).skip(self.next);
+        // Relaxed: only this buffer writes to its room.
+        left.into_iter()
+            .any(|message| message[0].load(Ordering::Relaxed).to_ne_bytes()[0] != PAGEFAULT)
+    }
+
     fn words(&self) -> &[AtomicU64] {
         match &self.room {
             Room::Own(words) => words,
@@ -164,9 +173,9 @@ impl EventBuffer {
         self.words().len() / WORDS
     }
 
-    /// Reads what is pending in place of what was read before, of which the untaken is dropped.
-    /// `fd` is a userfaultfd. Returns how many messages there are now.
-    pub(crate) fn fill(&mut self, fd: BorrowedFd<'_>) -> io::Result<usize> {
+    /// Reads what is pending, `most` messages of it, in place of what was read before, of which the untaken is
+    /// dropped. `fd` is a userfaultfd. Returns how many messages there are now.
+    pub(crate) fn fill(&mut self, fd: BorrowedFd<'_>, most: usize) -> io::Result<usize> {
         // Unread events of children have descriptors, which would stay open.
         self.by_ref().for_each(drop);
         for message in self.words().chunks_exact(WORDS).take(self.filled) {
@@ -175,6 +184,10 @@ impl EventBuffer {
         }
         (self.next, self.filled) = (0, 0);
         let words = self.words();
+        let words = &words[..most.saturating_mul(WORDS).min(words.len())];
+        if words.is_empty() {
+            return Ok(0);
+        }
         let read = loop {
             // SAFETY: read(2) writes at most the length of the words to where they start; they live over the
             // call, and as atomics they may be written through a shared reference.

@@ -44,7 +44,7 @@ impl Modes {
     /// Pages of the page cache that are not mapped, alone.
     pub const MINOR: Self = Self { missing: false, minor: true, write_protect: false };
 
-    const fn bits(self) -> u64 {
+    pub(crate) const fn bits(self) -> u64 {
         let mut bits = 0;
         if self.missing {
             bits |= abi::MODE_MISSING;
@@ -85,7 +85,7 @@ impl Calls {
     #[must_use]
     pub const fn takes(self, call: UffdCall) -> bool {
         let bit = match call {
-            UffdCall::Unregister => return true,
+            UffdCall::Register | UffdCall::Unregister => return true,
             UffdCall::Wake => 2,
             UffdCall::Copy => 3,
             UffdCall::ZeroPage => 4,

@@ -1,6 +1,6 @@
 //! A userfaultfd of another process' memory: [`Remote`]. The process that maps the memory registers it and
-//! hands the descriptor over; a `Remote` answers the faults and never registers anything. That is what
-//! makes it safe: the kernel fills pages of registered memory alone, and memory of this process is
+//! hands the descriptor over; a `Remote` answers the faults, and at most has more of them reported. That is
+//! what makes it safe: the kernel fills pages of registered memory alone, and memory of this process is
 //! registered only through [`Registered`](crate::uffd::Registered), whose bytes may change at any time
 //! anyhow. So even a `Remote` that turns out to be of this process reaches nothing that must not change.
 //!
@@ -11,6 +11,7 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::OFlags;
 use uzone_pages::ByteLen;
 
@@ -21,6 +22,7 @@ use crate::options::Vaddr;
 use crate::uffd::abi;
 use crate::uffd::answer::{AnswerError, Install, answered, counted, source_address};
 use crate::uffd::event::EventBuffer;
+use crate::uffd::registered::Modes;
 use crate::uffd::reply::{Answered, UffdCall};
 
 /// Where a process is probed: a little below the limits of addresses of 47 bits (x86-64, and less than
@@ -96,7 +98,52 @@ impl Remote {
     /// # Errors
     /// The error of read(2).
     pub fn read(&self, buffer: &mut EventBuffer) -> io::Result<usize> {
-        buffer.fill(self.fd.as_fd())
+        self.read_most(buffer, usize::MAX)
+    }
+
+    /// Reads as [`Remote::read`] does, and `most` events at most. The kernel gives page faults out before
+    /// other events: of as many as there are pending faults ([`PendingFaults`](crate::uffd::PendingFaults)),
+    /// none is of another kind.
+    ///
+    /// # Errors
+    /// The error of read(2).
+    pub fn read_most(&self, buffer: &mut EventBuffer, most: usize) -> io::Result<usize> {
+        buffer.fill(self.fd.as_fd(), most)
+    }
+
+    /// Returns whether an event is pending. It is not read.
+    ///
+    /// # Errors
+    /// The error of poll(2).
+    pub fn has_events(&self) -> io::Result<bool> {
+        let mut fds = [PollFd::new(&self.fd, PollFlags::IN)];
+        match rustix::event::poll(&mut fds, Some(&Timespec::default())) {
+            Ok(_) => Ok(fds[0].revents().contains(PollFlags::IN)),
+            // The caller looks again.
+            Err(cause) if errno::is_interrupted(cause) => Ok(false),
+            Err(cause) => Err(cause.into()),
+        }
+    }
+
+    /// Has writes reported beside the faults of memory that is registered: missing pages, and with `minor`
+    /// those of the page cache that are not mapped. Nothing is protected yet ([`Remote::write_protect`]).
+    ///
+    /// # Errors
+    /// [`AnswerError`] if the kernel refuses: the memory is not as it was registered.
+    pub fn report_writes(
+        &self,
+        start: Vaddr,
+        len: ByteLen,
+        minor: bool,
+    ) -> Result<Answered, AnswerError> {
+        let (start, len) = (start.get(), len.get());
+        let modes = Modes { missing: true, minor, write_protect: true };
+        // SAFETY: `register` wants, of memory of this process, that no code relies on missing pages. What is
+        // given to `Remote` is a descriptor from outside of this process, as an open /proc/PID/mem is: of
+        // memory of this process it can be only if the program hands its own userfaultfd to itself, and
+        // then it is of memory that is registered for these faults already (`Registered`).
+        let reply = unsafe { abi::register(self.fd.as_fd(), start, len, modes.bits()) };
+        answered(UffdCall::Register, start, len, (reply.map(drop), None))
     }
 
     /// Fills missing pages from `start` on with `bytes`, which are whole pages.

@@ -34,6 +34,8 @@ pub enum UffdCall {
     WriteProtect,
     /// `UFFDIO_WAKE`.
     Wake,
+    /// `UFFDIO_REGISTER`.
+    Register,
     /// `UFFDIO_UNREGISTER`.
     Unregister,
 }
@@ -50,6 +52,7 @@ impl UffdCall {
             Self::Move => "MOVE",
             Self::WriteProtect => "WRITEPROTECT",
             Self::Wake => "WAKE",
+            Self::Register => "REGISTER",
             Self::Unregister => "UNREGISTER",
         }
     }
