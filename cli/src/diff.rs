@@ -7,7 +7,7 @@ use serde::Serialize;
 use uzone_pages::ByteLen;
 use uzone_report::human_duration;
 use uzone_server::{CapturedPages, SessionMemory};
-use uzone_snapshot::{Image, Packer, Source};
+use uzone_snapshot::{Image, Packer};
 
 use crate::exit::{self, Exit, Failure};
 use crate::image::{Requests, Threads, Work, is_same};
@@ -28,20 +28,27 @@ const EXITS: [Exit; 8] = [
 
 /// Pack what a machine has changed in its memory, against the image that it is served from
 ///
-/// Pause the machine first, and save the state of its devices. The pages that it has are copied, which a line
-/// reports: then it may go on. Afterwards they are compared with the image, and packed against it; of a raw
-/// image, all of the memory is packed. `uzone status` has the numbers of sessions.
+/// Pause the machine first, and save the state of its devices. Its memory is protected against writing, which a
+/// line reports: then it may go on. Each page that it writes to from then on is kept first as it was. The pages
+/// that it had are compared with the image, and packed against it; of a raw image, all of the memory is packed.
+/// `uzone status` has the numbers of sessions.
+///
+/// A machine that gives memory back meanwhile waits until all of its pages have been copied.
 #[derive(Debug, clap::Args)]
-#[command(after_help = exit::help("uzone diff 1 vm.image changed.image --socket /run/vm.sock", &EXITS))]
+#[command(after_help = exit::help("uzone diff 1 -o changed.image --socket /run/vm.sock", &EXITS))]
 pub(crate) struct Args {
     /// The number of the session
     session: u64,
-    /// The image that it is served from
-    image: PathBuf,
+    /// The image that it is served from [default: as the server names it]
+    image: Option<PathBuf>,
     /// The image to write; one that is there is replaced as a whole
+    #[arg(short, long, value_name = "IMAGE")]
     output: PathBuf,
+    /// Copy the pages while the machine is paused, in place of protecting them
+    #[arg(long)]
+    paused: bool,
     /// Where monitors connect [default: uzone.sock in $XDG_RUNTIME_DIR, or else in this directory]
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", env = "UZONE_SERVE_SOCKET")]
     socket: Option<PathBuf>,
     #[command(flatten)]
     requests: Requests,
@@ -63,6 +70,15 @@ enum DiffError {
         #[source]
         cause: std::io::Error,
     },
+    #[error(
+        "the memory of session {session} was not read as it was when the machine was paused ({cause}); nothing \
+         was written: pause the machine and try again, with --paused if this recurs"
+    )]
+    Lost {
+        session: u64,
+        #[source]
+        cause: std::io::Error,
+    },
 }
 
 /// `uzone.diff/1`: a line for each step.
@@ -76,11 +92,10 @@ struct Line {
 #[derive(Debug, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 enum Step {
-    Copied {
-        session: u64,
-        copied_bytes: u64,
-        paused_ns: u64,
-    },
+    /// The machine may go on: its pages are kept before they are written to.
+    Protected { session: u64, present_bytes: u64, paused_ns: u64 },
+    /// The machine may go on: its pages are copied.
+    Copied { session: u64, copied_bytes: u64, paused_ns: u64 },
     Packed {
         image: String,
         root: String,
@@ -88,6 +103,7 @@ enum Step {
         file_bytes: u64,
         zero_pages: u64,
         stored_frames: u64,
+        kept_pages: u64,
         #[serde(flatten)]
         work: Work,
     },
@@ -96,13 +112,19 @@ enum Step {
 impl Report for Line {
     fn text(&self, _style: Style) -> String {
         match &self.step {
+            Step::Protected { session, present_bytes, paused_ns } => format!(
+                "session {session}: {:.1} protected in {}; the machine may go on\n",
+                ByteLen::new(*present_bytes),
+                human_duration(std::time::Duration::from_nanos(*paused_ns))
+            ),
             Step::Copied { session, copied_bytes, paused_ns } => format!(
                 "session {session}: {:.1} copied in {}; the machine may go on\n",
                 ByteLen::new(*copied_bytes),
                 human_duration(std::time::Duration::from_nanos(*paused_ns))
             ),
-            Step::Packed { root, file_bytes, stored_frames, work, .. } => format!(
-                "packed {stored_frames} frames into {:.1} in {}\nroot {root}\n",
+            Step::Packed { root, file_bytes, stored_frames, kept_pages, work, .. } => format!(
+                "packed {stored_frames} frames into {:.1} in {}; the machine wrote to {kept_pages} pages \
+                 meanwhile\nroot {root}\n",
                 ByteLen::new(*file_bytes),
                 work.text()
             ),
@@ -121,30 +143,50 @@ impl Line {
 /// # Errors
 /// If there is no such session, it runs from another image, or the image cannot be written.
 pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
-    if is_same(&args.image, &args.output) {
+    let socket = args.socket.clone().unwrap_or_else(default_socket);
+    let image = match &args.image {
+        Some(image) => image.clone(),
+        None => PathBuf::from(uzone_server::status(&socket)?.image),
+    };
+    if is_same(&image, &args.output) {
         let path = args.output.clone();
         return Err(Failure::with(Exit::Usage, DiffError::SameFile { path }));
     }
     // What takes long comes before the memory is looked at: the machine is paused.
-    let below = Image::open_or_raw(&args.image, &args.requests.open())?;
-    let socket = args.socket.clone().unwrap_or_else(default_socket);
+    let below = Image::open_or_raw(&image, &args.requests.open())?;
     let (session, started) = (args.session, Instant::now());
     let memory = SessionMemory::open(&socket, session)?;
     if memory.image() != below.identity() {
-        let (image, serves) = (args.image.clone(), memory.image().to_owned());
+        let serves = memory.image().to_owned();
         return Err(Failure::with(Exit::Data, DiffError::OtherImage { session, image, serves }));
     }
-    let copied = memory.capture(args.threads.get());
-    let copied =
-        copied.map_err(|cause| Failure::with(Exit::Os, DiffError::Copy { session, cause }))?;
-    let paused_ns = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
-    let copied_bytes = copied.copied().get();
-    out.event(&Line::new(Step::Copied { session, copied_bytes, paused_ns }));
-    out.event(&Line::new(pack(args, &below, &copied, out)?));
+    let protected = match args.paused {
+        true => Err(Box::new(memory)),
+        false => memory.protect().map_err(|refused| {
+            out.warn(format_args!("{refused}; its pages are copied while it is paused"));
+            refused.memory
+        }),
+    };
+    let elapsed_ns = || u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    let pages = match protected {
+        Ok(pages) => {
+            let (present_bytes, paused_ns) = (pages.present().get(), elapsed_ns());
+            out.event(&Line::new(Step::Protected { session, present_bytes, paused_ns }));
+            pages
+        }
+        Err(memory) => {
+            let failed = |cause| Failure::with(Exit::Os, DiffError::Copy { session, cause });
+            let pages = memory.copy(args.threads.get()).map_err(failed)?;
+            let (copied_bytes, paused_ns) = (pages.present().get(), elapsed_ns());
+            out.event(&Line::new(Step::Copied { session, copied_bytes, paused_ns }));
+            pages
+        }
+    };
+    out.event(&Line::new(pack(args, &below, &pages, out)?));
     Ok(Exit::Ok)
 }
 
-fn pack(args: &Args, below: &Image, copied: &CapturedPages, out: &Output) -> Result<Step, Failure> {
+fn pack(args: &Args, below: &Image, pages: &CapturedPages, out: &Output) -> Result<Step, Failure> {
     let mut packer = Packer::default().threads(args.threads.get());
     if !below.is_raw() {
         packer = packer
@@ -154,14 +196,18 @@ fn pack(args: &Args, below: &Image, copied: &CapturedPages, out: &Output) -> Res
             .working_set(below.working_set().to_vec());
     }
     let parent = Some(below).filter(|image| !image.is_raw());
-    let memory = copied.over(below);
-    let bar = Progress::bytes(out, "packing", memory.byte_len());
+    let bar = Progress::bytes(out, "packing", below.byte_len());
     let started = Instant::now();
-    let packed = packer.pack_source(&memory, &args.output, parent, &|done| {
+    let packed = packer.pack(&mut pages.over(below), &args.output, parent, &|done| {
         bar.set(done);
         true
-    })?;
+    });
     drop(bar);
+    // If it was lost, that is why the input failed.
+    let kept = pages.finish();
+    let lost = |cause| Failure::with(Exit::Again, DiffError::Lost { session: args.session, cause });
+    let kept_pages = kept.map_err(lost)?;
+    let packed = packed?;
     Ok(Step::Packed {
         image: args.output.display().to_string(),
         root: packed.root.to_string(),
@@ -169,6 +215,7 @@ fn pack(args: &Args, below: &Image, copied: &CapturedPages, out: &Output) -> Res
         file_bytes: packed.file_bytes,
         zero_pages: packed.zero_pages,
         stored_frames: packed.stored_frames,
+        kept_pages,
         work: Work::of(packed.image_bytes, started),
     })
 }

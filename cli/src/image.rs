@@ -217,10 +217,10 @@ fn time(text: &str) -> Result<Duration, String> {
 #[derive(Debug, clap::Args)]
 pub(crate) struct OnDisk {
     /// Keep the index and fetched frames of an image in object storage in DIR, for this and other processes
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", env = "UZONE_CACHE_DIR")]
     cache_dir: Option<PathBuf>,
     /// How many bytes DIR may take; images that were not opened for the longest time give room
-    #[arg(long, value_name = "SIZE", default_value = "16G")]
+    #[arg(long, value_name = "SIZE", default_value = "16G", env = "UZONE_CACHE_DISK_BYTES")]
     cache_disk_bytes: ByteLen,
 }
 

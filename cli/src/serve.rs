@@ -90,12 +90,12 @@ pub(crate) struct Args {
     /// After how many seconds a page counts as one that cannot be produced
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=86_400), env = "UZONE_SERVE_DEADLINE")]
     deadline: u64,
-    /// Record in FILE which pages machines touch, in that order, beside those that it has; faults are
-    /// answered one page at a time then
+    /// Record in FILE which pages machines touch, in that order, beside those that it has, or in a folder, in
+    /// the file there that is named by the image's root hash; faults are answered one page at a time then
     #[arg(long, value_name = "FILE", env = "UZONE_SERVE_RECORD")]
     record: Option<PathBuf>,
-    /// The pages to install before they are touched: a file of --record, or `none` [default: the working set
-    /// of the image]
+    /// The pages to install before they are touched: a file or folder of --record, which may have none yet, or
+    /// `none` [default: the working set of the image]
     #[arg(long, value_name = "FILE", env = "UZONE_SERVE_PREFETCH")]
     prefetch: Option<PathBuf>,
     /// Serve metrics for Prometheus by HTTP at ADDRESS:PORT, to all who can reach it; the control socket has
@@ -243,11 +243,19 @@ fn session_text(event: &ServeEvent) -> String {
             pid,
             uid,
             can_be_killed,
+            can_be_read,
             regions,
             len_bytes,
             page_bytes,
         } => {
-            let rights = if *can_be_killed { "" } else { "; this server may not kill it" };
+            let rights = match (can_be_killed, can_be_read) {
+                (true, true) => "",
+                (true, false) => {
+                    "; this server may not read its memory, so neither diff nor recover it"
+                }
+                (false, true) => "; this server may not kill it",
+                (false, false) => "; this server may neither kill it nor read its memory",
+            };
             format!(
                 "session {session}: process {pid} of user {uid} has {:.1} in {regions} regions of {:.1} \
                  pages{rights}\n",

@@ -25,7 +25,7 @@ const ASK_AGAIN: Duration = Duration::from_millis(200);
 #[command(after_help = exit::help("uzone status --socket /run/vm.sock", &EXITS))]
 pub(crate) struct StatusArgs {
     /// Where monitors connect [default: uzone.sock in $XDG_RUNTIME_DIR, or else in this directory]
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", env = "UZONE_SERVE_SOCKET")]
     socket: Option<PathBuf>,
     /// Print it in the text format of Prometheus, unless as JSON
     #[arg(long)]
@@ -37,7 +37,7 @@ pub(crate) struct StatusArgs {
 #[command(after_help = exit::help("uzone drain --socket /run/vm.sock", &EXITS))]
 pub(crate) struct DrainArgs {
     /// Where monitors connect [default: uzone.sock in $XDG_RUNTIME_DIR, or else in this directory]
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", env = "UZONE_SERVE_SOCKET")]
     socket: Option<PathBuf>,
     /// Return at once
     #[arg(long)]
@@ -66,7 +66,7 @@ impl Report for StatusReport {
         if self.is_metrics {
             return self.status.metrics();
         }
-        let Status { socket, keeper, worker, sessions, .. } = &self.status;
+        let Status { socket, image, keeper, worker, sessions, .. } = &self.status;
         let worker = match worker {
             Some(worker) => format!("worker {worker}"),
             None => "no worker at this moment".to_owned(),
@@ -77,7 +77,7 @@ impl Report for StatusReport {
         };
         let draining = if self.status.is_draining { "; accepts no machine any more" } else { "" };
         let mut text = format!(
-            "{socket}: keeper {keeper}, {worker}{deaths}; {} machines, {} so far{draining}\n",
+            "{socket}: {image}, keeper {keeper}, {worker}{deaths}; {} machines, {} so far{draining}\n",
             sessions.len(),
             self.status.sessions_served
         );
@@ -111,9 +111,11 @@ impl Report for StatusReport {
             table.add_row([
                 one.session.to_string(),
                 one.pid.to_string(),
-                match one.can_be_killed {
-                    true => one.uid.to_string(),
-                    false => format!("{} (may not be killed)", one.uid),
+                match (one.can_be_killed, one.can_be_read) {
+                    (true, true) => one.uid.to_string(),
+                    (true, false) => format!("{} (may not be read)", one.uid),
+                    (false, true) => format!("{} (may not be killed)", one.uid),
+                    (false, false) => format!("{} (may not be killed nor read)", one.uid),
                 },
                 format!("{:.1}", ByteLen::new(one.len_bytes)),
                 human_duration(Duration::from_nanos(one.connected_ns)),

@@ -292,7 +292,13 @@ fn what_a_program_changed_is_packed_while_it_is_served_and_is_the_image_of_the_n
     let name = "what_a_program_changed_is_packed_while_it_is_served_and_is_the_image_of_the_next";
     let dir = Dir::new("attach-diff");
     let (packed, raw) = images(&dir);
-    for (image, share) in [(&packed, false), (&packed, true), (&raw, false)] {
+    for (image, share, paused) in [
+        (&packed, false, false),
+        (&packed, true, false),
+        (&raw, false, false),
+        (&packed, false, true),
+        (&packed, true, true),
+    ] {
         let (socket, changed) = (dir.name("sock"), dir.name("changed"));
         let server = Server::start(image, &socket);
         let Some(memory) = attach(name, &socket, &AttachOptions::default().share(share)) else {
@@ -311,7 +317,8 @@ fn what_a_program_changed_is_packed_while_it_is_served_and_is_the_image_of_the_n
         expected[45][..8].copy_from_slice(&[9; 8]);
         let diff = |image: &str| {
             let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
-            command.args(["diff", "1", image, &changed, "--socket", &socket, "--json"]);
+            command.args(["diff", "1", image, "-o", &changed, "--socket", &socket, "--json"]);
+            command.args(paused.then_some("--paused"));
             command.output().expect("the binary under test runs")
         };
         let output = diff(image);
@@ -322,11 +329,15 @@ fn what_a_program_changed_is_packed_while_it_is_served_and_is_the_image_of_the_n
             .map(|line| serde_json::from_str(line).expect("an object a line"))
             .collect();
         lines.iter().for_each(|line| keeps_to("uzone.diff-1", line));
-        assert_eq!((&lines[0]["event"], &lines[1]["event"]), (&"copied".into(), &"packed".into()));
+        let (first, key) = match paused {
+            true => ("copied", "copied_bytes"),
+            false => ("protected", "present_bytes"),
+        };
+        assert_eq!((&lines[0]["event"], &lines[1]["event"]), (&first.into(), &"packed".into()));
         if share {
             // Of shared memory, the pages that are its own: written, zero, or given back.
-            let copied = lines[0]["copied_bytes"].as_u64().expect("a number") / PAGE;
-            assert!((6..PAGES / 2).contains(&copied), "{copied}");
+            let own = lines[0][key].as_u64().expect("a number") / PAGE;
+            assert!((6..PAGES / 2).contains(&own), "{own}");
         }
         let stored = lines[1]["stored_frames"].as_u64().expect("a number");
         // Of a packed image, those of the pages that changed.
@@ -350,7 +361,7 @@ fn what_a_program_changed_is_packed_while_it_is_served_and_is_the_image_of_the_n
     let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
     let (socket, changed) = (dir.name("sock"), dir.name("changed"));
     let _server = Server::start(&packed, &socket);
-    command.args(["diff", "7", &packed, &changed, "--socket", &socket]);
+    command.args(["diff", "7", &packed, "-o", &changed, "--socket", &socket]);
     let output = command.output().expect("the binary under test runs");
     let message = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(!output.status.success() && message.contains("there is no session 7"), "{message}");

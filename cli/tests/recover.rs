@@ -58,7 +58,7 @@ fn check_diffs(machines: &[&Machine], status: &Value, image: &str, changed: &str
         let number = session["session"].as_u64().expect("a number");
         let page = number + 10;
         machine.memory.mapping().write_at(page * PAGE, &[9; 4096]).expect("it is served");
-        run(&["diff", &number.to_string(), image, changed, "--json", "--socket", socket]);
+        run(&["diff", &number.to_string(), image, "-o", changed, "--json", "--socket", socket]);
         let memory = run(&["unpack", changed, "-"]);
         let at = usize::try_from(page * PAGE).expect("it is small");
         assert!(memory[at..at + 4096] == [9; 4096], "what it changed");

@@ -1,23 +1,30 @@
-//! The memory of a machine as it is now, for an image of it: [`SessionMemory`], opened through the keeper,
-//! and [`CapturedPages`], copied while the machine is paused. A keeper that may not open it names the process
-//! instead, and the client opens it by rights of its own.
+//! The memory of a machine as it is now, for an image of it: [`SessionMemory`], opened through the keeper. A
+//! keeper that may not open it names the process instead, and the client opens it by rights of its own.
+//!
+//! The machine is paused by the caller. [`SessionMemory::protect`] has the worker protect all of it against
+//! writing; then the machine may go on, and its pages are read while the worker keeps those that it writes to
+//! ([`uzone_fault::WriteCapture`]). [`SessionMemory::copy`] copies them first, for a server that cannot do that.
+//! Both give [`CapturedPages`].
 //!
 //! The kernel's page table states which pages there are; the log of its session states which were given
 //! back. All others are those of the image, and are not read.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Read};
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::Mutex;
-use std::sync::PoisonError;
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::thread;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use uzone_fault::{AdoptedMemory, LoggedEvents, RemoteRegion};
+use uzone_fault::{AdoptedMemory, Captured, KeptPages, LoggedEvents, RemoteRegion};
 use uzone_os::peer::{self, Peer};
+use uzone_os::uffd::{EventSet, ReadyKeys};
 use uzone_os::{Anonymous, Exclusive, HugeAdvice, MessageSocket};
 use uzone_pages::ByteLen;
 use uzone_snapshot::Source;
@@ -38,6 +45,46 @@ const PAGE: u64 = 4096;
 const ENTRIES: usize = 64 << 10;
 /// How many bytes a thread copies at once.
 const PIECE: u64 = 4 << 20;
+/// How long the worker may take to protect the memory: another one may have to be started.
+const PROTECT_WITHIN: Duration = Duration::from_secs(10);
+/// After how many bytes the worker learns what has been read, so that writes to that go on.
+const READ_EVERY: u64 = 32 << 20;
+
+/// Why there is no answer of a worker.
+const GONE: &str = "the process that kept its pages has ended, or the machine has";
+
+/// What the client asks a worker for, by the socket that its keeper passed on.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum CaptureRequest {
+    /// Protect the memory, and keep pages before they change: the memory and the file for them come along.
+    Protect,
+    /// What is before this byte of the image has been read.
+    Read(u64),
+    /// All has been read.
+    End,
+}
+
+/// What a worker answers.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum CaptureReply {
+    Protected,
+    Refused {
+        reason: String,
+    },
+    /// The machine waits for the end.
+    Hurry,
+    Ended {
+        kept_pages: u64,
+        lost: Option<String>,
+    },
+}
+
+impl CaptureReply {
+    pub(crate) fn ended(captured: Captured) -> Self {
+        let Captured { kept_pages, lost, .. } = captured;
+        Self::Ended { kept_pages, lost }
+    }
+}
 
 /// What a keeper answers.
 #[derive(Debug, Serialize, Deserialize)]
@@ -104,11 +151,23 @@ pub struct SessionMemory {
     removed: Vec<Range<u64>>,
     memory: File,
     pagemap: File,
+    /// The way to the worker, if the keeper passes it on.
+    worker: MessageSocket,
+}
+
+/// Memory that the worker does not protect: it can be copied.
+#[derive(Debug, thiserror::Error)]
+#[error("the server does not keep the machine's pages before they are written to: {reason}")]
+pub struct NotProtected {
+    /// The memory.
+    pub memory: Box<SessionMemory>,
+    /// Why.
+    pub reason: String,
 }
 
 impl SessionMemory {
     /// Asks the server that listens on `socket` for the memory of a session. The machine must be paused from
-    /// before this call until [`SessionMemory::capture`] has returned.
+    /// before this call until [`SessionMemory::protect`] or [`SessionMemory::copy`] has returned.
     ///
     /// # Errors
     /// [`ServeError::Ask`] if there is no such server or session, or neither the keeper nor this process may
@@ -148,7 +207,7 @@ impl SessionMemory {
         let removed = log.map(|log| AdoptedMemory::given_back(&of.regions, &log)).transpose();
         let removed = removed.map_err(io::Error::other)?.unwrap_or_default();
         let is_shared = of.is_shared();
-        Ok(Self { image, regions: of.regions, is_shared, removed, memory, pagemap })
+        Ok(Self { image, regions: of.regions, is_shared, removed, memory, pagemap, worker: here })
     }
 
     /// Returns what tells the image that it is served from from others: the root hash of a packed image.
@@ -157,28 +216,70 @@ impl SessionMemory {
         &self.image
     }
 
+    /// Has the worker keep the pages that there are before they are written to. When it returns, the machine
+    /// may go on; what is read of it is as it is now, until [`CapturedPages::finish`].
+    ///
+    /// # Errors
+    /// [`NotProtected`] if the server cannot: it gives the memory back, to be copied.
+    pub fn protect(self) -> Result<CapturedPages, NotProtected> {
+        match self.try_protect() {
+            Ok((kept, runs)) => Ok(CapturedPages::live(self, kept, runs)),
+            Err(cause) => {
+                let reason = match cause.kind() {
+                    io::ErrorKind::UnexpectedEof | io::ErrorKind::BrokenPipe => {
+                        "it is an older one, or a worker in the place of its keeper".to_owned()
+                    }
+                    _ => cause.to_string(),
+                };
+                Err(NotProtected { memory: Box::new(self), reason })
+            }
+        }
+    }
+
+    fn try_protect(&self) -> io::Result<(KeptPages, Vec<Run>)> {
+        // First: a page that comes while the memory is being protected is one of the image.
+        let runs = self.runs()?;
+        let kept = KeptPages::new(&self.regions)?;
+        runs.iter().try_for_each(|run| kept.want(run.bytes.clone()))?;
+        let fds = [self.memory.as_fd(), kept.as_fd()];
+        link::send_titled(&self.worker, &CaptureRequest::Protect, &fds, &[])?;
+        let set = EventSet::new()?;
+        set.add(&self.worker, 0)?;
+        let mut ready = ReadyKeys::new();
+        set.wait(&mut ready, Some(PROTECT_WITHIN))?;
+        if ready.keys().is_empty() {
+            let reason = format!("no worker has protected its memory within {PROTECT_WITHIN:?}");
+            return Err(io::Error::new(io::ErrorKind::TimedOut, reason));
+        }
+        match receive(&self.worker)? {
+            CaptureReply::Protected => Ok((kept, runs)),
+            CaptureReply::Refused { reason } => Err(io::Error::other(reason)),
+            CaptureReply::Hurry | CaptureReply::Ended { .. } => {
+                Err(io::ErrorKind::InvalidData.into())
+            }
+        }
+    }
+
     /// Copies the pages that there are, on as many threads. When it returns, the machine may go on.
     ///
     /// # Errors
     /// The error of the system: the process has ended, a page of it is bad, or there is no memory for the
     /// copy.
-    pub fn capture(&self, threads: usize) -> io::Result<CapturedPages> {
+    pub fn copy(self, threads: usize) -> io::Result<CapturedPages> {
+        let runs = self.runs()?;
+        let copy = copy(&runs, threads, |run, piece| read(&self.memory, run, piece))?;
+        let held = Arc::new(Held { memory: self.memory, kept: None, copy: RwLock::new(copy) });
+        Ok(CapturedPages { runs: runs.into(), removed: self.removed, held, worker: None })
+    }
+
+    /// Returns the runs of pages that there are, by their place in the image.
+    fn runs(&self) -> io::Result<Vec<Run>> {
         let mut runs = Vec::new();
         for region in &self.regions {
             self.present(region, &mut runs)?;
         }
-        let bytes = runs.iter().map(|run: &Run| run.bytes.end - run.bytes.start).sum::<u64>();
-        // Huge pages take fewer faults of this process, while the machine waits.
-        let how = Anonymous { huge: HugeAdvice::Advise, ..Anonymous::default() };
-        let mut copy = match bytes {
-            0 => None,
-            _ => Some(Exclusive::anonymous(ByteLen::new(bytes), how).map_err(io::Error::other)?),
-        };
-        if let Some(copy) = &mut copy {
-            self.copy(&runs, copy.as_bytes_mut(), threads)?;
-        }
         runs.sort_unstable_by_key(|run| run.bytes.start);
-        Ok(CapturedPages { runs, copy, copied: ByteLen::new(bytes), removed: self.removed.clone() })
+        Ok(runs)
     }
 
     /// Adds the runs of pages of a region that there are.
@@ -215,33 +316,64 @@ impl SessionMemory {
         }
         Ok(())
     }
+}
 
-    fn copy(&self, runs: &[Run], mut copy: &mut [u8], threads: usize) -> io::Result<()> {
-        let mut pieces = Vec::with_capacity(runs.len());
-        for run in runs {
-            let len = usize::try_from(run.bytes.end - run.bytes.start).map_err(io::Error::other)?;
-            let (piece, rest) = std::mem::take(&mut copy).split_at_mut(len);
-            pieces.push((run.address, piece));
-            copy = rest;
-        }
-        let pieces = Mutex::new(pieces.into_iter());
-        let work = || loop {
-            let next = pieces.lock().unwrap_or_else(PoisonError::into_inner).next();
-            let Some((address, piece)) = next else { return Ok(()) };
-            self.memory.read_exact_at(piece, address).map_err(|cause| {
-                let text = format!("the memory at {address:#x} cannot be read: {cause}");
-                io::Error::new(cause.kind(), text)
-            })?;
-        };
-        std::thread::scope(|scope| {
-            let threads: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
-            let mut answers = vec![work()];
-            answers.extend(threads.into_iter().map(|thread| {
-                thread.join().unwrap_or_else(|_| Err(io::Error::other("a thread panicked")))
-            }));
-            answers.into_iter().collect()
-        })
+fn receive(worker: &MessageSocket) -> io::Result<CaptureReply> {
+    let reply = link::receive_titled(worker, &mut link::room())?;
+    reply.map(|reply| reply.title).ok_or(io::ErrorKind::UnexpectedEof.into())
+}
+
+/// Reads the first bytes of a run, as many as there is room for.
+fn read(memory: &File, run: &Run, out: &mut [u8]) -> io::Result<()> {
+    memory.read_exact_at(out, run.address).map_err(|cause| {
+        let text = format!("the memory at {:#x} cannot be read: {cause}", run.address);
+        io::Error::new(cause.kind(), text)
+    })
+}
+
+/// Copies runs by `read`, on as many threads.
+fn copy(
+    runs: &[Run],
+    threads: usize,
+    read: impl Fn(&Run, &mut [u8]) -> io::Result<()> + Sync,
+) -> io::Result<Option<Exclusive>> {
+    let bytes = len_of(runs);
+    if bytes == 0 {
+        return Ok(None);
     }
+    // Huge pages take fewer faults of this process, while the machine waits.
+    let how = Anonymous { huge: HugeAdvice::Advise, ..Anonymous::default() };
+    let mut copy = Exclusive::anonymous(ByteLen::new(bytes), how).map_err(io::Error::other)?;
+    let mut pieces = Vec::with_capacity(runs.len());
+    let mut rest = copy.as_bytes_mut();
+    // Runs are numbered in the order of their copies.
+    let mut in_order: Vec<_> = runs.iter().collect();
+    in_order.sort_unstable_by_key(|run| run.at);
+    for run in in_order {
+        let len = usize::try_from(run.bytes.end - run.bytes.start).map_err(io::Error::other)?;
+        let (piece, behind) = rest.split_at_mut(len);
+        pieces.push((run, piece));
+        rest = behind;
+    }
+    let pieces = Mutex::new(pieces.into_iter());
+    let work = || loop {
+        let next = pieces.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let Some((run, piece)) = next else { return Ok(()) };
+        read(run, piece)?;
+    };
+    thread::scope(|scope| {
+        let threads: Vec<_> = (1..threads).map(|_| scope.spawn(work)).collect();
+        let mut answers = vec![work()];
+        answers.extend(threads.into_iter().map(|thread| {
+            thread.join().unwrap_or_else(|_| Err(io::Error::other("a thread panicked")))
+        }));
+        answers.into_iter().collect::<io::Result<()>>()
+    })?;
+    Ok(Some(copy))
+}
+
+fn len_of(runs: &[Run]) -> u64 {
+    runs.iter().map(|run| run.bytes.end - run.bytes.start).sum()
 }
 
 /// Pages that there are, one behind the other.
@@ -254,26 +386,127 @@ struct Run {
     at: u64,
 }
 
-/// Pages of a machine, as they were when they were copied.
+/// Where the bytes of the pages are.
+#[derive(Debug)]
+struct Held {
+    memory: File,
+    /// The pages that the worker keeps before they change; `None` if all are copied.
+    kept: Option<KeptPages>,
+    /// The copy. While it is made, pages are read from the memory; the worker ends the capture after that.
+    copy: RwLock<Option<Exclusive>>,
+}
+
+impl Held {
+    /// Reads bytes of a run, from `from` on.
+    fn read(&self, run: &Run, from: u64, out: &mut [u8]) -> io::Result<()> {
+        // Held while the memory is read, so that no copy takes its place meanwhile.
+        let copy = self.copy.read().unwrap_or_else(PoisonError::into_inner);
+        match (&*copy, &self.kept) {
+            (Some(copy), _) => {
+                let start = usize::try_from(run.at + from).map_err(io::Error::other)?;
+                out.copy_from_slice(&copy.as_bytes()[start..start + out.len()]);
+                Ok(())
+            }
+            (None, Some(kept)) => self.read_memory(kept, run, from, out),
+            (None, None) => Err(io::ErrorKind::UnexpectedEof.into()),
+        }
+    }
+
+    fn read_memory(
+        &self,
+        kept: &KeptPages,
+        run: &Run,
+        from: u64,
+        out: &mut [u8],
+    ) -> io::Result<()> {
+        let (bytes, address) = (run.bytes.start + from..run.bytes.end, run.address + from);
+        let start = bytes.start;
+        // In this order: a page that was written to before it was read has been kept by then.
+        read(&self.memory, &Run { bytes, address, at: 0 }, out)?;
+        kept.read_over(start, out)
+    }
+}
+
+/// The worker, and the end that it announced.
+struct WorkerLink {
+    socket: Arc<MessageSocket>,
+    ended: Receiver<io::Result<u64>>,
+    /// What it was, once it was looked at.
+    end: Option<Result<u64, String>>,
+}
+
+/// Pages of a machine, as they were when it was paused.
 pub struct CapturedPages {
     /// By their place in the image.
-    runs: Vec<Run>,
-    copy: Option<Exclusive>,
-    copied: ByteLen,
+    runs: Arc<[Run]>,
     removed: Vec<Range<u64>>,
+    held: Arc<Held>,
+    /// `None` if all are copied.
+    worker: Option<Mutex<WorkerLink>>,
 }
 
 impl CapturedPages {
-    /// Returns how many bytes were copied.
-    #[must_use]
-    pub fn copied(&self) -> ByteLen {
-        self.copied
+    /// Pages that the worker keeps before they change.
+    fn live(of: SessionMemory, kept: KeptPages, runs: Vec<Run>) -> Self {
+        let held = Arc::new(Held { memory: of.memory, kept: Some(kept), copy: RwLock::default() });
+        let (socket, runs): (_, Arc<[Run]>) = (Arc::new(of.worker), runs.into());
+        let (answer, ended) = sync_channel(1);
+        let listens = {
+            let (socket, held, runs) = (socket.clone(), held.clone(), runs.clone());
+            move || drop(answer.try_send(listen(&socket, &held, &runs)))
+        };
+        // Without that thread there is no answer, which the end finds.
+        let _ = thread::Builder::new().name("uzone-capture".into()).spawn(listens);
+        Self {
+            runs,
+            removed: of.removed,
+            held,
+            worker: Some(Mutex::new(WorkerLink { socket, ended, end: None })),
+        }
     }
 
-    /// Returns the whole memory: these pages, zeroes where pages were given back, and elsewhere the image.
+    /// Returns how many bytes there are of these pages.
     #[must_use]
-    pub fn over<'a>(&'a self, image: &'a dyn Source) -> impl Source + 'a {
-        Memory { pages: self, image }
+    pub fn present(&self) -> ByteLen {
+        ByteLen::new(len_of(&self.runs))
+    }
+
+    /// Ends the capture, when all has been read. Returns how many pages the machine wrote to meanwhile.
+    ///
+    /// # Errors
+    /// What was read is not the memory of one moment: a worker that kept pages has died, or the machine gave
+    /// memory back before it could be read. Capture it again.
+    pub fn finish(&self) -> io::Result<u64> {
+        let Some(worker) = &self.worker else { return Ok(0) };
+        let mut worker = worker.lock().unwrap_or_else(PoisonError::into_inner);
+        if worker.end.is_none() {
+            // It may have ended before, by an end that is there already.
+            let _ = link::send_titled(&worker.socket, &CaptureRequest::End, &[], &[]);
+            let end = match worker.ended.recv() {
+                Ok(answer) => answer.map_err(|cause| match cause.kind() {
+                    io::ErrorKind::UnexpectedEof => GONE.to_owned(),
+                    _ => cause.to_string(),
+                }),
+                Err(_) => Err(GONE.to_owned()),
+            };
+            worker.end = Some(end);
+        }
+        worker.end.clone().unwrap_or(Ok(0)).map_err(io::Error::other)
+    }
+
+    /// Returns the whole memory: these pages, zeroes where pages were given back, and elsewhere the image. It is
+    /// read in order, and what was read is not read again.
+    #[must_use]
+    pub fn over<'a>(&'a self, image: &'a dyn Source) -> impl Read + Send + 'a {
+        Memory { pages: self, image, at: 0, noted: 0 }
+    }
+
+    fn has_read(&self, until: u64) {
+        if let Some(worker) = &self.worker {
+            let worker = worker.lock().unwrap_or_else(PoisonError::into_inner);
+            // A worker that has gone is found at the end.
+            let _ = link::send_titled(&worker.socket, &CaptureRequest::Read(until), &[], &[]);
+        }
     }
 
     /// Returns what is at `at`: how far it goes, and where it comes from.
@@ -281,7 +514,7 @@ impl CapturedPages {
         let index = self.runs.partition_point(|run| run.bytes.end <= at);
         let run = self.runs.get(index);
         if let Some(run) = run.filter(|run| run.bytes.start <= at) {
-            return (run.bytes.end, Origin::Copy(run.at + (at - run.bytes.start)));
+            return (run.bytes.end, Origin::Run(index, at - run.bytes.start));
         }
         let until = run.map_or(u64::MAX, |run| run.bytes.start);
         let index = self.removed.partition_point(|removed| removed.end <= at);
@@ -294,15 +527,36 @@ impl CapturedPages {
 
 impl std::fmt::Debug for CapturedPages {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("CapturedPages").field("copied", &self.copied()).finish_non_exhaustive()
+        f.debug_struct("CapturedPages").field("present", &self.present()).finish_non_exhaustive()
+    }
+}
+
+/// Waits for the end of a capture. If the machine waits for that, all its pages are copied first.
+fn listen(worker: &MessageSocket, held: &Held, runs: &[Run]) -> io::Result<u64> {
+    loop {
+        match receive(worker)? {
+            CaptureReply::Hurry => {
+                let Some(kept) = &held.kept else { continue };
+                let threads = thread::available_parallelism().map_or(1, Into::into);
+                let copied =
+                    copy(runs, threads, |run, piece| held.read_memory(kept, run, 0, piece))?;
+                *held.copy.write().unwrap_or_else(PoisonError::into_inner) = copied;
+                link::send_titled(worker, &CaptureRequest::End, &[], &[])?;
+            }
+            CaptureReply::Ended { kept_pages, lost: None } => return Ok(kept_pages),
+            CaptureReply::Ended { lost: Some(reason), .. } => return Err(io::Error::other(reason)),
+            CaptureReply::Protected | CaptureReply::Refused { .. } => {
+                return Err(io::ErrorKind::InvalidData.into());
+            }
+        }
     }
 }
 
 /// Where bytes come from.
 #[derive(Debug, PartialEq, Eq)]
 enum Origin {
-    /// The copy, from this byte on.
-    Copy(u64),
+    /// A run with this number, from this byte of it on.
+    Run(usize, u64),
     Zeroes,
     Image,
 }
@@ -310,35 +564,35 @@ enum Origin {
 struct Memory<'a> {
     pages: &'a CapturedPages,
     image: &'a dyn Source,
+    at: u64,
+    /// What the worker knows to be read.
+    noted: u64,
 }
 
-impl Source for Memory<'_> {
-    fn name(&self) -> String {
-        format!("memory that started as {}", self.image.name())
-    }
-
-    fn byte_len(&self) -> u64 {
-        self.image.byte_len()
-    }
-
-    fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
-        let (mut at, mut left) = (offset, out);
-        while !left.is_empty() {
-            let (end, from) = self.pages.part(at);
-            let len = usize::try_from(end - at).unwrap_or(usize::MAX).min(left.len());
-            let (now, rest) = left.split_at_mut(len);
-            match from {
-                Origin::Copy(start) => {
-                    let start = usize::try_from(start).map_err(io::Error::other)?;
-                    let copy = self.pages.copy.as_ref().map_or(&[][..], Exclusive::as_bytes);
-                    now.copy_from_slice(&copy[start..start + len]);
-                }
-                Origin::Zeroes => now.fill(0),
-                Origin::Image => self.image.read_at(at, now)?,
-            }
-            (at, left) = (at + len as u64, rest);
+impl Read for Memory<'_> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        if self.at - self.noted >= READ_EVERY {
+            self.pages.has_read(self.at);
+            self.noted = self.at;
         }
-        Ok(())
+        let left = self.image.byte_len() - self.at;
+        let most = usize::try_from(left).unwrap_or(usize::MAX).min(out.len());
+        if most == 0 {
+            // The end of the input is where an image is completed: not of what may be of several moments.
+            return if out.is_empty() { Ok(0) } else { self.pages.finish().map(|_| 0) };
+        }
+        let (end, from) = self.pages.part(self.at);
+        let len = usize::try_from(end - self.at).unwrap_or(usize::MAX).min(most);
+        let now = &mut out[..len];
+        match from {
+            Origin::Run(index, from) => {
+                self.pages.held.read(&self.pages.runs[index], from, now)?;
+            }
+            Origin::Zeroes => now.fill(0),
+            Origin::Image => self.image.read_at(self.at, now)?,
+        }
+        self.at += len as u64;
+        Ok(len)
     }
 }
 
@@ -373,22 +627,24 @@ mod tests {
         let run = |bytes: Range<u64>, at| Run { bytes, address: 0, at };
         let mut copy = Exclusive::anonymous(ByteLen::new(8), Anonymous::default()).unwrap();
         (1..).zip(&mut copy.as_bytes_mut()[..8]).for_each(|(number, byte)| *byte = number);
-        let removed = vec![0..3, 5..9, 14..15];
+        let memory = uzone_os::memory_file("memory", &[]).unwrap();
+        let held = Held { memory, kept: None, copy: RwLock::new(Some(copy)) };
         let pages = CapturedPages {
-            runs: vec![run(2..6, 4), run(10..14, 0)],
-            copy: Some(copy),
-            copied: ByteLen::new(8),
-            removed,
+            runs: vec![run(2..6, 4), run(10..14, 0)].into(),
+            removed: vec![0..3, 5..9, 14..15],
+            held: Arc::new(held),
+            worker: None,
         };
         let image: Vec<u8> = vec![99; 16];
-        let memory = pages.over(&image);
         let expected = [0, 0, 5, 6, 7, 8, 0, 0, 0, 99, 1, 2, 3, 4, 0, 99];
-        for start in 0..16 {
-            for end in start..=16 {
-                let mut seen = vec![1; end - start];
-                memory.read_at(start as u64, &mut seen).unwrap();
-                assert_eq!(seen, expected[start..end], "{start}..{end}");
+        for most in 1..=17 {
+            let mut memory = pages.over(&image);
+            let (mut seen, mut part) = (Vec::new(), vec![1; most]);
+            while let len @ 1.. = memory.read(&mut part).unwrap() {
+                seen.extend_from_slice(&part[..len]);
             }
+            assert_eq!(seen, expected, "{most} at once");
         }
+        assert_eq!((pages.present().get(), pages.finish().unwrap()), (8, 0));
     }
 }

@@ -28,8 +28,9 @@ const TAKEN_FDS: usize = 16;
 pub(crate) struct Connection {
     pub(crate) stream: UnixStream,
     pub(crate) peer: Arc<Peer>,
-    /// Whether the keeper may end the peer.
+    /// Whether the keeper may end the peer, and read its memory.
     can_be_killed: bool,
+    can_be_read: bool,
     /// Whether the peer is a process that has not the userfaultfd, and was named by one that is not trusted.
     is_foreign: bool,
     pub(crate) bytes: Vec<u8>,
@@ -68,6 +69,8 @@ pub(crate) struct Kept {
     uid: u32,
     can_be_killed: bool,
     #[serde(default)]
+    can_be_read: bool,
+    #[serde(default)]
     is_foreign: bool,
     has_more_fds: bool,
     is_ended: bool,
@@ -98,6 +101,7 @@ impl Connection {
         Self {
             stream,
             can_be_killed: peer.can_be_killed(),
+            can_be_read: peer.open_memory().is_ok(),
             is_foreign: false,
             peer: Arc::new(peer),
             bytes: Vec::new(),
@@ -121,6 +125,7 @@ impl Connection {
     /// Learns which rights this process has over the peer.
     pub(crate) fn ask_for_rights(&mut self) {
         self.can_be_killed = !self.is_foreign && self.peer.can_be_killed();
+        self.can_be_read = self.open_memory().is_ok();
     }
 
     /// Has this process use no rights over the peer unless that has the userfaultfd. The process that named the
@@ -198,6 +203,11 @@ impl Connection {
         self.can_be_killed
     }
 
+    /// Returns whether the keeper may read the memory of the process.
+    pub(crate) fn can_be_read(&self) -> bool {
+        self.can_be_read
+    }
+
     /// Returns the userfaultfd that came by it.
     pub(crate) fn userfaultfd(&self) -> Option<&OwnedFd> {
         self.fds.first()
@@ -223,6 +233,7 @@ impl Connection {
             pid: self.peer.pid(),
             uid: self.peer.uid(),
             can_be_killed: self.can_be_killed,
+            can_be_read: self.can_be_read,
             is_foreign: self.is_foreign,
             has_more_fds: self.has_more_fds,
             is_ended: self.is_ended,
@@ -256,6 +267,7 @@ impl Connection {
             stream,
             peer: Arc::new(peer),
             can_be_killed: kept.can_be_killed,
+            can_be_read: kept.can_be_read,
             is_foreign: kept.is_foreign,
             bytes,
             fds: fds.collect(),
@@ -316,6 +328,7 @@ impl Connection {
             pid: self.peer.pid(),
             uid: self.peer.uid(),
             can_be_killed: self.can_be_killed,
+            can_be_read: self.can_be_read,
             len_bytes,
             page_bytes,
             connected_ns: nanoseconds(self.since.elapsed()),
@@ -346,7 +359,7 @@ mod tests {
             connection.fds = vec![fd];
             connection.check_peer();
             connection.ask_for_rights();
-            (connection.can_be_killed(), connection.open_memory().is_ok())
+            (connection.can_be_killed(), connection.can_be_read())
         };
         assert_eq!(may(&mut connection, known.into()), (true, true));
         assert_eq!(may(&mut connection, other.into()), (false, false));

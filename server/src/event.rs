@@ -17,6 +17,8 @@ pub enum ServeEvent {
         uid: u32,
         /// Whether the server may kill it.
         can_be_killed: bool,
+        /// Whether the server may read its memory, which a diff and recovering take.
+        can_be_read: bool,
         /// How many regions of memory it has.
         regions: usize,
         /// How many bytes those are.

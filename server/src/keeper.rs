@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use uzone_os::MessageSocket;
 use uzone_os::peer::Peer;
-use uzone_os::uffd::{Doorbell, EventSet, ReadyKeys};
+use uzone_os::uffd::{Doorbell, EventSet, PendingFaults, ReadyKeys};
 
 use crate::capture;
 use crate::connection::Connection;
@@ -108,6 +108,8 @@ pub struct Keeper {
     path: PathBuf,
     /// What tells the image from others.
     image: String,
+    /// Where it is.
+    image_path: String,
     /// How the latest worker is confined.
     sandbox: Sandbox,
     /// Whether this process was a worker, and has the rights of one.
@@ -128,6 +130,8 @@ pub struct Keeper {
     connections: BTreeMap<u64, Connection>,
     /// Those that are to be handed over.
     news: VecDeque<u64>,
+    /// The clients that read the memory of a session and are to be passed on.
+    captures: VecDeque<(u64, MessageSocket, PendingFaults)>,
     next: u64,
     is_accepting: bool,
     served: Served,
@@ -260,6 +264,7 @@ impl Keeper {
             asking: Vec::new(),
             path: socket.to_owned(),
             image: String::new(),
+            image_path: String::new(),
             sandbox: Sandbox::default(),
             is_confined: false,
             manager: None,
@@ -275,6 +280,7 @@ impl Keeper {
             room: link::room(),
             connections: BTreeMap::new(),
             news: VecDeque::new(),
+            captures: VecDeque::new(),
             next: 1,
             is_accepting: true,
             served: Served::default(),
@@ -540,6 +546,13 @@ impl Keeper {
                 }
                 continue;
             }
+            if let Some((session, client, pending)) = self.captures.pop_front() {
+                worker.asks = false;
+                if link::pass_on(&worker.socket, session, &client, &pending).is_err() {
+                    return self.worker_ended();
+                }
+                continue;
+            }
             let Some(key) = self.news.pop_front() else { return };
             let Some(connection) = self.connections.get_mut(&key) else { continue };
             (worker.asks, worker.taking) = (false, Some(key));
@@ -564,9 +577,17 @@ impl Keeper {
                 Request::Drain => drop(self.is_stopped_again()),
                 Request::TakeOver(to) => self.give(&to),
                 Request::Memory(session, to) => {
-                    // The client may have gone.
                     let connection = self.connections.get(&session);
-                    let _ = capture::show(&to, &self.image, session, connection);
+                    let userfaultfd = connection.and_then(Connection::userfaultfd);
+                    // The client may have gone.
+                    let shown = capture::show(&to, &self.image, session, connection);
+                    // Without the count, which a worker in the place of its keeper may not open, the client
+                    // learns by the end of its socket that no pages are kept.
+                    if let Some(Ok(pending)) = userfaultfd.map(PendingFaults::open)
+                        && shown.is_ok()
+                    {
+                        self.captures.push_back((session, to, pending));
+                    }
                 }
             }
         }
@@ -617,6 +638,7 @@ impl Keeper {
             self.connections.iter().filter_map(|(number, connection)| connection.status(*number));
         Status {
             socket: self.path.display().to_string(),
+            image: self.image_path.clone(),
             keeper: std::process::id(),
             is_confined: self.is_confined,
             worker: self.worker.as_ref().map(|worker| worker.child.id()),
@@ -640,7 +662,7 @@ impl Keeper {
 
     fn handle(&mut self, report: Report, log: Option<OwnedFd>) {
         match report {
-            Report::Image(image) => self.image = image,
+            Report::Image(image, path) => (self.image, self.image_path) = (image, path),
             Report::Sandbox(sandbox) => self.sandbox = sandbox,
             Report::Next => {
                 let Some(worker) = &mut self.worker else { return };

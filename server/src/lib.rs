@@ -49,7 +49,7 @@ mod takeover;
 mod worker;
 mod working_set;
 
-pub use capture::{CapturedPages, SessionMemory};
+pub use capture::{CapturedPages, NotProtected, SessionMemory};
 pub use control::{control_path, drain, status};
 pub use dialect::HandshakeError;
 pub use dialect::firecracker::regions;

@@ -2,11 +2,12 @@
 //! [`Report`] the other. The worker asks for each connection, so the keeper never waits for it.
 
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use uzone_os::MessageSocket;
+use uzone_os::uffd::PendingFaults;
 
 use crate::connection::{Connection, Kept, TAKEN_BYTES};
 use crate::control::Control;
@@ -23,6 +24,7 @@ enum Title {
     Connection(Kept),
     Stats,
     LogIsKept,
+    Capture(u64),
 }
 
 /// Which descriptors come along.
@@ -67,13 +69,16 @@ pub(crate) enum Order {
     Stats,
     /// The keeper has the log of the session that is about to be read.
     LogIsKept,
+    /// A client may ask by a socket that the pages of a session are kept before they change. The count of
+    /// its pending faults comes along.
+    Capture(u64, MessageSocket, PendingFaults),
 }
 
 /// What the worker sends.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Report {
-    /// Which image it serves, before all else.
-    Image(String),
+    /// Which image it serves, before all else: what tells it from others, and where it is.
+    Image(String, String),
     /// How it is confined.
     Sandbox(Sandbox),
     /// It can take a connection.
@@ -168,6 +173,16 @@ pub(crate) fn log_is_kept(socket: &MessageSocket) -> io::Result<()> {
     send_titled(socket, &Title::LogIsKept, &[], &[])
 }
 
+/// Passes a client on that reads the memory of a session.
+pub(crate) fn pass_on(
+    socket: &MessageSocket,
+    session: u64,
+    client: &MessageSocket,
+    pending: &PendingFaults,
+) -> io::Result<()> {
+    send_titled(socket, &Title::Capture(session), &[client.as_fd(), pending.as_fd()], &[])
+}
+
 /// Sends a report.
 pub(crate) fn report(
     socket: &MessageSocket,
@@ -191,6 +206,13 @@ pub(crate) fn receive(socket: &MessageSocket, room: &mut [u8]) -> io::Result<Opt
         Title::Stats => Some(Order::Stats),
         Title::LogIsKept => Some(Order::LogIsKept),
         Title::Socket(kinds) => Heirlooms::from_fds(&kinds, fds).map(Order::Keep),
+        Title::Capture(session) => {
+            let mut fds = fds.into_iter();
+            fds.next().zip(fds.next()).and_then(|(client, pending)| {
+                let client = MessageSocket::from_fd(client).ok()?;
+                Some(Order::Capture(session, client, pending.into()))
+            })
+        }
         Title::Connection(kept) => Connection::from_kept(&kept, fds, bytes)
             .map(|(session, connection)| Order::Take(session, Box::new(connection))),
     };
@@ -208,7 +230,6 @@ pub(crate) fn receive_report(
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsFd;
     use std::os::unix::net::UnixStream;
 
     use uzone_os::peer::{self, Peer};

@@ -50,7 +50,8 @@ pub enum Prefetch {
     /// The working set of the image, if it has one.
     #[default]
     OfImage,
-    /// Those of a file that was recorded ([`ServerOptions::record`]).
+    /// Those of a file that was recorded ([`ServerOptions::record`]), or of the image's file in a folder. There
+    /// may be none yet.
     File(PathBuf),
     /// None.
     No,
@@ -103,7 +104,7 @@ impl ServerOptions {
     }
 
     /// Records which pages machines touch, and in which order, in a file: a page number a line. What the file
-    /// has already stays in it. Faults are answered one page at a time then, so that each page is seen.
+    /// has already stays in it. In a folder, the file is named by the root hash of the image. Faults are answered one page at a time then, so that each page is seen.
     #[must_use]
     pub fn record(mut self, path: impl Into<Option<PathBuf>>) -> Self {
         self.record = path.into();

@@ -330,6 +330,8 @@ const ANSWERING: &[i64] = &[
     libc::SYS_preadv,
     libc::SYS_preadv2,
     libc::SYS_write,
+    // Pages that are kept before they change.
+    libc::SYS_pwrite64,
     libc::SYS_statx,
     libc::SYS_fstat,
     libc::SYS_fadvise64,
@@ -389,7 +391,6 @@ const ANSWERING: &[i64] = &[
 
 /// What the threads that read the image have beside these, where they keep frames in a folder.
 const CACHING: &[i64] = &[
-    libc::SYS_pwrite64,
     libc::SYS_flock,
     libc::SYS_getdents64,
     libc::SYS_newfstatat,
@@ -401,7 +402,7 @@ const CACHING: &[i64] = &[
 ];
 
 /// What a thread has beside these that writes memory files.
-const WRITING: &[i64] = &[libc::SYS_pwrite64, libc::SYS_recvfrom, libc::SYS_shutdown];
+const WRITING: &[i64] = &[libc::SYS_recvfrom, libc::SYS_shutdown];
 
 /// `cachestat(2)` of Linux 6.5: asm-generic/unistd.h.
 const CACHESTAT: i64 = 451;
@@ -420,7 +421,6 @@ const MAIN: &[i64] = &[
     libc::SYS_getdents64,
     libc::SYS_ftruncate,
     libc::SYS_fallocate,
-    libc::SYS_pwrite64,
     libc::SYS_writev,
     libc::SYS_fsync,
     libc::SYS_fdatasync,

@@ -1,20 +1,24 @@
 //! One virtual machine: [`Session`], its memory, and what becomes of it if a page cannot be produced.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use uzone_attach::protocol::Reply;
 use uzone_fault::{
-    AdoptedMemory, Advice, Backing, Engine, EventLog, FaultStats, FaultTrace, LazyOptions, Refusal,
-    Remote, RemoteRegion,
+    AdoptedMemory, Advice, Backing, CaptureError, Engine, EventLog, FaultStats, FaultTrace,
+    KeptPages, LazyOptions, PendingFaults, Refusal, Remote, RemoteRegion, WriteCapture,
 };
+use uzone_os::MessageSocket;
 use uzone_os::peer::Peer;
 
+use crate::capture::CaptureReply;
 use crate::connection::Connection;
 use crate::dialect;
 use crate::event::ServeEvent;
+use crate::link;
 use crate::options::{OnFailure, ServerOptions};
 use crate::status::{SessionStats, nanoseconds};
 
@@ -34,6 +38,8 @@ pub(crate) struct SessionParts<'a> {
     pub(crate) backing: Arc<dyn Backing>,
     /// Whether it is a program that attached: the end of its stream ends the session.
     pub(crate) is_attached: bool,
+    /// Whether its pages are those of a memory file until they are written to.
+    pub(crate) is_shared: bool,
     pub(crate) engine: &'a Engine,
     pub(crate) options: &'a ServerOptions,
     /// The bytes of the image to install before they are touched.
@@ -44,11 +50,12 @@ pub(crate) struct SessionParts<'a> {
 /// A machine that is served.
 pub(crate) struct Session {
     number: u64,
-    memory: AdoptedMemory,
+    pub(crate) memory: AdoptedMemory,
     connection: Connection,
     /// Another descriptor of the same, to learn whether the memory is gone.
     remote: Remote,
     is_attached: bool,
+    is_shared: bool,
     since: Instant,
 }
 
@@ -56,7 +63,7 @@ impl Session {
     /// Serves a machine from now on.
     pub(crate) fn start(parts: SessionParts<'_>) -> Result<Self, String> {
         let SessionParts { number, connection, remote, regions, removals, backing, .. } = parts;
-        let is_attached = parts.is_attached;
+        let (is_attached, is_shared) = (parts.is_attached, parts.is_shared);
         let peer = connection.peer.clone();
         let watched = remote.try_clone().map_err(|error| error.to_string())?;
         let connected = ServeEvent::Connected {
@@ -64,6 +71,7 @@ impl Session {
             pid: peer.pid(),
             uid: peer.uid(),
             can_be_killed: connection.can_be_killed(),
+            can_be_read: connection.can_be_read(),
             regions: regions.len(),
             len_bytes: regions.iter().map(|region| region.len.get()).fold(0, u64::saturating_add),
             page_bytes: regions.iter().map(|region| region.page.bytes()).min().unwrap_or(0),
@@ -85,13 +93,28 @@ impl Session {
             let log = connection.log.as_ref().map(AsFd::as_fd);
             let _ = dialect::attach::reply(&connection.stream, &Reply::Served, log);
         }
-        let since = Instant::now();
-        Ok(Self { number, memory, connection, remote: watched, is_attached, since })
+        let (remote, since) = (watched, Instant::now());
+        Ok(Self { number, memory, connection, remote, is_attached, is_shared, since })
+    }
+
+    /// Has the pages that a client wants kept before they change; `client` is where it is asked to hurry.
+    pub(crate) fn capture(
+        &self,
+        memory: File,
+        kept: OwnedFd,
+        pending: PendingFaults,
+        client: Arc<MessageSocket>,
+    ) -> Result<(), CaptureError> {
+        // A client that has gone is found by its socket.
+        let hurry = move || drop(link::send_titled(&client, &CaptureReply::Hurry, &[], &[]));
+        let kept = KeptPages::from_fd(kept, self.memory.regions());
+        self.memory.capture(WriteCapture::new(memory, kept, pending, hurry), self.is_shared)
     }
 
     /// Stops answering: no event is read when this returns.
     pub(crate) fn into_connection(self) -> Connection {
         let Self { memory, connection, .. } = self;
+        memory.end_capture();
         drop(memory);
         connection
     }

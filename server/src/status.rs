@@ -13,6 +13,8 @@ use crate::sandbox::Sandbox;
 pub struct Status {
     /// Where monitors connect.
     pub socket: String,
+    /// The image: the path of its file, or its URL.
+    pub image: String,
     /// The process of the keeper.
     pub keeper: u32,
     /// Whether the keeper was the worker of one that died: it has the rights of a worker. A server that takes
@@ -47,6 +49,8 @@ pub struct SessionStatus {
     pub uid: u32,
     /// Whether the server may kill it.
     pub can_be_killed: bool,
+    /// Whether the server may read its memory, which a diff and recovering take.
+    pub can_be_read: bool,
     /// How many bytes of memory it has.
     pub len_bytes: u64,
     /// How many bytes its smallest pages have.
@@ -168,6 +172,7 @@ mod tests {
             pid: 9,
             uid: 0,
             can_be_killed: true,
+            can_be_read: true,
             len_bytes: 4096,
             page_bytes: 4096,
             connected_ns: 1,
@@ -175,6 +180,7 @@ mod tests {
         };
         let status = Status {
             socket: "/run/s".into(),
+            image: "/run/image".into(),
             keeper: 1,
             is_confined: false,
             worker: Some(2),

@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::io;
 use std::iter;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -15,23 +16,26 @@ use uzone_fault::{
     Memory as Pages, Remote, RemoteRegion, SharedBacking, Zone,
 };
 use uzone_os::MessageSocket;
-use uzone_os::uffd::{EventSet, ReadyKeys};
+use uzone_os::uffd::{EventSet, PendingFaults, ReadyKeys};
 use uzone_pages::{ByteLen, ErrorKind};
-use uzone_snapshot::{FrameCache, Image, OpenOptions, SnapshotBacking, SnapshotError};
+use uzone_snapshot::{FrameCache, Image, OpenOptions, Root, SnapshotBacking, SnapshotError};
 
+use crate::capture::{CaptureReply, CaptureRequest};
 use crate::connection::Connection;
 use crate::dialect::{self, HandshakeError, Memory, Said};
 use crate::error::ServeError;
 use crate::event::ServeEvent;
-use crate::link::{self, Heirlooms, Order, Report};
+use crate::link::{self, Heirlooms, Order, Report, Titled};
 use crate::options::{OnFailure, Prefetch, ServerOptions};
 use crate::sandbox::{Beside, Files, Sandbox};
 use crate::session::{Session, SessionParts};
 use crate::takeover::Estate;
 use crate::working_set::{self, Recording};
 
-/// The key of the keeper; sessions have their numbers, which start at 1.
+/// The key of the keeper; sessions have their numbers, which start at 1, and clients that read the memory of a
+/// session numbers with this bit.
 const KEEPER: u64 = 0;
+const CLIENT: u64 = 1 << 63;
 /// How often a machine is probed whose monitor ended before it did.
 const PROBE: Duration = Duration::from_millis(200);
 
@@ -47,10 +51,15 @@ pub struct Worker {
     shared: Option<Arc<SharedBacking>>,
     /// What tells the image from others.
     image: String,
+    /// Where it is.
+    path: String,
     engine: Engine,
     options: ServerOptions,
     set: EventSet,
     sessions: HashMap<u64, Session>,
+    /// The clients that read the memory of a session, by their keys.
+    clients: HashMap<u64, Client>,
+    next_client: u64,
     /// What the next keeper needs, should this one die.
     heirlooms: Option<Heirlooms>,
     /// How this process is confined.
@@ -61,6 +70,16 @@ pub struct Worker {
     prefetch: Vec<u64>,
     recording: Option<Recording>,
     recorded: Instant,
+}
+
+/// A client that reads the memory of a session.
+struct Client {
+    session: u64,
+    socket: Arc<MessageSocket>,
+    /// The count of pending faults, until it asks that pages are kept.
+    pending: Option<PendingFaults>,
+    /// Whether pages are kept for it.
+    captures: bool,
 }
 
 impl Worker {
@@ -90,29 +109,40 @@ impl Worker {
             }
             error => error,
         });
-        let Opened { backing, image, files, working_set, page_bytes } = opened?;
+        let Opened { backing, image: identity, root, files, working_set, page_bytes } = opened?;
         let unusable = |path: &Path, cause| ServeError::WorkingSet { path: path.to_owned(), cause };
         let pages = match &options.prefetch {
             Prefetch::OfImage => working_set,
-            Prefetch::File(path) => {
-                working_set::read(path).map_err(|cause| unusable(path, cause))?
-            }
+            Prefetch::File(path) => match working_set::read(&working_set::file_of(path, root)) {
+                // What was recorded costs time alone, and is not there before the first run has ended.
+                Err(cause) if cause.kind() == io::ErrorKind::NotFound => {
+                    tracing::warn!(path = %path.display(), "there is no list of pages to install ahead");
+                    Vec::new()
+                }
+                pages => pages.map_err(|cause| unusable(path, cause))?,
+            },
             Prefetch::No => Vec::new(),
         };
         let recording = options.record.clone().map(|path| {
-            let recording = Recording::open(path.clone(), page_bytes);
+            let recording = Recording::open(working_set::file_of(&path, root), page_bytes);
             recording.map_err(|cause| unusable(&path, cause))
         });
+        // As another process finds it, which runs elsewhere.
+        let absolute = std::path::absolute(image).ok().filter(|_| !is_remote);
+        let path = absolute.as_deref().unwrap_or(image).display().to_string();
         let engine = engine(threads, &mut sandbox, &options, files)?;
         Ok(Self {
             backing,
             shared: None,
-            image,
+            image: identity,
+            path,
             engine,
             sandbox,
             options,
             set: EventSet::new().map_err(ServeError::Wait)?,
             sessions: HashMap::new(),
+            clients: HashMap::new(),
+            next_client: CLIENT,
             heirlooms: None,
             orphans: Vec::new(),
             prefetch: pages.into_iter().map(|page| page.saturating_mul(page_bytes)).collect(),
@@ -136,7 +166,7 @@ impl Worker {
         let keeper = Arc::new(MessageSocket::from_fd(keeper).map_err(ServeError::Wait)?);
         self.set.add(&*keeper, KEEPER).map_err(ServeError::Wait)?;
         let (mut room, mut ready) = (link::room(), ReadyKeys::new());
-        let image = Report::Image(self.image.clone());
+        let image = Report::Image(self.image.clone(), self.path.clone());
         let mut is_kept = link::report(&keeper, &image, None)
             .and_then(|()| link::report(&keeper, &Report::Sandbox(self.sandbox.clone()), None))
             .and_then(|()| link::report(&keeper, &Report::Next, None))
@@ -144,6 +174,12 @@ impl Worker {
         while is_kept {
             self.wait(&mut ready)?;
             for &key in ready.keys() {
+                if key & CLIENT != 0 {
+                    if !self.hear(key, &mut room) {
+                        self.forget_client(key);
+                    }
+                    continue;
+                }
                 if key != KEEPER {
                     self.monitor_ended(key);
                     continue;
@@ -152,6 +188,7 @@ impl Worker {
                 let order = link::receive(&keeper, &mut room).unwrap_or_default();
                 is_kept = order.is_some_and(|order| self.obey(&keeper, order));
             }
+            self.end_slow_captures();
             self.end_the_gone(|event| {
                 // Without a keeper there is no log.
                 let _ = link::report(&keeper, &Report::Event(event), None);
@@ -183,7 +220,8 @@ impl Worker {
     fn wait(&self, ready: &mut ReadyKeys) -> Result<(), ServeError> {
         let orphans = (!self.orphans.is_empty()).then_some(PROBE);
         let records = self.recording.is_some() && !self.sessions.is_empty();
-        let timeout = orphans.or(records.then_some(RECORD_EVERY));
+        let looks = orphans.or((!self.clients.is_empty()).then_some(PROBE));
+        let timeout = looks.or(records.then_some(RECORD_EVERY));
         self.set.wait(ready, timeout).map_err(ServeError::Wait)
     }
 
@@ -232,6 +270,70 @@ impl Worker {
         }
     }
 
+    /// Does what a client asks for that reads the memory of a session. Returns whether more may come.
+    fn hear(&mut self, key: u64, room: &mut [u8]) -> bool {
+        let Some(client) = self.clients.get_mut(&key) else { return false };
+        let message = link::receive_titled(&client.socket, room);
+        let (Ok(Some(Titled { title, fds, .. })), Some(session)) =
+            (message, self.sessions.get(&client.session))
+        else {
+            return false;
+        };
+        let mut fds = fds.into_iter();
+        let reply = match (title, client.pending.take()) {
+            (CaptureRequest::Protect, Some(pending)) => {
+                let (Some(memory), Some(kept)) = (fds.next(), fds.next()) else { return false };
+                match session.capture(memory.into(), kept, pending, client.socket.clone()) {
+                    Ok(()) => {
+                        client.captures = true;
+                        CaptureReply::Protected
+                    }
+                    Err(error) => CaptureReply::Refused { reason: error.to_string() },
+                }
+            }
+            (CaptureRequest::Read(until), None) if client.captures => {
+                session.memory.captured_until(until);
+                return true;
+            }
+            (CaptureRequest::End, None) if client.captures => {
+                client.captures = false;
+                let Some(captured) = session.memory.end_capture() else { return false };
+                CaptureReply::ended(captured)
+            }
+            // Of a client that does not keep to the order.
+            _ => return false,
+        };
+        link::send_titled(&client.socket, &reply, &[], &[]).is_ok() && client.captures
+    }
+
+    /// Closes the socket of a client, and ends what it captured.
+    fn forget_client(&mut self, key: u64) {
+        let Some(client) = self.clients.remove(&key) else { return };
+        let _ = self.set.remove(&client.socket);
+        if let Some(session) = self.sessions.get(&client.session).filter(|_| client.captures) {
+            session.memory.end_capture();
+        }
+    }
+
+    /// Ends captures for which a machine has waited too long, and those of machines that have ended.
+    fn end_slow_captures(&mut self) {
+        let deadline = self.options.deadline;
+        let is_slow = |client: &Client| match self.sessions.get(&client.session) {
+            Some(session) => {
+                client.captures
+                    && session
+                        .memory
+                        .capture_waits()
+                        .is_some_and(|since| since.elapsed() >= deadline)
+            }
+            None => true,
+        };
+        let slow = self.clients.iter().filter(|(_, client)| is_slow(client)).map(|(key, _)| *key);
+        for key in slow.collect::<Vec<_>>() {
+            self.forget_client(key);
+        }
+    }
+
     /// Does what the keeper asks for, and asks for more. Returns whether the keeper is there.
     fn obey(&mut self, keeper: &Arc<MessageSocket>, order: Order) -> bool {
         match order {
@@ -239,6 +341,16 @@ impl Worker {
             Order::Take(number, connection) => {
                 if !self.sessions.contains_key(&number) {
                     self.take(keeper, number, *connection);
+                }
+            }
+            Order::Capture(session, socket, pending) => {
+                let (key, socket) = (self.next_client, Arc::new(socket));
+                // If it cannot be waited for, its socket is closed.
+                if self.set.add(&socket, key).is_ok() {
+                    self.next_client += 1;
+                    let pending = Some(pending);
+                    let client = Client { session, socket, pending, captures: false };
+                    self.clients.insert(key, client);
                 }
             }
             // It comes after a report that was waited for.
@@ -369,6 +481,7 @@ impl Worker {
             removals,
             backing,
             is_attached: request.is_some(),
+            is_shared,
             engine: &self.engine,
             options: &self.options,
             prefetch: &self.prefetch,
@@ -439,7 +552,8 @@ fn confine_files(sandbox: &mut Sandbox, options: &ServerOptions, mut files: File
         files.read.push(path.clone());
     }
     if let Some(path) = &options.record {
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        let parent = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        let folder = if path.is_dir() { Some(&**path) } else { parent };
         files.written.push(folder.unwrap_or(Path::new(".")).to_owned());
     }
     files.written.extend(options.disk_cache.iter().map(|disk| disk.directory().to_owned()));
@@ -455,6 +569,7 @@ struct Opened {
     backing: Arc<dyn Backing>,
     /// What tells it from others: its root hash, or which file it is.
     image: String,
+    root: Root,
     /// What it is read from.
     files: Files,
     /// The pages that an earlier run touched.
@@ -474,7 +589,7 @@ fn open(path: &Path, options: &ServerOptions) -> Result<Opened, ServeError> {
     }
     let image = Image::open_or_raw(path, &how)?;
     let (working_set, page_bytes) = (image.working_set().to_vec(), image.page_bytes());
-    let name = image.identity();
+    let (name, root) = (image.identity(), image.root());
     let others = image.sources().into_iter().skip(1).map(PathBuf::from);
     let read = iter::once(path.to_owned()).chain(others).collect();
     let is_remote = uzone_snapshot::is_url(path);
@@ -490,5 +605,5 @@ fn open(path: &Path, options: &ServerOptions) -> Result<Opened, ServeError> {
         }
         None => Arc::new(SnapshotBacking::new(Arc::new(image))),
     };
-    Ok(Opened { backing, image: name, files, working_set, page_bytes })
+    Ok(Opened { backing, image: name, root, files, working_set, page_bytes })
 }

@@ -9,9 +9,16 @@ use std::path::{Path, PathBuf};
 
 use uzone_fault::{FaultClass, FaultTrace};
 use uzone_os::file_system::NewFile;
+use uzone_snapshot::Root;
 
 /// How long a file may be: that of 64 GiB in pages of 4 KiB.
 const FILE_BYTES: u64 = 256 << 20;
+
+/// Returns the file of an image with this root hash: `path`, or if that is a folder, the one in it that is named
+/// by the hash.
+pub(crate) fn file_of(path: &Path, root: Root) -> PathBuf {
+    if path.is_dir() { path.join(format!("{root}.pages")) } else { path.to_owned() }
+}
 
 /// Reads the page numbers of a file.
 pub(crate) fn read(path: &Path) -> io::Result<Vec<u64>> {

@@ -778,6 +778,21 @@ fn what_a_machine_touched_is_recorded_and_is_there_before_the_next_touches_it() 
     fs::write(folder.join("wrong"), "4096\nno page\n18446744073709551615\n").unwrap();
     let wrong = faults(&format!("prefetch {}", folder.join("wrong").display()));
     let replayed = faults(&format!("prefetch {}", set.display()));
+    // So does one that is not there.
+    faults(&format!("prefetch {}", folder.join("none").display()));
+    // In a folder, the file is named by the image.
+    let sets = folder.join("sets");
+    fs::create_dir(&sets).unwrap();
+    faults(&format!("prefetch {}", sets.display()));
+    faults(&format!("record {}", sets.display()));
+    let root = uzone_snapshot::Image::open(
+        &folder.join("packed"),
+        &uzone_snapshot::OpenOptions::default(),
+    );
+    let of_image = sets.join(format!("{}.pages", root.unwrap().root()));
+    assert_eq!(fs::read_to_string(&of_image).unwrap().lines().count() as u64, PAGES);
+    assert_eq!(fs::read_dir(&sets).unwrap().count(), 1);
+    faults(&format!("prefetch {}", sets.display()));
     eprintln!("faults: {recorded} recorded, {wrong:?} with a wrong set, {replayed:?} replayed");
     fs::remove_dir_all(folder).unwrap();
 }

@@ -1,0 +1,261 @@
+//! `uzone diff` of machines that go on: the image is what their memory was when they were paused, whatever they
+//! write and give back meanwhile, or there is none.
+
+mod common;
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::served::{Machine, PAGE, PAGES, PATIENCE, Server, page_of};
+use common::{Dir, keeps_to};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use uzone_snapshot::Packer;
+
+/// How often a command is started that ends before it is stopped.
+const ROUNDS: u64 = 40;
+
+/// A server of an image, and a machine that has touched all of it and changed a part.
+struct Served {
+    server: Server,
+    machine: Machine,
+    socket: String,
+    changed: String,
+    expected: Vec<u8>,
+}
+
+fn serve(dir: &Dir, options: &[&str]) -> Option<Served> {
+    let (image, socket) = (dir.name("image"), dir.name("sock"));
+    let mut expected: Vec<u8> = (0..PAGES).flat_map(page_of).collect();
+    Packer::default()
+        .pack(&mut &expected[..], image.as_ref(), None, &|_| true)
+        .expect("it is packed");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
+    command.args(["serve", "--json", "--on-failure", "poison", &image, "--socket", &socket]);
+    let server = Server::spawn(command.args(options));
+    let machine = Machine::connect(&socket)?;
+    for page in 0..PAGES {
+        let mapping = machine.memory.mapping();
+        mapping.read_at(page * PAGE, &mut [0; 8]).expect("it is served");
+        if page % 3 == 0 {
+            mapping.write_at(page * PAGE, &[7; 100]).expect("it is written");
+            let at = usize::try_from(page * PAGE).expect("small");
+            expected[at..at + 100].copy_from_slice(&[7; 100]);
+        }
+    }
+    Some(Served { server, machine, socket, changed: dir.name("changed"), expected })
+}
+
+/// The command, and what it prints.
+struct Diff {
+    child: Child,
+    lines: BufReader<ChildStdout>,
+}
+
+impl Diff {
+    /// Starts it, and waits until the machine may go on.
+    fn start(socket: &str, changed: &str) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
+        command.args(["diff", "1", "-o", changed, "--json", "--socket", socket]);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().expect("it runs");
+        let lines = BufReader::new(child.stdout.take().expect("a pipe"));
+        let mut diff = Self { child, lines };
+        let protected = diff.event("protected");
+        assert!(protected["present_bytes"].as_u64().is_some_and(|bytes| bytes <= PAGES * PAGE));
+        diff
+    }
+
+    fn event(&mut self, what: &str) -> Value {
+        let mut line = String::new();
+        if self.lines.read_line(&mut line).expect("it is read") == 0 {
+            panic!("{what}: {:?}", self.fails());
+        }
+        let object = serde_json::from_str(&line).expect("an object a line");
+        keeps_to("uzone.diff-1", &object);
+        assert_eq!(object["event"], what, "{object}");
+        object
+    }
+
+    /// Waits for the end, and returns the exit code and the message.
+    fn fails(&mut self) -> (Option<i32>, String) {
+        let mut message = String::new();
+        self.child.stderr.take().expect("once").read_to_string(&mut message).expect("text");
+        (self.child.wait().expect("it ends").code(), message)
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).expect("it runs");
+    }
+}
+
+impl Drop for Diff {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Stops the command, does something, and has it fail then. It may have read all before it was stopped: then it
+/// ends well, and is started again.
+fn fails_while_stopped(socket: &str, changed: &str, mut meanwhile: impl FnMut()) {
+    for _ in 0..ROUNDS {
+        let mut diff = Diff::start(socket, changed);
+        diff.signal(Signal::STOP);
+        meanwhile();
+        diff.signal(Signal::CONT);
+        let (code, message) = diff.fails();
+        if code == Some(0) {
+            fs::remove_file(changed).expect("it was written");
+            continue;
+        }
+        assert_eq!(code, Some(75), "{message}");
+        assert!(message.contains("nothing was written"), "{message}");
+        assert!(!fs::exists(changed).expect("a folder"));
+        return;
+    }
+    panic!("the command was never stopped before it had read all");
+}
+
+fn check_image(changed: &str, expected: &[u8]) {
+    let output = Command::new(env!("CARGO_BIN_EXE_uzone"))
+        .args(["unpack", changed, "-"])
+        .output()
+        .expect("it runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let mut pages = output.stdout.chunks(4096).zip(expected.chunks(4096)).enumerate();
+    let wrong = pages.find(|(_, (seen, expected))| seen != expected);
+    let wrong = wrong.map(|(page, _)| page);
+    assert_eq!((wrong, output.stdout.len()), (None, expected.len()));
+}
+
+fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !is_so() {
+        assert!(begin.elapsed() < PATIENCE, "{what} is waited for");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn an_image_is_of_the_moment_when_the_machine_was_paused_while_that_writes_to_all_pages() {
+    let dir = Dir::new("diff-writes");
+    let Some(served) = serve(&dir, &[]) else { return };
+    let Served { server: _server, machine, socket, changed, mut expected } = served;
+    let mapping = machine.memory.mapping();
+    // The command may have read all before it was stopped.
+    let is_kept = (0..ROUNDS).any(|round: u64| {
+        let mut diff = Diff::start(&socket, &changed);
+        diff.signal(Signal::STOP);
+        for page in (0..PAGES).rev() {
+            mapping
+                .write_at(page * PAGE + 50, &(page + round).to_ne_bytes())
+                .expect("it is written");
+        }
+        diff.signal(Signal::CONT);
+        let kept = diff.event("packed")["kept_pages"].as_u64().expect("a number");
+        assert!(diff.child.wait().expect("it ends").success() && kept <= PAGES, "{kept}");
+        check_image(&changed, &expected);
+        for page in 0..PAGES {
+            let at = usize::try_from(page * PAGE).expect("small") + 50;
+            expected[at..at + 8].copy_from_slice(&(page + round).to_ne_bytes());
+        }
+        kept > 0
+    });
+    assert!(is_kept, "no page was written to before it was read");
+    // What the machine wrote is there, and in the next image.
+    for page in 0..PAGES {
+        let at = usize::try_from(page * PAGE).expect("small");
+        machine.check(page, &expected[at..at + 4096]);
+    }
+    Diff::start(&socket, &changed).event("packed");
+    check_image(&changed, &expected);
+}
+
+#[test]
+fn memory_that_is_given_back_while_it_is_read_is_in_the_image_as_it_was() {
+    let dir = Dir::new("diff-balloon");
+    let Some(served) = serve(&dir, &[]) else { return };
+    let mut diff = Diff::start(&served.socket, &served.changed);
+    let mapping = served.machine.memory.mapping();
+    thread::scope(|scope| {
+        scope.spawn(|| mapping.discard(PAGES / 2 * PAGE..PAGES * PAGE).expect("it is given back"));
+        for page in (0..PAGES / 2).rev() {
+            mapping.write_at(page * PAGE + 50, &[1; 8]).expect("it is written");
+        }
+    });
+    diff.event("packed");
+    assert!(diff.child.wait().expect("it ends").success());
+    check_image(&served.changed, &served.expected);
+    for page in PAGES / 2..PAGES {
+        let mut seen = [1; 8];
+        mapping.read_at(page * PAGE, &mut seen).expect("it is zero");
+        assert_eq!(seen, [0; 8], "page {page}");
+    }
+}
+
+#[test]
+fn without_the_worker_that_keeps_pages_there_is_no_image_and_the_machine_goes_on() {
+    let dir = Dir::new("diff-killed");
+    let Some(served) = serve(&dir, &[]) else { return };
+    let Served { mut server, machine, socket, changed, mut expected } = served;
+    let mapping = machine.memory.mapping();
+    fails_while_stopped(&socket, &changed, || {
+        for worker in server.workers() {
+            kill_process(worker, Signal::KILL).expect("it runs");
+        }
+        server.event("worker_ended");
+        server.event("taken_over");
+        // What is protected still is let go by the next worker.
+        for page in 0..PAGES {
+            mapping.write_at(page * PAGE, &[5; 8]).expect("it is written");
+        }
+    });
+    // The next worker keeps pages as well.
+    mapping.read_at(0, &mut expected).expect("it is read");
+    Diff::start(&socket, &changed).event("packed");
+    check_image(&changed, &expected);
+}
+
+#[test]
+fn a_machine_that_gives_memory_back_does_not_wait_for_ever_for_a_command_that_is_stopped() {
+    let dir = Dir::new("diff-stopped");
+    let Some(served) = serve(&dir, &["--deadline", "1"]) else { return };
+    let mapping = served.machine.memory.mapping();
+    fails_while_stopped(&served.socket, &served.changed, || {
+        let is_back = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let discarded = mapping.discard(0..10 * PAGE);
+                is_back.store(discarded.is_ok(), Ordering::Release);
+            });
+            wait_until("memory that was given back", || is_back.load(Ordering::Acquire));
+        });
+    });
+    served.machine.memory.mapping().write_at(20 * PAGE, &[5; 8]).expect("it is written");
+}
+
+#[test]
+fn one_command_at_a_time_keeps_the_pages_of_a_machine() {
+    let dir = Dir::new("diff-two");
+    let Some(served) = serve(&dir, &[]) else { return };
+    let first = Diff::start(&served.socket, &served.changed);
+    first.signal(Signal::STOP);
+    let output = Command::new(env!("CARGO_BIN_EXE_uzone"))
+        .args(["diff", "1", "-o", &served.changed, "--json", "--socket", &served.socket])
+        .output()
+        .expect("it runs");
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    // It states so, and copies.
+    assert!(output.status.success() && message.contains("being captured already"), "{message}");
+    let line = String::from_utf8(output.stdout).expect("text");
+    assert!(line.starts_with("{") && line.contains("\"event\":\"copied\""), "{line}");
+    check_image(&served.changed, &served.expected);
+    first.signal(Signal::CONT);
+    drop(first);
+}
