@@ -21,7 +21,7 @@ use crate::error::{MapError, at_most};
 use crate::event_loop::Attached;
 use crate::fault_memory::{FaultMemory, RemoteMemory, RemoteRegion, offsets};
 use crate::kernel::Kernel;
-use crate::mapping_reader::EVENTS;
+use crate::mapping_reader::{EVENTS, Sources};
 use crate::options::LazyOptions;
 use crate::page_states::PageStates;
 use crate::pages::Policy;
@@ -117,7 +117,8 @@ impl Engine {
             parts.iter().map(|(part, core)| (FaultMemory::Remote(part.clone()), core.clone()));
         let memory = Arc::new(memory);
         let fault_memory = FaultMemory::Remote(memory.clone());
-        let attached = self.attach(fault_memory, log, pagers.collect(), options, room)?;
+        let sources = Sources { log, handover: None };
+        let attached = self.attach(fault_memory, sources, pagers.collect(), options, room)?;
         if is_logged {
             // What another process read and did not answer is reported again.
             memory.wake(0..pages.to_bytes(smallest)?.get());

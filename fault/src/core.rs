@@ -285,12 +285,14 @@ impl Core {
                 Content::Filling => self.give_up(page),
                 Content::Poisoned => {
                     if self.pages.bad_pages.mark_again(page, &self.pages) {
+                        self.note_bad(page);
                         self.pages.kernel.wake(self.bytes(page..page + 1));
                     }
                 }
                 _ => {
                     // If it is there, this changes nothing.
                     let _ = self.pages.kernel.install(self.bytes(page..page + 1), Fill::Poison);
+                    self.note_bad(page);
                     self.pages.kernel.wake(self.bytes(page..page + 1));
                 }
             };
@@ -391,6 +393,7 @@ impl Core {
                 if !self.pages.bad_pages.mark_again(page, &self.pages) {
                     return Outcome::Coalesced;
                 }
+                self.note_bad(page);
                 self.pages.kernel.wake(self.bytes(one));
                 return Outcome::Answered;
             }
@@ -674,7 +677,7 @@ impl Core {
             write_protect: get(|counters| &counters.write_protect) + in_thread.writes,
             collapsed: get(|counters| &counters.collapsed),
             huge_pages: cores.iter().map(|core| core.kernel().huge_pages()).sum(),
-            held: get(|counters| &counters.held),
+            held: get(|counters| &counters.held) + in_thread.held,
             read_ahead: get(|counters| &counters.read_ahead),
             has_failed: cores.iter().any(|core| core.has_failed()),
             pending: cores.iter().map(|core| core.pending().len() as u64).sum(),

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use uzone_os::uffd::in_thread::{Answers, InThread, Place, Source, Window, Writes};
 use uzone_os::uffd::{
-    EventLog, Features, KernelFaults, Modes, Registered, Uffd, UffdCall, UffdError,
+    Features, Handover, KernelFaults, Modes, Registered, Uffd, UffdCall, UffdError,
 };
 use uzone_os::{Access, Anonymous, HugeAdvice, Mapping, numa};
 use uzone_pages::{Advice, ByteLen, FaultArea, FaultAround, FaultPattern, PageSize};
@@ -23,9 +23,10 @@ use crate::dirty::Tracker;
 use crate::error::{MapError, at_most};
 use crate::event_loop::{Attached, EventLoop};
 use crate::fault_memory::FaultMemory;
+use crate::handed_over::HandedOver;
 use crate::kernel::Kernel;
 use crate::lazy::LazyMapping;
-use crate::mapping_reader::{MappingReader, ReaderParts};
+use crate::mapping_reader::{MappingReader, ReaderParts, Sources};
 use crate::options::{Answer, EngineOptions, HugePages, LazyOptions, Reader};
 use crate::page_states::PageStates;
 use crate::pages::Policy;
@@ -134,7 +135,14 @@ impl Engine {
             || tracker.as_ref().is_some_and(|tracker| tracker.copies_zeroes());
         let policy =
             Policy { zeroes_by_copy, removed_is_zero: false, is_tracked: tracker.is_some() };
-        let kernel = kernel_of(&memory, tracker.as_ref(), page, options);
+        let handover = match &in_thread {
+            Ok(_) => hands_over(&memory, options).transpose().map_err(MapError::Thread)?,
+            Err(_) => None,
+        };
+        let mut kernel = kernel_of(&memory, tracker.as_ref(), page, options);
+        if let Some(handover) = handover.clone() {
+            kernel = Arc::new(HandedOver { kernel, handover });
+        }
         let area = contents.fault_area(memory.mapping().addr().get() as u64, page);
         let pattern = pattern(&[area], page, &*backing, options);
         let recorder = Recorder::new(options.trace);
@@ -143,9 +151,11 @@ impl Engine {
         let room = room(page)?;
         producer.serves(&core, room);
         let own = FaultMemory::Own(memory.clone());
-        let attached = self.attach(own.clone(), None, vec![(own, core.clone())], options, room)?;
+        let sources = Sources { log: None, handover: handover.clone() };
+        let attached =
+            self.attach(own.clone(), sources, vec![(own, core.clone())], options, room)?;
         let writes = tracker.as_ref().map_or(Writes::Free, |tracker| tracker.writes());
-        let answered = answer_in_thread(in_thread, &memory, &core, writes, options);
+        let answered = answer_in_thread(in_thread, &memory, &core, writes, handover, options);
         tracing::debug!(%len, %page, ?answered, "map");
         let mut mapping = LazyMapping::new(attached, memory, core, room, tracker, answered);
         if let Some(quiet) = options.collapse_when_settled {
@@ -206,9 +216,6 @@ impl Engine {
             (!self.handles_sigbus, "the engine must not handle SIGBUS"),
             (is_huge, "its pages are huge"),
             (options.collapse_when_settled.is_some(), "its pages are collapsed"),
-            (options.deadline.is_some(), "its pages have a deadline"),
-            (options.budget.is_limited(), "it has a budget"),
-            (options.on_failure.is_some(), "its failures are reported"),
         ];
         if let Some((_, reason)) = reasons.into_iter().find(|(is_so, _)| *is_so) {
             return Err(reason);
@@ -222,7 +229,7 @@ impl Engine {
     pub(crate) fn attach(
         &self,
         fault_memory: FaultMemory,
-        log: Option<EventLog>,
+        sources: Sources,
         pagers: Vec<(FaultMemory, Arc<Core>)>,
         options: &LazyOptions,
         room: usize,
@@ -235,7 +242,8 @@ impl Engine {
             spin
         };
         let pool = self.threads.pool.clone();
-        let parts = ReaderParts { fault_memory, log, pagers, pool, spin, deadline, budget, room };
+        let parts =
+            ReaderParts { fault_memory, sources, pagers, pool, spin, deadline, budget, room };
         let source = MappingReader::new(parts);
         let reader = match &options.reader {
             Reader::Shared => {
@@ -268,17 +276,37 @@ fn kernel_of(
     }
 }
 
+/// Returns what takes over the faults that the threads of a mapping cannot answer, if that is for others to do: a page
+/// that is waited for until a deadline, and one that cannot be filled, whose failure is decided about.
+fn hands_over(
+    memory: &Registered,
+    options: &LazyOptions,
+) -> Option<std::io::Result<Arc<Handover>>> {
+    let is_needed = options.deadline.is_some() || options.on_failure.is_some();
+    is_needed.then(|| Handover::new(memory).map(Arc::new))
+}
+
 /// Lets the threads of a mapping answer its faults, if they can.
 fn answer_in_thread(
     answering: Answering,
     memory: &Arc<Registered>,
     core: &Core,
     writes: Writes,
+    handover: Option<Arc<Handover>>,
     options: &LazyOptions,
 ) -> Result<Arc<InThread>, &'static str> {
     let (place, source) = answering?;
     let window = in_thread_window(options, core.backing().largest_window(), &source);
-    let answers = Answers::new(source, window).writes(writes).records(options.trace);
+    let mut answers = Answers::new(source, window).writes(writes).records(options.trace);
+    if let Some(handover) = handover {
+        answers = answers.hands_over(handover);
+    }
+    if options.deadline.is_some() {
+        answers = answers.without_waiting();
+    }
+    if let Some(pace) = options.budget.pace() {
+        answers = answers.pace(pace);
+    }
     let in_thread = InThread::start(place, memory.clone(), answers);
     let in_thread = Arc::new(in_thread.map_err(|_| "the userfaultfd reports faults")?);
     core.answered_in_thread(&in_thread);

@@ -485,7 +485,7 @@ mod tests {
     use crate::fault_memory::FaultMemory;
     use crate::io_pool::IoPool;
     use crate::kernel::{Fill, Kernel};
-    use crate::mapping_reader::ReaderParts;
+    use crate::mapping_reader::{ReaderParts, Sources};
     use crate::options::LazyOptions;
     use crate::page_states::PageStates;
     use crate::pages::Policy;
@@ -531,7 +531,7 @@ mod tests {
         let core = Arc::new(core);
         let reader = MappingReader::new(ReaderParts {
             fault_memory: FaultMemory::Own(memory.clone()),
-            log: None,
+            sources: Sources::default(),
             pagers: vec![(FaultMemory::Own(memory.clone()), core.clone())],
             pool: Arc::new(IoPool::start(NonZeroUsize::MIN).unwrap()),
             spin: Duration::ZERO,

@@ -43,7 +43,7 @@ pub struct LazyMapping {
     _attached: Attached,
     _in_thread: Option<Arc<InThread>>,
     answered_by: AnsweredBy,
-    memory: Arc<Registered>,
+    pub(crate) memory: Arc<Registered>,
     core: Arc<Core>,
     room: usize,
     tracker: Option<Arc<Tracker>>,
@@ -293,7 +293,7 @@ impl LazyMapping {
             if answer.is_ok() {
                 evicted += at - start;
             }
-            let _ = self.memory.wake(run);
+            self.core.kernel().wake(run);
         }
         Counters::add(&self.core.counters().evicted, evicted);
         answer?;
@@ -321,6 +321,8 @@ impl LazyMapping {
                 tracker.evicted(&(start..at));
             }
             (start..at).for_each(|page| self.core.release(page));
+            // A thread may wait for the one that owns the page.
+            in_thread.wake(start..at);
             answer?;
             evicted += at - start;
         }

@@ -94,6 +94,13 @@ impl Core {
         self.recorder.note_failure(failure);
     }
 
+    /// Lets threads that answer their faults themselves know of a bad page.
+    pub(super) fn note_bad(&self, page: u64) {
+        if let Some(in_thread) = self.in_thread() {
+            in_thread.is_bad(page);
+        }
+    }
+
     /// Makes a page bad that is being filled: a thread that touches it gets a signal. Where threads are
     /// held instead, the page stays owned, so that they wait on.
     pub(crate) fn poison(&self, page: u64) {
@@ -113,6 +120,7 @@ impl Core {
             asks
         };
         if self.pages.bad_pages.make(page, &self.pages, again) {
+            self.note_bad(page);
             Counters::add(&self.pages.counters.poisoned, 1);
         }
         self.pages.kernel.wake(range);
