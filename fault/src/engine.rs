@@ -106,6 +106,7 @@ impl Engine {
         options: &LazyOptions,
     ) -> Result<LazyMapping, MapError> {
         at_most("LazyOptions::trace", options.trace, TRACED)?;
+        at_most("LazyOptions::readers", options.readers.get(), LazyOptions::MOST_READERS)?;
         let memory = backing.memory().map_err(MapError::Unknown)?;
         let (mapping, mut modes, mut required) = map_memory(len, memory, options)?;
         let page = match options.huge {
@@ -147,13 +148,15 @@ impl Engine {
         let pattern = pattern(&[area], page, &*backing, options);
         let recorder = Recorder::new(options.trace);
         let core = Core::new(kernel, backing, contents, page, policy, pattern, recorder);
-        let core = Arc::new(core.on_failure(options.on_failure.clone()));
+        let readers = if in_thread.is_ok() { 1 } else { options.readers.get() };
+        let core = core.on_failure(options.on_failure.clone()).several_readers(readers > 1);
+        let core = Arc::new(core);
         let room = room(page)?;
         producer.serves(&core, room);
         let own = FaultMemory::Own(memory.clone());
         let sources = Sources { log: None, handover: handover.clone() };
-        let attached =
-            self.attach(own.clone(), sources, vec![(own, core.clone())], options, room)?;
+        let pagers = [(own.clone(), core.clone())];
+        let attached = self.attach(readers, &own, sources, &pagers, options, room)?;
         let writes = tracker.as_ref().map_or(Writes::Free, |tracker| tracker.writes());
         let answered = answer_in_thread(in_thread, &memory, &core, writes, handover, options);
         tracing::debug!(%len, %page, ?answered, "map");
@@ -225,15 +228,16 @@ impl Engine {
             .ok_or("its backing runs code that a handler of a signal must not run")
     }
 
-    /// Lets a reader answer the faults of a mapping.
+    /// Lets readers answer the faults of a mapping: one, or several where there is no log.
     pub(crate) fn attach(
         &self,
-        fault_memory: FaultMemory,
+        count: usize,
+        fault_memory: &FaultMemory,
         sources: Sources,
-        pagers: Vec<(FaultMemory, Arc<Core>)>,
+        pagers: &[(FaultMemory, Arc<Core>)],
         options: &LazyOptions,
         room: usize,
-    ) -> Result<Attached, MapError> {
+    ) -> Result<Vec<Attached>, MapError> {
         let &LazyOptions { spin, deadline, budget, .. } = options;
         // On the only CPU, polling would keep the thread from running that was just woken.
         let spin = if numa::current_cpu_count().is_ok_and(|cpus| cpus == 1) {
@@ -241,22 +245,40 @@ impl Engine {
         } else {
             spin
         };
-        let pool = self.threads.pool.clone();
-        let parts =
-            ReaderParts { fault_memory, sources, pagers, pool, spin, deadline, budget, room };
-        let source = MappingReader::new(parts);
-        let reader = match &options.reader {
+        let loops = self.loops(count, &options.reader)?;
+        let has_peers = loops.len() > 1;
+        let mut log = sources.log;
+        let attach = |event_loop: Arc<EventLoop>| {
+            let reader = MappingReader::new(ReaderParts {
+                fault_memory: fault_memory.clone(),
+                sources: Sources { log: log.take(), handover: sources.handover.clone() },
+                pagers: pagers.to_vec(),
+                pool: self.threads.pool.clone(),
+                spin,
+                deadline,
+                budget,
+                room,
+                has_peers,
+            });
+            event_loop.join(reader).map_err(MapError::Thread)
+        };
+        loops.into_iter().map(attach).collect()
+    }
+
+    /// Returns so many threads that answer faults, or as many as there are.
+    fn loops(&self, count: usize, reader: &Reader) -> Result<Vec<Arc<EventLoop>>, MapError> {
+        match reader {
             Reader::Shared => {
-                let readers = self.threads.readers.iter();
-                readers.min_by_key(|reader| reader.readers()).cloned()
+                let mut readers = self.threads.readers.clone();
+                readers.sort_by_key(|reader| reader.readers());
+                readers.truncate(count);
+                Ok(readers)
             }
             Reader::Own { cpus } => {
-                let own = EventLoop::start("uzone-fault", cpus).map_err(MapError::Thread)?;
-                Some(Arc::new(own))
+                let start = |_| EventLoop::start("uzone-fault", cpus).map(Arc::new);
+                (0..count).map(start).collect::<Result<_, _>>().map_err(MapError::Thread)
             }
-        };
-        let reader = reader.unwrap_or_else(|| unreachable!("an engine has a reader"));
-        reader.join(source).map_err(MapError::Thread)
+        }
     }
 }
 

@@ -40,7 +40,7 @@ pub struct LazyMapping {
     // Dropped first: it may touch pages, which have to be filled until it has stopped.
     _quiet_collapser: Option<QuietCollapser>,
     // Then this: no fault is answered afterwards, and waiting threads get a signal.
-    _attached: Attached,
+    _attached: Vec<Attached>,
     _in_thread: Option<Arc<InThread>>,
     answered_by: AnsweredBy,
     pub(crate) memory: Arc<Registered>,
@@ -59,7 +59,7 @@ impl LazyMapping {
     }
 
     pub(crate) fn new(
-        attached: Attached,
+        attached: Vec<Attached>,
         memory: Arc<Registered>,
         core: Arc<Core>,
         room: usize,

@@ -25,7 +25,6 @@ use crate::pager::{Pager, RETRY};
 use crate::prefetch::Chunk;
 use crate::record::{FaultRecord, Recorder};
 use crate::staged::Staged;
-use crate::stats::Counters;
 
 /// How many events are read at once.
 pub(crate) const EVENTS: usize = 64;
@@ -132,7 +131,9 @@ pub(crate) struct MappingReader {
     logged: Option<EventBuffer>,
     /// The size of a mark of that log, as a shift: that of the smallest pages.
     mark_shift: u32,
-    /// Whether a step panicked. Then each page that is touched is made bad.
+    /// Whether other threads answer for the mapping too: then an event wakes one of them.
+    has_peers: bool,
+    /// Whether a step panicked, here or there. Then each page that is touched is made bad.
     has_failed: bool,
     looked: Instant,
     /// Whether others were let run since the last fault was answered.
@@ -172,12 +173,13 @@ pub(crate) struct ReaderParts {
     pub(crate) deadline: Option<Duration>,
     pub(crate) budget: Budget,
     pub(crate) room: usize,
+    pub(crate) has_peers: bool,
 }
 
 impl MappingReader {
     pub(crate) fn new(parts: ReaderParts) -> Self {
-        let ReaderParts { fault_memory, sources, pagers, pool, spin, deadline, budget, room } =
-            parts;
+        let ReaderParts { fault_memory, sources, pagers, pool, .. } = parts;
+        let ReaderParts { spin, deadline, budget, room, has_peers, .. } = parts;
         let Sources { log, handover } = sources;
         let pager =
             |(part, core)| Pager::new(part, core, pool.clone(), spin.is_zero(), deadline, room);
@@ -192,6 +194,7 @@ impl MappingReader {
             unanswered: Vec::new(),
             handover,
             logged: log.map(EventBuffer::logged),
+            has_peers,
             has_failed: false,
             looked: Instant::now(),
             has_yielded: false,
@@ -220,7 +223,7 @@ impl MappingReader {
     }
 
     pub(crate) fn join(&self, set: &EventSet, key: u64) -> io::Result<()> {
-        self.fault_memory.join(set, key)?;
+        self.fault_memory.join(set, key, self.has_peers)?;
         match &self.handover {
             Some(handover) => set.add(&**handover, key),
             None => Ok(()),
@@ -245,6 +248,9 @@ impl MappingReader {
     /// thread has other mappings, the faults that do not fit in its turn are answered in the next one. Pages
     /// that the pool produced come back through `submit`.
     pub(crate) fn step(&mut self, scratch: &mut Scratch, submit: &Submit<'_>) -> bool {
+        if self.has_peers && self.pagers[0].core().has_failed() {
+            self.fail();
+        }
         if self.has_failed {
             self.looked = Instant::now();
             let is_busy = self.refuse(&mut scratch.buffer);
@@ -349,7 +355,7 @@ impl MappingReader {
         }
         let until = allowance.held_until([faults, bytes], pending, self.looked);
         if until.is_some() && self.held_until.is_none() {
-            Counters::bump(&self.pagers[0].core().by_reader().held, 1);
+            self.pagers[0].core().by_reader().bump(|it| &it.held, 1);
         }
         self.held_until = until;
         until.is_some()

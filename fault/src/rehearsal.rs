@@ -83,6 +83,7 @@ impl Rehearsal {
             deadline: options.deadline,
             budget: Budget::default(),
             room: usize::try_from(page.bytes()).unwrap_or(usize::MAX),
+            has_peers: false,
         });
         let filler = idle.handle();
         Ok(Self { source, scratch: Scratch::new(), core, start, filler, _idle: idle })
