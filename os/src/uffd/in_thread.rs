@@ -66,6 +66,8 @@ pub const SLOTS: usize = 64;
 const BLOCK: u64 = 512;
 /// How many readers in order are distinguished.
 const STREAMS: usize = 8;
+/// How many shares the counts of the threads have.
+const SHARES: usize = 8;
 /// How long to wait for handlers at the end; if one is stopped inside, its memory is kept for good.
 const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -275,9 +277,17 @@ struct Answerer {
     /// byte.
     streams: [AtomicU64; STREAMS],
     oldest: AtomicU64,
+    shares: [Share; SHARES],
+}
+
+/// Counts of some of the threads. They have lines of the cache of their own: threads that fault at once wait neither
+/// for each other's counts nor for what all of them read.
+#[repr(align(128))]
+#[derive(Default)]
+struct Share {
     faults: AtomicU64,
-    filled_pages: AtomicU64,
-    write_faults: AtomicU64,
+    filled: AtomicU64,
+    writes: AtomicU64,
 }
 
 /// What became of the page that a thread waits for.
@@ -379,9 +389,7 @@ impl InThread {
             block_faults: (0..count(BLOCK)).map(|_| AtomicU8::new(0)).collect(),
             streams: [const { AtomicU64::new(u64::MAX) }; STREAMS],
             oldest: AtomicU64::new(0),
-            faults: AtomicU64::new(0),
-            filled_pages: AtomicU64::new(0),
-            write_faults: AtomicU64::new(0),
+            shares: Default::default(),
             memory,
         };
         let last = first + (pages << page.shift()) - 1;
@@ -404,11 +412,13 @@ impl InThread {
     pub fn counts(&self) -> Counts {
         let answerer = self.answerer();
         // Relaxed: statistics.
-        let get = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        let get = |count: fn(&Share) -> &AtomicU64| -> u64 {
+            answerer.shares.iter().map(|share| count(share).load(Ordering::Relaxed)).sum()
+        };
         Counts {
-            faults: get(&answerer.faults),
-            filled: get(&answerer.filled_pages),
-            writes: get(&answerer.write_faults),
+            faults: get(|share| &share.faults),
+            filled: get(|share| &share.filled),
+            writes: get(|share| &share.writes),
             held: answerer.paced.as_ref().map_or(0, Paced::held),
         }
     }
@@ -549,9 +559,15 @@ impl Answerer {
         self.bad[index].load(Ordering::Relaxed) & bit != 0
     }
 
+    /// Returns where the calling thread counts: stacks are far apart, so that most threads have different shares.
+    fn share(&self) -> &Share {
+        let here = 0_u8;
+        &self.shares[(core::ptr::from_ref(&here).addr() >> 20) % SHARES]
+    }
+
     fn note_filled(&self, pages: Range<u64>) {
         // Relaxed: a statistic.
-        self.filled_pages.fetch_add(pages.end - pages.start, Ordering::Relaxed);
+        self.share().filled.fetch_add(pages.end - pages.start, Ordering::Relaxed);
         if let Some(paced) = &self.paced {
             let bytes = (pages.end - pages.start) << self.page.shift();
             paced.filled(self.started.elapsed(), bytes);
@@ -573,7 +589,7 @@ impl Answerer {
     fn answer(&self, address: u64, access: Option<Access>) -> bool {
         let Some(offset) = self.memory.offset_of(Vaddr::new(address)) else { return false };
         let page = offset >> self.page.shift();
-        if page >= self.pages || std::process::id() != self.process {
+        if page >= self.pages {
             return false;
         }
         // Not one that is there after all, and protected.
@@ -597,6 +613,11 @@ impl Answerer {
             Some(access) if access.is_present && states.is_some() => Wanted::Before,
             _ => self.fill_window(self.plan(page), page),
         };
+        // In a child that was forked off, the userfaultfd fills the memory of its parent, which is none of its own: a
+        // page that is there already is no end of the fault. Asking is a system call, and no other fault needs one.
+        if wanted != Wanted::Now && std::process::id() != self.process {
+            return false;
+        }
         if matches!(wanted, Wanted::Later | Wanted::Never)
             && !self.is_bad(page)
             && let Some(handover) = &self.answers.handover
@@ -606,7 +627,8 @@ impl Answerer {
             return true;
         }
         let was_there = wanted == Wanted::Before;
-        let count = if was_there && states.is_some() { &self.write_faults } else { &self.faults };
+        let share = self.share();
+        let count = if was_there && states.is_some() { &share.writes } else { &share.faults };
         count.fetch_add(1, Ordering::Relaxed); // a statistic
         // A fault of a page that was there was one of a write, if that is all that is known.
         let is_write = access.map_or(was_there, |access| access.is_write);
