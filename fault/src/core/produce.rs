@@ -98,7 +98,7 @@ impl Core {
     /// Lets threads that answer their faults themselves know of a bad page.
     pub(super) fn note_bad(&self, page: u64) {
         if let Some(in_thread) = self.in_thread() {
-            in_thread.is_bad(page);
+            in_thread.made_bad(page);
         }
     }
 

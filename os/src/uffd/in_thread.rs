@@ -468,7 +468,7 @@ impl InThread {
     /// Notes that a page is bad: the kernel has a mark for it. A thread that touches it gets the signal, which does
     /// not always distinguish a mark from a missing page, and windows leave it out: a copy would take the place of
     /// the mark.
-    pub fn is_bad(&self, page: u64) {
+    pub fn made_bad(&self, page: u64) {
         let answerer = self.answerer();
         if page < answerer.pages {
             let (index, bit) = place(page);
@@ -555,7 +555,7 @@ impl Answerer {
 
     fn is_bad(&self, page: u64) -> bool {
         let (index, bit) = place(page);
-        // Relaxed: see `InThread::is_bad`.
+        // Relaxed: see `InThread::made_bad`.
         self.bad[index].load(Ordering::Relaxed) & bit != 0
     }
 
