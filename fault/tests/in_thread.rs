@@ -484,16 +484,20 @@ fn many_threads_over_mappings_that_come_and_go_see_the_right_bytes() {
     }
     let seconds = std::env::var(STRESS).map_or(2, |seconds| seconds.parse().unwrap());
     let engine = &engine();
-    let (source, written) = (file("stress"), file("written"));
+    let (source, written, cold) = (file("stress"), file("written"), &file("cold"));
     let file = || Arc::new(FileBacking::new(source.try_clone().unwrap()).unwrap());
     let long = &engine.map(ByteLen::new(len()), file(), &in_thread()).unwrap();
     let other = &engine.map(ByteLen::new(len()), memory_file(), &in_thread()).unwrap();
+    // Its pages are not always cached, and are handed over then.
+    let late = Arc::new(FileBacking::new(cold.try_clone().unwrap()).unwrap());
+    let options = in_thread().deadline(Duration::from_secs(600));
+    let late = &engine.map(ByteLen::new(len()), late, &options).unwrap();
     written.write_all_at(&vec![0; usize::try_from(len()).unwrap()], 0).unwrap();
     let options = in_thread().track_writes(WriteTracking::Sync);
     let writable = Arc::new(FileBacking::writable(written.try_clone().unwrap()).unwrap());
     let tracked = &engine.map(ByteLen::new(len()), writable, &options).unwrap();
     assert_eq!(tracked.answered_by(), AnsweredBy::Thread);
-    let memories = [long, other, tracked];
+    let memories = [long, other, late, tracked];
     let are_busy = |memories: &[&LazyMapping]| {
         memories.iter().all(|memory| {
             let stats = memory.stats();
@@ -516,7 +520,7 @@ fn many_threads_over_mappings_that_come_and_go_see_the_right_bytes() {
                     while !is_over.load(Ordering::Acquire) {
                         at = at.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1442);
                         let page_number = (at >> 33) % PAGES;
-                        let memory = if at >> 63 == 0 { long } else { other };
+                        let memory = [long, other, late, other][usize::try_from(at >> 62).unwrap()];
                         check(memory, page_number);
                         if seed % 4 == 0 {
                             let range = page_number * page()..(page_number + 1) * page();
@@ -544,7 +548,8 @@ fn many_threads_over_mappings_that_come_and_go_see_the_right_bytes() {
             .collect();
         scope.spawn(|| {
             while !is_over.load(Ordering::Acquire) {
-                for memory in [long, other] {
+                page_cache::forget(cold, 0, NonZeroU64::new(len()).unwrap()).unwrap();
+                for memory in [long, other, late] {
                     memory.evict(0..len()).unwrap();
                     memory.populate(0..64 * page(), Populate::All).unwrap();
                 }
