@@ -23,7 +23,7 @@ use crate::error::{MapError, at_most};
 use crate::event_loop::Attached;
 use crate::fault_memory::{FaultMemory, RemoteMemory, RemoteRegion, offsets};
 use crate::kernel::Kernel;
-use crate::mapping_reader::EVENTS;
+use crate::mapping_reader::{EVENTS, Sources};
 use crate::options::LazyOptions;
 use crate::page_states::PageStates;
 use crate::pages::Policy;
@@ -82,6 +82,7 @@ impl Engine {
         log: Option<EventLog>,
     ) -> Result<AdoptedMemory, MapError> {
         at_most("LazyOptions::trace", options.trace, TRACED)?;
+        at_most("LazyOptions::readers of another process's memory", options.readers.get(), 1)?;
         let pages = count_pages(&regions)?;
         if overlap(regions.iter().map(RemoteRegion::offsets)) {
             let reason = "two regions hold the same bytes of it, and a page has one address";
@@ -118,17 +119,20 @@ impl Engine {
                 core.removed(page..page + 1);
             }
         }
-        let pagers =
-            parts.iter().map(|(part, core)| (FaultMemory::Remote(part.clone()), core.clone()));
+        let pager = |(part, core): &(Arc<RemoteMemory>, Arc<Core>)| {
+            (FaultMemory::Remote(part.clone()), core.clone())
+        };
+        let pagers: Vec<_> = parts.iter().map(pager).collect();
         let memory = Arc::new(memory);
         let fault_memory = FaultMemory::Remote(memory.clone());
-        let attached = self.attach(fault_memory, log, pagers.collect(), options, room)?;
+        let sources = Sources { log, handover: None };
+        let attached = self.attach(1, &fault_memory, sources, &pagers, options, room)?;
         if is_logged {
             // What another process read and did not answer is reported again.
             memory.wake(0..pages.to_bytes(smallest)?.get());
         }
         let (parts, cores) = parts.into_iter().unzip();
-        Ok(AdoptedMemory { attached: Some(attached), memory, parts, cores })
+        Ok(AdoptedMemory { attached, memory, parts, cores })
     }
 }
 
@@ -196,7 +200,8 @@ fn count_pages(regions: &[RemoteRegion]) -> Result<PageCount, MapError> {
 /// a server that ends before that process hands the descriptor on ([`AdoptedMemory::stop`]).
 pub struct AdoptedMemory {
     // Dropped first: no thread reads the descriptor afterwards.
-    attached: Option<Attached>,
+    /// One, until it stops.
+    attached: Vec<Attached>,
     memory: Arc<RemoteMemory>,
     /// The parts of it that have pages of one size each, and those pages, the smallest first.
     parts: Vec<Arc<RemoteMemory>>,
@@ -261,7 +266,7 @@ impl AdoptedMemory {
     /// no fault is pending: those that an earlier run touched, for instance. Pages that are there already and
     /// bytes that there are not are passed over. It returns at once.
     pub fn prefetch(&self, offsets: &[u64]) {
-        let Some(attached) = &self.attached else { return };
+        let Some(attached) = self.attached.first() else { return };
         for (pager, (part, core)) in self.parts.iter().zip(&self.cores).enumerate() {
             let offsets: Vec<_> = offsets.iter().copied().filter(|at| part.has(*at)).collect();
             if !offsets.is_empty() {
@@ -353,7 +358,7 @@ impl AdoptedMemory {
     pub fn stop(mut self) -> Result<Remote, NotStopped> {
         match self.memory.remote.try_clone() {
             Ok(remote) => {
-                drop(self.attached.take());
+                self.attached.clear();
                 Ok(remote)
             }
             Err(cause) => Err(NotStopped { memory: Box::new(self), cause }),

@@ -4,9 +4,10 @@
 //! A rate is kept by the time until which it is paid for: each fault and each byte moves that on, and while it
 //! is in the future no more is read. A time in the past is credit, of [`BURST`] at most.
 
-use std::num::{NonZeroU32, NonZeroUsize};
+use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
 use std::time::{Duration, Instant};
 
+use uzone_os::uffd::in_thread::Pace;
 use uzone_pages::ByteLen;
 
 /// For how long a mapping may save up what it did not use.
@@ -52,6 +53,13 @@ impl Budget {
     pub fn pending(mut self, pages: impl Into<Option<NonZeroUsize>>) -> Self {
         self.pending = pages.into();
         self
+    }
+
+    /// Returns what of it threads keep that answer their faults themselves.
+    pub(crate) fn pace(self) -> Option<Pace> {
+        let bytes = self.bytes.map(|rate| rate.max(Self::LEAST_BYTES).get());
+        let pace = Pace { faults: self.faults, bytes: bytes.and_then(NonZeroU64::new) };
+        (pace.faults.is_some() || pace.bytes.is_some()).then_some(pace)
     }
 
     /// Returns whether there is a limit.

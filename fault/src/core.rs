@@ -170,7 +170,7 @@ pub(crate) struct Core {
     backing: Arc<dyn Backing>,
     // Held for a few instructions, by the reader and by a thread that changes the advice.
     pattern: Mutex<FaultPattern>,
-    /// Counts of the one thread that answers faults.
+    /// Counts of the threads that answer faults.
     by_reader: Counters,
     recorder: Arc<Recorder>,
     pending: Pending,
@@ -214,6 +214,12 @@ impl Core {
     /// Sets what decides about pages that cannot be produced.
     pub(crate) fn on_failure(mut self, decide: Option<OnFailure>) -> Self {
         self.on_failure = decide;
+        self
+    }
+
+    /// Sets whether several threads answer its faults.
+    pub(crate) fn several_readers(mut self, are_several: bool) -> Self {
+        self.by_reader.is_shared = are_several;
         self
     }
 
@@ -285,12 +291,14 @@ impl Core {
                 Content::Filling => self.give_up(page),
                 Content::Poisoned => {
                     if self.pages.bad_pages.mark_again(page, &self.pages) {
+                        self.note_bad(page);
                         self.pages.kernel.wake(self.bytes(page..page + 1));
                     }
                 }
                 _ => {
                     // If it is there, this changes nothing.
                     let _ = self.pages.kernel.install(self.bytes(page..page + 1), Fill::Poison);
+                    self.note_bad(page);
                     self.pages.kernel.wake(self.bytes(page..page + 1));
                 }
             };
@@ -303,7 +311,7 @@ impl Core {
         self.give_up(page);
     }
 
-    /// Returns the counts of the one thread that answers faults.
+    /// Returns the counts of the threads that answer faults.
     pub(crate) fn by_reader(&self) -> &Counters {
         &self.by_reader
     }
@@ -368,18 +376,18 @@ impl Core {
     /// Handles a write to a protected page. Returns whether that is done; otherwise wake the page a little
     /// later.
     pub(crate) fn write_fault(&self, page: u64) -> bool {
-        Counters::bump(&self.by_reader.write_protect, 1);
+        self.by_reader.bump(|it| &it.write_protect, 1);
         self.pages.kernel.written(page, &|other| self.pages.contents.get(other) == Content::Present)
     }
 
     /// Handles a fault on a page of the area.
     pub(crate) fn fault(&self, page: u64, touch: Touch, state: &mut ReaderState) -> Outcome {
-        Counters::bump(&self.by_reader.faults, 1);
+        self.by_reader.bump(|it| &it.faults, 1);
         let one = page..page + 1;
         match self.pages.contents.get(page) {
             Content::Absent => {}
             Content::Filling | Content::Zeroing => {
-                Counters::bump(&self.by_reader.coalesced, 1);
+                self.by_reader.bump(|it| &it.coalesced, 1);
                 return Outcome::Coalesced;
             }
             // The evicting thread wakes the waiting threads when the page can be filled again.
@@ -391,13 +399,14 @@ impl Core {
                 if !self.pages.bad_pages.mark_again(page, &self.pages) {
                     return Outcome::Coalesced;
                 }
+                self.note_bad(page);
                 self.pages.kernel.wake(self.bytes(one));
                 return Outcome::Answered;
             }
             // A page of this memory is never unknown: it starts absent, and is absent again after
             // unpoisoning.
             found @ (Content::Present | Content::Zero | Content::Removed | Content::Unknown) => {
-                Counters::bump(&self.by_reader.retouched, 1);
+                self.by_reader.bump(|it| &it.retouched, 1);
                 // Usually the page was filled between the fault and its being read, for all waiting
                 // threads. If one of them faults again, the page is missing again.
                 if !state.remember(page) {
@@ -423,7 +432,7 @@ impl Core {
     fn zero_removed(&self, page: u64, state: &mut ReaderState) -> Outcome {
         let mut window = Window::new(&self.pages, page..page + 1, None, &mut state.staging);
         let answer = window.zero(self.bytes(page..page + 1));
-        Counters::bump(&self.by_reader.demand, window.state.filled);
+        self.by_reader.bump(|it| &it.demand, window.state.filled);
         if answer.is_err() || window.state.deferred { Outcome::Later } else { Outcome::Answered }
     }
 
@@ -537,7 +546,7 @@ impl Core {
     fn push_neighbours(&self, page: u64, window: Range<u64>, state: &mut ReaderState) {
         for part in [window.start..page, page + 1..window.end] {
             if state.neighbours.len() == NEIGHBOURS {
-                Counters::bump(&self.by_reader.left_out, part.end - part.start);
+                self.by_reader.bump(|it| &it.left_out, part.end - part.start);
             } else if !part.is_empty() {
                 state.neighbours.push(part);
             }
@@ -562,7 +571,7 @@ impl Core {
         let begin = Instant::now();
         let progress = self.offer(now, None, state);
         state.meter.mapped(progress.filled, begin.elapsed());
-        Counters::bump(&self.by_reader.around, progress.filled);
+        self.by_reader.bump(|it| &it.around, progress.filled);
         true
     }
 
@@ -572,7 +581,7 @@ impl Core {
         let now = part.start..part.end.min(part.start + AHEAD_AT_ONCE);
         state.meter.mapped(0, Duration::ZERO);
         let progress = self.offer(now.clone(), None, state);
-        Counters::bump(&self.by_reader.around, progress.filled);
+        self.by_reader.bump(|it| &it.around, progress.filled);
         // A page that is not ready is produced when a thread touches it.
         if self.pages.contents.get(now.end - 1) != Content::Absent {
             let placed = PageCount::new(now.end - now.start);
@@ -587,16 +596,17 @@ impl Core {
     /// Returns what is left to do about a page that was offered. The caller owns it from here on if its
     /// backing has to be waited for.
     fn demanded(&self, page: u64, progress: &Progress, ahead: Option<Range<u64>>) -> Outcome {
-        let done = u64::from(progress.wanted_is_done);
-        Counters::bump(&self.by_reader.demand, done);
-        Counters::bump(&self.by_reader.around, progress.filled - done);
+        // What another thread installed in the same moment, that one counts.
+        let done = u64::from(progress.wanted_is_done).min(progress.filled);
+        self.by_reader.bump(|it| &it.demand, done);
+        self.by_reader.bump(|it| &it.around, progress.filled - done);
         if progress.wanted_is_done {
             Outcome::Answered
         } else if self.pages.contents.claim(page) {
             Outcome::Produce { ahead }
         } else {
             // Another thread was first, and wakes this waiter too.
-            Counters::bump(&self.by_reader.coalesced, 1);
+            self.by_reader.bump(|it| &it.coalesced, 1);
             Outcome::Coalesced
         }
     }
@@ -674,7 +684,7 @@ impl Core {
             write_protect: get(|counters| &counters.write_protect) + in_thread.writes,
             collapsed: get(|counters| &counters.collapsed),
             huge_pages: cores.iter().map(|core| core.kernel().huge_pages()).sum(),
-            held: get(|counters| &counters.held),
+            held: get(|counters| &counters.held) + in_thread.held,
             read_ahead: get(|counters| &counters.read_ahead),
             has_failed: cores.iter().any(|core| core.has_failed()),
             pending: cores.iter().map(|core| core.pending().len() as u64).sum(),

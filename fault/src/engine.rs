@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use uzone_os::uffd::in_thread::{Answers, InThread, Place, Source, Window, Writes};
 use uzone_os::uffd::{
-    EventLog, Features, KernelFaults, Modes, Registered, Uffd, UffdCall, UffdError,
+    Features, Handover, KernelFaults, Modes, Registered, Uffd, UffdCall, UffdError,
 };
 use uzone_os::{Access, Anonymous, HugeAdvice, Mapping, numa};
 use uzone_pages::{Advice, ByteLen, FaultArea, FaultAround, FaultPattern, PageSize};
@@ -23,9 +23,10 @@ use crate::dirty::Tracker;
 use crate::error::{MapError, at_most};
 use crate::event_loop::{Attached, EventLoop};
 use crate::fault_memory::FaultMemory;
+use crate::handed_over::HandedOver;
 use crate::kernel::Kernel;
 use crate::lazy::LazyMapping;
-use crate::mapping_reader::{MappingReader, ReaderParts};
+use crate::mapping_reader::{MappingReader, ReaderParts, Sources};
 use crate::options::{Answer, EngineOptions, HugePages, LazyOptions, Reader};
 use crate::page_states::PageStates;
 use crate::pages::Policy;
@@ -105,6 +106,7 @@ impl Engine {
         options: &LazyOptions,
     ) -> Result<LazyMapping, MapError> {
         at_most("LazyOptions::trace", options.trace, TRACED)?;
+        at_most("LazyOptions::readers", options.readers.get(), LazyOptions::MOST_READERS)?;
         let memory = backing.memory().map_err(MapError::Unknown)?;
         let (mapping, mut modes, mut required) = map_memory(len, memory, options)?;
         let page = match options.huge {
@@ -134,18 +136,29 @@ impl Engine {
             || tracker.as_ref().is_some_and(|tracker| tracker.copies_zeroes());
         let policy =
             Policy { zeroes_by_copy, removed_is_zero: false, is_tracked: tracker.is_some() };
-        let kernel = kernel_of(&memory, tracker.as_ref(), page, options);
+        let handover = match &in_thread {
+            Ok(_) => hands_over(&memory, options).transpose().map_err(MapError::Thread)?,
+            Err(_) => None,
+        };
+        let mut kernel = kernel_of(&memory, tracker.as_ref(), page, options);
+        if let Some(handover) = handover.clone() {
+            kernel = Arc::new(HandedOver { kernel, handover });
+        }
         let area = contents.fault_area(memory.mapping().addr().get() as u64, page);
         let pattern = pattern(&[area], page, &*backing, options);
         let recorder = Recorder::new(options.trace);
         let core = Core::new(kernel, backing, contents, page, policy, pattern, recorder);
-        let core = Arc::new(core.on_failure(options.on_failure.clone()));
+        let readers = if in_thread.is_ok() { 1 } else { options.readers.get() };
+        let core = core.on_failure(options.on_failure.clone()).several_readers(readers > 1);
+        let core = Arc::new(core);
         let room = room(page)?;
         producer.serves(&core, room);
         let own = FaultMemory::Own(memory.clone());
-        let attached = self.attach(own.clone(), None, vec![(own, core.clone())], options, room)?;
+        let sources = Sources { log: None, handover: handover.clone() };
+        let pagers = [(own.clone(), core.clone())];
+        let attached = self.attach(readers, &own, sources, &pagers, options, room)?;
         let writes = tracker.as_ref().map_or(Writes::Free, |tracker| tracker.writes());
-        let answered = answer_in_thread(in_thread, &memory, &core, writes, options);
+        let answered = answer_in_thread(in_thread, &memory, &core, writes, handover, options);
         tracing::debug!(%len, %page, ?answered, "map");
         let mut mapping = LazyMapping::new(attached, memory, core, room, tracker, answered);
         if let Some(quiet) = options.collapse_when_settled {
@@ -206,9 +219,6 @@ impl Engine {
             (!self.handles_sigbus, "the engine must not handle SIGBUS"),
             (is_huge, "its pages are huge"),
             (options.collapse_when_settled.is_some(), "its pages are collapsed"),
-            (options.deadline.is_some(), "its pages have a deadline"),
-            (options.budget.is_limited(), "it has a budget"),
-            (options.on_failure.is_some(), "its failures are reported"),
         ];
         if let Some((_, reason)) = reasons.into_iter().find(|(is_so, _)| *is_so) {
             return Err(reason);
@@ -218,15 +228,16 @@ impl Engine {
             .ok_or("its backing runs code that a handler of a signal must not run")
     }
 
-    /// Lets a reader answer the faults of a mapping.
+    /// Lets readers answer the faults of a mapping: one, or several where there is no log.
     pub(crate) fn attach(
         &self,
-        fault_memory: FaultMemory,
-        log: Option<EventLog>,
-        pagers: Vec<(FaultMemory, Arc<Core>)>,
+        count: usize,
+        fault_memory: &FaultMemory,
+        sources: Sources,
+        pagers: &[(FaultMemory, Arc<Core>)],
         options: &LazyOptions,
         room: usize,
-    ) -> Result<Attached, MapError> {
+    ) -> Result<Vec<Attached>, MapError> {
         let &LazyOptions { spin, deadline, budget, .. } = options;
         // On the only CPU, polling would keep the thread from running that was just woken.
         let spin = if numa::current_cpu_count().is_ok_and(|cpus| cpus == 1) {
@@ -234,21 +245,40 @@ impl Engine {
         } else {
             spin
         };
-        let pool = self.threads.pool.clone();
-        let parts = ReaderParts { fault_memory, log, pagers, pool, spin, deadline, budget, room };
-        let source = MappingReader::new(parts);
-        let reader = match &options.reader {
+        let loops = self.loops(count, &options.reader)?;
+        let has_peers = loops.len() > 1;
+        let mut log = sources.log;
+        let attach = |event_loop: Arc<EventLoop>| {
+            let reader = MappingReader::new(ReaderParts {
+                fault_memory: fault_memory.clone(),
+                sources: Sources { log: log.take(), handover: sources.handover.clone() },
+                pagers: pagers.to_vec(),
+                pool: self.threads.pool.clone(),
+                spin,
+                deadline,
+                budget,
+                room,
+                has_peers,
+            });
+            event_loop.join(reader).map_err(MapError::Thread)
+        };
+        loops.into_iter().map(attach).collect()
+    }
+
+    /// Returns so many threads that answer faults, or as many as there are.
+    fn loops(&self, count: usize, reader: &Reader) -> Result<Vec<Arc<EventLoop>>, MapError> {
+        match reader {
             Reader::Shared => {
-                let readers = self.threads.readers.iter();
-                readers.min_by_key(|reader| reader.readers()).cloned()
+                let mut readers = self.threads.readers.clone();
+                readers.sort_by_key(|reader| reader.readers());
+                readers.truncate(count);
+                Ok(readers)
             }
             Reader::Own { cpus } => {
-                let own = EventLoop::start("uzone-fault", cpus).map_err(MapError::Thread)?;
-                Some(Arc::new(own))
+                let start = |_| EventLoop::start("uzone-fault", cpus).map(Arc::new);
+                (0..count).map(start).collect::<Result<_, _>>().map_err(MapError::Thread)
             }
-        };
-        let reader = reader.unwrap_or_else(|| unreachable!("an engine has a reader"));
-        reader.join(source).map_err(MapError::Thread)
+        }
     }
 }
 
@@ -268,17 +298,37 @@ fn kernel_of(
     }
 }
 
+/// Returns what takes over the faults that the threads of a mapping cannot answer, if that is for others to do: a page
+/// that is waited for until a deadline, and one that cannot be filled, whose failure is decided about.
+fn hands_over(
+    memory: &Registered,
+    options: &LazyOptions,
+) -> Option<std::io::Result<Arc<Handover>>> {
+    let is_needed = options.deadline.is_some() || options.on_failure.is_some();
+    is_needed.then(|| Handover::new(memory).map(Arc::new))
+}
+
 /// Lets the threads of a mapping answer its faults, if they can.
 fn answer_in_thread(
     answering: Answering,
     memory: &Arc<Registered>,
     core: &Core,
     writes: Writes,
+    handover: Option<Arc<Handover>>,
     options: &LazyOptions,
 ) -> Result<Arc<InThread>, &'static str> {
     let (place, source) = answering?;
     let window = in_thread_window(options, core.backing().largest_window(), &source);
-    let answers = Answers::new(source, window).writes(writes).records(options.trace);
+    let mut answers = Answers::new(source, window).writes(writes).records(options.trace);
+    if let Some(handover) = handover {
+        answers = answers.hands_over(handover);
+    }
+    if options.deadline.is_some() {
+        answers = answers.without_waiting();
+    }
+    if let Some(pace) = options.budget.pace() {
+        answers = answers.pace(pace);
+    }
     let in_thread = InThread::start(place, memory.clone(), answers);
     let in_thread = Arc::new(in_thread.map_err(|_| "the userfaultfd reports faults")?);
     core.answered_in_thread(&in_thread);

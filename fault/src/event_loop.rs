@@ -1,10 +1,14 @@
 //! The threads that answer faults: [`EventLoop`], one thread for any number of mappings.
 //!
 //! A mapping belongs to one loop as long as it lives, so its userfaultfd has one reader, which knows in
-//! which order removals and faults came. Several threads waiting for the same descriptors
-//! (`EPOLLEXCLUSIVE`) would share the work more evenly, and each fault would wake a second thread while the
-//! first still polls: the wake-up is the most expensive part of a fault, and the faulting thread pays it.
-//! So mappings are shared out when they are made.
+//! which order removals and faults came, and mappings are shared out when they are made. A fault wakes no second
+//! thread while the first polls: the wake-up is the most expensive part of a fault of one page, and the faulting
+//! thread pays it.
+//!
+//! Memory of this process may have several ([`LazyOptions::readers`](crate::LazyOptions::readers)): no removal is
+//! read there, the kernel gives each fault to one of them, and what they do about a page is decided by its word and by
+//! the kernel, as between a reader and a thread that populates. A fault wakes one of those that wait
+//! (`EPOLLEXCLUSIVE`), also while another polls: then it has to fill more than a page for the wake-up to pay.
 //!
 //! A thread that found a fault keeps looking for more for a moment (`source`), at the readers that
 //! had some; between rounds it asks about the others without waiting.
@@ -485,7 +489,7 @@ mod tests {
     use crate::fault_memory::FaultMemory;
     use crate::io_pool::IoPool;
     use crate::kernel::{Fill, Kernel};
-    use crate::mapping_reader::ReaderParts;
+    use crate::mapping_reader::{ReaderParts, Sources};
     use crate::options::LazyOptions;
     use crate::page_states::PageStates;
     use crate::pages::Policy;
@@ -531,13 +535,14 @@ mod tests {
         let core = Arc::new(core);
         let reader = MappingReader::new(ReaderParts {
             fault_memory: FaultMemory::Own(memory.clone()),
-            log: None,
+            sources: Sources::default(),
             pagers: vec![(FaultMemory::Own(memory.clone()), core.clone())],
             pool: Arc::new(IoPool::start(NonZeroUsize::MIN).unwrap()),
             spin: Duration::ZERO,
             deadline,
             budget: Budget::default(),
             room: 4096,
+            has_peers: false,
         });
         let attached = event_loop.join(reader).unwrap();
         (memory, core, attached)

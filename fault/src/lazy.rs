@@ -40,10 +40,10 @@ pub struct LazyMapping {
     // Dropped first: it may touch pages, which have to be filled until it has stopped.
     _quiet_collapser: Option<QuietCollapser>,
     // Then this: no fault is answered afterwards, and waiting threads get a signal.
-    _attached: Attached,
+    _attached: Vec<Attached>,
     _in_thread: Option<Arc<InThread>>,
     answered_by: AnsweredBy,
-    memory: Arc<Registered>,
+    pub(crate) memory: Arc<Registered>,
     core: Arc<Core>,
     room: usize,
     tracker: Option<Arc<Tracker>>,
@@ -59,7 +59,7 @@ impl LazyMapping {
     }
 
     pub(crate) fn new(
-        attached: Attached,
+        attached: Vec<Attached>,
         memory: Arc<Registered>,
         core: Arc<Core>,
         room: usize,
@@ -293,7 +293,7 @@ impl LazyMapping {
             if answer.is_ok() {
                 evicted += at - start;
             }
-            let _ = self.memory.wake(run);
+            self.core.kernel().wake(run);
         }
         Counters::add(&self.core.counters().evicted, evicted);
         answer?;
@@ -321,6 +321,8 @@ impl LazyMapping {
                 tracker.evicted(&(start..at));
             }
             (start..at).for_each(|page| self.core.release(page));
+            // A thread may wait for the one that owns the page.
+            in_thread.wake(start..at);
             answer?;
             evicted += at - start;
         }

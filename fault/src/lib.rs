@@ -63,6 +63,7 @@
 //! | `stats` | what happened, in numbers |
 //! | `record` | latencies, a trace, and a USDT probe |
 //! | `fault_memory` | the memory whose faults are answered |
+//! | `handed_over` | waking threads that wait in a handler for the reader |
 //! | `dirty` | which pages were written; `dirty/states` where each first write is an event |
 //! | `capture` | keeping pages of another process before they are written to |
 //! | `collapse` | making huge pages of filled ones |
@@ -87,6 +88,7 @@ mod error;
 mod event_loop;
 mod fault_memory;
 mod follow;
+mod handed_over;
 mod io_pool;
 mod kernel;
 mod lazy;

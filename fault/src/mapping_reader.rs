@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use uzone_os::Vaddr;
-use uzone_os::uffd::{Event, EventBuffer, EventLog, EventSet, PageFault, Remote};
+use uzone_os::uffd::{Event, EventBuffer, EventLog, EventSet, Handover, PageFault, Remote};
 
 use crate::budget::{Allowance, Budget};
 use crate::core::Core;
@@ -25,7 +25,6 @@ use crate::pager::{Pager, RETRY};
 use crate::prefetch::Chunk;
 use crate::record::{FaultRecord, Recorder};
 use crate::staged::Staged;
-use crate::stats::Counters;
 
 /// How many events are read at once.
 pub(crate) const EVENTS: usize = 64;
@@ -126,11 +125,15 @@ pub(crate) struct MappingReader {
     children: Children,
     /// Faults that were read and are answered in the next turn.
     unanswered: Vec<PageFault>,
+    /// Where threads hand faults over that they cannot answer themselves.
+    handover: Option<Arc<Handover>>,
     /// Where its events are read to, if they must outlive this process.
     logged: Option<EventBuffer>,
     /// The size of a mark of that log, as a shift: that of the smallest pages.
     mark_shift: u32,
-    /// Whether a step panicked. Then each page that is touched is made bad.
+    /// Whether other threads answer for the mapping too: then an event wakes one of them.
+    has_peers: bool,
+    /// Whether a step panicked, here or there. Then each page that is touched is made bad.
     has_failed: bool,
     looked: Instant,
     /// Whether others were let run since the last fault was answered.
@@ -149,10 +152,19 @@ pub(crate) struct MappingReader {
     spin: Duration,
 }
 
+/// What a reader reads besides a descriptor, and where to.
+#[derive(Default)]
+pub(crate) struct Sources {
+    /// Where its events are read to, if they must outlive this process.
+    pub(crate) log: Option<EventLog>,
+    /// Where threads hand faults over that they cannot answer themselves.
+    pub(crate) handover: Option<Arc<Handover>>,
+}
+
 /// The parts of a reader.
 pub(crate) struct ReaderParts {
     pub(crate) fault_memory: FaultMemory,
-    pub(crate) log: Option<EventLog>,
+    pub(crate) sources: Sources,
     /// The pages of each size and which part of the memory has them, the smallest first. Their recorder is the
     /// same.
     pub(crate) pagers: Vec<(FaultMemory, Arc<Core>)>,
@@ -161,11 +173,14 @@ pub(crate) struct ReaderParts {
     pub(crate) deadline: Option<Duration>,
     pub(crate) budget: Budget,
     pub(crate) room: usize,
+    pub(crate) has_peers: bool,
 }
 
 impl MappingReader {
     pub(crate) fn new(parts: ReaderParts) -> Self {
-        let ReaderParts { fault_memory, log, pagers, pool, spin, deadline, budget, room } = parts;
+        let ReaderParts { fault_memory, sources, pagers, pool, .. } = parts;
+        let ReaderParts { spin, deadline, budget, room, has_peers, .. } = parts;
+        let Sources { log, handover } = sources;
         let pager =
             |(part, core)| Pager::new(part, core, pool.clone(), spin.is_zero(), deadline, room);
         let pagers: Vec<_> = pagers.into_iter().map(pager).collect();
@@ -177,7 +192,9 @@ impl MappingReader {
             look: AdaptiveSpin::new(spin),
             children: Children::new(),
             unanswered: Vec::new(),
+            handover,
             logged: log.map(EventBuffer::logged),
+            has_peers,
             has_failed: false,
             looked: Instant::now(),
             has_yielded: false,
@@ -206,12 +223,19 @@ impl MappingReader {
     }
 
     pub(crate) fn join(&self, set: &EventSet, key: u64) -> io::Result<()> {
-        self.fault_memory.join(set, key)
+        self.fault_memory.join(set, key, self.has_peers)?;
+        match &self.handover {
+            Some(handover) => set.add(&**handover, key),
+            None => Ok(()),
+        }
     }
 
     pub(crate) fn leave(&self, set: &EventSet) {
         // It was not waited for, if its descriptor cannot be read.
         let _ = self.fault_memory.leave(set);
+        if let Some(handover) = &self.handover {
+            let _ = set.remove(&**handover);
+        }
     }
 
     /// Notes whether the thread answers for other mappings too.
@@ -224,6 +248,9 @@ impl MappingReader {
     /// thread has other mappings, the faults that do not fit in its turn are answered in the next one. Pages
     /// that the pool produced come back through `submit`.
     pub(crate) fn step(&mut self, scratch: &mut Scratch, submit: &Submit<'_>) -> bool {
+        if self.has_peers && self.pagers[0].core().has_failed() {
+            self.fail();
+        }
         if self.has_failed {
             self.looked = Instant::now();
             let is_busy = self.refuse(&mut scratch.buffer);
@@ -337,7 +364,7 @@ impl MappingReader {
         }
         let until = allowance.held_until([faults, bytes], pending, self.looked);
         if until.is_some() && self.held_until.is_none() {
-            Counters::bump(&self.pagers[0].core().by_reader().held, 1);
+            self.pagers[0].core().by_reader().bump(|it| &it.held, 1);
         }
         self.held_until = until;
         until.is_some()
@@ -475,6 +502,11 @@ impl MappingReader {
 
     /// Reads what is pending: faults into `faults`, removals at once into the pages' words.
     fn drain(&mut self, buffer: &mut EventBuffer, faults: &mut Vec<PageFault>) -> Drained {
+        if let Some(handover) = &self.handover
+            && faults.len() + Handover::MOST <= FAULTS
+        {
+            handover.take(|fault| faults.push(fault));
+        }
         let mut logged = self.logged.take();
         let drained = self.drain_to(logged.as_mut().unwrap_or(buffer), faults);
         self.logged = logged;
@@ -546,7 +578,14 @@ impl MappingReader {
             }
         }
         self.logged = logged;
-        matches!(read, Ok(1..))
+        let mut handed_over = 0;
+        if let Some(handover) = &self.handover {
+            handover.take(|fault| {
+                handed_over += 1;
+                self.refuse_fault(&fault);
+            });
+        }
+        handed_over > 0 || matches!(read, Ok(1..))
     }
 }
 

@@ -21,7 +21,7 @@ pub enum Reader {
     /// The engine's thread with the fewest mappings.
     #[default]
     Shared,
-    /// A thread that answers for this mapping only.
+    /// A thread that answers for this mapping only, or as many as [`LazyOptions::readers`] states.
     Own {
         /// The CPUs that it may run on. An empty list allows all.
         cpus: Vec<u32>,
@@ -106,6 +106,7 @@ pub struct LazyOptions {
     pub(crate) huge: HugePages,
     pub(crate) spin: Duration,
     pub(crate) reader: Reader,
+    pub(crate) readers: NonZeroUsize,
     pub(crate) deadline: Option<Duration>,
     pub(crate) budget: Budget,
     pub(crate) trace: usize,
@@ -124,6 +125,7 @@ impl Default for LazyOptions {
             huge: HugePages::None,
             spin: Self::DEFAULT_SPIN,
             reader: Reader::Shared,
+            readers: NonZeroUsize::MIN,
             deadline: None,
             budget: Budget::default(),
             trace: 0,
@@ -180,6 +182,24 @@ impl LazyOptions {
         self.reader = reader;
         self
     }
+
+    /// Sets how many threads answer the faults, for a mapping that many threads fault on at once: one by default, and
+    /// at most [`LazyOptions::MOST_READERS`]. With [`Reader::Own`], so many threads are started; with
+    /// [`Reader::Shared`], they are of the engine, and no more than it has. Where threads answer their faults
+    /// themselves ([`Answer`]), one is left for what they hand over.
+    ///
+    /// A fault wakes one of those that wait, also while another looks for faults ([`LazyOptions::spin`]). So more
+    /// threads pay where many threads fault and a fault fills many pages; where it fills one, the wake-up costs
+    /// more than it brings. Memory of another process has one alone, and is refused with more: what that process gives
+    /// back while a second one copies would come back.
+    #[must_use]
+    pub fn readers(mut self, readers: NonZeroUsize) -> Self {
+        self.readers = readers;
+        self
+    }
+
+    /// The most that [`LazyOptions::readers`] may be.
+    pub const MOST_READERS: usize = 64;
 
     /// Limits how long a page may take to be produced: after that it is poisoned, and the threads that wait
     /// for it get `SIGBUS`. By default there is no limit, and a time beyond the range of the clock is none.

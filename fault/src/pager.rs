@@ -21,7 +21,6 @@ use crate::pending::Awaited;
 use crate::prefetch::{Chunk, PrefetchJob};
 use crate::record::{FaultClass, FaultOutcome, FaultRecord};
 use crate::staged::Staged;
-use crate::stats::Counters;
 
 /// How many pages may wait for room in the queue; if there are more, all waiting threads are woken.
 const PARKED: usize = 256;
@@ -142,7 +141,7 @@ impl Pager {
         let Some(chunk) = self.chunks.front_mut() else { return false };
         if let Some(pages) = chunk.take(self.core.page_size()) {
             let filled = self.core.map_ready(pages, &mut self.state);
-            Counters::bump(&self.core.by_reader().populated, filled);
+            self.core.by_reader().bump(|it| &it.populated, filled);
         } else if let Some(chunk) = self.chunks.pop_front() {
             self.pool.prefetch(PrefetchJob {
                 core: self.core.clone(),
@@ -175,7 +174,9 @@ impl Pager {
             }
         }
         if let Some(after) = self.deadline {
-            while let Some(page) = self.core.pending().older_than(after) {
+            while let Some(awaited) = self.core.pending().take_older_than(after) {
+                let page = awaited.page;
+                self.core.record(&awaited, FaultOutcome::Failed);
                 let is_produced = self.late.iter().any(|(late, _)| *late == page);
                 self.core.time_out(page, after, is_produced);
             }
@@ -184,7 +185,7 @@ impl Pager {
 
     /// Wakes all waiting threads a little later: the faults of some of them are forgotten.
     pub(crate) fn forgot_faults(&mut self) {
-        Counters::bump(&self.core.by_reader().deferred, 1);
+        self.core.by_reader().bump(|it| &it.deferred, 1);
         self.parked.push_all();
     }
 
@@ -255,7 +256,7 @@ impl Pager {
         };
         self.state.waiter = fault.thread.map_or(0, NonZero::get);
         if class == FaultClass::Minor {
-            Counters::bump(&self.core.by_reader().minor, 1);
+            self.core.by_reader().bump(|it| &it.minor, 1);
         }
         let outcome = self.answer_page(page, class, fault.is_write, submit, read_at)?;
         Some(FaultRecord {
@@ -285,8 +286,8 @@ impl Pager {
         let touch = if is_write { Touch::Write } else { Touch::Read };
         // Many threads that read in step wait for the same page.
         if self.answered == Some(page) {
-            Counters::bump(&self.core.by_reader().faults, 1);
-            Counters::bump(&self.core.by_reader().retouched, 1);
+            self.core.by_reader().bump(|it| &it.faults, 1);
+            self.core.by_reader().bump(|it| &it.retouched, 1);
             return Some(FaultOutcome::Ready);
         }
         match self.core.fault(page, touch, &mut self.state) {
@@ -300,7 +301,7 @@ impl Pager {
             }
             Outcome::Later => {}
             Outcome::Produce { ahead } => {
-                Counters::bump(&self.core.by_reader().queued, 1);
+                self.core.by_reader().bump(|it| &it.queued, 1);
                 let is_listed = self.core.pending().push(Awaited {
                     page,
                     since: read_at,
@@ -341,7 +342,7 @@ impl Pager {
     }
 
     fn deferred(&mut self, page: u64) -> FaultOutcome {
-        Counters::bump(&self.core.by_reader().deferred, 1);
+        self.core.by_reader().bump(|it| &it.deferred, 1);
         self.parked.push(page);
         FaultOutcome::Deferred
     }

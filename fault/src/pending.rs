@@ -61,10 +61,10 @@ impl Pending {
         self.lock().len()
     }
 
-    /// Returns the oldest page, if it is waited for since longer than `age`.
-    pub(crate) fn older_than(&self, age: Duration) -> Option<u64> {
-        let list = self.lock();
-        list.front().filter(|awaited| awaited.since.elapsed() >= age).map(|awaited| awaited.page)
+    /// Takes the oldest page out, if it is waited for since longer than `age`: each is given up by one thread.
+    pub(crate) fn take_older_than(&self, age: Duration) -> Option<Awaited> {
+        let mut list = self.lock();
+        list.pop_front_if(|awaited| awaited.since.elapsed() >= age)
     }
 
     /// Returns all.

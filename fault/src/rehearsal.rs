@@ -23,7 +23,7 @@ use crate::event_loop::{EventLoop, LoopHandle, PagerKey};
 use crate::fault_memory::FaultMemory;
 use crate::io_pool::{IoPool, Submit};
 use crate::kernel::{Fill, Kernel};
-use crate::mapping_reader::{MappingReader, ReaderParts, Scratch};
+use crate::mapping_reader::{MappingReader, ReaderParts, Scratch, Sources};
 use crate::options::LazyOptions;
 use crate::page_states::PageStates;
 use crate::pages::Policy;
@@ -76,13 +76,14 @@ impl Rehearsal {
         let pool = IoPool::start(NonZeroUsize::MIN).map_err(MapError::Thread)?;
         let source = MappingReader::new(ReaderParts {
             fault_memory: FaultMemory::Own(memory.clone()),
-            log: None,
+            sources: Sources::default(),
             pagers: vec![(FaultMemory::Own(memory), core.clone())],
             pool: Arc::new(pool),
             spin: Duration::ZERO,
             deadline: options.deadline,
             budget: Budget::default(),
             room: usize::try_from(page.bytes()).unwrap_or(usize::MAX),
+            has_peers: false,
         });
         let filler = idle.handle();
         Ok(Self { source, scratch: Scratch::new(), core, start, filler, _idle: idle })

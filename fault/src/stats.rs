@@ -23,6 +23,8 @@ pub(crate) struct Counters {
     pub(crate) write_protect: AtomicU64,
     pub(crate) collapsed: AtomicU64,
     pub(crate) held: AtomicU64,
+    /// Whether several threads count here.
+    pub(crate) is_shared: bool,
 }
 
 impl Counters {
@@ -41,8 +43,13 @@ impl Counters {
         counters.iter().map(|counter| counter.load(Ordering::Relaxed)).sum()
     }
 
-    /// Adds to a counter of which the caller is the only writer: no step of its own for the CPU.
-    pub(crate) fn bump(counter: &AtomicU64, count: u64) {
+    /// Adds to a counter of the threads that answer: if there is one, it is the only writer, and that is no step
+    /// of its own for the CPU.
+    pub(crate) fn bump(&self, counter: impl Fn(&Self) -> &AtomicU64, count: u64) {
+        let counter = counter(self);
+        if self.is_shared {
+            return Self::add(counter, count);
+        }
         // Relaxed: as above.
         counter.store(counter.load(Ordering::Relaxed).wrapping_add(count), Ordering::Relaxed);
     }

@@ -411,7 +411,9 @@ impl<'a> Window<'a> {
         }
         let shift = self.page_size().shift();
         let mut pages = range.start >> shift..range.end >> shift;
-        self.state.filled += pages.end - pages.start;
+        if is_placed {
+            self.state.filled += pages.end - pages.start;
+        }
         let wanted = self.wanted.filter(|wanted| pages.contains(wanted));
         self.state.wanted_is_done |= wanted.is_some();
         if let Some(owned) = wanted.filter(|_| self.is_owned) {

@@ -7,7 +7,7 @@ mod common;
 
 use std::fs::File;
 use std::io::Write;
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -18,10 +18,12 @@ use std::time::{Duration, Instant};
 
 use common::{page, skip};
 use uzone_fault::{
-    Advice, Answer, AnsweredBy, Backing, ByteLen, CompositeBacking, Content, Engine, EngineOptions,
-    FaultAround, FaultClass, FaultOutcome, FileBacking, FunctionBacking, KernelFaults, LazyMapping,
-    LazyOptions, Mapping, MemoryBacking, Populate, Sharing, WriteTracking, ZeroBacking, bus,
+    Advice, Answer, AnsweredBy, Backing, Budget, ByteLen, CompositeBacking, Content, Engine,
+    EngineOptions, FaultAround, FaultClass, FaultOutcome, FileBacking, FunctionBacking,
+    KernelFaults, LazyMapping, LazyOptions, Mapping, MemoryBacking, Populate, Refusal, Sharing,
+    WriteTracking, ZeroBacking, bus,
 };
+use uzone_os::page_cache;
 use uzone_os::uffd::{Features, Uffd};
 use uzone_pages::PageSize;
 
@@ -162,14 +164,21 @@ fn a_reader_answers_where_a_thread_cannot_and_states_why() {
         by(&engine, zero(), auto.clone().kernel_faults(KernelFaults::Never)),
         AnsweredBy::Thread
     );
-    for options in [in_thread().track_writes(WriteTracking::Sync), in_thread().trace(8)] {
+    let slow = Budget::default().bytes_per_second(ByteLen::mib(1));
+    for options in [
+        in_thread().track_writes(WriteTracking::Sync),
+        in_thread().trace(8),
+        in_thread().deadline(Duration::from_secs(9)),
+        in_thread().budget(slow),
+        in_thread().on_failure(|_| Refusal::Poison),
+    ] {
         assert_eq!(by(&engine, zero(), options), AnsweredBy::Thread);
     }
     for (reason, answered) in [
         ("asked for", by(&engine, zero(), auto.clone().answer(Answer::Reader))),
         ("must not handle SIGBUS", by(&forbidding, zero(), in_thread())),
         ("runs code", by(&engine, function, in_thread())),
-        ("deadline", by(&engine, zero(), in_thread().deadline(Duration::from_secs(9)))),
+        ("wanted", by(&engine, zero(), in_thread().kernel_faults(KernelFaults::Required))),
     ] {
         let AnsweredBy::Reader { reason: why } = answered else { panic!("{reason}: {answered:?}") };
         assert!(why.contains(reason), "{why}");
@@ -192,6 +201,124 @@ fn a_page_of_a_file_that_was_cut_is_an_error_and_never_zero() {
         memory.populate(at * page()..(at + 1) * page(), Populate::All).unwrap_err();
     }
     (0..50).for_each(|at| check(&memory, at));
+}
+
+#[test]
+fn with_a_deadline_pages_that_are_ready_and_those_that_are_not_have_the_same_bytes() {
+    let name = "with_a_deadline_pages_that_are_ready_and_those_that_are_not_have_the_same_bytes";
+    if is_skipped(name) {
+        return;
+    }
+    // One page more, of which the file has a part.
+    let part = usize::try_from(page() / 2).unwrap();
+    let source = common::file_with(&(0..len() + page() / 2).map(byte).collect::<Vec<_>>());
+    let whole = NonZeroU64::new(len()).unwrap();
+    let backing = Arc::new(FileBacking::new(source.try_clone().unwrap()).unwrap());
+    let engine = engine();
+    for track in [None, Some(WriteTracking::Sync)] {
+        for advice in [Advice::Auto, Advice::Random, Advice::Normal] {
+            let mut options = in_thread().advice(advice).deadline(Duration::from_secs(60));
+            options = track.into_iter().fold(options, LazyOptions::track_writes);
+            let mapped = ByteLen::new(len() + page());
+            let memory = engine.map(mapped, backing.clone(), &options).unwrap();
+            assert_eq!(memory.answered_by(), AnsweredBy::Thread);
+            // What is still mapped by a copy stays cached.
+            page_cache::forget(&source, 0, whole).unwrap();
+            thread::scope(|scope| {
+                for seed in 0..4 {
+                    let memory = &memory;
+                    scope.spawn(move || {
+                        (0..PAGES).for_each(|at| check(memory, (at * 37 + seed * 511) % PAGES));
+                    });
+                }
+            });
+            let mut last = vec![1; usize::try_from(page()).unwrap()];
+            memory.read_at(len(), &mut last).unwrap();
+            assert!(last[..part].iter().copied().eq((len()..len() + page() / 2).map(byte)));
+            assert!(last[part..].iter().all(|&byte| byte == 0));
+            let stats = memory.stats();
+            assert_eq!((stats.poisoned, stats.pending), (0, 0), "{stats:?}");
+            let pinned = memory.pin(0..9 * page()).unwrap();
+            common::wait_for("the last page", || memory.content(len()) == Some(Content::Present));
+            assert_eq!(memory.evict(0..mapped.get()).unwrap(), PAGES + 1 - 9);
+            drop(pinned);
+            (0..PAGES).for_each(|at| check(&memory, at));
+            if track.is_some() {
+                memory.write_at(3 * page(), &[byte(3 * page())]).unwrap();
+                let dirty = memory.dirty(0..mapped.get()).unwrap();
+                assert!(dirty.len() == 1 && dirty[0] == (3 * page()..4 * page()), "{dirty:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_page_of_a_file_that_was_cut_is_bad_where_its_failure_is_decided_about() {
+    let name = "a_page_of_a_file_that_was_cut_is_bad_where_its_failure_is_decided_about";
+    if is_skipped(name) {
+        return;
+    }
+    let source = file("decided");
+    let backing = Arc::new(FileBacking::new(source.try_clone().unwrap()).unwrap());
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let noted = seen.clone();
+    let options = in_thread().advice(Advice::Normal).fault_around(FaultAround::MAX);
+    let options = options.on_failure(move |failure| {
+        noted.lock().unwrap().push(failure.offset / page());
+        Refusal::Poison
+    });
+    let memory = engine().map(ByteLen::new(len()), backing, &options).unwrap();
+    source.set_len(50 * page() + 3).unwrap();
+    for at in [50, 51, PAGES - 1] {
+        for _ in 0..2 {
+            memory.read_at(at * page(), &mut [0]).unwrap_err();
+        }
+        assert_eq!(memory.content(at * page()), Some(Content::Poisoned));
+    }
+    (0..50).for_each(|at| check(&memory, at));
+    assert_eq!(*seen.lock().unwrap(), [50, 51, PAGES - 1]);
+    assert_eq!(memory.stats().poisoned, 3);
+    // It stays bad, and no window of its neighbours fills it.
+    source.set_len(len()).unwrap();
+    (60..PAGES - 1).for_each(|at| memory.read_at(at * page(), &mut [0]).unwrap());
+    memory.read_at(51 * page(), &mut [0]).unwrap_err();
+}
+
+#[test]
+fn threads_keep_the_budget_of_their_mapping_and_not_those_beside_it() {
+    if is_skipped("threads_keep_the_budget_of_their_mapping_and_not_those_beside_it") {
+        return;
+    }
+    let engine = engine();
+    let source = file("budget");
+    let map = |options: &LazyOptions| {
+        let backing = Arc::new(FileBacking::new(source.try_clone().unwrap()).unwrap());
+        engine.map(ByteLen::new(len()), backing, options).unwrap()
+    };
+    let one_page = in_thread().advice(Advice::Random);
+    let faults = Budget::default().faults_per_second(NonZeroU32::new(1000));
+    let (noisy, quiet) = (map(&one_page.clone().budget(faults)), map(&one_page));
+    let begin = Instant::now();
+    thread::scope(|scope| {
+        for part in 0..2 {
+            let noisy = &noisy;
+            scope.spawn(move || (0..200).for_each(|at| check(noisy, 2 * at + part)));
+        }
+        common::wait_for("a thread that is held", || noisy.stats().held > 0);
+        let before = noisy.stats().faults;
+        (0..400).for_each(|at| check(&quiet, at));
+        let meanwhile = noisy.stats().faults - before;
+        assert!(meanwhile < 200, "{meanwhile}");
+    });
+    // A tenth of a second is saved up.
+    assert!(begin.elapsed() >= Duration::from_millis(299), "{:?}", begin.elapsed());
+    assert_eq!((noisy.stats().demand, quiet.stats().held), (400, 0));
+    let bytes = Budget::default().bytes_per_second(ByteLen::new(1000 * page()));
+    let noisy = map(&in_thread().budget(bytes));
+    let begin = Instant::now();
+    (0..400).for_each(|at| check(&noisy, at));
+    assert!(begin.elapsed() >= Duration::from_millis(150), "{:?}", begin.elapsed());
+    assert!(noisy.stats().faults < 100, "windows as ever: {:?}", noisy.stats());
 }
 
 #[test]
@@ -357,16 +484,20 @@ fn many_threads_over_mappings_that_come_and_go_see_the_right_bytes() {
     }
     let seconds = std::env::var(STRESS).map_or(2, |seconds| seconds.parse().unwrap());
     let engine = &engine();
-    let (source, written) = (file("stress"), file("written"));
+    let (source, written, cold) = (file("stress"), file("written"), &file("cold"));
     let file = || Arc::new(FileBacking::new(source.try_clone().unwrap()).unwrap());
     let long = &engine.map(ByteLen::new(len()), file(), &in_thread()).unwrap();
     let other = &engine.map(ByteLen::new(len()), memory_file(), &in_thread()).unwrap();
+    // Its pages are not always cached, and are handed over then.
+    let late = Arc::new(FileBacking::new(cold.try_clone().unwrap()).unwrap());
+    let options = in_thread().deadline(Duration::from_secs(600));
+    let late = &engine.map(ByteLen::new(len()), late, &options).unwrap();
     written.write_all_at(&vec![0; usize::try_from(len()).unwrap()], 0).unwrap();
     let options = in_thread().track_writes(WriteTracking::Sync);
     let writable = Arc::new(FileBacking::writable(written.try_clone().unwrap()).unwrap());
     let tracked = &engine.map(ByteLen::new(len()), writable, &options).unwrap();
     assert_eq!(tracked.answered_by(), AnsweredBy::Thread);
-    let memories = [long, other, tracked];
+    let memories = [long, other, late, tracked];
     let are_busy = |memories: &[&LazyMapping]| {
         memories.iter().all(|memory| {
             let stats = memory.stats();
@@ -389,7 +520,7 @@ fn many_threads_over_mappings_that_come_and_go_see_the_right_bytes() {
                     while !is_over.load(Ordering::Acquire) {
                         at = at.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1442);
                         let page_number = (at >> 33) % PAGES;
-                        let memory = if at >> 63 == 0 { long } else { other };
+                        let memory = [long, other, late, other][usize::try_from(at >> 62).unwrap()];
                         check(memory, page_number);
                         if seed % 4 == 0 {
                             let range = page_number * page()..(page_number + 1) * page();
@@ -417,7 +548,8 @@ fn many_threads_over_mappings_that_come_and_go_see_the_right_bytes() {
             .collect();
         scope.spawn(|| {
             while !is_over.load(Ordering::Acquire) {
-                for memory in [long, other] {
+                page_cache::forget(cold, 0, NonZeroU64::new(len()).unwrap()).unwrap();
+                for memory in [long, other, late] {
                     memory.evict(0..len()).unwrap();
                     memory.populate(0..64 * page(), Populate::All).unwrap();
                 }

@@ -126,6 +126,20 @@ fn fail(second: fn(&BadPages, &One)) {
     );
 }
 
+/// Two readers that are asked for a bad page by a second and a third waiter, while it is made bad.
+fn fail_with_two_readers() {
+    let bad = Arc::new(BadPages::default());
+    let page = Arc::new(One::filling());
+    let readers = [(); 2].map(|()| {
+        let (bad, page) = (bad.clone(), page.clone());
+        thread::spawn(move || mark_again(&bad, &page))
+    });
+    assert!(bad.make(7, &*page, || false), "a mark is taken for a page");
+    readers.into_iter().for_each(|reader| reader.join().unwrap());
+    let found = (page.content(7), *page.entry.lock().unwrap());
+    assert_eq!(found, (Content::Poisoned, Entry::Mark), "a bad page is taken for present");
+}
+
 fn mark_again(bad: &BadPages, page: &One) {
     let _ = bad.mark_again(7, page);
 }
@@ -145,6 +159,11 @@ fn a_page_that_is_given_up_while_it_is_produced_is_good() {
 #[test]
 fn a_bad_page_stays_bad_whoever_marks_it() {
     loom::model(|| fail(mark_again));
+}
+
+#[test]
+fn a_bad_page_stays_bad_whichever_of_two_readers_marks_it() {
+    loom::model(fail_with_two_readers);
 }
 
 /// The search must find the mark of the second waiter that is taken for a page.

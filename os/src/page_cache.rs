@@ -5,9 +5,10 @@
 //! a moment later.
 //!
 //! Cost: [`cached`] is a fraction of a microsecond for a window of pages.
-//! Unsafe: cachestat(2), which rustix lacks.
+//! Unsafe: cachestat(2), which rustix lacks, and preadv2(2) into memory that is no slice.
 //! Source: cachestat(2), preadv2(2), posix_fadvise(2).
 
+use core::ops::Range;
 use std::io::{self, IoSliceMut};
 use std::num::NonZeroU64;
 use std::os::fd::{AsFd, AsRawFd};
@@ -16,6 +17,8 @@ use rustix::fs::Advice;
 use rustix::io::{Errno, ReadWriteFlags};
 
 use crate::errno;
+use crate::mapping::Mapping;
+use crate::options::Access;
 
 /// `struct cachestat_range`.
 #[repr(C)]
@@ -92,6 +95,45 @@ pub fn read_cached(file: impl AsFd, offset: u64, out: &mut [u8]) -> io::Result<C
             Err(cause) if errno::is_interrupted(cause) => continue,
             Err(cause) if errno::call_is_unsupported(cause) => Ok(CachedRead::Unsupported),
             Err(cause) => Err(cause.into()),
+        };
+    }
+}
+
+/// Reads bytes of a file into a mapping, from its byte `to` on, as [`read_cached`] does. It allocates nothing.
+///
+/// # Errors
+/// The error of preadv2(2), and [`io::ErrorKind::InvalidInput`] unless all of the bytes are inside the mapping and may
+/// be written.
+pub(crate) fn read_cached_into(
+    file: impl AsFd,
+    offset: u64,
+    mapping: &Mapping,
+    to: Range<usize>,
+) -> io::Result<CachedRead> {
+    let is_inside = to.start < to.end && to.end <= mapping.mapped_len();
+    if !is_inside || mapping.access() != Access::ReadWrite {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let (fd, start) = (file.as_fd().as_raw_fd(), mapping.at(to.start).as_ptr());
+    let part = libc::iovec { iov_base: start.cast(), iov_len: to.end - to.start };
+    // Without the C library's function, at which a thread may be cancelled.
+    let (high, flags) = (0_usize, libc::RWF_NOWAIT);
+    loop {
+        // SAFETY: preadv2(2) takes a descriptor, which is borrowed for the call, an offset in two words of which the
+        // second counts for nothing where a word has 64 bits, reads one `iovec`, and writes to the bytes that it names: those are of a mapping that is borrowed and may be written (looked at above),
+        // whose bytes change as those of any memory that others share; no slice of it is lent.
+        let answer = unsafe {
+            libc::syscall(libc::SYS_preadv2, fd, &raw const part, 1_usize, offset, high, flags)
+        };
+        if let Ok(bytes) = usize::try_from(answer) {
+            return Ok(CachedRead::Read { bytes });
+        }
+        let cause = io::Error::last_os_error();
+        return match Errno::from_io_error(&cause) {
+            Some(errno) if errno::would_wait(errno) => Ok(CachedRead::WouldWait),
+            Some(errno) if errno::is_interrupted(errno) => continue,
+            Some(errno) if errno::call_is_unsupported(errno) => Ok(CachedRead::Unsupported),
+            _ => Err(cause),
         };
     }
 }

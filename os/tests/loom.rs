@@ -1,5 +1,5 @@
 //! Every interleaving of two or three threads on the table of watches, on a gate of the handler that answers
-//! faults and its ring of records, on a value with guards, and on addresses that the kernel hands out again,
+//! faults, its ring of records and what it asks other threads for, on a value with guards, and on addresses that the kernel hands out again,
 //! searched by loom. A handler is a thread here: it may come between any two steps of the others, and it never
 //! waits for them.
 //!
@@ -8,7 +8,7 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail by panicking, as tests do")]
 
 mod sync {
-    pub(crate) use loom::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+    pub(crate) use loom::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
     pub(crate) use loom::sync::{Arc, Condvar, Mutex};
 }
 #[path = "../src/uffd/gate.rs"]
@@ -17,6 +17,9 @@ mod gate;
 #[path = "../src/live.rs"]
 #[allow(dead_code, unreachable_pub, reason = "it is the whole file of the library")]
 mod live;
+#[path = "../src/uffd/requests.rs"]
+#[allow(dead_code, reason = "it is the whole file of the library")]
+mod requests;
 #[path = "../src/uffd/ring.rs"]
 #[allow(dead_code, reason = "it is the whole file of the library")]
 mod ring;
@@ -31,6 +34,7 @@ use live::{LiveArc, LiveOwner, Pins, References};
 use loom::cell::UnsafeCell;
 use loom::sync::{Arc, Mutex};
 use loom::thread;
+use requests::{Request, Requests};
 use ring::Ring;
 use table::{Entry, Extent, Table};
 
@@ -648,4 +652,84 @@ fn a_record_of_a_ring_is_whole_or_lost_and_each_is_counted() {
         marks.mark(usize::try_from(lost).unwrap());
     });
     seen.assert_all();
+}
+
+/// What handlers ask for, and threads that answer them.
+type Asked = Requests<2, 1>;
+const RELAXED: loom::sync::atomic::Ordering = loom::sync::atomic::Ordering::Relaxed;
+
+/// What a handler does. Returns what it sleeps at: while its word has that, futex(2) lets it sleep, and who changes
+/// the word wakes it.
+fn ask(asked: &Asked, thread: u32) -> u32 {
+    let (_, seen) = asked.waits(5);
+    assert!(asked.ask(Request { page: 5, is_write: true, thread }), "no room");
+    seen
+}
+
+/// What it must not do: it may miss its wake-up.
+fn ask_first(asked: &Asked, thread: u32) -> u32 {
+    assert!(asked.ask(Request { page: 5, is_write: true, thread }), "no room");
+    asked.waits(5).1
+}
+
+/// Takes requests until there were `count`, and answers each.
+fn answer(asked: &Asked, count: u32) {
+    let mut threads = Vec::new();
+    while threads.len() < count as usize {
+        let before = threads.len();
+        asked.take(|request| {
+            assert!(request.page == 5 && request.is_write, "{request:?}");
+            threads.push(request.thread);
+        });
+        if threads.len() == before {
+            thread::yield_now();
+        } else {
+            let _ = asked.wakes(5);
+        }
+    }
+    threads.sort_unstable();
+    assert!(threads.into_iter().eq(1..=count), "a request is lost, or was taken twice");
+}
+
+/// Handlers that ask for a page, the thread that answers them, and perhaps one that fills the page without having
+/// been asked.
+fn asked(handlers: u32, is_filled_elsewhere: bool, ask: fn(&Asked, u32) -> u32) {
+    let asked = Arc::new(Asked::new());
+    let threads: Vec<_> = (1..=handlers)
+        .map(|number| {
+            let asked = asked.clone();
+            thread::spawn(move || ask(&asked, number))
+        })
+        .collect();
+    let other = is_filled_elsewhere.then(|| {
+        let asked = asked.clone();
+        thread::spawn(move || {
+            let _ = asked.wakes(5);
+        })
+    });
+    answer(&asked, handlers);
+    other.into_iter().for_each(|other| other.join().unwrap());
+    for thread in threads {
+        let seen = thread.join().unwrap();
+        let now = asked.waits(5).0.load(RELAXED);
+        // The bit that is set by this look counts for nothing.
+        assert_ne!(now | 1, seen, "a handler sleeps on");
+    }
+}
+
+#[test]
+fn a_handler_that_asks_for_a_page_is_woken_when_it_is_filled() {
+    loom::model(|| asked(2, false, ask));
+}
+
+#[test]
+fn a_page_that_is_filled_elsewhere_takes_no_wake_up_away() {
+    loom::model(|| asked(1, true, ask));
+}
+
+/// The search must find the handler that sleeps on.
+#[test]
+#[should_panic(expected = "a handler sleeps on")]
+fn a_handler_that_looks_at_its_word_after_it_asked_misses_its_wake_up() {
+    loom::model(|| asked(1, false, ask_first));
 }

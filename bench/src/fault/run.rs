@@ -1,9 +1,10 @@
 //! What the tables of `uzone bench fault` share: what they are run with ([`Run`]), one way of ours
 //! ([`Ours`]), and the touches of a row ([`Visit`]).
 
+use std::num::NonZeroUsize;
 use std::time::Duration;
 
-use uzone_fault::{Answer, FaultStats, LazyMapping, LazyOptions, MapError};
+use uzone_fault::{Answer, FaultStats, LazyMapping, LazyOptions, MapError, Reader};
 use uzone_os::Mapping;
 use uzone_pages::{Advice, ByteLen, FaultAround};
 
@@ -64,6 +65,18 @@ impl Ours {
             options = options.spin(spin);
         }
         Ok(Self { row, name, options })
+    }
+
+    /// The same, and two threads answer for the mapping.
+    pub(super) fn two_readers(
+        order: Option<u8>,
+        placement: &Placement,
+    ) -> Result<Self, BenchError> {
+        let Self { row, name, options } = Self::new(order, placement)?;
+        let own = Reader::Own { cpus: Vec::new() };
+        let options = options.answer(Answer::Reader).reader(own);
+        let options = options.readers(NonZeroUsize::MIN.saturating_add(1));
+        Ok(Self { row: format!("readers-2-{row}"), name: format!("{name}, two readers"), options })
     }
 
     /// The same, and the threads that take faults answer them.

@@ -19,6 +19,8 @@ use crate::suite::{BenchError, Suite};
 
 /// The windows that threads map for their own faults, by their order; `None` adapts.
 const IN_THREAD: [Option<u8>; 5] = [Some(0), Some(4), Some(7), Some(9), None];
+/// The same where two threads answer.
+const TWO_READERS: [Option<u8>; 3] = [Some(0), Some(4), None];
 /// The orders of the windows, as published.
 pub(super) const ORDERS: [u8; 7] = [0, 1, 3, 4, 5, 7, 9];
 
@@ -166,6 +168,11 @@ pub(super) fn table(
     if !backend.is_huge() {
         for order in IN_THREAD {
             ways.push((None, Ours::in_thread(order, placement)?));
+        }
+    }
+    if matches!(backend, Backend::File(..)) && threads > 1 && !is_timed {
+        for order in TWO_READERS {
+            ways.push((None, Ours::two_readers(order, placement)?));
         }
     }
     if matches!(backend, Backend::File(..)) && run.has_huge {

@@ -9,6 +9,7 @@ use uzone_pages::Content;
 use super::{Core, ReaderState};
 use crate::error::{BackingError, Failure, caught, chain, discard};
 use crate::options::{OnFailure, Refusal};
+use crate::pending::Awaited;
 use crate::record::{FaultOutcome, FaultRecord};
 use crate::staged::{LEFT_OUT, Staged, StagingFiller};
 use crate::stats::Counters;
@@ -94,6 +95,13 @@ impl Core {
         self.recorder.note_failure(failure);
     }
 
+    /// Lets threads that answer their faults themselves know of a bad page.
+    pub(super) fn note_bad(&self, page: u64) {
+        if let Some(in_thread) = self.in_thread() {
+            in_thread.made_bad(page);
+        }
+    }
+
     /// Makes a page bad that is being filled: a thread that touches it gets a signal. Where threads are
     /// held instead, the page stays owned, so that they wait on.
     pub(crate) fn poison(&self, page: u64) {
@@ -113,6 +121,7 @@ impl Core {
             asks
         };
         if self.pages.bad_pages.make(page, &self.pages, again) {
+            self.note_bad(page);
             Counters::add(&self.pages.counters.poisoned, 1);
         }
         self.pages.kernel.wake(range);
@@ -186,12 +195,19 @@ impl Core {
 
     /// Notes that a page which a thread waits for is no longer being produced, if it was.
     pub(crate) fn finish(&self, page: u64, outcome: FaultOutcome) {
-        let Some(awaited) = self.pending.remove(page).filter(|awaited| awaited.is_fault) else {
+        if let Some(awaited) = self.pending.remove(page) {
+            self.record(&awaited, outcome);
+        }
+    }
+
+    /// Records what became of a page that a thread waited for, if that was a fault.
+    pub(crate) fn record(&self, awaited: &Awaited, outcome: FaultOutcome) {
+        if !awaited.is_fault {
             return;
-        };
+        }
         self.recorder.note(&[FaultRecord {
             at: self.recorder.since_start(awaited.since),
-            offset: self.bytes(page..page + 1).start,
+            offset: self.bytes(awaited.page..awaited.page + 1).start,
             class: awaited.class,
             is_write: awaited.is_write,
             outcome,

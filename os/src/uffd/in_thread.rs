@@ -9,6 +9,10 @@
 //! bytes of a file are the source of a copy that the kernel makes. A page that is not in the page cache is
 //! waited for in that copy.
 //!
+//! No thread can end such a wait. Where a page has a deadline ([`Answers::without_waiting`]), the handler fills what is
+//! ready alone: it reads what the page cache has into a room that was made beforehand, and copies it from there. What
+//! is not ready, or cannot be filled at all, is handed over ([`Handover`]), if there is another thread for it.
+//!
 //! A system call that is given a missing page fails with `EFAULT`. A thread that blocks `SIGBUS` dies of a
 //! fault.
 //!
@@ -42,13 +46,19 @@ use uzone_pages::{ByteLen, FaultAround, PageCount, PageSize, Pfn, PfnRange};
 use crate::bus;
 use crate::mapping::Mapping;
 use crate::options::{Anonymous, Vaddr};
+use crate::page_cache::{self, CachedRead};
 use crate::uffd::answer::{AnswerError, Install};
 use crate::uffd::descriptor::UffdError;
 use crate::uffd::gate::Gate;
+use crate::uffd::handover::{self, Handover};
+use crate::uffd::pace::Paced;
 use crate::uffd::registered::Registered;
 use crate::uffd::reply::{Answered, Refusal};
 use crate::uffd::ring::Ring;
+use crate::uffd::rooms::Rooms;
 use crate::uffd::write_states::WriteStates;
+
+pub use crate::uffd::pace::Pace;
 
 /// How many mappings can be answered for so at a time.
 pub const SLOTS: usize = 64;
@@ -56,6 +66,8 @@ pub const SLOTS: usize = 64;
 const BLOCK: u64 = 512;
 /// How many readers in order are distinguished.
 const STREAMS: usize = 8;
+/// How many shares the counts of the threads have.
+const SHARES: usize = 8;
 /// How long to wait for handlers at the end; if one is stopped inside, its memory is kept for good.
 const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -159,13 +171,38 @@ pub struct Answers {
     window: Window,
     writes: Writes,
     records: usize,
+    handover: Option<Arc<Handover>>,
+    waits: bool,
+    pace: Option<Pace>,
 }
 
 impl Answers {
     /// Fills pages from `source`, as many at a time as `window` has.
     #[must_use]
     pub fn new(source: Source, window: Window) -> Self {
-        Self { source, window, writes: Writes::Free, records: 0 }
+        let (writes, handover, pace) = (Writes::Free, None, None);
+        Self { source, window, writes, records: 0, handover, waits: true, pace }
+    }
+
+    /// Hands faults over that cannot be answered here.
+    #[must_use]
+    pub fn hands_over(mut self, to: Arc<Handover>) -> Self {
+        self.handover = Some(to);
+        self
+    }
+
+    /// Hands over what would have to be waited for, too.
+    #[must_use]
+    pub fn without_waiting(mut self) -> Self {
+        self.waits = false;
+        self
+    }
+
+    /// Lets threads wait that take more faults, or have more filled, than that.
+    #[must_use]
+    pub fn pace(mut self, pace: Pace) -> Self {
+        self.pace = Some(pace);
+        self
     }
 
     /// Tracks writes.
@@ -211,6 +248,8 @@ pub struct Counts {
     pub filled: u64,
     /// How many faults there were of writes to pages that were there.
     pub writes: u64,
+    /// How often a thread waited because of [`Answers::pace`].
+    pub held: u64,
 }
 
 /// What answers for one mapping.
@@ -219,6 +258,9 @@ struct Answerer {
     answers: Answers,
     /// Zeroes to copy, where the kernel's zero page is not what a page is filled with.
     zeroes: Option<Mapping>,
+    /// Rooms to read to, where no file is waited for.
+    rooms: Option<Rooms>,
+    paced: Option<Paced>,
     started: Instant,
     records: Ring,
     page: PageSize,
@@ -227,15 +269,25 @@ struct Answerer {
     process: u32,
     /// A bit for each page that was filled.
     filled: Box<[AtomicU64]>,
+    /// A bit for each page that is bad.
+    bad: Box<[AtomicU64]>,
     /// The faults of each block, up to 255.
     block_faults: Box<[AtomicU8]>,
     /// The page behind the last window of a reader in order, and the order of its next window in the upper
     /// byte.
     streams: [AtomicU64; STREAMS],
     oldest: AtomicU64,
+    shares: [Share; SHARES],
+}
+
+/// Counts of some of the threads. They have lines of the cache of their own: threads that fault at once wait neither
+/// for each other's counts nor for what all of them read.
+#[repr(align(128))]
+#[derive(Default)]
+struct Share {
     faults: AtomicU64,
-    filled_pages: AtomicU64,
-    write_faults: AtomicU64,
+    filled: AtomicU64,
+    writes: AtomicU64,
 }
 
 /// What became of the page that a thread waits for.
@@ -245,8 +297,12 @@ enum Wanted {
     Now,
     /// It was there before.
     Before,
+    /// It would have to be waited for.
+    Later,
     /// It cannot be filled.
     Never,
+    /// It is no page of the memory any more.
+    Gone,
 }
 
 /// A mapping whose faults are answered by the threads that take them, until this is dropped.
@@ -314,11 +370,14 @@ impl InThread {
         let zeroes =
             || Mapping::anonymous(ByteLen::new(BLOCK << page.shift()), Anonymous::default());
         let zeroes = copies_zeroes.then(zeroes).transpose();
+        let rooms = (!answers.waits).then(|| Rooms::new(page)).transpose();
         let pages = memory.mapping().mapped_len() as u64 / page.bytes();
         let count = |per: u64| usize::try_from(pages.div_ceil(per)).unwrap_or(usize::MAX);
         let first = memory.mapping().addr().get() as u64;
         let answerer = Answerer {
             zeroes: zeroes.map_err(|_| UffdError::NoMemory)?,
+            rooms: rooms.map_err(|_| UffdError::NoMemory)?,
+            paced: answers.pace.map(Paced::new),
             started: Instant::now(),
             records: Ring::new(answers.records),
             answers,
@@ -326,12 +385,11 @@ impl InThread {
             pages,
             process: std::process::id(),
             filled: (0..count(64)).map(|_| AtomicU64::new(0)).collect(),
+            bad: (0..count(64)).map(|_| AtomicU64::new(0)).collect(),
             block_faults: (0..count(BLOCK)).map(|_| AtomicU8::new(0)).collect(),
             streams: [const { AtomicU64::new(u64::MAX) }; STREAMS],
             oldest: AtomicU64::new(0),
-            faults: AtomicU64::new(0),
-            filled_pages: AtomicU64::new(0),
-            write_faults: AtomicU64::new(0),
+            shares: Default::default(),
             memory,
         };
         let last = first + (pages << page.shift()) - 1;
@@ -354,11 +412,14 @@ impl InThread {
     pub fn counts(&self) -> Counts {
         let answerer = self.answerer();
         // Relaxed: statistics.
-        let get = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        let get = |count: fn(&Share) -> &AtomicU64| -> u64 {
+            answerer.shares.iter().map(|share| count(share).load(Ordering::Relaxed)).sum()
+        };
         Counts {
-            faults: get(&answerer.faults),
-            filled: get(&answerer.filled_pages),
-            writes: get(&answerer.write_faults),
+            faults: get(|share| &share.faults),
+            filled: get(|share| &share.filled),
+            writes: get(|share| &share.writes),
+            held: answerer.paced.as_ref().map_or(0, Paced::held),
         }
     }
 
@@ -404,13 +465,36 @@ impl InThread {
         answerer.mark_filled(pages.start..pages.end.min(answerer.pages));
     }
 
+    /// Notes that a page is bad: the kernel has a mark for it. A thread that touches it gets the signal, which does
+    /// not always distinguish a mark from a missing page, and windows leave it out: a copy would take the place of
+    /// the mark.
+    pub fn made_bad(&self, page: u64) {
+        let answerer = self.answerer();
+        if page < answerer.pages {
+            let (index, bit) = place(page);
+            // Relaxed: a handler that does not see it yet hands the fault over, and sees it the next time.
+            answerer.bad[index].fetch_or(bit, Ordering::Relaxed);
+            answerer.mark_filled(page..page + 1);
+        }
+    }
+
+    /// Wakes the threads that wait for one of some pages that they handed over.
+    pub fn wake(&self, pages: Range<u64>) {
+        if let Some(handover) = &self.answerer().answers.handover {
+            handover.wake_pages(pages);
+        }
+    }
+
     /// Notes that pages are being given back. Called before they are.
     pub fn gives_back(&self, pages: Range<u64>) {
         let answerer = self.answerer();
         for page in pages.start..pages.end.min(answerer.pages) {
-            let (word, bit) = answerer.place(page);
-            // Relaxed: a hint.
-            word.fetch_and(!bit, Ordering::Relaxed);
+            let (index, bit) = place(page);
+            // Relaxed: a hint, and what is given back is not bad.
+            answerer.filled[index].fetch_and(!bit, Ordering::Relaxed);
+            if answerer.bad[index].load(Ordering::Relaxed) & bit != 0 {
+                answerer.bad[index].fetch_and(!bit, Ordering::Relaxed);
+            }
         }
     }
 }
@@ -421,6 +505,9 @@ impl Drop for InThread {
         slot.close();
         let give_up = Instant::now() + PATIENCE;
         while !slot.is_empty() {
+            if let Some(handover) = &self.answerer().answers.handover {
+                handover.wake_all();
+            }
             if Instant::now() >= give_up {
                 // A handler waits for a device, or is stopped; or this is a child of a process whose handler
                 // was inside when it forked. The slot is not used again.
@@ -454,21 +541,37 @@ pub(crate) fn answer(address: u64, access: Option<Access>) -> bool {
     })
 }
 
+/// Returns where the bit of a page is. The caller has compared the page with their number.
+fn place(page: u64) -> (usize, u64) {
+    (usize::try_from(page / 64).unwrap_or(0), 1 << (page % 64))
+}
+
 impl Answerer {
-    fn place(&self, page: u64) -> (&AtomicU64, u64) {
-        // The caller has compared the page with their number.
-        (&self.filled[usize::try_from(page / 64).unwrap_or(0)], 1 << (page % 64))
+    fn is_filled(&self, page: u64) -> bool {
+        let (index, bit) = place(page);
+        // Relaxed: a hint.
+        self.filled[index].load(Ordering::Relaxed) & bit != 0
     }
 
-    fn is_filled(&self, page: u64) -> bool {
-        let (word, bit) = self.place(page);
-        // Relaxed: a hint.
-        word.load(Ordering::Relaxed) & bit != 0
+    fn is_bad(&self, page: u64) -> bool {
+        let (index, bit) = place(page);
+        // Relaxed: see `InThread::made_bad`.
+        self.bad[index].load(Ordering::Relaxed) & bit != 0
+    }
+
+    /// Returns where the calling thread counts: stacks are far apart, so that most threads have different shares.
+    fn share(&self) -> &Share {
+        let here = 0_u8;
+        &self.shares[(core::ptr::from_ref(&here).addr() >> 20) % SHARES]
     }
 
     fn note_filled(&self, pages: Range<u64>) {
         // Relaxed: a statistic.
-        self.filled_pages.fetch_add(pages.end - pages.start, Ordering::Relaxed);
+        self.share().filled.fetch_add(pages.end - pages.start, Ordering::Relaxed);
+        if let Some(paced) = &self.paced {
+            let bytes = (pages.end - pages.start) << self.page.shift();
+            paced.filled(self.started.elapsed(), bytes);
+        }
         self.mark_filled(pages);
     }
 
@@ -478,7 +581,7 @@ impl Answerer {
             let end = pages.end.min((page / 64 + 1) * 64);
             let bits = u64::MAX >> (64 - (end - page)) << (page % 64);
             // Relaxed: hints.
-            self.place(page).0.fetch_or(bits, Ordering::Relaxed);
+            self.filled[place(page).0].fetch_or(bits, Ordering::Relaxed);
             page = end;
         }
     }
@@ -486,26 +589,52 @@ impl Answerer {
     fn answer(&self, address: u64, access: Option<Access>) -> bool {
         let Some(offset) = self.memory.offset_of(Vaddr::new(address)) else { return false };
         let page = offset >> self.page.shift();
-        if page >= self.pages || std::process::id() != self.process {
+        if page >= self.pages {
             return false;
         }
-        let begun = (self.answers.records > 0).then(|| self.started.elapsed());
+        // Not one that is there after all, and protected.
+        if access.is_some_and(|access| !access.is_present) && self.is_bad(page) {
+            return false;
+        }
+        let is_timed = self.answers.records > 0 || self.paced.is_some();
+        let begun = is_timed.then(|| self.started.elapsed());
+        if let (Some(paced), Some(begun)) = (&self.paced, begun)
+            && let Err(left) = paced.admit(begun, handover::MOMENT)
+        {
+            // The access is repeated, after signals that came meanwhile.
+            handover::sleep(left);
+            return true;
+        }
         let states = match &self.answers.writes {
             Writes::Awaited(states) => Some(states),
             Writes::Free | Writes::Recorded => None,
         };
         let wanted = match access {
             Some(access) if access.is_present && states.is_some() => Wanted::Before,
-            _ => self.fill(self.plan(page), page),
+            _ => self.fill_window(self.plan(page), page),
         };
+        // In a child that was forked off, the userfaultfd fills the memory of its parent, which is none of its own: a
+        // page that is there already is no end of the fault. Asking is a system call, and no other fault needs one.
+        if wanted != Wanted::Now && std::process::id() != self.process {
+            return false;
+        }
+        if matches!(wanted, Wanted::Later | Wanted::Never)
+            && !self.is_bad(page)
+            && let Some(handover) = &self.answers.handover
+        {
+            // Counted and recorded by the thread that reads it.
+            handover.wait(page, access.is_some_and(|access| access.is_write));
+            return true;
+        }
         let was_there = wanted == Wanted::Before;
-        let count = if was_there && states.is_some() { &self.write_faults } else { &self.faults };
+        let share = self.share();
+        let count = if was_there && states.is_some() { &share.writes } else { &share.faults };
         count.fetch_add(1, Ordering::Relaxed); // a statistic
         // A fault of a page that was there was one of a write, if that is all that is known.
         let is_write = access.map_or(was_there, |access| access.is_write);
-        let is_answered = wanted != Wanted::Never
+        let is_answered = matches!(wanted, Wanted::Now | Wanted::Before)
             && states.is_none_or(|states| !is_write || self.let_write(states, page));
-        if let Some(begun) = begun {
+        if let Some(begun) = begun.filter(|_| self.answers.records > 0) {
             self.record(begun, page, [is_write, was_there, is_answered]);
         }
         is_answered
@@ -543,17 +672,22 @@ impl Answerer {
     /// Returns what the pages from `at` on are filled with, and up to which one before `end`. `None` where
     /// the source has no such page: a file may have become shorter.
     fn bytes(&self, at: u64, end: u64) -> Option<(Bytes<'_>, u64)> {
-        let Source::Parts(parts) = &self.answers.source else { return Some((Bytes::Cached, end)) };
+        let Source::Parts(parts) = &self.answers.source else { return Some((Bytes::Shared, end)) };
         let (start, shift) = (at << self.page.shift(), self.page.shift());
         let part = parts.get(parts.partition_point(|part| part.range.end <= start))?;
         let end = end.min(part.range.end >> shift);
         let Some((file, offset)) = &part.file else { return Some(self.zeroes(at, end)) };
+        let end = self.rooms.as_ref().map_or(end, |rooms| end.min(at + rooms.pages()));
         let from = offset + (start - part.range.start);
         let now = file.file.metadata().map_or(0, |metadata| metadata.len());
         // Of a file that was cut, only whole pages are left.
         let left = (now >> shift).saturating_sub(from >> shift);
         let end = if now >= file.len.get() { end } else { end.min(at + left) };
-        (end > at).then_some((Bytes::Mapped(&file.mapped, from), end))
+        let bytes = match &self.rooms {
+            Some(rooms) => Bytes::Cached { file, from, rooms },
+            None => Bytes::Mapped(&file.mapped, from),
+        };
+        (end > at).then_some((bytes, end))
     }
 
     /// Returns zeroes for pages from `at` on, up to one before `end`.
@@ -620,6 +754,19 @@ impl Answerer {
         self.streams[index].store(next, Ordering::Relaxed);
     }
 
+    /// Fills what is missing of a window, or, where no page is waited for, what is ready: first the page itself, so
+    /// that its neighbours are no reason to ask a device for anything if it is not.
+    fn fill_window(&self, window: Range<u64>, wanted: u64) -> Wanted {
+        if self.answers.waits {
+            return self.fill(window, wanted);
+        }
+        let found = self.fill(wanted..window.end, wanted);
+        if matches!(found, Wanted::Now | Wanted::Before) {
+            let _ = self.fill(window.start..wanted, wanted);
+        }
+        found
+    }
+
     /// Fills what is missing of a window.
     fn fill(&self, window: Range<u64>, wanted: u64) -> Wanted {
         let (mut at, mut found) = (window.start, Wanted::Now);
@@ -640,7 +787,15 @@ impl Answerer {
                 }
                 continue;
             };
-            match self.ask(at..end, &bytes) {
+            let Some(answer) = self.ask(at..end, &bytes) else {
+                match at.cmp(&wanted) {
+                    Less => at = wanted,
+                    Equal => return Wanted::Later,
+                    Greater => return found,
+                }
+                continue;
+            };
+            match answer {
                 Ok(Answered::All) => {
                     self.note_filled(at..end);
                     at = end;
@@ -651,8 +806,7 @@ impl Answerer {
                     at += done;
                 }
                 Ok(Answered::Present) => {
-                    let (word, bit) = self.place(at);
-                    word.fetch_or(bit, Ordering::Relaxed); // a hint
+                    self.mark_filled(at..at + 1);
                     if at == wanted {
                         found = Wanted::Before;
                     }
@@ -669,15 +823,17 @@ impl Answerer {
                 Ok(Answered::LayoutChanging | Answered::Busy | Answered::Part { .. }) => {
                     return Wanted::Now;
                 }
-                Ok(Answered::NotRegistered | Answered::Gone) => return Wanted::Never,
+                Ok(Answered::NotRegistered | Answered::Gone) => return Wanted::Gone,
                 Err(_) if at > wanted => return found,
                 Err(_) if at < wanted => at = wanted,
                 Err(AnswerError::Refused { refusal: Refusal::Unreadable, .. }) if end > at + 1 => {
                     // Perhaps a page behind it is the one that cannot be read.
                     return match self.ask(at..at + 1, &bytes) {
-                        Ok(Answered::NotRegistered | Answered::Gone) | Err(_) => Wanted::Never,
+                        None => Wanted::Later,
+                        Some(Ok(Answered::NotRegistered | Answered::Gone)) => Wanted::Gone,
+                        Some(Err(_)) => Wanted::Never,
                         // It is there, or the access is repeated.
-                        Ok(_) => Wanted::Now,
+                        Some(Ok(_)) => Wanted::Now,
                     };
                 }
                 // The signal is an error, and so is that of the next touch.
@@ -687,30 +843,47 @@ impl Answerer {
         found
     }
 
-    fn ask(&self, pages: Range<u64>, bytes: &Bytes<'_>) -> Result<Answered, AnswerError> {
+    /// Fills pages with bytes. Returns `None` if the first of them is not ready.
+    fn ask(&self, pages: Range<u64>, bytes: &Bytes<'_>) -> Option<Result<Answered, AnswerError>> {
         let start = pages.start << self.page.shift();
         let range = start..pages.end << self.page.shift();
+        let len = ByteLen::new(range.end - start);
         let write_protect = !matches!(self.answers.writes, Writes::Free);
         let how = Install { write_protect, ..Install::default() };
-        match *bytes {
-            Bytes::Mapped(mapped, from) => {
-                let len = ByteLen::new(range.end - start);
-                self.memory.copy_from(start, mapped, from, len, how)
+        Some(match *bytes {
+            Bytes::Mapped(mapped, from) => self.memory.copy_from(start, mapped, from, len, how),
+            Bytes::Cached { file, from, rooms } => {
+                let room = rooms.take()?;
+                let Ok(CachedRead::Read { bytes }) = page_cache::read_cached_into(
+                    &*file.file,
+                    from,
+                    rooms.mapping(),
+                    room.bytes(len),
+                ) else {
+                    return None;
+                };
+                // The page at the end of a file is not whole, and is produced by another thread.
+                let whole = bytes as u64 >> self.page.shift() << self.page.shift();
+                if whole == 0 {
+                    return None;
+                }
+                let at = room.bytes(len).start as u64;
+                self.memory.copy_from(start, rooms.mapping(), at, ByteLen::new(whole), how)
             }
-            Bytes::Cached => self.memory.continue_mapping(range, how),
+            Bytes::Shared => self.memory.continue_mapping(range, how),
             Bytes::Zero => self.memory.zero(range, Install::default()),
-        }
+        })
     }
 
     /// Fills a hole of a memory file. Returns whether the page is there.
     fn fill_hole(&self, page: u64) -> bool {
         let (zeroes, end) = self.zeroes(page, page + 1);
         match self.ask(page..end, &zeroes) {
-            Ok(Answered::All) => {
+            Some(Ok(Answered::All)) => {
                 self.note_filled(page..end);
                 true
             }
-            Ok(Answered::Present | Answered::LayoutChanging) => true,
+            Some(Ok(Answered::Present | Answered::LayoutChanging)) => true,
             _ => false,
         }
     }
@@ -720,8 +893,10 @@ impl Answerer {
 enum Bytes<'a> {
     /// Bytes of a mapping, from one of them on.
     Mapped(&'a Mapping, u64),
-    /// What the page cache has.
-    Cached,
+    /// Bytes of a file, from one of them on, as far as the page cache has them.
+    Cached { file: &'a FileSource, from: u64, rooms: &'a Rooms },
+    /// What the memory file has that the memory is a mapping of.
+    Shared,
     /// The kernel's zero page.
     Zero,
 }
