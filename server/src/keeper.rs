@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{Shutdown, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -13,9 +13,9 @@ use std::process::Child;
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
-use uzone_os::MessageSocket;
 use uzone_os::peer::Peer;
 use uzone_os::uffd::{Doorbell, EventSet, ReadyKeys};
+use uzone_os::{MessageSocket, privilege};
 
 use crate::capture;
 use crate::connection::Connection;
@@ -106,6 +106,8 @@ pub struct Keeper {
     /// Where the status goes that was asked for, when the worker has reported its counts.
     asking: Vec<SyncSender<Status>>,
     path: PathBuf,
+    /// The user of this process.
+    user: u32,
     /// What tells the image from others.
     image: String,
     /// How the latest worker is confined.
@@ -147,7 +149,7 @@ impl Keeper {
         start: impl FnMut(OwnedFd) -> io::Result<Child> + Send + 'static,
     ) -> Result<Self, ServeError> {
         let mut keeper = Self::started(socket, options, log, start)?;
-        let socket = ListeningSocket::bind(socket, keeper.options.mode)?;
+        let socket = ListeningSocket::bind(socket, keeper.options.mode, keeper.options.group)?;
         keeper.set.add(&socket.listener, LISTENER).map_err(ServeError::Wait)?;
         keeper.socket = Some(socket);
         keeper.open_recovery()?;
@@ -259,6 +261,7 @@ impl Keeper {
             control: None,
             asking: Vec::new(),
             path: socket.to_owned(),
+            user: privilege::user(),
             image: String::new(),
             sandbox: Sandbox::default(),
             is_confined: false,
@@ -504,6 +507,11 @@ impl Keeper {
                 // A process that has ended is not waited for.
                 Err(_) => continue,
             };
+            if !self.options.admits(peer.uid(), self.user) {
+                self.next += 1;
+                self.turn_away(key, Connection::new(stream, peer));
+                continue;
+            }
             if stream.set_nonblocking(true).and_then(|()| self.set.add(&stream, key)).is_err() {
                 continue;
             }
@@ -512,6 +520,22 @@ impl Keeper {
             // At once: what has been accepted is lost if this process is killed, unless it is kept.
             self.read(key);
         }
+    }
+
+    /// Refuses a connection of a user that may not connect.
+    fn turn_away(&mut self, key: u64, mut connection: Connection) {
+        // A monitor that sends its memory from now on gets an error, and one that has sent it is ended as any
+        // that is not served: neither waits for a page for ever.
+        let ended = connection.stream.shutdown(Shutdown::Both);
+        if ended.and_then(|()| connection.stream.set_nonblocking(true)).is_ok() {
+            connection.read();
+        }
+        let reason = format!(
+            "user {} may not connect to this server: name it with --allow-uid",
+            connection.peer.uid()
+        );
+        self.connections.insert(key, connection);
+        self.refuse(key, reason);
     }
 
     /// Reads what a monitor has sent.

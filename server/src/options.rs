@@ -29,6 +29,8 @@ const CACHE: ByteLen = ByteLen::mib(64);
 #[derive(Clone, Debug)]
 pub struct ServerOptions {
     pub(crate) mode: u32,
+    pub(crate) group: Option<u32>,
+    pub(crate) allowed: Option<Vec<u32>>,
     pub(crate) on_failure: OnFailure,
     pub(crate) deadline: Duration,
     pub(crate) record: Option<PathBuf>,
@@ -62,6 +64,8 @@ impl Default for ServerOptions {
         let (deadline, prefetch) = (Duration::from_secs(30), Prefetch::default());
         Self {
             mode,
+            group: None,
+            allowed: None,
             on_failure,
             deadline,
             record: None,
@@ -85,6 +89,30 @@ impl ServerOptions {
     pub fn mode(mut self, mode: u32) -> Self {
         self.mode = mode;
         self
+    }
+
+    /// Gives the socket to a group, by its number, before it gets its name: by default to that of this
+    /// process. The mode states what the group may do: 660 lets its members connect.
+    #[must_use]
+    pub fn group(mut self, group: impl Into<Option<u32>>) -> Self {
+        self.group = group.into();
+        self
+    }
+
+    /// Sets which users may connect, by their numbers: by default all whom the mode of the socket admits. A
+    /// connection of another user is closed, and its machine is treated as one that cannot be served. The user of
+    /// this process and root may connect in any case: either can do more to a server than connect to it.
+    #[must_use]
+    pub fn allow_users(mut self, users: impl Into<Option<Vec<u32>>>) -> Self {
+        self.allowed = users.into();
+        self
+    }
+
+    /// Returns whether a process of `user` may connect to a server of the user `own`.
+    pub(crate) fn admits(&self, user: u32, own: u32) -> bool {
+        self.allowed
+            .as_ref()
+            .is_none_or(|allowed| user == 0 || user == own || allowed.contains(&user))
     }
 
     /// Sets what becomes of a machine whose page cannot be produced: its monitor is killed by default.
@@ -187,5 +215,23 @@ impl ServerOptions {
     pub fn recover(mut self, folder: impl Into<Option<PathBuf>>) -> Self {
         self.recover = folder.into();
         self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_admits_its_users_that_of_the_server_and_root_and_without_one_the_mode_decides() {
+        let of = |users: &[u32]| ServerOptions::default().allow_users(users.to_vec());
+        for (options, admitted) in [
+            (ServerOptions::default(), [true, true, true, true]),
+            (of(&[]), [true, true, false, false]),
+            (of(&[7]), [true, true, true, false]),
+            (of(&[7, 8]), [true, true, true, true]),
+        ] {
+            assert_eq!([0, 5, 7, 8].map(|user| options.admits(user, 5)), admitted, "{options:?}");
+        }
     }
 }

@@ -179,6 +179,8 @@ fn options(words: &str) -> ServerOptions {
     match words.split_once(' ') {
         Some(("record", file)) => options.record(PathBuf::from(file)),
         Some(("prefetch", file)) => options.prefetch(Prefetch::File(file.into())),
+        // For a machine of one user.
+        Some(("allow", user)) => options.mode(0o666).allow_users(vec![user.parse().unwrap()]),
         _ if words == "hold" => options.on_failure(OnFailure::Hold),
         // For a machine of any user.
         _ if words == "open" => options.mode(0o666),
@@ -664,6 +666,40 @@ fn a_machine_of_another_user_is_served_and_ended_by_a_keeper_that_may() {
         matches!(event, ServeEvent::Failed { was_killed: true, .. })
     });
     server.stop();
+    fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn a_machine_of_a_user_that_may_not_connect_is_refused_and_disturbs_no_other() {
+    let name = "a_machine_of_a_user_that_may_not_connect_is_refused_and_disturbs_no_other";
+    if is_machine(name) || !has_users(name) {
+        return;
+    }
+    let folder = folder("allowed");
+    let socket = folder.join("sock");
+    let start =
+        |user: u32| program(name).env(MACHINE, &socket).uid(user).gid(user).spawn().unwrap();
+    let policy = format!("allow {STRANGER}");
+    let server = Running::start(&socket, &folder.join("packed"), &policy);
+    let mut others: Vec<Child> = (0..4).map(|_| start(OTHER_STRANGER)).collect();
+    // That of the server, which is root, as well.
+    let mut machines = [STRANGER, STRANGER, 0].map(start);
+    for other in &mut others {
+        // Its memory is refused when it sends it, or it is ended because it has sent it.
+        assert!(!end_of(other).success());
+    }
+    for machine in &mut machines {
+        assert!(end_of(machine).success());
+    }
+    let (served, events) = server.stop();
+    assert_eq!((served.sessions, served.left, served.deaths), (3, 0, 0), "{events:?}");
+    for other in &others {
+        let is_it = |event: &&ServeEvent| {
+            matches!(event, ServeEvent::Refused { pid, reason, .. }
+                if *pid == other.id() && reason.contains("user 65533 may not connect"))
+        };
+        assert_eq!(events.iter().filter(is_it).count(), 1, "{events:?}");
+    }
     fs::remove_dir_all(folder).unwrap();
 }
 
