@@ -11,10 +11,12 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use uzone_os::Vaddr;
 use uzone_os::uffd::{EventLog, LoggedEvents, Remote};
-use uzone_pages::{AddrError, ByteLen, PageCount, PageSize};
+use uzone_pages::{AddrError, Advice, ByteLen, PageCount, PageSize};
 
 use crate::backing::Backing;
+use crate::blocks::Blocks;
 use crate::core::Core;
 use crate::engine::{Engine, TRACED, check_backing, pattern, room};
 use crate::error::{MapError, at_most};
@@ -34,7 +36,8 @@ impl Engine {
     ///
     /// Of the options, `huge` and `kernel_faults` are the other side's and mean nothing here, nor do
     /// `track_writes` and `collapse_when_settled`: what was written there is not asked for, and no huge
-    /// page is made.
+    /// page is made. With [`Advice::Blocks`], zero pages are copied, so that they take memory of their own, and
+    /// [`AdoptedMemory::take_filled_blocks`] returns of what a process with the right to can make huge pages.
     ///
     /// # Errors
     /// [`MapError`]: there is no region, one cuts a page, two hold the same bytes of the backing, or they
@@ -122,8 +125,13 @@ impl Engine {
             // What another process read and did not answer is reported again.
             memory.wake(0..pages.to_bytes(smallest)?.get());
         }
-        let (parts, cores) = parts.into_iter().unzip();
-        Ok(AdoptedMemory { attached: Some(attached), memory, parts, cores })
+        let (parts, cores): (Vec<_>, Vec<_>) = parts.into_iter().unzip();
+        let mut blocks = Blocks::default();
+        if options.advice == Advice::Blocks {
+            let pairs = parts.iter().zip(&cores);
+            pairs.for_each(|(part, core): (&Arc<RemoteMemory>, _)| blocks.add(&part.regions, core));
+        }
+        Ok(AdoptedMemory { attached: Some(attached), memory, parts, cores, blocks })
     }
 }
 
@@ -149,7 +157,8 @@ fn part_of(
     let contents = PageStates::reserve(pages, page)?;
     let areas: Result<Vec<_>, AddrError> = regions.iter().map(RemoteRegion::fault_area).collect();
     let pattern = pattern(&areas?, page, &**backing, options);
-    let zeroes_by_copy = page > uzone_os::probe::page_size();
+    // The kernel makes no huge page of what is its page of zeroes in part.
+    let zeroes_by_copy = page > uzone_os::probe::page_size() || options.advice == Advice::Blocks;
     let part = Arc::new(RemoteMemory { remote: memory.remote.clone(), regions });
     let policy = Policy { zeroes_by_copy, removed_is_zero: true, is_tracked: false };
     let (backing, recorder) = (backing.clone(), recorder.clone());
@@ -195,6 +204,7 @@ pub struct AdoptedMemory {
     /// The parts of it that have pages of one size each, and those pages, the smallest first.
     parts: Vec<Arc<RemoteMemory>>,
     cores: Vec<Arc<Core>>,
+    blocks: Blocks,
 }
 
 impl AdoptedMemory {
@@ -263,6 +273,22 @@ impl AdoptedMemory {
                 attached.prefetch(pager, &Prefetch::new(&offsets, core.page_size(), stored_at));
             }
         }
+    }
+
+    /// Returns the addresses of blocks of 2 MiB, at multiples of that, all of whose pages were filled and none was
+    /// given back: at most so many, each once. There are none without [`Advice::Blocks`].
+    ///
+    /// A block may be given back or unmapped before the caller makes a huge page of it. No byte changes then
+    /// either: `blocks.rs` states why.
+    #[must_use]
+    pub fn take_filled_blocks(&self, most: usize) -> Vec<Vaddr> {
+        self.blocks.take(most)
+    }
+
+    /// Returns how many blocks are left that [`AdoptedMemory::take_filled_blocks`] may return.
+    #[must_use]
+    pub fn blocks_left(&self) -> usize {
+        self.blocks.left()
     }
 
     fn cores(&self) -> &[Arc<Core>] {
