@@ -108,6 +108,11 @@ pub(crate) struct Args {
     /// of the image]
     #[arg(long, value_name = "FILE", env = "UZONE_SERVE_PREFETCH")]
     prefetch: Option<PathBuf>,
+    /// Give machines huge pages: a fault brings what is left of its block of 2 MiB, and the kernel makes a huge
+    /// page of each block that is filled, which takes root, or CAP_SYS_NICE and the monitor's user. Zero pages
+    /// take memory then. Memory that has pages of 2 MiB is served by whole pages in any case
+    #[arg(long, conflicts_with = "record", env = "UZONE_SERVE_HUGE")]
+    huge: bool,
     /// Serve metrics for Prometheus by HTTP at ADDRESS:PORT, to all who can reach it; the control socket has
     /// them in any case
     #[arg(long, value_name = "ADDRESS", env = "UZONE_SERVE_METRICS")]
@@ -293,6 +298,9 @@ fn session_text(event: &ServeEvent) -> String {
              {reason}\n",
             killed(was_killed)
         ),
+        ServeEvent::NotHuge { session, pid, reason } => format!(
+            "session {session}: the memory of process {pid} is not all in huge pages: {reason}\n"
+        ),
         ServeEvent::Ended { session, pid, served_ns, faults, demand_pages, around_pages } => {
             format!(
                 "session {session}: process {pid} ended after {}; {faults} faults brought {demand_pages} pages, \
@@ -342,6 +350,7 @@ fn options(args: &Args) -> ServerOptions {
         .mode(args.mode)
         .deadline(Duration::from_secs(args.deadline))
         .record(args.record.clone())
+        .huge(args.huge)
         .metrics(args.metrics)
         .root(args.root)
         .cache(args.cache_bytes)

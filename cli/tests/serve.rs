@@ -548,3 +548,75 @@ fn a_group_or_a_user_that_cannot_be_had_is_named_with_the_fix() {
         assert_eq!(dir.names(), ["raw"], "nothing is left behind");
     }
 }
+
+#[test]
+fn huge_pages_are_counted_and_a_server_that_may_not_make_them_states_why() {
+    use common::served::{Machine, PAGES, page_of};
+    use std::os::unix::process::CommandExt;
+    let name = "huge_pages_are_counted_and_a_server_that_may_not_make_them_states_why";
+    if !has_users(name) {
+        return;
+    }
+    let dir = Dir::new("serve-huge");
+    std::os::unix::fs::chown(dir.path(), Some(65534), None).expect("this is root");
+    let (image, socket) = (dir.name("raw"), dir.name("sock"));
+    fs::write(&image, (0..PAGES).flat_map(page_of).collect::<Vec<_>>()).expect("it is written");
+    let counts = || {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
+        let output = command.args(["status", "--json", "--socket", &socket]).output();
+        let status: Value =
+            serde_json::from_slice(&output.expect("it runs").stdout).expect("an object");
+        keeps_to("uzone.status-1", &status);
+        let stats = &status["sessions"][0]["stats"];
+        [&stats["huge_pages"], &stats["not_huge"]].map(|count| count.as_u64().unwrap_or(0))
+    };
+    for is_root in [true, false] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
+        command.args(["serve", "--json", "--huge", "--on-failure", "hold", "--mode", "666"]);
+        command.args([&image, "--socket", &socket]).stdin(Stdio::null()).stdout(Stdio::piped());
+        if !is_root {
+            command.uid(65534).gid(65534);
+        }
+        let mut server = command.spawn().expect("it runs");
+        let mut lines = BufReader::new(server.stdout.take().expect("a pipe"));
+        assert_eq!(event(&mut lines)["event"], "listening");
+        let Some(machine) = Machine::connect(&socket) else {
+            signal(&server);
+            server.wait().expect("it ends");
+            return;
+        };
+        assert_eq!(event(&mut lines)["event"], "connected");
+        (0..PAGES).for_each(|page| machine.check(page, &page_of(page)));
+        let since = std::time::Instant::now();
+        while counts() == [0, 0] {
+            assert!(since.elapsed() < Duration::from_secs(60), "no block is filled");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        if !is_root {
+            let not_huge = event(&mut lines);
+            assert_eq!(not_huge["event"], "not_huge");
+            let reason = not_huge["reason"].as_str().expect("text");
+            assert!(reason.contains("may not") && reason.contains("CAP_SYS_NICE"), "{reason}");
+            assert_eq!(counts()[0], 0);
+        } else if counts()[0] == 0 {
+            let reason = event(&mut lines);
+            assert!(std::env::var("REQUIRE_ALL").as_deref() != Ok("1"), "{reason}");
+            println!("skipped: {name}: {reason}");
+        }
+        (0..PAGES).for_each(|page| machine.check(page, &page_of(page)));
+        signal(&server);
+        // The process that has the machine is this one, which goes on: the second signal ends the server. The
+        // first was heard when the socket is gone.
+        while fs::exists(&socket).expect("it is read") {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        signal(&server);
+        assert_eq!(server.wait().expect("it ends").code(), Some(75), "a machine is left");
+        drop(machine);
+    }
+    let both = Command::new(env!("CARGO_BIN_EXE_uzone"))
+        .args(["serve", &image, "--huge", "--record", &dir.name("set")])
+        .output()
+        .expect("it runs");
+    assert_eq!(both.status.code(), Some(2), "one page a fault is no block");
+}

@@ -15,13 +15,14 @@ use std::time::{Duration, Instant};
 
 use uzone_os::peer::Peer;
 use uzone_os::uffd::{Doorbell, EventSet, ReadyKeys};
-use uzone_os::{MessageSocket, privilege};
+use uzone_os::{MessageSocket, Vaddr, privilege};
 
 use crate::capture;
 use crate::connection::Connection;
 use crate::control::{self, Asked, Control, Request};
 use crate::error::ServeError;
 use crate::event::ServeEvent;
+use crate::huge::{AT_ONCE, Collapser, Outcome};
 use crate::link::{self, Report};
 use crate::manager::ServiceManager;
 use crate::options::{OnFailure, ServerOptions};
@@ -36,6 +37,7 @@ const LISTENER: u64 = u64::MAX;
 const STOP: u64 = u64::MAX - 1;
 const WORKER: u64 = u64::MAX - 2;
 const CONTROL: u64 = u64::MAX - 3;
+const HUGE: u64 = u64::MAX - 4;
 
 /// How long a monitor may take for its message.
 const HANDSHAKE_WITHIN: Duration = Duration::from_secs(10);
@@ -116,6 +118,8 @@ pub struct Keeper {
     is_confined: bool,
     manager: Option<ServiceManager>,
     recovery: Option<Recovery>,
+    /// What makes huge pages, once there is something to do.
+    collapser: Option<Collapser>,
     options: ServerOptions,
     log: Box<dyn Fn(&ServeEvent) + Send>,
     start: Start,
@@ -267,6 +271,7 @@ impl Keeper {
             is_confined: false,
             manager: None,
             recovery: None,
+            collapser: None,
             options,
             log: Box::new(log),
             start: Box::new(start),
@@ -411,6 +416,7 @@ impl Keeper {
                     LISTENER => self.accept(),
                     WORKER => self.hear(),
                     CONTROL => self.answer()?,
+                    HUGE => self.note_huge()?,
                     STOP => {
                         stop.silence().map_err(ServeError::Wait)?;
                         if self.is_stopped_again() {
@@ -705,6 +711,7 @@ impl Keeper {
                     connection.stats = Some(stats);
                 }
             }
+            Report::Blocks(key, blocks) => self.make_huge(key, blocks),
             Report::Probe(key) => drop(self.forget(key)),
             Report::Event(event) => self.happened(event),
         }
@@ -734,11 +741,64 @@ impl Keeper {
                 *was_killed = self.kills() && connection.kill();
             }
             ServeEvent::Ended { session, .. } => drop(self.forget(*session)),
-            ServeEvent::WorkerEnded { .. }
+            ServeEvent::NotHuge { .. }
+            | ServeEvent::WorkerEnded { .. }
             | ServeEvent::TakenOver { .. }
             | ServeEvent::HandedOver { .. } => {}
         }
         (self.log)(&event);
+    }
+
+    /// Has huge pages made of blocks that a worker found filled.
+    fn make_huge(&mut self, key: u64, mut blocks: Vec<u64>) {
+        let Some(connection) = self.connections.get(&key) else { return };
+        blocks.truncate(AT_ONCE);
+        let peer = connection.peer.clone();
+        let refusal = if self.is_confined {
+            Some("this keeper was a worker, and has its rights: start the server again".to_owned())
+        } else if connection.is_foreign() {
+            Some("the process was named by a worker, and has not the userfaultfd".to_owned())
+        } else {
+            self.start_collapser().err().map(|cause| cause.to_string())
+        };
+        match (refusal, &self.collapser) {
+            (None, Some(collapser)) => {
+                collapser.add(key, peer, blocks.into_iter().map(Vaddr::new).collect());
+            }
+            (reason, _) => {
+                let refused = blocks.len() as u64;
+                self.count_huge(key, Outcome { refused, reason, ..Outcome::default() });
+            }
+        }
+    }
+
+    fn start_collapser(&mut self) -> io::Result<()> {
+        if self.collapser.is_none() {
+            let collapser = Collapser::start()?;
+            self.set.add(&collapser, HUGE)?;
+            self.collapser = Some(collapser);
+        }
+        Ok(())
+    }
+
+    /// Notes which huge pages were made.
+    fn note_huge(&mut self) -> Result<(), ServeError> {
+        let Some(collapser) = &self.collapser else { return Ok(()) };
+        for (key, outcome) in collapser.take().map_err(ServeError::Wait)? {
+            self.count_huge(key, outcome);
+        }
+        Ok(())
+    }
+
+    fn count_huge(&mut self, session: u64, outcome: Outcome) {
+        // It may have ended.
+        let Some(connection) = self.connections.get_mut(&session) else { return };
+        let (pid, is_first) = (connection.peer.pid(), connection.not_huge == 0);
+        connection.huge_pages += outcome.made;
+        connection.not_huge += outcome.refused;
+        if let Some(reason) = outcome.reason.filter(|_| is_first) {
+            self.happened(ServeEvent::NotHuge { session, pid, reason });
+        }
     }
 
     fn kills(&self) -> bool {

@@ -35,6 +35,7 @@ pub struct ServerOptions {
     pub(crate) deadline: Duration,
     pub(crate) record: Option<PathBuf>,
     pub(crate) prefetch: Prefetch,
+    pub(crate) huge: bool,
     pub(crate) metrics: Option<SocketAddr>,
     pub(crate) root: Option<Root>,
     pub(crate) cache: ByteLen,
@@ -70,6 +71,7 @@ impl Default for ServerOptions {
             deadline,
             record: None,
             prefetch,
+            huge: false,
             metrics: None,
             root: None,
             cache: CACHE,
@@ -143,6 +145,17 @@ impl ServerOptions {
     #[must_use]
     pub fn prefetch(mut self, prefetch: Prefetch) -> Self {
         self.prefetch = prefetch;
+        self
+    }
+
+    /// Sets whether machines get huge pages: by default they have what their monitor gave them. A fault brings what
+    /// is left of its block of 2 MiB, zero pages take memory of their own, and the keeper has the kernel make huge
+    /// pages of blocks that are filled, which takes `CAP_SYS_NICE` and the right to read the monitor's memory. What
+    /// is no huge page is served all the same. Memory that has huge pages already is served by whole pages in any
+    /// case. With [`ServerOptions::record`] it means nothing.
+    #[must_use]
+    pub fn huge(mut self, huge: bool) -> Self {
+        self.huge = huge;
         self
     }
 

@@ -10,6 +10,7 @@ use uzone_fault::{
     AdoptedMemory, Advice, Backing, Engine, EventLog, FaultStats, FaultTrace, LazyOptions, Refusal,
     Remote, RemoteRegion,
 };
+use uzone_os::Vaddr;
 use uzone_os::peer::Peer;
 
 use crate::connection::Connection;
@@ -34,6 +35,8 @@ pub(crate) struct SessionParts<'a> {
     pub(crate) backing: Arc<dyn Backing>,
     /// Whether it is a program that attached: the end of its stream ends the session.
     pub(crate) is_attached: bool,
+    /// Whether its pages are those of other programs too.
+    pub(crate) is_shared: bool,
     pub(crate) engine: &'a Engine,
     pub(crate) options: &'a ServerOptions,
     /// The bytes of the image to install before they are touched.
@@ -50,6 +53,8 @@ pub(crate) struct Session {
     remote: Remote,
     is_attached: bool,
     since: Instant,
+    /// How many pages were filled when that was looked at last.
+    filled: u64,
 }
 
 impl Session {
@@ -73,6 +78,8 @@ impl Session {
         if parts.options.record.is_some() {
             // A page at a time, so that each one that is touched is seen.
             options = options.advice(Advice::Random).trace(TRACED);
+        } else if parts.options.huge && !parts.is_shared {
+            options = options.advice(Advice::Blocks);
         }
         let policy = parts.options.on_failure;
         let options = on_failure(options, number, peer, policy, &parts.log);
@@ -86,7 +93,8 @@ impl Session {
             let _ = dialect::attach::reply(&connection.stream, &Reply::Served, log);
         }
         let since = Instant::now();
-        Ok(Self { number, memory, connection, remote: watched, is_attached, since })
+        let filled = 0;
+        Ok(Self { number, memory, connection, remote: watched, is_attached, since, filled })
     }
 
     /// Stops answering: no event is read when this returns.
@@ -107,6 +115,23 @@ impl Session {
         self.memory.take_trace()
     }
 
+    /// Returns whether there may be blocks of which huge pages can be made, now or later.
+    pub(crate) fn may_have_blocks(&self) -> bool {
+        self.memory.blocks_left() > 0
+    }
+
+    /// Returns whether pages were filled since the last call.
+    pub(crate) fn was_filled(&mut self) -> bool {
+        let stats = self.memory.stats();
+        let filled = stats.demand + stats.around + stats.populated;
+        std::mem::replace(&mut self.filled, filled) != filled
+    }
+
+    /// Takes blocks of which huge pages can be made, at most so many.
+    pub(crate) fn take_blocks(&self, most: usize) -> Vec<Vaddr> {
+        self.memory.take_filled_blocks(most)
+    }
+
     /// Returns whether its memory is gone: the process that connected may have ended before the one whose
     /// memory it is.
     pub(crate) fn is_gone(&self) -> bool {
@@ -123,6 +148,9 @@ impl Session {
             prefetched_pages: stats.populated,
             zero_pages: stats.zeroes,
             bad_pages: stats.poisoned,
+            // The keeper knows.
+            huge_pages: 0,
+            not_huge: 0,
             held: stats.held,
             pending_pages: stats.pending,
             oldest_pending_ns: stats.oldest_pending.map_or(0, nanoseconds),

@@ -14,8 +14,8 @@ use uzone_fault::{
     AdoptedMemory, Backing, Engine, EngineOptions, EventLog, FileBacking, LoggedEvents, MapError,
     Memory as Pages, Remote, RemoteRegion, SharedBacking, Zone,
 };
-use uzone_os::MessageSocket;
 use uzone_os::uffd::{EventSet, ReadyKeys};
+use uzone_os::{MessageSocket, Vaddr};
 use uzone_pages::{ByteLen, ErrorKind};
 use uzone_snapshot::{FrameCache, Image, OpenOptions, SnapshotBacking, SnapshotError};
 
@@ -23,6 +23,7 @@ use crate::connection::Connection;
 use crate::dialect::{self, HandshakeError, Memory, Said};
 use crate::error::ServeError;
 use crate::event::ServeEvent;
+use crate::huge::Finder;
 use crate::link::{self, Heirlooms, Order, Report};
 use crate::options::{OnFailure, Prefetch, ServerOptions};
 use crate::sandbox::{Beside, Files, Sandbox};
@@ -61,6 +62,7 @@ pub struct Worker {
     prefetch: Vec<u64>,
     recording: Option<Recording>,
     recorded: Instant,
+    huge: Finder,
 }
 
 impl Worker {
@@ -118,6 +120,7 @@ impl Worker {
             prefetch: pages.into_iter().map(|page| page.saturating_mul(page_bytes)).collect(),
             recording: recording.transpose()?,
             recorded: Instant::now(),
+            huge: Finder::new(),
         })
     }
 
@@ -152,6 +155,11 @@ impl Worker {
                 let order = link::receive(&keeper, &mut room).unwrap_or_default();
                 is_kept = order.is_some_and(|order| self.obey(&keeper, order));
             }
+            for (number, blocks) in self.huge.find(&mut self.sessions) {
+                let blocks = blocks.into_iter().map(Vaddr::get).collect();
+                // Without a keeper there is no right to it either.
+                let _ = link::report(&keeper, &Report::Blocks(number, blocks), None);
+            }
             self.end_the_gone(|event| {
                 // Without a keeper there is no log.
                 let _ = link::report(&keeper, &Report::Event(event), None);
@@ -184,6 +192,7 @@ impl Worker {
         let orphans = (!self.orphans.is_empty()).then_some(PROBE);
         let records = self.recording.is_some() && !self.sessions.is_empty();
         let timeout = orphans.or(records.then_some(RECORD_EVERY));
+        let timeout = [timeout, self.huge.timeout(&self.sessions)].into_iter().flatten().min();
         self.set.wait(ready, timeout).map_err(ServeError::Wait)
     }
 
@@ -369,6 +378,7 @@ impl Worker {
             removals,
             backing,
             is_attached: request.is_some(),
+            is_shared,
             engine: &self.engine,
             options: &self.options,
             prefetch: &self.prefetch,
