@@ -8,6 +8,7 @@
 //! |---|---|
 //! | `naive` | one page for each fault, copied from a mapping of the raw file: the published example |
 //! | `raw`, `packed` | ours |
+//! | `huge` | ours from the raw file, by blocks of 2 MiB, of which huge pages can be made |
 //! | `replay` | ours from the packed image, and the list of the pages is installed ahead |
 //! | `ordered` | the same, from an image in which those pages are packed together |
 //! | `own` | ours from the raw file, for memory that the engine maps itself |
@@ -31,7 +32,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use uzone_fault::{
-    AdoptedMemory, Backing, Engine, EngineOptions, FileBacking, LazyOptions, RemoteRegion,
+    AdoptedMemory, Advice, Backing, Engine, EngineOptions, FileBacking, LazyOptions, RemoteRegion,
 };
 use uzone_os::uffd::{Features, KernelFaults, Modes, Registered, Remote, Uffd};
 use uzone_os::{Access, Anonymous, HugeAdvice, Mapping, Sharing, Vaddr, probe};
@@ -298,6 +299,7 @@ impl<'a> Restore<'a> {
         type Open<'a> = fn(&Restore<'a>) -> Result<Arc<dyn Backing>, BenchError>;
         let mut ways: Vec<(&str, &str, Open<'a>, bool)> = vec![
             ("raw", "ours, raw", Self::raw_backing, false),
+            ("huge", "ours, raw, by blocks of 2 MiB", Self::raw_backing, false),
             ("packed", "ours, packed", Self::packed, false),
             ("replay", "ours, packed, the set installed ahead", Self::packed, true),
         ];
@@ -306,7 +308,10 @@ impl<'a> Restore<'a> {
             ways.push(("ordered", name, Self::packed_together, true));
         }
         for (row, name, open, is_replayed) in ways {
-            let options = options.clone();
+            let mut options = options.clone();
+            if row == "huge" {
+                options = options.advice(Advice::Blocks);
+            }
             let spec = suite.faults(Role::Ours, &id(row), name, 1, move |row| {
                 this.chill()?;
                 let memory = this

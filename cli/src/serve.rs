@@ -21,6 +21,7 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread;
 use std::time::Duration;
 
+use clap::builder::ArgPredicate;
 use sd_notify::NotifyState;
 use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -39,7 +40,7 @@ use uzone_snapshot::{Root, is_url};
 use crate::exit::{self, Exit, Failure};
 use crate::image::{OnDisk, Requests};
 use crate::output::{Output, Report, Style};
-use crate::user::{User, UserError};
+use crate::user::{self, User, UserError};
 
 const EXITS: [Exit; 9] = [
     Exit::Ok,
@@ -81,9 +82,18 @@ pub(crate) struct Args {
     /// Where monitors connect [default: uzone.sock in $XDG_RUNTIME_DIR, or else in this directory]
     #[arg(long, value_name = "PATH", env = "UZONE_SERVE_SOCKET")]
     socket: Option<PathBuf>,
-    /// Who may connect: the mode of the socket, in octal
-    #[arg(long, value_name = "MODE", default_value = "600", value_parser = mode, env = "UZONE_SERVE_MODE")]
+    /// Who may connect: the mode of the socket, in octal. It is 660 where --group is given, and 666 where
+    /// --allow-uid alone is
+    #[arg(long, value_name = "MODE", default_value = "600", default_value_ifs = MODES, value_parser = mode, env = "UZONE_SERVE_MODE")]
     mode: u32,
+    /// Give the socket to this group, a name or a number, of which the user of this command must be a member
+    /// unless it is root [default: the group of this command]
+    #[arg(long, value_name = "GROUP", env = "UZONE_SERVE_GROUP")]
+    group: Option<String>,
+    /// Which users may connect, names or numbers, beside root and the user of this command; the machine of
+    /// another one is not served [default: all whom the mode admits]
+    #[arg(long, value_name = "USER,...", env = "UZONE_SERVE_ALLOW_UID")]
+    allow_uid: Option<String>,
     /// What becomes of a machine whose page cannot be produced
     #[arg(long, value_enum, value_name = "WHAT", default_value_t, env = "UZONE_SERVE_ON_FAILURE")]
     on_failure: Failing,
@@ -98,6 +108,11 @@ pub(crate) struct Args {
     /// `none` [default: the working set of the image]
     #[arg(long, value_name = "FILE", env = "UZONE_SERVE_PREFETCH")]
     prefetch: Option<PathBuf>,
+    /// Give machines huge pages: a fault brings what is left of its block of 2 MiB, and the kernel makes a huge
+    /// page of each block that is filled, which takes root, or CAP_SYS_NICE and the monitor's user. Zero pages
+    /// take memory then. Memory that has pages of 2 MiB is served by whole pages in any case
+    #[arg(long, conflicts_with = "record", env = "UZONE_SERVE_HUGE")]
+    huge: bool,
     /// Serve metrics for Prometheus by HTTP at ADDRESS:PORT, to all who can reach it; the control socket has
     /// them in any case
     #[arg(long, value_name = "ADDRESS", env = "UZONE_SERVE_METRICS")]
@@ -141,10 +156,19 @@ pub(crate) struct Args {
     /// Answer faults for the process at standard input, which started this one
     #[arg(long, hide = true)]
     worker: bool,
+    /// The numbers of the users of --allow-uid: the process that answers faults may read no names
+    #[arg(long, hide = true, value_delimiter = ',')]
+    allow_numbers: Vec<u32>,
 }
+
+/// The modes of a socket that others than its owner are to connect to.
+const MODES: [(&str, ArgPredicate, &str); 2] =
+    [("group", ArgPredicate::IsPresent, "660"), ("allow_uid", ArgPredicate::IsPresent, "666")];
 
 /// This program, also if its file was replaced meanwhile.
 const PROGRAM: &str = "/proc/self/exe";
+/// What a worker is started with for each user that may connect.
+const NUMBERS: &str = "--allow-numbers=";
 /// How many events may wait to be printed; further ones are dropped, since machines do not wait for a log.
 const WAITING: usize = 4096;
 
@@ -282,6 +306,9 @@ fn session_text(event: &ServeEvent) -> String {
              {reason}\n",
             killed(was_killed)
         ),
+        ServeEvent::NotHuge { session, pid, reason } => format!(
+            "session {session}: the memory of process {pid} is not all in huge pages: {reason}\n"
+        ),
         ServeEvent::Ended { session, pid, served_ns, faults, demand_pages, around_pages } => {
             format!(
                 "session {session}: process {pid} ended after {}; {faults} faults brought {demand_pages} pages, \
@@ -311,6 +338,17 @@ fn session_bytes(text: &str) -> Result<ByteLen, String> {
     Ok(bytes)
 }
 
+/// Returns the numbers of the users that may connect, if not all may.
+fn allowed(args: &Args) -> Result<Option<Vec<u32>>, UserError> {
+    match &args.allow_uid {
+        Some(_) if args.worker => Ok(Some(args.allow_numbers.clone())),
+        Some(names) => {
+            names.split(',').map(user::number_of_user).collect::<Result<_, _>>().map(Some)
+        }
+        None => Ok(None),
+    }
+}
+
 fn options(args: &Args) -> ServerOptions {
     let budget = Budget::default()
         .faults_per_second(args.session_faults)
@@ -320,6 +358,7 @@ fn options(args: &Args) -> ServerOptions {
         .mode(args.mode)
         .deadline(Duration::from_secs(args.deadline))
         .record(args.record.clone())
+        .huge(args.huge)
         .metrics(args.metrics)
         .root(args.root)
         .cache(args.cache_bytes)
@@ -404,21 +443,24 @@ impl<'a> Listening<'a> {
         let socket = socket.unwrap_or_else(default_socket);
         let (log, printer) = printer();
         let user = args.user.as_deref().map(User::named).transpose().map_err(UserError::failure)?;
-        let start = start_worker(arguments.clone(), user);
+        let group = args.group.as_deref().map(user::number_of_group).transpose();
+        let allowed = allowed(args).map_err(UserError::failure)?;
+        let start = start_worker(arguments.clone(), allowed.as_deref(), user);
+        let options = options(args).group(group.map_err(UserError::failure)?).allow_users(allowed);
         let estate = match args.take_over {
             true => None,
-            false => passed.estate(&socket, args.mode)?,
+            false => passed.estate(&socket, &options)?,
         };
         let keeper = if args.take_over || estate.is_none() && is_left_to_a_worker(&socket) {
-            Keeper::take_over(&socket, options(args), log, start)
+            Keeper::take_over(&socket, options, log, start)
         } else {
             let recover = || -> Result<_, ServeError> {
                 let Some(folder) = &args.recover else { return Ok(None) };
-                Recovery::open(folder, &socket)?.estate(&socket, args.mode)
+                Recovery::open(folder, &socket)?.estate(&socket, &options)
             };
             match estate.map_or_else(recover, |estate| Ok(Some(estate)))? {
-                Some(estate) => Keeper::inherit(estate, &socket, options(args), log, start),
-                None => Keeper::bind(&socket, options(args), log, start),
+                Some(estate) => Keeper::inherit(estate, &socket, options, log, start),
+                None => Keeper::bind(&socket, options, log, start),
             }
         };
         match keeper {
@@ -547,13 +589,20 @@ impl Listening<'_> {
 /// Returns what starts this program as the process that answers faults, out of the reach of the terminal's
 /// signals.
 fn start_worker(
-    arguments: Vec<OsString>,
+    mut arguments: Vec<OsString>,
+    allowed: Option<&[u32]>,
     user: Option<User>,
 ) -> impl FnMut(OwnedFd) -> io::Result<Child> + Send + 'static {
+    arguments.retain(|argument| {
+        argument != "--worker"
+            && argument != "--take-over"
+            && !argument.as_encoded_bytes().starts_with(NUMBERS.as_bytes())
+    });
+    arguments.push("--worker".into());
+    arguments.extend(allowed.into_iter().flatten().map(|user| format!("{NUMBERS}{user}").into()));
     move |keeper| {
-        let is_ours = |argument: &&OsString| *argument != "--worker" && *argument != "--take-over";
         let mut command = Command::new(PROGRAM);
-        command.args(arguments.iter().filter(is_ours)).arg("--worker");
+        command.args(&arguments);
         command.stdin(keeper).process_group(0);
         if let Some(user) = user {
             user.runs(&mut command);
@@ -568,7 +617,9 @@ fn work(args: &Args, out: &Output) -> Result<Exit, Failure> {
     let signals = Signals::new([SIGINT, SIGTERM])?;
     let disk = args.on_disk.open()?;
     let image = args.image.as_deref().unwrap_or(Path::new("-"));
-    let mut worker = Worker::open(image, options(args).disk_cache(disk))?;
+    let allowed = allowed(args).map_err(UserError::failure)?;
+    let options = options(args).allow_users(allowed.clone());
+    let mut worker = Worker::open(image, options.clone().disk_cache(disk))?;
     worker.run(io::stdin().as_fd().try_clone_to_owned()?)?;
     let Some(estate) = worker.into_estate() else { return Ok(Exit::Ok) };
     out.warn(format_args!(
@@ -579,8 +630,8 @@ fn work(args: &Args, out: &Output) -> Result<Exit, Failure> {
     let (log, printer) = printer();
     let manager = estate.manager();
     // This process is the user's already, and a worker of it is as well.
-    let start = start_worker(env::args_os().skip(1).collect(), None);
-    let keeper = Keeper::inherit(estate, &socket, options(args), log, start)?;
+    let start = start_worker(env::args_os().skip(1).collect(), allowed.as_deref(), None);
+    let keeper = Keeper::inherit(estate, &socket, options, log, start)?;
     let listening = Listening { keeper, args, socket, printer };
     serve_all(vec![listening], manager.as_ref(), signals, out)
 }

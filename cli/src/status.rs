@@ -128,6 +128,15 @@ impl Report for StatusReport {
         }
         text.push_str(&table.trim_fmt());
         text.push('\n');
+        for one in sessions {
+            let (made, not) = one.stats.map_or((0, 0), |stats| (stats.huge_pages, stats.not_huge));
+            if made + not > 0 {
+                text.push_str(&format!(
+                    "session {}: {made} blocks of 2 MiB were made huge pages, and {not} were not\n",
+                    one.session
+                ));
+            }
+        }
         text
     }
 }

@@ -1,4 +1,5 @@
-//! The user that a process is started as: [`User`], by its name or its number, from `/etc/passwd`.
+//! Users and groups by their names or their numbers, from `/etc/passwd` and `/etc/group`: [`User`], which a
+//! process is started as, [`number_of_user`] and [`number_of_group`].
 
 use std::io;
 use std::os::unix::process::CommandExt;
@@ -8,8 +9,9 @@ use uzone_os::privilege::Privileges;
 
 use crate::exit::{Exit, Failure};
 
-/// Where names of users are. Other sources of names are not asked: a number needs none.
+/// Where names of users and of groups are. Other sources of names are not asked: a number needs none.
 const USERS: &str = "/etc/passwd";
+const GROUPS: &str = "/etc/group";
 
 /// A user and its group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,13 +20,15 @@ pub(crate) struct User {
     group: u32,
 }
 
-/// A user that no process can be started as.
+/// A user or a group that is not known, or a user that no process can be started as.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum UserError {
-    #[error("no user of {USERS} is called {name}: name one that is there, or its number")]
-    Unknown { name: String },
-    #[error("cannot read {USERS}: {cause}; give the user by its number")]
+    #[error("no {what} of {file} is called {name}: name one that is there, or its number")]
+    Unknown { what: &'static str, file: &'static str, name: String },
+    #[error("cannot read {file}: {cause}; give the {what} by its number")]
     Unread {
+        what: &'static str,
+        file: &'static str,
         #[source]
         cause: io::Error,
     },
@@ -51,13 +55,7 @@ impl UserError {
 impl User {
     /// Returns the user of that name or number, if this process may start one of it.
     pub(crate) fn named(name: &str) -> Result<Self, UserError> {
-        let users = std::fs::read_to_string(USERS);
-        let user = match (users, name.parse()) {
-            (Ok(users), _) => Self::among(&users, name),
-            (Err(_), Ok(number)) => Some(Self { number, group: number }),
-            (Err(cause), Err(_)) => return Err(UserError::Unread { cause }),
-        };
-        let user = user.ok_or_else(|| UserError::Unknown { name: name.to_owned() })?;
+        let user = find("user", USERS, name, Self::among)?;
         let ours = Privileges::of_this_thread().map_err(UserError::Ours)?.user;
         if ours != 0 && ours != user.number {
             return Err(UserError::Denied { ours, theirs: user.number });
@@ -94,9 +92,57 @@ impl User {
     }
 }
 
+/// Returns the number of the user of that name or number.
+pub(crate) fn number_of_user(name: &str) -> Result<u32, UserError> {
+    Ok(find("user", USERS, name, User::among)?.number)
+}
+
+/// Returns the number of the group of that name or number.
+pub(crate) fn number_of_group(name: &str) -> Result<u32, UserError> {
+    find("group", GROUPS, name, group_among)
+}
+
+/// Finds a name or a number in a file. If that cannot be read, a number is one of no line.
+fn find<T>(
+    what: &'static str,
+    file: &'static str,
+    name: &str,
+    among: impl Fn(&str, &str) -> Option<T>,
+) -> Result<T, UserError> {
+    let is_number = name.parse::<u32>().is_ok();
+    let lines = match std::fs::read_to_string(file) {
+        Err(cause) if !is_number => return Err(UserError::Unread { what, file, cause }),
+        lines => lines.unwrap_or_default(),
+    };
+    let unknown = || UserError::Unknown { what, file, name: name.to_owned() };
+    among(&lines, name).ok_or_else(unknown)
+}
+
+/// Finds a name or a number among lines of `/etc/group`.
+fn group_among(groups: &str, name: &str) -> Option<u32> {
+    let named = groups.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        (fields.next()? == name).then(|| fields.nth(1)?.parse().ok())?
+    });
+    // All bits set means no group to chown(2).
+    named.or_else(|| name.parse().ok()).filter(|&number| number != u32::MAX)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_group_is_found_by_name_and_by_number() {
+        let groups = "root:x:0:\n# a note\nkvm:x:78:vm,other\n7:x:9:\nbroken\n";
+        for (name, group) in [("kvm", Some(78)), ("78", Some(78)), ("79", Some(79)), ("7", Some(9))]
+        {
+            assert_eq!(group_among(groups, name), group, "{name}");
+        }
+        for name in ["KVM", "", "broken", "-1", "4294967295", "4294967296"] {
+            assert_eq!(group_among(groups, name), None, "{name}");
+        }
+    }
 
     #[test]
     fn a_user_is_found_by_name_and_by_number() {

@@ -434,3 +434,189 @@ fn a_file_describes_several_servers_and_flags_go_before_it() {
     assert_eq!(output.status.code(), Some(65), "{message}");
     assert!(message.contains("line 4: there is no key speed"), "{message}");
 }
+
+/// Returns whether tests can be of several users, which takes root and a program that any user may run.
+fn has_users(name: &str) -> bool {
+    use std::os::unix::process::CommandExt;
+    let mut other = Command::new(env!("CARGO_BIN_EXE_uzone"));
+    let run = other.arg("--version").uid(65534).gid(65534).output();
+    let has_users = rustix::process::geteuid().is_root()
+        && run.as_ref().is_ok_and(|output| output.status.success());
+    if !has_users {
+        assert!(std::env::var("REQUIRE_ALL").as_deref() != Ok("1"), "{name}: {run:?}");
+        println!("skipped: {name}: it takes root, and a program that others may run");
+    }
+    has_users
+}
+
+#[test]
+fn a_socket_has_its_group_and_admits_the_users_that_are_named() {
+    use std::os::unix::fs::MetadataExt;
+    use std::os::unix::process::CommandExt;
+    let name = "a_socket_has_its_group_and_admits_the_users_that_are_named";
+    if !has_users(name) {
+        return;
+    }
+    let dir = Dir::new("serve-users");
+    let (image, socket) = (dir.name("raw"), dir.name("sock"));
+    fs::write(&image, vec![7; 1 << 20]).expect("a file is written");
+    let rights = |path: &str| {
+        let metadata = fs::metadata(path).expect("it is there");
+        (metadata.mode() & 0o777, metadata.gid())
+    };
+    let control = format!("{socket}.control");
+    let own = rustix::process::getegid().as_raw();
+    for (arguments, expected) in [
+        (&["--group", "65533"][..], (0o660, 65533)),
+        (&["--group", "root", "--mode", "620"], (0o620, 0)),
+        (&["--allow-uid", "65534"], (0o666, own)),
+        (&["--allow-uid", "65534,root", "--group=65533"], (0o660, 65533)),
+    ] {
+        let (mut server, mut lines) =
+            serve(&[&[&image, "--socket", &socket][..], arguments].concat());
+        event(&mut lines);
+        assert_eq!(rights(&socket), expected, "{arguments:?}");
+        assert_eq!(rights(&control), (0o600, own), "{arguments:?}");
+        signal(&server);
+        assert!(server.wait().expect("it ends").success());
+    }
+
+    // Another command looks whether a server is there, and so connects.
+    let (mut server, mut lines) = serve(&[&image, "--socket", &socket, "--allow-uid", "65534"]);
+    event(&mut lines);
+    let looks = |user: u32| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
+        command.args(["serve", &image, "--socket", &socket]).uid(user).gid(user);
+        assert_eq!(command.output().expect("it runs").status.code(), Some(75));
+    };
+    looks(65534);
+    looks(65533);
+    let refused = event(&mut lines);
+    assert_eq!((&refused["event"], &refused["session"]), (&"refused".into(), &2.into()));
+    let reason = refused["reason"].as_str().expect("text");
+    assert!(reason.contains("user 65533 may not connect") && reason.contains("--allow-uid"));
+    // Its worker, which takes its place, has the same list.
+    server.kill().expect("it runs");
+    server.wait().expect("it ends");
+    let status = || {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
+        let output = command.args(["status", "--json", "--socket", &socket]).output();
+        serde_json::from_slice::<Value>(&output.expect("it runs").stdout).ok()
+    };
+    let since = std::time::Instant::now();
+    while status().is_none_or(|status| status["is_confined"] != true) {
+        assert!(since.elapsed() < Duration::from_secs(60), "no worker takes its place");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    looks(65533);
+    loop {
+        let happened = event(&mut lines);
+        if happened["event"] == "refused" {
+            assert!(happened["reason"].as_str().is_some_and(|text| text.contains("65533")));
+            break;
+        }
+    }
+    let drained = Command::new(env!("CARGO_BIN_EXE_uzone"))
+        .args(["drain", "--socket", &socket])
+        .output()
+        .expect("it runs");
+    assert!(drained.status.success(), "{drained:?}");
+}
+
+#[test]
+fn a_group_or_a_user_that_cannot_be_had_is_named_with_the_fix() {
+    use std::os::unix::process::CommandExt;
+    let dir = Dir::new("serve-no-group");
+    let (image, socket) = (dir.name("raw"), dir.name("sock"));
+    fs::write(&image, vec![7; 1 << 20]).expect("a file is written");
+    let refused = |command: &mut Command, arguments: &[&str], code: i32, parts: &[&str]| {
+        command.args(["serve", &image, "--socket", &socket]).args(arguments);
+        let output = command.output().expect("it runs");
+        let message = String::from_utf8(output.stderr).expect("text");
+        assert_eq!(output.status.code(), Some(code), "{message}");
+        assert!(parts.iter().all(|part| message.contains(part)), "{message}");
+    };
+    let uzone = || Command::new(env!("CARGO_BIN_EXE_uzone"));
+    let unknown = ["/etc/group", "no such group", "number"];
+    refused(&mut uzone(), &["--group", "no such group"], 2, &unknown);
+    refused(&mut uzone(), &["--allow-uid", "0,no such user"], 2, &["no such user", "number"]);
+    assert_eq!(dir.names(), ["raw"]);
+    if has_users("a_group_or_a_user_that_cannot_be_had_is_named_with_the_fix") {
+        std::os::unix::fs::chown(dir.path(), Some(65534), None).expect("this is root");
+        let parts = [socket.as_str(), "group 0", "as root or as a member"];
+        refused(uzone().uid(65534).gid(65534), &["--group", "root"], 77, &parts);
+        assert_eq!(dir.names(), ["raw"], "nothing is left behind");
+    }
+}
+
+#[test]
+fn huge_pages_are_counted_and_a_server_that_may_not_make_them_states_why() {
+    use common::served::{Machine, PAGES, page_of};
+    use std::os::unix::process::CommandExt;
+    let name = "huge_pages_are_counted_and_a_server_that_may_not_make_them_states_why";
+    if !has_users(name) {
+        return;
+    }
+    let dir = Dir::new("serve-huge");
+    std::os::unix::fs::chown(dir.path(), Some(65534), None).expect("this is root");
+    let (image, socket) = (dir.name("raw"), dir.name("sock"));
+    fs::write(&image, (0..PAGES).flat_map(page_of).collect::<Vec<_>>()).expect("it is written");
+    let counts = || {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
+        let output = command.args(["status", "--json", "--socket", &socket]).output();
+        let status: Value =
+            serde_json::from_slice(&output.expect("it runs").stdout).expect("an object");
+        keeps_to("uzone.status-1", &status);
+        let stats = &status["sessions"][0]["stats"];
+        [&stats["huge_pages"], &stats["not_huge"]].map(|count| count.as_u64().unwrap_or(0))
+    };
+    for is_root in [true, false] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
+        command.args(["serve", "--json", "--huge", "--on-failure", "hold", "--mode", "666"]);
+        command.args([&image, "--socket", &socket]).stdin(Stdio::null()).stdout(Stdio::piped());
+        if !is_root {
+            command.uid(65534).gid(65534);
+        }
+        let mut server = command.spawn().expect("it runs");
+        let mut lines = BufReader::new(server.stdout.take().expect("a pipe"));
+        assert_eq!(event(&mut lines)["event"], "listening");
+        let Some(machine) = Machine::connect(&socket) else {
+            signal(&server);
+            server.wait().expect("it ends");
+            return;
+        };
+        assert_eq!(event(&mut lines)["event"], "connected");
+        (0..PAGES).for_each(|page| machine.check(page, &page_of(page)));
+        let since = std::time::Instant::now();
+        while counts() == [0, 0] {
+            assert!(since.elapsed() < Duration::from_secs(60), "no block is filled");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        if !is_root {
+            let not_huge = event(&mut lines);
+            assert_eq!(not_huge["event"], "not_huge");
+            let reason = not_huge["reason"].as_str().expect("text");
+            assert!(reason.contains("may not") && reason.contains("CAP_SYS_NICE"), "{reason}");
+            assert_eq!(counts()[0], 0);
+        } else if counts()[0] == 0 {
+            let reason = event(&mut lines);
+            assert!(std::env::var("REQUIRE_ALL").as_deref() != Ok("1"), "{reason}");
+            println!("skipped: {name}: {reason}");
+        }
+        (0..PAGES).for_each(|page| machine.check(page, &page_of(page)));
+        signal(&server);
+        // The process that has the machine is this one, which goes on: the second signal ends the server. The
+        // first was heard when the socket is gone.
+        while fs::exists(&socket).expect("it is read") {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        signal(&server);
+        assert_eq!(server.wait().expect("it ends").code(), Some(75), "a machine is left");
+        drop(machine);
+    }
+    let both = Command::new(env!("CARGO_BIN_EXE_uzone"))
+        .args(["serve", &image, "--huge", "--record", &dir.name("set")])
+        .output()
+        .expect("it runs");
+    assert_eq!(both.status.code(), Some(2), "one page a fault is no block");
+}

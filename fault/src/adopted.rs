@@ -12,10 +12,12 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use uzone_os::Vaddr;
 use uzone_os::uffd::{AnswerError, Answered, EventLog, LoggedEvents, Remote};
-use uzone_pages::{AddrError, ByteLen, PageCount, PageSize};
+use uzone_pages::{AddrError, Advice, ByteLen, PageCount, PageSize};
 
 use crate::backing::Backing;
+use crate::blocks::Blocks;
 use crate::capture::{Captured, WriteCapture};
 use crate::core::Core;
 use crate::engine::{Engine, TRACED, check_backing, pattern, room};
@@ -39,7 +41,8 @@ impl Engine {
     ///
     /// Of the options, `huge` and `kernel_faults` are the other side's and mean nothing here, nor do
     /// `track_writes` and `collapse_when_settled`: what was written there is not asked for, and no huge
-    /// page is made.
+    /// page is made. With [`Advice::Blocks`], zero pages are copied, so that they take memory of their own, and
+    /// [`AdoptedMemory::take_filled_blocks`] returns of what a process with the right to can make huge pages.
     ///
     /// # Errors
     /// [`MapError`]: there is no region, one cuts a page, two hold the same bytes of the backing, or they
@@ -131,8 +134,13 @@ impl Engine {
             // What another process read and did not answer is reported again.
             memory.wake(0..pages.to_bytes(smallest)?.get());
         }
-        let (parts, cores) = parts.into_iter().unzip();
-        Ok(AdoptedMemory { attached, memory, parts, cores })
+        let (parts, cores): (Vec<_>, Vec<_>) = parts.into_iter().unzip();
+        let mut blocks = Blocks::default();
+        if options.advice == Advice::Blocks {
+            let pairs = parts.iter().zip(&cores);
+            pairs.for_each(|(part, core): (&Arc<RemoteMemory>, _)| blocks.add(&part.regions, core));
+        }
+        Ok(AdoptedMemory { attached, memory, parts, cores, blocks })
     }
 }
 
@@ -158,7 +166,8 @@ fn part_of(
     let contents = PageStates::reserve(pages, page)?;
     let areas: Result<Vec<_>, AddrError> = regions.iter().map(RemoteRegion::fault_area).collect();
     let pattern = pattern(&areas?, page, &**backing, options);
-    let zeroes_by_copy = page > uzone_os::probe::page_size();
+    // The kernel makes no huge page of what is its page of zeroes in part.
+    let zeroes_by_copy = page > uzone_os::probe::page_size() || options.advice == Advice::Blocks;
     let (remote, capture) = (memory.remote.clone(), memory.capture.clone());
     let part = Arc::new(RemoteMemory { remote, regions, capture });
     let policy = Policy { zeroes_by_copy, removed_is_zero: true, is_tracked: false };
@@ -206,6 +215,7 @@ pub struct AdoptedMemory {
     /// The parts of it that have pages of one size each, and those pages, the smallest first.
     parts: Vec<Arc<RemoteMemory>>,
     cores: Vec<Arc<Core>>,
+    blocks: Blocks,
 }
 
 impl AdoptedMemory {
@@ -292,7 +302,9 @@ impl AdoptedMemory {
     /// # Errors
     /// [`CaptureError`]: there is a capture, or the kernel refuses. Nothing is protected then.
     pub fn capture(&self, capture: WriteCapture, minor: bool) -> Result<(), CaptureError> {
-        self.memory.capture.set(capture).map_err(|_| CaptureError::Busy)?;
+        if !self.memory.capture.set(capture) {
+            return Err(CaptureError::Busy);
+        }
         let since = Instant::now();
         let protect = || {
             for region in &self.memory.regions {
@@ -338,6 +350,22 @@ impl AdoptedMemory {
         // What stays protected, since the layout changes for instance, is let go when it is written to.
         let _ = self.memory.write_protect(&(0..u64::MAX), false);
         Some(captured)
+    }
+
+    /// Returns the addresses of blocks of 2 MiB, at multiples of that, all of whose pages were filled and none was
+    /// given back: at most so many, each once. There are none without [`Advice::Blocks`].
+    ///
+    /// A block may be given back or unmapped before the caller makes a huge page of it. No byte changes then
+    /// either: `blocks.rs` states why.
+    #[must_use]
+    pub fn take_filled_blocks(&self, most: usize) -> Vec<Vaddr> {
+        self.blocks.take(most)
+    }
+
+    /// Returns how many blocks are left that [`AdoptedMemory::take_filled_blocks`] may return.
+    #[must_use]
+    pub fn blocks_left(&self) -> usize {
+        self.blocks.left()
     }
 
     fn cores(&self) -> &[Arc<Core>] {

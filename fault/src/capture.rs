@@ -322,16 +322,16 @@ impl CaptureSlot {
         self.is_there.load(Ordering::Acquire).then(|| self.lock().clone()).flatten()
     }
 
-    /// Puts a capture in, unless there is one.
-    pub(crate) fn set(&self, capture: WriteCapture) -> Result<(), WriteCapture> {
+    /// Puts a capture in. Returns whether that was done: there may be one.
+    pub(crate) fn set(&self, capture: WriteCapture) -> bool {
         let mut slot = self.lock();
         if slot.is_some() {
-            return Err(capture);
+            return false;
         }
         *slot = Some(Arc::new(capture));
         // Release pairs with the Acquire of `get`.
         self.is_there.store(true, Ordering::Release);
-        Ok(())
+        true
     }
 
     /// Takes the capture out: all events are read again. Returns how it went.

@@ -341,6 +341,7 @@ fn in_thread_window(options: &LazyOptions, most: FaultAround, source: &Source) -
     match options.advice {
         Advice::Random => Window::Fixed(FaultAround::MIN),
         Advice::Normal => Window::Fixed(first),
+        Advice::Blocks => Window::Fixed(FaultAround::MAX),
         Advice::Sequential | Advice::Auto => Window::Growing {
             first,
             most: most.max(first),

@@ -44,6 +44,7 @@
 //! | `options` | [`EngineOptions`], [`LazyOptions`] |
 //! | `lazy` | [`LazyMapping`]: memory of this process |
 //! | `adopted` | [`AdoptedMemory`]: memory of another process |
+//! | `blocks` | the blocks of that of which huge pages can be made |
 //! | `backing` | [`Backing`] and the back ends |
 //! | `window` | [`Window`]: what a backing is offered, and what the kernel's replies do to it |
 //! | `core` | the decisions about a fault |
@@ -77,6 +78,7 @@
 mod adopted;
 mod backing;
 mod bad_pages;
+mod blocks;
 mod budget;
 mod capture;
 mod collapse;

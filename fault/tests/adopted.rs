@@ -21,8 +21,9 @@ use uzone_fault::{
     AdoptedMemory, BackingError, Engine, EngineOptions, EventLog, FunctionBacking, LazyOptions,
     LoggedEvents, MapError, RemoteRegion, ZeroBacking,
 };
+use uzone_os::peer::Peer;
 use uzone_os::uffd::{EventBuffer, Features, KernelFaults, Modes, Registered, Remote, Uffd};
-use uzone_os::{Anonymous, HugeSize, Mapping, Vaddr, probe};
+use uzone_os::{Anonymous, Collapsed, HugeSize, Mapping, Vaddr, probe};
 use uzone_pages::{Advice, ByteLen, Content, PageSize};
 
 const CHILD: &str = "UZONE_FAULT_TEST_OTHER";
@@ -542,4 +543,162 @@ fn pages_of_two_sizes_behind_one_descriptor_get_their_bytes_their_zeroes_and_the
         thread::yield_now();
     }
     assert_eq!(server.stats().demand, 9, "{:?}", server.stats());
+}
+
+/// Memory of this process that is answered for as another's: a page, and then some blocks of 2 MiB.
+struct OwnBlocks {
+    // Dropped first: no fault is answered afterwards.
+    adopted: AdoptedMemory,
+    memory: Registered,
+    peer: Peer,
+}
+
+impl OwnBlocks {
+    const BLOCK: u64 = 2 << 20;
+
+    fn new(
+        engine: &Engine,
+        blocks: u64,
+        backing: Arc<dyn uzone_fault::Backing>,
+        advice: Advice,
+    ) -> Result<Self, String> {
+        let uffd = Uffd::open(Features::EVENT_REMOVE, Features::NONE, KernelFaults::IfAllowed);
+        let uffd = Arc::new(uffd.map_err(|error| error.to_string())?);
+        // The first page is at the end of a block, of which there is no more.
+        let len = ByteLen::new((blocks + 1) * Self::BLOCK);
+        let align = Some(ByteLen::new(Self::BLOCK));
+        let mapping = Mapping::anonymous(len, Anonymous { align, ..Anonymous::default() }).unwrap();
+        let memory = Registered::new(uffd.clone(), mapping, Modes::MISSING).unwrap();
+        let remote = Remote::adopt(uffd.as_fd().try_clone_to_owned().unwrap()).unwrap();
+        let first = Self::BLOCK - page();
+        let regions = vec![RemoteRegion {
+            start: Vaddr::new(memory.mapping().addr().get() as u64 + first),
+            len: ByteLen::new(len.get() - first),
+            offset: 0,
+            page: probe::page_size(),
+        }];
+        let options = LazyOptions::default().advice(advice);
+        let adopted = engine.adopt(remote, regions, backing, &options).unwrap();
+        let own = rustix::process::getpid();
+        let pidfd = rustix::process::pidfd_open(own, rustix::process::PidfdFlags::empty()).unwrap();
+        let peer = Peer::from_parts(std::process::id(), 0, pidfd).unwrap();
+        Ok(Self { adopted, memory, peer })
+    }
+
+    /// Returns where a block starts in the mapping.
+    fn start(block: u64) -> u64 {
+        (block + 1) * Self::BLOCK
+    }
+
+    fn address(&self, block: u64) -> Vaddr {
+        Vaddr::new(self.memory.mapping().addr().get() as u64 + Self::start(block))
+    }
+
+    fn collapse(&self, block: u64) -> std::io::Result<Collapsed> {
+        self.peer.collapse(self.address(block), ByteLen::new(Self::BLOCK))
+    }
+
+    fn is_huge(&self, block: u64) -> bool {
+        let range = Self::start(block)..Self::start(block) + Self::BLOCK;
+        self.memory.mapping().huge_backed_in(range).unwrap().get() == Self::BLOCK
+    }
+
+    /// Waits until the pages of a block are present, but for one.
+    fn wait_for(&self, block: u64, except: Option<u64>) {
+        let give_up = Instant::now() + Duration::from_secs(30);
+        let first = page() + block * Self::BLOCK;
+        let is_there = |at: u64| {
+            Some(at) == except
+                || self.adopted.content(first + at * page()) == Some(Content::Present)
+        };
+        while !(0..Self::BLOCK / page()).all(is_there) {
+            assert!(Instant::now() < give_up, "block {block} is not filled");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn check(&self, block: u64, is_zero: impl Fn(u64) -> bool) {
+        let size = usize::try_from(page()).unwrap();
+        for at in 0..Self::BLOCK / page() {
+            let (mut seen, mut expected) = (vec![1; size], vec![0; size]);
+            self.memory.mapping().read_at(Self::start(block) + at * page(), &mut seen).unwrap();
+            if !is_zero(at) {
+                fill(page() + block * Self::BLOCK + at * page(), &mut expected);
+            }
+            assert!(seen == expected, "wrong bytes in page {at} of block {block}");
+        }
+    }
+
+    fn discard(&self, block: u64, at: u64) {
+        let start = Self::start(block) + at * page();
+        self.memory.mapping().discard(start..start + page()).unwrap();
+    }
+}
+
+#[test]
+fn blocks_that_are_filled_become_huge_pages_and_no_byte_changes() {
+    let name = "blocks_that_are_filled_become_huge_pages_and_no_byte_changes";
+    let engine = Engine::new(NonZeroUsize::MIN).unwrap();
+    let own = match OwnBlocks::new(&engine, 3, backing(), Advice::Blocks) {
+        Ok(own) => own,
+        Err(reason) => return skip(name, &reason),
+    };
+    assert_eq!(own.adopted.blocks_left(), 3, "what is before the first block is none");
+    // A write in the middle brings all of its block.
+    own.memory.mapping().write_at(OwnBlocks::start(1) + 100 * page(), &[0]).unwrap();
+    own.wait_for(1, None);
+    assert_eq!(own.adopted.take_filled_blocks(8), [own.address(1)]);
+    assert!(own.adopted.take_filled_blocks(8).is_empty(), "each is returned once");
+    match own.collapse(1) {
+        Ok(Collapsed::Whole { .. }) => {}
+        answer => return skip(name, &format!("{answer:?}")),
+    }
+    assert!(own.is_huge(1));
+    let mut first = vec![0; 8];
+    fill(page() + OwnBlocks::BLOCK + 100 * page(), &mut first);
+    own.memory.mapping().write_at(OwnBlocks::start(1) + 100 * page(), &first).unwrap();
+    own.check(1, |_| false);
+    own.discard(1, 7);
+    own.check(1, |at| at == 7);
+
+    // A page that was given back before its block was filled keeps it from being returned, and the kernel
+    // makes no huge page over the gap.
+    own.discard(0, 511);
+    own.memory.mapping().read_at(OwnBlocks::start(0), &mut [0]).unwrap();
+    own.wait_for(0, Some(511));
+    assert!(own.adopted.take_filled_blocks(8).is_empty());
+    assert!(matches!(own.collapse(0), Ok(Collapsed::NotNow { .. })));
+    own.check(0, |at| at == 511);
+
+    // One that is given back after the block was returned, and before it is collapsed.
+    own.memory.mapping().read_at(OwnBlocks::start(2), &mut [0]).unwrap();
+    own.wait_for(2, None);
+    assert_eq!(own.adopted.take_filled_blocks(8), [own.address(2)]);
+    own.discard(2, 3);
+    assert!(matches!(own.collapse(2), Ok(Collapsed::NotNow { .. })));
+    assert!(!own.is_huge(2));
+    own.check(2, |at| at == 3);
+    assert_eq!(own.adopted.blocks_left(), 1);
+}
+
+#[test]
+fn zero_pages_take_memory_where_huge_pages_are_to_be_made_and_elsewhere_no_huge_page_is_made_of_them()
+ {
+    let name = "zero_pages_take_memory_where_huge_pages_are_to_be_made";
+    let engine = Engine::new(NonZeroUsize::MIN).unwrap();
+    for (advice, is_made) in [(Advice::Blocks, true), (Advice::Normal, false)] {
+        let own = match OwnBlocks::new(&engine, 1, Arc::new(ZeroBacking), advice) {
+            Ok(own) => own,
+            Err(reason) => return skip(name, &reason),
+        };
+        own.check(0, |_| true);
+        let filled = own.adopted.take_filled_blocks(1);
+        assert_eq!(filled.len(), usize::from(is_made));
+        match own.collapse(0) {
+            Ok(Collapsed::Whole { .. }) => assert!(is_made),
+            Ok(Collapsed::NotNow { .. }) if !is_made => {}
+            answer => return skip(name, &format!("{answer:?}")),
+        }
+        own.check(0, |_| true);
+    }
 }

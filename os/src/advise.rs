@@ -101,17 +101,7 @@ impl Mapping {
         // SAFETY: madvise(2) acts on `inside.len()` bytes from `start`, all of this mapping: they are
         // inside of `part`, which `widen` checked. This advice moves bytes and changes none.
         let answer = unsafe { libc::madvise(start.cast(), inside.len(), MADV_COLLAPSE) };
-        if answer == 0 {
-            return Ok(Collapsed::Whole { bytes: ByteLen::new(inside.len() as u64) });
-        }
-        let cause = io::Error::last_os_error();
-        match Errno::from_io_error(&cause) {
-            // No free huge page, or pages in use: it may work later.
-            Some(Errno::AGAIN | Errno::BUSY | Errno::NOMEM | Errno::INTR) => {
-                Ok(Collapsed::NotNow { cause })
-            }
-            _ => Err(refused(cause)),
-        }
+        collapsed(answer == 0, ByteLen::new(inside.len() as u64)).map_err(refused)
     }
 
     /// Gives the pages of a range back to the kernel (`MADV_DONTNEED`).
@@ -192,6 +182,21 @@ impl Mapping {
             range: part.start as u64..part.end as u64,
             cause: cause.into(),
         })
+    }
+}
+
+/// Returns what a call with `MADV_COLLAPSE` did, whose error is the last one of this thread if it failed.
+pub(crate) fn collapsed(is_done: bool, bytes: ByteLen) -> io::Result<Collapsed> {
+    if is_done {
+        return Ok(Collapsed::Whole { bytes });
+    }
+    let cause = io::Error::last_os_error();
+    match Errno::from_io_error(&cause) {
+        // No free huge page, or pages in use: it may work later.
+        Some(Errno::AGAIN | Errno::BUSY | Errno::NOMEM | Errno::INTR) => {
+            Ok(Collapsed::NotNow { cause })
+        }
+        _ => Err(cause),
     }
 }
 

@@ -1,9 +1,10 @@
 //! The process at the other end of a Unix socket: [`Peer`], which is told from every later process of the
 //! same number, and the descriptors that go to it and come from it ([`send`], [`receive`]).
 //!
-//! Unsafe: getsockopt(2) with `SO_PEERPIDFD`, which rustix does not wrap, and with `SO_PEERCRED`; kcmp(2).
-//! Source: unix(7), pidfd_open(2), pidfd_send_signal(2), pidfd_getfd(2), kcmp(2), proc_pid_stat(5),
-//! proc_pid_mem(5), proc_pid_pagemap(5).
+//! Unsafe: getsockopt(2) with `SO_PEERPIDFD`, which rustix does not wrap, and with `SO_PEERCRED`; kcmp(2);
+//! process_madvise(2).
+//! Source: unix(7), pidfd_open(2), pidfd_send_signal(2), pidfd_getfd(2), kcmp(2), process_madvise(2),
+//! proc_pid_stat(5), proc_pid_mem(5), proc_pid_pagemap(5).
 
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -19,7 +20,12 @@ use rustix::net::{
 };
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, Signal};
 
+use uzone_pages::ByteLen;
+
+use crate::advise::{self, Collapsed};
 use crate::errno;
+use crate::kernel::MADV_COLLAPSE;
+use crate::options::Vaddr;
 
 /// `SO_PEERPIDFD`, Linux 6.5: asm-generic/socket.h.
 const PEER_PIDFD: libc::c_int = 77;
@@ -163,6 +169,35 @@ impl Peer {
         let opened = (open("mem")?, open("pagemap")?);
         self.is_there()?;
         Ok(opened)
+    }
+
+    /// Makes huge pages of its memory from `start` on (`MADV_COLLAPSE`), whatever the host is set to. Both the
+    /// address and the length are multiples of a huge page.
+    ///
+    /// No byte changes. Where missing pages raise events of a userfaultfd, a huge page of which a part is
+    /// missing, or is the kernel's page of zeroes, is not made: [`Collapsed::NotNow`].
+    ///
+    /// # Errors
+    /// The error of process_madvise(2): it has ended, this process may not, which takes `CAP_SYS_NICE` and the
+    /// same user or `CAP_SYS_PTRACE`, or the kernel cannot do that with this memory.
+    pub fn collapse(&self, start: Vaddr, len: ByteLen) -> io::Result<Collapsed> {
+        let at = usize::try_from(start.get()).map_err(io::Error::other)?;
+        let iov_len = usize::try_from(len.get()).map_err(io::Error::other)?;
+        let range = libc::iovec { iov_base: std::ptr::without_provenance_mut(at), iov_len };
+        let (count, flags): (usize, libc::c_uint) = (1, 0);
+        // SAFETY: process_madvise(2) reads one `iovec`, which lives over the call, and takes its address for one of
+        // the other process. This advice moves bytes there and changes none.
+        let answer = unsafe {
+            libc::syscall(
+                libc::SYS_process_madvise,
+                self.pidfd.as_raw_fd(),
+                &raw const range,
+                count,
+                MADV_COLLAPSE,
+                flags,
+            )
+        };
+        advise::collapsed(answer >= 0, len)
     }
 
     /// Returns whether this process may end it, or it has ended.

@@ -26,6 +26,12 @@ pub struct Privileges {
     pub gets_no_more: bool,
 }
 
+/// Returns the user of this process.
+#[must_use]
+pub fn user() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
+
 impl Privileges {
     /// Returns those of this thread.
     ///
@@ -34,7 +40,7 @@ impl Privileges {
     pub fn of_this_thread() -> io::Result<Self> {
         let sets = rustix::thread::capabilities(None)?;
         Ok(Self {
-            user: rustix::process::geteuid().as_raw(),
+            user: user(),
             group: rustix::process::getegid().as_raw(),
             capabilities: (sets.effective | sets.permitted | sets.inheritable).bits(),
             gets_no_more: rustix::thread::no_new_privs()?,

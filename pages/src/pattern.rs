@@ -24,6 +24,9 @@ pub enum Advice {
     Random,
     /// In order: windows double from the size that was set, as long as faults follow each other.
     Sequential,
+    /// Wherever it is: each fault, also one that writes, maps what is left of its block of 2 MiB, so that huge
+    /// pages can be made of the blocks.
+    Blocks,
     /// Find out. Windows double while faults follow each other. Other faults map their page alone, or the
     /// size that was set where that costs the faulting thread nothing, until the faults of their block of
     /// 2 MiB have cost about half of what mapping the block costs; then one maps the rest of it.
@@ -170,6 +173,7 @@ impl FaultPattern {
     pub fn size(&self) -> FaultAround {
         match self.advice {
             Advice::Random => FaultAround::MIN,
+            Advice::Blocks => FaultAround::MAX,
             Advice::Normal | Advice::Sequential | Advice::Auto => self.size,
         }
     }
@@ -203,18 +207,19 @@ impl FaultPattern {
         let (area, first_block) = self.area_of(fault)?;
         let page = self.page;
         let known = self.streams.iter().position(|stream| stream.next == fault);
-        if touch == Touch::Write || self.advice == Advice::Random {
+        let is_by_block = self.advice == Advice::Blocks;
+        if touch == Touch::Write && !is_by_block || self.advice == Advice::Random {
             let window = area.window(FaultAround::MIN, fault, page)?;
             let (follows, ahead, buys) = (false, None, false);
             return Some(FaultPlan { window, follows, ahead, buys, area: area.pages });
         }
         let is_unordered = known.is_none() && self.advice == Advice::Auto;
         let size = match known {
-            Some(index) => self.grown(self.streams[index]),
-            None => self.size,
+            Some(index) if !is_by_block => self.grown(self.streams[index]),
+            _ => self.size(),
         };
         let mut window = area.window(size, fault, page)?;
-        let mut buys = false;
+        let mut buys = is_by_block && known.is_none();
         if is_unordered {
             let block = self.block((area, first_block), fault);
             let order = self.densities.window(block, costs);
@@ -270,7 +275,7 @@ impl FaultPattern {
     /// Returns the size of the window for a fault that goes on where `stream` ended.
     fn grown(&self, stream: Stream) -> FaultAround {
         let grows = match self.advice {
-            Advice::Normal | Advice::Random => false,
+            Advice::Normal | Advice::Random | Advice::Blocks => false,
             Advice::Sequential => true,
             Advice::Auto => stream.streak >= GROWS_AFTER,
         };
@@ -427,6 +432,30 @@ mod tests {
         let mut pattern = of_area(area, Advice::Auto, pages(16), FaultAround::MAX);
         assert_eq!(pattern.plan(Pfn::new(99), Touch::Read, COSTS), None);
         assert_eq!(pattern.plan(Pfn::new(200), Touch::Write, COSTS), None);
+    }
+
+    #[test]
+    fn each_fault_maps_what_its_area_has_of_the_block_if_that_is_advised() {
+        // Addresses are 200 pages behind a block of 512.
+        let areas = [FaultArea { pages: area(1000, 2500), address: 512 * 7 + 200 }];
+        let (small, most) = (pages(16), FaultAround::DEFAULT);
+        let mut pattern = FaultPattern::new(&areas, PageSize::KIB_4, Advice::Blocks, small, most);
+        assert_eq!(pattern.size(), FaultAround::MAX);
+        for (fault, touch, window, follows) in [
+            (1900, Touch::Write, (1824, 2336), false),
+            (1400, Touch::Read, (1312, 1824), false),
+            (1824, Touch::Read, (1824, 2336), true),
+            (2400, Touch::Write, (2336, 2500), false),
+            (1311, Touch::Write, (1000, 1312), false),
+        ] {
+            let plan = pattern.plan(Pfn::new(fault), touch, COSTS).unwrap();
+            assert_eq!(plan.window, area(window.0, window.1), "fault {fault}");
+            assert_eq!((plan.follows, plan.buys), (follows, !follows), "fault {fault}");
+        }
+        let huge = PageSize::try_from_bytes(2 << 20).unwrap();
+        let areas = [FaultArea { pages: area(0, 9), address: 0 }];
+        let mut pattern = FaultPattern::new(&areas, huge, Advice::Blocks, small, most);
+        assert_eq!(pattern.plan(Pfn::new(5), Touch::Write, COSTS).unwrap().window, area(5, 6));
     }
 
     #[test]

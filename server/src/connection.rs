@@ -47,6 +47,9 @@ pub(crate) struct Connection {
     /// How many bytes of memory the machine has, and how many a page of it; known once it is connected.
     pub(crate) memory: Option<(u64, u64)>,
     pub(crate) stats: Option<SessionStats>,
+    /// How many of its blocks were made huge pages, and how many were not.
+    pub(crate) huge_pages: u64,
+    pub(crate) not_huge: u64,
     /// How many workers died of taking it.
     pub(crate) deaths: u32,
     /// What no other connection has, also none of another process.
@@ -113,6 +116,8 @@ impl Connection {
             log_file: None,
             memory: None,
             stats: None,
+            huge_pages: 0,
+            not_huge: 0,
             deaths: 0,
             id: RandomState::new().build_hasher().finish(),
             image: None,
@@ -136,6 +141,11 @@ impl Connection {
         // Another error is of a process that this one may not read.
         self.is_foreign =
             matches!(number, Some(Err(cause)) if cause.kind() == io::ErrorKind::NotFound);
+    }
+
+    /// Returns whether this process uses no rights over the peer.
+    pub(crate) fn is_foreign(&self) -> bool {
+        self.is_foreign
     }
 
     /// Ends the peer. Returns whether that was done: a refusal means that it has ended, or is not a machine's.
@@ -278,6 +288,8 @@ impl Connection {
             log_file,
             memory: kept.memory,
             stats: None,
+            huge_pages: 0,
+            not_huge: 0,
             deaths: 0,
             id: kept.id,
             image: None,
@@ -332,7 +344,11 @@ impl Connection {
             len_bytes,
             page_bytes,
             connected_ns: nanoseconds(self.since.elapsed()),
-            stats: self.stats,
+            stats: self.stats.map(|stats| SessionStats {
+                huge_pages: self.huge_pages,
+                not_huge: self.not_huge,
+                ..stats
+            }),
         })
     }
 }

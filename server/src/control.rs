@@ -34,7 +34,7 @@ const ANSWER: Duration = Duration::from_secs(5);
 const AGAIN: Duration = Duration::from_millis(100);
 /// How long a request may be.
 const REQUEST: usize = 8 << 10;
-/// Who may ask: the owner.
+/// Who may ask: the owner, whatever group the other socket has and which users may connect to that.
 const MODE: u32 = 0o600;
 
 /// What a client asks for.
@@ -83,14 +83,14 @@ impl Control {
     /// Listens beside `socket`, and for HTTP on `metrics`.
     pub(crate) fn bind(socket: &Path, metrics: Option<SocketAddr>) -> Result<Self, ServeError> {
         let metrics = listen_for_metrics(metrics)?;
-        Self::listen(ListeningSocket::bind(&control_path(socket), MODE)?, metrics)
+        Self::listen(ListeningSocket::bind(&control_path(socket), MODE, None)?, metrics)
     }
 
     /// Listens as [`Control::bind`] does, in the place of a keeper that has handed everything over and leaves
     /// the name. It fails while that has the port for metrics.
     pub(crate) fn replace(socket: &Path, metrics: Option<SocketAddr>) -> Result<Self, ServeError> {
         let metrics = listen_for_metrics(metrics)?;
-        Self::listen(ListeningSocket::replace(&control_path(socket), MODE)?, metrics)
+        Self::listen(ListeningSocket::replace(&control_path(socket), MODE, None)?, metrics)
     }
 
     /// Leaves the name of the socket to another keeper.

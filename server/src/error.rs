@@ -42,6 +42,21 @@ pub enum ServeError {
         #[source]
         cause: io::Error,
     },
+    /// The socket cannot be given to a group.
+    #[error(
+        "cannot give the socket {} to group {group}: {cause}; start the server as root or as a member of that \
+         group, or name one of the groups of its user (--group)",
+        path.display()
+    )]
+    Group {
+        /// Where.
+        path: PathBuf,
+        /// The number of the group.
+        group: u32,
+        /// What the system answered.
+        #[source]
+        cause: io::Error,
+    },
     /// The folder for recovery cannot be used.
     #[error("cannot keep what recovery takes in {}: {cause}", path.display())]
     Recovery {
@@ -121,6 +136,7 @@ impl ServeError {
             Self::Image(error) | Self::Unreadable { cause: error, .. } => error.kind(),
             Self::Recovery { cause, .. }
             | Self::Listen { cause, .. }
+            | Self::Group { cause, .. }
             | Self::WorkingSet { cause, .. }
             | Self::Ask { cause, .. }
             | Self::Metrics { cause, .. }

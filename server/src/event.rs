@@ -71,6 +71,16 @@ pub enum ServeEvent {
         /// How many there are.
         sessions: usize,
     },
+    /// Blocks of a machine's memory are no huge pages, which [`ServerOptions::huge`](crate::ServerOptions::huge)
+    /// asks for: once for each session.
+    NotHuge {
+        /// Which session.
+        session: u64,
+        /// The process of its monitor.
+        pid: u32,
+        /// Why the first of them is not.
+        reason: String,
+    },
     /// A monitor ended.
     Ended {
         /// Which session.

@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{Shutdown, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -13,15 +13,16 @@ use std::process::Child;
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
-use uzone_os::MessageSocket;
 use uzone_os::peer::Peer;
 use uzone_os::uffd::{Doorbell, EventSet, PendingFaults, ReadyKeys};
+use uzone_os::{MessageSocket, Vaddr, privilege};
 
 use crate::capture;
 use crate::connection::Connection;
 use crate::control::{self, Asked, Control, Request};
 use crate::error::ServeError;
 use crate::event::ServeEvent;
+use crate::huge::{AT_ONCE, Collapser, Outcome};
 use crate::link::{self, Report};
 use crate::manager::ServiceManager;
 use crate::options::{OnFailure, ServerOptions};
@@ -36,6 +37,7 @@ const LISTENER: u64 = u64::MAX;
 const STOP: u64 = u64::MAX - 1;
 const WORKER: u64 = u64::MAX - 2;
 const CONTROL: u64 = u64::MAX - 3;
+const HUGE: u64 = u64::MAX - 4;
 
 /// How long a monitor may take for its message.
 const HANDSHAKE_WITHIN: Duration = Duration::from_secs(10);
@@ -106,6 +108,8 @@ pub struct Keeper {
     /// Where the status goes that was asked for, when the worker has reported its counts.
     asking: Vec<SyncSender<Status>>,
     path: PathBuf,
+    /// The user of this process.
+    user: u32,
     /// What tells the image from others.
     image: String,
     /// Where it is.
@@ -116,6 +120,8 @@ pub struct Keeper {
     is_confined: bool,
     manager: Option<ServiceManager>,
     recovery: Option<Recovery>,
+    /// What makes huge pages, once there is something to do.
+    collapser: Option<Collapser>,
     options: ServerOptions,
     log: Box<dyn Fn(&ServeEvent) + Send>,
     start: Start,
@@ -151,7 +157,7 @@ impl Keeper {
         start: impl FnMut(OwnedFd) -> io::Result<Child> + Send + 'static,
     ) -> Result<Self, ServeError> {
         let mut keeper = Self::started(socket, options, log, start)?;
-        let socket = ListeningSocket::bind(socket, keeper.options.mode)?;
+        let socket = ListeningSocket::bind(socket, keeper.options.mode, keeper.options.group)?;
         keeper.set.add(&socket.listener, LISTENER).map_err(ServeError::Wait)?;
         keeper.socket = Some(socket);
         keeper.open_recovery()?;
@@ -263,12 +269,14 @@ impl Keeper {
             control: None,
             asking: Vec::new(),
             path: socket.to_owned(),
+            user: privilege::user(),
             image: String::new(),
             image_path: String::new(),
             sandbox: Sandbox::default(),
             is_confined: false,
             manager: None,
             recovery: None,
+            collapser: None,
             options,
             log: Box::new(log),
             start: Box::new(start),
@@ -414,6 +422,7 @@ impl Keeper {
                     LISTENER => self.accept(),
                     WORKER => self.hear(),
                     CONTROL => self.answer()?,
+                    HUGE => self.note_huge()?,
                     STOP => {
                         stop.silence().map_err(ServeError::Wait)?;
                         if self.is_stopped_again() {
@@ -510,6 +519,11 @@ impl Keeper {
                 // A process that has ended is not waited for.
                 Err(_) => continue,
             };
+            if !self.options.admits(peer.uid(), self.user) {
+                self.next += 1;
+                self.turn_away(key, Connection::new(stream, peer));
+                continue;
+            }
             if stream.set_nonblocking(true).and_then(|()| self.set.add(&stream, key)).is_err() {
                 continue;
             }
@@ -518,6 +532,22 @@ impl Keeper {
             // At once: what has been accepted is lost if this process is killed, unless it is kept.
             self.read(key);
         }
+    }
+
+    /// Refuses a connection of a user that may not connect.
+    fn turn_away(&mut self, key: u64, mut connection: Connection) {
+        // A monitor that sends its memory from now on gets an error, and one that has sent it is ended as any
+        // that is not served: neither waits for a page for ever.
+        let ended = connection.stream.shutdown(Shutdown::Both);
+        if ended.and_then(|()| connection.stream.set_nonblocking(true)).is_ok() {
+            connection.read();
+        }
+        let reason = format!(
+            "user {} may not connect to this server: name it with --allow-uid",
+            connection.peer.uid()
+        );
+        self.connections.insert(key, connection);
+        self.refuse(key, reason);
     }
 
     /// Reads what a monitor has sent.
@@ -703,6 +733,7 @@ impl Keeper {
                     connection.stats = Some(stats);
                 }
             }
+            Report::Blocks(key, blocks) => self.make_huge(key, blocks),
             Report::Probe(key) => drop(self.forget(key)),
             Report::Event(event) => self.happened(event),
         }
@@ -732,11 +763,64 @@ impl Keeper {
                 *was_killed = self.kills() && connection.kill();
             }
             ServeEvent::Ended { session, .. } => drop(self.forget(*session)),
-            ServeEvent::WorkerEnded { .. }
+            ServeEvent::NotHuge { .. }
+            | ServeEvent::WorkerEnded { .. }
             | ServeEvent::TakenOver { .. }
             | ServeEvent::HandedOver { .. } => {}
         }
         (self.log)(&event);
+    }
+
+    /// Has huge pages made of blocks that a worker found filled.
+    fn make_huge(&mut self, key: u64, mut blocks: Vec<u64>) {
+        let Some(connection) = self.connections.get(&key) else { return };
+        blocks.truncate(AT_ONCE);
+        let peer = connection.peer.clone();
+        let refusal = if self.is_confined {
+            Some("this keeper was a worker, and has its rights: start the server again".to_owned())
+        } else if connection.is_foreign() {
+            Some("the process was named by a worker, and has not the userfaultfd".to_owned())
+        } else {
+            self.start_collapser().err().map(|cause| cause.to_string())
+        };
+        match (refusal, &self.collapser) {
+            (None, Some(collapser)) => {
+                collapser.add(key, peer, blocks.into_iter().map(Vaddr::new).collect());
+            }
+            (reason, _) => {
+                let refused = blocks.len() as u64;
+                self.count_huge(key, Outcome { refused, reason, ..Outcome::default() });
+            }
+        }
+    }
+
+    fn start_collapser(&mut self) -> io::Result<()> {
+        if self.collapser.is_none() {
+            let collapser = Collapser::start()?;
+            self.set.add(&collapser, HUGE)?;
+            self.collapser = Some(collapser);
+        }
+        Ok(())
+    }
+
+    /// Notes which huge pages were made.
+    fn note_huge(&mut self) -> Result<(), ServeError> {
+        let Some(collapser) = &self.collapser else { return Ok(()) };
+        for (key, outcome) in collapser.take().map_err(ServeError::Wait)? {
+            self.count_huge(key, outcome);
+        }
+        Ok(())
+    }
+
+    fn count_huge(&mut self, session: u64, outcome: Outcome) {
+        // It may have ended.
+        let Some(connection) = self.connections.get_mut(&session) else { return };
+        let (pid, is_first) = (connection.peer.pid(), connection.not_huge == 0);
+        connection.huge_pages += outcome.made;
+        connection.not_huge += outcome.refused;
+        if let Some(reason) = outcome.reason.filter(|_| is_first) {
+            self.happened(ServeEvent::NotHuge { session, pid, reason });
+        }
     }
 
     fn kills(&self) -> bool {

@@ -21,6 +21,7 @@
 //! | `session` | one machine: its memory, and what becomes of it if a page fails |
 //! | `capture` | the memory of a machine as it is now, for an image of it |
 //! | `offload` | [`Offload`]: restoring machines of Cloud Hypervisor, which asks for pages itself |
+//! | `huge` | huge pages for machines whose pages are small |
 //! | `sandbox` | what a worker may do |
 //! | `manager` | [`ServiceManager`]: what a service manager keeps while no process of a server lives |
 //! | `recovery` | [`Recovery`]: what is kept in a folder, for a server without a service manager |
@@ -35,6 +36,7 @@ mod control;
 mod dialect;
 mod error;
 mod event;
+mod huge;
 mod keeper;
 mod link;
 mod manager;

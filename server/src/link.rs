@@ -89,6 +89,8 @@ pub(crate) enum Report {
     Probe(u64),
     /// What was done for a session so far.
     Stats(u64, SessionStats),
+    /// The addresses of blocks of a session of which huge pages can be made.
+    Blocks(u64, Vec<u64>),
     /// Something happened. Of a failure, whether the process was killed is for the keeper to fill in.
     Event(ServeEvent),
 }

@@ -28,6 +28,7 @@ use uzone_os::{memory_file, passed_descriptors, peer};
 use crate::connection::{Connection, Kept};
 use crate::error::ServeError;
 use crate::link;
+use crate::options::ServerOptions;
 use crate::socket::ListeningSocket;
 use crate::takeover::Estate;
 
@@ -211,8 +212,13 @@ impl Passed {
     /// machines of the processes before. `None` if there is nothing of it.
     ///
     /// # Errors
-    /// [`ServeError::Listen`] if there are machines and no socket, and it cannot be made with `mode`.
-    pub fn estate(&mut self, socket: &Path, mode: u32) -> Result<Option<Estate>, ServeError> {
+    /// [`ServeError::Listen`] or [`ServeError::Group`] if there are machines and no socket, and it cannot be made
+    /// with the mode and the group of `options`.
+    pub fn estate(
+        &mut self,
+        socket: &Path,
+        options: &ServerOptions,
+    ) -> Result<Option<Estate>, ServeError> {
         let listener = name("socket", socket);
         let is_made =
             |name: &str, fd: &OwnedFd| !is_kept(name) && path_of(fd).as_deref() == Some(socket);
@@ -252,7 +258,7 @@ impl Passed {
             }
             None if connections.is_empty() => return Ok(None),
             None => {
-                let bound = ListeningSocket::bind(socket, mode)?.into_fd();
+                let bound = ListeningSocket::bind(socket, options.mode, options.group)?.into_fd();
                 bound.map_err(|cause| ServeError::Listen { path: socket.to_owned(), cause })?
             }
         };

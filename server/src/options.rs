@@ -29,10 +29,13 @@ const CACHE: ByteLen = ByteLen::mib(64);
 #[derive(Clone, Debug)]
 pub struct ServerOptions {
     pub(crate) mode: u32,
+    pub(crate) group: Option<u32>,
+    pub(crate) allowed: Option<Vec<u32>>,
     pub(crate) on_failure: OnFailure,
     pub(crate) deadline: Duration,
     pub(crate) record: Option<PathBuf>,
     pub(crate) prefetch: Prefetch,
+    pub(crate) huge: bool,
     pub(crate) metrics: Option<SocketAddr>,
     pub(crate) root: Option<Root>,
     pub(crate) cache: ByteLen,
@@ -63,10 +66,13 @@ impl Default for ServerOptions {
         let (deadline, prefetch) = (Duration::from_secs(30), Prefetch::default());
         Self {
             mode,
+            group: None,
+            allowed: None,
             on_failure,
             deadline,
             record: None,
             prefetch,
+            huge: false,
             metrics: None,
             root: None,
             cache: CACHE,
@@ -86,6 +92,30 @@ impl ServerOptions {
     pub fn mode(mut self, mode: u32) -> Self {
         self.mode = mode;
         self
+    }
+
+    /// Gives the socket to a group, by its number, before it gets its name: by default to that of this
+    /// process. The mode states what the group may do: 660 lets its members connect.
+    #[must_use]
+    pub fn group(mut self, group: impl Into<Option<u32>>) -> Self {
+        self.group = group.into();
+        self
+    }
+
+    /// Sets which users may connect, by their numbers: by default all whom the mode of the socket admits. A
+    /// connection of another user is closed, and its machine is treated as one that cannot be served. The user of
+    /// this process and root may connect in any case: either can do more to a server than connect to it.
+    #[must_use]
+    pub fn allow_users(mut self, users: impl Into<Option<Vec<u32>>>) -> Self {
+        self.allowed = users.into();
+        self
+    }
+
+    /// Returns whether a process of `user` may connect to a server of the user `own`.
+    pub(crate) fn admits(&self, user: u32, own: u32) -> bool {
+        self.allowed
+            .as_ref()
+            .is_none_or(|allowed| user == 0 || user == own || allowed.contains(&user))
     }
 
     /// Sets what becomes of a machine whose page cannot be produced: its monitor is killed by default.
@@ -116,6 +146,17 @@ impl ServerOptions {
     #[must_use]
     pub fn prefetch(mut self, prefetch: Prefetch) -> Self {
         self.prefetch = prefetch;
+        self
+    }
+
+    /// Sets whether machines get huge pages: by default they have what their monitor gave them. A fault brings what
+    /// is left of its block of 2 MiB, zero pages take memory of their own, and the keeper has the kernel make huge
+    /// pages of blocks that are filled, which takes `CAP_SYS_NICE` and the right to read the monitor's memory. What
+    /// is no huge page is served all the same. Memory that has huge pages already is served by whole pages in any
+    /// case. With [`ServerOptions::record`] it means nothing.
+    #[must_use]
+    pub fn huge(mut self, huge: bool) -> Self {
+        self.huge = huge;
         self
     }
 
@@ -188,5 +229,23 @@ impl ServerOptions {
     pub fn recover(mut self, folder: impl Into<Option<PathBuf>>) -> Self {
         self.recover = folder.into();
         self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_admits_its_users_that_of_the_server_and_root_and_without_one_the_mode_decides() {
+        let of = |users: &[u32]| ServerOptions::default().allow_users(users.to_vec());
+        for (options, admitted) in [
+            (ServerOptions::default(), [true, true, true, true]),
+            (of(&[]), [true, true, false, false]),
+            (of(&[7]), [true, true, true, false]),
+            (of(&[7, 8]), [true, true, true, true]),
+        ] {
+            assert_eq!([0, 5, 7, 8].map(|user| options.admits(user, 5)), admitted, "{options:?}");
+        }
     }
 }

@@ -24,6 +24,7 @@ use uzone_os::peer::Peer;
 use crate::connection::{Connection, Kept};
 use crate::error::ServeError;
 use crate::link;
+use crate::options::ServerOptions;
 use crate::socket::ListeningSocket;
 use crate::takeover::Estate;
 
@@ -181,20 +182,24 @@ impl Recovery {
         Ok(ids)
     }
 
-    /// Takes the machines of a server that was killed, and listens on `socket` with `mode`. `None` if there
-    /// are none.
+    /// Takes the machines of a server that was killed, and listens on `socket` with the mode and the group of
+    /// `options`. `None` if there are none.
     ///
     /// # Errors
     /// [`ServeError`]: the folder cannot be read, or the socket cannot be made, since another server has it
     /// for instance.
-    pub fn estate(&self, socket: &Path, mode: u32) -> Result<Option<Estate>, ServeError> {
+    pub fn estate(
+        &self,
+        socket: &Path,
+        options: &ServerOptions,
+    ) -> Result<Option<Estate>, ServeError> {
         let failed = |cause| ServeError::Recovery { path: self.folder.clone(), cause };
         let ids = self.machines().map_err(failed)?;
         if ids.is_empty() {
             return Ok(None);
         }
         // First, so that no other server has these machines.
-        let listener = ListeningSocket::bind(socket, mode)?;
+        let listener = ListeningSocket::bind(socket, options.mode, options.group)?;
         let mut connections = BTreeMap::new();
         for id in ids {
             match self.recover(id) {

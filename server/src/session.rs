@@ -11,8 +11,8 @@ use uzone_fault::{
     AdoptedMemory, Advice, Backing, CaptureError, Engine, EventLog, FaultStats, FaultTrace,
     KeptPages, LazyOptions, PendingFaults, Refusal, Remote, RemoteRegion, WriteCapture,
 };
-use uzone_os::MessageSocket;
 use uzone_os::peer::Peer;
+use uzone_os::{MessageSocket, Vaddr};
 
 use crate::capture::CaptureReply;
 use crate::connection::Connection;
@@ -57,6 +57,8 @@ pub(crate) struct Session {
     is_attached: bool,
     is_shared: bool,
     since: Instant,
+    /// How many pages were filled when that was looked at last.
+    filled: u64,
 }
 
 impl Session {
@@ -81,6 +83,8 @@ impl Session {
         if parts.options.record.is_some() {
             // A page at a time, so that each one that is touched is seen.
             options = options.advice(Advice::Random).trace(TRACED);
+        } else if parts.options.huge && !parts.is_shared {
+            options = options.advice(Advice::Blocks);
         }
         let policy = parts.options.on_failure;
         let options = on_failure(options, number, peer, policy, &parts.log);
@@ -93,8 +97,8 @@ impl Session {
             let log = connection.log.as_ref().map(AsFd::as_fd);
             let _ = dialect::attach::reply(&connection.stream, &Reply::Served, log);
         }
-        let (remote, since) = (watched, Instant::now());
-        Ok(Self { number, memory, connection, remote, is_attached, is_shared, since })
+        let (remote, since, filled) = (watched, Instant::now(), 0);
+        Ok(Self { number, memory, connection, remote, is_attached, is_shared, since, filled })
     }
 
     /// Has the pages that a client wants kept before they change; `client` is where it is asked to hurry.
@@ -130,6 +134,23 @@ impl Session {
         self.memory.take_trace()
     }
 
+    /// Returns whether there may be blocks of which huge pages can be made, now or later.
+    pub(crate) fn may_have_blocks(&self) -> bool {
+        self.memory.blocks_left() > 0
+    }
+
+    /// Returns whether pages were filled since the last call.
+    pub(crate) fn was_filled(&mut self) -> bool {
+        let stats = self.memory.stats();
+        let filled = stats.demand + stats.around + stats.populated;
+        std::mem::replace(&mut self.filled, filled) != filled
+    }
+
+    /// Takes blocks of which huge pages can be made, at most so many.
+    pub(crate) fn take_blocks(&self, most: usize) -> Vec<Vaddr> {
+        self.memory.take_filled_blocks(most)
+    }
+
     /// Returns whether its memory is gone: the process that connected may have ended before the one whose
     /// memory it is.
     pub(crate) fn is_gone(&self) -> bool {
@@ -146,6 +167,9 @@ impl Session {
             prefetched_pages: stats.populated,
             zero_pages: stats.zeroes,
             bad_pages: stats.poisoned,
+            // The keeper knows.
+            huge_pages: 0,
+            not_huge: 0,
             held: stats.held,
             pending_pages: stats.pending,
             oldest_pending_ns: stats.oldest_pending.map_or(0, nanoseconds),

@@ -1,10 +1,10 @@
-//! The socket that monitors connect to: [`ListeningSocket`]. It has its mode from the first moment on, since
+//! The socket that monitors connect to: [`ListeningSocket`]. It has its group and its mode from the first moment on, since
 //! a monitor that may not connect ends its machine, and a socket that a dead server left is replaced.
 
 use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt, chown};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -24,18 +24,21 @@ pub(crate) struct ListeningSocket {
 }
 
 impl ListeningSocket {
-    /// Listens on `path`. `mode` is who may connect, as of a file: writing is what it takes.
-    pub(crate) fn bind(path: &Path, mode: u32) -> Result<Self, ServeError> {
+    /// Listens on `path`. `mode` is who may connect, as of a file: writing is what it takes. Its group is that of
+    /// this process unless `group` names another.
+    pub(crate) fn bind(path: &Path, mode: u32, group: Option<u32>) -> Result<Self, ServeError> {
         if UnixStream::connect(path).is_ok() {
             return Err(ServeError::InUse { path: path.to_owned() });
         }
-        Self::replace(path, mode)
+        Self::replace(path, mode, group)
     }
 
     /// Listens on `path` as [`ListeningSocket::bind`] does, also in the place of a process that listens there
     /// and leaves the name to this one.
-    pub(crate) fn replace(path: &Path, mode: u32) -> Result<Self, ServeError> {
+    pub(crate) fn replace(path: &Path, mode: u32, group: Option<u32>) -> Result<Self, ServeError> {
         let failed = |cause| ServeError::Listen { path: path.to_owned(), cause };
+        let not_given =
+            |group| move |cause| ServeError::Group { path: path.to_owned(), group, cause };
         match fs::symlink_metadata(path) {
             Ok(metadata) if !metadata.file_type().is_socket() => {
                 return Err(ServeError::NotASocket { path: path.to_owned() });
@@ -44,23 +47,23 @@ impl ListeningSocket {
             Err(cause) if cause.kind() == io::ErrorKind::NotFound => {}
             Err(cause) => return Err(failed(cause)),
         }
-        // It gets its name when it has its mode.
+        // It gets its name when it has its group and then its mode: no other group has the rights of that.
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let hidden = path.with_file_name(format!(".{}-{number}", std::process::id()));
         let _ = fs::remove_file(&hidden);
-        let bound = UnixListener::bind(&hidden).and_then(|listener| {
-            listener.set_nonblocking(true)?;
-            fs::set_permissions(&hidden, fs::Permissions::from_mode(mode))?;
-            fs::rename(&hidden, path)?;
+        let bound = UnixListener::bind(&hidden).map_err(failed).and_then(|listener| {
+            listener.set_nonblocking(true).map_err(failed)?;
+            if let Some(group) = group {
+                chown(&hidden, None, Some(group)).map_err(not_given(group))?;
+            }
+            fs::set_permissions(&hidden, fs::Permissions::from_mode(mode)).map_err(failed)?;
+            fs::rename(&hidden, path).map_err(failed)?;
             Ok(listener)
         });
-        match bound {
-            Ok(listener) => Ok(Self { listener, path: path.to_owned(), is_left: false }),
-            Err(cause) => {
-                let _ = fs::remove_file(&hidden);
-                Err(failed(cause))
-            }
+        if bound.is_err() {
+            let _ = fs::remove_file(&hidden);
         }
+        Ok(Self { listener: bound?, path: path.to_owned(), is_left: false })
     }
 
     /// Goes on with the socket of another process, which left it. Its name is this process's to remove if
@@ -105,9 +108,9 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("uzone-socket-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
         let path = folder.join("s");
-        let first = ListeningSocket::bind(&path, 0o620).unwrap();
+        let first = ListeningSocket::bind(&path, 0o620, None).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o620);
-        let error = ListeningSocket::bind(&path, 0o600).unwrap_err();
+        let error = ListeningSocket::bind(&path, 0o600, None).unwrap_err();
         assert!(matches!(error, ServeError::InUse { .. }), "{error}");
         // As one that was killed: the name stays.
         let ListeningSocket { listener, .. } = &first;
@@ -119,10 +122,10 @@ mod tests {
             assert!(std::time::Instant::now() < give_up, "the socket is listened on");
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
-        drop(ListeningSocket::bind(&folder.join("dead"), 0o600).unwrap());
+        drop(ListeningSocket::bind(&folder.join("dead"), 0o600, None).unwrap());
         assert!(!folder.join("dead").exists(), "it was removed when it was dropped");
         fs::write(folder.join("file"), "kept").unwrap();
-        let error = ListeningSocket::bind(&folder.join("file"), 0o600).unwrap_err();
+        let error = ListeningSocket::bind(&folder.join("file"), 0o600, None).unwrap_err();
         assert!(matches!(error, ServeError::NotASocket { .. }), "{error}");
         assert_eq!(fs::read(folder.join("file")).unwrap(), b"kept");
         drop(first);

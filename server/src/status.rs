@@ -77,6 +77,13 @@ pub struct SessionStats {
     pub zero_pages: u64,
     /// Pages that could not be produced, and are bad.
     pub bad_pages: u64,
+    /// Blocks of 2 MiB that the keeper had made huge pages, since it has the machine
+    /// ([`ServerOptions::huge`](crate::ServerOptions::huge)).
+    #[serde(default)]
+    pub huge_pages: u64,
+    /// Blocks that are filled, and that the kernel made no huge pages.
+    #[serde(default)]
+    pub not_huge: u64,
     /// How often its budget was used up ([`ServerOptions::budget`](crate::ServerOptions::budget)).
     pub held: u64,
     /// Pages that are being produced now.
@@ -119,7 +126,7 @@ impl Status {
 
     fn add_metrics_of_sessions(&self, text: &mut String) {
         type Get = fn(&SessionStats) -> u64;
-        let each: [(&str, &str, &str, Get); 9] = [
+        let each: [(&str, &str, &str, Get); 11] = [
             ("faults_total", "counter", "Faults that were read.", |stats| stats.faults),
             ("demand_pages_total", "counter", "Pages for waiting threads.", |stats| {
                 stats.demand_pages
@@ -130,6 +137,8 @@ impl Status {
             }),
             ("zero_pages_total", "counter", "Zero pages.", |stats| stats.zero_pages),
             ("bad_pages_total", "counter", "Pages that are bad.", |stats| stats.bad_pages),
+            ("huge_pages_total", "counter", "Huge pages that were made.", |stats| stats.huge_pages),
+            ("not_huge_total", "counter", "Filled blocks that were not.", |stats| stats.not_huge),
             ("held_total", "counter", "How often its budget was used up.", |stats| stats.held),
             ("pending_pages", "gauge", "Pages that are being produced.", |stats| {
                 stats.pending_pages

@@ -15,8 +15,8 @@ use uzone_fault::{
     AdoptedMemory, Backing, Engine, EngineOptions, EventLog, FileBacking, LoggedEvents, MapError,
     Memory as Pages, Remote, RemoteRegion, SharedBacking, Zone,
 };
-use uzone_os::MessageSocket;
 use uzone_os::uffd::{EventSet, PendingFaults, ReadyKeys};
+use uzone_os::{MessageSocket, Vaddr};
 use uzone_pages::{ByteLen, ErrorKind};
 use uzone_snapshot::{FrameCache, Image, OpenOptions, Root, SnapshotBacking, SnapshotError};
 
@@ -25,6 +25,7 @@ use crate::connection::Connection;
 use crate::dialect::{self, HandshakeError, Memory, Said};
 use crate::error::ServeError;
 use crate::event::ServeEvent;
+use crate::huge::Finder;
 use crate::link::{self, Heirlooms, Order, Report, Titled};
 use crate::options::{OnFailure, Prefetch, ServerOptions};
 use crate::sandbox::{Beside, Files, Sandbox};
@@ -70,6 +71,7 @@ pub struct Worker {
     prefetch: Vec<u64>,
     recording: Option<Recording>,
     recorded: Instant,
+    huge: Finder,
 }
 
 /// A client that reads the memory of a session.
@@ -148,6 +150,7 @@ impl Worker {
             prefetch: pages.into_iter().map(|page| page.saturating_mul(page_bytes)).collect(),
             recording: recording.transpose()?,
             recorded: Instant::now(),
+            huge: Finder::new(),
         })
     }
 
@@ -189,6 +192,11 @@ impl Worker {
                 is_kept = order.is_some_and(|order| self.obey(&keeper, order));
             }
             self.end_slow_captures();
+            for (number, blocks) in self.huge.find(&mut self.sessions) {
+                let blocks = blocks.into_iter().map(Vaddr::get).collect();
+                // Without a keeper there is no right to it either.
+                let _ = link::report(&keeper, &Report::Blocks(number, blocks), None);
+            }
             self.end_the_gone(|event| {
                 // Without a keeper there is no log.
                 let _ = link::report(&keeper, &Report::Event(event), None);
@@ -222,6 +230,7 @@ impl Worker {
         let records = self.recording.is_some() && !self.sessions.is_empty();
         let looks = orphans.or((!self.clients.is_empty()).then_some(PROBE));
         let timeout = looks.or(records.then_some(RECORD_EVERY));
+        let timeout = [timeout, self.huge.timeout(&self.sessions)].into_iter().flatten().min();
         self.set.wait(ready, timeout).map_err(ServeError::Wait)
     }
 

@@ -179,9 +179,12 @@ fn options(words: &str) -> ServerOptions {
     match words.split_once(' ') {
         Some(("record", file)) => options.record(PathBuf::from(file)),
         Some(("prefetch", file)) => options.prefetch(Prefetch::File(file.into())),
+        // For a machine of one user.
+        Some(("allow", user)) => options.mode(0o666).allow_users(vec![user.parse().unwrap()]),
         _ if words == "hold" => options.on_failure(OnFailure::Hold),
         // For a machine of any user.
         _ if words == "open" => options.mode(0o666),
+        _ if words == "huge" => options.huge(true),
         _ => options,
     }
 }
@@ -215,6 +218,7 @@ fn a_keeper_of_another_test() {
             fs::write(folder.join(format!("connected-{session}")), "").unwrap();
         }
         ServeEvent::Refused { reason, .. } => fs::write(folder.join("refused"), reason).unwrap(),
+        ServeEvent::NotHuge { reason, .. } => fs::write(folder.join("not-huge"), reason).unwrap(),
         _ => {}
     };
     let options = options(&policy).mode(0o666);
@@ -668,6 +672,40 @@ fn a_machine_of_another_user_is_served_and_ended_by_a_keeper_that_may() {
 }
 
 #[test]
+fn a_machine_of_a_user_that_may_not_connect_is_refused_and_disturbs_no_other() {
+    let name = "a_machine_of_a_user_that_may_not_connect_is_refused_and_disturbs_no_other";
+    if is_machine(name) || !has_users(name) {
+        return;
+    }
+    let folder = folder("allowed");
+    let socket = folder.join("sock");
+    let start =
+        |user: u32| program(name).env(MACHINE, &socket).uid(user).gid(user).spawn().unwrap();
+    let policy = format!("allow {STRANGER}");
+    let server = Running::start(&socket, &folder.join("packed"), &policy);
+    let mut others: Vec<Child> = (0..4).map(|_| start(OTHER_STRANGER)).collect();
+    // That of the server, which is root, as well.
+    let mut machines = [STRANGER, STRANGER, 0].map(start);
+    for other in &mut others {
+        // Its memory is refused when it sends it, or it is ended because it has sent it.
+        assert!(!end_of(other).success());
+    }
+    for machine in &mut machines {
+        assert!(end_of(machine).success());
+    }
+    let (served, events) = server.stop();
+    assert_eq!((served.sessions, served.left, served.deaths), (3, 0, 0), "{events:?}");
+    for other in &others {
+        let is_it = |event: &&ServeEvent| {
+            matches!(event, ServeEvent::Refused { pid, reason, .. }
+                if *pid == other.id() && reason.contains("user 65533 may not connect"))
+        };
+        assert_eq!(events.iter().filter(is_it).count(), 1, "{events:?}");
+    }
+    fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
 fn a_keeper_that_may_not_end_a_machine_refuses_it_unless_it_may_wait() {
     let name = "a_keeper_that_may_not_end_a_machine_refuses_it_unless_it_may_wait";
     if is_machine(name) || !has_users(name) {
@@ -786,7 +824,7 @@ fn what_a_machine_touched_is_recorded_and_is_there_before_the_next_touches_it() 
     faults(&format!("prefetch {}", sets.display()));
     faults(&format!("record {}", sets.display()));
     let root = uzone_snapshot::Image::open(
-        &folder.join("packed"),
+        folder.join("packed"),
         &uzone_snapshot::OpenOptions::default(),
     );
     let of_image = sets.join(format!("{}.pages", root.unwrap().root()));
@@ -996,6 +1034,148 @@ fn machines_of_huge_and_small_pages_are_served_from_frames_of_any_size() {
         let (served, _) = server.stop();
         assert_eq!((served.sessions, served.left), (1, 0), "{image}");
     }
+    fs::remove_dir_all(folder).unwrap();
+}
+
+/// What a machine does whose memory can be made huge pages: a region that starts with a block of 2 MiB, and one
+/// that starts a page behind. It waits for a file each time before it goes on.
+fn be_a_machine_of_blocks(socket: &Path) {
+    let uffd = Uffd::open(Features::EVENT_REMOVE, Features::NONE, KernelFaults::IfAllowed);
+    let uffd = Arc::new(uffd.unwrap());
+    let half = PAGES / 2;
+    let region = || {
+        let (len, align) = (ByteLen::new((half + 1) * PAGE), Some(ByteLen::mib(2)));
+        let mapping = Mapping::anonymous(len, Anonymous { align, ..Anonymous::default() }).unwrap();
+        Registered::new(uffd.clone(), mapping, Modes::MISSING).unwrap()
+    };
+    let (first, second) = (region(), region());
+    let start = |memory: &Registered| memory.mapping().addr().get() as u64;
+    let object = |address: u64, offset: u64| {
+        format!(r#"{{"base_host_virt_addr":{address},"size":{},"offset":{offset}}}"#, half * PAGE)
+    };
+    let message =
+        format!("[{},{}]", object(start(&first), 0), object(start(&second) + PAGE, half * PAGE));
+    let _stream = greet(socket, &message, &[uffd.as_fd()]);
+    // Half of the pages by writing what they have.
+    let check_all = |is_zero: &dyn Fn(u64) -> bool| {
+        for at in 0..PAGES {
+            let expected = if is_zero(at) { vec![0; 4096] } else { page_of(at) };
+            let (memory, at) = if at < half { (&first, at) } else { (&second, at - half + 1) };
+            if at % 2 == 1 {
+                memory.mapping().write_at(at * PAGE + 8, &expected[8..16]).unwrap();
+            }
+            check(memory, at, &expected);
+        }
+    };
+    let goes_on = |name: &str| {
+        fs::write(socket.with_file_name(format!("{name}-done")), "").unwrap();
+        let file = socket.with_file_name(name);
+        wait_until("it may not go on", || file.exists());
+    };
+    check_all(&|_| false);
+    goes_on("all");
+    check_all(&|_| false);
+    // Of a huge page, and of small ones.
+    first.mapping().discard(9 * PAGE..11 * PAGE).unwrap();
+    second.mapping().discard(PAGE..3 * PAGE).unwrap();
+    let is_zero = |at: u64| (9..11).contains(&at) || (half..half + 2).contains(&at);
+    check_all(&is_zero);
+    goes_on("removed");
+    check_all(&is_zero);
+}
+
+/// Returns why no huge page can be made of small ones here.
+fn no_huge_pages() -> Option<String> {
+    let align = Some(ByteLen::mib(2));
+    let how = Anonymous { align, ..Anonymous::default() };
+    let mapping = Mapping::anonymous(ByteLen::mib(2), how).unwrap();
+    match mapping.collapse(0..2 << 20) {
+        Ok(uzone_os::Collapsed::Whole { .. }) => None,
+        other => Some(format!("{other:?}")),
+    }
+}
+
+/// Returns how many bytes of the memory of a process are transparent huge pages.
+fn huge_bytes(pid: u32) -> u64 {
+    let smaps = fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap_or_default();
+    let sizes = smaps.lines().filter_map(|line| line.strip_prefix("AnonHugePages:"));
+    sizes.map(|size| size.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10).sum()
+}
+
+#[test]
+fn a_machine_of_small_pages_gets_huge_ones_while_it_runs_and_no_byte_changes() {
+    let name = "a_machine_of_small_pages_gets_huge_ones_while_it_runs_and_no_byte_changes";
+    if let Some(socket) = std::env::var_os(MACHINE) {
+        return be_a_machine_of_blocks(Path::new(&socket));
+    }
+    if is_machine(name) {
+        return;
+    }
+    let is_root = rustix::process::geteuid().is_root();
+    let reason = no_huge_pages().or((!is_root).then(|| "it takes root".to_owned()));
+    if let Some(reason) = reason {
+        assert!(std::env::var("REQUIRE_ALL").as_deref() != Ok("1"), "{name}: {reason}");
+        return eprintln!("skipped: {name}: {reason}");
+    }
+    for (image, kills) in [("raw", false), ("packed", false), ("packed", true)] {
+        let folder = folder("made-huge");
+        let socket = folder.join("sock");
+        let server = Running::start(&socket, &folder.join(image), "huge");
+        let mut machine = machine(name, &socket);
+        let stats = || uzone_server::status(&socket).unwrap().sessions[0].stats.unwrap_or_default();
+        wait_until("it does not touch all", || folder.join("all-done").exists());
+        // The first region has two blocks, and the second one whole block.
+        wait_until("no huge pages are made", || stats().huge_pages == 3);
+        assert!(huge_bytes(machine.id()) >= 3 * (2 << 20), "{image}");
+        if kills {
+            server.kill_worker();
+            server
+                .wait_for("the next worker", |event| matches!(event, ServeEvent::TakenOver { .. }));
+        }
+        fs::write(folder.join("all"), "").unwrap();
+        wait_until("it does not go on", || folder.join("removed-done").exists());
+        fs::write(folder.join("removed"), "").unwrap();
+        assert!(end_of(&mut machine).success(), "{image}: {:?}", server.events);
+        let (served, events) = server.stop();
+        assert_eq!((served.sessions, served.left), (1, 0), "{events:?}");
+        let is_refused = |event: &ServeEvent| matches!(event, ServeEvent::NotHuge { .. });
+        assert!(!events.iter().any(is_refused), "{events:?}");
+        fs::remove_dir_all(folder).unwrap();
+    }
+}
+
+#[test]
+fn a_server_without_the_right_to_make_huge_pages_states_that_once_and_serves_all_the_same() {
+    let name =
+        "a_server_without_the_right_to_make_huge_pages_states_that_once_and_serves_all_the_same";
+    if let Some(socket) = std::env::var_os(MACHINE) {
+        return be_a_machine_of_blocks(Path::new(&socket));
+    }
+    if is_machine(name) || !has_users(name) {
+        return;
+    }
+    let folder = folder("not-huge");
+    std::os::unix::fs::chown(&folder, Some(STRANGER), Some(STRANGER)).unwrap();
+    let socket = folder.join("sock");
+    let mut keeper = program("a_keeper_of_another_test");
+    let keeper = keeper.env(KEEPER, &socket).env(POLICY, "huge").uid(STRANGER).gid(STRANGER);
+    let mut keeper = keeper.spawn().unwrap();
+    wait_until("the keeper does not listen", || uzone_server::status(&socket).is_ok());
+    let mut machine = program(name);
+    let machine = machine.env(MACHINE, &socket).uid(STRANGER).gid(STRANGER);
+    let mut machine = machine.spawn().unwrap();
+    let stats = || uzone_server::status(&socket).unwrap().sessions[0].stats.unwrap_or_default();
+    wait_until("it does not touch all", || folder.join("all-done").exists());
+    wait_until("no block is refused", || stats().not_huge == 3);
+    assert_eq!((stats().huge_pages, huge_bytes(machine.id())), (0, 0));
+    let reason = fs::read_to_string(folder.join("not-huge")).unwrap();
+    assert!(reason.contains("may not") && reason.contains("CAP_SYS_NICE"), "{reason}");
+    for step in ["all", "removed"] {
+        fs::write(folder.join(step), "").unwrap();
+    }
+    assert!(end_of(&mut machine).success());
+    uzone_server::drain(&socket).unwrap();
+    assert!(end_of(&mut keeper).success());
     fs::remove_dir_all(folder).unwrap();
 }
 

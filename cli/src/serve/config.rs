@@ -23,7 +23,7 @@ use crate::output::Flags;
 const IMAGES: &str = "image";
 const PATH: &str = "path";
 /// What a file has no key for.
-const NOT_KEYS: [&str; 4] = ["config", "print-config", "take-over", "worker"];
+const NOT_KEYS: [&str; 5] = ["config", "print-config", "take-over", "worker", "allow-numbers"];
 
 /// A file that describes no servers.
 #[derive(Debug, thiserror::Error)]
@@ -257,6 +257,22 @@ mod tests {
         assert_eq!(print(&again), print(&servers));
         assert_eq!(again[0].args.deadline, 9);
         assert!(print(&servers).contains("mode = \"600\""), "{}", print(&servers));
+    }
+
+    #[test]
+    fn the_mode_of_a_socket_follows_its_group_and_its_users_unless_it_is_given() {
+        let mode = |keys: &str| {
+            let text = format!("{keys}[[image]]\npath = 'a'\nsocket = 'a.sock'\n");
+            let servers = of(&text).unwrap();
+            let again = of(&print(&servers)).unwrap();
+            assert_eq!(print(&again), print(&servers));
+            servers[0].args.mode
+        };
+        assert_eq!(mode(""), 0o600);
+        assert_eq!(mode("group = 'kvm'\n"), 0o660);
+        assert_eq!(mode("allow-uid = 'vm,77'\n"), 0o666);
+        assert_eq!(mode("allow-uid = 77\ngroup = 78\n"), 0o660);
+        assert_eq!(mode("allow-uid = 77\ngroup = 78\nmode = 600\n"), 0o600);
     }
 
     #[test]
