@@ -81,12 +81,10 @@ impl Adopted {
     }
 
     /// Captures the wanted pages. `hurried` is set when a thread waits for the end.
-    fn capture(&self, wanted: &[Range<u64>], hurried: &Arc<AtomicBool>) -> Reader {
+    fn capture(&self, wanted: Range<u64>, hurried: &Arc<AtomicBool>) -> Reader {
         let own = || File::open("/proc/self/mem").unwrap();
         let kept = KeptPages::new(&[self.region]).unwrap();
-        for pages in wanted {
-            kept.want(pages.start * page()..pages.end * page()).unwrap();
-        }
+        kept.want(wanted.start * page()..wanted.end * page()).unwrap();
         let theirs = KeptPages::from_fd(kept.as_fd().try_clone_to_owned().unwrap(), &[self.region]);
         let pending = PendingFaults::open(self.memory.uffd().as_fd()).unwrap();
         let hurried = hurried.clone();
@@ -136,7 +134,7 @@ fn check_beside_writers(adopted: &Adopted) {
         }
     }
     let hurried = Arc::new(AtomicBool::new(false));
-    let reader = adopted.capture(&[0..PAGES / 2], &hurried);
+    let reader = adopted.capture(0..PAGES / 2, &hurried);
     let second = PendingFaults::open(adopted.memory.uffd().as_fd()).unwrap();
     let (memory, kept) =
         (File::open("/proc/self/mem").unwrap(), KeptPages::new(&[adopted.region]).unwrap());
@@ -241,7 +239,7 @@ fn a_thread_that_gives_memory_back_waits_until_that_was_read() {
     let Some(adopted) = Adopted::new(name, PageSize::KIB_4) else { return };
     (0..PAGES).for_each(|at| assert!(adopted.read(at) == image(at)));
     let hurried = Arc::new(AtomicBool::new(false));
-    let reader = adopted.capture(&[0..PAGES], &hurried);
+    let reader = adopted.capture(0..PAGES, &hurried);
     let is_back = AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(|| {
@@ -281,7 +279,7 @@ fn what_a_reader_that_died_had_protected_is_let_go_by_the_next() {
         return;
     };
     (0..PAGES).for_each(|at| assert!(adopted.read(at) == image(at)));
-    drop(adopted.capture(&[0..PAGES], &Arc::default()));
+    drop(adopted.capture(0..PAGES, &Arc::default()));
     adopted.adopt();
     for at in 0..PAGES {
         adopted.memory.mapping().write_at(at * page(), &at.to_ne_bytes()).unwrap();
@@ -296,7 +294,7 @@ fn a_page_that_cannot_be_kept_ends_the_capture_and_harms_no_thread() {
     let name = "a_page_that_cannot_be_kept_ends_the_capture_and_harms_no_thread";
     let Some(adopted) = Adopted::new(name, PageSize::KIB_4) else { return };
     (0..PAGES).for_each(|at| assert!(adopted.read(at) == image(at)));
-    let reader = adopted.capture(&[0..PAGES], &Arc::default());
+    let reader = adopted.capture(0..PAGES, &Arc::default());
     // The file of kept pages is cut: it is of a process that may be hostile.
     let file = File::from(reader.kept.as_fd().try_clone_to_owned().unwrap());
     file.set_len(0).unwrap();

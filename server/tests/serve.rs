@@ -823,10 +823,8 @@ fn what_a_machine_touched_is_recorded_and_is_there_before_the_next_touches_it() 
     fs::create_dir(&sets).unwrap();
     faults(&format!("prefetch {}", sets.display()));
     faults(&format!("record {}", sets.display()));
-    let root = uzone_snapshot::Image::open(
-        folder.join("packed"),
-        &uzone_snapshot::OpenOptions::default(),
-    );
+    let root =
+        uzone_snapshot::Image::open(folder.join("packed"), &uzone_snapshot::OpenOptions::default());
     let of_image = sets.join(format!("{}.pages", root.unwrap().root()));
     assert_eq!(fs::read_to_string(&of_image).unwrap().lines().count() as u64, PAGES);
     assert_eq!(fs::read_dir(&sets).unwrap().count(), 1);
