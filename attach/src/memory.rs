@@ -30,6 +30,7 @@ const ALIGN: ByteLen = ByteLen::mib(2);
 #[derive(Clone, Debug)]
 pub struct AttachOptions {
     share: bool,
+    tracks: bool,
     deadline: Duration,
     kernel_faults: KernelFaults,
 }
@@ -37,7 +38,7 @@ pub struct AttachOptions {
 impl Default for AttachOptions {
     fn default() -> Self {
         let (deadline, kernel_faults) = (Duration::from_secs(30), KernelFaults::IfAllowed);
-        Self { share: false, deadline, kernel_faults }
+        Self { share: false, tracks: false, deadline, kernel_faults }
     }
 }
 
@@ -47,6 +48,15 @@ impl AttachOptions {
     #[must_use]
     pub fn share(mut self, share: bool) -> Self {
         self.share = share;
+        self
+    }
+
+    /// Sets whether the kernel notes which pages are written to (Linux 6.7), so that a diff of the memory copies
+    /// those alone, while the program is paused. By default it does not: a diff protects the memory then, and
+    /// the program goes on while it is read.
+    #[must_use]
+    pub fn track_writes(mut self, track_writes: bool) -> Self {
+        self.tracks = track_writes;
         self
     }
 
@@ -102,7 +112,7 @@ impl AttachedMemory {
     /// # Errors
     /// [`AttachError`]: there is no server, it refuses, or page faults cannot be handed over.
     pub fn attach(socket: &Path, options: &AttachOptions) -> Result<Self, AttachError> {
-        let mut link = Link::open(socket, options.share, None)?;
+        let mut link = Link::open(socket, options.share, options.tracks, None)?;
         let memory = Arc::new(link.map(options)?);
         link.hand_over(&memory, None)?;
         let (image, shares) = (link.image.clone(), link.file.take().is_some());
@@ -113,6 +123,7 @@ impl AttachedMemory {
             state: state.clone(),
             bell: bell.clone(),
             deadline: options.deadline,
+            tracks: options.tracks,
             image: image.clone(),
             log: link.log.take(),
             wire: link.wire,
@@ -185,11 +196,17 @@ struct Link {
 
 impl Link {
     /// Asks a server for its image, which has to be `image` if one is given.
-    fn open(path: &Path, share: bool, image: Option<&str>) -> Result<Self, AttachError> {
+    fn open(
+        path: &Path,
+        share: bool,
+        tracks: bool,
+        image: Option<&str>,
+    ) -> Result<Self, AttachError> {
         let failed = |cause| unreachable_at(path, cause);
         let mut wire = Wire::connect(path, ANSWER_WITHIN).map_err(failed)?;
         let image = image.map(str::to_owned);
-        wire.send(&Request::Attach { version: VERSION, share, image }, &[]).map_err(failed)?;
+        let request = Request::Attach { version: VERSION, share, image, tracks };
+        wire.send(&request, &[]).map_err(failed)?;
         match wire.receive().map_err(failed)? {
             (Reply::Image { image, len_bytes, .. }, file) => {
                 let len = ByteLen::new(len_bytes).align_up(uzone_os::probe::page_size().bytes())?;
@@ -219,8 +236,16 @@ impl Link {
         };
         let to_follow = |error| AttachError::Follow(io::Error::other(error));
         mapping.keep_from_children().map_err(to_follow)?;
+        if options.tracks {
+            required = required | Features::WRITE_PROTECT | Features::WRITE_PROTECT_ASYNC;
+            // Installing pages of a memory file protected came with the latter.
+            if minor {
+                let shared = Features::WRITE_PROTECT_SHARED | Features::WRITE_PROTECT_ABSENT;
+                required = required | shared;
+            }
+        }
         let uffd = Uffd::open(required, Features::POISON, options.kernel_faults)?;
-        let modes = Modes { missing: true, minor, write_protect: false };
+        let modes = Modes { missing: true, minor, write_protect: options.tracks };
         Ok(Registered::new(Arc::new(uffd), mapping, modes)?)
     }
 
@@ -263,6 +288,7 @@ struct Follower {
     state: Arc<Mutex<ServedBy>>,
     bell: Arc<Doorbell>,
     deadline: Duration,
+    tracks: bool,
     image: String,
     log: Option<OwnedFd>,
     wire: Wire,
@@ -319,7 +345,7 @@ impl Follower {
 
     fn attach_once(&mut self) -> Result<(), AttachError> {
         // The memory file of another server has none of the pages that are mapped here.
-        let mut link = Link::open(&self.path, false, Some(&self.image))?;
+        let mut link = Link::open(&self.path, false, self.tracks, Some(&self.image))?;
         link.hand_over(&self.memory, self.log.as_ref())?;
         (self.wire, self.log) = (link.wire, link.log);
         Ok(())

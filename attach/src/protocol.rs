@@ -28,6 +28,9 @@ pub enum Request {
         share: bool,
         /// Which image its memory has pages of already: it must be that one.
         image: Option<String>,
+        /// Whether the kernel notes which pages it writes to, so that pages are installed protected.
+        #[serde(default)]
+        tracks: bool,
     },
 }
 

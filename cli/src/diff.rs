@@ -33,7 +33,8 @@ const EXITS: [Exit; 8] = [
 /// that it had are compared with the image, and packed against it; of a raw image, all of the memory is packed.
 /// `uzone status` has the numbers of sessions.
 ///
-/// A machine that gives memory back meanwhile waits until all of its pages have been copied.
+/// A machine that gives memory back meanwhile waits until all of its pages have been copied. Of a program that
+/// attached with tracking of its writes, the pages that were written to are copied while it is paused.
 #[derive(Debug, clap::Args)]
 #[command(after_help = exit::help("uzone diff 1 -o changed.image --socket /run/vm.sock", &EXITS))]
 pub(crate) struct Args {
@@ -160,7 +161,7 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
         let serves = memory.image().to_owned();
         return Err(Failure::with(Exit::Data, DiffError::OtherImage { session, image, serves }));
     }
-    let protected = match args.paused {
+    let protected = match args.paused || memory.is_tracked() {
         true => Err(Box::new(memory)),
         false => memory.protect().map_err(|refused| {
             out.warn(format_args!("{refused}; its pages are copied while it is paused"));

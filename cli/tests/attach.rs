@@ -292,18 +292,19 @@ fn what_a_program_changed_is_packed_while_it_is_served_and_is_the_image_of_the_n
     let name = "what_a_program_changed_is_packed_while_it_is_served_and_is_the_image_of_the_next";
     let dir = Dir::new("attach-diff");
     let (packed, raw) = images(&dir);
-    for (image, share, paused) in [
-        (&packed, false, false),
-        (&packed, true, false),
-        (&raw, false, false),
-        (&packed, false, true),
-        (&packed, true, true),
+    for (image, share, tracks, paused) in [
+        (&packed, false, false, false),
+        (&packed, true, false, false),
+        (&raw, false, false, false),
+        (&packed, false, false, true),
+        (&packed, true, false, true),
+        (&packed, false, true, false),
+        (&packed, true, true, false),
     ] {
         let (socket, changed) = (dir.name("sock"), dir.name("changed"));
         let server = Server::start(image, &socket);
-        let Some(memory) = attach(name, &socket, &AttachOptions::default().share(share)) else {
-            return;
-        };
+        let options = AttachOptions::default().share(share).track_writes(tracks);
+        let Some(memory) = attach(name, &socket, &options) else { return };
         let mut expected: Vec<Vec<u8>> = (0..PAGES).map(page_of).collect();
         (0..PAGES / 2).for_each(|page| check(&memory, page, &page_of(page)));
         for page in [0, 17, 18, PAGES / 2, PAGES - 1] {
@@ -329,21 +330,25 @@ fn what_a_program_changed_is_packed_while_it_is_served_and_is_the_image_of_the_n
             .map(|line| serde_json::from_str(line).expect("an object a line"))
             .collect();
         lines.iter().for_each(|line| keeps_to("uzone.diff-1", line));
-        let (first, key) = match paused {
+        let (first, key) = match paused || tracks {
             true => ("copied", "copied_bytes"),
             false => ("protected", "present_bytes"),
         };
         assert_eq!((&lines[0]["event"], &lines[1]["event"]), (&first.into(), &"packed".into()));
-        if share {
+        let own = lines[0][key].as_u64().expect("a number") / PAGE;
+        if tracks {
+            assert_eq!(own, 6, "the pages that were written to");
+        } else if share {
             // Of shared memory, the pages that are its own: written, zero, or given back.
-            let own = lines[0][key].as_u64().expect("a number") / PAGE;
             assert!((6..PAGES / 2).contains(&own), "{own}");
         }
         let stored = lines[1]["stored_frames"].as_u64().expect("a number");
         // Of a packed image, those of the pages that changed.
         assert!(if image == &packed { stored == 6 } else { stored > 100 }, "{stored}");
 
-        // The next program starts as this one is, and a change of this one is its own.
+        // What was missing then, of which each fifth page is zero.
+        (PAGES / 2 + 1..PAGES - 1).for_each(|page| check(&memory, page, &page_of(page)));
+        // The next program starts as this one was, and a change of this one is its own.
         memory.mapping().write_at(0, &[1; 64]).expect("it is written");
         let next = dir.name("next");
         let _second = Server::start(&changed, &next);

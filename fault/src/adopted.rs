@@ -20,6 +20,7 @@ use crate::backing::Backing;
 use crate::blocks::Blocks;
 use crate::capture::{Captured, WriteCapture};
 use crate::core::Core;
+use crate::dirty::WriteTracking;
 use crate::engine::{Engine, TRACED, check_backing, pattern, room};
 use crate::error::{MapError, at_most};
 use crate::event_loop::Attached;
@@ -39,9 +40,10 @@ impl Engine {
     /// Answers the faults of memory of another process from now on, by `backing`. Each region is whole
     /// pages of its size.
     ///
-    /// Of the options, `huge` and `kernel_faults` are the other side's and mean nothing here, nor do
-    /// `track_writes` and `collapse_when_settled`: what was written there is not asked for, and no huge
-    /// page is made. With [`Advice::Blocks`], zero pages are copied, so that they take memory of their own, and
+    /// Of the options, `huge` and `kernel_faults` are the other side's and mean nothing here, nor does
+    /// `collapse_when_settled`: no huge page is made. With `track_writes`, which is
+    /// [`WriteTracking::Async`] here, pages are installed so that the kernel notes the first write to each: the
+    /// other side registered its memory for that. With [`Advice::Blocks`], zero pages are copied, so that they take memory of their own, and
     /// [`AdoptedMemory::take_filled_blocks`] returns of what a process with the right to can make huge pages.
     ///
     /// # Errors
@@ -101,7 +103,17 @@ impl Engine {
         let mut sizes: Vec<_> = regions.iter().map(|region| region.page).collect();
         sizes.sort_unstable();
         sizes.dedup();
-        let memory = RemoteMemory { remote: Arc::new(remote), regions, capture: Arc::default() };
+        let is_tracked = match options.track_writes {
+            None => false,
+            Some(WriteTracking::Async) => true,
+            Some(WriteTracking::Sync) => {
+                let reason = "writes to memory of another process are tracked by its kernel alone: set \
+                              WriteTracking::Async, or capture it";
+                return Err(MapError::Backing { reason });
+            }
+        };
+        let (remote, capture) = (Arc::new(remote), Arc::default());
+        let memory = RemoteMemory { remote, regions, capture, is_tracked };
         let recorder = Recorder::new(options.trace);
         let part_of = {
             let (memory, recorder) = (&memory, &recorder);
@@ -169,7 +181,8 @@ fn part_of(
     // The kernel makes no huge page of what is its page of zeroes in part.
     let zeroes_by_copy = page > uzone_os::probe::page_size() || options.advice == Advice::Blocks;
     let (remote, capture) = (memory.remote.clone(), memory.capture.clone());
-    let part = Arc::new(RemoteMemory { remote, regions, capture });
+    let is_tracked = memory.is_tracked;
+    let part = Arc::new(RemoteMemory { remote, regions, capture, is_tracked });
     let policy = Policy { zeroes_by_copy, removed_is_zero: true, is_tracked: false };
     let (backing, recorder) = (backing.clone(), recorder.clone());
     let core = Core::new(part.clone(), backing, contents, page, policy, pattern, recorder);
@@ -302,6 +315,9 @@ impl AdoptedMemory {
     /// # Errors
     /// [`CaptureError`]: there is a capture, or the kernel refuses. Nothing is protected then.
     pub fn capture(&self, capture: WriteCapture, minor: bool) -> Result<(), CaptureError> {
+        if self.memory.is_tracked {
+            return Err(CaptureError::Tracked);
+        }
         if !self.memory.capture.set(capture) {
             return Err(CaptureError::Busy);
         }
@@ -403,6 +419,11 @@ pub enum CaptureError {
     /// They are, for another reader.
     #[error("the memory is being captured already: wait until that has ended")]
     Busy,
+    /// The kernel notes writes to it, and reports none.
+    #[error(
+        "writes to the memory are noted by the kernel, and not reported: copy the pages that were written to"
+    )]
+    Tracked,
     /// The process has ended, or the layout of its memory changes all the time.
     #[error("the memory cannot be protected against writing: {}", match answer {
         Answered::Gone => "its process has ended",

@@ -361,7 +361,7 @@ mod tests {
     fn what_was_kept_lies_over_what_is_read_and_only_what_was_wanted_is_kept() {
         let page = uzone_os::probe::page_size().bytes();
         let len = usize::try_from(8 * page).unwrap();
-        let before: Vec<u8> = (0..len).map(|at| (at * 31 % 251) as u8).collect();
+        let before: Vec<u8> = (0..=250).cycle().take(len).collect();
         // The memory of the process is a file, in which the image starts at byte 3 * page.
         let memory = uzone_os::memory_file("memory", &vec![7; len + len]).unwrap();
         memory.write_all_at(&before, 3 * page).unwrap();

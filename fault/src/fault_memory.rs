@@ -65,6 +65,8 @@ pub(crate) struct RemoteMemory {
     pub(crate) regions: Vec<RemoteRegion>,
     /// What reads it as it was at one moment, of all parts of it.
     pub(crate) capture: Arc<CaptureSlot>,
+    /// Whether pages are installed so that the kernel notes the first write to them.
+    pub(crate) is_tracked: bool,
 }
 
 impl RemoteMemory {
@@ -106,6 +108,24 @@ impl RemoteMemory {
         Ok(Answered::All)
     }
 
+    /// Fills the first page of a range with zeroes where the kernel puts no page of zeroes, because it takes a
+    /// marker for a page: one is left where a page of a memory file was protected against writing and given
+    /// back, and where such a page was missing when it was protected. Returns the answer, and for how many
+    /// bytes it is.
+    fn zero_over_marker(
+        &self,
+        address: Vaddr,
+        bytes: u64,
+        how: Install,
+    ) -> Result<(Answered, u64), AnswerError> {
+        static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
+        let page = uzone_os::probe::page_size().bytes().min(bytes);
+        let Some(zeroes) = usize::try_from(page).ok().and_then(|page| ZEROES.get(..page)) else {
+            return Ok((Answered::Present, bytes));
+        };
+        Ok((self.remote.copy(address, zeroes, how)?, page))
+    }
+
     fn offset_of(&self, address: Vaddr) -> Option<u64> {
         self.regions.iter().find_map(|region| {
             let inside = address.get().checked_sub(region.start.get())?;
@@ -119,7 +139,10 @@ impl Kernel for RemoteMemory {
     fn install(&self, range: Range<u64>, fill: Fill<'_>) -> Result<Answered, AnswerError> {
         // Bytes that no region has are not filled.
         let Some((address, bytes)) = self.address(&range) else { return Ok(Answered::Hole) };
-        let (remote, len, how) = (&self.remote, ByteLen::new(bytes), fill.how());
+        // Zeroes that take no memory count as not written to.
+        let write_protect = self.is_tracked && !matches!(fill, Fill::Zero | Fill::Poison);
+        let how = Install { write_protect, ..fill.how() };
+        let (remote, len) = (&self.remote, ByteLen::new(bytes));
         let answer = match fill.part(0..bytes) {
             Fill::Bytes(bytes) => remote.copy(address, bytes, how),
             Fill::From { source, offset } => remote.copy_from(address, source, offset, len, how),
@@ -127,6 +150,10 @@ impl Kernel for RemoteMemory {
             Fill::Cached => remote.continue_mapping(address, len, how),
             Fill::Poison => remote.poison(address, len, how),
         }?;
+        let (answer, bytes) = match (answer, fill) {
+            (Answered::Present, Fill::Zero) => self.zero_over_marker(address, bytes, how)?,
+            (answer, _) => (answer, bytes),
+        };
         let is_all = bytes == range.end - range.start;
         Ok(if answer == Answered::All && !is_all { Answered::Part { bytes } } else { answer })
     }
@@ -331,7 +358,7 @@ mod tests {
             })
             .collect();
         let (remote, capture) = (Arc::new(remote), Arc::default());
-        let memory = RemoteMemory { remote, regions, capture };
+        let memory = RemoteMemory { remote, regions, capture, is_tracked: false };
         let mut buffer = EventBuffer::new(8);
         let mut read_faults = |count: usize| {
             let give_up = Instant::now() + Duration::from_secs(30);

@@ -24,6 +24,25 @@ impl WriteScan {
         Ok(Self(open_pagemap()?))
     }
 
+    /// Takes the procfs pagemap of another process, for [`WriteScan::written_at`].
+    #[must_use]
+    pub fn of(pagemap: File) -> Self {
+        Self(pagemap)
+    }
+
+    /// Adds the runs of pages at some addresses of the process to `found` that were written since they were
+    /// protected, in order, by their addresses. Missing pages are not among them, and without protection each
+    /// page counts as written.
+    ///
+    /// # Errors
+    /// The error of ioctl_pagemap_scan(2): [`io::ErrorKind::Unsupported`] before Linux 6.7.
+    pub fn written_at(&self, addresses: Range<u64>, found: &mut Vec<Range<u64>>) -> io::Result<()> {
+        let is_there = scan(&self.0, addresses, request(false), |run| {
+            add(found, run.start..run.end);
+        })?;
+        is_there.then_some(()).ok_or(io::ErrorKind::Unsupported.into())
+    }
+
     /// Adds the runs of pages of `range` to `found` that were written since they were protected, in
     /// order. Pages that are missing are not among them.
     ///
@@ -63,14 +82,8 @@ impl WriteScan {
         let part = memory.mapping().widen(&range)?;
         let base = memory.mapping().addr().get();
         let addresses = (base + part.start) as u64..(base + part.end) as u64;
-        let request = Request { all: WRITTEN, none: ZERO_PAGE, any: PRESENT | SWAPPED, protect };
-        let answer = scan(&self.0, addresses, request, |run| {
-            let (start, end) = (run.start - base as u64, run.end - base as u64);
-            match found.last_mut() {
-                // Scans end where the buffer is full.
-                Some(last) if last.end == start => last.end = end,
-                _ => found.push(start..end),
-            }
+        let answer = scan(&self.0, addresses, request(protect), |run| {
+            add(found, run.start - base as u64..run.end - base as u64);
         });
         let failed = |cause| MappingError::Scan { range: range.clone(), cause };
         match answer {
@@ -78,5 +91,18 @@ impl WriteScan {
             Ok(false) => Err(failed(io::ErrorKind::Unsupported.into())),
             Err(cause) => Err(failed(cause.into())),
         }
+    }
+}
+
+/// Returns which pages were written to.
+fn request(protect: bool) -> Request {
+    Request { all: WRITTEN, none: ZERO_PAGE, any: PRESENT | SWAPPED, protect }
+}
+
+fn add(found: &mut Vec<Range<u64>>, run: Range<u64>) {
+    match found.last_mut() {
+        // Scans end where the buffer is full.
+        Some(last) if last.end == run.start => last.end = run.end,
+        _ => found.push(run),
     }
 }

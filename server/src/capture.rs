@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 use uzone_fault::{AdoptedMemory, Captured, KeptPages, LoggedEvents, RemoteRegion};
 use uzone_os::peer::{self, Peer};
 use uzone_os::uffd::{EventSet, ReadyKeys};
-use uzone_os::{Anonymous, Exclusive, HugeAdvice, MessageSocket};
+use uzone_os::{Anonymous, Exclusive, HugeAdvice, MessageSocket, WriteScan};
 use uzone_pages::ByteLen;
 use uzone_snapshot::Source;
 
@@ -147,6 +147,8 @@ pub struct SessionMemory {
     regions: Vec<RemoteRegion>,
     /// Whether a page of a file is one of the image that was not written.
     is_shared: bool,
+    /// Whether the kernel notes which pages are written to.
+    is_tracked: bool,
     /// The pages that it gave back, by their bytes of the image.
     removed: Vec<Range<u64>>,
     memory: File,
@@ -206,14 +208,22 @@ impl SessionMemory {
         let log = fds.next().map(LoggedEvents::read_trusted).transpose()?;
         let removed = log.map(|log| AdoptedMemory::given_back(&of.regions, &log)).transpose();
         let removed = removed.map_err(io::Error::other)?.unwrap_or_default();
-        let is_shared = of.is_shared();
-        Ok(Self { image, regions: of.regions, is_shared, removed, memory, pagemap, worker: here })
+        let (is_shared, is_tracked) = (of.is_shared(), of.is_tracked());
+        let (regions, worker) = (of.regions, here);
+        Ok(Self { image, regions, is_shared, is_tracked, removed, memory, pagemap, worker })
     }
 
     /// Returns what tells the image that it is served from from others: the root hash of a packed image.
     #[must_use]
     pub fn image(&self) -> &str {
         &self.image
+    }
+
+    /// Returns whether the kernel notes which pages are written to: those alone are in the image, and
+    /// [`SessionMemory::copy`] copies them.
+    #[must_use]
+    pub fn is_tracked(&self) -> bool {
+        self.is_tracked
     }
 
     /// Has the worker keep the pages that there are before they are written to. When it returns, the machine
@@ -276,10 +286,31 @@ impl SessionMemory {
     fn runs(&self) -> io::Result<Vec<Run>> {
         let mut runs = Vec::new();
         for region in &self.regions {
-            self.present(region, &mut runs)?;
+            match self.is_tracked {
+                true => self.written(region, &mut runs)?,
+                false => self.present(region, &mut runs)?,
+            }
         }
         runs.sort_unstable_by_key(|run| run.bytes.start);
         Ok(runs)
+    }
+
+    /// Adds the runs of pages of a region that were written to.
+    fn written(&self, region: &RemoteRegion, runs: &mut Vec<Run>) -> io::Result<()> {
+        let (start, end) = (region.start.get(), region.start.get() + region.len.get());
+        let mut found = Vec::new();
+        WriteScan::of(self.pagemap.try_clone()?).written_at(start..end, &mut found)?;
+        let mut at = runs.last().map_or(0, |run| run.at + (run.bytes.end - run.bytes.start));
+        for written in found {
+            let mut address = written.start;
+            while address < written.end {
+                let len = (written.end - address).min(PIECE);
+                let offset = region.offset + (address - start);
+                runs.push(Run { bytes: offset..offset + len, address, at });
+                (address, at) = (address + len, at + len);
+            }
+        }
+        Ok(())
     }
 
     /// Adds the runs of pages of a region that there are.

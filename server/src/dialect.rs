@@ -88,6 +88,11 @@ impl Memory {
     pub(crate) fn is_shared(&self) -> bool {
         matches!(self.request, Some(Request::Attach { share: true, .. }))
     }
+
+    /// Returns whether the kernel notes which pages are written to.
+    pub(crate) fn is_tracked(&self) -> bool {
+        matches!(self.request, Some(Request::Attach { tracks: true, .. }))
+    }
 }
 
 /// Returns the dialect of a message, which is not known before it has a byte.

@@ -10,6 +10,7 @@ use uzone_attach::protocol::Reply;
 use uzone_fault::{
     AdoptedMemory, Advice, Backing, CaptureError, Engine, EventLog, FaultStats, FaultTrace,
     KeptPages, LazyOptions, PendingFaults, Refusal, Remote, RemoteRegion, WriteCapture,
+    WriteTracking,
 };
 use uzone_os::peer::Peer;
 use uzone_os::{MessageSocket, Vaddr};
@@ -40,6 +41,8 @@ pub(crate) struct SessionParts<'a> {
     pub(crate) is_attached: bool,
     /// Whether its pages are those of a memory file until they are written to.
     pub(crate) is_shared: bool,
+    /// Whether the kernel notes which pages are written to.
+    pub(crate) is_tracked: bool,
     pub(crate) engine: &'a Engine,
     pub(crate) options: &'a ServerOptions,
     /// The bytes of the image to install before they are touched.
@@ -83,9 +86,10 @@ impl Session {
         if parts.options.record.is_some() {
             // A page at a time, so that each one that is touched is seen.
             options = options.advice(Advice::Random).trace(TRACED);
-        } else if parts.options.huge && !parts.is_shared {
+        } else if parts.options.huge && !parts.is_shared && !parts.is_tracked {
             options = options.advice(Advice::Blocks);
         }
+        options = options.track_writes(parts.is_tracked.then_some(WriteTracking::Async));
         let policy = parts.options.on_failure;
         let options = on_failure(options, number, peer, policy, &parts.log);
         let memory = parts.engine.adopt_logged(remote, regions, backing, &options, removals);

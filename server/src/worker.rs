@@ -406,7 +406,7 @@ impl Worker {
     /// Answers a program that asks for the image.
     fn answer(&mut self, connection: &Connection, request: &Request) -> Result<(), String> {
         let text = |error: &dyn fmt::Display| error.to_string();
-        let Request::Attach { version, share, image } = request;
+        let Request::Attach { version, share, image, .. } = request;
         if *version != VERSION {
             return Err(format!("it asks by version {version}: this server has {VERSION}"));
         }
@@ -452,7 +452,7 @@ impl Worker {
         memory: Memory,
     ) -> Result<(), String> {
         let text = |error: &dyn fmt::Display| error.to_string();
-        let is_shared = memory.is_shared();
+        let (is_shared, is_tracked) = (memory.is_shared(), memory.is_tracked());
         let Memory { regions, request } = memory;
         let peer = &connection.peer;
         // A machine that another process served is better off with faults that are answered.
@@ -491,6 +491,7 @@ impl Worker {
             backing,
             is_attached: request.is_some(),
             is_shared,
+            is_tracked,
             engine: &self.engine,
             options: &self.options,
             prefetch: &self.prefetch,

@@ -90,6 +90,17 @@ impl Server {
     }
 }
 
+impl Drop for Server {
+    /// Ends both processes, unless the test has.
+    fn drop(&mut self) {
+        if self.child.try_wait().is_ok_and(|ended| ended.is_none()) {
+            wait_for_the_end(&kill_with_children(self.pid()));
+            // It was killed.
+            let _ = self.child.wait();
+        }
+    }
+}
+
 /// Returns the processes that a process has started.
 pub(crate) fn children(process: Pid) -> Vec<Pid> {
     let threads = fs::read_dir(format!("/proc/{}/task", process.as_raw_nonzero()));
