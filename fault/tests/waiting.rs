@@ -158,6 +158,38 @@ fn a_mapping_with_a_budget_is_held_up_and_not_the_one_beside_it() {
     assert!(noisy.stats().faults < 100, "windows as ever: {:?}", noisy.stats());
 }
 
+/// As a closure does that allocates, for a fault inside the allocator.
+#[test]
+fn a_closure_that_needs_what_the_faulting_thread_holds_is_given_up_at_the_deadline() {
+    bus::install().unwrap();
+    let held = Arc::new(Mutex::new(()));
+    let backing = {
+        let held = held.clone();
+        FunctionBacking::slow(move |offset, out: &mut [u8]| {
+            let _held = held.lock().unwrap();
+            write_words(offset, out);
+            Ok::<_, BackingError>(())
+        })
+    };
+    let options = LazyOptions::default().deadline(Duration::from_millis(50)).advice(Advice::Random);
+    let engine = engine(EngineOptions::default().producers(NonZeroUsize::MIN));
+    let answer = engine.map(ByteLen::new(8 * page()), Arc::new(backing), &options);
+    let Some(memory) = mapped("a closure that needs a lock", answer) else { return };
+    let holds = held.lock().unwrap();
+    let mut word = [0; 8];
+    assert!(memory.read_at(2 * page(), &mut word).is_err(), "it is given up");
+    assert_eq!(word, [0; 8], "nothing was read");
+    drop(holds);
+    // The thread that waited for the lock goes on, and so do other pages.
+    let (mut seen, mut right) = (vec![0; size()], vec![0; size()]);
+    memory.read_at(3 * page(), &mut seen).unwrap();
+    write_words(3 * page(), &mut right);
+    assert!(seen == right);
+    // The page is bad, or the closure has brought it after all.
+    write_words(2 * page(), &mut right);
+    assert!(memory.read_at(2 * page(), &mut seen).is_err() || seen == right);
+}
+
 #[test]
 fn a_deadline_is_kept_while_other_faults_never_end() {
     bus::install().unwrap();

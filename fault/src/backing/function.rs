@@ -11,6 +11,10 @@ use crate::window::Window;
 /// Pages that a closure of the caller's fills: it is given an offset and whole pages to write to.
 ///
 /// The bytes it is given hold anything; it writes every one of them.
+///
+/// Another thread calls it while the faulting one waits. A closure that takes a lock which the faulting thread may
+/// hold, such as that of the allocator, waits for ever then, unless there is a
+/// [deadline](crate::LazyOptions::deadline).
 pub struct FunctionBacking<F> {
     fill: F,
     is_quick: bool,
