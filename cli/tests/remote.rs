@@ -7,8 +7,10 @@ mod s3;
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::FileExt;
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use common::{Dir, keeps_to};
 use s3::{Act, Server};
@@ -460,4 +462,72 @@ fn a_server_with_a_full_disk_under_its_cache_serves_from_the_bucket_and_names_th
     let warnings = log.matches("without being kept").count();
     assert_eq!(warnings, usize::from(has_attached), "{log}");
     assert!(!has_attached || log.contains(&format!("cannot write {}", disk.0)), "{log}");
+}
+
+/// The socket for a program that is ended: these tests, started again.
+const VICTIM: &str = "UZONE_REMOTE_TEST_VICTIM";
+
+#[test]
+fn a_machine_whose_source_is_slower_than_the_deadline_is_ended_at_the_deadline_and_named() {
+    let name =
+        "a_machine_whose_source_is_slower_than_the_deadline_is_ended_at_the_deadline_and_named";
+    if let Ok(socket) = std::env::var(VICTIM) {
+        let Some(memory) = attach(&socket) else { return };
+        let mut page = [0; 4096];
+        let read = memory.mapping().read_at(0, &mut page);
+        panic!("it saw {:?} and {read:?}", &page[..8]);
+    }
+    let (server, dir) = (Server::start("deadline"), Dir::new("serve-deadline"));
+    let (raw, socket) = (dir.name("raw"), dir.name("sock"));
+    fs::write(&raw, memory(1 << 20)).expect("a file is written");
+    let url = "s3://images/image";
+    object(&server, &["pack", &raw, url, "--json"]);
+    for slow in [Act::Hang, Act::Late(Duration::from_secs(300))] {
+        server.decide(|_| Act::Pass);
+        // Far longer than the deadline, so that it is not the source that gives up.
+        let serve = ["serve", "--json", url, "--socket", &socket, "--deadline", "1"];
+        let patient = ["--source-timeout", "300s", "--source-retry", "300s"];
+        let mut served = command(&server, &[&serve[..], &patient].concat());
+        served.stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut served = served.spawn().expect("the binary under test runs");
+        let mut lines = BufReader::new(served.stdout.take().expect("a pipe"));
+        lines.read_line(&mut String::new()).expect("it listens");
+        // The program can attach, if this user may: it would end well otherwise.
+        if attach(&socket).is_none() {
+            object(&server, &["drain", "--socket", &socket, "--json"]);
+            served.wait().expect("it ends");
+            return;
+        }
+        let (sender, asked) = std::sync::mpsc::channel();
+        server.decide(move |_| {
+            let _ = sender.send(Instant::now());
+            slow
+        });
+        let mut victim = Command::new(std::env::current_exe().expect("these tests"));
+        victim.args([name, "--exact", "--nocapture"]).env(VICTIM, &socket).stdout(Stdio::null());
+        let mut victim = victim.stderr(Stdio::piped()).spawn().expect("these tests run");
+        let mut saw = String::new();
+        victim.stderr.take().expect("a pipe").read_to_string(&mut saw).expect("it is read");
+        let status = victim.wait().expect("it ends");
+        let ended = Instant::now();
+        assert_eq!((status.signal(), saw.as_str()), (Some(9), ""), "{slow:?}: {status}");
+        let waited = ended - asked.recv().expect("a request");
+        // Half of it is left for what comes before the first request.
+        let (least, most) = (Duration::from_millis(500), Duration::from_secs(60));
+        assert!((least..most).contains(&waited), "{slow:?}: {waited:?}");
+        let failed = loop {
+            let mut line = String::new();
+            assert!(lines.read_line(&mut line).expect("it is read") > 0, "no failure");
+            let object: Value = serde_json::from_str(&line).expect("an object");
+            keeps_to("uzone.serve-1", &object);
+            if object["event"] == "failed" {
+                break object;
+            }
+        };
+        assert_eq!((&failed["pid"], &failed["was_killed"]), (&victim.id().into(), &true.into()));
+        assert_eq!(failed["offset"], 0, "{failed}");
+        assert!(failed["reason"].as_str().is_some_and(|why| why.contains("1s")), "{failed}");
+        object(&server, &["drain", "--socket", &socket, "--json"]);
+        assert!(served.wait().expect("it ends").success());
+    }
 }

@@ -16,7 +16,7 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -42,8 +42,10 @@ const WORKER_USER: &str = "UZONE_SERVER_TEST_WORKER_USER";
 /// Users that own nothing here.
 const STRANGER: u32 = 65_534;
 const OTHER_STRANGER: u32 = 65_533;
-/// Set for a machine that stops itself while its threads fault.
+/// When a machine stops itself: before its first fault, or while its threads fault.
 const STOPS: &str = "UZONE_SERVER_TEST_STOPS";
+const BEFORE_ITS_FAULTS: &str = "before its faults";
+const AMONG_ITS_FAULTS: &str = "among its faults";
 /// How many seconds it is stopped: 1 by default.
 const STOP_SECS: &str = "STOP_SECS";
 /// How often workers are killed under load: 12 times by default.
@@ -88,6 +90,20 @@ fn check(memory: &Registered, at: u64, expected: &[u8]) {
     assert!(seen == expected, "wrong bytes in page {at}");
 }
 
+/// Hands over memory for the whole image in one region.
+fn one_region(socket: &Path, faults: KernelFaults) -> (Registered, UnixStream) {
+    let uffd = Arc::new(Uffd::open(Features::EVENT_REMOVE, Features::NONE, faults).unwrap());
+    let mapping = Mapping::anonymous(ByteLen::new(PAGES * PAGE), Anonymous::default()).unwrap();
+    let memory = Registered::new(uffd.clone(), mapping, Modes::MISSING).unwrap();
+    let message = format!(
+        r#"[{{"base_host_virt_addr":{},"size":{},"offset":0,"page_size":4096,"page_size_kib":4096}}]"#,
+        memory.mapping().addr().get(),
+        PAGES * PAGE
+    );
+    let stream = greet(socket, &message, &[uffd.as_fd()]);
+    (memory, stream)
+}
+
 /// What a machine does: two regions, of which the second has a lower offset, touched by four threads in
 /// any order; half of the first is given back and is zero then.
 fn be_a_machine(socket: &Path) {
@@ -111,12 +127,17 @@ fn be_a_machine(socket: &Path) {
     let stream = greet(socket, &message, &[uffd.as_fd()]);
     // As before Firecracker 1.12: the end of the stream means nothing.
     drop(stream);
+    let stops = std::env::var(STOPS).unwrap_or_default();
+    if stops == BEFORE_ITS_FAULTS {
+        send(std::process::id(), rustix::process::Signal::STOP);
+    }
     thread::scope(|scope| {
         for seed in 0..4 {
+            let stops = stops == AMONG_ITS_FAULTS;
             let (high, low) = (&high, &low);
             scope.spawn(move || {
                 for step in 0..half {
-                    if seed == 0 && step == half / 2 && std::env::var_os(STOPS).is_some() {
+                    if stops && seed == 0 && step == half / 2 {
                         send(std::process::id(), rustix::process::Signal::STOP);
                     }
                     let at = (step * 37 + seed * 101) % half;
@@ -245,6 +266,11 @@ fn end_of(child: &mut Child) -> ExitStatus {
         }
         thread::sleep(Duration::from_millis(1));
     }
+}
+
+fn is_stopped(machine: &Child) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{}/stat", machine.id())).unwrap();
+    stat.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with('T'))
 }
 
 fn wait_until(what: &str, is_so: impl Fn() -> bool) {
@@ -560,6 +586,197 @@ fn machines_notice_nothing_but_a_pause_when_workers_are_killed() {
     fs::remove_dir_all(folder).unwrap();
 }
 
+#[test]
+fn a_worker_that_is_killed_between_the_hand_over_and_the_first_fault_costs_no_byte() {
+    let name = "a_worker_that_is_killed_between_the_hand_over_and_the_first_fault_costs_no_byte";
+    if is_machine(name) {
+        return;
+    }
+    let folder = folder("before-faults");
+    let socket = folder.join("sock");
+    let server = Running::start(&socket, &folder.join("packed"), "kill");
+    for round in 1..=4 {
+        let mut machine = program(name);
+        let mut machine =
+            machine.env(MACHINE, &socket).env(STOPS, BEFORE_ITS_FAULTS).spawn().unwrap();
+        let is_its = |pid: u32| pid == machine.id();
+        let connected =
+            |event: &ServeEvent| matches!(event, ServeEvent::Connected { pid, .. } if is_its(*pid));
+        server.wait_for("the machine", connected);
+        wait_until("the machine does not stop", || is_stopped(&machine));
+        server.kill_worker();
+        let deaths = || {
+            let events = server.events.lock().unwrap();
+            let died = |event: &&ServeEvent| matches!(event, ServeEvent::WorkerEnded { .. });
+            events.iter().filter(died).count()
+        };
+        wait_until("the worker does not end", || deaths() == round);
+        // Its first faults come before the next worker has it, or after.
+        if round % 2 == 0 {
+            let taken_over = |event: &ServeEvent| matches!(event, ServeEvent::TakenOver { pid, .. } if is_its(*pid));
+            server.wait_for("the next worker", taken_over);
+        }
+        send(machine.id(), rustix::process::Signal::CONT);
+        assert!(end_of(&mut machine).success(), "{:?}", server.events);
+    }
+    let (served, events) = server.stop();
+    assert_eq!((served.sessions, served.left, served.deaths), (4, 0, 4), "{events:?}");
+    fs::remove_dir_all(folder).unwrap();
+}
+
+/// How often a machine kills the worker that has just read of pages that it gave back.
+const ROUNDS: u64 = 12;
+
+/// What a machine with a balloon does to its server: it gives pages back, which waits until the worker has read
+/// of that, and kills the worker. The next one answers the fault of each of those pages.
+fn be_a_machine_that_kills(socket: &Path) {
+    /// Pages of the lower half for each round, of which the first half is given back.
+    const BLOCK: u64 = PAGES / 2 / ROUNDS;
+    let (memory, _stream) = one_region(socket, KernelFaults::IfAllowed);
+    let mut killed = None;
+    for start in (0..ROUNDS).map(|round| round * BLOCK) {
+        let (end, others) = (start + BLOCK, PAGES / 2 + start);
+        // A part of what is given back was in use.
+        (start..start + BLOCK / 4).for_each(|at| check(&memory, at, &page_of(at)));
+        let worker = || uzone_server::status(socket).ok().and_then(|status| status.worker);
+        wait_until("no next worker", || worker().is_some_and(|worker| Some(worker) != killed));
+        killed = worker();
+        thread::scope(|scope| {
+            scope
+                .spawn(|| (others..others + BLOCK).for_each(|at| check(&memory, at, &page_of(at))));
+            let removed = start..start + BLOCK / 2;
+            memory.mapping().discard(removed.start * PAGE..removed.end * PAGE).unwrap();
+            send(killed.unwrap(), rustix::process::Signal::KILL);
+            removed.for_each(|at| check(&memory, at, &[0; 4096]));
+            (start + BLOCK / 2..end).for_each(|at| check(&memory, at, &page_of(at)));
+        });
+    }
+    for at in 0..PAGES {
+        let is_zero = at < ROUNDS * BLOCK && at % BLOCK < BLOCK / 2;
+        check(&memory, at, &if is_zero { vec![0; 4096] } else { page_of(at) });
+    }
+}
+
+#[test]
+fn a_balloon_during_takeover_leaves_zeroes_where_pages_were_given_back_and_bytes_elsewhere() {
+    let name =
+        "a_balloon_during_takeover_leaves_zeroes_where_pages_were_given_back_and_bytes_elsewhere";
+    if let Some(socket) = std::env::var_os(MACHINE) {
+        return be_a_machine_that_kills(Path::new(&socket));
+    }
+    if is_machine(name) {
+        return;
+    }
+    let folder = folder("balloon-takeover");
+    for image in ["raw", "packed"] {
+        let socket = folder.join("sock");
+        let server = Running::start(&socket, &folder.join(image), "kill");
+        let mut machine = machine(name, &socket);
+        assert!(end_of(&mut machine).success(), "{image}: {:?}", server.events);
+        let (served, events) = server.stop();
+        assert_eq!((served.sessions, served.left), (1, 0), "{image}: {events:?}");
+        assert_eq!(served.deaths, ROUNDS, "{image}: {events:?}");
+    }
+    fs::remove_dir_all(folder).unwrap();
+}
+
+/// What a machine with a balloon does while it is restored: one thread gives back pages that no thread has
+/// touched, and others touch those between them, block by block at the same time.
+fn be_a_machine_with_a_balloon(socket: &Path) {
+    const BLOCK: u64 = 64;
+    let (memory, _stream) = one_region(socket, KernelFaults::IfAllowed);
+    let is_given_back = |at: u64| (at / 4).is_multiple_of(2);
+    let together = Barrier::new(4);
+    let blocks = || (0..PAGES).step_by(64);
+    thread::scope(|scope| {
+        for seed in 0..3 {
+            let (memory, together) = (&memory, &together);
+            scope.spawn(move || {
+                for block in blocks() {
+                    together.wait();
+                    let pages = (0..BLOCK).map(|step| block + (step * 5 + seed * 11) % BLOCK);
+                    pages
+                        .filter(|at| !is_given_back(*at))
+                        .for_each(|at| check(memory, at, &page_of(at)));
+                }
+            });
+        }
+        for block in blocks() {
+            together.wait();
+            for run in (block..block + BLOCK).step_by(8) {
+                memory.mapping().discard(run * PAGE..(run + 4) * PAGE).unwrap();
+                (run..run + 4).for_each(|at| check(&memory, at, &[0; 4096]));
+            }
+        }
+    });
+    let expected = |at| if is_given_back(at) { vec![0; 4096] } else { page_of(at) };
+    (0..PAGES).for_each(|at| check(&memory, at, &expected(at)));
+}
+
+#[test]
+fn a_balloon_during_restore_leaves_zeroes_at_once_where_pages_were_not_touched_yet() {
+    let name = "a_balloon_during_restore_leaves_zeroes_at_once_where_pages_were_not_touched_yet";
+    if let Some(socket) = std::env::var_os(MACHINE) {
+        return be_a_machine_with_a_balloon(Path::new(&socket));
+    }
+    if is_machine(name) {
+        return;
+    }
+    let folder = folder("balloon-restore");
+    let (socket, set) = (folder.join("sock"), folder.join("set"));
+    fs::write(&set, (0..PAGES).map(|page| format!("{page}\n")).collect::<String>()).unwrap();
+    // Pages come by demand alone, or also as a set that is replayed.
+    let replays = format!("prefetch {}", set.display());
+    for (image, policy) in
+        [("raw", "kill"), ("packed", "kill"), ("raw", &replays), ("packed", &replays)]
+    {
+        let server = Running::start(&socket, &folder.join(image), policy);
+        let mut machine = machine(name, &socket);
+        assert!(end_of(&mut machine).success(), "{image}, {policy}: {:?}", server.events);
+        let (served, events) = server.stop();
+        assert_eq!((served.sessions, served.left, served.deaths), (1, 0, 0), "{events:?}");
+    }
+    fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn a_machine_whose_raw_image_is_cut_while_it_is_served_is_ended_before_it_sees_a_zero_for_it() {
+    let name =
+        "a_machine_whose_raw_image_is_cut_while_it_is_served_is_ended_before_it_sees_a_zero_for_it";
+    if is_machine(name) {
+        return;
+    }
+    let folder = folder("cut-short");
+    let (socket, image) = (folder.join("sock"), folder.join("raw"));
+    let server = Running::start(&socket, &image, "kill");
+    let mut victim = program(name);
+    let victim = victim.env(MACHINE, &socket).env(STOPS, BEFORE_ITS_FAULTS);
+    let mut victim = victim.stderr(Stdio::piped()).spawn().unwrap();
+    server.wait_for("the machine", |event| matches!(event, ServeEvent::Connected { .. }));
+    wait_until("the machine does not stop", || is_stopped(&victim));
+    // A page of it is a part.
+    let cut = PAGES / 2 * PAGE + 100;
+    fs::File::options().write(true).open(&image).unwrap().set_len(cut).unwrap();
+    send(victim.id(), rustix::process::Signal::CONT);
+    let status = end_of(&mut victim);
+    let mut complaints = String::new();
+    victim.stderr.take().unwrap().read_to_string(&mut complaints).unwrap();
+    assert_eq!((status.signal(), complaints.as_str()), (Some(9), ""), "{status}");
+    let failed = server.wait_for("the failure", |event| matches!(event, ServeEvent::Failed { .. }));
+    let ServeEvent::Failed { pid, offset, reason, was_killed, .. } = &failed else {
+        unreachable!()
+    };
+    assert!(
+        *pid == victim.id() && *was_killed && reason.contains("ends at 0x400064"),
+        "{failed:?}"
+    );
+    assert!(*offset >= PAGES / 2 * PAGE, "{failed:?}");
+    server.wait_for("the end", |event| matches!(event, ServeEvent::Ended { .. }));
+    let (served, events) = server.stop();
+    assert_eq!((served.sessions, served.left, served.deaths), (1, 0, 0), "{events:?}");
+    fs::remove_dir_all(folder).unwrap();
+}
+
 /// Starts a keeper whose worker takes its place when it dies.
 fn keeper_that_listens(socket: &Path) -> Child {
     let mut keeper = program("a_keeper_of_another_test");
@@ -608,9 +825,9 @@ fn a_worker_that_takes_the_place_of_a_keeper_that_drains_accepts_no_machine() {
     let folder = folder("drained");
     let socket = folder.join("sock");
     let mut keeper = keeper_that_listens(&socket);
-    let mut machine = program(name).env(MACHINE, &socket).env(STOPS, "1").spawn().unwrap();
-    let stat = format!("/proc/{}/stat", machine.id());
-    wait_until("it does not stop", || fs::read_to_string(&stat).unwrap().contains(") T "));
+    let mut machine =
+        program(name).env(MACHINE, &socket).env(STOPS, AMONG_ITS_FAULTS).spawn().unwrap();
+    wait_until("it does not stop", || is_stopped(&machine));
     let status = uzone_server::drain(&socket).unwrap();
     assert!(status.is_draining && status.sessions.len() == 1, "{status:?}");
     keeper.kill().unwrap();
@@ -914,12 +1131,9 @@ fn a_machine_that_is_stopped_for_long_holds_up_no_other_and_goes_on() {
     let folder = folder("stopped");
     let socket = folder.join("sock");
     let server = Running::start(&socket, &folder.join("packed"), "kill");
-    let mut stopped = program(name).env(MACHINE, &socket).env(STOPS, "1").spawn().unwrap();
-    let is_stopped = || {
-        let stat = fs::read_to_string(format!("/proc/{}/stat", stopped.id())).unwrap();
-        stat.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with('T'))
-    };
-    wait_until("the machine does not stop", is_stopped);
+    let mut stopped =
+        program(name).env(MACHINE, &socket).env(STOPS, AMONG_ITS_FAULTS).spawn().unwrap();
+    wait_until("the machine does not stop", || is_stopped(&stopped));
     let (begin, mut others) = (Instant::now(), 0);
     while others < 4 || begin.elapsed() < Duration::from_secs(seconds) {
         assert!(end_of(&mut machine(name, &socket)).success());
@@ -1265,16 +1479,7 @@ fn right_words(zero: u64) -> (u32, u32) {
 /// What a monitor with a guest does: it hands its memory over, and lets the guest walk it, twice, with memory
 /// given back in between.
 fn be_a_monitor(socket: &Path) {
-    let features = Features::EVENT_REMOVE;
-    let uffd = Arc::new(Uffd::open(features, Features::NONE, KernelFaults::Required).unwrap());
-    let mapping = Mapping::anonymous(ByteLen::new(PAGES * PAGE), Anonymous::default()).unwrap();
-    let memory = Registered::new(uffd.clone(), mapping, Modes::MISSING).unwrap();
-    let message = format!(
-        r#"[{{"base_host_virt_addr":{},"size":{},"offset":0,"page_size":4096,"page_size_kib":4096}}]"#,
-        memory.mapping().addr().get(),
-        PAGES * PAGE
-    );
-    let _stream = greet(socket, &message, &[uffd.as_fd()]);
+    let (memory, _stream) = one_region(socket, KernelFaults::Required);
     let mut guest = Guest::new(&memory);
     assert_eq!(guest.run(), right_words(0));
     memory.mapping().discard(0..PAGES / 4 * PAGE).unwrap();
