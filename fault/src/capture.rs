@@ -236,7 +236,7 @@ impl WriteCapture {
 
     /// Notes that all before a byte of the backing has been read. Returns the bytes that are new in that.
     pub(crate) fn has_read(&self, until: u64) -> Range<u64> {
-        // Relaxed: a page that is kept in vain is no error.
+        // Relaxed: a page that is kept although it has been read is no error.
         self.until.fetch_max(until, Ordering::Relaxed).min(until)..until
     }
 
