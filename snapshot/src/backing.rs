@@ -140,15 +140,14 @@ impl SnapshotBacking {
         Wanted::From(first)
     }
 
-    /// Returns where the run of pages from `range.start` on ends that can be filled in the same way: within a
-    /// frame, and either zero or not.
+    /// Returns where the run of pages from `range.start` on ends that can be filled in the same way, and whether
+    /// it is zero. What is not zero ends with its frame.
     fn end_of_run(&self, range: &Range<u64>, page: u64) -> (u64, bool) {
         // A page may have several frames.
         let unit = self.image.frame_bytes().max(page);
-        let frame_end = (range.start / unit + 1) * unit;
-        let end = range.end.min(frame_end);
         let is_zero = |at: u64| self.is_zero(at, page);
         let first = is_zero(range.start);
+        let end = if first { range.end } else { range.end.min((range.start / unit + 1) * unit) };
         let mut at = range.start + page;
         while at < end && is_zero(at) == first {
             at += page;
@@ -246,5 +245,36 @@ impl Backing for SnapshotBacking {
 impl fmt::Display for SnapshotBacking {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.image.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{OpenOptions, Packer};
+
+    use super::*;
+
+    #[test]
+    fn zero_pages_are_one_run_over_all_frames_and_others_end_with_theirs() {
+        const PAGE: u64 = 4096;
+        let mut bytes = vec![0_u8; 512 << 12];
+        bytes[300 << 12..340 << 12].fill(7);
+        let path = std::env::temp_dir().join(format!("uzone-snapshot-runs-{}", std::process::id()));
+        Packer::default().pack(&mut &*bytes, &path, None, &|_| true).unwrap();
+        let image = Image::open(&path, &OpenOptions::default()).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let backing = SnapshotBacking::new(Arc::new(image));
+        let frame = backing.image.frame_bytes();
+        let mut at = 0;
+        let mut runs = Vec::new();
+        while at < 512 * PAGE {
+            let (end, is_zero) = backing.end_of_run(&(at..512 * PAGE), PAGE);
+            assert!(is_zero || at / frame == (end - 1) / frame, "{at:#x}..{end:#x}");
+            runs.push((end, is_zero));
+            at = end;
+        }
+        assert_eq!(runs[0], (300 * PAGE, true));
+        assert_eq!(runs[runs.len() - 1], (512 * PAGE, true));
+        assert!(runs[1..runs.len() - 1].iter().all(|(_, is_zero)| !is_zero), "{runs:?}");
     }
 }
