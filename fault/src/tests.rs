@@ -330,7 +330,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => page.clone().prop_map(|page| Step::Lose { page }),
         1 => (page, 1_u64..40).prop_map(|(page, pages)| Step::Ready { page, pages }),
     ];
-    prop::collection::vec(step, 1..120)
+    prop::collection::vec(step, 1..if cfg!(miri) { 16 } else { 120 })
 }
 
 fn kinds() -> impl Strategy<Value = Vec<Kind>> {
