@@ -3,6 +3,7 @@
 //! keeper of each, and each has a worker.
 
 mod config;
+mod rights;
 
 use std::env;
 use std::ffi::OsString;
@@ -27,7 +28,7 @@ use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use uzone_fault::Budget;
-use uzone_os::privilege::Privileges;
+use uzone_os::privilege::{self, Privileges};
 use uzone_os::uffd::Doorbell;
 use uzone_pages::ByteLen;
 use uzone_report::human_duration;
@@ -61,7 +62,8 @@ const EXITS: [Exit; 9] = [
 /// machines can be served at once.
 ///
 /// The first SIGINT or SIGTERM ends the accepting of machines, and the command when the last machine has
-/// ended. The second ends it at once: machines that are left wait for ever at the next page that they lack.
+/// ended. The second ends it at once: machines that are left wait at the next page that they lack, until the
+/// same command is started again.
 ///
 /// Faults are answered by a process of its own. If that dies, the next one takes over all machines, which
 /// notice a pause and nothing else. If this command is killed, that process takes its place, with fewer
@@ -131,8 +133,9 @@ pub(crate) struct Args {
     #[arg(long, value_name = "PAGES", env = "UZONE_SERVE_SESSION_PENDING")]
     session_pending: Option<NonZeroUsize>,
     /// Keep in FOLDER what it takes to serve machines on when this command and its worker were killed at once,
-    /// and serve those that such a server left: start the same command again. A service manager that keeps
-    /// descriptors does the same without
+    /// and serve those that such a server left: start the same command again. `none` keeps nothing
+    /// [default: uzone-recover in /run for root, and in $XDG_RUNTIME_DIR for others; `none` under a service
+    /// manager, which keeps it]
     #[arg(long, value_name = "FOLDER", env = "UZONE_SERVE_RECOVER")]
     recover: Option<PathBuf>,
     /// Serve the image with this root hash alone; without it, a forged image is not noticed
@@ -142,7 +145,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SIZE", default_value = "64M", env = "UZONE_SERVE_CACHE_BYTES")]
     cache_bytes: ByteLen,
     /// Answer faults as this user, a name or a number, which must be able to read the image; root alone can
-    /// change it [default: the user of this command]
+    /// change it [default: the user of this command; of root the first that can open what the server needs:
+    /// uzone, nobody, or the owner of the image]
     #[arg(long, value_name = "USER", env = "UZONE_SERVE_USER")]
     user: Option<String>,
     /// Let the process that answers faults do what its user may do, for a debugger: by default it has no
@@ -156,6 +160,9 @@ pub(crate) struct Args {
     /// Answer faults for the process at standard input, which started this one
     #[arg(long, hide = true)]
     worker: bool,
+    /// Open what the process that answers faults needs, and end
+    #[arg(long, hide = true, requires = "worker")]
+    check: bool,
     /// The numbers of the users of --allow-uid: the process that answers faults may read no names
     #[arg(long, hide = true, value_delimiter = ',')]
     allow_numbers: Vec<u32>,
@@ -165,6 +172,8 @@ pub(crate) struct Args {
 const MODES: [(&str, ArgPredicate, &str); 2] =
     [("group", ArgPredicate::IsPresent, "660"), ("allow_uid", ArgPredicate::IsPresent, "666")];
 
+/// What turns an option with a file or a folder off.
+const NONE: &str = "none";
 /// This program, also if its file was replaced meanwhile.
 const PROGRAM: &str = "/proc/self/exe";
 /// What a worker is started with for each user that may connect.
@@ -323,8 +332,17 @@ fn session_text(event: &ServeEvent) -> String {
 
 /// Returns where monitors connect if no argument states it.
 pub(crate) fn default_socket() -> PathBuf {
-    let folder = env::var_os("XDG_RUNTIME_DIR").filter(|folder| !folder.is_empty());
-    folder.map_or_else(|| PathBuf::from("."), PathBuf::from).join("uzone.sock")
+    runtime_folder().unwrap_or_else(|| PathBuf::from(".")).join("uzone.sock")
+}
+
+/// Returns where the monitors of a server connect.
+fn socket_of(args: &Args, passed: &Passed) -> PathBuf {
+    args.socket.clone().or_else(|| passed.socket()).unwrap_or_else(default_socket)
+}
+
+/// Returns the folder for what a user's programs have while they run.
+fn runtime_folder() -> Option<PathBuf> {
+    env::var_os("XDG_RUNTIME_DIR").filter(|folder| !folder.is_empty()).map(PathBuf::from)
 }
 
 fn session_bytes(text: &str) -> Result<ByteLen, String> {
@@ -363,12 +381,11 @@ fn options(args: &Args) -> ServerOptions {
         .root(args.root)
         .cache(args.cache_bytes)
         .sandbox(!args.no_sandbox)
-        .recover(args.recover.clone())
         .requests(args.requests.options())
         .budget(budget)
         .prefetch(match &args.prefetch {
             None => Prefetch::OfImage,
-            Some(file) if file.as_os_str() == "none" => Prefetch::No,
+            Some(file) if file.as_os_str() == NONE => Prefetch::No,
             Some(file) => Prefetch::File(file.clone()),
         })
         .on_failure(match args.on_failure {
@@ -398,10 +415,19 @@ pub(crate) fn run(args: &Args, out: &Output) -> Result<Exit, Failure> {
         out.text(&config::print(&configured))?;
         return Ok(Exit::Ok);
     }
+    let mut users = Vec::new();
+    for config::Server { args, arguments, .. } in &configured {
+        warn_of_long_requests(args, out);
+        users.push(rights::user_of_worker(args, arguments, out).map_err(UserError::failure)?);
+    }
+    // Before this process starts a thread.
+    let needed = configured.iter().zip(&users).flat_map(|(server, user)| {
+        rights::of_keeper(&server.args, &socket_of(&server.args, &passed), user.is_some())
+    });
+    privilege::keep_capabilities(&needed.collect::<Vec<_>>()).map_err(ServeError::Capabilities)?;
     let mut listening = Vec::new();
-    for server in &configured {
-        warn_of_long_requests(&server.args, out);
-        match Listening::open(server, &mut passed)? {
+    for (server, user) in configured.iter().zip(users) {
+        match Listening::open(server, user, &mut passed, out)? {
             Ok(opened) => listening.push(opened),
             // Its worker has stated why.
             Err(exit) => return Ok(exit),
@@ -436,17 +462,19 @@ impl<'a> Listening<'a> {
     /// Starts the worker of a server, and listens. `Ok(Err(_))` is how a worker ended that has stated why.
     fn open(
         server: &'a config::Server,
+        user: Option<User>,
         passed: &mut Passed,
+        out: &Output,
     ) -> Result<Result<Self, Exit>, Failure> {
         let config::Server { args, arguments, .. } = server;
-        let socket = args.socket.clone().or_else(|| passed.socket());
-        let socket = socket.unwrap_or_else(default_socket);
+        let socket = socket_of(args, passed);
         let (log, printer) = printer();
-        let user = args.user.as_deref().map(User::named).transpose().map_err(UserError::failure)?;
         let group = args.group.as_deref().map(user::number_of_group).transpose();
         let allowed = allowed(args).map_err(UserError::failure)?;
         let start = start_worker(arguments.clone(), allowed.as_deref(), user);
+        let recover = folder_for_recovery(args, &socket, out);
         let options = options(args).group(group.map_err(UserError::failure)?).allow_users(allowed);
+        let options = options.recover(recover.clone());
         let estate = match args.take_over {
             true => None,
             false => passed.estate(&socket, &options)?,
@@ -454,11 +482,11 @@ impl<'a> Listening<'a> {
         let keeper = if args.take_over || estate.is_none() && is_left_to_a_worker(&socket) {
             Keeper::take_over(&socket, options, log, start)
         } else {
-            let recover = || -> Result<_, ServeError> {
-                let Some(folder) = &args.recover else { return Ok(None) };
+            let left = || -> Result<_, ServeError> {
+                let Some(folder) = &recover else { return Ok(None) };
                 Recovery::open(folder, &socket)?.estate(&socket, &options)
             };
-            match estate.map_or_else(recover, |estate| Ok(Some(estate)))? {
+            match estate.map_or_else(left, |estate| Ok(Some(estate)))? {
                 Some(estate) => Keeper::inherit(estate, &socket, options, log, start),
                 None => Keeper::bind(&socket, options, log, start),
             }
@@ -470,6 +498,33 @@ impl<'a> Listening<'a> {
             keeper => Ok(Ok(Self { keeper: keeper?, args, socket, printer })),
         }
     }
+}
+
+/// Returns the folder with what it takes to serve machines on after both processes were killed.
+fn folder_for_recovery(args: &Args, socket: &Path, out: &Output) -> Option<PathBuf> {
+    if let Some(folder) = &args.recover {
+        return (folder.as_os_str() != NONE).then(|| folder.clone());
+    }
+    if ServiceManager::of_environment().is_some() {
+        return None;
+    }
+    let folder = match privilege::user() {
+        0 => Some(PathBuf::from("/run")),
+        _ => runtime_folder(),
+    };
+    let opened = folder
+        .map(|folder| folder.join("uzone-recover"))
+        .map(|folder| Recovery::open(&folder, socket).map(|_| folder));
+    let reason = match opened {
+        Some(Ok(folder)) => return Some(folder),
+        Some(Err(error)) => error.to_string(),
+        None => "$XDG_RUNTIME_DIR is not set".to_owned(),
+    };
+    out.warn(format_args!(
+        "machines wait for ever if both processes of this server are killed: name a folder by --recover, or \
+         `none` ({reason})"
+    ));
+    None
 }
 
 /// Returns whether the keeper of a socket was killed, and its worker serves with the rights that it has.
@@ -620,6 +675,9 @@ fn work(args: &Args, out: &Output) -> Result<Exit, Failure> {
     let allowed = allowed(args).map_err(UserError::failure)?;
     let options = options(args).allow_users(allowed.clone());
     let mut worker = Worker::open(image, options.clone().disk_cache(disk))?;
+    if args.check {
+        return Ok(Exit::Ok);
+    }
     worker.run(io::stdin().as_fd().try_clone_to_owned()?)?;
     let Some(estate) = worker.into_estate() else { return Ok(Exit::Ok) };
     out.warn(format_args!(

@@ -145,15 +145,70 @@ fn machines_outlive_both_processes_of_a_server_without_a_service_manager() {
     let refused = server.event("refused");
     assert!(refused["reason"].as_str().is_some_and(|text| text.contains("another image")));
     assert!(kept(&folder).is_empty(), "what a server gave up is kept for none");
+    let of_server = kept_for(&folder);
     drop(machine);
     server.stop();
+    assert!(!of_server.exists(), "a server that ends leaves no folder");
     // A folder in which others can write is none.
-    let of_server = kept_for(&folder);
+    fs::create_dir(&of_server).expect("it is gone");
     fs::set_permissions(&of_server, fs::Permissions::from_mode(0o770)).expect("it is ours");
     let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
     let output = command.arg("serve").args(arguments).output().expect("it runs");
     let text = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && text.contains("open to other users"), "{text}");
+}
+
+#[test]
+fn without_any_option_machines_outlive_both_processes_too() {
+    let dir = Dir::new("recover-default");
+    let (image, socket) = (dir.name("raw"), dir.name("sock"));
+    fs::write(&image, (0..PAGES).flat_map(page_of).collect::<Vec<u8>>()).expect("it is written");
+    let start = |more: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
+        command.args(["serve", "--json", "--on-failure", "poison", &image, "--socket", &socket]);
+        Server::spawn(command.args(more).env("XDG_RUNTIME_DIR", dir.path()))
+    };
+    let kept = || {
+        let folder =
+            if geteuid().is_root() { PathBuf::from("/run") } else { dir.path().to_owned() };
+        let of_folder = dir.path().file_name().expect("a name").to_string_lossy().into_owned();
+        let servers = fs::read_dir(folder.join("uzone-recover")).expect("the folder is made");
+        let names = servers.map(|entry| entry.expect("an entry").path());
+        names.filter(|name| name.to_string_lossy().contains(&of_folder)).collect::<Vec<_>>()
+    };
+    let server = start(&[]);
+    let Some(machine) = Machine::connect(&socket) else { return drop(server.stop()) };
+    machine.check(0, &page_of(0));
+    machine.memory.mapping().discard(0..PAGE).expect("it is given back");
+    server.kill();
+    assert_eq!(kept().len(), 1);
+    let mut server = start(&[]);
+    assert_eq!(server.event("taken_over")["pid"], std::process::id());
+    machine.check(0, &[0; 4096]);
+    machine.check(1, &page_of(1));
+    // A server that is stopped at once leaves its machines to the next.
+    kill_process(server.pid(), Signal::TERM).expect("it runs");
+    let end = Instant::now() + PATIENCE;
+    while fs::exists(&socket).expect("it is known") {
+        assert!(Instant::now() < end, "the socket stays");
+        thread::sleep(Duration::from_millis(1));
+    }
+    kill_process(server.pid(), Signal::TERM).expect("it runs");
+    assert_eq!(server.event("stopped")["left"], 1);
+    let mut server = start(&[]);
+    server.event("taken_over");
+    machine.check(2, &page_of(2));
+    drop(machine);
+    server.kill();
+    // The process of the machine lives, and has its userfaultfd no more.
+    start(&[]).stop();
+    assert!(kept().is_empty(), "{:?}", kept());
+    // Where it is turned off, nothing is kept.
+    let server = start(&["--recover", "none"]);
+    let machine = Machine::connect(&socket).expect("it did before");
+    machine.check(3, &page_of(3));
+    assert!(kept().is_empty(), "{:?}", kept());
+    drop((machine, server));
 }
 
 #[test]

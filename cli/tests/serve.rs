@@ -524,6 +524,49 @@ fn a_socket_has_its_group_and_admits_the_users_that_are_named() {
 }
 
 #[test]
+fn faults_are_not_answered_as_root_where_another_user_can_and_root_keeps_few_capabilities() {
+    use std::os::unix::fs::{PermissionsExt, chown};
+    let name =
+        "faults_are_not_answered_as_root_where_another_user_can_and_root_keeps_few_capabilities";
+    if !has_users(name) {
+        return;
+    }
+    let dir = Dir::new("serve-root");
+    let (image, socket) = (dir.name("raw"), dir.name("sock"));
+    fs::write(&image, vec![7; 1 << 20]).expect("a file is written");
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).expect("it is ours");
+    // Capabilities 2, 5 and 19: reading files, ending processes, tracing them. 6 and 7: other users and groups.
+    let (few, more) = ("0000000000080024", "00000000000800e4");
+    // A package may have made a user for it.
+    let users = fs::read_to_string("/etc/passwd").expect("it is read");
+    let of_package = users.lines().find_map(|line| line.strip_prefix("uzone:x:"));
+    let other = of_package.and_then(|line| line.split(':').next()).unwrap_or("65534");
+    for (owner, mode, user, left) in
+        [(0, 0o644, other, more), (65533, 0o600, "65533", more), (0, 0o600, "0", few)]
+    {
+        chown(&image, Some(owner), None).expect("root may");
+        fs::set_permissions(&image, fs::Permissions::from_mode(mode)).expect("root may");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
+        command.args(["serve", "--json", &image, "--socket", &socket]).stdin(Stdio::null());
+        let mut server =
+            command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it runs");
+        let mut lines = BufReader::new(server.stdout.take().expect("a pipe"));
+        let sandbox = event(&mut lines)["sandbox"].take();
+        assert_eq!(sandbox["user"].to_string(), user, "{owner} {mode:o}");
+        for line in ["CapEff", "CapPrm", "CapBnd"] {
+            let values = each_thread(&Value::from(server.id()), line);
+            // The main thread, and those for signals, printing and questions.
+            assert!(values.len() >= 4 && values.iter().all(|value| value == left), "{values:?}");
+        }
+        signal(&server);
+        assert_eq!(event(&mut lines)["event"], "stopped");
+        let output = server.wait_with_output().expect("it ends");
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(text.contains("answered as root"), user == "0", "{text}");
+    }
+}
+
+#[test]
 fn a_group_or_a_user_that_cannot_be_had_is_named_with_the_fix() {
     use std::os::unix::process::CommandExt;
     let dir = Dir::new("serve-no-group");

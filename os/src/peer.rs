@@ -106,7 +106,8 @@ impl Peer {
     ///
     /// # Errors
     /// [`io::ErrorKind::NotFound`] if it has closed it. Otherwise the error of the system: this process may not
-    /// take its descriptors, which takes the same user or `CAP_SYS_PTRACE`, or the kernel cannot compare them.
+    /// take its descriptors, which takes the same user, or `CAP_SYS_PTRACE` and `CAP_DAC_READ_SEARCH`, or the kernel
+    /// cannot compare them.
     pub fn number_of(&self, fd: BorrowedFd<'_>) -> io::Result<u32> {
         let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
         for entry in std::fs::read_dir(format!("/proc/{}/fd", self.pid()))? {
@@ -163,7 +164,7 @@ impl Peer {
     ///
     /// # Errors
     /// The error of the system: it has ended, or this process may not read it. That takes the same user, or
-    /// `CAP_SYS_PTRACE`.
+    /// `CAP_SYS_PTRACE` and, since the files are its user's, `CAP_DAC_READ_SEARCH`.
     pub fn open_memory(&self) -> io::Result<(File, File)> {
         let open = |name| File::open(format!("/proc/{}/{name}", self.pid()));
         let opened = (open("mem")?, open("pagemap")?);

@@ -1,5 +1,5 @@
 //! What this process may do beyond its user's rights, and giving that up: [`Privileges`],
-//! [`give_up_capabilities`]; and a last line for a process that makes a system call which a filter denies
+//! [`give_up_capabilities`], [`keep_capabilities`]; and a last line for a process that makes a system call which a filter denies
 //! ([`report_denied_calls`]).
 //!
 //! Unsafe: this is the file that sets the action of SIGSYS, and what runs in it.
@@ -48,6 +48,45 @@ impl Privileges {
     }
 }
 
+/// A right beyond those of a user: capabilities(7) has what each permits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Capability {
+    /// `CAP_CHOWN`: giving files to any group.
+    Chown,
+    /// `CAP_DAC_OVERRIDE`: writing to files of other users.
+    DacOverride,
+    /// `CAP_DAC_READ_SEARCH`: reading files of other users.
+    DacReadSearch,
+    /// `CAP_KILL`: ending processes of other users.
+    Kill,
+    /// `CAP_SETGID`: starting a process of another group.
+    SetGroup,
+    /// `CAP_SETUID`: starting a process of another user.
+    SetUser,
+    /// `CAP_NET_BIND_SERVICE`: listening on ports below 1024.
+    BindPort,
+    /// `CAP_SYS_PTRACE`: reading memory and taking descriptors of other users' processes.
+    Ptrace,
+    /// `CAP_SYS_NICE`: advising on memory of other processes.
+    Nice,
+}
+
+impl Capability {
+    fn set(self) -> CapabilitySet {
+        match self {
+            Self::Chown => CapabilitySet::CHOWN,
+            Self::DacOverride => CapabilitySet::DAC_OVERRIDE,
+            Self::DacReadSearch => CapabilitySet::DAC_READ_SEARCH,
+            Self::Kill => CapabilitySet::KILL,
+            Self::SetGroup => CapabilitySet::SETGID,
+            Self::SetUser => CapabilitySet::SETUID,
+            Self::BindPort => CapabilitySet::NET_BIND_SERVICE,
+            Self::Ptrace => CapabilitySet::SYS_PTRACE,
+            Self::Nice => CapabilitySet::SYS_NICE,
+        }
+    }
+}
+
 /// Gives up all capabilities of this thread, and of what it starts, for good: also a program of root's has
 /// none. The user stays the same.
 ///
@@ -55,20 +94,31 @@ impl Privileges {
 /// The error of prctl(2) or capset(2).
 pub fn give_up_capabilities() -> io::Result<()> {
     rustix::thread::set_no_new_privs(true)?;
+    keep_capabilities(&[])
+}
+
+/// Gives up all capabilities of this thread, and of what it starts, but those that it has of `kept`: a program
+/// of root's has no other, and that of another user has none. The user stays the same.
+///
+/// # Errors
+/// The error of capget(2), prctl(2) or capset(2).
+pub fn keep_capabilities(kept: &[Capability]) -> io::Result<()> {
+    let kept = kept.iter().fold(CapabilitySet::empty(), |all, one| all | one.set());
     for number in 0..CAPABILITIES {
         let one = CapabilitySet::from_bits_retain(1 << number);
         // The first error is that of a number behind the last.
         let Ok(is_left) = rustix::thread::capability_is_in_bounding_set(one) else { break };
-        if is_left {
+        if is_left && !kept.contains(one) {
             // Without the right to, it stays, and means nothing to a thread that gets no more.
             let _ = rustix::thread::remove_capability_from_bounding_set(one);
         }
     }
     rustix::thread::clear_ambient_capability_set()?;
-    let (effective, permitted, inheritable) =
-        (CapabilitySet::empty(), CapabilitySet::empty(), CapabilitySet::empty());
-    let none = rustix::thread::CapabilitySets { effective, permitted, inheritable };
-    Ok(rustix::thread::set_capabilities(None, none)?)
+    let has = rustix::thread::capabilities(None)?;
+    let (effective, permitted) = (has.effective & kept, has.permitted & kept);
+    let inheritable = CapabilitySet::empty();
+    let left = rustix::thread::CapabilitySets { effective, permitted, inheritable };
+    Ok(rustix::thread::set_capabilities(None, left)?)
 }
 
 /// The head of what the kernel hands a handler of SIGSYS: asm-generic/siginfo.h.
@@ -183,6 +233,24 @@ mod tests {
             assert!(rustix::thread::set_capabilities(None, sets).is_err());
             // A second time changes nothing.
             give_up_capabilities().unwrap();
+        })
+        .join()
+        .expect("the thread's own assertions");
+    }
+
+    #[test]
+    fn what_is_kept_stays_and_the_rest_goes() {
+        std::thread::spawn(|| {
+            let before = Privileges::of_this_thread().unwrap();
+            let kept = [Capability::Kill, Capability::Ptrace];
+            keep_capabilities(&kept).unwrap();
+            let after = Privileges::of_this_thread().unwrap();
+            let mask = kept.iter().fold(0, |bits, one| bits | one.set().bits());
+            // Those that it had: a test may run as any user.
+            let sets = rustix::thread::capabilities(None).unwrap();
+            assert_eq!(after.capabilities, before.capabilities & mask);
+            assert!(sets.inheritable.is_empty());
+            assert_eq!(after.user, before.user);
         })
         .join()
         .expect("the thread's own assertions");

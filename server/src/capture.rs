@@ -195,7 +195,8 @@ impl SessionMemory {
                 let opened = open_for_keeper(&peer, next()?.as_fd()).map_err(|cause| {
                     let text = format!(
                         "neither the keeper ({of_keeper}) nor this command ({cause}) may read the memory of \
-                         process {pid}; run one of them as its user, or with CAP_SYS_PTRACE"
+                         process {pid}; run one of them as its user, or with CAP_SYS_PTRACE and \
+                         CAP_DAC_READ_SEARCH"
                     );
                     io::Error::new(cause.kind(), text)
                 });

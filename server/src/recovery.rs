@@ -38,6 +38,13 @@ pub struct Recovery {
     boot: String,
 }
 
+impl Drop for Recovery {
+    /// Removes the folder, unless it has machines, which the next server of that socket goes on with.
+    fn drop(&mut self) {
+        let _ = fs::remove_dir(&self.folder);
+    }
+}
+
 /// What a machine is, beside what its monitor sent.
 #[derive(Debug, Serialize, Deserialize)]
 struct State {
@@ -55,37 +62,35 @@ impl Recovery {
     /// Only its owner may read it.
     ///
     /// # Errors
-    /// [`ServeError::Recovery`] if it cannot be made, or other users can write in it.
+    /// [`ServeError::Recovery`] if it cannot be made, or other users can write in it or rename it.
     pub fn open(folder: &Path, socket: &Path) -> Result<Self, ServeError> {
-        let failed = |cause| ServeError::Recovery { path: folder.to_owned(), cause };
-        let mut name = String::new();
-        for byte in std::path::absolute(socket).map_err(failed)?.as_os_str().as_bytes() {
-            match byte {
-                b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' => {
-                    name.push(char::from(*byte));
-                }
-                // Writing to a text does not fail.
-                _ => drop(write!(name, "%{byte:02X}")),
-            }
-        }
-        let folder = folder.join(name);
-        DirBuilder::new().recursive(true).mode(0o700).create(&folder).map_err(failed)?;
+        Self::open_part(folder, socket)
+            .map_err(|cause| ServeError::Recovery { path: folder.to_owned(), cause })
+    }
+
+    fn open_part(folder: &Path, socket: &Path) -> io::Result<Self> {
+        let part = folder.join(name_of(socket)?);
+        DirBuilder::new().recursive(true).mode(0o700).create(&part)?;
         // What another user could write there would have this process take any descriptor of any process.
-        let (own, of) = (fs::metadata("/proc/self"), fs::metadata(&folder));
-        let (own, of) = (own.map_err(failed)?, of.map_err(failed)?);
-        if of.uid() != own.uid() || of.mode() & 0o077 != 0 {
+        let own = fs::metadata("/proc/self")?.uid();
+        let (of, outer) = (fs::metadata(&part)?, fs::metadata(folder)?);
+        let is_private = of.uid() == own && of.mode() & 0o077 == 0;
+        // In a folder that others write to, the sticky bit keeps them from renaming what is not theirs.
+        let is_kept = [0, own].contains(&outer.uid())
+            && (outer.mode() & 0o022 == 0 || outer.mode() & 0o1000 != 0);
+        if !is_private || !is_kept {
             let reason = "it is open to other users: it must be this one's, with mode 700";
-            return Err(failed(io::Error::new(io::ErrorKind::PermissionDenied, reason)));
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, reason));
         }
         // Not all file systems can promise room for a log.
-        let probe = folder.join("probe.part");
+        let probe = part.join("probe.part");
         let options = OpenOptions::new().read(true).write(true).create(true).mode(0o600).to_owned();
         let made = options.open(&probe).and_then(|file| EventLog::in_file(file.into(), 1, 1));
         // If it stays, the next server overwrites it.
         let _ = fs::remove_file(&probe);
-        made.map_err(failed)?;
-        let boot = fs::read_to_string(BOOT).map_err(failed)?.trim().to_owned();
-        Ok(Self { folder, boot })
+        made?;
+        let boot = fs::read_to_string(BOOT)?.trim().to_owned();
+        Ok(Self { folder: part, boot })
     }
 
     fn machine(&self, id: u64) -> PathBuf {
@@ -108,7 +113,8 @@ impl Recovery {
             tracing::warn!(
                 %cause,
                 "session {session}: process {pid} is served, and not recovered if both processes of this \
-                 server are killed; that takes the same user, or CAP_SYS_PTRACE"
+                 server are killed; that takes the same user, or CAP_SYS_PTRACE and \
+                 CAP_DAC_READ_SEARCH"
             );
         }
     }
@@ -141,6 +147,11 @@ impl Recovery {
     /// Makes the file for the log of a machine. A connection has one for good, also in the next processes.
     pub(crate) fn make_log(&self, connection: &mut Connection) -> io::Result<()> {
         if connection.log_file.is_none() {
+            // An empty folder was removed by the server before, or one that could not have this socket.
+            match DirBuilder::new().mode(0o700).create(&self.folder) {
+                Err(cause) if cause.kind() != io::ErrorKind::AlreadyExists => return Err(cause),
+                _ => {}
+            }
             let mut options = OpenOptions::new();
             options.read(true).write(true).create_new(true).mode(0o600);
             connection.log_file = Some(options.open(self.log(connection.id))?.into());
@@ -266,14 +277,40 @@ impl Recovery {
     }
 }
 
+/// Returns the name of the folder of the server with a socket. The same path may be another socket's, in another
+/// mount namespace or after its folder was made anew.
+fn name_of(socket: &Path) -> io::Result<String> {
+    let socket = std::path::absolute(socket)?;
+    let file = socket.file_name().ok_or(io::ErrorKind::InvalidInput)?;
+    let folder = socket.parent().unwrap_or(Path::new("/"));
+    let is_plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_".contains(byte);
+    // The folder is told from others by its number; this is for people.
+    let of_folder = folder.as_os_str().as_bytes().iter().skip(1);
+    let mut name: String =
+        of_folder.map(|byte| if is_plain(byte) { char::from(*byte) } else { '-' }).collect();
+    name.push('.');
+    for byte in file.as_bytes() {
+        match byte {
+            plain if is_plain(plain) => name.push(char::from(*plain)),
+            // Writing to a text does not fail.
+            _ => drop(write!(name, "%{byte:02X}")),
+        }
+    }
+    let metadata = fs::metadata(folder)?;
+    let _ = write!(name, ".{:x}.{:x}", metadata.dev(), metadata.ino());
+    Ok(name)
+}
+
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     #[test]
     fn what_is_kept_of_machines_that_have_ended_is_discarded_and_the_rest_stays() {
         let folder = std::env::temp_dir().join(format!("uzone-recovery-{}", std::process::id()));
-        let recovery = Recovery::open(&folder, Path::new("/run/s")).unwrap();
+        let recovery = Recovery::open(&folder, Path::new("/tmp/s")).unwrap();
         let names = ["a1.machine", "a1.log", "b2.machine", "b2.part", "b2.log", "c3.log", "other"];
         for name in names {
             fs::write(recovery.folder.join(name), "").unwrap();
@@ -282,6 +319,37 @@ mod tests {
         let left = fs::read_dir(&recovery.folder).unwrap();
         let left: BTreeSet<_> = left.map(|entry| entry.unwrap().file_name()).collect();
         assert_eq!(left, ["a1.log", "a1.machine", "other"].map(Into::into).into());
+        // A folder with machines stays for the next server, and an empty one goes.
+        let again = Recovery::open(&folder, Path::new("/tmp/s")).unwrap();
+        let part = recovery.folder.clone();
+        drop(recovery);
+        assert!(part.exists());
+        for entry in fs::read_dir(&part).unwrap() {
+            fs::remove_file(entry.unwrap().path()).unwrap();
+        }
+        drop(again);
+        assert!(!part.exists());
         fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn a_folder_that_another_user_could_rename_is_refused() {
+        let folder = std::env::temp_dir().join(format!("uzone-shared-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        for (mode, is_taken) in [(0o777, false), (0o1777, true), (0o755, true), (0o775, false)] {
+            fs::set_permissions(&folder, fs::Permissions::from_mode(mode)).unwrap();
+            let opened = Recovery::open(&folder, Path::new("/tmp/s"));
+            assert_eq!(opened.is_ok(), is_taken, "{mode:o}: {opened:?}");
+        }
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn a_socket_of_another_folder_has_another_name() {
+        let folder = std::env::temp_dir();
+        let names = [&folder, Path::new("/")].map(|at| name_of(&at.join("a b.sock")).unwrap());
+        assert!(names[0].contains(".a%20b%2Esock."), "{names:?}");
+        assert_ne!(names[0], names[1]);
+        assert_eq!(name_of(&folder.join("a b.sock")).unwrap(), names[0]);
     }
 }

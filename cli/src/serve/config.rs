@@ -23,7 +23,8 @@ use crate::output::Flags;
 const IMAGES: &str = "image";
 const PATH: &str = "path";
 /// What a file has no key for.
-const NOT_KEYS: [&str; 5] = ["config", "print-config", "take-over", "worker", "allow-numbers"];
+const NOT_KEYS: [&str; 6] =
+    ["config", "print-config", "take-over", "worker", "check", "allow-numbers"];
 
 /// A file that describes no servers.
 #[derive(Debug, thiserror::Error)]

@@ -1,0 +1,93 @@
+//! What the processes of a server may do: which user answers faults ([`user_of_worker`]), and which capabilities
+//! the keeper goes on with ([`of_keeper`]).
+
+use std::ffi::OsString;
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use uzone_os::privilege::{self, Capability};
+
+use super::{Args, NONE, PROGRAM};
+use crate::exit::Exit;
+use crate::output::Output;
+use crate::user::{User, UserError};
+
+/// Whom root has faults answered as, the first of them that can: a user that a package makes for it, the one
+/// without rights (`nobody`), and the owner of the image.
+const USERS: [&str; 2] = ["uzone", "65534"];
+/// Ports below this one are root's.
+const FIRST_FREE_PORT: u16 = 1024;
+
+/// Returns the user that answers faults, unless it is that of this process. `arguments` start a worker.
+///
+/// # Errors
+/// That the user of `--user` is not known, or this process may start none of it.
+pub(super) fn user_of_worker(
+    args: &Args,
+    arguments: &[OsString],
+    out: &Output,
+) -> Result<Option<User>, UserError> {
+    if let Some(name) = &args.user {
+        return User::named(name).map(Some);
+    }
+    if args.no_sandbox || privilege::user() != 0 {
+        return Ok(None);
+    }
+    let owner = args.image.as_deref().and_then(|image| fs::metadata(image).ok());
+    let owner = owner.map(|image| image.uid()).filter(|owner| *owner != 0);
+    let names = USERS.into_iter().map(str::to_owned).chain(owner.map(|owner| owner.to_string()));
+    // A name that the system does not have is left out.
+    for user in names.filter_map(|name| User::named(&name).ok()) {
+        match can_serve(arguments, user) {
+            Ok(Exit::Ok) => return Ok(Some(user)),
+            Ok(Exit::Permission) | Err(_) => {}
+            // Root fares no better, and the worker states why.
+            Ok(_) => return Ok(None),
+        }
+    }
+    out.warn(format_args!(
+        "faults are answered as root, without its capabilities, since no other user can open what this server \
+         needs: let one, and name it with --user"
+    ));
+    Ok(None)
+}
+
+/// Has a worker of a user open what it serves from, and end.
+fn can_serve(arguments: &[OsString], user: User) -> io::Result<Exit> {
+    let mut command = Command::new(PROGRAM);
+    command.args(arguments).args(["--worker", "--check"]);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    user.runs(&mut command);
+    Exit::of_process(command.status()?).ok_or_else(|| io::ErrorKind::Other.into())
+}
+
+/// Returns the capabilities that the keeper of a socket needs, if it has them.
+pub(super) fn of_keeper(args: &Args, socket: &Path, has_user: bool) -> Vec<Capability> {
+    // Ending monitors, taking their descriptors, and reading their memory, whose files are their user's.
+    let mut needed = vec![Capability::Kill, Capability::Ptrace, Capability::DacReadSearch];
+    if has_user {
+        needed.extend([Capability::SetUser, Capability::SetGroup]);
+    }
+    if args.group.is_some() {
+        needed.push(Capability::Chown);
+    }
+    if args.huge {
+        needed.push(Capability::Nice);
+    }
+    if args.metrics.is_some_and(|at| at.port() < FIRST_FREE_PORT) {
+        needed.push(Capability::BindPort);
+    }
+    // It makes names there, and removes them at the end.
+    let written = socket.parent().into_iter().chain(args.recover.as_deref());
+    let is_of_another = |folder: &Path| {
+        let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+        !fs::metadata(folder).is_ok_and(|folder| folder.uid() == privilege::user())
+    };
+    if written.filter(|folder| folder.as_os_str() != NONE).any(is_of_another) {
+        needed.push(Capability::DacOverride);
+    }
+    needed
+}
