@@ -1,11 +1,16 @@
-//! How a client hands memory over: a [`Dialect`], one for each kind of client. A session is the same for all.
+//! How a client hands memory over and is answered: a [`Dialect`], one for each kind of client. A session is the
+//! same for all.
 //!
 //! A new kind of client is a new implementation, in [`DIALECTS`].
 
 pub(crate) mod attach;
 pub(crate) mod firecracker;
 
-use uzone_attach::protocol::Request;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::os::unix::net::UnixStream;
+
+use uzone_attach::protocol::{Reply, Request};
 use uzone_fault::RemoteRegion;
 
 use crate::connection::Connection;
@@ -16,8 +21,8 @@ pub(crate) const MESSAGE_BYTES: usize = 64 << 10;
 /// The dialects. The first one takes a message whose start is of several.
 const DIALECTS: [&dyn Dialect; 2] = [&attach::Attach, &firecracker::Firecracker];
 
-/// What one kind of client sends.
-trait Dialect: Sync {
+/// What one kind of client sends, and what it is sent.
+pub(crate) trait Dialect: Sync {
     /// Returns whether a message may be of it that starts with this byte, leaving out white space.
     fn has(&self, first: u8) -> bool;
 
@@ -29,6 +34,19 @@ trait Dialect: Sync {
 
     /// Returns how many descriptors come with memory at most; the first is the userfaultfd.
     fn descriptors(&self) -> usize;
+
+    /// Returns whether the end of its stream ends its session; otherwise the end of its process does.
+    fn ends_with_stream(&self) -> bool {
+        false
+    }
+
+    /// Sends a reply, and the descriptor that belongs to it, without waiting. By default a client expects none.
+    ///
+    /// # Errors
+    /// The client does not take it.
+    fn reply(&self, _: &UnixStream, _: &Reply, _: Option<BorrowedFd<'_>>) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// A message that hands no memory over.
@@ -96,7 +114,7 @@ impl Memory {
 }
 
 /// Returns the dialect of a message, which is not known before it has a byte.
-fn dialect(bytes: &[u8]) -> Option<&'static dyn Dialect> {
+pub(crate) fn of(bytes: &[u8]) -> Option<&'static dyn Dialect> {
     let first = *bytes.trim_ascii_start().first()?;
     DIALECTS.into_iter().find(|dialect| dialect.has(first))
 }
@@ -110,7 +128,7 @@ pub(crate) fn read(connection: &Connection) -> Result<Said, HandshakeError> {
     if bytes.len() > MESSAGE_BYTES {
         return Err(HandshakeError::TooLong);
     }
-    let dialect = dialect(bytes);
+    let dialect = of(bytes);
     let said = dialect.map_or(Ok(Said::Part), |dialect| dialect.parse(bytes))?;
     let descriptors = connection.count_descriptors();
     let most = dialect.map_or(1, Dialect::descriptors);
@@ -129,7 +147,7 @@ pub(crate) fn read(connection: &Connection) -> Result<Said, HandshakeError> {
 
 /// Returns the memory that was handed over by a whole message.
 pub(crate) fn memory_of(bytes: &[u8]) -> Option<Memory> {
-    match dialect(bytes)?.parse(bytes).ok()? {
+    match of(bytes)?.parse(bytes).ok()? {
         Said::Memory(memory) => Some(memory),
         Said::Part | Said::Asks(_) => None,
     }

@@ -22,7 +22,7 @@ use uzone_snapshot::{FrameCache, Image, OpenOptions, Root, SnapshotBacking, Snap
 
 use crate::capture::{CaptureReply, CaptureRequest};
 use crate::connection::Connection;
-use crate::dialect::{self, HandshakeError, Memory, Said};
+use crate::dialect::{self, Dialect, HandshakeError, Memory, Said};
 use crate::error::ServeError;
 use crate::event::ServeEvent;
 use crate::huge::Finder;
@@ -381,30 +381,36 @@ impl Worker {
         let pid = connection.peer.pid();
         let stream = connection.stream.try_clone();
         let said = dialect::read(&connection);
-        let attaches = !matches!(&said, Ok(Said::Memory(Memory { request: None, .. })) | Err(_));
-        let reason = match said {
-            Ok(Said::Part) => return,
-            Ok(Said::Asks(request)) => self.answer(&connection, &request),
-            Ok(Said::Memory(memory)) => self.serve(keeper, number, connection, memory),
+        let dialect = dialect::of(&connection.bytes);
+        let reason = match (said, dialect) {
+            (Ok(Said::Part), _) | (Ok(_), None) => return,
+            (Ok(Said::Asks(request)), Some(dialect)) => self.answer(&connection, dialect, &request),
+            (Ok(Said::Memory(memory)), Some(dialect)) => {
+                self.serve(keeper, number, connection, dialect, memory)
+            }
             // A probe of whether there is a server.
-            Err(HandshakeError::Ended(0)) if !connection.has_descriptors() => {
+            (Err(HandshakeError::Ended(0)), _) if !connection.has_descriptors() => {
                 let _ = link::report(keeper, &Report::Probe(number), None);
                 return;
             }
-            Err(error) => Err(error.to_string()),
+            (Err(error), _) => Err(error.to_string()),
         };
         let Err(reason) = reason else { return };
-        if let Some(stream) = stream.ok().filter(|_| attaches) {
-            // A program that has gone is not interested.
-            let _ =
-                dialect::attach::reply(&stream, &Reply::Refused { reason: reason.clone() }, None);
+        if let (Some(dialect), Ok(stream)) = (dialect, stream) {
+            // A client that has gone is not interested.
+            let _ = dialect.reply(&stream, &Reply::Refused { reason: reason.clone() }, None);
         }
         // If it was not sent, the keeper has ended, which the next receive finds.
         let _ = link::report(keeper, &refused(number, pid, reason), None);
     }
 
     /// Answers a program that asks for the image.
-    fn answer(&mut self, connection: &Connection, request: &Request) -> Result<(), String> {
+    fn answer(
+        &mut self,
+        connection: &Connection,
+        dialect: &dyn Dialect,
+        request: &Request,
+    ) -> Result<(), String> {
         let text = |error: &dyn fmt::Display| error.to_string();
         let Request::Attach { version, share, image, .. } = request;
         if *version != VERSION {
@@ -429,7 +435,8 @@ impl Worker {
         };
         let (image, shares) = (self.image.clone(), file.is_some());
         let reply = Reply::Image { image, len_bytes: len.get(), shares };
-        dialect::attach::reply(&connection.stream, &reply, file.as_ref().map(AsFd::as_fd))
+        dialect
+            .reply(&connection.stream, &reply, file.as_ref().map(AsFd::as_fd))
             .map_err(|cause| format!("it does not take the answer: {cause}"))
     }
 
@@ -449,11 +456,12 @@ impl Worker {
         keeper: &Arc<MessageSocket>,
         number: u64,
         mut connection: Connection,
+        dialect: &'static dyn Dialect,
         memory: Memory,
     ) -> Result<(), String> {
         let text = |error: &dyn fmt::Display| error.to_string();
         let (is_shared, is_tracked) = (memory.is_shared(), memory.is_tracked());
-        let Memory { regions, request } = memory;
+        let regions = memory.regions;
         let peer = &connection.peer;
         // A machine that another process served is better off with faults that are answered.
         let is_new = connection.is_greeting();
@@ -489,7 +497,7 @@ impl Worker {
             regions,
             removals,
             backing,
-            is_attached: request.is_some(),
+            dialect,
             is_shared,
             is_tracked,
             engine: &self.engine,

@@ -39,19 +39,22 @@ impl Dialect for Attach {
     fn descriptors(&self) -> usize {
         2
     }
-}
 
-/// Sends a program a reply, and the descriptor that belongs to it. It waits for none: a program that takes
-/// nothing is not answered.
-pub(crate) fn reply(
-    stream: &UnixStream,
-    reply: &Reply,
-    fd: Option<BorrowedFd<'_>>,
-) -> io::Result<()> {
-    let mut line = serde_json::to_vec(reply)?;
-    line.push(b'\n');
-    match peer::send(stream, &line, fd.as_slice())? {
-        sent if sent == line.len() => Ok(()),
-        _ => Err(io::ErrorKind::WouldBlock.into()),
+    fn ends_with_stream(&self) -> bool {
+        true
+    }
+
+    fn reply(
+        &self,
+        stream: &UnixStream,
+        reply: &Reply,
+        fd: Option<BorrowedFd<'_>>,
+    ) -> io::Result<()> {
+        let mut line = serde_json::to_vec(reply)?;
+        line.push(b'\n');
+        match peer::send(stream, &line, fd.as_slice())? {
+            sent if sent == line.len() => Ok(()),
+            _ => Err(io::ErrorKind::WouldBlock.into()),
+        }
     }
 }
