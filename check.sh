@@ -113,8 +113,9 @@ need_strace() {
 stage_test() {
     need_strace
     cargo test --workspace --locked --no-run
-    # --show-output, so that a skip of a passing test is seen. The soak takes a minute.
-    SOAK_SECS=${SOAK_SECS:-60} limited 1800 \
+    # --show-output, so that a skip of a passing test is seen. The soak takes a minute, and a machine is stopped for
+    # one.
+    SOAK_SECS=${SOAK_SECS:-60} STOP_SECS=${STOP_SECS:-60} limited 1800 \
         cargo test --workspace --no-fail-fast --locked -- --show-output
     count_tests test
 }

@@ -226,28 +226,7 @@ impl Passed {
         let kept = self.take(|name, _| name == listener).pop();
         let is_named = made.is_none();
         let manager = ServiceManager::of_environment();
-        let mut machines = BTreeMap::<u64, Machine>::new();
-        for (name, fd) in self.take(|name, _| machine_of(name, socket).is_some()) {
-            if let Some((id, log)) = machine_of(&name, socket) {
-                machines.entry(id).or_default().add(log, name, fd);
-            }
-        }
-        let mut connections = BTreeMap::new();
-        for (id, mut machine) in machines {
-            // A process that was killed may have left a part of it.
-            let names = std::mem::take(&mut machine.names);
-            match machine.into_connection().filter(|(_, connection)| connection.id == id) {
-                Some((session, connection)) => {
-                    let is_taken = connections.contains_key(&session);
-                    let free = connections.keys().max().map_or(1, |last: &u64| last + 1);
-                    connections.insert(if is_taken { free } else { session }, connection);
-                }
-                None => names.iter().for_each(|name| {
-                    tracing::warn!(name, "what is kept of a machine is not whole");
-                    manager.iter().for_each(|manager| manager.discard(name));
-                }),
-            }
-        }
+        let connections = self.machines(socket, manager.as_ref());
         let fd = match made.or(kept) {
             Some((_, fd)) => {
                 let listener = UnixListener::from(fd);
@@ -275,6 +254,37 @@ impl Passed {
             connections,
             next,
         }))
+    }
+
+    /// Takes the machines of the server of `socket`. What is left of others is discarded.
+    fn machines(
+        &mut self,
+        socket: &Path,
+        manager: Option<&ServiceManager>,
+    ) -> BTreeMap<u64, Connection> {
+        let mut machines = BTreeMap::<u64, Machine>::new();
+        for (name, fd) in self.take(|name, _| machine_of(name, socket).is_some()) {
+            if let Some((id, log)) = machine_of(&name, socket) {
+                machines.entry(id).or_default().add(log, name, fd);
+            }
+        }
+        let mut connections = BTreeMap::new();
+        for (id, mut machine) in machines {
+            // A process that was killed may have left a part of it.
+            let names = std::mem::take(&mut machine.names);
+            match machine.into_connection().filter(|(_, connection)| connection.id == id) {
+                Some((session, connection)) => {
+                    let is_taken = connections.contains_key(&session);
+                    let free = connections.keys().max().map_or(1, |last: &u64| last + 1);
+                    connections.insert(if is_taken { free } else { session }, connection);
+                }
+                None => names.iter().for_each(|name| {
+                    tracing::warn!(name, "what is kept of a machine is not whole");
+                    manager.iter().for_each(|manager| manager.discard(name));
+                }),
+            }
+        }
+        connections
     }
 
     fn take(&mut self, is_it: impl Fn(&str, &OwnedFd) -> bool) -> Vec<(String, OwnedFd)> {

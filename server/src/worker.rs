@@ -112,22 +112,10 @@ impl Worker {
             error => error,
         });
         let Opened { backing, image: identity, root, files, working_set, page_bytes } = opened?;
-        let unusable = |path: &Path, cause| ServeError::WorkingSet { path: path.to_owned(), cause };
-        let pages = match &options.prefetch {
-            Prefetch::OfImage => working_set,
-            Prefetch::File(path) => match working_set::read(&working_set::file_of(path, root)) {
-                // What was recorded costs time alone, and is not there before the first run has ended.
-                Err(cause) if cause.kind() == io::ErrorKind::NotFound => {
-                    tracing::warn!(path = %path.display(), "there is no list of pages to install ahead");
-                    Vec::new()
-                }
-                pages => pages.map_err(|cause| unusable(path, cause))?,
-            },
-            Prefetch::No => Vec::new(),
-        };
+        let pages = pages_ahead(&options.prefetch, working_set, root)?;
         let recording = options.record.clone().map(|path| {
             let recording = Recording::open(working_set::file_of(&path, root), page_bytes);
-            recording.map_err(|cause| unusable(&path, cause))
+            recording.map_err(|cause| ServeError::WorkingSet { path, cause })
         });
         // As another process finds it, which runs elsewhere.
         let absolute = std::path::absolute(image).ok().filter(|_| !is_remote);
@@ -519,6 +507,28 @@ impl fmt::Debug for Worker {
             .field("options", &self.options)
             .field("sessions", &self.sessions.len())
             .finish_non_exhaustive()
+    }
+}
+
+/// Returns the numbers of the pages that are installed before a machine touches them.
+fn pages_ahead(
+    prefetch: &Prefetch,
+    of_image: Vec<u64>,
+    root: Root,
+) -> Result<Vec<u64>, ServeError> {
+    let path = match prefetch {
+        Prefetch::OfImage => return Ok(of_image),
+        Prefetch::No => return Ok(Vec::new()),
+        Prefetch::File(path) => path,
+    };
+    match working_set::read(&working_set::file_of(path, root)) {
+        // What was recorded costs time alone, and is not there before the first run has ended.
+        Err(cause) if cause.kind() == io::ErrorKind::NotFound => {
+            tracing::warn!(path = %path.display(), "there is no list of pages to install ahead");
+            Ok(Vec::new())
+        }
+        Err(cause) => Err(ServeError::WorkingSet { path: path.clone(), cause }),
+        Ok(pages) => Ok(pages),
     }
 }
 
