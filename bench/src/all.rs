@@ -76,6 +76,7 @@ pub fn parts(available: ByteLen, threads: NonZeroUsize, pace: Pace, directory: &
             first_binds: if is_quick { 1 } else { 5 },
             threads,
             growth: if is_quick { ByteLen::ZERO } else { described },
+            dax: None,
             tables: Vec::new(),
         }),
         Part::Pin(pin::Settings {
@@ -164,6 +165,7 @@ pub fn seeds(
             first_binds: if is_full { 10 } else { 3 },
             threads,
             growth: ByteLen::ZERO,
+            dax: None,
             tables: tables(&[
                 "bind-4k",
                 "bind-2m",

@@ -15,6 +15,8 @@
 //!
 //! All of them write memory that is present, except in rows with `cold` in their name.
 
+mod dax;
+
 use std::cell::RefCell;
 use std::num::NonZeroUsize;
 use std::time::{Duration, Instant};
@@ -46,6 +48,7 @@ impl Settings {
             first_binds: 10,
             threads: NonZeroUsize::new(threads).unwrap_or(NonZeroUsize::MIN),
             growth: ByteLen::gib(512),
+            dax: None,
             tables: Vec::new(),
         }
     }
@@ -170,6 +173,9 @@ pub fn run(settings: &Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
     }
     if session.wants("bind-altmap") {
         altmap(settings, &mut session)?;
+    }
+    if let Some(path) = settings.dax.as_deref().filter(|_| session.wants(dax::TABLE)) {
+        dax::table(path, settings, &mut session)?;
     }
     for shape in &SHAPES {
         if settings.first_binds > 0 && session.wants(shape.first[0]) {

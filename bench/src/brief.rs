@@ -202,6 +202,7 @@ pub fn bind(size: ByteLen, rounds: u32, watch: Watch<'_>) -> Result<Part, BenchE
         first_binds: 0,
         threads: NonZeroUsize::MIN,
         growth: ByteLen::ZERO,
+        dax: None,
         tables: Vec::new(),
     };
     let bench = bind::run(&settings, watch)?;

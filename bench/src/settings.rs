@@ -98,6 +98,9 @@ pub struct BindSettings {
     /// out. Sizes whose descriptors do not fit in memory are skipped.
     #[serde(rename = "growth_bytes", with = "byte_len")]
     pub growth: ByteLen,
+    /// A DAX device, or a file on a DAX mount, that is described as well.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dax: Option<PathBuf>,
     /// What the ids of the tables begin with that are run; none, and all are.
     pub tables: Vec<String>,
 }

@@ -557,7 +557,7 @@ pub(crate) fn unbind<P: Payload>(pagemap: Pagemap<P>) -> Result<Region, BenchErr
 }
 
 /// Compares descriptors with the slow path.
-fn check_descriptors<P: Payload + Immutable>(
+pub(crate) fn check_descriptors<P: Payload + Immutable>(
     pagemap: &Pagemap<P>,
     row: &str,
 ) -> Result<(), BenchError> {

@@ -206,8 +206,11 @@ struct BindArgs {
     /// Leave out cost against size, which takes up to three quarters of the available memory
     #[arg(long)]
     no_growth: bool,
+    /// Describe this DAX device too, or this file on a DAX mount: table bind-dax. Its bytes are not touched
+    #[arg(long, value_name = "PATH")]
+    dax: Option<PathBuf>,
     /// Instead of times, show how many bytes the descriptors of 1 TiB take, Linux's and ours
-    #[arg(long, conflicts_with_all = ["size", "rebinds", "first_binds", "threads", "no_growth", "table"])]
+    #[arg(long, conflicts_with_all = ["size", "rebinds", "first_binds", "threads", "no_growth", "dax", "table"])]
     metadata: bool,
     /// With --metadata, the most memory that the descriptors of a row may take [default: half of
     /// what can be had]
@@ -277,7 +280,7 @@ struct Tables {
 enum ArgsError {
     #[error(
         "--quick has sizes and rounds of its own: leave the arguments of {benchmark} out, all but \
-         --table, or leave --quick out"
+         --table and --dax, or leave --quick out"
     )]
     QuickTold { benchmark: &'static str },
     #[error("--metadata counts bytes, which have no noise: leave --check out")]
@@ -379,9 +382,18 @@ impl Benchmark {
         }
     }
 
-    /// Returns whether its arguments are those that it has if it is given these tables and nothing
-    /// else.
-    fn is_untold_but(&self, tables: &[String]) -> bool {
+    /// Returns what of its arguments a quick run takes.
+    fn words_of_quick(&self) -> Vec<String> {
+        let tables = self.tables().table.iter().map(|table| format!("--table={table}"));
+        let dax = match self {
+            Self::Bind(args) => args.dax.as_deref(),
+            _ => None,
+        };
+        tables.chain(dax.map(|path| format!("--dax={}", path.display()))).collect()
+    }
+
+    /// Returns whether its arguments are those that it has if it is given these and nothing else.
+    fn is_untold_but(&self, words: &[String]) -> bool {
         fn is_default<A: clap::Args + clap::FromArgMatches + PartialEq>(
             args: &A,
             words: &[String],
@@ -392,16 +404,15 @@ impl Benchmark {
                 .and_then(|matches| A::from_arg_matches(&matches))
                 .is_ok_and(|plain| plain == *args)
         }
-        let words: Vec<String> = tables.iter().map(|table| format!("--table={table}")).collect();
         match self {
-            Self::Bind(args) => is_default(args, &words),
-            Self::Pin(args) => is_default(args, &words),
-            Self::Zero(args) => is_default(args, &words),
-            Self::Copy(args) => is_default(args, &words),
-            Self::Fault(args) => is_default(args, &words),
-            Self::Snapshot(args) => is_default(args, &words),
-            Self::Restore(args) => is_default(args, &words),
-            Self::Seeds(args) => is_default(args, &words),
+            Self::Bind(args) => is_default(args, words),
+            Self::Pin(args) => is_default(args, words),
+            Self::Zero(args) => is_default(args, words),
+            Self::Copy(args) => is_default(args, words),
+            Self::Fault(args) => is_default(args, words),
+            Self::Snapshot(args) => is_default(args, words),
+            Self::Restore(args) => is_default(args, words),
+            Self::Seeds(args) => is_default(args, words),
         }
     }
 }
@@ -415,6 +426,7 @@ impl BindArgs {
             first_binds: self.first_binds,
             threads: or_all_cpus(self.threads),
             growth: if self.no_growth { ByteLen::ZERO } else { published.growth },
+            dax: self.dax.clone(),
             tables: self.tables.table.clone(),
         }
     }
@@ -477,13 +489,16 @@ impl Args {
 
     /// Returns one benchmark as a quick run of all has it, if that does.
     fn quick_part(&self, benchmark: &Benchmark) -> Option<Part> {
-        let part = self.all_parts().into_iter().find(|part| part.name() == benchmark.name())?;
+        let mut part = self.all_parts().into_iter().find(|part| part.name() == benchmark.name())?;
+        if let (Part::Bind(settings), Benchmark::Bind(args)) = (&mut part, benchmark) {
+            settings.dax.clone_from(&args.dax);
+        }
         Some(part.with_tables(benchmark.tables().table.clone()))
     }
 
     fn fit_together(&self) -> Result<(), ArgsError> {
         if let (true, Some(benchmark)) = (self.quick, &self.benchmark)
-            && !benchmark.is_untold_but(&benchmark.tables().table)
+            && !benchmark.is_untold_but(&benchmark.words_of_quick())
         {
             return Err(ArgsError::QuickTold { benchmark: benchmark.name() });
         }

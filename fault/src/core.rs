@@ -686,6 +686,7 @@ impl Core {
             huge_pages: cores.iter().map(|core| core.kernel().huge_pages()).sum(),
             held: get(|counters| &counters.held) + in_thread.held,
             read_ahead: get(|counters| &counters.read_ahead),
+            shares_cpu: cores.iter().any(|it| it.by_reader().shares_cpu.load(Ordering::Relaxed)),
             has_failed: cores.iter().any(|core| core.has_failed()),
             pending: cores.iter().map(|core| core.pending().len() as u64).sum(),
             oldest_pending: oldest.map(|since| since.elapsed()),

@@ -23,6 +23,7 @@ use crate::dirty::Tracker;
 use crate::error::{MapError, at_most};
 use crate::event_loop::{Attached, EventLoop};
 use crate::fault_memory::FaultMemory;
+use crate::follow::Followed;
 use crate::handed_over::HandedOver;
 use crate::kernel::Kernel;
 use crate::lazy::LazyMapping;
@@ -245,6 +246,10 @@ impl Engine {
         } else {
             spin
         };
+        let followed = match fault_memory {
+            FaultMemory::Own(_) => Followed::Thread,
+            FaultMemory::Remote(_) => Followed::process(options.process),
+        };
         let loops = self.loops(count, &options.reader)?;
         let has_peers = loops.len() > 1;
         let mut log = sources.log;
@@ -255,6 +260,7 @@ impl Engine {
                 pagers: pagers.to_vec(),
                 pool: self.threads.pool.clone(),
                 spin,
+                followed,
                 deadline,
                 budget,
                 room,

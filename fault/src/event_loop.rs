@@ -487,6 +487,7 @@ mod tests {
     use crate::core::Core;
     use crate::engine::pattern;
     use crate::fault_memory::FaultMemory;
+    use crate::follow::Followed;
     use crate::io_pool::IoPool;
     use crate::kernel::{Fill, Kernel};
     use crate::mapping_reader::{ReaderParts, Sources};
@@ -539,6 +540,7 @@ mod tests {
             pagers: vec![(FaultMemory::Own(memory.clone()), core.clone())],
             pool: Arc::new(IoPool::start(NonZeroUsize::MIN).unwrap()),
             spin: Duration::ZERO,
+            followed: Followed::Thread,
             deadline,
             budget: Budget::default(),
             room: 4096,

@@ -5,11 +5,17 @@
 //! runs as soon as the thread sleeps. So the reader goes to the CPU of a thread that is kept to one and has
 //! all the faults, and stays there if faults are answered faster then. A thread that may use several CPUs is
 //! not followed: the scheduler would wake it on an idle one while the reader runs.
+//!
+//! Which thread of another process faults is not known: the reader follows the process, which is one thread here
+//! ([`Followed`]), where a measurement says that the same CPU can be the best place.
 
 use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
 use uzone_os::numa;
+use uzone_os::uffd::PageFault;
+
+use crate::placement::{ReaderPlace, ReaderPlacement};
 
 /// After how many faults of one thread in a row the place of the reader is reconsidered.
 const RUN: u32 = 32;
@@ -21,6 +27,34 @@ const BETTER: Duration = Duration::from_secs(1);
 const CHANGES: u32 = 8;
 /// CPUs with larger numbers are ignored.
 const CPUS: u32 = 1024;
+
+/// What the reader of a mapping follows.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Followed {
+    /// The thread of this process that faults.
+    Thread,
+    /// A process, or nothing.
+    Process(Option<NonZeroU32>),
+}
+
+impl Followed {
+    /// Follows a process, unless it was measured that faults are not answered fastest on the CPU of the thread that
+    /// has them.
+    pub(crate) fn process(process: Option<NonZeroU32>) -> Self {
+        let best =
+            process.and_then(|_| ReaderPlacement::of_this_process()).map(ReaderPlacement::best);
+        Self::Process(process.filter(|_| best.is_none_or(|best| best == ReaderPlace::SameCpu)))
+    }
+
+    /// Returns the number of what waits for a fault to be answered, or 0 where it is not known.
+    pub(crate) fn waiter(self, fault: &PageFault) -> u32 {
+        let number = match self {
+            Self::Thread => fault.thread,
+            Self::Process(process) => process,
+        };
+        number.map_or(0, NonZeroU32::get)
+    }
+}
 
 /// Which threads the last faults were of.
 pub(crate) struct Waiters {

@@ -7,7 +7,6 @@
 //! its own; what comes by the descriptor, and what is allowed of it, belongs to the reader.
 
 use std::io;
-use std::num::NonZero;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -19,6 +18,7 @@ use uzone_os::uffd::{Event, EventBuffer, EventLog, EventSet, Handover, PageFault
 use crate::budget::{Allowance, Budget};
 use crate::core::Core;
 use crate::fault_memory::FaultMemory;
+use crate::follow::Followed;
 use crate::follow::Waiters;
 use crate::io_pool::{IoPool, Submit};
 use crate::pager::{Pager, RETRY};
@@ -150,6 +150,7 @@ pub(crate) struct MappingReader {
     room: usize,
     /// For how long it polls where it does not share the CPU of the faulting thread.
     spin: Duration,
+    followed: Followed,
 }
 
 /// What a reader reads besides a descriptor, and where to.
@@ -170,6 +171,7 @@ pub(crate) struct ReaderParts {
     pub(crate) pagers: Vec<(FaultMemory, Arc<Core>)>,
     pub(crate) pool: Arc<IoPool>,
     pub(crate) spin: Duration,
+    pub(crate) followed: Followed,
     pub(crate) deadline: Option<Duration>,
     pub(crate) budget: Budget,
     pub(crate) room: usize,
@@ -179,7 +181,7 @@ pub(crate) struct ReaderParts {
 impl MappingReader {
     pub(crate) fn new(parts: ReaderParts) -> Self {
         let ReaderParts { fault_memory, sources, pagers, pool, .. } = parts;
-        let ReaderParts { spin, deadline, budget, room, has_peers, .. } = parts;
+        let ReaderParts { spin, followed, deadline, budget, room, has_peers, .. } = parts;
         let Sources { log, handover } = sources;
         let pager =
             |(part, core)| Pager::new(part, core, pool.clone(), spin.is_zero(), deadline, room);
@@ -206,6 +208,7 @@ impl MappingReader {
             is_timed: false,
             room,
             spin,
+            followed,
         }
     }
 
@@ -214,7 +217,11 @@ impl MappingReader {
     pub(crate) fn set_shares_cpu(&mut self, shares_cpu: bool) {
         let spin = if shares_cpu { Duration::ZERO } else { self.spin };
         self.look = AdaptiveSpin::new(spin);
-        self.pagers.iter_mut().for_each(|pager| pager.set_shares_cpu(spin.is_zero()));
+        for pager in &mut self.pagers {
+            pager.set_shares_cpu(spin.is_zero());
+            // Relaxed: a statistic.
+            pager.core().by_reader().shares_cpu.store(shares_cpu, Ordering::Relaxed);
+        }
     }
 
     /// Returns how many bytes are read from its backing at once.
@@ -390,10 +397,8 @@ impl MappingReader {
         let at = self.recorder().since_start(read_at);
         let mut faults = scratch.faults.drain(..);
         self.pagers.iter_mut().for_each(Pager::forget_answered);
-        let is_own = matches!(self.fault_memory, FaultMemory::Own(_));
         for fault in faults.by_ref() {
-            let waiter = fault.thread.filter(|_| is_own).map_or(0, NonZero::get);
-            scratch.waiters.note(waiter, read_at);
+            scratch.waiters.note(self.followed.waiter(&fault), read_at);
             if let Some((index, page)) = self.page(fault.address) {
                 let submit = submit.of(index);
                 let record = self.pager(index).answer(page, &fault, &submit, read_at, at);

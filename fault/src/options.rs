@@ -1,7 +1,7 @@
 //! The options of an engine and of a mapping: [`EngineOptions`], [`LazyOptions`].
 
 use std::fmt;
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -107,6 +107,7 @@ pub struct LazyOptions {
     pub(crate) spin: Duration,
     pub(crate) reader: Reader,
     pub(crate) readers: NonZeroUsize,
+    pub(crate) process: Option<NonZeroU32>,
     pub(crate) deadline: Option<Duration>,
     pub(crate) budget: Budget,
     pub(crate) trace: usize,
@@ -126,6 +127,7 @@ impl Default for LazyOptions {
             spin: Self::DEFAULT_SPIN,
             reader: Reader::Shared,
             readers: NonZeroUsize::MIN,
+            process: None,
             deadline: None,
             budget: Budget::default(),
             trace: 0,
@@ -195,6 +197,21 @@ impl LazyOptions {
     #[must_use]
     pub fn readers(mut self, readers: NonZeroUsize) -> Self {
         self.readers = readers;
+        self
+    }
+
+    /// Sets whose memory [`Engine::adopt`](crate::Engine::adopt) takes: the number of a process, or of a thread
+    /// that has most of its faults. While that is kept to one CPU and faults are answered faster there, the reader
+    /// goes to that CPU, if it may use it ([`FaultStats::shares_cpu`](crate::FaultStats::shares_cpu)). Without
+    /// it, the reader runs where the scheduler puts it, and in any case where it may use one CPU alone.
+    ///
+    /// Whether it can be faster is measured once a process ([`ReaderPlacement::of_this_process`]), by the first
+    /// that adopts memory with this.
+    ///
+    /// [`ReaderPlacement::of_this_process`]: crate::ReaderPlacement::of_this_process
+    #[must_use]
+    pub fn process(mut self, process: u32) -> Self {
+        self.process = NonZeroU32::new(process);
         self
     }
 

@@ -21,6 +21,7 @@ use crate::engine::pattern;
 use crate::error::MapError;
 use crate::event_loop::{EventLoop, LoopHandle, PagerKey};
 use crate::fault_memory::FaultMemory;
+use crate::follow::Followed;
 use crate::io_pool::{IoPool, Submit};
 use crate::kernel::{Fill, Kernel};
 use crate::mapping_reader::{MappingReader, ReaderParts, Scratch, Sources};
@@ -80,6 +81,7 @@ impl Rehearsal {
             pagers: vec![(FaultMemory::Own(memory), core.clone())],
             pool: Arc::new(pool),
             spin: Duration::ZERO,
+            followed: Followed::Thread,
             deadline: options.deadline,
             budget: Budget::default(),
             room: usize::try_from(page.bytes()).unwrap_or(usize::MAX),

@@ -1,6 +1,6 @@
 //! What happened to a mapping, in numbers: [`FaultStats`].
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Counts of what happened to a mapping, from its start.
@@ -23,6 +23,8 @@ pub(crate) struct Counters {
     pub(crate) write_protect: AtomicU64,
     pub(crate) collapsed: AtomicU64,
     pub(crate) held: AtomicU64,
+    /// Whether the thread that answers is on the CPU of those whose faults it answers.
+    pub(crate) shares_cpu: AtomicBool,
     /// Whether several threads count here.
     pub(crate) is_shared: bool,
 }
@@ -105,6 +107,9 @@ pub struct FaultStats {
     pub held: u64,
     /// Pages that were read ahead.
     pub read_ahead: u64,
+    /// Whether the reader is on the CPU of the threads whose faults it answers, because it follows a thread, or a
+    /// process ([`LazyOptions::process`](crate::LazyOptions::process)), that is kept to one.
+    pub shares_cpu: bool,
     /// Whether answering faults panicked, which is a bug of uzone: every page that was missing then is bad.
     pub has_failed: bool,
     /// Pages that are being produced now, for faults and for populating threads.

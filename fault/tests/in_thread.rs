@@ -418,6 +418,151 @@ fn faults_that_threads_answer_are_recorded() {
     assert_eq!(trace.records[15].offset, 149 * page());
 }
 
+/// Bytes of an alternate stack, and what they are before it is used.
+const STACK: usize = 256 << 10;
+const PAINT: u8 = 0xa5;
+/// How much of it the handler may take below the kernel's frame.
+const MOST_STACK: usize = 2 << 10;
+/// Where the kernel's frame of a signal was lowest.
+static FRAME: AtomicUsize = AtomicUsize::new(0);
+
+extern "C" fn note_frame(_: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    FRAME.store(info.addr().min(context.addr()), Ordering::Relaxed);
+}
+
+/// Runs `on` by an alternate stack of painted bytes. Returns how far below the kernel's frame of a signal
+/// they were written over.
+fn stack_taken(on: impl FnOnce()) -> usize {
+    let mut bytes = vec![PAINT; STACK];
+    let painted = libc::stack_t { ss_sp: bytes.as_mut_ptr().cast(), ss_flags: 0, ss_size: STACK };
+    let handler: extern "C" fn(_, _, _) = note_frame;
+    // SAFETY: all zero is the default action with an empty mask.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = handler as libc::sighandler_t;
+    action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+    // SAFETY: all zero is no stack, and is written over.
+    let mut before: libc::stack_t = unsafe { std::mem::zeroed() };
+    // SAFETY: the bytes live until the stack of before is back, and nothing else is done with them meanwhile.
+    assert_eq!(unsafe { libc::sigaltstack(&painted, &mut before) }, 0);
+    // SAFETY: the action lives over the call, and its handler stores a number.
+    assert_eq!(unsafe { libc::sigaction(libc::SIGUSR2, &action, std::ptr::null_mut()) }, 0);
+    on();
+    // SAFETY: it touches no memory but by that handler.
+    assert_eq!(unsafe { libc::raise(libc::SIGUSR2) }, 0);
+    // SAFETY: that stack is this thread's own, and lives as long as it does.
+    assert_eq!(unsafe { libc::sigaltstack(&before, std::ptr::null_mut()) }, 0);
+    let lowest = bytes.iter().position(|&byte| byte != PAINT).unwrap();
+    let frame = FRAME.load(Ordering::Relaxed) - bytes.as_ptr().addr();
+    assert!(
+        frame < STACK && lowest > 0,
+        "the frame is not on the stack, or there was too little of it"
+    );
+    frame - lowest
+}
+
+#[test]
+fn the_handler_takes_at_most_2_kib_of_stack_for_each_backing_and_option() {
+    let name = "the_handler_takes_at_most_2_kib_of_stack_for_each_backing_and_option";
+    if is_skipped(name) {
+        return;
+    }
+    let source = file("stack");
+    let whole = || Arc::new(FileBacking::writable(source.try_clone().unwrap()).unwrap());
+    let size = PageSize::try_from_bytes(page()).unwrap();
+    let half = len() / 2;
+    let parts = CompositeBacking::builder(size).part(0..half, whole(), 0).zero(half..len());
+    let backings: [(&str, Arc<dyn Backing>); 4] = [
+        ("a file", whole()),
+        ("a memory file", memory_file()),
+        ("zeroes", Arc::new(ZeroBacking)),
+        ("parts", Arc::new(parts.build().unwrap())),
+    ];
+    let budget = Budget::default().bytes_per_second(ByteLen::gib(64));
+    let ways = [
+        ("plain", in_thread()),
+        ("tracked", in_thread().track_writes(WriteTracking::Sync)),
+        ("recorded, paced", in_thread().trace(64).budget(budget)),
+        ("with a deadline", in_thread().deadline(Duration::from_secs(60))),
+    ];
+    let engine = &engine();
+    for (backing, of) in &backings {
+        for (way, options) in &ways {
+            // Its own thread has an alternate stack of its own.
+            let taken = thread::scope(|scope| {
+                let taken = || {
+                    let options = options.clone();
+                    let memory = engine.map(ByteLen::new(len()), of.clone(), &options).unwrap();
+                    assert_eq!(memory.answered_by(), AnsweredBy::Thread);
+                    let (mut seen, mut faults) = ([0; 8], 0);
+                    let taken = stack_taken(|| {
+                        for at in (0..PAGES).step_by(7) {
+                            memory.read_at(at * page(), &mut seen).unwrap();
+                            memory.write_at(at * page(), &seen).unwrap();
+                        }
+                        faults = memory.stats().faults;
+                    });
+                    assert!(faults > 0, "{backing}, {way}: no fault");
+                    taken
+                };
+                scope.spawn(taken).join().unwrap()
+            });
+            eprintln!("{backing}, {way}: {taken} bytes below the frame");
+            assert!((1..=MOST_STACK).contains(&taken), "{backing}, {way}: {taken} bytes");
+        }
+    }
+}
+
+/// A handler of SIGBUS of another library, which passes nothing on.
+extern "C" fn foreign(_: i32) {
+    // SAFETY: _exit(2) may be called in a handler.
+    unsafe { libc::_exit(3) }
+}
+
+#[test]
+fn a_reader_answers_where_another_handler_of_sigbus_came_later() {
+    let name = "a_reader_answers_where_another_handler_of_sigbus_came_later";
+    if is_skipped(name) {
+        return;
+    }
+    if !common::is_child(name) {
+        // The handler is for all of a process.
+        let mut child = common::again(name).spawn().unwrap();
+        let status = common::ends(&mut child).expect("it hangs");
+        assert!(status.success(), "{status}");
+        return;
+    }
+    let engine = engine();
+    let source = file("foreign");
+    let map = |options: &LazyOptions| {
+        let backing = Arc::new(FileBacking::new(source.try_clone().unwrap()).unwrap());
+        engine.map(ByteLen::new(len()), backing, options).unwrap()
+    };
+    let first = map(&in_thread());
+    assert_eq!(first.answered_by(), AnsweredBy::Thread);
+    (0..PAGES / 2).for_each(|at| check(&first, at));
+    let handler: extern "C" fn(i32) = foreign;
+    // SAFETY: all zero is the default action with an empty mask.
+    let (mut action, mut ours): (libc::sigaction, libc::sigaction) = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = handler as libc::sighandler_t;
+    // SAFETY: both live over the call, and the handler does what handlers may do.
+    assert_eq!(unsafe { libc::sigaction(libc::SIGBUS, &action, &mut ours) }, 0);
+    for options in [in_thread(), LazyOptions::default().kernel_faults(KernelFaults::Never)] {
+        let memory = map(&options);
+        let reason = "the process has another handler of SIGBUS";
+        assert_eq!(memory.answered_by(), AnsweredBy::Reader { reason });
+        (0..PAGES).for_each(|at| check(&memory, at));
+        assert!(memory.stats().faults > 0);
+    }
+    // Once it is gone, threads answer again, also for what was mapped before.
+    // SAFETY: the action is the one that was there.
+    assert_eq!(unsafe { libc::sigaction(libc::SIGBUS, &ours, std::ptr::null_mut()) }, 0);
+    let last = map(&in_thread());
+    assert_eq!(last.answered_by(), AnsweredBy::Thread);
+    for memory in [&first, &last] {
+        (0..PAGES).for_each(|at| check(memory, at));
+    }
+}
+
 /// Where the handler of SIGUSR1 reads, how often it has, and how often the byte was wrong.
 static LAZY: AtomicUsize = AtomicUsize::new(0);
 static SIGNALS: AtomicU64 = AtomicU64::new(0);

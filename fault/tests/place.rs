@@ -5,16 +5,28 @@
 mod common;
 
 use std::fs;
-use std::sync::Arc;
+use std::os::fd::AsFd;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use common::{check_page, file_of, map, options, page};
-use uzone_fault::{Engine, EngineOptions, FileBacking};
-use uzone_os::numa;
-use uzone_pages::Advice;
+use common::{check_page, file_of, map, options, page, skip};
+use uzone_fault::{
+    AdoptedMemory, Engine, EngineOptions, FileBacking, LazyOptions, Reader, ReaderPlace,
+    ReaderPlacement, RemoteRegion, ZeroBacking,
+};
+use uzone_os::uffd::{Features, KernelFaults, Modes, Registered, Remote, Uffd};
+use uzone_os::{Anonymous, Mapping, Vaddr, numa, probe};
+use uzone_pages::{Advice, ByteLen};
 
 const PAGES: u64 = 4096;
+
+/// Held by each test: others would have threads of these names too.
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn usable() -> Vec<u32> {
+    numa::usable(&(0..1024).collect::<Vec<_>>()).unwrap()
+}
 
 /// Returns the CPUs of each thread of this process whose name begins so.
 fn cpus_of(name: &str) -> Vec<String> {
@@ -31,11 +43,11 @@ fn cpus_of(name: &str) -> Vec<String> {
     status.filter_map(field).collect()
 }
 
-// One test: others would have threads of these names too.
 #[test]
 fn a_reader_follows_a_thread_that_is_kept_to_a_cpu_and_engines_share_their_threads() {
     let name = "a_reader_follows_a_thread_that_is_kept_to_a_cpu_and_engines_share_their_threads";
-    let cpus = numa::usable(&(0..1024).collect::<Vec<_>>()).unwrap();
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let cpus = usable();
     let engine = Engine::with(EngineOptions::default()).unwrap();
     let readers = cpus_of("uzone-fault").len();
     assert!((1..=4).contains(&readers), "{readers} threads answer faults");
@@ -73,4 +85,100 @@ fn a_reader_follows_a_thread_that_is_kept_to_a_cpu_and_engines_share_their_threa
         let moved = now.iter().filter(|now| !anywhere.contains(now)).count();
         assert!(moved <= 1, "{now:?} of {anywhere:?}");
     }
+}
+
+/// Memory that is answered for as that of another process is.
+struct Other {
+    // Dropped first: no fault is answered afterwards.
+    server: AdoptedMemory,
+    memory: Registered,
+}
+
+fn other(engine: &Engine, options: &LazyOptions) -> Option<Other> {
+    let features = Features::EVENT_REMOVE;
+    let uffd = match Uffd::open(features, Features::NONE, KernelFaults::IfAllowed) {
+        Ok(uffd) => uffd,
+        Err(error) => {
+            skip("memory of another process", &error.to_string());
+            return None;
+        }
+    };
+    let remote = Remote::adopt(uffd.as_fd().try_clone_to_owned().unwrap()).unwrap();
+    let len = ByteLen::new(PAGES * page());
+    let mapping = Mapping::anonymous(len, Anonymous::default()).unwrap();
+    let memory = Registered::new(Arc::new(uffd), mapping, Modes::MISSING).unwrap();
+    let start = Vaddr::new(memory.mapping().addr().get() as u64);
+    let regions = vec![RemoteRegion { start, len, offset: 0, page: probe::page_size() }];
+    let server = engine.adopt(remote, regions, Arc::new(ZeroBacking), options).unwrap();
+    Some(Other { server, memory })
+}
+
+impl Other {
+    /// Touches pages, and returns the median time of a touch.
+    fn touch(&self, pages: std::ops::Range<u64>) -> Duration {
+        let touch = |at: u64| {
+            let begin = Instant::now();
+            self.memory.mapping().read_at(at * page(), &mut [0]).unwrap();
+            begin.elapsed()
+        };
+        let mut times: Vec<_> = pages.map(touch).collect();
+        times.sort_unstable();
+        times[times.len() / 2]
+    }
+}
+
+/// Returns the number of this thread.
+fn own_number() -> u32 {
+    let link = fs::read_link("/proc/thread-self").unwrap();
+    link.file_name().unwrap().to_str().unwrap().parse().unwrap()
+}
+
+/// Measures where faults are answered best. Returns whether a reader is to follow a process.
+fn is_to_follow() -> bool {
+    let begin = Instant::now();
+    let measured = ReaderPlacement::of_this_process();
+    println!("measured in {:?}: {measured:?}", begin.elapsed());
+    let begin = Instant::now();
+    let again = ReaderPlacement::of_this_process();
+    assert!(begin.elapsed() < Duration::from_millis(1), "it is measured once");
+    assert_eq!(again, measured);
+    usable().len() > 1 && measured.is_none_or(|it| it.best() == ReaderPlace::SameCpu)
+}
+
+#[test]
+fn the_reader_of_a_process_that_is_kept_to_a_cpu_goes_there_and_comes_back() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let (cpus, is_to_follow) = (usable(), is_to_follow());
+    let half = PAGES / 2;
+    // Its threads may use each CPU.
+    let engine = Engine::with(EngineOptions::default().own_threads()).unwrap();
+    let random = LazyOptions::default().advice(Advice::Random);
+    // Where others use the CPUs too, it may be there already, and faults take no less time then.
+    let rounds = cpus.iter().cycle().take(20);
+    let follows = |&cpu: &u32| {
+        numa::keep_thread_to(&[cpu]).unwrap();
+        let by_hand = random.clone().reader(Reader::Own { cpus: vec![cpu] }).spin(Duration::ZERO);
+        for (way, options) in [("by hand", &by_hand), ("anywhere", &random)] {
+            let other = other(&engine, options)?;
+            println!("{way}: {:?}", other.touch(0..PAGES));
+            assert!(!other.server.stats().shares_cpu, "it follows none");
+        }
+        let other = other(&engine, &random.clone().process(own_number()))?;
+        println!("the process: {:?}", other.touch(0..half));
+        other.server.stats().shares_cpu.then_some((other, cpu))
+    };
+    let followed = thread::scope(|scope| {
+        let touches = || {
+            let (other, cpu) = rounds.into_iter().find_map(follows)?;
+            assert!(cpus_of("uzone-fault").contains(&cpu.to_string()), "it is elsewhere");
+            numa::keep_thread_to(&cpus).unwrap();
+            thread::sleep(Duration::from_millis(10)); // a place is kept for some milliseconds
+            other.touch(half..PAGES);
+            assert!(!other.server.stats().shares_cpu, "the process may run anywhere");
+            assert!(!cpus_of("uzone-fault").contains(&cpu.to_string()), "it stayed");
+            Some(())
+        };
+        scope.spawn(touches).join().unwrap()
+    });
+    assert!(followed.is_none() || is_to_follow, "faults are answered faster from another CPU");
 }

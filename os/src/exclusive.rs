@@ -196,6 +196,12 @@ impl Exclusive {
         self.0.prefer_node(node)
     }
 
+    /// As [`Mapping::node_of_most`].
+    #[must_use]
+    pub fn node_of_most(&self) -> Option<u32> {
+        self.0.node_of_most()
+    }
+
     /// Returns how long the memory is, as it was asked for; never zero.
     #[must_use]
     pub fn len(&self) -> ByteLen {

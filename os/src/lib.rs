@@ -80,7 +80,7 @@ mod map_dax;
 mod mapped;
 mod mapping;
 pub mod memory;
-mod mempolicy;
+pub mod mempolicy;
 mod msync;
 pub mod numa;
 mod options;

@@ -3,6 +3,7 @@
 //! Source: `/sys/devices/system/node`, sched_getaffinity(2), sched_setaffinity(2).
 
 use std::num::NonZeroU32;
+use std::sync::OnceLock;
 
 use rustix::thread::{CpuSet, Pid, sched_getaffinity, sched_setaffinity};
 use uzone_pages::ByteLen;
@@ -86,6 +87,13 @@ pub fn nodes(root: &SystemRoot) -> Result<Vec<Node>, SysError> {
         })
     };
     node_numbers(root)?.into_iter().map(read).collect()
+}
+
+/// Returns whether this host had several nodes when that was asked first.
+#[must_use]
+pub fn has_several_nodes() -> bool {
+    static SEVERAL: OnceLock<bool> = OnceLock::new();
+    *SEVERAL.get_or_init(|| node_numbers(&SystemRoot::host()).is_ok_and(|nodes| nodes.len() > 1))
 }
 
 /// Returns how many CPUs this thread may use. A quota of its control group is another matter, and

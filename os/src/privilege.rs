@@ -26,6 +26,14 @@ pub struct Privileges {
     pub gets_no_more: bool,
 }
 
+/// Returns whether a filter decides about the system calls of this thread (seccomp(2)).
+#[must_use]
+pub fn has_filtered_calls() -> bool {
+    use rustix::thread::SecureComputingMode;
+    // A kernel without filters has no mode either.
+    rustix::thread::secure_computing_mode().is_ok_and(|mode| mode != SecureComputingMode::Disabled)
+}
+
 /// Returns the user of this process.
 #[must_use]
 pub fn user() -> u32 {

@@ -504,6 +504,9 @@ fn answering_calls() -> Calls {
     with_argument(&mut calls, libc::SYS_tgkill, 0, ALL, &[u64::from(std::process::id())]);
     // The limits of this process, such as that of a stack.
     with_argument(&mut calls, libc::SYS_prlimit64, 0, ALL, &[0]);
+    // On which node pages of this process lie, and from which they come: none is moved without a list of nodes.
+    with_arguments(&mut calls, libc::SYS_move_pages, &[(0, ALL, 0), (3, ALL, 0)]);
+    calls.insert(libc::SYS_mbind, Vec::new());
     let names = [libc::PR_SET_NAME, libc::PR_GET_NAME].map(|name| u64::from(name.unsigned_abs()));
     with_argument(&mut calls, libc::SYS_prctl, 0, ALL, &names);
     calls

@@ -82,7 +82,7 @@ impl Session {
             page_bytes: regions.iter().map(|region| region.page.bytes()).min().unwrap_or(0),
         };
         let mut options = LazyOptions::default().deadline(parts.options.deadline);
-        options = options.budget(parts.options.budget);
+        options = options.budget(parts.options.budget).process(peer.pid());
         if parts.options.record.is_some() {
             // A page at a time, so that each one that is touched is seen.
             options = options.advice(Advice::Random).trace(TRACED);
@@ -173,6 +173,7 @@ impl Session {
             huge_pages: 0,
             not_huge: 0,
             held: stats.held,
+            shares_cpu: stats.shares_cpu,
             pending_pages: stats.pending,
             oldest_pending_ns: stats.oldest_pending.map_or(0, nanoseconds),
         }

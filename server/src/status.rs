@@ -86,6 +86,9 @@ pub struct SessionStats {
     pub not_huge: u64,
     /// How often its budget was used up ([`ServerOptions::budget`](crate::ServerOptions::budget)).
     pub held: u64,
+    /// Whether faults are answered on the one CPU that the monitor is kept to.
+    #[serde(default)]
+    pub shares_cpu: bool,
     /// Pages that are being produced now.
     pub pending_pages: u64,
     /// For how long the oldest of them has been, in nanoseconds.
@@ -126,7 +129,7 @@ impl Status {
 
     fn add_metrics_of_sessions(&self, text: &mut String) {
         type Get = fn(&SessionStats) -> u64;
-        let each: [(&str, &str, &str, Get); 11] = [
+        let each: [(&str, &str, &str, Get); 12] = [
             ("faults_total", "counter", "Faults that were read.", |stats| stats.faults),
             ("demand_pages_total", "counter", "Pages for waiting threads.", |stats| {
                 stats.demand_pages
@@ -140,6 +143,9 @@ impl Status {
             ("huge_pages_total", "counter", "Huge pages that were made.", |stats| stats.huge_pages),
             ("not_huge_total", "counter", "Filled blocks that were not.", |stats| stats.not_huge),
             ("held_total", "counter", "How often its budget was used up.", |stats| stats.held),
+            ("shares_cpu", "gauge", "Whether faults are answered on its CPU.", |stats| {
+                stats.shares_cpu.into()
+            }),
             ("pending_pages", "gauge", "Pages that are being produced.", |stats| {
                 stats.pending_pages
             }),

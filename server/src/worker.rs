@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use uzone_attach::protocol::{Reply, Request, VERSION};
 use uzone_fault::{
     AdoptedMemory, Backing, Engine, EngineOptions, EventLog, FileBacking, LoggedEvents, MapError,
-    Memory as Pages, Remote, RemoteRegion, SharedBacking, Zone,
+    Memory as Pages, ReaderPlacement, Remote, RemoteRegion, SharedBacking, Zone,
 };
 use uzone_os::uffd::{EventSet, PendingFaults, ReadyKeys};
 use uzone_os::{MessageSocket, Vaddr};
@@ -93,6 +93,8 @@ impl Worker {
     /// # Errors
     /// [`ServeError`]: the image cannot be read, or a thread is refused.
     pub fn open(image: &Path, options: ServerOptions) -> Result<Self, ServeError> {
+        // Once this thread is confined, it makes no userfaultfd.
+        let _ = ReaderPlacement::of_this_process();
         let sandbox =
             if options.sandbox { Sandbox::without_capabilities() } else { Sandbox::off() };
         let mut sandbox = sandbox.map_err(ServeError::Capabilities)?;

@@ -153,6 +153,7 @@ fn describe<P: Payload>(
     };
     let (pages, source, held) = (memory.pages, memory.source, memory.held());
     let node = if source == Source::Region { wanted } else { memory.node };
+    let reported = wanted.and(node);
     let memmap = memmap_in(memory, own, blocks, layout, options)?;
     let keeper = (init == Init::Eager && source != Source::Region).then(|| shared.clone());
     let Some(taken) = claim.take() else { unreachable!("a bind has claimed its region") };
@@ -173,7 +174,7 @@ fn describe<P: Payload>(
             stamp: written.stamp,
             memmap_pages: pages,
             source,
-            node,
+            node: reported,
             threads: written.threads,
             drains: written.drains,
             metadata: len,

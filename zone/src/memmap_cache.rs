@@ -14,7 +14,7 @@ use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use uzone_os::hugepages::{self, HugeSize, ThpEnabled};
-use uzone_os::{Anonymous, Exclusive, HugeAdvice, MapError, SystemRoot};
+use uzone_os::{Anonymous, Exclusive, HugeAdvice, MapError, SystemRoot, mempolicy, numa};
 use uzone_pages::ByteLen;
 
 /// What the descriptors' memory is made of.
@@ -60,7 +60,7 @@ pub(crate) struct MemmapMemory {
     pub(crate) memory: Exclusive,
     pub(crate) pages: MemmapPages,
     pub(crate) source: Source,
-    /// The NUMA node that its pages were asked of.
+    /// The NUMA node that its pages were asked of, or lie on once it is kept.
     pub(crate) node: Option<u32>,
     /// What was mapped together with it, for the blocks; such memory is fresh and not kept.
     pub(crate) behind: Option<Exclusive>,
@@ -118,7 +118,8 @@ impl MemmapCache {
     }
 
     /// Returns the smallest kept memory of a node that is long enough, unless more than half of it and
-    /// of a huge page would be wasted.
+    /// of a huge page would be wasted. Without a node it is that of this thread, which fresh memory would come
+    /// from.
     pub(crate) fn take(
         &self,
         len: ByteLen,
@@ -126,6 +127,8 @@ impl MemmapCache {
         may_be_of_pool: bool,
     ) -> Option<MemmapMemory> {
         let most = len.get().saturating_mul(2).saturating_add(CACHED_FROM.get());
+        let here = || numa::has_several_nodes().then(mempolicy::current_node)?;
+        let node = node.or_else(here);
         let mut kept = self.lock();
         let (index, _) = kept
             .iter()
@@ -145,8 +148,10 @@ impl MemmapCache {
         if memory.held() < CACHED_FROM || memory.held() > self.limit {
             return; // too little to be worth keeping, or alone above the limit
         }
+        let lies_on = || numa::has_several_nodes().then(|| memory.memory.node_of_most())?;
+        let node = memory.node.or_else(lies_on);
         let mut kept = self.lock();
-        kept.push(MemmapMemory { source: Source::Kept, ..memory });
+        kept.push(MemmapMemory { source: Source::Kept, node, ..memory });
         let freed = take_until(&mut kept, self.limit);
         drop(kept);
         drop(freed); // unmapped outside of the lock

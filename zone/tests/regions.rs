@@ -8,7 +8,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::ptr::{self, NonNull};
 
-use uzone_os::{Access, Anonymous, Sharing, probe};
+use uzone_os::{Access, Anonymous, Sharing, SystemRoot, mempolicy, numa, probe};
 use uzone_pages::{ByteLen, LinuxPage, LinuxSeed, MemoryKind, Order, PageSize, Word};
 use uzone_zone::{
     AccessError, AltmapOptions, Backing, BindError, BindOptions, Exclusivity, Init, MapError,
@@ -325,6 +325,54 @@ fn descriptors_of_dax_memory_come_from_its_node() {
     assert_eq!(region.node(), None);
     let pagemap = zone.bind(region, of_64_bytes()).unwrap();
     assert_eq!((pagemap.report().source, pagemap.report().node), (Source::Fresh, None));
+}
+
+#[test]
+fn descriptors_come_from_the_node_that_most_pages_of_their_region_lie_on() {
+    let name = "descriptors_come_from_the_node_that_most_pages_of_their_region_lie_on";
+    let nodes = numa::nodes(&SystemRoot::host()).unwrap_or_default();
+    let len = ByteLen::mib(128);
+    let near = mempolicy::current_node();
+    let has_room = |node: &&numa::Node| Some(node.number) != near && node.free > ByteLen::mib(160);
+    let Some(far) = nodes.iter().find(has_room).map(|node| node.number) else {
+        return skip(name, "there is no second node with memory");
+    };
+    let of_64_bytes = || {
+        let seed = LinuxSeed::default();
+        BindOptions::<LinuxPage>::with_payload(MemoryKind::Generic, seed).init(Init::Eager)
+    };
+    let mapping = Mapping::anonymous(len, Anonymous::default()).unwrap();
+    mapping.prefer_node(far).unwrap();
+    let region = Region::adopt(mapping).unwrap();
+    assert_eq!(region.node(), None, "no page of it is there");
+    let zone = Zone::new();
+    // Nothing is asked of a node for what is not there, so the descriptors come from where this thread runs.
+    let pagemap = zone.bind(region, of_64_bytes()).unwrap();
+    assert_eq!(pagemap.report().node, None);
+    assert_eq!(pages_that_prefer(far), (0, 0));
+    let region = pagemap.unbind().unwrap();
+    let mapping = region.into_mapping();
+    mapping.populate(0..len.get()).unwrap();
+    let (before, _) = pages_that_prefer(far);
+    assert!(before >= len.get() / page() / 4 * 3, "{before} pages lie there");
+    let mut region = Region::adopt(mapping).unwrap();
+    assert_eq!(region.node(), Some(far));
+    // What the zone has kept lies on the other node.
+    for source in [Source::Fresh, Source::Kept] {
+        let pagemap = zone.bind(region, of_64_bytes()).unwrap();
+        let report = pagemap.report();
+        assert_eq!((report.source, report.node), (source, Some(far)), "{report}");
+        assert!(report.to_string().contains(&format!("on node {far}")), "{report}");
+        let (here, elsewhere) = pages_that_prefer(far);
+        assert!(
+            here - before >= 512 && elsewhere < 64,
+            "{here} after {before}, {elsewhere} elsewhere"
+        );
+        region = pagemap.unbind().unwrap();
+    }
+    // A region that no page is of takes what was kept of the near node, and no other.
+    let pagemap = zone.bind(Region::anonymous(len).unwrap(), of_64_bytes()).unwrap();
+    assert_eq!((pagemap.report().source, pagemap.report().node), (Source::Kept, None));
 }
 
 /// Returns how many pages of memory that was asked of a node lie there, and how many elsewhere.

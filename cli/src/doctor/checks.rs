@@ -210,7 +210,11 @@ fn numa(facts: &Facts) -> Check {
                 0 => String::new(),
                 bare => format!(", {bare} of them without CPUs"),
             };
-            format!("{}, {:.1} in all{bare}", nodes.len(), ByteLen::new(total))
+            let total = ByteLen::new(total);
+            format!(
+                "{}, {total:.1} in all{bare}; descriptors are asked of the node of their pages",
+                nodes.len()
+            )
         }
     };
     match &facts.memory {
