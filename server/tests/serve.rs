@@ -20,8 +20,7 @@ use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use kvm_bindings::{kvm_regs, kvm_segment, kvm_userspace_memory_region};
-use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
+use kvm_ioctls::Kvm;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use uzone_os::uffd::{Doorbell, Features, KernelFaults, Modes, Registered, Uffd};
 use uzone_os::{Anonymous, HugeSize, Mapping};
@@ -30,6 +29,10 @@ use uzone_server::{
     Keeper, OnFailure, Prefetch, ServeError, ServeEvent, Served, ServerOptions, Worker,
 };
 use uzone_snapshot::Packer;
+
+use guest::Guest;
+
+mod guest;
 
 const MACHINE: &str = "UZONE_SERVER_TEST_MACHINE";
 const WORKER: &str = "UZONE_SERVER_TEST_WORKER";
@@ -46,6 +49,8 @@ const OTHER_STRANGER: u32 = 65_533;
 const STOPS: &str = "UZONE_SERVER_TEST_STOPS";
 const BEFORE_ITS_FAULTS: &str = "before its faults";
 const AMONG_ITS_FAULTS: &str = "among its faults";
+/// Whether it kills its worker on the way.
+const KILLS_ITS_WORKER: &str = "UZONE_SERVER_TEST_KILLS_ITS_WORKER";
 /// How many seconds it is stopped: 1 by default.
 const STOP_SECS: &str = "STOP_SECS";
 /// How often workers are killed under load: 12 times by default.
@@ -1391,99 +1396,43 @@ fn a_server_without_the_right_to_make_huge_pages_states_that_once_and_serves_all
     fs::remove_dir_all(folder).unwrap();
 }
 
-/// What a guest runs, in protected mode without paging: it adds the first word of each page, and combines the
-/// last ones.
-#[rustfmt::skip]
-const GUEST: [u8; 32] = [
-    0xb9, 0, 0, 0, 0,                   // mov ecx, the number of pages
-    0xbe, 0, 0, 0, 0,                   // mov esi, 0
-    0x31, 0xc0,                         // xor eax, eax
-    0x31, 0xd2,                         // xor edx, edx
-    0x03, 0x06,                         // add eax, [esi]
-    0x33, 0x96, 0xfc, 0x0f, 0, 0,       // xor edx, [esi + 4092]
-    0x81, 0xc6, 0, 0x10, 0, 0,          // add esi, 4096
-    0x49,                               // dec ecx
-    0x75, 0xef,                         // jnz to the add
-    0xf4,                               // hlt
-];
-/// Where the code is for the guest: behind its memory.
-const GUEST_CODE: u64 = 256 << 20;
-
-/// A virtual machine with one CPU.
-struct Guest {
-    cpu: VcpuFd,
-    _machine: VmFd,
-    _code: Mapping,
-}
-
-impl Guest {
-    fn new(memory: &Registered) -> Self {
-        let machine = Kvm::new().unwrap().create_vm().unwrap();
-        // Only some hosts need it.
-        let _ = machine.set_tss_address(0xfffb_d000);
-        let code = Mapping::anonymous(ByteLen::new(PAGE), Anonymous::default()).unwrap();
-        let mut bytes = GUEST;
-        bytes[1..5].copy_from_slice(&u32::try_from(PAGES).unwrap().to_le_bytes());
-        code.write_at(0, &bytes).unwrap();
-        for (slot, at, mapping) in [(0, 0, memory.mapping()), (1, GUEST_CODE, &code)] {
-            let region = kvm_userspace_memory_region {
-                slot,
-                flags: 0,
-                guest_phys_addr: at,
-                memory_size: mapping.len().get(),
-                userspace_addr: mapping.addr().get() as u64,
-            };
-            // SAFETY: both mappings outlive the machine, and no slice of them is lent.
-            unsafe { machine.set_user_memory_region(region) }.unwrap();
-        }
-        Self { cpu: machine.create_vcpu(0).unwrap(), _machine: machine, _code: code }
-    }
-
-    /// Runs the code to its end. Returns what it found.
-    fn run(&mut self) -> (u32, u32) {
-        let mut special = self.cpu.get_sregs().unwrap();
-        special.cr0 |= 1;
-        let flat = kvm_segment {
-            limit: u32::MAX,
-            selector: 16,
-            type_: 3,
-            present: 1,
-            db: 1,
-            s: 1,
-            g: 1,
-            ..kvm_segment::default()
-        };
-        special.cs = kvm_segment { selector: 8, type_: 11, ..flat };
-        (special.ds, special.es, special.ss) = (flat, flat, flat);
-        self.cpu.set_sregs(&special).unwrap();
-        let registers = kvm_regs { rip: GUEST_CODE, rflags: 2, ..kvm_regs::default() };
-        self.cpu.set_regs(&registers).unwrap();
-        match self.cpu.run().unwrap() {
-            VcpuExit::Hlt => {}
-            exit => panic!("the guest stops by {exit:?}"),
-        }
-        let registers = self.cpu.get_regs().unwrap();
-        let low = |register: u64| u32::try_from(register & u64::from(u32::MAX)).unwrap();
-        (low(registers.rax), low(registers.rdx))
-    }
-}
-
-/// What the guest has to find if the first `zero` pages are zero.
-fn right_words(zero: u64) -> (u32, u32) {
-    let word = |bytes: &[u8]| u32::from_le_bytes(bytes.try_into().unwrap());
-    (zero..PAGES).map(page_of).fold((0, 0), |(sum, last), page| {
-        (sum.wrapping_add(word(&page[..4])), last ^ word(&page[4092..]))
-    })
-}
-
-/// What a monitor with a guest does: it hands its memory over, and lets the guest walk it, twice, with memory
-/// given back in between.
+/// What a monitor with a guest does: it hands its memory over and has the guest walk it, gives memory back and
+/// has it walked again, and kills the worker in the middle of both walks.
 fn be_a_monitor(socket: &Path) {
     let (memory, _stream) = one_region(socket, KernelFaults::Required);
-    let mut guest = Guest::new(&memory);
-    assert_eq!(guest.run(), right_words(0));
-    memory.mapping().discard(0..PAGES / 4 * PAGE).unwrap();
-    assert_eq!(guest.run(), right_words(PAGES / 4));
+    let memory = memory.mapping();
+    let oracle = Mapping::anonymous(memory.len(), Anonymous::default()).unwrap();
+    (0..PAGES).for_each(|at| oracle.write_at(at * PAGE, &page_of(at)).unwrap());
+    let mut guest = Guest::new(memory, &oracle);
+    let kills = std::env::var_os(KILLS_ITS_WORKER).is_some();
+    let mut killed = None;
+    let mut kill = || {
+        let worker = || uzone_server::status(socket).ok().and_then(|status| status.worker);
+        wait_until("no next worker", || worker().is_some_and(|worker| Some(worker) != killed));
+        killed = worker();
+        send(killed.unwrap(), rustix::process::Signal::KILL);
+    };
+    for given_back in [0..0, 0..PAGES / 4] {
+        assert_eq!(guest.walk(PAGES / 4), Ok(()));
+        let bytes = given_back.start * PAGE..given_back.end * PAGE;
+        if !bytes.is_empty() {
+            memory.discard(bytes.clone()).unwrap();
+            oracle.discard(bytes).unwrap();
+        }
+        if kills {
+            kill();
+        }
+        assert_eq!(guest.walk(PAGES), Ok(()));
+    }
+    let (mut seen, mut expected) = ([0; 4096], [0; 4096]);
+    for at in 0..PAGES {
+        memory.read_at(at * PAGE, &mut seen).unwrap();
+        oracle.read_at(at * PAGE, &mut expected).unwrap();
+        assert!(seen == expected, "page {at} is not what the guest left");
+    }
+    // It finds a wrong word, wherever that is.
+    oracle.write_at((PAGES - 1) * PAGE + 8, &[!expected[8]]).unwrap();
+    assert_eq!(guest.walk(PAGES), Err((PAGES - 1) * PAGE + 16));
 }
 
 #[test]
@@ -1505,17 +1454,16 @@ fn a_guest_of_kvm_finds_its_memory_while_workers_are_killed() {
     let folder = folder("kvm");
     let socket = folder.join("sock");
     let server = Running::start(&socket, &folder.join("packed"), "kill");
-    let mut quiet = machine(name, &socket);
-    assert!(end_of(&mut quiet).success());
-    let mut machines = [(); 3].map(|()| machine(name, &socket));
-    for _ in 0..4 {
-        thread::sleep(Duration::from_millis(20));
-        server.kill_worker();
-    }
-    for machine in &mut machines {
-        assert!(end_of(machine).success());
+    assert!(end_of(&mut machine(name, &socket)).success());
+    let machines = [(); 3].map(|()| {
+        let mut machine = program(name);
+        machine.env(MACHINE, &socket).env(KILLS_ITS_WORKER, "").spawn().unwrap()
+    });
+    for mut machine in machines {
+        assert!(end_of(&mut machine).success(), "{:?}", server.events);
     }
     let (served, _) = server.stop();
     assert_eq!((served.sessions, served.left), (4, 0));
+    assert!(served.deaths >= 2, "{served:?}");
     fs::remove_dir_all(folder).unwrap();
 }
