@@ -405,16 +405,36 @@ fn a_page_that_cannot_be_produced_ends_the_machine_before_it_sees_a_byte() {
     file.write_all_at(&[byte[0] ^ 1], at).unwrap();
     let socket = folder.join("sock");
     let server = Running::start(&socket, &folder.join("packed"), "kill");
-    let mut victim = machine(name, &socket);
+    let mut victim = program(name);
+    let victim = victim.env(MACHINE, &socket).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut victim = victim.spawn().unwrap();
     let pid = victim.id();
     let status = end_of(&mut victim);
-    assert_eq!(status.signal(), Some(9), "{status}: it saw wrong bytes, or an error of its own");
-    let failed = server.wait_for("the failure", |event| matches!(event, ServeEvent::Failed { .. }));
-    let ServeEvent::Failed { pid: of, reason, was_killed, .. } = &failed else { unreachable!() };
-    assert!(*of == pid && *was_killed && reason.contains("packed"), "{failed:?}");
+    // A thread of it that sees a wrong byte complains; it was ended in the middle of its work.
+    let (mut result, mut complaints) = (String::new(), String::new());
+    victim.stdout.take().unwrap().read_to_string(&mut result).unwrap();
+    victim.stderr.take().unwrap().read_to_string(&mut complaints).unwrap();
+    assert_eq!((status.signal(), complaints.as_str()), (Some(9), ""), "{status}");
+    assert!(result.contains("running 1 test") && !result.contains("test result"), "{result}");
     server.wait_for("the end", |event| matches!(event, ServeEvent::Ended { .. }));
     let (served, events) = server.stop();
-    assert_eq!((served.sessions, served.left), (1, 0), "{events:?}");
+    assert_eq!((served.sessions, served.left, served.deaths), (1, 0, 0), "{events:?}");
+    // The log has one line for the page, and that page is one which the image cannot give.
+    let [ServeEvent::Connected { session, .. }, failed, ServeEvent::Ended { .. }] = &events[..]
+    else {
+        panic!("{events:?}");
+    };
+    let ServeEvent::Failed { session: of, pid: named, offset, reason, was_killed: true } = failed
+    else {
+        panic!("{failed:?}");
+    };
+    assert_eq!((of, *named), (session, pid), "{failed:?}");
+    assert!(reason.contains("packed") && reason.contains("do not match their hash"), "{failed:?}");
+    let packed = folder.join("packed");
+    let image = uzone_snapshot::Image::open(packed, &uzone_snapshot::OpenOptions::default());
+    let image = image.unwrap();
+    assert!(image.read_at(*offset, &mut [0; 8]).is_err(), "{failed:?}");
+    assert!((0..PAGES).any(|at| image.read_at(at * PAGE, &mut [0; 8]).is_ok()));
     fs::remove_dir_all(folder).unwrap();
 }
 
