@@ -9,6 +9,7 @@
 use std::fs;
 use std::io::{ErrorKind, IoSlice, Read, Write};
 use std::mem::MaybeUninit;
+use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
@@ -183,8 +184,39 @@ fn program(test: &str) -> Command {
     command
 }
 
-fn machine(test: &str, socket: &Path) -> Child {
-    program(test).env(MACHINE, socket).spawn().unwrap()
+/// A process that does not outlive its test.
+struct Process(Child);
+
+impl Process {
+    fn start(command: &mut Command) -> Self {
+        Self(command.spawn().unwrap())
+    }
+}
+
+impl Deref for Process {
+    type Target = Child;
+
+    fn deref(&self) -> &Child {
+        &self.0
+    }
+}
+
+impl DerefMut for Process {
+    fn deref_mut(&mut self) -> &mut Child {
+        &mut self.0
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // If it has ended there is no such process.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn machine(test: &str, socket: &Path) -> Process {
+    Process::start(program(test).env(MACHINE, socket))
 }
 
 /// Starts a worker that serves `image`.
@@ -376,7 +408,7 @@ fn machines_get_their_bytes_from_raw_and_packed_images() {
     for image in ["raw", "packed"] {
         let socket = folder.join(format!("{image}.sock"));
         let server = Running::start(&socket, &folder.join(image), "kill");
-        let mut machines: Vec<Child> = (0..3).map(|_| machine(name, &socket)).collect();
+        let mut machines: Vec<Process> = (0..3).map(|_| machine(name, &socket)).collect();
         for machine in &mut machines {
             assert!(end_of(machine).success(), "{image}");
         }
@@ -407,7 +439,7 @@ fn a_page_that_cannot_be_produced_ends_the_machine_before_it_sees_a_byte() {
     let server = Running::start(&socket, &folder.join("packed"), "kill");
     let mut victim = program(name);
     let victim = victim.env(MACHINE, &socket).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut victim = victim.spawn().unwrap();
+    let mut victim = Process::start(victim);
     let pid = victim.id();
     let status = end_of(&mut victim);
     // A thread of it that sees a wrong byte complains; it was ended in the middle of its work.
@@ -623,7 +655,7 @@ fn a_worker_that_is_killed_between_the_hand_over_and_the_first_fault_costs_no_by
     for round in 1..=4 {
         let mut machine = program(name);
         let mut machine =
-            machine.env(MACHINE, &socket).env(STOPS, BEFORE_ITS_FAULTS).spawn().unwrap();
+            Process::start(machine.env(MACHINE, &socket).env(STOPS, BEFORE_ITS_FAULTS));
         let is_its = |pid: u32| pid == machine.id();
         let connected =
             |event: &ServeEvent| matches!(event, ServeEvent::Connected { pid, .. } if is_its(*pid));
@@ -776,7 +808,7 @@ fn a_machine_whose_raw_image_is_cut_while_it_is_served_is_ended_before_it_sees_a
     let server = Running::start(&socket, &image, "kill");
     let mut victim = program(name);
     let victim = victim.env(MACHINE, &socket).env(STOPS, BEFORE_ITS_FAULTS);
-    let mut victim = victim.stderr(Stdio::piped()).spawn().unwrap();
+    let mut victim = Process::start(victim.stderr(Stdio::piped()));
     server.wait_for("the machine", |event| matches!(event, ServeEvent::Connected { .. }));
     wait_until("the machine does not stop", || is_stopped(&victim));
     // A page of it is a part.
@@ -803,9 +835,9 @@ fn a_machine_whose_raw_image_is_cut_while_it_is_served_is_ended_before_it_sees_a
 }
 
 /// Starts a keeper whose worker takes its place when it dies.
-fn keeper_that_listens(socket: &Path) -> Child {
+fn keeper_that_listens(socket: &Path) -> Process {
     let mut keeper = program("a_keeper_of_another_test");
-    let keeper = keeper.env(KEEPER, socket).env(INHERIT, socket).spawn().unwrap();
+    let keeper = Process::start(keeper.env(KEEPER, socket).env(INHERIT, socket));
     wait_until("the keeper does not listen", || uzone_server::status(socket).is_ok());
     keeper
 }
@@ -851,7 +883,7 @@ fn a_worker_that_takes_the_place_of_a_keeper_that_drains_accepts_no_machine() {
     let socket = folder.join("sock");
     let mut keeper = keeper_that_listens(&socket);
     let mut machine =
-        program(name).env(MACHINE, &socket).env(STOPS, AMONG_ITS_FAULTS).spawn().unwrap();
+        Process::start(program(name).env(MACHINE, &socket).env(STOPS, AMONG_ITS_FAULTS));
     wait_until("it does not stop", || is_stopped(&machine));
     let status = uzone_server::drain(&socket).unwrap();
     assert!(status.is_draining && status.sessions.len() == 1, "{status:?}");
@@ -890,7 +922,7 @@ fn a_machine_of_another_user_is_served_and_ended_by_a_keeper_that_may() {
     }
     let folder = folder("users");
     let socket = folder.join("sock");
-    let start = || program(name).env(MACHINE, &socket).uid(STRANGER).gid(STRANGER).spawn().unwrap();
+    let start = || Process::start(program(name).env(MACHINE, &socket).uid(STRANGER).gid(STRANGER));
     let server = Running::start(&socket, &folder.join("packed"), "open");
     assert!(end_of(&mut start()).success());
     let is_it = |event: &ServeEvent| {
@@ -921,11 +953,10 @@ fn a_machine_of_a_user_that_may_not_connect_is_refused_and_disturbs_no_other() {
     }
     let folder = folder("allowed");
     let socket = folder.join("sock");
-    let start =
-        |user: u32| program(name).env(MACHINE, &socket).uid(user).gid(user).spawn().unwrap();
+    let start = |user: u32| Process::start(program(name).env(MACHINE, &socket).uid(user).gid(user));
     let policy = format!("allow {STRANGER}");
     let server = Running::start(&socket, &folder.join("packed"), &policy);
-    let mut others: Vec<Child> = (0..4).map(|_| start(OTHER_STRANGER)).collect();
+    let mut others: Vec<Process> = (0..4).map(|_| start(OTHER_STRANGER)).collect();
     // That of the server, which is root, as well.
     let mut machines = [STRANGER, STRANGER, 0].map(start);
     for other in &mut others {
@@ -959,11 +990,11 @@ fn a_keeper_that_may_not_end_a_machine_refuses_it_unless_it_may_wait() {
         let socket = folder.join("sock");
         let mut keeper = program("a_keeper_of_another_test");
         let keeper = keeper.env(KEEPER, &socket).env(POLICY, policy).uid(STRANGER).gid(STRANGER);
-        let mut keeper = keeper.spawn().unwrap();
+        let mut keeper = Process::start(keeper);
         wait_until("the keeper does not listen", || UnixStream::connect(&socket).is_ok());
         let mut machine = program(name);
         let machine = machine.env(MACHINE, &socket).uid(OTHER_STRANGER).gid(OTHER_STRANGER);
-        let mut machine = machine.spawn().unwrap();
+        let mut machine = Process::start(machine);
         if is_served {
             assert!(end_of(&mut machine).success());
             assert!(folder.join("connected-2").exists() && !folder.join("refused").exists());
@@ -994,7 +1025,7 @@ fn a_worker_of_another_user_takes_the_place_of_its_keeper_and_states_its_rights(
     let socket = folder.join("sock");
     let mut program = program("a_keeper_of_another_test");
     let program = program.env(KEEPER, &socket).env(INHERIT, &socket);
-    let mut keeper = program.env(WORKER_USER, STRANGER.to_string()).spawn().unwrap();
+    let mut keeper = Process::start(program.env(WORKER_USER, STRANGER.to_string()));
     wait_until("the keeper does not listen", || uzone_server::status(&socket).is_ok());
     let mut machines = [(); 3].map(|()| machine(name, &socket));
     for session in 1..=3 {
@@ -1130,7 +1161,7 @@ fn thirty_two_clones_are_served_at_once_and_a_stopped_one_holds_up_no_other() {
     let mut stopped = machine(name, &socket);
     server.wait_for("the first", |event| matches!(event, ServeEvent::Connected { .. }));
     send(stopped.id(), rustix::process::Signal::STOP);
-    let mut clones: Vec<Child> = (0..32).map(|_| machine(name, &socket)).collect();
+    let mut clones: Vec<Process> = (0..32).map(|_| machine(name, &socket)).collect();
     for clone in &mut clones {
         assert!(end_of(clone).success());
     }
@@ -1157,7 +1188,7 @@ fn a_machine_that_is_stopped_for_long_holds_up_no_other_and_goes_on() {
     let socket = folder.join("sock");
     let server = Running::start(&socket, &folder.join("packed"), "kill");
     let mut stopped =
-        program(name).env(MACHINE, &socket).env(STOPS, AMONG_ITS_FAULTS).spawn().unwrap();
+        Process::start(program(name).env(MACHINE, &socket).env(STOPS, AMONG_ITS_FAULTS));
     wait_until("the machine does not stop", || is_stopped(&stopped));
     let (begin, mut others) = (Instant::now(), 0);
     while others < 4 || begin.elapsed() < Duration::from_secs(seconds) {
@@ -1396,11 +1427,11 @@ fn a_server_without_the_right_to_make_huge_pages_states_that_once_and_serves_all
     let socket = folder.join("sock");
     let mut keeper = program("a_keeper_of_another_test");
     let keeper = keeper.env(KEEPER, &socket).env(POLICY, "huge").uid(STRANGER).gid(STRANGER);
-    let mut keeper = keeper.spawn().unwrap();
+    let mut keeper = Process::start(keeper);
     wait_until("the keeper does not listen", || uzone_server::status(&socket).is_ok());
     let mut machine = program(name);
     let machine = machine.env(MACHINE, &socket).uid(STRANGER).gid(STRANGER);
-    let mut machine = machine.spawn().unwrap();
+    let mut machine = Process::start(machine);
     let stats = || uzone_server::status(&socket).unwrap().sessions[0].stats.unwrap_or_default();
     wait_until("it does not touch all", || folder.join("all-done").exists());
     wait_until("no block is refused", || stats().not_huge == 3);
@@ -1477,7 +1508,7 @@ fn a_guest_of_kvm_finds_its_memory_while_workers_are_killed() {
     assert!(end_of(&mut machine(name, &socket)).success());
     let machines = [(); 3].map(|()| {
         let mut machine = program(name);
-        machine.env(MACHINE, &socket).env(KILLS_ITS_WORKER, "").spawn().unwrap()
+        Process::start(machine.env(MACHINE, &socket).env(KILLS_ITS_WORKER, ""))
     });
     for mut machine in machines {
         assert!(end_of(&mut machine).success(), "{:?}", server.events);
