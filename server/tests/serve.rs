@@ -34,6 +34,7 @@ use uzone_snapshot::Packer;
 use guest::Guest;
 
 mod guest;
+mod neighbour;
 
 const MACHINE: &str = "UZONE_SERVER_TEST_MACHINE";
 const WORKER: &str = "UZONE_SERVER_TEST_WORKER";
