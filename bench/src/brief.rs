@@ -11,11 +11,13 @@ use std::time::{Duration, Instant};
 
 use uzone_fault::{AdoptedMemory, Engine, FileBacking, LazyOptions, RemoteRegion};
 use uzone_os::uffd::{Features, KernelFaults, Modes, Registered, Remote, Uffd};
-use uzone_os::{Access, AccessError, Anonymous, HugeAdvice, Mapping, Sharing, Vaddr, probe};
+use uzone_os::{
+    Access, AccessError, Anonymous, HugeAdvice, Mapping, Sharing, Vaddr, probe, thread_faults,
+};
 use uzone_pages::ByteLen;
 
 use crate::extents::{self, Arena, Work};
-use crate::fault::{Answer, Bare, Reads, Waiting, kernel_faults};
+use crate::fault::{Answer, Bare, Reads, Waiting};
 use crate::group::Watch;
 use crate::report::{Found, Role, Row, Table};
 use crate::suite::{BenchError, Suite};
@@ -116,7 +118,7 @@ impl NumberedFile<'_> {
     /// Reads the number of each page in order. Returns the time, and the faults that the kernel counted.
     fn touch(self, row: &str, memory: &impl Reads) -> Result<(Duration, u64), BenchError> {
         let page = probe::page_size().bytes();
-        let faults = kernel_faults();
+        let faults = thread_faults();
         let started = Instant::now();
         let mut word = [0; 8];
         for number in 0..self.len.get() / page {
@@ -125,7 +127,7 @@ impl NumberedFile<'_> {
                 return Err(BenchError::wrong_byte(&format!("demo-map/{row}"), number * page));
             }
         }
-        Ok((started.elapsed(), kernel_faults().saturating_sub(faults)))
+        Ok((started.elapsed(), thread_faults().saturating_sub(faults)))
     }
 
     fn again(self) -> Result<File, BenchError> {

@@ -44,7 +44,7 @@ mod write;
 
 pub(crate) use bare::{Answer, Bare, Waiting};
 pub(crate) use source::Reads;
-pub(crate) use touch::{Placement, Touched, kernel_faults, touch};
+pub(crate) use touch::{Placement, Touched, touch};
 
 use std::sync::Arc;
 

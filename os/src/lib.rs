@@ -54,6 +54,7 @@
 //! | `libpmem` | clearing and copying by libpmem, for benchmarks |
 //! | `probe` | what this kernel offers |
 //! | `uffd` | page faults as events, and the answers to them |
+//! | `usage` | page faults that the kernel counts |
 //! | `root` | reading `/proc` and `/sys`, or a made-up tree |
 //! | `errno` | the meaning of an errno that several calls share |
 
@@ -99,6 +100,7 @@ pub mod signals;
 mod sync;
 pub mod uffd;
 mod unix_socket;
+mod usage;
 mod write_scan;
 
 pub use advise::Collapsed;
@@ -119,4 +121,5 @@ pub use priority::thread_id;
 pub use root::{SysError, SystemRoot};
 pub use shortage::{FileKind, MapError, Shortage};
 pub use unix_socket::{Message, MessageSocket};
+pub use usage::thread_faults;
 pub use write_scan::WriteScan;

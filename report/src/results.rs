@@ -281,6 +281,12 @@ pub struct Faults {
     /// How long one touch took.
     #[serde(deserialize_with = "some_object")]
     pub touch: Option<Spread>,
+    /// The same of the touches that took a page fault, and so waited.
+    #[serde(deserialize_with = "some_object")]
+    pub demand: Option<Spread>,
+    /// How much resident memory a clone takes: that of all clones divided by how many there are, with shared pages
+    /// counted once.
+    pub clone_resident_bytes: Option<u64>,
     /// How many times the naive row's median touch took this one's; the median of the rounds' ratios.
     pub touch_ratio_naive: Option<f64>,
     /// By how many nanoseconds this row's median touch exceeds that of the row in its name;

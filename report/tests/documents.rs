@@ -289,7 +289,7 @@ fn every_kind() -> [Value; 4] {
     full["pauses"] = spread.clone();
     full["latency"] = spread.clone();
     full["faults"] = json!({"count": 1, "ns_per_fault": 1.5, "wasted_pages": 2, "ratio_waiting_alike": 1.5,
-        "touch": spread, "touch_ratio_naive": 1.5, "beyond_ns": -1.5});
+        "touch": spread.clone(), "demand": spread, "clone_resident_bytes": 3, "touch_ratio_naive": 1.5, "beyond_ns": -1.5});
     let mut bench = bench(&[row("bind-4k/w", "w", 5), full]);
     let metadata = json!({"schema": "uzone.bench-metadata/1", "settings": "1 TiB", "machine": bench["machine"],
         "tables": bench["tables"], "skipped": bench["skipped"],

@@ -14,11 +14,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use uzone_fault::{Engine, EngineOptions};
+use uzone_os::thread_faults;
 
 use super::run::Run;
 use super::scan::Backend;
 use super::source::{PAGE, Reads, Source};
-use super::touch::kernel_faults;
 use super::ways::{Done, Memory, Ways};
 use crate::settings::ProgramSettings;
 use crate::suite::{BenchError, Suite};
@@ -83,11 +83,11 @@ fn table(run: &mut Run<'_>, program: &Program<'_>, orders: &[u8]) -> Result<(), 
 impl Program<'_> {
     /// Runs it over memory, and compares its answers.
     fn run(&self, row: &str, memory: Memory) -> Result<Done, BenchError> {
-        let faults = kernel_faults();
+        let faults = thread_faults();
         let begun = Instant::now();
         let answers = (self.ask)(memory)?;
         let elapsed = begun.elapsed();
-        let kernel_faults = kernel_faults().saturating_sub(faults);
+        let kernel_faults = thread_faults().saturating_sub(faults);
         match self.expected.iter().zip(&answers).find(|(expected, found)| expected != found) {
             Some(((question, _), _)) => {
                 Err(BenchError::WrongAnswer { row: row.to_owned(), question })

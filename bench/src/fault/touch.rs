@@ -5,7 +5,7 @@ use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use uzone_fault::{Engine, EngineOptions};
-use uzone_os::numa;
+use uzone_os::{numa, thread_faults};
 use uzone_pages::ByteLen;
 
 use super::source::{PAGE, Reads, place};
@@ -211,15 +211,15 @@ pub(crate) struct Touched {
     pub(super) elapsed: Duration,
     /// What the kernel counts as faults of the threads.
     pub(crate) kernel_faults: u64,
-    /// How long each touch took, if that was asked for.
-    pub(super) times_ns: Vec<u64>,
+    pub(super) times: Times,
 }
 
 impl Touched {
     /// Adds how many faults there were, and how many pages were mapped and not touched.
     pub(crate) fn found(self, faults: u64, wasted: u64) -> Found {
-        let Self { elapsed, times_ns: touches_ns, .. } = self;
-        Found { elapsed, faults, wasted, touches_ns, ..Found::default() }
+        let Self { elapsed, times, .. } = self;
+        let Times { all_ns: touches_ns, demand_ns, .. } = times;
+        Found { elapsed, faults, wasted, touches_ns, demand_ns, ..Found::default() }
     }
 }
 
@@ -228,7 +228,43 @@ struct Part {
     begun: Instant,
     ended: Instant,
     kernel_faults: u64,
-    times_ns: Vec<u64>,
+    times: Times,
+}
+
+/// A touch that took less did not wait for a page.
+const SHORTEST_WAIT: Duration = Duration::from_nanos(200);
+
+/// How long each touch took, if that was asked for.
+#[derive(Default)]
+pub(crate) struct Times {
+    all_ns: Vec<u64>,
+    /// Of those that took a page fault.
+    demand_ns: Vec<u64>,
+    /// How many faults the kernel had counted after the last one that was asked about.
+    faults: u64,
+}
+
+impl Times {
+    /// Makes room for so many, of which each page is present: it takes no fault between two touches.
+    fn with_room(touches: usize) -> Self {
+        let room = || {
+            let mut room = vec![1; touches];
+            room.clear();
+            room
+        };
+        Self { all_ns: room(), demand_ns: room(), faults: thread_faults() }
+    }
+
+    fn push(&mut self, took: Duration) {
+        let ns = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+        self.all_ns.push(ns);
+        if took >= SHORTEST_WAIT {
+            let before = std::mem::replace(&mut self.faults, thread_faults());
+            if self.faults > before {
+                self.demand_ns.push(ns);
+            }
+        }
+    }
 }
 
 /// Touches memory and checks every word that is read. `expected` returns the right word of an offset.
@@ -243,9 +279,8 @@ pub(crate) fn touch<M: Reads>(
     let start = Barrier::new(parts.len());
     let work = |offsets: &[u64]| -> Result<Part, BenchError> {
         let kept = numa::keep_thread_to(&placement.touchers);
-        let room = if is_timed { offsets.len() } else { 0 };
-        let mut times_ns = Vec::with_capacity(room);
-        let faults = kernel_faults();
+        let mut times = Times::with_room(if is_timed { offsets.len() } else { 0 });
+        let faults = thread_faults();
         start.wait();
         kept?;
         let begun = Instant::now();
@@ -254,8 +289,7 @@ pub(crate) fn touch<M: Reads>(
             if is_timed {
                 let touched = Instant::now();
                 memory.read(offset, &mut bytes)?;
-                let ns = touched.elapsed().as_nanos();
-                times_ns.push(u64::try_from(ns).unwrap_or(u64::MAX));
+                times.push(touched.elapsed());
             } else {
                 memory.read(offset, &mut bytes)?;
             }
@@ -264,7 +298,7 @@ pub(crate) fn touch<M: Reads>(
             }
         }
         let ended = Instant::now();
-        Ok(Part { begun, ended, kernel_faults: kernel_faults().saturating_sub(faults), times_ns })
+        Ok(Part { begun, ended, kernel_faults: thread_faults().saturating_sub(faults), times })
     };
     let work = &work;
     let parts: Vec<Part> = std::thread::scope(|scope| {
@@ -280,21 +314,17 @@ pub(crate) fn touch<M: Reads>(
     let ended = parts.iter().map(|part| part.ended).max();
     let elapsed = begun.zip(ended).map_or(Duration::ZERO, |(begun, ended)| ended - begun);
     let kernel_faults = parts.iter().map(|part| part.kernel_faults).sum();
-    let times_ns = parts.into_iter().flat_map(|part| part.times_ns).collect();
-    Ok(Touched { elapsed, kernel_faults, times_ns })
-}
-
-/// Returns how many faults of the calling thread the kernel has counted: the tenth field of
-/// `/proc/thread-self/stat`, of which the second may hold anything up to its closing parenthesis.
-pub(crate) fn kernel_faults() -> u64 {
-    let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap_or_default();
-    let after = stat.rsplit_once(')').map_or("", |(_, after)| after);
-    after.split_whitespace().nth(7).and_then(|field| field.parse().ok()).unwrap_or(0)
+    let mut times = Times::default();
+    for part in parts {
+        times.all_ns.extend(part.times.all_ns);
+        times.demand_ns.extend(part.times.demand_ns);
+    }
+    Ok(Touched { elapsed, kernel_faults, times })
 }
 
 #[cfg(test)]
 mod tests {
-    use uzone_os::{Anonymous, Exclusive};
+    use uzone_os::{Anonymous, Mapping};
 
     use super::*;
 
@@ -316,12 +346,19 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_counts_faults() {
-        // Not of the heap, which may have had the pages before.
-        let mut memory =
-            Exclusive::anonymous(ByteLen::mib(1), Anonymous::default()).expect("memory");
-        let before = kernel_faults();
-        memory.as_bytes_mut().fill(1);
-        assert!(std::hint::black_box(&memory).as_bytes()[5] == 1 && kernel_faults() > before);
+    fn a_touch_that_takes_a_page_fault_is_one_of_demand_and_no_other_is() {
+        let len = ByteLen::mib(1);
+        let memory = Mapping::anonymous(len, Anonymous::default()).expect("memory");
+        let parts: [Vec<u64>; 1] = [(0..128).map(place).collect()];
+        memory.write_at(parts[0][5], &[0; 8]).expect("a page");
+        let placement = Placement::anywhere().expect("CPUs");
+        let touched = |is_timed| {
+            let touched = touch("row", &memory, &parts, &placement, is_timed, &|_| 0).expect("0");
+            (touched.times.all_ns.len(), touched.times.demand_ns.len())
+        };
+        assert_eq!(touched(true), (128, 127));
+        let (all, demand) = touched(true);
+        assert!(all == 128 && demand < 4, "{demand} wait for pages that are there");
+        assert_eq!(touched(false), (0, 0));
     }
 }

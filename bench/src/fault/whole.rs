@@ -8,12 +8,13 @@ use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use uzone_fault::{Engine, EngineOptions};
+use uzone_os::thread_faults;
 use uzone_pages::ByteLen;
 
 use super::run::Run;
 use super::scan::{Backend, ORDERS, SHUTEMOV};
 use super::source::{PAGE, Reads, Source, word};
-use super::touch::{Pattern, kernel_faults};
+use super::touch::Pattern;
 use super::ways::{Done, Memory, Ways};
 use crate::report::Published;
 use crate::settings::WholeSettings;
@@ -142,13 +143,13 @@ impl Visit<'_> {
     fn touch(&self, row: &str, memory: &dyn Reads) -> Result<Done, BenchError> {
         let start = Barrier::new(self.threads);
         let work = || -> Result<(Instant, Instant, u64), BenchError> {
-            let faults = kernel_faults();
+            let faults = thread_faults();
             start.wait();
             let begun = Instant::now();
             for &offset in self.pages {
                 self.check(row, memory, offset)?;
             }
-            Ok((begun, Instant::now(), kernel_faults().saturating_sub(faults)))
+            Ok((begun, Instant::now(), thread_faults().saturating_sub(faults)))
         };
         let failed = || BenchError::Threads { threads: self.threads };
         let parts: Vec<_> = std::thread::scope(|scope| {

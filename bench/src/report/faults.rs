@@ -21,6 +21,10 @@ pub(crate) struct Found {
     pub(crate) read_bytes: u64,
     /// How long each touch took, where that is asked for.
     pub(crate) touches_ns: Vec<u64>,
+    /// The same of those that took a page fault.
+    pub(crate) demand_ns: Vec<u64>,
+    /// How much memory each of several clones takes, in bytes.
+    pub(crate) clone_bytes: Option<u64>,
 }
 
 impl Found {
@@ -42,6 +46,8 @@ pub(crate) struct FaultLog {
     cpus_ns: Vec<u64>,
     read_bytes: Vec<u64>,
     touches_ns: Vec<u64>,
+    demand_ns: Vec<u64>,
+    clone_bytes: Vec<u64>,
     /// The median touch of each round.
     medians_ns: Vec<u64>,
 }
@@ -49,7 +55,7 @@ pub(crate) struct FaultLog {
 impl FaultLog {
     /// Takes what one round found; the first does not count.
     pub(crate) fn push(&mut self, found: Found, cpu: Duration) {
-        let Found { elapsed: _, before, faults, wasted, read_bytes, mut touches_ns } = found;
+        let Found { elapsed: _, before, faults, wasted, read_bytes, mut touches_ns, .. } = found;
         if !self.is_warm {
             self.is_warm = true;
             return;
@@ -58,6 +64,8 @@ impl FaultLog {
         self.wasted.push(wasted);
         self.cpus_ns.push(nanoseconds(cpu));
         self.read_bytes.push(read_bytes);
+        self.demand_ns.extend(found.demand_ns);
+        self.clone_bytes.extend(found.clone_bytes);
         if !touches_ns.is_empty() {
             // Of what is done between touches nothing counts.
             let until =
@@ -130,6 +138,8 @@ impl FaultSpec {
                 .as_ref()
                 .and_then(|other| samples.ratio(other, row)),
             touch: latency(log.touches_ns.clone()),
+            demand: latency(log.demand_ns.clone()),
+            clone_resident_bytes: (!log.clone_bytes.is_empty()).then(|| middle(&log.clone_bytes)),
             touch_ratio_naive: self.naive.as_ref().and_then(|naive| log.compared(naive, ratio)),
             beyond_ns: self
                 .beyond
@@ -181,7 +191,9 @@ mod tests {
             for touches in rounds {
                 let touches_ns = touches.to_vec();
                 let (faults, read_bytes) = (touches[0], touches[0] * 7);
+                let (demand_ns, clone_bytes) = (touches[..1].to_vec(), Some(touches[0] * 11));
                 let found = Found { faults, wasted: 1, read_bytes, touches_ns, ..Found::default() };
+                let found = Found { demand_ns, clone_bytes, ..found };
                 let found = found.after(Duration::from_nanos(5));
                 log.borrow_mut().push(found, Duration::from_nanos(touches[0] * 3));
             }
@@ -200,6 +212,9 @@ mod tests {
         assert_eq!(faults.ns_per_fault, Some(10.0));
         assert_eq!((faults.first_ns, faults.half_ns, faults.cpu_ns), (Some(25), Some(45), 60));
         assert_eq!((faults.touch_ratio_naive, faults.beyond_ns), (Some(2.0), Some(-20.0)));
+        assert_eq!(faults.clone_resident_bytes, Some(220));
+        let demand = faults.demand.expect("some");
+        assert_eq!((demand.p50_ns, demand.worst_ns, demand.count), (20, 30, 3));
         let touch = faults.touch.expect("some");
         assert_eq!(
             (touch.p50_ns, touch.p99_ns, touch.p999_ns, touch.worst_ns, touch.count),

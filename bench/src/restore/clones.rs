@@ -121,6 +121,7 @@ fn clones<C>(
                 sum.faults += found.faults;
                 sum.wasted += found.wasted;
                 sum.touches_ns.extend(found.touches_ns);
+                sum.demand_ns.extend(found.demand_ns);
                 sum
             }
         };
@@ -128,7 +129,8 @@ fn clones<C>(
     }
     let pair = by_first.zip(grown());
     memory.set(pair.map(|(by_first, by_all)| Grown { by_first, by_all }));
-    all.ok_or(BenchError::Threads { threads: CLONES })
+    let clone_bytes = pair.map(|(_, by_all)| (by_all << 10) / CLONES as u64);
+    all.map(|all| Found { clone_bytes, ..all }).ok_or(BenchError::Threads { threads: CLONES })
 }
 
 /// Returns how many KiB of memory this process has, where a page that is mapped several times counts once: its

@@ -168,7 +168,7 @@ type Column = (&'static str, fn(&Row) -> Option<String>);
 
 const PUBLISHED: &str = "published";
 
-const COLUMNS: [Column; 23] = [
+const COLUMNS: [Column; 25] = [
     ("row", |row| Some(row.label())),
     ("median", |row| Some(ns(row.median_ns))),
     ("worst", |row| Some(ns(row.worst_ns))),
@@ -193,10 +193,15 @@ const COLUMNS: [Column; 23] = [
         let read = row.faults?.read_bytes;
         (read > 0).then(|| ByteLen::new(read).to_string())
     }),
+    ("demand p50, p99, p99.9", |row| {
+        let demand = row.faults?.demand?;
+        Some(format!("{}, {}, {}", ns(demand.p50_ns), ns(demand.p99_ns?), ns(demand.p999_ns?)))
+    }),
     ("touch p50, p99, p99.9", |row| {
-        let touch = row.faults?.touch?;
+        let touch = row.faults.filter(|faults| faults.demand.is_none())?.touch?;
         Some(format!("{}, {}, {}", ns(touch.p50_ns), ns(touch.p99_ns?), ns(touch.p999_ns?)))
     }),
+    ("a clone", |row| Some(ByteLen::new(row.faults?.clone_resident_bytes?).to_string())),
     ("beyond", |row| Some(format!("{:+.0} ns", row.faults?.beyond_ns?))),
     ("pause p50, p99.9, worst", |row| quantiles(row.pauses?)),
     ("call p50, p99, worst", |row| quantiles(row.latency?)),

@@ -312,7 +312,13 @@ fn spread(table: &Table, rows: &[&Row], benchmark: &str) -> Option<Chart> {
     };
     for row in rows {
         let touch = row.faults.and_then(|faults| faults.touch);
-        let kinds = [("one call", row.latency), ("pause", row.pauses), ("one touch", touch)];
+        let demand = row.faults.and_then(|faults| faults.demand);
+        let kinds = [
+            ("one call", row.latency),
+            ("pause", row.pauses),
+            ("one touch", touch),
+            ("one fault", demand),
+        ];
         for (kind, spread) in kinds {
             let Some(Spread { p50_ns, p99_ns, p999_ns, worst_ns, count }) = spread else {
                 continue;
@@ -368,7 +374,7 @@ pub(super) fn none() -> String {
 /// A heading, and what a row has under it.
 type Column = (&'static str, fn(&Row) -> Option<String>);
 
-const COLUMNS: [Column; 30] = [
+const COLUMNS: [Column; 31] = [
     ("row", |row| Some(row.label())),
     ("id", |row| Some(row.id.clone())),
     ("median", |row| Some(ns(row.median_ns))),
@@ -393,6 +399,7 @@ const COLUMNS: [Column; 30] = [
     ("first touch", |row| row.faults?.first_ns.map(ns)),
     ("half of them", |row| row.faults?.half_ns.map(ns)),
     ("CPU", |row| known(row.faults?.cpu_ns).map(ns)),
+    ("a clone", |row| row.faults?.clone_resident_bytes.map(bytes)),
     ("bytes read", |row| known(row.faults?.read_bytes).map(bytes)),
     ("x alike", |row| row.faults?.ratio_waiting_alike.map(number)),
     ("touch x naive", |row| row.faults?.touch_ratio_naive.map(number)),
