@@ -17,9 +17,10 @@
 //! | `kernel` | the kernel's own private mapping of the raw file |
 //! | `decode` | nothing: the frames are decoded on all threads |
 //!
-//! `neighbour` has the table of two machines side by side, `clones` that of many machines of one image, `far`
-//! that of an image in object storage.
+//! `neighbour` has the table of two machines side by side, `clones` that of many machines of one image, of which
+//! some attach to the server of `attached`, and `far` that of an image in object storage.
 
+mod attached;
 mod clones;
 mod far;
 mod neighbour;

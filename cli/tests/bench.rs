@@ -461,7 +461,7 @@ fn the_restore_object_keeps_to_the_same_schema_and_every_table_has_its_rows() {
         ("restore-set-same", &rows_of_set),
         ("restore-seq-cold", &rows_of_all),
         ("restore-set-cold", &rows_of_set),
-        ("restore-clones", &["own", "share", "kernel"]),
+        ("restore-clones", &["own", "share", "attach", "kernel"]),
         ("restore-seq-far", &rows_of_far),
         ("restore-far", &rows_of_far),
         ("restore-neighbour", &["alone", "apart", "same", "budget"]),
