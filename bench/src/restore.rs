@@ -9,6 +9,7 @@
 //! | `naive` | one page for each fault, copied from a mapping of the raw file: the published example |
 //! | `raw`, `packed` | ours |
 //! | `huge` | ours from the raw file, by blocks of 2 MiB, of which huge pages can be made |
+//! | `record` | ours from the packed image, a page at a time, and each fault is recorded |
 //! | `replay` | ours from the packed image, and the list of the pages is installed ahead |
 //! | `ordered` | the same, from an image in which those pages are packed together |
 //! | `own` | ours from the raw file, for memory that the engine maps itself |
@@ -16,15 +17,18 @@
 //! | `kernel` | the kernel's own private mapping of the raw file |
 //! | `decode` | nothing: the frames are decoded on all threads |
 //!
-//! `neighbour` has the table of two machines side by side, `clones` that of many machines of one image, `far`
-//! that of an image in object storage.
+//! `neighbour` has the table of two machines side by side, `clones` that of many machines of one image, of which
+//! some attach to the server of `attached`, and `far` that of an image in object storage.
 
+mod attached;
 mod clones;
 mod far;
 mod neighbour;
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::hint::black_box;
+use std::io;
 use std::num::NonZeroUsize;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
@@ -99,9 +103,11 @@ pub fn run(settings: &Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
         }
     }
     type Table = fn(Restore<'_>, &mut Session<'_>) -> Result<(), BenchError>;
-    let others: [(&str, Table); 4] = [
+    let others: [(&str, Table); 6] = [
+        ("restore-seq-cold", cold_table_in_order),
         ("restore-set-cold", cold_table),
         ("restore-clones", clones::table),
+        ("restore-seq-far", far::table_in_order),
         ("restore-far", far::table),
         ("restore-neighbour", neighbour::table),
     ];
@@ -168,6 +174,22 @@ impl Reads for Machine {
     fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), BenchError> {
         Ok(self.memory.mapping().read_at(offset, out)?)
     }
+}
+
+const RECORD: &str = "record";
+/// How long the record of the last touch may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A row of ours.
+#[derive(Clone, Copy)]
+struct Way<'a> {
+    row: &'static str,
+    name: &'static str,
+    open: fn(&Restore<'a>) -> Result<Arc<dyn Backing>, BenchError>,
+    /// What it asks of the engine.
+    set: fn(&Restore<'a>, LazyOptions) -> LazyOptions,
+    /// Whether the pages are installed ahead.
+    is_replayed: bool,
 }
 
 /// What a table is measured with.
@@ -264,6 +286,54 @@ impl<'a> Restore<'a> {
         touch(row, memory, offsets, self.placement, true, &expected)
     }
 
+    /// Returns our rows.
+    fn ways(&self) -> Vec<Way<'a>> {
+        let way = |row, name, open| Way {
+            row,
+            name,
+            open,
+            set: |_, options| options,
+            is_replayed: false,
+        };
+        let replayed = |row, name, open| Way { is_replayed: true, ..way(row, name, open) };
+        let mut ways = vec![
+            way("raw", "ours, raw", Self::raw_backing),
+            Way {
+                set: |_, options| options.advice(Advice::Blocks),
+                ..way("huge", "ours, raw, by blocks of 2 MiB", Self::raw_backing)
+            },
+            way("packed", "ours, packed", Self::packed),
+            Way {
+                // As the server does it.
+                set: |this, options| options.advice(Advice::Random).trace(this.pages.len()),
+                ..way(RECORD, "ours, packed, each fault recorded", Self::packed)
+            },
+            replayed("replay", "ours, packed, the set installed ahead", Self::packed),
+        ];
+        if self.ordered.is_some() {
+            let name = "ours, the set packed together and installed ahead";
+            ways.push(replayed("ordered", name, Self::packed_together));
+        }
+        ways
+    }
+
+    /// Checks that all pages are recorded, the last a moment after its touch.
+    fn check_record(&self, answering: &AdoptedMemory) -> Result<(), BenchError> {
+        let (mut pages, begun) = (BTreeSet::new(), Instant::now());
+        while pages.len() < self.pages.len() {
+            let trace = answering.take_trace();
+            pages.extend(trace.records.iter().map(|record| record.offset / PAGE as u64));
+            if begun.elapsed() > PATIENCE {
+                let (seen, all) = (pages.len(), self.pages.len());
+                return Err(failed(io::Error::other(format!(
+                    "{seen} of {all} pages are recorded"
+                ))));
+            }
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
+
     /// Adds what answers faults.
     fn add_handlers(
         &self,
@@ -296,22 +366,9 @@ impl<'a> Restore<'a> {
         if let Some(spin) = self.placement.spin {
             options = options.spin(spin);
         }
-        type Open<'a> = fn(&Restore<'a>) -> Result<Arc<dyn Backing>, BenchError>;
-        let mut ways: Vec<(&str, &str, Open<'a>, bool)> = vec![
-            ("raw", "ours, raw", Self::raw_backing, false),
-            ("huge", "ours, raw, by blocks of 2 MiB", Self::raw_backing, false),
-            ("packed", "ours, packed", Self::packed, false),
-            ("replay", "ours, packed, the set installed ahead", Self::packed, true),
-        ];
-        if self.ordered.is_some() {
-            let name = "ours, the set packed together and installed ahead";
-            ways.push(("ordered", name, Self::packed_together, true));
-        }
-        for (row, name, open, is_replayed) in ways {
-            let mut options = options.clone();
-            if row == "huge" {
-                options = options.advice(Advice::Blocks);
-            }
+        for way in self.ways() {
+            let Way { row, name, open, set, is_replayed } = way;
+            let options = set(self, options.clone());
             let spec = suite.faults(Role::Ours, &id(row), name, 1, move |row| {
                 this.chill()?;
                 let memory = this
@@ -321,6 +378,9 @@ impl<'a> Restore<'a> {
                     memory.answering.prefetch(&offsets[0]);
                 }
                 let done = this.touch(row, &memory, offsets)?;
+                if way.row == RECORD {
+                    this.check_record(&memory.answering)?;
+                }
                 let stats = memory.answering.stats();
                 let placed = stats.demand + stats.around + stats.populated;
                 Ok(done.found(stats.faults, placed.saturating_sub(this.pages.len() as u64)))
@@ -329,7 +389,21 @@ impl<'a> Restore<'a> {
                 spec.headline(format!("restore a machine of {len} lazily"));
             }
         }
-        suite.faults(Role::Peer, &id("own"), "ours, raw, memory of its own", 1, move |row| {
+        self.add_own(suite, table, engine, offsets, options);
+        Ok(())
+    }
+
+    /// Adds ours for memory that the engine maps itself.
+    fn add_own(
+        &self,
+        suite: &mut Suite<'a>,
+        table: &str,
+        engine: &'a Engine,
+        offsets: &'a [Vec<u64>],
+        options: LazyOptions,
+    ) {
+        let (this, len, id) = (*self, self.len(), format!("{table}/own"));
+        suite.faults(Role::Peer, &id, "ours, raw, memory of its own", 1, move |row| {
             this.chill()?;
             let memory = this
                 .placement
@@ -339,7 +413,6 @@ impl<'a> Restore<'a> {
             let placed = stats.demand + stats.around;
             Ok(done.found(stats.faults, placed.saturating_sub(this.pages.len() as u64)))
         });
-        Ok(())
     }
 
     /// Adds the rivals without a handler, and the bare work.
@@ -385,6 +458,13 @@ impl<'a> Restore<'a> {
             Ok(Found { elapsed, ..Found::default() })
         });
     }
+}
+
+/// Runs the table of all pages in order, where the page cache has none of the files.
+fn cold_table_in_order(restore: Restore<'_>, session: &mut Session<'_>) -> Result<(), BenchError> {
+    let pages: &Vec<usize> = &(0..restore.material.words.len()).collect();
+    let cold = Restore { pages, ordered: None, is_cold: true, ..restore };
+    cold.table("restore-seq-cold", "all pages in order, cold", session)
 }
 
 /// Runs the table of a working set whose files are not in the page cache.

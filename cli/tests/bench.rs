@@ -442,14 +442,28 @@ fn the_restore_object_keeps_to_the_same_schema_and_every_table_has_its_rows() {
     keeps_to("uzone.bench-1", &bench);
     let (rows, skipped) = (&bench["results"], &bench["skipped"]);
     let (rows, skipped) = (rows.as_array().expect("rows"), skipped.as_array().expect("skipped"));
-    let rows_of_all = ["naive", "raw", "packed", "replay", "own", "read-first", "kernel", "decode"];
+    let rows_of_all = [
+        "naive",
+        "raw",
+        "huge",
+        "packed",
+        "record",
+        "replay",
+        "own",
+        "read-first",
+        "kernel",
+        "decode",
+    ];
+    let rows_of_far = ["naive", "packed", "replay", "read-first", "link"];
     let rows_of_set = [&rows_of_all[..], &["ordered"]].concat();
     for (table, of_table) in [
         ("restore-seq-same", &rows_of_all[..]),
         ("restore-set-same", &rows_of_set),
+        ("restore-seq-cold", &rows_of_all),
         ("restore-set-cold", &rows_of_set),
-        ("restore-clones", &["own", "share", "kernel"]),
-        ("restore-far", &["packed", "replay", "read-first", "link"]),
+        ("restore-clones", &["own", "share", "attach", "kernel"]),
+        ("restore-seq-far", &rows_of_far),
+        ("restore-far", &rows_of_far),
         ("restore-neighbour", &["alone", "apart", "same", "budget"]),
     ] {
         for row in of_table {
@@ -460,6 +474,18 @@ fn the_restore_object_keeps_to_the_same_schema_and_every_table_has_its_rows() {
             assert_ne!(is_skipped, row.is_some(), "{id}");
             if let Some(row) = row {
                 assert!(row["median_ns"].as_u64() > Some(0), "{id}");
+                let faults = &row["faults"];
+                assert_eq!(
+                    faults["clone_resident_bytes"].is_u64(),
+                    table == "restore-clones",
+                    "{id}"
+                );
+                if row["role"] == "naive" && table != "restore-clones" {
+                    assert!(
+                        faults["demand"]["count"].as_u64() >= row["items"].as_u64(),
+                        "{id}: {row}"
+                    );
+                }
             }
         }
     }

@@ -29,6 +29,8 @@ pub(crate) enum Answer {
     Copy(Arc<Mapping>),
     /// By reading it from the file, and a copy.
     Read(Arc<File>),
+    /// By what a function fetches of an offset, and a copy.
+    Fetch(Arc<Fetch>),
     /// By mapping what the memory file has.
     Continue,
     /// By the zero page.
@@ -36,6 +38,9 @@ pub(crate) enum Answer {
     /// By a copy of a page in which the one word is written that is looked at.
     Mark,
 }
+
+/// Fills a page with what is at an offset.
+pub(crate) type Fetch = dyn Fn(u64, &mut [u8]) -> io::Result<()> + Send + Sync;
 
 /// How a handler waits for the next fault.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -268,11 +273,11 @@ impl Shared {
     fn answer(&self, start: u64, answer: &Answer, page: &mut [u8]) -> io::Result<()> {
         let len = page.len() as u64;
         let range = start..start + len;
-        if let Answer::Read(file) = answer {
-            file.read_exact_at(page, start)?;
-        }
-        if matches!(answer, Answer::Mark) {
-            mark(start, page);
+        match answer {
+            Answer::Read(file) => file.read_exact_at(page, start)?,
+            Answer::Fetch(fetch) => fetch(start, page)?,
+            Answer::Mark => mark(start, page),
+            Answer::Copy(_) | Answer::Continue | Answer::Zero => {}
         }
         loop {
             let how = Install::default();
@@ -280,7 +285,9 @@ impl Shared {
                 Answer::Copy(source) => {
                     self.memory.copy_from(start, source, start, ByteLen::new(len), how)
                 }
-                Answer::Read(_) | Answer::Mark => self.memory.copy(start, page, how),
+                Answer::Read(_) | Answer::Fetch(_) | Answer::Mark => {
+                    self.memory.copy(start, page, how)
+                }
                 Answer::Continue => self.memory.continue_mapping(range.clone(), how),
                 Answer::Zero => self.memory.zero(range.clone(), how),
             };

@@ -4,75 +4,49 @@
 //! |---|---|
 //! | `own` | in memory of its own, as a monitor hands it over; decoded frames are shared |
 //! | `share` | in a memory file that all clones map privately: a page is decoded and stored once |
+//! | `attach` | the same, of a server in a process of its own, whose memory counts as well |
 //! | `kernel` | in the page cache: the kernel's own private mapping of the raw file |
 
 use std::cell::Cell;
 use std::sync::Arc;
 
-use uzone_fault::{Backing, LazyOptions, SharedBacking};
+use uzone_fault::{Backing, Engine, FaultStats, LazyOptions, SharedBacking};
 use uzone_os::Sharing;
 
+use super::attached::Server;
 use super::{COLD_TOUCHES, Machine, Restore};
 use crate::report::{Found, Role};
 use crate::snapshot::material::{PAGE, place};
-use crate::suite::{BenchError, Session, Suite};
+use crate::suite::{BenchError, Session, Suite, sentence};
 
+const TABLE: &str = "restore-clones";
 /// How many clones there are.
 const CLONES: usize = 16;
 
+/// How much memory the clones of each row took.
+type Memory = [Cell<Option<Grown>>; 4];
+
 pub(super) fn table(restore: Restore<'_>, session: &mut Session<'_>) -> Result<(), BenchError> {
-    let table = "restore-clones";
     let restore =
         Restore { pages: &restore.pages[..restore.pages.len().min(COLD_TOUCHES)], ..restore };
     let (engine, len) = (&restore.engine()?, restore.len());
     let offsets: &Vec<Vec<u64>> =
         &vec![restore.pages.iter().map(|page| place(*page) as u64).collect()];
-    let memory: &[Cell<Option<Grown>>; 3] = &Default::default();
+    let memory: &Memory = &Memory::default();
     let mut suite = Suite::new(len);
-    let name = "ours, packed, memory of each clone's own";
-    suite.faults(Role::Naive, &format!("{table}/own"), name, 1, move |row| {
-        let backing = restore.packed()?;
-        clones(&memory[0], || {
-            let options = LazyOptions::default();
-            let clone = restore
-                .placement
-                .by_handler(|| Machine::new(engine, len, backing.clone(), &options))?;
-            let done = restore.touch(row, &clone, offsets)?;
-            let stats = clone.answering.stats();
-            let wasted = (stats.demand + stats.around).saturating_sub(restore.pages.len() as u64);
-            Ok((done.found(stats.faults, wasted), clone))
-        })
-    });
-    let name = "ours, packed, pages shared by all";
-    suite.faults(Role::Ours, &format!("{table}/share"), name, 1, move |row| {
-        let shared: Arc<dyn Backing> = Arc::new(SharedBacking::new(restore.packed()?, len)?);
-        clones(&memory[1], || {
-            let options = LazyOptions::default();
-            let clone = restore
-                .placement
-                .by_handler(|| Ok(engine.map(len, shared.clone(), &options)?))?;
-            let done = restore.touch(row, &clone, offsets)?;
-            let stats = clone.stats();
-            let wasted = (stats.demand + stats.around).saturating_sub(restore.pages.len() as u64);
-            Ok((done.found(stats.faults, wasted), clone))
-        })
-    });
-    let name = "the kernel's mapping, raw";
-    suite.faults(Role::Peer, &format!("{table}/kernel"), name, 1, move |row| {
-        clones(&memory[2], || {
-            let clone = restore.map_raw(Sharing::Private)?;
-            let done = restore.touch(row, &clone, offsets)?;
-            let faults = done.kernel_faults;
-            Ok((done.found(faults, 0), clone))
-        })
-    });
+    add_rows(&mut suite, restore, engine, offsets, memory);
+    match Server::start(&restore) {
+        Err(error) => session.skip(format!("{TABLE}/attach"), sentence(&error)),
+        // Only now is it known that there is one; each round has its own.
+        Ok(_) => add_attached(&mut suite, restore, offsets, &memory[3]),
+    }
     let touched = (CLONES * restore.pages.len()) as u64;
     suite.each_spec(|spec| {
-        spec.naive(format!("{table}/own")).pages = touched;
+        spec.naive(format!("{TABLE}/own")).pages = touched;
         spec.bytes = touched * PAGE as u64;
     });
-    session.run(suite, table)?;
-    let [own, share, kernel] = memory.each_ref().map(|grown| {
+    session.run(suite, TABLE)?;
+    let [own, share, kernel, attach] = memory.each_ref().map(|grown| {
         let mib = |kib: u64| kib.div_ceil(1 << 10);
         grown.get().map_or_else(
             || "unknown".to_owned(),
@@ -80,34 +54,101 @@ pub(super) fn table(restore: Restore<'_>, session: &mut Session<'_>) -> Result<(
         )
     });
     session.table(
-        table,
+        TABLE,
         format!(
             "{CLONES} clones of a machine of {len}: {} pages of a working set each",
             restore.pages.len()
         ),
         format!(
             "{}; one after the other, and all stay; memory of the first and of all, shared pages counted once: \
-             own {own}, shared {share}, the kernel's mapping {kernel}",
+             own {own}, shared {share}, attached {attach}, the kernel's mapping {kernel}",
             restore.placement.title
         ),
     );
     Ok(())
 }
 
-/// By how much the memory of this process has grown, in KiB.
+/// Adds what this process answers.
+fn add_rows<'a>(
+    suite: &mut Suite<'a>,
+    restore: Restore<'a>,
+    engine: &'a Engine,
+    offsets: &'a [Vec<u64>],
+    memory: &'a Memory,
+) {
+    let len = restore.len();
+    let options = LazyOptions::default();
+    let placed = move |stats: FaultStats| {
+        (stats.demand + stats.around).saturating_sub(restore.pages.len() as u64)
+    };
+    let (name, own) = ("ours, packed, memory of each clone's own", options.clone());
+    suite.faults(Role::Naive, &format!("{TABLE}/own"), name, 1, move |row| {
+        let backing = restore.packed()?;
+        clones(&memory[0], &own_share, || {
+            let new = || Machine::new(engine, len, backing.clone(), &own);
+            let clone = restore.placement.by_handler(new)?;
+            let done = restore.touch(row, &clone, offsets)?;
+            let stats = clone.answering.stats();
+            Ok((done.found(stats.faults, placed(stats)), clone))
+        })
+    });
+    let name = "ours, packed, pages shared by all";
+    suite.faults(Role::Ours, &format!("{TABLE}/share"), name, 1, move |row| {
+        let shared: Arc<dyn Backing> = Arc::new(SharedBacking::new(restore.packed()?, len)?);
+        clones(&memory[1], &own_share, || {
+            let new = || Ok(engine.map(len, shared.clone(), &options)?);
+            let clone = restore.placement.by_handler(new)?;
+            let done = restore.touch(row, &clone, offsets)?;
+            let stats = clone.stats();
+            Ok((done.found(stats.faults, placed(stats)), clone))
+        })
+    });
+    let name = "the kernel's mapping, raw";
+    suite.faults(Role::Peer, &format!("{TABLE}/kernel"), name, 1, move |row| {
+        clones(&memory[2], &own_share, || {
+            let clone = restore.map_raw(Sharing::Private)?;
+            let done = restore.touch(row, &clone, offsets)?;
+            let faults = done.kernel_faults;
+            Ok((done.found(faults, 0), clone))
+        })
+    });
+}
+
+/// Adds what a server answers.
+fn add_attached<'a>(
+    suite: &mut Suite<'a>,
+    restore: Restore<'a>,
+    offsets: &'a [Vec<u64>],
+    memory: &'a Cell<Option<Grown>>,
+) {
+    let name = "ours, packed, attached to a server, pages shared";
+    suite.faults(Role::Ours, &format!("{TABLE}/attach"), name, 1, move |row| {
+        let server = Server::start(&restore)?;
+        let all = || {
+            let theirs =
+                server.processes().into_iter().map(|process| share_of(&process.to_string()));
+            theirs.chain([own_share()]).sum::<Option<u64>>()
+        };
+        clones(memory, &all, || server.clone(row, &restore, offsets))
+    });
+}
+
+/// By how much memory has grown, in KiB.
 #[derive(Clone, Copy)]
 struct Grown {
     by_first: u64,
     by_all: u64,
 }
 
-/// Starts the clones, each of which touches its pages, and notes how much memory that takes.
+/// Starts the clones, each of which touches its pages, and notes how much memory that takes of what `share`
+/// returns, in KiB.
 fn clones<C>(
     memory: &Cell<Option<Grown>>,
+    share: &dyn Fn() -> Option<u64>,
     mut start: impl FnMut() -> Result<(Found, C), BenchError>,
 ) -> Result<Found, BenchError> {
-    let before = own_share();
-    let grown = || own_share()?.checked_sub(before?);
+    let before = share();
+    let grown = || share()?.checked_sub(before?);
     let mut by_first = None;
     let (mut all, mut alive) = (None::<Found>, Vec::with_capacity(CLONES));
     for _ in 0..CLONES {
@@ -133,10 +174,15 @@ fn clones<C>(
     all.map(|all| Found { clone_bytes, ..all }).ok_or(BenchError::Threads { threads: CLONES })
 }
 
-/// Returns how many KiB of memory this process has, where a page that is mapped several times counts once: its
-/// proportional set size.
+/// Returns how many KiB of memory this process has.
 fn own_share() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/self/smaps_rollup").ok()?;
+    share_of("self")
+}
+
+/// Returns how many KiB of memory a process has, where a page that is mapped several times counts once: its
+/// proportional set size.
+fn share_of(process: &str) -> Option<u64> {
+    let text = std::fs::read_to_string(format!("/proc/{process}/smaps_rollup")).ok()?;
     let kib = text.lines().find_map(|line| line.strip_prefix("Pss:"))?;
     kib.trim().strip_suffix(" kB")?.parse().ok()
 }
