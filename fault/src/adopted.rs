@@ -86,32 +86,11 @@ impl Engine {
         options: &LazyOptions,
         log: Option<EventLog>,
     ) -> Result<AdoptedMemory, MapError> {
-        at_most("LazyOptions::trace", options.trace, TRACED)?;
-        at_most("LazyOptions::readers of another process's memory", options.readers.get(), 1)?;
-        let pages = count_pages(&regions)?;
-        if overlap(regions.iter().map(RemoteRegion::offsets)) {
-            let reason = "two regions hold the same bytes of it, and a page has one address";
-            return Err(MapError::Backing { reason });
-        }
-        if overlap(regions.iter().map(RemoteRegion::addresses)) {
-            let reason = "two regions have the same addresses, and an address has one page";
-            return Err(MapError::Backing { reason });
-        }
-        if log.as_ref().is_some_and(|log| log.marks() != pages.get()) {
-            return Err(MapError::Backing { reason: "the log of events is of other memory" });
-        }
+        let pages = check(&regions, log.as_ref(), options)?;
+        let is_tracked = options.track_writes.is_some();
         let mut sizes: Vec<_> = regions.iter().map(|region| region.page).collect();
         sizes.sort_unstable();
         sizes.dedup();
-        let is_tracked = match options.track_writes {
-            None => false,
-            Some(WriteTracking::Async) => true,
-            Some(WriteTracking::Sync) => {
-                let reason = "writes to memory of another process are tracked by its kernel alone: set \
-                              WriteTracking::Async, or capture it";
-                return Err(MapError::Backing { reason });
-            }
-        };
         let (remote, capture) = (Arc::new(remote), Arc::default());
         let memory = RemoteMemory { remote, regions, capture, is_tracked };
         let recorder = Recorder::new(options.trace);
@@ -154,6 +133,30 @@ impl Engine {
         }
         Ok(AdoptedMemory { attached, memory, parts, cores, blocks })
     }
+}
+
+/// Returns how many pages some regions have in all, which `log` and `options` fit.
+fn check(
+    regions: &[RemoteRegion],
+    log: Option<&EventLog>,
+    options: &LazyOptions,
+) -> Result<PageCount, MapError> {
+    at_most("LazyOptions::trace", options.trace, TRACED)?;
+    at_most("LazyOptions::readers of another process's memory", options.readers.get(), 1)?;
+    let pages = count_pages(regions)?;
+    let reason = if overlap(regions.iter().map(RemoteRegion::offsets)) {
+        "two regions hold the same bytes of it, and a page has one address"
+    } else if overlap(regions.iter().map(RemoteRegion::addresses)) {
+        "two regions have the same addresses, and an address has one page"
+    } else if log.is_some_and(|log| log.marks() != pages.get()) {
+        "the log of events is of other memory"
+    } else if matches!(options.track_writes, Some(WriteTracking::Sync)) {
+        "writes to memory of another process are tracked by its kernel alone: set WriteTracking::Async, or \
+         capture it"
+    } else {
+        return Ok(pages);
+    };
+    Err(MapError::Backing { reason })
 }
 
 /// Returns whether two of the ranges have a number in common.

@@ -13,7 +13,7 @@ use uzone_os::uffd::{
     Features, Handover, KernelFaults, Modes, Registered, Uffd, UffdCall, UffdError,
 };
 use uzone_os::{Access, Anonymous, HugeAdvice, Mapping, numa};
-use uzone_pages::{Advice, ByteLen, FaultArea, FaultAround, FaultPattern, PageSize};
+use uzone_pages::{Advice, ByteLen, FaultArea, FaultAround, FaultPattern, PageCount, PageSize};
 use uzone_zone::{PagemapOps, Zone};
 
 use crate::backing::hooks::sealed::Sealed;
@@ -108,29 +108,15 @@ impl Engine {
     ) -> Result<LazyMapping, MapError> {
         at_most("LazyOptions::trace", options.trace, TRACED)?;
         at_most("LazyOptions::readers", options.readers.get(), LazyOptions::MOST_READERS)?;
-        let memory = backing.memory().map_err(MapError::Unknown)?;
-        let (mapping, mut modes, mut required) = map_memory(len, memory, options)?;
-        let page = match options.huge {
-            HugePages::Transparent => transparent::page_size()?,
-            HugePages::None | HugePages::Pool(_) => mapping.page_size(),
-        };
-        if let Some(tracking) = options.track_writes {
-            (modes, required) = tracking.needs(&mapping, options.huge, modes, required)?;
-        }
-        let pages = page
-            .pages_in(len)
-            .map_err(|_| MapError::CutsPage { len, page: ByteLen::new(page.bytes()) })?;
-        check_backing(&*backing, len, page)?;
-        if mapping.is_private() {
-            mapping.keep_from_children().map_err(MapError::Children)?;
-        }
-        let (uffd, in_thread) = self.open(&*backing, &mapping, required, options)?;
-        let memory = Arc::new(Registered::new(Arc::new(uffd), mapping, modes)?);
+        let (memory, page, in_thread) = self.register(len, &*backing, options)?;
         let producer = Producer::default();
         let ops = PagemapOps::default().populate(producer.clone());
         let contents = PageStates::bind(&self.zone, Mapping::lent(memory.clone()), page, ops)?;
         let tracker = match options.track_writes {
-            Some(tracking) => Some(Arc::new(Tracker::new(tracking, memory.clone(), pages)?)),
+            Some(tracking) => {
+                let pages = pages_in(len, page)?;
+                Some(Arc::new(Tracker::new(tracking, memory.clone(), pages)?))
+            }
             None => None,
         };
         let zeroes_by_copy = !memory.calls().takes(UffdCall::ZeroPage)
@@ -166,6 +152,33 @@ impl Engine {
             mapping.collapse_when_settled(quiet).map_err(MapError::Thread)?;
         }
         Ok(mapping)
+    }
+
+    /// Makes the memory of a mapping, whose faults wait from now on. Returns the size of the pages that are filled at
+    /// once, and what its threads answer faults with, or why they do not.
+    fn register(
+        &self,
+        len: ByteLen,
+        backing: &dyn Backing,
+        options: &LazyOptions,
+    ) -> Result<(Arc<Registered>, PageSize, Answering), MapError> {
+        let memory = backing.memory().map_err(MapError::Unknown)?;
+        let (mapping, mut modes, mut required) = map_memory(len, memory, options)?;
+        let page = match options.huge {
+            HugePages::Transparent => transparent::page_size()?,
+            HugePages::None | HugePages::Pool(_) => mapping.page_size(),
+        };
+        if let Some(tracking) = options.track_writes {
+            (modes, required) = tracking.needs(&mapping, options.huge, modes, required)?;
+        }
+        pages_in(len, page)?;
+        check_backing(backing, len, page)?;
+        if mapping.is_private() {
+            mapping.keep_from_children().map_err(MapError::Children)?;
+        }
+        let (uffd, in_thread) = self.open(backing, &mapping, required, options)?;
+        let memory = Arc::new(Registered::new(Arc::new(uffd), mapping, modes)?);
+        Ok((memory, page, in_thread))
     }
 
     /// Opens the userfaultfd of a mapping. Returns what its threads answer faults with, or why they do not.
@@ -286,6 +299,11 @@ impl Engine {
             }
         }
     }
+}
+
+/// Returns how many pages `len` has, which cuts none.
+fn pages_in(len: ByteLen, page: PageSize) -> Result<PageCount, MapError> {
+    page.pages_in(len).map_err(|_| MapError::CutsPage { len, page: ByteLen::new(page.bytes()) })
 }
 
 /// Returns what installs the pages of a mapping.

@@ -33,7 +33,6 @@
 //! Unsafe: a pointer that the handler follows.
 //! Source: ioctl_userfaultfd(2), `UFFD_FEATURE_SIGBUS`; signal-safety(7).
 
-use core::cmp::Ordering::{Equal, Greater, Less};
 use core::ops::Range;
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use core::time::Duration;
@@ -775,25 +774,21 @@ impl Answerer {
                 at += 1;
                 continue;
             }
-            let mut end = at + 1;
-            while end < window.end && (end == wanted || !self.is_filled(end)) {
-                end += 1;
-            }
+            let is_there = |page: &u64| *page != wanted && self.is_filled(*page);
+            let end = (at + 1..window.end).find(is_there).unwrap_or(window.end);
             let Some((bytes, end)) = self.bytes(at, end) else {
-                match at.cmp(&wanted) {
-                    Less => at = wanted,
-                    Equal => return Wanted::Never,
-                    Greater => return found,
+                if at < wanted {
+                    at = wanted;
+                    continue;
                 }
-                continue;
+                return if at == wanted { Wanted::Never } else { found };
             };
             let Some(answer) = self.ask(at..end, &bytes) else {
-                match at.cmp(&wanted) {
-                    Less => at = wanted,
-                    Equal => return Wanted::Later,
-                    Greater => return found,
+                if at < wanted {
+                    at = wanted;
+                    continue;
                 }
-                continue;
+                return if at == wanted { Wanted::Later } else { found };
             };
             match answer {
                 Ok(Answered::All) => {
@@ -807,9 +802,7 @@ impl Answerer {
                 }
                 Ok(Answered::Present) => {
                     self.mark_filled(at..at + 1);
-                    if at == wanted {
-                        found = Wanted::Before;
-                    }
+                    found = if at == wanted { Wanted::Before } else { found };
                     at += 1;
                 }
                 // Only of a memory file.
@@ -827,20 +820,24 @@ impl Answerer {
                 Err(_) if at > wanted => return found,
                 Err(_) if at < wanted => at = wanted,
                 Err(AnswerError::Refused { refusal: Refusal::Unreadable, .. }) if end > at + 1 => {
-                    // Perhaps a page behind it is the one that cannot be read.
-                    return match self.ask(at..at + 1, &bytes) {
-                        None => Wanted::Later,
-                        Some(Ok(Answered::NotRegistered | Answered::Gone)) => Wanted::Gone,
-                        Some(Err(_)) => Wanted::Never,
-                        // It is there, or the access is repeated.
-                        Some(Ok(_)) => Wanted::Now,
-                    };
+                    return self.fill_alone(at, &bytes);
                 }
                 // The signal is an error, and so is that of the next touch.
                 Err(_) => return Wanted::Never,
             }
         }
         found
+    }
+
+    /// Fills a page where one behind it may be the one that cannot be read.
+    fn fill_alone(&self, page: u64, bytes: &Bytes<'_>) -> Wanted {
+        match self.ask(page..page + 1, bytes) {
+            None => Wanted::Later,
+            Some(Ok(Answered::NotRegistered | Answered::Gone)) => Wanted::Gone,
+            Some(Err(_)) => Wanted::Never,
+            // It is there, or the access is repeated.
+            Some(Ok(_)) => Wanted::Now,
+        }
     }
 
     /// Fills pages with bytes. Returns `None` if the first of them is not ready.

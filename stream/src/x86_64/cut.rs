@@ -197,6 +197,50 @@ pub(super) unsafe fn fill_lines_with<L: Line>(dst: &mut [u8], pattern: &Pattern)
     true
 }
 
+/// Fills each line of `lines`, and `tail`, with the words of one; if there is a `step`, each line is the one before
+/// and that.
+///
+/// # Safety
+///
+/// The CPU has the features of `L`, and `lines` and `tail` are not accessed before a fence. The first line starts
+/// at a multiple of 64, and `tail` is shorter than a line.
+#[inline(always)]
+unsafe fn fill_lines<L: Line>(
+    lines: &mut [[u8; LINE_BYTES]],
+    tail: &mut [u8],
+    words: &[u64; 8],
+    step: Option<&[u64; 8]>,
+) {
+    // SAFETY: `Line::new` wants the features, which the caller promises.
+    let mut line = unsafe { L::new(read_each(words)) };
+    let Some(step) = step else {
+        for dst in lines {
+            // SAFETY: `Line::stream` wants the features and 64 writable bytes, aligned, untouched: the caller
+            // promises that.
+            unsafe { line.stream(dst.as_mut_ptr()) };
+        }
+        // SAFETY: `put_words` wants `tail` untouched before a fence, which the caller promises, and a source as
+        // long: a line is longer.
+        unsafe { put_words(tail, words) };
+        return;
+    };
+    // SAFETY: `Line::load` wants the features and 64 readable bytes: `step` is 8 words.
+    let step = unsafe { L::load(step.as_ptr().cast()) };
+    for dst in lines {
+        // SAFETY: as in the constant loop.
+        unsafe { line.stream(dst.as_mut_ptr()) };
+        // SAFETY: `Line::plus` wants the features, which the caller promises.
+        line = unsafe { line.plus(step) };
+    }
+    if !tail.is_empty() {
+        let mut next = Block([[0; 8]; BLOCK_LINES]);
+        // SAFETY: `Line::keep` wants 64 writable bytes aligned to 64: the first line of a `Block` is that.
+        unsafe { line.keep(next.0[0].as_mut_ptr().cast()) };
+        // SAFETY: as in the constant case.
+        unsafe { put_words(tail, &next.0[0]) };
+    }
+}
+
 /// Fills by lines of `L`. `dst` starts at a multiple of 8.
 ///
 /// # Safety
@@ -219,35 +263,10 @@ pub(super) unsafe fn fill_with<L: Line>(dst: &mut [u8], pattern: &Pattern) {
     let (lines, tail) = rest.as_chunks_mut::<LINE_BYTES>();
 
     if pattern.block_lines() == 1 {
-        // SAFETY: `Line::new` wants the features, which the caller promises.
-        let mut line = unsafe { L::new(read_each(&words[0])) };
-        if !pattern.is_linear() {
-            for dst in lines {
-                // SAFETY: `Line::stream` wants the features and 64 writable bytes, aligned,
-                // untouched: `rest` starts at a multiple of 64, and the caller promises the others.
-                unsafe { line.stream(dst.as_mut_ptr()) };
-            }
-            // SAFETY: as for `head`; what is left has fewer than 64 bytes.
-            unsafe { put_words(tail, &words[0]) };
-            return;
-        }
-        // SAFETY: as for `words[0]`.
-        let step = unsafe { L::load(steps[0].as_ptr().cast()) };
-        for dst in lines {
-            // SAFETY: as in the constant loop.
-            unsafe { line.stream(dst.as_mut_ptr()) };
-            // SAFETY: `Line::plus` wants the features, which the caller promises.
-            line = unsafe { line.plus(step) };
-        }
-        if !tail.is_empty() {
-            let mut next = Block([[0; 8]; BLOCK_LINES]);
-            // SAFETY: `Line::keep` wants 64 writable bytes aligned to 64: the first line of a
-            // `Block` is that.
-            unsafe { line.keep(next.0[0].as_mut_ptr().cast()) };
-            // SAFETY: as for `head`; what is left has fewer than 64 bytes.
-            unsafe { put_words(tail, &next.0[0]) };
-        }
-        return;
+        let step = pattern.is_linear().then_some(&steps[0]);
+        // SAFETY: `fill_lines` wants what the caller promises, and lines that start at a multiple of 64, as
+        // `rest` does; `tail` has fewer than 64 bytes.
+        return unsafe { fill_lines::<L>(lines, tail, &words[0], step) };
     }
 
     // The block, rotated so that its first word is the one the first whole line begins with.
