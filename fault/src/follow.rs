@@ -7,7 +7,7 @@
 //! not followed: the scheduler would wake it on an idle one while the reader runs.
 //!
 //! Which thread of another process faults is not known: the reader follows the process, which is one thread here
-//! ([`Followed`]), where a measurement says that the same CPU can be the best place.
+//! ([`Followed`]), unless a measurement says that faults take more than twice the time on the same CPU.
 
 use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use uzone_os::numa;
 use uzone_os::uffd::PageFault;
 
-use crate::placement::{ReaderPlace, ReaderPlacement};
+use crate::placement::ReaderPlacement;
 
 /// After how many faults of one thread in a row the place of the reader is reconsidered.
 const RUN: u32 = 32;
@@ -38,12 +38,11 @@ pub(crate) enum Followed {
 }
 
 impl Followed {
-    /// Follows a process, unless it was measured that faults are not answered fastest on the CPU of the thread that
-    /// has them.
+    /// Follows a process, unless it was measured that the CPU of the thread that faults is by far not the best place.
+    /// A few faults of new threads are no more than a hint: whether it is better, its own faults show.
     pub(crate) fn process(process: Option<NonZeroU32>) -> Self {
-        let best =
-            process.and_then(|_| ReaderPlacement::of_this_process()).map(ReaderPlacement::best);
-        Self::Process(process.filter(|_| best.is_none_or(|best| best == ReaderPlace::SameCpu)))
+        let measured = process.and_then(|_| ReaderPlacement::of_this_process());
+        Self::Process(process.filter(|_| measured.is_none_or(ReaderPlacement::may_share_cpu)))
     }
 
     /// Returns the number of what waits for a fault to be answered, or 0 where it is not known.

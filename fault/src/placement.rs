@@ -127,6 +127,13 @@ impl ReaderPlacement {
         MEASURED.get_or_init(measure).as_ref()
     }
 
+    /// Returns whether a fault took no more than twice the time on the same CPU that it took in the best place.
+    pub(crate) fn may_share_cpu(&self) -> bool {
+        let same = self.times.iter().find(|(place, _)| *place == ReaderPlace::SameCpu);
+        let best = self.times.first();
+        same.zip(best).is_none_or(|((_, same), (_, best))| *same <= *best * 2)
+    }
+
     /// Returns the place where a fault took the shortest time.
     #[must_use]
     pub fn best(&self) -> ReaderPlace {

@@ -142,7 +142,11 @@ fn is_to_follow() -> bool {
     let again = ReaderPlacement::of_this_process();
     assert!(begin.elapsed() < Duration::from_millis(1), "it is measured once");
     assert_eq!(again, measured);
-    usable().len() > 1 && measured.is_none_or(|it| it.best() == ReaderPlace::SameCpu)
+    let by_far = |it: &ReaderPlacement| {
+        let same = it.times.iter().find(|(place, _)| *place == ReaderPlace::SameCpu);
+        same.is_some_and(|(_, same)| *same > it.times[0].1 * 2)
+    };
+    usable().len() > 1 && !measured.is_some_and(by_far)
 }
 
 #[test]
