@@ -674,6 +674,9 @@ fn work(args: &Args, out: &Output) -> Result<Exit, Failure> {
     let image = args.image.as_deref().unwrap_or(Path::new("-"));
     let allowed = allowed(args).map_err(UserError::failure)?;
     let options = options(args).allow_users(allowed.clone());
+    if args.check && is_url(image) {
+        return Ok(if rights::opens_local_files(args) { Exit::Ok } else { Exit::Permission });
+    }
     let mut worker = Worker::open(image, options.clone().disk_cache(disk))?;
     if args.check {
         return Ok(Exit::Ok);

@@ -62,7 +62,7 @@ pub use manager::{Passed, ServiceManager};
 pub use offload::{Offload, OffloadError, Offloaded};
 pub use options::{OnFailure, Prefetch, ServerOptions};
 pub use recovery::Recovery;
-pub use sandbox::Sandbox;
+pub use sandbox::{Sandbox, credential_files};
 pub use status::{SessionStats, SessionStatus, Status};
 pub use takeover::Estate;
 pub use worker::Worker;

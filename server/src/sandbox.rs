@@ -63,6 +63,13 @@ const CREDENTIALS: [&str; 7] = [
     "AZURE_FEDERATED_TOKEN_FILE",
 ];
 
+/// Returns the files, or folders, that the environment names for the credentials and certificates of object
+/// storage. They need not be there.
+#[must_use]
+pub fn credential_files() -> Vec<PathBuf> {
+    CREDENTIALS.iter().filter_map(std::env::var_os).map(PathBuf::from).collect()
+}
+
 /// How a worker is confined.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
@@ -112,8 +119,7 @@ impl Files {
     /// Returns what fetching needs: the names and certificates of servers, and files that the environment
     /// names for credentials.
     pub(crate) fn remote() -> Self {
-        let named = CREDENTIALS.iter().filter_map(std::env::var_os).map(PathBuf::from);
-        let read = NETWORK.iter().map(PathBuf::from).chain(named).collect();
+        let read = NETWORK.iter().map(PathBuf::from).chain(credential_files()).collect();
         Self { read, is_remote: true, ..Self::default() }
     }
 }

@@ -2,7 +2,7 @@
 //! the keeper goes on with ([`of_keeper`]).
 
 use std::ffi::OsString;
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -62,6 +62,27 @@ fn can_serve(arguments: &[OsString], user: User) -> io::Result<Exit> {
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     user.runs(&mut command);
     Exit::of_process(command.status()?).ok_or_else(|| io::ErrorKind::Other.into())
+}
+
+/// Returns whether this process may use the files that serving an image in object storage takes: that is not asked
+/// for whether a user can read it.
+pub(super) fn opens_local_files(args: &Args) -> bool {
+    let is_denied = |opened: io::Result<File>| {
+        opened.is_err_and(|cause| cause.kind() == io::ErrorKind::PermissionDenied)
+    };
+    let read = args.prefetch.clone().into_iter().chain(uzone_server::credential_files());
+    let is_closed = read.map(File::open).any(is_denied);
+    let written = args.record.as_deref().map(|path| match path.is_dir() {
+        // Its file is named by the image, so another one is made in its place.
+        true => {
+            let other = path.join(format!(".uzone-{}", std::process::id()));
+            let made = File::create_new(&other);
+            let _ = fs::remove_file(other);
+            made
+        }
+        false => File::options().append(true).create(true).open(path),
+    });
+    !is_closed && !written.is_some_and(is_denied)
 }
 
 /// Returns the capabilities that the keeper of a socket needs, if it has them.
