@@ -145,8 +145,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SIZE", default_value = "64M", env = "UZONE_SERVE_CACHE_BYTES")]
     cache_bytes: ByteLen,
     /// Answer faults as this user, a name or a number, which must be able to read the image; root alone can
-    /// change it [default: the user of this command; of root the first that can open what the server needs:
-    /// uzone, nobody, or the owner of the image]
+    /// change it [default: the user of this command. Root tries uzone, the unprivileged user 65534 and the owner
+    /// of the image, and takes the first that can open all files of the server]
     #[arg(long, value_name = "USER", env = "UZONE_SERVE_USER")]
     user: Option<String>,
     /// Let the process that answers faults do what its user may do, for a debugger: by default it has no

@@ -284,7 +284,7 @@ fn name_of(socket: &Path) -> io::Result<String> {
     let file = socket.file_name().ok_or(io::ErrorKind::InvalidInput)?;
     let folder = socket.parent().unwrap_or(Path::new("/"));
     let is_plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_".contains(byte);
-    // The folder is told from others by its number; this is for people.
+    // The number of the folder, below, identifies it. Its path shows the operator which server this is.
     let of_folder = folder.as_os_str().as_bytes().iter().skip(1);
     let mut name: String =
         of_folder.map(|byte| if is_plain(byte) { char::from(*byte) } else { '-' }).collect();

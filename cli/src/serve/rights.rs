@@ -15,8 +15,8 @@ use crate::exit::Exit;
 use crate::output::Output;
 use crate::user::{User, UserError};
 
-/// Whom root has faults answered as, the first of them that can: a user that a package makes for it, the one
-/// without rights (`nobody`), and the owner of the image.
+/// The users that root tries before the owner of the image: the one that a package makes for uzone, and the
+/// unprivileged user of the system.
 const USERS: [&str; 2] = ["uzone", "65534"];
 /// Ports below this one are root's.
 const FIRST_FREE_PORT: u16 = 1024;
@@ -49,13 +49,13 @@ pub(super) fn user_of_worker(
         }
     }
     out.warn(format_args!(
-        "faults are answered as root, without its capabilities, since no other user can open what this server \
-         needs: let one, and name it with --user"
+        "faults are answered as root, without its capabilities: the users uzone and 65534 and the owner of the image \
+         cannot open all files of this server; let a user read them, and name it with --user"
     ));
     Ok(None)
 }
 
-/// Has a worker of a user open what it serves from, and end.
+/// Starts a worker as a user, which opens its files and ends.
 fn can_serve(arguments: &[OsString], user: User) -> io::Result<Exit> {
     let mut command = Command::new(PROGRAM);
     command.args(arguments).args(["--worker", "--check"]);
@@ -64,8 +64,8 @@ fn can_serve(arguments: &[OsString], user: User) -> io::Result<Exit> {
     Exit::of_process(command.status()?).ok_or_else(|| io::ErrorKind::Other.into())
 }
 
-/// Returns whether this process may use the files that serving an image in object storage takes: that is not asked
-/// for whether a user can read it.
+/// Returns whether this process may open the local files of a server whose image is in object storage. The storage
+/// is not asked: a request that fails would be repeated for each user.
 pub(super) fn opens_local_files(args: &Args) -> bool {
     let is_denied = |opened: io::Result<File>| {
         opened.is_err_and(|cause| cause.kind() == io::ErrorKind::PermissionDenied)
@@ -76,9 +76,7 @@ pub(super) fn opens_local_files(args: &Args) -> bool {
         // Its file is named by the image, so another one is made in its place.
         true => {
             let other = path.join(format!(".uzone-{}", std::process::id()));
-            let made = File::create_new(&other);
-            let _ = fs::remove_file(other);
-            made
+            File::create_new(&other).inspect(|_| drop(fs::remove_file(&other)))
         }
         false => File::options().append(true).create(true).open(path),
     });
