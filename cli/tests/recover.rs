@@ -42,6 +42,18 @@ fn status_of(keeper: Pid, socket: &str) -> Value {
     }
 }
 
+/// Ends a server by two signals, the second when it has removed its socket, and returns its last event.
+fn stop_at_once(server: &mut Server, socket: &str) -> Value {
+    kill_process(server.pid(), Signal::TERM).expect("it runs");
+    let end = Instant::now() + PATIENCE;
+    while fs::exists(socket).expect("it is known") {
+        assert!(Instant::now() < end, "the socket stays");
+        thread::sleep(Duration::from_millis(1));
+    }
+    kill_process(server.pid(), Signal::TERM).expect("it runs");
+    server.event("stopped")
+}
+
 /// Changes a page of each machine, and checks what is packed of it.
 fn check_diffs(machines: &[&Machine], status: &Value, image: &str, changed: &str) {
     let socket = status["socket"].as_str().expect("a path");
@@ -187,14 +199,7 @@ fn without_any_option_machines_outlive_both_processes_too() {
     machine.check(0, &[0; 4096]);
     machine.check(1, &page_of(1));
     // A server that is stopped at once leaves its machines to the next.
-    kill_process(server.pid(), Signal::TERM).expect("it runs");
-    let end = Instant::now() + PATIENCE;
-    while fs::exists(&socket).expect("it is known") {
-        assert!(Instant::now() < end, "the socket stays");
-        thread::sleep(Duration::from_millis(1));
-    }
-    kill_process(server.pid(), Signal::TERM).expect("it runs");
-    assert_eq!(server.event("stopped")["left"], 1);
+    assert_eq!(stop_at_once(&mut server, &socket)["left"], 1);
     let mut server = start(&[]);
     server.event("taken_over");
     machine.check(2, &page_of(2));
@@ -270,13 +275,6 @@ fn start_again(user: &[&str]) {
     // Its machines are of this process, so it leaves them.
     let names = [socket.clone(), format!("{socket}.control")];
     assert!(names.iter().all(|name| fs::exists(name).expect("it is known")));
-    kill_process(server.pid(), Signal::TERM).expect("it runs");
-    let end = Instant::now() + PATIENCE;
-    while fs::exists(&socket).expect("it is known") {
-        assert!(Instant::now() < end, "the socket stays");
-        thread::sleep(Duration::from_millis(1));
-    }
-    kill_process(server.pid(), Signal::TERM).expect("it runs");
-    assert_eq!(server.event("stopped")["left"], 3);
+    assert_eq!(stop_at_once(&mut server, &socket)["left"], 3);
     assert!(names.iter().all(|name| !fs::exists(name).expect("it is known")));
 }

@@ -18,8 +18,7 @@ use uzone_os::uffd::{Event, EventBuffer, EventLog, EventSet, Handover, PageFault
 use crate::budget::{Allowance, Budget};
 use crate::core::Core;
 use crate::fault_memory::FaultMemory;
-use crate::follow::Followed;
-use crate::follow::Waiters;
+use crate::follow::{Followed, Waiters};
 use crate::io_pool::{IoPool, Submit};
 use crate::pager::{Pager, RETRY};
 use crate::prefetch::Chunk;
