@@ -22,7 +22,7 @@ use crate::{bind, copy, fault, metadata, pin, restore, snapshot, zero};
 pub enum Pace {
     /// Sizes and rounds of which the figures can be trusted.
     Full,
-    /// Every row once or twice, at sizes that take 15 s at most in all: whether it all works.
+    /// Every row once or twice, at sizes that take about half a minute in all: whether it all works.
     Quick,
 }
 

@@ -35,7 +35,7 @@ use crate::progress::Steps;
 pub(crate) struct Args {
     #[command(subcommand)]
     benchmark: Option<Benchmark>,
-    /// See whether it works: sizes and rounds that take 15 s at most in all, and whose figures mean nothing
+    /// See whether it works: sizes and rounds that take half a minute in all, and whose figures mean nothing
     #[arg(long, global = true, conflicts_with = "check")]
     quick: bool,
     /// Repeat the run of FILE, an earlier output with --json, and exit with 1 if a row of ours stands
