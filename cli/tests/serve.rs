@@ -7,7 +7,8 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::process::{Child, ChildStdout, Command, Stdio};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use common::{Dir, keeps_to};
 use serde_json::Value;
@@ -553,10 +554,15 @@ fn faults_are_not_answered_as_root_where_another_user_can_and_root_keeps_few_cap
         let mut lines = BufReader::new(server.stdout.take().expect("a pipe"));
         let sandbox = event(&mut lines)["sandbox"].take();
         assert_eq!(sandbox["user"].to_string(), user, "{owner} {mode:o}");
+        // The main thread, and those for signals, printing and questions, which start a little later.
+        let begun = Instant::now();
+        while each_thread(&Value::from(server.id()), "CapEff").len() < 4 {
+            assert!(begun.elapsed() < Duration::from_secs(20), "threads are missing");
+            thread::yield_now();
+        }
         for line in ["CapEff", "CapPrm", "CapBnd"] {
             let values = each_thread(&Value::from(server.id()), line);
-            // The main thread, and those for signals, printing and questions.
-            assert!(values.len() >= 4 && values.iter().all(|value| value == left), "{values:?}");
+            assert!(values.iter().all(|value| value == left), "{values:?}");
         }
         signal(&server);
         assert_eq!(event(&mut lines)["event"], "stopped");

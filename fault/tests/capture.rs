@@ -240,14 +240,13 @@ fn a_thread_that_gives_memory_back_waits_until_that_was_read() {
     (0..PAGES).for_each(|at| assert!(adopted.read(at) == image(at)));
     let hurried = Arc::new(AtomicBool::new(false));
     let reader = adopted.capture(0..PAGES, &hurried);
-    let is_back = AtomicBool::new(false);
+    let (is_back, begin) = (AtomicBool::new(false), Instant::now());
     thread::scope(|scope| {
         scope.spawn(|| {
             adopted.memory.mapping().discard(10 * page()..20 * page()).unwrap();
             is_back.store(true, Ordering::Release);
         });
         let checks = scope.spawn(|| {
-            let begin = Instant::now();
             while !hurried.load(Ordering::Acquire) {
                 assert!(begin.elapsed() < PATIENCE, "the reader was not asked to hurry");
                 thread::yield_now();
