@@ -9,6 +9,7 @@ use uzone_pages::ByteLen;
 
 use crate::ahead::Ahead;
 use crate::cache::Ready;
+use crate::frame::Frame;
 use crate::image::{Image, StoredPart};
 
 /// The pages of a packed image, decoded when they are touched.
@@ -93,7 +94,7 @@ impl SnapshotBacking {
 
     /// Returns a frame if it is ready; if `decodes`, it is decoded if that takes no device. While another
     /// thread does so, this one decodes the frame after it, which starts `next`.
-    fn frame(&self, stored: &StoredPart<'_>, decodes: bool, next: Range<u64>) -> Option<Arc<[u8]>> {
+    fn frame(&self, stored: &StoredPart<'_>, decodes: bool, next: Range<u64>) -> Option<Frame> {
         if !decodes {
             return stored.kept();
         }

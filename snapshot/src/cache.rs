@@ -9,6 +9,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use crate::format::Root;
+use crate::frame::{self, Frame, FrameRoom};
 
 /// A stored frame: the root hash of the image that stores it, and its number in that. The root hash covers
 /// the hash of the stored bytes, so images with one root hash have the same bytes in a frame.
@@ -18,7 +19,7 @@ type Key = (Root, u64);
 #[derive(Debug)]
 pub(crate) enum Ready {
     /// Its bytes.
-    Bytes(Arc<[u8]>),
+    Bytes(Frame),
     /// Another thread decodes it, and waits for no device.
     Soon,
     /// It has to be waited for.
@@ -41,13 +42,9 @@ struct State {
     bytes: u64,
     /// How many threads wait for a frame: waking none takes a system call as well.
     waiting: usize,
-    /// Frames that were given up and that no thread reads any more: memory for the next ones, which need not
-    /// be taken from the kernel page by page.
-    spare: Vec<Arc<[u8]>>,
+    /// Memory for the next frames.
+    room: FrameRoom,
 }
-
-/// How many spare frames are kept at most, which is as many as are often decoded at once.
-const SPARE: usize = 4;
 
 #[derive(Debug)]
 enum Slot {
@@ -56,7 +53,7 @@ enum Slot {
         is_brief: bool,
     },
     Kept {
-        bytes: Arc<[u8]>,
+        bytes: Frame,
         was_used: bool,
     },
 }
@@ -82,7 +79,7 @@ impl FrameCache {
     }
 
     /// Returns a frame if it is kept.
-    pub(crate) fn get(&self, key: Key) -> Option<Arc<[u8]>> {
+    pub(crate) fn get(&self, key: Key) -> Option<Frame> {
         match self.lock().frames.get_mut(&key) {
             Some(Slot::Kept { bytes, was_used }) => {
                 *was_used = true;
@@ -97,8 +94,8 @@ impl FrameCache {
     pub(crate) fn get_or_decode<E>(
         &self,
         key: Key,
-        decode: impl FnOnce() -> Result<Arc<[u8]>, E>,
-    ) -> Result<Arc<[u8]>, E> {
+        decode: impl FnOnce() -> Result<Frame, E>,
+    ) -> Result<Frame, E> {
         let mut state = self.lock();
         loop {
             match state.frames.get_mut(&key) {
@@ -125,7 +122,7 @@ impl FrameCache {
     pub(crate) fn ready_or_decode(
         &self,
         key: Key,
-        decode: impl FnOnce() -> Option<Arc<[u8]>>,
+        decode: impl FnOnce() -> Option<Frame>,
     ) -> Ready {
         let mut state = self.lock();
         match state.frames.get_mut(&key) {
@@ -147,7 +144,7 @@ impl FrameCache {
 
     /// Returns a frame that was [`Ready::Soon`], after waiting for the thread that decodes it; `None` if it
     /// is not kept then.
-    pub(crate) fn soon(&self, key: Key) -> Option<Arc<[u8]>> {
+    pub(crate) fn soon(&self, key: Key) -> Option<Frame> {
         let mut state = self.lock();
         loop {
             match state.frames.get_mut(&key) {
@@ -164,12 +161,16 @@ impl FrameCache {
     }
 
     /// Returns memory for a frame that is about to be decoded; what is in it has no meaning.
-    pub(crate) fn room(&self, len: usize) -> Arc<[u8]> {
-        let spare = self.lock().spare.pop();
-        match spare {
-            Some(spare) if spare.len() == len => spare,
-            _ => std::iter::repeat_n(0, len).collect(),
+    pub(crate) fn room(&self, len: usize) -> Frame {
+        if let Some(room) = self.lock().room.take(len) {
+            return room;
         }
+        let mut parts = frame::block(len);
+        let first = parts.pop().unwrap_or_else(|| vec![0; len].into());
+        if !parts.is_empty() {
+            self.lock().room.add(len, parts);
+        }
+        first
     }
 
     /// Returns whether so many bytes can be kept.
@@ -179,7 +180,7 @@ impl FrameCache {
 }
 
 impl State {
-    fn keep(&mut self, key: Key, bytes: Arc<[u8]>, limit_bytes: u64) {
+    fn keep(&mut self, key: Key, bytes: Frame, limit_bytes: u64) {
         let len = bytes.len() as u64;
         if len > limit_bytes {
             return;
@@ -194,9 +195,7 @@ impl State {
                 Some(Slot::Kept { .. }) => {
                     if let Some(Slot::Kept { bytes, .. }) = self.frames.remove(&oldest) {
                         self.bytes -= bytes.len() as u64;
-                        if self.spare.len() < SPARE && Arc::strong_count(&bytes) == 1 {
-                            self.spare.push(bytes);
-                        }
+                        self.room.put_back(bytes);
                     }
                 }
                 _ => {}
@@ -216,7 +215,7 @@ struct Attempt<'a> {
 
 impl Attempt<'_> {
     /// Keeps what came of it.
-    fn keep(self, bytes: &Arc<[u8]>) {
+    fn keep(self, bytes: &Frame) {
         self.cache.lock().keep(self.key, bytes.clone(), self.cache.limit_bytes);
     }
 }
@@ -242,7 +241,7 @@ mod tests {
 
     use super::*;
 
-    fn frame(byte: u8) -> Arc<[u8]> {
+    fn frame(byte: u8) -> Frame {
         vec![byte; 100].into()
     }
 
@@ -272,7 +271,7 @@ mod tests {
     #[test]
     fn a_thread_whose_predecessor_failed_or_panicked_tries_itself() {
         let cache = FrameCache::new(1000);
-        assert_eq!(cache.get_or_decode(key(1), || Err(5)), Err(5));
+        assert_eq!(cache.get_or_decode(key(1), || Err(5)).unwrap_err(), 5);
         let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             let _ = cache
                 .get_or_decode(key(1), || -> Result<_, ()> { panic!("a decoder that panics") });
@@ -298,7 +297,7 @@ mod tests {
             assert!(cache.soon(key(2)).is_none(), "it may wait for long");
             Err(7)
         };
-        assert_eq!(cache.get_or_decode(key(2), while_waiting), Err(7));
+        assert_eq!(cache.get_or_decode(key(2), while_waiting).unwrap_err(), 7);
         let (begun, may_end) = (Barrier::new(2), Barrier::new(2));
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -317,17 +316,23 @@ mod tests {
 
     #[test]
     fn a_frame_that_was_given_up_is_memory_for_another_once_no_thread_reads_it() {
-        let cache = FrameCache::new(100);
-        let first = cache.get_or_decode(key(1), || Ok::<_, ()>(frame(1))).unwrap();
-        drop(cache.get_or_decode(key(2), || Ok::<_, ()>(frame(2))));
-        assert_ne!(cache.room(100).as_ptr(), first.as_ptr(), "it is still read");
-        assert_eq!(first[..], [1; 100]);
+        const LEN: usize = 64 << 10;
+        let cache = FrameCache::new(LEN as u64);
+        let decode = |number: u8| {
+            let mut room = cache.room(LEN);
+            room.get_mut().unwrap().fill(number);
+            cache.get_or_decode(key(number.into()), || Ok::<_, ()>(room)).unwrap()
+        };
+        let first = decode(1);
+        drop(decode(2));
+        assert_ne!(cache.room(LEN).as_ptr(), first.as_ptr(), "it is still read");
+        assert!(first.iter().all(|byte| *byte == 1));
         let second = cache.get(key(2)).unwrap().as_ptr();
-        drop(cache.get_or_decode(key(3), || Ok::<_, ()>(frame(3))));
-        let mut room = cache.room(100);
+        drop(decode(3));
+        let mut room = cache.room(LEN);
         assert_eq!(room.as_ptr(), second);
-        assert!(Arc::get_mut(&mut room).is_some());
-        drop(cache.get_or_decode(key(4), || Ok::<_, ()>(frame(4))));
+        assert!(room.get_mut().is_some());
+        drop(decode(4));
         assert_eq!(cache.room(50).len(), 50, "a spare frame of another length is no room");
     }
 

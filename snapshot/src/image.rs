@@ -21,6 +21,7 @@ use crate::codec::Decoder;
 use crate::disk::{CachedImage, DiskCache};
 use crate::error::SnapshotError;
 use crate::format::{Codec, ImageRegion, Index, Record, Root, bit, stored_hash};
+use crate::frame::Frame;
 use crate::source::{RequestOptions, Source};
 
 /// The longest frame that is decoded by a thread that answers faults: others wait meanwhile, for 0.2 ms.
@@ -128,7 +129,7 @@ pub(crate) struct StoredPart<'a> {
 
 impl StoredPart<'_> {
     /// Returns the bytes of the whole frame if they are decoded already.
-    pub(crate) fn kept(&self) -> Option<Arc<[u8]>> {
+    pub(crate) fn kept(&self) -> Option<Frame> {
         self.owner.cache.get((self.owner.root, self.frame))
     }
 
@@ -141,13 +142,13 @@ impl StoredPart<'_> {
         }
         owner.cache.ready_or_decode((owner.root, self.frame), || {
             let mut bytes = owner.cache.room(self.frame_len());
-            let out = Arc::get_mut(&mut bytes)?;
+            let out = bytes.get_mut()?;
             owner.read_stored_ready(self.number, out).then_some(bytes)
         })
     }
 
     /// Waits for a frame that was [`Ready::Soon`].
-    pub(crate) fn soon(&self) -> Option<Arc<[u8]>> {
+    pub(crate) fn soon(&self) -> Option<Frame> {
         self.owner.cache.soon((self.owner.root, self.frame))
     }
 
@@ -158,12 +159,12 @@ impl StoredPart<'_> {
     }
 
     /// Returns the bytes of the whole frame. It may block.
-    pub(crate) fn get(&self) -> Result<Arc<[u8]>, SnapshotError> {
+    pub(crate) fn get(&self) -> Result<Frame, SnapshotError> {
         let owner = self.owner;
         owner.cache.get_or_decode((owner.root, self.frame), || {
             let mut bytes = owner.cache.room(self.frame_len());
             // There is no other holder. An empty slice would be an error of the decoder.
-            let out = Arc::get_mut(&mut bytes).unwrap_or_default();
+            let out = bytes.get_mut().unwrap_or_default();
             owner.read_stored(self.frame, self.number, out)?;
             Ok(bytes)
         })

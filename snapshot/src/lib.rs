@@ -25,6 +25,7 @@ mod destination;
 mod disk;
 mod error;
 mod format;
+mod frame;
 mod image;
 mod layers;
 #[cfg(feature = "object-storage")]
