@@ -20,7 +20,9 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use uzone_os::uffd::in_thread::{Counts, InThread, Record};
-use uzone_pages::{Content, FaultPattern, FaultPlan, PageCount, PageSize, Pfn, PfnRange, Touch};
+use uzone_pages::{
+    Advice, Content, FaultPattern, FaultPlan, PageCount, PageSize, Pfn, PfnRange, Touch,
+};
 
 use crate::backing::Backing;
 use crate::costs::{COPIED_NS, CostMeter};
@@ -422,9 +424,12 @@ impl Core {
                 }
             }
         }
-        let plan = self.pattern().plan(Pfn::new(page), touch, state.meter.costs());
+        let mut pattern = self.pattern();
+        let plan = pattern.plan(Pfn::new(page), touch, state.meter.costs());
         let plan = plan.unwrap_or_else(|| unreachable!("the caller asks for pages of the area"));
-        self.map_window(page, plan, state)
+        let is_auto = pattern.advice() == Advice::Auto;
+        drop(pattern);
+        self.map_window(page, plan, is_auto, state)
     }
 
     /// Fills a page with zeroes that the user of the memory gave back. Its word stays as it is: it states
@@ -457,7 +462,13 @@ impl Core {
     }
 
     /// Offers the page `page` and the window around it.
-    fn map_window(&self, page: u64, plan: FaultPlan, state: &mut ReaderState) -> Outcome {
+    fn map_window(
+        &self,
+        page: u64,
+        plan: FaultPlan,
+        is_auto: bool,
+        state: &mut ReaderState,
+    ) -> Outcome {
         let window = plan.window.start().get()..plan.window.end().get();
         state.ahead = None;
         if state.is_prefetching && !plan.follows {
@@ -476,6 +487,11 @@ impl Core {
                 state.ahead = plan.ahead.map(|pages| offered.end..pages.end().get());
             }
             return outcome;
+        }
+        if is_auto && let Some(made) = self.made_with(page) {
+            // A thread that reads in order faults next behind what it finds there.
+            self.pattern().went_only_to(Pfn::new(made.end), plan.window);
+            return self.map_page_first(page, made, state);
         }
         if plan.buys {
             return self.map_block(page, window, state);
@@ -521,6 +537,33 @@ impl Core {
             steps -= 1;
         }
         outcome
+    }
+
+    /// Returns the pages of the area of a page that are ready once it is, if there are such and its faults are not
+    /// known to be in another order.
+    fn made_with(&self, page: u64) -> Option<Range<u64>> {
+        let shift = self.pages.page.shift();
+        let bytes = self.backing.made_with(page << shift)?;
+        let pattern = self.pattern();
+        let area = pattern.area(Pfn::new(page)).filter(|_| pattern.advice() == Advice::Auto)?;
+        let start = (bytes.start >> shift).max(area.start().get());
+        let end = bytes.end.div_ceil(1 << shift).min(area.end().get());
+        (start..end).contains(&page).then_some(start..end)
+    }
+
+    /// Queues the pages that are ready now that one is which a thread waited for.
+    pub(crate) fn came(&self, page: u64, state: &mut ReaderState) {
+        if let Some(made) = self.made_with(page) {
+            self.push_neighbours(page, made, state);
+        }
+    }
+
+    /// Maps the pages that are ready now that one is which a thread waited for.
+    pub(crate) fn map_what_came(&self, page: u64, state: &mut ReaderState) {
+        if let Some(made) = self.made_with(page) {
+            let filled = self.map_ready(made, state);
+            Counters::add(&self.pages.counters.around, filled);
+        }
     }
 
     /// Offers the page `page`, and the block around it, whose faults have become too dear.

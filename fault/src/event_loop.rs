@@ -326,6 +326,7 @@ impl Runner {
                             reader.fail();
                         }
                         self.note_timer(key.mapping);
+                        self.activate(key.mapping);
                     }
                 }
                 Message::Prefetch { key, chunk } => {

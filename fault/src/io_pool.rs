@@ -77,6 +77,9 @@ impl Job {
                     }
                 };
                 self.core.finish(self.page, outcome);
+                if outcome == FaultOutcome::Produced {
+                    self.core.map_what_came(self.page, state);
+                }
             }
         }
     }

@@ -235,6 +235,8 @@ impl Pager {
         if let Some(staged) = self.core.install(page, staged, self.deadline.is_some()) {
             self.late_since = Instant::now();
             self.late.push_back((page, staged));
+        } else {
+            self.core.came(page, &mut self.state);
         }
     }
 

@@ -201,6 +201,12 @@ impl FaultPattern {
         first.saturating_add(usize::try_from(block).unwrap_or(usize::MAX))
     }
 
+    /// Returns the pages of the area that a page is in, or `None` if it is in none.
+    #[must_use]
+    pub fn area(&self, pfn: Pfn) -> Option<PfnRange> {
+        self.area_of(pfn).map(|(area, _)| area.pages)
+    }
+
     /// Returns what to do about a fault on the page `fault`, or `None` if it is in no area. `costs` is
     /// what faults cost now.
     pub fn plan(&mut self, fault: Pfn, touch: Touch, costs: FaultCosts) -> Option<FaultPlan> {

@@ -26,6 +26,9 @@ pub struct SnapshotBacking {
     ahead: Arc<Ahead>,
 }
 
+/// A fault on a page of zeroes brings those along that are around it in so many bytes.
+const ZEROES: u64 = 512 << 10;
+
 /// For which pages of a window frames are decoded.
 #[derive(Clone, Copy)]
 enum Wanted {
@@ -236,6 +239,27 @@ impl Backing for SnapshotBacking {
 
     fn stored_at(&self, offset: u64) -> u64 {
         self.image.packed_at(offset)
+    }
+
+    fn made_with(&self, offset: u64) -> Option<Range<u64>> {
+        let (page, len) = (self.image.page_bytes(), self.image.byte_len());
+        let is_zero = |at: u64| self.is_zero(at, page);
+        if is_zero(offset) {
+            // No frame has them, and the kernel has them at once.
+            let (from, to) = (offset / ZEROES * ZEROES, (offset / ZEROES + 1) * ZEROES);
+            let (mut start, mut end) = (offset, offset + page);
+            while start > from && is_zero(start - page) {
+                start -= page;
+            }
+            while end < to.min(len) && is_zero(end) {
+                end += page;
+            }
+            return Some(start..end);
+        }
+        let frame = self.image.frame_bytes();
+        let start = offset / frame * frame;
+        // With an order, each page of a frame is elsewhere.
+        (!self.image.has_order()).then(|| start..(start + frame).min(len))
     }
 
     fn byte_len(&self) -> Option<ByteLen> {

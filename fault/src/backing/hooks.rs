@@ -72,6 +72,16 @@ pub trait Backing: Send + Sync {
         offset
     }
 
+    /// Returns the bytes that are ready as soon as the one at `offset` is: a backing that decodes has a frame of
+    /// them. Where faults are not in order, each brings those pages along ([`Advice::Auto`]), and no others.
+    /// `None` if the page is made alone.
+    ///
+    /// [`Advice::Auto`]: uzone_pages::Advice::Auto
+    fn made_with(&self, offset: u64) -> Option<std::ops::Range<u64>> {
+        let _ = offset;
+        None
+    }
+
     /// Returns how many bytes there are, or `None` for as many as are asked for.
     fn byte_len(&self) -> Option<ByteLen>;
 

@@ -294,6 +294,10 @@ impl Backing for SharedBacking {
         self.inner.stored_at(offset)
     }
 
+    fn made_with(&self, offset: u64) -> Option<Range<u64>> {
+        self.inner.made_with(offset)
+    }
+
     fn byte_len(&self) -> Option<ByteLen> {
         Some(self.len)
     }
