@@ -32,7 +32,7 @@ use crate::options::OnFailure;
 use crate::page_states::PageStates;
 use crate::pages::{Pages, Policy};
 use crate::pending::Pending;
-use crate::prefetch;
+use crate::prefetch::Prefetch;
 use crate::record::{FaultClass, FaultOutcome, FaultRecord, Recorder};
 use crate::stats::{Counters, FaultStats};
 use crate::window::{Progress, Window};
@@ -108,8 +108,8 @@ pub(crate) struct ReaderState {
     pub(crate) meter: CostMeter,
     /// For how many faults more the neighbours do not wait until there is none.
     wanted: u32,
-    /// Whether the pages that will be touched are known and on their way: then no others are guessed.
-    pub(crate) is_prefetching: bool,
+    /// The pages that will be touched, if they are known and on their way: then no others are guessed.
+    pub(crate) prefetch: Option<Arc<Prefetch>>,
     /// Whether the thread answers for other mappings too: then no fault brings more than a bounded number of
     /// pages along.
     pub(crate) has_company: bool,
@@ -129,7 +129,7 @@ impl ReaderState {
             shares_cpu: false,
             meter: CostMeter::new(COPIED_NS, false),
             wanted: 0,
-            is_prefetching: false,
+            prefetch: None,
             has_company: false,
         }
     }
@@ -471,11 +471,6 @@ impl Core {
     ) -> Outcome {
         let window = plan.window.start().get()..plan.window.end().get();
         state.ahead = None;
-        if state.is_prefetching && !plan.follows {
-            let area = plan.area.start().get()..plan.area.end().get();
-            let window = prefetch::group(page, area, self.pages.page);
-            return self.map_page_first(page, window, state);
-        }
         if plan.follows {
             // A sequential reader wants the rest of the window next, and one more.
             let next = window.end + (window.end - window.start);
@@ -488,10 +483,20 @@ impl Core {
             }
             return outcome;
         }
+        let prefetch = state.prefetch.clone();
+        if let Some(prefetch) = &prefetch {
+            let mut group = prefetch.group_of(page).peekable();
+            if group.peek().is_some() {
+                return self.map_page_and(page, group, state);
+            }
+        }
         if is_auto && let Some(made) = self.made_with(page) {
             // A thread that reads in order faults next behind what it finds there.
             self.pattern().went_only_to(Pfn::new(made.end), plan.window);
             return self.map_page_first(page, made, state);
+        }
+        if prefetch.is_some() {
+            return self.map_page_and(page, std::iter::empty(), state);
         }
         if plan.buys {
             return self.map_block(page, window, state);
@@ -535,6 +540,25 @@ impl Core {
         while state.wanted > 0 && state.neighbours.len() > NEIGHBOURS_WANTED && steps > 0 {
             self.map_around(state);
             steps -= 1;
+        }
+        outcome
+    }
+
+    /// Offers the page `page`, and then others, a few, that are likely to be touched soon.
+    fn map_page_and(
+        &self,
+        page: u64,
+        others: impl Iterator<Item = Range<u64>>,
+        state: &mut ReaderState,
+    ) -> Outcome {
+        let progress = self.offer(page..page + 1, Some(page), state);
+        let outcome = self.demanded(page, &progress, None);
+        if progress.wanted_is_done {
+            let (begin, last) = (Instant::now(), self.pages.contents.area().end().get());
+            let within = others.map(|run| run.start.min(last)..run.end.min(last));
+            let filled = within.map(|run| self.map_ready(run, state)).sum();
+            state.meter.mapped(filled, begin.elapsed());
+            self.by_reader.bump(|it| &it.around, filled);
         }
         outcome
     }

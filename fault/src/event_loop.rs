@@ -34,7 +34,7 @@ use crate::error::{caught, discard};
 use crate::follow::Follower;
 use crate::io_pool::Submit;
 use crate::mapping_reader::{MappingReader, Scratch};
-use crate::prefetch::{CHUNKS, Chunk, Prefetch};
+use crate::prefetch::{Group, Prefetch};
 use crate::staged::Staged;
 
 /// The key of the bell.
@@ -62,7 +62,7 @@ enum Message {
     Join { key: u64, reader: Box<MappingReader> },
     Leave { key: u64, done: SyncSender<()> },
     Install { key: PagerKey, page: u64, staged: Staged },
-    Prefetch { key: PagerKey, chunk: Chunk },
+    Prefetch { key: PagerKey, group: Group },
     Stop,
 }
 
@@ -112,8 +112,8 @@ impl LoopHandle {
     }
 
     /// Hands pages over that are ready.
-    pub(crate) fn prefetch(&self, key: PagerKey, chunk: Chunk) {
-        let _ = self.0.send(Message::Prefetch { key, chunk });
+    pub(crate) fn prefetch(&self, key: PagerKey, group: Group) {
+        let _ = self.0.send(Message::Prefetch { key, group });
     }
 }
 
@@ -205,9 +205,9 @@ pub(crate) struct Attached {
 impl Attached {
     /// Has pages of a pager installed before they are touched.
     pub(crate) fn prefetch(&self, pager: usize, prefetch: &Arc<Prefetch>) {
-        for _ in 0..CHUNKS {
-            let chunk = Chunk::before_the_first(prefetch.clone());
-            self.event_loop.handle().prefetch(PagerKey { mapping: self.key, pager }, chunk);
+        for _ in 0..prefetch.underway() {
+            let group = Group::before_the_first(prefetch.clone());
+            self.event_loop.handle().prefetch(PagerKey { mapping: self.key, pager }, group);
         }
     }
 }
@@ -329,9 +329,9 @@ impl Runner {
                         self.activate(key.mapping);
                     }
                 }
-                Message::Prefetch { key, chunk } => {
+                Message::Prefetch { key, group } => {
                     if let Some(reader) = self.readers.get_mut(&key.mapping) {
-                        reader.prefetch(key.pager, chunk);
+                        reader.prefetch(key.pager, group);
                         self.activate(key.mapping);
                     }
                 }

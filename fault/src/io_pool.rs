@@ -94,8 +94,10 @@ struct Queues {
     /// Pages for which threads of the pool wait: those go first. No more than there are such threads.
     nested: VecDeque<Job>,
     ahead: VecDeque<(Arc<Core>, Range<u64>)>,
-    /// Chunks to be made ready, a few for each mapping.
+    /// Groups to be made ready, a few for each mapping.
     prefetch: VecDeque<PrefetchJob>,
+    /// How many threads are producing pages, other than for threads of the pool.
+    producing: usize,
     /// How many threads are reading ahead.
     reading_ahead: usize,
     /// How many threads there are besides those that the pool was started with.
@@ -181,10 +183,8 @@ impl Queues {
 struct Shared {
     queues: Mutex<Queues>,
     ready: Condvar,
-    /// How many threads may read ahead at once: one fewer than there are, so that one is left for pages
-    /// that threads wait for. A single thread does both.
-    most_ahead: usize,
-    /// How many threads the pool was started with.
+    /// How many threads may produce pages at once, and how many may read ahead. There is one thread more, so that
+    /// neither keeps the other waiting.
     producers: usize,
 }
 
@@ -197,7 +197,7 @@ impl Shared {
     /// for a page itself.
     fn has_free_thread(&self, queues: &Queues) -> bool {
         let waiting = queues.waiting.iter().filter(|waiting| waiting.is_now()).count();
-        waiting < self.producers + queues.reinforcements
+        waiting < self.producers + 1 + queues.reinforcements
     }
 }
 
@@ -236,17 +236,17 @@ impl Submit<'_> {
 }
 
 impl IoPool {
+    /// Starts so many threads and one more.
     pub(crate) fn start(threads: NonZeroUsize) -> io::Result<Self> {
-        let most_ahead = (threads.get() - 1).max(1);
         let producers = threads.get();
-        let shared = Arc::new(Shared { most_ahead, producers, ..Shared::default() });
+        let shared = Arc::new(Shared { producers, ..Shared::default() });
         {
             let mut queues = shared.lock();
             queues.demand.reserve_exact(LIMIT);
             queues.ahead.reserve_exact(AHEAD);
         }
         let pool = Self { shared };
-        for index in 0..threads.get() {
+        for index in 0..=producers {
             let shared = pool.shared.clone();
             // If a later one is refused, dropping the pool ends those that run.
             Builder::new().name(format!("uzone-io-{index}")).spawn(move || work(&shared))?;
@@ -268,6 +268,9 @@ impl IoPool {
             let mut queues = self.shared.lock();
             queues.note_waiting(thread, core, page);
             if queues.nested.len() <= queues.idle {
+                // One that was woken for the page may have found it in the other queue, and as many producing
+                // as may.
+                self.shared.ready.notify_one();
                 return true;
             }
             if queues.reinforcements == REINFORCEMENTS {
@@ -293,7 +296,7 @@ impl IoPool {
         true
     }
 
-    /// Queues a chunk to be made ready.
+    /// Queues a group to be made ready.
     pub(crate) fn prefetch(&self, job: PrefetchJob) {
         self.shared.lock().prefetch.push_back(job);
         self.shared.ready.notify_one();
@@ -340,12 +343,21 @@ fn work(shared: &Shared) {
     let mut queues = shared.lock();
     queues.threads.push(thread);
     loop {
-        if let Some(job) = queues.nested.pop_front().or_else(|| queues.pop()) {
+        if let Some(job) = queues.nested.pop_front() {
             drop(queues);
             job.run(&mut state);
             queues = shared.lock();
             queues.ended(thread);
-        } else if queues.reading_ahead < shared.most_ahead
+        } else if queues.producing < shared.producers
+            && let Some(job) = queues.pop()
+        {
+            queues.producing += 1;
+            drop(queues);
+            job.run(&mut state);
+            queues = shared.lock();
+            queues.producing -= 1;
+            queues.ended(thread);
+        } else if queues.reading_ahead < shared.producers
             && let Some(ahead) = queues.next_ahead()
         {
             queues.reading_ahead += 1;
@@ -355,7 +367,11 @@ fn work(shared: &Shared) {
                     core.read_ahead(pages);
                     discard(core);
                 }
-                Ahead::Prefetch(job) => job.run(),
+                Ahead::Prefetch(job) => {
+                    job.run();
+                    // The threads that fault and the one that answers may wait for this CPU.
+                    std::thread::yield_now();
+                }
             }
             queues = shared.lock();
             queues.reading_ahead -= 1;

@@ -21,7 +21,7 @@ use crate::fault_memory::FaultMemory;
 use crate::follow::{Followed, Waiters};
 use crate::io_pool::{IoPool, Submit};
 use crate::pager::{Pager, RETRY};
-use crate::prefetch::Chunk;
+use crate::prefetch::Group;
 use crate::record::{FaultRecord, Recorder};
 use crate::staged::Staged;
 
@@ -286,6 +286,8 @@ impl MappingReader {
                 pager.state.meter.read(scratch.faults.len(), read_at, has_waited);
             }
             self.answer_all(scratch, submit, read_at);
+            // Faults may never cease, and each page that is there before its touch is one less.
+            self.map_prefetched(submit);
             self.look.found(read_at);
         } else {
             self.poll_failed = drained == Drained::Failed;
@@ -445,9 +447,9 @@ impl MappingReader {
         self.look.most.is_zero() && !has_work && !self.pagers.iter().any(Pager::is_prefetching)
     }
 
-    /// Takes pages of a pager that are ready, to be installed while no fault is pending.
-    pub(crate) fn prefetch(&mut self, pager: usize, chunk: Chunk) {
-        self.pagers[pager].prefetch(chunk);
+    /// Takes pages of a pager that are ready, to be installed between faults.
+    pub(crate) fn prefetch(&mut self, pager: usize, group: Group) {
+        self.pagers[pager].prefetch(group);
     }
 
     /// Returns when deferred work is due, if there is any.

@@ -18,7 +18,7 @@ use crate::costs::{CONTINUED_NS, COPIED_NS, CostMeter};
 use crate::fault_memory::FaultMemory;
 use crate::io_pool::{IoPool, Submit};
 use crate::pending::Awaited;
-use crate::prefetch::{Chunk, PrefetchJob};
+use crate::prefetch::{Group, PrefetchJob};
 use crate::record::{FaultClass, FaultOutcome, FaultRecord};
 use crate::staged::Staged;
 
@@ -40,8 +40,8 @@ pub(crate) struct Pager {
     late: VecDeque<(u64, Staged)>,
     late_since: Instant,
     /// Pages that are ready and will be touched.
-    chunks: VecDeque<Chunk>,
-    /// How many chunks are on their way or there.
+    groups: VecDeque<Group>,
+    /// How many groups are on their way or there.
     prefetching: usize,
     /// The page that was answered last, after all faults of the turn had been read: each thread that waited
     /// for it is awake.
@@ -73,7 +73,7 @@ impl Pager {
             parked: Parked::new(),
             late: VecDeque::new(),
             late_since: Instant::now(),
-            chunks: VecDeque::new(),
+            groups: VecDeque::new(),
             prefetching: 0,
             answered: None,
             deadline,
@@ -120,36 +120,38 @@ impl Pager {
 
     /// Returns whether there are pages that will be touched.
     pub(crate) fn is_prefetching(&self) -> bool {
-        !self.chunks.is_empty()
+        !self.groups.is_empty()
     }
 
-    /// Takes pages that are ready, to be installed while no fault is pending.
-    pub(crate) fn prefetch(&mut self, chunk: Chunk) {
-        if chunk.is_first() {
+    /// Takes pages that are ready, to be installed between faults.
+    pub(crate) fn prefetch(&mut self, group: Group) {
+        if group.is_first {
             self.prefetching += 1;
+            self.state.prefetch = Some(group.prefetch.clone());
         }
-        if chunk.is_last {
+        if group.is_last {
             self.prefetching = self.prefetching.saturating_sub(1);
         } else {
-            self.chunks.push_back(chunk);
+            self.groups.push_back(group);
         }
-        self.state.is_prefetching = self.prefetching > 0;
+        if self.prefetching == 0 {
+            self.state.prefetch = None;
+        }
     }
 
-    /// Installs some pages that will be touched. Returns whether there were any.
+    /// Installs some pages that will be touched, and has others made ready. Returns whether there were any.
     pub(crate) fn map_prefetched(&mut self, submit: &Submit<'_>) -> bool {
-        let Some(chunk) = self.chunks.front_mut() else { return false };
-        if let Some(pages) = chunk.take(self.core.page_size()) {
+        let Some(group) = self.groups.pop_front() else { return false };
+        for pages in group.runs {
             let filled = self.core.map_ready(pages, &mut self.state);
             self.core.by_reader().bump(|it| &it.populated, filled);
-        } else if let Some(chunk) = self.chunks.pop_front() {
-            self.pool.prefetch(PrefetchJob {
-                core: self.core.clone(),
-                prefetch: chunk.prefetch,
-                filler: submit.filler.clone(),
-                key: submit.key,
-            });
         }
+        self.pool.prefetch(PrefetchJob {
+            core: self.core.clone(),
+            prefetch: group.prefetch,
+            filler: submit.filler.clone(),
+            key: submit.key,
+        });
         true
     }
 

@@ -1,7 +1,7 @@
-//! Pages that will be touched, installed before they are: [`Prefetch`]. An I/O thread makes a chunk of them
-//! ready, the reader installs it while no fault is pending, and asks for the next. Two chunks are on their
-//! way, so that both work; the backing knows in advance which pages come after those. A list that is wrong
-//! costs time: pages that are there already are passed over.
+//! Pages that will be touched, installed before they are: [`Prefetch`]. They are grouped by where they are stored:
+//! an I/O thread makes a group of them ready, the reader installs it, and asks for another. Several groups are on
+//! their way, so that all work at once; the backing knows in advance which pages come after those. A fault brings
+//! the group of its page with it. A list that is wrong costs time: pages that are there already are passed over.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -14,23 +14,25 @@ use crate::core::Core;
 use crate::error::discard;
 use crate::event_loop::{LoopHandle, PagerKey};
 
-/// How many chunks of a mapping are on their way.
-pub(crate) const CHUNKS: usize = 2;
-/// How many bytes a chunk has, but at least a page.
-const CHUNK_BYTES: u64 = 256 << 10;
-/// How many bytes the backing fetches before their chunk is made ready, but at least a page.
+/// How many bytes of a mapping are on their way, but at least two groups.
+const UNDERWAY_BYTES: u64 = 2 << 20;
+/// How many bytes the backing fetches before their group is made ready, but at least a page.
 const AHEAD_BYTES: u64 = 8 << 20;
 /// Pages that are stored in the same so many bytes come together, where the first of them does: a backing that
 /// decodes has frames of that length, and reads each once.
 const GROUP_BYTES: u64 = 64 << 10;
-/// How many bytes are installed before faults are polled for again, but at least a page.
-const STEP_BYTES: u64 = 64 << 10;
 
 /// The pages of a mapping that will be touched, in that order.
 pub(crate) struct Prefetch {
     pages: Vec<u64>,
+    /// Where the groups start in `pages`, and where the last one ends.
+    starts: Vec<usize>,
+    /// The pages in ascending order, with the number of their group.
+    group_of: Vec<(u64, usize)>,
+    /// The next group.
     next: AtomicUsize,
-    chunk: usize,
+    /// How many groups are on their way at most.
+    underway: usize,
     /// How many of the pages the backing was asked to fetch, and how far that goes ahead.
     announced: AtomicUsize,
     ahead: usize,
@@ -53,28 +55,53 @@ impl Prefetch {
         }
         pages.sort_unstable();
         pages.dedup();
-        let pages: Vec<u64> = pages.into_iter().map(|(_, number)| number).collect();
+        let (mut starts, mut group_of) = (Vec::new(), Vec::with_capacity(pages.len()));
+        for group in pages.chunk_by(|one, next| one.0 == next.0) {
+            group_of.extend(group.iter().map(|(_, number)| (*number, starts.len())));
+            starts.push(group_of.len() - group.len());
+        }
+        starts.push(pages.len());
+        group_of.sort_unstable();
         Arc::new(Self {
-            pages,
+            pages: pages.into_iter().map(|(_, number)| number).collect(),
+            starts,
+            group_of,
             next: AtomicUsize::new(0),
-            chunk: of_bytes(CHUNK_BYTES, page),
+            underway: usize::try_from(UNDERWAY_BYTES / unit).unwrap_or(0).max(2),
             announced: AtomicUsize::new(0),
             ahead: of_bytes(AHEAD_BYTES, page),
         })
     }
 
-    /// Returns the next pages, in ascending runs.
-    fn take(&self) -> Option<Vec<Range<u64>>> {
-        // Relaxed: each chunk is taken once, and the list does not change.
-        let start = self.next.fetch_add(self.chunk, Ordering::Relaxed);
-        let rest = self.pages.get(start..).filter(|rest| !rest.is_empty())?;
-        Some(runs_of(&rest[..rest.len().min(self.chunk)]))
+    /// Returns how many groups are on their way at most.
+    pub(crate) fn underway(&self) -> usize {
+        self.underway
+    }
+
+    /// Returns the pages of the group that a page is in, in ascending runs; none if it is not in the list.
+    pub(crate) fn group_of(&self, page: u64) -> impl Iterator<Item = Range<u64>> + use<'_> {
+        let found = self.group_of.binary_search_by_key(&page, |(page, _)| *page).ok();
+        let pages = found.and_then(|at| self.group(self.group_of[at].1)).unwrap_or_default();
+        runs_of(pages)
+    }
+
+    fn group(&self, number: usize) -> Option<&[u64]> {
+        let (start, end) = (self.starts.get(number)?, self.starts.get(number.checked_add(1)?)?);
+        self.pages.get(*start..*end)
+    }
+
+    /// Returns the pages of the next group, in ascending runs.
+    fn take(&self) -> Option<impl Iterator<Item = Range<u64>> + use<'_>> {
+        // Relaxed: each group is taken once, and the list does not change.
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        self.group(number).map(runs_of)
     }
 
     /// Returns the pages that the backing shall fetch by now, each once, in ascending runs. There are some
     /// when half of those before were taken.
     fn announce(&self) -> Vec<Range<u64>> {
-        let next = self.next.load(Ordering::Relaxed);
+        let next = self.starts.get(self.next.load(Ordering::Relaxed));
+        let next = next.copied().unwrap_or(self.pages.len());
         let end = (next + self.ahead).min(self.pages.len());
         // Relaxed: as for `next`.
         let announced = self.announced.load(Ordering::Relaxed);
@@ -82,27 +109,20 @@ impl Prefetch {
             return Vec::new();
         }
         let start = self.announced.fetch_max(end, Ordering::Relaxed);
-        self.pages.get(start..end).map_or(Vec::new(), runs_of)
+        self.pages.get(start..end).map_or(Vec::new(), |pages| runs_of(pages).collect())
     }
 }
 
-fn runs_of(pages: &[u64]) -> Vec<Range<u64>> {
+fn runs_of(pages: &[u64]) -> impl Iterator<Item = Range<u64>> + use<'_> {
     let runs = pages.chunk_by(|one, next| one + 1 == *next);
-    runs.map(|run| run[0]..run[run.len() - 1] + 1).collect()
-}
-
-/// Returns the pages that come together with one of them, as far as they are in `area`.
-pub(crate) fn group(fault: u64, area: Range<u64>, page: PageSize) -> Range<u64> {
-    let pages = of_bytes(GROUP_BYTES, page) as u64;
-    let start = fault / pages * pages;
-    start.max(area.start)..(start + pages).min(area.end)
+    runs.map(|run| run[0]..run[run.len() - 1] + 1)
 }
 
 fn of_bytes(bytes: u64, page: PageSize) -> usize {
     usize::try_from((bytes / page.bytes()).max(1)).unwrap_or(usize::MAX)
 }
 
-/// A chunk that is made ready by an I/O thread.
+/// A group that is made ready by an I/O thread.
 pub(crate) struct PrefetchJob {
     pub(crate) core: Arc<Core>,
     pub(crate) prefetch: Arc<Prefetch>,
@@ -112,70 +132,52 @@ pub(crate) struct PrefetchJob {
 }
 
 impl PrefetchJob {
-    /// Makes the next chunk ready and hands it over, or notes that there is none.
+    /// Makes the next group ready of which pages are missing, and hands it over, or notes that there is none.
     pub(crate) fn run(self) {
         let end = self.core.contents().area().end().get();
-        let mut announced = self.prefetch.announce();
-        announced.retain_mut(|run| {
-            run.end = run.end.min(end);
-            !run.is_empty()
-        });
-        if !announced.is_empty() {
-            self.core.will_need(&announced);
-        }
-        let runs = self.prefetch.take();
-        let is_last = runs.is_none();
-        let contents = self.core.contents();
         let mut open = Vec::new();
-        for run in runs.into_iter().flatten() {
-            let mut rest = run.start..run.end.min(end);
-            while let Some(run) = contents.open_run(rest.clone(), None) {
-                self.core.read_ahead(run.clone());
-                rest.start = run.end;
-                open.push(run);
+        let mut is_last = false;
+        while open.is_empty() && !is_last {
+            let mut announced = self.prefetch.announce();
+            announced.retain_mut(|run| {
+                run.end = run.end.min(end);
+                !run.is_empty()
+            });
+            if !announced.is_empty() {
+                self.core.will_need(&announced);
+            }
+            let runs = self.prefetch.take();
+            is_last = runs.is_none();
+            for run in runs.into_iter().flatten() {
+                let mut rest = run.start..run.end.min(end);
+                while let Some(run) = self.core.contents().open_run(rest.clone(), None) {
+                    self.core.read_ahead(run.clone());
+                    rest.start = run.end;
+                    open.push(run);
+                }
             }
         }
-        open.reverse();
-        self.filler.prefetch(
-            self.key,
-            Chunk { runs: open, prefetch: self.prefetch, is_first: false, is_last },
-        );
+        let group = Group { runs: open, prefetch: self.prefetch, is_first: false, is_last };
+        self.filler.prefetch(self.key, group);
         discard(self.core);
     }
 }
 
 /// Pages that are ready.
-pub(crate) struct Chunk {
-    /// The first run is the last one.
-    runs: Vec<Range<u64>>,
-    /// Where the next chunk comes from.
+pub(crate) struct Group {
+    pub(crate) runs: Vec<Range<u64>>,
+    /// Where the next one comes from.
     pub(crate) prefetch: Arc<Prefetch>,
     /// Whether it is the one before all others, without a page.
-    is_first: bool,
+    pub(crate) is_first: bool,
     /// Whether none comes.
     pub(crate) is_last: bool,
 }
 
-impl Chunk {
-    /// A chunk without pages, after which the first one comes.
+impl Group {
+    /// A group without pages, after which the first one comes.
     pub(crate) fn before_the_first(prefetch: Arc<Prefetch>) -> Self {
         Self { runs: Vec::new(), prefetch, is_first: true, is_last: false }
-    }
-
-    pub(crate) fn is_first(&self) -> bool {
-        self.is_first
-    }
-
-    /// Takes some pages off; `None` if all are taken.
-    pub(crate) fn take(&mut self, page: PageSize) -> Option<Range<u64>> {
-        let run = self.runs.last_mut()?;
-        let end = run.end.min(run.start + of_bytes(STEP_BYTES, page) as u64);
-        let taken = run.start..end;
-        run.start = end;
-        if run.is_empty() {
-            self.runs.pop();
-        }
-        Some(taken)
     }
 }
 
@@ -183,29 +185,38 @@ impl Chunk {
 mod tests {
     use super::*;
 
+    fn taken(prefetch: &Prefetch) -> Vec<Vec<Range<u64>>> {
+        std::iter::from_fn(|| prefetch.take().map(Iterator::collect)).collect()
+    }
+
     #[test]
     fn pages_come_in_the_order_that_was_recorded_and_those_of_a_group_together() {
         let page = PageSize::try_from_bytes(16 << 10).unwrap();
         let offsets = [9, 20, 8, 8, 3, 21, 4, 1, 2].map(|page| page * (16 << 10) + 5);
         let prefetch = Prefetch::new(&offsets, page, |offset| offset);
-        assert_eq!(prefetch.take(), Some([8..10, 20..22, 1..5].to_vec()));
-        assert_eq!((prefetch.take(), prefetch.take()), (None, None));
+        let groups = [vec![8..10], vec![20..22], vec![1..4], vec![4..5]];
+        assert_eq!(taken(&prefetch), groups);
+        assert!(prefetch.take().is_none(), "as often as it is asked");
+        for (page, group) in [(8, 0), (21, 1), (2, 2), (4, 3)] {
+            assert_eq!(prefetch.group_of(page).collect::<Vec<_>>(), groups[group]);
+        }
+        assert_eq!(prefetch.group_of(10).count(), 0, "it is not in the list");
         let huge = PageSize::try_from_bytes(2 << 20).unwrap();
         let prefetch = Prefetch::new(&[5 << 21, 4 << 21, (5 << 21) + 4096], huge, |offset| offset);
-        for run in [5..6, 4..5] {
-            assert_eq!(prefetch.take(), Some([run].to_vec()));
-        }
-        assert_eq!(prefetch.take(), None);
-        // Stored the other way round, and so that other pages are neighbours: 4 and 5, 2 and 3, 0 and 1.
+        assert_eq!(taken(&prefetch), [[5..6], [4..5]]);
+        // Stored the other way round, and so that other pages are neighbours: 4 to 7, 0 to 3.
         let stored_at = |offset: u64| (8 * (16 << 10) - 1) - offset;
-        let prefetch = Prefetch::new(&[6, 1, 5, 2].map(|page| page * (16 << 10)), page, stored_at);
-        assert_eq!(prefetch.take(), Some([5..7, 1..3].to_vec()));
+        let offsets = [6, 1, 4, 2].map(|page| page * (16 << 10));
+        let prefetch = Prefetch::new(&offsets, page, stored_at);
+        let groups = [vec![4..5, 6..7], vec![1..3]];
+        assert_eq!(taken(&prefetch), groups);
+        assert_eq!(prefetch.group_of(4).collect::<Vec<_>>(), groups[0]);
     }
 
     #[test]
     fn each_page_is_announced_once_and_long_before_it_is_taken() {
         const PAGES: u64 = 600;
-        // Two chunks have 8 pages, and 128 are announced.
+        // A group is a page, and 128 are announced.
         let page = PageSize::try_from_bytes(64 << 10).unwrap();
         let prefetch = Prefetch::new(
             &(0..PAGES).map(|at| at * 2 * (64 << 10)).collect::<Vec<_>>(),
@@ -219,7 +230,7 @@ mod tests {
             announced.extend(runs.into_iter().flatten());
             assert!(announced.len() as u64 >= PAGES.min(taken + 64), "{taken}");
             let Some(runs) = prefetch.take() else { break };
-            taken += runs.into_iter().flatten().count() as u64;
+            taken += runs.flatten().count() as u64;
         }
         assert!(announced.into_iter().eq((0..PAGES).map(|at| at * 2)));
         assert!(steps <= 10, "{steps}");
