@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use uzone_os::uffd::in_thread::{Counts, InThread, Record};
 use uzone_pages::{
-    Advice, Content, FaultPattern, FaultPlan, PageCount, PageSize, Pfn, PfnRange, Touch,
+    Advice, Content, FaultCosts, FaultPattern, FaultPlan, PageCount, PageSize, Pfn, PfnRange, Touch,
 };
 
 use crate::backing::Backing;
@@ -68,6 +68,9 @@ const STEPS_BETWEEN: u32 = 4;
 
 /// For how many faults a sign lasts that neighbours are wanted.
 const WANTED_FOR: u32 = 64;
+
+/// Pages that are mapped together once a few of them were touched.
+const GROUP_BYTES: u64 = 64 << 10;
 
 const FAILED: &str = "answering the faults of the mapping panicked, which is a bug of uzone";
 const NESTED: &str =
@@ -501,6 +504,9 @@ impl Core {
         if plan.buys {
             return self.map_block(page, window, state);
         }
+        if is_auto && let Some(group) = self.group_that_pays(page, &plan, state.meter.costs()) {
+            return self.map_page_and(page, std::iter::once(group), state);
+        }
         self.map_page_first(page, window, state)
     }
 
@@ -542,6 +548,25 @@ impl Core {
             steps -= 1;
         }
         outcome
+    }
+
+    /// Returns the pages of 64 KiB around a page, if the faults on them have cost half of what it costs to map
+    /// those that are missing: then they will have more.
+    fn group_that_pays(
+        &self,
+        page: u64,
+        plan: &FaultPlan,
+        costs: FaultCosts,
+    ) -> Option<Range<u64>> {
+        let pages = GROUP_BYTES >> self.pages.page.shift();
+        let start = (page / pages.max(1) * pages).max(plan.area.start().get());
+        let end = (start + pages).min(plan.area.end().get());
+        let present =
+            (start..end).filter(|&page| self.pages.contents.get(page) == Content::Present);
+        let present = present.count() as u64;
+        let rent = (present + 1) * u64::from(costs.fault_ns);
+        let price = (end.checked_sub(start)?.checked_sub(present)?) * u64::from(costs.page_ns);
+        (present > 0 && 2 * rent >= price).then_some(start..end)
     }
 
     /// Offers the page `page`, and then others, a few, that are likely to be touched soon.

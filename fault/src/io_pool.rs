@@ -1,8 +1,8 @@
 //! The I/O threads, which produce pages that are not ready: [`IoPool`]. A reader never waits for a device;
 //! a page that has to be waited for goes through a queue to one of these threads. The queue has a limit: a
 //! page that does not fit is released, and its fault is reported again a little later. Reading ahead has a
-//! queue of its own, which is served only when no thread waits for a page, and what does not fit there is
-//! dropped.
+//! queue of its own, and what does not fit there is dropped. There is one thread more than may produce pages at
+//! once, and as many may read ahead, so that neither waits for the other.
 //!
 //! A backing may read other memory that the same engine maps lazily. Its thread then waits for a page that
 //! another of these threads has to produce, and once all wait like that none is left. So the reader checks

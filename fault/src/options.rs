@@ -312,10 +312,11 @@ impl EngineOptions {
         self
     }
 
-    /// Sets the number of I/O threads, which produce the pages that are not ready. Each waits for one page
-    /// at a time, and all but one may read ahead. The default is the number of CPUs, but at least 2 and
-    /// at most 4; more are for devices that serve more requests at once, up to 1024. While a backing waits
-    /// for pages of other memory of the same engine, there may be up to 64 more.
+    /// Sets how many I/O threads may produce pages that are not ready at once. Each waits for one page at a time.
+    /// As many may read ahead; one thread more than that is started, so that neither waits for the other. The
+    /// default is the number of CPUs, but at least 2 and at most 4; more are for devices that serve more requests
+    /// at once, up to 1024. While a backing waits for pages of other memory of the same engine, there may be up to
+    /// 64 more.
     #[must_use]
     pub fn producers(mut self, producers: NonZeroUsize) -> Self {
         self.producers = Some(producers);

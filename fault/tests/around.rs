@@ -133,6 +133,23 @@ fn one_touch_of_each_page_table_maps_a_window_of_it_and_no_more() {
 }
 
 #[test]
+fn the_second_fault_in_64_kib_brings_the_rest_of_them() {
+    let name = "the_second_fault_in_64_kib_brings_the_rest_of_them";
+    let backing = FileBacking::new(file_of(1024 * page())).unwrap();
+    let engine = engine();
+    // As on the CPU of the reader, where no page comes for nothing. None of these faults is in order.
+    let options = options(Advice::Auto, 16).spin(std::time::Duration::ZERO);
+    let Some(memory) = map(name, &engine, 1024 * page(), backing, &options) else { return };
+    let group = (64 << 10) / page();
+    for (at, after) in [(5 * group + 9, 1), (700, 2), (5 * group + 2, group + 1)] {
+        check_page(&memory, at * page());
+        settles(&memory, |stats| stats.demand + stats.around == after);
+    }
+    (5 * group..6 * group).for_each(|at| check_page(&memory, at * page()));
+    assert_eq!(memory.stats().faults, 3);
+}
+
+#[test]
 fn a_window_ends_where_the_file_or_the_mapping_does() {
     let name = "a_window_ends_where_the_file_or_the_mapping_does";
     let engine = engine();

@@ -29,7 +29,8 @@ pub enum Advice {
     Blocks,
     /// Find out. Windows double while faults follow each other. Other faults map their page alone, or the
     /// size that was set where that costs the faulting thread nothing, until the faults of their block of
-    /// 2 MiB have cost about half of what mapping the block costs; then one maps the rest of it.
+    /// 2 MiB have cost about half of what mapping the block costs; then one maps the rest of it. The threads that
+    /// answer faults do the same for 64 KiB, and map with a page what is ready once it is.
     #[default]
     Auto,
 }
