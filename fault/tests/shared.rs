@@ -7,8 +7,9 @@ mod common;
 
 use std::ops::Range;
 use std::os::fd::AsFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use common::{
     bytes_of, check_all, check_page, engine, file_of, options, page, scattered, skip, try_page,
@@ -76,6 +77,73 @@ impl Backing for Held {
 
     fn byte_len(&self) -> Option<ByteLen> {
         Some(ByteLen::new(LEN))
+    }
+}
+
+/// A backing that makes 16 pages at once.
+struct Framed {
+    held: Held,
+    forgotten: Mutex<Vec<Range<u64>>>,
+}
+
+impl Backing for Framed {
+    fn map_pages(&self, window: &mut Window<'_>) {
+        self.held.map_pages(window);
+    }
+
+    fn fault(&self, window: &mut Window<'_>) -> Result<(), BackingError> {
+        self.held.fault(window)
+    }
+
+    fn made_with(&self, offset: u64) -> Option<Range<u64>> {
+        let start = offset / (16 * page()) * 16 * page();
+        Some(start..start + 16 * page())
+    }
+
+    fn forget(&self, range: Range<u64>) {
+        self.forgotten.lock().unwrap().push(range);
+    }
+
+    fn byte_len(&self) -> Option<ByteLen> {
+        self.held.byte_len()
+    }
+}
+
+#[test]
+fn what_is_made_with_a_page_comes_with_it_and_is_forgotten_once_it_is_shared() {
+    let name = "what_is_made_with_a_page_comes_with_it";
+    for is_slow in [false, true] {
+        let inner = Counting::new(0..0, is_slow);
+        let framed =
+            Arc::new(Framed { held: Held(inner.clone()), forgotten: Mutex::new(Vec::new()) });
+        let backing = match SharedBacking::new(framed.clone(), ByteLen::new(LEN)) {
+            Ok(backing) => Arc::new(backing),
+            Err(MapError::Open(error)) => return skip(name, &error.to_string()),
+            Err(error) => panic!("{name}: {error:?}"),
+        };
+        let memory = map(&backing, &engine(), &LazyOptions::default());
+        // Two frames, neither in order.
+        for frame in [3, 1] {
+            check_page(&memory, (16 * frame + 5) * page());
+        }
+        if is_slow {
+            // Its pages come one by one, each when it is touched.
+            assert_eq!(inner.produced.load(Ordering::Relaxed), 2);
+            assert!(framed.forgotten.lock().unwrap().is_empty());
+            continue;
+        }
+        let begin = Instant::now();
+        while memory.stats().around < 30 {
+            assert!(begin.elapsed() < Duration::from_secs(20), "{:?}", memory.stats());
+            std::thread::yield_now();
+        }
+        for frame in [1, 3] {
+            let bytes = 16 * frame * page()..16 * (frame + 1) * page();
+            assert!(framed.forgotten.lock().unwrap().contains(&bytes));
+            bytes.step_by(usize_of(page())).for_each(|at| check_page(&memory, at));
+        }
+        assert_eq!(inner.produced.load(Ordering::Relaxed), 32);
+        assert_eq!(memory.stats().faults, 2, "the others were there");
     }
 }
 

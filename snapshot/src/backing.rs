@@ -262,6 +262,18 @@ impl Backing for SnapshotBacking {
         (!self.image.has_order()).then(|| start..(start + frame).min(len))
     }
 
+    fn forget(&self, range: Range<u64>) {
+        let end = range.end.min(self.image.byte_len());
+        let mut at = range.start;
+        while at < end {
+            let extent = self.image.extent(at, end);
+            if let Some(stored) = extent.stored {
+                stored.forget();
+            }
+            at = extent.end;
+        }
+    }
+
     fn byte_len(&self) -> Option<ByteLen> {
         Some(ByteLen::new(self.image.byte_len()))
     }

@@ -160,6 +160,18 @@ impl FrameCache {
         }
     }
 
+    /// Gives a frame up that is kept.
+    pub(crate) fn forget(&self, key: Key) {
+        let mut state = self.lock();
+        if matches!(state.frames.get(&key), Some(Slot::Kept { .. })) {
+            state.give_up(key);
+            // Mostly one of the latest.
+            if let Some(at) = state.clock.iter().rposition(|other| *other == key) {
+                state.clock.remove(at);
+            }
+        }
+    }
+
     /// Returns memory for a frame that is about to be decoded; what is in it has no meaning.
     pub(crate) fn room(&self, len: usize) -> Frame {
         if let Some(room) = self.lock().room.take(len) {
@@ -180,6 +192,14 @@ impl FrameCache {
 }
 
 impl State {
+    /// Takes a frame out of the table that is kept.
+    fn give_up(&mut self, key: Key) {
+        if let Some(Slot::Kept { bytes, .. }) = self.frames.remove(&key) {
+            self.bytes -= bytes.len() as u64;
+            self.room.put_back(bytes);
+        }
+    }
+
     fn keep(&mut self, key: Key, bytes: Frame, limit_bytes: u64) {
         let len = bytes.len() as u64;
         if len > limit_bytes {
@@ -192,12 +212,7 @@ impl State {
                     *was_used = false;
                     self.clock.push_back(oldest);
                 }
-                Some(Slot::Kept { .. }) => {
-                    if let Some(Slot::Kept { bytes, .. }) = self.frames.remove(&oldest) {
-                        self.bytes -= bytes.len() as u64;
-                        self.room.put_back(bytes);
-                    }
-                }
+                Some(Slot::Kept { .. }) => self.give_up(oldest),
                 _ => {}
             }
         }
@@ -347,6 +362,10 @@ mod tests {
         assert!(cache.get(key(0)).is_some(), "it was used");
         assert!(cache.get(key(1)).is_none(), "it was the oldest that was not");
         assert_eq!(cache.lock().bytes, 300);
+        cache.forget(key(0));
+        cache.forget(key(0));
+        assert!(cache.get(key(0)).is_none() && cache.get(key(2)).is_some());
+        assert_eq!((cache.lock().bytes, cache.lock().clock.len()), (200, 2));
         let huge = cache.get_or_decode(key(9), || Ok::<_, ()>(vec![0; 400].into())).unwrap();
         assert_eq!(huge.len(), 400);
         assert!(cache.get(key(9)).is_none(), "more than the limit is not kept");

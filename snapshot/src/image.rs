@@ -147,6 +147,11 @@ impl StoredPart<'_> {
         })
     }
 
+    /// Gives the whole frame up if it is kept.
+    pub(crate) fn forget(&self) {
+        self.owner.cache.forget((self.owner.root, self.frame));
+    }
+
     /// Waits for a frame that was [`Ready::Soon`].
     pub(crate) fn soon(&self) -> Option<Frame> {
         self.owner.cache.soon((self.owner.root, self.frame))

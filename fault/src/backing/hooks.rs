@@ -82,6 +82,12 @@ pub trait Backing: Send + Sync {
         None
     }
 
+    /// Notes that all bytes of a range that [`Backing::made_with`] returned are kept elsewhere, so that no copy
+    /// need be kept here. This is a hint.
+    fn forget(&self, range: std::ops::Range<u64>) {
+        let _ = range;
+    }
+
     /// Returns how many bytes there are, or `None` for as many as are asked for.
     fn byte_len(&self) -> Option<ByteLen>;
 

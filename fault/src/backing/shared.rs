@@ -168,6 +168,16 @@ impl SharedBacking {
         result
     }
 
+    /// Has the inner backing forget what it made with a page, if the file has all of that.
+    fn forget_what_came(&self, page: u64) {
+        let shift = self.file.page.shift();
+        let Some(made) = self.inner.made_with(page << shift) else { return };
+        let pages = made.start >> shift..made.end.div_ceil(1 << shift);
+        if self.run(pages.clone()) == (pages, true) {
+            self.inner.forget(made);
+        }
+    }
+
     /// Returns the first pages of `pages`, one after the other, that are all filled or all not.
     fn run(&self, pages: Range<u64>) -> (Range<u64>, bool) {
         let is_filled = |page: u64| self.core.contents().get(page) == Content::Present;
@@ -250,6 +260,7 @@ impl Backing for SharedBacking {
             if self.has_room() && self.run(open.clone()) != (open.clone(), true) {
                 let wanted = wanted.filter(|page| open.contains(page));
                 self.with_state(|state| self.core.offer(open.clone(), wanted, state));
+                self.forget_what_came(open.start);
             }
             let mut at = open.start;
             while at < open.end {
