@@ -288,7 +288,7 @@ fn a_log_line_states_what_is_not_verified() {
             event(&mut lines);
         } else {
             while UnixStream::connect(&socket).is_err() {
-                std::thread::sleep(Duration::from_millis(5));
+                thread::sleep(Duration::from_millis(5));
             }
         }
         signal(&server);
@@ -504,10 +504,10 @@ fn a_socket_has_its_group_and_admits_the_users_that_are_named() {
         let output = command.args(["status", "--json", "--socket", &socket]).output();
         serde_json::from_slice::<Value>(&output.expect("it runs").stdout).ok()
     };
-    let since = std::time::Instant::now();
+    let since = Instant::now();
     while status().is_none_or(|status| status["is_confined"] != true) {
         assert!(since.elapsed() < Duration::from_secs(60), "no worker takes its place");
-        std::thread::sleep(Duration::from_millis(5));
+        thread::sleep(Duration::from_millis(5));
     }
     looks(65533);
     loop {
@@ -636,10 +636,10 @@ fn huge_pages_are_counted_and_a_server_that_may_not_make_them_states_why() {
         };
         assert_eq!(event(&mut lines)["event"], "connected");
         (0..PAGES).for_each(|page| machine.check(page, &page_of(page)));
-        let since = std::time::Instant::now();
+        let since = Instant::now();
         while counts() == [0, 0] {
             assert!(since.elapsed() < Duration::from_secs(60), "no block is filled");
-            std::thread::sleep(Duration::from_millis(5));
+            thread::sleep(Duration::from_millis(5));
         }
         if !is_root {
             let not_huge = event(&mut lines);
@@ -657,7 +657,7 @@ fn huge_pages_are_counted_and_a_server_that_may_not_make_them_states_why() {
         // The process that has the machine is this one, which goes on: the second signal ends the server. The
         // first was heard when the socket is gone.
         while fs::exists(&socket).expect("it is read") {
-            std::thread::sleep(Duration::from_millis(1));
+            thread::sleep(Duration::from_millis(1));
         }
         signal(&server);
         assert_eq!(server.wait().expect("it ends").code(), Some(75), "a machine is left");
