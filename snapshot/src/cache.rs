@@ -365,7 +365,8 @@ mod tests {
         cache.forget(key(0));
         cache.forget(key(0));
         assert!(cache.get(key(0)).is_none() && cache.get(key(2)).is_some());
-        assert_eq!((cache.lock().bytes, cache.lock().clock.len()), (200, 2));
+        assert_eq!(cache.lock().bytes, 200);
+        assert_eq!(cache.lock().clock.len(), 2);
         let huge = cache.get_or_decode(key(9), || Ok::<_, ()>(vec![0; 400].into())).unwrap();
         assert_eq!(huge.len(), 400);
         assert!(cache.get(key(9)).is_none(), "more than the limit is not kept");
