@@ -288,9 +288,10 @@ impl AdoptedMemory {
         Ok(ranges)
     }
 
-    /// Has the pages with these bytes of the backing installed before they are touched, in this order, while
-    /// no fault is pending: those that an earlier run touched, for instance. Pages that are there already and
-    /// bytes that there are not are passed over. It returns at once.
+    /// Has the pages with these bytes of the backing installed before they are touched, in this order: those that
+    /// an earlier run touched, for instance. That is done between faults, and a fault brings those of the pages that
+    /// are stored with its own. Pages that are there already and bytes that there are not are passed over. It
+    /// returns at once.
     pub fn prefetch(&self, offsets: &[u64]) {
         let Some(attached) = self.attached.first() else { return };
         for (pager, (part, core)) in self.parts.iter().zip(&self.cores).enumerate() {
