@@ -588,8 +588,8 @@ impl Core {
         outcome
     }
 
-    /// Returns the pages of the area of a page that are ready once it is, if there are such and its faults are not
-    /// known to be in another order.
+    /// Returns the pages of the area of a page that are ready once it is, if there are such and the advice is to find
+    /// out what pays.
     fn made_with(&self, page: u64) -> Option<Range<u64>> {
         let shift = self.pages.page.shift();
         let bytes = self.backing.made_with(page << shift)?;
