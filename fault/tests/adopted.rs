@@ -692,6 +692,8 @@ fn zero_pages_take_memory_where_huge_pages_are_to_be_made_and_elsewhere_no_huge_
             Err(reason) => return skip(name, &reason),
         };
         own.check(0, |_| true);
+        // A page is noted as present a moment after its thread was woken.
+        own.wait_for(0, None);
         let filled = own.adopted.take_filled_blocks(1);
         assert_eq!(filled.len(), usize::from(is_made));
         match own.collapse(0) {
