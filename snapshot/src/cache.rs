@@ -9,7 +9,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use crate::format::Root;
-use crate::frame::{self, Frame, FrameRoom};
+use crate::frame::{Frame, FrameRoom};
 
 /// A stored frame: the root hash of the image that stores it, and its number in that. The root hash covers
 /// the hash of the stored bytes, so images with one root hash have the same bytes in a frame.
@@ -32,6 +32,8 @@ pub struct FrameCache {
     limit_bytes: u64,
     state: Mutex<State>,
     decoded: Condvar,
+    /// Memory for the next frames.
+    room: Arc<FrameRoom>,
 }
 
 #[derive(Debug, Default)]
@@ -42,8 +44,6 @@ struct State {
     bytes: u64,
     /// How many threads wait for a frame: waking none takes a system call as well.
     waiting: usize,
-    /// Memory for the next frames.
-    room: FrameRoom,
 }
 
 #[derive(Debug)]
@@ -62,7 +62,8 @@ impl FrameCache {
     /// Makes a cache that keeps `limit_bytes` of decoded frames.
     #[must_use]
     pub fn new(limit_bytes: u64) -> Arc<Self> {
-        Arc::new(Self { limit_bytes, state: Mutex::default(), decoded: Condvar::new() })
+        let (state, room) = (Mutex::default(), Arc::default());
+        Arc::new(Self { limit_bytes, state, decoded: Condvar::new(), room })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -163,26 +164,20 @@ impl FrameCache {
     /// Gives a frame up that is kept.
     pub(crate) fn forget(&self, key: Key) {
         let mut state = self.lock();
-        if matches!(state.frames.get(&key), Some(Slot::Kept { .. })) {
-            state.give_up(key);
-            // Mostly one of the latest.
-            if let Some(at) = state.clock.iter().rposition(|other| *other == key) {
-                state.clock.remove(at);
-            }
+        let given_up = state.give_up(key);
+        // Mostly one of the latest.
+        if given_up.is_some()
+            && let Some(at) = state.clock.iter().rposition(|other| *other == key)
+        {
+            state.clock.remove(at);
         }
+        drop(state);
+        drop(given_up); // its memory has a lock of its own
     }
 
     /// Returns memory for a frame that is about to be decoded; what is in it has no meaning.
     pub(crate) fn room(&self, len: usize) -> Frame {
-        if let Some(room) = self.lock().room.take(len) {
-            return room;
-        }
-        let mut parts = frame::block(len);
-        let first = parts.pop().unwrap_or_else(|| vec![0; len].into());
-        if !parts.is_empty() {
-            self.lock().room.add(len, parts);
-        }
-        first
+        self.room.take(len)
     }
 
     /// Returns whether so many bytes can be kept.
@@ -192,18 +187,22 @@ impl FrameCache {
 }
 
 impl State {
-    /// Takes a frame out of the table that is kept.
-    fn give_up(&mut self, key: Key) {
-        if let Some(Slot::Kept { bytes, .. }) = self.frames.remove(&key) {
-            self.bytes -= bytes.len() as u64;
-            self.room.put_back(bytes);
+    /// Takes a frame out of the table, if it is kept.
+    fn give_up(&mut self, key: Key) -> Option<Frame> {
+        if !matches!(self.frames.get(&key), Some(Slot::Kept { .. })) {
+            return None;
         }
+        let Some(Slot::Kept { bytes, .. }) = self.frames.remove(&key) else { return None };
+        self.bytes -= bytes.len() as u64;
+        Some(bytes)
     }
 
-    fn keep(&mut self, key: Key, bytes: Frame, limit_bytes: u64) {
+    /// Keeps a frame. Returns those that are given up for it.
+    fn keep(&mut self, key: Key, bytes: Frame, limit_bytes: u64) -> Vec<Frame> {
         let len = bytes.len() as u64;
+        let mut given_up = Vec::new();
         if len > limit_bytes {
-            return;
+            return given_up;
         }
         while self.bytes + len > limit_bytes {
             let Some(oldest) = self.clock.pop_front() else { break };
@@ -212,13 +211,13 @@ impl State {
                     *was_used = false;
                     self.clock.push_back(oldest);
                 }
-                Some(Slot::Kept { .. }) => self.give_up(oldest),
-                _ => {}
+                _ => given_up.extend(self.give_up(oldest)),
             }
         }
         self.bytes += len;
         self.clock.push_back(key);
         self.frames.insert(key, Slot::Kept { bytes, was_used: false });
+        given_up
     }
 }
 
@@ -231,7 +230,8 @@ struct Attempt<'a> {
 impl Attempt<'_> {
     /// Keeps what came of it.
     fn keep(self, bytes: &Frame) {
-        self.cache.lock().keep(self.key, bytes.clone(), self.cache.limit_bytes);
+        let given_up = self.cache.lock().keep(self.key, bytes.clone(), self.cache.limit_bytes);
+        drop(given_up); // their memory has a lock of its own
     }
 }
 

@@ -2,11 +2,14 @@
 //!
 //! A frame that is decoded into memory which the kernel has yet to give takes a fault a page, as long as a
 //! quarter of its decoding. So memory is taken from the kernel in blocks of 2 MiB, of huge pages where it has
-//! them, and what frames are given up leave is used again.
+//! them. A frame is a part of a block, and its memory is for another once no thread reads it. No part is unmapped
+//! before all are, so blocks stay whole.
+//!
+//! Lock: one mutex, held for a look at a list; never while memory is mapped.
 
 use std::collections::HashMap;
 use std::ops::Deref;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use uzone_os::{Anonymous, Exclusive, HugeAdvice, probe};
 use uzone_pages::ByteLen;
@@ -20,17 +23,18 @@ pub(crate) struct Frame(Arc<Memory>);
 
 #[derive(Debug)]
 enum Memory {
-    /// A part of a block.
-    Part(Exclusive),
+    /// A part of a block: `None` when it has gone home.
+    Part(Option<Exclusive>, Weak<FrameRoom>),
     /// Of a length that blocks have no parts of.
     Own(Box<[u8]>),
 }
 
-impl Memory {
-    fn bytes_mut(&mut self) -> &mut [u8] {
-        match self {
-            Self::Part(memory) => memory.as_bytes_mut(),
-            Self::Own(bytes) => bytes,
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if let Self::Part(part, home) = self
+            && let (Some(part), Some(home)) = (part.take(), home.upgrade())
+        {
+            home.lock().entry(part.as_bytes().len()).or_default().push(part);
         }
     }
 }
@@ -38,7 +42,10 @@ impl Memory {
 impl Frame {
     /// Returns the bytes if there is no other reader.
     pub(crate) fn get_mut(&mut self) -> Option<&mut [u8]> {
-        Arc::get_mut(&mut self.0).map(Memory::bytes_mut)
+        match Arc::get_mut(&mut self.0)? {
+            Memory::Part(part, _) => part.as_mut().map(Exclusive::as_bytes_mut),
+            Memory::Own(bytes) => Some(bytes),
+        }
     }
 }
 
@@ -47,7 +54,7 @@ impl Deref for Frame {
 
     fn deref(&self) -> &[u8] {
         match &*self.0 {
-            Memory::Part(memory) => memory.as_bytes(),
+            Memory::Part(part, _) => part.as_ref().map_or(&[], Exclusive::as_bytes),
             Memory::Own(bytes) => bytes,
         }
     }
@@ -61,57 +68,46 @@ impl From<Vec<u8>> for Frame {
 
 /// Parts of blocks that no frame is in, by their length.
 #[derive(Debug, Default)]
-pub(crate) struct FrameRoom {
-    parts: HashMap<usize, Vec<Frame>>,
-}
+pub(crate) struct FrameRoom(Mutex<HashMap<usize, Vec<Exclusive>>>);
 
 impl FrameRoom {
-    /// Takes memory for a frame of `len` bytes, which hold anything.
-    pub(crate) fn take(&mut self, len: usize) -> Option<Frame> {
-        self.parts.get_mut(&len)?.pop()
+    fn lock(&self) -> MutexGuard<'_, HashMap<usize, Vec<Exclusive>>> {
+        // Each change is a single push or pop.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds parts of a block, which are `len` bytes long each.
-    pub(crate) fn add(&mut self, len: usize, parts: Vec<Frame>) {
-        self.parts.entry(len).or_default().extend(parts);
+    /// Returns memory for a frame of `len` bytes, which hold anything.
+    pub(crate) fn take(self: &Arc<Self>, len: usize) -> Frame {
+        let kept = self.lock().get_mut(&len).and_then(Vec::pop);
+        let Some(part) = kept.or_else(|| self.cut_block(len)) else { return vec![0; len].into() };
+        Frame(Arc::new(Memory::Part(Some(part), Arc::downgrade(self))))
     }
 
-    /// Keeps the memory of a frame that is given up, if it is a part of a block, no other reader has it, and not
-    /// much is kept already.
-    pub(crate) fn put_back(&mut self, frame: Frame) {
-        let len = frame.len();
-        if let Some(parts) = self.parts.get_mut(&len)
-            && (parts.len() * len) as u64 <= BLOCK
-            && Arc::strong_count(&frame.0) == 1
-        {
-            parts.push(frame);
+    /// Takes a block from the kernel, and returns its first part. There is none of a length that cuts pages or is
+    /// longer than half a block, nor where the kernel refuses.
+    fn cut_block(&self, len: usize) -> Option<Exclusive> {
+        let part = ByteLen::new(len as u64);
+        if part.is_zero() || part.get() > BLOCK / 2 || !len.is_multiple_of(page_bytes()) {
+            return None;
         }
+        let whole = ByteLen::new(BLOCK / part.get() * part.get());
+        let how = Anonymous { huge: HugeAdvice::Advise, ..Anonymous::default() };
+        let (first, mut rest) = Exclusive::anonymous(whole, how).ok()?.cut(part).ok()?;
+        let mut parts = Vec::new();
+        while rest.len() > part {
+            let (front, behind) = rest.cut(part).ok()?;
+            parts.push(front);
+            rest = behind;
+        }
+        parts.push(rest);
+        parts.reverse();
+        self.lock().entry(len).or_default().extend(parts);
+        Some(first)
     }
 }
 
-/// Takes memory for frames of `len` bytes from the kernel: a block of them, or one whose length it has no
-/// parts of, or where it refuses.
-pub(crate) fn block(len: usize) -> Vec<Frame> {
-    let part = ByteLen::new(len as u64);
-    let is_part = part.get() <= BLOCK / 2 && part.get().is_multiple_of(probe::page_size().bytes());
-    let how = Anonymous { huge: HugeAdvice::Advise, ..Anonymous::default() };
-    let whole = ByteLen::new(if part.is_zero() { 0 } else { BLOCK / part.get() * part.get() });
-    let Some(mut rest) = is_part.then(|| Exclusive::anonymous(whole, how).ok()).flatten() else {
-        return vec![vec![0; len].into()];
-    };
-    let mut parts = Vec::new();
-    while rest.len() > part {
-        match rest.cut(part) {
-            Ok((front, behind)) => {
-                parts.push(front);
-                rest = behind;
-            }
-            Err(_) => unreachable!("a part is whole pages, and shorter than what is left"),
-        }
-    }
-    parts.push(rest);
-    // The first is taken first.
-    parts.into_iter().rev().map(|part| Frame(Arc::new(Memory::Part(part)))).collect()
+fn page_bytes() -> usize {
+    usize::try_from(probe::page_size().bytes()).unwrap_or(usize::MAX)
 }
 
 #[cfg(test)]
@@ -120,11 +116,9 @@ mod tests {
 
     #[test]
     fn the_parts_of_a_block_are_disjoint_and_are_used_again() {
-        let len = 64 << 10;
-        let mut room = FrameRoom::default();
-        room.add(len, block(len));
-        let mut frames: Vec<Frame> = std::iter::from_fn(|| room.take(len)).collect();
-        assert_eq!(frames.len(), 32);
+        let (len, room) = (64 << 10, Arc::new(FrameRoom::default()));
+        let mut frames: Vec<Frame> = (0..32).map(|_| room.take(len)).collect();
+        assert!(room.lock()[&len].is_empty(), "they are one block");
         for (number, frame) in (0..).zip(&mut frames) {
             frame.get_mut().unwrap().fill(number);
         }
@@ -133,21 +127,24 @@ mod tests {
         }
         let (first, second) = (frames[0].as_ptr(), frames[1].clone());
         frames.truncate(2);
-        frames.into_iter().for_each(|frame| room.put_back(frame));
-        assert_eq!(room.take(len).unwrap().as_ptr(), first);
-        assert!(room.take(len).is_none(), "the other is read still");
+        drop(frames);
+        assert_eq!(room.lock()[&len].len(), 31, "one is read still");
         assert_eq!(second[0], 1);
+        let again = room.take(len);
+        assert_eq!(again.as_ptr(), first);
+        // Frames outlive the room.
+        drop(room);
+        assert!(second.iter().all(|byte| *byte == 1) && again.iter().all(|byte| *byte == 0));
     }
 
     #[test]
     fn a_length_that_cuts_a_page_or_a_block_has_memory_of_its_own() {
-        for len in [1, 5000, 2 << 20, 3 << 20] {
-            let mut frames = block(len);
-            assert_eq!(frames.iter().map(|frame| frame.len()).collect::<Vec<_>>(), [len]);
-            frames[0].get_mut().unwrap().fill(7);
-            let mut room = FrameRoom::default();
-            frames.into_iter().for_each(|frame| room.put_back(frame));
-            assert!(room.take(len).is_none());
+        let room = Arc::new(FrameRoom::default());
+        for len in [0, 1, 5000, 2 << 20, 3 << 20] {
+            let mut frame = room.take(len);
+            frame.get_mut().unwrap().fill(7);
+            assert_eq!(frame.len(), len);
         }
+        assert!(room.lock().is_empty());
     }
 }
