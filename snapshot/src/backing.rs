@@ -221,16 +221,8 @@ impl Backing for SnapshotBacking {
     }
 
     fn read_ahead(&self, range: Range<u64>) {
-        let end = range.end.min(self.image.byte_len());
-        let mut at = range.start;
-        while at < end {
-            let extent = self.image.extent(at, end);
-            if let Some(stored) = extent.stored {
-                // It is a hint; an error shows when the page is touched.
-                let _ = stored.get();
-            }
-            at = extent.end;
-        }
+        // It is a hint; an error shows when the page is touched.
+        self.image.stored_in(&range).for_each(|stored| drop(stored.get()));
     }
 
     fn will_need(&self, ranges: &[Range<u64>]) {
@@ -243,16 +235,12 @@ impl Backing for SnapshotBacking {
 
     fn made_with(&self, offset: u64) -> Option<Range<u64>> {
         let (page, len) = (self.image.page_bytes(), self.image.byte_len());
-        let is_zero = |at: u64| self.is_zero(at, page);
-        if is_zero(offset) {
+        let (from, to) = (offset / ZEROES * ZEROES, (offset / ZEROES + 1) * ZEROES);
+        if let (end, true) = self.end_of_run(&(offset..to.min(len)), page) {
             // No frame has them, and the kernel has them at once.
-            let (from, to) = (offset / ZEROES * ZEROES, (offset / ZEROES + 1) * ZEROES);
-            let (mut start, mut end) = (offset, offset + page);
-            while start > from && is_zero(start - page) {
+            let mut start = offset;
+            while start > from && self.is_zero(start - page, page) {
                 start -= page;
-            }
-            while end < to.min(len) && is_zero(end) {
-                end += page;
             }
             return Some(start..end);
         }
@@ -263,15 +251,7 @@ impl Backing for SnapshotBacking {
     }
 
     fn forget(&self, range: Range<u64>) {
-        let end = range.end.min(self.image.byte_len());
-        let mut at = range.start;
-        while at < end {
-            let extent = self.image.extent(at, end);
-            if let Some(stored) = extent.stored {
-                stored.forget();
-            }
-            at = extent.end;
-        }
+        self.image.stored_in(&range).for_each(|stored| stored.forget());
     }
 
     fn byte_len(&self) -> Option<ByteLen> {

@@ -427,6 +427,17 @@ impl Image {
         }
     }
 
+    /// Returns the parts of stored frames that some bytes are in, as far as there are such bytes.
+    pub(crate) fn stored_in(&self, range: &Range<u64>) -> impl Iterator<Item = StoredPart<'_>> {
+        let (mut at, end) = (range.start, range.end.min(self.byte_len()));
+        let extents = std::iter::from_fn(move || {
+            let extent = (at < end).then(|| self.extent(at, end))?;
+            at = extent.end;
+            Some(extent)
+        });
+        extents.filter_map(|extent| extent.stored)
+    }
+
     /// Returns where a byte is in the order in which the pages are packed.
     pub(crate) fn packed_at(&self, offset: u64) -> u64 {
         self.index.packed_at(offset, offset.saturating_add(1)).0
@@ -558,12 +569,7 @@ impl Image {
     pub(crate) fn will_need(&self, ranges: &[Range<u64>]) {
         let mut wanted = Vec::new();
         for range in ranges {
-            let (mut at, end) = (range.start, range.end.min(self.byte_len()));
-            while at < end {
-                let extent = self.extent(at, end);
-                wanted.extend(extent.stored.filter(|stored| stored.kept().is_none()));
-                at = extent.end;
-            }
+            wanted.extend(self.stored_in(range).filter(|stored| stored.kept().is_none()));
         }
         wanted.sort_unstable_by_key(|stored| (stored.owner.root.0, stored.number));
         wanted.dedup_by_key(|stored| (stored.owner.root, stored.number));
