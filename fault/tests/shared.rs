@@ -144,6 +144,12 @@ fn what_is_made_with_a_page_comes_with_it_and_is_forgotten_once_it_is_shared() {
         }
         assert_eq!(inner.produced.load(Ordering::Relaxed), 32);
         assert_eq!(memory.stats().faults, 2, "the others were there");
+        // Windows have several.
+        memory.populate(0..LEN, Populate::All).unwrap();
+        let forgotten = framed.forgotten.lock().unwrap();
+        let frame = 16 * page();
+        let is_forgotten = |start: u64| forgotten.contains(&(start..start + frame));
+        assert!((0..LEN).step_by(usize_of(frame)).all(is_forgotten), "{forgotten:?}");
     }
 }
 

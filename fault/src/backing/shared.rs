@@ -168,13 +168,17 @@ impl SharedBacking {
         result
     }
 
-    /// Has the inner backing forget what it made with a page, if the file has all of that.
-    fn forget_what_came(&self, page: u64) {
-        let shift = self.file.page.shift();
-        let Some(made) = self.inner.made_with(page << shift) else { return };
-        let pages = made.start >> shift..made.end.div_ceil(1 << shift);
-        if self.run(pages.clone()) == (pages, true) {
-            self.inner.forget(made);
+    /// Has the inner backing forget what it made with some pages, as far as the file has all of that.
+    fn forget_what_came(&self, pages: Range<u64>) {
+        let (shift, mut at) = (self.file.page.shift(), pages.start);
+        while at < pages.end
+            && let Some(bytes) = self.inner.made_with(at << shift)
+        {
+            let made = bytes.start >> shift..bytes.end.div_ceil(1 << shift);
+            at = made.end.max(at + 1);
+            if self.run(made.clone()) == (made, true) {
+                self.inner.forget(bytes);
+            }
         }
     }
 
@@ -260,7 +264,7 @@ impl Backing for SharedBacking {
             if self.has_room() && self.run(open.clone()) != (open.clone(), true) {
                 let wanted = wanted.filter(|page| open.contains(page));
                 self.with_state(|state| self.core.offer(open.clone(), wanted, state));
-                self.forget_what_came(open.start);
+                self.forget_what_came(open.clone());
             }
             let mut at = open.start;
             while at < open.end {
