@@ -558,15 +558,12 @@ impl Core {
         plan: &FaultPlan,
         costs: FaultCosts,
     ) -> Option<Range<u64>> {
-        let pages = GROUP_BYTES >> self.pages.page.shift();
-        let start = (page / pages.max(1) * pages).max(plan.area.start().get());
-        let end = (start + pages).min(plan.area.end().get());
-        let present =
-            (start..end).filter(|&page| self.pages.contents.get(page) == Content::Present);
-        let present = present.count() as u64;
-        let rent = (present + 1) * u64::from(costs.fault_ns);
-        let price = (end.checked_sub(start)?.checked_sub(present)?) * u64::from(costs.page_ns);
-        (present > 0 && 2 * rent >= price).then_some(start..end)
+        let pages = (GROUP_BYTES >> self.pages.page.shift()).max(1);
+        let start = (page / pages * pages).max(plan.area.start().get());
+        let end = (page / pages * pages + pages).min(plan.area.end().get());
+        let is_present = |page: &u64| self.pages.contents.get(*page) == Content::Present;
+        let present = (start..end).filter(is_present).count() as u64;
+        (present > 0 && costs.pays(present + 1, end - start - present)).then_some(start..end)
     }
 
     /// Offers the page `page`, and then others, a few, that are likely to be touched soon.
@@ -600,9 +597,11 @@ impl Core {
         (start..end).contains(&page).then_some(start..end)
     }
 
-    /// Queues the pages that are ready now that one is which a thread waited for.
+    /// Queues the pages that are ready now that one is which a thread waited for, if it is there.
     pub(crate) fn came(&self, page: u64, state: &mut ReaderState) {
-        if let Some(made) = self.made_with(page) {
+        if self.pages.contents.get(page) == Content::Present
+            && let Some(made) = self.made_with(page)
+        {
             self.push_neighbours(page, made, state);
         }
     }

@@ -33,6 +33,16 @@ pub struct FaultCosts {
     pub is_parallel: bool,
 }
 
+impl FaultCosts {
+    /// Returns whether so many faults have cost half of what it costs to map so many pages: then the next one had
+    /// better map them.
+    #[must_use]
+    pub fn pays(self, faults: u64, pages: u64) -> bool {
+        let rent = faults.saturating_mul(u64::from(self.fault_ns));
+        rent.saturating_mul(2) >= pages.saturating_mul(u64::from(self.page_ns))
+    }
+}
+
 impl Default for FaultCosts {
     /// Returns what faults cost before any was measured: values between those of the slowest and of the
     /// fastest machines.
@@ -60,9 +70,8 @@ impl Densities {
     pub(crate) fn window(&mut self, block: usize, costs: FaultCosts) -> u32 {
         let Some(faults) = self.faults.get_mut(block) else { return 0 };
         *faults = faults.saturating_add(1);
-        let rent = u64::from(*faults) * u64::from(costs.fault_ns);
-        let price = u64::from(costs.page_ns) << self.shift;
-        if *faults > 1 && 2 * rent >= price { self.shift } else { 0 }
+        let pays = *faults > 1 && costs.pays(u64::from(*faults), 1 << self.shift);
+        if pays { self.shift } else { 0 }
     }
 
     /// Notes that pages of blocks were given back: their faults are forgotten.
