@@ -2,8 +2,8 @@
 //!
 //! A frame that is decoded into memory which the kernel has yet to give takes a fault a page, as long as a
 //! quarter of its decoding. So memory is taken from the kernel in blocks of 2 MiB, of huge pages where it has
-//! them. A frame is a part of a block, and its memory is for another once no thread reads it. No part is unmapped
-//! before all are, so blocks stay whole.
+//! them. A frame is a part of a block, and its memory is for another once no thread reads it. Parts stay mapped as long
+//! as there is a list for them, so blocks stay whole.
 //!
 //! Lock: one mutex, held for a look at a list; never while memory is mapped.
 
@@ -34,7 +34,7 @@ impl Drop for Memory {
         if let Self::Part(part, home) = self
             && let (Some(part), Some(home)) = (part.take(), home.upgrade())
         {
-            home.lock().entry(part.as_bytes().len()).or_default().push(part);
+            home.lock().entry(part.as_bytes().len()).or_default().returned.push(part);
         }
     }
 }
@@ -68,46 +68,62 @@ impl From<Vec<u8>> for Frame {
 
 /// Parts of blocks that no frame is in, by their length.
 #[derive(Debug, Default)]
-pub(crate) struct FrameRoom(Mutex<HashMap<usize, Vec<Exclusive>>>);
+pub(crate) struct FrameRoom(Mutex<HashMap<usize, Parts>>);
+
+/// Parts of one length.
+#[derive(Debug, Default)]
+struct Parts {
+    returned: Vec<Exclusive>,
+    /// What no part was cut from yet.
+    rest: Option<Exclusive>,
+}
+
+impl Parts {
+    /// Takes a part of `len` bytes.
+    fn take(&mut self, len: ByteLen) -> Option<Exclusive> {
+        self.returned.pop().or_else(|| {
+            let rest = self.rest.take()?;
+            if rest.len() == len {
+                return Some(rest);
+            }
+            let (part, rest) = rest.cut(len).ok()?;
+            self.rest = Some(rest);
+            Some(part)
+        })
+    }
+}
 
 impl FrameRoom {
-    fn lock(&self) -> MutexGuard<'_, HashMap<usize, Vec<Exclusive>>> {
-        // Each change is a single push or pop.
+    fn lock(&self) -> MutexGuard<'_, HashMap<usize, Parts>> {
+        // Each change is a single push, or a part more or less.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns memory for a frame of `len` bytes, which hold anything.
     pub(crate) fn take(self: &Arc<Self>, len: usize) -> Frame {
-        let kept = self.lock().get_mut(&len).and_then(Vec::pop);
-        let Some(part) = kept.or_else(|| self.cut_block(len)) else { return vec![0; len].into() };
+        let Some(part) = self.part(len) else { return vec![0; len].into() };
         Frame(Arc::new(Memory::Part(Some(part), Arc::downgrade(self))))
     }
 
-    /// Takes a block from the kernel, and returns its first part. There is none of a length that cuts pages or is
-    /// longer than half a block, nor where the kernel refuses.
-    fn cut_block(&self, len: usize) -> Option<Exclusive> {
+    /// Takes a part of a block, if need be of a new one. There is none of a length that cuts pages or is longer than
+    /// half a block, nor where the kernel refuses.
+    fn part(&self, len: usize) -> Option<Exclusive> {
         let part = ByteLen::new(len as u64);
-        if part.is_zero() || part.get() > BLOCK / 2 || !len.is_multiple_of(page_bytes()) {
+        let cuts_page = !part.get().is_multiple_of(probe::page_size().bytes());
+        if part.is_zero() || part.get() > BLOCK / 2 || cuts_page {
             return None;
+        }
+        if let Some(kept) = self.lock().get_mut(&len).and_then(|parts| parts.take(part)) {
+            return Some(kept);
         }
         let whole = ByteLen::new(BLOCK / part.get() * part.get());
         let how = Anonymous { huge: HugeAdvice::Advise, ..Anonymous::default() };
-        let (first, mut rest) = Exclusive::anonymous(whole, how).ok()?.cut(part).ok()?;
-        let mut parts = Vec::new();
-        while rest.len() > part {
-            let (front, behind) = rest.cut(part).ok()?;
-            parts.push(front);
-            rest = behind;
-        }
-        parts.push(rest);
-        parts.reverse();
-        self.lock().entry(len).or_default().extend(parts);
+        let (first, rest) = Exclusive::anonymous(whole, how).ok()?.cut(part).ok()?;
+        // Another thread may have taken a block meanwhile, of which the rest goes then.
+        let other = self.lock().entry(len).or_default().rest.replace(rest);
+        drop(other);
         Some(first)
     }
-}
-
-fn page_bytes() -> usize {
-    usize::try_from(probe::page_size().bytes()).unwrap_or(usize::MAX)
 }
 
 #[cfg(test)]
@@ -118,7 +134,7 @@ mod tests {
     fn the_parts_of_a_block_are_disjoint_and_are_used_again() {
         let (len, room) = (64 << 10, Arc::new(FrameRoom::default()));
         let mut frames: Vec<Frame> = (0..32).map(|_| room.take(len)).collect();
-        assert!(room.lock()[&len].is_empty(), "they are one block");
+        assert!(room.lock()[&len].rest.is_none(), "they are one block");
         for (number, frame) in (0..).zip(&mut frames) {
             frame.get_mut().unwrap().fill(number);
         }
@@ -128,7 +144,7 @@ mod tests {
         let (first, second) = (frames[0].as_ptr(), frames[1].clone());
         frames.truncate(2);
         drop(frames);
-        assert_eq!(room.lock()[&len].len(), 31, "one is read still");
+        assert_eq!(room.lock()[&len].returned.len(), 31, "one is read still");
         assert_eq!(second[0], 1);
         let again = room.take(len);
         assert_eq!(again.as_ptr(), first);
