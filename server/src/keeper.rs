@@ -906,6 +906,7 @@ impl Keeper {
     /// Starts the next worker, which gets all connections, those of machines first.
     fn worker_ended(&mut self) {
         let Some(mut worker) = self.worker.take() else { return };
+        let had_all = self.down_since.is_none();
         self.down_since.get_or_insert_with(Instant::now);
         let _ = self.set.remove(&worker.socket);
         let _ = worker.child.kill();
@@ -921,8 +922,13 @@ impl Keeper {
         self.served.deaths += 1;
         let sessions = self.connections.len() - self.greetings();
         self.happened(ServeEvent::WorkerEnded { status, sessions });
-        if ran >= STEADY {
+        // One that served all machines and was killed from outside is no repetition, however soon that was. A kernel
+        // that kills for want of memory is outside too: the machines get on between two deaths. The pause after one
+        // that was killed before does not grow.
+        if ran >= STEADY || (was_killed && had_all) {
             self.failures = 0;
+        } else if was_killed {
+            self.failures = self.failures.min(1);
         }
         // A process that was killed from outside did not die of what it did.
         if let Some(key) = taking.filter(|_| !was_killed)

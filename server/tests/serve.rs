@@ -631,11 +631,12 @@ fn machines_notice_nothing_but_a_pause_when_workers_are_killed() {
         pauses.sort_unstable();
         assert!(!pauses.is_empty());
         eprintln!(
-            "{image}: {} workers killed under {machines} machines; taken over within {:?}, the median of {}, and \
-             {:?} at most",
+            "{image}: {} workers killed under {machines} machines; taken over within {:?}, the median of {}, {:?} in \
+             99 of 100, and {:?} at most",
             served.deaths,
             pauses[pauses.len() / 2],
             pauses.len(),
+            pauses[pauses.len() * 99 / 100],
             pauses[pauses.len() - 1]
         );
         let ended = |event: &&ServeEvent| matches!(event, ServeEvent::Ended { .. });
