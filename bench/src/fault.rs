@@ -118,12 +118,8 @@ pub fn run(settings: &Settings, watch: Watch<'_>) -> Result<Bench, BenchError> {
     if let Some(programs) = &settings.programs {
         program::tables(&mut run, programs)?;
     }
-    if density::is_wanted(&run, &placements) {
-        let file = Source::new(&settings.directory, fitting(settings.density).0)?;
-        file.warm(file.len)?;
-        for placement in placements.iter().filter(|placement| placement.threads == 1) {
-            density::tables(&mut run, &file, placement)?;
-        }
+    if settings.density > ByteLen::ZERO {
+        density::tables(&mut run, fitting(settings.density).0, &placements)?;
     }
     run.session.finish()
 }

@@ -3,12 +3,15 @@
 //!
 //! The file is larger than what the other tables touch: a window that fills much of a small file at
 //! once would look good at every density. The ratio of `auto` to the fastest window of its table is
-//! `ratio_best`.
+//! `ratio_best`. A reader answers for the file; the threads themselves answer for the file and for a memory file.
+
+use std::sync::Arc;
 
 use uzone_pages::ByteLen;
 
 use super::run::{Ours, Run, Visit};
-use super::source::{PAGE, Source};
+use super::scan::Backend;
+use super::source::{self, PAGE, Source};
 use super::touch::{Pattern, Placement};
 use crate::report::Role;
 use crate::suite::{BenchError, Suite};
@@ -24,74 +27,145 @@ struct Density {
     rounds: u32,
 }
 
-const DENSITIES: [Density; 5] = [
+/// What a reader answers for.
+const BY_READER: [Density; 5] = [
     Density { id: "0.2", per_mille: 2, windows: &[0, 4], rounds: u32::MAX },
     Density { id: "1", per_mille: 10, windows: &[0, 4], rounds: u32::MAX },
     Density { id: "5", per_mille: 50, windows: &[0, 4, 9], rounds: 3 },
     Density { id: "20", per_mille: 200, windows: &[4, 9], rounds: 3 },
     Density { id: "100", per_mille: 1000, windows: &[4, 9], rounds: 3 },
 ];
+/// What the threads themselves answer for.
+const IN_THREAD: [Density; 8] = [
+    Density { id: "0.2", per_mille: 2, windows: &[0, 4], rounds: u32::MAX },
+    Density { id: "1", per_mille: 10, windows: &[0, 4], rounds: u32::MAX },
+    Density { id: "2", per_mille: 20, windows: &[0, 4, 9], rounds: u32::MAX },
+    Density { id: "5", per_mille: 50, windows: &[0, 4, 9], rounds: u32::MAX },
+    Density { id: "10", per_mille: 100, windows: &[0, 4, 9], rounds: u32::MAX },
+    Density { id: "20", per_mille: 200, windows: &[0, 4, 9], rounds: u32::MAX },
+    Density { id: "50", per_mille: 500, windows: &[4, 9], rounds: u32::MAX },
+    Density { id: "100", per_mille: 1000, windows: &[4, 9], rounds: u32::MAX },
+];
 /// What every id begins with.
 pub(super) const ID: &str = "fault-density";
 
-/// Returns the id of a table.
-fn id(density: &str, placement: &Placement) -> String {
-    format!("{ID}-{density}{}", placement.id)
+/// The tables of one backend: its pages by their density, and what answers.
+struct Tables<'a> {
+    /// What their ids begin with.
+    id: String,
+    densities: &'static [Density],
+    ours: fn(Option<u8>, &Placement) -> Result<Ours, BenchError>,
+    placement: &'a Placement,
 }
 
-/// Measures the tables of one placement.
-pub(super) fn tables(
-    run: &mut Run<'_>,
-    file: &Source,
-    placement: &Placement,
-) -> Result<(), BenchError> {
-    let len = file.len;
-    let order = Pattern::Random.parts(len, PAGE, 1).concat();
-    for Density { id: density, per_mille, windows, rounds } in DENSITIES {
-        let table = id(density, placement);
-        if !run.wants(&table) {
-            continue;
+impl<'a> Tables<'a> {
+    fn by_reader(placement: &'a Placement) -> Self {
+        Self { id: format!("{ID}-"), densities: &BY_READER, ours: Ours::new, placement }
+    }
+
+    fn in_thread(backend: &str, placement: &'a Placement) -> Self {
+        let id = format!("{ID}-thread-{backend}-");
+        Self { id, densities: &IN_THREAD, ours: Ours::in_thread, placement }
+    }
+
+    /// Returns the id of a table.
+    fn id(&self, density: &Density) -> String {
+        format!("{}{}{}", self.id, density.id, self.placement.id)
+    }
+
+    fn are_wanted(&self, run: &Run<'_>) -> bool {
+        self.densities.iter().any(|density| run.wants(&self.id(density)))
+    }
+
+    fn measure(
+        &self,
+        run: &mut Run<'_>,
+        backend: &Backend<'_>,
+        len: ByteLen,
+    ) -> Result<(), BenchError> {
+        let order = Pattern::Random.parts(len, PAGE, 1).concat();
+        for density in self.densities {
+            if run.wants(&self.id(density)) {
+                let touched = (order.len() * density.per_mille / 1000).max(1);
+                self.table(run, backend, len, density, &[order[..touched].to_vec()])?;
+            }
         }
-        let touched = (order.len() * per_mille / 1000).max(1);
-        let parts = [order[..touched].to_vec()];
-        let visit = Visit { is_timed: false, ..Visit::timed(&parts, placement) };
-        let engine = placement.engine()?;
-        let engine = &engine;
+        Ok(())
+    }
+
+    fn table(
+        &self,
+        run: &mut Run<'_>,
+        backend: &Backend<'_>,
+        len: ByteLen,
+        density: &Density,
+        parts: &[Vec<u64>],
+    ) -> Result<(), BenchError> {
+        let (table, placement) = (self.id(density), self.placement);
+        let visit = Visit { is_timed: false, ..Visit::timed(parts, placement) };
+        let engine = &placement.engine()?;
         let mut suite = Suite::new(len);
-        for window in std::iter::once(None).chain(windows.iter().copied().map(Some)) {
-            let Ours { row, name, options } = Ours::new(window, placement)?;
+        for window in std::iter::once(None).chain(density.windows.iter().copied().map(Some)) {
+            let Ours { row, name, options } = (self.ours)(window, placement)?;
             let role = if window.is_none() { Role::Ours } else { Role::Variant };
             let spec = suite.faults(role, &format!("{table}/{row}"), name, 1, move |row| {
-                let backing = file.backing()?;
-                let memory = placement.by_handler(|| Ok(engine.map(len, backing, &options)?))?;
+                let memory = placement.by_handler(|| backend.lazy(engine, len, &options))?;
                 visit.lazy(row, &memory)
             });
             spec.pages = visit.touched();
             spec.is_rival = true;
         }
-        let rounds = rounds.min(run.settings.rounds);
+        let rounds = density.rounds.min(run.settings.rounds);
         let marked = if rounds < run.settings.rounds {
             format!("; {rounds} rounds, because each takes long")
         } else {
             String::new()
         };
         let title = format!(
-            "A file in the page cache, {density} % of its pages in random order: {len}, {touched} touches"
+            "{}, {} % of its pages in random order: {len}, {} touches",
+            backend.title(),
+            density.id,
+            visit.touched()
         );
         let note = format!(
             "{}; *x best* of auto is its time by the fastest row's{marked}",
             placement.title
         );
         run.session.table(table, title, note);
-        let what = format!("{density} % at random{}", placement.id);
-        suite.run(&what, rounds, run.session.watch, &mut run.session.bench.results)?;
+        let what = format!("{} % at random{}", density.id, placement.id);
+        suite.run(&what, rounds, run.session.watch, &mut run.session.bench.results)
     }
-    Ok(())
 }
 
-/// Returns whether any table was asked for.
-pub(super) fn is_wanted(run: &Run<'_>, placements: &[Placement]) -> bool {
-    let mut ids =
-        placements.iter().flat_map(|placement| DENSITIES.map(|density| id(density.id, placement)));
-    run.settings.density > ByteLen::ZERO && ids.any(|table| run.wants(&table))
+/// Measures the tables that were asked for, of `len` bytes.
+pub(super) fn tables(
+    run: &mut Run<'_>,
+    len: ByteLen,
+    placements: &[Placement],
+) -> Result<(), BenchError> {
+    let alone = placements.iter().filter(|placement| placement.threads == 1);
+    let by_reader: Vec<_> = alone.clone().map(Tables::by_reader).collect();
+    // No reader has a place where threads answer themselves.
+    let in_thread =
+        |backend| alone.clone().take(1).map(move |place| Tables::in_thread(backend, place));
+    let in_thread: [Vec<_>; 2] = ["file", "memfd"].map(|backend| in_thread(backend).collect());
+    let [of_file, of_memory] = in_thread;
+    let of_file: Vec<_> = by_reader.into_iter().chain(of_file).collect();
+    let are_wanted = |tables: &[Tables<'_>]| tables.iter().any(|tables| tables.are_wanted(run));
+    let (file_is_wanted, memory_is_wanted) = (are_wanted(&of_file), are_wanted(&of_memory));
+    if file_is_wanted {
+        let file = Source::new(&run.settings.directory, len)?;
+        file.warm(len)?;
+        let backend = Backend::File(&file, Arc::new(file.map(len)?));
+        for tables in &of_file {
+            tables.measure(run, &backend, len)?;
+        }
+    }
+    if memory_is_wanted {
+        let backend = Backend::Memory(source::memory_file(len, None)?);
+        for tables in &of_memory {
+            tables.measure(run, &backend, len)?;
+        }
+    }
+    Ok(())
 }

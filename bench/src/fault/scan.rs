@@ -59,7 +59,7 @@ impl Backend<'_> {
         }
     }
 
-    fn title(&self) -> &'static str {
+    pub(super) fn title(&self) -> &'static str {
         match self {
             Self::File(..) => "A file in the page cache",
             Self::Memory(_) if self.is_huge() => "A memory file of 2 MiB pages",
