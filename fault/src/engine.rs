@@ -41,10 +41,11 @@ const STAGING: u64 = 256 << 10;
 /// How many faults a mapping remembers at most: those take 768 MiB.
 pub(crate) const TRACED: usize = 1 << 24;
 
-/// After how many faults of a block it has cost as much as mapping the block does, where pages are copied and
-/// where they are mapped.
+/// After how many faults of a block all of it is mapped, where pages are copied and where they are mapped. The
+/// faults have cost about half of what the block costs then, so that pages at random take at most twice the time
+/// of the best window, however many are touched (`fault-density-thread-…` of the benchmark).
 const BLOCK_COPIED: u8 = 90;
-const BLOCK_MAPPED: u8 = 20;
+const BLOCK_MAPPED: u8 = 22;
 
 /// What the threads of a mapping answer their faults with, or why they do not.
 type Answering = Result<(Place, Source), &'static str>;
