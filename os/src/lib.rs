@@ -48,7 +48,7 @@
 //! | `priority` | a thread that runs when no other wants to |
 //! | `privilege` | capabilities given up, and system calls that a filter denies |
 //! | `signals` | signals that end the process: held back, or wanted with its parent's end |
-//! | `unix_socket` | messages between two processes, and descriptors with them |
+//! | `unix_socket` | messages between two processes, and descriptors with them; a socket to connect to |
 //! | `passed` | descriptors that a service manager passes to a program |
 //! | `peer` | the process at the other end of a socket, and the descriptors that it sends |
 //! | `libpmem` | clearing and copying by libpmem, for benchmarks |
@@ -99,7 +99,7 @@ mod shortage;
 pub mod signals;
 mod sync;
 pub mod uffd;
-mod unix_socket;
+pub mod unix_socket;
 mod usage;
 mod write_scan;
 

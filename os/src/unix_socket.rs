@@ -1,17 +1,19 @@
 //! Messages between two processes of one host, each with up to 20 descriptors: [`MessageSocket`]. A
 //! message is received as a whole or not at all, and the end of the other side is reported: a receive
 //! returns the end, a send fails and raises no signal. So neither of two processes waits for one that has
-//! died.
+//! died. And a socket with a name, to which others may connect only once it is prepared: [`bind`], [`listen`].
 //!
 //! Units: lengths are bytes. Source: unix(7), "SCM_RIGHTS" and "SOCK_SEQPACKET".
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::path::Path;
 
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
-    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 
 use crate::errno;
@@ -129,10 +131,36 @@ impl AsFd for MessageSocket {
     }
 }
 
+/// How many connections may wait to be accepted.
+const BACKLOG: i32 = 4096;
+
+/// Makes a socket with a name that does not exist yet. It refuses connections until [`listen`], so that it can be
+/// given its owner and its mode before.
+///
+/// # Errors
+/// The error of socket(2) or bind(2).
+pub fn bind(path: &Path) -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
+    let socket = rustix::net::socket_with(family, kind, flags, None)?;
+    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket)
+}
+
+/// Listens on a socket of [`bind`]; accepting a connection does not wait for one.
+///
+/// # Errors
+/// The error of listen(2).
+pub fn listen(socket: OwnedFd) -> io::Result<UnixListener> {
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(UnixListener::from(socket))
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs::File;
     use std::io::Read;
+    use std::os::unix::net::UnixStream;
 
     use super::*;
 
@@ -182,6 +210,20 @@ mod tests {
     }
 
     #[test]
+    fn a_socket_refuses_connections_until_it_is_prepared() {
+        let path = std::env::temp_dir().join(format!("uzone-os-socket-{}", std::process::id()));
+        let connected = || UnixStream::connect(&path).map(drop).map_err(|cause| cause.kind());
+        let socket = bind(&path).unwrap();
+        assert_eq!(connected(), Err(io::ErrorKind::ConnectionRefused));
+        let listener = listen(socket).unwrap();
+        assert_eq!(connected(), Ok(()));
+        assert!(listener.accept().is_ok());
+        assert_eq!(listener.accept().unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        assert_eq!(bind(&path).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
     fn what_is_too_long_too_short_or_no_such_socket_is_refused() {
         let (one, other) = MessageSocket::pair().unwrap();
         assert_eq!(one.send(b"", &[]).unwrap_err().kind(), io::ErrorKind::InvalidInput);
@@ -196,7 +238,7 @@ mod tests {
         assert_eq!(other.receive(&mut [0; 8]).unwrap().unwrap().len, 4);
         assert!(MessageSocket::from_fd(one.into_fd()).is_ok());
         assert!(MessageSocket::from_fd(File::open("/dev/null").unwrap().into()).is_err());
-        let (stream, _) = std::os::unix::net::UnixStream::pair().unwrap();
+        let (stream, _) = UnixStream::pair().unwrap();
         assert!(MessageSocket::from_fd(stream.into()).is_err());
     }
 }

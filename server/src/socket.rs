@@ -9,6 +9,8 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use uzone_os::unix_socket;
+
 use crate::error::ServeError;
 
 /// How many sockets were made: their first names differ by that.
@@ -37,8 +39,6 @@ impl ListeningSocket {
     /// and leaves the name to this one.
     pub(crate) fn replace(path: &Path, mode: u32, group: Option<u32>) -> Result<Self, ServeError> {
         let failed = |cause| ServeError::Listen { path: path.to_owned(), cause };
-        let not_given =
-            |group| move |cause| ServeError::Group { path: path.to_owned(), group, cause };
         match fs::symlink_metadata(path) {
             Ok(metadata) if !metadata.file_type().is_socket() => {
                 return Err(ServeError::NotASocket { path: path.to_owned() });
@@ -51,12 +51,17 @@ impl ListeningSocket {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let hidden = path.with_file_name(format!(".{}-{number}", std::process::id()));
         let _ = fs::remove_file(&hidden);
-        let bound = UnixListener::bind(&hidden).map_err(failed).and_then(|listener| {
-            listener.set_nonblocking(true).map_err(failed)?;
+        // It is listened on afterwards, so that no process has connected before.
+        let bound = unix_socket::bind(&hidden).map_err(failed).and_then(|socket| {
             if let Some(group) = group {
-                chown(&hidden, None, Some(group)).map_err(not_given(group))?;
+                chown(&hidden, None, Some(group)).map_err(|cause| ServeError::Group {
+                    path: path.to_owned(),
+                    group,
+                    cause,
+                })?;
             }
             fs::set_permissions(&hidden, fs::Permissions::from_mode(mode)).map_err(failed)?;
+            let listener = unix_socket::listen(socket).map_err(failed)?;
             fs::rename(&hidden, path).map_err(failed)?;
             Ok(listener)
         });
