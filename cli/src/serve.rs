@@ -677,11 +677,13 @@ fn work(args: &Args, out: &Output) -> Result<Exit, Failure> {
     if args.check && is_url(image) {
         return Ok(if rights::opens_local_files(args) { Exit::Ok } else { Exit::Permission });
     }
-    let mut worker = Worker::open(image, options.clone().disk_cache(disk))?;
     if args.check {
+        Worker::open(image, options.disk_cache(disk))?;
         return Ok(Exit::Ok);
     }
-    worker.run(io::stdin().as_fd().try_clone_to_owned()?)?;
+    let keeper = io::stdin().as_fd().try_clone_to_owned()?;
+    let mut worker = Worker::open_for(keeper, image, options.clone().disk_cache(disk))?;
+    worker.run()?;
     let Some(estate) = worker.into_estate() else { return Ok(Exit::Ok) };
     out.warn(format_args!(
         "the keeper of this server has died; its worker takes its place, with the rights of a worker: start \

@@ -80,10 +80,17 @@ pub fn control_path(socket: &Path) -> PathBuf {
 }
 
 impl Control {
-    /// Listens beside `socket`, and for HTTP on `metrics`.
+    /// Listens beside `socket`, and for HTTP on `metrics`. A server that accepts no more machines loses the name.
     pub(crate) fn bind(socket: &Path, metrics: Option<SocketAddr>) -> Result<Self, ServeError> {
         let metrics = listen_for_metrics(metrics)?;
-        Self::listen(ListeningSocket::bind(&control_path(socket), MODE, None)?, metrics)
+        let path = control_path(socket);
+        let listening = match ListeningSocket::bind(&path, MODE, None) {
+            Err(ServeError::InUse { .. }) if status(socket).is_ok_and(|it| it.is_draining) => {
+                ListeningSocket::replace(&path, MODE, None)
+            }
+            bound => bound,
+        };
+        Self::listen(listening?, metrics)
     }
 
     /// Listens as [`Control::bind`] does, in the place of a keeper that has handed everything over and leaves

@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
+use std::fs::File;
 use std::io;
 use std::net::{Shutdown, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
@@ -26,7 +27,7 @@ use crate::huge::{AT_ONCE, Collapser, Outcome};
 use crate::link::{self, Report};
 use crate::manager::ServiceManager;
 use crate::options::{OnFailure, ServerOptions};
-use crate::recovery::Recovery;
+use crate::recovery::{HeldFolder, Recovery};
 use crate::sandbox::Sandbox;
 use crate::socket::ListeningSocket;
 use crate::status::{Status, nanoseconds};
@@ -114,12 +115,16 @@ pub struct Keeper {
     image: String,
     /// Where it is.
     image_path: String,
+    /// Its files, by which each worker opens it: other files may have their names by then.
+    files: Vec<(String, File)>,
     /// How the latest worker is confined.
     sandbox: Sandbox,
     /// Whether this process was a worker, and has the rights of one.
     is_confined: bool,
     manager: Option<ServiceManager>,
     recovery: Option<Recovery>,
+    /// The folder of the keeper before, where this process may not write in it.
+    folder: Option<HeldFolder>,
     /// What makes huge pages, once there is something to do.
     collapser: Option<Collapser>,
     options: ServerOptions,
@@ -156,7 +161,7 @@ impl Keeper {
         log: impl Fn(&ServeEvent) + Send + 'static,
         start: impl FnMut(OwnedFd) -> io::Result<Child> + Send + 'static,
     ) -> Result<Self, ServeError> {
-        let mut keeper = Self::started(socket, options, log, start)?;
+        let mut keeper = Self::started(socket, options, log, start, Vec::new())?;
         let socket = ListeningSocket::bind(socket, keeper.options.mode, keeper.options.group)?;
         keeper.set.add(&socket.listener, LISTENER).map_err(ServeError::Wait)?;
         keeper.socket = Some(socket);
@@ -178,7 +183,7 @@ impl Keeper {
         log: impl Fn(&ServeEvent) + Send + 'static,
         start: impl FnMut(OwnedFd) -> io::Result<Child> + Send + 'static,
     ) -> Result<Self, ServeError> {
-        let mut keeper = Self::started(socket, options, log, start)?;
+        let mut keeper = Self::started(socket, options, log, start, Vec::new())?;
         keeper.down_since = Some(Instant::now());
         keeper.open_recovery()?;
         let mut estate = control::take_over(socket, &keeper.image)?;
@@ -197,15 +202,17 @@ impl Keeper {
     /// # Errors
     /// As of [`Keeper::bind`].
     pub fn inherit(
-        estate: Estate,
+        mut estate: Estate,
         socket: &Path,
         options: ServerOptions,
         log: impl Fn(&ServeEvent) + Send + 'static,
         start: impl FnMut(OwnedFd) -> io::Result<Child> + Send + 'static,
     ) -> Result<Self, ServeError> {
-        let mut keeper = Self::started(socket, options, log, start)?;
+        let files = std::mem::take(&mut estate.files);
+        let mut keeper = Self::started(socket, options, log, start, files)?;
         keeper.is_confined = estate.is_confined;
-        if !keeper.is_confined {
+        keeper.recovery = estate.recovery.take();
+        if !keeper.is_confined && keeper.recovery.is_none() {
             keeper.open_recovery()?;
         }
         keeper.enter(estate);
@@ -213,7 +220,8 @@ impl Keeper {
     }
 
     /// Goes on with the socket and the connections of another keeper.
-    fn enter(&mut self, estate: Estate) {
+    fn enter(&mut self, mut estate: Estate) {
+        self.take_what_is_kept(&mut estate);
         let listening = estate
             .socket
             .map(|socket| ListeningSocket::inherit(&self.path, socket, estate.is_named));
@@ -233,11 +241,6 @@ impl Keeper {
             }
         }
         (self.socket, self.connections) = (listening, estate.connections);
-        if let Some(recovery) = &self.recovery {
-            // What is kept of a machine whose log is elsewhere is old, and of one that has ended meanwhile.
-            let kept = self.connections.values().filter(|one| one.log_file.is_some());
-            recovery.discard_others(&kept.map(|connection| connection.id).collect());
-        }
         // This process may have other rights than the one before.
         self.connections.values_mut().for_each(Connection::ask_for_rights);
         (self.next, self.down_since) =
@@ -245,6 +248,31 @@ impl Keeper {
         self.refuse_other_images();
         self.renew();
         self.hand_over();
+    }
+
+    /// Takes what the keeper before has kept of machines, and the machines which that did not know of.
+    fn take_what_is_kept(&mut self, estate: &mut Estate) {
+        match (&self.recovery, estate.folder.take()) {
+            (Some(recovery), folder) => {
+                if let Some(folder) = folder
+                    && let Err(cause) = recovery.absorb(&folder)
+                {
+                    // Of another file system, for instance: all of it is kept anew.
+                    let path = folder.path().display();
+                    tracing::warn!(%cause, %path, "what is kept of machines is written again elsewhere");
+                    estate.connections.values_mut().for_each(|one| one.log_file = None);
+                }
+                recovery.complete(&mut estate.connections);
+                let last = estate.connections.keys().max().copied().unwrap_or(0);
+                estate.next = estate.next.max(last + 1);
+            }
+            (None, folder) => self.folder = folder,
+        }
+    }
+
+    /// Returns the folder with what is kept of machines.
+    fn folder(&self) -> Option<&HeldFolder> {
+        self.recovery.as_ref().map(Recovery::held).or(self.folder.as_ref())
     }
 
     /// Refuses machines that were served from another image by a server that has died.
@@ -263,6 +291,7 @@ impl Keeper {
         options: ServerOptions,
         log: impl Fn(&ServeEvent) + Send + 'static,
         start: impl FnMut(OwnedFd) -> io::Result<Child> + Send + 'static,
+        files: Vec<(String, File)>,
     ) -> Result<Self, ServeError> {
         let mut keeper = Self {
             socket: None,
@@ -272,10 +301,12 @@ impl Keeper {
             user: privilege::user(),
             image: String::new(),
             image_path: String::new(),
+            files,
             sandbox: Sandbox::default(),
             is_confined: false,
             manager: None,
             recovery: None,
+            folder: None,
             collapser: None,
             options,
             log: Box::new(log),
@@ -398,7 +429,7 @@ impl Keeper {
     fn first_words(&mut self) -> Result<(), ServeError> {
         let Some(worker) = &mut self.worker else { return Ok(()) };
         match link::receive_report(&worker.socket, &mut self.room) {
-            Ok(Some((report, log))) => self.handle(report, log),
+            Ok(Some((report, fds))) => self.handle(report, fds),
             Ok(None) | Err(_) => {
                 let status = worker.child.wait().map_err(ServeError::Start)?;
                 return Err(ServeError::Worker { status });
@@ -571,7 +602,11 @@ impl Keeper {
                 let listener = self.socket.as_ref().map(|socket| socket.listener.as_fd());
                 let control = self.control.as_ref();
                 let manager = self.manager.as_ref().map(AsFd::as_fd);
-                if link::hand_heirlooms_over(&worker.socket, listener, control, manager).is_err() {
+                let held = self.recovery.as_ref().map(Recovery::held);
+                let folder = held.or(self.folder.as_ref());
+                let handed =
+                    link::hand_heirlooms_over(&worker.socket, listener, control, manager, folder);
+                if handed.is_err() {
                     return self.worker_ended();
                 }
                 continue;
@@ -630,7 +665,9 @@ impl Keeper {
         // It has ended when this returns, so its logs are final.
         self.worker = None;
         let (connections, listener) = (&self.connections, socket.listener.as_fd());
-        match takeover::give(to, &self.image, listener, connections, self.next) {
+        let given =
+            takeover::give(to, &self.image, listener, connections, self.next, self.folder());
+        match given {
             Ok(()) => {
                 socket.leave();
                 if let Some(control) = &self.control {
@@ -685,14 +722,25 @@ impl Keeper {
     fn hear(&mut self) {
         let Some(worker) = &self.worker else { return };
         match link::receive_report(&worker.socket, &mut self.room) {
-            Ok(Some((report, log))) => self.handle(report, log),
+            Ok(Some((report, fds))) => self.handle(report, fds),
             Ok(None) | Err(_) => self.worker_ended(),
         }
     }
 
-    fn handle(&mut self, report: Report, log: Option<OwnedFd>) {
+    fn handle(&mut self, report: Report, fds: Vec<OwnedFd>) {
         match report {
-            Report::Image(image, path) => (self.image, self.image_path) = (image, path),
+            Report::Image(image, path, names) => {
+                let before = std::mem::replace(&mut self.image, image);
+                if !before.is_empty() && before != self.image {
+                    // It was opened by its name again, or changed in place: no machine gets bytes of both.
+                    for connection in self.connections.values_mut().filter(|it| !it.is_greeting()) {
+                        connection.image.get_or_insert(before.clone());
+                    }
+                    self.refuse_other_images();
+                }
+                self.image_path = path;
+                self.files = names.into_iter().zip(fds.into_iter().map(File::from)).collect();
+            }
             Report::Sandbox(sandbox) => self.sandbox = sandbox,
             Report::Next => {
                 let Some(worker) = &mut self.worker else { return };
@@ -711,7 +759,7 @@ impl Keeper {
                         let _ = self.set.remove(&connection.stream);
                     }
                     connection.is_ended = true;
-                    connection.log = log;
+                    connection.log = fds.into_iter().next();
                     // If it is of another keeper: its file has all of the log before only now.
                     if let Some(recovery) = &self.recovery
                         && connection.may_be_a_machine()
@@ -882,6 +930,8 @@ impl Keeper {
         let (socket, other) = MessageSocket::pair()?;
         self.set.add(&socket, WORKER)?;
         let child = (self.start)(other.into_fd())?;
+        // If it has ended, it reports nothing either.
+        let _ = link::hand_files_over(&socket, &self.files);
         let since = Instant::now();
         self.worker = Some(RunningWorker {
             child,

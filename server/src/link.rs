@@ -1,8 +1,10 @@
 //! What a keeper and its worker send each other over a socket of whole messages: [`Order`] one way,
 //! [`Report`] the other. The worker asks for each connection, so the keeper never waits for it.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -12,6 +14,7 @@ use uzone_os::uffd::PendingFaults;
 use crate::connection::{Connection, Kept, TAKEN_BYTES};
 use crate::control::Control;
 use crate::event::ServeEvent;
+use crate::recovery::HeldFolder;
 use crate::sandbox::Sandbox;
 use crate::status::SessionStats;
 
@@ -34,6 +37,8 @@ struct HeirloomKinds {
     has_control: bool,
     has_metrics: bool,
     has_manager: bool,
+    /// Where the folder is with what is kept of machines.
+    folder: Option<PathBuf>,
 }
 
 /// What the next keeper needs: a worker could not make it.
@@ -46,6 +51,8 @@ pub(crate) struct Heirlooms {
     pub(crate) metrics: Option<OwnedFd>,
     /// The socket to the service manager.
     pub(crate) manager: Option<OwnedFd>,
+    /// The folder with what is kept of machines.
+    pub(crate) folder: Option<HeldFolder>,
 }
 
 impl Heirlooms {
@@ -54,7 +61,9 @@ impl Heirlooms {
         let mut next = |is_there: bool| if is_there { fds.next().map(Some) } else { Some(None) };
         let socket = next(kinds.has_socket)?;
         let (control, metrics) = (next(kinds.has_control)?, next(kinds.has_metrics)?);
-        Some(Self { socket, control, metrics, manager: next(kinds.has_manager)? })
+        let (manager, lock) = (next(kinds.has_manager)?, next(kinds.folder.is_some())?);
+        let folder = kinds.folder.clone().zip(lock).map(|(path, lock)| HeldFolder::of(path, lock));
+        Some(Self { socket, control, metrics, manager, folder })
     }
 }
 
@@ -77,8 +86,9 @@ pub(crate) enum Order {
 /// What the worker sends.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Report {
-    /// Which image it serves, before all else: what tells it from others, and where it is.
-    Image(String, String),
+    /// Which image it serves, before all else: what tells it from others, where it is, and the names of its files,
+    /// which come along.
+    Image(String, String, Vec<String>),
     /// How it is confined.
     Sandbox(Sandbox),
     /// It can take a connection.
@@ -153,6 +163,7 @@ pub(crate) fn hand_heirlooms_over(
     listener: Option<BorrowedFd<'_>>,
     control: Option<&Control>,
     manager: Option<BorrowedFd<'_>>,
+    folder: Option<&HeldFolder>,
 ) -> io::Result<()> {
     let (control, metrics) = control.map_or((None, None), Control::sockets);
     let kinds = HeirloomKinds {
@@ -160,8 +171,10 @@ pub(crate) fn hand_heirlooms_over(
         has_control: control.is_some(),
         has_metrics: metrics.is_some(),
         has_manager: manager.is_some(),
+        folder: folder.map(|folder| folder.path().to_owned()),
     };
-    let fds: Vec<_> = [listener, control, metrics, manager].into_iter().flatten().collect();
+    let lock = folder.map(AsFd::as_fd);
+    let fds: Vec<_> = [listener, control, metrics, manager, lock].into_iter().flatten().collect();
     send_titled(socket, &Title::Socket(kinds), &fds, &[])
 }
 
@@ -185,13 +198,31 @@ pub(crate) fn pass_on(
     send_titled(socket, &Title::Capture(session), &[client.as_fd(), pending.as_fd()], &[])
 }
 
-/// Sends a report.
+/// Sends a report, and what comes along.
 pub(crate) fn report(
     socket: &MessageSocket,
     report: &Report,
-    log: Option<BorrowedFd<'_>>,
+    fds: &[BorrowedFd<'_>],
 ) -> io::Result<()> {
-    send_titled(socket, report, log.as_slice(), &[])
+    send_titled(socket, report, fds, &[])
+}
+
+/// Hands the files over that a worker opens the image by; none if it opens what is there by their names. It is the
+/// first message to a worker.
+pub(crate) fn hand_files_over(socket: &MessageSocket, files: &[(String, File)]) -> io::Result<()> {
+    let names: Vec<&str> = files.iter().map(|(name, _)| &**name).collect();
+    let fds: Vec<_> = files.iter().map(|(_, file)| file.as_fd()).collect();
+    send_titled(socket, &names, &fds, &[])
+}
+
+/// Waits for the files that the keeper hands over.
+pub(crate) fn receive_files(
+    socket: &MessageSocket,
+    room: &mut [u8],
+) -> io::Result<Vec<(String, File)>> {
+    let message = receive_titled::<Vec<String>>(socket, room)?;
+    let Titled { title, fds, .. } = message.ok_or(io::ErrorKind::UnexpectedEof)?;
+    Ok(title.into_iter().zip(fds.into_iter().map(File::from)).collect())
 }
 
 /// Room for a message of either side.
@@ -221,13 +252,13 @@ pub(crate) fn receive(socket: &MessageSocket, room: &mut [u8]) -> io::Result<Opt
     order.map(Some).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
-/// Waits for a report, and the log that may come along. `None` if the worker has ended.
+/// Waits for a report, and what may come along. `None` if the worker has ended.
 pub(crate) fn receive_report(
     socket: &MessageSocket,
     room: &mut [u8],
-) -> io::Result<Option<(Report, Option<OwnedFd>)>> {
+) -> io::Result<Option<(Report, Vec<OwnedFd>)>> {
     let received = receive_titled(socket, room)?;
-    Ok(received.map(|Titled { title, fds, .. }| (title, fds.into_iter().next())))
+    Ok(received.map(|Titled { title, fds, .. }| (title, fds)))
 }
 
 #[cfg(test)]
@@ -279,12 +310,17 @@ mod tests {
         assert!(came.log.is_some() && came.count_descriptors() == connection.count_descriptors());
         ask_for_stats(&keeper).unwrap();
         assert!(matches!(receive(&worker, &mut room).unwrap(), Some(Order::Stats)));
-        hand_heirlooms_over(&keeper, None, None, Some(far.as_fd())).unwrap();
+        hand_heirlooms_over(&keeper, None, None, Some(far.as_fd()), None).unwrap();
         let Some(Order::Keep(heirlooms)) = receive(&worker, &mut room).unwrap() else { panic!() };
         assert!(heirlooms.manager.is_some() && heirlooms.socket.is_none());
-        report(&worker, &Report::Reading(7), Some(far.as_fd())).unwrap();
+        report(&worker, &Report::Reading(7), &[far.as_fd()]).unwrap();
         let came = receive_report(&keeper, &mut room).unwrap().unwrap();
-        assert!(matches!(came, (Report::Reading(7), Some(_))), "{came:?}");
+        assert!(matches!(came, (Report::Reading(7), ref fds) if fds.len() == 1), "{came:?}");
+        let files: Vec<_> =
+            ["a", "b"].map(|name| (name.to_owned(), File::open("/dev/null").unwrap())).into();
+        hand_files_over(&keeper, &files).unwrap();
+        let came = receive_files(&worker, &mut room).unwrap();
+        assert!(came.iter().map(|(name, _)| &**name).eq(["a", "b"]));
         drop(worker);
         assert!(receive_report(&keeper, &mut room).unwrap().is_none());
     }

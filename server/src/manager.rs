@@ -243,17 +243,7 @@ impl Passed {
         };
         let next = connections.keys().max().map_or(1, |last| last + 1);
         let manager = manager.map(OwnedFd::from);
-        let (control, metrics) = (None, None);
-        Ok(Some(Estate {
-            socket: Some(fd),
-            is_named,
-            is_confined: false,
-            control,
-            metrics,
-            manager,
-            connections,
-            next,
-        }))
+        Ok(Some(Estate { is_named, manager, ..Estate::new(Some(fd), connections, next) }))
     }
 
     /// Takes the machines of the server of `socket`. What is left of others is discarded.

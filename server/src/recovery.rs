@@ -6,12 +6,16 @@
 //! log of what the machine gave back is a file too, one for each worker after the other. A worker cannot write
 //! in the folder, nor can one that takes the place of its keeper: what the log states stays true. A keeper that
 //! takes over from that one keeps the machines which have connected to it meanwhile.
+//!
+//! A folder is one server's as long as a process of it lives ([`HeldFolder`]). A server that accepts no more machines
+//! has its folder until the last one has ended, and the next server of that socket has another one meanwhile. What is
+//! in folders that no server has is taken by the one that starts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
@@ -31,17 +35,66 @@ use crate::takeover::Estate;
 /// What tells one start of the system from others.
 const BOOT: &str = "/proc/sys/kernel/random/boot_id";
 
+/// What the names of machines end with.
+const MACHINE: &str = ".machine";
+/// How many servers of one socket may live at a time, all but one of which accept no more machines.
+const SERVERS: u32 = 64;
+
+/// The folder of one server. Only that uses it, as long as one of its processes lives: each has a descriptor
+/// of the folder, which is locked, and the lock goes with the last of them.
+#[derive(Debug)]
+pub(crate) struct HeldFolder {
+    path: PathBuf,
+    lock: File,
+}
+
+impl HeldFolder {
+    /// Goes on with the folder of another process, which had locked it.
+    pub(crate) fn of(path: PathBuf, lock: OwnedFd) -> Self {
+        Self { path, lock: lock.into() }
+    }
+
+    /// Locks a folder. `None` if another server has it, or it is not there.
+    fn hold(path: PathBuf) -> io::Result<Option<Self>> {
+        let lock = match File::open(&path) {
+            Err(cause) if cause.kind() == io::ErrorKind::NotFound => return Ok(None),
+            opened => opened?,
+        };
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Ok(None),
+            Err(TryLockError::Error(cause)) => return Err(cause),
+        }
+        // The server that had it may have removed it meanwhile.
+        let (held, there) = (lock.metadata()?, fs::metadata(&path));
+        let is_there = there.is_ok_and(|it| (it.dev(), it.ino()) == (held.dev(), held.ino()));
+        Ok(is_there.then_some(Self { path, lock }))
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl AsFd for HeldFolder {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.lock.as_fd()
+    }
+}
+
 /// The folder of the server with one socket.
 #[derive(Debug)]
 pub struct Recovery {
-    folder: PathBuf,
+    held: HeldFolder,
+    /// The folders of other servers of that socket, if they are there.
+    others: Vec<PathBuf>,
     boot: String,
 }
 
 impl Drop for Recovery {
     /// Removes the folder, unless it has machines, which the next server of that socket goes on with.
     fn drop(&mut self) {
-        let _ = fs::remove_dir(&self.folder);
+        let _ = fs::remove_dir(&self.held.path);
     }
 }
 
@@ -58,8 +111,8 @@ struct State {
 }
 
 impl Recovery {
-    /// Opens the part of `folder` that belongs to the server of `socket`, and makes it if it is not there.
-    /// Only its owner may read it.
+    /// Opens the part of `folder` that belongs to the server of `socket`, and makes it if it is not there. It is
+    /// another part while an earlier server of that socket lives. Only its owner may read it.
     ///
     /// # Errors
     /// [`ServeError::Recovery`] if it cannot be made, or other users can write in it or rename it.
@@ -69,11 +122,26 @@ impl Recovery {
     }
 
     fn open_part(folder: &Path, socket: &Path) -> io::Result<Self> {
-        let part = folder.join(name_of(socket)?);
-        DirBuilder::new().recursive(true).mode(0o700).create(&part)?;
+        let name = name_of(socket)?;
+        let part_of = |number| match number {
+            1 => folder.join(&name),
+            number => folder.join(format!("{name}.{number}")),
+        };
+        let mut held = None;
+        for part in (1..=SERVERS).map(part_of) {
+            DirBuilder::new().recursive(true).mode(0o700).create(&part)?;
+            held = HeldFolder::hold(part)?;
+            if held.is_some() {
+                break;
+            }
+        }
+        let reason =
+            || io::Error::new(io::ErrorKind::ResourceBusy, "servers of this socket have it");
+        let held = held.ok_or_else(reason)?;
+        let part = &held.path;
         // What another user could write there would have this process take any descriptor of any process.
         let own = fs::metadata("/proc/self")?.uid();
-        let (of, outer) = (fs::metadata(&part)?, fs::metadata(folder)?);
+        let (of, outer) = (fs::metadata(part)?, fs::metadata(folder)?);
         let is_private = of.uid() == own && of.mode() & 0o077 == 0;
         // In a folder that others write to, the sticky bit keeps them from renaming what is not theirs.
         let is_kept = [0, own].contains(&outer.uid())
@@ -90,15 +158,45 @@ impl Recovery {
         let _ = fs::remove_file(&probe);
         made?;
         let boot = fs::read_to_string(BOOT)?.trim().to_owned();
-        Ok(Self { folder: part, boot })
+        let others = (1..=SERVERS).map(part_of).filter(|other| *other != held.path).collect();
+        Ok(Self { held, others, boot })
+    }
+
+    /// Returns the folder.
+    pub(crate) fn held(&self) -> &HeldFolder {
+        &self.held
     }
 
     fn machine(&self, id: u64) -> PathBuf {
-        self.folder.join(format!("{id:x}.machine"))
+        self.held.path.join(format!("{id:x}{MACHINE}"))
     }
 
     fn log(&self, id: u64) -> PathBuf {
-        self.folder.join(format!("{id:x}.log"))
+        self.held.path.join(format!("{id:x}.log"))
+    }
+
+    /// Takes all that is in the folder of a server which ends, and removes that.
+    pub(crate) fn absorb(&self, other: &HeldFolder) -> io::Result<()> {
+        let mut names = Vec::new();
+        for entry in fs::read_dir(&other.path)? {
+            names.push(entry?.file_name());
+        }
+        // The logs first: a machine without one is taken for one that gave nothing back.
+        names.sort_by_key(|name| name.as_bytes().ends_with(MACHINE.as_bytes()));
+        for name in names {
+            fs::rename(other.path.join(&name), self.held.path.join(&name))?;
+        }
+        fs::remove_dir(&other.path)
+    }
+
+    /// Takes all that is in the folders of servers which have ended.
+    fn absorb_the_dead(&self) -> io::Result<()> {
+        for path in &self.others {
+            if let Some(other) = HeldFolder::hold(path.clone())? {
+                self.absorb(&other)?;
+            }
+        }
+        Ok(())
     }
 
     /// Keeps a machine, with what its monitor sent so far.
@@ -147,11 +245,6 @@ impl Recovery {
     /// Makes the file for the log of a machine. A connection has one for good, also in the next processes.
     pub(crate) fn make_log(&self, connection: &mut Connection) -> io::Result<()> {
         if connection.log_file.is_none() {
-            // An empty folder was removed by the server before, or one that could not have this socket.
-            match DirBuilder::new().mode(0o700).create(&self.folder) {
-                Err(cause) if cause.kind() != io::ErrorKind::AlreadyExists => return Err(cause),
-                _ => {}
-            }
             let mut options = OpenOptions::new();
             options.read(true).write(true).create_new(true).mode(0o600);
             connection.log_file = Some(options.open(self.log(connection.id))?.into());
@@ -172,12 +265,41 @@ impl Recovery {
         }
     }
 
-    /// Gives up all machines but these.
-    pub(crate) fn discard_others(&self, kept: &BTreeSet<u64>) {
-        match self.machines() {
-            Ok(machines) => machines.difference(kept).for_each(|id| self.discard(*id)),
+    /// Takes the machines that are kept and are not among `connections`: a worker in the place of its keeper lacks
+    /// those that it had not been handed. What is kept of machines that have ended goes, and what is kept of those
+    /// whose log is elsewhere, which is old.
+    pub(crate) fn complete(&self, connections: &mut BTreeMap<u64, Connection>) {
+        let ids = match self.machines() {
+            Ok(ids) => ids,
             Err(cause) => {
-                tracing::warn!(%cause, path = %self.folder.display(), "what is kept of machines stays");
+                let path = self.held.path.display();
+                return tracing::warn!(%cause, %path, "what is kept of machines stays");
+            }
+        };
+        let known: BTreeMap<u64, bool> = connections
+            .values()
+            .map(|connection| (connection.id, connection.log_file.is_some()))
+            .collect();
+        for id in ids {
+            match known.get(&id) {
+                Some(true) => {}
+                Some(false) => self.discard(id),
+                None => self.add(id, connections),
+            }
+        }
+    }
+
+    /// Adds a machine that is kept, unless it has ended.
+    fn add(&self, id: u64, connections: &mut BTreeMap<u64, Connection>) {
+        match self.recover(id) {
+            Ok((session, connection)) => {
+                let free = connections.keys().max().map_or(1, |last: &u64| last + 1);
+                let is_taken = connections.contains_key(&session);
+                connections.insert(if is_taken { free } else { session }, connection);
+            }
+            Err(cause) => {
+                tracing::warn!(%cause, "a machine of the server before is not recovered");
+                self.discard(id);
             }
         }
     }
@@ -185,7 +307,7 @@ impl Recovery {
     /// Returns the machines that are kept, also those of which a server that was killed has left a part.
     fn machines(&self) -> io::Result<BTreeSet<u64>> {
         let mut ids = BTreeSet::new();
-        for entry in fs::read_dir(&self.folder)? {
+        for entry in fs::read_dir(&self.held.path)? {
             let name = entry?.file_name();
             let id = name.to_str().and_then(|name| name.split('.').next());
             ids.extend(id.and_then(|id| u64::from_str_radix(id, 16).ok()));
@@ -193,52 +315,30 @@ impl Recovery {
         Ok(ids)
     }
 
-    /// Takes the machines of a server that was killed, and listens on `socket` with the mode and the group of
+    /// Takes the machines of servers that were killed, and listens on `socket` with the mode and the group of
     /// `options`. `None` if there are none.
     ///
     /// # Errors
     /// [`ServeError`]: the folder cannot be read, or the socket cannot be made, since another server has it
     /// for instance.
     pub fn estate(
-        &self,
+        self,
         socket: &Path,
         options: &ServerOptions,
     ) -> Result<Option<Estate>, ServeError> {
-        let failed = |cause| ServeError::Recovery { path: self.folder.clone(), cause };
-        let ids = self.machines().map_err(failed)?;
+        let failed = |cause| ServeError::Recovery { path: self.held.path.clone(), cause };
+        let ids = self.absorb_the_dead().and_then(|()| self.machines()).map_err(failed)?;
         if ids.is_empty() {
             return Ok(None);
         }
         // First, so that no other server has these machines.
         let listener = ListeningSocket::bind(socket, options.mode, options.group)?;
         let mut connections = BTreeMap::new();
-        for id in ids {
-            match self.recover(id) {
-                Ok((session, connection)) => {
-                    let free = connections.keys().max().map_or(1, |last: &u64| last + 1);
-                    let is_taken = connections.contains_key(&session);
-                    connections.insert(if is_taken { free } else { session }, connection);
-                }
-                Err(cause) => {
-                    tracing::warn!(%cause, "a machine of the server before is not recovered");
-                    self.discard(id);
-                }
-            }
-        }
+        ids.into_iter().for_each(|id| self.add(id, &mut connections));
         let next = connections.keys().max().map_or(1, |last| last + 1);
         let listen = |cause| ServeError::Listen { path: socket.to_owned(), cause };
         let socket = Some(listener.into_fd().map_err(listen)?);
-        let (control, metrics, manager) = (None, None, None);
-        Ok(Some(Estate {
-            socket,
-            is_named: true,
-            is_confined: false,
-            control,
-            metrics,
-            manager,
-            connections,
-            next,
-        }))
+        Ok(Some(Estate { recovery: Some(self), ..Estate::new(socket, connections, next) }))
     }
 
     /// Takes a machine whose process has its userfaultfd still.
@@ -307,28 +407,76 @@ mod tests {
 
     use super::*;
 
+    fn connection(id: u64) -> Connection {
+        let (near, _far) = UnixStream::pair().unwrap();
+        let peer = Peer::of(&near).unwrap();
+        let mut connection = Connection::new(near, peer);
+        connection.id = id;
+        connection
+    }
+
+    fn connection_with_a_log(id: u64) -> Connection {
+        let mut connection = connection(id);
+        connection.log_file = Some(File::open("/dev/null").unwrap().into());
+        connection
+    }
+
     #[test]
     fn what_is_kept_of_machines_that_have_ended_is_discarded_and_the_rest_stays() {
         let folder = std::env::temp_dir().join(format!("uzone-recovery-{}", std::process::id()));
         let recovery = Recovery::open(&folder, Path::new("/tmp/s")).unwrap();
         let names = ["a1.machine", "a1.log", "b2.machine", "b2.part", "b2.log", "c3.log", "other"];
         for name in names {
-            fs::write(recovery.folder.join(name), "").unwrap();
+            fs::write(recovery.held.path.join(name), "").unwrap();
         }
-        recovery.discard_others(&BTreeSet::from([0xa1, 0xff]));
-        let left = fs::read_dir(&recovery.folder).unwrap();
+        let mut connections = BTreeMap::from([(1, connection_with_a_log(0xa1))]);
+        recovery.complete(&mut connections);
+        assert_eq!(connections.len(), 1, "nothing was recovered");
+        let left = fs::read_dir(&recovery.held.path).unwrap();
         let left: BTreeSet<_> = left.map(|entry| entry.unwrap().file_name()).collect();
         assert_eq!(left, ["a1.log", "a1.machine", "other"].map(Into::into).into());
         // A folder with machines stays for the next server, and an empty one goes.
-        let again = Recovery::open(&folder, Path::new("/tmp/s")).unwrap();
-        let part = recovery.folder.clone();
+        let part = recovery.held.path.clone();
         drop(recovery);
         assert!(part.exists());
+        let again = Recovery::open(&folder, Path::new("/tmp/s")).unwrap();
+        assert_eq!(again.held.path, part);
         for entry in fs::read_dir(&part).unwrap() {
             fs::remove_file(entry.unwrap().path()).unwrap();
         }
         drop(again);
         assert!(!part.exists());
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn a_server_has_its_folder_alone_and_gets_what_dead_ones_have_left() {
+        let folder = std::env::temp_dir().join(format!("uzone-held-{}", std::process::id()));
+        let open = || Recovery::open(&folder, Path::new("/tmp/s")).unwrap();
+        let (first, second) = (open(), open());
+        assert_ne!(first.held.path, second.held.path, "the first lives");
+        let keeps = |recovery: &Recovery, id: u64| {
+            let mut connection = connection(id);
+            recovery.make_log(&mut connection).unwrap();
+            fs::write(recovery.machine(id), "").unwrap();
+        };
+        keeps(&first, 1);
+        keeps(&second, 2);
+        // A worker has the lock as well, and goes on after its keeper.
+        let lock = first.held.as_fd().try_clone_to_owned().unwrap();
+        let worker = HeldFolder::of(first.held.path.clone(), lock);
+        drop(first);
+        let third = open();
+        third.absorb_the_dead().unwrap();
+        assert_eq!(third.machines().unwrap(), BTreeSet::new(), "both live");
+        drop((worker, second));
+        third.absorb_the_dead().unwrap();
+        assert_eq!(third.machines().unwrap(), BTreeSet::from([1, 2]));
+        assert!(third.log(1).exists() && third.machine(2).exists());
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 1, "the folders of the others are gone");
+        // The next one has a folder that no server has, and goes on there.
+        drop(third);
+        assert_eq!(open().held.path, folder.join(name_of(Path::new("/tmp/s")).unwrap()));
         fs::remove_dir_all(folder).unwrap();
     }
 

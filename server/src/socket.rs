@@ -4,7 +4,7 @@
 use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt, chown};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, chown};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,8 +21,15 @@ static NEXT: AtomicU64 = AtomicU64::new(0);
 pub(crate) struct ListeningSocket {
     pub(crate) listener: UnixListener,
     path: PathBuf,
+    /// What tells the file with the name from another process's, which took the name meanwhile.
+    file: Option<(u64, u64)>,
     /// Whether the name is another process's now.
     is_left: bool,
+}
+
+/// Returns what tells a file from others.
+fn file_at(path: &Path) -> Option<(u64, u64)> {
+    fs::symlink_metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()))
 }
 
 impl ListeningSocket {
@@ -62,19 +69,22 @@ impl ListeningSocket {
             }
             fs::set_permissions(&hidden, fs::Permissions::from_mode(mode)).map_err(failed)?;
             let listener = unix_socket::listen(socket).map_err(failed)?;
+            let file = file_at(&hidden);
             fs::rename(&hidden, path).map_err(failed)?;
-            Ok(listener)
+            Ok((listener, file))
         });
         if bound.is_err() {
             let _ = fs::remove_file(&hidden);
         }
-        Ok(Self { listener: bound?, path: path.to_owned(), is_left: false })
+        let (listener, file) = bound?;
+        Ok(Self { listener, path: path.to_owned(), file, is_left: false })
     }
 
     /// Goes on with the socket of another process, which left it. Its name is this process's to remove if
     /// `is_named`.
     pub(crate) fn inherit(path: &Path, fd: OwnedFd, is_named: bool) -> Self {
-        Self { listener: UnixListener::from(fd), path: path.to_owned(), is_left: !is_named }
+        let (listener, file) = (UnixListener::from(fd), file_at(path));
+        Self { listener, path: path.to_owned(), file, is_left: !is_named }
     }
 
     /// Returns the descriptor, and leaves the name.
@@ -96,7 +106,7 @@ impl ListeningSocket {
 
 impl Drop for ListeningSocket {
     fn drop(&mut self) {
-        if self.is_left {
+        if self.is_left || self.file != file_at(&self.path) {
             return;
         }
         // If it is gone already, there is nothing to remove.
@@ -133,7 +143,12 @@ mod tests {
         let error = ListeningSocket::bind(&folder.join("file"), 0o600, None).unwrap_err();
         assert!(matches!(error, ServeError::NotASocket { .. }), "{error}");
         assert_eq!(fs::read(folder.join("file")).unwrap(), b"kept");
+        // Nor does a server remove the name of the one after it.
+        fs::remove_file(&path).unwrap();
+        let second = ListeningSocket::bind(&path, 0o600, None).unwrap();
         drop(first);
+        assert!(UnixStream::connect(&path).is_ok());
+        drop(second);
         assert_eq!(fs::read_dir(&folder).unwrap().count(), 1, "nothing else is left");
         fs::remove_dir_all(&folder).unwrap();
     }

@@ -3,8 +3,10 @@
 //! has sent [`Piece::Go`], everything is its own, and afterwards the next one's.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -14,6 +16,7 @@ use uzone_os::uffd::{EventSet, ReadyKeys};
 use crate::connection::{Connection, Kept};
 use crate::link::{self, Titled};
 use crate::manager::ServiceManager;
+use crate::recovery::{HeldFolder, Recovery};
 
 /// How long the other side may take for a message.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -21,8 +24,14 @@ const PATIENCE: Duration = Duration::from_secs(3);
 /// A message between two keepers.
 #[derive(Debug, Serialize, Deserialize)]
 enum Piece {
-    /// What the image of the first is, so that the next one serves no other; and how many sessions it had.
-    Start { image: String, next: u64 },
+    /// What the image of the first is, so that the next one serves no other; how many sessions it had; and the folder
+    /// with what it keeps of machines, which comes along locked.
+    Start {
+        image: String,
+        next: u64,
+        #[serde(default)]
+        folder: Option<PathBuf>,
+    },
     /// The socket that monitors connect to comes along.
     Socket,
     /// A connection comes along.
@@ -51,9 +60,35 @@ pub struct Estate {
     pub(crate) connections: BTreeMap<u64, Connection>,
     /// The number of the next connection.
     pub(crate) next: u64,
+    /// The folder of the keeper before with what it kept of machines, or that of this one, with these machines.
+    pub(crate) folder: Option<HeldFolder>,
+    pub(crate) recovery: Option<Recovery>,
+    /// The files that the image is opened by, unless they are opened by their names.
+    pub(crate) files: Vec<(String, File)>,
 }
 
 impl Estate {
+    /// What a keeper has that was started with all rights: a socket with a name of its own, and machines.
+    pub(crate) fn new(
+        socket: Option<OwnedFd>,
+        connections: BTreeMap<u64, Connection>,
+        next: u64,
+    ) -> Self {
+        Self {
+            socket,
+            is_named: true,
+            is_confined: false,
+            control: None,
+            metrics: None,
+            manager: None,
+            connections,
+            next,
+            folder: None,
+            recovery: None,
+            files: Vec::new(),
+        }
+    }
+
     /// Returns the service manager of the keeper before, if it had one.
     #[must_use]
     pub fn manager(&self) -> Option<ServiceManager> {
@@ -83,8 +118,11 @@ pub(crate) fn give(
     socket: BorrowedFd<'_>,
     connections: &BTreeMap<u64, Connection>,
     next: u64,
+    folder: Option<&HeldFolder>,
 ) -> io::Result<()> {
-    link::send_titled(to, &Piece::Start { image: image.to_owned(), next }, &[], &[])?;
+    let path = folder.map(|folder| folder.path().to_owned());
+    let start = Piece::Start { image: image.to_owned(), next, folder: path };
+    link::send_titled(to, &start, folder.map(AsFd::as_fd).as_slice(), &[])?;
     link::send_titled(to, &Piece::Socket, &[socket], &[])?;
     for (number, connection) in connections {
         let fds = connection.descriptors();
@@ -106,8 +144,11 @@ pub(crate) fn give(
 pub(crate) fn take(from: &MessageSocket, image: &str) -> io::Result<Estate> {
     let mut room = link::room();
     let (mut socket, mut connections) = (None, BTreeMap::new());
-    let next = match receive(from, &mut room)?.title {
-        Piece::Start { image: other, next } if other == image => next,
+    let Titled { title, fds, .. } = receive(from, &mut room)?;
+    let (next, folder) = match title {
+        Piece::Start { image: other, next, folder } if other == image => {
+            (next, folder.zip(fds.into_iter().next()))
+        }
         Piece::Start { .. } => {
             return Err(io::Error::other("it serves another image, or its file was replaced"));
         }
@@ -129,18 +170,8 @@ pub(crate) fn take(from: &MessageSocket, image: &str) -> io::Result<Estate> {
     link::send_titled(from, &Piece::Taken, &[], &[])?;
     match receive(from, &mut room)?.title {
         Piece::Go => {
-            let (control, metrics, manager) = (None, None, None);
-            let socket = Some(socket);
-            Ok(Estate {
-                socket,
-                is_named: true,
-                is_confined: false,
-                control,
-                metrics,
-                manager,
-                connections,
-                next,
-            })
+            let folder = folder.map(|(path, lock)| HeldFolder::of(path, lock));
+            Ok(Estate { folder, ..Estate::new(Some(socket), connections, next) })
         }
         other => unexpected(&other),
     }

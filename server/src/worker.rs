@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::fs::File;
 use std::io;
 use std::iter;
 use std::os::fd::{AsFd, OwnedFd};
@@ -52,8 +53,11 @@ pub struct Worker {
     shared: Option<Arc<SharedBacking>>,
     /// What tells the image from others.
     image: String,
-    /// Where it is.
+    /// Where it is, and its files.
     path: String,
+    files: Vec<(String, File)>,
+    /// The keeper, if this process is a worker of one.
+    keeper: Option<Arc<MessageSocket>>,
     engine: Engine,
     options: ServerOptions,
     set: EventSet,
@@ -93,6 +97,30 @@ impl Worker {
     /// # Errors
     /// [`ServeError`]: the image cannot be read, or a thread is refused.
     pub fn open(image: &Path, options: ServerOptions) -> Result<Self, ServeError> {
+        Self::open_by(image, options, Vec::new())
+    }
+
+    /// Opens `image` for a keeper, by the descriptor that its start of this process was given. If the image was open in
+    /// an earlier worker, it is the same, although its files may have been replaced since.
+    ///
+    /// # Errors
+    /// As of [`Worker::open`]; [`ServeError::Wait`] if `keeper` is no such descriptor.
+    pub fn open_for(
+        keeper: OwnedFd,
+        image: &Path,
+        options: ServerOptions,
+    ) -> Result<Self, ServeError> {
+        let keeper = MessageSocket::from_fd(keeper).map_err(ServeError::Wait)?;
+        let files = link::receive_files(&keeper, &mut link::room()).map_err(ServeError::Wait)?;
+        let worker = Self::open_by(image, options, files)?;
+        Ok(Self { keeper: Some(Arc::new(keeper)), ..worker })
+    }
+
+    fn open_by(
+        image: &Path,
+        options: ServerOptions,
+        files: Vec<(String, File)>,
+    ) -> Result<Self, ServeError> {
         // Once this thread is confined, it makes no userfaultfd.
         let _ = ReaderPlacement::of_this_process();
         let sandbox =
@@ -105,7 +133,7 @@ impl Worker {
             // Opening it starts the threads that fetch.
             confine(&mut sandbox, &options, Files::remote());
         }
-        let opened = open(image, &options).map_err(|error| match error {
+        let opened = open(image, &options, files).map_err(|error| match error {
             ServeError::Image(cause)
                 if cause.kind() == ErrorKind::PermissionDenied && !is_remote =>
             {
@@ -113,7 +141,8 @@ impl Worker {
             }
             error => error,
         });
-        let Opened { backing, image: identity, root, files, working_set, page_bytes } = opened?;
+        let Opened { backing, image: identity, root, opened, files, working_set, page_bytes } =
+            opened?;
         let pages = pages_ahead(&options.prefetch, working_set, root)?;
         let recording = options.record.clone().map(|path| {
             let recording = Recording::open(working_set::file_of(&path, root), page_bytes);
@@ -128,6 +157,8 @@ impl Worker {
             shared: None,
             image: identity,
             path,
+            files: opened,
+            keeper: None,
             engine,
             sandbox,
             options,
@@ -150,19 +181,21 @@ impl Worker {
         &self.sandbox
     }
 
-    /// Serves the machines that a keeper hands over, by the descriptor that its start of this process was
-    /// given. Returns when the keeper has ended: [`Worker::into_estate`] is what it leaves.
+    /// Serves the machines that the keeper hands over. Returns when that has ended: [`Worker::into_estate`] is what
+    /// it leaves. Without a keeper it returns at once.
     ///
     /// # Errors
-    /// [`ServeError::Wait`] if the system refuses to wait, or `keeper` is no such descriptor.
-    pub fn run(&mut self, keeper: OwnedFd) -> Result<(), ServeError> {
-        let keeper = Arc::new(MessageSocket::from_fd(keeper).map_err(ServeError::Wait)?);
+    /// [`ServeError::Wait`] if the system refuses to wait.
+    pub fn run(&mut self) -> Result<(), ServeError> {
+        let Some(keeper) = self.keeper.clone() else { return Ok(()) };
         self.set.add(&*keeper, KEEPER).map_err(ServeError::Wait)?;
         let (mut room, mut ready) = (link::room(), ReadyKeys::new());
-        let image = Report::Image(self.image.clone(), self.path.clone());
-        let mut is_kept = link::report(&keeper, &image, None)
-            .and_then(|()| link::report(&keeper, &Report::Sandbox(self.sandbox.clone()), None))
-            .and_then(|()| link::report(&keeper, &Report::Next, None))
+        let (names, files): (Vec<_>, Vec<_>) =
+            self.files.iter().map(|(name, file)| (name.clone(), file.as_fd())).unzip();
+        let image = Report::Image(self.image.clone(), self.path.clone(), names);
+        let mut is_kept = link::report(&keeper, &image, &files)
+            .and_then(|()| link::report(&keeper, &Report::Sandbox(self.sandbox.clone()), &[]))
+            .and_then(|()| link::report(&keeper, &Report::Next, &[]))
             .is_ok();
         while is_kept {
             self.wait(&mut ready)?;
@@ -185,11 +218,11 @@ impl Worker {
             for (number, blocks) in self.huge.find(&mut self.sessions) {
                 let blocks = blocks.into_iter().map(Vaddr::get).collect();
                 // Without a keeper there is no right to it either.
-                let _ = link::report(&keeper, &Report::Blocks(number, blocks), None);
+                let _ = link::report(&keeper, &Report::Blocks(number, blocks), &[]);
             }
             self.end_the_gone(|event| {
                 // Without a keeper there is no log.
-                let _ = link::report(&keeper, &Report::Event(event), None);
+                let _ = link::report(&keeper, &Report::Event(event), &[]);
             });
         }
         Ok(())
@@ -208,11 +241,17 @@ impl Worker {
         let next = self.sessions.keys().max().map_or(1, |last| last + 1);
         let sessions = self.sessions.into_iter();
         // Each stops reading events before its log goes on.
-        let connections = sessions.map(|(number, session)| (number, session.into_connection()));
-        let Heirlooms { socket, control, metrics, manager } = self.heirlooms?;
-        let is_confined = true;
-        let (is_named, connections) = (true, connections.collect());
-        Some(Estate { socket, is_named, is_confined, control, metrics, manager, connections, next })
+        let connections = sessions.map(|(number, session)| {
+            let mut connection = session.into_connection();
+            // A worker of the next keeper may find another one.
+            connection.image.get_or_insert(self.image.clone());
+            (number, connection)
+        });
+        let connections = connections.collect();
+        let Heirlooms { socket, control, metrics, manager, folder } = self.heirlooms?;
+        let (is_confined, files) = (true, self.files);
+        let estate = Estate::new(socket, connections, next);
+        Some(Estate { is_confined, control, metrics, manager, folder, files, ..estate })
     }
 
     fn wait(&self, ready: &mut ReadyKeys) -> Result<(), ServeError> {
@@ -357,13 +396,13 @@ impl Worker {
             Order::Stats => {
                 for (number, session) in &self.sessions {
                     let stats = Report::Stats(*number, session.stats());
-                    if link::report(keeper, &stats, None).is_err() {
+                    if link::report(keeper, &stats, &[]).is_err() {
                         return false;
                     }
                 }
             }
         }
-        link::report(keeper, &Report::Next, None).is_ok()
+        link::report(keeper, &Report::Next, &[]).is_ok()
     }
 
     /// Takes a connection, whose message may not be whole yet.
@@ -380,7 +419,7 @@ impl Worker {
             }
             // A probe of whether there is a server.
             (Err(HandshakeError::Ended(0)), _) if !connection.has_descriptors() => {
-                let _ = link::report(keeper, &Report::Probe(number), None);
+                let _ = link::report(keeper, &Report::Probe(number), &[]);
                 return;
             }
             (Err(error), _) => Err(error.to_string()),
@@ -391,7 +430,7 @@ impl Worker {
             let _ = dialect.reply(&stream, &Reply::Refused { reason: reason.clone() }, None);
         }
         // If it was not sent, the keeper has ended, which the next receive finds.
-        let _ = link::report(keeper, &refused(number, pid, reason), None);
+        let _ = link::report(keeper, &refused(number, pid, reason), &[]);
     }
 
     /// Answers a program that asks for the image.
@@ -474,7 +513,7 @@ impl Worker {
         // The keeper has the log before the first event is read.
         let log = removals.fd().ok_or("the log has no descriptor")?;
         connection.log = Some(log.try_clone_to_owned().map_err(|cause| text(&cause))?);
-        link::report(keeper, &Report::Reading(number), Some(log))
+        link::report(keeper, &Report::Reading(number), &[log])
             .and_then(|()| link::receive(keeper, &mut link::room()))
             .map_err(|cause| format!("the keeper does not answer: {cause}"))?;
         // More of the stream means nothing.
@@ -493,7 +532,7 @@ impl Worker {
             engine: &self.engine,
             options: &self.options,
             prefetch: &self.prefetch,
-            log: Arc::new(move |event| link::report(&link, &Report::Event(event), None).is_ok()),
+            log: Arc::new(move |event| link::report(&link, &Report::Event(event), &[]).is_ok()),
         })?;
         for fd in session.watched() {
             self.set.add(fd, number).map_err(|cause| text(&cause))?;
@@ -600,6 +639,8 @@ struct Opened {
     /// What tells it from others: its root hash, or which file it is.
     image: String,
     root: Root,
+    /// Its files, with their names.
+    opened: Vec<(String, File)>,
     /// What it is read from.
     files: Files,
     /// The pages that an earlier run touched.
@@ -608,9 +649,13 @@ struct Opened {
 }
 
 /// Opens a packed image, or the raw bytes of memory.
-fn open(path: &Path, options: &ServerOptions) -> Result<Opened, ServeError> {
+fn open(
+    path: &Path,
+    options: &ServerOptions,
+    files: Vec<(String, File)>,
+) -> Result<Opened, ServeError> {
     let cache = FrameCache::new(options.cache.get());
-    let mut how = OpenOptions::default().cache(cache).requests(options.requests);
+    let mut how = OpenOptions::default().cache(cache).requests(options.requests).files(files);
     if let Some(disk) = &options.disk_cache {
         how = how.disk_cache(disk.clone());
     }
@@ -624,6 +669,9 @@ fn open(path: &Path, options: &ServerOptions) -> Result<Opened, ServeError> {
     let read = iter::once(path.to_owned()).chain(others).collect();
     let is_remote = uzone_snapshot::is_url(path);
     let files = Files { read, is_remote, ..Files::default() };
+    let shared = |(name, file): (String, &File)| Some((name, file.try_clone().ok()?));
+    // By a part of them an image cannot be opened again: then it is by its name.
+    let opened = image.files().into_iter().map(shared).collect::<Option<_>>().unwrap_or_default();
     let backing: Arc<dyn Backing> = match image.raw_file() {
         Some(file) => {
             let backing = file.try_clone().and_then(FileBacking::new);
@@ -635,5 +683,5 @@ fn open(path: &Path, options: &ServerOptions) -> Result<Opened, ServeError> {
         }
         None => Arc::new(SnapshotBacking::new(Arc::new(image))),
     };
-    Ok(Opened { backing, image: name, root, files, working_set, page_bytes })
+    Ok(Opened { backing, image: name, root, opened, files, working_set, page_bytes })
 }

@@ -253,8 +253,9 @@ fn options(words: &str) -> ServerOptions {
 fn a_worker_of_the_other_tests() {
     let Some(image) = std::env::var_os(WORKER) else { return };
     let policy = std::env::var("OPTIONS").unwrap();
-    let mut worker = Worker::open(Path::new(&image), options(&policy)).unwrap();
-    worker.run(std::io::stdin().as_fd().try_clone_to_owned().unwrap()).unwrap();
+    let keeper = std::io::stdin().as_fd().try_clone_to_owned().unwrap();
+    let mut worker = Worker::open_for(keeper, Path::new(&image), options(&policy)).unwrap();
+    worker.run().unwrap();
     // Its keeper was killed.
     let Some(socket) = std::env::var_os(INHERIT).map(PathBuf::from) else { return };
     let start = move |keeper| start_worker(Path::new(&image), &policy, keeper);

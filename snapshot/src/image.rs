@@ -22,7 +22,7 @@ use crate::disk::{CachedImage, DiskCache};
 use crate::error::SnapshotError;
 use crate::format::{Codec, ImageRegion, Index, Record, Root, bit, stored_hash};
 use crate::frame::Frame;
-use crate::source::{RequestOptions, Source};
+use crate::source::{OpenFiles, RequestOptions, Source};
 
 /// The longest frame that is decoded by a thread that answers faults: others wait meanwhile, for 0.2 ms.
 const LONGEST_READY: u64 = 256 << 10;
@@ -62,6 +62,7 @@ pub struct OpenOptions {
     cache: Option<Arc<FrameCache>>,
     disk: Option<Arc<DiskCache>>,
     requests: RequestOptions,
+    files: OpenFiles,
 }
 
 impl OpenOptions {
@@ -94,6 +95,14 @@ impl OpenOptions {
     #[must_use]
     pub fn requests(mut self, requests: RequestOptions) -> Self {
         self.requests = requests;
+        self
+    }
+
+    /// Opens the image and its parents by files that are open already ([`Image::files`] of an image that was
+    /// opened by the same path): they are the same, although the files may have been replaced since.
+    #[must_use]
+    pub fn files(mut self, files: Vec<(String, File)>) -> Self {
+        self.files = files.into();
         self
     }
 }
@@ -241,6 +250,14 @@ impl Image {
         let own = [Some(&self.source), self.hashes.as_ref()];
         let own = own.into_iter().flatten().map(|source| source.name());
         own.chain(self.parent.iter().flat_map(|parent| parent.sources())).collect()
+    }
+
+    /// Returns the files that the image is read from, with their names; those of [`Image::sources`] that are files.
+    #[must_use]
+    pub fn files(&self) -> Vec<(String, &File)> {
+        let own = [Some(&self.source), self.hashes.as_ref()].into_iter().flatten();
+        let own = own.filter_map(|source| Some((source.name(), source.file()?)));
+        own.chain(self.parent.iter().flat_map(|parent| parent.files())).collect()
     }
 
     /// Returns whether it is the raw bytes of memory, without hashes.

@@ -7,6 +7,7 @@ use std::num::NonZeroU64;
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use uzone_os::page_cache::{self, CachedRead};
@@ -176,13 +177,29 @@ impl RequestOptions {
     }
 }
 
+/// Files that are open already, by their names: what is opened by them is the same although the names may be other
+/// files' by now.
+pub(crate) type OpenFiles = Arc<[(String, File)]>;
+
 /// Opens the file at a path, or, with the feature `object-storage`, the object that a URL names, such as
 /// `s3://BUCKET/KEY`, by requests as `requests` has them.
 ///
 /// # Errors
 /// As for [`FileSource::open`], and those of the store.
 pub fn open_source(path: &Path, requests: &RequestOptions) -> io::Result<Box<dyn Source>> {
+    open_by(path, requests, &Arc::default())
+}
+
+/// Opens a source as [`open_source`] does; a file and its neighbours by `files`, if it is one of them.
+pub(crate) fn open_by(
+    path: &Path,
+    requests: &RequestOptions,
+    files: &OpenFiles,
+) -> io::Result<Box<dyn Source>> {
     match address(path) {
+        Address::File if files.iter().any(|(name, _)| *name == path.display().to_string()) => {
+            Ok(Box::new(FileSource::open_by(path.to_owned(), files.clone())?))
+        }
         Address::File => Ok(Box::new(FileSource::open(path)?)),
         #[cfg(feature = "object-storage")]
         Address::Url { url, .. } => Ok(Box::new(crate::object::ObjectSource::open(url, requests)?)),
@@ -208,6 +225,8 @@ pub struct FileSource {
     path: PathBuf,
     len: u64,
     identity: String,
+    /// What its neighbours are opened by, unless that is empty.
+    files: OpenFiles,
 }
 
 impl FileSource {
@@ -241,7 +260,16 @@ impl FileSource {
             metadata.mtime(),
             metadata.mtime_nsec()
         );
-        Ok(Self { file, path: path.into(), len: metadata.len(), identity })
+        let files = OpenFiles::default();
+        Ok(Self { file, path: path.into(), len: metadata.len(), identity, files })
+    }
+
+    /// Opens one of `files`, which its neighbours are opened by as well.
+    fn open_by(path: PathBuf, files: OpenFiles) -> io::Result<Self> {
+        let name = path.display().to_string();
+        let file = files.iter().find_map(|(other, file)| (*other == name).then_some(file));
+        let file = file.ok_or(io::ErrorKind::NotFound)?.try_clone()?;
+        Ok(Self { files, ..Self::from_file(file, path)? })
     }
 }
 
@@ -276,8 +304,11 @@ impl Source for FileSource {
     }
 
     fn neighbour(&self, name: &str) -> io::Result<Box<dyn Source>> {
-        let directory = self.path.parent().unwrap_or(Path::new(""));
-        Ok(Box::new(Self::open(directory.join(name))?))
+        let path = self.path.parent().unwrap_or(Path::new("")).join(name);
+        if self.files.is_empty() {
+            return Ok(Box::new(Self::open(path)?));
+        }
+        Ok(Box::new(Self::open_by(path, self.files.clone())?))
     }
 }
 

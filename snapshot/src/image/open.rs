@@ -73,7 +73,7 @@ impl Image {
             }
             options.root = Some(root);
         }
-        let source = source::open_source(path, &options.requests)
+        let source = source::open_by(path, &options.requests, &options.files)
             .map_err(|cause| unread(&path.display(), cause))?;
         let caches = Caches::of(&options);
         let image = match Found::read(&*source, true, options.root, &caches) {
@@ -158,7 +158,7 @@ impl Image {
         let mut start = [0; 4];
         let name = path.display().to_string();
         let failed = |cause| unread(&name, cause);
-        let source = source::open_source(path, &options.requests).map_err(failed)?;
+        let source = source::open_by(path, &options.requests, &options.files).map_err(failed)?;
         let len = source.byte_len();
         if len == 0 || !len.is_multiple_of(1 << RAW_PAGE_SHIFT) {
             return Err(not_packed);
