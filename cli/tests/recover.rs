@@ -278,3 +278,151 @@ fn start_again(user: &[&str]) {
     assert_eq!(stop_at_once(&mut server, &socket)["left"], 3);
     assert!(names.iter().all(|name| !fs::exists(name).expect("it is known")));
 }
+
+#[test]
+fn a_server_that_drains_keeps_its_machines_from_the_next_one() {
+    let dir = Dir::new("recover-drain");
+    let (image, other, socket) = (dir.name("raw"), dir.name("other"), dir.name("sock"));
+    let folder = dir.name("kept");
+    fs::write(&image, (0..PAGES).flat_map(page_of).collect::<Vec<u8>>()).expect("it is written");
+    fs::write(&other, (1..=PAGES).flat_map(page_of).collect::<Vec<u8>>()).expect("it is written");
+    let arguments =
+        |image: &str| [image, "--socket", &socket, "--recover", &folder].map(str::to_owned);
+    let start = |image: &str| start(&arguments(image).each_ref().map(|argument| &**argument));
+    let mut first = start(&image);
+    let Some(machine) = Machine::connect(&socket) else { return drop(first.stop()) };
+    machine.check(0, &page_of(0));
+    kill_process(first.pid(), Signal::TERM).expect("it runs");
+    let end = Instant::now() + PATIENCE;
+    while fs::exists(&socket).expect("it is known") {
+        assert!(Instant::now() < end, "the socket stays");
+        thread::sleep(Duration::from_millis(1));
+    }
+    // Neither of the same image nor of another one.
+    for (round, next) in (1..).zip([&image, &other]) {
+        let server = start(next);
+        let status = status_of(server.pid(), &socket);
+        assert_eq!(status["sessions"].as_array().map(Vec::len), Some(0), "{status}");
+        machine.memory.mapping().discard(0..round * PAGE).expect("it is given back");
+        machine.check(0, &[0; 4096]);
+        machine.check(round * 100, &page_of(round * 100));
+        let second = Machine::connect(&socket).expect("it did before");
+        second.check(5, &page_of(if next == &image { 5 } else { 6 }));
+        // What it kept of that machine, which is gone, is given up by the next one.
+        drop(second);
+        server.kill();
+    }
+    // When it was killed, the next one has its machine.
+    first.kill();
+    let mut next = start(&image);
+    assert_eq!(next.event("taken_over")["pid"], std::process::id());
+    machine.check(1, &[0; 4096]);
+    machine.check(300, &page_of(300));
+    assert_eq!(kept(&folder).len(), 2, "the machine and its log, in one folder");
+    assert_eq!(fs::read_dir(&folder).expect("a folder").count(), 1);
+    drop(machine);
+    next.kill();
+}
+
+#[test]
+fn a_machine_gets_the_bytes_of_its_image_although_the_file_was_replaced() {
+    let dir = Dir::new("recover-replaced");
+    let (image, new, socket) = (dir.name("image"), dir.name("new"), dir.name("sock"));
+    let write = |path: &str, first: u64| {
+        let bytes = (first..first + PAGES).flat_map(page_of).collect::<Vec<u8>>();
+        fs::write(path, bytes).expect("a file is written");
+    };
+    let pack = |path: &str| {
+        let raw = dir.name("raw");
+        fs::rename(path, &raw).expect("it is there");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
+        let output = command.args(["pack", &raw, path]).output().expect("it runs");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    };
+    for is_packed in [false, true] {
+        for (path, first) in [(&image, 0), (&new, 7)] {
+            write(path, first);
+            if is_packed {
+                pack(path);
+            }
+        }
+        let mut server = start(&[&image, "--socket", &socket, "--recover", &dir.name("kept")]);
+        let Some(machine) = Machine::connect(&socket) else { return drop(server.stop()) };
+        machine.check(0, &page_of(0));
+        fs::rename(&new, &image).expect("it is there");
+        for page in [100, 200] {
+            for worker in server.workers() {
+                kill_process(worker, Signal::KILL).expect("it is not waited for");
+            }
+            server.event("taken_over");
+            machine.check(page, &page_of(page));
+        }
+        // A server with the new image does not take over, and costs the machine a pause.
+        let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
+        let output = command.args(["serve", "--take-over", "--socket", &socket, &image]).output();
+        let output = output.expect("it runs");
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && text.contains("another image"), "{text}");
+        machine.check(300, &page_of(300));
+        // The worker that takes the place of the keeper goes on with it as well.
+        let successor = server.kill_keeper();
+        status_of(successor, &socket);
+        machine.check(400, &page_of(400));
+        drop(machine);
+        wait_for_the_end(&kill_with_children(successor));
+        let end = Instant::now() + PATIENCE;
+        while fs::exists(&socket).expect("it is known") && Instant::now() < end {
+            fs::remove_file(&socket).expect("it is a socket");
+        }
+    }
+    // Bytes that were changed in place are not mixed with those of before.
+    write(&image, 0);
+    let mut server = start(&[&image, "--socket", &socket, "--recover", &dir.name("kept")]);
+    let machine = Machine::connect(&socket).expect("it did before");
+    machine.check(0, &page_of(0));
+    thread::sleep(Duration::from_millis(20)); // a file system counts its changes by the clock
+    write(&image, 7);
+    for worker in server.workers() {
+        kill_process(worker, Signal::KILL).expect("it is not waited for");
+    }
+    let refused = server.event("refused");
+    assert!(refused["reason"].as_str().is_some_and(|text| text.contains("another image")));
+    drop(machine);
+    server.stop();
+}
+
+#[test]
+fn machines_that_the_worker_in_the_place_of_its_keeper_lacks_are_served_by_the_next_server() {
+    let dir = Dir::new("recover-lacking");
+    let (image, socket, folder) = (dir.name("raw"), dir.name("sock"), dir.name("kept"));
+    fs::write(&image, (0..PAGES).flat_map(page_of).collect::<Vec<u8>>()).expect("it is written");
+    let arguments = [&image[..], "--socket", &socket, "--recover", &folder];
+    let server = start(&arguments);
+    let Some(known) = Machine::connect(&socket) else { return drop(server.stop()) };
+    known.check(0, &page_of(0));
+    let worker = server.workers()[0];
+    kill_process(worker, Signal::STOP).expect("it runs");
+    let machines = [(); 3].map(|()| Machine::connect(&socket).expect("it did before"));
+    let end = Instant::now() + PATIENCE;
+    let are_kept = || {
+        kept(&folder).iter().filter(|it| it.extension().is_some_and(|of| of == "machine")).count()
+            == 4
+    };
+    while !are_kept() {
+        assert!(Instant::now() < end, "the machines are not kept");
+        thread::sleep(Duration::from_millis(1));
+    }
+    // It takes none or some of them before its keeper ends.
+    kill_process(worker, Signal::CONT).expect("it runs");
+    let successor = server.kill_keeper();
+    status_of(successor, &socket);
+    let server = start(&arguments);
+    known.check(1, &page_of(1));
+    for machine in &machines {
+        machine.check(2, &page_of(2));
+    }
+    let status = status_of(server.pid(), &socket);
+    assert_eq!(status["sessions"].as_array().map(Vec::len), Some(4), "{status}");
+    drop((known, machines));
+    drop(server);
+}
