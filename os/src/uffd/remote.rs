@@ -31,12 +31,15 @@ use crate::uffd::reply::{Answered, UffdCall};
 /// process exists.
 const LIMITS: [u64; 3] = [1 << 47, 1 << 39, (1 << 32) - (1 << 16)];
 
+/// An address that any process may have, with any pages.
+const PROBED: u64 = 1 << 30;
+
 /// What the name of a userfaultfd among the descriptors of a process is.
 const LINK: &str = "anon_inode:[userfaultfd]";
 
 /// A descriptor that is no userfaultfd, given back.
 #[derive(Debug, thiserror::Error)]
-#[error("descriptor {} is {what}, where a userfaultfd was expected", fd.as_raw_fd())]
+#[error("a descriptor is {what}, where a userfaultfd was expected")]
 pub struct NotUffd {
     /// The descriptor.
     pub fd: OwnedFd,
@@ -62,7 +65,7 @@ impl Remote {
     /// Takes a descriptor that another process made, and makes it one that never waits.
     ///
     /// # Errors
-    /// [`NotUffd`] gives it back if it is something else, or `/proc` is not mounted.
+    /// [`NotUffd`] gives it back if it is something else, its maker has not initialised it, or `/proc` is not mounted.
     pub fn adopt(fd: OwnedFd) -> Result<Self, NotUffd> {
         let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
         match link {
@@ -74,10 +77,16 @@ impl Remote {
         // which needs it as well.
         let flags = rustix::fs::fcntl_getfl(&fd)
             .and_then(|flags| rustix::fs::fcntl_setfl(&fd, flags | OFlags::NONBLOCK));
-        match flags {
-            Ok(()) => Ok(Self { fd }),
-            Err(cause) => Err(NotUffd { fd, what: format!("stuck ({cause})") }),
+        if let Err(cause) = flags {
+            return Err(NotUffd { fd, what: format!("stuck ({cause})") });
         }
+        // Before UFFDIO_API the kernel refuses each other call, also this one, which has nothing to wake. No process
+        // would ever be seen to end by such a descriptor.
+        if abi::wake(fd.as_fd(), PROBED, kernel::page_size().bytes()).is_err_and(errno::is_invalid)
+        {
+            return Err(NotUffd { fd, what: "a userfaultfd without UFFDIO_API".to_owned() });
+        }
+        Ok(Self { fd })
     }
 
     /// Takes the descriptor that came with a fork.

@@ -523,6 +523,10 @@ fn a_descriptor_from_elsewhere_answers_for_registered_memory_alone() {
     let file = File::open("/dev/null").unwrap();
     let error = Remote::adopt(file.into()).unwrap_err();
     assert!(error.to_string().contains("/dev/null"), "{error}");
+    // SAFETY: `userfaultfd` wants that no code relies on missing pages: none of this descriptor are registered.
+    let unused = unsafe { rustix::mm::userfaultfd(rustix::mm::UserfaultfdFlags::CLOEXEC) };
+    let error = Remote::adopt(unused.unwrap()).unwrap_err();
+    assert!(error.to_string().contains("UFFDIO_API"), "{error}");
 
     let memory = Registered::new(uffd.clone(), anonymous(4), Modes::MISSING).unwrap();
     let remote = Remote::adopt(uffd.as_fd().try_clone_to_owned().unwrap()).unwrap();
