@@ -669,3 +669,33 @@ fn huge_pages_are_counted_and_a_server_that_may_not_make_them_states_why() {
         .expect("it runs");
     assert_eq!(both.status.code(), Some(2), "one page a fault is no block");
 }
+
+#[test]
+fn neighbours_come_along_although_the_kernel_does_not_tell_the_user_what_is_cached() {
+    use common::served::{Machine, PAGES, Server, page_of};
+    use std::os::unix::fs::PermissionsExt;
+    let name = "neighbours_come_along_although_the_kernel_does_not_tell_the_user_what_is_cached";
+    if !has_users(name) {
+        return;
+    }
+    let dir = Dir::new("serve-not-told");
+    let (image, socket) = (dir.name("raw"), dir.name("sock"));
+    fs::write(&image, (0..PAGES).flat_map(page_of).collect::<Vec<u8>>()).expect("it is written");
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).expect("it is ours");
+    fs::set_permissions(&image, fs::Permissions::from_mode(0o644)).expect("it is ours");
+    // The owner of the file, and a user that may read it alone.
+    for user in ["root", "65534"] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
+        command.args(["serve", "--json", "--on-failure", "hold", "--recover", "none"]);
+        let server = Server::spawn(command.args([&image, "--socket", &socket, "--user", user]));
+        let Some(machine) = Machine::connect(&socket) else { return drop(server.stop()) };
+        (0..PAGES).for_each(|page| machine.check(page, &page_of(page)));
+        let mut command = Command::new(env!("CARGO_BIN_EXE_uzone"));
+        let output = command.args(["status", "--json", "--socket", &socket]).output();
+        let status: Value = serde_json::from_slice(&output.expect("it runs").stdout).expect("JSON");
+        let faults = status["sessions"][0]["stats"]["faults"].as_u64().expect("a number");
+        assert!(faults <= PAGES / 12, "user {user}: {status}");
+        drop(machine);
+        server.kill();
+    }
+}

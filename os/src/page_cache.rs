@@ -45,7 +45,8 @@ const _: () = assert!(size_of::<Counts>() == size_of::<linux_raw_sys::general::c
 
 /// Returns how many host pages of `len_bytes` from byte `start` of a file on the page cache has, also
 /// those that it has asked the device for and that cannot be read yet, or
-/// `None` if this kernel or file does not tell (cachestat(2), Linux 6.5; not for hugetlb files).
+/// `None` if this kernel or file does not tell (cachestat(2), Linux 6.5; not for hugetlb files), or not this user: the
+/// kernel tells the owner of a file and those who may write to it.
 ///
 /// # Errors
 /// The error of cachestat(2).
@@ -64,6 +65,7 @@ pub fn cached(file: impl AsFd, start: u64, len_bytes: NonZeroU64) -> io::Result<
     let cause = io::Error::last_os_error();
     match Errno::from_io_error(&cause) {
         Some(errno) if errno::call_is_unsupported(errno) => Ok(None),
+        Some(errno) if errno::is_unprivileged(errno) => Ok(None),
         _ => Err(cause),
     }
 }

@@ -144,11 +144,12 @@ impl FileBacking {
             return Ok(());
         };
         let failed = |cause| BackingError::Read { offset: run.start, len_bytes: len.get(), cause };
-        // Where the kernel has no cachestat(2), a read that does not wait finds out: only a page of it,
-        // since what it misses is read from the device.
         let cached = page_cache::cached(&self.file, run.start, len).map_err(failed)?;
         match cached {
-            Some(0) | None => return Ok(()),
+            Some(0) => return Ok(()),
+            // The kernel does not tell this user. A read that does not wait finds out, a little at a time: what it misses
+            // is read from the device.
+            None => return self.map_while_cached(window, run.start..end),
             Some(pages) if pages >= len.get() / host => {}
             Some(_) => {
                 let half = (run.end - run.start) / 2;
@@ -182,6 +183,25 @@ impl FileBacking {
             let part = at..run.end.min(at + window.room());
             at = part.end;
             let _ = window.copy_with(part.clone(), |out| self.read_cached(part.start, out))?;
+        }
+        Ok(())
+    }
+
+    /// Fills pages of a run up to the first that the cache does not have.
+    fn map_while_cached(
+        &self,
+        window: &mut Window<'_>,
+        run: Range<u64>,
+    ) -> Result<(), BackingError> {
+        let (mut at, mut step) = (run.start, SMALLEST_HALF.max(window.page_size().bytes()));
+        while at < run.end {
+            let part = at..run.end.min(at + step.min(window.room().max(1)));
+            at = part.end;
+            step *= 2;
+            let filled = window.copy_with(part.clone(), |out| self.read_cached(part.start, out))?;
+            if filled != Filled::All {
+                break;
+            }
         }
         Ok(())
     }
