@@ -289,7 +289,7 @@ fn a_server_that_drains_keeps_its_machines_from_the_next_one() {
     let arguments =
         |image: &str| [image, "--socket", &socket, "--recover", &folder].map(str::to_owned);
     let start = |image: &str| start(&arguments(image).each_ref().map(|argument| &**argument));
-    let mut first = start(&image);
+    let first = start(&image);
     let Some(machine) = Machine::connect(&socket) else { return drop(first.stop()) };
     machine.check(0, &page_of(0));
     kill_process(first.pid(), Signal::TERM).expect("it runs");

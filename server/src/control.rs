@@ -18,6 +18,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
+use serde::Deserialize;
 use uzone_os::uffd::{Doorbell, EventSet, ReadyKeys};
 use uzone_os::{MessageSocket, peer};
 
@@ -311,6 +312,12 @@ fn session_of(line: &[u8]) -> Option<u64> {
     str::from_utf8(line.strip_prefix(b"memory ")?).ok()?.parse().ok()
 }
 
+/// An answer that is no status.
+#[derive(Deserialize)]
+struct Refused {
+    error: String,
+}
+
 fn ask(socket: &Path, line: &str) -> Result<Status, ServeError> {
     let path = control_path(socket);
     let failed = |cause| ServeError::Ask { path: path.clone(), cause };
@@ -321,7 +328,10 @@ fn ask(socket: &Path, line: &str) -> Result<Status, ServeError> {
         .and_then(|()| stream.write_all(line.as_bytes()))
         .and_then(|()| stream.read_to_string(&mut answer))
         .map_err(failed)?;
-    serde_json::from_str(&answer).map_err(|_| failed(io::Error::other(answer.trim().to_owned())))
+    serde_json::from_str(&answer).map_err(|_| {
+        let answer = serde_json::from_str::<Refused>(&answer).map_or(answer, |it| it.error);
+        failed(io::Error::other(answer.trim().to_owned()))
+    })
 }
 
 /// Returns what the server that listens on `socket` is doing.

@@ -12,6 +12,7 @@ use std::os::unix::net::UnixStream;
 
 use uzone_attach::protocol::{Reply, Request};
 use uzone_fault::RemoteRegion;
+use uzone_pages::ByteLen;
 
 use crate::connection::Connection;
 use firecracker::REGIONS;
@@ -73,6 +74,32 @@ pub enum HandshakeError {
         /// How many bytes.
         page_bytes: u64,
     },
+    /// A region starts or ends inside of a page.
+    #[error(
+        "region {index} has {what} {bytes:#x}, which is no multiple of its pages of {page_bytes} bytes"
+    )]
+    CutsPage {
+        /// Which region.
+        index: usize,
+        /// What of it: its address, its size or its offset in the image.
+        what: &'static str,
+        /// That number.
+        bytes: u64,
+        /// How large its pages are.
+        page_bytes: u64,
+    },
+    /// A region is longer than the image has bytes from there on, or has none.
+    #[error("region {index} has {len} at offset {offset:#x} of the image, which has {image}")]
+    Beyond {
+        /// Which region.
+        index: usize,
+        /// How long it is.
+        len: ByteLen,
+        /// Where it starts in the image.
+        offset: u64,
+        /// How long the image is.
+        image: ByteLen,
+    },
     /// The connection ended before the message did.
     #[error("the connection ended after {0} bytes of a message")]
     Ended(usize),
@@ -133,16 +160,39 @@ pub(crate) fn read(connection: &Connection) -> Result<Said, HandshakeError> {
     let descriptors = connection.count_descriptors();
     let most = dialect.map_or(1, Dialect::descriptors);
     match said {
+        Said::Part if descriptors > most => Err(HandshakeError::Descriptors(descriptors)),
         // More will not come.
         Said::Part | Said::Asks(_) if connection.is_ended => {
             Err(HandshakeError::Ended(bytes.len()))
         }
-        Said::Part if descriptors > most => Err(HandshakeError::Descriptors(descriptors)),
         Said::Memory(_) if !(1..=most).contains(&descriptors) => {
             Err(HandshakeError::Descriptors(descriptors))
         }
         said => Ok(said),
     }
+}
+
+/// Checks that regions are whole pages, and that the image has their bytes.
+///
+/// # Errors
+/// [`HandshakeError::CutsPage`], [`HandshakeError::Beyond`].
+pub(crate) fn check(regions: &[RemoteRegion], image: ByteLen) -> Result<(), HandshakeError> {
+    for (index, region) in regions.iter().enumerate() {
+        let &RemoteRegion { start, len, offset, page } = region;
+        let page_bytes = page.bytes();
+        for (what, bytes) in [("address", start.get()), ("size", len.get()), ("offset", offset)] {
+            if !bytes.is_multiple_of(page_bytes) {
+                return Err(HandshakeError::CutsPage { index, what, bytes, page_bytes });
+            }
+        }
+        // The last page of an image may be a part of one.
+        let end = offset.checked_add(len.get());
+        let has = image.align_up(page_bytes).unwrap_or(image).get();
+        if len.is_zero() || end.is_none_or(|end| end > has) {
+            return Err(HandshakeError::Beyond { index, len, offset, image });
+        }
+    }
+    Ok(())
 }
 
 /// Returns the memory that was handed over by a whole message.

@@ -44,6 +44,8 @@ const HUGE: u64 = u64::MAX - 4;
 const HANDSHAKE_WITHIN: Duration = Duration::from_secs(10);
 /// How many connections may be without a whole message; further ones wait.
 const GREETINGS: usize = 64;
+/// After how long a connection that sent no descriptor makes room for another one, if there is none.
+const SILENT: Duration = Duration::from_millis(100);
 /// How long to wait after a connection that could not be accepted.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(10);
 /// How often the clock is looked at while something is due.
@@ -523,9 +525,27 @@ impl Keeper {
         self.connections.values().filter(|connection| connection.is_greeting()).count()
     }
 
+    /// Refuses the oldest connection that has been silent for a while: a monitor sends its message at once. Returns
+    /// whether there was one.
+    fn make_room(&mut self) -> bool {
+        let is_silent =
+            |connection: &Connection| connection.is_greeting() && !connection.has_descriptors();
+        let silent = self.connections.iter().filter(|(_, connection)| is_silent(connection));
+        let oldest = silent.min_by_key(|(_, connection)| connection.since);
+        let oldest = oldest.filter(|(_, connection)| connection.since.elapsed() >= SILENT);
+        let Some(key) = oldest.map(|(key, _)| *key) else { return false };
+        self.refuse(
+            key,
+            format!("it sent no whole message, and {GREETINGS} connections are waited for at most"),
+        );
+        true
+    }
+
     fn accept(&mut self) {
-        while let Some(socket) = &self.socket {
-            if self.greetings() >= GREETINGS {
+        loop {
+            let has_room = self.greetings() < GREETINGS || self.make_room();
+            let Some(socket) = &self.socket else { return };
+            if !has_room {
                 // Those that wait are taken when there is room.
                 self.is_accepting = self.set.remove(&socket.listener).is_err();
                 return;
@@ -892,9 +912,9 @@ impl Keeper {
         for key in late.collect::<Vec<_>>() {
             self.refuse(key, format!("no whole message came within {HANDSHAKE_WITHIN:?}"));
         }
-        if let Some(socket) = &self.socket
-            && !self.is_accepting
-            && self.greetings() < GREETINGS
+        if !self.is_accepting
+            && (self.greetings() < GREETINGS || self.make_room())
+            && let Some(socket) = &self.socket
         {
             self.is_accepting = self.set.add(&socket.listener, LISTENER).is_ok();
         }
@@ -922,7 +942,7 @@ impl Keeper {
             let reason = format!("no worker could be started within {:?}", self.options.deadline);
             let pid = connection.peer.pid();
             let was_killed = connection.end_if_it_has_memory();
-            (self.log)(&ServeEvent::Failed { session, pid, offset: 0, reason, was_killed });
+            (self.log)(&ServeEvent::Refused { session, pid, reason, was_killed });
         }
     }
 

@@ -13,6 +13,8 @@ use uzone_os::unix_socket;
 
 use crate::error::ServeError;
 
+/// How long the path of a socket may be: unix(7).
+const LONGEST: usize = 107;
 /// How many sockets were made: their first names differ by that.
 static NEXT: AtomicU64 = AtomicU64::new(0);
 
@@ -53,6 +55,11 @@ impl ListeningSocket {
             Ok(_) => {}
             Err(cause) if cause.kind() == io::ErrorKind::NotFound => {}
             Err(cause) => return Err(failed(cause)),
+        }
+        if path.as_os_str().len() > LONGEST {
+            let reason =
+                format!("a socket with a path of more than {LONGEST} bytes cannot be connected to");
+            return Err(failed(io::Error::new(io::ErrorKind::InvalidInput, reason)));
         }
         // It gets its name when it has its group and then its mode: no other group has the rights of that.
         let number = NEXT.fetch_add(1, Ordering::Relaxed);

@@ -506,6 +506,9 @@ impl Worker {
             true => self.shared().map_err(|error| text(&error))? as Arc<dyn Backing>,
             false => self.backing.clone(),
         };
+        // Before there is a log as long as they say.
+        let has = backing.byte_len().ok_or("the image has no length")?;
+        dialect::check(&regions, has).map_err(|error| text(&error))?;
         let fd = connection.userfaultfd().ok_or("the userfaultfd is lost")?;
         let fd = fd.try_clone().map_err(|cause| text(&cause))?;
         let remote = Remote::adopt(fd).map_err(|error| text(&error))?;

@@ -161,7 +161,8 @@ impl Image {
         let source = source::open_by(path, &options.requests, &options.files).map_err(failed)?;
         let len = source.byte_len();
         if len == 0 || !len.is_multiple_of(1 << RAW_PAGE_SHIFT) {
-            return Err(not_packed);
+            let why = "it ends neither as a packed image does nor, as raw memory, with a whole page of 4096 bytes";
+            return Err(SnapshotError::NotAnImage { name, why });
         }
         source.read_at(0, &mut start).map_err(failed)?;
         if matches!(u32::from_le_bytes(start), ZSTD_FRAME | FIRST_SKIPPABLE..=LAST_SKIPPABLE) {
