@@ -5,7 +5,7 @@ mod common;
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -425,4 +425,48 @@ fn machines_that_the_worker_in_the_place_of_its_keeper_lacks_are_served_by_the_n
     assert_eq!(status["sessions"].as_array().map(Vec::len), Some(4), "{status}");
     drop((known, machines));
     drop(server);
+}
+
+#[test]
+fn a_server_that_takes_over_leaves_nothing_of_its_machines_in_another_folder() {
+    let dir = Dir::new("recover-moved");
+    let (image, socket) = (dir.name("raw"), dir.name("sock"));
+    fs::write(&image, (0..PAGES).flat_map(page_of).collect::<Vec<u8>>()).expect("it is written");
+    // On most systems another file system.
+    let elsewhere = Path::new("/dev/shm").join(format!("uzone-recover-{}", std::process::id()));
+    let folders = [dir.name("kept"), elsewhere.display().to_string()];
+    let start = |folder: &str, more: &[&str]| {
+        start(&[&[&image, "--socket", &socket, "--recover", folder], more].concat())
+    };
+    let server = start(&folders[0], &[]);
+    let Some(machine) = Machine::connect(&socket) else { return drop(server.stop()) };
+    machine.check(0, &page_of(0));
+    let mut last = server;
+    for (page, folder) in (0..).zip([&folders[1], &folders[0], &folders[1]]) {
+        let mut next = start(folder, &["--take-over"]);
+        next.event("taken_over");
+        wait_for_the_end(&[last.pid()]);
+        machine.memory.mapping().discard(page * PAGE..(page + 1) * PAGE).expect("it is given back");
+        machine.check(page + 100, &page_of(page + 100));
+        last = next;
+    }
+    assert_eq!(kept(&folders[1]).len(), 2, "the machine and its log");
+    last.kill();
+    // A server with another folder knows nothing of it, and one with that folder knows all.
+    let other = start(&folders[0], &[]);
+    assert_eq!(
+        status_of(other.pid(), &socket)["sessions"].as_array().map(Vec::len),
+        Some(0),
+        "it was kept elsewhere"
+    );
+    other.kill();
+    let mut server = start(&folders[1], &[]);
+    server.event("taken_over");
+    for page in 0..3 {
+        machine.check(page, &[0; 4096]);
+    }
+    machine.check(3, &page_of(3));
+    drop(machine);
+    server.kill();
+    fs::remove_dir_all(elsewhere).expect("it is ours");
 }

@@ -256,13 +256,14 @@ impl Keeper {
     fn take_what_is_kept(&mut self, estate: &mut Estate) {
         match (&self.recovery, estate.folder.take()) {
             (Some(recovery), folder) => {
-                if let Some(folder) = folder
-                    && let Err(cause) = recovery.absorb(&folder)
-                {
-                    // Of another file system, for instance: all of it is kept anew.
-                    let path = folder.path().display();
-                    tracing::warn!(%cause, %path, "what is kept of machines is written again elsewhere");
-                    estate.connections.values_mut().for_each(|one| one.log_file = None);
+                if let Some(before) = folder {
+                    if let Err(cause) = recovery.absorb(&before) {
+                        let path = before.path().display();
+                        tracing::warn!(%cause, %path, "what is kept of machines is kept anew elsewhere");
+                    }
+                    // Here or nowhere: what stayed would be taken later for all that the machine gave back.
+                    let connections = estate.connections.values_mut();
+                    connections.for_each(|connection| recovery.find_log(connection, &before));
                 }
                 recovery.complete(&mut estate.connections);
                 let last = estate.connections.keys().max().copied().unwrap_or(0);

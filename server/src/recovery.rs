@@ -13,7 +13,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
-use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
+use std::fs::{self, DirBuilder, File, Metadata, OpenOptions, TryLockError};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -35,8 +35,6 @@ use crate::takeover::Estate;
 /// What tells one start of the system from others.
 const BOOT: &str = "/proc/sys/kernel/random/boot_id";
 
-/// What the names of machines end with.
-const MACHINE: &str = ".machine";
 /// How many servers of one socket may live at a time, all but one of which accept no more machines.
 const SERVERS: u32 = 64;
 
@@ -66,9 +64,22 @@ impl HeldFolder {
             Err(TryLockError::Error(cause)) => return Err(cause),
         }
         // The server that had it may have removed it meanwhile.
-        let (held, there) = (lock.metadata()?, fs::metadata(&path));
-        let is_there = there.is_ok_and(|it| (it.dev(), it.ino()) == (held.dev(), held.ino()));
-        Ok(is_there.then_some(Self { path, lock }))
+        let held = Self { path, lock };
+        Ok(held.is_there().then_some(held))
+    }
+
+    /// Returns whether the folder has its name still.
+    fn is_there(&self) -> bool {
+        let (held, there) = (self.lock.metadata(), fs::metadata(&self.path));
+        let file = |metadata: Metadata| (metadata.dev(), metadata.ino());
+        held.is_ok_and(|held| there.is_ok_and(|there| file(held) == file(there)))
+    }
+
+    /// Removes the folder if it is empty.
+    fn remove(&self) {
+        if self.is_there() {
+            let _ = fs::remove_dir(&self.path);
+        }
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -94,7 +105,7 @@ pub struct Recovery {
 impl Drop for Recovery {
     /// Removes the folder, unless it has machines, which the next server of that socket goes on with.
     fn drop(&mut self) {
-        let _ = fs::remove_dir(&self.held.path);
+        self.held.remove();
     }
 }
 
@@ -168,25 +179,55 @@ impl Recovery {
     }
 
     fn machine(&self, id: u64) -> PathBuf {
-        self.held.path.join(format!("{id:x}{MACHINE}"))
+        self.held.path.join(machine_name(id))
     }
 
     fn log(&self, id: u64) -> PathBuf {
-        self.held.path.join(format!("{id:x}.log"))
+        self.held.path.join(log_name(id))
     }
 
-    /// Takes all that is in the folder of a server which ends, and removes that.
+    /// Takes the machines from the folder of a server which ends, and removes that. A process that is killed meanwhile
+    /// leaves each machine in one of the two folders at most.
     pub(crate) fn absorb(&self, other: &HeldFolder) -> io::Result<()> {
-        let mut names = Vec::new();
-        for entry in fs::read_dir(&other.path)? {
-            names.push(entry?.file_name());
+        for id in machines_in(&other.path)? {
+            self.absorb_machine(other, id)?;
         }
-        // The logs first: a machine without one is taken for one that gave nothing back.
-        names.sort_by_key(|name| name.as_bytes().ends_with(MACHINE.as_bytes()));
-        for name in names {
-            fs::rename(other.path.join(&name), self.held.path.join(&name))?;
+        other.remove();
+        Ok(())
+    }
+
+    fn absorb_machine(&self, other: &HeldFolder, id: u64) -> io::Result<()> {
+        // The log first: a machine without one is taken for one that gave nothing back.
+        let is_there = |moved: io::Result<u64>| match moved {
+            Err(cause) if cause.kind() == io::ErrorKind::NotFound => Ok(false),
+            moved => moved.map(|_| true),
+        };
+        let log = other.path.join(log_name(id));
+        is_there(fs::rename(&log, self.log(id)).map(|()| 0).or_else(|cause| match cause.kind() {
+            // The server before has ended, so this is all of it.
+            io::ErrorKind::CrossesDevices => fs::copy(&log, self.log(id)),
+            _ => Err(cause),
+        }))?;
+        let (machine, part) =
+            (other.path.join(machine_name(id)), self.machine(id).with_extension("part"));
+        if is_there(fs::copy(&machine, &part))? {
+            fs::remove_file(machine)?;
+            fs::rename(part, self.machine(id))?;
         }
-        fs::remove_dir(&other.path)
+        discard_in(&other.path, id);
+        Ok(())
+    }
+
+    /// Goes on with the log of a machine that was taken from another folder. What is kept of one that was not is given
+    /// up there, and kept anew.
+    pub(crate) fn find_log(&self, connection: &mut Connection, before: &HeldFolder) {
+        if connection.log_file.is_some() {
+            let log = OpenOptions::new().read(true).write(true).open(self.log(connection.id));
+            connection.log_file = log.ok().map(OwnedFd::from);
+        }
+        if connection.log_file.is_none() {
+            discard_in(&before.path, connection.id);
+        }
     }
 
     /// Takes all that is in the folders of servers which have ended.
@@ -254,22 +295,14 @@ impl Recovery {
 
     /// Gives up a machine and its log.
     pub(crate) fn discard(&self, id: u64) {
-        // The machine first, since it is one that gave nothing back without its log.
-        for path in [self.machine(id), self.machine(id).with_extension("part"), self.log(id)] {
-            match fs::remove_file(&path) {
-                Err(cause) if cause.kind() != io::ErrorKind::NotFound => {
-                    tracing::warn!(%cause, path = %path.display(), "what is kept of a machine stays");
-                }
-                _ => {}
-            }
-        }
+        discard_in(&self.held.path, id);
     }
 
     /// Takes the machines that are kept and are not among `connections`: a worker in the place of its keeper lacks
     /// those that it had not been handed. What is kept of machines that have ended goes, and what is kept of those
     /// whose log is elsewhere, which is old.
     pub(crate) fn complete(&self, connections: &mut BTreeMap<u64, Connection>) {
-        let ids = match self.machines() {
+        let ids = match machines_in(&self.held.path) {
             Ok(ids) => ids,
             Err(cause) => {
                 let path = self.held.path.display();
@@ -304,17 +337,6 @@ impl Recovery {
         }
     }
 
-    /// Returns the machines that are kept, also those of which a server that was killed has left a part.
-    fn machines(&self) -> io::Result<BTreeSet<u64>> {
-        let mut ids = BTreeSet::new();
-        for entry in fs::read_dir(&self.held.path)? {
-            let name = entry?.file_name();
-            let id = name.to_str().and_then(|name| name.split('.').next());
-            ids.extend(id.and_then(|id| u64::from_str_radix(id, 16).ok()));
-        }
-        Ok(ids)
-    }
-
     /// Takes the machines of servers that were killed, and listens on `socket` with the mode and the group of
     /// `options`. `None` if there are none.
     ///
@@ -327,7 +349,8 @@ impl Recovery {
         options: &ServerOptions,
     ) -> Result<Option<Estate>, ServeError> {
         let failed = |cause| ServeError::Recovery { path: self.held.path.clone(), cause };
-        let ids = self.absorb_the_dead().and_then(|()| self.machines()).map_err(failed)?;
+        let ids = self.absorb_the_dead().and_then(|()| machines_in(&self.held.path));
+        let ids = ids.map_err(failed)?;
         if ids.is_empty() {
             return Ok(None);
         }
@@ -374,6 +397,39 @@ impl Recovery {
         connection.image = Some(image);
         connection.log_file = log_file.map(OwnedFd::from);
         Ok((session, connection))
+    }
+}
+
+fn machine_name(id: u64) -> String {
+    format!("{id:x}.machine")
+}
+
+fn log_name(id: u64) -> String {
+    format!("{id:x}.log")
+}
+
+/// Returns the machines that are kept in a folder, also those of which a server that was killed has left a part.
+fn machines_in(folder: &Path) -> io::Result<BTreeSet<u64>> {
+    let mut ids = BTreeSet::new();
+    for entry in fs::read_dir(folder)? {
+        let name = entry?.file_name();
+        let id = name.to_str().and_then(|name| name.split('.').next());
+        ids.extend(id.and_then(|id| u64::from_str_radix(id, 16).ok()));
+    }
+    Ok(ids)
+}
+
+/// Gives up a machine that is kept in a folder, and its log.
+fn discard_in(folder: &Path, id: u64) {
+    let machine = folder.join(machine_name(id));
+    // The machine first, since it is one that gave nothing back without its log.
+    for path in [&machine, &machine.with_extension("part"), &folder.join(log_name(id))] {
+        match fs::remove_file(path) {
+            Err(cause) if cause.kind() != io::ErrorKind::NotFound => {
+                tracing::warn!(%cause, path = %path.display(), "what is kept of a machine stays");
+            }
+            _ => {}
+        }
     }
 }
 
@@ -468,10 +524,10 @@ mod tests {
         drop(first);
         let third = open();
         third.absorb_the_dead().unwrap();
-        assert_eq!(third.machines().unwrap(), BTreeSet::new(), "both live");
+        assert_eq!(machines_in(&third.held.path).unwrap(), BTreeSet::new(), "both live");
         drop((worker, second));
         third.absorb_the_dead().unwrap();
-        assert_eq!(third.machines().unwrap(), BTreeSet::from([1, 2]));
+        assert_eq!(machines_in(&third.held.path).unwrap(), BTreeSet::from([1, 2]));
         assert!(third.log(1).exists() && third.machine(2).exists());
         assert_eq!(fs::read_dir(&folder).unwrap().count(), 1, "the folders of the others are gone");
         // The next one has a folder that no server has, and goes on there.

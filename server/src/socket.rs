@@ -1,18 +1,23 @@
 //! The socket that monitors connect to: [`ListeningSocket`]. It has its group and its mode from the first moment on, since
 //! a monitor that may not connect ends its machine, and a socket that a dead server left is replaced.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, chown};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use uzone_os::unix_socket;
 
 use crate::error::ServeError;
 
+/// How long to wait for another server that makes its socket, and how often to look.
+const TURN: Duration = Duration::from_secs(1);
+const PAUSE: Duration = Duration::from_millis(1);
 /// How long the path of a socket may be: unix(7).
 const LONGEST: usize = 107;
 /// How many sockets were made: their first names differ by that.
@@ -29,6 +34,20 @@ pub(crate) struct ListeningSocket {
     is_left: bool,
 }
 
+/// Waits until no other server makes a socket in a folder; not for long, since any user may hold that up.
+fn turn_in(folder: Option<&Path>) -> Option<File> {
+    let folder = folder.filter(|folder| !folder.as_os_str().is_empty());
+    let lock = File::open(folder.unwrap_or(Path::new("."))).ok()?;
+    let begun = Instant::now();
+    while lock.try_lock().is_err() {
+        if begun.elapsed() >= TURN {
+            return None;
+        }
+        thread::sleep(PAUSE);
+    }
+    Some(lock)
+}
+
 /// Returns what tells a file from others.
 fn file_at(path: &Path) -> Option<(u64, u64)> {
     fs::symlink_metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()))
@@ -38,6 +57,8 @@ impl ListeningSocket {
     /// Listens on `path`. `mode` is who may connect, as of a file: writing is what it takes. Its group is that of
     /// this process unless `group` names another.
     pub(crate) fn bind(path: &Path, mode: u32, group: Option<u32>) -> Result<Self, ServeError> {
+        // Of two servers that start at once, the second finds the first.
+        let _turn = turn_in(path.parent());
         if UnixStream::connect(path).is_ok() {
             return Err(ServeError::InUse { path: path.to_owned() });
         }
@@ -126,6 +147,32 @@ mod tests {
     use super::*;
 
     #[test]
+    fn of_servers_that_start_at_once_one_has_the_socket() {
+        let folder = std::env::temp_dir().join(format!("uzone-at-once-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let (path, together) = (folder.join("s"), std::sync::Barrier::new(4));
+        for round in 0..20 {
+            let bind = || {
+                together.wait();
+                ListeningSocket::bind(&path, 0o600, None)
+            };
+            let bound = thread::scope(|scope| {
+                let all = [(); 4].map(|()| scope.spawn(bind));
+                all.map(|one| one.join().unwrap().ok())
+            });
+            assert_eq!(bound.iter().flatten().count(), 1, "round {round}");
+            assert!(UnixStream::connect(&path).is_ok());
+            // As one that was killed: the name stays.
+            for socket in bound.into_iter().flatten() {
+                if round % 2 == 0 {
+                    socket.leave();
+                }
+            }
+        }
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
     fn a_socket_has_its_mode_replaces_a_dead_one_and_leaves_a_living_one() {
         let folder = std::env::temp_dir().join(format!("uzone-socket-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
@@ -139,10 +186,10 @@ mod tests {
         let _ = listener.accept();
         drop(UnixListener::bind(folder.join("dead")).unwrap());
         // A child that another test forked has its descriptor until it executes its program.
-        let give_up = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        let give_up = Instant::now() + Duration::from_secs(20);
         while UnixStream::connect(folder.join("dead")).is_ok() {
-            assert!(std::time::Instant::now() < give_up, "the socket is listened on");
-            std::thread::sleep(std::time::Duration::from_millis(1));
+            assert!(Instant::now() < give_up, "the socket is listened on");
+            thread::sleep(Duration::from_millis(1));
         }
         drop(ListeningSocket::bind(&folder.join("dead"), 0o600, None).unwrap());
         assert!(!folder.join("dead").exists(), "it was removed when it was dropped");
