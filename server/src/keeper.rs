@@ -226,7 +226,9 @@ impl Keeper {
         self.take_what_is_kept(&mut estate);
         let listening = estate
             .socket
-            .map(|socket| ListeningSocket::inherit(&self.path, socket, estate.is_named));
+            .map(|socket| ListeningSocket::inherit(&self.path, socket, estate.is_named))
+            // By one without a file no machine comes: the keeper before had begun to drain.
+            .filter(ListeningSocket::has_file);
         if let Some(control) = estate.control {
             // If that fails, it is tried again by the clock.
             let control = Control::inherit(&self.path, control, estate.metrics);

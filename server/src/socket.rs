@@ -121,6 +121,11 @@ impl ListeningSocket {
         Ok(self.listener.try_clone()?.into())
     }
 
+    /// Returns whether there was a file with the name when this process got the socket.
+    pub(crate) fn has_file(&self) -> bool {
+        self.file.is_some()
+    }
+
     /// Returns whether the name is this process's to remove.
     pub(crate) fn is_named(&self) -> bool {
         !self.is_left

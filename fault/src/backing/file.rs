@@ -7,8 +7,9 @@
 //! Longer runs that are cached are copied from a mapping of the file, without a buffer in between. If
 //! the cache loses such a page in that moment, the thread that answers waits for the device once.
 //!
-//! A file that is shorter than it was when it was taken makes pages bad, never zero. What others
-//! write to it is seen in pages that are filled afterwards.
+//! A file that is shorter than it was when it was taken makes pages bad, never zero; but one that is cut inside of a page
+//! while that page is copied may be zero behind the cut, as for read(2). What others write to it is seen in pages that
+//! are filled afterwards.
 //! Source: cachestat(2), preadv2(2).
 
 use std::fs::File;
