@@ -169,6 +169,7 @@ impl Recovery {
         let _ = fs::remove_file(&probe);
         made?;
         let boot = fs::read_to_string(BOOT)?.trim().to_owned();
+        remove_the_empty(folder);
         let others = (1..=SERVERS).map(part_of).filter(|other| *other != held.path).collect();
         Ok(Self { held, others, boot })
     }
@@ -400,6 +401,19 @@ impl Recovery {
     }
 }
 
+/// Removes what servers that were killed have left of folders without a machine, whatever their sockets were. One with a
+/// machine is not even locked: the server that it belongs to may start just now.
+fn remove_the_empty(folder: &Path) {
+    let Ok(entries) = fs::read_dir(folder) else { return };
+    for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
+        if fs::read_dir(&path).is_ok_and(|mut entries| entries.next().is_none())
+            && let Ok(Some(held)) = HeldFolder::hold(path)
+        {
+            held.remove();
+        }
+    }
+}
+
 fn machine_name(id: u64) -> String {
     format!("{id:x}.machine")
 }
@@ -530,6 +544,15 @@ mod tests {
         assert_eq!(machines_in(&third.held.path).unwrap(), BTreeSet::from([1, 2]));
         assert!(third.log(1).exists() && third.machine(2).exists());
         assert_eq!(fs::read_dir(&folder).unwrap().count(), 1, "the folders of the others are gone");
+        // What a killed server of another socket has left goes, unless it has a machine.
+        for (name, is_empty) in [("other", true), ("another", false)] {
+            fs::create_dir(folder.join(name)).unwrap();
+            if !is_empty {
+                fs::write(folder.join(name).join("3.machine"), "").unwrap();
+            }
+        }
+        drop(open());
+        assert!(!folder.join("other").exists() && folder.join("another").exists());
         // The next one has a folder that no server has, and goes on there.
         drop(third);
         assert_eq!(open().held.path, folder.join(name_of(Path::new("/tmp/s")).unwrap()));
