@@ -20,18 +20,20 @@ use crate::backing::Backing;
 use crate::blocks::Blocks;
 use crate::capture::{Captured, WriteCapture};
 use crate::core::Core;
-use crate::dirty::WriteTracking;
 use crate::engine::{Engine, TRACED, check_backing, pattern, room};
 use crate::error::{MapError, at_most};
 use crate::event_loop::Attached;
-use crate::fault_memory::{FaultMemory, RemoteMemory, RemoteRegion, offsets};
+use crate::fault_memory::{FaultMemory, RemoteMemory};
+use crate::follow::Followed;
 use crate::kernel::Kernel;
 use crate::mapping_reader::{EVENTS, Sources};
-use crate::options::LazyOptions;
+use crate::options::{LazyOptions, WriteTracking};
 use crate::page_states::PageStates;
 use crate::pages::Policy;
+use crate::placement::ReaderPlacement;
 use crate::prefetch::Prefetch;
 use crate::record::Recorder;
+use crate::remote_region::{RemoteRegion, offsets};
 
 /// How long the layout of a process may change before its memory is protected.
 const PROTECT_WITHIN: Duration = Duration::from_secs(1);
@@ -119,7 +121,7 @@ impl Engine {
         let pagers: Vec<_> = parts.iter().map(pager).collect();
         let memory = Arc::new(memory);
         let fault_memory = FaultMemory::Remote(memory.clone());
-        let sources = Sources { log, handover: None };
+        let sources = Sources { log, handover: None, followed: followed(options) };
         let attached = self.attach(1, &fault_memory, sources, &pagers, options, room)?;
         if is_logged {
             // What another process read and did not answer is reported again.
@@ -133,6 +135,15 @@ impl Engine {
         }
         Ok(AdoptedMemory { attached, memory, parts, cores, blocks })
     }
+}
+
+/// Returns which process the reader follows: none where it was measured that the CPU of the thread that faults is by
+/// far not the best place. A few faults of new threads are no more than a hint: whether it is better, the faults of
+/// the process show.
+fn followed(options: &LazyOptions) -> Followed {
+    let measured = || ReaderPlacement::of_this_process();
+    let may_share = || measured().is_none_or(ReaderPlacement::may_share_cpu);
+    Followed::Process(options.process.filter(|_| may_share()))
 }
 
 /// Returns how many pages some regions have in all, which `log` and `options` fit.
@@ -414,7 +425,7 @@ impl AdoptedMemory {
     }
 }
 
-crate::stats::observe!(AdoptedMemory, "the backing");
+crate::observe::observe!(AdoptedMemory, "the backing");
 
 /// Memory whose pages cannot be kept before they are written to.
 #[derive(Debug, thiserror::Error)]

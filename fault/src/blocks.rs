@@ -22,7 +22,7 @@ use uzone_os::Vaddr;
 use uzone_pages::{Content, FaultAround};
 
 use crate::core::Core;
-use crate::fault_memory::RemoteRegion;
+use crate::remote_region::RemoteRegion;
 
 /// A block that was not returned yet.
 #[derive(Debug)]

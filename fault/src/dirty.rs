@@ -40,34 +40,12 @@ use uzone_pages::{ByteLen, PageCount, PageSize};
 
 use crate::error::{LazyError, MapError};
 use crate::kernel::{self, Fill, Kernel};
-use crate::options::HugePages;
+use crate::options::{HugePages, WriteTracking};
 
 /// How long the kernel is asked again while the layout of the process changes.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// How long to wait before it is asked again.
 const PAUSE: Duration = Duration::from_millis(1);
-
-/// How writes are tracked. Every page is installed write-protected, and the first write to it removes the
-/// protection; later ones cost nothing.
-///
-/// What the first write to a page of 4 KiB takes, as the median of 64 MiB in a virtual machine with two
-/// busy CPUs on Linux 6.18, where one takes 0.1 to 0.3 us without tracking:
-///
-/// | | `Async` | `Sync` |
-/// |---|---|---|
-/// | at random | 3 us | 17 us |
-/// | in order | 2.3 us | 1.6 us: up to 16 pages at once |
-/// | making a dirty page clean | 0.15 us | 2.7 us where they are scattered |
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum WriteTracking {
-    /// The kernel records them in the page tables. Only for private memory, whose clean pages are not
-    /// evicted then ([`LazyError::CannotEvict`]). Linux 6.7.
-    Async,
-    /// The first write to a page is an event. A writer that goes on page by page gets more pages at
-    /// once from the fourth on, up to 16, which all count as written. It costs a byte a page of memory,
-    /// and pages of zeroes are copied.
-    Sync,
-}
 
 impl WriteTracking {
     /// Returns what has to be registered and asked for beside `modes` and `features`.

@@ -23,7 +23,6 @@ use crate::dirty::Tracker;
 use crate::error::{MapError, at_most};
 use crate::event_loop::{Attached, EventLoop};
 use crate::fault_memory::FaultMemory;
-use crate::follow::Followed;
 use crate::handed_over::HandedOver;
 use crate::kernel::Kernel;
 use crate::lazy::LazyMapping;
@@ -142,7 +141,7 @@ impl Engine {
         let room = room(page)?;
         producer.serves(&core, room);
         let own = FaultMemory::Own(memory.clone());
-        let sources = Sources { log: None, handover: handover.clone() };
+        let sources = Sources { handover: handover.clone(), ..Sources::default() };
         let pagers = [(own.clone(), core.clone())];
         let attached = self.attach(readers, &own, sources, &pagers, options, room)?;
         let writes = tracker.as_ref().map_or(Writes::Free, |tracker| tracker.writes());
@@ -260,21 +259,16 @@ impl Engine {
         } else {
             spin
         };
-        let followed = match fault_memory {
-            FaultMemory::Own(_) => Followed::Thread,
-            FaultMemory::Remote(_) => Followed::process(options.process),
-        };
         let loops = self.loops(count, &options.reader)?;
         let has_peers = loops.len() > 1;
-        let mut log = sources.log;
+        let Sources { mut log, handover, followed } = sources;
         let attach = |event_loop: Arc<EventLoop>| {
             let reader = MappingReader::new(ReaderParts {
                 fault_memory: fault_memory.clone(),
-                sources: Sources { log: log.take(), handover: sources.handover.clone() },
+                sources: Sources { log: log.take(), handover: handover.clone(), followed },
                 pagers: pagers.to_vec(),
                 pool: self.threads.pool.clone(),
                 spin,
-                followed,
                 deadline,
                 budget,
                 room,

@@ -17,25 +17,25 @@
 //! is touched from then on is bad, and the thread goes on with the others. If the thread ended instead,
 //! each thread that touches its mappings would wait for ever.
 //!
-//! Locks: one, for the messages to the loop, held for a push or to take all.
+//! Locks: one, for the readers that join the loop, held to put one in or to take it.
 
 use std::collections::HashMap;
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::mpsc::{SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle, ThreadId};
 use std::time::{Duration, Instant};
 
 use uzone_os::numa;
-use uzone_os::uffd::{Doorbell, EventSet, ReadyKeys};
+use uzone_os::uffd::{EventSet, ReadyKeys};
 
 use crate::error::{caught, discard};
 use crate::follow::Follower;
+use crate::inbox::{Inbox, Message, PagerKey};
 use crate::io_pool::Submit;
 use crate::mapping_reader::{MappingReader, Scratch};
 use crate::prefetch::{Group, Prefetch};
-use crate::staged::Staged;
 
 /// The key of the bell.
 const BELL: u64 = u64::MAX;
@@ -43,83 +43,29 @@ const BELL: u64 = u64::MAX;
 const ROUNDS: u32 = 8;
 /// After how long they are checked at the latest.
 const OTHERS: Duration = Duration::from_micros(20);
-/// How long to wait where waiting or ringing failed.
+/// How long to wait where waiting failed.
 const RETRY: Duration = Duration::from_millis(1);
-/// How often a failing ring of the bell is repeated before the message waits for the next one.
-const RINGS: u32 = 1000;
 
-/// What the pages of one size of a mapping are known by.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct PagerKey {
-    /// The key of the mapping.
-    pub(crate) mapping: u64,
-    /// Which of its pagers has them.
-    pub(crate) pager: usize,
-}
-
-/// A message to a loop.
-enum Message {
-    Join { key: u64, reader: Box<MappingReader> },
-    Leave { key: u64, done: SyncSender<()> },
-    Install { key: PagerKey, page: u64, staged: Staged },
-    Prefetch { key: PagerKey, group: Group },
-    Stop,
-}
-
-/// How a loop is reached.
-struct Inbox {
-    messages: Mutex<Vec<Message>>,
-    /// Whether there is something in it, or was a moment ago.
-    called: AtomicBool,
-    bell: Doorbell,
+/// What a loop and its owners share.
+struct Shared {
+    inbox: Arc<Inbox>,
+    /// What its thread waits for.
     set: EventSet,
+    /// The readers that join it, until it has the message of each.
+    joining: Mutex<HashMap<u64, Box<MappingReader>>>,
     next_key: AtomicU64,
     readers: AtomicUsize,
 }
 
-impl Inbox {
-    /// Sends a message to the loop. Returns whether the loop was woken.
-    fn send(&self, message: Message) -> bool {
-        self.messages.lock().unwrap_or_else(PoisonError::into_inner).push(message);
-        // Release pairs with the Acquire of the loop: it sees what was pushed.
-        if self.called.swap(true, Ordering::Release) {
-            return true; // it was rung for, and not silenced since
-        }
-        for _ in 0..RINGS {
-            match self.bell.ring() {
-                Ok(()) => return true,
-                Err(_) => std::thread::sleep(RETRY),
-            }
-        }
-        tracing::error!(
-            "a thread that answers faults cannot be reached: its eventfd takes no write"
-        );
-        // The next message rings again. Relaxed: that thread pushes under the lock, as this one did.
-        self.called.store(false, Ordering::Relaxed);
-        false
-    }
-}
-
-/// A way to a loop, for the threads that produce pages.
-#[derive(Clone)]
-pub(crate) struct LoopHandle(Arc<Inbox>);
-
-impl LoopHandle {
-    /// Hands a page over to the thread that installs it.
-    pub(crate) fn install(&self, key: PagerKey, page: u64, staged: Staged) {
-        // If the loop is not woken now, the next message wakes it.
-        let _ = self.0.send(Message::Install { key, page, staged });
-    }
-
-    /// Hands pages over that are ready.
-    pub(crate) fn prefetch(&self, key: PagerKey, group: Group) {
-        let _ = self.0.send(Message::Prefetch { key, group });
+impl Shared {
+    fn joining(&self) -> MutexGuard<'_, HashMap<u64, Box<MappingReader>>> {
+        self.joining.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// A thread that answers the faults of its mappings.
 pub(crate) struct EventLoop {
-    inbox: Arc<Inbox>,
+    shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
     id: ThreadId,
 }
@@ -127,24 +73,19 @@ pub(crate) struct EventLoop {
 impl EventLoop {
     /// Starts a thread, on `cpus` if there are any.
     pub(crate) fn start(name: &str, cpus: &[u32]) -> io::Result<Self> {
-        let (bell, set) = (Doorbell::new()?, EventSet::new()?);
-        set.add(&bell, BELL)?;
-        let inbox = Arc::new(Inbox {
-            messages: Mutex::default(),
-            called: AtomicBool::new(false),
-            bell,
-            set,
-            next_key: AtomicU64::new(0),
-            readers: AtomicUsize::new(0),
-        });
-        let shared = inbox.clone();
+        let (inbox, set) = (Arc::new(Inbox::new()?), EventSet::new()?);
+        set.add(&inbox.bell, BELL)?;
+        let (next_key, readers) = (AtomicU64::new(0), AtomicUsize::new(0));
+        let joining = Mutex::default();
+        let shared = Arc::new(Shared { inbox, set, joining, next_key, readers });
+        let theirs = shared.clone();
         let (cpus, (answer, placed)) = (cpus.to_vec(), sync_channel(1));
         let thread = Builder::new().name(name.to_owned()).spawn(move || {
             let kept = if cpus.is_empty() { Ok(()) } else { numa::keep_thread_to(&cpus) };
             let is_kept = kept.is_ok();
             let _ = answer.send(kept);
             if is_kept {
-                let mut runner = Runner::new(shared);
+                let mut runner = Runner::new(theirs);
                 // What panics in a reader is caught there; nothing else may end this thread either.
                 while caught(|| runner.run()).is_none() {
                     tracing::error!("a thread that answers faults panicked and goes on");
@@ -152,7 +93,7 @@ impl EventLoop {
             }
         })?;
         let id = thread.thread().id();
-        let event_loop = Self { inbox, thread: Some(thread), id };
+        let event_loop = Self { shared, thread: Some(thread), id };
         match placed.recv() {
             Ok(Ok(())) => Ok(event_loop),
             Ok(Err(refused)) => Err(io::Error::other(refused)),
@@ -160,32 +101,33 @@ impl EventLoop {
         }
     }
 
-    /// Returns a way to it.
-    pub(crate) fn handle(&self) -> LoopHandle {
-        LoopHandle(self.inbox.clone())
+    /// Returns the way to it.
+    pub(crate) fn inbox(&self) -> &Arc<Inbox> {
+        &self.shared.inbox
     }
 
     /// Returns how many mappings it has.
     pub(crate) fn readers(&self) -> usize {
         // Relaxed: a guess at the load.
-        self.inbox.readers.load(Ordering::Relaxed)
+        self.shared.readers.load(Ordering::Relaxed)
     }
 
     /// Answers the faults of `source` from now on, until what this returns is dropped.
     pub(crate) fn join(self: &Arc<Self>, reader: MappingReader) -> io::Result<Attached> {
         // Relaxed: only the number counts.
-        let key = self.inbox.next_key.fetch_add(1, Ordering::Relaxed);
+        let key = self.shared.next_key.fetch_add(1, Ordering::Relaxed);
         // Waited for before the loop knows it: it asks once more then.
-        reader.join(&self.inbox.set, key)?;
-        self.inbox.readers.fetch_add(1, Ordering::Relaxed);
-        self.inbox.send(Message::Join { key, reader: Box::new(reader) });
+        reader.join(&self.shared.set, key)?;
+        self.shared.readers.fetch_add(1, Ordering::Relaxed);
+        self.shared.joining().insert(key, Box::new(reader));
+        self.inbox().send(Message::Join { key });
         Ok(Attached { event_loop: self.clone(), key })
     }
 }
 
 impl Drop for EventLoop {
     fn drop(&mut self) {
-        let is_sent = self.inbox.send(Message::Stop);
+        let is_sent = self.inbox().send(Message::Stop);
         if let Some(thread) = self.thread.take()
             && is_sent
             && self.id != std::thread::current().id()
@@ -207,7 +149,7 @@ impl Attached {
     pub(crate) fn prefetch(&self, pager: usize, prefetch: &Arc<Prefetch>) {
         for _ in 0..prefetch.underway() {
             let group = Group::before_the_first(prefetch.clone());
-            self.event_loop.handle().prefetch(PagerKey { mapping: self.key, pager }, group);
+            self.event_loop.inbox().prefetch(PagerKey { mapping: self.key, pager }, group);
         }
     }
 }
@@ -216,7 +158,7 @@ impl Drop for Attached {
     /// Returns when the mapping is not read any more.
     fn drop(&mut self) {
         let (done, is_done) = sync_channel(1);
-        let is_sent = self.event_loop.inbox.send(Message::Leave { key: self.key, done });
+        let is_sent = self.event_loop.inbox().send(Message::Leave { key: self.key, done });
         // The loop itself may drop a mapping, in a closure of the caller: it handles the message later.
         if is_sent && self.event_loop.id != std::thread::current().id() {
             let _ = is_done.recv(); // it ends with an error if the loop has ended
@@ -226,7 +168,7 @@ impl Drop for Attached {
 
 /// The state of the thread.
 struct Runner {
-    inbox: Arc<Inbox>,
+    shared: Arc<Shared>,
     readers: HashMap<u64, Box<MappingReader>>,
     /// The mappings that had faults a moment ago, or have neighbours to be installed.
     active: Vec<u64>,
@@ -237,15 +179,12 @@ struct Runner {
     /// Whether this thread is on the CPU of a thread whose faults it answers.
     shares_cpu: bool,
     ready: ReadyKeys,
-    /// The way to this thread, for the I/O threads.
-    filler: LoopHandle,
 }
 
 impl Runner {
-    fn new(inbox: Arc<Inbox>) -> Self {
+    fn new(shared: Arc<Shared>) -> Self {
         Self {
-            filler: LoopHandle(inbox.clone()),
-            inbox,
+            shared,
             readers: HashMap::new(),
             active: Vec::new(),
             timed: Vec::new(),
@@ -260,8 +199,7 @@ impl Runner {
         let mut round = 0_u32;
         let mut checked = Instant::now();
         loop {
-            // Acquire pairs with the Release of `send`.
-            if self.inbox.called.load(Ordering::Acquire) && self.take_messages() {
+            if self.shared.inbox.is_called() && self.take_messages() {
                 return;
             }
             let is_busy = self.step_active();
@@ -296,15 +234,10 @@ impl Runner {
 
     /// Handles the messages. Returns whether one of them stops the loop.
     fn take_messages(&mut self) -> bool {
-        // In this order: a thread that sends after the swap rings again.
-        let _ = self.inbox.bell.silence();
-        self.inbox.called.swap(false, Ordering::AcqRel);
-        let messages = std::mem::take(
-            &mut *self.inbox.messages.lock().unwrap_or_else(PoisonError::into_inner),
-        );
-        for message in messages {
+        for message in self.shared.inbox.take() {
             match message {
-                Message::Join { key, mut reader } => {
+                Message::Join { key } => {
+                    let Some(mut reader) = self.shared.joining().remove(&key) else { continue };
                     if self.shares_cpu {
                         reader.set_shares_cpu(true);
                     }
@@ -347,13 +280,13 @@ impl Runner {
 
     fn leave(&mut self, key: u64) {
         if let Some(reader) = self.readers.remove(&key) {
-            reader.leave(&self.inbox.set);
+            reader.leave(&self.shared.set);
             self.active.retain(|&active| active != key);
             self.timed.retain(|&timed| timed != key);
             if caught(|| reader.finish(&mut self.scratch)).is_none() {
                 self.renew_scratch();
             }
-            self.inbox.readers.fetch_sub(1, Ordering::Relaxed);
+            self.shared.readers.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
@@ -394,7 +327,7 @@ impl Runner {
             let was_by_clock = reader.is_by_clock();
             reader.set_company(has_company);
             let key_of_first = PagerKey { mapping: key, pager: 0 };
-            let submit = Submit { filler: &self.filler, key: key_of_first };
+            let submit = Submit { filler: &self.shared.inbox, key: key_of_first };
             let Some(was_busy) = caught(|| reader.step(&mut self.scratch, &submit)) else {
                 reader.fail();
                 self.renew_scratch();
@@ -419,10 +352,10 @@ impl Runner {
             }
             if reader.is_by_clock() && !was_by_clock {
                 // It would be returned by every wait.
-                reader.leave(&self.inbox.set);
+                reader.leave(&self.shared.set);
             } else if was_by_clock && !reader.is_by_clock() {
                 // If it cannot be waited for, it is looked at by the clock.
-                reader.poll_failed = reader.join(&self.inbox.set, key).is_err();
+                reader.poll_failed = reader.join(&self.shared.set, key).is_err();
             }
             self.note_timer(key);
         }
@@ -445,15 +378,13 @@ impl Runner {
 
     /// Waits for any reader, and makes those active that have something to read or are due.
     fn wait(&mut self, timeout: Option<Duration>) {
-        if self.inbox.set.wait(&mut self.ready, timeout).is_err() {
+        if self.shared.set.wait(&mut self.ready, timeout).is_err() {
             std::thread::sleep(RETRY);
         }
         for at in 0..self.ready.keys().len() {
             let key = self.ready.keys()[at];
             if key == BELL {
-                // A message can be taken before its sender rings: the bell is silenced even so. Relaxed:
-                // this thread reads it next.
-                self.inbox.called.store(true, Ordering::Relaxed);
+                self.shared.inbox.rang();
             } else {
                 self.activate(key);
             }
@@ -476,6 +407,7 @@ impl Runner {
 mod tests {
     use std::num::NonZeroUsize;
     use std::ops::Range;
+    use std::sync::atomic::AtomicBool;
 
     use uzone_os::uffd::{AnswerError, Answered, Features, KernelFaults, Modes, Registered, Uffd};
     use uzone_os::{Anonymous, Mapping};
@@ -488,7 +420,6 @@ mod tests {
     use crate::core::Core;
     use crate::engine::pattern;
     use crate::fault_memory::FaultMemory;
-    use crate::follow::Followed;
     use crate::io_pool::IoPool;
     use crate::kernel::{Fill, Kernel};
     use crate::mapping_reader::{ReaderParts, Sources};
@@ -541,7 +472,6 @@ mod tests {
             pagers: vec![(FaultMemory::Own(memory.clone()), core.clone())],
             pool: Arc::new(IoPool::start(NonZeroUsize::MIN).unwrap()),
             spin: Duration::ZERO,
-            followed: Followed::Thread,
             deadline,
             budget: Budget::default(),
             room: 4096,
@@ -589,8 +519,8 @@ mod tests {
     fn a_bell_that_rings_after_its_message_was_taken_is_silenced() {
         let event_loop = EventLoop::start("uzone-fault-test", &[]).unwrap();
         let (set, mut ready) = (EventSet::new().unwrap(), ReadyKeys::new());
-        set.add(&event_loop.inbox.bell, BELL).unwrap();
-        event_loop.inbox.bell.ring().unwrap();
+        set.add(&event_loop.inbox().bell, BELL).unwrap();
+        event_loop.inbox().bell.ring().unwrap();
         let since = Instant::now();
         loop {
             set.wait(&mut ready, Some(Duration::ZERO)).unwrap();

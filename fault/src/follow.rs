@@ -15,8 +15,6 @@ use std::time::{Duration, Instant};
 use uzone_os::numa;
 use uzone_os::uffd::PageFault;
 
-use crate::placement::ReaderPlacement;
-
 /// After how many faults of one thread in a row the place of the reader is reconsidered.
 const RUN: u32 = 32;
 /// For how long a place is kept at least.
@@ -29,22 +27,16 @@ const CHANGES: u32 = 8;
 const CPUS: u32 = 1024;
 
 /// What the reader of a mapping follows.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) enum Followed {
     /// The thread of this process that faults.
+    #[default]
     Thread,
     /// A process, or nothing.
     Process(Option<NonZeroU32>),
 }
 
 impl Followed {
-    /// Follows a process, unless it was measured that the CPU of the thread that faults is by far not the best place.
-    /// A few faults of new threads are no more than a hint: whether it is better, its own faults show.
-    pub(crate) fn process(process: Option<NonZeroU32>) -> Self {
-        let measured = process.and_then(|_| ReaderPlacement::of_this_process());
-        Self::Process(process.filter(|_| measured.is_none_or(ReaderPlacement::may_share_cpu)))
-    }
-
     /// Returns the number of what waits for a fault to be answered, or 0 where it is not known.
     pub(crate) fn waiter(self, fault: &PageFault) -> u32 {
         let number = match self {

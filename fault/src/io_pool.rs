@@ -24,8 +24,8 @@ use uzone_pages::Content;
 
 use crate::core::{Core, ReaderState};
 use crate::error::{caught, discard};
-use crate::event_loop::{LoopHandle, PagerKey};
-use crate::prefetch::PrefetchJob;
+use crate::inbox::{Inbox, PagerKey};
+use crate::prefetch::{Group, Prefetch};
 use crate::record::FaultOutcome;
 use crate::stats::Counters;
 
@@ -42,7 +42,7 @@ struct Job {
     page: u64,
     room: usize,
     /// The thread that installs it, if that is not the one that produces it.
-    filler: Option<(LoopHandle, PagerKey)>,
+    filler: Option<(Arc<Inbox>, PagerKey)>,
     /// When it is its turn, set by the queue.
     turn: u64,
 }
@@ -82,6 +82,47 @@ impl Job {
                 }
             }
         }
+    }
+}
+
+/// A group that is made ready by an I/O thread.
+pub(crate) struct PrefetchJob {
+    pub(crate) core: Arc<Core>,
+    pub(crate) prefetch: Arc<Prefetch>,
+    /// The thread that installs it.
+    pub(crate) filler: Arc<Inbox>,
+    pub(crate) key: PagerKey,
+}
+
+impl PrefetchJob {
+    /// Makes the next group ready of which pages are missing, and hands it over, or notes that there is none.
+    pub(crate) fn run(self) {
+        let end = self.core.contents().area().end().get();
+        let mut open = Vec::new();
+        let mut is_last = false;
+        while open.is_empty() && !is_last {
+            let mut announced = self.prefetch.announce();
+            announced.retain_mut(|run| {
+                run.end = run.end.min(end);
+                !run.is_empty()
+            });
+            if !announced.is_empty() {
+                self.core.will_need(&announced);
+            }
+            let runs = self.prefetch.take();
+            is_last = runs.is_none();
+            for run in runs.into_iter().flatten() {
+                let mut rest = run.start..run.end.min(end);
+                while let Some(run) = self.core.contents().open_run(rest.clone(), None) {
+                    self.core.read_ahead(run.clone());
+                    rest.start = run.end;
+                    open.push(run);
+                }
+            }
+        }
+        let group = Group { runs: open, prefetch: self.prefetch, is_first: false, is_last };
+        self.filler.prefetch(self.key, group);
+        discard(self.core);
     }
 }
 
@@ -210,7 +251,7 @@ pub(crate) struct IoPool {
 #[derive(Clone, Copy)]
 pub(crate) struct Submit<'a> {
     /// The thread that answers its faults, and the key of its pages there.
-    pub(crate) filler: &'a LoopHandle,
+    pub(crate) filler: &'a Arc<Inbox>,
     pub(crate) key: PagerKey,
 }
 

@@ -526,7 +526,7 @@ impl LazyMapping {
     }
 }
 
-crate::stats::observe!(LazyMapping, "the mapping");
+crate::observe::observe!(LazyMapping, "the mapping");
 
 /// Pages that are clean and not in the backing yet.
 struct Taken<'a> {

@@ -52,7 +52,7 @@
 //! | `bad_pages` | making a page a bad one |
 //! | `page_states` | the state of each page |
 //! | `pages` | the pages of one size of a mapping, with the kernel that installs them |
-//! | `event_loop` | the reader threads |
+//! | `event_loop`, `inbox` | the reader threads, and the messages to them |
 //! | `mapping_reader` | one mapping, as its reader sees it |
 //! | `pager` | its pages of one size, and the answers to their faults |
 //! | `io_pool` | the I/O threads |
@@ -61,9 +61,9 @@
 //! | `staged` | pages that one thread produces and another installs |
 //! | `populate` | pages made present before they are touched, and for pins |
 //! | `budget` | the most that is done for one mapping |
-//! | `stats` | what happened, in numbers |
+//! | `stats`, `observe` | what happened, in numbers, and how it is looked at |
 //! | `record` | latencies, a trace, and a USDT probe |
-//! | `fault_memory` | the memory whose faults are answered |
+//! | `fault_memory`, `remote_region` | the memory whose faults are answered, and where that of another process is |
 //! | `handed_over` | waking threads that wait in a handler for the reader |
 //! | `dirty` | which pages were written; `dirty/states` where each first write is an event |
 //! | `capture` | keeping pages of another process before they are written to |
@@ -91,10 +91,12 @@ mod event_loop;
 mod fault_memory;
 mod follow;
 mod handed_over;
+mod inbox;
 mod io_pool;
 mod kernel;
 mod lazy;
 mod mapping_reader;
+mod observe;
 mod options;
 #[cfg_attr(miri, path = "page_states/plain.rs")]
 mod page_states;
@@ -107,6 +109,7 @@ mod prefetch;
 mod record;
 #[doc(hidden)]
 pub mod rehearsal;
+mod remote_region;
 mod slot;
 mod staged;
 mod stats;
@@ -126,15 +129,16 @@ pub use backing::{
 pub use budget::Budget;
 pub use capture::{Captured, KeptPages, WriteCapture};
 pub use collapse::{Collapsed, Uncollapsed};
-pub use dirty::WriteTracking;
 pub use engine::Engine;
 pub use error::{BackingError, Failure, LazyError, MapError};
-pub use fault_memory::RemoteRegion;
 pub use lazy::LazyMapping;
-pub use options::{Answer, AnsweredBy, EngineOptions, HugePages, LazyOptions, Reader, Refusal};
+pub use options::{
+    Answer, AnsweredBy, EngineOptions, HugePages, LazyOptions, Reader, Refusal, WriteTracking,
+};
 pub use placement::{PlacementError, ReaderPlace, ReaderPlacement};
 pub use populate::Populate;
 pub use record::{FaultClass, FaultOutcome, FaultRecord, FaultTrace, Latency};
+pub use remote_region::RemoteRegion;
 pub use stats::FaultStats;
 pub use window::{Filled, Window};
 

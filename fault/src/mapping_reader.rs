@@ -152,13 +152,14 @@ pub(crate) struct MappingReader {
     followed: Followed,
 }
 
-/// What a reader reads besides a descriptor, and where to.
+/// What a reader reads besides a descriptor, where to, and what it follows.
 #[derive(Default)]
 pub(crate) struct Sources {
     /// Where its events are read to, if they must outlive this process.
     pub(crate) log: Option<EventLog>,
     /// Where threads hand faults over that they cannot answer themselves.
     pub(crate) handover: Option<Arc<Handover>>,
+    pub(crate) followed: Followed,
 }
 
 /// The parts of a reader.
@@ -170,7 +171,6 @@ pub(crate) struct ReaderParts {
     pub(crate) pagers: Vec<(FaultMemory, Arc<Core>)>,
     pub(crate) pool: Arc<IoPool>,
     pub(crate) spin: Duration,
-    pub(crate) followed: Followed,
     pub(crate) deadline: Option<Duration>,
     pub(crate) budget: Budget,
     pub(crate) room: usize,
@@ -180,8 +180,8 @@ pub(crate) struct ReaderParts {
 impl MappingReader {
     pub(crate) fn new(parts: ReaderParts) -> Self {
         let ReaderParts { fault_memory, sources, pagers, pool, .. } = parts;
-        let ReaderParts { spin, followed, deadline, budget, room, has_peers, .. } = parts;
-        let Sources { log, handover } = sources;
+        let ReaderParts { spin, deadline, budget, room, has_peers, .. } = parts;
+        let Sources { log, handover, followed } = sources;
         let pager =
             |(part, core)| Pager::new(part, core, pool.clone(), spin.is_zero(), deadline, room);
         let pagers: Vec<_> = pagers.into_iter().map(pager).collect();

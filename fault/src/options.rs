@@ -11,9 +11,10 @@ use uzone_pages::{Advice, FaultAround};
 use uzone_zone::Zone;
 
 use crate::budget::Budget;
-use crate::dirty::WriteTracking;
 use crate::error::Failure;
-use crate::threads::{default_producers, default_readers};
+
+/// How many readers an engine has by default, if it may use as many CPUs.
+const READERS: NonZeroUsize = NonZeroUsize::MIN.saturating_add(3);
 
 /// Which thread answers the faults of a mapping.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -75,6 +76,28 @@ pub enum HugePages {
     /// [`FaultStats::huge_pages`](crate::FaultStats::huge_pages) does not count it. They are swapped
     /// and pinned like other memory. Linux 6.8.
     Transparent,
+}
+
+/// How writes are tracked. Every page is installed write-protected, and the first write to it removes the
+/// protection; later ones cost nothing.
+///
+/// What the first write to a page of 4 KiB takes, as the median of 64 MiB in a virtual machine with two
+/// busy CPUs on Linux 6.18, where one takes 0.1 to 0.3 us without tracking:
+///
+/// | | `Async` | `Sync` |
+/// |---|---|---|
+/// | at random | 3 us | 17 us |
+/// | in order | 2.3 us | 1.6 us: up to 16 pages at once |
+/// | making a dirty page clean | 0.15 us | 2.7 us where they are scattered |
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum WriteTracking {
+    /// The kernel records them in the page tables. Only for private memory, whose clean pages are not
+    /// evicted then ([`LazyError::CannotEvict`](crate::LazyError::CannotEvict)). Linux 6.7.
+    Async,
+    /// The first write to a page is an event. A writer that goes on page by page gets more pages at
+    /// once from the fourth on, up to 16, which all count as written. It costs a byte a page of memory,
+    /// and pages of zeroes are copied.
+    Sync,
 }
 
 /// What becomes of the threads that wait for a page which cannot be produced.
@@ -356,4 +379,13 @@ impl EngineOptions {
         self.handles_sigbus = handles_sigbus;
         self
     }
+}
+
+pub(crate) fn default_producers() -> NonZeroUsize {
+    let two = NonZeroUsize::MIN.saturating_add(1);
+    default_readers().max(two)
+}
+
+pub(crate) fn default_readers() -> NonZeroUsize {
+    std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN).min(READERS)
 }

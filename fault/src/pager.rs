@@ -16,9 +16,9 @@ use crate::backing::Memory;
 use crate::core::{Core, Outcome, ReaderState};
 use crate::costs::{CONTINUED_NS, COPIED_NS, CostMeter};
 use crate::fault_memory::FaultMemory;
-use crate::io_pool::{IoPool, Submit};
+use crate::io_pool::{IoPool, PrefetchJob, Submit};
 use crate::pending::Awaited;
-use crate::prefetch::{Group, PrefetchJob};
+use crate::prefetch::Group;
 use crate::record::{FaultClass, FaultOutcome, FaultRecord};
 use crate::staged::Staged;
 

@@ -10,10 +10,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use uzone_pages::PageSize;
 
-use crate::core::Core;
-use crate::error::discard;
-use crate::event_loop::{LoopHandle, PagerKey};
-
 /// How many bytes of a mapping are on their way, but at least two groups.
 const UNDERWAY_BYTES: u64 = 2 << 20;
 /// How many bytes the backing fetches before their group is made ready, but at least a page.
@@ -91,7 +87,7 @@ impl Prefetch {
     }
 
     /// Returns the pages of the next group, in ascending runs.
-    fn take(&self) -> Option<impl Iterator<Item = Range<u64>> + use<'_>> {
+    pub(crate) fn take(&self) -> Option<impl Iterator<Item = Range<u64>> + use<'_>> {
         // Relaxed: each group is taken once, and the list does not change.
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         self.group(number).map(runs_of)
@@ -99,7 +95,7 @@ impl Prefetch {
 
     /// Returns the pages that the backing shall fetch by now, each once, in ascending runs. There are some
     /// when half of those before were taken.
-    fn announce(&self) -> Vec<Range<u64>> {
+    pub(crate) fn announce(&self) -> Vec<Range<u64>> {
         let next = self.starts.get(self.next.load(Ordering::Relaxed));
         let next = next.copied().unwrap_or(self.pages.len());
         let end = (next + self.ahead).min(self.pages.len());
@@ -120,47 +116,6 @@ fn runs_of(pages: &[u64]) -> impl Iterator<Item = Range<u64>> + use<'_> {
 
 fn of_bytes(bytes: u64, page: PageSize) -> usize {
     usize::try_from((bytes / page.bytes()).max(1)).unwrap_or(usize::MAX)
-}
-
-/// A group that is made ready by an I/O thread.
-pub(crate) struct PrefetchJob {
-    pub(crate) core: Arc<Core>,
-    pub(crate) prefetch: Arc<Prefetch>,
-    /// The thread that installs it.
-    pub(crate) filler: LoopHandle,
-    pub(crate) key: PagerKey,
-}
-
-impl PrefetchJob {
-    /// Makes the next group ready of which pages are missing, and hands it over, or notes that there is none.
-    pub(crate) fn run(self) {
-        let end = self.core.contents().area().end().get();
-        let mut open = Vec::new();
-        let mut is_last = false;
-        while open.is_empty() && !is_last {
-            let mut announced = self.prefetch.announce();
-            announced.retain_mut(|run| {
-                run.end = run.end.min(end);
-                !run.is_empty()
-            });
-            if !announced.is_empty() {
-                self.core.will_need(&announced);
-            }
-            let runs = self.prefetch.take();
-            is_last = runs.is_none();
-            for run in runs.into_iter().flatten() {
-                let mut rest = run.start..run.end.min(end);
-                while let Some(run) = self.core.contents().open_run(rest.clone(), None) {
-                    self.core.read_ahead(run.clone());
-                    rest.start = run.end;
-                    open.push(run);
-                }
-            }
-        }
-        let group = Group { runs: open, prefetch: self.prefetch, is_first: false, is_last };
-        self.filler.prefetch(self.key, group);
-        discard(self.core);
-    }
 }
 
 /// Pages that are ready.

@@ -19,9 +19,9 @@ use crate::budget::Budget;
 use crate::core::Core;
 use crate::engine::pattern;
 use crate::error::MapError;
-use crate::event_loop::{EventLoop, LoopHandle, PagerKey};
+use crate::event_loop::EventLoop;
 use crate::fault_memory::FaultMemory;
-use crate::follow::Followed;
+use crate::inbox::PagerKey;
 use crate::io_pool::{IoPool, Submit};
 use crate::kernel::{Fill, Kernel};
 use crate::mapping_reader::{MappingReader, ReaderParts, Scratch, Sources};
@@ -49,9 +49,8 @@ pub struct Rehearsal {
     core: Arc<Core>,
     /// Where the mapping starts.
     start: u64,
-    filler: LoopHandle,
     // The thread that would answer real faults; it has none.
-    _idle: EventLoop,
+    idle: EventLoop,
 }
 
 impl Rehearsal {
@@ -81,14 +80,12 @@ impl Rehearsal {
             pagers: vec![(FaultMemory::Own(memory), core.clone())],
             pool: Arc::new(pool),
             spin: Duration::ZERO,
-            followed: Followed::Thread,
             deadline: options.deadline,
             budget: Budget::default(),
             room: usize::try_from(page.bytes()).unwrap_or(usize::MAX),
             has_peers: false,
         });
-        let filler = idle.handle();
-        Ok(Self { source, scratch: Scratch::new(), core, start, filler, _idle: idle })
+        Ok(Self { source, scratch: Scratch::new(), core, start, idle })
     }
 
     /// Answers a read fault at byte `offset`, with its neighbours.
@@ -100,7 +97,7 @@ impl Rehearsal {
             thread: None,
         };
         let key = PagerKey { mapping: 0, pager: 0 };
-        let submit = Submit { filler: &self.filler, key };
+        let submit = Submit { filler: self.idle.inbox(), key };
         self.source.rehearse(fault, &mut self.scratch, &submit);
     }
 

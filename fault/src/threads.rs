@@ -2,17 +2,15 @@
 //! none of them share the same ones, so that a process with many engines has few threads.
 
 use std::io;
-use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use crate::error::{MapError, at_most};
 use crate::event_loop::EventLoop;
 use crate::io_pool::IoPool;
-use crate::options::EngineOptions;
+use crate::options::{EngineOptions, default_producers, default_readers};
 
-/// How many threads of one kind an engine has at most, and how many by default.
+/// How many threads of one kind an engine has at most.
 const MOST: usize = 1024;
-const DEFAULT: NonZeroUsize = NonZeroUsize::MIN.saturating_add(3);
 
 /// The threads that engines share, and the process that has them: a forked child has none.
 ///
@@ -54,13 +52,4 @@ impl Threads {
         let readers: io::Result<Vec<_>> = (0..readers.get()).map(start).collect();
         Ok(Self { pool, readers: readers.map_err(MapError::Thread)? })
     }
-}
-
-pub(crate) fn default_producers() -> NonZeroUsize {
-    let two = NonZeroUsize::MIN.saturating_add(1);
-    default_readers().max(two)
-}
-
-pub(crate) fn default_readers() -> NonZeroUsize {
-    std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN).min(DEFAULT)
 }

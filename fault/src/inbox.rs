@@ -1,0 +1,117 @@
+//! How the threads that produce pages reach the thread that installs them: [`Inbox`].
+//!
+//! Locks: one, for the messages, held for a push or to take all.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::SyncSender;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use uzone_os::uffd::Doorbell;
+
+use crate::prefetch::Group;
+use crate::staged::Staged;
+
+/// How long to wait where ringing failed.
+const RETRY: Duration = Duration::from_millis(1);
+/// How often a failing ring of the bell is repeated before the message waits for the next one.
+const RINGS: u32 = 1000;
+
+/// What the pages of one size of a mapping are known by.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PagerKey {
+    /// The key of the mapping.
+    pub(crate) mapping: u64,
+    /// Which of its pagers has them.
+    pub(crate) pager: usize,
+}
+
+/// A message to a loop.
+pub(crate) enum Message {
+    /// There is a reader for it.
+    Join {
+        key: u64,
+    },
+    Leave {
+        key: u64,
+        done: SyncSender<()>,
+    },
+    Install {
+        key: PagerKey,
+        page: u64,
+        staged: Staged,
+    },
+    Prefetch {
+        key: PagerKey,
+        group: Group,
+    },
+    Stop,
+}
+
+/// How a loop is reached.
+pub(crate) struct Inbox {
+    messages: Mutex<Vec<Message>>,
+    /// Whether there is something in it, or was a moment ago.
+    called: AtomicBool,
+    pub(crate) bell: Doorbell,
+}
+
+impl Inbox {
+    pub(crate) fn new() -> io::Result<Self> {
+        let (messages, called) = (Mutex::default(), AtomicBool::new(false));
+        Ok(Self { messages, called, bell: Doorbell::new()? })
+    }
+
+    /// Hands a page over to the thread that installs it.
+    pub(crate) fn install(&self, key: PagerKey, page: u64, staged: Staged) {
+        // If the loop is not woken now, the next message wakes it.
+        let _ = self.send(Message::Install { key, page, staged });
+    }
+
+    /// Hands pages over that are ready.
+    pub(crate) fn prefetch(&self, key: PagerKey, group: Group) {
+        let _ = self.send(Message::Prefetch { key, group });
+    }
+
+    /// Returns whether there may be messages.
+    pub(crate) fn is_called(&self) -> bool {
+        // Acquire pairs with the Release of `send`.
+        self.called.load(Ordering::Acquire)
+    }
+
+    /// Notes that the bell rang. A message can be taken before its sender rings: the bell is silenced even so.
+    pub(crate) fn rang(&self) {
+        // Relaxed: this thread reads it next.
+        self.called.store(true, Ordering::Relaxed);
+    }
+
+    /// Takes the messages.
+    pub(crate) fn take(&self) -> Vec<Message> {
+        // In this order: a thread that sends after the swap rings again.
+        let _ = self.bell.silence();
+        self.called.swap(false, Ordering::AcqRel);
+        std::mem::take(&mut *self.messages.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Sends a message to the loop. Returns whether the loop was woken.
+    pub(crate) fn send(&self, message: Message) -> bool {
+        self.messages.lock().unwrap_or_else(PoisonError::into_inner).push(message);
+        // Release pairs with the Acquire of the loop: it sees what was pushed.
+        if self.called.swap(true, Ordering::Release) {
+            return true; // it was rung for, and not silenced since
+        }
+        for _ in 0..RINGS {
+            match self.bell.ring() {
+                Ok(()) => return true,
+                Err(_) => std::thread::sleep(RETRY),
+            }
+        }
+        tracing::error!(
+            "a thread that answers faults cannot be reached: its eventfd takes no write"
+        );
+        // The next message rings again. Relaxed: that thread pushes under the lock, as this one did.
+        self.called.store(false, Ordering::Relaxed);
+        false
+    }
+}

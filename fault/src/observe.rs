@@ -1,0 +1,50 @@
+//! What both kinds of memory let their owner see and advise: [`observe`].
+
+/// Defines what can be observed and advised of memory whose faults are answered, by its `cores`, of which
+/// there is one and which have one recorder, and by `core_at`. `$of` is what byte offsets count from.
+macro_rules! observe {
+    ($memory:ty, $of:literal) => {
+        impl $memory {
+            /// Returns what happened so far.
+            #[must_use]
+            pub fn stats(&self) -> $crate::FaultStats {
+                $crate::core::Core::stats(self.cores())
+            }
+
+            /// Returns how long faults took so far, by class and outcome. Those that threads answer
+            /// themselves are among them with [`LazyOptions::trace`](crate::LazyOptions::trace), as far as
+            /// the trace had room for them since it was looked at last.
+            #[must_use]
+            pub fn latencies(&self) -> Vec<$crate::Latency> {
+                self.cores()[0].all_recorded().latencies()
+            }
+
+            /// Takes the faults that were recorded since the last call: the last
+            /// [`LazyOptions::trace`](crate::LazyOptions::trace) of them.
+            #[must_use]
+            pub fn take_trace(&self) -> $crate::FaultTrace {
+                self.cores()[0].all_recorded().take_trace()
+            }
+
+            /// Returns the last page that could not be produced for a waiting thread, and why.
+            #[must_use]
+            pub fn last_failure(&self) -> Option<$crate::Failure> {
+                self.cores()[0].recorder().last_failure()
+            }
+
+            /// Changes how faults are answered from now on.
+            pub fn advise(&self, advice: $crate::Advice, fault_around: $crate::FaultAround) {
+                self.cores().iter().for_each(|core| core.pattern().set(advice, fault_around));
+            }
+
+            #[doc = concat!("Returns the state of the page with byte `offset` of ", $of, ", or `None` if there is none.")]
+            #[must_use]
+            pub fn content(&self, offset: u64) -> Option<$crate::Content> {
+                let core = self.core_at(offset)?;
+                let page = offset >> core.page_size().shift();
+                (page < core.contents().area().end().get()).then(|| core.content(page))
+            }
+        }
+    };
+}
+pub(crate) use observe;
