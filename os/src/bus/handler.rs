@@ -6,7 +6,7 @@
 //!
 //! | SIGBUS | what is done |
 //! |---|---|
-//! | of a page that is missing, and that the thread fills ([`in_thread`]) | filled; the access is repeated |
+//! | of a page that is missing, and that the thread fills ([`in_thread`](crate::uffd::in_thread)) | filled; the access is repeated |
 //! | of a guarded copy or clearing, at an address of a guarded side | recorded; it returns an error |
 //! | action optional, at a watched address | recorded; the thread goes on |
 //! | another one of the kernel's | recorded where watched; then the previous action |
@@ -36,7 +36,7 @@ use std::sync::{Mutex, PoisonError};
 
 use super::error::{BusError, BusKind};
 use super::state::{IS_INSTALLED, TABLE, is_installed};
-use crate::uffd::in_thread;
+use crate::uffd::in_thread::answerer;
 
 /// What [`install`] found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -212,7 +212,7 @@ fn absorb(info: *mut libc::siginfo_t, context: *mut c_void) -> bool {
         return false;
     };
     if error.kind == BusKind::BeyondEnd
-        && in_thread::answer(error.address.get() as u64, access_of(context))
+        && answerer::answer(error.address.get() as u64, access_of(context))
     {
         return true;
     }
@@ -253,19 +253,19 @@ fn recover(context: *mut c_void, error: BusError) -> bool {
 
 /// Returns what the thread did at the address.
 #[cfg(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer)))]
-fn access_of(context: *mut c_void) -> Option<in_thread::Access> {
+fn access_of(context: *mut c_void) -> Option<answerer::Access> {
     const PRESENT: libc::greg_t = 1 << 0;
     const WRITE: libc::greg_t = 1 << 1;
     let error = usize::try_from(libc::REG_ERR).ok()?;
     // SAFETY: `&*` wants aligned and initialised registers that are not changed meanwhile: as in `recover`,
     // which comes after this.
     let error = unsafe { &*registers_of(context) }[error];
-    Some(in_thread::Access { is_present: error & PRESENT != 0, is_write: error & WRITE != 0 })
+    Some(answerer::Access { is_present: error & PRESENT != 0, is_write: error & WRITE != 0 })
 }
 
 /// Returns that what the thread did is not known.
 #[cfg(not(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer))))]
-fn access_of(_: *mut c_void) -> Option<in_thread::Access> {
+fn access_of(_: *mut c_void) -> Option<answerer::Access> {
     None
 }
 

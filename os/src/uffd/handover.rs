@@ -18,7 +18,7 @@ use rustix::thread::futex;
 use uzone_pages::PageSize;
 
 use crate::options::Vaddr;
-use crate::uffd::event::{FaultKind, PageFault};
+use crate::uffd::message::{FaultKind, PageFault};
 use crate::uffd::registered::Registered;
 use crate::uffd::requests::{Request, Requests};
 use crate::uffd::wait::Doorbell;

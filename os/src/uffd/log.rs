@@ -22,7 +22,7 @@ use uzone_pages::ByteLen;
 
 use crate::mapping::Mapping;
 use crate::options::{Access, Sharing, Vaddr};
-use crate::uffd::event::{self, Event, MESSAGE, Parsed};
+use crate::uffd::message::{self, Event, MESSAGE, Parsed, WORDS};
 
 /// What the first word is.
 const MAGIC: u64 = u64::from_le_bytes(*b"uzonlog1");
@@ -30,8 +30,6 @@ const MAGIC: u64 = u64::from_le_bytes(*b"uzonlog1");
 const HEADER: usize = 4;
 /// How many messages a log has at most.
 const MESSAGES: usize = 1 << 16;
-/// How many words a message has.
-pub(crate) const WORDS: usize = MESSAGE / size_of::<u64>();
 
 /// A memory file with the events that were read last, and marks.
 ///
@@ -215,7 +213,7 @@ impl LoggedEvents {
         };
         let slots = read(HEADER as u64, messages)?;
         let (slots, _) = slots.as_chunks::<MESSAGE>();
-        let removed = slots.iter().filter_map(|slot| match event::parse(slot) {
+        let removed = slots.iter().filter_map(|slot| match message::parse(slot) {
             Parsed::Event(Event::Removed { start, end } | Event::Unmapped { start, end }) => {
                 Some(start..end)
             }

@@ -3,7 +3,7 @@
 use std::os::fd::AsFd;
 
 use crate::uffd::abi;
-use crate::uffd::descriptor::UffdError;
+use crate::uffd::error::UffdError;
 use crate::uffd::features::Features;
 use crate::uffd::open;
 

@@ -21,8 +21,7 @@ use crate::mapping::Mapping;
 use crate::options::Vaddr;
 use crate::uffd::abi;
 use crate::uffd::answer::{AnswerError, Install, answered, counted, source_address};
-use crate::uffd::event::EventBuffer;
-use crate::uffd::registered::Modes;
+use crate::uffd::modes::Modes;
 use crate::uffd::reply::{Answered, UffdCall};
 
 /// Where a process is probed: a little below the limits of addresses of 47 bits (x86-64, and less than
@@ -99,25 +98,6 @@ impl Remote {
     #[must_use]
     pub fn into_fd(self) -> OwnedFd {
         self.fd
-    }
-
-    /// Reads pending events into `buffer`, as many as there is room for. Returns how many there
-    /// are; none means that nothing was pending.
-    ///
-    /// # Errors
-    /// The error of read(2).
-    pub fn read(&self, buffer: &mut EventBuffer) -> io::Result<usize> {
-        self.read_most(buffer, usize::MAX)
-    }
-
-    /// Reads as [`Remote::read`] does, and `most` events at most. The kernel gives page faults out before
-    /// other events: of as many as there are pending faults ([`PendingFaults`](crate::uffd::PendingFaults)),
-    /// none is of another kind.
-    ///
-    /// # Errors
-    /// The error of read(2).
-    pub fn read_most(&self, buffer: &mut EventBuffer, most: usize) -> io::Result<usize> {
-        buffer.fill(self.fd.as_fd(), most)
     }
 
     /// Returns whether an event is pending. It is not read.

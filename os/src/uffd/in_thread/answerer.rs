@@ -1,0 +1,512 @@
+//! What runs in the handler of `SIGBUS` for memory whose faults are answered by the threads that take them:
+//! [`answer`], and the [`Answerer`] of each mapping. It takes no lock and allocates nothing.
+//!
+//! Unsafe: a pointer that the handler follows.
+
+use core::ops::Range;
+use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use core::time::Duration;
+use std::sync::Arc;
+use std::time::Instant;
+
+use uzone_pages::{ByteLen, FaultAround, PageCount, PageSize, Pfn, PfnRange};
+
+use crate::mapping::Mapping;
+use crate::options::{Anonymous, Vaddr};
+use crate::page_cache::{self, CachedRead};
+use crate::uffd::answer::{AnswerError, Install};
+use crate::uffd::error::{SLOTS, UffdError};
+use crate::uffd::gate::Gate;
+use crate::uffd::handover;
+use crate::uffd::in_thread::answers::{Answers, FileSource, Source, Window, Writes};
+use crate::uffd::pace::Paced;
+use crate::uffd::registered::Registered;
+use crate::uffd::reply::{Answered, Refusal};
+use crate::uffd::ring::Ring;
+use crate::uffd::rooms::Rooms;
+use crate::uffd::write_states::WriteStates;
+
+/// How many pages have a count of faults.
+const BLOCK: u64 = 512;
+/// How many readers in order are distinguished.
+const STREAMS: usize = 8;
+/// How many shares the counts of the threads have.
+const SHARES: usize = 8;
+
+/// What is noted of a fault, in the lowest bits of a word whose others are nanoseconds.
+pub(super) const WRITE: u64 = 1;
+pub(super) const PRESENT: u64 = 2;
+pub(super) const ANSWERED: u64 = 4;
+pub(super) const FLAGS: u32 = 3;
+
+/// What a thread did that took a fault.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Access {
+    /// Whether there was a page, which it may not access so.
+    pub(crate) is_present: bool,
+    /// Whether it wrote.
+    pub(crate) is_write: bool,
+}
+
+#[cfg(not(loom))]
+pub(super) static TABLE: [Gate<Answerer>; SLOTS] = [const { Gate::new() }; SLOTS];
+// Gates of the model checker are not made by constants.
+#[cfg(loom)]
+pub(super) static TABLE: std::sync::LazyLock<[Gate<Answerer>; SLOTS]> =
+    std::sync::LazyLock::new(|| core::array::from_fn(|_| Gate::new()));
+
+/// What answers for one mapping.
+pub(super) struct Answerer {
+    pub(super) memory: Arc<Registered>,
+    pub(super) answers: Answers,
+    /// Zeroes to copy, where the kernel's zero page is not what a page is filled with.
+    pub(super) zeroes: Option<Mapping>,
+    /// Rooms to read to, where no file is waited for.
+    pub(super) rooms: Option<Rooms>,
+    pub(super) paced: Option<Paced>,
+    pub(super) started: Instant,
+    pub(super) records: Ring,
+    pub(super) page: PageSize,
+    pub(super) pages: u64,
+    /// The process; a child that was forked off has none of this.
+    pub(super) process: u32,
+    /// A bit for each page that was filled.
+    pub(super) filled: Box<[AtomicU64]>,
+    /// A bit for each page that is bad.
+    pub(super) bad: Box<[AtomicU64]>,
+    /// The faults of each block, up to 255.
+    pub(super) block_faults: Box<[AtomicU8]>,
+    /// The page behind the last window of a reader in order, and the order of its next window in the upper
+    /// byte.
+    pub(super) streams: [AtomicU64; STREAMS],
+    pub(super) oldest: AtomicU64,
+    pub(super) shares: [Share; SHARES],
+}
+
+/// Counts of some of the threads. They have lines of the cache of their own: threads that fault at once wait neither
+/// for each other's counts nor for what all of them read.
+#[repr(align(128))]
+#[derive(Default)]
+pub(super) struct Share {
+    pub(super) faults: AtomicU64,
+    pub(super) filled: AtomicU64,
+    pub(super) writes: AtomicU64,
+}
+
+/// What became of the page that a thread waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wanted {
+    /// It was filled, or the access is repeated and may fault again.
+    Now,
+    /// It was there before.
+    Before,
+    /// It would have to be waited for.
+    Later,
+    /// It cannot be filled.
+    Never,
+    /// It is no page of the memory any more.
+    Gone,
+}
+
+/// Fills the page of an address, if it is of a mapping that is answered for here, or lets a writer in. Returns
+/// whether the access is to be repeated. Called by the handler of `SIGBUS`, with what the thread did if that
+/// is known.
+pub(crate) fn answer(address: u64, access: Option<Access>) -> bool {
+    TABLE.iter().any(|slot| {
+        slot.answer(address, |answerer| {
+            // SAFETY: `&*` wants a value that lives as long as the reference. The slot is open to this
+            // handler, so the pointer is that of `start`; it is freed only after the handler has left.
+            unsafe { &*answerer }.answer(address, access)
+        })
+    })
+}
+
+/// Returns where the bit of a page is. The caller has compared the page with their number.
+pub(super) fn place(page: u64) -> (usize, u64) {
+    (usize::try_from(page / 64).unwrap_or(0), 1 << (page % 64))
+}
+
+impl Answerer {
+    /// Makes what answers for memory from now on.
+    pub(super) fn new(memory: Arc<Registered>, answers: Answers) -> Result<Self, UffdError> {
+        let page = memory.mapping().page_size();
+        let copies_zeroes = match answers.writes {
+            Writes::Free => false,
+            Writes::Recorded => !memory.mapping().is_private(),
+            Writes::Awaited(_) => true,
+        };
+        let zeroes =
+            || Mapping::anonymous(ByteLen::new(BLOCK << page.shift()), Anonymous::default());
+        let zeroes = copies_zeroes.then(zeroes).transpose();
+        let rooms = (!answers.waits).then(|| Rooms::new(page)).transpose();
+        let pages = memory.mapping().mapped_len() as u64 / page.bytes();
+        let count = |per: u64| usize::try_from(pages.div_ceil(per)).unwrap_or(usize::MAX);
+        Ok(Self {
+            zeroes: zeroes.map_err(|_| UffdError::NoMemory)?,
+            rooms: rooms.map_err(|_| UffdError::NoMemory)?,
+            paced: answers.pace.map(Paced::new),
+            started: Instant::now(),
+            records: Ring::new(answers.records),
+            answers,
+            page,
+            pages,
+            process: std::process::id(),
+            filled: (0..count(64)).map(|_| AtomicU64::new(0)).collect(),
+            bad: (0..count(64)).map(|_| AtomicU64::new(0)).collect(),
+            block_faults: (0..count(BLOCK)).map(|_| AtomicU8::new(0)).collect(),
+            streams: [const { AtomicU64::new(u64::MAX) }; STREAMS],
+            oldest: AtomicU64::new(0),
+            shares: Default::default(),
+            memory,
+        })
+    }
+
+    pub(super) fn is_filled(&self, page: u64) -> bool {
+        let (index, bit) = place(page);
+        // Relaxed: a hint.
+        self.filled[index].load(Ordering::Relaxed) & bit != 0
+    }
+
+    fn is_bad(&self, page: u64) -> bool {
+        let (index, bit) = place(page);
+        // Relaxed: see `InThread::made_bad`.
+        self.bad[index].load(Ordering::Relaxed) & bit != 0
+    }
+
+    /// Returns where the calling thread counts: stacks are far apart, so that most threads have different shares.
+    fn share(&self) -> &Share {
+        let here = 0_u8;
+        &self.shares[(core::ptr::from_ref(&here).addr() >> 20) % SHARES]
+    }
+
+    fn note_filled(&self, pages: Range<u64>) {
+        // Relaxed: a statistic.
+        self.share().filled.fetch_add(pages.end - pages.start, Ordering::Relaxed);
+        if let Some(paced) = &self.paced {
+            let bytes = (pages.end - pages.start) << self.page.shift();
+            paced.filled(self.started.elapsed(), bytes);
+        }
+        self.mark_filled(pages);
+    }
+
+    pub(super) fn mark_filled(&self, pages: Range<u64>) {
+        let mut page = pages.start;
+        while page < pages.end {
+            let end = pages.end.min((page / 64 + 1) * 64);
+            let bits = u64::MAX >> (64 - (end - page)) << (page % 64);
+            // Relaxed: hints.
+            self.filled[place(page).0].fetch_or(bits, Ordering::Relaxed);
+            page = end;
+        }
+    }
+
+    fn answer(&self, address: u64, access: Option<Access>) -> bool {
+        let Some(offset) = self.memory.offset_of(Vaddr::new(address)) else { return false };
+        let page = offset >> self.page.shift();
+        if page >= self.pages {
+            return false;
+        }
+        // Not one that is there after all, and protected.
+        if access.is_some_and(|access| !access.is_present) && self.is_bad(page) {
+            return false;
+        }
+        let is_timed = self.answers.records > 0 || self.paced.is_some();
+        let begun = is_timed.then(|| self.started.elapsed());
+        if let (Some(paced), Some(begun)) = (&self.paced, begun)
+            && let Err(left) = paced.admit(begun, handover::MOMENT)
+        {
+            // The access is repeated, after signals that came meanwhile.
+            handover::sleep(left);
+            return true;
+        }
+        let states = match &self.answers.writes {
+            Writes::Awaited(states) => Some(states),
+            Writes::Free | Writes::Recorded => None,
+        };
+        let wanted = match access {
+            Some(access) if access.is_present && states.is_some() => Wanted::Before,
+            _ => self.fill_window(self.plan(page), page),
+        };
+        // In a child that was forked off, the userfaultfd fills the memory of its parent, which is none of its own: a
+        // page that is there already is no end of the fault. Asking is a system call, and no other fault needs one.
+        if wanted != Wanted::Now && std::process::id() != self.process {
+            return false;
+        }
+        if matches!(wanted, Wanted::Later | Wanted::Never)
+            && !self.is_bad(page)
+            && let Some(handover) = &self.answers.handover
+        {
+            // Counted and recorded by the thread that reads it.
+            handover.wait(page, access.is_some_and(|access| access.is_write));
+            return true;
+        }
+        let was_there = wanted == Wanted::Before;
+        let share = self.share();
+        let count = if was_there && states.is_some() { &share.writes } else { &share.faults };
+        count.fetch_add(1, Ordering::Relaxed); // a statistic
+        // A fault of a page that was there was one of a write, if that is all that is known.
+        let is_write = access.map_or(was_there, |access| access.is_write);
+        let is_answered = matches!(wanted, Wanted::Now | Wanted::Before)
+            && states.is_none_or(|states| !is_write || self.let_write(states, page));
+        if let Some(begun) = begun.filter(|_| self.answers.records > 0) {
+            self.record(begun, page, [is_write, was_there, is_answered]);
+        }
+        is_answered
+    }
+
+    /// Lets a thread write to a page, and perhaps to pages behind it. Returns whether the access is to be
+    /// repeated: the kernel did so, or not yet, or another thread is about to.
+    fn let_write(&self, states: &WriteStates, page: u64) -> bool {
+        let is_there = |page| page < self.pages && self.is_filled(page);
+        match states.open(page, is_there) {
+            Some(run) => {
+                let bytes = run.start << self.page.shift()..run.end << self.page.shift();
+                let answer = self.memory.write_protect(bytes, false);
+                // If the kernel defers it, a page is dirty and protected, and its next write faults again.
+                states.opened(run);
+                answer.is_ok()
+            }
+            // Another thread lets writers in, or makes it clean.
+            None => {
+                std::thread::yield_now();
+                true
+            }
+        }
+    }
+
+    fn record(&self, begun: Duration, page: u64, flags: [bool; 3]) {
+        let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let latency = self.started.elapsed().saturating_sub(begun);
+        let bits = flags.iter().zip([WRITE, PRESENT, ANSWERED]).filter(|(is_set, _)| **is_set);
+        let bits = bits.fold(0, |bits, (_, bit)| bits | bit);
+        let latency = nanoseconds(latency).min(u64::MAX >> FLAGS) << FLAGS;
+        self.records.push([nanoseconds(begun), page, latency | bits]);
+    }
+
+    /// Returns what the pages from `at` on are filled with, and up to which one before `end`. `None` where
+    /// the source has no such page: a file may have become shorter.
+    fn bytes(&self, at: u64, end: u64) -> Option<(Bytes<'_>, u64)> {
+        let Source::Parts(parts) = &self.answers.source else { return Some((Bytes::Shared, end)) };
+        let (start, shift) = (at << self.page.shift(), self.page.shift());
+        let part = parts.get(parts.partition_point(|part| part.range.end <= start))?;
+        let end = end.min(part.range.end >> shift);
+        let Some((file, offset)) = &part.file else { return Some(self.zeroes(at, end)) };
+        let end = self.rooms.as_ref().map_or(end, |rooms| end.min(at + rooms.pages()));
+        let from = offset + (start - part.range.start);
+        let now = file.file.metadata().map_or(0, |metadata| metadata.len());
+        // Of a file that was cut, only whole pages are left.
+        let left = (now >> shift).saturating_sub(from >> shift);
+        let end = if now >= file.len.get() { end } else { end.min(at + left) };
+        let bytes = match &self.rooms {
+            Some(rooms) => Bytes::Cached { file, from, rooms },
+            None => Bytes::Mapped(&file.mapped, from),
+        };
+        (end > at).then_some((bytes, end))
+    }
+
+    /// Returns zeroes for pages from `at` on, up to one before `end`.
+    fn zeroes(&self, at: u64, end: u64) -> (Bytes<'_>, u64) {
+        match &self.zeroes {
+            Some(zeroes) => (Bytes::Mapped(zeroes, 0), end.min(at + BLOCK)),
+            None => (Bytes::Zero, end),
+        }
+    }
+
+    /// Returns which pages to map for a fault.
+    fn plan(&self, page: u64) -> Range<u64> {
+        match self.answers.window {
+            Window::Fixed(size) => self.around(size, page),
+            Window::Growing { first, most, block_after } => {
+                if let Some(window) = self.grown(page, first, most) {
+                    return window;
+                }
+                let block = usize::try_from(page / BLOCK).unwrap_or(0);
+                // Relaxed: a count that is a hint. It wraps after a block was mapped whole.
+                let faults = self.block_faults[block].fetch_add(1, Ordering::Relaxed);
+                let window = if faults >= block_after {
+                    self.around(FaultAround::MAX, page)
+                } else {
+                    page..page + 1
+                };
+                self.start_stream(window.end);
+                window
+            }
+        }
+    }
+
+    fn around(&self, size: FaultAround, page: u64) -> Range<u64> {
+        let area = PfnRange::try_new(Pfn::new(0), PageCount::new(self.pages));
+        let window = area.ok().and_then(|area| size.window(Pfn::new(page), area, self.page));
+        window.map_or(page..page + 1, |window| window.start().get()..window.end().get())
+    }
+
+    /// Returns the next window of a reader in order whose last one ended before `page`.
+    fn grown(&self, page: u64, first: FaultAround, most: FaultAround) -> Option<Range<u64>> {
+        const NEXT: u64 = (1 << 56) - 1;
+        let (first, most) = (first.pages(self.page).get(), most.pages(self.page).get());
+        for stream in &self.streams {
+            // Relaxed: hints.
+            let seen = stream.load(Ordering::Relaxed);
+            if seen & NEXT != page {
+                continue;
+            }
+            let size = (first << (seen >> 56)).min(most);
+            let size = FaultAround::try_new(ByteLen::new(size << self.page.shift())).ok()?;
+            let window = self.around(size, page);
+            let order = ((seen >> 56) + 1).min(9);
+            let next = window.end & NEXT | order << 56;
+            let _ = stream.compare_exchange(seen, next, Ordering::Relaxed, Ordering::Relaxed);
+            return Some(window);
+        }
+        None
+    }
+
+    fn start_stream(&self, next: u64) {
+        // Relaxed: hints.
+        let oldest = self.oldest.fetch_add(1, Ordering::Relaxed);
+        let index = usize::try_from(oldest % STREAMS as u64).unwrap_or(0);
+        self.streams[index].store(next, Ordering::Relaxed);
+    }
+
+    /// Fills what is missing of a window, or, where no page is waited for, what is ready: first the page itself, so
+    /// that its neighbours are no reason to ask a device for anything if it is not.
+    fn fill_window(&self, window: Range<u64>, wanted: u64) -> Wanted {
+        if self.answers.waits {
+            return self.fill(window, wanted);
+        }
+        let found = self.fill(wanted..window.end, wanted);
+        if matches!(found, Wanted::Now | Wanted::Before) {
+            let _ = self.fill(window.start..wanted, wanted);
+        }
+        found
+    }
+
+    /// Fills what is missing of a window.
+    fn fill(&self, window: Range<u64>, wanted: u64) -> Wanted {
+        let (mut at, mut found) = (window.start, Wanted::Now);
+        while at < window.end {
+            if at != wanted && self.is_filled(at) {
+                at += 1;
+                continue;
+            }
+            let is_there = |page: &u64| *page != wanted && self.is_filled(*page);
+            let end = (at + 1..window.end).find(is_there).unwrap_or(window.end);
+            let asked = match self.bytes(at, end) {
+                Some((bytes, end)) => self.ask(at..end, &bytes).map(|answer| (answer, bytes, end)),
+                None if at == wanted => return Wanted::Never,
+                None => None,
+            };
+            let Some((answer, bytes, end)) = asked else {
+                if at < wanted {
+                    at = wanted;
+                    continue;
+                }
+                return if at == wanted { Wanted::Later } else { found };
+            };
+            match answer {
+                Ok(Answered::All) => {
+                    self.note_filled(at..end);
+                    at = end;
+                }
+                Ok(Answered::Part { bytes }) if bytes >= self.page.bytes() => {
+                    let done = bytes >> self.page.shift();
+                    self.note_filled(at..at + done);
+                    at += done;
+                }
+                Ok(Answered::Present) => {
+                    self.mark_filled(at..at + 1);
+                    found = if at == wanted { Wanted::Before } else { found };
+                    at += 1;
+                }
+                // Only of a memory file.
+                Ok(Answered::Hole) => {
+                    if at == wanted && !self.fill_hole(wanted) {
+                        return Wanted::Never;
+                    }
+                    at += 1;
+                }
+                // The access is repeated.
+                Ok(Answered::LayoutChanging | Answered::Busy | Answered::Part { .. }) => {
+                    return Wanted::Now;
+                }
+                Ok(Answered::NotRegistered | Answered::Gone) => return Wanted::Gone,
+                Err(_) if at > wanted => return found,
+                Err(_) if at < wanted => at = wanted,
+                Err(AnswerError::Refused { refusal: Refusal::Unreadable, .. }) if end > at + 1 => {
+                    return self.fill_alone(at, &bytes);
+                }
+                // The signal is an error, and so is that of the next touch.
+                Err(_) => return Wanted::Never,
+            }
+        }
+        found
+    }
+
+    /// Fills a page where one behind it may be the one that cannot be read.
+    fn fill_alone(&self, page: u64, bytes: &Bytes<'_>) -> Wanted {
+        match self.ask(page..page + 1, bytes) {
+            None => Wanted::Later,
+            Some(Ok(Answered::NotRegistered | Answered::Gone)) => Wanted::Gone,
+            Some(Err(_)) => Wanted::Never,
+            // It is there, or the access is repeated.
+            Some(Ok(_)) => Wanted::Now,
+        }
+    }
+
+    /// Fills pages with bytes. Returns `None` if the first of them is not ready.
+    fn ask(&self, pages: Range<u64>, bytes: &Bytes<'_>) -> Option<Result<Answered, AnswerError>> {
+        let start = pages.start << self.page.shift();
+        let range = start..pages.end << self.page.shift();
+        let len = ByteLen::new(range.end - start);
+        let write_protect = !matches!(self.answers.writes, Writes::Free);
+        let how = Install { write_protect, ..Install::default() };
+        Some(match *bytes {
+            Bytes::Mapped(mapped, from) => self.memory.copy_from(start, mapped, from, len, how),
+            Bytes::Cached { file, from, rooms } => {
+                let room = rooms.take()?;
+                let Ok(CachedRead::Read { bytes }) = page_cache::read_cached_into(
+                    &*file.file,
+                    from,
+                    rooms.mapping(),
+                    room.bytes(len),
+                ) else {
+                    return None;
+                };
+                // The page at the end of a file is not whole, and is produced by another thread.
+                let whole = bytes as u64 >> self.page.shift() << self.page.shift();
+                if whole == 0 {
+                    return None;
+                }
+                let at = room.bytes(len).start as u64;
+                self.memory.copy_from(start, rooms.mapping(), at, ByteLen::new(whole), how)
+            }
+            Bytes::Shared => self.memory.continue_mapping(range, how),
+            Bytes::Zero => self.memory.zero(range, Install::default()),
+        })
+    }
+
+    /// Fills a hole of a memory file. Returns whether the page is there.
+    fn fill_hole(&self, page: u64) -> bool {
+        let (zeroes, end) = self.zeroes(page, page + 1);
+        match self.ask(page..end, &zeroes) {
+            Some(Ok(Answered::All)) => {
+                self.note_filled(page..end);
+                true
+            }
+            Some(Ok(Answered::Present | Answered::LayoutChanging)) => true,
+            _ => false,
+        }
+    }
+}
+
+/// What pages are filled with.
+enum Bytes<'a> {
+    /// Bytes of a mapping, from one of them on.
+    Mapped(&'a Mapping, u64),
+    /// Bytes of a file, from one of them on, as far as the page cache has them.
+    Cached { file: &'a FileSource, from: u64, rooms: &'a Rooms },
+    /// What the memory file has that the memory is a mapping of.
+    Shared,
+    /// The kernel's zero page.
+    Zero,
+}
