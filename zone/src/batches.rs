@@ -15,10 +15,10 @@ use uzone_os::{Access, AccessError, Mapping};
 use uzone_pages::{Batch, ByteLen, Nearness, Pace, PageSize, Plan};
 use uzone_stream::{CopyMethod, NextUse, Work as StoreWork};
 
-use crate::clear::{Batching, Cleared, ZeroOptions, check_inside};
 use crate::error::WriteError;
 use crate::options::Progress;
 use crate::stores;
+use crate::zero_options::{Batching, Cleared, ZeroOptions};
 
 const WORD: u64 = 8;
 
@@ -471,4 +471,15 @@ impl Written {
         let done = ByteLen::new(ranges.iter().map(|range| range.end - range.start).sum());
         Cleared { ranges, done, total, batches, longest_pause, threads, way, elapsed, error }
     }
+}
+
+/// Refuses what is not inside of a mapping, before a byte is written.
+fn check_inside(mapping: &Mapping, start: u64, len: ByteLen) -> Result<Range<u64>, WriteError> {
+    let len_bytes = mapping.len().get();
+    // No mapping ends at the last number, so an end that was cut is beyond.
+    let end = start.saturating_add(len.get());
+    if end > len_bytes {
+        return Err(AccessError::Beyond { start, end, len_bytes }.into());
+    }
+    Ok(start..end)
 }

@@ -5,7 +5,7 @@
 //! dropping what it returned, so an early return leaves nothing behind.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use uzone_os::{Exclusive, Mapped, SystemRoot, memory};
 use uzone_pages::{
@@ -151,9 +151,9 @@ fn describe<P: Payload>(
             return Err(error);
         }
     };
-    let (pages, source, held) = (memory.pages, memory.source, memory.held());
+    let (pages, source) = (memory.pages, memory.source);
     let node = if source == Source::Region { wanted } else { memory.node };
-    let reported = wanted.and(node);
+    let report = report(&layout, len, &memory, wanted.and(node), init, &written, options);
     let memmap = memmap_in(memory, own, blocks, layout, options)?;
     let keeper = (init == Init::Eager && source != Source::Region).then(|| shared.clone());
     let Some(taken) = claim.take() else { unreachable!("a bind has claimed its region") };
@@ -162,26 +162,7 @@ fn describe<P: Payload>(
         template,
         owner: options.owner,
         ops: options.ops.clone(),
-        report: BindReport {
-            kind: options.kind,
-            range: layout.range(),
-            order: options.order,
-            tails: options.tails,
-            pages: layout.range().pages(),
-            descriptors: layout.descriptors(),
-            descriptor_bytes: Template::<P>::DESCRIPTOR_BYTES,
-            init,
-            stamp: written.stamp,
-            memmap_pages: pages,
-            source,
-            node: reported,
-            threads: written.threads,
-            drains: written.drains,
-            metadata: len,
-            memory: held,
-            altmap: None,
-            elapsed: started.elapsed(),
-        },
+        report,
         front: None,
     };
     if call_pageblocks(&parts, options, pageblock_order(region.page_size())).is_err() {
@@ -193,6 +174,38 @@ fn describe<P: Payload>(
     }
     parts.report.elapsed = started.elapsed();
     Ok(parts)
+}
+
+/// Returns what is reported of descriptors in `memory`; the time is not known yet.
+fn report<P: Payload>(
+    layout: &Layout,
+    len: ByteLen,
+    memory: &MemmapMemory,
+    node: Option<u32>,
+    init: Init,
+    written: &Written,
+    options: &BindOptions<P>,
+) -> BindReport {
+    BindReport {
+        kind: options.kind,
+        range: layout.range(),
+        order: options.order,
+        tails: options.tails,
+        pages: layout.range().pages(),
+        descriptors: layout.descriptors(),
+        descriptor_bytes: Template::<P>::DESCRIPTOR_BYTES,
+        init,
+        stamp: written.stamp,
+        memmap_pages: memory.pages,
+        source: memory.source,
+        node,
+        threads: written.threads,
+        drains: written.drains,
+        metadata: len,
+        memory: memory.held(),
+        altmap: None,
+        elapsed: Duration::ZERO,
+    }
 }
 
 /// Returns memory for descriptors to where it came from.

@@ -3,12 +3,12 @@
 use uzone_pages::{ByteLen, Content, Order, Payload, Pfn, PfnRange};
 
 use crate::batches::Job;
-use crate::clear::{Cleared, CopyOptions};
-use crate::error::{PinError, WriteError};
+use crate::error::{PinError, Unclearable, WriteError};
 use crate::pagemap::Pagemap;
 use crate::panics::FirstPanic;
 use crate::pin_target::PinTarget;
-use crate::zero::{CLEARABLE, Unclearable, Zeroed};
+use crate::zero::{CLEARABLE, Zeroed};
+use crate::zero_options::{Cleared, CopyOptions};
 
 impl<P: Payload> Pagemap<P> {
     /// Copies the folio at `from` to the one at `to`, by the largest extent and past the cache where

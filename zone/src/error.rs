@@ -4,13 +4,12 @@ use std::fmt;
 
 use uzone_os::{AccessError, MapError, MappingError, memory};
 use uzone_pages::{
-    AddrError, ByteLen, Content, HoldError, LayoutError, MemoryKind, Order, PageCount, Pfn,
-    PfnRange,
+    AddrError, AdvanceError, ByteLen, Content, HoldError, LayoutError, MemoryKind, Order,
+    PageCount, Pfn, PfnRange,
 };
 use uzone_stream::CopyMethod;
 
 use crate::region::Backing;
-use crate::zero::Unclearable;
 
 /// Why a region could not be bound.
 #[derive(Debug, thiserror::Error)]
@@ -365,6 +364,41 @@ pub enum WriteError {
     /// The device did not take the pages.
     #[error("cannot make bytes last: {0}")]
     Sync(#[source] MappingError),
+}
+
+/// Why a page was not cleared.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Unclearable {
+    /// Somebody has pinned it: a device may be writing to it.
+    #[error("it has {pins} pins")]
+    Pinned {
+        /// How many.
+        pins: u32,
+    },
+    /// Its bytes are lost.
+    #[error("it is bad")]
+    Poisoned,
+    /// It is not there, or somebody is at work on its bytes.
+    #[error("its content is {0}")]
+    Content(Content),
+    /// Touching it raised `SIGBUS`, which a handler that is installed made this of
+    /// ([`bus::install`](crate::bus::install)). Of its bytes nothing is known; if somebody watches for
+    /// that ([`Pagemap::watch_bus_errors`](crate::Pagemap::watch_bus_errors)), the page is bad from now on.
+    #[error("its memory is not there: {0}")]
+    Lost(AccessError),
+}
+
+impl Unclearable {
+    pub(crate) fn of(error: AdvanceError) -> Self {
+        match error {
+            AdvanceError::Pinned { pins } => Self::Pinned { pins },
+            AdvanceError::Found { found: Content::Poisoned, .. } => Self::Poisoned,
+            AdvanceError::Found { found, .. } => Self::Content(found),
+            AdvanceError::Illegal { from, .. } => Self::Content(from),
+            _ => Self::Content(Content::Unknown),
+        }
+    }
 }
 
 /// Why a page could not be produced.

@@ -92,12 +92,12 @@ mod view;
 mod watch;
 mod write;
 mod zero;
+mod zero_options;
 mod zone;
 
 pub use batches::Batched;
 pub use bind::BindFailure;
-pub use clear::{Batching, Cleared, CopyOptions, ZeroOptions};
-pub use error::{BindError, FaultError, PinError, WriteError};
+pub use error::{BindError, FaultError, PinError, Unclearable, WriteError};
 pub use guards::Holder;
 pub use hold::{ListTooShort, PinOptions, Pinned, Referenced};
 pub use init_method::InitMethod;
@@ -126,5 +126,6 @@ pub use uzone_stream::{
     Work as StoreWork,
 };
 pub use view::PageView;
-pub use zero::{Unclearable, Zeroed};
+pub use zero::Zeroed;
+pub use zero_options::{Batching, Cleared, CopyOptions, ZeroOptions};
 pub use zone::Zone;

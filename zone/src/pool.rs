@@ -37,7 +37,6 @@ use uzone_pages::{
     PoolState, Refusal,
 };
 
-use crate::clear::{Batching, ZeroOptions};
 use crate::error::WriteError;
 use crate::inner::Inner;
 use crate::lent::PagemapView;
@@ -46,6 +45,7 @@ use crate::pagemap::Pagemap;
 use crate::pin_target::{PinTarget, Segment};
 use crate::populate::{NotPopulated, PopulateOptions, PopulateReport};
 use crate::zero::{self, CLEARABLE};
+use crate::zero_options::{Batching, ZeroOptions};
 
 /// How much the worker takes at a time, so that a taker who has to wait for it does not for long.
 const WORKER_BYTES: u64 = 2 << 20;

@@ -24,12 +24,12 @@ use uzone_pages::{
 };
 
 use crate::batches::Job;
-use crate::clear::{Cleared, ZeroOptions};
-use crate::error::WriteError;
+use crate::error::{Unclearable, WriteError};
 use crate::inner::Inner;
 use crate::pagemap::Pagemap;
 use crate::panics::FirstPanic;
 use crate::pin_target::PinTarget;
+use crate::zero_options::{Cleared, ZeroOptions};
 
 /// How many folios of a call are tried whose memory turns out not to be there, before all others that
 /// are left are taken for such: each costs a signal, and a file that was truncated has millions.
@@ -37,41 +37,6 @@ const MOST_LOST: usize = 64;
 
 /// How much is claimed at a time: others find the rest as it is, and batches need not be larger.
 const CLAIM: ByteLen = ByteLen::gib(1);
-
-/// Why a page was not cleared.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum Unclearable {
-    /// Somebody has pinned it: a device may be writing to it.
-    #[error("it has {pins} pins")]
-    Pinned {
-        /// How many.
-        pins: u32,
-    },
-    /// Its bytes are lost.
-    #[error("it is bad")]
-    Poisoned,
-    /// It is not there, or somebody is at work on its bytes.
-    #[error("its content is {0}")]
-    Content(Content),
-    /// Touching it raised `SIGBUS`, which a handler that is installed made this of
-    /// ([`bus::install`](crate::bus::install)). Of its bytes nothing is known; if somebody watches for
-    /// that ([`Pagemap::watch_bus_errors`]), the page is bad from now on.
-    #[error("its memory is not there: {0}")]
-    Lost(AccessError),
-}
-
-impl Unclearable {
-    fn of(error: AdvanceError) -> Self {
-        match error {
-            AdvanceError::Pinned { pins } => Self::Pinned { pins },
-            AdvanceError::Found { found: Content::Poisoned, .. } => Self::Poisoned,
-            AdvanceError::Found { found, .. } => Self::Content(found),
-            AdvanceError::Illegal { from, .. } => Self::Content(from),
-            _ => Self::Content(Content::Unknown),
-        }
-    }
-}
 
 /// What clearing pages came to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
