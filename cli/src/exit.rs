@@ -359,7 +359,13 @@ mod tests {
                 Exit::Feature,
             ),
             (Box::new(os::uffd::UffdError::NoUserfaultfd { cause: refused() }), Exit::Permission),
-            (Box::new(uzone_stream::StreamError::Malformed { part: "mmx".into() }), Exit::Config),
+            (
+                Box::new(uzone_stream::StreamError::Malformed {
+                    part: "mmx".into(),
+                    default: String::new(),
+                }),
+                Exit::Config,
+            ),
             (Box::new(io::Error::from(io::ErrorKind::NotFound)), Exit::Input),
             (Box::new(io::Error::from(io::ErrorKind::WouldBlock)), Exit::Again),
             (Box::new(io::Error::from(io::ErrorKind::UnexpectedEof)), Exit::Data),

@@ -10,7 +10,9 @@
 use core::fmt;
 
 use crate::byte_len::ByteLen;
-use crate::window::FaultAround;
+
+/// The largest window of a fault: what a page table of 4 KiB pages maps.
+pub(crate) const MOST_AROUND: ByteLen = ByteLen::mib(2);
 
 /// A number, range or size that makes no sense, or a text that is none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -99,7 +101,7 @@ pub enum AddrError {
         end: u64,
     },
     /// A fault-around size that is more than a page table maps.
-    #[error("{asked} cannot be mapped around a fault: at most {max}, which is what a page table maps", max = FaultAround::MAX.len())]
+    #[error("{asked} cannot be mapped around a fault: at most {max}, which is what a page table maps", max = MOST_AROUND)]
     FaultAround {
         /// What was asked for.
         asked: ByteLen,

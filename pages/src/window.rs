@@ -10,7 +10,7 @@
 
 use core::fmt;
 
-use crate::addr::{AddrError, PageCount, PageSize, Pfn, PfnRange};
+use crate::addr::{AddrError, MOST_AROUND, PageCount, PageSize, Pfn, PfnRange};
 use crate::byte_len::ByteLen;
 
 /// How much a read fault maps: a power of two from 4 KiB, which is the faulting page alone, to
@@ -21,6 +21,8 @@ use crate::byte_len::ByteLen;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
 pub struct FaultAround(u8);
+
+const _: () = assert!(FaultAround::MAX.len().get() == MOST_AROUND.get());
 
 impl FaultAround {
     /// One page of 4 KiB: nothing is mapped around a fault.

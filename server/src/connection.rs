@@ -13,9 +13,10 @@ use serde::{Deserialize, Serialize};
 use uzone_os::peer::{self, Peer};
 use uzone_os::uffd::Remote;
 
-use crate::dialect::MESSAGE_BYTES;
 use crate::status::{SessionStats, SessionStatus, nanoseconds};
 
+/// How long a message is at most.
+pub(crate) const MESSAGE_BYTES: usize = 64 << 10;
 /// How much of a monitor's message is handed over: more than it may have, so that the worker refuses it.
 pub(crate) const TAKEN_BYTES: usize = MESSAGE_BYTES + 1;
 /// How often the service manager keeps what a monitor has sent in parts.

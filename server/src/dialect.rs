@@ -14,11 +14,10 @@ use uzone_attach::protocol::{Reply, Request};
 use uzone_fault::RemoteRegion;
 use uzone_pages::ByteLen;
 
-use crate::connection::Connection;
-use firecracker::REGIONS;
+use crate::connection::{Connection, MESSAGE_BYTES};
 
-/// How long a message is at most.
-pub(crate) const MESSAGE_BYTES: usize = 64 << 10;
+/// How many regions a message has at most.
+const REGIONS: usize = 1024;
 /// The dialects. The first one takes a message whose start is of several.
 const DIALECTS: [&dyn Dialect; 2] = [&attach::Attach, &firecracker::Firecracker];
 

@@ -22,6 +22,7 @@ use crate::capture;
 use crate::connection::Connection;
 use crate::control::{self, Asked, Control, Request};
 use crate::error::ServeError;
+use crate::estate::Estate;
 use crate::event::ServeEvent;
 use crate::huge::{AT_ONCE, Collapser, Outcome};
 use crate::link::{self, Report};
@@ -31,7 +32,7 @@ use crate::recovery::{HeldFolder, Recovery};
 use crate::sandbox::Sandbox;
 use crate::socket::ListeningSocket;
 use crate::status::{Status, nanoseconds};
-use crate::takeover::{self, Estate};
+use crate::takeover;
 
 /// The keys of what is waited for beside connections, which count from 1 on.
 const LISTENER: u64 = u64::MAX;
@@ -623,7 +624,7 @@ impl Keeper {
             if !worker.has_heirlooms {
                 (worker.asks, worker.has_heirlooms) = (false, true);
                 let listener = self.socket.as_ref().map(|socket| socket.listener.as_fd());
-                let control = self.control.as_ref();
+                let control = self.control.as_ref().map_or((None, None), Control::sockets);
                 let manager = self.manager.as_ref().map(AsFd::as_fd);
                 let held = self.recovery.as_ref().map(Recovery::held);
                 let folder = held.or(self.folder.as_ref());

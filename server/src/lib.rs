@@ -14,7 +14,7 @@
 //! | `keeper` | [`Keeper`]: accepting monitors, storing what they send, and starting workers |
 //! | `worker` | [`Worker`]: the machines of one image, from the handover to their end |
 //! | `connection` | what came by one connection |
-//! | `takeover` | how one keeper hands everything to the next |
+//! | `takeover`, `estate` | how one keeper hands everything to the next, and what that is |
 //! | `link` | the messages between the two |
 //! | `socket` | the socket that monitors connect to |
 //! | `dialect` | what came by a connection, from bytes to regions: a trait with a kind of client each |
@@ -35,6 +35,7 @@ mod connection;
 mod control;
 mod dialect;
 mod error;
+mod estate;
 mod event;
 mod huge;
 mod keeper;
@@ -56,6 +57,7 @@ pub use control::{control_path, drain, status};
 pub use dialect::HandshakeError;
 pub use dialect::firecracker::regions;
 pub use error::ServeError;
+pub use estate::Estate;
 pub use event::ServeEvent;
 pub use keeper::{Keeper, Served};
 pub use manager::{Passed, ServiceManager};
@@ -64,5 +66,4 @@ pub use options::{OnFailure, Prefetch, ServerOptions};
 pub use recovery::Recovery;
 pub use sandbox::{Sandbox, credential_files};
 pub use status::{SessionStats, SessionStatus, Status};
-pub use takeover::Estate;
 pub use worker::Worker;

@@ -12,7 +12,6 @@ use uzone_os::MessageSocket;
 use uzone_os::uffd::PendingFaults;
 
 use crate::connection::{Connection, Kept, TAKEN_BYTES};
-use crate::control::Control;
 use crate::event::ServeEvent;
 use crate::recovery::HeldFolder;
 use crate::sandbox::Sandbox;
@@ -161,11 +160,10 @@ pub(crate) fn hand_over(
 pub(crate) fn hand_heirlooms_over(
     socket: &MessageSocket,
     listener: Option<BorrowedFd<'_>>,
-    control: Option<&Control>,
+    (control, metrics): (Option<BorrowedFd<'_>>, Option<BorrowedFd<'_>>),
     manager: Option<BorrowedFd<'_>>,
     folder: Option<&HeldFolder>,
 ) -> io::Result<()> {
-    let (control, metrics) = control.map_or((None, None), Control::sockets);
     let kinds = HeirloomKinds {
         has_socket: listener.is_some(),
         has_control: control.is_some(),
@@ -268,7 +266,7 @@ mod tests {
     use uzone_os::peer::{self, Peer};
 
     use super::*;
-    use crate::dialect::MESSAGE_BYTES;
+    use crate::connection::MESSAGE_BYTES;
 
     #[test]
     fn the_longest_message_and_the_most_descriptors_come_over_whole() {
@@ -310,7 +308,7 @@ mod tests {
         assert!(came.log.is_some() && came.count_descriptors() == connection.count_descriptors());
         ask_for_stats(&keeper).unwrap();
         assert!(matches!(receive(&worker, &mut room).unwrap(), Some(Order::Stats)));
-        hand_heirlooms_over(&keeper, None, None, Some(far.as_fd()), None).unwrap();
+        hand_heirlooms_over(&keeper, None, (None, None), Some(far.as_fd()), None).unwrap();
         let Some(Order::Keep(heirlooms)) = receive(&worker, &mut room).unwrap() else { panic!() };
         assert!(heirlooms.manager.is_some() && heirlooms.socket.is_none());
         report(&worker, &Report::Reading(7), &[far.as_fd()]).unwrap();

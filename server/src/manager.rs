@@ -27,10 +27,10 @@ use uzone_os::{memory_file, passed_descriptors, peer};
 
 use crate::connection::{Connection, Kept};
 use crate::error::ServeError;
+use crate::estate::Estate;
 use crate::link;
 use crate::options::ServerOptions;
 use crate::socket::ListeningSocket;
-use crate::takeover::Estate;
 
 /// How long the manager may take to take a message.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -42,6 +42,14 @@ const STATE_BYTES: usize = 128 << 10;
 /// A socket to the service manager.
 #[derive(Debug)]
 pub struct ServiceManager(UnixDatagram);
+
+impl Estate {
+    /// Returns the service manager of the keeper before, if it had one.
+    #[must_use]
+    pub fn manager(&self) -> Option<ServiceManager> {
+        Some(ServiceManager::from_fd(self.manager.as_ref()?.try_clone().ok()?))
+    }
+}
 
 /// What a machine is, beside its descriptors.
 #[derive(Debug, Serialize, Deserialize)]

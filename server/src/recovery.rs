@@ -27,10 +27,10 @@ use uzone_os::peer::Peer;
 
 use crate::connection::{Connection, Kept};
 use crate::error::ServeError;
+use crate::estate::Estate;
 use crate::link;
 use crate::options::ServerOptions;
 use crate::socket::ListeningSocket;
-use crate::takeover::Estate;
 
 /// What tells one start of the system from others.
 const BOOT: &str = "/proc/sys/kernel/random/boot_id";

@@ -25,13 +25,13 @@ use crate::capture::{CaptureReply, CaptureRequest};
 use crate::connection::Connection;
 use crate::dialect::{self, Dialect, HandshakeError, Memory, Said};
 use crate::error::ServeError;
+use crate::estate::Estate;
 use crate::event::ServeEvent;
 use crate::huge::Finder;
 use crate::link::{self, Heirlooms, Order, Report, Titled};
 use crate::options::{OnFailure, Prefetch, ServerOptions};
 use crate::sandbox::{Beside, Files, Sandbox};
 use crate::session::{Session, SessionParts};
-use crate::takeover::Estate;
 use crate::working_set::{self, Recording};
 
 /// The key of the keeper; sessions have their numbers, which start at 1, and clients that read the memory of a

@@ -32,7 +32,7 @@ impl Destination {
                 Err(io::Error::new(io::ErrorKind::InvalidInput, why))
             }
             #[cfg(not(feature = "object-storage"))]
-            Address::Url { .. } => Err(source::without_object_storage()),
+            Address::Url { .. } => Err(crate::file_source::without_object_storage()),
         }
     }
 

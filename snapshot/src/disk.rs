@@ -28,8 +28,8 @@ use uzone_os::page_cache::{CachedRead, read_cached};
 use uzone_pages::ByteLen;
 
 use crate::error::SnapshotError;
+use crate::file_source;
 use crate::format::Root;
-use crate::source;
 
 /// How much room is taken at once.
 const STEP: u64 = 16 << 20;
@@ -257,7 +257,7 @@ impl CachedImage {
             matches!(data, Ok(Some(data)) if data.start < frame.end)
         };
         let (kept, others): (Vec<_>, Vec<_>) = frames.into_iter().partition(is_kept);
-        source::fetch(&self.file, &kept);
+        file_source::fetch(&self.file, &kept);
         others
     }
 

@@ -20,9 +20,10 @@ use crate::cache::{FrameCache, Ready};
 use crate::codec::Decoder;
 use crate::disk::{CachedImage, DiskCache};
 use crate::error::SnapshotError;
+use crate::file_source::OpenFiles;
 use crate::format::{Codec, ImageRegion, Index, Record, Root, bit, stored_hash};
 use crate::frame::Frame;
-use crate::source::{OpenFiles, RequestOptions, Source};
+use crate::source::{RequestOptions, Source};
 
 /// The longest frame that is decoded by a thread that answers faults: others wait meanwhile, for 0.2 ms.
 const LONGEST_READY: u64 = 256 << 10;

@@ -15,7 +15,8 @@ use std::sync::{Mutex, PoisonError};
 use uzone_os::file_system::{HoleProblem, hole_problem, next_data};
 
 use crate::error::SnapshotError;
-use crate::source::{RequestOptions, Source, is_url, open_source};
+use crate::file_source::open_source;
+use crate::source::{RequestOptions, Source, is_url};
 
 /// The page of the guest, which a diff has or has not.
 const PAGE_BYTES: u64 = 4096;

@@ -4,8 +4,10 @@ use std::error::Error;
 use std::fmt;
 
 use crate::path::Path;
-use crate::pattern::MAX_ELEMENT_WORDS;
-use crate::policy::{STORE_POLICY, StorePolicy, Work};
+use crate::work::{STORE_POLICY, Work};
+
+/// The longest element of a pattern, in words.
+pub(crate) const MAX_ELEMENT_WORDS: usize = 12;
 
 /// A store that cannot be taken, a pattern that cannot be prepared, or a value of [`STORE_POLICY`] that
 /// cannot be followed.
@@ -38,6 +40,8 @@ pub enum StreamError {
     Malformed {
         /// The part.
         part: String,
+        /// The default of this CPU, as it would be written.
+        default: String,
     },
     /// A policy names a work twice.
     Twice {
@@ -76,10 +80,9 @@ impl fmt::Display for StreamError {
             Self::StepWords { words, steps } => {
                 write!(f, "a pattern of {words} words with {steps} steps")
             }
-            Self::Malformed { part } => write!(
+            Self::Malformed { part, default } => write!(
                 f,
-                "{part:?} is not fill=STORE, zero=STORE or copy=STORE; write it as {STORE_POLICY}={}",
-                StorePolicy::for_cpu()
+                "{part:?} is not fill=STORE, zero=STORE or copy=STORE; write it as {STORE_POLICY}={default}"
             ),
             Self::Twice { work } => {
                 write!(f, "{} has two stores; write it once in {STORE_POLICY}", work.name())

@@ -36,6 +36,7 @@ mod pattern;
 mod policy;
 mod portable;
 mod streaming;
+mod work;
 #[cfg(all(target_arch = "x86_64", not(miri), not(uzone_sanitizer)))]
 mod x86_64;
 
@@ -49,8 +50,9 @@ pub use error::StreamError;
 pub use flush::{WriteBack, copy_flush, flush_words, write_back};
 pub use path::Path;
 pub use pattern::Pattern;
-pub use policy::{Basis, CacheState, NextUse, STORE_POLICY, StorePolicy, Work, best};
+pub use policy::{Basis, StorePolicy, best};
 pub use streaming::{Streaming, copy, copy_by, fill, fill_by, zero, zero_by};
+pub use work::{CacheState, NextUse, STORE_POLICY, Work};
 
 /// The length of a cache line, and of the widest store, in bytes.
 pub const LINE_BYTES: usize = 64;

@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 use crate::copy_method::{CopyMethod, copy_bytes, zero_bytes};
 use crate::path::Ready;
 use crate::pattern::Pattern;
-use crate::policy::{Basis, StorePolicy, WIDEST_FIRST, Work};
+use crate::policy::{Basis, StorePolicy, WIDEST_FIRST};
+use crate::work::Work;
 use crate::{LINE_BYTES, arch};
 
 /// How much is written at a time.

@@ -11,10 +11,8 @@
 use std::fmt;
 
 use crate::LINE_BYTES;
-use crate::error::StreamError;
+use crate::error::{MAX_ELEMENT_WORDS, StreamError};
 
-/// The longest element, in words.
-pub(crate) const MAX_ELEMENT_WORDS: usize = 12;
 /// Words of a line.
 const LINE_WORDS: usize = LINE_BYTES / 8;
 /// The longest block, in lines: that of an 11-word element. A 9-word one takes 9.

@@ -28,65 +28,10 @@ use crate::arch;
 use crate::copy_method::CopyMethod;
 use crate::error::StreamError;
 use crate::path::Path;
-
-/// The environment variable that sets stores for a process:
-/// `UZONE_STORE_POLICY=fill=avx512,zero=avx2,copy=avx512-aside`.
-///
-/// The value is a list of `work=store`, separated by commas. A work is `fill`, `zero` or `copy`, at
-/// most once; a work that is not named keeps its default. A store is a name of [`Path`] in any case;
-/// `portable` writes through the cache at every length. `-aside` behind the store of `copy` copies
-/// eight pages at a time ([`CopyMethod::Interleaved`]). Unset or empty, the table decides.
-///
-/// A value that cannot be followed is reported by [`StorePolicy::problem`], and the whole of it is
-/// left out.
-pub const STORE_POLICY: &str = "UZONE_STORE_POLICY";
+use crate::work::{CacheState, NextUse, STORE_POLICY, Work};
 
 /// From here on an extent has several pages of the smallest size, which a copy can take side by side.
 const LONG_BYTES: usize = 16 << 10;
-
-/// What is to be done with memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Work {
-    /// Writing a [`Pattern`](crate::Pattern).
-    Fill,
-    /// Writing zeroes.
-    Zero,
-    /// Copying.
-    Copy,
-}
-
-impl Work {
-    /// Every kind of work.
-    pub const ALL: [Self; 3] = [Self::Fill, Self::Zero, Self::Copy];
-
-    /// Returns the name that [`STORE_POLICY`] has for it.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Fill => "fill",
-            Self::Zero => "zero",
-            Self::Copy => "copy",
-        }
-    }
-}
-
-/// Where the destination was before the store.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum CacheState {
-    /// In the cache: written or read a moment ago.
-    Hot,
-    /// In memory only.
-    Cold,
-}
-
-/// What happens to the destination after the store.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum NextUse {
-    /// It is read at once.
-    Soon,
-    /// It is not read while it would still be in the cache.
-    Later,
-}
 
 /// Where a [`StorePolicy`] comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -274,12 +219,11 @@ impl StorePolicy {
         let mut named = Vec::new();
         for part in text.split(',') {
             let shown = || part.to_owned();
-            let (key, store) =
-                part.split_once('=').ok_or_else(|| StreamError::Malformed { part: shown() })?;
+            let (key, store) = part.split_once('=').ok_or_else(|| malformed(shown()))?;
             let work = Work::ALL
                 .into_iter()
                 .find(|work| work.name() == key.trim())
-                .ok_or_else(|| StreamError::Malformed { part: shown() })?;
+                .ok_or_else(|| malformed(shown()))?;
             if named.contains(&work) {
                 return Err(StreamError::Twice { work });
             }
@@ -303,6 +247,10 @@ impl StorePolicy {
         }
         Ok(self)
     }
+}
+
+fn malformed(part: String) -> StreamError {
+    StreamError::Malformed { part, default: StorePolicy::for_cpu().to_string() }
 }
 
 impl fmt::Display for StorePolicy {

@@ -9,10 +9,8 @@
 use serde::Deserialize;
 use uzone_fault::{ByteLen, PageSize, RemoteRegion, Vaddr};
 
-use super::{Dialect, HandshakeError, Memory, Said};
+use super::{Dialect, HandshakeError, Memory, REGIONS, Said};
 
-/// How many regions a virtual machine has at most.
-pub(super) const REGIONS: usize = 1024;
 /// The sizes of pages that memory of a machine has.
 const SMALL: u64 = 4 << 10;
 const HUGE: u64 = 2 << 20;

@@ -9,6 +9,7 @@ use crate::cache::FrameCache;
 use crate::codec;
 use crate::disk::{CachedImage, DiskCache};
 use crate::error::SnapshotError;
+use crate::file_source::open_by;
 use crate::format::{self, Codec, FOOTER_LEN, Flaw, Index, Record, Root, SKIPPABLE_LEN};
 use crate::order::Order;
 use crate::source::{self, Address, Source};
@@ -73,7 +74,7 @@ impl Image {
             }
             options.root = Some(root);
         }
-        let source = source::open_by(path, &options.requests, &options.files)
+        let source = open_by(path, &options.requests, &options.files)
             .map_err(|cause| unread(&path.display(), cause))?;
         let caches = Caches::of(&options);
         let image = match Found::read(&*source, true, options.root, &caches) {
@@ -158,7 +159,7 @@ impl Image {
         let mut start = [0; 4];
         let name = path.display().to_string();
         let failed = |cause| unread(&name, cause);
-        let source = source::open_by(path, &options.requests, &options.files).map_err(failed)?;
+        let source = open_by(path, &options.requests, &options.files).map_err(failed)?;
         let len = source.byte_len();
         if len == 0 || !len.is_multiple_of(1 << RAW_PAGE_SHIFT) {
             let why = "it ends neither as a packed image does nor, as raw memory, with a whole page of 4096 bytes";
